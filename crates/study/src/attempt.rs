@@ -6,8 +6,7 @@ use espalier_train::Error;
 
 use crate::file::Study;
 use crate::race::Bound;
-use crate::running::Check;
-use crate::trial::{Mark, Record, Status, Trial};
+use crate::trial::{Check, Mark, Record, Status, Trial};
 use crate::workload::Settings;
 
 /// Steps grow at least by this factor from one kept check to the next: forty-odd of them describe any run.

@@ -8,9 +8,9 @@ use espalier_plan::config::{self, RunFile};
 use serde::Serialize;
 use toml::{Table, Value};
 
+use crate::look::Look;
 use crate::range::{self, Range, number};
 use crate::reading::{in_run, missing, read_list, read_name, read_run};
-use crate::smoothness::Look;
 use crate::sobol;
 use crate::workload::Settings;
 

@@ -11,6 +11,7 @@ use espalier_plan::Error;
 use espalier_train::Result;
 use espalier_train::trainer::Trainer;
 
+use crate::trial::Check;
 use crate::workload::{Settings, Workload};
 
 /// A trial between its first step and its last.
@@ -23,19 +24,6 @@ pub struct Running {
     most_wrong: Option<usize>,
     /// What it came to, where it has diverged.
     end: Option<Check>,
-}
-
-/// How a trial stands after a step.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Check {
-    /// Steps taken; of a trial that has diverged, the number of the step that could not be.
-    pub step: u64,
-    /// The mean loss over the validation split; of a trial that has diverged, that of the batch.
-    pub loss: f64,
-    /// The share of the validation samples that it gets wrong; 1 of a trial that has diverged.
-    pub error: f64,
-    /// Whether a loss or a gradient was not a finite number: it will not come back from there.
-    pub diverged: bool,
 }
 
 impl Running {

@@ -8,8 +8,7 @@ use std::time::Duration;
 use espalier_train::Error;
 
 use crate::file::{Goal, Study};
-use crate::running::Check;
-use crate::trial::{Record, Resumed, Runner, Trial};
+use crate::trial::{Check, Record, Resumed, Runner, Trial};
 use crate::workload::Settings;
 
 /// Trials that reach the goal after K steps, K being least at a rate of its own for each cell, and diverge above another. On the way the error falls as a power of the

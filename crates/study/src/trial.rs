@@ -9,7 +9,6 @@ use espalier_train::Error;
 use serde::{Deserialize, Serialize};
 
 use crate::file::{Cell, Goal};
-use crate::running::Check;
 use crate::workload::Settings;
 
 impl Settings {
@@ -121,6 +120,19 @@ impl Mark {
             Goal::Loss(_) => self.loss,
         }
     }
+}
+
+/// How a trial stands after a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Check {
+    /// Steps taken; of a trial that has diverged, the number of the step that could not be.
+    pub step: u64,
+    /// The mean loss over the validation split; of a trial that has diverged, that of the batch.
+    pub loss: f64,
+    /// The share of the validation samples that it gets wrong; 1 of a trial that has diverged.
+    pub error: f64,
+    /// Whether a loss or a gradient was not a finite number: it will not come back from there.
+    pub diverged: bool,
 }
 
 /// A line of results: where a trial stands. A later line about the same trial replaces an earlier one.

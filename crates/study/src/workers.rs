@@ -8,8 +8,8 @@ use espalier_tensor::Device;
 use espalier_train::Result;
 
 use crate::file::Goal;
-use crate::running::{Check, Running};
-use crate::trial::{Record, Resumed, Runner, Trial};
+use crate::running::Running;
+use crate::trial::{Check, Record, Resumed, Runner, Trial};
 use crate::workload::{Settings, Workload};
 
 /// Workloads that share their data, each on a device of its own: threads that run trials side by side do not wait for each other.

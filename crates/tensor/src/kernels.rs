@@ -15,7 +15,7 @@ const SOURCES: &[&Source] = &[
     &ops::cast::cuda::SOURCE,
     &ops::columns::cuda::SOURCE,
     &ops::compress::cuda::SOURCE,
-    &ops::conv::cuda::SOURCE,
+    &ops::conv::kernels::SOURCE,
     &ops::cross_entropy::cuda::SOURCE,
     &ops::dropout::cuda::SOURCE,
     &ops::elementwise::cuda::SOURCE,

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use espalier_data::Dataset;
-use espalier_study::smoothness::{self, Course, Look, Smoothness};
+use espalier_study::Look;
+use espalier_study::smoothness::{self, Course, Smoothness};
 use espalier_study::theory::{Measured, Ratios};
 use espalier_study::{Results, Study, Workers};
 use espalier_tensor::Device;

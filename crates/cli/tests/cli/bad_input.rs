@@ -3,13 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use crate::{TINY, said, train_in};
+use crate::{Here, TINY, espalier, said, succeeded, train_in};
 
 /// Runs, and checks the code, the sentence and that no run folder was made.
 fn refused(folder: &Path, run_file: &str, arguments: &[&str], words: &[&str]) {
-    let output = train_in(folder, run_file, arguments);
-    let text = said(&output);
-    assert_eq!(output.status.code(), Some(2), "{text}");
+    let text = crate::refused(train_in(folder, run_file, arguments), &[]);
     let errors: Vec<&str> = text.lines().filter(|line| line.starts_with("error:")).collect();
     assert_eq!(errors.len(), 1, "one sentence: {text}");
     assert!(text.trim_end().ends_with(errors[0]), "and nothing after it: {text}");
@@ -20,8 +18,8 @@ fn refused(folder: &Path, run_file: &str, arguments: &[&str], words: &[&str]) {
 }
 
 fn refused_setting(setting: &str, words: &[&str]) {
-    let folder = tempfile::tempdir().unwrap();
-    refused(folder.path(), TINY, &["--set", setting], words);
+    let folder = Here::new();
+    refused(&folder, TINY, &["--set", setting], words);
 }
 
 #[test]
@@ -40,19 +38,17 @@ fn settings_that_cannot_be() {
 
 #[test]
 fn files_that_are_not_there() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = crate::command(folder.path(), &[]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(said(&output).contains("run.toml"), "{}", said(&output));
-    refused(folder.path(), &idx("no-such-folder"), &[], &["no-such-folder"]);
-    refused(folder.path(), &tokens("none.bin"), &[], &["none.bin"]);
+    let folder = Here::new();
+    crate::refused(crate::command(&folder, &[]).output().unwrap(), &["run.toml"]);
+    refused(&folder, &idx("no-such-folder"), &[], &["no-such-folder"]);
+    refused(&folder, &tokens("none.bin"), &[], &["none.bin"]);
 }
 
 #[test]
 fn a_run_file_that_is_not_toml() {
-    let folder = tempfile::tempdir().unwrap();
-    refused(folder.path(), "[model\nname = 3", &[], &["run.toml", "line 1"]);
-    refused(folder.path(), "[model\nname = 3", &["--ranks", "2"], &["run.toml", "line 1"]);
+    let folder = Here::new();
+    refused(&folder, "[model\nname = 3", &[], &["run.toml", "line 1"]);
+    refused(&folder, "[model\nname = 3", &["--ranks", "2"], &["run.toml", "line 1"]);
 }
 
 fn idx(path: &str) -> String {
@@ -74,49 +70,48 @@ fn write_idx(path: &Path, magic: u32, sizes: &[u32], bytes: usize) {
 
 #[test]
 fn image_files_that_are_broken() {
-    let folder = tempfile::tempdir().unwrap();
-    let images = folder.path().join("train-images-idx3-ubyte");
-    let labels = folder.path().join("train-labels-idx1-ubyte");
+    let folder = Here::new();
+    let images = folder.join("train-images-idx3-ubyte");
+    let labels = folder.join("train-labels-idx1-ubyte");
     write_idx(&labels, 0x801, &[20], 20);
     write_idx(&images, 0x777, &[20, 28, 28], 20 * 784);
-    refused(folder.path(), &idx("."), &[], &["train-images-idx3-ubyte", "magic"]);
+    refused(&folder, &idx("."), &[], &["train-images-idx3-ubyte", "magic"]);
     write_idx(&images, 0x803, &[20, 28, 28], 19 * 784);
-    refused(folder.path(), &idx("."), &[], &["train-images-idx3-ubyte", "expected 15696 bytes"]);
+    refused(&folder, &idx("."), &[], &["train-images-idx3-ubyte", "expected 15696 bytes"]);
     write_idx(&images, 0x803, &[20, 28, 28], 20 * 784);
     write_idx(&labels, 0x801, &[19], 19);
-    refused(folder.path(), &idx("."), &[], &["19", "20"]);
+    refused(&folder, &idx("."), &[], &["19", "20"]);
 }
 
 #[test]
 fn a_token_past_the_vocabulary() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let ids: Vec<u8> =
         (0..200u16).map(|i| if i == 90 { 50 } else { i % 50 }).flat_map(u16::to_le_bytes).collect();
-    fs::write(folder.path().join("ids.bin"), ids).unwrap();
-    refused(folder.path(), &tokens("ids.bin"), &[], &["50"]);
+    fs::write(folder.join("ids.bin"), ids).unwrap();
+    refused(&folder, &tokens("ids.bin"), &[], &["50"]);
 }
 
 #[test]
 fn an_output_folder_that_cannot_be_written() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("file"), "in the way").unwrap();
-    refused(folder.path(), TINY, &["--out", "file/run"], &["file/run"]);
-    assert_eq!(fs::read_to_string(folder.path().join("file")).unwrap(), "in the way");
+    let folder = Here::new();
+    fs::write(folder.join("file"), "in the way").unwrap();
+    refused(&folder, TINY, &["--out", "file/run"], &["file/run"]);
+    assert_eq!(fs::read_to_string(folder.join("file")).unwrap(), "in the way");
 }
 
 /// It is found out before the first step, not behind the last.
 #[test]
 fn a_trace_that_cannot_be_written() {
-    let folder = tempfile::tempdir().unwrap();
-    refused(folder.path(), TINY, &["--trace", "nowhere/trace.json"], &["nowhere/trace.json", "trace"]);
+    let folder = Here::new();
+    refused(&folder, TINY, &["--trace", "nowhere/trace.json"], &["nowhere/trace.json", "trace"]);
 }
 
 #[test]
 fn a_checkpoint_of_another_model() {
-    let folder = tempfile::tempdir().unwrap();
-    assert!(train_in(folder.path(), TINY, &["--out", "run"]).status.success());
+    let folder = Here::trained();
     refused(
-        folder.path(),
+        &folder,
         TINY,
         &["--out", "run", "--resume", "--set", "model.width=32", "--allow", "model.width"],
         &["step-000004", "weight"],
@@ -128,19 +123,19 @@ fn a_checkpoint_of_another_model() {
 fn runs_that_no_machine_can_hold() {
     refused_setting("model.width=4000000", &["optimizer", "this machine", "device.check_memory"]);
     refused_setting("data.count=1000000000000", &["data.arithmetic", "data.count"]);
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let ranks = ["--ranks", "16777216", "--set", "train.batch=16777216", "--set", "model.width=1024"];
-    refused(folder.path(), TINY, &ranks, &["this machine"]);
+    refused(&folder, TINY, &ranks, &["this machine"]);
     let images = "[model]\nname = \"simple-cnn\"\n[data]\nkind = \"shapes\"\nsize = 4096\ncount = 2000000\n";
-    refused(folder.path(), images, &[], &["data.shapes", "data.count"]);
+    refused(&folder, images, &[], &["data.shapes", "data.count"]);
     let largest = ["--set", "data.count=281474976710656"];
-    refused(folder.path(), images, &largest, &["data.shapes", "data.count"]);
+    refused(&folder, images, &largest, &["data.shapes", "data.count"]);
 }
 
 /// Even one that insists ends with a sentence, where memory is refused instead of promised.
 #[test]
 fn memory_that_is_refused_is_an_error() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let insists = [
         "--set",
         "device.check_memory=false",
@@ -149,7 +144,7 @@ fn memory_that_is_refused_is_an_error() {
         "--set",
         "model.vocab=16777216",
     ];
-    let output = train_in(folder.path(), TINY, &insists);
+    let output = train_in(&folder, TINY, &insists);
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
     assert!(said(&output).contains("out of memory"), "{}", said(&output));
 }
@@ -157,9 +152,8 @@ fn memory_that_is_refused_is_an_error() {
 /// Asked what a run needs, a machine that does not have it says so and answers.
 #[test]
 fn a_dry_run_of_what_does_not_fit() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = train_in(folder.path(), TINY, &["--dry-run", "--json", "--set", "model.width=4000000"]);
-    assert!(output.status.success(), "{}", said(&output));
+    let folder = Here::new();
+    let output = succeeded(train_in(&folder, TINY, &["--dry-run", "--json", "--set", "model.width=4000000"]));
     assert!(said(&output).contains("note: the run needs at least"), "{}", said(&output));
     assert!(crate::json(&output.stdout)["memory"]["weights"]["predicted"].as_f64().unwrap() > 1e14);
 }
@@ -168,8 +162,8 @@ fn a_dry_run_of_what_does_not_fit() {
 #[cfg(unix)]
 #[test]
 fn what_is_no_regular_file_is_no_data() {
-    let folder = tempfile::tempdir().unwrap();
-    let fifo = folder.path().join("fifo");
+    let folder = Here::new();
+    let fifo = folder.join("fifo");
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let text = |path: &str| {
         format!("[model]\nname = \"gpt\"\ncontext = 8\n[data]\nkind = \"text\"\npath = \"{path}\"\n")
@@ -182,7 +176,7 @@ fn what_is_no_regular_file_is_no_data() {
     let tokenizer = |path: &str| format!("{}tokenizer = \"{path}\"\n", text("run.toml"));
     for (path, word) in [("fifo", "a FIFO"), ("/dev/zero", "a device")] {
         for run_file in [text(path), tokens(path), pair(path), tokenizer(path)] {
-            refused(folder.path(), &run_file, &[], &[path, word, "regular file"]);
+            refused(&folder, &run_file, &[], &[path, word, "regular file"]);
         }
     }
 }
@@ -190,13 +184,13 @@ fn what_is_no_regular_file_is_no_data() {
 #[cfg(unix)]
 #[test]
 fn a_checkpoint_of_devices_or_of_files_elsewhere() {
-    let folder = tempfile::tempdir().unwrap();
-    assert!(train_in(folder.path(), TINY, &["--out", "first"]).status.success());
-    let checkpoint = folder.path().join("first/checkpoints/step-000004");
+    let folder = Here::new();
+    succeeded(train_in(&folder, TINY, &["--out", "first"]));
+    let checkpoint = folder.join("first/checkpoints/step-000004");
     let weights = checkpoint.join("model.safetensors");
-    fs::rename(&weights, folder.path().join("model.safetensors")).unwrap();
+    fs::rename(&weights, folder.join("model.safetensors")).unwrap();
     assert!(std::process::Command::new("mkfifo").arg(&weights).status().unwrap().success());
-    refused(folder.path(), TINY, &["--from", "first"], &["model.safetensors", "FIFO"]);
+    refused(&folder, TINY, &["--from", "first"], &["model.safetensors", "FIFO"]);
     let manifest = checkpoint.join("manifest.json");
     for elsewhere in ["../../../model.safetensors", "/etc/passwd"] {
         // As an older program wrote it, without a hash of itself.
@@ -207,11 +201,11 @@ fn a_checkpoint_of_devices_or_of_files_elsewhere() {
         let record = files.remove(&first).unwrap();
         files.insert(elsewhere.into(), record);
         fs::write(&manifest, text.to_string()).unwrap();
-        refused(folder.path(), TINY, &["--from", "first"], &[elsewhere]);
+        refused(&folder, TINY, &["--from", "first"], &[elsewhere]);
     }
     fs::remove_file(&manifest).unwrap();
     std::os::unix::fs::symlink("/dev/zero", &manifest).unwrap();
-    refused(folder.path(), TINY, &["--from", "first"], &["manifest.json", "a device"]);
+    refused(&folder, TINY, &["--from", "first"], &["manifest.json", "a device"]);
 }
 
 /// Wherever a person or a run folder names a file: each is refused before it is waited for, and one that is too long before it is
@@ -220,9 +214,9 @@ fn a_checkpoint_of_devices_or_of_files_elsewhere() {
 #[test]
 fn files_that_never_begin_or_end() {
     use std::os::unix::fs::symlink;
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
-    assert!(train_in(folder.path(), TINY, &["--out", "run"]).status.success());
+    let folder = Here::new();
+    let at = |name: &str| folder.join(name);
+    succeeded(train_in(&folder, TINY, &["--out", "run"]));
     assert!(std::process::Command::new("mkfifo").arg(at("fifo")).status().unwrap().success());
     fs::File::create(at("long")).unwrap().set_len(1 << 40).unwrap();
     fs::write(at("schedule.toml"), TINY.to_owned() + "[parallel]\npipeline = 2\nschedule_file = \"fifo\"\n")
@@ -236,8 +230,7 @@ fn files_that_never_begin_or_end() {
     fs::write(at("study.toml"), study).unwrap();
     symlink(at("fifo"), at("trials/trials-a.jsonl")).unwrap();
     let said_by = |arguments: &[&str]| {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_espalier"));
-        let output = command.current_dir(folder.path()).args(arguments).output().unwrap();
+        let output = espalier(&folder, arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", said(&output));
         let text = said(&output);
         text.lines().find(|line| line.starts_with("error: ")).expect("a sentence").to_owned()
@@ -276,105 +269,91 @@ fn files_that_never_begin_or_end() {
 /// Each of these once ended in an abort, or after minutes.
 #[test]
 fn more_than_one_process_can_do() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let many = ["--set", "parallel.data=40000", "--set", "train.batch=40000", "--set", "data.count=200000"];
     let unchecked = ["--set", "device.check_memory=false"];
-    refused(
-        folder.path(),
-        TINY,
-        &[&many[..], &unchecked].concat(),
-        &["40000 ranks", "as threads", "launcher"],
-    );
-    let run = |arguments: &[&str]| {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_espalier"));
-        command.current_dir(folder.path()).args(arguments).output().unwrap()
-    };
+    refused(&folder, TINY, &[&many[..], &unchecked].concat(), &["40000 ranks", "as threads", "launcher"]);
+    let run = |arguments: &[&str]| espalier(&folder, arguments);
     let measured = run(&["explain", "run.toml", "--ranks", "100000", "--measure"]);
-    assert_eq!(measured.status.code(), Some(2));
-    assert!(said(&measured).contains("`--ranks` is 100000, but --measure starts a thread for each"));
-    let written = run(&["bench", "generate", "--tokens", "18446744073709551615"]);
-    assert_eq!(written.status.code(), Some(2));
-    assert!(said(&written).contains("--tokens"), "{}", said(&written));
-    let output = train_in(folder.path(), TINY, &["--set", "device.threads=4096"]);
-    assert!(output.status.success(), "{}", said(&output));
+    crate::refused(measured, &["`--ranks` is 100000, but --measure starts a thread for each"]);
+    crate::refused(run(&["bench", "generate", "--tokens", "18446744073709551615"]), &["--tokens"]);
+    let output = succeeded(train_in(&folder, TINY, &["--set", "device.threads=4096"]));
     assert!(said(&output).contains("note: device.threads is 4096"), "{}", said(&output));
 }
 
 #[test]
 fn a_sentence_is_said_once() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let zip = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3, 99];
-    fs::write(folder.path().join("train-images-idx3-ubyte"), zip).unwrap();
-    fs::write(folder.path().join("train-labels-idx1-ubyte"), zip).unwrap();
-    refused(folder.path(), &idx("."), &[], &["train-images-idx3-ubyte cannot be read: "]);
-    let text = said(&train_in(folder.path(), &idx("."), &[]));
+    fs::write(folder.join("train-images-idx3-ubyte"), zip).unwrap();
+    fs::write(folder.join("train-labels-idx1-ubyte"), zip).unwrap();
+    refused(&folder, &idx("."), &[], &["train-images-idx3-ubyte cannot be read: "]);
+    let text = said(&train_in(&folder, &idx("."), &[]));
     let (_, why) = text.trim().split_once("cannot be read: ").unwrap();
     assert_eq!(text.matches(why).count(), 1, "{text}");
 }
 
 #[test]
 fn a_trace_over_another_file() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("thesis.tex"), "years of work").unwrap();
-    refused(folder.path(), TINY, &["--trace", "thesis.tex"], &["thesis.tex", "no trace"]);
-    assert_eq!(fs::read_to_string(folder.path().join("thesis.tex")).unwrap(), "years of work");
+    let folder = Here::new();
+    fs::write(folder.join("thesis.tex"), "years of work").unwrap();
+    refused(&folder, TINY, &["--trace", "thesis.tex"], &["thesis.tex", "no trace"]);
+    assert_eq!(fs::read_to_string(folder.join("thesis.tex")).unwrap(), "years of work");
     for _ in 0..2 {
-        let output = train_in(folder.path(), TINY, &["--trace", "trace.json"]);
+        let output = train_in(&folder, TINY, &["--trace", "trace.json"]);
         assert!(output.status.success(), "a trace may take the place of one: {}", said(&output));
     }
 }
 
 #[test]
 fn tokens_that_share_an_id() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let tokenizer = r#"{"pre_tokenizer": {"type": "ByteLevel"}, "added_tokens": [{"id": 1, "content": "b"}],
         "model": {"vocab": {"a": 0, "b": 1, "c": 1}, "merges": []}}"#;
-    fs::write(folder.path().join("tokenizer.json"), tokenizer).unwrap();
-    fs::write(folder.path().join("text"), "abcabcabc".repeat(20)).unwrap();
+    fs::write(folder.join("tokenizer.json"), tokenizer).unwrap();
+    fs::write(folder.join("text"), "abcabcabc".repeat(20)).unwrap();
     let run_file = "[model]\nname = \"gpt\"\ncontext = 8\n[data]\nkind = \"text\"\npath = \"text\"\ntokenizer = \"tokenizer.json\"\n";
-    refused(folder.path(), run_file, &[], &["tokenizer.json", "\"b\" and \"c\"", "same id, 1"]);
-    fs::write(folder.path().join("tokenizer.json"), tokenizer.replace("\"c\": 1", "\"c\": 2")).unwrap();
+    refused(&folder, run_file, &[], &["tokenizer.json", "\"b\" and \"c\"", "same id, 1"]);
+    fs::write(folder.join("tokenizer.json"), tokenizer.replace("\"c\": 1", "\"c\": 2")).unwrap();
     let steps = ["--set", "train.steps=1", "--set", "train.batch=1", "--set", "model.layers=1"];
-    let output = train_in(folder.path(), run_file, &steps);
+    let output = train_in(&folder, run_file, &steps);
     assert!(output.status.success(), "one that is in the vocabulary may be added: {}", said(&output));
 }
 
 #[test]
 fn a_launcher_of_no_ranks() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("run.toml"), TINY).unwrap();
-    let mut command = crate::command(folder.path(), &[]);
-    let output = command.env("OMPI_COMM_WORLD_SIZE", "0").env("OMPI_COMM_WORLD_RANK", "0").output().unwrap();
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    assert!(said(&output).contains("OMPI_COMM_WORLD_SIZE is 0"), "{}", said(&output));
+    let folder = Here::with_run_file();
+    let mut command = crate::command(&folder, &[]);
+    crate::refused(
+        command.env("OMPI_COMM_WORLD_SIZE", "0").env("OMPI_COMM_WORLD_RANK", "0").output().unwrap(),
+        &["OMPI_COMM_WORLD_SIZE is 0"],
+    );
 }
 
 /// Also without a pipeline a file for one can be used.
 #[test]
 fn one_stage_of_a_file_that_names_a_schedule() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let stages = format!("{TINY}[parallel]\npipeline = 2\nschedule = \"gpipe\"\ncut = [1]\n");
-    let output = train_in(folder.path(), &stages, &["--set", "parallel.pipeline=1"]);
-    assert!(output.status.success(), "{}", said(&output));
+    let output = succeeded(train_in(&folder, &stages, &["--set", "parallel.pipeline=1"]));
     let note = "note: `parallel.schedule`, `parallel.cut` of the run file are left aside";
     assert!(said(&output).contains(note), "{}", said(&output));
-    let other = tempfile::tempdir().unwrap();
+    let other = Here::new();
     let both = ["--set", "parallel.pipeline=1", "--set", "parallel.schedule=zb-h1"];
-    refused(other.path(), &stages, &both, &["parallel.schedule", "no effect"]);
+    refused(&other, &stages, &both, &["parallel.schedule", "no effect"]);
 }
 
 #[test]
 fn files_of_a_folder_that_are_no_text_are_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let texts = folder.path().join("texts");
+    let folder = Here::new();
+    let texts = folder.join("texts");
     fs::create_dir(&texts).unwrap();
     fs::write(texts.join("a.txt"), "some text to learn from. ".repeat(40)).unwrap();
     for i in 0..7 {
         fs::write(texts.join(format!("picture-{i}.png")), b"\x89PNG\0").unwrap();
     }
     let run_file = TINY.replace("kind = \"arithmetic\"", "kind = \"text\"\npath = \"texts\"");
-    let output = train_in(folder.path(), &run_file.replace("count = 200", ""), &["--dry-run"]);
-    assert!(output.status.success(), "{}", said(&output));
+    let output = succeeded(train_in(&folder, &run_file.replace("count = 200", ""), &["--dry-run"]));
     let text = said(&output);
     assert!(
         text.contains("note: 7 files are no text and skipped: ") && text.contains("picture-0.png"),
@@ -386,6 +365,6 @@ fn files_of_a_folder_that_are_no_text_are_named() {
 /// Of an argument that is none, two paragraphs on usage followed the sentence.
 #[test]
 fn arguments_that_are_none() {
-    let folder = tempfile::tempdir().unwrap();
-    refused(folder.path(), TINY, &["--resum"], &["--resum", "--resume"]);
+    let folder = Here::new();
+    refused(&folder, TINY, &["--resum"], &["--resum", "--resume"]);
 }

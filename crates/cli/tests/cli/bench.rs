@@ -2,19 +2,18 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use espalier_plan::cluster::Cluster;
 
-use crate::{json, outputs, said};
+use crate::{Here, answer, espalier, json, outputs, refused, said, succeeded};
 
 fn bench(folder: &Path, arguments: &[&str]) -> Output {
     run(folder, "sparse", arguments)
 }
 
 fn run(folder: &Path, question: &str, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    command.current_dir(folder).args(["bench", question]).args(arguments).output().unwrap()
+    espalier(folder, [&["bench", question], arguments].concat())
 }
 
 /// On any machine.
@@ -22,12 +21,11 @@ const CPU: [&str; 2] = ["--device", "cpu"];
 
 #[test]
 fn both_products_are_measured_drawn_and_told() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     for (precision, sizes, ascending) in [("f32", "64", &[64][..]), ("bf16", "64,32,64", &[32, 64])] {
         let small = ["--sizes", sizes, "--batch", "48", "--sparsity", "0.8"];
         let options = ["--precision", precision, "--svg", "new/figure.svg", "--json"];
-        let output = bench(folder.path(), &[&CPU[..], &small, &options].concat());
-        assert!(output.status.success(), "{}", said(&output));
+        let output = succeeded(bench(&folder, &[&CPU[..], &small, &options].concat()));
         let found = json(&output.stdout);
         assert_eq!(found["precision"], precision);
         outputs::compare("espalier bench sparse --json", std::slice::from_ref(&found));
@@ -54,30 +52,28 @@ fn both_products_are_measured_drawn_and_told() {
             "{}",
             said(&output)
         );
-        let figure = fs::read_to_string(folder.path().join("new/figure.svg")).unwrap();
+        let figure = fs::read_to_string(folder.join("new/figure.svg")).unwrap();
         assert!(figure.starts_with("<svg") && figure.ends_with("</svg>\n"));
         assert_eq!(
             figure.matches("<g data-name=").count(),
             2 + ascending.len(),
             "two products, and the sweeps"
         );
-        let files: Vec<_> = fs::read_dir(folder.path().join("new")).unwrap().collect();
+        let files: Vec<_> = fs::read_dir(folder.join("new")).unwrap().collect();
         assert_eq!(files.len(), 1, "nothing else is left: {files:?}");
     }
 }
 
 #[test]
 fn input_that_cannot_be() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let refused = |arguments: &[&str], words: &[&str]| {
-        let output = bench(folder.path(), &[&CPU[..], arguments].concat());
-        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-        let text = said(&output);
+        let text = refused(bench(&folder, &[&CPU[..], arguments].concat()), &[]);
         assert_eq!(text.lines().filter(|line| line.starts_with("error:")).count(), 1, "one sentence: {text}");
         for word in words {
             assert!(text.contains(word), "`{word}` is named: {text}");
         }
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "nothing is left behind");
     };
     for share in ["1", "1.5", "-0.1", "NaN", "most"] {
         refused(&[&format!("--sparsity={share}")], &["--sparsity", share, "from 0 up to, but without, 1"]);
@@ -91,24 +87,21 @@ fn input_that_cannot_be() {
 
 #[test]
 fn a_device_that_is_not_one() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = bench(folder.path(), &["--device", "abacus"]);
-    assert_eq!(output.status.code(), Some(2));
+    let folder = Here::new();
+    let text = refused(bench(&folder, &["--device", "abacus"]), &[]);
     for word in ["--device", "abacus", "auto", "cpu", "cuda"] {
-        assert!(said(&output).contains(word), "{}", said(&output));
+        assert!(text.contains(word), "{text}");
     }
-    fs::write(folder.path().join("file"), "in the way").unwrap();
-    let output = bench(folder.path(), &[&CPU[..], &["--out", "file/figure.svg"]].concat());
-    assert_eq!(output.status.code(), Some(2));
-    assert!(said(&output).contains("file/figure.svg"), "{}", said(&output));
-    assert_eq!(fs::read_to_string(folder.path().join("file")).unwrap(), "in the way");
+    fs::write(folder.join("file"), "in the way").unwrap();
+    refused(bench(&folder, &[&CPU[..], &["--out", "file/figure.svg"]].concat()), &["file/figure.svg"]);
+    assert_eq!(fs::read_to_string(folder.join("file")).unwrap(), "in the way");
 }
 
 /// With a card each column has numbers or a reason; without one the machine is at fault, and nothing is left behind.
 #[test]
 fn a_card_is_measured_or_missed() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = bench(folder.path(), &["--device", "cuda", "--sizes", "64,128", "--batch", "64", "--json"]);
+    let folder = Here::new();
+    let output = bench(&folder, &["--device", "cuda", "--sizes", "64,128", "--batch", "64", "--json"]);
     if crate::doctor()["cuda"]["found"] == true {
         assert!(output.status.success(), "{}", said(&output));
         let found = json(&output.stdout);
@@ -117,11 +110,11 @@ fn a_card_is_measured_or_missed() {
             let why = &found["missing"][reason];
             assert!(last[column].is_number() != why.is_string(), "{column} or why not: {found}");
         }
-        assert!(folder.path().join("out/bench-sparse.svg").exists());
+        assert!(folder.join("out/bench-sparse.svg").exists());
     } else {
         assert_eq!(output.status.code(), Some(3), "{}", said(&output));
         assert!(said(&output).contains("CUDA cannot be used"), "{}", said(&output));
-        assert!(!folder.path().join("out/bench-sparse.svg.part").exists());
+        assert!(!folder.join("out/bench-sparse.svg.part").exists());
     }
 }
 
@@ -132,11 +125,9 @@ fn quick(folder: &Path, question: &str, arguments: &[&str]) -> Output {
 
 #[test]
 fn a_cluster_file_is_measured_in_two_parts() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("cluster.toml");
-    let output = quick(folder.path(), "compute", &["--json"]);
-    assert!(output.status.success(), "{}", said(&output));
-    let found = json(&output.stdout);
+    let folder = Here::new();
+    let file = folder.join("cluster.toml");
+    let found = answer(quick(&folder, "compute", &["--json"]));
     outputs::compare("espalier bench compute --json", std::slice::from_ref(&found));
     assert_eq!(found["file"], "cluster.toml");
     assert!(found["rows"].as_array().unwrap().iter().all(|row| row["seconds"].as_f64().unwrap() > 0.0));
@@ -147,9 +138,7 @@ fn a_cluster_file_is_measured_in_two_parts() {
 
     // A person's own words stay.
     fs::write(&file, first.replace("[node]", "# mine\n[node]")).unwrap();
-    let output = quick(folder.path(), "comm", &["--json"]);
-    assert!(output.status.success(), "{}", said(&output));
-    let found = json(&output.stdout);
+    let found = answer(quick(&folder, "comm", &["--json"]));
     outputs::compare("espalier bench comm --json", std::slice::from_ref(&found));
     let text = fs::read_to_string(&file).unwrap();
     assert!(text.contains("# mine\n[node]"), "{text}");
@@ -158,35 +147,30 @@ fn a_cluster_file_is_measured_in_two_parts() {
     let link = linked.node.link.unwrap();
     assert!(link.gb_per_s > 0.0 && link.alpha_us >= 0.0, "{link:?}");
 
-    let output = quick(folder.path(), "compute", &[]);
+    let output = quick(&folder, "compute", &[]);
     assert!(output.status.success() && !output.stdout.is_empty(), "{}", said(&output));
     let text = fs::read_to_string(&file).unwrap();
     assert_eq!(Cluster::parse(&text).unwrap().node, linked.node, "and so is this one");
     assert_eq!(text.matches("espalier bench compute`").count(), 1, "{text}");
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing else is left");
 }
 
 #[test]
 fn files_that_cannot_be_a_cluster_s() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let run_file = "[model]\nname = \"gpt\"\n";
-    fs::write(folder.path().join("run.toml"), run_file).unwrap();
-    let refused = |question: &str, arguments: &[&str], words: &[&str]| {
-        let output = quick(folder.path(), question, arguments);
-        let text = said(&output);
-        assert_eq!(output.status.code(), Some(2), "{text}");
+    fs::write(folder.join("run.toml"), run_file).unwrap();
+    let spoiled = |question: &str, arguments: &[&str], words: &[&str]| {
+        let text = refused(quick(&folder, question, arguments), words);
         assert_eq!(text.lines().filter(|line| line.starts_with("error:")).count(), 1, "one sentence: {text}");
-        assert!(words.iter().all(|word| text.contains(word)), "{words:?}: {text}");
-        assert_eq!(fs::read_to_string(folder.path().join("run.toml")).unwrap(), run_file, "left alone");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+        assert_eq!(fs::read_to_string(folder.join("run.toml")).unwrap(), run_file, "left alone");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing else is left");
     };
     for question in ["compute", "comm"] {
-        refused(question, &["-o", "run.toml"], &["run.toml", "no cluster file"]);
-        refused(question, &["-o", "run.toml/below"], &["run.toml/below"]);
-        refused(question, &["-o", "."], &["--out", "folder"]);
-        let output = run(folder.path(), question, &["--device", "abacus"]);
-        assert_eq!(output.status.code(), Some(2));
-        assert!(said(&output).contains("abacus") && said(&output).contains("cuda"), "{}", said(&output));
+        spoiled(question, &["-o", "run.toml"], &["run.toml", "no cluster file"]);
+        spoiled(question, &["-o", "run.toml/below"], &["run.toml/below"]);
+        spoiled(question, &["-o", "."], &["--out", "folder"]);
+        refused(run(&folder, question, &["--device", "abacus"]), &["abacus", "cuda"]);
     }
-    refused("comm", &["-o", "none.toml"], &["none.toml", "espalier bench compute --out none.toml"]);
+    spoiled("comm", &["-o", "none.toml"], &["none.toml", "espalier bench compute --out none.toml"]);
 }

@@ -8,7 +8,7 @@ use espalier_testing::{Need, skipped};
 
 use crate::report::{Served, report, torn};
 use crate::study::{ended_study, served};
-use crate::{TINY, said, train_in};
+use crate::{Here, TINY, succeeded, train_in};
 
 /// A browser on the path.
 fn browser() -> Option<PathBuf> {
@@ -53,8 +53,7 @@ fn a_page_is_whole_in_a_browser() {
     let Some(browser) = browser() else {
         return skipped(Need::Browser, "no Chromium or Chrome is on the path");
     };
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     let settings = [
         "model.layers=4",
         "prune.method=magnitude",
@@ -65,13 +64,11 @@ fn a_page_is_whole_in_a_browser() {
     let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
     for name in ["run", "a-run-with-a-name-that-is-much-too-long-for-any-picture"] {
         let trace = format!("{name}/trace.json");
-        let trained = train_in(at, TINY, &[&["--out", name, "--trace", &trace][..], &settings].concat());
-        assert!(trained.status.success(), "{}", said(&trained));
+        succeeded(train_in(at, TINY, &[&["--out", name, "--trace", &trace][..], &settings].concat()));
     }
     let runs = ["run", "a-run-with-a-name-that-is-much-too-long-for-any-picture"];
     for runs in [&runs[..1], &runs] {
-        let output = report(at, runs).args(["-o", "page.html"]).output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        succeeded(report(at, runs).args(["-o", "page.html"]).output().unwrap());
         is_whole(&browser, at, "page.html");
     }
 }
@@ -97,8 +94,7 @@ fn a_study_is_whole_in_a_browser_and_alive_while_it_runs() {
     let Some(browser) = browser() else {
         return skipped(Need::Browser, "no Chromium or Chrome is on the path");
     };
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     ended_study(at);
     is_whole(&browser, at, "out/tiny/study.html");
     let running = at.join("running");
@@ -116,8 +112,7 @@ fn a_live_page_is_alive_in_a_browser() {
     let Some(browser) = browser() else {
         return skipped(Need::Browser, "no Chromium or Chrome is on the path");
     };
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     torn(&at.join("one"));
     let served = Served::start(at, &["one"]);
     let found = opened(&browser, &at.join("profile"), &format!("http://{}/", served.address));

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Child, Stdio};
 
 use crate::faults::{LONG, kill, wait_for_step};
-use crate::{TINY, command, json, said, train_in};
+use crate::{Here, TINY, answer, command, refused, said, train_in};
 
 const ENDLESS: [&str; 4] = ["--out", "run", "--set", "train.steps=1000000"];
 
@@ -15,31 +15,27 @@ fn start(folder: &std::path::Path, arguments: &[&str]) -> Child {
 
 #[test]
 fn six_runs_started_at_once_get_six_folders() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let folder = Here::with_run_file();
     let plain: &[&str] = &["--json"];
     let kinds = [plain, plain, plain, &["--json", "--ranks", "2"], plain, &["--json", "--max-restarts", "1"]];
-    let runs: Vec<Child> = kinds.iter().map(|kind| start(folder.path(), kind)).collect();
+    let runs: Vec<Child> = kinds.iter().map(|kind| start(&folder, kind)).collect();
     let mut folders: Vec<String> = Vec::new();
     for run in runs {
-        let output = run.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
-        folders.push(json(&output.stdout)["run"].as_str().unwrap().into());
+        folders.push(answer(run.wait_with_output().unwrap())["run"].as_str().unwrap().into());
     }
     folders.sort();
     assert_eq!(folders, ["out/run", "out/run-2", "out/run-3", "out/run-4", "out/run-5", "out/run-6"]);
     for run in folders {
-        assert!(folder.path().join(&run).join("checkpoints/step-000004/manifest.json").exists(), "{run}");
+        assert!(folder.join(&run).join("checkpoints/step-000004/manifest.json").exists(), "{run}");
     }
 }
 
 /// The lock goes with the process, however it ends: nobody has to clean up behind a kill.
 #[test]
 fn a_second_process_is_refused_until_the_first_has_ended() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("run.toml"), TINY).unwrap();
-    let run = folder.path().join("run");
-    let mut first = start(folder.path(), &[&LONG[..], &ENDLESS].concat());
+    let folder = Here::with_run_file();
+    let run = folder.join("run");
+    let mut first = start(&folder, &[&LONG[..], &ENDLESS].concat());
     wait_for_step(&run, 3);
     let metrics = fs::metadata(run.join("metrics.jsonl")).unwrap().len();
     for more in [
@@ -49,7 +45,7 @@ fn a_second_process_is_refused_until_the_first_has_ended() {
         &["--resume", "--ranks", "2"],
         &["--resume", "--dry-run"],
     ] {
-        let second = command(folder.path(), &[&LONG[..], &ENDLESS, more].concat()).output().unwrap();
+        let second = command(&folder, &[&LONG[..], &ENDLESS, more].concat()).output().unwrap();
         assert_eq!(second.status.code(), Some(2), "{more:?}: {}", said(&second));
         let errors: Vec<_> =
             said(&second).lines().filter(|l| l.starts_with("error: ")).map(String::from).collect();
@@ -63,31 +59,28 @@ fn a_second_process_is_refused_until_the_first_has_ended() {
     assert!(fs::metadata(run.join("metrics.jsonl")).unwrap().len() >= metrics, "it was not touched");
     kill("-KILL", first.id());
     first.wait().unwrap();
-    let output =
-        command(folder.path(), &[&LONG[..], &["--out", "run", "--resume"]].concat()).output().unwrap();
+    let output = command(&folder, &[&LONG[..], &["--out", "run", "--resume"]].concat()).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
 }
 
 /// A run that is started again keeps its folder in between, and one whose starter was killed until it has saved.
 #[test]
 fn a_restarted_run_holds_its_folder() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("run.toml"), TINY).unwrap();
-    let mut first = start(folder.path(), &[&LONG[..], &ENDLESS, &["--max-restarts", "1"]].concat());
-    wait_for_step(&folder.path().join("run"), 3);
-    let second = command(folder.path(), &[&LONG[..], &ENDLESS, &["--resume"]].concat()).output().unwrap();
-    assert_eq!(second.status.code(), Some(2), "{}", said(&second));
-    assert!(said(&second).contains(&format!("process {} ", first.id())), "{}", said(&second));
+    let folder = Here::with_run_file();
+    let mut first = start(&folder, &[&LONG[..], &ENDLESS, &["--max-restarts", "1"]].concat());
+    wait_for_step(&folder.join("run"), 3);
+    let second =
+        refused(command(&folder, &[&LONG[..], &ENDLESS, &["--resume"]].concat()).output().unwrap(), &[]);
+    assert!(second.contains(&format!("process {} ", first.id())), "{second}");
     kill("-TERM", first.id());
     assert_eq!(first.wait().unwrap().code(), Some(130));
 }
 
 #[test]
 fn a_run_that_does_not_begin_leaves_nothing() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     for arguments in [&["--from", "nowhere"][..], &["--from", "nowhere", "--max-restarts", "2"]] {
-        let output = train_in(folder.path(), TINY, arguments);
-        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-        assert!(!folder.path().join("out").exists(), "{arguments:?}");
+        refused(train_in(&folder, TINY, arguments), &[]);
+        assert!(!folder.join("out").exists(), "{arguments:?}");
     }
 }

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use espalier_testing::{Need, skipped};
 use serde_json::Value;
 
-use crate::said;
+use crate::{Here, refused, said, succeeded};
 
 /// `python3 benches/compare.py --peers peers ARGUMENTS` in a folder with peers that do nothing; `None` without Python.
 fn compare(folder: &Path, arguments: &[&str]) -> Option<Output> {
@@ -24,11 +24,11 @@ fn compare(folder: &Path, arguments: &[&str]) -> Option<Output> {
     }
 }
 
-fn peers() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join("peers")).unwrap();
+fn peers() -> Here {
+    let folder = Here::new();
+    fs::create_dir(folder.join("peers")).unwrap();
     for program in ["torch_gpt.py", "torch_cnn.py"] {
-        fs::write(folder.path().join("peers").join(program), "").unwrap();
+        fs::write(folder.join("peers").join(program), "").unwrap();
     }
     folder
 }
@@ -48,7 +48,7 @@ fn words(command: &Value) -> Vec<&str> {
 #[test]
 fn every_shape_is_one_that_both_sides_can_run() {
     let folder = peers();
-    let Some(output) = compare(folder.path(), &["--dry-run", "--device", "cuda"]) else { return };
+    let Some(output) = compare(&folder, &["--dry-run", "--device", "cuda"]) else { return };
     let works = lines(&output);
     let million = 1_000_000.0;
     let shapes = [
@@ -83,25 +83,22 @@ fn every_shape_is_one_that_both_sides_can_run() {
 fn a_run_that_is_compared_saves_no_checkpoint() {
     let folder = peers();
     let settings = ["--dry-run", "--only", "simple-cnn", "--work", "work"];
-    let Some(output) = compare(folder.path(), &settings) else { return };
+    let Some(output) = compare(&folder, &settings) else { return };
     let work = &lines(&output)[0];
     let ours = words(&work["ours"]);
     let mut short = Command::new(ours[0]);
-    short.current_dir(folder.path().join("work")).args(&ours[1..]).args(["--set", "train.steps=1"]);
-    let output = short.output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
-    let run = folder.path().join("work/simple-cnn");
+    short.current_dir(folder.join("work")).args(&ours[1..]).args(["--set", "train.steps=1"]);
+    succeeded(short.output().unwrap());
+    let run = folder.join("work/simple-cnn");
     assert!(run.join("run.toml").exists() && !run.join("checkpoints").exists());
 }
 
 #[test]
 fn what_would_say_nothing_is_refused() {
     let folder = peers();
-    let Some(output) = compare(folder.path(), &["--rounds", "2"]) else { return };
+    let Some(output) = compare(&folder, &["--rounds", "2"]) else { return };
     assert_eq!(output.status.code(), Some(2));
     assert!(said(&output).contains("--rounds must be at least 3"), "{}", said(&output));
-    fs::remove_file(folder.path().join("peers/torch_cnn.py")).unwrap();
-    let output = compare(folder.path(), &["--dry-run"]).unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(said(&output).contains("--peers: there is no torch_cnn.py in "), "{}", said(&output));
+    fs::remove_file(folder.join("peers/torch_cnn.py")).unwrap();
+    refused(compare(&folder, &["--dry-run"]).unwrap(), &["--peers: there is no torch_cnn.py in "]);
 }

@@ -1,18 +1,18 @@
 //! `espalier completions`: scripts that shells complete by.
 
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Output};
 
-use crate::said;
+use crate::{Here, espalier, refused, said, shown};
 
 fn completions(shell: &str) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_espalier")).args(["completions", shell]).output().unwrap()
+    espalier(Path::new("."), ["completions", shell])
 }
 
 /// The commands that `espalier --help` lists.
 fn commands() -> Vec<String> {
-    let help = Command::new(env!("CARGO_BIN_EXE_espalier")).arg("--help").output().unwrap();
-    let help = String::from_utf8(help.stdout).unwrap();
+    let help = shown(&espalier(Path::new("."), ["--help"]));
     let listed = help.lines().take_while(|line| *line != "Options:").filter(|line| line.starts_with("  "));
     let listed = listed.filter_map(|line| line.split_whitespace().next());
     listed.map(str::to_owned).collect()
@@ -30,17 +30,16 @@ fn every_shell_gets_every_command() {
             assert!(script.contains(command.as_str()), "{shell} knows nothing of {command}");
         }
     }
-    let output = completions("dos");
-    assert_eq!(output.status.code(), Some(2));
-    assert!(said(&output).starts_with("error: invalid value 'dos' for '<SHELL>'"), "{}", said(&output));
-    assert_eq!(said(&output).lines().count(), 1);
+    let text = refused(completions("dos"), &[]);
+    assert!(text.starts_with("error: invalid value 'dos' for '<SHELL>'"), "{text}");
+    assert_eq!(text.lines().count(), 1);
 }
 
 /// What bash makes of it, as if the tabulator had been pressed behind these words.
 #[test]
 fn bash_completes_by_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let script = folder.path().join("espalier.bash");
+    let folder = Here::new();
+    let script = folder.join("espalier.bash");
     fs::write(&script, completions("bash").stdout).unwrap();
     let complete = |words: &[&str]| {
         let [.., before, last] = words else { panic!("the program and a word") };

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::faults::assert_whole;
-use crate::{TINY, json, said, train_in};
+use crate::{Here, TINY, espalier, json, refused, said, succeeded, train_in};
 
 /// The command `espalier ARGUMENTS` in `folder`, from a shell that has set its limits first.
 fn limited(folder: &Path, limits: &str, arguments: &[&str]) -> Output {
@@ -14,10 +14,6 @@ fn limited(folder: &Path, limits: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new("bash");
     command.current_dir(folder).args(["-c", &script, env!("CARGO_BIN_EXE_espalier")]);
     command.args(arguments).output().unwrap()
-}
-
-fn espalier(folder: &Path, arguments: &[&str]) -> Output {
-    limited(folder, "true", arguments)
 }
 
 fn flip(path: &Path) {
@@ -38,9 +34,8 @@ const EVERY_2: [&str; 4] = ["--set", "checkpoint.every=2", "--set", "train.log_e
 
 #[test]
 fn a_run_folder_is_verified_and_what_is_damaged_is_passed_over_aloud() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    assert!(train_in(at, TINY, &[&EVERY_2[..], &["--out", "run"]].concat()).status.success());
+    let at = &Here::new();
+    succeeded(train_in(at, TINY, &[&EVERY_2[..], &["--out", "run"]].concat()));
     let output = espalier(at, &["verify", "run", "--json"]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let found = json(&output.stdout);
@@ -61,13 +56,8 @@ fn a_run_folder_is_verified_and_what_is_damaged_is_passed_over_aloud() {
     let one = espalier(at, &["verify", "run/checkpoints/step-000002", "--json"]);
     assert_eq!((one.status.code(), &json(&one.stdout)["newest_whole"]), (Some(0), &2.into()));
     for nothing in ["nowhere", "run.toml"] {
-        let output = espalier(at, &["verify", nothing]);
-        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-        assert!(
-            said(&output).starts_with("error: ") && said(&output).lines().count() == 1,
-            "{}",
-            said(&output)
-        );
+        let text = refused(espalier(at, &["verify", nothing]), &[]);
+        assert!(text.starts_with("error: ") && text.lines().count() == 1, "{text}");
     }
 
     // Those who begin with it hear which one they got.
@@ -92,39 +82,32 @@ fn a_run_folder_is_verified_and_what_is_damaged_is_passed_over_aloud() {
 
 #[test]
 fn without_a_whole_checkpoint_a_run_is_not_resumed_unless_it_starts_over() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    assert!(train_in(at, TINY, &["--out", "run"]).status.success());
+    let at = &Here::trained();
     flip(&at.join("run/checkpoints/step-000004/model.safetensors"));
     let more = ["--out", "run", "--resume", "--set", "train.steps=6"];
     for restarts in ["0", "2"] {
-        let output = train_in(at, TINY, &[&more[..], &["--max-restarts", restarts]].concat());
-        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-        let errors: Vec<String> =
-            said(&output).lines().filter(|l| l.starts_with("error: ")).map(Into::into).collect();
-        assert!(errors.len() == 1 && errors[0].contains("no whole checkpoint is left"), "{}", said(&output));
+        let text = refused(train_in(at, TINY, &[&more[..], &["--max-restarts", restarts]].concat()), &[]);
+        let errors: Vec<String> = text.lines().filter(|l| l.starts_with("error: ")).map(Into::into).collect();
+        assert!(errors.len() == 1 && errors[0].contains("no whole checkpoint is left"), "{text}");
     }
     assert_eq!(names(&at.join("run/checkpoints")), ["step-000004"]);
-    let output = train_in(at, TINY, &[&more[..], &["--fresh"]].concat());
-    assert!(output.status.success(), "{}", said(&output));
+    succeeded(train_in(at, TINY, &[&more[..], &["--fresh"]].concat()));
     assert_eq!(
         names(&at.join("run/set-aside-1")),
         ["checkpoints", "metrics.jsonl", "run.toml", "summary.json"]
     );
-    let output = train_in(at, TINY, &["--fresh", "--out", "other"]);
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    refused(train_in(at, TINY, &["--fresh", "--out", "other"]), &[]);
 }
 
 /// A disk that takes no file of that size: the run says so at every checkpoint, goes on, and fails in the end; nothing is lost
 /// and nothing half-written is left.
 #[test]
 fn a_full_disk_is_no_end_before_the_end() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     // Larger than what else is written.
     let wide = ["--set", "model.width=64", "--set", "learning_rate.schedule=constant"];
     let steps = |steps, out| [&EVERY_2[..], &wide, &["--set", steps, "--out", out]].concat();
-    assert!(train_in(at, TINY, &steps("train.steps=2", "run")).status.success());
+    succeeded(train_in(at, TINY, &steps("train.steps=2", "run")));
     let resume = [&["train", "run.toml", "--resume"], &steps("train.steps=7", "run")[..]].concat();
     for restarts in ["0", "1"] {
         let output = limited(at, "ulimit -f 100", &[&resume[..], &["--max-restarts", restarts]].concat());
@@ -142,8 +125,7 @@ fn a_full_disk_is_no_end_before_the_end() {
         );
         assert_whole(&at.join("run"));
     }
-    let output = espalier(at, &[&resume[..], &["--json"]].concat());
-    assert!(output.status.success(), "{}", said(&output));
+    let output = succeeded(espalier(at, &[&resume[..], &["--json"]].concat()));
     let unbroken = train_in(at, TINY, &[&steps("train.steps=7", "unbroken")[..], &["--json"]].concat());
     assert_eq!(json(&output.stdout)["weights_hash"], json(&unbroken.stdout)["weights_hash"]);
 }
@@ -151,10 +133,9 @@ fn a_full_disk_is_no_end_before_the_end() {
 /// Folders so deep that removing them takes more open files than the process may have.
 #[test]
 fn a_checkpoint_that_cannot_be_removed_costs_room_and_nothing_else() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     let settings = ["--out", "run", "--set", "checkpoint.every=1", "--set", "checkpoint.keep=1"];
-    assert!(train_in(at, TINY, &settings).status.success());
+    succeeded(train_in(at, TINY, &settings));
     let deep = at.join("run/checkpoints/step-000004").join("d/".repeat(200));
     fs::create_dir_all(deep).unwrap();
     // And what an earlier run could not remove either.
@@ -170,11 +151,9 @@ fn a_checkpoint_that_cannot_be_removed_costs_room_and_nothing_else() {
 /// Other people of a group read what its mask lets them read, the tensors like the rest.
 #[test]
 fn files_have_the_mode_that_was_asked_for() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("run.toml"), TINY).unwrap();
-    let output = limited(folder.path(), "umask 027", &["train", "run.toml", "--out", "run"]);
-    assert!(output.status.success(), "{}", said(&output));
-    let run = folder.path().join("run");
+    let folder = Here::with_run_file();
+    succeeded(limited(&folder, "umask 027", &["train", "run.toml", "--out", "run"]));
+    let run = folder.join("run");
     let mut files: Vec<_> = ["run.toml", "plan.json", "metrics.jsonl"].map(|name| run.join(name)).into();
     let checkpoint = run.join("checkpoints/step-000004");
     files.extend(names(&checkpoint).iter().map(|name| checkpoint.join(name)));
@@ -188,10 +167,10 @@ fn files_have_the_mode_that_was_asked_for() {
 /// The last step put the weights where nothing is a number any more.
 #[test]
 fn a_run_whose_validation_loss_is_no_number_exits_with_4() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let changes =
         ["--set", "learning_rate.peak=1e38", "--set", "optimizer.name=sgd", "--set", "train.steps=1"];
-    let output = train_in(folder.path(), TINY, &[&changes[..], &["--out", "run", "--json"]].concat());
+    let output = train_in(&folder, TINY, &[&changes[..], &["--out", "run", "--json"]].concat());
     assert_eq!(output.status.code(), Some(4), "{}", said(&output));
     assert!(output.stdout.is_empty(), "no summary of a success");
     assert!(
@@ -199,5 +178,5 @@ fn a_run_whose_validation_loss_is_no_number_exits_with_4() {
         "{}",
         said(&output)
     );
-    assert!(!folder.path().join("run/checkpoints").exists());
+    assert!(!folder.join("run/checkpoints").exists());
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{TINY, doctor, json, said, train_in};
+use crate::{Here, TINY, doctor, json, said, succeeded, train_in};
 
 /// All files below a folder.
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -20,9 +20,8 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn it_finds_what_the_run_would_find_before_its_first_step() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    assert!(train_in(at, TINY, &["--out", "used"]).status.success());
+    let at = &Here::new();
+    succeeded(train_in(at, TINY, &["--out", "used"]));
     fs::write(at.join("file"), "in the way").unwrap();
     let before = files(at);
     let cases: [(&[&str], &str); 10] = [
@@ -58,9 +57,8 @@ fn it_finds_what_the_run_would_find_before_its_first_step() {
 
 #[test]
 fn it_accepts_what_the_run_would_and_leaves_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    assert!(train_in(at, TINY, &["--out", "used"]).status.success());
+    let at = &Here::new();
+    succeeded(train_in(at, TINY, &["--out", "used"]));
     fs::write(at.join("old-trace.json"), "[]").unwrap();
     let before = files(at);
     let cases: [&[&str]; 5] = [
@@ -81,9 +79,8 @@ fn it_accepts_what_the_run_would_and_leaves_nothing() {
 /// A laptop can check what a cluster will run.
 #[test]
 fn it_plans_for_a_card_that_is_not_here() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = train_in(folder.path(), TINY, &["--dry-run", "--json", "--set", "device.kind=cuda"]);
-    assert!(output.status.success(), "{}", said(&output));
+    let folder = Here::new();
+    let output = succeeded(train_in(&folder, TINY, &["--dry-run", "--json", "--set", "device.kind=cuda"]));
     let plan = json(&output.stdout);
     assert_eq!(plan["device"], "cuda");
     assert!(plan["memory"]["activations"]["predicted"].as_u64().unwrap() > 0);
@@ -99,12 +96,11 @@ fn it_plans_for_a_card_that_is_not_here() {
 /// The picture of a layout: its mesh, a line a rank, and what the one that sends most sends.
 #[test]
 fn it_draws_the_layout_of_several_ranks() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let dry = |fields: &[&str]| {
         let set = fields.iter().flat_map(|field| ["--set", field]);
         let arguments: Vec<&str> = ["--dry-run", "--json"].into_iter().chain(set).collect();
-        let output = train_in(folder.path(), TINY, &arguments);
-        assert!(output.status.success(), "{}", said(&output));
+        let output = succeeded(train_in(&folder, TINY, &arguments));
         (json(&output.stdout), said(&output))
     };
     let (alone, text) = dry(&[]);

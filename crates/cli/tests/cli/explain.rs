@@ -1,35 +1,21 @@
 //! `espalier explain`: numbers worked out by hand, what pruning changes, measuring, mistakes, and the page about it.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 
-use crate::{said, shown};
-
-/// Where the run files are named from.
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
+use crate::{answer, espalier, espalier_command, root, said, shown};
 
 /// Runs with words divided by spaces.
 fn explain(arguments: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+    let mut command = espalier_command(&root(), ["explain"].into_iter().chain(arguments.split(' ')));
     // As wide as the page shows it.
-    command
-        .current_dir(root())
-        .env("COLUMNS", "120")
-        .arg("explain")
-        .args(arguments.split(' '))
-        .output()
-        .unwrap()
+    command.env("COLUMNS", "120").output().unwrap()
 }
 
 fn figures(arguments: &str) -> Value {
-    let output = explain(&format!("{arguments} --json"));
-    assert!(output.status.success(), "{}", said(&output));
-    crate::json(&output.stdout)
+    answer(explain(&format!("{arguments} --json")))
 }
 
 fn layer<'a>(figures: &'a Value, name: &str) -> &'a Value {
@@ -66,8 +52,7 @@ fn the_mixture_of_a_run_is_told() {
     assert!(shown(&output).contains(&format!("in the run: {by}: ")), "{}", shown(&output));
     assert_eq!(figures(&format!("{run} --ranks 2"))["run"]["layers"][0]["by"], "data");
     assert!(figures("runs/alexnet.toml --ranks 2")["run"].is_null());
-    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    let output = command.current_dir(root()).args(["train", run, "--dry-run"]).output().unwrap();
+    let output = espalier(&root(), ["train", run, "--dry-run"]);
     assert!(shown(&output).contains(&format!("integrated: {by}\n")), "{}", shown(&output));
     assert!(shown(&output).contains("activations dealt out anew"), "{}", shown(&output));
 }

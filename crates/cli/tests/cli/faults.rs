@@ -10,7 +10,7 @@ use espalier_train::checkpoint::Checkpoint;
 use espalier_train::parallel::Ranks;
 
 use crate::lease::Lease;
-use crate::{TINY, command, json, said, train_in};
+use crate::{Here, TINY, command, json, refused, said, succeeded, train_in};
 
 /// Settings of a run that is long enough to be killed, and saves often enough to be killed while it does.
 pub const LONG: [&str; 10] = [
@@ -67,29 +67,28 @@ fn start(folder: &Path, arguments: &[&str]) -> Child {
 }
 
 fn whole(folder: &Path, more: &[&str]) -> serde_json::Value {
-    let output = train_in(folder, TINY, &[&LONG[..], &["--json", "--out", "whole"], more].concat());
-    assert!(output.status.success(), "{}", said(&output));
+    let output =
+        succeeded(train_in(folder, TINY, &[&LONG[..], &["--json", "--out", "whole"], more].concat()));
     json(&output.stdout)["weights_hash"].clone()
 }
 
 #[test]
 fn a_killed_run_leaves_whole_checkpoints_and_goes_on_with_the_same_bits() {
     for ranks in ["1", "2"] {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = Here::new();
         let ranks = ["--ranks", ranks];
-        let expected = whole(folder.path(), &ranks);
+        let expected = whole(&folder, &ranks);
         let arguments = [&LONG[..], &["--json", "--out", "broken"], &ranks].concat();
-        let run = folder.path().join("broken");
+        let run = folder.join("broken");
         let (first, second) = (1 + random(50), 60 + random(50));
         for (step, resume) in [(first, &[][..]), (second, &["--resume"])] {
-            let mut child = start(folder.path(), &[&arguments[..], resume].concat());
+            let mut child = start(&folder, &[&arguments[..], resume].concat());
             wait_for_step(&run, step);
             kill("-KILL", child.id());
             assert_eq!(child.wait().unwrap().code(), None, "killed at {first} and {second}");
             assert_whole(&run);
         }
-        let output = command(folder.path(), &[&arguments[..], &["--resume"]].concat()).output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        let output = succeeded(command(&folder, &[&arguments[..], &["--resume"]].concat()).output().unwrap());
         assert!(said(&output).contains("resumed after step"), "{}", said(&output));
         assert_eq!(json(&output.stdout)["weights_hash"], expected, "killed at {first} and {second}");
     }
@@ -124,12 +123,12 @@ fn killed_at(steps: &[u64], folder: &Path, arguments: &[&str]) -> Output {
 #[test]
 fn a_run_that_falls_over_is_restarted_as_often_as_it_may() {
     for ranks in ["1", "2"] {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = Here::new();
         let ranks = ["--ranks", ranks];
-        let expected = whole(folder.path(), &ranks);
+        let expected = whole(&folder, &ranks);
         let arguments = [&LONG[..], &["--json", "--out", "broken", "--max-restarts", "2"], &ranks].concat();
         let steps = [3 + random(50), 60 + random(50)];
-        let output = killed_at(&steps, folder.path(), &arguments);
+        let output = killed_at(&steps, &folder, &arguments);
         let text = said(&output);
         assert!(output.status.success(), "killed at {steps:?}: {text}");
         assert_eq!(json(&output.stdout)["weights_hash"], expected, "killed at {steps:?}");
@@ -145,50 +144,48 @@ fn a_run_that_falls_over_is_restarted_as_often_as_it_may() {
 
 #[test]
 fn restarts_come_to_an_end_and_are_not_for_mistakes() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let folder = Here::with_run_file();
     let arguments = [&LONG[..], &["--out", "broken", "--max-restarts", "1"]].concat();
-    let output = killed_at(&[3, 20], folder.path(), &arguments);
+    let output = killed_at(&[3, 20], &folder, &arguments);
     assert_eq!(output.status.code(), Some(128 + 9), "{}", said(&output));
     assert!(said(&output).ends_with("killed by signal 9; no restart is left of 1\n"), "{}", said(&output));
 
-    let output = train_in(folder.path(), "nonsense", &["--max-restarts", "3"]);
-    assert_eq!(output.status.code(), Some(2));
-    assert_eq!(said(&output).lines().count(), 1, "{}", said(&output));
+    let text = refused(train_in(&folder, "nonsense", &["--max-restarts", "3"]), &[]);
+    assert_eq!(text.lines().count(), 1, "{text}");
     let diverging = ["--set", "learning_rate.peak=1e38", "--set", "optimizer.name=sgd"];
     let output = train_in(
-        folder.path(),
+        &folder,
         TINY,
         &[&diverging[..], &["--set", "train.steps=30", "--max-restarts", "3"]].concat(),
     );
     assert_eq!(output.status.code(), Some(4), "{}", said(&output));
     assert!(!said(&output).contains("restart"), "{}", said(&output));
-    let mut launched = command(folder.path(), &["--max-restarts", "3"]);
-    let output = launched.env("OMPI_COMM_WORLD_SIZE", "2").env("OMPI_COMM_WORLD_RANK", "0").output().unwrap();
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    let mut launched = command(&folder, &["--max-restarts", "3"]);
+    let text = refused(
+        launched.env("OMPI_COMM_WORLD_SIZE", "2").env("OMPI_COMM_WORLD_RANK", "0").output().unwrap(),
+        &[],
+    );
     // NCCL's ranks are restarted each by its own process; MPI's cannot be, and a program without MPI says that first.
-    let refused = "error: `--max-restarts` restarts the ranks of one process, or those that NCCL joins";
-    let text = said(&output);
-    assert!(text.starts_with(refused) || text.contains("was built without MPI"), "{text}");
+    let mistake = "error: `--max-restarts` restarts the ranks of one process, or those that NCCL joins";
+    assert!(text.starts_with(mistake) || text.contains("was built without MPI"), "{text}");
 }
 
 #[test]
 fn a_stop_reaches_the_run_through_the_process_that_restarts_it() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let folder = Here::with_run_file();
     let arguments =
         [&LONG[..], &["--out", "broken", "--max-restarts", "1"], &["--set", "train.steps=100000"]];
-    let child = start(folder.path(), &arguments.concat());
-    wait_for_step(&folder.path().join("broken"), 2);
+    let child = start(&folder, &arguments.concat());
+    wait_for_step(&folder.join("broken"), 2);
     kill("-INT", child.id());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", said(&output));
     assert!(said(&output).contains("interrupted and saved"), "{}", said(&output));
 
     // Where the one that waits is killed, the run does not go on alone.
-    let mut child = start(folder.path(), &[&arguments.concat()[..], &["--resume"]].concat());
+    let mut child = start(&folder, &[&arguments.concat()[..], &["--resume"]].concat());
     let run = child_of(child.id(), None);
-    wait_for_step(&folder.path().join("broken"), 10);
+    wait_for_step(&folder.join("broken"), 10);
     kill("-KILL", child.id());
     child.wait().unwrap();
     let mut text = String::new();
@@ -200,15 +197,12 @@ fn a_stop_reaches_the_run_through_the_process_that_restarts_it() {
 /// Killed before its first checkpoint, a run that started from other weights starts from them again.
 #[test]
 fn a_run_that_is_restarted_before_its_first_checkpoint_has_the_weights_it_started_from() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     whole(at, &[]);
     let from =
         [&LONG[..], &["--set", "checkpoint.every=1000", "--from", "whole", "--json", "--out"]].concat();
-    let expected = train_in(at, TINY, &[&from[..], &["tuned"]].concat());
-    assert!(expected.status.success(), "{}", said(&expected));
-    let output = killed_at(&[3], at, &[&from[..], &["broken", "--max-restarts", "1"]].concat());
-    assert!(output.status.success(), "{}", said(&output));
+    let expected = succeeded(train_in(at, TINY, &[&from[..], &["tuned"]].concat()));
+    let output = succeeded(killed_at(&[3], at, &[&from[..], &["broken", "--max-restarts", "1"]].concat()));
     assert!(said(&output).contains("note: the run starts from the weights of "), "{}", said(&output));
     assert_eq!(json(&output.stdout)["weights_hash"], json(&expected.stdout)["weights_hash"]);
 }
@@ -216,15 +210,14 @@ fn a_run_that_is_restarted_before_its_first_checkpoint_has_the_weights_it_starte
 /// One that is killed before the run has asked to be told of it leaves no run behind, which nobody would wait for.
 #[test]
 fn a_run_whose_starter_has_ended_before_it_does_not_begin() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let nobody = (i32::MAX - 1).to_string();
-    let output = train_in(folder.path(), TINY, &["--supervised", &nobody, "--out", "run"]);
+    let output = train_in(&folder, TINY, &["--supervised", &nobody, "--out", "run"]);
     assert_eq!(output.status.code(), Some(130), "{}", said(&output));
-    assert!(!folder.path().join("run").exists());
+    assert!(!folder.join("run").exists());
     let own = std::process::id().to_string();
-    fs::create_dir(folder.path().join("run")).unwrap();
-    let output = train_in(folder.path(), TINY, &["--supervised", &own, "--out", "run"]);
-    assert!(output.status.success(), "{}", said(&output));
+    fs::create_dir(folder.join("run")).unwrap();
+    succeeded(train_in(&folder, TINY, &["--supervised", &own, "--out", "run"]));
 }
 
 /// Rank 0 hangs where it opens a file, as on a disk that no longer answers: the other names it, and the process ends with that,
@@ -232,13 +225,13 @@ fn a_run_whose_starter_has_ended_before_it_does_not_begin() {
 #[test]
 fn a_run_ends_although_a_rank_hangs() {
     for (restarts, said_last) in [("0", "another 1.0 s\n"), ("1", "no restart is left of 1\n")] {
-        let folder = tempfile::tempdir().unwrap();
-        let metrics = folder.path().join("broken/metrics.jsonl");
-        fs::create_dir(folder.path().join("broken")).unwrap();
+        let folder = Here::new();
+        let metrics = folder.join("broken/metrics.jsonl");
+        fs::create_dir(folder.join("broken")).unwrap();
         let Some(_lease) = Lease::on(&metrics) else { return };
         let arguments = ["--ranks", "2", "--out", "broken", "--max-restarts", restarts];
         let limit = ["--set", "parallel.timeout_s=1"];
-        let output = train_in(folder.path(), TINY, &[&arguments[..], &limit].concat());
+        let output = train_in(&folder, TINY, &[&arguments[..], &limit].concat());
         let text = said(&output);
         assert_eq!(output.status.code(), Some(3), "{text}");
         let named = text.matches("error: rank 1 failed: rank 1 waited 1.0 s for rank 0 in ").count();

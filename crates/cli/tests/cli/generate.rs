@@ -3,47 +3,32 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::faults::kill;
 use crate::outputs::compare;
-use crate::{TINY, json, said, shown, train_in};
-
-fn espalier(folder: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    command.current_dir(folder).args(arguments);
-    command
-}
+use crate::{Here, espalier, espalier_command, json, said, shown, succeeded, train_in};
 
 fn generate(folder: &Path, arguments: &[&str]) -> Output {
-    espalier(folder, &[&["generate"], arguments].concat()).output().unwrap()
-}
-
-/// A folder with a trained model in `run`.
-fn trained() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let output = train_in(folder.path(), TINY, &["--out", "run"]);
-    assert!(output.status.success(), "{}", said(&output));
-    folder
+    espalier(folder, [&["generate"], arguments].concat())
 }
 
 #[test]
 fn a_model_goes_on_from_a_text() {
-    let folder = trained();
+    let folder = Here::trained();
     let asked = ["run", "12+", "--tokens", "9", "--seed", "3"];
-    let output = generate(folder.path(), &asked);
-    assert!(output.status.success(), "{}", said(&output));
+    let output = succeeded(generate(&folder, &asked));
     let text = String::from_utf8(output.stdout.clone()).unwrap();
-    let report = json(&generate(folder.path(), &[&asked[..], &["--json"]].concat()).stdout);
+    let report = json(&generate(&folder, &[&asked[..], &["--json"]].concat()).stdout);
     // The prompt, what was written, and a line's end; a program gets what was written alone.
     let written = report["text"].as_str().unwrap();
     assert_eq!(text.trim_end_matches('\n'), format!("12+{written}").trim_end_matches('\n'));
-    let alone = generate(folder.path(), &[&asked[..], &["--no-echo"]].concat());
+    let alone = generate(&folder, &[&asked[..], &["--no-echo"]].concat());
     assert_eq!(shown(&alone).trim_end_matches('\n'), written.trim_end_matches('\n'));
-    let mut from_input = espalier(folder.path(), &["generate", "run", "--tokens", "9", "--seed", "3"]);
+    let mut from_input = espalier_command(&folder, &["generate", "run", "--tokens", "9", "--seed", "3"]);
     let mut child = from_input.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"12+\n").unwrap();
     assert_eq!(shown(&child.wait_with_output().unwrap()), text, "a prompt from standard input");
@@ -55,9 +40,9 @@ fn a_model_goes_on_from_a_text() {
             && report["prompt_tokens_per_s"].as_f64().unwrap() > 0.0
     );
     // Several: the first is the one of the seed, the second that of the next.
-    let several = json(&generate(folder.path(), &[&asked[..], &["-n", "2", "--json"]].concat()).stdout);
+    let several = json(&generate(&folder, &[&asked[..], &["-n", "2", "--json"]].concat()).stdout);
     let next = ["run", "12+", "--max-new-tokens", "9", "--seed", "4", "--json"];
-    let next = json(&generate(folder.path(), &next).stdout);
+    let next = json(&generate(&folder, &next).stdout);
     assert_eq!(
         (&several["tokens"], &several["samples"][0]["tokens"]),
         (&report["tokens"], &report["tokens"])
@@ -65,17 +50,17 @@ fn a_model_goes_on_from_a_text() {
     assert_eq!(several["samples"][1]["tokens"], next["tokens"]);
     compare("espalier generate --json", &[report, several]);
     let short = ["run", "12+", "--max-new-tokens", "2", "--device", "cpu", "--dtype", "bf16", "--json"];
-    assert_eq!(json(&generate(folder.path(), &short).stdout)["format"], "dense-bf16");
+    assert_eq!(json(&generate(&folder, &short).stdout)["format"], "dense-bf16");
     assert!(said(&output).contains("9 tokens"), "{}", said(&output));
 }
 
 /// The same seed, the same text; another, another. Without temperature no seed matters. On two stages and on two tensor ranks the same.
 #[test]
 fn a_text_repeats() {
-    let folder = trained();
+    let folder = Here::trained();
     let tokens = |more: &[&str]| {
-        let output = generate(folder.path(), &[&["run", "1", "--tokens", "14", "--json"], more].concat());
-        assert!(output.status.success(), "{}", said(&output));
+        let output =
+            succeeded(generate(&folder, &[&["run", "1", "--tokens", "14", "--json"], more].concat()));
         json(&output.stdout)["tokens"].clone()
     };
     let hot = |seed, more: &[&str]| tokens(&[&["--temperature", "1.5", "--seed", seed], more].concat());
@@ -101,13 +86,12 @@ fn a_text_repeats() {
 
 #[test]
 fn a_word_and_the_context_end_a_text() {
-    let folder = trained();
+    let folder = Here::trained();
     let report = |more: &[&str]| {
-        let output = generate(
-            folder.path(),
+        let output = succeeded(generate(
+            &folder,
             &[&["run", "1", "--json", "--temperature", "2", "--tokens", "99"], more].concat(),
-        );
-        assert!(output.status.success(), "{}", said(&output));
+        ));
         (json(&output.stdout), said(&output))
     };
     let (whole, text) = report(&[]);
@@ -123,9 +107,9 @@ fn a_word_and_the_context_end_a_text() {
 /// One sentence each, and exit code 2.
 #[test]
 fn what_cannot_be_gone_on_from_is_named() {
-    let folder = trained();
+    let folder = Here::trained();
     let refused = |arguments: &[&str]| {
-        let output = generate(folder.path(), arguments);
+        let output = generate(&folder, arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", said(&output));
         assert!(output.stdout.is_empty());
         said(&output).trim_end().to_owned()
@@ -151,12 +135,12 @@ fn what_cannot_be_gone_on_from_is_named() {
 
     // A model that reads no text, and one whose tokens nobody can spell.
     let images = "[model]\nname = \"mlp\"\n[data]\nkind = \"shapes\"\ncount = 40\n[train]\nsteps = 1\nbatch = 4\n[device]\nkind = \"cpu\"";
-    assert!(train_in(folder.path(), images, &["--out", "images"]).status.success());
+    succeeded(train_in(&folder, images, &["--out", "images"]));
     assert!(refused(&["images", "1"]).ends_with("it is a model of images (mlp), which writes no text"));
-    fs::write(folder.path().join("ids.bin"), [7u8, 0, 3, 0].repeat(400)).unwrap();
+    fs::write(folder.join("ids.bin"), [7u8, 0, 3, 0].repeat(400)).unwrap();
     let tokens = "[model]\nname = \"gpt\"\nlayers = 1\nheads = 1\nwidth = 8\ncontext = 8\nvocab = 20\n[data]\nkind = \"tokens\"\n\
                   path = \"ids.bin\"\n[train]\nsteps = 1\nbatch = 4\n[device]\nkind = \"cpu\"";
-    assert!(train_in(folder.path(), tokens, &["--out", "tokens"]).status.success());
+    succeeded(train_in(&folder, tokens, &["--out", "tokens"]));
     let sentence = refused(&["tokens", "1"]);
     assert!(
         sentence.ends_with("which do not say what text they stand for: add --tokenizer FILE"),
@@ -164,19 +148,18 @@ fn what_cannot_be_gone_on_from_is_named() {
     );
     // With one it writes.
     let letters = r#"{"pre_tokenizer": {"type": "ByteLevel"}, "model": {"vocab": {"a": 0, "b": 1, "c": 2}, "merges": []}}"#;
-    fs::write(folder.path().join("letters.json"), letters).unwrap();
-    let output = generate(
-        folder.path(),
+    fs::write(folder.join("letters.json"), letters).unwrap();
+    succeeded(generate(
+        &folder,
         &["tokens", "ab", "--tokenizer", "letters.json", "--temperature", "0", "--json"],
-    );
-    assert!(output.status.success(), "{}", said(&output));
+    ));
 }
 
 /// The first Ctrl-C ends a text where it is, with what was written.
 #[test]
 fn an_interrupted_text_ends_cleanly() {
-    let folder = trained();
-    let mut command = espalier(folder.path(), &["chat", "run", "--tokens", "1000000"]);
+    let folder = Here::trained();
+    let mut command = espalier_command(&folder, &["chat", "run", "--tokens", "1000000"]);
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // It answers, so it has begun, and waits for the next line.
@@ -194,14 +177,13 @@ fn an_interrupted_text_ends_cleanly() {
 /// Lines are answered until there are no more, or one says so; a conversation that outgrows the model goes on without its beginning.
 #[test]
 fn a_conversation_goes_on_line_by_line() {
-    let folder = trained();
+    let folder = Here::trained();
     let chat = |lines: &str, more: &[&str]| {
-        let mut command = espalier(folder.path(), &[&["chat", "run", "--tokens", "3"], more].concat());
+        let mut command = espalier_command(&folder, &[&["chat", "run", "--tokens", "3"], more].concat());
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
-        let output = child.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        let output = succeeded(child.wait_with_output().unwrap());
         (String::from_utf8(output.stdout.clone()).unwrap(), said(&output))
     };
     let (answers, notes) = chat("1+1=\n/quit\n2+2=\n", &[]);
@@ -224,13 +206,13 @@ fn a_conversation_goes_on_line_by_line() {
 /// What the bench prints follows from what it measured.
 #[test]
 fn how_fast_a_model_writes_is_measured() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let small = [
         "--device", "cpu", "--layers", "2", "--width", "64", "--heads", "2", "--vocab", "100", "--tokens",
         "4",
     ];
     let output =
-        espalier(folder.path(), &[&["bench", "generate", "--prompt", "6", "--json"], &small[..]].concat())
+        espalier_command(&folder, &[&["bench", "generate", "--prompt", "6", "--json"], &small[..]].concat())
             .output()
             .unwrap();
     assert!(output.status.success(), "{}", said(&output));

@@ -2,19 +2,18 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use espalier_plan::RunFile;
 
-use crate::{json, said};
+use crate::{Here, espalier, json, root, said};
 
 fn runs() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../runs")
+    root().join("runs")
 }
 
 fn dry_run(folder: &Path) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    command.current_dir(folder).args(["train", "hello.toml", "--dry-run", "--json"]).output().unwrap()
+    espalier(folder, ["train", "hello.toml", "--dry-run", "--json"])
 }
 
 /// FNV-1a.
@@ -26,20 +25,20 @@ fn hash(bytes: &[u8]) -> u64 {
 
 #[test]
 fn it_works_elsewhere_or_says_what_is_missing() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let files = ["hello.toml", "hello-tokenizer.json", "hello.txt"];
     for (i, name) in files.iter().enumerate() {
-        fs::copy(runs().join(name), folder.path().join(name)).unwrap();
-        let output = dry_run(folder.path());
+        fs::copy(runs().join(name), folder.join(name)).unwrap();
+        let output = dry_run(&folder);
         if i + 1 == files.len() {
             assert!(output.status.success(), "{}", said(&output));
             assert!(json(&output.stdout)["parameters"].as_u64().unwrap() > 500_000);
             continue;
         }
         assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-        let missing = files[i + 1..].iter().any(|name| {
-            said(&output).contains(&format!("{} is not there", folder.path().join(name).display()))
-        });
+        let missing = files[i + 1..]
+            .iter()
+            .any(|name| said(&output).contains(&format!("{} is not there", folder.join(name).display())));
         assert!(missing && said(&output).lines().count() == 1, "{}", said(&output));
     }
 }

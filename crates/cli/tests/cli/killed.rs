@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::{TINY, command, json, said, train_in};
+use crate::{Here, TINY, command, json, said, succeeded, train_in};
 
 /// The last step of which a checkpoint is there.
 fn last_step(folder: &Path) -> Option<u64> {
@@ -15,9 +15,9 @@ fn last_step(folder: &Path) -> Option<u64> {
 
 #[test]
 fn whenever_a_run_is_killed_its_checkpoints_are_whole() {
-    let folder = tempfile::tempdir().unwrap();
-    let checkpoints = folder.path().join("out/checkpoints");
-    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let folder = Here::new();
+    let checkpoints = folder.join("out/checkpoints");
+    fs::write(folder.join("run.toml"), TINY).unwrap();
     let settings = ["parallel.zero=true", "checkpoint.every=1", "train.steps=100000", "train.eval_samples=0"];
     let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
     let mut reached = 0;
@@ -28,7 +28,7 @@ fn whenever_a_run_is_killed_its_checkpoints_are_whole() {
             arguments.push("--resume");
         }
         let mut run =
-            command(folder.path(), &arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+            command(&folder, &arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         while last_step(&checkpoints).is_none_or(|step| step <= reached) {
             if run.try_wait().unwrap().is_some() {
                 panic!("it goes on until it is killed: {}", said(&run.wait_with_output().unwrap()));
@@ -43,12 +43,11 @@ fn whenever_a_run_is_killed_its_checkpoints_are_whole() {
         reached = last_step(&checkpoints).unwrap();
     }
     let end = format!("train.steps={}", reached + 2);
-    let output = train_in(
-        folder.path(),
+    let output = succeeded(train_in(
+        &folder,
         TINY,
         &["--out", "out", "--resume", "--json", "--set", &end, "--set", "checkpoint.every=1"],
-    );
-    assert!(output.status.success(), "{}", said(&output));
+    ));
     assert!(said(&output).contains(&format!("resumed after step {reached}")), "{}", said(&output));
     assert_eq!(json(&output.stdout)["steps"], reached + 2);
     let left: Vec<_> = fs::read_dir(&checkpoints).unwrap().map(|entry| entry.unwrap().file_name()).collect();

@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 
-use crate::{json, said};
+use crate::{Here, answer, espalier, said};
 
 /// What all of them train.
 const RUN: &str = r#"
@@ -30,23 +30,18 @@ const RUN: &str = r#"
 
 fn study(folder: &Path, kind: &str, rest: &str, arguments: &[&str]) -> Output {
     fs::write(folder.join("study.toml"), format!("kind = \"{kind}\"\n{RUN}\n{rest}")).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    command.current_dir(folder).args(["study", "study.toml"]).args(arguments).output().unwrap()
+    espalier(folder, [&["study", "study.toml"], arguments].concat())
 }
 
 /// What a study prints, the first time and again: it runs nothing twice.
 fn twice(kind: &str, rest: &str) -> Value {
-    let folder = tempfile::tempdir().unwrap();
-    let go = || {
-        let output = study(folder.path(), kind, rest, &["--json"]);
-        assert!(output.status.success(), "{}", said(&output));
-        json(&output.stdout)
-    };
+    let folder = Here::new();
+    let go = || answer(study(&folder, kind, rest, &["--json"]));
     let found = go();
-    let outcomes = fs::read_to_string(folder.path().join("out/small/outcomes.jsonl")).unwrap();
+    let outcomes = fs::read_to_string(folder.join("out/small/outcomes.jsonl")).unwrap();
     assert_eq!(go(), found);
-    assert_eq!(fs::read_to_string(folder.path().join("out/small/outcomes.jsonl")).unwrap(), outcomes);
-    let page = fs::read_to_string(folder.path().join(found["report"].as_str().unwrap())).unwrap();
+    assert_eq!(fs::read_to_string(folder.join("out/small/outcomes.jsonl")).unwrap(), outcomes);
+    let page = fs::read_to_string(folder.join(found["report"].as_str().unwrap())).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.contains("<svg"), "{page}");
     assert_eq!((found["kind"].as_str(), found["name"].as_str()), (Some(kind), Some("small")));
     found
@@ -92,16 +87,13 @@ fn branches_say_a_critical_batch() {
 /// In a study of steps-to-result, beside the cells.
 #[test]
 fn the_best_trials_of_a_search_are_looked_at_where_asked() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let run = RUN.replace("peak = 0.01", "");
     let rest = "[run.prune]\nmethod = \"snip\"\n[cells]\nbatches = [16]\nsparsities = [0, 0.5]\n[goal]\nerror = 0.88\n\
                 [search]\ntrials = 2\nsteps = 64\neval_every = 4\n[search.ranges]\n\
                 learning_rate.peak = { log = [0.005, 0.02] }\n[smoothness]\nevery = 2\nsamples = 100";
-    fs::write(folder.path().join("study.toml"), run + rest).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    let output = command.current_dir(folder.path()).args(["study", "study.toml", "--json"]).output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
-    let found = json(&output.stdout);
+    fs::write(folder.join("study.toml"), run + rest).unwrap();
+    let found = answer(espalier(&folder, ["study", "study.toml", "--json"]));
     let smoothness = found["smoothness"].as_array().unwrap();
     assert_eq!(smoothness.len(), 2, "{found}");
     assert!(smoothness.iter().all(|one| one["mean"].as_f64().unwrap() > 0.0), "{found}");
@@ -112,7 +104,7 @@ fn the_best_trials_of_a_search_are_looked_at_where_asked() {
 
 #[test]
 fn what_is_wrong_with_them_is_said_in_one_sentence() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let branch = "[run.train]\nbatch = 4\nsteps = 20\n[branch]\nat = [10]\nfactors = [1, 4]\nsamples = 64";
     let cases: [(&str, &[&str], &str); 7] = [
         ("critical-bach", &[], "did you mean `critical-batch`?"),
@@ -128,7 +120,7 @@ fn what_is_wrong_with_them_is_said_in_one_sentence() {
         ("critical-batch", &["--set", "run.parallel.data=2"], "`run.parallel` asks for 2 ranks"),
     ];
     for (kind, arguments, expected) in cases {
-        let output = study(folder.path(), kind, branch, arguments);
+        let output = study(&folder, kind, branch, arguments);
         let text = said(&output);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
         let last = text.lines().last().unwrap();

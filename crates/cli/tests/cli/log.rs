@@ -1,10 +1,9 @@
 //! `--log LEVEL`: what each rank does and waits for, for whoever has to find out where a run hangs.
 
 use std::fs;
-use std::process::Command;
 
 use crate::lease::Lease;
-use crate::{TINY, command, json, said, train_in};
+use crate::{Here, TINY, command, espalier, json, said, succeeded, train_in};
 
 /// The lines that a log of `text` has of a rank, without their times.
 fn of_rank(text: &str, rank: usize) -> Vec<&str> {
@@ -18,10 +17,9 @@ fn of_rank(text: &str, rank: usize) -> Vec<&str> {
 
 #[test]
 fn each_rank_tells_its_actions_and_what_it_waits_for_before_it_does() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let arguments = ["--json", "--out", "a", "--ranks", "2", "--log", "debug"];
-    let output = train_in(folder.path(), TINY, &arguments);
-    assert!(output.status.success(), "{}", said(&output));
+    let output = succeeded(train_in(&folder, TINY, &arguments));
     assert_eq!(json(&output.stdout)["steps"], 4);
     let text = said(&output);
     for rank in 0..2 {
@@ -53,13 +51,12 @@ fn each_rank_tells_its_actions_and_what_it_waits_for_before_it_does() {
 
 #[test]
 fn a_pipeline_names_who_sends_and_a_file_takes_it_all() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let set = ["--set", "model.layers=2", "--set", "parallel.pipeline=2", "--set", "train.micro_batches=2"];
     let log = ["--out", "a", "--log", "trace", "--log-file", "a.log"];
-    let output = train_in(folder.path(), TINY, &[&set[..], &log[..]].concat());
-    assert!(output.status.success(), "{}", said(&output));
+    let output = succeeded(train_in(&folder, TINY, &[&set[..], &log[..]].concat()));
     assert!(!said(&output).contains("DEBUG"), "{}", said(&output));
-    let text = fs::read_to_string(folder.path().join("a.log")).unwrap();
+    let text = fs::read_to_string(folder.join("a.log")).unwrap();
     let lines = of_rank(&text, 1);
     let has = |start: &str, end: &str| {
         assert!(lines.iter().any(|l| l.starts_with(start) && l.ends_with(end)), "`{start}`: {text}");
@@ -70,26 +67,22 @@ fn a_pipeline_names_who_sends_and_a_file_takes_it_all() {
     has("step 1: done: receive (tag ", " after it began");
     // Started again, a run goes on in its file.
     let resumed = ["--out", "a", "--resume", "--log", "info", "--log-file", "a.log"];
-    let output = train_in(folder.path(), TINY, &[&set[..], &resumed[..]].concat());
-    assert!(output.status.success(), "{}", said(&output));
-    let longer = fs::read_to_string(folder.path().join("a.log")).unwrap();
+    succeeded(train_in(&folder, TINY, &[&set[..], &resumed[..]].concat()));
+    let longer = fs::read_to_string(folder.join("a.log")).unwrap();
     assert!(longer.starts_with(&text) && longer.len() > text.len(), "{longer}");
 }
 
 #[test]
 fn pruning_and_a_run_that_may_be_restarted_are_logged_too() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let arguments = ["--out", "a", "--max-restarts", "1", "--log", "info", "--log-file", "a.log"];
-    let output = train_in(folder.path(), TINY, &arguments);
-    assert!(output.status.success(), "{}", said(&output));
-    let text = fs::read_to_string(folder.path().join("a.log")).unwrap();
+    succeeded(train_in(&folder, TINY, &arguments));
+    let text = fs::read_to_string(folder.join("a.log")).unwrap();
     assert_eq!(text.matches("INFO  the run has ended\n").count(), 1, "{text}");
     assert!(!text.contains("rank 0"), "one rank alone has no number: {text}");
 
-    let mut prune = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    prune.args(["prune", "a", "--method", "magnitude", "--sparsity", "0.5", "-o", "b", "--log", "info"]);
-    let output = prune.current_dir(folder.path()).output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    let prune = "prune a --method magnitude --sparsity 0.5 -o b --log info";
+    let output = succeeded(espalier(&folder, prune.split(' ')));
     let text = said(&output);
     for landmark in
         ["asks the pruning method after 0 steps", "pruned before step 5: ", "step-000004 is written"]
@@ -104,14 +97,14 @@ fn pruning_and_a_run_that_may_be_restarted_are_logged_too() {
 /// Rank 0 hangs where it opens a file, as on a disk that no longer answers.
 #[test]
 fn the_last_lines_of_a_run_that_hangs_say_in_what() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join("a")).unwrap();
-    let Some(_lease) = Lease::on(&folder.path().join("a/metrics.jsonl")) else { return };
+    let folder = Here::new();
+    fs::create_dir(folder.join("a")).unwrap();
+    let Some(_lease) = Lease::on(&folder.join("a/metrics.jsonl")) else { return };
     let arguments = ["--ranks", "2", "--out", "a", "--set", "parallel.timeout_s=1"];
     let log = ["--log", "debug", "--log-file", "a.log"];
-    let output = train_in(folder.path(), TINY, &[&arguments[..], &log[..]].concat());
+    let output = train_in(&folder, TINY, &[&arguments[..], &log[..]].concat());
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
-    let text = fs::read_to_string(folder.path().join("a.log")).unwrap();
+    let text = fs::read_to_string(folder.join("a.log")).unwrap();
     assert_eq!(of_rank(&text, 0).last(), Some(&"writes into a"), "{text}");
     let [.., waits, fails] = of_rank(&text, 1)[..] else { panic!("{text}") };
     assert!(waits.contains("waits for all_reduce") && waits.ends_with("among ranks 0 and 1"), "{text}");
@@ -120,14 +113,13 @@ fn the_last_lines_of_a_run_that_hangs_say_in_what() {
 
 #[test]
 fn nothing_is_logged_unless_asked_and_what_is_asked_wrongly_gets_a_sentence() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = train_in(folder.path(), TINY, &["--out", "a", "--ranks", "2"]);
-    assert!(output.status.success(), "{}", said(&output));
+    let folder = Here::new();
+    let output = succeeded(train_in(&folder, TINY, &["--out", "a", "--ranks", "2"]));
     for level in ["ERROR", "WARN", "INFO", "DEBUG", "TRACE", "rank 1"] {
         assert!(!said(&output).contains(level), "{}", said(&output));
     }
     let refused = |arguments: &[&str], sentence: &str| {
-        let output = command(folder.path(), arguments).output().unwrap();
+        let output = command(&folder, arguments).output().unwrap();
         assert_eq!((output.status.code(), said(&output).as_str()), (Some(2), sentence));
     };
     refused(

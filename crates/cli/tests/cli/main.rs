@@ -40,8 +40,10 @@ mod tokenize;
 mod train;
 mod unheard;
 
+use std::ffi::OsStr;
 use std::fs;
-use std::path::Path;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
@@ -66,6 +68,61 @@ pub const TINY: &str = r#"
     threads = 2
 "#;
 
+/// A folder of its own, which goes with the test.
+pub struct Here(tempfile::TempDir);
+
+impl Here {
+    /// With nothing in it.
+    pub fn new() -> Here {
+        Here(tempfile::tempdir().unwrap())
+    }
+
+    /// With `run.toml`.
+    pub fn with_run_file() -> Here {
+        let folder = Here::new();
+        fs::write(folder.join("run.toml"), TINY).unwrap();
+        folder
+    }
+
+    /// With a run of four steps in `run`.
+    pub fn trained() -> Here {
+        let folder = Here::new();
+        succeeded(train_in(&folder, TINY, &["--out", "run"]));
+        folder
+    }
+}
+
+impl Deref for Here {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl AsRef<Path> for Here {
+    fn as_ref(&self) -> &Path {
+        self
+    }
+}
+
+/// The repository, where run files are named from.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The command `espalier ARGUMENTS`, to be run in `folder`.
+pub fn espalier_command<S: AsRef<OsStr>>(folder: &Path, arguments: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+    command.current_dir(folder).args(arguments);
+    command
+}
+
+/// Runs `espalier ARGUMENTS` in `folder`.
+pub fn espalier<S: AsRef<OsStr>>(folder: &Path, arguments: impl IntoIterator<Item = S>) -> Output {
+    espalier_command(folder, arguments).output().unwrap()
+}
+
 /// Writes `run.toml` into `folder` and runs `espalier train run.toml ARGUMENTS` there.
 pub fn train_in(folder: &Path, run_file: &str, arguments: &[&str]) -> Output {
     fs::write(folder.join("run.toml"), run_file).unwrap();
@@ -74,16 +131,36 @@ pub fn train_in(folder: &Path, run_file: &str, arguments: &[&str]) -> Output {
 
 /// The command `espalier train run.toml ARGUMENTS`, to be run in `folder`.
 pub fn command(folder: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    command.current_dir(folder).arg("train").arg("run.toml").args(arguments);
-    command
+    espalier_command(folder, ["train", "run.toml"].iter().chain(arguments))
 }
 
 /// What `espalier doctor --json` finds.
 pub fn doctor() -> Value {
-    let output = Command::new(env!("CARGO_BIN_EXE_espalier")).args(["doctor", "--json"]).output().unwrap();
+    answer(espalier(Path::new("."), ["doctor", "--json"]))
+}
+
+/// What has succeeded.
+#[track_caller]
+pub fn succeeded(output: Output) -> Output {
     assert!(output.status.success(), "{}", said(&output));
-    json(&output.stdout)
+    output
+}
+
+/// The JSON of what has succeeded.
+#[track_caller]
+pub fn answer(output: Output) -> Value {
+    json(&succeeded(output).stdout)
+}
+
+/// What was said by what has found a mistake in its input; all of these are in it.
+#[track_caller]
+pub fn refused(output: Output, words: &[&str]) -> String {
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    for word in words {
+        assert!(text.contains(word), "`{word}` is missing: {text}");
+    }
+    text
 }
 
 /// Standard output, which must be one line of JSON.

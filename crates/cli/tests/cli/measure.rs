@@ -1,30 +1,22 @@
 //! `espalier measure`: numbers of a checkpoint, and what cannot be measured.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
-use crate::{TINY, json, said, train_in};
+use crate::{Here, TINY, espalier, json, said, succeeded, train_in};
 
 fn measure(folder: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_espalier"))
-        .current_dir(folder)
-        .arg("measure")
-        .args(arguments)
-        .output()
-        .unwrap()
+    espalier(folder, [&["measure"], arguments].concat())
 }
 
 #[test]
 fn a_checkpoint_has_a_sharpness_an_eigenvalue_a_spectrum_and_a_critical_batch() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     let pruned =
         ["--set", "prune.method=magnitude", "--set", "prune.sparsity=0.5", "--set", "train.steps=20"];
-    let output = train_in(at, TINY, &[&["--out", "thin"], &pruned[..]].concat());
-    assert!(output.status.success(), "{}", said(&output));
+    succeeded(train_in(at, TINY, &[&["--out", "thin"], &pruned[..]].concat()));
 
-    let output = measure(at, &["thin", "--samples", "32", "--json"]);
-    assert!(output.status.success(), "{}", said(&output));
+    let output = succeeded(measure(at, &["thin", "--samples", "32", "--json"]));
     let usual = json(&output.stdout);
     assert_eq!((usual["step"].as_u64(), usual["samples"].as_u64()), (Some(20), Some(32)));
     let number = |path: &str| {
@@ -53,9 +45,8 @@ fn a_checkpoint_has_a_sharpness_an_eigenvalue_a_spectrum_and_a_critical_batch() 
 
 #[test]
 fn what_cannot_be_measured_is_said_in_one_sentence() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    assert!(train_in(at, TINY, &["--out", "dense"]).status.success());
+    let at = &Here::new();
+    succeeded(train_in(at, TINY, &["--out", "dense"]));
     let cases: [(&[&str], &str); 7] = [
         (&["nowhere"], "nowhere: there is no such folder"),
         (&["dense", "--samples", "100000"], "`samples` is 100000, and there are"),

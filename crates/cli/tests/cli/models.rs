@@ -2,16 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use espalier_plan::RunFile;
 
 use crate::outputs::compare;
-use crate::{TINY, json, said, train_in};
-
-fn espalier(folder: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_espalier")).current_dir(folder).args(arguments).output().unwrap()
-}
+use crate::{Here, TINY, answer, espalier, json, refused, said, succeeded, train_in};
 
 /// A tiny GPT-2 as transformers saves it.
 fn gpt2() -> PathBuf {
@@ -36,37 +31,28 @@ const AUTO: &str = r#"
 
 #[test]
 fn a_model_of_hugging_faces_is_trained_on_and_goes_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     let from = gpt2().display().to_string();
-    let output = train_in(at, AUTO, &["--from", &from, "--out", "run", "--json"]);
-    assert!(output.status.success(), "{}", said(&output));
-    let summary = json(&output.stdout);
+    let summary = answer(train_in(at, AUTO, &["--from", &from, "--out", "run", "--json"]));
     // Two layers of width 16, 40 tokens and the 8 positions that are asked for.
     assert_eq!(summary["parameters"], 40 * 16 + 8 * 16 + 2 * (12 * 256 + 13 * 16) + 32);
-    let dry = train_in(at, AUTO, &["--from", &from, "--out", "dry", "--dry-run", "--json"]);
-    assert!(dry.status.success(), "{}", said(&dry));
+    succeeded(train_in(at, AUTO, &["--from", &from, "--out", "dry", "--dry-run", "--json"]));
     // It goes on without the folder, as the model that it is.
-    let output = train_in(at, AUTO, &["--out", "run", "--resume", "--set", "train.steps=3", "--json"]);
-    assert!(output.status.success(), "{}", said(&output));
+    let output =
+        succeeded(train_in(at, AUTO, &["--out", "run", "--resume", "--set", "train.steps=3", "--json"]));
     let hash = &json(&output.stdout)["weights_hash"];
 
-    let output = espalier(at, &["export", "run", "-o", "hf", "--shards", "9kB", "--json"]);
-    assert!(output.status.success(), "{}", said(&output));
-    let written = json(&output.stdout);
+    let written = answer(espalier(at, &["export", "run", "-o", "hf", "--shards", "9kB", "--json"]));
     assert!(written["files"].as_array().unwrap().len() > 1 && written["config"] == true, "{written}");
     compare("espalier export --json", &[written]);
     let zero = ["--from", "hf", "--set", "train.steps=0", "--out", "again", "--json"];
-    let output = train_in(at, AUTO, &zero);
-    assert!(output.status.success(), "{}", said(&output));
-    assert_eq!(&json(&output.stdout)["weights_hash"], hash);
+    assert_eq!(&answer(train_in(at, AUTO, &zero))["weights_hash"], hash);
 }
 
 /// The run file of docs/models.md, in small: steps that suit trained weights, and nothing to say again where the run goes on.
 #[test]
 fn the_recipe_for_fine_tuning_is_whole() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     let page = include_str!("../../../../docs/models.md");
     let mut recipe = page.split("```").nth(1).unwrap().strip_prefix("toml\n").unwrap().to_owned();
     let small = [
@@ -82,14 +68,11 @@ fn the_recipe_for_fine_tuning_is_whole() {
         recipe = recipe.replace(written, smaller);
     }
     let from = gpt2().display().to_string();
-    let begun = train_in(at, &recipe, &["--from", &from, "-o", "tune", "--set", "train.steps=6"]);
-    assert!(begun.status.success(), "{}", said(&begun));
+    succeeded(train_in(at, &recipe, &["--from", &from, "-o", "tune", "--set", "train.steps=6"]));
     let text = fs::read_to_string(at.join("tune/run.toml")).unwrap();
     let rate = RunFile::parse(&text, &[]).unwrap().learning_rate;
     assert!(rate.peak <= 1e-4 && rate.warmup > 0, "{rate:?}");
-    let again = train_in(at, &recipe, &["-o", "tune", "--resume", "--json"]);
-    assert!(again.status.success(), "{}", said(&again));
-    let summary = json(&again.stdout);
+    let summary = answer(train_in(at, &recipe, &["-o", "tune", "--resume", "--json"]));
     assert_eq!(summary["steps"], 12);
     assert!(summary["sparsity"].as_f64().unwrap() > 0.7, "{}", summary["sparsity"]);
 }
@@ -97,8 +80,7 @@ fn the_recipe_for_fine_tuning_is_whole() {
 /// What is not there is said to be not there, and nothing is asked of the network.
 #[test]
 fn a_folder_that_is_not_there_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let folder = Here::with_run_file();
     let commands: [&[&str]; 8] = [
         &["train", "run.toml", "--from", "gpt2"],
         &["train", "run.toml", "--from", "gpt2", "--dry-run"],
@@ -110,7 +92,7 @@ fn a_folder_that_is_not_there_is_named() {
         &["runs", "gpt2"],
     ];
     for command in commands {
-        let output = espalier(folder.path(), command);
+        let output = espalier(&folder, command);
         assert_eq!(output.status.code(), Some(2), "{command:?}: {}", said(&output));
         let last = said(&output).lines().last().unwrap_or_default().to_owned();
         assert!(last.starts_with("error: gpt2: there is no such folder"), "{command:?}: {last}");
@@ -119,17 +101,10 @@ fn a_folder_that_is_not_there_is_named() {
 
 #[test]
 fn a_trained_model_is_judged_by_any_data_on_any_layout() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    let output = train_in(at, TINY, &["--out", "run", "--json"]);
-    assert!(output.status.success(), "{}", said(&output));
-    let trained = json(&output.stdout);
+    let at = &Here::new();
+    let trained = answer(train_in(at, TINY, &["--out", "run", "--json"]));
     fs::write(at.join("sums.txt"), "1+2=3\n".repeat(50)).unwrap();
-    let eval = |more: &[&str]| {
-        let output = espalier(at, &[&["eval", "run", "--json"], more].concat());
-        assert!(output.status.success(), "{}", said(&output));
-        json(&output.stdout)
-    };
+    let eval = |more: &[&str]| answer(espalier(at, &[&["eval", "run", "--json"], more].concat()));
     let own = eval(&["--samples", "8"]);
     let difference = own["loss"].as_f64().unwrap() - trained["validation"]["loss"].as_f64().unwrap();
     assert!(difference.abs() < 1e-6, "{own} and {}", trained["validation"]);
@@ -143,35 +118,24 @@ fn a_trained_model_is_judged_by_any_data_on_any_layout() {
 /// In one shot, of weights that another program wrote; then trained on, and back to them as a dense folder with zeros.
 #[test]
 fn a_model_of_hugging_faces_is_pruned() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     let from = gpt2().display().to_string();
     let prune = ["prune", &from, "--method", "magnitude", "--sparsity", "0.75", "-o", "thin", "--json"];
     let data = ["--set", "data.kind=arithmetic", "--set", "data.count=200", "--set", "train.batch=4"];
-    let output = espalier(at, &[&prune[..], &data].concat());
-    assert!(output.status.success(), "{}", said(&output));
-    let pruned = json(&output.stdout);
+    let pruned = answer(espalier(at, &[&prune[..], &data].concat()));
     assert_eq!((pruned["sparsity"].as_f64(), pruned["steps"].as_u64()), (Some(0.75), Some(0)));
     let run_file = fs::read_to_string(at.join("thin/run.toml")).unwrap();
     let resume =
         ["--out", "thin", "--resume", "--json", "--set", "train.steps=2", "--set", "device.kind=cpu"];
-    let output = train_in(at, &run_file, &resume);
-    assert!(output.status.success(), "{}", said(&output));
-    assert_eq!(json(&output.stdout)["sparsity"], 0.75);
-    let output = espalier(at, &["export", "thin", "-o", "back"]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(answer(train_in(at, &run_file, &resume))["sparsity"], 0.75);
+    succeeded(espalier(at, &["export", "thin", "-o", "back"]));
     // The folder is one of theirs again, and pruned on from there it is where it was.
     let again = ["prune", "back", "--method", "magnitude", "--sparsity", "0.75", "-o", "again", "--json"];
-    let output = espalier(at, &[&again[..], &data].concat());
-    assert!(output.status.success(), "{}", said(&output));
-    assert_eq!(json(&output.stdout)["kept"], pruned["kept"]);
+    assert_eq!(answer(espalier(at, &[&again[..], &data].concat()))["kept"], pruned["kept"]);
     // What it is trained on must be said.
-    let output = espalier(at, &["prune", &from, "--method", "magnitude", "-o", "x"]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(
-        said(&output).contains("`data.kind` is not said, and a model without a run of ours"),
-        "{}",
-        said(&output)
+    refused(
+        espalier(at, &["prune", &from, "--method", "magnitude", "-o", "x"]),
+        &["`data.kind` is not said, and a model without a run of ours"],
     );
     assert!(!at.join("x").exists());
 }
@@ -179,8 +143,7 @@ fn a_model_of_hugging_faces_is_pruned() {
 /// What a run began from may go: its checkpoints have the tokenizer, though it was in two files.
 #[test]
 fn a_run_outlives_the_folder_that_it_began_from() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     fs::create_dir(at.join("theirs")).unwrap();
     for file in ["config.json", "model.safetensors"] {
         fs::copy(gpt2().join(file), at.join("theirs").join(file)).unwrap();
@@ -191,16 +154,12 @@ fn a_run_outlives_the_folder_that_it_began_from() {
     fs::write(at.join("theirs/merges.txt"), "#version: 0.2\n").unwrap();
     fs::write(at.join("words.txt"), "the cat and the dog ".repeat(40)).unwrap();
     let text = AUTO.replace("count = 200", "kind = \"text\"\n    path = \"words.txt\"");
-    let output = train_in(at, &text, &["--from", "theirs", "--out", "run"]);
-    assert!(output.status.success(), "{}", said(&output));
-    let before = espalier(at, &["eval", "run", "--json"]);
-    assert!(before.status.success(), "{}", said(&before));
+    succeeded(train_in(at, &text, &["--from", "theirs", "--out", "run"]));
+    let before = succeeded(espalier(at, &["eval", "run", "--json"]));
     fs::remove_dir_all(at.join("theirs")).unwrap();
-    let after = espalier(at, &["eval", "run", "--json"]);
-    assert!(after.status.success(), "{}", said(&after));
-    assert_eq!(json(&after.stdout), json(&before.stdout));
-    let output = train_in(at, &text, &["--out", "run", "--resume", "--set", "train.steps=3", "--json"]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(answer(espalier(at, &["eval", "run", "--json"])), json(&before.stdout));
+    let output =
+        succeeded(train_in(at, &text, &["--out", "run", "--resume", "--set", "train.steps=3", "--json"]));
     assert_eq!(json(&output.stdout)["steps"], 3);
     // Text that was written anew is not what was held out.
     fs::write(at.join("words.txt"), "the dog and the cat ".repeat(40)).unwrap();
@@ -211,9 +170,7 @@ fn a_run_outlives_the_folder_that_it_began_from() {
 /// A NaN among the weights is no empty text and no folder with a NaN: the run diverged, and the exit code says so.
 #[test]
 fn weights_that_are_no_numbers_end_as_a_diverged_run_does() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    assert!(train_in(at, TINY, &["--out", "run"]).status.success());
+    let at = &Here::trained();
     fs::create_dir(at.join("broken")).unwrap();
     for entry in fs::read_dir(at.join("run/checkpoints/step-000004")).unwrap() {
         let path = entry.unwrap().path();
@@ -241,9 +198,7 @@ fn weights_that_are_no_numbers_end_as_a_diverged_run_does() {
 /// Each gets one sentence, names what is wrong, and leaves nothing behind.
 #[test]
 fn what_cannot_be_done_is_said() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    assert!(train_in(at, TINY, &["--out", "run"]).status.success());
+    let at = &Here::trained();
     fs::write(at.join("words.txt"), "these are no sums\n".repeat(9)).unwrap();
     let from = gpt2().display().to_string();
     for (arguments, sentence) in [

@@ -13,7 +13,7 @@ use espalier_testing::{Need, skipped};
 use serde_json::Value;
 
 use crate::faults::{LONG, assert_whole, kill, random, wait_for_step};
-use crate::{TINY, command, json, pipeline, said};
+use crate::{Here, answer, command, json, pipeline, said, succeeded};
 
 /// A small GPT.
 const GPT: &str = r#"
@@ -107,25 +107,25 @@ fn trained(folder: &Path, out: &str, output: &Output) -> (Vec<f64>, Value) {
 /// Over 40 steps with AdamW (100 in the long form), dense and with nine weights of ten gone: losses within 1e-6 of those of one rank, and weights
 /// with the very bits that threads give, since both add up in the order of ranks.
 fn processes_train_as_threads_and_as_one_rank(run_file: &str, learns: bool) {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("run.toml"), run_file).unwrap();
+    let folder = Here::new();
+    fs::write(folder.join("run.toml"), run_file).unwrap();
     let pruned = ["--set", "prune.method=magnitude", "--set", "prune.sparsity=0.9"];
     let steps = if espalier_testing::long() { 100 } else { 40 };
     for (how, settings) in [("dense", &[][..]), ("pruned", &pruned)] {
         let run = |out: &str, command: &mut Command| {
             command.args(settings).args(["--set", &format!("train.steps={steps}"), "--json", "--out", out]);
-            trained(folder.path(), out, &command.output().unwrap())
+            trained(&folder, out, &command.output().unwrap())
         };
-        let (one, _) = run(&format!("{how}-1"), &mut command(folder.path(), &[]));
+        let (one, _) = run(&format!("{how}-1"), &mut command(&folder, &[]));
         assert_eq!(one.len(), steps);
         assert!(!learns || one[steps - 1] < one[0], "{how}: it learns");
         for ranks in [2, 4] {
-            let Some(mut launched) = mpi_command(ranks, folder.path(), &[]) else { return };
+            let Some(mut launched) = mpi_command(ranks, &folder, &[]) else { return };
             let (losses, by_mpi) = run(&format!("{how}-mpi-{ranks}"), &mut launched);
             let apart = one.iter().zip(&losses).map(|(a, b)| (a - b).abs() / a).fold(0.0, f64::max);
             assert!(losses.len() == steps && apart < 1e-6, "{how} on {ranks} ranks: {apart:e} apart");
             let number = ranks.to_string();
-            let mut threads = command(folder.path(), &["--ranks", &number]);
+            let mut threads = command(&folder, &["--ranks", &number]);
             let (losses_of_threads, by_threads) = run(&format!("{how}-threads-{ranks}"), &mut threads);
             assert_eq!(by_mpi["weights_hash"], by_threads["weights_hash"], "{how} on {ranks} ranks");
             assert_eq!(losses, losses_of_threads, "{how} on {ranks} ranks");
@@ -138,14 +138,12 @@ fn processes_train_as_threads_and_as_one_rank(run_file: &str, learns: bool) {
 /// Each process has a log of its own, and is named in all of it.
 #[test]
 fn each_process_logs_under_its_rank() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let folder = Here::with_run_file();
     let arguments = ["--out", "a", "--log", "debug", "--log-file", "a.log"];
-    let Some(mut launched) = mpi_command(2, folder.path(), &arguments) else { return };
-    let output = launched.output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    let Some(mut launched) = mpi_command(2, &folder, &arguments) else { return };
+    succeeded(launched.output().unwrap());
     for rank in 0..2 {
-        let text = fs::read_to_string(folder.path().join(format!("a.log.{rank}"))).unwrap();
+        let text = fs::read_to_string(folder.join(format!("a.log.{rank}"))).unwrap();
         let name = format!("rank {rank}: ");
         assert!(text.lines().all(|line| line.contains(&name)), "{text}");
         for landmark in
@@ -170,12 +168,12 @@ fn a_resnet_learns_the_same_in_processes() {
 /// Every schedule of `runs/pipeline.toml`, two stages as two processes: the bits of two threads.
 #[test]
 fn every_schedule_runs_in_processes() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     for schedule in pipeline::ALL {
         let run = |mut command: Command, out: &str| {
             command.args(pipeline::small(schedule)).args(["--json", "--out", out]);
-            let output = command.current_dir(folder.path()).output().unwrap();
-            trained(folder.path(), out, &output)
+            let output = command.current_dir(&folder).output().unwrap();
+            trained(&folder, out, &output)
         };
         let Some(mut launched) = mpirun() else { return };
         launched.args(["-n", "2", env!("CARGO_BIN_EXE_espalier")]);
@@ -208,7 +206,7 @@ fn cut_layers_run_in_processes() {
         "learning_rate.warmup=1",
     ];
     const TILES: &[&str] = &["parallel.tensor=1", "parallel.spatial=2"];
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     for (name, settings, others) in [
         ("tensor", TEXT, &[][..]),
         ("spatial", IMAGES, &[]),
@@ -220,7 +218,7 @@ fn cut_layers_run_in_processes() {
         let run = |mut command: Command, out: &str| {
             command.arg("train").arg(&file).args(["--json", "--out", out]);
             command.args(settings.iter().chain(others).flat_map(|set| ["--set", set]));
-            trained(folder.path(), out, &command.current_dir(folder.path()).output().unwrap())
+            trained(&folder, out, &command.current_dir(&folder).output().unwrap())
         };
         let Some(mut launched) = mpirun() else { return };
         launched.args(["-n", "2", env!("CARGO_BIN_EXE_espalier")]);
@@ -236,24 +234,21 @@ fn cut_layers_run_in_processes() {
 
 #[test]
 fn rank_0_speaks_and_writes() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("run.toml"), TINY).unwrap();
-    let Some(mut command) = mpi_command(4, folder.path(), &["--json"]) else { return };
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    let folder = Here::with_run_file();
+    let Some(mut command) = mpi_command(4, &folder, &["--json"]) else { return };
+    let output = succeeded(command.output().unwrap());
     assert_eq!(json(&output.stdout)["run"], "out/run");
     let text = said(&output);
     assert!(text.contains("batch 4 over 4 ranks, joined by MPI"), "{text}");
     for once in ["joined by MPI", "saved out/run/checkpoints/step-000004", "run folder out/run"] {
         assert_eq!(text.matches(once).count(), 1, "`{once}`: {text}");
     }
-    let metrics = fs::read_to_string(folder.path().join("out/run/metrics.jsonl")).unwrap();
+    let metrics = fs::read_to_string(folder.join("out/run/metrics.jsonl")).unwrap();
     assert_eq!(metrics.lines().filter(|line| line.contains("\"lr\"")).count(), 1, "{metrics}");
 
     // A stop and a resume by another number of processes.
     let more = ["--out", "out/run", "--resume", "--json", "--set", "train.steps=8"];
-    let output = mpi_command(2, folder.path(), &more).unwrap().output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    let output = succeeded(mpi_command(2, &folder, &more).unwrap().output().unwrap());
     assert!(said(&output).contains("resumed after step 4"), "{}", said(&output));
     assert_eq!(json(&output.stdout)["steps"], 8);
 }
@@ -261,23 +256,22 @@ fn rank_0_speaks_and_writes() {
 /// The user's mistakes keep their sentence and their code: what all ranks see, and what rank 0 alone sees.
 #[test]
 fn mistakes_and_divergence_read_as_on_one_rank() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("run.toml"), TINY).unwrap();
-    let Some(mut wrong) = mpi_command(2, folder.path(), &["--ranks", "4"]) else { return };
+    let folder = Here::with_run_file();
+    let Some(mut wrong) = mpi_command(2, &folder, &["--ranks", "4"]) else { return };
     let output = wrong.output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     let sentence = "error: `parallel`: the mesh of data 4 takes 4 ranks, but 2 were started; start 4, or set `data` to 2";
     assert!(said(&output).contains(sentence), "{}", said(&output));
-    assert!(!folder.path().join("out").exists(), "nothing is left behind");
+    assert!(!folder.join("out").exists(), "nothing is left behind");
 
     let resume = ["--resume", "--out", "nowhere"];
-    let output = mpi_command(2, folder.path(), &resume).unwrap().output().unwrap();
+    let output = mpi_command(2, &folder, &resume).unwrap().output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     assert_eq!(said(&output).matches("no run here to resume").count(), 1, "{}", said(&output));
 
     let diverging =
         ["--set", "learning_rate.peak=1e38", "--set", "optimizer.name=sgd", "--set", "train.steps=30"];
-    let output = mpi_command(2, folder.path(), &diverging).unwrap().output().unwrap();
+    let output = mpi_command(2, &folder, &diverging).unwrap().output().unwrap();
     assert_eq!(output.status.code(), Some(4), "{}", said(&output));
     assert_eq!(said(&output).matches("error: the run diverged").count(), 1, "{}", said(&output));
 }
@@ -363,25 +357,21 @@ fn struck_after(
 
 /// A rank that is killed ends the run, which goes on from its last checkpoint with the bits of never having been killed.
 fn goes_on_after_a_kill(layout: &[&str]) {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let folder = Here::with_run_file();
     // Four processes on few cores take long for a step.
     const FEWER: [&str; 2] = ["--set", "train.steps=48"];
     let out = |name: &'static str| [&LONG[..], &FEWER, layout, &["--json", "--out", name]].concat();
-    let Some(mut whole) = mpi_command(4, folder.path(), &out("whole")) else { return };
-    let whole = whole.output().unwrap();
-    assert!(whole.status.success(), "{}", said(&whole));
+    let Some(mut whole) = mpi_command(4, &folder, &out("whole")) else { return };
+    let whole = succeeded(whole.output().unwrap());
     let (rank, step) = (random(4) as usize, 1 + random(30));
     let settings = [&FEWER, layout, &["--out", "broken"]].concat();
-    let output = struck("-KILL", rank, step, folder.path(), &settings).unwrap();
+    let output = struck("-KILL", rank, step, &folder, &settings).unwrap();
     assert!(!output.status.success(), "rank {rank} was killed at step {step}: {}", said(&output));
     assert!(said(&output).to_lowercase().contains("killed"), "the launcher says so: {}", said(&output));
-    assert_whole(&folder.path().join("broken"));
+    assert_whole(&folder.join("broken"));
     let resume = [&out("broken")[..], &["--resume"]].concat();
-    let resumed = mpi_command(4, folder.path(), &resume).unwrap().output().unwrap();
-    assert!(resumed.status.success(), "{}", said(&resumed));
     assert_eq!(
-        json(&resumed.stdout)["weights_hash"],
+        answer(mpi_command(4, &folder, &resume).unwrap().output().unwrap())["weights_hash"],
         json(&whole.stdout)["weights_hash"],
         "rank {rank} was killed at step {step}"
     );
@@ -402,11 +392,10 @@ const STAGES: [&str; 4] = ["--set", "parallel.pipeline=2", "--set", "train.micro
 
 /// A rank that no longer answers, as one whose machine is gone: the launcher notices nothing, the time limit does.
 fn is_named_when_the_time_limit_is_over(layout: &[&str]) {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let folder = Here::with_run_file();
     let settings = ["--out", "broken", "--set", "parallel.timeout_s=2", "--set", "train.steps=100000"];
     let settings = [layout, &settings].concat();
-    let Some(output) = struck("-STOP", 2, 5, folder.path(), &settings) else { return };
+    let Some(output) = struck("-STOP", 2, 5, &folder, &settings) else { return };
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
     let text = said(&output);
     // `error: rank 1 waited 2.1 s for ranks 0 and 2 in ...`: who waits for the one that hangs may be missing too, to a third. How long
@@ -417,7 +406,7 @@ fn is_named_when_the_time_limit_is_over(layout: &[&str]) {
         missing.split([' ', ',', 's']).any(|rank| rank == "2")
     };
     assert!(text.lines().any(|line| line.starts_with("error: rank ") && names_it(line)), "{text}");
-    assert_whole(&folder.path().join("broken"));
+    assert_whole(&folder.join("broken"));
 }
 
 #[test]
@@ -433,14 +422,12 @@ fn a_stage_that_hangs_is_named() {
 /// Before its first step a rank is waited for by MPI itself, which has no limit: in its start, and where groups are made.
 #[test]
 fn a_rank_that_stops_before_its_first_step_is_given_up() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let folder = Here::with_run_file();
     for (run, wait) in [0, 30, 100].into_iter().enumerate() {
         let out = format!("stopped-{run}");
         let settings = ["--out", &out, "--set", "parallel.timeout_s=2", "--set", "train.steps=100000"];
         let moment = || std::thread::sleep(Duration::from_millis(wait));
-        let Some(Struck { output, launcher_hung }) =
-            struck_after(moment, "-STOP", 2, folder.path(), &settings)
+        let Some(Struck { output, launcher_hung }) = struck_after(moment, "-STOP", 2, &folder, &settings)
         else {
             return;
         };

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::{TINY, doctor, json, said, train_in};
+use crate::{Here, TINY, answer, doctor, espalier, json, said, train_in};
 
 const PAGE: &str = include_str!("../../../../docs/outputs.md");
 
@@ -73,8 +73,7 @@ fn metrics(run: &Path) -> Vec<Value> {
 
 #[test]
 fn the_tables_are_what_runs_write() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     let text = [
         "prune.method=early-bird",
         "prune.every=1",
@@ -96,8 +95,7 @@ fn the_tables_are_what_runs_write() {
     let bad = train_in(at, TINY, &[&["--out", "bad"], &bad[..]].concat());
     assert_eq!(bad.status.code(), Some(4), "{}", said(&bad));
     let state = |run: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-        let listed = command.current_dir(at).args(["runs", run, "--json"]).output().unwrap();
+        let listed = espalier(at, ["runs", run, "--json"]);
         json(&listed.stdout)["runs"][0]["state"].clone()
     };
     assert_eq!((state("bad"), state("text")), ("diverged".into(), "finished".into()));
@@ -125,21 +123,19 @@ fn the_tables_are_what_runs_write() {
 #[test]
 fn the_table_of_schedules_is_what_they_print() {
     let schedule = |name: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-        command.args(["schedule", name, "--stages", "2", "--micro-batches", "4", "--json"]);
-        json(&command.output().unwrap().stdout)
+        let arguments = ["schedule", name, "--stages", "2", "--micro-batches", "4", "--json"];
+        answer(espalier(Path::new("."), arguments))
     };
     compare("espalier schedule --json", &[schedule("1f1b"), schedule("pipedream")]);
 }
 
 #[test]
 fn the_table_of_verifying_is_what_it_prints() {
-    let folder = tempfile::tempdir().unwrap();
-    let trained = train_in(folder.path(), TINY, &["--out", "run", "--set", "checkpoint.every=2"]);
+    let folder = Here::new();
+    let trained = train_in(&folder, TINY, &["--out", "run", "--set", "checkpoint.every=2"]);
     assert_eq!(trained.status.code(), Some(0), "{}", said(&trained));
-    fs::write(folder.path().join("run/checkpoints/step-000004/model.safetensors"), "").unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    let output = command.current_dir(folder.path()).args(["verify", "run", "--json"]).output().unwrap();
+    fs::write(folder.join("run/checkpoints/step-000004/model.safetensors"), "").unwrap();
+    let output = espalier(&folder, ["verify", "run", "--json"]);
     compare("espalier verify --json", &[json(&output.stdout)]);
 }
 

@@ -2,21 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::process::{Command, Output};
 
-use crate::{TINY, said};
-
-fn espalier(folder: &Path, arguments: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    command.current_dir(folder).args(arguments.split(' ')).output().unwrap()
-}
+use crate::{Here, TINY, espalier, said};
 
 #[test]
 fn files_of_others_are_not_written_over() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    fs::write(at.join("run.toml"), TINY).unwrap();
+    let at = &Here::with_run_file();
     let plan = "plan run.toml --cluster this-machine";
     let commands = [
         (format!("{plan} --gpus 2 --apply"), "two.toml", "run file of `espalier plan --apply`"),
@@ -28,7 +19,7 @@ fn files_of_others_are_not_written_over() {
     for (command, name, what) in commands {
         let (command, file) = (format!("{command} {name}"), at.join(name));
         fs::write(&file, icon).unwrap();
-        let refused = espalier(at, &command);
+        let refused = espalier(at, command.split(' '));
         assert_eq!(refused.status.code(), Some(2), "{command}: {}", said(&refused));
         let expected = format!("error: {name}: a file is here that is no {what}: choose another name, or ");
         // A benchmark may have warned before.
@@ -37,11 +28,11 @@ fn files_of_others_are_not_written_over() {
         assert_eq!(fs::read_to_string(&file).unwrap(), icon, "{command}");
 
         let before = fs::metadata(&file).unwrap().ino();
-        let forced = espalier(at, &format!("{command} --force"));
+        let forced = espalier(at, format!("{command} --force").split(' '));
         assert!(forced.status.success(), "{command}: {}", said(&forced));
         assert_ne!(fs::metadata(&file).unwrap().ino(), before, "{command}: it was put in its place at once");
         // What is ours is written anew without a word.
-        let again = espalier(at, &command);
+        let again = espalier(at, command.split(' '));
         assert!(again.status.success(), "{command}: {}", said(&again));
     }
     let left: Vec<_> = fs::read_dir(at).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -51,13 +42,13 @@ fn files_of_others_are_not_written_over() {
 /// By whatever name, and although it could be one that was written here.
 #[test]
 fn the_run_file_itself_is_not_written_over() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     let text = format!("# gpt by `espalier plan`: by hand since\n{TINY}");
     fs::write(at.join("run.toml"), &text).unwrap();
     std::os::unix::fs::symlink("run.toml", at.join("link.toml")).unwrap();
     for name in ["run.toml", "./run.toml", "link.toml"] {
-        let refused = espalier(at, &format!("plan run.toml --cluster this-machine --gpus 2 --apply {name}"));
+        let refused =
+            espalier(at, format!("plan run.toml --cluster this-machine --gpus 2 --apply {name}").split(' '));
         assert_eq!(refused.status.code(), Some(2), "{name}: {}", said(&refused));
         assert!(said(&refused).contains("it is the run file that is planned for"), "{}", said(&refused));
         assert_eq!(fs::read_to_string(at.join("run.toml")).unwrap(), text);

@@ -2,13 +2,12 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use espalier_train::Summary;
 use espalier_train::run::trace::TraceFile;
 use serde_json::Value;
 
-use crate::{json, said};
+use crate::{Here, answer, espalier, json, refused, said};
 
 /// All schedules.
 pub const ALL: [&str; 9] =
@@ -32,16 +31,16 @@ pub fn small(schedule: &str) -> Vec<String> {
 
 #[test]
 fn every_schedule_runs_from_the_run_file_and_writes_its_timeline() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let mut losses = Vec::new();
     for schedule in ALL {
-        let trace = folder.path().join(format!("{schedule}.json"));
+        let trace = folder.join(format!("{schedule}.json"));
         let mut arguments = small(schedule);
-        let out = folder.path().join(schedule);
+        let out = folder.join(schedule);
         arguments.extend(
             ["--out", out.to_str().unwrap(), "--trace", trace.to_str().unwrap(), "--json"].map(String::from),
         );
-        let output = Command::new(env!("CARGO_BIN_EXE_espalier")).args(&arguments).output().unwrap();
+        let output = espalier(Path::new("."), &arguments);
         assert!(output.status.success(), "{schedule}: {}", said(&output));
         let summary: Summary = serde_json::from_value(json(&output.stdout)).unwrap();
         assert_eq!((summary.layout.pipeline, summary.layout.schedule.as_deref()), (2, Some(schedule)));
@@ -65,15 +64,13 @@ fn every_schedule_runs_from_the_run_file_and_writes_its_timeline() {
 /// What one layout saves, another goes on from.
 #[test]
 fn a_pipeline_goes_on_from_the_checkpoint_of_another_layout() {
-    let folder = tempfile::tempdir().unwrap();
-    let out = folder.path().join("run");
+    let folder = Here::new();
+    let out = folder.join("run");
     let run = |more: &[&str]| {
         let mut arguments = small("1f1b");
         arguments.extend(["--out", out.to_str().unwrap(), "--json"].map(String::from));
         arguments.extend(more.iter().map(ToString::to_string));
-        let output = Command::new(env!("CARGO_BIN_EXE_espalier")).args(&arguments).output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
-        json(&output.stdout)
+        answer(espalier(Path::new("."), &arguments))
     };
     let whole = run(&["--set", "train.steps=6", "--set", "learning_rate.decay_steps=6"]);
     fs::remove_dir_all(&out).unwrap();
@@ -91,15 +88,9 @@ fn a_pipeline_goes_on_from_the_checkpoint_of_another_layout() {
 /// The order of a named schedule, written to a file and brought back, is the same run; one for other numbers is refused.
 #[test]
 fn a_schedule_of_ones_own_runs() {
-    let folder = tempfile::tempdir().unwrap();
-    let espalier = |arguments: &[&str]| {
-        Command::new(env!("CARGO_BIN_EXE_espalier"))
-            .current_dir(folder.path())
-            .args(arguments)
-            .output()
-            .unwrap()
-    };
-    let mine = folder.path().join("mine.txt");
+    let folder = Here::new();
+    let espalier = |arguments: &[&str]| espalier(&folder, arguments);
+    let mine = folder.join("mine.txt");
     let order = "pipeline 0 1\nmicro-batches 4\nF0 F1 B0 F2 B1 F3 B2 B3\nF0 B0 F1 B1 F2 B2 F3 B3\n";
     fs::write(&mine, order).unwrap();
     let run = |more: &[&str]| {
@@ -109,24 +100,18 @@ fn a_schedule_of_ones_own_runs() {
     };
     let named = json(&run(&["--json", "--out", "named"]).stdout);
     let file = format!("parallel.schedule_file={}", mine.display());
-    let output = run(&["--json", "--out", "mine", "--set", &file]);
-    assert!(output.status.success(), "{}", said(&output));
-    let own = json(&output.stdout);
+    let own = answer(run(&["--json", "--out", "mine", "--set", &file]));
     assert_eq!(own["weights_hash"], named["weights_hash"]);
     // The first rank holds both ends of the model: what no named schedule has.
     let bent = "name there-and-back\npipeline 0 1 1 0\nF0.0 F1.0 F0.1 B0.1 F1.1 B1.1 B0.0 B1.0\n\
                 F0.0 F0.1 F1.0 F1.1 B0.1 B0.0 B1.1 B1.0\n";
-    fs::write(folder.path().join("bent.txt"), bent).unwrap();
+    fs::write(folder.join("bent.txt"), bent).unwrap();
     let two = ["--json", "--set", "train.micro_batches=2", "--set"];
     let straight = json(&run(&[&two[..], &["parallel.schedule=1f1b", "--out", "straight"]].concat()).stdout);
-    let file_of_bent = format!("parallel.schedule_file={}", folder.path().join("bent.txt").display());
-    let output = run(&[&two[..], &[&file_of_bent, "--out", "bent"]].concat());
-    assert!(output.status.success(), "{}", said(&output));
-    let bent = json(&output.stdout);
+    let file_of_bent = format!("parallel.schedule_file={}", folder.join("bent.txt").display());
+    let bent = answer(run(&[&two[..], &[&file_of_bent, "--out", "bent"]].concat()));
     assert_eq!(bent["layout"]["schedule"], "there-and-back");
     let loss = |summary: &Value| summary["loss"].as_f64().unwrap();
     assert!((loss(&bent) / loss(&straight) - 1.0).abs() < 1e-6, "{} {}", loss(&bent), loss(&straight));
-    let output = run(&["--set", &file, "--set", "train.micro_batches=8"]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(said(&output).contains("is for 2 ranks, 4 micro-batches"), "{}", said(&output));
+    refused(run(&["--set", &file, "--set", "train.micro_batches=8"]), &["is for 2 ranks, 4 micro-batches"]);
 }

@@ -1,36 +1,21 @@
 //! `espalier plan`: published shares of peak, the contract's fields, run files that it writes, and mistakes.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 
-use crate::{said, shown};
+use crate::{Here, answer, espalier, refused, root, shown, succeeded};
 
 const GPT3: &str = "runs/gpt3-13b.toml --cluster summit";
 
-/// Where the run files are named from.
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
 /// Runs with words divided by spaces.
 fn plan(arguments: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    command.current_dir(root()).arg("plan").args(arguments.split(' ')).output().unwrap()
+    espalier(&root(), ["plan"].into_iter().chain(arguments.split(' ')))
 }
 
 fn figures(arguments: &str) -> Value {
-    let output = plan(&format!("{arguments} --json"));
-    assert!(output.status.success(), "{}", said(&output));
-    crate::json(&output.stdout)
-}
-
-fn refused(arguments: &str) -> String {
-    let output = plan(arguments);
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    said(&output)
+    answer(plan(&format!("{arguments} --json")))
 }
 
 /// Singh & Bhatele 2023, table of GPT-3 13B: the search finds the stages itself.
@@ -101,24 +86,21 @@ fn one_line_says_whether_it_fits() {
 
 #[test]
 fn what_is_applied_is_what_train_takes() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("two.toml");
-    let output = plan(&format!("runs/hello.toml --gpus 2 --apply {}", file.display()));
-    assert!(output.status.success(), "{}", said(&output));
+    let folder = Here::new();
+    let file = folder.join("two.toml");
+    succeeded(plan(&format!("runs/hello.toml --gpus 2 --apply {}", file.display())));
     let text = fs::read_to_string(&file).unwrap();
     assert!(text.contains("[parallel]"), "{text}");
-    let mut train = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    let train = train.args(["train", "--dry-run", "--json"]).arg(&file).current_dir(root()).output().unwrap();
-    assert!(train.status.success(), "{}", said(&train));
-    let layout = &crate::json(&train.stdout)["layout"];
+    let layout =
+        &answer(espalier(&root(), ["train", "--dry-run", "--json", file.to_str().unwrap()]))["layout"];
     let axes = ["data", "pipeline", "tensor"].map(|axis| layout[axis].as_u64().unwrap());
     assert_eq!(axes.iter().product::<u64>(), 2, "{layout}");
 }
 
 #[test]
 fn sweeps_over_devices_and_shares() {
-    let folder = tempfile::tempdir().unwrap();
-    let picture = folder.path().join("curve.svg");
+    let folder = Here::new();
+    let picture = folder.join("curve.svg");
     let asked = format!("{GPT3} --engine axonn --sweep gpus=256..1024 --svg {}", picture.display());
     let figures_of = figures(&asked);
     let times: Vec<f64> = figures_of["sweep"]
@@ -139,11 +121,11 @@ fn sweeps_over_devices_and_shares() {
 
 #[test]
 fn mistakes_get_one_sentence() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let file = |name: &str, from: &str, to: &str| {
         let text = fs::read_to_string(root().join("clusters/summit.toml")).unwrap();
         assert!(text.contains(from));
-        let path = folder.path().join(name);
+        let path = folder.join(name);
         fs::write(&path, text.replacen(from, to, 1)).unwrap();
         path.display().to_string()
     };
@@ -187,7 +169,7 @@ fn mistakes_get_one_sentence() {
             "error: `train.batch` is 16, and no layout of 17 devices with what `--layout` fixes shares it out evenly",
         ),
     ] {
-        let said = refused(arguments);
+        let said = refused(plan(arguments), &[]);
         assert!(said.contains(sentence), "{arguments}: {said}");
         assert_eq!(said.trim_end().lines().count(), 1, "{said}");
     }
@@ -195,7 +177,7 @@ fn mistakes_get_one_sentence() {
 
 #[test]
 fn what_fits_nowhere_hears_what_would_do() {
-    let said = refused(&format!("{GPT3} --gpus 4 --engine samo --set train.batch=16"));
+    let said = refused(plan(&format!("{GPT3} --gpus 4 --engine samo --set train.batch=16")), &[]);
     assert!(said.contains("`model` does not fit on 4 devices of 15.0 GB"), "{said}");
     assert!(said.contains("8 devices would do") || said.contains("16 devices would do"), "{said}");
 }

@@ -2,17 +2,11 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
 
 use espalier_train::run::trace::TraceFile;
 use serde_json::Value;
 
-use crate::{TINY, json, said, train_in};
-
-/// `espalier ARGUMENTS`, in a folder.
-fn espalier(folder: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_espalier")).current_dir(folder).args(arguments).output().unwrap()
-}
+use crate::{Here, TINY, espalier, json, refused, said, succeeded, train_in};
 
 /// What a rank does up to the end of its first step, by name.
 fn first_step(file: &Path, rank: usize) -> Vec<String> {
@@ -25,17 +19,14 @@ fn first_step(file: &Path, rank: usize) -> Vec<String> {
 
 #[test]
 fn a_planned_trace_has_the_rows_and_the_names_of_a_run() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     let layers = TINY.replace("layers = 1", "layers = 4");
     let set = ["--set", "parallel.pipeline=2", "--set", "parallel.data=2", "--set", "train.micro_batches=2"];
-    let run = train_in(at, &layers, &[&["--out", "run", "--trace", "run.json"], &set[..]].concat());
-    assert!(run.status.success(), "{}", said(&run));
+    succeeded(train_in(at, &layers, &[&["--out", "run", "--trace", "run.json"], &set[..]].concat()));
     let layout = "pipeline=2,data=2,micro_batch=1,schedule=1f1b";
     let plan =
         ["plan", "run.toml", "--gpus", "4", "--layout", layout, "--trace", "planned.json", "--top", "1"];
-    let planned = espalier(at, &plan);
-    assert!(planned.status.success(), "{}", said(&planned));
+    let planned = succeeded(espalier(at, &plan));
     assert!(said(&planned).contains("one rank of each of the 2 stages of a replica"), "{}", said(&planned));
     let text = fs::read_to_string(at.join("planned.json")).unwrap();
     let trace: TraceFile = serde_json::from_str(&text).unwrap();
@@ -51,8 +42,7 @@ fn a_planned_trace_has_the_rows_and_the_names_of_a_run() {
     }
     // A person's file is not written over.
     fs::write(at.join("notes.json"), "mine").unwrap();
-    let refused = espalier(at, &["plan", "run.toml", "--gpus", "1", "--trace", "notes.json"]);
-    assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
+    refused(espalier(at, &["plan", "run.toml", "--gpus", "1", "--trace", "notes.json"]), &[]);
     assert_eq!(fs::read_to_string(at.join("notes.json")).unwrap(), "mine");
 }
 
@@ -70,18 +60,15 @@ fn parallel(folder: &Path) -> String {
 
 #[test]
 fn a_layout_that_is_left_open_is_found_said_and_written_down() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    let dry = train_in(at, &auto(), &["--dry-run", "--json", "--ranks", "2"]);
-    assert!(dry.status.success(), "{}", said(&dry));
+    let at = &Here::new();
+    let dry = succeeded(train_in(at, &auto(), &["--dry-run", "--json", "--ranks", "2"]));
     let said_once = said(&dry).matches("note: `parallel` = \"auto\" is ").count();
     assert_eq!(said_once, 1, "{}", said(&dry));
     let layout = &json(&dry.stdout)["layout"];
     let axes = ["data", "pipeline", "tensor"].map(|axis| layout[axis].as_u64().unwrap());
     assert_eq!(axes.iter().product::<u64>(), 2, "{layout}");
 
-    let run = train_in(at, &auto(), &["--out", "run", "--ranks", "2", "--set", "train.steps=2"]);
-    assert!(run.status.success(), "{}", said(&run));
+    succeeded(train_in(at, &auto(), &["--out", "run", "--ranks", "2", "--set", "train.steps=2"]));
     let before = parallel(&at.join("run"));
     assert!(before.starts_with(&format!("data = {}\ntensor = {}\n", axes[0], axes[2])), "{before}");
 
@@ -91,8 +78,7 @@ fn a_layout_that_is_left_open_is_found_said_and_written_down() {
         [device.memory]\ngb_per_s = 1.0\nefficiency = [[1.0, 1.0]]\n[node]\ndevices = 2\ncores = true\n\
         [node.link]\nalpha_us = 1e6\ngb_per_s = 1e-6\n";
     fs::write(at.join("cluster.toml"), slow).unwrap();
-    let again = train_in(at, &auto(), &["--out", "run", "--resume"]);
-    assert!(again.status.success(), "{}", said(&again));
+    let again = succeeded(train_in(at, &auto(), &["--out", "run", "--resume"]));
     assert!(said(&again).contains("resumed after step 2"), "{}", said(&again));
     assert_eq!(parallel(&at.join("run")), before);
 
@@ -108,12 +94,9 @@ fn a_layout_that_is_left_open_is_found_said_and_written_down() {
 
 #[test]
 fn what_cannot_be_laid_out_gets_one_sentence() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     let refused = |text: &str, arguments: &[&str], words: &str| {
-        let output = train_in(at, text, &[&["--dry-run"], arguments].concat());
-        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-        let said = said(&output);
+        let said = refused(train_in(at, text, &[&["--dry-run"], arguments].concat()), &[]);
         assert_eq!(said.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{said}");
         assert!(said.contains(words), "{said}");
     };
@@ -127,27 +110,22 @@ fn what_cannot_be_laid_out_gets_one_sentence() {
 /// Nothing of a prediction may stop a run.
 #[test]
 fn a_run_says_what_was_predicted_beside_what_it_took() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    let run = train_in(at, TINY, &["--out", "run", "--json", "--ranks", "2"]);
-    assert!(run.status.success(), "{}", said(&run));
+    let at = &Here::new();
+    let run = succeeded(train_in(at, TINY, &["--out", "run", "--json", "--ranks", "2"]));
     let predicted = &json(&run.stdout)["predicted"];
     assert!(predicted["step_ms"].as_f64().unwrap() > 0.0, "{predicted}");
     assert_eq!(predicted["cluster"], "this-machine");
     assert!(said(&run).contains(" ms is predicted by this-machine; "), "{}", said(&run));
     fs::write(at.join("cluster.toml"), "no cluster").unwrap();
-    let run = train_in(at, TINY, &["--out", "again", "--json"]);
-    assert!(run.status.success(), "{}", said(&run));
+    let run = succeeded(train_in(at, TINY, &["--out", "again", "--json"]));
     assert!(json(&run.stdout)["predicted"].is_null());
     assert!(said(&run).contains("so no step time is predicted"), "{}", said(&run));
 }
 
 #[test]
 fn rates_are_refitted_to_what_runs_took() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    let run = train_in(at, TINY, &["--out", "run", "--ranks", "2", "--set", "train.log_every=1"]);
-    assert!(run.status.success(), "{}", said(&run));
+    let at = &Here::new();
+    succeeded(train_in(at, TINY, &["--out", "run", "--ranks", "2", "--set", "train.log_every=1"]));
     // As slow as a run of a busy machine, so that what is measured does not depend on this one.
     let metrics = at.join("run/metrics.jsonl");
     let lines: Vec<Value> = fs::read_to_string(&metrics)
@@ -164,8 +142,7 @@ fn rates_are_refitted_to_what_runs_took() {
     let text: Vec<String> = lines.iter().map(Value::to_string).collect();
     fs::write(&metrics, text.join("\n")).unwrap();
 
-    let refit = espalier(at, &["plan", "--calibrate", "run", "--json"]);
-    assert!(refit.status.success(), "{}", said(&refit));
+    let refit = succeeded(espalier(at, &["plan", "--calibrate", "run", "--json"]));
     let found = json(&refit.stdout);
     let row = &found["runs"][0];
     // 4 samples of 16 tokens.
@@ -188,9 +165,7 @@ fn rates_are_refitted_to_what_runs_took() {
         ("metrics.jsonl", "metrics.jsonl cannot be read"),
     ] {
         fs::rename(at.join("run").join(name), at.join("aside")).unwrap();
-        let refused = espalier(at, &["plan", "--calibrate", "run"]);
-        assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
-        assert!(said(&refused).contains(words), "{}", said(&refused));
+        refused(espalier(at, &["plan", "--calibrate", "run"]), &[words]);
         fs::rename(at.join("aside"), at.join("run").join(name)).unwrap();
     }
     fs::write(&metrics, "").unwrap();

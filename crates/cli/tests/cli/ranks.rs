@@ -2,14 +2,13 @@
 
 use std::fs;
 
-use crate::{TINY, json, said, train_in};
+use crate::{Here, TINY, answer, json, refused, said, succeeded, train_in};
 
 #[test]
 fn ranks_train_as_one_and_are_in_the_summary() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let run = |out: &str, more: &[&str]| {
-        let output = train_in(folder.path(), TINY, &[&["--json", "--out", out], more].concat());
-        assert!(output.status.success(), "{}", said(&output));
+        let output = succeeded(train_in(&folder, TINY, &[&["--json", "--out", out], more].concat()));
         (json(&output.stdout), said(&output))
     };
     let (one, _) = run("one", &[]);
@@ -29,9 +28,9 @@ fn ranks_train_as_one_and_are_in_the_summary() {
     assert!((sent - expected).abs() < 200.0, "{sent} sent, {expected} expected");
     assert_eq!(one["bytes_sent"]["all_reduce"], 0);
     for file in ["run.toml", "plan.json", "metrics.jsonl", "checkpoints/step-000004/manifest.json"] {
-        assert!(folder.path().join("four").join(file).exists(), "{file}");
+        assert!(folder.join("four").join(file).exists(), "{file}");
     }
-    let resolved = fs::read_to_string(folder.path().join("four/run.toml")).unwrap();
+    let resolved = fs::read_to_string(folder.join("four/run.toml")).unwrap();
     assert!(resolved.contains("data = 4"), "the resolved file gives the same run again: {resolved}");
     // The flag wins over the file.
     let (two, _) = run("two", &["--set", "parallel.data=3", "--ranks", "2"]);
@@ -40,11 +39,10 @@ fn ranks_train_as_one_and_are_in_the_summary() {
 
 #[test]
 fn a_run_can_go_on_with_other_ranks() {
-    let folder = tempfile::tempdir().unwrap();
-    train_in(folder.path(), TINY, &["--out", "a", "--ranks", "2"]);
+    let folder = Here::new();
+    train_in(&folder, TINY, &["--out", "a", "--ranks", "2"]);
     let more = ["--out", "a", "--resume", "--json", "--set", "train.steps=8", "--ranks", "4"];
-    let output = train_in(folder.path(), TINY, &more);
-    assert!(output.status.success(), "{}", said(&output));
+    let output = succeeded(train_in(&folder, TINY, &more));
     assert!(said(&output).contains("resumed after step 4"), "{}", said(&output));
     assert_eq!(json(&output.stdout)["steps"], 8);
 }
@@ -52,24 +50,23 @@ fn a_run_can_go_on_with_other_ranks() {
 /// The user's mistakes keep their sentence and their code, on whichever rank they show.
 #[test]
 fn mistakes_and_divergence_read_as_on_one_rank() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = train_in(folder.path(), TINY, &["--ranks", "3"]);
-    assert_eq!(output.status.code(), Some(2));
+    let folder = Here::new();
+    let text = refused(train_in(&folder, TINY, &["--ranks", "3"]), &[]);
     assert_eq!(
-        said(&output),
+        text,
         "error: `parallel.data` is 3, but `train.batch` = 4 cannot be cut into 3 equal parts (3 ranks with \
          `train.micro_batches` = 1)\n"
     );
-    let output = train_in(folder.path(), TINY, &["--ranks", "0"]);
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    let output = train_in(folder.path(), TINY, &["--ranks", "2", "--resume", "--out", "nowhere"]);
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    assert!(said(&output).contains("no run here to resume"), "{}", said(&output));
-    assert!(!folder.path().join("nowhere").exists(), "nothing is left behind");
+    refused(train_in(&folder, TINY, &["--ranks", "0"]), &[]);
+    refused(
+        train_in(&folder, TINY, &["--ranks", "2", "--resume", "--out", "nowhere"]),
+        &["no run here to resume"],
+    );
+    assert!(!folder.join("nowhere").exists(), "nothing is left behind");
 
     let diverging =
         ["--set", "learning_rate.peak=1e38", "--set", "optimizer.name=sgd", "--set", "train.steps=30"];
-    let output = train_in(folder.path(), TINY, &[&diverging[..], &["--ranks", "2"]].concat());
+    let output = train_in(&folder, TINY, &[&diverging[..], &["--ranks", "2"]].concat());
     assert_eq!(output.status.code(), Some(4), "{}", said(&output));
     assert!(said(&output).contains("error: the run diverged"), "{}", said(&output));
 }
@@ -77,20 +74,17 @@ fn mistakes_and_divergence_read_as_on_one_rank() {
 /// What `--ranks` leaves beside the other axes are replicas.
 #[test]
 fn ranks_are_divided_by_all_other_axes() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let dry = |ranks: &str, fields: &[&str]| {
         let set = fields.iter().flat_map(|field| ["--set", field]);
         let arguments: Vec<&str> = ["--dry-run", "--json", "--ranks", ranks].into_iter().chain(set).collect();
-        train_in(folder.path(), TINY, &arguments)
+        train_in(&folder, TINY, &arguments)
     };
     let both = ["parallel.tensor=2", "parallel.pipeline=2", "train.micro_batches=2"];
-    let output = dry("8", &both);
-    assert!(output.status.success(), "{}", said(&output));
-    assert_eq!(json(&output.stdout)["layout"]["data"], 2);
+    assert_eq!(answer(dry("8", &both))["layout"]["data"], 2);
     let refused = |ranks: &str, fields: &[&str]| {
-        let output = dry(ranks, fields);
-        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-        said(&output)
+        let text = refused(dry(ranks, fields), &[]);
+        text
     };
     assert_eq!(
         refused("6", &both),

@@ -9,13 +9,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::{TINY, json, outputs, said, train_in};
+use crate::{Here, TINY, answer, espalier, espalier_command, json, outputs, said, succeeded, train_in};
 
 /// The command `espalier report ARGUMENTS`, to be run in `folder`.
 pub fn report(folder: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    command.current_dir(folder).arg("report").args(arguments);
-    command
+    espalier_command(folder, [&["report"], arguments].concat())
 }
 
 fn reported(folder: &Path, arguments: &[&str]) -> Output {
@@ -26,8 +24,7 @@ fn reported(folder: &Path, arguments: &[&str]) -> Output {
 fn run(folder: &Path, name: &str, settings: &[&str], arguments: &[&str]) {
     let logged = ["--out", name, "--set", "train.log_every=1"];
     let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
-    let trained = train_in(folder, TINY, &[&logged[..], &settings, arguments].concat());
-    assert!(trained.status.success(), "{}", said(&trained));
+    succeeded(train_in(folder, TINY, &[&logged[..], &settings, arguments].concat()));
 }
 
 /// A folder as a run leaves it that was killed in its third step: hand-made, so that every number is known.
@@ -43,8 +40,7 @@ pub fn torn(folder: &Path) {
 
 #[test]
 fn a_page_shows_what_a_run_has() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     let settings = [
         "model.layers=4",
         "parallel.pipeline=2",
@@ -53,8 +49,7 @@ fn a_page_shows_what_a_run_has() {
         "prune.sparsity=0.5",
     ];
     run(at, "run", &settings, &["--trace", "run/trace.json"]);
-    let output = reported(at, &["run"]);
-    assert!(output.status.success(), "{}", said(&output));
+    let output = succeeded(reported(at, &["run"]));
     let page = fs::read_to_string(at.join("run/report.html")).unwrap();
     let shown = ["Loss", "Learning rate", "Norm of the gradient", "Throughput", "Memory", "activations"];
     let more =
@@ -85,8 +80,7 @@ fn a_page_shows_what_a_run_has() {
 
 #[test]
 fn runs_are_laid_over_each_other_and_what_differs_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     run(at, "small", &[], &[]);
     run(at, "large", &["train.batch=8", "optimizer.name=lamb"], &[]);
     let output = reported(at, &["small", "large", "-o", "both.html", "--json"]);
@@ -115,12 +109,9 @@ fn runs_are_laid_over_each_other_and_what_differs_is_named() {
 
 #[test]
 fn a_run_that_was_torn_is_shown_as_far_as_it_goes() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     torn(&at.join("torn"));
-    let output = reported(at, &["torn", "--json", "-o", "torn.html"]);
-    assert!(output.status.success(), "{}", said(&output));
-    let found = json(&output.stdout);
+    let found = answer(reported(at, &["torn", "--json", "-o", "torn.html"]));
     let run = &found["runs"][0];
     assert_eq!((&run["steps"], &run["loss"], &run["state"]), (&2.into(), &2.5.into(), &"stopped".into()));
     let notes = run["notes"].to_string();
@@ -132,8 +123,7 @@ fn a_run_that_was_torn_is_shown_as_far_as_it_goes() {
     // Nothing of it yet.
     fs::create_dir(at.join("begun")).unwrap();
     fs::write(at.join("begun/run.toml"), "").unwrap();
-    let output = reported(at, &["begun"]);
-    assert!(output.status.success(), "{}", said(&output));
+    succeeded(reported(at, &["begun"]));
     assert!(
         fs::read_to_string(at.join("begun/report.html")).unwrap().contains("no step is in metrics.jsonl yet")
     );
@@ -142,8 +132,7 @@ fn a_run_that_was_torn_is_shown_as_far_as_it_goes() {
 /// One sentence, exit code 2, and nothing is written.
 #[test]
 fn what_is_no_run_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     fs::create_dir(at.join("empty")).unwrap();
     fs::write(at.join("file"), "words").unwrap();
     torn(&at.join("run"));
@@ -170,15 +159,11 @@ fn what_is_no_run_is_refused() {
 /// Runs are found below a folder, not within each other, and compared in words.
 #[test]
 fn runs_are_listed_and_compared_in_words() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     run(at, "out/small", &[], &[]);
     run(at, "out/deep/large", &["train.batch=8"], &[]);
     torn(&at.join("out/small/set-aside-1"));
-    let espalier = |arguments: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-        command.current_dir(at).args(arguments).output().unwrap()
-    };
+    let espalier = |arguments: &[&str]| espalier(at, arguments);
     let output = espalier(&["runs", "--json"]);
     let found = json(&output.stdout);
     outputs::compare("espalier runs --json", std::slice::from_ref(&found));
@@ -204,11 +189,9 @@ fn runs_are_listed_and_compared_in_words() {
 
 #[test]
 fn numbers_are_handed_to_other_programs() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     torn(&at.join("run"));
-    let output = reported(at, &["run", "--csv", "run.csv", "--tensorboard", "events"]);
-    assert!(output.status.success(), "{}", said(&output));
+    succeeded(reported(at, &["run", "--csv", "run.csv", "--tensorboard", "events"]));
     let table = fs::read_to_string(at.join("run.csv")).unwrap();
     assert_eq!(
         table,
@@ -279,8 +262,7 @@ impl Drop for Served {
 
 #[test]
 fn runs_are_served_as_they_go_on_and_nothing_else_is() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     torn(&at.join("one"));
     torn(&at.join("two"));
     let served = Served::start(at, &["one", "two"]);

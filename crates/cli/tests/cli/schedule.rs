@@ -2,16 +2,15 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::{Value, json};
 
 use crate::pipeline::ALL;
-use crate::{said, shown};
+use crate::{Here, answer, espalier, refused, said, shown, succeeded};
 
 fn schedule_in(folder: &Path, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    command.current_dir(folder).arg("schedule").args(arguments).output().unwrap()
+    espalier(folder, [&["schedule"], arguments].concat())
 }
 
 /// Runs with words divided by spaces.
@@ -20,9 +19,7 @@ fn schedule(arguments: &str) -> Output {
 }
 
 fn figures(arguments: &str) -> Value {
-    let output = schedule(&format!("{arguments} --json"));
-    assert!(output.status.success(), "{}", said(&output));
-    crate::json(&output.stdout)
+    answer(schedule(&format!("{arguments} --json")))
 }
 
 #[test]
@@ -87,14 +84,12 @@ fn the_picture_is_what_was_asked_for() {
 
 #[test]
 fn what_actions_prints_can_be_read_back() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     for name in ALL {
         let arguments = format!("{name} --stages 4 --micro-batches 8 --batches 2 --actions");
-        let written = schedule(&arguments);
-        assert!(written.status.success(), "{}", said(&written));
-        fs::write(folder.path().join("mine.txt"), &written.stdout).unwrap();
-        let read = schedule_in(folder.path(), &["--file", "mine.txt", "--actions"]);
-        assert!(read.status.success(), "{}", said(&read));
+        let written = succeeded(schedule(&arguments));
+        fs::write(folder.join("mine.txt"), &written.stdout).unwrap();
+        let read = succeeded(schedule_in(&folder, &["--file", "mine.txt", "--actions"]));
         assert_eq!(written.stdout, read.stdout, "{name}");
         let picture = |output| said(output).lines().take(4).map(String::from).collect::<Vec<_>>();
         assert_eq!(picture(&written), picture(&read), "{name}");
@@ -116,14 +111,11 @@ fn json_is_the_last_line() {
     assert_eq!(last["actions"][1], "F0 F1 B0 B1");
 }
 
-/// Checks the code, and that there is one sentence with these words.
-fn refused(output: &Output, words: &[&str]) {
-    let text = said(output);
-    assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(output.stdout.is_empty() && text.lines().count() == 1 && text.starts_with("error: "), "{text}");
-    for word in words {
-        assert!(text.contains(word), "`{word}` is named: {text}");
-    }
+/// Checks that there is one sentence with these words.
+fn refused_in_a_sentence(output: Output, words: &[&str]) {
+    assert!(output.stdout.is_empty(), "{}", shown(&output));
+    let text = refused(output, words);
+    assert!(text.lines().count() == 1 && text.starts_with("error: "), "{text}");
 }
 
 #[test]
@@ -141,13 +133,13 @@ fn what_cannot_be_asked_for() {
         ("gpipe --stages 999999 --micro-batches 999999", &["too long"]),
     ];
     for (arguments, words) in cases {
-        refused(&schedule(arguments), words);
+        refused_in_a_sentence(schedule(arguments), words);
     }
 }
 
 #[test]
 fn files_that_cannot_be_run() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let cases: [(&str, &[&str]); 4] = [
         ("F0 F1 B0 B1\nF0 F1 B0 C1", &["mine.txt", "line 2", "`C1`"]),
         ("F0 B0 F1 B1\nF0 F1 B0 B1", &["mine.txt", "deadlock", "rank 0", "rank 1"]),
@@ -155,30 +147,33 @@ fn files_that_cannot_be_run() {
         ("pipeline 0 5\nF0 B0\nF0 B0", &["mine.txt", "rank 5"]),
     ];
     for (text, words) in cases {
-        fs::write(folder.path().join("mine.txt"), text).unwrap();
-        refused(&schedule_in(folder.path(), &["--file", "mine.txt"]), words);
+        fs::write(folder.join("mine.txt"), text).unwrap();
+        refused_in_a_sentence(schedule_in(&folder, &["--file", "mine.txt"]), words);
     }
-    refused(&schedule_in(folder.path(), &["--file", "none.txt"]), &["none.txt"]);
-    fs::write(folder.path().join("mine.txt"), "F0 B0").unwrap();
-    refused(&schedule_in(folder.path(), &["--file", "mine.txt", "--forward", "-1"]), &["forward", "-1"]);
+    refused_in_a_sentence(schedule_in(&folder, &["--file", "none.txt"]), &["none.txt"]);
+    fs::write(folder.join("mine.txt"), "F0 B0").unwrap();
+    refused_in_a_sentence(
+        schedule_in(&folder, &["--file", "mine.txt", "--forward", "-1"]),
+        &["forward", "-1"],
+    );
 }
 
 /// Every command in the documentation prints what the page says.
 #[test]
 fn the_documentation_shows_true_output() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/schedules.md");
     let page = fs::read_to_string(page).unwrap();
     let mut compared = 0;
     for block in page.split("```").skip(1).step_by(2) {
         let (first, rest) = block.split_once('\n').unwrap();
         match first.split_once(' ') {
-            Some(("text", file)) => fs::write(folder.path().join(file), rest).unwrap(),
+            Some(("text", file)) => fs::write(folder.join(file), rest).unwrap(),
             _ => {
                 let (command, expected) = rest.split_once('\n').unwrap();
                 let arguments = command.strip_prefix("$ espalier schedule ").expect("a command");
                 let arguments = arguments.strip_suffix(" 2> /dev/null").unwrap_or(arguments);
-                let output = schedule_in(folder.path(), &arguments.split(' ').collect::<Vec<_>>());
+                let output = schedule_in(&folder, &arguments.split(' ').collect::<Vec<_>>());
                 assert_eq!(shown(&output), expected, "{command}");
                 compared += 1;
             }

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::TINY;
 use crate::faults::{LONG, kill, wait_for_step};
 use crate::lease::Lease;
+use crate::{Here, TINY};
 
 /// A run without an end in `broken`, with SIGHUP as `env` is told to leave it, whatever these tests were started with.
 fn start(folder: &Path, hup: &str, more: &[&str]) -> Child {
@@ -40,9 +40,9 @@ fn a_batch_system_and_a_closed_terminal_let_it_save() {
         ("-USR1", &["--max-restarts", "1"]),
         ("-HUP", &["--max-restarts", "1"]),
     ] {
-        let folder = tempfile::tempdir().unwrap();
-        let child = start(folder.path(), "--default-signal=HUP", more);
-        wait_for_step(&folder.path().join("broken"), 3);
+        let folder = Here::new();
+        let child = start(&folder, "--default-signal=HUP", more);
+        wait_for_step(&folder.join("broken"), 3);
         kill(signal, child.id());
         let (status, text) = end(child);
         assert_eq!(status.code(), Some(130), "{signal} {more:?}: {text}");
@@ -53,9 +53,9 @@ fn a_batch_system_and_a_closed_terminal_let_it_save() {
 /// `nohup espalier train ...` goes on when the terminal closes.
 #[test]
 fn whoever_ignores_a_closed_terminal_is_left_alone() {
-    let folder = tempfile::tempdir().unwrap();
-    let child = start(folder.path(), "--ignore-signal=HUP", &[]);
-    let run = folder.path().join("broken");
+    let folder = Here::new();
+    let child = start(&folder, "--ignore-signal=HUP", &[]);
+    let run = folder.join("broken");
     wait_for_step(&run, 3);
     kill("-HUP", child.id());
     let lines = fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines().count() as u64;
@@ -71,12 +71,12 @@ fn whoever_ignores_a_closed_terminal_is_left_alone() {
 /// Before the first step there is nothing to save, and a read that does not come back must not keep the process.
 #[test]
 fn a_slow_read_answers_the_first_signal() {
-    let folder = tempfile::tempdir().unwrap();
-    let run = folder.path().join("broken");
+    let folder = Here::new();
+    let run = folder.join("broken");
     fs::create_dir(&run).unwrap();
     // The last thing that a run opens before its first step.
     let Some(_lease) = Lease::on(&run.join("metrics.jsonl")) else { return };
-    let child = start(folder.path(), "--default-signal=HUP", &[]);
+    let child = start(&folder, "--default-signal=HUP", &[]);
     let begin = Instant::now();
     while !run.join("plan.json").exists() {
         assert!(begin.elapsed() < Duration::from_secs(60), "the run does not begin");

@@ -1,28 +1,21 @@
 //! Standard output has what a command was asked for, standard error what is said beside it; with `--json` standard output has one
 //! line for a program, and the answer for people joins the notes.
 
-use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use serde_json::Value;
 
-use crate::{TINY, json, said, shown, train_in};
-
-fn espalier(folder: &Path, arguments: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    command.current_dir(folder).args(arguments.split(' ')).output().unwrap()
-}
+use crate::{Here, TINY, espalier, json, said, shown, succeeded, train_in};
 
 #[test]
 fn what_was_asked_for_is_on_standard_output() {
-    let folder = tempfile::tempdir().unwrap();
-    let trained = train_in(folder.path(), TINY, &["--out", "out/a"]);
-    assert!(trained.status.success(), "{}", said(&trained));
+    let folder = Here::new();
+    let trained = succeeded(train_in(&folder, TINY, &["--out", "out/a"]));
     for (answer, note) in [("perplexity ", "step      4/4 "), ("run folder out/a", "saved ")] {
         assert!(shown(&trained).contains(answer) && !said(&trained).contains(answer), "{answer}");
         assert!(said(&trained).contains(note) && !shown(&trained).contains(note), "{note}");
     }
-    assert!(train_in(folder.path(), TINY, &["--out", "out/b", "--set", "train.batch=8"]).status.success());
+    succeeded(train_in(&folder, TINY, &["--out", "out/b", "--set", "train.batch=8"]));
 
     let asked = [
         ("train run.toml --dry-run", "predicted"),
@@ -41,7 +34,7 @@ fn what_was_asked_for_is_on_standard_output() {
         ("export out/a -o out/d", "tensors"),
     ];
     for (command, answer) in asked {
-        let output = espalier(folder.path(), command);
+        let output = espalier(&folder, command.split(' '));
         assert!(output.status.success(), "{command}: {}", said(&output));
         assert!(shown(&output).contains(answer), "{command}: {}", shown(&output));
         assert!(!said(&output).contains(answer), "{command}: {}", said(&output));
@@ -49,7 +42,7 @@ fn what_was_asked_for_is_on_standard_output() {
         if command.contains(" -o ") {
             continue;
         }
-        let output = espalier(folder.path(), &format!("{command} --json"));
+        let output = espalier(&folder, format!("{command} --json").split(' '));
         assert!(json(&output.stdout).is_object(), "{command}");
         assert!(said(&output).contains(answer), "{command}: {}", said(&output));
     }
@@ -58,11 +51,11 @@ fn what_was_asked_for_is_on_standard_output() {
 /// Lines that `--file` reads have nothing between them.
 #[test]
 fn actions_have_standard_output_to_themselves() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = espalier(folder.path(), "schedule 1f1b --stages 2 --micro-batches 4 --actions");
+    let folder = Here::new();
+    let output = espalier(&folder, "schedule 1f1b --stages 2 --micro-batches 4 --actions".split(' '));
     assert!(!shown(&output).contains("bubble") && said(&output).contains("bubble"), "{}", said(&output));
-    std::fs::write(folder.path().join("mine.txt"), &output.stdout).unwrap();
-    let again = espalier(folder.path(), "schedule --file mine.txt --json");
+    std::fs::write(folder.join("mine.txt"), &output.stdout).unwrap();
+    let again = espalier(&folder, "schedule --file mine.txt --json".split(' '));
     assert_eq!(json(&again.stdout)["stages"], Value::from(2));
 }
 
@@ -121,13 +114,12 @@ fn help_is_wrapped_and_grouped() {
 
 #[test]
 fn tables_fit_where_they_are_read_or_are_turned() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let folder = Here::new();
+    std::fs::write(folder.join("run.toml"), TINY).unwrap();
     let table = |columns: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-        command.current_dir(folder.path()).env("COLUMNS", columns);
-        let output = command.args(["explain", "run.toml", "--ranks", "2"]).output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        command.current_dir(&folder).env("COLUMNS", columns);
+        let output = succeeded(command.args(["explain", "run.toml", "--ranks", "2"]).output().unwrap());
         let text = shown(&output);
         text.split("\n\n").nth(1).unwrap().to_owned()
     };

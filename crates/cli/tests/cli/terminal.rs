@@ -1,13 +1,13 @@
 //! What a person sees on a terminal while a run goes on: a bar of one line, and nothing of it when it is over.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Read;
 use std::process::Stdio;
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-use crate::{TINY, command};
+use crate::{Here, command};
 
 /// A screen that understands what a bar writes: returns, ends of lines, a line up, a line cleared.
 #[derive(Default)]
@@ -79,8 +79,7 @@ impl Screen {
 
 #[test]
 fn a_bar_takes_one_line_and_leaves_none() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let folder = Here::with_run_file();
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&master).unwrap();
     unlockpt(&master).unwrap();
@@ -88,7 +87,7 @@ fn a_bar_takes_one_line_and_leaves_none() {
     let name = ptsname(&master, Vec::new()).unwrap();
     let terminal =
         || -> Stdio { File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap().into() };
-    let mut run = command(folder.path(), &["--set", "train.steps=300", "--set", "train.eval_every=100"]);
+    let mut run = command(&folder, &["--set", "train.steps=300", "--set", "train.eval_every=100"]);
     let mut child = run
         .env_remove("NO_COLOR")
         .env("TERM", "xterm")

@@ -2,14 +2,13 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use crate::outputs::compare;
-use crate::{json, said, train_in};
+use crate::{Here, answer, espalier, json, said, succeeded, train_in};
 
 fn tokenize(folder: &Path, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    command.current_dir(folder).arg("tokenize").args(arguments).output().unwrap()
+    espalier(folder, [&["tokenize"], arguments].concat())
 }
 
 /// A tokenizer that Python made, of a style in `data/tests/oracle/tokenizer_styles.py`.
@@ -30,12 +29,11 @@ fn texts(at: &Path) {
 
 #[test]
 fn token_files_are_trained_on_and_the_same_on_any_number_of_threads() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     texts(at);
     let run = |more: &[&str]| {
-        let output = tokenize(at, &[&["texts", "--tokenizer", "tokenizer.json", "--json"], more].concat());
-        assert!(output.status.success(), "{}", said(&output));
+        let output =
+            succeeded(tokenize(at, &[&["texts", "--tokenizer", "tokenizer.json", "--json"], more].concat()));
         (json(&output.stdout), said(&output))
     };
     let (one, said_of_one) = run(&["-o", "one.bin", "--threads", "1"]);
@@ -51,31 +49,29 @@ fn token_files_are_trained_on_and_the_same_on_any_number_of_threads() {
         files.iter().flat_map(|file| fs::read(at.join(file.as_str().unwrap())).unwrap()).collect();
     assert_eq!(shards, bytes);
     // The folder of a model stands for its tokenizer; wider ids are the same ones.
-    let wide = tokenize(
+    succeeded(tokenize(
         at,
         &["texts", "--tokenizer", ".", "--dtype", "u32", "-o", "wide.bin", "--extensions", "md"],
-    );
-    assert!(wide.status.success(), "{}", said(&wide));
+    ));
     let wide = fs::read(at.join("wide.bin")).unwrap();
     let end = &bytes[bytes.len() - wide.len() / 2..];
     assert!(wide.chunks(4).zip(end.chunks(2)).all(|(four, two)| four[..2] == *two && four[2..] == [0, 0]));
 
     let text = "[model]\nlayers = 1\nheads = 2\nwidth = 16\ncontext = 16\nvocab = 400\n[data]\nkind = \"tokens\"\npath = \"many\"\n\
                 [train]\nsteps = 2\nbatch = 4\neval_samples = 4\n[device]\nkind = \"cpu\"";
-    let of_files = train_in(at, text, &["--out", "files", "--json"]);
-    assert!(of_files.status.success(), "{}", said(&of_files));
+    let of_files = succeeded(train_in(at, text, &["--out", "files", "--json"]));
     let text = text.replace("\"tokens\"", "\"text\"\ntokenizer = \"tokenizer.json\"");
     let text = text.replace("\"many\"", "\"texts\"").replace("vocab = 400\n", "");
-    let of_text = train_in(at, &text, &["--out", "text", "--json"]);
-    assert!(of_text.status.success(), "{}", said(&of_text));
-    assert_eq!(json(&of_files.stdout)["loss"], json(&of_text.stdout)["loss"]);
+    assert_eq!(
+        json(&of_files.stdout)["loss"],
+        answer(train_in(at, &text, &["--out", "text", "--json"]))["loss"]
+    );
 }
 
 /// Each gets one sentence and leaves nothing behind.
 #[test]
 fn what_cannot_be_tokenized_is_said() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     texts(at);
     copy_tokenizer("bert", &at.join("bert.json"));
     fs::write(at.join("latin.txt"), b"caf\xe9").unwrap();

@@ -4,14 +4,12 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use crate::{TINY, command, doctor, json, said, train_in};
+use crate::{Here, TINY, answer, command, doctor, json, refused, said, succeeded, train_in};
 
 #[test]
 fn a_run_prints_its_summary_and_leaves_its_folder() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = train_in(folder.path(), TINY, &["--json"]);
-    assert!(output.status.success(), "{}", said(&output));
-    let summary = json(&output.stdout);
+    let folder = Here::new();
+    let summary = answer(train_in(&folder, TINY, &["--json"]));
     assert_eq!(summary["steps"], 4);
     assert_eq!(summary["device"], "cpu");
     assert_eq!(summary["precision"], "f32");
@@ -30,7 +28,7 @@ fn a_run_prints_its_summary_and_leaves_its_folder() {
         assert_eq!(entry["predicted"], entry["measured"], "{category}");
     }
     assert_eq!(summary["layout"]["data"], 1);
-    let run = folder.path().join(summary["run"].as_str().unwrap());
+    let run = folder.join(summary["run"].as_str().unwrap());
     for file in ["run.toml", "plan.json", "metrics.jsonl", "checkpoints/step-000004/manifest.json"] {
         assert!(run.join(file).exists(), "{file}");
     }
@@ -38,35 +36,33 @@ fn a_run_prints_its_summary_and_leaves_its_folder() {
 
 #[test]
 fn the_resolved_file_gives_the_same_run_again() {
-    let folder = tempfile::tempdir().unwrap();
-    let first = json(&train_in(folder.path(), TINY, &["--json", "--out", "a", "--set", "seed=9"]).stdout);
-    let resolved = fs::read_to_string(folder.path().join("a/run.toml")).unwrap();
-    let again = json(&train_in(folder.path(), &resolved, &["--json", "--out", "b"]).stdout);
+    let folder = Here::new();
+    let first = json(&train_in(&folder, TINY, &["--json", "--out", "a", "--set", "seed=9"]).stdout);
+    let resolved = fs::read_to_string(folder.join("a/run.toml")).unwrap();
+    let again = json(&train_in(&folder, &resolved, &["--json", "--out", "b"]).stdout);
     assert_eq!(first["weights_hash"], again["weights_hash"]);
 }
 
 #[test]
 fn a_dry_run_plans_and_writes_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = train_in(folder.path(), TINY, &["--dry-run", "--json"]);
-    assert!(output.status.success(), "{}", said(&output));
-    let plan = json(&output.stdout);
+    let folder = Here::new();
+    let plan = answer(train_in(&folder, TINY, &["--dry-run", "--json"]));
     assert!(plan["loss"].is_null() && plan["weights_hash"].is_null());
     assert!(plan["memory"]["activations"]["predicted"].as_u64().unwrap() > 0);
-    assert!(!folder.path().join("out").exists());
+    assert!(!folder.join("out").exists());
 }
 
 #[test]
 fn a_second_run_gets_a_folder_of_its_own() {
-    let folder = tempfile::tempdir().unwrap();
-    train_in(folder.path(), TINY, &[]);
-    let output = train_in(folder.path(), TINY, &["--json"]);
+    let folder = Here::new();
+    train_in(&folder, TINY, &[]);
+    let output = train_in(&folder, TINY, &["--json"]);
     assert_eq!(json(&output.stdout)["run"], "out/run-2");
 }
 
 #[test]
 fn images_report_images_and_accuracy() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let run_file = r#"
         [model]
         name = "resnet8"
@@ -77,7 +73,7 @@ fn images_report_images_and_accuracy() {
         steps = 2
         batch = 8
     "#;
-    let summary = json(&train_in(folder.path(), run_file, &["--json"]).stdout);
+    let summary = json(&train_in(&folder, run_file, &["--json"]).stdout);
     assert!(summary["images_per_s"].as_f64().unwrap() > 0.0);
     assert!(summary["tokens_per_s"].is_null());
     assert!(summary["validation"]["accuracy"].as_f64().is_some());
@@ -86,10 +82,10 @@ fn images_report_images_and_accuracy() {
 
 /// Interrupts a long run once it has begun, and checks that it saved and goes on to the same end as an unbroken one.
 fn interrupted_by(signal: &str, ranks: &str) {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let steps = ["--set", "train.steps=400", "--set", "model.width=64", "--ranks", ranks];
-    fs::write(folder.path().join("run.toml"), TINY).unwrap();
-    let mut child = command(folder.path(), &[&["--out", "broken"], &steps[..]].concat())
+    fs::write(folder.join("run.toml"), TINY).unwrap();
+    let mut child = command(&folder, &[&["--out", "broken"], &steps[..]].concat())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -102,12 +98,12 @@ fn interrupted_by(signal: &str, ranks: &str) {
     assert_eq!(child.wait().unwrap().code(), Some(130), "{rest:?}");
     assert!(rest.iter().any(|line| line.contains("--resume")), "it says how to go on: {rest:?}");
 
-    let resumed = command(folder.path(), &[&["--json", "--out", "broken", "--resume"], &steps[..]].concat())
-        .output()
-        .unwrap();
-    assert!(resumed.status.success(), "{}", said(&resumed));
-    let whole =
-        command(folder.path(), &[&["--json", "--out", "whole"], &steps[..]].concat()).output().unwrap();
+    let resumed = succeeded(
+        command(&folder, &[&["--json", "--out", "broken", "--resume"], &steps[..]].concat())
+            .output()
+            .unwrap(),
+    );
+    let whole = command(&folder, &[&["--json", "--out", "whole"], &steps[..]].concat()).output().unwrap();
     assert_eq!(json(&resumed.stdout)["weights_hash"], json(&whole.stdout)["weights_hash"]);
 }
 
@@ -128,10 +124,10 @@ fn sigterm_saves_and_can_be_resumed() {
 
 #[test]
 fn a_diverging_run_exits_with_4() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let changes =
         ["--set", "learning_rate.peak=1e38", "--set", "optimizer.name=sgd", "--set", "train.steps=30"];
-    let output = train_in(folder.path(), TINY, &changes);
+    let output = train_in(&folder, TINY, &changes);
     assert_eq!(output.status.code(), Some(4), "{}", said(&output));
     assert!(said(&output).contains("diverged"), "{}", said(&output));
 }
@@ -139,10 +135,10 @@ fn a_diverging_run_exits_with_4() {
 /// A card where one works, and otherwise one sentence that says what is missing and what to do.
 #[test]
 fn a_card_is_used_or_what_is_missing_is_said() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Here::new();
     let run = |kind: &str, out: &str| {
         let setting = format!("device.kind={kind}");
-        train_in(folder.path(), TINY, &["--json", "--out", out, "--set", &setting])
+        train_in(&folder, TINY, &["--json", "--out", out, "--set", &setting])
     };
     let (asked, left_open) = (run("cuda", "asked"), run("auto", "open"));
     assert!(left_open.status.success(), "{}", said(&left_open));
@@ -162,14 +158,13 @@ fn a_card_is_used_or_what_is_missing_is_said() {
         errors[0].contains("CUDA") && (errors[0].contains("install") || errors[0].contains("check")),
         "{text}"
     );
-    assert!(!folder.path().join("asked").exists(), "nothing is left behind");
+    assert!(!folder.join("asked").exists(), "nothing is left behind");
 }
 
 /// Paths in the run file are relative to it, those of `--set` to where the command is run; a name that is missing is said.
 #[test]
 fn a_path_that_is_set_lies_where_the_command_is_run() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let at = &Here::new();
     fs::create_dir(at.join("runs")).unwrap();
     let text =
         TINY.replace("kind = \"arithmetic\"\n    count = 200", "kind = \"text\"\n    path = \"beside.txt\"");
@@ -181,12 +176,10 @@ fn a_path_that_is_set_lies_where_the_command_is_run() {
         let arguments = [&["train", "runs/run.toml", "--dry-run", "--json"], more].concat();
         command.current_dir(at).args(arguments).output().unwrap()
     };
-    let missing = train(&[]);
-    assert_eq!(missing.status.code(), Some(2));
+    let missing = refused(train(&[]), &[]);
     let expected = format!("{} is not there", at.join("runs/beside.txt").display());
-    assert!(said(&missing).contains(&expected), "{}", said(&missing));
-    let set = train(&["--set", "data.path=here.txt"]);
-    assert!(set.status.success(), "{}", said(&set));
+    assert!(missing.contains(&expected), "{missing}");
+    succeeded(train(&["--set", "data.path=here.txt"]));
     let unset = train(&["--set", "data=", "--set", "train.steps=", "--set", "train.epochs=1"]);
     assert!(unset.status.success(), "back to the data of a run file without any: {}", said(&unset));
 }

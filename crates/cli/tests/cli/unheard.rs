@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::{TINY, command, json, said};
+use crate::{Here, TINY, command, json, said};
 
 /// A place that takes nothing: a full disk, or a pipe that nobody reads.
 #[derive(Clone, Copy, Debug)]
@@ -38,15 +38,15 @@ fn a_run_goes_on_where_standard_error_takes_nothing() {
         for more in
             [&[][..], &["--ranks", "2"], &["--max-restarts", "1"], &["--ranks", "2", "--log", "trace"]]
         {
-            let folder = tempfile::tempdir().unwrap();
+            let folder = Here::new();
             let arguments = [&["--json", "--out", "run", "--set", "train.eval_every=2"], more].concat();
-            let output = here(folder.path(), &arguments).stderr(deaf.end()).output().unwrap();
+            let output = here(&folder, &arguments).stderr(deaf.end()).output().unwrap();
             finished(&output, &format!("{deaf:?} {more:?}"));
             assert_eq!(json(&output.stdout)["steps"], 4);
-            assert!(folder.path().join("run/checkpoints/step-000004/manifest.json").exists());
+            assert!(folder.join("run/checkpoints/step-000004/manifest.json").exists());
         }
-        let folder = tempfile::tempdir().unwrap();
-        let output = here(folder.path(), &["--set", "train.bacth=4"]).stderr(deaf.end()).output().unwrap();
+        let folder = Here::new();
+        let output = here(&folder, &["--set", "train.bacth=4"]).stderr(deaf.end()).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "an exit code is heard all the same");
     }
 }
@@ -54,8 +54,8 @@ fn a_run_goes_on_where_standard_error_takes_nothing() {
 #[test]
 fn a_run_goes_on_where_standard_output_takes_nothing() {
     for deaf in [Deaf::Full, Deaf::Closed] {
-        let folder = tempfile::tempdir().unwrap();
-        let output = here(folder.path(), &["--json", "--out", "run"]).stdout(deaf.end()).output().unwrap();
+        let folder = Here::new();
+        let output = here(&folder, &["--json", "--out", "run"]).stdout(deaf.end()).output().unwrap();
         finished(&output, &format!("{deaf:?}"));
         assert_eq!(
             said(&output).matches("warning: the line of JSON is lost").count(),
@@ -63,13 +63,13 @@ fn a_run_goes_on_where_standard_output_takes_nothing() {
             "{}",
             said(&output)
         );
-        let neither = here(folder.path(), &["--json", "--out", "other"])
+        let neither = here(&folder, &["--json", "--out", "other"])
             .stdout(deaf.end())
             .stderr(deaf.end())
             .output()
             .unwrap();
         finished(&neither, &format!("{deaf:?}, both"));
-        assert!(folder.path().join("other/checkpoints/step-000004/manifest.json").exists());
+        assert!(folder.join("other/checkpoints/step-000004/manifest.json").exists());
     }
 }
 

@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::thread;
 
 use super::channel::{Channel, Rest, Shared};
+use super::frame::{Frame, Header, Key, Parcel};
 use super::library::{UniqueId, datatype};
-use super::links::{Frame, Header, Key, Parcel};
 use super::outbound::{first_message, refuse};
 use crate::call::{Call, Operation};
 use crate::data::Data;

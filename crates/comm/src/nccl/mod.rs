@@ -15,6 +15,7 @@
 mod channel;
 mod collectives;
 mod exchange;
+mod frame;
 mod inbound;
 mod library;
 mod links;
@@ -34,8 +35,9 @@ use collectives::{Job, Order, Parts, Seat};
 use espalier_tensor::cuda::Cuda;
 use espalier_tensor::{Category, DType, Device, Tensor};
 use exchange::Exchange;
+use frame::Parcel;
 use library::Nccl;
-use links::{Links, Parcel};
+use links::Links;
 use part::Part;
 
 use crate::alone::Alone;

@@ -10,8 +10,8 @@ use std::thread;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use super::channel::{Channel, Rest, Shared};
+use super::frame::{Frame, Header, Parcel};
 use super::library::{UniqueId, datatype};
-use super::links::{Frame, Header, Parcel};
 use crate::data::{Data, Element};
 use crate::error::Error;
 use crate::mark::Mark;

@@ -196,6 +196,18 @@ fn written(values: Vec<f64>) -> Vec<(f64, String)> {
     values.into_iter().map(|value| (value, number::short(value))).collect()
 }
 
+/// The two axes, placed.
+pub(super) struct Axes {
+    pub x: Placed,
+    pub y: Placed,
+}
+
+impl Axes {
+    pub fn at(&self, point: (f64, f64)) -> Option<(f64, f64)> {
+        Some((self.x.at(point.0)?, self.y.at(point.1)?))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

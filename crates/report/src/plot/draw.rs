@@ -1,6 +1,6 @@
 //! A plot on a canvas: axes, bands, guides, curves, and names at their ends.
 
-use super::axis::Placed;
+use super::axis::Axes;
 use super::{Band, Course, Curve, Line, Markers, Plot, guides, names};
 use crate::canvas::{Anchor, Canvas, width_of};
 use crate::style::{self, fill, stroke};
@@ -11,18 +11,6 @@ const TOP: f64 = 46.0;
 const BOTTOM: f64 = 44.0;
 /// About the distance of two marks of the horizontal axis, and of the vertical one.
 const APART: (f64, f64) = (68.0, 42.0);
-
-/// The two axes, placed.
-pub(super) struct Axes {
-    pub x: Placed,
-    pub y: Placed,
-}
-
-impl Axes {
-    pub fn at(&self, point: (f64, f64)) -> Option<(f64, f64)> {
-        Some((self.x.at(point.0)?, self.y.at(point.1)?))
-    }
-}
 
 impl Plot {
     pub(crate) fn draw(&self, canvas: &mut Canvas, width: f64, height: f64) {

@@ -1,6 +1,6 @@
 //! Guides, and the words on them: each word stands where it covers no other word and no line, as far as there is such a place.
 
-use super::draw::Axes;
+use super::axis::Axes;
 use super::{Course, Guide};
 use crate::canvas::{Anchor, Canvas, width_of};
 

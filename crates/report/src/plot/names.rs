@@ -1,7 +1,7 @@
 //! Names of curves beside their ends: no legend to look up, and none over another.
 
 use super::Curve;
-use super::draw::Axes;
+use super::axis::Axes;
 use crate::canvas::{Anchor, Canvas, width_of};
 use crate::style::fill;
 

@@ -1,18 +1,17 @@
 //! Local smoothness along the training of one run, and the other two constants of [`crate::theory`]: the variance of a sample's gradient, and the loss that goes.
 
-use std::fmt;
 use std::sync::Arc;
 
 use espalier_data::{Dataset, Split};
 use espalier_nn::weights::Weights;
-use espalier_plan::config::reader::{MOST, Section};
-use espalier_plan::{Error, Plan};
+use espalier_plan::Plan;
 use espalier_tensor::Device;
 use espalier_train::Result;
 use espalier_train::measure::{GradientNoise, Over, Surface, gradient_noise_at, smoothness};
 use espalier_train::trainer::Trainer;
 use serde::{Deserialize, Serialize};
 
+use crate::look::Look;
 use crate::theory::Measured;
 
 /// The most samples that run at a time where there is no batch norm: to the loss it makes no difference, and passes of two samples would take hours.
@@ -20,39 +19,6 @@ const AT_ONCE: usize = 250;
 
 /// The fewest micro-batches that say how much gradients vary.
 const LEAST: usize = 8;
-
-/// `[smoothness]`: how a training is looked at, in this kind of study and in steps-to-result.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Look {
-    /// The first step that is measured, from 1.
-    pub from: u64,
-    /// Steps between two measures.
-    pub every: u64,
-    /// Training samples that gradients are over; none: all.
-    pub samples: Option<usize>,
-}
-
-impl Look {
-    /// Reads its fields of the section.
-    pub fn read(section: &mut Section) -> Result<Look, Error> {
-        let from = section.whole("from", 1, 1, MOST)? as u64;
-        let every = section.whole("every", 16, 1, MOST)? as u64;
-        let samples = section.whole("samples", 0, 0, MOST)?;
-        Ok(Look { from, every, samples: Some(samples).filter(|samples| *samples > 0) })
-    }
-
-    /// Whether a step is one of those that are measured.
-    fn has(self, step: u64) -> bool {
-        step >= self.from && (step - self.from).is_multiple_of(self.every)
-    }
-}
-
-impl fmt::Display for Look {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Look { from, every, samples } = self;
-        write!(f, "step {from} and every {every}th from there over {samples:?}")
-    }
-}
 
 /// What a training was like, step by step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

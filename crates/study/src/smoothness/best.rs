@@ -2,8 +2,9 @@
 
 use espalier_train::{Error, Result};
 
-use super::{Course, Look, along};
+use super::{Course, along};
 use crate::file::{Cell, Study};
+use crate::look::Look;
 use crate::outcomes::Outcomes;
 use crate::results::Results;
 use crate::trial::Record;

@@ -5,7 +5,7 @@ use espalier_plan::config::reader::Section;
 use espalier_plan::config::{self, RunFile};
 use toml::Table;
 
-use super::along::Look;
+use crate::look::Look;
 use crate::range::number;
 use crate::reading::{in_run, missing, read_list, read_name, read_run};
 

@@ -30,6 +30,12 @@ use moments::Moments;
 /// How much of a batch's statistics enters the running ones, as in PyTorch.
 pub const MOMENTUM: f32 = 0.1;
 
+/// Numbers of pieces of rows: `[pieces, 2, c]`, each piece of as many rows but perhaps the last.
+struct Partial {
+    numbers: Tensor,
+    piece: usize,
+}
+
 /// Normalises by the batch's own statistics: `(y, mean, rstd)`.
 pub fn forward(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<(Tensor, Tensor, Tensor)> {
     check_channels(x.width(), [(scale, "scale"), (shift, "shift")]);

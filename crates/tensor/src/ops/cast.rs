@@ -32,6 +32,25 @@ simd! {
     }
 }
 
+/// A small tensor (a norm's scale) in f32, so that kernels need no second type.
+pub(crate) fn widened(x: &Tensor) -> Result<Tensor> {
+    match x.dtype() {
+        DType::F32 => Ok(x.clone()),
+        _ => cast(x, DType::F32, Category::Workspace),
+    }
+}
+
+/// What a kernel with one `wide` flag reads weights as: themselves where all have the type of its rows, f32
+/// (and the flag set) otherwise.
+pub(crate) fn weights<const N: usize>(rows: DType, weights: [&Tensor; N]) -> Result<([Tensor; N], bool)> {
+    let wide = weights.iter().any(|weight| weight.dtype() != rows);
+    let mut read = weights.map(Tensor::clone);
+    for weight in read.iter_mut().filter(|_| wide) {
+        *weight = widened(weight)?;
+    }
+    Ok((read, wide))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

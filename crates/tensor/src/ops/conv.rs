@@ -11,9 +11,10 @@
 //! matrix (`patches`), because the processor's bf16 unit multiplies whole matrices.
 
 mod correlate;
-pub(crate) mod cuda;
+mod cuda;
 mod direct;
 mod dnn;
+pub(crate) mod kernels;
 mod patches;
 #[cfg(target_arch = "x86_64")]
 mod pruned;

@@ -74,17 +74,6 @@ pub(crate) fn doubles(device: &Device, n: usize) -> Result<Tensor> {
     Tensor::empty(device, &[n, 2], DType::U32, Category::Workspace)
 }
 
-/// What a kernel with one `wide` flag reads weights as: themselves where all have the type of its rows, f32
-/// (and the flag set) otherwise.
-pub(crate) fn weights<const N: usize>(rows: DType, weights: [&Tensor; N]) -> Result<([Tensor; N], bool)> {
-    let wide = weights.iter().any(|weight| weight.dtype() != rows);
-    let mut read = weights.map(Tensor::clone);
-    for weight in read.iter_mut().filter(|_| wide) {
-        *weight = super::pieces::widened(weight)?;
-    }
-    Ok((read, wide))
-}
-
 /// What a kernel adds to its result, and where the sum goes: the same place, if nobody else holds it.
 #[derive(Debug)]
 pub(crate) struct Added {

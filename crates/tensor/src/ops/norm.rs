@@ -15,7 +15,7 @@ use crate::dtype::{DType, Float};
 use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::elementwise::sum_into;
-use crate::ops::{pieces, reduce};
+use crate::ops::{cast, pieces, reduce};
 use crate::tensor::Tensor;
 use crate::{simd, with_float};
 
@@ -79,7 +79,7 @@ pub(super) fn backward_input<F: Formula<N>, const N: usize>(
         Device::Cpu(cpu) => cpu,
         Device::Cuda(cuda) => return cuda::backward_input(&cuda, &F::KERNELS, dy, x, scale, statistics),
     };
-    let scale = pieces::widened(scale)?;
+    let scale = cast::widened(scale)?;
     let (scale, statistics) = (scale.slice::<f32>(), statistics.slice::<f32>());
     let mut dx = x.empty_like(Category::Transient)?;
     let (c, piece) = (x.width(), pieces::rows(x.width()));
@@ -177,7 +177,7 @@ fn empty_statistics<const N: usize>(x: &Tensor) -> Result<Tensor> {
 }
 
 fn widened<const N: usize>(weights: [&Tensor; N]) -> Result<[Tensor; N]> {
-    Ok(all(weights.into_iter().map(pieces::widened).collect::<Result<_>>()?))
+    Ok(all(weights.into_iter().map(cast::widened).collect::<Result<_>>()?))
 }
 
 fn all<const N: usize>(tensors: Vec<Tensor>) -> [Tensor; N] {

@@ -3,10 +3,8 @@
 use crate::cpu::Cpu;
 pub(crate) use crate::cpu::PIECE;
 use crate::device::Device;
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
-use crate::ops::cast;
 use crate::tensor::Tensor;
 
 /// Rows of a piece.
@@ -33,13 +31,5 @@ pub(crate) fn writable(mut x: Tensor) -> Result<Tensor> {
             Ok(copy)
         }
         Device::Cuda(_) => x.duplicate(Category::Transient),
-    }
-}
-
-/// A small tensor (a norm's scale) in f32, so that kernels need no second type.
-pub(crate) fn widened(x: &Tensor) -> Result<Tensor> {
-    match x.dtype() {
-        DType::F32 => Ok(x.clone()),
-        _ => cast::cast(x, DType::F32, Category::Workspace),
     }
 }

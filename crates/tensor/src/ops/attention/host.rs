@@ -5,7 +5,7 @@
 //! probabilities are formed again from the logsumexp. Queries before a block of keys are left out of its products.
 
 use super::Sizes;
-use super::scores::{dot, gradients, scaled, softmax};
+use super::scores::{KEYS, QUERIES, dot, gradients, scaled, softmax};
 use crate::cpu::Cpu;
 use crate::cpu::gemm::{Matrix, MatrixMut, Packing, serial};
 use crate::cpu::math::ln;
@@ -16,11 +16,6 @@ use crate::error::Result;
 use crate::memory::Category;
 use crate::tensor::Tensor;
 use crate::with_float;
-
-/// Queries in a block: many, because each product packs its keys anew.
-pub(super) const QUERIES: usize = 256;
-/// Keys in a block: few, because half of the block on the diagonal is not needed. Divides `QUERIES`.
-pub(super) const KEYS: usize = 64;
 
 pub(super) fn forward(cpu: &Cpu, qkv: &Tensor, z: &Sizes) -> Result<(Tensor, Tensor)> {
     let device = qkv.device();

@@ -1,9 +1,13 @@
 //! What happens to a block of scores between two products, row by row: softmax forward, its gradient backward.
 
-use super::host::{KEYS, QUERIES};
 use crate::cpu::math::exp;
 use crate::dtype::Float;
 use crate::simd;
+
+/// Queries in a block: many, because each product packs its keys anew.
+pub(super) const QUERIES: usize = 256;
+/// Keys in a block: few, because half of the block on the diagonal is not needed. Divides `QUERIES`.
+pub(super) const KEYS: usize = 64;
 
 /// Sums over this many lanes at once; the order of additions is the same for every instruction set.
 const LANES: usize = 16;

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::host::{KEYS, QUERIES};
+use super::scores::{KEYS, QUERIES};
 use super::*;
 use crate::dtype::DType;
 use crate::testing::{assert_close, devices, dot, gradient, tensor, values, wide};

@@ -1,10 +1,11 @@
 //! Batch normalisation on a card.
 
-use super::moments::Partial;
+use super::Partial;
 use crate::cuda::{Args, Build, Cuda, Source};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
+use crate::ops::cast;
 use crate::ops::lanes::{self, Columns, THREADS};
 use crate::tensor::Tensor;
 
@@ -47,7 +48,7 @@ pub(super) fn normalise(
 ) -> Result<Tensor> {
     let (rows, c) = (x.rows(), x.width());
     let Columns { grid, block, piece, .. } = lanes::columns(rows, c, x.dtype());
-    let ([scale, shift], wide) = lanes::weights(x.dtype(), [scale, shift])?;
+    let ([scale, shift], wide) = cast::weights(x.dtype(), [scale, shift])?;
     let mut y = x.empty_like(Category::Transient)?;
     let args = Args::new().input(x).input(&scale).input(&shift).i32(wide.into());
     let args = args.input(mean).input(rstd).output(&mut y).size(rows).size(c).size(piece);
@@ -107,7 +108,7 @@ pub(super) fn evaluate(
 ) -> Result<Tensor> {
     let (rows, c) = (x.rows(), x.width());
     let Columns { grid, block, piece, .. } = lanes::columns(rows, c, x.dtype());
-    let ([scale, shift], wide) = lanes::weights(x.dtype(), [scale, shift])?;
+    let ([scale, shift], wide) = cast::weights(x.dtype(), [scale, shift])?;
     let mut y = x.empty_like(Category::Transient)?;
     let args = Args::new().input(x).input(&scale).input(&shift).i32(wide.into());
     let args = args.input(mean).input(variance).output(&mut y).size(rows).size(c).size(piece).f32(eps);
@@ -132,7 +133,7 @@ pub(super) fn backward(
     let mut dscale = Tensor::empty(&device, &[c], scale.dtype(), Category::Workspace)?;
     let mut dshift = dscale.empty_like(Category::Workspace)?;
     let narrow = i32::from(scale.dtype() == DType::Bf16);
-    let ([scale], wide) = lanes::weights(x.dtype(), [scale])?;
+    let ([scale], wide) = cast::weights(x.dtype(), [scale])?;
     let args = Args::new().input(&partial).input(&scale).i32(wide.into()).input(rstd).output(&mut line);
     let args = args.output(&mut dscale).output(&mut dshift).size(rows).size(c).size(pieces).i32(narrow);
     let kernel = cuda.kernel(&SOURCE, build, "batch_norm_backward_weights")?;

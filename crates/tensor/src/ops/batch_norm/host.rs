@@ -1,6 +1,6 @@
 //! Batch normalisation on the host: rows in pieces, the sums of a block of channels in registers.
 
-use super::moments::Partial;
+use super::Partial;
 use crate::cpu::Cpu;
 use crate::dtype::{DType, Float};
 use crate::error::Result;

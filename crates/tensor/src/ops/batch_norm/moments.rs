@@ -1,16 +1,10 @@
 //! The moments of some rows, whole or in parts: taken in pieces, joined in f64, sent as sums.
 
-use super::{cuda, host};
+use super::{Partial, cuda, host};
 use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::tensor::Tensor;
-
-/// Numbers of pieces of rows: `[pieces, 2, c]`, each piece of as many rows but perhaps the last.
-pub(super) struct Partial {
-    pub(super) numbers: Tensor,
-    pub(super) piece: usize,
-}
 
 /// What is known of some rows: how many they are, each channel's mean, and its sum of squared distances from it.
 pub(super) struct Moments {

@@ -5,7 +5,7 @@
 //! there are fewer, as in the first layer of a network, and the window is small too, those zeros would be most of the
 //! work, and our own kernels are faster.
 
-use super::cuda::{add_bias, filter_back, filter_rows};
+use super::kernels::{add_bias, filter_back, filter_rows};
 use super::{Conv, Sizes};
 use crate::cuda::Cuda;
 use crate::cuda::dnn::{Key, Pass};

@@ -2,7 +2,7 @@
 //! have so few elements that the tiles of a product would mostly be padding.
 
 use super::Sizes;
-use super::cuda::{SOURCE, shape};
+use super::kernels::{SOURCE, shape};
 use crate::cuda::{Args, Build, Cuda};
 use crate::dtype::DType;
 use crate::error::Result;

@@ -5,6 +5,7 @@ use crate::cuda::{Args, Build, Cuda, Source};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
+use crate::ops::cast;
 use crate::ops::lanes;
 use crate::ops::position::Position;
 use crate::tensor::Tensor;
@@ -74,7 +75,7 @@ pub(super) fn add_positions(
     behind: Option<&Position>,
 ) -> Result<Tensor> {
     let (n, c) = (x.rows(), x.width());
-    let ([table], wide) = lanes::weights(x.dtype(), [table])?;
+    let ([table], wide) = cast::weights(x.dtype(), [table])?;
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "embedding_add_positions")?;
     let mut other = if x.is_unique() { None } else { Some(x.empty_like(Category::Transient)?) };
     let from = x.cuda_buffer().address();

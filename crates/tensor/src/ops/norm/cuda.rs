@@ -5,6 +5,7 @@ use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
+use crate::ops::cast;
 use crate::ops::lanes::{self, Columns};
 use crate::tensor::Tensor;
 
@@ -35,7 +36,7 @@ pub(super) fn forward<const N: usize>(
     eps: f32,
 ) -> Result<(Tensor, Tensor)> {
     let (rows, c) = (x.rows(), x.width());
-    let (weights, wide) = lanes::weights(x.dtype(), weights)?;
+    let (weights, wide) = cast::weights(x.dtype(), weights)?;
     let mut y = x.empty_like(Category::Transient)?;
     let mut statistics = empty_statistics::<N>(x)?;
     let kernel = cuda.kernel(kernels.source, Build::of(x.dtype()), kernels.forward)?;
@@ -57,7 +58,7 @@ pub(super) fn backward_input(
 ) -> Result<Tensor> {
     let (rows, c) = (x.rows(), x.width());
     check_types(kernels, dy, x, statistics);
-    let ([scale], wide) = lanes::weights(x.dtype(), [scale])?;
+    let ([scale], wide) = cast::weights(x.dtype(), [scale])?;
     let mut dx = x.empty_like(Category::Transient)?;
     let kernel = cuda.kernel(kernels.source, Build::of(x.dtype()), kernels.backward_input)?;
     let args = Args::new().input(dy).input(x).input(&scale).i32(wide.into()).input(statistics);
@@ -79,7 +80,7 @@ pub(super) fn backward_remaking<const N: usize>(
 ) -> Result<(Tensor, Tensor)> {
     let (rows, c) = (x.rows(), x.width());
     check_types(kernels, dy, x, statistics);
-    let (weights, wide) = lanes::weights(x.dtype(), weights)?;
+    let (weights, wide) = cast::weights(x.dtype(), weights)?;
     let mut dx = lanes::Added::new(x, plus)?;
     let mut y = x.empty_like(Category::Transient)?;
     let kernel = cuda.kernel(kernels.source, Build::of(x.dtype()), kernels.backward_remaking)?;
