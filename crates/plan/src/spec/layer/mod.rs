@@ -18,6 +18,7 @@ mod kind;
 mod linear;
 mod norm;
 mod pool;
+mod properties;
 mod reshape;
 mod tiles;
 mod walk;
@@ -35,8 +36,14 @@ pub use kind::{Field, Kind, Place, Takes, Then, Value, Written, active};
 pub use linear::{Linear, TiedLinear, WeightOrder};
 pub use norm::{BatchNorm, LayerNorm, NORM_EPS, RmsNorm};
 pub use pool::{AdaptiveAvgPool, AvgPool, GlobalAvgPool, MaxPool};
+pub use properties::{
+    HeadShard, InAttention, Kernel, LayerShard, MemoryPass, OnTiles, ProductSize, Properties, Reads,
+    TensorRole,
+};
 pub use reshape::{Columns, Flatten, PadChannels};
 pub use tiles::{Crop, Halo, TiledMean};
+
+use std::ops::Range;
 
 use serde::Serialize;
 
@@ -157,34 +164,44 @@ pub trait Entry {
         Saves::default()
     }
 
-    /// What the gradients of its parameters are made from, where that is left to be done once the gradient of its input is there.
-    fn weight_reads(&self) -> Reads {
-        Reads::default()
-    }
-
-    /// Whether the gradient of its input is that of its output, the same tensor.
-    fn passes_gradient(&self) -> bool {
-        false
-    }
-
-    /// Whether its output is a cheap function of what it saves, so that a linear layer behind it need not keep its input.
-    fn remakes_output(&self) -> bool {
-        false
-    }
-
-    /// Whether it takes what the layer before makes again.
-    fn takes_remade(&self) -> bool {
-        false
-    }
-
-    /// Whether a channel of zeros leaves it as a channel of zeros.
-    fn keeps_zeros(&self) -> bool {
-        false
-    }
-
     /// The ways through it, where it has layers inside.
     fn sides(&self) -> Option<Sides<'_>> {
         None
+    }
+
+    /// Some of its outputs, where it opens.
+    fn split_outputs(&self, _own: &[Range<usize>]) -> Option<LayerShard> {
+        None
+    }
+
+    /// Some of its inputs, where it closes.
+    fn split_inputs(&self, _own: &Range<usize>) -> Option<LayerShard> {
+        None
+    }
+
+    /// The heads of one of several ranks, where it has heads, or why there are too few.
+    fn split_heads(&self, _ranks: usize, _rank: usize) -> Option<Result<HeadShard, String>> {
+        None
+    }
+
+    /// The layer for a rank whose part of a sequence begins at a position, where it wants to know.
+    fn from_position(&self, _first: usize) -> Option<Layer> {
+        None
+    }
+
+    /// The layer for a rank that has these elements of a tensor, where it draws random numbers for each.
+    fn counting(&self, _elements: Counted) -> Option<Layer> {
+        None
+    }
+
+    /// A layer of windows with another padding: a tile has none towards its neighbours.
+    fn padded(&self, _padding: Padding) -> Option<Layer> {
+        None
+    }
+
+    /// What it is to those who time it, split it over ranks, run it again or prune it.
+    fn properties(&self) -> Properties {
+        Properties::PLAIN
     }
 }
 
@@ -197,26 +214,6 @@ pub struct Saves {
     pub output: bool,
     /// f32 numbers beside them, of the whole micro-batch: statistics.
     pub numbers: u64,
-}
-
-/// What the gradients of one layer's parameters read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Reads {
-    /// What the layer read.
-    pub input: bool,
-    /// The gradient of what it made.
-    pub gradient: bool,
-    /// The numbers that it saved.
-    pub numbers: bool,
-}
-
-impl Reads {
-    /// Of a product of the two.
-    pub const PRODUCT: Reads = Reads { input: true, gradient: true, numbers: false };
-    /// Of a sum of it.
-    pub const GRADIENT: Reads = Reads { input: false, gradient: true, numbers: false };
-    /// Of a norm: input, gradient and statistics.
-    pub const ALL: Reads = Reads { input: true, gradient: true, numbers: true };
 }
 
 impl Saves {
@@ -257,6 +254,11 @@ impl Layer {
             Layer::Halo(layer) => layer,
             Layer::TiledMean(layer) => layer,
         }
+    }
+
+    /// What it is to those who time it, split it over ranks, run it again or prune it.
+    pub fn properties(&self) -> Properties {
+        self.entry().properties()
     }
 
     /// The word for this kind of layer in run files and messages.
@@ -304,6 +306,23 @@ impl Layer {
         for side in self.entry().sides().into_iter().flat_map(|sides| sides.all) {
             side.layers.iter().for_each(|layer| layer.for_each(visit));
         }
+    }
+
+    /// The layer with what `side` makes of each row of layers inside it; the same where it has none.
+    pub(crate) fn map_sides<E>(
+        &self,
+        mut side: impl FnMut(&[Layer]) -> Result<Vec<Layer>, E>,
+    ) -> Result<Layer, E> {
+        Ok(match self {
+            Layer::Residual(Residual { branch, shortcut }) => {
+                Layer::Residual(Residual { branch: side(branch)?, shortcut: side(shortcut)? })
+            }
+            Layer::Branches(Branches { join, branches }) => {
+                let branches = branches.iter().map(|branch| side(branch)).collect::<Result<_, E>>()?;
+                Layer::Branches(Branches { join: *join, branches })
+            }
+            other => other.clone(),
+        })
     }
 
     /// The same for what `visit` changes.
