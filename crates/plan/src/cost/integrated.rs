@@ -21,7 +21,7 @@ use super::collective::{all_gather, all_to_all};
 use super::layer::Kept;
 use super::{Cost, LayerSizes, Parallelism, Setting};
 use crate::pruning::Pruning;
-use crate::spec::{Join, Layer, Model, Shape};
+use crate::spec::{Join, Layer, Model, OnTiles, Shape, TensorRole};
 
 pub use self::run::Group;
 pub use self::table::{Split, Stop};
@@ -256,7 +256,10 @@ impl Walk<'_> {
         let whole = at.of_batch(sizes.output as f64);
         let by_inputs = (at.ranks <= columns.input).then(|| at.sum(whole));
         // Ids are no columns: a rank that has some rows of a table reads all of them.
-        let reads = if matches!(layer, Layer::Embedding(_)) { Split::Whole } else { Split::Columns };
+        let reads = match layer.properties().tensor_role {
+            TensorRole::Closes => Split::Whole,
+            _ => Split::Columns,
+        };
         let by_outputs = (at.ranks <= columns.output)
             .then(|| sizes.input_gradient(at).map_or(Cost::FREE, |sum| at.cost(sum)));
         let mut table = Table::NONE;
@@ -289,14 +292,9 @@ impl Walk<'_> {
     /// A layer that passes on how its input lies.
     fn passed(&mut self, layer: &Layer, sizes: &LayerSizes) -> Table {
         let at = self.at;
-        let columns = match layer {
-            // Statistics over all columns.
-            Layer::LayerNorm(_) | Layer::RmsNorm(_) | Layer::PadChannels(_) => None,
-            Layer::Attention(attention) => (at.ranks <= attention.kv_heads).then_some(Cost::FREE),
-            _ => Some(Cost::FREE),
-        };
+        let columns = (at.ranks <= layer.properties().channel_groups).then_some(Cost::FREE);
         let ends = match self.group {
-            None => matches!(layer, Layer::GlobalAvgPool),
+            None => layer.properties().on_tiles == OnTiles::Mean(None),
             Some(_) => run::ends_tiles(layer),
         };
         let sum = ends.then(|| at.sum(at.of_batch(sizes.output as f64)));
