@@ -108,11 +108,7 @@ impl Integrated {
 /// Weights that another layer uses too.
 fn tied(model: &Model) -> HashSet<&str> {
     let mut tied = HashSet::new();
-    model.for_each(&mut |layer| {
-        if let Layer::TiedLinear(head) = layer {
-            tied.insert(head.weight.as_str());
-        }
-    });
+    model.for_each(&mut |layer| tied.extend(layer.entry().tied_weight()));
     tied
 }
 
@@ -128,10 +124,8 @@ impl Ties<'_> {
     /// Whether they let a layer be shared out so.
     fn allow(&self, layer: &Layer, by: Parallelism) -> bool {
         let Some(all) = self.by else { return true };
-        let is_tied = match layer {
-            Layer::TiedLinear(_) => true,
-            layer => layer.parameters().iter().any(|one| self.weights.contains(one.name.as_str())),
-        };
+        let is_tied = layer.entry().tied_weight().is_some()
+            || layer.parameters().iter().any(|one| self.weights.contains(one.name.as_str()));
         !is_tied || by == all
     }
 }

@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_layer_between_two_attentions_belongs_to_the_second() {
-        let attention = || Layer::Attention(Attention { heads: 1, kv_heads: 1, width: 8 });
+        let attention = || Layer::Attention(Attention::new(1, 1, 8));
         let smooth = || Layer::Activation(Activation::Gelu);
         let row = [linear("a"), smooth(), linear("b"), attention(), linear("c"), attention(), smooth()];
         let insides = attention_insides(&row);

@@ -41,7 +41,7 @@ pub(super) const ATTENTION: Kind = Kind {
             true => last / 3,
             false => (last / heads.saturating_add(kv_heads.saturating_mul(2))).saturating_mul(heads),
         };
-        Ok(Layer::Attention(Attention { heads, kv_heads, width }))
+        Ok(Layer::Attention(Attention::new(heads, kv_heads, width)))
     },
 };
 
@@ -51,7 +51,7 @@ impl Entry for Attention {
     }
 
     fn output(&self, input: Shape) -> Result<Shape, String> {
-        let Attention { heads, kv_heads, width } = *self;
+        let Attention { heads, kv_heads, width, .. } = *self;
         sequence(input)?;
         if heads == 0 || !width.is_multiple_of(heads) {
             return Err(format!("{heads} heads do not divide the width {width}"));
@@ -104,6 +104,11 @@ impl Entry for Attention {
 }
 
 impl Attention {
+    /// Of so many heads of queries, and of keys and values, with so many channels of queries.
+    pub fn new(heads: usize, kv_heads: usize, width: usize) -> Attention {
+        Attention { heads, kv_heads, width }
+    }
+
     fn heads_of(&self, ranks: usize, rank: usize) -> Result<HeadShard, String> {
         let Attention { heads, kv_heads, width, .. } = *self;
         let (each, group) = (width / heads, heads / kv_heads);

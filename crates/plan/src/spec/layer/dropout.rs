@@ -69,6 +69,7 @@ impl Entry for Dropout {
     fn properties(&self) -> Properties {
         let times = if self.rate == 0.0 { 0.0 } else { 1.5 };
         Properties {
+            is_random: true,
             keeps_zeros: true,
             // Random numbers are made anew on the way back.
             kernel: Kernel::pass([times; 2], [times; 2]),

@@ -141,6 +141,10 @@ impl Entry for TiedLinear {
         "tied_linear"
     }
 
+    fn tied_weight(&self) -> Option<&str> {
+        Some(&self.weight)
+    }
+
     fn output(&self, input: Shape) -> Result<Shape, String> {
         product(input, self.input, self.output)
     }

@@ -149,6 +149,11 @@ pub trait Entry {
         Vec::new()
     }
 
+    /// The full name of a weight of another layer that it uses.
+    fn tied_weight(&self) -> Option<&str> {
+        None
+    }
+
     /// Kept and saved but not trained.
     fn buffers(&self) -> Vec<Buffer> {
         Vec::new()

@@ -27,6 +27,8 @@ pub struct Properties {
     pub cached: usize,
     /// Channels of which it takes statistics over the batch.
     pub batch_statistics: Option<usize>,
+    /// Whether it draws random numbers.
+    pub is_random: bool,
     /// Whether a channel of zeros leaves it as a channel of zeros.
     pub keeps_zeros: bool,
     /// Its sizes, where it multiplies.
@@ -56,6 +58,7 @@ impl Properties {
         in_attention: InAttention::Apart,
         cached: 0,
         batch_statistics: None,
+        is_random: false,
         keeps_zeros: false,
         product_size: None,
         tensor_role: TensorRole::Whole,
