@@ -2,7 +2,8 @@
 //! and how a run file writes it.
 //!
 //! A layer is a struct that implements [`Entry`]; whatever it leaves out has a default that holds for most. All that walks through
-//! a model (shapes, counts, activation bytes, channels) asks the entry. What a run file may write is a [`Kind`]: its word and its
+//! a model (shapes, counts, activation bytes, channels) asks the entry; all that times, splits, recomputes or prunes it asks its
+//! [`Properties`]. What a run file may write is a [`Kind`]: its word and its
 //! fields with their defaults, from which the reader, its hints and the check of docs/run-file.md are made. To add a layer, write
 //! its file, a variant of [`Layer`] with its line in `entry`, and, where a run file may name it, its line in [`KINDS`].
 
