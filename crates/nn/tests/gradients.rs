@@ -319,7 +319,7 @@ fn norms_of_rows() {
 
 #[test]
 fn attention() {
-    let layers = vec![linear("qkv", 8, 24), Layer::Attention(Attention { heads: 2, kv_heads: 2, width: 8 })];
+    let layers = vec![linear("qkv", 8, 24), Layer::Attention(Attention::new(2, 2, 8))];
     check(TEXT, text(layers, 8), 11);
 }
 
@@ -327,7 +327,7 @@ fn attention() {
 #[test]
 fn attention_with_grouped_queries() {
     for (kv_heads, columns) in [(2, 8 + 2 * 4), (1, 8 + 2 * 2)] {
-        let attention = Layer::Attention(Attention { heads: 4, kv_heads, width: 8 });
+        let attention = Layer::Attention(Attention::new(4, kv_heads, 8));
         check(TEXT, text(vec![linear("qkv", 8, columns), attention], 8), 11);
     }
 }

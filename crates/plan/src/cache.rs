@@ -3,7 +3,7 @@
 
 use crate::error::Error;
 use crate::plan::Plan;
-use crate::spec::{Input, Layer};
+use crate::spec::Input;
 
 impl Plan {
     /// Bytes of the keys and values that a rank keeps: of each attention layer of its stages, for every position of the model's
@@ -17,11 +17,7 @@ impl Plan {
         let blocks = chunks.flat_map(|chunk| self.parts[chunk.part].clone());
         let mut columns = 0;
         for block in blocks {
-            local.model.blocks[block].for_each(&mut |layer| {
-                if let Layer::Attention(attention) = layer {
-                    columns += 2 * attention.kv_heads * (attention.width / attention.heads);
-                }
-            });
+            local.model.blocks[block].for_each(&mut |layer| columns += layer.properties().cached);
         }
         Ok(columns as u64 * seq as u64 * self.storage.precision.size())
     }

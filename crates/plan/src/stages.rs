@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::error::Error;
 use crate::pipeline::Pipeline;
-use crate::spec::{Layer, Model, Shape, ShapeError, TiedLinear};
+use crate::spec::{Model, Shape, ShapeError};
 
 /// The blocks of each part, in order; one part without a pipeline.
 pub type Parts = Vec<Range<usize>>;
@@ -256,9 +256,7 @@ impl Model {
                     owned += 1;
                 }
                 buffers += layer.buffers().len();
-                if let Layer::TiedLinear(TiedLinear { weight, .. }) = layer {
-                    tied.push((at, weight));
-                }
+                tied.extend(layer.entry().tied_weight().map(|weight| (at, weight)));
             });
             tensors.parameters.push((first..owned).collect());
             tensors.buffers.push(first_buffer..buffers);

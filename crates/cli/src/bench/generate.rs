@@ -13,7 +13,7 @@ use clap::builder::PossibleValuesParser;
 use espalier_nn::weights::Weights;
 use espalier_plan::cluster::measured::median;
 use espalier_plan::device::DeviceKind;
-use espalier_plan::spec::{Layer, Precision};
+use espalier_plan::spec::{Kernel, Precision};
 use espalier_plan::{DataFacts, Plan, RunFile};
 use espalier_tensor::ops::reduce;
 use espalier_tensor::{Category, DType, Device, Tensor};
@@ -157,10 +157,10 @@ fn plan(arguments: &GenerateArguments, context: usize) -> Result<Plan> {
 /// Weights that a token reads: those of all products. Of tables it reads one row.
 fn read_weights(plan: &Plan) -> u64 {
     let mut weights = 0;
-    plan.model.for_each(&mut |layer| match layer {
-        Layer::Linear(linear) => weights += linear.input * linear.output,
-        Layer::TiedLinear(linear) => weights += linear.input * linear.output,
-        _ => {}
+    plan.model.for_each(&mut |layer| {
+        if let Kernel::Product(size) = layer.properties().kernel {
+            weights += size.input * size.output;
+        }
     });
     weights as u64
 }

@@ -296,7 +296,7 @@ impl<'a> Builder<'a> {
                     let mut layers = &branch[..];
                     if let (spec::Join::Product, [before @ .., spec::Layer::Activation(last)]) =
                         (join, layers)
-                        && last.remakes_output()
+                        && last.properties().is_gate
                     {
                         gates[i] = Some(activation(*last));
                         layers = before;

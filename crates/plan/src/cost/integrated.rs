@@ -21,7 +21,7 @@ use super::collective::{all_gather, all_to_all};
 use super::layer::Kept;
 use super::{Cost, LayerSizes, Parallelism, Setting};
 use crate::pruning::Pruning;
-use crate::spec::{Join, Layer, Model, Shape};
+use crate::spec::{Join, Layer, Model, OnTiles, Shape, TensorRole};
 
 pub use self::run::Group;
 pub use self::table::{Split, Stop};
@@ -108,11 +108,7 @@ impl Integrated {
 /// Weights that another layer uses too.
 fn tied(model: &Model) -> HashSet<&str> {
     let mut tied = HashSet::new();
-    model.for_each(&mut |layer| {
-        if let Layer::TiedLinear(head) = layer {
-            tied.insert(head.weight.as_str());
-        }
-    });
+    model.for_each(&mut |layer| tied.extend(layer.entry().tied_weight()));
     tied
 }
 
@@ -128,10 +124,8 @@ impl Ties<'_> {
     /// Whether they let a layer be shared out so.
     fn allow(&self, layer: &Layer, by: Parallelism) -> bool {
         let Some(all) = self.by else { return true };
-        let is_tied = match layer {
-            Layer::TiedLinear(_) => true,
-            layer => layer.parameters().iter().any(|one| self.weights.contains(one.name.as_str())),
-        };
+        let is_tied = layer.entry().tied_weight().is_some()
+            || layer.parameters().iter().any(|one| self.weights.contains(one.name.as_str()));
         !is_tied || by == all
     }
 }
@@ -256,7 +250,10 @@ impl Walk<'_> {
         let whole = at.of_batch(sizes.output as f64);
         let by_inputs = (at.ranks <= columns.input).then(|| at.sum(whole));
         // Ids are no columns: a rank that has some rows of a table reads all of them.
-        let reads = if matches!(layer, Layer::Embedding(_)) { Split::Whole } else { Split::Columns };
+        let reads = match layer.properties().tensor_role {
+            TensorRole::Closes => Split::Whole,
+            _ => Split::Columns,
+        };
         let by_outputs = (at.ranks <= columns.output)
             .then(|| sizes.input_gradient(at).map_or(Cost::FREE, |sum| at.cost(sum)));
         let mut table = Table::NONE;
@@ -289,14 +286,9 @@ impl Walk<'_> {
     /// A layer that passes on how its input lies.
     fn passed(&mut self, layer: &Layer, sizes: &LayerSizes) -> Table {
         let at = self.at;
-        let columns = match layer {
-            // Statistics over all columns.
-            Layer::LayerNorm(_) | Layer::RmsNorm(_) | Layer::PadChannels(_) => None,
-            Layer::Attention(attention) => (at.ranks <= attention.kv_heads).then_some(Cost::FREE),
-            _ => Some(Cost::FREE),
-        };
+        let columns = (at.ranks <= layer.properties().channel_groups).then_some(Cost::FREE);
         let ends = match self.group {
-            None => matches!(layer, Layer::GlobalAvgPool),
+            None => layer.properties().on_tiles == OnTiles::Mean(None),
             Some(_) => run::ends_tiles(layer),
         };
         let sum = ends.then(|| at.sum(at.of_batch(sizes.output as f64)));

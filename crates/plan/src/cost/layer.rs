@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use super::{Cost, Exchange, Setting};
 use crate::pruning::Pruning;
-use crate::spec::{Layer, Model, Shape, ShapeError};
+use crate::spec::{Layer, Model, OnTiles, ProductSize, Shape, ShapeError};
 use crate::tiles::Window;
 
 /// How the work of a layer is shared out.
@@ -66,22 +66,13 @@ pub struct LayerSizes {
     pub wants_input_gradient: bool,
     /// How its work can be cut by columns, where there is any worth cutting.
     #[serde(skip)]
-    pub columns: Option<Columns>,
+    pub columns: Option<ProductSize>,
     /// How its work can be cut by rows of the image.
     #[serde(skip)]
     pub edges: Option<Edges>,
     /// Sums over the batch that it makes on the way, forward and backward each: those of a batch norm.
     #[serde(skip)]
     pub statistics: usize,
-}
-
-/// Columns of a product.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Columns {
-    /// Of its input: channels, or rows of a table.
-    pub input: usize,
-    /// Of its output.
-    pub output: usize,
 }
 
 /// What a layer reads of an image that is cut into slabs of rows.
@@ -105,15 +96,12 @@ impl Edges {
         else {
             return None;
         };
-        let (before, behind) = match (Window::of(layer), layer) {
-            (Some(Window { kernel, stride, padding }), _) => {
+        let (before, behind) = match layer.properties().on_tiles {
+            OnTiles::Window(Window { kernel, stride, padding }) => {
                 (padding.top, kernel.saturating_sub(stride + padding.top))
             }
-            (
-                None,
-                Layer::BatchNorm(_) | Layer::Activation(_) | Layer::Dropout(_) | Layer::PadChannels(_),
-            ) => (0, 0),
-            _ => return None,
+            OnTiles::Pixels => (0, 0),
+            OnTiles::Mean(_) | OnTiles::Gathered | OnTiles::Apart => return None,
         };
         Some(Edges { rows: (height, made), row: width as f64 * channels as f64, before, behind })
     }
@@ -147,16 +135,6 @@ impl LayerSizes {
 
     pub(super) fn new(layer: &Layer, input: Shape, output: Shape, kept: &Kept, trained: bool) -> LayerSizes {
         let parameters = layer.parameters();
-        let columns = |input, output| Some(Columns { input, output });
-        let columns = match layer {
-            Layer::Linear(linear) => columns(linear.input, linear.output),
-            Layer::TiedLinear(linear) => columns(linear.input, linear.output),
-            Layer::Embedding(table) => columns(table.vocab, table.width),
-            Layer::Conv(conv) => columns(conv.input, conv.output),
-            _ => None,
-        };
-        // A sum and a sum of squares of each channel.
-        let statistics = if let Layer::BatchNorm(norm) = layer { 2 * norm.channels } else { 0 };
         LayerSizes {
             name: layer.name().unwrap_or(layer.kind()).into(),
             kind: layer.kind(),
@@ -165,9 +143,10 @@ impl LayerSizes {
             input: input.elements(),
             output: output.elements(),
             wants_input_gradient: trained,
-            columns,
+            columns: layer.properties().product_size,
             edges: Edges::new(layer, input, output),
-            statistics,
+            // A sum and a sum of squares of each channel.
+            statistics: layer.properties().batch_statistics.map_or(0, |channels| 2 * channels),
         }
     }
 

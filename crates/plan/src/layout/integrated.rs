@@ -86,8 +86,7 @@ impl Mixing {
 fn products(model: &Model) -> Vec<String> {
     let mut names = Vec::new();
     model.for_each(&mut |layer| {
-        use crate::spec::Layer::{Conv, Linear};
-        if let Conv(_) | Linear(_) = layer {
+        if layer.properties().tensor_role.opens() {
             names.extend(layer.name().map(String::from));
         }
     });

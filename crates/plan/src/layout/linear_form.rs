@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
-use crate::spec::{Layer, Model, Named};
+use crate::spec::{Layer, Model, Named, TensorRole};
 
 /// How linear layers are cut over tensor ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -48,9 +48,6 @@ impl Serialize for LinearForm {
 
 /// The name of a linear layer; of a tied one that of the layer whose weight it shares.
 fn linear_name(layer: &Layer) -> Option<&str> {
-    match layer {
-        Layer::Linear(linear) => Some(&linear.name),
-        Layer::TiedLinear(tied) => Some(tied.weight.trim_end_matches(".weight")),
-        _ => None,
-    }
+    let name = layer.name().filter(|_| layer.properties().tensor_role == TensorRole::Pairs);
+    name.or_else(|| Some(layer.entry().tied_weight()?.trim_end_matches(".weight")))
 }

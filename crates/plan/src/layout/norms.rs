@@ -1,19 +1,19 @@
 //! Batch norms that replicas measure together: before each stands the sum of what they measure, so that the norm itself need not know
 //! of other ranks. Over tiles of images `spatial` puts it there.
 
-use crate::mesh::Axis;
-use crate::spec::{BatchNorm, Branches, Layer, Model, Residual, SharedStatistics};
+use std::convert::Infallible;
 
-/// The sum before a batch norm, over an axis.
-pub(super) fn shared(norm: &BatchNorm, axis: Axis) -> Layer {
-    let (channels, over) = (norm.channels, vec![axis]);
-    Layer::SharedStatistics(SharedStatistics { channels, over, shares_samples: false })
+use crate::mesh::Axis;
+use crate::spec::{Layer, Model, SharedStatistics};
+
+/// The sum before a batch norm of so many channels, over an axis.
+pub(super) fn shared(channels: usize, axis: Axis) -> Layer {
+    Layer::SharedStatistics(SharedStatistics { channels, over: vec![axis], shares_samples: false })
 }
 
 /// The same, where ranks along the axis share out the samples of a micro-batch.
-pub(super) fn shared_by_samples(norm: &BatchNorm, axis: Axis) -> Layer {
-    let (channels, over) = (norm.channels, vec![axis]);
-    Layer::SharedStatistics(SharedStatistics { channels, over, shares_samples: true })
+pub(super) fn shared_by_samples(channels: usize, axis: Axis) -> Layer {
+    Layer::SharedStatistics(SharedStatistics { channels, over: vec![axis], shares_samples: true })
 }
 
 /// A model whose batch norms measure over the samples of all replicas.
@@ -28,23 +28,15 @@ pub(super) fn over_replicas(model: &Model) -> Model {
 fn in_row(layers: &[Layer]) -> Vec<Layer> {
     let mut built = Vec::with_capacity(layers.len());
     for layer in layers {
-        if let Layer::BatchNorm(norm) = layer {
+        if let Some(channels) = layer.properties().batch_statistics {
             match built.last_mut() {
                 // Ranks with other samples of the same micro-batch measure with it already.
                 Some(Layer::SharedStatistics(shared)) => shared.over.insert(0, Axis::Data),
-                _ => built.push(shared(norm, Axis::Data)),
+                _ => built.push(shared(channels, Axis::Data)),
             }
         }
-        built.push(match layer {
-            Layer::Residual(Residual { branch, shortcut }) => {
-                Layer::Residual(Residual { branch: in_row(branch), shortcut: in_row(shortcut) })
-            }
-            Layer::Branches(Branches { join, branches }) => {
-                let branches = branches.iter().map(|branch| in_row(branch)).collect();
-                Layer::Branches(Branches { join: *join, branches })
-            }
-            other => other.clone(),
-        });
+        let Ok(layer) = layer.map_sides(|side| Ok::<_, Infallible>(in_row(side)));
+        built.push(layer);
     }
     built
 }

@@ -8,33 +8,16 @@ use std::collections::HashSet;
 use super::{norms, through};
 use crate::error::Error;
 use crate::mesh::Axis;
-use crate::spec::{
-    AdaptiveAvgPool, AvgPool, Branches, Conv, Counted, Crop, Dropout, Halo, Input, Layer, MaxPool, Model,
-    Residual, Shape, SharedStatistics, TiledMean,
-};
-use crate::tiles::{Padding, Tiles, Window};
-
-impl Window {
-    /// That of a layer which has one.
-    pub fn of(layer: &Layer) -> Option<Window> {
-        match *layer {
-            Layer::Conv(Conv { kernel, stride, padding, .. })
-            | Layer::MaxPool(MaxPool { kernel, stride, padding }) => Some(Window { kernel, stride, padding }),
-            Layer::AvgPool(AvgPool { kernel, stride }) => {
-                Some(Window { kernel, stride, padding: Padding::default() })
-            }
-            _ => None,
-        }
-    }
-}
+use crate::spec::{Counted, Crop, Halo, Input, Layer, Model, OnTiles, Shape, SharedStatistics, TiledMean};
+use crate::tiles::{Tiles, Window};
 
 /// The strides that an image meets on its way through layers, in order, those of a residual block's branch among them: what
 /// [`Tiles::cut`] wants to know.
 pub fn strides(layers: &[Layer]) -> Vec<usize> {
-    let of = |layer: &Layer| match (Window::of(layer), layer.entry().sides()) {
-        (Some(window), _) => vec![window.stride],
-        (None, Some(sides)) => sides.all.first().map_or(Vec::new(), |side| strides(side.layers)),
-        (None, None) => Vec::new(),
+    let of = |layer: &Layer| match (layer.properties().on_tiles, layer.entry().sides()) {
+        (OnTiles::Window(window), _) => vec![window.stride],
+        (_, Some(sides)) => sides.all.first().map_or(Vec::new(), |side| strides(side.layers)),
+        (_, None) => Vec::new(),
     };
     layers.iter().flat_map(of).filter(|stride| *stride > 1).collect()
 }
@@ -91,89 +74,83 @@ impl Sharder {
         built: &mut Vec<Layer>,
     ) -> Result<(), Error> {
         self.partial.extend(layer.parameters().into_iter().map(|parameter| parameter.name));
-        if let Some(window) = Window::of(layer) {
-            let called = layer
-                .name()
-                .map_or(format!("a {}", layer.kind()), |name| format!("{} `{name}`", layer.kind()));
-            let (output, mut exchanges) =
-                tiles.slide(&called, window).map_err(|thin| conflict(thin.to_string()))?;
-            let exchange = exchanges.swap_remove(self.rank);
-            let padding = exchange.contribution(&exchange.reads).padding;
-            if !(exchange.is_empty() && exchange.own == exchange.reads) {
-                built.push(Layer::Halo(Halo(exchange)));
+        let entry = layer.entry();
+        let ([height, width], own) = (tiles.size(), tiles.of(self.rank));
+        match entry.properties().on_tiles {
+            OnTiles::Window(window) => return self.slide(layer, &tiles, window, built),
+            OnTiles::Mean(size) => {
+                self.end(tiles, size, built);
+                return Ok(());
             }
-            built.push(match layer {
-                Layer::Conv(conv) => Layer::Conv(Conv { padding, ..conv.clone() }),
-                Layer::MaxPool(pool) => Layer::MaxPool(MaxPool { padding, ..*pool }),
-                &Layer::AvgPool(AvgPool { kernel, stride }) => Layer::AvgPool(AvgPool { kernel, stride }),
-                other => unreachable!("{} has no windows", other.kind()),
-            });
-            self.tiles = Some(output);
-            return Ok(());
-        }
-        let [height, width] = tiles.size();
-        let own = tiles.of(self.rank);
-        match layer {
-            Layer::GlobalAvgPool => self.end(tiles, None, built),
-            &Layer::AdaptiveAvgPool(AdaptiveAvgPool { size }) => self.end(tiles, Some(size), built),
-            Layer::Flatten => {
+            OnTiles::Gathered => {
                 if height != width {
                     return Err(conflict(format!(
-                        "a flatten of {height} x {width} pixels cannot be brought together: put an adaptive pool before it"
+                        "a {} of {height} x {width} pixels cannot be brought together: put an adaptive pool before it",
+                        entry.word()
                     )));
                 }
                 // A mean over windows of one pixel each is the image.
                 self.end(tiles, Some(height), built);
-                built.push(Layer::Flatten);
-            }
-            Layer::Dropout(Dropout { rate, .. }) => {
-                if own.columns != (0..width) {
-                    return Err(conflict("a dropout over an image that is cut along its width".into()));
-                }
-                let row = width * shape.last();
-                let (first, run, of) = (own.rows.start * row, own.rows.len() * row, height * row);
-                built.push(Layer::Dropout(Dropout {
-                    rate: *rate,
-                    counted: Some(Counted::Runs { first, run, of }),
-                }));
-            }
-            Layer::SharedStatistics(shared) => {
-                let over = shared.over.iter().copied().chain([Axis::Spatial]).collect();
-                built.push(Layer::SharedStatistics(SharedStatistics { over, ..shared.clone() }));
-            }
-            Layer::BatchNorm(norm) => {
-                if !matches!(built.last(), Some(Layer::SharedStatistics(_))) {
-                    built.push(norms::shared(norm, Axis::Spatial));
-                }
                 built.push(layer.clone());
+                return Ok(());
             }
-            Layer::Residual(Residual { branch, shortcut }) => {
-                let mut ways = self.ways([branch, shortcut], &tiles, shape)?.into_iter();
-                let mut next = || ways.next().expect("two ways");
-                built.push(Layer::Residual(Residual { branch: next(), shortcut: next() }));
-            }
-            Layer::Branches(Branches { join, branches }) => {
-                let branches = self.ways(branches.iter(), &tiles, shape)?;
-                built.push(Layer::Branches(Branches { join: *join, branches }));
-            }
-            other => built.push(other.clone()),
+            OnTiles::Pixels | OnTiles::Apart => {}
         }
+        if let Some(channels) = entry.properties().batch_statistics
+            && !matches!(built.last(), Some(Layer::SharedStatistics(_)))
+        {
+            built.push(norms::shared(channels, Axis::Spatial));
+        }
+        let row = width * shape.last();
+        let elements =
+            Counted::Runs { first: own.rows.start * row, run: own.rows.len() * row, of: height * row };
+        built.push(match (layer, entry.counting(elements)) {
+            (_, Some(_)) if own.columns != (0..width) => {
+                let word = entry.word();
+                return Err(conflict(format!("a {word} over an image that is cut along its width")));
+            }
+            (_, Some(counting)) => counting,
+            (Layer::SharedStatistics(shared), _) => {
+                let over = shared.over.iter().copied().chain([Axis::Spatial]).collect();
+                Layer::SharedStatistics(SharedStatistics { over, ..shared.clone() })
+            }
+            (layer, None) if entry.sides().is_some() => self.ways(layer, &tiles, shape)?,
+            (layer, None) => layer.clone(),
+        });
+        Ok(())
+    }
+
+    /// Windows over a tile and what they see of its neighbours.
+    fn slide(
+        &mut self,
+        layer: &Layer,
+        tiles: &Tiles,
+        window: Window,
+        built: &mut Vec<Layer>,
+    ) -> Result<(), Error> {
+        let called =
+            layer.name().map_or(format!("a {}", layer.kind()), |name| format!("{} `{name}`", layer.kind()));
+        let (output, mut exchanges) =
+            tiles.slide(&called, window).map_err(|thin| conflict(thin.to_string()))?;
+        let exchange = exchanges.swap_remove(self.rank);
+        let padding = exchange.contribution(&exchange.reads).padding;
+        if !(exchange.is_empty() && exchange.own == exchange.reads) {
+            built.push(Layer::Halo(Halo(exchange)));
+        }
+        built.push(layer.entry().padded(padding).expect("windows have a padding"));
+        self.tiles = Some(output);
         Ok(())
     }
 
     /// Ways that part here, and must come out cut alike.
-    fn ways<'a>(
-        &mut self,
-        ways: impl IntoIterator<Item = &'a Vec<Layer>>,
-        tiles: &Tiles,
-        shape: Shape,
-    ) -> Result<Vec<Vec<Layer>>, Error> {
-        let (mut built, mut ends) = (Vec::new(), Vec::new());
-        for way in ways {
+    fn ways(&mut self, layer: &Layer, tiles: &Tiles, shape: Shape) -> Result<Layer, Error> {
+        let mut ends = Vec::new();
+        let built = layer.map_sides(|way| {
             self.tiles = Some(tiles.clone());
-            built.push(self.layers(way, shape)?);
+            let built = self.layers(way, shape)?;
             ends.push(self.tiles.clone());
-        }
+            Ok::<_, Error>(built)
+        })?;
         if ends.windows(2).any(|pair| pair[0] != pair[1]) {
             return Err(conflict(
                 "the ways through a block end with images that are cut at different rows".into(),

@@ -22,16 +22,12 @@ mod route;
 use std::collections::HashMap;
 use std::ops::Range;
 
-use self::exchanges::positions;
 use self::held::Held;
 pub(super) use self::route::follow;
 use super::{Classes, LinearForm, Shard, through};
 use crate::error::Error;
 use crate::mesh::Axis;
-use crate::spec::{
-    Along, Branches, Counted, Dropout, Embedding, Layer, Model, Move, Parameter, PositionEmbedding, Residual,
-    Shape, TiedLinear,
-};
+use crate::spec::{Along, Counted, Layer, Model, Move, Parameter, Shape, TensorRole};
 use crate::split::split;
 
 /// What one of several ranks along the tensor axis has.
@@ -104,14 +100,15 @@ impl Sharder<'_> {
         let (mut built, mut rest) = (Vec::new(), layers);
         while let Some(layer) = rest.first() {
             let is_head = ends && rest.len() == 1;
-            let taken = if let [halo @ Layer::Halo(_), Layer::Conv(conv), ..] = rest
-                && conv.output >= self.part.ranks
+            let taken = if let [halo @ Layer::Halo(_), next, ..] = rest
+                && next.properties().hides_halo
+                && let Some(outputs) = self.outputs_to_split(next)
             {
                 // What comes from neighbours stays beside the convolution, which goes on meanwhile.
-                let own = self.own(conv.output);
                 built.extend(self.enter(shape));
-                built.extend([halo.clone(), Layer::Conv(self.channels(conv, &own))]);
-                built.push(self.exchange(Move::Gather(Along::Last), Move::Slice(Along::Last), conv.output));
+                built.push(halo.clone());
+                built.push(self.split_outputs(next, &[self.own(outputs)], false));
+                built.push(self.exchange(Move::Gather(Along::Last), Move::Slice(Along::Last), outputs));
                 2
             } else if let Some(pair) = self.pair(rest, shape, ends)? {
                 self.run_pair(&pair, &rest[..=pair.end], shape, &mut built)?;
@@ -128,17 +125,12 @@ impl Sharder<'_> {
     }
 
     /// Ways that part here: what one of them trains is not before the others.
-    fn ways<'a>(
-        &mut self,
-        ways: impl IntoIterator<Item = &'a Vec<Layer>>,
-        shape: Shape,
-    ) -> Result<Vec<Vec<Layer>>, Error> {
+    fn ways(&mut self, layer: &Layer, shape: Shape) -> Result<Layer, Error> {
         let before = self.trained;
-        let ways = ways.into_iter().map(|way| {
+        layer.map_sides(|way| {
             self.trained = before;
             self.layers(way, shape, false)
-        });
-        ways.collect()
+        })
     }
 
     fn run_one(
@@ -148,109 +140,60 @@ impl Sharder<'_> {
         is_head: bool,
         built: &mut Vec<Layer>,
     ) -> Result<(), Error> {
-        let fits = |outputs: usize| outputs >= self.part.ranks;
-        let is_head = is_head && !self.part.linear.is_plain(layer);
-        match layer {
-            Layer::Linear(linear) if is_head && fits(linear.output) => {
-                let own = self.own(linear.output);
-                built.extend(self.enter(shape));
-                built.push(Layer::Linear(self.columns(linear, std::slice::from_ref(&own), false)));
-                self.classes = Some(Classes { axis: self.part.axis, ranks: self.part.ranks, own });
-            }
-            Layer::TiedLinear(TiedLinear { weight, input, output }) if is_head && fits(*output) => {
-                let own = self.own(*output);
-                built.extend(self.enter(shape));
-                let (weight, input, output) = (weight.clone(), *input, own.len());
-                built.push(Layer::TiedLinear(TiedLinear { weight, input, output }));
-                self.classes = Some(Classes { axis: self.part.axis, ranks: self.part.ranks, own });
-            }
-            Layer::Linear(_) | Layer::TiedLinear(_) if is_head => {
-                built.extend(self.gathered(shape));
-                built.push(layer.clone());
-            }
-            Layer::Linear(linear) if fits(linear.output) && !self.cuts(shape) => {
-                let own = self.own(linear.output);
-                built.extend(self.enter(shape));
-                built.push(Layer::Linear(self.columns(linear, std::slice::from_ref(&own), false)));
-                built.push(self.exchange(Move::Gather(Along::Last), Move::Slice(Along::Last), linear.output));
-            }
-            Layer::TiedLinear(TiedLinear { weight, input, output }) if fits(*output) && !self.cuts(shape) => {
-                let own = self.own(*output);
-                built.extend(self.enter(shape));
-                let (weight, input) = (weight.clone(), *input);
-                built.push(Layer::TiedLinear(TiedLinear { weight, input, output: own.len() }));
-                built.push(self.exchange(Move::Gather(Along::Last), Move::Slice(Along::Last), *output));
-            }
-            Layer::Conv(conv) if fits(conv.output) => {
-                let own = self.own(conv.output);
-                built.extend(self.enter(shape));
-                built.push(Layer::Conv(self.channels(conv, &own)));
-                built.push(self.exchange(Move::Gather(Along::Last), Move::Slice(Along::Last), conv.output));
-            }
-            Layer::Embedding(embedding) if !fits(embedding.vocab) => {
-                let after = layer.output(shape).expect("the shapes were checked");
-                built.push(layer.clone());
-                if self.cuts(after) {
-                    let (forward, backward) = (Move::Slice(Along::Sequence), Move::Gather(Along::Sequence));
-                    built.push(self.exchange(forward, backward, positions(after)));
+        let entry = layer.entry();
+        let is_head = is_head && !self.part.linear.is_plain(layer) && entry.properties().tensor_role.opens();
+        if entry.sides().is_some() {
+            built.push(self.ways(layer, shape)?);
+        } else if let Some(outputs) = self.outputs_to_split(layer).filter(|_| is_head || !self.cuts(shape)) {
+            let own = self.own(outputs);
+            built.extend(self.enter(shape));
+            built.push(self.split_outputs(layer, std::slice::from_ref(&own), false));
+            match is_head {
+                true => self.classes = Some(Classes { axis: self.part.axis, ranks: self.part.ranks, own }),
+                false => {
+                    built.push(self.exchange(Move::Gather(Along::Last), Move::Slice(Along::Last), outputs))
                 }
             }
-            Layer::Embedding(embedding) => {
-                let own = self.own(embedding.vocab);
-                let shard =
-                    Shard::full(&[embedding.vocab, embedding.width]).narrow(0, std::slice::from_ref(&own));
-                self.hold(&format!("{}.weight", embedding.name), shard, false);
-                let (vocab, first) = (own.len(), own.start);
-                built.push(Layer::Embedding(Embedding { vocab, first, ..embedding.clone() }));
-                built.push(self.leave(layer.output(shape).expect("the shapes were checked")));
-            }
-            Layer::PositionEmbedding(positions) => {
-                self.whole_of(layer);
-                let first = if let (true, Shape::Sequence { seq, .. }) = (self.cuts(shape), shape) {
-                    self.own(seq).start
-                } else {
-                    0
-                };
-                built.push(Layer::PositionEmbedding(PositionEmbedding { first, ..positions.clone() }));
-            }
-            Layer::Dropout(Dropout { rate, counted }) => {
-                let counted = match shape {
-                    Shape::Sequence { seq, width } if self.part.sequence => {
-                        let own = self.own(seq);
-                        Some(Counted::Runs {
-                            first: own.start * width,
-                            run: own.len() * width,
-                            of: seq * width,
-                        })
-                    }
-                    // Every rank along this axis has all of it; of an image perhaps a tile, which is counted already.
-                    _ => *counted,
-                };
-                built.push(Layer::Dropout(Dropout { rate: *rate, counted }));
-            }
-            Layer::Attention(_) if self.cuts(shape) => {
-                built.extend(self.gathered(shape));
-                built.push(layer.clone());
-                let seq = positions(shape);
-                built.push(self.exchange(Move::Slice(Along::Sequence), Move::Gather(Along::Sequence), seq));
-            }
-            Layer::Residual(Residual { branch, shortcut }) => {
-                let mut ways = self.ways([branch, shortcut], shape)?.into_iter();
-                let mut next = || ways.next().expect("two ways");
-                built.push(Layer::Residual(Residual { branch: next(), shortcut: next() }));
-            }
-            Layer::Branches(Branches { join, branches }) => {
-                let branches = self.ways(branches, shape)?;
-                built.push(Layer::Branches(Branches { join: *join, branches }));
-            }
-            _ => {
-                if self.cuts(shape) {
-                    self.whole_of(layer);
-                }
-                built.push(layer.clone());
-            }
+        } else if is_head {
+            built.extend(self.gathered(shape));
+            built.push(layer.clone());
+        } else if entry.properties().tensor_role == TensorRole::Closes {
+            self.run_closing(layer, shape, built);
+        } else if entry.properties().mixes_positions && self.cuts(shape) {
+            built.extend(self.gathered(shape));
+            built.push(layer.clone());
+            built.push(self.sliced(shape));
+        } else {
+            built.push(self.on_positions(layer, shape));
         }
         Ok(())
+    }
+
+    /// How many outputs a layer has that ranks can have some of each.
+    fn outputs_to_split(&self, layer: &Layer) -> Option<usize> {
+        let size = layer.properties().product_size.filter(|_| layer.properties().tensor_role.opens())?;
+        (size.output >= self.part.ranks).then_some(size.output)
+    }
+
+    /// A layer of which ranks have some inputs each, where there are enough of them.
+    fn run_closing(&mut self, layer: &Layer, shape: Shape, built: &mut Vec<Layer>) {
+        let inputs = layer.properties().product_size.expect("a layer that closes multiplies").input;
+        if inputs >= self.part.ranks {
+            return self.split_inputs(layer, &self.own(inputs), shape, built);
+        }
+        let after = layer.output(shape).expect("the shapes were checked");
+        built.push(layer.clone());
+        built.extend(self.cuts(after).then(|| self.sliced(after)));
+    }
+
+    /// A layer that every rank runs, on its part of the sequence where that is cut.
+    fn on_positions(&mut self, layer: &Layer, shape: Shape) -> Layer {
+        let (Shape::Sequence { seq, width }, true) = (shape, self.cuts(shape)) else { return layer.clone() };
+        self.whole_of(layer);
+        let own = self.own(seq);
+        let elements = Counted::Runs { first: own.start * width, run: own.len() * width, of: seq * width };
+        let entry = layer.entry();
+        entry.from_position(own.start).or_else(|| entry.counting(elements)).unwrap_or_else(|| layer.clone())
     }
 
     /// Which of so many a rank has: equal parts, but for one more in some.

@@ -7,7 +7,7 @@ use crate::pruning::{Method, Pruning, TicketForm};
 use crate::rounds::Rounds;
 use crate::schedule::Schedule;
 use crate::sharing::Sharing;
-use crate::spec::{Layer, Model, Parameter, Recompute};
+use crate::spec::{Model, Parameter, Recompute};
 use crate::stages::Parts;
 use crate::timetable::Length;
 
@@ -58,9 +58,7 @@ pub(super) fn norms(batch: &Batch, model: &Model) -> Result<(), Error> {
 
 /// Attention's inside is made again where there is attention.
 pub(super) fn recompute(recompute: Recompute, model: &Model) -> Result<(), Error> {
-    let mut attends = false;
-    model.for_each(&mut |layer| attends |= matches!(layer, Layer::Attention(_)));
-    if recompute == Recompute::Attention && !attends {
+    if recompute == Recompute::Attention && !model.attends() {
         let why = format!("as \"attention\" with `model.name` = \"{}\", which has none", model.name);
         return Err(Error::NoEffect { field: "train.recompute".into(), why });
     }

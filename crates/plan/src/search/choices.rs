@@ -4,7 +4,7 @@ use super::Search;
 use crate::error::Error;
 use crate::schedule::Name;
 use crate::simulate::Candidate;
-use crate::spec::{Input, Layer, Recompute};
+use crate::spec::{Input, Recompute};
 
 /// Micro-batches larger than this gain nothing.
 const LARGEST_MICRO_BATCH: usize = 256;
@@ -51,7 +51,7 @@ fn variants(search: &Search, mesh: Candidate, samples: usize, all: &mut Vec<Cand
         (None, Some(_)) => plan.storage.compressed && engine.compresses(),
         (None, None) => false,
     };
-    let has_attention = has_attention(search);
+    let has_attention = search.job.plan.model.attends();
     let sequences: &[bool] = if mesh.tensor > 1 && has_attention { &[false, true] } else { &[false] };
     let zeros: &[u8] = match (engine.gathers_weights, mesh.data > 1 && engine.is_ours()) {
         (true, _) => &[3],
@@ -107,12 +107,6 @@ fn orders(search: &Search, mesh: &Candidate, micro_batches: usize) -> Vec<(Name,
         }
     }
     all
-}
-
-fn has_attention(search: &Search) -> bool {
-    let mut found = false;
-    search.job.plan.model.for_each(&mut |layer| found |= matches!(layer, Layer::Attention(_)));
-    found
 }
 
 /// Ranks along an axis of so many: what was fixed, or up to the most that gain something. Devices may be many more than can be

@@ -1,18 +1,18 @@
 //! What the three passes of a convolution take: of a whole image, of a tile with its neighbours' pixels, and of the first layer, whose
 //! input needs no gradient.
 
-use super::passes::{Passes, Place, Seconds};
+use super::passes::{Passes, Place, Seconds, is_convolution};
 use crate::cluster::{Convolution, ConvolutionPass};
-use crate::spec::{Conv, Layer, Shape};
+use crate::spec::{Kernel, Layer, ProductSize, Shape};
 use crate::tiles::Region;
 
 impl Place<'_> {
     /// Of an image, or of a tile that has its halo.
-    pub(super) fn convolution(&self, conv: &Conv, input: Shape, output: Shape) -> Passes {
-        let weights = (conv.kernel * conv.kernel * conv.input * conv.output) as f64;
-        let elements = self.elements(input) + self.elements(output) + weights;
-        let pixels = [self.rows(input), self.rows(output)];
-        let passes = ConvolutionPass::all(conv.kernel, conv.input, conv.output, pixels);
+    pub(super) fn convolution(&self, kernel: usize, size: ProductSize, [read, made]: [Shape; 2]) -> Passes {
+        let weights = (kernel * kernel * size.input * size.output) as f64;
+        let elements = self.elements(read) + self.elements(made) + weights;
+        let pixels = [self.rows(read), self.rows(made)];
+        let passes = ConvolutionPass::all(kernel, size.input, size.output, pixels);
         self.three(passes, |pass| self.kernels.convolution(pass, elements))
     }
 
@@ -26,7 +26,11 @@ impl Place<'_> {
     /// What a convolution of a tile takes beside its flops for the pixels of each neighbour: they are a convolution of their own,
     /// whose weights are laid out once more.
     pub(super) fn halo_parts(&self, before: Option<&Layer>, layer: &Layer) -> Passes {
-        let (Some(Layer::Halo(halo)), Layer::Conv(conv)) = (before, layer) else { return Passes::default() };
+        let (Some(Layer::Halo(halo)), Kernel::Convolution { kernel, size }) =
+            (before, layer.properties().kernel)
+        else {
+            return Passes::default();
+        };
         if !self.engine.is_ours() || !self.passes_are_told_apart() {
             return Passes::default();
         }
@@ -34,7 +38,7 @@ impl Place<'_> {
             let seen = halo.0.contribution(pixels);
             let [read, made] =
                 [&seen.input, &seen.output].map(|region| (self.samples as u64 * region.pixels()) as f64);
-            let passes = ConvolutionPass::all(conv.kernel, conv.input, conv.output, [read, made]);
+            let passes = ConvolutionPass::all(kernel, size.input, size.output, [read, made]);
             // Its flops and windows are among those of the whole tile.
             let bare = passes.map(|pass| ConvolutionPass { flops: 0.0, windows: 0.0, ..pass });
             self.three(bare, |pass| self.kernels.convolution(pass, 0.0))
@@ -50,10 +54,10 @@ impl Place<'_> {
         let input = layers[..crops].iter().try_fold(input, |shape, crop| crop.output(shape));
         let (layers, input) = (&layers[crops..], input.expect("the shapes were checked"));
         let tile = matches!(layers.first(), Some(Layer::Halo(_)));
-        let Some(layer @ Layer::Conv(_)) = layers.get(usize::from(tile)) else { return Seconds::default() };
-        if !self.engine.is_ours() || !self.passes_are_told_apart() {
+        let layer = layers.get(usize::from(tile)).filter(|layer| is_convolution(layer));
+        let Some(layer) = layer.filter(|_| self.engine.is_ours() && self.passes_are_told_apart()) else {
             return Seconds::default();
-        }
+        };
         let before = tile.then(|| &layers[0]);
         let seen = before.map_or(Ok(input), |halo| halo.output(input)).expect("the shapes were checked");
         let made = layer.output(seen).expect("the shapes were checked");

@@ -7,7 +7,8 @@ use crate::engine::{AttentionKernel, Engine};
 use crate::mesh::Axis;
 use crate::spec::recompute::attention_insides;
 use crate::spec::{
-    Activation, Along, Attention, Exchange, Halo, Layer, Model, Move, Recompute, Shape, ShapeError,
+    Along, Exchange, Halo, InAttention, Kernel, Layer, MemoryPass, Model, Move, ProductSize, Recompute,
+    Shape, ShapeError,
 };
 
 /// What computes and who takes part.
@@ -56,7 +57,7 @@ pub fn layer_passes<'m>(model: &'m Model, at: &Place) -> Result<Vec<Vec<Timed<'m
         let head = i == last && model.head().is_some();
         let mut timed = Vec::new();
         at.layers(layers, shape, head, &mut timed);
-        if let Some(first) = timed.iter_mut().find(|timed| i == 0 && matches!(timed.layer, Layer::Conv(_))) {
+        if let Some(first) = timed.iter_mut().find(|timed| i == 0 && is_convolution(timed.layer)) {
             let unmade = at.first_input_gradient(layers, shape);
             first.passes.backward_input = first.passes.backward_input - unmade;
         }
@@ -82,22 +83,24 @@ impl Place<'_> {
             let sides = sides.iter().flat_map(|sides| &sides.all);
             sides.for_each(|side| self.layers(side.layers, shape, false, all));
             let mut own = self.layer(layer, shape, output) + self.halo_parts(before, layer);
-            let again = self.engine.remakes_queries || matches!(layer, Layer::Attention(_));
+            let is_core = layer.properties().in_attention == InAttention::Core;
+            let again = self.engine.remakes_queries || is_core;
             if again && insides.iter().any(|inside| inside.again.contains(&i)) {
                 own.again = own.again + own.forward;
             }
             if head && i + 1 == layers.len() {
                 own = own + self.loss(output);
             }
-            if let (Layer::Halo(_), Some(conv @ Layer::Conv(_))) = (layer, layers.get(i + 1))
+            let next = layers.get(i + 1);
+            if let (Layer::Halo(_), Some(conv)) = (layer, next.filter(|next| next.properties().hides_halo))
                 && self.engine.is_ours()
             {
                 let made = conv.output(output).expect("the shapes were checked");
                 own = self.behind(own, &self.layer(conv, output, made));
             }
-            if let (Layer::Exchange(exchange), Some(Layer::Linear(_) | Layer::TiedLinear(_))) =
-                (layer, layers.get(i + 1))
+            if let Layer::Exchange(exchange) = layer
                 && exchange.is_entrance()
+                && next.is_some_and(|next| next.properties().takes_remade)
             {
                 // A linear layer keeps what stands before it, and has it gathered again for its gradient.
                 own.again = own.again + own.forward;
@@ -108,27 +111,13 @@ impl Place<'_> {
     }
 
     pub(super) fn layer(&self, layer: &Layer, input: Shape, output: Shape) -> Passes {
-        let (read, made) = (self.elements(input), self.elements(output));
+        let passes = match layer.properties().kernel {
+            Kernel::Pass(pass) => self.passing(pass, self.elements(input), self.elements(output)),
+            Kernel::Product(size) => self.product(input, size),
+            Kernel::Convolution { kernel, size } => self.convolution(kernel, size, [input, output]),
+            Kernel::Attention { heads, width } => self.attention(heads, width, input),
+        };
         match layer {
-            Layer::Linear(linear) => self.product(input, linear.input, linear.output),
-            Layer::TiedLinear(linear) => self.product(input, linear.input, linear.output),
-            Layer::Conv(conv) => self.convolution(conv, input, output),
-            Layer::Attention(attention) => self.attention(attention, input),
-            Layer::LayerNorm(_) | Layer::RmsNorm(_) => self.passing(read + made, read + 2.0 * made),
-            Layer::BatchNorm(_) => self.passing(2.0 * read + made, 4.0 * read + made),
-            Layer::Activation(Activation::Relu) => self.light(read + made, read + 2.0 * made),
-            Layer::Activation(_) => self.passing(read + made, read + 2.0 * made),
-            Layer::Dropout(dropout) if dropout.rate == 0.0 => Passes::default(),
-            Layer::Dropout(_) => self.passing(1.5 * (read + made), 1.5 * (read + made)),
-            Layer::MaxPool(_) | Layer::AvgPool(_) | Layer::AdaptiveAvgPool(_) | Layer::GlobalAvgPool => {
-                self.light(read + made, read + made)
-            }
-            Layer::Embedding(_) => self.passing(2.0 * made, 3.0 * made),
-            Layer::PositionEmbedding(_) => self.passing(2.0 * made, made),
-            Layer::Bias(_) => self.light(2.0 * made, made),
-            Layer::Flatten | Layer::PadChannels(_) | Layer::Crop(_) | Layer::Columns(_) => {
-                self.light(read + made, read + made)
-            }
             // A few numbers a channel.
             Layer::SharedStatistics(_) => {
                 let sum = self.spatial.all_reduce(16.0 * input.last() as f64);
@@ -138,18 +127,16 @@ impl Place<'_> {
             Layer::Exchange(exchange) => self.exchange(exchange, input, output),
             Layer::Halo(halo) => self.halo(halo, input),
             Layer::TiledMean(_) => {
-                let sum = self.spatial.all_reduce(made * self.kernels.element());
-                let passes = self.passing(read + made, read + made);
+                let sum = self.spatial.all_reduce(self.elements(output) * self.kernels.element());
                 Passes { forward: passes.forward + Seconds::meeting(&self.spatial, sum), ..passes }
             }
-            // Their sides are layers by themselves.
-            Layer::Residual(_) | Layer::Branches(_) => self.light(3.0 * made, 3.0 * read),
+            _ => passes,
         }
     }
 
     /// `[rows, input]` by `[input, output]`, and the two products of its backward.
-    fn product(&self, shape: Shape, input: usize, output: usize) -> Passes {
-        let (rows, input, output) = (self.rows(shape), input as f64, output as f64);
+    fn product(&self, shape: Shape, size: ProductSize) -> Passes {
+        let (rows, input, output) = (self.rows(shape), size.input as f64, size.output as f64);
         let once = |rows, depth, columns| Seconds::computing(self.kernels.product(rows, depth, columns));
         Passes {
             forward: once(rows, input, output),
@@ -159,10 +146,10 @@ impl Place<'_> {
         }
     }
 
-    fn attention(&self, attention: &Attention, input: Shape) -> Passes {
+    fn attention(&self, heads: usize, width: usize, input: Shape) -> Passes {
         let (samples, seq) = (self.samples as f64, input.rows() as f64);
-        let flops = 4.0 * samples * seq * seq * attention.width as f64;
-        let moved = self.kernels.element() * samples * seq * (input.last() + attention.width) as f64;
+        let flops = 4.0 * samples * seq * seq * width as f64;
+        let moved = self.kernels.element() * samples * seq * (input.last() + width) as f64;
         let (forward, backward) = match self.engine.attention {
             AttentionKernel::Ours => {
                 let matrix = self.kernels.device.matrix(self.kernels.precision);
@@ -176,7 +163,7 @@ impl Place<'_> {
                 self.kernels.work(2.5 * done * flops, share, 2.0 * moved),
             ),
             AttentionKernel::Unfused { bytes } => {
-                let scores = bytes * samples * attention.heads as f64 * seq * seq;
+                let scores = bytes * samples * heads as f64 * seq * seq;
                 let once = self.kernels.work(flops, 1.0, 0.0) + self.kernels.pass(scores);
                 (once, 2.0 * once)
             }
@@ -198,20 +185,16 @@ impl Place<'_> {
         }
     }
 
-    /// A layer that reads and writes so many elements, forward and backward.
-    fn passing(&self, forward: f64, backward: f64) -> Passes {
-        self.moving(forward, backward, |bytes| self.kernels.pass(bytes))
-    }
-
-    /// The same for one that does next to nothing with them.
-    fn light(&self, forward: f64, backward: f64) -> Passes {
-        self.moving(forward, backward, |bytes| self.kernels.light_pass(bytes))
-    }
-
-    fn moving(&self, forward: f64, backward: f64, pass: impl Fn(f64) -> f64) -> Passes {
-        let once =
-            |elements: f64| Seconds::computing(pass(self.engine.passes * elements * self.kernels.element()));
-        Passes { forward: once(forward), backward_input: once(backward), ..Passes::default() }
+    /// A layer that reads so many elements and makes so many, which pass through memory as it says.
+    fn passing(&self, pass: MemoryPass, read: f64, made: f64) -> Passes {
+        let once = |[input, output]: [f64; 2]| {
+            let bytes = self.engine.passes * (input * read + output * made) * self.kernels.element();
+            Seconds::computing(match pass.is_light {
+                true => self.kernels.light_pass(bytes),
+                false => self.kernels.pass(bytes),
+            })
+        };
+        Passes { forward: once(pass.forward), backward_input: once(pass.backward), ..Passes::default() }
     }
 
     fn exchange(&self, exchange: &Exchange, input: Shape, output: Shape) -> Passes {
@@ -283,4 +266,9 @@ impl Place<'_> {
     pub(super) fn elements(&self, shape: Shape) -> f64 {
         self.samples as f64 * shape.elements() as f64
     }
+}
+
+/// Whether its passes are those of a convolution.
+pub(super) fn is_convolution(layer: &Layer) -> bool {
+    matches!(layer.properties().kernel, Kernel::Convolution { .. })
 }

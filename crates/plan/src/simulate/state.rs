@@ -13,7 +13,7 @@ use crate::memory::{Memory, Prediction, in_flight};
 use crate::schedule::Schedule;
 use crate::sharing::Sharing;
 use crate::spec::activations::PartActivations;
-use crate::spec::{Layer, Recompute, Shape};
+use crate::spec::{Kernel, Recompute, Shape};
 use crate::stages::Parts;
 use crate::storage::Storage;
 
@@ -142,8 +142,8 @@ fn stashes(
     let block = |i: usize| {
         let mut heads = None;
         model.blocks[i].for_each(&mut |layer| {
-            if let Layer::Attention(attention) = layer {
-                heads = Some(attention.heads);
+            if let Kernel::Attention { heads: all, .. } = layer.properties().kernel {
+                heads = Some(all);
             }
         });
         match (heads, borders[i]) {

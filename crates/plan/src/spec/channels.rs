@@ -114,7 +114,7 @@ impl Tracer {
                         let ways = sides.all.iter().map(|side| self.pass(side.layers.iter(), now.clone()));
                         meet(sides.join, ways.collect())
                     }
-                    None if layer.entry().keeps_zeros() => now,
+                    None if layer.properties().keeps_zeros => now,
                     None => None,
                 },
             };

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::{Branches, Layer};
+use super::{Branches, InAttention, Layer, Model};
 
 /// What is computed twice to save memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
@@ -35,6 +35,15 @@ impl Recompute {
     }
 }
 
+impl Model {
+    /// Whether there is an attention whose inside can run again.
+    pub fn attends(&self) -> bool {
+        let mut attends = false;
+        self.for_each(&mut |layer| attends |= is(InAttention::Core, layer));
+        attends
+    }
+}
+
 /// An attention in a row of layers, with what is run again for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inside {
@@ -47,7 +56,7 @@ pub struct Inside {
 
 /// The attentions of a row of layers, without those in layers of it.
 pub fn attention_insides(layers: &[Layer]) -> Vec<Inside> {
-    let is_attention = |place: &usize| matches!(layers[*place], Layer::Attention(_));
+    let is_attention = |place: &usize| is(InAttention::Core, &layers[*place]);
     let again: Vec<Range<usize>> =
         (0..layers.len()).filter(is_attention).map(|place| first(layers, place)..place + 1).collect();
     let inside = |(i, own): (usize, &Range<usize>)| {
@@ -67,23 +76,15 @@ fn first(layers: &[Layer], attention: usize) -> usize {
         does
     };
     goes_back(gathers);
-    if goes_back(projects) {
+    if goes_back(|layer| is(InAttention::Projects, layer)) {
         goes_back(enters);
-        goes_back(|layer| matches!(layer, Layer::LayerNorm(_) | Layer::RmsNorm(_)));
+        goes_back(|layer| is(InAttention::Norms, layer));
     }
     at
 }
 
-/// Whether a layer makes queries, keys and values: one linear layer, or several side by side.
-fn projects(layer: &Layer) -> bool {
-    match layer {
-        Layer::Linear(_) => true,
-        Layer::Branches(branches) => {
-            let mut inner = branches.branches.iter().flatten();
-            inner.all(|layer| layer.entry().sides().is_none() && !matches!(layer, Layer::Attention(_)))
-        }
-        _ => false,
-    }
+fn is(role: InAttention, layer: &Layer) -> bool {
+    layer.properties().in_attention == role
 }
 
 /// Whether a layer brings together keys and values that one linear layer makes on several ranks.
@@ -98,8 +99,8 @@ fn enters(layer: &Layer) -> bool {
 /// How many of the layers behind an attention end in the one that reads it: none, or a linear layer and what ranks do before.
 fn reader(behind: &[Layer]) -> usize {
     match behind {
-        [linear, ..] if linear.entry().takes_remade() => 1,
-        [exchange, linear, ..] if enters(exchange) && linear.entry().takes_remade() => 2,
+        [linear, ..] if linear.properties().takes_remade => 1,
+        [exchange, linear, ..] if enters(exchange) && linear.properties().takes_remade => 2,
         _ => 0,
     }
 }
@@ -128,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_layer_between_two_attentions_belongs_to_the_second() {
-        let attention = || Layer::Attention(Attention { heads: 1, kv_heads: 1, width: 8 });
+        let attention = || Layer::Attention(Attention::new(1, 1, 8));
         let smooth = || Layer::Activation(Activation::Gelu);
         let row = [linear("a"), smooth(), linear("b"), attention(), linear("c"), attention(), smooth()];
         let insides = attention_insides(&row);

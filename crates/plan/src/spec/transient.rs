@@ -27,8 +27,9 @@ fn most(layers: &[Layer], mut shape: Shape, outside: u64) -> u64 {
                 sides.all.iter().map(|side| most(side.layers, shape, beside)).max().unwrap_or(0)
             }
             None => {
-                let takes_again = layers.get(i + 1).is_some_and(|next| next.entry().takes_remade());
-                let again = if takes_again && layer.entry().remakes_output() { output.elements() } else { 0 };
+                let takes_again = layers.get(i + 1).is_some_and(|next| next.properties().takes_remade);
+                let again =
+                    if takes_again && layer.properties().remakes_output { output.elements() } else { 0 };
                 outside + shape.elements() + output.elements() + again
             }
         };

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{Input, Layer, Model, Shape, ShapeError, TiedLinear};
+use super::{Input, Layer, Model, Shape, ShapeError};
 
 impl Input {
     /// The shape of one sample as it enters the first layer.
@@ -42,8 +42,9 @@ impl Model {
     fn check_ties(&self) -> Result<(), ShapeError> {
         let mut missing = HashSet::new();
         self.for_each(&mut |layer| {
-            if let Layer::TiedLinear(TiedLinear { weight, input, output }) = layer {
-                missing.insert((weight.clone(), vec![*output, *input]));
+            if let (Some(weight), Some(size)) = (layer.entry().tied_weight(), layer.properties().product_size)
+            {
+                missing.insert((weight.to_owned(), vec![size.output, size.input]));
             }
         });
         if missing.is_empty() {

@@ -120,7 +120,7 @@ impl Walk<'_> {
                 Layer::Exchange(exchange) => {
                     // A linear layer keeps what stands before it, and has it gathered again for its gradient.
                     let again = exchange.is_entrance()
-                        && matches!(layers.get(i + 1), Some(Layer::Linear(_) | Layer::TiedLinear(_)));
+                        && layers.get(i + 1).is_some_and(|next| next.properties().takes_remade);
                     self.moved(exchange, exchange.forward, shape, forwards + u64::from(again));
                     self.samples = exchange.samples_behind(self.samples, self.plan.batch.micro_batch as u64);
                     self.moved(exchange, exchange.backward, output, u64::from(wanted));

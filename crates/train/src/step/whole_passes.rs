@@ -3,7 +3,6 @@
 
 use espalier_nn::layers::BatchStatistics;
 use espalier_nn::weights::{ParameterId, WeightStore};
-use espalier_plan::spec::Layer;
 use espalier_tensor::ops::cross_entropy::Summed;
 use espalier_tensor::ops::rows;
 use espalier_tensor::{Category, Device, Tensor};
@@ -38,7 +37,7 @@ impl WholePasses {
     pub fn suit(context: &Context) -> bool {
         let Context { plan, ranks, stage, device, dataset, .. } = context;
         let mut by_chance = false;
-        plan.model.for_each(&mut |layer| by_chance |= matches!(layer, Layer::Dropout(_)));
+        plan.model.for_each(&mut |layer| by_chance |= layer.properties().is_random);
         matches!(device, Device::Cuda(_))
             && dataset.is_on(device)
             && ranks.is_alone()

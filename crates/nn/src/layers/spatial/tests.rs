@@ -6,10 +6,10 @@ use std::time::Duration;
 use espalier_comm::{Communicator, threads};
 use espalier_plan::layout::spatial::strides;
 use espalier_plan::spec::{
-    self, Activation, AdaptiveAvgPool, BatchNorm, Block, Conv, Init, Input, Linear, MaxPool, Shape,
+    self, Activation, AdaptiveAvgPool, BatchNorm, Block, Conv, Init, Input, Linear, MaxPool, OnTiles, Shape,
     WeightOrder,
 };
-use espalier_plan::tiles::{Exchange, Region, Tiles, Window};
+use espalier_plan::tiles::{Exchange, Region, Tiles};
 use espalier_tensor::cuda::Cuda;
 use espalier_tensor::ops::{activation, conv, pool};
 use espalier_tensor::random::{key, normal};
@@ -141,7 +141,7 @@ struct Cut<'a> {
 impl Cut<'_> {
     /// What this rank exchanges before a layer with windows.
     fn halo(&mut self, layer: &spec::Layer) -> Halo {
-        let window = Window::of(layer).expect("windows");
+        let OnTiles::Window(window) = layer.properties().on_tiles else { panic!("windows") };
         let (output, exchanges) = self.tiles.slide("a layer", window).unwrap();
         self.tiles = output;
         Halo::new(exchanges[self.group.rank()].clone(), self.group)

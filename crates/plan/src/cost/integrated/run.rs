@@ -6,7 +6,7 @@
 
 use super::{Split, Stop};
 use crate::mesh::Axis;
-use crate::spec::{Layer, Named};
+use crate::spec::{Layer, Named, OnTiles, TensorRole};
 
 /// One group of ranks, and what a person has said of it.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,9 +28,9 @@ impl Group {
         let by_model = matches!(stop, Stop { to: Split::Columns, .. } | Stop { from: Split::Columns, .. });
         let may = self.by_model.as_ref().is_none_or(|named| named.means(name) == by_model);
         // Convolutions are cut by their outputs alone.
-        let can = match layer {
-            Layer::Linear(_) => stop.from != Split::Rows,
-            Layer::Conv(_) => stop.from != Split::Columns,
+        let can = match layer.properties().tensor_role {
+            TensorRole::Pairs => stop.from != Split::Rows,
+            TensorRole::Opens => stop.from != Split::Columns,
             _ => !by_model,
         };
         may && can
@@ -40,7 +40,7 @@ impl Group {
     pub(super) fn passes(&self, layer: &Layer, stop: Stop) -> bool {
         match stop.from {
             Split::Rows => ends_tiles(layer) == (stop.to == Split::Whole),
-            Split::Columns => !matches!(layer, Layer::Flatten | Layer::BatchNorm(_) | Layer::Bias(_)),
+            Split::Columns => layer.properties().tensor_role.is_between(),
             Split::Samples | Split::Whole => true,
         }
     }
@@ -53,5 +53,5 @@ impl Group {
 
 /// Whether a layer ends a cut of images, by a sum over their tiles.
 pub(super) fn ends_tiles(layer: &Layer) -> bool {
-    matches!(layer, Layer::GlobalAvgPool | Layer::AdaptiveAvgPool(_) | Layer::Flatten)
+    matches!(layer.properties().on_tiles, OnTiles::Mean(_) | OnTiles::Gathered)
 }

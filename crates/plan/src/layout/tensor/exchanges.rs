@@ -41,9 +41,14 @@ impl Sharder<'_> {
         let (forward, backward) = (Move::Gather(Along::Sequence), Move::Slice(Along::Sequence));
         self.cuts(shape).then(|| self.exchange(forward, backward, positions(shape)))
     }
+
+    /// Behind such a layer: each goes on with its part of the sequence.
+    pub(super) fn sliced(&self, shape: Shape) -> Layer {
+        self.exchange(Move::Slice(Along::Sequence), Move::Gather(Along::Sequence), positions(shape))
+    }
 }
 
-pub(super) fn positions(shape: Shape) -> usize {
+fn positions(shape: Shape) -> usize {
     match shape {
         Shape::Sequence { seq, .. } => seq,
         other => unreachable!("only sequences are cut along the sequence, not {other}"),

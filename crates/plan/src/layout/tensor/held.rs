@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::super::Shard;
 use super::Sharder;
-use crate::spec::{Conv, Layer, Linear, WeightOrder};
+use crate::spec::{Layer, Shape};
 
 /// What a rank holds of a parameter.
 pub(super) struct Held {
@@ -29,39 +29,35 @@ impl Sharder<'_> {
         }
     }
 
-    /// Some outputs of a linear layer.
-    pub(super) fn columns(&mut self, linear: &Linear, own: &[Range<usize>], is_partial: bool) -> Linear {
-        let Linear { name, input, output, order, .. } = linear;
-        let (shape, dim) = match order {
-            WeightOrder::OutIn => ([*output, *input], 0),
-            WeightOrder::InOut => ([*input, *output], 1),
-        };
-        self.hold(&format!("{name}.weight"), Shard::full(&shape).narrow(dim, own), is_partial);
-        if linear.bias {
-            self.hold(&format!("{name}.bias"), Shard::full(&[*output]).narrow(0, own), is_partial);
-        }
-        Linear { output: own.iter().map(ExactSizeIterator::len).sum(), ..linear.clone() }
+    /// A layer with some of its outputs.
+    pub(super) fn split_outputs(&mut self, layer: &Layer, own: &[Range<usize>], is_partial: bool) -> Layer {
+        let shard = layer.entry().split_outputs(own).expect("a layer that opens has outputs to split");
+        self.hold_split(layer, &shard.dims, own, is_partial);
+        shard.layer
     }
 
-    /// Some inputs of a linear layer, whose bias is added after the sum.
-    pub(super) fn rows(&mut self, linear: &Linear, own: &Range<usize>) -> Linear {
-        let Linear { name, input, output, order, .. } = linear;
-        let (shape, dim) = match order {
-            WeightOrder::OutIn => ([*output, *input], 1),
-            WeightOrder::InOut => ([*input, *output], 0),
-        };
-        let shard = Shard::full(&shape).narrow(dim, std::slice::from_ref(own));
-        self.hold(&format!("{name}.weight"), shard, false);
-        Linear { input: own.len(), bias: false, ..linear.clone() }
+    /// A layer with some of its inputs, the sum of what ranks make of theirs, and what is added to that. `shape` is what the whole
+    /// layer reads.
+    pub(super) fn split_inputs(
+        &mut self,
+        layer: &Layer,
+        own: &Range<usize>,
+        shape: Shape,
+        built: &mut Vec<Layer>,
+    ) {
+        let shard = layer.entry().split_inputs(own).expect("a layer that closes has inputs to split");
+        self.hold_split(layer, &shard.dims, std::slice::from_ref(own), false);
+        let after = layer.output(shape).expect("the shapes were checked");
+        built.extend([shard.layer, self.leave(after)]);
+        shard.behind.iter().for_each(|behind| self.whole_of(behind));
+        built.extend(shard.behind);
     }
 
-    /// Some outputs of a convolution.
-    pub(super) fn channels(&mut self, conv: &Conv, own: &Range<usize>) -> Conv {
-        let local = Conv { output: own.len(), ..conv.clone() };
-        for parameter in Layer::Conv(conv.clone()).parameters() {
-            let shard = Shard::full(&parameter.shape).narrow(0, std::slice::from_ref(own));
-            self.hold(&parameter.name, shard, false);
+    fn hold_split(&mut self, layer: &Layer, dims: &[Option<usize>], own: &[Range<usize>], is_partial: bool) {
+        for (parameter, dim) in layer.parameters().iter().zip(dims) {
+            if let Some(dim) = *dim {
+                self.hold(&parameter.name, Shard::full(&parameter.shape).narrow(dim, own), is_partial);
+            }
         }
-        local
     }
 }

@@ -6,8 +6,7 @@ use std::ops::Range;
 use super::super::through;
 use super::Sharder;
 use crate::error::Error;
-use crate::spec::{Along, Attention, Bias, Branches, Columns, Counted, Dropout, Join, Layer, Move, Shape};
-use crate::split::split;
+use crate::spec::{Along, Branches, Columns, Counted, HeadShard, Join, Layer, Move, Shape, TensorRole};
 
 /// A part of a layer that a linear layer opens and another closes.
 pub(super) struct Pair {
@@ -23,16 +22,6 @@ pub(super) struct Pair {
     pub end: usize,
 }
 
-/// The heads of one rank.
-struct Heads {
-    /// Columns of queries, keys and values in what the attention reads.
-    columns: Vec<Range<usize>>,
-    /// Columns of what it gives.
-    queries: Range<usize>,
-    /// Whether other ranks have the same keys and values.
-    repeated: bool,
-}
-
 impl Sharder<'_> {
     /// The pair that layers begin with, where they do and it can be cut.
     pub(super) fn pair(&self, layers: &[Layer], shape: Shape, ends: bool) -> Result<Option<Pair>, Error> {
@@ -40,32 +29,24 @@ impl Sharder<'_> {
         if !opens(&layers[0], &is_plain) {
             return Ok(None);
         }
-        let between = layers[1..].iter().take_while(|layer| {
-            matches!(layer, Layer::Activation(_) | Layer::Dropout(_) | Layer::Attention(_))
-        });
+        let between = layers[1..].iter().take_while(|layer| layer.properties().tensor_role.is_between());
         let end = 1 + between.count();
         let is_last = ends && end + 1 == layers.len();
-        let closes =
-            layers.get(end).is_some_and(|layer| matches!(layer, Layer::Linear(_)) && !is_plain(layer))
-                && !is_last;
+        let closes = layers.get(end).is_some_and(|layer| pairs(layer) && !is_plain(layer)) && !is_last;
         if !closes {
             return Ok(None);
         }
         let width = through(&layers[..1], shape).last();
-        let attention = layers[1..end].iter().find_map(|layer| match layer {
-            Layer::Attention(attention) => Some(attention),
-            _ => None,
-        });
         let side_by_side = matches!(&layers[0], Layer::Branches(Branches { join: Join::Concat, .. }));
-        match attention {
-            Some(attention) => {
-                let heads = self.heads(attention)?;
+        match layers[1..end].iter().find_map(|layer| self.heads(layer)) {
+            Some(heads) => {
+                let heads = heads?;
                 if heads.repeated && !side_by_side {
-                    let (opening, gather) = self.parts_of_keys(attention, &heads)?;
-                    let (gather, closing) = (Some(gather), heads.queries);
+                    let (opening, gather) = self.parts_of_keys(&heads)?;
+                    let (gather, closing) = (Some(gather), heads.gives);
                     return Ok(Some(Pair { opening, repeated: false, gather, closing, end }));
                 }
-                let (opening, repeated, closing) = (heads.columns, heads.repeated, heads.queries);
+                let (opening, repeated, closing) = (heads.reads.to_vec(), heads.repeated, heads.gives);
                 Ok(Some(Pair { opening, repeated, gather: None, closing, end }))
             }
             None if side_by_side || width < self.part.ranks => Ok(None),
@@ -92,14 +73,12 @@ impl Sharder<'_> {
         built.extend(self.enter(shape));
         let (opening, rest) = layers.split_first().expect("a pair has two layers");
         match opening {
-            Layer::Linear(linear) => built.push(Layer::Linear(self.columns(linear, &pair.opening, false))),
             Layer::Branches(Branches { join, branches }) => {
                 let mut first = 0;
                 let mut branch = |layers: &Vec<Layer>| {
-                    let [Layer::Linear(linear), rest @ ..] = &layers[..] else {
-                        unreachable!("it was looked at")
-                    };
-                    let here = first..first + linear.output;
+                    let (linear, rest) = layers.split_first().expect("it was looked at");
+                    let outputs = through(std::slice::from_ref(linear), shape).last();
+                    let here = first..first + outputs;
                     // Side by side each has its own columns; otherwise all have the same.
                     let (start, is_repeated) = match join {
                         Join::Concat => {
@@ -110,16 +89,16 @@ impl Sharder<'_> {
                     let own: Vec<Range<usize>> = pair
                         .opening
                         .iter()
-                        .filter(|range| (start..start + linear.output).contains(&range.start))
+                        .filter(|range| (start..start + outputs).contains(&range.start))
                         .map(|range| range.start - start..range.end - start)
                         .collect();
-                    let linear = Layer::Linear(self.columns(linear, &own, is_repeated));
+                    let linear = self.split_outputs(linear, &own, is_repeated);
                     std::iter::once(linear).chain(rest.iter().cloned()).collect()
                 };
                 let branches = branches.iter().map(&mut branch).collect();
                 built.push(Layer::Branches(Branches { join: *join, branches }));
             }
-            _ => unreachable!("nothing else opens a pair"),
+            linear => built.push(self.split_outputs(linear, &pair.opening, false)),
         }
         built.extend(pair.gather.clone());
         shape = through(&layers[..1], shape);
@@ -127,78 +106,39 @@ impl Sharder<'_> {
         let mut own = &pair.opening;
         let queries = vec![pair.closing.clone()];
         for layer in between {
-            built.push(match layer {
-                Layer::Attention(Attention { heads, kv_heads, width }) => {
-                    let each = width / heads;
-                    // Of those that are repeated a rank reads one.
-                    let kv_heads = self.own(*kv_heads).len().max(1);
-                    own = &queries;
-                    let (heads, width) = (pair.closing.len() / each, pair.closing.len());
-                    Layer::Attention(Attention { heads, kv_heads, width })
+            let entry = layer.entry();
+            built.push(if let Some(heads) = self.heads(layer) {
+                own = &queries;
+                heads?.layer
+            } else {
+                let Range { start, end } = own[0];
+                let elements = Counted::Runs { first: start, run: end - start, of: shape.last() };
+                match entry.counting(elements) {
+                    Some(_) if own.len() > 1 => {
+                        return Err(
+                            self.conflict(format!("but a {} stands before an attention", entry.word()))
+                        );
+                    }
+                    counting => counting.unwrap_or_else(|| layer.clone()),
                 }
-                Layer::Dropout(Dropout { rate, .. }) => {
-                    let [Range { start, end }] = own[..] else {
-                        return Err(self.conflict("but a dropout stands before an attention".into()));
-                    };
-                    let counted = Some(Counted::Runs { first: start, run: end - start, of: shape.last() });
-                    Layer::Dropout(Dropout { rate: *rate, counted })
-                }
-                other => other.clone(),
             });
             shape = layer.output(shape).expect("the shapes were checked");
         }
-        let Layer::Linear(linear) = closing else { unreachable!("it was looked at") };
-        built.push(Layer::Linear(self.rows(linear, &pair.closing)));
-        built.push(self.leave(shape));
-        if linear.bias {
-            let bias = Bias { name: linear.name.clone(), width: linear.output };
-            self.whole(&format!("{}.bias", linear.name), &[linear.output]);
-            built.push(Layer::Bias(bias));
-        }
+        self.split_inputs(closing, &pair.closing, shape, built);
         Ok(())
     }
 
-    /// The heads of a rank.
-    fn heads(&self, attention: &Attention) -> Result<Heads, Error> {
-        let &Attention { heads, kv_heads, width } = attention;
-        let (each, group) = (width / heads, heads / kv_heads);
-        if heads < self.part.ranks {
-            return Err(self.conflict(format!("but an attention has {heads} heads")));
-        }
-        let (kv, queries) = if kv_heads >= self.part.ranks {
-            let kv = self.own(kv_heads);
-            (kv.clone(), kv.start * group..kv.end * group)
-        } else {
-            if !self.part.ranks.is_multiple_of(kv_heads) {
-                return Err(self.conflict(format!(
-                    "but the {kv_heads} heads of keys and values of an attention cannot be repeated evenly on them"
-                )));
-            }
-            let sharers = self.part.ranks / kv_heads;
-            if group < sharers {
-                return Err(self.conflict(format!("but an attention has {heads} heads")));
-            }
-            let kv = self.part.rank / sharers;
-            let own = split(group, sharers, self.part.rank % sharers);
-            (kv..kv + 1, kv * group + own.start..kv * group + own.end)
-        };
-        let scaled =
-            |range: &Range<usize>, first: usize| first + range.start * each..first + range.end * each;
-        let columns = vec![scaled(&queries, 0), scaled(&kv, width), scaled(&kv, width + kv_heads * each)];
-        Ok(Heads { repeated: kv_heads < self.part.ranks, queries: scaled(&queries, 0), columns })
+    /// The heads of the rank, where a layer has heads.
+    fn heads(&self, layer: &Layer) -> Option<Result<HeadShard, Error>> {
+        let heads = layer.entry().split_heads(self.part.ranks, self.part.rank)?;
+        Some(heads.map_err(|few| self.conflict(few)))
     }
 
     /// Keys and values that several ranks read, made by one linear layer together with the queries. A weight has one owner for each of
     /// its columns, so each rank makes a part of all keys and of all values beside its queries; behind them stands a layer that
     /// gathers all and takes the rank's head. On the way back gradients of all who read a head are summed.
-    fn parts_of_keys(
-        &self,
-        attention: &Attention,
-        heads: &Heads,
-    ) -> Result<(Vec<Range<usize>>, Layer), Error> {
-        let [queries, keys, _] = &heads.columns[..] else { unreachable!("queries, keys and values") };
-        let width = attention.width;
-        let all = keys.len() * attention.kv_heads;
+    fn parts_of_keys(&self, heads: &HeadShard) -> Result<(Vec<Range<usize>>, Layer), Error> {
+        let ([queries, keys, _], [width, all]) = (&heads.reads, heads.of);
         if all < self.part.ranks {
             let few = format!("but the keys of an attention have {all} columns in one linear layer");
             return Err(self.conflict(few));
@@ -218,14 +158,18 @@ impl Sharder<'_> {
     }
 }
 
-/// Whether a layer can be cut by its outputs.
+fn pairs(layer: &Layer) -> bool {
+    layer.properties().tensor_role == TensorRole::Pairs
+}
+
+/// Whether a layer can be cut by its outputs: one, or several side by side with nothing but elements' functions behind them.
 fn opens(layer: &Layer, is_plain: &dyn Fn(&Layer) -> bool) -> bool {
     match layer {
-        Layer::Linear(_) => !is_plain(layer),
         Layer::Branches(Branches { branches, .. }) => branches.iter().all(|branch| {
-            matches!(&branch[..], [linear @ Layer::Linear(_), rest @ ..]
-                if !is_plain(linear) && rest.iter().all(|layer| matches!(layer, Layer::Activation(_))))
+            let is_elementwise = |layer: &Layer| layer.properties().tensor_role == TensorRole::Elementwise;
+            matches!(&branch[..], [first, rest @ ..]
+                if pairs(first) && !is_plain(first) && rest.iter().all(is_elementwise))
         }),
-        _ => false,
+        layer => pairs(layer) && !is_plain(layer),
     }
 }

@@ -7,10 +7,12 @@
 //! | from whole to columns | `enter`, its outputs |
 //! | from columns to whole | its inputs, `leave`, bias |
 
-use super::{Classes, Held, Sharded, Sharder, finish};
+use std::convert::Infallible;
+
+use super::{Classes, Sharded, Sharder, finish};
 use crate::cost::integrated::{Split, Stop};
 use crate::layout::{Shard, norms};
-use crate::spec::{Along, Bias, Branches, Counted, Dropout, Layer, Model, Move, Parameter, Residual, Shape};
+use crate::spec::{Along, Counted, Layer, Model, Move, Parameter, Shape};
 
 /// The layers of a rank for a model whose layers go along a route.
 pub(in crate::layout) fn follow(
@@ -50,17 +52,9 @@ impl Sharder<'_> {
         for (i, layer) in layers.iter().enumerate() {
             let stop = *stops.next().expect("a route has a stop for each layer");
             built.extend(self.moved(*split, stop.from, *shape));
-            match layer {
-                Layer::Residual(Residual { branch, shortcut }) => {
-                    let mut sides = self.sides([branch, shortcut], *shape, stop, stops).into_iter();
-                    let mut next = || sides.next().expect("two ways");
-                    built.push(Layer::Residual(Residual { branch: next(), shortcut: next() }));
-                }
-                Layer::Branches(Branches { join, branches }) => {
-                    let branches = self.sides(branches, *shape, stop, stops);
-                    built.push(Layer::Branches(Branches { join: *join, branches }));
-                }
-                layer => {
+            match layer.entry().sides() {
+                Some(_) => built.push(self.sides(layer, *shape, stop, stops)),
+                None => {
                     let is_head = ends && i + 1 == layers.len();
                     self.at_stop(layer, stop, *shape, is_head, &mut built);
                 }
@@ -72,73 +66,58 @@ impl Sharder<'_> {
     }
 
     /// Ways that part here and meet again, all in the same split.
-    fn sides<'a>(
+    fn sides(
         &mut self,
-        ways: impl IntoIterator<Item = &'a Vec<Layer>>,
+        layer: &Layer,
         input: Shape,
         stop: Stop,
         stops: &mut std::slice::Iter<'_, Stop>,
-    ) -> Vec<Vec<Layer>> {
+    ) -> Layer {
         let before = self.trained;
         let mut trained = before;
-        let mut built = Vec::new();
-        for way in ways {
+        let Ok(built) = layer.map_sides(|way| {
             self.trained = before;
             let (mut shape, mut split) = (input, stop.from);
             let mut layers = self.along(way, &mut shape, &mut split, stops, false);
             layers.extend(self.moved(split, stop.to, shape));
             trained |= self.trained;
-            built.push(layers);
-        }
+            Ok::<_, Infallible>(layers)
+        });
         self.trained = trained;
         built
     }
 
     /// One layer.
     fn at_stop(&mut self, layer: &Layer, stop: Stop, shape: Shape, is_head: bool, built: &mut Vec<Layer>) {
-        let (ranks, rank) = (self.part.ranks, self.part.rank);
-        match (layer, stop.from, stop.to) {
-            (Layer::Linear(linear), Split::Whole, Split::Columns) => {
-                let own = self.own(linear.output);
+        let (entry, ranks, rank) = (layer.entry(), self.part.ranks, self.part.rank);
+        match (entry.properties().product_size, stop.from, stop.to) {
+            (Some(size), Split::Whole, Split::Columns) => {
+                let own = self.own(size.output);
                 built.extend(self.enter(shape));
-                built.push(Layer::Linear(self.columns(linear, std::slice::from_ref(&own), false)));
+                built.push(self.split_outputs(layer, std::slice::from_ref(&own), false));
                 if is_head {
-                    self.classes = Some(Classes { axis: self.part.axis, ranks: self.part.ranks, own });
+                    self.classes = Some(Classes { axis: self.part.axis, ranks, own });
                 }
             }
-            (Layer::Linear(linear), Split::Columns, Split::Whole) => {
-                let own = self.own(linear.input);
-                built.push(Layer::Linear(self.rows(linear, &own)));
-                built.push(self.exchange(Move::Sum, Move::Nothing, 0));
-                if linear.bias {
-                    built.push(Layer::Bias(Bias { name: linear.name.clone(), width: linear.output }));
-                }
+            (Some(size), Split::Columns, Split::Whole) => {
+                self.split_inputs(layer, &self.own(size.input), shape, built);
             }
-            (Layer::Conv(conv), Split::Whole, Split::Columns) => {
-                let own = self.own(conv.output);
-                built.extend(self.enter(shape));
-                built.push(Layer::Conv(self.channels(conv, &own)));
-            }
-            (Layer::Dropout(Dropout { rate, .. }), Split::Columns, _) => {
+            (_, Split::Columns, _) => {
                 let own = self.own(shape.last());
-                let counted = Some(Counted::Runs { first: own.start, run: own.len(), of: shape.last() });
-                built.push(Layer::Dropout(Dropout { rate: *rate, counted }));
+                let elements = Counted::Runs { first: own.start, run: own.len(), of: shape.last() };
+                built.push(entry.counting(elements).unwrap_or_else(|| layer.clone()));
             }
-            (Layer::Dropout(Dropout { rate, .. }), Split::Samples, _) => {
-                let counted = Some(Counted::Samples { ranks, rank });
-                built.push(Layer::Dropout(Dropout { rate: *rate, counted }));
-            }
-            (layer, Split::Samples, _) => {
-                if let Layer::BatchNorm(norm) = layer {
-                    built.push(norms::shared_by_samples(norm, self.part.axis));
+            (_, Split::Samples, _) => {
+                if let Some(channels) = entry.properties().batch_statistics {
+                    built.push(norms::shared_by_samples(channels, self.part.axis));
                 }
                 for parameter in layer.parameters() {
-                    let held = Held { shard: Shard::full(&parameter.shape), is_partial: true };
-                    self.held.insert(parameter.name, held);
+                    self.hold(&parameter.name, Shard::full(&parameter.shape), true);
                 }
-                built.push(layer.clone());
+                let elements = Counted::Samples { ranks, rank };
+                built.push(entry.counting(elements).unwrap_or_else(|| layer.clone()));
             }
-            (layer, ..) => built.push(layer.clone()),
+            _ => built.push(layer.clone()),
         }
     }
 

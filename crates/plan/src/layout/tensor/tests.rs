@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::super::{Cuts, Layout, LocalModel};
 use super::*;
 use crate::spec::presets::{Gpt, gpt, resnet8};
-use crate::spec::{Precision, Recompute};
+use crate::spec::{Precision, Recompute, Residual};
 
 fn locals(model: &Model, tensor: usize, sequence: bool) -> Vec<LocalModel> {
     let cuts = Cuts { tensor, sequence, ..Cuts::NONE };

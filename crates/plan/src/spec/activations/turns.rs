@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::super::layer::Join;
 use super::super::recompute::{Inside, attention_insides};
 use super::super::shape::Shape;
-use super::super::{Entry, Layer, Move, Recompute};
+use super::super::{Layer, Move, Recompute};
 use super::Precision;
 
 /// A tensor that may be kept: an edge, the gradient of one, or numbers beside them.
@@ -136,7 +136,7 @@ impl Walk {
         let mut all = vec![gradient; layers.len()];
         for (i, layer) in layers.iter().enumerate().rev() {
             all[i] = gradient;
-            if !layer.entry().passes_gradient() {
+            if !layer.properties().passes_gradient {
                 gradient = self.tensor(flows[i]);
             }
         }
@@ -190,7 +190,7 @@ impl Walk {
     fn layer(&mut self, layer: &Layer, input: Edge, gradient: Piece, remade: bool) -> Edge {
         let made = self.edge(input.at.behind(layer));
         let saves = layer.entry().saves(input.at.shape, input.at.samples);
-        let reads = layer.entry().weight_reads();
+        let reads = layer.properties().weight_reads;
         let numbers = self.piece(saves.numbers.saturating_mul(4));
         let saves =
             [(saves.input && !remade, input.piece), (saves.output, made.piece), (saves.numbers > 0, numbers)];
@@ -220,7 +220,7 @@ impl Walk {
         for side in &sides.all {
             // A smooth activation before a product is a part of it.
             let layers = match (sides.join, side.layers) {
-                (Join::Product, [before @ .., Layer::Activation(last)]) if last.remakes_output() => before,
+                (Join::Product, [before @ .., last]) if last.properties().is_gate => before,
                 (_, all) => all,
             };
             let behind = match sides.join {
@@ -243,7 +243,7 @@ fn output(input: Shape, layer: &Layer) -> Shape {
 
 /// Whether the edge between two layers is made again rather than kept.
 fn remakes(from: &Layer, to: &Layer) -> bool {
-    from.entry().remakes_output() && to.entry().takes_remade()
+    from.properties().remakes_output && to.properties().takes_remade
 }
 
 /// Whether the edges on both sides of a layer are one: an exchange whose result is its input, or is gathered again when a linear
@@ -253,9 +253,9 @@ fn is_entrance(layer: &Layer, next: Option<&Layer>) -> bool {
         Layer::SharedStatistics(_) => true,
         Layer::Exchange(exchange) if exchange.forward == Move::Nothing => true,
         // What comes from neighbours is kept beside the tile, as what it is: a message.
-        Layer::Halo(_) => matches!(next, Some(Layer::Conv(_))),
+        Layer::Halo(_) => next.is_some_and(|next| next.properties().hides_halo),
         Layer::Exchange(exchange) => {
-            exchange.is_entrance() && next.is_some_and(|next| next.entry().takes_remade())
+            exchange.is_entrance() && next.is_some_and(|next| next.properties().takes_remade)
         }
         _ => false,
     }

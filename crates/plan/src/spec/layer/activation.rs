@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::super::shape::Shape;
 use super::kind::{Kind, Then};
-use super::{Entry, Layer, Saves, floats};
+use super::{Entry, Kernel, Layer, MemoryPass, OnTiles, Properties, Saves, TensorRole, floats};
 
 /// An element-wise non-linearity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -63,11 +63,20 @@ impl Entry for Activation {
         if *self == Activation::Relu { Saves::OUTPUT } else { Saves::INPUT }
     }
 
-    fn remakes_output(&self) -> bool {
-        *self != Activation::Relu
-    }
-
-    fn keeps_zeros(&self) -> bool {
-        true
+    fn properties(&self) -> Properties {
+        let is_smooth = *self != Activation::Relu;
+        Properties {
+            remakes_output: is_smooth,
+            keeps_zeros: true,
+            kernel: Kernel::Pass(MemoryPass {
+                forward: [1.0, 1.0],
+                backward: [1.0, 2.0],
+                is_light: !is_smooth,
+            }),
+            is_gate: is_smooth,
+            tensor_role: TensorRole::Elementwise,
+            on_tiles: OnTiles::Pixels,
+            ..Properties::PLAIN
+        }
     }
 }

@@ -4,11 +4,14 @@
 //! [`Branches`](super::Branches) that puts them side by side. With fewer heads of keys and values than of queries each serves a
 //! group of neighbouring queries' heads (grouped-query attention, Ainslie et al. 2023; with one, Shazeer 2019).
 
+use std::ops::Range;
+
 use serde::Serialize;
 
 use super::super::shape::Shape;
 use super::kind::{Field, Kind, Takes, Then};
-use super::{Entry, Layer, Saves, sequence};
+use super::{Entry, HeadShard, InAttention, Kernel, Layer, Properties, Saves, TensorRole, sequence};
+use crate::split::split;
 
 /// `[seq, width + 2 kv_heads d]` becomes `[seq, width]`, d = width / heads.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -38,7 +41,7 @@ pub(super) const ATTENTION: Kind = Kind {
             true => last / 3,
             false => (last / heads.saturating_add(kv_heads.saturating_mul(2))).saturating_mul(heads),
         };
-        Ok(Layer::Attention(Attention { heads, kv_heads, width }))
+        Ok(Layer::Attention(Attention::new(heads, kv_heads, width)))
     },
 };
 
@@ -48,7 +51,7 @@ impl Entry for Attention {
     }
 
     fn output(&self, input: Shape) -> Result<Shape, String> {
-        let Attention { heads, kv_heads, width } = *self;
+        let Attention { heads, kv_heads, width, .. } = *self;
         sequence(input)?;
         if heads == 0 || !width.is_multiple_of(heads) {
             return Err(format!("{heads} heads do not divide the width {width}"));
@@ -78,5 +81,65 @@ impl Entry for Attention {
     fn saves(&self, input: Shape, samples: u64) -> Saves {
         let numbers = (self.heads as u64).saturating_mul(input.rows()).saturating_mul(samples);
         Saves { input: true, output: true, numbers }
+    }
+
+    /// By whole heads of keys and values, with the queries that read them; where ranks are more than these, by heads of queries, and
+    /// each reads one head of keys and values that others read too.
+    fn split_heads(&self, ranks: usize, rank: usize) -> Option<Result<HeadShard, String>> {
+        Some(self.heads_of(ranks, rank))
+    }
+
+    fn properties(&self) -> Properties {
+        Properties {
+            kernel: Kernel::Attention { heads: self.heads, width: self.width },
+            in_attention: InAttention::Core,
+            // Keys and values.
+            cached: 2 * self.kv_heads * (self.width / self.heads.max(1)),
+            tensor_role: TensorRole::Between,
+            channel_groups: self.kv_heads,
+            mixes_positions: true,
+            ..Properties::PLAIN
+        }
+    }
+}
+
+impl Attention {
+    /// Of so many heads of queries, and of keys and values, with so many channels of queries.
+    pub fn new(heads: usize, kv_heads: usize, width: usize) -> Attention {
+        Attention { heads, kv_heads, width }
+    }
+
+    fn heads_of(&self, ranks: usize, rank: usize) -> Result<HeadShard, String> {
+        let Attention { heads, kv_heads, width, .. } = *self;
+        let (each, group) = (width / heads, heads / kv_heads);
+        let (kv, queries) = if heads < ranks {
+            return Err(format!("but an attention has {heads} heads"));
+        } else if kv_heads >= ranks {
+            let kv = split(kv_heads, ranks, rank);
+            (kv.clone(), kv.start * group..kv.end * group)
+        } else if !ranks.is_multiple_of(kv_heads) {
+            return Err(format!(
+                "but the {kv_heads} heads of keys and values of an attention cannot be repeated evenly on them"
+            ));
+        } else {
+            let sharers = ranks / kv_heads;
+            if group < sharers {
+                return Err(format!("but an attention has {heads} heads"));
+            }
+            let kv = rank / sharers;
+            let own = split(group, sharers, rank % sharers);
+            (kv..kv + 1, kv * group + own.start..kv * group + own.end)
+        };
+        let scaled =
+            |range: &Range<usize>, first: usize| first + range.start * each..first + range.end * each;
+        let gives = scaled(&queries, 0);
+        let own = Attention { heads: queries.len(), kv_heads: kv.len(), width: gives.len(), ..self.clone() };
+        Ok(HeadShard {
+            layer: Layer::Attention(own),
+            reads: [gives.clone(), scaled(&kv, width), scaled(&kv, width + kv_heads * each)],
+            gives,
+            of: [width, kv_heads * each],
+            repeated: kv_heads < ranks,
+        })
     }
 }

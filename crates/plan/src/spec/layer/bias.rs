@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::super::Init;
 use super::super::parameter::Parameter;
 use super::super::shape::Shape;
-use super::{Entry, Reads, expect_last, floats};
+use super::{Entry, Kernel, Properties, Reads, expect_last, floats};
 
 /// Adds a learnt vector to every row.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -40,11 +40,12 @@ impl Entry for Bias {
         }]
     }
 
-    fn weight_reads(&self) -> Reads {
-        Reads::GRADIENT
-    }
-
-    fn passes_gradient(&self) -> bool {
-        true
+    fn properties(&self) -> Properties {
+        Properties {
+            weight_reads: Reads::GRADIENT,
+            passes_gradient: true,
+            kernel: Kernel::light([0.0, 2.0], [0.0, 1.0]),
+            ..Properties::PLAIN
+        }
     }
 }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::super::shape::Shape;
 use super::kind::{Field, Kind, Takes, Then};
-use super::{Entry, Layer};
+use super::{Entry, InAttention, Kernel, Layer, Properties};
 
 /// What becomes of what the branches give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -137,6 +137,9 @@ pub(super) const BRANCHES: Kind = Kind {
     },
 };
 
+/// Of what is done where ways meet; the layers inside have kernels of their own.
+const JOINED: Properties = Properties { kernel: Kernel::light([0.0, 3.0], [3.0, 0.0]), ..Properties::PLAIN };
+
 impl Entry for Residual {
     fn word(&self) -> &'static str {
         RESIDUAL.word
@@ -148,6 +151,10 @@ impl Entry for Residual {
 
     fn sides(&self) -> Option<Sides<'_>> {
         Some(self.both())
+    }
+
+    fn properties(&self) -> Properties {
+        JOINED
     }
 }
 
@@ -172,6 +179,18 @@ impl Entry for Branches {
 
     fn sides(&self) -> Option<Sides<'_>> {
         Some(self.all())
+    }
+
+    fn properties(&self) -> Properties {
+        let mut inner = self.branches.iter().flatten();
+        let is_flat = inner.all(|layer| {
+            layer.entry().sides().is_none() && layer.properties().in_attention != InAttention::Core
+        });
+        Properties {
+            // Several layers side by side project as one does.
+            in_attention: if is_flat { InAttention::Projects } else { InAttention::Apart },
+            ..JOINED
+        }
     }
 }
 

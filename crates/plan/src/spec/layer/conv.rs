@@ -1,12 +1,18 @@
 //! Convolution over height and width.
 
+use std::ops::Range;
+
 use serde::Serialize;
 
 use super::super::Init;
 use super::super::parameter::{Parameter, weight_and_bias};
 use super::super::shape::Shape;
 use super::kind::{Field, Kind, Takes, Then};
-use super::{Entry, Layer, Padding, Reads, Saves, expect_last, image, windows};
+use super::{
+    Entry, Kernel, Layer, LayerShard, OnTiles, Padding, ProductSize, Properties, Reads, Saves, TensorRole,
+    expect_last, image, windows,
+};
+use crate::tiles::Window;
 
 /// Convolution over height and width; the weight is `[output, input, kernel, kernel]`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -83,7 +89,27 @@ impl Entry for Conv {
         Saves::INPUT
     }
 
-    fn weight_reads(&self) -> Reads {
-        Reads::PRODUCT
+    fn split_outputs(&self, own: &[Range<usize>]) -> Option<LayerShard> {
+        let output = own.iter().map(ExactSizeIterator::len).sum();
+        let layer = Layer::Conv(Conv { output, ..self.clone() });
+        Some(LayerShard { layer, dims: vec![Some(0); 2], behind: None })
+    }
+
+    fn padded(&self, padding: Padding) -> Option<Layer> {
+        Some(Layer::Conv(Conv { padding, ..self.clone() }))
+    }
+
+    fn properties(&self) -> Properties {
+        let Conv { input, output, kernel, stride, padding, .. } = *self;
+        let size = ProductSize { input, output };
+        Properties {
+            weight_reads: Reads::PRODUCT,
+            kernel: Kernel::Convolution { kernel, size },
+            product_size: Some(size),
+            tensor_role: TensorRole::Opens,
+            on_tiles: OnTiles::Window(Window { kernel, stride, padding }),
+            hides_halo: true,
+            ..Properties::PLAIN
+        }
     }
 }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::super::shape::Shape;
 use super::kind::{Field, Kind, Takes, Then};
-use super::{Entry, Layer, floats};
+use super::{Entry, Kernel, Layer, OnTiles, Properties, TensorRole, floats};
 
 /// Zeroes elements with probability `rate` while training and scales the others up.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -62,7 +62,20 @@ impl Entry for Dropout {
         }
     }
 
-    fn keeps_zeros(&self) -> bool {
-        true
+    fn counting(&self, elements: Counted) -> Option<Layer> {
+        Some(Layer::Dropout(Dropout { counted: Some(elements), ..*self }))
+    }
+
+    fn properties(&self) -> Properties {
+        let times = if self.rate == 0.0 { 0.0 } else { 1.5 };
+        Properties {
+            is_random: true,
+            keeps_zeros: true,
+            // Random numbers are made anew on the way back.
+            kernel: Kernel::pass([times; 2], [times; 2]),
+            tensor_role: TensorRole::Between,
+            on_tiles: OnTiles::Pixels,
+            ..Properties::PLAIN
+        }
     }
 }

@@ -1,12 +1,17 @@
 //! Tables of tokens and of positions.
 
+use std::ops::Range;
+
 use serde::Serialize;
 
 use super::super::parameter::{Parameter, weight_and_bias};
 use super::super::shape::Shape;
 use super::super::{Init, Input};
 use super::kind::{Field, Kind, Takes, Then};
-use super::{Entry, Layer, Reads, Saves, expect_last, sequence};
+use super::{
+    Entry, Kernel, Layer, LayerShard, ProductSize, Properties, Reads, Saves, TensorRole, expect_last,
+    sequence,
+};
 
 /// Token ids to vectors.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -94,8 +99,20 @@ impl Entry for Embedding {
         Saves::INPUT
     }
 
-    fn weight_reads(&self) -> Reads {
-        Reads::PRODUCT
+    /// Some rows of the table; ids of others give zeros.
+    fn split_inputs(&self, own: &Range<usize>) -> Option<LayerShard> {
+        let layer = Layer::Embedding(Embedding { vocab: own.len(), first: own.start, ..self.clone() });
+        Some(LayerShard { layer, dims: vec![Some(0)], behind: None })
+    }
+
+    fn properties(&self) -> Properties {
+        Properties {
+            weight_reads: Reads::PRODUCT,
+            kernel: Kernel::pass([0.0, 2.0], [0.0, 3.0]),
+            product_size: Some(ProductSize { input: self.vocab, output: self.width }),
+            tensor_role: TensorRole::Closes,
+            ..Properties::PLAIN
+        }
     }
 }
 
@@ -121,12 +138,17 @@ impl Entry for PositionEmbedding {
         table(&self.name, self.context, self.width, self.init)
     }
 
-    fn weight_reads(&self) -> Reads {
-        Reads::GRADIENT
+    fn from_position(&self, first: usize) -> Option<Layer> {
+        Some(Layer::PositionEmbedding(PositionEmbedding { first, ..self.clone() }))
     }
 
-    fn passes_gradient(&self) -> bool {
-        true
+    fn properties(&self) -> Properties {
+        Properties {
+            weight_reads: Reads::GRADIENT,
+            passes_gradient: true,
+            kernel: Kernel::pass([0.0, 2.0], [0.0, 1.0]),
+            ..Properties::PLAIN
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use serde::Serialize;
 
 use super::super::shape::Shape;
-use super::{Entry, expect_last, floats};
+use super::{Entry, Properties, expect_last, floats};
 use crate::mesh::Axis;
 use crate::split::split;
 
@@ -89,8 +89,8 @@ impl Entry for SharedStatistics {
         expect_last(input, self.channels)
     }
 
-    fn passes_gradient(&self) -> bool {
-        true
+    fn properties(&self) -> Properties {
+        Properties { passes_gradient: true, ..Properties::PLAIN }
     }
 }
 
@@ -148,7 +148,7 @@ impl Entry for Exchange {
         if found == before { Ok(output) } else { Err(format!("takes {before} of them, got {input}")) }
     }
 
-    fn passes_gradient(&self) -> bool {
-        self.backward == Move::Nothing
+    fn properties(&self) -> Properties {
+        Properties { passes_gradient: self.backward == Move::Nothing, ..Properties::PLAIN }
     }
 }

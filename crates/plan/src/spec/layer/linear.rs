@@ -1,12 +1,17 @@
 //! Linear layers over the last dimension.
 
+use std::ops::Range;
+
 use serde::Serialize;
 
 use super::super::Init;
 use super::super::parameter::{Parameter, weight_and_bias};
 use super::super::shape::Shape;
 use super::kind::{Field, Kind, Takes, Then};
-use super::{Entry, Layer, Reads, Saves, expect_last, needs_floats};
+use super::{
+    Bias, Entry, InAttention, Kernel, Layer, LayerShard, ProductSize, Properties, Reads, Saves, TensorRole,
+    expect_last, needs_floats,
+};
 
 /// How a linear layer's weight lies in memory and in files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -93,18 +98,51 @@ impl Entry for Linear {
         Saves::INPUT
     }
 
-    fn weight_reads(&self) -> Reads {
-        Reads::PRODUCT
+    fn split_outputs(&self, own: &[Range<usize>]) -> Option<LayerShard> {
+        let weight = match self.order {
+            WeightOrder::OutIn => 0,
+            WeightOrder::InOut => 1,
+        };
+        let output = own.iter().map(ExactSizeIterator::len).sum();
+        let layer = Layer::Linear(Linear { output, ..self.clone() });
+        Some(LayerShard { layer, dims: vec![Some(weight), Some(0)], behind: None })
     }
 
-    fn takes_remade(&self) -> bool {
-        true
+    /// The bias is added behind the sum.
+    fn split_inputs(&self, own: &Range<usize>) -> Option<LayerShard> {
+        let weight = match self.order {
+            WeightOrder::OutIn => 1,
+            WeightOrder::InOut => 0,
+        };
+        let bias = Bias { name: self.name.clone(), width: self.output };
+        Some(LayerShard {
+            layer: Layer::Linear(Linear { input: own.len(), bias: false, ..self.clone() }),
+            dims: vec![Some(weight), None],
+            behind: self.bias.then_some(Layer::Bias(bias)),
+        })
+    }
+
+    fn properties(&self) -> Properties {
+        let size = ProductSize { input: self.input, output: self.output };
+        Properties {
+            weight_reads: Reads::PRODUCT,
+            takes_remade: true,
+            kernel: Kernel::Product(size),
+            in_attention: InAttention::Projects,
+            product_size: Some(size),
+            tensor_role: TensorRole::Pairs,
+            ..Properties::PLAIN
+        }
     }
 }
 
 impl Entry for TiedLinear {
     fn word(&self) -> &'static str {
         "tied_linear"
+    }
+
+    fn tied_weight(&self) -> Option<&str> {
+        Some(&self.weight)
     }
 
     fn output(&self, input: Shape) -> Result<Shape, String> {
@@ -119,12 +157,23 @@ impl Entry for TiedLinear {
         Saves::INPUT
     }
 
-    fn weight_reads(&self) -> Reads {
-        Reads::PRODUCT
+    /// The weight is split where its own layer is.
+    fn split_outputs(&self, own: &[Range<usize>]) -> Option<LayerShard> {
+        let output = own.iter().map(ExactSizeIterator::len).sum();
+        let layer = Layer::TiedLinear(TiedLinear { output, ..self.clone() });
+        Some(LayerShard { layer, dims: Vec::new(), behind: None })
     }
 
-    fn takes_remade(&self) -> bool {
-        true
+    fn properties(&self) -> Properties {
+        let size = ProductSize { input: self.input, output: self.output };
+        Properties {
+            weight_reads: Reads::PRODUCT,
+            takes_remade: true,
+            kernel: Kernel::Product(size),
+            product_size: Some(size),
+            tensor_role: TensorRole::Opens,
+            ..Properties::PLAIN
+        }
     }
 }
 

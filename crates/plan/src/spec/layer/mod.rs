@@ -2,7 +2,8 @@
 //! and how a run file writes it.
 //!
 //! A layer is a struct that implements [`Entry`]; whatever it leaves out has a default that holds for most. All that walks through
-//! a model (shapes, counts, activation bytes, channels) asks the entry. What a run file may write is a [`Kind`]: its word and its
+//! a model (shapes, counts, activation bytes, channels) asks the entry; all that times, splits, recomputes or prunes it asks its
+//! [`Properties`]. What a run file may write is a [`Kind`]: its word and its
 //! fields with their defaults, from which the reader, its hints and the check of docs/run-file.md are made. To add a layer, write
 //! its file, a variant of [`Layer`] with its line in `entry`, and, where a run file may name it, its line in [`KINDS`].
 
@@ -18,6 +19,7 @@ mod kind;
 mod linear;
 mod norm;
 mod pool;
+mod properties;
 mod reshape;
 mod tiles;
 mod walk;
@@ -35,8 +37,14 @@ pub use kind::{Field, Kind, Place, Takes, Then, Value, Written, active};
 pub use linear::{Linear, TiedLinear, WeightOrder};
 pub use norm::{BatchNorm, LayerNorm, NORM_EPS, RmsNorm};
 pub use pool::{AdaptiveAvgPool, AvgPool, GlobalAvgPool, MaxPool};
+pub use properties::{
+    HeadShard, InAttention, Kernel, LayerShard, MemoryPass, OnTiles, ProductSize, Properties, Reads,
+    TensorRole,
+};
 pub use reshape::{Columns, Flatten, PadChannels};
 pub use tiles::{Crop, Halo, TiledMean};
+
+use std::ops::Range;
 
 use serde::Serialize;
 
@@ -142,6 +150,11 @@ pub trait Entry {
         Vec::new()
     }
 
+    /// The full name of a weight of another layer that it uses.
+    fn tied_weight(&self) -> Option<&str> {
+        None
+    }
+
     /// Kept and saved but not trained.
     fn buffers(&self) -> Vec<Buffer> {
         Vec::new()
@@ -157,34 +170,44 @@ pub trait Entry {
         Saves::default()
     }
 
-    /// What the gradients of its parameters are made from, where that is left to be done once the gradient of its input is there.
-    fn weight_reads(&self) -> Reads {
-        Reads::default()
-    }
-
-    /// Whether the gradient of its input is that of its output, the same tensor.
-    fn passes_gradient(&self) -> bool {
-        false
-    }
-
-    /// Whether its output is a cheap function of what it saves, so that a linear layer behind it need not keep its input.
-    fn remakes_output(&self) -> bool {
-        false
-    }
-
-    /// Whether it takes what the layer before makes again.
-    fn takes_remade(&self) -> bool {
-        false
-    }
-
-    /// Whether a channel of zeros leaves it as a channel of zeros.
-    fn keeps_zeros(&self) -> bool {
-        false
-    }
-
     /// The ways through it, where it has layers inside.
     fn sides(&self) -> Option<Sides<'_>> {
         None
+    }
+
+    /// Some of its outputs, where it opens.
+    fn split_outputs(&self, _own: &[Range<usize>]) -> Option<LayerShard> {
+        None
+    }
+
+    /// Some of its inputs, where it closes.
+    fn split_inputs(&self, _own: &Range<usize>) -> Option<LayerShard> {
+        None
+    }
+
+    /// The heads of one of several ranks, where it has heads, or why there are too few.
+    fn split_heads(&self, _ranks: usize, _rank: usize) -> Option<Result<HeadShard, String>> {
+        None
+    }
+
+    /// The layer for a rank whose part of a sequence begins at a position, where it wants to know.
+    fn from_position(&self, _first: usize) -> Option<Layer> {
+        None
+    }
+
+    /// The layer for a rank that has these elements of a tensor, where it draws random numbers for each.
+    fn counting(&self, _elements: Counted) -> Option<Layer> {
+        None
+    }
+
+    /// A layer of windows with another padding: a tile has none towards its neighbours.
+    fn padded(&self, _padding: Padding) -> Option<Layer> {
+        None
+    }
+
+    /// What it is to those who time it, split it over ranks, run it again or prune it.
+    fn properties(&self) -> Properties {
+        Properties::PLAIN
     }
 }
 
@@ -197,26 +220,6 @@ pub struct Saves {
     pub output: bool,
     /// f32 numbers beside them, of the whole micro-batch: statistics.
     pub numbers: u64,
-}
-
-/// What the gradients of one layer's parameters read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Reads {
-    /// What the layer read.
-    pub input: bool,
-    /// The gradient of what it made.
-    pub gradient: bool,
-    /// The numbers that it saved.
-    pub numbers: bool,
-}
-
-impl Reads {
-    /// Of a product of the two.
-    pub const PRODUCT: Reads = Reads { input: true, gradient: true, numbers: false };
-    /// Of a sum of it.
-    pub const GRADIENT: Reads = Reads { input: false, gradient: true, numbers: false };
-    /// Of a norm: input, gradient and statistics.
-    pub const ALL: Reads = Reads { input: true, gradient: true, numbers: true };
 }
 
 impl Saves {
@@ -257,6 +260,11 @@ impl Layer {
             Layer::Halo(layer) => layer,
             Layer::TiledMean(layer) => layer,
         }
+    }
+
+    /// What it is to those who time it, split it over ranks, run it again or prune it.
+    pub fn properties(&self) -> Properties {
+        self.entry().properties()
     }
 
     /// The word for this kind of layer in run files and messages.
@@ -304,6 +312,23 @@ impl Layer {
         for side in self.entry().sides().into_iter().flat_map(|sides| sides.all) {
             side.layers.iter().for_each(|layer| layer.for_each(visit));
         }
+    }
+
+    /// The layer with what `side` makes of each row of layers inside it; the same where it has none.
+    pub(crate) fn map_sides<E>(
+        &self,
+        mut side: impl FnMut(&[Layer]) -> Result<Vec<Layer>, E>,
+    ) -> Result<Layer, E> {
+        Ok(match self {
+            Layer::Residual(Residual { branch, shortcut }) => {
+                Layer::Residual(Residual { branch: side(branch)?, shortcut: side(shortcut)? })
+            }
+            Layer::Branches(Branches { join, branches }) => {
+                let branches = branches.iter().map(|branch| side(branch)).collect::<Result<_, E>>()?;
+                Layer::Branches(Branches { join: *join, branches })
+            }
+            other => other.clone(),
+        })
     }
 
     /// The same for what `visit` changes.

@@ -6,7 +6,7 @@ use super::super::Init;
 use super::super::parameter::{Buffer, Parameter, weight_and_bias};
 use super::super::shape::Shape;
 use super::kind::{Field, Kind, Takes, Then};
-use super::{Entry, Layer, Reads, Saves, expect_last, floats};
+use super::{Entry, InAttention, Kernel, Layer, OnTiles, Properties, Reads, Saves, expect_last, floats};
 
 /// The epsilon of the built-in models, which is PyTorch's.
 pub const NORM_EPS: f32 = 1e-5;
@@ -95,6 +95,17 @@ pub(super) const RMS_NORM: Kind = Kind {
     },
 };
 
+/// Of the norms that measure each row by itself.
+const OF_ROWS: Properties = Properties {
+    weight_reads: Reads::ALL,
+    remakes_output: true,
+    kernel: Kernel::pass([1.0, 1.0], [1.0, 2.0]),
+    in_attention: InAttention::Norms,
+    // Each element is divided by what all of them make.
+    channel_groups: 0,
+    ..Properties::PLAIN
+};
+
 impl Entry for BatchNorm {
     fn word(&self) -> &'static str {
         BATCH_NORM.word
@@ -129,6 +140,16 @@ impl Entry for BatchNorm {
         let together = if self.group > 0 { self.group as u64 } else { samples.max(1) };
         Saves { numbers: 2 * self.channels as u64 * samples / together, ..Saves::INPUT }
     }
+
+    fn properties(&self) -> Properties {
+        Properties {
+            // Read once to be measured and once to be normalised.
+            kernel: Kernel::pass([2.0, 1.0], [4.0, 1.0]),
+            batch_statistics: Some(self.channels),
+            on_tiles: OnTiles::Pixels,
+            ..Properties::PLAIN
+        }
+    }
 }
 
 impl Entry for LayerNorm {
@@ -154,12 +175,8 @@ impl Entry for LayerNorm {
         Saves { numbers: (2 * input.rows()).saturating_mul(samples), ..Saves::INPUT }
     }
 
-    fn weight_reads(&self) -> Reads {
-        Reads::ALL
-    }
-
-    fn remakes_output(&self) -> bool {
-        true
+    fn properties(&self) -> Properties {
+        OF_ROWS
     }
 }
 
@@ -185,11 +202,7 @@ impl Entry for RmsNorm {
         Saves { numbers: input.rows().saturating_mul(samples), ..Saves::INPUT }
     }
 
-    fn weight_reads(&self) -> Reads {
-        Reads::ALL
-    }
-
-    fn remakes_output(&self) -> bool {
-        true
+    fn properties(&self) -> Properties {
+        OF_ROWS
     }
 }

@@ -4,7 +4,8 @@ use serde::Serialize;
 
 use super::super::shape::Shape;
 use super::kind::{Field, Kind, Takes, Then};
-use super::{Entry, Layer, Padding, Saves, image, windows};
+use super::{Entry, Layer, OnTiles, Padding, Properties, Saves, TensorRole, image, windows};
+use crate::tiles::Window;
 
 /// The largest of each window.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -82,6 +83,10 @@ pub(super) const ADAPTIVE_AVG_POOL: Kind = Kind {
     complete: |written, _| Ok(Layer::AdaptiveAvgPool(AdaptiveAvgPool { size: written.whole("size") })),
 };
 
+/// Of all of them: channel by channel.
+const POOL: Properties =
+    Properties { keeps_zeros: true, tensor_role: TensorRole::Between, ..Properties::PLAIN };
+
 impl Entry for MaxPool {
     fn word(&self) -> &'static str {
         MAX_POOL.word
@@ -99,8 +104,13 @@ impl Entry for MaxPool {
         Saves::INPUT
     }
 
-    fn keeps_zeros(&self) -> bool {
-        true
+    fn padded(&self, padding: Padding) -> Option<Layer> {
+        Some(Layer::MaxPool(MaxPool { padding, ..*self }))
+    }
+
+    fn properties(&self) -> Properties {
+        let MaxPool { kernel, stride, padding } = *self;
+        Properties { on_tiles: OnTiles::Window(Window { kernel, stride, padding }), ..POOL }
     }
 }
 
@@ -113,8 +123,16 @@ impl Entry for AvgPool {
         windows(image(input)?, self.kernel, self.stride, Padding::default())
     }
 
-    fn keeps_zeros(&self) -> bool {
-        true
+    fn padded(&self, _: Padding) -> Option<Layer> {
+        Some(Layer::AvgPool(*self))
+    }
+
+    fn properties(&self) -> Properties {
+        let AvgPool { kernel, stride } = *self;
+        Properties {
+            on_tiles: OnTiles::Window(Window { kernel, stride, padding: Padding::default() }),
+            ..POOL
+        }
     }
 }
 
@@ -127,8 +145,8 @@ impl Entry for GlobalAvgPool {
         Ok(Shape::Vector { width: image(input)?.last() })
     }
 
-    fn keeps_zeros(&self) -> bool {
-        true
+    fn properties(&self) -> Properties {
+        Properties { on_tiles: OnTiles::Mean(None), ..POOL }
     }
 }
 
@@ -141,7 +159,7 @@ impl Entry for AdaptiveAvgPool {
         Ok(Shape::Image { height: self.size, width: self.size, channels: image(input)?.last() })
     }
 
-    fn keeps_zeros(&self) -> bool {
-        true
+    fn properties(&self) -> Properties {
+        Properties { on_tiles: OnTiles::Mean(Some(self.size)), ..POOL }
     }
 }

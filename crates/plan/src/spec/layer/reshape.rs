@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::super::shape::Shape;
 use super::kind::{Field, Kind, Takes, Then};
-use super::{Entry, Layer, expect_last, floats, image};
+use super::{Entry, Layer, OnTiles, Properties, expect_last, floats, image};
 
 /// `[h, w, c]` becomes `[c h w]`, in the order in which PyTorch flattens.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -60,8 +60,8 @@ impl Entry for Flatten {
         Ok(Shape::Vector { width: usize::try_from(elements).map_err(|_| format!("{input} is too large"))? })
     }
 
-    fn keeps_zeros(&self) -> bool {
-        true
+    fn properties(&self) -> Properties {
+        Properties { keeps_zeros: true, on_tiles: OnTiles::Gathered, ..Properties::PLAIN }
     }
 }
 
@@ -75,6 +75,15 @@ impl Entry for PadChannels {
             return Err(format!("cannot pad {} channels to {}", self.input, self.output));
         }
         Ok(expect_last(image(input)?, self.input)?.with_last(self.output))
+    }
+
+    fn properties(&self) -> Properties {
+        Properties {
+            // The channels that are added stand behind all others.
+            channel_groups: 0,
+            on_tiles: OnTiles::Pixels,
+            ..Properties::PLAIN
+        }
     }
 }
 

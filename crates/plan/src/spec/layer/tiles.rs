@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::super::shape::Shape;
-use super::{Entry, image};
+use super::{Entry, Kernel, Properties, image};
 use crate::tiles::{Exchange, Region, Tiles};
 
 /// From a whole image to the tile of a rank: nothing is sent.
@@ -68,5 +68,9 @@ impl Entry for TiledMean {
         let size = self.size.unwrap_or(1);
         let pooled = sized(input, self.tiles.of(self.rank).size(), [size, size])?;
         Ok(if self.size.is_none() { Shape::Vector { width: pooled.last() } } else { pooled })
+    }
+
+    fn properties(&self) -> Properties {
+        Properties { kernel: Kernel::pass([1.0, 1.0], [1.0, 1.0]), ..Properties::PLAIN }
     }
 }

@@ -132,7 +132,7 @@ fn transformer_layer(name: &str, shape: &Gpt) -> Vec<Layer> {
     let mut attention = vec![
         norm(format!("{name}.ln_1"), shape),
         linear("attn.c_attn", width, width.saturating_mul(3), 0.02),
-        Layer::Attention(Attention { heads, kv_heads: heads, width }),
+        Layer::Attention(Attention::new(heads, heads, width)),
         linear("attn.c_proj", width, width, residual),
     ];
     let hidden = width.saturating_mul(4);

@@ -1,0 +1,233 @@
+//! What a layer is to those who time it, split it over ranks, run it again or prune it. They ask its properties and know no layer by
+//! its name.
+
+use std::ops::Range;
+
+use super::Layer;
+use crate::tiles::Window;
+
+/// A row of the table that all layers are; a layer says what is special about it and leaves the rest [plain](Properties::PLAIN).
+#[derive(Debug, Clone, Copy)]
+pub struct Properties {
+    /// What its passes run on a device, beside what it exchanges with other ranks.
+    pub kernel: Kernel,
+    /// What the gradients of its parameters are made from, where that is left to be done once the gradient of its input is there.
+    pub weight_reads: Reads,
+    /// Whether the gradient of its input is that of its output, the same tensor.
+    pub passes_gradient: bool,
+    /// Whether its output is a cheap function of what it saves, so that a linear layer behind it need not keep its input.
+    pub remakes_output: bool,
+    /// Whether it takes what the layer before makes again.
+    pub takes_remade: bool,
+    /// Whether before a product of branches it is a part of that product.
+    pub is_gate: bool,
+    /// What it is where an attention's inside runs again.
+    pub in_attention: InAttention,
+    /// Elements that it keeps of each position while a text is written.
+    pub cached: usize,
+    /// Channels of which it takes statistics over the batch.
+    pub batch_statistics: Option<usize>,
+    /// Whether it draws random numbers.
+    pub is_random: bool,
+    /// Whether a channel of zeros leaves it as a channel of zeros.
+    pub keeps_zeros: bool,
+    /// Its sizes, where it multiplies.
+    pub product_size: Option<ProductSize>,
+    /// What it is under tensor parallelism.
+    pub tensor_role: TensorRole,
+    /// The most ranks that can have some of its channels each and need nothing of the others': 0 where each output sees all of
+    /// them.
+    pub channel_groups: usize,
+    /// Whether a position's output depends on other positions.
+    pub mixes_positions: bool,
+    /// What it is to an image that is split into tiles.
+    pub on_tiles: OnTiles,
+    /// Whether it goes on with a tile's own pixels while those of neighbours are on their way.
+    pub hides_halo: bool,
+}
+
+impl Properties {
+    /// Elements are moved, and nothing else is known.
+    pub const PLAIN: Properties = Properties {
+        kernel: Kernel::COPY,
+        weight_reads: Reads::NOTHING,
+        passes_gradient: false,
+        remakes_output: false,
+        takes_remade: false,
+        is_gate: false,
+        in_attention: InAttention::Apart,
+        cached: 0,
+        batch_statistics: None,
+        is_random: false,
+        keeps_zeros: false,
+        product_size: None,
+        tensor_role: TensorRole::Whole,
+        channel_groups: usize::MAX,
+        mixes_positions: false,
+        on_tiles: OnTiles::Apart,
+        hides_halo: false,
+    };
+}
+
+/// The kernels of a layer, forward and backward.
+#[derive(Debug, Clone, Copy)]
+pub enum Kernel {
+    /// Elements pass through memory.
+    Pass(MemoryPass),
+    /// `[rows, input]` by `[input, output]`, and the two products of its gradients.
+    Product(ProductSize),
+    /// Square filters over images.
+    Convolution {
+        /// Rows and columns of a filter.
+        kernel: usize,
+        /// Channels.
+        size: ProductSize,
+    },
+    /// Positions by positions.
+    Attention {
+        /// Heads of queries,
+        heads: usize,
+        /// and channels of all of them.
+        width: usize,
+    },
+}
+
+/// How often the elements of a layer's input and of its output pass through memory.
+#[derive(Debug, Clone, Copy)]
+pub struct MemoryPass {
+    /// `[input, output]` in the forward pass,
+    pub forward: [f64; 2],
+    /// and in the backward pass.
+    pub backward: [f64; 2],
+    /// Whether next to nothing is done with them.
+    pub is_light: bool,
+}
+
+impl Kernel {
+    /// Elements are read and written and nothing else, both ways.
+    pub const COPY: Kernel = Kernel::light([1.0, 1.0], [1.0, 1.0]);
+
+    /// Elements that something is done with.
+    pub const fn pass(forward: [f64; 2], backward: [f64; 2]) -> Kernel {
+        Kernel::Pass(MemoryPass { forward, backward, is_light: false })
+    }
+
+    /// Elements that next to nothing is done with.
+    pub const fn light(forward: [f64; 2], backward: [f64; 2]) -> Kernel {
+        Kernel::Pass(MemoryPass { forward, backward, is_light: true })
+    }
+}
+
+/// What a layer is to an attention whose inside runs again (`train.recompute = "attention"`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InAttention {
+    /// Attention itself: runs again.
+    Core,
+    /// Makes queries, keys and values: runs again where it stands before attention.
+    Projects,
+    /// Runs again where it stands before what projects.
+    Norms,
+    /// Never runs again for an attention.
+    Apart,
+}
+
+/// What a layer is under tensor parallelism (Shoeybi et al. 2019).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TensorRole {
+    /// Multiplies: opens a pair, split by its outputs, or closes one, split by its inputs.
+    Pairs,
+    /// Multiplies: split by its outputs alone, which are gathered behind it.
+    Opens,
+    /// Multiplies: split by its inputs alone; what ranks make is summed behind it.
+    Closes,
+    /// Stands in a pair, on a rank's own channels, element by element,
+    Elementwise,
+    /// or on groups of them, or on more than one position or pixel.
+    Between,
+    /// Every rank runs all of it.
+    Whole,
+}
+
+impl TensorRole {
+    /// Whether it can be split by its outputs.
+    pub fn opens(self) -> bool {
+        matches!(self, TensorRole::Pairs | TensorRole::Opens)
+    }
+
+    /// Whether a rank can run it on its own channels.
+    pub fn is_between(self) -> bool {
+        matches!(self, TensorRole::Elementwise | TensorRole::Between)
+    }
+}
+
+/// The two sizes of a layer that multiplies.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ProductSize {
+    /// Channels of its input, or rows of a table.
+    pub input: usize,
+    /// Channels of its output.
+    pub output: usize,
+}
+
+/// A rank's part of a layer that multiplies.
+#[derive(Debug)]
+pub struct LayerShard {
+    /// The layer, of the rank's sizes.
+    pub layer: Layer,
+    /// Of each parameter of the whole layer the dimension that is split; none where the rank's layer does not have it.
+    pub dims: Vec<Option<usize>>,
+    /// What is added once ranks' results are summed.
+    pub behind: Option<Layer>,
+}
+
+/// A rank's heads of an attention.
+#[derive(Debug)]
+pub struct HeadShard {
+    /// The layer, of the rank's sizes.
+    pub layer: Layer,
+    /// Channels of queries, keys and values in what the whole layer reads.
+    pub reads: [Range<usize>; 3],
+    /// Channels of what the whole layer gives.
+    pub gives: Range<usize>,
+    /// Channels of all queries, and of all keys, that the whole layer reads.
+    pub of: [usize; 2],
+    /// Whether other ranks read the same keys and values.
+    pub repeated: bool,
+}
+
+/// What a layer is to an image that is split into tiles.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum OnTiles {
+    /// Windows slide over it and see pixels of neighbours.
+    Window(Window),
+    /// Each pixel by itself.
+    Pixels,
+    /// The mean over the image, or over so many windows along each side, summed over tiles: behind it every rank has all.
+    Mean(Option<usize>),
+    /// It wants all of the image.
+    Gathered,
+    /// It is not known to run on tiles any better than on other tensors.
+    Apart,
+}
+
+/// What the gradients of one layer's parameters read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reads {
+    /// What the layer read.
+    pub input: bool,
+    /// The gradient of what it made.
+    pub gradient: bool,
+    /// The numbers that it saved.
+    pub numbers: bool,
+}
+
+impl Reads {
+    /// There are none.
+    pub const NOTHING: Reads = Reads { input: false, gradient: false, numbers: false };
+    /// Of a product of the two.
+    pub const PRODUCT: Reads = Reads { input: true, gradient: true, numbers: false };
+    /// Of a sum of it.
+    pub const GRADIENT: Reads = Reads { input: false, gradient: true, numbers: false };
+    /// Of a norm: input, gradient and statistics.
+    pub const ALL: Reads = Reads { input: true, gradient: true, numbers: true };
+}
