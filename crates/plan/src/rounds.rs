@@ -147,7 +147,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn run(settings: &[&str]) -> RunFile {
-        let settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
+        let settings: Vec<_> = settings.iter().map(|text| (*text).into()).collect();
         RunFile::parse("[model]\nname = \"simple-cnn\"\n[prune]\nmethod = \"lottery\"", &settings).unwrap()
     }
 

@@ -4,7 +4,7 @@
 
 use espalier_plan::Error;
 use espalier_plan::config::reader::{Choice, LARGEST, MOST, Section};
-use espalier_plan::config::{self, RunFile};
+use espalier_plan::config::{self, Override, RunFile, RunTable};
 use serde::Serialize;
 use toml::{Table, Value};
 
@@ -30,7 +30,7 @@ pub struct Study {
     /// What it is called, on pages and in folders.
     pub name: String,
     /// The run file of its trials, without what it varies.
-    run: Table,
+    run: RunTable,
     /// Every batch size with every sparsity, sparsity by sparsity.
     pub cells: Vec<Cell>,
     /// What a trial must reach.
@@ -110,7 +110,7 @@ impl Goal {
 
 impl Study {
     /// Reads a study file's text after putting in overrides of the form `a.b=c`.
-    pub fn parse(text: &str, overrides: &[String]) -> Result<Study, Error> {
+    pub fn parse(text: &str, overrides: &[Override]) -> Result<Study, Error> {
         let table = config::table(text, overrides)?;
         let empty = Table::new();
         let mut top = Section::foreign("", &table);
@@ -138,16 +138,17 @@ impl Study {
     pub fn run_file(&self, settings: &Settings) -> Result<RunFile, Error> {
         let mut run = self.run.clone();
         if settings.sparsity == 0.0 {
-            run.remove("prune");
+            run = run.dense();
         }
         let mut overrides = settings.overrides();
-        overrides.push(format!("train.steps={}", self.search.steps));
-        RunFile::parse(&run.to_string(), &overrides).map_err(in_run)
+        overrides.push(Override::steps(self.search.steps));
+        run.with(&overrides).and_then(|run| run.read()).map_err(in_run)
     }
 
     /// The run file that all trials have in common: what they are of, and how long they may take.
     pub fn common_run(&self) -> Result<RunFile, Error> {
-        RunFile::parse(&self.run.to_string(), &[format!("train.steps={}", self.search.steps)]).map_err(in_run)
+        let steps = [Override::steps(self.search.steps)];
+        self.run.clone().with(&steps).and_then(|run| run.read()).map_err(in_run)
     }
 
     /// The metaparameters of a cell's trial, of which the seed is the number.
@@ -176,7 +177,7 @@ impl Study {
     /// What makes results comparable, as a hash: all but the names, how many trials and cells there are, and what computes them. So a study can be given more
     /// of both, and go on elsewhere.
     pub fn fingerprint(&self) -> String {
-        let mut run = self.run.clone();
+        let mut run = self.run.fields().clone();
         run.remove("device");
         let Search { method, cut, steps, eval_every, ranges, .. } = &self.search;
         let mut same = serde_json::json!({
@@ -193,9 +194,9 @@ impl Study {
     fn check(&self) -> Result<(), Error> {
         for (section, key, from) in GIVEN {
             let table = if section.is_empty() {
-                Some(&self.run)
+                Some(self.run.fields())
             } else {
-                self.run.get(section).and_then(Value::as_table)
+                self.run.fields().get(section).and_then(Value::as_table)
             };
             if table.is_some_and(|table| table.contains_key(key)) {
                 let path = if section.is_empty() { key.into() } else { format!("{section}.{key}") };
@@ -203,19 +204,19 @@ impl Study {
                 return Err(Error::NoEffect { field: format!("run.{path}"), why });
             }
         }
-        if self.run.contains_key("parallel") {
+        if self.run.fields().contains_key("parallel") {
             let problem =
                 "has no place in a study: a trial runs on one rank, and trials run side by side".into();
             return Err(Error::Conflict { field: "run.parallel".into(), problem });
         }
         if let Some(cell) = self.cells.iter().find(|cell| cell.sparsity > 0.0)
-            && !self.run.contains_key("prune")
+            && !self.run.fields().contains_key("prune")
         {
             let expected = format!("a method for the sparsity of {} in `cells.sparsities`", cell.sparsity);
             return Err(missing("run.prune", &expected));
         }
         for range in &self.search.ranges {
-            let mut at = self.run.get(range.field.split('.').next().unwrap_or_default());
+            let mut at = self.run.fields().get(range.field.split('.').next().unwrap_or_default());
             for key in range.field.split('.').skip(1) {
                 at = at.and_then(|value| value.get(key));
             }

@@ -1,8 +1,8 @@
 //! What a study file asks for: its top field `kind`, by which the rest of the file is read.
 
 use espalier_plan::Error;
-use espalier_plan::config;
 use espalier_plan::config::reader::{Choice, Section};
+use espalier_plan::config::{self, Override};
 
 /// The kinds of study.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ impl Choice for Kind {
 
 impl Kind {
     /// The kind of a study file; without the field, steps-to-result.
-    pub fn of(text: &str, overrides: &[String]) -> Result<Kind, Error> {
+    pub fn of(text: &str, overrides: &[Override]) -> Result<Kind, Error> {
         Section::foreign("", &config::table(text, overrides)?).choice("kind", Kind::StepsToResult)
     }
 }

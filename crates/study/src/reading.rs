@@ -1,8 +1,9 @@
 //! What files of all kinds of study have: a name, a run file, lists; and errors that name fields as the study file has them.
 
 use espalier_plan::Error;
+use espalier_plan::config::RunTable;
 use espalier_plan::config::reader::{Section, show};
-use toml::{Table, Value};
+use toml::Value;
 
 /// `name`: what a study is called, on pages and in folders.
 pub(crate) fn read_name(top: &mut Section) -> Result<String, Error> {
@@ -17,9 +18,9 @@ pub(crate) fn read_name(top: &mut Section) -> Result<String, Error> {
 }
 
 /// `[run]`: the run file, without what the study gives each of its runs.
-pub(crate) fn read_run(top: &mut Section) -> Result<Table, Error> {
+pub(crate) fn read_run(top: &mut Section) -> Result<RunTable, Error> {
     match top.get("run") {
-        Some(Value::Table(run)) if !run.is_empty() => Ok(run.clone()),
+        Some(Value::Table(run)) if !run.is_empty() => Ok(run.clone().into()),
         None | Some(Value::Table(_)) => {
             Err(missing("run", "a run file, as sections `[run.model]`, `[run.data]` and so on"))
         }
@@ -69,16 +70,5 @@ pub(crate) fn in_run(error: Error) -> Error {
         Error::NoEffect { field, why } => Error::NoEffect { field: below(field), why },
         Error::Conflict { field, problem } => Error::Conflict { field: below(field), problem },
         other => other,
-    }
-}
-
-/// The fields of a table as overrides, `a.b=c`.
-pub(crate) fn flatten(path: &str, table: &Table, into: &mut Vec<String>) {
-    for (key, value) in table {
-        let field = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-        match value {
-            Value::Table(inner) => flatten(&field, inner, into),
-            value => into.push(format!("{field}={value}")),
-        }
     }
 }

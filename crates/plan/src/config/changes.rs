@@ -173,12 +173,12 @@ pub fn check_name(name: &str) -> Result<(), Error> {
 mod tests {
     use super::*;
 
-    fn run(settings: &[&str]) -> RunFile {
-        RunFile::parse("", &settings.iter().map(|setting| setting.to_string()).collect::<Vec<_>>()).unwrap()
+    fn run(overrides: &[&str]) -> RunFile {
+        RunFile::parse("", &overrides.iter().map(|text| (*text).into()).collect::<Vec<_>>()).unwrap()
     }
 
-    fn changed(settings: &[&str]) -> Vec<(String, bool)> {
-        let changes = run(settings).changes(&run(&[]), |_, _| false).unwrap();
+    fn changed(overrides: &[&str]) -> Vec<(String, bool)> {
+        let changes = run(overrides).changes(&run(&[]), |_, _| false).unwrap();
         changes.into_iter().map(|change| (change.field, change.changes_result)).collect()
     }
 

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::adopted;
 use super::fields;
 use super::layers::read_layers;
+use super::open;
 use super::reader::{Choice, LARGEST, Section, whole};
 use super::{Error, LAYERS_MOST};
 use crate::spec::Activation;
@@ -153,6 +153,15 @@ impl FormChoice {
     }
 }
 
+impl From<Form> for FormChoice {
+    fn from(form: Form) -> FormChoice {
+        match form {
+            Form::ImageNet => FormChoice::ImageNet,
+            Form::Small => FormChoice::Small,
+        }
+    }
+}
+
 /// The variance that weights of the small image models start with; all are truncated normals over the fan-in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -211,6 +220,21 @@ impl Model {
         }
     }
 
+    /// The sizes and choices of a GPT that knows so many tokens; none of any other model.
+    pub fn gpt(&self, vocab: usize) -> Option<Gpt> {
+        match self.family {
+            Family::Gpt { layers, heads, width, context, dropout, tied, norm, activation, .. } => {
+                let dropout = dropout as f32;
+                Some(Gpt { layers, width, heads, context, vocab, dropout, tied, norm, activation })
+            }
+            Family::GptPreset { context, dropout, .. } => {
+                let size = Gpt::preset(&self.name).expect("the name was checked when it was read");
+                Some(Gpt { context, vocab, dropout: dropout as f32, ..size })
+            }
+            _ => None,
+        }
+    }
+
     /// Kinds of image that it tells apart, where the run file says so.
     pub fn classes(&self) -> Option<usize> {
         match self.family {
@@ -240,7 +264,7 @@ impl Model {
             None => "gpt",
             Some(value) => match Model::names().find(|name| Some(*name) == value.as_str()) {
                 Some(name) => name,
-                None if adopted::is_word(value) => return Err(adopted::refused()),
+                None if open::is_word(value) => return Err(open::no_model()),
                 None => return Err(section.not_one_of("name", value, Model::names())),
             },
         };

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use toml::{Table, Value};
 
 use super::reader::{Choice, LARGEST, Section, whole};
-use super::{Error, RunFile, overrides};
+use super::{Error, Override, RunFile, overrides};
 use crate::pipeline::Order;
 use crate::schedule::{Name, Schedule, Updates};
 
@@ -62,6 +62,12 @@ impl Choice for Name {
 }
 
 impl Pipeline {
+    /// Stages of about equal cost in a named order.
+    pub fn new(stages: usize, schedule: Name, chunks: Option<usize>) -> Pipeline {
+        let (schedule_file, brought, pipelines, cut, drain) = (None, None, None, Vec::new(), None);
+        Pipeline { stages, schedule, schedule_file, brought, chunks, pipelines, cut, drain }
+    }
+
     /// Reads its fields; none where there is one stage, and then they must not be written.
     pub(super) fn read(section: &mut Section) -> Result<Option<Pipeline>, Error> {
         let stages = section.whole("pipeline", 1, 1, LARGEST)?;
@@ -101,9 +107,9 @@ impl Pipeline {
 
     /// Where an override makes one stage of a file's pipeline, its other fields go, but for those that are overrides
     /// themselves. Returns a sentence on what went.
-    pub(super) fn drop_moot(table: &mut Table, overrides: &[String]) -> Vec<String> {
+    pub(super) fn drop_moot(table: &mut Table, overrides: &[Override]) -> Vec<String> {
         let is_set = |key: &str| overrides::value_of(overrides, &format!("parallel.{key}"));
-        if is_set("pipeline") != Some(Value::Integer(1)) {
+        if is_set("pipeline") != Some(&Value::Integer(1)) {
             return Vec::new();
         }
         let Some(Value::Table(parallel)) = table.get_mut("parallel") else { return Vec::new() };

@@ -4,7 +4,7 @@ use serde::Serialize;
 use toml::{Table, Value};
 
 use super::reader::{Choice, LARGEST, MOST, Section};
-use super::{Error, overrides};
+use super::{Error, Override, overrides};
 use crate::device::{Device, DeviceKind};
 use crate::spec::{Precision, Recompute};
 use crate::timetable::{Checkpoint, Length};
@@ -94,7 +94,7 @@ impl Train {
 
 impl Train {
     /// Takes out of the file's table the length that an override in the other unit takes the place of, and says so.
-    pub(super) fn drop_moot(table: &mut Table, overrides: &[String]) -> Option<String> {
+    pub(super) fn drop_moot(table: &mut Table, overrides: &[Override]) -> Option<String> {
         let is_set = |key: &str| overrides::value_of(overrides, &format!("train.{key}")).is_some();
         let (set, moot) = match (is_set("steps"), is_set("epochs")) {
             (true, false) => ("steps", "epochs"),

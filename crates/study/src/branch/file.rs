@@ -3,19 +3,21 @@
 use std::path::PathBuf;
 
 use espalier_plan::config::reader::{Choice, MOST, Section};
-use espalier_plan::config::{self, RunFile};
+use espalier_plan::config::{self, Override, RunFile, RunTable};
+use espalier_plan::learning_rate::{LearningRate, Schedule};
 use espalier_plan::optimizer::Rule;
+use espalier_plan::timetable::Length;
 use espalier_plan::{Error, Plan};
 use toml::{Table, Value};
 
-use crate::reading::{flatten, in_run, missing, read_list, read_name, read_run};
+use crate::reading::{in_run, missing, read_list, read_name, read_run};
 
 /// What is branched from where.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Branching {
     /// What it is called, on pages and in folders.
     pub name: String,
-    run: Table,
+    run: RunTable,
     /// A checkpoint that branches begin at, or a run folder, whose newest is meant: the trunk is not trained then, and `run` changes fields of its run file.
     pub from: Option<PathBuf>,
     /// Steps of the trunk after which branches begin, ascending; none where a checkpoint says it.
@@ -70,7 +72,7 @@ impl Scaling {
 
 impl Branching {
     /// Reads a study file's text after putting in overrides of the form `a.b=c`.
-    pub fn parse(text: &str, overrides: &[String]) -> Result<Branching, Error> {
+    pub fn parse(text: &str, overrides: &[Override]) -> Result<Branching, Error> {
         let table = config::table(text, overrides)?;
         let empty = Table::new();
         let mut top = Section::foreign("", &table);
@@ -81,7 +83,7 @@ impl Branching {
         let run = match (&from, top.has("run")) {
             (Some(_), false) => {
                 top.get("run");
-                Table::new()
+                Table::new().into()
             }
             _ => read_run(&mut top)?,
         };
@@ -133,12 +135,10 @@ impl Branching {
     /// The run file of the trunk: the study's own, or that of its checkpoint's run with what the study changes.
     pub fn trunk(&self, of_checkpoint: Option<&str>) -> Result<RunFile, Error> {
         let trunk = match (&self.from, of_checkpoint) {
-            (None, _) => RunFile::parse(&self.run.to_string(), &[]).map_err(in_run)?,
+            (None, _) => self.run.read().map_err(in_run)?,
             (Some(_), None) => return Err(missing("branch.from", "a checkpoint in the folder of its run")),
             (Some(_), Some(text)) => {
-                let mut changes = Vec::new();
-                flatten("", &self.run, &mut changes);
-                RunFile::parse(text, &changes).map_err(in_run)?
+                RunFile::parse(text, &Override::all_of(self.run.fields())).map_err(in_run)?
             }
         };
         self.check(&trunk)?;
@@ -155,31 +155,27 @@ impl Branching {
         self.samples.unwrap_or(16 * batch * self.factors.last().expect("there is a 1"))
     }
 
-    /// The run file of a branch from a trunk, resolved, that begins after so many steps: its rate is that of the trunk there, scaled and constant.
+    /// The run file of a branch from a trunk that begins after so many steps: its rate is that of the trunk there, scaled and constant.
     pub fn branch(
         &self,
-        trunk: &str,
-        batch: usize,
+        trunk: &RunFile,
         factor: usize,
         after: u64,
         rate: f64,
         seed: u64,
     ) -> Result<RunFile, Error> {
-        let mut run: Table = trunk.parse().expect("a run file that was written is TOML");
-        let mut constant = Table::new();
-        constant.insert("peak".into(), Value::Float(rate));
-        constant.insert("schedule".into(), Value::String("constant".into()));
-        run.insert("learning_rate".into(), Value::Table(constant));
-        if let Some(Value::Table(train)) = run.get_mut("train") {
-            train.remove("epochs");
-        }
-        let steps = after as usize + self.samples(batch) / (factor * batch);
-        let overrides = [
-            format!("train.batch={}", factor * batch),
-            format!("train.steps={steps}"),
-            format!("seed={seed}"),
-        ];
-        RunFile::parse(&run.to_string(), &overrides)
+        let batch = factor * trunk.train.batch;
+        trunk.with(|run| {
+            let steps = after as usize + self.samples(trunk.train.batch) / batch;
+            (run.seed, run.train.batch, run.train.length) = (seed, batch, Length::Steps(steps));
+            run.learning_rate = LearningRate {
+                peak: rate,
+                warmup: 0,
+                warmup_from: None,
+                scale_from_batch: None,
+                schedule: Schedule::Constant,
+            };
+        })
     }
 
     fn check(&self, trunk: &RunFile) -> Result<(), Error> {
@@ -220,7 +216,7 @@ mod tests {
     "#;
 
     fn with(overrides: &[&str]) -> Result<Branching, Error> {
-        Branching::parse(TEXT, &overrides.iter().map(|text| text.to_string()).collect::<Vec<_>>())
+        Branching::parse(TEXT, &overrides.iter().map(|&text| text.into()).collect::<Vec<_>>())
     }
 
     #[test]
@@ -228,7 +224,7 @@ mod tests {
         let study = with(&[]).unwrap();
         assert_eq!((&study.at[..], &study.factors[..]), (&[20, 40][..], &[1, 2, 4][..]));
         let trunk = study.trunk(None).unwrap();
-        let branch = study.branch(&trunk.to_toml().unwrap(), 8, 4, 20, 0.02, 7).unwrap();
+        let branch = study.branch(&trunk, 4, 20, 0.02, 7).unwrap();
         assert_eq!((branch.train.batch, branch.seed), (32, 7));
         let text = branch.to_toml().unwrap();
         assert!(text.contains("steps = 22") && text.contains("peak = 0.02"), "{text}");

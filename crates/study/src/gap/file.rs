@@ -2,17 +2,17 @@
 
 use espalier_plan::Error;
 use espalier_plan::config::reader::{LARGEST, MOST, Section, show};
-use espalier_plan::config::{self, RunFile};
+use espalier_plan::config::{self, Override, RunFile, RunTable};
 use toml::{Table, Value};
 
-use crate::reading::{flatten, in_run, missing, read_list, read_name, read_run};
+use crate::reading::{in_run, missing, read_list, read_name, read_run};
 
 /// What is trained.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gap {
     /// What it is called, on pages and in folders.
     pub name: String,
-    run: Table,
+    run: RunTable,
     /// Batch sizes.
     pub batches: Vec<usize>,
     /// Changes of the run, the first of them usually none.
@@ -30,13 +30,13 @@ pub struct Gap {
 pub struct Arm {
     /// What it is called.
     pub name: String,
-    /// Fields of the run file, as `a.b=c`.
-    pub changes: Vec<String>,
+    /// Fields of the run file.
+    pub changes: Vec<Override>,
 }
 
 impl Gap {
     /// Reads a study file's text after putting in overrides of the form `a.b=c`.
-    pub fn parse(text: &str, overrides: &[String]) -> Result<Gap, Error> {
+    pub fn parse(text: &str, overrides: &[Override]) -> Result<Gap, Error> {
         let table = config::table(text, overrides)?;
         let empty = Table::new();
         let mut top = Section::foreign("", &table);
@@ -66,19 +66,7 @@ impl Gap {
 
     /// The run file of an arm at a batch.
     pub fn run_file(&self, batch: usize, arm: &Arm, seed: u64) -> Result<RunFile, Error> {
-        let mut run = self.run.clone();
-        // Whoever says how many steps there are says that there are no epochs, and the other way round.
-        let says =
-            |field: &str| arm.changes.iter().any(|change| change.starts_with(&format!("train.{field}=")));
-        if let Some(Value::Table(train)) = run.get_mut("train") {
-            for (said, other) in [("steps", "epochs"), ("epochs", "steps")] {
-                if says(said) {
-                    train.remove(other);
-                }
-            }
-        }
-        let mut overrides = vec![format!("train.batch={batch}"), format!("seed={seed}")];
-        overrides.extend(arm.changes.iter().cloned());
+        let overrides = [&[Override::batch(batch), Override::seed(seed)], &arm.changes[..]].concat();
         let arm_error = |error| match error {
             // What an arm writes is below its name.
             Error::UnknownField { field, hint } if arm.writes(&field) => {
@@ -89,16 +77,16 @@ impl Gap {
             }
             other => in_run(other),
         };
-        RunFile::parse(&run.to_string(), &overrides).map_err(arm_error)
+        self.run.clone().with(&overrides).and_then(|run| run.read()).map_err(arm_error)
     }
 
     /// Every arm at every batch must be a run.
     fn check(&self) -> Result<(), Error> {
         for (section, key, from) in [("", "seed", "`gap.seeds`"), ("train", "batch", "`gap.batches`")] {
             let table = if section.is_empty() {
-                Some(&self.run)
+                Some(self.run.fields())
             } else {
-                self.run.get(section).and_then(Value::as_table)
+                self.run.fields().get(section).and_then(Value::as_table)
             };
             if table.is_some_and(|table| table.contains_key(key)) {
                 let path = if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") };
@@ -117,7 +105,7 @@ impl Gap {
 
 impl Arm {
     fn writes(&self, field: &str) -> bool {
-        self.changes.iter().any(|change| change.split('=').next() == Some(field))
+        self.changes.iter().any(|change| change.field() == field)
     }
 }
 
@@ -135,9 +123,7 @@ fn read_arms(top: &mut Section) -> Result<Vec<Arm>, Error> {
             let expected = "a section of run-file fields".into();
             return Err(Error::Value { field, expected, got, hint: None });
         };
-        let mut changes = Vec::new();
-        flatten("", fields, &mut changes);
-        Ok(Arm { name: name.clone(), changes })
+        Ok(Arm { name: name.clone(), changes: Override::all_of(fields) })
     };
     arms.iter().map(arm).collect()
 }
@@ -169,7 +155,7 @@ mod tests {
     "#;
 
     fn with(overrides: &[&str]) -> Result<Gap, Error> {
-        Gap::parse(TEXT, &overrides.iter().map(|text| text.to_string()).collect::<Vec<_>>())
+        Gap::parse(TEXT, &overrides.iter().map(|&text| text.into()).collect::<Vec<_>>())
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use espalier_plan::Error;
 use espalier_plan::config::reader::Section;
-use espalier_plan::config::{self, RunFile};
+use espalier_plan::config::{self, Override, RunFile, RunTable};
 use toml::Table;
 
 use super::along::Look;
@@ -14,7 +14,7 @@ use crate::reading::{in_run, missing, read_list, read_name, read_run};
 pub struct Smoothness {
     /// What it is called, on pages and in folders.
     pub name: String,
-    run: Table,
+    run: RunTable,
     /// At which sparsities.
     pub sparsities: Vec<f64>,
     /// How often, and over how many samples.
@@ -23,7 +23,7 @@ pub struct Smoothness {
 
 impl Smoothness {
     /// Reads a study file's text after putting in overrides of the form `a.b=c`.
-    pub fn parse(text: &str, overrides: &[String]) -> Result<Smoothness, Error> {
+    pub fn parse(text: &str, overrides: &[Override]) -> Result<Smoothness, Error> {
         let table = config::table(text, overrides)?;
         let empty = Table::new();
         let mut top = Section::foreign("", &table);
@@ -39,7 +39,7 @@ impl Smoothness {
         let look = Look::read(&mut section)?;
         section.finish()?;
         let study = Smoothness { name, run, sparsities, look };
-        if study.run.get("prune").is_some_and(|prune| prune.get("sparsity").is_some()) {
+        if study.run.fields().get("prune").is_some_and(|prune| prune.get("sparsity").is_some()) {
             let why = "in a study: `smoothness.sparsities` decides it".into();
             return Err(Error::NoEffect { field: "run.prune.sparsity".into(), why });
         }
@@ -51,16 +51,14 @@ impl Smoothness {
 
     /// The run at a sparsity. What is whole is not pruned, whatever method the study names.
     pub fn run_file(&self, sparsity: f64) -> Result<RunFile, Error> {
-        let mut run = self.run.clone();
-        let mut overrides = Vec::new();
+        let run = self.run.clone();
         if sparsity == 0.0 {
-            run.remove("prune");
-        } else if run.contains_key("prune") {
-            overrides.push(format!("prune.sparsity={sparsity}"));
-        } else {
+            return run.dense().read().map_err(in_run);
+        }
+        if !run.fields().contains_key("prune") {
             return Err(missing("run.prune", &format!("a method for the sparsity of {sparsity}")));
         }
-        RunFile::parse(&run.to_string(), &overrides).map_err(in_run)
+        run.with(&[Override::sparsity(sparsity)]).and_then(|run| run.read()).map_err(in_run)
     }
 }
 
@@ -83,7 +81,7 @@ mod tests {
     "#;
 
     fn with(overrides: &[&str]) -> Result<Smoothness, Error> {
-        Smoothness::parse(TEXT, &overrides.iter().map(|text| text.to_string()).collect::<Vec<_>>())
+        Smoothness::parse(TEXT, &overrides.iter().map(|&text| text.into()).collect::<Vec<_>>())
     }
 
     #[test]
