@@ -395,7 +395,7 @@ mod tests {
 
     /// On one rank.
     fn of_run(model: &Model, run: &RunFile) -> Memory {
-        let (pruning, batch) = (run.pruning(), Batch { micro_batch: 2, ..run.batch() });
+        let (pruning, batch) = (run.prune.clone(), Batch { micro_batch: 2, ..run.batch() });
         let parameters = model.parameters();
         let kept = pruning.as_ref().map(|pruning| pruning.kept_by_parameter(&parameters));
         let listed = Listed::of(model, &parameters, batch.micro_batch);
@@ -464,7 +464,7 @@ mod tests {
             );
             let run = RunFile::parse(&text, &[]).unwrap();
             let (memory, dense) = (of_run(&model, &run), predict(&model, "adamw", Precision::Bf16));
-            let prune = run.pruning().unwrap();
+            let prune = run.prune.clone().unwrap();
             let candidates: u64 =
                 model.parameters().iter().filter(|p| prune.covers(p)).map(|p| p.elements()).sum();
             let others = 16 * (model.parameter_count() - candidates);

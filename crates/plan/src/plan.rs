@@ -149,7 +149,7 @@ impl Plan {
         let mut model = network::build(&run.model, facts)?;
         model.check()?;
         let (batch, storage, sharing) = (run.batch(), run.storage(), run.sharing());
-        let (pruning, pipeline, timetable) = (run.pruning(), run.stages_and_order(), run.timetable());
+        let (pruning, pipeline, timetable) = (run.prune.clone(), run.stages_and_order(), run.timetable());
         model.group_batch_norms(batch.norm_group.unwrap_or(0));
         let parameters = model.parameters();
         if let Some(pruning) = &pruning {

@@ -6,6 +6,7 @@
 
 mod changes;
 mod data;
+pub mod field;
 mod fields;
 mod layers;
 mod learning_rate;
@@ -31,7 +32,6 @@ pub use open::RunTable;
 pub use overrides::Override;
 pub use parallel::{Grid, Parallel};
 pub use pipeline::Pipeline;
-pub use prune::{Prune, StateForm};
 pub use train::Train;
 pub use used::Purpose;
 
@@ -50,6 +50,7 @@ use crate::layout::LinearForm;
 use crate::learning_rate::LearningRate;
 use crate::near::nearest;
 use crate::optimizer::{Master, Optimizer};
+use crate::pruning::{Pruning, StateForm};
 use crate::sample::Sample;
 use crate::spec::Precision;
 use crate::timetable::Checkpoint;
@@ -74,7 +75,7 @@ pub struct RunFile {
     pub learning_rate: LearningRate,
     /// Which weights are pruned, and when.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prune: Option<Prune>,
+    pub prune: Option<Pruning>,
     /// Over how many ranks.
     pub parallel: Parallel,
     /// When the state is saved.
@@ -114,7 +115,7 @@ impl RunFile {
     fn read(table: &Table, started: Option<usize>) -> Result<RunFile, Error> {
         let empty = Table::new();
         let mut top = Section::new("", table);
-        let seed = top.whole("seed", 0, 0, i64::MAX as usize)? as u64;
+        let seed = top.read_field(&fields::TOP[0])?;
         let mut model = top.section("model", &empty)?;
         let mut data = top.section("data", &empty)?;
         let mut train = top.section("train", &empty)?;
@@ -133,13 +134,13 @@ impl RunFile {
         let train = Train::read(&mut train)?;
         let optimizer = Optimizer::read(&mut optimizer)?;
         let learning_rate = LearningRate::read(&mut learning_rate, optimizer.usual_rate())?;
-        let prune = Prune::read(&mut prune)?;
+        let prune = Pruning::read(&mut prune)?;
         let parallel = Parallel::read(&mut parallel, started)?;
         let checkpoint = Checkpoint::read(&mut checkpoint)?;
         let sample = Sample::read(&mut sample)?;
-        let device = Device::read(&mut device)?;
+        let device = device.read(fields::DEVICE)?.all();
         Ok(RunFile {
-            seed,
+            seed: seed.and_then(|seed| seed.as_integer()).unwrap_or_default() as u64,
             model,
             data,
             train,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 use super::reader::{self, Section};
-use super::{Error, Grid, Model, Override, Pipeline, RunFile, Train, overrides, table};
+use super::{Error, Model, Override, Parallel, Pipeline, RunFile, Train, overrides, table};
 use crate::mesh::PerAxis;
 use crate::near::nearest;
 
@@ -54,6 +54,13 @@ impl RunTable {
         &self.fields
     }
 
+    /// Whether a field is written, by its full path.
+    pub fn has(&self, field: &str) -> bool {
+        let mut keys = field.split('.');
+        let first = keys.next().and_then(|key| self.fields.get(key));
+        keys.fold(first, |at, key| at?.get(key)).is_some()
+    }
+
     /// Without pruning.
     pub fn dense(mut self) -> RunTable {
         self.fields.remove("prune");
@@ -81,9 +88,7 @@ impl RunTable {
     pub fn replica(&self) -> Result<PerAxis, Error> {
         let empty = Table::new();
         let mut parallel = Section::new("", &self.fields).section("parallel", &empty)?;
-        let mut whole = |key| parallel.whole(key, 1, 1, reader::LARGEST);
-        let (pipeline, tensor) = (whole("pipeline")?, whole("tensor")?);
-        Ok(PerAxis { data: 1, pipeline, tensor, spatial: Grid::read(&mut parallel)?.ranks() })
+        Ok(PerAxis { data: 1, ..Parallel::read(&mut parallel, None)?.extents() })
     }
 
     /// Whether the layout is left to the planner.

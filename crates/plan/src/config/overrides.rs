@@ -7,20 +7,9 @@ use std::path::Path;
 use serde::Serialize;
 use toml::{Table, Value};
 
-use super::{Error, check_name};
+use super::{Error, check_name, fields};
 use crate::device::DeviceKind;
 use crate::spec::Precision;
-
-/// Fields that name files.
-const PATHS: [&str; 7] = [
-    "data.path",
-    "data.validation_path",
-    "data.tokenizer",
-    "data.images",
-    "data.labels",
-    "parallel.schedule_file",
-    "branch.from",
-];
 
 /// A field and what it is set to. Numbers in its path count items of a list, from 0; the number behind the last item adds one, so
 /// that a list need not stand in the file.
@@ -123,7 +112,7 @@ impl Override {
             other => other,
         };
         match self.value {
-            Some(value) if PATHS.contains(&&*field) => {
+            Some(value) if field == "branch.from" || fields::named(&field).any(|row| row.is_path) => {
                 let value = match value {
                     Value::Array(items) => Value::Array(items.into_iter().map(joined).collect()),
                     one => joined(one),

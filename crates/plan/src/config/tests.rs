@@ -253,9 +253,9 @@ fn pruning_is_read_and_checked() {
     let run = parse("[prune]\nmethod = \"random\"\nexclude = \"head\"").unwrap().prune.unwrap();
     assert_eq!((run.sparsity, run.exclude.len(), run.method.name()), (0.9, 1, "random"));
     // A mask of 0.133 bytes a weight pays from 0.95 % on where 14 bytes stand beside each weight.
-    let at = |sparsity: f64| Prune { sparsity, ..run.clone() };
+    let at = |sparsity: f64| Pruning { sparsity, ..run.clone() };
     assert!(at(0.01).compresses(14) && !at(0.009).compresses(14));
-    assert!(Prune { state: StateForm::Compressed, ..at(0.0) }.compresses(14));
+    assert!(Pruning { state: StateForm::Compressed, ..at(0.0) }.compresses(14));
 }
 
 fn custom(layers: &str) -> String {
@@ -420,6 +420,29 @@ proptest! {
     #[test]
     fn nonsense_is_an_error_and_no_more(text in "[a-z\\[\\]=. \"0-9\n{},-]{0,60}", set in "[a-z.=0-9\"\\[\\]]{0,20}") {
         let _ = RunFile::parse(&text, &[set.into()]);
+    }
+}
+
+/// The words of the table of fields are those of the types that they become, in whatever variant of a section.
+#[test]
+fn every_word_of_every_field_is_read() {
+    for (section, rows) in fields::ALL {
+        let variants = match rows[0].takes {
+            field::Takes::Word(words) => words,
+            _ => &[""],
+        };
+        for (row, variant) in rows.iter().flat_map(|row| variants.iter().map(move |variant| (row, *variant)))
+        {
+            let field::Takes::Word(words) = row.takes else { continue };
+            for word in words.iter().filter(|_| (row.with)(variant)) {
+                let mut set = vec![format!("data.path=a"), format!("{section}.{}={variant}", rows[0].name)];
+                set.push(format!("{section}.{}={word}", row.name));
+                let set: Vec<Override> =
+                    set.into_iter().filter(|set| !set.ends_with('=')).map(Override::from).collect();
+                let read = RunFile::parse("", &set[usize::from(*section != "data")..]);
+                assert!(!matches!(read, Err(Error::Value { .. })), "{set:?}: {read:?}");
+            }
+        }
     }
 }
 

@@ -2,7 +2,8 @@
 //! change nothing is refused, since whoever sets it believes that it does.
 
 use super::changes::{check_name, covers};
-use super::{Error, Override, RunFile, RunTable, Train, overridden};
+use super::field::Used;
+use super::{Error, Override, RunFile, RunTable, Train, fields, overridden};
 use crate::data::HeldOut;
 use crate::timetable::Length;
 
@@ -17,42 +18,15 @@ pub enum Purpose {
     Text,
 }
 
-/// What says how a model computes, whatever it is used for.
-const COMPUTES: &[&str] = &[
-    "model",
-    "train.precision",
-    "device",
-    "parallel.data",
-    "parallel.tensor",
-    "parallel.sequence",
-    "parallel.linear",
-    "parallel.integrated",
-    "parallel.spatial",
-    "parallel.pipeline",
-    "parallel.schedule",
-    "parallel.schedule_file",
-    "parallel.chunks",
-    "parallel.pipelines",
-    "parallel.cut",
-    "parallel.timeout_s",
-];
-
-/// How many samples run at a time where it is judged.
-const SAMPLES: &[&str] = &["train.batch", "train.micro_batches", "train.eval_batch"];
-
-/// What of a model is for training alone.
-const LEARNS: &[&str] = &["model.dropout", "model.init"];
-
 impl Purpose {
     /// Whether a field changes anything.
     fn reads(self, field: &str) -> bool {
-        let is_of = |names: &[&str]| names.iter().any(|name| covers(name, field));
-        let reads = match self {
-            Purpose::Text => is_of(COMPUTES),
-            Purpose::OtherData => is_of(COMPUTES) || is_of(SAMPLES) || is_of(&["data.mean", "data.std"]),
-            Purpose::HeldOut => is_of(COMPUTES) || is_of(SAMPLES) || is_of(&["data", "seed"]),
+        let least = match self {
+            Purpose::Text => Used::Always,
+            Purpose::OtherData => Used::Judging,
+            Purpose::HeldOut => Used::HeldOut,
         };
-        reads && !is_of(LEARNS)
+        fields::hold(field, |row| row.used >= least)
     }
 
     /// Why it does not, as the end of a sentence.

@@ -1,7 +1,8 @@
 //! A layout into a run file.
 
-use crate::config::{Grid, Pipeline, RunFile, StateForm};
+use crate::config::{Grid, Pipeline, RunFile};
 use crate::error::Error;
+use crate::pruning::StateForm;
 use crate::simulate::Candidate;
 
 impl Candidate {

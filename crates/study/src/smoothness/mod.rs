@@ -8,7 +8,7 @@ mod best;
 mod file;
 mod page;
 
-pub use along::{Along, Look, Point, along};
+pub use along::{Along, LOOK, Look, Point, along};
 pub use best::of_best;
 pub use file::Smoothness;
 pub use page::{figure, page, table};
