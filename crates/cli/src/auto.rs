@@ -7,7 +7,7 @@ use anyhow::Result;
 use espalier_comm::Launched;
 use espalier_data::Dataset;
 use espalier_plan::cluster::Cluster;
-use espalier_plan::config::RunFile;
+use espalier_plan::config::{RunFile, RunTable};
 use espalier_plan::device::DeviceKind;
 use espalier_plan::engine::Engine;
 use espalier_plan::search::{Fixed, Found, Search};
@@ -28,10 +28,9 @@ const TRIED: usize = 16;
 
 /// A run whose layout is to be found.
 pub struct Auto<'a> {
-    pub text: &'a str,
-    /// Where the text stands.
+    pub run: &'a RunTable,
+    /// Where it stands.
     pub path: &'a Path,
-    pub overrides: &'a [String],
     pub launched: Option<&'a Launched>,
     /// What `--ranks` says.
     pub ranks: Option<usize>,
@@ -44,8 +43,7 @@ pub struct Auto<'a> {
 impl Auto<'_> {
     /// Reads the run file, opens its data, and finds its layout.
     pub fn prepare(&self) -> Result<Prepared> {
-        let run_file =
-            RunFile::parse(self.text, self.overrides).map_err(|error| in_file(self.path, error))?;
+        let run_file = self.run.read().map_err(|error| in_file(self.path, error))?;
         let join = join(&run_file, self.launched)?;
         let mut run_file = resolve(run_file, self.path)?;
         if let Some(checkpoint) = self.checkpoint {

@@ -11,9 +11,7 @@ mod timing;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
-use espalier_plan::device::DeviceKind;
 
 #[derive(Args)]
 #[command(arg_required_else_help = true)]
@@ -43,12 +41,4 @@ pub fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
         Question::Generate(arguments) => generate::generate(arguments),
         Question::Sparse(arguments) => sparse::sparse(arguments),
     }
-}
-
-fn device_kind() -> impl TypedValueParser<Value = DeviceKind> {
-    PossibleValuesParser::new(["auto", "cpu", "cuda"]).map(|name| match name.as_str() {
-        "cpu" => DeviceKind::Cpu,
-        "cuda" => DeviceKind::Cuda,
-        _ => DeviceKind::Auto,
-    })
 }

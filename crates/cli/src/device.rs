@@ -1,6 +1,8 @@
 //! From `[device]` in a run file to a device that works.
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use espalier_plan::device::DeviceKind;
+use espalier_plan::spec::Precision;
 use espalier_tensor::cuda::{Cuda, Probe};
 use espalier_tensor::{Device, Result};
 use espalier_train::parallel::launched::Join;
@@ -10,6 +12,23 @@ use crate::say::say;
 /// Threads on a core, or on a few, beyond which they do nothing but wait for each other: a step of microseconds takes seconds.
 const MOST_ON_A_CORE: usize = 4;
 const MOST_ON_FEW_CORES: usize = 64;
+
+/// An argument that names a kind of device.
+pub fn kind() -> impl TypedValueParser<Value = DeviceKind> {
+    PossibleValuesParser::new(["auto", "cpu", "cuda"]).map(|name| match name.as_str() {
+        "cpu" => DeviceKind::Cpu,
+        "cuda" => DeviceKind::Cuda,
+        _ => DeviceKind::Auto,
+    })
+}
+
+/// An argument that names what weights are stored in.
+pub fn precision() -> impl TypedValueParser<Value = Precision> {
+    PossibleValuesParser::new(["f32", "bf16"]).map(|name| match name.as_str() {
+        "f32" => Precision::F32,
+        _ => Precision::Bf16,
+    })
+}
 
 /// Threads of the processor for a run whose `device.threads` is this; 0 is all cores, `all`. The same run on far fewer cores than it
 /// was written for gets fewer threads, and the same bits.

@@ -5,13 +5,13 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use espalier_plan::config;
+use espalier_plan::config::{self, Override, RunTable};
 use espalier_train::Error;
 use espalier_train::trained::{Score, Trained};
 
 use crate::log::LogArguments;
 use crate::prepared::Prepared;
-use crate::run_file::{conflict, replicas};
+use crate::run_file::{conflict, in_file, replicas};
 use crate::setting::setting;
 use crate::{ranks, say};
 
@@ -44,7 +44,7 @@ pub struct EvalArguments {
     /// Override a field of its run file, as in `--set train.precision=f32`; `--set FIELD=` leaves it out. Paths are relative to the
     /// current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
-    overrides: Vec<String>,
+    overrides: Vec<Override>,
     /// Print the outcome as one line of JSON, the last of standard output.
     #[arg(long)]
     json: bool,
@@ -80,18 +80,18 @@ pub fn eval(arguments: &EvalArguments) -> Result<ExitCode> {
 }
 
 /// `data=2,spatial=2x2` as overrides of a run file.
-fn laid_out(layout: &str, ranks: Option<usize>) -> Result<Vec<String>> {
+fn laid_out(layout: &str, ranks: Option<usize>) -> Result<Vec<Override>> {
     let wrong = |text: &str| conflict("--layout", &format!("has {text:?}, which is not AXIS=N"));
-    let field = |text: &str| -> Result<String> {
+    let field = |text: &str| -> Result<Override> {
         let (axis, extent) = text.split_once('=').ok_or_else(|| wrong(text))?;
         let extent = match extent.trim().split_once('x') {
             Some((rows, columns)) => format!("[{rows}, {columns}]"),
             None => extent.trim().to_owned(),
         };
-        Ok(format!("parallel.{}={extent}", axis.trim()))
+        Ok(format!("parallel.{}={extent}", axis.trim()).into())
     };
     let fields = layout.split(',').map(str::trim).filter(|text| !text.is_empty()).map(field);
-    let mut fields = fields.collect::<Result<Vec<String>>>()?;
+    let mut fields = fields.collect::<Result<Vec<Override>>>()?;
     if let Some(ranks) = ranks {
         if ranks == 0 {
             return Err(conflict("--ranks", "is 0, and it takes one rank at least").into());
@@ -101,7 +101,9 @@ fn laid_out(layout: &str, ranks: Option<usize>) -> Result<Vec<String>> {
                 conflict("--ranks", "sets `data`, and so does --layout: leave one of them out").into()
             );
         }
-        fields.push(format!("parallel.data={}", replicas("", Path::new("--layout"), &fields, ranks)?));
+        let path = Path::new("--layout");
+        let run = RunTable::parse("", &fields).map_err(|error| in_file(path, error))?;
+        fields.push(Override::replicas(replicas(&run, path, ranks)?));
     }
     Ok(fields)
 }
@@ -123,12 +125,12 @@ mod tests {
 
     #[test]
     fn a_layout_is_fields_of_a_run_file() {
-        assert_eq!(laid_out("", None).unwrap(), [""; 0]);
-        assert_eq!(
-            laid_out("data=2, spatial=2x3", None).unwrap(),
-            ["parallel.data=2", "parallel.spatial=[2, 3]"]
-        );
-        assert_eq!(laid_out("tensor=2", Some(6)).unwrap(), ["parallel.tensor=2", "parallel.data=3"]);
+        let laid = |layout: &str, ranks| {
+            laid_out(layout, ranks).unwrap().iter().map(Override::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(laid("", None), [""; 0]);
+        assert_eq!(laid("data=2, spatial=2x3", None), ["parallel.data=2", "parallel.spatial=[2, 3]"]);
+        assert_eq!(laid("tensor=2", Some(6)), ["parallel.tensor=2", "parallel.data=3"]);
         assert!(laid_out("tensor=2", Some(5)).unwrap_err().to_string().contains("must be a multiple of"));
         assert!(laid_out("data=2", Some(4)).unwrap_err().to_string().starts_with("`--ranks` sets `data`"));
         let error = laid_out("two", None).unwrap_err().to_string();

@@ -12,14 +12,14 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use espalier_data::Dataset;
-use espalier_plan::config::RunFile;
+use espalier_plan::config::Override;
 use espalier_plan::cost::{AllReduce, Explanation, Link, Setting};
 use espalier_plan::pruning::Pruning;
 use espalier_plan::{Error as PlanError, Plan};
 use espalier_train::Error;
 
 use crate::messages::Links;
-use crate::run_file::{conflict, in_file, read, resolve};
+use crate::run_file::{conflict, in_file, open, resolve};
 use crate::say;
 use crate::setting::setting;
 
@@ -41,7 +41,7 @@ pub struct ExplainArguments {
     /// Override a field of the run file, as in `--set train.batch=256`; `--set FIELD=` leaves it out. Paths are relative to the
     /// current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
-    overrides: Vec<String>,
+    overrides: Vec<Override>,
     /// Seconds to start a message [default: 2e-6, or what --measure finds].
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     alpha: Option<f64>,
@@ -101,8 +101,7 @@ pub fn explain(arguments: &ExplainArguments) -> Result<ExitCode> {
 /// The run, without its data where these need not be opened to know their sizes.
 fn plan(arguments: &ExplainArguments) -> Result<Plan> {
     let path = &arguments.run_file;
-    let run_file =
-        RunFile::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
+    let run_file = open(path, &arguments.overrides)?.read().map_err(|error| in_file(path, error))?;
     let run_file = resolve(run_file, path)?;
     let facts = Dataset::facts_of(&run_file).map_err(Error::Data)?;
     Ok(Plan::new(run_file, facts).map_err(Error::Plan)?)

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use espalier_data::Split;
+use espalier_plan::config::{Override, RunTable};
 use espalier_train::checkpoint::Checkpoint;
 use espalier_train::measure::{
     Eigenvalue, GradientNoise, Neighbourhood, Over, Probes, Sharpness, Spectrum, Surface, gradient_noise,
@@ -18,8 +19,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::log::LogArguments;
-use crate::prepared::{Prepared, prepare_text};
-use crate::run_file::{conflict, read_run};
+use crate::prepared::{Prepared, prepare};
+use crate::run_file::{conflict, in_file, read_run};
 use crate::say::{self, answer, say};
 use crate::setting::setting;
 
@@ -62,7 +63,7 @@ pub struct MeasureArguments {
     /// Override a field of the run file, as in `--set device.kind=cpu`; `--set FIELD=` leaves it out. Paths are relative to the
     /// current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
-    overrides: Vec<String>,
+    overrides: Vec<Override>,
     /// Print the numbers as one line of JSON, the last of standard output.
     #[arg(long)]
     json: bool,
@@ -95,9 +96,11 @@ pub fn measure(arguments: &MeasureArguments) -> Result<ExitCode> {
     let whole = Checkpoint::find(&arguments.checkpoint, &Ranks::alone(), passed_over)?;
     let run_file = whole.run_file();
     let data = arguments.data.as_ref().map(std::path::absolute).transpose()?;
-    let data = data.map(|path| format!("data.path={:?}", path.display().to_string()));
-    let overrides: Vec<String> = data.into_iter().chain(arguments.overrides.iter().cloned()).collect();
-    let prepared = prepare_text(&read_run(&run_file)?, &run_file, &overrides, None, Some(whole.path()))?;
+    let data = data.as_deref().map(Override::data_path);
+    let overrides: Vec<Override> = data.into_iter().chain(arguments.overrides.iter().cloned()).collect();
+    let run =
+        RunTable::parse(&read_run(&run_file)?, &overrides).map_err(|error| in_file(&run_file, error))?;
+    let prepared = prepare(&run, &run_file, None, Some(whole.path()))?;
     let device = prepared.open_device()?;
     let Prepared { plan, dataset, .. } = prepared;
     let plan = plan.alone().map_err(Error::Plan)?;

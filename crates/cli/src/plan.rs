@@ -18,7 +18,7 @@ use anyhow::Result;
 use clap::Args;
 use espalier_data::Dataset;
 use espalier_plan::cluster::{self, Cluster};
-use espalier_plan::config::RunFile;
+use espalier_plan::config::{Override, RunFile, RunTable};
 use espalier_plan::engine::Engine;
 use espalier_plan::search::{Fixed, Found, Search};
 use espalier_plan::simulate::Job;
@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 
 use crate::draft::{Draft, may_replace};
 use crate::patience::Patience;
-use crate::run_file::{conflict, in_file, read, resolve};
+use crate::run_file::{conflict, in_file, open, resolve};
 use crate::setting::setting;
 use crate::{machine, say};
 use ranges::{gigabytes, powers, sparsity};
@@ -73,7 +73,7 @@ pub struct PlanArguments {
     /// Override a field of the run file, as in `--set train.batch=256`; `--set FIELD=` leaves it out. Paths are relative to the
     /// current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
-    overrides: Vec<String>,
+    overrides: Vec<Override>,
     /// The share of the prunable weights that is gone [default: what the run file prunes]; `0..0.95` gives a table over shares.
     #[arg(long, value_name = "SHARE|A..B", help_heading = "Search")]
     sparsity: Option<String>,
@@ -137,8 +137,7 @@ pub fn plan(arguments: &PlanArguments) -> Result<ExitCode> {
 /// What was asked for.
 struct Request<'a> {
     arguments: &'a PlanArguments,
-    /// The run file's text, with overrides to be put in.
-    text: String,
+    run: RunTable,
     plan: Plan,
     cluster: Cluster,
     engine: Engine,
@@ -186,13 +185,13 @@ impl<'a> Request<'a> {
             wrong("--engine", &names, &arguments.engine, hint)
         };
         let engine = Engine::named(&arguments.engine).map_err(unknown)?;
-        let text = read(arguments.run_file())?;
+        let run = open(arguments.run_file(), &arguments.overrides)?;
         let share = arguments.sparsity.as_deref().filter(|range| !range.contains(".."));
         let share = share.map(sparsity).transpose()?;
-        let plan = resolved(&text, arguments, share)?;
+        let plan = resolved(&run, arguments, share)?;
         let fixed = Fixed::parse(&arguments.layout).map_err(Error::Plan)?;
         let drafts = Drafts::open(arguments)?;
-        Ok(Request { arguments, text, plan, cluster, engine, fixed, drafts })
+        Ok(Request { arguments, run, plan, cluster, engine, fixed, drafts })
     }
 
     fn answer(&self) -> Result<Value> {
@@ -266,7 +265,7 @@ impl<'a> Request<'a> {
         drop(patience);
         if let Some(draft) = &self.drafts.apply {
             let (_, first) = &best[0];
-            apply::write(&self.text, self.arguments, first, draft)?;
+            apply::write(&self.run, self.arguments, first, draft)?;
         }
         if let Some(draft) = &self.drafts.trace {
             trace::write(self, &best[0].1.candidate, draft)?;
@@ -316,7 +315,7 @@ impl<'a> Request<'a> {
         let mut patience = Patience::new(shares.len());
         for share in shares {
             patience.next(&format!("searching layouts at a sparsity of {share:.2}"));
-            let plan = resolved(&self.text, self.arguments, Some(share))?;
+            let plan = resolved(&self.run, self.arguments, Some(share))?;
             rows.push((share, self.search(&plan, number)?.ranked.into_iter().next()));
         }
         drop(patience);
@@ -349,7 +348,7 @@ impl<'a> Request<'a> {
         if more >= 1.0 || !self.can_compress() {
             return Ok(None);
         }
-        resolved(&self.text, self.arguments, Some(more)).map(Some)
+        resolved(&self.run, self.arguments, Some(more)).map(Some)
     }
 
     /// One line: whether it fits.
@@ -395,7 +394,7 @@ impl<'a> Request<'a> {
             if share <= known || !self.can_compress() {
                 continue;
             }
-            let plan = resolved(&self.text, self.arguments, Some(share))?;
+            let plan = resolved(&self.run, self.arguments, Some(share))?;
             if self.search(&plan, devices).is_ok_and(|found| !found.ranked.is_empty()) {
                 ways.push(format!("a sparsity of {share} would do"));
                 break;
@@ -422,24 +421,19 @@ fn find_cluster(name: &str) -> Result<Cluster> {
 }
 
 /// The run on one rank, with another share of pruned weights where one is given.
-fn resolved(text: &str, arguments: &PlanArguments, sparsity: Option<f64>) -> Result<Plan> {
+fn resolved(run: &RunTable, arguments: &PlanArguments, sparsity: Option<f64>) -> Result<Plan> {
     let path = arguments.run_file();
-    let mut overrides = arguments.overrides.clone();
-    let run_file = RunFile::parse(text, &overrides).map_err(|error| in_file(path, error))?;
+    let read = |run: &RunTable| run.read().map_err(|error| in_file(path, error));
+    let written = read(run)?;
     let run_file = match sparsity {
-        None => run_file,
+        None => written,
+        Some(0.0) => RunFile { prune: None, ..written },
         Some(share) => {
-            if run_file.prune.is_none() && share > 0.0 {
-                overrides.push("prune.method=random".into());
+            let mut pruned = run.clone();
+            if written.prune.is_none() {
+                pruned.put_method("random");
             }
-            if share > 0.0 {
-                overrides.push(format!("prune.sparsity={share}"));
-            }
-            let mut again = RunFile::parse(text, &overrides).map_err(|error| in_file(path, error))?;
-            if share == 0.0 {
-                again.prune = None;
-            }
-            again
+            read(&pruned.with(&[Override::sparsity(share)]).map_err(Error::Plan)?)?
         }
     };
     let run_file = resolve(run_file, path)?;

@@ -6,7 +6,7 @@ use anyhow::Result;
 use espalier_comm::Launched;
 use espalier_data::Dataset;
 use espalier_plan::Plan;
-use espalier_plan::config::RunFile;
+use espalier_plan::config::{RunFile, RunTable};
 use espalier_plan::device::DeviceKind;
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
@@ -58,17 +58,16 @@ impl Prepared {
     }
 }
 
-/// Reads the text of a run file, as if it stood at `path`, and the data that it names. A run that goes on from a `checkpoint`, or is judged
+/// Reads a run file, as if it stood at `path`, and the data that it names. A run that goes on from a `checkpoint`, or is judged
 /// there, has its tokenizer in that folder where the one that it names is gone.
-pub fn prepare_text(
-    text: &str,
+pub fn prepare(
+    run: &RunTable,
     path: &Path,
-    overrides: &[String],
     launched: Option<&Launched>,
     checkpoint: Option<&Path>,
 ) -> Result<Prepared> {
     let started = launched.map(|launched| launched.size);
-    let run_file = RunFile::parse_for(text, overrides, started).map_err(|error| in_file(path, error))?;
+    let run_file = run.read_for(started).map_err(|error| in_file(path, error))?;
     let join = join(&run_file, launched)?;
     let mut run_file = resolve(run_file, path)?;
     if let Some(checkpoint) = checkpoint {

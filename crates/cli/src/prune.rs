@@ -1,18 +1,18 @@
 //! `espalier prune`: a checkpoint in, a pruned checkpoint out.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use espalier_plan::config::{self, RunFile};
+use espalier_plan::config::{self, Override, RunTable};
 use espalier_train::checkpoint::Checkpoint;
 use espalier_train::parallel::Ranks;
 use espalier_train::run::Observer;
 use espalier_train::{Error, hub, run};
 
 use crate::log::LogArguments;
-use crate::prepared::{Prepared, prepare_text};
+use crate::prepared::{Prepared, prepare};
 use crate::progress::{self, Progress};
 use crate::run_file::{conflict, in_file, read_run};
 use crate::say;
@@ -36,7 +36,7 @@ pub struct PruneArguments {
     /// Override a field of the run file, as in `--set prune.scope=layer`; `--set FIELD=` leaves it out. Paths are relative to the
     /// current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
-    overrides: Vec<String>,
+    overrides: Vec<Override>,
     /// The run folder to write.
     #[arg(short, long, value_name = "DIR")]
     out: PathBuf,
@@ -58,13 +58,10 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
     }
     let passed_over = |broken: &Error| progress.warning(&format!("{broken}; the one before it is used"));
     let whole = hub::find(&arguments.checkpoint, &Ranks::alone(), passed_over)?;
-    let sparsity = arguments.sparsity.map(|sparsity| format!("prune.sparsity={sparsity:?}"));
-    let overrides: Vec<String> = sparsity.into_iter().chain(arguments.overrides.iter().cloned()).collect();
-    let (text, run_file, overrides) = run_of(&arguments.checkpoint, &whole, overrides)?;
-    // The run may have been pruned by another method, whose fields this one does not have.
-    let text = RunFile::with_method(&text, &arguments.method).map_err(|error| in_file(&run_file, error))?;
-    let run = RunFile::parse(&text, &overrides).map_err(Error::Plan)?;
-    let method = run.prune.as_ref().expect("the method was given");
+    let sparsity = arguments.sparsity.map(Override::sparsity);
+    let overrides: Vec<Override> = sparsity.into_iter().chain(arguments.overrides.iter().cloned()).collect();
+    let (run, run_file) = run_of(arguments, &whole, &overrides)?;
+    let method = run.read().map_err(Error::Plan)?.prune.expect("the method was given");
     if !method.method.prunes_once() {
         let problem = format!(
             "is \"{}\", which prunes in the course of training: write it into a run file's [prune]",
@@ -74,7 +71,7 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
             Error::Plan(espalier_plan::Error::Conflict { field: "prune.method".into(), problem }).into()
         );
     }
-    let prepared = prepare_text(&text, &run_file, &overrides, None, Some(whole.path()))?;
+    let prepared = prepare(&run, &run_file, None, Some(whole.path()))?;
     let device = prepared.open_device()?;
     let Prepared { plan, dataset, .. } = prepared;
     let summary =
@@ -86,28 +83,36 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The run file of what is pruned, where it stands or would stand, and the overrides that are left for it. Somebody else's model
-/// has none: its architecture is known, and its data must be said.
-fn run_of(path: &Path, whole: &Checkpoint, overrides: Vec<String>) -> Result<(String, PathBuf, Vec<String>)> {
-    if !hub::is_foreign(path) {
-        let run_file = whole.run_file();
-        return Ok((read_run(&run_file)?, run_file, overrides));
-    }
-    if config::overridden(&overrides, "data.kind").is_none() {
+/// The run file of what is pruned, with the method and the overrides in it, and where it stands or would stand. Somebody else's model has
+/// none: its architecture is known, and its data must be set.
+fn run_of(
+    arguments: &PruneArguments,
+    whole: &Checkpoint,
+    overrides: &[Override],
+) -> Result<(RunTable, PathBuf)> {
+    let path = &arguments.checkpoint;
+    let is_foreign = hub::is_foreign(path);
+    if is_foreign && config::overridden(overrides, "data.kind").is_none() {
         let problem = "is not said, and a model without a run of ours has no run file: --set data.kind=text and \
                        --set data.path=FILE say what it is trained on";
         return Err(conflict("data.kind", problem).into());
     }
-    let described = hub::model_of(path, |_| {})?;
-    let tokenizer = described.tokenizer.map(std::path::absolute).transpose()?;
-    let text = "[model]\nname = \"auto\"\n";
-    let (text, left) =
-        RunFile::with_model(text, &overrides, &described.model, tokenizer.as_deref()).map_err(Error::Plan)?;
-    Ok((text, "run.toml".into(), left))
+    let run_file = if is_foreign { "run.toml".into() } else { whole.run_file() };
+    let text = if is_foreign { String::new() } else { read_run(&run_file)? };
+    let mut run = RunTable::parse(&text, &[]).map_err(|error| in_file(&run_file, error))?;
+    // The run may have been pruned by another method, whose fields this one does not have.
+    run.put_method(&arguments.method);
+    let mut run = run.with(overrides).map_err(Error::Plan)?;
+    if is_foreign {
+        let described = hub::model_of(path, |_| {})?;
+        let tokenizer = described.tokenizer.map(std::path::absolute).transpose()?;
+        run.put_model(&described.model, tokenizer.as_deref()).map_err(Error::Plan)?;
+    }
+    Ok((run, run_file))
 }
 
 /// Refuses a field that an option and a `--set` give different values.
-fn refuse_contradiction(option: &str, value: &str, field: &str, overrides: &[String]) -> Result<()> {
+fn refuse_contradiction(option: &str, value: &str, field: &str, overrides: &[Override]) -> Result<()> {
     match config::overridden(overrides, field) {
         Some(set) if set != value => {
             let problem = format!("makes `{field}` {value}, but --set makes it {set}: leave one of them out");

@@ -6,12 +6,12 @@ use std::path::Path;
 use anyhow::Result;
 use espalier_data::regular_file::{self, SETTINGS};
 use espalier_plan::Axis;
-use espalier_plan::config::RunFile;
+use espalier_plan::config::{Override, RunFile, RunTable};
 use espalier_train::{Error, run};
 
 /// How many replicas of a run file's other axes so many ranks are.
-pub fn replicas(text: &str, path: &Path, overrides: &[String], ranks: usize) -> Result<usize> {
-    let extents = RunFile::replica(text, overrides).map_err(|error| in_file(path, error))?;
+pub fn replicas(run: &RunTable, path: &Path, ranks: usize) -> Result<usize> {
+    let extents = run.replica().map_err(|error| in_file(path, error))?;
     let used = Axis::ALL.into_iter().filter(|axis| extents[*axis] > 1);
     let each = used.clone().fold(1, |product: usize, axis| product.saturating_mul(extents[axis]));
     if ranks > 0 && !ranks.is_multiple_of(each) {
@@ -25,6 +25,11 @@ pub fn replicas(text: &str, path: &Path, overrides: &[String], ranks: usize) -> 
         return Err(conflict("--ranks", &problem).into());
     }
     Ok(ranks / each)
+}
+
+/// A run file, with overrides put in.
+pub fn open(path: &Path, overrides: &[Override]) -> Result<RunTable> {
+    Ok(RunTable::parse(&read(path)?, overrides).map_err(|error| in_file(path, error))?)
 }
 
 /// The text of a run file.

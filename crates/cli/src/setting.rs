@@ -2,13 +2,14 @@
 
 use std::convert::Infallible;
 
-use espalier_plan::config;
+use espalier_plan::config::Override;
 
 /// A setting. Paths in it are relative to where the command is run, as everything else on a command line is, and not to the run file.
-pub fn setting(text: &str) -> Result<String, Infallible> {
+pub fn setting(text: &str) -> Result<Override, Infallible> {
+    let setting = Override::from(text);
     Ok(match std::env::current_dir() {
-        Ok(here) => config::below(&here, text),
+        Ok(here) => setting.below(&here),
         // A folder that was removed under us: relative paths lead nowhere in any case.
-        Err(_) => text.into(),
+        Err(_) => setting,
     })
 }

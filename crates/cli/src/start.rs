@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use espalier_plan::config::RunFile;
+use espalier_plan::config::RunTable;
 use espalier_train::{Error, hub};
 
 use crate::run_file::{in_file, read_run};
@@ -18,14 +18,17 @@ pub struct Origin<'a> {
 }
 
 impl Origin<'_> {
-    /// The text of a run file with its model in it, and the overrides that are left for it.
-    pub fn complete(&self, text: &str, path: &Path, overrides: &[String]) -> Result<(String, Vec<String>)> {
-        let in_path = |error| in_file(path, error);
-        if !RunFile::leaves_model(text, overrides).map_err(in_path)? {
-            return Ok((text.to_owned(), overrides.to_vec()));
+    /// Puts the model into a run file, which stands at `path`, where it is left open.
+    pub fn complete(&self, run: &mut RunTable, path: &Path) -> Result<()> {
+        if !run.leaves_model() {
+            return Ok(());
         }
+        let in_path = |error| in_file(path, error);
         let (model, tokenizer) = match (self.resumed, self.checkpoint) {
-            (Some(folder), _) => (read_run(&folder.join("run.toml"))?, None),
+            (Some(folder), _) => {
+                let before = RunTable::parse(&read_run(&folder.join("run.toml"))?, &[]).map_err(in_path)?;
+                (before.model().map_err(in_path)?, before.tokenizer())
+            }
             (None, Some(from)) => {
                 let report = |broken: &Error| say!("warning: {broken}; the one before it is used");
                 let described = hub::model_of(from, report)?;
@@ -34,8 +37,8 @@ impl Origin<'_> {
                 (described.model, tokenizer)
             }
             // What is wrong is said when it is read.
-            (None, None) => return Ok((text.to_owned(), overrides.to_vec())),
+            (None, None) => return Ok(()),
         };
-        Ok(RunFile::with_model(text, overrides, &model, tokenizer.as_deref()).map_err(in_path)?)
+        Ok(run.put_model(&model, tokenizer.as_deref()).map_err(in_path)?)
     }
 }

@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering;
 
 use anyhow::Result;
 use clap::Args;
+use espalier_plan::config::Override;
 use espalier_plan::device::DeviceKind;
 use espalier_report::serve;
 use espalier_study::{Kind, Results, Runner, Shard, Study, Summary, Workers, page, run_trials, widen_ranges};
@@ -45,7 +46,7 @@ pub struct StudyArguments {
     /// Override a field of the study file, as in `--set search.trials=8`; `--set FIELD=` leaves it out. Paths are relative to the
     /// current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
-    overrides: Vec<String>,
+    overrides: Vec<Override>,
     /// The study's folder, otherwise `out/NAME`; a study that has begun there goes on.
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,

@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::Args;
 use espalier_comm::Launched;
 use espalier_data::Split;
-use espalier_plan::config::{self, RunFile};
+use espalier_plan::config::{self, Override};
 use espalier_plan::device::DeviceKind;
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
@@ -50,7 +50,7 @@ pub struct TrainArguments {
     /// Override a field of the run file, as in `--set train.batch=16`; `--set FIELD=` leaves it out. Paths are relative to the
     /// current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
-    overrides: Vec<String>,
+    overrides: Vec<Override>,
     /// Train on so many ranks, threads of this process: `parallel.data` becomes what they leave beside the other axes.
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
@@ -132,20 +132,20 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
     let origin = start::Origin { checkpoint: from, resumed: resumed.as_deref() };
     // As they were given, to be said again where the run is interrupted.
     let mut said = arguments.overrides.clone();
-    let (text, mut overrides) = origin.complete(&read(path)?, path, &arguments.overrides)?;
+    let mut run = open(path, &arguments.overrides)?;
+    origin.complete(&mut run, path)?;
     let newest = resumed.as_deref().and_then(|folder| Checkpoints::of_run(folder).list().ok()?.pop());
     let checkpoint = newest.as_deref();
-    let is_auto = RunFile::leaves_layout(&text, &overrides).map_err(|error| in_file(path, error))?;
+    let is_auto = run.leaves_layout().map_err(|error| in_file(path, error))?;
     let prepared = if is_auto {
-        let (text, overrides) = (&text, &overrides);
-        Auto { text, path, overrides, launched, ranks: arguments.ranks, resumed, checkpoint }.prepare()?
+        Auto { run: &run, path, launched, ranks: arguments.ranks, resumed, checkpoint }.prepare()?
     } else {
         if let Some(ranks) = arguments.ranks {
-            let data = format!("parallel.data={}", replicas(&text, path, &overrides, ranks)?);
-            said.push(data.clone());
-            overrides.push(data);
+            let data = Override::replicas(replicas(&run, path, ranks)?);
+            run = run.with(std::slice::from_ref(&data)).map_err(Error::Plan)?;
+            said.push(data);
         }
-        prepare_text(&text, path, &overrides, launched, checkpoint)?
+        prepare(&run, path, launched, checkpoint)?
     };
     let leads = launched.is_none_or(|launched| launched.rank == 0);
     if arguments.dry_run {
@@ -261,7 +261,7 @@ impl TrainArguments {
             option("--out", folder.as_os_str());
         }
         for change in &self.overrides {
-            option("--set", change.as_ref());
+            option("--set", change.to_string().as_ref());
         }
         for field in &self.allow {
             option("--allow", field.as_ref());

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use espalier_data::Tokenizer;
 use espalier_plan::Plan;
-use espalier_plan::config::Purpose;
+use espalier_plan::config::{Override, Purpose};
 use espalier_plan::device::DeviceKind;
+use espalier_plan::spec::Precision;
 use espalier_tensor::Device;
 use espalier_train::Error;
 use espalier_train::infer::{self, Generator, Sampling};
@@ -48,18 +48,18 @@ pub struct WritingArguments {
     #[arg(long, value_name = "WORD", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub stop: Vec<String>,
     /// Where to compute: a GPU where one is found (auto), or what is named.
-    #[arg(long, value_name = "DEVICE", value_parser = PossibleValuesParser::new(["auto", "cpu", "cuda"]), help_heading = "Model")]
-    device: Option<String>,
+    #[arg(long, value_name = "DEVICE", value_parser = device::kind(), help_heading = "Model")]
+    device: Option<DeviceKind>,
     /// What weights are stored in while it writes [default: what it was trained in].
-    #[arg(long, value_name = "TYPE", value_parser = PossibleValuesParser::new(["f32", "bf16"]), help_heading = "Model")]
-    dtype: Option<String>,
+    #[arg(long, value_name = "TYPE", value_parser = device::precision(), help_heading = "Model")]
+    dtype: Option<Precision>,
     /// The tokenizer.json of a model whose data were token files, or another than it was trained with.
     #[arg(long, value_name = "FILE", help_heading = "Model")]
     tokenizer: Option<PathBuf>,
     /// Override a field of the run file, as in `--set device.kind=cpu` or `--set parallel.tensor=2`; `--set FIELD=` leaves it out. Paths are relative to the
     /// current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting, help_heading = "Model")]
-    overrides: Vec<String>,
+    overrides: Vec<Override>,
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
@@ -98,9 +98,9 @@ impl WritingArguments {
     }
 
     /// Fields of the run file that are not as it was trained; what `--device` and `--dtype` say comes last.
-    fn overrides(&self) -> Vec<String> {
-        let device = self.device.iter().map(|kind| format!("device.kind={kind}"));
-        let dtype = self.dtype.iter().map(|precision| format!("train.precision={precision}"));
+    fn overrides(&self) -> Vec<Override> {
+        let device = self.device.map(Override::device);
+        let dtype = self.dtype.map(Override::precision);
         self.overrides.iter().cloned().chain(device).chain(dtype).collect()
     }
 }

@@ -1,6 +1,6 @@
 //! How the samples of a step are cut: over replicas, into micro-batches, and for batch norms into groups.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The samples of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,7 @@ impl Batch {
 }
 
 /// The samples that a batch norm sees at a time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BatchNorm {
     /// A rank's own micro-batch; running statistics are the mean over ranks.

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Samples to learn from, and samples to be measured on.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Data {
     /// Which data, and where.
     #[serde(flatten)]
@@ -20,7 +20,7 @@ pub struct Data {
 
 /// What is subtracted from pixels of 0 to 1, and what they are then divided by: one number for all channels or one for
 /// each; left out: what makes the channels of the training split standard.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Pixels {
     /// Subtracted first.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -31,7 +31,7 @@ pub struct Pixels {
 }
 
 /// Samples that nothing is learnt from.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum HeldOut {
     /// The end of the data.
@@ -47,7 +47,7 @@ pub enum HeldOut {
 }
 
 /// The fields of each kind of data.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Source {
     /// Text files, or folders of them.
@@ -95,7 +95,7 @@ pub enum Source {
 }
 
 /// Where images and labels in MNIST's format are.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum IdxFiles {
     /// A folder with MNIST's file names.
@@ -113,7 +113,7 @@ pub enum IdxFiles {
 }
 
 /// How a token id is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TokenType {
     /// Two bytes, little-endian: up to 65,536 tokens.

@@ -1,9 +1,9 @@
 //! What is to compute a run: a wish, which only a machine can grant.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A device that is asked for.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Device {
     /// A card, the processor, or whichever is there.
     pub kind: DeviceKind,
@@ -16,7 +16,7 @@ pub struct Device {
 }
 
 /// The processor, a card, or whichever there is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
     /// An NVIDIA card where one is found and works, otherwise the CPU.

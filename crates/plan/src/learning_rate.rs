@@ -9,10 +9,10 @@
 //! - cosine: end_factor + (1 - end_factor)(1 + cos(pi t))/2
 //! - step: step_factor to the power of the whole periods of `step_every` behind
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A rate for every step.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LearningRate {
     /// The largest rate.
     pub peak: f64,
@@ -30,7 +30,7 @@ pub struct LearningRate {
 }
 
 /// How the rate falls after the warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "schedule", rename_all = "lowercase")]
 pub enum Schedule {
     /// It stays at its peak.

@@ -388,14 +388,14 @@ fn mask_bytes(elements: u64, kept: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::RunFile;
+    use crate::config::{Override, RunFile};
     use crate::schedule::{Name, Options};
     use crate::spec::Precision;
     use crate::spec::presets::{Form, ResNet, resnet};
 
     /// On one rank.
     fn of_run(model: &Model, run: &RunFile) -> Memory {
-        let (pruning, batch) = (run.pruning(), Batch { micro_batch: 2, ..run.batch() });
+        let (pruning, batch) = (run.prune.clone(), Batch { micro_batch: 2, ..run.batch() });
         let parameters = model.parameters();
         let kept = pruning.as_ref().map(|pruning| pruning.kept_by_parameter(&parameters));
         let listed = Listed::of(model, &parameters, batch.micro_batch);
@@ -408,7 +408,7 @@ mod tests {
 
     fn predict(model: &Model, optimizer: &str, precision: Precision) -> Memory {
         let set = [format!("optimizer.name={optimizer}"), format!("train.precision={}", precision.name())];
-        of_run(model, &RunFile::parse("", &set).unwrap())
+        of_run(model, &RunFile::parse("", &set.map(Override::from)).unwrap())
     }
 
     /// 16 bytes a parameter for Adam in either precision; the split differs.
@@ -442,7 +442,7 @@ mod tests {
     #[test]
     fn gradients_of_several_micro_batches_are_summed_in_f32() {
         let bytes = |set: &[&str]| {
-            let set: Vec<String> = set.iter().map(|one| (*one).to_owned()).collect();
+            let set: Vec<Override> = set.iter().map(|one| (*one).into()).collect();
             RunFile::parse("", &set).unwrap().storage().gradient_bytes()
         };
         let many = "train.micro_batches=4";
@@ -464,7 +464,7 @@ mod tests {
             );
             let run = RunFile::parse(&text, &[]).unwrap();
             let (memory, dense) = (of_run(&model, &run), predict(&model, "adamw", Precision::Bf16));
-            let prune = run.pruning().unwrap();
+            let prune = run.prune.clone().unwrap();
             let candidates: u64 =
                 model.parameters().iter().filter(|p| prune.covers(p)).map(|p| p.elements()).sum();
             let others = 16 * (model.parameter_count() - candidates);

@@ -1,9 +1,9 @@
 //! The rule that turns a gradient into a step, and what it remembers of each weight.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A rule with its decay, and the form of exact weights.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Optimizer {
     /// Which, with its own fields.
     #[serde(flatten)]
@@ -17,7 +17,7 @@ pub struct Optimizer {
 }
 
 /// The exact value of a bf16 weight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Master {
     /// As a number of its own.
@@ -37,7 +37,7 @@ impl Master {
 }
 
 /// The fields of each optimizer.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "lowercase")]
 pub enum Rule {
     /// w -= lr g

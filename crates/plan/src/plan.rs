@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::batch::Batch;
-use crate::config::{Change, RunFile};
+use crate::config::{self, Change, RunFile};
 use crate::data::Data;
 use crate::device::{Device, DeviceKind};
 use crate::error::Error;
@@ -51,7 +51,9 @@ pub struct DataFacts {
 pub struct Plan {
     /// What the data said.
     pub facts: DataFacts,
-    /// The model, every size known, all shapes checked.
+    /// The network as a run file names it: what other programs' formats call it follows from that.
+    pub network: config::Model,
+    /// The model that it is, every size known, all shapes checked.
     pub model: Model,
     /// What is learnt from.
     pub data: Data,
@@ -147,7 +149,7 @@ impl Plan {
         let mut model = network::build(&run.model, facts)?;
         model.check()?;
         let (batch, storage, sharing) = (run.batch(), run.storage(), run.sharing());
-        let (pruning, pipeline, timetable) = (run.pruning(), run.stages_and_order(), run.timetable());
+        let (pruning, pipeline, timetable) = (run.prune.clone(), run.stages_and_order(), run.timetable());
         model.group_batch_norms(batch.norm_group.unwrap_or(0));
         let parameters = model.parameters();
         if let Some(pruning) = &pruning {
@@ -211,6 +213,7 @@ impl Plan {
             device: run.device.clone(),
             timeout: run.timeout(),
             notes: run.notes.clone(),
+            network: run.model.clone(),
             model,
             facts,
             record: Record(run),

@@ -1,14 +1,15 @@
 //! Which weights go, and when: the methods with what each needs to know, and how much every parameter keeps.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::spec::{Parameter, ScaledChannels};
 
-/// What is pruned, how and to what share.
-#[derive(Debug, Clone, PartialEq)]
+/// What is pruned, how and to what share: `[prune]` of a run file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Pruning {
-    /// By which rule weights are chosen.
+    /// By which rule weights are chosen, with its own fields.
+    #[serde(flatten)]
     pub method: Method,
     /// The share of the candidates that goes.
     pub sparsity: f64,
@@ -18,12 +19,14 @@ pub struct Pruning {
     pub biases: bool,
     /// Parameters whose names contain one of these are not candidates.
     pub exclude: Vec<String>,
+    /// Whether gradients and optimizer state are to hold kept weights alone; what came of it is the plan's storage.
+    pub state: StateForm,
     /// How linear layers multiply with pruned weights.
     pub kernels: Kernels,
 }
 
 /// The fields of each method. `at` is the number of steps taken before it prunes.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "method", rename_all = "kebab-case")]
 pub enum Method {
     /// Each candidate is as likely to go as any other.
@@ -108,7 +111,7 @@ pub enum Method {
 }
 
 /// How a sparse network moves.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Moving {
     /// Steps from one exchange of weights to the next.
     pub every: usize,
@@ -123,7 +126,7 @@ pub struct Moving {
 }
 
 /// How kept weights are distributed over layers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Distribution {
     /// The same share of each.
@@ -168,7 +171,7 @@ fn erdos_renyi_kernel(shapes: &[&[usize]], kept: f64) -> Vec<f64> {
 }
 
 /// Over what a threshold is taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
     /// All candidates together.
@@ -178,7 +181,7 @@ pub enum Scope {
 }
 
 /// What the masks that Early-Bird compares are drawn of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TicketForm {
     /// Weights by magnitude, for any network.
@@ -188,7 +191,7 @@ pub enum TicketForm {
 }
 
 /// Which weights GraSP keeps, by what their loss would do to the flow of gradients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FlowScore {
     /// What the flow of gradients would miss most, as in the paper.
@@ -197,8 +200,20 @@ pub enum FlowScore {
     Magnitude,
 }
 
+/// What gradients and optimizer state are kept for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StateForm {
+    /// Kept weights alone where that is smaller.
+    Auto,
+    /// Gradients and state are those of kept weights alone.
+    Compressed,
+    /// Gradients and state are of all weights, zeros where they are pruned.
+    Dense,
+}
+
 /// How linear layers multiply with pruned weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kernels {
     /// Zeros and all: with the very bits of a dense network under a mask, on every device.
@@ -305,7 +320,18 @@ impl Pruning {
             embeddings: false,
             biases: false,
             exclude: Vec::new(),
+            state: StateForm::Auto,
             kernels: Kernels::Dense,
+        }
+    }
+
+    /// Whether state is compressed, when optimizer state and gradient take `beside` bytes a weight.
+    pub fn compresses(&self, beside: u64) -> bool {
+        match self.state {
+            StateForm::Compressed => true,
+            StateForm::Dense => false,
+            // A mask costs at most 1/8 + 1/128 byte a weight.
+            StateForm::Auto => self.sparsity * beside as f64 > 0.125 + 0.0078125,
         }
     }
 

@@ -147,12 +147,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn run(settings: &[&str]) -> RunFile {
-        let settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
+        let settings: Vec<_> = settings.iter().map(|text| (*text).into()).collect();
         RunFile::parse("[model]\nname = \"simple-cnn\"\n[prune]\nmethod = \"lottery\"", &settings).unwrap()
     }
 
     fn rounds(run: &RunFile) -> Rounds {
-        Rounds::of(&simple_cnn((28, 28, 1), 10), &run.pruning().unwrap()).unwrap()
+        Rounds::of(&simple_cnn((28, 28, 1), 10), &run.prune.clone().unwrap()).unwrap()
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
     fn the_last_round_ends_at_the_sparsity_exactly() {
         for sparsity in [0.0, 0.1, 0.2, 0.5, 0.9, 0.99, 0.9999] {
             let run = run(&[&format!("prune.sparsity={sparsity}")]);
-            let prune = run.pruning().unwrap();
+            let prune = run.prune.clone().unwrap();
             let candidates: u64 = simple_cnn((28, 28, 1), 10)
                 .parameters()
                 .iter()

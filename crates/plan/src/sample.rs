@@ -1,11 +1,11 @@
 //! Lines that a model writes in the course of its run, so that a person sees what it has learnt.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::timetable::Timetable;
 
 /// What is asked of the model, and when.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// The text that it goes on from.
     pub prompt: String,

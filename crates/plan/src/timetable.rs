@@ -1,9 +1,9 @@
 //! What happens after which step: how long a run is, and when it is evaluated, saved and logged.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How long a run is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Length {
     /// So many optimizer steps.
@@ -24,7 +24,7 @@ impl Length {
 }
 
 /// When the state is saved, and how many times back one can go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
     /// Steps between checkpoints; 0: only at the end.
     pub every: usize,

@@ -12,6 +12,7 @@ use std::time::Instant;
 use std::{env, fs, thread};
 
 use espalier_plan::RunFile;
+use espalier_plan::config::Override;
 use espalier_study::{Running, Settings, Workload};
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
@@ -51,9 +52,9 @@ fn main() {
     let run = RunFile::parse(
         RUN,
         &[
-            format!("data.path={}", folder.display()),
-            format!("train.steps={}", WARM_UP + steps),
-            format!("train.eval_batch={eval_batch}"),
+            Override::data_path(&folder),
+            format!("train.steps={}", WARM_UP + steps).into(),
+            format!("train.eval_batch={eval_batch}").into(),
         ],
     );
     let mut workload = Workload::open(&run.expect("a run file"), &device).expect("made-up images");

@@ -3,25 +3,44 @@
 //! Read with the machinery of run files, so mistakes get the same sentences. Nothing here touches the disk. `docs/study.md` has a line for each field.
 
 use espalier_plan::Error;
-use espalier_plan::config::reader::{Choice, LARGEST, MOST, Section};
-use espalier_plan::config::{self, RunFile};
-use serde::Serialize;
-use toml::{Table, Value};
+use espalier_plan::config::field::{
+    Field, MOST, POSITIVE, any, flag, optional_number, optional_whole, whole, word,
+};
+use espalier_plan::config::reader::Section;
+use espalier_plan::config::{Override, RunFile, RunTable};
+use serde::{Deserialize, Serialize};
+use toml::Value;
 
-use crate::look::Look;
-use crate::range::{self, Range, number};
-use crate::reading::{in_run, missing, read_list, read_name, read_run};
+use crate::look::{LOOK, Look};
+use crate::range::{self, Range};
+use crate::reading::{StudyTable, in_run, missing, read_batches, read_sparsities, refuse_given};
 use crate::sobol;
 use crate::workload::Settings;
 
 /// Fields that a study gives each of its runs, and the field of the study that says what.
-const GIVEN: [(&str, &str, &str); 6] = [
-    ("", "seed", "the trial's number"),
-    ("train", "batch", "`cells.batches`"),
-    ("train", "steps", "`search.steps`"),
-    ("train", "epochs", "`search.steps`"),
-    ("train", "eval_every", "`search.eval_every`"),
-    ("prune", "sparsity", "`cells.sparsities`"),
+const GIVEN: [(&str, &str); 6] = [
+    ("seed", "the trial's number"),
+    ("train.batch", "`cells.batches`"),
+    ("train.steps", "`search.steps`"),
+    ("train.epochs", "`search.steps`"),
+    ("train.eval_every", "`search.eval_every`"),
+    ("prune.sparsity", "`cells.sparsities`"),
+];
+
+const CELLS: &[Field] = &[any("batches"), any("sparsities")];
+
+const GOAL: &[Field] = &[
+    optional_number("error", ("a share of wrong answers, in (0, 1)", |x| x > 0.0 && x < 1.0)),
+    optional_number("loss", POSITIVE),
+];
+
+const SEARCH: &[Field] = &[
+    word("method", "halving", &["sobol", "halving"]),
+    flag("cut", true),
+    whole("trials", 100, 1, 1 << 20),
+    optional_whole("steps", 1, MOST).or_missing("the steps after which a trial is given up"),
+    whole("eval_every", 16, 1, MOST),
+    any("ranges"),
 ];
 
 /// What is measured, over which cells, and how it is searched.
@@ -30,7 +49,7 @@ pub struct Study {
     /// What it is called, on pages and in folders.
     pub name: String,
     /// The run file of its trials, without what it varies.
-    run: Table,
+    run: RunTable,
     /// Every batch size with every sparsity, sparsity by sparsity.
     pub cells: Vec<Cell>,
     /// What a trial must reach.
@@ -78,17 +97,13 @@ pub struct Search {
 }
 
 /// How the trials of a cell are run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Method {
     /// All of them, each until it reaches the goal, has spent its steps, or cannot lower K* any more.
     Sobol,
     /// All of them side by side, and on the way to the goal fewer and fewer (see [`crate::race`]).
     Halving,
-}
-
-impl Choice for Method {
-    const ALL: &'static [(&'static str, Self)] = &[("sobol", Method::Sobol), ("halving", Method::Halving)];
 }
 
 impl Goal {
@@ -110,26 +125,19 @@ impl Goal {
 
 impl Study {
     /// Reads a study file's text after putting in overrides of the form `a.b=c`.
-    pub fn parse(text: &str, overrides: &[String]) -> Result<Study, Error> {
-        let table = config::table(text, overrides)?;
-        let empty = Table::new();
-        let mut top = Section::foreign("", &table);
-        // Other kinds of study have files of their own; whoever reads this one knows that it is of this kind.
-        top.get("kind");
-        let name = read_name(&mut top)?;
-        let run = read_run(&mut top)?;
-        let mut cells = top.section("cells", &empty)?;
-        let mut goal = top.section("goal", &empty)?;
-        let mut search = top.section("search", &empty)?;
-        let looks = top.has("smoothness");
-        let mut smoothness = top.section("smoothness", &empty)?;
-        top.finish()?;
-        let cells = read_cells(&mut cells)?;
-        let goal = read_goal(&mut goal)?;
-        let search = read_search(&mut search)?;
-        let look = Look::read(&mut smoothness)?;
-        smoothness.finish()?;
-        let study = Study { name, run, cells, goal, search, smoothness: looks.then_some(look) };
+    pub fn parse(text: &str, overrides: &[Override]) -> Result<Study, Error> {
+        let file = StudyTable::parse(text, overrides, &["cells", "goal", "search", "smoothness"])?;
+        let study = Study {
+            run: file.run()?,
+            cells: read_cells(&mut file.section("cells")?)?,
+            goal: read_goal(&mut file.section("goal")?)?,
+            search: read_search(&mut file.section("search")?)?,
+            smoothness: match file.get("smoothness") {
+                Some(_) => Some(Look::of(&file.section("smoothness")?.read(&LOOK)?)),
+                None => None,
+            },
+            name: file.name,
+        };
         study.check()?;
         Ok(study)
     }
@@ -138,16 +146,17 @@ impl Study {
     pub fn run_file(&self, settings: &Settings) -> Result<RunFile, Error> {
         let mut run = self.run.clone();
         if settings.sparsity == 0.0 {
-            run.remove("prune");
+            run = run.dense();
         }
         let mut overrides = settings.overrides();
-        overrides.push(format!("train.steps={}", self.search.steps));
-        RunFile::parse(&run.to_string(), &overrides).map_err(in_run)
+        overrides.push(Override::steps(self.search.steps));
+        run.with(&overrides).and_then(|run| run.read()).map_err(in_run)
     }
 
     /// The run file that all trials have in common: what they are of, and how long they may take.
     pub fn common_run(&self) -> Result<RunFile, Error> {
-        RunFile::parse(&self.run.to_string(), &[format!("train.steps={}", self.search.steps)]).map_err(in_run)
+        let steps = [Override::steps(self.search.steps)];
+        self.run.clone().with(&steps).and_then(|run| run.read()).map_err(in_run)
     }
 
     /// The metaparameters of a cell's trial, of which the seed is the number.
@@ -176,7 +185,7 @@ impl Study {
     /// What makes results comparable, as a hash: all but the names, how many trials and cells there are, and what computes them. So a study can be given more
     /// of both, and go on elsewhere.
     pub fn fingerprint(&self) -> String {
-        let mut run = self.run.clone();
+        let mut run = self.run.fields().clone();
         run.remove("device");
         let Search { method, cut, steps, eval_every, ranges, .. } = &self.search;
         let mut same = serde_json::json!({
@@ -191,35 +200,20 @@ impl Study {
 
     /// What no section can see alone: the run file must do without what the study gives, and every trial of it must be a run.
     fn check(&self) -> Result<(), Error> {
-        for (section, key, from) in GIVEN {
-            let table = if section.is_empty() {
-                Some(&self.run)
-            } else {
-                self.run.get(section).and_then(Value::as_table)
-            };
-            if table.is_some_and(|table| table.contains_key(key)) {
-                let path = if section.is_empty() { key.into() } else { format!("{section}.{key}") };
-                let why = format!("in a study: {from} decides it");
-                return Err(Error::NoEffect { field: format!("run.{path}"), why });
-            }
-        }
-        if self.run.contains_key("parallel") {
+        refuse_given(&self.run, &GIVEN)?;
+        if self.run.has("parallel") {
             let problem =
                 "has no place in a study: a trial runs on one rank, and trials run side by side".into();
             return Err(Error::Conflict { field: "run.parallel".into(), problem });
         }
         if let Some(cell) = self.cells.iter().find(|cell| cell.sparsity > 0.0)
-            && !self.run.contains_key("prune")
+            && !self.run.has("prune")
         {
             let expected = format!("a method for the sparsity of {} in `cells.sparsities`", cell.sparsity);
             return Err(missing("run.prune", &expected));
         }
         for range in &self.search.ranges {
-            let mut at = self.run.get(range.field.split('.').next().unwrap_or_default());
-            for key in range.field.split('.').skip(1) {
-                at = at.and_then(|value| value.get(key));
-            }
-            if at.is_some() {
+            if self.run.has(&range.field) {
                 let why = format!("in a study that searches it: `search.ranges.{}` decides it", range.field);
                 return Err(Error::NoEffect { field: format!("run.{}", range.field), why });
             }
@@ -237,15 +231,9 @@ impl Study {
 }
 
 fn read_cells(section: &mut Section) -> Result<Vec<Cell>, Error> {
-    let batches = read_list(section, "batches", "a list of batch sizes, such as [16, 64]", |value| {
-        let batch = value.as_integer().and_then(|batch| usize::try_from(batch).ok());
-        batch.filter(|batch| (1..=LARGEST).contains(batch))
-    })?;
-    let sparsities =
-        read_list(section, "sparsities", "a list of numbers in [0, 1), such as [0, 0.9]", |value| {
-            number(value).filter(|sparsity| (0.0..1.0).contains(sparsity))
-        })?;
-    section.finish()?;
+    section.read(CELLS)?;
+    let batches = read_batches(section, "a list of batch sizes, such as [16, 64]")?;
+    let sparsities = read_sparsities(section)?;
     let with = |&sparsity: &f64| {
         let cell = move |&batch: &usize| Cell { batch, sparsity };
         batches.iter().map(cell).collect::<Vec<_>>()
@@ -254,15 +242,12 @@ fn read_cells(section: &mut Section) -> Result<Vec<Cell>, Error> {
 }
 
 fn read_goal(section: &mut Section) -> Result<Goal, Error> {
-    let error =
-        section.number("error", 0.0, "a share of wrong answers, in (0, 1)", |x| x > 0.0 && x < 1.0)?;
-    let loss = section.number("loss", 0.0, "a number above 0", |x| x > 0.0)?;
-    section.finish()?;
-    match (section.has("error"), section.has("loss")) {
-        (true, false) => Ok(Goal::Error(error)),
-        (false, true) => Ok(Goal::Loss(loss)),
-        (false, false) => Err(missing("goal.error", "the validation error to reach (or `goal.loss`)")),
-        (true, true) => {
+    let values = section.read(GOAL)?;
+    match (values.find("error"), values.find("loss")) {
+        (Some(error), None) => Ok(Goal::Error(error)),
+        (None, Some(loss)) => Ok(Goal::Loss(loss)),
+        (None, None) => Err(missing("goal.error", "the validation error to reach (or `goal.loss`)")),
+        (Some(_), Some(_)) => {
             let problem = "and `goal.error` exclude each other: a study has one goal".into();
             Err(Error::Conflict { field: "goal.loss".into(), problem })
         }
@@ -270,13 +255,8 @@ fn read_goal(section: &mut Section) -> Result<Goal, Error> {
 }
 
 fn read_search(section: &mut Section) -> Result<Search, Error> {
-    let method = section.choice("method", Method::Halving)?;
-    let cut = section.boolean("cut", true)?;
-    let trials = section.whole("trials", 100, 1, 1 << 20)? as u32;
-    let Some(steps) = section.optional_whole("steps", 1, MOST)? else {
-        return Err(missing("search.steps", "the steps after which a trial is given up"));
-    };
-    let eval_every = section.whole("eval_every", 16, 1, MOST)?;
+    let values = section.read(SEARCH)?;
+    let (steps, eval_every) = (values.get("steps"), values.get("eval_every"));
     if eval_every > steps {
         let problem = format!("is {eval_every}, above `search.steps` = {steps}: no trial would be measured");
         return Err(Error::Conflict { field: "search.eval_every".into(), problem });
@@ -286,7 +266,6 @@ fn read_search(section: &mut Section) -> Result<Search, Error> {
         Some(other) => return Err(section.wrong("ranges", "a section, `[search.ranges]`", other)),
         None => Vec::new(),
     };
-    section.finish()?;
     if ranges.is_empty() {
         return Err(missing(
             "search.ranges",
@@ -304,7 +283,8 @@ fn read_search(section: &mut Section) -> Result<Search, Error> {
             format!("has {} fields, and points are known for {} at most", ranges.len(), sobol::DIMENSIONS);
         return Err(Error::Conflict { field: "search.ranges".into(), problem });
     }
-    Ok(Search { method, cut, trials, steps: steps as u64, eval_every: eval_every as u64, ranges })
+    let (method, cut, trials) = (values.get("method"), values.get("cut"), values.get("trials"));
+    Ok(Search { method, cut, trials, steps, eval_every, ranges })
 }
 
 #[cfg(test)]

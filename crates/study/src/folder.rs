@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use espalier_data::regular_file::{self, SETTINGS};
-use espalier_plan::config;
+use espalier_plan::config::{self, Override};
 use espalier_report::{Figure, Page, number};
 use espalier_train::{Error, checksum};
 use serde::{Deserialize, Serialize};
@@ -73,7 +73,7 @@ pub fn is_study(folder: &Path) -> bool {
 }
 
 /// Writes down what a folder is a study of. The file is whole or what it was before: whoever looks may look now.
-pub fn note(folder: &Path, text: &str, overrides: &[String], beside: &Path) -> Result<(), Error> {
+pub fn note(folder: &Path, text: &str, overrides: &[Override], beside: &Path) -> Result<(), Error> {
     let study = config::table(text, overrides)?.to_string();
     let mut note = Note { schema: SCHEMA, study, beside: beside.into(), blake3: None };
     note.blake3 = Some(note.checksum());
@@ -257,7 +257,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path().join("out");
         assert!(!is_study(&at));
-        let overrides = ["search.trials=2".to_owned()];
+        let overrides = ["search.trials=2".into()];
         note(&at, TEXT, &overrides, Path::new("/beside")).unwrap();
         note(&at, TEXT, &overrides, Path::new("/beside")).unwrap();
         assert!(is_study(&at));

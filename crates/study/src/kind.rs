@@ -1,11 +1,14 @@
 //! What a study file asks for: its top field `kind`, by which the rest of the file is read.
 
 use espalier_plan::Error;
-use espalier_plan::config;
-use espalier_plan::config::reader::{Choice, Section};
+use espalier_plan::config::field::word;
+use espalier_plan::config::reader::Section;
+use espalier_plan::config::{self, Override};
+use serde::Deserialize;
 
 /// The kinds of study.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// How many steps a result takes, over batch sizes and sparsities.
     StepsToResult,
@@ -17,19 +20,13 @@ pub enum Kind {
     Smoothness,
 }
 
-impl Choice for Kind {
-    const ALL: &'static [(&'static str, Self)] = &[
-        ("steps-to-result", Kind::StepsToResult),
-        ("generalisation-gap", Kind::GeneralisationGap),
-        ("critical-batch", Kind::CriticalBatch),
-        ("smoothness", Kind::Smoothness),
-    ];
-}
-
 impl Kind {
     /// The kind of a study file; without the field, steps-to-result.
-    pub fn of(text: &str, overrides: &[String]) -> Result<Kind, Error> {
-        Section::foreign("", &config::table(text, overrides)?).choice("kind", Kind::StepsToResult)
+    pub fn of(text: &str, overrides: &[Override]) -> Result<Kind, Error> {
+        const KINDS: &[&str] = &["steps-to-result", "generalisation-gap", "critical-batch", "smoothness"];
+        let kind = word("kind", KINDS[0], KINDS);
+        let kind = Section::foreign("", &config::table(text, overrides)?).read_field(&kind)?;
+        Ok(kind.expect("it has a default").try_into().expect("one of the words"))
     }
 }
 

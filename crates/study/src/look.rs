@@ -2,9 +2,13 @@
 
 use std::fmt;
 
-use espalier_plan::Error;
-use espalier_plan::config::reader::{MOST, Section};
+use espalier_plan::config::field::{Field, MOST, whole};
+use espalier_plan::config::reader::Values;
 use serde::Serialize;
+
+/// The fields of a [`Look`].
+pub const LOOK: [Field; 3] =
+    [whole("from", 1, 1, MOST), whole("every", 16, 1, MOST), whole("samples", 0, 0, MOST)];
 
 /// `[smoothness]`: how a training is looked at, in this kind of study and in steps-to-result.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -18,12 +22,10 @@ pub struct Look {
 }
 
 impl Look {
-    /// Reads its fields of the section.
-    pub fn read(section: &mut Section) -> Result<Look, Error> {
-        let from = section.whole("from", 1, 1, MOST)? as u64;
-        let every = section.whole("every", 16, 1, MOST)? as u64;
-        let samples = section.whole("samples", 0, 0, MOST)?;
-        Ok(Look { from, every, samples: Some(samples).filter(|samples| *samples > 0) })
+    /// What its fields say.
+    pub fn of(values: &Values) -> Look {
+        let samples = Some(values.get("samples")).filter(|samples| *samples > 0);
+        Look { from: values.get("from"), every: values.get("every"), samples }
     }
 
     /// Whether a step is one of those that are measured.

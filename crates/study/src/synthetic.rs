@@ -52,7 +52,7 @@ pub const TEXT: &str = r#"
 
 /// The same, whose trials are a landscape's.
 pub fn study(overrides: &[&str]) -> Study {
-    let overrides: Vec<String> = overrides.iter().map(|&change| change.to_string()).collect();
+    let overrides: Vec<_> = overrides.iter().map(|&change| change.into()).collect();
     Study::parse(TEXT, &overrides).unwrap()
 }
 

@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use espalier_plan::config::Override;
 use espalier_train::Error;
 use serde::{Deserialize, Serialize};
 
@@ -18,17 +19,15 @@ impl Settings {
     }
 
     /// The same as overrides of a run file.
-    pub fn overrides(&self) -> Vec<String> {
-        let mut overrides = vec![format!("seed={}", self.seed), format!("train.batch={}", self.batch)];
+    pub fn overrides(&self) -> Vec<Override> {
+        let mut overrides = vec![Override::seed(self.seed), Override::batch(self.batch)];
         if self.sparsity > 0.0 {
-            overrides.push(format!("prune.sparsity={}", self.sparsity));
+            overrides.push(Override::sparsity(self.sparsity));
         }
-        // A whole number may be a number of steps; a tiny one would be long without its exponent.
         overrides.extend(self.fields.iter().map(|(field, value)| {
-            match value.fract() == 0.0 && value.abs() < 1e15 {
-                true => format!("{field}={value}"),
-                false => format!("{field}={value:e}"),
-            }
+            // A whole number may be a number of steps.
+            let is_whole = value.fract() == 0.0 && value.abs() < 1e15;
+            Override::new(field, if is_whole { (*value as i64).into() } else { (*value).into() })
         }));
         overrides
     }

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use espalier_data::{Dataset, Split};
+use espalier_plan::config::RunTable;
 use espalier_plan::pruning::Method;
 use espalier_plan::spec::Input;
 use espalier_plan::{Error, Plan, RunFile};
@@ -24,7 +25,7 @@ const ON_A_CARD: usize = 1000;
 #[derive(Debug, Clone)]
 pub struct Workload {
     /// The resolved file, which trials put their settings into.
-    run: Arc<str>,
+    run: Arc<RunTable>,
     dataset: Arc<Dataset>,
     device: Device,
     goal: Option<f64>,
@@ -53,7 +54,7 @@ impl Workload {
         }
         dataset.keep_on(device)?;
         Ok(Workload {
-            run: run.to_toml()?.into(),
+            run: Arc::new(RunTable::of(run)?),
             dataset: Arc::new(dataset),
             device: device.clone(),
             goal: None,
@@ -75,7 +76,7 @@ impl Workload {
     /// What a trial with these settings does: `plan.record().to_toml()` is its run file. How many samples run at a time is chosen
     /// for the device where the file leaves it open; that changes no more than rounding.
     pub fn plan(&self, settings: &Settings) -> Result<Plan> {
-        let mut run = RunFile::parse(&self.run, &settings.overrides())?;
+        let mut run = RunTable::clone(&self.run).with(&settings.overrides())?.read()?;
         if settings.sparsity == 0.0 {
             run.prune = None;
         }

@@ -51,7 +51,8 @@ const RESNET8: &str = r#"
 
 /// Losses and gradient norms of a run's steps.
 fn run(text: &str, set: &[String], steps: usize) -> Option<Vec<[f64; 2]>> {
-    let run_file = RunFile::parse(text, set).ok()?;
+    let set: Vec<_> = set.iter().map(|text| text.as_str().into()).collect();
+    let run_file = RunFile::parse(text, &set).ok()?;
     let dataset = Dataset::open(&run_file).expect("made-up data");
     let plan = Plan::new(run_file, dataset.facts()).expect("a plan");
     let mesh = plan.mesh;

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use espalier_data::Dataset;
+use espalier_plan::config::Override;
 use espalier_plan::{Plan, RunFile};
 use espalier_tensor::Device;
 use espalier_train::Result;
@@ -27,7 +28,8 @@ impl Setting {
     fn step(&self, threads: usize, is_cut: bool) -> f64 {
         let mut fields = self.fields.clone();
         fields.extend(self.cut.iter().filter(|_| is_cut).cloned());
-        let run = RunFile::parse("", &fields).expect("a run file");
+        let run = RunFile::parse("", &fields.into_iter().map(Override::from).collect::<Vec<_>>())
+            .expect("a run file");
         let dataset = Dataset::open(&run).expect("drawn data");
         let plan = Plan::new(run, dataset.facts()).expect("a plan");
         let (mesh, dataset) = (plan.mesh, Arc::new(dataset));

@@ -19,7 +19,7 @@ use espalier_train::Error;
 use serde_json::json;
 
 use super::cluster_file::ClusterFile;
-use super::device_kind;
+use crate::device;
 use crate::messages::{self, Links, POINT_TO_POINT, Ranks, Turns};
 use crate::say::{self, answer, say};
 
@@ -38,7 +38,7 @@ Examples:
   espalier bench comm --device cuda --out h200.toml --json")]
 pub struct CommArguments {
     /// Who sends: cards where there are some (auto), or what is named; cpu is threads of this process, one for each core.
-    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device_kind())]
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device::kind())]
     device: DeviceKind,
     /// The cluster file, which `espalier bench compute` wrote: its [node.link] is replaced.
     #[arg(short, long, value_name = "FILE", default_value = "cluster.toml")]

@@ -24,7 +24,6 @@ use espalier_tensor::{DType, Device, Error};
 use serde_json::{Value, json};
 
 use super::cluster_file::ClusterFile;
-use super::device_kind;
 use super::timing::at_once;
 use crate::say::{self, answer, say};
 use crate::{device, doctor};
@@ -44,7 +43,7 @@ Examples:
   espalier bench compute --device cuda --out h200.toml --json")]
 pub struct ComputeArguments {
     /// What to measure: a card where one is found (auto), or what is named; cpu is one core while all are busy.
-    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device_kind())]
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device::kind())]
     device: DeviceKind,
     /// The cluster file: a new one, or one whose [device] is replaced.
     #[arg(short, long, value_name = "FILE", default_value = "cluster.toml")]

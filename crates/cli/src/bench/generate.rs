@@ -9,10 +9,11 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use espalier_nn::weights::Weights;
 use espalier_plan::cluster::measured::median;
+use espalier_plan::config::{Family, Model};
 use espalier_plan::device::DeviceKind;
+use espalier_plan::spec::presets::Gpt;
 use espalier_plan::spec::{Kernel, Precision};
 use espalier_plan::{DataFacts, Plan, RunFile};
 use espalier_tensor::ops::reduce;
@@ -23,7 +24,6 @@ use espalier_train::parallel::Ranks;
 use espalier_train::stage::Stage;
 use serde::Serialize;
 
-use super::device_kind;
 use crate::device;
 use crate::say::{self, answer};
 
@@ -41,11 +41,11 @@ const MOST: u64 = 1 << 23;
   espalier bench generate --device cuda --layers 32 --width 4096 --heads 32 --json")]
 pub struct GenerateArguments {
     /// Where to compute: a card where one is found (auto), or what is named.
-    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device_kind())]
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device::kind())]
     device: DeviceKind,
     /// What weights are stored in.
-    #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = PossibleValuesParser::new(["f32", "bf16"]))]
-    precision: String,
+    #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = device::precision())]
+    precision: Precision,
     /// Layers of the GPT that writes.
     #[arg(long, value_name = "N", default_value_t = 18)]
     layers: usize,
@@ -144,13 +144,13 @@ pub fn generate(arguments: &GenerateArguments) -> Result<ExitCode> {
 
 /// The model, with a context that is just long enough.
 fn plan(arguments: &GenerateArguments, context: usize) -> Result<Plan> {
-    let GenerateArguments { precision, layers, width, heads, vocab, .. } = arguments;
-    let text = format!(
-        "[model]\nname = \"gpt\"\nlayers = {layers}\nwidth = {width}\nheads = {heads}\nvocab = {vocab}\ncontext = {context}\n\
-         [train]\nprecision = \"{precision}\"\n"
-    );
-    let run = RunFile::parse(&text, &[]).map_err(Error::Plan)?;
-    let facts = DataFacts { vocab: Some(*vocab), image: None, classes: None };
+    let GenerateArguments { precision, layers, width, heads, vocab, .. } = *arguments;
+    let Gpt { dropout, tied, norm, activation, .. } = Gpt::default();
+    let (dropout, known) = (dropout.into(), Some(vocab));
+    let family = Family::Gpt { layers, heads, width, context, vocab: known, dropout, tied, norm, activation };
+    let run = RunFile::of_model(Model { name: "gpt".into(), family }).map_err(Error::Plan)?;
+    let run = run.with(|run| run.train.precision = precision).map_err(Error::Plan)?;
+    let facts = DataFacts { vocab: known, image: None, classes: None };
     Ok(Plan::new(run, facts).map_err(Error::Plan)?)
 }
 

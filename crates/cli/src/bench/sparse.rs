@@ -19,7 +19,6 @@ use espalier_plan::device::DeviceKind;
 use espalier_report::Figure;
 use espalier_tensor::DType;
 
-use super::device_kind;
 use crate::device;
 use crate::draft::{Draft, may_replace};
 use crate::say::{self, answer, say};
@@ -45,7 +44,7 @@ const POINT: Duration = Duration::from_millis(700);
   espalier bench sparse --sizes 1024,8192 --sparsity 0.95 --json")]
 pub struct SparseArguments {
     /// Where to multiply: a card where one is found (auto), or what is named.
-    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device_kind())]
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device::kind())]
     device: DeviceKind,
     /// The share of zeros among the weights: from 0 up to, but without, 1.
     #[arg(long, value_name = "SHARE", default_value = "0.9", value_parser = share)]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use espalier_data::Dataset;
-use espalier_plan::config::RunFile;
+use espalier_plan::config::RunTable;
 use espalier_plan::simulate::Estimate;
 use espalier_train::Error;
 
@@ -40,10 +40,10 @@ fn is_ours(head: &[u8]) -> bool {
 }
 
 /// Writes it; what stands in the run file of other layouts goes.
-pub fn write(text: &str, arguments: &PlanArguments, best: &Estimate, draft: &Draft) -> Result<()> {
+pub fn write(run: &RunTable, arguments: &PlanArguments, best: &Estimate, draft: &Draft) -> Result<()> {
     let candidate = &best.candidate;
     let source = arguments.run_file();
-    let run_file = RunFile::parse(text, &arguments.overrides).map_err(|error| in_file(source, error))?;
+    let run_file = run.read().map_err(|error| in_file(source, error))?;
     let laid_out = candidate.applied(&run_file).map_err(Error::Plan)?;
     // What is written is what a run would take: nothing in it may be refused.
     let checked = resolve(laid_out.clone(), source)?;

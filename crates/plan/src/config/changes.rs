@@ -1,47 +1,12 @@
 //! What differs between two run files, and which of it makes another run of the same folder.
 //!
 //! How long a run is, how it is spread over ranks, how often it looks and saves, and what computes it do not say what is
-//! learnt: in exact arithmetic the weights after a step are the same. Everything else does, and so does every field that is
-//! not named here.
+//! learnt: in exact arithmetic the weights after a step are the same. Everything else does. `train.steps` moves the end of schedules that
+//! are measured by the length of the run, which is [said](RunFile::new_length), since a longer run is the usual reason to go on.
 
 use toml::{Table, Value};
 
 use super::{Error, RunFile, fields};
-
-/// Fields, and sections, that leave the mathematics of a step alone. `train.steps` moves the end of schedules that are
-/// measured by the length of the run, which is [said](RunFile::new_length), since a longer run is the usual reason to go on.
-const FREE: &[&str] = &[
-    "train.steps",
-    "train.epochs",
-    "train.micro_batches",
-    "train.recompute",
-    "train.max_bad_steps",
-    "train.eval_every",
-    "train.eval_samples",
-    "train.eval_batch",
-    "train.log_every",
-    "train.noise_scale",
-    "optimizer.master",
-    "prune.state",
-    "prune.kernels",
-    "parallel.data",
-    "parallel.zero",
-    "parallel.tensor",
-    "parallel.sequence",
-    "parallel.linear",
-    "parallel.integrated",
-    "parallel.spatial",
-    "parallel.pipeline",
-    "parallel.schedule",
-    "parallel.schedule_file",
-    "parallel.chunks",
-    "parallel.pipelines",
-    "parallel.cut",
-    "parallel.timeout_s",
-    "checkpoint",
-    "sample",
-    "device",
-];
 
 /// Schedules whose gradients are of older weights: they are not a matter of layout.
 const ASYNCHRONOUS: [&str; 2] = ["pipedream", "2bw"];
@@ -83,7 +48,7 @@ impl RunFile {
                 field.as_str() == "parallel.schedule"
                     && value.as_str().is_some_and(|name| ASYNCHRONOUS.contains(&name))
             });
-            let free = FREE.iter().any(|free| covers(free, field)) && !asynchronous;
+            let free = fields::hold(field, |row| row.is_free) && !asynchronous;
             let text = |value: &Value| value.to_string();
             let same =
                 |a: &Value, b: &Value| a == b || (field.starts_with("data.") && same_files(a, b, &same_file));
@@ -147,17 +112,7 @@ pub fn covers(name: &str, field: &str) -> bool {
 
 /// An error if `name` is neither a field nor a section.
 pub fn check_name(name: &str) -> Result<(), Error> {
-    let path =
-        |section: &str, key: &str| if section.is_empty() { key.into() } else { format!("{section}.{key}") };
-    let all: Vec<String> = fields::ALL
-        .iter()
-        .flat_map(|(section, keys)| {
-            keys.iter()
-                .map(|key| path(section, key))
-                .chain([section.to_string()])
-                .filter(|name| !name.is_empty())
-        })
-        .collect();
+    let all = fields::names();
     match all.iter().any(|field| field == name) {
         true => Ok(()),
         false => {
@@ -173,12 +128,12 @@ pub fn check_name(name: &str) -> Result<(), Error> {
 mod tests {
     use super::*;
 
-    fn run(settings: &[&str]) -> RunFile {
-        RunFile::parse("", &settings.iter().map(|setting| setting.to_string()).collect::<Vec<_>>()).unwrap()
+    fn run(overrides: &[&str]) -> RunFile {
+        RunFile::parse("", &overrides.iter().map(|text| (*text).into()).collect::<Vec<_>>()).unwrap()
     }
 
-    fn changed(settings: &[&str]) -> Vec<(String, bool)> {
-        let changes = run(settings).changes(&run(&[]), |_, _| false).unwrap();
+    fn changed(overrides: &[&str]) -> Vec<(String, bool)> {
+        let changes = run(overrides).changes(&run(&[]), |_, _| false).unwrap();
         changes.into_iter().map(|change| (change.field, change.changes_result)).collect()
     }
 

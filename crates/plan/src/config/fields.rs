@@ -1,181 +1,317 @@
-//! The names of all fields: for hints that point into another section, and for the test that none lacks a
-//! description in the documentation.
+//! Every field of a run file, section by section: what it takes and what it is for. Hints that point into another section, overrides,
+//! what makes another run, and what of a run a trained model still reads all come from this table; a test compares it with the
+//! documentation.
+
+use super::LAYERS_MOST;
+use super::field::{
+    BELOW_ONE, Field, INSIDE, LARGEST, MOST, NOT_NEGATIVE, Numbers, POSITIVE, any, flag, number, numbers,
+    optional_number, optional_whole, text, texts, whole, word,
+};
+use crate::schedule::Name;
+use crate::spec::presets::Gpt;
 
 /// Sections with their fields; the empty name is the top of the file.
-pub(super) const ALL: &[(&str, &[&str])] = &[
-    ("", &["seed"]),
+pub(super) const ALL: &[(&str, &[Field])] = &[
+    ("", TOP),
     ("model", MODEL),
     ("data", DATA),
-    (
-        "train",
-        &[
-            "steps",
-            "epochs",
-            "batch",
-            "micro_batches",
-            "precision",
-            "recompute",
-            "clip",
-            "max_bad_steps",
-            "eval_every",
-            "eval_samples",
-            "eval_batch",
-            "log_every",
-            "noise_scale",
-            "batch_norm_group",
-            "keep_zeros",
-        ],
-    ),
+    ("train", TRAIN),
     ("optimizer", OPTIMIZER),
     ("learning_rate", LEARNING_RATE),
     ("prune", PRUNE),
-    (
-        "parallel",
-        &[
-            "data",
-            "batch_norm",
-            "zero",
-            "average_every",
-            "sequence",
-            "linear",
-            "integrated",
-            "spatial",
-            "tensor",
-            "local_after",
-            "pipeline",
-            "schedule",
-            "schedule_file",
-            "chunks",
-            "pipelines",
-            "cut",
-            "drain",
-            "timeout_s",
-        ],
-    ),
-    ("checkpoint", &["every", "keep", "last"]),
-    ("sample", &["prompt", "tokens", "temperature", "top_k", "top_p", "every"]),
-    ("device", &["kind", "threads", "tf32", "check_memory"]),
+    ("parallel", PARALLEL),
+    ("checkpoint", CHECKPOINT),
+    ("sample", SAMPLE),
+    ("device", DEVICE),
 ];
 
-/// Fields of any model; each family takes some of them.
-pub(super) const MODEL: &[&str] = &[
-    "name",
-    "layers",
-    "heads",
-    "width",
-    "context",
-    "vocab",
-    "dropout",
-    "tied",
-    "norm",
-    "activation",
-    "classes",
-    "form",
-    "batch_norm",
-    "hidden",
-    "init",
+pub(super) const TOP: &[Field] = &[whole("seed", 0, 0, i64::MAX as usize).held_out()];
+
+pub(super) const MODEL: &[Field] = &[
+    any("name").always().usual(),
+    whole("heads", 4, 1, LARGEST).with(gpt).always(),
+    whole("width", 128, 1, LARGEST).with(gpt).always(),
+    whole("layers", 4, 1, LAYERS_MOST).with(gpt).always(),
+    any("layers").with(custom).always(),
+    whole("context", 128, 1, LARGEST).with(gpt).always(),
+    optional_whole("context", 1, LARGEST).with(|name| sized_gpt(name) || custom(name)).always(),
+    optional_whole("vocab", 1, LARGEST).with(|name| gpt(name) || sized_gpt(name)).always(),
+    number("dropout", 0.0, BELOW_ONE).with(|name| gpt(name) || sized_gpt(name)),
+    flag("tied", true).with(gpt).always(),
+    word("norm", "layer", &["layer", "rms"]).with(gpt).always(),
+    word("activation", "gelu", &["gelu", "relu", "silu"]).with(gpt).always(),
+    any("hidden").with(|name| name == "mlp").always(),
+    word("init", "he", &["he", "fan-in"]).with(small_images),
+    optional_whole("classes", 2, LARGEST).with(|name| !gpt(name) && !sized_gpt(name)).always(),
+    word("form", "auto", &["auto", "imagenet", "32x32"]).with(published_images).always(),
+    flag("batch_norm", false).with(|name| name.starts_with("vgg-")).always(),
 ];
 
-/// Fields of any data; each kind takes some of them.
-pub(super) const DATA: &[&str] = &[
-    "kind",
-    "path",
-    "validation",
-    "validation_path",
-    "tokenizer",
-    "extensions",
-    "dtype",
-    "images",
-    "labels",
-    "count",
-    "size",
-    "digits",
-    "mean",
-    "std",
+fn gpt(name: &str) -> bool {
+    name == "gpt"
+}
+
+fn sized_gpt(name: &str) -> bool {
+    Gpt::PRESETS.contains(&name)
+}
+
+fn custom(name: &str) -> bool {
+    name == "custom"
+}
+
+fn small_images(name: &str) -> bool {
+    matches!(name, "mlp" | "simple-cnn" | "resnet8")
+}
+
+fn published_images(name: &str) -> bool {
+    !gpt(name) && !sized_gpt(name) && !small_images(name) && !custom(name)
+}
+
+const TEXT_FILES: &str = "a text file or folder, or a list of them";
+const TOKEN_FILES: &str = "a file of token ids, or a list of them";
+const IMAGE_FILES: &str = "a file or folder of images, or a list of them";
+const CIFAR_FILES: &str = "the folder of CIFAR-10's .bin files, or one of them";
+
+pub(super) const DATA: &[Field] = &[
+    word("kind", "", &["text", "tokens", "idx", "cifar10", "shapes", "arithmetic"]).held_out(),
+    texts("path", TEXT_FILES).required().with(|kind| kind == "text").held_out().path().usual(),
+    texts("path", TOKEN_FILES).required().with(|kind| kind == "tokens").held_out().path(),
+    text("path", "the folder of MNIST's files").with(|kind| kind == "idx").held_out().path(),
+    text("path", CIFAR_FILES).required().with(|kind| kind == "cifar10").held_out().path(),
+    text("tokenizer", "the path of a tokenizer.json").with(|kind| kind == "text").held_out().path(),
+    texts("extensions", "a list of extensions, such as [\"txt\"]").with(|kind| kind == "text").held_out(),
+    word("dtype", "u16", &["u16", "u32"]).with(|kind| kind == "tokens").held_out(),
+    text("images", "the file of images").with(|kind| kind == "idx").held_out().path(),
+    text("labels", "the file of labels").with(|kind| kind == "idx").held_out().path(),
+    whole("count", 10_000, 1, MOST).with(drawn).held_out(),
+    whole("size", 32, 16, 4096).with(|kind| kind == "shapes").held_out(),
+    whole("digits", 2, 1, 9).with(|kind| kind == "arithmetic").held_out(),
+    texts("validation_path", TEXT_FILES).with(|kind| kind == "text").held_out().path(),
+    texts("validation_path", TOKEN_FILES).with(|kind| kind == "tokens").held_out().path(),
+    texts("validation_path", IMAGE_FILES).with(|kind| matches!(kind, "idx" | "cifar10")).held_out().path(),
+    optional_number("validation", BELOW_ONE).held_out(),
+    numbers("mean", ("a number, or one for each channel", |_| true)).with(images).judging(),
+    numbers("std", ("a number above 0, or one for each channel", |std| std > 0.0)).with(images).judging(),
 ];
 
-/// Fields of any optimizer; each takes some of them.
-pub(super) const OPTIMIZER: &[&str] = &[
-    "name",
-    "momentum",
-    "trust",
-    "rate_in_velocity",
-    "beta1",
-    "beta2",
-    "eps",
-    "max_weight_norm",
-    "exclude_from_trust",
-    "weight_decay",
-    "exclude_from_decay",
-    "master",
+fn drawn(kind: &str) -> bool {
+    matches!(kind, "shapes" | "arithmetic")
+}
+
+fn images(kind: &str) -> bool {
+    matches!(kind, "idx" | "cifar10" | "shapes")
+}
+
+pub(super) const TRAIN: &[Field] = &[
+    optional_whole("steps", 0, MOST).free().usual(),
+    optional_whole("epochs", 1, MOST).free(),
+    whole("batch", 32, 1, LARGEST).judging(),
+    whole("micro_batches", 1, 1, LARGEST).free().judging(),
+    word("precision", "f32", &["f32", "bf16"]).always(),
+    word("recompute", "none", &["none", "attention", "block"]).free(),
+    number("clip", 0.0, ("a number of at least 0 (0: off)", |x| x >= 0.0)),
+    whole("max_bad_steps", 5, 1, MOST).free(),
+    whole("eval_every", 0, 0, MOST).free(),
+    whole("eval_samples", 0, 0, MOST).free(),
+    whole("eval_batch", 0, 0, LARGEST).free().judging(),
+    whole("log_every", 10, 1, MOST).free(),
+    flag("noise_scale", false).free(),
+    whole("batch_norm_group", 0, 0, LARGEST),
+    flag("keep_zeros", false),
 ];
 
-/// Fields of any method; each takes some of them.
-pub(super) const PRUNE: &[&str] = &[
-    "method",
-    "sparsity",
-    "embeddings",
-    "biases",
-    "exclude",
-    "state",
-    "kernels",
-    "scope",
-    "at",
-    "initial",
-    "start",
-    "end",
-    "every",
-    "samples",
-    "score_batch",
-    "temperature",
-    "score",
-    "form",
-    "window",
-    "tolerance",
-    "l1",
-    "latest",
-    "rate",
-    "rewind",
-    "fraction",
-    "until",
-    "distribution",
-    "dense_first",
+/// Defaults are those published with each method: beta2 = 0.999 for all of the Adam family (Kingma & Ba; language
+/// models often use 0.95, which forgets a bad batch sooner), eps = 1e-8, or 1e-6 for LAMB; trust = 0.001 for LARS.
+pub(super) const OPTIMIZER: &[Field] = &[
+    word("name", "adamw", &["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb"]).usual(),
+    number("momentum", 0.9, BELOW_ONE).with(|name| matches!(name, "momentum" | "nesterov" | "lars")),
+    number("trust", 0.001, POSITIVE).with(|name| name == "lars"),
+    flag("rate_in_velocity", true).with(|name| name == "lars"),
+    number("beta1", 0.9, BELOW_ONE).with(adam),
+    number("beta2", 0.999, BELOW_ONE).with(adam),
+    number("eps", 1e-8, POSITIVE).with(|name| matches!(name, "adam" | "adamw")),
+    number("eps", 1e-6, POSITIVE).with(|name| name == "lamb"),
+    number("max_weight_norm", 0.0, ("a number of at least 0 (0: no limit)", |x| x >= 0.0))
+        .with(|name| name == "lamb"),
+    flag("exclude_from_trust", true).with(|name| matches!(name, "lars" | "lamb")),
+    number("weight_decay", 0.01, NOT_NEGATIVE).with(|name| name == "adamw"),
+    number("weight_decay", 0.0, NOT_NEGATIVE).with(|name| name != "adamw"),
+    flag("exclude_from_decay", true),
+    word("master", "f32", &["f32", "low-bits"]).free(),
 ];
 
-/// Fields of any schedule of the learning rate; each takes some of them.
-pub(super) const LEARNING_RATE: &[&str] = &[
-    "peak",
-    "schedule",
-    "warmup",
-    "warmup_from",
-    "scale_from_batch",
-    "end_factor",
-    "decay_steps",
-    "step_every",
-    "step_factor",
+fn adam(name: &str) -> bool {
+    matches!(name, "adam" | "adamw" | "lamb")
+}
+
+pub(super) const LEARNING_RATE: &[Field] = &[
+    word("schedule", "cosine", &["constant", "linear", "cosine", "step"]),
+    optional_number("peak", POSITIVE).usual(),
+    whole("warmup", 0, 0, MOST),
+    optional_number("warmup_from", NOT_NEGATIVE),
+    optional_whole("scale_from_batch", 1, LARGEST),
+    number("end_factor", 0.1, ("a number from 0 to 1", |x| (0.0..=1.0).contains(&x))).with(falling),
+    whole("decay_steps", 0, 0, MOST).with(falling),
+    whole("step_every", 0, 0, MOST).with(|name| name == "step"),
+    number("step_factor", 0.1, ("a number above 0 and below 1", |x| x > 0.0 && x < 1.0))
+        .with(|name| name == "step"),
 ];
+
+fn falling(name: &str) -> bool {
+    matches!(name, "linear" | "cosine")
+}
+
+const GOING: Numbers = ("a number in [0, 1): the share of weights that goes", |x| (0.0..1.0).contains(&x));
+const METHODS: &[&str] =
+    &["random", "magnitude", "gradual", "snip", "grasp", "early-bird", "lottery", "set", "rigl", "2:4"];
+const SCOPES: &[&str] = &["global", "layer"];
+
+/// Defaults that were published: GraSP scores at a temperature of 200; Early-Bird compares the last five masks; a lottery round removes a
+/// fifth; SET and RigL move 0.3 of the kept weights at first, every 100 steps, until three quarters of the run.
+///
+/// Magnitudes are compared within a layer, as Zhu & Gupta do: layers differ in the scale that they are initialised with (a
+/// GPT's output projections are smaller by the root of twice its depth), which says nothing of what they are worth, and
+/// one threshold for all would empty the smaller ones. A lottery, which has trained the weights to the end, has one for all,
+/// as published for deep networks.
+pub(super) const PRUNE: &[Field] = &[
+    word("method", "", METHODS).or_missing("\"magnitude\", \"snip\", \"early-bird\" or another method"),
+    number("sparsity", 0.9, GOING).with(|method| method != "2:4").usual(),
+    number("sparsity", 0.5, GOING).with(|method| method == "2:4"),
+    flag("embeddings", false),
+    flag("biases", false),
+    texts("exclude", "a part of a parameter's name, or a list of them"),
+    word("state", "auto", &["auto", "compressed", "dense"]).free(),
+    word("kernels", "dense", &["dense", "sparse"]).free(),
+    word("scope", "layer", SCOPES).with(|method| matches!(method, "random" | "magnitude" | "gradual")),
+    word("scope", "", SCOPES).with(early_bird),
+    whole("at", 0, 0, MOST).with(|method| matches!(method, "random" | "magnitude" | "2:4")),
+    number("initial", 0.0, GOING).with(|method| method == "gradual"),
+    whole("start", 0, 0, MOST).with(|method| method == "gradual"),
+    whole("end", 0, 0, MOST).with(|method| method == "gradual"),
+    whole("every", 10, 1, MOST).with(|method| method == "gradual"),
+    whole("every", 0, 0, MOST).with(early_bird),
+    whole("every", 100, 1, MOST).with(moving),
+    whole("samples", 128, 0, MOST).with(|method| method == "snip"),
+    whole("samples", 0, 0, MOST).with(|method| method == "grasp"),
+    whole("score_batch", 0, 0, LARGEST).with(|method| matches!(method, "snip" | "grasp")),
+    number("temperature", 200.0, POSITIVE).with(|method| method == "grasp"),
+    word("score", "signed", &["signed", "magnitude"]).with(|method| method == "grasp"),
+    word("form", "weights", &["weights", "channels"]).with(early_bird),
+    whole("window", 5, 2, 100).with(early_bird),
+    optional_number("tolerance", INSIDE).with(early_bird),
+    optional_number("l1", NOT_NEGATIVE).with(early_bird),
+    whole("latest", 0, 0, MOST).with(early_bird),
+    number("rate", 0.2, INSIDE).with(|method| method == "lottery"),
+    whole("rewind", 0, 0, MOST).with(|method| method == "lottery"),
+    number("fraction", 0.3, INSIDE).with(moving),
+    number("until", 0.75, ("a share of the run, in (0, 1]", |x| x > 0.0 && x <= 1.0)).with(moving),
+    word("distribution", "uniform", &["uniform", "erdos-renyi-kernel"]).with(moving),
+    flag("dense_first", false).with(moving),
+];
+
+fn early_bird(method: &str) -> bool {
+    method == "early-bird"
+}
+
+fn moving(method: &str) -> bool {
+    matches!(method, "set" | "rigl")
+}
+
+/// The seconds of a week: whoever waits longer waits for nobody.
+const WEEK: usize = 7 * 24 * 3600;
+
+const SCHEDULES: &[&str] = &{
+    let mut words = [""; Name::ALL.len()];
+    let mut i = 0;
+    while i < words.len() {
+        words[i] = Name::ALL[i].as_str();
+        i += 1;
+    }
+    words
+};
+
+pub(super) const PARALLEL: &[Field] = &[
+    optional_whole("data", 1, LARGEST).free().always().usual(),
+    whole("pipeline", 1, 1, LARGEST).free().always(),
+    word("schedule", "1f1b", SCHEDULES).free().always(),
+    text("schedule_file", "the path of a schedule").free().always().path(),
+    optional_whole("chunks", 1, LARGEST).free().always(),
+    optional_whole("pipelines", 1, LARGEST).free().always(),
+    any("cut").free().always(),
+    optional_whole("drain", 1, LARGEST),
+    whole("tensor", 1, 1, LARGEST).free().always(),
+    flag("sequence", false).free().always(),
+    any("linear").free().always(),
+    any("spatial").free().always(),
+    any("integrated").free().always(),
+    word("batch_norm", "local", &["local", "synchronised"]),
+    any("zero").free(),
+    whole("average_every", 1, 1, LARGEST),
+    whole("local_after", 0, 0, MOST),
+    whole("timeout_s", 600, 1, WEEK).free().always(),
+];
+
+pub(super) const CHECKPOINT: &[Field] =
+    &[whole("every", 0, 0, MOST).free().usual(), whole("keep", 3, 1, MOST).free(), flag("last", true).free()];
+
+pub(super) const SAMPLE: &[Field] = &[
+    text("prompt", "the text that the model goes on from").required().free().usual(),
+    whole("tokens", 100, 1, MOST).free(),
+    number("temperature", 0.8, NOT_NEGATIVE).free(),
+    whole("top_k", 0, 0, MOST).free(),
+    number("top_p", 1.0, ("a number above 0, up to 1", |x| x > 0.0 && x <= 1.0)).free(),
+    whole("every", 0, 0, MOST).free(),
+];
+
+pub(super) const DEVICE: &[Field] = &[
+    word("kind", "auto", &["auto", "cpu", "cuda"]).free().always().usual(),
+    whole("threads", 0, 0, 4096).free().always(),
+    flag("tf32", true).free().always(),
+    flag("check_memory", true).free().always(),
+];
+
+/// The full path of a field.
+fn join(section: &str, key: &str) -> String {
+    if section.is_empty() { key.into() } else { format!("{section}.{key}") }
+}
+
+/// The rows of a field by its full path, several where its section has it in several forms; of a section all of them.
+pub(super) fn named(name: &str) -> impl Iterator<Item = &'static Field> {
+    let mut keys = name.split('.');
+    let first = keys.next().unwrap_or_default();
+    let is_section = ALL.iter().any(|(section, _)| *section == first);
+    // Behind a second point is an item of a list.
+    let (section, key) = if is_section { (first, keys.next()) } else { ("", Some(first)) };
+    let key = key.map(String::from);
+    let own = ALL.iter().find(|(name, _)| *name == section).map_or(&[][..], |(_, fields)| *fields);
+    own.iter().filter(move |row| key.as_deref().is_none_or(|key| row.name == key))
+}
+
+/// Whether something holds for a field in all its forms, or for all fields of a section.
+pub(super) fn hold(name: &str, property: impl Fn(&Field) -> bool) -> bool {
+    let mut rows = named(name).peekable();
+    rows.peek().is_some() && rows.all(property)
+}
+
+/// Every name of a field or a section.
+pub(super) fn names() -> Vec<String> {
+    let of = |(section, fields): &(&str, &[Field])| {
+        let fields = fields.iter().map(|field| join(section, field.name)).collect::<Vec<_>>();
+        fields.into_iter().chain([section.to_string()]).filter(|name| !name.is_empty()).collect::<Vec<_>>()
+    };
+    ALL.iter().flat_map(of).collect()
+}
 
 /// The full path of a field of this name in any section, or of a section nearly of this name.
 pub(super) fn elsewhere(key: &str) -> Option<String> {
-    let join = |section: &str| if section.is_empty() { key.into() } else { format!("{section}.{key}") };
-    let field = ALL.iter().find(|(_, fields)| fields.contains(&key)).map(|(section, _)| join(section));
+    let has = |fields: &[Field]| fields.iter().any(|field| field.name == key);
+    let field = ALL.iter().find(|(_, fields)| has(fields)).map(|(section, _)| join(section, key));
     let sections = ALL.iter().map(|(section, _)| *section).filter(|section| !section.is_empty());
     field.or_else(|| super::nearest(key, sections).map(String::from))
 }
 
 /// The field of a section that who gives the section itself a value most likely means.
-pub(super) fn usual_field(section: &str) -> Option<&'static str> {
-    Some(match section {
-        "model" => "model.name",
-        "data" => "data.path",
-        "train" => "train.steps",
-        "optimizer" => "optimizer.name",
-        "learning_rate" => "learning_rate.peak",
-        "prune" => "prune.sparsity",
-        "parallel" => "parallel.data",
-        "checkpoint" => "checkpoint.every",
-        "sample" => "sample.prompt",
-        "device" => "device.kind",
-        _ => return None,
-    })
+pub(super) fn usual_field(section: &str) -> Option<String> {
+    let (_, fields) = ALL.iter().find(|(name, _)| *name == section)?;
+    fields.iter().find(|field| field.is_usual).map(|field| join(section, field.name))
 }

@@ -4,7 +4,8 @@
 use toml::Value as Toml;
 
 use super::Error;
-use super::reader::{LARGEST, Section, whole};
+use super::field::LARGEST;
+use super::reader::{Section, whole};
 use crate::spec::{Field, KINDS, Kind, Takes, Value, Written};
 
 /// Every field that some kind of layer has.

@@ -4,14 +4,14 @@
 //! back with [`RunFile::to_toml`] and read again it is the same value. Nothing here touches the disk: the caller
 //! reads the text, and [`RunFile::resolve_paths`] only joins paths. `docs/run-file.md` has a line for each field.
 
-mod adopted;
-mod auto;
 mod changes;
 mod data;
+pub mod field;
 mod fields;
 mod layers;
 mod learning_rate;
 mod model;
+mod open;
 mod optimizer;
 mod other_names;
 mod overrides;
@@ -28,16 +28,17 @@ mod used;
 
 pub use changes::{Change, check_name, covers};
 pub use model::{Family, FormChoice, Model, Start};
+pub use open::RunTable;
+pub use overrides::Override;
 pub use parallel::{Grid, Parallel};
 pub use pipeline::Pipeline;
-pub use prune::{Prune, StateForm};
 pub use train::Train;
 pub use used::Purpose;
 
 use std::path::Path;
 
 use serde::Serialize;
-use toml::{Table, Value};
+use toml::Table;
 
 use reader::Section;
 
@@ -47,9 +48,9 @@ use crate::device::{Device, DeviceKind};
 use crate::error::Error;
 use crate::layout::LinearForm;
 use crate::learning_rate::LearningRate;
-use crate::mesh::PerAxis;
 use crate::near::nearest;
 use crate::optimizer::{Master, Optimizer};
+use crate::pruning::{Pruning, StateForm};
 use crate::sample::Sample;
 use crate::spec::Precision;
 use crate::timetable::Checkpoint;
@@ -74,7 +75,7 @@ pub struct RunFile {
     pub learning_rate: LearningRate,
     /// Which weights are pruned, and when.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prune: Option<Prune>,
+    pub prune: Option<Pruning>,
     /// Over how many ranks.
     pub parallel: Parallel,
     /// When the state is saved.
@@ -90,32 +91,31 @@ pub struct RunFile {
 }
 
 impl RunFile {
-    /// Reads a run file's text after putting in overrides of the form `a.b=c`.
-    pub fn parse(text: &str, overrides: &[String]) -> Result<RunFile, Error> {
-        RunFile::parse_for(text, overrides, None)
+    /// Reads a run file's text after putting in what is set.
+    pub fn parse(text: &str, overrides: &[Override]) -> Result<RunFile, Error> {
+        RunTable::parse(text, overrides)?.read()
     }
 
-    /// The ranks of one replica that a run file's text asks for, along each axis: their product must divide the ranks whatever
-    /// else it says.
-    pub fn replica(text: &str, overrides: &[String]) -> Result<PerAxis, Error> {
-        let table = table(text, overrides)?;
-        let empty = Table::new();
-        let mut parallel = Section::new("", &table).section("parallel", &empty)?;
-        let mut whole = |key| parallel.whole(key, 1, 1, reader::LARGEST);
-        let (pipeline, tensor) = (whole("pipeline")?, whole("tensor")?);
-        Ok(PerAxis { data: 1, pipeline, tensor, spatial: Grid::read(&mut parallel)?.ranks() })
+    /// A run of a model that says nothing else.
+    pub fn of_model(model: Model) -> Result<RunFile, Error> {
+        let mut run = RunTable::from(Table::new());
+        run.put_model(&model, None)?;
+        run.read()
     }
 
-    /// The same for a rank of as many as a launcher has `started`, where one has: `[parallel]` must fit their number.
-    pub fn parse_for(text: &str, overrides: &[String], started: Option<usize>) -> Result<RunFile, Error> {
-        let mut table = table(text, overrides)?;
-        overrides::check_unset(overrides)?;
-        auto::take(&mut table)?;
-        let mut notes = Pipeline::drop_moot(&mut table, overrides);
-        notes.extend(Train::drop_moot(&mut table, overrides));
+    /// The run after an edit, which must be one that could have been written so. A schedule of the user's own is to be
+    /// [brought](RunFile::bring_schedule) again.
+    pub fn with(&self, edit: impl FnOnce(&mut RunFile)) -> Result<RunFile, Error> {
+        let mut edited = self.clone();
+        edit(&mut edited);
+        Ok(RunFile { notes: self.notes.clone(), ..RunTable::of(&edited)?.read()? })
+    }
+
+    /// Every section by itself.
+    fn read(table: &Table, started: Option<usize>) -> Result<RunFile, Error> {
         let empty = Table::new();
-        let mut top = Section::new("", &table);
-        let seed = top.whole("seed", 0, 0, i64::MAX as usize)? as u64;
+        let mut top = Section::new("", table);
+        let seed = top.read_field(&fields::TOP[0])?;
         let mut model = top.section("model", &empty)?;
         let mut data = top.section("data", &empty)?;
         let mut train = top.section("train", &empty)?;
@@ -134,13 +134,13 @@ impl RunFile {
         let train = Train::read(&mut train)?;
         let optimizer = Optimizer::read(&mut optimizer)?;
         let learning_rate = LearningRate::read(&mut learning_rate, optimizer.usual_rate())?;
-        let prune = Prune::read(&mut prune)?;
+        let prune = Pruning::read(&mut prune)?;
         let parallel = Parallel::read(&mut parallel, started)?;
         let checkpoint = Checkpoint::read(&mut checkpoint)?;
         let sample = Sample::read(&mut sample)?;
-        let device = Device::read(&mut device)?;
-        let run = RunFile {
-            seed,
+        let device = device.read(fields::DEVICE)?.all();
+        Ok(RunFile {
+            seed: seed.and_then(|seed| seed.as_integer()).unwrap_or_default() as u64,
             model,
             data,
             train,
@@ -151,10 +151,8 @@ impl RunFile {
             checkpoint,
             sample,
             device,
-            notes,
-        };
-        run.check()?;
-        Ok(run)
+            notes: Vec::new(),
+        })
     }
 
     /// What no section can see alone.
@@ -243,38 +241,22 @@ impl RunFile {
         alone
     }
 
-    /// The text of a run file in which another pruning method takes the place of its own: what says which weights are
-    /// candidates stays, and the sparsity where both have one; the fields of the old method go.
-    pub fn with_method(text: &str, method: &str) -> Result<String, Error> {
-        let mut table = table(text, &[])?;
-        if let Some(Value::Table(prune)) = table.get_mut("prune") {
-            let old = prune.get("method").and_then(Value::as_str).map(String::from);
-            if old.as_deref() != Some(method) {
-                let patterns = [old.as_deref(), Some(method)].contains(&Some("2:4"));
-                let stays = |key: &str| match key {
-                    "embeddings" | "biases" | "exclude" | "state" | "kernels" => true,
-                    "sparsity" => !patterns,
-                    _ => false,
-                };
-                prune.retain(|key, _| stays(key));
-            }
+    /// The run with the layout of another: its ranks, micro-batches, recomputation and form of state.
+    pub fn laid_out_as(&self, other: &RunFile) -> Result<RunFile, Error> {
+        let mut run = self.clone();
+        run.parallel = other.parallel.clone();
+        run.train.micro_batches = other.train.micro_batches;
+        run.train.recompute = other.train.recompute;
+        if let (Some(own), Some(other)) = (&mut run.prune, &other.prune) {
+            own.state = other.state;
         }
-        table.entry("prune").or_insert_with(|| Value::Table(Table::new()));
-        if let Some(Value::Table(prune)) = table.get_mut("prune") {
-            prune.insert("method".into(), Value::String(method.into()));
-        }
-        Ok(table.to_string())
+        run.check()?;
+        Ok(run)
     }
 
     /// The resolved file: every field, also those that were left out.
     pub fn to_toml(&self) -> Result<String, Error> {
-        // Numbers and texts always can be written; a path can hold bytes that are not text.
-        toml::to_string(self).map_err(|_| Error::Value {
-            field: "data.path".into(),
-            expected: "a path that is valid Unicode".into(),
-            got: "one that is not".into(),
-            hint: None,
-        })
+        toml::to_string(self).map_err(|_| no_unicode())
     }
 
     /// Makes relative paths relative to the folder of the run file.
@@ -302,9 +284,19 @@ impl RunFile {
     }
 }
 
-/// The value that overrides of the form `a.b=c` give a field, as it would be written; the last one counts.
-pub fn overridden(overrides: &[String], field: &str) -> Option<String> {
-    overrides::value_of(overrides, field).map(|value| reader::show(&value))
+/// Numbers and texts always can be written; a path can hold bytes that are not text.
+fn no_unicode() -> Error {
+    Error::Value {
+        field: "data.path".into(),
+        expected: "a path that is valid Unicode".into(),
+        got: "one that is not".into(),
+        hint: None,
+    }
+}
+
+/// The value that overrides give a field, as it would be written; the last one counts.
+pub fn overridden(overrides: &[Override], field: &str) -> Option<String> {
+    overrides::value_of(overrides, field).map(reader::show)
 }
 
 /// The field of a run file that other tools call so.
@@ -312,16 +304,11 @@ pub fn by_another_name(name: &str) -> Option<&'static str> {
     other_names::ours(name).next()
 }
 
-/// An override with its relative paths below `folder`: a field that names files, set by whoever stands there, means files there.
-pub fn below(folder: &Path, text: &str) -> String {
-    overrides::below(folder, text)
-}
-
-/// A file's text as a table, after putting in overrides of the form `a.b=c`.
-pub fn table(text: &str, overrides: &[String]) -> Result<Table, Error> {
+/// A file's text as a table, with what is set put in.
+pub fn table(text: &str, overrides: &[Override]) -> Result<Table, Error> {
     let mut table = text.parse::<Table>().map_err(|error| syntax(text, &error))?;
-    for text in overrides {
-        overrides::apply(&mut table, text)?;
+    for setting in overrides {
+        setting.apply(&mut table)?;
     }
     Ok(table)
 }

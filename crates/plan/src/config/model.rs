@@ -1,11 +1,12 @@
 //! `[model]`: which network. The name decides which other fields there are.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::adopted;
+use super::field::LARGEST;
 use super::fields;
 use super::layers::read_layers;
-use super::reader::{Choice, LARGEST, Section, whole};
+use super::open;
+use super::reader::{Section, Values, whole};
 use super::{Error, LAYERS_MOST};
 use crate::spec::Activation;
 use crate::spec::Written;
@@ -128,7 +129,7 @@ pub enum Family {
 }
 
 /// Which form of a convolutional model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum FormChoice {
     /// The small one for images of up to 64 pixels a side.
     #[default]
@@ -153,8 +154,17 @@ impl FormChoice {
     }
 }
 
+impl From<Form> for FormChoice {
+    fn from(form: Form) -> FormChoice {
+        match form {
+            Form::ImageNet => FormChoice::ImageNet,
+            Form::Small => FormChoice::Small,
+        }
+    }
+}
+
 /// The variance that weights of the small image models start with; all are truncated normals over the fan-in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Start {
     /// 2 / fan-in where a ReLU follows (He et al. 2015), 1 / fan-in at the logits.
@@ -162,24 +172,6 @@ pub enum Start {
     He,
     /// 1 / fan-in throughout, as in the networks of the data-parallelism study (Lee et al. 2021).
     FanIn,
-}
-
-impl Choice for Start {
-    const ALL: &'static [(&'static str, Self)] = &[("he", Start::He), ("fan-in", Start::FanIn)];
-}
-
-impl Choice for FormChoice {
-    const ALL: &'static [(&'static str, Self)] =
-        &[("auto", FormChoice::Auto), ("imagenet", FormChoice::ImageNet), ("32x32", FormChoice::Small)];
-}
-
-impl Choice for Norm {
-    const ALL: &'static [(&'static str, Self)] = &[("layer", Norm::Layer), ("rms", Norm::Rms)];
-}
-
-impl Choice for Activation {
-    const ALL: &'static [(&'static str, Self)] =
-        &[("gelu", Activation::Gelu), ("relu", Activation::Relu), ("silu", Activation::Silu)];
 }
 
 impl Model {
@@ -207,6 +199,21 @@ impl Model {
             Family::Gpt { vocab, .. } => vocab,
             Family::GptPreset { vocab, .. } => Some(vocab),
             Family::Custom { classes, context: Some(_), .. } => classes,
+            _ => None,
+        }
+    }
+
+    /// The sizes and choices of a GPT that knows so many tokens; none of any other model.
+    pub fn gpt(&self, vocab: usize) -> Option<Gpt> {
+        match self.family {
+            Family::Gpt { layers, heads, width, context, dropout, tied, norm, activation, .. } => {
+                let dropout = dropout as f32;
+                Some(Gpt { layers, width, heads, context, vocab, dropout, tied, norm, activation })
+            }
+            Family::GptPreset { context, dropout, .. } => {
+                let size = Gpt::preset(&self.name).expect("the name was checked when it was read");
+                Some(Gpt { context, vocab, dropout: dropout as f32, ..size })
+            }
             _ => None,
         }
     }
@@ -240,96 +247,77 @@ impl Model {
             None => "gpt",
             Some(value) => match Model::names().find(|name| Some(*name) == value.as_str()) {
                 Some(name) => name,
-                None if adopted::is_word(value) => return Err(adopted::refused()),
+                None if open::is_word(value) => return Err(open::no_model()),
                 None => return Err(section.not_one_of("name", value, Model::names())),
             },
         };
+        let values = section.read_with(fields::MODEL, name)?;
+        let classes = values.find("classes");
         let family = match name {
-            "gpt" => read_gpt(section)?,
-            "mlp" => Family::Mlp {
-                hidden: read_hidden(section)?,
-                init: read_start(section)?,
-                classes: read_classes(section)?,
-            },
-            "simple-cnn" => Family::SimpleCnn { init: read_start(section)?, classes: read_classes(section)? },
-            "resnet8" => Family::Resnet8 { init: read_start(section)?, classes: read_classes(section)? },
-            "custom" => read_custom(section)?,
-            _ => read_preset(section, name)?,
+            "gpt" => read_gpt(section, &values)?,
+            "mlp" => Family::Mlp { hidden: read_hidden(section)?, init: values.get("init"), classes },
+            "simple-cnn" => Family::SimpleCnn { init: values.get("init"), classes },
+            "resnet8" => Family::Resnet8 { init: values.get("init"), classes },
+            "alexnet" => Family::AlexNet { classes, form: values.get("form") },
+            "custom" => read_custom(section, &values)?,
+            _ => sized(name, &values),
         };
-        section.finish_variant("name", name, fields::MODEL)?;
         Ok(Model { name: name.into(), family })
     }
 }
 
-fn read_gpt(section: &mut Section) -> Result<Family, Error> {
-    let standard = Gpt::default();
-    let heads = section.whole("heads", standard.heads, 1, LARGEST)?;
-    let width = section.whole("width", standard.width, 1, LARGEST)?;
+fn read_gpt(section: &Section, values: &Values) -> Result<Family, Error> {
+    let (heads, width) = (values.get("heads"), values.get("width"));
     if width % heads != 0 {
         let problem = format!("is {heads}, which does not divide `model.width` = {width}");
         return Err(Error::Conflict { field: section.field("heads"), problem });
     }
     Ok(Family::Gpt {
-        layers: section.whole("layers", standard.layers, 1, LAYERS_MOST)?,
+        layers: values.get("layers"),
         heads,
         width,
-        context: section.whole("context", standard.context, 1, LARGEST)?,
-        vocab: section.optional_whole("vocab", 1, LARGEST)?,
-        dropout: read_dropout(section)?,
-        tied: section.boolean("tied", standard.tied)?,
-        norm: section.choice("norm", standard.norm)?,
-        activation: section.choice("activation", standard.activation)?,
+        context: values.get("context"),
+        vocab: values.find("vocab"),
+        dropout: values.get("dropout"),
+        tied: values.get("tied"),
+        norm: values.get("norm"),
+        activation: values.get("activation"),
     })
 }
 
 /// One of the published sizes.
-fn read_preset(section: &mut Section, name: &str) -> Result<Family, Error> {
+fn sized(name: &str, values: &Values) -> Family {
     if let Some(gpt) = Gpt::preset(name) {
-        return Ok(Family::GptPreset {
-            context: section.whole("context", gpt.context, 1, LARGEST)?,
-            vocab: section.whole("vocab", gpt.vocab, 1, LARGEST)?,
-            dropout: read_dropout(section)?,
-        });
+        return Family::GptPreset {
+            context: values.find("context").unwrap_or(gpt.context),
+            vocab: values.find("vocab").unwrap_or(gpt.vocab),
+            dropout: values.get("dropout"),
+        };
     }
-    let classes = read_classes(section)?;
-    let form = section.choice("form", FormChoice::Auto)?;
-    if name == "alexnet" {
-        return Ok(Family::AlexNet { classes, form });
-    }
+    let (classes, form) = (values.find("classes"), values.get("form"));
     if let Some(net) = ResNet::ALL.into_iter().find(|net| net.name() == name) {
-        return Ok(Family::ResNet { net, classes, form });
+        return Family::ResNet { net, classes, form };
     }
     let net = Vgg::ALL.into_iter().find(|net| net.name() == name).expect("the name is one of the list");
-    Ok(Family::Vgg { net, classes, form, batch_norm: section.boolean("batch_norm", false)? })
+    Family::Vgg { net, classes, form, batch_norm: values.get("batch_norm") }
 }
 
-fn read_custom(section: &mut Section) -> Result<Family, Error> {
+fn read_custom(section: &mut Section, values: &Values) -> Result<Family, Error> {
     let expected = "a list of layers, such as [{ type = \"flatten\" }, { type = \"linear\" }]";
     let layers = match section.get("layers") {
         None => return Err(Error::Missing { field: section.field("layers"), expected: expected.into() }),
         Some(toml::Value::Array(items)) if !items.is_empty() => read_layers(&section.field("layers"), items)?,
         Some(value) => return Err(section.wrong("layers", expected, value)),
     };
-    let text = layers[0].kind.word == "embedding";
-    let context =
-        if text { Some(section.whole("context", Gpt::default().context, 1, LARGEST)?) } else { None };
-    if !text && section.has("context") {
+    let context = match layers[0].kind.word == "embedding" {
+        true => Some(values.find("context").unwrap_or(Gpt::default().context)),
+        false => None,
+    };
+    if context.is_none() && section.has("context") {
         let why = "with images: only a model whose first layer is an embedding takes text".into();
         return Err(Error::NoEffect { field: section.field("context"), why });
     }
-    Ok(Family::Custom { classes: read_classes(section)?, context, layers })
-}
-
-fn read_start(section: &mut Section) -> Result<Start, Error> {
-    section.choice("init", Start::He)
-}
-
-fn read_classes(section: &mut Section) -> Result<Option<usize>, Error> {
-    section.optional_whole("classes", 2, LARGEST)
-}
-
-fn read_dropout(section: &mut Section) -> Result<f64, Error> {
-    section.number("dropout", 0.0, "a number in [0, 1)", |x| (0.0..1.0).contains(&x))
+    Ok(Family::Custom { classes: values.find("classes"), context, layers })
 }
 
 fn read_hidden(section: &mut Section) -> Result<Vec<usize>, Error> {

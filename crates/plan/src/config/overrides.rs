@@ -1,115 +1,211 @@
-//! `--set a.b=c`: a value put into the run file before it is read, so that it passes the same checks; `--set a.b=` takes one out.
+//! `--set a.b=c`: a field and the value that it is given before the run file is read, so that it passes the same checks; `--set a.b=`
+//! takes one out. What a person types is text until here; what the program itself sets has a constructor of its own.
 
+use std::fmt;
 use std::path::Path;
 
+use serde::Serialize;
 use toml::{Table, Value};
 
-use super::{Error, check_name};
+use super::{Error, check_name, fields};
+use crate::device::DeviceKind;
+use crate::spec::Precision;
 
-/// Fields that name files.
-const PATHS: [&str; 7] = [
-    "data.path",
-    "data.validation_path",
-    "data.tokenizer",
-    "data.images",
-    "data.labels",
-    "parallel.schedule_file",
-    "branch.from",
-];
+/// A field and what it is set to. Numbers in its path count items of a list, from 0; the number behind the last item adds one, so
+/// that a list need not stand in the file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Override {
+    /// As it is typed.
+    text: String,
+    /// The path of the field; an empty one is that of a text that is no setting, which is told where it is put in.
+    keys: Vec<String>,
+    /// None takes the field out.
+    value: Option<Value>,
+}
 
-/// Puts one override into the table. The value is TOML where it parses as such and a plain text elsewhere, so that
-/// `model.name=gpt` needs no quotes, nor the items of `data.extensions=[rs, md]`. Numbers in the path count items of a
-/// list, from 0; the number behind the last item adds one, so that a list need not stand in the file.
-pub(super) fn apply(table: &mut Table, text: &str) -> Result<(), Error> {
-    let malformed = |expected: &str| Error::Override { text: text.into(), expected: expected.into() };
-    let (path, value) = text.split_once('=').ok_or_else(|| malformed("`section.field=value`"))?;
-    let keys: Vec<&str> = path.split('.').map(str::trim).collect();
-    let Some((last, sections)) = keys.split_last() else { return Err(malformed("`section.field=value`")) };
-    if keys.iter().any(|key| key.is_empty()) {
-        return Err(malformed("`section.field=value`"));
+impl From<&str> for Override {
+    fn from(text: &str) -> Override {
+        let (path, value) = text.split_once('=').unwrap_or_default();
+        let keys = path.split('.').map(|key| key.trim().to_owned()).collect();
+        let value = Some(value.trim()).filter(|value| !value.is_empty()).map(parse);
+        Override { text: text.into(), keys, value }
     }
-    let nowhere = || malformed("a path through sections of the run file");
-    if value.trim().is_empty() {
-        take(table, &keys);
-        return Ok(());
+}
+
+impl From<String> for Override {
+    fn from(text: String) -> Override {
+        text.as_str().into()
     }
-    let value = parse(value.trim());
-    let Some((first, inner)) = sections.split_first() else {
-        table.insert((*last).into(), value);
-        return Ok(());
-    };
-    // A section itself is never a list, whatever stands behind it.
-    let mut at = table.entry(*first).or_insert_with(|| Value::Table(Table::new()));
-    for (key, next) in inner.iter().zip(&keys[2..]) {
-        at = match at {
-            Value::Table(t) => t.entry(*key).or_insert_with(|| empty(next)),
-            Value::Array(items) => item(items, key, || empty(next)).ok_or_else(nowhere)?,
-            _ => return Err(nowhere()),
+}
+
+impl fmt::Display for Override {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Override {
+    /// A field that somebody else names, in a file of another kind.
+    pub fn new(field: &str, value: Value) -> Override {
+        let keys = field.split('.').map(String::from).collect();
+        Override { text: format!("{field}={value}"), keys, value: Some(value) }
+    }
+
+    fn of(field: &str, value: impl Serialize) -> Override {
+        Override::new(field, Value::try_from(value).expect("plain data"))
+    }
+
+    /// `seed`
+    pub fn seed(seed: u64) -> Override {
+        Override::of("seed", seed)
+    }
+
+    /// `train.batch`
+    pub fn batch(samples: usize) -> Override {
+        Override::of("train.batch", samples)
+    }
+
+    /// `train.steps`
+    pub fn steps(steps: u64) -> Override {
+        Override::of("train.steps", steps)
+    }
+
+    /// `train.precision`
+    pub fn precision(precision: Precision) -> Override {
+        Override::of("train.precision", precision)
+    }
+
+    /// `prune.sparsity`
+    pub fn sparsity(share: f64) -> Override {
+        Override::of("prune.sparsity", share)
+    }
+
+    /// `parallel.data`
+    pub fn replicas(ranks: usize) -> Override {
+        Override::of("parallel.data", ranks)
+    }
+
+    /// `data.path`
+    pub fn data_path(path: &Path) -> Override {
+        Override::of("data.path", path.to_string_lossy())
+    }
+
+    /// `device.kind`
+    pub fn device(kind: DeviceKind) -> Override {
+        Override::of("device.kind", kind)
+    }
+
+    /// The full name of its field.
+    pub fn field(&self) -> String {
+        self.keys.join(".")
+    }
+
+    /// With its relative paths below `folder`: a field that names files, set by whoever stands there, means files there.
+    pub fn below(self, folder: &Path) -> Override {
+        // A study file has its run file in a section.
+        let own = usize::from(self.keys[0] == "run");
+        let field = self.keys[own..].iter().take(2).cloned().collect::<Vec<_>>().join(".");
+        let joined = |value: Value| match value {
+            Value::String(path) if !path.is_empty() => {
+                Value::String(folder.join(path).to_string_lossy().into_owned())
+            }
+            other => other,
         };
+        match self.value {
+            Some(value) if field == "branch.from" || fields::named(&field).any(|row| row.is_path) => {
+                let value = match value {
+                    Value::Array(items) => Value::Array(items.into_iter().map(joined).collect()),
+                    one => joined(one),
+                };
+                Override::new(&self.keys.join("."), value)
+            }
+            _ => self,
+        }
     }
-    match at {
-        Value::Table(t) => drop(t.insert((*last).into(), value)),
-        Value::Array(items) => *item(items, last, || Value::Boolean(false)).ok_or_else(nowhere)? = value,
-        _ => return Err(nowhere()),
+
+    /// Puts it into a table.
+    pub(super) fn apply(&self, table: &mut Table) -> Result<(), Error> {
+        let malformed =
+            |expected: &str| Error::Override { text: self.text.clone(), expected: expected.into() };
+        if self.keys.iter().any(|key| key.is_empty()) {
+            return Err(malformed("`section.field=value`"));
+        }
+        let Some(value) = &self.value else {
+            take(table, &self.keys);
+            return Ok(());
+        };
+        let (last, sections) = self.keys.split_last().expect("a path has at least one key");
+        let Some((first, inner)) = sections.split_first() else {
+            table.insert(last.clone(), value.clone());
+            return Ok(());
+        };
+        let nowhere = || malformed("a path through sections of the run file");
+        // A section itself is never a list, whatever stands behind it.
+        let mut at = table.entry(first.as_str()).or_insert_with(|| Value::Table(Table::new()));
+        for (key, next) in inner.iter().zip(&self.keys[2..]) {
+            at = match at {
+                Value::Table(t) => t.entry(key.as_str()).or_insert_with(|| empty(next)),
+                Value::Array(items) => item(items, key, || empty(next)).ok_or_else(nowhere)?,
+                _ => return Err(nowhere()),
+            };
+        }
+        match at {
+            Value::Table(t) => drop(t.insert(last.clone(), value.clone())),
+            Value::Array(items) => {
+                *item(items, last, || Value::Boolean(false)).ok_or_else(nowhere)? = value.clone();
+            }
+            _ => return Err(nowhere()),
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// Every field of a table as one.
+    pub fn all_of(table: &Table) -> Vec<Override> {
+        let mut all = Vec::new();
+        collect("", table, &mut all);
+        all
+    }
+}
+
+fn collect(path: &str, table: &Table, into: &mut Vec<Override>) {
+    for (key, value) in table {
+        let field = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        match value {
+            Value::Table(inner) => collect(&field, inner, into),
+            value => into.push(Override::new(&field, value.clone())),
+        }
+    }
 }
 
 /// Takes a field, a section or an item of a list out, where it is there.
-fn take(table: &mut Table, keys: &[&str]) {
+fn take(table: &mut Table, keys: &[String]) {
     let Some((last, above)) = keys.split_last() else { return };
     let Some((first, inner)) = above.split_first() else {
-        table.remove(*last);
+        table.remove(last);
         return;
     };
-    let mut at = table.get_mut(*first);
+    let mut at = table.get_mut(first);
     for key in inner {
         at = match at {
-            Some(Value::Table(t)) => t.get_mut(*key),
+            Some(Value::Table(t)) => t.get_mut(key),
             Some(Value::Array(items)) => key.parse::<usize>().ok().and_then(|place| items.get_mut(place)),
             _ => None,
         };
     }
     match (at, last.parse::<usize>()) {
-        (Some(Value::Table(t)), _) => drop(t.remove(*last)),
+        (Some(Value::Table(t)), _) => drop(t.remove(last)),
         (Some(Value::Array(items)), Ok(place)) if place < items.len() => drop(items.remove(place)),
         _ => {}
     }
 }
 
 /// Refuses overrides that take out what no run file has: nothing else would notice them.
-pub(super) fn check_unset(overrides: &[String]) -> Result<(), Error> {
-    for text in overrides {
-        if let Some((path, "")) = text.split_once('=').map(|(path, value)| (path, value.trim())) {
-            let names: Vec<&str> = path.split('.').map(str::trim).collect();
-            let items = |key: &&str| key.parse::<usize>().is_err();
-            check_name(&names.into_iter().take_while(items).take(2).collect::<Vec<_>>().join("."))?;
-        }
+pub(super) fn check_unset(overrides: &[Override]) -> Result<(), Error> {
+    for setting in overrides.iter().filter(|setting| setting.value.is_none()) {
+        let names = setting.keys.iter().map(String::as_str).take_while(|key| key.parse::<usize>().is_err());
+        check_name(&names.take(2).collect::<Vec<_>>().join("."))?;
     }
     Ok(())
-}
-
-/// An override with its relative paths below `folder`.
-pub(super) fn below(folder: &Path, text: &str) -> String {
-    let Some((path, value)) = text.split_once('=') else { return text.into() };
-    let keys: Vec<&str> = path.split('.').map(str::trim).collect();
-    // A study file has its run file in a section.
-    let keys = keys.strip_prefix(&["run"]).unwrap_or(&keys);
-    let field = keys[..keys.len().min(2)].join(".");
-    if !PATHS.contains(&&*field) || value.trim().is_empty() {
-        return text.into();
-    }
-    let joined = |value: Value| match value {
-        Value::String(path) if !path.is_empty() => {
-            Value::String(folder.join(path).to_string_lossy().into_owned())
-        }
-        other => other,
-    };
-    let value = match parse(value.trim()) {
-        Value::Array(items) => Value::Array(items.into_iter().map(joined).collect()),
-        one => joined(one),
-    };
-    format!("{}={value}", path.trim())
 }
 
 /// What holds a key that nothing holds yet: a list where it is a number.
@@ -126,13 +222,14 @@ fn item<'a>(items: &'a mut Vec<Value>, key: &str, new: impl FnOnce() -> Value) -
     items.get_mut(place)
 }
 
-/// The value that an override of this field, in its own words, gives it; the last one counts, and may take it out.
-pub(super) fn value_of(overrides: &[String], field: &str) -> Option<Value> {
-    let split = overrides.iter().rev().filter_map(|text| text.split_once('='));
-    let mut own = split.filter(|(path, _)| path.split('.').map(str::trim).eq(field.split('.')));
-    own.next().map(|(_, value)| value.trim()).filter(|value| !value.is_empty()).map(parse)
+/// The value that overrides of this very field give it; the last one counts, and may take it out.
+pub(super) fn value_of<'a>(overrides: &'a [Override], field: &str) -> Option<&'a Value> {
+    let mut own = overrides.iter().rev().filter(|setting| setting.field() == field);
+    own.next().and_then(|setting| setting.value.as_ref())
 }
 
+/// TOML where it parses as such and a plain text elsewhere, so that `model.name=gpt` needs no quotes, nor the items of
+/// `data.extensions=[rs, md]`.
 fn parse(value: &str) -> Value {
     match format!("value = {value}").parse::<Table>() {
         // More than one key: the text held a line break and was not one value.
@@ -150,10 +247,13 @@ fn parse(value: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::RunFile;
+    use crate::data::Source;
+    use crate::timetable::Length;
 
     fn with(text: &str) -> Result<String, Error> {
         let mut table: Table = "seed = 1\n[model]\nlayers = [{ output = 3 }]\n".parse().unwrap();
-        apply(&mut table, text)?;
+        Override::from(text).apply(&mut table)?;
         Ok(table.to_string())
     }
 
@@ -161,7 +261,7 @@ mod tests {
     fn values_are_toml_or_text() {
         let mut table = Table::new();
         for text in ["a=1", "b.c = gpt", "b.d=[1, 2]", "b.e=x=y", "f=\"\"", "g=\"quoted\"", "h=1\ni=2"] {
-            apply(&mut table, text).unwrap();
+            Override::from(text).apply(&mut table).unwrap();
         }
         assert_eq!(table["a"], Value::Integer(1));
         assert_eq!(table["b"]["c"].as_str(), Some("gpt"));
@@ -179,7 +279,7 @@ mod tests {
         for text in
             ["data.extensions=[rs, md]", "prune.exclude.0=attn", "prune.exclude.1=mlp", "parallel.cut=[2, 4]"]
         {
-            apply(&mut table, text).unwrap();
+            Override::from(text).apply(&mut table).unwrap();
         }
         let texts = |list: &Value| -> Vec<String> {
             list.as_array().unwrap().iter().map(|text| text.as_str().unwrap().into()).collect()
@@ -187,7 +287,7 @@ mod tests {
         assert_eq!(texts(&table["data"]["extensions"]), ["rs", "md"]);
         assert_eq!(texts(&table["prune"]["exclude"]), ["attn", "mlp"]);
         assert_eq!(table["parallel"]["cut"].as_array().unwrap()[1], Value::Integer(4));
-        assert!(apply(&mut table, "prune.exclude.3=x").is_err(), "none is left out");
+        assert!(Override::from("prune.exclude.3=x").apply(&mut table).is_err(), "none is left out");
         assert_eq!(parse("[odd").as_str(), Some("[odd"));
     }
 
@@ -200,7 +300,7 @@ mod tests {
         for text in
             ["seed=", "train.steps = ", "model.hidden.0=", "prune=", "train.epochs=", "sample.prompt="]
         {
-            apply(&mut table, text).unwrap();
+            Override::from(text).apply(&mut table).unwrap();
         }
         assert_eq!(table.to_string().replace("\n\n", "\n"), "[model]\nhidden = [2]\n[train]\nbatch = 2\n");
         assert_eq!(value_of(&["seed=1".into(), "seed=".into()], "seed"), None);
@@ -210,9 +310,32 @@ mod tests {
         insta::assert_snapshot!(check_unset(&["train.bacth=".into()]).unwrap_err(), @"`train.bacth` is not a field; did you mean `train.batch`?");
     }
 
+    /// The program names fields here alone, and reads back what it sets.
+    #[test]
+    fn what_is_set_by_the_program_is_read() {
+        let text = "[data]\nkind = \"text\"\n[prune]\nmethod = \"random\"";
+        let set = [
+            Override::seed(7),
+            Override::batch(6),
+            Override::steps(9),
+            Override::precision(Precision::Bf16),
+            Override::sparsity(0.25),
+            Override::replicas(3),
+            Override::data_path(Path::new("a b")),
+            Override::device(DeviceKind::Cpu),
+        ];
+        let run = RunFile::parse(text, &set).unwrap();
+        assert_eq!((run.seed, run.train.batch, run.train.length), (7, 6, Length::Steps(9)));
+        assert_eq!((run.train.precision, run.device.kind), (Precision::Bf16, DeviceKind::Cpu));
+        assert_eq!((run.prune.unwrap().sparsity, run.parallel.data), (0.25, 3));
+        let Source::Text { path, .. } = run.data.source else { panic!("not text") };
+        assert_eq!(path, [Path::new("a b")]);
+        assert_eq!(set[5].to_string(), "parallel.data=3");
+    }
+
     #[test]
     fn paths_that_are_set_lie_where_the_command_is_run() {
-        let here = |text: &str| below(Path::new("/here"), text);
+        let here = |text: &str| Override::from(text).below(Path::new("/here")).to_string();
         assert_eq!(here("data.path=a/b.txt"), "data.path=\"/here/a/b.txt\"");
         assert_eq!(here("data.path = [a, /abs/b]"), "data.path=[\"/here/a\", \"/abs/b\"]");
         assert_eq!(here("data.path.1=\"b c\""), "data.path.1=\"/here/b c\"");

@@ -8,11 +8,9 @@ use crate::layout::{LinearForm, Mixture};
 use crate::mesh::{Mesh, PerAxis};
 use crate::spec::Named;
 
-use super::reader::{Choice, LARGEST, MOST, Section, whole};
-use super::{Error, Master, Pipeline, Precision, RunFile, StateForm, Train};
-
-/// The seconds of a week: whoever waits longer waits for nobody.
-const WEEK: usize = 7 * 24 * 3600;
+use super::field::{Field, LARGEST, Takes, texts};
+use super::reader::{Section, whole};
+use super::{Error, Master, Pipeline, Precision, RunFile, StateForm, Train, fields};
 
 /// `[parallel]`
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -49,7 +47,7 @@ pub struct Parallel {
 pub struct Grid(pub [usize; 2]);
 
 impl Grid {
-    pub(super) fn read(section: &mut Section) -> Result<Grid, Error> {
+    fn read(section: &mut Section) -> Result<Grid, Error> {
         let Some(value) = section.get("spatial") else { return Ok(Grid([1, 1])) };
         let wrong =
             || section.wrong("spatial", "a whole number of at least 1, or two: [rows, columns]", value);
@@ -80,38 +78,30 @@ impl Serialize for Grid {
 }
 
 fn linear_form(section: &mut Section) -> Result<LinearForm, Error> {
-    let expected = "\"paired\", \"plain\", or a list of layers' names";
-    let Some(value) = section.get("linear") else { return Ok(LinearForm::Paired) };
-    match value.as_str() {
-        Some("paired") => Ok(LinearForm::Paired),
-        Some("plain") => Ok(LinearForm::Plain),
-        Some(_) => Err(section.wrong("linear", expected, value)),
-        None => Ok(LinearForm::PlainFor(names(section, "linear", expected)?)),
+    const FIELD: Field = texts("linear", "\"paired\", \"plain\", or a list of layers' names");
+    match section.get(FIELD.name).map(|value| (value, value.as_str())) {
+        None | Some((_, Some("paired"))) => Ok(LinearForm::Paired),
+        Some((_, Some("plain"))) => Ok(LinearForm::Plain),
+        Some((value, _)) => Ok(LinearForm::PlainFor(names(section, &FIELD, value)?)),
     }
 }
 
 fn mixture(section: &mut Section) -> Result<Option<Mixture>, Error> {
-    let expected = "\"auto\", or a list of the names of layers that are by model";
-    let Some(value) = section.get("integrated") else { return Ok(None) };
-    match value.as_str() {
-        Some("auto") => Ok(Some(Mixture::Auto)),
-        Some(_) => Err(section.wrong("integrated", expected, value)),
-        None => Ok(Some(Mixture::ByModel(names(section, "integrated", expected)?))),
+    const FIELD: Field = texts("integrated", "\"auto\", or a list of the names of layers that are by model");
+    match section.get(FIELD.name).map(|value| (value, value.as_str())) {
+        None => Ok(None),
+        Some((_, Some("auto"))) => Ok(Some(Mixture::Auto)),
+        Some((value, _)) => Ok(Some(Mixture::ByModel(names(section, &FIELD, value)?))),
     }
 }
 
 /// A list of layers, at least one.
-fn names(section: &mut Section, key: &'static str, expected: &str) -> Result<Named, Error> {
-    let names = section.texts(key, expected)?;
-    match names.is_empty() {
-        true => Err(Error::Value {
-            field: section.field(key),
-            expected: expected.into(),
-            got: "an empty list".into(),
-            hint: None,
-        }),
-        false => Ok(Named(names.into_iter().map(String::from).collect())),
-    }
+fn names(section: &mut Section, field: &Field, value: &Value) -> Result<Named, Error> {
+    let names =
+        section.read_field(field)?.filter(|names| value.is_array() && names.as_array() != Some(&Vec::new()));
+    let Takes::Texts(expected) = field.takes else { unreachable!("they are texts") };
+    let names = names.ok_or_else(|| section.wrong(field.name, expected, value))?;
+    Ok(Named(names.try_into().expect("a list of texts")))
 }
 
 /// A stage of ZeRO; `true` is the first.
@@ -123,33 +113,29 @@ fn read_zero(section: &mut Section) -> Result<usize, Error> {
     }
 }
 
-impl Choice for BatchNorm {
-    const ALL: &'static [(&'static str, Self)] =
-        &[("local", BatchNorm::Local), ("synchronised", BatchNorm::Synchronised)];
-}
-
 impl Parallel {
     /// `started` is the number of ranks that a launcher has started, where one has: they are all there is, so that
     /// what is left out follows from it.
     pub(super) fn read(section: &mut Section, started: Option<usize>) -> Result<Parallel, Error> {
-        let written = section.optional_whole("data", 1, LARGEST)?;
-        let pipeline = Pipeline::read(section)?;
+        let values = section.read(fields::PARALLEL)?;
+        let pipeline = Pipeline::read(section, &values)?;
         let stages = pipeline.as_ref().map_or(1, |pipeline| pipeline.stages);
-        let tensor = section.whole("tensor", 1, 1, LARGEST)?;
+        let tensor = values.get("tensor");
         let spatial = Grid::read(section)?;
         let others = stages.saturating_mul(tensor).saturating_mul(spatial.ranks());
+        let data = values.find("data").or(started.map(|started| started / others)).unwrap_or(1).max(1);
         let parallel = Parallel {
-            data: written.or(started.map(|started| started / others)).unwrap_or(1).max(1),
+            data,
             tensor,
-            sequence: section.boolean("sequence", false)?,
+            sequence: values.get("sequence"),
             linear: linear_form(section)?,
             spatial,
             integrated: mixture(section)?,
-            batch_norm: section.choice("batch_norm", BatchNorm::Local)?,
+            batch_norm: values.get("batch_norm"),
             zero: read_zero(section)?,
-            average_every: section.whole("average_every", 1, 1, LARGEST)?,
-            local_after: section.whole("local_after", 0, 0, MOST)?,
-            timeout_s: section.whole("timeout_s", 600, 1, WEEK)?,
+            average_every: values.get("average_every"),
+            local_after: values.get("local_after"),
+            timeout_s: values.get("timeout_s"),
             pipeline,
         };
         if parallel.sequence && tensor == 1 {
@@ -171,7 +157,6 @@ impl Parallel {
             let why = "with `parallel.average_every` = 1: ranks take every step together".into();
             return Err(Error::NoEffect { field: section.field("local_after"), why });
         }
-        section.finish()?;
         let Some(started) = started else { return Ok(parallel) };
         match Mesh::for_ranks(parallel.extents(), started) {
             Ok(_) => Ok(parallel),

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use serde::{Serialize, Serializer};
 use toml::{Table, Value};
 
-use super::reader::{Choice, LARGEST, Section, whole};
-use super::{Error, RunFile, overrides};
+use super::field::LARGEST;
+use super::reader::{Section, Values, whole};
+use super::{Error, Override, RunFile, overrides};
 use crate::pipeline::Order;
 use crate::schedule::{Name, Schedule, Updates};
 
@@ -49,31 +50,25 @@ fn word<S: Serializer>(name: &Name, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(name.as_str())
 }
 
-impl Choice for Name {
-    const ALL: &'static [(&'static str, Self)] = &{
-        let mut all = [("", Name::Gpipe); Name::ALL.len()];
-        let mut i = 0;
-        while i < all.len() {
-            all[i] = (Name::ALL[i].as_str(), Name::ALL[i]);
-            i += 1;
-        }
-        all
-    };
-}
-
 impl Pipeline {
+    /// Stages of about equal cost in a named order.
+    pub fn new(stages: usize, schedule: Name, chunks: Option<usize>) -> Pipeline {
+        let (schedule_file, brought, pipelines, cut, drain) = (None, None, None, Vec::new(), None);
+        Pipeline { stages, schedule, schedule_file, brought, chunks, pipelines, cut, drain }
+    }
+
     /// Reads its fields; none where there is one stage, and then they must not be written.
-    pub(super) fn read(section: &mut Section) -> Result<Option<Pipeline>, Error> {
-        let stages = section.whole("pipeline", 1, 1, LARGEST)?;
+    pub(super) fn read(section: &mut Section, values: &Values) -> Result<Option<Pipeline>, Error> {
+        let (stages, schedule) = (values.get("pipeline"), values.get::<String>("schedule"));
         let pipeline = Pipeline {
             stages,
-            schedule: section.choice("schedule", Name::OneFOneB)?,
-            schedule_file: section.text("schedule_file", "the path of a schedule")?.map(PathBuf::from),
+            schedule: schedule.parse().expect("one of the words"),
+            schedule_file: values.find("schedule_file"),
             brought: None,
-            chunks: section.optional_whole("chunks", 1, LARGEST)?,
-            pipelines: section.optional_whole("pipelines", 1, LARGEST)?,
+            chunks: values.find("chunks"),
+            pipelines: values.find("pipelines"),
             cut: read_cut(section)?,
-            drain: section.optional_whole("drain", 1, LARGEST)?,
+            drain: values.find("drain"),
         };
         if stages > 1 {
             // A resolved file has both, and the named one is then the usual.
@@ -101,9 +96,9 @@ impl Pipeline {
 
     /// Where an override makes one stage of a file's pipeline, its other fields go, but for those that are overrides
     /// themselves. Returns a sentence on what went.
-    pub(super) fn drop_moot(table: &mut Table, overrides: &[String]) -> Vec<String> {
+    pub(super) fn drop_moot(table: &mut Table, overrides: &[Override]) -> Vec<String> {
         let is_set = |key: &str| overrides::value_of(overrides, &format!("parallel.{key}"));
-        if is_set("pipeline") != Some(Value::Integer(1)) {
+        if is_set("pipeline") != Some(&Value::Integer(1)) {
             return Vec::new();
         }
         let Some(Value::Table(parallel)) = table.get_mut("parallel") else { return Vec::new() };

@@ -3,21 +3,12 @@
 //! A reader written by hand, since errors are for people: each names the full field, what it takes and what was
 //! written, and what is left over after reading is either a misspelling or a setting without effect.
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
+use super::field::{Field, LARGEST, Otherwise, Takes};
 use super::{Error, fields, nearest, other_names};
-
-/// The largest size of a dimension; larger ones are slips of the finger, and products of these stay in range.
-pub const LARGEST: usize = 1 << 24;
-
-/// The largest count of samples, steps and the like.
-pub const MOST: usize = 1 << 48;
-
-/// A closed set of words in a run file.
-pub trait Choice: Copy + 'static {
-    /// Every word with its meaning.
-    const ALL: &'static [(&'static str, Self)];
-}
 
 /// One section while it is read.
 pub struct Section<'a> {
@@ -65,96 +56,80 @@ impl<'a> Section<'a> {
         Error::Value { field: self.field(key), expected: expected.into(), got: show(got), hint: None }
     }
 
-    /// A whole number between two bounds, both allowed.
-    pub fn whole(
-        &mut self,
-        key: &'static str,
-        default: usize,
-        least: usize,
-        most: usize,
-    ) -> Result<usize, Error> {
-        Ok(self.optional_whole(key, least, most)?.unwrap_or(default))
+    /// Reads all of some fields, and refuses what is none of them.
+    pub fn read(&mut self, fields: &[Field]) -> Result<Values, Error> {
+        self.read_with(fields, "")
     }
 
-    /// The same without a default.
-    pub fn optional_whole(
-        &mut self,
-        key: &'static str,
-        least: usize,
-        most: usize,
-    ) -> Result<Option<usize>, Error> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        match whole(value, least, most) {
-            Ok(n) => Ok(Some(n)),
-            Err(expected) => Err(self.wrong(key, expected, value)),
+    /// The same where the word of the first field, or else `usual`, decides which others there are.
+    pub fn read_variant(&mut self, fields: &[Field], usual: &str) -> Result<Values, Error> {
+        let word = self.read_field(&fields[0])?;
+        let word = word.as_ref().and_then(Value::as_str).unwrap_or(usual);
+        let mut values = self.read_with(fields, word)?;
+        values.set(fields[0].name, word);
+        Ok(values)
+    }
+
+    /// The same for a word that is known.
+    pub fn read_with(&mut self, fields: &[Field], word: &str) -> Result<Values, Error> {
+        self.known.clear();
+        let mut values = Table::new();
+        for field in fields.iter().filter(|field| (field.with)(word)) {
+            if let Some(value) = self.read_field(field)? {
+                values.insert(field.name.into(), value);
+            }
         }
+        let names: Vec<&str> = fields.iter().map(|field| field.name).collect();
+        self.finish_variant(fields[0].name, word, &names)?;
+        Ok(Values(values))
     }
 
-    /// A finite number for which `fits` holds; `expected` says in words what that is.
-    pub fn number(
-        &mut self,
-        key: &'static str,
-        default: f64,
-        expected: &str,
-        fits: impl Fn(f64) -> bool,
-    ) -> Result<f64, Error> {
-        let Some(value) = self.get(key) else { return Ok(default) };
-        finite(value).filter(|number| fits(*number)).ok_or_else(|| self.wrong(key, expected, value))
-    }
-
-    /// Some such numbers; one alone is a list of one.
-    pub fn numbers(
-        &mut self,
-        key: &'static str,
-        expected: &str,
-        fits: impl Fn(f64) -> bool,
-    ) -> Result<Option<Vec<f64>>, Error> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        let numbers: Option<Vec<f64>> =
-            listed(value).iter().map(|value| finite(value).filter(|number| fits(*number))).collect();
-        match numbers.filter(|numbers| !numbers.is_empty()) {
-            None => Err(self.wrong(key, expected, value)),
-            numbers => Ok(numbers),
-        }
-    }
-
-    /// true or false.
-    pub fn boolean(&mut self, key: &'static str, default: bool) -> Result<bool, Error> {
-        match self.get(key) {
-            None => Ok(default),
-            Some(Value::Boolean(b)) => Ok(*b),
-            Some(value) => Err(self.wrong(key, "true or false", value)),
-        }
-    }
-
-    /// A text that is not empty; `expected` says what it is.
-    pub fn text(&mut self, key: &'static str, expected: &str) -> Result<Option<&'a str>, Error> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(Value::String(s)) if !s.is_empty() => Ok(Some(s)),
-            Some(value) => Err(self.wrong(key, expected, value)),
-        }
-    }
-
-    /// A list of texts; one text alone is a list of one.
-    pub fn texts(&mut self, key: &'static str, expected: &str) -> Result<Vec<&'a str>, Error> {
-        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
-        let text = |value: &'a Value| match value {
-            Value::String(s) if !s.is_empty() => Ok(s.as_str()),
-            _ => Err(self.wrong(key, expected, value)),
+    /// A field as it is written, or what it is where it is left out.
+    pub fn read_field(&mut self, field: &Field) -> Result<Option<Value>, Error> {
+        let missing = |section: &Self, expected: &str| Error::Missing {
+            field: section.field(field.name),
+            expected: expected.into(),
         };
-        listed(value).iter().map(text).collect()
-    }
-
-    /// One word of a closed set.
-    pub fn choice<T: Choice>(&mut self, key: &'static str, default: T) -> Result<T, Error> {
-        let Some(value) = self.get(key) else { return Ok(default) };
-        let words = || T::ALL.iter().map(|(word, _)| *word);
-        let word = value.as_str().unwrap_or_default();
-        match T::ALL.iter().find(|(known, _)| *known == word) {
-            Some(&(_, meaning)) => Ok(meaning),
-            None => Err(self.not_one_of(key, value, words())),
-        }
+        let Some(value) = self.get(field.name) else {
+            return match field.otherwise {
+                Otherwise::Missing(expected) => Err(missing(self, expected)),
+                other => Ok(other.value()),
+            };
+        };
+        let wrong = |expected: &str| self.wrong(field.name, expected, value);
+        let text = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
+        Ok(Some(match field.takes {
+            Takes::Any => value.clone(),
+            Takes::Whole(least, most) => match whole(value, least, most) {
+                Ok(_) => value.clone(),
+                Err(expected) => return Err(wrong(&expected)),
+            },
+            Takes::Number((expected, fits)) => {
+                let number = finite(value).filter(|number| fits(*number));
+                Value::Float(number.ok_or_else(|| wrong(expected))?)
+            }
+            Takes::Numbers((expected, fits)) => {
+                let number = |value| finite(value).filter(|number| fits(*number)).map(Value::Float);
+                let numbers: Option<Vec<Value>> = listed(value).iter().map(number).collect();
+                let numbers = numbers.filter(|numbers| !numbers.is_empty());
+                Value::Array(numbers.ok_or_else(|| wrong(expected))?)
+            }
+            Takes::Flag if value.is_bool() => value.clone(),
+            Takes::Flag => return Err(wrong("true or false")),
+            Takes::Word(words) if value.as_str().is_some_and(|word| words.contains(&word)) => value.clone(),
+            Takes::Word(words) => {
+                return Err(self.not_one_of(field.name, value, words.iter().copied()));
+            }
+            Takes::Text(_) if text(value) => value.clone(),
+            Takes::Text(expected) => return Err(wrong(expected)),
+            Takes::Texts(expected) => match listed(value).iter().find(|value| !text(value)) {
+                Some(value) => return Err(self.wrong(field.name, expected, value)),
+                None => match (listed(value), field.otherwise) {
+                    ([], Otherwise::Missing(expected)) => return Err(missing(self, expected)),
+                    (texts, _) => Value::Array(texts.to_vec()),
+                },
+            },
+        }))
     }
 
     /// The error for a word outside a closed set, with the nearest one as a hint.
@@ -183,7 +158,7 @@ impl<'a> Section<'a> {
                 field: self.field(key),
                 expected: format!("a section, `[{}]`", self.field(key)),
                 got: show(value),
-                hint: fields::usual_field(&self.field(key)).filter(|_| self.is_of_run_file).map(String::from),
+                hint: fields::usual_field(&self.field(key)).filter(|_| self.is_of_run_file),
             }),
         }
     }
@@ -229,6 +204,54 @@ impl Section<'_> {
             _ => true,
         };
         other_names::ours(name).find(exists).map(String::from)
+    }
+}
+
+/// The fields of a section that were read, each with a value, or without one where it may be left out.
+#[derive(Debug)]
+pub struct Values(Table);
+
+impl Values {
+    /// The value of a field.
+    ///
+    /// # Panics
+    /// Where it is of another type than the field takes.
+    pub fn get<T: DeserializeOwned>(&self, key: &str) -> T {
+        self.find(key).unwrap_or_else(|| panic!("`{key}` has a value"))
+    }
+
+    /// The value of a field that may be left out.
+    ///
+    /// # Panics
+    /// Where it is of another type than the field takes.
+    pub fn find<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
+        let value = self.0.get(key)?.clone();
+        Some(value.try_into().unwrap_or_else(|why| panic!("`{key}` is not what its field takes: {why}")))
+    }
+
+    /// All of them.
+    ///
+    /// # Panics
+    /// Where one is of another type than its field takes.
+    pub fn all<T: DeserializeOwned>(self) -> T {
+        self.0.try_into().unwrap_or_else(|why| panic!("a section is not what its fields take: {why}"))
+    }
+
+    /// Gives a field a value, whether it has one or not.
+    pub fn set(&mut self, key: &str, value: impl Serialize) {
+        self.0.insert(key.into(), Value::try_from(value).expect("plain data"));
+    }
+
+    /// Gives a field that was left out a value.
+    pub fn set_left_out(&mut self, key: &str, value: impl Serialize) {
+        if !self.0.contains_key(key) {
+            self.set(key, value);
+        }
+    }
+
+    /// Takes a field out.
+    pub fn remove(&mut self, key: &str) {
+        self.0.remove(key);
     }
 }
 

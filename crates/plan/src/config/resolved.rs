@@ -8,7 +8,6 @@ use crate::layout::{Cuts, Mixing};
 use crate::mesh::Mesh;
 use crate::optimization::Optimization;
 use crate::pipeline::{Order, Pipeline};
-use crate::pruning::Pruning;
 use crate::schedule::{Name, Updates};
 use crate::sharing::Sharing;
 use crate::storage::Storage;
@@ -72,19 +71,6 @@ impl RunFile {
         }
     }
 
-    /// What is pruned, and how.
-    pub(crate) fn pruning(&self) -> Option<Pruning> {
-        let prune = self.prune.as_ref()?;
-        Some(Pruning {
-            method: prune.method,
-            sparsity: prune.sparsity,
-            embeddings: prune.embeddings,
-            biases: prune.biases,
-            exclude: prune.exclude.clone(),
-            kernels: prune.kernels,
-        })
-    }
-
     /// How tensors are cut.
     pub(crate) fn cuts(&self) -> Cuts {
         let Parallel { tensor, sequence, ref linear, spatial, data, batch_norm, .. } = self.parallel;
@@ -93,7 +79,7 @@ impl RunFile {
             mixture,
             samples: self.train.batch / data,
             word: self.train.precision.size(),
-            pruning: self.pruning(),
+            pruning: self.prune.clone(),
         });
         Cuts { tensor, sequence, linear: linear.clone(), grid: spatial.0, synchronised, integrated }
     }

@@ -1,7 +1,7 @@
 //! `[sample]`: lines that a model writes in the course of its run. Without it there are none.
 
-use super::reader::{MOST, Section};
-use super::{Error, RunFile};
+use super::reader::Section;
+use super::{Error, RunFile, fields};
 use crate::data::Source;
 use crate::sample::Sample;
 
@@ -10,20 +10,7 @@ impl Sample {
         if section.is_empty() {
             return Ok(None);
         }
-        let expected = "the text that the model goes on from";
-        let Some(prompt) = section.text("prompt", expected)?.map(str::to_owned) else {
-            return Err(Error::Missing { field: section.field("prompt"), expected: expected.into() });
-        };
-        let sample = Sample {
-            prompt,
-            tokens: section.whole("tokens", 100, 1, MOST)?,
-            temperature: section.number("temperature", 0.8, "a number of at least 0", |x| x >= 0.0)?,
-            top_k: section.whole("top_k", 0, 0, MOST)?,
-            top_p: section.number("top_p", 1.0, "a number above 0, up to 1", |x| x > 0.0 && x <= 1.0)?,
-            every: section.whole("every", 0, 0, MOST)?,
-        };
-        section.finish()?;
-        Ok(Some(sample))
+        Ok(Some(section.read(fields::SAMPLE)?.all()))
     }
 
     /// What the other sections must be for a sample to be written.

@@ -152,7 +152,7 @@ fn names_of_other_tools_get_ours() {
             let text = sentence(&format!("{section}{theirs} = 1"));
             assert!(text.ends_with(&format!("is not a field; did you mean `{ours}`?")), "{section}: {text}");
         }
-        let set = RunFile::parse("", &[format!("{theirs}=1")]).unwrap_err().to_string();
+        let set = RunFile::parse("", &[format!("{theirs}=1").into()]).unwrap_err().to_string();
         assert!(set.contains(&format!("`{ours}`")), "{set}");
     }
     insta::assert_snapshot!(sentence("[model]\nname = \"mlp\"\nhidden_size = 3"), @"`model.hidden_size` is not a field; did you mean `model.hidden`?");
@@ -164,7 +164,7 @@ fn names_of_other_tools_get_ours() {
 #[test]
 fn a_length_is_in_steps_or_in_epochs() {
     let set = |text: &str, set: &[&str]| {
-        RunFile::parse(text, &set.iter().map(|set| set.to_string()).collect::<Vec<_>>())
+        RunFile::parse(text, &set.iter().map(|set| (*set).into()).collect::<Vec<_>>())
     };
     let run = set("[train]\nsteps = 500", &["train.epochs=2"]).unwrap();
     assert_eq!(run.train.length, crate::timetable::Length::Epochs(2));
@@ -253,9 +253,9 @@ fn pruning_is_read_and_checked() {
     let run = parse("[prune]\nmethod = \"random\"\nexclude = \"head\"").unwrap().prune.unwrap();
     assert_eq!((run.sparsity, run.exclude.len(), run.method.name()), (0.9, 1, "random"));
     // A mask of 0.133 bytes a weight pays from 0.95 % on where 14 bytes stand beside each weight.
-    let at = |sparsity: f64| Prune { sparsity, ..run.clone() };
+    let at = |sparsity: f64| Pruning { sparsity, ..run.clone() };
     assert!(at(0.01).compresses(14) && !at(0.009).compresses(14));
-    assert!(Prune { state: StateForm::Compressed, ..at(0.0) }.compresses(14));
+    assert!(Pruning { state: StateForm::Compressed, ..at(0.0) }.compresses(14));
 }
 
 fn custom(layers: &str) -> String {
@@ -296,7 +296,7 @@ fn layers_are_read_and_named() {
 #[test]
 fn overrides_pass_the_same_checks() {
     let set = |all: &[&str]| {
-        RunFile::parse("[train]\nbatch = 8", &all.iter().map(|s| s.to_string()).collect::<Vec<_>>())
+        RunFile::parse("[train]\nbatch = 8", &all.iter().map(|set| (*set).into()).collect::<Vec<_>>())
     };
     let run = set(&["train.batch=64", "model.name=resnet8", "optimizer.name=sgd", "learning_rate.peak=1e-2"]);
     let run = run.unwrap();
@@ -409,7 +409,7 @@ proptest! {
             format!("checkpoint.every={every}"),
             format!("checkpoint.keep={micro}"),
         ];
-        let run = RunFile::parse(&file, &overrides).unwrap();
+        let run = RunFile::parse(&file, &overrides.map(Override::from)).unwrap();
         let text = run.to_toml().unwrap();
         prop_assert_eq!(&RunFile::parse(&text, &[]).unwrap(), &run);
         prop_assert_eq!(run.train.clip, clip);
@@ -419,7 +419,30 @@ proptest! {
     /// No text makes the reader panic.
     #[test]
     fn nonsense_is_an_error_and_no_more(text in "[a-z\\[\\]=. \"0-9\n{},-]{0,60}", set in "[a-z.=0-9\"\\[\\]]{0,20}") {
-        let _ = RunFile::parse(&text, &[set]);
+        let _ = RunFile::parse(&text, &[set.into()]);
+    }
+}
+
+/// The words of the table of fields are those of the types that they become, in whatever variant of a section.
+#[test]
+fn every_word_of_every_field_is_read() {
+    for (section, rows) in fields::ALL {
+        let variants = match rows[0].takes {
+            field::Takes::Word(words) => words,
+            _ => &[""],
+        };
+        for (row, variant) in rows.iter().flat_map(|row| variants.iter().map(move |variant| (row, *variant)))
+        {
+            let field::Takes::Word(words) = row.takes else { continue };
+            for word in words.iter().filter(|_| (row.with)(variant)) {
+                let mut set = vec![format!("data.path=a"), format!("{section}.{}={variant}", rows[0].name)];
+                set.push(format!("{section}.{}={word}", row.name));
+                let set: Vec<Override> =
+                    set.into_iter().filter(|set| !set.ends_with('=')).map(Override::from).collect();
+                let read = RunFile::parse("", &set[usize::from(*section != "data")..]);
+                assert!(!matches!(read, Err(Error::Value { .. })), "{set:?}: {read:?}");
+            }
+        }
     }
 }
 
@@ -448,23 +471,4 @@ fn variants_of_optimizers_and_of_the_warm_up() {
         sentence("[optimizer]\nname = \"adam\"\nexclude_from_trust = false")
             .contains("`optimizer.exclude_from_trust`")
     );
-}
-
-#[test]
-fn another_method_takes_the_place_of_one() {
-    let text = "seed = 3\n[prune]\nmethod = \"magnitude\"\nscope = \"layer\"\nat = 5\nsparsity = 0.7\nexclude = \"mlp\"";
-    let prune = |text: &str, method: &str| {
-        let run = RunFile::parse(&RunFile::with_method(text, method).unwrap(), &[]).unwrap();
-        assert_eq!(run.seed, 3);
-        run.prune.unwrap()
-    };
-    let snip = prune(text, "snip");
-    assert_eq!(
-        (snip.method.name(), snip.sparsity, &snip.exclude[..]),
-        ("snip", 0.7, &["mlp".to_owned()][..])
-    );
-    assert_eq!(prune(text, "2:4").sparsity, 0.5);
-    assert_eq!(prune(text, "magnitude").method.at(), 5, "the same one keeps its fields");
-    assert_eq!(prune("seed = 3\n[prune]\nmethod = \"2:4\"\nsparsity = 0.5", "random").sparsity, 0.9);
-    assert_eq!(prune("seed = 3", "grasp").method.name(), "grasp");
 }

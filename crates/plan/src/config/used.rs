@@ -2,7 +2,8 @@
 //! change nothing is refused, since whoever sets it believes that it does.
 
 use super::changes::{check_name, covers};
-use super::{Error, RunFile, Train, overridden};
+use super::field::Used;
+use super::{Error, Override, RunFile, RunTable, Train, fields, overridden};
 use crate::data::HeldOut;
 use crate::timetable::Length;
 
@@ -17,42 +18,15 @@ pub enum Purpose {
     Text,
 }
 
-/// What says how a model computes, whatever it is used for.
-const COMPUTES: &[&str] = &[
-    "model",
-    "train.precision",
-    "device",
-    "parallel.data",
-    "parallel.tensor",
-    "parallel.sequence",
-    "parallel.linear",
-    "parallel.integrated",
-    "parallel.spatial",
-    "parallel.pipeline",
-    "parallel.schedule",
-    "parallel.schedule_file",
-    "parallel.chunks",
-    "parallel.pipelines",
-    "parallel.cut",
-    "parallel.timeout_s",
-];
-
-/// How many samples run at a time where it is judged.
-const SAMPLES: &[&str] = &["train.batch", "train.micro_batches", "train.eval_batch"];
-
-/// What of a model is for training alone.
-const LEARNS: &[&str] = &["model.dropout", "model.init"];
-
 impl Purpose {
     /// Whether a field changes anything.
     fn reads(self, field: &str) -> bool {
-        let is_of = |names: &[&str]| names.iter().any(|name| covers(name, field));
-        let reads = match self {
-            Purpose::Text => is_of(COMPUTES),
-            Purpose::OtherData => is_of(COMPUTES) || is_of(SAMPLES) || is_of(&["data.mean", "data.std"]),
-            Purpose::HeldOut => is_of(COMPUTES) || is_of(SAMPLES) || is_of(&["data", "seed"]),
+        let least = match self {
+            Purpose::Text => Used::Always,
+            Purpose::OtherData => Used::Judging,
+            Purpose::HeldOut => Used::HeldOut,
         };
-        reads && !is_of(LEARNS)
+        fields::hold(field, |row| row.used >= least)
     }
 
     /// Why it does not, as the end of a sentence.
@@ -78,12 +52,8 @@ impl Purpose {
 
 impl RunFile {
     /// An error where an override of a trained model's run has no effect, or would judge it by samples that it has learnt from.
-    pub fn check_overrides(&self, overrides: &[String], purpose: Purpose) -> Result<(), Error> {
-        let fields = overrides
-            .iter()
-            .filter_map(|text| text.split_once('='))
-            .map(|(field, _)| field.split('.').map(str::trim).collect::<Vec<_>>().join("."));
-        for field in fields {
+    pub fn check_overrides(&self, overrides: &[Override], purpose: Purpose) -> Result<(), Error> {
+        for field in overrides.iter().map(Override::field) {
             // One that is no field at all is named where the run is read.
             let name: String = field.split('.').take(2).collect::<Vec<_>>().join(".");
             let reads = purpose.reads(&field) && (field != "seed" || self.data.is_drawn());
@@ -98,7 +68,7 @@ impl RunFile {
     }
 
     /// Refuses to hold out more than the run did, or to draw other samples than it drew: the model has learnt from some of them.
-    fn check_held_out(&self, overrides: &[String]) -> Result<(), Error> {
+    fn check_held_out(&self, overrides: &[Override]) -> Result<(), Error> {
         let run = self.in_use(overrides)?;
         let instead = "--data names what else to judge it by";
         if matches!((&self.data.held_out, &run.data.held_out), (HeldOut::Files { .. }, HeldOut::Share { .. }))
@@ -132,33 +102,24 @@ impl RunFile {
 
     /// The run as its model is used: on one rank of whatever device there is, with nothing pruned or learnt, in micro-batches as
     /// large as they were. `overrides` may ask for ranks and precision; a batch is as many micro-batches as then are under way.
-    pub fn in_use(&self, overrides: &[String]) -> Result<RunFile, Error> {
+    pub fn in_use(&self, overrides: &[Override]) -> Result<RunFile, Error> {
         let standard = RunFile::parse("", &[])?;
         let micro_batch = self.batch().micro_batch;
-        let train = Train {
-            length: Length::Steps(0),
-            batch: micro_batch,
-            precision: self.train.precision,
-            ..standard.train
-        };
-        let (optimizer, learning_rate) = (standard.optimizer, standard.learning_rate);
-        let (checkpoint, device) = (standard.checkpoint, standard.device);
-        let alone = RunFile {
-            train,
-            optimizer,
-            learning_rate,
-            checkpoint,
-            device,
+        let mut used = RunFile {
+            train: Train { length: Length::Steps(0), precision: self.train.precision, ..standard.train },
+            optimizer: standard.optimizer,
+            learning_rate: standard.learning_rate,
+            checkpoint: standard.checkpoint,
+            device: standard.device,
             prune: None,
             sample: None,
             ..self.alone()
         };
-        let text = alone.to_toml()?;
-        let stages = RunFile::replica(&text, overrides)?.pipeline;
-        let replicas = overridden(overrides, "parallel.data").and_then(|number| number.parse::<usize>().ok());
-        let batch = micro_batch.saturating_mul(stages).saturating_mul(replicas.unwrap_or(1));
-        let own = [format!("train.micro_batches={stages}"), format!("train.batch={batch}")];
-        RunFile::parse(&text, &[&own[..], overrides].concat())
+        let stages = RunTable::of(&used)?.with(overrides)?.replica()?.pipeline;
+        let replicas = overridden(overrides, "parallel.data").and_then(|number| number.parse().ok());
+        used.train.micro_batches = stages;
+        used.train.batch = micro_batch.saturating_mul(stages).saturating_mul(replicas.unwrap_or(1));
+        RunTable::of(&used)?.with(overrides)?.read()
     }
 }
 
@@ -200,7 +161,7 @@ mod tests {
     #[test]
     fn what_has_no_effect_on_a_trained_model_is_refused() {
         let said = |text: &str, purpose| {
-            trained().check_overrides(&[text.to_owned()], purpose).map_err(|why| why.to_string())
+            trained().check_overrides(&[text.into()], purpose).map_err(|why| why.to_string())
         };
         for purpose in [Purpose::HeldOut, Purpose::OtherData, Purpose::Text] {
             for allowed in ["train.precision=f32", "parallel.tensor=2", "device.kind=cpu", "model.context=8"]
@@ -234,7 +195,7 @@ mod tests {
     #[test]
     fn nothing_that_was_learnt_from_is_held_out() {
         let said = |text: &str| {
-            trained().check_overrides(&[text.to_owned()], Purpose::HeldOut).map_err(|why| why.to_string())
+            trained().check_overrides(&[text.into()], Purpose::HeldOut).map_err(|why| why.to_string())
         };
         assert_eq!(said("data.validation=0.05"), Ok(()));
         insta::assert_snapshot!(said("data.validation=0.5").unwrap_err(), @"`data.validation` is 0.5, and the run held out 0.1: the rest of it the model has learnt from (--data names what else to judge it by)");
@@ -247,7 +208,7 @@ mod tests {
     /// What of the run would contradict them is not there any more.
     #[test]
     fn ranks_and_precision_are_for_whoever_uses_it() {
-        let asked = ["parallel.data=2", "parallel.pipeline=2", "train.precision=f32"].map(String::from);
+        let asked = ["parallel.data=2", "parallel.pipeline=2", "train.precision=f32"].map(Override::from);
         let used = trained().in_use(&asked).unwrap();
         assert_eq!((used.train.batch, used.train.micro_batches), (16, 2));
         assert_eq!(used.mesh().size(), 4);

@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn pruning_shortens_sums_of_weight_gradients_alone() {
         let text = "[model]\nname = \"mlp\"\n[data]\nkind = \"shapes\"\n[prune]\nmethod = \"magnitude\"\nsparsity = 0.9";
-        let pruning = RunFile::parse(text, &[]).unwrap().pruning();
+        let pruning = RunFile::parse(text, &[]).unwrap().prune;
         let model = mlp((28, 28, 1), &[300, 100], 10);
         let all = |pruning| LayerSizes::of_model(&model, pruning).unwrap();
         for (dense, pruned) in all(None).iter().zip(&all(pruning.as_ref())) {

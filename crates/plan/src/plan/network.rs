@@ -4,7 +4,7 @@ use super::DataFacts;
 use crate::config::{self, Family, Start};
 use crate::error::Error;
 use crate::spec::custom::custom;
-use crate::spec::presets::{self, Gpt};
+use crate::spec::presets;
 use crate::spec::{Input, Model};
 
 /// Builds it, or says what the data lacks for it.
@@ -18,16 +18,9 @@ pub(super) fn build(written: &config::Model, facts: DataFacts) -> Result<Model, 
     let classes = |number| at_least("model.classes", number, facts.classes, "classes");
     let vocab = |field, number| at_least(field, number, facts.vocab, "tokens");
     Ok(match written.family {
-        Family::Gpt { layers, heads, width, context, vocab: number, dropout, tied, norm, activation } => {
-            let vocab = vocab("model.vocab", number)?;
-            let dropout = dropout as f32;
-            let shape = Gpt { layers, width, heads, context, vocab, dropout, tied, norm, activation };
-            presets::gpt(&written.name, &shape)
-        }
-        Family::GptPreset { context, vocab: number, dropout } => {
-            let vocab = vocab("model.vocab", Some(number))?;
-            let size = Gpt::preset(&written.name).expect("the name was checked when it was read");
-            presets::gpt(&written.name, &Gpt { context, vocab, dropout: dropout as f32, ..size })
+        Family::Gpt { .. } | Family::GptPreset { .. } => {
+            let vocab = vocab("model.vocab", written.vocab())?;
+            presets::gpt(&written.name, &written.gpt(vocab).expect("it is one"))
         }
         Family::Mlp { ref hidden, init, classes: number } => {
             started(presets::mlp(image()?, hidden, classes(number)?), init)

@@ -1,7 +1,8 @@
 //! A layout into a run file.
 
-use crate::config::RunFile;
+use crate::config::{Grid, Pipeline, RunFile};
 use crate::error::Error;
+use crate::pruning::StateForm;
 use crate::simulate::Candidate;
 
 impl Candidate {
@@ -12,30 +13,19 @@ impl Candidate {
             field: "train.batch".into(),
             problem: format!("is {batch}, which this layout cannot share out: {self}"),
         })?;
-        let mut fields = vec![
-            format!("parallel.data={}", self.data),
-            format!("parallel.tensor={}", self.tensor),
-            format!("train.micro_batches={micro_batches}"),
-            format!("train.recompute={}", self.recompute.name()),
-        ];
-        if self.sequence {
-            fields.push("parallel.sequence=true".into());
-        }
-        if self.spatial() > 1 {
-            fields.push(format!("parallel.spatial=[{}, {}]", self.grid[0], self.grid[1]));
-        }
-        if self.zero > 0 {
-            fields.push(format!("parallel.zero={}", self.zero));
-        }
-        if self.pipeline > 1 {
-            fields.push(format!("parallel.pipeline={}", self.pipeline));
-            fields.push(format!("parallel.schedule={}", self.schedule));
-            fields.extend(self.chunks.map(|chunks| format!("parallel.chunks={chunks}")));
-        }
-        if run.prune.is_some() {
-            fields.push(format!("prune.state={}", self.state()));
-        }
-        RunFile::parse(&run.alone().to_toml()?, &fields)
+        run.alone().with(|run| {
+            (run.train.micro_batches, run.train.recompute) = (micro_batches, self.recompute);
+            run.parallel.data = self.data;
+            run.parallel.tensor = self.tensor;
+            run.parallel.sequence = self.sequence;
+            run.parallel.spatial = Grid(self.grid);
+            run.parallel.zero = self.zero.into();
+            run.parallel.pipeline =
+                (self.pipeline > 1).then(|| Pipeline::new(self.pipeline, self.schedule, self.chunks));
+            if let Some(prune) = &mut run.prune {
+                prune.state = if self.compressed { StateForm::Compressed } else { StateForm::Dense };
+            }
+        })
     }
 }
 

@@ -22,13 +22,13 @@ mod turns;
 
 use std::ops::Range;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Layer, Model, Recompute, ShapeError};
 use turns::{Flow, Held, Piece, Step, Walk};
 
 /// What weights, gradients and activations are stored in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// 32 bits.

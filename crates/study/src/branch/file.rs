@@ -2,20 +2,35 @@
 
 use std::path::PathBuf;
 
-use espalier_plan::config::reader::{Choice, MOST, Section};
-use espalier_plan::config::{self, RunFile};
+use espalier_plan::config::field::{
+    Field, MOST, NOT_NEGATIVE, any, number, optional_whole, text, whole, word,
+};
+use espalier_plan::config::{Override, RunFile, RunTable};
+use espalier_plan::learning_rate::{LearningRate, Schedule};
 use espalier_plan::optimizer::Rule;
+use espalier_plan::timetable::Length;
 use espalier_plan::{Error, Plan};
-use toml::{Table, Value};
+use serde::Deserialize;
+use toml::Table;
 
-use crate::reading::{flatten, in_run, missing, read_list, read_name, read_run};
+use crate::reading::{StudyTable, in_run, missing, read_list, whole as whole_of};
+
+const BRANCH: &[Field] = &[
+    text("from", "the folder of a checkpoint, or of a run"),
+    any("at"),
+    any("factors"),
+    optional_whole("samples", 1, MOST),
+    whole("seeds", 1, 1, 1000),
+    word("rate", "", &["linear", "sqrt"]),
+    number("tolerance", 0.01, NOT_NEGATIVE),
+];
 
 /// What is branched from where.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Branching {
     /// What it is called, on pages and in folders.
     pub name: String,
-    run: Table,
+    run: RunTable,
     /// A checkpoint that branches begin at, or a run folder, whose newest is meant: the trunk is not trained then, and `run` changes fields of its run file.
     pub from: Option<PathBuf>,
     /// Steps of the trunk after which branches begin, ascending; none where a checkpoint says it.
@@ -33,16 +48,14 @@ pub struct Branching {
 }
 
 /// How a rate grows with the batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub enum Scaling {
     /// As the batch: for SGD, whose step is the gradient.
+    #[serde(rename = "linear")]
     Linear,
     /// As its root: for Adam, whose step is the gradient over its noise.
+    #[serde(rename = "sqrt")]
     Root,
-}
-
-impl Choice for Scaling {
-    const ALL: &'static [(&'static str, Self)] = &[("linear", Scaling::Linear), ("sqrt", Scaling::Root)];
 }
 
 impl Scaling {
@@ -64,66 +77,57 @@ impl Scaling {
 
     /// As the file has it.
     pub fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(_, scaling)| *scaling == self).expect("all are there").0
+        match self {
+            Scaling::Linear => "linear",
+            Scaling::Root => "sqrt",
+        }
     }
 }
 
 impl Branching {
     /// Reads a study file's text after putting in overrides of the form `a.b=c`.
-    pub fn parse(text: &str, overrides: &[String]) -> Result<Branching, Error> {
-        let table = config::table(text, overrides)?;
-        let empty = Table::new();
-        let mut top = Section::foreign("", &table);
-        top.get("kind");
-        let name = read_name(&mut top)?;
-        let mut branch = top.section("branch", &empty)?;
-        let from = branch.text("from", "the folder of a checkpoint, or of a run")?.map(PathBuf::from);
-        let run = match (&from, top.has("run")) {
-            (Some(_), false) => {
-                top.get("run");
-                Table::new()
-            }
-            _ => read_run(&mut top)?,
+    pub fn parse(text: &str, overrides: &[Override]) -> Result<Branching, Error> {
+        let file = StudyTable::parse(text, overrides, &["branch"])?;
+        let mut section = file.section("branch")?;
+        let values = section.read(BRANCH)?;
+        let from: Option<PathBuf> = values.find("from");
+        let run = match (&from, file.run()) {
+            (Some(_), Err(_)) => Table::new().into(),
+            (_, run) => run?,
         };
-        top.finish()?;
-        let whole = |value: &Value| value.as_integer().and_then(|number| usize::try_from(number).ok());
-        let mut at = match (&from, branch.has("at")) {
+        let mut at = match (&from, section.has("at")) {
             (Some(_), true) => {
                 let why = "with `branch.from`: branches begin where the checkpoint is".into();
                 return Err(Error::NoEffect { field: "branch.at".into(), why });
             }
-            (Some(_), false) => {
-                branch.get("at");
-                Vec::new()
-            }
-            (None, _) => read_list(&mut branch, "at", "a list of steps, such as [100, 1000]", |value| {
-                whole(value).filter(|at| (1..=MOST).contains(at)).map(|at| at as u64)
+            (Some(_), false) => Vec::new(),
+            (None, _) => read_list(&mut section, "at", "a list of steps, such as [100, 1000]", |value| {
+                whole_of(value, MOST).map(|at| at as u64)
             })?,
         };
         let mut factors = read_list(
-            &mut branch,
+            &mut section,
             "factors",
             "a list of multiples of the batch with 1 among them, such as [1, 2, 4]",
-            |value| whole(value).filter(|factor| (1..=1 << 20).contains(factor)),
+            |value| whole_of(value, 1 << 20),
         )?;
-        let samples = branch.optional_whole("samples", 1, MOST)?;
-        let seeds = branch.whole("seeds", 1, 1, 1000)? as u64;
-        let scaling = match branch.has("rate") {
-            true => Some(branch.choice("rate", Scaling::Root)?),
-            false => {
-                branch.get("rate");
-                None
-            }
-        };
-        let tolerance = branch.number("tolerance", 0.01, "a number of at least 0", |x| x >= 0.0)?;
-        branch.finish()?;
         at.sort_unstable();
         factors.sort_unstable();
         if factors[0] != 1 {
             let problem = "has no 1: branches are compared with the one at the trunk's own batch".into();
             return Err(Error::Conflict { field: "branch.factors".into(), problem });
         }
-        let study = Branching { name, run, from, at, factors, samples, seeds, scaling, tolerance };
+        let study = Branching {
+            name: file.name.clone(),
+            run,
+            from,
+            at,
+            factors,
+            samples: values.find("samples"),
+            seeds: values.get("seeds"),
+            scaling: values.find("rate"),
+            tolerance: values.get("tolerance"),
+        };
         if study.from.is_none() {
             study.trunk(None)?;
         }
@@ -133,12 +137,10 @@ impl Branching {
     /// The run file of the trunk: the study's own, or that of its checkpoint's run with what the study changes.
     pub fn trunk(&self, of_checkpoint: Option<&str>) -> Result<RunFile, Error> {
         let trunk = match (&self.from, of_checkpoint) {
-            (None, _) => RunFile::parse(&self.run.to_string(), &[]).map_err(in_run)?,
+            (None, _) => self.run.read().map_err(in_run)?,
             (Some(_), None) => return Err(missing("branch.from", "a checkpoint in the folder of its run")),
             (Some(_), Some(text)) => {
-                let mut changes = Vec::new();
-                flatten("", &self.run, &mut changes);
-                RunFile::parse(text, &changes).map_err(in_run)?
+                RunFile::parse(text, &Override::all_of(self.run.fields())).map_err(in_run)?
             }
         };
         self.check(&trunk)?;
@@ -155,31 +157,27 @@ impl Branching {
         self.samples.unwrap_or(16 * batch * self.factors.last().expect("there is a 1"))
     }
 
-    /// The run file of a branch from a trunk, resolved, that begins after so many steps: its rate is that of the trunk there, scaled and constant.
+    /// The run file of a branch from a trunk that begins after so many steps: its rate is that of the trunk there, scaled and constant.
     pub fn branch(
         &self,
-        trunk: &str,
-        batch: usize,
+        trunk: &RunFile,
         factor: usize,
         after: u64,
         rate: f64,
         seed: u64,
     ) -> Result<RunFile, Error> {
-        let mut run: Table = trunk.parse().expect("a run file that was written is TOML");
-        let mut constant = Table::new();
-        constant.insert("peak".into(), Value::Float(rate));
-        constant.insert("schedule".into(), Value::String("constant".into()));
-        run.insert("learning_rate".into(), Value::Table(constant));
-        if let Some(Value::Table(train)) = run.get_mut("train") {
-            train.remove("epochs");
-        }
-        let steps = after as usize + self.samples(batch) / (factor * batch);
-        let overrides = [
-            format!("train.batch={}", factor * batch),
-            format!("train.steps={steps}"),
-            format!("seed={seed}"),
-        ];
-        RunFile::parse(&run.to_string(), &overrides)
+        let batch = factor * trunk.train.batch;
+        trunk.with(|run| {
+            let steps = after as usize + self.samples(trunk.train.batch) / batch;
+            (run.seed, run.train.batch, run.train.length) = (seed, batch, Length::Steps(steps));
+            run.learning_rate = LearningRate {
+                peak: rate,
+                warmup: 0,
+                warmup_from: None,
+                scale_from_batch: None,
+                schedule: Schedule::Constant,
+            };
+        })
     }
 
     fn check(&self, trunk: &RunFile) -> Result<(), Error> {
@@ -220,7 +218,7 @@ mod tests {
     "#;
 
     fn with(overrides: &[&str]) -> Result<Branching, Error> {
-        Branching::parse(TEXT, &overrides.iter().map(|text| text.to_string()).collect::<Vec<_>>())
+        Branching::parse(TEXT, &overrides.iter().map(|&text| text.into()).collect::<Vec<_>>())
     }
 
     #[test]
@@ -228,7 +226,7 @@ mod tests {
         let study = with(&[]).unwrap();
         assert_eq!((&study.at[..], &study.factors[..]), (&[20, 40][..], &[1, 2, 4][..]));
         let trunk = study.trunk(None).unwrap();
-        let branch = study.branch(&trunk.to_toml().unwrap(), 8, 4, 20, 0.02, 7).unwrap();
+        let branch = study.branch(&trunk, 4, 20, 0.02, 7).unwrap();
         assert_eq!((branch.train.batch, branch.seed), (32, 7));
         let text = branch.to_toml().unwrap();
         assert!(text.contains("steps = 22") && text.contains("peak = 0.02"), "{text}");

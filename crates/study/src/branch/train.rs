@@ -166,11 +166,11 @@ pub fn run(
             device.enter(|| match &source.checkpoint {
                 Some(checkpoint) => {
                     trunk.trainer.restore(checkpoint)?;
-                    trunk.fork(study, &text, checkpoint)
+                    trunk.fork(study, &source.run_file, checkpoint)
                 }
                 None => {
                     let checkpoint = trunk.reach(at)?;
-                    trunk.fork(study, &text, &checkpoint)
+                    trunk.fork(study, &source.run_file, &checkpoint)
                 }
             })
         })?;
@@ -203,7 +203,7 @@ impl<'a> Trunk<'a> {
     }
 
     /// Branches where it is, which is saved in `whole`.
-    fn fork(&mut self, study: &Branching, text: &str, whole: &Checkpoint) -> Result<Fork> {
+    fn fork(&mut self, study: &Branching, run: &RunFile, whole: &Checkpoint) -> Result<Fork> {
         let at = whole.progress().step;
         let Some(evaluation) = self.trainer.evaluate()? else {
             let problem = "holds nothing out, and branches are judged by what is held out".into();
@@ -211,7 +211,7 @@ impl<'a> Trunk<'a> {
         };
         let scaling = study.scaling.unwrap_or_else(|| Scaling::of(self.plan));
         let rate = self.plan.optimization.learning_rate.at(at as usize, self.trainer.steps() as usize);
-        let branch = |factor: &usize| self.branch(study, text, whole, *factor, rate * scaling.times(*factor));
+        let branch = |factor: &usize| self.branch(study, run, whole, *factor, rate * scaling.times(*factor));
         let branches = study.factors.iter().map(branch).collect::<Result<Vec<_>>>()?;
         let critical_batch = critical_batch(&branches, study.tolerance);
         Ok(Fork {
@@ -250,7 +250,7 @@ impl<'a> Trunk<'a> {
     fn branch(
         &self,
         study: &Branching,
-        text: &str,
+        run: &RunFile,
         whole: &Checkpoint,
         factor: usize,
         lr: f64,
@@ -260,7 +260,7 @@ impl<'a> Trunk<'a> {
         let mut losses = Vec::new();
         for seed in 0..study.seeds {
             let seed = self.plan.seed + seed;
-            let run_file = study.branch(text, own, factor, after, lr, seed)?;
+            let run_file = study.branch(run, factor, after, lr, seed)?;
             let plan = Plan::new(run_file, self.dataset.facts())?;
             let mut trainer = Trainer::new(plan, self.dataset.clone(), self.device)?;
             trainer.restore(whole)?;

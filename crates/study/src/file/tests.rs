@@ -24,7 +24,7 @@ const TEXT: &str = r#"
 "#;
 
 fn with(overrides: &[&str]) -> Result<Study, Error> {
-    Study::parse(TEXT, &overrides.iter().map(|&text| text.to_string()).collect::<Vec<_>>())
+    Study::parse(TEXT, &overrides.iter().map(|&text| text.into()).collect::<Vec<_>>())
 }
 
 #[test]

@@ -1,18 +1,26 @@
 //! The study file of a generalisation gap.
 
 use espalier_plan::Error;
-use espalier_plan::config::reader::{LARGEST, MOST, Section, show};
-use espalier_plan::config::{self, RunFile};
-use toml::{Table, Value};
+use espalier_plan::config::field::{Field, MOST, any, number, whole};
+use espalier_plan::config::reader::show;
+use espalier_plan::config::{Override, RunFile, RunTable};
+use toml::Value;
 
-use crate::reading::{flatten, in_run, missing, read_list, read_name, read_run};
+use crate::reading::{StudyTable, in_run, missing, read_batches, refuse_given};
+
+const GAP: &[Field] = &[
+    any("batches"),
+    whole("seeds", 1, 1, 1000),
+    whole("samples", 1000, 1, MOST),
+    number("epsilon", 1e-3, ("a number in (0, 1]", |x| x > 0.0 && x <= 1.0)),
+];
 
 /// What is trained.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gap {
     /// What it is called, on pages and in folders.
     pub name: String,
-    run: Table,
+    run: RunTable,
     /// Batch sizes.
     pub batches: Vec<usize>,
     /// Changes of the run, the first of them usually none.
@@ -30,31 +38,27 @@ pub struct Gap {
 pub struct Arm {
     /// What it is called.
     pub name: String,
-    /// Fields of the run file, as `a.b=c`.
-    pub changes: Vec<String>,
+    /// Fields of the run file.
+    pub changes: Vec<Override>,
 }
 
 impl Gap {
     /// Reads a study file's text after putting in overrides of the form `a.b=c`.
-    pub fn parse(text: &str, overrides: &[String]) -> Result<Gap, Error> {
-        let table = config::table(text, overrides)?;
-        let empty = Table::new();
-        let mut top = Section::foreign("", &table);
-        top.get("kind");
-        let name = read_name(&mut top)?;
-        let run = read_run(&mut top)?;
-        let arms = read_arms(&mut top)?;
-        let mut gap = top.section("gap", &empty)?;
-        top.finish()?;
-        let batches = read_list(&mut gap, "batches", "a list of batch sizes, such as [32, 1024]", |value| {
-            let batch = value.as_integer().and_then(|batch| usize::try_from(batch).ok());
-            batch.filter(|batch| (1..=LARGEST).contains(batch))
-        })?;
-        let seeds = gap.whole("seeds", 1, 1, 1000)? as u64;
-        let samples = gap.whole("samples", 1000, 1, MOST)?;
-        let epsilon = gap.number("epsilon", 1e-3, "a number in (0, 1]", |x| x > 0.0 && x <= 1.0)?;
-        gap.finish()?;
-        let study = Gap { name, run, batches, arms, seeds, samples, epsilon };
+    pub fn parse(text: &str, overrides: &[Override]) -> Result<Gap, Error> {
+        let file = StudyTable::parse(text, overrides, &["gap", "arms"])?;
+        let run = file.run()?;
+        let arms = read_arms(&file)?;
+        let mut section = file.section("gap")?;
+        let values = section.read(GAP)?;
+        let study = Gap {
+            name: file.name.clone(),
+            run,
+            arms,
+            batches: read_batches(&mut section, "a list of batch sizes, such as [32, 1024]")?,
+            seeds: values.get("seeds"),
+            samples: values.get("samples"),
+            epsilon: values.get("epsilon"),
+        };
         study.check()?;
         Ok(study)
     }
@@ -66,19 +70,7 @@ impl Gap {
 
     /// The run file of an arm at a batch.
     pub fn run_file(&self, batch: usize, arm: &Arm, seed: u64) -> Result<RunFile, Error> {
-        let mut run = self.run.clone();
-        // Whoever says how many steps there are says that there are no epochs, and the other way round.
-        let says =
-            |field: &str| arm.changes.iter().any(|change| change.starts_with(&format!("train.{field}=")));
-        if let Some(Value::Table(train)) = run.get_mut("train") {
-            for (said, other) in [("steps", "epochs"), ("epochs", "steps")] {
-                if says(said) {
-                    train.remove(other);
-                }
-            }
-        }
-        let mut overrides = vec![format!("train.batch={batch}"), format!("seed={seed}")];
-        overrides.extend(arm.changes.iter().cloned());
+        let overrides = [&[Override::batch(batch), Override::seed(seed)], &arm.changes[..]].concat();
         let arm_error = |error| match error {
             // What an arm writes is below its name.
             Error::UnknownField { field, hint } if arm.writes(&field) => {
@@ -89,23 +81,12 @@ impl Gap {
             }
             other => in_run(other),
         };
-        RunFile::parse(&run.to_string(), &overrides).map_err(arm_error)
+        self.run.clone().with(&overrides).and_then(|run| run.read()).map_err(arm_error)
     }
 
     /// Every arm at every batch must be a run.
     fn check(&self) -> Result<(), Error> {
-        for (section, key, from) in [("", "seed", "`gap.seeds`"), ("train", "batch", "`gap.batches`")] {
-            let table = if section.is_empty() {
-                Some(&self.run)
-            } else {
-                self.run.get(section).and_then(Value::as_table)
-            };
-            if table.is_some_and(|table| table.contains_key(key)) {
-                let path = if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") };
-                let why = format!("in a study: {from} decides it");
-                return Err(Error::NoEffect { field: format!("run.{path}"), why });
-            }
-        }
+        refuse_given(&self.run, &[("seed", "`gap.seeds`"), ("train.batch", "`gap.batches`")])?;
         for &batch in &self.batches {
             for arm in &self.arms {
                 self.run_file(batch, arm, 0)?;
@@ -117,16 +98,19 @@ impl Gap {
 
 impl Arm {
     fn writes(&self, field: &str) -> bool {
-        self.changes.iter().any(|change| change.split('=').next() == Some(field))
+        self.changes.iter().any(|change| change.field() == field)
     }
 }
 
 /// `[arms.NAME]`: of each a table of run-file fields, in sections or as quoted names.
-fn read_arms(top: &mut Section) -> Result<Vec<Arm>, Error> {
+fn read_arms(file: &StudyTable) -> Result<Vec<Arm>, Error> {
     let expected = "sections `[arms.NAME]` of run-file fields; an empty one is the run as it is";
-    let arms = match top.get("arms") {
+    let arms = match file.get("arms") {
         Some(Value::Table(arms)) if !arms.is_empty() => arms,
-        Some(other) => return Err(top.wrong("arms", expected, other)),
+        Some(other) => {
+            let (field, expected, got) = ("arms".into(), expected.into(), show(other));
+            return Err(Error::Value { field, expected, got, hint: None });
+        }
         None => return Err(missing("arms", expected)),
     };
     let arm = |(name, value): (&String, &Value)| {
@@ -135,9 +119,7 @@ fn read_arms(top: &mut Section) -> Result<Vec<Arm>, Error> {
             let expected = "a section of run-file fields".into();
             return Err(Error::Value { field, expected, got, hint: None });
         };
-        let mut changes = Vec::new();
-        flatten("", fields, &mut changes);
-        Ok(Arm { name: name.clone(), changes })
+        Ok(Arm { name: name.clone(), changes: Override::all_of(fields) })
     };
     arms.iter().map(arm).collect()
 }
@@ -169,7 +151,7 @@ mod tests {
     "#;
 
     fn with(overrides: &[&str]) -> Result<Gap, Error> {
-        Gap::parse(TEXT, &overrides.iter().map(|text| text.to_string()).collect::<Vec<_>>())
+        Gap::parse(TEXT, &overrides.iter().map(|&text| text.into()).collect::<Vec<_>>())
     }
 
     #[test]

@@ -203,7 +203,7 @@ fn a_goal_leaves_samples_out_and_decides_as_all_of_them_would() {
 #[test]
 fn what_a_trial_cannot_be_is_refused() {
     let refused = |overrides: &[&str]| {
-        let overrides: Vec<String> = overrides.iter().map(|text| text.to_string()).collect();
+        let overrides: Vec<_> = overrides.iter().map(|&text| text.into()).collect();
         let run = RunFile::parse(RUN, &overrides).unwrap();
         let workload = Workload::open(&run, &Device::cpu(1).unwrap());
         workload.and_then(|workload| workload.plan(&settings(8, 0.5, 0.05))).unwrap_err().to_string()

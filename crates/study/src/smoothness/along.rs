@@ -123,7 +123,7 @@ mod tests {
     "#;
 
     fn look(every: u64, samples: Option<usize>, overrides: &[&str]) -> Result<Option<Along>> {
-        let overrides: Vec<String> = overrides.iter().map(|text| text.to_string()).collect();
+        let overrides: Vec<_> = overrides.iter().map(|&text| text.into()).collect();
         let run = RunFile::parse(RUN, &overrides).unwrap();
         let dataset = Dataset::open(&run).unwrap();
         assert_eq!(dataset.len(Split::Train), 270);

@@ -1,20 +1,18 @@
 //! The study file of smoothness along training.
 
 use espalier_plan::Error;
-use espalier_plan::config::reader::Section;
-use espalier_plan::config::{self, RunFile};
-use toml::Table;
+use espalier_plan::config::field::any;
+use espalier_plan::config::{Override, RunFile, RunTable};
 
-use crate::look::Look;
-use crate::range::number;
-use crate::reading::{in_run, missing, read_list, read_name, read_run};
+use crate::look::{LOOK, Look};
+use crate::reading::{StudyTable, in_run, missing, read_sparsities, refuse_given};
 
 /// Which run is looked at, and how.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Smoothness {
     /// What it is called, on pages and in folders.
     pub name: String,
-    run: Table,
+    run: RunTable,
     /// At which sparsities.
     pub sparsities: Vec<f64>,
     /// How often, and over how many samples.
@@ -23,26 +21,14 @@ pub struct Smoothness {
 
 impl Smoothness {
     /// Reads a study file's text after putting in overrides of the form `a.b=c`.
-    pub fn parse(text: &str, overrides: &[String]) -> Result<Smoothness, Error> {
-        let table = config::table(text, overrides)?;
-        let empty = Table::new();
-        let mut top = Section::foreign("", &table);
-        top.get("kind");
-        let name = read_name(&mut top)?;
-        let run = read_run(&mut top)?;
-        let mut section = top.section("smoothness", &empty)?;
-        top.finish()?;
-        let expected = "a list of numbers in [0, 1), such as [0, 0.9]";
-        let sparsities = read_list(&mut section, "sparsities", expected, |value| {
-            number(value).filter(|sparsity| (0.0..1.0).contains(sparsity))
-        })?;
-        let look = Look::read(&mut section)?;
-        section.finish()?;
-        let study = Smoothness { name, run, sparsities, look };
-        if study.run.get("prune").is_some_and(|prune| prune.get("sparsity").is_some()) {
-            let why = "in a study: `smoothness.sparsities` decides it".into();
-            return Err(Error::NoEffect { field: "run.prune.sparsity".into(), why });
-        }
+    pub fn parse(text: &str, overrides: &[Override]) -> Result<Smoothness, Error> {
+        let file = StudyTable::parse(text, overrides, &["smoothness"])?;
+        let run = file.run()?;
+        let mut section = file.section("smoothness")?;
+        let look = Look::of(&section.read(&[any("sparsities"), LOOK[0], LOOK[1], LOOK[2]])?);
+        let sparsities = read_sparsities(&mut section)?;
+        refuse_given(&run, &[("prune.sparsity", "`smoothness.sparsities`")])?;
+        let study = Smoothness { name: file.name.clone(), run, sparsities, look };
         for &sparsity in &study.sparsities {
             study.run_file(sparsity)?;
         }
@@ -51,16 +37,14 @@ impl Smoothness {
 
     /// The run at a sparsity. What is whole is not pruned, whatever method the study names.
     pub fn run_file(&self, sparsity: f64) -> Result<RunFile, Error> {
-        let mut run = self.run.clone();
-        let mut overrides = Vec::new();
+        let run = self.run.clone();
         if sparsity == 0.0 {
-            run.remove("prune");
-        } else if run.contains_key("prune") {
-            overrides.push(format!("prune.sparsity={sparsity}"));
-        } else {
+            return run.dense().read().map_err(in_run);
+        }
+        if !run.has("prune") {
             return Err(missing("run.prune", &format!("a method for the sparsity of {sparsity}")));
         }
-        RunFile::parse(&run.to_string(), &overrides).map_err(in_run)
+        run.with(&[Override::sparsity(sparsity)]).and_then(|run| run.read()).map_err(in_run)
     }
 }
 
@@ -83,7 +67,7 @@ mod tests {
     "#;
 
     fn with(overrides: &[&str]) -> Result<Smoothness, Error> {
-        Smoothness::parse(TEXT, &overrides.iter().map(|text| text.to_string()).collect::<Vec<_>>())
+        Smoothness::parse(TEXT, &overrides.iter().map(|&text| text.into()).collect::<Vec<_>>())
     }
 
     #[test]

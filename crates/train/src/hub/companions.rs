@@ -6,11 +6,12 @@ use std::path::Path;
 use espalier_data::regular_file::{self, RECORDS, SETTINGS};
 use espalier_data::{Dataset, Standard, Tokenizer};
 use espalier_plan::Plan;
-use espalier_plan::spec::{Input, Model, Precision};
+use espalier_plan::spec::{Input, Precision};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{CONFIG, TOKENIZER, gpt2};
+use super::architecture::{self, Written};
+use super::{CONFIG, TOKENIZER};
 use crate::checkpoint::Companion;
 use crate::{Error, Result};
 
@@ -36,7 +37,7 @@ pub fn companions(plan: &Plan, dataset: &Dataset, from: Option<&Path>) -> Result
         Precision::Bf16 => "bfloat16",
     };
     match dataset {
-        Dataset::Tokens(tokens) => of_text(&plan.model, dtype, tokens.tokenizer(), from, false),
+        Dataset::Tokens(tokens) => of_text(plan, dtype, tokens.tokenizer(), from, false),
         Dataset::Images(images) => Ok(vec![preprocessor(images.standard())]),
     }
 }
@@ -45,7 +46,7 @@ pub fn companions(plan: &Plan, dataset: &Dataset, from: Option<&Path>) -> Result
 /// along how the model is asked to write (temperature, top_k and the like) and how a conversation becomes a text. Names of weights have the `prefix` of
 /// transformers' class, or not: without it, it takes a separate head for one that it does not know.
 pub(super) fn of_text(
-    model: &Model,
+    plan: &Plan,
     dtype: &str,
     tokenizer: Option<&Tokenizer>,
     beside: Option<&Path>,
@@ -54,11 +55,13 @@ pub(super) fn of_text(
     let mut files = Vec::new();
     let end = tokenizer.and_then(Tokenizer::end);
     let theirs = generation_of(beside)?;
-    let shape = gpt2::shape_of(model).filter(|shape| shape.tied || prefix);
-    if let Some(shape) = &shape {
-        files.push(json_file(CONFIG, &gpt2::config(shape, dtype, end), true));
+    let network = Written { model: &plan.network, vocab: plan.model.classes, dtype, end };
+    let config = architecture::describe(&network).map(|(_, config)| config);
+    let config = config.filter(|config| prefix || config["tie_word_embeddings"] == true);
+    if let Some(config) = &config {
+        files.push(json_file(CONFIG, config, true));
     }
-    if shape.is_some() || theirs.is_some() {
+    if config.is_some() || theirs.is_some() {
         // What is handed on must be there for whoever goes on from this checkpoint, whatever its ranks hold.
         let needs_whole_weights = theirs.is_none();
         let mut generation = theirs.unwrap_or_default();
@@ -92,7 +95,7 @@ pub(super) fn of_text(
     match tokenizer_config.filter(|path| path.is_file()) {
         Some(path) => files.push(file(TOKENIZER_CONFIG, read(&path)?)),
         None => {
-            let Input::Tokens { seq, .. } = model.input else { return Ok(files) };
+            let Input::Tokens { seq, .. } = plan.model.input else { return Ok(files) };
             let mut config = json!({
                 "tokenizer_class": "PreTrainedTokenizerFast",
                 "model_max_length": seq,

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use espalier_plan::spec::Model;
+use espalier_plan::Plan;
 use safetensors::tensor::Dtype;
 use serde_json::json;
 
-use super::{companions, files, gpt2, standard_of};
+use super::architecture::{self, Written};
+use super::{companions, files, standard_of};
 use crate::checkpoint::{Companion, MODEL, Saved, Stored, convert, file_name, is_finite, write_tensors};
 use crate::trained::Trained;
 use crate::{Error, Result, durable};
@@ -76,9 +77,9 @@ pub fn export(trained: &Trained, folder: &Path, how: &Export) -> Result<Exported
     if fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) || folder.is_file() {
         return Err(Error::file(folder, "it is there already: choose another folder"));
     }
-    let model = trained.plan(&[])?.model;
-    let leaving = leaving(trained, &model, how)?;
-    let beside = beside(trained, &model, &leaving)?;
+    let plan = trained.plan(&[])?;
+    let leaving = leaving(trained, &plan, how)?;
+    let beside = beside(trained, &plan, &leaving)?;
     let shards = dealt(leaving, how.shard_bytes);
     let temporary = temporary_beside(folder);
     let attempt = || -> Result<Exported> {
@@ -116,13 +117,14 @@ pub fn export(trained: &Trained, folder: &Path, how: &Export) -> Result<Exported
 }
 
 /// All tensors of a model, as they are called where they go.
-fn leaving(trained: &Trained, model: &Model, how: &Export) -> Result<Vec<Leaving>> {
-    let prefix = if gpt2::shape_of(model).is_some() { "transformer." } else { "" };
+fn leaving(trained: &Trained, plan: &Plan, how: &Export) -> Result<Vec<Leaving>> {
+    let model = &plan.model;
+    let network = Written { model: &plan.network, vocab: model.classes, dtype: "float32", end: None };
+    let family = architecture::describe(&network).map(|(family, _)| family);
     let parameters = model.parameters().into_iter().map(|one| (one.name, one.shape));
     let statistics = model.buffers().into_iter().map(|one| (one.name, one.shape));
     let one = |(ours, shape): (String, Vec<usize>)| {
-        // The head stands beside the transformer.
-        let theirs = if ours == "lm_head.weight" { ours.clone() } else { format!("{prefix}{ours}") };
+        let theirs = family.map_or_else(|| ours.clone(), |family| family.their_name(&ours));
         let whole = trained.checkpoint();
         let there = whole.dtype(MODEL, &ours);
         let there = there.ok_or_else(|| whole.refuse(format!("{MODEL} has no tensor {ours}")))?;
@@ -162,7 +164,7 @@ fn read(trained: &Trained, one: &Leaving) -> Result<(String, Stored<'static>)> {
 }
 
 /// The files beside the weights.
-fn beside(trained: &Trained, model: &Model, leaving: &[Leaving]) -> Result<Vec<Companion>> {
+fn beside(trained: &Trained, plan: &Plan, leaving: &[Leaving]) -> Result<Vec<Companion>> {
     let folder = trained.checkpoint().path();
     if trained.facts().vocab.is_none() {
         return Ok(standard_of(folder)?.iter().map(companions::preprocessor).collect());
@@ -172,7 +174,7 @@ fn beside(trained: &Trained, model: &Model, leaving: &[Leaving]) -> Result<Vec<C
         Some(Dtype::F16) => "float16",
         _ => "float32",
     };
-    companions::of_text(model, dtype, trained.tokenizer(), Some(folder), true)
+    companions::of_text(plan, dtype, trained.tokenizer(), Some(folder), true)
 }
 
 /// In the order of the model, as many in a file as go into it.

@@ -1,17 +1,19 @@
 //! Other people's files: what a folder of Hugging Face's, or a state dict of torchvision's, says of a model, and such folders made
-//! of ours. The engine knows nothing of them: it is handed a `[model]` of a run file and tensors under its own names.
+//! of ours. The engine knows nothing of them: it is handed a model as a run file has it and tensors under its own names.
 //!
 //! | what | file |
 //! |---|---|
 //! | which files hold the weights | `files` |
-//! | GPT-2's config.json, read and written | `gpt2` |
-//! | which network of torchvision it is, by its tensors | `torchvision` |
+//! | what a family of models is: its configuration, its names | `architecture` |
+//! | GPT-2, by its config.json | `gpt2` |
+//! | torchvision's networks, by their tensors | `torchvision` |
 //! | what stands beside weights: configuration, tokenizer, how pixels are standardised | `companions` |
 //! | a folder of Hugging Face's, from any checkpoint | `export` |
 //!
 //! Our tensors bear the names of Hugging Face's GPT-2, or of torchvision, and lie in memory as theirs do, so that reading is a
 //! matter of prefixes and of what is left out.
 
+mod architecture;
 mod companions;
 mod export;
 mod files;
@@ -23,6 +25,7 @@ use std::path::{Path, PathBuf};
 use espalier_data::Tokenizer;
 use espalier_data::regular_file::{self, SETTINGS};
 use espalier_plan::Plan;
+use espalier_plan::config::{Model, RunTable};
 use espalier_plan::data::{Data, Source};
 use espalier_plan::spec::presets::ImageSize;
 use serde_json::Value;
@@ -32,6 +35,8 @@ use crate::parallel::{Ranks, together};
 use crate::run::read_resolved;
 use crate::{Error, Result};
 
+use architecture::{Files, HEAD, Network};
+
 pub use companions::{companions, standard_of};
 pub use export::{Export, ExportType, Exported, export};
 pub use files::is_foreign;
@@ -40,9 +45,6 @@ pub use files::is_foreign;
 const CONFIG: &str = "config.json";
 /// The tokenizer's vocabulary and rules.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
-
-/// The weight of a head that is not the token embedding's.
-const HEAD: &str = "lm_head.weight";
 
 /// Opens what a run can start from: a checkpoint of ours or the newest whole one of a run folder, of which `report` hears as
 /// [`Checkpoint::find`] says; or files of weights that another program wrote. All ranks must.
@@ -68,60 +70,54 @@ fn open(path: &Path) -> Result<Checkpoint, ReadFault> {
             return Err(format!("{index} says that {file} holds {tensor}, which it does not").into());
         }
     }
-    let tied = match config(path)? {
-        Some(config) => gpt2::is_tied(&config)?,
+    let config = config(path)?;
+    let our_name = |theirs: &str| architecture::our_name(&config, theirs);
+    let tied_to = match architecture::find(&config) {
+        Ok(family) => family.tied_to(&config)?,
+        // Whoever asks what it is hears of it.
+        Err(_) => None,
+    };
+    let is_copy = match tied_to {
+        Some(embedding) => has_copied_head(&whole, |name| our_name(name).as_deref() == Some(embedding))?,
         None => false,
     };
-    let is_copy = tied && has_copied_head(&whole)?;
-    whole.rename(|name| our_name(name, is_copy))?;
+    whole.rename(|name| our_name(name).filter(|ours| !(is_copy && ours == HEAD)))?;
     Ok(whole)
 }
 
 /// Whether the head of a model that should share the token embedding's weight is a copy of it. One that is not has been trained by
 /// itself, whatever the configuration says: transformers uses it, and so do we.
-fn has_copied_head(whole: &Checkpoint) -> Result<bool, String> {
-    let embedding = ["transformer.wte.weight", "wte.weight"];
-    let embedding = embedding.into_iter().find_map(|name| Some((name, whole.shape(MODEL, name)?)));
+fn has_copied_head(whole: &Checkpoint, is_embedding: impl Fn(&str) -> bool) -> Result<bool, String> {
+    let mut embedding = whole.names(MODEL).filter(|name| is_embedding(name));
+    let embedding = embedding.find_map(|name| Some((name, whole.shape(MODEL, name)?)));
     let (Some((embedding, shape)), Some(_)) = (embedding, whole.shape(MODEL, HEAD)) else { return Ok(true) };
     let numbers = |name: &str| whole.numbers(MODEL, name, shape).map_err(|why| why.to_string());
     Ok(numbers(HEAD)? == numbers(embedding)?)
 }
 
-/// What we call a tensor; nothing for one that is made anew wherever it is needed, as a head is that `is_copied`.
-fn our_name(name: &str, is_copied: bool) -> Option<String> {
-    let name = name.strip_prefix("transformer.").unwrap_or(name);
-    let is_causal_mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-    let is_copy = is_copied && name == HEAD;
-    let is_count = name.ends_with(".num_batches_tracked");
-    (!is_causal_mask && !is_copy && !is_count).then(|| name.to_owned())
-}
-
 /// A model as somebody else's files describe it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Described {
-    /// A run file, of which `[model]` counts.
-    pub model: String,
+    /// The `[model]` of a run file.
+    pub model: Model,
     /// What images it takes, unless others are at hand: none where it takes text, or where the run file says it.
     pub image: Option<ImageSize>,
-    /// The tokenizer's file beside it: a tokenizer.json, or a vocab.json with its merges.txt.
+    /// The tokenizer's file beside it, a tokenizer.json, or a vocab.json with its merges.txt; of a run of ours that which it names.
     pub tokenizer: Option<PathBuf>,
 }
 
 /// What the model of such files is: by config.json, or else by the names and shapes of its tensors.
 pub(crate) fn describe(whole: &Checkpoint) -> Result<Described> {
     let path = whole.path();
-    let in_config = |why: String| Error::file(folder_of(path).join(CONFIG), why);
-    let (model, image) = match config(path).map_err(|fault| of_fault(path, fault))? {
-        Some(config) if config.get("model_type").is_some() => {
-            let has_head = whole.shape(MODEL, HEAD).is_some();
-            (gpt2::read(&config, has_head).map_err(in_config)?, None)
-        }
-        _ => {
-            let shapes = whole.names(MODEL).filter_map(|name| Some((name, whole.shape(MODEL, name)?)));
-            let found = torchvision::recognise(&shapes.collect());
-            found.map(|(model, image)| (model, Some(image))).map_err(|why| Error::file(path, why))?
-        }
+    let config = config(path).map_err(|fault| of_fault(path, fault))?;
+    let refused = |why: String| match config.get("model_type") {
+        Some(_) => Error::file(folder_of(path).join(CONFIG), why),
+        None => Error::file(path, why),
     };
+    let shapes = whole.names(MODEL).filter_map(|name| Some((name, whole.shape(MODEL, name)?)));
+    let files = Files { config: &config, shapes: shapes.collect() };
+    let family = architecture::find(&config).map_err(refused)?;
+    let Network { model, image } = family.read(&files).map_err(refused)?;
     Ok(Described { model, image, tokenizer: Tokenizer::in_folder(folder_of(path)) })
 }
 
@@ -168,22 +164,23 @@ pub fn model_of(path: &Path, report: impl FnMut(&Error)) -> Result<Described> {
     let whole = find(path, &Ranks::alone(), report)?;
     let run_file = whole.run_file();
     match read_resolved(&run_file)? {
-        Some(model) if !is_foreign(path) => {
-            let tokenizer = Some(whole.path().join(TOKENIZER)).filter(|path| path.is_file());
-            Ok(Described { model, image: None, tokenizer })
+        Some(text) if !is_foreign(path) => {
+            let run = RunTable::parse(&text, &[])?;
+            let beside = Some(whole.path().join(TOKENIZER)).filter(|path| path.is_file());
+            Ok(Described { model: run.model()?, image: None, tokenizer: beside.or(run.tokenizer()) })
         }
         _ => describe(&whole),
     }
 }
 
-/// The configuration beside some weights, where there is one.
-fn config(path: &Path) -> Result<Option<Value>, ReadFault> {
+/// The configuration beside some weights; null where there is none.
+fn config(path: &Path) -> Result<Value, ReadFault> {
     let file = folder_of(path).join(CONFIG);
     if !file.is_file() {
-        return Ok(None);
+        return Ok(Value::Null);
     }
     let text = retry(|| regular_file::read(&file, SETTINGS)).map_err(|why| ReadFault::of(CONFIG, &why))?;
-    serde_json::from_slice(&text).map(Some).map_err(|why| format!("{CONFIG} is not JSON: {why}").into())
+    serde_json::from_slice(&text).map_err(|why| format!("{CONFIG} is not JSON: {why}").into())
 }
 
 /// What is wrong with files of another program; none of them is a checkpoint that another could take the place of.
@@ -199,23 +196,5 @@ fn folder_of(path: &Path) -> &Path {
     match path.is_dir() {
         true => path,
         false => path.parent().unwrap_or(path),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_ours_and_what_is_made_anew_has_none() {
-        let ours = |name: &str| our_name(name, true);
-        for name in ["transformer.h.0.attn.c_attn.bias", "h.0.attn.c_attn.bias"] {
-            assert_eq!(ours(name).unwrap(), "h.0.attn.c_attn.bias");
-        }
-        for name in ["h.11.attn.bias", "transformer.h.0.attn.masked_bias", "bn1.num_batches_tracked"] {
-            assert_eq!(ours(name), None, "{name}");
-        }
-        assert_eq!(ours("lm_head.weight"), None);
-        assert_eq!(our_name("lm_head.weight", false).unwrap(), "lm_head.weight");
     }
 }

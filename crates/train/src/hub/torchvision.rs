@@ -2,46 +2,76 @@
 
 use std::collections::BTreeMap;
 
+use espalier_plan::config::{self, Family, FormChoice};
 use espalier_plan::spec::Model;
 use espalier_plan::spec::presets::{Form, ImageSize, ResNet, Vgg, alexnet, resnet, vgg};
+use serde_json::Value;
+
+use super::architecture::{Architecture, Files, Network, Written};
 
 /// Sides of images that networks are tried with: the size of a linear layer behind a flatten follows from them.
 const SIDES: [(Form, usize); 3] = [(Form::ImageNet, 224), (Form::Small, 32), (Form::Small, 64)];
 
-/// The `[model]` of a run file whose network has exactly these tensors, and the images it was tried with.
-pub(super) fn recognise(shapes: &BTreeMap<&str, &[usize]>) -> Result<(String, ImageSize), String> {
-    let unknown = || {
-        "its tensors are those of no network that is built here: a GPT-2 has a config.json, and ResNets, VGGs and AlexNet of \
-         torchvision are known by their tensors"
-            .to_owned()
-    };
-    let last = ["fc.weight", "classifier.6.weight", "classifier.weight"];
-    let classes = last.into_iter().find_map(|name| shapes.get(name)?.first().copied());
-    let colours =
-        ["conv1.weight", "features.0.weight"].into_iter().find_map(|name| shapes.get(name)?.get(1).copied());
-    let (Some(classes), Some(colours)) = (classes, colours) else { return Err(unknown()) };
-    for (form, side) in SIDES {
-        let image = (side, side, colours);
-        let found = networks(image, classes, form).into_iter().find(|(_, model)| has_all(shapes, model));
-        if let Some((fields, _)) = found {
-            let form = if form == Form::ImageNet { "imagenet" } else { "32x32" };
-            let text = format!("[model]\n{fields}\nclasses = {classes}\nform = \"{form}\"\n");
-            return Ok((text, image));
-        }
+/// Networks of torchvision, whose names are ours.
+pub(super) struct Torchvision;
+
+impl Architecture for Torchvision {
+    fn model_type(&self) -> Option<&'static str> {
+        None
     }
-    Err(unknown())
+
+    /// The one that has exactly these tensors, and the images it was tried with.
+    fn read(&self, files: &Files<'_>) -> Result<Network, String> {
+        let shapes = &files.shapes;
+        let unknown = || {
+            "its tensors are those of no network that is built here: a GPT-2 has a config.json, and ResNets, VGGs and AlexNet of \
+             torchvision are known by their tensors"
+                .to_owned()
+        };
+        let last = ["fc.weight", "classifier.6.weight", "classifier.weight"];
+        let classes = last.into_iter().find_map(|name| shapes.get(name)?.first().copied());
+        let first = ["conv1.weight", "features.0.weight"];
+        let colours = first.into_iter().find_map(|name| shapes.get(name)?.get(1).copied());
+        let (Some(classes), Some(colours)) = (classes, colours) else { return Err(unknown()) };
+        let tried = SIDES.into_iter().flat_map(|(form, side)| {
+            let image = (side, side, colours);
+            networks(image, classes, form).into_iter().map(move |(model, built)| (model, built, image))
+        });
+        let mut found = tried.filter(|(_, built, _)| has_all(shapes, built));
+        found.next().map(|(model, _, image)| Network { model, image: Some(image) }).ok_or_else(unknown)
+    }
+
+    fn our_name(&self, theirs: &str) -> Option<String> {
+        (!theirs.ends_with(".num_batches_tracked")).then(|| theirs.to_owned())
+    }
+
+    fn their_name(&self, ours: &str) -> String {
+        ours.into()
+    }
+
+    fn tied_to(&self, _: &Value) -> Result<Option<&'static str>, String> {
+        Ok(None)
+    }
+
+    fn config(&self, _: &Written<'_>) -> Option<Value> {
+        None
+    }
 }
 
-/// Every network of a form, and what a run file says of it.
-fn networks(image: ImageSize, classes: usize, form: Form) -> Vec<(String, Model)> {
-    let named = |name: &str| format!("name = \"{name}\"");
-    let resnets = ResNet::ALL.map(|net| (named(net.name()), resnet(net, image, classes, form)));
+/// Every network of a form, as a run file names it and as it is built.
+fn networks(image: ImageSize, number: usize, form: Form) -> Vec<(config::Model, Model)> {
+    let named = |name: &str, family| config::Model { name: name.into(), family };
+    let (classes, choice) = (Some(number), FormChoice::from(form));
+    let resnets = ResNet::ALL.map(|net| {
+        (named(net.name(), Family::ResNet { net, classes, form: choice }), resnet(net, image, number, form))
+    });
     let vggs = Vgg::ALL.into_iter().flat_map(|net| {
-        [false, true].map(|norm| {
-            (format!("{}\nbatch_norm = {norm}", named(net.name())), vgg(net, image, classes, form, norm))
+        [false, true].map(|batch_norm| {
+            let family = Family::Vgg { net, classes, form: choice, batch_norm };
+            (named(net.name(), family), vgg(net, image, number, form, batch_norm))
         })
     });
-    let alexnet = (named("alexnet"), alexnet(image, classes, form));
+    let alexnet = (named("alexnet", Family::AlexNet { classes, form: choice }), alexnet(image, number, form));
     resnets.into_iter().chain(vggs).chain([alexnet]).collect()
 }
 
@@ -62,16 +92,16 @@ mod tests {
         parameters.chain(model.buffers().into_iter().map(|one| (one.name, Vec::new()))).collect()
     }
 
-    fn recognised(shapes: &BTreeMap<String, Vec<usize>>) -> Result<String, String> {
-        recognise(&shapes.iter().map(|(name, shape)| (&**name, &**shape)).collect()).map(|(text, _)| text)
+    fn recognised(shapes: &BTreeMap<String, Vec<usize>>) -> Result<config::Model, String> {
+        let shapes = shapes.iter().map(|(name, shape)| (&**name, &**shape)).collect();
+        Ok(Torchvision.read(&Files { config: &Value::Null, shapes })?.model)
     }
 
     #[test]
     fn every_network_is_told_from_the_others() {
         for (form, side) in [(Form::ImageNet, 224), (Form::Small, 32)] {
-            for (fields, model) in networks((side, side, 3), 10, form) {
-                let text = recognised(&shapes_of(&model)).unwrap();
-                assert!(text.contains(&format!("{fields}\nclasses = 10\n")), "{text} of {fields}");
+            for (written, model) in networks((side, side, 3), 10, form) {
+                assert_eq!(recognised(&shapes_of(&model)), Ok(written));
             }
         }
     }

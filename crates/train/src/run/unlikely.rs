@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     fn told(settings: &[&str]) -> Vec<String> {
-        let settings: Vec<String> = settings.iter().map(|setting| setting.to_string()).collect();
+        let settings: Vec<_> = settings.iter().map(|&text| text.into()).collect();
         let facts = DataFacts { vocab: Some(20), ..DataFacts::default() };
         unlikely(&Plan::new(RunFile::parse("", &settings).unwrap(), facts).unwrap(), 50)
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use espalier_data::regular_file::{self, SETTINGS};
 use espalier_data::{Dataset, Fingerprint, Takes, Tokenizer, Width};
-use espalier_plan::config::Purpose;
+use espalier_plan::config::{Override, Purpose};
 use espalier_plan::data::{Data, Source, TokenType};
 use espalier_plan::spec::Input;
 use espalier_plan::{DataFacts, Plan, RunFile};
@@ -58,7 +58,7 @@ impl Trained {
             Some(text) if !hub::is_foreign(path) => Trained::of_run(checkpoint, &text, &run_file)?,
             _ => {
                 let described = hub::describe(&checkpoint)?;
-                Trained::described(checkpoint, &described)?
+                Trained::described(checkpoint, described)?
             }
         };
         let (known, vocab) = (trained.tokenizer.as_ref().map(Tokenizer::vocab), trained.facts.vocab);
@@ -93,8 +93,8 @@ impl Trained {
     }
 
     /// Weights that nothing is known of but what stands beside them.
-    fn described(checkpoint: Checkpoint, described: &Described) -> Result<Trained> {
-        let run = RunFile::parse(&described.model, &[])?;
+    fn described(checkpoint: Checkpoint, described: Described) -> Result<Trained> {
+        let run = RunFile::of_model(described.model)?;
         let classes = described.image.and_then(|_| run.model.classes());
         let facts = DataFacts { vocab: run.model.vocab(), image: described.image, classes };
         let tokenizer = described.tokenizer.as_deref().map(Tokenizer::open).transpose()?;
@@ -128,12 +128,12 @@ impl Trained {
 
     /// The model laid out for use: on one rank, unless `overrides` of the run file ask for more (`parallel.tensor=2`), and in
     /// the precision that it was trained in, unless they ask for another (`train.precision=f32`).
-    pub fn plan(&self, overrides: &[String]) -> Result<Plan> {
+    pub fn plan(&self, overrides: &[Override]) -> Result<Plan> {
         Ok(Plan::new(self.run.in_use(overrides)?, self.facts)?)
     }
 
     /// The same for images of another size than it learnt from, where its layers take them.
-    pub fn plan_for(&self, dataset: &Dataset, overrides: &[String]) -> Result<Plan> {
+    pub fn plan_for(&self, dataset: &Dataset, overrides: &[Override]) -> Result<Plan> {
         let facts = dataset.facts();
         let plan = Plan::new(self.run.in_use(overrides)?, DataFacts { image: facts.image, ..self.facts })?;
         match facts.classes.filter(|classes| *classes > plan.model.classes) {
@@ -172,7 +172,7 @@ impl Trained {
 
     /// All of a file or folder, to judge it by as `overrides` lay it out; without a path, what its run held out. An override that has
     /// no effect on that is an error.
-    pub fn data_to_judge(&self, path: Option<&Path>, overrides: &[String]) -> Result<Dataset> {
+    pub fn data_to_judge(&self, path: Option<&Path>, overrides: &[Override]) -> Result<Dataset> {
         let purpose = if path.is_none() { Purpose::HeldOut } else { Purpose::OtherData };
         self.run.check_overrides(overrides, purpose)?;
         let Some(path) = path else {
@@ -203,7 +203,7 @@ impl Trained {
     }
 
     /// Its run, to be judged by what it held out; text is read by the checkpoint's own tokenizer where that of the run is gone.
-    fn run_to_judge(&self, overrides: &[String]) -> Result<RunFile> {
+    fn run_to_judge(&self, overrides: &[Override]) -> Result<RunFile> {
         let mut run = self.run.in_use(overrides)?;
         hub::find_tokenizer(&mut run.data, self.checkpoint.path());
         Ok(run)
@@ -211,7 +211,7 @@ impl Trained {
 
     /// What its run's data files hold now that they did not hold then, as the end of a sentence: some of what would be held out may have
     /// been learnt from.
-    pub fn changed_data(&self, overrides: &[String]) -> Result<Option<String>> {
+    pub fn changed_data(&self, overrides: &[Override]) -> Result<Option<String>> {
         let was = regular_file::read(&self.checkpoint.run_file().with_file_name(DATA_FILE), SETTINGS).ok();
         let Some(was) = was.and_then(|text| serde_json::from_slice::<Fingerprint>(&text).ok()) else {
             return Ok(None);

@@ -24,7 +24,7 @@ const TEXT: &str = r#"
 "#;
 
 fn run_file(folder: &Path, overrides: &[&str]) -> Result<RunFile, String> {
-    let overrides: Vec<String> = overrides.iter().map(|change| change.to_string()).collect();
+    let overrides: Vec<_> = overrides.iter().map(|&change| change.into()).collect();
     let mut run = RunFile::parse(TEXT, &overrides).map_err(|error| error.to_string())?;
     run.resolve_paths(folder);
     Ok(run)

@@ -8,6 +8,7 @@ use std::time::Duration;
 use espalier_nn::layers::{BatchSlice, Forward, Mode};
 use espalier_nn::model::Model;
 use espalier_nn::weights::Weights;
+use espalier_plan::config::Override;
 use espalier_plan::config::RunFile;
 use espalier_plan::spec::Recompute;
 use espalier_plan::{DataFacts, Plan};
@@ -46,7 +47,7 @@ fn writing<R: Send>(
     set: &[&str],
     work: impl Fn(&mut Generator<'_>) -> espalier_train::Result<R> + Sync,
 ) -> R {
-    let set: Vec<String> = set.iter().map(|set| set.to_string()).collect();
+    let set: Vec<_> = set.iter().map(|&set| set.into()).collect();
     let plan = trained.plan(&set).unwrap();
     on_ranks(trained, &plan, &Device::cpu(2).unwrap(), LIMIT, None, work).unwrap()
 }
@@ -104,7 +105,7 @@ fn logits_are_those_of_the_forward_pass_that_trains() {
     let trained = trained(&dense(), folder.path());
     let ids = trained.tokenizer().unwrap().encode("12+7=19\n31-4=27\n5+5").unwrap();
     for (precision, tolerance) in [("f32", 1e-5), ("bf16", 0.06)] {
-        let set = [format!("train.precision={precision}")];
+        let set = [format!("train.precision={precision}").into()];
         let plan = trained.plan(&set).unwrap();
         let device = Device::cpu(2).unwrap();
         let weights = trained.params(&plan, &device, &Ranks::alone()).unwrap();
@@ -195,7 +196,7 @@ fn the_cache_is_as_large_as_planned() {
             &["parallel.pipeline=2"],
             &["parallel.tensor=2", "train.precision=bf16"],
         ] {
-            let owned: Vec<String> = set.iter().map(|set| set.to_string()).collect();
+            let owned: Vec<_> = set.iter().map(|&set| set.into()).collect();
             let plan = trained.plan(&owned).unwrap();
             writing(&trained, set, |generator| {
                 generator.write(&[1, 2, 3], 3, &mut Sampler::new(HOT), &mut |_| true)?;
@@ -229,7 +230,7 @@ fn the_same_seed_writes_the_same_text_in_bf16_too() {
 fn what_cannot_write_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let images = trained(&tiny_cnn(&["train.steps=1"]), &folder.path().join("images"));
-    let refused = |trained: &Trained, set: &[String]| {
+    let refused = |trained: &Trained, set: &[Override]| {
         let plan = trained.plan(set).unwrap();
         let device = Device::cpu(2).unwrap();
         on_ranks(trained, &plan, &device, LIMIT, None, |_| Ok(())).unwrap_err().to_string()

@@ -226,7 +226,7 @@ fn a_card_writes_what_the_processor_writes() {
     espalier_train::run::run(plan, dataset, &host, &place, &AtomicBool::new(false), &mut ()).unwrap();
     let trained = Trained::open(folder.path(), |broken| panic!("{broken}")).unwrap();
     let write = |device: &Device, set: &[&str], read_again: bool| {
-        let set: Vec<String> = set.iter().map(|set| set.to_string()).collect();
+        let set: Vec<_> = set.iter().map(|&set| set.into()).collect();
         let plan = trained.plan(&set).unwrap();
         on_ranks(&trained, &plan, device, Duration::from_secs(60), None, |generator| {
             let mut sampler = Sampler::new(Sampling::GREEDY);

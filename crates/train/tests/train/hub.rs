@@ -15,8 +15,9 @@ use std::sync::atomic::AtomicBool;
 use espalier_data::Dataset;
 use espalier_nn::layers::{BatchSlice, Forward, Mode};
 use espalier_nn::model::Model;
+use espalier_plan::Plan;
+use espalier_plan::config::{Override, RunTable};
 use espalier_plan::spec::Recompute;
-use espalier_plan::{Plan, RunFile};
 use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::{Category, Device, Tensor, bf16, f16};
 use espalier_train::Summary;
@@ -62,7 +63,7 @@ fn hash(trained: &Trained) -> String {
 }
 
 /// What a GPT says of some tokens.
-fn logits(trained: &Trained, overrides: &[String], ids: &[u32]) -> Vec<f32> {
+fn logits(trained: &Trained, overrides: &[Override], ids: &[u32]) -> Vec<f32> {
     let (plan, device) = (trained.plan(overrides).unwrap(), Device::cpu(2).unwrap());
     let weights = trained.params(&plan, &device, &Ranks::alone()).unwrap();
     let ids = Tensor::from_slice(&device, &[1, ids.len()], ids, Category::Transient).unwrap();
@@ -88,7 +89,7 @@ fn ids() -> Vec<u32> {
 }
 
 /// A run of one step that starts from the folder, with the model that it describes, on the tokens that transformers saw.
-fn start_from(from: &Path, ids: &[u32], out: &Path, overrides: &[String]) -> String {
+fn start_from(from: &Path, ids: &[u32], out: &Path, overrides: &[Override]) -> String {
     started(from, ids, out, overrides, &mut ()).unwrap().weights_hash.unwrap()
 }
 
@@ -97,7 +98,7 @@ fn started(
     from: &Path,
     ids: &[u32],
     out: &Path,
-    overrides: &[String],
+    overrides: &[Override],
     observer: &mut (dyn Observer + Send),
 ) -> espalier_train::Result<Summary> {
     let tokens = out.with_extension("bin");
@@ -124,9 +125,9 @@ fn started(
         tokens.display()
     );
     let described = hub::model_of(from, |broken| panic!("{broken}")).unwrap();
-    let (text, left) =
-        RunFile::with_model(&text, overrides, &described.model, described.tokenizer.as_deref()).unwrap();
-    let run_file = RunFile::parse(&text, &left).unwrap();
+    let mut table = RunTable::parse(&text, overrides).unwrap();
+    table.put_model(&described.model, described.tokenizer.as_deref()).unwrap();
+    let run_file = table.read().unwrap();
     let dataset = Dataset::open(&run_file).unwrap();
     let plan = Plan::new(run_file, dataset.facts()).unwrap();
     let place = RunDir { from: Some(from.to_owned()), ..RunDir::at(out) };

@@ -175,7 +175,7 @@ impl Oracle {
 
     fn network(&self, case: Case) -> Network<'_> {
         let set = [
-            format!("train.precision={}", if case.dtype == DType::F32 { "f32" } else { "bf16" }),
+            format!("train.precision={}", if case.dtype == DType::F32 { "f32" } else { "bf16" }).into(),
             "optimizer.eps=1e-6".into(),
             "optimizer.weight_decay=0.1".into(),
         ];

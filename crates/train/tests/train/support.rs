@@ -8,7 +8,7 @@ use espalier_data::Dataset;
 use espalier_nn::layers::{GradientSink, Wanted, WeightGradients};
 use espalier_nn::weights::ParameterId;
 use espalier_plan::Plan;
-use espalier_plan::config::RunFile;
+use espalier_plan::config::{Override, RunFile};
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::{Device, Tensor};
 use espalier_train::Result;
@@ -21,21 +21,21 @@ use espalier_train::trainer::Trainer;
 #[derive(Clone)]
 pub struct Base {
     text: &'static str,
-    overrides: Vec<String>,
+    overrides: Vec<Override>,
 }
 
 impl Base {
     /// One more override.
     pub fn set(&self, change: impl ToString) -> Base {
         let mut base = self.clone();
-        base.overrides.push(change.to_string());
+        base.overrides.push(change.to_string().into());
         base
     }
 }
 
 /// A run file of its own.
 pub fn base(text: &'static str, overrides: &[&str]) -> Base {
-    Base { text, overrides: overrides.iter().map(|o| o.to_string()).collect() }
+    Base { text, overrides: overrides.iter().map(|&text| text.into()).collect() }
 }
 
 /// A GPT of a few thousand parameters on generated text.

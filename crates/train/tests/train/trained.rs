@@ -72,7 +72,7 @@ fn a_score_is_the_same_on_every_layout() {
     std::fs::write(at("sums.txt"), "12+30=42\n7-9=-2\n".repeat(40)).unwrap();
     let trained = Trained::open(&at("run"), |broken| panic!("{broken}")).unwrap();
     let score = |layout: &[&str], path: Option<&Path>, samples| {
-        let overrides: Vec<String> = layout.iter().map(|text| text.to_string()).collect();
+        let overrides: Vec<_> = layout.iter().map(|&text| text.into()).collect();
         let dataset = trained.data_to_judge(path, &overrides).unwrap();
         let plan = trained.plan_for(&dataset, &overrides).unwrap();
         trained.score(plan, dataset, samples, &Device::cpu(2).unwrap(), None).unwrap()

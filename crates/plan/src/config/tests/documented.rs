@@ -8,7 +8,7 @@ use crate::spec::{KINDS, Takes};
 fn every_field_is_documented() {
     let page = include_str!("../../../../../docs/run-file.md");
     for (section, names) in fields::ALL {
-        for name in *names {
+        for field::Field { name, .. } in *names {
             assert!(page.contains(&format!("| `{name}` |")), "docs/run-file.md lacks `{section}.{name}`");
         }
     }
@@ -16,7 +16,9 @@ fn every_field_is_documented() {
         let table: Table = parse(&text).unwrap().to_toml().unwrap().parse().unwrap();
         for (section, value) in &table {
             let listed = |name: &str, key: &str| {
-                fields::ALL.iter().any(|(section, names)| *section == name && names.contains(&key))
+                fields::ALL
+                    .iter()
+                    .any(|(section, names)| *section == name && names.iter().any(|field| field.name == key))
             };
             match value.as_table() {
                 Some(fields) => {

@@ -22,7 +22,10 @@ fn ranks_are_read_and_checked() {
 #[test]
 fn a_launcher_decides_how_many_ranks_there_are() {
     let among = |text: &str, started| {
-        RunFile::parse_for(text, &[], started).map(|run| run.parallel.data).map_err(|e| e.to_string())
+        RunTable::parse(text, &[])
+            .and_then(|run| run.read_for(started))
+            .map(|run| run.parallel.data)
+            .map_err(|e| e.to_string())
     };
     assert_eq!(among("", Some(4)), Ok(4));
     assert_eq!(among("[parallel]\ndata = 4", Some(4)), Ok(4));

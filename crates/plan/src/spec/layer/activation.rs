@@ -1,13 +1,13 @@
 //! Element-wise non-linearities.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::super::shape::Shape;
 use super::kind::{Kind, Then};
 use super::{Entry, Kernel, Layer, MemoryPass, OnTiles, Properties, Saves, TensorRole, floats};
 
 /// An element-wise non-linearity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Activation {
     /// max(x, 0)

@@ -4,7 +4,7 @@
 //! since the residual stream sums that many of them (Radford et al. 2019). With a dropout rate, there is a dropout
 //! after the embeddings and at the end of every branch; attention weights are not dropped.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::super::{
     Activation, Attention, Dropout, Embedding, Init, Input, Layer, LayerNorm, Linear, Model, NORM_EPS,
@@ -13,7 +13,7 @@ use super::super::{
 use super::block;
 
 /// Which norm stands before each branch and before the head.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Norm {
     /// Layer norm, with scale and shift.

@@ -53,7 +53,7 @@ fn f32_weights_stay_what_they_are_in_the_masters_of_bf16() {
             &gpt2(),
             &ids().repeat(4),
             &run,
-            &settings.iter().map(|text| text.to_string()).collect::<Vec<_>>(),
+            &settings.iter().map(|&text| text.into()).collect::<Vec<_>>(),
         );
         let (ours, mut gone) = (exported(&run, name), 0);
         for (key, numbers) in &theirs {

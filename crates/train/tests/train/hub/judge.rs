@@ -40,7 +40,7 @@ impl Judge {
 
     /// Our logits of its tokens are those that it says; `precision` is one of a run file.
     fn same_logits(&self, ours: &Trained, precision: &str, theirs: &[f32], what: &str) {
-        let ours = logits(ours, &[format!("train.precision={precision}")], &self.ids()[..16]);
+        let ours = logits(ours, &[format!("train.precision={precision}").into()], &self.ids()[..16]);
         let (off, most) = (furthest(&ours, theirs), if precision == "f32" { 1e-5 } else { 2e-2 });
         assert!(off < most, "{what}: logits in {precision} are off by {off}");
     }

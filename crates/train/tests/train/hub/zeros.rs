@@ -47,7 +47,7 @@ fn zeros_of_a_pruned_folder_can_be_kept() {
     let all = zeros(&from);
     let train = |name: &str, settings: &[&str]| {
         let mut notes = Notes::default();
-        let settings: Vec<String> = settings.iter().map(|text| text.to_string()).collect();
+        let settings: Vec<_> = settings.iter().map(|&text| text.into()).collect();
         let summary = started(&from, &ids(), &at(name), &settings, &mut notes).unwrap();
         let back = at(&format!("{name}-hf"));
         hub::export(&open(&at(name)), &back, &AS_IT_IS).unwrap();

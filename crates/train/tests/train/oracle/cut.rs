@@ -64,7 +64,7 @@ fn together(id: usize, length: usize, locals: &[LocalModel], tensor: usize, made
 }
 
 fn check(oracle: &Oracle, layout: &[&str]) {
-    let set: Vec<String> = layout.iter().map(|setting| format!("parallel.{setting}")).collect();
+    let set: Vec<_> = layout.iter().map(|setting| format!("parallel.{setting}").into()).collect();
     let plan = Plan::new(RunFile::parse(oracle.text, &set).unwrap(), oracle.facts).unwrap();
     let device = Device::cpu(1).unwrap();
     for case in [F32[0], F32[1]] {

@@ -1,0 +1,216 @@
+//! A field of a file that people write, as data: its name, what it takes, what it is where it is left out, and what it is for.
+//! A section is a list of these ([`fields`](super::fields) has those of run files), and one reader reads them all
+//! ([`Section::read`](super::reader::Section::read)).
+
+use toml::Value;
+
+/// The largest size of a dimension; larger ones are slips of the finger, and products of these stay in range.
+pub const LARGEST: usize = 1 << 24;
+
+/// The largest count of samples, steps and the like.
+pub const MOST: usize = 1 << 48;
+
+/// Which numbers fit, in words and as a rule.
+pub type Numbers = (&'static str, fn(f64) -> bool);
+
+/// Any number above 0.
+pub const POSITIVE: Numbers = ("a number above 0", |x| x > 0.0);
+/// Any number that is not negative.
+pub const NOT_NEGATIVE: Numbers = ("a number of at least 0", |x| x >= 0.0);
+/// A share of something that is neither nothing nor all of it.
+pub const INSIDE: Numbers = ("a number in (0, 1)", |x| x > 0.0 && x < 1.0);
+/// A share of something that may be nothing.
+pub const BELOW_ONE: Numbers = ("a number in [0, 1)", |x| (0.0..1.0).contains(&x));
+
+/// A field.
+#[derive(Debug, Clone, Copy)]
+pub struct Field {
+    /// Its key.
+    pub name: &'static str,
+    pub(super) takes: Takes,
+    pub(super) otherwise: Otherwise,
+    /// Whether it is there, by the word that decides which fields its section has.
+    pub(super) with: fn(&str) -> bool,
+    /// Whether the weights after a step do not depend on it, in exact arithmetic.
+    pub(super) is_free: bool,
+    pub(super) used: Used,
+    /// Whether it names files.
+    pub(super) is_path: bool,
+    /// Whether it is meant where somebody gives its section itself a value.
+    pub(super) is_usual: bool,
+}
+
+/// What a field may be.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Takes {
+    /// A whole number between two bounds, both allowed.
+    Whole(usize, usize),
+    Number(Numbers),
+    /// One or several of these.
+    Numbers(Numbers),
+    Flag,
+    /// One of some words.
+    Word(&'static [&'static str]),
+    /// A text that is not empty; in words what it is.
+    Text(&'static str),
+    /// One or several of these.
+    Texts(&'static str),
+    /// Whatever the section's own code makes of it.
+    Any,
+}
+
+/// What a field is where it is left out.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Otherwise {
+    Nothing,
+    Whole(usize),
+    Number(f64),
+    Flag(bool),
+    Word(&'static str),
+    /// An empty list.
+    Empty,
+    /// It must be written; what is missing, in words.
+    Missing(&'static str),
+}
+
+impl Otherwise {
+    /// As it would be written; none where nothing would.
+    pub(super) fn value(self) -> Option<Value> {
+        Some(match self {
+            Otherwise::Nothing | Otherwise::Missing(_) => return None,
+            Otherwise::Whole(number) => Value::Integer(number as i64),
+            Otherwise::Number(number) => Value::Float(number),
+            Otherwise::Flag(flag) => Value::Boolean(flag),
+            Otherwise::Word(word) => Value::String(word.into()),
+            Otherwise::Empty => Value::Array(Vec::new()),
+        })
+    }
+}
+
+/// Where a trained model is in use: who reads a field then. Each reads what those before it read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Used {
+    /// Nobody: it is for training.
+    Never,
+    /// Whoever judges it by what its run held out.
+    HeldOut,
+    /// Whoever judges it by any data.
+    Judging,
+    /// Everybody: it says how the model computes.
+    Always,
+}
+
+/// A whole number between two bounds, both allowed.
+pub const fn whole(name: &'static str, otherwise: usize, least: usize, most: usize) -> Field {
+    Field::new(name, Takes::Whole(least, most), Otherwise::Whole(otherwise))
+}
+
+/// The same without a default.
+pub const fn optional_whole(name: &'static str, least: usize, most: usize) -> Field {
+    Field::new(name, Takes::Whole(least, most), Otherwise::Nothing)
+}
+
+/// A finite number that fits.
+pub const fn number(name: &'static str, otherwise: f64, fits: Numbers) -> Field {
+    Field::new(name, Takes::Number(fits), Otherwise::Number(otherwise))
+}
+
+/// The same without a default.
+pub const fn optional_number(name: &'static str, fits: Numbers) -> Field {
+    Field::new(name, Takes::Number(fits), Otherwise::Nothing)
+}
+
+/// Some such numbers, of which one alone is a list of one; without a default.
+pub const fn numbers(name: &'static str, fits: Numbers) -> Field {
+    Field::new(name, Takes::Numbers(fits), Otherwise::Nothing)
+}
+
+/// true or false.
+pub const fn flag(name: &'static str, otherwise: bool) -> Field {
+    Field::new(name, Takes::Flag, Otherwise::Flag(otherwise))
+}
+
+/// One of some words; without a default where none of them is it.
+pub const fn word(name: &'static str, otherwise: &'static str, words: &'static [&'static str]) -> Field {
+    let otherwise = if otherwise.is_empty() { Otherwise::Nothing } else { Otherwise::Word(otherwise) };
+    Field::new(name, Takes::Word(words), otherwise)
+}
+
+/// A text that is not empty, without a default; `expected` says what it is.
+pub const fn text(name: &'static str, expected: &'static str) -> Field {
+    Field::new(name, Takes::Text(expected), Otherwise::Nothing)
+}
+
+/// A list of texts, of which one alone is a list of one; an empty one where it is left out.
+pub const fn texts(name: &'static str, expected: &'static str) -> Field {
+    Field::new(name, Takes::Texts(expected), Otherwise::Empty)
+}
+
+/// What the section's own code reads.
+pub const fn any(name: &'static str) -> Field {
+    Field::new(name, Takes::Any, Otherwise::Nothing)
+}
+
+impl Field {
+    const fn new(name: &'static str, takes: Takes, otherwise: Otherwise) -> Field {
+        let (is_free, used, is_path, is_usual) = (false, Used::Never, false, false);
+        Field { name, takes, otherwise, with: |_| true, is_free, used, is_path, is_usual }
+    }
+
+    /// It must be written.
+    pub const fn required(mut self) -> Field {
+        self.otherwise = match self.takes {
+            Takes::Text(expected) | Takes::Texts(expected) => Otherwise::Missing(expected),
+            _ => panic!("a text says what is missing"),
+        };
+        self
+    }
+
+    /// It must be written; `expected` says what is missing.
+    pub const fn or_missing(mut self, expected: &'static str) -> Field {
+        self.otherwise = Otherwise::Missing(expected);
+        self
+    }
+
+    /// It is there with some words of the field that decides about its section.
+    pub const fn with(mut self, with: fn(&str) -> bool) -> Field {
+        self.with = with;
+        self
+    }
+
+    /// The weights after a step do not depend on it.
+    pub(super) const fn free(mut self) -> Field {
+        self.is_free = true;
+        self
+    }
+
+    /// A trained model computes by it.
+    pub(super) const fn always(mut self) -> Field {
+        self.used = Used::Always;
+        self
+    }
+
+    /// A trained model is judged by it.
+    pub(super) const fn judging(mut self) -> Field {
+        self.used = Used::Judging;
+        self
+    }
+
+    /// A trained model is judged by it where that is by what its run held out.
+    pub(super) const fn held_out(mut self) -> Field {
+        self.used = Used::HeldOut;
+        self
+    }
+
+    /// It names files.
+    pub(super) const fn path(mut self) -> Field {
+        self.is_path = true;
+        self
+    }
+
+    /// It is what a value of the section itself most likely means.
+    pub(super) const fn usual(mut self) -> Field {
+        self.is_usual = true;
+        self
+    }
+}
