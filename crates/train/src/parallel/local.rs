@@ -30,6 +30,8 @@ pub(crate) struct Averaging<'a> {
     /// None before the first step.
     pub optimizer: Option<&'a mut Optimizer>,
     pub progress: &'a mut Progress,
+    /// Whether this rank is asked to stop, and then whether any is.
+    pub stop: &'a mut bool,
 }
 
 impl Worker for Averaging<'_> {
@@ -45,8 +47,9 @@ impl Worker for Averaging<'_> {
         }
         groups.average_statistics(self.weights)?;
         // One that skipped a step has counted it alone.
-        let counts = ranks.largest(vec![self.progress.updates, self.progress.bad_steps])?;
-        (self.progress.updates, self.progress.bad_steps) = (counts[0], counts[1]);
+        let Progress { updates, bad_steps, .. } = *self.progress;
+        let all = ranks.largest(vec![updates, bad_steps, u64::from(*self.stop)])?;
+        (self.progress.updates, self.progress.bad_steps, *self.stop) = (all[0], all[1], all[2] > 0);
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! What every method promises: the same masks on any number of threads, the same bits after a stop, nothing back to
 //! life but where a method grows it, and one sentence for what cannot be.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 
 use espalier_tensor::mask::ones;
 use espalier_train::Summary;
@@ -237,7 +237,7 @@ fn hear(base: &Base) -> (Heard, Summary) {
     let folder = tempfile::tempdir().unwrap();
     let place = RunDir::at(folder.path());
     let mut heard = Heard::default();
-    let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
+    let outcome = run(plan, dataset, &device, &place, &Arc::default(), &mut heard).unwrap();
     (heard, outcome.summary)
 }
 
@@ -280,7 +280,7 @@ fn a_run_too_short_to_prune_says_so() {
         let folder = tempfile::tempdir().unwrap();
         let place = RunDir::at(folder.path());
         let mut heard = Heard::default();
-        run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
+        run(plan, dataset, &device, &place, &Arc::default(), &mut heard).unwrap();
         let last = heard.warnings.last().unwrap();
         assert!(last.starts_with(expected), "{:?}", heard.warnings);
         // What of it could be known before the first step was said then.
