@@ -46,7 +46,8 @@ impl Choice for Distribution {
 }
 
 impl Choice for Scope {
-    const ALL: &'static [(&'static str, Self)] = &[("global", Scope::Global), ("layer", Scope::Layer)];
+    const ALL: &'static [(&'static str, Self)] =
+        &[("global", Scope::Global), ("layer", Scope::Layer), ("row", Scope::Row)];
 }
 
 impl Choice for TicketForm {
@@ -194,7 +195,7 @@ impl Prune {
                 }
                 let usual = if form == TicketForm::Channels { Scope::Global } else { Scope::Layer };
                 let scope = section.choice("scope", usual)?;
-                if form == TicketForm::Channels && scope == Scope::Layer {
+                if form == TicketForm::Channels && scope != Scope::Global {
                     let why = "with `prune.form` = \"channels\", which have one threshold for all".into();
                     return Err(Error::NoEffect { field: section.field("scope"), why });
                 }
