@@ -99,8 +99,12 @@ pub struct Names {
 impl Names {
     /// Those of a model's parameters and running statistics.
     pub fn of(parameters: &[spec::Parameter], buffers: &[spec::Buffer]) -> Names {
-        let parameters: Vec<String> = parameters.iter().map(|p| p.name.clone()).collect();
-        let buffers: Vec<String> = buffers.iter().map(|b| b.name.clone()).collect();
+        let names = parameters.iter().map(|parameter| parameter.name.clone()).collect();
+        Names::new(names, buffers.iter().map(|buffer| buffer.name.clone()).collect())
+    }
+
+    /// These, in their order.
+    pub fn new(parameters: Vec<String>, buffers: Vec<String>) -> Names {
         Names {
             parameter_ids: ids_by_name(parameters.iter().map(String::as_str)),
             buffer_ids: ids_by_name(buffers.iter().map(String::as_str)),

@@ -178,6 +178,8 @@ pub enum Scope {
     Global,
     /// Each parameter by itself.
     Layer,
+    /// The weights of each output of a parameter.
+    Row,
 }
 
 /// What the masks that Early-Bird compares are drawn of.
@@ -277,15 +279,22 @@ impl Method {
         }
     }
 
-    /// Whether each candidate keeps a share that is known before anything is scored.
-    pub fn is_by_layer(&self) -> bool {
+    /// Over what its thresholds are, where that can be chosen.
+    pub fn scope(&self) -> Option<Scope> {
         match *self {
             Method::Random { scope, .. }
             | Method::Magnitude { scope, .. }
             | Method::Gradual { scope, .. }
-            | Method::EarlyBird { scope, .. } => scope == Scope::Layer,
-            Method::Set(_) | Method::Rigl(_) | Method::TwoOfFour { .. } => true,
-            Method::Snip { .. } | Method::Grasp { .. } | Method::Lottery { .. } => false,
+            | Method::EarlyBird { scope, .. } => Some(scope),
+            _ => None,
+        }
+    }
+
+    /// Whether each candidate keeps a share that is known before anything is scored.
+    pub fn is_by_layer(&self) -> bool {
+        match self.scope() {
+            Some(scope) => scope != Scope::Global,
+            None => matches!(self, Method::Set(_) | Method::Rigl(_) | Method::TwoOfFour { .. }),
         }
     }
 
@@ -375,7 +384,11 @@ impl Pruning {
         };
         let mut kept = vec![None; parameters.len()];
         for (place, share) in covered.into_iter().zip(shares) {
-            kept[place] = Some((share * parameters[place].elements() as f64).round() as u64);
+            let (rows, each) = match self.method.scope() {
+                Some(Scope::Row) => parameters[place].output_rows(),
+                _ => (1, parameters[place].elements()),
+            };
+            kept[place] = Some(rows * (share * each as f64).round() as u64);
         }
         kept
     }
@@ -384,6 +397,22 @@ impl Pruning {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// GPT-2's 8 x 24 weight `[input, output]` has 24 rows of eight, of each of which 2.4 stay: two. All of it together keeps 57.6.
+    #[test]
+    fn every_row_keeps_its_own_share() {
+        let text = "[model]\nlayers = 1\nheads = 1\nwidth = 8\ncontext = 4\n[prune]\nmethod = \"magnitude\"\nsparsity = 0.7\nscope = ";
+        let kept = |scope: &str| {
+            let run_file = crate::RunFile::parse(&format!("{text}\"{scope}\""), &[]).unwrap();
+            let facts = crate::plan::DataFacts { vocab: Some(20), ..Default::default() };
+            let plan = crate::Plan::new(run_file, facts).unwrap();
+            let parameters = plan.model.parameters();
+            let place = parameters.iter().position(|p| p.name == "h.0.attn.c_attn.weight").unwrap();
+            assert_eq!(parameters[place].output_rows(), (24, 8));
+            plan.pruning.unwrap().kept_by_parameter(&parameters)[place]
+        };
+        assert_eq!((kept("row"), kept("layer")), (Some(24 * 2), Some(58)));
+    }
 
     /// By hand: weights of 4 x 10 and 30 x 40 and a kernel of 8 x 4 x 3 x 3 have 14 / 40, 70 / 1200 and 18 / 288.
     #[test]

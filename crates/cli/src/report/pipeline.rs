@@ -53,7 +53,8 @@ fn timeline(trace: &TraceFile) -> Option<Timeline> {
 /// By the categories and names of docs/outputs.md.
 fn kind(spent: &Spent) -> Option<usize> {
     match (spent.cat.as_str(), spent.name.as_bytes().first()) {
-        ("compute", Some(b'F')) => Some(0),
+        // Most of both passes in one call is the backward.
+        ("compute", Some(b'F')) if !spent.name.contains('+') => Some(0),
         ("compute", Some(b'W')) => Some(2),
         ("compute", _) => Some(1),
         ("send" | "all-reduce", _) => Some(MESSAGES),

@@ -164,7 +164,7 @@ fn falling(name: &str) -> bool {
 const GOING: Numbers = ("a number in [0, 1): the share of weights that goes", |x| (0.0..1.0).contains(&x));
 const METHODS: &[&str] =
     &["random", "magnitude", "gradual", "snip", "grasp", "early-bird", "lottery", "set", "rigl", "2:4"];
-const SCOPES: &[&str] = &["global", "layer"];
+const SCOPES: &[&str] = &["global", "layer", "row"];
 
 /// Defaults that were published: GraSP scores at a temperature of 200; Early-Bird compares the last five masks; a lottery round removes a
 /// fifth; SET and RigL move 0.3 of the kept weights at first, every 100 steps, until three quarters of the run.

@@ -49,7 +49,7 @@ impl Pruning {
             if form == TicketForm::Weights && values.get::<f64>("l1") != 0.0 {
                 return no_effect("l1", "with `prune.form` = \"weights\": it pulls at batch-norm scales");
             }
-            if form == TicketForm::Channels && values.get::<Scope>("scope") == Scope::Layer {
+            if form == TicketForm::Channels && values.get::<Scope>("scope") != Scope::Global {
                 let why = "with `prune.form` = \"channels\", which have one threshold for all";
                 return no_effect("scope", why);
             }

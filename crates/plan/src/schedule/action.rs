@@ -28,7 +28,8 @@ pub enum Action {
     },
     /// Wait for the sums of all gradients of the update.
     WaitReduce,
-    /// Add up losses and norms over the ranks that can wait for each other: over all, where a flush ends a batch.
+    /// Add up losses and norms over the ranks that can wait for each other: over all, where a flush ends a batch, and with them
+    /// whether one was asked to stop.
     Agree,
     /// Tell another rank what came of an update: where there is no flush, stages do not wait for each other.
     Tell(Notice),
@@ -42,6 +43,9 @@ pub enum Action {
     Gather,
     /// Average weights and state over replicas that have stepped by themselves.
     Average,
+    /// At the end of lists without a flush, when nothing is under way: all ranks take over what the first stage has counted, and hear
+    /// whether any of them was asked to stop.
+    Settle,
     /// Keep the newest version beyond the next step.
     Stash {
         /// The number of the weights that are kept.
@@ -107,21 +111,18 @@ pub enum Topic {
     Decision,
     /// From where the model ends to the first stage: the loss of a batch, its right predictions and all of them.
     Totals,
-    /// From the first stage to another at the end of a list: updates that were taken, and steps in a row that were not.
-    Counts,
     /// From where the model ends to another stage: the token that follows what was read.
     Token,
 }
 
 impl Topic {
     /// All of them.
-    pub const ALL: [Topic; 5] = [Topic::Verdict, Topic::Decision, Topic::Totals, Topic::Counts, Topic::Token];
+    pub const ALL: [Topic; 4] = [Topic::Verdict, Topic::Decision, Topic::Totals, Topic::Token];
 
     /// How many numbers, of 8 bytes each.
     pub const fn numbers(self) -> usize {
         match self {
             Topic::Verdict | Topic::Decision | Topic::Token => 1,
-            Topic::Counts => 2,
             Topic::Totals => 3,
         }
     }
@@ -144,15 +145,13 @@ impl Action {
     /// Whether a step implies it, so that lines of text leave it out.
     pub(super) fn is_implied(&self) -> bool {
         let told = matches!(self, Action::Tell(_) | Action::Hear(_) | Action::Commit);
-        told || matches!(self, Action::WaitReduce | Action::Agree | Action::Gather)
+        told || matches!(self, Action::WaitReduce | Action::Agree | Action::Gather | Action::Settle)
     }
 
     /// Whether it belongs to the step before it.
     pub fn ends_step(&self) -> bool {
-        matches!(
-            self,
-            Action::Tell(_) | Action::Hear(_) | Action::Commit | Action::Gather | Action::Drop { .. }
-        )
+        let told = matches!(self, Action::Tell(_) | Action::Hear(_) | Action::Commit);
+        told || matches!(self, Action::Gather | Action::Drop { .. } | Action::Settle)
     }
 
     /// The pass and its work, where the action computes.

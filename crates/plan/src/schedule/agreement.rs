@@ -5,7 +5,8 @@
 //! time, so stages tell each other what they found. The verdict on an update goes the way of its gradients, from each stage to
 //! the one before; a stage of PipeDream, whose new weights are needed at once, takes it for what it is. Of 2BW, whose new weights
 //! nobody needs for a batch, the first stage tells all others the decision, and they put the update off until then. What a
-//! batch came to is told by the last stage to the first, and at the end of a list the first tells the others what it counted.
+//! batch came to is told by the last stage to the first; at the end of a list nothing is under way, and all settle what the first has
+//! counted in one sum.
 
 use super::{Action, Notice, Placement, Topic, Updates};
 
@@ -76,7 +77,7 @@ impl Stage<'_> {
         }
         if let Some(last) = steps.checked_sub(1) {
             told.extend(if undecided { self.commit(last) } else { Vec::new() });
-            told.extend(self.of_first(Topic::Counts, last));
+            told.push(Action::Settle);
         }
         told
     }
@@ -87,8 +88,8 @@ impl Stage<'_> {
         let before = self.stage.checked_sub(1);
         let heard = behind.map(|stage| self.hear(Topic::Verdict, update, stage));
         let told = before.map(|stage| self.tell(Topic::Verdict, update, stage));
-        let decides = self.decided && self.stage == 0;
-        let decision = if decides { self.of_first(Topic::Decision, update) } else { Vec::new() };
+        let others = if self.decided && self.stage == 0 { 1..self.pipeline.len() } else { 0..0 };
+        let decision = others.map(|stage| self.tell(Topic::Decision, update, stage));
         heard.into_iter().chain(told).chain(decision).collect()
     }
 
@@ -102,14 +103,6 @@ impl Stage<'_> {
             _ if last == 0 => None,
             0 => Some(self.hear(Topic::Totals, update, last)),
             stage => (stage == last).then(|| self.tell(Topic::Totals, update, 0)),
-        }
-    }
-
-    /// What the first stage tells all others.
-    fn of_first(&self, topic: Topic, update: usize) -> Vec<Action> {
-        match self.stage {
-            0 => (1..self.pipeline.len()).map(|stage| self.tell(topic, update, stage)).collect(),
-            _ => vec![self.hear(topic, update, 0)],
         }
     }
 
@@ -133,7 +126,7 @@ mod tests {
         let word = |action: &Action| match action {
             Action::Tell(Notice { topic, update, peer }) => Some(format!("{topic:?}{update}>{peer}")),
             Action::Hear(Notice { topic, update, peer }) => Some(format!("{topic:?}{update}<{peer}")),
-            Action::Step | Action::Commit => Some(format!("{action:?}")),
+            Action::Step | Action::Commit | Action::Settle => Some(format!("{action:?}")),
             Action::Forward(work) => Some(format!("F{}", work.micro_batch)),
             _ => None,
         };
@@ -142,8 +135,8 @@ mod tests {
 
     #[test]
     fn verdicts_go_to_the_stage_before_and_decisions_to_all() {
-        insta::assert_snapshot!(told(Name::TwoBw, 0), @"F0 F1 F2 F3 Verdict0<1 Decision0>1 Decision0>2 Step Totals0<2 Verdict1<1 Decision1>1 Decision1>2 Step Totals1<2 Counts1>1 Counts1>2");
-        insta::assert_snapshot!(told(Name::TwoBw, 2), @"F0 F1 Verdict0>1 Step Totals0>0 F2 F3 Decision0<0 Commit Verdict1>1 Step Totals1>0 Decision1<0 Commit Counts1<0");
-        insta::assert_snapshot!(told(Name::PipeDream, 1), @"F0 F1 Verdict0<2 Verdict0>0 Step F2 Verdict1<2 Verdict1>0 Step F3 Verdict2<2 Verdict2>0 Step Verdict3<2 Verdict3>0 Step Counts3<0");
+        insta::assert_snapshot!(told(Name::TwoBw, 0), @"F0 F1 F2 F3 Verdict0<1 Decision0>1 Decision0>2 Step Totals0<2 Verdict1<1 Decision1>1 Decision1>2 Step Totals1<2 Settle");
+        insta::assert_snapshot!(told(Name::TwoBw, 2), @"F0 F1 Verdict0>1 Step Totals0>0 F2 F3 Decision0<0 Commit Verdict1>1 Step Totals1>0 Decision1<0 Commit Settle");
+        insta::assert_snapshot!(told(Name::PipeDream, 1), @"F0 F1 Verdict0<2 Verdict0>0 Step F2 Verdict1<2 Verdict1>0 Step F3 Verdict2<2 Verdict2>0 Step Verdict3<2 Verdict3>0 Step Settle");
     }
 }

@@ -17,12 +17,22 @@ pub struct Parameter {
     pub decays: bool,
     /// Whether it is a table of tokens or positions, which pruning methods often leave whole.
     pub embedding: bool,
+    /// The dimension along which outputs lie: at each place of it are the weights of one output.
+    #[serde(skip)]
+    pub output_dim: usize,
 }
 
 impl Parameter {
     /// How many elements it has.
     pub fn elements(&self) -> u64 {
         product(&self.shape)
+    }
+
+    /// How many outputs it makes, and how many of its weights each of them has: rows of a weight `[output, input]`. What has one
+    /// dimension is one row.
+    pub fn output_rows(&self) -> (u64, u64) {
+        let rows = if self.shape.len() < 2 { 1 } else { self.shape[self.output_dim] as u64 };
+        (rows, self.elements() / rows.max(1))
     }
 
     /// Whether it is added to what a layer makes: the shift of a norm is one too.
@@ -68,6 +78,7 @@ pub(super) fn weight_and_bias(
         prunable: matrix,
         decays: matrix,
         embedding: false,
+        output_dim: 0,
     }];
     all.extend(bias.map(|width| Parameter {
         name: format!("{name}.bias"),
@@ -76,6 +87,7 @@ pub(super) fn weight_and_bias(
         prunable: false,
         decays: false,
         embedding: false,
+        output_dim: 0,
     }));
     all
 }

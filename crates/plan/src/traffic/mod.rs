@@ -38,6 +38,7 @@ pub struct Traffic {
     /// Of each chunk, a micro-batch as it enters and as it leaves.
     borders: Vec<[u64; 2]>,
     agree: u64,
+    settle: u64,
     update: u64,
     gather: u64,
     average: u64,
@@ -62,6 +63,7 @@ impl Traffic {
             Action::AllReduce { chunk } => sums(Some(chunk)),
             Action::WaitReduce => sums(None),
             Action::Agree => self.agree,
+            Action::Settle => self.settle,
             Action::Tell(notice) | Action::Hear(notice) => 8 * notice.topic.numbers() as u64,
             Action::Step if self.late => 0,
             Action::Step | Action::Commit => self.update,
@@ -125,6 +127,7 @@ impl Plan {
         Ok(Traffic {
             borders: rank.borders()?,
             agree: rank.agree(),
+            settle: all_reduce(rank.world(), 3, 8),
             update: rank.update(&shared),
             gather: if self.sharing.is_sharded() { rank.gather(&shared) } else { 0 },
             average: rank.average(),
@@ -245,12 +248,12 @@ impl Rank<'_> {
         Ok(parts.map(|part| [bytes(part.start), bytes(part.end)]).collect())
     }
 
-    /// A norm and the totals over all ranks; without a flush the norm over those that have parts of the same layers, and the
+    /// A norm, the totals and whether to stop over all ranks; without a flush the norm over those that have parts of the same layers, and the
     /// totals over the replicas that have them.
     fn agree(&self) -> u64 {
         let norm = all_reduce(self.peers(), 1, 8);
         match self.plan.pipeline.updates() == Updates::Flush {
-            true => all_reduce(self.world(), 4, 8),
+            true => all_reduce(self.world(), 5, 8),
             false if self.stage + 1 < self.plan.pipeline.stages => norm,
             false => norm + all_reduce(self.replicas(), 3, 8),
         }
@@ -277,7 +280,7 @@ impl Rank<'_> {
         shared.iter().map(lengths).sum()
     }
 
-    /// Of each weight's bytes, with its state, those that are exact, as f32; statistics; and two counts.
+    /// Of each weight's bytes, with its state, those that are exact, as f32; statistics; and two counts with whether to stop.
     fn average(&self) -> u64 {
         let vectors = (self.size + self.plan.storage.optimizer_bytes) / 4;
         let lengths = self.lengths.iter().flat_map(|n| (0..vectors).map(move |_| n.saturating_mul(4)));
@@ -287,7 +290,7 @@ impl Rank<'_> {
             all_reduce(group, packet.iter().fold(0, |sum: u64, i| sum.saturating_add(bytes[*i])) / 4, 4)
         };
         let state: u64 = packets(&bytes).iter().map(packet).sum();
-        state + self.statistics() + all_reduce(self.world(), 2, 8)
+        state + self.statistics() + all_reduce(self.world(), 3, 8)
     }
 
     fn statistics(&self) -> u64 {
@@ -358,7 +361,7 @@ mod tests {
         let (plan, two) = traffic("[parallel]\ndata = 2", 1);
         let sums = two.bytes(&Action::AllReduce { chunk: 0 }) + two.bytes(&Action::WaitReduce);
         assert_eq!(sums, 4 * plan.parameters);
-        assert_eq!(two.bytes(&Action::Agree), 32);
+        assert_eq!(two.bytes(&Action::Agree), 40);
         assert_eq!(two.bytes(&Action::Gather), 0);
         let (_, alone) = traffic("", 0);
         assert_eq!(alone.bytes(&Action::AllReduce { chunk: 0 }) + alone.bytes(&Action::Agree), 0);

@@ -64,7 +64,9 @@ impl Plan {
                 Action::AllReduce { chunk } => (&mut sent.gradients, traffic.sums_of(Some(*chunk))),
                 Action::WaitReduce => (&mut sent.gradients, traffic.sums_of(None)),
                 Action::Gather => (&mut sent.gradients, 1),
-                Action::Agree | Action::Tell(_) | Action::Step | Action::Commit => (&mut sent.numbers, 1),
+                Action::Agree | Action::Tell(_) | Action::Step | Action::Commit | Action::Settle => {
+                    (&mut sent.numbers, 1)
+                }
                 _ => continue,
             };
             let bytes = traffic.bytes(action);

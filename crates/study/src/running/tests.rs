@@ -1,5 +1,5 @@
 use std::fs;
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 use std::thread;
 
 use espalier_data::Dataset;
@@ -124,7 +124,7 @@ fn a_trial_is_what_train_makes_of_its_run_file() {
     let plan = espalier_plan::Plan::new(file, dataset.facts()).unwrap();
     let (device, folder) = (Device::cpu(2).unwrap(), tempfile::tempdir().unwrap());
     let place = RunDir::at(folder.path());
-    let summary = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap().summary;
+    let summary = run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap().summary;
     assert_eq!(summary.validation.loss, Some(checks[1].loss));
     assert_eq!(summary.validation.accuracy.map(|right| 1.0 - right), Some(checks[1].error));
     let mut trial = Running::begin(&workload, &settings).unwrap();

@@ -214,7 +214,37 @@ impl Network<'_> {
                 };
                 ids.iter().map(|id| layer(*id)).collect()
             }
+            Scope::Row => {
+                let parameters = self.context.plan.model.parameters();
+                let mut rows = |id: ParameterId| -> Result<(ParameterId, Words)> {
+                    let keep = Self::kept_of(parameters[id.0].output_rows().1 as usize, sparsity);
+                    let dim = parameters[id.0].output_dim;
+                    let best = |keys: &[u32], shape: &[usize]| match shape {
+                        [len] => select::best_of_rows(keys, &[1, *len], 0, keep),
+                        _ => select::best_of_rows(keys, shape, dim, keep),
+                    };
+                    Ok((id, self.draw_on_host(id, &self.exclude_pruned(id, keys(id)?)?, best)?))
+                };
+                ids.iter().map(|id| rows(*id)).collect()
+            }
         }
+    }
+
+    /// A mask that is drawn of all keys of a parameter and its shape. Where it is cut, a group of weights may be on two ranks: each looks
+    /// at all of the tensor and keeps what is its own.
+    pub fn draw_on_host(
+        &self,
+        id: ParameterId,
+        keys: &Tensor,
+        draw: impl FnOnce(&[u32], &[usize]) -> Words,
+    ) -> Result<Words> {
+        let full_shape = self.context.param(id).shard.full_shape();
+        if !self.context.peers.is_split(id) {
+            return Ok(draw(&keys.read_u32()?, full_shape));
+        }
+        let keys = self.context.peers.join(id, keys)?;
+        let keys: Vec<u32> = keys.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+        Ok(self.own_part(id, draw(&keys, full_shape)))
     }
 
     /// The masks that keep the `count` best of some parameters, over all stages. What is gone already stays gone: where

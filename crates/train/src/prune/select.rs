@@ -3,9 +3,12 @@
 //! The k-th largest key is found digit by digit from two histograms, which the device makes. Keys are shown three times instead
 //! of being held, as a model's may be larger than what is free.
 
+use std::cmp::Reverse;
+
 use espalier_plan::Shard;
 use espalier_tensor::Tensor;
-use espalier_tensor::ops::select::{Digit, Histogram, at_least, histogram};
+use espalier_tensor::ops::select::{Digit, EXCLUDED, Histogram, at_least, histogram};
+use rayon::prelude::*;
 
 use super::ties::{Ties, first_to_go};
 
@@ -121,6 +124,26 @@ pub fn best(keys: &Tensor, keep: usize) -> crate::Result<Words> {
     Ok(at_least(keys, digit << 16 | rest, keep - above - above_low)?)
 }
 
+/// Keeps the `keep` places with the largest keys of each output of a tensor, which lie along a dimension; what has no key stays out. Ties
+/// go to the earlier place.
+pub fn best_of_rows(keys: &[u32], shape: &[usize], dim: usize, keep: usize) -> Words {
+    let (rows, inner) = (shape[dim], shape[dim + 1..].iter().product::<usize>());
+    let outer = if rows * inner == 0 { 0 } else { keys.len() / (rows * inner) };
+    let best = |row: usize| {
+        let places = (0..outer).flat_map(|o| (0..inner).map(move |i| (o * rows + row) * inner + i));
+        let mut places: Vec<usize> = places.filter(|place| keys[*place] != EXCLUDED).collect();
+        if keep < places.len() {
+            places.select_nth_unstable_by_key(keep, |place| (Reverse(keys[*place]), *place));
+            places.truncate(keep);
+        }
+        places
+    };
+    let mut words = vec![0; keys.len().div_ceil(32)];
+    let kept: Vec<Vec<usize>> = (0..rows).into_par_iter().map(best).collect();
+    kept.into_iter().flatten().for_each(|place| words[place / 32] |= 1 << (place % 32));
+    words
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,6 +224,29 @@ mod tests {
                 let keep = (share * keys.len() as f64) as usize;
                 prop_assert_eq!(best(&tensor(keys), keep).unwrap(), best_of_all(1, keep, |_| Ok(tensor(keys))).unwrap().remove(0));
             }
+        }
+    }
+
+    proptest! {
+        /// Against a stable sort of each row, along any dimension of three, with many ties and some that are out.
+        #[test]
+        fn the_best_of_rows_are_those_of_a_stable_sort_of_each(
+            shape in prop::array::uniform3(0usize..6), dim in 0usize..3, keep in 0usize..20, seed in any::<u64>(),
+        ) {
+            let len: usize = shape.iter().product();
+            let keys: Vec<u32> =
+                (0..len).map(|i| (espalier_tensor::random::bits(seed, i as u64) % 5) as u32).collect();
+            let index = |place: usize| place / shape[dim + 1..].iter().product::<usize>() % shape[dim];
+            let mut expected = Vec::new();
+            for row in 0..shape[dim] {
+                let of_row = |place: &usize| index(*place) == row && keys[*place] != EXCLUDED;
+                let mut places: Vec<usize> = (0..len).filter(of_row).collect();
+                places.sort_by_key(|place| Reverse(keys[*place]));
+                expected.extend(places.into_iter().take(keep));
+            }
+            expected.sort_unstable();
+            let found: Vec<usize> = ones(&best_of_rows(&keys, &shape, dim, keep)).collect();
+            prop_assert_eq!(found, expected);
         }
     }
 

@@ -7,9 +7,7 @@
 //! last, so these follow each other in the product). Where four do not divide it, the rest keeps its larger half,
 //! rounded up: a single one stays, one of two, two of three.
 
-use std::collections::HashSet;
-
-use espalier_plan::spec::{Layer, Linear, WeightOrder};
+use espalier_nn::weights::ParameterId;
 use rayon::prelude::*;
 
 use super::{Decision, Draw, Moment, Network, Pruner, Words};
@@ -31,28 +29,12 @@ impl Pruner for TwoOfFour {
         if !self.looks(network.moment()) {
             return Ok(Decision::Wait);
         }
-        let mut input_first = HashSet::new();
-        network.context.plan.model.for_each(&mut |layer| {
-            if let Layer::Linear(Linear { name, order: WeightOrder::InOut, .. }) = layer {
-                input_first.insert(format!("{name}.weight"));
-            }
-        });
-        let mask = |id| {
-            let dim = usize::from(!input_first.contains(network.params.name(id)));
+        let parameters = network.context.plan.model.parameters();
+        let mask = |id: ParameterId| {
+            // Inputs lie along the other one of the first two dimensions.
+            let dim = 1 - parameters[id.0].output_dim;
             let keys = network.exclude_pruned(id, network.magnitudes(id)?)?;
-            if !network.context.peers.is_split(id) {
-                return Ok((
-                    id,
-                    larger_halves(&keys.read_u32()?, network.params.param(id).weight().shape(), dim),
-                ));
-            }
-            // Neighbours may be on two ranks: each looks at all of the tensor and keeps what is its own.
-            let keys = network.context.peers.join(id, &keys)?;
-            let keys: Vec<u32> = keys.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-            Ok((
-                id,
-                network.own_part(id, larger_halves(&keys, network.context.param(id).shard.full_shape(), dim)),
-            ))
+            Ok((id, network.draw_on_host(id, &keys, |keys, shape| larger_halves(keys, shape, dim))?))
         };
         Ok(Draw::of(network.candidates.iter().copied().map(mask).collect::<Result<_>>()?))
     }

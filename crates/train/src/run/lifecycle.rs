@@ -61,6 +61,7 @@ pub(super) struct Run {
     _claim: Option<Claim>,
     pub(super) plan: Plan,
     pub(super) trainer: Trainer,
+    stop: Arc<AtomicBool>,
     checkpoints: Checkpoints,
     metrics: Metrics,
     folder: PathBuf,
@@ -90,6 +91,7 @@ impl Run {
         device: &Device,
         place: &RunDir,
         ranks: Ranks,
+        stop: &Arc<AtomicBool>,
         observer: &mut dyn Observer,
     ) -> Result<Run> {
         let leads = ranks.leads();
@@ -131,6 +133,7 @@ impl Run {
         }
         info!("makes its weights, of {} in all", plan.parameters);
         let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+        trainer.listen_to(stop.clone());
         info!("its weights are made");
         let mut goes_on = false;
         if place.resume && !place.fresh {
@@ -228,6 +231,7 @@ impl Run {
             _claim: claim,
             plan,
             trainer,
+            stop: stop.clone(),
             checkpoints,
             metrics,
             folder,
@@ -249,7 +253,7 @@ impl Run {
         })
     }
 
-    pub(super) fn go(mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Outcome> {
+    pub(super) fn go(mut self, observer: &mut dyn Observer) -> Result<Outcome> {
         let timetable = self.plan.timetable;
         let steps = self.trainer.steps();
         observer.started(self.trainer.progress().step, steps);
@@ -258,7 +262,7 @@ impl Run {
         }
         observer.begins();
         if self.trainer.progress().evaluation_due {
-            self.evaluate(stop, observer)?;
+            self.evaluate(observer)?;
             let interrupted = self.trainer.progress().evaluation_due;
             // Of a run that goes on the next checkpoint says that it was done.
             let over = self.trainer.progress().step >= steps;
@@ -310,13 +314,11 @@ impl Run {
                 continue;
             }
             if last || timetable.evaluates(step) {
-                self.evaluate(stop, observer)?;
+                self.evaluate(observer)?;
                 self.sample(last, observer)?;
             }
             // Ranks that have gone apart stop when they are together again: so the run goes on as if it had not stopped.
-            // Until then nobody asks the others: a local step sends nothing.
-            let stopped = self.trainer.is_together() && self.any(stop.load(Ordering::Relaxed))?;
-            let interrupted = (stopped && !last) || self.trainer.progress().evaluation_due;
+            let interrupted = (self.trainer.is_to_stop() && !last) || self.trainer.progress().evaluation_due;
             // While steps are being skipped a checkpoint would say nothing new, and push out one from before.
             let due = timetable.saves(step) && !self.any(self.trainer.progress().bad_steps > 0)?;
             if interrupted || due || (last && self.plan.timetable.checkpoint.last) {
@@ -336,10 +338,10 @@ impl Run {
     }
 
     /// Evaluates, unless the run is to stop: then the evaluation stays due, and is done when the run goes on.
-    fn evaluate(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<()> {
+    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let step = self.trainer.progress().step;
         info!("evaluates after step {step}");
-        self.validation = self.trainer.evaluate_unless(&|| stop.load(Ordering::Relaxed))?;
+        self.validation = self.trainer.evaluate_unless(&|| self.stop.load(Ordering::Relaxed))?;
         let Some(evaluation) = self.validation else { return Ok(()) };
         observer.evaluated(step, evaluation);
         let time = self.begin.elapsed().as_secs_f64();

@@ -22,6 +22,8 @@ mod resolved;
 mod resumed;
 mod sample;
 mod start_point;
+#[cfg(test)]
+mod tests;
 pub mod trace;
 mod unlikely;
 
@@ -177,7 +179,7 @@ pub fn run(
     dataset: Dataset,
     device: &Device,
     place: &RunDir,
-    stop: &AtomicBool,
+    stop: &Arc<AtomicBool>,
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome> {
     run_or_give_up(None, plan, dataset, device, place, stop, observer)
@@ -191,7 +193,7 @@ pub fn run_or_give_up(
     dataset: Dataset,
     device: &Device,
     place: &RunDir,
-    stop: &AtomicBool,
+    stop: &Arc<AtomicBool>,
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome> {
     let dataset = Arc::new(dataset);
@@ -223,7 +225,7 @@ pub fn run_launched(
     dataset: Dataset,
     device: &Device,
     place: &RunDir,
-    stop: &AtomicBool,
+    stop: &Arc<AtomicBool>,
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome> {
     let (mesh, limit) = (plan.mesh, plan.timeout);
@@ -249,14 +251,14 @@ fn from_start_to_end(
     device: &Device,
     place: &RunDir,
     ranks: Ranks,
-    stop: &AtomicBool,
+    stop: &Arc<AtomicBool>,
     observer: &mut dyn Observer,
 ) -> Result<Outcome> {
     let mut observer = Landmarks(observer);
-    let run = Run::start(plan, dataset, device, place, ranks, &mut observer);
+    let run = Run::start(plan, dataset, device, place, ranks, stop, &mut observer);
     let outcome = run.and_then(|run| {
         let metrics = run.metrics_path();
-        run.go(stop, &mut observer).inspect_err(|error| note_divergence(metrics.as_deref(), error))
+        run.go(&mut observer).inspect_err(|error| note_divergence(metrics.as_deref(), error))
     });
     match &outcome {
         Ok(Outcome { interrupted: false, .. }) => info!("the run has ended"),
@@ -314,52 +316,4 @@ fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
     let path = folder.join(name);
     let written = durable::create_folder(folder).and_then(|()| durable::replace(&path, text.as_bytes()));
     written.map_err(|why| Error::unwritten(&path, why))
-}
-
-#[cfg(test)]
-mod tests {
-    use espalier_plan::RunFile;
-
-    use super::*;
-    use crate::durable::record;
-
-    const RUN: &str = r#"
-        model = { name = "gpt", layers = 1, heads = 1, width = 8, context = 8 }
-        data = { kind = "arithmetic", count = 20 }
-        train = { steps = 2, batch = 2, eval_samples = 2 }
-        optimizer = { name = "adamw" }
-        checkpoint = { every = 1 }
-    "#;
-
-    /// What a power cut leaves: a folder under its name, then the files that say what the run is, then for each checkpoint the
-    /// metrics up to it, its tensors and what is beside them, its manifest, their names, and last the name that makes it one.
-    #[test]
-    fn everything_that_a_run_leaves_is_synced_in_an_order_that_a_power_cut_may_interrupt() {
-        let folder = tempfile::tempdir().unwrap();
-        let run_file = RunFile::parse(RUN, &[]).unwrap();
-        let dataset = Dataset::open(&run_file).unwrap();
-        let plan = Plan::new(run_file, dataset.facts()).unwrap();
-        let device = Device::cpu(1).unwrap();
-        let place = RunDir::at(folder.path().join("out/run"));
-        run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap();
-
-        let mut expected: Vec<String> = ["", "out"].map(str::to_owned).into();
-        let run = ["/.run.toml.writing", "", "/.plan.json.writing", "", "", "/metrics.jsonl", ""];
-        expected.extend(run.map(|path| format!("out/run{path}")));
-        for step in 1..=2 {
-            if step == 2 {
-                expected.push("out/run/metrics.jsonl".into());
-            }
-            let tensors = ["/model.safetensors", "/optimizer.safetensors"];
-            let beside =
-                ["/config.json", "/generation_config.json", "/tokenizer.json", "/tokenizer_config.json"];
-            for file in tensors.iter().chain(&beside).chain(&["/manifest.json", ""]) {
-                expected.push(format!("out/run/checkpoints/.writing-step-00000{step}{file}"));
-            }
-            expected.push("out/run/checkpoints".into());
-        }
-        expected
-            .extend(["/metrics.jsonl", "/.summary.json.writing", ""].map(|path| format!("out/run{path}")));
-        assert_eq!(record::below(folder.path()), expected);
-    }
 }

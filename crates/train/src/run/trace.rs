@@ -159,8 +159,14 @@ impl Event {
                 vec![Event::Begun(begun.clone()), Event::Ended(Beside { ts: end, ..begun })]
             }
             kind => {
-                if let Kind::Compute { micro_batch, chunk, .. } = kind {
-                    (args.micro_batch, args.chunk) = (Some(micro_batch), Some(chunk));
+                match kind {
+                    Kind::Compute { micro_batch, chunk, .. } => {
+                        (args.micro_batch, args.chunk) = (Some(micro_batch), Some(chunk));
+                    }
+                    Kind::BothPasses { micro_batch, .. } => {
+                        (args.micro_batch, args.chunk) = (Some(micro_batch), Some(0));
+                    }
+                    _ => {}
                 }
                 vec![Event::Spent(Spent { name, cat, pid: 0, tid: rank, ts, dur: end - ts, args })]
             }
@@ -184,4 +190,21 @@ pub fn may_replace(path: &Path) -> Result<(), String> {
         return Ok(());
     }
     Err("a file is here that is no trace: choose another name, or remove it".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_passes_in_one_call_are_one_event() {
+        let shown = |replayed| {
+            let kind = Kind::BothPasses { micro_batch: 0, replayed };
+            let events = Event::of(2, 0, &Span { kind, start: 1.0, end: 1.5, bytes: 0 });
+            let [Event::Spent(spent)] = &events[..] else { panic!("{events:?}") };
+            (spent.name.clone(), spent.cat.clone(), spent.dur, spent.args.micro_batch)
+        };
+        assert_eq!(shown(true), ("F0+B0 graph".into(), "compute".into(), 5e5, Some(0)));
+        assert_eq!(shown(false).0, "F0+B0");
+    }
 }

@@ -92,7 +92,10 @@ impl ParamStore {
         ParamStore {
             params: params.params.iter().map(elsewhere).collect(),
             statistics: Vec::new(),
-            names: Arc::new(Names::of(&[], &[])),
+            names: Arc::new(Names::new(
+                params.params.iter().map(|plan| plan.name.clone()).collect(),
+                Vec::new(),
+            )),
             compresses: false,
             dtype: DType::F32,
         }
@@ -100,15 +103,8 @@ impl ParamStore {
 
     /// Parameters of these names and weights, all of them here.
     pub fn of_tensors(weights: Vec<(&str, Tensor)>, compresses: bool) -> ParamStore {
-        let spec = |(name, weight): &(&str, Tensor)| espalier_plan::spec::Parameter {
-            name: (*name).to_owned(),
-            shape: weight.shape().to_vec(),
-            init: espalier_plan::spec::Init::Constant(0.0),
-            prunable: true,
-            decays: true,
-            embedding: false,
-        };
-        let names = Arc::new(Names::of(&weights.iter().map(spec).collect::<Vec<_>>(), &[]));
+        let names = weights.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let names = Arc::new(Names::new(names, Vec::new()));
         let param = |(id, (name, weight)): (usize, (&str, Tensor))| {
             let plan = ParamPlan {
                 id,

@@ -18,6 +18,8 @@ pub(crate) struct Averaging<'a> {
     /// Whether there is state: a step was taken.
     pub has_state: bool,
     pub progress: &'a mut Progress,
+    /// Whether this rank is asked to stop, and then whether any is.
+    pub stop: &'a mut bool,
 }
 
 impl Worker for Averaging<'_> {
@@ -33,8 +35,9 @@ impl Worker for Averaging<'_> {
         }
         groups.average_statistics(self.params)?;
         // One that skipped a step has counted it alone.
-        let counts = ranks.largest(vec![self.progress.updates, self.progress.bad_steps])?;
-        (self.progress.updates, self.progress.bad_steps) = (counts[0], counts[1]);
+        let Progress { updates, bad_steps, .. } = *self.progress;
+        let all = ranks.largest(vec![updates, bad_steps, u64::from(*self.stop)])?;
+        (self.progress.updates, self.progress.bad_steps, *self.stop) = (all[0], all[1], all[2] > 0);
         Ok(())
     }
 }

@@ -155,6 +155,7 @@ impl Executor {
             Action::Agree => "agree".into(),
             Action::Gather => "gather".into(),
             Action::Commit => "commit".into(),
+            Action::Settle => "settle".into(),
             Action::Tell(Notice { topic, update, peer }) => format!("tell {peer}: {topic:?} {update}"),
             Action::Hear(Notice { topic, update, peer }) => format!("hear {peer}: {topic:?} {update}"),
             action => self.schedule.token(self.rank, &action),
@@ -199,7 +200,7 @@ impl Executor {
                 None => worker.act(action)?,
             },
         }
-        if let (Some(trace), Some(kind)) = (&mut self.trace, Kind::of(&action)) {
+        if let (Some(trace), Some(kind)) = (&mut self.trace, worker.kind(&action)) {
             trace.add(kind, start, worker.bytes(&action));
             worker.flown().into_iter().for_each(|flown| trace.add_flown(flown));
         }

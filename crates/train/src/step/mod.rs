@@ -59,6 +59,11 @@ pub trait Worker {
         0
     }
 
+    /// What an action is shown as in a trace; none where it takes no time.
+    fn kind(&self, action: &Action) -> Option<Kind> {
+        Kind::of(action)
+    }
+
     /// Sums that were under way beside the actions and have ended since it was last asked.
     fn flown(&mut self) -> Vec<Flown> {
         Vec::new()

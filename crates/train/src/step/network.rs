@@ -3,12 +3,13 @@
 mod update;
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 
 use espalier_data::Samples;
 use espalier_nn::layers::{BatchSlice, BatchStatistics, Deferred, GradientSink, NormGroup};
 use espalier_nn::weights::{ParameterId, WeightStore, Weights};
 use espalier_plan::Traffic;
-use espalier_plan::schedule::{Action, Message, Notice, Updates, Work};
+use espalier_plan::schedule::{Action, Message, Notice, Pass, Updates, Work};
 use espalier_tensor::ops::cross_entropy::Summed;
 use espalier_tensor::ops::elementwise::scale_into;
 use espalier_tensor::{Tensor, random};
@@ -55,6 +56,8 @@ pub(crate) struct StepOutcome {
     pub taken: bool,
     /// Bytes of the gradients of candidates.
     pub gradient_bytes: usize,
+    /// Whether the ranks have agreed that one of them is asked to stop.
+    pub stop: bool,
 }
 
 /// What the passes and updates of a step work on.
@@ -76,6 +79,8 @@ pub(crate) struct StepContext<'a> {
     /// Whether the rank steps by itself: its loss, its norm and whether they are finite are then its own.
     pub local: bool,
     pub lr: f64,
+    /// Whether this rank is asked to stop, which all hear of when they agree.
+    pub stop: &'a AtomicBool,
     /// The update whose gradient is made not finite, for a drill.
     pub fault: Option<u64>,
     /// Parameters that are pulled towards zero, and how strongly.
@@ -111,8 +116,8 @@ pub(crate) struct NetworkWorker<'a> {
 
 impl<'a> NetworkWorker<'a> {
     pub fn new(step: StepContext<'a>) -> NetworkWorker<'a> {
-        let outcome =
-            StepOutcome { totals: Totals::default(), grad_norm: 0.0, taken: true, gradient_bytes: 0 };
+        let totals = Totals::default();
+        let outcome = StepOutcome { totals, grad_norm: 0.0, taken: true, gradient_bytes: 0, stop: false };
         let (shared, noise) = (shared(&step), noise(&step));
         let missing = missing(&step);
         let (sums, statistics) = (Vec::new(), Vec::new());
@@ -286,6 +291,17 @@ impl Worker for NetworkWorker<'_> {
         if self.step.local { 0 } else { self.step.traffic.bytes(action) }
     }
 
+    fn kind(&self, action: &Action) -> Option<Kind> {
+        match (action.compute(), &self.step.whole_passes) {
+            // It only takes the batch: both passes run where the backward stands.
+            (Some((Pass::Forward, _)), Some(_)) => None,
+            (Some((_, Work { micro_batch, .. })), Some(passes)) => {
+                Some(Kind::BothPasses { micro_batch, replayed: passes.are_recorded() })
+            }
+            _ => Kind::of(action),
+        }
+    }
+
     fn flown(&mut self) -> Vec<Flown> {
         let traffic = self.step.traffic;
         let flown = |BucketTime { bucket: number, start, end }: BucketTime| {
@@ -312,6 +328,7 @@ impl Worker for NetworkWorker<'_> {
             Action::Agree => self.agree(),
             Action::Step => self.step(),
             Action::Commit => self.commit(),
+            Action::Settle => self.settle(),
             Action::Gather => self.gather(),
             Action::Stash { version } => self.stash(version),
             Action::Drop { version } => {

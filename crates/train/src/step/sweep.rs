@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use espalier_comm::Communicator;
 use espalier_data::{Dataset, Fetched, Split};
-use espalier_nn::layers::{BatchSlice, BatchStatistics, Forward, GradientSink, Mode};
+use espalier_nn::layers::{BatchSlice, BatchStatistics, Forward, GradientSink, InputObserver, Mode};
 use espalier_nn::weights::WeightStore;
 use espalier_plan::schedule::{Message, Schedule, Work};
 use espalier_tensor::{DType, Device, Tensor};
@@ -76,13 +76,39 @@ impl Sweep<'_> {
     /// Validation samples forward, `micro_batch` at a time, each rank running ahead of those behind it; what came of it is known
     /// where the model ends.
     pub fn evaluate(&self, samples: &[(u64, usize)], micro_batch: usize) -> Result<Totals> {
+        self.forward_only(Split::Validation, samples, micro_batch, None)
+    }
+
+    /// Training samples forward, `micro_batch` at a time, as in evaluation: dropout passes, and batch norms use what they have measured. The
+    /// observer sees what each linear layer of this rank reads, and no loss is made. Of a model in several copies one is run, so
+    /// that each layer is seen once.
+    pub fn observe(
+        &self,
+        samples: &[(u64, usize)],
+        micro_batch: usize,
+        observer: &mut dyn InputObserver,
+    ) -> Result<()> {
+        // As many micro-batches are under way as there are stages.
+        let mut groups = samples.chunks(micro_batch * self.stage.placement().ranks());
+        groups.try_for_each(|of| self.forward_only(Split::Train, of, micro_batch, Some(observer)).map(drop))
+    }
+
+    /// Who is observed is not judged.
+    fn forward_only(
+        &self,
+        split: Split,
+        samples: &[(u64, usize)],
+        micro_batch: usize,
+        observer: Option<&mut dyn InputObserver>,
+    ) -> Result<Totals> {
         let micro_batches: Vec<&[(u64, usize)]> = samples.chunks(micro_batch).collect();
-        let batches = micro_batches.iter().map(|samples| self.read(Split::Validation, samples));
-        let mut worker = Evaluating {
+        let batches = micro_batches.iter().map(|samples| self.read(split, samples));
+        let mut worker = ForwardOnly {
             sweep: *self,
             batches: batches.collect::<Result<_>>()?,
             samples: micro_batches.iter().map(|samples| samples.len()).collect(),
-            ignored: micro_batches.iter().map(|of| self.dataset.ignored(Split::Validation, of)).collect(),
+            ignored: micro_batches.iter().map(|of| self.dataset.ignored(split, of)).collect(),
+            observer,
             totals: Totals::default(),
         };
         self.run(Schedule::forward_only(self.stage.placement(), micro_batches.len()), &mut worker)?;
@@ -158,26 +184,31 @@ impl Worker for Differentiating<'_> {
     }
 }
 
-/// Takes micro-batches forward and judges them.
-struct Evaluating<'a> {
+/// Takes micro-batches forward: observed, or judged.
+struct ForwardOnly<'a, 'b> {
     sweep: Sweep<'a>,
     /// Of each micro-batch, where this rank reads samples.
     batches: Vec<Option<Fetched>>,
     samples: Vec<usize>,
     /// Targets of each that do not count.
     ignored: Vec<usize>,
+    observer: Option<&'b mut dyn InputObserver>,
     totals: Totals,
 }
 
-impl Worker for Evaluating<'_> {
+impl Worker for ForwardOnly<'_, '_> {
     fn forward(&mut self, work: Work, input: Option<Tensor>) -> Result<Option<Tensor>> {
         let (sweep, batch) = (self.sweep, &self.batches[work.micro_batch]);
         let model = sweep.stage.model(work.chunk);
         let share = BatchSlice { samples: self.samples[work.micro_batch], ..BatchSlice::default() };
         let mut pass = Forward::new(sweep.weights, Mode::Evaluate, 0, share);
+        pass.observer = self.observer.as_deref_mut().map(|observer| observer as _);
         let x = model.forward(sweep.input(input, batch)?, &mut pass)?;
         if !model.is_last() {
             return Ok(Some(x));
+        }
+        if self.observer.is_some() {
+            return Ok(None);
         }
         let targets = sweep.targets(batch)?;
         let total = model.evaluate(&x, &targets, sweep.weights)?;

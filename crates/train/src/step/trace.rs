@@ -16,6 +16,13 @@ pub enum Kind {
         /// Which of the rank's chunks.
         chunk: usize,
     },
+    /// Both passes of a batch through a model that is whole here, run as one.
+    BothPasses {
+        /// Counted through all batches of the list.
+        micro_batch: usize,
+        /// Whether they were replayed from a recorded graph, in one call.
+        replayed: bool,
+    },
     /// Handing over a message.
     Send,
     /// Waiting for a message.
@@ -104,7 +111,8 @@ impl Kind {
             | Action::WaitReduce
             | Action::Agree
             | Action::Gather
-            | Action::Average => Kind::AllReduce,
+            | Action::Average
+            | Action::Settle => Kind::AllReduce,
             Action::Step | Action::Commit => Kind::Step,
             Action::Stash { .. } | Action::Drop { .. } => return None,
             _ => {
@@ -114,7 +122,7 @@ impl Kind {
         })
     }
 
-    /// What a row of a timeline shows: `F3` is the forward of micro-batch 3.
+    /// What a row of a timeline shows: `F3` is the forward of micro-batch 3, `F3+B3 graph` both of its passes replayed.
     pub fn name(self) -> String {
         match self {
             Kind::Compute { pass, micro_batch, .. } => {
@@ -125,6 +133,9 @@ impl Kind {
                     Pass::BackwardWeight => "W",
                 };
                 format!("{letter}{micro_batch}")
+            }
+            Kind::BothPasses { micro_batch, replayed } => {
+                format!("F{micro_batch}+B{micro_batch}{}", if replayed { " graph" } else { "" })
             }
             Kind::Send => "send".into(),
             Kind::Wait => "wait".into(),
@@ -137,7 +148,7 @@ impl Kind {
     /// The name without the micro-batch: what spans are counted by.
     pub fn category(self) -> &'static str {
         match self {
-            Kind::Compute { .. } => "compute",
+            Kind::Compute { .. } | Kind::BothPasses { .. } => "compute",
             Kind::Send => "send",
             Kind::Wait => "wait",
             Kind::AllReduce => "all-reduce",

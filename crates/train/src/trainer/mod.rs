@@ -12,6 +12,7 @@ mod saved;
 mod zeros;
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -70,6 +71,10 @@ pub struct Trainer {
     /// What the weights were read from, where that has more digits than they: their masters begin there.
     origin: Option<Checkpoint>,
     progress: Progress,
+    /// Whether this rank is asked to stop.
+    stop: Arc<AtomicBool>,
+    /// Whether any was when ranks last agreed on a step, or came together.
+    stop_agreed: bool,
     /// Bytes of the last step's gradients of candidates.
     gradient_bytes: usize,
     /// What a step sent to them, of late.
@@ -151,6 +156,8 @@ impl Trainer {
             has_state: false,
             origin: None,
             progress: Progress::default(),
+            stop: Arc::default(),
+            stop_agreed: false,
             gradient_bytes: 0,
             sent: Sent::default(),
             together: Default::default(),
@@ -227,6 +234,17 @@ impl Trainer {
         self.sent
     }
 
+    /// Listens to who asks this rank to stop.
+    pub fn listen_to(&mut self, stop: Arc<AtomicBool>) {
+        self.stop = stop;
+    }
+
+    /// Whether a rank was asked to stop, as all of them know: from what they agree on in a step, at the end of a list or in an average,
+    /// never by a message of its own. So one that is asked later stops a step later.
+    pub fn is_to_stop(&self) -> bool {
+        self.stop_agreed || (self.context.ranks.is_alone() && self.stop.load(Ordering::Relaxed))
+    }
+
     /// Takes the next step.
     pub fn step(&mut self) -> Result<StepReport> {
         let begin = Instant::now();
@@ -279,12 +297,13 @@ impl Trainer {
             updates,
             local,
             lr,
+            stop: &self.stop,
             fault: self.fault,
             penalty,
         });
         self.executor.run(count, &mut worker)?;
-        let StepOutcome { totals, grad_norm, taken, gradient_bytes } = worker.finish();
-        self.gradient_bytes = gradient_bytes;
+        let StepOutcome { totals, grad_norm, taken, gradient_bytes, stop } = worker.finish();
+        (self.gradient_bytes, self.stop_agreed) = (gradient_bytes, stop);
         if !local {
             self.sent = self.context.ranks.sent() - before;
             self.together = (self.progress.step, self.context.ranks.sent());
@@ -426,14 +445,17 @@ impl Trainer {
             return Ok(());
         }
         let list = Schedule::average(self.context.stage.placement());
+        let mut stop = self.stop.load(Ordering::Relaxed);
         let mut worker = Averaging {
             context: &self.context,
             traffic: &self.traffic,
             params: &mut self.params,
             has_state: self.has_state,
             progress: &mut self.progress,
+            stop: &mut stop,
         };
         self.executor.run_between(list, &mut worker)?;
+        self.stop_agreed |= stop;
         let (step, sent) = (self.progress.step, self.context.ranks.sent());
         self.sent = (sent - self.together.1).per(step - self.together.0);
         self.together = (step, sent);

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 
 use espalier_tensor::mask::ones;
 use espalier_tensor::{Category, DType, Mask};
@@ -106,7 +106,7 @@ fn the_ends_of_the_scale() {
 fn run_to(folder: &Path, base: &Base, steps: usize, resume: bool) -> String {
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
     let place = RunDir { resume, ..RunDir::at(folder) };
-    let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap();
+    let outcome = run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap();
     outcome.summary.weights_hash.unwrap()
 }
 

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 
 use espalier_train::Error;
 use espalier_train::checkpoint::Checkpoint;
@@ -19,7 +19,7 @@ fn train(
     observer: &mut (dyn Observer + Send),
 ) -> Result<String, Error> {
     let (plan, dataset, device) = support::prepare(&base.set(format!("train.steps={steps}")), 2);
-    let outcome = run(plan, dataset, &device, place, &AtomicBool::new(false), observer)?;
+    let outcome = run(plan, dataset, &device, place, &Arc::default(), observer)?;
     Ok(outcome.summary.weights_hash.expect("a finished run has a hash"))
 }
 

@@ -2,7 +2,7 @@
 //! Hugging Face's GPT-2 writes with the same weights.
 
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 use std::time::Duration;
 
 use espalier_nn::layers::{BatchSlice, Forward, Mode};
@@ -29,7 +29,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Trains in a folder, and opens what came of it.
 fn trained(base: &Base, folder: &Path) -> Trained {
     let (plan, dataset, device) = prepare(base, 2);
-    run(plan, dataset, &device, &RunDir::at(folder), &AtomicBool::new(false), &mut ()).unwrap();
+    run(plan, dataset, &device, &RunDir::at(folder), &Arc::default(), &mut ()).unwrap();
     Trained::open(folder, |broken| panic!("{broken}")).unwrap()
 }
 
@@ -312,7 +312,7 @@ fn a_run_shows_what_its_model_writes() {
         let outcome = |base: &Base, name: &str, heard: &mut Listener| {
             let (plan, dataset, device) = prepare(base, 2);
             let place = RunDir::at(folder.path().join(name));
-            run(plan, dataset, &device, &place, &AtomicBool::new(false), heard).unwrap().summary
+            run(plan, dataset, &device, &place, &Arc::default(), heard).unwrap().summary
         };
         let mut heard = Listener::default();
         let with = outcome(&talks, "talks", &mut heard);
@@ -345,6 +345,6 @@ fn a_prompt_that_is_too_long_for_the_model_is_refused_at_once() {
     let base = tiny_gpt(&["train.steps=1"]).set(format!("sample.prompt=\"{}\"", "1".repeat(25)));
     let (plan, dataset, device) = prepare(&base, 1);
     let place = RunDir::at(folder.path());
-    let error = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap_err();
+    let error = run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap_err();
     assert_eq!(error.to_string(), "`sample.prompt` has 25 tokens, and `model.context` is 24: shorten it");
 }

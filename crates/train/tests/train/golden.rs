@@ -11,8 +11,8 @@
 //! last bit is lost when a learning rate becomes an f32 and a colour a byte.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
 use std::{env, fs};
 
 use espalier_tensor::Device;
@@ -57,7 +57,7 @@ fn golden(base: &Base) -> Golden {
     let folder = tempfile::tempdir().unwrap();
     let mut heard = Listener::default();
     let place = RunDir::at(folder.path());
-    let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
+    let outcome = run(plan, dataset, &device, &place, &Arc::default(), &mut heard).unwrap();
     let Listener { losses, evaluations } = heard;
     Golden { losses, evaluations, weights: outcome.summary.weights_hash.unwrap() }
 }

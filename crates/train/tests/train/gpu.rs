@@ -3,8 +3,7 @@
 //! Where there is no card, standard error says that nothing was tested.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
@@ -59,9 +58,19 @@ fn recorded_passes_are_those_that_are_launched_one_by_one() {
             let (plan, dataset, _) = prepare(&base.set(format!("train.steps={STEPS}")), 2);
             dataset.keep_on(&gpu).unwrap();
             let mut trainer = Trainer::new(plan, dataset, &gpu).unwrap();
+            trainer.trace_since(Instant::now());
             assert!(!record || trainer.record_passes(), "{set:?}");
             let shown = shown(&mut trainer).unwrap();
             assert_eq!(trainer.has_recorded_passes(), record, "{set:?}");
+            let spans = &trainer.trace().expect("it was asked for").spans;
+            let passes = spans.iter().filter(|span| span.kind.category() == "compute");
+            let names: Vec<String> = passes.map(|span| span.kind.name()).collect();
+            match record {
+                true => {
+                    assert!(names.len() == STEPS && names.ends_with(&["F0+B0 graph".into()]), "{names:?}")
+                }
+                false => assert_eq!(names, ["F0", "B0"].repeat(STEPS), "{set:?}"),
+            }
             shown
         };
         assert_eq!(take(true), take(false), "{set:?}");
@@ -223,7 +232,7 @@ fn a_card_writes_what_the_processor_writes() {
     let folder = tempfile::tempdir().unwrap();
     let (plan, dataset, host) = prepare(&gpt().set("train.steps=40"), 2);
     let place = RunDir::at(folder.path());
-    espalier_train::run::run(plan, dataset, &host, &place, &AtomicBool::new(false), &mut ()).unwrap();
+    espalier_train::run::run(plan, dataset, &host, &place, &Arc::default(), &mut ()).unwrap();
     let trained = Trained::open(folder.path(), |broken| panic!("{broken}")).unwrap();
     let write = |device: &Device, set: &[&str], read_again: bool| {
         let set: Vec<_> = set.iter().map(|&set| set.into()).collect();

@@ -10,7 +10,7 @@ mod zeros;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 
 use espalier_data::Dataset;
 use espalier_nn::layers::{BatchSlice, Forward, Mode};
@@ -131,7 +131,7 @@ fn started(
     let dataset = Dataset::open(&run_file).unwrap();
     let plan = Plan::new(run_file, dataset.facts()).unwrap();
     let place = RunDir { from: Some(from.to_owned()), ..RunDir::at(out) };
-    let outcome = run(plan, dataset, &Device::cpu(2).unwrap(), &place, &AtomicBool::new(false), observer);
+    let outcome = run(plan, dataset, &Device::cpu(2).unwrap(), &place, &Arc::default(), observer);
     Ok(outcome?.summary)
 }
 
@@ -263,7 +263,7 @@ fn what_is_exported_comes_back_exactly() {
 /// Trains in a folder; returns the hash of its weights.
 fn train(base: &Base, folder: &Path) -> String {
     let (plan, dataset, device) = prepare(base, 2);
-    let outcome = run(plan, dataset, &device, &RunDir::at(folder), &AtomicBool::new(false), &mut ());
+    let outcome = run(plan, dataset, &device, &RunDir::at(folder), &Arc::default(), &mut ());
     outcome.unwrap().summary.weights_hash.unwrap()
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 
 use espalier_train::Summary;
 use espalier_train::checkpoint::{Checkpoint, Checkpoints};
@@ -30,7 +30,7 @@ fn on(base: &Base, stages: usize, data: usize, schedule: &str) -> Base {
 fn run_in(folder: &Path, base: &Base, steps: usize) -> Summary {
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
     let place = RunDir { resume: folder.join("run.toml").exists(), ..RunDir::at(folder) };
-    run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap().summary
+    run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap().summary
 }
 
 fn summary(base: &Base, steps: usize) -> Summary {
@@ -97,7 +97,7 @@ fn what_is_said_of_pruning_is_of_all_stages() {
         let folder = tempfile::tempdir().unwrap();
         let place = RunDir::at(folder.path());
         let mut heard = Heard::default();
-        let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
+        let outcome = run(plan, dataset, &device, &place, &Arc::default(), &mut heard).unwrap();
         (outcome.summary.state_bytes_per_parameter, heard.warnings)
     };
     for sparsity in ["prune.sparsity=0.3", "prune.sparsity=0.9995"] {

@@ -189,7 +189,7 @@ fn a_rank_that_diverges_alone_ends_the_run() {
         .set("learning_rate.peak=1e38")
         .set("train.max_bad_steps=2");
     let folder = tempfile::tempdir().unwrap();
-    let ended = run_heard(folder.path(), &base, 9, &AtomicBool::new(false), &mut ());
+    let ended = run_heard(folder.path(), &base, 9, &Arc::default(), &mut ());
     assert!(matches!(ended, Err(Error::Diverged { step: 3, bad_steps: 2, .. })), "{ended:?}");
 }
 
@@ -210,7 +210,7 @@ fn ranks_can_go_apart_later() {
     assert_eq!([4, 5, 6, 7, 9].map(same), [true, false, true, false, true]);
     let folder = || tempfile::tempdir().unwrap();
     let whole = run_to(folder().path(), &late.set("parallel.data=2"), 9).summary;
-    let (again, stop) = (folder(), AtomicBool::new(false));
+    let (again, stop) = (folder(), Arc::<AtomicBool>::default());
     let late = late.set("parallel.data=2");
     assert!(run_heard(again.path(), &late, 9, &stop, &mut StopAt(3, &stop)).unwrap().interrupted);
     assert_eq!(
@@ -226,7 +226,7 @@ fn run_heard(
     folder: &Path,
     base: &Base,
     steps: usize,
-    stop: &AtomicBool,
+    stop: &Arc<AtomicBool>,
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome, Error> {
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
@@ -235,7 +235,7 @@ fn run_heard(
 }
 
 fn run_to(folder: &Path, base: &Base, steps: usize) -> Outcome {
-    run_heard(folder, base, steps, &AtomicBool::new(false), &mut ()).unwrap()
+    run_heard(folder, base, steps, &Arc::default(), &mut ()).unwrap()
 }
 
 #[test]
@@ -308,7 +308,7 @@ fn a_stop_changes_nothing() {
         let base = tiny_cnn(&["train.batch=12", "parallel.data=3", "parallel.average_every=4"])
             .set(format!("optimizer.name={optimizer}"));
         let expected = run_to(tempfile::tempdir().unwrap().path(), &base, 12).summary.weights_hash;
-        let (folder, stop) = (tempfile::tempdir().unwrap(), AtomicBool::new(false));
+        let (folder, stop) = (tempfile::tempdir().unwrap(), Arc::<AtomicBool>::default());
         let stopped = run_heard(folder.path(), &base, 12, &stop, &mut StopAt(2, &stop)).unwrap();
         assert!(stopped.interrupted);
         assert_eq!(stopped.summary.steps, 4);

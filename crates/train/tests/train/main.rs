@@ -17,6 +17,7 @@ mod local;
 mod measure;
 mod memory;
 mod norms;
+mod observe;
 mod oracle;
 #[path = "../../benches/paced/mod.rs"]
 mod paced;

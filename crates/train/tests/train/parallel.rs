@@ -265,7 +265,7 @@ fn buckets_of_any_size_give_the_same_sums() {
 }
 
 fn run_on(folder: &Path, base: &Base, ranks: usize, resume: bool) -> Result<Outcome, Error> {
-    run_heard(folder, base, ranks, resume, &AtomicBool::new(false), &mut ())
+    run_heard(folder, base, ranks, resume, &Arc::default(), &mut ())
 }
 
 fn run_heard(
@@ -273,7 +273,7 @@ fn run_heard(
     base: &Base,
     ranks: usize,
     resume: bool,
-    stop: &AtomicBool,
+    stop: &Arc<AtomicBool>,
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome, Error> {
     let (plan, dataset, device) = prepare(&base.set(format!("parallel.data={ranks}")), 2);
@@ -370,7 +370,7 @@ impl Observer for At<'_> {
 
 #[test]
 fn a_stop_ends_all_ranks_after_the_same_step() {
-    let (folder, stop) = (tempfile::tempdir().unwrap(), AtomicBool::new(false));
+    let (folder, stop) = (tempfile::tempdir().unwrap(), Arc::<AtomicBool>::default());
     let base = gpt().set("train.steps=50");
     let mut observer = At { step: 3, then: &|| stop.store(true, Ordering::Relaxed), heard: 0 };
     let outcome = run_heard(folder.path(), &base, 4, false, &stop, &mut observer).unwrap();
@@ -386,7 +386,7 @@ fn a_rank_that_panics_or_fails_ends_the_run_by_its_name() {
     let base = gpt().set("train.steps=50");
     let folder = tempfile::tempdir().unwrap();
     let mut observer = At { step: 2, then: &|| panic!("the observer fell over"), heard: 0 };
-    let stop = AtomicBool::new(false);
+    let stop = Arc::<AtomicBool>::default();
     let error = run_heard(folder.path(), &base, 4, false, &stop, &mut observer).unwrap_err();
     assert_eq!(error.to_string(), "rank 0 panicked: the observer fell over");
 
@@ -423,7 +423,7 @@ fn a_run_that_panicked_goes_on_with_the_same_bits() {
     for ranks in [1, 4] {
         let expected = summary_of(&base, ranks).weights_hash;
         for step in [1, 5, 12] {
-            let (folder, stop) = (tempfile::tempdir().unwrap(), AtomicBool::new(false));
+            let (folder, stop) = (tempfile::tempdir().unwrap(), Arc::<AtomicBool>::default());
             let mut observer = At { step, then: &|| panic!("out of luck"), heard: 0 };
             let broken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 run_heard(folder.path(), &base, ranks, false, &stop, &mut observer)
@@ -446,7 +446,7 @@ fn a_run_that_panicked_goes_on_with_the_same_bits() {
 /// A rank that hangs is named once `parallel.timeout_s` is over; what was on its way is given up.
 #[test]
 fn a_rank_that_hangs_is_named() {
-    let (folder, stop) = (tempfile::tempdir().unwrap(), AtomicBool::new(false));
+    let (folder, stop) = (tempfile::tempdir().unwrap(), Arc::<AtomicBool>::default());
     let base = gpt().set("train.steps=50").set("parallel.timeout_s=1");
     let hang = || std::thread::sleep(std::time::Duration::from_millis(2500));
     let mut observer = At { step: 2, then: &hang, heard: 0 };
@@ -460,7 +460,7 @@ fn bad_steps_are_bad_on_all_ranks() {
     let base = base.set("train.max_bad_steps=3").set("train.steps=20");
     let mut heard = Heard::default();
     let folder = tempfile::tempdir().unwrap();
-    let stop = AtomicBool::new(false);
+    let stop = Arc::<AtomicBool>::default();
     let error = run_heard(folder.path(), &base, 3, false, &stop, &mut heard).unwrap_err();
     assert!(matches!(error, Error::Diverged { bad_steps: 3, .. }), "{error}");
     assert_eq!(heard.warnings.len(), 3, "rank 0 alone warns: {:?}", heard.warnings);

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use espalier_comm::Communicator;
@@ -336,7 +335,7 @@ fn bad_updates_of_all_stages_end_the_run() {
         let (plan, dataset, device) = prepare(&base, 2);
         let folder = tempfile::tempdir().unwrap();
         let place = RunDir::at(folder.path());
-        let ended = run_whole(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ());
+        let ended = run_whole(plan, dataset, &device, &place, &Arc::default(), &mut ());
         assert!(matches!(ended, Err(Error::Diverged { step: 4, .. })), "{schedule}: {ended:?}");
     }
 }
@@ -364,7 +363,7 @@ fn a_run_says_that_looking_changes_it() {
         let folder = tempfile::tempdir().unwrap();
         let place = RunDir::at(folder.path());
         let mut heard = Heard::default();
-        run_whole(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
+        run_whole(plan, dataset, &device, &place, &Arc::default(), &mut heard).unwrap();
         let said =
             heard.warnings.iter().any(|text| text.contains("`train.eval_every` = 2 changes what is trained"));
         assert_eq!(said, says, "{schedule}: {:?}", heard.warnings);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::fs;
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 
 use espalier_train::run::line::Line;
 use espalier_train::run::trace::{Event, TraceFile};
@@ -24,7 +24,7 @@ fn read<T: Serialize + DeserializeOwned + Debug>(text: &str) -> T {
 
 fn train(base: &Base, place: &RunDir) -> Result<Outcome> {
     let (plan, dataset, device) = prepare(base, 1);
-    run(plan, dataset, &device, place, &AtomicBool::new(false), &mut ())
+    run(plan, dataset, &device, place, &Arc::default(), &mut ())
 }
 
 #[test]

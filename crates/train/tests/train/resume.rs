@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use espalier_train::checkpoint::Checkpoints;
@@ -28,7 +29,7 @@ fn train_heard(
     // What the checkpoint itself does not fit is to be found, not what the run file says.
     let allow = vec!["model".into(), "train.precision".into()];
     let place = RunDir { resume, allow, ..RunDir::at(folder) };
-    let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), observer)?;
+    let outcome = run(plan, dataset, &device, &place, &Arc::default(), observer)?;
     Ok(outcome.summary.weights_hash.expect("a finished run has a hash"))
 }
 
@@ -134,7 +135,7 @@ fn a_stop_saves_and_metrics_hold_each_step_once() {
     let base = support::tiny_gpt(&["train.log_every=1"]);
     let (plan, dataset, device) = support::prepare(&base.set("train.steps=6"), 1);
     let place = RunDir::at(folder.path());
-    let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(true), &mut ()).unwrap();
+    let outcome = run(plan, dataset, &device, &place, &Arc::new(AtomicBool::new(true)), &mut ()).unwrap();
     assert!(outcome.interrupted);
     assert_eq!(outcome.summary.steps, 1, "it finishes the step and stops");
     let resumed = train(folder.path(), &base, 6, true).unwrap();
@@ -199,7 +200,7 @@ fn an_evaluation_that_a_stop_interrupts_is_done_first_when_the_run_goes_on() {
         let part = |folder: &Path, resume: bool, stop_at: u64| {
             let (plan, dataset, device) = support::prepare(&base, 2);
             let place = RunDir { resume, ..RunDir::at(folder) };
-            let stop = AtomicBool::new(false);
+            let stop = Arc::<AtomicBool>::default();
             let mut observer = StopAt { step: stop_at, stop: &stop, evaluated: Vec::new() };
             let outcome = run(plan, dataset, &device, &place, &stop, &mut observer).unwrap();
             (observer.evaluated, outcome.interrupted, outcome.summary)

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 
 use espalier_train::run::{Claim, Observer, RunDir, run};
 use espalier_train::trainer::StepReport;
@@ -13,7 +13,7 @@ use crate::support::{self, Base, Heard};
 
 fn train(place: &RunDir, base: &Base, observer: &mut (dyn Observer + Send)) -> Result<Summary, Error> {
     let (plan, dataset, device) = support::prepare(base, 2);
-    Ok(run(plan, dataset, &device, place, &AtomicBool::new(false), observer)?.summary)
+    Ok(run(plan, dataset, &device, place, &Arc::default(), observer)?.summary)
 }
 
 fn hash(place: &RunDir, base: &Base) -> Result<String, Error> {

@@ -1,6 +1,6 @@
 //! What a step does: it learns, it repeats, it accumulates, it clips, and it refuses numbers that are not finite.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 
 use espalier_train::Error;
 use espalier_train::run::{RunDir, run};
@@ -132,7 +132,7 @@ fn bad_steps_change_nothing_and_end_the_run_after_a_few() {
     let (plan, dataset, device) = support::prepare(&base, 2);
     let place = RunDir::at(folder.path());
     let mut heard = Heard::default();
-    let error = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap_err();
+    let error = run(plan, dataset, &device, &place, &Arc::default(), &mut heard).unwrap_err();
     assert!(matches!(error, Error::Diverged { bad_steps: 3, .. }), "{error}");
     assert_eq!(heard.warnings.len(), 3);
 }

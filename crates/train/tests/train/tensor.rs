@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::parallel::on_threads;
@@ -300,7 +299,7 @@ fn pruned_models_in_parts_learn_what_whole_ones_learn() {
 fn run_in(folder: &Path, base: &Base, steps: usize) -> Summary {
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
     let place = RunDir { resume: folder.join("run.toml").exists(), ..RunDir::at(folder) };
-    run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap().summary
+    run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap().summary
 }
 
 /// Gradients that ranks of one replica sum, and what layers gather of each other: the larger of both is held at a time.

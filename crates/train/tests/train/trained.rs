@@ -1,7 +1,7 @@
 //! A trained model opened to be used: the weights that its run ended with, on any layout of ranks, without its data.
 
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 
 use espalier_data::Tokenizer;
 use espalier_tensor::{DType, Device};
@@ -14,7 +14,7 @@ use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
 /// Trains in a folder; returns the hash of its weights.
 fn train(base: &Base, folder: &Path) -> String {
     let (plan, dataset, device) = prepare(base, 2);
-    let outcome = run(plan, dataset, &device, &RunDir::at(folder), &AtomicBool::new(false), &mut ());
+    let outcome = run(plan, dataset, &device, &RunDir::at(folder), &Arc::default(), &mut ());
     outcome.unwrap().summary.weights_hash.unwrap()
 }
 
@@ -125,7 +125,7 @@ fn a_run_of_no_steps_evaluates_and_saves() {
     let hash = train(&tiny_gpt(&["train.steps=3"]), &at("trained"));
     let (plan, dataset, device) = prepare(&tiny_gpt(&["train.steps=0"]), 2);
     let place = RunDir { from: Some(at("trained")), ..RunDir::at(at("none")) };
-    let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap();
+    let outcome = run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap();
     assert_eq!(outcome.summary.weights_hash.unwrap(), hash);
     assert_eq!((outcome.summary.steps, outcome.summary.loss), (0, None));
     let loss = outcome.summary.validation.loss.unwrap();
@@ -134,7 +134,7 @@ fn a_run_of_no_steps_evaluates_and_saves() {
     // Going on, there is nothing to do.
     let (plan, dataset, device) = prepare(&tiny_gpt(&["train.steps=0"]), 2);
     let place = RunDir { resume: true, ..RunDir::at(at("none")) };
-    let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap();
+    let outcome = run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap();
     assert_eq!(outcome.summary.validation.loss, None);
     let unheld = tiny_gpt(&["train.steps=0", "data.validation=0", "train.eval_samples=0"]);
     train(&unheld, &at("unheld"));

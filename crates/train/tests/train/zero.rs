@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_tensor::Category;
@@ -193,7 +192,7 @@ fn summary(base: &Base, ranks: usize) -> Summary {
     let (plan, dataset, device) = prepare(&base.set(format!("parallel.data={ranks}")), 2);
     let folder = tempfile::tempdir().unwrap();
     let place = RunDir::at(folder.path());
-    run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap().summary
+    run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap().summary
 }
 
 #[test]
@@ -263,7 +262,7 @@ fn run_to(folder: &Path, base: &Base, ranks: usize, zero: usize, steps: usize) -
     let base = base.set(format!("parallel.data={ranks}")).set(format!("parallel.zero={zero}"));
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
     let place = RunDir { resume: folder.join("run.toml").exists(), ..RunDir::at(folder) };
-    let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap();
+    let outcome = run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap();
     outcome.summary.weights_hash.unwrap()
 }
 

@@ -37,6 +37,7 @@ impl Entry for Bias {
             prunable: false,
             decays: false,
             embedding: false,
+            output_dim: 0,
         }]
     }
 

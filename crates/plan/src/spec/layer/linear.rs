@@ -83,11 +83,13 @@ impl Entry for Linear {
     }
 
     fn parameters(&self) -> Vec<Parameter> {
-        let shape = match self.order {
-            WeightOrder::OutIn => vec![self.output, self.input],
-            WeightOrder::InOut => vec![self.input, self.output],
+        let (shape, output_dim) = match self.order {
+            WeightOrder::OutIn => (vec![self.output, self.input], 0),
+            WeightOrder::InOut => (vec![self.input, self.output], 1),
         };
-        weight_and_bias(&self.name, shape, self.init, self.bias.then_some(self.output))
+        let mut all = weight_and_bias(&self.name, shape, self.init, self.bias.then_some(self.output));
+        all[0].output_dim = output_dim;
+        all
     }
 
     fn flops(&self, input: Shape, _: Shape) -> f64 {

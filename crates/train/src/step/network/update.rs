@@ -1,5 +1,7 @@
 //! The update: what ranks add up and tell each other before it, and what it changes.
 
+use std::sync::atomic::Ordering;
+
 use espalier_comm::Reduce;
 use espalier_nn::layers::BatchStatistics;
 use espalier_nn::weights::ParameterId;
@@ -34,7 +36,7 @@ pub(super) struct Waiting {
 }
 
 impl NetworkWorker<'_> {
-    /// Adds up losses and norms over the ranks that can wait for each other: all, where a flush ends a batch; otherwise the
+    /// Adds up losses and norms over the ranks that can wait for each other: all, with whether one is asked to stop, where a flush ends a batch; otherwise the
     /// replicas of the stage where the model ends add up their losses, and stages tell each other what they found.
     pub(super) fn agree(&mut self) -> Result<()> {
         let StepContext { context: Context { plan, ranks, .. }, local, .. } = self.step;
@@ -58,8 +60,10 @@ impl NetworkWorker<'_> {
             let owned = sharded || ranks.data().rank() == 0;
             let own = if owned { squares } else { 0.0 };
             let counted = if ranks.counts() { totals } else { Totals::default() };
-            let all = ranks.sum([vec![own], counted.to_numbers()].concat())?;
-            (squares, totals) = (all[0], Totals::from_numbers(&all[1..]));
+            let stop = f64::from(u8::from(self.step.stop.load(Ordering::Relaxed)));
+            let all = ranks.sum([vec![own, stop], counted.to_numbers()].concat())?;
+            (squares, totals) = (all[0], Totals::from_numbers(&all[2..]));
+            self.outcome.stop = all[1] > 0.0;
         } else if !flushes {
             // What ranks have of the same layers they step together.
             squares = ranks.peers().all_reduce(vec![squares], Reduce::Sum)?[0];
@@ -82,7 +86,6 @@ impl NetworkWorker<'_> {
                 vec![f64::from(u8::from(agreed.finite))]
             }
             Topic::Totals => self.outcome.totals.to_numbers(),
-            Topic::Counts => vec![self.step.progress.updates as f64, self.bad_steps() as f64],
             Topic::Token => unreachable!("a step writes no text"),
         }
     }
@@ -97,7 +100,6 @@ impl NetworkWorker<'_> {
                 self.step.pipeline.waiting.as_mut().expect("a step was put off").finite = told[0] > 0.0;
             }
             Topic::Totals => self.outcome.totals = Totals::from_numbers(told),
-            Topic::Counts => self.counts = Some((told[0] as u64, told[1] as u64)),
             Topic::Token => unreachable!("a step writes no text"),
         }
     }
@@ -134,6 +136,19 @@ impl NetworkWorker<'_> {
         for (id, gradient) in gradients {
             self.step.params.param_mut(id).gradient = Some(gradient);
         }
+    }
+
+    /// Takes over what the first stages have counted, which speak for all.
+    pub(super) fn settle(&mut self) -> Result<()> {
+        let StepContext { context: Context { ranks, .. }, ref progress, stop, .. } = self.step;
+        let counted = match ranks.stages().rank() {
+            0 => [progress.updates, self.bad_steps()],
+            _ => [0; 2],
+        };
+        let stop = u64::from(stop.load(Ordering::Relaxed));
+        let all = ranks.largest(vec![counted[0], counted[1], stop])?;
+        (self.counts, self.outcome.stop) = (Some((all[0], all[1])), all[2] > 0);
+        Ok(())
     }
 
     /// Gives all weights the values that the ranks have stepped; nothing, where the update was skipped.

@@ -103,7 +103,7 @@ fn compare(base: &Base, steps: &[u64], method: impl Fn() -> Box<dyn Pruner> + Sy
 fn a_model_in_pieces_is_pruned_as_a_whole_one() {
     let base = tiny_gpt(&["prune.method=magnitude", "prune.sparsity=0.7"]);
     let (sparsity, at) = (0.7, 0);
-    for scope in [Scope::Layer, Scope::Global] {
+    for scope in [Scope::Layer, Scope::Row, Scope::Global] {
         compare(&base, &[0], || Box::new(Magnitude { sparsity, scope, at }));
         compare(&base, &[0], || Box::new(Random { sparsity, scope, at }));
     }

@@ -1,7 +1,7 @@
 //! Early-Bird and lottery tickets by hand.
 
 use std::fs;
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 
 use espalier_nn::weights::ParameterId;
 use espalier_tensor::random;
@@ -282,7 +282,7 @@ fn distances_and_the_step_of_the_ticket_are_written_down() {
     let (plan, dataset, device) = prepare(&base, 1);
     let folder = tempfile::tempdir().unwrap();
     let place = RunDir::at(folder.path());
-    run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap();
+    run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap();
     let text = fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
     let lines: Vec<serde_json::Value> =
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
