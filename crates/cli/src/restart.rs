@@ -42,21 +42,31 @@ pub fn supervise(
         if status.code().is_some_and(|code| FINAL.contains(&code)) {
             return Ok(exit_code(status));
         }
-        // Where the run had not begun, what stopped it will stop it again; and in a folder of another the run of another may be.
+        let is_there = claim.is_none_or(Claim::is_there);
         let has_begun = match claim {
-            Some(claim) => claim.is_there() && holds_run(claim.folder())?,
+            Some(claim) => is_there && holds_run(claim.folder())?,
             None => true,
         };
-        if restart > restarts || signals.asked_to_stop() || !has_begun {
+        if restart > restarts || signals.asked_to_stop() || !helps(status, is_there, has_begun) {
             if restarts > 0 && restart > restarts {
                 say!("the run {}; no restart is left of {restarts}", ended(status));
             }
             return Ok(exit_code(status));
         }
-        say!("the run {}; restart {restart} of {restarts}, from its last good checkpoint", ended(status));
-        arguments = again;
+        let (from, next) = match has_begun {
+            true => ("from its last good checkpoint", again),
+            false => ("from the beginning", first),
+        };
+        say!("the run {}; restart {restart} of {restarts}, {from}", ended(status));
+        arguments = next;
     }
     unreachable!("restarts are counted without end")
+}
+
+/// Whether another attempt may come further. Where the run had not begun, what stopped it will stop it again, unless it was killed; and
+/// in a folder of another the run of another may be.
+fn helps(status: ExitStatus, is_there: bool, has_begun: bool) -> bool {
+    has_begun || (is_there && status.signal().is_some())
 }
 
 /// Starts this program again, in a group of its own: the terminal's signals come here and are passed on, once.
@@ -144,4 +154,17 @@ pub fn stop_with_parent(parent: i32) -> Result<bool> {
     #[cfg(target_os = "linux")]
     rustix::process::set_parent_process_death_signal(Some(Signal::USR1))?;
     Ok(getppid() == Pid::from_raw(parent))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_was_killed_before_it_began_is_started_again() {
+        let (failed, killed) = (ExitStatus::from_raw(3 << 8), ExitStatus::from_raw(9));
+        assert!(helps(killed, true, false) && helps(killed, true, true) && helps(failed, true, true));
+        assert!(!helps(failed, true, false), "what stopped it will stop it again");
+        assert!(!helps(killed, false, false), "its folder is another's");
+    }
 }
