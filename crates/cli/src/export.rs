@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use espalier_train::Error;
-use espalier_train::hub::{self, Export, ExportType, Exported};
+use espalier_train::hub::{Export, ExportType, Exported};
 use espalier_train::trained::Trained;
 use serde_json::json;
 
@@ -56,7 +56,7 @@ pub fn export(arguments: &ExportArguments) -> Result<ExitCode> {
     });
     let how = Export { dtype, shard_bytes: bytes(&arguments.shards)? };
     let trained = Trained::open(&arguments.checkpoint, report)?;
-    let Exported { files, tensors, bytes, has_config } = hub::export(&trained, &arguments.out, &how)?;
+    let Exported { files, tensors, bytes, has_config } = trained.export(&arguments.out, &how)?;
     let out = arguments.out.display();
     say::answer!("{out}: {tensors} tensors, {:.1} MB in {}", bytes as f64 / 1e6, files.join(", "));
     if !has_config {

@@ -114,7 +114,7 @@ pub fn measure(arguments: &MeasureArguments) -> Result<ExitCode> {
     let measured = device.enter(|| -> Result<Measured> {
         let mut trainer = Trainer::new(plan, dataset, &device)?;
         trainer.start_from(&whole)?;
-        let surface = trainer.surface(Over { samples: Some(samples), micro_batch: None })?;
+        let surface = Surface::of(&trainer, Over { samples: Some(samples), micro_batch: None })?;
         answer!(
             "{}: {} weights ({:.1} % of the candidates pruned), the loss over {samples} of {of} training samples",
             whole.path().display(),

@@ -13,8 +13,8 @@ use espalier_plan::device::DeviceKind;
 use espalier_plan::spec::Precision;
 use espalier_tensor::Device;
 use espalier_train::Error;
-use espalier_train::infer::{self, Generator, Sampling};
-use espalier_train::trained::Trained;
+use espalier_train::infer::{Generator, Sampling};
+use espalier_train::trained::{Trained, on_ranks};
 
 use crate::say::say;
 use crate::setting::setting;
@@ -184,7 +184,7 @@ impl Writer {
         work: impl Fn(&mut Generator<'_>) -> espalier_train::Result<R> + Sync,
     ) -> Result<R> {
         let Writer { trained, plan, device, .. } = self;
-        Ok(infer::on_ranks(trained, plan, device, limit, Some(ranks::give_up), work)?)
+        Ok(on_ranks(trained, plan, device, limit, Some(ranks::give_up), work)?)
     }
 
     /// How long a rank waits for another, as the run file has it.

@@ -11,6 +11,7 @@ pub mod measure;
 pub mod parallel;
 pub mod prune;
 mod repeated;
+mod resolved;
 pub mod room;
 pub mod run;
 pub mod stage;
@@ -21,4 +22,5 @@ pub mod trained;
 pub mod trainer;
 
 pub use error::{Error, Result, is_failure};
-pub use summary::{Bytes, KeptOfLayer, Layout, Predicted, Rates, Summary, Validation};
+pub use prune::KeptOfLayer;
+pub use summary::{Bytes, Layout, Predicted, Rates, Summary, Validation};

@@ -9,6 +9,7 @@ use espalier_plan::{Axis, Plan, Scoring};
 use espalier_tensor::Category;
 use serde::{Deserialize, Serialize};
 
+use crate::prune::KeptOfLayer;
 use crate::trainer::{Evaluation, Trainer};
 
 /// What a run, or the plan of one, comes to.
@@ -70,24 +71,6 @@ pub struct Predicted {
     pub step_ms: f64,
     /// Whose rates it was reckoned with: a cluster file, or the name of one that comes with the program.
     pub cluster: String,
-}
-
-/// What is kept of one prunable parameter.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeptOfLayer {
-    /// The parameter.
-    pub name: String,
-    /// Its weights that are kept,
-    pub kept: u64,
-    /// and all of them.
-    pub of: u64,
-}
-
-impl KeptOfLayer {
-    /// As a share of all.
-    pub fn share(&self) -> f64 {
-        self.kept as f64 / self.of.max(1) as f64
-    }
 }
 
 /// Bytes of one category.

@@ -7,7 +7,7 @@ use espalier_data::Dataset;
 use espalier_plan::{Error as Refused, Plan, RunFile};
 use espalier_tensor::Device;
 use espalier_train::checkpoint::{Checkpoint, Checkpoints};
-use espalier_train::measure::{Over, gradient_noise};
+use espalier_train::measure::{Over, Surface, gradient_noise};
 use espalier_train::parallel::Ranks;
 use espalier_train::run::read_resolved;
 use espalier_train::trainer::Trainer;
@@ -272,7 +272,7 @@ impl<'a> Trunk<'a> {
     fn noise_scale(&self) -> Result<Option<f64>> {
         let all = self.dataset.len(espalier_data::Split::Train);
         let samples = Some(all.min(NOISE_SAMPLES));
-        let surface = self.trainer.surface(Over { samples, micro_batch: None })?;
+        let surface = Surface::of(&self.trainer, Over { samples, micro_batch: None })?;
         if surface.micro_batches() < 2 {
             return Ok(None);
         }

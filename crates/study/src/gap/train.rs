@@ -6,7 +6,7 @@ use std::sync::Arc;
 use espalier_data::Dataset;
 use espalier_plan::{Plan, RunFile};
 use espalier_tensor::Device;
-use espalier_train::measure::{Neighbourhood, Over, sharpness};
+use espalier_train::measure::{Neighbourhood, Over, Surface, sharpness};
 use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::trainer::Trainer;
 use espalier_train::{Error, Result};
@@ -139,7 +139,7 @@ fn train_rank(
         let problem = "holds nothing out, and a gap is to what is held out".into();
         return Err(espalier_plan::Error::Conflict { field: "run.data.validation".into(), problem }.into());
     };
-    let surface = trainer.surface(Over { samples: Some(gap.samples), micro_batch: Some(AT_ONCE) })?;
+    let surface = Surface::of(&trainer, Over { samples: Some(gap.samples), micro_batch: Some(AT_ONCE) })?;
     let within = Neighbourhood { epsilon: gap.epsilon, ..Neighbourhood::default() };
     let found = match sharpness(&surface, within) {
         Ok(found) if validation.loss.is_finite() => found,

@@ -81,7 +81,7 @@ pub fn along(
                 break;
             }
             let Some(before) = before else { continue };
-            match measure(&trainer.surface(over)?, step, &before) {
+            match measure(&Surface::of(&trainer, over)?, step, &before) {
                 Ok(Some(point)) => points.push(point),
                 Ok(None) | Err(espalier_train::Error::Unmeasurable { .. }) => break,
                 Err(other) => return Err(other),

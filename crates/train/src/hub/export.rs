@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use espalier_data::Tokenizer;
 use espalier_plan::Plan;
 use safetensors::tensor::Dtype;
 use serde_json::json;
 
 use super::architecture::{self, Written};
 use super::{companions, files, standard_of};
-use crate::checkpoint::{Companion, MODEL, Saved, Stored, convert, file_name, is_finite, write_tensors};
-use crate::trained::Trained;
+use crate::checkpoint::{
+    Checkpoint, Companion, MODEL, Saved, Stored, convert, file_name, is_finite, write_tensors,
+};
 use crate::{Error, Result, durable};
 
 /// How a folder is written.
@@ -72,14 +74,20 @@ impl Leaving {
     }
 }
 
+/// A model that is exported.
+pub(crate) struct ExportedModel<'a> {
+    pub checkpoint: &'a Checkpoint,
+    pub plan: &'a Plan,
+    pub tokenizer: Option<&'a Tokenizer>,
+}
+
 /// Writes a trained model into a new folder.
-pub fn export(trained: &Trained, folder: &Path, how: &Export) -> Result<Exported> {
+pub(crate) fn export(source: &ExportedModel<'_>, folder: &Path, how: &Export) -> Result<Exported> {
     if fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) || folder.is_file() {
         return Err(Error::file(folder, "it is there already: choose another folder"));
     }
-    let plan = trained.plan(&[])?;
-    let leaving = leaving(trained, &plan, how)?;
-    let beside = beside(trained, &plan, &leaving)?;
+    let leaving = leaving(source, how)?;
+    let beside = beside(source, &leaving)?;
     let shards = dealt(leaving, how.shard_bytes);
     let temporary = temporary_beside(folder);
     let attempt = || -> Result<Exported> {
@@ -90,8 +98,9 @@ pub fn export(trained: &Trained, folder: &Path, how: &Export) -> Result<Exported
         let mut index = BTreeMap::new();
         for (i, shard) in shards.iter().enumerate() {
             let name = file_name(MODEL, i, shards.len());
-            let saved: Saved<'_> = shard.iter().map(|one| read(trained, one)).collect::<Result<_>>()?;
-            let step = trained.checkpoint().progress().step;
+            let saved: Saved<'_> =
+                shard.iter().map(|one| read(source.checkpoint, one)).collect::<Result<_>>()?;
+            let step = source.checkpoint.progress().step;
             write_tensors(&temporary.join(&name), &saved).map_err(|fault| fault.of(None, folder, step))?;
             index.extend(shard.iter().map(|one| (one.theirs.clone(), name.clone())));
             exported.tensors += shard.len();
@@ -117,7 +126,8 @@ pub fn export(trained: &Trained, folder: &Path, how: &Export) -> Result<Exported
 }
 
 /// All tensors of a model, as they are called where they go.
-fn leaving(trained: &Trained, plan: &Plan, how: &Export) -> Result<Vec<Leaving>> {
+fn leaving(source: &ExportedModel<'_>, how: &Export) -> Result<Vec<Leaving>> {
+    let ExportedModel { checkpoint: whole, plan, .. } = source;
     let model = &plan.model;
     let network = Written { model: &plan.network, vocab: model.classes, dtype: "float32", end: None };
     let family = architecture::describe(&network).map(|(family, _)| family);
@@ -125,7 +135,6 @@ fn leaving(trained: &Trained, plan: &Plan, how: &Export) -> Result<Vec<Leaving>>
     let statistics = model.buffers().into_iter().map(|one| (one.name, one.shape));
     let one = |(ours, shape): (String, Vec<usize>)| {
         let theirs = family.map_or_else(|| ours.clone(), |family| family.their_name(&ours));
-        let whole = trained.checkpoint();
         let there = whole.dtype(MODEL, &ours);
         let there = there.ok_or_else(|| whole.refuse(format!("{MODEL} has no tensor {ours}")))?;
         Ok(Leaving { ours, theirs, shape, dtype: how.dtype.map_or(there, ExportType::dtype) })
@@ -134,8 +143,8 @@ fn leaving(trained: &Trained, plan: &Plan, how: &Export) -> Result<Vec<Leaving>>
 }
 
 /// The numbers of a tensor, in the type that it leaves in.
-fn read(trained: &Trained, one: &Leaving) -> Result<(String, Stored<'static>)> {
-    let (whole, Leaving { ours, theirs, shape, dtype }) = (trained.checkpoint(), one);
+fn read(whole: &Checkpoint, one: &Leaving) -> Result<(String, Stored<'static>)> {
+    let Leaving { ours, theirs, shape, dtype } = one;
     // Weights of a bf16 run are roundings of what it has in f32.
     if *dtype == Dtype::F32
         && let Some(master) = whole.master(ours, shape)?
@@ -164,9 +173,10 @@ fn read(trained: &Trained, one: &Leaving) -> Result<(String, Stored<'static>)> {
 }
 
 /// The files beside the weights.
-fn beside(trained: &Trained, plan: &Plan, leaving: &[Leaving]) -> Result<Vec<Companion>> {
-    let folder = trained.checkpoint().path();
-    if trained.facts().vocab.is_none() {
+fn beside(source: &ExportedModel<'_>, leaving: &[Leaving]) -> Result<Vec<Companion>> {
+    let ExportedModel { checkpoint, plan, tokenizer } = source;
+    let folder = checkpoint.path();
+    if plan.facts.vocab.is_none() {
         return Ok(standard_of(folder)?.iter().map(companions::preprocessor).collect());
     }
     let dtype = match leaving.first().map(|one| one.dtype) {
@@ -174,7 +184,7 @@ fn beside(trained: &Trained, plan: &Plan, leaving: &[Leaving]) -> Result<Vec<Com
         Some(Dtype::F16) => "float16",
         _ => "float32",
     };
-    companions::of_text(plan, dtype, trained.tokenizer(), Some(folder), true)
+    companions::of_text(plan, dtype, *tokenizer, Some(folder), true)
 }
 
 /// In the order of the model, as many in a file as go into it.

@@ -32,13 +32,14 @@ use serde_json::Value;
 
 use crate::checkpoint::{Checkpoint, MODEL, ReadFault, retry};
 use crate::parallel::{Ranks, together};
-use crate::run::read_resolved;
+use crate::resolved::read_resolved;
 use crate::{Error, Result};
 
 use architecture::{Files, HEAD, Network};
 
 pub use companions::{companions, standard_of};
-pub use export::{Export, ExportType, Exported, export};
+pub use export::{Export, ExportType, Exported};
+pub(crate) use export::{ExportedModel, export};
 pub use files::is_foreign;
 
 /// What a model is called in a folder of Hugging Face's.

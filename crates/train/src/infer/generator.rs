@@ -17,10 +17,9 @@ use super::Sampler;
 use super::recorded::OneToken;
 use crate::Result;
 use crate::context::dtype;
-use crate::parallel::{GiveUp, Ranks, exchange, on_threads_within};
+use crate::parallel::{Ranks, exchange};
 use crate::stage::Stage;
 use crate::step::{Executor, Worker};
-use crate::trained::Trained;
 
 /// A rank's part of a model that writes, and what it has read.
 pub struct Generator<'a> {
@@ -269,26 +268,4 @@ impl Worker for Reading<'_, '_, '_> {
     fn hear(&mut self, _: Notice, told: &[f64]) {
         self.token = Some(told[0] as u32);
     }
-}
-
-/// Opens a trained model on the ranks of a plan, and does some work on each of them; what rank 0 returns is returned. A rank waits at most
-/// `limit` for another; one that hangs is the end where there is somebody to `give_up`.
-pub fn on_ranks<R: Send>(
-    trained: &Trained,
-    plan: &Plan,
-    device: &Device,
-    limit: Duration,
-    give_up: Option<GiveUp>,
-    work: impl Fn(&mut Generator<'_>) -> Result<R> + Sync,
-) -> Result<R> {
-    let rank = |ranks: Ranks, device: &Device| {
-        let weights = trained.params(plan, device, &ranks)?;
-        let stage = Stage::new(plan, &ranks)?;
-        work(&mut Generator::new(plan, &stage, &weights, &ranks, device)?)
-    };
-    if plan.mesh.size() == 1 {
-        return device.enter(|| rank(Ranks::alone(), device));
-    }
-    let all = on_threads_within(limit, give_up, &plan.mesh, device, rank)?;
-    Ok(all.into_iter().next().expect("there is a rank 0"))
 }

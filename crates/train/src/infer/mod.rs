@@ -14,6 +14,6 @@ mod recorded;
 mod sampling;
 mod stream;
 
-pub use generator::{End, Generator, Written, on_ranks};
+pub use generator::{End, Generator, Written};
 pub use sampling::{Sampler, Sampling};
 pub use stream::TextStream;

@@ -17,6 +17,7 @@ use crate::prune::gradient::{Scored, gradient_and_totals};
 use crate::prune::hessian::Curvature;
 use crate::state::ParamStore;
 use crate::step::Sweep;
+use crate::trainer::Trainer;
 use crate::{Error, Result};
 
 /// Apart from every other use of the run's seed.
@@ -45,6 +46,12 @@ pub struct Surface<'a> {
 }
 
 impl<'a> Surface<'a> {
+    /// Around the weights of a trainer as they are now; nothing of the run changes by it. All ranks must, and those that have gone apart must
+    /// have come together ([`Trainer::average`]).
+    pub fn of(trainer: &'a Trainer, over: Over) -> Result<Surface<'a>> {
+        Surface::new(trainer.context(), trainer.params(), over)
+    }
+
     /// Around these weights, pruned by these masks, over some samples; an error where there are not so many.
     pub fn new(context: &'a Context, params: &'a ParamStore, over: Over) -> Result<Surface<'a>> {
         let all = context.dataset.len(Split::Train);

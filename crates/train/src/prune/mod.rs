@@ -39,7 +39,7 @@ use crate::context::Context;
 use crate::prune::gradient::Scored;
 use crate::state::ParamStore;
 use crate::step::Sweep;
-pub use report::{Observation, Pruned};
+pub use report::{KeptOfLayer, Observation, Pruned};
 pub use select::Words;
 
 /// A pruning method in the course of a run.

@@ -2,8 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::summary::KeptOfLayer;
-
 /// What a method saw where it pruned nothing yet.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Observation {
@@ -41,4 +39,22 @@ pub struct Pruned {
     /// Bytes in use before and after, on the rank that writes.
     #[serde(default)]
     pub bytes: [usize; 2],
+}
+
+/// What is kept of one prunable parameter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptOfLayer {
+    /// The parameter.
+    pub name: String,
+    /// Its weights that are kept,
+    pub kept: u64,
+    /// and all of them.
+    pub of: u64,
+}
+
+impl KeptOfLayer {
+    /// As a share of all.
+    pub fn share(&self) -> f64 {
+        self.kept as f64 / self.of.max(1) as f64
+    }
 }

@@ -6,8 +6,9 @@ use std::path::Path;
 use espalier_data::regular_file::{self, SETTINGS};
 
 use super::start_point::START_FILE;
-use super::{Observer, RUN_FILE, SUMMARY_FILE};
+use super::{Observer, SUMMARY_FILE};
 use crate::checkpoint::{self, Checkpoints};
+use crate::resolved::RUN_FILE;
 use crate::trainer::Trainer;
 use crate::{Error, Result, durable};
 

@@ -18,7 +18,8 @@ use std::time::Duration;
 use espalier_data::regular_file::{self, irregular};
 
 use super::held::HeldFolder;
-use super::{RUN_FILE, holds_run};
+use super::holds_run;
+use crate::resolved::RUN_FILE;
 use crate::{Error, Result, durable, is_failure};
 
 const LOCK: &str = ".lock";

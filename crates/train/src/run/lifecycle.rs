@@ -26,8 +26,6 @@ use super::held::HeldFolder;
 use super::line::Line;
 use super::metrics::{Metrics, Past};
 use super::pace::Pace;
-use super::resolved::write_resolved;
-use super::resumed::DATA_FILE;
 use super::sample;
 use super::start_point::{START_FILE, StartPoint};
 use super::trace::{Event, TraceFile, may_replace};
@@ -38,6 +36,8 @@ use super::{
 use crate::checkpoint::{Checkpoints, first_not_finite};
 use crate::parallel::{Ranks, exchange, together};
 use crate::prune::{Observation, Pruned};
+use crate::resolved::DATA_FILE;
+use crate::resolved::write_resolved;
 use crate::summary::{Predicted, Rates, Summary, Validation};
 use crate::trainer::{Evaluation, Trainer};
 use crate::{Error, Result, durable, hub};

@@ -18,7 +18,6 @@ pub mod line;
 mod metrics;
 mod pace;
 mod prune;
-mod resolved;
 mod resumed;
 mod sample;
 mod start_point;
@@ -43,6 +42,8 @@ use crate::checkpoint::{Checkpoints, retry};
 use crate::parallel::launched::Join;
 use crate::parallel::{GiveUp, Ranks, on_threads_within};
 use crate::prune::{Observation, Pruned};
+use crate::resolved::RUN_FILE;
+pub use crate::resolved::read_resolved;
 use crate::summary::{Predicted, Rates, Summary};
 use crate::trainer::{Evaluation, StepReport};
 use crate::{Error, Result, durable};
@@ -53,13 +54,10 @@ use landmarks::Landmarks;
 use lifecycle::Run;
 use metrics::note_divergence;
 pub use prune::prune;
-pub use resolved::read_resolved;
-pub(crate) use resumed::DATA_FILE;
 pub use resumed::Resumed;
 pub use start_point::StartPoint;
 
 /// The resolved run file in a run folder; where it is, a run is.
-const RUN_FILE: &str = "run.toml";
 /// What a run came to: there from its end on, until it is resumed.
 const SUMMARY_FILE: &str = "summary.json";
 

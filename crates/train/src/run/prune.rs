@@ -9,10 +9,10 @@ use espalier_plan::memory::StateBytes;
 use espalier_tensor::Device;
 
 use super::landmarks::Landmarks;
-use super::resolved::write_resolved;
-use super::resumed::DATA_FILE;
 use super::{Claim, Observer, StartPoint, announce, checkpoints_of, holds_run, write};
 use crate::checkpoint::Checkpoint;
+use crate::resolved::DATA_FILE;
+use crate::resolved::write_resolved;
 use crate::summary::Summary;
 use crate::trainer::Trainer;
 use crate::{Error, Result, hub, room};

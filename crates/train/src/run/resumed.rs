@@ -14,13 +14,12 @@ use espalier_plan::RunFile;
 use espalier_plan::config::{Change, covers};
 use espalier_plan::plan::Record;
 
-use super::resolved::read_resolved;
-use super::{Observer, RUN_FILE, write};
+use super::{Observer, write};
 use crate::checkpoint::retry;
+use crate::resolved::{DATA_FILE, RUN_FILE, read_resolved};
 use crate::{Error, Result, checksum, is_failure};
 
 /// What the data files of a run held, where it has any.
-pub(crate) const DATA_FILE: &str = "data.json";
 
 /// What the run in a folder was.
 #[derive(Debug)]

@@ -5,6 +5,7 @@
 //! was taken out of its run, `hub` says it. Weights are read as those that a run starts from (`--from`): by any layout of ranks,
 //! in either precision.
 
+mod ranks;
 mod score;
 
 use std::path::Path;
@@ -21,13 +22,14 @@ use serde::Deserialize;
 
 use crate::checkpoint::{Checkpoint, first_not_finite, wanted_weights};
 use crate::context::dtype;
-use crate::hub::{self, Described, TOKENIZER};
+use crate::hub::{self, Described, Export, Exported, TOKENIZER};
 use crate::parallel::Ranks;
-use crate::run::{DATA_FILE, read_resolved};
+use crate::resolved::{DATA_FILE, read_resolved};
 use crate::state::ParamStore;
 use crate::trainer::Trainer;
 use crate::{Error, Result};
 
+pub use ranks::on_ranks;
 pub use score::Score;
 
 /// A trained model: what it is, and where its weights are.
@@ -155,6 +157,12 @@ impl Trained {
             Some(name) => Err(self.checkpoint.not_finite(&name)),
             None => Ok(params),
         }
+    }
+
+    /// Writes it into a new folder, as other people's tools read it.
+    pub fn export(&self, folder: &Path, how: &Export) -> Result<Exported> {
+        let (plan, checkpoint) = (self.plan(&[])?, &self.checkpoint);
+        hub::export(&hub::ExportedModel { checkpoint, plan: &plan, tokenizer: self.tokenizer() }, folder, how)
     }
 
     /// A rank that can evaluate it on other data. All ranks of the plan must.

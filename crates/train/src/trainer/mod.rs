@@ -27,17 +27,15 @@ use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::context::Context;
 use crate::infer::Generator;
-use crate::measure::{Over, Surface};
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
 use crate::parallel::model::ModelParallel;
-use crate::prune::{self, Decision, Observation, Pruned, Pruner};
+use crate::prune::{self, Decision, KeptOfLayer, Observation, Pruned, Pruner};
 use crate::stage::Stage;
 use crate::state::{Optimizer, ParamStore};
 use crate::step::{
     Averaging, Executor, NetworkWorker, PipelineState, StepContext, StepOutcome, Trace, WholePasses,
 };
-use crate::summary::KeptOfLayer;
 use pruning::sparse_products;
 
 pub use crate::checkpoint::Progress;
@@ -326,10 +324,9 @@ impl Trainer {
         })
     }
 
-    /// The loss around the weights as they are now, to be measured; nothing of the run changes by it. All ranks must, and those
-    /// that have gone apart must have come together ([`Trainer::average`]).
-    pub fn surface(&self, over: Over) -> Result<Surface<'_>> {
-        Surface::new(&self.context, &self.params, over)
+    /// The rank: all that it was given when it started.
+    pub fn context(&self) -> &Context {
+        &self.context
     }
 
     /// The model as it is now, to write text. All ranks must, at rest.

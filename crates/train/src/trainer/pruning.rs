@@ -14,9 +14,8 @@ use espalier_tensor::{Category, Device, Mask};
 
 use super::Trainer;
 use super::remask::remask_state;
-use crate::prune::{self, Decision, Draw, Moment, Network, Pruned};
+use crate::prune::{self, Decision, Draw, KeptOfLayer, Moment, Network, Pruned};
 use crate::state::{Param, ParamStore};
-use crate::summary::KeptOfLayer;
 use crate::{Error, Result};
 
 impl Trainer {

@@ -14,11 +14,12 @@ use espalier_plan::spec::Recompute;
 use espalier_plan::{DataFacts, Plan};
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor};
-use espalier_train::infer::{End, Generator, Sampler, Sampling, TextStream, on_ranks};
+use espalier_train::infer::{End, Generator, Sampler, Sampling, TextStream};
 use espalier_train::parallel::Ranks;
 use espalier_train::run::{Observer, RunDir, run};
 use espalier_train::stage::Stage;
 use espalier_train::trained::Trained;
+use espalier_train::trained::on_ranks;
 
 use crate::fixture::Fixture;
 use crate::support::{Base, prepare, tiny_cnn, tiny_gpt, tiny_llama};

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
 use espalier_testing::{Need, skipped};
-use espalier_train::infer::{Sampler, Sampling, on_ranks};
+use espalier_train::infer::{Sampler, Sampling};
 use espalier_train::parallel::on_threads;
 use espalier_train::run::RunDir;
 use espalier_train::trained::Trained;
+use espalier_train::trained::on_ranks;
 use espalier_train::trainer::Trainer;
 
 use crate::support::{Base, images, prepare, tiny_cnn, tiny_gpt};

@@ -223,7 +223,7 @@ fn every_form_of_the_files_holds_the_same_weights() {
 
 /// Exports into a folder, and reads it back.
 fn exported(trained: &Trained, folder: &Path, how: &Export) -> (Trained, hub::Exported) {
-    let exported = hub::export(trained, folder, how).unwrap();
+    let exported = trained.export(folder, how).unwrap();
     (open(folder), exported)
 }
 
@@ -254,7 +254,7 @@ fn what_is_exported_comes_back_exactly() {
         );
         assert!((1e-6..0.1).contains(&off), "{name} is off by {off}");
     }
-    let again = hub::export(&whole, &at("back"), &AS_IT_IS).unwrap_err().to_string();
+    let again = whole.export(&at("back"), &AS_IT_IS).unwrap_err().to_string();
     assert!(again.ends_with("back: it is there already: choose another folder"), "{again}");
     let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(left.iter().all(|name| !name.to_string_lossy().starts_with('.')), "{left:?}");
@@ -324,7 +324,7 @@ fn a_checkpoint_of_whole_tensors_is_a_folder_of_hugging_faces() {
     );
     // What no class of transformers is still has its weights.
     train(&tiny_gpt(&["train.steps=1", "model.norm=rms"]), &at("rms"));
-    let written = hub::export(&open(&at("rms")), &at("rms-hf"), &AS_IT_IS).unwrap();
+    let written = open(&at("rms")).export(&at("rms-hf"), &AS_IT_IS).unwrap();
     assert!(!written.has_config && !at("rms-hf").join("config.json").exists());
 }
 
@@ -343,7 +343,7 @@ fn a_tokenizer_is_handed_on() {
     assert!(newest(&at("run")).join("tokenizer.json").is_file());
     assert_eq!(open(&at("run")).tokenizer().unwrap().encode("7").unwrap(), [7]);
     // So does how it is asked to write, to a checkpoint and to what is exported of it.
-    hub::export(&open(&at("run")), &at("hf"), &AS_IT_IS).unwrap();
+    open(&at("run")).export(&at("hf"), &AS_IT_IS).unwrap();
     for folder in [newest(&at("run")), at("hf")] {
         assert_eq!(
             fs::read_to_string(folder.join("chat_template.jinja")).unwrap(),

@@ -195,7 +195,7 @@ fn variance_and_signal_are_those_of_samples_gradients_one_by_one() {
 #[test]
 fn two_ranks_measure_what_one_does() {
     let show = |trainer: Trainer| {
-        let surface = trainer.surface(Over { samples: Some(16), micro_batch: None })?;
+        let surface = Surface::of(&trainer, Over { samples: Some(16), micro_batch: None })?;
         let noise = gradient_noise(&surface)?;
         let (sharpness, largest) =
             (sharpness(&surface, Neighbourhood::default())?, largest_eigenvalue(&surface)?);
@@ -231,7 +231,7 @@ fn measuring_changes_nothing_of_a_run() {
                 true => {
                     let (report, found) = step_and_measure(&mut trainer, over).unwrap();
                     assert!(report.taken && found.unwrap().value > 0.0);
-                    sharpness(&trainer.surface(over).unwrap(), Neighbourhood::default()).unwrap();
+                    sharpness(&Surface::of(&trainer, over).unwrap(), Neighbourhood::default()).unwrap();
                 }
             }
         }
@@ -245,7 +245,7 @@ fn samples_that_there_are_not_are_refused_in_a_sentence() {
     let (plan, dataset, device) = prepare(&tiny_cnn(&[]), 2);
     let trainer = Trainer::new(plan, dataset, &device).unwrap();
     let refused = |samples| {
-        let surface = trainer.surface(Over { samples: Some(samples), micro_batch: None });
+        let surface = Surface::of(&trainer, Over { samples: Some(samples), micro_batch: None });
         surface.and_then(|surface| gradient_noise(&surface)).unwrap_err().to_string()
     };
     assert_eq!(

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use espalier_tensor::Device;
 use espalier_train::Error;
-use espalier_train::hub::{self, Export, ExportType};
+use espalier_train::hub::{Export, ExportType};
 use espalier_train::parallel::Ranks;
 use safetensors::Dtype;
 
@@ -21,7 +21,7 @@ fn floats(numbers: &Numbers) -> Vec<f32> {
 /// The weights of a run as f32, by way of a folder.
 fn exported(run: &Path, name: &str) -> BTreeMap<String, Numbers> {
     let folder = run.with_file_name(format!("{name}-f32"));
-    hub::export(&open(run), &folder, &Export { dtype: Some(ExportType::F32), ..AS_IT_IS }).unwrap();
+    open(run).export(&folder, &Export { dtype: Some(ExportType::F32), ..AS_IT_IS }).unwrap();
     tensors(&folder.join("model.safetensors"))
 }
 
@@ -75,7 +75,7 @@ fn f32_weights_stay_what_they_are_in_the_masters_of_bf16() {
         assert_eq!(gone > 2_000, name.ends_with("pruned"), "{name}: {gone}");
         // The weights themselves are rounded.
         let narrow = folder.path().join(format!("{name}-narrow"));
-        hub::export(&open(&run), &narrow, &AS_IT_IS).unwrap();
+        open(&run).export(&narrow, &AS_IT_IS).unwrap();
         let narrow = tensors(&narrow.join("model.safetensors"));
         assert!(narrow.values().all(|numbers| numbers.0 == Dtype::BF16), "{name}");
     }
@@ -93,7 +93,7 @@ fn weights_that_are_no_numbers_are_named() {
     let trained = open(&broken);
     let (plan, device) = (trained.plan(&[]).unwrap(), Device::cpu(1).unwrap());
     let weights = trained.params(&plan, &device, &Ranks::alone()).unwrap_err();
-    let written = hub::export(&trained, &at("hf"), &AS_IT_IS).unwrap_err();
+    let written = trained.export(&at("hf"), &AS_IT_IS).unwrap_err();
     let ids: Vec<u8> = ids().iter().flat_map(|id| (*id as u16).to_le_bytes()).collect();
     fs::write(at("ids.bin"), ids).unwrap();
     let data = trained.data_to_judge(Some(&at("ids.bin")), &[]).unwrap();

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use espalier_tensor::Device;
 use espalier_testing::{Need, skipped};
-use espalier_train::hub::{self, Export, ExportType};
-use espalier_train::infer::{Sampler, Sampling, on_ranks};
+use espalier_train::hub::{Export, ExportType};
+use espalier_train::infer::{Sampler, Sampling};
 use espalier_train::parallel::Ranks;
 use espalier_train::trained::Trained;
+use espalier_train::trained::on_ranks;
 
 use super::{AS_IT_IS, furthest, logits, newest, open, oracle, start_from, tokens};
 use crate::fixture::Fixture;
@@ -134,9 +135,9 @@ fn the_transformers_that_is_here_says_the_same() {
     let stepped = judge.judges_a_step(&at("run"));
 
     let theirs = open(&judge.gpt2());
-    hub::export(&theirs, &at("again"), &AS_IT_IS).unwrap();
-    hub::export(&stepped, &at("shards"), &Export { dtype: None, shard_bytes: 9_000 }).unwrap();
-    hub::export(&stepped, &at("narrow"), &Export { dtype: Some(ExportType::Bf16), ..AS_IT_IS }).unwrap();
+    theirs.export(&at("again"), &AS_IT_IS).unwrap();
+    stepped.export(&at("shards"), &Export { dtype: None, shard_bytes: 9_000 }).unwrap();
+    stepped.export(&at("narrow"), &Export { dtype: Some(ExportType::Bf16), ..AS_IT_IS }).unwrap();
     let checkpoint = newest(&at("run"));
     let written = [at("again"), at("shards"), at("narrow"), checkpoint.clone()];
     let arguments = [Path::new("--read"), &made].into_iter().chain(written.iter().map(PathBuf::as_path));

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use espalier_train::hub;
 use espalier_train::run::Observer;
 
 use super::{AS_IT_IS, folder_with, ids, open, started, tensors};
@@ -50,7 +49,7 @@ fn zeros_of_a_pruned_folder_can_be_kept() {
         let settings: Vec<_> = settings.iter().map(|&text| text.into()).collect();
         let summary = started(&from, &ids(), &at(name), &settings, &mut notes).unwrap();
         let back = at(&format!("{name}-hf"));
-        hub::export(&open(&at(name)), &back, &AS_IT_IS).unwrap();
+        open(&at(name)).export(&back, &AS_IT_IS).unwrap();
         (
             summary,
             zeros(&back),

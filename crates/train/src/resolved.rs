@@ -6,9 +6,14 @@ use std::path::Path;
 
 use espalier_data::regular_file::{self, SETTINGS};
 
-use super::{RUN_FILE, write};
 use crate::checkpoint::retry;
-use crate::{Error, Result, checksum};
+use crate::{Error, Result, checksum, durable};
+
+/// Its name.
+pub(crate) const RUN_FILE: &str = "run.toml";
+
+/// Beside it, what the data files of the run held.
+pub(crate) const DATA_FILE: &str = "data.json";
 
 /// The resolved run file at `path`; none where there is no file. An error where it is not what the run wrote.
 pub fn read_resolved(path: &Path) -> Result<Option<String>> {
@@ -22,6 +27,9 @@ pub fn read_resolved(path: &Path) -> Result<Option<String>> {
 }
 
 /// Writes that of a run.
-pub(super) fn write_resolved(folder: &Path, text: &str) -> Result<()> {
-    write(folder, RUN_FILE, &checksum::add_to_toml(text))
+pub(crate) fn write_resolved(folder: &Path, text: &str) -> Result<()> {
+    let path = folder.join(RUN_FILE);
+    let text = checksum::add_to_toml(text);
+    let written = durable::create_folder(folder).and_then(|()| durable::replace(&path, text.as_bytes()));
+    written.map_err(|why| Error::unwritten(&path, why))
 }
