@@ -58,18 +58,6 @@ pub enum Schedule {
     },
 }
 
-impl Schedule {
-    /// `learning_rate.schedule` as written.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Schedule::Constant => "constant",
-            Schedule::Linear { .. } => "linear",
-            Schedule::Cosine { .. } => "cosine",
-            Schedule::Step { .. } => "step",
-        }
-    }
-}
-
 impl LearningRate {
     /// The rate of step `step` (from 0) in a run of `total_steps`.
     pub fn at(&self, step: usize, total_steps: usize) -> f64 {

@@ -97,19 +97,6 @@ pub enum Rule {
 }
 
 impl Optimizer {
-    /// `optimizer.name` as written.
-    pub fn name(&self) -> &'static str {
-        match self.rule {
-            Rule::Sgd => "sgd",
-            Rule::Momentum { .. } => "momentum",
-            Rule::Nesterov { .. } => "nesterov",
-            Rule::Adam { .. } => "adam",
-            Rule::AdamW { .. } => "adamw",
-            Rule::Lars { .. } => "lars",
-            Rule::Lamb { .. } => "lamb",
-        }
-    }
-
     /// Whether a layer's own norms scale its steps, and biases and norm parameters are left out of that.
     pub fn excludes_from_trust(&self) -> bool {
         match self.rule {

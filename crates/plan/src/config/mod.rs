@@ -46,7 +46,6 @@ use crate::batch::BatchNorm;
 use crate::data::{Data, Source};
 use crate::device::{Device, DeviceKind};
 use crate::error::Error;
-use crate::layout::LinearForm;
 use crate::learning_rate::LearningRate;
 use crate::near::nearest;
 use crate::optimizer::{Master, Optimizer};
@@ -116,41 +115,28 @@ impl RunFile {
         let empty = Table::new();
         let mut top = Section::new("", table);
         let seed = top.read_field(&fields::TOP[0])?;
-        let mut model = top.section("model", &empty)?;
-        let mut data = top.section("data", &empty)?;
-        let mut train = top.section("train", &empty)?;
-        let mut optimizer = top.section("optimizer", &empty)?;
-        let mut learning_rate = top.section("learning_rate", &empty)?;
-        let mut prune = top.section("prune", &empty)?;
-        let mut parallel = top.section("parallel", &empty)?;
-        let mut checkpoint = top.section("checkpoint", &empty)?;
-        let mut sample = top.section("sample", &empty)?;
-        let mut device = top.section("device", &empty)?;
+        for (name, _) in fields::ALL.iter().filter(|(name, _)| !name.is_empty()) {
+            top.section(name, &empty)?;
+        }
         // Misspelt sections first: what they hold would otherwise seem to be missing from the others.
         top.finish()?;
-
-        let model = Model::read(&mut model)?;
-        let data = Data::read(&mut data, model.takes_text())?;
-        let train = Train::read(&mut train)?;
-        let optimizer = Optimizer::read(&mut optimizer)?;
-        let learning_rate = LearningRate::read(&mut learning_rate, optimizer.usual_rate())?;
-        let prune = Pruning::read(&mut prune)?;
-        let parallel = Parallel::read(&mut parallel, started)?;
-        let checkpoint = Checkpoint::read(&mut checkpoint)?;
-        let sample = Sample::read(&mut sample)?;
-        let device = device.read(fields::DEVICE)?.all();
+        let section = |name| Section::new("", table).section(name, &empty);
+        let model = Model::read(&mut section("model")?)?;
+        let data = Data::read(&mut section("data")?, model.takes_text())?;
+        let train = Train::read(&mut section("train")?)?;
+        let optimizer = Optimizer::read(&mut section("optimizer")?)?;
         Ok(RunFile {
             seed: seed.and_then(|seed| seed.as_integer()).unwrap_or_default() as u64,
             model,
             data,
             train,
             optimizer,
-            learning_rate,
-            prune,
-            parallel,
-            checkpoint,
-            sample,
-            device,
+            learning_rate: LearningRate::read(&mut section("learning_rate")?, optimizer.usual_rate())?,
+            prune: Pruning::read(&mut section("prune")?)?,
+            parallel: Parallel::read(&mut section("parallel")?, started)?,
+            checkpoint: Checkpoint::read(&mut section("checkpoint")?)?,
+            sample: Sample::read(&mut section("sample")?)?,
+            device: section("device")?.read(fields::DEVICE)?.all(),
             notes: Vec::new(),
         })
     }
@@ -221,20 +207,7 @@ impl RunFile {
     pub fn alone(&self) -> RunFile {
         let mut alone = self.clone();
         alone.train.micro_batches *= self.parallel.data;
-        alone.parallel = Parallel {
-            data: 1,
-            tensor: 1,
-            sequence: false,
-            linear: LinearForm::Paired,
-            integrated: None,
-            spatial: Grid([1, 1]),
-            batch_norm: BatchNorm::Local,
-            zero: 0,
-            average_every: 1,
-            local_after: 0,
-            timeout_s: self.parallel.timeout_s,
-            pipeline: None,
-        };
+        alone.parallel = Parallel { timeout_s: self.parallel.timeout_s, ..Parallel::default() };
         if let Some(prune) = alone.prune.as_mut().filter(|_| self.storage().compressed) {
             prune.state = StateForm::Compressed;
         }

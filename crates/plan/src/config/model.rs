@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 use super::field::LARGEST;
 use super::fields;
 use super::layers::read_layers;
-use super::open;
 use super::reader::{Section, Values, whole};
 use super::{Error, LAYERS_MOST};
 use crate::spec::Activation;
@@ -247,7 +246,7 @@ impl Model {
             None => "gpt",
             Some(value) => match Model::names().find(|name| Some(*name) == value.as_str()) {
                 Some(name) => name,
-                None if open::is_word(value) => return Err(open::no_model()),
+                None if is_open(value) => return Err(left_open()),
                 None => return Err(section.not_one_of("name", value, Model::names())),
             },
         };
@@ -264,6 +263,18 @@ impl Model {
         };
         Ok(Model { name: name.into(), family })
     }
+}
+
+/// Whether a name leaves the model to what a run starts from.
+pub(super) fn is_open(name: &toml::Value) -> bool {
+    name.as_str() == Some("auto")
+}
+
+/// What such a name means where nobody has put a model in.
+fn left_open() -> Error {
+    let problem = "is \"auto\", the model of what a run starts from, and nothing says what that is: \
+                   `espalier train --from` takes a checkpoint or a folder of Hugging Face's";
+    Error::Conflict { field: "model.name".into(), problem: problem.into() }
 }
 
 fn read_gpt(section: &Section, values: &Values) -> Result<Family, Error> {

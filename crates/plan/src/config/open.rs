@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 use super::reader::{self, Section};
-use super::{Error, Model, Override, Parallel, Pipeline, RunFile, Train, overrides, table};
+use super::{Error, Model, Override, Parallel, Pipeline, RunFile, Train, model, overrides, table};
 use crate::mesh::PerAxis;
 use crate::near::nearest;
 
-/// In the place of `[parallel]`, or of a model's name.
+/// In the place of `[parallel]`.
 const WORD: &str = "auto";
 
 /// A run file's fields as they are written, with what is set put in.
@@ -98,7 +98,7 @@ impl RunTable {
 
     /// Whether the model is left to what the run starts from.
     pub fn leaves_model(&self) -> bool {
-        self.fields.get("model").and_then(|model| model.get("name")).is_some_and(is_word)
+        self.fields.get("model").and_then(|model| model.get("name")).is_some_and(model::is_open)
     }
 
     /// Puts a model in. Fields that are written beside the word stay, such as a shorter context. Text is read by `tokenizer`, unless
@@ -106,7 +106,7 @@ impl RunTable {
     pub fn put_model(&mut self, model: &Model, tokenizer: Option<&Path>) -> Result<(), Error> {
         let mut model = Table::try_from(model).expect("plain data");
         if let Some(Value::Table(own)) = self.fields.remove("model") {
-            model.extend(own.into_iter().filter(|(key, value)| key != "name" || !is_word(value)));
+            model.extend(own.into_iter().filter(|(key, value)| key != "name" || !model::is_open(value)));
         }
         self.fields.insert("model".into(), Value::Table(model));
         if let (Some(Value::Table(data)), Some(tokenizer)) = (self.fields.get_mut("data"), tokenizer)
@@ -159,18 +159,6 @@ fn take_layout(table: &mut Table) -> Result<bool, Error> {
         }),
         _ => Ok(false),
     }
-}
-
-/// What a run file with the word means, where nobody has put a model in.
-pub(super) fn no_model() -> Error {
-    let problem = "is \"auto\", the model of what a run starts from, and nothing says what that is: \
-                   `espalier train --from` takes a checkpoint or a folder of Hugging Face's";
-    Error::Conflict { field: "model.name".into(), problem: problem.into() }
-}
-
-/// Whether a model's name is the word.
-pub(super) fn is_word(name: &Value) -> bool {
-    name.as_str() == Some(WORD)
 }
 
 #[cfg(test)]

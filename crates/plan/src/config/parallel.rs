@@ -1,7 +1,7 @@
 //! `[parallel]`: over how many ranks a run is spread, and what they share.
 
 use serde::{Serialize, Serializer};
-use toml::Value;
+use toml::{Table, Value};
 
 use crate::batch::BatchNorm;
 use crate::layout::{LinearForm, Mixture};
@@ -110,6 +110,13 @@ fn read_zero(section: &mut Section) -> Result<usize, Error> {
         None | Some(Value::Boolean(false)) => Ok(0),
         Some(Value::Boolean(true)) => Ok(1),
         Some(value) => whole(value, 0, 2).map_err(|_| section.wrong("zero", "true, false, 0, 1 or 2", value)),
+    }
+}
+
+impl Default for Parallel {
+    /// One rank.
+    fn default() -> Parallel {
+        Parallel::read(&mut Section::new("parallel", &Table::new()), None).expect("every field has a default")
     }
 }
 

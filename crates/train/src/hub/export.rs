@@ -10,8 +10,8 @@ use espalier_plan::Plan;
 use safetensors::tensor::Dtype;
 use serde_json::json;
 
-use super::architecture::{self, Written};
-use super::{companions, files, standard_of};
+use super::architecture::Written;
+use super::{companions, families, files, standard_of};
 use crate::checkpoint::{
     Checkpoint, Companion, MODEL, Saved, Stored, convert, file_name, is_finite, write_tensors,
 };
@@ -130,7 +130,7 @@ fn leaving(source: &ExportedModel<'_>, how: &Export) -> Result<Vec<Leaving>> {
     let ExportedModel { checkpoint: whole, plan, .. } = source;
     let model = &plan.model;
     let network = Written { model: &plan.network, vocab: model.classes, dtype: "float32", end: None };
-    let family = architecture::describe(&network).map(|(family, _)| family);
+    let family = families::describe(&network).map(|(family, _)| family);
     let parameters = model.parameters().into_iter().map(|one| (one.name, one.shape));
     let statistics = model.buffers().into_iter().map(|one| (one.name, one.shape));
     let one = |(ours, shape): (String, Vec<usize>)| {

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use espalier_plan::config::{self, Family, FormChoice};
 use espalier_plan::spec::Model;
 use espalier_plan::spec::presets::{Form, ImageSize, ResNet, Vgg, alexnet, resnet, vgg};
-use serde_json::Value;
 
-use super::architecture::{Architecture, Files, Network, Written};
+use super::architecture::{Architecture, Files, Network};
 
 /// Sides of images that networks are tried with: the size of a linear layer behind a flatten follows from them.
 const SIDES: [(Form, usize); 3] = [(Form::ImageNet, 224), (Form::Small, 32), (Form::Small, 64)];
@@ -44,18 +43,6 @@ impl Architecture for Torchvision {
     fn our_name(&self, theirs: &str) -> Option<String> {
         (!theirs.ends_with(".num_batches_tracked")).then(|| theirs.to_owned())
     }
-
-    fn their_name(&self, ours: &str) -> String {
-        ours.into()
-    }
-
-    fn tied_to(&self, _: &Value) -> Result<Option<&'static str>, String> {
-        Ok(None)
-    }
-
-    fn config(&self, _: &Written<'_>) -> Option<Value> {
-        None
-    }
 }
 
 /// Every network of a form, as a run file names it and as it is built.
@@ -85,6 +72,8 @@ fn has_all(shapes: &BTreeMap<&str, &[usize]>, model: &Model) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     fn shapes_of(model: &Model) -> BTreeMap<String, Vec<usize>> {
