@@ -8,14 +8,14 @@ use serde_json::json;
 
 use super::StudyArguments;
 use super::single::{self, Opened};
-use crate::run_file::{in_file, read};
+use crate::run_file::{folder_of, in_file, read};
 use crate::say::{self, answer};
 
 /// Runs the study.
 pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     let path = &arguments.study_file;
     let study = Branching::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
-    let source = Source::open(&study, &single::folder_of(path)?)?;
+    let source = Source::open(&study, &folder_of(path)?)?;
     let run_file = &source.run_file;
     let described = format!(
         "study {}: {} branches of {} samples each from {}{}",

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::StudyArguments;
 use super::single::{self, Opened};
-use crate::run_file::{in_file, read};
+use crate::run_file::{folder_of, in_file, read};
 use crate::say::{self, answer};
 
 /// Runs the study.
@@ -19,7 +19,7 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     let (batches, arms) = (gap.batches.len(), gap.arms.len());
     let described =
         format!("study {}: {batches} batch sizes, {arms} arms, {} runs in all", gap.name, gap.runs());
-    let beside = single::folder_of(path)?;
+    let beside = folder_of(path)?;
     let first = || {
         let mut run_file = gap.run_file(gap.batches[0], &gap.arms[0], 0).map_err(Error::Plan)?;
         run_file.resolve_paths(&beside);

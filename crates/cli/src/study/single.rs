@@ -72,12 +72,6 @@ pub fn claim(arguments: &StudyArguments, folder: &Path) -> Result<StudyClaim> {
     Ok(claim)
 }
 
-/// The folder that paths of a study file are relative to.
-pub fn folder_of(study_file: &Path) -> Result<PathBuf> {
-    let absolute = std::path::absolute(study_file)?;
-    Ok(absolute.parent().expect("a file that was read stands in a folder").to_owned())
-}
-
 /// Writes `study.html` into the study's folder; returns its path.
 pub fn write_page(folder: &Path, page: &Page) -> Result<String> {
     let path = folder.join("study.html");

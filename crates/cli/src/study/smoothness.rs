@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::StudyArguments;
 use super::single::{self, Opened};
-use crate::run_file::{in_file, read};
+use crate::run_file::{folder_of, in_file, read};
 use crate::say::{self, answer, say};
 
 /// Runs the study.
@@ -23,7 +23,7 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
         Smoothness::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
     let described =
         format!("study {}: smoothness along training at {} sparsities", study.name, study.sparsities.len());
-    let beside = single::folder_of(path)?;
+    let beside = folder_of(path)?;
     let first = || {
         let mut run_file = study.run_file(study.sparsities[0]).map_err(Error::Plan)?;
         run_file.resolve_paths(&beside);

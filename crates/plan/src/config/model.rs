@@ -5,12 +5,14 @@ use serde::{Deserialize, Serialize};
 use super::field::LARGEST;
 use super::fields;
 use super::layers::read_layers;
-use super::open;
 use super::reader::{Section, Values, whole};
 use super::{Error, LAYERS_MOST};
 use crate::spec::Activation;
 use crate::spec::Written;
 use crate::spec::presets::{Form, Gpt, ImageSize, Norm, ResNet, Vgg};
+
+/// In the place of a model's name, or of `[parallel]`: left to whoever runs it.
+pub(super) const AUTO: &str = "auto";
 
 /// `[model]`
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -247,7 +249,7 @@ impl Model {
             None => "gpt",
             Some(value) => match Model::names().find(|name| Some(*name) == value.as_str()) {
                 Some(name) => name,
-                None if open::is_word(value) => return Err(open::no_model()),
+                None if is_auto(value) => return Err(no_model()),
                 None => return Err(section.not_one_of("name", value, Model::names())),
             },
         };
@@ -332,4 +334,16 @@ fn read_hidden(section: &mut Section) -> Result<Vec<usize>, Error> {
         whole(value, 1, LARGEST).map_err(|expected| section.wrong(&key, expected, value))
     };
     items.iter().enumerate().map(read).collect()
+}
+
+/// What a run file with the word means, where nobody has put a model in.
+fn no_model() -> Error {
+    let problem = "is \"auto\", the model of what a run starts from, and nothing says what that is: \
+                   `espalier train --from` takes a checkpoint or a folder of Hugging Face's";
+    Error::Conflict { field: "model.name".into(), problem: problem.into() }
+}
+
+/// Whether a model's name is the word.
+pub(super) fn is_auto(name: &toml::Value) -> bool {
+    name.as_str() == Some(AUTO)
 }

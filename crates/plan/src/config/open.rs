@@ -6,13 +6,11 @@ use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
+use super::model::{AUTO, is_auto};
 use super::reader::{self, Section};
 use super::{Error, Model, Override, Parallel, Pipeline, RunFile, Train, overrides, table};
 use crate::mesh::PerAxis;
 use crate::near::nearest;
-
-/// In the place of `[parallel]`, or of a model's name.
-const WORD: &str = "auto";
 
 /// A run file's fields as they are written, with what is set put in.
 #[derive(Debug, Clone, PartialEq)]
@@ -98,7 +96,7 @@ impl RunTable {
 
     /// Whether the model is left to what the run starts from.
     pub fn leaves_model(&self) -> bool {
-        self.fields.get("model").and_then(|model| model.get("name")).is_some_and(is_word)
+        self.fields.get("model").and_then(|model| model.get("name")).is_some_and(is_auto)
     }
 
     /// Puts a model in. Fields that are written beside the word stay, such as a shorter context. Text is read by `tokenizer`, unless
@@ -106,7 +104,7 @@ impl RunTable {
     pub fn put_model(&mut self, model: &Model, tokenizer: Option<&Path>) -> Result<(), Error> {
         let mut model = Table::try_from(model).expect("plain data");
         if let Some(Value::Table(own)) = self.fields.remove("model") {
-            model.extend(own.into_iter().filter(|(key, value)| key != "name" || !is_word(value)));
+            model.extend(own.into_iter().filter(|(key, value)| key != "name" || !is_auto(value)));
         }
         self.fields.insert("model".into(), Value::Table(model));
         if let (Some(Value::Table(data)), Some(tokenizer)) = (self.fields.get_mut("data"), tokenizer)
@@ -150,27 +148,15 @@ impl RunTable {
 /// Takes the word out of a run file's table; whether it stood there.
 fn take_layout(table: &mut Table) -> Result<bool, Error> {
     match table.get("parallel") {
-        Some(Value::String(word)) if word == WORD => Ok(table.remove("parallel").is_some()),
+        Some(Value::String(word)) if word == AUTO => Ok(table.remove("parallel").is_some()),
         Some(got @ Value::String(word)) => Err(Error::Value {
             field: "parallel".into(),
             expected: "a section, `[parallel]`, or \"auto\"".into(),
             got: reader::show(got),
-            hint: nearest(word, [WORD]).map(String::from),
+            hint: nearest(word, [AUTO]).map(String::from),
         }),
         _ => Ok(false),
     }
-}
-
-/// What a run file with the word means, where nobody has put a model in.
-pub(super) fn no_model() -> Error {
-    let problem = "is \"auto\", the model of what a run starts from, and nothing says what that is: \
-                   `espalier train --from` takes a checkpoint or a folder of Hugging Face's";
-    Error::Conflict { field: "model.name".into(), problem: problem.into() }
-}
-
-/// Whether a model's name is the word.
-pub(super) fn is_word(name: &Value) -> bool {
-    name.as_str() == Some(WORD)
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@ use espalier_plan::spec::{Input, Precision};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::architecture::{self, Written};
+use super::architecture::Written;
+use super::families;
 use super::{CONFIG, TOKENIZER};
 use crate::checkpoint::Companion;
 use crate::{Error, Result};
@@ -56,7 +57,7 @@ pub(super) fn of_text(
     let end = tokenizer.and_then(Tokenizer::end);
     let theirs = generation_of(beside)?;
     let network = Written { model: &plan.network, vocab: plan.model.classes, dtype, end };
-    let config = architecture::describe(&network).map(|(_, config)| config);
+    let config = families::describe(&network).map(|(_, config)| config);
     let config = config.filter(|config| prefix || config["tie_word_embeddings"] == true);
     if let Some(config) = &config {
         files.push(json_file(CONFIG, config, true));

@@ -9,7 +9,8 @@ use espalier_plan::Plan;
 use safetensors::tensor::Dtype;
 use serde_json::json;
 
-use super::architecture::{self, Written};
+use super::architecture::Written;
+use super::families;
 use super::{companions, files, standard_of};
 use crate::checkpoint::{Companion, MODEL, Saved, Stored, convert, file_name, is_finite, write_tensors};
 use crate::trained::Trained;
@@ -120,7 +121,7 @@ pub fn export(trained: &Trained, folder: &Path, how: &Export) -> Result<Exported
 fn leaving(trained: &Trained, plan: &Plan, how: &Export) -> Result<Vec<Leaving>> {
     let model = &plan.model;
     let network = Written { model: &plan.network, vocab: model.classes, dtype: "float32", end: None };
-    let family = architecture::describe(&network).map(|(family, _)| family);
+    let family = families::describe(&network).map(|(family, _)| family);
     let parameters = model.parameters().into_iter().map(|one| (one.name, one.shape));
     let statistics = model.buffers().into_iter().map(|one| (one.name, one.shape));
     let one = |(ours, shape): (String, Vec<usize>)| {

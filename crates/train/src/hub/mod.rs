@@ -4,7 +4,7 @@
 //! | what | file |
 //! |---|---|
 //! | which files hold the weights | `files` |
-//! | what a family of models is: its configuration, its names | `architecture` |
+//! | what a family of models is: its configuration, its names | `architecture`; `families` lists them |
 //! | GPT-2, by its config.json | `gpt2` |
 //! | torchvision's networks, by their tensors | `torchvision` |
 //! | what stands beside weights: configuration, tokenizer, how pixels are standardised | `companions` |
@@ -16,6 +16,7 @@
 mod architecture;
 mod companions;
 mod export;
+mod families;
 mod files;
 mod gpt2;
 mod torchvision;
@@ -71,8 +72,8 @@ fn open(path: &Path) -> Result<Checkpoint, ReadFault> {
         }
     }
     let config = config(path)?;
-    let our_name = |theirs: &str| architecture::our_name(&config, theirs);
-    let tied_to = match architecture::find(&config) {
+    let our_name = |theirs: &str| families::our_name(&config, theirs);
+    let tied_to = match families::find(&config) {
         Ok(family) => family.tied_to(&config)?,
         // Whoever asks what it is hears of it.
         Err(_) => None,
@@ -116,7 +117,7 @@ pub(crate) fn describe(whole: &Checkpoint) -> Result<Described> {
     };
     let shapes = whole.names(MODEL).filter_map(|name| Some((name, whole.shape(MODEL, name)?)));
     let files = Files { config: &config, shapes: shapes.collect() };
-    let family = architecture::find(&config).map_err(refused)?;
+    let family = families::find(&config).map_err(refused)?;
     let Network { model, image } = family.read(&files).map_err(refused)?;
     Ok(Described { model, image, tokenizer: Tokenizer::in_folder(folder_of(path)) })
 }

@@ -1,0 +1,96 @@
+//! Which family of models somebody's files are of, or a network of ours.
+
+use serde_json::Value;
+
+use super::architecture::{Architecture, Written};
+use super::gpt2::Gpt2;
+use super::torchvision::Torchvision;
+
+/// The families that are read.
+const ALL: [&dyn Architecture; 2] = [&Gpt2, &Torchvision];
+
+/// What other families have that no layer here has.
+const MISSING: &[(&[&str], &str)] = &[
+    (
+        &["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma", "gemma2", "gemma3", "olmo2"],
+        "rotary positions",
+    ),
+    (&["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "gpt_oss"], "rotary positions and routed experts"),
+    (&["gpt_neox", "gptj", "phi", "falcon"], "rotary positions and branches that run side by side"),
+    (&["bloom", "mpt"], "positions by a bias on attention"),
+    (&["opt", "gpt_neo"], "its order of norms and its names"),
+    (
+        &["bert", "roberta", "distilbert", "electra", "deberta-v2", "modernbert"],
+        "attention that sees both ways",
+    ),
+    (&["t5", "mt5", "bart", "whisper", "marian"], "a decoder that attends to an encoder"),
+    (&["mamba", "mamba2", "rwkv", "falcon_mamba"], "recurrent layers"),
+    (&["vit", "clip", "siglip", "dinov2"], "patches of images as tokens"),
+    (&["resnet"], "the names of transformers' ResNet: torchvision's and timm's are read"),
+];
+
+/// The family that a configuration names, or else that without one.
+pub(super) fn find(config: &Value) -> Result<&'static dyn Architecture, String> {
+    let kind = match &config["model_type"] {
+        Value::Null => None,
+        Value::String(kind) => Some(kind.as_str()),
+        other => return Err(format!("`model_type` must be a text, got {other}")),
+    };
+    let known = ALL.into_iter().find(|family| family.model_type() == kind);
+    known.ok_or_else(|| {
+        let kind = kind.unwrap_or_default();
+        let missing = MISSING.iter().find(|(kinds, _)| kinds.contains(&kind)).map(|(_, missing)| *missing);
+        let missing = missing.unwrap_or("its layers");
+        format!(
+            "its `model_type` is {kind:?}, which is not built here (missing: {missing}); what is read is \"gpt2\", and ResNets, VGGs \
+             and AlexNet of torchvision without a config.json"
+        )
+    })
+}
+
+/// Our name of a tensor of files whose configuration names their family; where it names none that is known, by the rules of all, which
+/// do not contradict each other.
+pub(super) fn our_name(config: &Value, theirs: &str) -> Option<String> {
+    let named = find(config).ok().filter(|family| family.model_type().is_some());
+    let families = named.map_or(ALL.to_vec(), |family| vec![family]);
+    families.into_iter().try_fold(theirs.to_owned(), |name, family| family.our_name(&name))
+}
+
+/// The family that a network of ours is of, and its configuration.
+pub(super) fn describe(network: &Written<'_>) -> Option<(&'static dyn Architecture, Value)> {
+    ALL.into_iter().find_map(|family| Some((family, family.config(network)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::architecture::HEAD;
+    use super::*;
+
+    #[test]
+    fn names_are_ours_and_what_is_made_anew_has_none() {
+        for config in [Value::Null, json!({ "model_type": "gpt2" }), json!({ "model_type": "opt" })] {
+            for name in ["transformer.h.0.attn.c_attn.bias", "h.0.attn.c_attn.bias"] {
+                assert_eq!(our_name(&config, name).unwrap(), "h.0.attn.c_attn.bias");
+            }
+            for name in ["h.11.attn.bias", "transformer.h.0.attn.masked_bias"] {
+                assert_eq!(our_name(&config, name), None, "{name}");
+            }
+            assert_eq!(our_name(&config, HEAD).unwrap(), HEAD);
+        }
+        assert_eq!(our_name(&Value::Null, "bn1.num_batches_tracked"), None);
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let said = |kind: Value| find(&json!({ "model_type": kind })).err().unwrap();
+        let llama = said(json!("llama"));
+        assert!(llama.starts_with(
+            "its `model_type` is \"llama\", which is not built here (missing: rotary positions);"
+        ));
+        assert!(said(json!("qwen3_moe")).contains("rotary positions and routed experts"));
+        assert!(said(json!("new")).contains("(missing: its layers)"));
+        assert_eq!(said(json!(2)), "`model_type` must be a text, got 2");
+    }
+}
