@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use espalier_comm::Launched;
-use espalier_data::Dataset;
 use espalier_plan::cluster::Cluster;
 use espalier_plan::config::{RunFile, RunTable};
 use espalier_plan::device::DeviceKind;
@@ -14,13 +13,13 @@ use espalier_plan::search::{Fixed, Found, Search};
 use espalier_plan::simulate::{Candidate, Job};
 use espalier_plan::{DataFacts, Plan};
 use espalier_tensor::cuda::Cuda;
+use espalier_train::Error;
 use espalier_train::parallel::launched::Join;
 use espalier_train::run::read_resolved;
-use espalier_train::{Error, hub};
 
 use crate::machine::Machine;
 use crate::plan::seconds;
-use crate::prepared::{Prepared, join};
+use crate::prepared::{Prepared, prepare_with};
 use crate::run_file::{conflict, in_file, resolve};
 
 /// Layouts that are tried before the search gives up: a run file may refuse what the planner does not know of.
@@ -44,18 +43,12 @@ impl Auto<'_> {
     /// Reads the run file, opens its data, and finds its layout.
     pub fn prepare(&self) -> Result<Prepared> {
         let run_file = self.run.read().map_err(|error| in_file(self.path, error))?;
-        let join = join(&run_file, self.launched)?;
-        let mut run_file = resolve(run_file, self.path)?;
-        if let Some(checkpoint) = self.checkpoint {
-            hub::find_tokenizer(&mut run_file.data, checkpoint);
-        }
-        let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
-        let run_file = match self.as_before() {
-            Some(before) => run_file.laid_out_as(&before).map_err(Error::Plan)?,
-            None => self.lay_out(&run_file, dataset.facts(), join.as_ref())?,
-        };
-        let plan = Plan::new(run_file, dataset.facts()).map_err(Error::Plan)?;
-        Ok(Prepared { plan, dataset, join })
+        prepare_with(run_file, self.path, self.launched, self.checkpoint, |run_file, facts, join| match self
+            .as_before()
+        {
+            Some(before) => Ok(run_file.laid_out_as(&before).map_err(Error::Plan)?),
+            None => self.lay_out(&run_file, facts, join),
+        })
     }
 
     /// The ranks that are asked for.

@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use espalier_train::infer::{Generator, Sampler, TextStream};
+use espalier_train::infer::{Generator, Sampler};
 
 use crate::log::LogArguments;
 use crate::say::{self, say};
 use crate::signals::{INTERRUPTED, Stop};
-use crate::writing::{Writer, WritingArguments, show};
+use crate::writing::{Writer, WritingArguments};
 
 /// How long other ranks wait for a person.
 const PATIENCE: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -114,24 +114,8 @@ impl Conversation<'_> {
             self.said.drain(..self.said.len().saturating_sub(context / 2));
             generator.forget();
         }
-        let tokenizer = self.writer.tokenizer();
-        let mut stream = TextStream::new(tokenizer, &self.writing.stop);
-        let mut go_on = |token: u32| {
-            if tokenizer.end() == Some(token) {
-                return false;
-            }
-            let is_heard = !shows || show(stream.push(token));
-            is_heard && !stream.is_ended() && !self.stop.asked.load(Ordering::SeqCst)
-        };
         let unread = &self.said[generator.length()..];
-        let written = generator.write(unread, self.writing.max_new_tokens as usize, sampler, &mut go_on)?;
-        let rest = stream.finish();
-        if shows {
-            show(rest);
-            if !stream.text().ends_with('\n') {
-                show("\n");
-            }
-        }
+        let (written, _) = self.writer.write(self.writing, generator, unread, sampler, self.stop, shows)?;
         self.said.extend(written.tokens);
         Ok(())
     }

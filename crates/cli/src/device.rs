@@ -43,6 +43,18 @@ pub fn threads(asked: usize, all: usize) -> std::io::Result<usize> {
     Ok(if asked == 0 { all } else { asked.min(most) })
 }
 
+/// Opens what is asked for by so many ranks of this process, on all cores.
+pub fn open_here(asked: &espalier_plan::device::Device, ranks: usize) -> anyhow::Result<Device> {
+    let threads = threads(asked.threads, std::thread::available_parallelism()?.get())?;
+    Ok(open(&shared(asked, ranks), threads).map_err(espalier_train::Error::Tensor)?)
+}
+
+/// What so many ranks of this process ask for: they share its processor, and where the choice is ours, that is it.
+pub fn shared(asked: &espalier_plan::device::Device, ranks: usize) -> espalier_plan::device::Device {
+    let kind = if ranks > 1 && asked.kind == DeviceKind::Auto { DeviceKind::Cpu } else { asked.kind };
+    espalier_plan::device::Device { kind, ..asked.clone() }
+}
+
 /// Opens what was asked for; `threads` are those of the processor. A choice that was left to us is said on
 /// standard error where there was one.
 pub fn open(wish: &espalier_plan::device::Device, threads: usize) -> Result<Device> {

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use anyhow::Result;
 use clap::Args;
 use espalier_train::Error;
-use espalier_train::infer::{End, Generator, Sampler, Sampling, TextStream, Written};
+use espalier_train::infer::{End, Generator, Sampler, Sampling, Written};
 use serde::Serialize;
 
 use crate::log::LogArguments;
@@ -120,35 +120,17 @@ fn write(
     generator: &mut Generator<'_>,
 ) -> espalier_train::Result<(Written, String)> {
     let writing = &arguments.writing;
-    let (tokenizer, shows) = (writer.tokenizer(), generator.ranks().leads() && !arguments.json);
+    let shows = generator.ranks().leads() && !arguments.json;
     if shows && arguments.samples > 1 {
         show(&format!("{}--- {} of {}\n", if number > 0 { "\n" } else { "" }, number + 1, arguments.samples));
     }
     if shows && !arguments.no_echo {
         show(prompt);
     }
-    let mut stream = TextStream::new(tokenizer, &writing.stop);
-    let mut go_on = |token: u32| {
-        if tokenizer.end() == Some(token) {
-            return false;
-        }
-        let piece = stream.push(token);
-        let is_heard = !shows || show(piece);
-        is_heard && !stream.is_ended() && !stop.asked.load(Ordering::Relaxed)
-    };
     let sampling = writing.sampling();
     let mut sampler =
         Sampler::new(Sampling { seed: sampling.seed.wrapping_add(u64::from(number)), ..sampling });
-    let written = generator.write(ids, writing.max_new_tokens as usize, &mut sampler, &mut go_on)?;
-    let rest = stream.finish();
-    if shows {
-        show(rest);
-    }
-    let text = stream.text().to_owned();
-    if shows && !text.ends_with('\n') {
-        show("\n");
-    }
-    Ok((written, text))
+    writer.write(writing, generator, ids, &mut sampler, stop, shows)
 }
 
 impl GenerateArguments {

@@ -176,10 +176,7 @@ fn on_ranks<R: Send>(
     precision: Precision,
     work: impl Fn(&Rank<'_>) -> Result<R, Error> + Sync,
 ) -> Result<Vec<R>, Error> {
-    let dtype = match precision {
-        Precision::F32 => DType::F32,
-        Precision::Bf16 => DType::Bf16,
-    };
+    let dtype = espalier_nn::dtype(precision);
     match ranks {
         Ranks::Threads(ranks) => Ok(threads::run(ranks, PATIENCE, |comm| {
             work(&Rank { comm: &comm, device: &Device::cpu(1)?, dtype })

@@ -5,9 +5,8 @@ use std::path::Path;
 use anyhow::Result;
 use espalier_comm::Launched;
 use espalier_data::Dataset;
-use espalier_plan::Plan;
 use espalier_plan::config::{RunFile, RunTable};
-use espalier_plan::device::DeviceKind;
+use espalier_plan::{DataFacts, Plan};
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
 use espalier_train::parallel::launched::Join;
@@ -42,12 +41,8 @@ impl Prepared {
 
     /// The device asked for, as far as it is not left to us.
     fn wish(&self) -> espalier_plan::device::Device {
-        let mut wish = self.plan.device.clone();
-        // Ranks of one process share its processor: where the choice is ours, that is it.
-        if self.plan.mesh.size() > 1 && self.join.is_none() && wish.kind == DeviceKind::Auto {
-            wish.kind = DeviceKind::Cpu;
-        }
-        wish
+        let ranks = if self.join.is_some() { 1 } else { self.plan.mesh.size() };
+        device::shared(&self.plan.device, ranks)
     }
 
     /// Threads of the processor.
@@ -68,18 +63,30 @@ pub fn prepare(
 ) -> Result<Prepared> {
     let started = launched.map(|launched| launched.size);
     let run_file = run.read_for(started).map_err(|error| in_file(path, error))?;
+    prepare_with(run_file, path, launched, checkpoint, |run_file, _, _| Ok(run_file))
+}
+
+/// The same of a run file whose layout may still be open: `lay_out` completes it, knowing what the data are and who runs it.
+pub fn prepare_with(
+    run_file: RunFile,
+    path: &Path,
+    launched: Option<&Launched>,
+    checkpoint: Option<&Path>,
+    lay_out: impl FnOnce(RunFile, DataFacts, Option<&Join>) -> Result<RunFile>,
+) -> Result<Prepared> {
     let join = join(&run_file, launched)?;
     let mut run_file = resolve(run_file, path)?;
     if let Some(checkpoint) = checkpoint {
         hub::find_tokenizer(&mut run_file.data, checkpoint);
     }
     let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
+    let run_file = lay_out(run_file, dataset.facts(), join.as_ref())?;
     let plan = Plan::new(run_file, dataset.facts()).map_err(Error::Plan)?;
     Ok(Prepared { plan, dataset, join })
 }
 
 /// How this process becomes one of the ranks that a launcher has started.
-pub fn join(run_file: &RunFile, launched: Option<&Launched>) -> Result<Option<Join>> {
+fn join(run_file: &RunFile, launched: Option<&Launched>) -> Result<Option<Join>> {
     let of = |launched: &Launched| {
         let gpus = || Cuda::probe().usable();
         Join::new(launched.clone(), run_file.device.kind, gpus, |name| std::env::var(name).ok())

@@ -6,7 +6,7 @@ use anyhow::Result;
 use espalier_plan::spec::Precision;
 use espalier_tensor::cuda::Cuda;
 use espalier_tensor::ops::matmul::matmul;
-use espalier_tensor::{Category, DType, Device, Tensor};
+use espalier_tensor::{Category, Device, Tensor};
 
 use crate::say::{answer, say};
 
@@ -53,7 +53,7 @@ pub fn report(device: &Device, steps: u64, precision: Precision, step_ms: Option
 
 /// Flops a second of a large product in this precision, after the run has warmed the card.
 fn matrix_rate(cuda: &Cuda, precision: Precision) -> Result<f64> {
-    let (n, dtype, device) = (8192, dtype_of(precision), Device::Cuda(cuda.clone()));
+    let (n, dtype, device) = (8192, espalier_nn::dtype(precision), Device::Cuda(cuda.clone()));
     // Zeros would cost less power than numbers do, and the card would run faster than it ever does.
     let noise: Vec<f32> = (0..n * n).map(|i| ((i * 2_654_435_761) % 2001) as f32 / 1000.0 - 1.0).collect();
     let (a, b) = (
@@ -71,11 +71,4 @@ fn matrix_rate(cuda: &Cuda, precision: Precision) -> Result<f64> {
     }
     device.synchronize()?;
     Ok(2.0 * (n as f64).powi(3) * f64::from(rounds) / begin.elapsed().as_secs_f64())
-}
-
-fn dtype_of(precision: Precision) -> DType {
-    match precision {
-        Precision::F32 => DType::F32,
-        Precision::Bf16 => DType::Bf16,
-    }
 }

@@ -1,7 +1,7 @@
 //! Run files as every command reads them, and the errors of those who contradict them.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use espalier_data::regular_file::{self, SETTINGS};
@@ -59,8 +59,7 @@ pub fn conflict(field: &str, problem: &str) -> Error {
 
 /// A run file with the paths that it means, standing at `path`, and the schedule that it names.
 pub fn resolve(mut run_file: RunFile, path: &Path) -> Result<RunFile> {
-    let folder = std::path::absolute(path)?;
-    run_file.resolve_paths(folder.parent().expect("a file that was read stands in a folder"));
+    run_file.resolve_paths(&folder_of(path)?);
     if let Some(path) = run_file.schedule_file().map(Path::to_owned) {
         let why = |why: io::Error| Error::of_io(&path, &why, format!("the schedule cannot be read: {why}"));
         run_file
@@ -68,4 +67,10 @@ pub fn resolve(mut run_file: RunFile, path: &Path) -> Result<RunFile> {
             .map_err(Error::Plan)?;
     }
     Ok(run_file)
+}
+
+/// The folder that a file stands in.
+pub fn folder_of(file: &Path) -> Result<PathBuf> {
+    let absolute = std::path::absolute(file)?;
+    Ok(absolute.parent().expect("a file that was read stands in a folder").to_owned())
 }

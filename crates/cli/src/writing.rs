@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -13,11 +14,12 @@ use espalier_plan::device::DeviceKind;
 use espalier_plan::spec::Precision;
 use espalier_tensor::Device;
 use espalier_train::Error;
-use espalier_train::infer::{Generator, Sampling};
+use espalier_train::infer::{Generator, Sampler, Sampling, TextStream, Written};
 use espalier_train::trained::{Trained, on_ranks};
 
 use crate::say::say;
 use crate::setting::setting;
+use crate::signals::Stop;
 use crate::{device, ranks};
 
 #[derive(Args)]
@@ -139,7 +141,7 @@ impl Writer {
             };
             refuse(format!("{why}: add --tokenizer FILE"))?;
         }
-        let device = open_device(&plan)?;
+        let device = device::open_here(&plan.device, plan.mesh.size())?;
         Ok(Writer { trained, plan, tokenizer, device })
     }
 
@@ -187,20 +189,41 @@ impl Writer {
         Ok(on_ranks(trained, plan, device, limit, Some(ranks::give_up), work)?)
     }
 
+    /// Writes on from some tokens, on one rank, and shows the text as it comes where `shows`; returns that text too.
+    pub fn write(
+        &self,
+        arguments: &WritingArguments,
+        generator: &mut Generator<'_>,
+        ids: &[u32],
+        sampler: &mut Sampler,
+        stop: &Stop,
+        shows: bool,
+    ) -> espalier_train::Result<(Written, String)> {
+        let tokenizer = self.tokenizer();
+        let mut stream = TextStream::new(tokenizer, &arguments.stop);
+        let mut go_on = |token: u32| {
+            if tokenizer.end() == Some(token) {
+                return false;
+            }
+            let piece = stream.push(token);
+            let is_heard = !shows || show(piece);
+            is_heard && !stream.is_ended() && !stop.asked.load(Ordering::SeqCst)
+        };
+        let written = generator.write(ids, arguments.max_new_tokens as usize, sampler, &mut go_on)?;
+        let rest = stream.finish();
+        if shows {
+            show(rest);
+            if !stream.text().ends_with('\n') {
+                show("\n");
+            }
+        }
+        Ok((written, stream.text().to_owned()))
+    }
+
     /// How long a rank waits for another, as the run file has it.
     pub fn limit(&self) -> Duration {
         self.plan.timeout
     }
-}
-
-/// The device that a plan asks for; ranks that are threads of this process share its processor, unless a card is asked for.
-fn open_device(plan: &Plan) -> Result<Device> {
-    let mut wish = plan.device.clone();
-    if plan.mesh.size() > 1 && wish.kind == DeviceKind::Auto {
-        wish.kind = DeviceKind::Cpu;
-    }
-    let threads = device::threads(wish.threads, std::thread::available_parallelism()?.get())?;
-    Ok(device::open(&wish, threads).map_err(Error::Tensor)?)
 }
 
 /// Writes a piece of text where it can be read at once; whether somebody does.

@@ -12,3 +12,14 @@ pub mod weights;
 
 pub use axes::AxisGroups;
 pub use error::{Error, Result};
+
+use espalier_plan::spec::Precision;
+use espalier_tensor::DType;
+
+/// The type that kernels compute in.
+pub fn dtype(precision: Precision) -> DType {
+    match precision {
+        Precision::F32 => DType::F32,
+        Precision::Bf16 => DType::Bf16,
+    }
+}

@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 /// left, the entry must go.
 const ALLOWED: &[(&str, &[&str])] = &[
     // A parameter's state and who shares it, and a run around its trainer: these go with the store of parameters.
-    ("train", &["checkpoint", "context", "parallel", "stage", "state", "step"]),
     ("train", &["hub", "infer", "measure", "prune", "run", "summary", "trained", "trainer"]),
     ("train::checkpoint", &["old", "open", "tensors", "write"]),
     ("train::prune", &["select", "ties"]),

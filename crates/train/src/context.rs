@@ -6,7 +6,6 @@ use espalier_comm::Reduce;
 use espalier_data::{Dataset, Feed, Order, Split};
 use espalier_nn::weights::ParameterId;
 use espalier_plan::layout::LocalModel;
-use espalier_plan::spec::Precision;
 use espalier_plan::{ParamPlan, Plan, RankParams};
 use espalier_tensor::ops::reduce::{dot, squared_norm_all};
 use espalier_tensor::{DType, Device, Tensor};
@@ -55,7 +54,7 @@ impl Context {
         ranks: Ranks,
     ) -> Result<Context> {
         let dataset = dataset.into();
-        let dtype = dtype(plan.storage.precision);
+        let dtype = espalier_nn::dtype(plan.storage.precision);
         let stage = Stage::new(&plan, &ranks)?;
         let params = plan.params(ranks.rank())?;
         Ok(Context {
@@ -109,13 +108,5 @@ impl Context {
 
     fn sum_over_replica(&self, own: f64) -> Result<f64> {
         Ok(self.ranks.replica().all_reduce(vec![own], Reduce::Sum)?[0])
-    }
-}
-
-/// The type that kernels compute in.
-pub(crate) fn dtype(precision: Precision) -> DType {
-    match precision {
-        Precision::F32 => DType::F32,
-        Precision::Bf16 => DType::Bf16,
     }
 }

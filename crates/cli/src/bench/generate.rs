@@ -94,10 +94,7 @@ pub fn generate(arguments: &GenerateArguments) -> Result<ExitCode> {
     let device = device::choose(arguments.device, std::thread::available_parallelism()?.get())?;
     let (reads, written, times) = device.enter(|| -> espalier_train::Result<_> {
         let mut reads = time_reads(&device)?;
-        let dtype = match plan.storage.precision {
-            Precision::F32 => DType::F32,
-            Precision::Bf16 => DType::Bf16,
-        };
+        let dtype = espalier_nn::dtype(plan.storage.precision);
         let weights = Weights::initialise(&plan.model, &device, dtype, 0)?;
         let (ranks, stage) = (Ranks::alone(), Stage::new(&plan, &Ranks::alone())?);
         let mut generator = Generator::new(&plan, &stage, &weights, &ranks, &device)?;

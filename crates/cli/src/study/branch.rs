@@ -1,24 +1,21 @@
 //! `espalier study` of a critical batch by branches: a trunk, and a table for each point where it forks.
 
-use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::Result;
-use espalier_data::Dataset;
 use espalier_study::branch::{self, Branching, Fork, Source};
-use espalier_train::Error;
 use serde_json::json;
 
-use super::{StudyArguments, live, single};
-use crate::run_file::{in_file, read};
-use crate::say::{self, answer, say};
+use super::StudyArguments;
+use super::single::{self, Opened};
+use crate::run_file::{folder_of, in_file, read};
+use crate::say::{self, answer};
 
 /// Runs the study.
 pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     let path = &arguments.study_file;
     let study = Branching::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
-    let source = Source::open(&study, &single::folder_of(path)?)?;
+    let source = Source::open(&study, &folder_of(path)?)?;
     let run_file = &source.run_file;
     let described = format!(
         "study {}: {} branches of {} samples each from {}{}",
@@ -32,18 +29,10 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
         },
         if study.seeds > 1 { format!(", with {} seeds", study.seeds) } else { String::new() }
     );
-    if arguments.dry_run {
-        answer!("{described}");
-        return Ok(ExitCode::SUCCESS);
-    }
-    say!("{described}");
-    let dataset = Arc::new(Dataset::open(run_file).map_err(Error::Data)?);
-    let device = single::open_device(run_file)?;
-    let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&study.name));
-    let _claim = single::claim(arguments, &folder)?;
-    live::begin(arguments, &folder)?;
-    let forks = branch::run(&study, &source, &dataset, &device, &folder, table)?;
-    let report = single::write_page(&folder, &branch::page(&study, &forks))?;
+    let opened = single::open(arguments, &study.name, &described, || Ok(run_file.clone()))?;
+    let Some(Opened { dataset, device, folder, .. }) = &opened else { return Ok(ExitCode::SUCCESS) };
+    let forks = branch::run(&study, &source, dataset, device, folder, table)?;
+    let report = single::write_page(folder, &branch::page(&study, &forks))?;
     if arguments.json {
         let found = json!({ "kind": "critical-batch", "name": study.name, "forks": forks, "report": report });
         say::json(&found);

@@ -1,18 +1,16 @@
 //! `espalier study` of a generalisation gap: arms at batches, and a table of how they ended.
 
-use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::Result;
-use espalier_data::Dataset;
 use espalier_study::gap::{self, Gap, Outcome};
 use espalier_train::Error;
 use serde_json::json;
 
-use super::{StudyArguments, live, single};
-use crate::run_file::{in_file, read};
-use crate::say::{self, answer, say};
+use super::StudyArguments;
+use super::single::{self, Opened};
+use crate::run_file::{folder_of, in_file, read};
+use crate::say::{self, answer};
 
 /// Runs the study.
 pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
@@ -21,19 +19,16 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     let (batches, arms) = (gap.batches.len(), gap.arms.len());
     let described =
         format!("study {}: {batches} batch sizes, {arms} arms, {} runs in all", gap.name, gap.runs());
-    if arguments.dry_run {
-        answer!("{described}");
+    let beside = folder_of(path)?;
+    let first = || {
+        let mut run_file = gap.run_file(gap.batches[0], &gap.arms[0], 0).map_err(Error::Plan)?;
+        run_file.resolve_paths(&beside);
+        Ok(run_file)
+    };
+    let Some(opened) = single::open(arguments, &gap.name, &described, first)? else {
         return Ok(ExitCode::SUCCESS);
-    }
-    say!("{described}");
-    let beside = single::folder_of(path)?;
-    let mut run_file = gap.run_file(gap.batches[0], &gap.arms[0], 0).map_err(Error::Plan)?;
-    run_file.resolve_paths(&beside);
-    let dataset = Arc::new(Dataset::open(&run_file).map_err(Error::Data)?);
-    let device = single::open_device(&run_file)?;
-    let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&gap.name));
-    let _claim = single::claim(arguments, &folder)?;
-    live::begin(arguments, &folder)?;
+    };
+    let Opened { dataset, device, folder, .. } = &opened;
     answer!(
         "{:>7} {:<18} {:>5} {:>6} {:>9} {:>9} {:>7} {:>10}",
         "batch",
@@ -45,8 +40,8 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
         "wrong",
         "sharpness"
     );
-    let outcomes = gap::run(&gap, &dataset, &device, &folder, &beside, line)?;
-    let report = single::write_page(&folder, &gap::page(&gap, &outcomes))?;
+    let outcomes = gap::run(&gap, dataset, device, folder, &beside, line)?;
+    let report = single::write_page(folder, &gap::page(&gap, &outcomes))?;
     if arguments.json {
         say::json(
             &json!({ "kind": "generalisation-gap", "name": gap.name, "runs": outcomes, "report": report }),

@@ -7,15 +7,15 @@ use espalier_report::Page;
 use espalier_study::folder::{self, StudyFolder};
 use espalier_train::Error;
 
-use super::{StudyArguments, single};
-use crate::run_file::read;
+use super::StudyArguments;
+use crate::run_file::{folder_of, read};
 use crate::watch::watch_beside;
 
 /// Writes down what a study is that is about to run in its folder, and serves its page from now on where that was asked for. Its results are read from the folder, as by anybody: what runs does not know of
 /// it.
 pub fn begin(arguments: &StudyArguments, folder: &Path) -> Result<()> {
     let path = &arguments.study_file;
-    folder::note(folder, &read(path)?, &arguments.overrides, &single::folder_of(path)?)?;
+    folder::note(folder, &read(path)?, &arguments.overrides, &folder_of(path)?)?;
     if let Some(address) = &arguments.serve {
         let shown = StudyFolder::open(folder)?;
         let what = format!("study {}", shown.name());

@@ -3,18 +3,49 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Result;
+use espalier_data::Dataset;
 use espalier_plan::RunFile;
 use espalier_report::Page;
 use espalier_study::StudyClaim;
 use espalier_tensor::Device;
 use espalier_train::Error;
 
-use super::StudyArguments;
+use super::{StudyArguments, live};
 use crate::device;
 use crate::run_file::conflict;
-use crate::say::say;
+use crate::say::{answer, say};
+
+/// What a study works with whose runs are trained one after the other; the folder is its own for as long as this is there.
+pub struct Opened {
+    pub dataset: Arc<Dataset>,
+    pub device: Device,
+    pub folder: PathBuf,
+    _claim: StudyClaim,
+}
+
+/// Says what the study is to do, and opens what that takes, the data of one of its runs; nothing where that is all that was asked for.
+pub fn open(
+    arguments: &StudyArguments,
+    name: &str,
+    described: &str,
+    run_file: impl FnOnce() -> Result<RunFile>,
+) -> Result<Option<Opened>> {
+    if arguments.dry_run {
+        answer!("{described}");
+        return Ok(None);
+    }
+    say!("{described}");
+    let run_file = run_file()?;
+    let dataset = Arc::new(Dataset::open(&run_file).map_err(Error::Data)?);
+    let device = device::open_here(&run_file.device, 1)?;
+    let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(name));
+    let _claim = claim(arguments, &folder)?;
+    live::begin(arguments, &folder)?;
+    Ok(Some(Opened { dataset, device, folder, _claim }))
+}
 
 /// Refuses options that are for studies of many trials.
 pub fn refuse_others(arguments: &StudyArguments) -> Result<()> {
@@ -41,24 +72,11 @@ pub fn claim(arguments: &StudyArguments, folder: &Path) -> Result<StudyClaim> {
     Ok(claim)
 }
 
-/// The folder that paths of a study file are relative to.
-pub fn folder_of(study_file: &Path) -> Result<PathBuf> {
-    let absolute = std::path::absolute(study_file)?;
-    Ok(absolute.parent().expect("a file that was read stands in a folder").to_owned())
-}
-
-/// What runs compute on, one after the other: all of it.
-pub fn open_device(run_file: &RunFile) -> Result<Device> {
-    let cores = std::thread::available_parallelism()?.get();
-    let threads = device::threads(run_file.device.threads, cores)?;
-    Ok(device::open(&run_file.device, threads).map_err(Error::Tensor)?)
-}
-
 /// Writes `study.html` into the study's folder; returns its path.
 pub fn write_page(folder: &Path, page: &Page) -> Result<String> {
     let path = folder.join("study.html");
     let unwritten = |why| Error::Disk { path: path.clone(), why: format!("cannot be written: {why}") };
     fs::write(&path, page.html()).map_err(unwritten)?;
-    crate::say::answer!("page: {}", path.display());
+    answer!("page: {}", path.display());
     Ok(path.display().to_string())
 }

@@ -1,11 +1,8 @@
 //! `espalier study` of smoothness along training: one run at several sparsities, and a line for each.
 
-use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::Result;
-use espalier_data::Dataset;
 use espalier_study::Look;
 use espalier_study::smoothness::{self, Course, Smoothness};
 use espalier_study::theory::{Measured, Ratios};
@@ -14,8 +11,9 @@ use espalier_tensor::Device;
 use espalier_train::Error;
 use serde_json::json;
 
-use super::{StudyArguments, live, single};
-use crate::run_file::{in_file, read};
+use super::StudyArguments;
+use super::single::{self, Opened};
+use crate::run_file::{folder_of, in_file, read};
 use crate::say::{self, answer, say};
 
 /// Runs the study.
@@ -25,23 +23,20 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
         Smoothness::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
     let described =
         format!("study {}: smoothness along training at {} sparsities", study.name, study.sparsities.len());
-    if arguments.dry_run {
-        answer!("{described}");
+    let beside = folder_of(path)?;
+    let first = || {
+        let mut run_file = study.run_file(study.sparsities[0]).map_err(Error::Plan)?;
+        run_file.resolve_paths(&beside);
+        Ok(run_file)
+    };
+    let Some(opened) = single::open(arguments, &study.name, &described, first)? else {
         return Ok(ExitCode::SUCCESS);
-    }
-    say!("{described}");
-    let beside = single::folder_of(path)?;
-    let mut run_file = study.run_file(study.sparsities[0]).map_err(Error::Plan)?;
-    run_file.resolve_paths(&beside);
-    let dataset = Arc::new(Dataset::open(&run_file).map_err(Error::Data)?);
-    let device = single::open_device(&run_file)?;
-    let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&study.name));
-    let _claim = single::claim(arguments, &folder)?;
-    live::begin(arguments, &folder)?;
+    };
+    let Opened { dataset, device, folder, .. } = &opened;
     let mut whole = None;
     let courses =
-        smoothness::run(&study, &dataset, &device, &folder, &beside, |course| heard(course, &mut whole))?;
-    let report = single::write_page(&folder, &smoothness::page(&study, &courses))?;
+        smoothness::run(&study, dataset, device, folder, &beside, |course| heard(course, &mut whole))?;
+    let report = single::write_page(folder, &smoothness::page(&study, &courses))?;
     if arguments.json {
         let found: Vec<_> = courses
             .iter()

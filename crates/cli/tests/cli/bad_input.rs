@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::{Here, TINY, espalier, said, succeeded, train_in};
+use crate::{Here, TINY, espalier, said, says, succeeded, train_in};
 
 /// Runs, and checks the code, the sentence and that no run folder was made.
 fn refused(folder: &Path, run_file: &str, arguments: &[&str], words: &[&str]) {
@@ -355,11 +355,7 @@ fn files_of_a_folder_that_are_no_text_are_named() {
     let run_file = TINY.replace("kind = \"arithmetic\"", "kind = \"text\"\npath = \"texts\"");
     let output = succeeded(train_in(&folder, &run_file.replace("count = 200", ""), &["--dry-run"]));
     let text = said(&output);
-    assert!(
-        text.contains("note: 7 files are no text and skipped: ") && text.contains("picture-0.png"),
-        "{text}"
-    );
-    assert!(text.contains("picture-4.png and 2 more"), "{text}");
+    says(&text, &["note: 7 files are no text and skipped: ", "picture-0.png", "picture-4.png and 2 more"]);
 }
 
 /// Of an argument that is none, two paragraphs on usage followed the sentence.

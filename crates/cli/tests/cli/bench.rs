@@ -6,7 +6,7 @@ use std::process::Output;
 
 use espalier_plan::cluster::Cluster;
 
-use crate::{Here, answer, espalier, json, outputs, refused, said, succeeded};
+use crate::{Here, answer, espalier, json, outputs, refused, said, says, succeeded};
 
 fn bench(folder: &Path, arguments: &[&str]) -> Output {
     run(folder, "sparse", arguments)
@@ -47,11 +47,7 @@ fn both_products_are_measured_drawn_and_told() {
         for words in found["words"].as_array().unwrap() {
             assert!(said(&output).contains(words.as_str().unwrap()), "{words} is said: {}", said(&output));
         }
-        assert!(
-            said(&output).contains("80 % zeros") && said(&output).contains("64 x 64"),
-            "{}",
-            said(&output)
-        );
+        says(&said(&output), &["80 % zeros", "64 x 64"]);
         let figure = fs::read_to_string(folder.join("new/figure.svg")).unwrap();
         assert!(figure.starts_with("<svg") && figure.ends_with("</svg>\n"));
         assert_eq!(

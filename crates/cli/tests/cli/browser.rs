@@ -8,7 +8,7 @@ use espalier_testing::{Need, skipped};
 
 use crate::report::{Served, report, torn};
 use crate::study::{ended_study, served};
-use crate::{Here, TINY, succeeded, train_in};
+use crate::{Here, TINY, says, succeeded, train_in};
 
 /// A browser on the path.
 fn browser() -> Option<PathBuf> {
@@ -101,10 +101,7 @@ fn a_study_is_whole_in_a_browser_and_alive_while_it_runs() {
     fs::create_dir(&running).unwrap();
     let served = served(&running);
     let found = opened(&browser, &at.join("profile"), &format!("http://{}/", served.address));
-    assert!(
-        found.contains("<div id=\"state\">live</div>") && found.contains("<h1>Study tiny</h1>"),
-        "{found}"
-    );
+    says(&found, &["<div id=\"state\">live</div>", "<h1>Study tiny</h1>"]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{Here, TINY, doctor, json, said, succeeded, train_in};
+use crate::{Here, TINY, doctor, json, said, says, succeeded, train_in};
 
 /// All files below a folder.
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -106,10 +106,15 @@ fn it_draws_the_layout_of_several_ranks() {
     let (alone, text) = dry(&[]);
     assert!(alone.get("picture").is_none() && !text.contains("layout:"), "{text}");
     let (plan, text) = dry(&["parallel.tensor=2", "parallel.data=2", "model.tied=false"]);
-    assert!(text.contains("batch 4 over 2 replicas of 2 tensor ranks, each"), "{text}");
-    assert!(text.contains("layout: data 2 x tensor 2 = 4 ranks"), "{text}");
-    assert!(text.contains("\n  3     data 1, tensor 1  "), "{text}");
-    assert!(text.contains("  sums of activations "), "{text}");
+    says(
+        &text,
+        &[
+            "batch 4 over 2 replicas of 2 tensor ranks, each",
+            "layout: data 2 x tensor 2 = 4 ranks",
+            "\n  3     data 1, tensor 1  ",
+            "  sums of activations ",
+        ],
+    );
     let picture = &plan["picture"];
     assert_eq!((&picture["ranks"], picture["rows"].as_array().unwrap().len()), (&4.into(), 4));
     assert_eq!((&plan["layout"]["tensor"], &plan["layout"]["spatial"]), (&2.into(), &1.into()));

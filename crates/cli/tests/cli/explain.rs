@@ -5,7 +5,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::{answer, espalier, espalier_command, root, said, shown};
+use crate::{answer, espalier, espalier_command, root, said, says, shown};
 
 /// Runs with words divided by spaces.
 fn explain(arguments: &str) -> Output {
@@ -53,8 +53,7 @@ fn the_mixture_of_a_run_is_told() {
     assert_eq!(figures(&format!("{run} --ranks 2"))["run"]["layers"][0]["by"], "data");
     assert!(figures("runs/alexnet.toml --ranks 2")["run"].is_null());
     let output = espalier(&root(), ["train", run, "--dry-run"]);
-    assert!(shown(&output).contains(&format!("integrated: {by}\n")), "{}", shown(&output));
-    assert!(shown(&output).contains("activations dealt out anew"), "{}", shown(&output));
+    says(&shown(&output), &[&format!("integrated: {by}\n"), "activations dealt out anew"]);
 }
 
 /// The result of Gholami et al.
@@ -135,8 +134,7 @@ fn measuring_fits_alpha_and_beta_and_times_every_layer() {
     }
     let given = explain("runs/shapes.toml --ranks 2 --measure --alpha 1e-6 --beta 1e-9");
     let text = shown(&given);
-    assert!(text.contains("takes 1.00 us to start and 1.00 ns a word"), "{text}");
-    assert!(text.contains("measured among 2 threads"), "{text}");
+    says(&text, &["takes 1.00 us to start and 1.00 ns a word", "measured among 2 threads"]);
 }
 
 #[test]

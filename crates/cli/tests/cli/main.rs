@@ -157,10 +157,16 @@ pub fn answer(output: Output) -> Value {
 pub fn refused(output: Output, words: &[&str]) -> String {
     let text = said(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
+    says(&text, words);
+    text
+}
+
+/// All of these are in a text.
+#[track_caller]
+pub fn says(text: &str, words: &[&str]) {
     for word in words {
         assert!(text.contains(word), "`{word}` is missing: {text}");
     }
-    text
 }
 
 /// Standard output, which must be one line of JSON.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::report::{Served, report};
-use crate::{Here, answer, json, refused, said, succeeded};
+use crate::{Here, answer, json, refused, said, says, succeeded};
 
 /// A study that finishes in a moment.
 const TINY: &str = r#"
@@ -184,12 +184,7 @@ fn a_study_that_was_killed_goes_on() {
     let whole = fs::read(torn).unwrap();
     fs::write(torn, [&whole[..], b"{\"kind\":\"tri"].concat()).unwrap();
     let output = succeeded(command(at, &slow).output().unwrap());
-    assert!(
-        said(&output).contains("warning: ")
-            && said(&output).contains("the last line is torn, and is skipped"),
-        "{}",
-        said(&output)
-    );
+    says(&said(&output), &["warning: ", "the last line is torn, and is skipped"]);
     assert_eq!(finished(&json(&output.stdout)), (48, 48));
     let second = fs::read_to_string(&files(&at.join("out/tiny"))[1]).unwrap();
     for trial in ended_before {
@@ -212,22 +207,14 @@ fn a_goal_out_of_reach_is_said_for_each_cell() {
         succeeded(study(&folder, &["--json", "--set", "goal.error=0.0001", "--set", "search.steps=32"]));
     let summary = json(&output.stdout);
     assert!(summary["cells"].as_array().unwrap().iter().all(|cell| cell["k_star"].is_null()));
-    assert!(
-        said(&output).contains("note: batch 32, sparsity 0.5: none of 4 trials reached the goal"),
-        "{}",
-        said(&output)
-    );
+    says(&said(&output), &["note: batch 32, sparsity 0.5: none of 4 trials reached the goal"]);
 }
 
 #[test]
 fn a_dry_run_leaves_nothing_behind() {
     let folder = Here::new();
     let output = succeeded(study(&folder, &["--dry-run", "--json"]));
-    assert!(
-        said(&output).contains("4 cells (2 batch sizes, 2 sparsities), 4 trials each"),
-        "{}",
-        said(&output)
-    );
+    says(&said(&output), &["4 cells (2 batch sizes, 2 sparsities), 4 trials each"]);
     assert_eq!(finished(&json(&output.stdout)), (0, 16));
     assert!(!folder.join("out").exists());
 }

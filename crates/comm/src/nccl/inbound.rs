@@ -9,7 +9,7 @@ use std::thread;
 use super::channel::{Channel, Rest, Shared};
 use super::frame::{Frame, Header, Key, Parcel};
 use super::library::{UniqueId, datatype};
-use super::outbound::{first_message, refuse};
+use super::outbound::{deliver, first_message, refuse};
 use crate::call::{Call, Operation};
 use crate::data::Data;
 use crate::error::Error;
@@ -111,7 +111,7 @@ impl Inbound {
                 Err(_) => {}
             }
             moved |= self.carry();
-            if moved | self.deliver() {
+            if moved | deliver(&self.channel, &mut self.under_way) {
                 rest.moved();
             } else if self.shared.control.failed().is_some() {
                 break;
@@ -188,20 +188,6 @@ impl Inbound {
             // SAFETY: the tensor is on this card, nobody else writes to it, and it is kept until the mark has passed.
             nccl.check(unsafe { (nccl.receive)(address, n, kind, 0, comm, beside.compute().raw()) })
         })
-    }
-
-    /// Hands over what has come; returns whether anything has.
-    fn deliver(&mut self) -> bool {
-        let (Some(channel), Some((mark, _))) = (&self.channel, self.under_way.front()) else { return false };
-        match channel.has_passed(mark) {
-            Ok(false) => return false,
-            Ok(true) => {
-                let (_, room) = self.under_way.pop_front().expect("it is the first");
-                room.ticket.deliver(Ok(room.data));
-            }
-            Err(why) => self.under_way.drain(..).for_each(|(_, room)| refuse(room, why.clone())),
-        }
-        true
     }
 
     /// Connects the two ranks by NCCL, as the sender asks; waits for it, inside calls.

@@ -102,7 +102,7 @@ impl Outbound {
                 Ok(Event::Lost) | Err(TryRecvError::Disconnected) => break,
                 Err(TryRecvError::Empty) => {}
             }
-            if moved | self.announce() | self.deliver() {
+            if moved | self.announce() | deliver(&self.channel, &mut self.under_way) {
                 rest.moved();
             } else if self.shared.control.failed().is_some() {
                 break;
@@ -176,20 +176,6 @@ impl Outbound {
         }
     }
 
-    /// Gives back what was carried; returns whether anything was.
-    fn deliver(&mut self) -> bool {
-        let (Some(channel), Some((mark, _))) = (&self.channel, self.under_way.front()) else { return false };
-        match channel.has_passed(mark) {
-            Ok(false) => return false,
-            Ok(true) => {
-                let (_, parcel) = self.under_way.pop_front().expect("it is the first");
-                parcel.ticket.deliver(Ok(parcel.data));
-            }
-            Err(why) => self.under_way.drain(..).for_each(|(_, parcel)| refuse(parcel, why.clone())),
-        }
-        true
-    }
-
     /// Connects the two ranks by NCCL, unless they are; waits for the other side, inside calls.
     fn connect(&mut self) -> Result<(), String> {
         if self.channel.is_some() {
@@ -233,6 +219,20 @@ pub(super) fn first_message(shared: &Shared, id: UniqueId, rank: usize) -> Resul
     }
     drop(word);
     Ok(channel)
+}
+
+/// Hands over the first message that NCCL has carried, if it has; returns whether anything moved.
+pub(super) fn deliver(channel: &Option<Channel>, under_way: &mut VecDeque<(Mark, Parcel)>) -> bool {
+    let (Some(channel), Some((mark, _))) = (channel, under_way.front()) else { return false };
+    match channel.has_passed(mark) {
+        Ok(false) => return false,
+        Ok(true) => {
+            let (_, parcel) = under_way.pop_front().expect("it is the first");
+            parcel.ticket.deliver(Ok(parcel.data));
+        }
+        Err(why) => under_way.drain(..).for_each(|(_, parcel)| refuse(parcel, why.clone())),
+    }
+    true
 }
 
 fn header(parcel: &Parcel) -> Header {

@@ -16,7 +16,6 @@ use espalier_tensor::{Category, DType, Device, Tensor};
 use super::Sampler;
 use super::recorded::OneToken;
 use crate::Result;
-use crate::context::dtype;
 use crate::parallel::{Ranks, exchange};
 use crate::stage::Stage;
 use crate::step::{Executor, Worker};
@@ -104,7 +103,7 @@ impl<'a> Generator<'a> {
         let schedule = Schedule::next_token(stage.placement());
         let executor = Executor::new(schedule, ranks.stages().clone());
         executor.connect()?;
-        let held = Held { stage, weights, device, dtype: dtype(plan.storage.precision) };
+        let held = Held { stage, weights, device, dtype: espalier_nn::dtype(plan.storage.precision) };
         let one_token = if plan.mesh.size() == 1 { OneToken::new(device)? } else { None };
         Ok(Generator { held, ranks, executor, cache: Cache::new(context, device)?, one_token })
     }

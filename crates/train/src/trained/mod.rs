@@ -21,7 +21,6 @@ use espalier_tensor::Device;
 use serde::Deserialize;
 
 use crate::checkpoint::{Checkpoint, first_not_finite, wanted_weights};
-use crate::context::dtype;
 use crate::hub::{self, Described, Export, Exported, TOKENIZER};
 use crate::parallel::Ranks;
 use crate::resolved::{DATA_FILE, read_resolved};
@@ -150,7 +149,7 @@ impl Trained {
     /// The weights that a rank of such a plan holds, all finite; [`Stage::new`] has the layers that read them.
     pub fn params(&self, plan: &Plan, device: &Device, ranks: &Ranks) -> Result<ParamStore> {
         let (local, params) = (plan.layout.of(ranks.place()), plan.params(ranks.rank())?);
-        let dtype = dtype(plan.storage.precision);
+        let dtype = espalier_nn::dtype(plan.storage.precision);
         let mut params = ParamStore::new(&params, local, device, dtype, plan.seed, false)?;
         self.checkpoint.start(wanted_weights(&mut params), &plan.model)?;
         match first_not_finite(&params)? {

@@ -7,8 +7,8 @@
 //! Convolutions start from a truncated normal over the fan-in (the published normal of 0.01 lets activations fade from layer
 //! to layer), linear layers from the published normal of 0.01, and biases at 0.
 
-use super::super::{AdaptiveAvgPool, Conv, Dropout, Init, Layer, MaxPool, Model};
-use super::{Form, ImageSize, RELU, block, input, linear};
+use super::super::{AdaptiveAvgPool, Dropout, Init, Layer, MaxPool, Model};
+use super::{Form, ImageSize, RELU, block, conv, input, linear};
 
 /// Builds one. A block per group of convolutions up to a pool, named for its first (`features.0`), and `head`.
 pub fn alexnet(image: ImageSize, classes: usize, form: Form) -> Model {
@@ -19,16 +19,16 @@ pub fn alexnet(image: ImageSize, classes: usize, form: Form) -> Model {
     };
     let pool = || Layer::MaxPool(MaxPool { kernel: window, stride: 2, padding: 0.into() });
     let mut blocks = vec![
-        block("features.0", vec![conv(0, image.2, 64, 11, 4, border), RELU, pool()]),
-        block("features.3", vec![conv(3, 64, 192, 5, 1, 2), RELU, pool()]),
+        block("features.0", vec![conv("features.0", image.2, 64, 11, 4, border), RELU, pool()]),
+        block("features.3", vec![conv("features.3", 64, 192, 5, 1, 2), RELU, pool()]),
         block(
             "features.6",
             vec![
-                conv(6, 192, 384, 3, 1, 1),
+                conv("features.6", 192, 384, 3, 1, 1),
                 RELU,
-                conv(8, 384, 256, 3, 1, 1),
+                conv("features.8", 384, 256, 3, 1, 1),
                 RELU,
-                conv(10, 256, 256, 3, 1, 1),
+                conv("features.10", 256, 256, 3, 1, 1),
                 RELU,
                 pool(),
             ],
@@ -56,13 +56,6 @@ pub fn alexnet(image: ImageSize, classes: usize, form: Form) -> Model {
     };
     blocks.push(block("head", head));
     Model { name: "alexnet".into(), input: input(image), blocks, classes }
-}
-
-/// The convolution that is number `number` of `features`.
-fn conv(number: usize, input: usize, output: usize, kernel: usize, stride: usize, padding: usize) -> Layer {
-    let init = Init::fan_in(2.0, input.saturating_mul(kernel * kernel));
-    let name = format!("features.{number}");
-    Layer::Conv(Conv { name, input, output, kernel, stride, padding: padding.into(), bias: true, init })
 }
 
 #[cfg(test)]

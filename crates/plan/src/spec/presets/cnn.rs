@@ -3,8 +3,8 @@
 //! All start from a truncated normal over the fan-in, with a gain of 2 before a ReLU ([`Model::start_by_fan_in`] leaves that
 //! out, as the study's own program does), and with biases at 0.
 
-use super::super::{AvgPool, Conv, Init, Layer, MaxPool, Model, PadChannels, Residual};
-use super::{ImageSize, RELU, block, input, linear, windows};
+use super::super::{AvgPool, Init, Layer, MaxPool, Model, PadChannels, Residual};
+use super::{ImageSize, RELU, block, conv, input, linear, windows};
 
 /// Linear layers `fc1`, `fc2`, ... with a ReLU between each two; the image is flattened first. A block per linear.
 pub fn mlp(image: ImageSize, hidden: &[usize], classes: usize) -> Model {
@@ -67,27 +67,6 @@ pub fn resnet8(image: ImageSize, classes: usize) -> Model {
     let head = vec![RELU, Layer::GlobalAvgPool, linear("fc", 64, classes, Init::fan_in(1.0, 64))];
     blocks.push(block("head", head));
     Model { name: "resnet8".into(), input: input(image), blocks, classes }
-}
-
-fn conv(
-    name: impl Into<String>,
-    input: usize,
-    output: usize,
-    kernel: usize,
-    stride: usize,
-    padding: usize,
-) -> Layer {
-    let init = Init::fan_in(2.0, input.saturating_mul(kernel * kernel));
-    Layer::Conv(Conv {
-        name: name.into(),
-        input,
-        output,
-        kernel,
-        stride,
-        padding: padding.into(),
-        bias: true,
-        init,
-    })
 }
 
 #[cfg(test)]

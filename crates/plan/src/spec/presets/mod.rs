@@ -17,7 +17,7 @@ pub use vgg::{Vgg, vgg};
 
 use serde::Serialize;
 
-use super::{Activation, Block, Init, Input, Layer, Linear, WeightOrder};
+use super::{Activation, BatchNorm, Block, Conv, Init, Input, Layer, Linear, NORM_EPS, WeightOrder};
 
 /// Rows, columns and colours of an image.
 pub type ImageSize = (usize, usize, usize);
@@ -52,6 +52,24 @@ const RELU: Layer = Layer::Activation(Activation::Relu);
 
 fn linear(name: impl Into<String>, input: usize, output: usize, init: Init) -> Layer {
     Layer::Linear(Linear { name: name.into(), input, output, bias: true, order: WeightOrder::OutIn, init })
+}
+
+/// With a bias, for a ReLU behind it.
+fn conv(
+    name: impl Into<String>,
+    input: usize,
+    output: usize,
+    kernel: usize,
+    stride: usize,
+    padding: usize,
+) -> Layer {
+    let init = Init::fan_in(2.0, input.saturating_mul(kernel * kernel));
+    let (name, padding) = (name.into(), padding.into());
+    Layer::Conv(Conv { name, input, output, kernel, stride, padding, bias: true, init })
+}
+
+fn batch_norm(name: impl Into<String>, channels: usize) -> Layer {
+    Layer::BatchNorm(BatchNorm { name: name.into(), channels, scale: 1.0, group: 0, eps: NORM_EPS })
 }
 
 /// The side of an image after windows of `kernel` at `stride`; 0 where none fits.

@@ -6,8 +6,8 @@
 //! gradient inside the branches is 0 at initialisation, and a method that scores weights there, such as SNIP,
 //! would prune all of them.
 
-use super::super::{BatchNorm, Conv, Init, Layer, MaxPool, Model, NORM_EPS, Residual};
-use super::{Form, ImageSize, RELU, block, input, linear};
+use super::super::{Conv, Init, Layer, MaxPool, Model, Residual};
+use super::{Form, ImageSize, RELU, batch_norm, block, input, linear};
 
 /// The residual networks of torchvision that are built in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -126,13 +126,7 @@ fn conv_norm(
     let padding = (kernel / 2).into();
     vec![
         Layer::Conv(Conv { name: conv.into(), input, output, kernel, stride, padding, bias: false, init }),
-        Layer::BatchNorm(BatchNorm {
-            name: norm.into(),
-            channels: output,
-            scale: 1.0,
-            group: 0,
-            eps: NORM_EPS,
-        }),
+        batch_norm(norm, output),
     ]
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Convolutions start from He's normal over the fan-out with biases at 0, linear layers from a normal of 0.01.
 
-use super::super::{AdaptiveAvgPool, BatchNorm, Conv, Dropout, Init, Layer, MaxPool, Model, NORM_EPS};
+use super::super::{AdaptiveAvgPool, Conv, Dropout, Init, Layer, MaxPool, Model};
 use super::{Form, ImageSize, RELU, block, input, linear};
 
 /// The VGGs of torchvision that are built in, by layers with weights.
@@ -39,14 +39,7 @@ pub fn vgg(net: Vgg, image: ImageSize, classes: usize, form: Form, batch_norm: b
         for _ in 0..convs {
             layers.push(conv(format!("features.{number}"), channels, output));
             if batch_norm {
-                let name = format!("features.{}", number + 1);
-                layers.push(Layer::BatchNorm(BatchNorm {
-                    name,
-                    channels: output,
-                    scale: 1.0,
-                    group: 0,
-                    eps: NORM_EPS,
-                }));
+                layers.push(super::batch_norm(format!("features.{}", number + 1), output));
             }
             layers.push(RELU);
             number += if batch_norm { 3 } else { 2 };
