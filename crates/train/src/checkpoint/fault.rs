@@ -1,4 +1,4 @@
-//! Why a checkpoint cannot be read, and whose fault that is.
+//! Why a checkpoint cannot be read or written, and whose fault that is.
 //!
 //! Only what was read and is not what was written damns a checkpoint: then the one before it may be used. A disk that does not answer,
 //! or a process that has too many files open, says nothing about it. That is tried again, and then ends the run, which otherwise
@@ -84,8 +84,60 @@ fn is_of_content(error: &io::Error) -> bool {
     matches!(error.kind(), NotFound | NotADirectory | IsADirectory | UnexpectedEof | InvalidData)
 }
 
+/// Why a rank could not do its part.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum WriteFault {
+    /// The disk is full, or failed.
+    Disk(String),
+    /// Ranks see different folders.
+    NotShared(String),
+    /// A card cannot be read any more, which is not the disk's fault. Other ranks know it by its words.
+    Device {
+        why: String,
+        #[serde(skip)]
+        own: Option<espalier_tensor::Error>,
+    },
+    /// Something of this name is NaN or infinite.
+    NotFinite(String),
+}
+
+impl From<io::Error> for WriteFault {
+    fn from(why: io::Error) -> WriteFault {
+        WriteFault::Disk(why.to_string())
+    }
+}
+
+impl From<espalier_tensor::Error> for WriteFault {
+    fn from(why: espalier_tensor::Error) -> WriteFault {
+        WriteFault::Device { why: why.to_string(), own: Some(why) }
+    }
+}
+
+impl WriteFault {
+    /// What the fault of a rank, or of the only one, is to the run: the same on every rank.
+    pub(crate) fn of(self, rank: Option<usize>, target: &Path, step: u64) -> Error {
+        let by = rank.map_or(String::new(), |rank| format!("rank {rank}: "));
+        let path = target.to_owned();
+        match self {
+            WriteFault::Disk(why) => {
+                Error::Disk { path, why: format!("the checkpoint cannot be written: {by}{why}") }
+            }
+            WriteFault::NotShared(why) => {
+                Error::file(path, format!("the checkpoint cannot be written: {by}{why}"))
+            }
+            WriteFault::Device { own: Some(own), .. } => Error::Tensor(own),
+            WriteFault::Device { why, own: None } => {
+                Error::RankEnded { rank: rank.unwrap_or(0), how: "failed", why }
+            }
+            WriteFault::NotFinite(name) => Error::NotFinite { step, what: name },
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use espalier_comm::Failure;
+
     use super::*;
 
     #[test]
@@ -107,5 +159,16 @@ mod tests {
         let is_unread =
             |code| matches!(ReadFault::of("a", &io::Error::from_raw_os_error(code)), ReadFault::Unread(_));
         assert_eq!([5, 24, 13, 2, 20].map(is_unread), [true, true, true, false, false]);
+    }
+
+    /// Every rank calls it what it is, and by the number of the rank: no file is at fault.
+    #[test]
+    fn a_card_that_cannot_be_read_is_no_fault_of_the_disk() {
+        let why = "CUDA: copying to the host failed: out of luck".to_owned();
+        let broken = WriteFault::Device { why, own: None };
+        let heard = broken.of(Some(1), Path::new("checkpoints/step-000003"), 3);
+        let ended = Error::from(Failure::Failed { rank: 0, error: heard });
+        assert!(matches!(ended, Error::RankEnded { rank: 1, .. }), "{ended}");
+        assert_eq!(ended.to_string(), "rank 1 failed: CUDA: copying to the host failed: out of luck");
     }
 }

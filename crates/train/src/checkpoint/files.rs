@@ -2,6 +2,9 @@
 
 use std::cmp::Reverse;
 
+/// Folders that are being written start with this.
+pub(super) const WRITING: &str = ".writing-";
+
 /// What the `rank`-th of `size` ranks calls its part of a file: `model-00002-of-00004.safetensors`; one alone has it all.
 pub(crate) fn file_name(file: &str, rank: usize, size: usize) -> String {
     match file.strip_suffix(".safetensors") {
@@ -24,13 +27,13 @@ pub(super) fn part_of(name: &str) -> Option<String> {
 
 /// A tensor or a shard of one, and the ranks of a replica that hold it; all replicas hold the same.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct Holders {
     pub(super) bytes: usize,
     pub(super) members: Vec<usize>,
 }
 
 /// Which member of which replica writes each tensor: the next largest goes to whoever of its holders has the fewest bytes.
-pub(super) fn deal(tensors: &[&Held], members: usize, replicas: usize) -> Vec<(usize, usize)> {
+pub(super) fn deal(tensors: &[&Holders], members: usize, replicas: usize) -> Vec<(usize, usize)> {
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&i| (Reverse(tensors[i].bytes), i));
     let (mut load, mut owners) = (vec![vec![0; replicas]; members], vec![(0, 0); tensors.len()]);
@@ -68,11 +71,11 @@ mod tests {
             bytes in prop::collection::vec((0usize..1000, 0usize..3), 0..50),
             replicas in 1usize..9,
         ) {
-            let held: Vec<Held> = bytes.iter().map(|(bytes, member)| Held {
+            let held: Vec<Holders> = bytes.iter().map(|(bytes, member)| Holders {
                 bytes: *bytes,
                 members: if bytes.is_multiple_of(7) { vec![0, 2] } else { vec![*member] },
             }).collect();
-            let held: Vec<&Held> = held.iter().collect();
+            let held: Vec<&Holders> = held.iter().collect();
             let owners = deal(&held, 3, replicas);
             for member in 0..3 {
                 let mut load = vec![0; replicas];

@@ -5,7 +5,10 @@
 //! they are read as before.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
 
+use espalier_data::regular_file;
 use serde::{Deserialize, Serialize};
 
 use super::{FORMAT, MANIFEST, Progress};
@@ -79,6 +82,13 @@ impl Manifest {
         }
         Ok(manifest)
     }
+}
+
+/// Bytes and hash of a file.
+pub(super) fn hash(path: &Path) -> io::Result<FileRecord> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(regular_file::open(path)?)?;
+    Ok(FileRecord { bytes: hasher.count(), blake3: hasher.finalize().to_hex().to_string() })
 }
 
 #[cfg(test)]

@@ -35,6 +35,7 @@ mod params;
 mod read;
 mod sharded;
 mod start;
+mod stored;
 mod tensors;
 mod write;
 
@@ -55,8 +56,9 @@ pub use old::set_aside;
 pub use open::Checkpoint;
 pub(crate) use params::{first_not_finite, saved_state, saved_weights, wanted, wanted_weights};
 pub use read::{Room, Wanted};
+pub use stored::{Saved, Stored};
 pub(crate) use tensors::{is_finite, write_tensors};
-pub use write::{Companion, Saved, Stored};
+pub use write::Companion;
 
 pub(crate) const MANIFEST: &str = "manifest.json";
 const FORMAT: u32 = 1;

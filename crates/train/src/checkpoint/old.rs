@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::write::WRITING;
+use super::files::WRITING;
 use super::{Checkpoint, Checkpoints};
 use crate::durable;
 

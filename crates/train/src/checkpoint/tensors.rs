@@ -13,13 +13,14 @@ use std::path::Path;
 use espalier_tensor::{DType, Tensor};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
+use super::fault::WriteFault;
 use super::manifest::FileRecord;
 use super::sharded::{Description, Descriptions, PIECES};
-use super::write::{Fault, Saved, Stored};
+use super::stored::{Saved, Stored};
 use crate::durable;
 
 /// Writes a file and waits until it is on the disk.
-pub(crate) fn write_tensors(path: &Path, saved: &Saved<'_>) -> Result<FileRecord, Fault> {
+pub(crate) fn write_tensors(path: &Path, saved: &Saved<'_>) -> Result<FileRecord, WriteFault> {
     // The format wants the types with the widest elements first.
     let mut order: Vec<&(String, Stored<'_>)> = saved.iter().collect();
     order.sort_by(|(a, left), (b, right)| right.dtype().cmp(&left.dtype()).then(a.cmp(b)));
@@ -28,7 +29,7 @@ pub(crate) fn write_tensors(path: &Path, saved: &Saved<'_>) -> Result<FileRecord
     for (name, stored) in order {
         let bytes = stored.bytes()?;
         if !is_finite(&bytes, stored.dtype()) {
-            return Err(Fault::NotFinite(name.clone()));
+            return Err(WriteFault::NotFinite(name.clone()));
         }
         file.write(&bytes)?;
     }

@@ -14,45 +14,22 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use espalier_data::regular_file;
-use espalier_plan::Shard;
-use espalier_tensor::Tensor;
-use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::files::{Held, deal, file_name, part_of};
+use super::fault::WriteFault;
+use super::files::{Holders, WRITING, deal, file_name, part_of};
 use super::manifest::{FileRecord, Manifest};
 use super::old::{remove, set_aside};
 use super::sharded::Description;
+use super::stored::{Saved, Stored};
 use super::tensors::write_tensors;
 use super::{Checkpoint, Checkpoints, MANIFEST, MODEL, Progress, ReadFault};
 use crate::parallel::{Ranks, exchange, together};
-use crate::{Error, Result, durable};
-
-/// Folders that are being written start with this.
-pub(super) const WRITING: &str = ".writing-";
+use crate::{Result, durable};
 
 /// What several ranks need.
 const SHARED: &str = "the run folder must be one that all ranks share";
-
-/// What one file of a checkpoint holds, by name.
-pub type Saved<'a> = Vec<(String, Stored<'a>)>;
-
-/// Something that is saved.
-#[derive(Debug)]
-pub enum Stored<'a> {
-    /// A tensor, from whichever device; every rank that holds one of this name holds the same.
-    Tensor(&'a Tensor),
-    /// A part of a tensor; every rank that holds this one holds the same, and a range of it no other.
-    Shard(&'a Tensor, Shard),
-    /// Whole numbers of the host; as a tensor.
-    Words(Vec<u32>),
-    /// Those that pack a shard of a tensor; as a shard.
-    Packed(Vec<u32>, Shard),
-    /// Numbers of the host, of a type and shape, little-endian; as a tensor.
-    Bytes(Dtype, Vec<usize>, Vec<u8>),
-}
 
 /// A file beside the tensors, for other programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,56 +51,6 @@ struct Written {
     tensors: BTreeMap<String, usize>,
     /// Whether it holds nothing but whole ones.
     is_whole: bool,
-}
-
-/// Why a rank could not do its part.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Fault {
-    /// The disk is full, or failed.
-    Disk(String),
-    /// Ranks see different folders.
-    NotShared(String),
-    /// A card cannot be read any more, which is not the disk's fault. Other ranks know it by its words.
-    Device {
-        why: String,
-        #[serde(skip)]
-        own: Option<espalier_tensor::Error>,
-    },
-    /// Something of this name is NaN or infinite.
-    NotFinite(String),
-}
-
-impl From<io::Error> for Fault {
-    fn from(why: io::Error) -> Fault {
-        Fault::Disk(why.to_string())
-    }
-}
-
-impl From<espalier_tensor::Error> for Fault {
-    fn from(why: espalier_tensor::Error) -> Fault {
-        Fault::Device { why: why.to_string(), own: Some(why) }
-    }
-}
-
-impl Fault {
-    /// What the fault of a rank, or of the only one, is to the run: the same on every rank.
-    pub(crate) fn of(self, rank: Option<usize>, target: &Path, step: u64) -> Error {
-        let by = rank.map_or(String::new(), |rank| format!("rank {rank}: "));
-        let path = target.to_owned();
-        match self {
-            Fault::Disk(why) => {
-                Error::Disk { path, why: format!("the checkpoint cannot be written: {by}{why}") }
-            }
-            Fault::NotShared(why) => {
-                Error::file(path, format!("the checkpoint cannot be written: {by}{why}"))
-            }
-            Fault::Device { own: Some(own), .. } => Error::Tensor(own),
-            Fault::Device { why, own: None } => {
-                Error::RankEnded { rank: rank.unwrap_or(0), how: "failed", why }
-            }
-            Fault::NotFinite(name) => Error::NotFinite { step, what: name },
-        }
-    }
 }
 
 impl Checkpoints {
@@ -173,12 +100,12 @@ impl Checkpoints {
         written: &[Written],
         temporary: &Path,
         target: &Path,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), WriteFault> {
         let mut files = BTreeMap::new();
         for Written { file, record, .. } in written {
             let seen = fs::metadata(temporary.join(file)).map(|found| found.len());
             if !seen.is_ok_and(|bytes| bytes == record.bytes) {
-                return Err(Fault::NotShared(format!(
+                return Err(WriteFault::NotShared(format!(
                     "rank 0 does not see {file}, which was written: {SHARED}"
                 )));
             }
@@ -206,7 +133,7 @@ impl Checkpoints {
                 Ok(_) => remove(target)?,
                 // It might be rescued.
                 Err(ReadFault::Damaged(_)) => drop(set_aside(target)?),
-                Err(ReadFault::Unread(why)) => return Err(Fault::Disk(why)),
+                Err(ReadFault::Unread(why)) => return Err(WriteFault::Disk(why)),
             }
         }
         Ok(durable::rename(temporary, target)?)
@@ -222,13 +149,13 @@ struct Together<'a> {
 
 impl Together<'_> {
     /// Does this rank's part; returns that of all or, on all alike, what the first to fail came to.
-    fn do_part<T>(&self, part: impl FnOnce() -> Result<T, Fault>) -> Result<Vec<T>>
+    fn do_part<T>(&self, part: impl FnOnce() -> Result<T, WriteFault>) -> Result<Vec<T>>
     where
         T: Serialize + serde::de::DeserializeOwned,
     {
         let parts = together(self.ranks, || Ok(part()))?.expect("faults are told as results");
         let several = !self.ranks.is_alone();
-        let of = |(rank, part): (usize, Result<T, Fault>)| {
+        let of = |(rank, part): (usize, Result<T, WriteFault>)| {
             part.map_err(|fault| fault.of(several.then_some(rank), self.target, self.step))
         };
         parts.into_iter().enumerate().map(of).collect()
@@ -240,6 +167,10 @@ type StoredId = (String, String, Option<Description>);
 /// What a rank holds, and its bytes.
 type Holding = (StoredId, usize);
 
+fn id(stored: &Stored<'_>, file: &str, name: &str) -> StoredId {
+    (file.to_owned(), name.to_owned(), stored.shard().map(Description::of))
+}
+
 /// What of all that a rank holds it writes: the rule is at the top of this file.
 fn own_part<'a>(files: Vec<(&'a str, Saved<'a>)>, ranks: &Ranks) -> Result<Vec<(&'a str, Saved<'a>)>> {
     if ranks.is_alone() {
@@ -250,16 +181,16 @@ fn own_part<'a>(files: Vec<(&'a str, Saved<'a>)>, ranks: &Ranks) -> Result<Vec<(
     let mut held: Vec<Holding> = Vec::new();
     for (file, saved) in &files {
         let shared = saved.iter().filter(|(_, stored)| stored.is_shared());
-        held.extend(shared.map(|(name, stored)| (stored.id(file, name), stored.byte_len())));
+        held.extend(shared.map(|(name, stored)| (id(stored, file, name), stored.byte_len())));
     }
     let held = serde_json::to_vec(&held).expect("names are plain data");
     // Those that hold the model together: each replica has the same.
     let replica = ranks.replica();
-    let mut tensors: BTreeMap<StoredId, Held> = BTreeMap::new();
+    let mut tensors: BTreeMap<StoredId, Holders> = BTreeMap::new();
     for (member, held) in exchange(replica, &held)?.iter().enumerate() {
         let held: Vec<Holding> = serde_json::from_slice(held).expect("what a rank of the same program wrote");
         for (id, bytes) in held {
-            tensors.entry(id).or_insert(Held { bytes, members: Vec::new() }).members.push(member);
+            tensors.entry(id).or_insert(Holders { bytes, members: Vec::new() }).members.push(member);
         }
     }
     let dealt = deal(&tensors.values().collect::<Vec<_>>(), replica.size(), ranks.data().size());
@@ -267,7 +198,7 @@ fn own_part<'a>(files: Vec<(&'a str, Saved<'a>)>, ranks: &Ranks) -> Result<Vec<(
     let own: HashSet<&StoredId> =
         tensors.keys().zip(dealt).filter(|(_, owner)| *owner == own).map(|(id, _)| id).collect();
     let is_own = |file: &str, (name, stored): &(String, Stored<'_>)| {
-        !stored.is_shared() || own.contains(&stored.id(file, name))
+        !stored.is_shared() || own.contains(&id(stored, file, name))
     };
     let part = |(file, saved): (&'a str, Saved<'a>)| {
         (file, saved.into_iter().filter(|one| is_own(file, one)).collect())
@@ -276,10 +207,14 @@ fn own_part<'a>(files: Vec<(&'a str, Saved<'a>)>, ranks: &Ranks) -> Result<Vec<(
 }
 
 /// Writes a rank's files. One rank alone writes all of them; of several, one that has nothing for a file writes none.
-fn write_own(folder: &Path, files: Vec<(&str, Saved<'_>)>, ranks: &Ranks) -> Result<Vec<Written>, Fault> {
+fn write_own(
+    folder: &Path,
+    files: Vec<(&str, Saved<'_>)>,
+    ranks: &Ranks,
+) -> Result<Vec<Written>, WriteFault> {
     let (rank, size) = (ranks.rank(), ranks.size());
     if !folder.exists() {
-        return Err(Fault::NotShared(format!("it does not see the folder that rank 0 made: {SHARED}")));
+        return Err(WriteFault::NotShared(format!("it does not see the folder that rank 0 made: {SHARED}")));
     }
     let some = files.into_iter().filter(|(_, saved)| size == 1 || !saved.is_empty());
     some.map(|(file, saved)| {
@@ -314,69 +249,4 @@ fn index(written: &[Written]) -> io::Result<Option<serde_json::Value>> {
     let map: BTreeMap<String, String> = model.iter().flat_map(entry).collect();
     let bytes: usize = model.iter().flat_map(|written| written.tensors.values()).sum();
     Ok(Some(json!({ "metadata": { "total_size": bytes }, "weight_map": map })))
-}
-
-impl<'a> Stored<'a> {
-    /// A tensor of which this rank holds a shard, which may be all.
-    pub fn of(tensor: &'a Tensor, shard: &Shard) -> Stored<'a> {
-        match shard.is_full() {
-            true => Stored::Tensor(tensor),
-            false => Stored::Shard(tensor, shard.clone()),
-        }
-    }
-
-    /// So many bits for each weight of a shard, which may be all.
-    pub fn packed(words: Vec<u32>, shard: &Shard, bits: usize) -> Stored<'a> {
-        match shard.is_full() {
-            true => Stored::Words(words),
-            false => Stored::Packed(words, shard.clone().packed(bits)),
-        }
-    }
-
-    /// Which part of a tensor it is, if it is not all.
-    pub(super) fn shard(&self) -> Option<&Shard> {
-        match self {
-            Stored::Tensor(_) | Stored::Words(_) | Stored::Bytes(..) => None,
-            Stored::Shard(_, shard) | Stored::Packed(_, shard) => Some(shard),
-        }
-    }
-
-    /// Whether it is nothing of something: another rank may hold all of it, and write it as what was never cut.
-    fn is_nothing(&self) -> bool {
-        let nothing = |shard: &Shard| shard.is_empty() && shard.full_shape().iter().all(|extent| *extent > 0);
-        self.shard().is_some_and(|shard| nothing(shard))
-    }
-
-    /// Whether other ranks may hold it too.
-    fn is_shared(&self) -> bool {
-        self.shard().is_none_or(|shard| shard.start().is_none())
-    }
-
-    fn id(&self, file: &str, name: &str) -> StoredId {
-        (file.to_owned(), name.to_owned(), self.shard().map(Description::of))
-    }
-}
-
-pub(super) fn hash(path: &Path) -> io::Result<FileRecord> {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update_reader(regular_file::open(path)?)?;
-    Ok(FileRecord { bytes: hasher.count(), blake3: hasher.finalize().to_hex().to_string() })
-}
-
-#[cfg(test)]
-mod tests {
-    use espalier_comm::Failure;
-
-    use super::*;
-
-    /// Every rank calls it what it is, and by the number of the rank: no file is at fault.
-    #[test]
-    fn a_card_that_cannot_be_read_is_no_fault_of_the_disk() {
-        let why = "CUDA: copying to the host failed: out of luck".to_owned();
-        let broken = Fault::Device { why, own: None };
-        let heard = broken.of(Some(1), Path::new("checkpoints/step-000003"), 3);
-        let ended = Error::from(Failure::Failed { rank: 0, error: heard });
-        assert!(matches!(ended, Error::RankEnded { rank: 1, .. }), "{ended}");
-        assert_eq!(ended.to_string(), "rank 1 failed: CUDA: copying to the host failed: out of luck");
-    }
 }

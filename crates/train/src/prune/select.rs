@@ -10,13 +10,10 @@ use espalier_tensor::Tensor;
 use espalier_tensor::ops::select::{Digit, EXCLUDED, Histogram, at_least, histogram};
 use rayon::prelude::*;
 
-use super::ties::{Ties, first_to_go};
+use super::ties::{Sum, Ties, first_to_go};
 
 /// The bits of a mask, one a weight.
 pub type Words = Vec<u32>;
-
-/// Sums over the ranks that choose together, each of which must ask for the same ones in the same order.
-pub type Sum<'a> = dyn Fn(Vec<u64>) -> crate::Result<Vec<u64>> + 'a;
 
 /// Tensors of which each rank has some, or pieces of some: those of its stage.
 pub struct Stages<'a> {

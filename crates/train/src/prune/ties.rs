@@ -11,8 +11,10 @@ use espalier_tensor::mask::ones;
 use espalier_tensor::ops::select::{DIGITS, at_least_before};
 
 use super::Words;
-use super::select::Sum;
 use crate::Result;
+
+/// Sums over the ranks that choose together, each of which must ask for the same ones in the same order.
+pub type Sum<'a> = dyn Fn(Vec<u64>) -> crate::Result<Vec<u64>> + 'a;
 
 /// A shard of a tensor with ties, on the host.
 pub(super) struct Ties {

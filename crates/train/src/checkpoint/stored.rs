@@ -1,0 +1,60 @@
+//! What a rank hands over to be saved.
+
+use espalier_plan::Shard;
+use espalier_tensor::Tensor;
+use safetensors::tensor::Dtype;
+
+/// What one file of a checkpoint holds, by name.
+pub type Saved<'a> = Vec<(String, Stored<'a>)>;
+
+/// Something that is saved.
+#[derive(Debug)]
+pub enum Stored<'a> {
+    /// A tensor, from whichever device; every rank that holds one of this name holds the same.
+    Tensor(&'a Tensor),
+    /// A part of a tensor; every rank that holds this one holds the same, and a range of it no other.
+    Shard(&'a Tensor, Shard),
+    /// Whole numbers of the host; as a tensor.
+    Words(Vec<u32>),
+    /// Those that pack a shard of a tensor; as a shard.
+    Packed(Vec<u32>, Shard),
+    /// Numbers of the host, of a type and shape, little-endian; as a tensor.
+    Bytes(Dtype, Vec<usize>, Vec<u8>),
+}
+
+impl<'a> Stored<'a> {
+    /// A tensor of which this rank holds a shard, which may be all.
+    pub fn of(tensor: &'a Tensor, shard: &Shard) -> Stored<'a> {
+        match shard.is_full() {
+            true => Stored::Tensor(tensor),
+            false => Stored::Shard(tensor, shard.clone()),
+        }
+    }
+
+    /// So many bits for each weight of a shard, which may be all.
+    pub fn packed(words: Vec<u32>, shard: &Shard, bits: usize) -> Stored<'a> {
+        match shard.is_full() {
+            true => Stored::Words(words),
+            false => Stored::Packed(words, shard.clone().packed(bits)),
+        }
+    }
+
+    /// Which part of a tensor it is, if it is not all.
+    pub(super) fn shard(&self) -> Option<&Shard> {
+        match self {
+            Stored::Tensor(_) | Stored::Words(_) | Stored::Bytes(..) => None,
+            Stored::Shard(_, shard) | Stored::Packed(_, shard) => Some(shard),
+        }
+    }
+
+    /// Whether it is nothing of something: another rank may hold all of it, and write it as what was never cut.
+    pub(super) fn is_nothing(&self) -> bool {
+        let nothing = |shard: &Shard| shard.is_empty() && shard.full_shape().iter().all(|extent| *extent > 0);
+        self.shard().is_some_and(|shard| nothing(shard))
+    }
+
+    /// Whether other ranks may hold it too.
+    pub(super) fn is_shared(&self) -> bool {
+        self.shard().is_none_or(|shard| shard.start().is_none())
+    }
+}
