@@ -14,7 +14,7 @@ use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
-use crate::{Error, Result};
+use crate::Result;
 pub use initial::{fresh, name_key, started};
 
 /// Which parameter: its place in [`spec::Model::parameters`].
@@ -127,11 +127,6 @@ impl Names {
     pub fn parameter(&self, name: &str) -> Option<ParameterId> {
         self.parameter_ids.get(name).copied().map(ParameterId)
     }
-
-    /// The running statistic of a name.
-    pub fn statistic(&self, name: &str) -> Option<BufferId> {
-        self.buffer_ids.get(name).copied().map(BufferId)
-    }
 }
 
 /// The weights of a model that a rank holds: all of them, or those of its stages.
@@ -213,11 +208,6 @@ impl Weights {
         self.sparse[id.0].as_ref()
     }
 
-    /// Says how a parameter is multiplied from now on: whatever is not in the pattern must be and stay zero.
-    pub fn multiply_by(&mut self, id: ParameterId, sparse: Option<SparseWeight>) {
-        self.sparse[id.0] = sparse;
-    }
-
     /// A copy of a parameter as f32.
     pub fn widened_one(&self, id: ParameterId, category: Category) -> Result<Tensor> {
         Ok(cast(self.get(id), DType::F32, category)?)
@@ -228,19 +218,9 @@ impl Weights {
         self.parameters[id.0].as_ref().unwrap_or_else(|| panic!("{} is on another stage", self.name(id)))
     }
 
-    /// Every place of the model's parameters, to be changed where it is held.
-    pub fn all_mut(&mut self) -> impl Iterator<Item = (ParameterId, Option<&mut Tensor>)> {
-        self.parameters.iter_mut().enumerate().map(|(i, tensor)| (ParameterId(i), tensor.as_mut()))
-    }
-
     /// A parameter that is held, to be changed.
     pub fn get_mut(&mut self, id: ParameterId) -> &mut Tensor {
         self.parameters[id.0].as_mut().expect("a parameter of this stage")
-    }
-
-    /// Parameters of the whole model, held or not.
-    pub fn parameters(&self) -> usize {
-        self.parameters.len()
     }
 
     /// The parameter of a name, held or not.
@@ -253,30 +233,9 @@ impl Weights {
         self.names.buffer_ids.get(name).copied().map(BufferId)
     }
 
-    /// Running statistics of the whole model, held or not.
-    pub fn statistics(&self) -> usize {
-        self.buffers.len()
-    }
-
-    /// Whether a parameter is held.
-    pub fn holds(&self, id: ParameterId) -> bool {
-        self.parameters[id.0].is_some()
-    }
-
     /// A running statistic.
     pub fn buffer(&self, id: BufferId) -> &Tensor {
         self.buffers[id.0].as_ref().expect("a statistic of this stage")
-    }
-
-    /// A running statistic, to be changed.
-    pub fn buffer_mut(&mut self, id: BufferId) -> &mut Tensor {
-        self.buffers[id.0].as_mut().expect("a statistic of this stage")
-    }
-
-    /// Two running statistics, to be changed.
-    pub fn buffers_mut(&mut self, a: BufferId, b: BufferId) -> [&mut Tensor; 2] {
-        let two = self.buffers.get_disjoint_mut([a.0, b.0]).expect("two different statistics of this model");
-        two.map(|statistic| statistic.as_mut().expect("a statistic of this stage"))
     }
 
     /// The ids of all parameters that are held.
@@ -295,34 +254,6 @@ impl Weights {
         let names = self.names.parameters.iter().chain(&self.names.buffers).map(String::as_str);
         let tensors = self.parameters.iter().chain(&self.buffers);
         names.zip(tensors).filter_map(|(name, tensor)| Some((name, tensor.as_ref()?)))
-    }
-
-    /// The same, to be changed.
-    pub fn named_mut(&mut self) -> impl Iterator<Item = (&str, &mut Tensor)> {
-        let names = self.names.parameters.iter().chain(&self.names.buffers).map(String::as_str);
-        let tensors = self.parameters.iter_mut().chain(&mut self.buffers);
-        names.zip(tensors).filter_map(|(name, tensor)| Some((name, tensor.as_mut()?)))
-    }
-
-    /// A digest of each parameter, made by `of`, and of each statistic, in the order of the model's, with zeros for what is not held.
-    pub fn digests<E: From<Error>>(
-        &self,
-        of: impl Fn(ParameterId, &Tensor) -> Result<[u8; 32], E>,
-    ) -> Result<Vec<[u8; 32]>, E> {
-        let parameters = self.parameters.iter().enumerate().map(|(place, tensor)| match tensor {
-            Some(tensor) => of(ParameterId(place), tensor),
-            None => Ok([0; 32]),
-        });
-        let statistics = self.buffers.iter().map(|tensor| match tensor {
-            Some(tensor) => Ok(digest(tensor)?),
-            None => Ok([0; 32]),
-        });
-        parameters.chain(statistics).collect()
-    }
-
-    /// What stands for all that is held here, be it pieces: blake3 of the digests.
-    pub fn hash(&self) -> Result<String> {
-        Ok(hash_of(&self.digests(|_, tensor| digest(tensor))?))
     }
 }
 

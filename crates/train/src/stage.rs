@@ -2,10 +2,8 @@
 //!
 //! Without a pipeline there is one part, which is the model.
 
-use std::ops::Range;
-
 use espalier_nn::model::Model;
-use espalier_nn::weights::{Held, ParameterId};
+use espalier_nn::weights::ParameterId;
 use espalier_plan::Plan;
 use espalier_plan::schedule::{Chunk, Placement};
 use espalier_plan::spec::Shape;
@@ -61,14 +59,6 @@ impl Stage {
             placement,
             rank,
         })
-    }
-
-    /// The parameters and statistics of what a rank of a plan runs.
-    pub fn held(plan: &Plan, ranks: &Ranks) -> Result<Held> {
-        let placement = plan.schedule(1)?.placement;
-        let rank = ranks.stages().rank();
-        let parts = placement.chunks(rank).iter().map(|chunk| plan.parts[chunk.part].clone());
-        Ok(Held::of(&plan.model, parts.collect::<Vec<Range<usize>>>()))
     }
 
     /// The layers of a chunk.

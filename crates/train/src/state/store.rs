@@ -226,11 +226,6 @@ impl ParamStore {
         self.names.parameter(name)
     }
 
-    /// The running statistic of a name, here or not.
-    pub fn find_statistic(&self, name: &str) -> Option<BufferId> {
-        self.names.statistic(name)
-    }
-
     /// A parameter's mask; none while all of it is kept.
     pub fn mask(&self, id: ParameterId) -> Option<&Mask> {
         self.params[id.0].mask()
