@@ -139,6 +139,21 @@ impl<'a> DataParallel<'a> {
         Ok(Finished { bytes: self.sums().finish(params), times })
     }
 
+    /// Whether each rank of a group has a part of a gradient alone, so that all of them count towards its norm.
+    pub fn splits_gradients(&self) -> bool {
+        matches!(self, DataParallel::Zero(_))
+    }
+
+    /// The squared norm of what this rank has of the gradients and counts: each element once in a replica, or where ranks split it, once
+    /// in all.
+    pub fn squared_norm(&self, params: &ParamStore) -> Result<f64> {
+        params.squared_gradient_norm(|plan| match self {
+            DataParallel::Replicated(_) => plan.is_owner,
+            DataParallel::Zero(_) => plan.is_first_copy,
+            DataParallel::Local(_) => true,
+        })
+    }
+
     /// Steps every parameter that has a gradient: on a GPU, in one launch. Norms that count are those of full tensors. Where ranks split
     /// the state weights are those of before until [`DataParallel::gather`].
     pub fn step(

@@ -39,14 +39,9 @@ impl NetworkWorker<'_> {
     /// Adds up losses and norms over the ranks that can wait for each other: all, with whether one is asked to stop, where a flush ends a batch; otherwise the
     /// replicas of the stage where the model ends add up their losses, and stages tell each other what they found.
     pub(super) fn agree(&mut self) -> Result<()> {
-        let StepContext { context: Context { plan, ranks, .. }, local, .. } = self.step;
-        let sharded = plan.sharing.is_sharded();
+        let StepContext { context: Context { ranks, .. }, local, .. } = self.step;
         let params = &*self.step.params;
-        let mut squares = match sharded {
-            true => params.squared_gradient_norm(|plan| plan.is_first_copy)?,
-            // A rank that steps by itself counts what is its own.
-            false => params.squared_gradient_norm(|plan| plan.is_owner || local)?,
-        };
+        let mut squares = self.shared.squared_norm(params)?;
         let noise = self.noise.as_mut().map(|noise| noise.finish(params)).transpose()?;
         // All passes were queued before a card was waited for, and the norm behind them: what is left is to fetch the loss.
         let mut totals = Totals::default();
@@ -57,7 +52,7 @@ impl NetworkWorker<'_> {
         let has_loss = flushes || ranks.stages().rank() + 1 == ranks.stages().size();
         if flushes && !local {
             // Each has its parts, or replicas have the same gradients: then the first ones speak for all.
-            let owned = sharded || ranks.data().rank() == 0;
+            let owned = self.shared.splits_gradients() || ranks.data().rank() == 0;
             let own = if owned { squares } else { 0.0 };
             let counted = if ranks.counts() { totals } else { Totals::default() };
             let stop = f64::from(u8::from(self.step.stop.load(Ordering::Relaxed)));
@@ -177,7 +172,7 @@ impl NetworkWorker<'_> {
             return Ok(());
         }
         let StepContext { context: Context { plan, ranks, peers, .. }, .. } = self.step;
-        let (context, sharded) = (&mut self.step, plan.sharing.is_sharded());
+        let context = &mut self.step;
         let scale = plan.optimization.clip.map_or(1.0, |clip| (clip / grad_norm).min(1.0));
         context.progress.updates += 1;
         let number = context.progress.updates;
@@ -186,7 +181,7 @@ impl NetworkWorker<'_> {
         drop(context.params.take_gradients());
         if let Some((small, large)) = noise {
             let sums = ranks.sum(vec![small, large])?;
-            let large = match sharded {
+            let large = match self.shared.splits_gradients() {
                 true => sums[1],
                 false => ranks.peers().all_reduce(vec![large], Reduce::Sum)?[0],
             };
