@@ -193,7 +193,7 @@ impl Sharder<'_> {
         let own = self.own(seq);
         let elements = Counted::Runs { first: own.start * width, run: own.len() * width, of: seq * width };
         let entry = layer.entry();
-        entry.from_position(own.start).or_else(|| entry.counting(elements)).unwrap_or_else(|| layer.clone())
+        entry.at_position(own.start).or_else(|| entry.counting(elements)).unwrap_or_else(|| layer.clone())
     }
 
     /// Which of so many a rank has: equal parts, but for one more in some.

@@ -94,10 +94,10 @@ fn order(stages: usize, micro_batches: usize, time: impl Fn(usize, Pass) -> f64)
         };
         if let Some((to, pass, micro_batch)) = sent {
             let_in += usize::from(to == 0 && pass == Pass::Forward);
-            if to != rank {
-                if let Some((start, _)) = ranks[to].next(stages - to) {
-                    starts.remove(&(start, to));
-                }
+            if to != rank
+                && let Some((start, _)) = ranks[to].next(stages - to)
+            {
+                starts.remove(&(start, to));
             }
             ranks[to].inbox.push(Arrived { at: end, pass, micro_batch });
             if to != rank {

@@ -133,7 +133,8 @@ impl Attention {
         let scaled =
             |range: &Range<usize>, first: usize| first + range.start * each..first + range.end * each;
         let gives = scaled(&queries, 0);
-        let own = Attention { heads: queries.len(), kv_heads: kv.len(), width: gives.len(), ..self.clone() };
+        let mut own = self.clone();
+        (own.heads, own.kv_heads, own.width) = (queries.len(), kv.len(), gives.len());
         Ok(HeadShard {
             layer: Layer::Attention(own),
             reads: [gives.clone(), scaled(&kv, width), scaled(&kv, width + kv_heads * each)],

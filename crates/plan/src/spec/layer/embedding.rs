@@ -138,7 +138,7 @@ impl Entry for PositionEmbedding {
         table(&self.name, self.context, self.width, self.init)
     }
 
-    fn from_position(&self, first: usize) -> Option<Layer> {
+    fn at_position(&self, first: usize) -> Option<Layer> {
         Some(Layer::PositionEmbedding(PositionEmbedding { first, ..self.clone() }))
     }
 

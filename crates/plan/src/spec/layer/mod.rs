@@ -191,7 +191,7 @@ pub trait Entry {
     }
 
     /// The layer for a rank whose part of a sequence begins at a position, where it wants to know.
-    fn from_position(&self, _first: usize) -> Option<Layer> {
+    fn at_position(&self, _first: usize) -> Option<Layer> {
         None
     }
 
