@@ -15,7 +15,7 @@ use espalier_tensor::cuda::Cuda;
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::parallel::launched::Join;
 use espalier_train::prune;
-use espalier_train::run::{self, Outcome, RunDir, StartPoint, run_launched, run_or_give_up};
+use espalier_train::run::{self, Launch, Outcome, RunDir, StartPoint};
 use espalier_train::{Error, Summary, room};
 use serde::Serialize;
 use tracing::info;
@@ -190,12 +190,8 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
         observer.profile(&device);
     }
     let precision = plan.storage.precision;
-    let Outcome { summary, interrupted } = match &join {
-        None => {
-            run_or_give_up(Some(ranks::give_up), plan, dataset, &device, &place, &stop.asked, &mut observer)?
-        }
-        Some(join) => run_launched(join, plan, dataset, &device, &place, &stop.asked, &mut observer)?,
-    };
+    let launch = Launch { stop: stop.asked, join: join.as_ref(), give_up: Some(ranks::give_up) };
+    let Outcome { summary, interrupted } = run::run(plan, dataset, &device, &place, &launch, &mut observer)?;
     if !leads {
         return Ok(if interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS });
     }

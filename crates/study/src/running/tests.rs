@@ -1,11 +1,10 @@
 use std::fs;
-use std::sync::Arc;
 use std::thread;
 
 use espalier_data::Dataset;
 use espalier_plan::RunFile;
 use espalier_tensor::Device;
-use espalier_train::run::{RunDir, run};
+use espalier_train::run::{Launch, RunDir, run};
 
 use super::*;
 use crate::trial::{Record, Status};
@@ -124,7 +123,7 @@ fn a_trial_is_what_train_makes_of_its_run_file() {
     let plan = espalier_plan::Plan::new(file, dataset.facts()).unwrap();
     let (device, folder) = (Device::cpu(2).unwrap(), tempfile::tempdir().unwrap());
     let place = RunDir::at(folder.path());
-    let summary = run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap().summary;
+    let summary = run(plan, dataset, &device, &place, &Launch::default(), &mut ()).unwrap().summary;
     assert_eq!(summary.validation.loss, Some(checks[1].loss));
     assert_eq!(summary.validation.accuracy.map(|right| 1.0 - right), Some(checks[1].error));
     let mut trial = Running::begin(&workload, &settings).unwrap();

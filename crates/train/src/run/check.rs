@@ -1,7 +1,7 @@
 //! What `--dry-run` can know of a run without training: whether its folder can be had, what it would go on or start from is
 //! there and fits, and its trace could be written. Nothing is left behind.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::Path;
 
 use espalier_data::Fingerprint;
@@ -9,7 +9,7 @@ use espalier_plan::Plan;
 use espalier_plan::rounds::Rounds;
 
 use super::back::no_whole_checkpoint;
-use super::trace::may_replace;
+use super::trace::open_trace;
 use super::unlikely::unlikely;
 use super::{Observer, Resumed, RunDir, StartPoint, checkpoints_of, nothing_to_do, refuse_zeros_of_nothing};
 use crate::parallel::Ranks;
@@ -71,10 +71,8 @@ pub fn check(plan: &Plan, samples: usize, place: &RunDir, observer: &mut dyn Obs
 }
 
 fn can_be_written(trace: &Path) -> Result<()> {
-    may_replace(trace).map_err(|why| Error::file(trace, why))?;
     let was_there = trace.exists();
-    let opened = File::options().append(true).create(true).open(trace);
-    opened.map_err(|why| Error::of_io(trace, &why, format!("the trace cannot be written: {why}")))?;
+    open_trace(trace)?;
     if !was_there {
         fs::remove_file(trace).map_err(|why| Error::file(trace, why))?;
     }

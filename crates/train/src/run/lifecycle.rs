@@ -1,49 +1,29 @@
-//! A run in its course: from the folder and the fresh or restored weights, over the steps with their evaluations, prunings and
-//! checkpoints, to the summary.
+//! A run in its course: over the steps, with their evaluations, prunings and checkpoints. `start` is what is before the first, `end` what is
+//! behind the last.
 
 mod cautions;
+mod end;
+mod start;
 
 use std::collections::HashSet;
-use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use espalier_comm::Traffic;
-use espalier_data::{Dataset, Fingerprint, Split};
-use espalier_nn::weights::hash_of;
-use espalier_plan::pruning::Pruning;
-use espalier_plan::spec::Input;
 use espalier_plan::{Plan, Scoring};
-use espalier_tensor::{Category, Device};
 use tracing::info;
 
-use super::back::{resume, set_aside};
 use super::held::HeldFolder;
 use super::line::Line;
-use super::metrics::{Metrics, Past};
+use super::metrics::Metrics;
 use super::pace::Pace;
-use super::sample;
-use super::start_point::{START_FILE, StartPoint};
-use super::trace::{Event, TraceFile, may_replace};
-use super::unlikely::unlikely;
-use super::{
-    Claim, Observer, Outcome, Resumed, RunDir, SUMMARY_FILE, announce, checkpoints_of, nothing_to_do, write,
-};
-use crate::checkpoint::{Checkpoints, first_not_finite};
-use crate::parallel::{Ranks, exchange, together};
+use super::{Claim, Observer, Outcome, announce};
+use crate::checkpoint::Checkpoints;
 use crate::prune::{Observation, Pruned};
-use crate::resolved::DATA_FILE;
-use crate::resolved::write_resolved;
-use crate::summary::{Predicted, Rates, Summary, Validation};
+use crate::summary::{Predicted, Rates, Validation};
 use crate::trainer::{Evaluation, Trainer};
-use crate::{Error, Result, durable, hub};
-
-/// From so many weights on, making them takes long enough that a person should know.
-const MANY: u64 = 1_000_000_000;
+use crate::{Error, Result};
 
 /// What happens before the first step where a method scores by gradients.
 fn scoring_note(candidates: u64, scoring: Scoring) -> String {
@@ -85,174 +65,6 @@ pub(super) struct Run {
 }
 
 impl Run {
-    pub(super) fn start(
-        plan: Plan,
-        dataset: Arc<Dataset>,
-        device: &Device,
-        place: &RunDir,
-        ranks: Ranks,
-        stop: &Arc<AtomicBool>,
-        observer: &mut dyn Observer,
-    ) -> Result<Run> {
-        let leads = ranks.leads();
-        let claim = (leads && !place.claimed).then(|| place.claim()).transpose()?;
-        let mut folder = claim.as_ref().map_or(place.folder.clone(), |claim| claim.folder().to_owned());
-        if !ranks.is_alone() {
-            // It is rank 0 that knows where a numbered one is, or one that its supervisor has claimed.
-            let said = exchange(ranks.world(), folder.as_os_str().as_bytes())?;
-            folder = OsStr::from_bytes(&said[0]).into();
-        }
-        let held = leads.then(|| HeldFolder::open(&folder)).transpose();
-        let held = held.map_err(|why| Error::unread(&folder, why))?;
-        if claim.as_ref().is_some_and(|claim| claim.lock().is_none()) {
-            observer.warning(&format!(
-                "the file system of {} has no locks: nothing keeps another process out of this run",
-                folder.display()
-            ));
-        }
-        if let Some(path) = place.trace.as_ref().filter(|_| leads) {
-            // Not after hours of training.
-            may_replace(path).map_err(|why| Error::file(path, why))?;
-            File::options()
-                .append(true)
-                .create(true)
-                .open(path)
-                .map_err(|why| Error::of_io(path, &why, format!("the trace cannot be written: {why}")))?;
-        }
-        let data = if leads { Fingerprint::of(&plan.data)? } else { None };
-        let resumed = match leads && place.resume && !place.fresh {
-            true => Some(Resumed::compare(&folder, plan.record(), data.as_ref(), &place.allow, observer)?),
-            false => None,
-        };
-        let samples = dataset.len(Split::Train);
-        unlikely(&plan, samples).iter().for_each(|text| observer.warning(text));
-        let prompt = sample::prompt(&plan, &dataset)?.unwrap_or_default();
-        let mut checkpoints = checkpoints_of(&plan, &folder);
-        if plan.parameters >= MANY {
-            observer.note(&format!("making {:.1} billion weights", plan.parameters as f64 / 1e9));
-        }
-        info!("makes its weights, of {} in all", plan.parameters);
-        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
-        trainer.listen_to(stop.clone());
-        info!("its weights are made");
-        let mut goes_on = false;
-        if place.resume && !place.fresh {
-            goes_on = resume(&mut trainer, &checkpoints, &folder, observer)?;
-            if let Some(wanted) = plan.pruning.as_ref().and_then(Pruning::share_of_weights)
-                && trainer.is_pruned_beyond(wanted)
-            {
-                observer.warning(&format!(
-                    "the checkpoint is pruned to {:.4} already, and `prune.sparsity` = {wanted} brings nothing back",
-                    trainer.sparsity()
-                ));
-            }
-        }
-        let start = StartPoint::start(&mut trainer, &plan, place, &folder, goes_on, observer)?;
-        if leads {
-            let before = start.as_ref().map(|(path, _)| path.clone()).or(checkpoints.list()?.pop());
-            checkpoints = checkpoints.beside(hub::companions(&plan, &dataset, before.as_deref())?);
-        }
-        if !trainer.ranks().is_alone() {
-            let (step, weights) = (trainer.progress().step, trainer.params().hash()?);
-            let ranks = trainer.ranks();
-            ranks.agree(
-                "weights at the start",
-                &format!("{step} {weights} {}", trainer.params().mask_hash()?),
-            )?;
-        }
-        if place.trace.is_some() {
-            // The clocks of all ranks begin when the last has come.
-            trainer.ranks().world().barrier()?;
-            trainer.trace_since(Instant::now());
-        }
-        let (mut metrics, mut past) = (Metrics::default(), Past::default());
-        let (done, steps) = (trainer.progress().step, trainer.steps());
-        if steps == 0 && !goes_on {
-            // What a run of no steps is for: to say how well that does which it starts from.
-            trainer.evaluate_first();
-        }
-        let is_over = place.resume && done >= steps && !trainer.progress().evaluation_due;
-        // A process that was killed behind the last checkpoint has left the rest of its end to this one.
-        let began = if leads { StartPoint::read(&folder)?.map_or(0, |start| start.step()) } else { 0 };
-        // One that only pruned has neither lines nor an end to write down.
-        let has_trained = done > began && folder.join("metrics.jsonl").exists();
-        let finishes =
-            is_over && leads && done == steps && has_trained && !folder.join(SUMMARY_FILE).exists();
-        let nothing_left = is_over && !finishes;
-        if nothing_left {
-            observer.note(&nothing_to_do(&plan, done, steps));
-        }
-        // A run of which nothing is left to do stays what it was.
-        if leads && !nothing_left {
-            info!("writes into {}", folder.display());
-            held.as_ref().map_or(Ok(()), HeldFolder::check)?;
-            if place.fresh {
-                set_aside(&folder, observer)?;
-            }
-            match &start {
-                Some((_, start)) => start.write(&folder)?,
-                // Of somebody who did not come as far as a run.
-                None if !place.resume => drop(fs::remove_file(folder.join(START_FILE))),
-                None => {}
-            }
-            let text = plan.record().to_toml()?;
-            let data = data.map(|data| data.to_json());
-            if let Some(resumed) = &resumed {
-                resumed.note_length(plan.record(), done, samples, observer);
-                resumed.keep(&folder, done, &text, data.as_deref())?;
-            }
-            // What it came to is known again at its end.
-            let _ = fs::remove_file(folder.join(SUMMARY_FILE));
-            write_resolved(&folder, &text)?;
-            if let Some(data) = &data {
-                write(&folder, DATA_FILE, data)?;
-            }
-            write(&folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
-            let path = folder.join("metrics.jsonl");
-            (metrics, past) = Metrics::open(&path, done)?;
-            let every = resumed.as_ref().map_or(1, Resumed::log_every).max(plan.timetable.log_every);
-            past.tell(&path, [began, done], every, observer);
-        }
-        if finishes {
-            observer.note(&format!(
-                "all {steps} steps are done, and the run was stopped before its end was written down: that is done now"
-            ));
-            checkpoints.remove_old(done, |problem| observer.warning(problem));
-        }
-        if is_over && leads {
-            // As a disk leaves it that failed for a moment. What cannot be removed is not in the way.
-            let _ = checkpoints.remove_leftovers();
-        }
-        let tokens_per_sample = match plan.model.input {
-            Input::Tokens { seq, .. } => Some(seq),
-            Input::Image { .. } => None,
-        };
-        Ok(Run {
-            _claim: claim,
-            plan,
-            trainer,
-            stop: stop.clone(),
-            checkpoints,
-            metrics,
-            folder,
-            held,
-            tokens_per_sample,
-            pace: Pace::default(),
-            unsaved: None,
-            last_loss: past.loss.filter(|_| finishes),
-            validation: None,
-            past_validation: past
-                .validation
-                .filter(|(step, _)| finishes && *step == done)
-                .map(|(_, found)| found),
-            trace: place.trace.clone(),
-            predicted: place.predicted.clone(),
-            begin: Instant::now(),
-            prompt,
-            warned: HashSet::new(),
-        })
-    }
-
     pub(super) fn go(mut self, observer: &mut dyn Observer) -> Result<Outcome> {
         let timetable = self.plan.timetable;
         let steps = self.trainer.steps();
@@ -377,38 +189,6 @@ impl Run {
         Ok(())
     }
 
-    /// The end of a run, at its last step or before.
-    fn end(mut self, interrupted: bool, observer: &mut dyn Observer) -> Result<Outcome> {
-        self.write_trace()?;
-        // A rank that does not lead has no file, and a run of which nothing was left to do has none either.
-        let writes = self.metrics.is_open();
-        self.check_folder()?;
-        self.metrics.sync(observer);
-        self.metrics.close(observer);
-        if let Some(error) = self.unsaved.take() {
-            return Err(error);
-        }
-        let summary = self.summary()?;
-        if writes {
-            let text = serde_json::to_string_pretty(&summary).expect("a summary is plain data");
-            if let Err(error) = write(&self.folder, SUMMARY_FILE, &text) {
-                observer.warning(&error.to_string());
-            }
-        }
-        Ok(Outcome { summary, interrupted })
-    }
-
-    /// An error where a weight is not finite: what is saved was looked at when it was.
-    fn refuse_not_finite(&self) -> Result<()> {
-        let find = || first_not_finite(self.trainer.params()).map_err(|why| why.to_string());
-        let found = together(self.trainer.ranks(), find)?;
-        let found = found.map_err(|why| Error::RankEnded { rank: 0, how: "failed", why })?;
-        match found.into_iter().flatten().next() {
-            Some(what) => Err(Error::NotFinite { step: self.trainer.progress().step, what }),
-            None => Ok(()),
-        }
-    }
-
     /// Where lines go, if anywhere.
     pub(super) fn metrics_path(&self) -> Option<PathBuf> {
         self.metrics.is_open().then(|| self.folder.join("metrics.jsonl"))
@@ -421,20 +201,6 @@ impl Run {
 
     fn leads(&self) -> bool {
         self.trainer.ranks().leads()
-    }
-
-    /// Writes what all ranks did when, where that is wanted.
-    fn write_trace(&self) -> Result<()> {
-        let (Some(path), Some(trace)) = (&self.trace, self.trainer.trace()) else { return Ok(()) };
-        let ranks = self.trainer.ranks();
-        let events = |(number, span)| Event::of(ranks.rank(), number, span);
-        let own = || Ok(trace.spans.iter().enumerate().flat_map(events).collect());
-        let file = TraceFile::new(together(ranks, own)?.expect("no rank can fail at it"));
-        if self.leads() {
-            let text = serde_json::to_string(&file).expect("a trace is plain data");
-            durable::replace(path, text.as_bytes()).map_err(|why| Error::unwritten(path, why))?;
-        }
-        Ok(())
     }
 
     /// Whether any rank says so: all must do the same after the same step.
@@ -452,55 +218,7 @@ impl Run {
         self.metrics.line(&Line::of_pruned(step, pruned), observer);
     }
 
-    fn validation(&self) -> Validation {
-        if let Some(past) = self.past_validation.as_ref().filter(|_| self.validation.is_none()) {
-            return past.clone();
-        }
-        Validation::new(
-            self.validation,
-            self.trainer.progress().best_validation,
-            self.tokens_per_sample.is_some(),
-        )
-    }
-
     fn recent_rates(&self) -> Rates {
         Rates::from_steps(self.pace.last(20), self.plan.batch.samples, self.tokens_per_sample)
-    }
-
-    /// What the run came to; bytes are the largest over ranks.
-    fn summary(&self) -> Result<Summary> {
-        let device = self.trainer.device();
-        let ledger = device.ledger();
-        let sent = Traffic::ALL.map(|traffic| self.trainer.sent().of(traffic));
-        let peaks = Category::ALL.map(|category| ledger.peak(category) as u64);
-        let totals = [ledger, device.host_ledger()].map(|ledger| ledger.total_peak() as u64);
-        let bytes = [&totals[..], &sent[..], &peaks[..]].concat();
-        let (ranks, peers) = (self.trainer.ranks(), self.trainer.peers());
-        let digests = self.trainer.params().digests(|param| peers.digest(param.id(), param.weight()))?;
-        ranks.agree("weights at the end", &hash_of(&digests))?;
-        let bytes = ranks.largest(bytes)?;
-        let hash = hash_of(&ranks.of_replica(digests)?);
-        let (sent, peaks) = bytes[totals.len()..].split_at(sent.len());
-        let rates =
-            Rates::from_steps(self.pace.last(usize::MAX), self.plan.batch.samples, self.tokens_per_sample);
-        let mut summary = Summary::planned(&self.plan, device.name());
-        summary.scored(self.trainer.scoring());
-        summary.steps = self.trainer.progress().step;
-        summary.loss = self.last_loss;
-        summary.validation = self.validation();
-        summary.rate(rates);
-        summary.predicted = self.predicted.clone();
-        summary.pruned(&self.trainer, self.trainer.state_bytes()?);
-        for (category, peak) in Category::ALL.into_iter().zip(peaks) {
-            summary.measured(category, *peak as usize);
-        }
-        summary.peak_bytes = Some(bytes[0] as usize);
-        summary.host_peak_bytes = matches!(device, Device::Cuda(_)).then_some(bytes[1] as usize);
-        let names = Traffic::ALL.map(|traffic| traffic.name().to_owned());
-        summary.bytes_sent = names.into_iter().zip(sent.iter().copied()).collect();
-        summary.seconds = Some(self.begin.elapsed().as_secs_f64());
-        summary.weights_hash = Some(hash);
-        summary.run = Some(self.folder.display().to_string());
-        Ok(summary)
     }
 }

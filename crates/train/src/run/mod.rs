@@ -171,75 +171,51 @@ pub fn holds_run(folder: &Path) -> Result<bool> {
     }
 }
 
-/// Trains to the end, or until `stop` is set: on as many ranks as the plan says, which share the threads of the device.
+/// How the ranks of a run are started, and what ends it before its last step. By default nothing does, and ranks are threads of this process,
+/// which share the threads of the device.
+#[derive(Debug, Clone, Default)]
+pub struct Launch<'a> {
+    /// Once it is set, the run saves and stops.
+    pub stop: Arc<AtomicBool>,
+    /// The launcher that made this process one of the ranks, with the others that it started.
+    pub join: Option<&'a Join>,
+    /// Ends this process where a rank that is a thread hangs: its thread borrows all this, so there is no way back. Without it, what
+    /// hangs is waited for.
+    pub give_up: Option<GiveUp>,
+}
+
+/// Trains to the end, or until it is to stop: on as many ranks as the plan says, of which the first alone is heard.
 pub fn run(
     plan: Plan,
     dataset: Dataset,
     device: &Device,
     place: &RunDir,
-    stop: &Arc<AtomicBool>,
+    launch: &Launch<'_>,
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome> {
-    run_or_give_up(None, plan, dataset, device, place, stop, observer)
-}
-
-/// The same for a program that `give_up` ends where a rank hangs: its thread borrows all this, so there is no way back.
-/// Without it, what hangs is waited for.
-pub fn run_or_give_up(
-    give_up: Option<GiveUp>,
-    plan: Plan,
-    dataset: Dataset,
-    device: &Device,
-    place: &RunDir,
-    stop: &Arc<AtomicBool>,
-    observer: &mut (dyn Observer + Send),
-) -> Result<Outcome> {
-    let dataset = Arc::new(dataset);
-    if plan.mesh.size() == 1 {
-        return device
-            .enter(|| from_start_to_end(plan, dataset, device, place, Ranks::alone(), stop, observer));
-    }
-    let (mesh, limit) = (plan.mesh, plan.timeout);
-    // Rank 0 takes it; the others find nothing.
+    let (mesh, limit, dataset) = (plan.mesh, plan.timeout, Arc::new(dataset));
+    // The first rank of this process takes it; the others find nothing.
     let observer = Mutex::new(Some(observer));
-    let outcomes = on_threads_within(limit, give_up, &mesh, device, |ranks, device| {
-        let (mut quiet, mut taken) = ((), None);
-        if ranks.leads() {
+    let rank = |ranks: Ranks, device: &Device| {
+        let (mut nobody, mut taken, mut quiet) = ((), None, None);
+        if ranks.leads() || launch.join.is_some() {
             taken = observer.lock().expect("only taken from").take();
         }
         let observer: &mut dyn Observer = match &mut taken {
-            Some(observer) => &mut **observer,
-            None => &mut quiet,
+            Some(observer) if ranks.leads() => &mut **observer,
+            Some(observer) => quiet.insert(Quiet(&mut **observer)),
+            None => &mut nobody,
         };
-        from_start_to_end(plan.clone(), dataset.clone(), device, place, ranks, stop, observer)
-    })?;
-    Ok(outcomes.into_iter().next().expect("there is a rank 0"))
-}
-
-/// Trains as the rank that a launcher made this process, with the others that it started. Only rank 0 is heard.
-pub fn run_launched(
-    join: &Join,
-    plan: Plan,
-    dataset: Dataset,
-    device: &Device,
-    place: &RunDir,
-    stop: &Arc<AtomicBool>,
-    observer: &mut (dyn Observer + Send),
-) -> Result<Outcome> {
-    let (mesh, limit) = (plan.mesh, plan.timeout);
-    device.enter(|| {
-        join.run(limit, &mesh, device, |ranks| {
-            let mut quiet;
-            let observer: &mut dyn Observer = match ranks.leads() {
-                true => observer,
-                false => {
-                    quiet = Quiet(observer);
-                    &mut quiet
-                }
-            };
-            from_start_to_end(plan, Arc::new(dataset), device, place, ranks, stop, observer)
-        })
-    })
+        from_start_to_end(plan.clone(), dataset.clone(), device, place, ranks, &launch.stop, observer)
+    };
+    match launch.join {
+        Some(join) => device.enter(|| join.run(limit, &mesh, device, |ranks| rank(ranks, device))),
+        None if mesh.size() == 1 => device.enter(|| rank(Ranks::alone(), device)),
+        None => {
+            let outcomes = on_threads_within(limit, launch.give_up, &mesh, device, rank)?;
+            Ok(outcomes.into_iter().next().expect("there is a rank 0"))
+        }
+    }
 }
 
 /// A run as one rank goes through it.

@@ -51,7 +51,7 @@ fn everything_that_a_run_leaves_is_synced_in_an_order_that_a_power_cut_may_inter
     let folder = tempfile::tempdir().unwrap();
     let (plan, dataset) = prepare(&[]);
     let place = RunDir::at(folder.path().join("out/run"));
-    run(plan, dataset, &Device::cpu(1).unwrap(), &place, &Arc::default(), &mut ()).unwrap();
+    run(plan, dataset, &Device::cpu(1).unwrap(), &place, &Launch::default(), &mut ()).unwrap();
 
     let mut expected: Vec<String> = ["", "out"].map(str::to_owned).into();
     let run = ["/.run.toml.writing", "", "/.plan.json.writing", "", "", "/metrics.jsonl", ""];

@@ -1,6 +1,6 @@
 //! The file of a run's timeline, as Chrome's tracing and Perfetto read it: written from these types, and read back into them.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use espalier_data::regular_file::{self, irregular};
 
+use crate::Error;
 use crate::step::{Kind, Span};
 
 /// The key under which a trace has its events, by which it is known.
@@ -172,6 +173,14 @@ impl Event {
             }
         }
     }
+}
+
+/// Makes sure that a trace can be written to a file, which is there from then on.
+pub(super) fn open_trace(path: &Path) -> crate::Result<()> {
+    may_replace(path).map_err(|why| Error::file(path, why))?;
+    let opened = File::options().append(true).create(true).open(path);
+    opened.map_err(|why| Error::of_io(path, &why, format!("the trace cannot be written: {why}")))?;
+    Ok(())
 }
 
 /// Refuses to write a trace over a file that is none: an empty one is, as a run leaves it that was killed.

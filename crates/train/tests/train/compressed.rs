@@ -1,15 +1,12 @@
 //! Training with compressed state is masked-dense training, bit for bit, in less memory.
 
 use std::fs;
-use std::path::Path;
-use std::sync::Arc;
 
 use espalier_tensor::mask::ones;
 use espalier_tensor::{Category, DType, Mask};
-use espalier_train::run::{RunDir, run};
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{Base, hash, prepare, tiny_cnn, tiny_gpt};
 
 /// Each with a rate at which every weight that is kept moves.
 const OPTIMIZERS: [(&str, f64); 7] = [
@@ -31,8 +28,7 @@ fn pruned(base: &Base, method: &str, sparsity: f64) -> Base {
 
 /// Takes steps and returns every loss and the final weights.
 fn train(base: &Base, steps: usize) -> (Vec<f64>, String) {
-    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+    let mut trainer = base.steps(steps).trainer(2);
     let moves = steps >= SHORT && trainer.params().dtype() == DType::F32;
     let first: Vec<Vec<f32>> =
         trainer.params().ids().map(|id| trainer.params().param(id).weight().to_f32()).collect();
@@ -103,13 +99,6 @@ fn the_ends_of_the_scale() {
     assert_eq!(train(&places.set("prune.state=dense"), 5), train(&places.set("prune.state=compressed"), 5));
 }
 
-fn run_to(folder: &Path, base: &Base, steps: usize, resume: bool) -> String {
-    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let place = RunDir { resume, ..RunDir::at(folder) };
-    let outcome = run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap();
-    outcome.summary.weights_hash.unwrap()
-}
-
 #[test]
 fn two_halves_of_a_pruned_run_equal_the_whole() {
     for (precision, state, method, at) in [
@@ -124,10 +113,10 @@ fn two_halves_of_a_pruned_run_equal_the_whole() {
         let base = if method == "gradual" { base.set("prune.every=1") } else { base };
         let folder = tempfile::tempdir().unwrap();
         let base = base.set("checkpoint.every=4");
-        let expected = run_to(folder.path(), &base, 8, false);
+        let expected = hash(base.steps(8).run_in(folder.path()));
         // Back to the middle, before or behind the pruning.
         fs::remove_dir_all(folder.path().join("checkpoints/step-000008")).unwrap();
-        assert_eq!(run_to(folder.path(), &base, 8, true), expected, "{precision} {state} {method}");
+        assert_eq!(hash(base.steps(8).run_in(folder.path())), expected, "{precision} {state} {method}");
     }
 }
 
@@ -174,8 +163,7 @@ fn every_byte_of_a_pruned_model_is_predicted() {
 fn state_bytes_of_a_prunable_weight() {
     for (sparsity, most) in [(0.9, 3.55), (0.8, 4.95)] {
         let base = tiny_gpt(&["train.precision=bf16", "model.width=64"]);
-        let (plan, dataset, device) = prepare(&pruned(&base, "magnitude", sparsity), 1);
-        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+        let mut trainer = pruned(&base, "magnitude", sparsity).trainer(1);
         trainer.step().unwrap();
         let each = trainer.state_bytes().unwrap();
         assert!(each.total() <= most, "{each:?}");

@@ -3,29 +3,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use espalier_train::Error;
 use espalier_train::checkpoint::Checkpoint;
 use espalier_train::parallel::Ranks;
-use espalier_train::run::{Observer, RunDir, run};
+use espalier_train::run::{Observer, RunDir};
 
-use crate::support::{self, Base, Heard};
-
-fn train(
-    place: &RunDir,
-    base: &Base,
-    steps: u64,
-    observer: &mut (dyn Observer + Send),
-) -> Result<String, Error> {
-    let (plan, dataset, device) = support::prepare(&base.set(format!("train.steps={steps}")), 2);
-    let outcome = run(plan, dataset, &device, place, &Arc::default(), observer)?;
-    Ok(outcome.summary.weights_hash.expect("a finished run has a hash"))
-}
-
-fn resumed(folder: &Path) -> RunDir {
-    RunDir { resume: true, ..RunDir::at(folder) }
-}
+use crate::support::{self, Base, Heard, resumed};
 
 /// Names in the folder of checkpoints, in order.
 fn names(folder: &Path) -> Vec<String> {
@@ -64,12 +48,12 @@ fn what_might_be_rescued_is_never_written_over() {
     let base = support::tiny_gpt(&["checkpoint.every=2", "train.log_every=1"]);
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    let expected = train(&RunDir::at(at), &base, 4, &mut ()).unwrap();
+    let expected = base.steps(4).run_to_hash(&RunDir::at(at), &mut ()).unwrap();
     for step in ["step-000002", "step-000004"] {
         damage(&at.join("checkpoints").join(step));
     }
     let before = contents(at);
-    let error = train(&resumed(at), &base, 6, &mut ()).unwrap_err();
+    let error = base.steps(6).run_to_hash(&resumed(at), &mut ()).unwrap_err();
     assert!(matches!(error, Error::File { .. }), "{error:?}");
     let said = error.to_string();
     assert!(
@@ -81,7 +65,7 @@ fn what_might_be_rescued_is_never_written_over() {
 
     let fresh = RunDir { fresh: true, ..resumed(at) };
     let mut heard = Heard::default();
-    assert_eq!(train(&fresh, &base, 4, &mut heard).unwrap(), expected, "it is the same run again");
+    assert_eq!(base.steps(4).run_to_hash(&fresh, &mut heard).unwrap(), expected, "it is the same run again");
     assert_eq!(heard.resumed_after, Some(0));
     assert!(heard.warnings.iter().any(|text| text.contains("set-aside-1")), "{:?}", heard.warnings);
     assert_eq!(names(at), ["step-000002", "step-000004"]);
@@ -98,13 +82,13 @@ fn damaged_checkpoints_neither_count_nor_go() {
     let base = support::tiny_gpt(&["checkpoint.every=1", "checkpoint.keep=2"]);
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    train(&RunDir::at(at), &base.set("checkpoint.keep=4"), 5, &mut ()).unwrap();
+    base.set("checkpoint.keep=4").steps(5).run_to_hash(&RunDir::at(at), &mut ()).unwrap();
     assert_eq!(names(at), ["step-000002", "step-000003", "step-000004", "step-000005"]);
     damage(&at.join("checkpoints/step-000004"));
     let manifest = at.join("checkpoints/step-000005/manifest.json");
     fs::write(&manifest, "").unwrap();
     let mut heard = Heard::default();
-    train(&resumed(at), &base, 6, &mut heard).unwrap();
+    base.steps(6).run_to_hash(&resumed(at), &mut heard).unwrap();
     assert_eq!(heard.resumed_after, Some(3));
     assert_eq!(heard.warnings.iter().filter(|text| text.contains("the one before it is used")).count(), 2);
     let expected = ["damaged-step-000004", "damaged-step-000005", "step-000005", "step-000006"];
@@ -121,7 +105,7 @@ fn damaged_checkpoints_neither_count_nor_go() {
             }
         }
     }
-    train(&resumed(at), &base, 8, &mut Damages(at.to_owned())).unwrap();
+    base.steps(8).run_to_hash(&resumed(at), &mut Damages(at.to_owned())).unwrap();
     assert_eq!(names(at)[2..], ["step-000006", "step-000007", "step-000008"]);
 }
 
@@ -135,13 +119,13 @@ fn a_changed_manifest_is_a_damaged_one() {
     {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path();
-        train(&RunDir::at(at), &base, 4, &mut ()).unwrap();
+        base.steps(4).run_to_hash(&RunDir::at(at), &mut ()).unwrap();
         let manifest = at.join("checkpoints/step-000004/manifest.json");
         let text = fs::read_to_string(&manifest).unwrap();
         assert!(text.contains(old), "{text}");
         fs::write(&manifest, text.replacen(old, new_text, 1)).unwrap();
         let mut heard = Heard::default();
-        train(&resumed(at), &base, 6, &mut heard).unwrap();
+        base.steps(6).run_to_hash(&resumed(at), &mut heard).unwrap();
         assert_eq!(heard.resumed_after, Some(2), "{new_text}: {:?}", heard.warnings);
     }
 }
@@ -151,13 +135,13 @@ fn a_changed_manifest_is_a_damaged_one() {
 fn a_checkpoint_of_an_older_program_is_gone_on_from() {
     let base = support::tiny_gpt(&[]);
     let folder = tempfile::tempdir().unwrap();
-    train(&RunDir::at(folder.path()), &base, 2, &mut ()).unwrap();
+    base.steps(2).run_to_hash(&RunDir::at(folder.path()), &mut ()).unwrap();
     let manifest = folder.path().join("checkpoints/step-000002/manifest.json");
     let mut value: serde_json::Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
     assert!(value.as_object_mut().unwrap().remove("blake3").is_some());
     fs::write(&manifest, value.to_string()).unwrap();
     let mut heard = Heard::default();
-    train(&resumed(folder.path()), &base, 4, &mut heard).unwrap();
+    base.steps(4).run_to_hash(&resumed(folder.path()), &mut heard).unwrap();
     assert_eq!(heard.resumed_after, Some(2));
 }
 
@@ -166,11 +150,11 @@ fn a_checkpoint_of_an_older_program_is_gone_on_from() {
 fn checkpoints_that_cannot_be_listed_are_an_error() {
     let base = support::tiny_gpt(&[]);
     let folder = tempfile::tempdir().unwrap();
-    train(&RunDir::at(folder.path()), &base, 2, &mut ()).unwrap();
+    base.steps(2).run_to_hash(&RunDir::at(folder.path()), &mut ()).unwrap();
     let inside = folder.path().join("checkpoints");
     fs::rename(&inside, folder.path().join("elsewhere")).unwrap();
     fs::write(&inside, "not a folder").unwrap();
-    let error = train(&resumed(folder.path()), &base, 4, &mut ()).unwrap_err().to_string();
+    let error = base.steps(4).run_to_hash(&resumed(folder.path()), &mut ()).unwrap_err().to_string();
     assert!(error.contains("checkpoints: ") && !error.contains("no whole"), "{error}");
 }
 
@@ -178,16 +162,16 @@ fn checkpoints_that_cannot_be_listed_are_an_error() {
 #[test]
 fn a_checkpoint_that_cannot_be_read_ends_the_run_and_keeps_its_name() {
     for ranks in [1, 2] {
-        let base = support::tiny_gpt(&["checkpoint.every=2"]).set(format!("parallel.data={ranks}"));
+        let base = support::tiny_gpt(&["checkpoint.every=2"]).replicas(ranks);
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path();
-        train(&RunDir::at(at), &base, 4, &mut ()).unwrap();
+        base.steps(4).run_to_hash(&RunDir::at(at), &mut ()).unwrap();
         let manifest = at.join("checkpoints/step-000004/manifest.json");
         let aside = at.join("manifest.json");
         fs::rename(&manifest, &aside).unwrap();
         // No rights of whoever runs the tests help against that.
         std::os::unix::fs::symlink(&manifest, &manifest).unwrap();
-        let error = train(&resumed(at), &base, 6, &mut ()).unwrap_err();
+        let error = base.steps(6).run_to_hash(&resumed(at), &mut ()).unwrap_err();
         assert!(matches!(error, Error::Disk { .. }), "{ranks} ranks: {error:?}");
         let said = error.to_string();
         assert!(
@@ -197,7 +181,7 @@ fn a_checkpoint_that_cannot_be_read_ends_the_run_and_keeps_its_name() {
         assert_eq!(names(at), ["step-000002", "step-000004"], "{ranks} ranks: nothing was changed");
         fs::rename(&aside, &manifest).unwrap();
         let mut heard = Heard::default();
-        train(&resumed(at), &base, 6, &mut heard).unwrap();
+        base.steps(6).run_to_hash(&resumed(at), &mut heard).unwrap();
         assert_eq!((heard.resumed_after, heard.warnings), (Some(4), Vec::new()));
     }
 }
@@ -206,7 +190,7 @@ fn a_checkpoint_that_cannot_be_read_ends_the_run_and_keeps_its_name() {
 struct Disk {
     folder: PathBuf,
     recovers: bool,
-    heard: Heard,
+    heard: Heard<'static>,
 }
 
 impl Observer for Disk {
@@ -233,12 +217,12 @@ impl Observer for Disk {
 fn a_disk_that_fails_is_tried_again() {
     for ranks in [1, 2] {
         let base = support::tiny_gpt(&["checkpoint.every=2", "checkpoint.keep=1", "checkpoint.last=false"]);
-        let base = base.set(format!("parallel.data={ranks}"));
+        let base = base.replicas(ranks);
         for (recovers, steps, kept) in [(true, 7, "step-000006"), (false, 7, "step-000002")] {
             let folder = tempfile::tempdir().unwrap();
             let at = folder.path();
             let mut disk = Disk { folder: at.into(), recovers, heard: Heard::default() };
-            let outcome = train(&RunDir::at(at), &base, steps, &mut disk);
+            let outcome = base.steps(steps).run_to_hash(&RunDir::at(at), &mut disk);
             let warnings = &disk.heard.warnings;
             assert!(warnings[0].contains("step-000004: the checkpoint cannot be written"), "{warnings:?}");
             assert!(warnings[0].contains("goes on without it"), "{warnings:?}");
@@ -267,7 +251,7 @@ fn exploding(more: &[&str]) -> Base {
 fn skipped_steps_push_no_checkpoint_out() {
     let base = exploding(&["checkpoint.every=1", "checkpoint.keep=1", "train.max_bad_steps=4"]);
     let folder = tempfile::tempdir().unwrap();
-    let error = train(&RunDir::at(folder.path()), &base, 20, &mut ()).unwrap_err();
+    let error = base.steps(20).run_to_hash(&RunDir::at(folder.path()), &mut ()).unwrap_err();
     assert!(matches!(error, Error::Diverged { step: 5, .. }), "{error}");
     assert_eq!(names(folder.path()), ["step-000001"]);
 }
@@ -278,7 +262,8 @@ fn what_is_not_finite_is_neither_saved_nor_a_success() {
     for ranks in [1, 2] {
         let ranks = format!("parallel.data={ranks}");
         let folder = tempfile::tempdir().unwrap();
-        let error = train(&RunDir::at(folder.path()), &exploding(&[&ranks]), 1, &mut ()).unwrap_err();
+        let error =
+            exploding(&[&ranks]).steps(1).run_to_hash(&RunDir::at(folder.path()), &mut ()).unwrap_err();
         assert!(matches!(error, Error::NotFinite { step: 1, .. }), "{error}");
         assert!(error.to_string().contains("the validation loss is NaN or infinite after step 1"), "{error}");
         assert!(!folder.path().join("checkpoints").exists());
@@ -288,7 +273,8 @@ fn what_is_not_finite_is_neither_saved_nor_a_success() {
             let folder = tempfile::tempdir().unwrap();
             let blind =
                 ["data.validation=0", "train.eval_samples=0", "optimizer.weight_decay=1e6", last, &ranks];
-            let error = train(&RunDir::at(folder.path()), &exploding(&blind), 1, &mut ()).unwrap_err();
+            let error =
+                exploding(&blind).steps(1).run_to_hash(&RunDir::at(folder.path()), &mut ()).unwrap_err();
             let said = error.to_string();
             assert!(
                 matches!(error, Error::NotFinite { step: 1, .. }) && said.contains(".weight is NaN"),

@@ -2,7 +2,6 @@
 //! Hugging Face's GPT-2 writes with the same weights.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use espalier_nn::layers::{BatchSlice, Forward, Mode};
@@ -16,21 +15,20 @@ use espalier_tensor::ops::compress::apply;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor};
 use espalier_train::infer::{End, Generator, Sampler, Sampling, TextStream};
 use espalier_train::parallel::Ranks;
-use espalier_train::run::{Observer, RunDir, run};
+use espalier_train::run::{Observer, RunDir};
 use espalier_train::stage::Stage;
 use espalier_train::trained::Trained;
 use espalier_train::trained::on_ranks;
 
 use crate::fixture::Fixture;
-use crate::support::{Base, prepare, tiny_cnn, tiny_gpt, tiny_llama};
+use crate::support::{Base, tiny_cnn, tiny_gpt, tiny_llama};
 
 const HOT: Sampling = Sampling { temperature: 1.3, top_k: 9, top_p: 0.95, seed: 5, ..Sampling::GREEDY };
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Trains in a folder, and opens what came of it.
 fn trained(base: &Base, folder: &Path) -> Trained {
-    let (plan, dataset, device) = prepare(base, 2);
-    run(plan, dataset, &device, &RunDir::at(folder), &Arc::default(), &mut ()).unwrap();
+    base.run_in(folder);
     Trained::open(folder, |broken| panic!("{broken}")).unwrap()
 }
 
@@ -306,14 +304,11 @@ fn a_run_shows_what_its_model_writes() {
     ];
     for layout in layouts {
         let folder = tempfile::tempdir().unwrap();
-        let quiet =
-            layout.iter().fold(tiny_gpt(&["train.steps=6", "train.eval_every=2"]), |base, set| base.set(set));
+        let quiet = tiny_gpt(&["train.steps=6", "train.eval_every=2"]).with(layout);
         let asks = ["sample.prompt=12+", "sample.tokens=12", "sample.every=2", "sample.temperature=0.5"];
-        let talks = asks.iter().fold(quiet.clone(), |base, set| base.set(set));
+        let talks = quiet.with(asks);
         let outcome = |base: &Base, name: &str, heard: &mut Listener| {
-            let (plan, dataset, device) = prepare(base, 2);
-            let place = RunDir::at(folder.path().join(name));
-            run(plan, dataset, &device, &place, &Arc::default(), heard).unwrap().summary
+            base.run_at(&RunDir::at(folder.path().join(name)), heard).unwrap().summary
         };
         let mut heard = Listener::default();
         let with = outcome(&talks, "talks", &mut heard);
@@ -342,10 +337,9 @@ fn a_run_shows_what_its_model_writes() {
 /// Before the first step, not at the end of the run.
 #[test]
 fn a_prompt_that_is_too_long_for_the_model_is_refused_at_once() {
-    let folder = tempfile::tempdir().unwrap();
     let base = tiny_gpt(&["train.steps=1"]).set(format!("sample.prompt=\"{}\"", "1".repeat(25)));
-    let (plan, dataset, device) = prepare(&base, 1);
-    let place = RunDir::at(folder.path());
-    let error = run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap_err();
-    assert_eq!(error.to_string(), "`sample.prompt` has 25 tokens, and `model.context` is 24: shorten it");
+    assert_eq!(
+        base.hear().0.unwrap_err().to_string(),
+        "`sample.prompt` has 25 tokens, and `model.context` is 24: shorten it"
+    );
 }

@@ -11,18 +11,15 @@
 //! last bit is lost when a learning rate becomes an f32 and a colour a byte.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::Mutex;
 use std::{env, fs};
 
 use espalier_tensor::Device;
 use espalier_tensor::cpu::{Cpu, Isa};
-use espalier_train::Rates;
-use espalier_train::run::{Observer, RunDir, run};
-use espalier_train::trainer::{Evaluation, StepReport};
+use espalier_train::run::{Launch, RunDir, run};
 use serde::{Deserialize, Serialize};
 
-use crate::support::{Base, base, prepare, tiny_cnn};
+use crate::support::{Base, Heard, base, hash, prepare, tiny_cnn};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/train/golden/runs.json");
 const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/train/golden/text.txt");
@@ -35,31 +32,18 @@ struct Golden {
     weights: String,
 }
 
-#[derive(Default)]
-struct Listener {
-    losses: Vec<String>,
-    evaluations: Vec<String>,
-}
-
-impl Observer for Listener {
-    fn step(&mut self, report: &StepReport, _: Rates, _: usize) {
-        self.losses.push(format!("{:?}", report.loss));
-    }
-
-    fn evaluated(&mut self, _: u64, evaluation: Evaluation) {
-        self.evaluations.push(format!("{:?}", evaluation.loss));
-    }
-}
-
 fn golden(base: &Base) -> Golden {
     let (plan, dataset, _) = prepare(base, 1);
     let device = Device::Cpu(Cpu::with_isa(1, Isa::Portable).unwrap());
     let folder = tempfile::tempdir().unwrap();
-    let mut heard = Listener::default();
+    let mut heard = Heard::default();
     let place = RunDir::at(folder.path());
-    let outcome = run(plan, dataset, &device, &place, &Arc::default(), &mut heard).unwrap();
-    let Listener { losses, evaluations } = heard;
-    Golden { losses, evaluations, weights: outcome.summary.weights_hash.unwrap() }
+    let outcome = run(plan, dataset, &device, &place, &Launch::default(), &mut heard).unwrap();
+    Golden {
+        losses: heard.losses.iter().map(|loss| format!("{loss:?}")).collect(),
+        evaluations: heard.evaluations.iter().map(|(_, loss)| format!("{loss:?}")).collect(),
+        weights: hash(outcome.summary),
+    }
 }
 
 /// Compares runs with what is in the file, or puts them there.

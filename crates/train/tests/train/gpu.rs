@@ -10,7 +10,6 @@ use espalier_tensor::cuda::Cuda;
 use espalier_testing::{Need, skipped};
 use espalier_train::infer::{Sampler, Sampling};
 use espalier_train::parallel::on_threads;
-use espalier_train::run::RunDir;
 use espalier_train::trained::Trained;
 use espalier_train::trained::on_ranks;
 use espalier_train::trainer::Trainer;
@@ -54,9 +53,9 @@ fn recorded_passes_are_those_that_are_launched_one_by_one() {
         &["prune.method=rigl", "prune.sparsity=0.8", "prune.every=5"],
         &["train.precision=bf16"],
     ] {
-        let base = set.iter().fold(tiny_cnn(&[]), |base, set| base.set(set));
+        let base = tiny_cnn(&[]).with(set);
         let take = |record: bool| {
-            let (plan, dataset, _) = prepare(&base.set(format!("train.steps={STEPS}")), 2);
+            let (plan, dataset, _) = prepare(&base.steps(STEPS), 2);
             dataset.keep_on(&gpu).unwrap();
             let mut trainer = Trainer::new(plan, dataset, &gpu).unwrap();
             trainer.trace_since(Instant::now());
@@ -94,7 +93,7 @@ fn passes_that_differ_are_not_recorded() {
 
 /// On as many ranks as the run file asks for, all on this device.
 fn run(base: &Base, device: &Device) -> Shown {
-    let (plan, dataset, _) = prepare(&base.set(format!("train.steps={STEPS}")), 2);
+    let (plan, dataset, _) = prepare(&base.steps(STEPS), 2);
     let mesh = plan.mesh;
     if mesh.size() == 1 {
         return shown(&mut Trainer::new(plan, dataset, device).unwrap()).unwrap();
@@ -160,7 +159,7 @@ fn ranks_that_share_a_card_learn_as_one() {
     for (name, base) in all().into_iter().chain([("batch norm over ranks".into(), normed)]) {
         let one = run(&base, &gpu);
         for ranks in [2, 4] {
-            let base = base.set(format!("parallel.data={ranks}"));
+            let base = base.replicas(ranks);
             let many = run(&base, &gpu);
             let far = apart(&one, &many);
             assert!(far < 1e-5, "{name}: {far:e} apart on {ranks} ranks");
@@ -212,7 +211,7 @@ fn parts_and_tiles_that_share_a_gpu_learn_as_one() {
             let base = base.set(format!("train.precision={precision}"));
             let one = run(&base, &gpu);
             for layout in layouts {
-                let base = layout.split(' ').fold(base.clone(), |base, field| base.set(field));
+                let base = base.with(layout.split(' '));
                 let many = run(&base, &gpu);
                 let far = apart(&one, &many);
                 assert!(far < tolerance, "{name} in {precision}: {far:e} apart with {layout}");
@@ -231,9 +230,8 @@ fn parts_and_tiles_that_share_a_gpu_learn_as_one() {
 fn a_card_writes_what_the_processor_writes() {
     let Some(gpu) = gpu() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let (plan, dataset, host) = prepare(&gpt().set("train.steps=40"), 2);
-    let place = RunDir::at(folder.path());
-    espalier_train::run::run(plan, dataset, &host, &place, &Arc::default(), &mut ()).unwrap();
+    gpt().set("train.steps=40").run_in(folder.path());
+    let host = Device::cpu(2).unwrap();
     let trained = Trained::open(folder.path(), |broken| panic!("{broken}")).unwrap();
     let write = |device: &Device, set: &[&str], read_again: bool| {
         let set: Vec<_> = set.iter().map(|&set| set.into()).collect();

@@ -10,7 +10,6 @@ mod zeros;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use espalier_data::Dataset;
 use espalier_nn::layers::{BatchSlice, Forward, Mode};
@@ -24,13 +23,13 @@ use espalier_train::Summary;
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::hub::{self, Export, ExportType};
 use espalier_train::parallel::Ranks;
-use espalier_train::run::{Observer, RunDir, run};
+use espalier_train::run::{Launch, Observer, RunDir, run};
 use espalier_train::trained::Trained;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
 use crate::fixture::Fixture;
-use crate::support::{Base, base, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{base, prepare, tiny_cnn, tiny_gpt};
 
 /// Where it all stands, and what makes it.
 fn oracle() -> PathBuf {
@@ -131,7 +130,7 @@ fn started(
     let dataset = Dataset::open(&run_file).unwrap();
     let plan = Plan::new(run_file, dataset.facts()).unwrap();
     let place = RunDir { from: Some(from.to_owned()), ..RunDir::at(out) };
-    let outcome = run(plan, dataset, &Device::cpu(2).unwrap(), &place, &Arc::default(), observer);
+    let outcome = run(plan, dataset, &Device::cpu(2).unwrap(), &place, &Launch::default(), observer);
     Ok(outcome?.summary)
 }
 
@@ -260,13 +259,6 @@ fn what_is_exported_comes_back_exactly() {
     assert!(left.iter().all(|name| !name.to_string_lossy().starts_with('.')), "{left:?}");
 }
 
-/// Trains in a folder; returns the hash of its weights.
-fn train(base: &Base, folder: &Path) -> String {
-    let (plan, dataset, device) = prepare(base, 2);
-    let outcome = run(plan, dataset, &device, &RunDir::at(folder), &Arc::default(), &mut ());
-    outcome.unwrap().summary.weights_hash.unwrap()
-}
-
 /// The newest checkpoint of a run folder.
 fn newest(run: &Path) -> PathBuf {
     Checkpoints::of_run(run).list().unwrap().pop().unwrap()
@@ -293,7 +285,7 @@ fn a_checkpoint_of_whole_tensors_is_a_folder_of_hugging_faces() {
         ("zero", &["parallel.data=2", "parallel.zero=1"]),
     ] {
         let all = [&["train.steps=1"][..], more].concat();
-        let hashed = train(&tiny_gpt(&all), &at(name));
+        let hashed = tiny_gpt(&all).run_in(&at(name)).weights_hash.unwrap();
         let (taken, theirs) = (at(&format!("{name}-taken")), at(&format!("{name}-theirs")));
         copy(&newest(&at(name)), &taken);
         assert_eq!(hash(&open(&taken)), hashed, "{name}");
@@ -307,13 +299,13 @@ fn a_checkpoint_of_whole_tensors_is_a_folder_of_hugging_faces() {
         let sums = open(&theirs).tokenizer().unwrap().encode("1+1=2\n").unwrap();
         assert_eq!(sums, open(&at(name)).tokenizer().unwrap().encode("1+1=2\n").unwrap());
     }
-    let hashed = train(&tiny_gpt(&["train.steps=1", "parallel.tensor=2"]), &at("cut"));
+    let hashed = tiny_gpt(&["train.steps=1", "parallel.tensor=2"]).run_in(&at("cut")).weights_hash.unwrap();
     assert!(!newest(&at("cut")).join("config.json").exists());
     assert!(newest(&at("cut")).join("tokenizer.json").exists());
     let (whole, written) = exported(&open(&at("cut")), &at("cut-hf"), &AS_IT_IS);
     assert_eq!((hash(&whole), written.has_config), (hashed, true));
     // A head of its own needs the names that save_pretrained gives.
-    let hashed = train(&tiny_gpt(&["train.steps=1", "model.tied=false"]), &at("untied"));
+    let hashed = tiny_gpt(&["train.steps=1", "model.tied=false"]).run_in(&at("untied")).weights_hash.unwrap();
     assert!(!newest(&at("untied")).join("config.json").exists());
     let (whole, _) = exported(&open(&at("untied")), &at("untied-hf"), &AS_IT_IS);
     assert_eq!(hash(&whole), hashed);
@@ -323,7 +315,7 @@ fn a_checkpoint_of_whole_tensors_is_a_folder_of_hugging_faces() {
         "{names:?}"
     );
     // What no class of transformers is still has its weights.
-    train(&tiny_gpt(&["train.steps=1", "model.norm=rms"]), &at("rms"));
+    tiny_gpt(&["train.steps=1", "model.norm=rms"]).run_in(&at("rms"));
     let written = open(&at("rms")).export(&at("rms-hf"), &AS_IT_IS).unwrap();
     assert!(!written.has_config && !at("rms-hf").join("config.json").exists());
 }
@@ -334,7 +326,7 @@ fn a_tokenizer_is_handed_on() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let from = folder_with(at("from"), |_| {});
-    train(&tiny_gpt(&["train.steps=1"]), &at("sums"));
+    tiny_gpt(&["train.steps=1"]).run_in(&at("sums"));
     fs::copy(newest(&at("sums")).join("tokenizer.json"), from.join("tokenizer.json")).unwrap();
     fs::write(from.join("chat_template.jinja"), "{{ messages[0].content }}").unwrap();
     let sampling = r#"{"do_sample": true, "temperature": 0.6, "top_k": 40, "eos_token_id": [3, 5]}"#;
@@ -363,7 +355,7 @@ fn state_dicts_of_torchvision_are_recognised() {
     let at = |name: &str| folder.path().join(name);
     let text =
         "[model]\nname = \"resnet-18\"\n[data]\nkind = \"shapes\"\ncount = 16\n[train]\nsteps = 0\nbatch = 4";
-    let hashed = train(&base(text, &[]), &at("run"));
+    let hashed = base(text, &[]).run_in(&at("run")).weights_hash.unwrap();
     let mut all = tensors(&newest(&at("run")).join("model.safetensors"));
     all.insert("bn1.num_batches_tracked".into(), (Dtype::I64, Vec::new(), vec![0; 8]));
     write(&at("resnet18.safetensors"), &all);
@@ -376,7 +368,7 @@ fn state_dicts_of_torchvision_are_recognised() {
 #[test]
 fn images_are_judged_as_they_were_learnt_from() {
     let folder = tempfile::tempdir().unwrap();
-    train(&tiny_cnn(&["train.steps=1"]), folder.path());
+    tiny_cnn(&["train.steps=1"]).run_in(folder.path());
     let (_, dataset, _) = prepare(&tiny_cnn(&[]), 1);
     let Dataset::Images(images) = dataset else { panic!("shapes are images") };
     assert_eq!(hub::standard_of(&newest(folder.path())).unwrap().as_ref(), Some(images.standard()));

@@ -5,7 +5,7 @@ use espalier_plan::cost::Parallelism::{self, Data, Domain, Model};
 use espalier_tensor::Category::{Activations, Gradients, Optimizer, Weights};
 
 use crate::support::{Base, base, images, on_every_rank, prepare, refused, save_again};
-use crate::tensor::{masks, on, same_as, set};
+use crate::tensor::{masks, on, same_as};
 use crate::traffic::check;
 
 /// As VGG and AlexNet are: convolutions and pools, then three linear layers with dropout between them; smooth, since a kink is no
@@ -63,7 +63,7 @@ const MIXTURES: [&str; 5] = [
 ];
 
 fn pruned(base: &Base) -> Base {
-    set(base, &["prune.method=magnitude", "prune.sparsity=0.9", "prune.state=compressed"])
+    base.with(["prune.method=magnitude", "prune.sparsity=0.9", "prune.state=compressed"])
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn mixtures_learn_what_one_rank_learns() {
                 if axis.starts_with("spatial") && mixture.contains("layers.3") {
                     continue;
                 }
-                let many = set(&base, &[&fields[0], &fields[1]]);
+                let many = base.with([&fields[0], &fields[1]]);
                 same_as(&alone, &many, steps(), 1e-5, &format!("{how}: {fields:?}"));
             }
         }
@@ -99,7 +99,7 @@ fn what_nothing_trained_stands_before_is_cut_without_a_way_back() {
         for axis in ["parallel.tensor=2", "parallel.tensor=3", "parallel.spatial=2"] {
             same_as(
                 &alone,
-                &set(&net, &[axis, "parallel.integrated=auto"]),
+                &net.with([axis, "parallel.integrated=auto"]),
                 3,
                 1e-5,
                 &format!("{what}, {axis}"),
@@ -120,25 +120,25 @@ fn mixtures_go_with_the_other_settings() {
             &["parallel.data=2", "train.micro_batches=1", "parallel.zero=true"],
             &["train.recompute=block"],
         ] {
-            let many = set(&set(&base, &[axis, linear]), other);
+            let many = base.with([axis, linear]).with(other);
             same_as(&alone, &many, 5, 1e-5, &format!("{axis} with {other:?}"));
         }
     }
     for optimizer in ["lamb", "lars"] {
         let base = base.set(format!("optimizer.name={optimizer}"));
         let alone = on(&base, 5).remove(0);
-        same_as(&alone, &set(&base, &["parallel.tensor=2", linear]), 5, 1e-5, optimizer);
+        same_as(&alone, &base.with(["parallel.tensor=2", linear]), 5, 1e-5, optimizer);
     }
     // A bias before a norm has no gradient but rounding.
-    let norm = set(&base, &["model.layers.0.bias=false", "model.layers.1.type=batch_norm"]);
+    let norm = base.with(["model.layers.0.bias=false", "model.layers.1.type=batch_norm"]);
     let alone = on(&norm, 5).remove(0);
     for axis in ["parallel.tensor=3", "parallel.spatial=2"] {
-        same_as(&alone, &set(&norm, &[axis, linear]), 5, 1e-5, &format!("batch norm on {axis}"));
+        same_as(&alone, &norm.with([axis, linear]), 5, 1e-5, &format!("batch norm on {axis}"));
     }
-    let whole = set(&norm, &["train.micro_batches=1"]);
+    let whole = norm.with(["train.micro_batches=1"]);
     let alone = on(&whole, 5).remove(0);
     let both = ["parallel.tensor=2", "parallel.data=2", "parallel.batch_norm=synchronised", linear];
-    same_as(&alone, &set(&whole, &both), 5, 1e-5, "batch norm over replicas too");
+    same_as(&alone, &whole.with(both), 5, 1e-5, "batch norm over replicas too");
 }
 
 /// Scores of gradients, over samples that do not divide: more ranks than there are in the last micro-batch.
@@ -152,17 +152,17 @@ fn pruning_by_gradients_sees_the_gradients_of_one_rank() {
         // GraSP's differences of gradients behind a norm that ranks measure together round to another mask, on tiles too.
         let norms: &[&str] = if what == "grasp" { &["gelu"] } else { &["gelu", "batch_norm"] };
         for norm in norms {
-            let base = set(&net(&["model.layers.0.bias=false"]), &fields);
+            let base = net(&["model.layers.0.bias=false"]).with(&fields);
             let base = base.set(format!("model.layers.1.type={norm}"));
             let alone = on(&base, 6).remove(0);
-            let many = set(&base, &["parallel.tensor=3", "parallel.integrated=auto"]);
+            let many = base.with(["parallel.tensor=3", "parallel.integrated=auto"]);
             same_as(&alone, &many, 6, 1e-3, &format!("{what}, {norm}"));
         }
     }
     let base = pruned(&net(&["train.precision=bf16"]));
     let whole = masks(&base, 1);
     for axis in ["parallel.tensor=3", "parallel.spatial=2"] {
-        let many = set(&base, &[axis, "parallel.integrated=[\"layers.8\",\"layers.11\"]"]);
+        let many = base.with([axis, "parallel.integrated=[\"layers.8\",\"layers.11\"]"]);
         assert_eq!(masks(&many, 1), whole, "{axis}");
     }
 }
@@ -178,15 +178,15 @@ fn choices(base: &Base) -> Vec<(String, Parallelism)> {
 fn vgg_and_alexnet_by_samples_and_by_columns() {
     for name in ["alexnet", "vgg-16"] {
         let base = images().set(format!("model.name={name}"));
-        let base = set(&base, &["data.count=40", "train.batch=2", "train.eval_samples=3"]);
-        let base = set(&base, &["learning_rate.peak=0.0001", "optimizer.name=sgd"]);
+        let base = base.with(["data.count=40", "train.batch=2", "train.eval_samples=3"]);
+        let base = base.with(["learning_rate.peak=0.0001", "optimizer.name=sgd"]);
         let alone = on(&base, 2).remove(0);
-        let many = set(&base, &["parallel.tensor=2", "parallel.integrated=[\"classifier\"]"]);
+        let many = base.with(["parallel.tensor=2", "parallel.integrated=[\"classifier\"]"]);
         assert!(choices(&many).iter().all(|(name, by)| (*by == Model) == (name == "classifier")));
         same_as(&alone, &many, 2, 1e-4, name);
         let large =
-            set(&many, &["data.size=224", "data.count=20", "train.batch=16", "parallel.integrated=auto"]);
-        let spatial = set(&large, &["parallel.tensor=1", "parallel.spatial=2"]);
+            many.with(["data.size=224", "data.count=20", "train.batch=16", "parallel.integrated=auto"]);
+        let spatial = large.with(["parallel.tensor=1", "parallel.spatial=2"]);
         for (base, convolutions) in [(large, Data), (spatial, Domain)] {
             for (layer, by) in choices(&base) {
                 let expected = if layer.starts_with("classifier") { Model } else { convolutions };
@@ -211,9 +211,9 @@ fn mixtures_send_what_the_plan_says() {
     check("tiles", &base.set("parallel.spatial=2"));
     check("samples and batch norm", &base.set("parallel.tensor=2"));
     let replicas = ["parallel.tensor=2", "parallel.data=2", "train.batch=24"];
-    check("replicas", &set(&base, &replicas));
-    check("synchronised", &set(&base, &replicas).set("parallel.batch_norm=synchronised"));
-    check("recomputed", &set(&base, &["parallel.tensor=2", "train.recompute=block"]));
+    check("replicas", &base.with(replicas));
+    check("synchronised", &base.with(replicas).set("parallel.batch_norm=synchronised"));
+    check("recomputed", &base.with(["parallel.tensor=2", "train.recompute=block"]));
 }
 
 /// What activations move is what the formulas say, but for the loss, whose ranks tell each other four numbers of each row in the
@@ -223,7 +223,7 @@ fn a_route_costs_what_the_formulas_say() {
     // Sizes that two ranks divide.
     let base = net(&["train.batch=16", "train.micro_batches=1", "model.layers.3.output=8"]);
     for mixture in MIXTURES {
-        let base = set(&base, &["parallel.tensor=2", &format!("parallel.integrated={mixture}")]);
+        let base = base.with(["parallel.tensor=2", &format!("parallel.integrated={mixture}")]);
         let (plan, ..) = prepare(&base, 1);
         let sent = plan.step_traffic(0).unwrap();
         let exchanged = sent.exchanges.sums.bytes + sent.exchanges.gathers.bytes + sent.exchanges.dealt.bytes;
@@ -248,7 +248,7 @@ fn memory_of_every_rank_is_what_the_plan_predicts() {
             for recompute in ["none", "block"] {
                 let fields =
                     [format!("parallel.integrated={mixture}"), format!("train.recompute={recompute}")];
-                let base = set(&net(&["train.steps=2"]), &[axis, &fields[0], &fields[1]]);
+                let base = net(&["train.steps=2"]).with([axis, &fields[0], &fields[1]]);
                 let (plan, ..) = prepare(&base, 1);
                 let categories = [Weights, Gradients, Optimizer, Activations];
                 let measured = on_every_rank(&base, |mut trainer| {
@@ -291,7 +291,7 @@ fn a_checkpoint_goes_through_mixtures_unchanged() {
         vec![],
     ] {
         let to = tempfile::tempdir().unwrap();
-        save_again(&set(&base, &layout), from.path(), to.path());
+        save_again(&base.with(layout), from.path(), to.path());
         from = to;
     }
     assert!(files(&from.path().join(written.file_name().unwrap())) == before);
@@ -299,16 +299,15 @@ fn a_checkpoint_goes_through_mixtures_unchanged() {
 
 #[test]
 fn what_cannot_be_mixed_is_one_sentence() {
-    let auto = |fields: &[&str]| set(&net(&["parallel.integrated=auto"]), fields);
-    let named =
-        |name: &str| set(&net(&["parallel.tensor=2"]), &[&format!("parallel.integrated=[\"{name}\"]")]);
+    let auto = |fields: &[&str]| net(&["parallel.integrated=auto"]).with(fields);
+    let named = |name: &str| net(&["parallel.tensor=2"]).with([&format!("parallel.integrated=[\"{name}\"]")]);
     assert_eq!(
         refused(&named("classifier")),
         "`parallel.integrated` must be \"auto\", or names of convolutions and linear layers, or what such names begin with, got \
          \"classifier\""
     );
     assert_eq!(
-        refused(&set(&named("layers.0"), &["parallel.tensor=16", "train.batch=64"])),
+        refused(&named("layers.0").with(["parallel.tensor=16", "train.batch=64"])),
         "`parallel.integrated` cannot be: 16 ranks are more than some layer of it can be shared out to"
     );
     for (fields, expected) in [

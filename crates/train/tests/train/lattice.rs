@@ -4,7 +4,7 @@
 use espalier_tensor::random::{key, uniform};
 
 use crate::support::{Base, tiny_cnn, tiny_gpt};
-use crate::tensor::{on, same_as, set};
+use crate::tensor::{on, same_as};
 
 /// The most ranks.
 const MOST: usize = 8;
@@ -36,7 +36,7 @@ fn steps() -> usize {
 }
 
 fn pruned(base: &Base) -> Base {
-    set(base, &["prune.method=magnitude", "prune.sparsity=0.9", "prune.state=compressed"])
+    base.with(["prune.method=magnitude", "prune.sparsity=0.9", "prune.state=compressed"])
 }
 
 /// Runs layouts, each a list of fields, against one rank.
@@ -45,7 +45,7 @@ fn all_same(base: &Base, layouts: Vec<Vec<String>>) {
         let alone = on(&base, steps()).remove(0);
         for layout in &layouts {
             let fields: Vec<&str> = layout.iter().map(String::as_str).collect();
-            same_as(&alone, &set(&base, &fields), steps(), 1e-5, &format!("{how}: {layout:?}"));
+            same_as(&alone, &base.with(fields), steps(), 1e-5, &format!("{how}: {layout:?}"));
         }
     }
 }
@@ -55,8 +55,8 @@ fn all_same(base: &Base, layouts: Vec<Vec<String>>) {
 fn a_gpt_on_every_lattice_is_one_run() {
     let base =
         tiny_gpt(&["train.batch=24", "train.eval_samples=11", "model.dropout=0.1", "model.context=11"]);
-    let base = set(&base, &["model.heads=5", "model.width=20", "model.layers=3", "train.clip=0.5"]);
-    let base = set(&base, &["optimizer.name=sgd", "learning_rate.peak=0.1", "learning_rate.decay_steps=100"]);
+    let base = base.with(["model.heads=5", "model.width=20", "model.layers=3", "train.clip=0.5"]);
+    let base = base.with(["optimizer.name=sgd", "learning_rate.peak=0.1", "learning_rate.decay_steps=100"]);
     let layouts = extents().filter(|[data, pipeline, tensor, sequence]| {
         24 % data == 0 && *pipeline <= 5 && *tensor <= 5 && *sequence <= 1 + usize::from(*tensor > 1)
     });
@@ -79,10 +79,11 @@ fn a_gpt_on_every_lattice_is_one_run() {
 fn an_image_net_on_every_lattice_is_one_run() {
     let base =
         tiny_cnn(&["train.batch=24", "train.eval_samples=11", "data.size=19", "model.layers.1.type=gelu"]);
-    let base = set(
-        &base,
-        &["model.layers.2.type=gelu", "model.layers.4.branch.1.type=gelu", "learning_rate.peak=0.01"],
-    );
+    let base = base.with([
+        "model.layers.2.type=gelu",
+        "model.layers.4.branch.1.type=gelu",
+        "learning_rate.peak=0.01",
+    ]);
     let layouts = extents().filter(|[data, pipeline, tensor, spatial]| {
         24 % data == 0 && *pipeline <= 3 && *tensor <= 4 && *spatial <= 4
     });

@@ -3,16 +3,14 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 
 use espalier_train::Summary;
 use espalier_train::checkpoint::{Checkpoint, Checkpoints};
 use espalier_train::parallel::Ranks;
 use espalier_train::prune::{count, differing};
-use espalier_train::run::{RunDir, run};
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, Heard, images, prepare, save_again, tiny_gpt, tiny_llama};
+use crate::support::{Base, images, prepare, save_again, tiny_gpt, tiny_llama};
 
 /// A tied GPT of several blocks, whose batch all layouts here divide.
 fn gpt() -> Base {
@@ -27,16 +25,6 @@ fn on(base: &Base, stages: usize, data: usize, schedule: &str) -> Base {
     if stages > 1 { base.set(format!("parallel.schedule={schedule}")) } else { base }
 }
 
-fn run_in(folder: &Path, base: &Base, steps: usize) -> Summary {
-    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let place = RunDir { resume: folder.join("run.toml").exists(), ..RunDir::at(folder) };
-    run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap().summary
-}
-
-fn summary(base: &Base, steps: usize) -> Summary {
-    run_in(tempfile::tempdir().unwrap().path(), base, steps)
-}
-
 /// A tied table is shared by the replicas of two stages; copies of a part by the ranks that hold them.
 #[test]
 fn shared_state_gives_the_bits_of_whole_state_on_every_stage() {
@@ -49,7 +37,7 @@ fn shared_state_gives_the_bits_of_whole_state_on_every_stage() {
     ] {
         for (stages, schedule) in [(2, "1f1b"), (2, "chimera"), (2, "zb-h1"), (3, "gpipe")] {
             let base = on(&base, stages, 2, schedule);
-            let (whole, shared) = (summary(&base, 6), summary(&base.set("parallel.zero=true"), 6));
+            let (whole, shared) = (base.steps(6).run(), base.set("parallel.zero=true").steps(6).run());
             let what = format!("{what}, {stages} stages, {schedule}");
             assert_eq!(whole.weights_hash, shared.weights_hash, "{what}");
             assert_eq!(whole.loss, shared.loss, "{what}");
@@ -64,27 +52,27 @@ fn shared_state_gives_the_bits_of_whole_state_on_every_stage() {
 #[test]
 fn llama_s_layers_learn_and_every_layout_is_the_same_run() {
     let base = tiny_llama(&["train.batch=8", "train.micro_batches=4", "train.eval_samples=8"]);
-    let loss = |base: &Base, steps| summary(base, steps).loss.unwrap();
+    let loss = |base: &Base, steps: usize| base.steps(steps).run().loss.unwrap();
     let long = loss(&base.set("train.batch=16"), 40);
     let first = loss(&base, 1);
     assert!(long < 0.8 * first, "{first} at first, {} after 40 steps", long);
-    let alone = summary(&base, 6);
+    let alone = base.steps(6).run();
     for (stages, data, schedule) in [(2, 1, "1f1b"), (3, 1, "zb-h1"), (1, 2, ""), (2, 2, "gpipe")] {
         let (got, wanted) = (loss(&on(&base, stages, data, schedule), 6), alone.loss.unwrap());
         assert!((got - wanted).abs() < 2e-5, "{stages} stages of {data}, {schedule}: {got}, alone {wanted}");
     }
     for again in ["block", "attention"] {
         let recomputed = base.set(format!("train.recompute={again}"));
-        assert_eq!(summary(&recomputed, 6).weights_hash, alone.weights_hash, "{again} recomputed");
+        assert_eq!(recomputed.steps(6).run().weights_hash, alone.weights_hash, "{again} recomputed");
         for schedule in ["1f1b", "zb-h1"] {
             let [kept, made] =
-                [&base, &recomputed].map(|base| summary(&on(base, 2, 1, schedule), 6).weights_hash);
+                [&base, &recomputed].map(|base| on(base, 2, 1, schedule).steps(6).run().weights_hash);
             assert_eq!(made, kept, "{again} recomputed in stages, {schedule}");
         }
     }
     let pruned = base.set("prune.method=magnitude").set("prune.sparsity=0.7");
     let [dense, compressed] =
-        ["dense", "compressed"].map(|state| summary(&pruned.set(format!("prune.state={state}")), 6));
+        ["dense", "compressed"].map(|state| pruned.set(format!("prune.state={state}")).steps(6).run());
     assert_eq!(dense.weights_hash, compressed.weights_hash, "compressed is masked-dense");
 }
 
@@ -93,12 +81,8 @@ fn llama_s_layers_learn_and_every_layout_is_the_same_run() {
 fn what_is_said_of_pruning_is_of_all_stages() {
     let base = gpt().set("model.tied=false").set("prune.method=magnitude");
     let said = |base: &Base| {
-        let (plan, dataset, device) = prepare(&base.set("train.steps=2"), 2);
-        let folder = tempfile::tempdir().unwrap();
-        let place = RunDir::at(folder.path());
-        let mut heard = Heard::default();
-        let outcome = run(plan, dataset, &device, &place, &Arc::default(), &mut heard).unwrap();
-        (outcome.summary.state_bytes_per_parameter, heard.warnings)
+        let (ended, heard) = base.set("train.steps=2").hear();
+        (ended.unwrap().state_bytes_per_parameter, heard.warnings)
     };
     for sparsity in ["prune.sparsity=0.3", "prune.sparsity=0.9995"] {
         let base = base.set(sparsity);
@@ -165,7 +149,7 @@ fn a_checkpoint_goes_through_any_layout_unchanged() {
 /// The masks of a run's last checkpoint.
 fn masks(base: &Base, steps: usize) -> (BTreeMap<String, Vec<u32>>, f64) {
     let folder = tempfile::tempdir().unwrap();
-    let loss = run_in(folder.path(), base, steps).loss.unwrap();
+    let loss = base.steps(steps).run_in(folder.path()).loss.unwrap();
     let whole = Checkpoint::find(folder.path(), &Ranks::alone(), |_| ()).unwrap();
     let words = |name: &str| whole.words("masks.safetensors", name).unwrap().unwrap();
     let masks = whole.names("masks.safetensors").map(|name| (name.to_owned(), words(name)));

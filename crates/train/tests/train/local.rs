@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use espalier_plan::mesh::{Mesh, PerAxis};
-use espalier_train::parallel::{on_threads, on_threads_within};
-use espalier_train::run::{Observer, Outcome, RunDir, run};
-use espalier_train::trainer::{StepReport, Trainer};
-use espalier_train::{Error, Rates};
+use espalier_train::Error;
+use espalier_train::parallel::on_threads_within;
+use espalier_train::run::{Outcome, RunDir};
+use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{Base, Heard, on_every_rank, prepare, tiny_cnn, tiny_gpt};
 
 fn pruned(base: &Base) -> Base {
     base.set("prune.method=magnitude").set("prune.sparsity=0.8").set("prune.state=compressed")
@@ -19,12 +19,8 @@ fn pruned(base: &Base) -> Base {
 
 /// Takes steps on so many ranks, coming together after each if asked to, and returns every rank's losses and weights.
 fn on(ranks: usize, base: &Base, steps: usize, always: bool) -> Vec<(Vec<f64>, Vec<f32>)> {
-    let base = base.set(format!("parallel.data={ranks}")).set(format!("train.steps={steps}"));
-    let (plan, dataset, device) = prepare(&base, 2);
-    let dataset = Arc::new(dataset);
-    let mesh = Mesh::new(PerAxis { data: ranks, ..PerAxis::ONES }).unwrap();
-    let all = on_threads(&mesh, &device, |ranks, device| {
-        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+    let base = base.replicas(ranks).steps(steps);
+    on_every_rank(&base, |mut trainer| {
         let mut losses = Vec::new();
         for _ in 0..steps {
             losses.push(trainer.step()?.loss);
@@ -33,8 +29,7 @@ fn on(ranks: usize, base: &Base, steps: usize, always: bool) -> Vec<(Vec<f64>, V
             }
         }
         Ok((losses, trainer.params().named().flat_map(|(_, tensor)| tensor.to_f32()).collect()))
-    });
-    all.unwrap()
+    })
 }
 
 #[test]
@@ -188,8 +183,7 @@ fn a_rank_that_diverges_alone_ends_the_run() {
         .set("optimizer.name=sgd")
         .set("learning_rate.peak=1e38")
         .set("train.max_bad_steps=2");
-    let folder = tempfile::tempdir().unwrap();
-    let ended = run_heard(folder.path(), &base, 9, &Arc::default(), &mut ());
+    let (ended, _) = base.steps(9).hear();
     assert!(matches!(ended, Err(Error::Diverged { step: 3, bad_steps: 2, .. })), "{ended:?}");
 }
 
@@ -208,34 +202,12 @@ fn ranks_can_go_apart_later() {
     };
     // Averages stand where they would have stood: after 6 steps, and 9.
     assert_eq!([4, 5, 6, 7, 9].map(same), [true, false, true, false, true]);
-    let folder = || tempfile::tempdir().unwrap();
-    let whole = run_to(folder().path(), &late.set("parallel.data=2"), 9).summary;
-    let (again, stop) = (folder(), Arc::<AtomicBool>::default());
-    let late = late.set("parallel.data=2");
-    assert!(run_heard(again.path(), &late, 9, &stop, &mut StopAt(3, &stop)).unwrap().interrupted);
-    assert_eq!(
-        run_to(again.path(), &late, 9).summary.weights_hash,
-        whole.weights_hash,
-        "resumed before the switch"
-    );
+    let late = late.replicas(2).steps(9);
+    let (whole, again) = (late.run(), tempfile::tempdir().unwrap());
+    assert!(stopped_at(3, &late, again.path()).interrupted);
+    assert_eq!(late.run_in(again.path()).weights_hash, whole.weights_hash, "resumed before the switch");
     let bytes = whole.memory["communication"];
     assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "either kind of message was predicted");
-}
-
-fn run_heard(
-    folder: &Path,
-    base: &Base,
-    steps: usize,
-    stop: &Arc<AtomicBool>,
-    observer: &mut (dyn Observer + Send),
-) -> Result<Outcome, Error> {
-    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let place = RunDir { resume: folder.join("run.toml").exists(), ..RunDir::at(folder) };
-    run(plan, dataset, &device, &place, stop, observer)
-}
-
-fn run_to(folder: &Path, base: &Base, steps: usize) -> Outcome {
-    run_heard(folder, base, steps, &Arc::default(), &mut ()).unwrap()
 }
 
 #[test]
@@ -245,10 +217,9 @@ fn a_run_that_goes_apart_learns_and_sends_little() {
             .set("learning_rate.decay_steps=1000")
             .set(format!("optimizer.name={optimizer}"))
             .set(if optimizer == "adamw" { "learning_rate.peak=3e-3" } else { "learning_rate.peak=0.1" });
-        let folder = || tempfile::tempdir().unwrap();
-        let one = run_to(folder().path(), &base, 1).summary.validation.loss.unwrap();
+        let one = base.steps(1).run().validation.loss.unwrap();
         let both = [base.clone(), base.set("parallel.average_every=8")];
-        let [every, local] = both.map(|base| run_to(folder().path(), &base, 80).summary);
+        let [every, local] = both.map(|base| base.steps(80).run());
         let (synchronous, loss) = (every.validation.loss.unwrap(), local.validation.loss.unwrap());
         assert!(
             one - loss > 0.6 * (one - synchronous),
@@ -281,24 +252,18 @@ fn every_method_prunes_alike_on_ranks_that_go_apart() {
         ("snip", gpt.set("prune.method=snip")),
         ("2:4", gpt.set("prune.method=2:4").set("prune.at=3").set("prune.sparsity=0.5")),
     ] {
-        let folder = tempfile::tempdir().unwrap();
-        let summary = run_to(folder.path(), &base, 16).summary;
+        let summary = base.steps(16).run();
         assert!(summary.sparsity > 0.45, "{what}: {}", summary.sparsity);
         // The last step is not one after which they come together by themselves: evaluation and checkpoint make them.
-        let other = tempfile::tempdir().unwrap();
-        assert_eq!(summary.weights_hash, run_to(other.path(), &base, 16).summary.weights_hash, "{what}");
+        assert_eq!(summary.weights_hash, base.steps(16).run().weights_hash, "{what}");
     }
 }
 
-/// An observer that asks for a stop at a step.
-struct StopAt<'a>(u64, &'a AtomicBool);
-
-impl Observer for StopAt<'_> {
-    fn step(&mut self, report: &StepReport, _: Rates, _: usize) {
-        if report.step == self.0 {
-            self.1.store(true, Ordering::Relaxed);
-        }
-    }
+/// How a run ends that is asked to stop after a step.
+fn stopped_at(step: u64, base: &Base, folder: &Path) -> Outcome {
+    let stop = Arc::<AtomicBool>::default();
+    let asks = || stop.store(true, Ordering::Relaxed);
+    base.run_until(&stop, &RunDir::at(folder), &mut Heard::then(step, &asks)).unwrap()
 }
 
 /// A stop waits until ranks are together, and the run goes on as if there had been none.
@@ -306,12 +271,12 @@ impl Observer for StopAt<'_> {
 fn a_stop_changes_nothing() {
     for optimizer in ["momentum", "lamb"] {
         let base = tiny_cnn(&["train.batch=12", "parallel.data=3", "parallel.average_every=4"])
-            .set(format!("optimizer.name={optimizer}"));
-        let expected = run_to(tempfile::tempdir().unwrap().path(), &base, 12).summary.weights_hash;
-        let (folder, stop) = (tempfile::tempdir().unwrap(), Arc::<AtomicBool>::default());
-        let stopped = run_heard(folder.path(), &base, 12, &stop, &mut StopAt(2, &stop)).unwrap();
+            .set(format!("optimizer.name={optimizer}"))
+            .steps(12);
+        let (expected, folder) = (base.run().weights_hash, tempfile::tempdir().unwrap());
+        let stopped = stopped_at(2, &base, folder.path());
         assert!(stopped.interrupted);
         assert_eq!(stopped.summary.steps, 4);
-        assert_eq!(run_to(folder.path(), &base, 12).summary.weights_hash, expected, "{optimizer}");
+        assert_eq!(base.run_in(folder.path()).weights_hash, expected, "{optimizer}");
     }
 }

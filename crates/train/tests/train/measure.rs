@@ -222,8 +222,7 @@ fn two_ranks_measure_what_one_does() {
 fn measuring_changes_nothing_of_a_run() {
     let run = tiny_cnn(&["prune.method=snip", "prune.sparsity=0.5"]);
     let hash = |measures: bool| {
-        let (plan, dataset, device) = prepare(&run, 2);
-        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+        let mut trainer = run.trainer(2);
         for _ in 0..3 {
             let over = Over { samples: Some(40), micro_batch: None };
             match measures {
@@ -242,8 +241,7 @@ fn measuring_changes_nothing_of_a_run() {
 
 #[test]
 fn samples_that_there_are_not_are_refused_in_a_sentence() {
-    let (plan, dataset, device) = prepare(&tiny_cnn(&[]), 2);
-    let trainer = Trainer::new(plan, dataset, &device).unwrap();
+    let trainer = tiny_cnn(&[]).trainer(2);
     let refused = |samples| {
         let surface = Surface::of(&trainer, Over { samples: Some(samples), micro_batch: None });
         surface.and_then(|surface| gradient_noise(&surface)).unwrap_err().to_string()

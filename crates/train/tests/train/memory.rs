@@ -1,14 +1,11 @@
 //! Every byte is counted, and the plan's prediction is what the ledger measures.
 
-use std::sync::Arc;
-
 use espalier_data::Split;
 use espalier_nn::layers::{BatchSlice, Forward, Mode};
 use espalier_nn::model::Model;
 use espalier_nn::weights::Weights;
 use espalier_plan::storage::Storage;
 use espalier_tensor::{Category, DType, Saved};
-use espalier_train::parallel::on_threads;
 use espalier_train::trainer::Trainer;
 
 use crate::support::{base, on_every_rank, prepare, tiny_cnn, tiny_gpt, tiny_llama};
@@ -144,7 +141,7 @@ fn activations_put_off_along_the_tensor_axis_are_exactly_those_predicted() {
         ("llama, sequence", tiny_llama(&["parallel.tensor=2", "parallel.sequence=true"])),
         ("cnn", cnn),
     ] {
-        let base = stages.iter().fold(base, |base, field| base.set(field));
+        let base = base.with(stages);
         let (plan, ..) = prepare(&base, 1);
         let peaks = on_every_rank(&base, |mut trainer| {
             trainer.step()?;
@@ -196,14 +193,11 @@ fn gradients_of_ranks_are_exactly_those_predicted() {
                 .set(format!("parallel.data={data}"))
                 .set(format!("parallel.pipeline={stages}"))
                 .set(format!("parallel.zero={zero}"));
-            let (plan, dataset, device) = prepare(&base, 1);
-            let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
-            let peaks = on_threads(&mesh, &device, |ranks, device| {
-                let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+            let peaks = on_every_rank(&base, |mut trainer| {
                 trainer.step()?;
-                Ok(device.ledger().peak(Category::Gradients) as u64)
+                Ok(trainer.device().ledger().peak(Category::Gradients) as u64)
             });
-            let most = peaks.unwrap().into_iter().max();
+            let (most, plan) = (peaks.into_iter().max(), prepare(&base, 1).0);
             let layout = format!("{data} x {stages}, shared {zero}, {precision} in {micro_batches}");
             assert_eq!(most, Some(plan.memory.gradients), "{layout}");
         }
@@ -294,16 +288,16 @@ fn what_pruning_takes_is_counted() {
     for method in ["magnitude", "random", "snip"] {
         let base = tiny_gpt(&["prune.sparsity=0.5"]).set(format!("prune.method={method}"));
         let (largest, _) = counts(&base);
-        let (plan, dataset, device) = prepare(&base, 1);
-        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+        let mut trainer = base.trainer(1);
+        let device = trainer.device().clone();
         trainer.prune().unwrap().unwrap();
         assert!(device.ledger().peak(Category::Workspace) >= 4 * largest, "{method}");
         assert_eq!(device.ledger().current(Category::Workspace), 0, "{method}");
     }
     let base = tiny_gpt(&["prune.method=lottery", "prune.sparsity=0.5", "prune.rewind=1", "train.steps=8"]);
     let (_, parameters) = counts(&base);
-    let (plan, dataset, device) = prepare(&base, 1);
-    let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+    let mut trainer = base.trainer(1);
+    let device = trainer.device().clone();
     for _ in 0..2 {
         trainer.prune().unwrap();
         trainer.step().unwrap();
@@ -318,8 +312,8 @@ fn what_pruning_takes_is_counted() {
 #[test]
 fn workspace_is_the_same_in_every_run_and_bounded() {
     let peak = |threads: usize| {
-        let (plan, dataset, device) = prepare(&tiny_gpt(&[]), threads);
-        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+        let mut trainer = tiny_gpt(&[]).trainer(threads);
+        let device = trainer.device().clone();
         (0..2).for_each(|_| drop(trainer.step().unwrap()));
         device.ledger().peak(Category::Workspace)
     };
@@ -333,8 +327,9 @@ fn workspace_is_the_same_in_every_run_and_bounded() {
 fn recomputation_lowers_the_peak_of_activations() {
     let peak = |recompute: &str| {
         let base = tiny_gpt(&["model.layers=6"]).set(format!("train.recompute={recompute}"));
-        let (plan, dataset, device) = prepare(&base, 1);
-        Trainer::new(plan, dataset, &device).unwrap().step().unwrap();
+        let mut trainer = base.trainer(1);
+        trainer.step().unwrap();
+        let device = trainer.device();
         device.ledger().peak(Category::Activations)
     };
     // Of each token in f32: the id; of six layers ten widths and 6 numbers, or six widths and 2; of the head two widths and 2.

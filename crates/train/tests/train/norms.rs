@@ -19,8 +19,7 @@ fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown> {
 
 /// What all ranks of a run file hold together after some steps.
 fn run(base: &Base, steps: usize) -> Shown {
-    let mut all =
-        on_every_rank(&base.set(format!("train.steps={steps}")), |trainer| shown(trainer, steps)).into_iter();
+    let mut all = on_every_rank(&base.steps(steps), |trainer| shown(trainer, steps)).into_iter();
     let mut first = all.next().unwrap();
     all.for_each(|other| first.1.extend(other.1));
     first
@@ -42,7 +41,7 @@ fn assert_same(a: &Shown, b: &Shown, what: &str) {
 
 fn cnn(settings: &str) -> Base {
     let base = tiny_cnn(&["train.batch=24", "optimizer.name=sgd"]);
-    settings.split_whitespace().fold(base, |base, setting| base.set(setting))
+    base.with(settings.split_whitespace())
 }
 
 /// A group is a batch of its own: six micro-batches of four, or one batch in six groups of four, are the same run, on

@@ -34,8 +34,7 @@ impl InputObserver for Squares {
 fn what_layers_read_of_training_samples_does_not_depend_on_stages() {
     let samples: Vec<(u64, usize)> = (0..7).map(|i| (0, 3 * i)).collect();
     let observed = |changes: &[&str]| {
-        let base =
-            changes.iter().fold(tiny_gpt(&["model.dropout=0.2", "train.batch=8"]), |base, c| base.set(c));
+        let base = tiny_gpt(&["model.dropout=0.2", "train.batch=8"]).with(changes);
         let (plan, dataset, device) = prepare(&base, 2);
         let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
         let ranks = on_threads(&mesh, &device, |ranks, device| {

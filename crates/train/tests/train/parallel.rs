@@ -1,6 +1,5 @@
 //! Parallel equals serial: any number of ranks trains as one rank does, and the same number twice gives the same bits.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,15 +10,17 @@ use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_plan::sharing::Sharing;
 use espalier_plan::traffic::{Buckets, Gradient};
 use espalier_tensor::{Category, DType, Mask, Tensor};
+use espalier_train::Error;
 use espalier_train::parallel::data::{DataParallel, Door};
 use espalier_train::parallel::groups::Groups;
-use espalier_train::parallel::{Ranks, on_threads};
-use espalier_train::run::{Observer, Outcome, RunDir, run};
+use espalier_train::parallel::on_threads;
+use espalier_train::run::RunDir;
 use espalier_train::state::ParamStore;
 use espalier_train::trainer::{StepReport, Trainer};
-use espalier_train::{Error, Rates, Summary};
 
-use crate::support::{Base, Heard, images, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{
+    Base, Heard, apart, images, on_every_rank, prepare, resumed, tiny_cnn, tiny_gpt, try_on_every_rank,
+};
 
 fn mesh(data: usize) -> Mesh {
     Mesh::new(PerAxis { data, ..PerAxis::ONES }).unwrap()
@@ -46,27 +47,11 @@ fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown, Error> {
 
 /// Takes steps on so many ranks, which must all show the same.
 fn on(ranks: usize, base: &Base, steps: usize) -> Shown {
-    let base = base.set(format!("train.steps={steps}"));
-    if ranks == 1 {
-        let (plan, dataset, device) = prepare(&base, 2);
-        return shown(Trainer::new(plan, dataset, &device).unwrap(), steps).unwrap();
-    }
-    let (plan, dataset, device) = prepare(&base.set(format!("parallel.data={ranks}")), 2);
-    let dataset = Arc::new(dataset);
-    let all = on_threads(&mesh(ranks), &device, |ranks, device| {
-        shown(Trainer::among(plan.clone(), dataset.clone(), device, ranks)?, steps)
-    });
-    let all = all.unwrap();
+    let all = on_every_rank(&base.steps(steps).replicas(ranks), |trainer| shown(trainer, steps));
     for shown in &all {
         assert_eq!(*shown, all[0], "all ranks report the same numbers and hold the same bits");
     }
     all.into_iter().next().unwrap()
-}
-
-/// The largest relative difference between two lists of numbers.
-fn apart(a: &[f64], b: &[f64]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max)
 }
 
 /// A GPT that every number of ranks divides the batch of, with dropout, at a rate at which rounding does not grow.
@@ -126,10 +111,7 @@ fn synchronised_batch_norm_learns_the_same_on_any_number_of_ranks() {
 #[test]
 fn adamw_learns_the_same_on_any_number_of_ranks() {
     let small = ["learning_rate.peak=1e-3", "learning_rate.decay_steps=100", "optimizer.name=adamw"];
-    any_number_of_ranks_gives_the_losses_of_one(
-        small.iter().fold(gpt(), |base, change| base.set(change)),
-        40,
-    );
+    any_number_of_ranks_gives_the_losses_of_one(gpt().with(small), 40);
 }
 
 /// At a rate at which kinks do not show: an activation that rounding moves across one changes a gradient by 1e-5 at once.
@@ -137,7 +119,7 @@ fn adamw_learns_the_same_on_any_number_of_ranks() {
 fn a_resnet8_learns_the_same_on_any_number_of_ranks() {
     let small =
         ["model.name=resnet8", "data.size=16", "data.count=200", "train.batch=24", "train.eval_samples=5"];
-    let base = small.iter().fold(images(), |base, change| base.set(change));
+    let base = images().with(small);
     any_number_of_ranks_gives_the_losses_of_one(
         base.set("optimizer.name=adamw").set("learning_rate.peak=1e-5").set("seed=4"),
         20,
@@ -187,14 +169,11 @@ fn the_noise_scale_is_that_of_as_many_micro_batches() {
     let scale = |ranks: usize, pieces: usize| {
         let base = tiny_gpt(&["train.batch=24", "train.noise_scale=true", "optimizer.name=sgd"])
             .set(format!("train.micro_batches={pieces}"))
-            .set(format!("parallel.data={ranks}"));
-        let (plan, dataset, device) = prepare(&base, 2);
-        let dataset = Arc::new(dataset);
-        let all = on_threads(&mesh(ranks), &device, |ranks, device| {
-            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+            .replicas(ranks);
+        let all = on_every_rank(&base, |mut trainer| {
             (0..10).map(|_| Ok(trainer.step()?.noise_scale)).collect::<Result<Vec<_>, Error>>()
         });
-        all.unwrap()[0][9].expect("defined after ten steps")
+        all[0][9].expect("defined after ten steps")
     };
     let expected = scale(1, 4);
     assert!(apart(&[expected, expected], &[scale(4, 1), scale(2, 2)]) < 1e-3);
@@ -264,27 +243,6 @@ fn buckets_of_any_size_give_the_same_sums() {
     }
 }
 
-fn run_on(folder: &Path, base: &Base, ranks: usize, resume: bool) -> Result<Outcome, Error> {
-    run_heard(folder, base, ranks, resume, &Arc::default(), &mut ())
-}
-
-fn run_heard(
-    folder: &Path,
-    base: &Base,
-    ranks: usize,
-    resume: bool,
-    stop: &Arc<AtomicBool>,
-    observer: &mut (dyn Observer + Send),
-) -> Result<Outcome, Error> {
-    let (plan, dataset, device) = prepare(&base.set(format!("parallel.data={ranks}")), 2);
-    let place = RunDir { resume, ..RunDir::at(folder) };
-    run(plan, dataset, &device, &place, stop, observer)
-}
-
-fn summary_of(base: &Base, ranks: usize) -> Summary {
-    run_on(tempfile::tempdir().unwrap().path(), base, ranks, false).unwrap().summary
-}
-
 /// Bytes are those of a ring's all-reduce, 2 (P - 1) / P for each byte of gradient; compressed, those of kept weights alone.
 #[test]
 fn bytes_on_the_wire_are_those_of_kept_weights() {
@@ -292,7 +250,7 @@ fn bytes_on_the_wire_are_those_of_kept_weights() {
     for ranks in [2, 4, 8] {
         let sent = |sparsity: f64, state: &str| {
             let base = base.set(format!("prune.sparsity={sparsity}")).set(format!("prune.state={state}"));
-            let summary = summary_of(&base, ranks);
+            let summary = base.replicas(ranks).run();
             for traffic in Traffic::ALL.into_iter().filter(|t| *t != Traffic::AllReduce) {
                 assert_eq!(summary.bytes_sent[traffic.name()], 0, "{traffic}");
             }
@@ -315,10 +273,10 @@ fn bytes_on_the_wire_are_those_of_kept_weights() {
 #[test]
 fn one_rank_sends_nothing_and_several_are_in_the_summary() {
     let base = tiny_gpt(&["train.batch=8", "train.steps=2", "train.micro_batches=2"]);
-    let one = summary_of(&base, 1);
+    let one = base.replicas(1).run();
     assert!(one.bytes_sent.values().all(|bytes| *bytes == 0));
     assert_eq!(one.memory["communication"].measured, Some(0));
-    let four = summary_of(&base, 4);
+    let four = base.replicas(4).run();
     let json = serde_json::to_value(&four).unwrap();
     assert_eq!((&json["layout"]["data"], &json["layout"]["micro_batches"]), (&4.into(), &2.into()));
     for category in ["weights", "optimizer", "communication"] {
@@ -333,86 +291,65 @@ fn one_rank_sends_nothing_and_several_are_in_the_summary() {
 fn a_run_goes_on_with_another_number_of_ranks() {
     let bases = [gpt(), pruned(&gpt()).set("prune.at=2"), cnn(true).set("optimizer.name=momentum")];
     for base in bases.map(|base| base.set("checkpoint.keep=1").set("checkpoint.every=3")) {
-        let steps = |n: usize| base.set(format!("train.steps={n}"));
+        let steps = |n: usize| base.steps(n);
         for (first, second) in [(4, 2), (1, 3), (8, 1)] {
             let folder = tempfile::tempdir().unwrap();
-            let half = run_on(folder.path(), &steps(3), first, false).unwrap();
+            let half = steps(3).replicas(first).run_in(folder.path());
             // Nothing left to do: what was loaded is what was saved, bit for bit.
-            let loaded = run_on(folder.path(), &steps(3), second, true).unwrap();
-            assert_eq!(half.summary.weights_hash, loaded.summary.weights_hash, "{first} to {second}");
-            let whole = summary_of(&steps(6), second);
-            let resumed = run_on(folder.path(), &steps(6), second, true).unwrap().summary;
+            let loaded = steps(3).replicas(second).run_in(folder.path());
+            assert_eq!(half.weights_hash, loaded.weights_hash, "{first} to {second}");
+            let whole = steps(6).replicas(second).run();
+            let resumed = steps(6).replicas(second).run_in(folder.path());
             assert!(apart(&[whole.loss.unwrap()], &[resumed.loss.unwrap()]) < 1e-5, "{first} to {second}");
         }
         // On the same number of ranks, two halves are the whole.
         let folder = tempfile::tempdir().unwrap();
-        run_on(folder.path(), &steps(3), 4, false).unwrap();
-        let resumed = run_on(folder.path(), &steps(6), 4, true).unwrap().summary;
-        assert_eq!(resumed.weights_hash, summary_of(&steps(6), 4).weights_hash);
-    }
-}
-
-/// An observer that asks for a stop at a step, or panics there.
-struct At<'a> {
-    step: u64,
-    then: &'a (dyn Fn() + Sync),
-    heard: u64,
-}
-
-impl Observer for At<'_> {
-    fn step(&mut self, report: &StepReport, _: Rates, _: usize) {
-        self.heard += 1;
-        if report.step == self.step {
-            (self.then)();
-        }
+        steps(3).replicas(4).run_in(folder.path());
+        let resumed = steps(6).replicas(4).run_in(folder.path());
+        assert_eq!(resumed.weights_hash, steps(6).replicas(4).run().weights_hash);
     }
 }
 
 #[test]
 fn a_stop_ends_all_ranks_after_the_same_step() {
     let (folder, stop) = (tempfile::tempdir().unwrap(), Arc::<AtomicBool>::default());
-    let base = gpt().set("train.steps=50");
-    let mut observer = At { step: 3, then: &|| stop.store(true, Ordering::Relaxed), heard: 0 };
-    let outcome = run_heard(folder.path(), &base, 4, false, &stop, &mut observer).unwrap();
+    let asks = || stop.store(true, Ordering::Relaxed);
+    let (base, mut heard) = (gpt().steps(50).replicas(4), Heard::then(3, &asks));
+    let outcome = base.run_until(&stop, &RunDir::at(folder.path()), &mut heard).unwrap();
     // The other ranks may see it a step later, never at different steps.
     let steps = outcome.summary.steps;
     assert!(outcome.interrupted && (3..=4).contains(&steps), "stopped after {steps}");
-    assert_eq!(observer.heard, steps, "rank 0 alone talks");
+    assert_eq!(heard.losses.len() as u64, steps, "rank 0 alone talks");
     assert!(folder.path().join(format!("checkpoints/step-{steps:06}/manifest.json")).exists());
 }
 
 #[test]
 fn a_rank_that_panics_or_fails_ends_the_run_by_its_name() {
-    let base = gpt().set("train.steps=50");
-    let folder = tempfile::tempdir().unwrap();
-    let mut observer = At { step: 2, then: &|| panic!("the observer fell over"), heard: 0 };
-    let stop = Arc::<AtomicBool>::default();
-    let error = run_heard(folder.path(), &base, 4, false, &stop, &mut observer).unwrap_err();
+    let (base, folder) = (gpt().steps(50).replicas(4), tempfile::tempdir().unwrap());
+    let mut falls_over = Heard::then(2, &|| panic!("the observer fell over"));
+    let error = base.run_at(&RunDir::at(folder.path()), &mut falls_over).unwrap_err();
     assert_eq!(error.to_string(), "rank 0 panicked: the observer fell over");
 
-    let (plan, dataset, device) = prepare(&base.set("parallel.data=4"), 2);
-    let dataset = Arc::new(dataset);
-    let failing = |fail: &(dyn Fn(&Ranks) -> Result<(), Error> + Sync)| {
-        let outcome = on_threads(&mesh(4), &device, |ranks, device| {
-            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks.clone())?;
+    let failing = |fail: &(dyn Fn() -> Result<(), Error> + Sync)| {
+        let outcome = try_on_every_rank(&base, |mut trainer| {
             for step in 0..50 {
                 trainer.step()?;
-                if step == 2 && ranks.rank() == 2 {
-                    fail(&ranks)?;
+                if step == 2 && trainer.ranks().rank() == 2 {
+                    fail()?;
                 }
             }
             Ok(())
         });
         outcome.unwrap_err()
     };
-    let error = failing(&|_| panic!("out of luck"));
+    let error = failing(&|| panic!("out of luck"));
     assert!(matches!(error, Error::RankEnded { rank: 2, .. }), "{error}");
     assert_eq!(error.to_string(), "rank 2 panicked: out of luck");
     let refused = || espalier_tensor::Error::Threads { threads: 3, why: "enough".into() };
-    let error = failing(&|_| Err(refused().into()));
+    let error = failing(&|| Err(refused().into()));
     assert_eq!(error.to_string(), format!("rank 2 failed: {}", refused()));
     // What concerns the run needs no rank.
-    let error = failing(&|_| Err(Error::Diverged { step: 3, bad_steps: 1, loss: f64::NAN }));
+    let error = failing(&|| Err(Error::Diverged { step: 3, bad_steps: 1, loss: f64::NAN }));
     assert!(matches!(error, Error::Diverged { .. }), "{error}");
 }
 
@@ -421,12 +358,13 @@ fn a_rank_that_panics_or_fails_ends_the_run_by_its_name() {
 fn a_run_that_panicked_goes_on_with_the_same_bits() {
     let base = pruned(&gpt()).set("train.steps=12").set("checkpoint.every=1").set("optimizer.name=adamw");
     for ranks in [1, 4] {
-        let expected = summary_of(&base, ranks).weights_hash;
+        let base = base.replicas(ranks);
+        let expected = base.run().weights_hash;
         for step in [1, 5, 12] {
-            let (folder, stop) = (tempfile::tempdir().unwrap(), Arc::<AtomicBool>::default());
-            let mut observer = At { step, then: &|| panic!("out of luck"), heard: 0 };
+            let folder = tempfile::tempdir().unwrap();
+            let mut falls_over = Heard::then(step, &|| panic!("out of luck"));
             let broken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                run_heard(folder.path(), &base, ranks, false, &stop, &mut observer)
+                base.run_at(&RunDir::at(folder.path()), &mut falls_over)
             }));
             match broken {
                 Ok(outcome) => assert_eq!(outcome.unwrap_err().to_string(), "rank 0 panicked: out of luck"),
@@ -434,8 +372,8 @@ fn a_run_that_panicked_goes_on_with_the_same_bits() {
                 Err(_) => assert_eq!(ranks, 1),
             }
             let mut heard = Heard::default();
-            let resumed = run_heard(folder.path(), &base, ranks, true, &stop, &mut heard).unwrap();
-            assert_eq!(resumed.summary.weights_hash, expected, "{ranks} ranks, step {step}");
+            let again = base.run_at(&resumed(folder.path()), &mut heard).unwrap().summary;
+            assert_eq!(again.weights_hash, expected, "{ranks} ranks, step {step}");
             // The step at which it fell over was not saved yet; before the first there is nothing to go on from.
             assert_eq!(heard.resumed_after, Some(step - 1), "{ranks} ranks, step {step}");
             assert_eq!(heard.warnings.len(), usize::from(step == 1), "{:?}", heard.warnings);
@@ -446,22 +384,18 @@ fn a_run_that_panicked_goes_on_with_the_same_bits() {
 /// A rank that hangs is named once `parallel.timeout_s` is over; what was on its way is given up.
 #[test]
 fn a_rank_that_hangs_is_named() {
-    let (folder, stop) = (tempfile::tempdir().unwrap(), Arc::<AtomicBool>::default());
-    let base = gpt().set("train.steps=50").set("parallel.timeout_s=1");
+    let base = gpt().steps(50).set("parallel.timeout_s=1").replicas(4);
     let hang = || std::thread::sleep(std::time::Duration::from_millis(2500));
-    let mut observer = At { step: 2, then: &hang, heard: 0 };
-    let error = run_heard(folder.path(), &base, 4, false, &stop, &mut observer).unwrap_err().to_string();
+    let place = RunDir::at(tempfile::tempdir().unwrap().path());
+    let error = base.run_at(&place, &mut Heard::then(2, &hang)).unwrap_err().to_string();
     assert!(error.contains(" waited 1.0 s for rank 0 in "), "{error}");
 }
 
 #[test]
 fn bad_steps_are_bad_on_all_ranks() {
     let base = gpt().set("learning_rate.peak=1e38").set("learning_rate.warmup=0");
-    let base = base.set("train.max_bad_steps=3").set("train.steps=20");
-    let mut heard = Heard::default();
-    let folder = tempfile::tempdir().unwrap();
-    let stop = Arc::<AtomicBool>::default();
-    let error = run_heard(folder.path(), &base, 3, false, &stop, &mut heard).unwrap_err();
+    let (ended, heard) = base.set("train.max_bad_steps=3").steps(20).replicas(3).hear();
+    let error = ended.unwrap_err();
     assert!(matches!(error, Error::Diverged { bad_steps: 3, .. }), "{error}");
     assert_eq!(heard.warnings.len(), 3, "rank 0 alone warns: {:?}", heard.warnings);
 }
@@ -484,7 +418,7 @@ fn ranks_that_differ_are_named() {
 #[test]
 fn a_folder_in_use_is_refused_whatever_the_ranks() {
     let (folder, base) = (tempfile::tempdir().unwrap(), gpt().set("train.steps=2"));
-    run_on(folder.path(), &base, 2, false).unwrap();
-    let error = run_on(folder.path(), &base, 2, false).unwrap_err();
+    base.replicas(2).run_at(&RunDir::at(folder.path()), &mut ()).unwrap();
+    let error = base.replicas(2).run_at(&RunDir::at(folder.path()), &mut ()).unwrap_err();
     assert!(matches!(&error, Error::File { why, .. } if why.contains("--resume")), "{error}");
 }

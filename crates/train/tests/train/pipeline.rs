@@ -1,7 +1,6 @@
 //! Pipelines: every schedule gives what one rank gives.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 use std::time::Instant;
 
 use espalier_comm::Communicator;
@@ -13,13 +12,11 @@ use espalier_plan::schedule::{Name, Updates};
 use espalier_plan::spec::Recompute;
 use espalier_tensor::{Category, DType, random};
 use espalier_train::Error;
-use espalier_train::parallel::on_threads;
-use espalier_train::run::{RunDir, run as run_whole};
 use espalier_train::stage::Stage;
 use espalier_train::step::{Loss, Sweep, Totals};
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, Collected, Heard, images, on_every_rank, prepare, tiny_gpt};
+use crate::support::{Base, Collected, images, on_every_rank, prepare, tiny_gpt, try_on_every_rank};
 
 /// Losses and gradient norms of some steps, the loss of held-out data, and the weights at the end.
 type Shown = (Vec<f64>, Vec<f64>, f64, BTreeMap<usize, Vec<f32>>);
@@ -37,8 +34,7 @@ fn shown(mut trainer: Trainer, steps: usize) -> espalier_train::Result<Shown> {
 
 /// What rank 0 of all that a run file asks for shows.
 fn run(base: &Base, steps: usize) -> Shown {
-    let mut all =
-        on_every_rank(&base.set(format!("train.steps={steps}")), |trainer| shown(trainer, steps)).into_iter();
+    let mut all = on_every_rank(&base.steps(steps), |trainer| shown(trainer, steps)).into_iter();
     let mut shown = all.next().unwrap();
     all.for_each(|other| shown.3.extend(other.3));
     shown
@@ -239,11 +235,8 @@ fn with_a_fault(
     steps: usize,
     fault: Option<(usize, u64)>,
 ) -> (Vec<f64>, Vec<Vec<f32>>, Vec<bool>) {
-    let (plan, dataset, device) = prepare(base, 2);
-    let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
-    let all = on_threads(&mesh, &device, |ranks, device| {
-        let stage = ranks.stages().rank();
-        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+    let all = on_every_rank(base, |mut trainer| {
+        let stage = trainer.ranks().stages().rank();
         if let Some((_, update)) = fault.filter(|(at, _)| *at == stage) {
             trainer.spoil_update(update);
         }
@@ -252,7 +245,6 @@ fn with_a_fault(
         let weights = trainer.params().ids().map(|id| trainer.params().param(id).weight().to_f32());
         Ok((reports, weights.collect::<Vec<_>>(), trainer.progress().clone()))
     });
-    let all = all.unwrap();
     assert!(all.iter().all(|(_, _, progress)| *progress == all[0].2), "all stages count alike in the end");
     let losses = all[0].0.iter().map(|report| report.loss).collect();
     let taken = all[0].0.iter().map(|report| report.taken).collect();
@@ -279,7 +271,7 @@ fn unflushed(schedule: &str, stages: usize, micro_batches: usize, steps: usize) 
         .set("model.tied=false")
         .set("learning_rate.decay_steps=100")
         .set("train.clip=0")
-        .set(format!("train.steps={steps}"))
+        .steps(steps)
         .set(format!("train.batch={}", 2 * micro_batches))
         .set(format!("train.micro_batches={micro_batches}"))
         .set(format!("parallel.pipeline={stages}"))
@@ -332,10 +324,7 @@ fn bad_updates_of_all_stages_end_the_run() {
     for schedule in ["2bw", "pipedream"] {
         let (base, _) = unflushed(schedule, 2, 2, 12);
         let base = base.set("learning_rate.peak=1e38").set("train.max_bad_steps=2").set("parallel.drain=4");
-        let (plan, dataset, device) = prepare(&base, 2);
-        let folder = tempfile::tempdir().unwrap();
-        let place = RunDir::at(folder.path());
-        let ended = run_whole(plan, dataset, &device, &place, &Arc::default(), &mut ());
+        let (ended, _) = base.hear();
         assert!(matches!(ended, Err(Error::Diverged { step: 4, .. })), "{schedule}: {ended:?}");
     }
 }
@@ -359,11 +348,8 @@ fn pipedream_and_2bw_do_what_their_definitions_say() {
 fn a_run_says_that_looking_changes_it() {
     for (schedule, every, says) in [("2bw", 2, true), ("pipedream", 0, false), ("1f1b", 2, false)] {
         let (base, _) = unflushed(schedule, 2, 2, 4);
-        let (plan, dataset, device) = prepare(&base.set(format!("train.eval_every={every}")), 2);
-        let folder = tempfile::tempdir().unwrap();
-        let place = RunDir::at(folder.path());
-        let mut heard = Heard::default();
-        run_whole(plan, dataset, &device, &place, &Arc::default(), &mut heard).unwrap();
+        let (ended, heard) = base.set(format!("train.eval_every={every}")).hear();
+        ended.unwrap();
         let said =
             heard.warnings.iter().any(|text| text.contains("`train.eval_every` = 2 changes what is trained"));
         assert_eq!(said, says, "{schedule}: {:?}", heard.warnings);
@@ -382,14 +368,10 @@ fn a_stage_that_panics_or_fails_ends_the_run_by_its_name() {
             .set("train.steps=50")
             .set("parallel.pipeline=2")
             .set(format!("parallel.schedule={schedule}"));
-        let (plan, dataset, device) = prepare(&base, 2);
-        let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
         let begin = Instant::now();
-        let ended = on_threads(&mesh, &device, |ranks, device| {
-            let rank = ranks.rank();
-            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+        let ended = try_on_every_rank(&base, |mut trainer| {
             for step in 0..50 {
-                assert!(rank == 0 || step < 3, "out of luck");
+                assert!(trainer.ranks().rank() == 0 || step < 3, "out of luck");
                 trainer.step()?;
             }
             Ok(())
@@ -419,15 +401,12 @@ fn bytes_of_stages_are_those_predicted() {
         if prune {
             base = base.set("prune.method=magnitude").set("prune.scope=layer").set("prune.sparsity=0.9");
         }
-        let (plan, dataset, device) = prepare(&base, 2);
-        let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
-        let peaks = on_threads(&mesh, &device, |ranks, device| {
-            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+        let plan = prepare(&base, 1).0;
+        let peaks = on_every_rank(&base, |mut trainer| {
             (0..6).try_for_each(|_| trainer.step().map(drop))?;
-            let peak = |category| device.ledger().peak(category) as u64;
+            let peak = |category| trainer.device().ledger().peak(category) as u64;
             Ok([Category::Weights, Category::Optimizer, Category::Mask, Category::Activations].map(peak))
         });
-        let peaks = peaks.unwrap();
         let largest = |i: usize| peaks.iter().map(|rank| rank[i]).max().unwrap();
         let predicted = &plan.memory;
         assert_eq!(largest(0), predicted.weights, "{schedule}: weights");

@@ -3,16 +3,15 @@
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::fs;
-use std::sync::Arc;
 
+use espalier_train::Summary;
+use espalier_train::run::RunDir;
 use espalier_train::run::line::Line;
 use espalier_train::run::trace::{Event, TraceFile};
-use espalier_train::run::{Outcome, RunDir, run};
-use espalier_train::{Result, Summary};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{tiny_cnn, tiny_gpt};
 
 /// Reads a record, and fails where the text has a field that the type lacks, or the other way round.
 fn read<T: Serialize + DeserializeOwned + Debug>(text: &str) -> T {
@@ -20,11 +19,6 @@ fn read<T: Serialize + DeserializeOwned + Debug>(text: &str) -> T {
     let whole: serde_json::Value = serde_json::from_str(text).unwrap();
     assert_eq!(serde_json::to_value(&record).unwrap(), whole, "{record:?}");
     record
-}
-
-fn train(base: &Base, place: &RunDir) -> Result<Outcome> {
-    let (plan, dataset, device) = prepare(base, 1);
-    run(plan, dataset, &device, place, &Arc::default(), &mut ())
 }
 
 #[test]
@@ -39,7 +33,7 @@ fn lines_of_metrics() {
             .fold(base, |base, change| base.set(change));
         let folder = tempfile::tempdir().unwrap();
         // One that diverges has no finite evaluation, and its lines are there all the same.
-        let _ = train(&base, &RunDir::at(folder.path()));
+        let _ = base.run_at(&RunDir::at(folder.path()), &mut ());
         for text in fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap().lines() {
             kinds.insert(match read::<Line>(text) {
                 Line::Step(line) => ["step", "skipped"][usize::from(line.skipped)],
@@ -64,12 +58,12 @@ fn lines_of_metrics() {
 fn the_summary_and_the_timeline() {
     let pruned =
         ["prune.method=magnitude", "prune.sparsity=0.5", "parallel.pipeline=2", "train.micro_batches=2"];
-    let text = pruned.iter().fold(tiny_gpt(&["train.steps=2"]), |base, change| base.set(change));
+    let text = tiny_gpt(&["train.steps=2"]).with(pruned);
     for (base, ranks) in [(text, 2), (tiny_cnn(&["train.steps=2"]), 1)] {
         let folder = tempfile::tempdir().unwrap();
         let trace = folder.path().join("trace.json");
         let place = RunDir { trace: Some(trace.clone()), ..RunDir::at(folder.path().join("run")) };
-        let summary = train(&base, &place).unwrap().summary;
+        let summary = base.run_at(&place, &mut ()).unwrap().summary;
         let again: Summary = read(&serde_json::to_string(&summary).unwrap());
         assert_eq!(again, summary);
         assert_eq!((again.steps, again.layout.pipeline), (2, ranks));

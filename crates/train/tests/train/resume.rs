@@ -6,31 +6,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use espalier_train::Error;
 use espalier_train::checkpoint::Checkpoints;
-use espalier_train::run::{Observer, RunDir, run};
-use espalier_train::trainer::{Evaluation, StepReport, Trainer};
-use espalier_train::{Error, Rates};
+use espalier_train::run::{Observer, RunDir};
 
-use crate::support::{self, Base, Heard};
+use crate::support::{self, Base, Heard, hash, resumed};
 
-/// Runs a run file to `steps` steps in `folder` and returns the hash of its weights.
-fn train(folder: &Path, base: &Base, steps: u64, resume: bool) -> Result<String, Error> {
-    train_heard(folder, base, steps, resume, &mut ())
-}
-
-fn train_heard(
-    folder: &Path,
-    base: &Base,
-    steps: u64,
-    resume: bool,
-    observer: &mut (dyn Observer + Send),
-) -> Result<String, Error> {
-    let (plan, dataset, device) = support::prepare(&base.set(format!("train.steps={steps}")), 2);
-    // What the checkpoint itself does not fit is to be found, not what the run file says.
+/// Goes on in a folder. What the checkpoint itself does not fit is to be found, not what the run file says.
+fn go_on(folder: &Path, base: &Base, observer: &mut (dyn Observer + Send)) -> Result<String, Error> {
     let allow = vec!["model".into(), "train.precision".into()];
-    let place = RunDir { resume, allow, ..RunDir::at(folder) };
-    let outcome = run(plan, dataset, &device, &place, &Arc::default(), observer)?;
-    Ok(outcome.summary.weights_hash.expect("a finished run has a hash"))
+    base.run_to_hash(&RunDir { allow, ..resumed(folder) }, observer)
 }
 
 const OPTIMIZERS: [&str; 7] = ["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb"];
@@ -46,10 +31,10 @@ fn two_halves_equal_the_whole_bit_for_bit() {
                 "train.micro_batches=2",
             ]);
             let (whole, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-            let expected = train(whole.path(), &base, 8, false).unwrap();
-            let half = train(halves.path(), &base, 4, false).unwrap();
+            let expected = base.steps(8).run_to_hash(&RunDir::at(whole.path()), &mut ()).unwrap();
+            let half = base.steps(4).run_to_hash(&RunDir::at(halves.path()), &mut ()).unwrap();
             assert_ne!(half, expected, "{optimizer} {precision}: the second half changes something");
-            let resumed = train(halves.path(), &base, 8, true).unwrap();
+            let resumed = go_on(halves.path(), &base.steps(8), &mut ()).unwrap();
             assert_eq!(resumed, expected, "{optimizer} {precision}");
         }
     }
@@ -59,9 +44,9 @@ fn two_halves_equal_the_whole_bit_for_bit() {
 fn running_statistics_of_batch_norm_are_resumed_too() {
     let base = support::tiny_cnn(&[]);
     let (whole, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let expected = train(whole.path(), &base, 6, false).unwrap();
-    train(halves.path(), &base, 3, false).unwrap();
-    assert_eq!(train(halves.path(), &base, 6, true).unwrap(), expected);
+    let expected = base.steps(6).run_to_hash(&RunDir::at(whole.path()), &mut ()).unwrap();
+    base.steps(3).run_to_hash(&RunDir::at(halves.path()), &mut ()).unwrap();
+    assert_eq!(go_on(halves.path(), &base.steps(6), &mut ()).unwrap(), expected);
 }
 
 #[test]
@@ -81,13 +66,13 @@ fn a_damaged_checkpoint_is_reported_and_the_one_before_it_used() {
         ("manifest.json", |path| fs::remove_file(path.join("manifest.json")).unwrap()),
     ];
     let base = support::tiny_gpt(&["checkpoint.every=2"]);
-    let expected = train(tempfile::tempdir().unwrap().path(), &base, 6, false).unwrap();
+    let expected = hash(base.steps(6).run());
     for (what, damage) in damages {
         let folder = tempfile::tempdir().unwrap();
-        train(folder.path(), &base, 4, false).unwrap();
+        base.steps(4).run_to_hash(&RunDir::at(folder.path()), &mut ()).unwrap();
         damage(&folder.path().join("checkpoints/step-000004"));
         let mut heard = Heard::default();
-        let resumed = train_heard(folder.path(), &base, 6, true, &mut heard).unwrap();
+        let resumed = go_on(folder.path(), &base.steps(6), &mut heard).unwrap();
         assert_eq!(resumed, expected, "{what}");
         assert!(heard.warnings.iter().any(|w| w.contains(what)), "{what}: {:?}", heard.warnings);
         assert_eq!(heard.resumed_after, Some(2), "{what}");
@@ -97,10 +82,11 @@ fn a_damaged_checkpoint_is_reported_and_the_one_before_it_used() {
 #[test]
 fn a_checkpoint_of_another_model_is_refused_and_nothing_is_lost() {
     let folder = tempfile::tempdir().unwrap();
-    train(folder.path(), &support::tiny_gpt(&[]), 2, false).unwrap();
+    support::tiny_gpt(&[]).steps(2).run_to_hash(&RunDir::at(folder.path()), &mut ()).unwrap();
     let before = fs::read(folder.path().join("run.toml")).unwrap();
     for (change, said) in [("model.width=32", "wte.weight"), ("train.precision=bf16", "precision")] {
-        let error = train(folder.path(), &support::tiny_gpt(&[change]), 4, true).unwrap_err().to_string();
+        let error =
+            go_on(folder.path(), &support::tiny_gpt(&[change]).steps(4), &mut ()).unwrap_err().to_string();
         assert!(error.contains(said), "{error}");
         assert_eq!(fs::read(folder.path().join("run.toml")).unwrap(), before, "the run folder is untouched");
     }
@@ -110,17 +96,20 @@ fn a_checkpoint_of_another_model_is_refused_and_nothing_is_lost() {
 fn a_used_folder_and_an_empty_one_are_told_apart() {
     let folder = tempfile::tempdir().unwrap();
     let base = support::tiny_gpt(&[]);
-    let error = train(folder.path(), &base, 2, true).unwrap_err().to_string();
+    let error = go_on(folder.path(), &base.steps(2), &mut ()).unwrap_err().to_string();
     assert!(error.contains("no run here to resume"), "{error}");
-    train(folder.path(), &base, 2, false).unwrap();
-    let error = train(folder.path(), &base, 2, false).unwrap_err().to_string();
+    base.steps(2).run_to_hash(&RunDir::at(folder.path()), &mut ()).unwrap();
+    let error = base.steps(2).run_to_hash(&RunDir::at(folder.path()), &mut ()).unwrap_err().to_string();
     assert!(error.contains("--resume"), "{error}");
 }
 
 #[test]
 fn only_the_last_checkpoints_are_kept_and_no_temporary_is_left() {
     let folder = tempfile::tempdir().unwrap();
-    train(folder.path(), &support::tiny_gpt(&["checkpoint.every=1", "checkpoint.keep=2"]), 5, false).unwrap();
+    support::tiny_gpt(&["checkpoint.every=1", "checkpoint.keep=2"])
+        .steps(5)
+        .run_to_hash(&RunDir::at(folder.path()), &mut ())
+        .unwrap();
     let mut names: Vec<String> = fs::read_dir(folder.path().join("checkpoints"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -133,13 +122,12 @@ fn only_the_last_checkpoints_are_kept_and_no_temporary_is_left() {
 fn a_stop_saves_and_metrics_hold_each_step_once() {
     let folder = tempfile::tempdir().unwrap();
     let base = support::tiny_gpt(&["train.log_every=1"]);
-    let (plan, dataset, device) = support::prepare(&base.set("train.steps=6"), 1);
-    let place = RunDir::at(folder.path());
-    let outcome = run(plan, dataset, &device, &place, &Arc::new(AtomicBool::new(true)), &mut ()).unwrap();
+    let stop = Arc::new(AtomicBool::new(true));
+    let outcome = base.steps(6).run_until(&stop, &RunDir::at(folder.path()), &mut ()).unwrap();
     assert!(outcome.interrupted);
     assert_eq!(outcome.summary.steps, 1, "it finishes the step and stops");
-    let resumed = train(folder.path(), &base, 6, true).unwrap();
-    assert_eq!(resumed, train(tempfile::tempdir().unwrap().path(), &base, 6, false).unwrap());
+    let resumed = go_on(folder.path(), &base.steps(6), &mut ()).unwrap();
+    assert_eq!(resumed, hash(base.steps(6).run()));
     let metrics = fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
     let steps: Vec<u64> = metrics
         .lines()
@@ -154,10 +142,7 @@ fn a_stop_saves_and_metrics_hold_each_step_once() {
 #[test]
 fn the_noise_scale_is_resumed_too() {
     let base = support::tiny_gpt(&["train.batch=16", "train.micro_batches=4", "train.noise_scale=true"]);
-    let trainer = || {
-        let (plan, dataset, device) = support::prepare(&base.set("train.steps=8"), 2);
-        Trainer::new(plan, dataset, &device).unwrap()
-    };
+    let trainer = || base.set("train.steps=8").trainer(2);
     let (folder, mut whole) = (tempfile::tempdir().unwrap(), trainer());
     let checkpoints = Checkpoints::new(folder.path(), 1, "gpt", "f32");
     (0..4).for_each(|_| drop(whole.step().unwrap()));
@@ -171,39 +156,20 @@ fn the_noise_scale_is_resumed_too() {
     }
 }
 
-/// Asks to stop at a step, and notes which evaluations it hears of.
-struct StopAt<'a> {
-    step: u64,
-    stop: &'a AtomicBool,
-    evaluated: Vec<(u64, f64)>,
-}
-
-impl Observer for StopAt<'_> {
-    fn step(&mut self, report: &StepReport, _: Rates, _: usize) {
-        self.stop.store(report.step == self.step, Ordering::Relaxed);
-    }
-
-    fn evaluated(&mut self, step: u64, evaluation: Evaluation) {
-        self.evaluated.push((step, evaluation.loss));
-    }
-}
-
 /// A long evaluation does not keep a run that is to stop, and it is not lost either: at a step in the middle, and at the last.
 #[test]
 fn an_evaluation_that_a_stop_interrupts_is_done_first_when_the_run_goes_on() {
     let layouts: [&[&str]; 3] =
         [&[], &["parallel.data=2"], &["parallel.data=2", "parallel.pipeline=2", "train.micro_batches=2"]];
     for (settings, last) in layouts.into_iter().flat_map(|layout| [(layout, false), (layout, true)]) {
-        let base = settings
-            .iter()
-            .fold(support::tiny_gpt(&["train.eval_every=3", "train.steps=6"]), |base, more| base.set(more));
+        let base = support::tiny_gpt(&["train.eval_every=3", "train.steps=6"]).with(settings);
         let part = |folder: &Path, resume: bool, stop_at: u64| {
-            let (plan, dataset, device) = support::prepare(&base, 2);
             let place = RunDir { resume, ..RunDir::at(folder) };
             let stop = Arc::<AtomicBool>::default();
-            let mut observer = StopAt { step: stop_at, stop: &stop, evaluated: Vec::new() };
-            let outcome = run(plan, dataset, &device, &place, &stop, &mut observer).unwrap();
-            (observer.evaluated, outcome.interrupted, outcome.summary)
+            let asks = || stop.store(true, Ordering::Relaxed);
+            let mut heard = Heard::then(stop_at, &asks);
+            let outcome = base.run_until(&stop, &place, &mut heard).unwrap();
+            (heard.evaluations, outcome.interrupted, outcome.summary)
         };
         let (whole, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (expected, interrupted, at_end) = part(whole.path(), false, u64::MAX);
@@ -225,8 +191,7 @@ fn an_evaluation_that_a_stop_interrupts_is_done_first_when_the_run_goes_on() {
 /// Between any two batches, not only before the first.
 #[test]
 fn an_evaluation_is_stopped_between_its_batches() {
-    let (plan, dataset, device) = support::prepare(&support::tiny_gpt(&["train.eval_samples=16"]), 2);
-    let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+    let mut trainer = support::tiny_gpt(&["train.eval_samples=16"]).trainer(2);
     let asked = Cell::new(0);
     let after = |batches: usize| {
         asked.set(0);

@@ -35,7 +35,7 @@ fn names(folder: &Path) -> Vec<String> {
 
 /// Loads what is in `from`, if anything, on so many ranks, takes steps and saves it in `to`.
 fn pass_on(base: &Base, ranks: usize, from: Option<&Path>, steps: usize, to: &Path) {
-    let (plan, dataset, device) = prepare(&base.set(format!("parallel.data={ranks}")), 2);
+    let (plan, dataset, device) = prepare(&base.replicas(ranks), 2);
     let dataset = Arc::new(dataset);
     let work = |ranks: Ranks, device: &Device| {
         let checkpoints =

@@ -1,13 +1,10 @@
 //! Training that multiplies without zeros learns what training with them learns.
 
-use std::sync::Arc;
-
 use espalier_nn::weights::{ParameterId, WeightStore};
 use espalier_tensor::{Category, Mask};
-use espalier_train::parallel::on_threads;
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{Base, on_every_rank, prepare, tiny_cnn, tiny_gpt};
 
 fn gpt(method: &str) -> Base {
     let base = tiny_gpt(&["train.micro_batches=2", "prune.sparsity=0.9", "optimizer.name=sgd"]);
@@ -16,23 +13,14 @@ fn gpt(method: &str) -> Base {
 
 /// Losses, what is kept, and how many parameters are multiplied without their zeros at the end.
 fn train(base: &Base, steps: usize) -> (Vec<f64>, String, usize) {
-    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let mesh = plan.mesh;
-    let walk = |mut trainer: Trainer| -> espalier_train::Result<_> {
+    let mut all = on_every_rank(&base.steps(steps), |mut trainer| {
         let losses =
             (0..steps).map(|_| Ok(trainer.step()?.loss)).collect::<espalier_train::Result<Vec<f64>>>()?;
         let weights = trainer.params();
         let sparse = weights.ids().filter(|id| WeightStore::sparse(weights, *id).is_some()).count();
         Ok((losses, trainer.params().mask_hash()?, sparse))
-    };
-    if mesh.size() == 1 {
-        return walk(Trainer::new(plan, dataset, &device).unwrap()).unwrap();
-    }
-    let dataset = Arc::new(dataset);
-    let all = on_threads(&mesh, &device, |ranks, device| {
-        walk(Trainer::among(plan.clone(), dataset.clone(), device, ranks)?)
     });
-    all.unwrap().swap_remove(0)
+    all.swap_remove(0)
 }
 
 fn assert_near(a: &[f64], b: &[f64], what: &str) {

@@ -1,26 +1,23 @@
 //! Spatial parallelism: ranks that have a tile of every image each train as one rank does, alone and with the other axes.
 
 use crate::support::{Base, images, refused, tiny_cnn};
-use crate::tensor::{on, same_as, set};
+use crate::tensor::{on, same_as};
 
 /// A net without batch norms and with smooth activations, over images that not every grid divides evenly.
 fn smooth(size: usize) -> Base {
     let base = tiny_cnn(&["train.batch=8", "train.eval_samples=11", "model.layers.0.stride=2"]);
-    set(
-        &base,
-        &[
-            "learning_rate.peak=0.01",
-            "model.layers.1.type=gelu",
-            "model.layers.2.type=gelu",
-            "model.layers.4.branch.1.type=gelu",
-            &format!("data.size={size}"),
-        ],
-    )
+    base.with([
+        "learning_rate.peak=0.01",
+        "model.layers.1.type=gelu",
+        "model.layers.2.type=gelu",
+        "model.layers.4.branch.1.type=gelu",
+        &format!("data.size={size}"),
+    ])
 }
 
 fn resnet8() -> Base {
-    let base = set(&images(), &["model.name=resnet8", "data.size=20", "data.count=120", "train.batch=8"]);
-    set(&base, &["train.micro_batches=2", "train.eval_samples=9", "learning_rate.peak=0.001"])
+    let base = images().with(["model.name=resnet8", "data.size=20", "data.count=120", "train.batch=8"]);
+    base.with(["train.micro_batches=2", "train.eval_samples=9", "learning_rate.peak=0.001"])
 }
 
 #[test]
@@ -46,7 +43,7 @@ fn a_residual_net_over_tiles_with_every_other_axis() {
         vec!["parallel.spatial=2", "parallel.pipeline=2"],
         vec!["parallel.spatial=2", "parallel.pipeline=2", "parallel.schedule=zb-h1", "parallel.tensor=2"],
     ] {
-        same_as(&alone, &set(&base, &layout), 3, 1e-4, &format!("{layout:?}"));
+        same_as(&alone, &base.with(&layout), 3, 1e-4, &format!("{layout:?}"));
     }
 }
 
@@ -60,15 +57,15 @@ fn batch_norms_measure_whole_images() {
         vec!["parallel.spatial=[2,2]"],
         vec!["parallel.spatial=3", "parallel.tensor=2"],
     ] {
-        same_as(&alone, &set(&base, &layout), 6, 1e-5, &format!("{layout:?}"));
+        same_as(&alone, &base.with(&layout), 6, 1e-5, &format!("{layout:?}"));
     }
-    let base = set(&base, &["parallel.batch_norm=synchronised", "parallel.data=2"]);
+    let base = base.with(["parallel.batch_norm=synchronised", "parallel.data=2"]);
     for layout in [
         vec!["parallel.spatial=2"],
         vec!["parallel.spatial=2", "parallel.zero=true"],
         vec!["parallel.spatial=2", "parallel.tensor=2"],
     ] {
-        same_as(&alone, &set(&base, &layout), 6, 1e-5, &format!("{layout:?} with replicas"));
+        same_as(&alone, &base.with(&layout), 6, 1e-5, &format!("{layout:?} with replicas"));
     }
 }
 
@@ -80,7 +77,7 @@ fn pruned_nets_over_tiles_learn_what_whole_ones_learn() {
         ("grasp", vec!["prune.method=grasp", "prune.sparsity=0.6", "prune.samples=20"]),
         ("rigl", vec!["prune.method=rigl", "prune.sparsity=0.6", "prune.every=3"]),
     ] {
-        let base = set(&smooth(16), &fields);
+        let base = smooth(16).with(fields);
         let alone = on(&base, 8).remove(0);
         // A score that is a sum over ranks may round to the other side of the threshold.
         let tolerance = if what == "grasp" { 1e-3 } else { 1e-4 };
@@ -91,14 +88,14 @@ fn pruned_nets_over_tiles_learn_what_whole_ones_learn() {
 /// What is dropped of an image depends on the place in it, whichever other axis cuts its layers too.
 #[test]
 fn dropout_on_tiles_drops_what_it_drops_on_images() {
-    let base = set(&smooth(16), &["model.layers.2.type=dropout", "model.layers.2.rate=0.3"]);
+    let base = smooth(16).with(["model.layers.2.type=dropout", "model.layers.2.rate=0.3"]);
     let alone = on(&base, 2).remove(0);
     for layout in [
         vec!["parallel.spatial=2"],
         vec!["parallel.spatial=2", "parallel.tensor=2"],
         vec!["parallel.spatial=2", "parallel.integrated=auto"],
     ] {
-        same_as(&alone, &set(&base, &layout), 2, 1e-5, &format!("{layout:?}"));
+        same_as(&alone, &base.with(&layout), 2, 1e-5, &format!("{layout:?}"));
     }
 }
 

@@ -3,22 +3,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use espalier_train::run::{Claim, Observer, RunDir, run};
+use espalier_train::run::{Claim, Observer, RunDir};
 use espalier_train::trainer::StepReport;
 use espalier_train::{Error, Rates, Summary};
 
-use crate::support::{self, Base, Heard};
-
-fn train(place: &RunDir, base: &Base, observer: &mut (dyn Observer + Send)) -> Result<Summary, Error> {
-    let (plan, dataset, device) = support::prepare(base, 2);
-    Ok(run(plan, dataset, &device, place, &Arc::default(), observer)?.summary)
-}
-
-fn hash(place: &RunDir, base: &Base) -> Result<String, Error> {
-    Ok(train(place, base, &mut ())?.weights_hash.expect("a finished run has a hash"))
-}
+use crate::support::{self, Heard};
 
 /// As a kill before the first checkpoint leaves it.
 fn without_checkpoints(run: &Path) {
@@ -33,46 +23,55 @@ fn a_run_without_a_checkpoint_starts_again_from_the_weights_it_started_from() {
         let base = support::tiny_gpt(&["train.steps=3", ranks]);
         let folder = tempfile::tempdir().unwrap();
         let [first, tuned, moved] = ["first", "tuned", "moved"].map(|name| folder.path().join(name));
-        let seed = hash(&RunDir::at(&first), &base).unwrap();
+        let seed = base.run_to_hash(&RunDir::at(&first), &mut ()).unwrap();
         let start = RunDir { from: Some(first.clone()), ..RunDir::at(&tuned) };
-        let expected = hash(&start, &base).unwrap();
+        let expected = base.run_to_hash(&start, &mut ()).unwrap();
         assert_ne!(expected, seed, "it starts from other weights");
-        let resumed = RunDir { resume: true, ..RunDir::at(&tuned) };
+        let resumed = support::resumed(&tuned);
         without_checkpoints(&tuned);
-        assert_eq!(hash(&resumed, &base).unwrap(), expected, "{ranks}");
+        assert_eq!(base.run_to_hash(&resumed, &mut ()).unwrap(), expected, "{ranks}");
         // To start over is to start from there, too.
         let fresh = RunDir { fresh: true, ..resumed.clone() };
-        assert_eq!(hash(&fresh, &base).unwrap(), expected, "{ranks}");
+        assert_eq!(base.run_to_hash(&fresh, &mut ()).unwrap(), expected, "{ranks}");
         assert!(tuned.join("set-aside-1/start.json").exists());
 
         // Weights that are gone, that are elsewhere by now, and others.
         fs::rename(&first, &moved).unwrap();
-        hash(&resumed, &base.set("train.steps=4")).expect("a checkpoint is enough to go on from");
+        base.set("train.steps=4")
+            .run_to_hash(&resumed, &mut ())
+            .expect("a checkpoint is enough to go on from");
         without_checkpoints(&tuned);
         let before = fs::read(tuned.join("metrics.jsonl")).unwrap();
-        let said = hash(&resumed, &base).unwrap_err().to_string();
+        let said = base.run_to_hash(&resumed, &mut ()).unwrap_err().to_string();
         assert!(
             said.contains("start.json: the run started from ") && said.contains("not there any more"),
             "{said}"
         );
         let other = folder.path().join("other");
-        hash(&RunDir::at(&other), &base.set("seed=9")).unwrap();
-        let said =
-            hash(&RunDir { from: Some(other.clone()), ..resumed.clone() }, &base).unwrap_err().to_string();
+        base.set("seed=9").run_to_hash(&RunDir::at(&other), &mut ()).unwrap();
+        let said = base
+            .run_to_hash(&RunDir { from: Some(other.clone()), ..resumed.clone() }, &mut ())
+            .unwrap_err()
+            .to_string();
         assert!(said.contains("the run did not start from ") && said.contains("have changed"), "{said}");
         assert!(fs::read(tuned.join("metrics.jsonl")).unwrap() == before, "nothing was changed");
         let elsewhere = RunDir { from: Some(moved.clone()), ..resumed.clone() };
-        assert_eq!(hash(&elsewhere, &base).unwrap(), expected, "{ranks}");
+        assert_eq!(base.run_to_hash(&elsewhere, &mut ()).unwrap(), expected, "{ranks}");
         without_checkpoints(&tuned);
-        assert_eq!(hash(&resumed, &base).unwrap(), expected, "where they are is written down anew");
+        assert_eq!(
+            base.run_to_hash(&resumed, &mut ()).unwrap(),
+            expected,
+            "where they are is written down anew"
+        );
 
-        let said =
-            hash(&RunDir { from: Some(moved), resume: true, ..RunDir::at(&other) }, &base.set("seed=9"));
+        let said = base
+            .set("seed=9")
+            .run_to_hash(&RunDir { from: Some(moved), resume: true, ..RunDir::at(&other) }, &mut ());
         let said = said.unwrap_err().to_string();
         assert!(said.contains("not written down that this run started from other weights"), "{said}");
         without_checkpoints(&tuned);
         fs::write(tuned.join("start.json"), "{}").unwrap();
-        let said = hash(&resumed, &base).unwrap_err().to_string();
+        let said = base.run_to_hash(&resumed, &mut ()).unwrap_err().to_string();
         assert!(said.contains("does not say what the run started from"), "{said}");
     }
 }
@@ -100,16 +99,20 @@ fn a_run_folder_that_goes_away_ends_the_run_and_none_is_made_in_its_place() {
         let base = support::tiny_gpt(settings).set("train.steps=6");
         let folder = tempfile::tempdir().unwrap();
         let [whole, at, to] = ["whole", "run", "moved"].map(|name| folder.path().join(name));
-        let expected = hash(&RunDir::at(&whole), &base).unwrap();
+        let expected = base.run_to_hash(&RunDir::at(&whole), &mut ()).unwrap();
         for moved in [None, Some(to.clone())] {
             let mut takes_away = TakesAway { run: at.clone(), to: moved.clone() };
-            let error = train(&RunDir::at(&at), &base, &mut takes_away).unwrap_err();
+            let error = base.run_at(&RunDir::at(&at), &mut takes_away).unwrap_err();
             assert!(matches!(error, Error::Disk { .. }), "{error:?}");
             assert!(error.to_string().contains("the run folder was removed or renamed"), "{error}");
             assert!(!at.exists(), "{moved:?}: no new folder");
         }
-        let resumed = RunDir { resume: true, ..RunDir::at(&to) };
-        assert_eq!(hash(&resumed, &base).unwrap(), expected, "what was renamed can be gone on with");
+        let resumed = support::resumed(&to);
+        assert_eq!(
+            base.run_to_hash(&resumed, &mut ()).unwrap(),
+            expected,
+            "what was renamed can be gone on with"
+        );
     }
 }
 
@@ -139,13 +142,13 @@ fn the_end_of_a_run_that_was_killed_behind_its_last_checkpoint_is_written_down()
         support::tiny_gpt(&["train.steps=4", "checkpoint.every=2", "checkpoint.keep=1", "train.log_every=1"]);
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    let whole = train(&RunDir::at(at), &base.set("checkpoint.keep=2"), &mut ()).unwrap();
+    let whole = base.set("checkpoint.keep=2").run_in(at);
     fs::remove_file(at.join("summary.json")).unwrap();
     fs::create_dir(at.join("checkpoints/.removing-step-000001")).unwrap();
     let metrics = fs::read(at.join("metrics.jsonl")).unwrap();
-    let resumed = RunDir { resume: true, ..RunDir::at(at) };
+    let resumed = support::resumed(at);
     let mut heard = Heard::default();
-    let again = train(&resumed, &base, &mut heard).unwrap();
+    let again = base.run_at(&resumed, &mut heard).unwrap().summary;
     assert_eq!(heard.warnings, [""; 0]);
     assert_eq!((&again.weights_hash, again.loss, again.steps), (&whole.weights_hash, whole.loss, 4));
     assert_eq!(again.validation, whole.validation);
@@ -158,7 +161,7 @@ fn the_end_of_a_run_that_was_killed_behind_its_last_checkpoint_is_written_down()
     assert_eq!(names(), ["step-000004"]);
     // What a disk that failed for a moment has left goes too, although nothing else is to be done.
     fs::create_dir(at.join("checkpoints/.removing-step-000002")).unwrap();
-    train(&resumed, &base, &mut Heard::default()).unwrap();
+    base.run_at(&resumed, &mut Heard::default()).unwrap();
     assert_eq!(names(), ["step-000004"]);
 }
 
@@ -168,14 +171,14 @@ fn holes_in_the_metrics_are_said_where_a_run_goes_on() {
     let base = support::tiny_gpt(&["train.steps=4", "train.log_every=1"]);
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    train(&RunDir::at(at), &base, &mut ()).unwrap();
+    base.run_in(at);
     let path = at.join("metrics.jsonl");
     let lines = fs::read_to_string(&path).unwrap();
     let kept: String = lines.split_inclusive('\n').filter(|line| !line.contains("\"step\":2,")).collect();
     assert_ne!(kept, lines);
     fs::write(&path, kept).unwrap();
     let mut heard = Heard::default();
-    train(&RunDir { resume: true, ..RunDir::at(at) }, &base.set("train.steps=5"), &mut heard).unwrap();
+    base.set("train.steps=5").run_at(&support::resumed(at), &mut heard).unwrap();
     assert_eq!(heard.warnings, [format!("{}: no line is there for step 2", path.display())]);
 }
 
@@ -185,13 +188,13 @@ fn a_resolved_run_file_that_was_changed_is_refused() {
     let base = support::tiny_gpt(&["train.steps=2"]);
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    train(&RunDir::at(at), &base, &mut ()).unwrap();
+    base.run_in(at);
     let path = at.join("run.toml");
     let text = fs::read_to_string(&path).unwrap();
-    let resumed = RunDir { resume: true, ..RunDir::at(at) };
+    let resumed = support::resumed(at);
     fs::write(&path, text.replacen("eval_samples = 4", "eval_samples = 6", 1)).unwrap();
     for error in [
-        train(&resumed, &base.set("train.steps=3"), &mut ()).unwrap_err(),
+        base.set("train.steps=3").run_at(&resumed, &mut ()).unwrap_err(),
         espalier_train::trained::Trained::open(at, |_| ()).unwrap_err(),
     ] {
         assert!(error.to_string().contains("run.toml: is not the file that the run wrote"), "{error}");
@@ -200,6 +203,6 @@ fn a_resolved_run_file_that_was_changed_is_refused() {
     // Of an older program, or by a person who knows what he does.
     let (_, plain) = text.split_once('\n').unwrap();
     fs::write(&path, plain).unwrap();
-    train(&resumed, &base.set("train.steps=3"), &mut ()).unwrap();
+    base.set("train.steps=3").run_at(&resumed, &mut ()).unwrap();
     assert!(fs::read_to_string(&path).unwrap().starts_with("# blake3"), "from here on it has one");
 }

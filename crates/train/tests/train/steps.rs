@@ -1,16 +1,12 @@
 //! What a step does: it learns, it repeats, it accumulates, it clips, and it refuses numbers that are not finite.
 
-use std::sync::Arc;
-
 use espalier_train::Error;
-use espalier_train::run::{RunDir, run};
-use espalier_train::trainer::{StepReport, Trainer};
+use espalier_train::trainer::StepReport;
 
-use crate::support::{self, Base, Heard, prepare, tiny_cnn, tiny_gpt, tiny_llama};
+use crate::support::{self, Base, tiny_cnn, tiny_gpt, tiny_llama};
 
 fn steps(base: &Base, count: usize, threads: usize) -> (Vec<StepReport>, String) {
-    let (plan, dataset, device) = prepare(base, threads);
-    let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+    let mut trainer = base.trainer(threads);
     let reports = (0..count).map(|_| trainer.step().unwrap()).collect();
     (reports, trainer.params().hash().unwrap())
 }
@@ -89,8 +85,7 @@ fn every_optimizer_learns() {
 #[test]
 fn clipping_bounds_the_step_and_not_the_report() {
     let after_a_step = |base: &Base| -> (f64, Vec<f32>) {
-        let (plan, dataset, device) = prepare(base, 1);
-        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+        let mut trainer = base.trainer(1);
         let norm = trainer.step().unwrap().grad_norm;
         (norm, trainer.params().named().flat_map(|(_, tensor)| tensor.to_f32()).collect())
     };
@@ -120,19 +115,15 @@ fn bad_steps_change_nothing_and_end_the_run_after_a_few() {
     let base = tiny_gpt(&["optimizer.name=sgd", "learning_rate.peak=1e38", "learning_rate.warmup=0"])
         .set("train.max_bad_steps=3")
         .set("train.steps=20");
-    let (plan, dataset, device) = prepare(&base, 2);
-    let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+    let mut trainer = base.trainer(2);
     while trainer.step().unwrap().taken {}
     let broken = trainer.params().hash().unwrap();
     assert!(!trainer.step().unwrap().taken);
     assert_eq!(trainer.params().hash().unwrap(), broken, "a bad step leaves the weights");
     assert_eq!(trainer.progress().bad_steps, 2);
 
-    let folder = tempfile::tempdir().unwrap();
-    let (plan, dataset, device) = support::prepare(&base, 2);
-    let place = RunDir::at(folder.path());
-    let mut heard = Heard::default();
-    let error = run(plan, dataset, &device, &place, &Arc::default(), &mut heard).unwrap_err();
+    let (ended, heard) = base.hear();
+    let error = ended.unwrap_err();
     assert!(matches!(error, Error::Diverged { bad_steps: 3, .. }), "{error}");
     assert_eq!(heard.warnings.len(), 3);
 }

@@ -1,8 +1,10 @@
 //! Small pieces that several tests use.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use espalier_data::Dataset;
 use espalier_nn::layers::{GradientSink, Wanted, WeightGradients};
@@ -14,8 +16,9 @@ use espalier_tensor::{Device, Tensor};
 use espalier_train::Result;
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::parallel::on_threads;
-use espalier_train::run::Observer;
-use espalier_train::trainer::Trainer;
+use espalier_train::run::{Launch, Observer, Outcome, RunDir, run};
+use espalier_train::trainer::{Evaluation, StepReport, Trainer};
+use espalier_train::{Rates, Summary};
 
 /// A run file with overrides.
 #[derive(Clone)]
@@ -31,6 +34,76 @@ impl Base {
         base.overrides.push(change.to_string().into());
         base
     }
+
+    /// Several more.
+    pub fn with<T: ToString>(&self, changes: impl IntoIterator<Item = T>) -> Base {
+        changes.into_iter().fold(self.clone(), |base, change| base.set(change))
+    }
+
+    /// The same for so many steps,
+    pub fn steps(&self, steps: impl Display) -> Base {
+        self.set(format!("train.steps={steps}"))
+    }
+
+    /// or on so many replicas.
+    pub fn replicas(&self, ranks: usize) -> Base {
+        self.set(format!("parallel.data={ranks}"))
+    }
+
+    /// Fresh weights on one rank alone.
+    pub fn trainer(&self, threads: usize) -> Trainer {
+        let (plan, dataset, device) = prepare(self, threads);
+        Trainer::new(plan, dataset, &device).unwrap()
+    }
+
+    /// What a run of it comes to.
+    pub fn run(&self) -> Summary {
+        self.run_in(tempfile::tempdir().unwrap().path())
+    }
+
+    /// The same in a folder; a run that is there goes on.
+    pub fn run_in(&self, folder: &Path) -> Summary {
+        let resume = folder.join("run.toml").exists();
+        self.run_at(&RunDir { resume, ..RunDir::at(folder) }, &mut ()).unwrap().summary
+    }
+
+    /// How a run of it ends, and what is heard of it.
+    pub fn hear(&self) -> (Result<Summary>, Heard<'static>) {
+        let (folder, mut heard) = (tempfile::tempdir().unwrap(), Heard::default());
+        let ended = self.run_at(&RunDir::at(folder.path()), &mut heard);
+        (ended.map(|outcome| outcome.summary), heard)
+    }
+
+    /// The hash of the weights that a run ends with.
+    pub fn run_to_hash(&self, place: &RunDir, observer: &mut (dyn Observer + Send)) -> Result<String> {
+        self.run_at(place, observer).map(|outcome| hash(outcome.summary))
+    }
+
+    /// A run as it is asked for, while somebody listens.
+    pub fn run_at(&self, place: &RunDir, observer: &mut (dyn Observer + Send)) -> Result<Outcome> {
+        self.run_until(&Arc::default(), place, observer)
+    }
+
+    /// The same, until it is to stop.
+    pub fn run_until(
+        &self,
+        stop: &Arc<AtomicBool>,
+        place: &RunDir,
+        observer: &mut (dyn Observer + Send),
+    ) -> Result<Outcome> {
+        let (plan, dataset, device) = prepare(self, 2);
+        run(plan, dataset, &device, place, &Launch { stop: stop.clone(), ..Launch::default() }, observer)
+    }
+}
+
+/// Goes on with the run of a folder.
+pub fn resumed(folder: &Path) -> RunDir {
+    RunDir { resume: true, ..RunDir::at(folder) }
+}
+
+/// The hash of a run's weights at its end.
+pub fn hash(summary: Summary) -> String {
+    summary.weights_hash.expect("a finished run has a hash")
 }
 
 /// A run file of its own.
@@ -180,30 +253,69 @@ pub fn prepare(base: &Base, threads: usize) -> (Plan, Dataset, Device) {
 
 /// What the trainers of all ranks that a run file asks for show, as threads of this process.
 pub fn on_every_rank<T: Send>(base: &Base, show: impl Fn(Trainer) -> Result<T> + Sync) -> Vec<T> {
+    try_on_every_rank(base, show).unwrap()
+}
+
+/// The same where they may fail.
+pub fn try_on_every_rank<T: Send>(base: &Base, show: impl Fn(Trainer) -> Result<T> + Sync) -> Result<Vec<T>> {
     let (plan, dataset, device) = prepare(base, 2);
-    let mesh = plan.mesh;
-    if mesh.size() == 1 {
-        return vec![show(Trainer::new(plan, dataset, &device).unwrap()).unwrap()];
+    if plan.mesh.size() == 1 {
+        return Ok(vec![show(Trainer::new(plan, dataset, &device)?)?]);
     }
     let dataset = Arc::new(dataset);
-    let all = on_threads(&mesh, &device, |ranks, device| {
+    on_threads(&plan.mesh, &device, |ranks, device| {
         show(Trainer::among(plan.clone(), dataset.clone(), device, ranks)?)
-    });
-    all.unwrap()
+    })
+}
+
+/// The largest relative difference between two lists of numbers.
+pub fn apart(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max)
+}
+
+/// Opens the newest checkpoints of a folder for a run file's model.
+pub fn checkpoints(base: &Base, folder: &Path) -> Checkpoints {
+    let plan = prepare(base, 1).0;
+    Checkpoints::new(folder, 1, &plan.model.name, plan.storage.precision.name())
 }
 
 /// An observer that remembers.
 #[derive(Default)]
-pub struct Heard {
+pub struct Heard<'a> {
     /// What `started` was told.
     pub resumed_after: Option<u64>,
     /// All warnings.
     pub warnings: Vec<String>,
+    /// Of every step.
+    pub losses: Vec<f64>,
+    /// Losses of held-out data, each with its step.
+    pub evaluations: Vec<(u64, f64)>,
+    /// What is done after a step.
+    then: Option<(u64, &'a (dyn Fn() + Sync))>,
 }
 
-impl Observer for Heard {
+impl<'a> Heard<'a> {
+    /// One that does something after a step.
+    pub fn then(step: u64, then: &'a (dyn Fn() + Sync)) -> Heard<'a> {
+        Heard { then: Some((step, then)), ..Heard::default() }
+    }
+}
+
+impl Observer for Heard<'_> {
     fn started(&mut self, done: u64, _: u64) {
         self.resumed_after = Some(done);
+    }
+
+    fn step(&mut self, report: &StepReport, _: Rates, _: usize) {
+        self.losses.push(report.loss);
+        if let Some((_, then)) = self.then.filter(|(step, _)| *step == report.step) {
+            then();
+        }
+    }
+
+    fn evaluated(&mut self, step: u64, evaluation: Evaluation) {
+        self.evaluations.push((step, evaluation.loss));
     }
 
     fn warning(&mut self, text: &str) {
@@ -213,15 +325,11 @@ impl Observer for Heard {
 
 /// Loads the newest checkpoint of a folder as one layout, and saves it elsewhere.
 pub fn save_again(base: &Base, from: &Path, to: &Path) {
-    let (plan, dataset, device) = prepare(base, 2);
-    let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
-    let at = |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.storage.precision.name());
-    on_threads(&mesh, &device, |ranks, device| {
-        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
-        trainer.load(&at(from), |broken| panic!("{broken}"))?.expect("a checkpoint is there");
-        trainer.save(&at(to))
-    })
-    .unwrap();
+    let [from, to] = [from, to].map(|folder| checkpoints(base, folder));
+    on_every_rank(base, |mut trainer| {
+        trainer.load(&from, |broken| panic!("{broken}"))?.expect("a checkpoint is there");
+        trainer.save(&to)
+    });
 }
 
 /// Dense gradients, added up as they come.

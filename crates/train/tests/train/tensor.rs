@@ -2,15 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 
+use espalier_train::Error;
 use espalier_train::checkpoint::Checkpoints;
-use espalier_train::parallel::on_threads;
-use espalier_train::run::{RunDir, run};
 use espalier_train::trainer::{StepReport, Trainer};
-use espalier_train::{Error, Summary};
 
-use crate::support::{Base, on_every_rank, prepare, save_again, tiny_cnn, tiny_gpt, tiny_llama};
+use crate::support::{Base, apart, on_every_rank, prepare, save_again, tiny_cnn, tiny_gpt, tiny_llama};
 
 /// What a rank has to show after some steps: what all ranks see alike, and how far its weights are from those of one rank alone.
 #[derive(Debug, Clone)]
@@ -46,12 +43,7 @@ fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown, Error> {
 }
 
 pub fn on(base: &Base, steps: usize) -> Vec<Shown> {
-    on_every_rank(&base.set(format!("train.steps={steps}")), |trainer| shown(trainer, steps))
-}
-
-fn apart(a: &[f64], b: &[f64]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max)
+    on_every_rank(&base.steps(steps), |trainer| shown(trainer, steps))
 }
 
 /// Runs a layout and compares it with one rank alone.
@@ -92,15 +84,11 @@ pub fn same_as(alone: &Shown, base: &Base, steps: usize, tolerance: f64, what: &
     }
 }
 
-pub fn set(base: &Base, fields: &[&str]) -> Base {
-    fields.iter().fold(base.clone(), |base, field| base.set(*field))
-}
-
 /// A GPT with dropout, a vocabulary and heads that do not divide evenly, at a rate at which rounding does not grow.
 fn gpt() -> Base {
     let base = tiny_gpt(&["train.batch=8", "train.eval_samples=11", "model.dropout=0.1", "model.context=11"]);
-    let base = set(&base, &["model.heads=5", "model.width=20", "train.micro_batches=2", "train.clip=0.5"]);
-    set(&base, &["optimizer.name=sgd", "learning_rate.peak=0.3", "learning_rate.decay_steps=100"])
+    let base = base.with(["model.heads=5", "model.width=20", "train.micro_batches=2", "train.clip=0.5"]);
+    base.with(["optimizer.name=sgd", "learning_rate.peak=0.3", "learning_rate.decay_steps=100"])
 }
 
 #[test]
@@ -130,20 +118,14 @@ fn plain_linear_layers_learn_what_pairs_learn() {
         let alone = on(&base, 8).remove(0);
         for form in ["plain", "[\"h.0\"]", "[\"h.0.mlp.c_fc\",\"h.1.attn\"]"] {
             for layout in [&["parallel.tensor=2"][..], &["parallel.tensor=3", "parallel.pipeline=2"]] {
-                let parts = set(&base, layout).set(format!("parallel.linear={form}"));
+                let parts = base.with(layout).set(format!("parallel.linear={form}"));
                 same_as(&alone, &parts, 8, 1e-5, &format!("{how}, {form} on {layout:?}"));
             }
         }
     }
     let net = tiny_cnn(&["train.batch=8", "train.eval_samples=11", "learning_rate.peak=0.01"]);
     let alone = on(&net, 8).remove(0);
-    same_as(
-        &alone,
-        &set(&net, &["parallel.tensor=2", "parallel.linear=plain"]),
-        8,
-        1e-5,
-        "the head of a net",
-    );
+    same_as(&alone, &net.with(["parallel.tensor=2", "parallel.linear=plain"]), 8, 1e-5, "the head of a net");
 }
 
 /// With every other axis and what goes with them.
@@ -156,27 +138,27 @@ fn all_axes_together_are_one_run() {
         same_as(&alone, &parts, 8, 1e-5, what);
         same_as(&alone, &parts.set("parallel.sequence=true"), 8, 1e-5, &format!("{what}, sequence"));
     };
-    let data = set(&base, &["parallel.data=2", "train.micro_batches=2"]);
+    let data = base.with(["parallel.data=2", "train.micro_batches=2"]);
     both(&data, "replicas");
     both(&data.set("parallel.zero=true"), "shared state");
     both(&base.set("train.recompute=block"), "recomputed");
     both(&base.set("train.recompute=attention"), "attention recomputed");
-    both(&set(&base, &["train.recompute=attention", "parallel.pipeline=2"]), "attention recomputed, stages");
+    both(&base.with(["train.recompute=attention", "parallel.pipeline=2"]), "attention recomputed, stages");
     for schedule in ["1f1b", "zb-h1", "chimera", "axonn"] {
-        let stages = set(&base, &["parallel.pipeline=2", &format!("parallel.schedule={schedule}")]);
+        let stages = base.with(["parallel.pipeline=2", &format!("parallel.schedule={schedule}")]);
         both(&stages, schedule);
     }
-    let all = set(&data, &["parallel.pipeline=2", "parallel.schedule=gpipe", "parallel.zero=true"]);
+    let all = data.with(["parallel.pipeline=2", "parallel.schedule=gpipe", "parallel.zero=true"]);
     both(&all, "replicas, stages, shared state");
 }
 
 #[test]
 fn the_noise_scale_is_that_of_whole_gradients() {
-    let base = set(&gpt(), &["train.noise_scale=true", "train.micro_batches=4"]);
+    let base = gpt().with(["train.noise_scale=true", "train.micro_batches=4"]);
     let alone = on(&base, 6).remove(0);
     assert!(!alone.noise.is_empty());
     same_as(&alone, &base.set("parallel.tensor=2"), 6, 1e-5, "tensor");
-    let both = set(&base, &["parallel.tensor=2", "parallel.data=2", "train.micro_batches=2"]);
+    let both = base.with(["parallel.tensor=2", "parallel.data=2", "train.micro_batches=2"]);
     same_as(&alone, &both, 6, 1e-5, "tensor and data");
 }
 
@@ -184,11 +166,11 @@ fn the_noise_scale_is_that_of_whole_gradients() {
 #[test]
 fn trust_ratios_are_those_of_whole_tensors() {
     for optimizer in ["lamb", "lars"] {
-        let base = set(&gpt(), &[&format!("optimizer.name={optimizer}"), "learning_rate.peak=0.01"]);
+        let base = gpt().with([&format!("optimizer.name={optimizer}"), "learning_rate.peak=0.01"]);
         let alone = on(&base, 6).remove(0);
         let parts = base.set("parallel.tensor=2");
         same_as(&alone, &parts, 6, 1e-5, optimizer);
-        let shared = set(&parts, &["parallel.data=2", "train.micro_batches=1", "parallel.zero=true"]);
+        let shared = parts.with(["parallel.data=2", "train.micro_batches=1", "parallel.zero=true"]);
         same_as(&alone, &shared, 6, 1e-5, &format!("{optimizer}, shared state"));
     }
 }
@@ -198,7 +180,7 @@ fn trust_ratios_are_those_of_whole_tensors() {
 #[test]
 fn llama_s_layers_are_cut_by_heads() {
     let base = tiny_llama(&["train.batch=8", "train.micro_batches=2", "train.eval_samples=8"]);
-    let base = set(&base, &["optimizer.name=sgd", "learning_rate.peak=0.3", "learning_rate.decay_steps=100"]);
+    let base = base.with(["optimizer.name=sgd", "learning_rate.peak=0.3", "learning_rate.decay_steps=100"]);
     let alone = on(&base, 8).remove(0);
     for ranks in [2, 4] {
         let parts = base.set(format!("parallel.tensor={ranks}"));
@@ -210,7 +192,7 @@ fn llama_s_layers_are_cut_by_heads() {
 #[test]
 fn convolutions_are_cut_by_their_channels() {
     let base = tiny_cnn(&["train.batch=8", "train.eval_samples=11", "model.layers.0.stride=2"]);
-    let base = set(&base, &["learning_rate.peak=0.01", "model.layers.1.type=gelu"]);
+    let base = base.with(["learning_rate.peak=0.01", "model.layers.1.type=gelu"]);
     let alone = on(&base, 12).remove(0);
     for ranks in [2, 3] {
         same_as(&alone, &base.set(format!("parallel.tensor={ranks}")), 12, 1e-5, &format!("{ranks} ranks"));
@@ -219,10 +201,7 @@ fn convolutions_are_cut_by_their_channels() {
 
 /// The masks of all ranks put together: by parameter, the places of the whole that are kept.
 pub fn masks(base: &Base, steps: usize) -> BTreeMap<String, Vec<usize>> {
-    let (plan, dataset, device) = prepare(&base.set("train.steps=20"), 2);
-    let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
-    let of_rank = |ranks, device: &_| {
-        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+    let ranks = on_every_rank(&base.set("train.steps=20"), |mut trainer| {
         (0..steps).try_for_each(|_| trainer.step().map(drop))?;
         let kept = |(id, mask): (_, &espalier_tensor::Mask)| {
             let words = mask.read_words().unwrap();
@@ -234,9 +213,9 @@ pub fn masks(base: &Base, steps: usize) -> BTreeMap<String, Vec<usize>> {
             )
         };
         Ok(trainer.params().masks().map(kept).collect::<Vec<_>>())
-    };
+    });
     let mut all: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    for (name, places) in on_threads(&mesh, &device, of_rank).unwrap().into_iter().flatten() {
+    for (name, places) in ranks.into_iter().flatten() {
         all.entry(name).or_default().extend(places);
     }
     for places in all.values_mut() {
@@ -258,14 +237,14 @@ fn a_mask_does_not_depend_on_how_tensors_are_cut() {
         ("2:4", vec!["prune.method=2:4"]),
         ("set", vec!["prune.method=set", "prune.sparsity=0.8"]),
     ] {
-        let base = set(&bf16, &fields);
+        let base = bf16.with(fields);
         let whole = masks(&base, 1);
         assert!(!whole.is_empty(), "{what}");
         for layout in [&["parallel.tensor=2"][..], &["parallel.tensor=3", "parallel.sequence=true"]] {
-            assert_eq!(masks(&set(&base, layout), 1), whole, "{what} on {layout:?}");
+            assert_eq!(masks(&base.with(layout), 1), whole, "{what} on {layout:?}");
         }
         let stages = ["parallel.tensor=2", "parallel.pipeline=2"];
-        assert_eq!(masks(&set(&base, &stages), 1), whole, "{what} in stages");
+        assert_eq!(masks(&base.with(stages), 1), whole, "{what} in stages");
     }
 }
 
@@ -280,7 +259,7 @@ fn pruned_models_in_parts_learn_what_whole_ones_learn() {
         ("grasp", vec!["prune.method=grasp", "prune.sparsity=0.7", "prune.samples=16"]),
         ("rigl", vec!["prune.method=rigl", "prune.sparsity=0.7", "prune.every=3"]),
     ] {
-        let base = set(&base, &fields);
+        let base = base.with(fields);
         let alone = on(&base, 8).remove(0);
         // A score that is a sum over ranks may round to the other side of the threshold.
         let tolerance = if what == "grasp" { 1e-3 } else { 1e-4 };
@@ -289,17 +268,11 @@ fn pruned_models_in_parts_learn_what_whole_ones_learn() {
             &["parallel.tensor=2", "parallel.sequence=true"],
             &["parallel.tensor=2", "parallel.data=2", "train.micro_batches=1", "parallel.zero=true"],
         ] {
-            let many = on(&set(&base, layout), 8).remove(0);
+            let many = on(&base.with(layout), 8).remove(0);
             let far = apart(&alone.losses, &many.losses);
             assert!(far < tolerance, "{what} on {layout:?}: {far:e}\n{:?}\n{:?}", alone.losses, many.losses);
         }
     }
-}
-
-fn run_in(folder: &Path, base: &Base, steps: usize) -> Summary {
-    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let place = RunDir { resume: folder.join("run.toml").exists(), ..RunDir::at(folder) };
-    run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap().summary
 }
 
 /// Gradients that ranks of one replica sum, and what layers gather of each other: the larger of both is held at a time.
@@ -309,8 +282,7 @@ fn messages_within_a_replica_are_as_large_as_predicted() {
     for layout in
         [&["parallel.tensor=2"][..], &["parallel.spatial=2"], &["parallel.tensor=2", "parallel.data=2"]]
     {
-        let folder = tempfile::tempdir().unwrap();
-        let bytes = run_in(folder.path(), &set(&base, layout), 2).memory["communication"];
+        let bytes = base.with(layout).steps(2).run().memory["communication"];
         assert!(bytes.measured > Some(0), "{layout:?}");
         assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "{layout:?}");
     }
@@ -319,11 +291,13 @@ fn messages_within_a_replica_are_as_large_as_predicted() {
 /// From one rank through other layouts and back: byte for byte, pruned and with state of kept weights alone.
 #[test]
 fn a_checkpoint_goes_through_layouts_that_cut_tensors_unchanged() {
-    let base = set(
-        &gpt(),
-        &["optimizer.name=adamw", "learning_rate.peak=0.01", "train.steps=9", "train.precision=bf16"],
-    );
-    let pruned = set(&base, &["prune.method=magnitude", "prune.sparsity=0.8", "prune.embeddings=true"]);
+    let base = gpt().with([
+        "optimizer.name=adamw",
+        "learning_rate.peak=0.01",
+        "train.steps=9",
+        "train.precision=bf16",
+    ]);
+    let pruned = base.with(["prune.method=magnitude", "prune.sparsity=0.8", "prune.embeddings=true"]);
     for (what, base) in [("dense", base), ("pruned", pruned)] {
         let first = tempfile::tempdir().unwrap();
         let (plan, dataset, device) = prepare(&base, 2);
@@ -346,7 +320,7 @@ fn a_checkpoint_goes_through_layouts_that_cut_tensors_unchanged() {
             vec![],
         ] {
             let to = tempfile::tempdir().unwrap();
-            save_again(&set(&base, &layout), from.path(), to.path());
+            save_again(&base.with(layout), from.path(), to.path());
             from = to;
         }
         assert!(files(&from.path().join(written.file_name().unwrap())) == before, "{what}");
@@ -356,15 +330,15 @@ fn a_checkpoint_goes_through_layouts_that_cut_tensors_unchanged() {
 /// A run in parts ends, goes on elsewhere, and says of the whole model what one rank says.
 #[test]
 fn a_run_goes_on_under_another_cut() {
-    let base = set(&gpt(), &["prune.method=magnitude", "prune.sparsity=0.8", "checkpoint.every=4"]);
+    let base = gpt().with(["prune.method=magnitude", "prune.sparsity=0.8", "checkpoint.every=4"]);
     let folder = tempfile::tempdir().unwrap();
-    let alone = run_in(tempfile::tempdir().unwrap().path(), &base, 8);
-    let parts = set(&base, &["parallel.tensor=2"]);
-    let both = run_in(tempfile::tempdir().unwrap().path(), &parts, 8);
-    let again = run_in(tempfile::tempdir().unwrap().path(), &parts, 8);
+    let alone = base.steps(8).run();
+    let parts = base.with(["parallel.tensor=2"]);
+    let both = parts.steps(8).run();
+    let again = parts.steps(8).run();
     assert_eq!(both.weights_hash, again.weights_hash, "the same layout gives the same bits");
-    run_in(folder.path(), &parts, 4);
-    let resumed = run_in(folder.path(), &parts, 8);
+    parts.steps(4).run_in(folder.path());
+    let resumed = parts.steps(8).run_in(folder.path());
     assert_eq!(resumed.weights_hash, both.weights_hash, "stopped and resumed");
     for run in [&both, &resumed] {
         assert!((run.loss.unwrap() - alone.loss.unwrap()).abs() < 1e-4);
@@ -393,7 +367,7 @@ fn memory_of_every_rank_is_what_the_plan_predicts() {
         ),
     ] {
         for layout in layouts {
-            let base = layout.split(' ').fold(base.clone(), |base, field| base.set(field));
+            let base = base.with(layout.split(' '));
             let (plan, _, _) = prepare(&base, 1);
             let measured = on_every_rank(&base.set("train.steps=2"), |mut trainer| {
                 trainer.step()?;

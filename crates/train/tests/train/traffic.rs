@@ -1,15 +1,12 @@
 //! What the plan says that actions move is what the transport counts, to the byte, for every layout.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use espalier_comm::Traffic as Counted;
 use espalier_plan::Traffic;
 use espalier_plan::cost::{AllReduce, LayerSizes, Link, Parallelism, Setting};
 use espalier_plan::schedule::Action;
-use espalier_train::parallel::on_threads;
 use espalier_train::step::Kind;
-use espalier_train::trainer::Trainer;
 
 use crate::support::{Base, images, on_every_rank, prepare, tiny_cnn, tiny_gpt, tiny_llama};
 
@@ -27,11 +24,9 @@ fn counted_as(action: &Action, sharded: bool) -> Option<Counted> {
 
 /// Runs a list to its end on all ranks, and compares what each has sent with what the plan says of its actions.
 pub fn check(what: &str, base: &Base) {
-    let (plan, dataset, device) = prepare(base, 1);
-    let dataset = Arc::new(dataset);
-    on_threads(&plan.mesh.clone(), &device, |ranks, device| {
-        let (rank, stage) = (ranks.rank(), ranks.stages().rank());
-        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+    let plan = prepare(base, 1).0;
+    on_every_rank(base, |mut trainer| {
+        let (rank, stage) = (trainer.ranks().rank(), trainer.ranks().stages().rank());
         // The first step may prune, and moves more for that.
         let mut batches = 0;
         while batches == 0 || !trainer.is_at_rest() {
@@ -69,15 +64,12 @@ pub fn check(what: &str, base: &Base) {
             assert_eq!(*trainer.traffic(), plan.traffic(rank, &plan.gradient_lengths(rank))?, "{what}");
         }
         Ok(())
-    })
-    .unwrap();
+    });
 }
 
 #[test]
 fn actions_move_the_bytes_that_the_plan_predicts() {
-    let gpt = |changes: &[&str]| {
-        changes.iter().fold(tiny_gpt(&["train.batch=12", "model.layers=4"]), |base, change| base.set(change))
-    };
+    let gpt = |changes: &[&str]| tiny_gpt(&["train.batch=12", "model.layers=4"]).with(changes);
     check("one rank", &gpt(&[]));
     check("replicas", &gpt(&["parallel.data=3"]));
     check("replicas in bf16", &gpt(&["parallel.data=3", "train.precision=bf16", "train.micro_batches=2"]));
@@ -111,7 +103,7 @@ fn actions_move_the_bytes_that_the_plan_predicts() {
         let base = base.set(format!("train.micro_batches={micro_batches}"));
         check("shared gradients", &base);
         check("shared gradients, own head, bf16", &base.set("model.tied=false").set("train.precision=bf16"));
-        check("shared gradients, pruned", &pruned.iter().fold(base, |base, change| base.set(*change)));
+        check("shared gradients, pruned", &base.with(pruned));
     }
     for schedule in ["gpipe", "1f1b", "interleaved", "zb-h1", "axonn"] {
         let base = gpt(&["parallel.pipeline=2", "train.micro_batches=2", "parallel.data=2"]);
@@ -185,9 +177,7 @@ fn plain_linear_layers_send_what_the_formulas_say() {
 
 #[test]
 fn running_statistics_are_part_of_the_update() {
-    let cnn = |changes: &[&str]| {
-        changes.iter().fold(tiny_cnn(&["train.batch=12"]), |base, change| base.set(change))
-    };
+    let cnn = |changes: &[&str]| tiny_cnn(&["train.batch=12"]).with(changes);
     check("replicas", &cnn(&["parallel.data=3"]));
     check("groups", &cnn(&["parallel.data=2", "train.batch_norm_group=3"]));
     check("stages", &cnn(&["parallel.data=2", "parallel.pipeline=2", "train.micro_batches=2"]));
@@ -205,10 +195,7 @@ fn running_statistics_are_part_of_the_update() {
 fn averages_move_what_the_plan_predicts() {
     for base in [tiny_gpt(&["train.batch=12"]), tiny_cnn(&["train.batch=12", "optimizer.name=momentum"])] {
         let base = base.set("parallel.data=3").set("parallel.average_every=4");
-        let (plan, dataset, device) = prepare(&base, 1);
-        let dataset = Arc::new(dataset);
-        on_threads(&plan.mesh.clone(), &device, |ranks, device| {
-            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+        on_every_rank(&base, |mut trainer| {
             trainer.step()?;
             let before = trainer.ranks().sent();
             trainer.step()?;
@@ -217,8 +204,7 @@ fn averages_move_what_the_plan_predicts() {
             let sent = (trainer.ranks().sent() - before).total();
             assert_eq!(sent, trainer.traffic().bytes(&Action::Average));
             Ok(())
-        })
-        .unwrap();
+        });
     }
 }
 
@@ -265,10 +251,7 @@ fn the_timeline_shows_every_bucket_of_the_plan() {
     // The first weight has 3 * 32 * 32 * 90 numbers, more than a bucket takes.
     let base =
         images().set("train.batch=4").set("data.count=60").set("model.name=mlp").set("parallel.data=2");
-    let (plan, dataset, device) = prepare(&base.set("model.hidden=[90, 9]"), 1);
-    let dataset = Arc::new(dataset);
-    let lists = on_threads(&plan.mesh.clone(), &device, |ranks, device| {
-        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+    let mut lists = on_every_rank(&base.set("model.hidden=[90, 9]"), |mut trainer| {
         trainer.trace_since(std::time::Instant::now());
         trainer.step()?;
         let traffic: &Traffic = trainer.traffic();
@@ -290,7 +273,7 @@ fn the_timeline_shows_every_bucket_of_the_plan() {
         assert_eq!(order, (0..list.len()).collect::<Vec<_>>());
         Ok(list.to_vec())
     });
-    let list = lists.unwrap().remove(0);
+    let list = lists.remove(0);
     assert_eq!(list.iter().map(|bucket| bucket.parameters.len()).collect::<Vec<_>>(), [1, 5]);
     // Of the small ones too one is of the first block.
     assert!(list.iter().all(|bucket| (bucket.chunk, bucket.block) == (Some(0), 0)), "{list:?}");

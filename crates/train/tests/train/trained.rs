@@ -1,22 +1,14 @@
 //! A trained model opened to be used: the weights that its run ended with, on any layout of ranks, without its data.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use espalier_data::Tokenizer;
 use espalier_tensor::{DType, Device};
 use espalier_train::parallel::{Ranks, on_threads};
-use espalier_train::run::{RunDir, run};
+use espalier_train::run::RunDir;
 use espalier_train::trained::Trained;
 
-use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
-
-/// Trains in a folder; returns the hash of its weights.
-fn train(base: &Base, folder: &Path) -> String {
-    let (plan, dataset, device) = prepare(base, 2);
-    let outcome = run(plan, dataset, &device, &RunDir::at(folder), &Arc::default(), &mut ());
-    outcome.unwrap().summary.weights_hash.unwrap()
-}
+use crate::support::{hash, prepare, tiny_cnn, tiny_gpt};
 
 #[test]
 fn a_trained_model_has_the_weights_of_its_run_and_no_state() {
@@ -26,7 +18,7 @@ fn a_trained_model_has_the_weights_of_its_run_and_no_state() {
         [("gpt", tiny_gpt(&pruned)), ("cut", tiny_gpt(&["train.steps=2", "parallel.tensor=2"]))]
     {
         let folder = folder.path().join(name);
-        let hash = train(&base, &folder);
+        let hash = hash(base.run_in(&folder));
         let trained = Trained::open(&folder, |broken| panic!("{broken}")).unwrap();
         assert!(matches!(trained.tokenizer(), Some(Tokenizer::Arithmetic)));
         let plan = trained.plan(&[]).unwrap();
@@ -54,7 +46,7 @@ fn a_trained_model_has_the_weights_of_its_run_and_no_state() {
 #[test]
 fn images_are_known_without_their_files() {
     let folder = tempfile::tempdir().unwrap();
-    let hash = train(&tiny_cnn(&["train.steps=1"]), folder.path());
+    let hash = hash(tiny_cnn(&["train.steps=1"]).run_in(folder.path()));
     let trained = Trained::open(folder.path(), |broken| panic!("{broken}")).unwrap();
     assert_eq!(trained.facts().image, Some((16, 16, 3)));
     assert!(trained.tokenizer().is_none());
@@ -68,7 +60,7 @@ fn images_are_known_without_their_files() {
 fn a_score_is_the_same_on_every_layout() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    train(&tiny_gpt(&["train.steps=2", "parallel.tensor=2"]), &at("run"));
+    hash(tiny_gpt(&["train.steps=2", "parallel.tensor=2"]).run_in(&at("run")));
     std::fs::write(at("sums.txt"), "12+30=42\n7-9=-2\n".repeat(40)).unwrap();
     let trained = Trained::open(&at("run"), |broken| panic!("{broken}")).unwrap();
     let score = |layout: &[&str], path: Option<&Path>, samples| {
@@ -122,20 +114,17 @@ fn last_validation(run: &Path) -> f64 {
 fn a_run_of_no_steps_evaluates_and_saves() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let hash = train(&tiny_gpt(&["train.steps=3"]), &at("trained"));
-    let (plan, dataset, device) = prepare(&tiny_gpt(&["train.steps=0"]), 2);
+    let trained = hash(tiny_gpt(&["train.steps=3"]).run_in(&at("trained")));
+    let none = tiny_gpt(&["train.steps=0"]);
     let place = RunDir { from: Some(at("trained")), ..RunDir::at(at("none")) };
-    let outcome = run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap();
-    assert_eq!(outcome.summary.weights_hash.unwrap(), hash);
-    assert_eq!((outcome.summary.steps, outcome.summary.loss), (0, None));
-    let loss = outcome.summary.validation.loss.unwrap();
+    let summary = none.run_at(&place, &mut ()).unwrap().summary;
+    let loss = summary.validation.loss.unwrap();
+    assert_eq!((summary.steps, summary.loss), (0, None));
+    assert_eq!(hash(summary), trained);
     assert!((loss - last_validation(&at("trained"))).abs() < 1e-6);
     assert!(at("none/checkpoints/step-000000/model.safetensors").is_file());
     // Going on, there is nothing to do.
-    let (plan, dataset, device) = prepare(&tiny_gpt(&["train.steps=0"]), 2);
-    let place = RunDir { resume: true, ..RunDir::at(at("none")) };
-    let outcome = run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap();
-    assert_eq!(outcome.summary.validation.loss, None);
+    assert_eq!(none.run_in(&at("none")).validation.loss, None);
     let unheld = tiny_gpt(&["train.steps=0", "data.validation=0", "train.eval_samples=0"]);
-    train(&unheld, &at("unheld"));
+    unheld.run_in(&at("unheld"));
 }

@@ -1,18 +1,13 @@
 //! State that ranks share out: the same weights bit for bit, in the bytes that were promised.
 
 use std::fs;
-use std::path::Path;
-use std::sync::Arc;
 
-use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_tensor::Category;
 use espalier_train::Summary;
-use espalier_train::parallel::on_threads;
-use espalier_train::run::{RunDir, run};
-use espalier_train::trainer::{StepReport, Trainer};
+use espalier_train::trainer::StepReport;
 
-use crate::support::{Base, images, prepare, tiny_cnn, tiny_gpt};
-use crate::tensor::{self, same_as, set};
+use crate::support::{Base, hash, images, on_every_rank, prepare, save_again, tiny_cnn, tiny_gpt};
+use crate::tensor::{self, same_as};
 
 const OPTIMIZERS: [&str; 7] = ["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb"];
 
@@ -26,16 +21,13 @@ struct Shown {
     masks: String,
 }
 
+/// On so many ranks that share out state, or not.
+fn shared(base: &Base, ranks: usize, zero: usize) -> Base {
+    base.replicas(ranks).set(format!("parallel.zero={zero}"))
+}
+
 fn on(ranks: usize, base: &Base, steps: usize, zero: usize) -> Shown {
-    let base = base
-        .set(format!("train.steps={steps}"))
-        .set(format!("parallel.data={ranks}"))
-        .set(format!("parallel.zero={zero}"));
-    let (plan, dataset, device) = prepare(&base, 2);
-    let dataset = Arc::new(dataset);
-    let mesh = Mesh::new(PerAxis { data: ranks, ..PerAxis::ONES }).unwrap();
-    let all = on_threads(&mesh, &device, |ranks, device| {
-        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+    let mut all = on_every_rank(&shared(base, ranks, zero).steps(steps), |mut trainer| {
         let reports = (0..steps).map(|_| trainer.step()).collect::<Result<Vec<StepReport>, _>>()?;
         Ok(Shown {
             losses: reports.iter().map(|report| report.loss).collect(),
@@ -45,7 +37,6 @@ fn on(ranks: usize, base: &Base, steps: usize, zero: usize) -> Shown {
             masks: trainer.params().mask_hash().unwrap(),
         })
     });
-    let mut all = all.unwrap();
     assert!(all.iter().all(|shown| *shown == all[0]), "all ranks hold the same");
     all.remove(0)
 }
@@ -53,7 +44,7 @@ fn on(ranks: usize, base: &Base, steps: usize, zero: usize) -> Shown {
 /// Weights and losses to the bit; norms are sums of parts. Of one micro-batch gradients are summed alike wherever their sums are.
 fn the_same(base: &Base, ranks: usize, steps: usize, what: &str) {
     let (whole, shared) = (on(ranks, base, steps, 0), on(ranks, base, steps, 1));
-    if prepare(&base.set(format!("parallel.data={ranks}")), 1).0.batch.micro_batches == 1 {
+    if prepare(&base.replicas(ranks), 1).0.batch.micro_batches == 1 {
         assert_eq!(on(ranks, base, steps, 2), shared, "{what} on {ranks} ranks");
     }
     assert_eq!(whole.losses, shared.losses, "{what} on {ranks} ranks");
@@ -96,7 +87,7 @@ fn large_parameters_travel_alone() {
         the_same(&pruned(&base).set("prune.sparsity=0.04"), ranks, 3, "hardly pruned");
         let messages = |zero: usize| {
             let base = base.set("train.steps=2").set(format!("parallel.zero={zero}"));
-            let bytes = summary(&base, ranks).memory["communication"];
+            let bytes = base.replicas(ranks).run().memory["communication"];
             (bytes.predicted.unwrap(), bytes.measured.unwrap() as u64)
         };
         let (predicted, measured) = messages(1);
@@ -112,7 +103,7 @@ fn messages_of_shared_gradients_keep_below_what_is_predicted() {
     for (tied, micro_batches) in [(true, 4), (false, 4), (true, 1), (false, 1)] {
         let base = tiny_gpt(&["train.batch=8", "train.steps=2", "model.width=128", "model.layers=3"]);
         let base = base.set(format!("model.tied={tied}")).set(format!("train.micro_batches={micro_batches}"));
-        let memory = summary(&base.set("parallel.zero=2"), 2).memory;
+        let memory = base.set("parallel.zero=2").replicas(2).run().memory;
         let (most, measured) = {
             let bytes = memory["communication"];
             (bytes.predicted.unwrap(), bytes.measured.unwrap() as u64)
@@ -132,10 +123,12 @@ fn messages_of_shared_gradients_keep_below_what_is_predicted() {
 fn shared_gradients_of_several_micro_batches_are_those_of_one_rank() {
     let gpt =
         tiny_gpt(&["train.batch=12", "train.clip=0.5", "train.micro_batches=2", "train.eval_samples=11"]);
-    let gpt = set(
-        &gpt,
-        &["model.layers=4", "optimizer.name=sgd", "learning_rate.peak=0.1", "learning_rate.decay_steps=100"],
-    );
+    let gpt = gpt.with([
+        "model.layers=4",
+        "optimizer.name=sgd",
+        "learning_rate.peak=0.1",
+        "learning_rate.decay_steps=100",
+    ]);
     for (what, base) in [
         ("tied", gpt.clone()),
         ("own head", gpt.set("model.tied=false")),
@@ -153,7 +146,7 @@ fn shared_gradients_of_several_micro_batches_are_those_of_one_rank() {
                 continue; // It is measured on whole models.
             }
             let fields: Vec<&str> = layout.split(' ').chain(["parallel.zero=2"]).collect();
-            same_as(&alone, &set(&base, &fields), 8, 1e-5, &format!("{what}: {layout}"));
+            same_as(&alone, &base.with(fields), 8, 1e-5, &format!("{what}: {layout}"));
         }
     }
 }
@@ -188,13 +181,6 @@ fn the_noise_scale_and_local_statistics_are_the_same() {
     the_same(&base, 4, 6, "batch norm");
 }
 
-fn summary(base: &Base, ranks: usize) -> Summary {
-    let (plan, dataset, device) = prepare(&base.set(format!("parallel.data={ranks}")), 2);
-    let folder = tempfile::tempdir().unwrap();
-    let place = RunDir::at(folder.path());
-    run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap().summary
-}
-
 #[test]
 fn bytes_are_those_predicted_and_state_is_a_part() {
     for optimizer in ["sgd", "momentum", "adamw", "lamb"] {
@@ -211,7 +197,7 @@ fn bytes_are_those_predicted_and_state_is_a_part() {
                 }
                 let what = format!("{optimizer} {precision} {ranks} {sparsity:?}");
                 let (whole, shared) =
-                    (summary(&base, ranks), summary(&base.set("parallel.zero=true"), ranks));
+                    (base.replicas(ranks).run(), base.set("parallel.zero=true").replicas(ranks).run());
                 for category in
                     [Category::Weights, Category::Optimizer, Category::Communication, Category::Mask]
                 {
@@ -227,7 +213,7 @@ fn bytes_are_those_predicted_and_state_is_a_part() {
                 );
                 assert_eq!(whole.state_bytes.gradients, shared.state_bytes.gradients, "{what}");
                 assert!(whole.weights_hash == shared.weights_hash, "{what}");
-                let scattered = summary(&base.set("parallel.zero=2"), ranks);
+                let scattered = base.set("parallel.zero=2").replicas(ranks).run();
                 for category in ["weights", "gradients", "optimizer", "communication", "mask"] {
                     let bytes = scattered.memory[category];
                     assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "{what} {category}");
@@ -246,8 +232,8 @@ fn bytes_are_those_predicted_and_state_is_a_part() {
 fn bytes_on_the_wire_are_those_of_kept_weights() {
     let base = tiny_gpt(&["train.batch=8", "train.steps=2", "model.width=64", "prune.method=magnitude"]);
     for ranks in [2, 4, 8] {
-        let sent = |base: &Base| summary(base, ranks).bytes_sent.values().sum::<u64>() as f64;
-        let dense = summary(&base.set("prune.sparsity=0.9").set("prune.state=dense"), ranks);
+        let sent = |base: &Base| base.replicas(ranks).run().bytes_sent.values().sum::<u64>() as f64;
+        let dense = base.set("prune.sparsity=0.9").set("prune.state=dense").replicas(ranks).run();
         let shared = base.set("prune.sparsity=0.9").set("parallel.zero=true");
         let prunable = (dense.kept as f64 / (1.0 - dense.sparsity)).round();
         let ring = 2.0 * (ranks - 1) as f64 / ranks as f64 * 4.0 * prunable;
@@ -256,14 +242,6 @@ fn bytes_on_the_wire_are_those_of_kept_weights() {
         assert!(ratio <= 0.101, "{ratio} of the bytes of dense gradients on {ranks} ranks");
         assert!(ratio > 0.09, "{ratio}: the kept weights must travel");
     }
-}
-
-fn run_to(folder: &Path, base: &Base, ranks: usize, zero: usize, steps: usize) -> String {
-    let base = base.set(format!("parallel.data={ranks}")).set(format!("parallel.zero={zero}"));
-    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let place = RunDir { resume: folder.join("run.toml").exists(), ..RunDir::at(folder) };
-    let outcome = run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap();
-    outcome.summary.weights_hash.unwrap()
 }
 
 /// With and without shared state, on one number of ranks and another: what was saved is what is loaded.
@@ -277,7 +255,7 @@ fn checkpoints_of_pieces_load_on_any_number_of_ranks() {
         tiny_cnn(&["train.batch=12", "train.precision=bf16"]),
     ] {
         let folder = tempfile::tempdir().unwrap();
-        run_to(folder.path(), &base, 1, 0, 5);
+        base.steps(5).run_in(folder.path());
         let step = folder.path().join("checkpoints/step-000005");
         let read = |name: &str| fs::read(step.join(name)).unwrap();
         let files = ["model.safetensors", "optimizer.safetensors"];
@@ -285,37 +263,23 @@ fn checkpoints_of_pieces_load_on_any_number_of_ranks() {
         // Nothing is left to do: each loads what the one before saved, and saves it again.
         for (ranks, zero) in [(3, 1), (2, 2), (4, 0), (6, 1)] {
             let (copy, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-            save_again(&base, folder.path(), ranks, zero, copy.path());
+            save_again(&shared(&base, ranks, zero), &folder.path().join("checkpoints"), copy.path());
             let pieces = fs::read_dir(copy.path().join("step-000005")).unwrap().count();
             assert!(pieces > ranks, "{pieces} files of {ranks} ranks");
-            save_again(&base, copy.path(), 1, 0, target.path());
+            save_again(&base, copy.path(), target.path());
             let after = files.map(|name| fs::read(target.path().join("step-000005").join(name)).unwrap());
             assert!(before == after, "through {ranks} ranks, shared: {zero}");
         }
         // Two halves are the whole, whoever takes them.
-        let expected = run_to(tempfile::tempdir().unwrap().path(), &base, 3, 0, 9);
+        let expected = hash(shared(&base, 3, 0).steps(9).run());
         for (first, second) in [(1, 1), (1, 0), (0, 1), (2, 0), (1, 2)] {
             let folder = tempfile::tempdir().unwrap();
-            run_to(folder.path(), &base, 3, first, 5);
-            assert_eq!(run_to(folder.path(), &base, 3, second, 9), expected, "{first} {second}");
+            shared(&base, 3, first).steps(5).run_in(folder.path());
+            assert_eq!(
+                hash(shared(&base, 3, second).steps(9).run_in(folder.path())),
+                expected,
+                "{first} {second}"
+            );
         }
     }
-}
-
-/// Loads the newest checkpoint of a run folder, or of a folder of checkpoints, and saves it elsewhere.
-fn save_again(base: &Base, from: &Path, ranks: usize, zero: usize, to: &Path) {
-    use espalier_train::checkpoint::Checkpoints;
-    let base = base.set(format!("parallel.data={ranks}")).set(format!("parallel.zero={zero}"));
-    let (plan, dataset, device) = prepare(&base, 2);
-    let dataset = Arc::new(dataset);
-    let inside = from.join("checkpoints");
-    let from = if inside.exists() { inside } else { from.to_owned() };
-    let at = |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.storage.precision.name());
-    let mesh = Mesh::new(PerAxis { data: ranks, ..PerAxis::ONES }).unwrap();
-    on_threads(&mesh, &device, |ranks, device| {
-        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
-        trainer.load(&at(&from), |broken| panic!("{broken}"))?.expect("a checkpoint is there");
-        trainer.save(&at(to))
-    })
-    .unwrap();
 }

@@ -73,10 +73,6 @@ fn zeros_of_a_pruned_folder_can_be_kept() {
     }
     // With nothing to start from there are none.
     let run = crate::support::tiny_gpt(&["train.keep_zeros=true"]);
-    let (plan, dataset, device) = crate::support::prepare(&run, 1);
-    let place = espalier_train::run::RunDir::at(at("fresh"));
-    let stop = std::sync::Arc::default();
-    let error =
-        espalier_train::run::run(plan, dataset, &device, &place, &stop, &mut ()).unwrap_err().to_string();
+    let error = run.hear().0.unwrap_err().to_string();
     assert!(error.starts_with("`train.keep_zeros` has no effect without --from"), "{error}");
 }

@@ -108,7 +108,7 @@ pub fn perceptron_with(activation: &str, overrides: &[&str]) -> Base {
     let layers = "model.layers=[{type='avg_pool', kernel=8}, {type='flatten'}, {type='linear', output=5}, \
                   {type='ACTIVATION'}, {type='linear', output=10}]";
     let layers = layers.replace("ACTIVATION", activation);
-    overrides.iter().fold(tiny_cnn(&[&layers]), |base, change| base.set(change))
+    tiny_cnn(&[&layers]).with(overrides)
 }
 
 /// The same in f64, by its definition. Parameters are flat: weight, bias, weight, bias.

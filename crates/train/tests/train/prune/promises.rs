@@ -1,26 +1,18 @@
 //! What every method promises: the same masks on any number of threads, the same bits after a stop, nothing back to
 //! life but where a method grows it, and one sentence for what cannot be.
 
-use std::sync::Arc;
-
 use espalier_tensor::mask::ones;
-use espalier_train::Summary;
 use espalier_train::checkpoint::Checkpoints;
-use espalier_train::run::{RunDir, run};
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, Heard, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
 
 const STEPS: usize = 12;
 
 /// Every method on a network that it suits, with all of its draws within twelve steps.
 fn methods() -> Vec<(&'static str, Base)> {
-    let gpt = |settings: &[&str]| {
-        settings.iter().fold(tiny_gpt(&["model.dropout=0.1", "prune.sparsity=0.6"]), |base, s| base.set(s))
-    };
-    let cnn = |settings: &[&str]| {
-        settings.iter().fold(tiny_cnn(&["prune.sparsity=0.6"]), |base, setting| base.set(setting))
-    };
+    let gpt = |settings: &[&str]| tiny_gpt(&["model.dropout=0.1", "prune.sparsity=0.6"]).with(settings);
+    let cnn = |settings: &[&str]| tiny_cnn(&["prune.sparsity=0.6"]).with(settings);
     let early = ["prune.method=early-bird", "prune.every=1", "prune.window=4", "prune.tolerance=0.4"];
     let moving = ["prune.every=2", "prune.fraction=0.5"];
     let bf16 = "train.precision=bf16";
@@ -46,8 +38,7 @@ fn methods() -> Vec<(&'static str, Base)> {
 }
 
 fn trainer(base: &Base, threads: usize) -> Trainer {
-    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={STEPS}")), threads);
-    Trainer::new(plan, dataset, &device).unwrap()
+    base.steps(STEPS).trainer(threads)
 }
 
 /// The hashes of weights and masks.
@@ -232,21 +223,12 @@ fn two_of_every_four_inputs_stay() {
 #[test]
 fn a_layer_of_which_nothing_is_left_is_named() {
     let settings = ["prune.method=magnitude", "prune.scope=global", "prune.sparsity=0.999", "train.steps=2"];
-    let (heard, _) = hear(&tiny_cnn(&settings));
+    let (_, heard) = tiny_cnn(&settings).hear();
     // One of 872 weights stays, so two of three layers are empty.
     assert_eq!(heard.warnings.len(), 2, "{:?}", heard.warnings);
     for warning in &heard.warnings {
         assert!(warning.starts_with("nothing is left of ") && warning.contains(".weight"), "{warning}");
     }
-}
-
-fn hear(base: &Base) -> (Heard, Summary) {
-    let (plan, dataset, device) = prepare(base, 1);
-    let folder = tempfile::tempdir().unwrap();
-    let place = RunDir::at(folder.path());
-    let mut heard = Heard::default();
-    let outcome = run(plan, dataset, &device, &place, &Arc::default(), &mut heard).unwrap();
-    (heard, outcome.summary)
 }
 
 /// A GPT's output projections start smaller than its other matrices by the root of twice its depth. One threshold for all
@@ -255,14 +237,16 @@ fn hear(base: &Base) -> (Heard, Summary) {
 fn no_layer_is_emptied_for_the_scale_it_starts_at() {
     let settings = ["prune.method=gradual", "prune.initial=0.89", "prune.end=3", "train.steps=4"];
     let base = tiny_gpt(&settings).set("model.width=32").set("model.layers=4").set("learning_rate.peak=1e-5");
-    let (heard, summary) = hear(&base);
+    let (summary, heard) = base.hear();
+    let summary = summary.unwrap();
     assert_eq!(heard.warnings, [""; 0]);
     let layers = summary.kept_by_layer.unwrap();
     assert_eq!(layers.len(), 16, "four matrices in each layer, no tables");
     assert!(layers.iter().all(|layer| (layer.share() - 0.1).abs() < 1e-3), "{layers:?}");
     assert_eq!(layers.iter().map(|layer| layer.kept).sum::<u64>(), summary.kept);
 
-    let (heard, summary) = hear(&base.set("prune.scope=global"));
+    let (summary, heard) = base.set("prune.scope=global").hear();
+    let summary = summary.unwrap();
     let layers = summary.kept_by_layer.unwrap();
     let thin: Vec<_> = layers.iter().filter(|layer| layer.share() < 0.01).collect();
     assert!(thin.len() == 8 && thin.iter().all(|layer| layer.name.ends_with("c_proj.weight")), "{layers:?}");
@@ -284,11 +268,8 @@ fn a_run_too_short_to_prune_says_so() {
         (&["prune.method=gradual", "prune.every=1", "prune.end=9"], "4 steps were too few: pruned to 0."),
     ];
     for (settings, expected) in cases {
-        let (plan, dataset, device) = prepare(&tiny_gpt(settings).set("train.steps=4"), 1);
-        let folder = tempfile::tempdir().unwrap();
-        let place = RunDir::at(folder.path());
-        let mut heard = Heard::default();
-        run(plan, dataset, &device, &place, &Arc::default(), &mut heard).unwrap();
+        let (ended, heard) = tiny_gpt(settings).set("train.steps=4").hear();
+        ended.unwrap();
         let last = heard.warnings.last().unwrap();
         assert!(last.starts_with(expected), "{:?}", heard.warnings);
         // What of it could be known before the first step was said then.
@@ -346,8 +327,7 @@ fn grown_weights_move_as_the_others_do() {
         .set("optimizer.beta2=0.9")
         .set("optimizer.weight_decay=0");
     for state in ["prune.state=dense", "prune.state=compressed"] {
-        let (plan, dataset, device) = prepare(&base.set(state), 1);
-        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+        let mut trainer = base.set(state).trainer(1);
         go(&mut trainer, 40);
         let before: Vec<Vec<u32>> = trainer.params().masks().map(|(_, mask)| mask.words()).collect();
         let report = trainer.step().unwrap();

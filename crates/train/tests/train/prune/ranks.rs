@@ -1,32 +1,24 @@
 //! Scores that ranks share out: the masks of one rank, but where scores are nearly equal.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use espalier_nn::weights::ParameterId;
-use espalier_plan::mesh::{Mesh, PerAxis};
-use espalier_train::parallel::on_threads;
 use espalier_train::prune::{count, differing};
-use espalier_train::trainer::Trainer;
 
 use super::bench::least_memory;
-use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{Base, on_every_rank, prepare, tiny_cnn, tiny_gpt};
 
 /// The masks after some steps, and the loss of the last one.
 fn masks(base: &Base, ranks: usize, steps: usize) -> (Vec<Vec<u32>>, f64) {
-    let base = base.set(format!("parallel.data={ranks}")).set(format!("train.steps={}", 4 * steps));
-    let (plan, dataset, device) = prepare(&base, 2);
-    let dataset = Arc::new(dataset);
-    let mesh = Mesh::new(PerAxis { data: ranks, ..PerAxis::ONES }).unwrap();
-    let all = on_threads(&mesh, &device, |ranks, device| {
-        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+    let base = base.replicas(ranks).set(format!("train.steps={}", 4 * steps));
+    let mut all = on_every_rank(&base, |mut trainer| {
         let mut loss = 0.0;
         for _ in 0..steps {
             loss = trainer.step()?.loss;
         }
         Ok((trainer.params().masks().map(|(_, mask)| mask.words()).collect(), loss))
     });
-    all.unwrap().remove(0)
+    all.remove(0)
 }
 
 #[test]
@@ -86,10 +78,10 @@ fn scores_behind_batch_norms_are_those_of_one_rank() {
         ("rigl", vec!["prune.method=rigl", "prune.every=1", "learning_rate.peak=0.001"], &synchronised),
     ] {
         let steps = if what == "rigl" { 3 } else { 1 };
-        let base = fields.iter().fold(cnn.clone(), |base, field| base.set(field));
+        let base = cnn.with(fields);
         let (one, _) = masks(&base, 1, steps);
         let kept: usize = one.iter().map(|words| count(words)).sum();
-        let many = more.iter().fold(base.clone(), |base, field| base.set(field));
+        let many = base.with(more);
         for ranks in [2, 4, 8] {
             let (many, _) = masks(&many, ranks, steps);
             let apart: usize = one.iter().zip(&many).map(|(a, b)| differing(a, b)).sum();
@@ -112,11 +104,8 @@ fn masks_within(
     if stages > 1 {
         base = base.set(format!("parallel.pipeline={stages}")).set("train.micro_batches=2");
     }
-    let (plan, dataset, device) = prepare(&base, 2);
-    let dataset = Arc::new(dataset);
-    let mesh = Mesh::new(PerAxis { data, pipeline: stages, ..PerAxis::ONES }).unwrap();
-    let all = on_threads(&mesh, &device, |ranks, device| {
-        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+    let plan = prepare(&base, 1).0;
+    let all = on_every_rank(&base, |mut trainer| {
         if little {
             trainer.limit_memory(least_memory(&plan));
         }
@@ -124,7 +113,6 @@ fn masks_within(
         let passes = trainer.scoring().expect("a method that scores").passes;
         Ok((trainer.params().masks().map(|(id, mask)| (id, mask.words())).collect::<Vec<_>>(), passes))
     });
-    let all = all.unwrap();
     let passes = all[0].1;
     (all.into_iter().flat_map(|(masks, _)| masks).collect(), passes)
 }

@@ -12,10 +12,9 @@ use espalier_train::prune::rigl::Rigl;
 use espalier_train::prune::set::Set;
 use espalier_train::prune::snip::Snip;
 use espalier_train::prune::{count, is_kept, places, pruner};
-use espalier_train::trainer::Trainer;
 
 use super::bench::{Bench, Reference, assert_best, kept, least_memory, perceptron, perceptron_with};
-use crate::support::{prepare, tiny_cnn, tiny_gpt};
+use crate::support::{tiny_cnn, tiny_gpt};
 
 #[test]
 fn snip_keeps_the_largest_products_of_weight_and_gradient() {
@@ -249,7 +248,7 @@ fn what_was_just_dropped_may_grow_again() {
 #[test]
 fn layers_keep_what_the_distribution_says() {
     let kept = |settings: &[&str]| {
-        let base = settings.iter().fold(perceptron(&["prune.sparsity=0.8"]), |base, set| base.set(set));
+        let base = perceptron(&["prune.sparsity=0.8"]).with(settings);
         let mut bench = Bench::new(&base);
         let mut method = pruner(&bench.context.plan, 100).unwrap().unwrap();
         let draw = bench.draw(&mut *method, 0);
@@ -336,12 +335,11 @@ fn rigl_holds_no_dense_gradient_of_the_model() {
         let base = tiny_gpt(&["model.layers=8", "model.width=64", "train.steps=20", "prune.sparsity=0.9"])
             .set(format!("prune.method={method}"))
             .set("prune.every=2");
-        let (plan, dataset, device) = prepare(&base, 1);
-        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+        let mut trainer = base.trainer(1);
         let moved = (0..4).filter(|_| trainer.step().unwrap().pruned.is_some()).count();
         assert_eq!(moved, 2);
         let largest = trainer.params().masks().map(|(_, mask)| 4 * mask.len()).max().unwrap();
-        (device.ledger().total_peak(), largest)
+        (trainer.device().ledger().total_peak(), largest)
     };
     // SET takes no gradient but that of the step; RigL's own holds one layer's at a time.
     let ((set, largest), (rigl, _)) = (peak("set"), peak("rigl"));

@@ -1,18 +1,15 @@
 //! Early-Bird and lottery tickets by hand.
 
 use std::fs;
-use std::sync::Arc;
 
 use espalier_nn::weights::ParameterId;
 use espalier_tensor::random;
 use espalier_train::prune::{Decision, Observation, Pruner, count, places, pruner};
-use espalier_train::run::{RunDir, run};
 use espalier_train::trainer::Trainer;
 
 use super::bench::{Bench, perceptron, values_where};
+use crate::support::{Base, tiny_cnn, tiny_gpt};
 use espalier_train::state::ParamStore;
-
-use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
 
 fn method(bench: &Bench, steps: u64) -> Box<dyn Pruner> {
     pruner(&bench.context.plan, steps).unwrap().expect("a method")
@@ -121,7 +118,7 @@ const NORMED: &str = "model.layers=[{type='conv', output=4, kernel=3, padding=1,
 
 fn normed(overrides: &[&str]) -> Base {
     let base = tiny_cnn(&[NORMED, "prune.method=early-bird", "prune.form=channels", "prune.sparsity=0.3"]);
-    overrides.iter().fold(base, |base, change| base.set(change))
+    base.with(overrides)
 }
 
 /// The names of the parameters of `normed`, in order: conv, norm, norm, conv, bias, norm, norm, ...
@@ -252,8 +249,7 @@ fn a_network_with_pruned_channels_is_a_smaller_network() {
 fn scales_are_pulled_until_the_ticket_and_then_no_more() {
     let steps = |l1: &str, count: usize| {
         let base = normed(&["optimizer.name=sgd", "learning_rate.peak=0.5", "prune.latest=1", l1]);
-        let (plan, dataset, device) = prepare(&base, 1);
-        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+        let mut trainer = base.trainer(1);
         (0..count).for_each(|_| drop(trainer.step().unwrap()));
         trainer.params().ids().map(|id| trainer.params().param(id).weight().to_f32()).collect::<Vec<_>>()
     };
@@ -279,10 +275,8 @@ fn scales_are_pulled_until_the_ticket_and_then_no_more() {
 fn distances_and_the_step_of_the_ticket_are_written_down() {
     let base = tiny_gpt(&["prune.method=early-bird", "prune.every=1", "prune.window=3", "train.steps=12"])
         .set("prune.tolerance=0.99");
-    let (plan, dataset, device) = prepare(&base, 1);
     let folder = tempfile::tempdir().unwrap();
-    let place = RunDir::at(folder.path());
-    run(plan, dataset, &device, &place, &Arc::default(), &mut ()).unwrap();
+    base.run_in(folder.path());
     let text = fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
     let lines: Vec<serde_json::Value> =
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -367,8 +361,7 @@ fn rewinding_goes_back_to_an_early_step() {
         let base = tiny_cnn(&[NORMED, "prune.method=lottery", "prune.rewind=3", "prune.sparsity=0.2"])
             .set(format!("train.precision={precision}"))
             .set("train.steps=21");
-        let (plan, dataset, device) = prepare(&base, 1);
-        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+        let mut trainer = base.trainer(1);
         let mut bench = Bench::new(&base);
         let mut lottery = method(&bench, 21);
         let copy = |bench: &mut Bench, trainer: &Trainer| {
@@ -385,8 +378,7 @@ fn rewinding_goes_back_to_an_early_step() {
             trainer.step().unwrap();
         }
         // 162 and 50 to 170: 130 + 45, and a little more. Trainings of 9, 6 and 6 steps.
-        let (plan, dataset, device) = prepare(&base, 1);
-        let mut early = Trainer::new(plan, dataset, &device).unwrap();
+        let mut early = base.trainer(1);
         (0..3).for_each(|_| drop(early.step().unwrap()));
         let draw = bench.draw(&mut *lottery, 9);
         assert_eq!(draw.note, "round 1 of 2, weights as after step 3");
@@ -414,8 +406,7 @@ fn every_round_starts_with_fresh_state_and_a_whole_schedule() {
     let base =
         tiny_gpt(&["prune.method=lottery", "prune.sparsity=0.3", "train.steps=9", "optimizer.name=adam"])
             .set("learning_rate.decay_steps=0");
-    let (plan, dataset, device) = prepare(&base, 1);
-    let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+    let mut trainer = base.trainer(1);
     let mut rates = Vec::new();
     for step in 0..9 {
         rates.push(trainer.step().unwrap().lr);
