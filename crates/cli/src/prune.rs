@@ -27,7 +27,7 @@ use crate::setting::setting;
 pub struct PruneArguments {
     /// A checkpoint's folder, a run folder, whose newest one is meant, or a folder of Hugging Face's.
     checkpoint: PathBuf,
-    /// random, magnitude, snip, grasp or 2:4; the others prune in the course of training.
+    /// random, magnitude, wanda, snip, grasp or 2:4; the others prune in the course of training.
     #[arg(long)]
     method: String,
     /// The share of weights that goes, in [0, 1).

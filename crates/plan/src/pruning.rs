@@ -56,6 +56,15 @@ pub enum Method {
         /// Steps from one pruning to the next.
         every: usize,
     },
+    /// Sun et al. 2024: the smallest products of a weight and the norm of its input go, which samples show on one pass forward.
+    Wanda {
+        /// Over what the threshold is.
+        scope: Scope,
+        /// Training samples whose activations are measured; 0: all.
+        samples: usize,
+        /// Steps taken before it prunes.
+        at: usize,
+    },
     /// Lee, Ajanthan & Torr 2019: those that change the loss least, at the start.
     Snip {
         /// Training samples scored; 0: all.
@@ -236,6 +245,7 @@ impl Method {
             Method::Random { .. } => "random",
             Method::Magnitude { .. } => "magnitude",
             Method::Gradual { .. } => "gradual",
+            Method::Wanda { .. } => "wanda",
             Method::Snip { .. } => "snip",
             Method::Grasp { .. } => "grasp",
             Method::EarlyBird { .. } => "early-bird",
@@ -249,13 +259,19 @@ impl Method {
     /// Whether it draws its masks once, at a step of one's choice, and so can prune a checkpoint by itself.
     pub fn prunes_once(&self) -> bool {
         use Method::*;
-        matches!(self, Random { .. } | Magnitude { .. } | Snip { .. } | Grasp { .. } | TwoOfFour { .. })
+        matches!(
+            self,
+            Random { .. } | Magnitude { .. } | Wanda { .. } | Snip { .. } | Grasp { .. } | TwoOfFour { .. }
+        )
     }
 
     /// Steps taken before a method that draws once does so.
     pub fn at(&self) -> u64 {
         match *self {
-            Method::Random { at, .. } | Method::Magnitude { at, .. } | Method::TwoOfFour { at } => at as u64,
+            Method::Random { at, .. }
+            | Method::Magnitude { at, .. }
+            | Method::Wanda { at, .. }
+            | Method::TwoOfFour { at } => at as u64,
             _ => 0,
         }
     }
@@ -263,7 +279,10 @@ impl Method {
     /// Whether it prunes before the first step, so that dense state never exists.
     pub fn at_start(&self) -> bool {
         match *self {
-            Method::Random { at, .. } | Method::Magnitude { at, .. } | Method::TwoOfFour { at } => at == 0,
+            Method::Random { at, .. }
+            | Method::Magnitude { at, .. }
+            | Method::Wanda { at, .. }
+            | Method::TwoOfFour { at } => at == 0,
             Method::Snip { .. } | Method::Grasp { .. } | Method::Set(_) | Method::Rigl(_) => true,
             Method::Gradual { .. } | Method::EarlyBird { .. } | Method::Lottery { .. } => false,
         }
@@ -285,6 +304,7 @@ impl Method {
             Method::Random { scope, .. }
             | Method::Magnitude { scope, .. }
             | Method::Gradual { scope, .. }
+            | Method::Wanda { scope, .. }
             | Method::EarlyBird { scope, .. } => Some(scope),
             _ => None,
         }

@@ -162,8 +162,19 @@ fn falling(name: &str) -> bool {
 }
 
 const GOING: Numbers = ("a number in [0, 1): the share of weights that goes", |x| (0.0..1.0).contains(&x));
-const METHODS: &[&str] =
-    &["random", "magnitude", "gradual", "snip", "grasp", "early-bird", "lottery", "set", "rigl", "2:4"];
+const METHODS: &[&str] = &[
+    "random",
+    "magnitude",
+    "gradual",
+    "wanda",
+    "snip",
+    "grasp",
+    "early-bird",
+    "lottery",
+    "set",
+    "rigl",
+    "2:4",
+];
 const SCOPES: &[&str] = &["global", "layer", "row"];
 
 /// Defaults that were published: GraSP scores at a temperature of 200; Early-Bird compares the last five masks; a lottery round removes a
@@ -183,15 +194,16 @@ pub(super) const PRUNE: &[Field] = &[
     word("state", "auto", &["auto", "compressed", "dense"]).free(),
     word("kernels", "dense", &["dense", "sparse"]).free(),
     word("scope", "layer", SCOPES).with(|method| matches!(method, "random" | "magnitude" | "gradual")),
+    word("scope", "row", SCOPES).with(|method| method == "wanda"),
     word("scope", "", SCOPES).with(early_bird),
-    whole("at", 0, 0, MOST).with(|method| matches!(method, "random" | "magnitude" | "2:4")),
+    whole("at", 0, 0, MOST).with(|method| matches!(method, "random" | "magnitude" | "wanda" | "2:4")),
     number("initial", 0.0, GOING).with(|method| method == "gradual"),
     whole("start", 0, 0, MOST).with(|method| method == "gradual"),
     whole("end", 0, 0, MOST).with(|method| method == "gradual"),
     whole("every", 10, 1, MOST).with(|method| method == "gradual"),
     whole("every", 0, 0, MOST).with(early_bird),
     whole("every", 100, 1, MOST).with(moving),
-    whole("samples", 128, 0, MOST).with(|method| method == "snip"),
+    whole("samples", 128, 0, MOST).with(|method| matches!(method, "wanda" | "snip")),
     whole("samples", 0, 0, MOST).with(|method| method == "grasp"),
     whole("score_batch", 0, 0, LARGEST).with(|method| matches!(method, "snip" | "grasp")),
     number("temperature", 200.0, POSITIVE).with(|method| method == "grasp"),

@@ -21,6 +21,7 @@ pub mod set;
 pub mod snip;
 mod ties;
 pub mod two_of_four;
+pub mod wanda;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -347,6 +348,9 @@ pub fn pruner(plan: &Plan, steps: u64) -> Result<Option<Box<dyn Pruner>>> {
             end: end as u64,
             every: every as u64,
         }),
+        Method::Wanda { scope, samples, at } => {
+            Box::new(wanda::Wanda { sparsity, scope, samples, at: at as u64 })
+        }
         Method::Snip { samples, .. } => Box::new(snip::Snip { sparsity, samples }),
         Method::Grasp { samples, temperature, score, .. } => {
             Box::new(grasp::Grasp { sparsity, samples, temperature: temperature as f32, score })

@@ -161,6 +161,7 @@ fn scores_on_stages_and_replicas_are_those_of_one_rank() {
     let base = gpt().set("prune.sparsity=0.7").set("prune.embeddings=true").set("model.dropout=0.1");
     let base = base.set("optimizer.name=sgd").set("learning_rate.peak=0.1");
     for (method, base, steps) in [
+        ("wanda", base.set("prune.embeddings=false").with(["prune.method=wanda", "prune.samples=21"]), 1),
         ("snip", base.set("prune.method=snip").set("prune.samples=21"), 1),
         ("grasp", base.set("prune.method=grasp").set("prune.samples=12"), 1),
         ("rigl", base.set("prune.method=rigl").set("prune.every=1").set("prune.until=1"), 4),

@@ -255,6 +255,7 @@ fn pruned_models_in_parts_learn_what_whole_ones_learn() {
     for (what, fields) in [
         ("magnitude", vec!["prune.method=magnitude", "prune.sparsity=0.9"]),
         ("gradual", vec!["prune.method=gradual", "prune.sparsity=0.8", "prune.end=4", "prune.every=2"]),
+        ("wanda", vec!["prune.method=wanda", "prune.sparsity=0.7", "prune.samples=16"]),
         ("snip", vec!["prune.method=snip", "prune.sparsity=0.7", "prune.samples=16"]),
         ("grasp", vec!["prune.method=grasp", "prune.sparsity=0.7", "prune.samples=16"]),
         ("rigl", vec!["prune.method=rigl", "prune.sparsity=0.7", "prune.every=3"]),

@@ -155,6 +155,17 @@ impl Reference {
         self
     }
 
+    /// Of each linear layer the norm of every input over the samples.
+    pub fn input_norms(&self, parameters: &[f64]) -> [Vec<f64>; 2] {
+        let hidden = |x: &Vec<f64>| -> Vec<f64> {
+            layer(x, parameters, SIZES[0], SIZES[1]).iter().map(|h| h / (1.0 + (-h).exp())).collect()
+        };
+        let first: Vec<Vec<f64>> = self.samples.iter().map(|(x, _)| x.clone()).collect();
+        let second = first.iter().map(hidden).collect();
+        let norm = |inputs: &Vec<Vec<f64>>, i: usize| inputs.iter().map(|x| x[i] * x[i]).sum::<f64>().sqrt();
+        [first, second].map(|inputs: Vec<Vec<f64>>| (0..inputs[0].len()).map(|i| norm(&inputs, i)).collect())
+    }
+
     /// The mean loss.
     pub fn loss(&self, parameters: &[f64]) -> f64 {
         let one = |(n, (x, label)): (usize, &(Vec<f64>, usize))| {

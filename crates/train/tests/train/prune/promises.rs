@@ -22,6 +22,7 @@ fn methods() -> Vec<(&'static str, Base)> {
         ("magnitude by row", gpt(&["prune.method=magnitude", "prune.at=4", "prune.scope=row"])),
         ("gradual", cnn(&["prune.method=gradual", "prune.every=2"])),
         ("gradual by row", cnn(&["prune.method=gradual", "prune.every=2", "prune.scope=row"])),
+        ("wanda by row", gpt(&["prune.method=wanda", "prune.at=2", "prune.samples=20"])),
         ("snip", cnn(&["prune.method=snip", "prune.samples=20"])),
         ("snip in bf16", gpt(&["prune.method=snip", "prune.samples=10", bf16])),
         ("grasp", cnn(&["prune.method=grasp", "prune.samples=20"])),

@@ -2,7 +2,7 @@
 
 use espalier_data::Split;
 use espalier_nn::weights::ParameterId;
-use espalier_plan::pruning::{Distribution, FlowScore, Moving};
+use espalier_plan::pruning::{Distribution, FlowScore, Moving, Scope};
 use espalier_tensor::{Category, Tensor, random};
 use espalier_train::prune::gradient::{Scored, gradient};
 use espalier_train::prune::grasp::Grasp;
@@ -11,7 +11,8 @@ use espalier_train::prune::moving::{Moves, best_free};
 use espalier_train::prune::rigl::Rigl;
 use espalier_train::prune::set::Set;
 use espalier_train::prune::snip::Snip;
-use espalier_train::prune::{count, is_kept, places, pruner};
+use espalier_train::prune::wanda::Wanda;
+use espalier_train::prune::{Pruner, count, is_kept, places, pruner};
 
 use super::bench::{Bench, Reference, assert_best, kept, least_memory, perceptron, perceptron_with};
 use crate::support::{tiny_cnn, tiny_gpt};
@@ -34,6 +35,31 @@ fn snip_keeps_the_largest_products_of_weight_and_gradient() {
     let scores: Vec<f64> =
         candidates.iter().zip(&gradient).map(|(i, g)| (parameters[*i] * g).abs()).collect();
     assert_best(&kept(&bench, &draw), &scores, 22);
+}
+
+/// By hand: of each output the weights whose products with the norms of their inputs are largest.
+#[test]
+fn wanda_keeps_of_each_output_the_largest_products_of_weight_and_input() {
+    let mut bench = Bench::new(&perceptron(&["prune.method=wanda"]));
+    let (parameters, candidates) = bench.flat();
+    let picks = bench.context.order.indices(0, 20);
+    let norms = Reference::new(&bench.context.dataset, &picks, 1.0).input_norms(&parameters);
+    let draw = bench.draw(&mut Wanda { sparsity: 0.75, scope: Scope::Row, samples: 20, at: 0 }, 0);
+    let kept = kept(&bench, &draw);
+    let mut weights = candidates.iter().map(|i| parameters[*i].abs()).zip(kept);
+    // Five outputs of twelve inputs, of which three stay, then ten of five, of which one does (1.25).
+    for (outputs, norms, stay) in [(5, &norms[0], 3), (10, &norms[1], 1)] {
+        for _ in 0..outputs {
+            let row: Vec<(f64, bool)> = weights.by_ref().take(norms.len()).collect();
+            let scores: Vec<f64> = row.iter().zip(norms).map(|((weight, _), norm)| weight * norm).collect();
+            assert_best(&row.iter().map(|(_, kept)| *kept).collect::<Vec<_>>(), &scores, stay);
+        }
+    }
+    assert!(weights.next().is_none());
+    let mut convolutions = Bench::new(&tiny_cnn(&["prune.method=wanda"]));
+    let mut wanda = Wanda { sparsity: 0.5, scope: Scope::Row, samples: 2, at: 0 };
+    let refused = wanda.before_step(&mut convolutions.network(0)).unwrap_err().to_string();
+    assert!(refused.contains("is no weight of one: leave it out"), "{refused}");
 }
 
 #[test]
