@@ -1,5 +1,5 @@
 //! A field of a file that people write, as data: its name, what it takes, what it is where it is left out, and what it is for.
-//! A section is a list of these ([`fields`](super::fields) has those of run files), and one reader reads them all
+//! A section is a list of these (`fields` has those of run files), and one reader reads them all
 //! ([`Section::read`](super::reader::Section::read)).
 
 use toml::Value;
