@@ -41,7 +41,9 @@ use crate::prune::gradient::Scored;
 use crate::state::ParamStore;
 use crate::step::Sweep;
 pub use report::{KeptOfLayer, Observation, Pruned};
-pub use select::Words;
+
+/// The bits of a mask, one a weight.
+pub type Words = Vec<u32>;
 
 /// A pruning method in the course of a run.
 pub trait Pruner: Debug + Send {

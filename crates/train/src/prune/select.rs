@@ -10,10 +10,8 @@ use espalier_tensor::Tensor;
 use espalier_tensor::ops::select::{Digit, EXCLUDED, Histogram, at_least, histogram};
 use rayon::prelude::*;
 
+use super::Words;
 use super::ties::{Sum, Ties, first_to_go};
-
-/// The bits of a mask, one a weight.
-pub type Words = Vec<u32>;
 
 /// Tensors of which each rank has some, or pieces of some: those of its stage.
 pub struct Stages<'a> {
