@@ -8,9 +8,9 @@ use crate::layout::{LinearForm, Mixture};
 use crate::mesh::{Mesh, PerAxis};
 use crate::spec::Named;
 
-use super::field::{Field, LARGEST, Takes, texts};
 use super::reader::{Section, whole};
 use super::{Error, Master, Pipeline, Precision, RunFile, StateForm, Train, fields};
+use crate::field::{Field, LARGEST, Takes, texts};
 
 /// `[parallel]`
 #[derive(Debug, Clone, PartialEq, Serialize)]

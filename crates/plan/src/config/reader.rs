@@ -7,8 +7,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-use super::field::{Field, LARGEST, Otherwise, Takes};
 use super::{Error, fields, nearest, other_names};
+use crate::field::{Field, LARGEST, Otherwise, Takes};
 
 /// One section while it is read.
 pub struct Section<'a> {
@@ -86,20 +86,14 @@ impl<'a> Section<'a> {
 
     /// A field as it is written, or what it is where it is left out.
     pub fn read_field(&mut self, field: &Field) -> Result<Option<Value>, Error> {
-        let missing = |section: &Self, expected: &str| Error::Missing {
-            field: section.field(field.name),
-            expected: expected.into(),
-        };
         let Some(value) = self.get(field.name) else {
-            return match field.otherwise {
-                Otherwise::Missing(expected) => Err(missing(self, expected)),
-                other => Ok(other.value()),
-            };
+            self.check_left_out(field)?;
+            return Ok(field.otherwise.value());
         };
         let wrong = |expected: &str| self.wrong(field.name, expected, value);
         let text = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
         Ok(Some(match field.takes {
-            Takes::Any => value.clone(),
+            Takes::Any | Takes::Layers | Takes::Lists(_) => value.clone(),
             Takes::Whole(least, most) => match whole(value, least, most) {
                 Ok(_) => value.clone(),
                 Err(expected) => return Err(wrong(&expected)),
@@ -125,11 +119,21 @@ impl<'a> Section<'a> {
             Takes::Texts(expected) => match listed(value).iter().find(|value| !text(value)) {
                 Some(value) => return Err(self.wrong(field.name, expected, value)),
                 None => match (listed(value), field.otherwise) {
-                    ([], Otherwise::Missing(expected)) => return Err(missing(self, expected)),
+                    ([], Otherwise::Missing(_)) => return self.check_left_out(field).map(|()| None),
                     (texts, _) => Value::Array(texts.to_vec()),
                 },
             },
         }))
+    }
+
+    /// An error where a field that is left out must be written.
+    pub(super) fn check_left_out(&self, field: &Field) -> Result<(), Error> {
+        match field.otherwise {
+            Otherwise::Missing(expected) => {
+                Err(Error::Missing { field: self.field(field.name), expected: expected.into() })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The error for a word outside a closed set, with the nearest one as a hint.

@@ -1,6 +1,6 @@
 //! A field of a file that people write, as data: its name, what it takes, what it is where it is left out, and what it is for.
-//! A section is a list of these ([`fields`](super::fields) has those of run files), and one reader reads them all
-//! ([`Section::read`](super::reader::Section::read)).
+//! A section of a run file is a list of these (`config/fields`), and so is a kind of layer; one reader reads them all
+//! ([`Section::read`](crate::config::reader::Section::read)).
 
 use toml::Value;
 
@@ -27,22 +27,22 @@ pub const BELOW_ONE: Numbers = ("a number in [0, 1)", |x| (0.0..1.0).contains(&x
 pub struct Field {
     /// Its key.
     pub name: &'static str,
-    pub(super) takes: Takes,
-    pub(super) otherwise: Otherwise,
+    pub(crate) takes: Takes,
+    pub(crate) otherwise: Otherwise,
     /// Whether it is there, by the word that decides which fields its section has.
-    pub(super) with: fn(&str) -> bool,
+    pub(crate) with: fn(&str) -> bool,
     /// Whether the weights after a step do not depend on it, in exact arithmetic.
-    pub(super) is_free: bool,
-    pub(super) used: Used,
+    pub(crate) is_free: bool,
+    pub(crate) used: Used,
     /// Whether it names files.
-    pub(super) is_path: bool,
+    pub(crate) is_path: bool,
     /// Whether it is meant where somebody gives its section itself a value.
-    pub(super) is_usual: bool,
+    pub(crate) is_usual: bool,
 }
 
 /// What a field may be.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Takes {
+pub(crate) enum Takes {
     /// A whole number between two bounds, both allowed.
     Whole(usize, usize),
     Number(Numbers),
@@ -55,18 +55,24 @@ pub(super) enum Takes {
     Text(&'static str),
     /// One or several of these.
     Texts(&'static str),
+    /// A list of layers; an empty one where it may be left out.
+    Layers,
+    /// A list of at least so many lists of layers.
+    Lists(usize),
     /// Whatever the section's own code makes of it.
     Any,
 }
 
 /// What a field is where it is left out.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Otherwise {
+pub(crate) enum Otherwise {
     Nothing,
     Whole(usize),
     Number(f64),
     Flag(bool),
     Word(&'static str),
+    /// What another field is, which stands before it.
+    Like(&'static str),
     /// An empty list.
     Empty,
     /// It must be written; what is missing, in words.
@@ -75,9 +81,9 @@ pub(super) enum Otherwise {
 
 impl Otherwise {
     /// As it would be written; none where nothing would.
-    pub(super) fn value(self) -> Option<Value> {
+    pub(crate) fn value(self) -> Option<Value> {
         Some(match self {
-            Otherwise::Nothing | Otherwise::Missing(_) => return None,
+            Otherwise::Nothing | Otherwise::Like(_) | Otherwise::Missing(_) => return None,
             Otherwise::Whole(number) => Value::Integer(number as i64),
             Otherwise::Number(number) => Value::Float(number),
             Otherwise::Flag(flag) => Value::Boolean(flag),
@@ -89,7 +95,7 @@ impl Otherwise {
 
 /// Where a trained model is in use: who reads a field then. Each reads what those before it read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Used {
+pub(crate) enum Used {
     /// Nobody: it is for training.
     Never,
     /// Whoever judges it by what its run held out.
@@ -108,6 +114,16 @@ pub const fn whole(name: &'static str, otherwise: usize, least: usize, most: usi
 /// The same without a default.
 pub const fn optional_whole(name: &'static str, least: usize, most: usize) -> Field {
     Field::new(name, Takes::Whole(least, most), Otherwise::Nothing)
+}
+
+/// A size of at least 1 that must be written.
+pub const fn size(name: &'static str) -> Field {
+    optional_whole(name, 1, LARGEST).or_missing("a whole number of at least 1")
+}
+
+/// A size of at least 1; left out, another field that stands before it.
+pub const fn size_like(name: &'static str, other: &'static str) -> Field {
+    Field::new(name, Takes::Whole(1, LARGEST), Otherwise::Like(other))
 }
 
 /// A finite number that fits.
@@ -146,6 +162,16 @@ pub const fn texts(name: &'static str, expected: &'static str) -> Field {
     Field::new(name, Takes::Texts(expected), Otherwise::Empty)
 }
 
+/// A list of layers, which may be left out; [`Field::or_missing`] asks for one at least.
+pub const fn layers(name: &'static str) -> Field {
+    Field::new(name, Takes::Layers, Otherwise::Empty)
+}
+
+/// A list of at least two lists of layers.
+pub const fn two_lists(name: &'static str) -> Field {
+    Field::new(name, Takes::Lists(2), Otherwise::Missing("a list of at least 2 lists of layers"))
+}
+
 /// What the section's own code reads.
 pub const fn any(name: &'static str) -> Field {
     Field::new(name, Takes::Any, Otherwise::Nothing)
@@ -179,37 +205,37 @@ impl Field {
     }
 
     /// The weights after a step do not depend on it.
-    pub(super) const fn free(mut self) -> Field {
+    pub(crate) const fn free(mut self) -> Field {
         self.is_free = true;
         self
     }
 
     /// A trained model computes by it.
-    pub(super) const fn always(mut self) -> Field {
+    pub(crate) const fn always(mut self) -> Field {
         self.used = Used::Always;
         self
     }
 
     /// A trained model is judged by it.
-    pub(super) const fn judging(mut self) -> Field {
+    pub(crate) const fn judging(mut self) -> Field {
         self.used = Used::Judging;
         self
     }
 
     /// A trained model is judged by it where that is by what its run held out.
-    pub(super) const fn held_out(mut self) -> Field {
+    pub(crate) const fn held_out(mut self) -> Field {
         self.used = Used::HeldOut;
         self
     }
 
     /// It names files.
-    pub(super) const fn path(mut self) -> Field {
+    pub(crate) const fn path(mut self) -> Field {
         self.is_path = true;
         self
     }
 
     /// It is what a value of the section itself most likely means.
-    pub(super) const fn usual(mut self) -> Field {
+    pub(crate) const fn usual(mut self) -> Field {
         self.is_usual = true;
         self
     }
