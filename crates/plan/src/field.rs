@@ -27,8 +27,8 @@ pub const BELOW_ONE: Numbers = ("a number in [0, 1)", |x| (0.0..1.0).contains(&x
 pub struct Field {
     /// Its key.
     pub name: &'static str,
-    pub(crate) takes: Takes,
-    pub(crate) otherwise: Otherwise,
+    pub(crate) takes: FieldType,
+    pub(crate) otherwise: FieldDefault,
     /// Whether it is there, by the word that decides which fields its section has.
     pub(crate) with: fn(&str) -> bool,
     /// Whether the weights after a step do not depend on it, in exact arithmetic.
@@ -42,7 +42,7 @@ pub struct Field {
 
 /// What a field may be.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Takes {
+pub(crate) enum FieldType {
     /// A whole number between two bounds, both allowed.
     Whole(usize, usize),
     Number(Numbers),
@@ -65,7 +65,7 @@ pub(crate) enum Takes {
 
 /// What a field is where it is left out.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Otherwise {
+pub(crate) enum FieldDefault {
     Nothing,
     Whole(usize),
     Number(f64),
@@ -79,16 +79,16 @@ pub(crate) enum Otherwise {
     Missing(&'static str),
 }
 
-impl Otherwise {
+impl FieldDefault {
     /// As it would be written; none where nothing would.
     pub(crate) fn value(self) -> Option<Value> {
         Some(match self {
-            Otherwise::Nothing | Otherwise::Like(_) | Otherwise::Missing(_) => return None,
-            Otherwise::Whole(number) => Value::Integer(number as i64),
-            Otherwise::Number(number) => Value::Float(number),
-            Otherwise::Flag(flag) => Value::Boolean(flag),
-            Otherwise::Word(word) => Value::String(word.into()),
-            Otherwise::Empty => Value::Array(Vec::new()),
+            FieldDefault::Nothing | FieldDefault::Like(_) | FieldDefault::Missing(_) => return None,
+            FieldDefault::Whole(number) => Value::Integer(number as i64),
+            FieldDefault::Number(number) => Value::Float(number),
+            FieldDefault::Flag(flag) => Value::Boolean(flag),
+            FieldDefault::Word(word) => Value::String(word.into()),
+            FieldDefault::Empty => Value::Array(Vec::new()),
         })
     }
 }
@@ -108,12 +108,12 @@ pub(crate) enum Used {
 
 /// A whole number between two bounds, both allowed.
 pub const fn whole(name: &'static str, otherwise: usize, least: usize, most: usize) -> Field {
-    Field::new(name, Takes::Whole(least, most), Otherwise::Whole(otherwise))
+    Field::new(name, FieldType::Whole(least, most), FieldDefault::Whole(otherwise))
 }
 
 /// The same without a default.
 pub const fn optional_whole(name: &'static str, least: usize, most: usize) -> Field {
-    Field::new(name, Takes::Whole(least, most), Otherwise::Nothing)
+    Field::new(name, FieldType::Whole(least, most), FieldDefault::Nothing)
 }
 
 /// A size of at least 1 that must be written.
@@ -123,62 +123,62 @@ pub const fn size(name: &'static str) -> Field {
 
 /// A size of at least 1; left out, another field that stands before it.
 pub const fn size_like(name: &'static str, other: &'static str) -> Field {
-    Field::new(name, Takes::Whole(1, LARGEST), Otherwise::Like(other))
+    Field::new(name, FieldType::Whole(1, LARGEST), FieldDefault::Like(other))
 }
 
 /// A finite number that fits.
 pub const fn number(name: &'static str, otherwise: f64, fits: Numbers) -> Field {
-    Field::new(name, Takes::Number(fits), Otherwise::Number(otherwise))
+    Field::new(name, FieldType::Number(fits), FieldDefault::Number(otherwise))
 }
 
 /// The same without a default.
 pub const fn optional_number(name: &'static str, fits: Numbers) -> Field {
-    Field::new(name, Takes::Number(fits), Otherwise::Nothing)
+    Field::new(name, FieldType::Number(fits), FieldDefault::Nothing)
 }
 
 /// Some such numbers, of which one alone is a list of one; without a default.
 pub const fn numbers(name: &'static str, fits: Numbers) -> Field {
-    Field::new(name, Takes::Numbers(fits), Otherwise::Nothing)
+    Field::new(name, FieldType::Numbers(fits), FieldDefault::Nothing)
 }
 
 /// true or false.
 pub const fn flag(name: &'static str, otherwise: bool) -> Field {
-    Field::new(name, Takes::Flag, Otherwise::Flag(otherwise))
+    Field::new(name, FieldType::Flag, FieldDefault::Flag(otherwise))
 }
 
 /// One of some words; without a default where none of them is it.
 pub const fn word(name: &'static str, otherwise: &'static str, words: &'static [&'static str]) -> Field {
-    let otherwise = if otherwise.is_empty() { Otherwise::Nothing } else { Otherwise::Word(otherwise) };
-    Field::new(name, Takes::Word(words), otherwise)
+    let otherwise = if otherwise.is_empty() { FieldDefault::Nothing } else { FieldDefault::Word(otherwise) };
+    Field::new(name, FieldType::Word(words), otherwise)
 }
 
 /// A text that is not empty, without a default; `expected` says what it is.
 pub const fn text(name: &'static str, expected: &'static str) -> Field {
-    Field::new(name, Takes::Text(expected), Otherwise::Nothing)
+    Field::new(name, FieldType::Text(expected), FieldDefault::Nothing)
 }
 
 /// A list of texts, of which one alone is a list of one; an empty one where it is left out.
 pub const fn texts(name: &'static str, expected: &'static str) -> Field {
-    Field::new(name, Takes::Texts(expected), Otherwise::Empty)
+    Field::new(name, FieldType::Texts(expected), FieldDefault::Empty)
 }
 
 /// A list of layers, which may be left out; [`Field::or_missing`] asks for one at least.
 pub const fn layers(name: &'static str) -> Field {
-    Field::new(name, Takes::Layers, Otherwise::Empty)
+    Field::new(name, FieldType::Layers, FieldDefault::Empty)
 }
 
 /// A list of at least two lists of layers.
 pub const fn two_lists(name: &'static str) -> Field {
-    Field::new(name, Takes::Lists(2), Otherwise::Missing("a list of at least 2 lists of layers"))
+    Field::new(name, FieldType::Lists(2), FieldDefault::Missing("a list of at least 2 lists of layers"))
 }
 
 /// What the section's own code reads.
 pub const fn any(name: &'static str) -> Field {
-    Field::new(name, Takes::Any, Otherwise::Nothing)
+    Field::new(name, FieldType::Any, FieldDefault::Nothing)
 }
 
 impl Field {
-    const fn new(name: &'static str, takes: Takes, otherwise: Otherwise) -> Field {
+    const fn new(name: &'static str, takes: FieldType, otherwise: FieldDefault) -> Field {
         let (is_free, used, is_path, is_usual) = (false, Used::Never, false, false);
         Field { name, takes, otherwise, with: |_| true, is_free, used, is_path, is_usual }
     }
@@ -186,7 +186,7 @@ impl Field {
     /// It must be written.
     pub const fn required(mut self) -> Field {
         self.otherwise = match self.takes {
-            Takes::Text(expected) | Takes::Texts(expected) => Otherwise::Missing(expected),
+            FieldType::Text(expected) | FieldType::Texts(expected) => FieldDefault::Missing(expected),
             _ => panic!("a text says what is missing"),
         };
         self
@@ -194,7 +194,7 @@ impl Field {
 
     /// It must be written; `expected` says what is missing.
     pub const fn or_missing(mut self, expected: &'static str) -> Field {
-        self.otherwise = Otherwise::Missing(expected);
+        self.otherwise = FieldDefault::Missing(expected);
         self
     }
 

@@ -5,7 +5,7 @@ use toml::Value as Toml;
 
 use super::Error;
 use super::reader::Section;
-use crate::field::{Field, Otherwise, Takes};
+use crate::field::{Field, FieldDefault, FieldType};
 use crate::spec::{KINDS, Kind, Value, Written};
 
 /// Every field that some kind of layer has.
@@ -52,7 +52,9 @@ fn read_layer(section: &mut Section) -> Result<Written, Error> {
 fn read_field(section: &mut Section, field: &Field, kind: &Kind, before: &[Value]) -> Result<Value, Error> {
     let key = field.name;
     let value = section.get(key).filter(|value| match (field.takes, field.otherwise) {
-        (Takes::Layers, Otherwise::Missing(_)) => value.as_array().is_none_or(|items| !items.is_empty()),
+        (FieldType::Layers, FieldDefault::Missing(_)) => {
+            value.as_array().is_none_or(|items| !items.is_empty())
+        }
         _ => true,
     });
     let Some(value) = value else {
@@ -65,19 +67,19 @@ fn read_field(section: &mut Section, field: &Field, kind: &Kind, before: &[Value
         _ => Err(section.wrong(path, "a list of layers", value)),
     };
     match (field.takes, value) {
-        (Takes::Layers, value) => Ok(Value::Layers(list(key, value)?)),
-        (Takes::Lists(least), Toml::Array(lists)) if lists.len() >= least => {
+        (FieldType::Layers, value) => Ok(Value::Layers(list(key, value)?)),
+        (FieldType::Lists(least), Toml::Array(lists)) if lists.len() >= least => {
             let lists = lists.iter().enumerate().map(|(i, value)| list(&format!("{key}.{i}"), value));
             Ok(Value::Lists(lists.collect::<Result<_, _>>()?))
         }
-        (Takes::Lists(least), _) => {
+        (FieldType::Lists(least), _) => {
             Err(section.wrong(key, format!("a list of at least {least} lists of layers"), value))
         }
         (takes, _) => Ok(match (section.read_field(field)?, takes) {
             (Some(Toml::Integer(number)), _) => Value::Whole(number as usize),
             (Some(Toml::Boolean(flag)), _) => Value::Flag(flag),
             (Some(Toml::Float(number)), _) => Value::Number(number),
-            (Some(Toml::String(word)), Takes::Word(words)) => {
+            (Some(Toml::String(word)), FieldType::Word(words)) => {
                 Value::Word(words.iter().find(|known| **known == word).expect("one of the words"))
             }
             _ => Value::None,

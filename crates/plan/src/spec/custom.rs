@@ -39,7 +39,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::field::{Field, Otherwise, Takes};
+    use crate::field::{Field, FieldDefault, FieldType};
     use crate::spec::{KINDS, Kind, Precision, Recompute, Then, Value};
 
     const IMAGE: Input = Input::Image { height: 28, width: 28, channels: 1 };
@@ -179,13 +179,13 @@ mod tests {
         let size = size.prop_map(Value::Whole).boxed();
         let side = prop::collection::vec(inner, 0..3);
         match (field.takes, field.otherwise) {
-            (Takes::Whole(..), Otherwise::Nothing) => prop_oneof![Just(Value::None), size].boxed(),
-            (Takes::Whole(..), _) => size,
-            (Takes::Flag, _) => any::<bool>().prop_map(Value::Flag).boxed(),
-            (Takes::Number(_), Otherwise::Number(default)) => Just(Value::Number(default)).boxed(),
-            (Takes::Word(words), _) => prop::sample::select(words).prop_map(Value::Word).boxed(),
-            (Takes::Layers, _) => side.prop_map(Value::Layers).boxed(),
-            (Takes::Lists(_), _) => prop::collection::vec(side, 0..4).prop_map(Value::Lists).boxed(),
+            (FieldType::Whole(..), FieldDefault::Nothing) => prop_oneof![Just(Value::None), size].boxed(),
+            (FieldType::Whole(..), _) => size,
+            (FieldType::Flag, _) => any::<bool>().prop_map(Value::Flag).boxed(),
+            (FieldType::Number(_), FieldDefault::Number(default)) => Just(Value::Number(default)).boxed(),
+            (FieldType::Word(words), _) => prop::sample::select(words).prop_map(Value::Word).boxed(),
+            (FieldType::Layers, _) => side.prop_map(Value::Layers).boxed(),
+            (FieldType::Lists(_), _) => prop::collection::vec(side, 0..4).prop_map(Value::Lists).boxed(),
             (takes, _) => panic!("no layer has a field of {takes:?}"),
         }
     }

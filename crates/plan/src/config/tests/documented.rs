@@ -1,7 +1,7 @@
 //! docs/run-file.md says what the reader takes.
 
 use super::*;
-use crate::field::{Field, Otherwise};
+use crate::field::{Field, FieldDefault};
 use crate::spec::KINDS;
 
 /// Every field of every variant has a line in the documentation, and is in the list that hints come from.
@@ -60,13 +60,13 @@ fn every_field_of_a_layer_is_documented() {
             let name = format!("`{}`", field.name);
             let with = |default: &dyn std::fmt::Display| format!("{name} ({default})");
             let exact = match field.otherwise {
-                Otherwise::Missing(_) => name,
-                Otherwise::Like(other) => with(&format!("the {other}")),
-                Otherwise::Whole(default) => with(&default),
-                Otherwise::Flag(default) => with(&default),
-                Otherwise::Number(default) => with(&default),
-                Otherwise::Word(default) => with(&format!("`\"{default}\"`")),
-                Otherwise::Nothing | Otherwise::Empty => {
+                FieldDefault::Missing(_) => name,
+                FieldDefault::Like(other) => with(&format!("the {other}")),
+                FieldDefault::Whole(default) => with(&default),
+                FieldDefault::Flag(default) => with(&default),
+                FieldDefault::Number(default) => with(&default),
+                FieldDefault::Word(default) => with(&format!("`\"{default}\"`")),
+                FieldDefault::Nothing | FieldDefault::Empty => {
                     assert!(written.starts_with(&format!("{name} (")), "{}: {written}", kind.word);
                     continue;
                 }

@@ -7,7 +7,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use super::super::shape::{Shape, ShapeError};
 use super::super::{Init, Input};
 use super::{KINDS, Layer};
-use crate::field::{Field, Otherwise};
+use crate::field::{Field, FieldDefault};
 
 /// A kind of layer that a run file can name.
 #[derive(Debug)]
@@ -67,17 +67,17 @@ impl Value {
     /// What a field of a kind is that is left out; none where it must be written. `before` are the values of the fields before it.
     pub fn left_out(field: &Field, kind: &Kind, before: &[Value]) -> Option<Value> {
         Some(match field.otherwise {
-            Otherwise::Missing(_) => return None,
-            Otherwise::Nothing => Value::None,
-            Otherwise::Like(other) => {
+            FieldDefault::Missing(_) => return None,
+            FieldDefault::Nothing => Value::None,
+            FieldDefault::Like(other) => {
                 let at = kind.fields.iter().position(|field| field.name == other);
                 before[at.expect("a field of the same kind")].clone()
             }
-            Otherwise::Whole(number) => Value::Whole(number),
-            Otherwise::Number(number) => Value::Number(number),
-            Otherwise::Flag(flag) => Value::Flag(flag),
-            Otherwise::Word(word) => Value::Word(word),
-            Otherwise::Empty => Value::Layers(Vec::new()),
+            FieldDefault::Whole(number) => Value::Whole(number),
+            FieldDefault::Number(number) => Value::Number(number),
+            FieldDefault::Flag(flag) => Value::Flag(flag),
+            FieldDefault::Word(word) => Value::Word(word),
+            FieldDefault::Empty => Value::Layers(Vec::new()),
         })
     }
 }
