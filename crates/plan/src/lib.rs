@@ -14,6 +14,7 @@ pub mod data;
 pub mod device;
 pub mod engine;
 mod error;
+pub mod field;
 pub mod layout;
 pub mod learning_rate;
 pub mod memory;

@@ -3,11 +3,9 @@
 //! Read with the machinery of run files, so mistakes get the same sentences. Nothing here touches the disk. `docs/study.md` has a line for each field.
 
 use espalier_plan::Error;
-use espalier_plan::config::field::{
-    Field, MOST, POSITIVE, any, flag, optional_number, optional_whole, whole, word,
-};
 use espalier_plan::config::reader::Section;
 use espalier_plan::config::{Override, RunFile, RunTable};
+use espalier_plan::field::{Field, MOST, POSITIVE, any, flag, optional_number, optional_whole, whole, word};
 use serde::{Deserialize, Serialize};
 use toml::Value;
 

@@ -1,9 +1,9 @@
 //! What a study file asks for: its top field `kind`, by which the rest of the file is read.
 
 use espalier_plan::Error;
-use espalier_plan::config::field::word;
 use espalier_plan::config::reader::Section;
 use espalier_plan::config::{self, Override};
+use espalier_plan::field::word;
 use serde::Deserialize;
 
 /// The kinds of study.

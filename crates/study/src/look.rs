@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use espalier_plan::config::field::{Field, MOST, whole};
 use espalier_plan::config::reader::Values;
+use espalier_plan::field::{Field, MOST, whole};
 use serde::Serialize;
 
 /// The fields of a [`Look`].

@@ -1,9 +1,9 @@
 //! What files of all kinds of study have: a name, a run file, sections, lists; and errors that name fields as the study file has them.
 
 use espalier_plan::Error;
-use espalier_plan::config::field::{Field, LARGEST, text};
 use espalier_plan::config::reader::{Section, show};
 use espalier_plan::config::{self, Override, RunTable};
+use espalier_plan::field::{Field, LARGEST, text};
 use toml::{Table, Value};
 
 use crate::range::number;

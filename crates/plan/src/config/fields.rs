@@ -3,7 +3,7 @@
 //! documentation.
 
 use super::LAYERS_MOST;
-use super::field::{
+use crate::field::{
     BELOW_ONE, Field, INSIDE, LARGEST, MOST, NOT_NEGATIVE, Numbers, POSITIVE, any, flag, number, numbers,
     optional_number, optional_whole, text, texts, whole, word,
 };

@@ -4,9 +4,9 @@
 use toml::Value as Toml;
 
 use super::Error;
-use super::field::LARGEST;
-use super::reader::{Section, whole};
-use crate::spec::{Field, KINDS, Kind, Takes, Value, Written};
+use super::reader::Section;
+use crate::field::{Field, FieldDefault, FieldType};
+use crate::spec::{KINDS, Kind, Value, Written};
 
 /// Every field that some kind of layer has.
 fn all_fields() -> Vec<&'static str> {
@@ -51,43 +51,38 @@ fn read_layer(section: &mut Section) -> Result<Written, Error> {
 /// One field; `before` are the values of those that stand before it.
 fn read_field(section: &mut Section, field: &Field, kind: &Kind, before: &[Value]) -> Result<Value, Error> {
     let key = field.name;
-    let Some(value) = section.get(key) else {
-        let missing = || Error::Missing { field: section.field(key), expected: field.takes.in_words() };
-        return field.takes.left_out(kind, before).ok_or_else(missing);
-    };
-    let wrong = || section.wrong(key, field.takes.in_words(), value);
-    let at_least = |least| {
-        let size = whole(value, least, LARGEST).map_err(|expected| section.wrong(key, expected, value))?;
-        Ok(Value::Whole(size))
-    };
-    match &field.takes {
-        Takes::Size | Takes::SizeOrElse | Takes::SizeLike(_) => at_least(1),
-        Takes::Whole { least, .. } => at_least(*least),
-        Takes::Flag(_) => value.as_bool().map(Value::Flag).ok_or_else(wrong),
-        Takes::Number { fits, .. } => {
-            let number = value.as_float().or(value.as_integer().map(|n| n as f64));
-            number.filter(|x| x.is_finite() && fits(*x)).map(Value::Number).ok_or_else(wrong)
+    let value = section.get(key).filter(|value| match (field.takes, field.otherwise) {
+        (FieldType::Layers, FieldDefault::Missing(_)) => {
+            value.as_array().is_none_or(|items| !items.is_empty())
         }
-        Takes::Word(words) => match words.iter().find(|word| value.as_str() == Some(word)) {
-            Some(word) => Ok(Value::Word(word)),
-            None => Err(section.not_one_of(key, value, words.iter().copied())),
-        },
-        Takes::Layers { least } => match value {
-            Toml::Array(items) if items.is_empty() && *least > 0 => {
-                Err(Error::Missing { field: section.field(key), expected: field.takes.in_words() })
+        _ => true,
+    });
+    let Some(value) = value else {
+        // Where it must be written, this says so.
+        section.check_left_out(field)?;
+        return Ok(Value::left_out(field, kind, before).expect("it may be left out"));
+    };
+    let list = |path: &str, value: &Toml| match value {
+        Toml::Array(items) => read_layers(&section.field(path), items),
+        _ => Err(section.wrong(path, "a list of layers", value)),
+    };
+    match (field.takes, value) {
+        (FieldType::Layers, value) => Ok(Value::Layers(list(key, value)?)),
+        (FieldType::Lists(least), Toml::Array(lists)) if lists.len() >= least => {
+            let lists = lists.iter().enumerate().map(|(i, value)| list(&format!("{key}.{i}"), value));
+            Ok(Value::Lists(lists.collect::<Result<_, _>>()?))
+        }
+        (FieldType::Lists(least), _) => {
+            Err(section.wrong(key, format!("a list of at least {least} lists of layers"), value))
+        }
+        (takes, _) => Ok(match (section.read_field(field)?, takes) {
+            (Some(Toml::Integer(number)), _) => Value::Whole(number as usize),
+            (Some(Toml::Boolean(flag)), _) => Value::Flag(flag),
+            (Some(Toml::Float(number)), _) => Value::Number(number),
+            (Some(Toml::String(word)), FieldType::Word(words)) => {
+                Value::Word(words.iter().find(|known| **known == word).expect("one of the words"))
             }
-            Toml::Array(items) => Ok(Value::Layers(read_layers(&section.field(key), items)?)),
-            _ => Err(section.wrong(key, "a list of layers", value)),
-        },
-        Takes::Lists { least } => match value {
-            Toml::Array(lists) if lists.len() >= *least => {
-                let list = |(i, list): (usize, &Toml)| match list {
-                    Toml::Array(items) => read_layers(&format!("{}.{i}", section.field(key)), items),
-                    value => Err(section.wrong(&format!("{key}.{i}"), "a list of layers", value)),
-                };
-                Ok(Value::Lists(lists.iter().enumerate().map(list).collect::<Result<_, _>>()?))
-            }
-            _ => Err(wrong()),
-        },
+            _ => Value::None,
+        }),
     }
 }

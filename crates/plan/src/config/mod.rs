@@ -6,7 +6,6 @@
 
 mod changes;
 mod data;
-pub mod field;
 mod fields;
 mod layers;
 mod learning_rate;

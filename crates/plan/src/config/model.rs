@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::field::LARGEST;
 use super::fields;
 use super::layers::read_layers;
 use super::reader::{Section, Values, whole};
 use super::{Error, LAYERS_MOST};
+use crate::field::LARGEST;
 use crate::spec::Activation;
 use crate::spec::Written;
 use crate::spec::presets::{Form, Gpt, ImageSize, Norm, ResNet, Vgg};

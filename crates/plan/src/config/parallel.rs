@@ -8,9 +8,9 @@ use crate::layout::{LinearForm, Mixture};
 use crate::mesh::{Mesh, PerAxis};
 use crate::spec::Named;
 
-use super::field::{Field, LARGEST, Takes, texts};
 use super::reader::{Section, whole};
 use super::{Error, Master, Pipeline, Precision, RunFile, StateForm, Train, fields};
+use crate::field::{Field, FieldType, LARGEST, texts};
 
 /// `[parallel]`
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -99,7 +99,7 @@ fn mixture(section: &mut Section) -> Result<Option<Mixture>, Error> {
 fn names(section: &mut Section, field: &Field, value: &Value) -> Result<Named, Error> {
     let names =
         section.read_field(field)?.filter(|names| value.is_array() && names.as_array() != Some(&Vec::new()));
-    let Takes::Texts(expected) = field.takes else { unreachable!("they are texts") };
+    let FieldType::Texts(expected) = field.takes else { unreachable!("they are texts") };
     let names = names.ok_or_else(|| section.wrong(field.name, expected, value))?;
     Ok(Named(names.try_into().expect("a list of texts")))
 }

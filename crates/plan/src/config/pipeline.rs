@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use serde::{Serialize, Serializer};
 use toml::{Table, Value};
 
-use super::field::LARGEST;
 use super::reader::{Section, Values, whole};
 use super::{Error, Override, RunFile, overrides};
+use crate::field::LARGEST;
 use crate::pipeline::Order;
 use crate::schedule::{Name, Schedule, Updates};
 

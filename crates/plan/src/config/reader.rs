@@ -7,8 +7,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-use super::field::{Field, LARGEST, Otherwise, Takes};
 use super::{Error, fields, nearest, other_names};
+use crate::field::{Field, FieldDefault, FieldType, LARGEST};
 
 /// One section while it is read.
 pub struct Section<'a> {
@@ -86,50 +86,56 @@ impl<'a> Section<'a> {
 
     /// A field as it is written, or what it is where it is left out.
     pub fn read_field(&mut self, field: &Field) -> Result<Option<Value>, Error> {
-        let missing = |section: &Self, expected: &str| Error::Missing {
-            field: section.field(field.name),
-            expected: expected.into(),
-        };
         let Some(value) = self.get(field.name) else {
-            return match field.otherwise {
-                Otherwise::Missing(expected) => Err(missing(self, expected)),
-                other => Ok(other.value()),
-            };
+            self.check_left_out(field)?;
+            return Ok(field.otherwise.value());
         };
         let wrong = |expected: &str| self.wrong(field.name, expected, value);
         let text = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
         Ok(Some(match field.takes {
-            Takes::Any => value.clone(),
-            Takes::Whole(least, most) => match whole(value, least, most) {
+            FieldType::Any | FieldType::Layers | FieldType::Lists(_) => value.clone(),
+            FieldType::Whole(least, most) => match whole(value, least, most) {
                 Ok(_) => value.clone(),
                 Err(expected) => return Err(wrong(&expected)),
             },
-            Takes::Number((expected, fits)) => {
+            FieldType::Number((expected, fits)) => {
                 let number = finite(value).filter(|number| fits(*number));
                 Value::Float(number.ok_or_else(|| wrong(expected))?)
             }
-            Takes::Numbers((expected, fits)) => {
+            FieldType::Numbers((expected, fits)) => {
                 let number = |value| finite(value).filter(|number| fits(*number)).map(Value::Float);
                 let numbers: Option<Vec<Value>> = listed(value).iter().map(number).collect();
                 let numbers = numbers.filter(|numbers| !numbers.is_empty());
                 Value::Array(numbers.ok_or_else(|| wrong(expected))?)
             }
-            Takes::Flag if value.is_bool() => value.clone(),
-            Takes::Flag => return Err(wrong("true or false")),
-            Takes::Word(words) if value.as_str().is_some_and(|word| words.contains(&word)) => value.clone(),
-            Takes::Word(words) => {
+            FieldType::Flag if value.is_bool() => value.clone(),
+            FieldType::Flag => return Err(wrong("true or false")),
+            FieldType::Word(words) if value.as_str().is_some_and(|word| words.contains(&word)) => {
+                value.clone()
+            }
+            FieldType::Word(words) => {
                 return Err(self.not_one_of(field.name, value, words.iter().copied()));
             }
-            Takes::Text(_) if text(value) => value.clone(),
-            Takes::Text(expected) => return Err(wrong(expected)),
-            Takes::Texts(expected) => match listed(value).iter().find(|value| !text(value)) {
+            FieldType::Text(_) if text(value) => value.clone(),
+            FieldType::Text(expected) => return Err(wrong(expected)),
+            FieldType::Texts(expected) => match listed(value).iter().find(|value| !text(value)) {
                 Some(value) => return Err(self.wrong(field.name, expected, value)),
                 None => match (listed(value), field.otherwise) {
-                    ([], Otherwise::Missing(expected)) => return Err(missing(self, expected)),
+                    ([], FieldDefault::Missing(_)) => return self.check_left_out(field).map(|()| None),
                     (texts, _) => Value::Array(texts.to_vec()),
                 },
             },
         }))
+    }
+
+    /// An error where a field that is left out must be written.
+    pub(super) fn check_left_out(&self, field: &Field) -> Result<(), Error> {
+        match field.otherwise {
+            FieldDefault::Missing(expected) => {
+                Err(Error::Missing { field: self.field(field.name), expected: expected.into() })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The error for a word outside a closed set, with the nearest one as a hint.

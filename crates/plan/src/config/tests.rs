@@ -6,6 +6,7 @@ mod ranks;
 use proptest::prelude::*;
 
 use super::*;
+use crate::field::FieldType;
 use crate::timetable::Length;
 
 fn parse(text: &str) -> Result<RunFile, Error> {
@@ -428,12 +429,12 @@ proptest! {
 fn every_word_of_every_field_is_read() {
     for (section, rows) in fields::ALL {
         let variants = match rows[0].takes {
-            field::Takes::Word(words) => words,
+            FieldType::Word(words) => words,
             _ => &[""],
         };
         for (row, variant) in rows.iter().flat_map(|row| variants.iter().map(move |variant| (row, *variant)))
         {
-            let field::Takes::Word(words) = row.takes else { continue };
+            let FieldType::Word(words) = row.takes else { continue };
             for word in words.iter().filter(|_| (row.with)(variant)) {
                 let mut set = vec![format!("data.path=a"), format!("{section}.{}={variant}", rows[0].name)];
                 set.push(format!("{section}.{}={word}", row.name));

@@ -2,9 +2,9 @@
 //! change nothing is refused, since whoever sets it believes that it does.
 
 use super::changes::{check_name, covers};
-use super::field::Used;
 use super::{Error, Override, RunFile, RunTable, Train, fields, overridden};
 use crate::data::HeldOut;
+use crate::field::Used;
 use crate::timetable::Length;
 
 /// What a trained model is used for.

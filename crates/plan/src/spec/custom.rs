@@ -39,7 +39,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::spec::{KINDS, Kind, Precision, Recompute, Takes, Then, Value};
+    use crate::field::{Field, FieldDefault, FieldType};
+    use crate::spec::{KINDS, Kind, Precision, Recompute, Then, Value};
 
     const IMAGE: Input = Input::Image { height: 28, width: 28, channels: 1 };
 
@@ -173,25 +174,25 @@ mod tests {
     }
 
     /// Any value that a reader lets through, and sizes that it does not; every kind that there is.
-    fn any_value(takes: &'static Takes, inner: BoxedStrategy<Written>) -> BoxedStrategy<Value> {
+    fn any_value(field: &'static Field, inner: BoxedStrategy<Written>) -> BoxedStrategy<Value> {
         let size = prop_oneof![8 => 0usize..6, 1 => Just(1 << 24), 1 => Just(usize::MAX)];
         let size = size.prop_map(Value::Whole).boxed();
         let side = prop::collection::vec(inner, 0..3);
-        match takes {
-            Takes::Size | Takes::SizeLike(_) | Takes::Whole { .. } => size,
-            Takes::SizeOrElse => prop_oneof![Just(Value::None), size].boxed(),
-            Takes::Flag(_) => any::<bool>().prop_map(Value::Flag).boxed(),
-            Takes::Number { default, .. } => Just(Value::Number(*default)).boxed(),
-            Takes::Word(words) => prop::sample::select(*words).prop_map(Value::Word).boxed(),
-            Takes::Layers { .. } => side.prop_map(Value::Layers).boxed(),
-            Takes::Lists { .. } => prop::collection::vec(side, 0..4).prop_map(Value::Lists).boxed(),
+        match (field.takes, field.otherwise) {
+            (FieldType::Whole(..), FieldDefault::Nothing) => prop_oneof![Just(Value::None), size].boxed(),
+            (FieldType::Whole(..), _) => size,
+            (FieldType::Flag, _) => any::<bool>().prop_map(Value::Flag).boxed(),
+            (FieldType::Number(_), FieldDefault::Number(default)) => Just(Value::Number(default)).boxed(),
+            (FieldType::Word(words), _) => prop::sample::select(words).prop_map(Value::Word).boxed(),
+            (FieldType::Layers, _) => side.prop_map(Value::Layers).boxed(),
+            (FieldType::Lists(_), _) => prop::collection::vec(side, 0..4).prop_map(Value::Lists).boxed(),
+            (takes, _) => panic!("no layer has a field of {takes:?}"),
         }
     }
 
     fn any_of(kinds: Vec<&'static Kind>, inner: BoxedStrategy<Written>) -> BoxedStrategy<Written> {
         let layer = move |kind: &'static Kind| {
-            let values: Vec<_> =
-                kind.fields.iter().map(|field| any_value(&field.takes, inner.clone())).collect();
+            let values: Vec<_> = kind.fields.iter().map(|field| any_value(field, inner.clone())).collect();
             values.prop_map(move |values| Written { kind, values })
         };
         prop::sample::select(kinds).prop_flat_map(layer).boxed()

@@ -2,10 +2,8 @@
 
 use std::path::PathBuf;
 
-use espalier_plan::config::field::{
-    Field, MOST, NOT_NEGATIVE, any, number, optional_whole, text, whole, word,
-};
 use espalier_plan::config::{Override, RunFile, RunTable};
+use espalier_plan::field::{Field, MOST, NOT_NEGATIVE, any, number, optional_whole, text, whole, word};
 use espalier_plan::learning_rate::{LearningRate, Schedule};
 use espalier_plan::optimizer::Rule;
 use espalier_plan::timetable::Length;

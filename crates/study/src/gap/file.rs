@@ -1,9 +1,9 @@
 //! The study file of a generalisation gap.
 
 use espalier_plan::Error;
-use espalier_plan::config::field::{Field, MOST, any, number, whole};
 use espalier_plan::config::reader::show;
 use espalier_plan::config::{Override, RunFile, RunTable};
+use espalier_plan::field::{Field, MOST, any, number, whole};
 use toml::Value;
 
 use crate::reading::{StudyTable, in_run, missing, read_batches, refuse_given};

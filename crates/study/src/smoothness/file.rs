@@ -1,8 +1,8 @@
 //! The study file of smoothness along training.
 
 use espalier_plan::Error;
-use espalier_plan::config::field::any;
 use espalier_plan::config::{Override, RunFile, RunTable};
+use espalier_plan::field::any;
 
 use crate::look::{LOOK, Look};
 use crate::reading::{StudyTable, in_run, missing, read_sparsities, refuse_given};

@@ -19,7 +19,7 @@ pub(super) trait Architecture: Sync {
     fn model_type(&self) -> Option<&'static str>;
 
     /// What it is, or what of it is missing here.
-    fn read(&self, files: &Files<'_>) -> Result<Network, String>;
+    fn read(&self, files: &ForeignFiles<'_>) -> Result<ForeignModel, String>;
 
     /// Our name of a tensor; none where it is made anew wherever it is needed.
     fn our_name(&self, theirs: &str) -> Option<String>;
@@ -35,13 +35,13 @@ pub(super) trait Architecture: Sync {
     }
 
     /// The configuration of a network of ours that is one of these, where they have one.
-    fn config(&self, _network: &Written<'_>) -> Option<Value> {
+    fn config(&self, _network: &OurModel<'_>) -> Option<Value> {
         None
     }
 }
 
 /// What is known of somebody's files.
-pub(super) struct Files<'a> {
+pub(super) struct ForeignFiles<'a> {
     pub(super) config: &'a Value,
     /// Of every tensor, under our names.
     pub(super) shapes: BTreeMap<&'a str, &'a [usize]>,
@@ -49,14 +49,14 @@ pub(super) struct Files<'a> {
 
 /// A network as a run file would name it.
 #[derive(Debug, PartialEq)]
-pub(super) struct Network {
+pub(super) struct ForeignModel {
     pub(super) model: Model,
     /// What images it takes, unless others are at hand; none where it takes text.
     pub(super) image: Option<ImageSize>,
 }
 
 /// A network of ours that is to be described.
-pub(super) struct Written<'a> {
+pub(super) struct OurModel<'a> {
     pub(super) model: &'a Model,
     /// Tokens that it knows.
     pub(super) vocab: usize,

@@ -10,7 +10,7 @@ use espalier_plan::spec::{Input, Precision};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::architecture::Written;
+use super::architecture::OurModel;
 use super::{CONFIG, TOKENIZER, families};
 use crate::checkpoint::Companion;
 use crate::{Error, Result};
@@ -55,7 +55,7 @@ pub(super) fn of_text(
     let mut files = Vec::new();
     let end = tokenizer.and_then(Tokenizer::end);
     let theirs = generation_of(beside)?;
-    let network = Written { model: &plan.network, vocab: plan.model.classes, dtype, end };
+    let network = OurModel { model: &plan.network, vocab: plan.model.classes, dtype, end };
     let config = families::describe(&network).map(|(_, config)| config);
     let config = config.filter(|config| prefix || config["tie_word_embeddings"] == true);
     if let Some(config) = &config {

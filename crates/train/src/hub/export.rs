@@ -10,7 +10,7 @@ use espalier_plan::Plan;
 use safetensors::tensor::Dtype;
 use serde_json::json;
 
-use super::architecture::Written;
+use super::architecture::OurModel;
 use super::{companions, families, files, standard_of};
 use crate::checkpoint::{
     Checkpoint, Companion, MODEL, Saved, Stored, convert, file_name, is_finite, write_tensors,
@@ -129,7 +129,7 @@ pub(crate) fn export(source: &ExportedModel<'_>, folder: &Path, how: &Export) ->
 fn leaving(source: &ExportedModel<'_>, how: &Export) -> Result<Vec<Leaving>> {
     let ExportedModel { checkpoint: whole, plan, .. } = source;
     let model = &plan.model;
-    let network = Written { model: &plan.network, vocab: model.classes, dtype: "float32", end: None };
+    let network = OurModel { model: &plan.network, vocab: model.classes, dtype: "float32", end: None };
     let family = families::describe(&network).map(|(family, _)| family);
     let parameters = model.parameters().into_iter().map(|one| (one.name, one.shape));
     let statistics = model.buffers().into_iter().map(|one| (one.name, one.shape));

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::architecture::{Architecture, Written};
+use super::architecture::{Architecture, OurModel};
 use super::gpt2::Gpt2;
 use super::torchvision::Torchvision;
 
@@ -57,7 +57,7 @@ pub(super) fn our_name(config: &Value, theirs: &str) -> Option<String> {
 }
 
 /// The family that a network of ours is of, and its configuration.
-pub(super) fn describe(network: &Written<'_>) -> Option<(&'static dyn Architecture, Value)> {
+pub(super) fn describe(network: &OurModel<'_>) -> Option<(&'static dyn Architecture, Value)> {
     ALL.into_iter().find_map(|family| Some((family, family.config(network)?)))
 }
 

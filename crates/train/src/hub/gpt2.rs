@@ -8,7 +8,7 @@ use espalier_plan::spec::presets::Norm;
 use espalier_plan::spec::{Activation, NORM_EPS};
 use serde_json::{Value, json};
 
-use super::architecture::{Architecture, Files, HEAD, Network, Written};
+use super::architecture::{Architecture, ForeignFiles, ForeignModel, HEAD, OurModel};
 
 /// Before all names but the head's, where transformers' class with a head wrote them.
 const PREFIX: &str = "transformer.";
@@ -33,7 +33,7 @@ impl Architecture for Gpt2 {
 
     /// Where there is a weight of the head that is not the token embedding's, it is used, whether or not the file says that they are
     /// one.
-    fn read(&self, files: &Files<'_>) -> Result<Network, String> {
+    fn read(&self, files: &ForeignFiles<'_>) -> Result<ForeignModel, String> {
         let config = files.config;
         let whole = |field: &str| {
             let value = config[field].as_u64().filter(|number| *number > 0).map(|number| number as usize);
@@ -81,7 +81,7 @@ impl Architecture for Gpt2 {
             norm: Norm::Layer,
             activation: *activation,
         };
-        Ok(Network { model: Model { name: "gpt".into(), family }, image: None })
+        Ok(ForeignModel { model: Model { name: "gpt".into(), family }, image: None })
     }
 
     fn our_name(&self, theirs: &str) -> Option<String> {
@@ -99,7 +99,7 @@ impl Architecture for Gpt2 {
         Ok(flag(config, "tie_word_embeddings")?.unwrap_or(true).then_some("wte.weight"))
     }
 
-    fn config(&self, network: &Written<'_>) -> Option<Value> {
+    fn config(&self, network: &OurModel<'_>) -> Option<Value> {
         let shape = network.model.gpt(network.vocab).filter(|shape| shape.norm == Norm::Layer)?;
         let named = ACTIVATIONS.iter().find(|(_, activation)| *activation == shape.activation);
         Some(json!({
@@ -153,11 +153,11 @@ mod tests {
     }
 
     fn config(model: &Model) -> Option<Value> {
-        Gpt2.config(&Written { model, vocab: 24, dtype: "float32", end: None })
+        Gpt2.config(&OurModel { model, vocab: 24, dtype: "float32", end: None })
     }
 
     fn read(config: &Value) -> Result<Model, String> {
-        Ok(Gpt2.read(&Files { config, shapes: BTreeMap::new() })?.model)
+        Ok(Gpt2.read(&ForeignFiles { config, shapes: BTreeMap::new() })?.model)
     }
 
     /// Through config.json and back it is the same model.

@@ -37,7 +37,7 @@ use crate::parallel::{Ranks, together};
 use crate::resolved::read_resolved;
 use crate::{Error, Result};
 
-use architecture::{Files, HEAD, Network};
+use architecture::{ForeignFiles, ForeignModel, HEAD};
 
 pub use companions::{companions, standard_of};
 pub use export::{Export, ExportType, Exported};
@@ -118,9 +118,9 @@ pub(crate) fn describe(whole: &Checkpoint) -> Result<Described> {
         None => Error::file(path, why),
     };
     let shapes = whole.names(MODEL).filter_map(|name| Some((name, whole.shape(MODEL, name)?)));
-    let files = Files { config: &config, shapes: shapes.collect() };
+    let files = ForeignFiles { config: &config, shapes: shapes.collect() };
     let family = families::find(&config).map_err(refused)?;
-    let Network { model, image } = family.read(&files).map_err(refused)?;
+    let ForeignModel { model, image } = family.read(&files).map_err(refused)?;
     Ok(Described { model, image, tokenizer: Tokenizer::in_folder(folder_of(path)) })
 }
 

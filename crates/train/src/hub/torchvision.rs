@@ -6,7 +6,7 @@ use espalier_plan::config::{self, Family, FormChoice};
 use espalier_plan::spec::Model;
 use espalier_plan::spec::presets::{Form, ImageSize, ResNet, Vgg, alexnet, resnet, vgg};
 
-use super::architecture::{Architecture, Files, Network};
+use super::architecture::{Architecture, ForeignFiles, ForeignModel};
 
 /// Sides of images that networks are tried with: the size of a linear layer behind a flatten follows from them.
 const SIDES: [(Form, usize); 3] = [(Form::ImageNet, 224), (Form::Small, 32), (Form::Small, 64)];
@@ -20,7 +20,7 @@ impl Architecture for Torchvision {
     }
 
     /// The one that has exactly these tensors, and the images it was tried with.
-    fn read(&self, files: &Files<'_>) -> Result<Network, String> {
+    fn read(&self, files: &ForeignFiles<'_>) -> Result<ForeignModel, String> {
         let shapes = &files.shapes;
         let unknown = || {
             "its tensors are those of no network that is built here: a GPT-2 has a config.json, and ResNets, VGGs and AlexNet of \
@@ -37,7 +37,7 @@ impl Architecture for Torchvision {
             networks(image, classes, form).into_iter().map(move |(model, built)| (model, built, image))
         });
         let mut found = tried.filter(|(_, built, _)| has_all(shapes, built));
-        found.next().map(|(model, _, image)| Network { model, image: Some(image) }).ok_or_else(unknown)
+        found.next().map(|(model, _, image)| ForeignModel { model, image: Some(image) }).ok_or_else(unknown)
     }
 
     fn our_name(&self, theirs: &str) -> Option<String> {
@@ -83,7 +83,7 @@ mod tests {
 
     fn recognised(shapes: &BTreeMap<String, Vec<usize>>) -> Result<config::Model, String> {
         let shapes = shapes.iter().map(|(name, shape)| (&**name, &**shape)).collect();
-        Ok(Torchvision.read(&Files { config: &Value::Null, shapes })?.model)
+        Ok(Torchvision.read(&ForeignFiles { config: &Value::Null, shapes })?.model)
     }
 
     #[test]

@@ -1,14 +1,15 @@
 //! docs/run-file.md says what the reader takes.
 
 use super::*;
-use crate::spec::{KINDS, Takes};
+use crate::field::{Field, FieldDefault};
+use crate::spec::KINDS;
 
 /// Every field of every variant has a line in the documentation, and is in the list that hints come from.
 #[test]
 fn every_field_is_documented() {
     let page = include_str!("../../../../../docs/run-file.md");
     for (section, names) in fields::ALL {
-        for field::Field { name, .. } in *names {
+        for Field { name, .. } in *names {
             assert!(page.contains(&format!("| `{name}` |")), "docs/run-file.md lacks `{section}.{name}`");
         }
     }
@@ -58,14 +59,14 @@ fn every_field_of_a_layer_is_documented() {
         for (written, field) in written.into_iter().zip(kind.fields) {
             let name = format!("`{}`", field.name);
             let with = |default: &dyn std::fmt::Display| format!("{name} ({default})");
-            let exact = match &field.takes {
-                Takes::Size | Takes::Lists { .. } | Takes::Layers { least: 1.. } => name,
-                Takes::SizeLike(other) => with(&format!("the {other}")),
-                Takes::Whole { default, .. } => with(default),
-                Takes::Flag(default) => with(default),
-                Takes::Number { default, .. } => with(default),
-                Takes::Word(words) => with(&format!("`\"{}\"`", words[0])),
-                Takes::SizeOrElse | Takes::Layers { .. } => {
+            let exact = match field.otherwise {
+                FieldDefault::Missing(_) => name,
+                FieldDefault::Like(other) => with(&format!("the {other}")),
+                FieldDefault::Whole(default) => with(&default),
+                FieldDefault::Flag(default) => with(&default),
+                FieldDefault::Number(default) => with(&default),
+                FieldDefault::Word(default) => with(&format!("`\"{default}\"`")),
+                FieldDefault::Nothing | FieldDefault::Empty => {
                     assert!(written.starts_with(&format!("{name} (")), "{}: {written}", kind.word);
                     continue;
                 }

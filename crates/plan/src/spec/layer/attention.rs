@@ -9,8 +9,9 @@ use std::ops::Range;
 use serde::Serialize;
 
 use super::super::shape::Shape;
-use super::kind::{Field, Kind, Takes, Then};
+use super::kind::{Kind, Then};
 use super::{Entry, HeadShard, InAttention, Kernel, Layer, Properties, Saves, TensorRole, sequence};
+use crate::field::{LARGEST, optional_whole, whole};
 use crate::split::split;
 
 /// `[seq, width + 2 kv_heads d]` becomes `[seq, width]`, d = width / heads.
@@ -27,10 +28,7 @@ pub struct Attention {
 /// As a run file writes it.
 pub(super) const ATTENTION: Kind = Kind {
     word: "attention",
-    fields: &[
-        Field::new("heads", Takes::Whole { least: 1, default: 1 }),
-        Field::new("kv_heads", Takes::SizeOrElse),
-    ],
+    fields: &[whole("heads", 1, 1, LARGEST), optional_whole("kv_heads", 1, LARGEST)],
     opens: false,
     then: Then::Linear,
     complete: |written, at| {

@@ -3,8 +3,9 @@
 use serde::Serialize;
 
 use super::super::shape::Shape;
-use super::kind::{Field, Kind, Takes, Then};
+use super::kind::{Kind, Then};
 use super::{Entry, InAttention, Kernel, Layer, Properties};
+use crate::field::{layers, two_lists, word};
 
 /// What becomes of what the branches give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -105,10 +106,7 @@ impl Sides<'_> {
 /// As a run file writes it.
 pub(super) const RESIDUAL: Kind = Kind {
     word: "residual",
-    fields: &[
-        Field::new("branch", Takes::Layers { least: 1 }),
-        Field::new("shortcut", Takes::Layers { least: 0 }),
-    ],
+    fields: &[layers("branch").or_missing("a list of at least one layer"), layers("shortcut")],
     opens: true,
     then: Then::Inside,
     complete: |written, at| {
@@ -120,10 +118,7 @@ pub(super) const RESIDUAL: Kind = Kind {
 /// As a run file writes it.
 pub(super) const BRANCHES: Kind = Kind {
     word: "branches",
-    fields: &[
-        Field::new("join", Takes::Word(&["sum", "product", "concat"])),
-        Field::new("branches", Takes::Lists { least: 2 }),
-    ],
+    fields: &[word("join", "sum", &["sum", "product", "concat"]), two_lists("branches")],
     opens: true,
     then: Then::Inside,
     complete: |written, at| {

@@ -7,11 +7,12 @@ use serde::Serialize;
 use super::super::Init;
 use super::super::parameter::{Parameter, weight_and_bias};
 use super::super::shape::Shape;
-use super::kind::{Field, Kind, Takes, Then};
+use super::kind::{Kind, Then};
 use super::{
     Entry, Kernel, Layer, LayerShard, OnTiles, Padding, ProductSize, Properties, Reads, Saves, TensorRole,
     expect_last, image, windows,
 };
+use crate::field::{LARGEST, flag, size, whole};
 use crate::tiles::Window;
 
 /// Convolution over height and width; the weight is `[output, input, kernel, kernel]`.
@@ -39,11 +40,11 @@ pub struct Conv {
 pub(super) const CONV: Kind = Kind {
     word: "conv",
     fields: &[
-        Field::new("output", Takes::Size),
-        Field::new("kernel", Takes::Size),
-        Field::new("stride", Takes::Whole { least: 1, default: 1 }),
-        Field::new("padding", Takes::Whole { least: 0, default: 0 }),
-        Field::new("bias", Takes::Flag(true)),
+        size("output"),
+        size("kernel"),
+        whole("stride", 1, 1, LARGEST),
+        whole("padding", 0, 0, LARGEST),
+        flag("bias", true),
     ],
     opens: true,
     then: Then::Linear,

@@ -3,8 +3,9 @@
 use serde::Serialize;
 
 use super::super::shape::Shape;
-use super::kind::{Field, Kind, Takes, Then};
+use super::kind::{Kind, Then};
 use super::{Entry, Kernel, Layer, OnTiles, Properties, TensorRole, floats};
+use crate::field::{INSIDE, number};
 
 /// Zeroes elements with probability `rate` while training and scales the others up.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -40,10 +41,7 @@ pub enum Counted {
 /// As a run file writes it.
 pub(super) const DROPOUT: Kind = Kind {
     word: "dropout",
-    fields: &[Field::new(
-        "rate",
-        Takes::Number { default: 0.5, expected: "a number in (0, 1)", fits: |x| x > 0.0 && x < 1.0 },
-    )],
+    fields: &[number("rate", 0.5, INSIDE)],
     opens: false,
     then: Then::Passes,
     complete: |written, _| Ok(Layer::Dropout(Dropout { rate: written.number("rate") as f32, counted: None })),

@@ -7,11 +7,12 @@ use serde::Serialize;
 use super::super::parameter::{Parameter, weight_and_bias};
 use super::super::shape::Shape;
 use super::super::{Init, Input};
-use super::kind::{Field, Kind, Takes, Then};
+use super::kind::{Kind, Then};
 use super::{
     Entry, Kernel, Layer, LayerShard, ProductSize, Properties, Reads, Saves, TensorRole, expect_last,
     sequence,
 };
+use crate::field::size;
 
 /// Token ids to vectors.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -46,7 +47,7 @@ pub struct PositionEmbedding {
 /// As a run file writes it.
 pub(super) const EMBEDDING: Kind = Kind {
     word: "embedding",
-    fields: &[Field::new("width", Takes::Size)],
+    fields: &[size("width")],
     opens: true,
     then: Then::Linear,
     complete: |written, at| {

@@ -7,6 +7,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use super::super::shape::{Shape, ShapeError};
 use super::super::{Init, Input};
 use super::{KINDS, Layer};
+use crate::field::{Field, FieldDefault};
 
 /// A kind of layer that a run file can name.
 #[derive(Debug)]
@@ -27,95 +28,6 @@ impl Kind {
     /// The kind that a run file means by a word.
     pub fn find(word: &str) -> Option<&'static Kind> {
         KINDS.iter().copied().find(|kind| kind.word == word)
-    }
-}
-
-/// A field of a layer.
-#[derive(Debug)]
-pub struct Field {
-    /// The key under which a run file has it.
-    pub name: &'static str,
-    /// What it may be, and what it is where it is left out.
-    pub takes: Takes,
-}
-
-impl Field {
-    /// A field under its key; what it takes says whether it may be left out.
-    pub const fn new(name: &'static str, takes: Takes) -> Field {
-        Field { name, takes }
-    }
-}
-
-/// What a field may be.
-#[derive(Debug)]
-pub enum Takes {
-    /// A size of at least 1 that must be written.
-    Size,
-    /// A size of at least 1; left out, it follows from the model.
-    SizeOrElse,
-    /// A size of at least 1; left out, another field that stands before it.
-    SizeLike(&'static str),
-    /// A whole number of at least `least`.
-    Whole {
-        /// The smallest number that is taken.
-        least: usize,
-        /// Where it is left out.
-        default: usize,
-    },
-    /// true or false.
-    Flag(bool),
-    /// A number for which `fits` holds.
-    Number {
-        /// Where it is left out.
-        default: f64,
-        /// What fits, in words.
-        expected: &'static str,
-        /// Whether a number is taken.
-        fits: fn(f64) -> bool,
-    },
-    /// One of some words; the first where it is left out.
-    Word(&'static [&'static str]),
-    /// A list of at least so many layers.
-    Layers {
-        /// The fewest that are taken.
-        least: usize,
-    },
-    /// A list of at least so many lists of layers.
-    Lists {
-        /// The fewest that are taken.
-        least: usize,
-    },
-}
-
-impl Takes {
-    /// The value where it is left out; none where it must be written. `before` are the values of the kind's fields before it.
-    pub fn left_out(&self, kind: &Kind, before: &[Value]) -> Option<Value> {
-        match self {
-            Takes::Size | Takes::Layers { least: 1.. } | Takes::Lists { .. } => None,
-            Takes::SizeOrElse => Some(Value::None),
-            Takes::SizeLike(other) => {
-                let at = kind.fields.iter().position(|field| field.name == *other);
-                Some(before[at.expect("a field of the same kind")].clone())
-            }
-            Takes::Whole { default, .. } => Some(Value::Whole(*default)),
-            Takes::Flag(default) => Some(Value::Flag(*default)),
-            Takes::Number { default, .. } => Some(Value::Number(*default)),
-            Takes::Word(words) => Some(Value::Word(words[0])),
-            Takes::Layers { .. } => Some(Value::Layers(Vec::new())),
-        }
-    }
-
-    /// What an error says was expected.
-    pub fn in_words(&self) -> String {
-        match self {
-            Takes::Size | Takes::SizeOrElse | Takes::SizeLike(_) => "a whole number of at least 1".into(),
-            Takes::Whole { least, .. } => format!("a whole number of at least {least}"),
-            Takes::Flag(_) => "true or false".into(),
-            Takes::Number { expected, .. } => (*expected).into(),
-            Takes::Word(words) => format!("one of {}", words.join(", ")),
-            Takes::Layers { .. } => "a list of at least one layer".into(),
-            Takes::Lists { least } => format!("a list of at least {least} lists of layers"),
-        }
     }
 }
 
@@ -151,6 +63,25 @@ pub enum Value {
     Lists(Vec<Vec<Written>>),
 }
 
+impl Value {
+    /// What a field of a kind is that is left out; none where it must be written. `before` are the values of the fields before it.
+    pub fn left_out(field: &Field, kind: &Kind, before: &[Value]) -> Option<Value> {
+        Some(match field.otherwise {
+            FieldDefault::Missing(_) => return None,
+            FieldDefault::Nothing => Value::None,
+            FieldDefault::Like(other) => {
+                let at = kind.fields.iter().position(|field| field.name == other);
+                before[at.expect("a field of the same kind")].clone()
+            }
+            FieldDefault::Whole(number) => Value::Whole(number),
+            FieldDefault::Number(number) => Value::Number(number),
+            FieldDefault::Flag(flag) => Value::Flag(flag),
+            FieldDefault::Word(word) => Value::Word(word),
+            FieldDefault::Empty => Value::Layers(Vec::new()),
+        })
+    }
+}
+
 /// A layer as it is written: without name and input size. Every field has a value.
 #[derive(Debug, Clone)]
 pub struct Written {
@@ -176,7 +107,7 @@ impl Written {
         let mut values: Vec<Value> = Vec::with_capacity(kind.fields.len());
         for field in kind.fields {
             let given = given.iter().find(|(name, _)| *name == field.name).map(|(_, value)| value.clone());
-            let value = given.or_else(|| field.takes.left_out(kind, &values));
+            let value = given.or_else(|| Value::left_out(field, kind, &values));
             values.push(value.unwrap_or_else(|| panic!("a {word} needs `{}`", field.name)));
         }
         Written { kind, values }

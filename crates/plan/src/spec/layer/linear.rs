@@ -7,11 +7,12 @@ use serde::Serialize;
 use super::super::Init;
 use super::super::parameter::{Parameter, weight_and_bias};
 use super::super::shape::Shape;
-use super::kind::{Field, Kind, Takes, Then};
+use super::kind::{Kind, Then};
 use super::{
     Bias, Entry, InAttention, Kernel, Layer, LayerShard, ProductSize, Properties, Reads, Saves, TensorRole,
     expect_last, needs_floats,
 };
+use crate::field::{LARGEST, flag, optional_whole};
 
 /// How a linear layer's weight lies in memory and in files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -53,7 +54,7 @@ pub struct TiedLinear {
 /// As a run file writes it.
 pub(super) const LINEAR: Kind = Kind {
     word: "linear",
-    fields: &[Field::new("output", Takes::SizeOrElse), Field::new("bias", Takes::Flag(true))],
+    fields: &[optional_whole("output", 1, LARGEST), flag("bias", true)],
     opens: true,
     then: Then::Linear,
     complete: |written, at| {

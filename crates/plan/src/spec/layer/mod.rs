@@ -33,7 +33,7 @@ pub use conv::Conv;
 pub use dropout::{Counted, Dropout};
 pub use embedding::{Embedding, PositionEmbedding};
 pub use exchange::{Along, Exchange, Move, SharedStatistics};
-pub use kind::{Field, Kind, Place, Takes, Then, Value, Written, active};
+pub use kind::{Kind, Place, Then, Value, Written, active};
 pub use linear::{Linear, TiedLinear, WeightOrder};
 pub use norm::{BatchNorm, LayerNorm, NORM_EPS, RmsNorm};
 pub use pool::{AdaptiveAvgPool, AvgPool, GlobalAvgPool, MaxPool};

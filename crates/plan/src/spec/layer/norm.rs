@@ -5,8 +5,9 @@ use serde::Serialize;
 use super::super::Init;
 use super::super::parameter::{Buffer, Parameter, weight_and_bias};
 use super::super::shape::Shape;
-use super::kind::{Field, Kind, Takes, Then};
+use super::kind::{Kind, Then};
 use super::{Entry, InAttention, Kernel, Layer, OnTiles, Properties, Reads, Saves, expect_last, floats};
+use crate::field::{Field, flag, number};
 
 /// The epsilon of the built-in models, which is PyTorch's.
 pub const NORM_EPS: f32 = 1e-5;
@@ -50,14 +51,7 @@ pub struct RmsNorm {
     pub eps: f32,
 }
 
-const EPS: Field = Field::new(
-    "eps",
-    Takes::Number {
-        default: 1e-5,
-        expected: "a number above 0 and at most 1",
-        fits: |x| x > 0.0 && x <= 1.0,
-    },
-);
+const EPS: Field = number("eps", 1e-5, ("a number above 0 and at most 1", |x| x > 0.0 && x <= 1.0));
 
 /// As a run file writes it.
 pub(super) const BATCH_NORM: Kind = Kind {
@@ -74,7 +68,7 @@ pub(super) const BATCH_NORM: Kind = Kind {
 /// As a run file writes it.
 pub(super) const LAYER_NORM: Kind = Kind {
     word: "layer_norm",
-    fields: &[EPS, Field::new("bias", Takes::Flag(true))],
+    fields: &[EPS, flag("bias", true)],
     opens: false,
     then: Then::Passes,
     complete: |written, at| {

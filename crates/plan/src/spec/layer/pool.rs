@@ -3,8 +3,9 @@
 use serde::Serialize;
 
 use super::super::shape::Shape;
-use super::kind::{Field, Kind, Takes, Then};
+use super::kind::{Kind, Then};
 use super::{Entry, Layer, OnTiles, Padding, Properties, Saves, TensorRole, image, windows};
+use crate::field::{LARGEST, size, size_like, whole};
 use crate::tiles::Window;
 
 /// The largest of each window.
@@ -41,11 +42,7 @@ pub struct AdaptiveAvgPool {
 /// As a run file writes it.
 pub(super) const MAX_POOL: Kind = Kind {
     word: "max_pool",
-    fields: &[
-        Field::new("kernel", Takes::Size),
-        Field::new("stride", Takes::SizeLike("kernel")),
-        Field::new("padding", Takes::Whole { least: 0, default: 0 }),
-    ],
+    fields: &[size("kernel"), size_like("stride", "kernel"), whole("padding", 0, 0, LARGEST)],
     opens: false,
     then: Then::Passes,
     complete: |written, _| {
@@ -57,7 +54,7 @@ pub(super) const MAX_POOL: Kind = Kind {
 /// As a run file writes it.
 pub(super) const AVG_POOL: Kind = Kind {
     word: "avg_pool",
-    fields: &[Field::new("kernel", Takes::Size), Field::new("stride", Takes::SizeLike("kernel"))],
+    fields: &[size("kernel"), size_like("stride", "kernel")],
     opens: false,
     then: Then::Passes,
     complete: |written, _| {
@@ -77,7 +74,7 @@ pub(super) const GLOBAL_AVG_POOL: Kind = Kind {
 /// As a run file writes it.
 pub(super) const ADAPTIVE_AVG_POOL: Kind = Kind {
     word: "adaptive_avg_pool",
-    fields: &[Field::new("size", Takes::Size)],
+    fields: &[size("size")],
     opens: false,
     then: Then::Passes,
     complete: |written, _| Ok(Layer::AdaptiveAvgPool(AdaptiveAvgPool { size: written.whole("size") })),

@@ -5,8 +5,9 @@ use std::ops::Range;
 use serde::Serialize;
 
 use super::super::shape::Shape;
-use super::kind::{Field, Kind, Takes, Then};
+use super::kind::{Kind, Then};
 use super::{Entry, Layer, OnTiles, Properties, expect_last, floats, image};
+use crate::field::size;
 
 /// `[h, w, c]` becomes `[c h w]`, in the order in which PyTorch flattens.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -42,7 +43,7 @@ pub(super) const FLATTEN: Kind = Kind {
 /// As a run file writes it.
 pub(super) const PAD_CHANNELS: Kind = Kind {
     word: "pad_channels",
-    fields: &[Field::new("output", Takes::Size)],
+    fields: &[size("output")],
     opens: false,
     then: Then::Passes,
     complete: |written, at| {

@@ -1,6 +1,6 @@
 //! A field of a file that people write, as data: its name, what it takes, what it is where it is left out, and what it is for.
-//! A section is a list of these (`fields` has those of run files), and one reader reads them all
-//! ([`Section::read`](super::reader::Section::read)).
+//! A section of a run file is a list of these (`config/fields`), and so is a kind of layer; one reader reads them all
+//! ([`Section::read`](crate::config::reader::Section::read)).
 
 use toml::Value;
 
@@ -27,22 +27,22 @@ pub const BELOW_ONE: Numbers = ("a number in [0, 1)", |x| (0.0..1.0).contains(&x
 pub struct Field {
     /// Its key.
     pub name: &'static str,
-    pub(super) takes: Takes,
-    pub(super) otherwise: Otherwise,
+    pub(crate) takes: FieldType,
+    pub(crate) otherwise: FieldDefault,
     /// Whether it is there, by the word that decides which fields its section has.
-    pub(super) with: fn(&str) -> bool,
+    pub(crate) with: fn(&str) -> bool,
     /// Whether the weights after a step do not depend on it, in exact arithmetic.
-    pub(super) is_free: bool,
-    pub(super) used: Used,
+    pub(crate) is_free: bool,
+    pub(crate) used: Used,
     /// Whether it names files.
-    pub(super) is_path: bool,
+    pub(crate) is_path: bool,
     /// Whether it is meant where somebody gives its section itself a value.
-    pub(super) is_usual: bool,
+    pub(crate) is_usual: bool,
 }
 
 /// What a field may be.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Takes {
+pub(crate) enum FieldType {
     /// A whole number between two bounds, both allowed.
     Whole(usize, usize),
     Number(Numbers),
@@ -55,41 +55,47 @@ pub(super) enum Takes {
     Text(&'static str),
     /// One or several of these.
     Texts(&'static str),
+    /// A list of layers; an empty one where it may be left out.
+    Layers,
+    /// A list of at least so many lists of layers.
+    Lists(usize),
     /// Whatever the section's own code makes of it.
     Any,
 }
 
 /// What a field is where it is left out.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Otherwise {
+pub(crate) enum FieldDefault {
     Nothing,
     Whole(usize),
     Number(f64),
     Flag(bool),
     Word(&'static str),
+    /// What another field is, which stands before it.
+    Like(&'static str),
     /// An empty list.
     Empty,
     /// It must be written; what is missing, in words.
     Missing(&'static str),
 }
 
-impl Otherwise {
+impl FieldDefault {
     /// As it would be written; none where nothing would.
-    pub(super) fn value(self) -> Option<Value> {
+    pub(crate) fn value(self) -> Option<Value> {
         Some(match self {
-            Otherwise::Nothing | Otherwise::Missing(_) => return None,
-            Otherwise::Whole(number) => Value::Integer(number as i64),
-            Otherwise::Number(number) => Value::Float(number),
-            Otherwise::Flag(flag) => Value::Boolean(flag),
-            Otherwise::Word(word) => Value::String(word.into()),
-            Otherwise::Empty => Value::Array(Vec::new()),
+            FieldDefault::Nothing | FieldDefault::Like(_) | FieldDefault::Missing(_) => return None,
+            FieldDefault::Whole(number) => Value::Integer(number as i64),
+            FieldDefault::Number(number) => Value::Float(number),
+            FieldDefault::Flag(flag) => Value::Boolean(flag),
+            FieldDefault::Word(word) => Value::String(word.into()),
+            FieldDefault::Empty => Value::Array(Vec::new()),
         })
     }
 }
 
 /// Where a trained model is in use: who reads a field then. Each reads what those before it read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Used {
+pub(crate) enum Used {
     /// Nobody: it is for training.
     Never,
     /// Whoever judges it by what its run held out.
@@ -102,57 +108,77 @@ pub(super) enum Used {
 
 /// A whole number between two bounds, both allowed.
 pub const fn whole(name: &'static str, otherwise: usize, least: usize, most: usize) -> Field {
-    Field::new(name, Takes::Whole(least, most), Otherwise::Whole(otherwise))
+    Field::new(name, FieldType::Whole(least, most), FieldDefault::Whole(otherwise))
 }
 
 /// The same without a default.
 pub const fn optional_whole(name: &'static str, least: usize, most: usize) -> Field {
-    Field::new(name, Takes::Whole(least, most), Otherwise::Nothing)
+    Field::new(name, FieldType::Whole(least, most), FieldDefault::Nothing)
+}
+
+/// A size of at least 1 that must be written.
+pub const fn size(name: &'static str) -> Field {
+    optional_whole(name, 1, LARGEST).or_missing("a whole number of at least 1")
+}
+
+/// A size of at least 1; left out, another field that stands before it.
+pub const fn size_like(name: &'static str, other: &'static str) -> Field {
+    Field::new(name, FieldType::Whole(1, LARGEST), FieldDefault::Like(other))
 }
 
 /// A finite number that fits.
 pub const fn number(name: &'static str, otherwise: f64, fits: Numbers) -> Field {
-    Field::new(name, Takes::Number(fits), Otherwise::Number(otherwise))
+    Field::new(name, FieldType::Number(fits), FieldDefault::Number(otherwise))
 }
 
 /// The same without a default.
 pub const fn optional_number(name: &'static str, fits: Numbers) -> Field {
-    Field::new(name, Takes::Number(fits), Otherwise::Nothing)
+    Field::new(name, FieldType::Number(fits), FieldDefault::Nothing)
 }
 
 /// Some such numbers, of which one alone is a list of one; without a default.
 pub const fn numbers(name: &'static str, fits: Numbers) -> Field {
-    Field::new(name, Takes::Numbers(fits), Otherwise::Nothing)
+    Field::new(name, FieldType::Numbers(fits), FieldDefault::Nothing)
 }
 
 /// true or false.
 pub const fn flag(name: &'static str, otherwise: bool) -> Field {
-    Field::new(name, Takes::Flag, Otherwise::Flag(otherwise))
+    Field::new(name, FieldType::Flag, FieldDefault::Flag(otherwise))
 }
 
 /// One of some words; without a default where none of them is it.
 pub const fn word(name: &'static str, otherwise: &'static str, words: &'static [&'static str]) -> Field {
-    let otherwise = if otherwise.is_empty() { Otherwise::Nothing } else { Otherwise::Word(otherwise) };
-    Field::new(name, Takes::Word(words), otherwise)
+    let otherwise = if otherwise.is_empty() { FieldDefault::Nothing } else { FieldDefault::Word(otherwise) };
+    Field::new(name, FieldType::Word(words), otherwise)
 }
 
 /// A text that is not empty, without a default; `expected` says what it is.
 pub const fn text(name: &'static str, expected: &'static str) -> Field {
-    Field::new(name, Takes::Text(expected), Otherwise::Nothing)
+    Field::new(name, FieldType::Text(expected), FieldDefault::Nothing)
 }
 
 /// A list of texts, of which one alone is a list of one; an empty one where it is left out.
 pub const fn texts(name: &'static str, expected: &'static str) -> Field {
-    Field::new(name, Takes::Texts(expected), Otherwise::Empty)
+    Field::new(name, FieldType::Texts(expected), FieldDefault::Empty)
+}
+
+/// A list of layers, which may be left out; [`Field::or_missing`] asks for one at least.
+pub const fn layers(name: &'static str) -> Field {
+    Field::new(name, FieldType::Layers, FieldDefault::Empty)
+}
+
+/// A list of at least two lists of layers.
+pub const fn two_lists(name: &'static str) -> Field {
+    Field::new(name, FieldType::Lists(2), FieldDefault::Missing("a list of at least 2 lists of layers"))
 }
 
 /// What the section's own code reads.
 pub const fn any(name: &'static str) -> Field {
-    Field::new(name, Takes::Any, Otherwise::Nothing)
+    Field::new(name, FieldType::Any, FieldDefault::Nothing)
 }
 
 impl Field {
-    const fn new(name: &'static str, takes: Takes, otherwise: Otherwise) -> Field {
+    const fn new(name: &'static str, takes: FieldType, otherwise: FieldDefault) -> Field {
         let (is_free, used, is_path, is_usual) = (false, Used::Never, false, false);
         Field { name, takes, otherwise, with: |_| true, is_free, used, is_path, is_usual }
     }
@@ -160,7 +186,7 @@ impl Field {
     /// It must be written.
     pub const fn required(mut self) -> Field {
         self.otherwise = match self.takes {
-            Takes::Text(expected) | Takes::Texts(expected) => Otherwise::Missing(expected),
+            FieldType::Text(expected) | FieldType::Texts(expected) => FieldDefault::Missing(expected),
             _ => panic!("a text says what is missing"),
         };
         self
@@ -168,7 +194,7 @@ impl Field {
 
     /// It must be written; `expected` says what is missing.
     pub const fn or_missing(mut self, expected: &'static str) -> Field {
-        self.otherwise = Otherwise::Missing(expected);
+        self.otherwise = FieldDefault::Missing(expected);
         self
     }
 
@@ -179,37 +205,37 @@ impl Field {
     }
 
     /// The weights after a step do not depend on it.
-    pub(super) const fn free(mut self) -> Field {
+    pub(crate) const fn free(mut self) -> Field {
         self.is_free = true;
         self
     }
 
     /// A trained model computes by it.
-    pub(super) const fn always(mut self) -> Field {
+    pub(crate) const fn always(mut self) -> Field {
         self.used = Used::Always;
         self
     }
 
     /// A trained model is judged by it.
-    pub(super) const fn judging(mut self) -> Field {
+    pub(crate) const fn judging(mut self) -> Field {
         self.used = Used::Judging;
         self
     }
 
     /// A trained model is judged by it where that is by what its run held out.
-    pub(super) const fn held_out(mut self) -> Field {
+    pub(crate) const fn held_out(mut self) -> Field {
         self.used = Used::HeldOut;
         self
     }
 
     /// It names files.
-    pub(super) const fn path(mut self) -> Field {
+    pub(crate) const fn path(mut self) -> Field {
         self.is_path = true;
         self
     }
 
     /// It is what a value of the section itself most likely means.
-    pub(super) const fn usual(mut self) -> Field {
+    pub(crate) const fn usual(mut self) -> Field {
         self.is_usual = true;
         self
     }
