@@ -123,7 +123,7 @@ pub fn best(keys: &Tensor, keep: usize) -> crate::Result<Words> {
 /// go to the earlier place.
 pub fn best_of_rows(keys: &[u32], shape: &[usize], dim: usize, keep: usize) -> Words {
     let (rows, inner) = (shape[dim], shape[dim + 1..].iter().product::<usize>());
-    let outer = if rows * inner == 0 { 0 } else { keys.len() / (rows * inner) };
+    let outer = keys.len().checked_div(rows * inner).unwrap_or(0);
     let best = |row: usize| {
         let places = (0..outer).flat_map(|o| (0..inner).map(move |i| (o * rows + row) * inner + i));
         let mut places: Vec<usize> = places.filter(|place| keys[*place] != EXCLUDED).collect();

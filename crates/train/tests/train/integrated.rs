@@ -4,7 +4,7 @@
 use espalier_plan::cost::Parallelism::{self, Data, Domain, Model};
 use espalier_tensor::Category::{Activations, Gradients, Optimizer, Weights};
 
-use crate::support::{Base, base, images, on_every_rank, prepare, refused, save_again};
+use crate::support::{Base, base, files, images, on_every_rank, passed_on, prepare, refused, saved};
 use crate::tensor::{masks, on, same_as};
 use crate::traffic::check;
 
@@ -269,32 +269,18 @@ fn memory_of_every_rank_is_what_the_plan_predicts() {
 /// From one rank through mixtures and back, byte for byte.
 #[test]
 fn a_checkpoint_goes_through_mixtures_unchanged() {
-    use espalier_train::checkpoint::Checkpoints;
-    use espalier_train::trainer::Trainer;
     let base = pruned(&net(&["train.steps=9", "optimizer.name=adamw"]));
-    let first = tempfile::tempdir().unwrap();
-    let (plan, dataset, device) = prepare(&base, 2);
-    let mut trainer = Trainer::new(plan.clone(), dataset, &device).unwrap();
-    (0..3).for_each(|_| drop(trainer.step().unwrap()));
-    let name = plan.storage.precision.name();
-    let written = trainer.save(&Checkpoints::new(first.path(), 1, &plan.model.name, name)).unwrap();
-    let files = |folder: &std::path::Path| {
-        ["model.safetensors", "optimizer.safetensors", "masks.safetensors"]
-            .map(|file| std::fs::read(folder.join(file)).unwrap())
-    };
-    let before = files(&written);
-    let mut from = first;
-    for layout in [
+    let first = saved(&base, 3);
+    let before = files(first.path());
+    assert!(before.contains_key("optimizer.safetensors") && before.contains_key("masks.safetensors"));
+    let layouts = [
         vec!["parallel.tensor=2", "parallel.integrated=auto"],
         vec!["parallel.spatial=2", "parallel.integrated=[\"layers.8\"]"],
         vec!["parallel.tensor=3", "parallel.integrated=[\"layers.11\",\"layers.13\"]"],
         vec![],
-    ] {
-        let to = tempfile::tempdir().unwrap();
-        save_again(&base.with(layout), from.path(), to.path());
-        from = to;
-    }
-    assert!(files(&from.path().join(written.file_name().unwrap())) == before);
+    ];
+    let last = passed_on(first.path(), layouts.map(|layout| base.with(layout)));
+    assert!(files(last.path()) == before);
 }
 
 #[test]

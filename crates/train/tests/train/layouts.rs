@@ -1,16 +1,13 @@
 //! Stages and replicas together: what they share out, save and score is what one rank has.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
 
 use espalier_train::Summary;
-use espalier_train::checkpoint::{Checkpoint, Checkpoints};
+use espalier_train::checkpoint::Checkpoint;
 use espalier_train::parallel::Ranks;
 use espalier_train::prune::{count, differing};
-use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, images, prepare, save_again, tiny_gpt, tiny_llama};
+use crate::support::{Base, files, images, passed_on, saved, tiny_gpt, tiny_llama};
 
 /// A tied GPT of several blocks, whose batch all layouts here divide.
 fn gpt() -> Base {
@@ -107,21 +104,8 @@ fn a_checkpoint_goes_through_any_layout_unchanged() {
         ("early bird", early.set("train.precision=bf16").set("train.steps=30").set("prune.window=9"), 7),
         ("statistics", resnet.set("train.batch=8").set("train.micro_batches=4").set("train.steps=9"), 3),
     ] {
-        let folder = tempfile::tempdir().unwrap();
-        let (plan, dataset, device) = prepare(&base, 2);
-        let mut trainer = Trainer::new(plan.clone(), dataset, &device).unwrap();
-        for _ in 0..steps {
-            trainer.step().unwrap();
-        }
-        let name = plan.storage.precision.name();
-        let written = trainer.save(&Checkpoints::new(folder.path(), 1, &plan.model.name, name)).unwrap();
-        let files = |path: &Path| -> BTreeMap<String, Vec<u8>> {
-            let names = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
-            names
-                .map(|path| (path.file_name().unwrap().to_string_lossy().into(), fs::read(&path).unwrap()))
-                .collect()
-        };
-        let before = files(&written);
+        let folder = saved(&base, steps);
+        let before = files(folder.path());
         assert_eq!(before.contains_key("pruner.safetensors"), what != "statistics", "{what}");
         for (stages, data, schedule, zero) in [
             (2, 1, "1f1b", 0),
@@ -133,11 +117,8 @@ fn a_checkpoint_goes_through_any_layout_unchanged() {
             (1, 4, "", 1),
             (2, 2, "interleaved", 2),
         ] {
-            let (there, back) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
             let layout = on(&base, stages, data, schedule).set(format!("parallel.zero={zero}"));
-            save_again(&layout, folder.path(), there.path());
-            save_again(&base, there.path(), back.path());
-            let after = files(&back.path().join(written.file_name().unwrap()));
+            let after = files(passed_on(folder.path(), [layout, base.clone()]).path());
             let changed: Vec<&String> =
                 before.keys().filter(|name| before.get(*name) != after.get(*name)).collect();
             let layout = format!("{what}: {stages} stages, {data} replicas, {schedule}, shared {zero}");

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 
 use espalier_plan::Shard;
 use espalier_plan::mesh::{Mesh, PerAxis};
@@ -11,9 +10,8 @@ use espalier_tensor::{Category, Device, Tensor};
 use espalier_train::Error;
 use espalier_train::checkpoint::{Checkpoint, Checkpoints, Progress, Room, Stored, Wanted};
 use espalier_train::parallel::{Ranks, on_threads};
-use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{Base, checkpoints, on_every_rank, prepare, tiny_cnn, tiny_gpt};
 
 fn mesh(data: usize, pipeline: usize) -> Mesh {
     Mesh::new(PerAxis { data, pipeline, ..PerAxis::ONES }).unwrap()
@@ -35,24 +33,15 @@ fn names(folder: &Path) -> Vec<String> {
 
 /// Loads what is in `from`, if anything, on so many ranks, takes steps and saves it in `to`.
 fn pass_on(base: &Base, ranks: usize, from: Option<&Path>, steps: usize, to: &Path) {
-    let (plan, dataset, device) = prepare(&base.replicas(ranks), 2);
-    let dataset = Arc::new(dataset);
-    let work = |ranks: Ranks, device: &Device| {
-        let checkpoints =
-            |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.storage.precision.name());
-        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+    let base = base.replicas(ranks);
+    on_every_rank(&base, |mut trainer| {
         if let Some(from) = from {
-            trainer.load(&checkpoints(from), |broken| panic!("{broken}"))?.expect("a checkpoint is there");
+            let found = trainer.load(&checkpoints(&base, from), |broken| panic!("{broken}"))?;
+            found.expect("a checkpoint is there");
         }
-        for _ in 0..steps {
-            trainer.step()?;
-        }
-        trainer.save(&checkpoints(to))
-    };
-    match ranks {
-        1 => drop(work(Ranks::alone(), &device).unwrap()),
-        _ => drop(on_threads(&mesh(ranks, 1), &device, work).unwrap()),
-    }
+        (0..steps).try_for_each(|_| trainer.step().map(drop))?;
+        trainer.save(&checkpoints(&base, to))
+    });
 }
 
 /// Through any chain of rank counts, what one rank wrote comes back byte for byte: weights, state, masks, the pruner's

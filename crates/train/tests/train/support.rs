@@ -1,7 +1,8 @@
 //! Small pieces that several tests use.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -13,12 +14,12 @@ use espalier_plan::Plan;
 use espalier_plan::config::{Override, RunFile};
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::{Device, Tensor};
-use espalier_train::Result;
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::parallel::on_threads;
 use espalier_train::run::{Launch, Observer, Outcome, RunDir, run};
 use espalier_train::trainer::{Evaluation, StepReport, Trainer};
-use espalier_train::{Rates, Summary};
+use espalier_train::{Rates, Result, Summary};
+use tempfile::TempDir;
 
 /// A run file with overrides.
 #[derive(Clone)]
@@ -321,6 +322,33 @@ impl Observer for Heard<'_> {
     fn warning(&mut self, text: &str) {
         self.warnings.push(text.into());
     }
+}
+
+/// A model on one rank after some steps, saved.
+pub fn saved(base: &Base, steps: usize) -> TempDir {
+    let (folder, mut trainer) = (tempfile::tempdir().unwrap(), base.trainer(2));
+    (0..steps).for_each(|_| drop(trainer.step().unwrap()));
+    trainer.save(&checkpoints(base, folder.path())).unwrap();
+    folder
+}
+
+/// A checkpoint as it comes through layouts, each of which loads what the one before saved.
+pub fn passed_on(from: &Path, layouts: impl IntoIterator<Item = Base>) -> TempDir {
+    let mut last: Option<TempDir> = None;
+    for layout in layouts {
+        let to = tempfile::tempdir().unwrap();
+        save_again(&layout, last.as_ref().map_or(from, TempDir::path), to.path());
+        last = Some(to);
+    }
+    last.expect("a layout")
+}
+
+/// What the only checkpoint of a folder holds.
+pub fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let paths = |folder: &Path| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let step = paths(folder).next().expect("a checkpoint");
+    let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
+    paths(&step).map(|path| (name(&path), fs::read(&path).unwrap())).collect()
 }
 
 /// Loads the newest checkpoint of a folder as one layout, and saves it elsewhere.

@@ -1,13 +1,13 @@
 //! Tensor parallelism: ranks that have a part of every large layer each train as one rank does, alone and with the other axes.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use espalier_train::Error;
-use espalier_train::checkpoint::Checkpoints;
 use espalier_train::trainer::{StepReport, Trainer};
 
-use crate::support::{Base, apart, on_every_rank, prepare, save_again, tiny_cnn, tiny_gpt, tiny_llama};
+use crate::support::{
+    Base, apart, files, on_every_rank, passed_on, prepare, saved, tiny_cnn, tiny_gpt, tiny_llama,
+};
 
 /// What a rank has to show after some steps: what all ranks see alike, and how far its weights are from those of one rank alone.
 #[derive(Debug, Clone)]
@@ -300,31 +300,20 @@ fn a_checkpoint_goes_through_layouts_that_cut_tensors_unchanged() {
     ]);
     let pruned = base.with(["prune.method=magnitude", "prune.sparsity=0.8", "prune.embeddings=true"]);
     for (what, base) in [("dense", base), ("pruned", pruned)] {
-        let first = tempfile::tempdir().unwrap();
-        let (plan, dataset, device) = prepare(&base, 2);
-        let mut trainer = Trainer::new(plan.clone(), dataset, &device).unwrap();
-        (0..3).for_each(|_| drop(trainer.step().unwrap()));
-        let name = plan.storage.precision.name();
-        let written = trainer.save(&Checkpoints::new(first.path(), 1, &plan.model.name, name)).unwrap();
-        let files = |folder: &Path| {
-            ["model.safetensors", "optimizer.safetensors", "masks.safetensors"]
-                .map(|file| std::fs::read(folder.join(file)).ok())
-        };
-        let before = files(&written);
-        assert!(before[0].is_some() && before[1].is_some() && before[2].is_some() == (what == "pruned"));
-        let mut from = first;
-        for layout in [
+        let first = saved(&base, 3);
+        let before = files(first.path());
+        let held =
+            ["model", "optimizer", "masks"].map(|name| before.contains_key(&format!("{name}.safetensors")));
+        assert_eq!(held, [true, true, what == "pruned"]);
+        let layouts = [
             vec!["parallel.tensor=2"],
             vec!["parallel.tensor=3", "parallel.sequence=true"],
             vec!["parallel.tensor=2", "parallel.data=2", "train.micro_batches=1", "parallel.zero=true"],
             vec!["parallel.tensor=2", "parallel.pipeline=2"],
             vec![],
-        ] {
-            let to = tempfile::tempdir().unwrap();
-            save_again(&base.with(layout), from.path(), to.path());
-            from = to;
-        }
-        assert!(files(&from.path().join(written.file_name().unwrap())) == before, "{what}");
+        ];
+        let last = passed_on(first.path(), layouts.map(|layout| base.with(layout)));
+        assert!(files(last.path()) == before, "{what}");
     }
 }
 

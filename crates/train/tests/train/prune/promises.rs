@@ -5,7 +5,7 @@ use espalier_tensor::mask::ones;
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{Base, checkpoints, prepare, tiny_cnn, tiny_gpt};
 
 const STEPS: usize = 12;
 
@@ -82,13 +82,11 @@ fn a_run_stopped_anywhere_goes_on_as_if_it_had_not_been() {
                 state(&whole)
             })
             .collect();
-        let plan = prepare(&base, 1).0;
         // Before, between and after the draws of every method above. That saving itself changes nothing is seen too.
         let mut first = trainer(&base, 2);
         for cut in 1..STEPS {
             let folder = tempfile::tempdir().unwrap();
-            let precision = plan.storage.precision.name();
-            let checkpoints = Checkpoints::new(folder.path(), 1, &plan.model.name, precision);
+            let checkpoints = checkpoints(&base, folder.path());
             go(&mut first, cut);
             first.save(&checkpoints).unwrap();
             let mut second = trainer(&base, 2);
