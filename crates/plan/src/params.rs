@@ -5,12 +5,14 @@
 //! shard of it do, if the layout says that each has a summand; otherwise they have the same gradient already.
 
 use std::collections::HashMap;
+use std::mem::take;
 use std::ops::Range;
 
 use crate::error::Error;
 use crate::mesh::Axis;
 use crate::plan::Plan;
 use crate::shard::Shard;
+use crate::spec::Parameter;
 use crate::split::GroupRank;
 
 /// A parameter as one rank has it.
@@ -91,9 +93,9 @@ impl Plan {
             tensors.parameters(block..block + 1).into_iter().for_each(|id| blocks[id].push(block));
         }
         let (mut groups, tied) = (Groups::default(), tensors.tied());
-        let stages = stages_of(&|blocks| tensors.parameters(blocks), parameters.len());
-        let param = |(id, (parameter, (stages, blocks))): (usize, (_, (Vec<usize>, Vec<usize>)))| {
-            let parameter: crate::spec::Parameter = parameter;
+        let mut stages = stages_of(&|blocks| tensors.parameters(blocks), parameters.len());
+        let param = |(id, parameter): (usize, Parameter)| {
+            let (stages, blocks) = (take(&mut stages[id]), take(&mut blocks[id]));
             let shard = &locals[own].shards[id];
             let summed = |peer: &usize| *peer == own || self.layout.are_summed(id, own, *peer);
             let first = (0..own).find(|peer| locals[*peer].shards[id] == *shard).unwrap_or(own);
@@ -113,8 +115,7 @@ impl Plan {
                 is_tied: tied.contains(&id),
             }
         };
-        let params = parameters.into_iter().zip(stages.into_iter().zip(blocks)).enumerate().map(param);
-        let mut params: Vec<ParamPlan> = params.collect();
+        let mut params: Vec<ParamPlan> = parameters.into_iter().enumerate().map(param).collect();
         // Statistics are measured on the same activations by all that have parts of the same layers.
         let measured = stages_of(&|blocks| tensors.buffers(blocks).collect(), self.model.buffers().len());
         let group = |stages| groups.number(GroupPlan { stages, peers: vec![own] });

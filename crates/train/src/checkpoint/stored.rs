@@ -50,7 +50,7 @@ impl<'a> Stored<'a> {
     /// Whether it is nothing of something: another rank may hold all of it, and write it as what was never cut.
     pub(super) fn is_nothing(&self) -> bool {
         let nothing = |shard: &Shard| shard.is_empty() && shard.full_shape().iter().all(|extent| *extent > 0);
-        self.shard().is_some_and(|shard| nothing(shard))
+        self.shard().is_some_and(nothing)
     }
 
     /// Whether other ranks may hold it too.

@@ -63,6 +63,6 @@ pub fn step_and_measure(trainer: &mut Trainer, over: Over) -> Result<(StepReport
     let before = trainer.params().version()?;
     let report = trainer.step()?;
     trainer.average()?;
-    let surface = Surface::of(&trainer, over)?;
+    let surface = Surface::of(trainer, over)?;
     Ok((report, smoothness(&surface, &before)?))
 }

@@ -76,7 +76,7 @@ impl Lottery {
     fn rewind(&self, network: &mut Network<'_>) -> Result<()> {
         if self.early.is_empty() {
             let context = network.context;
-            return Ok(network.params.initialise_again(context.local(), context.plan.seed)?);
+            return network.params.initialise_again(context.local(), context.plan.seed);
         }
         for (name, tensor) in network.params.named_mut() {
             let bytes: Vec<u8> = self.early[name].iter().flat_map(|word| word.to_le_bytes()).collect();

@@ -19,8 +19,6 @@ use crate::checkpoint::retry;
 use crate::resolved::{DATA_FILE, RUN_FILE, read_resolved};
 use crate::{Error, Result, checksum, is_failure};
 
-/// What the data files of a run held, where it has any.
-
 /// What the run in a folder was.
 #[derive(Debug)]
 pub struct Resumed {

@@ -320,7 +320,7 @@ impl ParamStore {
     /// A copy whose weights are f32 and are multiplied with their zeros, which may be moved; statistics are shared.
     pub fn widened(&self) -> Result<Weights> {
         let copy = |param: &Param| param.widened(Category::Scoring);
-        Ok(self.copied(self.statistics.clone(), vec![None; self.len()], copy)?)
+        self.copied(self.statistics.clone(), vec![None; self.len()], copy)
     }
 
     /// A copy of the weights as they are now, for passes that train: running statistics are no part of them.
