@@ -6,7 +6,7 @@ use espalier_plan::spec::{self, Init, Input};
 use espalier_tensor::random::{key, normal};
 
 use super::*;
-use crate::layers::{BatchSlice, Stash, Wanted};
+use crate::layers::{BatchSlice, Forward, Mode, Wanted};
 use crate::weights::{ParameterId, Weights};
 
 const ROWS: usize = 50;
@@ -72,13 +72,8 @@ fn run(linear: &Linear, weights: &Weights, chunk: usize, shared: bool) -> (Total
     let ((x, targets), mut sink) = (batch(weights), Kept::default());
     let held = shared.then(|| x.clone());
     let before = x.to_f32();
-    let mut pass = Backward {
-        weights,
-        random: 0,
-        share: BatchSlice::default(),
-        stash: &mut Stash::new(),
-        sink: &mut sink,
-    };
+    let mut forward = Forward::new(weights, Mode::Train, 0, BatchSlice::default());
+    let mut pass = Backward::of(&mut forward, &mut sink);
     let Outcome { total, gradient } = match chunk < ROWS {
         true => {
             alone(linear).in_chunks(&operands(linear, weights), x, &targets, HALF, chunk, &mut pass).unwrap()
@@ -123,13 +118,8 @@ fn added_rows_count_for_nothing() {
         let padded = Operands::padded(weight, Some(bias), CLASSES, 384).unwrap();
         let run = |operands: &Operands| {
             let ((x, targets), mut sink) = (batch(&weights), Kept::default());
-            let mut pass = Backward {
-                weights: &weights,
-                random: 0,
-                share: BatchSlice::default(),
-                stash: &mut Stash::new(),
-                sink: &mut sink,
-            };
+            let mut forward = Forward::new(&weights, Mode::Train, 0, BatchSlice::default());
+            let mut pass = Backward::of(&mut forward, &mut sink);
             let outcome = alone(&linear).in_chunks(operands, x, &targets, HALF, 20, &mut pass).unwrap();
             let [weight, bias] = [0, 1].map(|id| &sink.0[&ParameterId(id)]);
             assert_eq!((weight.shape(), bias.shape()), ([CLASSES, WIDTH].as_slice(), [CLASSES].as_slice()));
@@ -179,8 +169,8 @@ fn one_chunk_of_logits_exists_at_a_time() {
         let targets: Vec<u32> = targets.read_u32().unwrap()[..rows].to_vec();
         let targets = Tensor::from_slice(&device, &[rows], &targets, category).unwrap();
         let mut sink = Kept::default();
-        let (share, mut stash) = (BatchSlice::default(), Stash::new());
-        let mut pass = Backward { weights: &weights, random: 0, share, stash: &mut stash, sink: &mut sink };
+        let mut forward = Forward::new(&weights, Mode::Train, 0, BatchSlice::default());
+        let mut pass = Backward::of(&mut forward, &mut sink);
         alone(&linear).in_chunks(&operands(&linear, &weights), x, &targets, HALF, 5, &mut pass).unwrap();
         device.ledger().peak(Category::Workspace)
     };

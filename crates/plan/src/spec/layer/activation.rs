@@ -28,22 +28,12 @@ pub(super) const RELU: Kind = Kind {
 };
 
 /// As a run file writes it.
-pub(super) const GELU: Kind = Kind {
-    word: "gelu",
-    fields: &[],
-    opens: false,
-    then: Then::Active,
-    complete: |_, _| Ok(Layer::Activation(Activation::Gelu)),
-};
+pub(super) const GELU: Kind =
+    Kind { word: "gelu", complete: |_, _| Ok(Layer::Activation(Activation::Gelu)), ..RELU };
 
 /// As a run file writes it.
-pub(super) const SILU: Kind = Kind {
-    word: "silu",
-    fields: &[],
-    opens: false,
-    then: Then::Active,
-    complete: |_, _| Ok(Layer::Activation(Activation::Silu)),
-};
+pub(super) const SILU: Kind =
+    Kind { word: "silu", complete: |_, _| Ok(Layer::Activation(Activation::Silu)), ..RELU };
 
 impl Entry for Activation {
     fn word(&self) -> &'static str {
