@@ -18,6 +18,7 @@ use super::held::HeldFolder;
 use super::line::Line;
 use super::metrics::Metrics;
 use super::pace::Pace;
+use super::sample::sample;
 use super::{Claim, Observer, Outcome, announce};
 use crate::checkpoint::Checkpoints;
 use crate::prune::{Observation, Pruned};
@@ -78,7 +79,7 @@ impl Run {
             let interrupted = self.trainer.progress().evaluation_due;
             // Of a run that goes on the next checkpoint says that it was done.
             let over = self.trainer.progress().step >= steps;
-            self.sample(over, observer)?;
+            sample(&self.trainer, &self.plan, &self.prompt, over, observer)?;
             if over && !interrupted && self.plan.timetable.checkpoint.last {
                 self.save(observer)?;
             }
@@ -127,7 +128,7 @@ impl Run {
             }
             if last || timetable.evaluates(step) {
                 self.evaluate(observer)?;
-                self.sample(last, observer)?;
+                sample(&self.trainer, &self.plan, &self.prompt, last, observer)?;
             }
             // Ranks that have gone apart stop when they are together again: so the run goes on as if it had not stopped.
             let interrupted = (self.trainer.is_to_stop() && !last) || self.trainer.progress().evaluation_due;

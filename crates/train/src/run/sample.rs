@@ -4,7 +4,6 @@ use espalier_data::{Dataset, Tokenizer};
 use espalier_plan::Plan;
 
 use super::Observer;
-use super::lifecycle::Run;
 use crate::infer::{Sampler, Sampling, TextStream};
 use crate::trainer::Trainer;
 use crate::{Error, Result};
@@ -30,27 +29,30 @@ fn tokenizer(dataset: &Dataset) -> &Tokenizer {
     }
 }
 
-impl Run {
-    /// Lets the model write, where it is time to. All ranks must.
-    pub(super) fn sample(&mut self, last: bool, observer: &mut dyn Observer) -> Result<()> {
-        let step = self.trainer.progress().step;
-        let Some(sample) = self.plan.sample.as_ref() else { return Ok(()) };
-        // A run that is to stop does so first.
-        let stops = self.trainer.progress().evaluation_due;
-        if stops || !sample.is_due(step, last, &self.plan.timetable) {
-            return Ok(());
-        }
-        let sampling = Sampling {
-            temperature: sample.temperature,
-            top_k: sample.top_k,
-            top_p: sample.top_p,
-            seed: self.plan.seed,
-            ..Sampling::GREEDY
-        };
-        let text = write(&self.trainer, &self.prompt, sample.tokens, sampling)?;
-        observer.sampled(step, &sample.prompt, &text);
-        Ok(())
+/// Lets the model write behind the tokens of a prompt, where it is time to. All ranks must.
+pub(super) fn sample(
+    trainer: &Trainer,
+    plan: &Plan,
+    prompt: &[u32],
+    last: bool,
+    observer: &mut dyn Observer,
+) -> Result<()> {
+    let step = trainer.progress().step;
+    let Some(sample) = &plan.sample else { return Ok(()) };
+    // A run that is to stop does so first.
+    let stops = trainer.progress().evaluation_due;
+    if stops || !sample.is_due(step, last, &plan.timetable) {
+        return Ok(());
     }
+    let sampling = Sampling {
+        temperature: sample.temperature,
+        top_k: sample.top_k,
+        top_p: sample.top_p,
+        seed: plan.seed,
+        ..Sampling::GREEDY
+    };
+    observer.sampled(step, &sample.prompt, &write(trainer, prompt, sample.tokens, sampling)?);
+    Ok(())
 }
 
 /// What the model in training writes behind some tokens.
