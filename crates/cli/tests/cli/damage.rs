@@ -36,7 +36,7 @@ const EVERY_2: [&str; 4] = ["--set", "checkpoint.every=2", "--set", "train.log_e
 fn a_run_folder_is_verified_and_what_is_damaged_is_passed_over_aloud() {
     let at = &Here::new();
     succeeded(train_in(at, TINY, &[&EVERY_2[..], &["--out", "run"]].concat()));
-    let output = espalier(at, &["verify", "run", "--json"]);
+    let output = espalier(at, ["verify", "run", "--json"]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let found = json(&output.stdout);
     assert_eq!(found["newest_whole"], 4);
@@ -47,22 +47,22 @@ fn a_run_folder_is_verified_and_what_is_damaged_is_passed_over_aloud() {
     assert_eq!(whole, [(Some(2), yes, null), (Some(4), yes, null)]);
 
     flip(&at.join("run/checkpoints/step-000004/optimizer.safetensors"));
-    let output = espalier(at, &["verify", "run", "--json"]);
+    let output = espalier(at, ["verify", "run", "--json"]);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     let found = json(&output.stdout);
     assert_eq!((&found["newest_whole"], &found["checkpoints"][1]["whole"]), (&2.into(), &false.into()));
     let problem = found["checkpoints"][1]["problem"].as_str().unwrap();
     assert!(problem.contains("optimizer.safetensors is damaged"), "{problem}");
-    let one = espalier(at, &["verify", "run/checkpoints/step-000002", "--json"]);
+    let one = espalier(at, ["verify", "run/checkpoints/step-000002", "--json"]);
     assert_eq!((one.status.code(), &json(&one.stdout)["newest_whole"]), (Some(0), &2.into()));
     for nothing in ["nowhere", "run.toml"] {
-        let text = refused(espalier(at, &["verify", nothing]), &[]);
+        let text = refused(espalier(at, ["verify", nothing]), &[]);
         assert!(text.starts_with("error: ") && text.lines().count() == 1, "{text}");
     }
 
     // Those who begin with it hear which one they got.
     let passed_over = "step-000004: optimizer.safetensors is damaged";
-    let output = espalier(at, &["prune", "run", "--method", "magnitude", "-o", "thin"]);
+    let output = espalier(at, ["prune", "run", "--method", "magnitude", "-o", "thin"]);
     assert!(output.status.success() && said(&output).contains(passed_over), "{}", said(&output));
     let output = train_in(at, TINY, &["--from", "run", "--out", "child"]);
     assert!(output.status.success() && said(&output).contains(passed_over), "{}", said(&output));
@@ -77,7 +77,7 @@ fn a_run_folder_is_verified_and_what_is_damaged_is_passed_over_aloud() {
     let output = train_in(at, TINY, &[&EVERY_2[..], &more].concat());
     assert!(output.status.success() && said(&output).contains("resumed after step 2"), "{}", said(&output));
     assert!(names(&at.join("run/checkpoints")).contains(&"damaged-step-000004".to_owned()));
-    assert_eq!(espalier(at, &["verify", "run"]).status.code(), Some(0));
+    assert_eq!(espalier(at, ["verify", "run"]).status.code(), Some(0));
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn a_full_disk_is_no_end_before_the_end() {
         );
         assert_whole(&at.join("run"));
     }
-    let output = succeeded(espalier(at, &[&resume[..], &["--json"]].concat()));
+    let output = succeeded(espalier(at, [&resume[..], &["--json"]].concat()));
     let unbroken = train_in(at, TINY, &[&steps("train.steps=7", "unbroken")[..], &["--json"]].concat());
     assert_eq!(json(&output.stdout)["weights_hash"], json(&unbroken.stdout)["weights_hash"]);
 }

@@ -28,7 +28,7 @@ fn a_model_goes_on_from_a_text() {
     assert_eq!(text.trim_end_matches('\n'), format!("12+{written}").trim_end_matches('\n'));
     let alone = generate(&folder, &[&asked[..], &["--no-echo"]].concat());
     assert_eq!(shown(&alone).trim_end_matches('\n'), written.trim_end_matches('\n'));
-    let mut from_input = espalier_command(&folder, &["generate", "run", "--tokens", "9", "--seed", "3"]);
+    let mut from_input = espalier_command(&folder, ["generate", "run", "--tokens", "9", "--seed", "3"]);
     let mut child = from_input.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"12+\n").unwrap();
     assert_eq!(shown(&child.wait_with_output().unwrap()), text, "a prompt from standard input");
@@ -159,7 +159,7 @@ fn what_cannot_be_gone_on_from_is_named() {
 #[test]
 fn an_interrupted_text_ends_cleanly() {
     let folder = Here::trained();
-    let mut command = espalier_command(&folder, &["chat", "run", "--tokens", "1000000"]);
+    let mut command = espalier_command(&folder, ["chat", "run", "--tokens", "1000000"]);
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // It answers, so it has begun, and waits for the next line.
@@ -179,7 +179,7 @@ fn an_interrupted_text_ends_cleanly() {
 fn a_conversation_goes_on_line_by_line() {
     let folder = Here::trained();
     let chat = |lines: &str, more: &[&str]| {
-        let mut command = espalier_command(&folder, &[&["chat", "run", "--tokens", "3"], more].concat());
+        let mut command = espalier_command(&folder, [&["chat", "run", "--tokens", "3"], more].concat());
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
@@ -209,7 +209,7 @@ fn how_fast_a_model_writes_is_measured() {
         "4",
     ];
     let output =
-        espalier_command(&folder, &[&["bench", "generate", "--prompt", "6", "--json"], &small[..]].concat())
+        espalier_command(&folder, [&["bench", "generate", "--prompt", "6", "--json"], &small[..]].concat())
             .output()
             .unwrap();
     assert!(output.status.success(), "{}", said(&output));

@@ -73,6 +73,7 @@ pub struct Here(tempfile::TempDir);
 
 impl Here {
     /// With nothing in it.
+    #[expect(clippy::new_without_default, reason = "a folder on the disk is no default")]
     pub fn new() -> Here {
         Here(tempfile::tempdir().unwrap())
     }

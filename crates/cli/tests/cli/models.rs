@@ -42,7 +42,7 @@ fn a_model_of_hugging_faces_is_trained_on_and_goes_back() {
         succeeded(train_in(at, AUTO, &["--out", "run", "--resume", "--set", "train.steps=3", "--json"]));
     let hash = &json(&output.stdout)["weights_hash"];
 
-    let written = answer(espalier(at, &["export", "run", "-o", "hf", "--shards", "9kB", "--json"]));
+    let written = answer(espalier(at, ["export", "run", "-o", "hf", "--shards", "9kB", "--json"]));
     assert!(written["files"].as_array().unwrap().len() > 1 && written["config"] == true, "{written}");
     compare("espalier export --json", &[written]);
     let zero = ["--from", "hf", "--set", "train.steps=0", "--out", "again", "--json"];
@@ -104,7 +104,7 @@ fn a_trained_model_is_judged_by_any_data_on_any_layout() {
     let at = &Here::new();
     let trained = answer(train_in(at, TINY, &["--out", "run", "--json"]));
     fs::write(at.join("sums.txt"), "1+2=3\n".repeat(50)).unwrap();
-    let eval = |more: &[&str]| answer(espalier(at, &[&["eval", "run", "--json"], more].concat()));
+    let eval = |more: &[&str]| answer(espalier(at, [&["eval", "run", "--json"], more].concat()));
     let own = eval(&["--samples", "8"]);
     let difference = own["loss"].as_f64().unwrap() - trained["validation"]["loss"].as_f64().unwrap();
     assert!(difference.abs() < 1e-6, "{own} and {}", trained["validation"]);
@@ -122,19 +122,19 @@ fn a_model_of_hugging_faces_is_pruned() {
     let from = gpt2().display().to_string();
     let prune = ["prune", &from, "--method", "magnitude", "--sparsity", "0.75", "-o", "thin", "--json"];
     let data = ["--set", "data.kind=arithmetic", "--set", "data.count=200", "--set", "train.batch=4"];
-    let pruned = answer(espalier(at, &[&prune[..], &data].concat()));
+    let pruned = answer(espalier(at, [&prune[..], &data].concat()));
     assert_eq!((pruned["sparsity"].as_f64(), pruned["steps"].as_u64()), (Some(0.75), Some(0)));
     let run_file = fs::read_to_string(at.join("thin/run.toml")).unwrap();
     let resume =
         ["--out", "thin", "--resume", "--json", "--set", "train.steps=2", "--set", "device.kind=cpu"];
     assert_eq!(answer(train_in(at, &run_file, &resume))["sparsity"], 0.75);
-    succeeded(espalier(at, &["export", "thin", "-o", "back"]));
+    succeeded(espalier(at, ["export", "thin", "-o", "back"]));
     // The folder is one of theirs again, and pruned on from there it is where it was.
     let again = ["prune", "back", "--method", "magnitude", "--sparsity", "0.75", "-o", "again", "--json"];
-    assert_eq!(answer(espalier(at, &[&again[..], &data].concat()))["kept"], pruned["kept"]);
+    assert_eq!(answer(espalier(at, [&again[..], &data].concat()))["kept"], pruned["kept"]);
     // What it is trained on must be said.
     refused(
-        espalier(at, &["prune", &from, "--method", "magnitude", "-o", "x"]),
+        espalier(at, ["prune", &from, "--method", "magnitude", "-o", "x"]),
         &["`data.kind` is not said, and a model without a run of ours"],
     );
     assert!(!at.join("x").exists());
@@ -155,15 +155,15 @@ fn a_run_outlives_the_folder_that_it_began_from() {
     fs::write(at.join("words.txt"), "the cat and the dog ".repeat(40)).unwrap();
     let text = AUTO.replace("count = 200", "kind = \"text\"\n    path = \"words.txt\"");
     succeeded(train_in(at, &text, &["--from", "theirs", "--out", "run"]));
-    let before = succeeded(espalier(at, &["eval", "run", "--json"]));
+    let before = succeeded(espalier(at, ["eval", "run", "--json"]));
     fs::remove_dir_all(at.join("theirs")).unwrap();
-    assert_eq!(answer(espalier(at, &["eval", "run", "--json"])), json(&before.stdout));
+    assert_eq!(answer(espalier(at, ["eval", "run", "--json"])), json(&before.stdout));
     let output =
         succeeded(train_in(at, &text, &["--out", "run", "--resume", "--set", "train.steps=3", "--json"]));
     assert_eq!(json(&output.stdout)["steps"], 3);
     // Text that was written anew is not what was held out.
     fs::write(at.join("words.txt"), "the dog and the cat ".repeat(40)).unwrap();
-    let other = espalier(at, &["eval", "run", "--json"]);
+    let other = espalier(at, ["eval", "run", "--json"]);
     assert!(said(&other).contains("warning: the data files have changed: "), "{}", said(&other));
 }
 

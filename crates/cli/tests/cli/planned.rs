@@ -26,7 +26,7 @@ fn a_planned_trace_has_the_rows_and_the_names_of_a_run() {
     let layout = "pipeline=2,data=2,micro_batch=1,schedule=1f1b";
     let plan =
         ["plan", "run.toml", "--gpus", "4", "--layout", layout, "--trace", "planned.json", "--top", "1"];
-    let planned = succeeded(espalier(at, &plan));
+    let planned = succeeded(espalier(at, plan));
     assert!(said(&planned).contains("one rank of each of the 2 stages of a replica"), "{}", said(&planned));
     let text = fs::read_to_string(at.join("planned.json")).unwrap();
     let trace: TraceFile = serde_json::from_str(&text).unwrap();
@@ -42,7 +42,7 @@ fn a_planned_trace_has_the_rows_and_the_names_of_a_run() {
     }
     // A person's file is not written over.
     fs::write(at.join("notes.json"), "mine").unwrap();
-    refused(espalier(at, &["plan", "run.toml", "--gpus", "1", "--trace", "notes.json"]), &[]);
+    refused(espalier(at, ["plan", "run.toml", "--gpus", "1", "--trace", "notes.json"]), &[]);
     assert_eq!(fs::read_to_string(at.join("notes.json")).unwrap(), "mine");
 }
 
@@ -142,7 +142,7 @@ fn rates_are_refitted_to_what_runs_took() {
     let text: Vec<String> = lines.iter().map(Value::to_string).collect();
     fs::write(&metrics, text.join("\n")).unwrap();
 
-    let refit = succeeded(espalier(at, &["plan", "--calibrate", "run", "--json"]));
+    let refit = succeeded(espalier(at, ["plan", "--calibrate", "run", "--json"]));
     let found = json(&refit.stdout);
     let row = &found["runs"][0];
     // 4 samples of 16 tokens.
@@ -157,7 +157,7 @@ fn rates_are_refitted_to_what_runs_took() {
     let step = json(&again.stdout)["predicted"]["step_ms"].as_f64().unwrap();
     assert!((step - 5.0).abs() < 0.005, "{step}");
     // Once more changes nothing.
-    let once_more = espalier(at, &["plan", "--calibrate", "run", "--json"]);
+    let once_more = espalier(at, ["plan", "--calibrate", "run", "--json"]);
     assert!((json(&once_more.stdout)["factor"].as_f64().unwrap() - 1.0).abs() < 1e-3);
 
     for (name, words) in [
@@ -165,10 +165,10 @@ fn rates_are_refitted_to_what_runs_took() {
         ("metrics.jsonl", "metrics.jsonl cannot be read"),
     ] {
         fs::rename(at.join("run").join(name), at.join("aside")).unwrap();
-        refused(espalier(at, &["plan", "--calibrate", "run"]), &[words]);
+        refused(espalier(at, ["plan", "--calibrate", "run"]), &[words]);
         fs::rename(at.join("aside"), at.join("run").join(name)).unwrap();
     }
     fs::write(&metrics, "").unwrap();
-    let refused = espalier(at, &["plan", "--calibrate", "run"]);
+    let refused = espalier(at, ["plan", "--calibrate", "run"]);
     assert!(said(&refused).contains("has no step with a rate"), "{}", said(&refused));
 }

@@ -82,10 +82,7 @@ fn ranks_are_divided_by_all_other_axes() {
     };
     let both = ["parallel.tensor=2", "parallel.pipeline=2", "train.micro_batches=2"];
     assert_eq!(answer(dry("8", &both))["layout"]["data"], 2);
-    let refused = |ranks: &str, fields: &[&str]| {
-        let text = refused(dry(ranks, fields), &[]);
-        text
-    };
+    let refused = |ranks: &str, fields: &[&str]| refused(dry(ranks, fields), &[]);
     assert_eq!(
         refused("6", &both),
         "error: `--ranks` is 6, but `parallel.pipeline` = 2 and `parallel.tensor` = 2, 4 ranks together: it must be a multiple of 4\n"
