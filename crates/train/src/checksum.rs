@@ -81,7 +81,7 @@ mod tests {
                 "{text}"
             );
         }
-        // GroupRank off anywhere.
+        // Cut off anywhere.
         for end in 0..file.len() {
             assert!(check_toml(&file[..end]).is_err(), "{}", &file[..end]);
         }

@@ -86,8 +86,9 @@ impl RunTable {
 
     /// The ranks of one replica that it asks for, along each axis: their product must divide the ranks whatever else it says.
     pub fn replica(&self) -> Result<PerAxis, Error> {
-        let empty = Table::new();
-        let mut parallel = Section::new("", &self.fields).section("parallel", &empty)?;
+        let (mut fields, empty) = (self.fields.clone(), Table::new());
+        Pipeline::drop_moot(&mut fields, &self.overrides);
+        let mut parallel = Section::new("", &fields).section("parallel", &empty)?;
         Ok(PerAxis { data: 1, ..Parallel::read(&mut parallel, None)?.extents() })
     }
 
@@ -104,7 +105,12 @@ impl RunTable {
     /// Puts a model in. Fields that are written beside the word stay, such as a shorter context. Text is read by `tokenizer`, unless
     /// another one is named.
     pub fn put_model(&mut self, model: &Model, tokenizer: Option<&Path>) -> Result<(), Error> {
-        let mut model = Table::try_from(model).expect("plain data");
+        let mut model = Table::try_from(model).map_err(|why| Error::Value {
+            field: "model".into(),
+            expected: "of numbers that a run file can hold".into(),
+            got: why.to_string(),
+            hint: None,
+        })?;
         if let Some(Value::Table(own)) = self.fields.remove("model") {
             model.extend(own.into_iter().filter(|(key, value)| key != "name" || !model::is_open(value)));
         }

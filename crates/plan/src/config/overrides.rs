@@ -111,8 +111,10 @@ impl Override {
             }
             other => other,
         };
+        // A section by itself is no path, though fields of it are.
+        let is_path = field.contains('.') && fields::named(&field).any(|row| row.is_path);
         match self.value {
-            Some(value) if field == "branch.from" || fields::named(&field).any(|row| row.is_path) => {
+            Some(value) if field == "branch.from" || is_path => {
                 let value = match value {
                     Value::Array(items) => Value::Array(items.into_iter().map(joined).collect()),
                     one => joined(one),
@@ -341,7 +343,14 @@ mod tests {
         assert_eq!(here("data.path.1=\"b c\""), "data.path.1=\"/here/b c\"");
         assert_eq!(here("run.data.path=a"), "run.data.path=\"/here/a\"");
         assert_eq!(here("data.path="), "data.path=");
-        for other in ["train.batch=4", "data.kind=text", "seed", "sample.prompt=data.path=x"] {
+        for other in [
+            "train.batch=4",
+            "data.kind=text",
+            "seed",
+            "sample.prompt=data.path=x",
+            "parallel=auto",
+            "run.parallel=auto",
+        ] {
             assert_eq!(here(other), other);
         }
     }

@@ -187,6 +187,7 @@ impl<'a> Section<'a> {
         if others.contains(&left.as_str()) {
             let mut fields: Vec<_> = self.known.iter().copied().filter(|known| *known != key).collect();
             fields.sort_unstable();
+            fields.dedup();
             let fields = if fields.is_empty() { "none".into() } else { fields.join(", ") };
             let why = format!("with `{}` = \"{word}\", whose fields are: {fields}", self.field(key));
             return Err(Error::NoEffect { field, why });

@@ -26,7 +26,11 @@ impl Purpose {
             Purpose::OtherData => Used::Judging,
             Purpose::HeldOut => Used::HeldOut,
         };
-        fields::hold(field, |row| row.used >= least)
+        // Of a section by itself something is, unless nothing of it is.
+        match field.contains('.') {
+            true => fields::hold(field, |row| row.used >= least),
+            false => fields::named(field).any(|row| row.used >= least),
+        }
     }
 
     /// Why it does not, as the end of a sentence.

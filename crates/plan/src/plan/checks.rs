@@ -87,6 +87,17 @@ pub(super) fn pruning(
         };
         return Err(Error::Conflict { field: "prune.method".into(), problem: problem + hint });
     }
+    if let Method::Wanda { .. } = prune.method {
+        let read = model.observed_weights();
+        if let Some(other) = parameters.iter().find(|one| prune.covers(one) && !read.contains(&one.name)) {
+            let problem = format!(
+                "is \"wanda\", which measures what linear layers read, and {} is no weight of one: leave it out by \
+                 `prune.exclude`",
+                other.name
+            );
+            return Err(Error::Conflict { field: "prune.method".into(), problem });
+        }
+    }
     if let Method::EarlyBird { form: TicketForm::Channels, .. } = prune.method
         && !model.scaled_channels().iter().any(|channels| prune.covers_channels(channels))
     {

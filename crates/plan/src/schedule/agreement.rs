@@ -6,7 +6,7 @@
 //! the one before; a stage of PipeDream, whose new weights are needed at once, takes it for what it is. Of 2BW, whose new weights
 //! nobody needs for a batch, the first stage tells all others the decision, and they put the update off until then. What a
 //! batch came to is told by the last stage to the first; at the end of a list nothing is under way, and all settle what the first has
-//! counted in one sum.
+//! counted in one maximum.
 
 use super::{Action, Notice, Placement, Topic, Updates};
 

@@ -4,6 +4,8 @@
 //! (counted in full, as is usual, although the causal half would do). Biases, norms and element-wise work, below one
 //! per cent in every model here, are left out, so that the figures compare with published ones.
 
+use std::collections::HashSet;
+
 use super::recompute::attention_insides;
 use super::{Block, Buffer, Conv, Init, Layer, Linear, Model, Parameter, Recompute, Shape, ShapeError};
 
@@ -50,6 +52,17 @@ impl Model {
     pub fn head(&self) -> Option<&Layer> {
         let last = self.blocks.last()?.layers.last()?;
         matches!(last, Layer::Linear(_) | Layer::TiedLinear(_)).then_some(last)
+    }
+
+    /// The weights of all linear layers, the head's too, by name: an observer sees what these read.
+    pub fn observed_weights(&self) -> HashSet<String> {
+        let mut all = HashSet::new();
+        self.for_each(&mut |layer| match layer {
+            Layer::Linear(Linear { name, .. }) => drop(all.insert(format!("{name}.weight"))),
+            Layer::TiedLinear(tied) => drop(all.insert(tied.weight.clone())),
+            _ => {}
+        });
+        all
     }
 
     /// The weights of linear layers other than the head, by name.

@@ -249,7 +249,7 @@ mod tests {
             assert_eq!(rank.gathers, Sent { count: 1, bytes: 32 * 64 * 4 * 4 });
             assert_eq!([rank.scatters, rank.halos], [Sent::default(); 2]);
         }
-        // GroupRank along the sequence each sum is a scatter and a gather, and a linear layer's input is gathered once more.
+        // Split along the sequence each sum is a scatter and a gather, and a linear layer's input is gathered once more.
         for rank in exchanges(&format!("{text}\nsequence = true")) {
             let half = 32 * 32 * 128 * 4;
             assert_eq!(rank.scatters, Sent { count: 18, bytes: 18 * half });

@@ -118,7 +118,7 @@ impl Plan {
         };
         let shared = rank.gradients();
         let (mut buckets, mut sums, mut turns) = (Buckets::default(), Vec::new(), Vec::new());
-        for Shared { chunk, group, gradients } in &shared {
+        for Shared { chunk, group, gradients, .. } in &shared {
             let known = buckets.list().len();
             buckets.pack(*chunk, gradients, BUCKET);
             sums.extend(buckets.list()[known..].iter().map(|bucket| rank.sum(*group, bucket)));
@@ -165,6 +165,8 @@ struct Rank<'a> {
 struct Shared {
     /// The chunk that makes them; none of what several places of the model use.
     chunk: Option<usize>,
+    /// Which group of the rank's, and which of its ranks this one is.
+    number: usize,
     group: GroupRank,
     gradients: Vec<Gradient>,
 }
@@ -219,12 +221,14 @@ impl Rank<'_> {
             }
             shared.extend(own.into_iter().map(|(group, gradients)| Shared {
                 chunk: Some(index),
+                number: group,
                 group: self.member(group),
                 gradients,
             }));
         }
         shared.extend(several.into_iter().map(|(group, gradients)| Shared {
             chunk: None,
+            number: group,
             group: self.member(group),
             gradients: gradients.into_values().collect(),
         }));
@@ -265,8 +269,11 @@ impl Rank<'_> {
         let copies = self.placement.copies() > 1 || batch.norm_group.is_some() && batch.replicas > 1;
         let folded = if copies || !batch.synchronises_norms() { self.statistics() } else { 0 };
         let adapts = matches!(optimization.optimizer.rule, Rule::Lars { .. } | Rule::Lamb { .. });
-        let norms = shared.iter().filter(|_| adapts && sharing.is_sharded());
-        let norms: u64 = norms.map(|one| all_reduce(one.group, 2 * one.gradients.len() as u64, 8)).sum();
+        let mut norms: BTreeMap<usize, u64> = BTreeMap::new();
+        for one in shared.iter().filter(|_| adapts && sharing.is_sharded()) {
+            *norms.entry(one.number).or_default() += 2 * one.gradients.len() as u64;
+        }
+        let norms: u64 = norms.into_iter().map(|(group, sum)| all_reduce(self.member(group), sum, 8)).sum();
         let large = if sharing.is_sharded() { 0 } else { all_reduce(self.peers(), 1, 8) };
         let noise = if optimization.noise_scale { all_reduce(self.world(), 2, 8) + large } else { 0 };
         folded + norms + noise
@@ -295,13 +302,14 @@ impl Rank<'_> {
 
     fn statistics(&self) -> u64 {
         let buffers = self.local.model.buffers();
-        let of_chunk = |chunk: &Chunk| {
-            let held = self.tensors.buffers(self.plan.parts[chunk.part].clone());
-            let Some(group) = self.params.statistics[held.clone()].first() else { return 0 };
-            let numbers = buffers[held].iter().map(|buffer| buffer.elements()).sum();
-            all_reduce(self.member(*group), numbers, 4)
-        };
-        self.chunks().iter().map(of_chunk).sum()
+        let mut numbers: BTreeMap<usize, u64> = BTreeMap::new();
+        for held in
+            self.chunks().iter().flat_map(|chunk| self.tensors.buffers(self.plan.parts[chunk.part].clone()))
+        {
+            *numbers.entry(self.params.statistics[held]).or_default() += buffers[held].elements();
+        }
+        // One message a group, whatever chunks its statistics are of.
+        numbers.into_iter().map(|(group, numbers)| all_reduce(self.member(group), numbers, 4)).sum()
     }
 }
 

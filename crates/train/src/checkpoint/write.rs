@@ -54,7 +54,7 @@ struct Written {
 }
 
 impl Checkpoints {
-    /// Writes a checkpoint. All ranks must call it, each with what it holds. Where the disk fails ([`Error::Disk`], on every
+    /// Writes a checkpoint. All ranks must call it, each with what it holds. Where the disk fails ([`Error::Disk`](crate::Error::Disk), on every
     /// rank), those before it and nothing else are there.
     pub fn save(&self, progress: &Progress, files: Vec<(&str, Saved<'_>)>, ranks: &Ranks) -> Result<PathBuf> {
         let name = format!("step-{:06}", progress.step);

@@ -1,7 +1,7 @@
 //! Tensor and spatial parallelism: the ranks that have parts of the same layers, and which shard of each parameter each of them has.
 //!
 //! A parameter that is cut has another shard on each of them, or the same on some; one that is not is whole on all. What is
-//! found in shards and must be that of the whole, a count, a digest, is put together here. ModelParallel are in the order of the
+//! found in shards and must be that of the whole, a count, a digest, is put together here. Shards are in the order of the
 //! whole, so that masks, ties and compressed state of a shard are those of the whole where they lie.
 
 use espalier_comm::{Communicator, Message, Reduce};

@@ -59,7 +59,7 @@ impl Pruner for Wanda {
 }
 
 impl Wanda {
-    /// Of each candidate the norms of its inputs, over the samples of all ranks. What is no linear layer has none: an error.
+    /// Of each candidate the norms of its inputs, over the samples of all ranks. The plan has checked that each is a weight of a linear layer.
     fn input_norms(&self, network: &Network<'_>) -> Result<HashMap<ParameterId, Vec<f32>>> {
         let context = network.context;
         let all = context.dataset.len(Split::Train);
@@ -81,15 +81,10 @@ impl Wanda {
             };
             if let Some(group) = context.groups.of(plan.group) {
                 let own = sums.iter().map(|square| f64::from(*square)).collect();
-                sums = group.all_reduce::<Vec<f64>>(own, Reduce::Sum)?.iter().map(|sum| *sum as f32).collect();
+                sums =
+                    group.all_reduce::<Vec<f64>>(own, Reduce::Sum)?.iter().map(|sum| *sum as f32).collect();
             }
-            if sums[0] == 0.0 {
-                let problem = format!(
-                    "is \"wanda\", which measures what linear layers read, and {} is no weight of one: leave it out by `prune.exclude`",
-                    plan.name
-                );
-                return Err(espalier_plan::Error::Conflict { field: "prune.method".into(), problem }.into());
-            }
+            assert!(sums[0] > 0.0, "the plan has checked that {} is read by a linear layer", plan.name);
             Ok((*id, sums[1..].iter().map(|square| square.sqrt()).collect()))
         });
         norms.collect()

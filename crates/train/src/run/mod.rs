@@ -57,7 +57,6 @@ pub use prune::prune;
 pub use resumed::Resumed;
 pub use start_point::StartPoint;
 
-/// The resolved run file in a run folder; where it is, a run is.
 /// What a run came to: there from its end on, until it is resumed.
 const SUMMARY_FILE: &str = "summary.json";
 

@@ -24,9 +24,9 @@ pub struct Optimizer {
     pub rule: Rule,
     master: Master,
     weight_decay: f32,
-    /// Whether biases and norm parameters are left out of weight decay,
+    /// Whether weight decay applies to biases and norm parameters too,
     decays_all: bool,
-    /// and of trust ratios.
+    /// and trust ratios do.
     adapts_all: bool,
 }
 

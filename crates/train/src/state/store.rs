@@ -265,17 +265,6 @@ impl ParamStore {
         weights.chain(statistics)
     }
 
-    /// Of each parameter here the weight and the tensors of its state, and the statistics here, to be filled.
-    pub(crate) fn tensors_mut(&mut self) -> (Vec<(&mut Tensor, Vec<&mut Tensor>)>, Vec<&mut Tensor>) {
-        let tensors = self.params.iter_mut().filter_map(|param| match &mut param.weight {
-            Stored::Dense(weight) => {
-                Some((weight, param.master.iter_mut().chain(&mut param.moments).collect()))
-            }
-            Stored::Elsewhere => None,
-        });
-        (tensors.collect(), self.statistics.iter_mut().flatten().collect())
-    }
-
     /// The same, to be changed.
     pub fn named_mut(&mut self) -> impl Iterator<Item = (&str, &mut Tensor)> {
         let names = &self.names;
@@ -288,6 +277,17 @@ impl ParamStore {
             statistics
                 .filter_map(|(id, tensor)| Some((names.statistic_name(BufferId(id)), tensor.as_mut()?))),
         )
+    }
+
+    /// Of each parameter here the weight and the tensors of its state, and the statistics here, to be filled.
+    pub(crate) fn tensors_mut(&mut self) -> (Vec<(&mut Tensor, Vec<&mut Tensor>)>, Vec<&mut Tensor>) {
+        let tensors = self.params.iter_mut().filter_map(|param| match &mut param.weight {
+            Stored::Dense(weight) => {
+                Some((weight, param.master.iter_mut().chain(&mut param.moments).collect()))
+            }
+            Stored::Elsewhere => None,
+        });
+        (tensors.collect(), self.statistics.iter_mut().flatten().collect())
     }
 
     /// A digest of each weight, made by `of`, and of each statistic, in the order of the model's, with zeros for what is not here.
@@ -536,6 +536,9 @@ impl Param {
 
     /// Adds `strength * sign(w)` to its gradient: an L1 penalty pulls its weights towards zero.
     pub(crate) fn add_l1(&mut self, strength: f32) -> Result<()> {
+        if self.gradient.is_none() {
+            return Ok(());
+        }
         let sign = |w: f32| if w == 0.0 { 0.0 } else { w.signum() };
         let mut pulls = self.weight().copy_to_host()?;
         pulls.iter_mut().for_each(|w| *w = strength * sign(*w));

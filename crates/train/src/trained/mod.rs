@@ -146,7 +146,7 @@ impl Trained {
         }
     }
 
-    /// The weights that a rank of such a plan holds, all finite; [`Stage::new`] has the layers that read them.
+    /// The weights that a rank of such a plan holds, all finite; [`Stage::new`](crate::stage::Stage::new) has the layers that read them.
     pub fn params(&self, plan: &Plan, device: &Device, ranks: &Ranks) -> Result<ParamStore> {
         let (local, params) = (plan.layout.of(ranks.place()), plan.params(ranks.rank())?);
         let dtype = espalier_nn::dtype(plan.storage.precision);

@@ -129,7 +129,8 @@ impl Trainer {
     ) -> Result<Trainer> {
         let context = Context::new(plan, dataset, device, ranks)?;
         let Context { plan, ranks, dtype, steps, .. } = &context;
-        let compresses = plan.storage.compressed;
+        // Ranks that split state split that of kept weights, also where masks come from what the run starts from.
+        let compresses = plan.storage.compressed || plan.sharing.is_sharded();
         let params =
             ParamStore::new(&context.params, context.local(), device, *dtype, plan.seed, compresses)?;
         let mut executor = Executor::new(plan.schedule(1)?, ranks.stages().clone());

@@ -64,9 +64,12 @@ fn zeros_of_a_pruned_folder_can_be_kept() {
             "65 % of the prunable weights that it starts from are zero, and training changes them: `train.keep_zeros` = true keeps these zeros"
         ]
     );
-    for (name, layout) in
-        [("kept", &[][..]), ("cut", &["parallel.tensor=2"]), ("staged", &["parallel.pipeline=2"])]
-    {
+    for (name, layout) in [
+        ("kept", &[][..]),
+        ("cut", &["parallel.tensor=2"]),
+        ("staged", &["parallel.pipeline=2"]),
+        ("shared", &["parallel.data=2", "parallel.zero=1", "train.batch=2"]),
+    ] {
         let (summary, left, told) = train(name, &[&["train.keep_zeros=true"], layout].concat());
         assert_eq!((left, told.len()), (all, 0), "{name}");
         assert!((summary.sparsity - 4608.0 / 7040.0).abs() < 1e-9, "{name}: {}", summary.sparsity);

@@ -12,10 +12,10 @@ use espalier_train::prune::rigl::Rigl;
 use espalier_train::prune::set::Set;
 use espalier_train::prune::snip::Snip;
 use espalier_train::prune::wanda::Wanda;
-use espalier_train::prune::{Pruner, count, is_kept, places, pruner};
+use espalier_train::prune::{count, is_kept, places, pruner};
 
 use super::bench::{Bench, Reference, assert_best, kept, least_memory, perceptron, perceptron_with};
-use crate::support::{tiny_cnn, tiny_gpt};
+use crate::support::{refused, tiny_cnn, tiny_gpt};
 
 #[test]
 fn snip_keeps_the_largest_products_of_weight_and_gradient() {
@@ -56,10 +56,8 @@ fn wanda_keeps_of_each_output_the_largest_products_of_weight_and_input() {
         }
     }
     assert!(weights.next().is_none());
-    let mut convolutions = Bench::new(&tiny_cnn(&["prune.method=wanda"]));
-    let mut wanda = Wanda { sparsity: 0.5, scope: Scope::Row, samples: 2, at: 0 };
-    let refused = wanda.before_step(&mut convolutions.network(0)).unwrap_err().to_string();
-    assert!(refused.contains("is no weight of one: leave it out"), "{refused}");
+    let refused = refused(&tiny_cnn(&["prune.method=wanda"]));
+    assert!(refused.contains("is no weight of one: leave it out by `prune.exclude`"), "{refused}");
 }
 
 #[test]
