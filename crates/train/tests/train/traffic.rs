@@ -83,6 +83,10 @@ fn actions_move_the_bytes_that_the_plan_predicts() {
             ["parallel.pipeline=2", "train.micro_batches=2", "parallel.data=2", "parallel.zero=true"];
         check("shared state of stages", &gpt(&stages).set(optimizer));
     }
+    // Norms of both chunks of a rank are one message.
+    let chunks = ["parallel.pipeline=2", "train.micro_batches=2", "parallel.data=3", "parallel.zero=true"];
+    let chunks = gpt(&chunks).with(["parallel.schedule=interleaved", "optimizer.name=lamb"]);
+    check("shared state of chunks", &chunks.set("model.tied=false"));
     for schedule in ["interleaved", "chimera", "chimera-doubling", "zb-h1", "axonn"] {
         let base = gpt(&["parallel.pipeline=2", "train.micro_batches=6", "parallel.data=2"]);
         check(schedule, &base.set(format!("parallel.schedule={schedule}")));
