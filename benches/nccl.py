@@ -84,9 +84,11 @@ LAYOUTS = [
     ("tensor, sequence", TIED, ["parallel.tensor=2", "parallel.sequence=true", *ONE], 2),
     ("tensor, rigl, bf16", TIED, ["parallel.tensor=2", "prune.method=rigl", "prune.sparsity=0.8", "prune.every=2", *ONE, *BF16], 2),
     *[(f"pipeline, {name}", LOOSE, ["parallel.pipeline=2", f"parallel.schedule={name}"], 2)
-      for name in ("gpipe", "1f1b", "interleaved", "zb-h1", "chimera", "axonn", "pipedream", "2bw")],
+      for name in ("gpipe", "1f1b", "interleaved", "zb-h1", "chimera", "chimera-doubling", "axonn", "pipedream", "2bw")],
     ("pipeline, tied, snip, bf16, writes", TIED, ["parallel.pipeline=2", 'sample.prompt="12+34="', "sample.tokens=8", *SNIP, *BF16], 2),
     ("pipeline, gradual, zb-h1", TIED, ["parallel.pipeline=2", "parallel.schedule=zb-h1", "prune.method=gradual", "prune.end=3", "prune.every=1"], 2),
+    ("pipeline, wanda, bf16", TIED, ["parallel.pipeline=2", "prune.method=wanda", "prune.sparsity=0.7", *BF16], 2),
+    ("tensor, wanda", TIED, ["parallel.tensor=2", "prune.method=wanda", "prune.sparsity=0.7", *ONE], 2),
     ("spatial", TILES, ["parallel.spatial=2"], 2),
     ("spatial, bf16, snip", TILES, ["parallel.spatial=2", *SNIP, *BF16], 2),
     ("integrated, tensor", DEALT, ["parallel.tensor=2", 'parallel.integrated=["layers.9"]'], 2),
