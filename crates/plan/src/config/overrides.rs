@@ -55,19 +55,27 @@ impl Override {
         Override::new(field, Value::try_from(value).expect("plain data"))
     }
 
+    /// A number that TOML has none for is refused as it would be where somebody wrote it.
+    fn whole(field: &str, number: u64) -> Override {
+        match i64::try_from(number) {
+            Ok(number) => Override::new(field, Value::Integer(number)),
+            Err(_) => Override::from(format!("{field}={number}")),
+        }
+    }
+
     /// `seed`
     pub fn seed(seed: u64) -> Override {
-        Override::of("seed", seed)
+        Override::whole("seed", seed)
     }
 
     /// `train.batch`
     pub fn batch(samples: usize) -> Override {
-        Override::of("train.batch", samples)
+        Override::whole("train.batch", samples as u64)
     }
 
     /// `train.steps`
     pub fn steps(steps: u64) -> Override {
-        Override::of("train.steps", steps)
+        Override::whole("train.steps", steps)
     }
 
     /// `train.precision`
@@ -82,7 +90,7 @@ impl Override {
 
     /// `parallel.data`
     pub fn replicas(ranks: usize) -> Override {
-        Override::of("parallel.data", ranks)
+        Override::whole("parallel.data", ranks as u64)
     }
 
     /// `data.path`
@@ -353,6 +361,12 @@ mod tests {
         ] {
             assert_eq!(here(other), other);
         }
+    }
+
+    #[test]
+    fn a_number_that_toml_has_not_is_refused() {
+        let refused = RunFile::parse("", &[Override::replicas(usize::MAX)]).unwrap_err().to_string();
+        assert!(refused.starts_with("`parallel.data` must be a whole number"), "{refused}");
     }
 
     #[test]
