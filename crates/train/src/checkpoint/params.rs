@@ -6,7 +6,7 @@ use espalier_plan::Shard;
 use super::tensors::tensor_is_finite;
 use super::{MODEL, OPTIMIZER, Room, Saved, Stored, Wanted};
 use crate::Result;
-use crate::state::{Optimizer, Param, ParamStore};
+use crate::state::{Param, ParamStore};
 
 /// The weights and statistics that are here, to be saved.
 pub(crate) fn saved_weights(params: &ParamStore) -> Saved<'_> {
@@ -21,18 +21,13 @@ pub(crate) fn saved_weights(params: &ParamStore) -> Saved<'_> {
 
 /// Room for the same, to be filled from a checkpoint.
 pub(crate) fn wanted_weights(params: &mut ParamStore) -> Wanted<'_> {
-    let all = params.len() + params.statistics().len();
-    let mut shards = params.iter().map(|(_, param)| param.plan.shard.clone()).collect::<Vec<_>>().into_iter();
-    let room = |(name, tensor): (&str, _)| match shards.next() {
-        Some(shard) => (name.to_owned(), Room::of(tensor, &shard)),
-        None => (name.to_owned(), Room::Tensor(tensor)),
-    };
-    let tensors: Vec<_> = params.named_mut().map(room).collect();
-    Wanted { file: MODEL, elsewhere: all - tensors.len(), tensors, converts: false }
+    let [weights, _] = wanted(params, 0);
+    weights
 }
 
-/// Room for weights, statistics and the optimizer's state, to be filled from a checkpoint.
-pub(crate) fn wanted<'a>(params: &'a mut ParamStore, optimizer: &Optimizer) -> [Wanted<'a>; 2] {
+/// Room for weights, statistics and the optimizer's state, to be filled from a checkpoint that has so many tensors of state for each
+/// parameter.
+pub(crate) fn wanted(params: &mut ParamStore, state_tensors: usize) -> [Wanted<'_>; 2] {
     let (all, missing) = (params.len() + params.statistics().len(), params.len() - params.iter().count());
     let described: Vec<_> = params
         .iter()
@@ -40,7 +35,6 @@ pub(crate) fn wanted<'a>(params: &'a mut ParamStore, optimizer: &Optimizer) -> [
             (param.plan.name.clone(), param.plan.shard.clone(), labels(param), state_shard(param))
         })
         .collect();
-    let each = optimizer.tensors(params.dtype());
     let here = params.statistics().filter(|(_, tensor)| tensor.is_some()).map(|(id, _)| id);
     let names: Vec<String> = here.map(|id| params.statistic_name(id).to_owned()).collect();
     let (mut weights, mut state) = (Vec::new(), Vec::new());
@@ -57,7 +51,7 @@ pub(crate) fn wanted<'a>(params: &'a mut ParamStore, optimizer: &Optimizer) -> [
     let elsewhere = all - weights.len();
     [
         Wanted { file: MODEL, tensors: weights, elsewhere, converts: false },
-        Wanted { file: OPTIMIZER, tensors: state, elsewhere: missing * each, converts: false },
+        Wanted { file: OPTIMIZER, tensors: state, elsewhere: missing * state_tensors, converts: false },
     ]
 }
 

@@ -242,7 +242,7 @@ impl Network<'_> {
         draw: impl FnOnce(&[u32], &[usize]) -> Words,
     ) -> Result<Words> {
         let full_shape = self.context.param(id).shard.full_shape();
-        if !self.context.peers.is_split(id) {
+        if !self.context.param(id).is_split {
             return Ok(draw(&keys.read_u32()?, full_shape));
         }
         let keys = self.context.peers.join(id, keys)?;
@@ -277,7 +277,7 @@ impl Network<'_> {
             all: self.params.len(),
             shard: &|place| {
                 let id = ParameterId(place);
-                self.context.peers.is_split(id).then(|| &self.context.param(id).shard)
+                self.context.param(id).is_split.then(|| &self.context.param(id).shard)
             },
             sum: &|counts| self.context.ranks.sum_over_replica(counts),
         };
@@ -287,7 +287,7 @@ impl Network<'_> {
 
     /// The mask that keeps the `count` best of a parameter, over all of it. Where it is cut all that hold a shard must ask.
     pub fn best(&self, id: ParameterId, keys: &Tensor, count: usize) -> Result<Words> {
-        if !self.context.peers.is_split(id) {
+        if !self.context.param(id).is_split {
             return select::best(keys, count);
         }
         let held = (&self.context.param(id).shard, self.context.peers.is_owner(id));
@@ -296,7 +296,7 @@ impl Network<'_> {
 
     /// What is here of a mask of all of a parameter.
     pub fn own_part(&self, id: ParameterId, whole: Words) -> Words {
-        if self.context.peers.is_split(id) { of_piece(&whole, &self.context.param(id).shard) } else { whole }
+        if self.context.param(id).is_split { of_piece(&whole, &self.context.param(id).shard) } else { whole }
     }
 
     /// Weights of all of a parameter that are not gone. Where it is cut all that hold a shard must ask.
@@ -311,7 +311,7 @@ impl Network<'_> {
     /// A number for each place of a parameter, which depends on the place in the whole and on the stream alone.
     pub fn random_keys(&self, id: ParameterId, stream: u64) -> Result<Tensor> {
         let device = &self.context.device;
-        if !self.context.peers.is_split(id) {
+        if !self.context.param(id).is_split {
             return Ok(random_keys(device, self.len(id), stream)?);
         }
         let runs: Vec<(usize, usize)> =

@@ -4,6 +4,7 @@ mod gradients;
 mod noise;
 mod noise_norms;
 mod optimizer;
+mod param;
 mod store;
 
 pub use gradients::{Accumulator, MicroBatchGradients};
@@ -11,4 +12,5 @@ pub(crate) use gradients::{mask_for, wanted};
 pub use noise::NoiseScale;
 pub(crate) use noise_norms::NoiseNorms;
 pub use optimizer::Optimizer;
-pub use store::{Param, ParamStore};
+pub use param::Param;
+pub use store::ParamStore;

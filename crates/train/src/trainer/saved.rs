@@ -47,7 +47,8 @@ impl Trainer {
     pub fn restore(&mut self, whole: &Checkpoint) -> Result<()> {
         self.take_masks(whole)?;
         self.optimizer.make_state(&mut self.params)?;
-        whole.fill(&mut wanted(&mut self.params, &self.optimizer))?;
+        let state_tensors = self.optimizer.tensors(self.params.dtype());
+        whole.fill(&mut wanted(&mut self.params, state_tensors))?;
         if let Some(mut pruner) = self.pruner.take() {
             pruner.load(self.recalled(&*pruner, whole)?);
             self.pruner = Some(pruner);

@@ -57,12 +57,12 @@ impl<'a> Replicated<'a> {
 
     /// Sends those of some gradients that are complete.
     pub(super) fn send_complete(&mut self, params: &ParamStore, ids: &[ParameterId]) -> Result<()> {
-        ids.iter()
-            .filter(|id| self.filling.is_complete_early(**id))
-            .copied()
-            .collect::<Vec<_>>()
-            .into_iter()
-            .try_for_each(|id| self.send(params, id))
+        for id in ids {
+            if self.filling.is_complete_early(*id) {
+                self.send(params, *id)?;
+            }
+        }
+        Ok(())
     }
 
     /// Sends a gradient as far as it has been summed.

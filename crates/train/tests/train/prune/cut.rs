@@ -62,7 +62,8 @@ fn cut(bench: &mut Bench, ranks: Ranks, device: &Device) {
         let at = shard.runs().flat_map(|run| run.in_full..run.in_full + run.length);
         let own: Vec<f32> = at.map(|place| values[place]).collect();
         let own = Tensor::from_slice(device, &shard.shape(), &own, Category::Weights).unwrap();
-        bench.context.params.params[id.0].shard = shard.clone();
+        let plan = &mut bench.context.params.params[id.0];
+        (plan.shard, plan.is_split) = (shard.clone(), bench.context.peers.is_split(id));
         let param = bench.params.param_mut(id);
         (*param.weight_mut(), param.plan.shard) = (own, shard);
     }
