@@ -74,6 +74,15 @@ TIED, LOOSE = GPT.format(tied="true"), GPT.format(tied="false")
 SNIP = ["prune.method=snip", "prune.sparsity=0.9"]
 BF16 = ["train.precision=bf16"]
 ONE = ["train.micro_batches=1"]
+# Micro-batches and backward passes in an order that no schedule of ours has.
+ORDER = """name mixed
+micro-batches 4
+batches 1
+updates flush
+pipeline 0 1
+F2 a2>1 F0 a0>1 F3 a3>1 g2<1 B2 F1 a1>1 g3<1 B3 g0<1 B0 g1<1 B1 reduce step
+a2<0 F2 B2 g2>0 a0<0 F0 a3<0 F3 B3 g3>0 B0 g0>0 a1<0 F1 B1 g1>0 reduce step
+"""
 # name, run file, settings, ranks
 LAYOUTS = [
     ("data", TIED, ["parallel.data=2", *ONE], 2),
@@ -85,6 +94,7 @@ LAYOUTS = [
     ("tensor, rigl, bf16", TIED, ["parallel.tensor=2", "prune.method=rigl", "prune.sparsity=0.8", "prune.every=2", *ONE, *BF16], 2),
     *[(f"pipeline, {name}", LOOSE, ["parallel.pipeline=2", f"parallel.schedule={name}"], 2)
       for name in ("gpipe", "1f1b", "interleaved", "zb-h1", "chimera", "chimera-doubling", "axonn", "pipedream", "2bw")],
+    ("pipeline, a schedule file", LOOSE, ["parallel.pipeline=2", "parallel.schedule_file=order.txt"], 2),
     ("pipeline, tied, snip, bf16, writes", TIED, ["parallel.pipeline=2", 'sample.prompt="12+34="', "sample.tokens=8", *SNIP, *BF16], 2),
     ("pipeline, gradual, zb-h1", TIED, ["parallel.pipeline=2", "parallel.schedule=zb-h1", "prune.method=gradual", "prune.end=3", "prune.every=1"], 2),
     ("pipeline, wanda, bf16", TIED, ["parallel.pipeline=2", "prune.method=wanda", "prune.sparsity=0.7", *BF16], 2),
@@ -195,8 +205,10 @@ def layouts(check, folder, chosen):
     for name, text, settings, ranks in LAYOUTS:
         if not chosen(name, ranks):
             continue
-        file = os.path.join(folder, "run.toml")
+        file, order = os.path.join(folder, "run.toml"), os.path.join(folder, "order.txt")
         open(file, "w").write(text)
+        open(order, "w").write(ORDER)
+        settings = [setting.replace("order.txt", order) for setting in settings]
 
         def both():
             threads = by_threads(file, settings, os.path.join(folder, "threads"))
