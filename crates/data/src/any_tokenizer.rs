@@ -1,7 +1,7 @@
 //! Any `tokenizer.json` at all, through Hugging Face's own crate: what our own reader (`tokenizer_json`, byte-level BPE) refuses.
 //!
 //! Built with the feature `tokenizers` alone: the crate and what it needs take about half as long to build as all the rest of
-//! the program together (LOG.md), and whoever trains on bytes, token files or with a tokenizer of GPT-2's kind needs none of it.
+//! the program together (log/2026-11-16-packages-tokenizers-torchvision.md), and whoever trains on bytes, token files or with a tokenizer of GPT-2's kind needs none of it.
 //! `no_tokenizer` stands in its place otherwise.
 //!
 //! Ids are those of Python's `encode(text, add_special_tokens=False)`. Truncation and padding are left aside, since they
