@@ -2,6 +2,7 @@
 """Validation loss of several runs over steps and over time: a picture (SVG, drawn here) and a table (Markdown).
 
     python benches/curves.py --out docs/quality.svg "GPT-2 124M: dense=out/dense" "GPT-2 124M: gradual 90 %=out/gradual" ...
+    python benches/curves.py --out docs/quality-124m.svg --over steps "GPT-2 124M: dense=out/dense" ...    # for a page 600 pixels wide
 
 Each argument is `ROW: NAME=RUN`, RUN a run folder or its metrics.jsonl; runs of one ROW share a pair of panels. Time is training time: what
 was spent on evaluating is taken out. A ring marks where a run reached its final sparsity. Between two evaluations the loss is taken to
@@ -115,15 +116,18 @@ def panel(runs, colours, axis, x0, y0, low, high):
     return out
 
 
-def draw(rows):
-    width, height = 2 * WIDTH + GAP, len(rows) * HEIGHT + 8
+def draw(rows, axes):
+    """A row of panels for each model; with one axis the row is as wide as one panel, and names have a line of their own."""
+    legend = 0 if len(axes) > 1 else 22
+    tall = HEIGHT + legend
+    width, height = len(axes) * (WIDTH + GAP) - GAP, len(rows) * tall + 8
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="Helvetica, Arial, sans-serif" font-size="12.5">',
            "<style>.grid{stroke:#e3e3e3;stroke-width:1}.axis{stroke:#555;stroke-width:1;fill:none}text{fill:#222}.title{font-size:15px;font-weight:bold}</style>",
            f'<rect width="{width}" height="{height}" fill="#fff"/>']
     names = list(dict.fromkeys(run.name for runs in rows.values() for run in runs))
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
     for i, (row, runs) in enumerate(rows.items()):
-        y0 = i * HEIGHT
+        y0 = i * tall
         low = min(loss for run in runs for _, _, loss in run.points)
         # The steep beginning is cut off: what is asked is where the curves end.
         shown = [loss for run in runs for step, _, loss in run.points if step >= 0.2 * run.points[-1][0]]
@@ -131,14 +135,14 @@ def draw(rows):
         low, high = low - 0.04 * (high - low), high + 0.02 * (high - low)
         x = LEFT
         out.append(f'<text x="{x}" y="{y0 + 22}" class="title">{escape(row)}: validation</text>')
-        x += 9 * len(row) + 120
+        x += 0 if legend else 9 * len(row) + 120
         for run in runs:
-            colour = colours[run.name]
-            out.append(f'<line x1="{x}" x2="{x + 22}" y1="{y0 + 17}" y2="{y0 + 17}" stroke="{colour}" stroke-width="2.5"/>')
-            out.append(f'<text x="{x + 28}" y="{y0 + 22}">{escape(run.name)}</text>')
+            colour, y = colours[run.name], y0 + legend
+            out.append(f'<line x1="{x}" x2="{x + 22}" y1="{y + 17}" y2="{y + 17}" stroke="{colour}" stroke-width="2.5"/>')
+            out.append(f'<text x="{x + 28}" y="{y + 22}">{escape(run.name)}</text>')
             x += 50 + 7 * len(run.name)
-        for axis in (0, 1):
-            out += panel(runs, colours, axis, axis * (WIDTH + GAP), y0, low, high)
+        for i, axis in enumerate(axes):
+            out += panel(runs, colours, axis, i * (WIDTH + GAP), y0 + legend, low, high)
     return "\n".join(out + ["</svg>"]) + "\n"
 
 
@@ -162,6 +166,7 @@ def table(row, runs):
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--out", help="the picture")
+    arguments.add_argument("--over", choices=("steps", "time", "both"), default="both", help="what the picture has across")
     arguments.add_argument("runs", nargs="+", metavar="ROW: NAME=RUN")
     options = arguments.parse_args()
     rows = {}
@@ -169,7 +174,7 @@ def main():
         rows.setdefault(run.row, []).append(run)
     if options.out:
         with open(options.out, "w") as file:
-            file.write(draw(rows))
+            file.write(draw(rows, {"steps": (0,), "time": (1,), "both": (0, 1)}[options.over]))
     for row, runs in rows.items():
         table(row, runs)
 
