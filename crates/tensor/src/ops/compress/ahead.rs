@@ -50,7 +50,7 @@ pub fn expand_ahead(all: &[Compressed<'_>], category: Category) -> Result<Expand
     let device = all.first().map(|one| one.kept.device());
     let Some(Device::Cuda(gpu)) = device.filter(Device::works_ahead) else {
         let dense = all.iter().map(|one| one.expand(category)).collect::<Result<_>>()?;
-        return Ok(Expanding { beside: Joined(None), dense });
+        return Ok(Expanding::ready(dense));
     };
     let device = Device::Cuda(gpu.clone());
     // Memory first: what it was used for before is on the compute stream by then, behind which the side stream comes.
@@ -68,6 +68,11 @@ pub fn expand_ahead(all: &[Compressed<'_>], category: Category) -> Result<Expand
 }
 
 impl Expanding {
+    /// Tensors that are dense.
+    pub fn ready(dense: Vec<Tensor>) -> Expanding {
+        Expanding { beside: Joined(None), dense }
+    }
+
     /// The tensors, for work that is queued from now on: that waits for them, the host does not.
     pub fn wait(mut self) -> Result<Vec<Tensor>> {
         if let Some(beside) = self.beside.0.take() {
