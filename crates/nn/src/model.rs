@@ -96,8 +96,10 @@ impl Model {
     /// What the head, or the next part, reads of a batch.
     pub fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
         let mut blocks = (self.first_block..).zip(&self.blocks);
-        let x =
-            blocks.try_fold(x, |x, (number, block)| pass.in_block(number, |pass| block.forward(x, pass)))?;
+        let x = blocks.try_fold(x, |x, (number, block)| {
+            let next = (number < self.last_block()).then_some(number + 1);
+            pass.in_block(number, next, |pass| block.forward(x, pass))
+        })?;
         if let Some(Head { linear: Some(linear), .. }) = &self.head {
             pass.observe(linear, &x)?;
         }
@@ -113,18 +115,18 @@ impl Model {
         scale: Scale,
         pass: &mut Backward<'_>,
     ) -> Result<Outcome> {
-        pass.in_block(self.last_block(), |pass| self.end().loss(x, targets, scale, pass))
+        pass.in_block(self.last_block(), None, |pass| self.end().loss(x, targets, scale, pass))
     }
 
     /// The loss and right predictions, without gradients.
     pub fn evaluate(&self, x: &Tensor, targets: &Tensor, weights: &dyn WeightStore) -> Result<Total> {
-        let dense = weights.enter(self.last_block())?;
+        let dense = weights.enter(self.last_block(), None)?;
         self.end().evaluate(x, targets, dense.as_deref().unwrap_or(weights))
     }
 
     /// The logits of the last row of what [`Model::forward`] gave, of this rank's classes.
     pub fn last_logits(&self, x: &Tensor, weights: &dyn WeightStore) -> Result<Tensor> {
-        let dense = weights.enter(self.last_block())?;
+        let dense = weights.enter(self.last_block(), None)?;
         self.end().last_logits(x, dense.as_deref().unwrap_or(weights))
     }
 
@@ -144,8 +146,9 @@ impl Model {
         for (i, block) in self.blocks.iter().enumerate().rev() {
             let dy = gradient.expect("only the first block has no input gradient");
             let input_gradient = i > 0 || !self.is_first;
-            gradient =
-                pass.in_block(self.first_block + i, |pass| block.backward(dy, pass, input_gradient))?;
+            let number = self.first_block + i;
+            let next = (i > 0).then(|| number - 1);
+            gradient = pass.in_block(number, next, |pass| block.backward(dy, pass, input_gradient))?;
         }
         debug_assert!(pass.stash.is_empty(), "a layer left something on the stash");
         Ok(gradient)

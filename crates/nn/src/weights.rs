@@ -15,7 +15,7 @@ use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use crate::Result;
-pub use initial::{fresh, name_key, started};
+pub use initial::{fresh, fresh_kept, name_key, started};
 
 /// Which parameter: its place in [`spec::Model::parameters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -30,14 +30,25 @@ pub trait WeightStore: Sync {
     /// A parameter, dense, in the precision of the kernels: one of the block that is at work.
     fn get(&self, id: ParameterId) -> &Tensor;
 
+    /// The same of one that products read without its zeros, for what reads all of it all the same.
+    fn dense(&self, id: ParameterId) -> Result<&Tensor> {
+        Ok(self.get(id))
+    }
+
+    /// A parameter in the form in which it rests, for products without zeros: dense, or its kept values.
+    fn at_rest(&self, id: ParameterId) -> &Tensor {
+        self.get(id)
+    }
+
     /// Where a parameter that is multiplied without its zeros has its other elements.
     fn sparse(&self, id: ParameterId) -> Option<&SparseWeight>;
 
     /// A running statistic.
     fn buffer(&self, id: BufferId) -> &Tensor;
 
-    /// Makes the weights of a block dense for as long as what comes back lives; nothing where they are anyway.
-    fn enter(&self, _block: usize) -> Result<Option<Box<dyn WeightStore + '_>>> {
+    /// Makes the weights of a block dense for as long as what comes back lives; nothing where they are anyway. Where it is known
+    /// which block the pass enters next, its weights may be made dense meanwhile.
+    fn enter(&self, _block: usize, _next: Option<usize>) -> Result<Option<Box<dyn WeightStore + '_>>> {
         Ok(None)
     }
 }

@@ -37,8 +37,12 @@ pub use state_bytes::StateBytes;
 /// Bytes by category.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Memory {
-    /// Weights, and the running statistics of norms.
+    /// Weights, and the running statistics of norms, at the peak: weights that rest compressed are dense before, where passes over them
+    /// say which are kept.
     pub weights: u64,
+    /// The same while it trains.
+    #[serde(skip)]
+    pub weights_at_rest: u64,
     /// Gradients of all parameters, as they are summed over micro-batches. What is summed over ranks as well is rounded to the
     /// precision of the run when it is sent, so this is the most that is held before. Where gradients are scattered as they are
     /// made, the rank's parts of their sums, and all of what several places of the model use.
@@ -55,8 +59,9 @@ pub struct Memory {
     /// What forward passes keep for backward passes of all micro-batches in flight, at the peak: what the head reads is in it, and
     /// what is made again or put off. What flows between layers and ranks is not: it is measured as `transient`.
     pub activations: u64,
-    /// Scratch space of the kernels, packed operands and copies on the host: theirs to know, so not predicted. The ledger measures
-    /// it; `tensor` holds each operation to a bound that its sizes and the number of threads give.
+    /// Where weights rest compressed, the blocks that are dense at once. Scratch space of the kernels, packed operands and copies on the
+    /// host come on top: theirs to know, so not predicted. The ledger measures them; `tensor` holds each operation to a bound that its
+    /// sizes and the number of threads give.
     pub workspace: Option<u64>,
     /// Buffers of messages to other ranks, which small gradients are packed into; nothing on one rank. Where gradients are
     /// scattered as they are made they are messages from the beginning, and this is the most that they can take.
@@ -67,6 +72,7 @@ impl Memory {
     /// What sums over ranks begin with.
     pub(crate) const NONE: Memory = Memory {
         weights: 0,
+        weights_at_rest: 0,
         gradients: 0,
         optimizer: 0,
         mask: 0,
@@ -81,13 +87,17 @@ impl Memory {
     pub(crate) fn with(self, other: Memory, both: impl Fn(u64, u64) -> u64) -> Memory {
         Memory {
             weights: both(self.weights, other.weights),
+            weights_at_rest: both(self.weights_at_rest, other.weights_at_rest),
             gradients: both(self.gradients, other.gradients),
             optimizer: both(self.optimizer, other.optimizer),
             mask: both(self.mask, other.mask),
             scoring: both(self.scoring, other.scoring),
             scores_beside_state: self.scores_beside_state || other.scores_beside_state,
             activations: both(self.activations, other.activations),
-            workspace: None,
+            workspace: match (self.workspace, other.workspace) {
+                (None, None) => None,
+                (own, other) => Some(both(own.unwrap_or(0), other.unwrap_or(0))),
+            },
             communication: both(self.communication, other.communication),
         }
     }
@@ -95,8 +105,8 @@ impl Memory {
     /// What is held at one moment at least: gradients may come as activations go, and scratch space and messages are
     /// not counted.
     pub fn least(&self) -> u64 {
-        let state = [self.weights, self.optimizer, self.mask, self.gradients.max(self.activations)];
-        state.into_iter().fold(0, u64::saturating_add)
+        let state = [self.weights_at_rest, self.optimizer, self.mask, self.gradients.max(self.activations)];
+        state.into_iter().fold(0, u64::saturating_add).max(self.weights)
     }
 
     /// All that is predicted.
@@ -104,12 +114,13 @@ impl Memory {
         // Scoring is over before there are gradients.
         let state = self.optimizer.saturating_add(self.mask);
         let gradients = self.gradients.saturating_add(self.communication);
-        let state = match self.scores_beside_state {
-            true => state.saturating_add(gradients.max(self.scoring)),
-            false => state.saturating_add(gradients).max(self.scoring),
+        let (state, before) = match self.scores_beside_state {
+            true => (state.saturating_add(gradients.max(self.scoring)), 0),
+            false => (state.saturating_add(gradients), self.scoring),
         };
-        let parts = [self.weights, self.activations, state];
-        parts.into_iter().chain(self.workspace).fold(0, u64::saturating_add)
+        let training = self.weights_at_rest.saturating_add(state);
+        let most = training.max(self.weights.saturating_add(before));
+        [most, self.activations].into_iter().chain(self.workspace).fold(0, u64::saturating_add)
     }
 }
 
@@ -227,7 +238,6 @@ impl<'a> Prediction<'a> {
         let grown = pruning
             .map_or(0, |pruning| growth_bytes(pruning, self.batch.micro_batches, &self.candidates(&held)));
         let (precision, each) = (storage.precision, storage.optimizer_bytes);
-        let sparse = pruning.is_some_and(Pruning::multiplies_sparsely);
         let (mut dense, mut candidates, mut kept_sum, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64, 0u64);
         let (mut vectors, mut tied) = (Vec::new(), Vec::new());
         let mut sent_bytes = vec![None; self.parameters.len()];
@@ -242,8 +252,7 @@ impl<'a> Prediction<'a> {
                     candidates = candidates.saturating_add(elements);
                     kept_sum = kept_sum.saturating_add(kept);
                     mask = mask.saturating_add(mask_bytes(elements, kept));
-                    let skips = kept as f64 <= Kernels::MOST_KEPT * elements as f64;
-                    if sparse && skips && self.listed.tensors.linear.contains(&place) {
+                    if self.is_multiplied_sparsely(place, kept) {
                         mask = mask.saturating_add(sparse_bytes(parameter, kept));
                     }
                     sent = if compressed { kept } else { elements };
@@ -281,7 +290,17 @@ impl<'a> Prediction<'a> {
         statistics.dedup();
         let buffers: u64 =
             statistics.into_iter().map(|place| 4 * self.listed.tensors.buffers[place].elements()).sum();
-        let weights = parameters.saturating_mul(precision.size());
+        // Until it is known what is kept, weights are dense, unless they are not there at all.
+        let resting = match pruning.filter(|_| storage.compressed_weights) {
+            Some(_) if compressed => stored,
+            _ => parameters,
+        };
+        let first = match pruning {
+            Some(pruning) if pruning.method.needs_no_pass() => resting,
+            _ => parameters,
+        };
+        let [weights, first] = [resting, first].map(|numbers| numbers.saturating_mul(precision.size()));
+        let versioned = |weights: u64| weights.saturating_mul(1 + versions).saturating_add(buffers);
         let messages = &self.listed.messages;
         let passes = |summed: &dyn Fn(usize) -> Option<Summed>| {
             most_in_passes(blocks, messages, precision.size(), copies, summed)
@@ -309,16 +328,49 @@ impl<'a> Prediction<'a> {
             }
         };
         Memory {
-            weights: weights.saturating_mul(1 + versions).saturating_add(buffers),
+            weights: versioned(weights).max(first.saturating_add(buffers)),
+            weights_at_rest: versioned(weights),
             gradients: summed.saturating_mul(storage.gradient_bytes()),
             optimizer: own.saturating_mul(each),
             mask,
             scoring: scoring.max(grown),
             scores_beside_state: grown > 0,
             activations,
-            workspace: None,
+            workspace: (storage.compressed_weights && pruning.is_some()).then(|| self.expanded(blocks)),
             communication: gradients.max(within).max(logits),
         }
+    }
+
+    /// Bytes of the blocks of some parts that are dense at once, where weights rest compressed.
+    fn expanded(&self, parts: &[Range<usize>]) -> u64 {
+        let size = self.storage.precision.size();
+        let of_block = |block: usize| -> u64 {
+            let places = self.listed.tensors.blocks.parameters(block..block + 1);
+            places.into_iter().filter(|place| self.is_expanded(*place)).fold(0, |bytes, place| {
+                self.parameters[place].elements().saturating_mul(size).saturating_add(bytes)
+            })
+        };
+        let of_part = |part: &Range<usize>| {
+            let each: Vec<u64> = part.clone().map(of_block).collect();
+            let pairs = each.windows(2).map(|pair| pair[0].saturating_add(pair[1]));
+            let pairs = pairs.filter(|_| self.peers.expands_ahead);
+            each.iter().copied().chain(pairs).max().unwrap_or(0)
+        };
+        parts.iter().map(of_part).max().unwrap_or(0)
+    }
+
+    /// Whether a parameter that rests compressed is dense while it works: some of it is gone, and products read its zeros.
+    fn is_expanded(&self, place: usize) -> bool {
+        let elements = self.parameters[place].elements();
+        let Some(kept) = self.kept.as_ref().and_then(|kept| kept[place]) else { return false };
+        kept < elements && !self.is_multiplied_sparsely(place, kept)
+    }
+
+    /// Whether products leave out the zeros of a parameter of which so much is kept.
+    fn is_multiplied_sparsely(&self, place: usize, kept: u64) -> bool {
+        let skips = kept as f64 <= Kernels::MOST_KEPT * self.parameters[place].elements() as f64;
+        let sparse = self.pruning.is_some_and(Pruning::multiplies_sparsely);
+        sparse && skips && self.listed.tensors.linear.contains(&place)
     }
 
     /// Those of some parameters that have masks.

@@ -21,6 +21,8 @@ pub struct Pruning {
     pub exclude: Vec<String>,
     /// Whether gradients and optimizer state are to hold kept weights alone; what came of it is the plan's storage.
     pub state: StateForm,
+    /// In which form pruned weights rest while the block that uses them does not run.
+    pub weights: WeightForm,
     /// How linear layers multiply with pruned weights.
     pub kernels: Kernels,
 }
@@ -223,6 +225,16 @@ pub enum StateForm {
     Dense,
 }
 
+/// In which form pruned weights rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WeightForm {
+    /// As kernels read them, zeros where they are pruned.
+    Dense,
+    /// Kept values alone; those of a block are expanded into scratch memory while it runs.
+    Compressed,
+}
+
 /// How linear layers multiply with pruned weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -288,6 +300,13 @@ impl Method {
         }
     }
 
+    /// Whether its masks before the first step follow from the weights' first values, or from chance, with no pass of the network over
+    /// them: then a weight need not exist before it is pruned.
+    pub fn needs_no_pass(&self) -> bool {
+        let passes = matches!(self, Method::Snip { .. } | Method::Grasp { .. } | Method::Wanda { .. });
+        self.at_start() && !passes
+    }
+
     /// Samples that run at a time where gradients are scored, in a run whose steps take `micro_batch`.
     pub fn scored_at_once(&self, micro_batch: usize) -> usize {
         match *self {
@@ -350,6 +369,7 @@ impl Pruning {
             biases: false,
             exclude: Vec::new(),
             state: StateForm::Auto,
+            weights: WeightForm::Dense,
             kernels: Kernels::Dense,
         }
     }
@@ -359,6 +379,7 @@ impl Pruning {
         match self.state {
             StateForm::Compressed => true,
             StateForm::Dense => false,
+            StateForm::Auto if self.weights == WeightForm::Compressed => true,
             // A mask costs at most 1/8 + 1/128 byte a weight.
             StateForm::Auto => self.sparsity * beside as f64 > 0.125 + 0.0078125,
         }

@@ -15,6 +15,8 @@ pub struct Storage {
     pub accumulates: bool,
     /// Whether gradients and optimizer state of pruned parameters hold kept weights alone.
     pub compressed: bool,
+    /// Whether pruned weights rest as kept values too, and are dense only while their block runs.
+    pub compressed_weights: bool,
 }
 
 impl Storage {

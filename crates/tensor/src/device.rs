@@ -84,6 +84,16 @@ impl Device {
         }
     }
 
+    /// Whether it does work beside what is queued: ahead of its use, on a stream of its own. Not while work is recorded.
+    pub fn works_ahead(&self) -> bool {
+        matches!(self, Device::Cuda(cuda) if !cuda.is_recording())
+    }
+
+    /// Whether work is being recorded, to be queued again later: what it makes is there only when it runs.
+    pub fn is_recording(&self) -> bool {
+        matches!(self, Device::Cuda(cuda) if cuda.is_recording())
+    }
+
     /// Waits until all queued work is done. A processor queues none.
     pub fn synchronize(&self) -> Result<()> {
         match self {

@@ -15,6 +15,7 @@ const SOURCES: &[&Source] = &[
     &ops::cast::cuda::SOURCE,
     &ops::columns::cuda::SOURCE,
     &ops::compress::cuda::SOURCE,
+    &ops::compress::cuda::EXPAND,
     &ops::conv::kernels::SOURCE,
     &ops::cross_entropy::cuda::SOURCE,
     &ops::dropout::cuda::SOURCE,

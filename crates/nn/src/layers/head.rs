@@ -203,8 +203,8 @@ struct Operands {
 
 impl Operands {
     fn new(linear: &Linear, weights: &dyn WeightStore) -> Result<Operands> {
-        let (weight, bias) = (weights.get(linear.weight), linear.bias.map(|id| weights.get(id)));
-        let (classes, order) = (linear.outputs(weights), linear.order);
+        let (weight, bias) = (weights.dense(linear.weight)?, linear.bias.map(|id| weights.get(id)));
+        let (classes, order) = (linear.outputs(weight), linear.order);
         let ragged = order == WeightOrder::OutIn && !classes.is_multiple_of(8) && classes > 1024;
         if matches!(weight.device(), Device::Cpu(_)) || !ragged {
             return Ok(Operands { weight: weight.clone(), bias: bias.cloned(), order, classes });
@@ -276,7 +276,7 @@ impl Split<'_> {
     ) -> Result<Outcome> {
         let Split { linear, classes } = self;
         let mut losses = Losses::new(targets)?;
-        let mut sums = Sums::new(linear, operands, pass.weights)?;
+        let mut sums = Sums::new(linear, operands)?;
         // The gradient of rows that are done takes their place, unless somebody still wants them.
         let mut elsewhere = if x.is_unique() { None } else { Some(x.empty_like(Category::Transient)?) };
         for at in chunks(x.rows(), chunk) {
@@ -325,14 +325,14 @@ struct Sums {
 }
 
 impl Sums {
-    fn new(linear: &Linear, operands: &Operands, weights: &dyn WeightStore) -> Result<Sums> {
+    fn new(linear: &Linear, operands: &Operands) -> Result<Sums> {
         let zeros =
             |like: &Tensor| Tensor::zeros(&like.device(), like.shape(), DType::F32, Category::Workspace);
         let bias = linear.bias.and(operands.bias.as_ref());
         Ok(Sums {
             weight: zeros(&operands.weight)?,
             bias: bias.map(zeros).transpose()?,
-            dtype: weights.get(linear.weight).dtype(),
+            dtype: operands.weight.dtype(),
             classes: (operands.outputs() > operands.classes).then_some(operands.classes),
         })
     }

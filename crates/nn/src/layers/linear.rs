@@ -27,12 +27,11 @@ impl Linear {
         [self.weight].into_iter().chain(self.bias).collect()
     }
 
-    /// The width of the output.
-    pub fn outputs(&self, weights: &dyn WeightStore) -> usize {
-        let shape = weights.get(self.weight).shape();
+    /// The width of the output of a layer that has this weight.
+    pub fn outputs(&self, weight: &Tensor) -> usize {
         match self.order {
-            WeightOrder::OutIn => shape[0],
-            WeightOrder::InOut => shape[1],
+            WeightOrder::OutIn => weight.shape()[0],
+            WeightOrder::InOut => weight.shape()[1],
         }
     }
 
@@ -53,7 +52,7 @@ impl Linear {
         plus: Option<&Tensor>,
         weights: &dyn WeightStore,
     ) -> Result<Tensor> {
-        let weight = Operand::new(weights.get(self.weight), self.order == WeightOrder::OutIn);
+        let weight = Operand::new(weights.dense(self.weight)?, self.order == WeightOrder::OutIn);
         let after = After { bias: self.bias.map(|id| weights.get(id)), activation, plus };
         let y = match norm {
             Some(norm) => matvec_of_norm(x, norm.of_row(weights), weight, after, Category::Transient)?,
@@ -71,10 +70,9 @@ impl Linear {
         weights: &dyn WeightStore,
         category: Category,
     ) -> Result<Tensor> {
-        let weight = weights.get(self.weight);
         Ok(match weights.sparse(self.weight) {
-            Some(sparse) => sparse.product(x, weight, transposed, bias, category)?,
-            None => matmul(x, Operand::new(weight, transposed), bias, category)?,
+            Some(sparse) => sparse.product(x, weights.at_rest(self.weight), transposed, bias, category)?,
+            None => matmul(x, Operand::new(weights.get(self.weight), transposed), bias, category)?,
         })
     }
 

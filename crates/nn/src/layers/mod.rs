@@ -134,13 +134,14 @@ impl<'a> Forward<'a> {
         Forward { weights, mode, random, share, stash, statistics: Vec::new(), cache: None, observer: None }
     }
 
-    /// Runs some layers with the weights of their block.
+    /// Runs some layers with the weights of their block; `next` is the one that the pass comes to behind it, where there is one.
     pub(crate) fn in_block<T>(
         &mut self,
         block: usize,
+        next: Option<usize>,
         run: impl FnOnce(&mut Forward<'_>) -> Result<T>,
     ) -> Result<T> {
-        let Some(weights) = self.weights.enter(block)? else { return run(self) };
+        let Some(weights) = self.weights.enter(block, next)? else { return run(self) };
         let mut inner = Forward {
             weights: &*weights,
             stash: std::mem::take(&mut self.stash),
@@ -191,9 +192,10 @@ impl<'a> Backward<'a> {
     pub(crate) fn in_block<T>(
         &mut self,
         block: usize,
+        next: Option<usize>,
         run: impl FnOnce(&mut Backward<'_>) -> Result<T>,
     ) -> Result<T> {
-        match self.weights.enter(block)? {
+        match self.weights.enter(block, next)? {
             None => run(self),
             Some(weights) => run(&mut Backward {
                 weights: &*weights,

@@ -3,10 +3,9 @@
 
 use espalier_plan::Shard;
 use espalier_plan::spec::{self, Init};
-use espalier_tensor::{Category, DType, Device, Tensor, random};
+use espalier_tensor::mask::ones;
+use espalier_tensor::{Category, DType, Device, Mask, Tensor, random};
 use rayon::prelude::*;
-
-use crate::Result;
 
 /// A shard of a parameter as it starts.
 pub fn fresh(
@@ -16,7 +15,7 @@ pub fn fresh(
     dtype: DType,
     seed: u64,
     category: Category,
-) -> Result<Tensor> {
+) -> Result<Tensor, espalier_tensor::Error> {
     let (mut values, len) = room_for(parameter.elements(), device, category)?;
     match shard.is_full() {
         true => draw_initial(&mut values, &parameter.name, len, parameter.init, seed, |i| i),
@@ -25,18 +24,47 @@ pub fn fresh(
             draw_initial(&mut values, &parameter.name, len, parameter.init, seed, in_full);
         }
     }
-    Ok(Tensor::from_f32(device, &parameter.shape, dtype, &values, category)?)
+    Tensor::from_f32(device, &parameter.shape, dtype, &values, category)
+}
+
+/// Of the same those that a mask keeps, in order: no others are drawn.
+pub fn fresh_kept(
+    parameter: &spec::Parameter,
+    shard: &Shard,
+    mask: &Mask,
+    dtype: DType,
+    seed: u64,
+    category: Category,
+) -> Result<Tensor, espalier_tensor::Error> {
+    let device = mask.device();
+    let (mut values, len) = room_for(mask.kept() as u64, &device, category)?;
+    let places: Vec<u32> = ones(&mask.read_words()?).map(|place| place as u32).collect();
+    let place = |i: u64| places[i as usize] as usize;
+    match shard.is_full() {
+        true => {
+            draw_initial(&mut values, &parameter.name, len, parameter.init, seed, |i| place(i) as u64);
+        }
+        false => {
+            let in_full = |i: u64| shard.in_full(place(i)) as u64;
+            draw_initial(&mut values, &parameter.name, len, parameter.init, seed, in_full);
+        }
+    }
+    Tensor::from_f32(&device, &[len], dtype, &values, category)
 }
 
 /// A running statistic as it starts.
-pub fn started(buffer: &spec::Buffer, device: &Device) -> Result<Tensor> {
+pub fn started(buffer: &spec::Buffer, device: &Device) -> Result<Tensor, espalier_tensor::Error> {
     let (mut values, len) = room_for(buffer.elements(), device, Category::Weights)?;
     values.resize(len, buffer.start);
-    Ok(Tensor::from_slice(device, &buffer.shape, &values, Category::Weights)?)
+    Tensor::from_slice(device, &buffer.shape, &values, Category::Weights)
 }
 
 /// Memory of the host for so many numbers, and their number, where it is to be had.
-fn room_for(numbers: u64, device: &Device, category: Category) -> Result<(Vec<f32>, usize)> {
+fn room_for(
+    numbers: u64,
+    device: &Device,
+    category: Category,
+) -> Result<(Vec<f32>, usize), espalier_tensor::Error> {
     let refused = || espalier_tensor::Error::OutOfMemory {
         asked: usize::try_from(numbers.saturating_mul(4)).unwrap_or(usize::MAX),
         category,
@@ -85,12 +113,41 @@ fn draw(values: &mut Vec<f32>, len: usize, f: impl Fn(u64) -> f64 + Sync + Send)
 
 #[cfg(test)]
 mod tests {
+    use espalier_tensor::ops::compress::compress;
+
     use super::*;
 
     fn initial_values(name: &str, len: usize, init: Init, seed: u64) -> Vec<f32> {
         let mut values = Vec::new();
         draw_initial(&mut values, name, len, init, seed, |i| i);
         values
+    }
+
+    #[test]
+    fn those_that_are_kept_are_drawn_by_themselves() {
+        let device = Device::cpu(2).unwrap();
+        let whole = Shard::full(&[40, 50]);
+        let parameter = |shape: Vec<usize>| spec::Parameter {
+            name: "w".into(),
+            init: Init::TruncatedNormal(0.02),
+            shape,
+            prunable: true,
+            decays: true,
+            embedding: false,
+            output_dim: 0,
+        };
+        for shard in [whole.clone(), whole.narrow(1, &[3..9, 20..37])] {
+            let mut words: Vec<u32> =
+                (0..shard.len().div_ceil(32) as u64).map(|word| random::bits(7, word)).collect();
+            *words.last_mut().unwrap() &= u32::MAX >> (31 - (shard.len() - 1) % 32);
+            let (mask, parameter) =
+                (Mask::new(&device, shard.len(), &words).unwrap(), parameter(shard.shape()));
+            for dtype in [DType::F32, DType::Bf16] {
+                let all = fresh(&parameter, &shard, &device, dtype, 5, Category::Weights).unwrap();
+                let kept = fresh_kept(&parameter, &shard, &mask, dtype, 5, Category::Weights).unwrap();
+                assert_eq!(kept.to_f32(), compress(&all, &mask, Category::Weights).unwrap().to_f32());
+            }
+        }
     }
 
     #[test]

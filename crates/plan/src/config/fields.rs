@@ -192,6 +192,7 @@ pub(super) const PRUNE: &[Field] = &[
     flag("biases", false),
     texts("exclude", "a part of a parameter's name, or a list of them"),
     word("state", "auto", &["auto", "compressed", "dense"]).free(),
+    word("weights", "dense", &["dense", "compressed"]).free(),
     word("kernels", "dense", &["dense", "sparse"]).free(),
     word("scope", "layer", SCOPES).with(|method| matches!(method, "random" | "magnitude" | "gradual")),
     word("scope", "row", SCOPES).with(|method| method == "wanda"),

@@ -157,6 +157,7 @@ impl RunFile {
             return Err(Error::NoEffect { field: "optimizer.master".into(), why });
         }
         if let Some(prune) = &self.prune {
+            prune.check_weights()?;
             prune.check_kernels(self)?;
         }
         if let Some(sample) = &self.sample {
@@ -220,7 +221,7 @@ impl RunFile {
         run.train.micro_batches = other.train.micro_batches;
         run.train.recompute = other.train.recompute;
         if let (Some(own), Some(other)) = (&mut run.prune, &other.prune) {
-            own.state = other.state;
+            (own.state, own.weights) = (other.state, other.weights);
         }
         run.check()?;
         Ok(run)

@@ -145,7 +145,7 @@ impl RunTable {
         if old != Some(method) {
             let patterns = [old, Some(method)].contains(&Some("2:4"));
             prune.retain(|key, _| match key {
-                "method" | "embeddings" | "biases" | "exclude" | "state" | "kernels" => true,
+                "method" | "embeddings" | "biases" | "exclude" | "state" | "weights" | "kernels" => true,
                 "sparsity" => !patterns,
                 _ => false,
             });

@@ -2,7 +2,7 @@
 
 use super::reader::Section;
 use super::{DeviceKind, Error, Precision, RunFile, fields};
-use crate::pruning::{Kernels, Method, Pruning, Scope, TicketForm};
+use crate::pruning::{Kernels, Method, Pruning, Scope, StateForm, TicketForm, WeightForm};
 
 /// How far apart masks of weights may be for Early-Bird: four fifths of what is kept must have stayed the same over the whole
 /// window. Random masks at 90 % are 0.9 apart. At 0.5, which there is the published 0.1 of all places, a GPT-2 124M drew its
@@ -11,6 +11,22 @@ use crate::pruning::{Kernels, Method, Pruning, Scope, TicketForm};
 const WEIGHTS_TOLERANCE: f64 = 0.2;
 
 impl Pruning {
+    /// Weights that rest as kept values leave something out, and have state of kept values beside them.
+    pub(super) fn check_weights(&self) -> Result<(), Error> {
+        let field = String::from("prune.weights");
+        match self.weights {
+            WeightForm::Compressed if self.state == StateForm::Dense => {
+                let problem = "is \"compressed\", but `prune.state` = \"dense\" holds gradients and state of all weights: leave that out";
+                Err(Error::Conflict { field, problem: problem.into() })
+            }
+            WeightForm::Compressed if self.sparsity == 0.0 => {
+                let why = "with `prune.sparsity` = 0: nothing is pruned".into();
+                Err(Error::NoEffect { field, why })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Sparse products are f32's on a processor, and make gradients of kept weights alone.
     pub(super) fn check_kernels(&self, run: &RunFile) -> Result<(), Error> {
         if self.kernels == Kernels::Dense {

@@ -8,6 +8,7 @@ use crate::layout::{Cuts, Mixing};
 use crate::mesh::Mesh;
 use crate::optimization::Optimization;
 use crate::pipeline::{Order, Pipeline};
+use crate::pruning::WeightForm;
 use crate::schedule::{Name, Updates};
 use crate::sharing::Sharing;
 use crate::storage::Storage;
@@ -46,7 +47,16 @@ impl RunFile {
         let compressed =
             self.prune.as_ref().is_some_and(|prune| self.parallel.zero > 0 || prune.compresses(beside));
         let accumulates = self.train.micro_batches > 1 && self.updates() != Updates::EveryMicroBatch;
-        Storage { precision, recompute: self.train.recompute, optimizer_bytes, accumulates, compressed }
+        let compressed_weights =
+            self.prune.as_ref().is_some_and(|prune| prune.weights == WeightForm::Compressed);
+        Storage {
+            precision,
+            recompute: self.train.recompute,
+            optimizer_bytes,
+            accumulates,
+            compressed,
+            compressed_weights,
+        }
     }
 
     /// What is done with the gradient of a step.

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::field::FieldType;
+use crate::pruning::WeightForm;
 use crate::timetable::Length;
 
 fn parse(text: &str) -> Result<RunFile, Error> {
@@ -239,7 +240,7 @@ fn pruning_is_read_and_checked() {
     insta::assert_snapshot!(prune("method = \"magnitude\"\nsparsity = 1.0"), @"`prune.sparsity` must be a number in [0, 1): the share of weights that goes, got 1.0");
     insta::assert_snapshot!(prune("method = \"magnitude\"\nsparsity = -0.1"), @"`prune.sparsity` must be a number in [0, 1): the share of weights that goes, got -0.1");
     insta::assert_snapshot!(prune("method = \"magnitud\""), @r#"`prune.method` must be one of 11 known words, got "magnitud"; did you mean `magnitude`?"#);
-    insta::assert_snapshot!(prune("method = \"snip\"\nscope = \"layer\""), @r#"`prune.scope` has no effect with `prune.method` = "snip", whose fields are: biases, embeddings, exclude, kernels, samples, score_batch, sparsity, state"#);
+    insta::assert_snapshot!(prune("method = \"snip\"\nscope = \"layer\""), @r#"`prune.scope` has no effect with `prune.method` = "snip", whose fields are: biases, embeddings, exclude, kernels, samples, score_batch, sparsity, state, weights"#);
     insta::assert_snapshot!(prune("method = \"2:4\"\nsparsity = 0.9"), @r#"`prune.sparsity` has no effect with `prune.method` = "2:4", which is 0.5 by definition"#);
     insta::assert_snapshot!(prune("method = \"early-bird\"\nl1 = 0.1"), @r#"`prune.l1` has no effect with `prune.form` = "weights": it pulls at batch-norm scales"#);
     insta::assert_snapshot!(prune("method = \"gradual\"\ninitial = 0.95"), @"`prune.initial` is 0.95, above `prune.sparsity` = 0.9");
@@ -251,12 +252,17 @@ fn pruning_is_read_and_checked() {
     insta::assert_snapshot!(sparse("[train]\nprecision = \"bf16\""), @r#"`prune.kernels` has no effect with `train.precision` = "bf16": dense products are faster there"#);
     insta::assert_snapshot!(sparse("[device]\nkind = \"cuda\""), @r#"`prune.kernels` has no effect with `device.kind` = "cuda": dense products are faster there"#);
     insta::assert_snapshot!(sparse("state = \"dense\""), @r#"`prune.kernels` is "sparse", which makes gradients of kept weights alone, but `prune.state` holds those of all"#);
+    insta::assert_snapshot!(prune("weights = \"compressed\""), @r#"`prune.method` is missing: "magnitude", "snip", "early-bird" or another method"#);
+    let compressed = |rest: &str| prune(&format!("method = \"magnitude\"\nweights = \"compressed\"\n{rest}"));
+    insta::assert_snapshot!(compressed("sparsity = 0"), @"`prune.weights` has no effect with `prune.sparsity` = 0: nothing is pruned");
+    insta::assert_snapshot!(compressed("state = \"dense\""), @r#"`prune.weights` is "compressed", but `prune.state` = "dense" holds gradients and state of all weights: leave that out"#);
     let run = parse("[prune]\nmethod = \"random\"\nexclude = \"head\"").unwrap().prune.unwrap();
     assert_eq!((run.sparsity, run.exclude.len(), run.method.name()), (0.9, 1, "random"));
     // A mask of 0.133 bytes a weight pays from 0.95 % on where 14 bytes stand beside each weight.
     let at = |sparsity: f64| Pruning { sparsity, ..run.clone() };
     assert!(at(0.01).compresses(14) && !at(0.009).compresses(14));
     assert!(Pruning { state: StateForm::Compressed, ..at(0.0) }.compresses(14));
+    assert!(Pruning { weights: WeightForm::Compressed, ..at(0.001) }.compresses(14));
 }
 
 fn custom(layers: &str) -> String {

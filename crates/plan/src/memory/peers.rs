@@ -15,6 +15,8 @@ pub struct Peers {
     pub(super) classes: Option<usize>,
     /// Bytes of logits that exist at once.
     pub(super) logits: usize,
+    /// Whether the next block's weights are expanded while one runs.
+    pub(super) expands_ahead: bool,
 }
 
 impl Peers {
@@ -24,6 +26,7 @@ impl Peers {
             summands: (0..parameters.len()).map(|id| layout.summands(id, peer) as u64).collect(),
             classes: layout.peers()[peer].classes.as_ref().map(|classes| classes.ranks),
             logits: if on_gpu { LOGITS_ON_GPU } else { LOGITS_ON_HOST },
+            expands_ahead: on_gpu,
             ..Peers::none(parameters)
         }
     }
@@ -35,6 +38,7 @@ impl Peers {
             whole: parameters.iter().map(Parameter::elements).collect(),
             classes: None,
             logits: LOGITS_ON_HOST,
+            expands_ahead: false,
         }
     }
 }

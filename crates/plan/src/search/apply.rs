@@ -2,7 +2,7 @@
 
 use crate::config::{Grid, Pipeline, RunFile};
 use crate::error::Error;
-use crate::pruning::StateForm;
+use crate::pruning::{StateForm, WeightForm};
 use crate::simulate::Candidate;
 
 impl Candidate {
@@ -24,6 +24,9 @@ impl Candidate {
                 (self.pipeline > 1).then(|| Pipeline::new(self.pipeline, self.schedule, self.chunks));
             if let Some(prune) = &mut run.prune {
                 prune.state = if self.compressed { StateForm::Compressed } else { StateForm::Dense };
+                if !self.compressed {
+                    prune.weights = WeightForm::Dense;
+                }
             }
         })
     }
@@ -35,6 +38,7 @@ mod tests {
     use super::*;
     use crate::cluster::builtin;
     use crate::engine::Engine;
+    use crate::memory::Memory;
     use crate::plan::{DataFacts, Plan};
     use crate::simulate::Job;
 
@@ -51,7 +55,8 @@ mod tests {
         let facts = DataFacts { vocab: Some(256), image: Some((32, 32, 3)), classes: Some(10) };
         let cluster = builtin("dgx-h100").unwrap();
         let mut compared = 0;
-        for text in [GPT.to_owned(), format!("{GPT}{PRUNED}"), RESNET.into(), ALEXNET.into()] {
+        let compressed = format!("{GPT}{PRUNED}weights = \"compressed\"\n");
+        for text in [GPT.to_owned(), format!("{GPT}{PRUNED}"), compressed, RESNET.into(), ALEXNET.into()] {
             let run = RunFile::parse(&text, &[]).unwrap();
             let alone = Plan::new(run.alone(), facts).unwrap();
             let job = Job::new(&alone, &cluster, Engine::ESPALIER);
@@ -60,9 +65,11 @@ mod tests {
                 let Ok(searched) = job.estimate(candidate) else { continue };
                 let applied = candidate.applied(&run).unwrap_or_else(|error| panic!("{candidate}: {error}"));
                 let plan = Plan::new(applied, facts).unwrap_or_else(|error| panic!("{candidate}: {error}"));
-                let ranks: Vec<u64> = (0..4).map(|rank| plan.rank(rank).unwrap().memory.total()).collect();
+                let without_scratch = |memory: Memory| memory.total() - memory.workspace.unwrap_or(0);
+                let ranks: Vec<u64> =
+                    (0..4).map(|rank| without_scratch(plan.rank(rank).unwrap().memory)).collect();
                 // Of the rank that has most with its scratch space, to the byte.
-                let found = searched.memory.total() - searched.memory.workspace.unwrap();
+                let found = without_scratch(searched.memory);
                 assert!(ranks.contains(&found), "{}, {candidate}: {found} of {ranks:?}", plan.model.name);
                 assert!(ranks.iter().all(|rank| *rank <= searched.memory.total()), "{candidate}");
                 compared += 1;

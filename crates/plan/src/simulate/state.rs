@@ -32,6 +32,7 @@ pub fn memory(
                 recompute: candidate.recompute,
                 accumulates: micro_batches > 1,
                 compressed: candidate.compressed,
+                compressed_weights: candidate.compressed && job.plan.storage.compressed_weights,
                 ..job.plan.storage
             };
             let batch = Batch {
@@ -75,8 +76,9 @@ pub fn memory(
     let scratch = Scratch::new(job, candidate, model);
     for (rank, memory) in ranks.iter_mut().enumerate() {
         let chunks = schedule.placement.chunks(rank).iter().map(|chunk| parts[chunk.part].clone());
+        let expanded = memory.workspace.unwrap_or(0);
         memory.workspace =
-            Some(if job.engine.is_ours() { scratch.most(chunks) } else { job.engine.workspace });
+            Some(if job.engine.is_ours() { scratch.most(chunks) + expanded } else { job.engine.workspace });
     }
     Ok(ranks.into_iter().max_by_key(Memory::total).unwrap_or(Memory::NONE))
 }

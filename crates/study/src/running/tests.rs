@@ -131,7 +131,7 @@ fn a_trial_is_what_train_makes_of_its_run_file() {
     let digests = trial
         .trainer()
         .params()
-        .digests(|param| trial.trainer().peers().digest(param.id(), param.weight()))
+        .digests(|param| trial.trainer().peers().digest(param.id(), &param.dense()?))
         .unwrap();
     assert_eq!(summary.weights_hash, Some(espalier_nn::weights::hash_of(&digests)));
     assert_eq!(trial.trainer().params().hash().unwrap(), weights);

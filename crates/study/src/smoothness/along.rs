@@ -76,7 +76,7 @@ pub fn along(
         let mut trainer = Trainer::new(plan, dataset, device)?;
         let mut points = Vec::new();
         for step in 1..=steps.min(trainer.steps()) {
-            let before = if look.has(step) { Some(trainer.params().version()?) } else { None };
+            let before = if look.has(step) { Some(trainer.params().dense_copy()?) } else { None };
             if !trainer.step()?.taken {
                 break;
             }

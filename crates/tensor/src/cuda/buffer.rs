@@ -12,7 +12,7 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 
 use super::Cuda;
 use super::status::Status;
-use super::stream::Event;
+use super::stream::{Event, Stream};
 use crate::error::{Error, Result};
 use crate::memory::{Category, Label};
 
@@ -98,13 +98,18 @@ impl Buffer {
 
     /// Sets every byte, in the order of the compute stream.
     pub fn fill(&mut self, byte: u8) -> Result<()> {
+        let cuda = self.cuda.clone();
+        self.fill_on(cuda.compute(), byte)
+    }
+
+    /// The same in the order of another stream.
+    pub(crate) fn fill_on(&mut self, stream: &Stream, byte: u8) -> Result<()> {
         if self.len == 0 {
             return Ok(());
         }
         self.cuda.bind()?;
         // SAFETY: the block holds `len` bytes.
-        unsafe { sys::cuMemsetD8Async(self.address(), byte, self.len, self.cuda.compute().raw()) }
-            .check("filling memory")
+        unsafe { sys::cuMemsetD8Async(self.address(), byte, self.len, stream.raw()) }.check("filling memory")
     }
 
     /// Overwrites it with as many bytes of the host, in the order of the compute stream.

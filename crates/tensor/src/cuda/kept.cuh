@@ -20,13 +20,20 @@ struct Kept {
     u32 count;
 };
 
-// The places of the kept weights of tile `tile`, in bits, into `places` [TILE]. All threads of a block of 256 call it.
-DEVICE Kept list_kept(const Mask& mask, u32 tile, u16* places) {
+// A thread's word of a tile, in bits, and how many weights of the tile are kept before it.
+struct RankedWord {
+    u32 bits;
+    u32 before;
+    Kept here;
+};
+
+// Threads past the tile's words have none. All threads of a block of 256 call it.
+DEVICE RankedWord rank_word(const Mask& mask, u32 tile) {
     constexpr int WORDS = TILE / 32, WARPS = WORDS / WARP;
     __shared__ u32 totals[WARPS];
     const u32 i = threadIdx.x;
     const i64 origin = static_cast<i64>(tile) * TILE, word = origin / 32 + i;
-    u32 bits = i < WORDS && word * 32 < mask.length ? mask.words[word] : 0;
+    const u32 bits = i < WORDS && word * 32 < mask.length ? mask.words[word] : 0;
     const u32 own = __popc(bits);
     u32 sum = own;
 #pragma unroll
@@ -41,9 +48,24 @@ DEVICE Kept list_kept(const Mask& mask, u32 tile, u16* places) {
         if (w < warp_in_block()) before += totals[w];
         count += totals[w];
     }
-    for (u32 at = before + sum - own; bits != 0; bits &= bits - 1) places[at++] = i * 32 + __ffs(bits) - 1;
+    return RankedWord{bits, before + sum - own, Kept{mask.ranks[tile * (TILE / 512)], origin, count}};
+}
+
+// The places of the kept weights of tile `tile`, in bits, into `places` [TILE]. All threads of a block of 256 call it.
+DEVICE Kept list_kept(const Mask& mask, u32 tile, u16* places) {
+    RankedWord word = rank_word(mask, tile);
+    for (; word.bits != 0; word.bits &= word.bits - 1)
+        places[word.before++] = threadIdx.x * 32 + __ffs(word.bits) - 1;
     __syncthreads();
-    return Kept{mask.ranks[tile * (TILE / 512)], origin, count};
+    return word.here;
+}
+
+// How many weights of tile `tile` are kept, in bits, and which is the first, for what needs no places.
+DEVICE Kept span_kept(const Mask& mask, u32 tile) {
+    const i64 origin = static_cast<i64>(tile) * TILE;
+    const i64 first = mask.ranks[tile * (TILE / 512)];
+    const i64 end = origin + TILE < mask.length ? mask.ranks[(tile + 1) * (TILE / 512)] : mask.kept;
+    return Kept{first, origin, static_cast<u32>(end - first)};
 }
 
 // Those of a block where the mask is places.

@@ -16,6 +16,7 @@ use super::Cuda;
 use super::args::Args;
 use super::loaded::Function;
 use super::status::Status;
+use super::stream::Stream;
 use crate::error::Result;
 
 /// Extents of a grid (in blocks) or of a block (in threads).
@@ -66,6 +67,22 @@ impl Kernel {
         shared: u32,
         args: Args<'_>,
     ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.launch_on(self.cuda.compute(), grid, block, shared, args) }
+    }
+
+    /// Queues the kernel on a stream of its card.
+    ///
+    /// # Safety
+    /// As for [`Kernel::launch`], and the streams that use the tensors are in order.
+    pub unsafe fn launch_on(
+        &self,
+        stream: &Stream,
+        grid: impl Into<Extent>,
+        block: impl Into<Extent>,
+        shared: u32,
+        args: Args<'_>,
+    ) -> Result<()> {
         let (grid, block) = (grid.into(), block.into());
         // SAFETY: the function is loaded; the driver copies each argument before it returns.
         let queue = |pointers: *mut *mut c_void| unsafe {
@@ -78,12 +95,12 @@ impl Kernel {
                 block.1,
                 block.2,
                 shared,
-                self.cuda.compute().raw(),
+                stream.raw(),
                 pointers,
                 std::ptr::null_mut(),
             )
         };
-        self.queue(grid, shared, args, queue)
+        self.queue(stream, grid, shared, args, queue)
     }
 
     /// Queues a kernel that waits by itself for the work before it (`wait_for_work_before` in the prelude): where the card can
@@ -133,12 +150,13 @@ impl Kernel {
         let queue = |pointers: *mut *mut c_void| unsafe {
             sys::cuLaunchKernelEx(&config, self.function.raw, pointers, std::ptr::null_mut())
         };
-        self.queue(grid, 0, args, queue)
+        self.queue(self.cuda.compute(), grid, 0, args, queue)
     }
 
     /// Checks the arguments, lays them out for the driver and times what `queue` does with them.
     fn queue(
         &self,
+        stream: &Stream,
         grid: Extent,
         shared: u32,
         args: Args<'_>,
@@ -151,7 +169,7 @@ impl Kernel {
         args.match_kernel(&self.cuda, name, sizes.as_deref());
         self.cuda.bind()?;
         self.function.allow_shared(shared)?;
-        let timer = self.cuda.time(family, 0.0)?;
+        let timer = self.cuda.time_on(stream, family, 0.0)?;
         args.with_pointers(queue).check("launching a kernel")?;
         timer.end()
     }

@@ -5,12 +5,13 @@
 //! result. Nothing here uses atomics or lets timing choose the arithmetic: the same run gives the same bits.
 //!
 //! - [`library`], [`probe`]: what the machine has;
-//! - [`stream`], `staging`, [`buffer`], [`ahead`]: order, copies, memory, and what is copied ahead of its use;
+//! - [`stream`], `staging`, [`buffer`], [`ahead`], [`beside`]: order, copies, memory, and what is copied or computed ahead of its use;
 //! - [`compile`], `loaded`, [`args`], [`kernel`], [`recording`]: from source to launch, and to many launches at once;
 //! - [`blas`], [`dnn`]: matrix products, convolutions.
 
 pub mod ahead;
 pub mod args;
+pub mod beside;
 pub mod blas;
 pub mod buffer;
 pub mod compile;
@@ -64,6 +65,7 @@ struct Shared {
     sent: SentBlocks,
     free: FreeBlocks,
     copy: Stream,
+    side: Stream,
     compute: Stream,
     ledger: Ledger,
     host_ledger: Ledger,
@@ -103,6 +105,7 @@ impl Cuda {
             sent: SentBlocks::default(),
             free: FreeBlocks::default(),
             copy: Stream::new()?,
+            side: Stream::new()?,
             compute: Stream::new()?,
             ledger: Ledger::default(),
             host_ledger: Ledger::default(),
@@ -171,6 +174,7 @@ impl Cuda {
     pub fn synchronize(&self) -> Result<()> {
         self.bind()?;
         self.compute().synchronize()?;
+        self.0.side.synchronize()?;
         self.0.copy.synchronize()
     }
 
@@ -282,6 +286,7 @@ impl Drop for Shared {
         // What is dropped after this frees what the card may still be using, in this context.
         if self.context.bind().is_ok() {
             let _ = self.compute.synchronize();
+            let _ = self.side.synchronize();
             let _ = self.copy.synchronize();
         }
     }

@@ -1,6 +1,6 @@
 //! Where a card's time goes: an event before and after each piece of work, summed by the family that it belongs to.
 //!
-//! Off, it costs a load of a flag for each launch. On, the events lie in the compute stream and wait for nothing; they are
+//! Off, it costs a load of a flag for each launch. On, the events lie in the work's own stream and wait for nothing; they are
 //! read when many have come, or when the result is asked for.
 
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::Cuda;
-use super::stream::Event;
+use super::stream::{Event, Stream};
 use crate::error::Result;
 
 /// Marks that wait to be read, at most.
@@ -55,6 +55,7 @@ impl Marks {
 #[derive(Debug)]
 pub(super) struct Timer<'a> {
     cuda: &'a Cuda,
+    stream: &'a Stream,
     family: &'static str,
     flops: f64,
     begin: Option<Event>,
@@ -65,7 +66,7 @@ impl Timer<'_> {
     pub(super) fn end(mut self) -> Result<()> {
         let Some(begin) = self.begin.take() else { return Ok(()) };
         let end = Event::timed()?;
-        end.record(self.cuda.compute())?;
+        end.record(self.stream)?;
         let mut marks = self.cuda.profile().marks.lock().expect("no panic while locked");
         marks.waiting.push((self.family, self.flops, begin, end));
         if marks.waiting.len() >= MOST { marks.read() } else { Ok(()) }
@@ -87,16 +88,26 @@ impl Cuda {
         Ok(std::mem::take(&mut marks.taken))
     }
 
-    /// Marks the beginning of work of a family that is about to be queued.
+    /// Marks the beginning of work of a family that is about to be queued on the compute stream.
     pub(super) fn time(&self, family: &'static str, flops: f64) -> Result<Timer<'_>> {
+        self.time_on(self.compute(), family, flops)
+    }
+
+    /// The same on another stream. What runs there beside the compute stream's work is counted as what it takes, hidden or not.
+    pub(super) fn time_on<'a>(
+        &'a self,
+        stream: &'a Stream,
+        family: &'static str,
+        flops: f64,
+    ) -> Result<Timer<'a>> {
         let begin = match self.profile().on.load(Relaxed) {
             false => None,
             true => {
                 let begin = Event::timed()?;
-                begin.record(self.compute())?;
+                begin.record(stream)?;
                 Some(begin)
             }
         };
-        Ok(Timer { cuda: self, family, flops, begin })
+        Ok(Timer { cuda: self, stream, family, flops, begin })
     }
 }

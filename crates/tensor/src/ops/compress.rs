@@ -1,5 +1,6 @@
 //! Between a dense tensor and its kept elements. dense: any shape of `mask.len()`; compressed: `[mask.kept()]`.
 
+mod ahead;
 pub(crate) mod cuda;
 
 use crate::cpu::Cpu;
@@ -11,6 +12,8 @@ use crate::memory::Category;
 use crate::ops::pieces;
 use crate::tensor::Tensor;
 use crate::{bf16, with_float};
+
+pub use ahead::{Compressed, Expanding, expand_ahead};
 
 /// The kept elements of a dense tensor.
 pub fn compress(dense: &Tensor, mask: &Mask, category: Category) -> Result<Tensor> {
@@ -54,7 +57,7 @@ pub fn expand_into(kept: &Tensor, mask: &Mask, dense: &mut Tensor) -> Result<()>
     assert_eq!((dense.len(), kept.len()), (mask.len(), mask.kept()), "expand");
     match kept.device() {
         Device::Cpu(cpu) => with_element(kept.dtype(), Scatter { cpu: &cpu, kept, mask, dense }),
-        Device::Cuda(cuda) => cuda::expand(&cuda, kept, mask, dense)?,
+        Device::Cuda(cuda) => cuda::expand(&cuda, cuda.compute(), kept, mask, dense)?,
     }
     Ok(())
 }

@@ -49,7 +49,7 @@ struct Settings {
     u32 rate_outside;  // of LARS' velocity
 };
 
-enum : u32 { NARROW_GRADIENT = 1, ADAPT = 2, LOW_BITS = 4, COMPRESSED = 8 };
+enum : u32 { NARROW_GRADIENT = 1, ADAPT = 2, LOW_BITS = 4, COMPRESSED = 8, COMPRESSED_WEIGHT = 16 };
 
 // The nearest bf16, ties away from zero, so that `join` can tell a number from its rounding and its low half.
 DEVICE u16 nearest(float x) { return static_cast<u16>((__float_as_uint(x) + 0x8000u) >> 16); }
@@ -125,11 +125,16 @@ DEVICE void over_chunk(const Target& t, i64 first, Body body) {
         for (i64 k = i; k < i + 4 && k < end; ++k) over_one<STATES, WRITE, G>(t, k, k, body);
 }
 
-// Over a block's kept elements. Weights are dense; the rest is dense too or, where flag 8 is set, compressed.
+// Over a block's kept elements. Weights are dense; the rest is dense too or, where flag 8 is set, compressed. Where flag 16 is set
+// too, weights are as the rest, and no places are listed.
 template <int STATES, bool WRITE, class G, class Body>
 DEVICE void over_kept(const Target& t, const Kept& here, const u16* places, Body body) {
     for (u32 k = threadIdx.x; k < here.count; k += THREADS) {
         const i64 number = here.first + k;
+        if (t.flags & COMPRESSED_WEIGHT) {
+            over_one<STATES, WRITE, G>(t, number, number, body);
+            continue;
+        }
         const i64 place = t.mask.words ? here.origin + places[k] : t.mask.places[number];
         over_one<STATES, WRITE, G>(t, place, t.flags & COMPRESSED ? number : place, body);
     }
@@ -139,7 +144,9 @@ template <int STATES, bool WRITE = true, class Body>
 DEVICE void step(const Target& t, u32 chunk, Body body) {
     if (t.mask.words || t.mask.places) {
         __shared__ u16 places[TILE];
-        const Kept here = t.mask.words ? list_kept(t.mask, chunk, places) : count_kept(t.mask, chunk);
+        const Kept here = !t.mask.words                     ? count_kept(t.mask, chunk)
+                          : t.flags & COMPRESSED_WEIGHT ? span_kept(t.mask, chunk)
+                                                        : list_kept(t.mask, chunk, places);
         if (t.flags & NARROW_GRADIENT)
             over_kept<STATES, WRITE, bf16>(t, here, places, body);
         else

@@ -28,7 +28,7 @@ pub use host::{join, split};
 /// A parameter with all that a step reads and writes.
 #[derive(Debug)]
 pub struct Target<'a> {
-    /// The weight that the kernels read: dense, zero where it is not kept.
+    /// The weight that the kernels read: dense, zero where it is not kept; or its kept elements, where all else is compressed too.
     pub weight: &'a mut Tensor,
     /// Its exact value, which the step updates; none where the weight itself is f32.
     pub master: Option<&'a mut Tensor>,
@@ -50,6 +50,11 @@ impl Target<'_> {
         self.mask.map_or(self.weight.len(), Mask::kept)
     }
 
+    /// Whether the weight is its kept elements; what is all kept is the same either way.
+    fn weight_is_compressed(&self) -> bool {
+        self.mask.is_some_and(|mask| mask.kept() == self.weight.len())
+    }
+
     /// Whether gradient and state hold the kept elements alone.
     fn is_compressed(&self) -> bool {
         self.mask.is_some() && self.gradient.len() == self.steps_over()
@@ -57,14 +62,17 @@ impl Target<'_> {
 
     /// Panics unless lengths and types fit each other.
     fn check(&self, rule: &Rule) {
-        let len = self.weight.len();
+        let len = self.mask.map_or(self.weight.len(), Mask::len);
         let stored = if self.is_compressed() { self.steps_over() } else { len };
         let lengths = self.states.iter().map(|state| state.len()).chain(self.master.iter().map(|m| m.len()));
         assert!(
             lengths.chain([self.gradient.len()]).all(|n| n == stored),
             "update: lengths differ from the weight's {len} or what is kept of it"
         );
-        assert!(self.mask.is_none_or(|mask| mask.len() == len), "update: a mask for another weight");
+        assert!(
+            self.weight.len() == len || self.weight_is_compressed() && self.is_compressed(),
+            "update: a mask for another weight"
+        );
         assert_eq!(self.states.len(), rule.states(), "update: states of {rule:?}");
         let types = (self.weight.dtype(), self.master.as_ref().map(|master| master.dtype()));
         assert!(

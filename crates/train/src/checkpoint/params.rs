@@ -6,13 +6,11 @@ use espalier_plan::Shard;
 use super::tensors::tensor_is_finite;
 use super::{MODEL, OPTIMIZER, Room, Saved, Stored, Wanted};
 use crate::Result;
-use crate::state::{Param, ParamStore};
+use crate::state::{Param, ParamStore, WeightRoom};
 
 /// The weights and statistics that are here, to be saved.
 pub(crate) fn saved_weights(params: &ParamStore) -> Saved<'_> {
-    let weights = params
-        .iter()
-        .map(|(_, param)| (param.plan.name.clone(), Stored::of(param.weight(), &param.plan.shard)));
+    let weights = params.iter().map(|(_, param)| (param.plan.name.clone(), Stored::weight_of(param)));
     let statistics = params
         .statistics()
         .filter_map(|(id, tensor)| Some((params.statistic_name(id).to_owned(), Stored::Tensor(tensor?))));
@@ -20,14 +18,14 @@ pub(crate) fn saved_weights(params: &ParamStore) -> Saved<'_> {
 }
 
 /// Room for the same, to be filled from a checkpoint.
-pub(crate) fn wanted_weights(params: &mut ParamStore) -> Wanted<'_> {
-    let [weights, _] = wanted(params, 0);
-    weights
+pub(crate) fn wanted_weights(params: &mut ParamStore) -> Result<Wanted<'_>> {
+    let [weights, _] = wanted(params, 0)?;
+    Ok(weights)
 }
 
 /// Room for weights, statistics and the optimizer's state, to be filled from a checkpoint that has so many tensors of state for each
 /// parameter.
-pub(crate) fn wanted(params: &mut ParamStore, state_tensors: usize) -> [Wanted<'_>; 2] {
+pub(crate) fn wanted(params: &mut ParamStore, state_tensors: usize) -> Result<[Wanted<'_>; 2]> {
     let (all, missing) = (params.len() + params.statistics().len(), params.len() - params.iter().count());
     let described: Vec<_> = params
         .iter()
@@ -38,9 +36,13 @@ pub(crate) fn wanted(params: &mut ParamStore, state_tensors: usize) -> [Wanted<'
     let here = params.statistics().filter(|(_, tensor)| tensor.is_some()).map(|(id, _)| id);
     let names: Vec<String> = here.map(|id| params.statistic_name(id).to_owned()).collect();
     let (mut weights, mut state) = (Vec::new(), Vec::new());
-    let (tensors, statistics) = params.tensors_mut();
+    let (tensors, statistics) = params.rooms()?;
     for ((weight, of_state), (name, shard, labels, state_shard)) in tensors.into_iter().zip(described) {
-        weights.push((name, Room::of(weight, &shard)));
+        let weight = match weight {
+            WeightRoom::Dense(weight) => Room::of(weight, &shard),
+            WeightRoom::Kept(kept, mask) => Room::Kept(kept, mask, shard),
+        };
+        weights.push((name, weight));
         let room = |tensor| match state_shard.clone() {
             None => Room::Tensor(tensor),
             Some(shard) => Room::Shard(tensor, shard),
@@ -49,10 +51,10 @@ pub(crate) fn wanted(params: &mut ParamStore, state_tensors: usize) -> [Wanted<'
     }
     weights.extend(names.into_iter().zip(statistics.into_iter().map(Room::Tensor)));
     let elsewhere = all - weights.len();
-    [
+    Ok([
         Wanted { file: MODEL, tensors: weights, elsewhere, converts: false },
         Wanted { file: OPTIMIZER, tensors: state, elsewhere: missing * state_tensors, converts: false },
-    ]
+    ])
 }
 
 /// The optimizer's state that is here, to be saved.

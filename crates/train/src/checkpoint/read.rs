@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use espalier_plan::shard::{Shard, Values};
-use espalier_tensor::Tensor;
-use espalier_tensor::mask::copy_bits;
+use espalier_tensor::mask::{copy_bits, ones};
+use espalier_tensor::{Mask, Tensor};
 use safetensors::tensor::Dtype;
 
 use super::convert::{convert, is_float};
@@ -39,6 +39,8 @@ pub enum Room<'a> {
     Tensor(&'a mut Tensor),
     /// With a part of one.
     Shard(&'a mut Tensor, Shard),
+    /// With the numbers of a part, or of all, that a mask of it keeps.
+    Kept(&'a mut Tensor, &'a Mask, Shard),
 }
 
 impl<'a> Room<'a> {
@@ -52,14 +54,35 @@ impl<'a> Room<'a> {
 
     fn tensor(&self) -> &Tensor {
         match self {
-            Room::Tensor(tensor) | Room::Shard(tensor, _) => tensor,
+            Room::Tensor(tensor) | Room::Shard(tensor, _) | Room::Kept(tensor, ..) => tensor,
+        }
+    }
+
+    /// How many numbers are read for it.
+    fn len(&self) -> usize {
+        match self {
+            Room::Kept(_, mask, _) => mask.len(),
+            Room::Tensor(tensor) | Room::Shard(tensor, _) => tensor.len(),
+        }
+    }
+
+    /// Takes the bytes of all numbers that were read.
+    fn take(&mut self, bytes: &[u8]) -> Result<()> {
+        match self {
+            Room::Tensor(tensor) | Room::Shard(tensor, _) => Ok(tensor.copy_from_host(bytes)?),
+            Room::Kept(tensor, mask, _) => {
+                let each = tensor.dtype().bytes();
+                let number = |place: usize| &bytes[place * each..(place + 1) * each];
+                let kept: Vec<u8> = ones(&mask.read_words()?).flat_map(number).copied().collect();
+                Ok(tensor.copy_from_host(&kept)?)
+            }
         }
     }
 
     pub(super) fn shard(&self) -> Cow<'_, Shard> {
         match self {
             Room::Tensor(tensor) => Cow::Owned(Shard::full(tensor.shape())),
-            Room::Shard(_, shard) => Cow::Borrowed(shard),
+            Room::Shard(_, shard) | Room::Kept(_, _, shard) => Cow::Borrowed(shard),
         }
     }
 }
@@ -156,9 +179,9 @@ impl Checkpoint {
                 let entry = &self.files[*file][name];
                 let shard = room.shard();
                 let kept = self.kept(entry, &shard)?;
-                let bytes = self.bytes(entry, &shard, room.tensor().len(), kept.as_ref())?;
-                let (Room::Tensor(tensor) | Room::Shard(tensor, _)) = room;
-                tensor.copy_from_host(&convert(bytes, entry.dtype, dtype_of(tensor)))?;
+                let bytes = self.bytes(entry, &shard, room.len(), kept.as_ref())?;
+                let bytes = convert(bytes, entry.dtype, dtype_of(room.tensor()));
+                room.take(&bytes)?;
             }
         }
         Ok(())
@@ -205,9 +228,9 @@ impl Checkpoint {
         }
         let all = kept.filter(|_| *shard.values() != Values::Dense);
         let all = all.map_or(shard.len(), |kept| kept.count_in(&shard));
-        let end = shard.start().map(|start| start + room.tensor().len());
-        if end.map_or(room.tensor().len() != all, |end| end > all) {
-            let here = room.tensor().len();
+        let end = shard.start().map(|start| start + room.len());
+        if end.map_or(room.len() != all, |end| end > all) {
+            let here = room.len();
             return Err(self.refuse(format!("{name} has {all} numbers there where this run has {here}")));
         }
         Ok(())

@@ -65,6 +65,8 @@ fn longer<'a>(room: Room<'a>, there: &[usize]) -> Room<'a> {
         return room;
     }
     let shard = shard.of_longer(0, there[0]);
-    let (Room::Tensor(tensor) | Room::Shard(tensor, _)) = room;
-    Room::Shard(tensor, shard)
+    match room {
+        Room::Tensor(tensor) | Room::Shard(tensor, _) => Room::Shard(tensor, shard),
+        Room::Kept(tensor, mask, _) => Room::Kept(tensor, mask, shard),
+    }
 }

@@ -4,6 +4,8 @@ use espalier_plan::Shard;
 use espalier_tensor::Tensor;
 use safetensors::tensor::Dtype;
 
+use crate::state::Param;
+
 /// What one file of a checkpoint holds, by name.
 pub type Saved<'a> = Vec<(String, Stored<'a>)>;
 
@@ -14,6 +16,8 @@ pub enum Stored<'a> {
     Tensor(&'a Tensor),
     /// A part of a tensor; every rank that holds this one holds the same, and a range of it no other.
     Shard(&'a Tensor, Shard),
+    /// A weight that does not rest dense, or the shard of it that is here: made dense when it is written. As a tensor.
+    Weight(&'a Param),
     /// Whole numbers of the host; as a tensor.
     Words(Vec<u32>),
     /// Those that pack a shard of a tensor; as a shard.
@@ -31,6 +35,14 @@ impl<'a> Stored<'a> {
         }
     }
 
+    /// A parameter's weight, which must be here.
+    pub fn weight_of(param: &'a Param) -> Stored<'a> {
+        match param.at_rest().filter(|weight| weight.len() == param.len()) {
+            Some(weight) => Stored::of(weight, &param.plan.shard),
+            None => Stored::Weight(param),
+        }
+    }
+
     /// So many bits for each weight of a shard, which may be all.
     pub fn packed(words: Vec<u32>, shard: &Shard, bits: usize) -> Stored<'a> {
         match shard.is_full() {
@@ -44,6 +56,7 @@ impl<'a> Stored<'a> {
         match self {
             Stored::Tensor(_) | Stored::Words(_) | Stored::Bytes(..) => None,
             Stored::Shard(_, shard) | Stored::Packed(_, shard) => Some(shard),
+            Stored::Weight(param) => Some(&param.plan.shard).filter(|shard| !shard.is_full()),
         }
     }
 

@@ -77,6 +77,7 @@ impl Stored<'_> {
     fn shape(&self) -> Vec<usize> {
         match self {
             Stored::Tensor(tensor) | Stored::Shard(tensor, _) => tensor.shape().to_vec(),
+            Stored::Weight(param) => param.plan.shard.shape(),
             Stored::Words(words) | Stored::Packed(words, _) => vec![words.len()],
             Stored::Bytes(_, shape, _) => shape.clone(),
         }
@@ -84,7 +85,8 @@ impl Stored<'_> {
 
     fn dtype(&self) -> Dtype {
         match self {
-            Stored::Tensor(tensor) | Stored::Shard(tensor, _) => dtype_of(tensor),
+            Stored::Tensor(tensor) | Stored::Shard(tensor, _) => of_dtype(tensor.dtype()),
+            Stored::Weight(param) => of_dtype(param.dtype()),
             Stored::Words(_) | Stored::Packed(..) => Dtype::U32,
             Stored::Bytes(dtype, ..) => *dtype,
         }
@@ -93,6 +95,7 @@ impl Stored<'_> {
     pub(super) fn byte_len(&self) -> usize {
         match self {
             Stored::Tensor(tensor) | Stored::Shard(tensor, _) => tensor.byte_len(),
+            Stored::Weight(param) => param.len() * param.dtype().bytes(),
             Stored::Words(words) | Stored::Packed(words, _) => size_of_val(words.as_slice()),
             Stored::Bytes(.., bytes) => bytes.len(),
         }
@@ -102,6 +105,7 @@ impl Stored<'_> {
     fn bytes(&self) -> Result<Cow<'_, [u8]>, espalier_tensor::Error> {
         match self {
             Stored::Tensor(tensor) | Stored::Shard(tensor, _) => tensor.read_bytes(),
+            Stored::Weight(param) => Ok(param.dense()?.read_bytes()?.into_owned().into()),
             Stored::Words(words) | Stored::Packed(words, _) => {
                 Ok(words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>().into())
             }
@@ -111,7 +115,11 @@ impl Stored<'_> {
 }
 
 pub(super) fn dtype_of(tensor: &Tensor) -> Dtype {
-    match tensor.dtype() {
+    of_dtype(tensor.dtype())
+}
+
+fn of_dtype(dtype: DType) -> Dtype {
+    match dtype {
         DType::F32 => Dtype::F32,
         DType::Bf16 => Dtype::BF16,
         DType::U16 => Dtype::U16,

@@ -60,7 +60,7 @@ pub fn smoothness(surface: &Surface<'_>, from: &Weights) -> Result<Option<Smooth
 /// Takes a step and measures it; no smoothness where the step was skipped. Where weights are pruned before the step, it begins
 /// at what is left of them.
 pub fn step_and_measure(trainer: &mut Trainer, over: Over) -> Result<(StepReport, Option<Smoothness>)> {
-    let before = trainer.params().version()?;
+    let before = trainer.params().dense_copy()?;
     let report = trainer.step()?;
     trainer.average()?;
     let surface = Surface::of(trainer, over)?;

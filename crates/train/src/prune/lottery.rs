@@ -58,10 +58,16 @@ impl Lottery {
             };
             bytes.chunks(4).map(word).collect()
         };
-        let named = network.params.named();
-        self.early = named
-            .map(|(name, tensor)| Ok((name.to_owned(), words(&tensor.read_bytes()?))))
-            .collect::<Result<_>>()?;
+        let (params, mut early) = (&network.params, BTreeMap::new());
+        for (id, param) in params.iter() {
+            early.insert(params.name(id).to_owned(), words(&param.dense()?.read_bytes()?));
+        }
+        for (id, statistic) in params.statistics() {
+            if let Some(statistic) = statistic {
+                early.insert(params.statistic_name(id).to_owned(), words(&statistic.read_bytes()?));
+            }
+        }
+        self.early = early;
         self.book(network);
         Ok(())
     }
@@ -78,11 +84,8 @@ impl Lottery {
             let context = network.context;
             return network.params.initialise_again(context.local(), context.plan.seed);
         }
-        for (name, tensor) in network.params.named_mut() {
-            let bytes: Vec<u8> = self.early[name].iter().flat_map(|word| word.to_le_bytes()).collect();
-            tensor.copy_from_host(&bytes[..tensor.byte_len()])?;
-        }
-        Ok(())
+        let early = |name: &str| self.early[name].iter().flat_map(|word| word.to_le_bytes()).collect();
+        network.params.write_all(|name| early(name))
     }
 }
 

@@ -321,7 +321,7 @@ impl Network<'_> {
 
     /// The magnitudes of a parameter's weights as keys.
     pub fn magnitudes(&self, id: ParameterId) -> Result<Tensor> {
-        Ok(keys(self.params.param(id).weight(), Score::Magnitude)?)
+        Ok(keys(&self.params.param(id).dense()?, Score::Magnitude)?)
     }
 
     /// Keys in which weights that are pruned already come last: any other is above them.

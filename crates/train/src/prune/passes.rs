@@ -27,7 +27,8 @@ impl Network<'_> {
         let once = if parts.len() == 1 { Some(make(self.candidates)?) } else { None };
         let show = |see: &mut select::See<'_>, part: Range<usize>, tensors: &[Tensor]| -> Result<()> {
             for (i, tensor) in part.zip(tensors) {
-                see(i, product_keys(self.params.param(self.candidates[i]).weight(), tensor, score)?)?;
+                let weight = self.params.param(self.candidates[i]).dense()?;
+                see(i, product_keys(&weight, tensor, score)?)?;
             }
             Ok(())
         };

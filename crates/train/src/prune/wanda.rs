@@ -48,11 +48,11 @@ impl Pruner for Wanda {
         let norms = self.input_norms(network)?;
         let parameters = network.context.plan.model.parameters();
         let keys = |id: ParameterId| {
-            let weight = network.params.param(id).weight();
+            let weight = network.params.param(id).dense()?;
             let norms = spread(&norms[&id], weight.shape(), parameters[id.0].output_dim);
             let norms =
                 Tensor::from_f32(&weight.device(), weight.shape(), DType::F32, &norms, Category::Workspace)?;
-            Ok(product_keys(weight, &norms, Score::Magnitude)?)
+            Ok(product_keys(&weight, &norms, Score::Magnitude)?)
         };
         Ok(Draw::of(network.keep_best(self.sparsity, self.scope, keys)?))
     }

@@ -47,7 +47,7 @@ impl Optimizer {
     pub fn make_state(&self, params: &mut ParamStore) -> Result<()> {
         for (_, param) in params.iter_mut() {
             (param.master, param.moments) = (None, Vec::new());
-            let (device, dtype) = (param.weight().device(), param.weight().dtype());
+            let (device, dtype) = (param.device(), param.dtype());
             let own = match param.plan.zero.is_single() {
                 true => param.state_shape(),
                 false => vec![param.plan.zero.split(param.state_len()).len()],
@@ -119,7 +119,7 @@ impl Param {
         if low_bits {
             // Low bits say how a number was rounded, and ties are rounded another way than where weights are read.
             let rounded: Vec<u8> = exact.iter().flat_map(|number| split(*number).0.to_le_bytes()).collect();
-            self.weight_mut().copy_from_host(&rounded)?;
+            self.write(&rounded)?;
         }
         let stored: Vec<f32> = match words.filter(|_| self.compressing_mask().is_some()) {
             Some(words) => ones(&words).map(|place| exact[place]).collect(),

@@ -5,12 +5,13 @@
 use espalier_nn::weights::ParameterId;
 use espalier_plan::ParamPlan;
 use espalier_tensor::ops::cast::cast;
-use espalier_tensor::ops::compress::{compress, expand_into};
+use espalier_tensor::ops::compress::{Compressed, apply, compress};
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::flat;
 use espalier_tensor::ops::sparse::SparseWeight;
-use espalier_tensor::{Category, DType, Mask, Tensor};
+use espalier_tensor::{Category, DType, Device, Mask, Tensor};
 
+use super::resting::{Resting, Stored};
 use crate::Result;
 
 /// A parameter, and what this rank has of it.
@@ -18,11 +19,8 @@ use crate::Result;
 pub struct Param {
     /// What follows from the plan: which shard, with whom, by which rules.
     pub plan: ParamPlan,
-    /// Which weights are kept; none while all are.
-    pub(super) mask: Option<Mask>,
-    pub(super) weight: Stored,
-    /// Where it is multiplied without its zeros: where the others are.
-    pub(super) sparse: Option<SparseWeight>,
+    /// Its weight, in the form that it has while it does no work, and its mask.
+    pub(super) resting: Resting,
     /// The exact weight where [`Param::weight`] is rounded: in f32, or as the 16 bits that were lost.
     pub(crate) master: Option<Tensor>,
     /// Of the optimizer; none before the first step.
@@ -30,21 +28,21 @@ pub struct Param {
     /// Summed over micro-batches and ranks, from when it is complete until the step is taken.
     pub gradient: Option<Tensor>,
     compresses: bool,
-}
-
-/// A weight at rest.
-#[derive(Debug)]
-pub(super) enum Stored {
-    /// Another stage's.
-    Elsewhere,
-    /// As kernels read it, zero where it is pruned.
-    Dense(Tensor),
+    /// Whether its weight rests as kept values too, under a mask.
+    compresses_weight: bool,
 }
 
 impl Param {
     pub(super) fn new(plan: ParamPlan, weight: Stored, compresses: bool) -> Param {
-        let (mask, sparse, master, gradient) = (None, None, None, None);
-        Param { plan, mask, weight, sparse, master, moments: Vec::new(), gradient, compresses }
+        let resting = Resting::new(weight, plan.shard.shape());
+        let (master, moments, gradient) = (None, Vec::new(), None);
+        Param { plan, resting, master, moments, gradient, compresses, compresses_weight: false }
+    }
+
+    /// The same, whose weight rests as kept values under a mask that compresses gradient and state.
+    pub(super) fn compressing_weight(self, compresses_weight: bool) -> Param {
+        debug_assert!(self.compresses || !compresses_weight, "weights are compressed where state is");
+        Param { compresses_weight, ..self }
     }
 
     /// Which parameter it is.
@@ -54,7 +52,7 @@ impl Param {
 
     /// Whether a stage of this rank has it.
     pub fn is_here(&self) -> bool {
-        !matches!(self.weight, Stored::Elsewhere)
+        self.resting.is_here()
     }
 
     /// Weights in this rank's shard, kept or not.
@@ -69,17 +67,17 @@ impl Param {
 
     /// Weights of the shard that are kept.
     pub fn kept(&self) -> usize {
-        self.mask.as_ref().map_or(self.len(), Mask::kept)
+        self.mask().map_or(self.len(), Mask::kept)
     }
 
     /// Which weights are kept; none while all are.
     pub fn mask(&self) -> Option<&Mask> {
-        self.mask.as_ref()
+        self.resting.mask.as_ref()
     }
 
     /// The mask by which gradient and state are compressed.
     pub fn compressing_mask(&self) -> Option<&Mask> {
-        self.mask.as_ref().filter(|_| self.compresses)
+        self.mask().filter(|_| self.compresses)
     }
 
     /// The shape of its gradient and state, were all of them here: that of the weight, or a vector of kept values.
@@ -95,43 +93,100 @@ impl Param {
         self.compressing_mask().map_or(self.len(), Mask::kept)
     }
 
-    /// The weight, dense.
+    /// The weight where it rests dense.
     pub fn weight(&self) -> &Tensor {
-        match &self.weight {
+        match &self.resting.stored {
             Stored::Dense(weight) => weight,
-            Stored::Elsewhere => panic!("{} is on another stage", self.plan.name),
+            other => panic!("{} is not dense at rest but {}", self.plan.name, other.name()),
         }
     }
 
     /// The same, to be changed; what is pruned must stay zero.
     pub fn weight_mut(&mut self) -> &mut Tensor {
-        match &mut self.weight {
+        match &mut self.resting.stored {
             Stored::Dense(weight) => weight,
-            Stored::Elsewhere => panic!("{} is on another stage", self.plan.name),
+            other => panic!("{} is not dense at rest but {}", self.plan.name, other.name()),
         }
+    }
+
+    /// The weight, dense, however it rests: one that is made for this is workspace as long as it is held.
+    pub fn dense(&self) -> Result<Tensor, espalier_tensor::Error> {
+        self.resting.dense(Category::Workspace)
+    }
+
+    /// The weight as it rests, dense or its kept values; none where it was not drawn yet.
+    pub fn at_rest(&self) -> Option<&Tensor> {
+        self.resting.tensor()
+    }
+
+    /// What the weight is on.
+    pub fn device(&self) -> Device {
+        self.resting.place().0
+    }
+
+    /// The type of the weight.
+    pub fn dtype(&self) -> DType {
+        self.resting.place().1
+    }
+
+    /// Bytes of the weight at rest.
+    pub fn weight_bytes(&self) -> usize {
+        self.at_rest().map_or(0, Tensor::byte_len)
     }
 
     /// A copy of the weight as f32.
     pub fn widened(&self, category: Category) -> Result<Tensor> {
-        Ok(cast(self.weight(), DType::F32, category)?)
+        Ok(cast(&self.dense()?, DType::F32, category)?)
     }
 
     /// What of the weight its state is about, in order: kept values, or all of it where state is not compressed.
     pub fn values(&self) -> Result<Tensor> {
-        Ok(match self.compressing_mask() {
-            Some(mask) => compress(self.weight(), mask, Category::Workspace)?,
-            None => self.weight().clone(),
+        Ok(match (self.resting.compressed(), self.compressing_mask()) {
+            (Some(Compressed { kept, .. }), _) => kept.clone(),
+            (None, Some(mask)) => compress(&self.dense()?, mask, Category::Workspace)?,
+            (None, None) => self.dense()?,
         })
+    }
+
+    /// The same to be changed, where it rests as that.
+    pub(crate) fn values_mut(&mut self) -> Option<&mut Tensor> {
+        let is_dense = self.compressing_mask().is_none();
+        match &mut self.resting.stored {
+            Stored::Compressed(kept) => Some(kept),
+            Stored::Dense(weight) if is_dense => Some(weight),
+            _ => None,
+        }
     }
 
     /// Gives the weight new values of what its state is about.
     pub fn set_values(&mut self, values: &Tensor) -> Result<()> {
-        let Stored::Dense(weight) = &mut self.weight else { return Ok(()) };
-        match self.mask.as_ref().filter(|_| self.compresses) {
-            Some(mask) => expand_into(values, mask, weight)?,
-            None => flat::put(weight, 0, values, 0..values.len())?,
+        if !self.is_here() {
+            return Ok(());
+        }
+        match self.values_mut() {
+            Some(at_rest) => flat::put(at_rest, 0, values, 0..values.len())?,
+            None => self.resting.set_kept(values)?,
         }
         Ok(())
+    }
+
+    /// Gives the weight other values, all of them, from the host's bytes. What its mask does not keep is not to be kept.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        if let Stored::Dense(weight) = &mut self.resting.stored {
+            return Ok(weight.copy_from_host(bytes)?);
+        }
+        let ((device, dtype), shape) = (self.resting.place(), &self.resting.shape);
+        let mut dense = Tensor::empty(&device, shape, dtype, Category::Workspace)?;
+        dense.copy_from_host(bytes)?;
+        Ok(self.resting.write(dense)?)
+    }
+
+    /// Sets to zero what a mask that it is about to get does not keep, where it stays dense under it.
+    pub(crate) fn zero_pruned(&mut self, mask: &Mask) -> Result<()> {
+        match &mut self.resting.stored {
+            Stored::Dense(weight) if !self.compresses_weight => Ok(apply(weight, mask)?),
+            _ => Ok(()),
+        }
     }
 
     /// This rank's part of the values, where ranks split its state.
@@ -141,23 +196,20 @@ impl Param {
     }
 
     /// Puts it under a mask, whose only owner this is, and has it multiplied by a pattern of that mask where `sparse` makes one.
-    /// Weight and state must be those of the mask already.
+    /// A weight that stays dense must be zero already where that keeps nothing, and state be that of the mask.
     pub fn set_mask(
         &mut self,
         mask: Mask,
         sparse: impl FnOnce(&Mask) -> Result<Option<SparseWeight>>,
     ) -> Result<()> {
-        // The old mask and its pattern go before the new ones are booked.
-        (self.mask, self.sparse) = (None, None);
-        let mask = self.mask.insert(mask);
-        mask.book();
-        self.sparse = sparse(mask)?;
+        let mask = self.resting.set_mask(mask, self.compresses_weight)?;
+        self.resting.sparse = sparse(mask)?;
         Ok(())
     }
 
     /// Bytes of mask and pattern.
     pub fn mask_bytes(&self) -> usize {
-        self.mask.as_ref().map_or(0, Mask::bytes) + self.sparse.as_ref().map_or(0, SparseWeight::bytes)
+        self.mask().map_or(0, Mask::bytes) + self.resting.sparse.as_ref().map_or(0, SparseWeight::bytes)
     }
 
     /// The tensors of its optimizer state: the master, where there is one, and the moments.
@@ -177,21 +229,34 @@ impl Param {
 
     /// What a step reads and writes, where there is a gradient.
     pub(crate) fn step_parts(&mut self) -> Option<StepParts<'_>> {
-        let Stored::Dense(weight) = &mut self.weight else { return None };
+        let Resting { stored, mask, .. } = &mut self.resting;
+        let (Stored::Dense(weight) | Stored::Compressed(weight)) = stored else { return None };
         Some(StepParts {
             weight,
             master: self.master.as_mut(),
             moments: &mut self.moments,
             gradient: self.gradient.as_ref()?,
-            mask: self.mask.as_ref(),
+            mask: mask.as_ref(),
             plan: &self.plan,
         })
+    }
+
+    /// Room for the weight, which must be here, and for the tensors of its state.
+    pub(super) fn rooms(&mut self) -> Result<(WeightRoom<'_>, Vec<&mut Tensor>)> {
+        self.resting.make_room()?;
+        let Resting { stored, mask, .. } = &mut self.resting;
+        let weight = match (stored, mask) {
+            (Stored::Dense(weight), _) => WeightRoom::Dense(weight),
+            (Stored::Compressed(kept), Some(mask)) => WeightRoom::Kept(kept, mask),
+            _ => panic!("{} is on another stage", self.plan.name),
+        };
+        Ok((weight, self.master.iter_mut().chain(&mut self.moments).collect()))
     }
 
     /// What counts of its gradient: kept elements, in the order in which compressed state has them.
     pub(super) fn kept_gradient(&self) -> Result<Option<Tensor>> {
         let Some(gradient) = &self.gradient else { return Ok(None) };
-        Ok(Some(match &self.mask {
+        Ok(Some(match self.mask() {
             Some(mask) if gradient.len() == mask.len() && !self.compresses => {
                 compress(gradient, mask, Category::Workspace)?
             }
@@ -205,10 +270,10 @@ impl Param {
             return Ok(());
         }
         let sign = |w: f32| if w == 0.0 { 0.0 } else { w.signum() };
-        let mut pulls = self.weight().copy_to_host()?;
+        let weight = self.dense()?;
+        let mut pulls = weight.copy_to_host()?;
         pulls.iter_mut().for_each(|w| *w = strength * sign(*w));
-        let (device, shape) = (self.weight().device(), self.weight().shape());
-        let pull = Tensor::from_slice(&device, shape, &pulls, Category::Workspace)?;
+        let pull = Tensor::from_slice(&weight.device(), weight.shape(), &pulls, Category::Workspace)?;
         let pull = match self.compressing_mask() {
             Some(mask) => compress(&pull, mask, Category::Workspace)?,
             None => pull,
@@ -223,7 +288,16 @@ impl Param {
     }
 }
 
-/// What a step of one parameter reads and writes.
+/// Room for a weight whose values are about to be read.
+#[derive(Debug)]
+pub(crate) enum WeightRoom<'a> {
+    /// For all of them.
+    Dense(&'a mut Tensor),
+    /// For those that a mask keeps.
+    Kept(&'a mut Tensor, &'a Mask),
+}
+
+/// What a step of one parameter reads and writes: the weight as it rests.
 pub(crate) struct StepParts<'a> {
     pub weight: &'a mut Tensor,
     pub master: Option<&'a mut Tensor>,

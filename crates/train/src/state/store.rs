@@ -10,17 +10,32 @@ use espalier_nn::weights::{
     BufferId, Names, ParameterId, WeightStore, Weights, digest, fresh, hash_of, started,
 };
 use espalier_plan::layout::LocalModel;
-use espalier_plan::{GroupRank, ParamPlan, RankParams, Shard};
+use espalier_plan::{GroupRank, ParamPlan, RankParams, Shard, spec};
 use espalier_tensor::ops::reduce::squared_norm_all;
 use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor};
 
-use super::param::{Param, Stored};
+use super::at_work::{RestingWeights, WeightVersion, Workplace};
+use super::param::{Param, WeightRoom};
+use super::resting::{Initial, Resting, Stored};
 use crate::Result;
+
+/// In which form weights rest that pruning may touch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WeightsAtRest {
+    /// As kernels read them.
+    Dense,
+    /// As kept values from when they have masks on.
+    Compressed,
+    /// The same, and until then they are not drawn: the masks of now are found without a pass over them.
+    Undrawn,
+}
 
 /// All parameters of a model, those of other stages without weights, and the running statistics of batch norms.
 #[derive(Debug)]
 pub struct ParamStore {
+    // Before the parameters, which something may still be expanded from.
+    workplace: Workplace,
     params: Vec<Param>,
     statistics: Vec<Option<Tensor>>,
     names: Arc<Names>,
@@ -39,36 +54,60 @@ impl ParamStore {
         seed: u64,
         compresses: bool,
     ) -> Result<ParamStore> {
+        ParamStore::resting(params, local, device, dtype, seed, compresses, WeightsAtRest::Dense)
+    }
+
+    /// The same with weights that rest in another form.
+    pub(crate) fn resting(
+        params: &RankParams,
+        local: &LocalModel,
+        device: &Device,
+        dtype: DType,
+        seed: u64,
+        compresses: bool,
+        weights: WeightsAtRest,
+    ) -> Result<ParamStore> {
         let buffers = local.model.buffers();
         let names = Arc::new(Names::of(&local.parameters, &buffers));
-        let param = |(plan, parameter): (&ParamPlan, _)| {
+        let param = |(plan, parameter): (&ParamPlan, &spec::Parameter)| {
+            let (parameter, shard) = (parameter.clone(), plan.shard.clone());
+            let initial = Initial { parameter, shard, device: device.clone(), dtype, seed };
             let weight = match plan.is_here {
-                true => Stored::Dense(fresh(parameter, &plan.shard, device, dtype, seed, Category::Weights)?),
                 false => Stored::Elsewhere,
+                true if plan.prunable && weights == WeightsAtRest::Undrawn => {
+                    Stored::Initial(Box::new(initial))
+                }
+                true => Stored::Dense(initial.draw(Category::Weights)?),
             };
-            Ok(Param::new(plan.clone(), weight, compresses))
+            let param = Param::new(plan.clone(), weight, compresses);
+            Ok(param.compressing_weight(weights != WeightsAtRest::Dense))
         };
         let stored = params.params.iter().zip(&local.parameters).map(param).collect::<Result<_>>()?;
         let statistic = |(group, buffer): (&usize, _)| {
             params.members[*group].map(|_| Ok(started(buffer, device)?)).transpose()
         };
         let statistics = params.statistics.iter().zip(&buffers).map(statistic).collect::<Result<_>>()?;
-        Ok(ParamStore { params: stored, statistics, names, compresses, dtype })
+        Ok(ParamStore::of_params(stored, statistics, names, compresses, dtype))
+    }
+
+    fn of_params(
+        params: Vec<Param>,
+        statistics: Vec<Option<Tensor>>,
+        names: Arc<Names>,
+        compresses: bool,
+        dtype: DType,
+    ) -> ParamStore {
+        let here = params.iter().filter(|param| param.is_here());
+        let workplace = Workplace::new(here.map(|param| (param.id(), &param.plan.blocks[..])));
+        ParamStore { workplace, params, statistics, names, compresses, dtype }
     }
 
     /// Parameters of a rank without weights: for whoever sends their gradients and no more.
     pub fn without_weights(params: &RankParams) -> ParamStore {
         let elsewhere = |plan: &ParamPlan| Param::new(plan.clone(), Stored::Elsewhere, false);
-        ParamStore {
-            params: params.params.iter().map(elsewhere).collect(),
-            statistics: Vec::new(),
-            names: Arc::new(Names::new(
-                params.params.iter().map(|plan| plan.name.clone()).collect(),
-                Vec::new(),
-            )),
-            compresses: false,
-            dtype: DType::F32,
-        }
+        let names = Names::new(params.params.iter().map(|plan| plan.name.clone()).collect(), Vec::new());
+        let params = params.params.iter().map(elsewhere).collect();
+        ParamStore::of_params(params, Vec::new(), Arc::new(names), false, DType::F32)
     }
 
     /// Parameters of these names and weights, all of them here.
@@ -95,17 +134,19 @@ impl ParamStore {
         };
         let dtype = weights.first().map_or(DType::F32, |(_, weight)| weight.dtype());
         let params = weights.into_iter().enumerate().map(param).collect();
-        ParamStore { params, statistics: Vec::new(), names, compresses, dtype }
+        ParamStore::of_params(params, Vec::new(), names, compresses, dtype)
     }
 
     /// Gives all weights and statistics the values that they started with, one at a time.
     pub fn initialise_again(&mut self, local: &LocalModel, seed: u64) -> Result<()> {
+        self.workplace.clear();
         for (param, parameter) in self.params.iter_mut().zip(&local.parameters) {
-            let Stored::Dense(weight) = &mut param.weight else { continue };
-            // The new one is booked as workspace until it stands in the place of the old.
+            // What was not drawn yet has them anyway.
+            let Some(weight) = param.at_rest() else { continue };
             let (device, dtype) = (weight.device(), weight.dtype());
-            *weight = fresh(parameter, &param.plan.shard, &device, dtype, seed, Category::Workspace)?;
-            weight.book_as(Category::Weights);
+            // The new one is booked as workspace until it stands in the place of the old.
+            let first = fresh(parameter, &param.plan.shard, &device, dtype, seed, Category::Workspace)?;
+            param.resting.write(first)?;
         }
         for (tensor, buffer) in self.statistics.iter_mut().zip(&local.model.buffers()) {
             if let Some(tensor) = tensor {
@@ -118,10 +159,10 @@ impl ParamStore {
     /// Whether they are those values.
     pub fn are_initial(&self, local: &LocalModel, seed: u64) -> Result<bool> {
         for (param, parameter) in self.params.iter().zip(&local.parameters) {
-            let Stored::Dense(weight) = &param.weight else { continue };
+            let Some(weight) = param.at_rest() else { continue };
             let (device, dtype) = (weight.device(), weight.dtype());
             let first = fresh(parameter, &param.plan.shard, &device, dtype, seed, Category::Workspace)?;
-            if first.read_bytes()? != weight.read_bytes()? {
+            if first.read_bytes()? != param.dense()?.read_bytes()? {
                 return Ok(false);
             }
         }
@@ -162,6 +203,7 @@ impl ParamStore {
 
     /// The same, to be changed.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (ParameterId, &mut Param)> {
+        self.workplace.clear();
         let params = self.params.iter_mut().enumerate().map(|(id, param)| (ParameterId(id), param));
         params.filter(|(_, param)| param.is_here())
     }
@@ -178,6 +220,7 @@ impl ParamStore {
 
     /// The same, to be changed.
     pub fn param_mut(&mut self, id: ParameterId) -> &mut Param {
+        self.workplace.clear();
         &mut self.params[id.0]
     }
 
@@ -227,9 +270,9 @@ impl ParamStore {
         two.map(|statistic| statistic.as_mut().expect("a statistic of this stage"))
     }
 
-    /// Weights, and behind them running statistics, with their names: what is here, in the order of the model.
+    /// Weights as they rest, and behind them running statistics, with their names: what is here, in the order of the model.
     pub fn named(&self) -> impl Iterator<Item = (&str, &Tensor)> {
-        let weights = self.iter().map(|(id, param)| (self.names.name(id), param.weight()));
+        let weights = self.iter().filter_map(|(id, param)| Some((self.names.name(id), param.at_rest()?)));
         let statistics =
             self.statistics().filter_map(|(id, tensor)| Some((self.statistic_name(id), tensor?)));
         weights.chain(statistics)
@@ -237,11 +280,15 @@ impl ParamStore {
 
     /// The same, to be changed.
     pub fn named_mut(&mut self) -> impl Iterator<Item = (&str, &mut Tensor)> {
+        self.workplace.clear();
         let names = &self.names;
-        let weights = self.params.iter_mut().enumerate().filter_map(|(id, param)| match &mut param.weight {
-            Stored::Dense(weight) => Some((names.name(ParameterId(id)), weight)),
-            Stored::Elsewhere => None,
-        });
+        let weights =
+            self.params.iter_mut().enumerate().filter_map(|(id, param)| match &mut param.resting.stored {
+                Stored::Dense(weight) | Stored::Compressed(weight) => {
+                    Some((names.name(ParameterId(id)), weight))
+                }
+                Stored::Elsewhere | Stored::Initial(_) => None,
+            });
         let statistics = self.statistics.iter_mut().enumerate();
         weights.chain(
             statistics
@@ -249,15 +296,28 @@ impl ParamStore {
         )
     }
 
-    /// Of each parameter here the weight and the tensors of its state, and the statistics here, to be filled.
-    pub(crate) fn tensors_mut(&mut self) -> (Vec<(&mut Tensor, Vec<&mut Tensor>)>, Vec<&mut Tensor>) {
-        let tensors = self.params.iter_mut().filter_map(|param| match &mut param.weight {
-            Stored::Dense(weight) => {
-                Some((weight, param.master.iter_mut().chain(&mut param.moments).collect()))
+    /// Gives all weights and statistics here the values that `of` has for their names, as bytes of dense tensors; those of an odd number of
+    /// bf16 may be followed by two more.
+    pub(crate) fn write_all(&mut self, of: impl Fn(&str) -> Vec<u8>) -> Result<()> {
+        for (_, param) in self.iter_mut() {
+            let bytes = of(&param.plan.name);
+            param.write(&bytes[..param.len() * param.dtype().bytes()])?;
+        }
+        for (id, statistic) in self.statistics.iter_mut().enumerate() {
+            if let Some(statistic) = statistic {
+                let bytes = of(self.names.statistic_name(BufferId(id)));
+                statistic.copy_from_host(&bytes[..statistic.byte_len()])?;
             }
-            Stored::Elsewhere => None,
-        });
-        (tensors.collect(), self.statistics.iter_mut().flatten().collect())
+        }
+        Ok(())
+    }
+
+    /// Of each parameter here the weight and the tensors of its state, and the statistics here, to be filled.
+    pub(crate) fn rooms(&mut self) -> Result<(Vec<(WeightRoom<'_>, Vec<&mut Tensor>)>, Vec<&mut Tensor>)> {
+        self.workplace.clear();
+        let here = self.params.iter_mut().filter(|param| param.is_here());
+        let rooms = here.map(Param::rooms).collect::<Result<_>>()?;
+        Ok((rooms, self.statistics.iter_mut().flatten().collect()))
     }
 
     /// A digest of each weight, made by `of`, and of each statistic, in the order of the model's, with zeros for what is not here.
@@ -272,7 +332,7 @@ impl ParamStore {
 
     /// What stands for all weights and statistics here, be they shards: blake3 of the digests.
     pub fn hash(&self) -> Result<String> {
-        Ok(hash_of(&self.digests(|param| Ok(digest(param.weight())?))?))
+        Ok(hash_of(&self.digests(|param| Ok(digest(&param.dense()?)?))?))
     }
 
     /// blake3 of the bits of all masks in the order of the parameters: ranks compare it to know that they prune alike.
@@ -293,10 +353,21 @@ impl ParamStore {
         self.copied(self.statistics.clone(), vec![None; self.len()], copy)
     }
 
-    /// A copy of the weights as they are now, for passes that train: running statistics are no part of them.
-    pub fn version(&self) -> Result<Weights> {
-        let sparse = self.params.iter().map(|param| param.sparse.clone()).collect();
-        let copy = |param: &Param| Ok(param.weight().duplicate(Category::Weights)?);
+    /// A copy of the weights as they are now, for passes that train, in the form in which they rest: running statistics are no part of
+    /// them.
+    pub fn version(&self) -> Result<WeightVersion> {
+        let copy = |param: &Param| param.resting.duplicate(Category::Weights);
+        let weights = self.params.iter().map(copy).collect::<Result<_, _>>()?;
+        Ok(WeightVersion::new(&self.workplace, weights))
+    }
+
+    /// A copy of the weights as they are now, dense, to measure from: running statistics are no part of them.
+    pub fn dense_copy(&self) -> Result<Weights> {
+        let sparse = self.params.iter().map(|param| param.resting.sparse.clone()).collect();
+        let copy = |param: &Param| match param.resting.stored {
+            Stored::Dense(ref weight) => Ok(weight.duplicate(Category::Weights)?),
+            _ => Ok(param.resting.dense(Category::Weights)?),
+        };
         self.copied(vec![None; self.statistics.len()], sparse, copy)
     }
 
@@ -337,11 +408,29 @@ impl WeightStore for ParamStore {
         self.params[id.0].weight()
     }
 
+    fn at_rest(&self, id: ParameterId) -> &Tensor {
+        self.params[id.0].at_rest().expect("a weight of this stage")
+    }
+
     fn sparse(&self, id: ParameterId) -> Option<&SparseWeight> {
-        self.params[id.0].sparse.as_ref()
+        self.params[id.0].resting.sparse.as_ref()
     }
 
     fn buffer(&self, id: BufferId) -> &Tensor {
         self.statistics[id.0].as_ref().expect("a statistic of this stage")
+    }
+
+    fn enter(
+        &self,
+        block: usize,
+        next: Option<usize>,
+    ) -> espalier_nn::Result<Option<Box<dyn WeightStore + '_>>> {
+        self.workplace.enter(self, block, next)
+    }
+}
+
+impl RestingWeights for ParamStore {
+    fn resting(&self, id: ParameterId) -> &Resting {
+        &self.params[id.0].resting
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use espalier_data::Samples;
 use espalier_nn::layers::{BatchSlice, BatchStatistics, Deferred, GradientSink, NormGroup};
-use espalier_nn::weights::{ParameterId, WeightStore, Weights};
+use espalier_nn::weights::{ParameterId, WeightStore};
 use espalier_plan::Traffic;
 use espalier_plan::schedule::{Action, Message, Notice, Pass, Updates, Work};
 use espalier_tensor::ops::cross_entropy::Summed;
@@ -23,13 +23,13 @@ use crate::checkpoint::Progress;
 use crate::context::Context;
 use crate::parallel::data::{BucketTime, DataParallel, Door, Finished};
 use crate::parallel::groups::Groups;
-use crate::state::{MicroBatchGradients, NoiseNorms, Optimizer, ParamStore};
+use crate::state::{MicroBatchGradients, NoiseNorms, Optimizer, ParamStore, WeightVersion};
 
 /// Micro-batches that are under way, and the weights that they began with.
 #[derive(Debug, Default)]
 pub(crate) struct PipelineState {
     in_flight: HashMap<(usize, usize), InFlight>,
-    versions: HashMap<usize, Weights>,
+    versions: HashMap<usize, WeightVersion>,
     /// The number of the newest weights, counted from the beginning of the list.
     newest: usize,
     /// The update that makes them, while it is put off.

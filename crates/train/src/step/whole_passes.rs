@@ -77,7 +77,7 @@ impl WholePasses {
             return pass(inputs.clone(), targets.clone());
         }
         let masks = params.masks().flat_map(|(_, mask)| mask.tensors());
-        let tensors = params.iter().map(|(_, param)| param.weight()).chain(masks);
+        let tensors = params.iter().filter_map(|(_, param)| param.at_rest()).chain(masks);
         let places = tensors.filter_map(Tensor::cuda_address).collect();
         if self.places != places {
             (self.passes, self.places) = (Repeated::New, places);

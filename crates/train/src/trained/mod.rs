@@ -151,7 +151,7 @@ impl Trained {
         let (local, params) = (plan.layout.of(ranks.place()), plan.params(ranks.rank())?);
         let dtype = espalier_nn::dtype(plan.storage.precision);
         let mut params = ParamStore::new(&params, local, device, dtype, plan.seed, false)?;
-        self.checkpoint.start(wanted_weights(&mut params), &plan.model)?;
+        self.checkpoint.start(wanted_weights(&mut params)?, &plan.model)?;
         match first_not_finite(&params)? {
             Some(name) => Err(self.checkpoint.not_finite(&name)),
             None => Ok(params),

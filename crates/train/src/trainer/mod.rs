@@ -32,7 +32,7 @@ use crate::parallel::groups::Groups;
 use crate::parallel::model::ModelParallel;
 use crate::prune::{self, Decision, KeptOfLayer, Observation, Pruned, Pruner};
 use crate::stage::Stage;
-use crate::state::{Optimizer, ParamStore};
+use crate::state::{Optimizer, ParamStore, WeightsAtRest};
 use crate::step::{
     Averaging, Executor, NetworkWorker, PipelineState, StepContext, StepOutcome, Trace, WholePasses,
 };
@@ -131,8 +131,16 @@ impl Trainer {
         let Context { plan, ranks, dtype, steps, .. } = &context;
         // Ranks that split state split that of kept weights, also where masks come from what the run starts from.
         let compresses = plan.storage.compressed || plan.sharing.is_sharded();
+        let at_rest = match &plan.pruning {
+            Some(pruning) if plan.storage.compressed_weights => match pruning.method.needs_no_pass() {
+                true => WeightsAtRest::Undrawn,
+                false => WeightsAtRest::Compressed,
+            },
+            _ => WeightsAtRest::Dense,
+        };
+        let local = context.local();
         let params =
-            ParamStore::new(&context.params, context.local(), device, *dtype, plan.seed, compresses)?;
+            ParamStore::resting(&context.params, local, device, *dtype, plan.seed, compresses, at_rest)?;
         let mut executor = Executor::new(plan.schedule(1)?, ranks.stages().clone());
         executor.connect()?;
         ranks.connect(plan)?;

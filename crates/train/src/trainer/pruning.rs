@@ -8,7 +8,6 @@ use espalier_plan::memory::StateBytes;
 use espalier_plan::pruning::Kernels;
 use espalier_plan::{Plan, Scoring};
 use espalier_tensor::mask::Form;
-use espalier_tensor::ops::compress::apply;
 use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, Device, Mask};
 
@@ -78,7 +77,7 @@ impl Trainer {
         let sum = |of: &dyn Fn(&Param) -> usize| candidates.iter().map(|param| of(param) as u64).sum();
         let held: Vec<u64> = vec![
             sum(&Param::len),
-            sum(&|param| param.weight().byte_len()),
+            sum(&Param::weight_bytes),
             self.gradient_bytes as u64,
             sum(&Param::state_bytes),
             sum(&Param::mask_bytes),
@@ -152,7 +151,7 @@ impl Trainer {
             let param = self.params.param_mut(id);
             // Workspace until it stands in the place of the old one.
             let mask = Mask::within(&self.context.device, param.len(), &words, Category::Workspace)?;
-            apply(param.weight_mut(), &mask)?;
+            param.zero_pruned(&mask)?;
             if self.has_state {
                 let group = self.context.groups.of(param.plan.group);
                 remask_state(param, &mask, compresses, group, &self.context.peers)?;

@@ -48,7 +48,7 @@ impl Trainer {
         self.take_masks(whole)?;
         self.optimizer.make_state(&mut self.params)?;
         let state_tensors = self.optimizer.tensors(self.params.dtype());
-        whole.fill(&mut wanted(&mut self.params, state_tensors))?;
+        whole.fill(&mut wanted(&mut self.params, state_tensors)?)?;
         if let Some(mut pruner) = self.pruner.take() {
             pruner.load(self.recalled(&*pruner, whole)?);
             self.pruner = Some(pruner);
@@ -65,7 +65,7 @@ impl Trainer {
     pub fn start_from(&mut self, whole: &Checkpoint) -> Result<()> {
         self.take_masks(whole)?;
         let plan = &self.context.plan;
-        whole.start(wanted_weights(&mut self.params), &plan.model)?;
+        whole.start(wanted_weights(&mut self.params)?, &plan.model)?;
         let rounds = plan.storage.precision == Precision::Bf16 && whole.is_finer_than_bf16();
         self.origin = rounds.then(|| whole.clone());
         if plan.keep_zeros {
@@ -127,15 +127,15 @@ impl Trainer {
             Memory::MaskOf(name) => (name, true),
             Memory::ValuesOf(name) => (name, false),
         };
-        let (shard, tensor) = match self.params.find(name).map(|id| self.params.param(id)) {
-            Some(param) if param.is_here() => (param.plan.shard.clone(), param.weight()),
+        let (shard, dtype) = match self.params.find(name).map(|id| self.params.param(id)) {
+            Some(param) if param.is_here() => (param.plan.shard.clone(), param.dtype()),
             Some(_) => return None,
             None => {
                 let (_, statistic) = self.params.named().find(|(held, _)| *held == name)?;
-                (Shard::full(statistic.shape()), statistic)
+                (Shard::full(statistic.shape()), statistic.dtype())
             }
         };
-        Some(Some((shard, if is_mask { 1 } else { 8 * tensor.dtype().bytes() })))
+        Some(Some((shard, if is_mask { 1 } else { 8 * dtype.bytes() })))
     }
 
     fn take_masks(&mut self, whole: &Checkpoint) -> Result<()> {

@@ -31,9 +31,8 @@ impl Trainer {
     pub fn zeros(&self) -> Result<f64> {
         let mut zeros = 0;
         for id in self.unmasked().into_iter().filter(|id| self.context.is_owner(*id)) {
-            zeros +=
-                self.params.param(id).weight().read_f32()?.iter().filter(|weight| **weight == 0.0).count()
-                    as u64;
+            let weights = self.params.param(id).dense()?.read_f32()?;
+            zeros += weights.iter().filter(|weight| **weight == 0.0).count() as u64;
         }
         let zeros = self.context.ranks.sum_over_replica(vec![zeros])?[0];
         Ok(zeros as f64 / self.kept().1.max(1) as f64)
@@ -45,7 +44,7 @@ impl Trainer {
 
     /// A bit for each weight that is not zero.
     fn kept_words(&self, id: ParameterId) -> Result<Vec<u32>> {
-        let weights = self.params.param(id).weight().read_f32()?;
+        let weights = self.params.param(id).dense()?.read_f32()?;
         let word = |weights: &[f32]| {
             let bits = weights.iter().enumerate().map(|(bit, weight)| u32::from(*weight != 0.0) << bit);
             bits.fold(0, |word, bit| word | bit)

@@ -37,4 +37,5 @@ mod support;
 mod tensor;
 mod traffic;
 mod trained;
+mod weights;
 mod zero;

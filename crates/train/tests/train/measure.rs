@@ -55,7 +55,7 @@ impl Measured {
         }
         let truths: Value = serde_json::from_str(&fixture.metadata["truth"]).unwrap();
         let epsilon = fixture.metadata["epsilon"].parse().unwrap();
-        let start = start.version().unwrap();
+        let start = start.dense_copy().unwrap();
         Measured { _folder: folder, context, start, after, truth: truths[case].clone(), epsilon }
     }
 
@@ -124,7 +124,7 @@ fn local_smoothness_is_that_of_its_definition_in_f64() {
 #[test]
 fn weights_that_did_not_move_have_no_smoothness() {
     let [measured, ..] = Measured::all();
-    assert_eq!(smoothness(&measured.surface(), &measured.after.version().unwrap()).unwrap(), None);
+    assert_eq!(smoothness(&measured.surface(), &measured.after.dense_copy().unwrap()).unwrap(), None);
 }
 
 #[test]

@@ -204,7 +204,7 @@ fn chunks_are_about_equal_and_end_with_the_rows() {
             DType::F32,
             Category::Workspace,
         );
-        chunk_rows(linear.outputs(&weights), &x.unwrap())
+        chunk_rows(linear.outputs(weights.get(linear.weight)), &x.unwrap())
     };
     let most = (64 << 20) / (4 * CLASSES);
     assert!(rows(ROWS) >= ROWS && rows(most) >= most);

@@ -1,5 +1,6 @@
 //! Compressing and expanding on a card.
 
+use crate::cuda::stream::Stream;
 use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -10,6 +11,12 @@ use crate::tensor::Tensor;
 pub(crate) static SOURCE: Source = Source {
     parts: &[Part::LANES, Part::KEPT],
     ..lanes::source("compress.cu", include_str!("../compress.cu"), Build::FLOATS)
+};
+
+/// A file of its own, so that a profile says what expanding takes.
+pub(crate) static EXPAND: Source = Source {
+    parts: &[Part::LANES, Part::KEPT],
+    ..lanes::source("expand.cu", include_str!("../expand.cu"), Build::FLOATS)
 };
 
 /// Elements of one size are moved by one kernel.
@@ -68,16 +75,23 @@ pub(super) fn compress_add(cuda: &Cuda, dense: &Tensor, mask: &Mask, kept: &mut 
     unsafe { kernel.launch(blocks(mask), THREADS, 0, args) }
 }
 
-pub(super) fn expand(cuda: &Cuda, kept: &Tensor, mask: &Mask, dense: &mut Tensor) -> Result<()> {
+/// Expands on a stream, which the caller has put in order with the others that use the tensors.
+pub(super) fn expand(
+    cuda: &Cuda,
+    stream: &Stream,
+    kept: &Tensor,
+    mask: &Mask,
+    dense: &mut Tensor,
+) -> Result<()> {
     let name = match mask.form() {
         Form::Bits { .. } => "expand_bits",
         Form::Places(_) => {
-            dense.fill_zero()?;
+            dense.cuda_buffer_mut().fill_on(stream, 0)?;
             "expand_places"
         }
     };
-    let kernel = cuda.kernel(&SOURCE, build(kept.dtype()), name)?;
+    let kernel = cuda.kernel(&EXPAND, build(kept.dtype()), name)?;
     let args = mask_argument(mask).input(kept).output(dense);
     // SAFETY: the caller has compared the lengths with the mask's; both have one type.
-    unsafe { kernel.launch(blocks(mask), THREADS, 0, args) }
+    unsafe { kernel.launch_on(stream, blocks(mask), THREADS, 0, args) }
 }

@@ -1,6 +1,6 @@
 //! A pruned weight of a linear layer that is trained with sparse products: where its kept elements are, in both directions.
 //!
-//! The weight itself stays dense, as everything else knows it; each product takes the kept elements out of it anew, which
+//! Where the weight itself is dense, as everything else knows it, each product takes the kept elements out of it anew, which
 //! costs little beside the product and leaves no second copy that could be out of date. Only where they are is held, until
 //! the mask changes: by rows, by columns, and in which order the second meets the first.
 //!
@@ -73,7 +73,8 @@ impl SparseWeight {
         patterns.chain([&self.order]).map(Tensor::byte_len).sum()
     }
 
-    /// `x W^T + bias` where `transposed`, otherwise `x W + bias`: a row for each row of x.
+    /// `x W^T + bias` where `transposed`, otherwise `x W + bias`: a row for each row of x. The weight is dense, or its kept
+    /// elements.
     pub fn product(
         &self,
         x: &Tensor,
@@ -82,7 +83,10 @@ impl SparseWeight {
         bias: Option<&Tensor>,
         category: Category,
     ) -> Result<Tensor> {
-        let values = compress(weight, &self.mask, Category::Workspace)?;
+        let values = match weight.len() == self.mask.kept() {
+            true => weight.clone().reshape(&[self.mask.kept()]),
+            false => compress(weight, &self.mask, Category::Workspace)?,
+        };
         let w = match transposed {
             true => Csr { pattern: self.by_rows.clone(), values },
             false => Csr { pattern: self.by_columns.clone(), values: self.turned(&values)? },

@@ -28,6 +28,7 @@ const NARROW_GRADIENT: u32 = 1;
 const ADAPT: u32 = 2;
 const LOW_BITS: u32 = 4;
 const COMPRESSED: u32 = 8;
+const COMPRESSED_WEIGHT: u32 = 16;
 
 fn kernel_of(rule: &Rule) -> &'static str {
     match rule {
@@ -87,7 +88,12 @@ impl<'a> Described<'a> {
             tensor.cuda_buffer().address()
         };
         let low = master.as_ref().is_some_and(|master| master.dtype() == DType::U16);
-        let flags = [(*adapt, ADAPT), (low, LOW_BITS), (target.is_compressed(), COMPRESSED)];
+        let flags = [
+            (*adapt, ADAPT),
+            (low, LOW_BITS),
+            (target.is_compressed(), COMPRESSED),
+            (target.weight_is_compressed() && target.is_compressed(), COMPRESSED_WEIGHT),
+        ];
         let flags =
             flags.iter().filter(|(set, _)| *set).fold(width_flag(gradient), |all, (_, flag)| all | flag);
         let [m, v] = [0, 1].map(|i| states.get(i).map_or(0, |state| address(state)));

@@ -110,6 +110,12 @@ impl<'a> Walk<'a> {
     fn new(target: &Target<'a>) -> Walk<'a> {
         let piece = |i: usize, len: usize| i * PIECE..((i + 1) * PIECE).min(len);
         let spans = match target.mask {
+            Some(mask) if target.weight_is_compressed() && target.is_compressed() => {
+                // All that there is stands side by side; cut as under the mask, so that norms have the same bits.
+                let spans = mask.spans().into_iter();
+                let spans = spans.map(|Span { kept, .. }| Span { dense: kept.clone(), kept }).collect();
+                return Walk { mask: None, compressed: false, spans };
+            }
             Some(mask) => mask.spans(),
             None => {
                 let len = target.weight.len();

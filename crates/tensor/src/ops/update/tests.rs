@@ -85,6 +85,13 @@ impl Layer {
         self
     }
 
+    /// The same with the weight compressed too.
+    fn packed(mut self) -> Layer {
+        let mask = self.mask.as_ref().expect("it was masked before");
+        self.weight = compress(&self.weight, mask, Category::Weights).unwrap();
+        self
+    }
+
     fn target<'a>(&'a mut self, gradient: &'a Tensor) -> Target<'a> {
         Target {
             weight: &mut self.weight,
@@ -117,7 +124,7 @@ impl Layer {
     /// The bytes of weight, master and states, the last two dense.
     fn bytes(&self) -> Vec<Vec<u8>> {
         let dense = |x: &Tensor| match &self.mask {
-            Some(mask) if x.len() < self.weight.len() => {
+            Some(mask) if x.len() < mask.len() => {
                 expand(x, mask, &[mask.len()], Category::Optimizer).unwrap().host_bytes().into_owned()
             }
             _ => x.host_bytes().into_owned(),
@@ -234,18 +241,22 @@ proptest! {
                     [(Master::Itself, DType::F32), (Master::Full, DType::Bf16), (Master::Low, DType::Bf16)]
                 {
                     let mut small = Layer::new(device, &rule, &start, master).masked(&words, true);
+                    let mut packed = Layer::new(device, &rule, &start, master).masked(&words, true).packed();
                     let mut large = Layer::new(other, &rule, &start, master).masked(&words, false);
                     let mut plain = Layer { mask: None, ..Layer::new(device, &rule, &start, master).masked(&words, false) };
                     for &(number, ref g) in &gradients {
                         let mask = small.mask.clone().unwrap();
                         let dense = tensor(device, dtype, &[n], g);
-                        small.step(rule, number, &compress(&dense, &mask, Category::Gradients).unwrap());
+                        let kept = compress(&dense, &mask, Category::Gradients).unwrap();
+                        small.step(rule, number, &kept);
+                        packed.step(rule, number, &kept);
                         large.step(rule, number, &tensor(other, dtype, &[n], g));
                         let mut zeroed = dense;
                         apply(&mut zeroed, &mask).unwrap();
                         plain.step(rule, number, &zeroed);
                     }
                     prop_assert!(small.bytes() == large.bytes(), "{:?} {:?}", rule, master);
+                    prop_assert!(small.bytes() == packed.bytes(), "{:?} {:?}, weights compressed", rule, master);
                     if matches!(device, Device::Cpu(_)) && !rule.adapts() {
                         prop_assert!(small.bytes() == plain.bytes(), "{:?} {:?}", rule, master);
                     }

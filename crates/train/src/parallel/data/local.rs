@@ -27,9 +27,9 @@ enum Vector {
 /// Makes weights and state the mean over the ranks of a group, in the same bits on all.
 pub(crate) fn average(params: &mut ParamStore, group: &Communicator) -> Result<()> {
     let Some((_, first)) = params.iter().next() else { return Ok(()) };
-    let (device, mut vectors) = (first.weight().device(), Vec::new());
+    let (device, mut vectors) = (first.device(), Vec::new());
     for (id, param) in params.iter() {
-        if param.weight().dtype() == DType::F32 {
+        if param.dtype() == DType::F32 {
             vectors.push((Vector::Weight(id), param.state_len()));
         }
         vectors.extend(param.state().enumerate().map(|(i, state)| (Vector::State(id, i), state.len())));
@@ -76,7 +76,7 @@ pub(crate) fn average(params: &mut ParamStore, group: &Communicator) -> Result<(
 /// Where weights are the roundings of masters, makes them those of the new ones.
 fn round_masters(params: &mut ParamStore) -> Result<()> {
     for (_, param) in params.iter_mut() {
-        let dtype = param.weight().dtype();
+        let dtype = param.dtype();
         if dtype != DType::F32 {
             let master = param.state().next().expect("a rounded weight has a master");
             let rounded = cast(master, dtype, Category::Workspace)?;

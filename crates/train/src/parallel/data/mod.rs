@@ -213,6 +213,6 @@ impl GradientSink for Door<'_, '_> {
 /// What stands for a gradient that no micro-batch came for.
 fn zeros(params: &ParamStore, id: ParameterId) -> Result<Tensor> {
     let param = params.param(id);
-    let (device, dtype) = (param.weight().device(), param.weight().dtype());
+    let (device, dtype) = (param.device(), param.dtype());
     Ok(Tensor::zeros(&device, &param.state_shape(), dtype, espalier_tensor::Category::Gradients)?)
 }

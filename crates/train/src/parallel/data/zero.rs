@@ -245,10 +245,10 @@ fn put_in_place(arrived: Gathering, params: &mut ParamStore) -> Result<()> {
     let arrived = arrived.wait()?;
     for &(id, length) in &arrived.packet.lengths {
         let param = params.param_mut(id);
-        let (device, dtype) = (param.weight().device(), param.weight().dtype());
-        match param.compressing_mask() {
-            None => arrived.join(id, param.weight_mut())?,
-            Some(_) => {
+        let (device, dtype) = (param.device(), param.dtype());
+        match param.values_mut() {
+            Some(at_rest) => arrived.join(id, at_rest)?,
+            None => {
                 let mut kept = Tensor::empty(&device, &[length], dtype, Category::Workspace)?;
                 arrived.join(id, &mut kept)?;
                 param.set_values(&kept)?;

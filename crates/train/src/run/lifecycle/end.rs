@@ -79,7 +79,7 @@ impl Run {
         let totals = [ledger, device.host_ledger()].map(|ledger| ledger.total_peak() as u64);
         let bytes = [&totals[..], &sent[..], &peaks[..]].concat();
         let (ranks, peers) = (self.trainer.ranks(), self.trainer.peers());
-        let digests = self.trainer.params().digests(|param| peers.digest(param.id(), param.weight()))?;
+        let digests = self.trainer.params().digests(|param| peers.digest(param.id(), &param.dense()?))?;
         ranks.agree("weights at the end", &hash_of(&digests))?;
         let bytes = ranks.largest(bytes)?;
         let hash = hash_of(&ranks.of_replica(digests)?);

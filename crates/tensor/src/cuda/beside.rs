@@ -1,0 +1,46 @@
+//! Kernels that run beside the compute stream, ahead of those that need what they make.
+//!
+//! They wait for what the compute stream has been given so far, so that they may write to memory which that work was the last to
+//! use, and run while it takes what it is given next. Whoever needs what they make, or is about to change or free what they read,
+//! orders the compute stream behind them.
+
+use super::Cuda;
+use super::stream::{Event, Stream};
+use crate::error::Result;
+
+/// Work of the side stream, up to its last kernel.
+#[derive(Debug)]
+pub struct Beside {
+    done: Event,
+    cuda: Cuda,
+}
+
+impl Cuda {
+    /// Queues what `work` launches on the side stream, behind what the compute stream has now.
+    pub fn beside(&self, work: impl FnOnce(&Stream) -> Result<()>) -> Result<Beside> {
+        let side = &self.0.side;
+        self.order(self.compute(), side)?;
+        let queued = work(side);
+        let done = Event::new()?;
+        done.record(side)?;
+        let beside = Beside { done, cuda: self.clone() };
+        if queued.is_err() {
+            // What was launched of it may still write.
+            beside.join()?;
+        }
+        queued.map(|()| beside)
+    }
+
+    /// Whether work is being recorded, for which there is one stream.
+    pub fn is_recording(&self) -> bool {
+        self.free_blocks().is_setting_aside()
+    }
+}
+
+impl Beside {
+    /// Lets later work of the compute stream wait for it; the host does not.
+    pub fn join(&self) -> Result<()> {
+        self.cuda.bind()?;
+        self.cuda.compute().wait(&self.done)
+    }
+}

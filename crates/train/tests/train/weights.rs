@@ -1,0 +1,288 @@
+//! Weights that rest as kept values train as dense ones do, bit for bit, with every method, optimizer, schedule and axis; in the memory
+//! that the plan says.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use espalier_nn::weights::WeightStore;
+use espalier_plan::schedule::Chunk;
+use espalier_tensor::Category;
+use espalier_train::Summary;
+use espalier_train::infer::{Sampler, Sampling};
+use espalier_train::trainer::Trainer;
+use tempfile::TempDir;
+
+use crate::support::{Base, checkpoints, hash, images, on_every_rank, prepare, tiny_cnn, tiny_gpt};
+
+const COMPRESSED: &str = "prune.weights=compressed";
+
+fn gpt() -> Base {
+    tiny_gpt(&["model.layers=3", "train.batch=8", "train.micro_batches=4", "train.eval_samples=8"])
+}
+
+/// A sample of every kind: each method, optimizer, schedule and axis is in one of them at least.
+fn cases() -> Vec<(&'static str, Base)> {
+    let cnn = tiny_cnn(&["train.batch=8"]);
+    let resnet = images().set("model.name=resnet8").set("data.size=16").set("data.count=32");
+    let pipeline =
+        |schedule: &str| gpt().set("parallel.pipeline=2").set(format!("parallel.schedule={schedule}"));
+    let all: Vec<(&'static str, Base, &[&str])> = vec![
+        ("magnitude, adamw", gpt(), &["prune.method=magnitude", "train.clip=0.5"]),
+        (
+            "random, low bits",
+            gpt(),
+            &["prune.method=random", "train.precision=bf16", "optimizer.master=low-bits"],
+        ),
+        ("places", gpt(), &["prune.method=magnitude", "prune.sparsity=0.98", "optimizer.name=adam"]),
+        ("snip, lamb", gpt(), &["prune.method=snip", "optimizer.name=lamb", "prune.samples=8"]),
+        ("grasp, lars", gpt(), &["prune.method=grasp", "optimizer.name=lars", "prune.samples=8"]),
+        ("wanda, bf16", gpt(), &["prune.method=wanda", "train.precision=bf16", "prune.samples=8"]),
+        ("rigl", gpt(), &["prune.method=rigl", "prune.every=2", "train.precision=bf16"]),
+        ("rigl, dense first", cnn.clone(), &["prune.method=rigl", "prune.every=2", "prune.dense_first=true"]),
+        ("set, momentum", gpt(), &["prune.method=set", "prune.every=2", "optimizer.name=momentum"]),
+        (
+            "gradual, embeddings",
+            gpt(),
+            &["prune.method=gradual", "prune.every=2", "prune.end=5", "prune.embeddings=true"],
+        ),
+        ("late", gpt(), &["prune.method=magnitude", "prune.at=3", "prune.biases=true"]),
+        ("early-bird", gpt(), &["prune.method=early-bird", "prune.every=1", "prune.latest=3"]),
+        (
+            "early-bird, channels",
+            cnn.clone(),
+            &["prune.method=early-bird", "prune.form=channels", "prune.every=1", "prune.latest=3"],
+        ),
+        (
+            "lottery",
+            gpt(),
+            &["prune.method=lottery", "prune.sparsity=0.5", "prune.rate=0.3", "prune.rewind=1"],
+        ),
+        ("lottery, from the start", cnn.clone(), &["prune.method=lottery", "prune.sparsity=0.6"]),
+        ("2:4, nesterov", gpt(), &["prune.method=2:4", "optimizer.name=nesterov"]),
+        ("convolutions, sgd", cnn.clone(), &["prune.method=magnitude", "optimizer.name=sgd"]),
+        ("sparse products", gpt(), &["prune.method=magnitude", "prune.kernels=sparse"]),
+        ("blocks recomputed", gpt(), &["prune.method=magnitude", "train.recompute=block"]),
+        ("attention recomputed", gpt(), &["prune.method=magnitude", "train.recompute=attention"]),
+        ("noise", gpt(), &["prune.method=magnitude", "train.noise_scale=true"]),
+        ("replicas", gpt().set("train.micro_batches=2"), &["prune.method=magnitude", "parallel.data=2"]),
+        (
+            "zero 1, lamb",
+            gpt().set("train.micro_batches=2"),
+            &["prune.method=magnitude", "parallel.data=2", "parallel.zero=1", "optimizer.name=lamb"],
+        ),
+        (
+            "zero 2, rigl",
+            gpt().set("train.micro_batches=2"),
+            &["prune.method=rigl", "prune.every=2", "parallel.data=2", "parallel.zero=2"],
+        ),
+        (
+            "local",
+            gpt().set("train.micro_batches=2"),
+            &["prune.method=magnitude", "parallel.data=2", "parallel.average_every=3"],
+        ),
+        ("tensor", gpt(), &["prune.method=magnitude", "parallel.tensor=2", "train.precision=bf16"]),
+        ("sequence", gpt(), &["prune.method=random", "parallel.tensor=2", "parallel.sequence=true"]),
+        ("spatial", resnet, &["prune.method=magnitude", "parallel.spatial=2"]),
+        ("1f1b", pipeline("1f1b"), &["prune.method=magnitude", "prune.embeddings=true"]),
+        ("zb-h1", pipeline("zb-h1"), &["prune.method=snip", "prune.samples=8"]),
+        ("interleaved", pipeline("interleaved"), &["prune.method=magnitude", "train.recompute=block"]),
+        ("chimera", pipeline("chimera"), &["prune.method=rigl", "prune.every=2"]),
+        (
+            "pipedream",
+            pipeline("pipedream"),
+            &["prune.method=magnitude", "model.tied=false", "train.precision=bf16"],
+        ),
+        ("2bw", pipeline("2bw"), &["prune.method=random", "model.tied=false"]),
+        (
+            "stages of replicas, zero",
+            pipeline("1f1b").set("train.micro_batches=2"),
+            &["prune.method=gradual", "prune.every=2", "prune.end=5", "parallel.data=2", "parallel.zero=1"],
+        ),
+    ];
+    all.into_iter()
+        .map(|(name, base, set)| (name, base.with(["prune.sparsity=0.8"]).with(set)))
+        .map(fixed)
+        .collect()
+}
+
+/// 2:4 has a sparsity of its own.
+fn fixed((name, base): (&'static str, Base)) -> (&'static str, Base) {
+    if name.starts_with("2:4") { (name, base.set("prune.sparsity=0.5")) } else { (name, base) }
+}
+
+#[test]
+fn compressed_weights_train_as_dense_weights_bit_for_bit() {
+    for (name, base) in cases() {
+        let base = base.steps(7).set("train.eval_every=3");
+        let [dense, compressed] = [base.clone(), base.set(COMPRESSED)].map(|base| base.run());
+        let shown = |of: &Summary| {
+            (of.weights_hash.clone(), of.loss, format!("{:?} {:?}", of.validation, of.kept_by_layer))
+        };
+        assert_eq!(shown(&dense), shown(&compressed), "{name}");
+        // The optimizer has not a byte more; where it is pruned from the start, weights have as many fewer as the plan says.
+        let peak = |of: &Summary, category: &str| of.memory[category].measured.unwrap();
+        assert_eq!(peak(&dense, "optimizer"), peak(&compressed, "optimizer"), "{name}");
+    }
+}
+
+/// The files of a checkpoint.
+fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    paths.map(|path| (name(&path), fs::read(&path).unwrap())).collect()
+}
+
+/// Checkpoints are the same files, and a run goes on with the other form, in both directions.
+#[test]
+fn a_run_goes_on_with_the_other_form() {
+    for (name, base) in [
+        ("magnitude", gpt().set("prune.method=magnitude")),
+        ("rigl", gpt().set("prune.method=rigl").set("prune.every=2").set("train.precision=bf16")),
+        ("late", gpt().set("prune.method=magnitude").set("prune.at=5")),
+        ("lottery", gpt().set("prune.method=lottery").set("prune.sparsity=0.5").set("prune.rewind=1")),
+        ("tensor", gpt().set("prune.method=magnitude").set("parallel.tensor=2").set("prune.embeddings=true")),
+        ("zero", gpt().set("prune.method=magnitude").set("parallel.data=2").set("parallel.zero=1")),
+    ] {
+        let base = base.steps(8).set("checkpoint.every=4").set("train.micro_batches=2");
+        let (dense, compressed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let expected = hash(base.run_in(dense.path()));
+        assert_eq!(hash(base.set(COMPRESSED).run_in(compressed.path())), expected, "{name}");
+        let saved =
+            |folder: &TempDir, step| contents(&folder.path().join(format!("checkpoints/step-00000{step}")));
+        for step in [4, 8] {
+            assert!(saved(&dense, step) == saved(&compressed, step), "{name}: checkpoints after step {step}");
+        }
+        for (folder, set) in [(&dense, COMPRESSED), (&compressed, "prune.weights=dense")] {
+            fs::remove_dir_all(folder.path().join("checkpoints/step-000008")).unwrap();
+            assert_eq!(hash(base.set(set).run_in(folder.path())), expected, "{name}: on with {set}");
+        }
+    }
+}
+
+/// What stands before the first step is what dense weights are too: they are drawn when they are asked for.
+#[test]
+fn weights_that_were_not_drawn_yet_are_what_they_will_be() {
+    let base = gpt().set("prune.method=random").set("prune.sparsity=0.9");
+    let [mut dense, mut compressed] = [base.clone(), base.set(COMPRESSED)].map(|base| base.trainer(2));
+    let total =
+        |trainer: &Trainer| trainer.params().iter().map(|(_, param)| param.weight_bytes()).sum::<usize>();
+    assert!(total(&compressed) < total(&dense) / 2, "nothing is there of what will be pruned");
+    for _ in 0..2 {
+        let loss = |trainer: &mut Trainer| trainer.evaluate().unwrap().unwrap().loss;
+        assert_eq!(loss(&mut dense), loss(&mut compressed));
+        assert_eq!(dense.params().hash().unwrap(), compressed.params().hash().unwrap());
+        let folder = tempfile::tempdir().unwrap();
+        let save = |trainer: &mut Trainer, name: &str| {
+            contents(&trainer.save(&checkpoints(&base, &folder.path().join(name))).unwrap())
+        };
+        assert!(save(&mut dense, "dense") == save(&mut compressed, "compressed"));
+        dense.step().unwrap();
+        compressed.step().unwrap();
+    }
+}
+
+/// From the first step on, where the method needs no pass over dense weights: weights, state and mask to the byte, at the peak.
+#[test]
+fn every_byte_is_predicted() {
+    for (method, precision, more) in [
+        ("random", "bf16", "optimizer.master=low-bits"),
+        ("magnitude", "f32", "train.recompute=block"),
+        ("rigl", "bf16", "prune.every=2"),
+        ("snip", "f32", "prune.samples=8"),
+        ("magnitude", "bf16", "parallel.pipeline=2"),
+        ("random", "f32", "parallel.data=2"),
+        ("magnitude", "f32", "prune.kernels=sparse"),
+    ] {
+        let base = gpt()
+            .with(["model.tied=false", "prune.sparsity=0.75", COMPRESSED, more])
+            .set(format!("prune.method={method}"))
+            .set(format!("train.precision={precision}"));
+        let (plan, ..) = prepare(&base, 1);
+        let ranks = on_every_rank(&base, |mut trainer| {
+            (0..3).try_for_each(|_| trainer.step().map(drop))?;
+            let ledger = trainer.device().ledger();
+            let held =
+                [Category::Weights, Category::Optimizer, Category::Mask].map(|one| ledger.peak(one) as u64);
+            let at_rest = ledger.current(Category::Weights) as u64;
+            Ok((held, at_rest, expanded(&trainer), ledger.peak(Category::Workspace) as u64))
+        });
+        for (rank, (held, at_rest, expanded, workspace)) in ranks.into_iter().enumerate() {
+            let predicted = plan.rank(rank).unwrap().memory;
+            let case = format!("{method} {precision} {more}, rank {rank}");
+            assert_eq!(held, [predicted.weights, predicted.optimizer, predicted.mask], "{case}");
+            assert_eq!(at_rest, predicted.weights_at_rest, "{case}");
+            assert_eq!(
+                Some(expanded),
+                predicted.workspace,
+                "{case}: the largest block that is dense at once"
+            );
+            assert!(expanded <= workspace, "{case}");
+        }
+    }
+}
+
+/// The most that entering a block makes.
+fn expanded(trainer: &Trainer) -> u64 {
+    let (params, ledger) = (trainer.params(), trainer.device().ledger());
+    let stage = &trainer.context().stage;
+    let blocks =
+        stage.chunks().iter().flat_map(|Chunk { part, .. }| trainer.context().plan.parts[*part].clone());
+    let of_block = |block: usize| {
+        let entered = params.enter(block, None).unwrap();
+        let held = ledger.current(Category::Workspace) as u64;
+        drop(entered);
+        held
+    };
+    blocks.map(of_block).max().unwrap_or(0)
+}
+
+/// 2 f + 2 f + 10 f bytes and the mask, where each kept weight had 2 / f of its own before.
+#[test]
+fn bytes_of_a_prunable_weight() {
+    for (master, most) in [("f32", 1.75), ("low-bits", 1.55)] {
+        let base = tiny_gpt(&["train.precision=bf16", "model.width=64", "prune.sparsity=0.9", COMPRESSED])
+            .set("prune.method=magnitude")
+            .set(format!("optimizer.master={master}"));
+        let mut trainer = base.trainer(1);
+        trainer.step().unwrap();
+        let each = trainer.state_bytes().unwrap();
+        assert!(each.total() <= most, "{each:?}");
+        let planned = prepare(&base, 1).0.state_bytes();
+        assert!((each.total() - planned.total()).abs() < 1e-3, "{each:?} {planned:?}");
+    }
+}
+
+/// A method that prunes on the way gives the memory back.
+#[test]
+fn weights_that_are_pruned_on_the_way_are_compressed_from_then_on() {
+    let base =
+        gpt().set("prune.method=magnitude").set("prune.sparsity=0.9").set("prune.at=2").set(COMPRESSED);
+    let mut trainer = base.steps(4).trainer(1);
+    let weights = |trainer: &Trainer| trainer.device().ledger().current(Category::Weights);
+    (0..2).for_each(|_| drop(trainer.step().unwrap()));
+    let before = weights(&trainer);
+    assert_eq!(before as u64, prepare(&base, 1).0.memory.weights, "dense until then");
+    trainer.step().unwrap();
+    let gone: usize = trainer.params().masks().map(|(_, mask)| 4 * (mask.len() - mask.kept())).sum();
+    assert_eq!(weights(&trainer), before - gone);
+    let held = trainer.device().ledger().peak(Category::Weights);
+    assert_eq!(held, before, "no second copy");
+}
+
+/// Text that a model writes while it trains.
+#[test]
+fn a_model_of_compressed_weights_writes_the_same_text() {
+    for set in [&[][..], &["prune.kernels=sparse"], &["parallel.tensor=2"], &["parallel.pipeline=2"]] {
+        let base = gpt().set("prune.method=magnitude").set("prune.sparsity=0.8").with(set);
+        let write = |base: &Base| {
+            on_every_rank(base, |mut trainer| {
+                trainer.step()?;
+                let mut sampler = Sampler::new(Sampling { seed: 3, ..Sampling::GREEDY });
+                let mut generator = trainer.generator()?;
+                Ok(generator.write(&[1, 2, 3], 12, &mut sampler, &mut |_| true)?.tokens)
+            })
+        };
+        assert_eq!(write(&base), write(&base.set(COMPRESSED)), "{set:?}");
+    }
+}
