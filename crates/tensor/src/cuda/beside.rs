@@ -38,6 +38,11 @@ impl Cuda {
 }
 
 impl Beside {
+    /// The card that does it.
+    pub fn cuda(&self) -> &Cuda {
+        &self.cuda
+    }
+
     /// Lets later work of the compute stream wait for it; the host does not.
     pub fn join(&self) -> Result<()> {
         self.cuda.bind()?;

@@ -13,7 +13,7 @@ use crate::ops::pieces;
 use crate::tensor::Tensor;
 use crate::{bf16, with_float};
 
-pub use ahead::{Compressed, Expanding, expand_ahead};
+pub use ahead::{Compressed, Expanding, expand_ahead, expand_all};
 
 /// The kept elements of a dense tensor.
 pub fn compress(dense: &Tensor, mask: &Mask, category: Category) -> Result<Tensor> {

@@ -3,6 +3,8 @@
 // expand_bits(mask, kept, dense): dense = kept in their places, zero elsewhere.
 // expand_places(mask, kept, dense): the same, into a tensor that is zero.
 //   Blocks of 256; bits: grid ceil(length / 4096); places: grid ceil(kept / 4096).
+// expand_fence(): nothing. Kernels that begin early read weights before they wait for the work before them; where this stands between, what
+//   was expanded is complete by then.
 //
 // All that a model does with weights which rest compressed waits for this, so it runs at the memory's rate: a block's kept values come
 // into shared memory one after the other, and a thread makes 16 bytes of the dense tensor at a time from the bits of one word, so that
@@ -33,6 +35,8 @@ KERNEL(256) expand_bits(Mask mask, const T* __restrict__ kept, T* __restrict__ d
         }
     });
 }
+
+KERNEL(32) expand_fence() {}
 
 KERNEL(256) expand_places(Mask mask, const T* __restrict__ kept, T* __restrict__ dense) {
     const Kept here = count_kept(mask, blockIdx.x);

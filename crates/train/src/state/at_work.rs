@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use espalier_nn::weights::{BufferId, ParameterId, WeightStore};
-use espalier_tensor::ops::compress::{Compressed, Expanding, expand_ahead};
+use espalier_tensor::ops::compress::{Compressed, Expanding, expand_ahead, expand_all};
 use espalier_tensor::ops::sparse::SparseWeight;
-use espalier_tensor::{Category, Tensor};
+use espalier_tensor::{Category, Error, Tensor};
 
 use super::resting::{Resting, Stored};
 
@@ -94,10 +94,7 @@ impl Workplace {
         let is_recorded = device.is_recording();
         let dense = match if is_recorded { None } else { self.take(block) } {
             Some(ready) => ready.wait()?,
-            None => {
-                let one = |id: &ParameterId| weights.resting(*id).dense(Category::Workspace);
-                ids.iter().map(one).collect::<Result<_, _>>()?
-            }
+            None => expanded(weights, &ids)?,
         };
         if let Some(next) = next.filter(|_| device.works_ahead()) {
             self.begin(weights, next)?;
@@ -121,9 +118,7 @@ impl Workplace {
     /// Begins to expand a block ahead of its use.
     fn begin(&self, weights: &dyn RestingWeights, block: usize) -> espalier_nn::Result<()> {
         let (ids, _) = self.to_expand(weights, block);
-        let compressed: Option<Vec<Compressed<'_>>> =
-            ids.iter().map(|id| weights.resting(*id).compressed()).collect();
-        if let Some(compressed) = compressed.filter(|all| !all.is_empty()) {
+        if let Some(compressed) = all_compressed(weights, &ids).filter(|all| !all.is_empty()) {
             let dense = expand_ahead(&compressed, Category::Workspace)?;
             self.put(Some(ReadyBlock { owner: self.owner, block, dense }));
         }
@@ -137,6 +132,19 @@ impl Workplace {
             let dense = Expanding::ready(dense.into_iter().map(|(_, dense)| dense).collect());
             *ready = Some(ReadyBlock { owner: self.owner, block, dense });
         }
+    }
+}
+
+/// Some weights as kept values, where all of them rest so.
+fn all_compressed<'a>(weights: &'a dyn RestingWeights, ids: &[ParameterId]) -> Option<Vec<Compressed<'a>>> {
+    ids.iter().map(|id| weights.resting(*id).compressed()).collect()
+}
+
+/// Some weights dense, now.
+fn expanded(weights: &dyn RestingWeights, ids: &[ParameterId]) -> Result<Vec<Tensor>, Error> {
+    match all_compressed(weights, ids) {
+        Some(compressed) => expand_all(&compressed, Category::Workspace),
+        None => ids.iter().map(|id| weights.resting(*id).dense(Category::Workspace)).collect(),
     }
 }
 

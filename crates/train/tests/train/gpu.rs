@@ -5,8 +5,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use espalier_tensor::Device;
+use espalier_nn::weights::WeightStore;
 use espalier_tensor::cuda::Cuda;
+use espalier_tensor::{Category, Device};
 use espalier_testing::{Need, skipped};
 use espalier_train::infer::{Sampler, Sampling};
 use espalier_train::parallel::on_threads;
@@ -223,6 +224,91 @@ fn parts_and_tiles_that_share_a_gpu_learn_as_one() {
             }
         }
     }
+}
+
+/// Weights that rest as kept values: a block's are expanded beside the work of the block before it. The bits of dense weights, for every
+/// way through the blocks.
+#[test]
+fn compressed_weights_give_the_bits_of_dense_weights_on_a_gpu() {
+    let Some(gpu) = gpu() else { return };
+    let wide = gpt().set("model.width=128").set("model.context=32");
+    let cases: [(&str, Base, &[&str]); 10] = [
+        ("random", wide.clone(), &["prune.method=random"]),
+        ("places", wide.clone(), &["prune.method=random", "prune.sparsity=0.98"]),
+        ("blocks recomputed", wide.clone(), &["prune.method=magnitude", "train.recompute=block"]),
+        ("micro-batches", wide.clone(), &["prune.method=magnitude", "train.micro_batches=2"]),
+        ("embeddings", wide.clone(), &["prune.method=magnitude", "prune.embeddings=true"]),
+        ("snip", wide.clone(), &["prune.method=snip", "prune.samples=16"]),
+        ("rigl, adamw", wide.clone(), &["prune.method=rigl", "prune.every=5", "optimizer.name=adamw"]),
+        ("late, lamb", wide.clone(), &["prune.method=magnitude", "prune.at=7", "optimizer.name=lamb"]),
+        ("resnet8", resnet8(), &["prune.method=magnitude"]),
+        ("stages", wide, &["prune.method=magnitude", "parallel.pipeline=2", "train.micro_batches=4"]),
+    ];
+    for (name, base, set) in cases {
+        for precision in ["f32", "bf16"] {
+            let base = base.set("prune.sparsity=0.9").with(set).set(format!("train.precision={precision}"));
+            let dense = run(&base, &gpu);
+            let compressed = run(&base.set("prune.weights=compressed"), &gpu);
+            assert_eq!(dense, compressed, "{name} in {precision}");
+            if precision == "bf16" {
+                let low = base.set("optimizer.master=low-bits");
+                assert_eq!(dense, run(&low.set("prune.weights=compressed"), &gpu), "{name}: the low bits");
+            }
+        }
+    }
+}
+
+/// Recorded passes have one stream, on which blocks are expanded as they come.
+#[test]
+fn recorded_passes_over_compressed_weights_give_the_bits_of_dense_ones() {
+    let Some(gpu) = gpu() else { return };
+    let base = tiny_cnn(&["prune.method=magnitude", "prune.sparsity=0.8"]).steps(STEPS);
+    let take = |base: &Base, record: bool| {
+        let (plan, dataset, _) = prepare(base, 2);
+        dataset.keep_on(&gpu).unwrap();
+        let mut trainer = Trainer::new(plan, dataset, &gpu).unwrap();
+        assert!(!record || trainer.record_passes());
+        let shown = shown(&mut trainer).unwrap();
+        assert_eq!(trainer.has_recorded_passes(), record);
+        shown
+    };
+    let expected = take(&base, false);
+    for record in [false, true] {
+        assert_eq!(take(&base.set("prune.weights=compressed"), record), expected, "recorded: {record}");
+    }
+}
+
+/// Two blocks at once, of which the plan knows; and text written by the model as it trains.
+#[test]
+fn compressed_weights_on_a_gpu_take_what_is_planned_and_write_the_same_text() {
+    let Some(gpu) = gpu() else { return };
+    let base = gpt()
+        .with(["prune.method=magnitude", "prune.sparsity=0.9", "model.width=128", "model.tied=false"])
+        .with(["device.kind=cuda", "train.precision=bf16"]);
+    let text = |set: &str| {
+        // A ledger that no other test writes to.
+        let gpu = gpu.another().unwrap();
+        let (plan, dataset, _) = prepare(&base.set(set).steps(STEPS), 2);
+        let (predicted, blocks) = (plan.memory, plan.model.blocks.len());
+        let mut trainer = Trainer::new(plan, dataset, &gpu).unwrap();
+        (0..3).for_each(|_| drop(trainer.step().unwrap()));
+        let ledger = gpu.ledger();
+        let measured =
+            [Category::Weights, Category::Optimizer, Category::Mask].map(|one| ledger.peak(one) as u64);
+        assert_eq!(measured, [predicted.weights, predicted.optimizer, predicted.mask], "{set}");
+        let (params, before) = (trainer.params(), ledger.current(Category::Workspace));
+        let held = |block: usize| {
+            let _entered = params.enter(block, Some(block + 1).filter(|next| *next < blocks)).unwrap();
+            (ledger.current(Category::Workspace) - before) as u64
+        };
+        let expanded = (0..blocks).map(held).max().unwrap();
+        assert_eq!(expanded, predicted.workspace.unwrap_or(0), "{set}");
+        assert!(ledger.peak(Category::Workspace) as u64 >= expanded, "{set}");
+        let mut sampler = Sampler::new(Sampling::GREEDY);
+        let mut generator = trainer.generator().unwrap();
+        generator.write(&[1, 2, 3], 12, &mut sampler, &mut |_| true).unwrap().tokens
+    };
+    assert_eq!(text("prune.weights=dense"), text("prune.weights=compressed"));
 }
 
 /// With a cache and without, on one rank and on two that share the card: in f32 the tokens of the processor; in bf16 the same every time.

@@ -45,12 +45,20 @@ impl Drop for Joined {
     }
 }
 
+/// Makes dense tensors of some on one device, for any work that is queued from now on.
+pub fn expand_all(all: &[Compressed<'_>], category: Category) -> Result<Vec<Tensor>> {
+    let dense = all.iter().map(|one| one.expand(category)).collect::<Result<_>>()?;
+    if let Some(Device::Cuda(gpu)) = all.first().map(|one| one.kept.device()) {
+        cuda::fence(&gpu)?;
+    }
+    Ok(dense)
+}
+
 /// Starts to make dense tensors of some on one device: at once where that does nothing beside its queue.
 pub fn expand_ahead(all: &[Compressed<'_>], category: Category) -> Result<Expanding> {
     let device = all.first().map(|one| one.kept.device());
     let Some(Device::Cuda(gpu)) = device.filter(Device::works_ahead) else {
-        let dense = all.iter().map(|one| one.expand(category)).collect::<Result<_>>()?;
-        return Ok(Expanding::ready(dense));
+        return Ok(Expanding::ready(expand_all(all, category)?));
     };
     let device = Device::Cuda(gpu.clone());
     // Memory first: what it was used for before is on the compute stream by then, behind which the side stream comes.
@@ -77,6 +85,7 @@ impl Expanding {
     pub fn wait(mut self) -> Result<Vec<Tensor>> {
         if let Some(beside) = self.beside.0.take() {
             beside.join()?;
+            cuda::fence(beside.cuda())?;
         }
         Ok(std::mem::take(&mut self.dense))
     }
