@@ -1,7 +1,7 @@
 //! Predicted bytes of one rank, by the categories in which memory is counted while a run goes on.
 //!
 //! For each parameter: its weight and its gradient in the precision of the run (over several micro-batches the gradient
-//! is summed in f32), the optimizer's moments in f32, and in
+//! is summed in f32), the optimizer's moments in f32 or bf16, and in
 //! bf16 a master weight in f32 (or its low bits). Pruned, gradients and state are those of kept weights, and a mask is added. Buffers are f32 whatever the precision. Where ranks
 //! share out the optimizer's state, or gradients too, a rank has its part of each parameter's (exact where it is known how much of
 //! each is kept). Activations are those of one micro-batch.
@@ -323,7 +323,7 @@ impl<'a> Prediction<'a> {
             }
             Sharing::Local { after, .. } => {
                 let lengths: Vec<u64> = all.iter().map(|one| one.elements).collect();
-                let average = average_bytes(&lengths, precision.size() + each);
+                let average = average_bytes(&lengths, storage.averaged_vectors());
                 if after > 0 { average.max(packed) } else { average }
             }
         };
@@ -506,13 +506,19 @@ mod tests {
         assert_eq!(bytes(&[bf16, many, stages, "parallel.schedule=pipedream"]), 2, "a step after each");
     }
 
-    /// bf16 with Adam: 2.125 + 14 f bytes and the directory (SAMO: 24 f + 2, dense: 20), or 12 f with the low bits.
+    /// bf16 with Adam: 2.125 + 14 f bytes and the directory (SAMO: 24 f + 2, dense: 20), or 12 f with the low bits,
+    /// and 8 f with moments in bf16.
     #[test]
     fn bytes_for_each_pruned_parameter() {
         let model = resnet(ResNet::R18, (32, 32, 3), 10, Form::Small);
-        for (sparsity, master, most) in [(0.9, "f32", 3.55), (0.8, "f32", 4.95), (0.9, "low-bits", 3.35)] {
+        for (sparsity, master, moments, most) in [
+            (0.9, "f32", "f32", 3.55),
+            (0.8, "f32", "f32", 4.95),
+            (0.9, "low-bits", "f32", 3.35),
+            (0.9, "low-bits", "bf16", 2.95),
+        ] {
             let text = format!(
-                "[prune]\nmethod = \"random\"\nsparsity = {sparsity}\n[train]\nprecision = \"bf16\"\n[optimizer]\nmaster = \"{master}\""
+                "[prune]\nmethod = \"random\"\nsparsity = {sparsity}\n[train]\nprecision = \"bf16\"\n[optimizer]\nmaster = \"{master}\"\nmoments = \"{moments}\""
             );
             let run = RunFile::parse(&text, &[]).unwrap();
             let (memory, dense) = (of_run(&model, &run), predict(&model, "adamw", Precision::Bf16));
@@ -522,9 +528,9 @@ mod tests {
             let others = 16 * (model.parameter_count() - candidates);
             let state = memory.weights + memory.gradients + memory.optimizer + memory.mask;
             let buffers = memory.weights - 2 * model.parameter_count();
-            // Those not pruned have 16 bytes each, or 14 with the low bits.
-            let each = (state - buffers - if master == "f32" { others } else { others / 16 * 14 }) as f64
-                / candidates as f64;
+            // Those not pruned have 16 bytes each, 2 less with the low bits and 4 less with moments in bf16.
+            let less = if master == "f32" { 0 } else { 2 } + if moments == "f32" { 0 } else { 4 };
+            let each = (state - buffers - others / 16 * (16 - less)) as f64 / candidates as f64;
             assert!(each <= most && each > most - 0.03, "{sparsity}: {each}");
             assert_eq!(memory.weights, dense.weights);
         }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A rule with its decay, and the form of exact weights.
+/// A rule with its decay, and the forms of exact weights and of moments.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Optimizer {
     /// Which, with its own fields.
@@ -14,6 +14,8 @@ pub struct Optimizer {
     pub exclude_from_decay: bool,
     /// How the exact value of a bf16 weight is kept.
     pub master: Master,
+    /// In which type velocities and moments are stored.
+    pub moments: MomentDtype,
 }
 
 /// The exact value of a bf16 weight.
@@ -32,6 +34,26 @@ impl Master {
         match self {
             Master::F32 => 4,
             Master::LowBits => 2,
+        }
+    }
+}
+
+/// The type in which velocities and moments are stored; arithmetic is f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MomentDtype {
+    /// As they are computed.
+    F32,
+    /// Rounded at random, up with the probability that keeps the mean.
+    Bf16,
+}
+
+impl MomentDtype {
+    /// Bytes of each number.
+    pub fn bytes(self) -> u64 {
+        match self {
+            MomentDtype::F32 => 4,
+            MomentDtype::Bf16 => 2,
         }
     }
 }
@@ -107,7 +129,7 @@ impl Optimizer {
         }
     }
 
-    /// f32 numbers kept for each parameter: velocity, or mean and mean square.
+    /// Numbers kept for each parameter: velocity, or mean and mean square.
     pub fn moments(&self) -> u64 {
         match self.rule {
             Rule::Sgd => 0,

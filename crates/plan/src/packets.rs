@@ -127,11 +127,8 @@ fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
     numbers.fold(0, u64::saturating_add)
 }
 
-/// Bytes of the largest message when parameters of so many elements are averaged with their state: of `each` bytes of
-/// weight and state those that are exact, as f32.
-pub(crate) fn average_bytes(elements: &[u64], each: u64) -> u64 {
-    // A weight in bf16 follows its master.
-    let vectors = each / 4;
+/// Bytes of the largest message when parameters of so many elements are averaged, each in so many vectors of f32.
+pub(crate) fn average_bytes(elements: &[u64], vectors: u64) -> u64 {
     let bytes: Vec<u64> =
         elements.iter().flat_map(|n| (0..vectors).map(move |_| n.saturating_mul(4))).collect();
     packets(&bytes).iter().map(|packet| sum(packet.iter().map(|&i| bytes[i]))).max().unwrap_or(0)

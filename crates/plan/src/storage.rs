@@ -11,6 +11,8 @@ pub struct Storage {
     pub recompute: Recompute,
     /// Bytes of optimizer state for each weight that has it: its exact value where it is rounded, and moments.
     pub optimizer_bytes: u64,
+    /// How many moments, or velocities, are in them.
+    pub moments: u64,
     /// Whether the gradient of a step is a sum over several micro-batches.
     pub accumulates: bool,
     /// Whether gradients and optimizer state of pruned parameters hold kept weights alone.
@@ -24,5 +26,10 @@ impl Storage {
     /// several is f32. In bf16 a sum of 256 equal numbers stands still.
     pub fn gradient_bytes(&self) -> u64 {
         if self.accumulates { 4 } else { self.precision.size() }
+    }
+
+    /// Vectors of f32 in which ranks that step by themselves average a parameter: its exact weight, and each moment.
+    pub(crate) fn averaged_vectors(&self) -> u64 {
+        1 + self.moments
     }
 }

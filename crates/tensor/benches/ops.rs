@@ -137,6 +137,7 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
             || (),
             |()| {
                 let target = Target {
+                    rounding: None,
                     weight: &mut w,
                     master: mixed.then_some(&mut master),
                     gradient: &dy,

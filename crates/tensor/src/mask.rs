@@ -223,6 +223,27 @@ impl Mask {
             }
         }
     }
+
+    /// Calls `visit(k, p)` for the kept weights of these numbers, in order: its number counted from the first of them, and its place
+    /// among all weights.
+    #[inline(always)]
+    pub(crate) fn each_number(&self, numbers: Range<usize>, mut visit: impl FnMut(usize, usize)) {
+        match &self.form {
+            _ if numbers.is_empty() => {}
+            Form::Bits { words, ranks } => {
+                // The last block before which there are not more.
+                let ranks = ranks.slice::<u32>();
+                let block = ranks.partition_point(|rank| *rank as usize <= numbers.start) - 1;
+                let (skipped, first) = (numbers.start - ranks[block] as usize, block * BLOCK);
+                let kept = ones(&words.slice::<u32>()[first / 32..]).skip(skipped).take(numbers.len());
+                kept.enumerate().for_each(|(k, place)| visit(k, first + place));
+            }
+            Form::Places(places) => {
+                let kept = places.slice::<u32>()[numbers].iter().enumerate();
+                kept.for_each(|(k, place)| visit(k, *place as usize));
+            }
+        }
+    }
 }
 
 /// A range of weights, and the range that its kept ones take in a compressed tensor.
@@ -293,6 +314,14 @@ mod tests {
                             assert_eq!(places.len(), span.kept.start + k);
                             places.push(span.dense.start + p);
                         });
+                    }
+                    for numbers in [0..kept, kept / 3..kept / 2, kept / 2..kept, kept..kept] {
+                        let mut some = Vec::new();
+                        mask.each_number(numbers.clone(), |k, p| {
+                            assert_eq!(k, some.len());
+                            some.push(p);
+                        });
+                        prop_assert_eq!(&some[..], &expected[numbers]);
                     }
                     prop_assert_eq!(kept, expected.len());
                     prop_assert!(dense == len || len == 0);

@@ -4,7 +4,7 @@
 //! What is compared is what the run holds at least ([`espalier_plan::Memory::least`]), so that none is refused that
 //! would have gone through; one that is just too large is still told by the allocation that fails.
 
-use espalier_plan::optimizer::Master;
+use espalier_plan::optimizer::{Master, MomentDtype};
 use espalier_plan::spec::{Precision, Recompute};
 use espalier_plan::{Memory, Plan};
 use espalier_tensor::cuda::Cuda;
@@ -82,6 +82,9 @@ fn advice(plan: &Plan, category: Category) -> String {
     let low_bits =
         plan.storage.precision == Precision::Bf16 && plan.optimization.optimizer.master != Master::LowBits;
     let low_bits = low_bits.then_some("optimizer.master = \"low-bits\"");
+    let optimizer = plan.optimization.optimizer;
+    let moments = optimizer.moments == MomentDtype::F32 && optimizer.moments() > 0;
+    let moments = moments.then_some("optimizer.moments = \"bf16\"");
     let pruned = plan.pruning.is_none().then_some("pruning before the first step");
     let ways: Vec<&str> = match category {
         Category::Activations => {
@@ -89,7 +92,7 @@ fn advice(plan: &Plan, category: Category) -> String {
             less.into_iter().chain(again).chain(half).collect()
         }
         Category::Gradients | Category::Optimizer => {
-            ["a smaller model"].into_iter().chain(half).chain(low_bits).chain(pruned).collect()
+            ["a smaller model"].into_iter().chain(half).chain(low_bits).chain(moments).chain(pruned).collect()
         }
         _ => ["a smaller model", "fewer ranks on it"].into_iter().chain(half).collect(),
     };
@@ -129,6 +132,9 @@ mod tests {
         let more = advice(&plan(""), Category::Activations);
         assert!(more.contains("recompute") && more.contains("bf16"), "{more}");
         assert!(advice(&set, Category::Optimizer).contains("low-bits"));
+        assert!(advice(&set, Category::Optimizer).contains("optimizer.moments"));
+        let narrow = plan("[optimizer]\nmoments = \"bf16\"");
+        assert!(!advice(&narrow, Category::Optimizer).contains("moments"));
     }
 
     /// No machine has it, and nothing was taken when it is said.

@@ -138,6 +138,7 @@ pub(super) const OPTIMIZER: &[Field] = &[
     number("weight_decay", 0.0, NOT_NEGATIVE).with(|name| name != "adamw"),
     flag("exclude_from_decay", true),
     word("master", "f32", &["f32", "low-bits"]).free(),
+    word("moments", "f32", &["f32", "bf16"]),
 ];
 
 fn adam(name: &str) -> bool {

@@ -3,7 +3,7 @@
 use super::Error;
 use super::fields;
 use super::reader::Section;
-use crate::optimizer::Optimizer;
+use crate::optimizer::{MomentDtype, Optimizer};
 
 impl Optimizer {
     pub(super) fn read(section: &mut Section) -> Result<Optimizer, Error> {
@@ -11,6 +11,10 @@ impl Optimizer {
         if optimizer.weight_decay == 0.0 && !optimizer.exclude_from_decay {
             let why = "with `optimizer.weight_decay` = 0".into();
             return Err(Error::NoEffect { field: section.field("exclude_from_decay"), why });
+        }
+        if optimizer.moments != MomentDtype::F32 && optimizer.moments() == 0 {
+            let why = "with `optimizer.name` = \"sgd\": it has no moments".into();
+            return Err(Error::NoEffect { field: section.field("moments"), why });
         }
         Ok(optimizer)
     }

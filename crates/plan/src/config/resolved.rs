@@ -40,7 +40,8 @@ impl RunFile {
             Precision::F32 => 0,
             Precision::Bf16 => self.optimizer.master.bytes(),
         };
-        let optimizer_bytes = master + 4 * self.optimizer.moments();
+        let moments = self.optimizer.moments();
+        let optimizer_bytes = master + self.optimizer.moments.bytes() * moments;
         // Not of sums: the form of a checkpoint must not depend on the number of micro-batches.
         let beside = precision.size() + optimizer_bytes;
         // Ranks that share out state share out that of kept weights.
@@ -53,6 +54,7 @@ impl RunFile {
             precision,
             recompute: self.train.recompute,
             optimizer_bytes,
+            moments,
             accumulates,
             compressed,
             compressed_weights,

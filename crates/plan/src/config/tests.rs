@@ -247,6 +247,8 @@ fn pruning_is_read_and_checked() {
     insta::assert_snapshot!(prune("method = \"gradual\"\nstart = 20\nend = 10"), @"`prune.end` is 10, which is not after `prune.start` = 20");
     insta::assert_snapshot!(prune("method = \"rigl\"\nfraction = 1.5"), @"`prune.fraction` must be a number in (0, 1), got 1.5");
     insta::assert_snapshot!(sentence("[optimizer]\nmaster = \"low-bits\""), @r#"`optimizer.master` has no effect with `train.precision` = "f32": the weights are exact themselves"#);
+    insta::assert_snapshot!(sentence("[optimizer]\nmoments = \"f16\""), @r#"`optimizer.moments` must be "f32" or "bf16", got "f16""#);
+    insta::assert_snapshot!(sentence("[optimizer]\nname = \"sgd\"\nmoments = \"bf16\""), @r#"`optimizer.moments` has no effect with `optimizer.name` = "sgd": it has no moments"#);
     let sparse =
         |rest: &str| sentence(&format!("[prune]\nmethod = \"magnitude\"\nkernels = \"sparse\"\n{rest}"));
     insta::assert_snapshot!(sparse("[train]\nprecision = \"bf16\""), @r#"`prune.kernels` has no effect with `train.precision` = "bf16": dense products are faster there"#);

@@ -287,9 +287,9 @@ impl Rank<'_> {
         shared.iter().map(lengths).sum()
     }
 
-    /// Of each weight's bytes, with its state, those that are exact, as f32; statistics; and two counts with whether to stop.
+    /// Each exact weight and its moments, as f32; statistics; and two counts with whether to stop.
     fn average(&self) -> u64 {
-        let vectors = (self.size + self.plan.storage.optimizer_bytes) / 4;
+        let vectors = self.plan.storage.averaged_vectors();
         let lengths = self.lengths.iter().flat_map(|n| (0..vectors).map(move |_| n.saturating_mul(4)));
         let bytes: Vec<u64> = lengths.collect();
         let group = self.replicas();

@@ -3,7 +3,7 @@
 // The model is an array of Targets, and a list of blocks: block i works on elements chunk 4096 .. of tensor
 // blocks[i].tensor (of its kept elements where its mask is places), a tensor's blocks standing together and in order.
 // Everything here is independent of T: a weight is f32 without a master, bf16 with one; a gradient is f32 or, where
-// flag 1 is set, bf16. All kernels but the last: grid = the number of blocks, block 256.
+// flag 1 is set, bf16; states are f32 or, where flag 32 is set, bf16, rounded at random as rounding.rs does. All kernels but the last: grid = the number of blocks, block 256.
 //
 // update_sgd, update_momentum, update_adam(targets, blocks, settings)
 // update_lars, update_lamb(targets, blocks, settings, norms)
@@ -16,15 +16,27 @@
 //   first[i + 1]; first: u32 [tensors + 1]. grid tensors, block 1024. With first = {0, blocks} it is the norm of the
 //   whole model, which clipping wants.
 
+// See rounding.rs; read where flag 32 is set.
+struct Rounding {
+    u64 key;    // of this step
+    i64 first;  // the number of the target's first element
+    i64 count;  // elements of the target
+    i64 row;    // 0 where the shard is the full tensor
+    i64 full_row;
+    i64 end[3];
+    i64 shift[3];
+};
+
 struct Target {
     void* weight;
     void* master;  // f32, or where flag 4 is set the 16 low bits that the bf16 weight lost
     const void* gradient;
-    float* m;
-    float* v;
+    void* m;
+    void* v;
     Mask mask;  // no words and no places where all weights are kept
     float decay;
     u32 flags;
+    Rounding rounding;
 };
 
 struct Block {
@@ -49,7 +61,15 @@ struct Settings {
     u32 rate_outside;  // of LARS' velocity
 };
 
-enum : u32 { NARROW_GRADIENT = 1, ADAPT = 2, LOW_BITS = 4, COMPRESSED = 8, COMPRESSED_WEIGHT = 16 };
+enum : u32 {
+    NARROW_GRADIENT = 1,
+    ADAPT = 2,
+    LOW_BITS = 4,
+    COMPRESSED = 8,
+    COMPRESSED_WEIGHT = 16,
+    NARROW_STATES = 32,
+    KEPT_VALUES = 64,
+};
 
 // The nearest bf16, ties away from zero, so that `join` can tell a number from its rounding and its low half.
 DEVICE u16 nearest(float x) { return static_cast<u16>((__float_as_uint(x) + 0x8000u) >> 16); }
@@ -78,19 +98,76 @@ DEVICE void put_exact(const Target& t, i64 place, i64 at, float w) {
         static_cast<float*>(t.master)[at] = w;
 }
 
-// Runs body(w, g, m, v) over one element. STATES: -1 reads the gradient alone, 0 the weight too, 1 also m, 2 also v;
+// Where an element of the shard stands in the full tensor.
+DEVICE u64 in_full(const Rounding& r, i64 at) {
+    if (r.row == 0) return at;
+    // A division of 64 bits costs more than all else.
+    const i64 outer = (at | r.row) >> 32 ? at / r.row : static_cast<u32>(at) / static_cast<u32>(r.row);
+    const i64 rest = at - outer * r.row;
+    return outer * r.full_row + rest + (rest < r.end[0] ? r.shift[0] : rest < r.end[1] ? r.shift[1] : r.shift[2]);
+}
+
+// One of the two bf16 numbers around x, by 16 random bits.
+DEVICE u16 stochastic(float x, u32 bits) { return static_cast<u16>((__float_as_uint(x) + (bits & 0xffffu)) >> 16); }
+
+DEVICE float state_at(const Target& t, const void* state, i64 at) {
+    if (t.flags & NARROW_STATES) return __uint_as_float(static_cast<u32>(static_cast<const u16*>(state)[at]) << 16);
+    return static_cast<const float*>(state)[at];
+}
+
+// Four states that stand side by side.
+DEVICE void load_states(const Target& t, const void* state, i64 at, float (&x)[4]) {
+    if (t.flags & NARROW_STATES)
+        load(static_cast<const bf16*>(state) + at, x);
+    else
+        load(static_cast<const float*>(state) + at, x);
+}
+
+// Writes the states of the element at `position` of the shard.
+template <int STATES>
+DEVICE void put_states(const Target& t, i64 at, i64 position, float m, float v) {
+    if (STATES < 1) return;
+    if (t.flags & NARROW_STATES) {
+        const u32 bits = random_bits(t.rounding.key, in_full(t.rounding, position));
+        static_cast<u16*>(t.m)[at] = stochastic(m, bits);
+        if (STATES > 1) static_cast<u16*>(t.v)[at] = stochastic(v, bits >> 16);
+    } else {
+        static_cast<float*>(t.m)[at] = m;
+        if (STATES > 1) static_cast<float*>(t.v)[at] = v;
+    }
+}
+
+// Four that stand side by side, here and in the shard.
+template <int STATES>
+DEVICE void store_states(const Target& t, i64 at, i64 position, const float (&m)[4], const float (&v)[4]) {
+    if (STATES < 1) return;
+    if (t.flags & NARROW_STATES) {
+        u32 bits[4];
+        for (int k = 0; k < 4; ++k) bits[k] = random_bits(t.rounding.key, in_full(t.rounding, position + k));
+        const auto two = [&](const float* x, int k, int by) {
+            return stochastic(x[k], bits[k] >> by) | static_cast<u32>(stochastic(x[k + 1], bits[k + 1] >> by)) << 16;
+        };
+        *reinterpret_cast<uint2*>(static_cast<u16*>(t.m) + at) = make_uint2(two(m, 0, 0), two(m, 2, 0));
+        if (STATES > 1) *reinterpret_cast<uint2*>(static_cast<u16*>(t.v) + at) = make_uint2(two(v, 0, 16), two(v, 2, 16));
+    } else {
+        store(static_cast<float*>(t.m) + at, m);
+        if (STATES > 1) store(static_cast<float*>(t.v) + at, v);
+    }
+}
+
+// Runs body(w, g, m, v) over one element: its weight is at `place`, what stands beside it at `at`, and its number in the shard is
+// `position`. STATES: -1 reads the gradient alone, 0 the weight too, 1 also m, 2 also v;
 // where WRITE, all of these but the gradient are written back.
 template <int STATES, bool WRITE, class G, class Body>
-DEVICE void over_one(const Target& t, i64 place, i64 at, Body body) {
+DEVICE void over_one(const Target& t, i64 place, i64 at, i64 position, Body body) {
     float w = 0.0f, m = 0.0f, v = 0.0f;
     if (STATES >= 0) w = exact(t, place, at);
-    if (STATES > 0) m = t.m[at];
-    if (STATES > 1) v = t.v[at];
+    if (STATES > 0) m = state_at(t, t.m, at);
+    if (STATES > 1) v = state_at(t, t.v, at);
     body(w, to_f32(static_cast<const G*>(t.gradient)[at]), m, v);
     if (!WRITE) return;
     put_exact(t, place, at, w);
-    if (STATES > 0) t.m[at] = m;
-    if (STATES > 1) t.v[at] = v;
+    put_states<STATES>(t, at, position, m, v);
 }
 
 // Over a block's elements where all are kept, in groups of four.
@@ -102,14 +179,15 @@ DEVICE void over_chunk(const Target& t, i64 first, Body body) {
     const G* const gradient = static_cast<const G*>(t.gradient);
     const bool vector = !(t.flags & LOW_BITS) && aligned(w) && aligned(rounded) && aligned(gradient) &&
                         (STATES < 1 || aligned(t.m)) && (STATES < 2 || aligned(t.v));
+    const i64 before = t.flags & NARROW_STATES ? t.rounding.first : 0;
     i64 i = first + threadIdx.x * 4;
     if (vector)
         for (; i + 4 <= end; i += THREADS * 4) {
             float ws[4], gs[4], ms[4], vs[4];
             if (STATES >= 0) load(w + i, ws);
             load(gradient + i, gs);
-            if (STATES > 0) load(t.m + i, ms);
-            if (STATES > 1) load(t.v + i, vs);
+            if (STATES > 0) load_states(t, t.m, i, ms);
+            if (STATES > 1) load_states(t, t.v, i, vs);
             for (int k = 0; k < 4; ++k) body(ws[k], gs[k], ms[k], vs[k]);
             if (!WRITE) continue;
             store(w + i, ws);
@@ -117,26 +195,31 @@ DEVICE void over_chunk(const Target& t, i64 first, Body body) {
                 *reinterpret_cast<uint2*>(rounded + i) =
                     make_uint2(nearest(ws[0]) | static_cast<u32>(nearest(ws[1])) << 16,
                                nearest(ws[2]) | static_cast<u32>(nearest(ws[3])) << 16);
-            if (STATES > 0) store(t.m + i, ms);
-            if (STATES > 1) store(t.v + i, vs);
+            store_states<STATES>(t, i, before + i, ms, vs);
         }
     // At most one ragged group per block in the vector case.
     for (; i < end; i += THREADS * 4)
-        for (i64 k = i; k < i + 4 && k < end; ++k) over_one<STATES, WRITE, G>(t, k, k, body);
+        for (i64 k = i; k < i + 4 && k < end; ++k) over_one<STATES, WRITE, G>(t, k, k, before + k, body);
 }
 
 // Over a block's kept elements. Weights are dense; the rest is dense too or, where flag 8 is set, compressed. Where flag 16 is set
-// too, weights are as the rest, and no places are listed.
+// too, weights are as the rest, and no places are listed. Where flag 64 is set all of the target are some of the kept values, and the
+// mask only says where they stand.
 template <int STATES, bool WRITE, class G, class Body>
 DEVICE void over_kept(const Target& t, const Kept& here, const u16* places, Body body) {
     for (u32 k = threadIdx.x; k < here.count; k += THREADS) {
         const i64 number = here.first + k;
-        if (t.flags & COMPRESSED_WEIGHT) {
-            over_one<STATES, WRITE, G>(t, number, number, body);
+        if ((t.flags & COMPRESSED_WEIGHT) && !(t.flags & KEPT_VALUES)) {
+            over_one<STATES, WRITE, G>(t, number, number, number, body);
             continue;
         }
         const i64 place = t.mask.words ? here.origin + places[k] : t.mask.places[number];
-        over_one<STATES, WRITE, G>(t, place, t.flags & COMPRESSED ? number : place, body);
+        if (t.flags & KEPT_VALUES) {
+            const i64 at = number - t.rounding.first;
+            if (at >= 0 && at < t.rounding.count) over_one<STATES, WRITE, G>(t, at, at, place, body);
+        } else {
+            over_one<STATES, WRITE, G>(t, place, t.flags & COMPRESSED ? number : place, place, body);
+        }
     }
 }
 
@@ -144,9 +227,10 @@ template <int STATES, bool WRITE = true, class Body>
 DEVICE void step(const Target& t, u32 chunk, Body body) {
     if (t.mask.words || t.mask.places) {
         __shared__ u16 places[TILE];
-        const Kept here = !t.mask.words                     ? count_kept(t.mask, chunk)
-                          : t.flags & COMPRESSED_WEIGHT ? span_kept(t.mask, chunk)
-                                                        : list_kept(t.mask, chunk, places);
+        const bool listed = !(t.flags & COMPRESSED_WEIGHT) || (t.flags & KEPT_VALUES);
+        const Kept here = !t.mask.words ? count_kept(t.mask, chunk)
+                          : listed      ? list_kept(t.mask, chunk, places)
+                                        : span_kept(t.mask, chunk);
         if (t.flags & NARROW_GRADIENT)
             over_kept<STATES, WRITE, bf16>(t, here, places, body);
         else

@@ -1,4 +1,5 @@
-//! Optimizer steps: one pass over a weight, its gradient and its state. Any shape; state is f32.
+//! Optimizer steps: one pass over a weight, its gradient and its state. Any shape; state is f32, or bf16 that is
+//! [rounded at random](Rounding).
 //!
 //! Each reads g (times `gradient_scale`, which is how clipping arrives), updates the exact weight w and, where that is
 //! not the weight itself, writes the rounded weight. Formulas are those of PyTorch; LARS (You, Gitman & Ginsburg
@@ -13,6 +14,7 @@
 
 pub(crate) mod cuda;
 mod host;
+mod rounding;
 mod rule;
 #[cfg(test)]
 mod tests;
@@ -24,6 +26,7 @@ use crate::mask::Mask;
 use crate::tensor::Tensor;
 
 pub use host::{join, split};
+pub use rounding::{Positions, Rounding};
 
 /// A parameter with all that a step reads and writes.
 #[derive(Debug)]
@@ -34,8 +37,10 @@ pub struct Target<'a> {
     pub master: Option<&'a mut Tensor>,
     /// The gradient, of either float type.
     pub gradient: &'a Tensor,
-    /// Velocity, or first and second moment: as many as [`Rule::states`].
+    /// Velocity, or first and second moment: as many as [`Rule::states`], all f32 or all bf16.
     pub states: Vec<&'a mut Tensor>,
+    /// How states in bf16 are rounded; none where they are f32.
+    pub rounding: Option<Rounding<'a>>,
     /// Which weights are kept; none where all are. Master, gradient and states are all dense or all compressed.
     pub mask: Option<&'a Mask>,
     /// wd in the formulas.
@@ -44,7 +49,7 @@ pub struct Target<'a> {
     pub adapt: bool,
 }
 
-impl Target<'_> {
+impl<'a> Target<'a> {
     /// How many numbers of each kind the step goes over.
     fn steps_over(&self) -> usize {
         self.mask.map_or(self.weight.len(), Mask::kept)
@@ -53,6 +58,12 @@ impl Target<'_> {
     /// Whether the weight is its kept elements; what is all kept is the same either way.
     fn weight_is_compressed(&self) -> bool {
         self.mask.is_some_and(|mask| mask.kept() == self.weight.len())
+    }
+
+    /// How states are rounded, and by which mask it is known where kept values stand, if the weight is no more than these.
+    fn placed_rounding(&self) -> Option<Rounding<'a>> {
+        let mask = self.mask.filter(|_| self.weight_is_compressed() && self.is_compressed());
+        self.rounding.map(|rounding| Rounding { kept_by: rounding.kept_by.or(mask), ..rounding })
     }
 
     /// Whether gradient and state hold the kept elements alone.
@@ -79,7 +90,15 @@ impl Target<'_> {
             matches!(types, (DType::F32, None) | (DType::Bf16, Some(DType::F32 | DType::U16))),
             "update: a weight and a master of {types:?}"
         );
-        assert!(self.states.iter().all(|state| state.dtype() == DType::F32), "update: states are f32");
+        let expected = if self.rounding.is_some() { DType::Bf16 } else { DType::F32 };
+        assert!(
+            self.states.iter().all(|state| state.dtype() == expected),
+            "update: states that are not {expected:?}"
+        );
+        if let Some(Rounding { kept_by: Some(mask), first, .. }) = self.rounding {
+            assert!(self.mask.is_none(), "update: a mask, and another one that says where kept values stand");
+            assert!(first + len <= mask.kept(), "update: {len} values from {first} on of {}", mask.kept());
+        }
     }
 }
 

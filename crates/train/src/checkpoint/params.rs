@@ -53,7 +53,8 @@ pub(crate) fn wanted(params: &mut ParamStore, state_tensors: usize) -> Result<[W
     let elsewhere = all - weights.len();
     Ok([
         Wanted { file: MODEL, tensors: weights, elsewhere, converts: false },
-        Wanted { file: OPTIMIZER, tensors: state, elsewhere: missing * state_tensors, converts: false },
+        // A run that may go on with moments of another type takes those that are there; masters are never of two float types.
+        Wanted { file: OPTIMIZER, tensors: state, elsewhere: missing * state_tensors, converts: true },
     ])
 }
 

@@ -1,18 +1,22 @@
 //! Optimizers: which state each keeps for a parameter, and the step over all of them.
 //!
 //! In f32 the weight is its own master; in bf16 each parameter has an f32 master (or the 16 bits that the weight
-//! lost), and the weight is its rounding. Under a mask that compresses, master and moments hold kept weights alone.
+//! lost), and the weight is its rounding. Moments are f32, or bf16 that is rounded at random. Under a mask that compresses, master and moments hold kept weights alone.
 //! Ranks may split them (ZeRO): then each has its part of these vectors.
 
-use espalier_plan::optimizer::{self, Master};
+use espalier_nn::weights::name_key;
+use espalier_plan::optimizer::{self, Master, MomentDtype};
 use espalier_plan::{ParamPlan, Plan, Shard};
 use espalier_tensor::mask::ones;
 use espalier_tensor::ops::cast::cast;
-use espalier_tensor::ops::update::{Rule, Target, split};
-use espalier_tensor::{Category, DType, Mask, Tensor};
+use espalier_tensor::ops::update::{Positions, Rounding, Rule, Target, split};
+use espalier_tensor::{Category, DType, Mask, Tensor, random};
 
 use super::{Param, ParamStore};
 use crate::Result;
+
+/// Says in keys of random numbers that they round moments.
+const PURPOSE: u64 = 0x6d6f_6d65_6e74_7300;
 
 /// LARS adds this to its denominator; the method's own paper leaves it open.
 const LARS_EPS: f32 = 1e-9;
@@ -23,6 +27,8 @@ pub struct Optimizer {
     /// What a step does.
     pub rule: Rule,
     master: Master,
+    moments: MomentDtype,
+    seed: u64,
     weight_decay: f32,
     /// Whether weight decay applies to biases and norm parameters too,
     decays_all: bool,
@@ -37,6 +43,8 @@ impl Optimizer {
         Optimizer {
             rule: rule_of(config.rule),
             master: config.master,
+            moments: config.moments,
+            seed: plan.seed,
             weight_decay: config.weight_decay as f32,
             decays_all: !config.exclude_from_decay,
             adapts_all: !config.excludes_from_trust(),
@@ -53,7 +61,11 @@ impl Optimizer {
                 false => vec![param.plan.zero.split(param.state_len()).len()],
             };
             let zeros = |dtype| Tensor::zeros(&device, &own, dtype, Category::Optimizer);
-            param.moments = (0..self.rule.states()).map(|_| zeros(DType::F32)).collect::<Result<_, _>>()?;
+            let moment = match self.moments {
+                MomentDtype::F32 => DType::F32,
+                MomentDtype::Bf16 => DType::Bf16,
+            };
+            param.moments = (0..self.rule.states()).map(|_| zeros(moment)).collect::<Result<_, _>>()?;
             param.master = match (dtype, self.master) {
                 (DType::F32, _) => None,
                 // A fresh weight is a bf16 number: no bit was lost.
@@ -78,9 +90,18 @@ impl Optimizer {
         param: &'a mut Param,
         part: Option<&'a mut Tensor>,
     ) -> Option<Target<'a>> {
+        let kept = param.state_len();
+        let compressed = param.compressing_mask().is_some();
         let parts = param.step_parts()?;
-        let ParamPlan { decays, .. } = *parts.plan;
+        let ParamPlan { decays, zero, .. } = *parts.plan;
+        let rounding = (self.moments == MomentDtype::Bf16 && self.rule.states() > 0).then(|| Rounding {
+            key: random::key(random::key(self.seed, PURPOSE), name_key(&parts.plan.name)),
+            kept_by: parts.mask.filter(|_| part.is_some() && compressed),
+            first: if part.is_some() { zero.split(kept).start } else { 0 },
+            positions: positions(&parts.plan.shard),
+        });
         Some(Target {
+            rounding,
             mask: if part.is_some() { None } else { parts.mask },
             weight: part.unwrap_or(parts.weight),
             master: parts.master,
@@ -89,6 +110,31 @@ impl Optimizer {
             weight_decay: if decays || self.decays_all { self.weight_decay } else { 0.0 },
             adapt: decays || self.adapts_all,
         })
+    }
+}
+
+/// Where the elements of a shard stand in the full tensor. A shard in more ranges than the kernels know has positions of its own: as good
+/// random bits, but other ones than the full tensor has.
+fn positions(shard: &Shard) -> Positions {
+    let full = shard.full_shape();
+    let is_cut = |dim: &usize| shard.ranges(*dim)[..] != [0..full[*dim]];
+    let cut: Vec<usize> = (0..full.len()).filter(is_cut).collect();
+    let &[dim] = &cut[..] else { return Positions::FULL };
+    let inner: usize = full[dim + 1..].iter().product();
+    let mut end = 0;
+    let range = |range: &std::ops::Range<usize>| {
+        let shift = range.start - end;
+        end += range.len();
+        ((end * inner) as u64, (shift * inner) as u64)
+    };
+    let ranges: Vec<(u64, u64)> = shard.ranges(dim).iter().map(range).collect();
+    match ranges.last() {
+        Some(last) if ranges.len() <= Positions::MOST_RANGES => Positions {
+            row: (end * inner) as u64,
+            full_row: (full[dim] * inner) as u64,
+            ranges: std::array::from_fn(|i| *ranges.get(i).unwrap_or(last)),
+        },
+        _ => Positions::FULL,
     }
 }
 

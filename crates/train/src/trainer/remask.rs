@@ -5,7 +5,7 @@ use espalier_nn::weights::ParameterId;
 use espalier_tensor::mask::ones;
 use espalier_tensor::ops::compress::{apply, compress, expand};
 use espalier_tensor::ops::flat;
-use espalier_tensor::{Category, Mask, Tensor};
+use espalier_tensor::{Category, DType, Mask, Tensor, bf16};
 
 use crate::Result;
 use crate::parallel::data::zero::join;
@@ -88,6 +88,9 @@ fn warm_up(
     }
     let mean = (totals[0] / totals[1]) as f32;
     kept.iter().filter(|(_, stays)| !stays).for_each(|(at, _)| values[*at] = mean);
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let bytes: Vec<u8> = match state.dtype() {
+        DType::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect(),
+    };
     Ok(state.copy_from_host(&bytes)?)
 }

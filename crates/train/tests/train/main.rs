@@ -16,6 +16,7 @@ mod layouts;
 mod local;
 mod measure;
 mod memory;
+mod moments;
 mod norms;
 mod observe;
 mod oracle;

@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 
 use super::rule::Moments;
-use super::{Norms, Rule, SquaredNorms, Step, Target};
+use super::{Norms, Rounding, Rule, SquaredNorms, Step, Target};
 use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::device::Device;
 use crate::dtype::DType;
@@ -19,7 +19,7 @@ use crate::tensor::Tensor;
 pub(crate) static SOURCE: Source = Source {
     // Memory is what a step waits for: exact arithmetic costs nothing, and dense, masked and compressed state step alike.
     exact: true,
-    parts: &[Part::LANES, Part::KEPT],
+    parts: &[Part::LANES, Part::KEPT, Part::RANDOM],
     ..lanes::source("update.cu", include_str!("../update.cu"), &[Build::PLAIN])
 };
 
@@ -29,6 +29,8 @@ const ADAPT: u32 = 2;
 const LOW_BITS: u32 = 4;
 const COMPRESSED: u32 = 8;
 const COMPRESSED_WEIGHT: u32 = 16;
+const NARROW_STATES: u32 = 32;
+const KEPT_VALUES: u32 = 64;
 
 fn kernel_of(rule: &Rule) -> &'static str {
     match rule {
@@ -67,7 +69,7 @@ fn settings(rule: Rule, step: Step) -> [u32; FIELDS] {
 }
 
 /// Words of 8 bytes that a target takes on the card.
-const WORDS: usize = 11;
+const WORDS: usize = 22;
 
 /// A tensor as the kernels see it: addresses on the card, or 0 for what is not there.
 #[derive(Debug)]
@@ -80,43 +82,42 @@ struct Described<'a> {
 
 impl<'a> Described<'a> {
     /// A target, whose lengths and types have been checked.
-    fn target(target: &'a Target<'_>) -> Described<'a> {
-        let Target { weight, master, gradient, states, mask, weight_decay, adapt } = target;
+    fn target(target: &'a Target<'_>, step: Step) -> Described<'a> {
+        let Target { weight, master, gradient, states, mask, weight_decay, adapt, .. } = target;
         let gpu = gradient.cuda_buffer().cuda();
         let address = |tensor: &Tensor| {
             assert!(tensor.cuda_buffer().cuda().is(gpu), "update: a target on two cards");
             tensor.cuda_buffer().address()
         };
         let low = master.as_ref().is_some_and(|master| master.dtype() == DType::U16);
+        let rounding = target.placed_rounding();
+        let kept_by = rounding.and_then(|rounding| rounding.kept_by);
         let flags = [
             (*adapt, ADAPT),
             (low, LOW_BITS),
             (target.is_compressed(), COMPRESSED),
             (target.weight_is_compressed() && target.is_compressed(), COMPRESSED_WEIGHT),
+            (rounding.is_some(), NARROW_STATES),
+            (kept_by.is_some(), KEPT_VALUES),
         ];
         let flags =
             flags.iter().filter(|(set, _)| *set).fold(width_flag(gradient), |all, (_, flag)| all | flag);
         let [m, v] = [0, 1].map(|i| states.get(i).map_or(0, |state| address(state)));
         let master = master.as_deref().map_or(0, address);
-        let [words, ranks, places, length, kept] = match mask {
+        // Kept values are met where their mask says that they stand.
+        let mask = mask.or(kept_by);
+        let walked = match mask {
             Some(mask) => compress::cuda::words(mask),
             None => [0, 0, 0, weight.len() as u64, weight.len() as u64],
         };
         let decay = pair(weight_decay.to_bits(), flags);
+        let mut words = [0; WORDS];
+        let tensors = [address(weight), master, address(gradient), m, v];
+        let fields = tensors.into_iter().chain(walked).chain([decay]);
+        let rounding = rounding.iter().flat_map(|one| rounding_words(one, step, weight.len()));
+        words.iter_mut().zip(fields.chain(rounding)).for_each(|(word, field)| *word = field);
         Described {
-            words: [
-                address(weight),
-                master,
-                address(gradient),
-                m,
-                v,
-                words,
-                ranks,
-                places,
-                length,
-                kept,
-                decay,
-            ],
+            words,
             blocks: mask.map_or(lanes::blocks(weight.len(), TILE), compress::cuda::blocks),
             gpu,
             tensors: PhantomData,
@@ -127,13 +128,26 @@ impl<'a> Described<'a> {
     fn gradient(gradient: &'a Tensor) -> Described<'a> {
         let (buffer, length) = (gradient.cuda_buffer(), gradient.len() as u64);
         let flags = pair(0, width_flag(gradient));
+        let mut words = [0; WORDS];
+        words[..11].copy_from_slice(&[0, 0, buffer.address(), 0, 0, 0, 0, 0, length, length, flags]);
         Described {
-            words: [0, 0, buffer.address(), 0, 0, 0, 0, 0, length, length, flags],
+            words,
             blocks: lanes::blocks(gradient.len(), TILE),
             gpu: buffer.cuda(),
             tensors: PhantomData,
         }
     }
+}
+
+/// How a target of so many elements is rounded, as the kernels' struct lies in memory.
+fn rounding_words(rounding: &Rounding<'_>, step: Step, elements: usize) -> [u64; 11] {
+    let Rounding { first, positions, .. } = *rounding;
+    let [a, b, c] = positions.ranges;
+    let ranges = [a.0, b.0, c.0, a.1, b.1, c.1];
+    let mut words = [rounding.stream(step), first as u64, elements as u64, positions.row, positions.full_row]
+        .into_iter()
+        .chain(ranges);
+    std::array::from_fn(|_| words.next().expect("eleven words"))
 }
 
 fn width_flag(gradient: &Tensor) -> u32 {
@@ -163,7 +177,7 @@ pub(super) fn step(
             written.cuda_buffer_mut();
         }
     }
-    let all: Vec<Described<'_>> = targets.iter().map(Described::target).collect();
+    let all: Vec<Described<'_>> = targets.iter().map(|target| Described::target(target, step)).collect();
     let settings = settings(rule, step);
     let given = match norms {
         Norms::Given(norms) => norms,
@@ -190,7 +204,7 @@ pub(super) fn norms(
     step: Step,
     targets: &[Target<'_>],
 ) -> Result<Vec<SquaredNorms>> {
-    let all: Vec<Described<'_>> = targets.iter().map(Described::target).collect();
+    let all: Vec<Described<'_>> = targets.iter().map(|target| Described::target(target, step)).collect();
     read_norms(cuda, norms_of(rule), &all, &settings(rule, step))
 }
 

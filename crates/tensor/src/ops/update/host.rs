@@ -4,8 +4,9 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use super::rounding::{of_state, round_run, stochastic, widen};
 use super::rule::Prepared;
-use super::{Norms, Rule, SquaredNorms, Step, Target};
+use super::{Norms, Rounding, Rule, SquaredNorms, Step, Target};
 use crate::cpu::scratch::Scratch;
 use crate::cpu::{Cpu, Isa};
 use crate::dtype::{DType, Float};
@@ -14,7 +15,7 @@ use crate::mask::{Mask, Span, cut};
 use crate::memory::Category;
 use crate::ops::pieces::{self, PIECE};
 use crate::tensor::Tensor;
-use crate::{bf16, simd, with_float};
+use crate::{bf16, random, simd, with_float};
 
 pub(super) fn step(
     cpu: &Cpu,
@@ -30,7 +31,7 @@ pub(super) fn step(
             Norms::Measured => Some(self::norms(cpu, rule, step, &target)?),
         };
         let prepared = Prepared::new(rule, step, target.weight_decay, norms);
-        with_float!(target.gradient.dtype(), G => advance::<G>(cpu, target, &prepared)?);
+        with_float!(target.gradient.dtype(), G => advance::<G>(cpu, target, &prepared, step)?);
     }
     Ok(())
 }
@@ -38,12 +39,12 @@ pub(super) fn step(
 pub(super) fn norms(cpu: &Cpu, rule: Rule, step: Step, target: &Target<'_>) -> Result<SquaredNorms> {
     let prepared = Prepared::new(rule, step, target.weight_decay, None);
     let walk = Walk::new(target);
-    let states: Vec<&[f32]> = target.states.iter().map(|state| state.slice::<f32>()).collect();
     let parts = with_float!(target.gradient.dtype(), G => {
         let gradient = target.gradient.slice::<G>();
         cpu.map_pieces(walk.spans.len(), 1, |i| {
             let span = &walk.spans[i.start];
-            let states: Vec<Cow<'_, [f32]>> = states.iter().map(|state| walk.read(span, state)).collect();
+            let states: Vec<Cow<'_, [f32]>> =
+                target.states.iter().map(|state| walk.read_widened(span, state)).collect();
             let states: Vec<&[f32]> = states.iter().map(|state| &**state).collect();
             let w = walk.exact(span, target.weight, target.master.as_deref());
             prepared.norms(cpu.isa(), &w, &states, &walk.read(span, gradient))
@@ -56,8 +57,9 @@ pub(super) fn norms(cpu: &Cpu, rule: Rule, step: Step, target: &Target<'_>) -> R
     Ok(parts.into_iter().fold(SquaredNorms::default(), join))
 }
 
-fn advance<G: Float>(cpu: &Cpu, target: Target<'_>, rule: &Prepared) -> Result<()> {
+fn advance<G: Float>(cpu: &Cpu, target: Target<'_>, rule: &Prepared, step: Step) -> Result<()> {
     let walk = Walk::new(&target);
+    let rounding = target.placed_rounding().map(|rounding| (rounding, rounding.stream(step)));
     let Target { weight, master, gradient, states, .. } = target;
     // Room for w, two states and g.
     let longest = walk.spans.iter().map(|span| span.kept.len()).max().unwrap_or(0);
@@ -82,16 +84,16 @@ fn advance<G: Float>(cpu: &Cpu, target: Target<'_>, rule: &Prepared) -> Result<(
             }
         }
     };
-    let mut states: Vec<_> =
-        states.into_iter().map(|state| cut(state.slice_mut::<f32>(), stored()).into_iter()).collect();
+    let mut states: Vec<States<'_>> = match rounding {
+        None => of_spans(states, stored).map(States::F32).collect(),
+        Some(_) => of_spans(states, stored).map(States::Bf16).collect(),
+    };
     let gradient = gradient.slice::<G>();
-    let parts = walk.spans.iter().zip(exact.drain(..)).map(|(span, exact)| {
-        let states = states.iter_mut().map(|state| state.next().expect("a part of each state for each span"));
-        (span, exact, states.collect::<Vec<_>>(), &gradient[walk.stored(span)])
-    });
+    let parts = walk.spans.iter().zip(exact.drain(..)).zip(states.drain(..));
+    let parts = parts.map(|((span, exact), states)| (span, exact, states, &gradient[walk.stored(span)]));
     pieces::each(cpu, parts, |(span, exact, states, g)| {
         scratch.lend(|room| {
-            let part = Part { walk: &walk, span, exact, states };
+            let part = Part { walk: &walk, span, exact, states, rounding };
             part.advance(cpu.isa(), g, rule, room.slice_mut::<f32>());
         });
     });
@@ -156,6 +158,45 @@ impl<'a> Walk<'a> {
         Cow::Owned(found)
     }
 
+    /// The same of a state of either type, as f32.
+    fn read_widened<'t>(&self, span: &Span, state: &'t Tensor) -> Cow<'t, [f32]> {
+        match state.dtype() {
+            DType::F32 => self.read(span, state.slice::<f32>()),
+            _ => self.read(span, state.slice::<bf16>()).iter().map(|x| x.to_f32()).collect(),
+        }
+    }
+
+    /// Rounds what a span has stepped, and puts it where the states have it.
+    fn put_rounded(
+        &self,
+        isa: Isa,
+        span: &Span,
+        (rounding, key): (Rounding<'_>, u64),
+        from: &[&mut [f32]],
+        states: &mut [&mut [bf16]],
+    ) {
+        let start = rounding.first + span.dense.start;
+        let is_run = self.mask.is_none() && rounding.kept_by.is_none() && rounding.positions.row == 0;
+        if is_run {
+            return round_run(isa, key, start as u64, from, states);
+        }
+        let mut put = |k: usize, at: usize, position: usize| {
+            let bits = random::bits(key, rounding.positions.in_full(position as u64));
+            for (i, (from, state)) in from.iter().zip(states.iter_mut()).enumerate() {
+                state[at] = stochastic(from[k], of_state(bits, i));
+            }
+        };
+        match (self.mask, rounding.kept_by) {
+            (Some(_), _) => {
+                self.each(span, |k, p| put(k, if self.compressed { k } else { p }, span.dense.start + p));
+            }
+            (None, Some(mask)) => {
+                mask.each_number(start..start + span.dense.len(), |k, position| put(k, k, position));
+            }
+            (None, None) => (0..span.dense.len()).for_each(|k| put(k, k, start + k)),
+        }
+    }
+
     /// The exact weights that a span steps, side by side.
     fn exact<'t>(&self, span: &Span, weight: &'t Tensor, master: Option<&'t Tensor>) -> Cow<'t, [f32]> {
         match master {
@@ -190,35 +231,86 @@ struct Part<'a> {
     walk: &'a Walk<'a>,
     span: &'a Span,
     exact: Exact<'a>,
-    states: Vec<&'a mut [f32]>,
+    states: States<'a>,
+    /// With the step's stream of random bits.
+    rounding: Option<(Rounding<'a>, u64)>,
+}
+
+/// A span's numbers of each state.
+enum States<'a> {
+    F32(Vec<&'a mut [f32]>),
+    Bf16(Vec<&'a mut [bf16]>),
+}
+
+/// All states, span by span.
+fn of_spans<'a, T: Float, R: Iterator<Item = Range<usize>>>(
+    states: Vec<&'a mut Tensor>,
+    spans: impl Fn() -> R,
+) -> impl Iterator<Item = Vec<&'a mut [T]>> {
+    let count = spans().count();
+    let mut states: Vec<_> =
+        states.into_iter().map(|state| cut(state.slice_mut::<T>(), spans()).into_iter()).collect();
+    let next = move |_| {
+        states.iter_mut().map(|state| state.next().expect("a part of each state for each span")).collect()
+    };
+    (0..count).map(next)
 }
 
 impl Part<'_> {
     fn advance<G: Float>(self, isa: Isa, g: &[G], rule: &Prepared, room: &mut [f32]) {
-        let Part { walk, span, exact, mut states } = self;
+        let Part { walk, span, exact, states, rounding } = self;
         let n = span.kept.len();
         let (w_room, rest) = room.split_at_mut(n);
-        if walk.side_by_side() {
-            return step_exact(isa, walk, span, exact, w_room, |w| rule.advance(isa, w, &mut states, g));
-        }
-        // A mask with dense state: bring states and gradient side by side too.
         let (first, rest) = rest.split_at_mut(n);
         let (second, g_room) = rest.split_at_mut(n);
-        let g_room = &mut g_room[..n];
-        let mut rooms = [first, second];
-        walk.each(span, |k, p| {
-            g_room[k] = g[p].to_f32();
-            for (room, state) in rooms.iter_mut().zip(&states) {
-                room[k] = state[p];
+        let (mut rooms, g_room) = ([first, second], &mut g_room[..n]);
+        match states {
+            States::F32(mut states) if walk.side_by_side() => {
+                step_exact(isa, walk, span, exact, w_room, |w| rule.advance(isa, w, &mut states, g));
             }
-        });
-        let held = states.len();
-        step_exact(isa, walk, span, exact, w_room, |w| rule.advance(isa, w, &mut rooms[..held], g_room));
-        walk.each(span, |k, p| {
-            for (room, state) in rooms.iter().zip(&mut states) {
-                state[p] = room[k];
+            States::F32(mut states) => {
+                bring(walk, span, g, &states, g_room, &mut rooms);
+                let held = &mut rooms[..states.len()];
+                step_exact(isa, walk, span, exact, w_room, |w| rule.advance(isa, w, held, g_room));
+                walk.each(span, |k, p| {
+                    for (room, state) in rooms.iter().zip(&mut states) {
+                        state[p] = room[k];
+                    }
+                });
             }
-        });
+            States::Bf16(mut states) => {
+                let count = states.len();
+                let side_by_side = walk.side_by_side();
+                match side_by_side {
+                    true => rooms.iter_mut().zip(&states).for_each(|(room, state)| widen(isa, state, room)),
+                    false => bring(walk, span, g, &states, g_room, &mut rooms),
+                }
+                let held = &mut rooms[..count];
+                step_exact(isa, walk, span, exact, w_room, |w| match side_by_side {
+                    true => rule.advance(isa, w, held, g),
+                    false => rule.advance(isa, w, held, g_room),
+                });
+                let rounding = rounding.expect("states in bf16 are rounded");
+                walk.put_rounded(isa, span, rounding, &rooms[..count], &mut states);
+            }
+        }
+
+        /// A mask with dense state: brings states and gradient side by side too.
+        fn bring<G: Float, S: Float>(
+            walk: &Walk<'_>,
+            span: &Span,
+            g: &[G],
+            states: &[&mut [S]],
+            g_room: &mut [f32],
+            rooms: &mut [&mut [f32]],
+        ) {
+            walk.each(span, |k, p| {
+                g_room[k] = g[p].to_f32();
+                for (room, state) in rooms.iter_mut().zip(states) {
+                    room[k] = state[p].to_f32();
+                }
+            });
+        }
 
         fn step_exact(
             isa: Isa,

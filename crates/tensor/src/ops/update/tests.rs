@@ -1,5 +1,7 @@
 //! Every rule against its formula in f64, by hand, alone and in lists, dense and under masks.
 
+mod rounded;
+
 use super::host::{join, nearest, split};
 use super::*;
 use crate::ops::compress::{apply, compress, expand};
@@ -39,9 +41,19 @@ struct Layer {
     weight: Tensor,
     master: Option<Tensor>,
     states: Vec<Tensor>,
+    rounded: Option<Rounded>,
     mask: Option<Mask>,
     decay: f32,
     adapt: bool,
+}
+
+/// How states in bf16 are rounded.
+#[derive(Clone)]
+struct Rounded {
+    key: u64,
+    kept_by: Option<Mask>,
+    first: usize,
+    positions: Positions,
 }
 
 /// How a parameter is kept exactly.
@@ -67,7 +79,7 @@ impl Layer {
             Master::Low => Some(zeros(DType::U16)),
         };
         let states = (0..rule.states()).map(|_| zeros(DType::F32)).collect();
-        Layer { weight, master, states, mask: None, decay: DECAY, adapt: true }
+        Layer { weight, master, states, rounded: None, mask: None, decay: DECAY, adapt: true }
     }
 
     /// Under a mask: what is not kept becomes zero, and state is dense or compressed.
@@ -98,6 +110,12 @@ impl Layer {
             master: self.master.as_mut(),
             gradient,
             states: self.states.iter_mut().collect(),
+            rounding: self.rounded.as_ref().map(|one| Rounding {
+                key: one.key,
+                kept_by: one.kept_by.as_ref(),
+                first: one.first,
+                positions: one.positions,
+            }),
             mask: self.mask.as_ref(),
             weight_decay: self.decay,
             adapt: self.adapt,

@@ -34,7 +34,8 @@ pub(crate) fn average(params: &mut ParamStore, group: &Communicator) -> Result<(
         }
         vectors.extend(param.state().enumerate().map(|(i, state)| (Vector::State(id, i), state.len())));
     }
-    // All of them are f32: in bf16 the exact weights are the masters.
+    // All of them travel as f32: where weights are bf16 the exact ones are the masters, and a mean of moments in bf16 is rounded once, to
+    // the nearest, since nothing is added to it bit by bit.
     let bytes: Vec<u64> = vectors.iter().map(|(_, length)| 4 * *length as u64).collect();
     for packet in packets(&bytes) {
         let packet: Vec<(Vector, usize)> = packet.into_iter().map(|i| vectors[i]).collect();
@@ -48,7 +49,13 @@ pub(crate) fn average(params: &mut ParamStore, group: &Communicator) -> Result<(
                 }
                 Vector::State(id, i) => {
                     let state = params.param(id).state().nth(i).expect("listed above");
-                    flat::put(&mut message, start, state, 0..*length)?;
+                    match state.dtype() {
+                        DType::F32 => flat::put(&mut message, start, state, 0..*length)?,
+                        _ => {
+                            let wide = cast(state, DType::F32, Category::Workspace)?;
+                            flat::put(&mut message, start, &wide, 0..*length)?;
+                        }
+                    }
                 }
             }
             start += length;
@@ -65,7 +72,14 @@ pub(crate) fn average(params: &mut ParamStore, group: &Communicator) -> Result<(
                 }
                 Vector::State(id, i) => {
                     let state = params.param_mut(id).state_mut().nth(i).expect("listed above");
-                    flat::put(state, 0, &mean, at)?;
+                    match state.dtype() {
+                        DType::F32 => flat::put(state, 0, &mean, at)?,
+                        dtype => {
+                            let mean = flat::take(&mean, at, Category::Workspace)?;
+                            let rounded = cast(&mean, dtype, Category::Workspace)?;
+                            flat::put(state, 0, &rounded, 0..length)?;
+                        }
+                    }
                 }
             }
         }

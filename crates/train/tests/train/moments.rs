@@ -1,0 +1,249 @@
+//! Moments in bf16: half the bytes, rounded by bits that depend on where a weight stands and not on who steps it.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use espalier_tensor::{Category, DType};
+use espalier_train::Error;
+use espalier_train::run::RunDir;
+use espalier_train::trainer::Trainer;
+
+use crate::support::{
+    Base, files, hash, on_every_rank, passed_on, prepare, resumed, saved, tiny_cnn, tiny_gpt, tiny_llama,
+};
+
+/// Those that have moments.
+const OPTIMIZERS: [(&str, f64); 6] =
+    [("momentum", 0.1), ("nesterov", 0.1), ("adam", 0.01), ("adamw", 0.01), ("lars", 20.0), ("lamb", 0.01)];
+
+fn narrow(base: &Base) -> Base {
+    base.set("optimizer.moments=bf16")
+}
+
+fn pruned(base: &Base) -> Base {
+    base.set("prune.method=magnitude").set("prune.sparsity=0.8").set("prune.embeddings=true")
+}
+
+/// What a rank has of every moment: where its numbers stand in the full tensor, and what they are.
+type Moments = BTreeMap<String, BTreeMap<usize, f32>>;
+
+fn moments(trainer: &Trainer) -> Moments {
+    let mut found = Moments::new();
+    for (_, param) in trainer.params().iter() {
+        let mut positions: Vec<usize> =
+            param.plan.shard.runs().flat_map(|run| run.in_full..run.in_full + run.length).collect();
+        if let Some(mask) = param.compressing_mask() {
+            let words = mask.words();
+            let mut local = 0..;
+            positions.retain(|_| local.next().is_some_and(|i: usize| words[i / 32] >> (i % 32) & 1 == 1));
+        }
+        let own = param.plan.zero.split(positions.len());
+        for (i, moment) in param.state().skip(usize::from(trainer.params().dtype() != DType::F32)).enumerate()
+        {
+            assert_eq!(moment.dtype(), DType::Bf16);
+            let values = positions[own.clone()].iter().copied().zip(moment.to_f32());
+            found.entry(format!("moment{i}/{}", param.plan.name)).or_default().extend(values);
+        }
+    }
+    found
+}
+
+/// The moments of all ranks of a layout after some steps, and the losses.
+fn on(base: &Base, steps: usize) -> (Moments, Vec<f64>) {
+    let ranks = on_every_rank(&base.steps(steps), |mut trainer| {
+        let losses = (0..steps).map(|_| Ok(trainer.step()?.loss)).collect::<Result<Vec<f64>, Error>>()?;
+        Ok((moments(&trainer), losses))
+    });
+    let losses = ranks[0].1.clone();
+    let mut all = Moments::new();
+    for (name, values) in ranks.into_iter().flat_map(|(moments, _)| moments) {
+        for (position, value) in values {
+            let before = all.entry(name.clone()).or_default().insert(position, value);
+            assert!(
+                before.is_none_or(|before| before == value),
+                "{name} at {position} is not the same on all ranks"
+            );
+        }
+    }
+    (all, losses)
+}
+
+/// Compressed state is masked-dense state, and low bits are f32 masters, for every optimizer.
+#[test]
+fn compressed_moments_are_those_of_masked_dense_ones_bit_for_bit() {
+    for (optimizer, rate) in OPTIMIZERS {
+        for precision in ["f32", "bf16"] {
+            let base = pruned(&tiny_gpt(&["train.clip=0.5", "train.micro_batches=2"]))
+                .set(format!("optimizer.name={optimizer}"))
+                .set(format!("learning_rate.peak={rate}"))
+                .set(format!("train.precision={precision}"));
+            let base = narrow(&base);
+            let run = |base: &Base| {
+                let mut trainer = base.steps(12).trainer(2);
+                let losses: Vec<f64> = (0..12).map(|_| trainer.step().unwrap().loss).collect();
+                (losses, trainer.params().hash().unwrap())
+            };
+            let dense = run(&base.set("prune.state=dense"));
+            assert!(dense == run(&base.set("prune.state=compressed")), "{optimizer} {precision}");
+            if precision == "bf16" {
+                assert!(dense == run(&base.set("optimizer.master=low-bits")), "{optimizer}: the low bits");
+            }
+        }
+    }
+}
+
+/// Replicas, state and gradients that they share out, and stages: layouts that make a gradient in the same bits leave the same moments.
+#[test]
+fn layouts_round_alike() {
+    let gpt = tiny_gpt(&["train.batch=8", "model.layers=3", "model.tied=false"]);
+    let late =
+        gpt.set("prune.method=gradual").set("prune.sparsity=0.8").set("prune.end=4").set("prune.every=2");
+    for (what, base) in [
+        ("dense", narrow(&gpt)),
+        ("pruned", narrow(&pruned(&gpt)).set("train.precision=bf16").set("optimizer.master=low-bits")),
+        ("pruned on the way", narrow(&late).set("train.precision=bf16")),
+        ("lamb", narrow(&pruned(&gpt)).set("optimizer.name=lamb")),
+    ] {
+        let replicas = on(&base.replicas(2), 5);
+        for zero in [1, 2] {
+            let shared = on(&base.replicas(2).set(format!("parallel.zero={zero}")), 5);
+            assert_eq!(replicas.1, shared.1, "{what}, zero {zero}");
+            assert!(replicas.0 == shared.0, "{what}, zero {zero}");
+        }
+        let base = base.set("train.micro_batches=4");
+        let (one, stages) =
+            (on(&base, 5), on(&base.set("parallel.pipeline=2").set("parallel.schedule=1f1b"), 5));
+        assert_eq!(one.1, stages.1, "{what}, stages");
+        assert!(one.0 == stages.0, "{what}, stages");
+    }
+}
+
+/// Sums of other layouts are in another order, so that some numbers are rounded the other way: hardly any where the bits are the same,
+/// one of three where they are not.
+#[test]
+fn shards_of_a_tensor_are_rounded_by_the_bits_of_the_full_one() {
+    let gpt = tiny_gpt(&["train.batch=8", "model.tied=false"]);
+    for (what, base, ranks) in [
+        ("gpt", gpt.clone(), 2),
+        ("gpt, sequence", gpt.set("parallel.sequence=true"), 2),
+        ("gpt, pruned", pruned(&gpt), 2),
+        ("grouped queries", tiny_llama(&["train.batch=8"]), 2),
+        ("convolutions", tiny_cnn(&[]), 2),
+    ] {
+        let base = narrow(&base);
+        let one = on(&base.set("parallel.sequence=false"), 1);
+        let shards = on(&base.set(format!("parallel.tensor={ranks}")), 1);
+        let other = on(&base.set("parallel.sequence=false").set("seed=5"), 1);
+        assert!((one.1[0] - shards.1[0]).abs() < 1e-5 && one.1[0] != other.1[0], "{what}");
+        assert_eq!(one.0.len(), shards.0.len(), "{what}");
+        let (mut numbers, mut apart) = (0, 0);
+        for (name, values) in &one.0 {
+            assert!(values.keys().eq(shards.0[name].keys()), "{what}: {name}");
+            numbers += values.len();
+            apart += values.iter().filter(|(position, value)| shards.0[name][*position] != **value).count();
+        }
+        assert!(apart * 50 < numbers, "{what}: {apart} of {numbers} numbers differ");
+    }
+}
+
+/// What local SGD averages is rounded once, alike on all ranks.
+#[test]
+fn ranks_that_step_by_themselves_come_together() {
+    let base = narrow(&tiny_gpt(&["train.batch=8", "parallel.average_every=2"]));
+    for base in [base.clone(), pruned(&base).set("train.precision=bf16")] {
+        let ranks = on_every_rank(&base.replicas(2).steps(4), |mut trainer| {
+            (0..4).try_for_each(|_| trainer.step().map(drop))?;
+            trainer.average()?;
+            Ok((moments(&trainer), trainer.params().hash()?))
+        });
+        assert!(ranks[0] == ranks[1]);
+        let ran = base.replicas(2).steps(4).run();
+        for category in ["optimizer", "communication"] {
+            let bytes = ran.memory[category];
+            assert_eq!(bytes.predicted.unwrap(), bytes.measured.unwrap() as u64, "{category}");
+        }
+    }
+}
+
+/// To the byte, dense and pruned, in both precisions, on one rank and shared out.
+#[test]
+fn every_byte_is_predicted() {
+    for (precision, master, each) in [("f32", "f32", 4), ("bf16", "f32", 8), ("bf16", "low-bits", 6)] {
+        let base = narrow(&tiny_gpt(&["model.tied=false", "train.batch=8"]))
+            .set(format!("train.precision={precision}"));
+        let base = if precision == "bf16" { base.set(format!("optimizer.master={master}")) } else { base };
+        let random = base.set("prune.method=random").set("prune.sparsity=0.75").set("prune.scope=layer");
+        for base in [base.clone(), random] {
+            let (plan, dataset, device) = prepare(&base, 1);
+            assert_eq!(plan.storage.optimizer_bytes, each);
+            let predicted = plan.memory;
+            let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+            trainer.step().unwrap();
+            for (category, bytes) in [
+                (Category::Weights, predicted.weights),
+                (Category::Gradients, predicted.gradients),
+                (Category::Optimizer, predicted.optimizer),
+                (Category::Mask, predicted.mask),
+            ] {
+                assert_eq!(device.ledger().peak(category) as u64, bytes, "{precision} {master} {category}");
+            }
+        }
+        for zero in [1, 2] {
+            let shared = base.replicas(2).set(format!("parallel.zero={zero}")).steps(2).run();
+            let bytes = shared.memory["optimizer"];
+            assert_eq!(bytes.predicted.unwrap(), bytes.measured.unwrap() as u64, "zero {zero}");
+        }
+    }
+}
+
+/// Also where masks move and weights come back.
+#[test]
+fn two_halves_of_a_run_equal_the_whole() {
+    let rigl = ["prune.method=rigl", "prune.sparsity=0.8", "prune.every=3", "train.micro_batches=2"];
+    for (what, base) in [
+        ("dense", tiny_gpt(&[])),
+        ("pruned", pruned(&tiny_gpt(&["train.precision=bf16", "optimizer.master=low-bits"]))),
+        ("rigl", tiny_gpt(&rigl)),
+    ] {
+        let base = narrow(&base).set("checkpoint.every=4").steps(8);
+        let folder = tempfile::tempdir().unwrap();
+        let expected = hash(base.run_in(folder.path()));
+        fs::remove_dir_all(folder.path().join("checkpoints/step-000008")).unwrap();
+        assert_eq!(hash(base.run_in(folder.path())), expected, "{what}");
+    }
+}
+
+/// Moments are saved as what they are, and go through every layout.
+#[test]
+fn a_checkpoint_of_them_goes_through_layouts_unchanged() {
+    let base = narrow(&pruned(&tiny_gpt(&["train.batch=8", "train.micro_batches=2"])));
+    let folder = saved(&base, 3);
+    let before = files(folder.path());
+    for layout in [
+        ["parallel.data=2", "parallel.zero=2"],
+        ["parallel.pipeline=2", "parallel.schedule=gpipe"],
+        ["parallel.tensor=2", "parallel.data=2"],
+    ] {
+        assert!(
+            before == files(passed_on(folder.path(), [base.with(layout), base.clone()]).path()),
+            "{layout:?}"
+        );
+    }
+}
+
+/// It is another run, and said so; where it is allowed, moments are widened, or rounded once.
+#[test]
+fn another_type_of_moments_must_be_allowed() {
+    for (first, then) in [("f32", "bf16"), ("bf16", "f32")] {
+        let base = |moments: &str| {
+            tiny_gpt(&["checkpoint.every=4"]).set(format!("optimizer.moments={moments}")).steps(8)
+        };
+        let folder = tempfile::tempdir().unwrap();
+        base(first).steps(4).run_in(folder.path());
+        let refused = base(then).run_to_hash(&resumed(folder.path()), &mut ()).unwrap_err().to_string();
+        assert!(refused.contains("optimizer.moments") && refused.contains("--allow"), "{refused}");
+        let place = RunDir { allow: vec!["optimizer.moments".into()], ..resumed(folder.path()) };
+        let ended = base(then).run_at(&place, &mut ()).unwrap().summary;
+        assert_eq!(ended.steps, 8);
+    }
+}
