@@ -92,7 +92,7 @@ impl Auto<'_> {
                 Ok(mut laid_out) => {
                     let why = if place == 0 { found.why(&cluster) } else { String::new() };
                     let note = format!(
-                        "`parallel` = \"auto\" is {}: {} a step by {source}. {why}",
+                        "`parallel` = \"auto\" chose {}: predicted {} per step ({source}). {why}",
                         one.candidate,
                         seconds(one.step_seconds),
                     );

@@ -22,13 +22,13 @@ pub struct BenchArguments {
 
 #[derive(Subcommand)]
 enum Question {
-    /// How fast a device is: products, convolutions, attention, passes over memory; into a cluster file.
+    /// Benchmark a device (matmul, convolution, attention, memory bandwidth); write a cluster file.
     Compute(compute::ComputeArguments),
-    /// How fast messages between devices are; into the cluster file that `bench compute` wrote.
+    /// Benchmark communication between devices; add it to the cluster file of `bench compute`.
     Comm(comm::CommArguments),
-    /// How fast a model writes, and what share of the memory's bandwidth that is.
+    /// Benchmark text generation (decoding): tokens/s, and the fraction of memory bandwidth used.
     Generate(generate::GenerateArguments),
-    /// Why dense kernels: a linear layer whose weights are mostly zero, multiplied densely and sparsely.
+    /// Compare dense, sparse and 2:4 matmul kernels on a pruned linear layer.
     Sparse(sparse::SparseArguments),
 }
 

@@ -25,9 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(365 * 24 * 3600);
 #[command(after_help = "Examples:
   espalier chat out/hello
   espalier chat out/hello --max-new-tokens 200 --temperature 0.6 --stop \"\\n\"
-Each line is answered; /quit, or the end of the input, ends the conversation.")]
+Each line is one message; /quit or end of input ends the chat.")]
 pub struct ChatArguments {
-    /// A checkpoint's folder, or a run folder, whose newest one is meant.
+    /// A checkpoint folder, or a run folder (its newest checkpoint).
     checkpoint: PathBuf,
     #[command(flatten)]
     writing: WritingArguments,
@@ -108,7 +108,7 @@ impl Conversation<'_> {
         if self.said.len() + (self.writing.max_new_tokens as usize).min(context / 4) > context {
             if shows {
                 say!(
-                    "note: the conversation is longer than the model's context of {context} tokens: its beginning is forgotten"
+                    "note: the conversation is longer than the context length of {context} tokens: its beginning is dropped"
                 );
             }
             self.said.drain(..self.said.len().saturating_sub(context / 2));

@@ -12,7 +12,7 @@ use crate::records::{self, RunRecord, facts};
 use crate::say::{self, answer, say};
 
 #[derive(Args)]
-#[command(after_help = "`espalier report A B` draws the same runs over each other.
+#[command(after_help = "`espalier report A B` plots the same runs in one figure.
 
 Examples:
   espalier compare out/dense out/pruned
@@ -21,7 +21,7 @@ pub struct CompareArguments {
     /// Run folders.
     #[arg(value_name = "RUN", required = true, num_args = 2..)]
     runs: Vec<PathBuf>,
-    /// Print it as one line of JSON, the last of standard output.
+    /// Print the comparison as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
 }
@@ -60,7 +60,7 @@ pub fn compare(arguments: &CompareArguments) -> Result<ExitCode> {
     };
     say::on_standard_output(format_args!("{above}"));
     if differ.is_empty() {
-        answer!("settings are the same");
+        answer!("same settings");
     }
     say::on_standard_output(format_args!("\n{below}"));
     for run in &runs {

@@ -15,7 +15,7 @@ use clap_complete::{Shell, generate};
   espalier completions zsh > ~/.zfunc/_espalier         # with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
   espalier completions fish > ~/.config/fish/completions/espalier.fish")]
 pub struct CompletionsArguments {
-    /// The shell that reads the script.
+    /// Shell.
     shell: Shell,
 }
 

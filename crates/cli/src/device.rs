@@ -91,11 +91,11 @@ pub fn choose(kind: DeviceKind, threads: usize) -> Result<Device> {
             let Some(gpu) = probe.gpus.first() else { return Device::cpu(threads) };
             match open_gpu(&probe) {
                 Ok(device) => {
-                    say!("device: {gpu} (device.kind = \"cpu\" would use the processor)");
+                    say!("device: {gpu} (set device.kind = \"cpu\" for the CPU)");
                     Ok(device)
                 }
                 Err(why) => {
-                    say!("device: the processor, although there is a card ({}): {why}", gpu.name);
+                    say!("device: CPU, although there is a GPU ({}): {why}", gpu.name);
                     Device::cpu(threads)
                 }
             }
@@ -122,7 +122,7 @@ pub fn plan(kind: DeviceKind, threads: usize) -> (&'static str, String) {
     match kind {
         DeviceKind::Cuda => {
             let found = Cuda::probe().gpus.first().map(|gpu| gpu.name.to_string());
-            ("cuda", found.unwrap_or_else(|| "a card (none was found on this machine)".into()))
+            ("cuda", found.unwrap_or_else(|| "a GPU (none was found on this machine)".into()))
         }
         DeviceKind::Auto if Cuda::probe().usable() => plan(DeviceKind::Cuda, threads),
         DeviceKind::Auto | DeviceKind::Cpu => ("cpu", threads_in_words(threads)),
@@ -131,7 +131,7 @@ pub fn plan(kind: DeviceKind, threads: usize) -> (&'static str, String) {
 
 fn threads_in_words(threads: usize) -> String {
     match threads {
-        1 => "1 thread".into(),
-        threads => format!("{threads} threads"),
+        1 => "CPU (1 thread)".into(),
+        threads => format!("CPU ({threads} threads)"),
     }
 }

@@ -19,7 +19,7 @@ use crate::say;
 #[command(after_help = "Example:
   espalier doctor --json")]
 pub struct DoctorArguments {
-    /// Print what was found as one line of JSON, the last of standard output.
+    /// Print what was found as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
 }
@@ -114,7 +114,7 @@ impl Findings {
         let mut lines = vec![("espalier", env!("CARGO_PKG_VERSION").to_owned())];
         lines.push(("cpu", format!("{} cores, {}", self.cores, instructions(self.isa))));
         for gpu in &self.cuda.gpus {
-            lines.push(("card", gpu.to_string()));
+            lines.push(("GPU", gpu.to_string()));
         }
         let found = |v: Option<(u32, u32)>| v.map(|(major, minor)| format!("{major}.{minor}"));
         let libraries = [
@@ -133,22 +133,22 @@ impl Findings {
         }
         if let Err(why) = &self.cudnn {
             lines
-                .push(("cudnn", format!("not needed, but convolutions on a card are slower without: {why}")));
+                .push(("cudnn", format!("optional, but convolutions on a GPU are slower without it: {why}")));
         }
         lines.push((
             "nccl",
             match &self.nccl {
-                Ok(version) => format!("{version}: joins ranks with a card each"),
-                Err(why) => format!("only needed for several cards: {why}"),
+                Ok(version) => format!("{version}: connects ranks with one GPU each"),
+                Err(why) => format!("only needed for several GPUs: {why}"),
             },
         ));
         let mpi = match (MPI, self.mpirun) {
-            (true, true) => "built in, and mpirun is there",
-            (true, false) => "built in, but there is no mpirun here",
+            (true, true) => "built in, and mpirun was found",
+            (true, false) => "built in, but no mpirun was found",
             (false, true) => {
-                "mpirun is there, but this program was built without MPI: cargo build --release --features mpi"
+                "mpirun was found, but this program was built without MPI: cargo build --release --features mpi"
             }
-            (false, false) => "not built in, and no mpirun here either",
+            (false, false) => "not built in, and no mpirun was found",
         };
         lines.push(("mpi", mpi.into()));
         let free = self.disk.map_or("unknown".into(), |free| Size(free as usize).to_string());

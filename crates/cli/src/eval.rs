@@ -17,8 +17,8 @@ use crate::{ranks, say};
 
 #[derive(Args)]
 #[command(
-    after_help = "Text is read by the model's own tokenizer; a name that ends in .bin is a file of token ids. Images are in MNIST's or
-CIFAR-10's format: a folder, or one file of test images (t10k-images-idx3-ubyte, test_batch.bin).
+    after_help = "Text is tokenized with the model's own tokenizer; *.bin is a file of token ids. Images are in MNIST or \
+                  CIFAR-10 format: a folder, or one file of test images (t10k-images-idx3-ubyte, test_batch.bin).
 
 Examples:
   espalier eval out/hello
@@ -27,25 +27,25 @@ Examples:
   espalier eval gpt2 --data book.txt --set train.precision=bf16 --set model.context=256"
 )]
 pub struct EvalArguments {
-    /// A checkpoint's folder, a run folder, whose newest one is meant, or a folder of Hugging Face's.
+    /// A checkpoint folder, a run folder (its newest checkpoint), or a Hugging Face checkpoint.
     checkpoint: PathBuf,
-    /// What to judge it by, all of it [default: what its run held out].
+    /// Data to evaluate on, all of it [default: the run's validation split].
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
-    /// So many samples, spread evenly over the data [default: all].
+    /// Number of samples, spread evenly over the data [default: all].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     samples: Option<u64>,
-    /// Over which ranks of this process, as in `data=2,tensor=2` or `spatial=2x2` [default: one].
-    #[arg(long, value_name = "AXIS=N,...", default_value = "")]
+    /// Parallel layout over ranks of this process, as in `data=2,tensor=2` or `spatial=2x2` [default: one rank].
+    #[arg(long, value_name = "AXIS=N,...", default_value = "", hide_default_value = true)]
     layout: String,
-    /// So many ranks, threads of this process: `data` is what they leave beside the axes of --layout.
+    /// Number of ranks, as threads of this process; sets data = N / (pipeline x tensor x spatial).
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
-    /// Override a field of its run file, as in `--set train.precision=f32`; `--set FIELD=` leaves it out. Paths are relative to the
+    /// Override a field of the run file, as in `--set train.precision=f32`; `--set FIELD=` removes it. Paths are relative to the
     /// current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<Override>,
-    /// Print the outcome as one line of JSON, the last of standard output.
+    /// Print the result as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -63,7 +63,7 @@ pub fn eval(arguments: &EvalArguments) -> Result<ExitCode> {
         && let Some(change) = trained.changed_data(&overrides)?
     {
         say::say!(
-            "warning: the data files {change}: the model may have learnt from some of what is held out of them now"
+            "warning: the data files {change}: the model may have been trained on some of the validation split"
         );
     }
     let plan = trained.plan_for(&dataset, &overrides)?;
@@ -94,7 +94,7 @@ fn laid_out(layout: &str, ranks: Option<usize>) -> Result<Vec<Override>> {
     let mut fields = fields.collect::<Result<Vec<Override>>>()?;
     if let Some(ranks) = ranks {
         if ranks == 0 {
-            return Err(conflict("--ranks", "is 0, and it takes one rank at least").into());
+            return Err(conflict("--ranks", "is 0: it takes at least one rank").into());
         }
         if config::overridden(&fields, "parallel.data").is_some() {
             return Err(
@@ -111,7 +111,7 @@ fn laid_out(layout: &str, ranks: Option<usize>) -> Result<Vec<Override>> {
 fn in_words(score: &Score) -> String {
     let more = [
         score.perplexity.map(|perplexity| format!("perplexity {perplexity:.2}")),
-        score.bits_per_byte.map(|bits| format!("{bits:.3} bits a byte")),
+        score.bits_per_byte.map(|bits| format!("{bits:.3} bits per byte")),
         score.accuracy.map(|accuracy| format!("accuracy {:.2} %", 100.0 * accuracy)),
         score.tokens.map(|tokens| format!("{tokens} tokens")),
     ];

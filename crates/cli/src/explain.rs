@@ -35,29 +35,29 @@ Examples:
 pub struct ExplainArguments {
     /// The run file (TOML); docs/run-file.md lists its fields.
     run_file: PathBuf,
-    /// Ranks that share the work: two at least.
+    /// Number of ranks, at least 2.
     #[arg(long, value_name = "P")]
     ranks: usize,
-    /// Override a field of the run file, as in `--set train.batch=256`; `--set FIELD=` leaves it out. Paths are relative to the
+    /// Override a field of the run file, as in `--set train.batch=256`; `--set FIELD=` removes it. Paths are relative to the
     /// current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<Override>,
-    /// Seconds to start a message [default: 2e-6, or what --measure finds].
+    /// Latency of a message in seconds [default: 2e-6, or as measured by --measure].
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     alpha: Option<f64>,
-    /// Seconds for each word of the run's precision [default: 6 GB/s, or what --measure finds].
+    /// Seconds per element of the run's precision [default: 6 GB/s, or as measured by --measure].
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     beta: Option<f64>,
-    /// The share of the prunable weights that is gone [default: what the run file prunes].
-    #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
+    /// Fraction of the prunable weights that is pruned [default: that of the run file].
+    #[arg(long, value_name = "FRACTION", allow_negative_numbers = true)]
     sparsity: Option<f64>,
-    /// How sums over ranks are made: ring, tree or halving.
-    #[arg(long, value_name = "HOW", default_value = "ring")]
+    /// All-reduce algorithm: ring, tree or halving (recursive halving and doubling).
+    #[arg(long, value_name = "ALGORITHM", default_value = "ring")]
     all_reduce: String,
-    /// Measure what messages take among so many threads of this process, and every layer's exchanges at their real sizes.
+    /// Measure latency, bandwidth and every layer's collectives among threads of this process.
     #[arg(long)]
     measure: bool,
-    /// Print it as one line of JSON, the last of standard output.
+    /// Print the table as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
 }
@@ -111,7 +111,7 @@ impl ExplainArguments {
     /// What no formula takes is an error that names the argument.
     fn check(&self) -> Result<AllReduce> {
         if self.ranks < 2 {
-            let problem = format!("is {}, but it takes two ranks to say something", self.ranks);
+            let problem = format!("is {}, but it must be at least 2", self.ranks);
             return Err(conflict("--ranks", &problem).into());
         }
         if self.measure && self.ranks > MOST_MEASURED {

@@ -15,25 +15,25 @@ use crate::say;
 
 #[derive(Args)]
 #[command(
-    after_help = "docs/models.md says what is written. The folder of a checkpoint whose tensors are whole is one already.
+    after_help = "docs/models.md lists the files. A checkpoint whose tensors are not sharded is in this format already.
 
 Examples:
   espalier export out/hello -o hello-hf
   espalier export out/large/checkpoints/step-010000 -o large-hf --dtype bf16 --shards 5GB"
 )]
 pub struct ExportArguments {
-    /// A checkpoint's folder, a run folder, whose newest one is meant, or a folder of Hugging Face's.
+    /// A checkpoint folder, a run folder (its newest checkpoint), or a Hugging Face checkpoint.
     checkpoint: PathBuf,
-    /// The folder to write, which is not there yet.
+    /// Output folder; must not exist.
     #[arg(short, long, value_name = "DIR")]
     out: PathBuf,
-    /// What weights are stored in; f32 of a bf16 run are its master copies [default: what they are].
+    /// Data type of the weights; f32 of a bf16 run are its master weights [default: as stored].
     #[arg(long, value_name = "TYPE")]
     dtype: Option<Type>,
-    /// Files of weights of at most this size, as in 5GB or 300MB.
+    /// Max size of a weights file, as in 5GB or 300MB.
     #[arg(long, value_name = "SIZE", default_value = "5GB")]
     shards: String,
-    /// Print the outcome as one line of JSON, the last of standard output.
+    /// Print the result as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
 }
@@ -61,7 +61,7 @@ pub fn export(arguments: &ExportArguments) -> Result<ExitCode> {
     say::answer!("{out}: {tensors} tensors, {:.1} MB in {}", bytes as f64 / 1e6, files.join(", "));
     if !has_config {
         say::say!(
-            "note: no class of transformers is this model, so there is no config.json: the weights bear their names here"
+            "note: transformers has no class for this model, so no config.json is written; weights keep their names"
         );
     }
     if arguments.json {

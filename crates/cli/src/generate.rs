@@ -26,19 +26,19 @@ use crate::writing::{Writer, WritingArguments, show};
   espalier generate out/hello < prompt.txt
   espalier generate out/hello \"The\" --set parallel.pipeline=2")]
 pub struct GenerateArguments {
-    /// A checkpoint's folder, or a run folder, whose newest one is meant.
+    /// A checkpoint folder, or a run folder (its newest checkpoint).
     checkpoint: PathBuf,
-    /// The text to go on from; `-`, or none, reads it from standard input.
+    /// The prompt; `-`, or none, reads it from standard input.
     prompt: Option<String>,
-    /// So many texts, each drawn anew: with the seed, the one after it, and so on.
+    /// Number of samples, with seeds S, S+1, and so on.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     samples: u32,
-    /// Leave the prompt out: only what was written.
+    /// Print only the new text, without the prompt.
     #[arg(long)]
     no_echo: bool,
     #[command(flatten)]
     writing: WritingArguments,
-    /// Print the text with its tokens and rates as one line of JSON, and nothing while it is written.
+    /// Print text, tokens and tokens/s as one line of JSON instead of streaming the text.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -139,7 +139,7 @@ impl GenerateArguments {
         match self.prompt.as_deref() {
             Some(prompt) if prompt != "-" => return Ok(prompt.into()),
             None if io::stdin().is_terminal() => {
-                let problem = "is missing: give it behind the checkpoint, or on standard input";
+                let problem = "is missing: give it after the checkpoint, or on standard input";
                 return Err(conflict("PROMPT", problem).into());
             }
             _ => {}
@@ -184,11 +184,11 @@ impl Sample {
     /// What a person should know beside the text.
     fn say(&self, context: usize) {
         if self.end == "context" {
-            say!("note: the text ends where the model's context of {context} tokens does");
+            say!("note: stopped at the context length of {context} tokens");
         }
         let rate = self.tokens_per_s.map_or(String::new(), |rate| format!(", {rate:.1} tokens/s"));
         say!(
-            "{} tokens{rate}; prompt: {} tokens, {:.0} tokens/s",
+            "{} new tokens{rate}; prompt: {} tokens, {:.0} tokens/s",
             self.new_tokens,
             self.prompt_tokens,
             self.prompt_tokens_per_s

@@ -29,12 +29,12 @@ use crate::say;
 #[derive(Args)]
 #[command(next_help_heading = "Log")]
 pub struct LogArguments {
-    /// Tell what each rank does, on standard error: error, warn, info (landmarks of the run), debug (each action and each
-    /// wait, before it begins) or trace (also when it is done).
+    /// Log what each rank does to standard error: error, warn, info (milestones of the run), debug (each action and each
+    /// wait, before it starts) or trace (also when it ends).
     #[arg(long = "log", value_name = "LEVEL", hide_possible_values = true,
           value_parser = PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"]))]
     level: Option<String>,
-    /// With --log: tell it at the end of this file instead; a launcher's ranks each have their own, FILE.RANK.
+    /// Append the log to this file instead; ranks of a launcher write FILE.RANK.
     #[arg(long = "log-file", value_name = "FILE", requires = "level")]
     file: Option<PathBuf>,
 }

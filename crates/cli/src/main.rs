@@ -67,43 +67,43 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train the model that a run file describes.
+    /// Train a model from a run file.
     Train(train::TrainArguments),
     /// Prune a checkpoint.
     Prune(prune::PruneArguments),
-    /// Measure how sharp, curved and noisy the loss is at a checkpoint.
+    /// Measure sharpness, Hessian and gradient noise at a checkpoint.
     Measure(measure::MeasureArguments),
     /// Generate text with a trained model.
     Generate(generate::GenerateArguments),
-    /// Talk with a trained model, line by line.
+    /// Chat with a trained model.
     Chat(chat::ChatArguments),
     /// Evaluate a trained model on data.
     Eval(eval::EvalArguments),
-    /// Write a trained model as a Hugging Face checkpoint.
+    /// Export a checkpoint in Hugging Face format.
     Export(export::ExportArguments),
-    /// Write text as token files, which runs read without a tokenizer.
+    /// Tokenize text into binary token files.
     Tokenize(tokenize::TokenizeArguments),
-    /// Check the checkpoints of a run folder.
+    /// Verify the checksums of a run's checkpoints.
     Verify(verify::VerifyArguments),
-    /// Draw a pipeline schedule, with its bubble and what is in flight.
+    /// Draw a pipeline schedule: bubble, micro-batches in flight.
     Schedule(schedule::ScheduleArguments),
-    /// Find the fastest layout that fits so many devices, and why.
+    /// Find the fastest parallel layout that fits on N GPUs, and why.
     Plan(plan::PlanArguments),
-    /// Show what each layer costs in messages by each parallelism.
+    /// Show each layer's communication cost under each parallelism.
     Explain(explain::ExplainArguments),
-    /// Draw runs as one HTML page, or live in a browser.
+    /// Plot runs on an HTML page, or live in a browser.
     Report(report::ReportArguments),
     /// List the runs in a folder.
     Runs(runs::RunsArguments),
-    /// Show how runs differ: their settings, and what they came to.
+    /// Show how runs differ: settings and results.
     Compare(compare::CompareArguments),
-    /// Measure how many steps a result takes over batch and sparsity.
+    /// Measure steps to a target loss over batch sizes and sparsities.
     Study(study::StudyArguments),
-    /// Show what this machine has, and what is missing.
+    /// Check this machine: CPU, GPU, CUDA, NCCL, MPI, disk.
     Doctor(doctor::DoctorArguments),
-    /// Measure this machine.
+    /// Benchmark this machine.
     Bench(bench::BenchArguments),
-    /// Write the completion script of a shell.
+    /// Print a shell completion script.
     Completions(completions::CompletionsArguments),
 }
 
@@ -150,7 +150,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ("Train and prune", &["train", "prune", "study"]),
     ("Use a model", &["generate", "chat", "eval", "export"]),
     ("Plan", &["plan", "explain", "schedule"]),
-    ("Look at runs", &["runs", "compare", "report", "verify", "measure"]),
+    ("Inspect runs", &["runs", "compare", "report", "verify", "measure"]),
     ("Machine and files", &["doctor", "bench", "tokenize", "completions", "help"]),
 ];
 

@@ -29,7 +29,7 @@ const USUAL_SAMPLES: usize = 1000;
 
 #[derive(Args)]
 #[command(
-    after_help = "Without a measure all but the spectrum are taken. docs/measure.md says what each of them is.
+    after_help = "Without a flag for a measure, all but the spectrum are measured. docs/measure.md defines them.
 
 Examples:
   espalier measure out/hello
@@ -37,34 +37,34 @@ Examples:
   espalier measure out/hello --eigenvalue --spectrum --json"
 )]
 pub struct MeasureArguments {
-    /// A checkpoint's folder, or a run folder, whose newest one is meant.
+    /// A checkpoint folder, or a run folder (its newest checkpoint).
     checkpoint: PathBuf,
-    /// Other data than the run's: `data.path`.
+    /// Data to measure on, in place of `data.path`.
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
-    /// Training samples that the loss is a mean over, spread evenly over all of them; 0: all. Otherwise 1000, or all that there are.
+    /// Number of training samples, spread evenly over the data; 0: all [default: 1000, or all if there are fewer].
     #[arg(long, value_name = "N")]
     samples: Option<usize>,
-    /// How much single samples' gradients disagree, and the critical batch that follows.
+    /// Gradient noise scale: variance of per-sample gradients, and the critical batch size it predicts.
     #[arg(long, help_heading = "Measures")]
     noise: bool,
-    /// How far the loss rises in a box around the weights.
+    /// Sharpness (Keskar et al.): the largest rise of the loss in a box around the weights.
     #[arg(long, help_heading = "Measures")]
     sharpness: bool,
-    /// Half a side of that box at a weight of 0.
+    /// Size of that box: |change of w| <= E (|w| + 1).
     #[arg(long, value_name = "E", allow_negative_numbers = true, help_heading = "Measures")]
     epsilon: Option<f64>,
-    /// The largest eigenvalue of the Hessian.
+    /// Largest eigenvalue of the Hessian.
     #[arg(long, help_heading = "Measures")]
     eigenvalue: bool,
-    /// How all of its eigenvalues are distributed.
+    /// Spectral density of the Hessian.
     #[arg(long, help_heading = "Measures")]
     spectrum: bool,
-    /// Override a field of the run file, as in `--set device.kind=cpu`; `--set FIELD=` leaves it out. Paths are relative to the
+    /// Override a field of the run file, as in `--set device.kind=cpu`; `--set FIELD=` removes it. Paths are relative to the
     /// current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<Override>,
-    /// Print the numbers as one line of JSON, the last of standard output.
+    /// Print the measures as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -116,14 +116,14 @@ pub fn measure(arguments: &MeasureArguments) -> Result<ExitCode> {
         trainer.start_from(&whole)?;
         let surface = Surface::of(&trainer, Over { samples: Some(samples), micro_batch: None })?;
         answer!(
-            "{}: {} weights ({:.1} % of the candidates pruned), the loss over {samples} of {of} training samples",
+            "{}: {} weights ({:.1} % of the prunable ones pruned), loss over {samples} of {of} training samples",
             whole.path().display(),
             surface.dimension()?,
             100.0 * trainer.sparsity()
         );
         let (loss, gradient) = surface.loss_and_gradient(&surface.here()?)?;
         let gradient_norm = surface.norm(&gradient)?;
-        answer!("loss                {loss:.4}, with a gradient of length {gradient_norm:.4}");
+        answer!("loss                {loss:.4}, gradient norm {gradient_norm:.4}");
         Ok(Measured {
             checkpoint: whole.path().display().to_string(),
             step: whole.progress().step,
@@ -157,11 +157,7 @@ impl MeasureArguments {
     fn epsilon(&self) -> Result<f64> {
         let Some(epsilon) = self.epsilon else { return Ok(Neighbourhood::default().epsilon) };
         if !self.wants(self.sharpness) {
-            return Err(conflict(
-                "--epsilon",
-                "is of --sharpness, which is not among the measures asked for",
-            )
-            .into());
+            return Err(conflict("--epsilon", "belongs to --sharpness, which was not asked for").into());
         }
         if !(epsilon > 0.0 && epsilon <= 1.0) {
             return Err(conflict("--epsilon", &format!("is {epsilon}, and must be in (0, 1]")).into());
@@ -175,10 +171,10 @@ fn noise(surface: &Surface<'_>) -> Result<Value> {
     let GradientNoise { signal, variance } = found;
     match found.critical_batch() {
         Some(batch) => answer!(
-            "critical batch      {batch:.0}, by the noise scale: a sample's gradient varies by {variance:.4}"
+            "critical batch      {batch:.0} (gradient noise scale; per-sample gradient variance {variance:.4})"
         ),
         None => answer!(
-            "critical batch      above {}: noise hides the gradient (variance {variance:.4})",
+            "critical batch      above {}: noise dominates the gradient (per-sample variance {variance:.4})",
             surface.samples()
         ),
     }
@@ -197,7 +193,7 @@ fn rise(surface: &Surface<'_>, epsilon: f64) -> Result<Value> {
 fn largest(surface: &Surface<'_>) -> Result<Eigenvalue> {
     let found = largest_eigenvalue(surface)?;
     let bound = if found.settled { "" } else { "at least " };
-    answer!("largest eigenvalue  {bound}{:.4}, by {} products with the Hessian", found.value, found.products);
+    answer!("largest eigenvalue  {bound}{:.4} ({} Hessian-vector products)", found.value, found.products);
     Ok(found)
 }
 
@@ -207,7 +203,7 @@ fn distribution(surface: &Surface<'_>) -> Result<Value> {
     let (smallest, largest) = found.ends().unwrap_or_default();
     let (trace, negative) = (found.trace(), found.below(0.0));
     answer!(
-        "spectrum            from {smallest:.4} to {largest:.4}, with a trace of {trace:.3}; {:.1} % of the eigenvalues are negative",
+        "spectrum            from {smallest:.4} to {largest:.4}, trace {trace:.3}; {:.1} % of the eigenvalues are negative",
         100.0 * negative
     );
     // The bulk lies around 0, so what lies beyond a share of the largest says how it thins out.

@@ -7,6 +7,7 @@ use std::ops::Range;
 use anyhow::Result;
 use espalier_plan::cost::Integrated;
 use espalier_plan::plan::RankPlan;
+use espalier_plan::sharing::Sharing;
 use espalier_plan::tiles::Region;
 use espalier_plan::traffic::{Sent, StepTraffic};
 use espalier_plan::{Axis, PerAxis, Plan};
@@ -34,6 +35,8 @@ pub struct Picture {
     /// Which layers are by what, where ranks share out each in its own way.
     #[serde(skip_serializing_if = "Option::is_none")]
     integrated: Option<String>,
+    #[serde(skip)]
+    sharing: Sharing,
 }
 
 /// One rank.
@@ -80,7 +83,8 @@ impl Picture {
         let shown = (0..first).chain((ranks > SHOWN).then_some(ranks - 1));
         let (mesh, alike) = (plan.mesh.extents(), plan.mesh.extent(Axis::Data));
         let integrated = plan.layout.mixture().map(Integrated::sentence);
-        Ok(Some(Picture { mesh, ranks, alike, rows: shown.map(row).collect::<Result<_>>()?, integrated }))
+        let rows = shown.map(row).collect::<Result<_>>()?;
+        Ok(Some(Picture { mesh, ranks, alike, rows, integrated, sharing: plan.sharing }))
     }
 
     /// For a person.
@@ -96,7 +100,7 @@ impl Picture {
         };
         let mut text = format!("layout: {} = {} ranks\n", on_axes(self.mesh, " x "), self.ranks);
         let has_tiles = self.rows.iter().any(|row| row.tile.is_some());
-        let mut head = vec!["  rank", "place", "blocks", "parameters", "memory", "sends"];
+        let mut head = vec!["  rank", "mesh coords", "blocks", "parameters", "memory", "sent/step"];
         if has_tiles {
             head.insert(3, "tile");
         }
@@ -120,18 +124,19 @@ impl Picture {
         }
         text += &Columns::new(&rows).within(width);
         if self.alike > 1 {
-            let _ = writeln!(text, "  {} of each kind: replicas are alike", self.alike);
+            let all = if self.alike == 2 { "both".into() } else { format!("all {}", self.alike) };
+            let _ = writeln!(text, "  (the same for {all} data-parallel replicas)");
         }
         if let Some(sentence) = &self.integrated {
-            let _ = writeln!(text, "integrated: {sentence}");
+            let _ = writeln!(text, "per layer: {sentence}");
         }
         let Some(most) = self.rows.iter().max_by_key(|row| (row.sends.total(), self.ranks - row.rank)) else {
             return text;
         };
-        let _ = writeln!(text, "sent in a step by rank {}, the most of these", most.rank);
-        for (name, Sent { count, bytes: sent }) in most.sends.kinds() {
+        let _ = writeln!(text, "messages and bytes sent per step, busiest rank ({})", most.rank);
+        for (name, Sent { count, bytes: sent }) in most.sends.kinds(self.sharing) {
             if count > 0 {
-                let _ = writeln!(text, "  {name:<32}{count:>6}{:>12}", bytes(sent as usize));
+                let _ = writeln!(text, "  {name:<38}{count:>6}{:>12}", bytes(sent as usize));
             }
         }
         text.truncate(text.trim_end().len());

@@ -37,7 +37,7 @@ use record::record;
 pub use table::seconds;
 
 #[derive(Args)]
-#[command(after_help = "docs/plan.md explains cluster files, engines and what is counted.
+#[command(after_help = "docs/plan.md explains cluster files, engines and the cost model.
 
 Examples:
   espalier plan runs/gpt3-13b.toml --cluster summit --gpus 256
@@ -52,10 +52,10 @@ pub struct PlanArguments {
     /// The run file (TOML); docs/run-file.md lists its fields.
     #[arg(required_unless_present = "calibrate")]
     run_file: Option<PathBuf>,
-    /// Where it is to run: summit, dgx-a100, dgx-h100, h200-node, this-machine, or a cluster file [default: this-machine].
+    /// Cluster: summit, dgx-a100, dgx-h100, h200-node, this-machine, or a cluster file [default: this-machine].
     #[arg(long, value_name = "NAME|FILE", help_heading = "Search")]
     cluster: Option<String>,
-    /// Devices; several numbers with commas between give a table each [default: one node].
+    /// Number of devices (GPUs); several numbers give a table each [default: one node].
     #[arg(
         long,
         visible_alias = "ranks",
@@ -64,53 +64,60 @@ pub struct PlanArguments {
         help_heading = "Search"
     )]
     gpus: Vec<usize>,
-    /// Whose way of training is reckoned with: espalier, axonn, samo, megatron or fsdp.
+    /// Training system to model: espalier, axonn, samo, megatron or fsdp.
     #[arg(long, value_name = "NAME", default_value = "espalier", help_heading = "Search")]
     engine: String,
-    /// What is already decided, as in `data=32,tensor=2,micro_batch=4,recompute=block,schedule=1f1b`.
-    #[arg(long, value_name = "FIELD=VALUE,...", default_value = "", help_heading = "Search")]
+    /// Constraints on the search, as in `data=32,tensor=2,micro_batch=4,recompute=block,schedule=1f1b`.
+    #[arg(
+        long,
+        value_name = "FIELD=VALUE,...",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "Search"
+    )]
     layout: String,
-    /// Override a field of the run file, as in `--set train.batch=256`; `--set FIELD=` leaves it out. Paths are relative to the
+    /// Override a field of the run file, as in `--set train.batch=256`; `--set FIELD=` removes it. Paths are relative to the
     /// current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<Override>,
-    /// The share of the prunable weights that is gone [default: what the run file prunes]; `0..0.95` gives a table over shares.
-    #[arg(long, value_name = "SHARE|A..B", help_heading = "Search")]
+    /// Fraction of the prunable weights that is pruned [default: that of the run file]; `0..0.95` gives a table.
+    #[arg(long, value_name = "FRACTION|A..B", help_heading = "Search")]
     sparsity: Option<String>,
-    /// Layouts in a table.
+    /// Number of layouts to list.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..), help_heading = "Search")]
     top: u16,
-    /// The same search with dense state, with SAMO's 24 f + 2 bytes a weight and with ours, side by side.
+    /// Compare the best layouts under several forms of training state: dense, samo (24 f + 2 bytes per weight at density f),
+    /// espalier.
     #[arg(long, value_name = "KIND,...", value_delimiter = ',', help_heading = "Search")]
     compare: Vec<String>,
-    /// The best layout for powers of two of devices, as in `gpus=64..2048`.
+    /// Best layout for each power of two, as in `gpus=64..2048`.
     #[arg(long, value_name = "gpus=A..B", conflicts_with = "gpus", help_heading = "Search")]
     sweep: Option<String>,
-    /// Draw the sweep into a file; with --compare a curve for each form of state.
+    /// Plot the sweep; with --compare, one curve for each form of state.
     #[arg(long, value_name = "FILE", requires = "sweep", conflicts_with = "fits", help_heading = "Files")]
     svg: Option<PathBuf>,
-    /// Whether it fits into devices of so much memory, in one line.
+    /// Check whether the run fits in devices with this much memory, as in 80GB.
     #[arg(long, value_name = "SIZE", help_heading = "Search")]
     fits: Option<String>,
-    /// Write a run file with the best layout in it.
+    /// Write a run file with the best layout.
     #[arg(long, value_name = "FILE", conflicts_with = "fits", help_heading = "Files")]
     apply: Option<PathBuf>,
-    /// Write a step of the best layout in virtual time, for chrome://tracing or Perfetto: the ranks of one replica, the first of
-    /// each stage, with the names that `espalier train --trace` gives to what they do.
+    /// Write the simulated timeline of one step of the best layout for chrome://tracing or Perfetto: one rank per pipeline
+    /// stage, with the event names of `espalier train --trace`.
     #[arg(long, value_name = "FILE", conflicts_with = "fits", help_heading = "Files")]
     trace: Option<PathBuf>,
-    /// Let --apply, --svg and --trace write over files that are not theirs, the run file included.
+    /// Let --apply, --svg and --trace overwrite any file, the run file included.
     #[arg(long, help_heading = "Files")]
     force: bool,
-    /// Refit the rates of a cluster file to what runs took, by their folders: of the one that `--cluster` names, else of
-    /// `cluster.toml`, else of what comes with the program.
+    /// Refit the rates of a cluster file to the measured step times of these runs [cluster file: that of --cluster, or
+    /// cluster.toml, or the built-in one].
     #[arg(long, value_name = "RUN_FOLDER", num_args = 1.., conflicts_with_all = ["run_file", "gpus", "engine", "layout", "overrides",
         "sparsity", "top", "compare", "sweep", "svg", "fits", "apply", "trace", "force"], help_heading = "Calibration")]
     calibrate: Vec<PathBuf>,
-    /// Where the refitted rates go [default: the file that they come from, or cluster.toml].
+    /// Output cluster file [default: the one that was refitted, or cluster.toml].
     #[arg(short, long, value_name = "FILE", requires = "calibrate", help_heading = "Calibration")]
     out: Option<PathBuf>,
-    /// Print it as one line of JSON, the last of standard output.
+    /// Print the layouts as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
 }
@@ -161,7 +168,8 @@ impl Drafts {
             }
             Draft::open(file, flag).map(Some)
         };
-        let may_draw = |file: &Path| may_replace(file, "figure of ours", Figure::begins, "add --force");
+        let may_draw =
+            |file: &Path| may_replace(file, "figure of this program", Figure::begins, "add --force");
         let may_trace = |file: &Path| {
             let refused = |why| Error::File { path: file.to_owned(), why };
             Ok(espalier_train::run::trace::may_replace(file).map_err(refused)?)
@@ -302,7 +310,7 @@ impl<'a> Request<'a> {
         let of_one = [
             ("--trace", self.arguments.trace.is_some(), "shows one layout"),
             ("--apply", self.arguments.apply.is_some(), "writes one layout"),
-            ("--svg", self.arguments.svg.is_some(), "draws a sweep over devices"),
+            ("--svg", self.arguments.svg.is_some(), "plots a sweep over devices"),
         ];
         if let Some((option, _, does)) = of_one.into_iter().find(|(_, given, _)| *given) {
             let problem = format!("{does}, but `--sparsity` is a range");

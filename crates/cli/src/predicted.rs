@@ -18,7 +18,7 @@ pub fn predict(plan: &Plan, run_file: &Path, on_cards: bool) -> Option<Predicted
     let Machine { cluster, source } = match Machine::here(run_file, on_cards) {
         Ok(machine) => machine,
         Err(why) => {
-            say!("note: {why}; so no step time is predicted");
+            say!("note: {why}; no step time is predicted");
             return None;
         }
     };
@@ -27,20 +27,16 @@ pub fn predict(plan: &Plan, run_file: &Path, on_cards: bool) -> Option<Predicted
     step_ms.is_finite().then_some(Predicted { step_ms, cluster: source })
 }
 
-/// One sentence: what was predicted, and where that differs most from what was measured.
+/// One sentence: the predicted time of a step beside the measured one, and the category of memory that is furthest off, if one is.
 pub fn sentence(summary: &Summary) -> Option<String> {
     let Predicted { step_ms, cluster } = summary.predicted.as_ref()?;
-    let said = format!("a step of {step_ms:.1} ms is predicted by {cluster}");
+    let said = format!("predicted {step_ms:.1} ms/step ({cluster})");
     let Some(measured) = summary.step_ms else { return Some(said) };
-    let mut ratios = memory(summary);
-    ratios.push(("the time of a step", measured / step_ms));
-    let most = ratios.into_iter().max_by(|a, b| a.1.ln().abs().total_cmp(&b.1.ln().abs()));
-    let most = most.filter(|(_, ratio)| (ratio - 1.0).abs() > ALIKE);
-    Some(match most {
-        None => format!("{said}; nothing that is predicted differs by more than 1 %"),
-        Some((what, ratio)) => {
-            format!("{said}; what differs most is {what}: {ratio:.2} times what is predicted")
-        }
+    let said = format!("{said}, measured {measured:.1} ({:.2}x)", measured / step_ms);
+    let most = memory(summary).into_iter().max_by(|a, b| a.1.ln().abs().total_cmp(&b.1.ln().abs()));
+    Some(match most.filter(|(_, ratio)| (ratio - 1.0).abs() > ALIKE) {
+        None => said,
+        Some((what, ratio)) => format!("{said}; memory for {what} {ratio:.2}x of predicted"),
     })
 }
 
@@ -82,18 +78,14 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_difference_is_named() {
+    fn the_time_of_a_step_and_the_largest_difference_of_memory_are_named() {
         let said = |step_ms, activations| sentence(&summary(step_ms, activations)).unwrap();
-        assert_eq!(said(None, 1000), "a step of 10.0 ms is predicted by cluster.toml");
-        assert!(
-            said(Some(12.0), 1100)
-                .ends_with("; what differs most is the time of a step: 1.20 times what is predicted")
+        assert_eq!(said(None, 1000), "predicted 10.0 ms/step (cluster.toml)");
+        assert_eq!(
+            said(Some(12.0), 500),
+            "predicted 10.0 ms/step (cluster.toml), measured 12.0 (1.20x); memory for activations 0.50x of predicted"
         );
-        assert!(
-            said(Some(12.0), 500)
-                .ends_with("; what differs most is activations: 0.50 times what is predicted")
-        );
-        assert!(said(Some(10.01), 1001).ends_with("; nothing that is predicted differs by more than 1 %"));
+        assert!(said(Some(10.01), 1001).ends_with(", measured 10.0 (1.00x)"));
         assert_eq!(sentence(&Summary { predicted: None, ..summary(Some(1.0), 1) }), None);
     }
 }

@@ -16,12 +16,12 @@ pub const WARM_UP: u64 = 3;
 /// Prints the table for the steps after the warm-up.
 pub fn report(device: &Device, steps: u64, precision: Precision, step_ms: Option<f64>) -> Result<()> {
     let Device::Cuda(cuda) = device else {
-        say!("profile: only a card's time is taken; on the processor, use perf");
+        say!("profile: only GPU kernels are profiled; on the CPU, use perf");
         return Ok(());
     };
     let taken = cuda.take_profile()?;
     if taken.is_empty() {
-        say!("profile: the run was not longer than its {WARM_UP} steps of warm-up");
+        say!("profile: the run has no steps after its {WARM_UP} warm-up steps");
         return Ok(());
     }
     let rate = matrix_rate(cuda, precision)?;
@@ -29,7 +29,7 @@ pub fn report(device: &Device, steps: u64, precision: Precision, step_ms: Option
     let total: f64 = taken.values().map(|one| one.seconds).sum();
     let mut rows: Vec<_> = taken.into_iter().collect();
     rows.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
-    answer!("\n{:<16}{:>12}{:>12}{:>9}", "the card's time", "launches", "ms a step", "share");
+    answer!("\n{:<16}{:>12}{:>12}{:>9}", "GPU time", "launches", "ms/step", "of total");
     for (family, one) in rows {
         let speed = if one.flops > 0.0 {
             let reached = one.flops / one.seconds;
@@ -44,9 +44,9 @@ pub fn report(device: &Device, steps: u64, precision: Precision, step_ms: Option
             100.0 * one.seconds / total,
         );
     }
-    answer!("  {:<14}{:>12}{:>12.3}", "all", "", total * 1e3 / steps);
+    answer!("  {:<14}{:>12}{:>12.3}", "total", "", total * 1e3 / steps);
     if let Some(step) = step_ms {
-        answer!("  a step took {step:.3} ms; events between kernels cost a little of it");
+        answer!("  {step:.3} ms/step measured, including a small overhead of profiling");
     }
     Ok(())
 }

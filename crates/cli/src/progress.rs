@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use espalier_data::{Dataset, Split};
+use espalier_plan::sharing::Sharing;
 use espalier_plan::{PerAxis, Plan, Scoring};
 use espalier_tensor::memory::Size;
 use espalier_tensor::{Category, Device};
@@ -173,7 +174,7 @@ impl Observer for Progress {
     }
 
     fn sampled(&mut self, step: u64, prompt: &str, text: &str) {
-        say!("step {step:>6}: the model goes on from {prompt:?}:\n{}", indented(&format!("{prompt}{text}")));
+        say!("step {step:>6}: sample, prompt {prompt:?}:\n{}", indented(&format!("{prompt}{text}")));
     }
 
     fn looked(&mut self, step: u64, seen: &Observation) {
@@ -185,10 +186,10 @@ impl Observer for Progress {
         let note = if pruned.note.is_empty() { String::new() } else { format!("; {}", pruned.note) };
         let sparse = match pruned.sparse {
             0 => String::new(),
-            n => format!(", {n} linear layers without zeros"),
+            n => format!(", {n} linear layers with sparse kernels"),
         };
         say!(
-            "before step {step}: pruned to {} of {} weights ({:.2} % pruned), mask as {}{sparse}; {} in use, {} before{note}",
+            "before step {step}: kept {} of {} weights ({:.2} % sparsity), mask stored as {}{sparse}; memory {}, was {}{note}",
             count(kept as f64),
             count(all as f64),
             100.0 * (1.0 - kept as f64 / all as f64),
@@ -253,28 +254,35 @@ pub fn skipped_files(files: &[PathBuf]) -> Option<String> {
         others => format!(" and {others} more"),
     };
     let (count, are) = (files.len(), if files.len() == 1 { "file is" } else { "files are" });
-    (count > 0).then(|| format!("{count} {are} no text and skipped: {}{others}", names.join(", ")))
+    (count > 0).then(|| format!("{count} {are} not text and skipped: {}{others}", names.join(", ")))
 }
 
 /// Over which ranks a batch goes.
 fn ranks(plan: &Plan, transport: Option<&str>) -> String {
-    let joined = transport.map_or(String::new(), |transport| format!(", joined by {transport}"));
+    let joined = transport.map_or(String::new(), |transport| format!(" ({transport})"));
     let PerAxis { data, tensor, spatial, .. } = plan.mesh.extents();
+    let zero = match plan.sharing {
+        Sharing::Sharded { gradients: false } => " with ZeRO-1",
+        Sharing::Sharded { gradients: true } => " with ZeRO-2",
+        Sharing::Replicated | Sharing::Local { .. } => "",
+    };
     let mut words = Vec::new();
     if let Some(order) = plan.pipeline.name() {
-        words.push(format!("{} stages ({order})", plan.pipeline.stages));
+        words.push(format!("{} pipeline stages ({order})", plan.pipeline.stages));
     }
     if spatial > 1 {
-        words.push(format!("{spatial} tiles of each image"));
+        words.push(format!("{spatial} spatial-parallel ranks"));
     }
     if tensor > 1 {
-        words.push(format!("{tensor} tensor ranks"));
+        words.push(format!("{tensor} tensor-parallel ranks"));
     }
     match (data, words.is_empty()) {
         (1, true) => String::new(),
-        (ranks, true) => format!(" over {ranks} ranks{joined}, each"),
+        (ranks, true) => format!(" over {ranks} data-parallel ranks{zero}{joined}, each"),
         (1, false) => format!(" over {}{joined}, each", words.join(" x ")),
-        (replicas, false) => format!(" over {replicas} replicas of {}{joined}, each", words.join(" x ")),
+        (replicas, false) => {
+            format!(" over {replicas} data-parallel replicas{zero} x {}{joined}, each", words.join(" x "))
+        }
     }
 }
 
@@ -282,7 +290,7 @@ fn ranks(plan: &Plan, transport: Option<&str>) -> String {
 pub fn scoring(scoring: &Scoring) -> Option<String> {
     (scoring.passes > 1).then(|| {
         format!(
-            "scoring in {} passes over its samples, each three times, since the sums of all candidates would not fit: {} at once",
+            "scores of all weights do not fit in memory: {} passes over the samples, each run 3 times, with a peak of {}",
             scoring.passes,
             bytes(scoring.bytes as usize),
         )
@@ -306,10 +314,10 @@ pub fn summarise(summary: &Summary) {
         }
     }
     if let Some(peak) = summary.peak_bytes {
-        answer!("  {:<13}{:>12}{:>12}", "at once", "", bytes(peak));
+        answer!("  {:<13}{:>12}{:>12}", "total (peak)", "", bytes(peak));
     }
     if let Some(peak) = summary.host_peak_bytes {
-        answer!("  {:<13}{:>12}{:>12}", "on the host", "", bytes(peak));
+        answer!("  {:<13}{:>12}{:>12}", "host (peak)", "", bytes(peak));
     }
     state(summary);
     layers(summary);
@@ -325,7 +333,7 @@ pub fn summarise(summary: &Summary) {
         (_, Some(images)) => format!(", {} images/s", count(images)),
         _ => String::new(),
     };
-    answer!("\n{} steps in {seconds:.1} s; a step takes {step_ms:.1} ms{speed}", summary.steps);
+    answer!("\n{} steps in {seconds:.1} s: {step_ms:.1} ms/step{speed}", summary.steps);
     if let Some(predicted) = predicted {
         answer!("{predicted}");
     }
@@ -336,7 +344,7 @@ pub fn summarise(summary: &Summary) {
             (_, Some(accuracy)) => format!("accuracy {:.2} %", accuracy * 100.0),
             _ => String::new(),
         };
-        let best = validation.best_loss.map_or(String::new(), |best| format!("; best loss {best:.4}"));
+        let best = validation.best_loss.map_or(String::new(), |best| format!(" (best loss {best:.4})"));
         answer!("validation loss {loss:.4}, {score}{best}");
     }
     if let Some(run) = &summary.run {
@@ -351,7 +359,8 @@ fn state(summary: &Summary) {
     }
     let each = &summary.state_bytes;
     answer!(
-        "\nstate of a prunable weight: {:.3} bytes at {:.1} % sparsity (weight {:.3}, gradient {:.3}, optimizer {:.3}, mask {:.3})",
+        "\ntraining state: {:.3} bytes per prunable weight at {:.1} % sparsity\n  \
+         (weight {:.3}, gradient {:.3}, optimizer {:.3}, mask {:.3})",
         each.total(),
         100.0 * summary.sparsity,
         each.weights,
@@ -362,7 +371,7 @@ fn state(summary: &Summary) {
     // SAMO counts for mixed precision with Adam, its f32 gradients included.
     if summary.precision == "bf16" {
         let samo = 24.0 * (1.0 - summary.sparsity) + 2.0;
-        answer!("  with Adam, SAMO's 24 f + 2 is {samo:.3}, dense training's 20 (without f32 gradients 16)");
+        answer!("  with Adam: dense 20 (16 without f32 gradients), SAMO 24 f + 2 = {samo:.3}");
     }
 }
 
@@ -375,17 +384,17 @@ fn layers(summary: &Summary) {
     };
     const ENDS: usize = 4;
     if layers.len() <= 4 * ENDS {
-        answer!("\nkept of each layer");
+        answer!("\ndensity per layer");
         return layers.iter().for_each(line);
     }
     let mut sorted: Vec<&KeptOfLayer> = layers.iter().collect();
     sorted.sort_by(|a, b| a.share().total_cmp(&b.share()));
     let (least, most) = (sorted[0].share(), sorted[sorted.len() - 1].share());
     if most - least < 0.001 {
-        answer!("\nkept of each of {} layers: {:.2} %", layers.len(), 100.0 * least);
+        answer!("\ndensity per layer: {:.2} % in all {}", 100.0 * least, layers.len());
         return;
     }
-    answer!("\nkept of each layer, least and most of {} (all with --json)", layers.len());
+    answer!("\ndensity per layer, lowest and highest of {} (all with --json)", layers.len());
     sorted[..ENDS].iter().for_each(|layer| line(layer));
     answer!("       ...");
     sorted[sorted.len() - ENDS..].iter().for_each(|layer| line(layer));

@@ -25,22 +25,22 @@ use crate::setting::setting;
   espalier prune gpt2 --method magnitude --sparsity 0.5 --set data.kind=text --set data.path=book.txt -o out/thin
   espalier train out/hello-pruned/run.toml --out out/hello-pruned --resume --set train.steps=600")]
 pub struct PruneArguments {
-    /// A checkpoint's folder, a run folder, whose newest one is meant, or a folder of Hugging Face's.
+    /// A checkpoint folder, a run folder (its newest checkpoint), or a Hugging Face checkpoint.
     checkpoint: PathBuf,
-    /// random, magnitude, wanda, snip, grasp or 2:4; the others prune in the course of training.
+    /// Pruning method: random, magnitude, wanda, snip, grasp or 2:4 (others prune during training: see `train`).
     #[arg(long)]
     method: String,
-    /// The share of weights that goes, in [0, 1).
+    /// Fraction of weights to prune, in [0, 1).
     #[arg(long, allow_negative_numbers = true)]
     sparsity: Option<f64>,
-    /// Override a field of the run file, as in `--set prune.scope=layer`; `--set FIELD=` leaves it out. Paths are relative to the
+    /// Override a field of the run file, as in `--set prune.scope=layer`; `--set FIELD=` removes it. Paths are relative to the
     /// current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<Override>,
-    /// The run folder to write.
+    /// Output run folder.
     #[arg(short, long, value_name = "DIR")]
     out: PathBuf,
-    /// Print the summary as one line of JSON, the last of standard output.
+    /// Print the summary as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -64,7 +64,7 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
     let method = run.read().map_err(Error::Plan)?.prune.expect("the method was given");
     if !method.method.prunes_once() {
         let problem = format!(
-            "is \"{}\", which prunes in the course of training: write it into a run file's [prune]",
+            "is \"{}\", which prunes during training: put it in [prune] of a run file and use `espalier train`",
             method.method.name()
         );
         return Err(
@@ -93,8 +93,8 @@ fn run_of(
     let path = &arguments.checkpoint;
     let is_foreign = hub::is_foreign(path);
     if is_foreign && config::overridden(overrides, "data.kind").is_none() {
-        let problem = "is not said, and a model without a run of ours has no run file: --set data.kind=text and \
-                       --set data.path=FILE say what it is trained on";
+        let problem = "is missing, and this model has no run file: give its training data with --set data.kind=text \
+                       and --set data.path=FILE";
         return Err(conflict("data.kind", problem).into());
     }
     let run_file = if is_foreign { "run.toml".into() } else { whole.run_file() };
@@ -115,7 +115,8 @@ fn run_of(
 fn refuse_contradiction(option: &str, value: &str, field: &str, overrides: &[Override]) -> Result<()> {
     match config::overridden(overrides, field) {
         Some(set) if set != value => {
-            let problem = format!("makes `{field}` {value}, but --set makes it {set}: leave one of them out");
+            let problem =
+                format!("sets `{field}` to {value}, but --set sets it to {set}: remove one of them");
             Err(Error::Plan(espalier_plan::Error::Conflict { field: option.into(), problem }).into())
         }
         _ => Ok(()),

@@ -25,8 +25,8 @@ use crate::watch::watch;
 
 #[derive(Args)]
 #[command(
-    after_help = "One run: its curves, memory, layers and pipeline. Several: their curves over each other, and what differs in their settings.
-Without -o the page of one run is RUN/report.html, that of several report.html in the current folder, that of a study's folder STUDY/study.html.
+    after_help = "One run: curves, memory, density per layer, pipeline. Several runs: their curves in one plot, and how their settings differ.
+Default output: RUN/report.html for one run, ./report.html for several, STUDY/study.html for a study.
 
 Examples:
   espalier report out/hello
@@ -38,29 +38,29 @@ Examples:
   espalier report out/w3-small --svg steps-to-result.svg"
 )]
 pub struct ReportArguments {
-    /// Run folders, or the folder of a study.
+    /// Run folders, or a study folder.
     #[arg(value_name = "RUN", required = true)]
     runs: Vec<PathBuf>,
-    /// The page.
+    /// Output HTML page.
     #[arg(short, long, value_name = "FILE.html", help_heading = "Files")]
     out: Option<PathBuf>,
-    /// The curves alone, as a picture. With it, --csv or --tensorboard there is no page unless -o names one.
+    /// Write the curves as SVG. With --svg, --csv or --tensorboard, an HTML page is written only if -o is given.
     #[arg(long, value_name = "FILE.svg", help_heading = "Files")]
     svg: Option<PathBuf>,
-    /// The numbers over steps as a table for spreadsheets.
+    /// Write the metrics as CSV.
     #[arg(long, value_name = "FILE.csv", help_heading = "Files")]
     csv: Option<PathBuf>,
-    /// The numbers over steps for TensorBoard: a folder for each run, with an event file.
+    /// Write the metrics as TensorBoard event files, one folder per run.
     #[arg(long, value_name = "DIR", help_heading = "Files")]
     tensorboard: Option<PathBuf>,
-    /// The timeline of the run, where it is not trace.json in its folder.
+    /// Timeline of the run (`train --trace`) [default: trace.json in the run folder].
     #[arg(long, value_name = "FILE", help_heading = "Files")]
     trace: Option<PathBuf>,
-    /// Show it in a browser, and what is new while it goes on; at 127.0.0.1:8700 unless another address is given.
+    /// Serve the page over HTTP with live updates [default address: 127.0.0.1:8700].
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = serve::ADDRESS,
           conflicts_with_all = ["out", "svg", "csv", "tensorboard", "json"])]
     serve: Option<String>,
-    /// Print what the runs came to as one line of JSON, the last of standard output.
+    /// Print the results of the runs as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
 }

@@ -21,17 +21,17 @@ const DEPTH: usize = 3;
 
 #[derive(Args)]
 #[command(
-    after_help = "The newest comes last. A run is a folder with a run.toml; it is looked for in the folder, and up to three below it.
+    after_help = "The newest run comes last. A run is a folder with a run.toml, at most three levels below the given folder.
 
 Examples:
   espalier runs
   espalier runs out/study --json"
 )]
 pub struct RunsArguments {
-    /// The folder.
+    /// Folder to search.
     #[arg(value_name = "DIR", default_value = "out")]
     folder: PathBuf,
-    /// Print them as one line of JSON, the last of standard output.
+    /// Print the list as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
 }
@@ -58,7 +58,7 @@ pub fn runs(arguments: &RunsArguments) -> Result<ExitCode> {
     let mut found = folders.iter().map(|path| open(folder, path)).collect::<Result<Vec<Found>>>()?;
     found.sort_by(|a, b| (a.written, &a.run.name).cmp(&(b.written, &b.run.name)));
     match found.is_empty() {
-        true => answer!("no run is in {}", folder.display()),
+        true => answer!("no runs in {}", folder.display()),
         false => say::on_standard_output(format_args!("{}", table(&found))),
     }
     if arguments.json {
@@ -100,7 +100,7 @@ fn open(folder: &Path, path: &Path) -> Result<Found> {
 }
 
 fn table(found: &[Found]) -> String {
-    let head = ["run", "model", "state", "steps", "loss", "validation", "sparsity", "written"];
+    let head = ["run", "model", "state", "steps", "loss", "validation", "sparsity", "updated"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for Found { run, written } in found {
         let number = |value: Option<f64>| value.map_or("-".into(), number::short);

@@ -27,37 +27,37 @@ Examples:
   espalier schedule --file mine.txt"
 )]
 pub struct ScheduleArguments {
-    /// Which schedule.
+    /// Schedule name.
     #[arg(required_unless_present = "file")]
     name: Option<String>,
-    /// Ranks of the pipeline.
+    /// Number of pipeline stages.
     #[arg(long, value_name = "P", required_unless_present = "file")]
     stages: Option<usize>,
-    /// Micro-batches of a batch.
+    /// Micro-batches per batch.
     #[arg(long, value_name = "M", required_unless_present = "file")]
     micro_batches: Option<usize>,
-    /// Time of a forward of one micro-batch on one stage.
+    /// Time of one micro-batch's forward pass on one stage.
     #[arg(long, value_name = "UNITS", allow_negative_numbers = true, default_value_t = Units::default().forward)]
     forward: f64,
-    /// Time of a backward; zb-h1 cuts it in halves.
+    /// Time of its backward pass; zb-h1 splits it into input and weight gradients, half each.
     #[arg(long, value_name = "UNITS", allow_negative_numbers = true, default_value_t = Units::default().backward)]
     backward: f64,
-    /// Parts of the model on a rank, for interleaved [default: 2].
+    /// Model chunks per rank (virtual stages), for interleaved [default: 2].
     #[arg(long, value_name = "V")]
     chunks: Option<usize>,
-    /// Copies of the model, half of them in each direction, for chimera [default: 2].
-    #[arg(long, value_name = "COPIES")]
+    /// Number of pipelines, half in each direction, for chimera [default: 2].
+    #[arg(long, value_name = "N")]
     pipelines: Option<usize>,
-    /// How many batches to list, one after another [default: 1].
-    #[arg(long, value_name = "BATCHES")]
+    /// Number of consecutive batches [default: 1].
+    #[arg(long, value_name = "N")]
     batches: Option<usize>,
-    /// Read a schedule of your own, check it and draw it.
+    /// Read, check and draw a custom schedule.
     #[arg(long, conflicts_with_all = ["name", "stages", "micro_batches", "chunks", "pipelines", "batches"])]
     file: Option<PathBuf>,
-    /// Print every action of every rank, messages and steps included, in lines that --file reads.
+    /// Print every action of every rank, including messages and optimizer steps, in the format of --file.
     #[arg(long)]
     actions: bool,
-    /// Print the figures as one line of JSON, the last of standard output.
+    /// Print bubble, idle time and actions as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
 }
@@ -128,21 +128,24 @@ fn figures(report: &Report) -> String {
             // The first two batches of 2bw use the same weights: where a batch waits for those before, they do not.
             let fewer: Vec<f64> = once.iter().map(|once| -once).collect();
             match fewer.iter().all(|fewer| *fewer > 0.0) {
-                false => line("fill and drain", format!("idle {} units, once in a run", idle(once))),
-                true => line("fill and drain", format!("idle {} units less, once in a run", idle(&fewer))),
+                false => line("fill and drain", format!("idle {} units, once per run", idle(once))),
+                true => line("fill and drain", format!("idle {} units less, once per run", idle(&fewer))),
             }
         }
     }
     line("in flight", series(report.in_flight.iter()));
     if report.held != report.in_flight {
-        line("held", format!("{} (until the weight halves are done)", series(report.held.iter())));
+        line("held", format!("{} (until weight gradients are computed)", series(report.held.iter())));
     }
     line("weight versions", series(report.weight_versions.iter()));
     if report.copies > 1 {
         line("model copies", report.copies.to_string());
     }
     if report.message_driven {
-        line("message-driven", "ranks may take whatever has arrived; this is the order of ideal time".into());
+        line(
+            "message-driven",
+            "a rank runs whatever has arrived; this is the order with ideal timing".into(),
+        );
     }
     text
 }

@@ -43,30 +43,32 @@ use progress::Progress;
 pub struct StudyArguments {
     /// The study file (TOML); docs/study.md lists its fields.
     study_file: PathBuf,
-    /// Override a field of the study file, as in `--set search.trials=8`; `--set FIELD=` leaves it out. Paths are relative to the
+    /// Override a field of the study file, as in `--set search.trials=8`; `--set FIELD=` removes it. Paths are relative to the
     /// current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<Override>,
-    /// The study's folder, otherwise `out/NAME`; a study that has begun there goes on.
+    /// Study folder; an unfinished study there is resumed [default: `out/NAME`].
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Run a share of the trials, as in `2/8`: the others are run by other processes, on any machine that sees the folder.
+    /// Run only the I-th of N parts of the trials, as in `2/8`; other processes, on any machine with access to the folder,
+    /// run the others.
     #[arg(long, value_name = "I/N", value_parser = parse_shard, help_heading = "Trials")]
     shard: Option<Shard>,
-    /// Move the end of a range outwards where a best trial lies near it, and look there.
+    /// Extend a search range if the best trial is near its edge, and search there.
     #[arg(long, conflicts_with = "shard", help_heading = "Trials")]
     widen: bool,
-    /// Trials that run at a time; otherwise one a core, or sixteen on a card.
+    /// Number of concurrent trials [default: one per core, or 16 on a GPU].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Trials")]
     workers: Option<u32>,
-    /// Show the study in a browser while it runs; at 127.0.0.1:8700 unless another address is given. `espalier report DIR --serve` shows one that was started without.
+    /// Serve a live page of the study over HTTP while it runs [default address: 127.0.0.1:8700]. For a study that was
+    /// started without it: `espalier report DIR --serve`.
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = serve::ADDRESS,
           conflicts_with = "dry_run")]
     serve: Option<String>,
-    /// Say what would run, then stop.
+    /// Print what would run, then exit.
     #[arg(long)]
     dry_run: bool,
-    /// Print the summary as one line of JSON, the last of standard output.
+    /// Print the summary as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -131,7 +133,7 @@ fn steps_to_result(arguments: &StudyArguments) -> Result<ExitCode> {
     table::summarise(&summary);
     print_json(arguments, &summary);
     if !ended {
-        say!("interrupted: what has ended is written down; the same command goes on");
+        say!("interrupted: finished trials are saved; the same command resumes the study");
         return Ok(ExitCode::from(INTERRUPTED));
     }
     Ok(ExitCode::SUCCESS)
@@ -160,7 +162,7 @@ fn open_workers(arguments: &StudyArguments, study: &Study) -> Result<Workers> {
 fn check_batches(study: &Study, workers: &Workers) -> Result<()> {
     let (largest, samples) = (study.largest_batch(), workers.training_samples());
     if largest > samples {
-        let problem = format!("has {largest}, and there are {samples} samples to learn from");
+        let problem = format!("has {largest}, and there are {samples} training samples");
         return Err(conflict("cells.batches", &problem).into());
     }
     Ok(())

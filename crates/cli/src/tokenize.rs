@@ -19,36 +19,36 @@ use crate::signals::{INTERRUPTED, Stop};
 
 #[derive(Args)]
 #[command(
-    after_help = "The token that ends a text, where the tokenizer has one, follows each file. Ids are the same on any number of threads. A tokenizer
-of GPT-2's kind is read by every build, all others by one with `--features tokenizers`.
+    after_help = "The tokenizer's end-of-text token, if it has one, follows each file. GPT-2 style byte-level BPE works in every build; other \
+                  tokenizers need a build with `--features tokenizers`.
 
 Examples:
   espalier tokenize book.txt --tokenizer gpt2/tokenizer.json -o book.bin
   espalier tokenize corpus more.txt --extensions md,txt --tokenizer SmolLM2-135M -o tokens --shards 1GB --json"
 )]
 pub struct TokenizeArguments {
-    /// Text files, or folders of them.
+    /// Text files or folders.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// A tokenizer.json, or the folder of a model that has one.
+    /// A tokenizer.json, or a model folder that has one.
     #[arg(long, value_name = "FILE")]
     tokenizer: PathBuf,
-    /// The file to write, or with --shards the folder, which is not there yet.
+    /// Output file; with --shards, output folder. Must not exist.
     #[arg(short, long, value_name = "PATH")]
     out: PathBuf,
     /// In folders, only files with one of these extensions.
     #[arg(long, value_name = "EXT,...", value_delimiter = ',')]
     extensions: Vec<String>,
-    /// How an id is stored [default: u16 where all tokens fit, u32 otherwise].
+    /// Data type of token ids [default: u16 if the vocabulary fits, else u32].
     #[arg(long, value_name = "TYPE")]
     dtype: Option<Type>,
-    /// Several files of at most this size, as in 1GB or 300MB, in a folder.
+    /// Write a folder of files of at most this size, as in 1GB or 300MB.
     #[arg(long, value_name = "SIZE")]
     shards: Option<String>,
-    /// Threads that work at once [default: one for each core].
+    /// Number of threads; the result does not depend on it [default: one per core].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
     threads: Option<u64>,
-    /// Print the outcome as one line of JSON, the last of standard output.
+    /// Print the result as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
 }
@@ -94,7 +94,7 @@ pub fn tokenize(arguments: &TokenizeArguments) -> Result<ExitCode> {
         say!("note: {note}");
     }
     answer!(
-        "{}: {} tokens of {:.1} MB of text in {documents} files, {:.2} bytes a token; {seconds:.1} s, {:.1} MB/s",
+        "{}: {} tokens of {:.1} MB of text in {documents} files, {:.2} bytes per token; {seconds:.1} s, {:.1} MB/s",
         arguments.out.display(),
         count(tokens as f64),
         text_bytes as f64 / 1e6,

@@ -47,46 +47,46 @@ use crate::{device, log, profile, ranks, restart, start};
 pub struct TrainArguments {
     /// The run file (TOML); docs/run-file.md lists its fields.
     run_file: PathBuf,
-    /// Override a field of the run file, as in `--set train.batch=16`; `--set FIELD=` leaves it out. Paths are relative to the
+    /// Override a field of the run file, as in `--set train.batch=16`; `--set FIELD=` removes it. Paths are relative to the
     /// current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<Override>,
-    /// Train on so many ranks, threads of this process: `parallel.data` becomes what they leave beside the other axes.
+    /// Number of ranks, as threads of this process; sets parallel.data = N / (pipeline x tensor x spatial).
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
-    /// The run folder; otherwise a new one below `out/`, named after the run file.
+    /// Run folder [default: a new one under `out/`, named after the run file].
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Go on from the newest checkpoint in the run folder (the newest folder of this name without --out).
+    /// Resume from the newest checkpoint of the run folder (without --out: of the newest run of this run file).
     #[arg(long, help_heading = "Resuming")]
     resume: bool,
-    /// Go on although this field, or section, of the run file is not what it was and that makes another run. May be repeated.
+    /// Allow this field (or section) of the run file to differ when resuming. May be repeated.
     #[arg(long, value_name = "FIELD", requires = "resume", help_heading = "Resuming")]
     allow: Vec<String>,
-    /// With --resume: start over in the run folder. Its checkpoints and metrics are put aside, in a folder there.
+    /// With --resume: restart from step 0 in the same run folder; old checkpoints and metrics are moved to a subfolder.
     #[arg(long, requires = "resume", help_heading = "Resuming")]
     fresh: bool,
-    /// Start from the weights (and masks) of a checkpoint, or of the newest one of a run folder, of either precision; or from a
-    /// folder of Hugging Face's, or a file of weights (docs/models.md). With --resume: where the weights that the run started
-    /// from are by now, which must be the same; with --resume --fresh, others that it starts over from.
+    /// Initialize weights (and masks) from a checkpoint, a run folder (its newest checkpoint), a Hugging Face checkpoint or a
+    /// weights file (docs/models.md). With --resume: the new path of the same initial weights, if they were moved; with
+    /// --resume --fresh: other initial weights.
     #[arg(long, value_name = "CHECKPOINT", help_heading = "Resuming")]
     from: Option<PathBuf>,
-    /// Start again from the last good checkpoint, up to so many times, where the run falls over.
+    /// If the run crashes, restart it from the last good checkpoint, up to N times.
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Resuming")]
     max_restarts: usize,
     /// This process is waited for by the one of this number, for --max-restarts.
     #[arg(long, value_name = "PROCESS", hide = true, conflicts_with = "max_restarts")]
     supervised: Option<i32>,
-    /// Say what would run and what it would need, then stop.
-    #[arg(long, help_heading = "Looking closer")]
+    /// Print the layout, memory and communication of the run, then exit.
+    #[arg(long, help_heading = "Diagnostics")]
     dry_run: bool,
-    /// Say where the card's time went, by family of kernels.
-    #[arg(long, help_heading = "Looking closer")]
+    /// Print GPU time by kind of kernel.
+    #[arg(long, help_heading = "Diagnostics")]
     profile: bool,
-    /// Write what every rank did when, for chrome://tracing or Perfetto; meant for a few steps.
-    #[arg(long, value_name = "FILE", help_heading = "Looking closer")]
+    /// Write a timeline of all ranks for chrome://tracing or Perfetto; for short runs.
+    #[arg(long, value_name = "FILE", help_heading = "Diagnostics")]
     trace: Option<PathBuf>,
-    /// Print the summary as one line of JSON, the last of standard output.
+    /// Print the summary as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -157,8 +157,7 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
     if arguments.supervised.is_some()
         && prepared.join.as_ref().is_some_and(|join| join.device_kind() == DeviceKind::Cpu)
     {
-        let problem = "restarts the ranks of one process, or those that NCCL joins; MPI's are for their launcher to start \
-                       again, with --resume";
+        let problem = "restarts ranks of one process or of NCCL; MPI ranks are restarted by their launcher, with --resume";
         return Err(conflict("--max-restarts", problem).into());
     }
     let device = prepared.open_device()?;
@@ -205,7 +204,7 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
     if interrupted {
         let set: String = said.iter().map(|o| format!(" --set '{o}'")).collect();
         say!(
-            "interrupted and saved; go on with: espalier train {}{set} --out {} --resume",
+            "interrupted and saved; resume with: espalier train {}{set} --out {} --resume",
             path.display(),
             summary.run.as_deref().unwrap_or_default()
         );

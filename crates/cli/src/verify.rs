@@ -14,7 +14,7 @@ use crate::say::{self, answer};
 
 #[derive(Args)]
 #[command(
-    after_help = "Every hash is compared. Exit code 0: all are whole; 2: one is not, or there is no such folder.
+    after_help = "Compares the hash of every file. Exit code 0: all checkpoints are intact; 2: one is damaged, or there is no such folder.
 
 Examples:
   espalier verify out/hello
@@ -22,9 +22,9 @@ Examples:
   espalier verify out/hello --json"
 )]
 pub struct VerifyArguments {
-    /// A run folder, or the folder of one checkpoint.
+    /// A run folder, or one checkpoint folder.
     run: PathBuf,
-    /// Print the outcome as one line of JSON, the last of standard output.
+    /// Print the result as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
 }
@@ -48,16 +48,16 @@ pub fn verify(arguments: &VerifyArguments) -> Result<ExitCode> {
             Err(other) => return Err(other.into()),
         };
         match &problem {
-            None => answer!("step {step:>6}: whole"),
+            None => answer!("step {step:>6}: intact"),
             Some(why) => answer!("step {step:>6}: damaged: {}: {why}", path.display()),
         }
         verified.push(Verified { step, path, problem });
     }
     let newest = verified.iter().filter(|one| one.problem.is_none()).map(|one| one.step).max();
     match newest {
-        Some(step) => answer!("a run resumes after step {step}"),
+        Some(step) => answer!("--resume would continue after step {step}"),
         None if verified.is_empty() => answer!("there is no checkpoint yet"),
-        None => answer!("no whole checkpoint is left"),
+        None => answer!("no intact checkpoint is left"),
     }
     if arguments.json {
         let one = |one: &Verified| {
@@ -87,7 +87,6 @@ fn found(arguments: &VerifyArguments) -> Result<Vec<(u64, PathBuf)>> {
     if !run.exists() {
         return Err(Error::File { path: run.clone(), why: "there is no such folder".into() }.into());
     }
-    let why =
-        "there is no run here (no run.toml and no checkpoints), and it is not the folder of a checkpoint";
+    let why = "there is no run here (no run.toml and no checkpoints), and it is not a checkpoint folder";
     Err(Error::File { path: run.clone(), why: why.into() }.into())
 }

@@ -25,41 +25,41 @@ use crate::{device, ranks};
 #[derive(Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct WritingArguments {
-    /// The most new tokens to write.
+    /// Max new tokens.
     #[arg(long, visible_alias = "tokens", value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     pub max_new_tokens: u64,
-    /// The temperature, which logits are divided by; 0: greedy, the likeliest token always.
+    /// Sampling temperature (0 = greedy).
     #[arg(long, value_name = "T", default_value_t = 0.8, allow_negative_numbers = true, value_parser = temperature)]
     temperature: f64,
-    /// Draw from the K likeliest tokens; 0: from all.
+    /// Sample from the K most likely tokens (0 = all).
     #[arg(long, value_name = "K", default_value_t = 0)]
     top_k: usize,
-    /// Draw from the likeliest tokens that have this share of the probability.
+    /// Nucleus sampling: sample from the smallest set of tokens with total probability P.
     #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true, value_parser = share)]
     top_p: f64,
-    /// Leave out tokens that are less than P times as likely as the likeliest.
+    /// Drop tokens less likely than P times the most likely one.
     #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true, value_parser = zero_to_one)]
     min_p: f64,
-    /// Make tokens that the text has already less likely (above 1) or likelier (below).
+    /// Repetition penalty (1 = none; above 1 makes repeated tokens less likely).
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, value_parser = penalty)]
     repetition_penalty: f64,
-    /// The random seed: the same one gives the same text.
+    /// Random seed.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// A stop sequence: end the text before it. May be repeated.
-    #[arg(long, value_name = "WORD", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    /// Stop sequence; it is not printed. May be repeated.
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub stop: Vec<String>,
-    /// Where to compute: a GPU where one is found (auto), or what is named.
+    /// Device; auto takes a GPU if there is one.
     #[arg(long, value_name = "DEVICE", value_parser = device::kind(), help_heading = "Model")]
     device: Option<DeviceKind>,
-    /// What weights are stored in while it writes [default: what it was trained in].
+    /// Data type of the weights [default: as trained].
     #[arg(long, value_name = "TYPE", value_parser = device::precision(), help_heading = "Model")]
     dtype: Option<Precision>,
-    /// The tokenizer.json of a model whose data were token files, or another than it was trained with.
+    /// A tokenizer.json, for models trained on token files, or to replace the model's own.
     #[arg(long, value_name = "FILE", help_heading = "Model")]
     tokenizer: Option<PathBuf>,
-    /// Override a field of the run file, as in `--set device.kind=cpu` or `--set parallel.tensor=2`; `--set FIELD=` leaves it out. Paths are relative to the
-    /// current folder. May be repeated.
+    /// Override a field of the run file, as in `--set device.kind=cpu` or `--set parallel.tensor=2`; `--set FIELD=`
+    /// removes it. Paths are relative to the current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting, help_heading = "Model")]
     overrides: Vec<Override>,
 }
@@ -88,7 +88,7 @@ fn penalty(text: &str) -> Result<f64, String> {
 fn share(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
-        _ => Err("expected a share above 0, up to 1, such as 0.9".into()),
+        _ => Err("expected a probability above 0, up to 1, such as 0.9".into()),
     }
 }
 
@@ -130,14 +130,12 @@ impl Writer {
         let plan = trained.plan(&overrides)?;
         let refuse = |why: String| Err(trained.checkpoint().refuse(why));
         if plan.model.input.context().is_none() {
-            refuse(format!("it is a model of images ({}), which writes no text", plan.model.name))?;
+            refuse(format!("it is an image model ({}), which generates no text", plan.model.name))?;
         }
         if tokenizer.is_none() && trained.tokenizer().is_none() {
             let why = match trained.data() {
-                Some(_) => "its data were token files, which do not say what text they stand for",
-                None => {
-                    "no tokenizer.json is beside it, nor vocab.json and merges.txt, so nobody knows what its tokens stand for"
-                }
+                Some(_) => "it was trained on token files, which have no tokenizer",
+                None => "it has no tokenizer (tokenizer.json, or vocab.json and merges.txt)",
             };
             refuse(format!("{why}: add --tokenizer FILE"))?;
         }
@@ -168,13 +166,20 @@ impl Writer {
         };
         let ids = self.tokenizer().encode(text).map_err(Error::Data)?;
         if ids.is_empty() {
-            conflict("is empty: the model goes on from a text, so it needs one".into())?;
+            conflict("is empty: a prompt of at least one token is needed".into())?;
         }
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.plan.model.classes) {
-            conflict(format!("has the token {id}, and the model knows {}", self.plan.model.classes))?;
+            conflict(format!(
+                "has the token id {id}, but the vocabulary has {} tokens",
+                self.plan.model.classes
+            ))?;
         }
         if ids.len() > self.context() {
-            conflict(format!("has {} tokens, and the model reads at most {}", ids.len(), self.context()))?;
+            conflict(format!(
+                "has {} tokens, more than the context length of {}",
+                ids.len(),
+                self.context()
+            ))?;
         }
         Ok(ids)
     }

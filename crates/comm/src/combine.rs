@@ -33,7 +33,7 @@ pub(crate) unsafe fn combine(
     elements: usize,
 ) -> Result<(), String> {
     if x.len() > MOST {
-        return Err(format!("at most {MOST} ranks of one card reduce together, and these are {}", x.len()));
+        return Err(format!("at most {MOST} ranks of one GPU reduce together, and these are {}", x.len()));
     }
     let dtype = dtype(element);
     let name = match how {

@@ -32,7 +32,7 @@ impl Arithmetic {
             return Err(Error::Setting { field: "digits", expected: "1 to 9", got: self.digits.to_string() });
         }
         if self.count == 0 {
-            return Err(Error::Setting { field: "count", expected: "at least one sum", got: "0".into() });
+            return Err(Error::Setting { field: "count", expected: "at least one sample", got: "0".into() });
         }
         let mut ids = Vec::new();
         let refused = |_| Error::too_large("data.arithmetic", self.least_bytes(), FEWER);

@@ -46,7 +46,7 @@ pub enum Error {
     Labels { path: PathBuf, expected: usize, got: usize },
 
     /// Images of two sizes in one set.
-    #[error("{} has images of {} x {} pixels and {} channels: expected {} x {} and {}, as those that are learnt from", .path.display(), .got[0], .got[1], .got[2], .expected[0], .expected[1], .expected[2])]
+    #[error("{} has images of {} x {} pixels and {} channels: expected {} x {} and {}, as the training images", .path.display(), .got[0], .got[1], .got[2], .expected[0], .expected[1], .expected[2])]
     Shape { path: PathBuf, expected: [usize; 3], got: [usize; 3] },
 
     /// A label past the last class.

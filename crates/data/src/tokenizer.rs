@@ -1,4 +1,4 @@
-//! From text to ids and back: bytes, the alphabet of sums, or a Hugging Face tokenizer.
+//! From text to ids and back: bytes, the arithmetic vocabulary, or a Hugging Face tokenizer.
 
 use crate::{AnyTokenizer, Bpe, Error, arithmetic, tokenizer_json, vocab_merges};
 use std::path::{Path, PathBuf};
@@ -118,7 +118,7 @@ impl Tokenizer {
                 .chars()
                 .map(|c| u8::try_from(c).ok().and_then(arithmetic::id).map(u32::from).ok_or(c))
                 .collect::<Result<_, char>>()
-                .map_err(|c| Error::NoToken { path: "the alphabet of sums".into(), got: c.to_string() }),
+                .map_err(|c| Error::NoToken { path: "the arithmetic vocabulary".into(), got: c.to_string() }),
             Tokenizer::Bpe(bpe) => bpe.encode(text),
             Tokenizer::Any(any) => any.encode(text),
         }

@@ -134,8 +134,8 @@ pub(crate) fn fit(
             Error::Conflict {
                 field: "prune.method".into(),
                 problem: format!(
-                    "is \"{method}\", which needs {} to score this model even a parameter at a time (weights {}, activations {}, \
-                     copies and sums in f32 {}), and the device has {}: cut the model into more stages, run fewer samples at a time, or \
+                    "is \"{method}\", which needs {} to score this model even one parameter at a time (weights {}, activations {}, \
+                     f32 copies and accumulators {}), and the device has {}: use more pipeline stages or a smaller micro-batch, or \
                      choose another method",
                     gb(taken.saturating_add(largest)),
                     gb(weights),

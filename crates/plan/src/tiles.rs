@@ -51,7 +51,7 @@ impl Window {
 pub enum Thin {
     /// A halo comes from the next rank, not from those behind it.
     #[error(
-        "{layer} needs {needs} {along} from rank {from}, whose part of the image has {has}: cut the image over fewer ranks"
+        "{layer} needs {needs} {along} from rank {from}, whose tile has {has}: split the image over fewer ranks"
     )]
     Halo {
         /// What the layer is called.
@@ -67,7 +67,7 @@ pub enum Thin {
     },
     /// More ranks than rows.
     #[error(
-        "rank {rank} of {ranks} gets none of the {count} {along} of {layer}: cut the image over fewer ranks"
+        "rank {rank} of {ranks} gets none of the {count} {along} of {layer}: split the image over fewer ranks"
     )]
     Empty {
         /// What the layer is called.
@@ -83,7 +83,7 @@ pub enum Thin {
     },
     /// Windows that lie in the padding altogether have no place.
     #[error(
-        "{layer} has a padding of {padding} for windows of {kernel}: an image that is cut takes less padding than window"
+        "{layer} has a padding of {padding} for windows of {kernel}: with spatial parallelism padding must be smaller than the window"
     )]
     Padding {
         /// What the layer is called.

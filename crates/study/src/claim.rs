@@ -58,7 +58,7 @@ impl StudyClaim {
 
 fn taken(folder: &Path, shard: Option<Shard>) -> Error {
     let how = match shard {
-        None => "wait until it ends, choose another --out, or share its trials out with --shard",
+        None => "wait until it ends, choose another --out, or split its trials with --shard",
         Some(_) => "wait until it ends, or choose another --shard",
     };
     let why = format!("another process is at work on this study: {how}");

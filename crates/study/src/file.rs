@@ -28,7 +28,7 @@ const GIVEN: [(&str, &str); 6] = [
 const CELLS: &[Field] = &[any("batches"), any("sparsities")];
 
 const GOAL: &[Field] = &[
-    optional_number("error", ("a share of wrong answers, in (0, 1)", |x| x > 0.0 && x < 1.0)),
+    optional_number("error", ("an error rate, in (0, 1)", |x| x > 0.0 && x < 1.0)),
     optional_number("loss", POSITIVE),
 ];
 
@@ -36,7 +36,7 @@ const SEARCH: &[Field] = &[
     word("method", "halving", &["sobol", "halving"]),
     flag("cut", true),
     whole("trials", 100, 1, 1 << 20),
-    optional_whole("steps", 1, MOST).or_missing("the steps after which a trial is given up"),
+    optional_whole("steps", 1, MOST).or_missing("the most steps of a trial"),
     whole("eval_every", 16, 1, MOST),
     any("ranges"),
 ];
@@ -201,7 +201,7 @@ impl Study {
         refuse_given(&self.run, &GIVEN)?;
         if self.run.has("parallel") {
             let problem =
-                "has no place in a study: a trial runs on one rank, and trials run side by side".into();
+                "is not allowed in a study: a trial runs on one rank, and trials run concurrently".into();
             return Err(Error::Conflict { field: "run.parallel".into(), problem });
         }
         if let Some(cell) = self.cells.iter().find(|cell| cell.sparsity > 0.0)
@@ -267,7 +267,7 @@ fn read_search(section: &mut Section) -> Result<Search, Error> {
     if ranges.is_empty() {
         return Err(missing(
             "search.ranges",
-            "the metaparameters to search, as in \"learning_rate.peak\" = { log = [1e-4, 1.0] }",
+            "the hyperparameters to search, as in \"learning_rate.peak\" = { log = [1e-4, 1.0] }",
         ));
     }
     for (place, range) in ranges.iter().enumerate() {

@@ -106,7 +106,7 @@ impl StudyFolder {
         }
         if note.blake3.as_ref().is_some_and(|sum| *sum != note.checksum()) {
             return Err(unusable(
-                "is damaged: its checksum is that of another study; the study writes it anew when it goes on"
+                "is damaged: its checksum is that of another study; the study rewrites it when it is resumed"
                     .into(),
             ));
         }

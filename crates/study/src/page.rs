@@ -15,7 +15,7 @@ use crate::trial::{Record, Status};
 use crate::widen;
 
 /// The column of trials that have not come to their end, while there are any.
-const RUNNING: &str = "running or to come";
+const RUNNING: &str = "running or queued";
 
 /// Points of a fitted curve.
 const DRAWN: usize = 60;
@@ -44,7 +44,7 @@ pub fn page(study: &Study, results: &Results, summary: &Summary, courses: &[Cour
         study.search.trials
     ));
     if summary.finished < summary.trials {
-        page.note(format!("{} of {} trials have come to their end.", summary.finished, summary.trials));
+        page.note(format!("{} of {} trials are finished.", summary.finished, summary.trials));
     }
     page.figure(steps_to_result(study, summary));
     page.table(cells(summary));
@@ -53,7 +53,7 @@ pub fn page(study: &Study, results: &Results, summary: &Summary, courses: &[Cour
         page.table(fits(summary));
     }
     if !summary.ratios.is_empty() {
-        page.heading("What sparsity costs");
+        page.heading("Cost of sparsity");
         page.table(ratios(summary));
     }
     if !courses.is_empty() {
@@ -105,7 +105,7 @@ fn points(summary: &Summary, sparsity: f64) -> Vec<(f64, f64)> {
 
 /// The first two metaparameters of every trial at a sparsity, a panel for each batch size, the best one ringed; with one metaparameter, its value against the steps.
 fn metaparameters(study: &Study, results: &Results, sparsity: f64) -> Option<Figure> {
-    let title = format!("Metaparameters of all trials, {}", percent(sparsity));
+    let title = format!("Hyperparameters of all trials, {}", percent(sparsity));
     let mut figure = Figure::new(title).under("ring: the best trial");
     for &cell in study.cells.iter().filter(|cell| cell.sparsity == sparsity) {
         let records = results.of(cell);
@@ -135,7 +135,7 @@ fn scatter(study: &Study, results: &Results, cell: Cell, records: &[&Record]) ->
     let mut plot = Plot::new(format!("batch {}", cell.batch), across, up);
     let kinds: [(&str, &[Status]); 4] = [
         ("reached the goal", &[Status::Complete]),
-        ("did not, or was left", &[Status::Incomplete, Status::Cut, Status::Stopped]),
+        ("did not reach it", &[Status::Incomplete, Status::Cut, Status::Stopped]),
         ("diverged", &[Status::Infeasible]),
         ("running", &[Status::Paused]),
     ];
@@ -214,7 +214,7 @@ fn fits(summary: &Summary) -> Table {
 }
 
 fn ratios(summary: &Summary) -> Table {
-    let columns = ["sparsity", "batch", "steps over those of the whole network", "by theory"];
+    let columns = ["sparsity", "batch", "steps relative to dense", "predicted"];
     let mut table = Table::new(columns.map(Column::number).into());
     for ratio in &summary.ratios {
         let predicted = ratio.predicted.map_or("-".into(), |predicted| format!("{predicted:.2}"));
@@ -230,5 +230,5 @@ fn ratios(summary: &Summary) -> Table {
 
 /// `90 % sparse`
 fn percent(sparsity: f64) -> String {
-    format!("{} % sparse", (sparsity * 1000.0).round() / 10.0)
+    format!("{} % sparsity", (sparsity * 1000.0).round() / 10.0)
 }

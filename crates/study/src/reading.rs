@@ -62,7 +62,7 @@ impl StudyTable {
 
 /// `name`: what a study is called, on pages and in folders.
 fn read_name(top: &mut Section) -> Result<String, Error> {
-    const NAME: Field = text("name", "a word for folders and pages").required();
+    const NAME: Field = text("name", "a name for folders and pages").required();
     let name = top.read_field(&NAME)?;
     let name = name.as_ref().and_then(Value::as_str).unwrap_or_default();
     let fits = name.chars().all(|letter| letter.is_alphanumeric() || "-_.".contains(letter));

@@ -51,7 +51,8 @@ impl Running {
         }
         let (taken, steps) = (self.trainer.progress().step, self.steps());
         if step < taken || step > steps {
-            let problem = format!("is {steps}, and {taken} steps are taken: there is no way to step {step}");
+            let problem =
+                format!("is {steps}, and {taken} steps are taken: it cannot go back to step {step}");
             return Err(Error::Conflict { field: "train.steps".into(), problem }.into());
         }
         let device = self.trainer.device().clone();

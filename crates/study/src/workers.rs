@@ -41,10 +41,8 @@ impl Workers {
 
     /// How many there are and what they compute on, in a few words.
     pub fn describe(&self) -> String {
-        let (count, on) = (
-            self.count(),
-            if matches!(self.device(), Device::Cpu(_)) { "a thread each" } else { "one card" },
-        );
+        let (count, on) =
+            (self.count(), if matches!(self.device(), Device::Cpu(_)) { "a thread each" } else { "one GPU" });
         match count {
             1 => "one trial at a time".into(),
             _ => format!("{count} trials at a time on {on}"),

@@ -49,7 +49,7 @@ impl Workload {
     pub fn open(run: &RunFile, device: &Device) -> Result<Workload> {
         let dataset = Dataset::open(run)?;
         if dataset.is_empty(Split::Validation) {
-            let problem = "holds nothing out, and trials are judged by what is held out".into();
+            let problem = "leaves no validation split, which trials are evaluated on".into();
             return Err(Error::Conflict { field: "data.validation".into(), problem }.into());
         }
         dataset.keep_on(device)?;

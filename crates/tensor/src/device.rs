@@ -106,5 +106,5 @@ impl Device {
 /// The end of a host-only path that was handed a tensor of a card: each public operation chooses before it comes here.
 #[track_caller]
 pub(crate) fn host_only() -> ! {
-    panic!("the host's code of an operation was given a tensor of a card")
+    panic!("the host's code of an operation was given a tensor of a GPU")
 }

@@ -160,7 +160,7 @@ impl Tensor {
     pub fn bytes(&self) -> &[u8] {
         match &self.storage {
             Storage::Cpu(buffer) => buffer.bytes(),
-            Storage::Cuda(_) => panic!("the host was to read a tensor {:?} that is on a card", self.shape),
+            Storage::Cuda(_) => panic!("the host was to read a tensor {:?} that is on a GPU", self.shape),
         }
     }
 
@@ -168,7 +168,7 @@ impl Tensor {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match &mut self.storage {
             Storage::Cpu(buffer) => only(buffer).bytes_mut(),
-            Storage::Cuda(_) => panic!("the host was to write a tensor {:?} that is on a card", self.shape),
+            Storage::Cuda(_) => panic!("the host was to write a tensor {:?} that is on a GPU", self.shape),
         }
     }
 
@@ -184,7 +184,7 @@ impl Tensor {
     pub fn cuda_buffer(&self) -> &cuda::buffer::Buffer {
         match &self.storage {
             Storage::Cuda(buffer) => buffer,
-            Storage::Cpu(_) => panic!("a card was to read a tensor {:?} that is on the host", self.shape),
+            Storage::Cpu(_) => panic!("a GPU was to read a tensor {:?} that is on the host", self.shape),
         }
     }
 
@@ -192,7 +192,7 @@ impl Tensor {
     pub fn cuda_buffer_mut(&mut self) -> &mut cuda::buffer::Buffer {
         match &mut self.storage {
             Storage::Cuda(buffer) => only(buffer),
-            Storage::Cpu(_) => panic!("a card was to write a tensor {:?} that is on the host", self.shape),
+            Storage::Cpu(_) => panic!("a GPU was to write a tensor {:?} that is on the host", self.shape),
         }
     }
 

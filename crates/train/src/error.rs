@@ -76,7 +76,7 @@ pub enum Error {
         advice: String,
     },
     /// Ranks that must be the same are not.
-    #[error("the {what} of {} are not those of rank {first}: the run cannot go on", ranks(.others))]
+    #[error("the {what} of {} differ from those of rank {first}: the run cannot continue", ranks(.others))]
     Disagree {
         /// What they should hold alike: weights, masks.
         what: &'static str,

@@ -28,7 +28,7 @@ pub fn check(plan: &Plan, device: &Device, join: Option<&Join>) -> Result<()> {
         }
         Device::Cuda(cuda) => {
             let left = Some(cuda.memory_left()? as u64);
-            let place = format!("the card ({})", cuda.name());
+            let place = format!("the GPU ({})", cuda.name());
             match join {
                 Some(join) => {
                     // Those who share it may have taken theirs already: all of them are held against all that it has.

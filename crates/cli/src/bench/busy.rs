@@ -15,7 +15,9 @@ pub fn warn_if_busy() {
     let taken = watched(|| fs::read_to_string("/proc/stat").unwrap_or_default());
     if let Some(share) = taken.filter(|share| *share >= MUCH) {
         let percent = 100.0 * share;
-        say!("warning: others take {percent:.0} % of the processors: measure again when the machine is idle");
+        say!(
+            "warning: other processes use {percent:.0} % of the CPU: measure again when the machine is idle"
+        );
     }
 }
 

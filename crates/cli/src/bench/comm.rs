@@ -37,13 +37,13 @@ Examples:
   espalier bench compute && espalier bench comm
   espalier bench comm --device cuda --out h200.toml --json")]
 pub struct CommArguments {
-    /// Who sends: cards where there are some (auto), or what is named; cpu is threads of this process, one for each core.
+    /// Device; auto takes GPUs if there are any; cpu is one thread per core.
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device::kind())]
     device: DeviceKind,
-    /// The cluster file, which `espalier bench compute` wrote: its [node.link] is replaced.
+    /// Cluster file of `espalier bench compute`; its [node.link] is replaced.
     #[arg(short, long, value_name = "FILE", default_value = "cluster.toml")]
     out: PathBuf,
-    /// Print what was measured as one line of JSON, the last of standard output.
+    /// Print the measurements as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
     /// Sizes that say nothing of the machine, for tests.
@@ -56,7 +56,7 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
     let file = ClusterFile::open(&arguments.out)?;
     if !file.exists() {
         let why = format!(
-            "there is no such file; `espalier bench compute --out {}` begins it",
+            "there is no such file; `espalier bench compute --out {}` creates it",
             arguments.out.display()
         );
         return Err(Error::File { path: arguments.out.clone(), why }.into());
@@ -66,7 +66,7 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
         Ranks::Threads(_) => ("threads", Precision::F32),
         Ranks::Cards(_) => ("NCCL", Precision::Bf16),
     };
-    say!("measuring messages among {} ranks: {carrier}, {} at once", ranks.count(), precision.name());
+    say!("measuring communication among {} ranks ({carrier}, {})", ranks.count(), precision.name());
     let (sizes, overlapped) =
         if arguments.quick { (&SIZES[..2], SIZES[0]) } else { (&SIZES[..], OVERLAPPED) };
     let links = rounds(|| messages::links(ranks, AllReduce::Ring, precision, sizes))?;
@@ -83,7 +83,8 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
     let (meet_us, turn_us) = (middle(|turns| turns.meet), middle(|turns| turns.turn));
     let link = Fabric { occupies, meet_us, turn_us, ..Fabric::fit(&two, &rings, bytes) };
     answer!(
-        "link: {} us to start a message, {} GB/s, of which rings reach {:.0} %; a sum takes {:.0} % of computing beside it",
+        "link: latency {} us, {} GB/s, of which ring collectives reach {:.0} %; an all-reduce takes {:.0} % of the compute it \
+         overlaps with",
         link.alpha_us,
         link.gb_per_s,
         100.0 * link.efficiency,
@@ -91,7 +92,7 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
     );
     if turns.is_some() {
         answer!(
-            "where two ranks take turns on a core, to meet others costs each {meet_us} us, and a meeting of all leaves cores idle for {turn_us} us"
+            "with two ranks per core, a synchronization costs each rank {meet_us} us, and one of all ranks leaves cores idle for {turn_us} us"
         );
     }
     let comment = format!("Measured by `espalier bench comm`: {} ranks, {carrier}.", ranks.count());
@@ -122,7 +123,8 @@ fn ranks(kind: DeviceKind) -> Result<Ranks> {
         (DeviceKind::Cuda, 0) => Cuda::probe().require()?,
         (_, 2..) => return Ok(Ranks::Cards(cards)),
         (DeviceKind::Cuda, _) => {
-            let what = "there is one card here, and messages take two: --device cpu measures threads".into();
+            let what =
+                "this machine has one GPU, and communication needs two: --device cpu measures threads".into();
             return Err(espalier_tensor::Error::Unsupported { what }.into());
         }
         _ => {}

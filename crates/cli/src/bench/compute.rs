@@ -42,13 +42,13 @@ Examples:
   espalier bench compute
   espalier bench compute --device cuda --out h200.toml --json")]
 pub struct ComputeArguments {
-    /// What to measure: a card where one is found (auto), or what is named; cpu is one core while all are busy.
+    /// Device; auto takes a GPU if there is one; cpu is one core while all are busy.
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device::kind())]
     device: DeviceKind,
-    /// The cluster file: a new one, or one whose [device] is replaced.
+    /// Cluster file to create, or to replace the [device] of.
     #[arg(short, long, value_name = "FILE", default_value = "cluster.toml")]
     out: PathBuf,
-    /// Print what was measured as one line of JSON, the last of standard output.
+    /// Print the measurements as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
     /// Sizes that say nothing of the machine, for tests.
@@ -133,7 +133,7 @@ impl Machine {
     fn in_words(&self) -> String {
         match (&self.devices[0], self.devices.len()) {
             (Device::Cpu(_), 1) => "one core".into(),
-            (Device::Cpu(_), cores) => format!("a core of {cores} while all of them work"),
+            (Device::Cpu(_), cores) => format!("one core of {cores} while all are busy"),
             (Device::Cuda(gpu), _) => format!("one {}", gpu.name()),
         }
     }
@@ -332,12 +332,12 @@ impl Row {
 /// What convolutions reach, in words.
 fn convolutions(found: &Convolution) -> String {
     match found {
-        Convolution::Share(share) => format!("{share:.2} of a product"),
+        Convolution::Share(share) => format!("{share:.2} of matmul"),
         Convolution::Passes(ByPass { channels, start_us, weight_ns, pixel_ns, window_ns }) => {
             let each =
                 channels.iter().map(|[channels, share]| format!("{:.0} % with {channels}", 100.0 * share));
             format!(
-                "{} channels beside {start_us} us to start, {weight_ns} ns a weight, {pixel_ns} a pixel and {window_ns} a number under a window",
+                "{} channels, plus {start_us} us overhead, {weight_ns} ns per weight, {pixel_ns} ns per pixel and {window_ns} ns per im2col element",
                 each.collect::<Vec<_>>().join(", ")
             )
         }
@@ -352,7 +352,7 @@ fn summary(device: &cluster::Device) -> String {
     };
     let matrix = |name: &str, matrix: &Matrix| {
         format!(
-            "{name}: of {} TFLOP/s products reach {}; convolutions {}, attention {:.2} of a product\n",
+            "{name}: peak {} TFLOP/s; matmul reaches {}; convolution {}; attention {:.2} of matmul\n",
             matrix.peak_tflops,
             points(&matrix.efficiency, "Gflop"),
             convolutions(&matrix.convolution),
@@ -361,7 +361,7 @@ fn summary(device: &cluster::Device) -> String {
     };
     let memory = &device.memory;
     format!(
-        "{}: {} GB, of which {} are taken; an operation starts in {} us\n{}{}memory: of {} GB/s passes reach {}; in bf16 {:.2} of that; light ones {:.2} times as much",
+        "{}: {} GB, {} GB of it reserved; launch overhead {} us\n{}{}memory: peak {} GB/s; elementwise kernels reach {}; bf16 {:.2} of that; light ones {:.2}x",
         device.name,
         device.memory_gb,
         device.reserved_gb,

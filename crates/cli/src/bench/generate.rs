@@ -40,31 +40,31 @@ const MOST: u64 = 1 << 23;
   espalier bench generate --precision f32 --layers 12 --width 768 --heads 12 --vocab 50257
   espalier bench generate --device cuda --layers 32 --width 4096 --heads 32 --json")]
 pub struct GenerateArguments {
-    /// Where to compute: a card where one is found (auto), or what is named.
+    /// Device; auto takes a GPU if there is one.
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device::kind())]
     device: DeviceKind,
-    /// What weights are stored in.
+    /// Data type of the weights.
     #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = device::precision())]
     precision: Precision,
-    /// Layers of the GPT that writes.
+    /// Layers of the GPT.
     #[arg(long, value_name = "N", default_value_t = 18)]
     layers: usize,
-    /// Its width.
+    /// Hidden size.
     #[arg(long, value_name = "N", default_value_t = 2048)]
     width: usize,
-    /// Its heads.
+    /// Attention heads.
     #[arg(long, value_name = "N", default_value_t = 16)]
     heads: usize,
-    /// Its vocabulary.
+    /// Vocabulary size.
     #[arg(long, value_name = "N", default_value_t = 50_257)]
     vocab: usize,
-    /// Tokens of the prompt.
+    /// Prompt length in tokens.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u64).range(1..=MOST))]
     prompt: u64,
-    /// Tokens that are written.
+    /// Number of new tokens.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u64).range(2..=MOST))]
     tokens: u64,
-    /// Print what was measured as one line of JSON, the last of standard output.
+    /// Print the measurements as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
 }
@@ -191,10 +191,10 @@ impl Report {
             self.format,
             self.parameters as f64 / 1e9
         );
-        answer!("prompt   {:>6} tokens {:>10.1} tokens/s", self.prompt_tokens, self.prompt_tokens_per_s);
-        answer!("writing  {:>6} tokens {:>10.1} tokens/s", self.new_tokens, self.tokens_per_s);
+        answer!("prefill  {:>6} tokens {:>10.1} tokens/s", self.prompt_tokens, self.prompt_tokens_per_s);
+        answer!("decode   {:>6} tokens {:>10.1} tokens/s", self.new_tokens, self.tokens_per_s);
         answer!(
-            "a token reads {:.3} GB: {:.1} GB/s of {:.1} GB/s, a share of {:.2}",
+            "decode reads {:.3} GB per token: {:.1} of {:.1} GB/s memory bandwidth, a fraction of {:.2}",
             self.bytes_per_token / 1e9,
             self.bytes_per_s / 1e9,
             self.bandwidth / 1e9,

@@ -43,23 +43,23 @@ const POINT: Duration = Duration::from_millis(700);
   espalier bench sparse --device cpu --precision f32 --svg dense-or-sparse.svg
   espalier bench sparse --sizes 1024,8192 --sparsity 0.95 --json")]
 pub struct SparseArguments {
-    /// Where to multiply: a card where one is found (auto), or what is named.
+    /// Device; auto takes a GPU if there is one.
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device::kind())]
     device: DeviceKind,
-    /// The share of zeros among the weights: from 0 up to, but without, 1.
-    #[arg(long, value_name = "SHARE", default_value = "0.9", value_parser = share)]
+    /// Fraction of zero weights, in [0, 1).
+    #[arg(long, value_name = "FRACTION", default_value = "0.9", value_parser = share)]
     sparsity: f64,
-    /// Rows of the layer's input.
+    /// Batch size: rows of the layer's input.
     #[arg(long, value_name = "N", default_value_t = 576, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     batch: u64,
-    /// What weights and activations are stored in; sums are f32 in both.
+    /// Data type of weights and activations; accumulation is in f32.
     #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = precision())]
     precision: DType,
-    /// Sides of the square weights.
+    /// Layer widths: weights are N x N.
     #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_value = SIZES,
           value_parser = clap::value_parser!(u64).range(1..=MOST_SIDE))]
     sizes: Vec<u64>,
-    /// The figure.
+    /// Output figure.
     #[arg(
         short = 'o',
         long,
@@ -68,10 +68,10 @@ pub struct SparseArguments {
         default_value = "out/bench-sparse.svg"
     )]
     svg: PathBuf,
-    /// Write the figure over a file that is none of ours.
+    /// Overwrite the file even if this program did not write it.
     #[arg(long)]
     force: bool,
-    /// Print what was measured as one line of JSON, the last of standard output.
+    /// Print the measurements as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
 }
@@ -84,7 +84,7 @@ fn precision() -> impl TypedValueParser<Value = DType> {
 fn share(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(share) if (0.0..1.0).contains(&share) => Ok(share),
-        _ => Err("expected a share of zeros from 0 up to, but without, 1, such as 0.9".into()),
+        _ => Err("expected a fraction in [0, 1), such as 0.9".into()),
     }
 }
 
@@ -94,7 +94,7 @@ pub fn sparse(arguments: &SparseArguments) -> Result<ExitCode> {
     sizes.sort_unstable();
     sizes.dedup();
     if !arguments.force {
-        may_replace(&arguments.svg, "figure of ours", Figure::begins, "add --force")?;
+        may_replace(&arguments.svg, "figure of this program", Figure::begins, "add --force")?;
     }
     let draft = Draft::open(&arguments.svg, "--svg")?;
     let device = device::choose(arguments.device, std::thread::available_parallelism()?.get())?;

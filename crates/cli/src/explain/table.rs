@@ -19,10 +19,10 @@ pub fn text(
     let at = &explanation.setting;
     let pruned = match explanation.sparsity {
         0.0 => String::new(),
-        sparsity => format!(", {} % of the prunable weights gone", digits(100.0 * sparsity)),
+        sparsity => format!(", {} % pruned", digits(100.0 * sparsity)),
     };
     let mut text = format!(
-        "{}, batch {} on {} ranks{pruned}; {}\nwords that a rank sends in a step, and their milliseconds\n\n",
+        "{}, batch {} on {} ranks{pruned}; {}\nelements sent per rank and step, and milliseconds\n\n",
         explanation.model,
         at.batch,
         at.ranks,
@@ -33,19 +33,19 @@ pub fn text(
         let fitted = link(measured.links.fitted(), word_bytes);
         let _ = writeln!(text, "\nmeasured among {} threads of this process: {fitted}", at.ranks);
         for (name, each) in measured.links.each() {
-            let _ = writeln!(text, "  by {}: {}", name.replace('_', "-"), link(each, word_bytes));
+            let _ = writeln!(text, "  {}: {}", name.replace('_', "-"), link(each, word_bytes));
         }
-        text += "\nmilliseconds by the formulas, and as measured\n\n";
+        text += "\nmilliseconds, predicted and measured\n\n";
         text += &Columns::new(&times(explanation, measured)).summed().within(width);
     }
     let _ = writeln!(text, "\n{}", conclusion(explanation));
     let found = match &explanation.integrated {
         Some(found) => mixture(found),
-        None => format!("{} ranks cannot share this model", at.ranks),
+        None => format!("this model cannot be split over {} ranks", at.ranks),
     };
-    let _ = writeln!(text, "integrated: {found}");
+    let _ = writeln!(text, "best mixture: {found}");
     if let Some(run) = run {
-        let _ = writeln!(text, "in the run: {}", mixture(run));
+        let _ = writeln!(text, "run file: {}", mixture(run));
     }
     text
 }
@@ -55,20 +55,22 @@ pub fn conclusion(explanation: &Explanation) -> String {
     let products: Vec<_> = explanation.layers.iter().filter(|row| row.is_product()).collect();
     let wants = |by| products.iter().filter(|row| row.cheapest == by).count();
     let all = Parallelism::ALL.map(|by| (wants(Some(by)), by.name())).into_iter().filter(|(n, _)| *n > 0);
-    let mut all: Vec<String> = all.map(|(n, name)| format!("{n} by {name}")).collect();
+    let mut all: Vec<String> = all.map(|(n, name)| format!("{name} for {n}")).collect();
     if wants(None) > 0 {
-        all.push(format!("{} by none, since so many ranks cannot share them", wants(None)));
+        all.push(format!("none for {}, which cannot be split over so many ranks", wants(None)));
     }
     let pure = match explanation.total.cheapest() {
-        Some((by, total)) => format!("all by {} take {} ms", by.name(), milliseconds(total.seconds)),
-        None => format!("no one parallelism fits all on {} ranks", explanation.setting.ranks),
+        Some((by, total)) => {
+            format!("{}-parallel throughout takes {} ms", by.name(), milliseconds(total.seconds))
+        }
+        None => format!("no single parallelism works for all layers on {} ranks", explanation.setting.ranks),
     };
     let mixed = match &explanation.integrated {
-        Some(mixed) => format!("the cheapest mixture {} ms", milliseconds(mixed.seconds)),
-        None => "and no mixture does".into(),
+        Some(mixed) => format!("the best mixture {} ms", milliseconds(mixed.seconds)),
+        None => "and no mixture does either".into(),
     };
     format!(
-        "Of {} layers that multiply the cheapest by themselves are {}; {pure}, {mixed}.",
+        "Cheapest parallelism of {} layers with matmuls, each by itself: {}; {pure}, {mixed}.",
         products.len(),
         all.join(", ")
     )
@@ -78,10 +80,10 @@ pub fn conclusion(explanation: &Explanation) -> String {
 fn mixture(found: &Integrated) -> String {
     let moved = match found.exchanged.words {
         0.0 => String::new(),
-        words => format!(", of which {} move activations from one to the next", count(words)),
+        words => format!(", {} of them to redistribute activations", count(words)),
     };
     let (seconds, words) = (milliseconds(found.seconds), count(found.cost.words));
-    format!("{}: {seconds} ms, {words} words{moved}", found.sentence())
+    format!("{}: {seconds} ms, {words} elements{moved}", found.sentence())
 }
 
 /// One row a layer, then the totals.
@@ -91,7 +93,7 @@ fn costs(explanation: &Explanation) -> Vec<Vec<String>> {
     head.extend(pruned.then_some("kept"));
     let shown = shown(explanation);
     head.extend(shown.iter().flat_map(|by| [by.name(), "ms"]));
-    head.extend(["cheapest", "data from", "with more ranks"]);
+    head.extend(["cheapest", "data from", "at more ranks"]);
     let mut rows = vec![head.into_iter().map(String::from).collect::<Vec<_>>()];
     for row in &explanation.layers {
         let mut cells = vec![row.sizes.name.clone(), count(row.sizes.parameters as f64)];
@@ -108,7 +110,7 @@ fn costs(explanation: &Explanation) -> Vec<Vec<String>> {
     let sum = |of: fn(&espalier_plan::cost::LayerSizes) -> u64| {
         count(explanation.layers.iter().map(|row| of(&row.sizes) as f64).sum())
     };
-    let mut total = vec!["all".to_string(), sum(|sizes| sizes.parameters)];
+    let mut total = vec!["total".to_string(), sum(|sizes| sizes.parameters)];
     total.extend(pruned.then(|| sum(|sizes| sizes.kept)));
     total.extend(shown.iter().flat_map(|by| cost(explanation.total.of(*by))));
     total.push(explanation.total.cheapest().map_or("-", |(by, _)| by.name()).into());
@@ -136,7 +138,7 @@ fn times(explanation: &Explanation, measured: &Measured) -> Vec<Vec<String>> {
     for (layer, seen) in explanation.layers.iter().zip(&measured.layers) {
         row(&layer.sizes.name, &layer.costs, seen, layer.is_product());
     }
-    row("all", &explanation.total, &measured.total(), true);
+    row("total", &explanation.total, &measured.total(), true);
     rows
 }
 
@@ -154,14 +156,14 @@ fn cost(cost: Option<Timed>) -> [String; 2] {
     }
 }
 
-/// `a message takes 2 us to start and 0.667 ns a word of 4 bytes (6.0 GB/s)`
+/// `latency 2 us, 0.667 ns per element of 4 bytes (6.0 GB/s)`
 fn link(link: Link, word_bytes: u64) -> String {
     let rate = match link.beta > 0.0 {
         true => format!(" ({} GB/s)", digits(word_bytes as f64 / link.beta / 1e9)),
         false => String::new(),
     };
     format!(
-        "a message takes {} us to start and {} ns a word of {word_bytes} bytes{rate}",
+        "latency {} us, {} ns per element of {word_bytes} bytes{rate}",
         digits(1e6 * link.alpha),
         digits(1e9 * link.beta)
     )

@@ -20,7 +20,8 @@ const MARK: &str = " by `espalier plan`: ";
 /// unless that is asked for.
 pub fn open(arguments: &PlanArguments, file: &Path) -> Result<Draft> {
     if arguments.engine != "espalier" {
-        let problem = format!("writes a run of ours, but `--engine` is \"{}\"", arguments.engine);
+        let problem =
+            format!("writes a run file of this program, but `--engine` is \"{}\"", arguments.engine);
         return Err(conflict("--apply", &problem).into());
     }
     if !arguments.force {

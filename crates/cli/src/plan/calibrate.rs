@@ -48,7 +48,7 @@ pub fn calibrate(arguments: &PlanArguments) -> Result<Value> {
     let mut rows = Vec::new();
     for ((folder, run), (before, after)) in times {
         answer!(
-            "{}: {} took {} a step; {} were predicted, {} are now",
+            "{}: {}: measured {} per step; predicted {} before, {} now",
             folder.display(),
             run.candidate,
             seconds(run.seconds),
@@ -63,7 +63,7 @@ pub fn calibrate(arguments: &PlanArguments) -> Result<Value> {
         }));
     }
     answer!(
-        "matrix and memory rates of {} are {:.3} times what they were; launches and links stay",
+        "compute and memory rates of {} scaled by {:.3}; launch overhead and links unchanged",
         machine.source,
         found.factor
     );
@@ -92,9 +92,8 @@ fn finished(folder: &Path) -> Result<Measured> {
     let plan = Plan::new(resolve(run_file, &path)?, facts).map_err(Error::Plan)?;
     let unknown = || refused("its layout is one that the planner does not know".into());
     let candidate = Candidate::of(&plan).ok_or_else(unknown)?;
-    let seconds = step_seconds(&plan, &read("metrics.jsonl")?).ok_or_else(|| {
-        refused("metrics.jsonl has no step with a rate: the run has not gone far enough".into())
-    })?;
+    let seconds = step_seconds(&plan, &read("metrics.jsonl")?)
+        .ok_or_else(|| refused("metrics.jsonl has no step with a rate: the run is too short".into()))?;
     Ok(Measured { plan, candidate, seconds })
 }
 

@@ -82,11 +82,8 @@ fn best(request: &Request, plan: &Plan, kind: &str, devices: usize) -> Result<Op
 }
 
 fn text(found: &[(&str, Option<Estimate>)], dense: Option<&Estimate>) -> String {
-    let mut rows = vec![
-        ["state", "stages", "GB", "step", "of peak", "faster than dense", "layout"]
-            .map(String::from)
-            .to_vec(),
-    ];
+    let mut rows =
+        vec![["state", "stages", "GB", "step", "HFU", "speed-up", "layout"].map(String::from).to_vec()];
     for (kind, estimate) in found {
         let mut row = vec![(*kind).to_owned()];
         match estimate {

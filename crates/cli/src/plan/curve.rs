@@ -25,12 +25,12 @@ pub fn draw(request: &Request, best: &[(usize, Estimate)], draft: &Draft) -> Res
         }
         plot
     };
-    let time = plot("Time of a step", Axis::log("seconds"), &|estimate| estimate.step_seconds);
+    let time = plot("Step time", Axis::log("seconds"), &|estimate| estimate.step_seconds);
     let used =
-        plot("Share of peak, model flops", Axis::log("per cent"), &|estimate| estimate.model_percent_of_peak);
+        plot("Model FLOPs utilization (MFU)", Axis::log("%"), &|estimate| estimate.model_percent_of_peak);
     let figure = Figure::new(format!("{} on {}", request.plan.model.name, request.cluster.name))
         .under(format!(
-            "batch {}, the fastest layout that fits at each size, by {}",
+            "batch {}, the fastest layout that fits at each size, engine {}",
             request.plan.batch.samples, request.engine.name
         ))
         .with(time)

@@ -17,7 +17,7 @@ pub fn ranked(plan: &Plan, cluster: &Cluster, engine: &str, devices: usize, foun
         .as_ref()
         .map_or(String::new(), |pruning| format!(", {:.0} % pruned", 100.0 * pruning.sparsity));
     let mut text = format!(
-        "{}{pruned}, batch {} on {devices} x {} ({}) by {engine}: {} layouts, {} simulated\n\n",
+        "{}{pruned}, batch {} on {devices} x {} ({}), engine {engine}: {} layouts, {} simulated\n\n",
         plan.model.name,
         plan.batch.samples,
         cluster.device.name,
@@ -25,8 +25,7 @@ pub fn ranked(plan: &Plan, cluster: &Cluster, engine: &str, devices: usize, foun
         found.candidates,
         found.simulated
     );
-    let mut rows =
-        vec![["layout", "GB", "step", "of peak", "model", "where the time goes"].map(String::from).to_vec()];
+    let mut rows = vec![["layout", "GB", "step", "HFU", "MFU", "time breakdown"].map(String::from).to_vec()];
     rows.extend(found.ranked.iter().map(row));
     text += &aligned(&rows);
     text
@@ -60,9 +59,9 @@ pub fn advice(all: &[Advice], best: &Estimate) -> String {
                 writeln!(text, "{} would make it {:.2}x as fast: {}.", one.change, faster, one.best.candidate)
             }
             _ if one.best.candidate == best.candidate => {
-                writeln!(text, "{} would buy nothing.", one.change)
+                writeln!(text, "{} would not help.", one.change)
             }
-            _ => writeln!(text, "{} would buy less than 1 %.", one.change),
+            _ => writeln!(text, "{} would save less than 1 %.", one.change),
         };
     }
     text + "\n"
@@ -71,9 +70,9 @@ pub fn advice(all: &[Advice], best: &Estimate) -> String {
 /// The best layout for each number of devices.
 pub fn curve(plan: &Plan, cluster: &Cluster, engine: &str, best: &[(usize, Estimate)]) -> String {
     let mut text =
-        format!("{}, batch {} on {} by {engine}\n\n", plan.model.name, plan.batch.samples, cluster.name);
+        format!("{}, batch {} on {}, engine {engine}\n\n", plan.model.name, plan.batch.samples, cluster.name);
     let mut rows =
-        vec![["devices", "step", "samples/s", "of peak", "speed-up", "layout"].map(String::from).to_vec()];
+        vec![["devices", "step", "samples/s", "HFU", "speed-up", "layout"].map(String::from).to_vec()];
     let (first, base) = (best[0].0, best[0].1.step_seconds);
     for (devices, estimate) in best {
         let faster = base / estimate.step_seconds;
@@ -101,7 +100,7 @@ pub fn sparsities(
         "{}, batch {} on {devices} x {}\n\n",
         plan.model.name, plan.batch.samples, cluster.device.name
     );
-    let mut rows = vec![["sparsity", "GB", "step", "of peak", "layout"].map(String::from).to_vec()];
+    let mut rows = vec![["sparsity", "GB", "step", "HFU", "layout"].map(String::from).to_vec()];
     for (share, estimate) in best {
         let mut row = vec![format!("{share:.2}")];
         match estimate {

@@ -27,9 +27,9 @@ pub fn write(request: &Request, candidate: &Candidate, draft: &Draft) -> Result<
     draft.finish(&text)?;
     let ranks = match candidate.pipeline {
         1 => "one rank".to_owned(),
-        stages => format!("one rank of each of the {stages} stages of a replica"),
+        stages => format!("one rank for each of the {stages} pipeline stages"),
     };
-    say!("{} has a step of {candidate} in virtual time: {ranks}", draft.file().display());
+    say!("{}: simulated timeline of one step of {candidate}, {ranks}", draft.file().display());
     Ok(())
 }
 

@@ -40,10 +40,10 @@ fn all(run: &RunRecord) -> [(&'static str, Option<String>); COUNT] {
         ("accuracy", validation.accuracy.map(number::percent)),
         ("sparsity", (pruned > 0.0).then(|| number::percent(pruned))),
         ("throughput", run.rate().map(|(rate, of)| format!("{} {of}", number::short(rate)))),
-        ("time of a step", step_ms),
-        ("predicted for a step", predicted),
+        ("step time", step_ms),
+        ("predicted step time", predicted),
         ("peak memory", summary.and_then(|summary| summary.peak_bytes).map(bytes)),
         ("time left", run.seconds_left().map(number::seconds)),
-        ("took", summary.and_then(|summary| summary.seconds).map(number::seconds)),
+        ("total time", summary.and_then(|summary| summary.seconds).map(number::seconds)),
     ]
 }

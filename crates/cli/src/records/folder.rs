@@ -243,7 +243,7 @@ impl RunRecord {
         let (mut notes, name) = (Vec::new(), &self.name);
         if self.plan.is_none() {
             notes.push(format!(
-                "{name}: plan.json is not there or not whole: no settings, no predicted memory"
+                "{name}: plan.json is missing or incomplete: no settings, no predicted memory"
             ));
         }
         if self.steps.is_empty() {
@@ -270,7 +270,7 @@ impl RunRecord {
         }
         if self.unread > 0 {
             let (count, are) = (self.unread, if self.unread == 1 { "line is" } else { "lines are" });
-            notes.push(format!("{name}: {count} {are} left out of metrics.jsonl: nothing that a run writes"));
+            notes.push(format!("{name}: {count} {are} ignored in metrics.jsonl: not written by a run"));
         }
         notes
     }

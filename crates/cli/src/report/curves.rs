@@ -24,9 +24,9 @@ pub fn figure(runs: &[RunRecord]) -> Figure {
     let plots = [
         loss(runs),
         validation("Validation loss", Axis::linear("mean loss"), runs, |v| v.loss).filter(|_| runs.len() > 1),
-        validation("Validation accuracy", Axis::linear("share of right answers"), runs, |v| v.accuracy),
+        validation("Validation accuracy", Axis::linear("fraction correct"), runs, |v| v.accuracy),
         over_steps("Learning rate", Axis::linear("of the step").reaching(0.0), runs, |step| Some(step.lr)),
-        over_steps("Norm of the gradient", Axis::log("before clipping"), runs, |step| step.grad_norm),
+        over_steps("Gradient norm", Axis::log("before clipping"), runs, |step| step.grad_norm),
         over_steps("Throughput", Axis::linear(units(runs)).reaching(0.0), runs, |step| {
             step.tokens_per_s.or(step.images_per_s)
         }),
@@ -65,7 +65,7 @@ fn loss(runs: &[RunRecord]) -> Option<Plot> {
 fn sparsity(runs: &[RunRecord]) -> Option<Plot> {
     // What is pruned before the first step is one number.
     let changes = |run: &RunRecord| run.steps.windows(2).any(|two| two[0].sparsity != two[1].sparsity);
-    let axis = Axis::linear("share of prunable weights").reaching(0.0).reaching(1.0);
+    let axis = Axis::linear("fraction of prunable weights").reaching(0.0).reaching(1.0);
     over_steps("Sparsity", axis, runs, |step| Some(step.sparsity)).filter(|_| runs.iter().any(changes))
 }
 

@@ -26,7 +26,7 @@ pub fn of(runs: &[RunRecord]) -> Page {
     }
     let kept: Vec<_> = runs.iter().flat_map(|run| state::kept(run, &of(run))).collect();
     if !kept.is_empty() {
-        page.figure(kept.into_iter().fold(Figure::new("What is kept"), Figure::with));
+        page.figure(kept.into_iter().fold(Figure::new("Sparsity"), Figure::with));
     }
     for figure in runs.iter().filter_map(|run| pipeline::figure(run, &of(run))) {
         page.figure(figure);
@@ -58,9 +58,9 @@ fn of_several(runs: &[RunRecord]) -> Page {
 fn what_differs(page: &mut Page, runs: &[RunRecord]) {
     let differing = differing(runs);
     if differing.rows.is_empty() {
-        page.text("Their settings are the same.");
+        page.text("Same settings.");
     } else {
-        page.heading("What differs in their settings");
+        page.heading("Settings that differ");
         page.table(differing);
     }
 }

@@ -11,7 +11,7 @@ const STEPS: usize = 2;
 const RANKS: usize = 32;
 
 /// What a rank does, in the order of colours. Waiting has none: it is the bubble.
-const KINDS: [&str; 5] = ["forward", "backward", "gradients of weights", "messages", "update"];
+const KINDS: [&str; 5] = ["forward", "backward", "weight gradients", "communication", "update"];
 const UPDATE: usize = 4;
 const MESSAGES: usize = 3;
 
@@ -93,7 +93,7 @@ impl Shares {
         let idle = (1.0 - computing - messages).max(0.0);
         let percent = |share: f64| number::percent((1e3 * share).round() / 1e3);
         format!(
-            "Of the ranks' time {} is computing, {} messages, {} idle",
+            "Of the ranks' time, {} compute, {} communication, {} idle",
             percent(computing),
             percent(messages),
             percent(idle)
@@ -133,7 +133,7 @@ mod tests {
             events.push(span(1, "compute", "F0", begin, 10_000.0));
         }
         let timeline = timeline(&trace(&events)).unwrap();
-        assert_eq!(timeline.title, "Of the ranks' time 85 % is computing, 5 % messages, 10 % idle");
+        assert_eq!(timeline.title, "Of the ranks' time, 85 % compute, 5 % communication, 10 % idle");
         assert_eq!(timeline.rows.iter().map(|row| row.spans.len()).collect::<Vec<_>>(), [8, 2]);
         let ends = |row: &Row| (row.spans[0].start, row.spans[row.spans.len() - 1].end);
         assert_eq!((ends(&timeline.rows[0]), ends(&timeline.rows[1])), ((0.0, 20.0), (0.0, 20.0)));

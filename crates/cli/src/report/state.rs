@@ -14,8 +14,7 @@ const BLOCKS: usize = 3;
 
 /// Bytes by category; none before the plan is there. `of` says of which run, where there are several.
 pub fn memory(run: &RunRecord, of: &str) -> Option<Bars> {
-    let mut bars =
-        Bars::new(format!("Memory of the fullest rank{of}"), &["predicted", "measured at its peak"]);
+    let mut bars = Bars::new(format!("Memory of the rank that needs most{of}"), &["predicted", "peak"]);
     let bar =
         |value: Option<f64>| value.map_or((f64::NAN, String::new()), |value| (value, bytes(value as usize)));
     for name in Category::ALL.map(Category::name) {
@@ -35,7 +34,7 @@ pub fn memory(run: &RunRecord, of: &str) -> Option<Bars> {
     }
     let most = run.summary.as_ref().and_then(|summary| summary.peak_bytes);
     if let Some(most) = most {
-        bars.row("all at once", [bar(None), bar(Some(most as f64))]);
+        bars.row("total (peak)", [bar(None), bar(Some(most as f64))]);
     }
     (!bars.rows.is_empty()).then_some(bars)
 }
@@ -64,7 +63,7 @@ pub fn kept(run: &RunRecord, of: &str) -> Vec<Panel> {
     let most = layers.iter().map(KeptOfLayer::share).fold(0.0, f64::max);
     let mut panels = Vec::new();
     if !table.is_empty() {
-        let mut heat = Heat::new(format!("Kept of each block's weights{of}"));
+        let mut heat = Heat::new(format!("Density per block{of}"));
         let count =
             table.iter().flat_map(|(_, place)| place).map(|(number, _)| number + 1).max().unwrap_or(0);
         heat.columns = (0..count).map(|block| block.to_string()).collect();
@@ -79,7 +78,7 @@ pub fn kept(run: &RunRecord, of: &str) -> Vec<Panel> {
         panels.push(heat.into());
     }
     if !others.is_empty() {
-        let mut bars = Bars::new(format!("Kept of each layer{of}"), &["kept"]);
+        let mut bars = Bars::new(format!("Density per layer{of}"), &["density"]);
         bars.full = Some(most);
         for layer in others {
             let text = format!("{} of {}", number::percent(layer.share()), number::short(layer.of as f64));

@@ -54,7 +54,7 @@ pub fn report(arguments: &ReportArguments, folder: &Path) -> Result<ExitCode> {
 fn refuse_others(arguments: &ReportArguments) -> Result<()> {
     if arguments.runs.len() > 1 {
         return Err(
-            conflict("RUN", "is several folders with a study among them: a study is shown alone").into()
+            conflict("RUN", "is several folders with a study among them: give a study by itself").into()
         );
     }
     let given = [

@@ -24,8 +24,8 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
         study.samples(run_file.train.batch),
         match (&study.from, study.points()) {
             (Some(from), _) => format!("the checkpoint {}", from.display()),
-            (None, 1) => "one point of a training".into(),
-            (None, points) => format!("{points} points of a training"),
+            (None, 1) => "one point of a training run".into(),
+            (None, points) => format!("{points} points of a training run"),
         },
         if study.seeds > 1 { format!(", with {} seeds", study.seeds) } else { String::new() }
     );
@@ -41,9 +41,9 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
 }
 
 fn table(fork: &Fork) {
-    let noise = fork
-        .noise_scale
-        .map_or("noise hides the gradient".into(), |scale| format!("{scale:.0} by the noise scale"));
+    let noise = fork.noise_scale.map_or("noise dominates the gradient".into(), |scale| {
+        format!("{scale:.0} by the gradient noise scale")
+    });
     answer!(
         "after step {}: loss {:.4}; critical batch {}, {noise}",
         fork.step,
@@ -53,6 +53,6 @@ fn table(fork: &Fork) {
     for branch in &fork.branches {
         let off = branch.uncertainty().map_or(String::new(), |off| format!(" +- {off:.4}"));
         let loss = branch.loss.map_or("diverged".into(), |loss| format!("{loss:.4}{off}"));
-        answer!("  batch {:>6}, {:>5} steps at {:<9.3e} loss {loss}", branch.batch, branch.steps, branch.lr);
+        answer!("  batch {:>6}, {:>5} steps, lr {:<9.3e} loss {loss}", branch.batch, branch.steps, branch.lr);
     }
 }

@@ -35,9 +35,9 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
         "arm",
         "seed",
         "steps",
-        "training",
-        "held out",
-        "wrong",
+        "loss",
+        "val loss",
+        "error",
         "sharpness"
     );
     let outcomes = gap::run(&gap, dataset, device, folder, &beside, line)?;

@@ -70,13 +70,13 @@ impl Observer for Progress {
     }
 
     fn widened(&mut self, cell: Cell, field: &str, low: f64, high: f64) {
-        say!("{}: the best {field} lies at the edge; now from {low:.3e} to {high:.3e}", name(cell));
+        say!("{}: the best {field} is at the edge; range extended to {low:.3e} .. {high:.3e}", name(cell));
     }
 }
 
-/// `batch 64, 90 % sparse`
+/// `batch 64, 90 % sparsity`
 pub fn name(cell: Cell) -> String {
-    format!("batch {}, {} % sparse", cell.batch, (cell.sparsity * 1000.0).round() / 10.0)
+    format!("batch {}, {} % sparsity", cell.batch, (cell.sparsity * 1000.0).round() / 10.0)
 }
 
 /// The metaparameters of a trial, by the last word of their names.

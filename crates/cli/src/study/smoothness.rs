@@ -68,9 +68,7 @@ pub fn of_best(study: &Study, results: &Results, workers: &Workers, look: Look) 
         heard(course, &mut whole);
     })?;
     if courses.is_empty() {
-        say!(
-            "note: no batch size has a trial of every sparsity that reached the goal, so none was looked at"
-        );
+        say!("note: no batch size has a trial of every sparsity that reached the goal, so none was measured");
     }
     Ok(courses)
 }
@@ -87,10 +85,13 @@ fn heard(course: &Course, whole: &mut Option<Measured>) {
 fn line(course: &Course, measured: &Measured, whole: Option<&Measured>) {
     let shown = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.3}"));
     let theory = whole.filter(|_| course.sparsity > 0.0).map_or(String::new(), |whole| {
-        format!("; by theory c1 is {:.2} times the whole network's", Ratios::predicted(measured, whole).c1)
+        format!(
+            "; by theory c1 is {:.2} times that of the dense network",
+            Ratios::predicted(measured, whole).c1
+        )
     });
     answer!(
-        "sparsity {}: mean L {:.3} over {} steps, gradient variance {}, loss falls by {}, critical batch by the noise scale {}{theory}",
+        "sparsity {}: mean L {:.3} over {} steps, gradient variance {}, loss falls by {}, critical batch by the gradient noise scale {}{theory}",
         course.sparsity,
         measured.mean,
         course.along.points.len(),

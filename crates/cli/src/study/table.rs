@@ -16,9 +16,9 @@ pub fn describe(study: &Study, workers: &Workers, shard: Shard) -> String {
     };
     let sparsities = study.sparsities().len();
     let method = match (search.method, search.cut) {
-        (Method::Sobol, false) => "each to its end",
-        (Method::Sobol, true) => "each until it cannot be the best",
-        (Method::Halving, _) => "the slow ones given up on the way",
+        (Method::Sobol, false) => "each run to its end",
+        (Method::Sobol, true) => "each stopped when it cannot be the best",
+        (Method::Halving, _) => "by successive halving",
     };
     let cells = format!(
         "  {} cells ({} batch sizes, {sparsities} sparsities), {} trials each over {}, {method}",
@@ -33,7 +33,7 @@ pub fn describe(study: &Study, workers: &Workers, shard: Shard) -> String {
         format!("; shard {} of {}", shard.index, shard.of)
     };
     format!(
-        "study {}: steps to {goal}, {} training samples\n{cells}\n  at most {} steps a trial, measured every {}; {}{share}",
+        "study {}: steps to {goal}, {} training samples\n{cells}\n  at most {} steps per trial, evaluated every {}; {}{share}",
         study.name,
         workers.training_samples(),
         search.steps,
@@ -69,10 +69,11 @@ pub fn summarise(summary: &Summary) {
         );
     }
     for ratio in &summary.ratios {
-        let predicted =
-            ratio.predicted.map_or(String::new(), |predicted| format!(", {predicted:.2} by theory"));
+        let predicted = ratio
+            .predicted
+            .map_or(String::new(), |predicted| format!(", {predicted:.2} predicted by theory"));
         answer!(
-            "sparsity {}, batch {}: {:.2} times the steps of the whole network{predicted}",
+            "sparsity {}, batch {}: {:.2} times the steps of the dense network{predicted}",
             ratio.sparsity,
             ratio.batch,
             ratio.measured

@@ -336,7 +336,7 @@ fn one_stage_of_a_file_that_names_a_schedule() {
     let folder = Here::new();
     let stages = format!("{TINY}[parallel]\npipeline = 2\nschedule = \"gpipe\"\ncut = [1]\n");
     let output = succeeded(train_in(&folder, &stages, &["--set", "parallel.pipeline=1"]));
-    let note = "note: `parallel.schedule`, `parallel.cut` of the run file are left aside";
+    let note = "note: `parallel.schedule`, `parallel.cut` of the run file are ignored";
     assert!(said(&output).contains(note), "{}", said(&output));
     let other = Here::new();
     let both = ["--set", "parallel.pipeline=1", "--set", "parallel.schedule=zb-h1"];
@@ -355,7 +355,7 @@ fn files_of_a_folder_that_are_no_text_are_named() {
     let run_file = TINY.replace("kind = \"arithmetic\"", "kind = \"text\"\npath = \"texts\"");
     let output = succeeded(train_in(&folder, &run_file.replace("count = 200", ""), &["--dry-run"]));
     let text = said(&output);
-    says(&text, &["note: 7 files are no text and skipped: ", "picture-0.png", "picture-4.png and 2 more"]);
+    says(&text, &["note: 7 files are not text and skipped: ", "picture-0.png", "picture-4.png and 2 more"]);
 }
 
 /// Of an argument that is none, two paragraphs on usage followed the sentence.

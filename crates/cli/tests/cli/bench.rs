@@ -47,7 +47,7 @@ fn both_products_are_measured_drawn_and_told() {
         for words in found["words"].as_array().unwrap() {
             assert!(said(&output).contains(words.as_str().unwrap()), "{words} is said: {}", said(&output));
         }
-        says(&said(&output), &["80 % zeros", "64 x 64"]);
+        says(&said(&output), &["80 % sparsity", "64 x 64"]);
         let figure = fs::read_to_string(folder.join("new/figure.svg")).unwrap();
         assert!(figure.starts_with("<svg") && figure.ends_with("</svg>\n"));
         assert_eq!(
@@ -72,7 +72,7 @@ fn input_that_cannot_be() {
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "nothing is left behind");
     };
     for share in ["1", "1.5", "-0.1", "NaN", "most"] {
-        refused(&[&format!("--sparsity={share}")], &["--sparsity", share, "from 0 up to, but without, 1"]);
+        refused(&[&format!("--sparsity={share}")], &["--sparsity", share, "a fraction in [0, 1)"]);
     }
     refused(&["--precision", "f16"], &["--precision", "f16", "bf16"]);
     refused(&["--batch", "0"], &["--batch", "0"]);

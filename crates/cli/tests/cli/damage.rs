@@ -88,7 +88,7 @@ fn without_a_whole_checkpoint_a_run_is_not_resumed_unless_it_starts_over() {
     for restarts in ["0", "2"] {
         let text = refused(train_in(at, TINY, &[&more[..], &["--max-restarts", restarts]].concat()), &[]);
         let errors: Vec<String> = text.lines().filter(|l| l.starts_with("error: ")).map(Into::into).collect();
-        assert!(errors.len() == 1 && errors[0].contains("no whole checkpoint is left"), "{text}");
+        assert!(errors.len() == 1 && errors[0].contains("no intact checkpoint is left"), "{text}");
     }
     assert_eq!(names(&at.join("run/checkpoints")), ["step-000004"]);
     succeeded(train_in(at, TINY, &[&more[..], &["--fresh"]].concat()));

@@ -25,7 +25,7 @@ fn it_finds_what_the_run_would_find_before_its_first_step() {
     fs::write(at.join("file"), "in the way").unwrap();
     let before = files(at);
     let cases: [(&[&str], &str); 10] = [
-        (&["--out", "used"], "a run is here already"),
+        (&["--out", "used"], "there is a run here already"),
         (&["--out", "file/run"], "file/run"),
         (&["--resume", "--out", "nowhere"], "no run here to resume"),
         (&["--resume"], "no run here to resume"),
@@ -86,7 +86,7 @@ fn it_plans_for_a_card_that_is_not_here() {
     assert!(plan["memory"]["activations"]["predicted"].as_u64().unwrap() > 0);
     let found = doctor()["cuda"]["found"] == true;
     assert_eq!(
-        said(&output).contains("on a card (none was found on this machine)"),
+        said(&output).contains("on a GPU (none was found on this machine)"),
         !found,
         "{}",
         said(&output)
@@ -109,10 +109,10 @@ fn it_draws_the_layout_of_several_ranks() {
     says(
         &text,
         &[
-            "batch 4 over 2 replicas of 2 tensor ranks, each",
+            "batch 4 over 2 data-parallel replicas x 2 tensor-parallel ranks, each",
             "layout: data 2 x tensor 2 = 4 ranks",
             "\n  3     data 1, tensor 1  ",
-            "  sums of activations ",
+            "  activation all-reduce ",
         ],
     );
     let picture = &plan["picture"];
@@ -125,7 +125,7 @@ fn it_draws_the_layout_of_several_ranks() {
     let rows: Vec<u64> =
         plan["picture"]["rows"].as_array().unwrap().iter().map(|row| row["rank"].as_u64().unwrap()).collect();
     assert_eq!(rows, (0..15).chain([19]).collect::<Vec<_>>());
-    assert!(text.contains("4 more") && text.contains("20 of each kind"), "{text}");
+    assert!(text.contains("4 more") && text.contains("all 20 data-parallel replicas"), "{text}");
     // At once: what is alike on all replicas is not counted one by one.
     let (plan, text) = dry(&["parallel.data=16000000", "train.batch=16000000"]);
     assert_eq!(plan["picture"]["rows"][15]["rank"], 15_999_999, "{text}");

@@ -47,13 +47,13 @@ fn two_layers_by_hand() {
 #[test]
 fn the_mixture_of_a_run_is_told() {
     let run = "runs/integrated.toml";
-    let by = "layers.0 to layers.6 by data, layers.11 to layers.16 by model";
+    let by = "layers.0 to layers.6 data-parallel, layers.11 to layers.16 model-parallel";
     let output = explain(&format!("{run} --ranks 2"));
-    assert!(shown(&output).contains(&format!("in the run: {by}: ")), "{}", shown(&output));
+    assert!(shown(&output).contains(&format!("run file: {by}: ")), "{}", shown(&output));
     assert_eq!(figures(&format!("{run} --ranks 2"))["run"]["layers"][0]["by"], "data");
     assert!(figures("runs/alexnet.toml --ranks 2")["run"].is_null());
     let output = espalier(&root(), ["train", run, "--dry-run"]);
-    says(&shown(&output), &[&format!("integrated: {by}\n"), "activations dealt out anew"]);
+    says(&shown(&output), &[&format!("per layer: {by}\n"), "activation all-to-all"]);
 }
 
 /// The result of Gholami et al.
@@ -105,7 +105,10 @@ fn a_transformer_has_no_rows() {
     let text = shown(&output);
     assert!(output.status.success() && output.stderr.is_empty(), "{text}");
     assert!(text.contains("h.0.mlp.c_fc") && !text.contains("domain"), "{text}");
-    assert!(text.lines().last().unwrap().starts_with("integrated: wte to tied_linear by data: "), "{text}");
+    assert!(
+        text.lines().last().unwrap().starts_with("best mixture: wte to tied_linear data-parallel: "),
+        "{text}"
+    );
 }
 
 /// Times are this machine's; that there are some, for what can be done and for nothing else, is the same on all.
@@ -134,13 +137,13 @@ fn measuring_fits_alpha_and_beta_and_times_every_layer() {
     }
     let given = explain("runs/shapes.toml --ranks 2 --measure --alpha 1e-6 --beta 1e-9");
     let text = shown(&given);
-    says(&text, &["takes 1.00 us to start and 1.00 ns a word", "measured among 2 threads"]);
+    says(&text, &["latency 1.00 us, 1.00 ns per element", "measured among 2 threads"]);
 }
 
 #[test]
 fn what_cannot_be_asked_for() {
     let cases: [(&str, &[&str]); 8] = [
-        ("runs/alexnet.toml --ranks 1", &["`--ranks`", "two ranks"]),
+        ("runs/alexnet.toml --ranks 1", &["`--ranks`", "at least 2"]),
         ("runs/alexnet.toml", &["--ranks"]),
         ("runs/alexnet.toml --ranks 2 --alpha -1", &["`--alpha`", "-1"]),
         ("runs/alexnet.toml --ranks 2 --beta nan", &["`--beta`", "NaN"]),

@@ -51,7 +51,7 @@ fn a_model_goes_on_from_a_text() {
     compare("espalier generate --json", &[report, several]);
     let short = ["run", "12+", "--max-new-tokens", "2", "--device", "cpu", "--dtype", "bf16", "--json"];
     assert_eq!(json(&generate(&folder, &short).stdout)["format"], "dense-bf16");
-    assert!(said(&output).contains("9 tokens"), "{}", said(&output));
+    assert!(said(&output).contains("9 new tokens"), "{}", said(&output));
 }
 
 /// The same seed, the same text; another, another. Without temperature no seed matters. On two stages and on two tensor ranks the same.
@@ -96,7 +96,7 @@ fn a_word_and_the_context_end_a_text() {
     };
     let (whole, text) = report(&[]);
     assert_eq!((&whole["end"], &whole["new_tokens"]), (&Value::from("context"), &Value::from(16)));
-    assert!(text.contains("the model's context of 16 tokens"), "{text}");
+    assert!(text.contains("the context length of 16 tokens"), "{text}");
     let written = whole["text"].as_str().unwrap();
     let word = &written[4..6];
     let (cut, _) = report(&["--stop", word]);
@@ -114,13 +114,10 @@ fn what_cannot_be_gone_on_from_is_named() {
         assert!(output.stdout.is_empty());
         said(&output).trim_end().to_owned()
     };
-    assert_eq!(
-        refused(&["run", ""]),
-        "error: `PROMPT` is empty: the model goes on from a text, so it needs one"
-    );
+    assert_eq!(refused(&["run", ""]), "error: `PROMPT` is empty: a prompt of at least one token is needed");
     assert_eq!(
         refused(&["run", &"1".repeat(17)]),
-        "error: `PROMPT` has 17 tokens, and the model reads at most 16"
+        "error: `PROMPT` has 17 tokens, more than the context length of 16"
     );
     assert!(refused(&["run", "hello"]).starts_with("error: "), "a letter that sums do not have");
     assert_eq!(
@@ -129,23 +126,20 @@ fn what_cannot_be_gone_on_from_is_named() {
     );
     assert_eq!(
         refused(&["run", "1", "--top-p", "0"]),
-        "error: invalid value '0' for '--top-p <P>': expected a share above 0, up to 1, such as 0.9"
+        "error: invalid value '0' for '--top-p <P>': expected a probability above 0, up to 1, such as 0.9"
     );
     assert!(refused(&["nothing", "1"]).contains("nothing"));
 
     // A model that reads no text, and one whose tokens nobody can spell.
     let images = "[model]\nname = \"mlp\"\n[data]\nkind = \"shapes\"\ncount = 40\n[train]\nsteps = 1\nbatch = 4\n[device]\nkind = \"cpu\"";
     succeeded(train_in(&folder, images, &["--out", "images"]));
-    assert!(refused(&["images", "1"]).ends_with("it is a model of images (mlp), which writes no text"));
+    assert!(refused(&["images", "1"]).ends_with("it is an image model (mlp), which generates no text"));
     fs::write(folder.join("ids.bin"), [7u8, 0, 3, 0].repeat(400)).unwrap();
     let tokens = "[model]\nname = \"gpt\"\nlayers = 1\nheads = 1\nwidth = 8\ncontext = 8\nvocab = 20\n[data]\nkind = \"tokens\"\n\
                   path = \"ids.bin\"\n[train]\nsteps = 1\nbatch = 4\n[device]\nkind = \"cpu\"";
     succeeded(train_in(&folder, tokens, &["--out", "tokens"]));
     let sentence = refused(&["tokens", "1"]);
-    assert!(
-        sentence.ends_with("which do not say what text they stand for: add --tokenizer FILE"),
-        "{sentence}"
-    );
+    assert!(sentence.ends_with("which have no tokenizer: add --tokenizer FILE"), "{sentence}");
     // With one it writes.
     let letters = r#"{"pre_tokenizer": {"type": "ByteLevel"}, "model": {"vocab": {"a": 0, "b": 1, "c": 2}, "merges": []}}"#;
     fs::write(folder.join("letters.json"), letters).unwrap();
@@ -191,7 +185,7 @@ fn a_conversation_goes_on_line_by_line() {
     assert!(!answers.is_empty() && !notes.contains("longer"), "{notes}");
     // Five lines of five tokens and their answers do not fit 16.
     let (many, notes) = chat("1+1=\n2+2=\n3+3=\n4+4=\n5+5=\n", &[]);
-    says(&notes, &["longer than the model's context of 16 tokens: its beginning is forgotten"]);
+    says(&notes, &["longer than the context length of 16 tokens: its beginning is dropped"]);
     assert!(many.len() > answers.len());
     assert!(many.starts_with(&answers), "the first answer is the same: {answers:?} {many:?}");
     // Ranks that read no line hear it from the first.

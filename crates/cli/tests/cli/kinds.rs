@@ -115,8 +115,12 @@ fn what_is_wrong_with_them_is_said_in_one_sentence() {
             &["--set", "branch.samples=30"],
             "`branch.samples` is 30, no whole number of batches of 4",
         ),
-        ("critical-batch", &["--set", "branch.at=[30]"], "`branch.at` has 30, and the trunk ends after"),
-        ("critical-batch", &["--set", "run.data.validation=0"], "`run.data.validation` holds nothing out"),
+        ("critical-batch", &["--set", "branch.at=[30]"], "`branch.at` has 30, and the base run ends after"),
+        (
+            "critical-batch",
+            &["--set", "run.data.validation=0"],
+            "`run.data.validation` leaves no validation split",
+        ),
         ("critical-batch", &["--set", "run.parallel.data=2"], "`run.parallel` asks for 2 ranks"),
     ];
     for (kind, arguments, expected) in cases {

@@ -29,8 +29,8 @@ fn each_rank_tells_its_actions_and_what_it_waits_for_before_it_does() {
             found.unwrap_or_else(|| panic!("rank {rank} does not say `{wanted}`: {text}"))
         };
         let landmarks = [
-            &format!("joined the others: rank {rank} of 2"),
-            "its weights are made",
+            &format!("connected to the others: rank {rank} of 2"),
+            "its weights are initialized",
             "the run begins after 0 of 4 steps",
             "step 1: F0",
             "step 1: B0",

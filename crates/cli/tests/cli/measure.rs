@@ -52,11 +52,11 @@ fn what_cannot_be_measured_is_said_in_one_sentence() {
         (&["dense", "--samples", "100000"], "`samples` is 100000, and there are"),
         (
             &["dense", "--samples", "6", "--noise"],
-            "noise shows between micro-batches of 4: it must be 8 or more",
+            "noise is measured between micro-batches of 4: it must be 8 or more",
         ),
         (&["dense", "--epsilon", "0"], "`--epsilon` is 0, and must be in (0, 1]"),
         (&["dense", "--epsilon", "-1"], "`--epsilon` is -1, and must be in (0, 1]"),
-        (&["dense", "--eigenvalue", "--epsilon", "0.1"], "`--epsilon` is of --sharpness"),
+        (&["dense", "--eigenvalue", "--epsilon", "0.1"], "`--epsilon` belongs to --sharpness"),
         (&["dense", "--data", "nowhere.bin"], "`data.path`"),
     ];
     for (arguments, expected) in cases {

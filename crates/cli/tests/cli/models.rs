@@ -135,7 +135,7 @@ fn a_model_of_hugging_faces_is_pruned() {
     // What it is trained on must be said.
     refused(
         espalier(at, ["prune", &from, "--method", "magnitude", "-o", "x"]),
-        &["`data.kind` is not said, and a model without a run of ours"],
+        &["`data.kind` is missing, and this model has no run file"],
     );
     assert!(!at.join("x").exists());
 }
@@ -198,31 +198,25 @@ fn what_cannot_be_done_is_said() {
     fs::write(at.join("words.txt"), "these are no sums\n".repeat(9)).unwrap();
     let from = gpt2().display().to_string();
     for (arguments, sentence) in [
-        (&["eval", "run", "--data", "words.txt"][..], "the alphabet of sums has no token for \"t\""),
+        (&["eval", "run", "--data", "words.txt"][..], "the arithmetic vocabulary has no token for \"t\""),
         (&["eval", "run", "--data", "gone.txt"], "gone.txt is not there"),
         (&["eval", &from, "--data", "words.txt"], "words.txt is text: expected a file of token ids"),
         (
             &["eval", "run", "--set", "data.validation=0.5"],
             "`data.validation` is 0.5, and the run held out 0.1",
         ),
-        (
-            &["eval", "run", "--set", "train.steps=9"],
-            "`train.steps` has no effect where a trained model is judged",
-        ),
+        (&["eval", "run", "--set", "train.steps=9"], "`train.steps` has no effect in evaluation"),
         (
             &["eval", "run", "--data", "words.txt", "--set", "data.count=9"],
-            "`data.count` has no effect with --data, which says what the model is judged by",
+            "`data.count` has no effect with --data, which is what the model is evaluated on",
         ),
-        (
-            &["generate", "run", "1", "--set", "train.clip=1"],
-            "`train.clip` has no effect where a model writes text",
-        ),
-        (&["eval", &from], "nothing says what it learnt from: --data names what to judge it by"),
+        (&["generate", "run", "1", "--set", "train.clip=1"], "`train.clip` has no effect in generation"),
+        (&["eval", &from], "its training data are unknown: give data to evaluate on with --data"),
         (&["eval", "gone"], "gone: there is no such folder (nothing is downloaded"),
         (&["eval", "run", "--layout", "tnesor=2"], "`parallel.tnesor` is not a field"),
         (&["export", "run", "-o", "run"], "run: it is there already"),
         (&["export", "run", "-o", "hf", "--shards", "much"], "`--shards` is \"much\", which is no size"),
-        (&["train", "auto.toml"], "`model.name` is \"auto\", the model of what a run starts from"),
+        (&["train", "auto.toml"], "`model.name` is \"auto\", the model of the checkpoint to start from"),
     ] {
         fs::write(at.join("auto.toml"), AUTO).unwrap();
         let output = espalier(at, arguments);

@@ -239,8 +239,8 @@ fn rank_0_speaks_and_writes() {
     let output = succeeded(command.output().unwrap());
     assert_eq!(json(&output.stdout)["run"], "out/run");
     let text = said(&output);
-    assert!(text.contains("batch 4 over 4 ranks, joined by MPI"), "{text}");
-    for once in ["joined by MPI", "saved out/run/checkpoints/step-000004", "run folder out/run"] {
+    assert!(text.contains("batch 4 over 4 data-parallel ranks (MPI)"), "{text}");
+    for once in ["ranks (MPI)", "saved out/run/checkpoints/step-000004", "run folder out/run"] {
         assert_eq!(text.matches(once).count(), 1, "`{once}`: {text}");
     }
     let metrics = fs::read_to_string(folder.join("out/run/metrics.jsonl")).unwrap();

@@ -161,12 +161,12 @@ fn mistakes_get_one_sentence() {
         (&format!("runs/hello.toml --cluster {missing}"), "missing field `memory_gb`"),
         (
             "runs/hello.toml --gpus 18446744073709551615",
-            "error: `train.batch` is 16, which 18446744073709551615 devices cannot share out",
+            "error: `train.batch` is 16, which 18446744073709551615 devices cannot split evenly",
         ),
-        ("runs/alexnet.toml --gpus 1000000000000", "1000000000000 devices cannot share out"),
+        ("runs/alexnet.toml --gpus 1000000000000", "1000000000000 devices cannot split evenly"),
         (
             "runs/hello.toml --gpus 17 --layout data=17",
-            "error: `train.batch` is 16, and no layout of 17 devices with what `--layout` fixes shares it out evenly",
+            "error: `train.batch` is 16, and no layout of 17 devices within the constraints of `--layout` splits it evenly",
         ),
     ] {
         let said = refused(plan(arguments), &[]);

@@ -27,7 +27,7 @@ fn a_planned_trace_has_the_rows_and_the_names_of_a_run() {
     let plan =
         ["plan", "run.toml", "--gpus", "4", "--layout", layout, "--trace", "planned.json", "--top", "1"];
     let planned = succeeded(espalier(at, plan));
-    assert!(said(&planned).contains("one rank of each of the 2 stages of a replica"), "{}", said(&planned));
+    assert!(said(&planned).contains("one rank for each of the 2 pipeline stages"), "{}", said(&planned));
     let text = fs::read_to_string(at.join("planned.json")).unwrap();
     let trace: TraceFile = serde_json::from_str(&text).unwrap();
     let mut ranks: Vec<usize> = (0..4).filter(|rank| trace.of_rank(*rank).next().is_some()).collect();
@@ -62,7 +62,7 @@ fn parallel(folder: &Path) -> String {
 fn a_layout_that_is_left_open_is_found_said_and_written_down() {
     let at = &Here::new();
     let dry = succeeded(train_in(at, &auto(), &["--dry-run", "--json", "--ranks", "2"]));
-    let said_once = said(&dry).matches("note: `parallel` = \"auto\" is ").count();
+    let said_once = said(&dry).matches("note: `parallel` = \"auto\" chose ").count();
     assert_eq!(said_once, 1, "{}", said(&dry));
     let layout = &json(&dry.stdout)["layout"];
     let axes = ["data", "pipeline", "tensor"].map(|axis| layout[axis].as_u64().unwrap());
@@ -85,11 +85,11 @@ fn a_layout_that_is_left_open_is_found_said_and_written_down() {
     // Nobody says how many ranks: one is what such a link leaves.
     let free = train_in(at, &auto(), &["--dry-run", "--json"]);
     assert_eq!(json(&free.stdout)["layout"]["data"], 1, "{}", said(&free));
-    assert!(said(&free).contains("is one rank, micro-batch "), "{}", said(&free));
+    assert!(said(&free).contains("chose one rank, micro-batch "), "{}", said(&free));
 
     // A new one is reckoned with what was measured here.
     let new = train_in(at, &auto(), &["--dry-run", "--ranks", "2"]);
-    assert!(said(&new).contains(" a step by cluster.toml."), "{}", said(&new));
+    assert!(said(&new).contains(" per step (cluster.toml)."), "{}", said(&new));
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn what_cannot_be_laid_out_gets_one_sentence() {
     };
     refused(&auto().replace("\"auto\"", "\"atuo\""), &[], "did you mean `auto`?");
     refused(&auto(), &["--ranks", "0"], "`--ranks` is 0");
-    refused(&auto(), &["--ranks", "1021"], "`train.batch` is 4, which 1021 devices cannot share out");
+    refused(&auto(), &["--ranks", "1021"], "`train.batch` is 4, which 1021 devices cannot split evenly");
     fs::write(at.join("cluster.toml"), "name = 3\n").unwrap();
     refused(&auto(), &[], "cluster.toml: line 1: ");
 }
@@ -115,11 +115,11 @@ fn a_run_says_what_was_predicted_beside_what_it_took() {
     let predicted = &json(&run.stdout)["predicted"];
     assert!(predicted["step_ms"].as_f64().unwrap() > 0.0, "{predicted}");
     assert_eq!(predicted["cluster"], "this-machine");
-    assert!(said(&run).contains(" ms is predicted by this-machine; "), "{}", said(&run));
+    assert!(said(&run).contains(" ms/step (this-machine), measured "), "{}", said(&run));
     fs::write(at.join("cluster.toml"), "no cluster").unwrap();
     let run = succeeded(train_in(at, TINY, &["--out", "again", "--json"]));
     assert!(json(&run.stdout)["predicted"].is_null());
-    assert!(said(&run).contains("so no step time is predicted"), "{}", said(&run));
+    assert!(said(&run).contains("no step time is predicted"), "{}", said(&run));
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn rates_are_refitted_to_what_runs_took() {
     assert!((row["measured_ms"].as_f64().unwrap() - 5.0).abs() < 1e-9, "{row}");
     assert!((row["calibrated_ms"].as_f64().unwrap() - 5.0).abs() < 0.005, "{row}");
     assert_eq!(found["file"], "cluster.toml");
-    assert!(said(&refit).contains("times what they were"), "{}", said(&refit));
+    assert!(said(&refit).contains(" scaled by "), "{}", said(&refit));
     let written = fs::read_to_string(at.join("cluster.toml")).unwrap();
     assert!(written.contains("# Refitted by `espalier plan --calibrate` to run."), "{written}");
     // The next run of this layout is predicted by it.

@@ -60,7 +60,7 @@ fn a_checkpoint_is_pruned_and_trains_on() {
     ));
     assert_eq!(json(&resumed.stdout)["sparsity"], 0.75);
     assert!(
-        !said(&resumed).contains("no line is there"),
+        !said(&resumed).contains("there is no line"),
         "its metrics begin behind step 4: {}",
         said(&resumed)
     );
@@ -83,18 +83,18 @@ fn what_cannot_be_pruned_is_said_in_one_sentence() {
         ["dense", "--method", "magnitude", "--sparsity", "0.5", "--set", "prune.sparsity=0.9", "-o", "x"];
     let other = ["dense", "--method", "magnitude", "--set", "prune.method=random", "-o", "x"];
     let cases: [(&[&str], &str); 12] = [
-        (&twice, "`--sparsity` makes `prune.sparsity` 0.5, but --set makes it 0.9"),
-        (&other, "`--method` makes `prune.method` \"magnitude\", but --set makes it \"random\""),
+        (&twice, "`--sparsity` sets `prune.sparsity` to 0.5, but --set sets it to 0.9"),
+        (&other, "`--method` sets `prune.method` to \"magnitude\", but --set sets it to \"random\""),
         (&["nowhere", "--method", "magnitude", "-o", "x"], "nowhere: there is no such folder"),
         (&["dense", "--method", "magnitud", "-o", "x"], "did you mean `magnitude`?"),
         (&["dense", "--method", "magnitude", "--sparsity", "1.0", "-o", "x"], "a number in [0, 1)"),
         (&["dense", "--method", "magnitude", "--sparsity=-0.5", "-o", "x"], "a number in [0, 1)"),
         (&["dense", "--method", "magnitude", "--sparsity", "-0.5", "-o", "x"], "a number in [0, 1)"),
         (&["run.toml", "--method", "magnitude", "-o", "x"], "neither a checkpoint"),
-        (&["dense", "--method", "gradual", "-o", "x"], "in the course of training"),
-        (&["dense", "--method", "lottery", "-o", "x"], "in the course of training"),
+        (&["dense", "--method", "gradual", "-o", "x"], "which prunes during training"),
+        (&["dense", "--method", "lottery", "-o", "x"], "which prunes during training"),
         (&["thin", "--method", "magnitude", "--sparsity", "0.5", "-o", "x"], "pruned already to 0.9"),
-        (&["dense", "--method", "magnitude", "-o", "thin"], "a run is here already"),
+        (&["dense", "--method", "magnitude", "-o", "thin"], "there is a run here already"),
     ];
     for (arguments, expected) in cases {
         let output = prune(at, arguments);
@@ -171,7 +171,7 @@ fn what_pruning_did_is_said() {
     let output = prune(at, &["dense", "--method", "magnitude", "--sparsity", "0.9999", "-o", "none"]);
     let text = said(&output);
     assert!(output.status.success(), "{text}");
-    says(&text, &["mask as index", "warning: nothing is left of h.0.attn.c_attn.weight"]);
+    says(&text, &["mask stored as index", "warning: nothing is left of h.0.attn.c_attn.weight"]);
 
     // What is gone stays gone, and whoever asks for less hears of it.
     succeeded(prune(at, &["dense", "--method", "magnitude", "-o", "thin"]));
@@ -194,7 +194,7 @@ fn what_pruning_did_is_said() {
     let output =
         train_in(at, TINY, &["--out", "thin", "--resume", "--set", "train.steps=6", "--allow", "prune"]);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    assert!(said(&output).contains("is state of kept weights alone there, and of all weights in this run"));
+    assert!(said(&output).contains("is state of kept weights only there, and of all weights in this run"));
 }
 
 /// On one rank, and on two stages of which rank 0 does not hold them all; resumed too.
@@ -207,7 +207,7 @@ fn layers_that_skip_zeros_are_counted() {
         let output = train_in(at, TINY, &[&sparse[..], layout, &["--out", out]].concat());
         let text = said(&output);
         assert!(output.status.success(), "{text}");
-        assert!(text.contains(", 8 linear layers without zeros; "), "{text}");
+        assert!(text.contains(", 8 linear layers with sparse kernels; "), "{text}");
         let more = [&sparse[..], layout, &["--out", out, "--resume", "--set", "train.steps=6"]].concat();
         succeeded(train_in(at, TINY, &more));
     }

@@ -16,7 +16,7 @@ fn ranks_train_as_one_and_are_in_the_summary() {
     assert_eq!((&four["layout"]["data"], &four["steps"]), (&4.into(), &4.into()));
     let loss = |summary: &serde_json::Value| summary["loss"].as_f64().unwrap();
     assert!((loss(&one) - loss(&four)).abs() < 1e-6 * loss(&one));
-    assert!(text.contains("batch 4 over 4 ranks"), "{text}");
+    assert!(text.contains("batch 4 over 4 data-parallel ranks"), "{text}");
     assert_eq!(
         text.lines().filter(|line| line.contains("validation loss")).count(),
         2,
@@ -54,7 +54,7 @@ fn mistakes_and_divergence_read_as_on_one_rank() {
     let text = refused(train_in(&folder, TINY, &["--ranks", "3"]), &[]);
     assert_eq!(
         text,
-        "error: `parallel.data` is 3, but `train.batch` = 4 cannot be cut into 3 equal parts (3 ranks with \
+        "error: `parallel.data` is 3, but `train.batch` = 4 cannot be split into 3 equal parts (3 ranks with \
          `train.micro_batches` = 1)\n"
     );
     refused(train_in(&folder, TINY, &["--ranks", "0"]), &[]);

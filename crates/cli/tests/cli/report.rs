@@ -51,9 +51,9 @@ fn a_page_shows_what_a_run_has() {
     run(at, "run", &settings, &["--trace", "run/trace.json"]);
     let output = succeeded(reported(at, &["run"]));
     let page = fs::read_to_string(at.join("run/report.html")).unwrap();
-    let shown = ["Loss", "Learning rate", "Norm of the gradient", "Throughput", "Memory", "activations"];
+    let shown = ["Loss", "Learning rate", "Gradient norm", "Throughput", "Memory", "activations"];
     let more =
-        ["Kept of each block", "Timeline of the last steps", "idle", "All settings of run", "train.batch"];
+        ["Density per block", "Timeline of the last steps", "idle", "All settings of run", "train.batch"];
     for words in shown.iter().chain(&more) {
         assert!(page.contains(words), "{words}");
     }
@@ -90,9 +90,9 @@ fn runs_are_laid_over_each_other_and_what_differs_is_named() {
     let differing: Vec<&String> = found["differ"].as_object().unwrap().keys().collect();
     assert!(!differing.iter().any(|field| field.starts_with("model.")), "{differing:?}");
     let page = fs::read_to_string(at.join("both.html")).unwrap();
-    assert!(page.contains("What differs in their settings") && page.contains("Validation loss"), "{page}");
+    assert!(page.contains("Settings that differ") && page.contains("Validation loss"), "{page}");
     let curves = page.find("aria-label=\"Loss\"").unwrap();
-    assert!(curves < page.find("What differs in their settings").unwrap(), "curves before settings");
+    assert!(curves < page.find("Settings that differ").unwrap(), "curves before settings");
     for name in ["small", "large"] {
         assert!(page.matches(&format!("data-name=\"{name}\"")).count() >= 4, "{name}: {page}");
     }
@@ -115,7 +115,7 @@ fn a_run_that_was_torn_is_shown_as_far_as_it_goes() {
     let run = &found["runs"][0];
     assert_eq!((&run["steps"], &run["loss"], &run["state"]), (&2.into(), &2.5.into(), &"stopped".into()));
     let notes = run["notes"].to_string();
-    for words in ["1 step was skipped", "1 line is left out", "plan.json is not there"] {
+    for words in ["1 step was skipped", "1 line is ignored", "plan.json is missing"] {
         assert!(notes.contains(words), "{words}: {notes}");
     }
     let page = fs::read_to_string(at.join("torn.html")).unwrap();

@@ -15,8 +15,8 @@ fn what_makes_another_run_of_it_is_named_and_must_be_allowed() {
     let before = fs::read_to_string(folder.join("run/run.toml")).unwrap();
     let changes = ["--set", "train.steps=6", "--set", "train.batch=8", "--set", "seed=3"];
     let text = refused(resume(&folder, &changes), &[]);
-    let error = "error: run/run.toml: `seed` was 0 and is 3, `train.batch` was 4 and is 8, which would be another run; if \
-                 that is meant, add --allow seed --allow train.batch\n";
+    let error = "error: run/run.toml: `seed` was 0 and is 3, `train.batch` was 4 and is 8, which would make it a different run; if \
+                 you mean it, add --allow seed --allow train.batch\n";
     assert!(text.ends_with(error), "{text}");
     assert_eq!(fs::read_to_string(folder.join("run/run.toml")).unwrap(), before, "nothing is touched");
     refused(resume(&folder, &[&changes[..], &["--allow", "seed"]].concat()), &["add --allow train.batch\n"]);
@@ -53,8 +53,8 @@ fn length_layout_and_intervals_may_change_and_the_rate_is_said() {
         said(&output).lines().filter(|l| l.starts_with("note: ")).map(String::from).collect();
     assert_eq!(notes.len(), 1, "{}", said(&output));
     // Cosine from 1e-3 to 1e-4: the end of 4 steps, and the middle of 8.
-    let expected = "note: the run has 8 steps now, and had 4: schedules are measured by the new length, and the learning rate \
-                    goes on at 5.50e-4 instead of 1.00e-4";
+    let expected = "note: the run has 8 steps now, and had 4: schedules follow the new length, and the learning rate \
+                    continues at 5.50e-4 instead of 1.00e-4";
     assert_eq!(notes[0], expected);
 }
 
@@ -67,7 +67,7 @@ fn the_end_of_a_run_is_nothing_to_do() {
     for more in [&[][..], &["--set", "train.steps=2"], &["--dry-run"]] {
         let output = succeeded(resume(&folder, more));
         let expected = format!(
-            "note: there is nothing to do: 4 steps are done, and the run has {}; a larger `train.steps` makes it go on",
+            "note: there is nothing to do: 4 steps are done, and the run has {}; a larger `train.steps` continues it",
             if more.contains(&"train.steps=2") { 2 } else { 4 }
         );
         assert_eq!(said(&output).matches(&expected).count(), 1, "{}", said(&output));
@@ -112,8 +112,8 @@ fn a_data_file_that_was_written_anew_is_named_and_must_be_allowed() {
     for dry in [&[][..], &["--dry-run"]] {
         let text = refused(train_in(&folder, &text("text"), &[&more[..], dry].concat()), &[]);
         let error = format!(
-            "error: run/data.json: the data files have changed: {} holds something else than it did, which would be another run; \
-             if that is meant, add --allow data\n",
+            "error: run/data.json: the data files have changed: {} holds something else than it did, which would make it a different \
+             run; if you mean it, add --allow data\n",
             path.display()
         );
         assert!(text.ends_with(&error), "{text}");
@@ -127,7 +127,7 @@ fn a_data_file_that_was_written_anew_is_named_and_must_be_allowed() {
     fs::remove_file(folder.join("run/data.json")).unwrap();
     let old = train_in(&folder, &text("text"), &["--out", "run", "--resume", "--set", "train.steps=6"]);
     assert!(
-        old.status.success() && said(&old).contains("it is not known what the data files held"),
+        old.status.success() && said(&old).contains("the earlier contents of the data files are unknown"),
         "{}",
         said(&old)
     );

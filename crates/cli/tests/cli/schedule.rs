@@ -100,7 +100,7 @@ fn what_actions_prints_can_be_read_back() {
 #[test]
 fn no_time_is_negative() {
     let text = shown(&schedule("2bw --stages 8 --micro-batches 1"));
-    assert!(text.contains("fill and drain   idle 15 units less, once in a run"), "{text}");
+    assert!(text.contains("fill and drain   idle 15 units less, once per run"), "{text}");
 }
 
 #[test]

@@ -19,18 +19,18 @@ fn what_was_asked_for_is_on_standard_output() {
 
     let asked = [
         ("train run.toml --dry-run", "predicted"),
-        ("plan run.toml --gpus 2", "where the time goes"),
+        ("plan run.toml --gpus 2", "time breakdown"),
         ("plan run.toml --fits 80GB", "fits on one device"),
         ("runs", "finished"),
         ("compare out/a out/b", "train.batch"),
-        ("explain run.toml --ranks 2", "integrated: "),
+        ("explain run.toml --ranks 2", "best mixture: "),
         ("eval out/a", "perplexity"),
-        ("verify out/a", "a run resumes after step 4"),
+        ("verify out/a", "--resume would continue after step 4"),
         ("doctor", "cores"),
         ("schedule 1f1b --stages 2 --micro-batches 4", "weight versions"),
         ("report out/a", "page: "),
         ("measure out/a --eigenvalue --samples 4", "largest eigenvalue"),
-        ("prune out/a --method magnitude --sparsity 0.5 -o out/c", "kept of each layer"),
+        ("prune out/a --method magnitude --sparsity 0.5 -o out/c", "density per layer"),
         ("export out/a -o out/d", "tensors"),
     ];
     for (command, answer) in asked {
@@ -102,7 +102,7 @@ fn help_is_wrapped_and_grouped() {
         }
     }
     for (command, heads) in [
-        ("", &["Train and prune:", "Use a model:", "Look at runs:"][..]),
+        ("", &["Train and prune:", "Use a model:", "Inspect runs:"][..]),
         ("train", &["Resuming:", "Log:"]),
         ("generate", &["Sampling:", "Model:"]),
         ("plan", &["Search:", "Files:"]),

@@ -231,7 +231,7 @@ fn wrong_input_gets_one_sentence() {
         ),
         (
             &["--set", "cells.batches=[8, 1000]"],
-            "`cells.batches` has 1000, and there are 360 samples to learn from",
+            "`cells.batches` has 1000, and there are 360 training samples",
         ),
         (&["--set", "run.data.kind=idx", "--set", "run.data.path=nowhere"], "has no effect with `data.kind`"),
         (&["--out", "other"], "results of another study (tiny "),
@@ -244,7 +244,7 @@ fn wrong_input_gets_one_sentence() {
         ),
         (
             &["--set", "run.parallel.data=2"],
-            "`run.parallel` has no place in a study: a trial runs on one rank",
+            "`run.parallel` is not allowed in a study: a trial runs on one rank",
         ),
     ];
     for (arguments, expected) in cases {
@@ -274,7 +274,7 @@ fn a_study_is_shown_as_it_goes_on_and_nothing_else_is() {
     let page = served.get("/");
     assert!(page.contains("<!doctype html>") && page.contains("<h1>Study tiny</h1>"), "{page}");
     let content = served.wait_until(|content| !content.contains(">0 of 80000 trials"));
-    assert!(content.contains("of 80000 trials have come to their end"), "{content}");
+    assert!(content.contains("of 80000 trials are finished"), "{content}");
     for path in ["/study.json", "/trials-0001.jsonl", "/../study.toml", "/%2e%2e/study.toml", "/out"] {
         assert!(served.get(path).starts_with("HTTP/1.1 404"), "{path}");
     }
@@ -296,7 +296,7 @@ fn a_study_is_shown_alone_and_as_a_page() {
     let at = &Here::new();
     ended_study(at);
     let cases: [(&[&str], &str); 4] = [
-        (&["out/tiny", "elsewhere"], "a study is shown alone"),
+        (&["out/tiny", "elsewhere"], "give a study by itself"),
         (&["out/tiny", "--csv", "numbers.csv"], "`--csv` is for runs, and this is a study"),
         (&["out/tiny", "--tensorboard", "events"], "`--tensorboard` is for runs"),
         (&["out/tiny", "-o", "study.toml"], "a file is here that is no page of a report"),

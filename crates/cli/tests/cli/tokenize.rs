@@ -39,7 +39,7 @@ fn token_files_are_trained_on_and_the_same_on_any_number_of_threads() {
     let (one, said_of_one) = run(&["-o", "one.bin", "--threads", "1"]);
     compare("espalier tokenize --json", std::slice::from_ref(&one));
     assert_eq!((&one["dtype"], &one["vocab"], &one["documents"]), (&"u16".into(), &400.into(), &2.into()));
-    assert!(said_of_one.contains("note: 1 file is no text and skipped: texts/picture.png"), "{said_of_one}");
+    assert!(said_of_one.contains("note: 1 file is not text and skipped: texts/picture.png"), "{said_of_one}");
     let (many, _) = run(&["-o", "many", "--threads", "3", "--shards", "200kB"]);
     let bytes = fs::read(at.join("one.bin")).unwrap();
     assert_eq!(bytes.len() as u64, 2 * one["tokens"].as_u64().unwrap());

@@ -50,7 +50,7 @@ impl Job {
         buffers.write.as_mut().filter(|data| data.on_host()).map(Data::bytes_mut);
         let data = || [&buffers.read, &buffers.write].into_iter().flatten();
         if data().any(|data| !data.on_host()) {
-            let what = "MPI exchanges tensors of the host here; this one is on a card".to_owned();
+            let what = "MPI exchanges tensors of the host here; this one is on a GPU".to_owned();
             return Err(Error::Unsupported { what });
         }
         let refuse = |problem: String| Err(Error::Argument { rank: ticket.rank, call, problem });

@@ -148,7 +148,7 @@ impl Inbound {
                 Announced::OnCard(number, _) if room.ready.is_some() => {
                     self.matched.push_back((number, room))
                 }
-                _ => refuse(room, "one of the two tensors is on a card, the other on the host".into()),
+                _ => refuse(room, "one of the two tensors is on a GPU, the other on the host".into()),
             }
         }
     }
@@ -178,7 +178,7 @@ impl Inbound {
             return Err("the link is not connected".into());
         };
         let (Data::Tensor(tensor), Some(ready)) = (&room.data, &room.ready) else {
-            return Err("only what is on a card is announced".into());
+            return Err("only what is on a GPU is announced".into());
         };
         let (address, n, kind) =
             (tensor.cuda_buffer().address(), tensor.len(), datatype(room.data.element()));

@@ -162,7 +162,7 @@ impl Outbound {
     fn carry(&mut self, number: u64) {
         let (Some(parcel), Some(channel)) = (self.announced.remove(&number), &self.channel) else { return };
         let (Data::Tensor(tensor), Some(ready)) = (&parcel.data, &parcel.ready) else {
-            return refuse(parcel, "only what is on a card is announced".into());
+            return refuse(parcel, "only what is on a GPU is announced".into());
         };
         let (address, n, kind) =
             (tensor.cuda_buffer().address(), tensor.len(), datatype(parcel.data.element()));

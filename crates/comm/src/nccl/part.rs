@@ -22,7 +22,7 @@ impl Part {
         let here = match &data {
             Data::Tensor(tensor) => match tensor.device() {
                 Device::Cuda(other) if !other.is(cuda) => {
-                    return Err("the tensor is on another card".to_owned());
+                    return Err("the tensor is on another GPU".to_owned());
                 }
                 Device::Cuda(_) => true,
                 Device::Cpu(_) => false,

@@ -224,7 +224,7 @@ impl World {
         let mut ranks = Vec::new();
         for (rank, arrived) in collective.members.iter().zip(slots.arrived.iter().flatten()) {
             let Some(ready) = &arrived.ready else {
-                return Err(format!("the data of rank {rank} is on the host, that of others on a card"));
+                return Err(format!("the data of rank {rank} is on the host, that of others on a GPU"));
             };
             ranks.push((&arrived.buffers, ready));
         }

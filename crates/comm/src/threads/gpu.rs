@@ -42,7 +42,7 @@ impl Ready {
         let Some(Some(cuda)) = gpus.next() else {
             // A call has one or two pieces of data.
             return match gpus.next() {
-                Some(Some(_)) => Err("a part of its data is on the host, the other on a card".into()),
+                Some(Some(_)) => Err("a part of its data is on the host, the other on a GPU".into()),
                 _ => Ok(None),
             };
         };
@@ -94,7 +94,7 @@ impl TransferStream {
         let elsewhere = ranks.iter().find(|(_, ready)| ready.cuda.gpu().ordinal != cuda.gpu().ordinal);
         if let Some((_, ready)) = elsewhere {
             let [a, b] = [cuda, &ready.cuda].map(|cuda| cuda.gpu().ordinal);
-            return Err(format!("ranks of one process share one card; one is on card {a}, another on {b}"));
+            return Err(format!("ranks of one process share one GPU; one is on GPU {a}, another on {b}"));
         }
         cuda.bind().map_err(|e| e.to_string())?;
         for (_, ready) in ranks {

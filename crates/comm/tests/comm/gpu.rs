@@ -133,5 +133,5 @@ fn data_on_two_devices_is_refused() {
         return;
     };
     let text = failure.unwrap_err().to_string();
-    assert!(text.contains("the data of rank 1 is on the host, that of others on a card"), "{text}");
+    assert!(text.contains("the data of rank 1 is on the host, that of others on a GPU"), "{text}");
 }

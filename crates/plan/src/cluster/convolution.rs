@@ -144,7 +144,7 @@ impl<'de> Deserialize<'de> for Convolution {
             type Value = Convolution;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a share, or a section with `channels`, `start_us`, `weight_ns`, `pixel_ns` and `window_ns`")
+                f.write_str("a fraction, or a section with `channels`, `start_us`, `weight_ns`, `pixel_ns` and `window_ns`")
             }
 
             fn visit_f64<E>(self, share: f64) -> Result<Convolution, E> {
@@ -234,10 +234,10 @@ mod tests {
             );
         }
         assert!(said(&format!("channels = [], {rest}")).starts_with(
-            "`device.bf16.convolution.channels` must be a list of [size, share] with sizes that grow and shares above 0, got []"
+            "`device.bf16.convolution.channels` must be a list of [size, fraction] with ascending sizes and fractions above 0, got []"
         ));
-        assert!(said(&format!("channels = [[16, 1], [4, 0.25]], {rest}")).contains("sizes that grow"));
-        assert!(said(&format!("channels = [[4, 0]], {rest}")).contains("shares above 0"));
+        assert!(said(&format!("channels = [[16, 1], [4, 0.25]], {rest}")).contains("ascending sizes"));
+        assert!(said(&format!("channels = [[4, 0]], {rest}")).contains("fractions above 0"));
         assert!(said("channels = [[4, 0.25]]").ends_with("missing field `start_us`"));
         assert!(
             said(&format!("channels = [[4, 1]], colours = 3, {rest}")).contains("unknown field `colours`")

@@ -25,7 +25,7 @@ pub enum Error {
     },
     /// Several devices, and nothing said of what joins them.
     #[error(
-        "`node.link` is missing: {devices} devices of a node are joined by something, which `espalier bench comm` measures"
+        "`node.link` is missing: {devices} devices of a node are connected by a link, which `espalier bench comm` measures"
     )]
     NoLink {
         /// How many there are.
@@ -111,7 +111,7 @@ impl Fabric {
         above_zero(&format!("{name}.gb_per_s"), self.gb_per_s)?;
         above_zero(&format!("{name}.efficiency"), self.efficiency)?;
         if !(0.0..1.0).contains(&self.occupies) {
-            return Err(wrong(&format!("{name}.occupies"), "a share in [0, 1)", self.occupies));
+            return Err(wrong(&format!("{name}.occupies"), "a fraction in [0, 1)", self.occupies));
         }
         match self.shared_by {
             0 => Err(wrong(&format!("{name}.shared_by"), "at least 1", 0)),
@@ -136,7 +136,7 @@ fn at_least_zero(field: &str, number: f64) -> Result<(), Error> {
 
 /// Sizes that grow, each with a share that can be reached.
 fn shares(field: &str, points: &[[f64; 2]]) -> Result<(), Error> {
-    let expected = "a list of [size, share] with sizes that grow and shares above 0";
+    let expected = "a list of [size, fraction] with ascending sizes and fractions above 0";
     let grow = points.windows(2).all(|pair| pair[0][0] < pair[1][0]);
     let fit = |point: &[f64; 2]| point.iter().all(|number| number.is_finite() && *number > 0.0);
     if grow && !points.is_empty() && points.iter().all(fit) {
@@ -174,7 +174,7 @@ mod tests {
             said("devices = 6", "cards = 6")
                 .ends_with(": unknown field `cards`, expected one of `devices`, `cores`, `link`")
         );
-        assert!(said("efficiency = [", "efficiency = [[9.0, 1.0], ").contains("sizes that grow"));
+        assert!(said("efficiency = [", "efficiency = [[9.0, 1.0], ").contains("ascending sizes"));
         for field in ["meet_us", "turn_us"] {
             let said = said("gb_per_s = 50.0\n", &format!("gb_per_s = 50.0\n{field} = -1.0\n"));
             assert_eq!(said, format!("`node.link.{field}` must be a number of at least 0, got -1"));
@@ -186,7 +186,7 @@ mod tests {
         let mut cluster = Cluster { network: None, ..builtin("summit").unwrap() };
         cluster.node.link = None;
         assert_eq!(Cluster::parse_unlinked(&cluster.to_toml()).unwrap(), cluster);
-        insta::assert_snapshot!(Cluster::parse(&cluster.to_toml()).unwrap_err(), @"`node.link` is missing: 6 devices of a node are joined by something, which `espalier bench comm` measures");
+        insta::assert_snapshot!(Cluster::parse(&cluster.to_toml()).unwrap_err(), @"`node.link` is missing: 6 devices of a node are connected by a link, which `espalier bench comm` measures");
         cluster.node.devices = 1;
         assert_eq!(Cluster::parse(&cluster.to_toml()).unwrap(), cluster);
         assert_eq!(cluster.node.link(), &Fabric::NONE);

@@ -72,8 +72,8 @@ impl RunFile {
         let (old, new) = (rate(before), rate(now));
         (before != now && old != new).then(|| {
             format!(
-                "the run has {now} steps now, and had {before}: schedules are measured by the new length, and the learning rate \
-                 goes on at {new:.2e} instead of {old:.2e}"
+                "the run has {now} steps now, and had {before}: schedules follow the new length, and the learning rate \
+                 continues at {new:.2e} instead of {old:.2e}"
             )
         })
     }
@@ -181,7 +181,7 @@ mod tests {
         insta::assert_snapshot!(changes[0], @"`train.batch` was 32 and is 64");
         insta::assert_snapshot!(
             run(&["train.steps=200"]).new_length(&run(&[]), 100, 1000).unwrap(),
-            @"the run has 200 steps now, and had 100: schedules are measured by the new length, and the learning rate goes on at 5.50e-4 instead of 1.00e-4"
+            @"the run has 200 steps now, and had 100: schedules follow the new length, and the learning rate continues at 5.50e-4 instead of 1.00e-4"
         );
         let constant = |steps: &str| run(&["learning_rate.schedule=constant", steps]);
         assert_eq!(constant("train.steps=200").new_length(&constant("train.steps=100"), 100, 1000), None);

@@ -13,7 +13,8 @@ impl Data {
             values.remove("validation_path");
             values.set_left_out("validation", 0.1);
         } else if section.has("validation") {
-            let problem = "and `data.validation_path` exclude each other: hold out a share, or other files";
+            let problem =
+                "and `data.validation_path` exclude each other: hold out a fraction, or use other files";
             return Err(Error::Conflict { field: section.field("validation"), problem: problem.into() });
         }
         if values.get::<String>("kind") == "idx" {

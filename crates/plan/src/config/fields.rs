@@ -162,7 +162,7 @@ fn falling(name: &str) -> bool {
     matches!(name, "linear" | "cosine")
 }
 
-const GOING: Numbers = ("a number in [0, 1): the share of weights that goes", |x| (0.0..1.0).contains(&x));
+const GOING: Numbers = ("a number in [0, 1): the fraction of weights to prune", |x| (0.0..1.0).contains(&x));
 const METHODS: &[&str] = &[
     "random",
     "magnitude",
@@ -218,7 +218,7 @@ pub(super) const PRUNE: &[Field] = &[
     number("rate", 0.2, INSIDE).with(|method| method == "lottery"),
     whole("rewind", 0, 0, MOST).with(|method| method == "lottery"),
     number("fraction", 0.3, INSIDE).with(moving),
-    number("until", 0.75, ("a share of the run, in (0, 1]", |x| x > 0.0 && x <= 1.0)).with(moving),
+    number("until", 0.75, ("a fraction of the run, in (0, 1]", |x| x > 0.0 && x <= 1.0)).with(moving),
     word("distribution", "uniform", &["uniform", "erdos-renyi-kernel"]).with(moving),
     flag("dense_first", false).with(moving),
 ];
@@ -269,7 +269,7 @@ pub(super) const CHECKPOINT: &[Field] =
     &[whole("every", 0, 0, MOST).free().usual(), whole("keep", 3, 1, MOST).free(), flag("last", true).free()];
 
 pub(super) const SAMPLE: &[Field] = &[
-    text("prompt", "the text that the model goes on from").required().free().usual(),
+    text("prompt", "the prompt").required().free().usual(),
     whole("tokens", 100, 1, MOST).free(),
     number("temperature", 0.8, NOT_NEGATIVE).free(),
     whole("top_k", 0, 0, MOST).free(),

@@ -272,8 +272,8 @@ pub(super) fn is_open(name: &toml::Value) -> bool {
 
 /// What such a name means where nobody has put a model in.
 fn left_open() -> Error {
-    let problem = "is \"auto\", the model of what a run starts from, and nothing says what that is: \
-                   `espalier train --from` takes a checkpoint or a folder of Hugging Face's";
+    let problem = "is \"auto\", the model of the checkpoint to start from, and there is none: give one with \
+                   `espalier train --from`";
     Error::Conflict { field: "model.name".into(), problem: problem.into() }
 }
 

@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn without_a_model_it_is_refused_by_name() {
-        insta::assert_snapshot!(RunFile::parse("model.name = \"auto\"", &[]).unwrap_err(), @r#"`model.name` is "auto", the model of what a run starts from, and nothing says what that is: `espalier train --from` takes a checkpoint or a folder of Hugging Face's"#);
+        insta::assert_snapshot!(RunFile::parse("model.name = \"auto\"", &[]).unwrap_err(), @r#"`model.name` is "auto", the model of the checkpoint to start from, and there is none: give one with `espalier train --from`"#);
     }
 
     #[test]

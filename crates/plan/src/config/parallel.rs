@@ -87,7 +87,7 @@ fn linear_form(section: &mut Section) -> Result<LinearForm, Error> {
 }
 
 fn mixture(section: &mut Section) -> Result<Option<Mixture>, Error> {
-    const FIELD: Field = texts("integrated", "\"auto\", or a list of the names of layers that are by model");
+    const FIELD: Field = texts("integrated", "\"auto\", or a list of the names of model-parallel layers");
     match section.get(FIELD.name).map(|value| (value, value.as_str())) {
         None => Ok(None),
         Some((_, Some("auto"))) => Ok(Some(Mixture::Auto)),
@@ -146,22 +146,22 @@ impl Parallel {
             pipeline,
         };
         if parallel.sequence && tensor == 1 {
-            let why = "with `parallel.tensor` = 1: no layer is cut".into();
+            let why = "with `parallel.tensor` = 1: no layer is split".into();
             return Err(Error::NoEffect { field: section.field("sequence"), why });
         }
         if parallel.linear != LinearForm::Paired {
             let field = section.field("linear");
             if tensor == 1 {
-                let why = "with `parallel.tensor` = 1: no layer is cut".into();
+                let why = "with `parallel.tensor` = 1: no layer is split".into();
                 return Err(Error::NoEffect { field, why });
             }
             if parallel.sequence {
-                let problem = "asks for layers by themselves, but with `parallel.sequence` what lies between two layers is cut";
+                let problem = "splits layers one by one, but with `parallel.sequence` activations between layers are split along the sequence";
                 return Err(Error::Conflict { field, problem: problem.into() });
             }
         }
         if parallel.local_after > 0 && !parallel.is_local() {
-            let why = "with `parallel.average_every` = 1: ranks take every step together".into();
+            let why = "with `parallel.average_every` = 1: gradients are reduced in every step".into();
             return Err(Error::NoEffect { field: section.field("local_after"), why });
         }
         let Some(started) = started else { return Ok(parallel) };
@@ -201,59 +201,62 @@ impl Parallel {
             }
             if let Some(pipeline) = self.pipeline.as_ref().filter(|pipeline| pipeline.is_asynchronous()) {
                 let problem = format!(
-                    "is {value}, but with `parallel.schedule` = \"{}\" weights change while batches are under way: use a \
-                     schedule that ends every step",
+                    "is {value}, but with `parallel.schedule` = \"{}\" weights change while micro-batches are in flight: use \
+                     a schedule that flushes every step",
                     pipeline.schedule
                 );
                 return Err(Error::Conflict { field, problem });
             }
         }
         if self.zero > 0 && run.prune.as_ref().is_some_and(|prune| prune.state == StateForm::Dense) {
-            let problem = "is \"dense\", but with `parallel.zero` ranks share out the state of kept weights alone: \
-                           leave it out";
+            let problem = "is \"dense\", but `parallel.zero` shards compressed state only: remove it";
             return Err(Error::Conflict { field: "prune.state".into(), problem: problem.into() });
         }
         if self.spatial.ranks() > 1 && run.train.noise_scale {
-            let problem =
-                "is true, but with `parallel.spatial` a rank has a summand of a micro-batch's gradient alone";
+            let problem = "is true, but with `parallel.spatial` a rank has only a partial sum of a micro-batch's gradient";
             return Err(Error::Conflict { field: "train.noise_scale".into(), problem: problem.into() });
         }
         if self.spatial.ranks() > 1 && run.train.batch_norm_group > 0 {
             let problem = format!(
-                "is {}, but with `parallel.spatial` ranks have parts of every sample",
+                "is {}, but with `parallel.spatial` ranks hold tiles of every sample",
                 run.train.batch_norm_group
             );
             return Err(Error::Conflict { field: "train.batch_norm_group".into(), problem });
         }
         if self.sequence && run.train.noise_scale {
-            let problem = "is true, but with `parallel.sequence` a rank has a summand of a micro-batch's gradient alone";
+            let problem = "is true, but with `parallel.sequence` a rank has only a partial sum of a micro-batch's gradient";
             return Err(Error::Conflict { field: "train.noise_scale".into(), problem: problem.into() });
         }
         if !self.is_local() {
             return Ok(());
         }
-        let apart =
-            format!("but with `parallel.average_every` = {} each rank steps by itself", self.average_every);
+        let apart = format!(
+            "but with `parallel.average_every` = {} each rank takes its own steps",
+            self.average_every
+        );
         let conflict = |field: &str, problem: String| Err(Error::Conflict { field: field.into(), problem });
         if let Some(pipeline) = &self.pipeline {
             let problem = format!(
-                "is {}, {apart}: of a pipeline it would be {} ranks",
+                "is {}, {apart}: a rank here would be a pipeline of {} ranks",
                 pipeline.stages, pipeline.stages
             );
             return conflict("parallel.pipeline", problem);
         }
         if self.tensor > 1 {
-            let problem =
-                format!("is {}, {apart}: of a model in parts it would be {} ranks", self.tensor, self.tensor);
+            let problem = format!(
+                "is {}, {apart}: a rank here would be a tensor-parallel group of {} ranks",
+                self.tensor, self.tensor
+            );
             return conflict("parallel.tensor", problem);
         }
         if self.spatial.ranks() > 1 {
             let ranks = self.spatial.ranks();
-            let problem = format!("is {ranks}, {apart}: of an image in tiles it would be {ranks} ranks");
+            let problem =
+                format!("is {ranks}, {apart}: a rank here would be a spatial group of {ranks} ranks");
             return conflict("parallel.spatial", problem);
         }
         if self.zero > 0 {
-            let problem = format!("is {}, {apart} and needs all of its state", self.zero);
+            let problem = format!("is {}, {apart} and needs its full state", self.zero);
             return conflict("parallel.zero", problem);
         }
         if self.batch_norm == BatchNorm::Synchronised {
@@ -261,13 +264,13 @@ impl Parallel {
         }
         if run.train.precision == Precision::Bf16 && run.optimizer.master == Master::LowBits {
             let problem =
-                format!("is \"low-bits\", {apart} and their exact weights are averaged: set it to \"f32\"");
+                format!("is \"low-bits\", {apart} and f32 master weights are averaged: set it to \"f32\"");
             return conflict("optimizer.master", problem);
         }
         if run.train.noise_scale {
             return conflict(
                 "train.noise_scale",
-                format!("is true, {apart} and never has the gradient of a whole batch"),
+                format!("is true, {apart} and never has the gradient of the full batch"),
             );
         }
         Ok(())
@@ -295,29 +298,32 @@ impl Parallel {
             return conflict("parallel.tensor", problem);
         }
         if self.linear != LinearForm::Paired {
-            let problem = "is written, but `parallel.integrated` says how linear layers follow each other";
+            let problem = "is written, but `parallel.integrated` decides how linear layers are split";
             return conflict("parallel.linear", problem.into());
         }
         let micro_batch = run.batch().micro_batch;
         if micro_batch < ranks {
             let problem = format!(
-                "is {ranks}, but with `parallel.integrated` these ranks share out the {micro_batch} samples of a micro-batch"
+                "is {ranks}, but with `parallel.integrated` these ranks split the {micro_batch} samples of a micro-batch"
             );
             return conflict(axis, problem);
         }
         if run.train.noise_scale {
-            let problem = "is true, but with `parallel.integrated` a rank has a summand of a micro-batch's gradient alone";
+            let problem = "is true, but with `parallel.integrated` a rank has only a partial sum of a micro-batch's gradient";
             return conflict("train.noise_scale", problem.into());
         }
         if run.train.batch_norm_group > 0 {
             let problem = format!(
-                "is {}, but with `parallel.integrated` ranks share out the samples of a micro-batch",
+                "is {}, but with `parallel.integrated` ranks split the samples of a micro-batch",
                 run.train.batch_norm_group
             );
             return conflict("train.batch_norm_group", problem);
         }
         if let Some(pipeline) = &self.pipeline {
-            let problem = format!("is {}, but `parallel.integrated` is for a whole model", pipeline.stages);
+            let problem = format!(
+                "is {}, but `parallel.integrated` does not work with pipeline parallelism",
+                pipeline.stages
+            );
             return conflict("parallel.pipeline", problem);
         }
         Ok(())
@@ -330,7 +336,7 @@ impl Parallel {
             return Ok(());
         }
         let problem = format!(
-            "is {}, but `train.batch` = {} cannot be cut into {portions} equal parts ({} ranks with \
+            "is {}, but `train.batch` = {} cannot be split into {portions} equal parts ({} ranks with \
              `train.micro_batches` = {})",
             self.data, train.batch, self.data, train.micro_batches
         );

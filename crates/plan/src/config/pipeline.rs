@@ -73,14 +73,14 @@ impl Pipeline {
         if stages > 1 {
             // A resolved file has both, and the named one is then the usual.
             if pipeline.schedule_file.is_some() && pipeline.schedule != Name::OneFOneB {
-                let why = "with `parallel.schedule_file`, which has an order of its own".into();
+                let why = "with `parallel.schedule_file`, which defines its own order".into();
                 return Err(Error::NoEffect { field: section.field("schedule"), why });
             }
             let of_names = [("chunks", pipeline.chunks), ("pipelines", pipeline.pipelines)];
             if let Some((key, _)) = of_names.into_iter().find(|(_, value)| value.is_some())
                 && pipeline.schedule_file.is_some()
             {
-                let why = "with `parallel.schedule_file`, which places the parts itself".into();
+                let why = "with `parallel.schedule_file`, which places the stages itself".into();
                 return Err(Error::NoEffect { field: section.field(key), why });
             }
             return Ok(Some(pipeline));
@@ -109,10 +109,10 @@ impl Pipeline {
         match &names[..] {
             [] => Vec::new(),
             [name] => vec![format!(
-                "{name} of the run file is left aside: with `parallel.pipeline` = 1 it means nothing"
+                "{name} of the run file is ignored: it has no effect with `parallel.pipeline` = 1"
             )],
             names => vec![format!(
-                "{} of the run file are left aside: with `parallel.pipeline` = 1 they mean nothing",
+                "{} of the run file are ignored: they have no effect with `parallel.pipeline` = 1",
                 names.join(", ")
             )],
         }
@@ -168,16 +168,17 @@ impl Pipeline {
         let schedule = self.order().schedule(self.stages, run.train.micro_batches, 1)?;
         let parts = schedule.placement.parts();
         if !self.cut.is_empty() && self.cut.len() + 1 != parts {
-            let problem = format!("cuts the model into {} parts, but there are {parts}", self.cut.len() + 1);
+            let problem = format!("cuts the model into {} stages, but there are {parts}", self.cut.len() + 1);
             return Err(Error::Conflict { field: "parallel.cut".into(), problem });
         }
         if run.train.noise_scale {
-            let why = format!("with `parallel.pipeline` = {}: it is measured on whole models", self.stages);
+            let why =
+                format!("with `parallel.pipeline` = {}: it needs the full model on each rank", self.stages);
             return Err(Error::NoEffect { field: "train.noise_scale".into(), why });
         }
         if run.parallel.is_local() {
             let problem = format!(
-                "is {}, but ranks of a pipeline cannot go apart: leave it out with `parallel.pipeline` = {}",
+                "is {}, but pipeline stages cannot take local steps: remove it with `parallel.pipeline` = {}",
                 run.parallel.average_every, self.stages
             );
             return Err(Error::Conflict { field: "parallel.average_every".into(), problem });
@@ -186,10 +187,8 @@ impl Pipeline {
             return match self.drain {
                 None => Ok(()),
                 Some(_) => {
-                    let why = format!(
-                        "with `parallel.schedule` = \"{}\", which ends every step empty",
-                        self.schedule
-                    );
+                    let why =
+                        format!("with `parallel.schedule` = \"{}\", which flushes every step", self.schedule);
                     Err(Error::NoEffect { field: "parallel.drain".into(), why })
                 }
             };
@@ -197,7 +196,7 @@ impl Pipeline {
         let conflict = |field: &str, problem: String| Err(Error::Conflict { field: field.into(), problem });
         if run.train.clip > 0.0 {
             let problem = format!(
-                "is {}, but \"{}\" never has the gradient of the whole model at once: set it to 0",
+                "is {}, but \"{}\" never has the gradient of the full model at one time: set it to 0",
                 run.train.clip, self.schedule
             );
             return conflict("train.clip", problem);
@@ -206,8 +205,8 @@ impl Pipeline {
             Some(prune) if prune.method.goes_on() => conflict(
                 "prune.method",
                 format!(
-                    "prunes while the run goes on, but with \"{}\" batches are always under way: prune before the \
-                     first step, or use a schedule that ends every step",
+                    "prunes during training, but with \"{}\" micro-batches are always in flight: prune before the \
+                     first step, or use a schedule that flushes every step",
                     self.schedule
                 ),
             ),

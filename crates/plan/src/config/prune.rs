@@ -34,15 +34,16 @@ impl Pruning {
         }
         let field = String::from("prune.kernels");
         if run.train.precision != Precision::F32 {
-            let why = "with `train.precision` = \"bf16\": dense products are faster there".into();
+            let why = "with `train.precision` = \"bf16\": dense kernels are faster there".into();
             return Err(Error::NoEffect { field, why });
         }
         if run.device.kind == DeviceKind::Cuda {
-            let why = "with `device.kind` = \"cuda\": dense products are faster there".into();
+            let why = "with `device.kind` = \"cuda\": dense kernels are faster there".into();
             return Err(Error::NoEffect { field, why });
         }
         if !run.storage().compressed {
-            let problem = "is \"sparse\", which makes gradients of kept weights alone, but `prune.state` holds those of all";
+            let problem =
+                "is \"sparse\", which computes gradients of kept weights only, but `prune.state` is dense";
             return Err(Error::Conflict { field, problem: problem.into() });
         }
         Ok(())
@@ -64,10 +65,13 @@ impl Pruning {
             values.set_left_out("tolerance", tolerance);
             values.set_left_out("l1", l1);
             if form == TicketForm::Weights && values.get::<f64>("l1") != 0.0 {
-                return no_effect("l1", "with `prune.form` = \"weights\": it pulls at batch-norm scales");
+                return no_effect(
+                    "l1",
+                    "with `prune.form` = \"weights\": it is a penalty on batch-norm scales",
+                );
             }
             if form == TicketForm::Channels && values.get::<Scope>("scope") != Scope::Global {
-                let why = "with `prune.form` = \"channels\", which have one threshold for all";
+                let why = "with `prune.form` = \"channels\", which have one global threshold";
                 return no_effect("scope", why);
             }
         }

@@ -17,11 +17,13 @@ impl Sample {
     pub(super) fn check(&self, run: &RunFile) -> Result<(), Error> {
         let no_effect = |field: &str, why: String| Err(Error::NoEffect { field: field.into(), why });
         if !run.model.takes_text() {
-            return no_effect("sample", format!("with the model {}, which writes no text", run.model.name));
+            return no_effect(
+                "sample",
+                format!("with the model {}, which generates no text", run.model.name),
+            );
         }
         if matches!(run.data.source, Source::Tokens { .. }) {
-            let why =
-                "with `data.kind` = \"tokens\": token files do not say what text their tokens stand for";
+            let why = "with `data.kind` = \"tokens\": token files have no tokenizer";
             return no_effect("sample", why.into());
         }
         if self.every > 0 && run.train.eval_every == 0 {
@@ -53,14 +55,14 @@ mod tests {
 
     #[test]
     fn what_a_sample_needs_is_named() {
-        insta::assert_snapshot!(sentence("[sample]\ntokens = 3"), @"`sample.prompt` is missing: the text that the model goes on from");
-        insta::assert_snapshot!(sentence("[sample]\nprompt = \"\""), @r#"`sample.prompt` must be the text that the model goes on from, got """#);
+        insta::assert_snapshot!(sentence("[sample]\ntokens = 3"), @"`sample.prompt` is missing: the prompt");
+        insta::assert_snapshot!(sentence("[sample]\nprompt = \"\""), @r#"`sample.prompt` must be the prompt, got """#);
         insta::assert_snapshot!(sentence("[sample]\nprompt = \"a\"\ntemperature = -1"), @"`sample.temperature` must be a number of at least 0, got -1");
         insta::assert_snapshot!(sentence("[sample]\nprompt = \"a\"\nevery = 2"), @"`sample.every` has no effect with `train.eval_every` = 0");
         let images = "[model]\nname = \"resnet8\"\n[data]\nkind = \"shapes\"\n";
-        insta::assert_snapshot!(sentence(&format!("{images}[sample]\nprompt = \"a\"")), @"`sample` has no effect with the model resnet8, which writes no text");
+        insta::assert_snapshot!(sentence(&format!("{images}[sample]\nprompt = \"a\"")), @"`sample` has no effect with the model resnet8, which generates no text");
         let tokens = "[model]\nvocab = 100\n[data]\nkind = \"tokens\"\npath = \"a\"\n";
-        insta::assert_snapshot!(sentence(&format!("{tokens}[sample]\nprompt = \"a\"")), @r#"`sample` has no effect with `data.kind` = "tokens": token files do not say what text their tokens stand for"#);
+        insta::assert_snapshot!(sentence(&format!("{tokens}[sample]\nprompt = \"a\"")), @r#"`sample` has no effect with `data.kind` = "tokens": token files have no tokenizer"#);
         // What shows a person how it goes must not stand in the way of how it goes.
         let sequence = "[parallel]\ntensor = 2\nsequence = true\n";
         RunFile::parse(&format!("{sequence}[sample]\nprompt = \"a\""), &[]).unwrap();

@@ -170,7 +170,7 @@ fn a_length_is_in_steps_or_in_epochs() {
     };
     let run = set("[train]\nsteps = 500", &["train.epochs=2"]).unwrap();
     assert_eq!(run.train.length, crate::timetable::Length::Epochs(2));
-    assert_eq!(run.notes, ["`train.steps` of the run file is left aside: `train.epochs` takes its place"]);
+    assert_eq!(run.notes, ["`train.steps` of the run file is ignored: `train.epochs` replaces it"]);
     let plain = set("[train]\nsteps = 500", &["train.steps=", "train.epochs=2"]).unwrap();
     assert_eq!((plain.train.length, plain.notes.len()), (run.train.length, 0));
     assert!(set("", &["train.epochs=2", "train.steps=3"]).is_err());
@@ -225,7 +225,7 @@ fn settings_without_effect() {
     insta::assert_snapshot!(sentence("[model]\nname = \"resnet-50\"\nbatch_norm = true"), @r#"`model.batch_norm` has no effect with `model.name` = "resnet-50", whose fields are: classes, form"#);
     insta::assert_snapshot!(sentence("[train]\nnoise_scale = true"), @"`train.noise_scale` has no effect with `train.micro_batches` = 1 on one rank: it compares gradients of at least 2");
     let apart = "[data]\nkind = \"text\"\npath = \"a\"\nvalidation_path = \"b\"\n";
-    insta::assert_snapshot!(sentence(&format!("{apart}validation = 0")), @"`data.validation` and `data.validation_path` exclude each other: hold out a share, or other files");
+    insta::assert_snapshot!(sentence(&format!("{apart}validation = 0")), @"`data.validation` and `data.validation_path` exclude each other: hold out a fraction, or use other files");
     assert!(parse(&format!("{apart}[train]\neval_every = 5")).is_ok());
     insta::assert_snapshot!(sentence("[data]\nvalidation_path = \"b\""), @r#"`data.validation_path` has no effect with `data.kind` = "arithmetic", whose fields are: count, digits, validation"#);
     insta::assert_snapshot!(sentence("[train]\neval_every = 5\n[data]\nvalidation = 0"), @"`train.eval_every` has no effect with `data.validation` = 0");
@@ -237,12 +237,12 @@ fn settings_without_effect() {
 fn pruning_is_read_and_checked() {
     let prune = |rest: &str| sentence(&format!("[prune]\n{rest}"));
     insta::assert_snapshot!(prune("sparsity = 0.9"), @r#"`prune.method` is missing: "magnitude", "snip", "early-bird" or another method"#);
-    insta::assert_snapshot!(prune("method = \"magnitude\"\nsparsity = 1.0"), @"`prune.sparsity` must be a number in [0, 1): the share of weights that goes, got 1.0");
-    insta::assert_snapshot!(prune("method = \"magnitude\"\nsparsity = -0.1"), @"`prune.sparsity` must be a number in [0, 1): the share of weights that goes, got -0.1");
+    insta::assert_snapshot!(prune("method = \"magnitude\"\nsparsity = 1.0"), @"`prune.sparsity` must be a number in [0, 1): the fraction of weights to prune, got 1.0");
+    insta::assert_snapshot!(prune("method = \"magnitude\"\nsparsity = -0.1"), @"`prune.sparsity` must be a number in [0, 1): the fraction of weights to prune, got -0.1");
     insta::assert_snapshot!(prune("method = \"magnitud\""), @r#"`prune.method` must be one of 11 known words, got "magnitud"; did you mean `magnitude`?"#);
     insta::assert_snapshot!(prune("method = \"snip\"\nscope = \"layer\""), @r#"`prune.scope` has no effect with `prune.method` = "snip", whose fields are: biases, embeddings, exclude, kernels, samples, score_batch, sparsity, state, weights"#);
     insta::assert_snapshot!(prune("method = \"2:4\"\nsparsity = 0.9"), @r#"`prune.sparsity` has no effect with `prune.method` = "2:4", which is 0.5 by definition"#);
-    insta::assert_snapshot!(prune("method = \"early-bird\"\nl1 = 0.1"), @r#"`prune.l1` has no effect with `prune.form` = "weights": it pulls at batch-norm scales"#);
+    insta::assert_snapshot!(prune("method = \"early-bird\"\nl1 = 0.1"), @r#"`prune.l1` has no effect with `prune.form` = "weights": it is a penalty on batch-norm scales"#);
     insta::assert_snapshot!(prune("method = \"gradual\"\ninitial = 0.95"), @"`prune.initial` is 0.95, above `prune.sparsity` = 0.9");
     insta::assert_snapshot!(prune("method = \"gradual\"\nstart = 20\nend = 10"), @"`prune.end` is 10, which is not after `prune.start` = 20");
     insta::assert_snapshot!(prune("method = \"rigl\"\nfraction = 1.5"), @"`prune.fraction` must be a number in (0, 1), got 1.5");
@@ -251,9 +251,9 @@ fn pruning_is_read_and_checked() {
     insta::assert_snapshot!(sentence("[optimizer]\nname = \"sgd\"\nmoments = \"bf16\""), @r#"`optimizer.moments` has no effect with `optimizer.name` = "sgd": it has no moments"#);
     let sparse =
         |rest: &str| sentence(&format!("[prune]\nmethod = \"magnitude\"\nkernels = \"sparse\"\n{rest}"));
-    insta::assert_snapshot!(sparse("[train]\nprecision = \"bf16\""), @r#"`prune.kernels` has no effect with `train.precision` = "bf16": dense products are faster there"#);
-    insta::assert_snapshot!(sparse("[device]\nkind = \"cuda\""), @r#"`prune.kernels` has no effect with `device.kind` = "cuda": dense products are faster there"#);
-    insta::assert_snapshot!(sparse("state = \"dense\""), @r#"`prune.kernels` is "sparse", which makes gradients of kept weights alone, but `prune.state` holds those of all"#);
+    insta::assert_snapshot!(sparse("[train]\nprecision = \"bf16\""), @r#"`prune.kernels` has no effect with `train.precision` = "bf16": dense kernels are faster there"#);
+    insta::assert_snapshot!(sparse("[device]\nkind = \"cuda\""), @r#"`prune.kernels` has no effect with `device.kind` = "cuda": dense kernels are faster there"#);
+    insta::assert_snapshot!(sparse("state = \"dense\""), @r#"`prune.kernels` is "sparse", which computes gradients of kept weights only, but `prune.state` is dense"#);
     insta::assert_snapshot!(prune("weights = \"compressed\""), @r#"`prune.method` is missing: "magnitude", "snip", "early-bird" or another method"#);
     let compressed = |rest: &str| prune(&format!("method = \"magnitude\"\nweights = \"compressed\"\n{rest}"));
     insta::assert_snapshot!(compressed("sparsity = 0"), @"`prune.weights` has no effect with `prune.sparsity` = 0: nothing is pruned");

@@ -74,7 +74,7 @@ impl Train {
         };
         let Some(Value::Table(train)) = table.get_mut("train") else { return None };
         train.remove(moot)?;
-        Some(format!("`train.{moot}` of the run file is left aside: `train.{set}` takes its place"))
+        Some(format!("`train.{moot}` of the run file is ignored: `train.{set}` replaces it"))
     }
 }
 

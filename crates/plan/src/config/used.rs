@@ -37,19 +37,13 @@ impl Purpose {
     fn why_not(self, field: &str) -> &'static str {
         match self {
             Purpose::OtherData if covers("data", field) => {
-                "with --data, which says what the model is judged by"
+                "with --data, which is what the model is evaluated on"
             }
-            Purpose::Text if field == "data.tokenizer" => {
-                "where a model writes text: --tokenizer names another one"
-            }
-            Purpose::Text if field == "seed" => {
-                "where a model writes text: --seed says where chance comes from"
-            }
-            Purpose::Text if covers("sample", field) => {
-                "where a model writes text: it has options of its own"
-            }
-            Purpose::Text => "where a model writes text: nothing is learnt, and its data are not read",
-            _ => "where a trained model is judged: nothing is learnt",
+            Purpose::Text if field == "data.tokenizer" => "in generation: use --tokenizer",
+            Purpose::Text if field == "seed" => "in generation: use --seed",
+            Purpose::Text if covers("sample", field) => "in generation: use the options for sampling",
+            Purpose::Text => "in generation: nothing is trained, and no data are read",
+            _ => "in evaluation: nothing is trained",
         }
     }
 }
@@ -74,12 +68,11 @@ impl RunFile {
     /// Refuses to hold out more than the run did, or to draw other samples than it drew: the model has learnt from some of them.
     fn check_held_out(&self, overrides: &[Override]) -> Result<(), Error> {
         let run = self.in_use(overrides)?;
-        let instead = "--data names what else to judge it by";
+        let instead = "--data names other data to evaluate on";
         if matches!((&self.data.held_out, &run.data.held_out), (HeldOut::Files { .. }, HeldOut::Share { .. }))
             && run.data.source == self.data.source
         {
-            let problem =
-                format!("is left out, and the model has learnt from all of `data.path` ({instead})");
+            let problem = format!("is removed, and the model was trained on all of `data.path` ({instead})");
             return Err(Error::Conflict { field: "data.validation_path".into(), problem });
         }
         let (HeldOut::Share { validation: was }, HeldOut::Share { validation: is }) =
@@ -89,7 +82,7 @@ impl RunFile {
         };
         if is > was {
             let problem = format!(
-                "is {is}, and the run held out {was}: the rest of it the model has learnt from ({instead})"
+                "is {is}, and the run held out {was}: the model was trained on the rest of it ({instead})"
             );
             return Err(Error::Conflict { field: "data.validation".into(), problem });
         }
@@ -97,7 +90,7 @@ impl RunFile {
         if are_drawn && (run.seed != self.seed || run.data.source != self.data.source) {
             let field = if run.seed != self.seed { "seed" } else { "data" };
             let problem = format!(
-                "draws other samples than the run drew: the model has learnt from some of those that would be held out ({instead})"
+                "selects other samples than the run did: the model was trained on some of the new validation split ({instead})"
             );
             return Err(Error::Conflict { field: field.into(), problem });
         }
@@ -181,13 +174,13 @@ mod tests {
             ] {
                 let why = said(refused, purpose).unwrap_err();
                 let field = refused.split('=').next().unwrap();
-                assert!(why.starts_with(&format!("`{field}` has no effect where a ")), "{why}");
+                assert!(why.starts_with(&format!("`{field}` has no effect in ")), "{why}");
             }
         }
         assert_eq!(said("train.eval_batch=4", Purpose::OtherData), Ok(()));
-        insta::assert_snapshot!(said("train.batch=4", Purpose::Text).unwrap_err(), @"`train.batch` has no effect where a model writes text: nothing is learnt, and its data are not read");
-        insta::assert_snapshot!(said("seed=4", Purpose::Text).unwrap_err(), @"`seed` has no effect where a model writes text: --seed says where chance comes from");
-        insta::assert_snapshot!(said("data.validation=0.5", Purpose::OtherData).unwrap_err(), @"`data.validation` has no effect with --data, which says what the model is judged by");
+        insta::assert_snapshot!(said("train.batch=4", Purpose::Text).unwrap_err(), @"`train.batch` has no effect in generation: nothing is trained, and no data are read");
+        insta::assert_snapshot!(said("seed=4", Purpose::Text).unwrap_err(), @"`seed` has no effect in generation: use --seed");
+        insta::assert_snapshot!(said("data.validation=0.5", Purpose::OtherData).unwrap_err(), @"`data.validation` has no effect with --data, which is what the model is evaluated on");
         // A name that is none is for whoever reads the run.
         assert_eq!(
             said("train.stepz=7", Purpose::HeldOut),
@@ -202,11 +195,13 @@ mod tests {
             trained().check_overrides(&[text.into()], Purpose::HeldOut).map_err(|why| why.to_string())
         };
         assert_eq!(said("data.validation=0.05"), Ok(()));
-        insta::assert_snapshot!(said("data.validation=0.5").unwrap_err(), @"`data.validation` is 0.5, and the run held out 0.1: the rest of it the model has learnt from (--data names what else to judge it by)");
+        insta::assert_snapshot!(said("data.validation=0.5").unwrap_err(), @"`data.validation` is 0.5, and the run held out 0.1: the model was trained on the rest of it (--data names other data to evaluate on)");
         assert!(
-            said("data.count=20000").unwrap_err().starts_with("`data` draws other samples than the run drew")
+            said("data.count=20000")
+                .unwrap_err()
+                .starts_with("`data` selects other samples than the run did")
         );
-        assert!(said("seed=5").unwrap_err().starts_with("`seed` draws other samples than the run drew"));
+        assert!(said("seed=5").unwrap_err().starts_with("`seed` selects other samples than the run did"));
     }
 
     /// What of the run would contradict them is not there any more.

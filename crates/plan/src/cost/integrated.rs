@@ -87,14 +87,14 @@ impl Integrated {
 }
 
 impl Integrated {
-    /// Which layers are by what: `features.0 to features.10 by data, classifier.1 by model`.
+    /// Which layers are by what: `features.0 to features.10 data-parallel, classifier.1 model-parallel`.
     pub fn sentence(&self) -> String {
         /// Of more changes than these the first are told.
         const MOST: usize = 6;
         let runs: Vec<&[Choice]> = self.layers.chunk_by(|a, b| a.by == b.by).collect();
         let named = |run: &&[Choice]| match run {
-            [one] => format!("{} by {}", one.name, one.by.name()),
-            [first, .., last] => format!("{} to {} by {}", first.name, last.name, first.by.name()),
+            [one] => format!("{} {}-parallel", one.name, one.by.name()),
+            [first, .., last] => format!("{} to {} {}-parallel", first.name, last.name, first.by.name()),
             [] => unreachable!("a run of neighbours has one at least"),
         };
         let mut said: Vec<String> = runs.iter().take(MOST).map(named).collect();

@@ -77,7 +77,7 @@ impl Mixing {
         let group = Group { axis, by_model };
         Integrated::of_run(model, self.pruning.as_ref(), &at, &group).ok_or_else(|| Error::Conflict {
             field: FIELD.into(),
-            problem: format!("cannot be: {ranks} ranks are more than some layer of it can be shared out to"),
+            problem: format!("cannot be: some layer cannot be split over {ranks} ranks"),
         })
     }
 }

@@ -160,7 +160,7 @@ impl Layout {
             }
             Input::Tokens { seq, .. } if sequence && seq < tensor => {
                 let problem = format!(
-                    "is {tensor}, but a sequence of {seq} positions cannot be cut into so many parts"
+                    "is {tensor}, but a sequence of {seq} positions cannot be split into so many shards"
                 );
                 return Err(Error::Conflict { field: "parallel.tensor".into(), problem });
             }

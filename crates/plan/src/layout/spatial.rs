@@ -41,7 +41,7 @@ pub(crate) fn shard(model: &Model, grid: [usize; 2], rank: usize) -> Result<(Mod
         first.layers.insert(0, crop);
     }
     if sharder.tiles.is_some() {
-        return Err(conflict("the model ends with an image: nothing brings its parts together".into()));
+        return Err(conflict("the model ends with an image: nothing gathers its tiles".into()));
     }
     Ok((local, sharder.partial))
 }
@@ -85,7 +85,7 @@ impl Sharder {
             OnTiles::Gathered => {
                 if height != width {
                     return Err(conflict(format!(
-                        "a {} of {height} x {width} pixels cannot be brought together: put an adaptive pool before it",
+                        "a {} of {height} x {width} pixels cannot be gathered: put an adaptive pool before it",
                         entry.word()
                     )));
                 }
@@ -107,7 +107,7 @@ impl Sharder {
         built.push(match (layer, entry.counting(elements)) {
             (_, Some(_)) if own.columns != (0..width) => {
                 let word = entry.word();
-                return Err(conflict(format!("a {word} over an image that is cut along its width")));
+                return Err(conflict(format!("a {word} over an image that is split along its width")));
             }
             (_, Some(counting)) => counting,
             (Layer::SharedStatistics(shared), _) => {
@@ -153,7 +153,7 @@ impl Sharder {
         })?;
         if ends.windows(2).any(|pair| pair[0] != pair[1]) {
             return Err(conflict(
-                "the ways through a block end with images that are cut at different rows".into(),
+                "the branches of a block end with images that are split at different rows".into(),
             ));
         }
         Ok(built)

@@ -34,8 +34,8 @@ pub(super) fn scattering(sharing: Sharing, schedule: &Schedule) -> Result<(), Er
         return Ok(());
     }
     let problem = format!(
-        "is 2, but with the schedule \"{}\" several ranks have copies of a stage, whose gradients are summed when the last \
-         micro-batch has made them: use 1",
+        "is 2, but with the schedule \"{}\" several ranks hold replicas of a stage, whose gradients are reduced after the last \
+         micro-batch: use 1",
         schedule.name
     );
     Err(Error::Conflict { field: "parallel.zero".into(), problem })
@@ -91,7 +91,7 @@ pub(super) fn pruning(
         let read = model.observed_weights();
         if let Some(other) = parameters.iter().find(|one| prune.covers(one) && !read.contains(&one.name)) {
             let problem = format!(
-                "is \"wanda\", which measures what linear layers read, and {} is no weight of one: leave it out by \
+                "is \"wanda\", which needs the inputs of linear layers, and {} is not the weight of one: exclude it with \
                  `prune.exclude`",
                 other.name
             );
@@ -102,8 +102,7 @@ pub(super) fn pruning(
         && !model.scaled_channels().iter().any(|channels| prune.covers_channels(channels))
     {
         let problem = format!(
-            "is \"channels\", but the model {} has no candidate convolution with a batch norm behind it: \
-             \"weights\" needs none",
+            "is \"channels\", but the model {} has no prunable convolution followed by a batch norm: use \"weights\"",
             model.name
         );
         return Err(Error::Conflict { field: "prune.form".into(), problem });

@@ -71,7 +71,7 @@ fn at_least(field: &str, written: Option<usize>, data: Option<usize>, what: &str
         }
         (Some(n), _) | (None, Some(n)) => Ok(n),
         (None, None) => {
-            let expected = format!("the data does not say how many {what} there are");
+            let expected = format!("the number of {what} in the data is unknown");
             Err(Error::Missing { field: field.into(), expected })
         }
     }

@@ -41,7 +41,7 @@ fn what_does_not_fit_the_data() {
     insta::assert_snapshot!(sentence("[model]\nvocab = 100", TEXT), @"`model.vocab` is 100, but the data has 256 tokens");
     insta::assert_snapshot!(sentence("[model]\nname = \"resnet8\"\nclasses = 5", IMAGES), @"`model.classes` is 5, but the data has 10 classes");
     insta::assert_snapshot!(sentence("[model]\nname = \"resnet8\"\n[train]\nrecompute = \"attention\"", IMAGES), @r#"`train.recompute` has no effect as "attention" with `model.name` = "resnet8", which has none"#);
-    insta::assert_snapshot!(sentence("", DataFacts::default()), @"`model.vocab` is missing: the data does not say how many tokens there are");
+    insta::assert_snapshot!(sentence("", DataFacts::default()), @"`model.vocab` is missing: the number of tokens in the data is unknown");
     insta::assert_snapshot!(sentence("[model]\nname = \"resnet8\"", TEXT), @"`data.kind` gives no images, but the model resnet8 takes them");
     let tiny = DataFacts { image: Some((16, 16, 3)), ..IMAGES };
     insta::assert_snapshot!(sentence("[model]\nname = \"vgg-16\"", tiny), @"`model`: layer 30 (max_pool): a window of 2 x 2 is larger than an image of 1 x 1 x 512");
@@ -52,7 +52,7 @@ fn what_does_not_fit_the_data() {
 #[test]
 fn pruning_that_does_not_fit_the_model() {
     let channels = "[prune]\nmethod = \"early-bird\"\nform = \"channels\"";
-    insta::assert_snapshot!(sentence(channels, TEXT), @r#"`prune.form` is "channels", but the model gpt has no candidate convolution with a batch norm behind it: "weights" needs none"#);
+    insta::assert_snapshot!(sentence(channels, TEXT), @r#"`prune.form` is "channels", but the model gpt has no prunable convolution followed by a batch norm: use "weights""#);
     let image = |model: &str| format!("[model]\nname = \"{model}\"\n{channels}");
     assert!(sentence(&image("simple-cnn"), IMAGES).contains("`prune.form`"));
     assert!(plan(&image("resnet-18"), IMAGES).is_ok());

@@ -73,7 +73,7 @@ impl<'a> Draft<'a> {
         };
         let once = |is_new: bool| match is_new {
             true => Ok(()),
-            false => Err(format!("`{setting}` was said before")),
+            false => Err(format!("`{setting}` is given twice")),
         };
         match setting {
             "name" => once(self.name.replace(one()?).is_none()),
@@ -89,8 +89,8 @@ impl<'a> Draft<'a> {
                 let runs: Option<Vec<usize>> = list().transpose()?;
                 if ranks.is_empty() || list().is_some() {
                     return Err(
-                        "a pipeline is written `pipeline 0 1 2 runs 0 1`: the rank of every part, and where \
-                                there are several pipelines, the micro-batches of a batch that go this way"
+                        "a pipeline is written `pipeline 0 1 2 runs 0 1`: the rank of every stage, and \
+                                with several pipelines, the micro-batches of a batch that it runs"
                             .into(),
                     );
                 }
@@ -114,7 +114,7 @@ impl<'a> Draft<'a> {
                     tokens().filter_map(Token::micro_batch).max().map_or(0, |last| last.saturating_add(1));
                 if all == 0 || all % batches > 0 {
                     return Err(nowhere(&format!(
-                        "the lines have {all} micro-batches, which {batches} batches cannot share evenly"
+                        "the lines have {all} micro-batches, which {batches} batches cannot split evenly"
                     )));
                 }
                 all / batches
@@ -173,7 +173,9 @@ impl<'a> Draft<'a> {
                 Some(runs) => runs.clone(),
                 None if self.pipelines.len() == 1 => (0..micro_batches).collect(),
                 None => {
-                    return refuse(format!("pipeline {pipeline} does not say which micro-batches it runs"));
+                    return refuse(format!(
+                        "pipeline {pipeline} does not list the micro-batches that it runs"
+                    ));
                 }
             };
             for micro_batch in runs {

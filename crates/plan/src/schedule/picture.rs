@@ -70,8 +70,8 @@ impl Timeline {
         let kinds = match halves {
             true => &[
                 (Pass::Forward, "forward of micro-batch 0"),
-                (Pass::BackwardInput, "input half of its backward"),
-                (Pass::BackwardWeight, "weight half"),
+                (Pass::BackwardInput, "its input gradients"),
+                (Pass::BackwardWeight, "its weight gradients"),
             ][..],
             false => &[(Pass::Forward, "forward of micro-batch 0"), (Pass::Backward, "its backward")][..],
         };

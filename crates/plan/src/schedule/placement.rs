@@ -42,23 +42,23 @@ impl Placement {
             if parts.len() != pipelines[0].len() {
                 let (first, other) = (pipelines[0].len(), parts.len());
                 return refuse(format!(
-                    "pipeline {pipeline} has {other} parts and pipeline 0 has {first}, but both are the same model"
+                    "pipeline {pipeline} has {other} stages and pipeline 0 has {first}, but both are the same model"
                 ));
             }
             for (part, &rank) in parts.iter().enumerate() {
                 if rank >= ranks {
                     return refuse(format!(
-                        "pipeline {pipeline} puts part {part} on rank {rank}, but there are {ranks} ranks"
+                        "pipeline {pipeline} puts stage {part} on rank {rank}, but there are {ranks} ranks"
                     ));
                 }
                 if chunks[rank].iter().any(|chunk: &Chunk| chunk.part == part) {
-                    return refuse(format!("rank {rank} holds part {part} twice"));
+                    return refuse(format!("rank {rank} holds stage {part} twice"));
                 }
                 chunks[rank].push(Chunk { pipeline, part });
             }
         }
         if let Some(rank) = chunks.iter().position(|chunks| chunks.is_empty()) {
-            return refuse(format!("rank {rank} holds no part of the model"));
+            return refuse(format!("rank {rank} holds no stage of the model"));
         }
         if let Some(micro_batch) = routes.iter().position(|&pipeline| pipeline >= pipelines.len()) {
             return refuse(format!(
@@ -164,10 +164,10 @@ mod tests {
 
     #[test]
     fn placements_that_cannot_be() {
-        insta::assert_snapshot!(refused(2, &[&[0, 2]], &[0]), @"pipeline 0 puts part 1 on rank 2, but there are 2 ranks");
-        insta::assert_snapshot!(refused(2, &[&[0, 0]], &[0]), @"rank 1 holds no part of the model");
-        insta::assert_snapshot!(refused(2, &[&[0, 1], &[0, 1]], &[0]), @"rank 0 holds part 0 twice");
-        insta::assert_snapshot!(refused(2, &[&[0, 1], &[1]], &[0]), @"pipeline 1 has 1 parts and pipeline 0 has 2, but both are the same model");
+        insta::assert_snapshot!(refused(2, &[&[0, 2]], &[0]), @"pipeline 0 puts stage 1 on rank 2, but there are 2 ranks");
+        insta::assert_snapshot!(refused(2, &[&[0, 0]], &[0]), @"rank 1 holds no stage of the model");
+        insta::assert_snapshot!(refused(2, &[&[0, 1], &[0, 1]], &[0]), @"rank 0 holds stage 0 twice");
+        insta::assert_snapshot!(refused(2, &[&[0, 1], &[1]], &[0]), @"pipeline 1 has 1 stages and pipeline 0 has 2, but both are the same model");
         insta::assert_snapshot!(refused(2, &[&[0, 1]], &[0, 1]), @"micro-batch 1 goes through pipeline 1, but there are 1");
     }
 }

@@ -90,14 +90,14 @@ impl Schedule {
                 1 => format!("the pipeline is {}", list.join(" ")),
                 copies => format!("there are {copies} pipelines"),
             };
-            return refuse("one pipeline with a part on each rank, in their order", got);
+            return refuse("one pipeline with a stage on each rank, in order", got);
         }
         let halves =
             |action: &&Action| matches!(action, Action::BackwardInput(_) | Action::BackwardWeight(_));
         for (rank, list) in self.ranks.iter().enumerate() {
             if let Some(half) = list.iter().find(halves) {
                 let got = format!("of rank {rank} `{}` is half of one", self.token(rank, half));
-                return refuse("whole backwards", got);
+                return refuse("full backward passes", got);
             }
         }
         Ok(())
@@ -378,9 +378,9 @@ impl<'a> Rank<'a> {
 impl Schedule {
     /// A message must go between this rank and the other holder of the neighbouring part.
     fn is_peer(&self, rank: usize, peer: usize, neighbour: Option<Chunk>) -> Outcome {
-        let neighbour = neighbour.ok_or("there is no part of the model on that side")?;
+        let neighbour = neighbour.ok_or("there is no stage on that side")?;
         let holder = self.placement.rank_of(neighbour);
-        ensure(holder != rank, || "both parts are on this rank: there is no message between them".into())?;
-        ensure(peer == holder, || format!("part {} is on rank {holder}", neighbour.part))
+        ensure(holder != rank, || "both stages are on this rank: there is no message between them".into())?;
+        ensure(peer == holder, || format!("stage {} is on rank {holder}", neighbour.part))
     }
 }

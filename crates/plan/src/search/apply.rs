@@ -11,7 +11,7 @@ impl Candidate {
         let batch = run.train.batch;
         let micro_batches = self.micro_batches(batch).ok_or_else(|| Error::Conflict {
             field: "train.batch".into(),
-            problem: format!("is {batch}, which this layout cannot share out: {self}"),
+            problem: format!("is {batch}, which this layout cannot split evenly: {self}"),
         })?;
         run.alone().with(|run| {
             (run.train.micro_batches, run.train.recompute) = (micro_batches, self.recompute);

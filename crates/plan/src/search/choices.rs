@@ -145,14 +145,14 @@ fn none(search: &Search) -> Error {
     let (devices, batch) = (search.devices, search.job.plan.batch.samples);
     let problem = if search.fixed.is_empty() {
         format!(
-            "is {batch}, which {devices} devices cannot share out: replicas take equal parts of it, and the model {} has {} \
-             blocks for stages",
+            "is {batch}, which {devices} devices cannot split evenly: each replica takes an equal part, and the model {} has {} \
+             blocks for pipeline stages",
             search.job.plan.model.name,
             search.job.plan.model.blocks.len()
         )
     } else {
         format!(
-            "is {batch}, and no layout of {devices} devices with what `--layout` fixes shares it out evenly"
+            "is {batch}, and no layout of {devices} devices within the constraints of `--layout` splits it evenly"
         )
     };
     Error::Conflict { field: "train.batch".into(), problem }

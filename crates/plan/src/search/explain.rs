@@ -42,7 +42,7 @@ impl Found {
         if let Some(large) = stopped {
             let gb = |bytes: u64| bytes as f64 / 1e9;
             text += &format!(
-                " {} would take {:.3} s but needs {:.1} GB of a device that has {:.1}.",
+                " {} would take {:.3} s but needs {:.1} GB per device, which has {:.1}.",
                 capital(&large.candidate.to_string()),
                 large.step_seconds,
                 gb(large.memory.total()),
@@ -82,8 +82,8 @@ impl Search<'_> {
         let mut larger = self.job.cluster.clone();
         larger.device.memory_gb += 1.0;
         let tries = [
-            ("1 GB more on each device".to_owned(), Some(self.job.plan), &larger),
-            ("10 more points of sparsity".to_owned(), sparser, self.job.cluster),
+            ("1 GB more per device".to_owned(), Some(self.job.plan), &larger),
+            ("10 points more sparsity".to_owned(), sparser, self.job.cluster),
         ];
         for (change, plan, cluster) in tries {
             let Some(plan) = plan else { continue };

@@ -49,8 +49,8 @@ impl Calibrated {
         let (mut low, mut high) = (-WIDEST.ln(), WIDEST.ln());
         if late(high.exp())? < 0.0 || late(low.exp())? > 0.0 {
             let problem = format!(
-                "finds no rates: these runs took {:.3} times what is predicted, which no factor up to {WIDEST} on the rates of products \
-                 and memory explains; launches and links stay as the cluster file has them",
+                "finds no rates: these runs took {:.3} times the predicted time, which no factor up to {WIDEST} on the rates of matmul \
+                 and memory explains; launch overhead and links are not refitted",
                 late(1.0)?.exp()
             );
             return Err(Error::Conflict { field: "--calibrate".into(), problem });

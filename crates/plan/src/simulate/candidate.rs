@@ -148,14 +148,14 @@ impl fmt::Display for Candidate {
             write!(f, ", {}", self.schedule)?;
         }
         if let Some(chunks) = self.chunks {
-            write!(f, " of {chunks} chunks")?;
+            write!(f, " ({chunks} chunks)")?;
         }
         match self.recompute {
             Recompute::None => {}
             other => write!(f, ", recompute {}", other.name())?,
         }
         if self.zero > 0 {
-            write!(f, ", zero {}", self.zero)?;
+            write!(f, ", ZeRO-{}", self.zero)?;
         }
         Ok(())
     }

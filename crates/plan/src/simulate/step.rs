@@ -153,7 +153,7 @@ impl Job<'_> {
         candidate.micro_batches(batch).ok_or_else(|| Error::Conflict {
             field: "train.batch".into(),
             problem: format!(
-                "is {batch}, which {} replicas with micro-batches of {} cannot share out",
+                "is {batch}, which {} replicas with micro-batches of {} cannot split evenly",
                 candidate.data, candidate.micro_batch
             ),
         })

@@ -163,12 +163,12 @@ mod tests {
         insta::assert_snapshot!(sentence(&[conv(8, 5), residual(vec![conv(16, 1)], vec![])]), @"layer 1 (residual): its sides must have one shape: the branch gives an image of 24 x 24 x 16, the shortcut an image of 24 x 24 x 8");
         insta::assert_snapshot!(sentence(&[residual(vec![plain("relu"), conv(1, 99)], vec![])]), @"layer 0 (residual), branch 1 (conv): a window of 99 x 99 is larger than an image of 28 x 28 x 1");
         insta::assert_snapshot!(sentence(&[branches("product", vec![vec![conv(8, 5)], vec![]])]), @"layer 0 (branches): its branches must have one shape: branch 0 gives an image of 24 x 24 x 8, branch 1 an image of 28 x 28 x 1");
-        insta::assert_snapshot!(sentence(&[branches("concat", vec![vec![conv(8, 5)], vec![]])]), @"layer 0 (branches): its branches must differ in their last dimension alone: branch 0 gives an image of 24 x 24 x 8, branch 1 an image of 28 x 28 x 1");
+        insta::assert_snapshot!(sentence(&[branches("concat", vec![vec![conv(8, 5)], vec![]])]), @"layer 0 (branches): its branches must differ in their last dimension only: branch 0 gives an image of 24 x 24 x 8, branch 1 an image of 28 x 28 x 1");
         insta::assert_snapshot!(sentence(&[branches("sum", vec![vec![], vec![plain("relu"), linear(3)]])]), @"layer 0 (branches), branch 1, layer 1 (linear): takes vectors, got an image of 28 x 28 x 1; put a flatten before it");
         let text = |layers: &[Written]| {
             custom(Input::Tokens { seq: 5, vocab: 11 }, 11, layers).unwrap_err().to_string()
         };
-        insta::assert_snapshot!(text(&[embedding(8), linear(20), attention(6, 4)]), @"layer 2 (attention): 4 heads of keys and values cannot be shared out to 6 heads of queries");
+        insta::assert_snapshot!(text(&[embedding(8), linear(20), attention(6, 4)]), @"layer 2 (attention): 4 key/value heads do not divide the 6 query heads");
         insta::assert_snapshot!(text(&[embedding(8), linear(20), attention(4, 2)]), @"layer 2 (attention): takes queries, keys and values side by side, 4 + 2 x 2 heads of one size, got a sequence of 5 x 20");
         insta::assert_snapshot!(sentence(&[residual(vec![], vec![])]), @"layer 0 (residual): the branch of a residual needs at least one layer");
     }

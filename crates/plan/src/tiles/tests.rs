@@ -209,15 +209,15 @@ fn a_slab_thinner_than_its_halo_is_one_sentence() {
     };
     assert_eq!(
         slide(8, 4, 7, 1, 3),
-        "layer1.0.conv1 needs 3 rows from rank 1, whose part of the image has 2: cut the image over fewer ranks"
+        "layer1.0.conv1 needs 3 rows from rank 1, whose tile has 2: split the image over fewer ranks"
     );
     assert_eq!(
         slide(8, 8, 2, 2, 0),
-        "rank 1 of 8 gets none of the 4 rows of layer1.0.conv1: cut the image over fewer ranks"
+        "rank 1 of 8 gets none of the 4 rows of layer1.0.conv1: split the image over fewer ranks"
     );
     assert_eq!(
         slide(8, 2, 3, 1, 3),
-        "layer1.0.conv1 has a padding of 3 for windows of 3: an image that is cut takes less padding than window"
+        "layer1.0.conv1 has a padding of 3 for windows of 3: with spatial parallelism padding must be smaller than the window"
     );
 }
 

@@ -24,25 +24,31 @@ pub struct StepTraffic {
 }
 
 impl StepTraffic {
-    /// All kinds, with what a person calls them.
-    pub fn kinds(&self) -> [(&'static str, Sent); 9] {
+    /// All kinds, with what a person calls them where replicas share updates in this way.
+    pub fn kinds(&self, sharing: Sharing) -> [(&'static str, Sent); 9] {
         let Exchanges { sums, gathers, scatters, dealt, halos, norms } = self.exchanges;
+        let gradients = match sharing {
+            Sharing::Replicated => "gradient all-reduce",
+            Sharing::Sharded { .. } => "gradient reduce-scatter + all-gather",
+            Sharing::Local { .. } => "weight averaging (local SGD)",
+        };
         [
-            ("activations between stages", self.stages),
-            ("sums of activations", sums),
-            ("gathers of activations", gathers),
-            ("scattered sums of activations", scatters),
-            ("activations dealt out anew", dealt),
-            ("halos of images", halos),
-            ("sums of batch norms", norms),
-            ("sums of gradients", self.gradients),
-            ("losses, norms, statistics", self.numbers),
+            ("pipeline send/recv", self.stages),
+            ("activation all-reduce", sums),
+            ("activation all-gather", gathers),
+            ("activation reduce-scatter", scatters),
+            ("activation all-to-all", dealt),
+            ("halo exchange", halos),
+            ("SyncBN all-reduce", norms),
+            (gradients, self.gradients),
+            ("loss, grad norm, BN running stats", self.numbers),
         ]
     }
 
     /// Bytes of all kinds.
     pub fn total(&self) -> u64 {
-        self.kinds().iter().fold(0, |sum, (_, sent)| sum.saturating_add(sent.bytes))
+        let kinds = self.kinds(Sharing::Replicated);
+        kinds.iter().fold(0, |sum, (_, sent)| sum.saturating_add(sent.bytes))
     }
 }
 

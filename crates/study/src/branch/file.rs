@@ -112,7 +112,7 @@ impl Branching {
         at.sort_unstable();
         factors.sort_unstable();
         if factors[0] != 1 {
-            let problem = "has no 1: branches are compared with the one at the trunk's own batch".into();
+            let problem = "has no 1: branches are compared with the one at the base run's own batch".into();
             return Err(Error::Conflict { field: "branch.factors".into(), problem });
         }
         let study = Branching {

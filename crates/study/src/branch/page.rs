@@ -9,8 +9,9 @@ use super::train::{Branch, Fork};
 pub fn page(study: &Branching, forks: &[Fork]) -> Page {
     let mut page = Page::new(format!("Study {}", study.name));
     page.text(format!(
-        "From points of one training, branches at multiples of its batch that see the same number of samples: the largest batch whose held-out loss is at most {} above that \
-         of the training's own is the critical one there. Losses are means over {}.",
+        "From points of one training run, branches at multiples of its batch size that see the same number of samples: the \
+         critical batch is the largest whose validation loss is at most {} above that of the original batch size. Losses are \
+         means over {}.",
         study.tolerance,
         if study.seeds == 1 { "one seed".into() } else { format!("{} seeds, with their standard error", study.seeds) }
     ));
@@ -44,8 +45,8 @@ pub fn figure(forks: &[Fork]) -> Figure {
             Curve::new("by branches", 0, along(&|fork| fork.critical_batch.map(|batch| batch as f64)))
                 .marked(),
         )
-        .with(Curve::new("by the noise scale", 1, along(&|fork| fork.noise_scale)).marked());
-    Figure::new("How large a batch pays").with(losses).with(critical)
+        .with(Curve::new("by gradient noise scale", 1, along(&|fork| fork.noise_scale)).marked());
+    Figure::new("Critical batch size").with(losses).with(critical)
 }
 
 fn table(forks: &[Fork]) -> Table {

@@ -206,7 +206,7 @@ impl<'a> Trunk<'a> {
     fn fork(&mut self, study: &Branching, run: &RunFile, whole: &Checkpoint) -> Result<Fork> {
         let at = whole.progress().step;
         let Some(evaluation) = self.trainer.evaluate()? else {
-            let problem = "holds nothing out, and branches are judged by what is held out".into();
+            let problem = "leaves no validation split, which branches are evaluated on".into();
             return Err(Refused::Conflict { field: "run.data.validation".into(), problem }.into());
         };
         let scaling = study.scaling.unwrap_or_else(|| Scaling::of(self.plan));
@@ -228,7 +228,7 @@ impl<'a> Trunk<'a> {
     fn reach(&mut self, at: u64) -> Result<Checkpoint> {
         if at > self.trainer.steps() {
             let problem =
-                format!("has {at}, and the trunk ends after `run.train.steps` = {}", self.trainer.steps());
+                format!("has {at}, and the base run ends after `run.train.steps` = {}", self.trainer.steps());
             return Err(Refused::Conflict { field: "branch.at".into(), problem }.into());
         }
         if let Some((_, path)) = self.checkpoints.numbered()?.into_iter().find(|(step, _)| *step == at) {
@@ -398,6 +398,9 @@ mod tests {
         let dataset = Arc::new(Dataset::open(&source.run_file).unwrap());
         let (folder, device) = (tempfile::tempdir().unwrap(), Device::cpu(2).unwrap());
         let error = run(&study, &source, &dataset, &device, folder.path(), |_| ()).unwrap_err();
-        assert_eq!(error.to_string(), "`branch.at` has 41, and the trunk ends after `run.train.steps` = 40");
+        assert_eq!(
+            error.to_string(),
+            "`branch.at` has 41, and the base run ends after `run.train.steps` = 40"
+        );
     }
 }

@@ -90,7 +90,7 @@ fn mistakes_get_a_sentence_that_names_the_field() {
             "`cells.sparsities` must be a list of numbers in [0, 1), such as [0, 0.9], got 1",
         ),
         ("goal.loss=2", "`goal.loss` and `goal.error` exclude each other: a study has one goal"),
-        ("goal.error=12", "`goal.error` must be a share of wrong answers, in (0, 1), got 12"),
+        ("goal.error=12", "`goal.error` must be an error rate, in (0, 1), got 12"),
         (
             "search.method=sobel",
             "`search.method` must be \"sobol\" or \"halving\", got \"sobel\"; did you mean `sobol`?",
@@ -123,15 +123,12 @@ fn mistakes_get_a_sentence_that_names_the_field() {
         assert_eq!(said(&[change]), expected, "{change}");
     }
     let without = |line: &str| Study::parse(&TEXT.replace(line, ""), &[]).unwrap_err().to_string();
-    assert_eq!(without("name = \"small\""), "`name` is missing: a word for folders and pages");
+    assert_eq!(without("name = \"small\""), "`name` is missing: a name for folders and pages");
     assert_eq!(
         without("error = 0.12"),
         "`goal.error` is missing: the validation error to reach (or `goal.loss`)"
     );
-    assert_eq!(
-        without("steps = 1000"),
-        "`search.steps` is missing: the steps after which a trial is given up"
-    );
+    assert_eq!(without("steps = 1000"), "`search.steps` is missing: the most steps of a trial");
     assert_eq!(
         without("[run.prune]\n    method = \"snip\""),
         "`run.prune` is missing: a method for the sparsity of 0.9 in `cells.sparsities`"

@@ -9,12 +9,12 @@ use super::train::{Ended, Outcome};
 pub fn page(gap: &Gap, outcomes: &[Outcome]) -> Page {
     let mut page = Page::new(format!("Study {}", gap.name));
     page.text(format!(
-        "How well a network does on held-out data after training in batches of each size, by what was done about large ones; sharpness in a box of epsilon \
+        "Validation results after training with each batch size, by remedy for large batches; sharpness in a box of epsilon \
          {} over {} training samples.",
         gap.epsilon, gap.samples
     ));
     if outcomes.len() < gap.runs() {
-        page.note(format!("{} of {} runs have come to their end.", outcomes.len(), gap.runs()));
+        page.note(format!("{} of {} runs are finished.", outcomes.len(), gap.runs()));
     }
     page.figure(figure(gap, outcomes));
     page.table(table(outcomes));
@@ -32,7 +32,7 @@ pub fn figure(gap: &Gap, outcomes: &[Outcome]) -> Figure {
         plot
     };
     Figure::new("Generalisation against the batch")
-        .with(plot("Validation error", "share of wrong answers", |ended| ended.error))
+        .with(plot("Validation error", "fraction wrong", |ended| ended.error))
         .with(plot("Generalisation gap", "validation loss - training loss", Ended::gap))
         .with(plot("Sharpness", "percent", |ended| ended.sharpness))
 }

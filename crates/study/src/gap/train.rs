@@ -136,7 +136,7 @@ fn train_rank(
         }
     }
     let Some(validation) = trainer.evaluate()? else {
-        let problem = "holds nothing out, and a gap is to what is held out".into();
+        let problem = "leaves no validation split, which a generalization gap needs".into();
         return Err(espalier_plan::Error::Conflict { field: "run.data.validation".into(), problem }.into());
     };
     let surface = Surface::of(&trainer, Over { samples: Some(gap.samples), micro_batch: Some(AT_ONCE) })?;

@@ -11,7 +11,7 @@ pub fn page(study: &Smoothness, courses: &[Course]) -> Page {
     let mut page = Page::new(format!("Study {}", study.name));
     let over = study.look.samples.map_or("all".into(), |samples| samples.to_string());
     page.text(format!(
-        "Local smoothness of every {}th step from step {} on, gradients over {over} training samples and kept weights alone.",
+        "Local smoothness of every {}th step from step {} on, gradients over {over} training samples and kept weights only.",
         study.look.every, study.look.from
     ));
     if courses.len() < study.sparsities.len() {
@@ -42,10 +42,10 @@ pub fn table(courses: &[Course]) -> Table {
     let columns = [
         "sparsity",
         "mean L",
-        "variance of a gradient",
-        "loss that goes",
-        "c1 over the whole network's, by theory",
-        "critical batch by the noise scale",
+        "gradient variance",
+        "loss decrease",
+        "c1 relative to dense, predicted",
+        "critical batch by gradient noise scale",
     ];
     let mut table = Table::new(columns.map(Column::number).into());
     let whole = courses.iter().find(|course| course.sparsity == 0.0).map(|course| course.along.measured(0.0));

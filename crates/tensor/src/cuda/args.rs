@@ -140,12 +140,12 @@ impl<'a> Args<'a> {
 
     fn meet(&mut self, gpu: &'a Cuda) {
         let first = self.gpu.get_or_insert(gpu);
-        assert!(first.is(gpu), "a kernel's arguments are on two cards");
+        assert!(first.is(gpu), "a kernel's arguments are on two GPUs");
     }
 
     /// Panics where they are not those of a kernel of this card, name and parameters.
     pub(super) fn match_kernel(&self, cuda: &Cuda, name: &str, sizes: Option<&[usize]>) {
-        assert!(self.gpu.is_none_or(|gpu| gpu.is(cuda)), "{name}: arguments of another card");
+        assert!(self.gpu.is_none_or(|gpu| gpu.is(cuda)), "{name}: arguments of another GPU");
         if let Some(sizes) = sizes {
             let given = &self.sizes[..self.count];
             assert_eq!(given, sizes, "{name}: the bytes of each argument, given and declared");

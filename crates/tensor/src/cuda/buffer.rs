@@ -147,7 +147,7 @@ impl Buffer {
     /// of the compute stream.
     pub fn copy_part_from(&mut self, at: usize, other: &Buffer, from: usize, len: usize) -> Result<()> {
         assert!(at + len <= self.len && from + len <= other.len, "a copy beyond a buffer's end");
-        assert!(self.cuda.is(&other.cuda), "a copy between two cards");
+        assert!(self.cuda.is(&other.cuda), "a copy between two GPUs");
         if len == 0 {
             return Ok(());
         }
@@ -155,7 +155,7 @@ impl Buffer {
         let stream = self.cuda.compute().raw();
         let (into, from) = (self.address() + at as u64, other.address() + from as u64);
         // SAFETY: both blocks hold these bytes, and a buffer borrowed mutably is not the other.
-        unsafe { sys::cuMemcpyDtoDAsync_v2(into, from, len, stream) }.check("copying on the card")
+        unsafe { sys::cuMemcpyDtoDAsync_v2(into, from, len, stream) }.check("copying on the GPU")
     }
 }
 

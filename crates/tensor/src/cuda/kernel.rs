@@ -118,7 +118,7 @@ impl Kernel {
     ) -> Result<()> {
         let (grid, block) = (grid.into(), block.into());
         if !self.cuda.overlaps_kernels() {
-            assert_eq!(cluster, 1, "blocks that share memory, on a card that has no such blocks");
+            assert_eq!(cluster, 1, "blocks that share memory, on a GPU that has no such blocks");
             // SAFETY: the caller's.
             return unsafe { self.launch(grid, block, 0, args) };
         }

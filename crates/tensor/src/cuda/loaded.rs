@@ -70,7 +70,7 @@ impl Function {
                 crate::Error::Cuda { doing, why } => crate::Error::Cuda {
                     doing,
                     why: format!(
-                        "{}: {bytes} bytes, and the card gives a block at most {}: {why}",
+                        "{}: {bytes} bytes, and the GPU gives a block at most {}: {why}",
                         self.name, self.most_shared
                     ),
                 },

@@ -83,9 +83,9 @@ impl Cuda {
     pub fn open(ordinal: usize) -> Result<Cuda> {
         let count = probe::count()?;
         if ordinal >= count {
-            let word = if count == 1 { "card" } else { "cards" };
+            let word = if count == 1 { "GPU" } else { "GPUs" };
             return Err(Error::NoCuda {
-                why: format!("card {ordinal} was asked for; there are {count} {word}"),
+                why: format!("GPU {ordinal} was asked for; there are {count} {word}"),
             });
         }
         Cuda::with_kernels(ordinal, loaded::Loaded::default())
@@ -158,7 +158,7 @@ impl Cuda {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the card's context is current; the driver writes the two numbers.
-        unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) }.check("asking for a card's free memory")?;
+        unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) }.check("asking for a GPU's free memory")?;
         Ok(free + self.held().saturating_sub(self.ledger().total()))
     }
 
@@ -260,7 +260,7 @@ impl Cuda {
     /// Copies in the order of the compute stream.
     fn with_staging<R>(&self, work: impl FnOnce(&mut Staging, &Stream) -> Result<R>) -> Result<R> {
         self.bind()?;
-        self.is_not_recording("copying between host and card")?;
+        self.is_not_recording("copying between host and GPU")?;
         Staging::with(&self.0.staging, |staging| work(staging, self.compute()))
     }
 
@@ -317,13 +317,13 @@ impl Context {
         let device = probe::device(ordinal)?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the device is valid; the driver writes the handle.
-        unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device) }.check("opening a card")?;
+        unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device) }.check("opening a GPU")?;
         Ok(Context { raw, device })
     }
 
     fn bind(&self) -> Result<()> {
         // SAFETY: the context is retained as long as `self` lives.
-        unsafe { sys::cuCtxSetCurrent(self.raw) }.check("turning to a card")
+        unsafe { sys::cuCtxSetCurrent(self.raw) }.check("switching to a GPU")
     }
 }
 

@@ -33,8 +33,8 @@ impl Gpu {
         // SAFETY: the driver is started and the device valid; it writes at most the 256 bytes, ended by NUL.
         unsafe {
             sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device)
-                .check("reading a card's name")?;
-            sys::cuDeviceTotalMem_v2(&mut memory, device).check("reading a card's memory")?;
+                .check("reading a GPU's name")?;
+            sys::cuDeviceTotalMem_v2(&mut memory, device).check("reading a GPU's memory")?;
         }
         let name = CStr::from_bytes_until_nul(&name).map(|n| n.to_string_lossy().into_owned());
         let major = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
@@ -61,14 +61,14 @@ pub(super) fn device(ordinal: usize) -> Result<sys::CUdevice> {
     let mut device = 0;
     // SAFETY: the driver is started; it writes a number.
     unsafe { sys::cuDeviceGet(&mut device, i32::try_from(ordinal).unwrap_or(i32::MAX)) }
-        .check("opening a card")?;
+        .check("opening a GPU")?;
     Ok(device)
 }
 
 pub(super) fn attribute(device: sys::CUdevice, attribute: Attribute) -> Result<u32> {
     let mut value = 0;
     // SAFETY: the driver is started and the device valid; it writes a number.
-    unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) }.check("asking a card for a limit")?;
+    unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) }.check("asking a GPU for a limit")?;
     Ok(value as u32)
 }
 
@@ -77,7 +77,7 @@ pub(super) fn count() -> Result<usize> {
     library::driver()?;
     let mut count = 0;
     // SAFETY: the driver is started; it writes a number.
-    unsafe { sys::cuDeviceGetCount(&mut count) }.check("counting the cards")?;
+    unsafe { sys::cuDeviceGetCount(&mut count) }.check("counting the GPUs")?;
     Ok(count as usize)
 }
 
@@ -134,7 +134,7 @@ impl Probe {
         self.gpus = (0..count()?).map(Gpu::read).collect::<Result<_>>()?;
         if self.gpus.is_empty() {
             self.missing.push(
-                "the driver sees no card; check nvidia-smi, and that CUDA_VISIBLE_DEVICES hides none".into(),
+                "the driver sees no GPU; check nvidia-smi, and that CUDA_VISIBLE_DEVICES hides none".into(),
             );
         }
         Ok(())
@@ -157,7 +157,7 @@ impl fmt::Display for Probe {
         };
         writeln!(f, "CUDA driver  {}", version(self.driver))?;
         for gpu in &self.gpus {
-            writeln!(f, "card {}       {gpu}", gpu.ordinal)?;
+            writeln!(f, "GPU {}       {gpu}", gpu.ordinal)?;
         }
         writeln!(f, "NVRTC        {}", version(self.nvrtc))?;
         match self.cublas_lt {

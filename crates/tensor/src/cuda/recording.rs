@@ -167,7 +167,7 @@ mod tests {
             assert!(read.unwrap_err().to_string().contains("being recorded"));
             let send = cuda.record(|| Tensor::from_slice(&device, &[1], &[1.0f32], Category::Transient));
             assert!(send.unwrap_err().to_string().contains("being recorded"));
-            assert_eq!(x.to_f32(), [1.0, 2.0, 3.0], "the card goes on as if nothing had been recorded");
+            assert_eq!(x.to_f32(), [1.0, 2.0, 3.0], "the GPU goes on as if nothing had been recorded");
         }
     }
 }

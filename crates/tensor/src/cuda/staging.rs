@@ -67,7 +67,7 @@ impl Staging {
                 let from = slot.memory.as_ptr().cast_const().cast();
                 sys::cuMemcpyHtoDAsync_v2(to + (i * SLOT) as u64, from, piece.len(), stream.raw())
             }
-            .check("copying to the card")?;
+            .check("copying to the GPU")?;
             slot.done.record(stream)?;
         }
         Ok(())
@@ -95,7 +95,7 @@ impl Staging {
                 let to = slot.memory.as_ptr().cast();
                 sys::cuMemcpyDtoHAsync_v2(to, from + (i * SLOT) as u64, length(i), stream.raw())
             }
-            .check("copying from the card")?;
+            .check("copying from the GPU")?;
             slot.done.record(stream)
         };
         for i in 0..pieces.min(SLOTS) {

@@ -32,7 +32,7 @@ impl Stream {
     /// Waits on the host until all its work is done; an error of that work shows here.
     pub(super) fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream lives as long as `self`.
-        unsafe { sys::cuStreamSynchronize(self.0) }.check("waiting for the card")
+        unsafe { sys::cuStreamSynchronize(self.0) }.check("waiting for the GPU")
     }
 
     /// Lets its later work wait until `event` has passed, without the host.
@@ -92,7 +92,7 @@ impl Event {
     /// Waits on the host until the mark has passed; an event never recorded has.
     pub(super) fn synchronize(&self) -> Result<()> {
         // SAFETY: the handle lives.
-        unsafe { sys::cuEventSynchronize(self.0) }.check("waiting for the card")
+        unsafe { sys::cuEventSynchronize(self.0) }.check("waiting for the GPU")
     }
 }
 

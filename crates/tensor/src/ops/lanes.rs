@@ -21,7 +21,7 @@ pub(crate) const fn source(name: &'static str, text: &'static str, builds: &'sta
 
 /// How many blocks cover `n` things, `each` of them in a block.
 pub(crate) fn blocks(n: usize, each: usize) -> u32 {
-    u32::try_from(n.div_ceil(each)).expect("a grid within the card's limits")
+    u32::try_from(n.div_ceil(each)).expect("a grid within the GPU's limits")
 }
 
 /// The grid of a kernel over `n` elements; its blocks have [`THREADS`].

@@ -55,8 +55,8 @@ impl Position {
 
     /// On a card, where kernels read it.
     pub(crate) fn on_card(&self) -> &Tensor {
-        let kept = self.kept.as_ref().expect("a position of a card's");
-        debug_assert_eq!(kept.at, self.at, "a position that the card was not told");
+        let kept = self.kept.as_ref().expect("a position of a GPU's");
+        debug_assert_eq!(kept.at, self.at, "a position that the GPU was not told");
         &kept.tensor
     }
 }

@@ -123,7 +123,7 @@ fn ranges_follow(parts: &[&FileShard]) -> Result<usize, String> {
             let how = if next < start { "in no file" } else { "in two files" };
             return Err(format!("its elements {} to {} are {how}", next.min(start), next.max(start)));
         }
-        next = start.checked_add(part.length).ok_or("a part of it is out of reach")?;
+        next = start.checked_add(part.length).ok_or("a shard of it is missing")?;
     }
     Ok(next)
 }
@@ -151,7 +151,7 @@ pub(super) fn add_tensors(
     }
     let described = header.metadata().as_ref().and_then(|described| described.get(PIECES));
     let mut pieces: Descriptions = match described {
-        Some(text) => serde_json::from_str(text).map_err(|why| format!("its pieces are damaged: {why}"))?,
+        Some(text) => serde_json::from_str(text).map_err(|why| format!("its shards are damaged: {why}"))?,
         None => Descriptions::new(),
     };
     for (name, info) in header.tensors() {
@@ -168,7 +168,7 @@ pub(super) fn add_tensors(
         let shape = shard.full_shape();
         if entry.dtype != info.dtype || entry.shape != shape || entry.values != *shard.values() {
             return Err(format!(
-                "{name} is a part of {:?} {shape:?}, and in another file one of {:?} {:?}",
+                "{name} is a shard of {:?} {shape:?}, and in another file one of {:?} {:?}",
                 info.dtype, entry.dtype, entry.shape
             )
             .into());

@@ -32,7 +32,7 @@ impl Checkpoint {
         let (shard, stored) = match (&entry.values, &kept) {
             (Values::KeptBy(mask), Some(kept)) => (whole.clone().kept_by(mask), kept.count()),
             (Values::Dense, _) => (Shard::full(&entry.shape), entry.shape.iter().product()),
-            _ => return Err(self.refuse(format!("{label} is in a form that no run has"))),
+            _ => return Err(self.refuse(format!("{label} is in an unknown form"))),
         };
         let places: Vec<usize> = match &kept {
             None => (0..whole.len()).collect(),

@@ -53,7 +53,7 @@ impl ReadFault {
                 path: path.into(),
                 why: format!(
                     "the checkpoint cannot be read, and is not known to be damaged: {why}; it was tried {} times, and a run \
-                     goes on from the one before it only where this one is moved out of its folder",
+                     falls back to the one before it only if this one is moved out of its folder",
                     PAUSES.len() + 1
                 ),
             },

@@ -77,7 +77,7 @@ impl Manifest {
                 blake3::hash(zeroed.as_bytes()).to_hex()
             });
             if found.is_none_or(|found| found.as_str() != hash) {
-                return Err(damaged("its hash is not that of what it says".into()));
+                return Err(damaged("its hash does not match its content".into()));
             }
         }
         Ok(manifest)

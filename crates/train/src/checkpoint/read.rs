@@ -97,7 +97,7 @@ impl Checkpoint {
     pub fn words(&self, file: &str, name: &str) -> Result<Option<Vec<u32>>> {
         let Some(entry) = self.words_of(file, name)? else { return Ok(None) };
         if entry.values != Values::Dense {
-            return Err(self.refuse(format!("{name} in {file} is in pieces")));
+            return Err(self.refuse(format!("{name} in {file} is sharded")));
         }
         let whole = Shard::full(&entry.shape);
         Ok(Some(words(&self.bytes(entry, &whole, entry.shape.iter().product(), None)?)))
@@ -211,10 +211,10 @@ impl Checkpoint {
             _ => shard.full_shape().to_vec(),
         };
         if file == OPTIMIZER && (there.len() == 1) != (shape.len() == 1) {
-            let form = |compressed| if compressed { "of kept weights alone" } else { "of all weights" };
+            let form = |compressed| if compressed { "of kept weights only" } else { "of all weights" };
             return Err(self.refuse(format!(
                 "{name} is state {} there, and {} in this run: take `[prune]` from the run file of the checkpoint, \
-                 or begin with its weights by --from",
+                 or start from its weights with --from",
                 form(there.len() == 1),
                 form(shape.len() == 1),
             )));

@@ -77,7 +77,7 @@ impl Description {
         let elements = self.shape.iter().try_fold(1usize, |product, extent| product.checked_mul(*extent));
         // Bits of all of them must be countable too.
         if elements.is_none_or(|elements| elements > usize::MAX / 64) {
-            return Err(format!("it is a piece of {:?}", self.shape));
+            return Err(format!("it is a shard of {:?}", self.shape));
         }
         let mut shard = Shard::full(&self.shape);
         for (dim, ranges) in self.held {

@@ -165,8 +165,9 @@ fn read(whole: &Checkpoint, one: &Leaving) -> Result<(String, Stored<'static>)> 
     if *dtype == Dtype::F16 {
         let largest = bytes.as_chunks().0.iter().any(|two| u16::from_le_bytes(*two) & 0x7fff >= 0x7c00);
         if largest {
-            return Err(whole
-                .refuse(format!("{ours} has numbers beyond those of f16: --dtype bf16 or f32 holds them")));
+            return Err(
+                whole.refuse(format!("{ours} has values beyond the range of f16: use --dtype bf16 or f32"))
+            );
         }
     }
     Ok((theirs.clone(), Stored::Bytes(*dtype, shape.clone(), bytes)))

@@ -15,17 +15,17 @@ const MISSING: &[(&[&str], &str)] = &[
         &["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma", "gemma2", "gemma3", "olmo2"],
         "rotary positions",
     ),
-    (&["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "gpt_oss"], "rotary positions and routed experts"),
-    (&["gpt_neox", "gptj", "phi", "falcon"], "rotary positions and branches that run side by side"),
-    (&["bloom", "mpt"], "positions by a bias on attention"),
-    (&["opt", "gpt_neo"], "its order of norms and its names"),
     (
-        &["bert", "roberta", "distilbert", "electra", "deberta-v2", "modernbert"],
-        "attention that sees both ways",
+        &["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "gpt_oss"],
+        "rotary positions and mixture of experts",
     ),
-    (&["t5", "mt5", "bart", "whisper", "marian"], "a decoder that attends to an encoder"),
+    (&["gpt_neox", "gptj", "phi", "falcon"], "rotary positions and parallel branches"),
+    (&["bloom", "mpt"], "position biases in attention (ALiBi)"),
+    (&["opt", "gpt_neo"], "its order of norms and its names"),
+    (&["bert", "roberta", "distilbert", "electra", "deberta-v2", "modernbert"], "bidirectional attention"),
+    (&["t5", "mt5", "bart", "whisper", "marian"], "cross-attention (encoder-decoder)"),
     (&["mamba", "mamba2", "rwkv", "falcon_mamba"], "recurrent layers"),
-    (&["vit", "clip", "siglip", "dinov2"], "patches of images as tokens"),
+    (&["vit", "clip", "siglip", "dinov2"], "image patches as tokens"),
     (&["resnet"], "the names of transformers' ResNet: torchvision's and timm's are read"),
 ];
 
@@ -42,7 +42,7 @@ pub(super) fn find(config: &Value) -> Result<&'static dyn Architecture, String> 
         let missing = MISSING.iter().find(|(kinds, _)| kinds.contains(&kind)).map(|(_, missing)| *missing);
         let missing = missing.unwrap_or("its layers");
         format!(
-            "its `model_type` is {kind:?}, which is not built here (missing: {missing}); what is read is \"gpt2\", and ResNets, VGGs \
+            "its `model_type` is {kind:?}, which is not supported (missing: {missing}); what is read is \"gpt2\", and ResNets, VGGs \
              and AlexNet of torchvision without a config.json"
         )
     })
@@ -89,7 +89,7 @@ mod tests {
         assert!(llama.starts_with(
             "its `model_type` is \"llama\", which is not built here (missing: rotary positions);"
         ));
-        assert!(said(json!("qwen3_moe")).contains("rotary positions and routed experts"));
+        assert!(said(json!("qwen3_moe")).contains("rotary positions and mixture of experts"));
         assert!(said(json!("new")).contains("(missing: its layers)"));
         assert_eq!(said(json!(2)), "`model_type` must be a text, got 2");
     }

@@ -151,10 +151,10 @@ pub fn check_tokens(whole: &Checkpoint, plan: &Plan) -> Result<()> {
     let name = folder.display();
     let problem = match Tokenizer::in_folder(folder) {
         Some(_) => format!(
-            "is not said, and text would be read as {bytes} kinds of bytes: {name} has a tokenizer, which is meant"
+            "is missing, and text would be read as {bytes} byte tokens: {name} has a tokenizer; use it"
         ),
         None => format!(
-            "is not said, and {name} has none (no {TOKENIZER}, nor vocab.json and merges.txt): text would be read as bytes by a model \
+            "is missing, and {name} has none (no {TOKENIZER}, nor vocab.json and merges.txt): text would be read as bytes by a model \
              of {its} tokens"
         ),
     };

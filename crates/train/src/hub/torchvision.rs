@@ -23,7 +23,7 @@ impl Architecture for Torchvision {
     fn read(&self, files: &ForeignFiles<'_>) -> Result<ForeignModel, String> {
         let shapes = &files.shapes;
         let unknown = || {
-            "its tensors are those of no network that is built here: a GPT-2 has a config.json, and ResNets, VGGs and AlexNet of \
+            "its tensors match no supported network: a GPT-2 has a config.json, and ResNets, VGGs and AlexNet of \
              torchvision are known by their tensors"
                 .to_owned()
         };

@@ -89,7 +89,7 @@ impl<'a> Generator<'a> {
         device: &'a Device,
     ) -> Result<Generator<'a>> {
         let Some(context) = plan.model.input.context() else {
-            let problem = format!("is \"{}\", a model of images, which writes no text", plan.model.name);
+            let problem = format!("is \"{}\", an image model, which generates no text", plan.model.name);
             return Err(PlanError::Conflict { field: "model.name".into(), problem }.into());
         };
         if plan.layout.has_sequence() || plan.layout.mixture().is_some() {
@@ -97,7 +97,7 @@ impl<'a> Generator<'a> {
                 true => ("parallel.sequence", "the positions of a sequence"),
                 false => ("parallel.integrated", "samples"),
             };
-            let problem = format!("cuts {cut}, and a text that is being written has one at a time");
+            let problem = format!("splits {cut}, and generation has one at a time");
             return Err(PlanError::Conflict { field: field.into(), problem }.into());
         }
         let schedule = Schedule::next_token(stage.placement());

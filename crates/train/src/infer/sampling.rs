@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn what_stands_in_the_text_is_less_likely_again() {
         let mut sampler = Sampler::new(Sampling { repetition_penalty: 3.0, ..Sampling::GREEDY });
-        assert!(!sampler.takes_the_likeliest(), "a card must show its logits");
+        assert!(!sampler.takes_the_likeliest(), "a GPU must show its logits");
         sampler.read(&[4, 99]);
         // 4 falls from 2 to 0.67, then 1 does, then 3 from 1 to 0.33; -1 would become -3.
         assert_eq!([0; 5].map(|_| sampler.choose(&LOGITS)), [1, 3, 1, 1, 1]);

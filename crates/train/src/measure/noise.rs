@@ -39,9 +39,8 @@ pub fn gradient_noise_at(surface: &Surface<'_>, at: &Weights) -> Result<Gradient
     let (context, size, ids) = (surface.context, surface.micro_batch, surface.ids());
     let (replicas, parts) = (context.ranks.data().size(), context.ranks.replica().size());
     if replicas > 1 && parts > 1 {
-        let problem = format!(
-            "has {replicas} replicas of {parts} ranks: the noise of gradients is measured on one of both"
-        );
+        let problem =
+            format!("has {replicas} replicas of {parts} ranks: gradient noise is measured on one rank");
         return Err(espalier_plan::Error::Conflict { field: "parallel".into(), problem }.into());
     }
     let (mut squares, mut count, mut total) = (0.0, 0usize, None);
@@ -63,7 +62,7 @@ pub fn gradient_noise_at(surface: &Surface<'_>, at: &Weights) -> Result<Gradient
     let (squares, count) = (all[0], all[1] as usize);
     if count < 2 {
         let problem = format!(
-            "is {}, and noise shows between micro-batches of {size}: it must be {} or more",
+            "is {}, and noise is measured between micro-batches of {size}: it must be {} or more",
             surface.samples(),
             2 * size
         );

@@ -133,11 +133,11 @@ impl Join {
             let _name = Ranks::name(&world);
             work(Ranks::join(world, mesh)?.sharing(self.sharing(Cuda::probe().gpus.len())))
         };
-        tracing::info!("joins the others by {}", self.transport());
+        tracing::info!("connects to the others by {}", self.transport());
         let outcome = match (&self.carrier, device) {
             (Carrier::Mpi, _) => on_mpi(limit, work),
             (Carrier::Nccl(place), Device::Cuda(cuda)) => nccl::run(cuda, place, limit, work),
-            (Carrier::Nccl(_), Device::Cpu(_)) => unreachable!("NCCL was chosen for a card"),
+            (Carrier::Nccl(_), Device::Cpu(_)) => unreachable!("NCCL was chosen for a GPU"),
         };
         outcome.map_err(Error::from)
     }
@@ -148,8 +148,8 @@ fn by_mpi(launched: &Launched) -> Result<Carrier> {
     let Launched { size, variable, .. } = launched;
     let what = match launched.launcher {
         Launcher::Torchrun => format!(
-            "torchrun's variables are set ({variable}={size}), and they join ranks with a card each (device.kind = \
-             \"cuda\"): processors are joined by mpirun, or as threads of one process by --ranks {size}"
+            "torchrun's variables are set ({variable}={size}), and they connect ranks with one GPU each (device.kind = \
+             \"cuda\"): CPU ranks are started by mpirun, or as threads of one process by --ranks {size}"
         ),
         Launcher::Mpi | Launcher::Slurm if !MPI => format!(
             "the launcher started {size} processes ({variable}={size}), but this program was built without MPI: build \

@@ -55,7 +55,7 @@ impl Ranks {
         let axes = AxisGroups::form(&world, mesh)?;
         let peers = along(&[Axis::Spatial, Axis::Tensor])?;
         let replica = along(&[Axis::Pipeline, Axis::Spatial, Axis::Tensor])?;
-        tracing::info!("joined the others: rank {} of {}", world.rank(), world.size());
+        tracing::info!("connected to the others: rank {} of {}", world.rank(), world.size());
         let place = mesh.coordinates(world.rank());
         let sharing = world.size();
         Ok(Ranks { world, axes, peers, replica, place, sharing })

@@ -229,7 +229,7 @@ impl Pruner for EarlyBird {
         let mut note = format!("keeps {kept} of {places} {what}");
         if !distances.is_empty() {
             let list: Vec<String> = distances.iter().map(|distance| format!("{distance:.4}")).collect();
-            note += &format!("; mask distances to those before {}", list.join(" "));
+            note += &format!("; mask distance to earlier masks {}", list.join(" "));
         }
         if !settled && !last {
             self.drawn.push_back(newest);
@@ -240,8 +240,8 @@ impl Pruner for EarlyBird {
         }
         self.drawn.clear();
         self.ticket = Some(network.step);
-        let why = if settled { "settled" } else { "not settled by `prune.latest`" };
-        let note = format!("ticket drawn after step {}, {why}: {note}", network.step);
+        let why = if settled { "converged" } else { "not converged by `prune.latest`" };
+        let note = format!("mask drawn after step {}, {why}: {note}", network.step);
         Ok(Decision::Prune(Draw { masks: self.masks(network, drawn)?, reset_state: false, note, distances }))
     }
 

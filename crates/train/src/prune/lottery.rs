@@ -108,8 +108,9 @@ impl Pruner for Lottery {
         }
         let Some(round) = self.trainings.begins(step) else { return Ok(Decision::Wait) };
         if rewind > 0 && self.early.is_empty() {
-            let problem =
-                format!("is {rewind}, but the checkpoint that the run goes on from holds no weights of then");
+            let problem = format!(
+                "is {rewind}, but the checkpoint that the run resumes from has no weights of that step"
+            );
             return Err(Error::Plan(espalier_plan::Error::Conflict {
                 field: "prune.rewind".into(),
                 problem,

@@ -27,13 +27,13 @@ pub(super) fn resume(
     };
     let loaded = trainer.load(checkpoints, report)?.is_some();
     match (loaded, damaged.first()) {
-        (false, None) => observer.warning("there is no checkpoint yet: the run starts from its beginning"),
+        (false, None) => observer.warning("there is no checkpoint yet: the run starts from step 0"),
         (false, Some((_, newest))) => return Err(no_whole_checkpoint(folder, newest)),
         (true, _) if trainer.ranks().leads() => {
             for (path, problem) in &damaged {
                 let moved = match checkpoint::set_aside(path) {
                     Ok(to) => format!("it is {} now", to.display()),
-                    Err(why) => format!("it cannot be put aside: {why}"),
+                    Err(why) => format!("it cannot be moved aside: {why}"),
                 };
                 observer.warning(&format!("{problem}; {moved}, and the one before it is used"));
             }
@@ -49,7 +49,7 @@ pub(super) fn no_whole_checkpoint(folder: &Path, newest: &str) -> Error {
     Error::file(
         folder,
         format!(
-            "no whole checkpoint is left to resume from ({newest}), and nothing was changed: {verify} looks at all of them, \
+            "no intact checkpoint is left to resume from ({newest}), and nothing was changed: {verify} checks all of them, \
              and --resume --fresh starts over and puts them aside"
         ),
     )
@@ -76,6 +76,6 @@ pub(super) fn set_aside(folder: &Path, observer: &mut dyn Observer) -> Result<()
         durable::sync_folder(folder)
     };
     attempt().map_err(|why| Error::unwritten(&aside, why))?;
-    observer.warning(&format!("the run starts over: what was there is in {}", aside.display()));
+    observer.warning(&format!("the run restarts from step 0: the old files are in {}", aside.display()));
     Ok(())
 }

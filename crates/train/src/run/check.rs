@@ -45,11 +45,11 @@ pub fn check(plan: &Plan, samples: usize, place: &RunDir, observer: &mut dyn Obs
             start.check_fits(&plan.model)?;
         }
         match newest {
-            None => observer.warning("there is no checkpoint yet: the run would start from its beginning"),
+            None => observer.warning("there is no checkpoint yet: the run would start from step 0"),
             Some(whole) => {
                 whole.check_fits(&plan.model)?;
                 let done = whole.progress().step;
-                observer.note(&format!("it would go on after step {done}"));
+                observer.note(&format!("it would resume after step {done}"));
                 match done >= steps as u64 {
                     true => observer.note(&nothing_to_do(plan, done, steps as u64)),
                     false => resumed.note_length(plan.record(), done, samples, observer),

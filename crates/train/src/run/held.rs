@@ -41,7 +41,7 @@ impl HeldFolder {
             return Ok(());
         }
         let why = "the run folder was removed or renamed while the run was at work in it, and nothing more is written: where it \
-                   was renamed, --resume with its new name as --out goes on from its last checkpoint";
+                   was renamed, --resume with the new name as --out continues from its last checkpoint";
         Err(Error::Disk { path: self.path.clone(), why: why.into() })
     }
 

@@ -28,17 +28,17 @@ impl Observer for Landmarks<'_> {
     }
 
     fn sampled(&mut self, step: u64, prompt: &str, text: &str) {
-        info!("wrote {} characters after step {step}", text.chars().count());
+        info!("generated {} characters after step {step}", text.chars().count());
         self.0.sampled(step, prompt, text);
     }
 
     fn looked(&mut self, step: u64, seen: &Observation) {
-        info!("the pruning method looked before step {step} and waits");
+        info!("the pruning method does not prune before step {step} yet");
         self.0.looked(step, seen);
     }
 
     fn pruned(&mut self, step: u64, pruned: &Pruned) {
-        info!("pruned before step {step}: {} of {} candidates are kept", pruned.kept, pruned.of);
+        info!("pruned before step {step}: {} of {} prunable weights are kept", pruned.kept, pruned.of);
         self.0.pruned(step, pruned);
     }
 

@@ -29,11 +29,11 @@ use crate::{Error, Result};
 /// What happens before the first step where a method scores by gradients.
 fn scoring_note(candidates: u64, scoring: Scoring) -> String {
     let passes = match scoring.passes {
-        1 => "at once".into(),
+        1 => "1 pass".into(),
         // The best are found by looking three times.
-        passes => format!("in {passes} parts, each made three times"),
+        passes => format!("{passes} passes, each run 3 times"),
     };
-    format!("scoring {:.3} million weights by their gradients, {passes}", candidates as f64 / 1e6)
+    format!("scoring {:.2} M weights by gradient ({passes})", candidates as f64 / 1e6)
 }
 
 /// A run between its start and its end.
@@ -182,7 +182,8 @@ impl Run {
                 }
             }
             Err(error @ Error::Disk { .. }) => {
-                observer.warning(&format!("{error}; the run goes on without it, and those before it stay"));
+                observer
+                    .warning(&format!("{error}; the run continues without it, and earlier checkpoints stay"));
                 self.unsaved = Some(error);
             }
             Err(other) => return Err(other),

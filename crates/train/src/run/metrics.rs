@@ -180,14 +180,14 @@ impl Past {
         let path = path.display();
         if self.unreadable > 0 {
             observer.warning(&format!(
-                "{path}: {} lines are none that a run writes, and are left out",
+                "{path}: {} lines were not written by a run, and are ignored",
                 self.unreadable
             ));
         }
         let missing = gaps(&self.steps, began, done, every);
         if !missing.is_empty() {
             let ranges: Vec<String> = missing.iter().map(ToString::to_string).collect();
-            observer.warning(&format!("{path}: no line is there for {}", ranges.join(", ")));
+            observer.warning(&format!("{path}: there is no line for {}", ranges.join(", ")));
         }
     }
 }
@@ -249,14 +249,14 @@ mod tests {
         };
         assert_eq!(said(&whole, 9), [""; 0]);
         let holes: String = [1, 2, 3, 6, 7, 8].map(line).concat() + "{\"step";
-        assert_eq!(said(&holes, 9), ["metrics.jsonl: no line is there for steps 4 to 5, step 9"]);
+        assert_eq!(said(&holes, 9), ["metrics.jsonl: there is no line for steps 4 to 5, step 9"]);
         let damaged = whole.replacen("\"step\":5,", "\"stfp\":5,", 1);
         let expected = [
-            "metrics.jsonl: 1 lines are none that a run writes, and are left out",
-            "metrics.jsonl: no line is there for step 5",
+            "metrics.jsonl: 1 lines were not written by a run, and are ignored",
+            "metrics.jsonl: there is no line for step 5",
         ];
         assert_eq!(said(&damaged, 9), expected);
-        assert_eq!(said("", 2), ["metrics.jsonl: no line is there for steps 1 to 2"]);
+        assert_eq!(said("", 2), ["metrics.jsonl: there is no line for steps 1 to 2"]);
     }
 
     #[test]

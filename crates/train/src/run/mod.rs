@@ -153,7 +153,7 @@ impl RunDir {
         if !self.resume && holds_run(&folder)? {
             return Err(Error::file(
                 &folder,
-                "a run is here already: add --resume to go on, or choose another --out",
+                "there is a run here already: add --resume to continue it, or choose another --out",
             ));
         }
         Ok(claim)
@@ -249,14 +249,14 @@ fn nothing_to_do(plan: &Plan, done: u64, steps: u64) -> String {
         Length::Epochs(_) => "train.epochs",
     };
     format!(
-        "there is nothing to do: {done} steps are done, and the run has {steps}; a larger `{length}` makes it go on"
+        "there is nothing to do: {done} steps are done, and the run has {steps}; a larger `{length}` continues it"
     )
 }
 
 /// Zeros can be kept only of something that a run starts from.
 fn refuse_zeros_of_nothing(plan: &Plan) -> Result<()> {
     if plan.keep_zeros {
-        let why = "without --from: weights that are drawn anew have no zeros to keep".into();
+        let why = "without --from: newly initialized weights have no zeros to keep".into();
         return Err(espalier_plan::Error::NoEffect { field: "train.keep_zeros".into(), why }.into());
     }
     Ok(())

@@ -30,7 +30,7 @@ pub fn prune(
     let observer = &mut Landmarks(observer);
     let _claim = Claim::on(folder)?;
     if holds_run(folder)? {
-        return Err(Error::file(folder, "a run is here already: choose another folder"));
+        return Err(Error::file(folder, "there is a run here already: choose another folder"));
     }
     hub::check_tokens(whole, &plan)?;
     let companions = hub::companions(&plan, &dataset, Some(whole.path()))?;

@@ -45,7 +45,7 @@ impl Resumed {
             Ok(was) => was,
             // It may be of another version, and what it trained need not be lost for that.
             Err(why) => {
-                observer.warning(&format!("{}: {why}; so nobody can say what the run was", path.display()));
+                observer.warning(&format!("{}: {why}; so the original settings are unknown", path.display()));
                 return Ok(Resumed { text, run: None, data: None });
             }
         };
@@ -57,8 +57,7 @@ impl Resumed {
         let data_change =
             held.zip(recorded.as_ref()).and_then(|(held, recorded)| held.change_since(recorded));
         if held.is_some() && recorded.is_none() {
-            let why =
-                "it is not known what the data files held before, so nobody can say whether they changed";
+            let why = "the earlier contents of the data files are unknown, so changes cannot be detected";
             observer.note(&format!("{}: {why}", data_path.display()));
         }
         // Data that were moved are the same wherever they are.
@@ -69,7 +68,7 @@ impl Resumed {
         if let Some(change) = data_change.filter(|_| !other_data) {
             if !allow.iter().any(|name| name == "data") {
                 let why = format!(
-                    "the data files {change}, which would be another run; if that is meant, add --allow data"
+                    "the data files {change}, which would make it a different run; if you mean it, add --allow data"
                 );
                 return Err(Error::file(data_path, why));
             }
@@ -82,8 +81,10 @@ impl Resumed {
         if !refused.is_empty() {
             let clauses: Vec<String> = refused.iter().map(|change| change.to_string()).collect();
             let flags: String = refused.iter().map(|change| format!(" --allow {}", change.field)).collect();
-            let why =
-                format!("{}, which would be another run; if that is meant, add{flags}", clauses.join(", "));
+            let why = format!(
+                "{}, which would make it a different run; if you mean it, add{flags}",
+                clauses.join(", ")
+            );
             return Err(Error::file(path, why));
         }
         for change in allowed {

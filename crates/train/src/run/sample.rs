@@ -16,7 +16,8 @@ pub(super) fn prompt(plan: &Plan, dataset: &Dataset) -> Result<Option<Vec<u32>>>
     match ids.len() <= context {
         true => Ok(Some(ids)),
         false => {
-            let problem = format!("has {} tokens, and `model.context` is {context}: shorten it", ids.len());
+            let problem =
+                format!("has {} tokens, more than `model.context` = {context}: shorten it", ids.len());
             Err(Error::Plan(espalier_plan::Error::Conflict { field: "sample.prompt".into(), problem }))
         }
     }

@@ -45,7 +45,8 @@ impl StartPoint {
             Err(why) if why.kind() == ErrorKind::NotFound => return Ok(None),
             read => read.map_err(|why| Error::unread(&path, why))?,
         };
-        let damaged = |why| Error::file(&path, format!("it does not say what the run started from: {why}"));
+        let damaged =
+            |why| Error::file(&path, format!("it does not record what the run started from: {why}"));
         serde_json::from_slice(&text).map(Some).map_err(damaged)
     }
 
@@ -90,8 +91,8 @@ impl StartPoint {
                 return Err(Error::file(
                     folder,
                     format!(
-                        "it is not written down that this run started from other weights, and --from {} would make another run \
-                         of it; --resume --fresh starts over from them",
+                        "this run did not start from other weights, and --from {} would make it a different run; \
+                         --resume --fresh restarts from them",
                         from.display()
                     ),
                 ));
@@ -103,8 +104,8 @@ impl StartPoint {
         let is_gone = of_first(ranks, || Ok(!path.exists()))?;
         if is_gone && place.from.is_none() {
             return Err(refuse(format!(
-                "the run started from {}, which is not there any more, and has no checkpoint yet: put it back, or say with \
-                 --from where it is",
+                "the run started from {}, which is gone, and has no checkpoint yet: put it back, or give its new path \
+                 with --from",
                 path.display()
             )));
         }
@@ -114,7 +115,7 @@ impl StartPoint {
         let started = recorded.as_ref().filter(|_| place.from.is_none() || !place.fresh);
         if let Some(change) = started.and_then(|started| found.weights.change_since(&started.weights)) {
             return Err(refuse(format!(
-                "the run did not start from {} as it is now: its files {change}; --resume --fresh --from starts over from other \
+                "the run did not start from {} as it is now: its files {change}; --resume --fresh --from restarts from other \
                  weights",
                 path.display()
             )));

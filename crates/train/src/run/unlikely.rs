@@ -10,12 +10,12 @@ pub(super) fn unlikely(plan: &Plan, samples: usize) -> Vec<String> {
     let mut told = Vec::new();
     if batch > samples && steps > 0 {
         told.push(format!(
-            "`train.batch` = {batch} is more than the {samples} samples that there are to train on: a step sees some of them more than once"
+            "`train.batch` = {batch} is more than the {samples} training samples: a step sees some of them more than once"
         ));
     }
     if rate.warmup > steps && steps > 0 {
         told.push(format!(
-            "`learning_rate.warmup` = {} is longer than the run of {steps} steps: the rate ends at {:.2e} and never reaches its peak",
+            "`learning_rate.warmup` = {} is longer than the run of {steps} steps: the learning rate ends at {:.2e} and never reaches its peak",
             rate.warmup,
             rate.at(steps - 1, steps)
         ));
@@ -26,7 +26,7 @@ pub(super) fn unlikely(plan: &Plan, samples: usize) -> Vec<String> {
         && latest > 0
     {
         told.push(format!(
-            "`prune.latest` = {latest} is beyond the end of the run of {steps} steps: where masks do not settle, nothing is ever pruned"
+            "`prune.latest` = {latest} is beyond the end of the run of {steps} steps: if masks do not converge, nothing is pruned"
         ));
     }
     told
@@ -63,7 +63,7 @@ mod tests {
         assert_eq!(
             told(&early_bird),
             [
-                "`prune.latest` = 10 is beyond the end of the run of 10 steps: where masks do not settle, nothing is ever pruned"
+                "`prune.latest` = 10 is beyond the end of the run of 10 steps: if masks do not converge, nothing is pruned"
             ]
         );
         assert_eq!(told(&[&early_bird[..2], &["prune.latest=9"]].concat()), [""; 0]);

@@ -138,10 +138,9 @@ impl Trained {
         let facts = dataset.facts();
         let plan = Plan::new(self.run.in_use(overrides)?, DataFacts { image: facts.image, ..self.facts })?;
         match facts.classes.filter(|classes| *classes > plan.model.classes) {
-            Some(classes) => Err(self.checkpoint.refuse(format!(
-                "it tells {} classes apart, and the data have {classes}",
-                plan.model.classes
-            ))),
+            Some(classes) => Err(self
+                .checkpoint
+                .refuse(format!("it has {} classes, and the data have {classes}", plan.model.classes))),
             None => Ok(plan),
         }
     }
@@ -184,7 +183,7 @@ impl Trained {
         self.run.check_overrides(overrides, purpose)?;
         let Some(path) = path else {
             if !self.is_own {
-                let why = "nothing says what it learnt from: --data names what to judge it by";
+                let why = "its training data are unknown: give data to evaluate on with --data";
                 return Err(self.checkpoint.refuse(why));
             }
             return Ok(Dataset::open(&self.run_to_judge(overrides)?)?);

@@ -58,7 +58,7 @@ impl Trained {
         let Some(Evaluation { loss, accuracy, .. }) = evaluation else {
             return Err(self
                 .checkpoint()
-                .refuse("there is nothing to judge it by: the data hold out nothing"));
+                .refuse("there is nothing to evaluate on: the data have no validation split"));
         };
         if !loss.is_finite() {
             if let Some(name) = self.checkpoint().first_not_finite(&plan.model)? {

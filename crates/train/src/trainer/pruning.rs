@@ -217,7 +217,7 @@ pub(super) fn sparse_products(
     }
     if let Device::Cuda(_) = device {
         let why =
-            "on a card, where dense products are faster: set `device.kind` = \"cpu\", or leave it out".into();
+            "on a GPU, where dense kernels are faster: set `device.kind` = \"cpu\", or leave it out".into();
         return Err(espalier_plan::Error::NoEffect { field: "prune.kernels".into(), why }.into());
     }
     let names = plan.model.linear_weights();

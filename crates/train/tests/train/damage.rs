@@ -57,7 +57,7 @@ fn what_might_be_rescued_is_never_written_over() {
     assert!(matches!(error, Error::File { .. }), "{error:?}");
     let said = error.to_string();
     assert!(
-        said.contains("no whole checkpoint is left") && said.contains("step-000004: model.safetensors"),
+        said.contains("no intact checkpoint is left") && said.contains("step-000004: model.safetensors"),
         "{said}"
     );
     assert!(said.contains("espalier verify") && said.contains("--resume --fresh"), "{said}");

@@ -96,7 +96,7 @@ fn files_are_held_out_in_the_place_of_a_share() {
     );
     assert_eq!(
         sentence(&["data.validation_path=more", "data.validation=0.1"]),
-        "`data.validation` and `data.validation_path` exclude each other: hold out a share, or other files"
+        "`data.validation` and `data.validation_path` exclude each other: hold out a fraction, or use other files"
     );
 }
 
@@ -171,7 +171,7 @@ fn images_of_other_files_are_held_out() {
     );
     assert_eq!(
         sentence("[\"t10k-images-idx3-ubyte\", \"wide-images-idx3-ubyte\"]"),
-        "wide-images-idx3-ubyte has images of 1 x 3 pixels and 1 channels: expected 1 x 2 and 1, as those that are learnt from"
+        "wide-images-idx3-ubyte has images of 1 x 3 pixels and 1 channels: expected 1 x 2 and 1, as the training images"
     );
     assert_eq!(
         sentence("\"more-images-idx3-ubyte\""),

@@ -234,7 +234,7 @@ fn what_cannot_write_is_refused() {
         let device = Device::cpu(2).unwrap();
         on_ranks(trained, &plan, &device, LIMIT, None, |_| Ok(())).unwrap_err().to_string()
     };
-    assert_eq!(refused(&images, &[]), "`model.name` is \"custom\", a model of images, which writes no text");
+    assert_eq!(refused(&images, &[]), "`model.name` is \"custom\", an image model, which generates no text");
     let text = trained(&dense(), &folder.path().join("text"));
     assert_eq!(
         refused(&text, &["parallel.tensor=2".into(), "parallel.sequence=true".into()]),

@@ -351,7 +351,7 @@ fn a_run_says_that_looking_changes_it() {
         let (ended, heard) = base.set(format!("train.eval_every={every}")).hear();
         ended.unwrap();
         let said =
-            heard.warnings.iter().any(|text| text.contains("`train.eval_every` = 2 changes what is trained"));
+            heard.warnings.iter().any(|text| text.contains("`train.eval_every` = 2 changes the result"));
         assert_eq!(said, says, "{schedule}: {:?}", heard.warnings);
     }
 }

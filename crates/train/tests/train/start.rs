@@ -179,7 +179,7 @@ fn holes_in_the_metrics_are_said_where_a_run_goes_on() {
     fs::write(&path, kept).unwrap();
     let mut heard = Heard::default();
     base.set("train.steps=5").run_at(&support::resumed(at), &mut heard).unwrap();
-    assert_eq!(heard.warnings, [format!("{}: no line is there for step 2", path.display())]);
+    assert_eq!(heard.warnings, [format!("{}: there is no line for step 2", path.display())]);
 }
 
 /// A changed digit used to make another run of it, or another evaluation.

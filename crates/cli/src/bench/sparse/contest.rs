@@ -105,7 +105,7 @@ impl Contest {
     /// The fastest way of cuSPARSE's that gives the right result; else why the last one did not.
     fn fastest(&self, x: &Tensor, w: &Csr, expected: &[f32]) -> Result<(Way, Plan)> {
         let mut best: Result<(f64, Way, Plan)> =
-            Err(Error::Unsupported { what: "no way to ask cuSPARSE".into() });
+            Err(Error::Unsupported { what: "cuSPARSE cannot be queried".into() });
         for way in Way::all() {
             let tried = Plan::new(w, self.batch, way).and_then(|mut plan| {
                 self.verify(&plan.run(x, Category::Activations)?, expected)?;
@@ -151,7 +151,7 @@ impl Contest {
         let right = |(y, expected): (f32, &f32)| (y - expected).abs() <= tolerance;
         match y.to_f32().into_iter().zip(expected).all(right) {
             true => Ok(()),
-            false => Err(Error::Unsupported { what: "its result is not that of the dense product".into() }),
+            false => Err(Error::Unsupported { what: "its result differs from dense matmul".into() }),
         }
     }
 }

@@ -70,15 +70,15 @@ impl Sweep {
         match says {
             Crossing::Before(s) => {
                 format!(
-                    "at {layer} the sparse product wins already at {} zeros, the fewest measured",
+                    "at {layer} sparse matmul is faster already at {} sparsity, the lowest measured",
                     percent(s)
                 )
             }
-            Crossing::At(s) => format!("at {layer} the sparse product wins from {} zeros on", percent(s)),
+            Crossing::At(s) => format!("at {layer} sparse matmul is faster from {} sparsity on", percent(s)),
             Crossing::Beyond(s) => {
-                format!("at {layer} the sparse product does not win even at {} zeros", percent(s))
+                format!("at {layer} sparse matmul is slower even at {} sparsity", percent(s))
             }
-            Crossing::Unknown => format!("at {layer} no sparse product ran"),
+            Crossing::Unknown => format!("at {layer} no sparse matmul ran"),
         }
     }
 }
@@ -100,15 +100,16 @@ impl Report {
 
     fn conditions(&self) -> String {
         let (batch, precision, device) = (self.batch, self.precision, &self.device_name);
-        format!("y = x W^T, batch {batch}, {precision}, {device}; medians of rounds taken in turns")
+        format!("y = x W^T, batch {batch}, {precision}, {device}; medians of interleaved rounds")
     }
 
     /// What stands above the table.
     pub fn heading(&self) -> String {
-        let mut text = format!("{}\nmilliseconds at {} zeros\n", self.conditions(), percent(self.sparsity));
+        let mut text =
+            format!("{}\nmilliseconds at {} sparsity\n", self.conditions(), percent(self.sparsity));
         let _ = write!(text, "{:>13} {:>10} {:>10} {:>13}", "W", "dense", "sparse", "sparse/dense");
         if self.gpu {
-            let _ = write!(text, " {:>10}  cuSPARSE's fastest way", "2:4");
+            let _ = write!(text, " {:>10}  fastest cuSPARSE algorithm", "2:4");
         }
         text.push('\n');
         text
@@ -135,24 +136,22 @@ impl Report {
             match &row.sparse {
                 Err(why) => sentences.push(format!("the sparse column is empty: {why}")),
                 Ok(ms) if (0.95..=1.05).contains(&(ms / row.dense)) => sentences.push(format!(
-                    "at {zeros} zeros and {layer} the sparse product takes about as long as the dense one"
+                    "at {zeros} sparsity and {layer} sparse matmul takes about as long as dense"
                 )),
                 Ok(ms) if *ms >= row.dense => sentences.push(format!(
-                    "at {zeros} zeros and {layer} the sparse product takes {:.1} times as long as the dense one",
+                    "at {zeros} sparsity and {layer} sparse matmul takes {:.1} times as long as dense",
                     ms / row.dense
                 )),
                 Ok(ms) => sentences.push(format!(
-                    "at {zeros} zeros and {layer} the sparse product is {:.1} times as fast as the dense one",
+                    "at {zeros} sparsity and {layer} sparse matmul is {:.1} times as fast as dense",
                     row.dense / ms
                 )),
             }
             match &row.two_four {
                 None => {}
                 Some(Err(why)) => sentences.push(format!("the 2:4 column is empty: {why}")),
-                Some(Ok(ms)) => sentences.push(format!(
-                    "with two zeros in every four weights {layer} takes {:.2} of the dense product's time",
-                    ms / row.dense
-                )),
+                Some(Ok(ms)) => sentences
+                    .push(format!("2:4 sparsity: {layer} takes {:.2} of the dense time", ms / row.dense)),
             }
         }
         sentences.extend(self.sweeps.iter().map(Sweep::sentence));
@@ -169,26 +168,26 @@ impl Report {
         let curves = [
             curve(0, "dense", &|row| Some(row.dense)),
             curve(1, sparse, &|row| row.sparse.clone().ok()),
-            curve(2, "2:4, half zeros", &|row| row.two_four.clone()?.ok()),
+            curve(2, "2:4 (50 %)", &|row| row.two_four.clone()?.ok()),
         ];
         let sizes = self.rows.iter().map(|row| (row.size as f64, row.size.to_string())).collect();
         let mut times = Plot::new(
-            format!("Time at {} zeros", percent(self.sparsity)),
-            Axis::log("side of the weight matrix").marked(sizes),
+            format!("Time at {} sparsity", percent(self.sparsity)),
+            Axis::log("layer width").marked(sizes),
             Axis::log("milliseconds"),
         );
         times.curves.extend(curves.into_iter().filter(|curve| !curve.points.is_empty()));
         let mut figure =
-            Figure::new("A linear layer: dense product against sparse").under(self.conditions()).with(times);
+            Figure::new("A linear layer: dense against sparse matmul").under(self.conditions()).with(times);
         let swept: Vec<&Sweep> = self.sweeps.iter().filter(|sweep| !sweep.points.is_empty()).collect();
         if !swept.is_empty() {
             // Zeros are marked by what is kept, one in so many, for a logarithmic axis.
             let one_in = |sparsity: f64| 1.0 / (1.0 - sparsity);
             let zeros = [0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999].map(|s| (one_in(s), percent(s))).into();
             let mut ratios = Plot::new(
-                "Sparse over dense, by zeros",
-                Axis::log("zeros among the weights").marked(zeros),
-                Axis::log("times as long as the dense product"),
+                "Sparse time over dense time, by sparsity",
+                Axis::log("sparsity").marked(zeros),
+                Axis::log("times as long as dense"),
             )
             .with(Guide::level("as fast as dense", 1.0));
             for (i, sweep) in swept.into_iter().enumerate() {
@@ -303,13 +302,13 @@ mod tests {
         assert_eq!(
             report(Ok(12.0)).sentences(),
             [
-                "at 90 % zeros and 4096 x 4096 the sparse product takes 6.0 times as long as the dense one",
-                "at 4096 x 4096 the sparse product wins from 90 % zeros on"
+                "at 90 % sparsity and 4096 x 4096 sparse matmul takes 6.0 times as long as dense",
+                "at 4096 x 4096 sparse matmul is faster from 90 % sparsity on"
             ]
         );
-        let faster = "at 90 % zeros and 4096 x 4096 the sparse product is 4.0 times as fast as the dense one";
+        let faster = "at 90 % sparsity and 4096 x 4096 sparse matmul is 4.0 times as fast as dense";
         assert_eq!(report(Ok(0.5)).sentences()[0], faster);
-        let even = "at 90 % zeros and 4096 x 4096 the sparse product takes about as long as the dense one";
+        let even = "at 90 % sparsity and 4096 x 4096 sparse matmul takes about as long as dense";
         assert_eq!(report(Ok(2.05)).sentences()[0], even);
         assert_eq!(report(Err("no library".into())).sentences()[0], "the sparse column is empty: no library");
     }

@@ -128,7 +128,7 @@ fn lists_that_deadlock_or_break_the_rules() {
     insta::assert_snapshot!(refused("F0 a0>1 g0<1 B0\na0<0 F0 B0 g0>0 g0>0"), @"rank 1, action 5 (`g0>0`): it was sent already");
     insta::assert_snapshot!(refused("F0 a0>1 a0>1 g0<1 B0\na0<0 F0 B0 g0>0"), @"rank 0, action 3 (`a0>1`): it was sent already");
     insta::assert_snapshot!(refused("F0 a0>1 B0\na0<0 F0 B0 g0>0"), @"rank 0, action 3 (`B0`): the gradient of its output has not arrived");
-    insta::assert_snapshot!(refused("F0 a0>2 g0<1 B0\na0<0 F0 B0 g0>0"), @"rank 0, action 2 (`a0>2`): part 1 is on rank 1");
+    insta::assert_snapshot!(refused("F0 a0>2 g0<1 B0\na0<0 F0 B0 g0>0"), @"rank 0, action 2 (`a0>2`): stage 1 is on rank 1");
     insta::assert_snapshot!(refused("micro-batches 1\nF0 B0 F1 B1"), @"rank 0, action 5 (`F1`): the last micro-batch is 0");
     insta::assert_snapshot!(refused("pipeline 0 1 runs 0\npipeline 1 0 runs 1\nF0 B0 F1.0 B1\nF0 B0 F1 B1"), @"rank 0, action 5 (`F1.0`): the micro-batch goes through pipeline 1");
 }
@@ -136,10 +136,10 @@ fn lists_that_deadlock_or_break_the_rules() {
 /// The executor takes messages as they come only where that says what to run.
 #[test]
 fn lists_that_arrivals_cannot_drive() {
-    insta::assert_snapshot!(refused("message-driven\nF0 F1 B0 W0 B1 W1\nF0 B0 W0 F1 B1 W1"), @"message-driven ranks need whole backwards, but of rank 0 `B0` is half of one");
-    insta::assert_snapshot!(refused("message-driven\npipeline 0 1 1 0\nF0.0 F0.1 B0.1 B0.0\nF0.0 F0.1 B0.1 B0.0"), @"message-driven ranks need one pipeline with a part on each rank, in their order, but the pipeline is 0 1 1 0");
-    insta::assert_snapshot!(refused("message-driven\npipeline 0 1 runs 0\npipeline 1 0 runs 1\nF0 F1 B1 B0\nF1 F0 B0 B1"), @"message-driven ranks need one pipeline with a part on each rank, in their order, but there are 2 pipelines");
-    insta::assert_snapshot!(refused("message-driven\npipeline 1 0\nF0 B0\nF0 B0"), @"message-driven ranks need one pipeline with a part on each rank, in their order, but the pipeline is 1 0");
+    insta::assert_snapshot!(refused("message-driven\nF0 F1 B0 W0 B1 W1\nF0 B0 W0 F1 B1 W1"), @"message-driven ranks need full backward passes, but of rank 0 `B0` is half of one");
+    insta::assert_snapshot!(refused("message-driven\npipeline 0 1 1 0\nF0.0 F0.1 B0.1 B0.0\nF0.0 F0.1 B0.1 B0.0"), @"message-driven ranks need one pipeline with a stage on each rank, in order, but the pipeline is 0 1 1 0");
+    insta::assert_snapshot!(refused("message-driven\npipeline 0 1 runs 0\npipeline 1 0 runs 1\nF0 F1 B1 B0\nF1 F0 B0 B1"), @"message-driven ranks need one pipeline with a stage on each rank, in order, but there are 2 pipelines");
+    insta::assert_snapshot!(refused("message-driven\npipeline 1 0\nF0 B0\nF0 B0"), @"message-driven ranks need one pipeline with a stage on each rank, in order, but the pipeline is 1 0");
     read("message-driven\nF0 F1 B0 B1\nF0 B0 F1 B1");
 }
 
@@ -150,15 +150,15 @@ fn files_that_cannot_be_read() {
     insta::assert_snapshot!(refused("microbatches 4\nF0 B0"), @"line 1: `microbatches` is no action and no setting; did you mean `micro-batches`?");
     insta::assert_snapshot!(refused("F0 B+0"), @"line 1: `B+0` is no action and no setting; actions are F0, B0, W0, a0>1, a0<1, g0>1, g0<1, reduce, step, keep0 and drop0");
     insta::assert_snapshot!(refused("batches 0\nF0 B0"), @"line 1: `0` is not a number above 0");
-    insta::assert_snapshot!(refused("name a\nname b\nF0 B0"), @"line 2: `name` was said before");
+    insta::assert_snapshot!(refused("name a\nname b\nF0 B0"), @"line 2: `name` is given twice");
     insta::assert_snapshot!(refused("name a b\nF0 B0"), @"line 1: `name` takes one value");
     insta::assert_snapshot!(refused("updates flsh\nF0 B0"), @"line 1: `updates` is one of flush, every-micro-batch, double-buffered, free, not `flsh`; did you mean `flush`?");
-    insta::assert_snapshot!(refused("batches 2\nF0 B0"), @"line 1: the lines have 1 micro-batches, which 2 batches cannot share evenly");
+    insta::assert_snapshot!(refused("batches 2\nF0 B0"), @"line 1: the lines have 1 micro-batches, which 2 batches cannot split evenly");
     insta::assert_snapshot!(refused("F0.0 F0 B0.1 B0.0"), @"line 1: `F0` must say in which chunk, as in `F0.0`");
     insta::assert_snapshot!(refused("pipeline 0\nF0.1 B0.1"), @"line 2: `F0.1`: rank 0 has no such chunk");
-    insta::assert_snapshot!(refused("pipeline\nF0 B0"), @"line 1: a pipeline is written `pipeline 0 1 2 runs 0 1`: the rank of every part, and where there are several pipelines, the micro-batches of a batch that go this way");
+    insta::assert_snapshot!(refused("pipeline\nF0 B0"), @"line 1: a pipeline is written `pipeline 0 1 2 runs 0 1`: the rank of every stage, and with several pipelines, the micro-batches of a batch that it runs");
     insta::assert_snapshot!(refused("pipeline 0 runs 3\nF0 B0"), @"pipeline 0 runs micro-batch 3, but a batch has 1");
-    insta::assert_snapshot!(refused("pipeline 0 1\npipeline 1 0\nF0 B0\nF0 B0"), @"pipeline 0 does not say which micro-batches it runs");
+    insta::assert_snapshot!(refused("pipeline 0 1\npipeline 1 0\nF0 B0\nF0 B0"), @"pipeline 0 does not list the micro-batches that it runs");
     insta::assert_snapshot!(refused("pipeline 0 1 runs 0\npipeline 1 0 runs 0\nF0 B0\nF0 B0"), @"micro-batch 0 is run by two pipelines");
     insta::assert_snapshot!(refused("micro-batches 2\npipeline 0 1 runs 0\nF0 B0\nF0 B0"), @"no pipeline runs micro-batch 1");
     insta::assert_snapshot!(refused("F99999999999 B0"), @"a schedule of 100000000000 forwards is too long: the most is 1048576");

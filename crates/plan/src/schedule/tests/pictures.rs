@@ -83,7 +83,7 @@ fn zb_h1_4_stages_8_micro_batches() {
     rank 1 |..0>1>2>....0<3>1<0=4>2<1=5>3<2=6>4<3=7>5<4=6<5=7<6=7=|
     rank 2 |....0>1>..0<2>1<3>2<0=4>3<1=5>4<2=6>5<3=7>6<4=7<5=6=7=|
     rank 3 |......0>0<1>1<2>2<3>3<0=4>4<1=5>5<2=6>6<3=7>7<4=5=6=7=|
-    0> forward of micro-batch 0, 0< input half of its backward, 0= weight half, . idle
+    0> forward of micro-batch 0, 0< its input gradients, 0= its weight gradients, . idle
     ");
 }
 

@@ -55,9 +55,7 @@ impl Entry for Attention {
             return Err(format!("{heads} heads do not divide the width {width}"));
         }
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-            return Err(format!(
-                "{kv_heads} heads of keys and values cannot be shared out to {heads} heads of queries"
-            ));
+            return Err(format!("{kv_heads} key/value heads do not divide the {heads} query heads"));
         }
         let all = width.saturating_add((width / heads).saturating_mul(kv_heads).saturating_mul(2));
         if input.last() != all {
@@ -117,7 +115,7 @@ impl Attention {
             (kv.clone(), kv.start * group..kv.end * group)
         } else if !ranks.is_multiple_of(kv_heads) {
             return Err(format!(
-                "but the {kv_heads} heads of keys and values of an attention cannot be repeated evenly on them"
+                "but the {kv_heads} key/value heads of an attention cannot be replicated evenly over them"
             ));
         } else {
             let sharers = ranks / kv_heads;

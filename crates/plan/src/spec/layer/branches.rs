@@ -78,7 +78,7 @@ impl Sides<'_> {
                 format!("its branches must have one shape: branch 0 gives {first}, branch {i} {}", shapes[i])
             }
             Join::Concat => format!(
-                "its branches must differ in their last dimension alone: branch 0 gives {first}, branch {i} {}",
+                "its branches must differ in their last dimension only: branch 0 gives {first}, branch {i} {}",
                 shapes[i]
             ),
         };

@@ -143,7 +143,7 @@ impl Entry for Exchange {
             (Along::Samples, _) => return Ok(input),
             (Along::Last, _) => (input.last(), input.with_last(after)),
             (Along::Sequence, Shape::Sequence { seq, width }) => (seq, Shape::Sequence { seq: after, width }),
-            (Along::Sequence, _) => return Err(format!("cuts a sequence, got {input}")),
+            (Along::Sequence, _) => return Err(format!("splits a sequence, got {input}")),
         };
         if found == before { Ok(output) } else { Err(format!("takes {before} of them, got {input}")) }
     }

@@ -46,7 +46,7 @@ impl HalfProduct {
         (x, y): (u64, u64),
     ) -> Result<HalfProduct> {
         if cuda.gpu().capability < 80 {
-            let what = format!("{} cannot multiply the 2:4 pattern (cards since 8.0 can)", cuda.gpu());
+            let what = format!("{} cannot multiply the 2:4 pattern (GPUs since 8.0 can)", cuda.gpu());
             return Err(Error::Unsupported { what });
         }
         cuda.bind()?;

@@ -102,7 +102,7 @@ impl Kernels<'_> {
     fn new<'a>(cuda: &'a Cuda, dtype: DType, z: &'a Sizes) -> Result<Kernels<'a>> {
         if z.d > MOST {
             let what = format!(
-                "attention on a card takes heads of at most {MOST} columns, got {}: raise model.heads or set \
+                "attention on a GPU takes heads of at most {MOST} columns, got {}: raise model.heads or set \
                  device.kind = \"cpu\"",
                 z.d
             );

@@ -44,7 +44,7 @@ pub(super) fn forward(
 ) -> Result<Tensor> {
     if z.d > MOST {
         let what = format!(
-            "attention on a card takes heads of at most {MOST} columns, got {}: set device.kind = \"cpu\"",
+            "attention on a GPU takes heads of at most {MOST} columns, got {}: set device.kind = \"cpu\"",
             z.d
         );
         return Err(Error::Unsupported { what });

@@ -147,8 +147,8 @@ impl<'a> Product<'a> {
             return Ok(());
         }
         let cuda = self.a.cuda_buffer().cuda().clone();
-        assert!(cuda.is(self.b.cuda_buffer().cuda()) && cuda.is(c.cuda_buffer().cuda()), "on two cards");
-        assert!(self.plus.is_none_or(|plus| cuda.is(plus.cuda_buffer().cuda())), "on two cards");
+        assert!(cuda.is(self.b.cuda_buffer().cuda()) && cuda.is(c.cuda_buffer().cuda()), "on two GPUs");
+        assert!(self.plus.is_none_or(|plus| cuda.is(plus.cuda_buffer().cuda())), "on two GPUs");
         if self.k > 0 && self.ask(&cuda, c)? {
             return Ok(());
         }

@@ -28,7 +28,7 @@ pub(super) fn max_forward(cuda: &Cuda, x: &Tensor, grid: &Grid, pool: Pool) -> R
 fn places(cuda: &Cuda, x: &Tensor, grid: &Grid, pool: Pool) -> Result<Tensor> {
     if pool.kernel > WIDEST {
         let what =
-            format!("a maximum on a card takes windows of at most {WIDEST} pixels, got {}", pool.kernel);
+            format!("a maximum on a GPU takes windows of at most {WIDEST} pixels, got {}", pool.kernel);
         return Err(Error::Unsupported { what });
     }
     let words = grid.output_shape().iter().product::<usize>().div_ceil(4);

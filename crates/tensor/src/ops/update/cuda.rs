@@ -86,7 +86,7 @@ impl<'a> Described<'a> {
         let Target { weight, master, gradient, states, mask, weight_decay, adapt, .. } = target;
         let gpu = gradient.cuda_buffer().cuda();
         let address = |tensor: &Tensor| {
-            assert!(tensor.cuda_buffer().cuda().is(gpu), "update: a target on two cards");
+            assert!(tensor.cuda_buffer().cuda().is(gpu), "update: a target on two GPUs");
             tensor.cuda_buffer().address()
         };
         let low = master.as_ref().is_some_and(|master| master.dtype() == DType::U16);
@@ -256,7 +256,7 @@ struct Table {
 
 impl Table {
     fn new(cuda: &Cuda, all: &[Described<'_>], norms: &[SquaredNorms]) -> Result<Table> {
-        assert!(all.iter().all(|one| one.gpu.is(cuda)), "update: targets on two cards");
+        assert!(all.iter().all(|one| one.gpu.is(cuda)), "update: targets on two GPUs");
         let tensors = all.len();
         let blocks: usize = all.iter().map(|one| one.blocks as usize).sum();
         let mut words = Vec::with_capacity((2 + WORDS + 1) * tensors + blocks + 1);

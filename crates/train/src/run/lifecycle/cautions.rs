@@ -19,8 +19,8 @@ impl Run {
         let fields: Vec<String> = within.map(|(field, every)| format!("`{field}` = {every}")).collect();
         (!fields.is_empty()).then(|| {
             format!(
-                "with \"{}\" the pipeline runs empty wherever the run is evaluated or saved, and the batches behind start on \
-                 newer weights: {} changes what is trained",
+                "with \"{}\" the pipeline is drained wherever the run is evaluated or saved, and the next batches start on \
+                 newer weights: {} changes the result",
                 pipeline.order.name(),
                 fields.join(" or ")
             )

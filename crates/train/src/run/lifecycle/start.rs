@@ -61,12 +61,12 @@ impl Run {
         let prompt = sample::prompt(&plan, &dataset)?.unwrap_or_default();
         let mut checkpoints = checkpoints_of(&plan, &folder);
         if plan.parameters >= MANY {
-            observer.note(&format!("making {:.1} billion weights", plan.parameters as f64 / 1e9));
+            observer.note(&format!("initializing {:.1} B weights", plan.parameters as f64 / 1e9));
         }
-        info!("makes its weights, of {} in all", plan.parameters);
+        info!("initializes its weights, of {} in all", plan.parameters);
         let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
         trainer.listen_to(stop.clone());
-        info!("its weights are made");
+        info!("its weights are initialized");
         let mut goes_on = false;
         if place.resume && !place.fresh {
             goes_on = resume(&mut trainer, &checkpoints, &folder, observer)?;
@@ -74,7 +74,7 @@ impl Run {
                 && trainer.is_pruned_beyond(wanted)
             {
                 observer.warning(&format!(
-                    "the checkpoint is pruned to {:.4} already, and `prune.sparsity` = {wanted} brings nothing back",
+                    "the checkpoint is pruned to {:.4} already, and `prune.sparsity` = {wanted} does not restore weights",
                     trainer.sparsity()
                 ));
             }
@@ -144,7 +144,7 @@ impl Run {
         }
         if finishes {
             observer.note(&format!(
-                "all {steps} steps are done, and the run was stopped before its end was written down: that is done now"
+                "all {steps} steps are done, and the run was stopped before its summary was written: it is written now"
             ));
             checkpoints.remove_old(done, |problem| observer.warning(problem));
         }

@@ -64,7 +64,7 @@ fn a_ticket_is_drawn_when_the_newest_mask_is_near_all_others() {
     peak_at(&mut bench, 5);
     let draw = bench.draw(&mut *early, 40);
     assert_eq!(draw.distances, [2.0 / 11.0, 1.0 / 11.0]);
-    assert!(draw.note.starts_with("ticket drawn after step 40, settled: keeps 11 of 110"), "{}", draw.note);
+    assert!(draw.note.starts_with("mask drawn after step 40, converged: keeps 11 of 110"), "{}", draw.note);
     assert_eq!(places(&draw.masks[0].1), (5..16).collect::<Vec<_>>());
     assert_eq!(bench.draw(&mut *resumed, 40).masks, draw.masks);
     // Once.
@@ -107,7 +107,7 @@ fn what_never_settles_is_pruned_at_the_latest() {
             assert!(!matches!(decision, Decision::Prune(_)), "{now}: {decision:?}");
         }
         let draw = bench.draw(&mut *early, step);
-        assert!(draw.note.contains("not settled by `prune.latest`"), "{}", draw.note);
+        assert!(draw.note.contains("not converged by `prune.latest`"), "{}", draw.note);
     }
 }
 
@@ -286,7 +286,7 @@ fn distances_and_the_step_of_the_ticket_are_written_down() {
     let ticket = lines.iter().find(|line| line.get("pruned").is_some()).expect("a ticket");
     assert_eq!(ticket["step"], 4);
     assert_eq!(ticket["pruned"]["mask_distances"].as_array().unwrap().len(), 2);
-    assert!(ticket["pruned"]["note"].as_str().unwrap().starts_with("ticket drawn after step 3, settled"));
+    assert!(ticket["pruned"]["note"].as_str().unwrap().starts_with("mask drawn after step 3, converged"));
 }
 
 /// Changes every parameter, as training would, and every running statistic.
