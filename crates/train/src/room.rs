@@ -86,6 +86,8 @@ fn advice(plan: &Plan, category: Category) -> String {
     let moments = optimizer.moments == MomentDtype::F32 && optimizer.moments() > 0;
     let moments = moments.then_some("optimizer.moments = \"bf16\"");
     let pruned = plan.pruning.is_none().then_some("pruning before the first step");
+    let rest_dense = plan.pruning.is_some() && !plan.storage.compressed_weights;
+    let kept = rest_dense.then_some("prune.weights = \"compressed\"");
     let ways: Vec<&str> = match category {
         Category::Activations => {
             let less = ["a smaller train.batch", "more train.micro_batches"];
@@ -94,7 +96,7 @@ fn advice(plan: &Plan, category: Category) -> String {
         Category::Gradients | Category::Optimizer => {
             ["a smaller model"].into_iter().chain(half).chain(low_bits).chain(moments).chain(pruned).collect()
         }
-        _ => ["a smaller model", "fewer ranks on it"].into_iter().chain(half).collect(),
+        _ => ["a smaller model", "fewer ranks on it"].into_iter().chain(half).chain(kept).collect(),
     };
     match ways.split_last() {
         Some((last, [])) => (*last).to_owned(),

@@ -24,9 +24,8 @@ impl Candidate {
                 (self.pipeline > 1).then(|| Pipeline::new(self.pipeline, self.schedule, self.chunks));
             if let Some(prune) = &mut run.prune {
                 prune.state = if self.compressed { StateForm::Compressed } else { StateForm::Dense };
-                if !self.compressed {
-                    prune.weights = WeightForm::Dense;
-                }
+                prune.weights =
+                    if self.compressed_weights { WeightForm::Compressed } else { WeightForm::Dense };
             }
         })
     }

@@ -51,6 +51,8 @@ fn variants(search: &Search, mesh: Candidate, samples: usize, all: &mut Vec<Cand
         (None, Some(_)) => plan.storage.compressed && engine.compresses(),
         (None, None) => false,
     };
+    let weights = fixed.compressed_weights.unwrap_or(plan.storage.compressed_weights);
+    let compressed_weights = weights && compressed && engine.is_ours();
     let has_attention = search.job.plan.model.attends();
     let sequences: &[bool] = if mesh.tensor > 1 && has_attention { &[false, true] } else { &[false] };
     let zeros: &[u8] = match (engine.gathers_weights, mesh.data > 1 && engine.is_ours()) {
@@ -73,7 +75,8 @@ fn variants(search: &Search, mesh: Candidate, samples: usize, all: &mut Vec<Cand
             for &sequence in sequences.iter().filter(|chosen| fixed.allows(fixed.sequence, **chosen)) {
                 for &zero in zeros.iter().filter(|chosen| fixed.allows(fixed.zero, **chosen)) {
                     for (schedule, chunks) in orders(search, &mesh, samples / micro_batch) {
-                        let base = Candidate { micro_batch, recompute, sequence, zero, compressed, ..mesh };
+                        let base = Candidate { micro_batch, recompute, sequence, zero, ..mesh };
+                        let base = Candidate { compressed, compressed_weights, ..base };
                         all.push(Candidate { schedule, chunks, ..base });
                     }
                 }

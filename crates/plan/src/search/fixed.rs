@@ -30,10 +30,12 @@ pub struct Fixed {
     pub zero: Option<u8>,
     /// Whether state is that of kept weights alone.
     pub compressed: Option<bool>,
+    /// Whether pruned weights rest as kept values too.
+    pub compressed_weights: Option<bool>,
 }
 
 /// What can be fixed.
-const FIELDS: [&str; 11] = [
+const FIELDS: [&str; 12] = [
     "data",
     "pipeline",
     "tensor",
@@ -45,6 +47,7 @@ const FIELDS: [&str; 11] = [
     "recompute",
     "zero",
     "state",
+    "weights",
 ];
 
 impl Fixed {
@@ -97,11 +100,15 @@ impl Fixed {
                 self.zero =
                     Some(value.parse().ok().filter(|zero| *zero <= 3).ok_or_else(|| wrong("0, 1, 2 or 3"))?);
             }
-            "state" => match value {
-                "dense" => self.compressed = Some(false),
-                "compressed" => self.compressed = Some(true),
-                _ => return Err(wrong("dense or compressed")),
-            },
+            "state" | "weights" => {
+                let compressed = match value {
+                    "dense" => false,
+                    "compressed" => true,
+                    _ => return Err(wrong("dense or compressed")),
+                };
+                let form = if field == "state" { &mut self.compressed } else { &mut self.compressed_weights };
+                *form = Some(compressed);
+            }
             _ => {
                 let hint = nearest(field, FIELDS).map(|near| format!("--layout {near}"));
                 return Err(Error::UnknownField { field: format!("--layout {field}"), hint });

@@ -3,6 +3,9 @@
 //!
 //! A bound is what a step takes at least: the passes of all micro-batches, shared out evenly, with the bubble that the schedule
 //! cannot do without. Candidates are walked in the order of their bounds, until what is left cannot get into the table any more.
+//!
+//! Weights that rest as kept values change no bit and, on a GPU, hardly any time: which form they have is a matter of memory alone. So all
+//! candidates have the form of the run file, and only where none of them fits is a pruned model tried with compressed weights.
 
 mod apply;
 mod choices;
@@ -54,6 +57,18 @@ struct Bounded {
 impl Search<'_> {
     /// The best layouts. An error where there is no candidate at all.
     pub fn run(&self) -> Result<Found, Error> {
+        let found = self.walk()?;
+        let prunes = self.job.plan.pruning.as_ref().is_some_and(|pruning| pruning.sparsity > 0.0);
+        let is_open = self.fixed.compressed_weights.is_none() && self.fixed.compressed != Some(false);
+        if !found.ranked.is_empty() || !prunes || !is_open {
+            return Ok(found);
+        }
+        let fixed = Fixed { compressed_weights: Some(true), ..self.fixed.clone() };
+        let smaller = Search { fixed: &fixed, ..*self }.walk()?;
+        Ok(if smaller.ranked.is_empty() { found } else { smaller })
+    }
+
+    fn walk(&self) -> Result<Found, Error> {
         let candidates = choices::candidates(self)?;
         let count = candidates.len();
         let mut bounded: Vec<Bounded> = candidates

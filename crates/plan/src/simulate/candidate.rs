@@ -37,6 +37,8 @@ pub struct Candidate {
     pub zero: u8,
     /// Whether gradients and optimizer state are those of kept weights alone.
     pub compressed: bool,
+    /// Whether pruned weights rest as kept values too.
+    pub compressed_weights: bool,
 }
 
 impl Candidate {
@@ -54,6 +56,7 @@ impl Candidate {
             recompute: Recompute::None,
             zero: 0,
             compressed: false,
+            compressed_weights: false,
         }
     }
 
@@ -79,6 +82,7 @@ impl Candidate {
             recompute: plan.storage.recompute,
             zero: u8::from(plan.sharing.is_sharded()),
             compressed: plan.storage.compressed,
+            compressed_weights: plan.storage.compressed_weights,
         })
     }
 
@@ -123,6 +127,11 @@ impl Candidate {
     pub fn state(&self) -> &'static str {
         if self.compressed { "compressed" } else { "dense" }
     }
+
+    /// What a person calls the form of its weights at rest.
+    pub fn weights(&self) -> &'static str {
+        if self.compressed_weights { "compressed" } else { "dense" }
+    }
 }
 
 /// `data 32 x pipeline 8, micro-batch 1, 1f1b, recompute block`: what is not the default.
@@ -157,6 +166,9 @@ impl fmt::Display for Candidate {
         if self.zero > 0 {
             write!(f, ", ZeRO-{}", self.zero)?;
         }
+        if self.compressed_weights {
+            f.write_str(", compressed weights")?;
+        }
         Ok(())
     }
 }
@@ -189,7 +201,7 @@ pub struct LayoutRecord {
     pub recompute: &'static str,
     /// The form of gradients and optimizer state.
     pub state: &'static str,
-    /// The form of the weights that kernels read.
+    /// The form in which pruned weights rest.
     pub weights: &'static str,
 }
 
@@ -209,7 +221,7 @@ impl LayoutRecord {
             micro_batch: candidate.micro_batch,
             recompute: candidate.recompute.name(),
             state: candidate.state(),
-            weights: "dense",
+            weights: candidate.weights(),
         }
     }
 }

@@ -56,6 +56,15 @@ impl Holdings {
         sum
     }
 
+    /// Those of a block that are expanded when it is entered, where they rest as kept values.
+    pub fn expanded(&self, block: usize) -> Weights {
+        let is_pruned = |place: usize| {
+            let kept = self.kept.as_ref().and_then(|kept| kept[place]);
+            kept.is_some_and(|kept| kept < self.elements[place])
+        };
+        self.weights_where(block..block + 1, true, is_pruned)
+    }
+
     /// Those of each part; equal shares, where an engine's authors reckon so.
     pub fn parts(&self, parts: &Parts, compressed: bool, even: bool) -> Vec<Weights> {
         let each: Vec<Weights> = parts.iter().map(|part| self.weights(part.clone(), compressed)).collect();

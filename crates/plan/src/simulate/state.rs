@@ -32,7 +32,7 @@ pub fn memory(
                 recompute: candidate.recompute,
                 accumulates: micro_batches > 1,
                 compressed: candidate.compressed,
-                compressed_weights: candidate.compressed && job.plan.storage.compressed_weights,
+                compressed_weights: candidate.compressed_weights,
                 ..job.plan.storage
             };
             let batch = Batch {

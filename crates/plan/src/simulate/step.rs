@@ -93,7 +93,8 @@ impl Job<'_> {
             // A gradient has at least the run's precision.
             let shared = if candidate.zero > 0 { replicas } else { 1.0 };
             let scattered = if candidate.zero > 1 { replicas } else { 1.0 };
-            element + kept * (element / scattered + storage.optimizer_bytes as f64 / shared)
+            let weights = if candidate.compressed_weights { kept * element } else { element };
+            weights + kept * (element / scattered + storage.optimizer_bytes as f64 / shared)
         });
         Ok((all * each / stages) as u64)
     }

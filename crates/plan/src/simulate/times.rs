@@ -186,7 +186,7 @@ impl Each<'_> {
         self.holdings.weights(part, self.candidate.compressed)
     }
 
-    /// The passes of some blocks; where weights are gathered block by block, with what of that is not hidden.
+    /// The passes of some blocks; where weights are gathered or expanded block by block, with what of that is not hidden.
     fn passes(&self, part: Range<usize>, blocks: &[Passes]) -> Passes {
         let of_block = |block: usize| {
             let mut passes = blocks[block];
@@ -199,6 +199,18 @@ impl Each<'_> {
                 };
                 passes.forward.exchange += late(gather, passes.forward.total());
                 passes.backward_weight.exchange += late(gather + scatter, passes.backward().total());
+            }
+            if self.candidate.compressed_weights {
+                let Weights { all, stored } = self.holdings.expanded(block);
+                let kernels = self.job.kernels(self.candidate);
+                let seconds = kernels.pass((all + stored) * self.job.plan.storage.precision.size() as f64);
+                // A GPU expands the next block while one runs; on cores the same threads do both.
+                let seen = |behind: f64| match self.job.cluster.node.cores {
+                    true => seconds,
+                    false => (seconds - behind).max(0.0),
+                };
+                passes.forward.compute += seen(passes.forward.total());
+                passes.backward_input.compute += seen(passes.backward().total());
             }
             passes
         };

@@ -5,13 +5,12 @@
 //! result. Nothing here uses atomics or lets timing choose the arithmetic: the same run gives the same bits.
 //!
 //! - [`library`], [`probe`]: what the machine has;
-//! - [`stream`], `staging`, [`buffer`], [`ahead`], [`beside`]: order, copies, memory, and what is copied or computed ahead of its use;
+//! - [`stream`], `staging`, [`buffer`], [`ahead`], [`side_stream`]: order, copies, memory, and what is copied or computed ahead of its use;
 //! - [`compile`], `loaded`, [`args`], [`kernel`], [`recording`]: from source to launch, and to many launches at once;
 //! - [`blas`], [`dnn`]: matrix products, convolutions.
 
 pub mod ahead;
 pub mod args;
-pub mod beside;
 pub mod blas;
 pub mod buffer;
 pub mod compile;
@@ -22,6 +21,7 @@ mod loaded;
 pub mod probe;
 mod profile;
 pub mod recording;
+pub mod side_stream;
 pub(crate) mod sparse;
 mod staging;
 mod status;

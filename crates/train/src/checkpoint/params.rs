@@ -6,7 +6,7 @@ use espalier_plan::Shard;
 use super::tensors::tensor_is_finite;
 use super::{MODEL, OPTIMIZER, Room, Saved, Stored, Wanted};
 use crate::Result;
-use crate::state::{Param, ParamStore, WeightRoom};
+use crate::state::{Param, ParamRooms, ParamStore, WeightRoom};
 
 /// The weights and statistics that are here, to be saved.
 pub(crate) fn saved_weights(params: &ParamStore) -> Saved<'_> {
@@ -37,10 +37,11 @@ pub(crate) fn wanted(params: &mut ParamStore, state_tensors: usize) -> Result<[W
     let names: Vec<String> = here.map(|id| params.statistic_name(id).to_owned()).collect();
     let (mut weights, mut state) = (Vec::new(), Vec::new());
     let (tensors, statistics) = params.rooms()?;
-    for ((weight, of_state), (name, shard, labels, state_shard)) in tensors.into_iter().zip(described) {
+    for (rooms, (name, shard, labels, state_shard)) in tensors.into_iter().zip(described) {
+        let ParamRooms { weight, state: of_state } = rooms;
         let weight = match weight {
             WeightRoom::Dense(weight) => Room::of(weight, &shard),
-            WeightRoom::Kept(kept, mask) => Room::Kept(kept, mask, shard),
+            WeightRoom::Compressed(kept, mask) => Room::Compressed(kept, mask, shard),
         };
         weights.push((name, weight));
         let room = |tensor| match state_shard.clone() {

@@ -40,7 +40,7 @@ pub enum Room<'a> {
     /// With a part of one.
     Shard(&'a mut Tensor, Shard),
     /// With the numbers of a part, or of all, that a mask of it keeps.
-    Kept(&'a mut Tensor, &'a Mask, Shard),
+    Compressed(&'a mut Tensor, &'a Mask, Shard),
 }
 
 impl<'a> Room<'a> {
@@ -54,14 +54,14 @@ impl<'a> Room<'a> {
 
     fn tensor(&self) -> &Tensor {
         match self {
-            Room::Tensor(tensor) | Room::Shard(tensor, _) | Room::Kept(tensor, ..) => tensor,
+            Room::Tensor(tensor) | Room::Shard(tensor, _) | Room::Compressed(tensor, ..) => tensor,
         }
     }
 
     /// How many numbers are read for it.
     fn len(&self) -> usize {
         match self {
-            Room::Kept(_, mask, _) => mask.len(),
+            Room::Compressed(_, mask, _) => mask.len(),
             Room::Tensor(tensor) | Room::Shard(tensor, _) => tensor.len(),
         }
     }
@@ -70,7 +70,7 @@ impl<'a> Room<'a> {
     fn take(&mut self, bytes: &[u8]) -> Result<()> {
         match self {
             Room::Tensor(tensor) | Room::Shard(tensor, _) => Ok(tensor.copy_from_host(bytes)?),
-            Room::Kept(tensor, mask, _) => {
+            Room::Compressed(tensor, mask, _) => {
                 let each = tensor.dtype().bytes();
                 let number = |place: usize| &bytes[place * each..(place + 1) * each];
                 let kept: Vec<u8> = ones(&mask.read_words()?).flat_map(number).copied().collect();
@@ -82,7 +82,7 @@ impl<'a> Room<'a> {
     pub(super) fn shard(&self) -> Cow<'_, Shard> {
         match self {
             Room::Tensor(tensor) => Cow::Owned(Shard::full(tensor.shape())),
-            Room::Shard(_, shard) | Room::Kept(_, _, shard) => Cow::Borrowed(shard),
+            Room::Shard(_, shard) | Room::Compressed(_, _, shard) => Cow::Borrowed(shard),
         }
     }
 }

@@ -67,6 +67,6 @@ fn longer<'a>(room: Room<'a>, there: &[usize]) -> Room<'a> {
     let shard = shard.of_longer(0, there[0]);
     match room {
         Room::Tensor(tensor) | Room::Shard(tensor, _) => Room::Shard(tensor, shard),
-        Room::Kept(tensor, mask, _) => Room::Kept(tensor, mask, shard),
+        Room::Compressed(tensor, mask, _) => Room::Compressed(tensor, mask, shard),
     }
 }

@@ -25,13 +25,13 @@ pub(super) trait RestingWeights: WeightStore {
 pub(super) struct Workplace {
     /// Of each block the parameters that it uses.
     blocks: Arc<Vec<Vec<ParameterId>>>,
-    scratch: Arc<Scratch>,
+    scratch: Arc<ScratchBlocks>,
     /// Whose weights these are, among those that share the memory.
     owner: u64,
 }
 
 #[derive(Debug, Default)]
-struct Scratch {
+struct ScratchBlocks {
     owners: AtomicU64,
     /// A block that is dense, or becomes so, and that nobody is in.
     ready: Mutex<Option<ReadyBlock>>,

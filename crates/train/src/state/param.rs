@@ -242,15 +242,15 @@ impl Param {
     }
 
     /// Room for the weight, which must be here, and for the tensors of its state.
-    pub(super) fn rooms(&mut self) -> Result<(WeightRoom<'_>, Vec<&mut Tensor>)> {
+    pub(super) fn rooms(&mut self) -> Result<ParamRooms<'_>> {
         self.resting.make_room()?;
         let Resting { stored, mask, .. } = &mut self.resting;
         let weight = match (stored, mask) {
             (Stored::Dense(weight), _) => WeightRoom::Dense(weight),
-            (Stored::Compressed(kept), Some(mask)) => WeightRoom::Kept(kept, mask),
+            (Stored::Compressed(kept), Some(mask)) => WeightRoom::Compressed(kept, mask),
             _ => panic!("{} is on another stage", self.plan.name),
         };
-        Ok((weight, self.master.iter_mut().chain(&mut self.moments).collect()))
+        Ok(ParamRooms { weight, state: self.master.iter_mut().chain(&mut self.moments).collect() })
     }
 
     /// What counts of its gradient: kept elements, in the order in which compressed state has them.
@@ -288,13 +288,21 @@ impl Param {
     }
 }
 
+/// Room for what is about to be read of a parameter.
+#[derive(Debug)]
+pub(crate) struct ParamRooms<'a> {
+    pub weight: WeightRoom<'a>,
+    /// The tensors of its state, the master first.
+    pub state: Vec<&'a mut Tensor>,
+}
+
 /// Room for a weight whose values are about to be read.
 #[derive(Debug)]
 pub(crate) enum WeightRoom<'a> {
     /// For all of them.
     Dense(&'a mut Tensor),
     /// For those that a mask keeps.
-    Kept(&'a mut Tensor, &'a Mask),
+    Compressed(&'a mut Tensor, &'a Mask),
 }
 
 /// What a step of one parameter reads and writes: the weight as it rests.

@@ -16,7 +16,7 @@ use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor};
 
 use super::at_work::{RestingWeights, WeightVersion, Workplace};
-use super::param::{Param, WeightRoom};
+use super::param::{Param, ParamRooms};
 use super::resting::{Initial, Resting, Stored};
 use crate::Result;
 
@@ -313,7 +313,7 @@ impl ParamStore {
     }
 
     /// Of each parameter here the weight and the tensors of its state, and the statistics here, to be filled.
-    pub(crate) fn rooms(&mut self) -> Result<(Vec<(WeightRoom<'_>, Vec<&mut Tensor>)>, Vec<&mut Tensor>)> {
+    pub(crate) fn rooms(&mut self) -> Result<(Vec<ParamRooms<'_>>, Vec<&mut Tensor>)> {
         self.workplace.clear();
         let here = self.params.iter_mut().filter(|param| param.is_here());
         let rooms = here.map(Param::rooms).collect::<Result<_>>()?;

@@ -1,7 +1,7 @@
 //! Expanding ahead of use: on a card beside the compute stream, so that it hides behind the work that is queued there next.
 
 use super::{cuda, expand};
-use crate::cuda::beside::Beside;
+use crate::cuda::side_stream::SideWork;
 use crate::device::Device;
 use crate::error::Result;
 use crate::mask::Mask;
@@ -31,17 +31,17 @@ impl Compressed<'_> {
 #[derive(Debug)]
 pub struct Expanding {
     // Before the tensors: these are freed to whoever queues next on the compute stream.
-    beside: Joined,
+    side_work: JoinOnDrop,
     dense: Vec<Tensor>,
 }
 
 #[derive(Debug)]
-struct Joined(Option<Beside>);
+struct JoinOnDrop(Option<SideWork>);
 
-impl Drop for Joined {
+impl Drop for JoinOnDrop {
     fn drop(&mut self) {
         // A card that fails here fails at the next call too.
-        let _ = self.0.take().map(|beside| beside.join());
+        let _ = self.0.take().map(|side_work| side_work.join());
     }
 }
 
@@ -68,24 +68,24 @@ pub fn expand_ahead(all: &[Compressed<'_>], category: Category) -> Result<Expand
         Tensor::empty(&device, one.shape, one.kept.dtype(), category)
     };
     let mut dense = all.iter().map(empty).collect::<Result<Vec<_>>>()?;
-    let beside = gpu.beside(|stream| {
+    let side_work = gpu.on_side_stream(|stream| {
         let mut pairs = all.iter().zip(&mut dense);
         pairs.try_for_each(|(one, dense)| cuda::expand(&gpu, stream, one.kept, one.mask, dense))
     })?;
-    Ok(Expanding { beside: Joined(Some(beside)), dense })
+    Ok(Expanding { side_work: JoinOnDrop(Some(side_work)), dense })
 }
 
 impl Expanding {
     /// Tensors that are dense.
     pub fn ready(dense: Vec<Tensor>) -> Expanding {
-        Expanding { beside: Joined(None), dense }
+        Expanding { side_work: JoinOnDrop(None), dense }
     }
 
     /// The tensors, for work that is queued from now on: that waits for them, the host does not.
     pub fn wait(mut self) -> Result<Vec<Tensor>> {
-        if let Some(beside) = self.beside.0.take() {
-            beside.join()?;
-            cuda::fence(beside.cuda())?;
+        if let Some(side_work) = self.side_work.0.take() {
+            side_work.join()?;
+            cuda::fence(side_work.cuda())?;
         }
         Ok(std::mem::take(&mut self.dense))
     }

@@ -10,25 +10,25 @@ use crate::error::Result;
 
 /// Work of the side stream, up to its last kernel.
 #[derive(Debug)]
-pub struct Beside {
+pub struct SideWork {
     done: Event,
     cuda: Cuda,
 }
 
 impl Cuda {
     /// Queues what `work` launches on the side stream, behind what the compute stream has now.
-    pub fn beside(&self, work: impl FnOnce(&Stream) -> Result<()>) -> Result<Beside> {
+    pub fn on_side_stream(&self, work: impl FnOnce(&Stream) -> Result<()>) -> Result<SideWork> {
         let side = &self.0.side;
         self.order(self.compute(), side)?;
         let queued = work(side);
         let done = Event::new()?;
         done.record(side)?;
-        let beside = Beside { done, cuda: self.clone() };
+        let work_queued = SideWork { done, cuda: self.clone() };
         if queued.is_err() {
             // What was launched of it may still write.
-            beside.join()?;
+            work_queued.join()?;
         }
-        queued.map(|()| beside)
+        queued.map(|()| work_queued)
     }
 
     /// Whether work is being recorded, for which there is one stream.
@@ -37,7 +37,7 @@ impl Cuda {
     }
 }
 
-impl Beside {
+impl SideWork {
     /// The card that does it.
     pub fn cuda(&self) -> &Cuda {
         &self.cuda
