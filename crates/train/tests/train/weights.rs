@@ -34,6 +34,22 @@ fn cases() -> Vec<(&'static str, Base)> {
             gpt(),
             &["prune.method=random", "train.precision=bf16", "optimizer.master=low-bits"],
         ),
+        (
+            "bf16 moments",
+            gpt(),
+            &["prune.method=magnitude", "optimizer.moments=bf16", "train.precision=bf16"],
+        ),
+        (
+            "bf16 moments, zero",
+            gpt().set("train.micro_batches=2"),
+            &[
+                "prune.method=rigl",
+                "prune.every=2",
+                "optimizer.moments=bf16",
+                "parallel.data=2",
+                "parallel.zero=2",
+            ],
+        ),
         ("places", gpt(), &["prune.method=magnitude", "prune.sparsity=0.98", "optimizer.name=adam"]),
         ("snip, lamb", gpt(), &["prune.method=snip", "optimizer.name=lamb", "prune.samples=8"]),
         ("grasp, lars", gpt(), &["prune.method=grasp", "optimizer.name=lars", "prune.samples=8"]),
