@@ -53,6 +53,9 @@ pub struct Memory {
     pub mask: u64,
     /// What scoring by gradients holds before the first step, in one pass, or RigL before some steps; nothing for other methods of pruning.
     pub scoring: u64,
+    /// What choosing the masks of weights that do not exist yet takes, one parameter at a time: its first values, and a key for each.
+    #[serde(skip)]
+    pub setup: u64,
     /// Whether the optimizer's state is there by then.
     #[serde(skip)]
     pub scores_beside_state: bool,
@@ -77,6 +80,7 @@ impl Memory {
         optimizer: 0,
         mask: 0,
         scoring: 0,
+        setup: 0,
         scores_beside_state: false,
         activations: 0,
         workspace: None,
@@ -92,6 +96,7 @@ impl Memory {
             optimizer: both(self.optimizer, other.optimizer),
             mask: both(self.mask, other.mask),
             scoring: both(self.scoring, other.scoring),
+            setup: both(self.setup, other.setup),
             scores_beside_state: self.scores_beside_state || other.scores_beside_state,
             activations: both(self.activations, other.activations),
             workspace: match (self.workspace, other.workspace) {
@@ -102,11 +107,12 @@ impl Memory {
         }
     }
 
-    /// What is held at one moment at least: gradients may come as activations go, and scratch space and messages are
+    /// What is held at one moment at least: gradients may come as activations go, and scratch space of the kernels and messages are
     /// not counted.
     pub fn least(&self) -> u64 {
         let state = [self.weights_at_rest, self.optimizer, self.mask, self.gradients.max(self.activations)];
-        state.into_iter().fold(0, u64::saturating_add).max(self.weights)
+        let training = state.into_iter().chain(self.workspace).fold(0, u64::saturating_add);
+        training.max(self.weights)
     }
 
     /// All that is predicted.
@@ -118,6 +124,7 @@ impl Memory {
             true => (state.saturating_add(gradients.max(self.scoring)), 0),
             false => (state.saturating_add(gradients), self.scoring),
         };
+        let before = before.max(self.setup);
         let training = self.weights_at_rest.saturating_add(state);
         let most = training.max(self.weights.saturating_add(before));
         [most, self.activations].into_iter().chain(self.workspace).fold(0, u64::saturating_add)
@@ -238,6 +245,7 @@ impl<'a> Prediction<'a> {
         let grown = pruning
             .map_or(0, |pruning| growth_bytes(pruning, self.batch.micro_batches, &self.candidates(&held)));
         let (precision, each) = (storage.precision, storage.optimizer_bytes);
+        let mut largest = 0;
         let (mut dense, mut candidates, mut kept_sum, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64, 0u64);
         let (mut vectors, mut tied) = (Vec::new(), Vec::new());
         let mut sent_bytes = vec![None; self.parameters.len()];
@@ -250,6 +258,7 @@ impl<'a> Prediction<'a> {
                 None => dense = dense.saturating_add(elements),
                 Some(kept) => {
                     candidates = candidates.saturating_add(elements);
+                    largest = elements.max(largest);
                     kept_sum = kept_sum.saturating_add(kept);
                     mask = mask.saturating_add(mask_bytes(elements, kept));
                     if self.is_multiplied_sparsely(place, kept) {
@@ -334,6 +343,12 @@ impl<'a> Prediction<'a> {
             optimizer: own.saturating_mul(each),
             mask,
             scoring: scoring.max(grown),
+            setup: match pruning.filter(|_| storage.compressed_weights) {
+                Some(pruning) if pruning.method.needs_no_pass() => {
+                    largest.saturating_mul(4 + precision.size())
+                }
+                _ => 0,
+            },
             scores_beside_state: grown > 0,
             activations,
             workspace: (storage.compressed_weights && pruning.is_some()).then(|| self.expanded(blocks)),

@@ -70,8 +70,9 @@ fn fits(memory: &Memory, times: f64, left: u64) -> Result<(), (u64, Category, u6
         (Category::Optimizer, memory.optimizer),
         (Category::Mask, memory.mask),
         (Category::Activations, memory.activations),
+        (Category::Workspace, memory.workspace.unwrap_or(0)),
     ];
-    let (category, most) = of_each.into_iter().max_by_key(|(_, bytes)| *bytes).expect("there are five");
+    let (category, most) = of_each.into_iter().max_by_key(|(_, bytes)| *bytes).expect("there are six");
     Err((scaled(memory.least()), category, scaled(most)))
 }
 
@@ -125,6 +126,18 @@ mod tests {
         let few = plan("[train]\nbatch = 1").memory;
         assert_eq!(fits(&few, 1.0, 0).unwrap_err().1, Category::Optimizer);
         assert!(memory.least() < memory.total(), "gradients come as activations go");
+    }
+
+    /// Weights that rest compressed are dense while their block runs.
+    #[test]
+    fn blocks_that_do_not_fit_while_they_run_are_named() {
+        let one_block = "[model]\nlayers = 1\nwidth = 512\nheads = 4\ncontext = 8\n[train]\nbatch = 1\n\
+            [prune]\nmethod = \"random\"\nsparsity = 0.99\nweights = \"compressed\"";
+        let memory = plan(one_block).memory;
+        assert!(fits(&memory, 1.0, memory.least()).is_ok());
+        let (needed, category, most) = fits(&memory, 1.0, memory.least() - 1).unwrap_err();
+        let expected = (memory.least(), Category::Workspace, memory.workspace);
+        assert_eq!((needed, category, Some(most)), expected);
     }
 
     #[test]

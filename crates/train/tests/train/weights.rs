@@ -269,6 +269,27 @@ fn bytes_of_a_prunable_weight() {
     }
 }
 
+/// Drawn, pruned and compressed one parameter at a time.
+#[test]
+fn the_dense_model_is_never_there() {
+    for method in ["random", "magnitude", "2:4", "set", "rigl"] {
+        let sparsity = if method == "2:4" { 0.5 } else { 0.9 };
+        let base = gpt()
+            .with(["model.layers=8", "model.width=64", "model.tied=false", COMPRESSED])
+            .set(format!("prune.method={method}"))
+            .set(format!("prune.sparsity={sparsity}"));
+        let (predicted, mut trainer) = (prepare(&base, 1).0.memory, base.trainer(1));
+        trainer.prune().unwrap().expect("it prunes before the first step");
+        let ledger = trainer.device().ledger();
+        let dense: usize = trainer.params().iter().map(|(_, param)| 4 * param.len()).sum();
+        let peak = ledger.total_peak() as u64;
+        assert_eq!(ledger.peak(Category::Weights) as u64, predicted.weights, "{method}");
+        // Counts of keys, and tiles of them, are a few pages.
+        let most = predicted.weights + predicted.mask + predicted.setup + (1 << 20);
+        assert!(peak <= most && peak < dense as u64, "{method}: {peak} of {most}, dense {dense}");
+    }
+}
+
 /// A method that prunes on the way gives the memory back.
 #[test]
 fn weights_that_are_pruned_on_the_way_are_compressed_from_then_on() {
