@@ -94,6 +94,17 @@ impl Device {
         matches!(self, Device::Cuda(cuda) if cuda.is_recording())
     }
 
+    /// Gives the memory of freed tensors back, where it is kept for reuse: a GPU is waited for.
+    pub fn release_unused(&self) -> Result<()> {
+        match self {
+            Device::Cpu(cpu) => {
+                cpu.release_unused();
+                Ok(())
+            }
+            Device::Cuda(cuda) => cuda.release_unused(),
+        }
+    }
+
     /// Waits until all queued work is done. A processor queues none.
     pub fn synchronize(&self) -> Result<()> {
         match self {

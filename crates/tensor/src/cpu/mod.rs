@@ -134,6 +134,11 @@ impl Cpu {
         Arc::as_ptr(&self.0).cast()
     }
 
+    /// Gives the memory of freed buffers back to the system.
+    pub fn release_unused(&self) {
+        self.free_blocks().clear();
+    }
+
     fn free_blocks(&self) -> &FreeBlocks {
         &self.0.free
     }

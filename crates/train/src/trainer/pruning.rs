@@ -140,6 +140,9 @@ impl Trainer {
     pub(super) fn apply(&mut self, draw: Draw) -> Result<Pruned> {
         let before = self.context.device.ledger().total();
         let mut drawn = Drawn::of(self.params.len());
+        let weights =
+            |params: &ParamStore| params.iter().map(|(_, param)| param.weight_bytes()).sum::<usize>();
+        let weights_before = weights(&self.params);
         if draw.reset_state {
             self.params.drop_state();
             self.has_state = false;
@@ -164,6 +167,10 @@ impl Trainer {
             if self.params.sparse(id).is_some() {
                 drawn.add(id, Fate::Sparse);
             }
+        }
+        if weights(&self.params) < weights_before {
+            // Dense weights that are compressed now leave blocks of sizes that nobody asks for again.
+            self.context.device.release_unused()?;
         }
         if !self.context.ranks.is_alone() {
             self.context.ranks.agree("pruning masks", &self.params.mask_hash()?)?;
