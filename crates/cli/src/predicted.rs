@@ -5,6 +5,7 @@ use std::path::Path;
 use espalier_plan::Plan;
 use espalier_plan::engine::Engine;
 use espalier_plan::simulate::{Candidate, Job};
+use espalier_tensor::Category;
 use espalier_train::{Bytes, Predicted, Summary};
 
 use crate::machine::Machine;
@@ -40,7 +41,8 @@ pub fn sentence(summary: &Summary) -> Option<String> {
     })
 }
 
-/// What each category of memory took of what was predicted; those that are next to nothing are left out.
+/// What each category of memory took of what was predicted; those that are next to nothing are left out, and so is workspace, of which
+/// expanded blocks alone are predicted.
 fn memory(summary: &Summary) -> Vec<(&str, f64)> {
     let all: usize = summary.memory.values().filter_map(|bytes| bytes.measured).sum();
     let ratio = |bytes: &Bytes| {
@@ -48,7 +50,8 @@ fn memory(summary: &Summary) -> Vec<(&str, f64)> {
         let counts = measured as f64 > ALIKE * all as f64;
         counts.then_some(measured as f64 / predicted as f64)
     };
-    summary.memory.iter().filter_map(|(name, bytes)| Some((name.as_str(), ratio(bytes)?))).collect()
+    let all = summary.memory.iter().filter(|(name, _)| *name != Category::Workspace.name());
+    all.filter_map(|(name, bytes)| Some((name.as_str(), ratio(bytes)?))).collect()
 }
 
 #[cfg(test)]
@@ -67,6 +70,7 @@ mod tests {
         let memory = [
             ("weights", bytes(1000, 1000)),
             ("mask", bytes(1, 9)),
+            ("workspace", bytes(10, 900)),
             ("activations", bytes(1000, activations)),
         ];
         Summary {
