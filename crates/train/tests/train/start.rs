@@ -44,7 +44,7 @@ fn a_run_without_a_checkpoint_starts_again_from_the_weights_it_started_from() {
         let before = fs::read(tuned.join("metrics.jsonl")).unwrap();
         let said = base.run_to_hash(&resumed, &mut ()).unwrap_err().to_string();
         assert!(
-            said.contains("start.json: the run started from ") && said.contains("not there any more"),
+            said.contains("start.json: the run started from ") && said.contains("which is gone"),
             "{said}"
         );
         let other = folder.path().join("other");
