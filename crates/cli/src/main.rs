@@ -1,5 +1,6 @@
 //! `espalier`: the one binary. It reads arguments, talks to a person or a program, and calls the libraries.
 
+#![forbid(unsafe_code)]
 // They panic where nobody listens any more, and the run would end with that.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 

@@ -4,6 +4,8 @@
 //! weights change is for whoever runs it to know. So nothing here reads a run's plan, keeps optimizer state or writes a file.
 //! Of other ranks layers know the [groups](AxisGroups) that they exchange with.
 
+#![forbid(unsafe_code)]
+
 mod axes;
 mod error;
 pub mod layers;

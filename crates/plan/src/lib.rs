@@ -5,6 +5,8 @@
 //! ranks there are, a [`schedule`] in which order the ranks of a pipeline run their micro-batches, [`stages`] which blocks of the model each has, and [`rounds`] how a
 //! lottery ticket's trainings divide the steps.
 
+#![forbid(unsafe_code)]
+
 pub mod batch;
 mod cache;
 pub mod cluster;

@@ -18,6 +18,8 @@
 //! assert!(page.html().starts_with("<!doctype html>"));
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod bars;
 mod canvas;
 mod figure;

@@ -8,6 +8,8 @@
 //! (file, range)  (sobol, widen)    (race, attempt, conduct)  (results, fit, theory)
 //! ```
 
+#![forbid(unsafe_code)]
+
 pub mod attempt;
 pub mod branch;
 pub mod claim;

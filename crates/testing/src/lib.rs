@@ -10,6 +10,8 @@
 //! | `ESPALIER_SKIPPED` | a file to which each skip adds a line: need, reason, test, with tabs |
 //! | `ESPALIER_LONG` | `1`: tests that have a long form run it |
 
+#![forbid(unsafe_code)]
+
 use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -1,5 +1,7 @@
 //! The heart: steps, pruning, optimizer state, checkpoints, and the run that joins them.
 
+#![forbid(unsafe_code)]
+
 pub mod checkpoint;
 pub mod checksum;
 pub mod context;

@@ -16,7 +16,7 @@ impl Pruning {
         let field = String::from("prune.weights");
         match self.weights {
             WeightForm::Compressed if self.state == StateForm::Dense => {
-                let problem = "is \"compressed\", but `prune.state` = \"dense\" holds gradients and state of all weights: leave that out";
+                let problem = "is \"compressed\", but `prune.state` = \"dense\" keeps gradients and state of all weights: remove it";
                 Err(Error::Conflict { field, problem: problem.into() })
             }
             WeightForm::Compressed if self.sparsity == 0.0 => {

@@ -257,7 +257,7 @@ fn pruning_is_read_and_checked() {
     insta::assert_snapshot!(prune("weights = \"compressed\""), @r#"`prune.method` is missing: "magnitude", "snip", "early-bird" or another method"#);
     let compressed = |rest: &str| prune(&format!("method = \"magnitude\"\nweights = \"compressed\"\n{rest}"));
     insta::assert_snapshot!(compressed("sparsity = 0"), @"`prune.weights` has no effect with `prune.sparsity` = 0: nothing is pruned");
-    insta::assert_snapshot!(compressed("state = \"dense\""), @r#"`prune.weights` is "compressed", but `prune.state` = "dense" holds gradients and state of all weights: leave that out"#);
+    insta::assert_snapshot!(compressed("state = \"dense\""), @r#"`prune.weights` is "compressed", but `prune.state` = "dense" keeps gradients and state of all weights: remove it"#);
     let run = parse("[prune]\nmethod = \"random\"\nexclude = \"head\"").unwrap().prune.unwrap();
     assert_eq!((run.sparsity, run.exclude.len(), run.method.name()), (0.9, 1, "random"));
     // A mask of 0.133 bytes a weight pays from 0.95 % on where 14 bytes stand beside each weight.

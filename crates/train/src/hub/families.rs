@@ -87,7 +87,7 @@ mod tests {
         let said = |kind: Value| find(&json!({ "model_type": kind })).err().unwrap();
         let llama = said(json!("llama"));
         assert!(llama.starts_with(
-            "its `model_type` is \"llama\", which is not built here (missing: rotary positions);"
+            "its `model_type` is \"llama\", which is not supported (missing: rotary positions);"
         ));
         assert!(said(json!("qwen3_moe")).contains("rotary positions and mixture of experts"));
         assert!(said(json!("new")).contains("(missing: its layers)"));

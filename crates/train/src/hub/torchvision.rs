@@ -99,7 +99,7 @@ mod tests {
     fn what_lacks_a_tensor_is_nothing_that_is_known() {
         let mut shapes = shapes_of(&resnet(ResNet::R18, (224, 224, 3), 1000, Form::ImageNet));
         shapes.remove("layer3.0.conv2.weight");
-        assert!(recognised(&shapes).unwrap_err().contains("no network that is built here"));
+        assert!(recognised(&shapes).unwrap_err().contains("no supported network"));
         assert!(recognised(&BTreeMap::new()).is_err());
     }
 }

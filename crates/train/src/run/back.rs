@@ -50,7 +50,7 @@ pub(super) fn no_whole_checkpoint(folder: &Path, newest: &str) -> Error {
         folder,
         format!(
             "no intact checkpoint is left to resume from ({newest}), and nothing was changed: {verify} checks all of them, \
-             and --resume --fresh starts over and puts them aside"
+             and --resume --fresh restarts from step 0 and moves them aside"
         ),
     )
 }

@@ -50,13 +50,13 @@ mod tests {
         assert_eq!(
             told(&["train.batch=51"]),
             [
-                "`train.batch` = 51 is more than the 50 samples that there are to train on: a step sees some of them more than once"
+                "`train.batch` = 51 is more than the 50 training samples: a step sees some of them more than once"
             ]
         );
         assert_eq!(
             told(&["train.steps=10", "learning_rate.warmup=20", "learning_rate.peak=0.5"]),
             [
-                "`learning_rate.warmup` = 20 is longer than the run of 10 steps: the rate ends at 2.50e-1 and never reaches its peak"
+                "`learning_rate.warmup` = 20 is longer than the run of 10 steps: the learning rate ends at 2.50e-1 and never reaches its peak"
             ]
         );
         let early_bird = ["train.steps=10", "prune.method=early-bird", "prune.latest=10"];

@@ -225,7 +225,7 @@ fn a_disk_that_fails_is_tried_again() {
             let outcome = base.steps(steps).run_to_hash(&RunDir::at(at), &mut disk);
             let warnings = &disk.heard.warnings;
             assert!(warnings[0].contains("step-000004: the checkpoint cannot be written"), "{warnings:?}");
-            assert!(warnings[0].contains("goes on without it"), "{warnings:?}");
+            assert!(warnings[0].contains("continues without it"), "{warnings:?}");
             assert_eq!(warnings.len(), if recovers { 1 } else { 2 }, "{warnings:?}");
             match outcome {
                 Ok(_) => assert!(recovers),

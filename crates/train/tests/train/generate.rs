@@ -238,7 +238,7 @@ fn what_cannot_write_is_refused() {
     let text = trained(&dense(), &folder.path().join("text"));
     assert_eq!(
         refused(&text, &["parallel.tensor=2".into(), "parallel.sequence=true".into()]),
-        "`parallel.sequence` cuts the positions of a sequence, and a text that is being written has one at a time"
+        "`parallel.sequence` splits the positions of a sequence, and generation has one at a time"
     );
 }
 
@@ -340,6 +340,6 @@ fn a_prompt_that_is_too_long_for_the_model_is_refused_at_once() {
     let base = tiny_gpt(&["train.steps=1"]).set(format!("sample.prompt=\"{}\"", "1".repeat(25)));
     assert_eq!(
         base.hear().0.unwrap_err().to_string(),
-        "`sample.prompt` has 25 tokens, and `model.context` is 24: shorten it"
+        "`sample.prompt` has 25 tokens, more than `model.context` = 24: shorten it"
     );
 }

@@ -251,7 +251,7 @@ fn samples_that_there_are_not_are_refused_in_a_sentence() {
         [
             "`samples` is 0, and there are 180 training samples: it must be 1 to 180",
             "`samples` is 181, and there are 180 training samples: it must be 1 to 180",
-            "`samples` is 12, and noise shows between micro-batches of 8: it must be 16 or more",
+            "`samples` is 12, and noise is measured between micro-batches of 8: it must be 16 or more",
         ]
     );
 }

@@ -409,9 +409,9 @@ fn ranks_that_differ_are_named() {
         outcome.map(drop).map_err(|error| error.to_string())
     };
     assert_eq!(say(["a"; 4]), Ok(()));
-    let one = "the pruning masks of rank 2 are not those of rank 0: the run cannot continue";
+    let one = "the pruning masks of rank 2 differ from those of rank 0: the run cannot continue";
     assert_eq!(say(["a", "a", "b", "a"]), Err(one.into()));
-    let all = "the pruning masks of ranks 1, 2 and 3 are not those of rank 0: the run cannot continue";
+    let all = "the pruning masks of ranks 1, 2 and 3 differ from those of rank 0: the run cannot continue";
     assert_eq!(say(["b", "a", "a", "a"]), Err(all.into()));
 }
 

@@ -44,7 +44,7 @@ fn a_run_without_a_checkpoint_starts_again_from_the_weights_it_started_from() {
         let before = fs::read(tuned.join("metrics.jsonl")).unwrap();
         let said = base.run_to_hash(&resumed, &mut ()).unwrap_err().to_string();
         assert!(
-            said.contains("start.json: the run started from ") && said.contains("not there any more"),
+            said.contains("start.json: the run started from ") && said.contains("which is gone"),
             "{said}"
         );
         let other = folder.path().join("other");
@@ -68,11 +68,11 @@ fn a_run_without_a_checkpoint_starts_again_from_the_weights_it_started_from() {
             .set("seed=9")
             .run_to_hash(&RunDir { from: Some(moved), resume: true, ..RunDir::at(&other) }, &mut ());
         let said = said.unwrap_err().to_string();
-        assert!(said.contains("not written down that this run started from other weights"), "{said}");
+        assert!(said.contains("this run did not start from other weights"), "{said}");
         without_checkpoints(&tuned);
         fs::write(tuned.join("start.json"), "{}").unwrap();
         let said = base.run_to_hash(&resumed, &mut ()).unwrap_err().to_string();
-        assert!(said.contains("does not say what the run started from"), "{said}");
+        assert!(said.contains("does not record what the run started from"), "{said}");
     }
 }
 

@@ -148,6 +148,9 @@ impl Engine for Amx {
 }
 
 /// `R` x 2 tiles of sums.
+///
+/// # Safety
+/// Tiles are configured on this thread; `a` and `b` hold `steps` packed steps, and `c` can be read and written for `R` x 2 tiles.
 unsafe fn wide<const R: usize>(
     steps: usize,
     a: Rows<bf16>,
@@ -200,6 +203,9 @@ unsafe fn wide<const R: usize>(
 }
 
 /// `R` x 1 tiles of sums.
+///
+/// # Safety
+/// As for `wide`, with `R` x 1 tiles.
 unsafe fn narrow<const R: usize>(
     steps: usize,
     a: Rows<bf16>,
@@ -261,6 +267,9 @@ unsafe fn narrow<const R: usize>(
 }
 
 /// Packs depth `from..to` of `count` rows (columns) into blocks of [row, pair], or [pair, row] if `PAIR_FIRST`.
+///
+/// # Safety
+/// The processor has AVX-512; `source` can be read at all of these, and `out` can be written for all blocks.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn pack<T: Float, const PAIR_FIRST: bool>(
     source: Source<T>,
@@ -293,6 +302,9 @@ unsafe fn pack<T: Float, const PAIR_FIRST: bool>(
 }
 
 /// `rows` x `depth` of a source as 16 x 16 pairs of depth, zeros beyond; and whether pairs are the first index.
+///
+/// # Safety
+/// The processor has AVX-512; `source` can be read for `rows` x `depth`, which are at most a block.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn load_block(source: Source<bf16>, rows: usize, depth: usize) -> ([__m512i; 16], bool) {

@@ -8,6 +8,9 @@ use crate::cpu::isa::Avx2;
 use crate::dtype::{DType, Float};
 
 /// Ones for the first `n` of 8 lanes.
+///
+/// # Safety
+/// The caller is compiled for AVX, and `n` is at most 8.
 #[inline(always)]
 unsafe fn mask(n: usize) -> __m256i {
     const WINDOW: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -51,6 +54,9 @@ impl Lanes for __m256 {
 }
 
 /// The plain packing, compiled for AVX2.
+///
+/// # Safety
+/// As for [`pack::panel`], and the processor has AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn pack_panel<T: Float>(source: Source<T>, count: usize, width: usize, depth: usize, out: *mut f32) {
     // SAFETY: the caller's promise.

@@ -50,6 +50,9 @@ impl Lanes for __m512 {
 }
 
 /// `n` elements (at most 16) as f32, zeros after them.
+///
+/// # Safety
+/// The caller is compiled for AVX-512, and `from` holds `n` elements.
 #[inline(always)]
 unsafe fn load<T: Float>(from: *const T, n: usize) -> __m512 {
     // SAFETY: as for `Lanes`; masked lanes are not touched.
@@ -65,6 +68,9 @@ unsafe fn load<T: Float>(from: *const T, n: usize) -> __m512 {
 }
 
 /// Transposes 16 x 16 lanes of 32 bits: pairs, then fours, then the 128-bit quarters twice.
+///
+/// # Safety
+/// The caller is compiled for AVX-512.
 #[inline(always)]
 pub(crate) unsafe fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
     // SAFETY: as for `Lanes`; registers only.
@@ -98,6 +104,9 @@ pub(crate) unsafe fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
 }
 
 /// As [`pack::panel`].
+///
+/// # Safety
+/// As for it, and the processor has AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn pack_panel<T: Float>(source: Source<T>, count: usize, width: usize, depth: usize, out: *mut f32) {
     // SAFETY: the caller's promise; loads and stores are masked at the edges.

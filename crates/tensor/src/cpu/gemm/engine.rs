@@ -53,8 +53,14 @@ pub(super) trait Engine: Copy + Sync {
     /// `a` as [`Engine::pack_a`] has left it at `at`, with panels of `padded` depth.
     fn packed(at: *const Self::Cell, padded: usize) -> Rows<Self::Cell>;
     /// Packs `rows` x `depth` of `a` into panels of `padded` depth.
+    ///
+    /// # Safety
+    /// `a` can be read at all of these, and `out` can be written for as many full panels as `rows` need.
     unsafe fn pack_a<T: Float>(a: Source<T>, rows: usize, depth: usize, padded: usize, out: *mut Self::Cell);
     /// Packs `from..to` of the depth of `cols` columns into panels of `padded` depth; `b` is seen by columns.
+    ///
+    /// # Safety
+    /// `b` can be read at all of these, and `out` can be written for as many full panels as `cols` need.
     unsafe fn pack_b<T: Float>(
         b: Source<T>,
         cols: usize,
@@ -66,6 +72,10 @@ pub(super) trait Engine: Copy + Sync {
     /// Where depth `p` begins in a panel of `b` of `cols` columns.
     fn depth_offset(p: usize, cols: usize) -> usize;
     /// `c = a b`, or `c += a b` if `add`, for one panel of columns and at most `rows(cols)` rows.
+    ///
+    /// # Safety
+    /// A session has begun on this thread. `a` and `b` hold `depth` packed steps of `rows` and `cols`. `c` can be read and
+    /// written for `rows` x `cols` at `c_stride`, or, where the kernel is not `EXACT`, for these rounded up to its tiles.
     unsafe fn tile(
         rows: usize,
         cols: usize,
@@ -96,14 +106,29 @@ pub(super) fn fetch<C>(at: *const C, bytes: usize) {
 pub(crate) trait Lanes: Copy {
     /// Numbers in one.
     const N: usize;
+    /// # Safety
+    /// The caller is compiled for this vector's instructions.
     unsafe fn splat(x: f32) -> Self;
+    /// # Safety
+    /// As for `splat`, and `from` holds `N` numbers, of any alignment.
     unsafe fn load(from: *const f32) -> Self;
     /// The first `n` only; zeros after them.
+    ///
+    /// # Safety
+    /// As for `splat`, `n` is at most `N`, and `from` holds `n` numbers.
     unsafe fn load_part(from: *const f32, n: usize) -> Self;
+    /// # Safety
+    /// As for `splat`, and `to` can be written for `N` numbers, of any alignment.
     unsafe fn store(self, to: *mut f32);
     /// The first `n` only.
+    ///
+    /// # Safety
+    /// As for `splat`, `n` is at most `N`, and `to` can be written for `n` numbers.
     unsafe fn store_part(self, to: *mut f32, n: usize);
     /// `self + x y`.
+    ///
+    /// # Safety
+    /// As for `splat`.
     unsafe fn add_product(self, x: Self, y: Self) -> Self;
 }
 
@@ -162,6 +187,8 @@ pub(super) unsafe fn registers<L: Lanes, const R: usize, const V: usize>(
 macro_rules! float_engine {
     ($name:ty, $lanes:ty, features: [$($feature:literal)?], rows: $rows:literal,
      each: [$($r:literal)*], depth: $depth:literal, slab: $slab:literal, pack: $pack:path) => {
+        /// # Safety
+        /// As for `registers`, and the processor has the features that this is compiled for.
         $(#[target_feature(enable = $feature)])?
         unsafe fn tile_of<const R: usize, const V: usize>(
             cols: usize, depth: usize, a: Rows<f32>, b: *const f32, c: *mut f32, c_stride: usize, add: bool,

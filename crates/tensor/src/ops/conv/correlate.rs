@@ -321,6 +321,8 @@ fn most_rows(isa: Isa) -> usize {
 macro_rules! kernels {
     ($pixels:ident, $outer:ident, $lanes:ty, [$($feature:literal)?], pixels: $most:literal [$($p:literal)*],
      rows: [$($r:literal)*]) => {
+        /// # Safety
+        /// As for [`pixels`], of all pixels of the job, and the processor has the features that this is compiled for.
         $(#[target_feature(enable = $feature)])?
         unsafe fn $pixels(mut job: Pixels<'_>) {
             let wide = job.cols > <$lanes>::N;
@@ -339,6 +341,8 @@ macro_rules! kernels {
             }
         }
 
+        /// # Safety
+        /// As for [`outer`], of so many rows, and the processor has the features that this is compiled for.
         $(#[target_feature(enable = $feature)])?
         unsafe fn $outer(rows: usize, mut job: Outer<'_>) {
             // SAFETY: the caller's promise.
@@ -368,6 +372,8 @@ kernels! {
     rows: [1 2 3 4 5 6 7 8 9 10 11 12]
 }
 
+/// # Safety
+/// As for [`pixels`], and the processor has `isa`.
 unsafe fn pixel_kernel(isa: Isa, job: Pixels<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -381,6 +387,8 @@ unsafe fn pixel_kernel(isa: Isa, job: Pixels<'_>) {
     }
 }
 
+/// # Safety
+/// As for [`outer`], and the processor has `isa`.
 unsafe fn outer_kernel(isa: Isa, rows: usize, job: Outer<'_>) {
     // SAFETY: the caller's promise.
     unsafe {

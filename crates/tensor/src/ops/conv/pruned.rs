@@ -222,6 +222,8 @@ unsafe fn tile(
     choose!((1, 1)(1, 2)(1, 4)(1, 8)(2, 1)(2, 2)(2, 4)(2, 8)(3, 1)(3, 2)(3, 4)(3, 8))
 }
 
+/// # Safety
+/// As for [`tile`], of `D` x `A` pixels.
 #[inline(always)]
 unsafe fn pixels<const D: usize, const A: usize>(
     (places, values): (&[u32], &[f32]),

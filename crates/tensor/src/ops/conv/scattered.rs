@@ -115,6 +115,8 @@ impl<'a> Lists<'a> {
 
 /// A bit for each number that is not zero; a NaN is not.
 fn not_zero(_: Avx512, x: &[f32; LANES]) -> u16 {
+    /// # Safety
+    /// The processor has AVX-512.
     #[target_feature(enable = "avx512f")]
     unsafe fn compare(x: &[f32; LANES]) -> u16 {
         // SAFETY: a vector of numbers is read from as many.
@@ -263,6 +265,8 @@ by_vectors! {
     add_runs, add_vectors, &[f32], &mut [f32]
 }
 
+/// # Safety
+/// The caller is compiled for AVX-512, and x holds `V` vectors from every entry's place on.
 #[inline(always)]
 unsafe fn sum_vectors<const V: usize>(list: &[Entry], x: &[f32], sums: &mut [f32]) {
     assert!(sums.len() >= V * LANES);
@@ -284,6 +288,8 @@ unsafe fn sum_vectors<const V: usize>(list: &[Entry], x: &[f32], sums: &mut [f32
     }
 }
 
+/// # Safety
+/// The caller is compiled for AVX-512, and dx holds `V` vectors from every entry's place on.
 #[inline(always)]
 unsafe fn add_vectors<const V: usize>(list: &[Entry], w: &[f32], dx: &mut [f32]) {
     assert!(w.len() >= V * LANES);

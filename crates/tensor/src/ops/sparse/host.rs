@@ -246,6 +246,8 @@ unsafe fn rows<L: Lanes, T: Cells<L, EACH>, const EACH: usize, const V: usize>(j
 /// The kernel over one vector type, compiled for its instructions.
 macro_rules! kernel {
     ($name:ident, $lanes:ty, $type:ty, each: $each:literal, vectors: [$($v:literal)*] $(, $feature:literal)?) => {
+        /// # Safety
+        /// The processor has the features that this is compiled for, and the job's parts fit each other.
         $(#[target_feature(enable = $feature)])?
         unsafe fn $name(vectors: usize, mut job: Job<'_, $type>) {
             // SAFETY: the caller's promise.

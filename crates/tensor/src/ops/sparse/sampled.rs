@@ -159,6 +159,8 @@ unsafe fn rows<L: Lanes, const V: usize>(job: Job<'_>) {
 /// The kernel over one vector type, compiled for its instructions.
 macro_rules! kernel {
     ($name:ident, $lanes:ty $(, $feature:literal)?) => {
+        /// # Safety
+        /// The processor has the features that this is compiled for, and the job's parts fit each other.
         $(#[target_feature(enable = $feature)])?
         unsafe fn $name(vectors: usize, job: Job<'_>) {
             // SAFETY: the caller's promise.

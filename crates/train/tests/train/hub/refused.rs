@@ -25,7 +25,7 @@ fn an_architecture_that_we_lack_is_named_with_what_is_missing() {
     fs::write(at.join("config.json"), config.to_string()).unwrap();
     assert_eq!(
         refusal(&at).replace(&at.display().to_string(), "DIR"),
-        "DIR/config.json: its `model_type` is \"qwen3\", which is not built here (missing: rotary positions); what is read is \
+        "DIR/config.json: its `model_type` is \"qwen3\", which is not supported (missing: rotary positions); what is read is \
          \"gpt2\", and ResNets, VGGs and AlexNet of torchvision without a config.json"
     );
     fs::write(at.join("config.json"), "{").unwrap();

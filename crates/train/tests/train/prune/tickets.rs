@@ -54,7 +54,7 @@ fn a_ticket_is_drawn_when_the_newest_mask_is_near_all_others() {
     peak_at(&mut bench, 3);
     let seen = look(&mut bench, &mut *early, 20);
     assert_eq!(seen.distances, [3.0 / 11.0]);
-    assert_eq!(seen.note, "keeps 11 of 110 weights; mask distances to those before 0.2727");
+    assert_eq!(seen.note, "keeps 11 of 110 weights; mask distance to earlier masks 0.2727");
     // Near the one before, but not the one before that.
     peak_at(&mut bench, 4);
     assert_eq!(look(&mut bench, &mut *early, 30).distances, [4.0 / 11.0, 1.0 / 11.0]);
