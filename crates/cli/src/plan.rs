@@ -24,11 +24,12 @@ use espalier_plan::search::{Fixed, Found, Search};
 use espalier_plan::simulate::Job;
 use espalier_plan::{Error as PlanError, Plan};
 use espalier_report::Figure;
-use espalier_train::Error;
+use espalier_train::{Error, StatePeak};
 use serde_json::{Value, json};
 
 use crate::draft::{Draft, may_replace};
 use crate::patience::Patience;
+use crate::progress::state_peak;
 use crate::run_file::{conflict, in_file, open, resolve};
 use crate::setting::setting;
 use crate::{machine, say};
@@ -263,6 +264,9 @@ impl<'a> Request<'a> {
                 "{}\n{why}\n",
                 table::ranked(&self.plan, &self.cluster, self.engine.name, number, &found)
             ));
+            if let Some(note) = self.dense_until() {
+                say::on_standard_output(format_args!("{note}\n"));
+            }
             say::on_standard_output(format_args!("{}", table::advice(&advice, first)));
             value["why"] = why.into();
             if !self.arguments.compare.is_empty() {
@@ -297,7 +301,28 @@ impl<'a> Request<'a> {
     }
 
     fn head(&self, devices: usize) -> Value {
-        json!({ "cluster": self.cluster.name, "engine": self.engine.name, "gpus": devices })
+        let mut head = json!({ "cluster": self.cluster.name, "engine": self.engine.name, "gpus": devices });
+        if self.plan.pruning.is_some() {
+            let peak = StatePeak::planned(&self.plan);
+            head["state_peak"] = json!({
+                "before": peak.before.predicted,
+                "after": peak.after.predicted,
+                "pruned_after": peak.pruned_after,
+                "scoring": peak.scoring,
+            });
+        }
+        head
+    }
+
+    /// That memory is what dense state takes, where pruning comes after the first step.
+    fn dense_until(&self) -> Option<String> {
+        let pruning = self.plan.pruning.as_ref().filter(|pruning| !pruning.method.at_start())?;
+        self.engine.compresses().then(|| {
+            let (name, peak) = (pruning.method.name(), state_peak(&StatePeak::planned(&self.plan)));
+            format!(
+                "{name} prunes after the first step: memory is that of dense state. On one device, {peak}."
+            )
+        })
     }
 
     /// The best layout at each of some shares of pruned weights.

@@ -15,7 +15,7 @@ use espalier_tensor::{Category, Device};
 use espalier_train::prune::{Observation, Pruned};
 use espalier_train::run::Observer;
 use espalier_train::trainer::{Evaluation, StepReport};
-use espalier_train::{Bytes, KeptOfLayer, Rates, Summary};
+use espalier_train::{Bytes, KeptOfLayer, Rates, StatePeak, Summary};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::say::{self, answer, say};
@@ -352,14 +352,41 @@ pub fn summarise(summary: &Summary) {
     }
 }
 
+/// What the model itself takes before and after pruning: measured where there was a run.
+pub fn state_peak(peak: &StatePeak) -> String {
+    let StatePeak { before, after, pruned_after, may_prune_earlier, scoring } = peak;
+    let shown = |of: &Bytes| bytes(of.measured.unwrap_or(of.predicted.unwrap_or(0) as usize));
+    let latest = if *may_prune_earlier { " at the latest" } else { "" };
+    let mut text = match pruned_after {
+        Some(0) => format!("training state: {} from the first step", shown(after)),
+        Some(step) => {
+            format!("training state: {} until step {step}{latest}, {} after", shown(before), shown(after))
+        }
+        None => format!("training state: {} until it has pruned, {} after", shown(before), shown(after)),
+    };
+    let predicted = [before, after].map(|one| one.predicted.unwrap_or(0) as usize);
+    let differs = |(of, predicted): (&Bytes, usize)| of.measured.is_some_and(|bytes| bytes != predicted);
+    if [before, after].into_iter().zip(predicted).any(differs) {
+        text += &match pruned_after {
+            Some(0) => format!(" ({} predicted)", bytes(predicted[1])),
+            _ => format!(" ({} and {} predicted)", bytes(predicted[0]), bytes(predicted[1])),
+        };
+    }
+    if let Some(scoring) = scoring {
+        text += &format!("; {} while scoring", bytes(*scoring as usize));
+    }
+    text
+}
+
 /// Bytes of state for each weight that pruning may touch, beside what others need.
 fn state(summary: &Summary) {
     if summary.sparsity == 0.0 {
         return;
     }
+    answer!("\n{}", state_peak(&summary.state_peak));
     let each = &summary.state_bytes;
     answer!(
-        "\ntraining state: {:.3} bytes per prunable weight at {:.1} % sparsity\n  \
+        "  {:.3} bytes per prunable weight at {:.1} % sparsity\n  \
          (weight {:.3}, gradient {:.3}, optimizer {:.3}, mask {:.3})",
         each.total(),
         100.0 * summary.sparsity,

@@ -10,6 +10,7 @@ mod listed;
 mod messages;
 mod peers;
 mod state_bytes;
+mod state_phases;
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -33,6 +34,7 @@ use self::messages::{Summed, most_in_passes};
 pub use listed::{Listed, Tensors};
 pub use peers::Peers;
 pub use state_bytes::StateBytes;
+pub use state_phases::StatePhases;
 
 /// Bytes by category.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -145,6 +147,8 @@ pub struct Prediction<'a> {
     listed: Listed,
     /// Weights of each parameter that stay, where some are to go.
     kept: Option<Vec<Option<u64>>>,
+    /// Whether pruning is behind, whenever it comes.
+    is_pruned: bool,
     peers: Peers,
 }
 
@@ -160,7 +164,12 @@ impl<'a> Prediction<'a> {
         kept: Option<Vec<Option<u64>>>,
     ) -> Prediction<'a> {
         let peers = Peers::none(parameters);
-        Prediction { storage, sharing, batch, pruning, parameters, listed, kept, peers }
+        Prediction { storage, sharing, batch, pruning, parameters, listed, kept, is_pruned: false, peers }
+    }
+
+    /// The same once it has pruned, whenever that is.
+    pub fn once_pruned(self) -> Prediction<'a> {
+        Prediction { is_pruned: true, ..self }
     }
 
     /// The same for a rank that has parts of layers.
@@ -249,7 +258,8 @@ impl<'a> Prediction<'a> {
         let (mut dense, mut candidates, mut kept_sum, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64, 0u64);
         let (mut vectors, mut tied) = (Vec::new(), Vec::new());
         let mut sent_bytes = vec![None; self.parameters.len()];
-        let compressed = storage.compressed && pruning.is_some_and(|pruning| pruning.method.at_start());
+        let is_pruned = pruning.is_some_and(|pruning| self.is_pruned || pruning.method.at_start());
+        let compressed = storage.compressed && is_pruned;
         for place in held {
             let parameter = &self.parameters[place];
             let elements = parameter.elements();

@@ -18,11 +18,12 @@ use crate::device::{Device, DeviceKind};
 use crate::error::Error;
 use crate::layout::{Layout, LocalModel};
 use crate::learning_rate::LearningRate;
-use crate::memory::{Listed, Memory, Peers, Prediction, StateBytes};
+use crate::memory::{Listed, Memory, Peers, Prediction, StateBytes, StatePhases};
 use crate::mesh::{Mesh, PerAxis};
 use crate::optimization::Optimization;
 use crate::pipeline::Pipeline;
 use crate::pruning::{Method, Pruning};
+use crate::rounds::Rounds;
 use crate::sample::Sample;
 use crate::schedule::{Placement, Schedule};
 use crate::scoring::{self, ScoredBatch, Scoring};
@@ -97,6 +98,8 @@ pub struct Plan {
     pub memory: Memory,
     /// Predicted bytes of all stages together: what one replica takes where its ranks share a machine.
     pub replica_memory: Memory,
+    /// What the model itself takes at most, before and after pruning.
+    pub state_phases: StatePhases,
     /// Predicted bytes of those that have parts of the same layers, stage by stage.
     rank_memory: Vec<Vec<Memory>>,
     record: Record,
@@ -170,23 +173,35 @@ impl Plan {
         let mesh = run.mesh();
         let layout = Layout::new(&model, &parameters, run.cuts())?;
         checks::scattering(sharing, &schedule)?;
-        let stages_of = |(peer, local): (usize, &LocalModel)| {
-            let kept = pruning.as_ref().map(|pruning| local.kept(pruning.kept_by_parameter(&parameters)));
+        let stages_of = |(peer, local): (usize, &LocalModel), pruning: Option<&Pruning>, is_pruned: bool| {
+            let kept = pruning.map(|pruning| local.kept(pruning.kept_by_parameter(&parameters)));
             let prediction = Prediction::new(
                 Listed::of(&local.model, &local.parameters, batch.micro_batch),
                 &local.parameters,
                 storage,
                 sharing,
                 batch,
-                pruning.as_ref(),
+                pruning,
                 kept,
             );
+            let prediction = if is_pruned { prediction.once_pruned() } else { prediction };
             let on_gpu = run.device.kind == DeviceKind::Cuda;
             let peers = Peers::of(&layout, peer, &parameters, on_gpu);
             prediction.among(peers).stages(&local.model, &parts, &schedule)
         };
-        let rank_memory =
-            layout.peers().iter().enumerate().map(stages_of).collect::<Result<Vec<Vec<Memory>>, _>>()?;
+        let of_ranks = |pruning: Option<&Pruning>, is_pruned| {
+            let peers = layout.peers().iter().enumerate();
+            peers.map(|peer| stages_of(peer, pruning, is_pruned)).collect::<Result<Vec<Vec<Memory>>, _>>()
+        };
+        let rank_memory = of_ranks(pruning.as_ref(), false)?;
+        let state_phases = match pruning.as_ref().filter(|pruning| !pruning.method.at_start()) {
+            None => StatePhases::of(&rank_memory.concat(), &[], &rank_memory.concat()),
+            Some(last) => {
+                let first = Pruning { sparsity: last.first_sparsity(timetable.length), ..last.clone() };
+                let [first, last] = [&first, last].map(|pruning| of_ranks(Some(pruning), true));
+                StatePhases::of(&rank_memory.concat(), &first?.concat(), &last?.concat())
+            }
+        };
         let all = |both: fn(u64, u64) -> u64| {
             rank_memory.iter().flatten().fold(Memory::NONE, |sum, rank| sum.with(*rank, both))
         };
@@ -195,6 +210,7 @@ impl Plan {
             step_flops: model.train_flops(batch.samples, storage.recompute)?,
             memory: all(u64::max),
             replica_memory: all(u64::saturating_add),
+            state_phases,
             rank_memory,
             data: run.data.clone(),
             seed: run.seed,
@@ -276,6 +292,19 @@ impl Plan {
     /// Bytes for each weight that pruning may touch, once it has.
     pub fn state_bytes(&self) -> StateBytes {
         StateBytes::predict(self.storage, self.sharing, self.batch.replicas, self.pruning.as_ref())
+    }
+
+    /// Steps of a run of so many after which all is pruned that is to go, at the latest: 0 before the first one, none where nothing is
+    /// pruned.
+    pub fn pruned_after(&self, steps: u64) -> Option<u64> {
+        let pruning = self.pruning.as_ref()?;
+        match Rounds::of(&self.model, pruning) {
+            None => Some(pruning.method.pruned_after(steps)),
+            Some(rounds) => {
+                let trainings = rounds.trainings(self.timetable.length, steps as usize).ok()?;
+                Some(trainings.last_begins())
+            }
+        }
     }
 
     /// How the samples run that weights are scored by.

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::spec::{Parameter, ScaledChannels};
+use crate::timetable::Length;
 
 /// What is pruned, how and to what share: `[prune]` of a run file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -181,6 +182,12 @@ fn erdos_renyi_kernel(shapes: &[&[usize]], kept: f64) -> Vec<f64> {
     }
 }
 
+/// The sparsity of gradual pruning before a step (Zhu & Gupta 2017): `s_f + (s_i - s_f) (1 - (t - start) / (end - start))^3`.
+pub fn cubic(initial: f64, last: f64, step: u64, start: u64, end: u64) -> f64 {
+    let left = 1.0 - (step - start) as f64 / (end - start) as f64;
+    last + (initial - last) * left.powi(3)
+}
+
 /// Over what a threshold is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -307,6 +314,23 @@ impl Method {
         self.at_start() && !passes
     }
 
+    /// Steps of a run of so many after which all has gone that is to go, at the latest; 0 before the first one. A lottery's rounds
+    /// [say it themselves](crate::rounds::Trainings::last_begins).
+    pub fn pruned_after(&self, steps: u64) -> u64 {
+        match *self {
+            Method::Gradual { start, end: 0, .. } => (steps * 3 / 4).max(start as u64 + 1),
+            Method::Gradual { end, .. } => end as u64,
+            Method::EarlyBird { latest: 0, .. } => (steps / 2).max(1),
+            Method::EarlyBird { latest, .. } => latest as u64,
+            _ => self.at(),
+        }
+    }
+
+    /// Whether that may also be earlier.
+    pub fn may_prune_earlier(&self) -> bool {
+        matches!(self, Method::EarlyBird { .. })
+    }
+
     /// Samples that run at a time where gradients are scored, in a run whose steps take `micro_batch`.
     pub fn scored_at_once(&self, micro_batch: usize) -> usize {
         match *self {
@@ -382,6 +406,24 @@ impl Pruning {
             StateForm::Auto if self.weights == WeightForm::Compressed => true,
             // A mask costs at most 1/8 + 1/128 byte a weight.
             StateForm::Auto => self.sparsity * beside as f64 > 0.125 + 0.0078125,
+        }
+    }
+
+    /// The share that has gone once some has, in a run of such a length. Where that is not known before the data is, the least it can be.
+    pub(crate) fn first_sparsity(&self, length: Length) -> f64 {
+        match self.method {
+            Method::Gradual { initial, start, end, every, .. } if initial == 0.0 => {
+                let last = match (length, end) {
+                    (Length::Steps(steps), _) => self.method.pruned_after(steps as u64),
+                    (Length::Epochs(_), 0) => return 0.0,
+                    (Length::Epochs(_), end) => end as u64,
+                };
+                let (start, first) = (start as u64, (start + every) as u64);
+                cubic(initial, self.sparsity, first.min(last), start, last)
+            }
+            Method::Gradual { initial, .. } => initial,
+            Method::Lottery { rate, .. } => rate.min(self.sparsity),
+            _ => self.sparsity,
         }
     }
 

@@ -134,6 +134,11 @@ impl Trainings {
         (training > 0 && self.begin(training) == step).then_some(training)
     }
 
+    /// The step before which all rounds are over.
+    pub fn last_begins(&self) -> u64 {
+        if self.rounds == 0 { 0 } else { self.begin(self.rounds) }
+    }
+
     fn begin(&self, training: u64) -> u64 {
         self.length + (training - 1) * (self.length - self.rewind)
     }

@@ -74,12 +74,15 @@ impl fmt::Display for Category {
 struct Gauge {
     now: AtomicUsize,
     peak: AtomicUsize,
+    /// The maximum since somebody began to look.
+    recent: AtomicUsize,
 }
 
 impl Gauge {
     fn add(&self, bytes: usize) {
         let now = self.now.fetch_add(bytes, Relaxed) + bytes;
         self.peak.fetch_max(now, Relaxed);
+        self.recent.fetch_max(now, Relaxed);
     }
     fn subtract(&self, bytes: usize) {
         self.now.fetch_sub(bytes, Relaxed);
@@ -236,6 +239,12 @@ impl Ledger {
         self.0.categories[category as usize].peak.load(Relaxed)
     }
 
+    /// The most bytes that a category has held at once since the last such call; what it holds now begins the next span.
+    pub fn take_recent_peak(&self, category: Category) -> usize {
+        let gauge = &self.0.categories[category as usize];
+        gauge.recent.swap(gauge.now.load(Relaxed), Relaxed)
+    }
+
     /// What each category holds now.
     pub fn usage(&self) -> Usage {
         Usage(Category::ALL.map(|category| self.current(category)))
@@ -268,5 +277,8 @@ mod tests {
         ledger.rebook(Category::Activations, Category::Gradients, 100_000_000);
         assert_eq!(ledger.usage().to_string(), "2.10 GB (gradients 100.0 MB, activations 2.00 GB)");
         assert_eq!((ledger.total(), ledger.total_peak()), (2_100_000_000, 2_500_000_000));
+        assert_eq!(ledger.take_recent_peak(Category::Weights), 400_000_000);
+        assert_eq!(ledger.take_recent_peak(Category::Weights), 0, "nothing was held since");
+        assert_eq!(ledger.peak(Category::Weights), 400_000_000);
     }
 }

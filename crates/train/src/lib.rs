@@ -25,4 +25,4 @@ pub mod trainer;
 
 pub use error::{Error, Result, is_failure};
 pub use prune::KeptOfLayer;
-pub use summary::{Bytes, Layout, Predicted, Rates, Summary, Validation};
+pub use summary::{Bytes, Layout, Predicted, Rates, StatePeak, Summary, Validation};

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use espalier_comm::Traffic;
 use espalier_plan::memory::StateBytes;
 use espalier_plan::spec::Parameter;
+use espalier_plan::timetable::Length;
 use espalier_plan::{Axis, Plan, Scoring};
 use espalier_tensor::Category;
 use serde::{Deserialize, Serialize};
@@ -48,6 +49,9 @@ pub struct Summary {
     pub state_bytes_per_parameter: f64,
     /// The same by category.
     pub state_bytes: StateBytes,
+    /// What the model itself takes before and after pruning.
+    #[serde(default)]
+    pub state_peak: StatePeak,
     /// Peak bytes by category, predicted and measured.
     pub memory: BTreeMap<String, Bytes>,
     /// The most bytes in use at once, on the device.
@@ -74,12 +78,46 @@ pub struct Predicted {
 }
 
 /// Bytes of one category.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Bytes {
     /// What the plan says, where it says something.
     pub predicted: Option<u64>,
     /// The peak that the ledger saw.
     pub measured: Option<usize>,
+}
+
+/// The most that weights, gradients, optimizer state and masks take together, on the rank where that is most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct StatePeak {
+    /// Until all is pruned that is to go: measured, in any step.
+    pub before: Bytes,
+    /// From then on, the same where that is before the first step: measured, in the last step.
+    pub after: Bytes,
+    /// Steps after which all is pruned, at the latest: 0 before the first one; none where nothing is pruned, or where only the data says
+    /// how long the run is.
+    pub pruned_after: Option<u64>,
+    /// Whether that may also be earlier.
+    pub may_prune_earlier: bool,
+    /// Predicted, while weights are scored by gradients: scores and whatever of these is there by then; none for methods that do not.
+    pub scoring: Option<u64>,
+}
+
+impl StatePeak {
+    /// What is known before the first step.
+    pub fn planned(plan: &Plan) -> StatePeak {
+        let predicted = |bytes| Bytes { predicted: Some(bytes), measured: None };
+        let steps = match plan.timetable.length {
+            Length::Steps(steps) => Some(steps as u64),
+            Length::Epochs(_) => None,
+        };
+        StatePeak {
+            before: predicted(plan.state_phases.before),
+            after: predicted(plan.state_phases.after),
+            pruned_after: steps.and_then(|steps| plan.pruned_after(steps)),
+            may_prune_earlier: plan.pruning.as_ref().is_some_and(|one| one.method.may_prune_earlier()),
+            scoring: plan.state_phases.scoring,
+        }
+    }
 }
 
 /// How a run is spread over ranks.
@@ -211,6 +249,7 @@ impl Summary {
             kept_by_layer,
             state_bytes_per_parameter: state_bytes.total(),
             state_bytes,
+            state_peak: StatePeak::planned(plan),
             memory,
             peak_bytes: None,
             host_peak_bytes: None,
@@ -224,7 +263,10 @@ impl Summary {
     /// Records in how many passes the candidates are scored, and what that holds.
     pub fn scored(&mut self, scoring: Option<Scoring>) {
         if let Some((scoring, entry)) = scoring.zip(self.memory.get_mut(Category::Scoring.name())) {
-            entry.predicted = Some(scoring.bytes);
+            let before = entry.predicted.replace(scoring.bytes).unwrap_or(0);
+            if let Some(bytes) = &mut self.state_peak.scoring {
+                *bytes = *bytes - before + scoring.bytes;
+            }
         }
     }
 

@@ -65,6 +65,7 @@ fn an_empty_file_is_a_run() {
     weight_decay = 0.01
     exclude_from_decay = true
     master = "f32"
+    moments = "f32"
 
     [learning_rate]
     peak = 0.001
@@ -218,7 +219,7 @@ fn settings_that_contradict_each_other() {
 
 #[test]
 fn settings_without_effect() {
-    insta::assert_snapshot!(sentence("[optimizer]\nname = \"adam\"\nmomentum = 0.9"), @r#"`optimizer.momentum` has no effect with `optimizer.name` = "adam", whose fields are: beta1, beta2, eps, exclude_from_decay, master, weight_decay"#);
+    insta::assert_snapshot!(sentence("[optimizer]\nname = \"adam\"\nmomentum = 0.9"), @r#"`optimizer.momentum` has no effect with `optimizer.name` = "adam", whose fields are: beta1, beta2, eps, exclude_from_decay, master, moments, weight_decay"#);
     insta::assert_snapshot!(sentence("[optimizer]\nname = \"sgd\"\nexclude_from_decay = false"), @"`optimizer.exclude_from_decay` has no effect with `optimizer.weight_decay` = 0");
     insta::assert_snapshot!(sentence("[learning_rate]\nschedule = \"constant\"\nend_factor = 0.1"), @r#"`learning_rate.end_factor` has no effect with `learning_rate.schedule` = "constant", whose fields are: peak, scale_from_batch, warmup, warmup_from"#);
     insta::assert_snapshot!(sentence("[model]\nname = \"gpt2-124m\"\nlayers = 3"), @r#"`model.layers` has no effect with `model.name` = "gpt2-124m", whose fields are: context, dropout, vocab"#);
@@ -247,7 +248,7 @@ fn pruning_is_read_and_checked() {
     insta::assert_snapshot!(prune("method = \"gradual\"\nstart = 20\nend = 10"), @"`prune.end` is 10, which is not after `prune.start` = 20");
     insta::assert_snapshot!(prune("method = \"rigl\"\nfraction = 1.5"), @"`prune.fraction` must be a number in (0, 1), got 1.5");
     insta::assert_snapshot!(sentence("[optimizer]\nmaster = \"low-bits\""), @r#"`optimizer.master` has no effect with `train.precision` = "f32": the weights are exact themselves"#);
-    insta::assert_snapshot!(sentence("[optimizer]\nmoments = \"f16\""), @r#"`optimizer.moments` must be "f32" or "bf16", got "f16""#);
+    insta::assert_snapshot!(sentence("[optimizer]\nmoments = \"f16\""), @r#"`optimizer.moments` must be "f32" or "bf16", got "f16"; did you mean `bf16`?"#);
     insta::assert_snapshot!(sentence("[optimizer]\nname = \"sgd\"\nmoments = \"bf16\""), @r#"`optimizer.moments` has no effect with `optimizer.name` = "sgd": it has no moments"#);
     let sparse =
         |rest: &str| sentence(&format!("[prune]\nmethod = \"magnitude\"\nkernels = \"sparse\"\n{rest}"));

@@ -113,7 +113,7 @@ fn mistakes_get_a_sentence_that_names_the_field() {
         ("run.model.nmae=x", "`run.model.nmae` is not a field; did you mean `run.model.name`?"),
         (
             "run.optimizer.name=sgd",
-            "`run.optimizer.momentum` has no effect with `optimizer.name` = \"sgd\", whose fields are: exclude_from_decay, master, weight_decay",
+            "`run.optimizer.momentum` has no effect with `optimizer.name` = \"sgd\", whose fields are: exclude_from_decay, master, moments, weight_decay",
         ),
         (
             "search.ranges.learning_rate.peek.log=[1, 2]",

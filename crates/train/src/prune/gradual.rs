@@ -1,7 +1,7 @@
 //! The smallest weights go, a few at a time (Zhu & Gupta 2017): after t steps the sparsity is
 //! `s_t = s_f + (s_i - s_f) (1 - (t - start) / (end - start))^3`.
 
-use espalier_plan::pruning::Scope;
+use espalier_plan::pruning::{Scope, cubic};
 
 use super::{Decision, Draw, Moment, Network, Pruner};
 use crate::Result;
@@ -31,8 +31,7 @@ impl Gradual {
         if !now || !((step - self.start).is_multiple_of(self.every) || step == end) {
             return None;
         }
-        let left = 1.0 - (step - self.start) as f64 / (end - self.start) as f64;
-        Some(self.sparsity + (self.initial - self.sparsity) * left.powi(3))
+        Some(cubic(self.initial, self.sparsity, step, self.start, end))
     }
 }
 

@@ -206,3 +206,31 @@ fn rule_of(rule: optimizer::Rule) -> Rule {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows, columns, some heads' queries, keys and values, fewer keys than queries, and channels of a convolution.
+    #[test]
+    fn positions_are_those_of_the_shard() {
+        let linear = || Shard::full(&[6, 24]);
+        for shard in [
+            linear(),
+            linear().narrow(0, &[2..5]),
+            linear().narrow(1, &[6..12]),
+            linear().narrow(1, &[2..4, 10..12, 18..20]),
+            linear().narrow(1, &[4..12, 16..18, 20..22]),
+            linear().narrow(1, &[0..4, 16..20]),
+            Shard::full(&[4, 6, 3, 3]).narrow(1, &[3..6]),
+            Shard::full(&[24]).narrow(0, &[8..16]),
+        ] {
+            let positions = positions(&shard);
+            for at in 0..shard.len() {
+                assert_eq!(positions.in_full(at as u64), shard.in_full(at) as u64, "{shard:?}");
+            }
+        }
+        let both = linear().narrow(0, &[2..5]).narrow(1, &[6..12]);
+        assert_eq!(positions(&both), Positions::FULL, "two dimensions are more than kernels know");
+    }
+}

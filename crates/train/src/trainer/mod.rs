@@ -75,6 +75,8 @@ pub struct Trainer {
     stop_agreed: bool,
     /// Bytes of the last step's gradients of candidates.
     gradient_bytes: usize,
+    /// The most that weights, gradients, optimizer state and masks took in a step, and what they took in the last one.
+    state_peak: [u64; 2],
     /// What a step sent to them, of late.
     sent: Sent,
     /// Where ranks go apart: after how many steps they last were the same, and what had been sent by then.
@@ -166,6 +168,7 @@ impl Trainer {
             stop: Arc::default(),
             stop_agreed: false,
             gradient_bytes: 0,
+            state_peak: [0; 2],
             sent: Sent::default(),
             together: Default::default(),
             nobody: Groups::default(),
@@ -272,6 +275,10 @@ impl Trainer {
             Decision::Prune(draw) => (None, Some(self.apply(draw)?)),
         };
         self.ready_optimizer()?;
+        if self.state_peak == [0; 2] {
+            // What was held to make the model, or to score it, is none of its first step's.
+            self.recent_state();
+        }
         self.begin_list()?;
         let (position, length) = match &self.pruner {
             Some(pruner) => pruner.position(self.progress.step, self.context.steps),
@@ -311,6 +318,7 @@ impl Trainer {
         self.executor.run(count, &mut worker)?;
         let StepOutcome { totals, grad_norm, taken, gradient_bytes, stop } = worker.finish();
         (self.gradient_bytes, self.stop_agreed) = (gradient_bytes, stop);
+        self.look_at_state();
         if !local {
             self.sent = self.context.ranks.sent() - before;
             self.together = (self.progress.step, self.context.ranks.sent());

@@ -92,6 +92,25 @@ impl Trainer {
         })
     }
 
+    /// Takes down what weights, gradients, optimizer state and masks took in a step, at the peak of each.
+    pub(super) fn look_at_state(&mut self) {
+        let last = self.recent_state();
+        self.state_peak = [self.state_peak[0].max(last), last];
+    }
+
+    /// The most that each of these took since it was last asked, together.
+    pub(super) fn recent_state(&self) -> u64 {
+        const STATE: [Category; 4] =
+            [Category::Weights, Category::Gradients, Category::Optimizer, Category::Mask];
+        let ledger = self.context.device.ledger();
+        STATE.map(|category| ledger.take_recent_peak(category) as u64).iter().sum()
+    }
+
+    /// The most that these took in any step of this process, and in the last one.
+    pub fn state_peak(&self) -> [u64; 2] {
+        self.state_peak
+    }
+
     /// What the pruning method does after so many steps.
     pub(super) fn ask_pruner(&mut self, step: u64) -> Result<Decision> {
         let Moment { epoch, .. } = self.moment(step);

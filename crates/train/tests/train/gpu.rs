@@ -226,6 +226,29 @@ fn parts_and_tiles_that_share_a_gpu_learn_as_one() {
     }
 }
 
+/// Moments in bf16: the same bits with dense state, compressed state and compressed weights, and on ranks that share it out; near those of
+/// the CPU, whose gradients differ in their last bits.
+#[test]
+fn moments_in_bf16_are_rounded_alike_on_a_gpu() {
+    let Some(gpu) = gpu() else { return };
+    let base = tiny_gpt(&["train.batch=8", "train.eval_samples=11", "optimizer.moments=bf16"])
+        .set("prune.method=magnitude")
+        .set("prune.sparsity=0.8");
+    let bf16 = base.set("train.precision=bf16").set("optimizer.master=low-bits");
+    for base in [&base, &bf16] {
+        let dense = run(&base.set("prune.state=dense"), &gpu);
+        assert_eq!(run(&base.set("prune.state=compressed"), &gpu), dense, "compressed state");
+        assert_eq!(run(&base.set("prune.weights=compressed"), &gpu), dense, "compressed weights");
+        let replicas = run(&base.replicas(2), &gpu);
+        for zero in [1, 2] {
+            let shared = run(&base.replicas(2).set(format!("parallel.zero={zero}")), &gpu);
+            assert_eq!((&shared.losses, &shared.hashes), (&replicas.losses, &replicas.hashes), "zero {zero}");
+        }
+    }
+    let far = apart(&run(&base, &Device::cpu(2).unwrap()), &run(&base, &gpu));
+    assert!(far < 1e-2, "{far:e} apart from the CPU");
+}
+
 /// Weights that rest as kept values: a block's are expanded beside the work of the block before it. The bits of dense weights, for every
 /// way through the blocks.
 #[test]

@@ -23,6 +23,7 @@ mod oracle;
 #[path = "../../benches/paced/mod.rs"]
 mod paced;
 mod parallel;
+mod peaks;
 mod pieces;
 mod pipeline;
 mod prune;

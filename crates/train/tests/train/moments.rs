@@ -85,8 +85,11 @@ fn compressed_moments_are_those_of_masked_dense_ones_bit_for_bit() {
             };
             let dense = run(&base.set("prune.state=dense"));
             assert!(dense == run(&base.set("prune.state=compressed")), "{optimizer} {precision}");
+            let kept = base.set("prune.weights=compressed");
+            assert!(dense == run(&kept), "{optimizer} {precision}: compressed weights");
             if precision == "bf16" {
                 assert!(dense == run(&base.set("optimizer.master=low-bits")), "{optimizer}: the low bits");
+                assert!(dense == run(&kept.set("optimizer.master=low-bits")), "{optimizer}: both");
             }
         }
     }
@@ -106,9 +109,12 @@ fn layouts_round_alike() {
     ] {
         let replicas = on(&base.replicas(2), 5);
         for zero in [1, 2] {
-            let shared = on(&base.replicas(2).set(format!("parallel.zero={zero}")), 5);
-            assert_eq!(replicas.1, shared.1, "{what}, zero {zero}");
-            assert!(replicas.0 == shared.0, "{what}, zero {zero}");
+            let shared = base.replicas(2).set(format!("parallel.zero={zero}"));
+            let kept = (what != "dense").then(|| on(&shared.set("prune.weights=compressed"), 5));
+            for shared in [Some(on(&shared, 5)), kept].into_iter().flatten() {
+                assert_eq!(replicas.1, shared.1, "{what}, zero {zero}");
+                assert!(replicas.0 == shared.0, "{what}, zero {zero}");
+            }
         }
         let base = base.set("train.micro_batches=4");
         let (one, stages) =

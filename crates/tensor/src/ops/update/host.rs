@@ -243,10 +243,10 @@ enum States<'a> {
 }
 
 /// All states, span by span.
-fn of_spans<'a, T: Float, R: Iterator<Item = Range<usize>>>(
-    states: Vec<&'a mut Tensor>,
+fn of_spans<T: Float, R: Iterator<Item = Range<usize>>>(
+    states: Vec<&mut Tensor>,
     spans: impl Fn() -> R,
-) -> impl Iterator<Item = Vec<&'a mut [T]>> {
+) -> impl Iterator<Item = Vec<&mut [T]>> {
     let count = spans().count();
     let mut states: Vec<_> =
         states.into_iter().map(|state| cut(state.slice_mut::<T>(), spans()).into_iter()).collect();

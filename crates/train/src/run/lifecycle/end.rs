@@ -77,13 +77,14 @@ impl Run {
         let sent = Traffic::ALL.map(|traffic| self.trainer.sent().of(traffic));
         let peaks = Category::ALL.map(|category| ledger.peak(category) as u64);
         let totals = [ledger, device.host_ledger()].map(|ledger| ledger.total_peak() as u64);
-        let bytes = [&totals[..], &sent[..], &peaks[..]].concat();
+        let bytes = [&totals[..], &sent[..], &peaks[..], &self.trainer.state_peak()].concat();
         let (ranks, peers) = (self.trainer.ranks(), self.trainer.peers());
         let digests = self.trainer.params().digests(|param| peers.digest(param.id(), &param.dense()?))?;
         ranks.agree("weights at the end", &hash_of(&digests))?;
         let bytes = ranks.largest(bytes)?;
         let hash = hash_of(&ranks.of_replica(digests)?);
         let (sent, peaks) = bytes[totals.len()..].split_at(sent.len());
+        let (peaks, state) = peaks.split_at(Category::ALL.len());
         let rates =
             Rates::from_steps(self.pace.last(usize::MAX), self.plan.batch.samples, self.tokens_per_sample);
         let mut summary = Summary::planned(&self.plan, device.name());
@@ -97,6 +98,9 @@ impl Run {
         for (category, peak) in Category::ALL.into_iter().zip(peaks) {
             summary.measured(category, *peak as usize);
         }
+        summary.state_peak.before.measured = Some(state[0] as usize);
+        summary.state_peak.after.measured = Some(state[1] as usize);
+        summary.state_peak.pruned_after = self.plan.pruned_after(self.trainer.steps());
         summary.peak_bytes = Some(bytes[0] as usize);
         summary.host_peak_bytes = matches!(device, Device::Cuda(_)).then_some(bytes[1] as usize);
         let names = Traffic::ALL.map(|traffic| traffic.name().to_owned());
