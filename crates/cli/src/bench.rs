@@ -17,28 +17,27 @@ use clap::{Args, Subcommand};
 #[command(arg_required_else_help = true)]
 pub struct BenchArguments {
     #[command(subcommand)]
-    question: Question,
+    question: BenchCommand,
 }
 
 #[derive(Subcommand)]
-enum Question {
+enum BenchCommand {
     /// Benchmark a device (matmul, convolution, attention, memory bandwidth); write a cluster file.
     Compute(compute::ComputeArguments),
     /// Benchmark communication between devices; add it to the cluster file of `bench compute`.
     Comm(comm::CommArguments),
     /// Benchmark text generation (decoding): tokens/s, and the fraction of memory bandwidth used.
-    Generate(generate::GenerateArguments),
+    Generate(generate::BenchGenerateArguments),
     /// Compare dense, sparse and 2:4 matmul kernels on a pruned linear layer.
     Sparse(sparse::SparseArguments),
 }
 
-/// Runs the command.
 pub fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
     busy::warn_if_busy();
     match &arguments.question {
-        Question::Compute(arguments) => compute::compute(arguments),
-        Question::Comm(arguments) => comm::comm(arguments),
-        Question::Generate(arguments) => generate::generate(arguments),
-        Question::Sparse(arguments) => sparse::sparse(arguments),
+        BenchCommand::Compute(arguments) => compute::compute(arguments),
+        BenchCommand::Comm(arguments) => comm::comm(arguments),
+        BenchCommand::Generate(arguments) => generate::generate(arguments),
+        BenchCommand::Sparse(arguments) => sparse::sparse(arguments),
     }
 }

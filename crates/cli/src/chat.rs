@@ -13,13 +13,13 @@ use anyhow::Result;
 use clap::Args;
 use espalier_train::infer::{Generator, Sampler};
 
+use crate::generation::{GenerationArguments, GenerationSession};
 use crate::log::LogArguments;
-use crate::say::{self, say};
-use crate::signals::{INTERRUPTED, Stop};
-use crate::writing::{Writer, WritingArguments};
+use crate::output::{self, print_err};
+use crate::signals::{INTERRUPTED, StopSignal};
 
 /// How long other ranks wait for a person.
-const PATIENCE: Duration = Duration::from_secs(365 * 24 * 3600);
+const TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -30,32 +30,35 @@ pub struct ChatArguments {
     /// A checkpoint folder, or a run folder (its newest checkpoint).
     checkpoint: PathBuf,
     #[command(flatten)]
-    writing: WritingArguments,
+    generation: GenerationArguments,
     #[command(flatten)]
     log: LogArguments,
 }
 
-/// Runs the command.
 pub fn chat(arguments: &ChatArguments) -> Result<ExitCode> {
     arguments.log.start(None)?;
-    let stop = Stop::listen_saying("interrupted")?;
-    let writer = Writer::open(&arguments.checkpoint, &arguments.writing)?;
-    let interrupted = writer.on_ranks(PATIENCE, |generator| {
-        let leads = generator.ranks().leads();
-        let mut chat =
-            Conversation { writer: &writer, writing: &arguments.writing, stop: &stop, said: Vec::new() };
-        let mut sampler = Sampler::new(arguments.writing.sampling());
+    let stop = StopSignal::listen_with_message("interrupted")?;
+    let session = GenerationSession::open(&arguments.checkpoint, &arguments.generation)?;
+    let interrupted = session.on_ranks(TIMEOUT, |generator| {
+        let is_rank0 = generator.ranks().is_rank0();
+        let mut chat = Conversation {
+            session: &session,
+            generation: &arguments.generation,
+            stop: &stop,
+            history: Vec::new(),
+        };
+        let mut sampler = Sampler::new(arguments.generation.sampling());
         loop {
             stop.begun.store(false, Ordering::SeqCst);
-            let line = if leads { chat.listen() } else { None };
+            let line = if is_rank0 { chat.listen() } else { None };
             // The end of the conversation is a word of no tokens.
-            let line = generator.from_first(&line.unwrap_or_default())?;
+            let line = generator.broadcast_from_rank0(&line.unwrap_or_default())?;
             if line.is_empty() {
                 return Ok(false);
             }
             stop.begun.store(true, Ordering::SeqCst);
             chat.answer(generator, line, &mut sampler)?;
-            if generator.ranks().any(stop.asked.load(Ordering::SeqCst))? {
+            if generator.ranks().any_rank(stop.requested.load(Ordering::SeqCst))? {
                 return Ok(true);
             }
         }
@@ -63,13 +66,13 @@ pub fn chat(arguments: &ChatArguments) -> Result<ExitCode> {
     Ok(if interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
-/// What was said, on one rank.
+/// The conversation so far, on one rank.
 struct Conversation<'a> {
-    writer: &'a Writer,
-    writing: &'a WritingArguments,
-    stop: &'a Stop,
+    session: &'a GenerationSession,
+    generation: &'a GenerationArguments,
+    stop: &'a StopSignal,
     /// All tokens, of which the generator has read as many as it says.
-    said: Vec<u32>,
+    history: Vec<u32>,
 }
 
 impl Conversation<'_> {
@@ -78,7 +81,7 @@ impl Conversation<'_> {
         let asks = io::stdin().is_terminal();
         loop {
             if asks {
-                say::on_standard_error(format_args!("> "));
+                output::on_standard_error(format_args!("> "));
             }
             let mut line = String::new();
             let read = io::stdin().lock().read_line(&mut line);
@@ -88,9 +91,9 @@ impl Conversation<'_> {
             if !line.ends_with('\n') {
                 line.push('\n');
             }
-            match self.writer.prompt(&line) {
+            match self.session.prompt(&line) {
                 Ok(ids) => return Some(ids),
-                Err(why) => say!("{why}"),
+                Err(why) => print_err!("{why}"),
             }
         }
     }
@@ -102,21 +105,22 @@ impl Conversation<'_> {
         line: Vec<u32>,
         sampler: &mut Sampler,
     ) -> espalier_train::Result<()> {
-        let (shows, context) = (generator.ranks().leads(), generator.context());
-        self.said.extend(line);
+        let (prints, context) = (generator.ranks().is_rank0(), generator.context());
+        self.history.extend(line);
         // An answer should have some room.
-        if self.said.len() + (self.writing.max_new_tokens as usize).min(context / 4) > context {
-            if shows {
-                say!(
+        if self.history.len() + (self.generation.max_new_tokens as usize).min(context / 4) > context {
+            if prints {
+                print_err!(
                     "note: the conversation is longer than the context length of {context} tokens: its beginning is dropped"
                 );
             }
-            self.said.drain(..self.said.len().saturating_sub(context / 2));
-            generator.forget();
+            self.history.drain(..self.history.len().saturating_sub(context / 2));
+            generator.reset_cache();
         }
-        let unread = &self.said[generator.length()..];
-        let (written, _) = self.writer.write(self.writing, generator, unread, sampler, self.stop, shows)?;
-        self.said.extend(written.tokens);
+        let unread = &self.history[generator.length()..];
+        let (written, _) =
+            self.session.generate(self.generation, generator, unread, sampler, self.stop, prints)?;
+        self.history.extend(written.tokens);
         Ok(())
     }
 }

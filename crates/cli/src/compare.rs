@@ -7,9 +7,9 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::json;
 
-use crate::columns::Columns;
+use crate::output::{self, print_err, print_out};
 use crate::records::{self, RunRecord, facts};
-use crate::say::{self, answer, say};
+use crate::text_table::TextTable;
 
 #[derive(Args)]
 #[command(after_help = "`espalier report A B` plots the same runs in one figure.
@@ -26,10 +26,9 @@ pub struct CompareArguments {
     json: bool,
 }
 
-/// Runs the command.
 pub fn compare(arguments: &CompareArguments) -> Result<ExitCode> {
     let mut runs = arguments.runs.iter().map(|run| RunRecord::open(run)).collect::<Result<Vec<_>>>()?;
-    records::tell_apart(&mut runs);
+    records::disambiguate(&mut runs);
     let row = |first: &str, values: Vec<String>| [vec![first.to_owned()], values].concat();
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
     let mut rows = vec![row("", runs.iter().map(|run| run.name.clone()).collect())];
@@ -45,7 +44,7 @@ pub fn compare(arguments: &CompareArguments) -> Result<ExitCode> {
     }
     // What was asked for above, what came of it below, in the same columns where these fit.
     let all = [&rows[..], &results[1..]].concat();
-    let text = Columns::new(&all).within(say::width());
+    let text = TextTable::new(&all).render(output::width());
     let (above, below) = match text.lines().count() == all.len() {
         true => {
             let lines: Vec<&str> = text.lines().collect();
@@ -53,22 +52,22 @@ pub fn compare(arguments: &CompareArguments) -> Result<ExitCode> {
             (joined(&lines[..rows.len()]), joined(&lines[rows.len()..]))
         }
         false => {
-            let turned = |rows: &[Vec<String>]| Columns::new(rows).within(say::width());
-            let above: String = if differ.is_empty() { String::new() } else { turned(&rows) };
-            (above, turned(&results))
+            let transposed = |rows: &[Vec<String>]| TextTable::new(rows).render(output::width());
+            let above: String = if differ.is_empty() { String::new() } else { transposed(&rows) };
+            (above, transposed(&results))
         }
     };
-    say::on_standard_output(format_args!("{above}"));
+    output::on_standard_output(format_args!("{above}"));
     if differ.is_empty() {
-        answer!("same settings");
+        print_out!("same settings");
     }
-    say::on_standard_output(format_args!("\n{below}"));
+    output::on_standard_output(format_args!("\n{below}"));
     for run in &runs {
-        run.notes().iter().for_each(|note| say!("note: {note}"));
+        run.notes().iter().for_each(|note| print_err!("note: {note}"));
     }
     if arguments.json {
         let of_runs: Vec<_> = runs.iter().map(RunRecord::json).collect();
-        say::json(&json!({ "runs": of_runs, "differ": differ }));
+        output::json(&json!({ "runs": of_runs, "differ": differ }));
     }
     Ok(ExitCode::SUCCESS)
 }

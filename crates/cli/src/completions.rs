@@ -19,10 +19,9 @@ pub struct CompletionsArguments {
     shell: Shell,
 }
 
-/// Runs the command.
 pub fn completions(arguments: &CompletionsArguments) -> Result<ExitCode> {
     let mut script = Vec::new();
-    generate(arguments.shell, &mut crate::Arguments::command(), "espalier", &mut script);
+    generate(arguments.shell, &mut crate::Cli::command(), "espalier", &mut script);
     let mut stdout = io::stdout().lock();
     match stdout.write_all(&script).and_then(|()| stdout.flush()) {
         // Whoever closed the pipe has read enough.

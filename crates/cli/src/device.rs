@@ -5,9 +5,9 @@ use espalier_plan::device::DeviceKind;
 use espalier_plan::spec::Precision;
 use espalier_tensor::cuda::{Cuda, Probe};
 use espalier_tensor::{Device, Result};
-use espalier_train::parallel::launched::Join;
+use espalier_train::parallel::launched::ProcessGroup;
 
-use crate::say::say;
+use crate::output::print_err;
 
 /// Threads on a core, or on a few, beyond which they do nothing but wait for each other: a step of microseconds takes seconds.
 const MOST_ON_A_CORE: usize = 4;
@@ -36,7 +36,7 @@ pub fn threads(asked: usize, all: usize) -> std::io::Result<usize> {
     let cores = std::thread::available_parallelism()?.get();
     let most = MOST_ON_FEW_CORES.max(MOST_ON_A_CORE * cores);
     if asked > most {
-        say!(
+        print_err!(
             "note: device.threads is {asked}, and this machine has {cores} cores: {most} threads are started"
         );
     }
@@ -44,25 +44,32 @@ pub fn threads(asked: usize, all: usize) -> std::io::Result<usize> {
 }
 
 /// Opens what is asked for by so many ranks of this process, on all cores.
-pub fn open_here(asked: &espalier_plan::device::Device, ranks: usize) -> anyhow::Result<Device> {
+pub fn open_here(asked: &espalier_plan::device::DeviceChoice, ranks: usize) -> anyhow::Result<Device> {
     let threads = threads(asked.threads, std::thread::available_parallelism()?.get())?;
     Ok(open(&shared(asked, ranks), threads).map_err(espalier_train::Error::Tensor)?)
 }
 
 /// What so many ranks of this process ask for: they share its processor, and where the choice is ours, that is it.
-pub fn shared(asked: &espalier_plan::device::Device, ranks: usize) -> espalier_plan::device::Device {
+pub fn shared(
+    asked: &espalier_plan::device::DeviceChoice,
+    ranks: usize,
+) -> espalier_plan::device::DeviceChoice {
     let kind = if ranks > 1 && asked.kind == DeviceKind::Auto { DeviceKind::Cpu } else { asked.kind };
-    espalier_plan::device::Device { kind, ..asked.clone() }
+    espalier_plan::device::DeviceChoice { kind, ..asked.clone() }
 }
 
 /// Opens what was asked for; `threads` are those of the processor. A choice that was left to us is said on
 /// standard error where there was one.
-pub fn open(wish: &espalier_plan::device::Device, threads: usize) -> Result<Device> {
-    settle(choose(wish.kind, threads)?, wish)
+pub fn open(asked: &espalier_plan::device::DeviceChoice, threads: usize) -> Result<Device> {
+    configure(choose(asked.kind, threads)?, asked)
 }
 
-/// Opens what a rank computes on that a launcher has started: its own card, or its part of the processor.
-pub fn open_for(join: &Join, wish: &espalier_plan::device::Device, threads: usize) -> Result<Device> {
+/// Opens what a rank computes on that a launcher has started: its own GPU, or its part of the processor.
+pub fn open_for(
+    join: &ProcessGroup,
+    asked: &espalier_plan::device::DeviceChoice,
+    threads: usize,
+) -> Result<Device> {
     let device = match join.device_kind() {
         DeviceKind::Cuda => {
             let probe = Cuda::probe();
@@ -71,12 +78,12 @@ pub fn open_for(join: &Join, wish: &espalier_plan::device::Device, threads: usiz
         }
         DeviceKind::Cpu | DeviceKind::Auto => Device::cpu(threads)?,
     };
-    settle(device, wish)
+    configure(device, asked)
 }
 
-fn settle(device: Device, wish: &espalier_plan::device::Device) -> Result<Device> {
+fn configure(device: Device, asked: &espalier_plan::device::DeviceChoice) -> Result<Device> {
     if let Device::Cuda(gpu) = &device {
-        gpu.allow_tf32_in_convolutions(wish.tf32);
+        gpu.allow_tf32_in_convolutions(asked.tf32);
     }
     Ok(device)
 }
@@ -91,11 +98,11 @@ pub fn choose(kind: DeviceKind, threads: usize) -> Result<Device> {
             let Some(gpu) = probe.gpus.first() else { return Device::cpu(threads) };
             match open_gpu(&probe) {
                 Ok(device) => {
-                    say!("device: {gpu} (set device.kind = \"cpu\" for the CPU)");
+                    print_err!("device: {gpu} (set device.kind = \"cpu\" for the CPU)");
                     Ok(device)
                 }
                 Err(why) => {
-                    say!("device: CPU, although there is a GPU ({}): {why}", gpu.name);
+                    print_err!("device: CPU, although there is a GPU ({}): {why}", gpu.name);
                     Device::cpu(threads)
                 }
             }
@@ -103,7 +110,7 @@ pub fn choose(kind: DeviceKind, threads: usize) -> Result<Device> {
     }
 }
 
-/// The first card, once all that it takes was found.
+/// The first GPU, once all that it takes was found.
 fn open_gpu(probe: &Probe) -> Result<Device> {
     probe.require()?;
     Device::cuda(0)
@@ -117,7 +124,7 @@ pub fn describe(device: &Device) -> String {
     }
 }
 
-/// The kind of device that would be opened, and what it is in a few words; a card need not be there.
+/// The kind of device that would be opened, and what it is in a few words; a GPU need not be there.
 pub fn plan(kind: DeviceKind, threads: usize) -> (&'static str, String) {
     match kind {
         DeviceKind::Cuda => {

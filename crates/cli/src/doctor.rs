@@ -8,12 +8,12 @@ use clap::Args;
 use espalier_comm::nccl;
 use espalier_tensor::cpu::Isa;
 use espalier_tensor::cuda::{Cuda, Gpu, Probe};
-use espalier_tensor::memory::Size;
+use espalier_tensor::memory::ByteSize;
 use espalier_train::parallel::launched::MPI;
 use serde_json::{Value, json};
 
-use crate::columns::wrapped;
-use crate::say;
+use crate::output;
+use crate::text_table::wrapped;
 
 #[derive(Args)]
 #[command(after_help = "Example:
@@ -24,12 +24,11 @@ pub struct DoctorArguments {
     json: bool,
 }
 
-/// Runs the command.
 pub fn doctor(arguments: &DoctorArguments) -> Result<ExitCode> {
-    let findings = Findings::look()?;
-    say::on_standard_output(format_args!("{}", findings.table(say::width())));
+    let findings = Findings::probe()?;
+    output::on_standard_output(format_args!("{}", findings.table(output::width())));
     if arguments.json {
-        say::json(&findings.json());
+        output::json(&findings.json());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -39,7 +38,7 @@ struct Findings {
     cores: usize,
     isa: Isa,
     cuda: Probe,
-    /// Why no card can be used, where none can.
+    /// Why no GPU can be used, where none can.
     cuda_why: Option<String>,
     /// cuDNN's version, or why it is not used and what to do.
     cudnn: Result<String, String>,
@@ -52,9 +51,9 @@ struct Findings {
 }
 
 impl Findings {
-    fn look() -> Result<Findings> {
+    fn probe() -> Result<Findings> {
         let cuda = Cuda::probe();
-        // What was found may still refuse to start, as a card in exclusive use does.
+        // What was found may still refuse to start, as a GPU in exclusive use does.
         let cuda_why = match cuda.usable() {
             true => Cuda::open(0).err().map(|why| why.to_string()),
             false => Some(cuda.missing.join("; also, ")),
@@ -151,7 +150,7 @@ impl Findings {
             (false, false) => "not built in, and no mpirun was found",
         };
         lines.push(("mpi", mpi.into()));
-        let free = self.disk.map_or("unknown".into(), |free| Size(free as usize).to_string());
+        let free = self.disk.map_or("unknown".into(), |free| ByteSize(free as usize).to_string());
         lines.push(("disk", format!("{free} free here")));
         let line = |(name, text): (&str, String)| {
             wrapped(&format!("{name:<13}{text}"), 13, width)

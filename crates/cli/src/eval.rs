@@ -7,13 +7,13 @@ use anyhow::Result;
 use clap::Args;
 use espalier_plan::config::{self, Override, RunTable};
 use espalier_train::Error;
-use espalier_train::trained::{Score, Trained};
+use espalier_train::trained::{EvalResult, TrainedModel};
 
 use crate::log::LogArguments;
-use crate::prepared::Prepared;
+use crate::prepared::PreparedRun;
 use crate::run_file::{conflict, in_file, replicas};
 use crate::setting::setting;
-use crate::{ranks, say};
+use crate::{output, ranks};
 
 #[derive(Args)]
 #[command(
@@ -52,29 +52,28 @@ pub struct EvalArguments {
     log: LogArguments,
 }
 
-/// Runs the command.
 pub fn eval(arguments: &EvalArguments) -> Result<ExitCode> {
     arguments.log.start(None)?;
-    let report = |broken: &Error| say::say!("warning: {broken}; the one before it is used");
-    let trained = Trained::open(&arguments.checkpoint, report)?;
+    let report = |broken: &Error| output::print_err!("warning: {broken}; the one before it is used");
+    let trained = TrainedModel::open(&arguments.checkpoint, report)?;
     let overrides = [laid_out(&arguments.layout, arguments.ranks)?, arguments.overrides.clone()].concat();
-    let dataset = trained.data_to_judge(arguments.data.as_deref(), &overrides)?;
+    let dataset = trained.eval_dataset(arguments.data.as_deref(), &overrides)?;
     if arguments.data.is_none()
         && let Some(change) = trained.changed_data(&overrides)?
     {
-        say::say!(
+        output::print_err!(
             "warning: the data files {change}: the model may have been trained on some of the validation split"
         );
     }
     let plan = trained.plan_for(&dataset, &overrides)?;
-    let prepared = Prepared { plan, dataset, join: None };
+    let prepared = PreparedRun { plan, dataset, join: None };
     let device = prepared.open_device()?;
-    let Prepared { plan, dataset, .. } = prepared;
+    let PreparedRun { plan, dataset, .. } = prepared;
     let samples = arguments.samples.map(|samples| samples as usize);
-    let score = trained.score(plan, dataset, samples, &device, Some(ranks::give_up))?;
-    say::answer!("{}", in_words(&score));
+    let score = trained.evaluate(plan, dataset, samples, &device, Some(ranks::abort))?;
+    output::print_out!("{}", in_words(&score));
     if arguments.json {
-        say::json(&serde_json::to_string(&score)?);
+        output::json(&serde_json::to_string(&score)?);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -83,12 +82,12 @@ pub fn eval(arguments: &EvalArguments) -> Result<ExitCode> {
 fn laid_out(layout: &str, ranks: Option<usize>) -> Result<Vec<Override>> {
     let wrong = |text: &str| conflict("--layout", &format!("has {text:?}, which is not AXIS=N"));
     let field = |text: &str| -> Result<Override> {
-        let (axis, extent) = text.split_once('=').ok_or_else(|| wrong(text))?;
-        let extent = match extent.trim().split_once('x') {
+        let (axis, size) = text.split_once('=').ok_or_else(|| wrong(text))?;
+        let size = match size.trim().split_once('x') {
             Some((rows, columns)) => format!("[{rows}, {columns}]"),
-            None => extent.trim().to_owned(),
+            None => size.trim().to_owned(),
         };
-        Ok(format!("parallel.{}={extent}", axis.trim()).into())
+        Ok(format!("parallel.{}={size}", axis.trim()).into())
     };
     let fields = layout.split(',').map(str::trim).filter(|text| !text.is_empty()).map(field);
     let mut fields = fields.collect::<Result<Vec<Override>>>()?;
@@ -108,7 +107,7 @@ fn laid_out(layout: &str, ranks: Option<usize>) -> Result<Vec<Override>> {
     Ok(fields)
 }
 
-fn in_words(score: &Score) -> String {
+fn in_words(score: &EvalResult) -> String {
     let more = [
         score.perplexity.map(|perplexity| format!("perplexity {perplexity:.2}")),
         score.bits_per_byte.map(|bits| format!("{bits:.3} bits per byte")),

@@ -13,14 +13,14 @@ use anyhow::Result;
 use clap::Args;
 use espalier_data::Dataset;
 use espalier_plan::config::Override;
-use espalier_plan::cost::{AllReduce, Explanation, Link, Setting};
+use espalier_plan::cost::{AllReduce, AlphaBeta, Explanation, Setting};
 use espalier_plan::pruning::Pruning;
 use espalier_plan::{Error as PlanError, Plan};
 use espalier_train::Error;
 
-use crate::messages::Links;
+use crate::comm_timing::LinkSamples;
+use crate::output;
 use crate::run_file::{conflict, in_file, open, resolve};
-use crate::say;
 use crate::setting::setting;
 
 #[derive(Args)]
@@ -66,34 +66,40 @@ pub struct ExplainArguments {
 /// shared, and it takes minutes.
 const MOST_MEASURED: usize = 512;
 
-/// Runs the command.
 pub fn explain(arguments: &ExplainArguments) -> Result<ExitCode> {
     let all_reduce = arguments.check()?;
     let plan = plan(arguments)?;
     let pruning = arguments.pruning(&plan);
     let precision = plan.storage.precision;
-    let published = Link::published(precision.size());
+    let published = AlphaBeta::published(precision.size());
     let mut at = Setting { ranks: arguments.ranks, batch: plan.batch.samples, link: published, all_reduce };
     let links = if arguments.measure { Some(measure::links(&at, precision)?) } else { None };
-    let known = links.as_ref().map_or(published, Links::fitted);
-    at.link =
-        Link { alpha: arguments.alpha.unwrap_or(known.alpha), beta: arguments.beta.unwrap_or(known.beta) };
+    let known = links.as_ref().map_or(published, LinkSamples::fitted);
+    at.link = AlphaBeta {
+        alpha: arguments.alpha.unwrap_or(known.alpha),
+        beta: arguments.beta.unwrap_or(known.beta),
+    };
     let explanation = Explanation::new(&plan.model, pruning.as_ref(), at).map_err(PlanError::Shape);
     let explanation = explanation.map_err(Error::Plan)?;
     let measured = match links {
         Some(links) => Some(measure::layers(links, &explanation, precision)?),
         None => None,
     };
-    let text =
-        table::text(&explanation, precision.size(), measured.as_ref(), plan.layout.mixture(), say::width());
-    say::on_standard_output(format_args!("{text}"));
+    let text = table::text(
+        &explanation,
+        precision.size(),
+        measured.as_ref(),
+        plan.layout.mixture(),
+        output::width(),
+    );
+    output::on_standard_output(format_args!("{text}"));
     if arguments.json {
         let mut value = serde_json::to_value(&explanation)?;
         value["word_bytes"] = precision.size().into();
         value["run"] = serde_json::to_value(plan.layout.mixture())?;
         value["conclusion"] = table::conclusion(&explanation).into();
         value["measured"] = measured.map_or(serde_json::Value::Null, |measured| measured.json(&explanation));
-        say::json(&value);
+        output::json(&value);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -128,7 +134,7 @@ impl ExplainArguments {
         {
             return Err(wrong(name, "seconds, as in 2e-6", &got.to_string()).into());
         }
-        if let Some(got) = self.sparsity.filter(|share| !(0.0..1.0).contains(share)) {
+        if let Some(got) = self.sparsity.filter(|fraction| !(0.0..1.0).contains(fraction)) {
             return Err(wrong("--sparsity", "a number in [0, 1)", &got.to_string()).into());
         }
         let found = AllReduce::ALL.into_iter().find(|(word, _)| *word == self.all_reduce);

@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use espalier_train::Error;
-use espalier_train::hub::{Export, ExportType, Exported};
-use espalier_train::trained::Trained;
+use espalier_train::hub::{ExportOptions, ExportPrecision, ExportReport};
+use espalier_train::trained::TrainedModel;
 use serde_json::json;
 
+use crate::output;
 use crate::run_file::conflict;
-use crate::say;
 
 #[derive(Args)]
 #[command(
@@ -29,7 +29,7 @@ pub struct ExportArguments {
     out: PathBuf,
     /// Data type of the weights; f32 of a bf16 run are its master weights [default: as stored].
     #[arg(long, value_name = "TYPE")]
-    dtype: Option<Type>,
+    dtype: Option<ExportDtypeArg>,
     /// Max size of a weights file, as in 5GB or 300MB.
     #[arg(long, value_name = "SIZE", default_value = "5GB")]
     shards: String,
@@ -40,32 +40,31 @@ pub struct ExportArguments {
 
 /// What numbers are stored in.
 #[derive(Clone, Copy, ValueEnum)]
-enum Type {
+enum ExportDtypeArg {
     F32,
     Bf16,
     F16,
 }
 
-/// Runs the command.
 pub fn export(arguments: &ExportArguments) -> Result<ExitCode> {
-    let report = |broken: &Error| say::say!("warning: {broken}; the one before it is used");
+    let report = |broken: &Error| output::print_err!("warning: {broken}; the one before it is used");
     let dtype = arguments.dtype.map(|dtype| match dtype {
-        Type::F32 => ExportType::F32,
-        Type::Bf16 => ExportType::Bf16,
-        Type::F16 => ExportType::F16,
+        ExportDtypeArg::F32 => ExportPrecision::F32,
+        ExportDtypeArg::Bf16 => ExportPrecision::Bf16,
+        ExportDtypeArg::F16 => ExportPrecision::F16,
     });
-    let how = Export { dtype, shard_bytes: bytes(&arguments.shards)? };
-    let trained = Trained::open(&arguments.checkpoint, report)?;
-    let Exported { files, tensors, bytes, has_config } = trained.export(&arguments.out, &how)?;
+    let how = ExportOptions { dtype, shard_bytes: bytes(&arguments.shards)? };
+    let trained = TrainedModel::open(&arguments.checkpoint, report)?;
+    let ExportReport { files, tensors, bytes, has_config } = trained.export(&arguments.out, &how)?;
     let out = arguments.out.display();
-    say::answer!("{out}: {tensors} tensors, {:.1} MB in {}", bytes as f64 / 1e6, files.join(", "));
+    output::print_out!("{out}: {tensors} tensors, {:.1} MB in {}", bytes as f64 / 1e6, files.join(", "));
     if !has_config {
-        say::say!(
+        output::print_err!(
             "note: transformers has no class for this model, so no config.json is written; weights keep their names"
         );
     }
     if arguments.json {
-        say::json(
+        output::json(
             &json!({ "folder": arguments.out, "files": files, "tensors": tensors, "bytes": bytes, "config": has_config }),
         );
     }

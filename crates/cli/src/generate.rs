@@ -8,14 +8,14 @@ use std::sync::atomic::Ordering;
 use anyhow::Result;
 use clap::Args;
 use espalier_train::Error;
-use espalier_train::infer::{End, Generator, Sampler, Sampling, Written};
+use espalier_train::infer::{FinishReason, Generation, Generator, Sampler, Sampling};
 use serde::Serialize;
 
+use crate::generation::{GenerationArguments, GenerationSession, show};
 use crate::log::LogArguments;
+use crate::output::{self, print_err};
 use crate::run_file::conflict;
-use crate::say::{self, say};
-use crate::signals::{INTERRUPTED, Stop};
-use crate::writing::{Writer, WritingArguments, show};
+use crate::signals::{INTERRUPTED, StopSignal};
 
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -37,7 +37,7 @@ pub struct GenerateArguments {
     #[arg(long)]
     no_echo: bool,
     #[command(flatten)]
-    writing: WritingArguments,
+    generation: GenerationArguments,
     /// Print text, tokens and tokens/s as one line of JSON instead of streaming the text.
     #[arg(long)]
     json: bool,
@@ -47,16 +47,15 @@ pub struct GenerateArguments {
 
 /// What `--json` prints: the first text, and all of them where several were asked for.
 #[derive(Serialize)]
-struct Report {
+struct GenerateReport {
     #[serde(flatten)]
-    first: Sample,
+    first: GeneratedSample,
     #[serde(skip_serializing_if = "Option::is_none")]
-    samples: Option<Vec<Sample>>,
+    samples: Option<Vec<GeneratedSample>>,
 }
 
-/// One text.
 #[derive(Serialize, Clone)]
-struct Sample {
+struct GeneratedSample {
     /// What was written, without the prompt.
     text: String,
     /// Its tokens, those of a word that ended it included.
@@ -71,20 +70,19 @@ struct Sample {
     end: &'static str,
 }
 
-/// Runs the command.
 pub fn generate(arguments: &GenerateArguments) -> Result<ExitCode> {
     arguments.log.start(None)?;
-    let stop = Stop::listen_saying("interrupted")?;
+    let stop = StopSignal::listen_with_message("interrupted")?;
     let prompt = arguments.prompt()?;
-    let writer = Writer::open(&arguments.checkpoint, &arguments.writing)?;
-    let ids = writer.prompt(&prompt)?;
-    let written = writer.on_ranks(writer.limit(), |generator| {
+    let session = GenerationSession::open(&arguments.checkpoint, &arguments.generation)?;
+    let ids = session.prompt(&prompt)?;
+    let written = session.on_ranks(session.limit(), |generator| {
         stop.begun.store(true, Ordering::SeqCst);
         let mut all = Vec::new();
         for number in 0..arguments.samples {
-            generator.forget();
-            let one = write(arguments, &writer, (&prompt, &ids), number, &stop, generator)?;
-            let ended = generator.ranks().any(stop.asked.load(Ordering::SeqCst))?;
+            generator.reset_cache();
+            let one = generate_one(arguments, &session, (&prompt, &ids), number, &stop, generator)?;
+            let ended = generator.ranks().any_rank(stop.requested.load(Ordering::SeqCst))?;
             all.push(one);
             if ended {
                 break;
@@ -92,45 +90,46 @@ pub fn generate(arguments: &GenerateArguments) -> Result<ExitCode> {
         }
         Ok(all)
     })?;
-    let interrupted = |written: &Written| written.end == End::Stopped && stop.asked.load(Ordering::SeqCst);
+    let interrupted =
+        |written: &Generation| written.end == FinishReason::Stopped && stop.requested.load(Ordering::SeqCst);
     let last = written.len() - 1;
     let (mut samples, mut is_interrupted) = (Vec::new(), written.len() < arguments.samples as usize);
     for (number, (written, text)) in written.into_iter().enumerate() {
         let cut = number == last && interrupted(&written);
         is_interrupted |= cut;
-        let sample = Sample::new(&writer, ids.len(), written, text, cut);
-        sample.say(writer.context());
+        let sample = GeneratedSample::new(&session, ids.len(), written, text, cut);
+        sample.print(session.context());
         samples.push(sample);
     }
     if arguments.json {
         let first = samples[0].clone();
-        let report = Report { first, samples: (arguments.samples > 1).then_some(samples) };
-        say::json(&serde_json::to_string(&report)?);
+        let report = GenerateReport { first, samples: (arguments.samples > 1).then_some(samples) };
+        output::json(&serde_json::to_string(&report)?);
     }
     Ok(if is_interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
-/// Writes one text, on one rank: shown as it comes, behind the prompt.
-fn write(
+/// Generates one text, on one rank: printed as it comes, behind the prompt.
+fn generate_one(
     arguments: &GenerateArguments,
-    writer: &Writer,
+    session: &GenerationSession,
     (prompt, ids): (&str, &[u32]),
     number: u32,
-    stop: &Stop,
+    stop: &StopSignal,
     generator: &mut Generator<'_>,
-) -> espalier_train::Result<(Written, String)> {
-    let writing = &arguments.writing;
-    let shows = generator.ranks().leads() && !arguments.json;
-    if shows && arguments.samples > 1 {
+) -> espalier_train::Result<(Generation, String)> {
+    let generation = &arguments.generation;
+    let prints = generator.ranks().is_rank0() && !arguments.json;
+    if prints && arguments.samples > 1 {
         show(&format!("{}--- {} of {}\n", if number > 0 { "\n" } else { "" }, number + 1, arguments.samples));
     }
-    if shows && !arguments.no_echo {
+    if prints && !arguments.no_echo {
         show(prompt);
     }
-    let sampling = writing.sampling();
+    let sampling = generation.sampling();
     let mut sampler =
         Sampler::new(Sampling { seed: sampling.seed.wrapping_add(u64::from(number)), ..sampling });
-    writer.write(writing, generator, ids, &mut sampler, stop, shows)
+    session.generate(generation, generator, ids, &mut sampler, stop, prints)
 }
 
 impl GenerateArguments {
@@ -156,38 +155,38 @@ impl GenerateArguments {
     }
 }
 
-impl Sample {
+impl GeneratedSample {
     fn new(
-        writer: &Writer,
+        session: &GenerationSession,
         prompt_tokens: usize,
-        written: Written,
+        written: Generation,
         text: String,
         interrupted: bool,
-    ) -> Sample {
-        Sample {
+    ) -> GeneratedSample {
+        GeneratedSample {
             text,
             prompt_tokens,
             new_tokens: written.tokens.len(),
             tokens_per_s: written.rate(),
             prompt_tokens_per_s: prompt_tokens as f64 / written.prompt_time.as_secs_f64(),
-            format: writer.format(),
+            format: session.format(),
             end: match written.end {
-                End::Long => "length",
-                End::Context => "context",
-                End::Stopped if interrupted => "interrupted",
-                End::Stopped => "stop",
+                FinishReason::MaxTokens => "length",
+                FinishReason::ContextFull => "context",
+                FinishReason::Stopped if interrupted => "interrupted",
+                FinishReason::Stopped => "stop",
             },
             tokens: written.tokens,
         }
     }
 
     /// What a person should know beside the text.
-    fn say(&self, context: usize) {
+    fn print(&self, context: usize) {
         if self.end == "context" {
-            say!("note: stopped at the context length of {context} tokens");
+            print_err!("note: stopped at the context length of {context} tokens");
         }
         let rate = self.tokens_per_s.map_or(String::new(), |rate| format!(", {rate:.1} tokens/s"));
-        say!(
+        print_err!(
             "{} new tokens{rate}; prompt: {} tokens, {:.0} tokens/s",
             self.new_tokens,
             self.prompt_tokens,

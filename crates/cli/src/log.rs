@@ -23,7 +23,7 @@ use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::say;
+use crate::output;
 
 /// Who wants to hear how much.
 #[derive(Args)]
@@ -66,7 +66,7 @@ impl LogArguments {
         });
         let file = file.transpose()?;
         // What is told on no rank's thread is told by the process, which is one.
-        let line = Line { begin: Instant::now(), rank };
+        let line = LogLineFormat { begin: Instant::now(), rank };
         let words = debug_fn(|writer, field, value| match field.name() {
             "message" | "number" => write!(writer, "{value:?}"),
             name => write!(writer, "{name}={value:?}"),
@@ -77,18 +77,18 @@ impl LogArguments {
             .fmt_fields(words)
             .event_format(line);
         let file = file.map(Arc::new);
-        format.with_writer(move || Lossy(file.clone())).init();
+        format.with_writer(move || LossyWriter(file.clone())).init();
         Ok(())
     }
 }
 
 /// How a line is written.
-struct Line {
+struct LogLineFormat {
     begin: Instant,
     rank: Option<usize>,
 }
 
-impl<S, N> FormatEvent<S, N> for Line
+impl<S, N> FormatEvent<S, N> for LogLineFormat
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -119,14 +119,14 @@ where
 }
 
 /// A file, or standard error, that loses what it cannot write: nobody has to listen.
-struct Lossy(Option<Arc<File>>);
+struct LossyWriter(Option<Arc<File>>);
 
-impl Write for Lossy {
+impl Write for LossyWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         match &self.0 {
             // In one piece, as the lines of several ranks share it.
             Some(file) => drop((&**file).write_all(line)),
-            None => say::on_standard_error(format_args!("{}", String::from_utf8_lossy(line))),
+            None => output::on_standard_error(format_args!("{}", String::from_utf8_lossy(line))),
         }
         Ok(line.len())
     }

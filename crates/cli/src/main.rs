@@ -4,25 +4,25 @@
 // They panic where nobody listens any more, and the run would end with that.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-mod auto;
+mod auto_layout;
 mod bench;
 mod chat;
-mod columns;
+mod comm_timing;
 mod compare;
 mod completions;
 mod device;
 mod doctor;
-mod draft;
 mod eval;
 mod explain;
 mod export;
 mod generate;
+mod generation;
+mod layout_picture;
+mod local_cluster;
 mod log;
-mod machine;
 mod measure;
-mod messages;
-mod patience;
-mod picture;
+mod output;
+mod output_file;
 mod plan;
 mod predicted;
 mod prepared;
@@ -35,17 +35,17 @@ mod report;
 mod restart;
 mod run_file;
 mod runs;
-mod say;
 mod schedule;
 mod setting;
 mod signals;
+mod spinner;
 mod start;
 mod study;
+mod text_table;
 mod tokenize;
 mod train;
 mod verify;
 mod watch;
-mod writing;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -56,12 +56,12 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use espalier_plan::config;
 use espalier_train::{Error, is_failure};
 
-use say::say;
+use output::print_err;
 
 /// Prunes neural networks and trains them in parallel.
 #[derive(Parser)]
 #[command(version, about, arg_required_else_help = true)]
-struct Arguments {
+struct Cli {
     #[command(subcommand)]
     command: Command,
 }
@@ -80,7 +80,7 @@ enum Command {
     Chat(chat::ChatArguments),
     /// Evaluate a trained model on data.
     Eval(eval::EvalArguments),
-    /// Export a checkpoint in Hugging Face format.
+    /// ExportOptions a checkpoint in Hugging Face format.
     Export(export::ExportArguments),
     /// Tokenize text into binary token files.
     Tokenize(tokenize::TokenizeArguments),
@@ -111,9 +111,9 @@ enum Command {
 fn main() -> ExitCode {
     let parsed = commands().try_get_matches();
     if parsed.as_ref().is_ok_and(asks_for_json) {
-        say::keep_output_for_json();
+        output::keep_output_for_json();
     }
-    let arguments = match parsed.and_then(|matches| Arguments::from_arg_matches(&matches)) {
+    let arguments = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(arguments) => arguments,
         Err(error) => return refuse(&error),
     };
@@ -142,7 +142,7 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(code) => code,
-        Err(error) => ExitCode::from(say_error(&error)),
+        Err(error) => ExitCode::from(print_error(&error)),
     }
 }
 
@@ -157,7 +157,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
 
 /// All commands, listed in groups: one list of twenty is read by nobody.
 fn commands() -> clap::Command {
-    let mut all = Arguments::command();
+    let mut all = Cli::command();
     all.build();
     let mut list = String::new();
     for (group, names) in GROUPS {
@@ -168,7 +168,7 @@ fn commands() -> clap::Command {
         }
     }
     let template = "{about-with-newline}\n{usage-heading} {usage}{after-help}\n\nOptions:\n{options}";
-    Arguments::command().help_template(template).after_help(list.trim().to_owned())
+    Cli::command().help_template(template).after_help(list.trim().to_owned())
 }
 
 /// Whether the command, however deep, is asked for its line of JSON.
@@ -184,7 +184,7 @@ fn refuse(error: &clap::Error) -> ExitCode {
         // Whoever closed the pipe has read enough.
         let _ = error.print();
     } else {
-        say!("error: {}{}", one_sentence(&error.render().to_string()), field_meant(error));
+        print_err!("error: {}{}", one_sentence(&error.render().to_string()), field_meant(error));
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
@@ -222,8 +222,8 @@ fn one_sentence(paragraphs: &str) -> String {
 }
 
 /// Says what went wrong; returns the exit code of it.
-fn say_error(error: &anyhow::Error) -> u8 {
-    say!("error: {}", sentence(error));
+fn print_error(error: &anyhow::Error) -> u8 {
+    print_err!("error: {}", sentence(error));
     exit_code(error)
 }
 
@@ -271,7 +271,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         Some(Error::Disk { .. }) => 3,
         Some(Error::Diverged { .. } | Error::NotFinite { .. } | Error::Unmeasurable { .. }) => 4,
         Some(Error::BrokenWeights { .. }) => 4,
-        None if error.is::<espalier_plan::schedule::Error>() => 2,
+        None if error.is::<espalier_plan::schedule::ScheduleError>() => 2,
         None if error.is::<std::io::Error>() => 3,
         None => 1,
     }
@@ -342,7 +342,7 @@ mod tests {
     #[test]
     fn every_command_is_in_one_group() {
         let mut grouped: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
-        let mut all = Arguments::command();
+        let mut all = Cli::command();
         all.build();
         let mut named: Vec<&str> = all.get_subcommands().map(clap::Command::get_name).collect();
         grouped.sort_unstable();
@@ -367,29 +367,28 @@ mod tests {
             }
             command.get_subcommands().for_each(look);
         }
-        let mut all = Arguments::command();
+        let mut all = Cli::command();
         all.build();
         look(&all);
     }
 
     #[test]
     fn arguments_that_are_wrong_get_one_sentence() {
-        let said = |words: &[&str]| {
-            let error =
-                Arguments::try_parse_from(["espalier"].iter().chain(words)).err().expect("they are wrong");
+        let message = |words: &[&str]| {
+            let error = Cli::try_parse_from(["espalier"].iter().chain(words)).err().expect("they are wrong");
             one_sentence(&error.render().to_string()) + &field_meant(&error)
         };
         assert_eq!(
-            said(&["train", "run.toml", "--resum"]),
+            message(&["train", "run.toml", "--resum"]),
             "unexpected argument '--resum' found; a similar argument exists: '--resume'"
         );
         assert_eq!(
-            said(&["train", "run.toml", "--batch-size=4"]),
+            message(&["train", "run.toml", "--batch-size=4"]),
             "unexpected argument '--batch-size' found; a field of the run file is set with --set train.batch=VALUE"
         );
-        assert_eq!(said(&["train"]), "the following required arguments were not provided: <RUN_FILE>");
+        assert_eq!(message(&["train"]), "the following required arguments were not provided: <RUN_FILE>");
         assert_eq!(
-            said(&["train", "run.toml", "--ranks", "many"]),
+            message(&["train", "run.toml", "--ranks", "many"]),
             "invalid value 'many' for '--ranks <N>': invalid digit found in string"
         );
     }

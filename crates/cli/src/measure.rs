@@ -5,23 +5,23 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use espalier_data::Split;
+use espalier_data::DataSplit;
 use espalier_plan::config::{Override, RunTable};
 use espalier_train::checkpoint::Checkpoint;
 use espalier_train::measure::{
-    Eigenvalue, GradientNoise, Neighbourhood, Over, Probes, Sharpness, Spectrum, Surface, gradient_noise,
-    largest_eigenvalue, sharpness, spectrum,
+    Eigenvalue, GradientNoise, LossSamples, LossSurface, Neighbourhood, Probes, Sharpness, Spectrum,
+    gradient_noise, largest_eigenvalue, sharpness, spectrum,
 };
 use espalier_train::parallel::Ranks;
 use espalier_train::trainer::Trainer;
-use espalier_train::{Error, room};
+use espalier_train::{Error, memory_check};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::log::LogArguments;
-use crate::prepared::{Prepared, prepare};
+use crate::output::{self, print_err, print_out};
+use crate::prepared::{PreparedRun, prepare};
 use crate::run_file::{conflict, in_file, read_run};
-use crate::say::{self, answer, say};
 use crate::setting::setting;
 
 /// Enough that the measures of a small network vary by a few percent, and few enough for seconds.
@@ -73,7 +73,7 @@ pub struct MeasureArguments {
 
 /// All that was measured.
 #[derive(Serialize)]
-struct Measured {
+struct MeasureReport {
     checkpoint: String,
     step: u64,
     samples: usize,
@@ -88,45 +88,44 @@ struct Measured {
     spectrum: Option<Value>,
 }
 
-/// Runs the command.
 pub fn measure(arguments: &MeasureArguments) -> Result<ExitCode> {
     arguments.log.start(None)?;
     let epsilon = arguments.epsilon()?;
-    let passed_over = |broken: &Error| say!("warning: {broken}; the one before it is measured");
-    let whole = Checkpoint::find(&arguments.checkpoint, &Ranks::alone(), passed_over)?;
-    let run_file = whole.run_file();
+    let on_damaged = |broken: &Error| print_err!("warning: {broken}; the one before it is measured");
+    let checkpoint = Checkpoint::find(&arguments.checkpoint, &Ranks::single(), on_damaged)?;
+    let run_file = checkpoint.run_file();
     let data = arguments.data.as_ref().map(std::path::absolute).transpose()?;
     let data = data.as_deref().map(Override::data_path);
     let overrides: Vec<Override> = data.into_iter().chain(arguments.overrides.iter().cloned()).collect();
     let run =
         RunTable::parse(&read_run(&run_file)?, &overrides).map_err(|error| in_file(&run_file, error))?;
-    let prepared = prepare(&run, &run_file, None, Some(whole.path()))?;
+    let prepared = prepare(&run, &run_file, None, Some(checkpoint.path()))?;
     let device = prepared.open_device()?;
-    let Prepared { plan, dataset, .. } = prepared;
-    let plan = plan.alone().map_err(Error::Plan)?;
-    room::check(&plan, &device, None)?;
-    let of = dataset.len(Split::Train);
+    let PreparedRun { plan, dataset, .. } = prepared;
+    let plan = plan.single_rank().map_err(Error::Plan)?;
+    memory_check::check(&plan, &device, None)?;
+    let of = dataset.len(DataSplit::Train);
     let samples = match arguments.samples {
         None => of.min(USUAL_SAMPLES),
         Some(0) => of,
         Some(samples) => samples,
     };
-    let measured = device.enter(|| -> Result<Measured> {
+    let measured = device.enter(|| -> Result<MeasureReport> {
         let mut trainer = Trainer::new(plan, dataset, &device)?;
-        trainer.start_from(&whole)?;
-        let surface = Surface::of(&trainer, Over { samples: Some(samples), micro_batch: None })?;
-        answer!(
+        trainer.start_from(&checkpoint)?;
+        let surface = LossSurface::of(&trainer, LossSamples { samples: Some(samples), micro_batch: None })?;
+        print_out!(
             "{}: {} weights ({:.1} % of the prunable ones pruned), loss over {samples} of {of} training samples",
-            whole.path().display(),
+            checkpoint.path().display(),
             surface.dimension()?,
             100.0 * trainer.sparsity()
         );
-        let (loss, gradient) = surface.loss_and_gradient(&surface.here()?)?;
+        let (loss, gradient) = surface.loss_and_gradient(&surface.center()?)?;
         let gradient_norm = surface.norm(&gradient)?;
-        answer!("loss                {loss:.4}, gradient norm {gradient_norm:.4}");
-        Ok(Measured {
-            checkpoint: whole.path().display().to_string(),
-            step: whole.progress().step,
+        print_out!("loss                {loss:.4}, gradient norm {gradient_norm:.4}");
+        Ok(MeasureReport {
+            checkpoint: checkpoint.path().display().to_string(),
+            step: checkpoint.progress().step,
             samples,
             of,
             dimension: surface.dimension()?,
@@ -143,7 +142,7 @@ pub fn measure(arguments: &MeasureArguments) -> Result<ExitCode> {
         })
     })?;
     if arguments.json {
-        say::json(&serde_json::to_string(&measured)?);
+        output::json(&serde_json::to_string(&measured)?);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -166,14 +165,14 @@ impl MeasureArguments {
     }
 }
 
-fn noise(surface: &Surface<'_>) -> Result<Value> {
+fn noise(surface: &LossSurface<'_>) -> Result<Value> {
     let found = gradient_noise(surface)?;
     let GradientNoise { signal, variance } = found;
     match found.critical_batch() {
-        Some(batch) => answer!(
+        Some(batch) => print_out!(
             "critical batch      {batch:.0} (gradient noise scale; per-sample gradient variance {variance:.4})"
         ),
-        None => answer!(
+        None => print_out!(
             "critical batch      above {}: noise dominates the gradient (per-sample variance {variance:.4})",
             surface.samples()
         ),
@@ -181,38 +180,38 @@ fn noise(surface: &Surface<'_>) -> Result<Value> {
     Ok(json!({ "signal": signal, "variance": variance, "critical_batch": found.critical_batch() }))
 }
 
-fn rise(surface: &Surface<'_>, epsilon: f64) -> Result<Value> {
+fn rise(surface: &LossSurface<'_>, epsilon: f64) -> Result<Value> {
     let within = Neighbourhood { epsilon, ..Neighbourhood::default() };
     let Sharpness { value, loss, highest } = sharpness(surface, within)?;
-    answer!(
+    print_out!(
         "sharpness           {value:.3} %: the loss rises from {loss:.4} to {highest:.4} within epsilon = {epsilon}"
     );
     Ok(json!({ "value": value, "epsilon": epsilon, "highest": highest }))
 }
 
-fn largest(surface: &Surface<'_>) -> Result<Eigenvalue> {
+fn largest(surface: &LossSurface<'_>) -> Result<Eigenvalue> {
     let found = largest_eigenvalue(surface)?;
     let bound = if found.settled { "" } else { "at least " };
-    answer!("largest eigenvalue  {bound}{:.4} ({} Hessian-vector products)", found.value, found.products);
+    print_out!("largest eigenvalue  {bound}{:.4} ({} Hessian-vector products)", found.value, found.products);
     Ok(found)
 }
 
-fn distribution(surface: &Surface<'_>) -> Result<Value> {
+fn distribution(surface: &LossSurface<'_>) -> Result<Value> {
     let probes = Probes::default();
     let found: Spectrum = spectrum(surface, probes)?;
     let (smallest, largest) = found.ends().unwrap_or_default();
     let (trace, negative) = (found.trace(), found.below(0.0));
-    answer!(
+    print_out!(
         "spectrum            from {smallest:.4} to {largest:.4}, trace {trace:.3}; {:.1} % of the eigenvalues are negative",
         100.0 * negative
     );
     // The bulk lies around 0, so what lies beyond a share of the largest says how it thins out.
-    for share in [0.01, 0.1, 0.5] {
-        let above = found.dimension as f64 * (1.0 - found.below(share * largest));
-        answer!(
+    for fraction in [0.01, 0.1, 0.5] {
+        let above = found.dimension as f64 * (1.0 - found.below(fraction * largest));
+        print_out!(
             "                    about {above:.1} of {} lie above {:.4}",
             found.dimension,
-            share * largest
+            fraction * largest
         );
     }
     Ok(json!({

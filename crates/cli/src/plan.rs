@@ -19,20 +19,20 @@ use clap::Args;
 use espalier_data::Dataset;
 use espalier_plan::cluster::{self, Cluster};
 use espalier_plan::config::{Override, RunFile, RunTable};
-use espalier_plan::engine::Engine;
-use espalier_plan::search::{Fixed, Found, Search};
-use espalier_plan::simulate::Job;
+use espalier_plan::engine::EngineProfile;
+use espalier_plan::search::{LayoutSearch, SearchConstraints, SearchResult};
+use espalier_plan::simulate::Simulation;
 use espalier_plan::{Error as PlanError, Plan};
 use espalier_report::Figure;
 use espalier_train::{Error, StatePeak};
 use serde_json::{Value, json};
 
-use crate::draft::{Draft, may_replace};
-use crate::patience::Patience;
+use crate::output_file::{OutputFile, may_replace};
 use crate::progress::state_peak;
 use crate::run_file::{conflict, in_file, open, resolve};
 use crate::setting::setting;
-use crate::{machine, say};
+use crate::spinner::Spinner;
+use crate::{local_cluster, output};
 use ranges::{gigabytes, powers, sparsity};
 use record::record;
 pub use table::seconds;
@@ -130,52 +130,51 @@ impl PlanArguments {
     }
 }
 
-/// Runs the command.
 pub fn plan(arguments: &PlanArguments) -> Result<ExitCode> {
     let value = match arguments.calibrate.is_empty() {
-        true => Request::new(arguments)?.answer()?,
+        true => PlanRequest::new(arguments)?.answer()?,
         false => calibrate::calibrate(arguments)?,
     };
     if arguments.json {
-        say::json(&value);
+        output::json(&value);
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// What was asked for.
-struct Request<'a> {
+struct PlanRequest<'a> {
     arguments: &'a PlanArguments,
     run: RunTable,
     plan: Plan,
     cluster: Cluster,
-    engine: Engine,
-    fixed: Fixed,
-    drafts: Drafts,
+    engine: EngineProfile,
+    fixed: SearchConstraints,
+    outputs: OutputFiles,
 }
 
 /// What is to be written, opened before the search begins.
-struct Drafts {
-    apply: Option<Draft>,
-    trace: Option<Draft>,
-    svg: Option<Draft>,
+struct OutputFiles {
+    apply: Option<OutputFile>,
+    trace: Option<OutputFile>,
+    svg: Option<OutputFile>,
 }
 
-impl Drafts {
-    fn open(arguments: &PlanArguments) -> Result<Drafts> {
+impl OutputFiles {
+    fn open(arguments: &PlanArguments) -> Result<OutputFiles> {
         let open = |file: &Option<PathBuf>, flag: &str, may: &dyn Fn(&Path) -> Result<()>| {
             let Some(file) = file else { return Ok(None) };
             if !arguments.force {
                 may(file)?;
             }
-            Draft::open(file, flag).map(Some)
+            OutputFile::open(file, flag).map(Some)
         };
         let may_draw =
-            |file: &Path| may_replace(file, "figure of this program", Figure::begins, "add --force");
+            |file: &Path| may_replace(file, "figure of this program", Figure::is_figure, "add --force");
         let may_trace = |file: &Path| {
             let refused = |why| Error::File { path: file.to_owned(), why };
             Ok(espalier_train::run::trace::may_replace(file).map_err(refused)?)
         };
-        Ok(Drafts {
+        Ok(OutputFiles {
             apply: arguments.apply.as_ref().map(|file| apply::open(arguments, file)).transpose()?,
             trace: open(&arguments.trace, "--trace", &may_trace)?,
             svg: open(&arguments.svg, "--svg", &may_draw)?,
@@ -183,24 +182,24 @@ impl Drafts {
     }
 }
 
-impl<'a> Request<'a> {
-    fn new(arguments: &'a PlanArguments) -> Result<Request<'a>> {
+impl<'a> PlanRequest<'a> {
+    fn new(arguments: &'a PlanArguments) -> Result<PlanRequest<'a>> {
         let mut cluster = find_cluster(arguments.cluster.as_deref().unwrap_or("this-machine"))?;
         if let Some(size) = &arguments.fits {
             cluster.device.memory_gb = gigabytes(size)?;
         }
         let unknown = |hint: Option<&str>| {
-            let names = Engine::ALL.map(|engine| engine.name).join(", ");
+            let names = EngineProfile::ALL.map(|engine| engine.name).join(", ");
             wrong("--engine", &names, &arguments.engine, hint)
         };
-        let engine = Engine::named(&arguments.engine).map_err(unknown)?;
+        let engine = EngineProfile::named(&arguments.engine).map_err(unknown)?;
         let run = open(arguments.run_file(), &arguments.overrides)?;
-        let share = arguments.sparsity.as_deref().filter(|range| !range.contains(".."));
-        let share = share.map(sparsity).transpose()?;
-        let plan = resolved(&run, arguments, share)?;
-        let fixed = Fixed::parse(&arguments.layout).map_err(Error::Plan)?;
-        let drafts = Drafts::open(arguments)?;
-        Ok(Request { arguments, run, plan, cluster, engine, fixed, drafts })
+        let fraction = arguments.sparsity.as_deref().filter(|range| !range.contains(".."));
+        let fraction = fraction.map(sparsity).transpose()?;
+        let plan = resolved(&run, arguments, fraction)?;
+        let fixed = SearchConstraints::parse(&arguments.layout).map_err(Error::Plan)?;
+        let outputs = OutputFiles::open(arguments)?;
+        Ok(PlanRequest { arguments, run, plan, cluster, engine, fixed, outputs })
     }
 
     fn answer(&self) -> Result<Value> {
@@ -228,9 +227,9 @@ impl<'a> Request<'a> {
         }
     }
 
-    fn search(&self, plan: &Plan, devices: usize) -> Result<Found> {
-        let job = Job::new(plan, &self.cluster, self.engine);
-        let search = Search { job: &job, devices, fixed: &self.fixed, rows: self.rows() };
+    fn search(&self, plan: &Plan, devices: usize) -> Result<SearchResult> {
+        let job = Simulation::new(plan, &self.cluster, self.engine);
+        let search = LayoutSearch { job: &job, devices, fixed: &self.fixed, rows: self.rows() };
         Ok(search.run().map_err(Error::Plan)?)
     }
 
@@ -239,13 +238,13 @@ impl<'a> Request<'a> {
         let devices = self.devices()?;
         let mut all = Vec::new();
         let mut best = Vec::new();
-        let mut patience = Patience::new(devices.len());
+        let mut spinner = Spinner::new(devices.len());
         for &number in &devices {
-            patience.next(&format!("searching layouts of {number} devices"));
-            let job = Job::new(&self.plan, &self.cluster, self.engine);
+            spinner.next(&format!("searching layouts of {number} devices"));
+            let job = Simulation::new(&self.plan, &self.cluster, self.engine);
             // The first is explained by the second, shown or not.
             let rows = self.rows().max(2);
-            let search = Search { job: &job, devices: number, fixed: &self.fixed, rows };
+            let search = LayoutSearch { job: &job, devices: number, fixed: &self.fixed, rows };
             let mut found = search.run().map_err(Error::Plan)?;
             let why = found.why(&self.cluster);
             found.ranked.truncate(self.rows());
@@ -260,38 +259,38 @@ impl<'a> Request<'a> {
             let sparser = self.sparser()?;
             let advice = search.advice(first, sparser.as_ref()).map_err(Error::Plan)?;
             value["advice"] = advice.iter().map(|one| json!({ "change": one.change, "times_faster": one.times_faster, "candidate": record(&one.best, &self.plan) })).collect();
-            say::on_standard_output(format_args!(
+            output::on_standard_output(format_args!(
                 "{}\n{why}\n",
                 table::ranked(&self.plan, &self.cluster, self.engine.name, number, &found)
             ));
             if let Some(note) = self.dense_until() {
-                say::on_standard_output(format_args!("{note}\n"));
+                output::on_standard_output(format_args!("{note}\n"));
             }
-            say::on_standard_output(format_args!("{}", table::advice(&advice, first)));
+            output::on_standard_output(format_args!("{}", table::advice(&advice, first)));
             value["why"] = why.into();
             if !self.arguments.compare.is_empty() {
                 value["compare"] = compare::compare(self, number)?;
             }
             all.push(value);
         }
-        drop(patience);
-        if let Some(draft) = &self.drafts.apply {
+        drop(spinner);
+        if let Some(output) = &self.outputs.apply {
             let (_, first) = &best[0];
-            apply::write(&self.run, self.arguments, first, draft)?;
+            apply::write(&self.run, self.arguments, first, output)?;
         }
-        if let Some(draft) = &self.drafts.trace {
-            trace::write(self, &best[0].1.candidate, draft)?;
+        if let Some(output) = &self.outputs.trace {
+            trace::write(self, &best[0].1.candidate, output)?;
         }
         if self.arguments.sweep.is_some() {
-            say::on_standard_output(format_args!(
+            output::on_standard_output(format_args!(
                 "{}",
                 table::curve(&self.plan, &self.cluster, self.engine.name, &best)
             ));
             for ((number, _), value) in best.iter().zip(&mut all) {
                 value["gpus"] = (*number).into();
             }
-            if let Some(draft) = &self.drafts.svg {
-                curve::draw(self, &best, draft)?;
+            if let Some(output) = &self.outputs.svg {
+                curve::draw(self, &best, output)?;
             }
         }
         Ok(match all.len() {
@@ -342,26 +341,26 @@ impl<'a> Request<'a> {
             return Err(conflict(option, &problem).into());
         }
         let number = self.devices()?[0];
-        let shares: Vec<f64> =
-            (0..).map(|i| from + 0.05 * f64::from(i)).take_while(|share| *share <= to + 1e-9).collect();
+        let fractions: Vec<f64> =
+            (0..).map(|i| from + 0.05 * f64::from(i)).take_while(|fraction| *fraction <= to + 1e-9).collect();
         let mut rows = Vec::new();
-        let mut patience = Patience::new(shares.len());
-        for share in shares {
-            patience.next(&format!("searching layouts at a sparsity of {share:.2}"));
-            let plan = resolved(&self.run, self.arguments, Some(share))?;
-            rows.push((share, self.search(&plan, number)?.ranked.into_iter().next()));
+        let mut spinner = Spinner::new(fractions.len());
+        for fraction in fractions {
+            spinner.next(&format!("searching layouts at a sparsity of {fraction:.2}"));
+            let plan = resolved(&self.run, self.arguments, Some(fraction))?;
+            rows.push((fraction, self.search(&plan, number)?.ranked.into_iter().next()));
         }
-        drop(patience);
-        say::on_standard_output(format_args!(
+        drop(spinner);
+        output::on_standard_output(format_args!(
             "{}",
             table::sparsities(&self.plan, &self.cluster, number, &rows)
         ));
         let sweep: Vec<Value> = rows
             .iter()
-            .map(|(share, best)| {
+            .map(|(fraction, best)| {
                 let mut value =
                     best.as_ref().map_or(json!({ "fits": false }), |best| record(best, &self.plan));
-                value["sparsity"] = (*share).into();
+                value["sparsity"] = (*fraction).into();
                 value
             })
             .collect();
@@ -393,7 +392,7 @@ impl<'a> Request<'a> {
             let fits = found.ranked.first();
             let smallest = fits.or_else(|| found.too_large.iter().min_by_key(|large| large.memory.total()));
             let line = table::fits(&self.plan, &self.cluster, number, fits, smallest);
-            say::on_standard_output(format_args!("{line}\n"));
+            output::on_standard_output(format_args!("{line}\n"));
             let batch = self.plan.batch.samples;
             values.push(json!({
                 "fits": fits.is_some(),
@@ -406,7 +405,7 @@ impl<'a> Request<'a> {
     }
 
     /// The error where nothing fits: how many devices, or which sparsity, would do.
-    fn too_large(&self, devices: usize, found: &Found) -> Result<anyhow::Error> {
+    fn too_large(&self, devices: usize, found: &SearchResult) -> Result<anyhow::Error> {
         let least = found.too_large.iter().min_by_key(|large| large.memory.total());
         let mut problem =
             format!("does not fit on {devices} devices of {:.1} GB", self.cluster.memory() as f64 / 1e9);
@@ -420,21 +419,21 @@ impl<'a> Request<'a> {
         let more = (1..=8)
             .map_while(|power| devices.checked_mul(1 << power))
             .find(|number| self.search(&self.plan, *number).is_ok_and(|found| !found.ranked.is_empty()));
-        let mut ways = Vec::new();
-        ways.extend(more.map(|number| format!("{number} devices would do")));
-        for share in [0.5, 0.8, 0.9, 0.95] {
+        let mut remedies = Vec::new();
+        remedies.extend(more.map(|number| format!("{number} devices would do")));
+        for fraction in [0.5, 0.8, 0.9, 0.95] {
             let known = self.plan.pruning.as_ref().map_or(0.0, |pruning| pruning.sparsity);
-            if share <= known || !self.can_compress() {
+            if fraction <= known || !self.can_compress() {
                 continue;
             }
-            let plan = resolved(&self.run, self.arguments, Some(share))?;
+            let plan = resolved(&self.run, self.arguments, Some(fraction))?;
             if self.search(&plan, devices).is_ok_and(|found| !found.ranked.is_empty()) {
-                ways.push(format!("a sparsity of {share} would do"));
+                remedies.push(format!("a sparsity of {fraction} would do"));
                 break;
             }
         }
-        if !ways.is_empty() {
-            problem += &format!("; {}", ways.join(", "));
+        if !remedies.is_empty() {
+            problem += &format!("; {}", remedies.join(", "));
         }
         Ok(conflict("model", &problem).into())
     }
@@ -450,7 +449,7 @@ fn find_cluster(name: &str) -> Result<Cluster> {
         let names = cluster::NAMES.join(", ");
         return Err(wrong("--cluster", &format!("{names}, or a file"), name, None).into());
     }
-    machine::read(path)
+    local_cluster::read(path)
 }
 
 /// The run on one rank, with another share of pruned weights where one is given.
@@ -461,17 +460,17 @@ fn resolved(run: &RunTable, arguments: &PlanArguments, sparsity: Option<f64>) ->
     let run_file = match sparsity {
         None => written,
         Some(0.0) => RunFile { prune: None, ..written },
-        Some(share) => {
+        Some(fraction) => {
             let mut pruned = run.clone();
             if written.prune.is_none() {
-                pruned.put_method("random");
+                pruned.set_method("random");
             }
-            read(&pruned.with(&[Override::sparsity(share)]).map_err(Error::Plan)?)?
+            read(&pruned.with(&[Override::sparsity(fraction)]).map_err(Error::Plan)?)?
         }
     };
     let run_file = resolve(run_file, path)?;
     let facts = Dataset::facts_of(&run_file).map_err(Error::Data)?;
-    Ok(Plan::new(run_file.alone(), facts).map_err(Error::Plan)?)
+    Ok(Plan::new(run_file.single_rank(), facts).map_err(Error::Plan)?)
 }
 
 fn wrong(field: &str, expected: &str, got: &str, hint: Option<&str>) -> Error {

@@ -3,49 +3,50 @@
 use std::path::Path;
 
 use espalier_plan::Plan;
-use espalier_plan::engine::Engine;
-use espalier_plan::simulate::{Candidate, Job};
+use espalier_plan::engine::EngineProfile;
+use espalier_plan::simulate::{Candidate, Simulation};
 use espalier_tensor::Category;
-use espalier_train::{Bytes, Predicted, Summary};
+use espalier_train::{CategoryBytes, PredictedStep, RunSummary};
 
-use crate::machine::Machine;
-use crate::say::say;
+use crate::local_cluster::LocalCluster;
+use crate::output::print_err;
 
 /// What differs by less than this share is as predicted.
 const ALIKE: f64 = 0.01;
 
 /// The time of a step of a run in its own layout, on the machine at hand.
-pub fn predict(plan: &Plan, run_file: &Path, on_cards: bool) -> Option<Predicted> {
-    let Machine { cluster, source } = match Machine::here(run_file, on_cards) {
-        Ok(machine) => machine,
+pub fn predict(plan: &Plan, run_file: &Path, on_gpus: bool) -> Option<PredictedStep> {
+    let LocalCluster { cluster, source } = match LocalCluster::here(run_file, on_gpus) {
+        Ok(local) => local,
         Err(why) => {
-            say!("note: {why}; no step time is predicted");
+            print_err!("note: {why}; no step time is predicted");
             return None;
         }
     };
-    let estimate = Job::new(plan, &cluster, Engine::ESPALIER).estimate(&Candidate::of(plan)?).ok()?;
+    let estimate =
+        Simulation::new(plan, &cluster, EngineProfile::ESPALIER).estimate(&Candidate::of(plan)?).ok()?;
     let step_ms = 1e3 * estimate.step_seconds;
-    step_ms.is_finite().then_some(Predicted { step_ms, cluster: source })
+    step_ms.is_finite().then_some(PredictedStep { step_ms, cluster: source })
 }
 
 /// One sentence: the predicted time of a step beside the measured one, and the category of memory that is furthest off, if one is.
-pub fn sentence(summary: &Summary) -> Option<String> {
-    let Predicted { step_ms, cluster } = summary.predicted.as_ref()?;
-    let said = format!("predicted {step_ms:.1} ms/step ({cluster})");
-    let Some(measured) = summary.step_ms else { return Some(said) };
-    let said = format!("{said}, measured {measured:.1} ({:.2}x)", measured / step_ms);
+pub fn sentence(summary: &RunSummary) -> Option<String> {
+    let PredictedStep { step_ms, cluster } = summary.predicted.as_ref()?;
+    let message = format!("predicted {step_ms:.1} ms/step ({cluster})");
+    let Some(measured) = summary.step_ms else { return Some(message) };
+    let message = format!("{message}, measured {measured:.1} ({:.2}x)", measured / step_ms);
     let most = memory(summary).into_iter().max_by(|a, b| a.1.ln().abs().total_cmp(&b.1.ln().abs()));
     Some(match most.filter(|(_, ratio)| (ratio - 1.0).abs() > ALIKE) {
-        None => said,
-        Some((what, ratio)) => format!("{said}; memory for {what} {ratio:.2}x of predicted"),
+        None => message,
+        Some((what, ratio)) => format!("{message}; memory for {what} {ratio:.2}x of predicted"),
     })
 }
 
 /// What each category of memory took of what was predicted; those that are next to nothing are left out, and so is workspace, of which
 /// expanded blocks alone are predicted.
-fn memory(summary: &Summary) -> Vec<(&str, f64)> {
+fn memory(summary: &RunSummary) -> Vec<(&str, f64)> {
     let all: usize = summary.memory.values().filter_map(|bytes| bytes.measured).sum();
-    let ratio = |bytes: &Bytes| {
+    let ratio = |bytes: &CategoryBytes| {
         let (predicted, measured) = (bytes.predicted.filter(|bytes| *bytes > 0)?, bytes.measured?);
         let counts = measured as f64 > ALIKE * all as f64;
         counts.then_some(measured as f64 / predicted as f64)
@@ -62,34 +63,35 @@ mod tests {
 
     use super::*;
 
-    fn summary(step_ms: Option<f64>, activations: usize) -> Summary {
+    fn summary(step_ms: Option<f64>, activations: usize) -> RunSummary {
         let run = "[model]\nname = \"gpt\"\nlayers = 1\nheads = 1\nwidth = 8\ncontext = 8\n[train]\nsteps = 1\nbatch = 1\n";
         let facts = DataFacts { vocab: Some(16), ..DataFacts::default() };
         let plan = Plan::new(RunFile::parse(run, &[]).unwrap(), facts).unwrap();
-        let bytes = |predicted, measured| Bytes { predicted: Some(predicted), measured: Some(measured) };
+        let bytes =
+            |predicted, measured| CategoryBytes { predicted: Some(predicted), measured: Some(measured) };
         let memory = [
             ("weights", bytes(1000, 1000)),
             ("mask", bytes(1, 9)),
             ("workspace", bytes(10, 900)),
             ("activations", bytes(1000, activations)),
         ];
-        Summary {
+        RunSummary {
             step_ms,
-            predicted: Some(Predicted { step_ms: 10.0, cluster: "cluster.toml".into() }),
+            predicted: Some(PredictedStep { step_ms: 10.0, cluster: "cluster.toml".into() }),
             memory: BTreeMap::from(memory.map(|(name, bytes)| (name.to_owned(), bytes))),
-            ..Summary::planned(&plan, "cpu")
+            ..RunSummary::planned(&plan, "cpu")
         }
     }
 
     #[test]
     fn the_time_of_a_step_and_the_largest_difference_of_memory_are_named() {
-        let said = |step_ms, activations| sentence(&summary(step_ms, activations)).unwrap();
-        assert_eq!(said(None, 1000), "predicted 10.0 ms/step (cluster.toml)");
+        let message = |step_ms, activations| sentence(&summary(step_ms, activations)).unwrap();
+        assert_eq!(message(None, 1000), "predicted 10.0 ms/step (cluster.toml)");
         assert_eq!(
-            said(Some(12.0), 500),
+            message(Some(12.0), 500),
             "predicted 10.0 ms/step (cluster.toml), measured 12.0 (1.20x); memory for activations 0.50x of predicted"
         );
-        assert!(said(Some(10.01), 1001).ends_with(", measured 10.0 (1.00x)"));
-        assert_eq!(sentence(&Summary { predicted: None, ..summary(Some(1.0), 1) }), None);
+        assert!(message(Some(10.01), 1001).ends_with(", measured 10.0 (1.00x)"));
+        assert_eq!(sentence(&RunSummary { predicted: None, ..summary(Some(1.0), 1) }), None);
     }
 }

@@ -3,44 +3,44 @@
 use std::path::Path;
 
 use anyhow::Result;
-use espalier_comm::Launched;
+use espalier_comm::LaunchedProcess;
 use espalier_data::Dataset;
 use espalier_plan::config::{RunFile, RunTable};
 use espalier_plan::{DataFacts, Plan};
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
-use espalier_train::parallel::launched::Join;
+use espalier_train::parallel::launched::ProcessGroup;
 use espalier_train::{Error, hub};
 
 use crate::device;
 use crate::run_file::{in_file, resolve};
 
 /// A run file, resolved, with its data.
-pub struct Prepared {
+pub struct PreparedRun {
     pub plan: Plan,
     pub dataset: Dataset,
     /// How it becomes one of several ranks, where a launcher has started them.
-    pub join: Option<Join>,
+    pub join: Option<ProcessGroup>,
 }
 
-impl Prepared {
+impl PreparedRun {
     /// Opens the device that the run computes on.
     pub fn open_device(&self) -> Result<Device> {
         let device = match &self.join {
-            Some(join) => device::open_for(join, &self.wish(), self.threads()?),
-            None => device::open(&self.wish(), self.threads()?),
+            Some(join) => device::open_for(join, &self.asked_device(), self.threads()?),
+            None => device::open(&self.asked_device(), self.threads()?),
         };
         Ok(device.map_err(Error::Tensor)?)
     }
 
     /// The kind of device that it would be, and that in a few words; nothing is opened.
     pub fn planned_device(&self) -> Result<(&'static str, String)> {
-        let kind = self.join.as_ref().map_or(self.wish().kind, Join::device_kind);
+        let kind = self.join.as_ref().map_or(self.asked_device().kind, ProcessGroup::device_kind);
         Ok(device::plan(kind, self.threads()?))
     }
 
     /// The device asked for, as far as it is not left to us.
-    fn wish(&self) -> espalier_plan::device::Device {
+    fn asked_device(&self) -> espalier_plan::device::DeviceChoice {
         let ranks = if self.join.is_some() { 1 } else { self.plan.mesh.size() };
         device::shared(&self.plan.device, ranks)
     }
@@ -58,9 +58,9 @@ impl Prepared {
 pub fn prepare(
     run: &RunTable,
     path: &Path,
-    launched: Option<&Launched>,
+    launched: Option<&LaunchedProcess>,
     checkpoint: Option<&Path>,
-) -> Result<Prepared> {
+) -> Result<PreparedRun> {
     let started = launched.map(|launched| launched.size);
     let run_file = run.read_for(started).map_err(|error| in_file(path, error))?;
     prepare_with(run_file, path, launched, checkpoint, |run_file, _, _| Ok(run_file))
@@ -70,10 +70,10 @@ pub fn prepare(
 pub fn prepare_with(
     run_file: RunFile,
     path: &Path,
-    launched: Option<&Launched>,
+    launched: Option<&LaunchedProcess>,
     checkpoint: Option<&Path>,
-    lay_out: impl FnOnce(RunFile, DataFacts, Option<&Join>) -> Result<RunFile>,
-) -> Result<Prepared> {
+    lay_out: impl FnOnce(RunFile, DataFacts, Option<&ProcessGroup>) -> Result<RunFile>,
+) -> Result<PreparedRun> {
     let join = join(&run_file, launched)?;
     let mut run_file = resolve(run_file, path)?;
     if let Some(checkpoint) = checkpoint {
@@ -82,14 +82,14 @@ pub fn prepare_with(
     let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
     let run_file = lay_out(run_file, dataset.facts(), join.as_ref())?;
     let plan = Plan::new(run_file, dataset.facts()).map_err(Error::Plan)?;
-    Ok(Prepared { plan, dataset, join })
+    Ok(PreparedRun { plan, dataset, join })
 }
 
 /// How this process becomes one of the ranks that a launcher has started.
-fn join(run_file: &RunFile, launched: Option<&Launched>) -> Result<Option<Join>> {
-    let of = |launched: &Launched| {
+fn join(run_file: &RunFile, launched: Option<&LaunchedProcess>) -> Result<Option<ProcessGroup>> {
+    let of = |launched: &LaunchedProcess| {
         let gpus = || Cuda::probe().usable();
-        Join::new(launched.clone(), run_file.device.kind, gpus, |name| std::env::var(name).ok())
+        ProcessGroup::new(launched.clone(), run_file.device.kind, gpus, |name| std::env::var(name).ok())
     };
     Ok(launched.map(of).transpose()?)
 }

@@ -1,4 +1,4 @@
-//! `--profile`: where the card's time went, by family of kernels, and how near the products came to its matrix rate.
+//! `--profile`: where the GPU's time went, by family of kernels, and how near the products came to its matrix rate.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use espalier_tensor::cuda::Cuda;
 use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::{Category, Device, Tensor};
 
-use crate::say::{answer, say};
+use crate::output::{print_err, print_out};
 
 /// Steps left out: kernels are compiled and products tried out in the first ones.
 pub const WARM_UP: u64 = 3;
@@ -16,12 +16,12 @@ pub const WARM_UP: u64 = 3;
 /// Prints the table for the steps after the warm-up.
 pub fn report(device: &Device, steps: u64, precision: Precision, step_ms: Option<f64>) -> Result<()> {
     let Device::Cuda(cuda) = device else {
-        say!("profile: only GPU kernels are profiled; on the CPU, use perf");
+        print_err!("profile: only GPU kernels are profiled; on the CPU, use perf");
         return Ok(());
     };
     let taken = cuda.take_profile()?;
     if taken.is_empty() {
-        say!("profile: the run has no steps after its {WARM_UP} warm-up steps");
+        print_err!("profile: the run has no steps after its {WARM_UP} warm-up steps");
         return Ok(());
     }
     let rate = matrix_rate(cuda, precision)?;
@@ -29,7 +29,7 @@ pub fn report(device: &Device, steps: u64, precision: Precision, step_ms: Option
     let total: f64 = taken.values().map(|one| one.seconds).sum();
     let mut rows: Vec<_> = taken.into_iter().collect();
     rows.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
-    answer!("\n{:<16}{:>12}{:>12}{:>9}", "GPU time", "launches", "ms/step", "of total");
+    print_out!("\n{:<16}{:>12}{:>12}{:>9}", "GPU time", "launches", "ms/step", "of total");
     for (family, one) in rows {
         let speed = if one.flops > 0.0 {
             let reached = one.flops / one.seconds;
@@ -37,24 +37,24 @@ pub fn report(device: &Device, steps: u64, precision: Precision, step_ms: Option
         } else {
             String::new()
         };
-        answer!(
+        print_out!(
             "  {family:<14}{:>12.0}{:>12.3}{:>7.1} %{speed}",
             one.launches as f64 / steps,
             one.seconds * 1e3 / steps,
             100.0 * one.seconds / total,
         );
     }
-    answer!("  {:<14}{:>12}{:>12.3}", "total", "", total * 1e3 / steps);
+    print_out!("  {:<14}{:>12}{:>12.3}", "total", "", total * 1e3 / steps);
     if let Some(step) = step_ms {
-        answer!("  {step:.3} ms/step measured, including a small overhead of profiling");
+        print_out!("  {step:.3} ms/step measured, including a small overhead of profiling");
     }
     Ok(())
 }
 
-/// Flops a second of a large product in this precision, after the run has warmed the card.
+/// Flops a second of a large product in this precision, after the run has warmed the GPU.
 fn matrix_rate(cuda: &Cuda, precision: Precision) -> Result<f64> {
     let (n, dtype, device) = (8192, espalier_nn::dtype(precision), Device::Cuda(cuda.clone()));
-    // Zeros would cost less power than numbers do, and the card would run faster than it ever does.
+    // Zeros would cost less power than numbers do, and the GPU would run faster than it ever does.
     let noise: Vec<f32> = (0..n * n).map(|i| ((i * 2_654_435_761) % 2001) as f32 / 1000.0 - 1.0).collect();
     let (a, b) = (
         Tensor::from_f32(&device, &[n, n], dtype, &noise, Category::Workspace)?,

@@ -7,50 +7,50 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use espalier_data::{Dataset, Split};
-use espalier_plan::sharing::Sharing;
+use espalier_data::{DataSplit, Dataset};
+use espalier_plan::data_parallel::DataParallelMode;
 use espalier_plan::{PerAxis, Plan, Scoring};
-use espalier_tensor::memory::Size;
+use espalier_tensor::memory::ByteSize;
 use espalier_tensor::{Category, Device};
-use espalier_train::prune::{Observation, Pruned};
+use espalier_train::prune::{Observation, PruneReport};
 use espalier_train::run::Observer;
 use espalier_train::trainer::{Evaluation, StepReport};
-use espalier_train::{Bytes, KeptOfLayer, Rates, StatePeak, Summary};
+use espalier_train::{CategoryBytes, LayerDensity, RunSummary, StatePeak, Throughput};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::say::{self, answer, say};
+use crate::output::{self, print_err, print_out};
 use crate::{predicted, profile};
 
 /// Of a long list of files so many are named.
 const NAMED: usize = 5;
 
 /// Shows a run as it goes.
-pub struct Progress {
+pub struct ProgressPrinter {
     bar: Option<ProgressBar>,
     steps: u64,
     last_line: Option<Instant>,
-    seen: u64,
+    steps_seen: u64,
     profiled: Option<Device>,
     begun: Arc<AtomicBool>,
     /// What the bar says, as the line that is left of it.
     last: Option<String>,
 }
 
-impl Progress {
+impl ProgressPrinter {
     /// A bar where standard error is a terminal, lines otherwise.
-    pub fn new() -> Progress {
-        let mut progress = Progress::lines();
+    pub fn new() -> ProgressPrinter {
+        let mut progress = ProgressPrinter::lines();
         progress.bar = bar("{bar:20} {pos}/{len} {wide_msg}");
         progress
     }
 
     /// Lines wherever standard error goes, for what takes no steps.
-    pub fn lines() -> Progress {
-        Progress {
+    pub fn lines() -> ProgressPrinter {
+        ProgressPrinter {
             bar: None,
             steps: 0,
             last_line: None,
-            seen: 0,
+            steps_seen: 0,
             profiled: None,
             begun: Arc::default(),
             last: None,
@@ -69,7 +69,7 @@ impl Progress {
 
     /// Steps that were taken while this looked on.
     pub fn steps_seen(&self) -> u64 {
-        self.seen
+        self.steps_seen
     }
 
     /// Takes the bar away; what it last said stays, as a line.
@@ -77,14 +77,14 @@ impl Progress {
         if let Some(bar) = self.bar.take() {
             clear(&bar);
             if let Some(line) = self.last.take() {
-                say!("{line}");
+                print_err!("{line}");
             }
         }
     }
 }
 
 /// Also where the run has failed.
-impl Drop for Progress {
+impl Drop for ProgressPrinter {
     fn drop(&mut self) {
         if let Some(bar) = &self.bar {
             clear(bar);
@@ -97,29 +97,29 @@ pub fn bar(template: &str) -> Option<ProgressBar> {
     std::io::stderr().is_terminal().then(|| {
         let style = ProgressStyle::with_template(template).expect("a fixed template");
         let bar = ProgressBar::no_length().with_style(style);
-        say::around(Some(bar.clone()));
+        output::set_bar(Some(bar.clone()));
         bar
     })
 }
 
 /// Takes a bar off the terminal.
 pub fn clear(bar: &ProgressBar) {
-    say::around(None);
+    output::set_bar(None);
     bar.finish_and_clear();
 }
 
 /// `4 min 10 s`: the time that is left, where one can be guessed.
 fn left(seconds: f64) -> String {
-    let whole = seconds.round();
-    match whole {
-        whole if !whole.is_finite() || whole < 1.0 => String::new(),
-        whole if whole < 100.0 => format!("{whole:.0} s left  "),
-        whole if whole < 6000.0 => format!("{:.0} min left  ", (whole / 60.0).ceil()),
-        whole => format!("{:.1} h left  ", whole / 3600.0),
+    let rounded = seconds.round();
+    match rounded {
+        rounded if !rounded.is_finite() || rounded < 1.0 => String::new(),
+        rounded if rounded < 100.0 => format!("{rounded:.0} s left  "),
+        rounded if rounded < 6000.0 => format!("{:.0} min left  ", (rounded / 60.0).ceil()),
+        rounded => format!("{:.1} h left  ", rounded / 3600.0),
     }
 }
 
-impl Observer for Progress {
+impl Observer for ProgressPrinter {
     fn started(&mut self, done: u64, steps: u64) {
         self.steps = steps;
         if let Some(bar) = &self.bar {
@@ -127,13 +127,15 @@ impl Observer for Progress {
             bar.set_position(done);
         }
         if done > 0 {
-            say!("resumed after step {done}");
+            print_err!("resumed after step {done}");
         }
     }
 
-    fn step(&mut self, report: &StepReport, rates: Rates, memory: usize) {
-        self.seen += 1;
-        if let Some(Device::Cuda(cuda)) = self.profiled.as_ref().filter(|_| self.seen == profile::WARM_UP) {
+    fn step(&mut self, report: &StepReport, rates: Throughput, memory: usize) {
+        self.steps_seen += 1;
+        if let Some(Device::Cuda(cuda)) =
+            self.profiled.as_ref().filter(|_| self.steps_seen == profile::WARM_UP)
+        {
             cuda.start_profile();
         }
         let speed = match rates.tokens_per_s {
@@ -161,12 +163,12 @@ impl Observer for Progress {
         let due = self.last_line.is_none_or(|at| at.elapsed() > Duration::from_secs(5));
         if due || report.step == self.steps {
             self.last_line = Some(Instant::now());
-            say!("step {:>6}/{}  {text}", report.step, self.steps);
+            print_err!("step {:>6}/{}  {text}", report.step, self.steps);
         }
     }
 
     fn evaluated(&mut self, step: u64, evaluation: Evaluation) {
-        say!(
+        print_err!(
             "step {step:>6}: validation loss {:.4}, accuracy {:.1} %",
             evaluation.loss,
             evaluation.accuracy * 100.0
@@ -174,21 +176,21 @@ impl Observer for Progress {
     }
 
     fn sampled(&mut self, step: u64, prompt: &str, text: &str) {
-        say!("step {step:>6}: sample, prompt {prompt:?}:\n{}", indented(&format!("{prompt}{text}")));
+        print_err!("step {step:>6}: sample, prompt {prompt:?}:\n{}", indented(&format!("{prompt}{text}")));
     }
 
-    fn looked(&mut self, step: u64, seen: &Observation) {
-        say!("before step {step}: {}", seen.note);
+    fn observed(&mut self, step: u64, seen: &Observation) {
+        print_err!("before step {step}: {}", seen.note);
     }
 
-    fn pruned(&mut self, step: u64, pruned: &Pruned) {
+    fn pruned(&mut self, step: u64, pruned: &PruneReport) {
         let (kept, all) = (pruned.kept, pruned.of);
         let note = if pruned.note.is_empty() { String::new() } else { format!("; {}", pruned.note) };
         let sparse = match pruned.sparse {
             0 => String::new(),
             n => format!(", {n} linear layers with sparse kernels"),
         };
-        say!(
+        print_err!(
             "before step {step}: kept {} of {} weights ({:.2} % sparsity), mask stored as {}{sparse}; memory {}, was {}{note}",
             count(kept as f64),
             count(all as f64),
@@ -200,7 +202,7 @@ impl Observer for Progress {
     }
 
     fn saved(&mut self, path: &Path) {
-        say!("saved {}", path.display());
+        print_err!("saved {}", path.display());
     }
 
     fn begins(&mut self) {
@@ -208,11 +210,11 @@ impl Observer for Progress {
     }
 
     fn note(&mut self, text: &str) {
-        say!("note: {text}");
+        print_err!("note: {text}");
     }
 
     fn warning(&mut self, text: &str) {
-        say!("warning: {text}");
+        print_err!("warning: {text}");
     }
 }
 
@@ -224,8 +226,8 @@ pub fn describe(plan: &Plan, dataset: &Dataset, device: &str, transport: Option<
         plan.model.name,
         count(plan.parameters as f64),
         plan.storage.precision.name(),
-        dataset.len(Split::Train),
-        dataset.len(Split::Validation),
+        dataset.len(DataSplit::Train),
+        dataset.len(DataSplit::Validation),
         batch.samples,
         ranks(plan, transport),
         batch.micro_batches,
@@ -236,7 +238,7 @@ pub fn describe(plan: &Plan, dataset: &Dataset, device: &str, transport: Option<
 /// Says what should be known before the first step.
 pub fn notes(plan: &Plan, dataset: &Dataset) {
     for note in plan.notes.iter().cloned().chain(skipped(dataset)) {
-        say!("note: {note}");
+        print_err!("note: {note}");
     }
 }
 
@@ -260,11 +262,11 @@ pub fn skipped_files(files: &[PathBuf]) -> Option<String> {
 /// Over which ranks a batch goes.
 fn ranks(plan: &Plan, transport: Option<&str>) -> String {
     let joined = transport.map_or(String::new(), |transport| format!(" ({transport})"));
-    let PerAxis { data, tensor, spatial, .. } = plan.mesh.extents();
-    let zero = match plan.sharing {
-        Sharing::Sharded { gradients: false } => " with ZeRO-1",
-        Sharing::Sharded { gradients: true } => " with ZeRO-2",
-        Sharing::Replicated | Sharing::Local { .. } => "",
+    let PerAxis { data, tensor, spatial, .. } = plan.mesh.axis_sizes();
+    let zero = match plan.data_parallel {
+        DataParallelMode::Sharded { gradients: false } => " with ZeRO-1",
+        DataParallelMode::Sharded { gradients: true } => " with ZeRO-2",
+        DataParallelMode::Replicated | DataParallelMode::Local { .. } => "",
     };
     let mut words = Vec::new();
     if let Some(order) = plan.pipeline.name() {
@@ -303,28 +305,28 @@ fn indented(text: &str) -> String {
 }
 
 /// The closing tables.
-pub fn summarise(summary: &Summary) {
-    answer!("\n{:<15}{:>12}{:>12}", "memory", "predicted", "peak");
+pub fn summarise(summary: &RunSummary) {
+    print_out!("\n{:<15}{:>12}{:>12}", "memory", "predicted", "peak");
     for name in Category::ALL.map(Category::name) {
-        let Bytes { predicted, measured } = summary.memory[name];
+        let CategoryBytes { predicted, measured } = summary.memory[name];
         // A category that this run does not have would only be a row of zeros.
         if predicted.unwrap_or(0) > 0 || measured.unwrap_or(0) > 0 {
             let show = |value: Option<usize>| value.map_or("-".into(), bytes);
-            answer!("  {name:<13}{:>12}{:>12}", show(predicted.map(|b| b as usize)), show(measured));
+            print_out!("  {name:<13}{:>12}{:>12}", show(predicted.map(|b| b as usize)), show(measured));
         }
     }
     if let Some(peak) = summary.peak_bytes {
-        answer!("  {:<13}{:>12}{:>12}", "total (peak)", "", bytes(peak));
+        print_out!("  {:<13}{:>12}{:>12}", "total (peak)", "", bytes(peak));
     }
     if let Some(peak) = summary.host_peak_bytes {
-        answer!("  {:<13}{:>12}{:>12}", "host (peak)", "", bytes(peak));
+        print_out!("  {:<13}{:>12}{:>12}", "host (peak)", "", bytes(peak));
     }
     state(summary);
     layers(summary);
     let predicted = predicted::sentence(summary);
     let (Some(seconds), Some(step_ms)) = (summary.seconds, summary.step_ms) else {
         if let Some(predicted) = predicted {
-            answer!("\n{predicted}");
+            print_out!("\n{predicted}");
         }
         return;
     };
@@ -333,9 +335,9 @@ pub fn summarise(summary: &Summary) {
         (_, Some(images)) => format!(", {} images/s", count(images)),
         _ => String::new(),
     };
-    answer!("\n{} steps in {seconds:.1} s: {step_ms:.1} ms/step{speed}", summary.steps);
+    print_out!("\n{} steps in {seconds:.1} s: {step_ms:.1} ms/step{speed}", summary.steps);
     if let Some(predicted) = predicted {
-        answer!("{predicted}");
+        print_out!("{predicted}");
     }
     let validation = &summary.validation;
     if let Some(loss) = validation.loss {
@@ -345,10 +347,10 @@ pub fn summarise(summary: &Summary) {
             _ => String::new(),
         };
         let best = validation.best_loss.map_or(String::new(), |best| format!(" (best loss {best:.4})"));
-        answer!("validation loss {loss:.4}, {score}{best}");
+        print_out!("validation loss {loss:.4}, {score}{best}");
     }
     if let Some(run) = &summary.run {
-        answer!("run folder {run}");
+        print_out!("run folder {run}");
     }
 }
 
@@ -379,13 +381,13 @@ pub fn state_peak(peak: &StatePeak) -> String {
 }
 
 /// Bytes of state for each weight that pruning may touch, beside what others need.
-fn state(summary: &Summary) {
+fn state(summary: &RunSummary) {
     if summary.sparsity == 0.0 {
         return;
     }
-    answer!("\n{}", state_peak(&summary.state_peak));
+    print_out!("\n{}", state_peak(&summary.state_peak));
     let each = &summary.state_bytes;
-    answer!(
+    print_out!(
         "  {:.3} bytes per prunable weight at {:.1} % sparsity\n  \
          (weight {:.3}, gradient {:.3}, optimizer {:.3}, mask {:.3})",
         each.total(),
@@ -398,37 +400,37 @@ fn state(summary: &Summary) {
     // SAMO counts for mixed precision with Adam, its f32 gradients included.
     if summary.precision == "bf16" {
         let samo = 24.0 * (1.0 - summary.sparsity) + 2.0;
-        answer!("  with Adam: dense 20 (16 without f32 gradients), SAMO 24 f + 2 = {samo:.3}");
+        print_out!("  with Adam: dense 20 (16 without f32 gradients), SAMO 24 f + 2 = {samo:.3}");
     }
 }
 
 /// The share of each layer that is kept; of many layers those with the least and the most.
-fn layers(summary: &Summary) {
+fn layers(summary: &RunSummary) {
     let Some(layers) = summary.kept_by_layer.as_ref().filter(|_| summary.sparsity > 0.0) else { return };
-    let line = |layer: &KeptOfLayer| {
-        let KeptOfLayer { name, kept, of } = layer;
-        answer!("  {:>6.2} %  {name} ({kept} of {of})", 100.0 * layer.share());
+    let line = |layer: &LayerDensity| {
+        let LayerDensity { name, kept, of } = layer;
+        print_out!("  {:>6.2} %  {name} ({kept} of {of})", 100.0 * layer.share());
     };
     const ENDS: usize = 4;
     if layers.len() <= 4 * ENDS {
-        answer!("\ndensity per layer");
+        print_out!("\ndensity per layer");
         return layers.iter().for_each(line);
     }
-    let mut sorted: Vec<&KeptOfLayer> = layers.iter().collect();
+    let mut sorted: Vec<&LayerDensity> = layers.iter().collect();
     sorted.sort_by(|a, b| a.share().total_cmp(&b.share()));
     let (least, most) = (sorted[0].share(), sorted[sorted.len() - 1].share());
     if most - least < 0.001 {
-        answer!("\ndensity per layer: {:.2} % in all {}", 100.0 * least, layers.len());
+        print_out!("\ndensity per layer: {:.2} % in all {}", 100.0 * least, layers.len());
         return;
     }
-    answer!("\ndensity per layer, lowest and highest of {} (all with --json)", layers.len());
+    print_out!("\ndensity per layer, lowest and highest of {} (all with --json)", layers.len());
     sorted[..ENDS].iter().for_each(|layer| line(layer));
-    answer!("       ...");
+    print_out!("       ...");
     sorted[sorted.len() - ENDS..].iter().for_each(|layer| line(layer));
 }
 
 pub fn bytes(n: usize) -> String {
-    Size(n).to_string()
+    ByteSize(n).to_string()
 }
 
 pub fn count(n: f64) -> String {

@@ -12,10 +12,10 @@ use espalier_train::run::Observer;
 use espalier_train::{Error, hub, run};
 
 use crate::log::LogArguments;
-use crate::prepared::{Prepared, prepare};
-use crate::progress::{self, Progress};
+use crate::output;
+use crate::prepared::{PreparedRun, prepare};
+use crate::progress::{self, ProgressPrinter};
 use crate::run_file::{conflict, in_file, read_run};
-use crate::say;
 use crate::setting::setting;
 
 #[derive(Args)]
@@ -47,20 +47,19 @@ pub struct PruneArguments {
     log: LogArguments,
 }
 
-/// Runs the command.
 pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
     arguments.log.start(None)?;
-    let mut progress = Progress::lines();
-    let said = arguments.sparsity.map(|sparsity| ("--sparsity", "prune.sparsity", format!("{sparsity:?}")));
+    let mut progress = ProgressPrinter::lines();
+    let given = arguments.sparsity.map(|sparsity| ("--sparsity", "prune.sparsity", format!("{sparsity:?}")));
     let method = ("--method", "prune.method", format!("{:?}", arguments.method));
-    for (option, field, value) in said.into_iter().chain([method]) {
+    for (option, field, value) in given.into_iter().chain([method]) {
         refuse_contradiction(option, &value, field, &arguments.overrides)?;
     }
-    let passed_over = |broken: &Error| progress.warning(&format!("{broken}; the one before it is used"));
-    let whole = hub::find(&arguments.checkpoint, &Ranks::alone(), passed_over)?;
+    let on_damaged = |broken: &Error| progress.warning(&format!("{broken}; the one before it is used"));
+    let checkpoint = hub::find(&arguments.checkpoint, &Ranks::single(), on_damaged)?;
     let sparsity = arguments.sparsity.map(Override::sparsity);
     let overrides: Vec<Override> = sparsity.into_iter().chain(arguments.overrides.iter().cloned()).collect();
-    let (run, run_file) = run_of(arguments, &whole, &overrides)?;
+    let (run, run_file) = run_of(arguments, &checkpoint, &overrides)?;
     let method = run.read().map_err(Error::Plan)?.prune.expect("the method was given");
     if !method.method.prunes_once() {
         let problem = format!(
@@ -71,14 +70,14 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
             Error::Plan(espalier_plan::Error::Conflict { field: "prune.method".into(), problem }).into()
         );
     }
-    let prepared = prepare(&run, &run_file, None, Some(whole.path()))?;
+    let prepared = prepare(&run, &run_file, None, Some(checkpoint.path()))?;
     let device = prepared.open_device()?;
-    let Prepared { plan, dataset, .. } = prepared;
+    let PreparedRun { plan, dataset, .. } = prepared;
     let summary =
-        device.enter(|| run::prune(plan, dataset, &device, &whole, &arguments.out, &mut progress))?;
+        device.enter(|| run::prune(plan, dataset, &device, &checkpoint, &arguments.out, &mut progress))?;
     progress::summarise(&summary);
     if arguments.json {
-        say::json(&serde_json::to_string(&summary)?);
+        output::json(&serde_json::to_string(&summary)?);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -87,7 +86,7 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
 /// none: its architecture is known, and its data must be set.
 fn run_of(
     arguments: &PruneArguments,
-    whole: &Checkpoint,
+    checkpoint: &Checkpoint,
     overrides: &[Override],
 ) -> Result<(RunTable, PathBuf)> {
     let path = &arguments.checkpoint;
@@ -97,16 +96,16 @@ fn run_of(
                        and --set data.path=FILE";
         return Err(conflict("data.kind", problem).into());
     }
-    let run_file = if is_foreign { "run.toml".into() } else { whole.run_file() };
+    let run_file = if is_foreign { "run.toml".into() } else { checkpoint.run_file() };
     let text = if is_foreign { String::new() } else { read_run(&run_file)? };
     let mut run = RunTable::parse(&text, &[]).map_err(|error| in_file(&run_file, error))?;
     // The run may have been pruned by another method, whose fields this one does not have.
-    run.put_method(&arguments.method);
+    run.set_method(&arguments.method);
     let mut run = run.with(overrides).map_err(Error::Plan)?;
     if is_foreign {
         let described = hub::model_of(path, |_| {})?;
         let tokenizer = described.tokenizer.map(std::path::absolute).transpose()?;
-        run.put_model(&described.model, tokenizer.as_deref()).map_err(Error::Plan)?;
+        run.set_model(&described.model, tokenizer.as_deref()).map_err(Error::Plan)?;
     }
     Ok((run, run_file))
 }

@@ -11,7 +11,7 @@ use anyhow::Result;
 use espalier_train::Error;
 
 use crate::signals::INTERRUPTED;
-use crate::{exit_code, say_error};
+use crate::{exit_code, print_error};
 
 /// How long a rank leaves the word to rank 0, which may be about to say the same. A launcher ends the job with the first
 /// process that ends badly, and this one with it.
@@ -24,7 +24,7 @@ pub fn launched(rank: usize, work: impl FnOnce() -> Result<ExitCode>) -> ! {
         Err(error) => error,
     };
     if rank == 0 {
-        leave(say_error(&error));
+        leave(print_error(&error));
     }
     match error.downcast_ref::<Error>() {
         // Another rank says why; or all do, and rank 0 speaks for them.
@@ -33,10 +33,10 @@ pub fn launched(rank: usize, work: impl FnOnce() -> Result<ExitCode>) -> ! {
             Error::Diverged { .. } | Error::NotFinite { .. } | Error::Disk { .. } | Error::Disagree { .. },
         ) => leave(exit_code(&error)),
         // They name the rank.
-        Some(Error::RankFailed { .. } | Error::RankEnded { .. }) => leave(say_error(&error)),
+        Some(Error::RankFailed { .. } | Error::RankEnded { .. }) => leave(print_error(&error)),
         _ => {
             thread::sleep(AFTER_YOU);
-            leave(say_error(&error.context(format!("rank {rank}"))))
+            leave(print_error(&error.context(format!("rank {rank}"))))
         }
     }
 }
@@ -49,6 +49,6 @@ fn leave(code: u8) -> ! {
 }
 
 /// Ends the process although a rank hangs, with what the others have to say.
-pub fn give_up(error: Error) -> ! {
-    leave(say_error(&error.into()))
+pub fn abort(error: Error) -> ! {
+    leave(print_error(&error.into()))
 }

@@ -5,4 +5,4 @@ mod folder;
 mod settings;
 mod tail;
 
-pub use folder::{RunRecord, differing, tell_apart};
+pub use folder::{RunRecord, differing, disambiguate};

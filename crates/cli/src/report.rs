@@ -18,9 +18,9 @@ use espalier_report::{Figure, serve};
 use espalier_study::folder;
 use serde_json::json;
 
-use crate::draft::{Draft, may_replace};
+use crate::output::{self, print_err, print_out};
+use crate::output_file::{OutputFile, may_replace};
 use crate::records::{self, RunRecord};
-use crate::say::{self, answer, say};
 use crate::watch::watch;
 
 #[derive(Args)]
@@ -65,7 +65,6 @@ pub struct ReportArguments {
     json: bool,
 }
 
-/// Runs the command.
 pub fn report(arguments: &ReportArguments) -> Result<ExitCode> {
     if let Some(folder) = arguments.runs.iter().find(|folder| folder::is_study(folder)) {
         return study::report(arguments, folder);
@@ -78,7 +77,7 @@ pub fn report(arguments: &ReportArguments) -> Result<ExitCode> {
         };
         run.read_trace(trace)?;
     }
-    records::tell_apart(&mut runs);
+    records::disambiguate(&mut runs);
     if let Some(address) = &arguments.serve {
         let names = runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>().join(", ");
         return watch(address, &names, move || {
@@ -94,30 +93,34 @@ pub fn report(arguments: &ReportArguments) -> Result<ExitCode> {
         (None, [run]) => Some(run.folder.join("report.html")),
         (None, _) => Some("report.html".into()),
     };
-    let wanted = [(Form::Page, &page), (Form::Picture, &arguments.svg), (Form::Table, &arguments.csv)];
+    let wanted = [
+        (ReportFormat::Page, &page),
+        (ReportFormat::Picture, &arguments.svg),
+        (ReportFormat::Table, &arguments.csv),
+    ];
     let wanted = wanted.into_iter().filter_map(|(form, file)| Some((form, file.as_ref()?)));
     // All can be written before any is.
-    let open = |(form, file): (Form, &PathBuf)| -> Result<(Form, Draft)> {
+    let open = |(form, file): (ReportFormat, &PathBuf)| -> Result<(ReportFormat, OutputFile)> {
         form.may_replace(file)?;
-        Ok((form, Draft::open(file, form.flag())?))
+        Ok((form, OutputFile::open(file, form.flag())?))
     };
-    let drafts = wanted.map(open).collect::<Result<Vec<_>>>()?;
+    let outputs = wanted.map(open).collect::<Result<Vec<_>>>()?;
     for run in &runs {
-        answer!("{}: {}", run.name, run.sentence());
-        run.notes().iter().for_each(|note| say!("note: {note}"));
+        print_out!("{}: {}", run.name, run.sentence());
+        run.notes().iter().for_each(|note| print_err!("note: {note}"));
     }
-    for (form, draft) in &drafts {
-        draft.finish(&form.text(&runs))?;
-        answer!("{}: {}", form.name(), draft.file().display());
+    for (form, output) in &outputs {
+        output.finish(&form.text(&runs))?;
+        print_out!("{}: {}", form.name(), output.file().display());
     }
     if let Some(folder) = &arguments.tensorboard {
         for run in &runs {
             tensorboard::write(run, folder)?;
         }
-        answer!("event files: {}", folder.display());
+        print_out!("event files: {}", folder.display());
     }
     if arguments.json {
-        say::json(&json!({
+        output::json(&json!({
             "runs": runs.iter().map(RunRecord::json).collect::<Vec<_>>(),
             "differ": records::differing(&runs),
             "page": page,
@@ -131,44 +134,44 @@ pub fn report(arguments: &ReportArguments) -> Result<ExitCode> {
 
 /// What runs can be written as.
 #[derive(Clone, Copy)]
-enum Form {
+enum ReportFormat {
     Page,
     Picture,
     Table,
 }
 
-impl Form {
+impl ReportFormat {
     fn name(self) -> &'static str {
         match self {
-            Form::Page => "page",
-            Form::Picture => "picture",
-            Form::Table => "table",
+            ReportFormat::Page => "page",
+            ReportFormat::Picture => "picture",
+            ReportFormat::Table => "table",
         }
     }
 
     /// What names its file.
     fn flag(self) -> &'static str {
         match self {
-            Form::Page => "-o",
-            Form::Picture => "--svg",
-            Form::Table => "--csv",
+            ReportFormat::Page => "-o",
+            ReportFormat::Picture => "--svg",
+            ReportFormat::Table => "--csv",
         }
     }
 
     fn text(self, runs: &[RunRecord]) -> String {
         match self {
-            Form::Page => page::of(runs).html(),
-            Form::Picture => curves::figure(runs).svg(),
-            Form::Table => series::csv(runs),
+            ReportFormat::Page => page::of(runs).html(),
+            ReportFormat::Picture => curves::figure(runs).svg(),
+            ReportFormat::Table => series::csv(runs),
         }
     }
 
     /// Refuses to write over a file that does not begin like this one.
     fn may_replace(self, file: &Path) -> Result<()> {
         let is_ours = |head: &[u8]| match self {
-            Form::Page => starts(head, "<!doctype html"),
-            Form::Picture => Figure::begins(head),
-            Form::Table => starts(head, "run,step,"),
+            ReportFormat::Page => starts(head, "<!doctype html"),
+            ReportFormat::Picture => Figure::is_figure(head),
+            ReportFormat::Table => starts(head, "run,step,"),
         };
         may_replace(file, &format!("{} of a report", self.name()), is_ours, "remove it")
     }

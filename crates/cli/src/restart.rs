@@ -1,7 +1,7 @@
 //! `--max-restarts N`: a run that falls over goes on from its last good checkpoint.
 //!
 //! The run is a process of its own and this one waits for it. So it does not matter how it fell over: a rank that panicked, a
-//! card that no longer answers, a kernel that was out of memory and killed it. What a person did wrong (exit code 2), a run
+//! GPU that no longer answers, a kernel that was out of memory and killed it. What a person did wrong (exit code 2), a run
 //! that diverged (4) and one that was interrupted (130) are left as they are: they would come to the same end again.
 //!
 //! Of ranks that a launcher has started, each process waits for its own rank. Where one falls over all do, since NCCL's ranks end
@@ -16,12 +16,12 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result};
-use espalier_train::run::{Claim, holds_run};
+use espalier_train::run::{FolderLock, holds_run};
 use rustix::process::{Pid, Signal, getppid, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGUSR1};
 use signal_hook::iterator::Signals;
 
-use crate::say::say;
+use crate::output::print_err;
 use crate::signals;
 
 /// Exit codes after which nothing is gained by trying again.
@@ -31,25 +31,25 @@ const FINAL: [i32; 4] = [0, 2, 4, 130];
 /// is held throughout, so that nobody comes in between.
 pub fn supervise(
     restarts: usize,
-    claim: Option<&Claim>,
+    claim: Option<&FolderLock>,
     first: &[OsString],
     again: &[OsString],
 ) -> Result<ExitCode> {
-    let signals = Passing::start()?;
+    let signals = SignalForwarder::start()?;
     let mut arguments = first;
     for restart in 1.. {
         let status = signals.wait(start(arguments, claim)?)?;
         if status.code().is_some_and(|code| FINAL.contains(&code)) {
             return Ok(exit_code(status));
         }
-        let is_there = claim.is_none_or(Claim::is_there);
+        let is_there = claim.is_none_or(FolderLock::is_there);
         let has_begun = match claim {
             Some(claim) => is_there && holds_run(claim.folder())?,
             None => true,
         };
         if restart > restarts || signals.asked_to_stop() || !helps(status, is_there, has_begun) {
             if restarts > 0 && restart > restarts {
-                say!("the run {}; no restart is left of {restarts}", ended(status));
+                print_err!("the run {}; no restart is left of {restarts}", ended(status));
             }
             return Ok(exit_code(status));
         }
@@ -57,7 +57,7 @@ pub fn supervise(
             true => ("from its last good checkpoint", again),
             false => ("from the beginning", first),
         };
-        say!("the run {}; restart {restart} of {restarts}, {from}", ended(status));
+        print_err!("the run {}; restart {restart} of {restarts}, {from}", ended(status));
         arguments = next;
     }
     unreachable!("restarts are counted without end")
@@ -72,12 +72,15 @@ fn helps(status: ExitStatus, is_there: bool, has_begun: bool) -> bool {
 /// Starts this program again, in a group of its own: the terminal's signals come here and are passed on, once.
 /// It inherits the lock of the run folder as its standard input, which it does not read: where this process is killed, the
 /// folder is taken until the run has saved and stopped.
-fn start(arguments: &[OsString], claim: Option<&Claim>) -> Result<Child> {
-    let own = std::env::current_exe().context("where this program is")?;
-    let lock =
-        claim.and_then(Claim::lock).map(File::try_clone).transpose().context("the lock of the run folder")?;
+fn start(arguments: &[OsString], claim: Option<&FolderLock>) -> Result<Child> {
+    let program = std::env::current_exe().context("where this program is")?;
+    let lock = claim
+        .and_then(FolderLock::lock)
+        .map(File::try_clone)
+        .transpose()
+        .context("the lock of the run folder")?;
     let input = lock.map_or_else(Stdio::null, Stdio::from);
-    let mut run = Command::new(own);
+    let mut run = Command::new(program);
     run.args(arguments).stdin(input).process_group(0).spawn().context("the run cannot be started")
 }
 
@@ -97,35 +100,35 @@ fn exit_code(status: ExitStatus) -> ExitCode {
 }
 
 /// Signals that end a run, passed on to whichever process is the run at the time.
-struct Passing {
+struct SignalForwarder {
     /// Its number; 0 between two runs.
     run: Arc<AtomicI32>,
     /// The first signal that came.
-    came: Arc<AtomicI32>,
+    received: Arc<AtomicI32>,
 }
 
-impl Passing {
-    fn start() -> Result<Passing> {
-        let mut signals = Signals::new(signals::heard())?;
-        let passing = Passing { run: Arc::default(), came: Arc::default() };
-        let (run, came) = (passing.run.clone(), passing.came.clone());
+impl SignalForwarder {
+    fn start() -> Result<SignalForwarder> {
+        let mut signals = Signals::new(signals::handled_signals())?;
+        let forwarder = SignalForwarder { run: Arc::default(), received: Arc::default() };
+        let (run, received) = (forwarder.run.clone(), forwarder.received.clone());
         thread::Builder::new().name("espalier-signals".into()).spawn(move || {
             for signal in signals.forever() {
-                came.store(signal, Ordering::SeqCst);
+                received.store(signal, Ordering::SeqCst);
                 if let Some(run) = Pid::from_raw(run.load(Ordering::SeqCst)) {
-                    pass_on(run, signal);
+                    forward(run, signal);
                 }
             }
         })?;
-        Ok(passing)
+        Ok(forwarder)
     }
 
     fn wait(&self, mut child: Child) -> Result<ExitStatus> {
         self.run.store(child.id() as i32, Ordering::SeqCst);
         // One that came before there was anybody to pass it on to.
-        let came = self.came.load(Ordering::SeqCst);
-        if let Some(run) = Pid::from_raw(child.id() as i32).filter(|_| came != 0) {
-            pass_on(run, came);
+        let received = self.received.load(Ordering::SeqCst);
+        if let Some(run) = Pid::from_raw(child.id() as i32).filter(|_| received != 0) {
+            forward(run, received);
         }
         let status = child.wait().context("the run cannot be waited for");
         self.run.store(0, Ordering::SeqCst);
@@ -133,11 +136,11 @@ impl Passing {
     }
 
     fn asked_to_stop(&self) -> bool {
-        self.came.load(Ordering::SeqCst) != 0
+        self.received.load(Ordering::SeqCst) != 0
     }
 }
 
-fn pass_on(run: Pid, signal: i32) {
+fn forward(run: Pid, signal: i32) {
     let signal = match signal {
         SIGINT => Signal::INT,
         SIGUSR1 => Signal::USR1,

@@ -11,11 +11,12 @@ use espalier_train::{Error, run};
 
 /// How many replicas of a run file's other axes so many ranks are.
 pub fn replicas(run: &RunTable, path: &Path, ranks: usize) -> Result<usize> {
-    let extents = run.replica().map_err(|error| in_file(path, error))?;
-    let used = Axis::ALL.into_iter().filter(|axis| extents[*axis] > 1);
-    let each = used.clone().fold(1, |product: usize, axis| product.saturating_mul(extents[axis]));
+    let axis_sizes = run.replica().map_err(|error| in_file(path, error))?;
+    let used = Axis::ALL.into_iter().filter(|axis| axis_sizes[*axis] > 1);
+    let each = used.clone().fold(1, |product: usize, axis| product.saturating_mul(axis_sizes[axis]));
     if ranks > 0 && !ranks.is_multiple_of(each) {
-        let fields: Vec<String> = used.map(|axis| format!("`parallel.{axis}` = {}", extents[axis])).collect();
+        let fields: Vec<String> =
+            used.map(|axis| format!("`parallel.{axis}` = {}", axis_sizes[axis])).collect();
         let product = if fields.len() == 1 { String::new() } else { format!(", {each} ranks together") };
         let problem = format!(
             "is {ranks}, but {}{product}: it must be a multiple of {}",

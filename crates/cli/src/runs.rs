@@ -12,9 +12,9 @@ use espalier_report::number;
 use espalier_train::Error;
 use serde_json::json;
 
-use crate::columns::Columns;
+use crate::output::{self, print_out};
 use crate::records::RunRecord;
-use crate::say::{self, answer};
+use crate::text_table::TextTable;
 
 /// How deep runs are looked for below the folder.
 const DEPTH: usize = 3;
@@ -37,12 +37,11 @@ pub struct RunsArguments {
 }
 
 /// A run, and when it was last written to.
-struct Found {
+struct ListedRun {
     run: RunRecord,
     written: Option<SystemTime>,
 }
 
-/// Runs the command.
 pub fn runs(arguments: &RunsArguments) -> Result<ExitCode> {
     let folder = &arguments.folder;
     let mut folders = Vec::new();
@@ -55,20 +54,20 @@ pub fn runs(arguments: &RunsArguments) -> Result<ExitCode> {
     };
     fs::read_dir(folder).map_err(refused)?;
     find(folder, DEPTH, &mut folders);
-    let mut found = folders.iter().map(|path| open(folder, path)).collect::<Result<Vec<Found>>>()?;
+    let mut found = folders.iter().map(|path| open(folder, path)).collect::<Result<Vec<ListedRun>>>()?;
     found.sort_by(|a, b| (a.written, &a.run.name).cmp(&(b.written, &b.run.name)));
     match found.is_empty() {
-        true => answer!("no runs in {}", folder.display()),
-        false => say::on_standard_output(format_args!("{}", table(&found))),
+        true => print_out!("no runs in {}", folder.display()),
+        false => output::on_standard_output(format_args!("{}", table(&found))),
     }
     if arguments.json {
-        let of = |found: &Found| {
+        let of = |found: &ListedRun| {
             let mut json = found.run.json();
             let since = found.written.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
             json["written"] = json!(since.map(|since| since.as_secs_f64()));
             json
         };
-        say::json(&json!({ "runs": found.iter().map(of).collect::<Vec<_>>() }));
+        output::json(&json!({ "runs": found.iter().map(of).collect::<Vec<_>>() }));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -87,7 +86,7 @@ fn find(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     }
 }
 
-fn open(folder: &Path, path: &Path) -> Result<Found> {
+fn open(folder: &Path, path: &Path) -> Result<ListedRun> {
     let mut run = RunRecord::open(path)?;
     if let Ok(below) = path.strip_prefix(folder)
         && !below.as_os_str().is_empty()
@@ -96,13 +95,13 @@ fn open(folder: &Path, path: &Path) -> Result<Found> {
     }
     let time = |name: &str| fs::metadata(path.join(name)).and_then(|found| found.modified()).ok();
     let written = ["metrics.jsonl", "run.toml"].into_iter().filter_map(time).max();
-    Ok(Found { run, written })
+    Ok(ListedRun { run, written })
 }
 
-fn table(found: &[Found]) -> String {
+fn table(found: &[ListedRun]) -> String {
     let head = ["run", "model", "state", "steps", "loss", "validation", "sparsity", "updated"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
-    for Found { run, written } in found {
+    for ListedRun { run, written } in found {
         let number = |value: Option<f64>| value.map_or("-".into(), number::short);
         let age = written.and_then(|time| time.elapsed().ok()).map(|age| age.as_secs_f64().round());
         rows.push(vec![
@@ -116,5 +115,5 @@ fn table(found: &[Found]) -> String {
             age.map_or("-".into(), |age| format!("{} ago", number::seconds(age))),
         ]);
     }
-    Columns::new(&rows).within(say::width())
+    TextTable::new(&rows).render(output::width())
 }

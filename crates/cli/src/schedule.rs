@@ -11,10 +11,12 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Args;
 use espalier_data::regular_file::{self, SETTINGS};
-use espalier_plan::schedule::{Ink, Name, Options, Report, Schedule, Timeline, Units};
+use espalier_plan::schedule::{
+    Ink, PassUnits, Schedule, ScheduleName, ScheduleOptions, ScheduleReport, Timeline,
+};
 use espalier_train::Error;
 
-use crate::say;
+use crate::output;
 
 #[derive(Args)]
 #[command(
@@ -37,10 +39,10 @@ pub struct ScheduleArguments {
     #[arg(long, value_name = "M", required_unless_present = "file")]
     micro_batches: Option<usize>,
     /// Time of one micro-batch's forward pass on one stage.
-    #[arg(long, value_name = "UNITS", allow_negative_numbers = true, default_value_t = Units::default().forward)]
+    #[arg(long, value_name = "UNITS", allow_negative_numbers = true, default_value_t = PassUnits::default().forward)]
     forward: f64,
     /// Time of its backward pass; zb-h1 splits it into input and weight gradients, half each.
-    #[arg(long, value_name = "UNITS", allow_negative_numbers = true, default_value_t = Units::default().backward)]
+    #[arg(long, value_name = "UNITS", allow_negative_numbers = true, default_value_t = PassUnits::default().backward)]
     backward: f64,
     /// Model chunks per rank (virtual stages), for interleaved [default: 2].
     #[arg(long, value_name = "V")]
@@ -62,14 +64,13 @@ pub struct ScheduleArguments {
     json: bool,
 }
 
-/// Runs the command.
 pub fn schedule(arguments: &ScheduleArguments) -> Result<ExitCode> {
-    let units = Units { forward: arguments.forward, backward: arguments.backward };
+    let units = PassUnits { forward: arguments.forward, backward: arguments.backward };
     let (schedule, timeline, report) = match &arguments.file {
         Some(path) => read(path, units)?,
         None => {
-            let name: Name = arguments.name.as_deref().expect("asked for without a file").parse()?;
-            let options = Options {
+            let name: ScheduleName = arguments.name.as_deref().expect("asked for without a file").parse()?;
+            let options = ScheduleOptions {
                 stages: arguments.stages.expect("asked for without a file"),
                 micro_batches: arguments.micro_batches.expect("asked for without a file"),
                 batches: arguments.batches.unwrap_or(1),
@@ -77,17 +78,18 @@ pub fn schedule(arguments: &ScheduleArguments) -> Result<ExitCode> {
                 pipelines: arguments.pipelines,
                 units,
             };
-            Report::of(name, &options)?
+            ScheduleReport::of(name, &options)?
         }
     };
-    let on_terminal = if arguments.actions { io::stderr().is_terminal() } else { say::answers_on_terminal() };
+    let on_terminal =
+        if arguments.actions { io::stderr().is_terminal() } else { output::answers_on_terminal() };
     let colour = on_terminal && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
     let ink = if colour { Ink::Colour } else { Ink::Plain };
     let drawn = format!("{}\n{}", timeline.picture(&schedule, ink), figures(&report));
     if !arguments.actions {
-        say::on_standard_output(format_args!("{drawn}"));
+        output::on_standard_output(format_args!("{drawn}"));
     } else {
-        say::on_standard_error(format_args!("{drawn}"));
+        output::on_standard_error(format_args!("{drawn}"));
         match io::stdout().write_all(schedule.to_string().as_bytes()) {
             // Whoever reads has seen enough, as `head` does.
             Err(why) if why.kind() == io::ErrorKind::BrokenPipe => {}
@@ -95,26 +97,26 @@ pub fn schedule(arguments: &ScheduleArguments) -> Result<ExitCode> {
         }
     }
     if arguments.json {
-        say::json(&serde_json::to_string(&report).expect("a report is plain data"));
+        output::json(&serde_json::to_string(&report).expect("a report is plain data"));
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// A schedule from a file, once it is known that it can be run.
-fn read(path: &Path, units: Units) -> Result<(Schedule, Timeline, Report)> {
+fn read(path: &Path, units: PassUnits) -> Result<(Schedule, Timeline, ScheduleReport)> {
     let unread = |why| Error::of_io(path, &why, format!("the schedule cannot be read: {why}"));
     let text = regular_file::read_text(path, SETTINGS).map_err(unread)?;
     let checked = || {
         let schedule = Schedule::parse(&text)?;
         schedule.validate()?;
-        let (timeline, report) = Report::new(&schedule, units)?;
-        Ok::<_, espalier_plan::schedule::Error>((schedule, timeline, report))
+        let (timeline, report) = ScheduleReport::new(&schedule, units)?;
+        Ok::<_, espalier_plan::schedule::ScheduleError>((schedule, timeline, report))
     };
     checked().with_context(|| path.display().to_string())
 }
 
 /// What the picture comes to.
-fn figures(report: &Report) -> String {
+fn figures(report: &ScheduleReport) -> String {
     let mut text = String::new();
     let mut line =
         |name: &str, value: String| writeln!(text, "{name:<17}{value}").expect("a string takes it");

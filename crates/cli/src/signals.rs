@@ -15,13 +15,13 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 
-use crate::say::say;
+use crate::output::print_err;
 
 /// Exit code of a run that was interrupted and has saved.
 pub const INTERRUPTED: u8 = 130;
 
 /// The signals that are heard. SIGHUP is not where whoever started this does not want it to be, as `nohup` does.
-pub fn heard() -> Vec<i32> {
+pub fn handled_signals() -> Vec<i32> {
     let mut heard = vec![SIGINT, SIGTERM, SIGUSR1];
     heard.extend((!is_ignored(SIGHUP)).then_some(SIGHUP));
     heard
@@ -29,32 +29,32 @@ pub fn heard() -> Vec<i32> {
 
 /// What was asked for, and whether there is something to save.
 #[derive(Debug, Clone, Default)]
-pub struct Stop {
+pub struct StopSignal {
     /// The run should save and stop.
-    pub asked: Arc<AtomicBool>,
+    pub requested: Arc<AtomicBool>,
     /// Steps are taken.
     pub begun: Arc<AtomicBool>,
 }
 
-impl Stop {
+impl StopSignal {
     /// Listens from now on, in a run.
-    pub fn listen() -> Result<Stop> {
-        Stop::listen_saying("interrupted before the first step: there is nothing to save")
+    pub fn listen() -> Result<StopSignal> {
+        StopSignal::listen_with_message("interrupted before the first step: there is nothing to save")
     }
 
     /// The same of any command: `at_once` is what a person hears where nothing has begun, and the process ends.
-    pub fn listen_saying(at_once: &'static str) -> Result<Stop> {
-        let stop = Stop::default();
-        let (mut signals, heard) = (Signals::new(heard())?, stop.clone());
+    pub fn listen_with_message(at_once: &'static str) -> Result<StopSignal> {
+        let stop = StopSignal::default();
+        let (mut signals, heard) = (Signals::new(handled_signals())?, stop.clone());
         let listener = thread::Builder::new().name("espalier-signals".into()).spawn(move || {
             let mut insisted = false;
             for signal in signals.forever() {
                 if !heard.begun.load(Ordering::SeqCst) {
-                    say!("{at_once}");
+                    print_err!("{at_once}");
                     // Nothing is run on the way out: what hangs may hold what a destructor would wait for.
                     low_level::exit(INTERRUPTED.into());
                 }
-                heard.asked.store(true, Ordering::SeqCst);
+                heard.requested.store(true, Ordering::SeqCst);
                 if [SIGINT, SIGTERM].contains(&signal) {
                     if insisted {
                         let _ = low_level::emulate_default_handler(signal);

@@ -6,8 +6,8 @@ use anyhow::Result;
 use espalier_plan::config::RunTable;
 use espalier_train::{Error, hub};
 
+use crate::output::print_err;
 use crate::run_file::{in_file, read_run};
-use crate::say::say;
 
 /// Where a run's weights come from, as far as that says which model it is.
 pub struct Origin<'a> {
@@ -30,7 +30,7 @@ impl Origin<'_> {
                 (before.model().map_err(in_path)?, before.tokenizer())
             }
             (None, Some(from)) => {
-                let report = |broken: &Error| say!("warning: {broken}; the one before it is used");
+                let report = |broken: &Error| print_err!("warning: {broken}; the one before it is used");
                 let described = hub::model_of(from, report)?;
                 // The run file may stand elsewhere.
                 let tokenizer = described.tokenizer.map(std::path::absolute).transpose()?;
@@ -39,6 +39,6 @@ impl Origin<'_> {
             // What is wrong is said when it is read.
             (None, None) => return Ok(()),
         };
-        Ok(run.put_model(&model, tokenizer.as_deref()).map_err(in_path)?)
+        Ok(run.set_model(&model, tokenizer.as_deref()).map_err(in_path)?)
     }
 }

@@ -17,17 +17,20 @@ use clap::Args;
 use espalier_plan::config::Override;
 use espalier_plan::device::DeviceKind;
 use espalier_report::serve;
-use espalier_study::{Kind, Results, Runner, Shard, Study, Summary, Workers, page, run_trials, widen_ranges};
+use espalier_study::{
+    Results, Study, StudyKind, StudySummary, TrialRunner, TrialShard, WorkerPool, page, run_trials,
+    widen_ranges,
+};
 use espalier_tensor::cuda::Cuda;
 use espalier_train::Error;
 
 use crate::device;
 use crate::log::LogArguments;
+use crate::output::{self, print_err, print_out};
 use crate::run_file::{conflict, in_file, read, resolve};
-use crate::say::{self, answer, say};
 use crate::setting::setting;
-use crate::signals::{INTERRUPTED, Stop};
-use progress::Progress;
+use crate::signals::{INTERRUPTED, StopSignal};
+use progress::StudyProgressPrinter;
 
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -53,7 +56,7 @@ pub struct StudyArguments {
     /// Run only the I-th of N parts of the trials, as in `2/8`; other processes, on any machine with access to the folder,
     /// run the others.
     #[arg(long, value_name = "I/N", value_parser = parse_shard, help_heading = "Trials")]
-    shard: Option<Shard>,
+    shard: Option<TrialShard>,
     /// Extend a search range if the best trial is near its edge, and search there.
     #[arg(long, conflicts_with = "shard", help_heading = "Trials")]
     widen: bool,
@@ -75,91 +78,90 @@ pub struct StudyArguments {
     log: LogArguments,
 }
 
-/// Trials side by side on a card, where nobody says how many: small networks leave most of it idle.
-const ON_A_CARD: usize = 16;
+/// Trials side by side on a GPU, where nobody says how many: small networks leave most of it idle.
+const ON_A_GPU: usize = 16;
 
-/// Runs the command.
 pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     arguments.log.start(None)?;
     let path = &arguments.study_file;
-    let kind = Kind::of(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
-    if kind != Kind::StepsToResult {
+    let kind = StudyKind::of(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
+    if kind != StudyKind::StepsToResult {
         single::refuse_others(arguments)?;
     }
     match kind {
-        Kind::StepsToResult => steps_to_result(arguments),
-        Kind::GeneralisationGap => gap::study(arguments),
-        Kind::CriticalBatch => branch::study(arguments),
-        Kind::Smoothness => smoothness::study(arguments),
+        StudyKind::StepsToResult => steps_to_result(arguments),
+        StudyKind::GeneralisationGap => gap::study(arguments),
+        StudyKind::CriticalBatch => branch::study(arguments),
+        StudyKind::Smoothness => smoothness::study(arguments),
     }
 }
 
 fn steps_to_result(arguments: &StudyArguments) -> Result<ExitCode> {
-    let stop = Stop::listen()?;
+    let stop = StopSignal::listen()?;
     let path = &arguments.study_file;
     let study = Study::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
     let workers = open_workers(arguments, &study)?;
     check_batches(&study, &workers)?;
     let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&study.name));
     if arguments.dry_run {
-        answer!("{}", table::describe(&study, &workers, arguments.shard.unwrap_or(Shard::WHOLE)));
-        print_json(arguments, &Summary::of(&study, &Results::open(&folder, &study)?, Vec::new()));
+        print_out!("{}", table::describe(&study, &workers, arguments.shard.unwrap_or(TrialShard::ALL)));
+        print_json(arguments, &StudySummary::of(&study, &Results::open(&folder, &study)?, Vec::new()));
         return Ok(ExitCode::SUCCESS);
     }
     let _claim = single::claim(arguments, &folder)?;
     let mut results = Results::open(&folder, &study)?;
     for skipped in results.skipped() {
-        say!("warning: {skipped}");
+        print_err!("warning: {skipped}");
     }
     live::begin(arguments, &folder)?;
-    say!("{}", table::describe(&study, &workers, arguments.shard.unwrap_or(Shard::WHOLE)));
+    print_err!("{}", table::describe(&study, &workers, arguments.shard.unwrap_or(TrialShard::ALL)));
     stop.begun.store(true, Ordering::SeqCst);
-    let mut progress = Progress::new();
-    let shard = arguments.shard.unwrap_or(Shard::WHOLE);
+    let mut progress = StudyProgressPrinter::new();
+    let shard = arguments.shard.unwrap_or(TrialShard::ALL);
     let count = workers.count();
-    let mut ended = run_trials(&study, &workers, &mut results, count, shard, &stop.asked, &mut progress)?;
+    let mut ended = run_trials(&study, &workers, &mut results, count, shard, &stop.requested, &mut progress)?;
     if ended && arguments.widen {
-        ended = widen_ranges(&study, &workers, &mut results, count, &stop.asked, &mut progress)?;
+        ended = widen_ranges(&study, &workers, &mut results, count, &stop.requested, &mut progress)?;
     }
     progress.finish();
     results.refresh()?;
-    let courses = match study.smoothness.filter(|_| ended) {
-        Some(look) => smoothness::of_best(&study, &results, &workers, look)?,
+    let curves = match study.smoothness.filter(|_| ended) {
+        Some(schedule) => smoothness::of_best(&study, &results, &workers, schedule)?,
         None => Vec::new(),
     };
-    let measured = courses.iter().map(|course| course.along.measured(course.sparsity)).collect();
-    let mut summary = Summary::of(&study, &results, measured);
-    summary.report = Some(page::write(&study, &results, &summary, &courses)?);
+    let measured = curves.iter().map(|curve| curve.trace.measured(curve.sparsity)).collect();
+    let mut summary = StudySummary::of(&study, &results, measured);
+    summary.report = Some(page::write(&study, &results, &summary, &curves)?);
     table::summarise(&summary);
     print_json(arguments, &summary);
     if !ended {
-        say!("interrupted: finished trials are saved; the same command resumes the study");
+        print_err!("interrupted: finished trials are saved; the same command resumes the study");
         return Ok(ExitCode::from(INTERRUPTED));
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Opens the data once, and a device for each worker.
-fn open_workers(arguments: &StudyArguments, study: &Study) -> Result<Workers> {
+fn open_workers(arguments: &StudyArguments, study: &Study) -> Result<WorkerPool> {
     let path = &arguments.study_file;
     let run = resolve(study.common_run().map_err(|error| in_file(path, error))?, path)?;
-    let on_card = match run.device.kind {
+    let on_gpu = match run.device.kind {
         DeviceKind::Cuda => true,
         DeviceKind::Auto => Cuda::probe().usable(),
         DeviceKind::Cpu => false,
     };
-    let usual = if on_card { ON_A_CARD } else { std::thread::available_parallelism()?.get() };
+    let usual = if on_gpu { ON_A_GPU } else { std::thread::available_parallelism()?.get() };
     let count = arguments.workers.map_or(usual, |workers| workers as usize);
     let first = device::open(&run.device, 1).map_err(Error::Tensor)?;
     let mut devices = vec![first.clone()];
     while devices.len() < count {
         devices.push(first.another().map_err(Error::Tensor)?);
     }
-    Ok(Workers::open(&run, study.goal, &devices)?)
+    Ok(WorkerPool::open(&run, study.goal, &devices)?)
 }
 
 /// No batch can have more samples than there are to learn from.
-fn check_batches(study: &Study, workers: &Workers) -> Result<()> {
+fn check_batches(study: &Study, workers: &WorkerPool) -> Result<()> {
     let (largest, samples) = (study.largest_batch(), workers.training_samples());
     if largest > samples {
         let problem = format!("has {largest}, and there are {samples} training samples");
@@ -168,17 +170,17 @@ fn check_batches(study: &Study, workers: &Workers) -> Result<()> {
     Ok(())
 }
 
-fn print_json(arguments: &StudyArguments, summary: &Summary) {
+fn print_json(arguments: &StudyArguments, summary: &StudySummary) {
     if arguments.json {
-        say::json(&serde_json::to_string(summary).expect("a summary is plain data"));
+        output::json(&serde_json::to_string(summary).expect("a summary is plain data"));
     }
 }
 
 /// `2/8`
-fn parse_shard(text: &str) -> Result<Shard, String> {
+fn parse_shard(text: &str) -> Result<TrialShard, String> {
     let parts = text.split_once('/').and_then(|(index, of)| Some((index.parse().ok()?, of.parse().ok()?)));
     match parts {
-        Some((index, of)) if (1..=of).contains(&index) => Ok(Shard { index, of }),
+        Some((index, of)) if (1..=of).contains(&index) => Ok(TrialShard { index, of }),
         _ => Err("expected I/N with I from 1 to N, as in 2/8".into()),
     }
 }

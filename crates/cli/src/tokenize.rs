@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use espalier_data::{Text, TokenFiles, Tokenized, Tokenizer, Width};
+use espalier_data::{TextFiles, TokenFiles, TokenWidth, Tokenized, Tokenizer};
 use espalier_train::Error;
 use indicatif::ProgressBar;
 use serde_json::json;
 
 use crate::export::bytes;
+use crate::output::{self, print_err, print_out};
 use crate::progress::{bar, clear, count, skipped_files};
-use crate::say::{self, answer, say};
-use crate::signals::{INTERRUPTED, Stop};
+use crate::signals::{INTERRUPTED, StopSignal};
 
 #[derive(Args)]
 #[command(
@@ -41,7 +41,7 @@ pub struct TokenizeArguments {
     extensions: Vec<String>,
     /// Data type of token ids [default: u16 if the vocabulary fits, else u32].
     #[arg(long, value_name = "TYPE")]
-    dtype: Option<Type>,
+    dtype: Option<TokenDtypeArg>,
     /// Write a folder of files of at most this size, as in 1GB or 300MB.
     #[arg(long, value_name = "SIZE")]
     shards: Option<String>,
@@ -55,45 +55,44 @@ pub struct TokenizeArguments {
 
 /// How an id is stored.
 #[derive(Clone, Copy, ValueEnum)]
-enum Type {
+enum TokenDtypeArg {
     U16,
     U32,
 }
 
-/// Runs the command.
 pub fn tokenize(arguments: &TokenizeArguments) -> Result<ExitCode> {
-    let stop = Stop::listen_saying("interrupted")?;
+    let stop = StopSignal::listen_with_message("interrupted")?;
     let tokenizer = Tokenizer::open(&arguments.tokenizer).map_err(Error::Data)?;
     let (name, width) = match arguments.dtype {
-        Some(Type::U16) => ("u16", Width::U16),
-        Some(Type::U32) => ("u32", Width::U32),
-        None if tokenizer.vocab() <= 1 << 16 => ("u16", Width::U16),
-        None => ("u32", Width::U32),
+        Some(TokenDtypeArg::U16) => ("u16", TokenWidth::U16),
+        Some(TokenDtypeArg::U32) => ("u32", TokenWidth::U32),
+        None if tokenizer.vocab() <= 1 << 16 => ("u16", TokenWidth::U16),
+        None => ("u32", TokenWidth::U32),
     };
     let shard_bytes = arguments.shards.as_deref().map(bytes).transpose()?.map(|size| size as u64);
     let threads = arguments.threads.unwrap_or(0) as usize;
     let to = TokenFiles { path: arguments.out.clone(), width, shard_bytes, threads };
     let (paths, extensions) = (arguments.paths.clone(), arguments.extensions.clone());
-    let text = Text { paths, extensions, tokenizer: None };
-    let mut shown = Shown::new();
+    let text = TextFiles { paths, extensions, tokenizer: None };
+    let mut progress_bar = TokenizeProgress::new();
     stop.begun.store(true, Ordering::SeqCst);
     let progress = |read, all| {
-        shown.update(read, all);
-        !stop.asked.load(Ordering::SeqCst)
+        progress_bar.update(read, all);
+        !stop.requested.load(Ordering::SeqCst)
     };
     let begun = Instant::now();
     let done = espalier_data::tokenize(&text, &tokenizer, &to, progress).map_err(Error::Data)?;
     let seconds = begun.elapsed().as_secs_f64();
-    shown.finish();
+    progress_bar.finish();
     let Some(done) = done else {
-        say!("interrupted: nothing was written");
+        print_err!("interrupted: nothing was written");
         return Ok(ExitCode::from(INTERRUPTED));
     };
     let Tokenized { tokens, text_bytes, documents, files, skipped } = done;
     if let Some(note) = skipped_files(&skipped) {
-        say!("note: {note}");
+        print_err!("note: {note}");
     }
-    answer!(
+    print_out!(
         "{}: {} tokens of {:.1} MB of text in {documents} files, {:.2} bytes per token; {seconds:.1} s, {:.1} MB/s",
         arguments.out.display(),
         count(tokens as f64),
@@ -101,13 +100,13 @@ pub fn tokenize(arguments: &TokenizeArguments) -> Result<ExitCode> {
         text_bytes as f64 / tokens as f64,
         text_bytes as f64 / 1e6 / seconds
     );
-    answer!(
+    print_out!(
         "in a run file: [data] kind = \"tokens\", path = {:?}, dtype = \"{name}\"; [model] vocab = {}",
         arguments.out.display().to_string(),
         tokenizer.vocab()
     );
     if arguments.json {
-        say::json(&json!({
+        output::json(&json!({
             "files": files, "tokens": tokens, "dtype": name, "vocab": tokenizer.vocab(), "text_bytes": text_bytes,
             "documents": documents, "skipped": skipped.len(), "seconds": seconds,
         }));
@@ -116,15 +115,15 @@ pub fn tokenize(arguments: &TokenizeArguments) -> Result<ExitCode> {
 }
 
 /// A bar on a terminal, a line every few seconds elsewhere.
-struct Shown {
+struct TokenizeProgress {
     bar: Option<ProgressBar>,
     last_line: Instant,
 }
 
-impl Shown {
-    fn new() -> Shown {
+impl TokenizeProgress {
+    fn new() -> TokenizeProgress {
         let bar = bar("{bar:20} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left");
-        Shown { bar, last_line: Instant::now() }
+        TokenizeProgress { bar, last_line: Instant::now() }
     }
 
     fn update(&mut self, read: u64, all: u64) {
@@ -135,7 +134,7 @@ impl Shown {
             }
             None if self.last_line.elapsed() > Duration::from_secs(5) => {
                 self.last_line = Instant::now();
-                say!("{:.1} of {:.1} MB", read as f64 / 1e6, all as f64 / 1e6);
+                print_err!("{:.1} of {:.1} MB", read as f64 / 1e6, all as f64 / 1e6);
             }
             None => {}
         }

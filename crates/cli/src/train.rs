@@ -6,29 +6,29 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use espalier_comm::Launched;
-use espalier_data::Split;
+use espalier_comm::LaunchedProcess;
+use espalier_data::DataSplit;
 use espalier_plan::config::{self, Override};
 use espalier_plan::device::DeviceKind;
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
 use espalier_train::checkpoint::Checkpoints;
-use espalier_train::parallel::launched::Join;
+use espalier_train::parallel::launched::ProcessGroup;
 use espalier_train::prune;
-use espalier_train::run::{self, Launch, Outcome, RunDir, StartPoint};
-use espalier_train::{Error, Summary, room};
+use espalier_train::run::{self, Launch, RunDir, RunOutcome, StartPoint};
+use espalier_train::{Error, RunSummary, memory_check};
 use serde::Serialize;
 use tracing::info;
 
-use crate::auto::Auto;
-use crate::picture::Picture;
+use crate::auto_layout::AutoLayout;
+use crate::layout_picture::LayoutPicture;
+use crate::output::{self, print_err, print_out};
 use crate::predicted::predict;
-use crate::prepared::{Prepared, prepare};
-use crate::progress::{self, Progress};
+use crate::prepared::{PreparedRun, prepare};
+use crate::progress::{self, ProgressPrinter};
 use crate::run_file::{conflict, in_file, open, replicas};
-use crate::say::{self, answer, say};
 use crate::setting::setting;
-use crate::signals::{INTERRUPTED, Stop};
+use crate::signals::{INTERRUPTED, StopSignal};
 use crate::{device, log, profile, ranks, restart, start};
 
 #[derive(Args)]
@@ -93,13 +93,12 @@ pub struct TrainArguments {
     log: log::LogArguments,
 }
 
-/// Runs the command.
 pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
-    let launched = Launched::from_environment().map_err(Error::Comm)?;
+    let launched = LaunchedProcess::from_environment().map_err(Error::Comm)?;
     if arguments.max_restarts > 0 && !arguments.dry_run {
         // Of the processes of a launcher, rank 0 has the folder; the others learn of it from there.
-        let leads = launched.is_none_or(|launched| launched.rank == 0);
-        let claim = leads.then(|| place(arguments).claim()).transpose()?;
+        let is_rank0 = launched.is_none_or(|launched| launched.rank == 0);
+        let claim = is_rank0.then(|| run_dir(arguments).lock()).transpose()?;
         let folder = claim.as_ref().map(|claim| claim.folder()).or(arguments.out.as_deref());
         let (first, again) = (arguments.supervised_in(folder, false), arguments.supervised_in(folder, true));
         return restart::supervise(arguments.max_restarts, claim.as_ref(), &first, &again);
@@ -111,45 +110,45 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
     }
 }
 
-fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result<ExitCode> {
-    let stop = Stop::listen()?;
+fn train_here(arguments: &TrainArguments, launched: Option<&LaunchedProcess>) -> Result<ExitCode> {
+    let stop = StopSignal::listen()?;
     if let Some(parent) = arguments.supervised
         && !restart::stop_with_parent(parent)?
     {
-        say!("the process that was to start this run again has ended: there is nothing to save");
+        print_err!("the process that was to start this run again has ended: there is nothing to save");
         return Ok(ExitCode::from(INTERRUPTED));
     }
     for field in &arguments.allow {
         config::check_name(field).map_err(Error::Plan)?;
     }
     let path = &arguments.run_file;
-    let resumed = (arguments.resume && !arguments.fresh).then(|| place(arguments).find());
+    let resumed = (arguments.resume && !arguments.fresh).then(|| run_dir(arguments).find());
     let recorded = match arguments.fresh && arguments.from.is_none() {
-        true => StartPoint::read(&place(arguments).find())?,
+        true => StartPoint::read(&run_dir(arguments).find())?,
         false => None,
     };
     let from = arguments.from.as_deref().or(recorded.as_ref().map(StartPoint::path));
     let origin = start::Origin { checkpoint: from, resumed: resumed.as_deref() };
     // As they were given, to be said again where the run is interrupted.
-    let mut said = arguments.overrides.clone();
+    let mut given = arguments.overrides.clone();
     let mut run = open(path, &arguments.overrides)?;
     origin.complete(&mut run, path)?;
     let newest = resumed.as_deref().and_then(|folder| Checkpoints::of_run(folder).list().ok()?.pop());
     let checkpoint = newest.as_deref();
     let is_auto = run.leaves_layout().map_err(|error| in_file(path, error))?;
     let prepared = if is_auto {
-        Auto { run: &run, path, launched, ranks: arguments.ranks, resumed, checkpoint }.prepare()?
+        AutoLayout { run: &run, path, launched, ranks: arguments.ranks, resumed, checkpoint }.prepare()?
     } else {
         if let Some(ranks) = arguments.ranks {
             let data = Override::replicas(replicas(&run, path, ranks)?);
             run = run.with(std::slice::from_ref(&data)).map_err(Error::Plan)?;
-            said.push(data);
+            given.push(data);
         }
         prepare(&run, path, launched, checkpoint)?
     };
-    let leads = launched.is_none_or(|launched| launched.rank == 0);
+    let is_rank0 = launched.is_none_or(|launched| launched.rank == 0);
     if arguments.dry_run {
-        if leads {
+        if is_rank0 {
             dry_run(arguments, &prepared)?;
         }
         return Ok(ExitCode::SUCCESS);
@@ -161,37 +160,39 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
         return Err(conflict("--max-restarts", problem).into());
     }
     let device = prepared.open_device()?;
-    let Prepared { plan, dataset, join } = prepared;
+    let PreparedRun { plan, dataset, join } = prepared;
     let (ranks, opened) = (plan.mesh.size(), device::describe(&device));
     info!("the plan is resolved: {}, {} ranks, {opened}", plan.model.name, ranks);
-    if leads {
-        let transport = join.as_ref().map(Join::transport);
-        say!("{}", progress::describe(&plan, &dataset, &device::describe(&device), transport));
+    if is_rank0 {
+        let transport = join.as_ref().map(ProcessGroup::transport);
+        print_err!("{}", progress::describe(&plan, &dataset, &device::describe(&device), transport));
         progress::notes(&plan, &dataset);
     }
-    room::check(&plan, &device, join.as_ref())?;
+    memory_check::check(&plan, &device, join.as_ref())?;
     // Said now, not once the weights of a large model have been made. A run that goes on has its masks.
     if !arguments.resume {
-        let ranks = join.as_ref().map_or(ranks, |join| join.sharing(Cuda::probe().gpus.len()));
-        let scoring = plan.scoring(prune::memory(&device, ranks)).map_err(Error::Plan)?;
-        if leads && let Some(scoring) = scoring.as_ref().and_then(progress::scoring) {
-            say!("{scoring}");
+        let ranks = join.as_ref().map_or(ranks, |join| join.ranks_per_device(Cuda::probe().gpus.len()));
+        let scoring = plan.scoring(prune::memory_per_rank(&device, ranks)).map_err(Error::Plan)?;
+        if is_rank0 && let Some(scoring) = scoring.as_ref().and_then(progress::scoring) {
+            print_err!("{scoring}");
         }
     }
 
-    let on_cards = matches!(device, Device::Cuda(_));
-    let predicted = leads.then(|| predict(&plan, path, on_cards)).flatten();
-    let place = RunDir { predicted, ..place(arguments) };
+    let on_gpus = matches!(device, Device::Cuda(_));
+    let predicted = is_rank0.then(|| predict(&plan, path, on_gpus)).flatten();
+    let run_dir = RunDir { predicted, ..run_dir(arguments) };
     // A bar would be drawn between the lines of a log.
-    let mut observer = if arguments.log.is_on_standard_error() { Progress::lines() } else { Progress::new() };
+    let mut observer =
+        if arguments.log.is_on_standard_error() { ProgressPrinter::lines() } else { ProgressPrinter::new() };
     observer.flag_begin(stop.begun);
     if arguments.profile {
         observer.profile(&device);
     }
     let precision = plan.storage.precision;
-    let launch = Launch { stop: stop.asked, join: join.as_ref(), give_up: Some(ranks::give_up) };
-    let Outcome { summary, interrupted } = run::run(plan, dataset, &device, &place, &launch, &mut observer)?;
-    if !leads {
+    let launch = Launch { stop: stop.requested, process_group: join.as_ref(), abort: Some(ranks::abort) };
+    let RunOutcome { summary, interrupted } =
+        run::run(plan, dataset, &device, &run_dir, &launch, &mut observer)?;
+    if !is_rank0 {
         return Ok(if interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS });
     }
     observer.finish();
@@ -202,8 +203,8 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
     }
     print_json(arguments, &summary);
     if interrupted {
-        let set: String = said.iter().map(|o| format!(" --set '{o}'")).collect();
-        say!(
+        let set: String = given.iter().map(|o| format!(" --set '{o}'")).collect();
+        print_err!(
             "interrupted and saved; resume with: espalier train {}{set} --out {} --resume",
             path.display(),
             summary.run.as_deref().unwrap_or_default()
@@ -214,35 +215,35 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
 }
 
 /// Says what would run, on a machine that need not have what it would run on, and what would stop it.
-fn dry_run(arguments: &TrainArguments, prepared: &Prepared) -> Result<()> {
-    let Prepared { plan, dataset, join } = prepared;
+fn dry_run(arguments: &TrainArguments, prepared: &PreparedRun) -> Result<()> {
+    let PreparedRun { plan, dataset, join } = prepared;
     let (kind, device) = prepared.planned_device()?;
-    answer!("{}", progress::describe(plan, dataset, &device, join.as_ref().map(Join::transport)));
+    print_out!("{}", progress::describe(plan, dataset, &device, join.as_ref().map(ProcessGroup::transport)));
     progress::notes(plan, dataset);
-    run::check(plan, dataset.len(Split::Train), &place(arguments), &mut Progress::lines())?;
-    // Whoever asks what a run would need may ask it of a smaller machine, or of one without the card.
+    run::check(plan, dataset.len(DataSplit::Train), &run_dir(arguments), &mut ProgressPrinter::lines())?;
+    // Whoever asks what a run would need may ask it of a smaller machine, or of one without the GPU.
     if kind == "cpu"
-        && let Err(error) = room::check(plan, &prepared.open_device()?, join.as_ref())
+        && let Err(error) = memory_check::check(plan, &prepared.open_device()?, join.as_ref())
     {
-        say!("note: {error}");
+        print_err!("note: {error}");
     }
     let memory = match kind {
         "cuda" => Cuda::probe().gpus.first().map(|gpu| gpu.memory as u64),
-        _ => prune::memory(&Device::cpu(1).map_err(Error::Tensor)?, plan.mesh.size()),
+        _ => prune::memory_per_rank(&Device::cpu(1).map_err(Error::Tensor)?, plan.mesh.size()),
     };
     let scoring = if arguments.resume { None } else { plan.scoring(memory).map_err(Error::Plan)? };
     if let Some(scoring) = scoring.as_ref().and_then(progress::scoring) {
-        answer!("{scoring}");
+        print_out!("{scoring}");
     }
-    let mut summary = Summary::planned(plan, kind);
+    let mut summary = RunSummary::planned(plan, kind);
     summary.scored(scoring);
     summary.predicted = predict(plan, &arguments.run_file, kind == "cuda");
-    let picture = Picture::of(plan)?;
+    let picture = LayoutPicture::of(plan)?;
     if let Some(picture) = &picture {
-        picture.say();
+        picture.print();
     }
     progress::summarise(&summary);
-    print_json(arguments, &Planned { summary: &summary, picture });
+    print_json(arguments, &DryRunJson { summary: &summary, picture });
     Ok(())
 }
 
@@ -291,26 +292,26 @@ impl TrainArguments {
 
 /// What `--dry-run` prints as JSON.
 #[derive(Serialize)]
-struct Planned<'a> {
+struct DryRunJson<'a> {
     #[serde(flatten)]
-    summary: &'a Summary,
+    summary: &'a RunSummary,
     #[serde(skip_serializing_if = "Option::is_none")]
-    picture: Option<Picture>,
+    picture: Option<LayoutPicture>,
 }
 
 fn print_json(arguments: &TrainArguments, summary: &impl Serialize) {
     if arguments.json {
-        say::json(&serde_json::to_string(summary).expect("a summary is plain data"));
+        output::json(&serde_json::to_string(summary).expect("a summary is plain data"));
     }
 }
 
 /// Where the run lives: in the folder given, or in `out/NAME`, `out/NAME-2`, ...
-fn place(arguments: &TrainArguments) -> RunDir {
+fn run_dir(arguments: &TrainArguments) -> RunDir {
     let stem = arguments.run_file.file_stem().map_or("run".into(), |stem| stem.to_string_lossy());
     RunDir {
         folder: arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&*stem)),
         numbered: arguments.out.is_none(),
-        claimed: arguments.supervised.is_some(),
+        locked_by_parent: arguments.supervised.is_some(),
         resume: arguments.resume,
         fresh: arguments.fresh,
         allow: arguments.allow.clone(),

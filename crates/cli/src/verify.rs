@@ -10,7 +10,7 @@ use espalier_train::checkpoint::{Checkpoint, Checkpoints};
 use espalier_train::parallel::Ranks;
 use serde_json::json;
 
-use crate::say::{self, answer};
+use crate::output::{self, print_out};
 
 #[derive(Args)]
 #[command(
@@ -30,17 +30,16 @@ pub struct VerifyArguments {
 }
 
 /// One checkpoint, and what is wrong with it.
-struct Verified {
+struct VerifiedCheckpoint {
     step: u64,
     path: PathBuf,
     problem: Option<String>,
 }
 
-/// Runs the command.
 pub fn verify(arguments: &VerifyArguments) -> Result<ExitCode> {
     let mut verified = Vec::new();
     for (step, path) in found(arguments)? {
-        let problem = match Checkpoint::read(&path, &Ranks::alone()) {
+        let problem = match Checkpoint::read(&path, &Ranks::single()) {
             Ok(_) => None,
             // A run that goes on has removed it meanwhile.
             Err(_) if !path.exists() => continue,
@@ -48,24 +47,24 @@ pub fn verify(arguments: &VerifyArguments) -> Result<ExitCode> {
             Err(other) => return Err(other.into()),
         };
         match &problem {
-            None => answer!("step {step:>6}: intact"),
-            Some(why) => answer!("step {step:>6}: damaged: {}: {why}", path.display()),
+            None => print_out!("step {step:>6}: intact"),
+            Some(why) => print_out!("step {step:>6}: damaged: {}: {why}", path.display()),
         }
-        verified.push(Verified { step, path, problem });
+        verified.push(VerifiedCheckpoint { step, path, problem });
     }
     let newest = verified.iter().filter(|one| one.problem.is_none()).map(|one| one.step).max();
     match newest {
-        Some(step) => answer!("--resume would continue after step {step}"),
-        None if verified.is_empty() => answer!("there is no checkpoint yet"),
-        None => answer!("no intact checkpoint is left"),
+        Some(step) => print_out!("--resume would continue after step {step}"),
+        None if verified.is_empty() => print_out!("there is no checkpoint yet"),
+        None => print_out!("no intact checkpoint is left"),
     }
     if arguments.json {
-        let one = |one: &Verified| {
-            let (whole, path) = (one.problem.is_none(), one.path.display().to_string());
-            json!({ "step": one.step, "whole": whole, "problem": one.problem, "path": path })
+        let one = |one: &VerifiedCheckpoint| {
+            let (is_intact, path) = (one.problem.is_none(), one.path.display().to_string());
+            json!({ "step": one.step, "whole": is_intact, "problem": one.problem, "path": path })
         };
         let checkpoints: Vec<_> = verified.iter().map(one).collect();
-        say::json(&json!({ "checkpoints": checkpoints, "newest_whole": newest }));
+        output::json(&json!({ "checkpoints": checkpoints, "newest_whole": newest }));
     }
     let damaged = verified.iter().any(|one| one.problem.is_some());
     Ok(ExitCode::from(if damaged { 2 } else { 0 }))
@@ -78,8 +77,8 @@ fn found(arguments: &VerifyArguments) -> Result<Vec<(u64, PathBuf)>> {
     if !inside.is_empty() {
         return Ok(inside);
     }
-    if let Some(alone) = Checkpoints::step_of(run).filter(|_| run.is_dir()) {
-        return Ok(vec![(alone, run.clone())]);
+    if let Some(step) = Checkpoints::step_of(run).filter(|_| run.is_dir()) {
+        return Ok(vec![(step, run.clone())]);
     }
     if run.join("run.toml").exists() || run.join("checkpoints").exists() {
         return Ok(inside);

@@ -8,12 +8,12 @@ use espalier_report::Page;
 use espalier_report::serve::Server;
 use espalier_train::Error;
 
-use crate::say::say;
+use crate::output::print_err;
 
 /// Serves a page until the process ends; `what` it is of is said with the address.
 pub fn watch(address: &str, what: &str, page: impl FnMut() -> Page + Send + 'static) -> Result<ExitCode> {
     let server = bind(address)?;
-    say!("{what} at http://{}/ until this is interrupted", server.address());
+    print_err!("{what} at http://{}/ until this is interrupted", server.address());
     server.run(page)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -21,7 +21,7 @@ pub fn watch(address: &str, what: &str, page: impl FnMut() -> Page + Send + 'sta
 /// Serves a page on a thread of its own, for as long as the command that it shows runs.
 pub fn watch_beside(address: &str, what: &str, page: impl FnMut() -> Page + Send + 'static) -> Result<()> {
     let server = bind(address)?;
-    say!("{what} at http://{}/ while it runs", server.address());
+    print_err!("{what} at http://{}/ while it runs", server.address());
     thread::Builder::new().name("serve".into()).spawn(move || server.run(page))?;
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::data::{Data, Element};
+use crate::data::{CommBuffer, ElementType};
 
 /// How elements of several ranks become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -72,7 +72,7 @@ pub struct Call {
     /// The operation, with its extents and peers.
     pub operation: Operation,
     /// To what; `None` where no data moves.
-    pub element: Option<Element>,
+    pub element: Option<ElementType>,
     /// How many elements: of the whole where there are parts.
     pub elements: usize,
 }
@@ -84,13 +84,13 @@ impl Call {
     }
 
     /// A call on this data.
-    pub fn of(operation: Operation, data: &Data) -> Call {
+    pub fn of(operation: Operation, data: &CommBuffer) -> Call {
         Call { operation, element: Some(data.element()), elements: data.len() }
     }
 
     /// Bytes of its elements.
     pub fn bytes(&self) -> usize {
-        self.elements * self.element.map_or(0, Element::bytes)
+        self.elements * self.element.map_or(0, ElementType::bytes)
     }
 }
 

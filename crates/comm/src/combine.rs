@@ -1,17 +1,17 @@
-//! Elements of several ranks made one on a card: in the order of ranks, bf16 in f32 and rounded once, as [`crate::reduce`]
+//! Elements of several ranks made one on a GPU: in the order of ranks, bf16 in f32 and rounded once, as [`crate::reduce`]
 //! does on the host.
 
 use cudarc::driver::sys::CUdeviceptr;
 use espalier_tensor::DType;
-use espalier_tensor::cuda::{Args, Build, Cuda, Source};
+use espalier_tensor::cuda::{Args, Build, Cuda, KernelSource};
 
 use crate::call::Reduce;
-use crate::data::Element;
+use crate::data::ElementType;
 
 /// Ranks whose elements may lie anywhere, at most: as in combine.cu.
 const MOST: usize = 12;
 
-static SOURCE: Source = Source {
+static SOURCE: KernelSource = KernelSource {
     name: "combine.cu",
     parts: &[],
     text: include_str!("combine.cu"),
@@ -22,12 +22,12 @@ static SOURCE: Source = Source {
 /// Queues the reduction of `x`, element by element, to all of `y`.
 ///
 /// # Safety
-/// Every address is of at least `elements` on this card, which nothing that is queued elsewhere touches meanwhile. A `y` may
+/// Every address is of at least `elements` on this GPU, which nothing that is queued elsewhere touches meanwhile. A `y` may
 /// be one of the `x`: an element is written by the thread that has read it; otherwise they do not overlap.
 pub(crate) unsafe fn combine(
     cuda: &Cuda,
     how: Reduce,
-    element: Element,
+    element: ElementType,
     x: &[CUdeviceptr],
     y: &[CUdeviceptr],
     elements: usize,
@@ -53,23 +53,23 @@ pub(crate) unsafe fn combine(
     unsafe { launch(cuda, dtype, name, elements, args) }
 }
 
-fn dtype(element: Element) -> DType {
+fn dtype(element: ElementType) -> DType {
     match element {
-        Element::F32 => DType::F32,
-        Element::Bf16 => DType::Bf16,
-        Element::U32 => DType::U32,
-        Element::U64 | Element::F64 => unreachable!("no tensor has elements of eight bytes"),
+        ElementType::F32 => DType::F32,
+        ElementType::Bf16 => DType::Bf16,
+        ElementType::U32 => DType::U32,
+        ElementType::U64 | ElementType::F64 => unreachable!("no tensor has elements of eight bytes"),
     }
 }
 
 /// Queues the sum of `parts` runs that follow each other from `x` on, each of so many elements, to `y`.
 ///
 /// # Safety
-/// The addresses are of so many elements on this card, which nothing that is queued elsewhere touches meanwhile; the two do
+/// The addresses are of so many elements on this GPU, which nothing that is queued elsewhere touches meanwhile; the two do
 /// not overlap.
 pub(crate) unsafe fn sum_parts(
     cuda: &Cuda,
-    element: Element,
+    element: ElementType,
     x: CUdeviceptr,
     parts: usize,
     y: CUdeviceptr,
@@ -89,7 +89,7 @@ unsafe fn launch(
     elements: usize,
     args: Args<'_>,
 ) -> Result<(), String> {
-    // Enough blocks to fill a card; each walks over the rest.
+    // Enough blocks to fill a GPU; each walks over the rest.
     let blocks = elements.div_ceil(256 * 8).min(8 * cuda.gpu().multiprocessors as usize) as u32;
     let kernel = cuda.kernel(&SOURCE, Build::of(dtype), name).map_err(|e| e.to_string())?;
     // SAFETY: what the caller promises.
@@ -98,7 +98,7 @@ unsafe fn launch(
 
 #[cfg(test)]
 mod tests {
-    use espalier_tensor::cuda::compile::{Target, compile, version};
+    use espalier_tensor::cuda::compile::{CompileTarget, compile, version};
 
     use super::*;
 
@@ -108,7 +108,7 @@ mod tests {
             return espalier_testing::skipped(espalier_testing::Need::Nvrtc, e);
         }
         for build in SOURCE.builds {
-            for target in [Target::Machine(80), Target::Machine(90)] {
+            for target in [CompileTarget::Machine(80), CompileTarget::Machine(90)] {
                 let image = compile(&SOURCE, build, target).unwrap_or_else(|e| panic!("{e}"));
                 assert!(image.starts_with(b"\x7fELF"), "{target}: not machine code");
             }

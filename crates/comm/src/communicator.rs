@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::{Call, Operation, Reduce};
-use crate::data::{Data, Message};
-use crate::delay::{Delayed, Link};
+use crate::data::{CommBuffer, IntoCommBuffer};
+use crate::delay::{DelayedTransport, SimulatedLink};
 use crate::error::{Error, Result};
-use crate::traffic::{self, Counter, Sent};
+use crate::traffic::{self, SentBytes, SentCounter};
 use crate::transport::{CallBuffers, Pending, Transport};
-use crate::watch::Watch;
+use crate::watch::WaitTrace;
 
 /// One rank's end of a group; clones are the same end.
 ///
@@ -23,7 +23,7 @@ use crate::watch::Watch;
 #[derive(Debug, Clone)]
 pub struct Communicator {
     transport: Arc<dyn Transport>,
-    counter: Arc<Counter>,
+    counter: Arc<SentCounter>,
     limit: Duration,
     halo: bool,
 }
@@ -72,20 +72,20 @@ impl Communicator {
     /// The same end on a slower network: what this rank sends sets off only after so long, in groups split from it too. For tests of
     /// what hides behind computing. All members must delay theirs.
     pub fn delayed(&self, latency: Duration) -> Communicator {
-        let transport = Arc::new(Delayed::new(self.transport.clone(), Link::late(latency)));
+        let transport = Arc::new(DelayedTransport::new(self.transport.clone(), SimulatedLink::late(latency)));
         Communicator { transport, ..self.clone() }
     }
 
     /// The same on a network of so much latency and so many bytes a second from every rank, over which collectives go in rings of
     /// halves: for steps on a network that is not there.
     pub fn over(&self, latency: Duration, bytes_per_second: f64) -> Communicator {
-        let link = Link::of(latency, bytes_per_second);
-        let transport = Arc::new(Delayed::new(self.transport.clone(), link));
+        let link = SimulatedLink::of(latency, bytes_per_second);
+        let transport = Arc::new(DelayedTransport::new(self.transport.clone(), link));
         Communicator { transport, ..self.clone() }
     }
 
     /// Bytes that this rank has sent so far, in this group and in all that were split from the same one.
-    pub fn sent(&self) -> Sent {
+    pub fn sent(&self) -> SentBytes {
         self.counter.sent()
     }
 
@@ -95,122 +95,127 @@ impl Communicator {
     }
 
     /// Sends to a rank of the group; returns when the data may be used again, at the latest when it was received.
-    pub fn send<D: Message>(&self, data: D, to: usize, tag: u32) -> Result<D> {
-        self.begin(self.send_parcel(data.into_data(), to, tag)?, true)?.wait()
+    pub fn send<D: IntoCommBuffer>(&self, data: D, to: usize, tag: u32) -> Result<D> {
+        self.begin(self.send_parcel(data.into_buffer(), to, tag)?, true)?.wait()
     }
 
     /// Starts to send.
-    pub fn start_send<D: Message>(&self, data: D, to: usize, tag: u32) -> Result<Request<D>> {
-        self.begin(self.send_parcel(data.into_data(), to, tag)?, false)
+    pub fn start_send<D: IntoCommBuffer>(&self, data: D, to: usize, tag: u32) -> Result<Request<D>> {
+        self.begin(self.send_parcel(data.into_buffer(), to, tag)?, false)
     }
 
     /// Receives into `data`, which must have the length and type of what is sent.
-    pub fn receive<D: Message>(&self, data: D, from: usize, tag: u32) -> Result<D> {
-        self.begin(self.receive_parcel(data.into_data(), from, tag)?, true)?.wait()
+    pub fn receive<D: IntoCommBuffer>(&self, data: D, from: usize, tag: u32) -> Result<D> {
+        self.begin(self.receive_parcel(data.into_buffer(), from, tag)?, true)?.wait()
     }
 
     /// Starts to receive.
-    pub fn start_receive<D: Message>(&self, data: D, from: usize, tag: u32) -> Result<Request<D>> {
-        self.begin(self.receive_parcel(data.into_data(), from, tag)?, false)
+    pub fn start_receive<D: IntoCommBuffer>(&self, data: D, from: usize, tag: u32) -> Result<Request<D>> {
+        self.begin(self.receive_parcel(data.into_buffer(), from, tag)?, false)
     }
 
     /// Gives `root`'s data to all.
-    pub fn broadcast<D: Message>(&self, data: D, root: usize) -> Result<D> {
-        self.begin(self.broadcast_parcel(data.into_data(), root)?, true)?.wait()
+    pub fn broadcast<D: IntoCommBuffer>(&self, data: D, root: usize) -> Result<D> {
+        self.begin(self.broadcast_parcel(data.into_buffer(), root)?, true)?.wait()
     }
 
     /// Starts a broadcast.
-    pub fn start_broadcast<D: Message>(&self, data: D, root: usize) -> Result<Request<D>> {
-        self.begin(self.broadcast_parcel(data.into_data(), root)?, false)
+    pub fn start_broadcast<D: IntoCommBuffer>(&self, data: D, root: usize) -> Result<Request<D>> {
+        self.begin(self.broadcast_parcel(data.into_buffer(), root)?, false)
     }
 
     /// Reduces element by element over all ranks; all get the same bits.
-    pub fn all_reduce<D: Message>(&self, data: D, how: Reduce) -> Result<D> {
-        self.begin(in_place(Operation::AllReduce(how), data.into_data()), true)?.wait()
+    pub fn all_reduce<D: IntoCommBuffer>(&self, data: D, how: Reduce) -> Result<D> {
+        self.begin(in_place(Operation::AllReduce(how), data.into_buffer()), true)?.wait()
     }
 
     /// Starts an all-reduce.
-    pub fn start_all_reduce<D: Message>(&self, data: D, how: Reduce) -> Result<Request<D>> {
-        self.begin(in_place(Operation::AllReduce(how), data.into_data()), false)
+    pub fn start_all_reduce<D: IntoCommBuffer>(&self, data: D, how: Reduce) -> Result<Request<D>> {
+        self.begin(in_place(Operation::AllReduce(how), data.into_buffer()), false)
     }
 
     /// Reduces `whole` over all ranks and leaves each rank its part: the `rank`-th of as many equal ones as there are
     /// ranks.
-    pub fn reduce_scatter<D: Message>(&self, whole: D, part: D, how: Reduce) -> Result<D> {
-        self.begin(self.scatter_parcel(whole.into_data(), part.into_data(), how)?, true)?.wait()
+    pub fn reduce_scatter<D: IntoCommBuffer>(&self, full: D, shard: D, how: Reduce) -> Result<D> {
+        self.begin(self.scatter_parcel(full.into_buffer(), shard.into_buffer(), how)?, true)?.wait()
     }
 
     /// Starts a reduce-scatter.
-    pub fn start_reduce_scatter<D: Message>(&self, whole: D, part: D, how: Reduce) -> Result<Request<D>> {
-        self.begin(self.scatter_parcel(whole.into_data(), part.into_data(), how)?, false)
+    pub fn start_reduce_scatter<D: IntoCommBuffer>(
+        &self,
+        full: D,
+        shard: D,
+        how: Reduce,
+    ) -> Result<Request<D>> {
+        self.begin(self.scatter_parcel(full.into_buffer(), shard.into_buffer(), how)?, false)
     }
 
     /// Puts the parts of all ranks, which have one length, into `whole`, in the order of ranks.
-    pub fn all_gather<D: Message>(&self, part: D, whole: D) -> Result<D> {
-        self.begin(self.gather_parcel(part.into_data(), whole.into_data())?, true)?.wait()
+    pub fn all_gather<D: IntoCommBuffer>(&self, shard: D, full: D) -> Result<D> {
+        self.begin(self.gather_parcel(shard.into_buffer(), full.into_buffer())?, true)?.wait()
     }
 
     /// Starts an all-gather.
-    pub fn start_all_gather<D: Message>(&self, part: D, whole: D) -> Result<Request<D>> {
-        self.begin(self.gather_parcel(part.into_data(), whole.into_data())?, false)
+    pub fn start_all_gather<D: IntoCommBuffer>(&self, shard: D, full: D) -> Result<Request<D>> {
+        self.begin(self.gather_parcel(shard.into_buffer(), full.into_buffer())?, false)
     }
 
     /// Waits until all ranks of the group have come.
     pub fn barrier(&self) -> Result<()> {
         let buffers = CallBuffers { call: Call::empty(Operation::Barrier), read: None, write: None };
-        let watch = Watch::begin(buffers.call, self.members(), true);
+        let watch = WaitTrace::begin(buffers.call, self.members(), true);
         self.transport.start(buffers, true)?.wait(self.limit)?;
-        Watch::done(watch);
+        WaitTrace::done(watch);
         Ok(())
     }
 
     /// Parts the group: ranks of one colour form a new group, in the order of their keys and, where these are equal, of
     /// their ranks. A rank without a colour gets `None`. All members must call it.
     pub fn split(&self, colour: Option<usize>, key: usize) -> Result<Option<Communicator>> {
-        let watch = Watch::begin(Call::empty(Operation::Split), self.members(), true);
+        let watch = WaitTrace::begin(Call::empty(Operation::Split), self.members(), true);
         let transport = self.transport.split(colour, key, self.limit)?;
-        Watch::done(watch);
+        WaitTrace::done(watch);
         Ok(transport.map(|transport| Communicator { transport, ..self.clone() }))
     }
 
-    fn begin<D: Message>(&self, buffers: CallBuffers, attended: bool) -> Result<Request<D>> {
+    fn begin<D: IntoCommBuffer>(&self, buffers: CallBuffers, attended: bool) -> Result<Request<D>> {
         if let Some((kind, bytes)) = traffic::sent_by(&buffers.call, self.rank(), self.size(), self.halo) {
             self.counter.add(kind, bytes);
         }
         // Before the transport has it: to start a call may be to wait for it.
-        let watch = Watch::begin(buffers.call, self.members(), attended);
+        let watch = WaitTrace::begin(buffers.call, self.members(), attended);
         let pending = self.transport.start(buffers, attended)?;
         Ok(Request { pending, limit: self.limit, watch, data: PhantomData })
     }
 
-    fn send_parcel(&self, data: Data, to: usize, tag: u32) -> Result<CallBuffers> {
+    fn send_parcel(&self, data: CommBuffer, to: usize, tag: u32) -> Result<CallBuffers> {
         let call = Call::of(Operation::Send { to, tag }, &data);
         self.check_rank(call, to)?;
         Ok(CallBuffers { call, read: Some(data), write: None })
     }
 
-    fn receive_parcel(&self, data: Data, from: usize, tag: u32) -> Result<CallBuffers> {
+    fn receive_parcel(&self, data: CommBuffer, from: usize, tag: u32) -> Result<CallBuffers> {
         let call = Call::of(Operation::Receive { from, tag }, &data);
         self.check_rank(call, from)?;
         Ok(CallBuffers { call, read: None, write: Some(data) })
     }
 
-    fn broadcast_parcel(&self, data: Data, root: usize) -> Result<CallBuffers> {
+    fn broadcast_parcel(&self, data: CommBuffer, root: usize) -> Result<CallBuffers> {
         let call = Call::of(Operation::Broadcast { root }, &data);
         self.check_rank(call, root)?;
         Ok(CallBuffers { call, read: None, write: Some(data) })
     }
 
-    fn scatter_parcel(&self, whole: Data, part: Data, how: Reduce) -> Result<CallBuffers> {
-        let call = Call::of(Operation::ReduceScatter(how), &whole);
-        self.check_parts(call, &whole, &part)?;
-        Ok(CallBuffers { call, read: Some(whole), write: Some(part) })
+    fn scatter_parcel(&self, full: CommBuffer, shard: CommBuffer, how: Reduce) -> Result<CallBuffers> {
+        let call = Call::of(Operation::ReduceScatter(how), &full);
+        self.check_parts(call, &full, &shard)?;
+        Ok(CallBuffers { call, read: Some(full), write: Some(shard) })
     }
 
-    fn gather_parcel(&self, part: Data, whole: Data) -> Result<CallBuffers> {
-        let call = Call::of(Operation::AllGather, &whole);
-        self.check_parts(call, &whole, &part)?;
-        Ok(CallBuffers { call, read: Some(part), write: Some(whole) })
+    fn gather_parcel(&self, shard: CommBuffer, full: CommBuffer) -> Result<CallBuffers> {
+        let call = Call::of(Operation::AllGather, &full);
+        self.check_parts(call, &full, &shard)?;
+        Ok(CallBuffers { call, read: Some(shard), write: Some(full) })
     }
 
     fn check_rank(&self, call: Call, rank: usize) -> Result<()> {
@@ -220,15 +225,15 @@ impl Communicator {
         self.refuse(call, format!("there is no rank {rank} in a group of {}", self.size()))
     }
 
-    fn check_parts(&self, call: Call, whole: &Data, part: &Data) -> Result<()> {
-        if part.element() != whole.element() {
-            return self.refuse(call, format!("the part of a rank is of {}", part.element()));
+    fn check_parts(&self, call: Call, full: &CommBuffer, shard: &CommBuffer) -> Result<()> {
+        if shard.element() != full.element() {
+            return self.refuse(call, format!("the part of a rank is of {}", shard.element()));
         }
-        if part.len().checked_mul(self.size()) != Some(whole.len()) {
-            let (n, size) = (part.len(), self.size());
+        if shard.len().checked_mul(self.size()) != Some(full.len()) {
+            let (n, size) = (shard.len(), self.size());
             return self.refuse(
                 call,
-                format!("{size} ranks with parts of {n} do not make a whole of {}", whole.len()),
+                format!("{size} ranks with parts of {n} do not make a whole of {}", full.len()),
             );
         }
         Ok(())
@@ -239,7 +244,7 @@ impl Communicator {
     }
 }
 
-fn in_place(operation: Operation, data: Data) -> CallBuffers {
+fn in_place(operation: Operation, data: CommBuffer) -> CallBuffers {
     CallBuffers { call: Call::of(operation, &data), read: None, write: Some(data) }
 }
 
@@ -250,19 +255,19 @@ fn in_place(operation: Operation, data: Data) -> CallBuffers {
 pub struct Request<D> {
     pending: Box<dyn Pending>,
     limit: Duration,
-    watch: Option<Watch>,
+    watch: Option<WaitTrace>,
     data: PhantomData<fn() -> D>,
 }
 
-impl<D: Message> Request<D> {
+impl<D: IntoCommBuffer> Request<D> {
     /// Waits until it is done, from now at most as long as the communicator's limit.
     pub fn wait(mut self) -> Result<D> {
         if let Some(watch) = &mut self.watch {
             watch.wait();
         }
         let data = self.pending.wait(self.limit)?;
-        Watch::done(self.watch);
-        Ok(D::from_data(data.expect("a call with data gives data back")))
+        WaitTrace::done(self.watch);
+        Ok(D::from_buffer(data.expect("a call with data gives data back")))
     }
 
     /// Whether it is done, without waiting; asking also moves the call along where the transport needs that.

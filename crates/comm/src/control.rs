@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::failure::Failed;
+use crate::failure::RankFailure;
 use crate::rendezvous::Rendezvous;
 
 /// How long others are given to say whether they have come to a call, once a wait is over.
@@ -28,12 +28,12 @@ const HEADER: usize = 29;
 
 /// What a frame says; the numbers are those on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum FrameKind {
     /// The sender's work is done.
     Ended = 1,
-    /// The rank `turn` has come to a bad end: the first letter of the text says how, the rest why.
+    /// The rank `seq_no` has come to a bad end: the first letter of the text says how, the rest why.
     Failed,
-    /// Whether the `turn`-th call of the group `name` was made.
+    /// Whether the `seq_no`-th call of the group `name` was made.
     Ask,
     /// The text says so.
     Answer,
@@ -42,28 +42,28 @@ enum Kind {
 }
 
 #[derive(Debug, Clone)]
-struct Frame {
-    kind: Kind,
+struct ControlFrame {
+    kind: FrameKind,
     from: u32,
     to: u32,
     name: u64,
-    turn: u64,
+    seq_no: u64,
     text: Vec<u8>,
 }
 
 /// One rank's end of what all hear of each other.
 #[derive(Debug)]
-pub(crate) struct Control {
+pub(crate) struct ControlPlane {
     rank: usize,
     /// Of rank 0, to all others, in the order of ranks; of the others, to rank 0.
     streams: Vec<Mutex<TcpStream>>,
-    heard: Mutex<Heard>,
-    news: Condvar,
-    failed: OnceLock<Failed>,
+    heard: Mutex<ControlState>,
+    changed: Condvar,
+    failed: OnceLock<RankFailure>,
 }
 
 #[derive(Debug, Default)]
-struct Heard {
+struct ControlState {
     ended: Vec<bool>,
     /// Calls that this rank has made, by the group's name.
     turns: HashMap<u64, u64>,
@@ -72,9 +72,9 @@ struct Heard {
     letters: HashMap<u64, Vec<u8>>,
 }
 
-impl Control {
+impl ControlPlane {
     /// Listens from now on to what those of the rendezvous say.
-    pub(crate) fn start(rendezvous: Rendezvous) -> Result<Arc<Control>> {
+    pub(crate) fn start(rendezvous: Rendezvous) -> Result<Arc<ControlPlane>> {
         let (rank, size) = (rendezvous.rank(), rendezvous.size());
         let peers = rendezvous.into_streams();
         let launch = |error: std::io::Error| Error::Launch {
@@ -87,9 +87,9 @@ impl Control {
             own.set_read_timeout(None).map_err(launch)?;
             streams.push(Mutex::new(own));
         }
-        let heard = Mutex::new(Heard { ended: vec![false; size], ..Heard::default() });
-        let (news, failed) = (Condvar::new(), OnceLock::new());
-        let control = Arc::new(Control { rank, streams, heard, news, failed });
+        let heard = Mutex::new(ControlState { ended: vec![false; size], ..ControlState::default() });
+        let (changed, failed) = (Condvar::new(), OnceLock::new());
+        let control = Arc::new(ControlPlane { rank, streams, heard, changed, failed });
         for (index, stream) in peers.into_iter().enumerate() {
             let (control, peer) = (control.clone(), if rank == 0 { index + 1 } else { 0 });
             let thread = thread::Builder::new().name("espalier-control".into());
@@ -104,41 +104,41 @@ impl Control {
     }
 
     /// The first rank that is known to have failed.
-    pub(crate) fn failed(&self) -> Option<&Failed> {
+    pub(crate) fn failed(&self) -> Option<&RankFailure> {
         self.failed.get()
     }
 
     /// Counts a call of a group, and returns its turn.
     pub(crate) fn begin_call(&self, name: u64) -> u64 {
         let mut heard = self.heard();
-        let turn = heard.turns.entry(name).or_default();
-        *turn += 1;
-        *turn - 1
+        let seq_no = heard.turns.entry(name).or_default();
+        *seq_no += 1;
+        *seq_no - 1
     }
 
     /// Those of `members` who have not made a call, or do not answer.
-    pub(crate) fn call_roll(&self, name: u64, turn: u64, members: &[usize]) -> Vec<usize> {
+    pub(crate) fn call_roll(&self, name: u64, seq_no: u64, members: &[usize]) -> Vec<usize> {
         let others: Vec<usize> = members.iter().copied().filter(|&member| member != self.rank).collect();
-        self.heard().answers.insert((name, turn), Vec::new());
+        self.heard().answers.insert((name, seq_no), Vec::new());
         for &other in &others {
-            self.send(Frame { turn, ..self.frame(Kind::Ask, other as u32, name) });
+            self.send(ControlFrame { seq_no, ..self.frame(FrameKind::Ask, other as u32, name) });
         }
         let (until, mut heard) = (Instant::now() + ROLL_CALL, self.heard());
         loop {
-            let answers = &heard.answers[&(name, turn)];
+            let answers = &heard.answers[&(name, seq_no)];
             let left = until.saturating_duration_since(Instant::now());
             if answers.len() == others.len() || left.is_zero() {
                 break;
             }
-            heard = self.news.wait_timeout(heard, left).expect("no panic while locked").0;
+            heard = self.changed.wait_timeout(heard, left).expect("no panic while locked").0;
         }
-        let answers = heard.answers.remove(&(name, turn)).expect("inserted above");
+        let answers = heard.answers.remove(&(name, seq_no)).expect("inserted above");
         others.into_iter().filter(|&other| !answers.contains(&(other, true))).collect()
     }
 
     /// Sends a letter, which the other finds under its name.
     pub(crate) fn post(&self, to: usize, name: u64, text: Vec<u8>) {
-        self.send(Frame { text, ..self.frame(Kind::Letter, to as u32, name) });
+        self.send(ControlFrame { text, ..self.frame(FrameKind::Letter, to as u32, name) });
     }
 
     /// Waits for a letter, for as long as no rank has failed.
@@ -148,10 +148,10 @@ impl Control {
             if let Some(text) = heard.letters.remove(&name) {
                 return Ok(text);
             }
-            if let Some(Failed { rank, how, why }) = self.failed() {
+            if let Some(RankFailure { rank, how, why }) = self.failed() {
                 return Err(format!("rank {rank} {how}: {why}"));
             }
-            heard = self.news.wait(heard).expect("no panic while locked");
+            heard = self.changed.wait(heard).expect("no panic while locked");
         }
     }
 
@@ -159,9 +159,10 @@ impl Control {
     /// of them has failed.
     pub(crate) fn end(&self, limit: Duration) -> bool {
         self.heard().ended[self.rank] = true;
-        self.send(self.frame(Kind::Ended, ALL, 0));
-        let is_over = |heard: &mut Heard| self.failed().is_some() || heard.ended.iter().all(|&ended| ended);
-        let waited = self.news.wait_timeout_while(self.heard(), limit, |heard| !is_over(heard));
+        self.send(self.frame(FrameKind::Ended, ALL, 0));
+        let is_over =
+            |heard: &mut ControlState| self.failed().is_some() || heard.ended.iter().all(|&ended| ended);
+        let waited = self.changed.wait_timeout_while(self.heard(), limit, |heard| !is_over(heard));
         let in_time = !waited.expect("no panic while locked").1.timed_out();
         if in_time {
             // Those who listen here, and there, end with it.
@@ -173,7 +174,7 @@ impl Control {
     /// Tells all that this rank has failed, or which one did before it.
     pub(crate) fn fail(&self, how: &'static str, why: String) {
         self.heard().ended[self.rank] = true;
-        self.note(Failed { rank: self.rank, how, why });
+        self.note(RankFailure { rank: self.rank, how, why });
         // The first failure, whosever it is: the thread that heard of it may not have come to telling it.
         self.tell_failed();
         self.say_no_more();
@@ -186,29 +187,29 @@ impl Control {
         }
     }
 
-    fn heard(&self) -> MutexGuard<'_, Heard> {
+    fn heard(&self) -> MutexGuard<'_, ControlState> {
         self.heard.lock().expect("no panic while locked")
     }
 
-    fn frame(&self, kind: Kind, to: u32, name: u64) -> Frame {
-        Frame { kind, from: self.rank as u32, to, name, turn: 0, text: Vec::new() }
+    fn frame(&self, kind: FrameKind, to: u32, name: u64) -> ControlFrame {
+        ControlFrame { kind, from: self.rank as u32, to, name, seq_no: 0, text: Vec::new() }
     }
 
     /// Hears one connection until it is closed.
     fn listen(&self, peer: usize, mut stream: TcpStream) {
-        while let Ok(frame) = Frame::read(&mut stream) {
+        while let Ok(frame) = ControlFrame::read(&mut stream) {
             self.send(frame);
         }
         if !self.heard().ended[peer] {
             let why = "its connection was closed, as of a process that was killed".to_owned();
-            if self.note(Failed { rank: peer, how: "was lost", why }) {
+            if self.note(RankFailure { rank: peer, how: "was lost", why }) {
                 self.tell_failed();
             }
         }
     }
 
     /// Hands a frame to whom it is for: that may be this rank, or, on rank 0, others.
-    fn send(&self, frame: Frame) {
+    fn send(&self, frame: ControlFrame) {
         let (own, from) = (self.rank as u32, frame.from);
         let is_hub = self.rank == 0;
         let bytes = frame.bytes();
@@ -229,11 +230,11 @@ impl Control {
         }
     }
 
-    fn hear(&self, frame: &Frame) {
+    fn hear(&self, frame: &ControlFrame) {
         let from = frame.from as usize;
         match frame.kind {
-            Kind::Ended => self.heard().ended[from] = true,
-            Kind::Failed => {
+            FrameKind::Ended => self.heard().ended[from] = true,
+            FrameKind::Failed => {
                 let how = match frame.text.first() {
                     Some(b'p') => "panicked",
                     Some(b'w') => "was lost",
@@ -241,59 +242,60 @@ impl Control {
                 };
                 let why = String::from_utf8_lossy(frame.text.get(1..).unwrap_or_default()).into_owned();
                 self.heard().ended[from] = true;
-                self.note(Failed { rank: frame.turn as usize, how, why });
+                self.note(RankFailure { rank: frame.seq_no as usize, how, why });
             }
-            Kind::Ask => {
+            FrameKind::Ask => {
                 let made = self.heard().turns.get(&frame.name).copied().unwrap_or(0);
-                let answer = self.frame(Kind::Answer, frame.from, frame.name);
-                let text = vec![u8::from(made > frame.turn)];
-                self.send(Frame { turn: frame.turn, text, ..answer });
+                let answer = self.frame(FrameKind::Answer, frame.from, frame.name);
+                let text = vec![u8::from(made > frame.seq_no)];
+                self.send(ControlFrame { seq_no: frame.seq_no, text, ..answer });
             }
-            Kind::Answer => {
-                if let Some(answers) = self.heard().answers.get_mut(&(frame.name, frame.turn)) {
+            FrameKind::Answer => {
+                if let Some(answers) = self.heard().answers.get_mut(&(frame.name, frame.seq_no)) {
                     answers.push((from, frame.text == [1]));
                 }
             }
-            Kind::Letter => drop(self.heard().letters.insert(frame.name, frame.text.clone())),
+            FrameKind::Letter => drop(self.heard().letters.insert(frame.name, frame.text.clone())),
         }
-        self.news.notify_all();
+        self.changed.notify_all();
     }
 
     /// Notes who failed; returns whether it is the first.
-    fn note(&self, failed: Failed) -> bool {
+    fn note(&self, failed: RankFailure) -> bool {
         let is_first = self.failed.set(failed).is_ok();
         // Whoever is about to wait has looked, or will be woken up.
         drop(self.heard());
-        self.news.notify_all();
+        self.changed.notify_all();
         is_first
     }
 
     fn tell_failed(&self) {
-        let Some(Failed { rank, how, why }) = self.failed() else { return };
+        let Some(RankFailure { rank, how, why }) = self.failed() else { return };
         let mut text = vec![how.as_bytes()[0]];
         text.extend(why.bytes().take(LONGEST - 1));
-        self.send(Frame { turn: *rank as u64, text, ..self.frame(Kind::Failed, ALL, 0) });
+        self.send(ControlFrame { seq_no: *rank as u64, text, ..self.frame(FrameKind::Failed, ALL, 0) });
     }
 }
 
-impl Frame {
+impl ControlFrame {
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![self.kind as u8];
         bytes.extend(self.from.to_le_bytes());
         bytes.extend(self.to.to_le_bytes());
         bytes.extend(self.name.to_le_bytes());
-        bytes.extend(self.turn.to_le_bytes());
+        bytes.extend(self.seq_no.to_le_bytes());
         bytes.extend((self.text.len() as u32).to_le_bytes());
         bytes.extend(&self.text);
         bytes
     }
 
-    fn read(stream: &mut impl Read) -> std::io::Result<Frame> {
+    fn read(stream: &mut impl Read) -> std::io::Result<ControlFrame> {
         let mut header = [0; HEADER];
         stream.read_exact(&mut header)?;
         let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
         let long = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("eight bytes"));
-        let kinds = [Kind::Ended, Kind::Failed, Kind::Ask, Kind::Answer, Kind::Letter];
+        let kinds =
+            [FrameKind::Ended, FrameKind::Failed, FrameKind::Ask, FrameKind::Answer, FrameKind::Letter];
         let kind = kinds.into_iter().find(|kind| *kind as u8 == header[0]);
         let length = word(25) as usize;
         let Some(kind) = kind.filter(|_| length <= LONGEST) else {
@@ -301,7 +303,7 @@ impl Frame {
         };
         let mut text = vec![0; length];
         stream.read_exact(&mut text)?;
-        Ok(Frame { kind, from: word(1), to: word(5), name: long(9), turn: long(17), text })
+        Ok(ControlFrame { kind, from: word(1), to: word(5), name: long(9), seq_no: long(17), text })
     }
 }
 
@@ -310,17 +312,17 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
-    use crate::rendezvous::Place;
+    use crate::rendezvous::RendezvousConfig;
 
     const LONG: Duration = Duration::from_secs(20);
 
     /// Ranks as threads, each with its end.
-    fn ranks<R: Send>(size: usize, work: impl Fn(usize, Arc<Control>) -> R + Sync) -> Vec<R> {
+    fn ranks<R: Send>(size: usize, work: impl Fn(usize, Arc<ControlPlane>) -> R + Sync) -> Vec<R> {
         let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).unwrap();
         let one = |rank: usize| {
             let (host, ports) = ("127.0.0.1".to_owned(), vec![free.port()]);
-            let place = Place { rank, size, local_rank: rank, host, ports };
-            work(rank, Control::start(Rendezvous::meet(&place, LONG).unwrap()).unwrap())
+            let config = RendezvousConfig { rank, size, local_rank: rank, host, ports };
+            work(rank, ControlPlane::start(Rendezvous::meet(&config, LONG).unwrap()).unwrap())
         };
         thread::scope(|scope| {
             let threads: Vec<_> = (0..size).map(|rank| scope.spawn(move || one(rank))).collect();
@@ -328,7 +330,7 @@ mod tests {
         })
     }
 
-    fn first_failure(control: &Control) -> Failed {
+    fn first_failure(control: &ControlPlane) -> RankFailure {
         let start = Instant::now();
         while control.failed().is_none() {
             assert!(start.elapsed() < LONG, "nothing was heard");
@@ -359,10 +361,10 @@ mod tests {
             let missing = match rank {
                 1 => {
                     control.begin_call(7);
-                    let turn = control.begin_call(7);
+                    let seq_no = control.begin_call(7);
                     // Until the others have made their calls.
                     (0..4).filter(|&from| from != 1).for_each(|from| drop(control.fetch(100 + from as u64)));
-                    control.call_roll(7, turn, &[0, 1, 2, 3])
+                    control.call_roll(7, seq_no, &[0, 1, 2, 3])
                 }
                 // Rank 2 has made one call less.
                 _ => {

@@ -9,7 +9,7 @@ use espalier_tensor::{DType, Device, Tensor};
 
 /// The type of a message's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Element {
+pub enum ElementType {
     /// 32-bit floating point.
     F32,
     /// The upper half of an f32; reduced in f32.
@@ -22,32 +22,32 @@ pub enum Element {
     F64,
 }
 
-impl Element {
+impl ElementType {
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
-            Element::Bf16 => 2,
-            Element::F32 | Element::U32 => 4,
-            Element::U64 | Element::F64 => 8,
+            ElementType::Bf16 => 2,
+            ElementType::F32 | ElementType::U32 => 4,
+            ElementType::U64 | ElementType::F64 => 8,
         }
     }
 }
 
-impl fmt::Display for Element {
+impl fmt::Display for ElementType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Element::F32 => "f32",
-            Element::Bf16 => "bf16",
-            Element::U32 => "u32",
-            Element::U64 => "u64",
-            Element::F64 => "f64",
+            ElementType::F32 => "f32",
+            ElementType::Bf16 => "bf16",
+            ElementType::U32 => "u32",
+            ElementType::U64 => "u64",
+            ElementType::F64 => "f64",
         })
     }
 }
 
 /// The data of a message.
 #[derive(Debug)]
-pub enum Data {
+pub enum CommBuffer {
     /// A tensor, on whichever device.
     Tensor(Tensor),
     /// Whole numbers of the host.
@@ -56,27 +56,27 @@ pub enum Data {
     F64(Vec<f64>),
 }
 
-impl Data {
+impl CommBuffer {
     /// The type of its elements.
-    pub fn element(&self) -> Element {
+    pub fn element(&self) -> ElementType {
         match self {
-            Data::Tensor(tensor) => match tensor.dtype() {
-                DType::F32 => Element::F32,
-                DType::Bf16 => Element::Bf16,
-                DType::U32 => Element::U32,
+            CommBuffer::Tensor(tensor) => match tensor.dtype() {
+                DType::F32 => ElementType::F32,
+                DType::Bf16 => ElementType::Bf16,
+                DType::U32 => ElementType::U32,
                 DType::U16 => panic!("the low bits of weights are no message: send the exact weights"),
             },
-            Data::U64(_) => Element::U64,
-            Data::F64(_) => Element::F64,
+            CommBuffer::U64(_) => ElementType::U64,
+            CommBuffer::F64(_) => ElementType::F64,
         }
     }
 
     /// The number of its elements.
     pub fn len(&self) -> usize {
         match self {
-            Data::Tensor(tensor) => tensor.len(),
-            Data::U64(numbers) => numbers.len(),
-            Data::F64(numbers) => numbers.len(),
+            CommBuffer::Tensor(tensor) => tensor.len(),
+            CommBuffer::U64(numbers) => numbers.len(),
+            CommBuffer::F64(numbers) => numbers.len(),
         }
     }
 
@@ -88,69 +88,69 @@ impl Data {
     /// Whether the host can read it where it is.
     pub fn on_host(&self) -> bool {
         match self {
-            Data::Tensor(tensor) => matches!(tensor.device(), Device::Cpu(_)),
-            Data::U64(_) | Data::F64(_) => true,
+            CommBuffer::Tensor(tensor) => matches!(tensor.device(), Device::Cpu(_)),
+            CommBuffer::U64(_) | CommBuffer::F64(_) => true,
         }
     }
 
     /// Its bytes; it must be on the host.
     pub fn bytes(&self) -> &[u8] {
         match self {
-            Data::Tensor(tensor) => tensor.bytes(),
-            Data::U64(numbers) => bytemuck::cast_slice(numbers),
-            Data::F64(numbers) => bytemuck::cast_slice(numbers),
+            CommBuffer::Tensor(tensor) => tensor.bytes(),
+            CommBuffer::U64(numbers) => bytemuck::cast_slice(numbers),
+            CommBuffer::F64(numbers) => bytemuck::cast_slice(numbers),
         }
     }
 
     /// Its bytes for writing; it must be on the host, and nobody else may hold it.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
-            Data::Tensor(tensor) => tensor.bytes_mut(),
-            Data::U64(numbers) => bytemuck::cast_slice_mut(numbers),
-            Data::F64(numbers) => bytemuck::cast_slice_mut(numbers),
+            CommBuffer::Tensor(tensor) => tensor.bytes_mut(),
+            CommBuffer::U64(numbers) => bytemuck::cast_slice_mut(numbers),
+            CommBuffer::F64(numbers) => bytemuck::cast_slice_mut(numbers),
         }
     }
 }
 
-impl Data {
+impl CommBuffer {
     /// Panics where it is a tensor that somebody else holds too, and so must not be written to.
     pub(crate) fn claim(&mut self) {
         match self {
-            Data::Tensor(tensor) => match tensor.device() {
+            CommBuffer::Tensor(tensor) => match tensor.device() {
                 Device::Cpu(_) => drop(tensor.bytes_mut().len()),
                 Device::Cuda(_) => drop(tensor.cuda_buffer_mut().len()),
             },
-            Data::U64(_) | Data::F64(_) => {}
+            CommBuffer::U64(_) | CommBuffer::F64(_) => {}
         }
     }
 }
 
 /// A type that messages can be made of: what goes in comes out.
-pub trait Message: Sized {
+pub trait IntoCommBuffer: Sized {
     /// Gives the buffer to the transport, until the message has arrived.
-    fn into_data(self) -> Data;
-    /// Takes it back; only ever called with what `into_data` made.
-    fn from_data(data: Data) -> Self;
+    fn into_buffer(self) -> CommBuffer;
+    /// Takes it back; only ever called with what `into_buffer` made.
+    fn from_buffer(data: CommBuffer) -> Self;
 }
 
-impl Message for Data {
-    fn into_data(self) -> Data {
+impl IntoCommBuffer for CommBuffer {
+    fn into_buffer(self) -> CommBuffer {
         self
     }
-    fn from_data(data: Data) -> Data {
+    fn from_buffer(data: CommBuffer) -> CommBuffer {
         data
     }
 }
 
 macro_rules! message {
     ($type:ty, $variant:ident) => {
-        impl Message for $type {
-            fn into_data(self) -> Data {
-                Data::$variant(self)
+        impl IntoCommBuffer for $type {
+            fn into_buffer(self) -> CommBuffer {
+                CommBuffer::$variant(self)
             }
-            fn from_data(data: Data) -> $type {
+            fn from_buffer(data: CommBuffer) -> $type {
                 match data {
-                    Data::$variant(it) => it,
+                    CommBuffer::$variant(it) => it,
                     other => panic!("a message of {} came back as another type", other.element()),
                 }
             }

@@ -13,36 +13,36 @@ use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
 use crate::call::{Call, Operation};
-use crate::data::Data;
+use crate::data::CommBuffer;
 use crate::error::{Error, Result};
 use crate::traffic::sent_by;
 use crate::transport::{CallBuffers, Pending, Transport};
 
 /// One rank's end of a group whose messages come late.
-pub(crate) struct Delayed {
+pub(crate) struct DelayedTransport {
     beneath: Arc<dyn Transport>,
-    link: Link,
+    link: SimulatedLink,
     /// Calls on their way to the thread that hands them on.
-    late: Mutex<Sender<Late>>,
+    late: Mutex<Sender<DelayedCall>>,
 }
 
 /// What leads out of a rank.
 #[derive(Debug, Clone)]
-pub(crate) struct Link {
+pub(crate) struct SimulatedLink {
     latency: Duration,
     /// Bytes a second, and when the last of those before has left.
     rate: Option<(f64, Arc<Mutex<Instant>>)>,
 }
 
-impl Link {
+impl SimulatedLink {
     /// Whatever is sent sets off after so long.
-    pub(crate) fn late(latency: Duration) -> Link {
-        Link { latency, rate: None }
+    pub(crate) fn late(latency: Duration) -> SimulatedLink {
+        SimulatedLink { latency, rate: None }
     }
 
     /// The same, and leaves at so many bytes a second.
-    pub(crate) fn of(latency: Duration, bytes_per_second: f64) -> Link {
-        Link { latency, rate: Some((bytes_per_second, Arc::new(Mutex::new(Instant::now())))) }
+    pub(crate) fn of(latency: Duration, bytes_per_second: f64) -> SimulatedLink {
+        SimulatedLink { latency, rate: Some((bytes_per_second, Arc::new(Mutex::new(Instant::now())))) }
     }
 
     /// When a call of a rank among so many has left it.
@@ -64,34 +64,34 @@ impl Link {
 }
 
 /// A call that waits for its time, and where what comes of it is to go.
-struct Late {
+struct DelayedCall {
     due: Instant,
     buffers: CallBuffers,
     started: Sender<Result<Box<dyn Pending>>>,
 }
 
-impl Delayed {
-    pub(crate) fn new(beneath: Arc<dyn Transport>, link: Link) -> Delayed {
-        let (late, calls) = channel::<Late>();
+impl DelayedTransport {
+    pub(crate) fn new(beneath: Arc<dyn Transport>, link: SimulatedLink) -> DelayedTransport {
+        let (late, calls) = channel::<DelayedCall>();
         let below = beneath.clone();
         thread::spawn(move || {
-            for Late { due, buffers, started } in calls {
+            for DelayedCall { due, buffers, started } in calls {
                 thread::sleep(due.saturating_duration_since(Instant::now()));
                 // Whoever gave up its result still takes part.
                 let _ = started.send(below.start(buffers, false));
             }
         });
-        Delayed { beneath, link, late: Mutex::new(late) }
+        DelayedTransport { beneath, link, late: Mutex::new(late) }
     }
 }
 
-impl fmt::Debug for Delayed {
+impl fmt::Debug for DelayedTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Delayed").field("beneath", &self.beneath).field("link", &self.link).finish()
+        f.debug_struct("DelayedTransport").field("beneath", &self.beneath).field("link", &self.link).finish()
     }
 }
 
-impl Transport for Delayed {
+impl Transport for DelayedTransport {
     fn rank(&self) -> usize {
         self.beneath.rank()
     }
@@ -107,11 +107,11 @@ impl Transport for Delayed {
         let (started, coming) = channel();
         let call = buffers.call;
         let due = self.link.due(&call, self.rank(), self.members().len());
-        let late = Late { due, buffers, started };
+        let late = DelayedCall { due, buffers, started };
         let rank = self.members()[self.rank()];
         let sent = self.late.lock().is_ok_and(|thread| thread.send(late).is_ok());
         match sent {
-            true => Ok(Box::new(Coming { rank, call, coming, there: None })),
+            true => Ok(Box::new(DelayedPending { rank, call, coming, there: None })),
             false => Err(lost(rank, call)),
         }
     }
@@ -127,19 +127,20 @@ impl Transport for Delayed {
         limit: Duration,
     ) -> Result<Option<Arc<dyn Transport>>> {
         let beneath = self.beneath.split(colour, key, limit)?;
-        Ok(beneath.map(|beneath| Arc::new(Delayed::new(beneath, self.link.clone())) as Arc<dyn Transport>))
+        Ok(beneath
+            .map(|beneath| Arc::new(DelayedTransport::new(beneath, self.link.clone())) as Arc<dyn Transport>))
     }
 }
 
 /// A call that has not reached the transport yet, or has.
-struct Coming {
+struct DelayedPending {
     rank: usize,
     call: Call,
     coming: Receiver<Result<Box<dyn Pending>>>,
     there: Option<Box<dyn Pending>>,
 }
 
-impl Pending for Coming {
+impl Pending for DelayedPending {
     fn is_done(&mut self) -> Result<bool> {
         if self.there.is_none() {
             match self.coming.try_recv() {
@@ -151,7 +152,7 @@ impl Pending for Coming {
         self.there.as_mut().map_or(Ok(false), |pending| pending.is_done())
     }
 
-    fn wait(self: Box<Self>, limit: Duration) -> Result<Option<Data>> {
+    fn wait(self: Box<Self>, limit: Duration) -> Result<Option<CommBuffer>> {
         let pending = match self.there {
             Some(pending) => pending,
             None => self.coming.recv().map_err(|_| lost(self.rank, self.call))??,

@@ -16,7 +16,7 @@ pub enum Error {
     #[error(
         "rank {rank} waited {} for {} in {call}{}; a rank that is missing has stopped, is slower than the limit, or \
          made another call",
-        Seconds(*.waited), ranks(.missing), group(.among)
+        DisplaySeconds(*.waited), ranks(.missing), group(.among)
     )]
     TimedOut {
         /// The rank that waited.
@@ -120,9 +120,9 @@ pub enum Error {
 }
 
 /// A duration as a person reads it.
-pub(crate) struct Seconds(pub(crate) Duration);
+pub(crate) struct DisplaySeconds(pub(crate) Duration);
 
-impl fmt::Display for Seconds {
+impl fmt::Display for DisplaySeconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.as_secs_f64() {
             s if s < 0.9995 => write!(f, "{:.0} ms", s * 1e3),
@@ -154,13 +154,13 @@ fn group(members: &[usize]) -> String {
 mod tests {
     use super::*;
     use crate::call::{Operation, Reduce};
-    use crate::data::Element;
+    use crate::data::ElementType;
 
     #[test]
     fn a_time_out_names_everything() {
         let call = Call {
             operation: Operation::AllReduce(Reduce::Sum),
-            element: Some(Element::F32),
+            element: Some(ElementType::F32),
             elements: 1024,
         };
         let error = |missing: Vec<usize>, ms| Error::TimedOut {

@@ -5,7 +5,7 @@ use std::fmt::{Debug, Display};
 use std::time::Duration;
 
 use crate::call::Call;
-use crate::error::{Error, Seconds, ranks};
+use crate::error::{DisplaySeconds, Error, ranks};
 
 /// The first rank to fail, and what it said.
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +42,7 @@ pub enum Failure<E: Debug + Display> {
     /// A rank came to a bad end, and others to none.
     #[error(
         "{}; the run ends without {}, not heard of for another {}",
-        words(.first), ranks(.left), Seconds(*.waited)
+        words(.first), ranks(.left), DisplaySeconds(*.waited)
     )]
     LeftBehind {
         /// What the one that failed came to.
@@ -61,14 +61,14 @@ fn words<E: Debug + Display>(failure: &Failure<E>) -> String {
 
 /// The first rank of a world that is known to have come to a bad end.
 #[derive(Debug, Clone)]
-pub(crate) struct Failed {
+pub(crate) struct RankFailure {
     pub(crate) rank: usize,
     /// `failed`, `panicked` or `was lost`.
     pub(crate) how: &'static str,
     pub(crate) why: String,
 }
 
-impl Failed {
+impl RankFailure {
     /// What it is to a rank that is in a call.
     pub(crate) fn stops(&self, rank: usize, call: Call) -> Error {
         Error::PeerFailed { rank, call, failed: self.rank, how: self.how, why: self.why.clone() }

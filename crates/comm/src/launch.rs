@@ -1,7 +1,7 @@
 //! What a launcher says of its ranks, in the variables that it sets for each process.
 //!
-//! [`Launched`] is read before anything is connected: whether there is a launcher at all, which rank this process is to be,
-//! and of how many. [`Place`](crate::rendezvous::Place) is what the rendezvous needs beyond that.
+//! [`LaunchedProcess`] is read before anything is connected: whether there is a launcher at all, which rank this process is to be,
+//! and of how many. [`RendezvousConfig`](crate::rendezvous::RendezvousConfig) is what the rendezvous needs beyond that.
 //!
 //! A known trap: a program that was linked with one MPI and started by another's launcher, or without a launcher's plugin,
 //! does not fail. Every copy believes to be rank 0 of 1, and all do the same work. So what a transport found is held
@@ -25,7 +25,7 @@ pub enum Launcher {
 }
 
 /// A launcher's variables: which of them holds what.
-struct Names {
+struct LauncherVariables {
     launcher: Launcher,
     size: &'static str,
     rank: &'static str,
@@ -34,32 +34,37 @@ struct Names {
 }
 
 /// The one that knows best first, as for [`SIZES`]; torchrun inside a Slurm job was started by Slurm, not the other way round.
-const LAUNCHERS: [Names; 4] = [
-    Names {
+const LAUNCHERS: [LauncherVariables; 4] = [
+    LauncherVariables {
         launcher: Launcher::Mpi,
         size: "OMPI_COMM_WORLD_SIZE",
         rank: "OMPI_COMM_WORLD_RANK",
         local_size: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
     },
-    Names {
+    LauncherVariables {
         launcher: Launcher::Mpi,
         size: "PMI_SIZE",
         rank: "PMI_RANK",
         local_size: Some("MPI_LOCALNRANKS"),
     },
-    Names {
+    LauncherVariables {
         launcher: Launcher::Torchrun,
         size: "WORLD_SIZE",
         rank: "RANK",
         local_size: Some("LOCAL_WORLD_SIZE"),
     },
     // Not SLURM_NTASKS: a job script has it too, of which there is one.
-    Names { launcher: Launcher::Slurm, size: "SLURM_STEP_NUM_TASKS", rank: "SLURM_PROCID", local_size: None },
+    LauncherVariables {
+        launcher: Launcher::Slurm,
+        size: "SLURM_STEP_NUM_TASKS",
+        rank: "SLURM_PROCID",
+        local_size: None,
+    },
 ];
 
 /// One of several processes that a launcher has started.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Launched {
+pub struct LaunchedProcess {
     /// The program that has started the processes.
     pub launcher: Launcher,
     /// Its number in the world.
@@ -72,14 +77,14 @@ pub struct Launched {
     pub variable: &'static str,
 }
 
-impl Launched {
+impl LaunchedProcess {
     /// From the variables of this process; `None` where it is alone.
-    pub fn from_environment() -> Result<Option<Launched>> {
-        Launched::from_variables(|name| std::env::var(name).ok())
+    pub fn from_environment() -> Result<Option<LaunchedProcess>> {
+        LaunchedProcess::from_variables(|name| std::env::var(name).ok())
     }
 
     /// From variables that `variable` looks up.
-    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>> {
+    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Option<LaunchedProcess>> {
         let Some(names) = LAUNCHERS.iter().find(|names| variable(names.size).is_some()) else {
             return Ok(None);
         };
@@ -107,7 +112,7 @@ impl Launched {
         }
         let local_size = names.local_size.and_then(|name| number(name).ok());
         let (launcher, variable) = (names.launcher, names.size);
-        Ok(Some(Launched { launcher, rank, size, local_size, variable }))
+        Ok(Some(LaunchedProcess { launcher, rank, size, local_size, variable }))
     }
 }
 
@@ -139,9 +144,9 @@ mod tests {
         check_size(found, variable).map_err(|e| e.to_string())
     }
 
-    fn launched(variables: &[(&str, &str)]) -> Result<Option<Launched>, String> {
+    fn launched(variables: &[(&str, &str)]) -> Result<Option<LaunchedProcess>, String> {
         let variable = |name: &str| Some(variables.iter().find(|(n, _)| *n == name)?.1.to_owned());
-        Launched::from_variables(variable).map_err(|e| e.to_string())
+        LaunchedProcess::from_variables(variable).map_err(|e| e.to_string())
     }
 
     #[test]
@@ -153,7 +158,8 @@ mod tests {
         ];
         for (launcher, [size, rank, local]) in cases {
             let found = launched(&[(size, "8"), (rank, "3"), (local, "4")]).unwrap().unwrap();
-            let expected = Launched { launcher, rank: 3, size: 8, local_size: Some(4), variable: size };
+            let expected =
+                LaunchedProcess { launcher, rank: 3, size: 8, local_size: Some(4), variable: size };
             assert_eq!(found, expected);
         }
         let slurm =

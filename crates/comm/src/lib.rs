@@ -1,6 +1,6 @@
 //! Groups of ranks and their messages: one interface, several ways to carry them.
 //!
-//! A [`Communicator`] is one rank's end of a group. It sends and receives, reduces and gathers [`Data`]: tensors, or
+//! A [`Communicator`] is one rank's end of a group. It sends and receives, reduces and gathers [`CommBuffer`]: tensors, or
 //! plain numbers of the host. Whoever starts a message hands its data over and gets it back when the message is done, so
 //! that nobody can touch a buffer while it is on its way; and every wait has a limit, after which an [`Error`] says who
 //! waited for whom, in what, and how long.
@@ -8,12 +8,11 @@
 //! The ways are [`Transport`]s:
 //! - [`threads`]: ranks are threads of one process and share its memory;
 //! - `mpi`: ranks are processes that MPI starts and connects. It must be linked, so it is a feature of this crate;
-//! - [`Communicator::alone`]: a world of one;
-//! - [`nccl`]: ranks are processes with a card each. NCCL is looked for when it is first used.
+//! - [`Communicator::single_rank`]: a world of one;
+//! - [`nccl`]: ranks are processes with a GPU each. NCCL is looked for when it is first used.
 //!
 //! Nothing here knows of models. Which ranks form a group is for the caller to say ([`Communicator::split`]).
 
-mod alone;
 pub mod call;
 mod combine;
 pub mod communicator;
@@ -23,12 +22,13 @@ mod delay;
 pub mod error;
 pub mod failure;
 pub mod launch;
-mod mark;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 pub mod nccl;
 mod reduce;
 pub mod rendezvous;
+mod single_rank;
+mod stream_event;
 pub mod threads;
 mod ticket;
 pub mod traffic;
@@ -37,9 +37,9 @@ mod watch;
 
 pub use call::{Call, Operation, Reduce};
 pub use communicator::{Communicator, Request};
-pub use data::{Data, Element, Message};
+pub use data::{CommBuffer, ElementType, IntoCommBuffer};
 pub use error::{Error, Result};
 pub use failure::Failure;
-pub use launch::{Launched, Launcher};
-pub use traffic::{Sent, Traffic};
+pub use launch::{LaunchedProcess, Launcher};
+pub use traffic::{SentBytes, TrafficKind};
 pub use transport::Transport;

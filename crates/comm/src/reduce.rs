@@ -12,7 +12,7 @@ use espalier_tensor::{bf16, simd};
 use crate::call::Reduce;
 
 /// An element that can be reduced: widened, combined, and rounded once at the end.
-pub(crate) trait Number: Pod {
+pub(crate) trait Reducible: Pod {
     /// What it is combined in.
     type Wide: Pod;
     fn widen(self) -> Self::Wide;
@@ -23,7 +23,7 @@ pub(crate) trait Number: Pod {
 
 macro_rules! float {
     ($type:ty, $wide:ty, $widen:expr, $narrow:expr) => {
-        impl Number for $type {
+        impl Reducible for $type {
             type Wide = $wide;
             #[inline(always)]
             fn widen(self) -> $wide {
@@ -50,9 +50,9 @@ float!(f32, f32, |x| x, |x| x);
 float!(f64, f64, |x| x, |x| x);
 float!(bf16, f32, espalier_tensor::Float::to_f32, espalier_tensor::Float::from_f32);
 
-macro_rules! whole {
+macro_rules! full {
     ($type:ty) => {
-        impl Number for $type {
+        impl Reducible for $type {
             type Wide = $type;
             #[inline(always)]
             fn widen(self) -> $type {
@@ -74,63 +74,63 @@ macro_rules! whole {
     };
 }
 
-whole!(u32);
-whole!(u64);
+full!(u32);
+full!(u64);
 
 /// How two become one.
 trait Combine {
-    fn combine<T: Number>(a: T::Wide, b: T::Wide) -> T::Wide;
+    fn combine<T: Reducible>(a: T::Wide, b: T::Wide) -> T::Wide;
 }
 
-struct Sum;
+struct SumOp;
 
-impl Combine for Sum {
+impl Combine for SumOp {
     #[inline(always)]
-    fn combine<T: Number>(a: T::Wide, b: T::Wide) -> T::Wide {
+    fn combine<T: Reducible>(a: T::Wide, b: T::Wide) -> T::Wide {
         T::sum(a, b)
     }
 }
 
-struct Max;
+struct MaxOp;
 
-impl Combine for Max {
+impl Combine for MaxOp {
     #[inline(always)]
-    fn combine<T: Number>(a: T::Wide, b: T::Wide) -> T::Wide {
+    fn combine<T: Reducible>(a: T::Wide, b: T::Wide) -> T::Wide {
         T::max(a, b)
     }
 }
 
 simd! {
     /// `total = a`
-    fn widen[T: Number](total: &mut [T::Wide], a: &[T]) {
+    fn widen[T: Reducible](total: &mut [T::Wide], a: &[T]) {
         for (total, a) in total.iter_mut().zip(a) {
             *total = a.widen();
         }
     }
 
     /// `total = a + b`
-    fn first[C: Combine, T: Number](total: &mut [T::Wide], a: &[T], b: &[T]) {
+    fn first[C: Combine, T: Reducible](total: &mut [T::Wide], a: &[T], b: &[T]) {
         for ((total, a), b) in total.iter_mut().zip(a).zip(b) {
             *total = C::combine::<T>(a.widen(), b.widen());
         }
     }
 
     /// `total += a`
-    fn one[C: Combine, T: Number](total: &mut [T::Wide], a: &[T]) {
+    fn one[C: Combine, T: Reducible](total: &mut [T::Wide], a: &[T]) {
         for (total, a) in total.iter_mut().zip(a) {
             *total = C::combine::<T>(*total, a.widen());
         }
     }
 
     /// `total = (total + a) + b`: two ranks a pass, since a pass costs more than an addition.
-    fn two[C: Combine, T: Number](total: &mut [T::Wide], a: &[T], b: &[T]) {
+    fn two[C: Combine, T: Reducible](total: &mut [T::Wide], a: &[T], b: &[T]) {
         for ((total, a), b) in total.iter_mut().zip(a).zip(b) {
             *total = C::combine::<T>(C::combine::<T>(*total, a.widen()), b.widen());
         }
     }
 
     /// `y = total`, rounded
-    fn narrow[T: Number](total: &[T::Wide], y: &mut [T]) {
+    fn narrow[T: Reducible](total: &[T::Wide], y: &mut [T]) {
         for (y, total) in y.iter_mut().zip(total) {
             *y = T::narrow(*total);
         }
@@ -145,18 +145,18 @@ const CHUNK: usize = 1024;
 /// # Safety
 /// Every address is aligned and valid for `len` elements, and nobody else uses them meanwhile. A `y` may be one of the
 /// `x`; otherwise they do not overlap.
-pub(crate) unsafe fn reduce<T: Number>(how: Reduce, x: &[*const T], y: &[*mut T], len: usize) {
+pub(crate) unsafe fn reduce<T: Reducible>(how: Reduce, x: &[*const T], y: &[*mut T], len: usize) {
     // SAFETY: what the caller promises.
     unsafe {
         match how {
-            Reduce::Sum => combine::<Sum, T>(x, y, len),
-            Reduce::Max => combine::<Max, T>(x, y, len),
+            Reduce::Sum => combine::<SumOp, T>(x, y, len),
+            Reduce::Max => combine::<MaxOp, T>(x, y, len),
         }
     }
 }
 
 /// The same of few numbers that were gathered: `all` has those of each rank, `n` of them, one rank's after the other's.
-pub(crate) fn reduce_gathered<T: Number>(how: Reduce, all: &[T], n: usize) -> Vec<T> {
+pub(crate) fn reduce_gathered<T: Reducible>(how: Reduce, all: &[T], n: usize) -> Vec<T> {
     let ranks = all.len() / n.max(1);
     let one = |i: usize| {
         let of = |rank: usize| all[rank * n + i].widen();
@@ -170,7 +170,7 @@ pub(crate) fn reduce_gathered<T: Number>(how: Reduce, all: &[T], n: usize) -> Ve
 
 /// # Safety
 /// As for [`reduce`].
-unsafe fn combine<C: Combine, T: Number>(x: &[*const T], y: &[*mut T], len: usize) {
+unsafe fn combine<C: Combine, T: Reducible>(x: &[*const T], y: &[*mut T], len: usize) {
     let isa = Isa::best();
     let mut total = [T::Wide::zeroed(); CHUNK];
     for at in (0..len).step_by(CHUNK) {
@@ -209,7 +209,7 @@ unsafe fn combine<C: Combine, T: Number>(x: &[*const T], y: &[*mut T], len: usiz
 mod tests {
     use super::*;
 
-    fn reduced<T: Number>(how: Reduce, x: &[&[T]]) -> Vec<T> {
+    fn reduced<T: Reducible>(how: Reduce, x: &[&[T]]) -> Vec<T> {
         let mut y = vec![T::zeroed(); x[0].len()];
         assert!(x.iter().all(|x| x.len() == y.len()));
         let addresses: Vec<_> = x.iter().map(|x| x.as_ptr()).collect();

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result, Seconds, ranks};
+use crate::error::{DisplaySeconds, Error, Result, ranks};
 
 /// The first bytes on every connection, both ways: nobody else begins like this.
 const MAGIC: [u8; 8] = *b"espalr\x00\x01";
@@ -22,12 +22,12 @@ const PORTS_BESIDE: u16 = 8;
 
 /// What a launcher tells a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct RendezvousConfig {
     /// Its number in the world.
     pub rank: usize,
     /// How many ranks there are.
     pub size: usize,
-    /// Its number among those of its machine: which card is its.
+    /// Its number among those of its machine: which GPU is its.
     pub local_rank: usize,
     /// Where rank 0 is.
     pub host: String,
@@ -35,14 +35,14 @@ pub struct Place {
     pub ports: Vec<u16>,
 }
 
-impl Place {
+impl RendezvousConfig {
     /// From the variables of this process.
-    pub fn from_environment() -> Result<Place> {
-        Place::from_variables(|name| std::env::var(name).ok())
+    pub fn from_environment() -> Result<RendezvousConfig> {
+        RendezvousConfig::from_variables(|name| std::env::var(name).ok())
     }
 
     /// From variables that `variable` looks up.
-    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Place> {
+    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<RendezvousConfig> {
         // Slurm and MPI have names of their own for what they know; where rank 0 is, they leave to the job script.
         let number = |names: &[&str], example: &str| -> Result<usize> {
             let Some((name, value)) = names.iter().find_map(|name| Some((name, variable(name)?))) else {
@@ -82,7 +82,7 @@ impl Place {
         } else {
             vec![port]
         };
-        Ok(Place { rank, size, local_rank, host: host.trim().to_owned(), ports })
+        Ok(RendezvousConfig { rank, size, local_rank, host: host.trim().to_owned(), ports })
     }
 }
 
@@ -97,14 +97,14 @@ pub struct Rendezvous {
 
 impl Rendezvous {
     /// Waits until all ranks have come, or names those that have not.
-    pub fn meet(place: &Place, limit: Duration) -> Result<Rendezvous> {
+    pub fn meet(config: &RendezvousConfig, limit: Duration) -> Result<Rendezvous> {
         let until = Deadline::new(limit);
-        let peers = match place {
-            Place { size: 1, .. } => Vec::new(),
-            Place { rank: 0, .. } => welcome(place, until)?,
-            _ => vec![join(place, until)?],
+        let peers = match config {
+            RendezvousConfig { size: 1, .. } => Vec::new(),
+            RendezvousConfig { rank: 0, .. } => welcome(config, until)?,
+            _ => vec![join(config, until)?],
         };
-        let mut met = Rendezvous { rank: place.rank, size: place.size, peers };
+        let mut met = Rendezvous { rank: config.rank, size: config.size, peers };
         // Nobody goes on before all have come.
         met.gather(&[], until.left().max(PAUSE))?;
         Ok(met)
@@ -155,7 +155,7 @@ impl Rendezvous {
         let until = Deadline::new(limit);
         let lost = |rank: usize, peer: usize, error: std::io::Error| -> Error {
             let why = if timed_out(&error) {
-                format!("said nothing for {}", Seconds(limit))
+                format!("said nothing for {}", DisplaySeconds(limit))
             } else {
                 format!("was lost: {error}")
             };
@@ -183,18 +183,18 @@ impl Rendezvous {
 }
 
 /// Rank 0: listens until all others have come.
-fn welcome(place: &Place, until: Deadline) -> Result<Vec<TcpStream>> {
-    let listener = listen(place)?;
+fn welcome(config: &RendezvousConfig, until: Deadline) -> Result<Vec<TcpStream>> {
+    let listener = listen(config)?;
     listener.set_nonblocking(true).map_err(|e| Error::Launch { what: format!("cannot listen: {e}") })?;
-    let mut peers: Vec<Option<TcpStream>> = (1..place.size).map(|_| None).collect();
+    let mut peers: Vec<Option<TcpStream>> = (1..config.size).map(|_| None).collect();
     while peers.iter().any(Option::is_none) {
         if until.is_over() {
-            let missing: Vec<usize> = (1..place.size).filter(|&rank| peers[rank - 1].is_none()).collect();
+            let missing: Vec<usize> = (1..config.size).filter(|&rank| peers[rank - 1].is_none()).collect();
             return launch(format!(
                 "rank 0 waited {} for {} at the rendezvous on {}:{}; were they started, with this MASTER_ADDR?",
-                Seconds(until.limit),
+                DisplaySeconds(until.limit),
                 ranks(&missing),
-                place.host,
+                config.host,
                 listener.local_addr().map_or(0, |address| address.port())
             ));
         }
@@ -204,8 +204,8 @@ fn welcome(place: &Place, until: Deadline) -> Result<Vec<TcpStream>> {
         };
         // A stranger, or a rank that went away again: nobody was lost.
         let Ok(Some((rank, size))) = greeted(&mut peer, until) else { continue };
-        let problem = if size != place.size {
-            Some(format!("rank 0 was started as one of {} ranks, rank {rank} as one of {size}", place.size))
+        let problem = if size != config.size {
+            Some(format!("rank 0 was started as one of {} ranks, rank {rank} as one of {size}", config.size))
         } else if rank == 0 || rank >= size {
             Some(format!("rank 0 was joined by another rank {rank}"))
         } else if peers[rank - 1].is_some() {
@@ -227,9 +227,9 @@ fn welcome(place: &Place, until: Deadline) -> Result<Vec<TcpStream>> {
     Ok(peers.into_iter().flatten().collect())
 }
 
-fn listen(place: &Place) -> Result<TcpListener> {
+fn listen(config: &RendezvousConfig) -> Result<TcpListener> {
     let mut refused = String::new();
-    for &port in &place.ports {
+    for &port in &config.ports {
         match TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port))) {
             Ok(listener) => return Ok(listener),
             Err(error) => refused = format!("{port}: {error}"),
@@ -239,11 +239,11 @@ fn listen(place: &Place) -> Result<TcpListener> {
 }
 
 /// All others: come to rank 0, as soon as it listens.
-fn join(place: &Place, until: Deadline) -> Result<TcpStream> {
+fn join(config: &RendezvousConfig, until: Deadline) -> Result<TcpStream> {
     let mut last = String::from("nothing answered");
     loop {
-        for &port in &place.ports {
-            match knock(place, port, until) {
+        for &port in &config.ports {
+            match knock(config, port, until) {
                 Ok(Some(mut root)) => match receive(&mut root, until) {
                     Ok(problem) if problem.is_empty() => return Ok(root),
                     Ok(problem) => return launch(String::from_utf8_lossy(&problem).into_owned()),
@@ -256,10 +256,10 @@ fn join(place: &Place, until: Deadline) -> Result<TcpStream> {
         if until.is_over() {
             return launch(format!(
                 "rank {} waited {} for rank 0 at {}:{} ({last}); is it running, and is the port open?",
-                place.rank,
-                Seconds(until.limit),
-                place.host,
-                place.ports[0]
+                config.rank,
+                DisplaySeconds(until.limit),
+                config.host,
+                config.ports[0]
             ));
         }
         thread::sleep(PAUSE.min(until.left()));
@@ -267,9 +267,9 @@ fn join(place: &Place, until: Deadline) -> Result<TcpStream> {
 }
 
 /// Tries one port of rank 0; `None` where a stranger answers.
-fn knock(place: &Place, port: u16, until: Deadline) -> std::io::Result<Option<TcpStream>> {
+fn knock(config: &RendezvousConfig, port: u16, until: Deadline) -> std::io::Result<Option<TcpStream>> {
     let mut connected = Err(ErrorKind::AddrNotAvailable.into());
-    for address in (&*place.host, port).to_socket_addrs()? {
+    for address in (&*config.host, port).to_socket_addrs()? {
         connected = TcpStream::connect_timeout(&address, until.left().max(PAUSE));
         if connected.is_ok() {
             break;
@@ -279,15 +279,15 @@ fn knock(place: &Place, port: u16, until: Deadline) -> std::io::Result<Option<Tc
     root.set_nodelay(true)?;
     // A stranger may listen there and say nothing; it does not take all the time there is.
     let soon = Deadline::new(until.left().min(Duration::from_secs(1)));
-    write(&mut root, &hello(place), soon)?;
+    write(&mut root, &hello(config), soon)?;
     let mut magic = [0; 8];
     read(&mut root, &mut magic, soon)?;
     Ok((magic == MAGIC).then_some(root))
 }
 
 /// What a rank says first: who it is, of how many.
-fn hello(place: &Place) -> Vec<u8> {
-    [&MAGIC[..], &(place.rank as u64).to_le_bytes(), &(place.size as u64).to_le_bytes()].concat()
+fn hello(config: &RendezvousConfig) -> Vec<u8> {
+    [&MAGIC[..], &(config.rank as u64).to_le_bytes(), &(config.size as u64).to_le_bytes()].concat()
 }
 
 /// Hears who has come, and says that this is the place; `None` for a stranger.
@@ -392,9 +392,9 @@ impl Deadline {
 mod tests {
     use super::*;
 
-    fn place(variables: &[(&str, &str)]) -> Result<Place, String> {
+    fn config(variables: &[(&str, &str)]) -> Result<RendezvousConfig, String> {
         let variable = |name: &str| Some(variables.iter().find(|(n, _)| *n == name)?.1.to_owned());
-        Place::from_variables(variable).map_err(|e| e.to_string())
+        RendezvousConfig::from_variables(variable).map_err(|e| e.to_string())
     }
 
     const TORCHRUN: [(&str, &str); 5] = [
@@ -405,15 +405,16 @@ mod tests {
         ("MASTER_PORT", "29500"),
     ];
 
-    fn torchrun_with(name: &str, value: Option<&str>) -> Result<Place, String> {
+    fn torchrun_with(name: &str, value: Option<&str>) -> Result<RendezvousConfig, String> {
         let others = TORCHRUN.into_iter().filter(|(n, _)| *n != name);
-        place(&others.chain(value.map(|value| (name, value))).collect::<Vec<_>>())
+        config(&others.chain(value.map(|value| (name, value))).collect::<Vec<_>>())
     }
 
     #[test]
     fn all_launchers_say_the_same() {
-        let expected = Place { rank: 3, size: 4, local_rank: 1, host: "node7".into(), ports: vec![29500] };
-        assert_eq!(place(&TORCHRUN).unwrap(), expected);
+        let expected =
+            RendezvousConfig { rank: 3, size: 4, local_rank: 1, host: "node7".into(), ports: vec![29500] };
+        assert_eq!(config(&TORCHRUN).unwrap(), expected);
         let slurm = [
             ("SLURM_PROCID", "3"),
             ("SLURM_NTASKS", "4"),
@@ -421,7 +422,7 @@ mod tests {
             ("MASTER_ADDR", "node7"),
             ("MASTER_PORT", "29500"),
         ];
-        assert_eq!(place(&slurm).unwrap(), expected);
+        assert_eq!(config(&slurm).unwrap(), expected);
         let mpirun = [
             ("OMPI_COMM_WORLD_RANK", "3"),
             ("OMPI_COMM_WORLD_SIZE", "4"),
@@ -429,7 +430,7 @@ mod tests {
             ("MASTER_ADDR", "node7"),
             ("MASTER_PORT", "29500"),
         ];
-        assert_eq!(place(&mpirun).unwrap(), expected);
+        assert_eq!(config(&mpirun).unwrap(), expected);
         let agent = torchrun_with("TORCHELASTIC_USE_AGENT_STORE", Some("True")).unwrap();
         assert_eq!(agent.ports, (29501..29509).collect::<Vec<_>>());
     }

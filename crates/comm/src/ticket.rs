@@ -16,15 +16,15 @@ pub(crate) struct Ticket<T> {
     pub(crate) rank: usize,
     pub(crate) call: Call,
     /// Which of its group's collective calls it is, once it was started.
-    pub(crate) turn: OnceLock<u64>,
+    pub(crate) seq_no: OnceLock<u64>,
     result: Mutex<Option<Result<T>>>,
     waker: Condvar,
 }
 
 impl<T> Ticket<T> {
     pub(crate) fn new(rank: usize, call: Call) -> Arc<Ticket<T>> {
-        let (turn, result, waker) = (OnceLock::new(), Mutex::new(None), Condvar::new());
-        Arc::new(Ticket { rank, call, turn, result, waker })
+        let (seq_no, result, waker) = (OnceLock::new(), Mutex::new(None), Condvar::new());
+        Arc::new(Ticket { rank, call, seq_no, result, waker })
     }
 
     /// Delivers, unless something was delivered before.

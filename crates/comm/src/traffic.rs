@@ -12,7 +12,7 @@ use crate::call::{Call, Operation};
 
 /// What a message is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Traffic {
+pub enum TrafficKind {
     /// Sums (and maxima) that all get.
     AllReduce,
     /// Parts that all get.
@@ -27,31 +27,31 @@ pub enum Traffic {
     Halo,
 }
 
-impl Traffic {
+impl TrafficKind {
     /// All of them, in the order in which they are printed.
-    pub const ALL: [Traffic; 6] = [
-        Traffic::AllReduce,
-        Traffic::AllGather,
-        Traffic::ReduceScatter,
-        Traffic::Broadcast,
-        Traffic::PointToPoint,
-        Traffic::Halo,
+    pub const ALL: [TrafficKind; 6] = [
+        TrafficKind::AllReduce,
+        TrafficKind::AllGather,
+        TrafficKind::ReduceScatter,
+        TrafficKind::Broadcast,
+        TrafficKind::PointToPoint,
+        TrafficKind::Halo,
     ];
 
     /// The name in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
-            Traffic::AllReduce => "all_reduce",
-            Traffic::AllGather => "all_gather",
-            Traffic::ReduceScatter => "reduce_scatter",
-            Traffic::Broadcast => "broadcast",
-            Traffic::PointToPoint => "point_to_point",
-            Traffic::Halo => "halo",
+            TrafficKind::AllReduce => "all_reduce",
+            TrafficKind::AllGather => "all_gather",
+            TrafficKind::ReduceScatter => "reduce_scatter",
+            TrafficKind::Broadcast => "broadcast",
+            TrafficKind::PointToPoint => "point_to_point",
+            TrafficKind::Halo => "halo",
         }
     }
 }
 
-impl fmt::Display for Traffic {
+impl fmt::Display for TrafficKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -59,17 +59,17 @@ impl fmt::Display for Traffic {
 
 /// Bytes sent, by kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Sent([u64; Traffic::ALL.len()]);
+pub struct SentBytes([u64; TrafficKind::ALL.len()]);
 
-impl Sent {
+impl SentBytes {
     /// Bytes of one kind of message.
-    pub fn of(&self, traffic: Traffic) -> u64 {
+    pub fn of(&self, traffic: TrafficKind) -> u64 {
         self.0[traffic as usize]
     }
 
     /// What that is for each of so many.
-    pub fn per(self, count: u64) -> Sent {
-        Sent(self.0.map(|bytes| bytes / count.max(1)))
+    pub fn per(self, count: u64) -> SentBytes {
+        SentBytes(self.0.map(|bytes| bytes / count.max(1)))
     }
 
     /// Bytes of all kinds of messages.
@@ -79,25 +79,25 @@ impl Sent {
 }
 
 /// What was sent since an earlier count.
-impl Sub for Sent {
-    type Output = Sent;
+impl Sub for SentBytes {
+    type Output = SentBytes;
 
-    fn sub(self, earlier: Sent) -> Sent {
-        Sent(std::array::from_fn(|i| self.0[i] - earlier.0[i]))
+    fn sub(self, earlier: SentBytes) -> SentBytes {
+        SentBytes(std::array::from_fn(|i| self.0[i] - earlier.0[i]))
     }
 }
 
 /// The running count of one rank, shared by all its groups.
 #[derive(Debug, Default)]
-pub(crate) struct Counter([AtomicU64; Traffic::ALL.len()]);
+pub(crate) struct SentCounter([AtomicU64; TrafficKind::ALL.len()]);
 
-impl Counter {
-    pub(crate) fn add(&self, traffic: Traffic, bytes: usize) {
+impl SentCounter {
+    pub(crate) fn add(&self, traffic: TrafficKind, bytes: usize) {
         self.0[traffic as usize].fetch_add(bytes as u64, Relaxed);
     }
 
-    pub(crate) fn sent(&self) -> Sent {
-        Sent(std::array::from_fn(|i| self.0[i].load(Relaxed)))
+    pub(crate) fn sent(&self) -> SentBytes {
+        SentBytes(std::array::from_fn(|i| self.0[i].load(Relaxed)))
     }
 }
 
@@ -109,19 +109,19 @@ pub fn chunk(elements: usize, size: usize, rank: usize) -> Range<usize> {
 }
 
 /// What a call sends from this rank: `halo` says what messages between two ranks are for.
-pub(crate) fn sent_by(call: &Call, rank: usize, size: usize, halo: bool) -> Option<(Traffic, usize)> {
+pub(crate) fn sent_by(call: &Call, rank: usize, size: usize, halo: bool) -> Option<(TrafficKind, usize)> {
     let bytes = call.bytes();
     let others = size - 1;
     match call.operation {
-        Operation::Send { .. } if halo => Some((Traffic::Halo, bytes)),
-        Operation::Send { .. } => Some((Traffic::PointToPoint, bytes)),
-        Operation::Broadcast { root } if root == rank => Some((Traffic::Broadcast, bytes * others)),
+        Operation::Send { .. } if halo => Some((TrafficKind::Halo, bytes)),
+        Operation::Send { .. } => Some((TrafficKind::PointToPoint, bytes)),
+        Operation::Broadcast { root } if root == rank => Some((TrafficKind::Broadcast, bytes * others)),
         Operation::AllReduce(_) => {
             let own = chunk(call.elements, size, rank).len() * call.element?.bytes();
-            Some((Traffic::AllReduce, bytes - own + own * others))
+            Some((TrafficKind::AllReduce, bytes - own + own * others))
         }
-        Operation::ReduceScatter(_) => Some((Traffic::ReduceScatter, bytes / size * others)),
-        Operation::AllGather => Some((Traffic::AllGather, bytes / size * others)),
+        Operation::ReduceScatter(_) => Some((TrafficKind::ReduceScatter, bytes / size * others)),
+        Operation::AllGather => Some((TrafficKind::AllGather, bytes / size * others)),
         Operation::Receive { .. } | Operation::Broadcast { .. } | Operation::Barrier | Operation::Split => {
             None
         }
@@ -134,10 +134,10 @@ mod tests {
 
     use super::*;
     use crate::call::Reduce;
-    use crate::data::Element;
+    use crate::data::ElementType;
 
     fn call(operation: Operation, elements: usize) -> Call {
-        Call { operation, element: Some(Element::Bf16), elements }
+        Call { operation, element: Some(ElementType::Bf16), elements }
     }
 
     proptest! {
@@ -161,14 +161,14 @@ mod tests {
     #[test]
     fn what_each_call_sends() {
         let sent = |operation, rank| sent_by(&call(operation, 12), rank, 4, false);
-        assert_eq!(sent(Operation::Send { to: 1, tag: 0 }, 0), Some((Traffic::PointToPoint, 24)));
+        assert_eq!(sent(Operation::Send { to: 1, tag: 0 }, 0), Some((TrafficKind::PointToPoint, 24)));
         assert_eq!(sent(Operation::Receive { from: 1, tag: 0 }, 0), None);
-        assert_eq!(sent(Operation::Broadcast { root: 2 }, 2), Some((Traffic::Broadcast, 72)));
+        assert_eq!(sent(Operation::Broadcast { root: 2 }, 2), Some((TrafficKind::Broadcast, 72)));
         assert_eq!(sent(Operation::Broadcast { root: 2 }, 1), None);
-        assert_eq!(sent(Operation::AllReduce(Reduce::Max), 3), Some((Traffic::AllReduce, 36)));
-        assert_eq!(sent(Operation::ReduceScatter(Reduce::Sum), 3), Some((Traffic::ReduceScatter, 18)));
-        assert_eq!(sent(Operation::AllGather, 0), Some((Traffic::AllGather, 18)));
+        assert_eq!(sent(Operation::AllReduce(Reduce::Max), 3), Some((TrafficKind::AllReduce, 36)));
+        assert_eq!(sent(Operation::ReduceScatter(Reduce::Sum), 3), Some((TrafficKind::ReduceScatter, 18)));
+        assert_eq!(sent(Operation::AllGather, 0), Some((TrafficKind::AllGather, 18)));
         let halo = sent_by(&call(Operation::Send { to: 1, tag: 0 }, 12), 0, 4, true);
-        assert_eq!(halo, Some((Traffic::Halo, 24)));
+        assert_eq!(halo, Some((TrafficKind::Halo, 24)));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
-use crate::data::Data;
+use crate::data::CommBuffer;
 use crate::error::Result;
 
 /// One rank's end of a group.
@@ -42,9 +42,9 @@ pub struct CallBuffers {
     /// What is asked for.
     pub call: Call,
     /// Data that is only read: what is sent, the parts of an all-gather, the whole of a reduce-scatter.
-    pub read: Option<Data>,
+    pub read: Option<CommBuffer>,
     /// Data that is written: what is received, or both read and written by an all-reduce.
-    pub write: Option<Data>,
+    pub write: Option<CommBuffer>,
 }
 
 /// A call that was begun. Dropping it gives up its result, not the call: others still get theirs.
@@ -53,7 +53,7 @@ pub trait Pending: Send {
     fn is_done(&mut self) -> Result<bool>;
 
     /// Waits until it is done, and hands the data back: what was written, or else what was read.
-    fn wait(self: Box<Self>, limit: Duration) -> Result<Option<Data>>;
+    fn wait(self: Box<Self>, limit: Duration) -> Result<Option<CommBuffer>>;
 }
 
 /// What a rank says in a split, for all to gather: its colour, if it has one, and its key.
@@ -90,10 +90,10 @@ impl NewGroup {
         self.members.iter().copied().min().expect("a group has members")
     }
 
-    /// A name for the group of a colour that the `turn`-th call of its parent makes: the same on all its ranks, and no other
+    /// A name for the group of a colour that the `seq_no`-th call of its parent makes: the same on all its ranks, and no other
     /// group's but by a chance of 1 in 2^64.
-    pub(crate) fn name(parent: u64, turn: u64, colour: u64) -> u64 {
-        [turn, colour, 1].into_iter().fold(parent, |name, word| {
+    pub(crate) fn name(parent: u64, seq_no: u64, colour: u64) -> u64 {
+        [seq_no, colour, 1].into_iter().fold(parent, |name, word| {
             let mixed = (name ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
             (mixed ^ (mixed >> 29)).wrapping_mul(0x94d0_49bb_1331_11eb)
         })

@@ -10,7 +10,7 @@ use crate::call::{Call, Operation};
 use crate::error::ranks;
 
 /// A call under somebody's eyes.
-pub(crate) struct Watch {
+pub(crate) struct WaitTrace {
     /// In words that outlive the call's data.
     what: String,
     begin: Instant,
@@ -18,17 +18,17 @@ pub(crate) struct Watch {
     awaited: bool,
 }
 
-impl Watch {
+impl WaitTrace {
     /// Says that a call begins. Nothing where nobody listens, or there is nobody to wait for.
-    pub(crate) fn begin(call: Call, members: &[usize], attended: bool) -> Option<Watch> {
+    pub(crate) fn begin(call: Call, members: &[usize], attended: bool) -> Option<WaitTrace> {
         if !enabled!(Level::DEBUG) || members.len() == 1 {
             return None;
         }
-        let what = Among(call, members).to_string();
+        let what = CallDisplay(call, members).to_string();
         if !attended {
             trace!("begins {what}");
         }
-        let mut watch = Watch { what, begin: Instant::now(), awaited: false };
+        let mut watch = WaitTrace { what, begin: Instant::now(), awaited: false };
         if attended {
             watch.wait();
         }
@@ -44,19 +44,19 @@ impl Watch {
     }
 
     /// Says that the wait is over, if it was said that it began.
-    pub(crate) fn done(watch: Option<Watch>) {
-        if let Some(Watch { what, begin, .. }) = watch {
+    pub(crate) fn done(watch: Option<WaitTrace>) {
+        if let Some(WaitTrace { what, begin, .. }) = watch {
             trace!("done: {what}, {:.3} ms after it began", begin.elapsed().as_secs_f64() * 1e3);
         }
     }
 }
 
 /// `receive (tag 3) of 1024 f32, 4096 bytes, from rank 2`
-struct Among<'a>(Call, &'a [usize]);
+struct CallDisplay<'a>(Call, &'a [usize]);
 
-impl fmt::Display for Among<'_> {
+impl fmt::Display for CallDisplay<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Among(call, members) = *self;
+        let CallDisplay(call, members) = *self;
         write!(f, "{call}")?;
         if call.element.is_some() {
             write!(f, ", {} bytes,", call.bytes())?;
@@ -73,14 +73,14 @@ impl fmt::Display for Among<'_> {
 mod tests {
     use super::*;
     use crate::call::Reduce;
-    use crate::data::Element;
+    use crate::data::ElementType;
 
     #[test]
     fn a_call_names_ranks_of_the_world_and_bytes() {
-        let said = |operation, element: Option<Element>| {
-            Among(Call { operation, element, elements: 12 }, &[1, 3, 5]).to_string()
+        let said = |operation, element: Option<ElementType>| {
+            CallDisplay(Call { operation, element, elements: 12 }, &[1, 3, 5]).to_string()
         };
-        let f32 = Some(Element::F32);
+        let f32 = Some(ElementType::F32);
         assert_eq!(
             said(Operation::Receive { from: 2, tag: 7 }, f32),
             "receive (tag 7) of 12 f32, 48 bytes, from rank 5"

@@ -23,7 +23,7 @@ pub struct AnyTokenizer {
     /// Ids that mark something and are no text, ascending.
     special: Vec<u32>,
     spelling: Spelling,
-    can_be_cut: bool,
+    can_split: bool,
 }
 
 /// How a token is written.
@@ -32,7 +32,7 @@ enum Spelling {
     /// A character for each byte.
     Bytes(HashMap<char, u8>),
     /// As the decoder has it behind another token, which is this one; with `bytes`, `<0x0A>` is a byte.
-    Text { behind: Option<u32>, bytes: bool },
+    TextFiles { behind: Option<u32>, bytes: bool },
 }
 
 impl AnyTokenizer {
@@ -85,9 +85,9 @@ impl AnyTokenizer {
             let ends_in_word = token.content.ends_with(|c: char| c.is_ascii_alphanumeric());
             token.content.contains(' ') || token.rstrip && ends_in_word
         };
-        let can_be_cut = can_be_cut(&parts) && !added.values().any(breaks);
+        let can_split = can_split(&parts) && !added.values().any(breaks);
         let (path, vocab) = (path.into(), largest as usize + 1);
-        Ok(AnyTokenizer { path, inner, vocab, special, spelling, can_be_cut })
+        Ok(AnyTokenizer { path, inner, vocab, special, spelling, can_split })
     }
 
     /// The file that it was read from.
@@ -112,12 +112,12 @@ impl AnyTokenizer {
     }
 
     /// Whether ids are the same where a text is cut before a space between two letters or digits of ASCII.
-    pub fn can_be_cut(&self) -> bool {
-        self.can_be_cut
+    pub fn can_split(&self) -> bool {
+        self.can_split
     }
 
     /// What an id stands for in the middle of a text; nothing if it has no meaning.
-    pub fn piece(&self, id: u32) -> Vec<u8> {
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         let Some(token) = self.inner.id_to_token(id) else { return Vec::new() };
         let is_added = || self.inner.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id);
         match &self.spelling {
@@ -174,7 +174,7 @@ const SPLITS: [&str; 3] = [
 ];
 
 /// Whether normalizer and pre-tokenizer are known not to look across a space between two words.
-fn can_be_cut(parts: &Value) -> bool {
+fn can_split(parts: &Value) -> bool {
     const NORMALIZERS: [&str; 10] = [
         "BertNormalizer",
         "Lowercase",

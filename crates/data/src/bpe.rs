@@ -7,7 +7,7 @@
 //! this workspace's profile, where serde, serde_json, thiserror and rayon alone take 11 s; the first command a
 //! newcomer types would wait a minute longer for what is three small files here. The tests hold them to its output.
 
-use crate::{Error, split::Words};
+use crate::{Error, pre_tokenize::PreTokens};
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
@@ -30,7 +30,7 @@ pub struct Bpe {
     /// Found in the text before it is split: first those that apply to raw text, then the others. Longest first.
     pub(crate) added: [Vec<(String, u32)>; 2],
     /// What each id stands for.
-    pub(crate) pieces: Vec<Vec<u8>>,
+    pub(crate) token_bytes: Vec<Vec<u8>>,
     /// Ids that mark something and are no text, ascending.
     pub(crate) special: Vec<u32>,
     pub(crate) prefix_space: bool,
@@ -45,7 +45,7 @@ impl Bpe {
 
     /// Ids are below this.
     pub fn vocab(&self) -> usize {
-        self.pieces.len()
+        self.token_bytes.len()
     }
 
     /// The id of an added token such as `<|endoftext|>`.
@@ -59,13 +59,13 @@ impl Bpe {
     }
 
     /// Whether ids are the same where a text is cut before a space between two letters or digits of ASCII.
-    pub fn can_be_cut(&self) -> bool {
+    pub fn can_split(&self) -> bool {
         self.split && !self.added.iter().flatten().any(|(content, _)| content.contains(' '))
     }
 
     /// What an id stands for; nothing if it has no meaning.
-    pub fn piece(&self, id: u32) -> &[u8] {
-        self.pieces.get(id as usize).map_or(&[], |piece| piece)
+    pub fn token_bytes(&self, id: u32) -> &[u8] {
+        self.token_bytes.get(id as usize).map_or(&[], |token_bytes| token_bytes)
     }
 
     /// The ids of a text.
@@ -83,17 +83,17 @@ impl Bpe {
         ids: &mut Vec<u32>,
     ) -> Result<(), Error> {
         let [raw, normalized] = &self.added;
-        let parts = parts(text, raw).into_iter().flat_map(|part| match part {
-            Part::Text(text) => parts(text, normalized),
+        let segments = segments(text, raw).into_iter().flat_map(|segment| match segment {
+            TextSegment::Text(text) => segments(text, normalized),
             added => vec![added],
         });
-        for part in parts {
-            match part {
-                Part::Added(id) => ids.push(id),
-                Part::Text(text) if self.prefix_space && !text.starts_with(' ') => {
+        for segment in segments {
+            match segment {
+                TextSegment::Added(id) => ids.push(id),
+                TextSegment::Text(text) if self.prefix_space && !text.starts_with(' ') => {
                     self.plain(&format!(" {text}"), seen, ids)?;
                 }
-                Part::Text(text) => self.plain(text, seen, ids)?,
+                TextSegment::Text(text) => self.plain(text, seen, ids)?,
             }
         }
         Ok(())
@@ -110,7 +110,7 @@ impl Bpe {
             ids.append(&mut self.merge(text)?);
             return Ok(());
         }
-        for word in Words(text) {
+        for word in PreTokens(text) {
             if let Some(known) = seen.get(word) {
                 ids.extend_from_slice(known);
                 continue;
@@ -162,24 +162,24 @@ impl Bpe {
     }
 }
 
-enum Part<'a> {
+enum TextSegment<'a> {
     Text(&'a str),
     Added(u32),
 }
 
 /// Cuts a text at added tokens: leftmost first, longest among those.
-fn parts<'a>(text: &'a str, added: &[(String, u32)]) -> Vec<Part<'a>> {
+fn segments<'a>(text: &'a str, added: &[(String, u32)]) -> Vec<TextSegment<'a>> {
     let mut opens = [false; 256];
     added.iter().for_each(|(content, _)| opens[usize::from(content.as_bytes()[0])] = true);
-    let (mut parts, mut start, mut at) = (Vec::new(), 0, 0);
+    let (mut segments, mut start, mut at) = (Vec::new(), 0, 0);
     while at < text.len() {
         let rest = &text.as_bytes()[at..];
         let found = || added.iter().find(|(content, _)| rest.starts_with(content.as_bytes()));
         if let Some((content, id)) = opens[usize::from(rest[0])].then(found).flatten() {
             if start < at {
-                parts.push(Part::Text(&text[start..at]));
+                segments.push(TextSegment::Text(&text[start..at]));
             }
-            parts.push(Part::Added(*id));
+            segments.push(TextSegment::Added(*id));
             at += content.len();
             start = at;
         } else {
@@ -187,9 +187,9 @@ fn parts<'a>(text: &'a str, added: &[(String, u32)]) -> Vec<Part<'a>> {
         }
     }
     if start < at {
-        parts.push(Part::Text(&text[start..]));
+        segments.push(TextSegment::Text(&text[start..]));
     }
-    parts
+    segments
 }
 
 #[cfg(test)]
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!((bpe.vocab(), bpe.added("<|endoftext|>"), bpe.added("the")), (329, Some(0), None));
         for (text, ids) in ODD {
             assert_eq!(bpe.encode(text).unwrap(), ids, "{text}");
-            let back: Vec<u8> = ids.iter().flat_map(|&id| bpe.piece(id)).copied().collect();
+            let back: Vec<u8> = ids.iter().flat_map(|&id| bpe.token_bytes(id)).copied().collect();
             assert_eq!(back, text.as_bytes());
         }
         let ids = [0, 262, 0, 221, 28, 92, 69, 267, 79, 70, 84, 69, 88, 84];

@@ -1,7 +1,7 @@
 //! CIFAR-10's binary version: records of a label byte and three planes (red, green, blue) of 32 x 32 bytes. The planes
 //! are woven into channels-last pixels, as the kernels want them.
 
-use crate::{Error, raw::Raw};
+use crate::{Error, raw::RawImages};
 use std::path::{Path, PathBuf};
 
 const SIDE: usize = 32;
@@ -10,12 +10,12 @@ const RECORD: usize = 1 + 3 * PLANE;
 const CLASSES: usize = 10;
 
 /// The training images of a folder, or the images of one file.
-pub(crate) fn read(path: &Path) -> Result<Raw, Error> {
+pub(crate) fn read(path: &Path) -> Result<RawImages, Error> {
     let (mut pixels, mut labels) = (Vec::new(), Vec::new());
     for path in &files(path)? {
         append(path, &mut pixels, &mut labels)?;
     }
-    Ok(Raw { path: path.into(), pixels, labels, shape: [SIDE, SIDE, 3], classes: CLASSES })
+    Ok(RawImages { path: path.into(), pixels, labels, shape: [SIDE, SIDE, 3], classes: CLASSES })
 }
 
 /// The files of a folder that hold training images; one file alone is what is meant. A set of which one is missing is not the one that results are known for, and nobody
@@ -59,7 +59,7 @@ fn append(path: &Path, pixels: &mut Vec<u8>, labels: &mut Vec<u8>) -> Result<(),
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Images, Split};
+    use crate::{DataSplit, ImageDataset};
     use std::fs;
 
     /// A record whose pixel i is (i, i + 1, i + 2), modulo 256.
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(raw.labels, [3, 9, 7, 5, 5, 5]);
         assert_eq!((raw.pixels.len(), raw.shape), (6 * 3 * PLANE, [32, 32, 3]));
         assert_eq!(raw.pixels[..6], [0, 1, 2, 1, 2, 3]);
-        assert_eq!(Images::cifar10(folder.path(), 0.3).unwrap().len(Split::Train), 4);
+        assert_eq!(ImageDataset::cifar10(folder.path(), 0.3).unwrap().len(DataSplit::Train), 4);
         // A set with a file missing is not a smaller one; a file by itself is.
         fs::remove_file(folder.path().join("data_batch_4.bin")).unwrap();
         let error = read(folder.path()).unwrap_err().to_string();

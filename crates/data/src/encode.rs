@@ -1,6 +1,6 @@
 //! Text files to ids, on all cores, and the same ids whatever their number.
 //!
-//! Files are read in order, in parts of about a megabyte where the tokenizer allows it (`can_be_cut`): a part ends before a
+//! Files are read in order, in parts of about a megabyte where the tokenizer allows it (`can_split`): a part ends before a
 //! space between two letters or digits of ASCII, where no word that a tokenizer knows goes on. Parts depend on the text alone.
 //! Threads make ids of several parts at once; these are handed on in order, so no more than a few parts are in memory.
 
@@ -23,16 +23,17 @@ pub(crate) fn encode_files(
     tokenizer: &Tokenizer,
     take: impl FnMut(&[u32], usize) -> Result<bool, Error>,
 ) -> Result<(), Error> {
-    encode_parts(files, tokenizer, PART, take)
+    encode_chunks(files, tokenizer, PART, take)
 }
 
-fn encode_parts(
+fn encode_chunks(
     files: &[PathBuf],
     tokenizer: &Tokenizer,
     size: usize,
     mut take: impl FnMut(&[u32], usize) -> Result<bool, Error>,
 ) -> Result<(), Error> {
-    let mut parts = Parts { files: files.iter(), open: None, size: tokenizer.can_be_cut().then_some(size) };
+    let mut chunks =
+        TextChunks { files: files.iter(), open: None, size: tokenizer.can_split().then_some(size) };
     let threads = Threads::find(|threads| ThreadPoolBuilder::new().num_threads(threads).build().ok());
     let at_once = 2 * threads.count();
     loop {
@@ -40,19 +41,19 @@ fn encode_parts(
         let mut held = 0;
         // What cannot be cut may be large.
         while read.len() < at_once && held < at_once * size {
-            let Some(part) = parts.next()? else { break };
-            held += part.text.len();
-            read.push(part);
+            let Some(chunk) = chunks.next()? else { break };
+            held += chunk.text.len();
+            read.push(chunk);
         }
         if read.is_empty() {
             return Ok(());
         }
-        let encode = |seen: &mut _, part: &Part| part.encode(tokenizer, seen);
+        let encode = |seen: &mut _, chunk: &TextChunk| chunk.encode(tokenizer, seen);
         let encoded: Vec<_> =
             threads.install(|| read.par_iter().map_init(HashMap::new, encode).collect::<Vec<_>>());
         // The first of several errors, whichever thread met its own first.
-        for (part, ids) in read.iter().zip(encoded) {
-            if !take(&ids?, part.text.len())? {
+        for (chunk, ids) in read.iter().zip(encoded) {
+            if !take(&ids?, chunk.text.len())? {
                 return Ok(());
             }
         }
@@ -91,13 +92,13 @@ impl Threads {
 }
 
 /// Text that ids are made of by itself.
-struct Part {
+struct TextChunk {
     text: String,
     /// Whether a file that is not empty ends with it.
     ends_file: bool,
 }
 
-impl Part {
+impl TextChunk {
     fn encode(&self, tokenizer: &Tokenizer, seen: &mut HashMap<String, Vec<u32>>) -> Result<Vec<u32>, Error> {
         let mut ids = match tokenizer {
             Tokenizer::Bpe(bpe) => {
@@ -113,15 +114,15 @@ impl Part {
 }
 
 /// All files, part by part.
-struct Parts<'a> {
+struct TextChunks<'a> {
     files: std::slice::Iter<'a, PathBuf>,
-    open: Option<Open<'a>>,
+    open: Option<OpenFile<'a>>,
     /// Bytes of a part, about; none: a file is one.
     size: Option<usize>,
 }
 
 /// A file on the way.
-struct Open<'a> {
+struct OpenFile<'a> {
     path: &'a Path,
     file: File,
     /// Where in the file what is pending begins.
@@ -130,15 +131,15 @@ struct Open<'a> {
     pending: Vec<u8>,
 }
 
-impl Parts<'_> {
-    fn next(&mut self) -> Result<Option<Part>, Error> {
+impl TextChunks<'_> {
+    fn next(&mut self) -> Result<Option<TextChunk>, Error> {
         if self.open.is_none() {
             let Some(path) = self.files.next() else { return Ok(None) };
             let file = crate::error::open(path, "a text file")?;
-            self.open = Some(Open { path, file, offset: 0, pending: Vec::new() });
+            self.open = Some(OpenFile { path, file, offset: 0, pending: Vec::new() });
         }
         let open = self.open.as_mut().expect("a file was opened");
-        let end = open.read_part(self.size)?;
+        let end = open.read_chunk(self.size)?;
         let rest = open.pending.split_off(end.unwrap_or(open.pending.len()));
         let bytes = std::mem::replace(&mut open.pending, rest);
         let (offset, length) = (open.offset, bytes.len());
@@ -151,13 +152,13 @@ impl Parts<'_> {
         if end.is_none() {
             self.open = None;
         }
-        Ok(Some(Part { text, ends_file }))
+        Ok(Some(TextChunk { text, ends_file }))
     }
 }
 
-impl Open<'_> {
+impl OpenFile<'_> {
     /// Reads until a part is pending; returns where it ends, or none where the file does.
-    fn read_part(&mut self, size: Option<usize>) -> Result<Option<usize>, Error> {
+    fn read_chunk(&mut self, size: Option<usize>) -> Result<Option<usize>, Error> {
         let failed = || reading(self.path, "a text file");
         let Some(size) = size else {
             self.file.read_to_end(&mut self.pending).map_err(failed())?;
@@ -195,7 +196,7 @@ mod tests {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         let (mut all, mut bytes) = (Vec::new(), 0);
         pool.install(|| {
-            encode_parts(files, tokenizer, size, |ids, of| {
+            encode_chunks(files, tokenizer, size, |ids, of| {
                 all.extend_from_slice(ids);
                 bytes += of;
                 Ok(true)
@@ -242,14 +243,14 @@ mod tests {
         fs::write(&path, &text).unwrap();
         let files = [path];
         for size in [1, 7, 64, 500, 10_000] {
-            let mut parts = Parts { files: files.iter(), open: None, size: Some(size) };
+            let mut chunks = TextChunks { files: files.iter(), open: None, size: Some(size) };
             let mut found = Vec::new();
-            while let Some(part) = parts.next().unwrap() {
-                found.push(part);
+            while let Some(chunk) = chunks.next().unwrap() {
+                found.push(chunk);
             }
             assert!(size > text.len() || found.len() > 1, "{size}");
-            assert_eq!(found.iter().map(|part| part.text.as_str()).collect::<String>(), text);
-            assert_eq!(found.iter().filter(|part| part.ends_file).count(), 1);
+            assert_eq!(found.iter().map(|chunk| chunk.text.as_str()).collect::<String>(), text);
+            assert_eq!(found.iter().filter(|chunk| chunk.ends_file).count(), 1);
         }
     }
 
@@ -269,10 +270,10 @@ mod tests {
             let Ok(tokenizer) = Tokenizer::open(&styles.join(style).with_extension("json")) else { continue };
             let mut whole = tokenizer.encode(&text).unwrap();
             whole.extend(tokenizer.end());
-            cut += usize::from(tokenizer.can_be_cut());
+            cut += usize::from(tokenizer.can_split());
             for size in [1, 30, 200] {
-                let parts = ids(std::slice::from_ref(&path), &tokenizer, 2, size).unwrap();
-                assert_eq!(parts, whole, "{style} in parts of {size}");
+                let chunks = ids(std::slice::from_ref(&path), &tokenizer, 2, size).unwrap();
+                assert_eq!(chunks, whole, "{style} in parts of {size}");
             }
         }
         assert_eq!(cut, if cfg!(feature = "tokenizers") { 5 } else { 1 });

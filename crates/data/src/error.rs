@@ -4,7 +4,7 @@
 use std::{fs, io, path::PathBuf};
 
 use crate::regular_file::{self, irregular};
-use espalier_tensor::{machine::memory_left, memory::Size};
+use espalier_tensor::{machine::memory_left, memory::ByteSize};
 
 /// The crate's result type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -26,7 +26,7 @@ pub enum Error {
     NotRegular { path: PathBuf, expected: String, got: &'static str },
 
     /// More than the machine has left.
-    #[error("{} needs {} of memory, and {} are left: {advice}", .path.display(), Size(*.needed as usize), Size(*.left as usize))]
+    #[error("{} needs {} of memory, and {} are left: {advice}", .path.display(), ByteSize(*.needed as usize), ByteSize(*.left as usize))]
     TooLarge { path: PathBuf, needed: u64, left: u64, advice: &'static str },
 
     /// Not the file it should be.

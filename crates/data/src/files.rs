@@ -5,8 +5,8 @@
 //! not wait minutes for a hash of hundreds of gigabytes. A file that was written anew, cut or extended is noticed by that; a few
 //! bytes that changed between two pieces are not.
 
-use crate::{Dataset, Error, Text, Tokenizer, cifar, error, idx, judged, mapped, regular_file};
-use espalier_plan::data::{Data, HeldOut, IdxFiles, Source};
+use crate::{Dataset, Error, TextFiles, Tokenizer, cifar, error, evaluation, idx, mapped, regular_file};
+use espalier_plan::data::{DatasetSource, DatasetSpec, HeldOut, IdxFiles};
 use serde::{Deserialize, Serialize};
 use std::{
     fs,
@@ -35,15 +35,15 @@ struct DataFile {
 
 impl Dataset {
     /// All files that a run's data come from, in the order in which they are read; none where they are made up.
-    pub fn files(data: &Data) -> Result<Vec<PathBuf>, Error> {
+    pub fn files(data: &DatasetSpec) -> Result<Vec<PathBuf>, Error> {
         let apart: &[PathBuf] = match &data.held_out {
             HeldOut::Share { .. } => &[],
             HeldOut::Files { validation_path } => validation_path,
         };
         Ok(match &data.source {
-            Source::Text { path, tokenizer, extensions } => {
+            DatasetSource::Text { path, tokenizer, extensions } => {
                 let (paths, extensions) = (path.clone(), extensions.clone());
-                let text = Text { paths, extensions, tokenizer: tokenizer.clone() };
+                let text = TextFiles { paths, extensions, tokenizer: tokenizer.clone() };
                 let mut files = text.files()?.wanted;
                 if !apart.is_empty() {
                     files.append(&mut text.held_out(apart).files()?.wanted);
@@ -51,31 +51,33 @@ impl Dataset {
                 files.extend(tokenizer.as_deref().map(Tokenizer::file_at));
                 files
             }
-            Source::Tokens { path, .. } => {
+            DatasetSource::Tokens { path, .. } => {
                 let mut files = mapped::files(path)?;
                 if !apart.is_empty() {
                     files.append(&mut mapped::files(apart)?);
                 }
                 files
             }
-            Source::Idx { .. } | Source::Cifar10 { .. } => {
+            DatasetSource::Idx { .. } | DatasetSource::Cifar10 { .. } => {
                 let mut files = learnt_images(&data.source)?;
                 for path in apart {
-                    files.append(&mut judged::image_files(path)?);
+                    files.append(&mut evaluation::image_files(path)?);
                 }
                 files
             }
-            Source::Shapes { .. } | Source::Arithmetic { .. } => Vec::new(),
+            DatasetSource::Shapes { .. } | DatasetSource::Arithmetic { .. } => Vec::new(),
         })
     }
 }
 
 /// The files of images and labels that are learnt from.
-pub(crate) fn learnt_images(source: &Source) -> Result<Vec<PathBuf>, Error> {
+pub(crate) fn learnt_images(source: &DatasetSource) -> Result<Vec<PathBuf>, Error> {
     Ok(match source {
-        Source::Idx { files: IdxFiles::Folder { path } } => idx::files(path)?.into(),
-        Source::Idx { files: IdxFiles::Pair { images, labels } } => vec![images.clone(), labels.clone()],
-        Source::Cifar10 { path } => cifar::files(path)?,
+        DatasetSource::Idx { files: IdxFiles::Folder { path } } => idx::files(path)?.into(),
+        DatasetSource::Idx { files: IdxFiles::Pair { images, labels } } => {
+            vec![images.clone(), labels.clone()]
+        }
+        DatasetSource::Cifar10 { path } => cifar::files(path)?,
         _ => Vec::new(),
     })
 }
@@ -88,10 +90,10 @@ pub(crate) fn total(files: &[PathBuf]) -> Result<u64, Error> {
 
 impl Fingerprint {
     /// Of the files that a run reads; none where it reads none.
-    pub fn of(data: &Data) -> Result<Option<Fingerprint>, Error> {
+    pub fn of(data: &DatasetSpec) -> Result<Option<Fingerprint>, Error> {
         let paths = Dataset::files(data)?;
         let tokenizer = match &data.source {
-            Source::Text { tokenizer: Some(path), .. } => Some(Tokenizer::file_at(path)),
+            DatasetSource::Text { tokenizer: Some(path), .. } => Some(Tokenizer::file_at(path)),
             _ => None,
         };
         let found = Fingerprint::of_files(&paths, tokenizer.as_deref(), HASHED)?;
@@ -111,15 +113,15 @@ impl Fingerprint {
     /// One of them may be the `tokenizer`'s.
     fn of_files(paths: &[PathBuf], tokenizer: Option<&Path>, hashed: u64) -> Result<Fingerprint, Error> {
         // None: every byte.
-        let piece = (total(paths)? > hashed).then(|| (hashed / PIECES / paths.len() as u64).max(4096));
+        let token_bytes = (total(paths)? > hashed).then(|| (hashed / PIECES / paths.len() as u64).max(4096));
         let file = |path: &PathBuf| {
             // A tokenizer in two files is what the one file is that checkpoints have in their place.
             let joined = (tokenizer == Some(path)).then(|| Tokenizer::joined(path)).transpose()?.flatten();
             let (bytes, blake3) = match joined {
-                Some(text) => hash(Cursor::new(&text), text.len() as u64, piece),
+                Some(text) => hash(Cursor::new(&text), text.len() as u64, token_bytes),
                 None => regular_file::open(path).and_then(|file| {
                     let bytes = file.metadata()?.len();
-                    hash(file, bytes, piece)
+                    hash(file, bytes, token_bytes)
                 }),
             }
             .map_err(error::reading(path, "a data file"))?;
@@ -148,15 +150,15 @@ impl Fingerprint {
 }
 
 /// The size of a file and the hash of all of it, or of pieces of so many bytes.
-fn hash(mut file: impl Read + Seek, bytes: u64, piece: Option<u64>) -> std::io::Result<(u64, String)> {
+fn hash(mut file: impl Read + Seek, bytes: u64, token_bytes: Option<u64>) -> std::io::Result<(u64, String)> {
     let mut hasher = blake3::Hasher::new();
-    match piece.filter(|piece| PIECES * piece < bytes) {
+    match token_bytes.filter(|token_bytes| PIECES * token_bytes < bytes) {
         None => drop(hasher.update_reader(file)?),
-        Some(piece) => {
+        Some(token_bytes) => {
             for i in 0..PIECES {
-                let start = (u128::from(bytes - piece) * u128::from(i) / u128::from(PIECES - 1)) as u64;
+                let start = (u128::from(bytes - token_bytes) * u128::from(i) / u128::from(PIECES - 1)) as u64;
                 file.seek(SeekFrom::Start(start))?;
-                hasher.update_reader((&mut file).take(piece))?;
+                hasher.update_reader((&mut file).take(token_bytes))?;
             }
         }
     }

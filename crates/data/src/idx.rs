@@ -6,7 +6,7 @@
 use crate::{
     Error,
     error::{FEWER_IMAGES, open, reading},
-    raw::Raw,
+    raw::RawImages,
 };
 use espalier_tensor::machine::memory_left;
 use flate2::read::MultiGzDecoder;
@@ -22,7 +22,7 @@ const HINT: &str = "Fashion-MNIST comes with the Debian package dataset-fashion-
 const UNSIGNED_BYTES: u32 = 0x0800;
 
 /// The training images of a folder.
-pub(crate) fn read(folder: &Path) -> Result<Raw, Error> {
+pub(crate) fn read(folder: &Path) -> Result<RawImages, Error> {
     let [images, labels] = files(folder)?;
     read_pair(&images, &labels)
 }
@@ -36,7 +36,7 @@ pub(crate) fn files(folder: &Path) -> Result<[PathBuf; 2], Error> {
 }
 
 /// A file of images and the file of their labels.
-pub(crate) fn read_pair(images: &Path, labels: &Path) -> Result<Raw, Error> {
+pub(crate) fn read_pair(images: &Path, labels: &Path) -> Result<RawImages, Error> {
     let (sizes, pixels) = parse(images, &[3, 4])?;
     let (count, shape) = (sizes[0], [sizes[1], sizes[2], sizes.get(3).copied().unwrap_or(1)]);
     if pixels.is_empty() {
@@ -47,7 +47,7 @@ pub(crate) fn read_pair(images: &Path, labels: &Path) -> Result<Raw, Error> {
         return Err(Error::Labels { path: labels.into(), expected: count, got: sizes[0] });
     }
     let classes = marks.iter().max().map_or(0, |&l| usize::from(l) + 1);
-    Ok(Raw { path: images.into(), pixels, labels: marks, shape, classes })
+    Ok(RawImages { path: images.into(), pixels, labels: marks, shape, classes })
 }
 
 /// The first of these kinds that is there, with a dash or a dot before it, as it is or with `.gz`.
@@ -111,7 +111,7 @@ fn parse(path: &Path, dimensions: &[usize]) -> Result<(Vec<usize>, Vec<u8>), Err
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DataFacts, Dataset, HostBatch, Images, Inputs, Split};
+    use crate::{DataFacts, DataSplit, Dataset, HostBatch, ImageDataset, Inputs};
     use flate2::{Compression, write::GzEncoder};
     use std::{fs, io::Write};
 
@@ -204,14 +204,14 @@ mod tests {
         if !folder.exists() {
             return espalier_testing::skipped(espalier_testing::Need::FashionMnist, HINT);
         }
-        let images = Images::idx(folder, 0.1).unwrap();
+        let images = ImageDataset::idx(folder, 0.1).unwrap();
         // The published figures of the whole training set are 72.94 and 90.02.
         assert!((images.standard().mean[0] - 72.94).abs() < 0.2, "{:?}", images.standard());
         assert!((images.standard().std[0] - 90.02).abs() < 0.2, "{:?}", images.standard());
         let data = Dataset::Images(images);
         assert_eq!(data.facts(), DataFacts { vocab: None, image: Some((28, 28, 1)), classes: Some(10) });
-        assert_eq!((data.len(Split::Train), data.len(Split::Validation)), (54_000, 6_000));
-        let batch = data.batch(Split::Train, &[(0, 0), (0, 53_999)]).unwrap();
+        assert_eq!((data.len(DataSplit::Train), data.len(DataSplit::Validation)), (54_000, 6_000));
+        let batch = data.batch(DataSplit::Train, &[(0, 0), (0, 53_999)]).unwrap();
         let HostBatch { inputs: Inputs::Images { shape, .. }, .. } = batch else { panic!() };
         assert_eq!(shape, [2, 28, 28, 1]);
     }

@@ -5,9 +5,10 @@
 //! training split, both exact since the sums are integers, unless the run file says others. A channel that never varies is divided by 1.
 
 use crate::{
-    Batch, DataFacts, Error, HostBatch, Inputs, Split, error::check_validation, order::Permutation, raw::Raw,
+    Batch, DataFacts, DataSplit, Error, HostBatch, Inputs, error::check_validation, order::Permutation,
+    raw::RawImages,
 };
-use espalier_plan::data::Pixels;
+use espalier_plan::data::PixelScaling;
 use espalier_tensor::ops::stored::StoredImages;
 use espalier_tensor::{DType, Device};
 use std::path::Path;
@@ -18,37 +19,37 @@ const HELD_OUT: u64 = u64::from_be_bytes(*b"held out") | 1;
 
 /// Images with one label each.
 #[derive(Debug)]
-pub struct Images {
+pub struct ImageDataset {
     /// All of them; those of files that are held out stand at the end.
-    raw: Raw,
+    raw: RawImages,
     /// The first `held_out` places of the shuffle are the validation split; without one, the last images are.
     shuffle: Option<Permutation>,
     held_out: usize,
-    standard: Standard,
+    standard: PixelStats,
     /// The standardised value of every byte, channel by channel.
     values: Vec<[f32; 256]>,
-    /// All of them on a card, where they are kept there.
+    /// All of them on a GPU, where they are kept there.
     stored: OnceLock<Box<StoredImages>>,
 }
 
 /// How pixels were standardised, in units of a byte's 0 to 255.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Standard {
+pub struct PixelStats {
     /// Of each channel over the training split.
     pub mean: Vec<f64>,
     /// Of each channel over the training split.
     pub std: Vec<f64>,
 }
 
-impl Images {
+impl ImageDataset {
     /// MNIST, Fashion-MNIST or any set in their format: a folder with `train-images-idx3-ubyte` and
     /// `train-labels-idx1-ubyte`, plain or `.gz`. The set's own test files are left alone.
-    pub fn idx(folder: &Path, validation: f64) -> Result<Images, Error> {
-        Images::new(super::idx::read(folder)?, validation)
+    pub fn idx(folder: &Path, validation: f64) -> Result<ImageDataset, Error> {
+        ImageDataset::new(super::idx::read(folder)?, validation)
     }
 
     /// Images to learn from, all of them, and others to judge by.
-    pub(crate) fn apart(mut raw: Raw, others: Vec<Raw>) -> Result<Images, Error> {
+    pub(crate) fn apart(mut raw: RawImages, others: Vec<RawImages>) -> Result<ImageDataset, Error> {
         let learnt = raw.labels.len();
         for other in others {
             if other.shape != raw.shape {
@@ -62,26 +63,26 @@ impl Images {
             raw.pixels.extend(other.pixels);
             raw.labels.extend(other.labels);
         }
-        let (held_out, standard) = (raw.labels.len() - learnt, Standard::of(&raw, 0..learnt));
-        Ok(Images::standardised(raw, None, held_out, standard))
+        let (held_out, standard) = (raw.labels.len() - learnt, PixelStats::of(&raw, 0..learnt));
+        Ok(ImageDataset::standardised(raw, None, held_out, standard))
     }
 
     /// The same from a file of images and a file of labels, whatever their names.
-    pub fn idx_pair(images: &Path, labels: &Path, validation: f64) -> Result<Images, Error> {
-        Images::new(super::idx::read_pair(images, labels)?, validation)
+    pub fn idx_pair(images: &Path, labels: &Path, validation: f64) -> Result<ImageDataset, Error> {
+        ImageDataset::new(super::idx::read_pair(images, labels)?, validation)
     }
 
     /// CIFAR-10's binary version: a folder with `data_batch_1.bin` and its sisters. `test_batch.bin` is left alone.
-    pub fn cifar10(folder: &Path, validation: f64) -> Result<Images, Error> {
-        Images::new(super::cifar::read(folder)?, validation)
+    pub fn cifar10(folder: &Path, validation: f64) -> Result<ImageDataset, Error> {
+        ImageDataset::new(super::cifar::read(folder)?, validation)
     }
 
     /// Drawn shapes.
-    pub fn shapes(shapes: &super::Shapes, validation: f64) -> Result<Images, Error> {
-        Images::new(shapes.draw()?, validation)
+    pub fn shapes(shapes: &super::Shapes, validation: f64) -> Result<ImageDataset, Error> {
+        ImageDataset::new(shapes.draw()?, validation)
     }
 
-    pub(crate) fn new(raw: Raw, validation: f64) -> Result<Images, Error> {
+    pub(crate) fn new(raw: RawImages, validation: f64) -> Result<ImageDataset, Error> {
         check_validation(validation)?;
         let count = raw.labels.len();
         debug_assert_eq!(raw.pixels.len(), count * raw.shape.iter().product::<usize>());
@@ -93,33 +94,40 @@ impl Images {
         }
         let shuffle = Permutation::new(HELD_OUT, count as u64);
         let train = (held_out..count).map(|i| shuffle.at(i as u64) as usize);
-        let standard = Standard::of(&raw, train);
-        Ok(Images::standardised(raw, Some(shuffle), held_out, standard))
+        let standard = PixelStats::of(&raw, train);
+        Ok(ImageDataset::standardised(raw, Some(shuffle), held_out, standard))
     }
 
-    /// Images of which nothing is learnt: all are to be judged by, standardised as those were that a model learnt from, or by
+    /// Images of which nothing is learnt: all are to be evaluated on, standardised as those were that a model learnt from, or by
     /// themselves where nobody knows that.
-    pub(crate) fn judged(raw: Raw, standard: Option<Standard>) -> Images {
+    pub(crate) fn for_evaluation(raw: RawImages, standard: Option<PixelStats>) -> ImageDataset {
         let count = raw.labels.len();
-        let standard = standard.unwrap_or_else(|| Standard::of(&raw, 0..count));
-        Images::standardised(raw, Some(Permutation::new(HELD_OUT, count as u64)), count, standard)
+        let standard = standard.unwrap_or_else(|| PixelStats::of(&raw, 0..count));
+        ImageDataset::standardised(raw, Some(Permutation::new(HELD_OUT, count as u64)), count, standard)
     }
 
     /// The same images with the mean or the standard deviation that somebody asks for.
-    pub(crate) fn with_pixels(self, pixels: &Pixels) -> Result<Images, Error> {
-        let Standard { mean, std } = &self.standard;
-        let standard =
-            Standard { mean: in_bytes("mean", &pixels.mean, mean)?, std: in_bytes("std", &pixels.std, std)? };
-        Ok(Images::standardised(self.raw, self.shuffle, self.held_out, standard))
+    pub(crate) fn with_pixels(self, pixels: &PixelScaling) -> Result<ImageDataset, Error> {
+        let PixelStats { mean, std } = &self.standard;
+        let standard = PixelStats {
+            mean: in_bytes("mean", &pixels.mean, mean)?,
+            std: in_bytes("std", &pixels.std, std)?,
+        };
+        Ok(ImageDataset::standardised(self.raw, self.shuffle, self.held_out, standard))
     }
 
-    fn standardised(raw: Raw, shuffle: Option<Permutation>, held_out: usize, standard: Standard) -> Images {
+    fn standardised(
+        raw: RawImages,
+        shuffle: Option<Permutation>,
+        held_out: usize,
+        standard: PixelStats,
+    ) -> ImageDataset {
         let value = |(mean, std): (&f64, &f64)| std::array::from_fn(|v| ((v as f64 - mean) / std) as f32);
         let values = standard.mean.iter().zip(&standard.std).map(value).collect();
-        Images { raw, shuffle, held_out, standard, values, stored: OnceLock::new() }
+        ImageDataset { raw, shuffle, held_out, standard, values, stored: OnceLock::new() }
     }
 
-    /// Copies all images to a card, for whoever trains there from now on; the first card stays.
+    /// Copies all images to a GPU, for whoever trains there from now on; the first GPU stays.
     pub(crate) fn keep_on(&self, device: &Device) -> espalier_tensor::Result<()> {
         if self.stored.get().is_none() {
             let stored = StoredImages::new(device, &self.raw.pixels, &self.raw.labels, &self.values)?;
@@ -134,12 +142,12 @@ impl Images {
         self.stored.get().is_some_and(|stored| stored.serve(device))
     }
 
-    /// The same as [`Images::batch`] of what a card keeps; nothing where that is not the device.
+    /// The same as [`ImageDataset::batch`] of what a GPU keeps; nothing where that is not the device.
     pub(crate) fn batch_on(
         &self,
         device: &Device,
         dtype: DType,
-        split: Split,
+        split: DataSplit,
         picks: &[(u64, usize)],
     ) -> Option<espalier_tensor::Result<Batch>> {
         let stored = self.stored.get().filter(|stored| stored.serve(device))?;
@@ -153,14 +161,14 @@ impl Images {
     }
 
     /// How pixels are standardised.
-    pub fn standard(&self) -> &Standard {
+    pub fn standard(&self) -> &PixelStats {
         &self.standard
     }
 
-    pub(crate) fn len(&self, split: Split) -> usize {
+    pub(crate) fn len(&self, split: DataSplit) -> usize {
         match split {
-            Split::Train => self.raw.labels.len() - self.held_out,
-            Split::Validation => self.held_out,
+            DataSplit::Train => self.raw.labels.len() - self.held_out,
+            DataSplit::Validation => self.held_out,
         }
     }
 
@@ -169,7 +177,7 @@ impl Images {
         DataFacts { vocab: None, image: Some((height, width, channels)), classes: Some(self.raw.classes) }
     }
 
-    pub(crate) fn batch(&self, split: Split, picks: &[(u64, usize)]) -> HostBatch {
+    pub(crate) fn batch(&self, split: DataSplit, picks: &[(u64, usize)]) -> HostBatch {
         let [height, width, channels] = self.raw.shape;
         let mut pixels = Vec::with_capacity(picks.len() * self.raw.stride());
         let mut targets = Vec::with_capacity(picks.len());
@@ -184,18 +192,18 @@ impl Images {
         HostBatch { inputs, targets }
     }
 
-    pub(crate) fn label(&self, split: Split, index: usize) -> u32 {
+    pub(crate) fn label(&self, split: DataSplit, index: usize) -> u32 {
         u32::from(self.raw.labels[self.sample(split, index)])
     }
 
     /// Where an image of a split stands among all.
-    fn sample(&self, split: Split, index: usize) -> usize {
+    fn sample(&self, split: DataSplit, index: usize) -> usize {
         assert!(index < self.len(split), "image {index} of a split of {}", self.len(split));
         match (&self.shuffle, split) {
-            (Some(shuffle), Split::Train) => shuffle.at((self.held_out + index) as u64) as usize,
-            (Some(shuffle), Split::Validation) => shuffle.at(index as u64) as usize,
-            (None, Split::Train) => index,
-            (None, Split::Validation) => self.len(Split::Train) + index,
+            (Some(shuffle), DataSplit::Train) => shuffle.at((self.held_out + index) as u64) as usize,
+            (Some(shuffle), DataSplit::Validation) => shuffle.at(index as u64) as usize,
+            (None, DataSplit::Train) => index,
+            (None, DataSplit::Validation) => self.len(DataSplit::Train) + index,
         }
     }
 }
@@ -213,8 +221,8 @@ fn in_bytes(field: &'static str, asked: &Option<Vec<f64>>, found: &[f64]) -> Res
     }
 }
 
-impl Standard {
-    fn of(raw: &Raw, samples: impl Iterator<Item = usize>) -> Standard {
+impl PixelStats {
+    fn of(raw: &RawImages, samples: impl Iterator<Item = usize>) -> PixelStats {
         let channels = raw.shape[2];
         let mut seen = vec![[0u64; 256]; channels];
         for sample in samples {
@@ -229,7 +237,7 @@ impl Standard {
         let mean: Vec<f64> = seen.iter().map(|s| moment(s, 1)).collect();
         let variance = seen.iter().zip(&mean).map(|(s, m)| moment(s, 2) - m * m);
         let std = variance.map(|v| if v > 1e-6 { v.sqrt() } else { 1.0 }).collect();
-        Standard { mean, std }
+        PixelStats { mean, std }
     }
 }
 
@@ -239,13 +247,13 @@ mod tests {
     use crate::Dataset;
 
     /// `count` images of 2 x 3 pixels and 2 channels; the second channel is constant.
-    fn raw(count: usize) -> Raw {
+    fn raw(count: usize) -> RawImages {
         let pixels = (0..count * 6).flat_map(|i| [(i * 37 % 251) as u8, 9]).collect();
         let labels = (0..count).map(|i| i as u8).collect();
-        Raw { path: "made up".into(), pixels, labels, shape: [2, 3, 2], classes: 256 }
+        RawImages { path: "made up".into(), pixels, labels, shape: [2, 3, 2], classes: 256 }
     }
 
-    fn all(data: &Dataset, split: Split) -> HostBatch {
+    fn all(data: &Dataset, split: DataSplit) -> HostBatch {
         let picks: Vec<_> = (0..data.len(split)).map(|i| (0, i)).collect();
         data.batch(split, &picks).unwrap()
     }
@@ -253,25 +261,25 @@ mod tests {
     /// The two splits are disjoint, together they are the set, and another run finds the same.
     #[test]
     fn splits_part_the_set() {
-        let data = Dataset::Images(Images::new(raw(100), 0.2).unwrap());
-        assert_eq!((data.len(Split::Train), data.len(Split::Validation)), (80, 20));
-        let mut labels = all(&data, Split::Train).targets;
-        let held_out = all(&data, Split::Validation).targets;
+        let data = Dataset::Images(ImageDataset::new(raw(100), 0.2).unwrap());
+        assert_eq!((data.len(DataSplit::Train), data.len(DataSplit::Validation)), (80, 20));
+        let mut labels = all(&data, DataSplit::Train).targets;
+        let held_out = all(&data, DataSplit::Validation).targets;
         assert!(held_out.windows(2).any(|w| w[0] > w[1]), "held out without a shuffle: {held_out:?}");
         labels.extend(&held_out);
         labels.sort_unstable();
         assert!(labels.into_iter().eq(0..100));
         assert_eq!(
             held_out,
-            all(&Dataset::Images(Images::new(raw(100), 0.2).unwrap()), Split::Validation).targets
+            all(&Dataset::Images(ImageDataset::new(raw(100), 0.2).unwrap()), DataSplit::Validation).targets
         );
     }
 
     #[test]
     fn training_pixels_are_standard() {
-        let data = Dataset::Images(Images::new(raw(100), 0.1).unwrap());
+        let data = Dataset::Images(ImageDataset::new(raw(100), 0.1).unwrap());
         assert_eq!(data.facts(), DataFacts { vocab: None, image: Some((2, 3, 2)), classes: Some(256) });
-        let Inputs::Images { pixels, shape } = all(&data, Split::Train).inputs else { panic!() };
+        let Inputs::Images { pixels, shape } = all(&data, DataSplit::Train).inputs else { panic!() };
         assert_eq!(shape, [90, 2, 3, 2]);
         let n = (pixels.len() / 2) as f32;
         let first = || pixels.iter().step_by(2);
@@ -284,10 +292,10 @@ mod tests {
     #[test]
     fn pixels_are_standardised_as_asked() {
         let first = |mean: Option<&[f64]>, std: Option<&[f64]>| {
-            let pixels = Pixels { mean: mean.map(Into::into), std: std.map(Into::into) };
-            let images = Images::new(raw(100), 0.1).unwrap().with_pixels(&pixels)?;
-            let byte = f64::from(images.raw.pixels[images.sample(Split::Train, 0) * 12]);
-            let Inputs::Images { pixels, .. } = images.batch(Split::Train, &[(0, 0)]).inputs else {
+            let pixels = PixelScaling { mean: mean.map(Into::into), std: std.map(Into::into) };
+            let images = ImageDataset::new(raw(100), 0.1).unwrap().with_pixels(&pixels)?;
+            let byte = f64::from(images.raw.pixels[images.sample(DataSplit::Train, 0) * 12]);
+            let Inputs::Images { pixels, .. } = images.batch(DataSplit::Train, &[(0, 0)]).inputs else {
                 panic!()
             };
             Ok::<_, Error>((byte / 255.0, pixels[0], pixels[1]))
@@ -310,9 +318,9 @@ mod tests {
 
     #[test]
     fn what_cannot_be_split_is_refused() {
-        assert!(matches!(Images::new(raw(10), 1.0), Err(Error::Setting { field: "validation", .. })));
-        assert!(matches!(Images::new(raw(1), 0.5), Err(Error::TooFew { .. })));
-        assert!(Dataset::Images(Images::new(raw(10), 0.0).unwrap()).is_empty(Split::Validation));
-        assert_eq!(Images::new(raw(10), 0.001).unwrap().len(Split::Validation), 1);
+        assert!(matches!(ImageDataset::new(raw(10), 1.0), Err(Error::Setting { field: "validation", .. })));
+        assert!(matches!(ImageDataset::new(raw(1), 0.5), Err(Error::TooFew { .. })));
+        assert!(Dataset::Images(ImageDataset::new(raw(10), 0.0).unwrap()).is_empty(DataSplit::Validation));
+        assert_eq!(ImageDataset::new(raw(10), 0.001).unwrap().len(DataSplit::Validation), 1);
     }
 }

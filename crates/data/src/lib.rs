@@ -2,18 +2,18 @@
 //!
 //! A dataset is opened once, has a training and a validation split, and gives any sample by its number; `order` says
 //! which sample is met when. Nothing here keeps a position, so stopping, resuming and sharing a batch between ranks
-//! need no state but the run's sample count. Batches are made on the host; `feed` moves them to a device, ahead of their time
-//! where that is a card.
+//! need no state but the run's sample count. Batches are made on the host; `loader` moves them to a device, ahead of their time
+//! where that is a GPU.
 //!
 //! | where the data come from | file |
 //! |---|---|
 //! | MNIST, Fashion-MNIST | `idx` |
 //! | CIFAR-10 | `cifar` |
 //! | drawn shapes | `shapes` |
-//! | text files, as bytes or through a Hugging Face tokenizer | `text`, `tokenizer_json`, `vocab_merges`, `bpe`, `split`, `any_tokenizer` |
+//! | text files, as bytes or through a Hugging Face tokenizer | `text`, `tokenizer_json`, `vocab_merges`, `bpe`, `pre_tokenize`, `any_tokenizer` |
 //! | token files (`.bin`) | `mapped`; `encode` and `tokenize` make them of text |
-//! | made-up sums | `arithmetic` |
-//! | any of the files, to judge a trained model by | `judged` |
+//! | synthetic arithmetic | `arithmetic` |
+//! | any of the files, to evaluate a trained model on | `evaluation` |
 
 #[cfg_attr(not(feature = "tokenizers"), path = "no_tokenizer.rs")]
 mod any_tokenizer;
@@ -24,18 +24,18 @@ mod charsmap;
 mod cifar;
 mod encode;
 mod error;
-mod feed;
+mod evaluation;
 mod files;
 mod idx;
 mod images;
-mod judged;
+mod loader;
 mod mapped;
 mod open;
 mod order;
+mod pre_tokenize;
 mod raw;
 pub mod regular_file;
 mod shapes;
-mod split;
 mod stream;
 mod text;
 mod tokenize;
@@ -48,17 +48,17 @@ pub use any_tokenizer::AnyTokenizer;
 pub use arithmetic::Arithmetic;
 pub use bpe::Bpe;
 pub use error::{Error, Result};
-pub use feed::{Batch, Feed, Fetched, Samples};
+pub use evaluation::ModelInput;
 pub use files::Fingerprint;
-pub use images::{Images, Standard};
-pub use judged::Takes;
-pub use mapped::Width;
-pub use order::{Order, spread};
+pub use images::{ImageDataset, PixelStats};
+pub use loader::{Batch, DataLoader, Fetched, Samples};
+pub use mapped::TokenWidth;
+pub use order::{SampleOrder, spread};
 pub use shapes::{CLASSES as SHAPES, Shapes};
-pub use text::Text;
+pub use text::TextFiles;
 pub use tokenize::{TokenFiles, Tokenized, tokenize};
 pub use tokenizer::Tokenizer;
-pub use tokens::{Tokens, Windows};
+pub use tokens::{TokenDataset, TokenWindows};
 
 use espalier_plan::DataFacts;
 use espalier_tensor::{DType, Device};
@@ -67,14 +67,14 @@ use espalier_tensor::{DType, Device};
 #[derive(Debug)]
 pub enum Dataset {
     /// Images with one label each.
-    Images(Images),
+    Images(ImageDataset),
     /// A stream of tokens, cut into windows.
-    Tokens(Tokens),
+    Tokens(TokenDataset),
 }
 
 /// Which part of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Split {
+pub enum DataSplit {
     /// What the model learns from.
     Train,
     /// What it never learns from. The same samples whatever the run's seed.
@@ -112,7 +112,7 @@ pub enum Inputs {
 
 impl Dataset {
     /// Samples in a split; for training, in one epoch.
-    pub fn len(&self, split: Split) -> usize {
+    pub fn len(&self, split: DataSplit) -> usize {
         match self {
             Dataset::Images(images) => images.len(split),
             Dataset::Tokens(tokens) => tokens.len(split),
@@ -120,14 +120,14 @@ impl Dataset {
     }
 
     /// Whether a split has no samples: the validation split, where none was held out.
-    pub fn is_empty(&self, split: Split) -> bool {
+    pub fn is_empty(&self, split: DataSplit) -> bool {
         self.len(split) == 0
     }
 
-    /// The samples named by (epoch, index), in this order, as `Order::indices` gives them. The epoch moves the windows
+    /// The samples named by (epoch, index), in this order, as `SampleOrder::indices` gives them. The epoch moves the windows
     /// of training tokens and is ignored elsewhere. Fails only on a token file with an id past the vocabulary that
     /// was too large to check when it was opened.
-    pub fn batch(&self, split: Split, picks: &[(u64, usize)]) -> Result<HostBatch> {
+    pub fn batch(&self, split: DataSplit, picks: &[(u64, usize)]) -> Result<HostBatch> {
         match self {
             Dataset::Images(images) => Ok(images.batch(split, picks)),
             Dataset::Tokens(tokens) => tokens.batch(split, picks),
@@ -135,15 +135,15 @@ impl Dataset {
     }
 
     /// Targets of these samples that do not count, being [`IGNORED`](espalier_tensor::ops::cross_entropy::IGNORED): where a text that a
-    /// model is judged by ends within a window.
-    pub fn ignored(&self, split: Split, picks: &[(u64, usize)]) -> usize {
+    /// model is evaluated on ends within a window.
+    pub fn ignored(&self, split: DataSplit, picks: &[(u64, usize)]) -> usize {
         match self {
             Dataset::Images(_) => 0,
             Dataset::Tokens(tokens) => picks.iter().map(|&(_, index)| tokens.missing(split, index)).sum(),
         }
     }
 
-    /// Copies a data set of images to a card, once: batches for it, and for other handles of it, are then made there of the
+    /// Copies a data set of images to a GPU, once: batches for it, and for other handles of it, are then made there of the
     /// numbers of their samples. Text stays where it is, and so does everything where the device is the host.
     pub fn keep_on(&self, device: &Device) -> espalier_tensor::Result<()> {
         match (self, device) {
@@ -162,7 +162,7 @@ impl Dataset {
         &self,
         device: &Device,
         dtype: DType,
-        split: Split,
+        split: DataSplit,
         picks: &[(u64, usize)],
     ) -> Result<Fetched> {
         let there = match self {
@@ -170,13 +170,13 @@ impl Dataset {
             Dataset::Tokens(_) => None,
         };
         match there {
-            Some(batch) => Ok(Fetched::There(batch?)),
-            None => Ok(Fetched::Here(self.batch(split, picks)?)),
+            Some(batch) => Ok(Fetched::Device(batch?)),
+            None => Ok(Fetched::Host(self.batch(split, picks)?)),
         }
     }
 
     /// The class of a sample; none for text.
-    pub fn label(&self, split: Split, index: usize) -> Option<u32> {
+    pub fn label(&self, split: DataSplit, index: usize) -> Option<u32> {
         match self {
             Dataset::Images(images) => Some(images.label(split, index)),
             Dataset::Tokens(_) => None,

@@ -23,7 +23,7 @@ const FEWEST: usize = 64;
 
 /// How wide an id is in a token file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Width {
+pub enum TokenWidth {
     /// Two bytes, little-endian.
     U16,
     /// Four bytes, little-endian.
@@ -32,14 +32,14 @@ pub enum Width {
 
 /// Token files as one stream.
 #[derive(Debug)]
-pub(crate) struct Mapped {
-    width: Width,
+pub(crate) struct MappedTokens {
+    width: TokenWidth,
     vocab: usize,
-    files: Vec<Part>,
+    files: Vec<MappedFile>,
 }
 
 #[derive(Debug)]
-struct Part {
+struct MappedFile {
     path: PathBuf,
     bytes: Mmap,
     /// The stream's position of its first id, and of the first past it.
@@ -74,41 +74,41 @@ pub(crate) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
     Ok(files)
 }
 
-impl Mapped {
+impl MappedTokens {
     /// Files, or folders whose `.bin` files are meant, in the order of their names.
-    pub(crate) fn open(paths: &[PathBuf], width: Width, vocab: usize) -> Result<Mapped, Error> {
-        let mut stream = Mapped { width, vocab, files: Vec::new() };
+    pub(crate) fn open(paths: &[PathBuf], width: TokenWidth, vocab: usize) -> Result<MappedTokens, Error> {
+        let mut stream = MappedTokens { width, vocab, files: Vec::new() };
         files(paths)?.into_iter().try_for_each(|path| stream.push(path, CHECKED))?;
         Ok(stream)
     }
 
     /// The files, in the order in which they are read.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
-        self.files.iter().map(|part| part.path.clone()).collect()
+        self.files.iter().map(|mapped_file| mapped_file.path.clone()).collect()
     }
 
     /// Ids in all files.
     pub(crate) fn len(&self) -> u64 {
-        self.files.last().map_or(0, |part| part.end)
+        self.files.last().map_or(0, |mapped_file| mapped_file.end)
     }
 
     /// Appends the ids `start .. start + count`, which may cross from file to file.
     pub(crate) fn read(&self, start: u64, count: usize, out: &mut Vec<u32>) -> Result<(), Error> {
         let end = start + count as u64;
         debug_assert!(end <= self.len());
-        let first = self.files.partition_point(|part| part.end <= start);
-        for part in self.files[first..].iter().take_while(|part| part.start < end) {
-            let from = start.max(part.start) - part.start;
-            let bytes = &part.bytes[from as usize * self.width.bytes()
-                ..(end.min(part.end) - part.start) as usize * self.width.bytes()];
+        let first = self.files.partition_point(|mapped_file| mapped_file.end <= start);
+        for mapped_file in self.files[first..].iter().take_while(|mapped_file| mapped_file.start < end) {
+            let from = start.max(mapped_file.start) - mapped_file.start;
+            let bytes = &mapped_file.bytes[from as usize * self.width.bytes()
+                ..(end.min(mapped_file.end) - mapped_file.start) as usize * self.width.bytes()];
             let written = out.len();
             match self.width {
-                Width::U16 => {
+                TokenWidth::U16 => {
                     out.extend(bytes.as_chunks().0.iter().map(|b| u32::from(u16::from_le_bytes(*b))))
                 }
-                Width::U32 => out.extend(bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b))),
+                TokenWidth::U32 => out.extend(bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b))),
             }
-            self.check(&part.path, from, &out[written..])?;
+            self.check(&mapped_file.path, from, &out[written..])?;
         }
         Ok(())
     }
@@ -133,12 +133,12 @@ impl Mapped {
             let expected = "little-endian token ids, which `espalier tokenize` makes of text (`data.kind` = \"text\" reads text itself)";
             return Err(Error::IsText { path, expected });
         }
-        if self.width == Width::U16 && head.len() >= FEWEST && is_wider(head) {
+        if self.width == TokenWidth::U16 && head.len() >= FEWEST && is_wider(head) {
             return Err(Error::Wider { path });
         }
         let start = self.len();
         let end = start + size / width;
-        self.files.push(Part { path, bytes, start, end });
+        self.files.push(MappedFile { path, bytes, start, end });
         if size < checked {
             let mut ids = Vec::new();
             for from in (start..end).step_by(1 << 16) {
@@ -162,9 +162,9 @@ impl Mapped {
 }
 
 /// How wide the ids of token files are, at a look at the first of them; `usual` where that says nothing.
-pub(crate) fn width_of(path: &Path, usual: Width) -> Result<Width, Error> {
+pub(crate) fn width_of(path: &Path, usual: TokenWidth) -> Result<TokenWidth, Error> {
     let first = files(&[path.to_owned()])?.swap_remove(0);
-    Ok(if is_wider(&head(&first)?) { Width::U32 } else { usual })
+    Ok(if is_wider(&head(&first)?) { TokenWidth::U32 } else { usual })
 }
 
 /// The beginning of a file.
@@ -196,11 +196,11 @@ fn is_wider(bytes: &[u8]) -> bool {
         && ids.iter().filter(|id| id[..2] != [0, 0]).count() > ids.len() / 2
 }
 
-impl Width {
+impl TokenWidth {
     pub(crate) fn bytes(self) -> usize {
         match self {
-            Width::U16 => 2,
-            Width::U32 => 4,
+            TokenWidth::U16 => 2,
+            TokenWidth::U32 => 4,
         }
     }
 }
@@ -208,7 +208,7 @@ impl Width {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Dataset, Split, Tokens, Windows};
+    use crate::{DataSplit, Dataset, TokenDataset, TokenWindows};
 
     fn write(path: PathBuf, ids: &[u16]) -> PathBuf {
         fs::write(&path, ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>()).unwrap();
@@ -220,31 +220,32 @@ mod tests {
     fn text_and_wider_ids_are_no_ids_of_two_bytes() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        let open = |path: &Path, width| Mapped::open(&[path.to_owned()], width, 50_257).map(|all| all.len());
+        let open =
+            |path: &Path, width| MappedTokens::open(&[path.to_owned()], width, 50_257).map(|all| all.len());
         fs::write(at("book.txt"), "It was the best of times, it was the worst of times\n".repeat(4)).unwrap();
-        assert!(matches!(open(&at("book.txt"), Width::U16), Err(Error::IsText { .. })));
+        assert!(matches!(open(&at("book.txt"), TokenWidth::U16), Err(Error::IsText { .. })));
         // Latin-1 is no UTF-8.
         fs::write(at("buch.bin"), b"Es war einmal ein M\xfcller, der hatte zwei T\xf6chter. ".repeat(4))
             .unwrap();
-        assert!(matches!(open(&at("buch.bin"), Width::U16), Err(Error::IsText { .. })));
+        assert!(matches!(open(&at("buch.bin"), TokenWidth::U16), Err(Error::IsText { .. })));
         let wide: Vec<u8> = (0..40u32).flat_map(|id| (1000 * id).to_le_bytes()).collect();
         fs::write(at("wide.bin"), wide).unwrap();
-        let refused = open(&at("wide.bin"), Width::U16).unwrap_err();
+        let refused = open(&at("wide.bin"), TokenWidth::U16).unwrap_err();
         assert!(
             refused.to_string().ends_with(
                 "holds ids of 4 bytes: expected ids of 2, as `data.dtype` = \"u16\" says; \"u32\" reads these"
             ),
             "{refused}"
         );
-        assert_eq!(open(&at("wide.bin"), Width::U32).unwrap(), 40);
-        assert_eq!(width_of(&at("wide.bin"), Width::U16).unwrap(), Width::U32);
+        assert_eq!(open(&at("wide.bin"), TokenWidth::U32).unwrap(), 40);
+        assert_eq!(width_of(&at("wide.bin"), TokenWidth::U16).unwrap(), TokenWidth::U32);
         let narrow = write(at("narrow.bin"), &(0..400u16).map(|id| 125 * id).collect::<Vec<_>>());
         assert_eq!(
-            (open(&narrow, Width::U16).unwrap(), width_of(&narrow, Width::U16).unwrap()),
-            (400, Width::U16)
+            (open(&narrow, TokenWidth::U16).unwrap(), width_of(&narrow, TokenWidth::U16).unwrap()),
+            (400, TokenWidth::U16)
         );
         let zeros = write(at("zeros.bin"), &[0; 400]);
-        assert_eq!(open(&zeros, Width::U16).unwrap(), 400);
+        assert_eq!(open(&zeros, TokenWidth::U16).unwrap(), 400);
     }
 
     /// Reads cross file borders, a folder is read in the order of its names, and other files stay out.
@@ -255,7 +256,7 @@ mod tests {
         write(folder.path().join("a.bin"), &[0, 1, 2]);
         write(folder.path().join("c.bin"), &[7]);
         fs::write(folder.path().join("notes.txt"), "odd").unwrap();
-        let stream = Mapped::open(&[folder.path().into()], Width::U16, 8).unwrap();
+        let stream = MappedTokens::open(&[folder.path().into()], TokenWidth::U16, 8).unwrap();
         assert_eq!(stream.len(), 8);
         for start in 0..8 {
             for end in start..=8 {
@@ -271,12 +272,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ids.bin");
         fs::write(&path, [70_000u32, 1, 2].map(u32::to_le_bytes).concat()).unwrap();
-        let windows = Windows { seq: 2, validation: 0.0, seed: 0 };
-        let tokens = Tokens::files(std::slice::from_ref(&path), None, Width::U32, 70_001, windows).unwrap();
-        let batch = Dataset::Tokens(tokens).batch(Split::Train, &[(0, 0)]).unwrap();
+        let windows = TokenWindows { seq: 2, validation: 0.0, seed: 0 };
+        let tokens =
+            TokenDataset::files(std::slice::from_ref(&path), None, TokenWidth::U32, 70_001, windows).unwrap();
+        let batch = Dataset::Tokens(tokens).batch(DataSplit::Train, &[(0, 0)]).unwrap();
         assert_eq!(batch.targets, [1, 2]);
         assert!(matches!(
-            Tokens::files(&[path], None, Width::U32, 70_000, windows),
+            TokenDataset::files(&[path], None, TokenWidth::U32, 70_000, windows),
             Err(Error::Vocabulary { .. })
         ));
     }
@@ -287,11 +289,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let good = write(folder.path().join("good.bin"), &[1; 10]);
         let bad = write(folder.path().join("bad.bin"), &[1, 2, 50_000, 9]);
-        let message = Mapped::open(&[good.clone(), bad.clone()], Width::U16, 9).unwrap_err().to_string();
+        let message =
+            MappedTokens::open(&[good.clone(), bad.clone()], TokenWidth::U16, 9).unwrap_err().to_string();
         let end = "bad.bin has a token past the vocabulary at position 2: expected one below 9, got 50000";
         assert!(message.ends_with(end), "{message}");
 
-        let mut large = Mapped { width: Width::U16, vocab: 9, files: Vec::new() };
+        let mut large = MappedTokens { width: TokenWidth::U16, vocab: 9, files: Vec::new() };
         large.push(good, 0).unwrap();
         large.push(bad, 0).unwrap();
         let mut ids = Vec::new();
@@ -303,7 +306,7 @@ mod tests {
     #[test]
     fn damage_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        let open = |paths: &[PathBuf]| Mapped::open(paths, Width::U16, 9).unwrap_err();
+        let open = |paths: &[PathBuf]| MappedTokens::open(paths, TokenWidth::U16, 9).unwrap_err();
         assert!(matches!(open(&[folder.path().join("none.bin")]), Error::Missing { .. }));
         assert!(matches!(open(&[folder.path().into()]), Error::Empty { .. }));
         assert!(matches!(open(&[]), Error::Setting { field: "paths", .. }));

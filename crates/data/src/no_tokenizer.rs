@@ -34,12 +34,12 @@ impl AnyTokenizer {
     }
 
     /// Whether ids are the same where a text is cut before a space between two letters or digits of ASCII.
-    pub fn can_be_cut(&self) -> bool {
+    pub fn can_split(&self) -> bool {
         match *self {}
     }
 
     /// What an id stands for in the middle of a text; nothing if it has no meaning.
-    pub fn piece(&self, _id: u32) -> Vec<u8> {
+    pub fn token_bytes(&self, _id: u32) -> Vec<u8> {
         match *self {}
     }
 

@@ -2,17 +2,20 @@
 
 use std::path::Path;
 
-use espalier_plan::data::{HeldOut, Source, TokenType};
+use espalier_plan::data::{DatasetSource, HeldOut, TokenType};
 use espalier_plan::{DataFacts, RunFile};
 use espalier_tensor::machine::memory_left;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use crate::error::{FEWER, FEWER_IMAGES};
+use crate::evaluation::{image_files, images};
 use crate::files::{learnt_images, total};
-use crate::judged::{image_files, images};
 use crate::tokens::check_apart;
-use crate::{Arithmetic, Dataset, Error, Images, Inputs, Shapes, Text, Tokens, Width, Windows, cifar, idx};
+use crate::{
+    Arithmetic, Dataset, Error, ImageDataset, Inputs, Shapes, TextFiles, TokenDataset, TokenWidth,
+    TokenWindows, cifar, idx,
+};
 
 impl Dataset {
     /// Opens the data that a run file names; reads its `[data]`, its seed, and the model's context and vocabulary. What
@@ -25,7 +28,7 @@ impl Dataset {
     /// What a model must know of the data that a run file names; images that would be drawn are not.
     pub fn facts_of(run: &RunFile) -> Result<DataFacts, Error> {
         match run.data.source {
-            Source::Shapes { size, .. } => Ok(Shapes::facts(size)),
+            DatasetSource::Shapes { size, .. } => Ok(Shapes::facts(size)),
             _ => Ok(Dataset::open(run)?.facts()),
         }
     }
@@ -40,33 +43,33 @@ impl Dataset {
             Some(left) if needed > left => Err(Error::TooLarge { path: name.into(), needed, left, advice }),
             _ => Ok(()),
         };
-        let windows = || Windows { seq: run.model.context().unwrap_or(1), validation, seed: run.seed };
+        let windows = || TokenWindows { seq: run.model.context().unwrap_or(1), validation, seed: run.seed };
         Ok(match &run.data.source {
-            Source::Text { path, tokenizer, extensions } => {
+            DatasetSource::Text { path, tokenizer, extensions } => {
                 let (paths, extensions) = (path.clone(), extensions.clone());
-                let text = Text { paths, extensions, tokenizer: tokenizer.clone() };
+                let text = TextFiles { paths, extensions, tokenizer: tokenizer.clone() };
                 let mapped = "token files (`data.kind` = \"tokens\") are not held in memory";
                 fits(&text.paths[0], total(&Dataset::files(&run.data)?)?, mapped)?;
-                Dataset::Tokens(Tokens::text(&text, apart.map(Vec::as_slice), windows())?)
+                Dataset::Tokens(TokenDataset::text(&text, apart.map(Vec::as_slice), windows())?)
             }
-            Source::Tokens { path, dtype } => {
+            DatasetSource::Tokens { path, dtype } => {
                 let width = match dtype {
-                    TokenType::U16 => Width::U16,
-                    TokenType::U32 => Width::U32,
+                    TokenType::U16 => TokenWidth::U16,
+                    TokenType::U32 => TokenWidth::U32,
                 };
                 let vocab = run.model.vocab().expect("a run file with token files says how many there are");
-                Dataset::Tokens(Tokens::files(path, apart.map(Vec::as_slice), width, vocab, windows())?)
+                Dataset::Tokens(TokenDataset::files(path, apart.map(Vec::as_slice), width, vocab, windows())?)
             }
-            source @ (Source::Idx { .. } | Source::Cifar10 { .. }) => {
+            source @ (DatasetSource::Idx { .. } | DatasetSource::Cifar10 { .. }) => {
                 let learnt = learnt_images(source)?;
                 // At least: what is zipped is looked at again when its header is known.
                 fits(&learnt[0], total(&Dataset::files(&run.data)?)?, FEWER_IMAGES)?;
                 let raw = match source {
-                    Source::Cifar10 { path } => cifar::read(path)?,
+                    DatasetSource::Cifar10 { path } => cifar::read(path)?,
                     _ => idx::read_pair(&learnt[0], &learnt[1])?,
                 };
                 let images = match apart {
-                    None => Images::new(raw, validation)?,
+                    None => ImageDataset::new(raw, validation)?,
                     Some(paths) => {
                         check_apart(
                             &learnt,
@@ -76,20 +79,23 @@ impl Dataset {
                                 .collect::<Result<Vec<_>, _>>()?
                                 .concat(),
                         )?;
-                        Images::apart(raw, paths.iter().map(|path| images(path)).collect::<Result<_, _>>()?)?
+                        ImageDataset::apart(
+                            raw,
+                            paths.iter().map(|path| images(path)).collect::<Result<_, _>>()?,
+                        )?
                     }
                 };
                 Dataset::Images(images.with_pixels(&run.data.pixels)?)
             }
-            &Source::Shapes { count, size } => {
+            &DatasetSource::Shapes { count, size } => {
                 let shapes = Shapes { count, size, seed: run.seed };
                 fits(Path::new("data.shapes"), shapes.bytes(), FEWER)?;
-                Dataset::Images(Images::shapes(&shapes, validation)?.with_pixels(&run.data.pixels)?)
+                Dataset::Images(ImageDataset::shapes(&shapes, validation)?.with_pixels(&run.data.pixels)?)
             }
-            &Source::Arithmetic { count, digits } => {
+            &DatasetSource::Arithmetic { count, digits } => {
                 let sums = Arithmetic { count, digits: digits as u32, seed: run.seed };
                 fits(Path::new("data.arithmetic"), sums.least_bytes(), FEWER)?;
-                Dataset::Tokens(Tokens::arithmetic(&sums, windows())?)
+                Dataset::Tokens(TokenDataset::arithmetic(&sums, windows())?)
             }
         })
     }

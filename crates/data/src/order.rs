@@ -16,15 +16,15 @@ const ROUNDS: usize = 8;
 
 /// The order of all epochs of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Order {
+pub struct SampleOrder {
     key: u64,
     len: usize,
 }
 
-impl Order {
+impl SampleOrder {
     /// The order of `len` samples under a run's seed.
-    pub fn new(seed: u64, len: usize) -> Order {
-        Order { key: random::key(seed, PURPOSE), len }
+    pub fn new(seed: u64, len: usize) -> SampleOrder {
+        SampleOrder { key: random::key(seed, PURPOSE), len }
     }
 
     /// The samples at global positions `position .. position + count`, each as (epoch, index). Panics if there are no
@@ -94,7 +94,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn epoch_of(seed: u64, len: usize, epoch: u64) -> Vec<usize> {
-        let picks = Order::new(seed, len).indices(epoch * len as u64, len);
+        let picks = SampleOrder::new(seed, len).indices(epoch * len as u64, len);
         assert!(picks.iter().all(|&(e, _)| e == epoch));
         picks.into_iter().map(|(_, i)| i).collect()
     }
@@ -111,7 +111,7 @@ mod tests {
         /// Resuming anywhere, or sharing a batch between ranks, meets the same samples.
         #[test]
         fn chunks_do_not_matter(seed: u64, len in 1usize..500, start in 0u64..2000, cuts in prop::collection::vec(0usize..70, 1..9)) {
-            let order = Order::new(seed, len);
+            let order = SampleOrder::new(seed, len);
             let mut pieces = Vec::new();
             for cut in &cuts {
                 pieces.extend(order.indices(start + pieces.len() as u64, *cut));
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn huge_sets_are_reached_at_random() {
-        let order = Order::new(3, 1 << 40);
+        let order = SampleOrder::new(3, 1 << 40);
         let picks = order.indices((1 << 40) - 1, 2);
         assert_eq!((picks[0].0, picks[1].0), (0, 1));
         assert!(picks.iter().all(|&(_, i)| i < 1 << 40));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// pixels: [count, height, width, channels], labels: [count]
 #[derive(Debug)]
-pub(crate) struct Raw {
+pub(crate) struct RawImages {
     /// Where they come from, for errors.
     pub path: PathBuf,
     pub pixels: Vec<u8>,
@@ -14,7 +14,7 @@ pub(crate) struct Raw {
     pub classes: usize,
 }
 
-impl Raw {
+impl RawImages {
     pub(crate) fn stride(&self) -> usize {
         self.shape.iter().product()
     }

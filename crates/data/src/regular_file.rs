@@ -3,7 +3,7 @@
 //! A FIFO would be waited for until somebody writes into it, a device may have no end, and opening one may do something. So only
 //! regular files are opened, and of these no more is read than a file of its kind can be large.
 
-use espalier_tensor::memory::Size;
+use espalier_tensor::memory::ByteSize;
 use std::{
     fs::{self, File, FileType},
     io::{self, Read, Seek, SeekFrom},
@@ -38,8 +38,9 @@ pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 /// The bytes from a place on, which are at most `limit`.
 pub fn read_from(path: &Path, start: u64, limit: u64) -> io::Result<Vec<u8>> {
     let mut file = open(path)?;
-    let too_long =
-        || io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {}", Size(limit as usize)));
+    let too_long = || {
+        io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {}", ByteSize(limit as usize)))
+    };
     let size = file.metadata()?.len().saturating_sub(start);
     file.seek(SeekFrom::Start(start))?;
     if size > limit {

@@ -8,7 +8,7 @@
 //!
 //! Image i is a pure function of (seed, i), so a larger set begins with the smaller one.
 
-use crate::{Error, error::FEWER, raw::Raw};
+use crate::{Error, error::FEWER, raw::RawImages};
 use espalier_plan::DataFacts;
 use espalier_tensor::random;
 use std::thread;
@@ -36,7 +36,7 @@ pub struct Shapes {
 
 impl Shapes {
     /// All images, drawn by all cores.
-    pub(crate) fn draw(&self) -> Result<Raw, Error> {
+    pub(crate) fn draw(&self) -> Result<RawImages, Error> {
         let Shapes { count, size, seed } = *self;
         if size < 16 {
             return Err(Error::Setting {
@@ -67,7 +67,7 @@ impl Shapes {
         });
         let labels = (0..count).map(|i| label(i) as u8).collect();
         let classes = CLASSES.len();
-        Ok(Raw { path: "data.shapes".into(), pixels, labels, shape: [size, size, 3], classes })
+        Ok(RawImages { path: "data.shapes".into(), pixels, labels, shape: [size, size, 3], classes })
     }
 }
 
@@ -276,7 +276,7 @@ fn inside(class: usize, x: f64, y: f64, r: f64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Images, Split};
+    use crate::{DataSplit, ImageDataset};
 
     /// The same whatever the set's size and the number of cores; another seed draws others.
     #[test]
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(few.pixels, more.pixels[..few.pixels.len()]);
         assert_eq!(few.labels[..12], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]);
         assert_ne!(few.pixels, Shapes { seed: 4, ..shapes }.draw().unwrap().pixels);
-        assert_eq!(Images::shapes(&shapes, 0.2).unwrap().len(Split::Train), 18);
+        assert_eq!(ImageDataset::shapes(&shapes, 0.2).unwrap().len(DataSplit::Train), 18);
     }
 
     /// No shape is empty, fills its circle, or is another in disguise.

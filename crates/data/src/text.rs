@@ -8,7 +8,7 @@
 //! As bytes, files follow each other as they are. A tokenizer that knows what ends a text (`<|endoftext|>`, `</s>`) puts it
 //! after each file, as GPT-2's training data had it.
 
-use crate::{Error, Tokenizer, encode::encode_files, error::reading, stream::Stream};
+use crate::{Error, Tokenizer, encode::encode_files, error::reading, stream::TokenStream};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -16,7 +16,7 @@ use std::{
 
 /// Text to read.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Text {
+pub struct TextFiles {
     /// Files and folders.
     pub paths: Vec<PathBuf>,
     /// If any, only files of folders with one of these, with or without the dot.
@@ -25,10 +25,10 @@ pub struct Text {
     pub tokenizer: Option<PathBuf>,
 }
 
-impl Text {
+impl TextFiles {
     /// The text that is held out beside this one, read in the same way.
-    pub(crate) fn held_out(&self, paths: &[PathBuf]) -> Text {
-        let mut apart = Text { paths: paths.to_vec(), ..self.clone() };
+    pub(crate) fn held_out(&self, paths: &[PathBuf]) -> TextFiles {
+        let mut apart = TextFiles { paths: paths.to_vec(), ..self.clone() };
         if !paths.iter().any(|path| path.is_dir()) {
             apart.extensions.clear(); // they are for folders, and may be meant for those of `path` alone
         }
@@ -36,7 +36,7 @@ impl Text {
     }
 
     /// All the text, as ids; what makes ids of text; and the files that were skipped.
-    pub(crate) fn read(&self) -> Result<(Stream, Tokenizer, Vec<PathBuf>), Error> {
+    pub(crate) fn read(&self) -> Result<(TokenStream, Tokenizer, Vec<PathBuf>), Error> {
         let tokenizer = match &self.tokenizer {
             Some(path) => Tokenizer::open(path)?,
             None => Tokenizer::Bytes,
@@ -46,8 +46,8 @@ impl Text {
     }
 
     /// All the text as the ids of a tokenizer, whichever the settings name; and the files that were skipped.
-    pub(crate) fn read_by(&self, tokenizer: &Tokenizer) -> Result<(Stream, Vec<PathBuf>), Error> {
-        let Files { wanted: files, skipped } = self.files()?;
+    pub(crate) fn read_by(&self, tokenizer: &Tokenizer) -> Result<(TokenStream, Vec<PathBuf>), Error> {
+        let FoundFiles { wanted: files, skipped } = self.files()?;
         let read = |path: &PathBuf| crate::error::read(path, "a text file", u64::MAX);
         let stream = match tokenizer {
             Tokenizer::Bytes => {
@@ -55,7 +55,7 @@ impl Text {
                 for file in &files {
                     bytes.append(&mut read(file)?);
                 }
-                Stream::Bytes(bytes)
+                TokenStream::Bytes(bytes)
             }
             Tokenizer::Arithmetic | Tokenizer::Bpe(_) | Tokenizer::Any(_) => {
                 let mut ids = Vec::new();
@@ -63,7 +63,7 @@ impl Text {
                     ids.extend_from_slice(more);
                     Ok(true)
                 })?;
-                Stream::Ids(ids)
+                TokenStream::Ids(ids)
             }
         };
         if stream.len() == 0 {
@@ -73,7 +73,7 @@ impl Text {
     }
 
     /// The files that are meant, in the order in which they are read, and those that cannot be.
-    pub(crate) fn files(&self) -> Result<Files, Error> {
+    pub(crate) fn files(&self) -> Result<FoundFiles, Error> {
         let setting = |field, expected, got: &str| Error::Setting { field, expected, got: got.into() };
         if self.paths.is_empty() {
             return Err(setting("paths", "at least one file or folder", "none"));
@@ -85,7 +85,7 @@ impl Text {
         if !self.extensions.is_empty() && !self.paths.iter().any(|path| path.is_dir()) {
             return Err(setting("extensions", "a folder among the paths to apply them to", "only files"));
         }
-        let mut files = Files { wanted: Vec::new(), skipped: Vec::new() };
+        let mut files = FoundFiles { wanted: Vec::new(), skipped: Vec::new() };
         for path in &self.paths {
             if !path.is_dir() {
                 files.wanted.push(path.clone());
@@ -122,7 +122,7 @@ impl Text {
 }
 
 /// What stands in the folders of a text.
-pub(crate) struct Files {
+pub(crate) struct FoundFiles {
     /// Files that are read as text.
     pub wanted: Vec<PathBuf>,
     /// Files that cannot be.
@@ -160,7 +160,7 @@ fn is_binary(path: &Path) -> Result<bool, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DataFacts, Dataset, Split, Tokens, Windows};
+    use crate::{DataFacts, DataSplit, Dataset, TokenDataset, TokenWindows};
 
     fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
@@ -172,8 +172,8 @@ mod tests {
         folder
     }
 
-    fn bytes(text: &Text) -> Vec<u8> {
-        let Ok((Stream::Bytes(bytes), Tokenizer::Bytes, _)) = text.read() else { panic!() };
+    fn bytes(text: &TextFiles) -> Vec<u8> {
+        let Ok((TokenStream::Bytes(bytes), Tokenizer::Bytes, _)) = text.read() else { panic!() };
         bytes
     }
 
@@ -189,7 +189,7 @@ mod tests {
             ("target/out.txt", b"no"),
             ("picture.png", b"no\0"),
         ]);
-        let mut text = Text { paths: vec![folder.path().into()], ..Text::default() };
+        let mut text = TextFiles { paths: vec![folder.path().into()], ..TextFiles::default() };
         assert_eq!(bytes(&text), b"one two three");
         assert_eq!(crate::files::total(&text.files().unwrap().wanted).unwrap(), 13);
         assert_eq!(text.read().unwrap().2, [folder.path().join("picture.png")]);
@@ -202,11 +202,12 @@ mod tests {
     #[test]
     fn text_becomes_windows() {
         let folder = folder(&[("a.txt", b"abcdefghij")]);
-        let text = Text { paths: vec![folder.path().join("a.txt")], ..Text::default() };
-        let tokens = Tokens::text(&text, None, Windows { seq: 4, validation: 0.5, seed: 0 }).unwrap();
+        let text = TextFiles { paths: vec![folder.path().join("a.txt")], ..TextFiles::default() };
+        let tokens =
+            TokenDataset::text(&text, None, TokenWindows { seq: 4, validation: 0.5, seed: 0 }).unwrap();
         let data = Dataset::Tokens(tokens);
         assert_eq!(data.facts(), DataFacts { vocab: Some(256), image: None, classes: None });
-        assert_eq!(data.batch(Split::Validation, &[(0, 0)]).unwrap().targets, b"ghij".map(u32::from));
+        assert_eq!(data.batch(DataSplit::Validation, &[(0, 0)]).unwrap().targets, b"ghij".map(u32::from));
     }
 
     /// A tokenizer's end-of-text follows each file; what is not UTF-8 is an error that says where.
@@ -222,8 +223,9 @@ mod tests {
             ("t.json", json),
         ]);
         let tokenizer = Some(folder.path().join("t.json"));
-        let mut text = Text { paths: vec![folder.path().into()], extensions: vec!["txt".into()], tokenizer };
-        let Ok((Stream::Ids(ids), Tokenizer::Bpe(_), _)) = text.read() else { panic!() };
+        let mut text =
+            TextFiles { paths: vec![folder.path().into()], extensions: vec!["txt".into()], tokenizer };
+        let Ok((TokenStream::Ids(ids), Tokenizer::Bpe(_), _)) = text.read() else { panic!() };
         assert_eq!(ids, [0, 1, 2, 1, 2]);
         text.extensions = vec!["md".into()];
         assert!(matches!(text.read(), Err(Error::NotText { position: 2, .. })));
@@ -235,7 +237,7 @@ mod tests {
         let error = |paths: &[&str], extensions: &[&str]| {
             let paths = paths.iter().map(|path| folder.path().join(path)).collect();
             let extensions = extensions.iter().map(|e| e.to_string()).collect();
-            Text { paths, extensions, tokenizer: None }.read().unwrap_err()
+            TextFiles { paths, extensions, tokenizer: None }.read().unwrap_err()
         };
         assert!(
             error(&["empty.txt"], &[])

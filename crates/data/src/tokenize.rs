@@ -3,7 +3,7 @@
 //! What is written appears under its name when it is whole, and not before: one file, or a folder of files of at most so many
 //! bytes, which are read in the order of their names.
 
-use crate::{Error, Text, Tokenizer, Width, encode::encode_files, files};
+use crate::{Error, TextFiles, TokenWidth, Tokenizer, encode::encode_files, files};
 use std::{
     fs::{self, File},
     io::{self, BufWriter, Write},
@@ -16,7 +16,7 @@ pub struct TokenFiles {
     /// A file, or with `shard_bytes` a folder, which is not there yet.
     pub path: PathBuf,
     /// How wide an id is.
-    pub width: Width,
+    pub width: TokenWidth,
     /// Files of at most so many bytes.
     pub shard_bytes: Option<u64>,
     /// Threads that work at once; 0: one for each core.
@@ -41,7 +41,7 @@ pub struct Tokenized {
 /// Writes the ids of a text by a tokenizer. `progress` hears how many bytes of text were read, and of how many; where it says
 /// no, nothing is left behind, and nothing comes back.
 pub fn tokenize(
-    text: &Text,
+    text: &TextFiles,
     tokenizer: &Tokenizer,
     to: &TokenFiles,
     progress: impl FnMut(u64, u64) -> bool + Send,
@@ -54,7 +54,7 @@ pub fn tokenize(
 }
 
 fn tokenize_here(
-    text: &Text,
+    text: &TextFiles,
     tokenizer: &Tokenizer,
     to: &TokenFiles,
     mut progress: impl FnMut(u64, u64) -> bool,
@@ -63,8 +63,8 @@ fn tokenize_here(
         return Err(Error::Exists { path: to.path.clone() });
     }
     let most = match to.width {
-        Width::U16 => 1 << 16,
-        Width::U32 => usize::MAX,
+        TokenWidth::U16 => 1 << 16,
+        TokenWidth::U32 => usize::MAX,
     };
     if tokenizer.vocab() > most {
         let got = format!("u16 for {} tokens", tokenizer.vocab());
@@ -76,7 +76,7 @@ fn tokenize_here(
     }
     let found = text.files()?;
     let all = files::total(&found.wanted)?;
-    let mut writer = Writer::new(to)?;
+    let mut writer = TokenWriter::new(to)?;
     let mut read = 0;
     let mut go_on = progress(0, all);
     let hand_on = |ids: &[u32], bytes: usize| {
@@ -97,7 +97,7 @@ fn tokenize_here(
 }
 
 /// Files on the way; what is dropped before it is finished leaves nothing.
-struct Writer<'a> {
+struct TokenWriter<'a> {
     to: &'a TokenFiles,
     /// What stands where the file or folder will be, until it is whole.
     temporary: PathBuf,
@@ -110,8 +110,8 @@ struct Writer<'a> {
     bytes: Vec<u8>,
 }
 
-impl<'a> Writer<'a> {
-    fn new(to: &'a TokenFiles) -> Result<Writer<'a>, Error> {
+impl<'a> TokenWriter<'a> {
+    fn new(to: &'a TokenFiles) -> Result<TokenWriter<'a>, Error> {
         let name = to.path.file_name().unwrap_or_default().to_string_lossy();
         let temporary = to.path.with_file_name(format!(".{name}.writing"));
         // What a killed process has left.
@@ -120,7 +120,7 @@ impl<'a> Writer<'a> {
             fs::create_dir(&temporary).map_err(writing(&temporary))?;
         }
         let (names, bytes) = (Vec::new(), Vec::new());
-        let mut writer = Writer { to, temporary, file: None, names, length: 0, tokens: 0, bytes };
+        let mut writer = TokenWriter { to, temporary, file: None, names, length: 0, tokens: 0, bytes };
         // What cannot be written is known before anything is read.
         writer.open()?;
         Ok(writer)
@@ -158,8 +158,8 @@ impl<'a> Writer<'a> {
             let (now, rest) = ids.split_at(ids.len().min((most - self.length) as usize));
             self.bytes.clear();
             match self.to.width {
-                Width::U16 => self.bytes.extend(now.iter().flat_map(|id| (*id as u16).to_le_bytes())),
-                Width::U32 => self.bytes.extend(now.iter().flat_map(|id| id.to_le_bytes())),
+                TokenWidth::U16 => self.bytes.extend(now.iter().flat_map(|id| (*id as u16).to_le_bytes())),
+                TokenWidth::U32 => self.bytes.extend(now.iter().flat_map(|id| id.to_le_bytes())),
             }
             let file = self.file.as_mut().expect("a file is open until it is finished");
             file.write_all(&self.bytes).map_err(writing(&self.temporary))?;
@@ -184,7 +184,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-impl Drop for Writer<'_> {
+impl Drop for TokenWriter<'_> {
     fn drop(&mut self) {
         // Where it was finished there is none of either.
         let _ = fs::remove_file(&self.temporary).or_else(|_| fs::remove_dir_all(&self.temporary));
@@ -198,16 +198,16 @@ fn writing(path: &Path) -> impl FnOnce(io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Bpe, Dataset, Split, Tokens, Windows};
+    use crate::{Bpe, DataSplit, Dataset, TokenDataset, TokenWindows};
 
     const JSON: &str = r#"{"added_tokens": [{"id": 2, "content": "<|endoftext|>"}], "pre_tokenizer": {"type": "ByteLevel"},
         "model": {"vocab": {"a": 0, "b": 1}, "merges": []}}"#;
 
-    fn setting(folder: &Path) -> (Text, Tokenizer) {
+    fn setting(folder: &Path) -> (TextFiles, Tokenizer) {
         for (name, text) in [("1.txt", "abab"), ("2.txt", ""), ("3.txt", "ba"), ("t.json", JSON)] {
             fs::write(folder.join(name), text).unwrap();
         }
-        let text = Text { paths: vec![folder.into()], extensions: vec!["txt".into()], tokenizer: None };
+        let text = TextFiles { paths: vec![folder.into()], extensions: vec!["txt".into()], tokenizer: None };
         (text, Tokenizer::Bpe(Box::new(Bpe::open(&folder.join("t.json")).unwrap())))
     }
 
@@ -223,9 +223,11 @@ mod tests {
     fn what_is_written_is_what_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let (text, tokenizer) = setting(folder.path());
-        for (name, width, shard_bytes) in
-            [("one.bin", Width::U16, None), ("wide.bin", Width::U32, None), ("many", Width::U16, Some(7))]
-        {
+        for (name, width, shard_bytes) in [
+            ("one.bin", TokenWidth::U16, None),
+            ("wide.bin", TokenWidth::U32, None),
+            ("many", TokenWidth::U16, Some(7)),
+        ] {
             let path = folder.path().join(name);
             let to = TokenFiles { path: path.clone(), width, shard_bytes, threads: 2 };
             let mut heard = Vec::new();
@@ -237,9 +239,9 @@ mod tests {
             assert_eq!((done.tokens, done.text_bytes, done.documents), (8, 6, 3));
             assert_eq!((heard[0], heard[heard.len() - 1]), ((0, 6), (6, 6)));
             assert_eq!(done.files.len(), if shard_bytes.is_some() { 3 } else { 1 });
-            let windows = Windows { seq: 7, validation: 0.0, seed: 0 };
-            let data = Dataset::Tokens(Tokens::files(&[path], None, width, 3, windows).unwrap());
-            assert_eq!(data.batch(Split::Train, &[(0, 0)]).unwrap().targets, [1, 0, 1, 2, 1, 0, 2]);
+            let windows = TokenWindows { seq: 7, validation: 0.0, seed: 0 };
+            let data = Dataset::Tokens(TokenDataset::files(&[path], None, width, 3, windows).unwrap());
+            assert_eq!(data.batch(DataSplit::Train, &[(0, 0)]).unwrap().targets, [1, 0, 1, 2, 1, 0, 2]);
         }
         assert_eq!(
             names(&folder.path().join("many")),
@@ -259,7 +261,7 @@ mod tests {
         let before = names(folder.path());
         let to = |name: &str, shard_bytes| TokenFiles {
             path: folder.path().join(name),
-            width: Width::U16,
+            width: TokenWidth::U16,
             shard_bytes,
             threads: 1,
         };
@@ -278,7 +280,7 @@ mod tests {
         assert!(matches!(spelled, Error::NoToken { .. }), "{spelled}");
         fs::remove_file(folder.path().join("4.txt")).unwrap();
         assert_eq!(names(folder.path()), before);
-        let empty = Text { paths: vec![folder.path().join("2.txt")], ..Text::default() };
+        let empty = TextFiles { paths: vec![folder.path().join("2.txt")], ..TextFiles::default() };
         assert!(matches!(tokenize(&empty, &tokenizer, &to("out", None), go_on), Err(Error::Empty { .. })));
         assert_eq!(names(folder.path()), before);
     }

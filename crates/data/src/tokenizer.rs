@@ -14,7 +14,7 @@ const ENDS: [&str; 4] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"];
 pub enum Tokenizer {
     /// Every byte is its own id.
     Bytes,
-    /// The few characters of made-up sums.
+    /// The few characters of synthetic arithmetic.
     Arithmetic,
     /// Byte-level pair encoding, from a `tokenizer.json`.
     Bpe(Box<Bpe>),
@@ -102,11 +102,11 @@ impl Tokenizer {
     }
 
     /// Whether a text that is cut before a space between two letters or digits of ASCII has the same ids.
-    pub fn can_be_cut(&self) -> bool {
+    pub fn can_split(&self) -> bool {
         match self {
             Tokenizer::Bytes | Tokenizer::Arithmetic => true,
-            Tokenizer::Bpe(bpe) => bpe.can_be_cut(),
-            Tokenizer::Any(any) => any.can_be_cut(),
+            Tokenizer::Bpe(bpe) => bpe.can_split(),
+            Tokenizer::Any(any) => any.can_split(),
         }
     }
 
@@ -128,10 +128,10 @@ impl Tokenizer {
     pub fn text_bytes(&self, ids: &[u32]) -> usize {
         match self {
             Tokenizer::Bpe(bpe) => {
-                ids.iter().filter(|id| !bpe.is_special(**id)).map(|&id| bpe.piece(id).len()).sum()
+                ids.iter().filter(|id| !bpe.is_special(**id)).map(|&id| bpe.token_bytes(id).len()).sum()
             }
             Tokenizer::Any(any) => {
-                ids.iter().filter(|id| !any.is_special(**id)).map(|&id| any.piece(id).len()).sum()
+                ids.iter().filter(|id| !any.is_special(**id)).map(|&id| any.token_bytes(id).len()).sum()
             }
             Tokenizer::Bytes | Tokenizer::Arithmetic => self.decode(ids).len(),
         }
@@ -144,8 +144,8 @@ impl Tokenizer {
             Tokenizer::Arithmetic => {
                 ids.iter().filter_map(|&id| arithmetic::ALPHABET.get(id as usize)).copied().collect()
             }
-            Tokenizer::Bpe(bpe) => ids.iter().flat_map(|&id| bpe.piece(id)).copied().collect(),
-            Tokenizer::Any(any) => ids.iter().flat_map(|&id| any.piece(id)).collect(),
+            Tokenizer::Bpe(bpe) => ids.iter().flat_map(|&id| bpe.token_bytes(id)).copied().collect(),
+            Tokenizer::Any(any) => ids.iter().flat_map(|&id| any.token_bytes(id)).collect(),
         }
     }
 }

@@ -59,7 +59,7 @@ fn parse(path: &Path, text: &[u8]) -> Result<Bpe, Error> {
     }
     let prefix_space = splitter["add_prefix_space"] == true;
     let split = splitter["use_regex"] != false;
-    let Model { vocab, merges } = Model::deserialize(file.model).map_err(broken)?;
+    let BpeModel { vocab, merges } = BpeModel::deserialize(file.model).map_err(broken)?;
 
     let alphabet = alphabet();
     let spelled: HashMap<char, u8> = alphabet.iter().copied().zip(0..=255).collect();
@@ -85,17 +85,17 @@ fn parse(path: &Path, text: &[u8]) -> Result<Bpe, Error> {
     if !dense {
         return Err(refuse("ids that follow each other", largest.to_string()));
     }
-    let mut pieces = vec![Vec::new(); largest as usize + 1];
+    let mut token_bytes = vec![Vec::new(); largest as usize + 1];
     check_ids(path, &vocab, &file.added_tokens)?;
     for (token, &id) in &vocab {
         let spelling: Option<Vec<u8>> = token.chars().map(|c| spelled.get(&c).copied()).collect();
-        pieces[id as usize] = spelling.unwrap_or_else(|| token.as_bytes().to_vec());
+        token_bytes[id as usize] = spelling.unwrap_or_else(|| token.as_bytes().to_vec());
     }
     let mut special: Vec<u32> = file.added_tokens.iter().filter(|t| t.special).map(|t| t.id).collect();
     special.sort_unstable();
     let mut added = [Vec::new(), Vec::new()];
     for token in file.added_tokens.into_iter().filter(|t| !t.content.is_empty()) {
-        pieces[token.id as usize] = token.content.as_bytes().to_vec();
+        token_bytes[token.id as usize] = token.content.as_bytes().to_vec();
         added[usize::from(token.normalized)].push((token.content, token.id));
     }
     added.iter_mut().for_each(|list| list.sort_by_key(|(content, _)| Reverse(content.len())));
@@ -105,7 +105,7 @@ fn parse(path: &Path, text: &[u8]) -> Result<Bpe, Error> {
         bytes,
         merges: ranks,
         added,
-        pieces,
+        token_bytes,
         special,
         prefix_space,
         split,
@@ -145,7 +145,7 @@ pub(crate) fn write(bytes: impl Iterator<Item = (u8, u32)>) -> String {
 }
 
 /// Every id has one token. One that is in the vocabulary may be named again among those added.
-fn check_ids(path: &Path, vocab: &HashMap<String, u32>, added: &[Added]) -> Result<(), Error> {
+fn check_ids(path: &Path, vocab: &HashMap<String, u32>, added: &[JsonAddedToken]) -> Result<(), Error> {
     let added = added.iter().map(|token| (token.content.as_str(), token.id));
     let mut tokens: Vec<(u32, &str)> = vocab
         .iter()
@@ -166,7 +166,7 @@ fn check_ids(path: &Path, vocab: &HashMap<String, u32>, added: &[Added]) -> Resu
 #[derive(Deserialize)]
 struct TokenizerFile {
     #[serde(default)]
-    added_tokens: Vec<Added>,
+    added_tokens: Vec<JsonAddedToken>,
     #[serde(default)]
     normalizer: Value,
     #[serde(default)]
@@ -175,7 +175,7 @@ struct TokenizerFile {
 }
 
 #[derive(Deserialize)]
-struct Added {
+struct JsonAddedToken {
     id: u32,
     content: String,
     #[serde(default)]
@@ -191,7 +191,7 @@ struct Added {
 }
 
 #[derive(Deserialize)]
-struct Model {
+struct BpeModel {
     vocab: HashMap<String, u32>,
     merges: Vec<Merge>,
 }

@@ -3,14 +3,14 @@
 //! Sample i of an epoch is `ids[offset + i * seq ..][.. seq + 1]`: `seq` inputs, and the same shifted by one as
 //! targets. The offset lies in `0..seq` and is a pure function of (seed, epoch), so that a text is not cut at the same
 //! places every time. The validation split is the end of the stream, or another stream, in windows that never move. Of what a trained
-//! model is judged by no token is left out: the last window may be short, and is filled up with targets that do not count.
+//! model is evaluated on no token is left out: the last window may be short, and is filled up with targets that do not count.
 
 use crate::{
-    DataFacts, Error, HostBatch, Inputs, Split,
+    DataFacts, DataSplit, Error, HostBatch, Inputs,
     error::check_validation,
-    mapped::{Mapped, Width},
-    stream::Stream,
-    text::Text,
+    mapped::{MappedTokens, TokenWidth},
+    stream::TokenStream,
+    text::TextFiles,
     tokenizer::Tokenizer,
 };
 use espalier_tensor::{ops::cross_entropy::IGNORED, random};
@@ -25,7 +25,7 @@ const PURPOSE: u64 = u64::from_be_bytes(*b"windows ");
 
 /// How a stream is cut into samples.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Windows {
+pub struct TokenWindows {
     /// Tokens in a sample.
     pub seq: usize,
     /// The fraction of the stream, at its end, that is held out; one window at least, unless it is 0.
@@ -36,10 +36,10 @@ pub struct Windows {
 
 /// A stream of tokens, cut into windows.
 #[derive(Debug)]
-pub struct Tokens {
-    stream: Stream,
+pub struct TokenDataset {
+    stream: TokenStream,
     /// What is held out, where that is not the end of `stream`.
-    apart: Option<Stream>,
+    apart: Option<TokenStream>,
     tokenizer: Option<Tokenizer>,
     vocab: usize,
     seq: usize,
@@ -57,22 +57,28 @@ pub struct Tokens {
     skipped: Vec<PathBuf>,
 }
 
-/// What a model is judged by.
+/// What a model is evaluated on.
 #[derive(Debug)]
-pub(crate) enum Judged<'a> {
+pub(crate) enum EvalTokens<'a> {
     /// Text, as the ids of a tokenizer.
     Text(&'a Tokenizer),
     /// Ids of this width below a vocabulary.
-    Files(Width, usize),
+    Files(TokenWidth, usize),
 }
 
-impl Tokens {
+impl TokenDataset {
     /// Text files or folders of them; `apart` are those that are held out, in the place of a share.
-    pub fn text(text: &Text, apart: Option<&[PathBuf]>, windows: Windows) -> Result<Tokens, Error> {
+    pub fn text(
+        text: &TextFiles,
+        apart: Option<&[PathBuf]>,
+        windows: TokenWindows,
+    ) -> Result<TokenDataset, Error> {
         let (stream, tokenizer, skipped) = text.read()?;
         let name = text.paths[0].clone();
-        let tokens =
-            Tokens { skipped, ..Tokens::new(name, stream, tokenizer.vocab(), Some(tokenizer), windows)? };
+        let tokens = TokenDataset {
+            skipped,
+            ..TokenDataset::new(name, stream, tokenizer.vocab(), Some(tokenizer), windows)?
+        };
         let Some(paths) = apart else { return Ok(tokens) };
         let apart = text.held_out(paths);
         check_apart(&text.files()?.wanted, &apart.files()?.wanted)?;
@@ -87,30 +93,34 @@ impl Tokens {
     pub fn files(
         paths: &[PathBuf],
         apart: Option<&[PathBuf]>,
-        width: Width,
+        width: TokenWidth,
         vocab: usize,
-        windows: Windows,
-    ) -> Result<Tokens, Error> {
-        let files = Mapped::open(paths, width, vocab)?;
+        windows: TokenWindows,
+    ) -> Result<TokenDataset, Error> {
+        let files = MappedTokens::open(paths, width, vocab)?;
         let trained = files.paths();
-        let tokens = Tokens::new(paths[0].clone(), Stream::Files(files), vocab, None, windows)?;
+        let tokens = TokenDataset::new(paths[0].clone(), TokenStream::Files(files), vocab, None, windows)?;
         let Some(paths) = apart else { return Ok(tokens) };
-        let apart = Mapped::open(paths, width, vocab)?;
+        let apart = MappedTokens::open(paths, width, vocab)?;
         check_apart(&trained, &apart.paths())?;
-        tokens.hold_out(&paths[0], Stream::Files(apart))
+        tokens.hold_out(&paths[0], TokenStream::Files(apart))
     }
 
-    /// Text or token files of which nothing is learnt: all windows are to be judged by. Text becomes ids by `tokenizer`; an error
+    /// Text or token files of which nothing is learnt: all windows are to be evaluated on. Text becomes ids by `tokenizer`; an error
     /// names the first of the paths.
-    pub(crate) fn judged(source: &Judged<'_>, paths: &[PathBuf], seq: usize) -> Result<Tokens, Error> {
+    pub(crate) fn for_evaluation(
+        source: &EvalTokens<'_>,
+        paths: &[PathBuf],
+        seq: usize,
+    ) -> Result<TokenDataset, Error> {
         let (stream, vocab, skipped) = match source {
-            Judged::Text(tokenizer) => {
-                let text = Text { paths: paths.to_vec(), ..Text::default() };
+            EvalTokens::Text(tokenizer) => {
+                let text = TextFiles { paths: paths.to_vec(), ..TextFiles::default() };
                 let (stream, skipped) = text.read_by(tokenizer)?;
                 (stream, tokenizer.vocab(), skipped)
             }
-            &Judged::Files(width, vocab) => {
-                (Stream::Files(Mapped::open(paths, width, vocab)?), vocab, Vec::new())
+            &EvalTokens::Files(width, vocab) => {
+                (TokenStream::Files(MappedTokens::open(paths, width, vocab)?), vocab, Vec::new())
             }
         };
         // One to predict, and one to predict it from.
@@ -122,7 +132,7 @@ impl Tokens {
         let missing = validation * seq - (got - 1) as usize;
         let (apart, tokenizer) = (None, None);
         let (key, held_out, train, slack) = (0, 0, 0, 0);
-        Ok(Tokens {
+        Ok(TokenDataset {
             stream,
             apart,
             tokenizer,
@@ -139,20 +149,20 @@ impl Tokens {
     }
 
     /// Made-up sums.
-    pub fn arithmetic(sums: &super::Arithmetic, windows: Windows) -> Result<Tokens, Error> {
+    pub fn arithmetic(sums: &super::Arithmetic, windows: TokenWindows) -> Result<TokenDataset, Error> {
         let tokenizer = Tokenizer::Arithmetic;
-        let stream = Stream::Bytes(sums.write()?);
-        Tokens::new("data.arithmetic".into(), stream, tokenizer.vocab(), Some(tokenizer), windows)
+        let stream = TokenStream::Bytes(sums.write()?);
+        TokenDataset::new("data.arithmetic".into(), stream, tokenizer.vocab(), Some(tokenizer), windows)
     }
 
     fn new(
         path: PathBuf,
-        stream: Stream,
+        stream: TokenStream,
         vocab: usize,
         tokenizer: Option<Tokenizer>,
-        windows: Windows,
-    ) -> Result<Tokens, Error> {
-        let Windows { seq, validation, seed } = windows;
+        windows: TokenWindows,
+    ) -> Result<TokenDataset, Error> {
+        let TokenWindows { seq, validation, seed } = windows;
         check_validation(validation)?;
         if seq == 0 {
             return Err(Error::Setting { field: "seq", expected: "at least one token", got: "0".into() });
@@ -176,7 +186,7 @@ impl Tokens {
         let (train, validation) = (train as usize, (kept_back.saturating_sub(1) / seq as u64) as usize);
         let key = random::key(seed, PURPOSE);
         let (apart, held_out, skipped) = (None, train_end, Vec::new());
-        Ok(Tokens {
+        Ok(TokenDataset {
             stream,
             apart,
             tokenizer,
@@ -193,7 +203,7 @@ impl Tokens {
     }
 
     /// The same with another stream as its validation split.
-    fn hold_out(mut self, path: &Path, apart: Stream) -> Result<Tokens, Error> {
+    fn hold_out(mut self, path: &Path, apart: TokenStream) -> Result<TokenDataset, Error> {
         let (got, expected) = (apart.len(), self.seq as u64 + 1);
         if got < expected {
             return Err(Error::TooShort { path: path.into(), split: "validation", expected, got });
@@ -213,10 +223,10 @@ impl Tokens {
         &self.skipped
     }
 
-    pub(crate) fn len(&self, split: Split) -> usize {
+    pub(crate) fn len(&self, split: DataSplit) -> usize {
         match split {
-            Split::Train => self.train,
-            Split::Validation => self.validation,
+            DataSplit::Train => self.train,
+            DataSplit::Validation => self.validation,
         }
     }
 
@@ -224,15 +234,15 @@ impl Tokens {
         DataFacts { vocab: Some(self.vocab), image: None, classes: None }
     }
 
-    pub(crate) fn batch(&self, split: Split, picks: &[(u64, usize)]) -> Result<HostBatch, Error> {
+    pub(crate) fn batch(&self, split: DataSplit, picks: &[(u64, usize)]) -> Result<HostBatch, Error> {
         let mut ids = Vec::with_capacity(picks.len() * self.seq);
         let mut targets = Vec::with_capacity(picks.len() * self.seq);
         let mut window = Vec::with_capacity(self.seq + 1);
         for &(epoch, index) in picks {
             assert!(index < self.len(split), "window {index} of a split of {}", self.len(split));
             let (stream, offset) = match split {
-                Split::Train => (&self.stream, self.offset(epoch)),
-                Split::Validation => (self.apart.as_ref().unwrap_or(&self.stream), self.held_out),
+                DataSplit::Train => (&self.stream, self.offset(epoch)),
+                DataSplit::Validation => (self.apart.as_ref().unwrap_or(&self.stream), self.held_out),
             };
             window.clear();
             let missing = self.missing(split, index);
@@ -249,8 +259,8 @@ impl Tokens {
     }
 
     /// Targets of a window that do not count.
-    pub(crate) fn missing(&self, split: Split, index: usize) -> usize {
-        if split == Split::Validation && index + 1 == self.validation { self.missing } else { 0 }
+    pub(crate) fn missing(&self, split: DataSplit, index: usize) -> usize {
+        if split == DataSplit::Validation && index + 1 == self.validation { self.missing } else { 0 }
     }
 
     /// Where the first window of an epoch starts.
@@ -280,12 +290,12 @@ mod tests {
     use proptest::prelude::*;
 
     /// A stream that counts: each id is its own position.
-    fn counting(length: u32, windows: Windows) -> Result<Dataset, Error> {
-        let stream = Stream::Ids((0..length).collect());
-        Tokens::new("counting".into(), stream, length as usize, None, windows).map(Dataset::Tokens)
+    fn counting(length: u32, windows: TokenWindows) -> Result<Dataset, Error> {
+        let stream = TokenStream::Ids((0..length).collect());
+        TokenDataset::new("counting".into(), stream, length as usize, None, windows).map(Dataset::Tokens)
     }
 
-    fn batch(data: &Dataset, split: Split, epoch: u64) -> (Vec<u32>, Vec<u32>) {
+    fn batch(data: &Dataset, split: DataSplit, epoch: u64) -> (Vec<u32>, Vec<u32>) {
         let picks: Vec<_> = (0..data.len(split)).map(|i| (epoch, i)).collect();
         let batch = data.batch(split, &picks).unwrap();
         let Inputs::Tokens { ids, shape } = batch.inputs else { panic!() };
@@ -297,17 +307,17 @@ mod tests {
         /// An epoch's windows lie end to end, targets follow inputs, and no training window touches what is held out.
         #[test]
         fn windows_tile_their_split(length in 2u32..3000, seq in 1usize..80, percent in 0u32..60, seed: u64, epoch in 0u64..50) {
-            let windows = Windows { seq, validation: f64::from(percent) / 100.0, seed };
+            let windows = TokenWindows { seq, validation: f64::from(percent) / 100.0, seed };
             let Ok(data) = counting(length, windows) else { return Ok(()) };
-            let (train, next) = batch(&data, Split::Train, epoch);
+            let (train, next) = batch(&data, DataSplit::Train, epoch);
             prop_assert!((train[0] as usize) < seq);
             prop_assert!(train.windows(2).all(|w| w[1] == w[0] + 1));
             prop_assert!(train.iter().zip(&next).all(|(a, b)| *b == a + 1));
-            let (held_out, _) = batch(&data, Split::Validation, epoch);
+            let (held_out, _) = batch(&data, DataSplit::Validation, epoch);
             prop_assert_eq!(held_out.is_empty(), percent == 0);
             if let Some(first) = held_out.first() {
                 prop_assert!(next.last().unwrap() < first);
-                prop_assert_eq!(&held_out, &batch(&data, Split::Validation, epoch + 1).0);
+                prop_assert_eq!(&held_out, &batch(&data, DataSplit::Validation, epoch + 1).0);
             }
         }
     }
@@ -316,8 +326,8 @@ mod tests {
     #[test]
     fn windows_move_between_epochs() {
         let starts = |seed| -> Vec<u32> {
-            let data = counting(1000, Windows { seq: 8, validation: 0.1, seed }).unwrap();
-            (0..200).map(|epoch| batch(&data, Split::Train, epoch).0[0]).collect()
+            let data = counting(1000, TokenWindows { seq: 8, validation: 0.1, seed }).unwrap();
+            (0..200).map(|epoch| batch(&data, DataSplit::Train, epoch).0[0]).collect()
         };
         let mut seen = starts(1);
         assert_ne!(seen, starts(2));
@@ -328,15 +338,15 @@ mod tests {
 
     #[test]
     fn fewer_tokens_than_a_window_are_refused() {
-        let windows = |seq, validation| Windows { seq, validation, seed: 0 };
+        let windows = |seq, validation| TokenWindows { seq, validation, seed: 0 };
         let short = counting(8, windows(8, 0.0)).unwrap_err();
         assert_eq!(
             short.to_string(),
             "counting is too short for the training windows: expected at least 9 tokens, got 8"
         );
-        assert_eq!(counting(9, windows(8, 0.0)).unwrap().len(Split::Train), 1);
+        assert_eq!(counting(9, windows(8, 0.0)).unwrap().len(DataSplit::Train), 1);
         assert!(matches!(counting(17, windows(8, 0.1)), Err(Error::TooShort { expected: 18, got: 17, .. })));
-        assert_eq!(counting(18, windows(8, 0.1)).unwrap().len(Split::Validation), 1);
+        assert_eq!(counting(18, windows(8, 0.1)).unwrap().len(DataSplit::Validation), 1);
         assert!(matches!(counting(100, windows(8, 0.95)), Err(Error::TooShort { expected: 9, got: 5, .. })));
         assert!(matches!(counting(100, windows(0, 0.1)), Err(Error::Setting { field: "seq", .. })));
         assert!(matches!(counting(100, windows(8, -0.1)), Err(Error::Setting { field: "validation", .. })));

@@ -92,7 +92,7 @@ mod built_in {
     fn what_a_style_has_is_known() {
         let facts = |style| {
             let tokenizer = open(&oracle().join("tokenizers"), style).unwrap();
-            (tokenizer.end_token().map(|(content, _)| content), tokenizer.can_be_cut())
+            (tokenizer.end_token().map(|(content, _)| content), tokenizer.can_split())
         };
         assert_eq!(facts("gpt2"), (Some("<|endoftext|>"), true));
         assert_eq!(facts("llama3"), (Some("<|end_of_text|>"), true));

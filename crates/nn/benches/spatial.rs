@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 use espalier_comm::{Communicator, Reduce, threads};
 use espalier_nn::Result;
-use espalier_nn::layers::spatial::{Halo, TiledConv};
+use espalier_nn::layers::spatial::{HaloComm, TiledConv};
 use espalier_nn::layers::{
-    Backward, BatchSlice, Forward, GradientSink, Layer, Mode, Wanted, WeightGradients,
+    BackwardContext, BatchSlice, ForwardContext, GradientElements, GradientSink, Layer, Mode, WeightGradients,
 };
 use espalier_nn::weights::{ParameterId, Weights};
-use espalier_plan::spec::{Block, Conv, Init, Input, Layer as Spec, Model};
-use espalier_plan::tiles::{Tiles, Window};
+use espalier_plan::spec::{BlockSpec, Conv, Init, Input, LayerSpec as Spec, ModelSpec};
+use espalier_plan::tiles::{SlidingWindow, TileGrid};
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 const CHANNELS: usize = 64;
@@ -32,14 +32,14 @@ struct Summed(Communicator);
 
 impl GradientSink for Summed {
     fn accept(&mut self, _: &[ParameterId], gradients: WeightGradients) -> Result<()> {
-        for gradient in gradients.make(Wanted::All)? {
+        for gradient in gradients.make(GradientElements::All)? {
             self.0.all_reduce(gradient, Reduce::Sum)?;
         }
         Ok(())
     }
 }
 
-fn model(side: usize) -> Model {
+fn model(side: usize) -> ModelSpec {
     let conv = Conv {
         name: "conv".into(),
         input: CHANNELS,
@@ -51,8 +51,8 @@ fn model(side: usize) -> Model {
         init: Init::Normal(0.04),
     };
     let input = Input::Image { height: side, width: side, channels: CHANNELS };
-    let blocks = vec![Block { name: "all".into(), layers: vec![Spec::Conv(conv)] }];
-    Model { name: "conv".into(), input, blocks, classes: CHANNELS }
+    let blocks = vec![BlockSpec { name: "all".into(), layers: vec![Spec::Conv(conv)] }];
+    ModelSpec { name: "conv".into(), input, blocks, classes: CHANNELS }
 }
 
 fn image(device: &Device, shape: &[usize]) -> Result<Tensor> {
@@ -62,32 +62,32 @@ fn image(device: &Device, shape: &[usize]) -> Result<Tensor> {
 }
 
 /// One rank's part of a measurement: the times of the slowest, of each pass but the first.
-fn rank(world: &Communicator, tiles: &Tiles, batch: usize, passes: usize) -> Result<Vec<Times>> {
+fn rank(world: &Communicator, tiles: &TileGrid, batch: usize, passes: usize) -> Result<Vec<Times>> {
     let device = Device::cpu(1)?;
     device.enter(|| {
         let spec = model(tiles.size()[0]);
         let weights = Weights::initialise(&spec, &device, DType::F32, 1)?;
-        let window = Window { kernel: WINDOW, stride: 1, padding: (WINDOW / 2).into() };
+        let window = SlidingWindow { kernel: WINDOW, stride: 1, padding: (WINDOW / 2).into() };
         let (_, exchanges) = tiles.slide("conv", window).expect("slabs thick enough");
-        let halo = Halo::new(exchanges[world.rank()].clone(), world);
+        let halo = HaloComm::new(exchanges[world.rank()].clone(), world);
         let layer = TiledConv::new(weights.parameter("conv.weight").expect("a weight"), None, halo);
         let [rows, columns] = tiles.of(world.rank()).size();
         let (x, dy) = (
             image(&device, &[batch, rows, columns, CHANNELS])?,
             image(&device, &[batch, rows, columns, CHANNELS])?,
         );
-        let share = BatchSlice { samples: batch, ..Default::default() };
+        let batch_slice = BatchSlice { samples: batch, ..Default::default() };
         let mut times = Vec::new();
         for _ in 0..=passes {
             let mut sink = Summed(world.clone());
             world.barrier()?;
             let start = Instant::now();
-            let mut pass = Forward::new(&weights, Mode::Train, 1, share);
+            let mut pass = ForwardContext::new(&weights, Mode::Train, 1, batch_slice);
             layer.forward(x.clone(), &mut pass)?;
             let forward = start.elapsed().as_secs_f64();
             world.barrier()?;
             let start = Instant::now();
-            layer.backward(dy.clone(), &mut Backward::of(&mut pass, &mut sink), true)?;
+            layer.backward(dy.clone(), &mut BackwardContext::of(&mut pass, &mut sink), true)?;
             let backward = start.elapsed().as_secs_f64();
             let slowest = world.all_reduce(vec![forward, backward], Reduce::Max)?;
             times.push([slowest[0], slowest[1]]);
@@ -98,7 +98,7 @@ fn rank(world: &Communicator, tiles: &Tiles, batch: usize, passes: usize) -> Res
 }
 
 fn measured(side: usize, grid: [usize; 2], batch: usize, passes: usize) -> Vec<Times> {
-    let tiles = Tiles::cut([side, side], grid, &[]);
+    let tiles = TileGrid::cut([side, side], grid, &[]);
     let run = |world: Communicator| rank(&world, &tiles, batch, passes);
     let ranks = threads::run(tiles.ranks(), Duration::from_secs(600), run);
     ranks.expect("all ranks end well").swap_remove(0)

@@ -34,12 +34,12 @@ impl AxisGroups {
     /// The ranks of a mesh that differ from this one along some axes alone, in their order; all ranks of the world must ask.
     pub fn slice(world: &Communicator, mesh: &Mesh, axes: &[Axis]) -> Result<Communicator> {
         let slice = mesh.slice(world.rank(), axes);
-        Ok(world.split(Some(slice.number), slice.place)?.expect("a colour was given"))
+        Ok(world.split(Some(slice.number), slice.index)?.expect("a colour was given"))
     }
 
     /// Those of the only rank of its world.
     pub fn alone() -> AxisGroups {
-        let world = Communicator::alone();
+        let world = Communicator::single_rank();
         let alone = || world.clone();
         AxisGroups {
             data: alone(),

@@ -11,7 +11,7 @@ use std::ops::Range;
 use espalier_plan::layout::LocalModel;
 use espalier_plan::spec;
 use espalier_tensor::Tensor;
-use espalier_tensor::ops::cross_entropy::Total;
+use espalier_tensor::ops::cross_entropy::LossTotal;
 
 use crate::layers::*;
 use crate::weights::{ParameterId, WeightStore};
@@ -33,19 +33,19 @@ pub struct Model {
 
 impl Model {
     /// Builds the layers of a whole model whose shapes have been checked.
-    pub fn build(spec: &spec::Model, recompute: spec::Recompute) -> Model {
-        Model::of_rank(&LocalModel::whole(spec), &AxisGroups::alone(), recompute, None)
+    pub fn build(spec: &spec::ModelSpec, recompute: spec::RecomputeMode) -> Model {
+        Model::of_rank(&LocalModel::unsharded(spec), &AxisGroups::alone(), recompute, None)
     }
 
     /// Builds the layers of a rank's own model, where asked with kinks that can be held.
     pub fn of_rank(
         local: &LocalModel,
         groups: &AxisGroups,
-        recompute: spec::Recompute,
-        kinks: Option<&FrozenGates>,
+        recompute: spec::RecomputeMode,
+        frozen_gates: Option<&FrozenGates>,
     ) -> Model {
         let spec = &local.model;
-        let mut builder = Builder::new(local, groups, recompute, kinks);
+        let mut builder = Builder::new(local, groups, recompute, frozen_gates);
         let last = spec.blocks.len() - 1;
         let blocks = spec
             .blocks
@@ -56,14 +56,14 @@ impl Model {
                 let layers = builder.sequence(&block.layers[..block.layers.len() - head]);
                 // The last block's backward pass follows at once: forgetting its activations would save nothing.
                 match recompute {
-                    spec::Recompute::Block if i < last => Box::new(Recompute(layers)),
+                    spec::RecomputeMode::Block if i < last => Box::new(RecomputeLayer(layers)),
                     _ => Box::new(layers),
                 }
             })
             .collect();
         let classes = local.classes.as_ref().map(|classes| {
             let group = groups.along(classes.axis).clone();
-            Classes { group, own: classes.own.clone(), count: spec.classes }
+            LogitShard { group, own: classes.own.clone(), count: spec.classes }
         });
         let head = Head { linear: spec.head().and_then(|layer| builder.linear(layer)), classes };
         Model { blocks, first_block: 0, head: Some(head), is_first: true, tied: builder.into_tied() }
@@ -94,32 +94,32 @@ impl Model {
     }
 
     /// What the head, or the next part, reads of a batch.
-    pub fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+    pub fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
         let mut blocks = (self.first_block..).zip(&self.blocks);
         let x = blocks.try_fold(x, |x, (number, block)| {
             let next = (number < self.last_block()).then_some(number + 1);
-            pass.in_block(number, next, |pass| block.forward(x, pass))
+            ctx.in_block(number, next, |ctx| block.forward(x, ctx))
         })?;
         if let Some(Head { linear: Some(linear), .. }) = &self.head {
-            pass.observe(linear, &x)?;
+            ctx.observe(linear, &x)?;
         }
         Ok(x)
     }
 
     /// The loss of a batch whose rows have these targets, and the gradient of `scale` times it for
-    /// [`Model::backward`], from what [`Model::forward`] gave. On a card this waits for all queued work, once.
+    /// [`Model::backward`], from what [`Model::forward`] gave. On a GPU this waits for all queued work, once.
     pub fn loss(
         &self,
         x: Tensor,
         targets: &Tensor,
-        scale: Scale,
-        pass: &mut Backward<'_>,
-    ) -> Result<Outcome> {
-        pass.in_block(self.last_block(), None, |pass| self.end().loss(x, targets, scale, pass))
+        scale: LossScaling,
+        ctx: &mut BackwardContext<'_>,
+    ) -> Result<HeadOutput> {
+        ctx.in_block(self.last_block(), None, |ctx| self.end().loss(x, targets, scale, ctx))
     }
 
     /// The loss and right predictions, without gradients.
-    pub fn evaluate(&self, x: &Tensor, targets: &Tensor, weights: &dyn WeightStore) -> Result<Total> {
+    pub fn evaluate(&self, x: &Tensor, targets: &Tensor, weights: &dyn WeightStore) -> Result<LossTotal> {
         let dense = weights.enter(self.last_block(), None)?;
         self.end().evaluate(x, targets, dense.as_deref().unwrap_or(weights))
     }
@@ -141,16 +141,16 @@ impl Model {
     }
 
     /// Sends the gradient of what [`Model::forward`] gave back through all blocks; what comes out is for the part before.
-    pub fn backward(&self, gradient: Tensor, pass: &mut Backward<'_>) -> Result<Option<Tensor>> {
+    pub fn backward(&self, gradient: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Option<Tensor>> {
         let mut gradient = Some(gradient);
         for (i, block) in self.blocks.iter().enumerate().rev() {
             let dy = gradient.expect("only the first block has no input gradient");
             let input_gradient = i > 0 || !self.is_first;
             let number = self.first_block + i;
             let next = (i > 0).then(|| number - 1);
-            gradient = pass.in_block(number, next, |pass| block.backward(dy, pass, input_gradient))?;
+            gradient = ctx.in_block(number, next, |ctx| block.backward(dy, ctx, input_gradient))?;
         }
-        debug_assert!(pass.stash.is_empty(), "a layer left something on the stash");
+        debug_assert!(ctx.stash.is_empty(), "a layer left something on the stash");
         Ok(gradient)
     }
 

@@ -17,11 +17,11 @@ use espalier_tensor::{Category, DType, Device, Tensor};
 use crate::Result;
 pub use initial::{fresh, fresh_kept, name_key, started};
 
-/// Which parameter: its place in [`spec::Model::parameters`].
+/// Which parameter: its place in [`spec::ModelSpec::parameters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParameterId(pub usize);
 
-/// Which running statistic: its place in [`spec::Model::buffers`].
+/// Which running statistic: its place in [`spec::ModelSpec::buffers`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BufferId(pub usize);
 
@@ -69,54 +69,54 @@ impl WeightStore for Weights {
 
 /// Which parameters and statistics of a model a rank holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
-    /// Places in [`spec::Model::parameters`], ascending.
+pub struct LocalTensors {
+    /// Places in [`spec::ModelSpec::parameters`], ascending.
     pub parameters: Vec<usize>,
-    /// Places in [`spec::Model::buffers`], ascending.
+    /// Places in [`spec::ModelSpec::buffers`], ascending.
     pub buffers: Vec<usize>,
 }
 
-impl Held {
+impl LocalTensors {
     /// What a rank holds that has the whole model.
-    pub fn all(model: &spec::Model) -> Held {
-        Held::of(model, std::iter::once(0..model.blocks.len()))
+    pub fn all(model: &spec::ModelSpec) -> LocalTensors {
+        LocalTensors::of(model, std::iter::once(0..model.blocks.len()))
     }
 
     /// What some ranges of blocks use.
-    pub fn of(model: &spec::Model, parts: impl IntoIterator<Item = Range<usize>>) -> Held {
+    pub fn of(model: &spec::ModelSpec, parts: impl IntoIterator<Item = Range<usize>>) -> LocalTensors {
         let tensors = model.block_tensors();
-        let mut held = Held { parameters: Vec::new(), buffers: Vec::new() };
+        let mut local_tensors = LocalTensors { parameters: Vec::new(), buffers: Vec::new() };
         for part in parts {
-            held.parameters.extend(tensors.parameters(part.clone()));
-            held.buffers.extend(tensors.buffers(part));
+            local_tensors.parameters.extend(tensors.parameters(part.clone()));
+            local_tensors.buffers.extend(tensors.buffers(part));
         }
-        for places in [&mut held.parameters, &mut held.buffers] {
+        for places in [&mut local_tensors.parameters, &mut local_tensors.buffers] {
             places.sort_unstable();
             places.dedup();
         }
-        held
+        local_tensors
     }
 }
 
 /// The names of a model's tensors, and their places by name.
 #[derive(Debug)]
-pub struct Names {
+pub struct TensorNames {
     parameters: Vec<String>,
     buffers: Vec<String>,
     parameter_ids: HashMap<String, usize>,
     buffer_ids: HashMap<String, usize>,
 }
 
-impl Names {
+impl TensorNames {
     /// Those of a model's parameters and running statistics.
-    pub fn of(parameters: &[spec::Parameter], buffers: &[spec::Buffer]) -> Names {
+    pub fn of(parameters: &[spec::Parameter], buffers: &[spec::BufferSpec]) -> TensorNames {
         let names = parameters.iter().map(|parameter| parameter.name.clone()).collect();
-        Names::new(names, buffers.iter().map(|buffer| buffer.name.clone()).collect())
+        TensorNames::new(names, buffers.iter().map(|buffer| buffer.name.clone()).collect())
     }
 
     /// These, in their order.
-    pub fn new(parameters: Vec<String>, buffers: Vec<String>) -> Names {
-        Names {
+    pub fn new(parameters: Vec<String>, buffers: Vec<String>) -> TensorNames {
+        TensorNames {
             parameter_ids: ids_by_name(parameters.iter().map(String::as_str)),
             buffer_ids: ids_by_name(buffers.iter().map(String::as_str)),
             parameters,
@@ -145,20 +145,26 @@ impl Names {
 pub struct Weights {
     parameters: Vec<Option<Tensor>>,
     buffers: Vec<Option<Tensor>>,
-    names: Arc<Names>,
+    names: Arc<TensorNames>,
     /// Of those that are multiplied without their zeros, where these are not.
     sparse: Vec<Option<SparseWeight>>,
 }
 
 impl Weights {
     /// Fresh weights for a model.
-    pub fn initialise(model: &spec::Model, device: &Device, dtype: DType, seed: u64) -> Result<Weights> {
-        Weights::initialise_held(&LocalModel::whole(model), &Held::all(model), device, dtype, seed)
+    pub fn initialise(model: &spec::ModelSpec, device: &Device, dtype: DType, seed: u64) -> Result<Weights> {
+        Weights::initialise_local(
+            &LocalModel::unsharded(model),
+            &LocalTensors::all(model),
+            device,
+            dtype,
+            seed,
+        )
     }
 
     /// Tensors of a model, with the patterns of those that are multiplied without their zeros.
     pub fn of_tensors(
-        names: Arc<Names>,
+        names: Arc<TensorNames>,
         parameters: Vec<Option<Tensor>>,
         buffers: Vec<Option<Tensor>>,
         sparse: Vec<Option<SparseWeight>>,
@@ -167,9 +173,9 @@ impl Weights {
     }
 
     /// Fresh weights for what is held of a rank's model.
-    pub fn initialise_held(
+    pub fn initialise_local(
         local: &LocalModel,
-        held: &Held,
+        local_tensors: &LocalTensors,
         device: &Device,
         dtype: DType,
         seed: u64,
@@ -178,10 +184,10 @@ impl Weights {
         let mut weights = Weights {
             parameters: vec![None; parameters.len()],
             buffers: vec![None; buffers.len()],
-            names: Arc::new(Names::of(parameters, &buffers)),
+            names: Arc::new(TensorNames::of(parameters, &buffers)),
             sparse: vec![None; parameters.len()],
         };
-        for &place in &held.parameters {
+        for &place in &local_tensors.parameters {
             weights.parameters[place] = Some(fresh(
                 &parameters[place],
                 &local.shards[place],
@@ -191,7 +197,7 @@ impl Weights {
                 Category::Weights,
             )?);
         }
-        for &place in &held.buffers {
+        for &place in &local_tensors.buffers {
             weights.buffers[place] = Some(started(&buffers[place], device)?);
         }
         Ok(weights)
@@ -251,8 +257,12 @@ impl Weights {
 
     /// The ids of all parameters that are held.
     pub fn ids(&self) -> impl Iterator<Item = ParameterId> + use<> {
-        let held: Vec<bool> = self.parameters.iter().map(Option::is_some).collect();
-        held.into_iter().enumerate().filter(|(_, held)| *held).map(|(place, _)| ParameterId(place))
+        let local_tensors: Vec<bool> = self.parameters.iter().map(Option::is_some).collect();
+        local_tensors
+            .into_iter()
+            .enumerate()
+            .filter(|(_, local_tensors)| *local_tensors)
+            .map(|(place, _)| ParameterId(place))
     }
 
     /// A parameter's name.

@@ -7,14 +7,15 @@ use std::collections::HashMap;
 
 use espalier_nn::Result;
 use espalier_nn::layers::{
-    Backward, BatchSlice, Deferred, Forward, GradientSink, Mode, Scale, Wanted, WeightGradients,
+    BackwardContext, BatchSlice, DeferredGradients, ForwardContext, GradientElements, GradientSink,
+    LossScaling, Mode, WeightGradients,
 };
 use espalier_nn::model::Model;
 use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::spec::{
-    Activation, AdaptiveAvgPool, Attention, AvgPool, BatchNorm, Block, Branches, Conv, Dropout, Embedding,
-    Init, Input, Join, Layer, LayerNorm, Linear, MaxPool, Model as Spec, PadChannels, PositionEmbedding,
-    Recompute, Residual, RmsNorm, TiedLinear, WeightOrder,
+    Activation, AdaptiveAvgPool, Attention, AvgPool, BatchNorm, BlockSpec, BranchJoin, Branches, Conv,
+    Dropout, Embedding, Init, Input, LayerNorm, LayerSpec, Linear, MaxPool, ModelSpec as Spec, PadChannels,
+    PositionEmbedding, RecomputeMode, Residual, RmsNorm, TiedLinear, WeightOrder,
 };
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::random::{key, normal};
@@ -25,11 +26,11 @@ const RANDOM: u64 = 11;
 
 /// Sums of gradients: a tied parameter has several.
 #[derive(Default)]
-struct Sums(HashMap<ParameterId, Tensor>);
+struct SummedGradients(HashMap<ParameterId, Tensor>);
 
-impl GradientSink for Sums {
+impl GradientSink for SummedGradients {
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
-        for (id, gradient) in parameters.iter().zip(gradients.make(Wanted::All)?) {
+        for (id, gradient) in parameters.iter().zip(gradients.make(GradientElements::All)?) {
             match self.0.get_mut(id) {
                 Some(sum) => add_into(sum, &gradient)?,
                 None => drop(self.0.insert(*id, gradient)),
@@ -40,13 +41,13 @@ impl GradientSink for Sums {
 }
 
 /// A model of the given layers, all in one block, or one block a layer.
-fn model(input: Input, layers: Vec<Layer>, classes: usize, block_a_layer: bool) -> Spec {
+fn model(input: Input, layers: Vec<LayerSpec>, classes: usize, block_a_layer: bool) -> Spec {
     let blocks = match block_a_layer {
-        false => vec![Block { name: "all".into(), layers }],
+        false => vec![BlockSpec { name: "all".into(), layers }],
         true => layers
             .into_iter()
             .enumerate()
-            .map(|(i, layer)| Block { name: format!("block{i}"), layers: vec![layer] })
+            .map(|(i, layer)| BlockSpec { name: format!("block{i}"), layers: vec![layer] })
             .collect(),
     };
     let model = Spec { name: "test".into(), input, blocks, classes };
@@ -55,15 +56,22 @@ fn model(input: Input, layers: Vec<Layer>, classes: usize, block_a_layer: bool) 
 }
 
 /// A linear layer in PyTorch's order.
-fn linear(name: &str, input: usize, output: usize) -> Layer {
+fn linear(name: &str, input: usize, output: usize) -> LayerSpec {
     let init = Init::Normal(0.5);
-    Layer::Linear(Linear { name: name.into(), input, output, bias: true, order: WeightOrder::OutIn, init })
+    LayerSpec::Linear(Linear {
+        name: name.into(),
+        input,
+        output,
+        bias: true,
+        order: WeightOrder::OutIn,
+        init,
+    })
 }
 
 /// A convolution with bias.
-fn conv(name: &str, input: usize, output: usize, kernel: usize, stride: usize, padding: usize) -> Layer {
+fn conv(name: &str, input: usize, output: usize, kernel: usize, stride: usize, padding: usize) -> LayerSpec {
     let init = Init::Normal(0.4);
-    Layer::Conv(Conv {
+    LayerSpec::Conv(Conv {
         name: name.into(),
         input,
         output,
@@ -101,22 +109,22 @@ fn targets(spec: &Spec, device: &Device) -> Tensor {
 }
 
 fn loss(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor) -> f64 {
-    let mut pass = Forward::new(weights, Mode::Train, RANDOM, BatchSlice::default());
+    let mut pass = ForwardContext::new(weights, Mode::Train, RANDOM, BatchSlice::default());
     let x = model.forward(x, &mut pass).unwrap();
     model.evaluate(&x, targets, weights).unwrap().loss_sum
 }
 
 fn backward(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor, sink: &mut dyn GradientSink) {
-    let mut forward = Forward::new(weights, Mode::Train, RANDOM, BatchSlice::default());
+    let mut forward = ForwardContext::new(weights, Mode::Train, RANDOM, BatchSlice::default());
     let x = model.forward(x, &mut forward).unwrap();
-    let mut pass = Backward::of(&mut forward, sink);
-    let outcome = model.loss(x, targets, Scale { loss: 1.0, temperature: 1.0 }, &mut pass).unwrap();
+    let mut pass = BackwardContext::of(&mut forward, sink);
+    let outcome = model.loss(x, targets, LossScaling { loss: 1.0, temperature: 1.0 }, &mut pass).unwrap();
     model.backward(outcome.gradient, &mut pass).unwrap();
     assert!(forward.stash.is_empty(), "the backward pass takes all that the forward pass left");
 }
 
 fn gradients(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor) -> Vec<Vec<f32>> {
-    let mut sink = Sums::default();
+    let mut sink = SummedGradients::default();
     backward(model, weights, x, targets, &mut sink);
     weights.ids().map(|id| sink.0[&id].to_f32()).collect()
 }
@@ -127,10 +135,10 @@ fn shift(weights: &mut Weights, id: ParameterId, direction: &[f32], by: f32) {
     }
 }
 
-fn check(input_shape: Input, layers: Vec<Layer>, classes: usize) {
+fn check(input_shape: Input, layers: Vec<LayerSpec>, classes: usize) {
     let device = Device::cpu(2).unwrap();
     let spec = model(input_shape, layers, classes, false);
-    let built = Model::build(&spec, Recompute::None);
+    let built = Model::build(&spec, RecomputeMode::None);
     let mut weights = Weights::initialise(&spec, &device, DType::F32, 3).unwrap();
     // Scales of 1 and shifts of 0 would hide mistakes: move every parameter off its start.
     for id in weights.ids() {
@@ -169,16 +177,16 @@ fn check(input_shape: Input, layers: Vec<Layer>, classes: usize) {
     }
 
     // The same bits when weight gradients are put off, and when blocks or the insides of attentions are recomputed.
-    let mut deferred = Deferred::default();
+    let mut deferred = DeferredGradients::default();
     backward(&built, &weights, x.clone(), &targets, &mut deferred);
-    let mut sink = Sums::default();
+    let mut sink = SummedGradients::default();
     deferred.run(&mut sink).unwrap();
     for id in weights.ids() {
         assert_eq!(sink.0[&id].to_f32(), exact[id.0], "{} put off", weights.name(id));
     }
     let blocks = spec.blocks.iter().flat_map(|block| block.layers.clone()).collect();
     let split = model(input_shape, blocks, classes, true);
-    for again in [Recompute::Attention, Recompute::Block] {
+    for again in [RecomputeMode::Attention, RecomputeMode::Block] {
         let built = Model::build(&split, again);
         assert_eq!(gradients(&built, &weights, x.clone(), &targets), exact, "{} recomputed", again.name());
     }
@@ -188,8 +196,8 @@ const TEXT: Input = Input::Tokens { seq: 6, vocab: 11 };
 const IMAGE: Input = Input::Image { height: 7, width: 6, channels: 2 };
 
 /// An embedding of width 8, the layers, and a head of 11 logits.
-fn text(layers: Vec<Layer>, width: usize) -> Vec<Layer> {
-    let embedding = Layer::Embedding(Embedding {
+fn text(layers: Vec<LayerSpec>, width: usize) -> Vec<LayerSpec> {
+    let embedding = LayerSpec::Embedding(Embedding {
         name: "embedding".into(),
         vocab: 11,
         first: 0,
@@ -200,17 +208,17 @@ fn text(layers: Vec<Layer>, width: usize) -> Vec<Layer> {
 }
 
 /// A first convolution to 4 channels, the layers, and a head of 3 classes behind a global mean.
-fn image(layers: Vec<Layer>, channels: usize) -> Vec<Layer> {
+fn image(layers: Vec<LayerSpec>, channels: usize) -> Vec<LayerSpec> {
     [conv("stem", 2, 4, 3, 1, 1)]
         .into_iter()
         .chain(layers)
-        .chain([Layer::GlobalAvgPool, linear("head", channels, 3)])
+        .chain([LayerSpec::GlobalAvgPool, linear("head", channels, 3)])
         .collect()
 }
 
 #[test]
 fn embedding_and_positions() {
-    let position = Layer::PositionEmbedding(PositionEmbedding {
+    let position = LayerSpec::PositionEmbedding(PositionEmbedding {
         name: "position".into(),
         context: 9,
         first: 0,
@@ -223,7 +231,7 @@ fn embedding_and_positions() {
 #[test]
 fn linear_in_both_orders_and_every_activation() {
     for kind in [Activation::Relu, Activation::Gelu, Activation::Silu] {
-        let other = Layer::Linear(Linear {
+        let other = LayerSpec::Linear(Linear {
             name: "conv1d".into(),
             input: 8,
             output: 10,
@@ -232,8 +240,8 @@ fn linear_in_both_orders_and_every_activation() {
             init: Init::Normal(0.4),
         });
         // The first activation is fused into its linear layer, the second stands alone behind a norm.
-        let norm = Layer::LayerNorm(LayerNorm { name: "norm".into(), width: 10, eps: 1e-5, bias: true });
-        let layers = vec![other, Layer::Activation(kind), norm, Layer::Activation(kind)];
+        let norm = LayerSpec::LayerNorm(LayerNorm { name: "norm".into(), width: 10, eps: 1e-5, bias: true });
+        let layers = vec![other, LayerSpec::Activation(kind), norm, LayerSpec::Activation(kind)];
         check(TEXT, text(layers, 10), 11);
     }
 }
@@ -243,19 +251,19 @@ fn linear_in_both_orders_and_every_activation() {
 #[test]
 fn chains_of_linear_layers() {
     let norms = [
-        Layer::LayerNorm(LayerNorm { name: "norm".into(), width: 8, eps: 1e-5, bias: true }),
-        Layer::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 1e-5 }),
+        LayerSpec::LayerNorm(LayerNorm { name: "norm".into(), width: 8, eps: 1e-5, bias: true }),
+        LayerSpec::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 1e-5 }),
     ];
     for norm in norms {
         for kind in [Activation::Relu, Activation::Gelu, Activation::Silu] {
-            let middle = |i: usize| [Layer::Activation(kind), linear(&format!("middle{i}"), 8, 8)];
+            let middle = |i: usize| [LayerSpec::Activation(kind), linear(&format!("middle{i}"), 8, 8)];
             let branch = [norm.clone(), linear("first", 8, 8)].into_iter().chain(middle(0)).chain(middle(1));
-            let branch: Vec<Layer> = branch
-                .chain([Layer::Dropout(Dropout { rate: 0.2, counted: None })])
+            let branch: Vec<LayerSpec> = branch
+                .chain([LayerSpec::Dropout(Dropout { rate: 0.2, counted: None })])
                 .chain(middle(2))
                 .collect();
             check(TEXT, text(branch.clone(), 8), 11);
-            check(TEXT, text(vec![Layer::Residual(Residual { branch, shortcut: vec![] })], 8), 11);
+            check(TEXT, text(vec![LayerSpec::Residual(Residual { branch, shortcut: vec![] })], 8), 11);
         }
     }
 }
@@ -264,10 +272,10 @@ fn chains_of_linear_layers() {
 #[test]
 fn no_head() {
     for last in [
-        Layer::Activation(Activation::Relu),
-        Layer::RmsNorm(RmsNorm { name: "last".into(), width: 11, eps: 1e-5 }),
+        LayerSpec::Activation(Activation::Relu),
+        LayerSpec::RmsNorm(RmsNorm { name: "last".into(), width: 11, eps: 1e-5 }),
     ] {
-        let embedding = Layer::Embedding(Embedding {
+        let embedding = LayerSpec::Embedding(Embedding {
             name: "embedding".into(),
             vocab: 11,
             first: 0,
@@ -281,7 +289,7 @@ fn no_head() {
 #[test]
 fn a_tied_head() {
     let layers = vec![
-        Layer::Embedding(Embedding {
+        LayerSpec::Embedding(Embedding {
             name: "wte".into(),
             vocab: 11,
             first: 0,
@@ -289,7 +297,7 @@ fn a_tied_head() {
             init: Init::Normal(0.5),
         }),
         linear("middle", 8, 8),
-        Layer::TiedLinear(TiedLinear { weight: "wte.weight".into(), input: 8, output: 11 }),
+        LayerSpec::TiedLinear(TiedLinear { weight: "wte.weight".into(), input: 8, output: 11 }),
     ];
     check(TEXT, layers, 11);
 }
@@ -297,29 +305,33 @@ fn a_tied_head() {
 /// With an epsilon that counts, and without a shift, alone and before a linear layer that has its input made again.
 #[test]
 fn norms_with_an_epsilon_and_without_a_shift() {
-    let layer = |bias| Layer::LayerNorm(LayerNorm { name: "norm".into(), width: 8, eps: 0.5, bias });
-    let rms = Layer::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 0.5 });
+    let layer = |bias| LayerSpec::LayerNorm(LayerNorm { name: "norm".into(), width: 8, eps: 0.5, bias });
+    let rms = LayerSpec::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 0.5 });
     for norm in [layer(true), layer(false), rms] {
-        check(TEXT, text(vec![norm.clone(), Layer::Activation(Activation::Gelu)], 8), 11);
+        check(TEXT, text(vec![norm.clone(), LayerSpec::Activation(Activation::Gelu)], 8), 11);
         check(TEXT, text(vec![norm, linear("behind", 8, 8)], 8), 11);
     }
-    let norm = Layer::BatchNorm(BatchNorm { name: "bn".into(), channels: 4, scale: 1.0, group: 0, eps: 0.5 });
-    check(IMAGE, image(vec![norm, Layer::Activation(Activation::Gelu)], 4), 3);
+    let norm =
+        LayerSpec::BatchNorm(BatchNorm { name: "bn".into(), channels: 4, scale: 1.0, group: 0, eps: 0.5 });
+    check(IMAGE, image(vec![norm, LayerSpec::Activation(Activation::Gelu)], 4), 3);
 }
 
 #[test]
 fn norms_of_rows() {
     check(
         TEXT,
-        text(vec![Layer::LayerNorm(LayerNorm { name: "norm".into(), width: 8, eps: 1e-5, bias: true })], 8),
+        text(
+            vec![LayerSpec::LayerNorm(LayerNorm { name: "norm".into(), width: 8, eps: 1e-5, bias: true })],
+            8,
+        ),
         11,
     );
-    check(TEXT, text(vec![Layer::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 1e-5 })], 8), 11);
+    check(TEXT, text(vec![LayerSpec::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 1e-5 })], 8), 11);
 }
 
 #[test]
 fn attention() {
-    let layers = vec![linear("qkv", 8, 24), Layer::Attention(Attention::new(2, 2, 8))];
+    let layers = vec![linear("qkv", 8, 24), LayerSpec::Attention(Attention::new(2, 2, 8))];
     check(TEXT, text(layers, 8), 11);
 }
 
@@ -327,7 +339,7 @@ fn attention() {
 #[test]
 fn attention_with_grouped_queries() {
     for (kv_heads, columns) in [(2, 8 + 2 * 4), (1, 8 + 2 * 2)] {
-        let attention = Layer::Attention(Attention::new(4, kv_heads, 8));
+        let attention = LayerSpec::Attention(Attention::new(4, kv_heads, 8));
         check(TEXT, text(vec![linear("qkv", 8, columns), attention], 8), 11);
     }
 }
@@ -335,30 +347,30 @@ fn attention_with_grouped_queries() {
 /// Two and three ways, empty ones among them, that are added, multiplied and put side by side; of sequences and of images.
 #[test]
 fn branches_of_every_join() {
-    for join in [Join::Sum, Join::Product, Join::Concat] {
+    for join in [BranchJoin::Sum, BranchJoin::Product, BranchJoin::Concat] {
         let ways = |count: usize| match count {
             2 => vec![
-                vec![linear("gate", 8, 8), Layer::Activation(Activation::Silu)],
+                vec![linear("gate", 8, 8), LayerSpec::Activation(Activation::Silu)],
                 vec![linear("up", 8, 8)],
             ],
             _ => vec![
                 vec![linear("a", 8, 8)],
                 vec![],
-                vec![Layer::Dropout(Dropout { rate: 0.2, counted: None }), linear("b", 8, 8)],
+                vec![LayerSpec::Dropout(Dropout { rate: 0.2, counted: None }), linear("b", 8, 8)],
             ],
         };
         for count in [2, 3] {
-            let width = if join == Join::Concat { 8 * count } else { 8 };
-            let branches = Layer::Branches(Branches { join, branches: ways(count) });
-            let norm = Layer::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 1e-5 });
+            let width = if join == BranchJoin::Concat { 8 * count } else { 8 };
+            let branches = LayerSpec::Branches(Branches { join, branches: ways(count) });
+            let norm = LayerSpec::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 1e-5 });
             check(TEXT, text(vec![norm, branches], width), 11);
         }
         let ways = vec![
-            vec![conv("a", 4, 4, 3, 1, 1), Layer::Activation(Activation::Relu)],
+            vec![conv("a", 4, 4, 3, 1, 1), LayerSpec::Activation(Activation::Relu)],
             vec![conv("b", 4, 4, 1, 1, 0)],
         ];
-        let width = if join == Join::Concat { 8 } else { 4 };
-        check(IMAGE, image(vec![Layer::Branches(Branches { join, branches: ways })], width), 3);
+        let width = if join == BranchJoin::Concat { 8 } else { 4 };
+        check(IMAGE, image(vec![LayerSpec::Branches(Branches { join, branches: ways })], width), 3);
     }
 }
 
@@ -366,17 +378,17 @@ fn branches_of_every_join() {
 fn dropout() {
     check(
         TEXT,
-        text(vec![Layer::Dropout(Dropout { rate: 0.4, counted: None }), linear("middle", 8, 8)], 8),
+        text(vec![LayerSpec::Dropout(Dropout { rate: 0.4, counted: None }), linear("middle", 8, 8)], 8),
         11,
     );
 }
 
 #[test]
 fn residual_with_and_without_a_shortcut() {
-    let branch = || vec![Layer::Activation(Activation::Silu), linear("branch", 8, 8)];
-    check(TEXT, text(vec![Layer::Residual(Residual { branch: branch(), shortcut: vec![] })], 8), 11);
+    let branch = || vec![LayerSpec::Activation(Activation::Silu), linear("branch", 8, 8)];
+    check(TEXT, text(vec![LayerSpec::Residual(Residual { branch: branch(), shortcut: vec![] })], 8), 11);
     let shortcut = vec![linear("shortcut", 8, 8)];
-    check(TEXT, text(vec![Layer::Residual(Residual { branch: branch(), shortcut })], 8), 11);
+    check(TEXT, text(vec![LayerSpec::Residual(Residual { branch: branch(), shortcut })], 8), 11);
 }
 
 #[test]
@@ -391,11 +403,11 @@ fn convolutions_of_all_kinds() {
 #[test]
 fn pools() {
     for pool in [
-        Layer::MaxPool(MaxPool { kernel: 2, stride: 2, padding: 0.into() }),
-        Layer::MaxPool(MaxPool { kernel: 3, stride: 2, padding: 1.into() }),
-        Layer::AvgPool(AvgPool { kernel: 2, stride: 2 }),
-        Layer::AvgPool(AvgPool { kernel: 3, stride: 1 }),
-        Layer::AdaptiveAvgPool(AdaptiveAvgPool { size: 3 }),
+        LayerSpec::MaxPool(MaxPool { kernel: 2, stride: 2, padding: 0.into() }),
+        LayerSpec::MaxPool(MaxPool { kernel: 3, stride: 2, padding: 1.into() }),
+        LayerSpec::AvgPool(AvgPool { kernel: 2, stride: 2 }),
+        LayerSpec::AvgPool(AvgPool { kernel: 3, stride: 1 }),
+        LayerSpec::AdaptiveAvgPool(AdaptiveAvgPool { size: 3 }),
     ] {
         check(IMAGE, image(vec![pool], 4), 3);
     }
@@ -406,8 +418,8 @@ fn pools() {
 fn batch_norm() {
     for group in [0, 1] {
         let norm =
-            Layer::BatchNorm(BatchNorm { name: "bn".into(), channels: 4, scale: 1.0, group, eps: 1e-5 });
-        check(IMAGE, image(vec![norm, Layer::Activation(Activation::Gelu)], 4), 3);
+            LayerSpec::BatchNorm(BatchNorm { name: "bn".into(), channels: 4, scale: 1.0, group, eps: 1e-5 });
+        check(IMAGE, image(vec![norm, LayerSpec::Activation(Activation::Gelu)], 4), 3);
     }
 }
 
@@ -415,13 +427,13 @@ fn batch_norm() {
 fn flatten_and_added_channels() {
     // So many inputs with the usual weights would make logits so large that the loss is all but flat.
     let mut head = linear("head", 6 * 7 * 6, 3);
-    if let Layer::Linear(Linear { init, .. }) = &mut head {
+    if let LayerSpec::Linear(Linear { init, .. }) = &mut head {
         *init = Init::Normal(0.05);
     }
     let layers = vec![
         conv("stem", 2, 4, 3, 1, 1),
-        Layer::PadChannels(PadChannels { input: 4, output: 6 }),
-        Layer::Flatten,
+        LayerSpec::PadChannels(PadChannels { input: 4, output: 6 }),
+        LayerSpec::Flatten,
         head,
     ];
     check(IMAGE, layers, 3);

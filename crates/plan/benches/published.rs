@@ -9,10 +9,10 @@ mod fit;
 mod tables;
 
 use espalier_plan::cluster::builtin;
-use espalier_plan::engine::Engine;
-use espalier_plan::schedule::Name;
-use espalier_plan::simulate::{Candidate, Estimate, Job};
-use espalier_plan::spec::Recompute;
+use espalier_plan::engine::EngineProfile;
+use espalier_plan::schedule::ScheduleName;
+use espalier_plan::simulate::{Candidate, Estimate, Simulation};
+use espalier_plan::spec::RecomputeMode;
 use tables::{PRUNED, Table, fastest, megatron, mosaic, plan, samo};
 
 fn main() {
@@ -88,16 +88,16 @@ fn samo_breakdown() {
     ];
     let summit = builtin("summit").unwrap();
     for (gpus, paper) in published {
-        let found = [(Engine::AXONN, ""), (Engine::SAMO, PRUNED)].map(|(engine, pruned)| {
+        let found = [(EngineProfile::AXONN, ""), (EngineProfile::SAMO, PRUNED)].map(|(engine, pruned)| {
             let plan = plan(32, 2560, 32, 50257, 2048, 512, pruned);
             let on = Candidate {
                 data: gpus,
-                recompute: Recompute::Block,
-                schedule: Name::Axonn,
+                recompute: RecomputeMode::Block,
+                schedule: ScheduleName::Axonn,
                 ..Candidate::alone(1)
             };
             let on = Candidate { compressed: !pruned.is_empty(), ..on };
-            fastest(&Job::new(&plan, &summit, engine), &on)
+            fastest(&Simulation::new(&plan, &summit, engine), &on)
         });
         let [dense, samo] = &found;
         let kinds = |estimate: &Estimate| {

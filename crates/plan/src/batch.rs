@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// The samples of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Batch {
+pub struct BatchSizes {
     /// All of them, over all ranks.
     pub samples: usize,
     /// Ranks along the data axis, which take equal parts of them.
@@ -14,22 +14,22 @@ pub struct Batch {
     /// Samples that a rank runs at a time.
     pub micro_batch: usize,
     /// Over which ranks' samples batch norm takes its statistics.
-    pub norm: BatchNorm,
+    pub norm: BatchNormSync,
     /// Samples of a rank's micro-batch that are normalised together (ghost batch norm); none: all of them.
     pub norm_group: Option<usize>,
 }
 
-impl Batch {
+impl BatchSizes {
     /// Whether statistics are taken over the micro-batches of all replicas.
     pub fn synchronises_norms(&self) -> bool {
-        self.norm == BatchNorm::Synchronised
+        self.norm == BatchNormSync::Synchronised
     }
 }
 
 /// The samples that a batch norm sees at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum BatchNorm {
+pub enum BatchNormSync {
     /// A rank's own micro-batch; running statistics are the mean over ranks.
     #[default]
     Local,

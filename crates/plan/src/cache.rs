@@ -10,11 +10,11 @@ impl Plan {
     /// context, whether it comes to be read or not. Nothing for models of images.
     pub fn cache_bytes(&self, rank: usize) -> Result<u64, Error> {
         let Input::Tokens { seq, .. } = self.model.input else { return Ok(0) };
-        let place = self.mesh.coordinates(rank);
-        let (placement, local) = (self.schedule(1)?.placement, self.layout.of(place));
+        let coords = self.mesh.coordinates(rank);
+        let (placement, local) = (self.schedule(1)?.placement, self.layout.of(coords));
         // Of several copies of the model the first writes.
-        let chunks = placement.chunks(place.pipeline).iter().filter(|chunk| chunk.pipeline == 0);
-        let blocks = chunks.flat_map(|chunk| self.parts[chunk.part].clone());
+        let chunks = placement.chunks(coords.pipeline).iter().filter(|chunk| chunk.pipeline == 0);
+        let blocks = chunks.flat_map(|chunk| self.stage_blocks[chunk.virtual_stage].clone());
         let mut columns = 0;
         for block in blocks {
             local.model.blocks[block].for_each(&mut |layer| columns += layer.properties().cached);

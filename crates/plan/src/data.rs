@@ -6,22 +6,22 @@ use serde::{Deserialize, Serialize};
 
 /// Samples to learn from, and samples to be measured on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Data {
+pub struct DatasetSpec {
     /// Which data, and where.
     #[serde(flatten)]
-    pub source: Source,
+    pub source: DatasetSource,
     /// What validation is measured on.
     #[serde(flatten)]
     pub held_out: HeldOut,
     /// What becomes of pixels.
     #[serde(flatten)]
-    pub pixels: Pixels,
+    pub pixels: PixelScaling,
 }
 
 /// What is subtracted from pixels of 0 to 1, and what they are then divided by: one number for all channels or one for
 /// each; left out: what makes the channels of the training split standard.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Pixels {
+pub struct PixelScaling {
     /// Subtracted first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mean: Option<Vec<f64>>,
@@ -49,7 +49,7 @@ pub enum HeldOut {
 /// The fields of each kind of data.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-pub enum Source {
+pub enum DatasetSource {
     /// Text files, or folders of them.
     Text {
         /// Files and folders.
@@ -123,27 +123,30 @@ pub enum TokenType {
     U32,
 }
 
-impl Data {
+impl DatasetSpec {
     /// `data.kind` as written.
     pub fn kind(&self) -> &'static str {
         match self.source {
-            Source::Text { .. } => "text",
-            Source::Tokens { .. } => "tokens",
-            Source::Idx { .. } => "idx",
-            Source::Cifar10 { .. } => "cifar10",
-            Source::Shapes { .. } => "shapes",
-            Source::Arithmetic { .. } => "arithmetic",
+            DatasetSource::Text { .. } => "text",
+            DatasetSource::Tokens { .. } => "tokens",
+            DatasetSource::Idx { .. } => "idx",
+            DatasetSource::Cifar10 { .. } => "cifar10",
+            DatasetSource::Shapes { .. } => "shapes",
+            DatasetSource::Arithmetic { .. } => "arithmetic",
         }
     }
 
     /// Whether samples are text; images otherwise.
     pub fn is_text(&self) -> bool {
-        matches!(self.source, Source::Text { .. } | Source::Tokens { .. } | Source::Arithmetic { .. })
+        matches!(
+            self.source,
+            DatasetSource::Text { .. } | DatasetSource::Tokens { .. } | DatasetSource::Arithmetic { .. }
+        )
     }
 
     /// Whether samples are made up by the run's seed, and read from no file.
-    pub fn is_drawn(&self) -> bool {
-        matches!(self.source, Source::Shapes { .. } | Source::Arithmetic { .. })
+    pub fn is_synthetic(&self) -> bool {
+        matches!(self.source, DatasetSource::Shapes { .. } | DatasetSource::Arithmetic { .. })
     }
 
     /// Whether nothing is held out, so that there is nothing to validate on.
@@ -159,13 +162,15 @@ impl Data {
             validation_path.iter_mut().for_each(resolve);
         }
         match &mut self.source {
-            Source::Text { path, tokenizer, .. } => path.iter_mut().chain(tokenizer).for_each(resolve),
-            Source::Tokens { path, .. } => path.iter_mut().for_each(resolve),
-            Source::Idx { files: IdxFiles::Folder { path } } | Source::Cifar10 { path } => resolve(path),
-            Source::Idx { files: IdxFiles::Pair { images, labels } } => {
+            DatasetSource::Text { path, tokenizer, .. } => path.iter_mut().chain(tokenizer).for_each(resolve),
+            DatasetSource::Tokens { path, .. } => path.iter_mut().for_each(resolve),
+            DatasetSource::Idx { files: IdxFiles::Folder { path } } | DatasetSource::Cifar10 { path } => {
+                resolve(path)
+            }
+            DatasetSource::Idx { files: IdxFiles::Pair { images, labels } } => {
                 [images, labels].into_iter().for_each(resolve);
             }
-            Source::Shapes { .. } | Source::Arithmetic { .. } => {}
+            DatasetSource::Shapes { .. } | DatasetSource::Arithmetic { .. } => {}
         }
     }
 }

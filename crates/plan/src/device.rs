@@ -4,26 +4,26 @@ use serde::{Deserialize, Serialize};
 
 /// A device that is asked for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Device {
-    /// A card, the processor, or whichever is there.
+pub struct DeviceChoice {
+    /// A GPU, the processor, or whichever is there.
     pub kind: DeviceKind,
     /// Threads of the CPU; 0: all there are.
     pub threads: usize,
-    /// Whether a card's convolutions in f32 may round their operands to TF32, as PyTorch's do.
+    /// Whether a GPU's convolutions in f32 may round their operands to TF32, as PyTorch's do.
     pub tf32: bool,
     /// Whether a run that needs more memory than is left is refused before it starts.
     pub check_memory: bool,
 }
 
-/// The processor, a card, or whichever there is.
+/// The processor, a GPU, or whichever there is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
-    /// An NVIDIA card where one is found and works, otherwise the CPU.
+    /// An NVIDIA GPU where one is found and works, otherwise the CPU.
     #[default]
     Auto,
     /// The CPU, whatever else there is.
     Cpu,
-    /// An NVIDIA card, or nothing.
+    /// An NVIDIA GPU, or nothing.
     Cuda,
 }

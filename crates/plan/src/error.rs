@@ -1,6 +1,6 @@
 //! What can be wrong with a run, each in one sentence that names the field.
 
-use crate::near::did_you_mean;
+use crate::edit_distance::did_you_mean;
 use crate::spec::ShapeError;
 
 /// A mistake in a run file, an override, or between them and the data.

@@ -11,16 +11,16 @@ pub const LARGEST: usize = 1 << 24;
 pub const MOST: usize = 1 << 48;
 
 /// Which numbers fit, in words and as a rule.
-pub type Numbers = (&'static str, fn(f64) -> bool);
+pub type NumberRule = (&'static str, fn(f64) -> bool);
 
 /// Any number above 0.
-pub const POSITIVE: Numbers = ("a number above 0", |x| x > 0.0);
+pub const POSITIVE: NumberRule = ("a number above 0", |x| x > 0.0);
 /// Any number that is not negative.
-pub const NOT_NEGATIVE: Numbers = ("a number of at least 0", |x| x >= 0.0);
+pub const NOT_NEGATIVE: NumberRule = ("a number of at least 0", |x| x >= 0.0);
 /// A share of something that is neither nothing nor all of it.
-pub const INSIDE: Numbers = ("a number in (0, 1)", |x| x > 0.0 && x < 1.0);
+pub const INSIDE: NumberRule = ("a number in (0, 1)", |x| x > 0.0 && x < 1.0);
 /// A share of something that may be nothing.
-pub const BELOW_ONE: Numbers = ("a number in [0, 1)", |x| (0.0..1.0).contains(&x));
+pub const BELOW_ONE: NumberRule = ("a number in [0, 1)", |x| (0.0..1.0).contains(&x));
 
 /// A field.
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +33,7 @@ pub struct Field {
     pub(crate) with: fn(&str) -> bool,
     /// Whether the weights after a step do not depend on it, in exact arithmetic.
     pub(crate) is_free: bool,
-    pub(crate) used: Used,
+    pub(crate) used: FieldUse,
     /// Whether it names files.
     pub(crate) is_path: bool,
     /// Whether it is meant where somebody gives its section itself a value.
@@ -44,10 +44,10 @@ pub struct Field {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum FieldType {
     /// A whole number between two bounds, both allowed.
-    Whole(usize, usize),
-    Number(Numbers),
+    Integer(usize, usize),
+    Number(NumberRule),
     /// One or several of these.
-    Numbers(Numbers),
+    Numbers(NumberRule),
     Flag,
     /// One of some words.
     Word(&'static [&'static str]),
@@ -67,7 +67,7 @@ pub(crate) enum FieldType {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum FieldDefault {
     Nothing,
-    Whole(usize),
+    Integer(usize),
     Number(f64),
     Flag(bool),
     Word(&'static str),
@@ -84,7 +84,7 @@ impl FieldDefault {
     pub(crate) fn value(self) -> Option<Value> {
         Some(match self {
             FieldDefault::Nothing | FieldDefault::Like(_) | FieldDefault::Missing(_) => return None,
-            FieldDefault::Whole(number) => Value::Integer(number as i64),
+            FieldDefault::Integer(number) => Value::Integer(number as i64),
             FieldDefault::Number(number) => Value::Float(number),
             FieldDefault::Flag(flag) => Value::Boolean(flag),
             FieldDefault::Word(word) => Value::String(word.into()),
@@ -95,7 +95,7 @@ impl FieldDefault {
 
 /// Where a trained model is in use: who reads a field then. Each reads what those before it read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Used {
+pub(crate) enum FieldUse {
     /// Nobody: it is for training.
     Never,
     /// Whoever judges it by what its run held out.
@@ -107,37 +107,37 @@ pub(crate) enum Used {
 }
 
 /// A whole number between two bounds, both allowed.
-pub const fn whole(name: &'static str, otherwise: usize, least: usize, most: usize) -> Field {
-    Field::new(name, FieldType::Whole(least, most), FieldDefault::Whole(otherwise))
+pub const fn integer(name: &'static str, otherwise: usize, least: usize, most: usize) -> Field {
+    Field::new(name, FieldType::Integer(least, most), FieldDefault::Integer(otherwise))
 }
 
 /// The same without a default.
-pub const fn optional_whole(name: &'static str, least: usize, most: usize) -> Field {
-    Field::new(name, FieldType::Whole(least, most), FieldDefault::Nothing)
+pub const fn optional_integer(name: &'static str, least: usize, most: usize) -> Field {
+    Field::new(name, FieldType::Integer(least, most), FieldDefault::Nothing)
 }
 
 /// A size of at least 1 that must be written.
 pub const fn size(name: &'static str) -> Field {
-    optional_whole(name, 1, LARGEST).or_missing("a whole number of at least 1")
+    optional_integer(name, 1, LARGEST).or_missing("a whole number of at least 1")
 }
 
 /// A size of at least 1; left out, another field that stands before it.
 pub const fn size_like(name: &'static str, other: &'static str) -> Field {
-    Field::new(name, FieldType::Whole(1, LARGEST), FieldDefault::Like(other))
+    Field::new(name, FieldType::Integer(1, LARGEST), FieldDefault::Like(other))
 }
 
 /// A finite number that fits.
-pub const fn number(name: &'static str, otherwise: f64, fits: Numbers) -> Field {
+pub const fn number(name: &'static str, otherwise: f64, fits: NumberRule) -> Field {
     Field::new(name, FieldType::Number(fits), FieldDefault::Number(otherwise))
 }
 
 /// The same without a default.
-pub const fn optional_number(name: &'static str, fits: Numbers) -> Field {
+pub const fn optional_number(name: &'static str, fits: NumberRule) -> Field {
     Field::new(name, FieldType::Number(fits), FieldDefault::Nothing)
 }
 
 /// Some such numbers, of which one alone is a list of one; without a default.
-pub const fn numbers(name: &'static str, fits: Numbers) -> Field {
+pub const fn numbers(name: &'static str, fits: NumberRule) -> Field {
     Field::new(name, FieldType::Numbers(fits), FieldDefault::Nothing)
 }
 
@@ -179,7 +179,7 @@ pub const fn any(name: &'static str) -> Field {
 
 impl Field {
     const fn new(name: &'static str, takes: FieldType, otherwise: FieldDefault) -> Field {
-        let (is_free, used, is_path, is_usual) = (false, Used::Never, false, false);
+        let (is_free, used, is_path, is_usual) = (false, FieldUse::Never, false, false);
         Field { name, takes, otherwise, with: |_| true, is_free, used, is_path, is_usual }
     }
 
@@ -212,19 +212,19 @@ impl Field {
 
     /// A trained model computes by it.
     pub(crate) const fn always(mut self) -> Field {
-        self.used = Used::Always;
+        self.used = FieldUse::Always;
         self
     }
 
-    /// A trained model is judged by it.
+    /// A trained model is evaluated on it.
     pub(crate) const fn judging(mut self) -> Field {
-        self.used = Used::Judging;
+        self.used = FieldUse::Judging;
         self
     }
 
-    /// A trained model is judged by it where that is by what its run held out.
+    /// A trained model is evaluated on it where that is the data its run held out.
     pub(crate) const fn held_out(mut self) -> Field {
-        self.used = Used::HeldOut;
+        self.used = FieldUse::HeldOut;
         self
     }
 

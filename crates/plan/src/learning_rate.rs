@@ -26,13 +26,13 @@ pub struct LearningRate {
     pub scale_from_batch: Option<usize>,
     /// How the rate falls.
     #[serde(flatten)]
-    pub schedule: Schedule,
+    pub schedule: RateDecay,
 }
 
 /// How the rate falls after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "schedule", rename_all = "lowercase")]
-pub enum Schedule {
+pub enum RateDecay {
     /// It stays at its peak.
     Constant,
     /// It falls in a straight line.
@@ -75,13 +75,13 @@ impl LearningRate {
             (behind as f64 / steps as f64).min(1.0)
         };
         let factor = match self.schedule {
-            Schedule::Constant => 1.0,
-            Schedule::Linear { end_factor, decay_steps } => 1.0 - (1.0 - end_factor) * share(decay_steps),
-            Schedule::Cosine { end_factor, decay_steps } => {
+            RateDecay::Constant => 1.0,
+            RateDecay::Linear { end_factor, decay_steps } => 1.0 - (1.0 - end_factor) * share(decay_steps),
+            RateDecay::Cosine { end_factor, decay_steps } => {
                 let wave = 0.5 * (1.0 + (std::f64::consts::PI * share(decay_steps)).cos());
                 end_factor + (1.0 - end_factor) * wave
             }
-            Schedule::Step { step_every, step_factor } => {
+            RateDecay::Step { step_every, step_factor } => {
                 let every = if step_every == 0 { rest.div_ceil(3) } else { step_every };
                 step_factor.powi(i32::try_from(behind / every).unwrap_or(i32::MAX))
             }
@@ -100,7 +100,7 @@ impl LearningRate {
 mod tests {
     use super::*;
 
-    fn rate(warmup: usize, schedule: Schedule) -> LearningRate {
+    fn rate(warmup: usize, schedule: RateDecay) -> LearningRate {
         LearningRate { peak: 2.0, warmup, warmup_from: None, scale_from_batch: None, schedule }
     }
 
@@ -111,10 +111,10 @@ mod tests {
     #[test]
     fn the_warm_up_rises_to_the_peak_and_the_schedule_starts_there() {
         for schedule in [
-            Schedule::Constant,
-            Schedule::Linear { end_factor: 0.1, decay_steps: 0 },
-            Schedule::Cosine { end_factor: 0.1, decay_steps: 0 },
-            Schedule::Step { step_every: 0, step_factor: 0.1 },
+            RateDecay::Constant,
+            RateDecay::Linear { end_factor: 0.1, decay_steps: 0 },
+            RateDecay::Cosine { end_factor: 0.1, decay_steps: 0 },
+            RateDecay::Step { step_every: 0, step_factor: 0.1 },
         ] {
             let rate = rate(4, schedule);
             close(rate.at(0, 100), 0.5);
@@ -128,19 +128,19 @@ mod tests {
 
     #[test]
     fn schedules_by_hand() {
-        let linear = rate(0, Schedule::Linear { end_factor: 0.5, decay_steps: 10 });
+        let linear = rate(0, RateDecay::Linear { end_factor: 0.5, decay_steps: 10 });
         close(linear.at(5, 100), 1.5);
         close(linear.at(10, 100), 1.0);
         close(linear.at(99, 100), 1.0);
-        let cosine = rate(10, Schedule::Cosine { end_factor: 0.0, decay_steps: 0 });
+        let cosine = rate(10, RateDecay::Cosine { end_factor: 0.0, decay_steps: 0 });
         close(cosine.at(10 + 45, 100), 1.0);
         close(cosine.at(10 + 30, 100), 1.5);
         close(cosine.at(100, 100), 0.0);
-        let step = rate(0, Schedule::Step { step_every: 30, step_factor: 0.1 });
+        let step = rate(0, RateDecay::Step { step_every: 30, step_factor: 0.1 });
         close(step.at(29, 100), 2.0);
         close(step.at(30, 100), 0.2);
         close(step.at(60, 100), 0.02);
-        let thirds = rate(10, Schedule::Step { step_every: 0, step_factor: 0.5 });
+        let thirds = rate(10, RateDecay::Step { step_every: 0, step_factor: 0.5 });
         close(thirds.at(39, 100), 2.0);
         close(thirds.at(40, 100), 1.0);
         close(thirds.at(99, 100), 0.5);
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn the_peak_scales_with_the_batch() {
-        let rate = LearningRate { scale_from_batch: Some(256), ..rate(0, Schedule::Constant) };
+        let rate = LearningRate { scale_from_batch: Some(256), ..rate(0, RateDecay::Constant) };
         close(rate.for_batch(8192).at(0, 1), 64.0);
         close(rate.for_batch(8192).for_batch(8192).at(0, 1), 64.0);
     }
@@ -161,7 +161,7 @@ mod tests {
             warmup: 5,
             warmup_from: Some(0.1),
             scale_from_batch: Some(256),
-            schedule: Schedule::Constant,
+            schedule: RateDecay::Constant,
         };
         let rate = goyal.for_batch(8192);
         for (step, expected) in [0.1, 0.72, 1.34, 1.96, 2.58, 3.2, 3.2].into_iter().enumerate() {
@@ -172,8 +172,8 @@ mod tests {
     #[test]
     fn no_run_is_too_short() {
         for total in 0..3 {
-            assert!(rate(0, Schedule::Cosine { end_factor: 0.0, decay_steps: 0 }).at(0, total).is_finite());
-            assert!(rate(5, Schedule::Step { step_every: 0, step_factor: 0.1 }).at(7, total).is_finite());
+            assert!(rate(0, RateDecay::Cosine { end_factor: 0.0, decay_steps: 0 }).at(0, total).is_finite());
+            assert!(rate(5, RateDecay::Step { step_every: 0, step_factor: 0.1 }).at(7, total).is_finite());
         }
     }
 }

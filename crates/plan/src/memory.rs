@@ -3,12 +3,12 @@
 //! For each parameter: its weight and its gradient in the precision of the run (over several micro-batches the gradient
 //! is summed in f32), the optimizer's moments in f32 or bf16, and in
 //! bf16 a master weight in f32 (or its low bits). Pruned, gradients and state are those of kept weights, and a mask is added. Buffers are f32 whatever the precision. Where ranks
-//! share out the optimizer's state, or gradients too, a rank has its part of each parameter's (exact where it is known how much of
+//! shard the optimizer's state, or gradients too, a rank has its part of each parameter's (exact where it is known how much of
 //! each is kept). Activations are those of one micro-batch.
 
-mod listed;
+mod inputs;
 mod messages;
-mod peers;
+mod model_parallel;
 mod state_bytes;
 mod state_phases;
 
@@ -18,27 +18,27 @@ use std::rc::Rc;
 
 use serde::Serialize;
 
-use crate::batch::Batch;
+use crate::batch::BatchSizes;
+use crate::data_parallel::DataParallelMode;
 use crate::packets::{BUCKET, SharedVector, average_bytes, message_bytes, scattered_bytes};
-use crate::pruning::{Kernels, Pruning};
+use crate::pruning::{PrunedKernels, Pruning};
 use crate::schedule::{Action, Chunk, Pass, Placement, Schedule, Updates};
-use crate::scoring::{Grown, Needs, ScoredBatch, growth_bytes};
-use crate::sharing::Sharing;
-use crate::spec::activations::PartActivations;
-use crate::spec::rooms::shared_logit_bytes;
-use crate::spec::{Model, Parameter, ShapeError};
-use crate::stages::Parts;
-use crate::storage::Storage;
+use crate::scoring::{GrowthCandidate, ScoredBatch, ScoringMemory, growth_bytes};
+use crate::spec::activations::StageActivations;
+use crate::spec::message_sizes::shared_logit_bytes;
+use crate::spec::{ModelSpec, Parameter, ShapeError};
+use crate::stages::StageBlocks;
+use crate::storage::StorageForms;
 
-use self::messages::{Summed, most_in_passes};
-pub use listed::{Listed, Tensors};
-pub use peers::Peers;
+use self::messages::{ReducedGradient, most_in_passes};
+pub use inputs::{PredictionInputs, Tensors};
+pub use model_parallel::ModelParallelRank;
 pub use state_bytes::StateBytes;
 pub use state_phases::StatePhases;
 
 /// Bytes by category.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Memory {
+pub struct MemoryPlan {
     /// Weights, and the running statistics of norms, at the peak: weights that rest compressed are dense before, where passes over them
     /// say which are kept.
     pub weights: u64,
@@ -73,9 +73,9 @@ pub struct Memory {
     pub communication: u64,
 }
 
-impl Memory {
+impl MemoryPlan {
     /// What sums over ranks begin with.
-    pub(crate) const NONE: Memory = Memory {
+    pub(crate) const NONE: MemoryPlan = MemoryPlan {
         weights: 0,
         weights_at_rest: 0,
         gradients: 0,
@@ -90,8 +90,8 @@ impl Memory {
     };
 
     /// Both, category by category.
-    pub(crate) fn with(self, other: Memory, both: impl Fn(u64, u64) -> u64) -> Memory {
-        Memory {
+    pub(crate) fn with(self, other: MemoryPlan, both: impl Fn(u64, u64) -> u64) -> MemoryPlan {
+        MemoryPlan {
             weights: both(self.weights, other.weights),
             weights_at_rest: both(self.weights_at_rest, other.weights_at_rest),
             gradients: both(self.gradients, other.gradients),
@@ -136,35 +136,45 @@ impl Memory {
 /// What the bytes of a model's ranks follow from, listed once for all of them.
 pub struct Prediction<'a> {
     /// The form of what is kept.
-    pub storage: Storage,
+    pub storage: StorageForms,
     /// What replicas do with updates,
-    pub sharing: Sharing,
+    pub data_parallel: DataParallelMode,
     /// and how the samples of a step are cut.
-    pub batch: Batch,
+    pub batch: BatchSizes,
     /// Which weights go, and when.
     pub pruning: Option<&'a Pruning>,
     parameters: &'a [Parameter],
-    listed: Listed,
+    inputs: PredictionInputs,
     /// Weights of each parameter that stay, where some are to go.
     kept: Option<Vec<Option<u64>>>,
     /// Whether pruning is behind, whenever it comes.
     is_pruned: bool,
-    peers: Peers,
+    model_parallel: ModelParallelRank,
 }
 
 impl<'a> Prediction<'a> {
     /// Of a rank that has these parameters, of which so many weights stay.
     pub fn new(
-        listed: Listed,
+        inputs: PredictionInputs,
         parameters: &'a [Parameter],
-        storage: Storage,
-        sharing: Sharing,
-        batch: Batch,
+        storage: StorageForms,
+        data_parallel: DataParallelMode,
+        batch: BatchSizes,
         pruning: Option<&'a Pruning>,
         kept: Option<Vec<Option<u64>>>,
     ) -> Prediction<'a> {
-        let peers = Peers::none(parameters);
-        Prediction { storage, sharing, batch, pruning, parameters, listed, kept, is_pruned: false, peers }
+        let model_parallel = ModelParallelRank::none(parameters);
+        Prediction {
+            storage,
+            data_parallel,
+            batch,
+            pruning,
+            parameters,
+            inputs,
+            kept,
+            is_pruned: false,
+            model_parallel,
+        }
     }
 
     /// The same once it has pruned, whenever that is.
@@ -173,35 +183,35 @@ impl<'a> Prediction<'a> {
     }
 
     /// The same for a rank that has parts of layers.
-    pub fn among(self, peers: Peers) -> Prediction<'a> {
-        Prediction { peers, ..self }
+    pub fn among(self, model_parallel: ModelParallelRank) -> Prediction<'a> {
+        Prediction { model_parallel, ..self }
     }
 
     /// Of the ranks of a pipeline, at the peak of each category: where pruning comes after the first step, state is dense until
     /// then.
     pub fn stages(
         &self,
-        model: &Model,
-        parts: &Parts,
+        model: &ModelSpec,
+        stage_blocks: &StageBlocks,
         schedule: &Schedule,
-    ) -> Result<Vec<Memory>, ShapeError> {
-        let Storage { precision, recompute, .. } = self.storage;
+    ) -> Result<Vec<MemoryPlan>, ShapeError> {
+        let StorageForms { precision, recompute, .. } = self.storage;
         let activations = |samples| {
-            model.part_activations(parts.iter().cloned(), samples, precision, recompute).map(Rc::new)
+            model.stage_activations(stage_blocks.iter().cloned(), samples, precision, recompute).map(Rc::new)
         };
-        self.stages_with(parts, schedule, activations)
+        self.stages_with(stage_blocks, schedule, activations)
     }
 
     /// The same where it is known what each part keeps of a micro-batch of so many samples.
     pub fn stages_with<E>(
         &self,
-        parts: &Parts,
+        stage_blocks: &StageBlocks,
         schedule: &Schedule,
-        activations: impl Fn(usize) -> Result<Rc<Vec<PartActivations>>, E>,
-    ) -> Result<Vec<Memory>, E> {
+        activations: impl Fn(usize) -> Result<Rc<Vec<StageActivations>>, E>,
+    ) -> Result<Vec<MemoryPlan>, E> {
         let each = activations(self.batch.micro_batch)?;
         let scored = self.pruning.map(|pruning| {
-            let norms = !self.listed.tensors.buffers.is_empty();
+            let norms = !self.inputs.tensors.buffers.is_empty();
             ScoredBatch::of(Some(pruning.method), &self.batch, norms).most()
         });
         let scored = match scored.filter(|samples| *samples > self.batch.micro_batch) {
@@ -210,16 +220,16 @@ impl<'a> Prediction<'a> {
             }
             None => None,
         };
-        let sharers = self.sharers(parts, &schedule.placement);
+        let sharers = self.sharers(stage_blocks, &schedule.placement);
         let of_rank = |rank: usize| {
             let chunks = schedule.placement.chunks(rank);
-            let own = |chunk: &Chunk| parts[chunk.part].clone();
-            let held = in_flight(&schedule.ranks[rank], |chunk| each[chunks[chunk].part]);
+            let own = |chunk: &Chunk| stage_blocks[chunk.virtual_stage].clone();
+            let held = in_flight(&schedule.ranks[rank], |chunk| each[chunks[chunk].virtual_stage]);
             let blocks: Vec<Range<usize>> = chunks.iter().map(own).collect();
             let scored = scored.as_ref().map_or(0, |(each, list)| {
-                in_flight(&list.ranks[rank], |chunk| each[chunks[chunk].part]).activations
+                in_flight(&list.ranks[rank], |chunk| each[chunks[chunk].virtual_stage]).activations
             });
-            let held = Held { activations: held.activations.max(scored), ..held };
+            let held = PeakMemory { activations: held.activations.max(scored), ..held };
             let mut memory = self.of_blocks(&blocks, &sharers, schedule.placement.copies() > 1, held);
             if schedule.updates == Updates::DoubleBuffered && rank > 0 {
                 // Those of one batch wait until the first stage has seen that all are finite.
@@ -230,27 +240,33 @@ impl<'a> Prediction<'a> {
         Ok((0..schedule.stages()).map(of_rank).collect())
     }
 
-    /// How many ranks share each parameter: those with a summand of its gradient, in every copy of the parts that use it and in
+    /// How many ranks share each parameter: those with a partial sum of its gradient, in every copy of the parts that use it and in
     /// every replica.
-    fn sharers(&self, parts: &Parts, placement: &Placement) -> Vec<u64> {
+    fn sharers(&self, stage_blocks: &StageBlocks, placement: &Placement) -> Vec<u64> {
         let mut stages: Vec<HashSet<usize>> = vec![HashSet::new(); self.parameters.len()];
-        for (part, blocks) in parts.iter().enumerate() {
-            for place in self.listed.tensors.blocks.parameters(blocks.clone()) {
-                stages[place].extend(placement.holders(part));
+        for (virtual_stage, blocks) in stage_blocks.iter().enumerate() {
+            for id in self.inputs.tensors.blocks.parameters(blocks.clone()) {
+                stages[id].extend(placement.holders(virtual_stage));
             }
         }
         let replicas = self.batch.replicas as u64;
-        let sharers = stages.iter().zip(&self.peers.summands);
-        sharers.map(|(stages, summands)| replicas * summands * stages.len().max(1) as u64).collect()
+        let sharers = stages.iter().zip(&self.model_parallel.partial_ranks);
+        sharers.map(|(stages, partial_ranks)| replicas * partial_ranks * stages.len().max(1) as u64).collect()
     }
 
     /// What some blocks of a model need, beside activations and old versions of the weights. So many ranks share each parameter; `copies` says
     /// whether those of one replica have copies of each other's blocks.
-    fn of_blocks(&self, blocks: &[Range<usize>], sharers: &[u64], copies: bool, held: Held) -> Memory {
-        let Prediction { storage, sharing, pruning, .. } = *self;
-        let Held { activations, versions } = held;
-        let held = self.listed.tensors.blocks.held(blocks);
-        let scoring = Needs::of(self.parameters, &held, pruning).map_or(0, |needs| needs.bytes(1));
+    fn of_blocks(
+        &self,
+        blocks: &[Range<usize>],
+        sharers: &[u64],
+        copies: bool,
+        held: PeakMemory,
+    ) -> MemoryPlan {
+        let Prediction { storage, data_parallel, pruning, .. } = *self;
+        let PeakMemory { activations, versions } = held;
+        let held = self.inputs.tensors.blocks.held(blocks);
+        let scoring = ScoringMemory::of(self.parameters, &held, pruning).map_or(0, |needs| needs.bytes(1));
         let grown = pruning
             .map_or(0, |pruning| growth_bytes(pruning, self.batch.micro_batches, &self.candidates(&held)));
         let (precision, each) = (storage.precision, storage.optimizer_bytes);
@@ -260,30 +276,33 @@ impl<'a> Prediction<'a> {
         let mut sent_bytes = vec![None; self.parameters.len()];
         let is_pruned = pruning.is_some_and(|pruning| self.is_pruned || pruning.method.at_start());
         let compressed = storage.compressed && is_pruned;
-        for place in held {
-            let parameter = &self.parameters[place];
+        for id in held {
+            let parameter = &self.parameters[id];
             let elements = parameter.elements();
             let mut sent = elements;
-            match self.kept.as_ref().and_then(|kept| kept[place]) {
+            match self.kept.as_ref().and_then(|kept| kept[id]) {
                 None => dense = dense.saturating_add(elements),
                 Some(kept) => {
                     candidates = candidates.saturating_add(elements);
                     largest = elements.max(largest);
                     kept_sum = kept_sum.saturating_add(kept);
                     mask = mask.saturating_add(mask_bytes(elements, kept));
-                    if self.is_multiplied_sparsely(place, kept) {
+                    if self.is_multiplied_sparsely(id, kept) {
                         mask = mask.saturating_add(sparse_bytes(parameter, kept));
                     }
                     sent = if compressed { kept } else { elements };
                 }
             }
-            let vector = SharedVector { elements: sent, ranks: sharers[place] };
-            if self.listed.tensors.tied.contains(&place) { &mut tied } else { &mut vectors }.push(vector);
+            let vector = SharedVector { elements: sent, ranks: sharers[id] };
+            if self.inputs.tensors.tied.contains(&id) { &mut tied } else { &mut vectors }.push(vector);
             let bytes = sent.saturating_mul(precision.size());
-            if sharers[place] > 1 {
+            if sharers[id] > 1 {
                 packed += if bytes < BUCKET { bytes } else { 0 };
-                let tied = self.listed.tensors.tied.contains(&place);
-                sent_bytes[place] = (!tied).then_some(Summed { summands: self.peers.summands[place], bytes });
+                let tied = self.inputs.tensors.tied.contains(&id);
+                sent_bytes[id] = (!tied).then_some(ReducedGradient {
+                    partial_ranks: self.model_parallel.partial_ranks[id],
+                    bytes,
+                });
             }
         }
         let parameters = dense.saturating_add(candidates);
@@ -294,21 +313,23 @@ impl<'a> Prediction<'a> {
         };
         let all: Vec<SharedVector> = vectors.iter().chain(&tied).copied().collect();
         let sum = |numbers: &mut dyn Iterator<Item = u64>| numbers.fold(0, u64::saturating_add);
-        let parts = |of: &[SharedVector]| sum(&mut of.iter().map(|one| one.part()));
-        let (own, summed) = match sharing {
-            Sharing::Sharded { gradients: true } => {
+        let shards = |of: &[SharedVector]| sum(&mut of.iter().map(|one| one.shard_elements()));
+        let (own, summed) = match data_parallel {
+            DataParallelMode::Sharded { gradients: true } => {
                 // What several places use is whole until the last of them has made its gradient.
-                (parts(&all), parts(&vectors).saturating_add(sum(&mut tied.iter().map(|one| one.elements))))
+                (shards(&all), shards(&vectors).saturating_add(sum(&mut tied.iter().map(|one| one.elements))))
             }
-            Sharing::Sharded { gradients: false } => (parts(&all), stored),
+            DataParallelMode::Sharded { gradients: false } => (shards(&all), stored),
             _ => (stored, stored),
         };
-        let mut statistics: Vec<usize> =
-            blocks.iter().flat_map(|part| self.listed.tensors.blocks.buffers(part.clone())).collect();
+        let mut statistics: Vec<usize> = blocks
+            .iter()
+            .flat_map(|virtual_stage| self.inputs.tensors.blocks.buffers(virtual_stage.clone()))
+            .collect();
         statistics.sort_unstable();
         statistics.dedup();
         let buffers: u64 =
-            statistics.into_iter().map(|place| 4 * self.listed.tensors.buffers[place].elements()).sum();
+            statistics.into_iter().map(|id| 4 * self.inputs.tensors.buffers[id].elements()).sum();
         // Until it is known what is kept, weights are dense, unless they are not there at all.
         let resting = match pruning.filter(|_| storage.compressed_weights) {
             Some(_) if compressed => stored,
@@ -320,33 +341,33 @@ impl<'a> Prediction<'a> {
         };
         let [weights, first] = [resting, first].map(|numbers| numbers.saturating_mul(precision.size()));
         let versioned = |weights: u64| weights.saturating_mul(1 + versions).saturating_add(buffers);
-        let messages = &self.listed.messages;
-        let passes = |summed: &dyn Fn(usize) -> Option<Summed>| {
+        let messages = &self.inputs.messages;
+        let passes = |summed: &dyn Fn(usize) -> Option<ReducedGradient>| {
             most_in_passes(blocks, messages, precision.size(), copies, summed)
         };
         let within = passes(&|_| None);
-        let ends = |part: &Range<usize>| part.end == messages.len();
-        let classes = self.peers.classes.filter(|_| blocks.iter().any(ends));
+        let ends = |virtual_stage: &Range<usize>| virtual_stage.end == messages.len();
+        let classes = self.model_parallel.classes.filter(|_| blocks.iter().any(ends));
         let logits = classes.map_or(0, |ranks| {
-            let (rows, classes) = (self.listed.logit_rows, self.listed.tensors.classes);
-            shared_logit_bytes(rows, classes, ranks, precision, self.peers.logits)
+            let (rows, classes) = (self.inputs.logit_rows, self.inputs.tensors.classes);
+            shared_logit_bytes(rows, classes, ranks, precision, self.model_parallel.logits)
         });
-        let gradients = match sharing {
+        let gradients = match data_parallel {
             // Until the step, what is packed travels beside what layers exchange.
-            Sharing::Replicated => passes(&|place| sent_bytes[place]).max(packed),
-            Sharing::Sharded { gradients: false } => message_bytes(&all, precision.size()),
-            Sharing::Sharded { gradients: true } => {
+            DataParallelMode::Replicated => passes(&|id| sent_bytes[id]).max(packed),
+            DataParallelMode::Sharded { gradients: false } => message_bytes(&all, precision.size()),
+            DataParallelMode::Sharded { gradients: true } => {
                 // Gradients come in the order of the backward.
                 vectors.reverse();
                 scattered_bytes(&vectors, &tied, precision.size(), self.batch.micro_batches)
             }
-            Sharing::Local { after, .. } => {
+            DataParallelMode::Local { after, .. } => {
                 let lengths: Vec<u64> = all.iter().map(|one| one.elements).collect();
                 let average = average_bytes(&lengths, storage.averaged_vectors());
                 if after > 0 { average.max(packed) } else { average }
             }
         };
-        Memory {
+        MemoryPlan {
             weights: versioned(weights).max(first.saturating_add(buffers)),
             weights_at_rest: versioned(weights),
             gradients: summed.saturating_mul(storage.gradient_bytes()),
@@ -367,44 +388,44 @@ impl<'a> Prediction<'a> {
     }
 
     /// Bytes of the blocks of some parts that are dense at once, where weights rest compressed.
-    fn expanded(&self, parts: &[Range<usize>]) -> u64 {
+    fn expanded(&self, stage_blocks: &[Range<usize>]) -> u64 {
         let size = self.storage.precision.size();
         let of_block = |block: usize| -> u64 {
-            let places = self.listed.tensors.blocks.parameters(block..block + 1);
-            places.into_iter().filter(|place| self.is_expanded(*place)).fold(0, |bytes, place| {
-                self.parameters[place].elements().saturating_mul(size).saturating_add(bytes)
+            let places = self.inputs.tensors.blocks.parameters(block..block + 1);
+            places.into_iter().filter(|id| self.is_expanded(*id)).fold(0, |bytes, id| {
+                self.parameters[id].elements().saturating_mul(size).saturating_add(bytes)
             })
         };
-        let of_part = |part: &Range<usize>| {
-            let each: Vec<u64> = part.clone().map(of_block).collect();
+        let of_stage = |virtual_stage: &Range<usize>| {
+            let each: Vec<u64> = virtual_stage.clone().map(of_block).collect();
             let pairs = each.windows(2).map(|pair| pair[0].saturating_add(pair[1]));
-            let pairs = pairs.filter(|_| self.peers.expands_ahead);
+            let pairs = pairs.filter(|_| self.model_parallel.expands_ahead);
             each.iter().copied().chain(pairs).max().unwrap_or(0)
         };
-        parts.iter().map(of_part).max().unwrap_or(0)
+        stage_blocks.iter().map(of_stage).max().unwrap_or(0)
     }
 
     /// Whether a parameter that rests compressed is dense while it works: some of it is gone, and products read its zeros.
-    fn is_expanded(&self, place: usize) -> bool {
-        let elements = self.parameters[place].elements();
-        let Some(kept) = self.kept.as_ref().and_then(|kept| kept[place]) else { return false };
-        kept < elements && !self.is_multiplied_sparsely(place, kept)
+    fn is_expanded(&self, id: usize) -> bool {
+        let elements = self.parameters[id].elements();
+        let Some(kept) = self.kept.as_ref().and_then(|kept| kept[id]) else { return false };
+        kept < elements && !self.is_multiplied_sparsely(id, kept)
     }
 
     /// Whether products leave out the zeros of a parameter of which so much is kept.
-    fn is_multiplied_sparsely(&self, place: usize, kept: u64) -> bool {
-        let skips = kept as f64 <= Kernels::MOST_KEPT * self.parameters[place].elements() as f64;
+    fn is_multiplied_sparsely(&self, id: usize, kept: u64) -> bool {
+        let skips = kept as f64 <= PrunedKernels::MOST_KEPT * self.parameters[id].elements() as f64;
         let sparse = self.pruning.is_some_and(Pruning::multiplies_sparsely);
-        sparse && skips && self.listed.tensors.linear.contains(&place)
+        sparse && skips && self.inputs.tensors.linear.contains(&id)
     }
 
     /// Those of some parameters that have masks.
-    fn candidates(&self, held: &[usize]) -> Vec<Grown> {
-        let one = |place: &usize| {
-            let kept = self.kept.as_ref()?[*place]?;
-            Some(Grown {
-                whole: self.peers.whole[*place],
-                elements: self.parameters[*place].elements(),
+    fn candidates(&self, held: &[usize]) -> Vec<GrowthCandidate> {
+        let one = |id: &usize| {
+            let kept = self.kept.as_ref()?[*id]?;
+            Some(GrowthCandidate {
+                full: self.model_parallel.full[*id],
+                elements: self.parameters[*id].elements(),
                 kept,
             })
         };
@@ -414,7 +435,7 @@ impl<'a> Prediction<'a> {
 
 /// What a rank holds at most in the course of its list.
 #[derive(Default)]
-pub(crate) struct Held {
+pub(crate) struct PeakMemory {
     /// Bytes kept of micro-batches in flight.
     pub activations: u64,
     /// Old versions of the weights.
@@ -422,18 +443,18 @@ pub(crate) struct Held {
 }
 
 /// Walks a list; `of` is what a chunk keeps of a micro-batch.
-pub(crate) fn in_flight(list: &[Action], of: impl Fn(usize) -> PartActivations) -> Held {
-    let (mut now, mut most) = (Held::default(), Held::default());
+pub(crate) fn in_flight(list: &[Action], of: impl Fn(usize) -> StageActivations) -> PeakMemory {
+    let (mut now, mut most) = (PeakMemory::default(), PeakMemory::default());
     for action in list {
         // What one micro-batch keeps before the action, at most in its course, and behind it.
         let (before, within, after) = match action.compute() {
             Some((pass, work)) => {
-                let PartActivations { kept, backward, backward_input, put_off } = of(work.chunk);
+                let StageActivations { kept, backward, backward_input, deferred } = of(work.chunk);
                 match pass {
                     Pass::Forward => (0, kept, kept),
                     Pass::Backward => (kept, backward, 0),
-                    Pass::BackwardInput => (kept, backward_input, put_off),
-                    Pass::BackwardWeight => (put_off, put_off, 0),
+                    Pass::BackwardInput => (kept, backward_input, deferred),
+                    Pass::BackwardWeight => (deferred, deferred, 0),
                 }
             }
             None => (0, 0, 0),
@@ -466,24 +487,31 @@ fn mask_bytes(elements: u64, kept: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::config::{Override, RunFile};
-    use crate::schedule::{Name, Options};
+    use crate::schedule::{ScheduleName, ScheduleOptions};
     use crate::spec::Precision;
-    use crate::spec::presets::{Form, ResNet, resnet};
+    use crate::spec::presets::{ResNet, StemForm, resnet};
 
     /// On one rank.
-    fn of_run(model: &Model, run: &RunFile) -> Memory {
-        let (pruning, batch) = (run.prune.clone(), Batch { micro_batch: 2, ..run.batch() });
+    fn of_run(model: &ModelSpec, run: &RunFile) -> MemoryPlan {
+        let (pruning, batch) = (run.prune.clone(), BatchSizes { micro_batch: 2, ..run.batch() });
         let parameters = model.parameters();
         let kept = pruning.as_ref().map(|pruning| pruning.kept_by_parameter(&parameters));
-        let listed = Listed::of(model, &parameters, batch.micro_batch);
-        let prediction =
-            Prediction::new(listed, &parameters, run.storage(), run.sharing(), batch, pruning.as_ref(), kept);
-        let schedule = Name::OneFOneB.schedule(&Options::new(1, 1)).unwrap();
-        let whole: Parts = std::iter::once(0..model.blocks.len()).collect();
-        prediction.stages(model, &whole, &schedule).unwrap()[0]
+        let inputs = PredictionInputs::of(model, &parameters, batch.micro_batch);
+        let prediction = Prediction::new(
+            inputs,
+            &parameters,
+            run.storage(),
+            run.data_parallel(),
+            batch,
+            pruning.as_ref(),
+            kept,
+        );
+        let schedule = ScheduleName::OneFOneB.schedule(&ScheduleOptions::new(1, 1)).unwrap();
+        let full: StageBlocks = std::iter::once(0..model.blocks.len()).collect();
+        prediction.stages(model, &full, &schedule).unwrap()[0]
     }
 
-    fn predict(model: &Model, optimizer: &str, precision: Precision) -> Memory {
+    fn predict(model: &ModelSpec, optimizer: &str, precision: Precision) -> MemoryPlan {
         let set = [format!("optimizer.name={optimizer}"), format!("train.precision={}", precision.name())];
         of_run(model, &RunFile::parse("", &set.map(Override::from)).unwrap())
     }
@@ -491,7 +519,7 @@ mod tests {
     /// 16 bytes a parameter for Adam in either precision; the split differs.
     #[test]
     fn bytes_for_each_parameter() {
-        let model = resnet(ResNet::R18, (32, 32, 3), 10, Form::Small);
+        let model = resnet(ResNet::R18, (32, 32, 3), 10, StemForm::Small);
         let parameters = model.parameter_count();
         let buffers = 4 * 2 * 4800; // two statistics for each of its 4800 channels
         for (name, moments) in [
@@ -535,7 +563,7 @@ mod tests {
     /// and 8 f with moments in bf16.
     #[test]
     fn bytes_for_each_pruned_parameter() {
-        let model = resnet(ResNet::R18, (32, 32, 3), 10, Form::Small);
+        let model = resnet(ResNet::R18, (32, 32, 3), 10, StemForm::Small);
         for (sparsity, master, moments, most) in [
             (0.9, "f32", "f32", 3.55),
             (0.8, "f32", "f32", 4.95),

@@ -98,7 +98,7 @@ impl IndexMut<Axis> for PerAxis {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
 pub struct Mesh {
-    extents: PerAxis,
+    axis_sizes: PerAxis,
 }
 
 /// The ranks that one rank shares a slice of the mesh with.
@@ -109,7 +109,7 @@ pub struct Slice {
     /// Its members, ascending.
     pub ranks: Vec<usize>,
     /// Where the rank that asked stands in `ranks`.
-    pub place: usize,
+    pub index: usize,
 }
 
 /// Extents that make no mesh, or not the one that was started.
@@ -124,18 +124,18 @@ pub enum MeshError {
     /// A product beyond the largest number.
     #[error(
         "the mesh of {} has more ranks than can be counted; make an axis smaller",
-        times(.extents)
+        times(.axis_sizes)
     )]
     TooLarge {
         /// Ranks along each axis, as they were asked for.
-        extents: PerAxis,
+        axis_sizes: PerAxis,
     },
     /// Another number of ranks than was started.
     #[error("the mesh of {} takes {}, but {got} were started; start {expected}{}",
-        times(.extents), ranks(*.expected), .hint.map_or(String::new(), |(axis, n)| format!(", or set `{axis}` to {n}")))]
+        times(.axis_sizes), ranks(*.expected), .hint.map_or(String::new(), |(axis, n)| format!(", or set `{axis}` to {n}")))]
     Ranks {
         /// Ranks along each axis, as they were asked for.
-        extents: PerAxis,
+        axis_sizes: PerAxis,
         /// Ranks that the axes want: their product.
         expected: usize,
         /// How many ranks there are.
@@ -147,42 +147,42 @@ pub enum MeshError {
 
 impl Mesh {
     /// A mesh of these extents, each at least 1.
-    pub fn new(extents: PerAxis) -> Result<Mesh, MeshError> {
-        if let Some(axis) = Axis::ALL.into_iter().find(|&axis| extents[axis] == 0) {
+    pub fn new(axis_sizes: PerAxis) -> Result<Mesh, MeshError> {
+        if let Some(axis) = Axis::ALL.into_iter().find(|&axis| axis_sizes[axis] == 0) {
             return Err(MeshError::Empty { axis });
         }
-        let product = Axis::ALL.into_iter().try_fold(1usize, |n, axis| n.checked_mul(extents[axis]));
-        product.map(|_| Mesh { extents }).ok_or(MeshError::TooLarge { extents })
+        let product = Axis::ALL.into_iter().try_fold(1usize, |n, axis| n.checked_mul(axis_sizes[axis]));
+        product.map(|_| Mesh { axis_sizes }).ok_or(MeshError::TooLarge { axis_sizes })
     }
 
     /// A mesh of these extents for this many ranks, and no other number.
-    pub fn for_ranks(extents: PerAxis, ranks: usize) -> Result<Mesh, MeshError> {
-        let mesh = Mesh::new(extents)?;
+    pub fn for_ranks(axis_sizes: PerAxis, ranks: usize) -> Result<Mesh, MeshError> {
+        let mesh = Mesh::new(axis_sizes)?;
         let expected = mesh.size();
         if expected == ranks {
             return Ok(mesh);
         }
         // Replicas are what is easiest to have more or fewer of; then the others, in the order of the cost to change.
         let hint = [Axis::Data, Axis::Pipeline, Axis::Spatial, Axis::Tensor].into_iter().find_map(|axis| {
-            let others = expected / extents[axis];
+            let others = expected / axis_sizes[axis];
             (ranks > 0 && ranks.is_multiple_of(others)).then_some((axis, ranks / others))
         });
-        Err(MeshError::Ranks { extents, expected, got: ranks, hint })
+        Err(MeshError::Ranks { axis_sizes, expected, got: ranks, hint })
     }
 
     /// How many ranks it has.
     pub fn size(&self) -> usize {
-        Axis::ALL.into_iter().map(|axis| self.extents[axis]).product()
+        Axis::ALL.into_iter().map(|axis| self.axis_sizes[axis]).product()
     }
 
     /// Ranks along an axis.
     pub fn extent(&self, axis: Axis) -> usize {
-        self.extents[axis]
+        self.axis_sizes[axis]
     }
 
     /// Ranks along each axis.
-    pub fn extents(&self) -> PerAxis {
-        self.extents
+    pub fn axis_sizes(&self) -> PerAxis {
+        self.axis_sizes
     }
 
     /// Where a rank stands.
@@ -190,8 +190,8 @@ impl Mesh {
         assert!(rank < self.size(), "rank {rank} of a mesh of {}", self.size());
         let (mut coordinates, mut rest) = (PerAxis::ZEROS, rank);
         for axis in Axis::ALL.into_iter().rev() {
-            coordinates[axis] = rest % self.extents[axis];
-            rest /= self.extents[axis];
+            coordinates[axis] = rest % self.axis_sizes[axis];
+            rest /= self.axis_sizes[axis];
         }
         coordinates
     }
@@ -199,7 +199,7 @@ impl Mesh {
     /// The rank at a place: the last axis counts fastest.
     pub fn rank(&self, coordinates: PerAxis) -> usize {
         Axis::ALL.into_iter().fold(0, |rank, axis| {
-            let (at, extent) = (coordinates[axis], self.extents[axis]);
+            let (at, extent) = (coordinates[axis], self.axis_sizes[axis]);
             assert!(at < extent, "coordinate {at} on the axis `{axis}` of {extent} ranks");
             rank * extent + at
         })
@@ -208,33 +208,33 @@ impl Mesh {
     /// The slice through a rank along the axes named: those that agree with it on all others.
     pub fn slice(&self, rank: usize, axes: &[Axis]) -> Slice {
         let coordinates = self.coordinates(rank);
-        let (mut number, mut ranks, mut place) = (0, vec![0], 0);
+        let (mut number, mut ranks, mut index) = (0, vec![0], 0);
         for axis in Axis::ALL {
-            let (at, extent) = (coordinates[axis], self.extents[axis]);
+            let (at, extent) = (coordinates[axis], self.axis_sizes[axis]);
             if axes.contains(&axis) {
                 ranks = ranks.iter().flat_map(|r| (0..extent).map(move |i| r * extent + i)).collect();
-                place = place * extent + at;
+                index = index * extent + at;
             } else {
                 ranks.iter_mut().for_each(|r| *r = *r * extent + at);
                 number = number * extent + at;
             }
         }
-        Slice { number, ranks, place }
+        Slice { number, ranks, index }
     }
 
     /// Where a rank stands in its slice along the axes named; who else is in it is not listed, since they may be millions.
-    pub fn place_along(&self, rank: usize, axes: &[Axis]) -> GroupRank {
+    pub fn rank_along(&self, rank: usize, axes: &[Axis]) -> GroupRank {
         let coordinates = self.coordinates(rank);
         let named = Axis::ALL.into_iter().filter(|axis| axes.contains(axis));
         named.fold(GroupRank::SINGLE, |GroupRank { ranks, rank }, axis| {
-            let extent = self.extents[axis];
+            let extent = self.axis_sizes[axis];
             GroupRank { ranks: ranks * extent, rank: rank * extent + coordinates[axis] }
         })
     }
 
     /// All slices along the axes named, by their numbers: every rank is in exactly one.
     pub fn slices(&self, axes: &[Axis]) -> Vec<Vec<usize>> {
-        let first = |rank: &usize| self.slice(*rank, axes).place == 0;
+        let first = |rank: &usize| self.slice(*rank, axes).index == 0;
         // Firsts ascend with the numbers of their slices, since both count the other axes in the same order.
         (0..self.size()).filter(first).map(|rank| self.slice(rank, axes).ranks).collect()
     }
@@ -243,13 +243,13 @@ impl Mesh {
 /// `data 2 x tensor 4`: the axes in use.
 impl fmt::Display for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&times(&self.extents))
+        f.write_str(&times(&self.axis_sizes))
     }
 }
 
-fn times(extents: &PerAxis) -> String {
-    let used = Axis::ALL.into_iter().filter(|&axis| extents[axis] != 1);
-    let used: Vec<String> = used.map(|axis| format!("{axis} {}", extents[axis])).collect();
+fn times(axis_sizes: &PerAxis) -> String {
+    let used = Axis::ALL.into_iter().filter(|&axis| axis_sizes[axis] != 1);
+    let used: Vec<String> = used.map(|axis| format!("{axis} {}", axis_sizes[axis])).collect();
     if used.is_empty() { "one rank".to_owned() } else { used.join(" x ") }
 }
 
@@ -298,9 +298,9 @@ mod tests {
                 };
                 let slice = mesh.slice(rank, &axes);
                 prop_assert_eq!(&slice.ranks, &(0..mesh.size()).filter(agrees).collect::<Vec<_>>());
-                prop_assert_eq!(slice.ranks[slice.place], rank);
-                let place = GroupRank { ranks: slice.ranks.len(), rank: slice.place };
-                prop_assert_eq!(mesh.place_along(rank, &axes), place);
+                prop_assert_eq!(slice.ranks[slice.index], rank);
+                let index = GroupRank { ranks: slice.ranks.len(), rank: slice.index };
+                prop_assert_eq!(mesh.rank_along(rank, &axes), index);
             }
         }
 
@@ -313,8 +313,8 @@ mod tests {
             prop_assert_eq!(all, (0..mesh.size()).collect::<Vec<_>>());
             for (number, ranks) in slices.iter().enumerate() {
                 prop_assert_eq!(ranks.len(), axes.iter().map(|&axis| mesh.extent(axis)).product::<usize>());
-                for (place, &rank) in ranks.iter().enumerate() {
-                    let expected = Slice { number, ranks: ranks.clone(), place };
+                for (index, &rank) in ranks.iter().enumerate() {
+                    let expected = Slice { number, ranks: ranks.clone(), index };
                     prop_assert_eq!(mesh.slice(rank, &axes), expected);
                 }
             }
@@ -323,15 +323,15 @@ mod tests {
         /// Whatever extent is proposed, it fits.
         #[test]
         fn a_hint_leads_to_a_mesh(mesh in meshes(), ranks in 0..200usize) {
-            match Mesh::for_ranks(mesh.extents(), ranks) {
+            match Mesh::for_ranks(mesh.axis_sizes(), ranks) {
                 Ok(_) => prop_assert_eq!(mesh.size(), ranks),
-                Err(MeshError::Ranks { mut extents, hint: Some((axis, extent)), .. }) => {
-                    extents[axis] = extent;
-                    prop_assert_eq!(Mesh::for_ranks(extents, ranks).unwrap().size(), ranks);
+                Err(MeshError::Ranks { mut axis_sizes, hint: Some((axis, extent)), .. }) => {
+                    axis_sizes[axis] = extent;
+                    prop_assert_eq!(Mesh::for_ranks(axis_sizes, ranks).unwrap().size(), ranks);
                 }
-                Err(MeshError::Ranks { extents, hint: None, .. }) => {
+                Err(MeshError::Ranks { axis_sizes, hint: None, .. }) => {
                     for axis in Axis::ALL {
-                        prop_assert!(ranks == 0 || !ranks.is_multiple_of(mesh.size() / extents[axis]));
+                        prop_assert!(ranks == 0 || !ranks.is_multiple_of(mesh.size() / axis_sizes[axis]));
                     }
                 }
                 Err(other) => panic!("{other}"),
@@ -352,7 +352,7 @@ mod tests {
     #[test]
     fn wrong_extents_get_a_sentence() {
         let of = |data, pipeline, tensor, spatial| PerAxis { data, pipeline, tensor, spatial };
-        let say = |extents, ranks| Mesh::for_ranks(extents, ranks).unwrap_err().to_string();
+        let say = |axis_sizes, ranks| Mesh::for_ranks(axis_sizes, ranks).unwrap_err().to_string();
         assert_eq!(
             say(of(2, 0, 1, 1), 2),
             "the mesh axis `pipeline` must be at least 1, got 0; an axis that is not in use has 1"

@@ -1,13 +1,13 @@
 //! From gradients to steps: the rule, its rate, and what is done with gradients that are too long or no numbers.
 
 use crate::learning_rate::LearningRate;
-use crate::optimizer::Optimizer;
+use crate::optimizer::OptimizerSpec;
 
 /// What is done with the gradient of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Optimization {
     /// The rule of a step.
-    pub optimizer: Optimizer,
+    pub optimizer: OptimizerSpec,
     /// The size of a step, with the peak for the run's batch.
     pub learning_rate: LearningRate,
     /// Gradients longer than this are scaled down to it.

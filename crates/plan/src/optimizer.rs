@@ -4,16 +4,16 @@ use serde::{Deserialize, Serialize};
 
 /// A rule with its decay, and the forms of exact weights and of moments.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Optimizer {
+pub struct OptimizerSpec {
     /// Which, with its own fields.
     #[serde(flatten)]
-    pub rule: Rule,
+    pub rule: OptimizerRule,
     /// Pulls weights towards 0: added to the gradient, or applied beside it by `adamw` and `lamb`.
     pub weight_decay: f64,
     /// Whether biases and norm parameters are left out of the decay.
     pub exclude_from_decay: bool,
     /// How the exact value of a bf16 weight is kept.
-    pub master: Master,
+    pub master: MasterForm,
     /// In which type velocities and moments are stored.
     pub moments: MomentDtype,
 }
@@ -21,19 +21,19 @@ pub struct Optimizer {
 /// The exact value of a bf16 weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Master {
+pub enum MasterForm {
     /// As a number of its own.
     F32,
     /// As the 16 bits that the weight lost: the same numbers in half the memory.
     LowBits,
 }
 
-impl Master {
+impl MasterForm {
     /// Bytes for each bf16 weight.
     pub fn bytes(self) -> u64 {
         match self {
-            Master::F32 => 4,
-            Master::LowBits => 2,
+            MasterForm::F32 => 4,
+            MasterForm::LowBits => 2,
         }
     }
 }
@@ -61,7 +61,7 @@ impl MomentDtype {
 /// The fields of each optimizer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "lowercase")]
-pub enum Rule {
+pub enum OptimizerRule {
     /// w -= lr g
     Sgd,
     /// v = m v + g; w -= lr v
@@ -118,13 +118,12 @@ pub enum Rule {
     },
 }
 
-impl Optimizer {
+impl OptimizerSpec {
     /// Whether a layer's own norms scale its steps, and biases and norm parameters are left out of that.
     pub fn excludes_from_trust(&self) -> bool {
         match self.rule {
-            Rule::Lars { exclude_from_trust, .. } | Rule::Lamb { exclude_from_trust, .. } => {
-                exclude_from_trust
-            }
+            OptimizerRule::Lars { exclude_from_trust, .. }
+            | OptimizerRule::Lamb { exclude_from_trust, .. } => exclude_from_trust,
             _ => false,
         }
     }
@@ -132,20 +131,20 @@ impl Optimizer {
     /// Numbers kept for each parameter: velocity, or mean and mean square.
     pub fn moments(&self) -> u64 {
         match self.rule {
-            Rule::Sgd => 0,
-            Rule::Momentum { .. } | Rule::Nesterov { .. } | Rule::Lars { .. } => 1,
-            Rule::Adam { .. } | Rule::AdamW { .. } | Rule::Lamb { .. } => 2,
+            OptimizerRule::Sgd => 0,
+            OptimizerRule::Momentum { .. } | OptimizerRule::Nesterov { .. } | OptimizerRule::Lars { .. } => 1,
+            OptimizerRule::Adam { .. } | OptimizerRule::AdamW { .. } | OptimizerRule::Lamb { .. } => 2,
         }
     }
 
     /// The learning rate where none is written.
     pub fn usual_rate(&self) -> f64 {
         match self.rule {
-            Rule::Sgd => 0.1,
-            Rule::Momentum { .. } | Rule::Nesterov { .. } => 0.05,
-            Rule::Adam { .. } | Rule::AdamW { .. } => 0.001,
-            Rule::Lars { .. } => 1.0,
-            Rule::Lamb { .. } => 0.002,
+            OptimizerRule::Sgd => 0.1,
+            OptimizerRule::Momentum { .. } | OptimizerRule::Nesterov { .. } => 0.05,
+            OptimizerRule::Adam { .. } | OptimizerRule::AdamW { .. } => 0.001,
+            OptimizerRule::Lars { .. } => 1.0,
+            OptimizerRule::Lamb { .. } => 0.002,
         }
     }
 }

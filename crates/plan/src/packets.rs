@@ -48,13 +48,13 @@ pub(crate) struct SharedVector {
 
 impl SharedVector {
     /// The largest part of a rank.
-    pub fn part(self) -> u64 {
+    pub fn shard_elements(self) -> u64 {
         self.elements.div_ceil(self.ranks)
     }
 
     /// A message with all parts, padded to one length, and one more of them: that of the rank itself.
     fn message(self) -> u64 {
-        self.part().saturating_mul(self.ranks + 1)
+        self.shard_elements().saturating_mul(self.ranks + 1)
     }
 
     /// Whether its gradient is sent as it is: one that is large and need not be padded.
@@ -66,7 +66,8 @@ impl SharedVector {
 /// Bytes of messages at their peak when vectors of numbers of so many bytes are shared: gradients are all on their way at once,
 /// new weights in two packets.
 pub(crate) fn message_bytes(vectors: &[SharedVector], size: u64) -> u64 {
-    let gradient = |one: &SharedVector| if one.is_sent_as_it_is(size) { one.part() } else { one.message() };
+    let gradient =
+        |one: &SharedVector| if one.is_sent_as_it_is(size) { one.shard_elements() } else { one.message() };
     let gradients = sum(vectors.iter().map(gradient)).saturating_mul(size);
     gradients.max(gathered_bytes(vectors, size))
 }

@@ -1,8 +1,8 @@
 //! The parameters of a model as one rank has them: made once, from the plan alone, for whoever splits, sums, counts, saves or steps them.
 //!
 //! A parameter belongs to the parts of the model that use it: one, or several where it is tied. Every copy of such a part, in every
-//! pipeline and every replica, makes a summand of its gradient. Of the ranks that have parts of the same layers those who hold the same
-//! shard of it do, if the layout says that each has a summand; otherwise they have the same gradient already.
+//! pipeline and every replica, makes a partial sum of its gradient. Of the ranks of one model-parallel group those who hold the same
+//! shard of it do, if the layout says that each has a partial sum; otherwise they have the same gradient already.
 
 use std::collections::HashMap;
 use std::mem::take;
@@ -18,7 +18,7 @@ use crate::split::GroupRank;
 /// A parameter as one rank has it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParamPlan {
-    /// Its position in [`Model::parameters`](crate::spec::Model::parameters).
+    /// Its position in [`ModelSpec::parameters`](crate::spec::ModelSpec::parameters).
     pub id: usize,
     /// As in a checkpoint.
     pub name: String,
@@ -26,9 +26,9 @@ pub struct ParamPlan {
     pub shard: Shard,
     /// Whether a stage of this rank uses it.
     pub is_here: bool,
-    /// Whether some of the ranks that have parts of the same layers have less than all of it.
+    /// Whether some of the ranks of one model-parallel group have less than all of it.
     pub is_split: bool,
-    /// Which of [`RankParams::groups`] has the other summands of its gradient.
+    /// Which of [`RankParams::groups`] has the other partial sums of its gradient.
     pub group: usize,
     /// Which of the ranks that split its optimizer state this one is (ZeRO); the only one where each has all of it.
     pub zero: GroupRank,
@@ -47,12 +47,12 @@ pub struct ParamPlan {
     pub is_tied: bool,
 }
 
-/// Ranks that have summands of the same gradients: those at these stages, of these that have parts of the same layers, in every replica.
+/// Ranks that have partial sums of the same gradients: those at these stages, of these that are in the same model-parallel group, in every replica.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GroupPlan {
     /// Ascending.
     pub stages: Vec<usize>,
-    /// Ascending numbers among those that have parts of the same layers.
+    /// Ascending numbers among those of the same model-parallel group.
     pub peers: Vec<usize>,
 }
 
@@ -72,15 +72,17 @@ pub struct RankParams {
 impl Plan {
     /// What a rank has of each parameter, and with whom.
     pub fn params(&self, rank: usize) -> Result<RankParams, Error> {
-        let place = self.mesh.coordinates(rank);
-        let (locals, own) = (self.layout.peers(), self.layout.peer(place));
+        let coords = self.mesh.coordinates(rank);
+        let (locals, own) = (self.layout.local_models(), self.layout.model_parallel_rank(coords));
         let placement = self.schedule(1)?.placement;
         let tensors = self.model.block_tensors();
         let parameters = self.model.parameters();
         let stages_of = |tensors: &dyn Fn(Range<usize>) -> Vec<usize>, count: usize| {
             let mut stages: Vec<Vec<usize>> = vec![Vec::new(); count];
-            for (part, blocks) in self.parts.iter().enumerate() {
-                tensors(blocks.clone()).into_iter().for_each(|id| stages[id].extend(placement.holders(part)));
+            for (virtual_stage, blocks) in self.stage_blocks.iter().enumerate() {
+                tensors(blocks.clone())
+                    .into_iter()
+                    .for_each(|id| stages[id].extend(placement.holders(virtual_stage)));
             }
             for stages in &mut stages {
                 stages.sort_unstable();
@@ -92,18 +94,18 @@ impl Plan {
         for block in 0..self.model.blocks.len() {
             tensors.parameters(block..block + 1).into_iter().for_each(|id| blocks[id].push(block));
         }
-        let (mut groups, tied) = (Groups::default(), tensors.tied());
+        let (mut groups, tied) = (GroupRegistry::default(), tensors.tied());
         let mut stages = stages_of(&|blocks| tensors.parameters(blocks), parameters.len());
         let param = |(id, parameter): (usize, Parameter)| {
             let (stages, blocks) = (take(&mut stages[id]), take(&mut blocks[id]));
             let shard = &locals[own].shards[id];
-            let summed = |peer: &usize| *peer == own || self.layout.are_summed(id, own, *peer);
+            let summed = |peer: &usize| *peer == own || self.layout.are_reduced(id, own, *peer);
             let first = (0..own).find(|peer| locals[*peer].shards[id] == *shard).unwrap_or(own);
             ParamPlan {
                 id,
-                is_here: stages.contains(&place.pipeline),
+                is_here: stages.contains(&coords.pipeline),
                 is_split: locals.iter().any(|local| !local.shards[id].is_full()),
-                is_owner: stages.first() == Some(&place.pipeline) && first == own,
+                is_owner: stages.first() == Some(&coords.pipeline) && first == own,
                 is_first_copy: summed(&first),
                 decays: parameter.decays,
                 prunable: self.pruning.as_ref().map_or(parameter.prunable, |prune| prune.covers(&parameter)),
@@ -122,7 +124,7 @@ impl Plan {
         let statistics = measured.into_iter().map(group).collect();
         let groups = groups.list;
         let members: Vec<Option<GroupRank>> = groups.iter().map(|group| self.member(rank, group)).collect();
-        if self.sharing.is_sharded() {
+        if self.data_parallel.is_sharded() {
             params
                 .iter_mut()
                 .for_each(|param| param.zero = members[param.group].unwrap_or(GroupRank::SINGLE));
@@ -133,13 +135,15 @@ impl Plan {
     /// Which of the ranks of a group a rank is, if it is one. They count stages slowest, then replicas, then those that have parts of the
     /// same layers. They are not listed: replicas may be millions.
     pub(crate) fn member(&self, rank: usize, group: &GroupPlan) -> Option<GroupRank> {
-        let place = self.mesh.coordinates(rank);
+        let coords = self.mesh.coordinates(rank);
         let of = |all: &[usize], one: usize| {
             Some(GroupRank { ranks: all.len(), rank: all.iter().position(|of| *of == one)? })
         };
-        let stages = of(&group.stages, place.pipeline)?;
-        let (peers, replicas) =
-            (of(&group.peers, self.layout.peer(place))?, self.mesh.place_along(rank, &[Axis::Data]));
+        let stages = of(&group.stages, coords.pipeline)?;
+        let (peers, replicas) = (
+            of(&group.peers, self.layout.model_parallel_rank(coords))?,
+            self.mesh.rank_along(rank, &[Axis::Data]),
+        );
         Some(GroupRank {
             ranks: stages.ranks * replicas.ranks * peers.ranks,
             rank: (stages.rank * replicas.ranks + replicas.rank) * peers.ranks + peers.rank,
@@ -149,12 +153,12 @@ impl Plan {
 
 /// Groups by what they are, numbered as they are met.
 #[derive(Default)]
-struct Groups {
+struct GroupRegistry {
     list: Vec<GroupPlan>,
     numbers: HashMap<GroupPlan, usize>,
 }
 
-impl Groups {
+impl GroupRegistry {
     fn number(&mut self, group: GroupPlan) -> usize {
         *self.numbers.entry(group).or_insert_with_key(|group| {
             self.list.push(group.clone());
@@ -199,7 +203,7 @@ mod tests {
             let split = named("h.0.mlp.c_fc.weight");
             assert!(split.is_split && split.is_owner && !split.shard.is_full());
             assert_eq!(groups[split.group].peers, [rank]);
-            // With the sequence split each sees other positions: their gradients of a norm are summands.
+            // With the sequence split each sees other positions: their gradients of a norm are partial sums.
             let norm = named("h.0.ln_1.weight");
             assert_eq!((norm.is_split, norm.is_owner, norm.is_first_copy), (false, rank == 0, true));
             assert_eq!(groups[norm.group].peers, [0, 1]);

@@ -1,28 +1,28 @@
 //! The stages of a model, and the order in which they work. A model on one rank is a pipeline of one stage.
 
 use crate::error::Error;
-use crate::schedule::{Name, Options, Schedule, Updates};
+use crate::schedule::{Schedule, ScheduleName, ScheduleOptions, Updates};
 
 /// A model's stages and their order of work.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Pipeline {
+pub struct PipelinePlan {
     /// Ranks that hold consecutive parts of the model.
     pub stages: usize,
     /// Micro-batches of a batch that pass through them.
     pub micro_batches: usize,
     /// In which order they do.
-    pub order: Order,
+    pub order: ScheduleSource,
     /// Steps after which one that never flushes runs empty, besides those after which it is evaluated or saved.
     pub drain: u64,
 }
 
 /// Where the order of work comes from.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Order {
+pub enum ScheduleSource {
     /// A built-in schedule, by its name.
     Named {
         /// The name that a run file gives it.
-        name: Name,
+        name: ScheduleName,
         /// Parts on a rank, for interleaving.
         chunks: Option<usize>,
         /// Copies of the model, for Chimera.
@@ -32,36 +32,41 @@ pub enum Order {
     Given(Box<Schedule>),
 }
 
-impl Order {
+impl ScheduleSource {
     /// What a person calls it.
     pub fn name(&self) -> String {
         match self {
-            Order::Named { name, .. } => name.to_string(),
-            Order::Given(schedule) => schedule.name.clone(),
+            ScheduleSource::Named { name, .. } => name.to_string(),
+            ScheduleSource::Given(schedule) => schedule.name.clone(),
         }
     }
 
     /// When weights change.
     pub fn updates(&self) -> Updates {
         match self {
-            Order::Named { name, .. } => name.updates(),
-            Order::Given(schedule) => schedule.updates,
+            ScheduleSource::Named { name, .. } => name.updates(),
+            ScheduleSource::Given(schedule) => schedule.updates,
         }
     }
 
     /// The lists of so many stages for some batches in a row.
     pub fn schedule(&self, stages: usize, micro_batches: usize, batches: usize) -> Result<Schedule, Error> {
         match self {
-            Order::Given(schedule) => Ok((**schedule).clone()),
-            &Order::Named { name, chunks, pipelines } => {
-                let options = Options { batches, chunks, pipelines, ..Options::new(stages, micro_batches) };
+            ScheduleSource::Given(schedule) => Ok((**schedule).clone()),
+            &ScheduleSource::Named { name, chunks, pipelines } => {
+                let options = ScheduleOptions {
+                    batches,
+                    chunks,
+                    pipelines,
+                    ..ScheduleOptions::new(stages, micro_batches)
+                };
                 name.schedule(&options).map_err(|error| Error::Ranks(error.to_string()))
             }
         }
     }
 }
 
-impl Pipeline {
+impl PipelinePlan {
     /// What the ranks of a pipeline do for so many batches in a row.
     pub fn schedule(&self, batches: usize) -> Result<Schedule, Error> {
         self.order.schedule(self.stages, self.micro_batches, batches)

@@ -11,29 +11,29 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::batch::Batch;
-use crate::config::{self, Change, RunFile};
-use crate::data::Data;
-use crate::device::{Device, DeviceKind};
+use crate::batch::BatchSizes;
+use crate::config::{self, FieldChange, RunFile};
+use crate::data::DatasetSpec;
+use crate::data_parallel::DataParallelMode;
+use crate::device::{DeviceChoice, DeviceKind};
 use crate::error::Error;
+use crate::intervals::TrainIntervals;
 use crate::layout::{Layout, LocalModel};
 use crate::learning_rate::LearningRate;
-use crate::memory::{Listed, Memory, Peers, Prediction, StateBytes, StatePhases};
+use crate::memory::{MemoryPlan, ModelParallelRank, Prediction, PredictionInputs, StateBytes, StatePhases};
 use crate::mesh::{Mesh, PerAxis};
 use crate::optimization::Optimization;
-use crate::pipeline::Pipeline;
-use crate::pruning::{Method, Pruning};
+use crate::pipeline::PipelinePlan;
+use crate::pruning::{PruneMethod, Pruning};
 use crate::rounds::Rounds;
-use crate::sample::Sample;
+use crate::sample::SampleConfig;
 use crate::schedule::{Placement, Schedule};
 use crate::scoring::{self, ScoredBatch, Scoring};
-use crate::sharing::Sharing;
 use crate::spec::presets::ImageSize;
-use crate::spec::{Model, Precision};
-use crate::stages::{self, Parts};
-use crate::storage::Storage;
+use crate::spec::{ModelSpec, Precision};
+use crate::stages::{self, StageBlocks};
+use crate::storage::StorageForms;
 use crate::tiles::Region;
-use crate::timetable::Timetable;
 
 /// What only the data knows. What does not apply is `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -53,21 +53,21 @@ pub struct Plan {
     /// What the data said.
     pub facts: DataFacts,
     /// The network as a run file names it: what other programs' formats call it follows from that.
-    pub network: config::Model,
+    pub network: config::ModelConfig,
     /// The model that it is, every size known, all shapes checked.
-    pub model: Model,
+    pub model: ModelSpec,
     /// What is learnt from.
-    pub data: Data,
+    pub data: DatasetSpec,
     /// Where all randomness comes from: initial weights, order of samples, dropout.
     pub seed: u64,
     /// How the samples of a step are cut.
-    pub batch: Batch,
+    pub batch: BatchSizes,
     /// In which form a rank keeps what it trains.
-    pub storage: Storage,
+    pub storage: StorageForms,
     /// What is done with the gradient of a step.
     pub optimization: Optimization,
     /// How replicas come to the same weights.
-    pub sharing: Sharing,
+    pub data_parallel: DataParallelMode,
     /// Which weights go, and when.
     pub pruning: Option<Pruning>,
     /// Whether prunable weights that are zero in what the run starts from stay so.
@@ -77,15 +77,15 @@ pub struct Plan {
     /// What each of them has of the model's tensors.
     pub layout: Layout,
     /// The stages, and the order in which they work.
-    pub pipeline: Pipeline,
+    pub pipeline: PipelinePlan,
     /// The blocks of each part of the pipeline.
-    pub parts: Parts,
+    pub stage_blocks: StageBlocks,
     /// What happens after which step.
-    pub timetable: Timetable,
+    pub intervals: TrainIntervals,
     /// What the model writes on the way, where a person wants to see it.
-    pub sample: Option<Sample>,
+    pub sample: Option<SampleConfig>,
     /// What is to compute it.
-    pub device: Device,
+    pub device: DeviceChoice,
     /// How long a rank waits for another.
     pub timeout: Duration,
     /// What a person should know of how the run file was read.
@@ -95,22 +95,22 @@ pub struct Plan {
     /// Flops of one step, forward and backward, recomputation included.
     pub step_flops: f64,
     /// Predicted bytes of a rank, the most that any has of each category.
-    pub memory: Memory,
+    pub memory: MemoryPlan,
     /// Predicted bytes of all stages together: what one replica takes where its ranks share a machine.
-    pub replica_memory: Memory,
+    pub replica_memory: MemoryPlan,
     /// What the model itself takes at most, before and after pruning.
     pub state_phases: StatePhases,
-    /// Predicted bytes of those that have parts of the same layers, stage by stage.
-    rank_memory: Vec<Vec<Memory>>,
-    record: Record,
+    /// Predicted bytes of those of the same model-parallel group, stage by stage.
+    rank_memory: Vec<Vec<MemoryPlan>>,
+    record: ResolvedRun,
 }
 
 /// The run file that a plan was made from, to be written, compared and printed: nothing else can be read of it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(transparent)]
-pub struct Record(RunFile);
+pub struct ResolvedRun(RunFile);
 
-impl Record {
+impl ResolvedRun {
     /// The resolved file: every field, also those that were left out.
     pub fn to_toml(&self) -> Result<String, Error> {
         self.0.to_toml()
@@ -121,7 +121,7 @@ impl Record {
         &self,
         was: &RunFile,
         same_file: impl Fn(&str, &str) -> bool,
-    ) -> Result<Vec<Change>, Error> {
+    ) -> Result<Vec<FieldChange>, Error> {
         self.0.changes(was, same_file)
     }
 
@@ -143,7 +143,7 @@ pub struct RankPlan {
     /// Numbers of the model that it holds, pruned ones included.
     pub parameters: u64,
     /// Predicted bytes, at the peak of each category.
-    pub memory: Memory,
+    pub memory: MemoryPlan,
 }
 
 impl Plan {
@@ -151,59 +151,61 @@ impl Plan {
     pub fn new(run: RunFile, facts: DataFacts) -> Result<Plan, Error> {
         let mut model = network::build(&run.model, facts)?;
         model.check()?;
-        let (batch, storage, sharing) = (run.batch(), run.storage(), run.sharing());
-        let (pruning, pipeline, timetable) = (run.prune.clone(), run.stages_and_order(), run.timetable());
+        let (batch, storage, data_parallel) = (run.batch(), run.storage(), run.data_parallel());
+        let (pruning, pipeline, intervals) = (run.prune.clone(), run.stages_and_order(), run.intervals());
         model.group_batch_norms(batch.norm_group.unwrap_or(0));
         let parameters = model.parameters();
         if let Some(pruning) = &pruning {
-            checks::pruning(pruning, &model, &parameters, timetable.length)?;
+            checks::pruning(pruning, &model, &parameters, intervals.length)?;
         }
         checks::norms(&batch, &model)?;
         checks::recompute(storage.recompute, &model)?;
         let each = 2 * storage.precision.size() + storage.optimizer_bytes;
-        let parts = stages::parts(&model, &pipeline, run.cut(), each)?;
-        checks::ties(&pipeline, &model, &parts)?;
+        let stage_blocks = stages::stage_blocks(&model, &pipeline, run.cut(), each)?;
+        checks::ties(&pipeline, &model, &stage_blocks)?;
         let schedule = match (pipeline.stages, pipeline.is_asynchronous()) {
             // One micro-batch after the other.
-            (1, _) => Pipeline { micro_batches: 1, ..pipeline.clone() }.schedule(1)?,
+            (1, _) => PipelinePlan { micro_batches: 1, ..pipeline.clone() }.schedule(1)?,
             (_, false) => pipeline.schedule(1)?,
             // Enough batches that one that never ends has come into its stride.
             (stages, true) => pipeline.schedule(2 + stages)?,
         };
         let mesh = run.mesh();
         let layout = Layout::new(&model, &parameters, run.cuts())?;
-        checks::scattering(sharing, &schedule)?;
+        checks::scattering(data_parallel, &schedule)?;
         let stages_of = |(peer, local): (usize, &LocalModel), pruning: Option<&Pruning>, is_pruned: bool| {
             let kept = pruning.map(|pruning| local.kept(pruning.kept_by_parameter(&parameters)));
             let prediction = Prediction::new(
-                Listed::of(&local.model, &local.parameters, batch.micro_batch),
+                PredictionInputs::of(&local.model, &local.parameters, batch.micro_batch),
                 &local.parameters,
                 storage,
-                sharing,
+                data_parallel,
                 batch,
                 pruning,
                 kept,
             );
             let prediction = if is_pruned { prediction.once_pruned() } else { prediction };
             let on_gpu = run.device.kind == DeviceKind::Cuda;
-            let peers = Peers::of(&layout, peer, &parameters, on_gpu);
-            prediction.among(peers).stages(&local.model, &parts, &schedule)
+            let model_parallel = ModelParallelRank::of(&layout, peer, &parameters, on_gpu);
+            prediction.among(model_parallel).stages(&local.model, &stage_blocks, &schedule)
         };
         let of_ranks = |pruning: Option<&Pruning>, is_pruned| {
-            let peers = layout.peers().iter().enumerate();
-            peers.map(|peer| stages_of(peer, pruning, is_pruned)).collect::<Result<Vec<Vec<Memory>>, _>>()
+            let model_parallel = layout.local_models().iter().enumerate();
+            model_parallel
+                .map(|peer| stages_of(peer, pruning, is_pruned))
+                .collect::<Result<Vec<Vec<MemoryPlan>>, _>>()
         };
         let rank_memory = of_ranks(pruning.as_ref(), false)?;
         let state_phases = match pruning.as_ref().filter(|pruning| !pruning.method.at_start()) {
             None => StatePhases::of(&rank_memory.concat(), &[], &rank_memory.concat()),
             Some(last) => {
-                let first = Pruning { sparsity: last.first_sparsity(timetable.length), ..last.clone() };
+                let first = Pruning { sparsity: last.first_sparsity(intervals.length), ..last.clone() };
                 let [first, last] = [&first, last].map(|pruning| of_ranks(Some(pruning), true));
                 StatePhases::of(&rank_memory.concat(), &first?.concat(), &last?.concat())
             }
         };
         let all = |both: fn(u64, u64) -> u64| {
-            rank_memory.iter().flatten().fold(Memory::NONE, |sum, rank| sum.with(*rank, both))
+            rank_memory.iter().flatten().fold(MemoryPlan::NONE, |sum, rank| sum.with(*rank, both))
         };
         Ok(Plan {
             parameters: parameters.iter().fold(0, |sum: u64, one| sum.saturating_add(one.elements())),
@@ -217,14 +219,14 @@ impl Plan {
             batch,
             storage,
             optimization: run.optimization(),
-            sharing,
+            data_parallel,
             pruning,
             keep_zeros: run.train.keep_zeros,
             mesh,
             layout,
             pipeline,
-            parts,
-            timetable,
+            stage_blocks,
+            intervals,
             sample: run.sample.clone(),
             device: run.device.clone(),
             timeout: run.timeout(),
@@ -232,13 +234,13 @@ impl Plan {
             network: run.model.clone(),
             model,
             facts,
-            record: Record(run),
+            record: ResolvedRun(run),
         })
     }
 
     /// The same run on one rank, in micro-batches of the same size and with the same form of state.
-    pub fn alone(&self) -> Result<Plan, Error> {
-        Plan::new(self.record.0.alone(), self.facts)
+    pub fn single_rank(&self) -> Result<Plan, Error> {
+        Plan::new(self.record.0.single_rank(), self.facts)
     }
 
     /// The same ranks as they write a text: each has the same parameters, and nothing is cut along the sequence, of which one position
@@ -250,23 +252,23 @@ impl Plan {
         let mut run_file = self.record.0.clone();
         run_file.parallel.sequence = false;
         // Stages stay where they are: their weights are.
-        Ok(Some(Plan { parts: self.parts.clone(), ..Plan::new(run_file, self.facts)? }))
+        Ok(Some(Plan { stage_blocks: self.stage_blocks.clone(), ..Plan::new(run_file, self.facts)? }))
     }
 
     /// The run file that it was made from.
-    pub fn record(&self) -> &Record {
+    pub fn record(&self) -> &ResolvedRun {
         &self.record
     }
 
     /// What the ranks of a pipeline do for so many batches in a row; without one, what the only rank does.
     pub fn schedule(&self, batches: usize) -> Result<Schedule, Error> {
         let schedule = self.pipeline.schedule(batches)?;
-        Ok(if self.sharing.is_sharded() { schedule.gathering() } else { schedule })
+        Ok(if self.data_parallel.is_sharded() { schedule.gathering() } else { schedule })
     }
 
     /// Steps of the whole run when there are so many training samples.
     pub fn total_steps(&self, samples: usize) -> usize {
-        self.timetable.length.steps(samples, self.batch.samples)
+        self.intervals.length.steps(samples, self.batch.samples)
     }
 
     /// What a rank of the mesh holds.
@@ -279,19 +281,19 @@ impl Plan {
             coordinates,
             blocks,
             tile: local.tile(),
-            parameters: held.into_iter().map(|place| local.parameters[place].elements()).sum(),
-            memory: self.rank_memory[self.layout.peer(coordinates)][coordinates.pipeline],
+            parameters: held.into_iter().map(|id| local.parameters[id].elements()).sum(),
+            memory: self.rank_memory[self.layout.model_parallel_rank(coordinates)][coordinates.pipeline],
         })
     }
 
     /// The blocks of a stage's chunks.
     fn blocks_of(&self, placement: &Placement, stage: usize) -> Vec<Range<usize>> {
-        placement.chunks(stage).iter().map(|chunk| self.parts[chunk.part].clone()).collect()
+        placement.chunks(stage).iter().map(|chunk| self.stage_blocks[chunk.virtual_stage].clone()).collect()
     }
 
     /// Bytes for each weight that pruning may touch, once it has.
     pub fn state_bytes(&self) -> StateBytes {
-        StateBytes::predict(self.storage, self.sharing, self.batch.replicas, self.pruning.as_ref())
+        StateBytes::predict(self.storage, self.data_parallel, self.batch.replicas, self.pruning.as_ref())
     }
 
     /// Steps of a run of so many after which all is pruned that is to go, at the latest: 0 before the first one, none where nothing is
@@ -301,7 +303,7 @@ impl Plan {
         match Rounds::of(&self.model, pruning) {
             None => Some(pruning.method.pruned_after(steps)),
             Some(rounds) => {
-                let trainings = rounds.trainings(self.timetable.length, steps as usize).ok()?;
+                let trainings = rounds.trainings(self.intervals.length, steps as usize).ok()?;
                 Some(trainings.last_begins())
             }
         }
@@ -323,15 +325,15 @@ impl Plan {
             let all = &local.parameters;
             let of_stage = |stage| {
                 let held = tensors.held(&self.blocks_of(&placement, stage));
-                scoring::Needs::of(all, &held, Some(pruning))
+                scoring::ScoringMemory::of(all, &held, Some(pruning))
             };
             (0..self.pipeline.stages).map(of_stage).collect::<Vec<_>>()
         };
-        let needs = self.layout.peers().iter().flat_map(of_stages).collect::<Option<Vec<_>>>();
+        let needs = self.layout.local_models().iter().flat_map(of_stages).collect::<Option<Vec<_>>>();
         let Some(needs) = needs else { return Ok(None) };
         // GraSP's passes are in f32, and what its gates chose stays beside them.
         let activations = match pruning.method {
-            Method::Grasp { .. } => {
+            PruneMethod::Grasp { .. } => {
                 let samples = self.scored_batch().most();
                 let recompute = self.storage.recompute;
                 self.model.activation_bytes(samples, Precision::F32, recompute)?.saturating_mul(2)
@@ -347,19 +349,29 @@ impl Serialize for Plan {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
         struct Printed<'a> {
-            run: &'a Record,
+            run: &'a ResolvedRun,
             facts: &'a DataFacts,
-            model: &'a Model,
+            model: &'a ModelSpec,
             micro_batch: usize,
             learning_rate: &'a LearningRate,
             parameters: u64,
             step_flops: f64,
-            memory: &'a Memory,
-            replica_memory: &'a Memory,
-            parts: &'a Parts,
+            memory: &'a MemoryPlan,
+            replica_memory: &'a MemoryPlan,
+            #[serde(rename = "parts")]
+            stage_blocks: &'a StageBlocks,
         }
-        let Plan { record: run, facts, model, parameters, step_flops, memory, replica_memory, parts, .. } =
-            self;
+        let Plan {
+            record: run,
+            facts,
+            model,
+            parameters,
+            step_flops,
+            memory,
+            replica_memory,
+            stage_blocks,
+            ..
+        } = self;
         Printed {
             run,
             facts,
@@ -370,7 +382,7 @@ impl Serialize for Plan {
             step_flops: *step_flops,
             memory,
             replica_memory,
-            parts,
+            stage_blocks,
         }
         .serialize(serializer)
     }

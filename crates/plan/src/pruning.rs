@@ -3,15 +3,15 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::intervals::RunLength;
 use crate::spec::{Parameter, ScaledChannels};
-use crate::timetable::Length;
 
 /// What is pruned, how and to what share: `[prune]` of a run file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Pruning {
     /// By which rule weights are chosen, with its own fields.
     #[serde(flatten)]
-    pub method: Method,
+    pub method: PruneMethod,
     /// The share of the candidates that goes.
     pub sparsity: f64,
     /// Whether tables of tokens and positions are candidates.
@@ -25,13 +25,13 @@ pub struct Pruning {
     /// In which form pruned weights rest while the block that uses them does not run.
     pub weights: WeightForm,
     /// How linear layers multiply with pruned weights.
-    pub kernels: Kernels,
+    pub kernels: PrunedKernels,
 }
 
 /// The fields of each method. `at` is the number of steps taken before it prunes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "method", rename_all = "kebab-case")]
-pub enum Method {
+pub enum PruneMethod {
     /// Each candidate is as likely to go as any other.
     Random {
         /// Over what the threshold is.
@@ -111,9 +111,9 @@ pub enum Method {
         rewind: usize,
     },
     /// Mocanu et al. 2018: the smallest go, as many grow anywhere.
-    Set(Moving),
+    Set(DynamicSparsity),
     /// Evci et al. 2020: the smallest go, as many grow where the gradient is largest.
-    Rigl(Moving),
+    Rigl(DynamicSparsity),
     /// Two of each four neighbours along a row stay: what sparse tensor cores multiply.
     #[serde(rename = "2:4")]
     TwoOfFour {
@@ -124,7 +124,7 @@ pub enum Method {
 
 /// How a sparse network moves.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Moving {
+pub struct DynamicSparsity {
     /// Steps from one exchange of weights to the next.
     pub every: usize,
     /// The share of kept weights that moves at first.
@@ -148,7 +148,7 @@ pub enum Distribution {
     ErdosRenyiKernel,
 }
 
-impl Moving {
+impl DynamicSparsity {
     /// The share that each candidate keeps, where together they keep so much of all; a first layer that is dense comes on top.
     fn shares(&self, shapes: &[&[usize]], kept: f64) -> Vec<f64> {
         let first = usize::from(self.dense_first).min(shapes.len());
@@ -245,39 +245,39 @@ pub enum WeightForm {
 /// How linear layers multiply with pruned weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kernels {
+pub enum PrunedKernels {
     /// Zeros and all: with the very bits of a dense network under a mask, on every device.
     Dense,
     /// Kept weights alone, where so few are kept that this is faster: in f32 on a processor.
     Sparse,
 }
 
-impl Kernels {
+impl PrunedKernels {
     /// The largest share of kept weights at which sparse products are used.
     pub const MOST_KEPT: f64 = 0.4;
 }
 
-impl Method {
+impl PruneMethod {
     /// `prune.method` as written.
     pub fn name(&self) -> &'static str {
         match self {
-            Method::Random { .. } => "random",
-            Method::Magnitude { .. } => "magnitude",
-            Method::Gradual { .. } => "gradual",
-            Method::Wanda { .. } => "wanda",
-            Method::Snip { .. } => "snip",
-            Method::Grasp { .. } => "grasp",
-            Method::EarlyBird { .. } => "early-bird",
-            Method::Lottery { .. } => "lottery",
-            Method::Set(_) => "set",
-            Method::Rigl(_) => "rigl",
-            Method::TwoOfFour { .. } => "2:4",
+            PruneMethod::Random { .. } => "random",
+            PruneMethod::Magnitude { .. } => "magnitude",
+            PruneMethod::Gradual { .. } => "gradual",
+            PruneMethod::Wanda { .. } => "wanda",
+            PruneMethod::Snip { .. } => "snip",
+            PruneMethod::Grasp { .. } => "grasp",
+            PruneMethod::EarlyBird { .. } => "early-bird",
+            PruneMethod::Lottery { .. } => "lottery",
+            PruneMethod::Set(_) => "set",
+            PruneMethod::Rigl(_) => "rigl",
+            PruneMethod::TwoOfFour { .. } => "2:4",
         }
     }
 
     /// Whether it draws its masks once, at a step of one's choice, and so can prune a checkpoint by itself.
     pub fn prunes_once(&self) -> bool {
-        use Method::*;
+        use PruneMethod::*;
         matches!(
             self,
             Random { .. } | Magnitude { .. } | Wanda { .. } | Snip { .. } | Grasp { .. } | TwoOfFour { .. }
@@ -287,10 +287,10 @@ impl Method {
     /// Steps taken before a method that draws once does so.
     pub fn at(&self) -> u64 {
         match *self {
-            Method::Random { at, .. }
-            | Method::Magnitude { at, .. }
-            | Method::Wanda { at, .. }
-            | Method::TwoOfFour { at } => at as u64,
+            PruneMethod::Random { at, .. }
+            | PruneMethod::Magnitude { at, .. }
+            | PruneMethod::Wanda { at, .. }
+            | PruneMethod::TwoOfFour { at } => at as u64,
             _ => 0,
         }
     }
@@ -298,19 +298,25 @@ impl Method {
     /// Whether it prunes before the first step, so that dense state never exists.
     pub fn at_start(&self) -> bool {
         match *self {
-            Method::Random { at, .. }
-            | Method::Magnitude { at, .. }
-            | Method::Wanda { at, .. }
-            | Method::TwoOfFour { at } => at == 0,
-            Method::Snip { .. } | Method::Grasp { .. } | Method::Set(_) | Method::Rigl(_) => true,
-            Method::Gradual { .. } | Method::EarlyBird { .. } | Method::Lottery { .. } => false,
+            PruneMethod::Random { at, .. }
+            | PruneMethod::Magnitude { at, .. }
+            | PruneMethod::Wanda { at, .. }
+            | PruneMethod::TwoOfFour { at } => at == 0,
+            PruneMethod::Snip { .. }
+            | PruneMethod::Grasp { .. }
+            | PruneMethod::Set(_)
+            | PruneMethod::Rigl(_) => true,
+            PruneMethod::Gradual { .. } | PruneMethod::EarlyBird { .. } | PruneMethod::Lottery { .. } => {
+                false
+            }
         }
     }
 
     /// Whether its masks before the first step follow from the weights' first values, or from chance, with no pass of the network over
     /// them: then a weight need not exist before it is pruned.
     pub fn needs_no_pass(&self) -> bool {
-        let passes = matches!(self, Method::Snip { .. } | Method::Grasp { .. } | Method::Wanda { .. });
+        let passes =
+            matches!(self, PruneMethod::Snip { .. } | PruneMethod::Grasp { .. } | PruneMethod::Wanda { .. });
         self.at_start() && !passes
     }
 
@@ -318,23 +324,25 @@ impl Method {
     /// [say it themselves](crate::rounds::Trainings::last_begins).
     pub fn pruned_after(&self, steps: u64) -> u64 {
         match *self {
-            Method::Gradual { start, end: 0, .. } => (steps * 3 / 4).max(start as u64 + 1),
-            Method::Gradual { end, .. } => end as u64,
-            Method::EarlyBird { latest: 0, .. } => (steps / 2).max(1),
-            Method::EarlyBird { latest, .. } => latest as u64,
+            PruneMethod::Gradual { start, end: 0, .. } => (steps * 3 / 4).max(start as u64 + 1),
+            PruneMethod::Gradual { end, .. } => end as u64,
+            PruneMethod::EarlyBird { latest: 0, .. } => (steps / 2).max(1),
+            PruneMethod::EarlyBird { latest, .. } => latest as u64,
             _ => self.at(),
         }
     }
 
     /// Whether that may also be earlier.
     pub fn may_prune_earlier(&self) -> bool {
-        matches!(self, Method::EarlyBird { .. })
+        matches!(self, PruneMethod::EarlyBird { .. })
     }
 
     /// Samples that run at a time where gradients are scored, in a run whose steps take `micro_batch`.
     pub fn scored_at_once(&self, micro_batch: usize) -> usize {
         match *self {
-            Method::Snip { score_batch, .. } | Method::Grasp { score_batch, .. } if score_batch > 0 => {
+            PruneMethod::Snip { score_batch, .. } | PruneMethod::Grasp { score_batch, .. }
+                if score_batch > 0 =>
+            {
                 score_batch
             }
             _ => micro_batch,
@@ -344,11 +352,11 @@ impl Method {
     /// Over what its thresholds are, where that can be chosen.
     pub fn scope(&self) -> Option<Scope> {
         match *self {
-            Method::Random { scope, .. }
-            | Method::Magnitude { scope, .. }
-            | Method::Gradual { scope, .. }
-            | Method::Wanda { scope, .. }
-            | Method::EarlyBird { scope, .. } => Some(scope),
+            PruneMethod::Random { scope, .. }
+            | PruneMethod::Magnitude { scope, .. }
+            | PruneMethod::Gradual { scope, .. }
+            | PruneMethod::Wanda { scope, .. }
+            | PruneMethod::EarlyBird { scope, .. } => Some(scope),
             _ => None,
         }
     }
@@ -357,17 +365,19 @@ impl Method {
     pub fn is_by_layer(&self) -> bool {
         match self.scope() {
             Some(scope) => scope != Scope::Global,
-            None => matches!(self, Method::Set(_) | Method::Rigl(_) | Method::TwoOfFour { .. }),
+            None => {
+                matches!(self, PruneMethod::Set(_) | PruneMethod::Rigl(_) | PruneMethod::TwoOfFour { .. })
+            }
         }
     }
 
     /// An error where a run of so many steps ends before the method would have pruned anything.
     pub fn check_length(&self, steps: usize) -> Result<(), Error> {
         let (field, first) = match *self {
-            Method::Random { at, .. } | Method::Magnitude { at, .. } | Method::TwoOfFour { at } => {
-                ("prune.at", at)
-            }
-            Method::Gradual { start, .. } => ("prune.start", start),
+            PruneMethod::Random { at, .. }
+            | PruneMethod::Magnitude { at, .. }
+            | PruneMethod::TwoOfFour { at } => ("prune.at", at),
+            PruneMethod::Gradual { start, .. } => ("prune.start", start),
             _ => return Ok(()),
         };
         if first < steps {
@@ -379,7 +389,7 @@ impl Method {
 
     /// Whether masks change after the first step too.
     pub fn goes_on(&self) -> bool {
-        !self.at_start() || matches!(self, Method::Set(_) | Method::Rigl(_))
+        !self.at_start() || matches!(self, PruneMethod::Set(_) | PruneMethod::Rigl(_))
     }
 }
 
@@ -387,14 +397,14 @@ impl Pruning {
     /// The same share of every weight of two dimensions that is no embedding.
     pub fn evenly(sparsity: f64) -> Pruning {
         Pruning {
-            method: Method::Magnitude { scope: Scope::Layer, at: 0 },
+            method: PruneMethod::Magnitude { scope: Scope::Layer, at: 0 },
             sparsity,
             embeddings: false,
             biases: false,
             exclude: Vec::new(),
             state: StateForm::Auto,
             weights: WeightForm::Dense,
-            kernels: Kernels::Dense,
+            kernels: PrunedKernels::Dense,
         }
     }
 
@@ -410,26 +420,26 @@ impl Pruning {
     }
 
     /// The share that has gone once some has, in a run of such a length. Where that is not known before the data is, the least it can be.
-    pub(crate) fn first_sparsity(&self, length: Length) -> f64 {
+    pub(crate) fn first_sparsity(&self, length: RunLength) -> f64 {
         match self.method {
-            Method::Gradual { initial, start, end, every, .. } if initial == 0.0 => {
+            PruneMethod::Gradual { initial, start, end, every, .. } if initial == 0.0 => {
                 let last = match (length, end) {
-                    (Length::Steps(steps), _) => self.method.pruned_after(steps as u64),
-                    (Length::Epochs(_), 0) => return 0.0,
-                    (Length::Epochs(_), end) => end as u64,
+                    (RunLength::Steps(steps), _) => self.method.pruned_after(steps as u64),
+                    (RunLength::Epochs(_), 0) => return 0.0,
+                    (RunLength::Epochs(_), end) => end as u64,
                 };
                 let (start, first) = (start as u64, (start + every) as u64);
                 cubic(initial, self.sparsity, first.min(last), start, last)
             }
-            Method::Gradual { initial, .. } => initial,
-            Method::Lottery { rate, .. } => rate.min(self.sparsity),
+            PruneMethod::Gradual { initial, .. } => initial,
+            PruneMethod::Lottery { rate, .. } => rate.min(self.sparsity),
             _ => self.sparsity,
         }
     }
 
     /// Whether linear layers will skip the zeros of weights that are pruned to the share asked for.
     pub fn multiplies_sparsely(&self) -> bool {
-        self.kernels == Kernels::Sparse && 1.0 - self.sparsity <= Kernels::MOST_KEPT
+        self.kernels == PrunedKernels::Sparse && 1.0 - self.sparsity <= PrunedKernels::MOST_KEPT
     }
 
     /// Whether a parameter is a candidate.
@@ -447,7 +457,7 @@ impl Pruning {
 
     /// The share of the candidates' weights that goes; none where what is counted are channels.
     pub fn share_of_weights(&self) -> Option<f64> {
-        let channels = matches!(self.method, Method::EarlyBird { form: TicketForm::Channels, .. });
+        let channels = matches!(self.method, PruneMethod::EarlyBird { form: TicketForm::Channels, .. });
         (!channels).then_some(self.sparsity)
     }
 
@@ -462,16 +472,18 @@ impl Pruning {
         let covered: Vec<usize> = (0..parameters.len()).filter(|i| self.covers(&parameters[*i])).collect();
         let shapes: Vec<&[usize]> = covered.iter().map(|i| &parameters[*i].shape[..]).collect();
         let shares = match self.method {
-            Method::Set(moving) | Method::Rigl(moving) => moving.shares(&shapes, 1.0 - self.sparsity),
+            PruneMethod::Set(moving) | PruneMethod::Rigl(moving) => {
+                moving.shares(&shapes, 1.0 - self.sparsity)
+            }
             _ => vec![1.0 - self.sparsity; covered.len()],
         };
         let mut kept = vec![None; parameters.len()];
-        for (place, share) in covered.into_iter().zip(shares) {
+        for (id, share) in covered.into_iter().zip(shares) {
             let (rows, each) = match self.method.scope() {
-                Some(Scope::Row) => parameters[place].output_rows(),
-                _ => (1, parameters[place].elements()),
+                Some(Scope::Row) => parameters[id].output_rows(),
+                _ => (1, parameters[id].elements()),
             };
-            kept[place] = Some(rows * (share * each as f64).round() as u64);
+            kept[id] = Some(rows * (share * each as f64).round() as u64);
         }
         kept
     }
@@ -490,9 +502,9 @@ mod tests {
             let facts = crate::plan::DataFacts { vocab: Some(20), ..Default::default() };
             let plan = crate::Plan::new(run_file, facts).unwrap();
             let parameters = plan.model.parameters();
-            let place = parameters.iter().position(|p| p.name == "h.0.attn.c_attn.weight").unwrap();
-            assert_eq!(parameters[place].output_rows(), (24, 8));
-            plan.pruning.unwrap().kept_by_parameter(&parameters)[place]
+            let id = parameters.iter().position(|p| p.name == "h.0.attn.c_attn.weight").unwrap();
+            assert_eq!(parameters[id].output_rows(), (24, 8));
+            plan.pruning.unwrap().kept_by_parameter(&parameters)[id]
         };
         assert_eq!((kept("row"), kept("layer")), (Some(24 * 2), Some(58)));
     }
@@ -516,7 +528,7 @@ mod tests {
                 && (shares[2] - factor * 18.0 / 288.0).abs() < 1e-12
         );
         assert_eq!(erdos_renyi_kernel(&shapes, 1.0), [1.0; 3]);
-        let first = Moving {
+        let first = DynamicSparsity {
             every: 1,
             fraction: 0.3,
             until: 1.0,

@@ -10,21 +10,21 @@
 //! ```
 
 use crate::error::Error;
-use crate::pruning::{Method, Pruning};
-use crate::spec::Model;
-use crate::timetable::Length;
+use crate::intervals::RunLength;
+use crate::pruning::{PruneMethod, Pruning};
+use crate::spec::ModelSpec;
 
 /// What each round keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rounds {
     /// Weights left after each round.
-    pub kept: Vec<Kept>,
+    pub kept: Vec<RoundKept>,
     rewind: usize,
 }
 
 /// Weights that a round leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Kept {
+pub struct RoundKept {
     /// Of the output layer, if it is a candidate.
     pub output: usize,
     /// Of all other candidates.
@@ -42,7 +42,7 @@ pub struct Trainings {
 
 /// Where a step stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Standing {
+pub struct TrainingPosition {
     /// Which training, from 0: so many rounds came before it.
     pub training: u64,
     /// The steps that its weights have behind them.
@@ -53,9 +53,9 @@ pub struct Standing {
 
 impl Rounds {
     /// The rounds of a model; none for any other method.
-    pub fn of(model: &Model, prune: &Pruning) -> Option<Rounds> {
-        let Method::Lottery { rate, rewind } = prune.method else { return None };
-        let (head, mut now) = (model.output_weight(), Kept { output: 0, others: 0 });
+    pub fn of(model: &ModelSpec, prune: &Pruning) -> Option<Rounds> {
+        let PruneMethod::Lottery { rate, rewind } = prune.method else { return None };
+        let (head, mut now) = (model.output_weight(), RoundKept { output: 0, others: 0 });
         for parameter in model.parameters().iter().filter(|parameter| prune.covers(parameter)) {
             let output = Some(&parameter.name) == head.as_ref();
             *(if output { &mut now.output } else { &mut now.others }) += parameter.elements() as usize;
@@ -70,13 +70,13 @@ impl Rounds {
     }
 
     /// The trainings of a run of so many steps, or what is wrong with that number.
-    pub fn trainings(&self, length: Length, steps: usize) -> Result<Trainings, Error> {
+    pub fn trainings(&self, length: RunLength, steps: usize) -> Result<Trainings, Error> {
         let (rounds, rewind) = (self.kept.len(), self.rewind);
         let each = steps.saturating_add(rounds * rewind) / (rounds + 1);
         if each <= rewind {
             let (field, given) = match length {
-                Length::Steps(_) => ("train.steps", format!("is {steps}")),
-                Length::Epochs(_) => ("train.epochs", format!("gives {steps} steps")),
+                RunLength::Steps(_) => ("train.steps", format!("is {steps}")),
+                RunLength::Epochs(_) => ("train.epochs", format!("gives {steps} steps")),
             };
             let problem = format!(
                 "{given}, but the lottery trains {} times ({rounds} rounds of `prune.rate`) and \
@@ -91,12 +91,12 @@ impl Rounds {
     }
 }
 
-impl Kept {
+impl RoundKept {
     /// What one more round leaves, or exactly `goal` where that round would leave less.
-    fn after(self, rate: f64, goal: usize) -> Kept {
+    fn after(self, rate: f64, goal: usize) -> RoundKept {
         let left =
             |now: usize, rate: f64| now - ((rate * now as f64).round() as usize).clamp(now.min(1), now);
-        let next = Kept { output: left(self.output, rate / 2.0), others: left(self.others, rate) };
+        let next = RoundKept { output: left(self.output, rate / 2.0), others: left(self.others, rate) };
         if next.output + next.others >= goal {
             return next;
         }
@@ -106,7 +106,7 @@ impl Kept {
         let output = (self.output as f64 * (1.0 - rate / 2.0)).round() as usize;
         // Neither part may grow by the rounding of the other.
         let output = output.clamp(goal.saturating_sub(self.others), goal.min(self.output));
-        Kept { output, others: goal - output }
+        RoundKept { output, others: goal - output }
     }
 }
 
@@ -117,15 +117,15 @@ impl Trainings {
     }
 
     /// Where a step stands.
-    pub fn at(&self, step: u64) -> Standing {
+    pub fn at(&self, step: u64) -> TrainingPosition {
         let Trainings { rounds, rewind, length, steps } = *self;
         if step < length || rounds == 0 {
-            return Standing { training: 0, position: step, length };
+            return TrainingPosition { training: 0, position: step, length };
         }
         let training = (1 + (step - length) / (length - rewind)).min(rounds);
         let begin = self.begin(training);
         let length = if training == rounds { rewind + steps - begin } else { length };
-        Standing { training, position: rewind + step - begin, length }
+        TrainingPosition { training, position: rewind + step - begin, length }
     }
 
     /// The training before whose first step this is, if it is one and not the first.
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn a_fifth_goes_each_round_and_a_tenth_of_the_output_layer() {
         // By hand, for 1000 and 100 weights to half: 800 + 90, 640 + 81, then a smaller rate to exactly 550.
-        let mut now = Kept { output: 100, others: 1000 };
+        let mut now = RoundKept { output: 100, others: 1000 };
         let mut all = Vec::new();
         for _ in 0..3 {
             now = now.after(0.2, 550);
@@ -172,7 +172,7 @@ mod tests {
         // r = (721 - 550) / (640 + 40.5) = 0.2513: above 0.2, so a third full round comes first.
         assert_eq!(all, [(800, 90), (640, 81), (512, 73)]);
         // r = (585 - 550) / (512 + 36.5) = 0.0638: 73 (1 - 0.0319) = 70.67, and 550 - 71.
-        assert_eq!(now.after(0.2, 550), Kept { output: 71, others: 479 });
+        assert_eq!(now.after(0.2, 550), RoundKept { output: 71, others: 479 });
     }
 
     #[test]
@@ -201,7 +201,7 @@ mod tests {
         let all = rounds(&run);
         insta::assert_snapshot!(all.trainings(run.train.length, 16).unwrap_err(), @"`train.steps` is 16, but the lottery trains 14 times (13 rounds of `prune.rate`) and `prune.rewind` is 3: at least 17 are needed");
         let least = all.trainings(run.train.length, 17).unwrap();
-        assert_eq!(least.at(16), Standing { training: 13, position: 3, length: 4 });
+        assert_eq!(least.at(16), TrainingPosition { training: 13, position: 3, length: 4 });
         let epochs = self::run(&["train.epochs=1"]);
         insta::assert_snapshot!(rounds(&epochs).trainings(epochs.train.length, 7).unwrap_err(), @"`train.epochs` gives 7 steps, but the lottery trains 14 times (13 rounds of `prune.rate`) and `prune.rewind` is 0: at least 14 are needed");
     }
@@ -210,10 +210,10 @@ mod tests {
         /// Each training counts on from the one it goes back to, and together they are the run.
         #[test]
         fn trainings_tile_the_run(rounds in 0usize..12, rewind in 0usize..20, more in 1usize..300) {
-            let kept = vec![Kept { output: 0, others: 0 }; rounds];
+            let kept = vec![RoundKept { output: 0, others: 0 }; rounds];
             let steps = rewind + rounds + more;
-            let trainings = Rounds { kept, rewind }.trainings(Length::Steps(steps), steps).unwrap();
-            let mut before: Option<Standing> = None;
+            let trainings = Rounds { kept, rewind }.trainings(RunLength::Steps(steps), steps).unwrap();
+            let mut before: Option<TrainingPosition> = None;
             for step in 0..steps as u64 {
                 let now = trainings.at(step);
                 prop_assert!(now.position < now.length);

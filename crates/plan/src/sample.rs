@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::timetable::Timetable;
+use crate::intervals::TrainIntervals;
 
 /// What is asked of the model, and when.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Sample {
+pub struct SampleConfig {
     /// The text that it goes on from.
     pub prompt: String,
     /// How many tokens it writes, unless its context ends before.
@@ -21,10 +21,10 @@ pub struct Sample {
     pub every: usize,
 }
 
-impl Sample {
+impl SampleConfig {
     /// Whether one is written behind the evaluation after a step.
-    pub fn is_due(&self, step: u64, last: bool, timetable: &Timetable) -> bool {
-        let every = timetable.eval_every.map_or(0, |steps| steps * self.every as u64);
+    pub fn is_due(&self, step: u64, last: bool, intervals: &TrainIntervals) -> bool {
+        let every = intervals.eval_every.map_or(0, |steps| steps * self.every as u64);
         last || (every > 0 && step.is_multiple_of(every))
     }
 }

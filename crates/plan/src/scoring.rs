@@ -10,9 +10,9 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use crate::batch::Batch;
+use crate::batch::BatchSizes;
 use crate::error::Error;
-use crate::pruning::{Method, Pruning};
+use crate::pruning::{PruneMethod, Pruning};
 use crate::spec::Parameter;
 use crate::split::split;
 
@@ -47,7 +47,7 @@ impl ScoredBatch {
     }
 
     /// Those of a method, in a run of such steps.
-    pub fn of(method: Option<Method>, batch: &Batch, has_batch_norms: bool) -> ScoredBatch {
+    pub fn of(method: Option<PruneMethod>, batch: &BatchSizes, has_batch_norms: bool) -> ScoredBatch {
         let shared_out = has_batch_norms && batch.replicas > 1;
         let replicas = if shared_out { batch.replicas } else { 1 };
         let usual = replicas * batch.micro_batch;
@@ -76,29 +76,29 @@ impl ScoredBatch {
 
 /// What a rank needs to score its part of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Needs {
+pub(crate) struct ScoringMemory {
     /// Held from the first pass to the last.
     held: u64,
     /// The sums of each candidate.
     sums: Vec<u64>,
 }
 
-impl Needs {
+impl ScoringMemory {
     /// Those of the rank that holds some of all parameters of a model; none where nothing is scored by gradients.
-    pub(crate) fn of(all: &[Parameter], held: &[usize], pruning: Option<&Pruning>) -> Option<Needs> {
+    pub(crate) fn of(all: &[Parameter], held: &[usize], pruning: Option<&Pruning>) -> Option<ScoringMemory> {
         let prune = pruning?;
-        if !matches!(prune.method, Method::Snip { .. } | Method::Grasp { .. }) {
+        if !matches!(prune.method, PruneMethod::Snip { .. } | PruneMethod::Grasp { .. }) {
             return None;
         }
         // Sizes that no machine has are an error elsewhere, not an overflow here.
         let bytes = |parameter: &Parameter| parameter.elements().saturating_mul(4);
-        let held = held.iter().map(|place| &all[*place]);
+        let held = held.iter().map(|id| &all[*id]);
         let sums: Vec<u64> = held.clone().filter(|p| prune.covers(p)).map(bytes).collect();
         let held = match prune.method {
-            Method::Grasp { .. } => sum(&held.map(bytes).collect::<Vec<_>>()).saturating_add(sum(&sums)),
+            PruneMethod::Grasp { .. } => sum(&held.map(bytes).collect::<Vec<_>>()).saturating_add(sum(&sums)),
             _ => 0,
         };
-        Some(Needs { held, sums })
+        Some(ScoringMemory { held, sums })
     }
 
     /// Bytes held at most in so many passes.
@@ -118,7 +118,7 @@ impl Needs {
 /// included, beside weights and activations of so many bytes. An error where it does not fit, however it is cut.
 pub(crate) fn fit(
     method: &str,
-    needs: &[Needs],
+    needs: &[ScoringMemory],
     memory: Option<u64>,
     weights: u64,
     activations: u64,
@@ -151,17 +151,17 @@ pub(crate) fn fit(
 }
 
 /// The parts in which RigL sums dense gradients over several micro-batches, one after the other.
-const GROWTH_PARTS: usize = 4;
+const GROWTH_CHUNKS: usize = 4;
 
 /// Which of the candidates that move, of so many elements each, RigL sums gradients of in each pass over the batch: about a quarter of all
 /// elements, the last pass whatever is left.
-pub fn growth_parts(elements: &[u64]) -> Vec<Range<usize>> {
-    let most = sum(elements).div_ceil(GROWTH_PARTS as u64);
+pub fn growth_chunks(elements: &[u64]) -> Vec<Range<usize>> {
+    let most = sum(elements).div_ceil(GROWTH_CHUNKS as u64);
     let mut start = 0;
     let part = |part: usize| {
         let (mut end, mut filled) = (start, 0u64);
         while let Some(size) = elements.get(end) {
-            if part < GROWTH_PARTS && filled > 0 && filled.saturating_add(*size) > most {
+            if part < GROWTH_CHUNKS && filled > 0 && filled.saturating_add(*size) > most {
                 break;
             }
             (end, filled) = (end + 1, filled.saturating_add(*size));
@@ -170,13 +170,13 @@ pub fn growth_parts(elements: &[u64]) -> Vec<Range<usize>> {
         start = end;
         part
     };
-    (1..=GROWTH_PARTS).map(part).collect()
+    (1..=GROWTH_CHUNKS).map(part).collect()
 }
 
 /// A candidate of RigL's, as a rank has it.
-pub(crate) struct Grown {
+pub(crate) struct GrowthCandidate {
     /// Elements of all of it,
-    pub whole: u64,
+    pub full: u64,
     /// and of what the rank has.
     pub elements: u64,
     /// Of these, how many are kept.
@@ -185,17 +185,17 @@ pub(crate) struct Grown {
 
 /// Bytes that RigL's sums of dense gradients take at most, in f32; nothing where one micro-batch makes the gradient of a step, since each layer's is
 /// then let go as soon as its growth is chosen.
-pub(crate) fn growth_bytes(pruning: &Pruning, micro_batches: usize, candidates: &[Grown]) -> u64 {
-    let Method::Rigl(moving) = pruning.method else { return 0 };
+pub(crate) fn growth_bytes(pruning: &Pruning, micro_batches: usize, candidates: &[GrowthCandidate]) -> u64 {
+    let PruneMethod::Rigl(moving) = pruning.method else { return 0 };
     if micro_batches == 1 {
         return 0;
     }
-    let moves = |one: &&Grown| {
-        let kept = one.kept as f64 * one.whole as f64 / one.elements.max(1) as f64;
+    let moves = |one: &&GrowthCandidate| {
+        let kept = one.kept as f64 * one.full as f64 / one.elements.max(1) as f64;
         one.kept < one.elements && moving.fraction * kept >= 0.5
     };
-    let moving: Vec<&Grown> = candidates.iter().filter(moves).collect();
-    let parts = growth_parts(&moving.iter().map(|one| one.whole).collect::<Vec<_>>()).into_iter();
+    let moving: Vec<&GrowthCandidate> = candidates.iter().filter(moves).collect();
+    let parts = growth_chunks(&moving.iter().map(|one| one.full).collect::<Vec<_>>()).into_iter();
     let bytes = parts.map(|part| sum(&moving[part].iter().map(|one| one.elements).collect::<Vec<_>>()));
     bytes.max().unwrap_or(0).saturating_mul(4)
 }
@@ -264,7 +264,7 @@ mod tests {
     /// Every replica has samples of each group, or whole ghost groups; together they have all of it, and none more than was planned.
     #[test]
     fn replicas_share_out_what_batch_norms_see_at_a_time() {
-        let batch = |norm_group| Batch {
+        let batch = |norm_group| BatchSizes {
             samples: 24,
             replicas: 4,
             micro_batches: 1,
@@ -290,13 +290,13 @@ mod tests {
 
     #[test]
     fn growth_is_chosen_a_quarter_at_a_time() {
-        assert_eq!(growth_parts(&[4, 4, 4, 4]), [0..1, 1..2, 2..3, 3..4]);
-        assert_eq!(growth_parts(&[9, 1, 1, 1, 1, 1]), [0..1, 1..5, 5..6, 6..6]);
-        assert_eq!(growth_parts(&[1, 1, 1, 1, 9, 9]), [0..4, 4..5, 5..6, 6..6]);
-        assert_eq!(growth_parts(&[]), [0..0, 0..0, 0..0, 0..0]);
+        assert_eq!(growth_chunks(&[4, 4, 4, 4]), [0..1, 1..2, 2..3, 3..4]);
+        assert_eq!(growth_chunks(&[9, 1, 1, 1, 1, 1]), [0..1, 1..5, 5..6, 6..6]);
+        assert_eq!(growth_chunks(&[1, 1, 1, 1, 9, 9]), [0..4, 4..5, 5..6, 6..6]);
+        assert_eq!(growth_chunks(&[]), [0..0, 0..0, 0..0, 0..0]);
     }
 
-    /// 13 billion weights in bf16 take 26 GB and their gradients in f32 51 GB: one pass on a card of 141 GB, more on one of 80.
+    /// 13 billion weights in bf16 take 26 GB and their gradients in f32 51 GB: one pass on a GPU of 141 GB, more on one of 80.
     #[test]
     fn snip_scores_13_billion_weights_on_one_card() {
         let plan = plan("gpt3-13b", "snip", "bf16");

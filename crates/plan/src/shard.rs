@@ -23,14 +23,14 @@ pub struct Shard {
     full: Vec<usize>,
     /// Of each dimension the ranges that are here: ascending, apart, none empty unless the shard is.
     ranges: Vec<Vec<Range<usize>>>,
-    values: Values,
+    values: ShardValues,
     /// Where what is here begins among these values, if ranks with the same ranges split them (ZeRO): then no other rank has this shard.
     start: Option<usize>,
 }
 
 /// What there is for the elements of a shard.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Values {
+pub enum ShardValues {
     /// A number for each.
     Dense,
     /// A number for each that the mask of this name keeps.
@@ -41,7 +41,7 @@ pub enum Values {
 
 /// Elements that follow each other in the shard and in the full tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
+pub struct ElementRun {
     /// The position of the first in the shard, flattened.
     pub at: usize,
     /// Its position in the full tensor, flattened.
@@ -57,19 +57,19 @@ impl Shard {
         Shard {
             full: shape.to_vec(),
             ranges: shape.iter().map(everything).collect(),
-            values: Values::Dense,
+            values: ShardValues::Dense,
             start: None,
         }
     }
 
     /// Of its elements those that the mask of a name keeps.
     pub fn kept_by(self, mask: &str) -> Shard {
-        Shard { values: Values::KeptBy(mask.to_owned()), ..self }
+        Shard { values: ShardValues::KeptBy(mask.to_owned()), ..self }
     }
 
     /// So many bits for each of its elements, packed into words.
     pub fn packed(self, bits: usize) -> Shard {
-        Shard { values: Values::Packed(bits), ..self }
+        Shard { values: ShardValues::Packed(bits), ..self }
     }
 
     /// Some of its values, from one on, that no other rank has.
@@ -112,7 +112,7 @@ impl Shard {
     }
 
     /// What there is for each element.
-    pub fn values(&self) -> &Values {
+    pub fn values(&self) -> &ShardValues {
         &self.values
     }
 
@@ -123,7 +123,7 @@ impl Shard {
 
     /// The elements that it is about, whatever there is for each and whoever else has some: what ranks with the same weights share.
     pub fn elements(&self) -> Shard {
-        Shard { values: Values::Dense, start: None, ..self.clone() }
+        Shard { values: ShardValues::Dense, start: None, ..self.clone() }
     }
 
     /// Whether its ranges are all of the tensor.
@@ -147,25 +147,25 @@ impl Shard {
     }
 
     /// Its elements, in order, as runs that are as long as they can be.
-    pub fn runs(&self) -> Runs<'_> {
+    pub fn runs(&self) -> ElementRuns<'_> {
         // Behind the last dimension that is cut, what is contiguous in the shard is contiguous in the full tensor.
         let cut = self.ranges.iter().zip(&self.full).rposition(|(held, of)| held[..] != [0..*of]);
         let outer = cut.map_or(0, |dim| dim);
         let inner = self.full.iter().skip(outer + 1).product();
         let empty = self.is_empty();
-        Runs { shard: self, outer, inner, next: vec![(0, 0); outer], range: 0, at: 0, done: empty }
+        ElementRuns { shard: self, outer, inner, next: vec![(0, 0); outer], range: 0, at: 0, done: empty }
     }
 
     /// Where an element of the shard is in the full tensor.
     pub fn in_full(&self, at: usize) -> usize {
-        let (mut rest, mut place, mut stride) = (at, 0, 1);
+        let (mut rest, mut index, mut stride) = (at, 0, 1);
         for (ranges, of) in self.ranges.iter().zip(&self.full).rev() {
             let extent: usize = ranges.iter().map(ExactSizeIterator::len).sum();
-            place += stride * nth(ranges, rest % extent);
+            index += stride * nth(ranges, rest % extent);
             rest /= extent;
             stride *= of;
         }
-        place
+        index
     }
 
     /// The elements that two shards of one tensor have in common.
@@ -192,7 +192,7 @@ fn nth(ranges: &[Range<usize>], mut n: usize) -> usize {
 
 /// The runs of a shard.
 #[derive(Debug)]
-pub struct Runs<'a> {
+pub struct ElementRuns<'a> {
     shard: &'a Shard,
     /// The last dimension that is cut: a range of it, and all behind it, is a run.
     outer: usize,
@@ -206,25 +206,25 @@ pub struct Runs<'a> {
     done: bool,
 }
 
-impl Iterator for Runs<'_> {
-    type Item = Run;
+impl Iterator for ElementRuns<'_> {
+    type Item = ElementRun;
 
-    fn next(&mut self) -> Option<Run> {
+    fn next(&mut self) -> Option<ElementRun> {
         let Shard { full, ranges, .. } = self.shard;
         if self.done {
             return None;
         }
         if full.is_empty() {
             self.done = true;
-            return Some(Run { at: 0, in_full: 0, length: 1 });
+            return Some(ElementRun { at: 0, in_full: 0, length: 1 });
         }
         let row = self
             .next
             .iter()
             .enumerate()
-            .fold(0, |row, (dim, &(range, place))| row * full[dim] + ranges[dim][range].start + place);
+            .fold(0, |row, (dim, &(range, index))| row * full[dim] + ranges[dim][range].start + index);
         let range = &ranges[self.outer][self.range];
-        let run = Run {
+        let run = ElementRun {
             at: self.at,
             in_full: (row * full[self.outer] + range.start) * self.inner,
             length: range.len() * self.inner,
@@ -239,14 +239,14 @@ impl Iterator for Runs<'_> {
     }
 }
 
-impl Runs<'_> {
+impl ElementRuns<'_> {
     /// The next place of the dimensions before the cut one, or none.
     fn step(&mut self) -> bool {
         for dim in (0..self.outer).rev() {
-            let (range, place) = &mut self.next[dim];
-            *place += 1;
-            if *place == self.shard.ranges[dim][*range].len() {
-                (*range, *place) = (*range + 1, 0);
+            let (range, index) = &mut self.next[dim];
+            *index += 1;
+            if *index == self.shard.ranges[dim][*range].len() {
+                (*range, *index) = (*range + 1, 0);
             }
             if *range < self.shard.ranges[dim].len() {
                 return true;
@@ -265,12 +265,12 @@ mod tests {
 
     /// The elements of a shard, one by one from its definition.
     fn by_hand(shard: &Shard) -> Vec<usize> {
-        let mut places = vec![0];
+        let mut indices = vec![0];
         for (ranges, of) in shard.ranges.iter().zip(&shard.full) {
             let held = || ranges.iter().cloned().flatten();
-            places = places.iter().flat_map(|place| held().map(move |i| place * of + i)).collect();
+            indices = indices.iter().flat_map(|index| held().map(move |i| index * of + i)).collect();
         }
-        places
+        indices
     }
 
     /// Some ranges of a dimension, from bits that say which of its places are held.
@@ -289,17 +289,17 @@ mod tests {
     proptest! {
         #[test]
         fn runs_are_the_elements_in_order(shard in shards()) {
-            let (mut places, mut at) = (Vec::new(), 0);
+            let (mut indices, mut at) = (Vec::new(), 0);
             for run in shard.runs() {
                 prop_assert_eq!(run.at, at);
                 at += run.length;
-                places.extend(run.in_full..run.in_full + run.length);
+                indices.extend(run.in_full..run.in_full + run.length);
             }
-            prop_assert_eq!(&places, &by_hand(&shard));
-            prop_assert_eq!(places.len(), shard.len());
-            prop_assert!(places.is_sorted());
-            for (at, place) in places.iter().enumerate() {
-                prop_assert_eq!(shard.in_full(at), *place);
+            prop_assert_eq!(&indices, &by_hand(&shard));
+            prop_assert_eq!(indices.len(), shard.len());
+            prop_assert!(indices.is_sorted());
+            for (at, index) in indices.iter().enumerate() {
+                prop_assert_eq!(shard.in_full(at), *index);
             }
         }
 
@@ -308,7 +308,7 @@ mod tests {
             prop_assume!(!shard.full.is_empty());
             let other = Shard::full(&shard.full).narrow(0, &ranges_of(&bits[..shard.full[0]]));
             let (a, b) = (by_hand(&shard), by_hand(&other));
-            let common: Vec<usize> = a.into_iter().filter(|place| b.contains(place)).collect();
+            let common: Vec<usize> = a.into_iter().filter(|index| b.contains(index)).collect();
             prop_assert_eq!(by_hand(&shard.intersect(&other)), common);
         }
     }
@@ -317,9 +317,9 @@ mod tests {
     fn a_full_tensor_is_one_run() {
         let full = Shard::full(&[3, 4, 5]);
         assert!(full.is_full());
-        assert_eq!(full.runs().collect::<Vec<_>>(), [Run { at: 0, in_full: 0, length: 60 }]);
+        assert_eq!(full.runs().collect::<Vec<_>>(), [ElementRun { at: 0, in_full: 0, length: 60 }]);
         let rows = Shard::full(&[3, 4]).narrow(0, &[1..3]);
-        assert_eq!(rows.runs().collect::<Vec<_>>(), [Run { at: 0, in_full: 4, length: 8 }]);
+        assert_eq!(rows.runs().collect::<Vec<_>>(), [ElementRun { at: 0, in_full: 4, length: 8 }]);
         let heads = Shard::full(&[2, 12]).narrow(1, &[0..2, 4..6, 8..10]);
         assert_eq!((heads.shape(), heads.runs().count()), (vec![2, 6], 6));
     }

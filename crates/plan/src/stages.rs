@@ -1,18 +1,23 @@
-//! A model cut into parts: ranges of its blocks, of about equal cost.
+//! A model cut into virtual stages: ranges of its blocks, of about equal cost.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use crate::error::Error;
-use crate::pipeline::Pipeline;
-use crate::spec::{Model, Shape, ShapeError};
+use crate::pipeline::PipelinePlan;
+use crate::spec::{ModelSpec, Shape, ShapeError};
 
-/// The blocks of each part, in order; one part without a pipeline.
-pub type Parts = Vec<Range<usize>>;
+/// The blocks of each virtual stage, in order; one virtual stage without a pipeline.
+pub type StageBlocks = Vec<Range<usize>>;
 
-/// Cuts a model for a pipeline: where it is said (the first block of every part but the first), or so that the costliest part
+/// Cuts a model for a pipeline: where it is said (the first block of every virtual stage but the first), or so that the costliest virtual stage
 /// costs least. `bytes` are those of each weight with its state.
-pub fn parts(model: &Model, pipeline: &Pipeline, cut: &[usize], bytes: u64) -> Result<Parts, Error> {
+pub fn stage_blocks(
+    model: &ModelSpec,
+    pipeline: &PipelinePlan,
+    cut: &[usize],
+    bytes: u64,
+) -> Result<StageBlocks, Error> {
     let (blocks, stages) = (model.blocks.len(), pipeline.stages);
     if stages == 1 {
         return Ok(std::iter::once(0..blocks).collect());
@@ -22,7 +27,7 @@ pub fn parts(model: &Model, pipeline: &Pipeline, cut: &[usize], bytes: u64) -> R
         return Err(Error::Conflict { field: "parallel.pipeline".into(), problem });
     }
     if cut.is_empty() {
-        return even_parts(model, pipeline.schedule(1)?.placement.parts(), bytes);
+        return even_stage_blocks(model, pipeline.schedule(1)?.placement.virtual_stages(), bytes);
     }
     if let Some(beyond) = cut.iter().find(|block| **block >= blocks) {
         let problem = format!("names block {beyond}, but the last of {}'s is {}", model.name, blocks - 1);
@@ -32,28 +37,32 @@ pub fn parts(model: &Model, pipeline: &Pipeline, cut: &[usize], bytes: u64) -> R
     Ok(ends.scan(0, |start, end| Some(std::mem::replace(start, end)..end)).collect())
 }
 
-/// So many parts of a model, of which the costliest costs least.
-pub(crate) fn even_parts(model: &Model, parts: usize, bytes: u64) -> Result<Parts, Error> {
-    Ok(balanced(&costs(model, bytes)?, parts))
+/// So many virtual stages of a model, of which the costliest costs least.
+pub(crate) fn even_stage_blocks(
+    model: &ModelSpec,
+    virtual_stages: usize,
+    bytes: u64,
+) -> Result<StageBlocks, Error> {
+    Ok(balanced(&costs(model, bytes)?, virtual_stages))
 }
 
 /// What a block costs in time, and then in memory.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
-struct Cost {
+struct BlockCost {
     flops: f64,
     bytes: f64,
 }
 
-impl Cost {
-    const NONE: Cost = Cost { flops: 0.0, bytes: 0.0 };
+impl BlockCost {
+    const NONE: BlockCost = BlockCost { flops: 0.0, bytes: 0.0 };
 
-    fn plus(self, other: Cost) -> Cost {
-        Cost { flops: self.flops + other.flops, bytes: self.bytes + other.bytes }
+    fn plus(self, other: BlockCost) -> BlockCost {
+        BlockCost { flops: self.flops + other.flops, bytes: self.bytes + other.bytes }
     }
 }
 
 /// Flops of each block for a sample, and the bytes of its parameters with their state.
-fn costs(model: &Model, each: u64) -> Result<Vec<Cost>, Error> {
+fn costs(model: &ModelSpec, each: u64) -> Result<Vec<BlockCost>, Error> {
     let bytes = model.blocks.iter().map(|block| {
         let mut elements = 0;
         block.for_each(&mut |layer| {
@@ -61,26 +70,31 @@ fn costs(model: &Model, each: u64) -> Result<Vec<Cost>, Error> {
         });
         each as f64 * elements as f64
     });
-    Ok(model.block_flops(1)?.into_iter().zip(bytes).map(|(flops, bytes)| Cost { flops, bytes }).collect())
+    Ok(model
+        .block_flops(1)?
+        .into_iter()
+        .zip(bytes)
+        .map(|(flops, bytes)| BlockCost { flops, bytes })
+        .collect())
 }
 
-/// The cut into consecutive parts whose largest cost is least in time, then in memory; where several are, the one whose
-/// parts are nearest to equal. No part is empty unless there are more parts than blocks, and never the first and the
+/// The cut into consecutive virtual stages whose largest cost is least in time, then in memory; where several are, the one whose
+/// virtual stages are nearest to equal. No virtual stage is empty unless there are more virtual stages than blocks, and never the first and the
 /// last, which take the samples and make the loss.
 ///
-/// Whether a limit can be kept is found by filling one part after the other, so the least limit is found by halving, and
+/// Whether a limit can be kept is found by filling one virtual stage after the other, so the least limit is found by halving, and
 /// the work grows with the number of blocks alone.
-fn balanced(costs: &[Cost], parts: usize) -> Parts {
-    let mut sums = vec![Cost::NONE];
+fn balanced(costs: &[BlockCost], virtual_stages: usize) -> StageBlocks {
+    let mut sums = vec![BlockCost::NONE];
     for cost in costs {
         let sum = sums[sums.len() - 1].plus(*cost);
         sums.push(sum);
     }
-    let cutting = Cutting { total: sums[costs.len()], sums, parts };
+    let cutting = StagePartition { total: sums[costs.len()], sums, virtual_stages };
     let flops =
-        least(cutting.total.flops, |flops| cutting.can_keep(Cost { flops, bytes: cutting.total.bytes }));
-    let bytes = least(cutting.total.bytes, |bytes| cutting.can_keep(Cost { flops, bytes }));
-    cutting.nearest_to_equal(Cost { flops, bytes })
+        least(cutting.total.flops, |flops| cutting.can_keep(BlockCost { flops, bytes: cutting.total.bytes }));
+    let bytes = least(cutting.total.bytes, |bytes| cutting.can_keep(BlockCost { flops, bytes }));
+    cutting.nearest_to_equal(BlockCost { flops, bytes })
 }
 
 /// The least number, none of them negative, for which `fits` holds; it holds for `most` and from the least one on.
@@ -94,50 +108,54 @@ fn least(most: f64, fits: impl Fn(f64) -> bool) -> f64 {
     f64::from_bits(high)
 }
 
-/// Blocks that are to be cut into so many parts.
-struct Cutting {
+/// Blocks that are to be cut into so many virtual stages.
+struct StagePartition {
     /// What all blocks before each one cost, and at the end what all do.
-    sums: Vec<Cost>,
-    total: Cost,
-    parts: usize,
+    sums: Vec<BlockCost>,
+    total: BlockCost,
+    virtual_stages: usize,
 }
 
-impl Cutting {
+impl StagePartition {
     fn blocks(&self) -> usize {
         self.sums.len() - 1
     }
 
-    /// Blocks that a part must have.
-    fn needs(&self, part: usize) -> usize {
-        usize::from(self.parts <= self.blocks() || part == 0 || part + 1 == self.parts)
+    /// Blocks that a virtual stage must have.
+    fn needs(&self, virtual_stage: usize) -> usize {
+        usize::from(
+            self.virtual_stages <= self.blocks()
+                || virtual_stage == 0
+                || virtual_stage + 1 == self.virtual_stages,
+        )
     }
 
     /// Where the first `parts` of them end at the latest, so that the others get what they must have.
-    fn latest(&self, parts: usize) -> usize {
-        match self.parts.checked_sub(parts) {
+    fn latest(&self, virtual_stages: usize) -> usize {
+        match self.virtual_stages.checked_sub(virtual_stages) {
             None | Some(0) => self.blocks(),
-            Some(left) if self.parts <= self.blocks() => self.blocks() - left,
+            Some(left) if self.virtual_stages <= self.blocks() => self.blocks() - left,
             Some(_) => self.blocks() - 1,
         }
     }
 
-    fn keeps(&self, from: usize, to: usize, limit: Cost) -> bool {
+    fn keeps(&self, from: usize, to: usize, limit: BlockCost) -> bool {
         let (from, to) = (self.sums[from], self.sums[to]);
         to.flops - from.flops <= limit.flops && to.bytes - from.bytes <= limit.bytes
     }
 
-    /// Where a part that begins at a block ends at the latest.
-    fn reach(&self, part: usize, from: usize, limit: Cost) -> usize {
-        let ends = from + 1..=self.latest(part + 1);
+    /// Where a virtual stage that begins at a block ends at the latest.
+    fn reach(&self, virtual_stage: usize, from: usize, limit: BlockCost) -> usize {
+        let ends = from + 1..=self.latest(virtual_stage + 1);
         ends.take_while(|&to| self.keeps(from, to, limit)).last().unwrap_or(from)
     }
 
-    /// Whether no part need cost more than the limit.
-    fn can_keep(&self, limit: Cost) -> bool {
+    /// Whether no virtual stage need cost more than the limit.
+    fn can_keep(&self, limit: BlockCost) -> bool {
         let mut from = 0;
-        for part in 0..self.parts {
-            let to = self.reach(part, from, limit);
-            if to < from + self.needs(part) {
+        for virtual_stage in 0..self.virtual_stages {
+            let to = self.reach(virtual_stage, from, limit);
+            if to < from + self.needs(virtual_stage) {
                 return false;
             }
             from = to;
@@ -145,25 +163,25 @@ impl Cutting {
         from == self.blocks()
     }
 
-    /// Where each part begins at the earliest, so that no part from it on costs more than the limit.
-    fn earliest(&self, limit: Cost) -> Vec<usize> {
-        let mut begins = vec![self.blocks(); self.parts + 1];
-        for part in (0..self.parts).rev() {
-            let end = begins[part + 1];
+    /// Where each virtual stage begins at the earliest, so that no virtual stage from it on costs more than the limit.
+    fn earliest(&self, limit: BlockCost) -> Vec<usize> {
+        let mut begins = vec![self.blocks(); self.virtual_stages + 1];
+        for virtual_stage in (0..self.virtual_stages).rev() {
+            let end = begins[virtual_stage + 1];
             let first = (0..end).rev().take_while(|&from| self.keeps(from, end, limit)).last();
-            begins[part] = first.unwrap_or(end);
+            begins[virtual_stage] = first.unwrap_or(end);
         }
         begins
     }
 
     /// The cut that keeps a limit that can be kept, with ends as near as may be to those of equal parts.
-    fn nearest_to_equal(&self, limit: Cost) -> Parts {
+    fn nearest_to_equal(&self, limit: BlockCost) -> StageBlocks {
         let earliest = self.earliest(limit);
         let mut from = 0;
-        let part = |part: usize| {
-            let least = (from + self.needs(part)).max(earliest[part + 1]);
-            let most = self.reach(part, from, limit);
-            let wanted = self.total.flops * (part + 1) as f64 / self.parts as f64;
+        let virtual_stage = |virtual_stage: usize| {
+            let least = (from + self.needs(virtual_stage)).max(earliest[virtual_stage + 1]);
+            let most = self.reach(virtual_stage, from, limit);
+            let wanted = self.total.flops * (virtual_stage + 1) as f64 / self.virtual_stages as f64;
             let off = |to: usize| (self.sums[to].flops - wanted).abs();
             let mut to = least;
             while to < most && off(to + 1) < off(to) {
@@ -171,7 +189,7 @@ impl Cutting {
             }
             std::mem::replace(&mut from, to)..to
         };
-        (0..self.parts).map(part).collect()
+        (0..self.virtual_stages).map(virtual_stage).collect()
     }
 }
 
@@ -183,29 +201,30 @@ pub struct BlockTensors {
 }
 
 impl BlockTensors {
-    /// The places in [`Model::parameters`] of what some blocks use, tied weights included, ascending.
+    /// The places in [`ModelSpec::parameters`] of what some blocks use, tied weights included, ascending.
     pub fn parameters(&self, blocks: Range<usize>) -> Vec<usize> {
-        let mut places: Vec<usize> = self.parameters[blocks].iter().flatten().copied().collect();
-        places.sort_unstable();
-        places.dedup();
-        places
+        let mut ids: Vec<usize> = self.parameters[blocks].iter().flatten().copied().collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
     }
 
-    /// The places in [`Model::parameters`] of what several ranges of blocks use together, ascending.
-    pub(crate) fn held(&self, parts: &[Range<usize>]) -> Vec<usize> {
-        let mut places: Vec<usize> = parts.iter().flat_map(|part| self.parameters(part.clone())).collect();
-        places.sort_unstable();
-        places.dedup();
-        places
+    /// The places in [`ModelSpec::parameters`] of what several ranges of blocks use together, ascending.
+    pub(crate) fn held(&self, virtual_stages: &[Range<usize>]) -> Vec<usize> {
+        let mut ids: Vec<usize> =
+            virtual_stages.iter().flat_map(|virtual_stage| self.parameters(virtual_stage.clone())).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
     }
 
-    /// The places in [`Model::parameters`] of what is used more than once.
+    /// The places in [`ModelSpec::parameters`] of what is used more than once.
     pub(crate) fn tied(&self) -> HashSet<usize> {
         let mut seen = HashSet::new();
-        self.parameters.iter().flatten().copied().filter(|place| !seen.insert(*place)).collect()
+        self.parameters.iter().flatten().copied().filter(|id| !seen.insert(*id)).collect()
     }
 
-    /// The places in [`Model::buffers`] of what some blocks use, ascending.
+    /// The places in [`ModelSpec::buffers`] of what some blocks use, ascending.
     pub fn buffers(&self, blocks: Range<usize>) -> Range<usize> {
         match &self.buffers[blocks] {
             [] => 0..0,
@@ -215,7 +234,7 @@ impl BlockTensors {
     }
 }
 
-impl Model {
+impl ModelSpec {
     /// What a sample looks like where each block begins, and behind the last block: its logits.
     pub fn borders(&self) -> Result<Vec<Shape>, ShapeError> {
         let mut borders = vec![self.input.shape(); self.blocks.len() + 1];
@@ -256,7 +275,7 @@ impl Model {
                     owned += 1;
                 }
                 buffers += layer.buffers().len();
-                tied.extend(layer.entry().tied_weight().map(|weight| (at, weight)));
+                tied.extend(layer.description().tied_weight().map(|weight| (at, weight)));
             });
             tensors.parameters.push((first..owned).collect());
             tensors.buffers.push(first_buffer..buffers);
@@ -275,8 +294,11 @@ mod tests {
     use super::*;
     use crate::spec::presets::{Gpt, gpt, resnet8};
 
-    fn cut(flops: &[f64], parts: usize) -> Parts {
-        balanced(&flops.iter().map(|&flops| Cost { flops, bytes: 1.0 }).collect::<Vec<_>>(), parts)
+    fn cut(flops: &[f64], virtual_stages: usize) -> StageBlocks {
+        balanced(
+            &flops.iter().map(|&flops| BlockCost { flops, bytes: 1.0 }).collect::<Vec<_>>(),
+            virtual_stages,
+        )
     }
 
     #[test]
@@ -285,9 +307,9 @@ mod tests {
         assert_eq!(cut(&[0.0, 1.0, 1.0, 1.0, 1.0, 3.0], 2), [0..4, 4..6]);
         assert_eq!(cut(&[9.0, 1.0, 1.0], 3), [0..1, 1..2, 2..3]);
         // Memory decides between cuts of equal time.
-        let even = [(4.0, 1.0), (0.0, 9.0), (4.0, 1.0)].map(|(flops, bytes)| Cost { flops, bytes });
+        let even = [(4.0, 1.0), (0.0, 9.0), (4.0, 1.0)].map(|(flops, bytes)| BlockCost { flops, bytes });
         assert_eq!(balanced(&even, 2).len(), 2);
-        let heavy = [(4.0, 9.0), (0.0, 9.0), (4.0, 1.0)].map(|(flops, bytes)| Cost { flops, bytes });
+        let heavy = [(4.0, 9.0), (0.0, 9.0), (4.0, 1.0)].map(|(flops, bytes)| BlockCost { flops, bytes });
         assert_eq!(balanced(&heavy, 2), [0..1, 1..3]);
         assert_eq!(cut(&[1.0, 1.0], 4), [0..1, 1..1, 1..1, 1..2]);
     }
@@ -295,24 +317,24 @@ mod tests {
     proptest! {
         /// Against all cuts.
         #[test]
-        fn no_cut_is_better(flops in prop::collection::vec(0u8..9, 1..9), parts in 1usize..5) {
+        fn no_cut_is_better(flops in prop::collection::vec(0u8..9, 1..9), virtual_stages in 1usize..5) {
             let flops: Vec<f64> = flops.into_iter().map(f64::from).collect();
-            prop_assume!(parts <= flops.len());
+            prop_assume!(virtual_stages <= flops.len());
             let largest = |cut: &[Range<usize>]| {
-                cut.iter().map(|part| flops[part.clone()].iter().sum::<f64>()).fold(0.0, f64::max)
+                cut.iter().map(|virtual_stage| flops[virtual_stage.clone()].iter().sum::<f64>()).fold(0.0, f64::max)
             };
-            let found = cut(&flops, parts);
-            prop_assert_eq!(found.len(), parts);
-            prop_assert!(found.iter().all(|part| !part.is_empty()));
-            prop_assert_eq!(found.iter().map(|part| part.len()).sum::<usize>(), flops.len());
+            let found = cut(&flops, virtual_stages);
+            prop_assert_eq!(found.len(), virtual_stages);
+            prop_assert!(found.iter().all(|virtual_stage| !virtual_stage.is_empty()));
+            prop_assert_eq!(found.iter().map(|virtual_stage| virtual_stage.len()).sum::<usize>(), flops.len());
             let inner = flops.len() - 1;
             for choice in 0u32..1 << inner {
-                if choice.count_ones() as usize + 1 != parts {
+                if choice.count_ones() as usize + 1 != virtual_stages {
                     continue;
                 }
                 let mut ends: Vec<usize> = (0..inner).filter(|i| choice >> i & 1 == 1).map(|i| i + 1).collect();
                 ends.push(flops.len());
-                let all: Parts =
+                let all: StageBlocks =
                     ends.iter().scan(0, |start, end| Some(std::mem::replace(start, *end)..*end)).collect();
                 prop_assert!(largest(&found) <= largest(&all));
             }
@@ -324,37 +346,40 @@ mod tests {
         #[test]
         fn of_cuts_equal_in_time_the_one_with_least_memory(
             costs in prop::collection::vec((0u8..3, 0u8..9), 2..9),
-            parts in 2usize..5,
+            virtual_stages in 2usize..5,
         ) {
-            prop_assume!(parts <= costs.len());
-            let costs: Vec<Cost> = costs
+            prop_assume!(virtual_stages <= costs.len());
+            let costs: Vec<BlockCost> = costs
                 .into_iter()
-                .map(|(flops, bytes)| Cost { flops: flops.into(), bytes: bytes.into() })
+                .map(|(flops, bytes)| BlockCost { flops: flops.into(), bytes: bytes.into() })
                 .collect();
             let largest = |cut: &[Range<usize>]| {
-                let sums = cut.iter().map(|part| costs[part.clone()].iter().fold(Cost::NONE, |sum, cost| sum.plus(*cost)));
+                let sums = cut.iter().map(|virtual_stage| costs[virtual_stage.clone()].iter().fold(BlockCost::NONE, |sum, cost| sum.plus(*cost)));
                 sums.fold((0.0f64, 0.0f64), |most, sum| (most.0.max(sum.flops), most.1.max(sum.bytes)))
             };
-            let found = balanced(&costs, parts);
+            let found = balanced(&costs, virtual_stages);
             for choice in 0u32..1 << (costs.len() - 1) {
-                if choice.count_ones() as usize + 1 != parts {
+                if choice.count_ones() as usize + 1 != virtual_stages {
                     continue;
                 }
                 let mut ends: Vec<usize> = (1..costs.len()).filter(|i| choice >> (i - 1) & 1 == 1).collect();
                 ends.push(costs.len());
-                let other: Parts = ends.iter().scan(0, |start, end| Some(std::mem::replace(start, *end)..*end)).collect();
+                let other: StageBlocks = ends.iter().scan(0, |start, end| Some(std::mem::replace(start, *end)..*end)).collect();
                 prop_assert!(largest(&found) <= largest(&other), "{found:?} {other:?}");
             }
         }
     }
 
-    /// Work that grew with parts x blocks x blocks took a quarter of an hour here.
+    /// Work that grew with virtual stages x blocks x blocks took a quarter of an hour here.
     #[test]
     fn many_parts_of_many_blocks() {
         let costs: Vec<f64> = (0..40_000).map(|block| f64::from(block % 7)).collect();
-        let parts = cut(&costs, 15_000);
-        assert_eq!((parts.len(), parts[14_999].end), (15_000, 40_000));
-        let most = parts.iter().map(|part| costs[part.clone()].iter().sum::<f64>()).fold(0.0, f64::max);
+        let virtual_stages = cut(&costs, 15_000);
+        assert_eq!((virtual_stages.len(), virtual_stages[14_999].end), (15_000, 40_000));
+        let most = virtual_stages
+            .iter()
+            .map(|virtual_stage| costs[virtual_stage.clone()].iter().sum::<f64>())
+            .fold(0.0, f64::max);
         assert!(most <= 11.0, "a fair share is 8 and a block costs up to 6: {most}");
     }
 

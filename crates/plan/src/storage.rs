@@ -1,14 +1,14 @@
 //! In which form a rank keeps what it trains: weights, gradients, the optimizer's state, activations.
 
-use crate::spec::{Precision, Recompute};
+use crate::spec::{Precision, RecomputeMode};
 
 /// Forms and bytes of what is kept for each weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Storage {
+pub struct StorageForms {
     /// What weights, activations and the gradient of one micro-batch are stored in.
     pub precision: Precision,
     /// What of the activations is computed twice instead of kept.
-    pub recompute: Recompute,
+    pub recompute: RecomputeMode,
     /// Bytes of optimizer state for each weight that has it: its exact value where it is rounded, and moments.
     pub optimizer_bytes: u64,
     /// How many moments, or velocities, are in them.
@@ -21,7 +21,7 @@ pub struct Storage {
     pub compressed_weights: bool,
 }
 
-impl Storage {
+impl StorageForms {
     /// Bytes of each number of a gradient while it is made: that of one micro-batch has the precision of the run, a sum over
     /// several is f32. In bf16 a sum of 256 equal numbers stands still.
     pub fn gradient_bytes(&self) -> u64 {

@@ -7,7 +7,7 @@
 //! with padding p needs p rows from before and k - s - p from behind.
 //!
 //! A convolution is linear in its image. So what a tile makes is the sum of what its own pixels add and of what each neighbour's
-//! add ([`Exchange::contribution`]), and the first, by far the largest, can be computed while the others are on their way.
+//! add ([`HaloPlan::contribution`]), and the first, by far the largest, can be computed while the others are on their way.
 
 mod padding;
 mod region;
@@ -15,40 +15,40 @@ mod slabs;
 #[cfg(test)]
 mod tests;
 
-pub use padding::Padding;
+pub use padding::WindowPadding;
 pub use region::Region;
-pub use slabs::{Slabs, Windows};
+pub use slabs::{SideWindows, Slabs};
 
 use serde::Serialize;
 
 /// Square windows that slide over an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Window {
+pub struct SlidingWindow {
     /// Rows and columns that it covers.
     pub kernel: usize,
     /// Pixels from one window to the next.
     pub stride: usize,
     /// How far it reaches past the image.
-    pub padding: Padding,
+    pub padding: WindowPadding,
 }
 
-impl Window {
-    fn along(&self, [before, after]: [usize; 2]) -> Windows {
-        Windows { kernel: self.kernel, stride: self.stride, before, after }
+impl SlidingWindow {
+    fn along(&self, [before, after]: [usize; 2]) -> SideWindows {
+        SideWindows { kernel: self.kernel, stride: self.stride, before, after }
     }
 
-    fn rows(&self) -> Windows {
+    fn rows(&self) -> SideWindows {
         self.along(self.padding.rows())
     }
 
-    fn columns(&self) -> Windows {
+    fn columns(&self) -> SideWindows {
         self.along(self.padding.columns())
     }
 }
 
 /// Why an image cannot stay cut behind a layer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Thin {
+pub enum TileError {
     /// A halo comes from the next rank, not from those behind it.
     #[error(
         "{layer} needs {needs} {along} from rank {from}, whose tile has {has}: split the image over fewer ranks"
@@ -97,18 +97,18 @@ pub enum Thin {
 
 /// An image cut into a grid of tiles, one a rank; ranks are numbered row by row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Tiles {
+pub struct TileGrid {
     /// Where the height is cut.
     pub rows: Slabs,
     /// Where the width is cut.
     pub columns: Slabs,
 }
 
-impl Tiles {
+impl TileGrid {
     /// An image of `size` rows and columns on a grid of `ranks`, cut where the `strides` of the layers to come like it (see
     /// [`Slabs::cut`]).
-    pub fn cut(size: [usize; 2], ranks: [usize; 2], strides: &[usize]) -> Tiles {
-        Tiles {
+    pub fn cut(size: [usize; 2], ranks: [usize; 2], strides: &[usize]) -> TileGrid {
+        TileGrid {
             rows: Slabs::cut(size[0], ranks[0], strides),
             columns: Slabs::cut(size[1], ranks[1], strides),
         }
@@ -126,21 +126,21 @@ impl Tiles {
 
     /// What a rank holds.
     pub fn of(&self, rank: usize) -> Region {
-        let [row, column] = self.place(rank);
+        let [row, column] = self.coords(rank);
         Region { rows: self.rows.of(row), columns: self.columns.of(column) }
     }
 
-    fn place(&self, rank: usize) -> [usize; 2] {
+    fn coords(&self, rank: usize) -> [usize; 2] {
         [rank / self.columns.ranks(), rank % self.columns.ranks()]
     }
 
     /// The tiles that windows sliding over these make, and what each rank exchanges before; `layer` is what an error calls it.
-    pub fn slide(&self, layer: &str, window: Window) -> Result<(Tiles, Vec<Exchange>), Thin> {
+    pub fn slide(&self, layer: &str, window: SlidingWindow) -> Result<(TileGrid, Vec<HaloPlan>), TileError> {
         let (padding, kernel) = (window.padding.most(), window.kernel);
         if padding >= kernel {
-            return Err(Thin::Padding { layer: layer.to_owned(), padding, kernel });
+            return Err(TileError::Padding { layer: layer.to_owned(), padding, kernel });
         }
-        let output = Tiles {
+        let output = TileGrid {
             rows: self.rows.slide(layer, "rows", &window.rows())?,
             columns: self.columns.slide(layer, "columns", &window.columns())?,
         };
@@ -149,17 +149,17 @@ impl Tiles {
     }
 
     /// What the windows of a rank's outputs see of the image.
-    fn reads(&self, output: &Tiles, rank: usize, window: Window) -> Region {
+    fn reads(&self, output: &TileGrid, rank: usize, window: SlidingWindow) -> Region {
         let Region { rows, columns } = output.of(rank);
         let [height, width] = self.size();
         Region { rows: window.rows().see(rows, height), columns: window.columns().see(columns, width) }
     }
 
-    fn exchange(&self, output: &Tiles, rank: usize, window: Window) -> Exchange {
+    fn exchange(&self, output: &TileGrid, rank: usize, window: SlidingWindow) -> HaloPlan {
         let (own, reads) = (self.of(rank), self.reads(output, rank, window));
-        let [row, column] = self.place(rank);
+        let [row, column] = self.coords(rank);
         let beside = |peer: &usize| {
-            let [r, c] = self.place(*peer);
+            let [r, c] = self.coords(*peer);
             *peer != rank && r.abs_diff(row) <= 1 && c.abs_diff(column) <= 1
         };
         let neighbour = |peer: usize| Neighbour {
@@ -170,13 +170,13 @@ impl Tiles {
         let neighbours = (0..self.ranks()).filter(beside).map(neighbour);
         let neighbours =
             neighbours.filter(|peer| !(peer.gives.is_empty() && peer.takes.is_empty())).collect();
-        Exchange { own, reads, output: output.of(rank), neighbours, window }
+        HaloPlan { own, reads, output: output.of(rank), neighbours, window }
     }
 }
 
 /// What a rank sends and receives before windows slide over its tile. All regions are of the whole image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Exchange {
+pub struct HaloPlan {
     /// The rank's own tile.
     pub own: Region,
     /// What its windows see. Pixels of its own that none of them does are not among these.
@@ -186,7 +186,7 @@ pub struct Exchange {
     /// Those next to it, diagonally too, in the order of ranks.
     pub neighbours: Vec<Neighbour>,
     /// The windows, with the padding of the whole image.
-    pub window: Window,
+    pub window: SlidingWindow,
 }
 
 /// A rank next to another.
@@ -208,16 +208,16 @@ pub struct Contribution {
     /// The outputs whose windows see any, of the whole output.
     pub output: Region,
     /// How far those windows reach past the pixels.
-    pub padding: Padding,
+    pub padding: WindowPadding,
 }
 
-impl Exchange {
+impl HaloPlan {
     /// Whether every window sees pixels of the own tile alone.
     pub fn is_empty(&self) -> bool {
         self.neighbours.is_empty()
     }
 
-    /// What these pixels add to the rank's outputs. Over all of [`Exchange::reads`] it is the outputs themselves, and the padding is
+    /// What these pixels add to the rank's outputs. Over all of [`HaloPlan::reads`] it is the outputs themselves, and the padding is
     /// what is left of the whole image's: zero on the sides where the image was cut.
     pub fn contribution(&self, pixels: &Region) -> Contribution {
         let (rows, columns) = (self.window.rows(), self.window.columns());
@@ -227,7 +227,7 @@ impl Exchange {
         Contribution {
             input: Region { rows: rows.input, columns: columns.input },
             output: Region { rows: rows.output, columns: columns.output },
-            padding: Padding { top, bottom, left, right },
+            padding: WindowPadding { top, bottom, left, right },
         }
     }
 

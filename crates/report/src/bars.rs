@@ -77,7 +77,7 @@ impl Bars {
         let texts = bars().map(|bar| width_of(&bar.text)).fold(0.0, f64::max);
         let full = self.full.unwrap_or_else(|| bars().map(|bar| bar.value).fold(0.0, f64::max));
         let left = names + 10.0;
-        let room = (width - left - texts - 8.0).max(20.0);
+        let full_width = (width - left - texts - 8.0).max(20.0);
         for (i, row) in self.rows.iter().enumerate() {
             let top = self.top() + i as f64 * self.row_height();
             let middle = top + (self.row_height() - GAPS.1) / 2.0;
@@ -87,10 +87,16 @@ impl Bars {
                     continue;
                 }
                 let top = top + series as f64 * (THICK + GAPS.0);
-                let share = if full > 0.0 { (bar.value / full).clamp(0.0, 1.0) } else { 0.0 };
+                let fraction = if full > 0.0 { (bar.value / full).clamp(0.0, 1.0) } else { 0.0 };
                 let tip = format!("{}: {}", row.name, bar.text);
-                canvas.rect(&self.class(series), (left, top), ((share * room).max(1.0), THICK), 1.0, &tip);
-                let behind = left + share * room + 6.0;
+                canvas.rect(
+                    &self.class(series),
+                    (left, top),
+                    ((fraction * full_width).max(1.0), THICK),
+                    1.0,
+                    &tip,
+                );
+                let behind = left + fraction * full_width + 6.0;
                 canvas.text("quiet small", (behind, top + THICK - 1.0), Anchor::Start, &bar.text);
             }
         }

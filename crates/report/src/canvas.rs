@@ -23,8 +23,8 @@ impl Canvas {
     }
 
     /// Everything that `draw` adds, moved.
-    pub fn moved(&mut self, x: f64, y: f64, draw: impl FnOnce(&mut Canvas)) {
-        self.raw(&format!("<g transform=\"translate({} {})\">\n", place(x), place(y)));
+    pub fn translated(&mut self, x: f64, y: f64, draw: impl FnOnce(&mut Canvas)) {
+        self.raw(&format!("<g transform=\"translate({} {})\">\n", coordinate(x), coordinate(y)));
         draw(self);
         self.raw("</g>\n");
     }
@@ -35,7 +35,7 @@ impl Canvas {
     }
 
     pub fn line(&mut self, class: &str, from: (f64, f64), to: (f64, f64)) {
-        let [x1, y1, x2, y2] = [from.0, from.1, to.0, to.1].map(place);
+        let [x1, y1, x2, y2] = [from.0, from.1, to.0, to.1].map(coordinate);
         let _ =
             writeln!(self.svg, "<line class=\"{class}\" x1=\"{x1}\" y1=\"{y1}\" x2=\"{x2}\" y2=\"{y2}\"/>");
     }
@@ -50,13 +50,13 @@ impl Canvas {
     }
 
     pub fn circle(&mut self, class: &str, at: (f64, f64), radius: f64) {
-        let [x, y, r] = [at.0, at.1, radius].map(place);
+        let [x, y, r] = [at.0, at.1, radius].map(coordinate);
         let _ = writeln!(self.svg, "<circle class=\"{class}\" cx=\"{x}\" cy=\"{y}\" r=\"{r}\"/>");
     }
 
     /// A rectangle; `tip` is shown where a pointer rests on it, if it is not empty. `opacity` is 1 for what is solid.
     pub fn rect(&mut self, class: &str, corner: (f64, f64), size: (f64, f64), opacity: f64, tip: &str) {
-        let [x, y, width, height] = [corner.0, corner.1, size.0.max(0.0), size.1.max(0.0)].map(place);
+        let [x, y, width, height] = [corner.0, corner.1, size.0.max(0.0), size.1.max(0.0)].map(coordinate);
         let _ = write!(
             self.svg,
             "<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\""
@@ -72,41 +72,45 @@ impl Canvas {
         }
     }
 
-    pub fn text(&mut self, class: &str, at: (f64, f64), anchor: Anchor, words: &str) {
-        self.text_within(class, at, anchor, words, f64::INFINITY);
+    pub fn text(&mut self, class: &str, at: (f64, f64), anchor: Anchor, text: &str) {
+        self.text_within(class, at, anchor, text, f64::INFINITY);
     }
 
     /// A text that is cut where it would be wider than that; all of it is shown where a pointer rests on it.
-    pub fn text_within(&mut self, class: &str, at: (f64, f64), anchor: Anchor, words: &str, width: f64) {
-        let cut = cut_to(words, width);
-        let [x, y] = [at.0, at.1].map(place);
+    pub fn text_within(&mut self, class: &str, at: (f64, f64), anchor: Anchor, text: &str, width: f64) {
+        let shortened = shorten_to(text, width);
+        let [x, y] = [at.0, at.1].map(coordinate);
         let anchor = match anchor {
             Anchor::Start => "",
             Anchor::Middle => " text-anchor=\"middle\"",
             Anchor::End => " text-anchor=\"end\"",
         };
-        let _ =
-            write!(self.svg, "<text class=\"{class}\" x=\"{x}\" y=\"{y}\"{anchor}>{}", escape(cut.as_ref()));
-        if cut != words {
-            let _ = write!(self.svg, "<title>{}</title>", escape(words));
+        let _ = write!(
+            self.svg,
+            "<text class=\"{class}\" x=\"{x}\" y=\"{y}\"{anchor}>{}",
+            escape(shortened.as_ref())
+        );
+        if shortened != text {
+            let _ = write!(self.svg, "<title>{}</title>", escape(text));
         }
         self.svg.push_str("</text>\n");
     }
 }
 
 /// Coordinates to a tenth of a pixel, without a tenth that is none.
-fn place(value: f64) -> String {
+fn coordinate(value: f64) -> String {
     let text = format!("{value:.1}");
     match text.strip_suffix(".0") {
         Some("-0") => "0".into(),
-        Some(whole) => whole.into(),
+        Some(integer) => integer.into(),
         None => text,
     }
 }
 
 fn list(points: &[(f64, f64)]) -> String {
-    let words: Vec<String> = points.iter().map(|(x, y)| format!("{},{}", place(*x), place(*y))).collect();
-    words.join(" ")
+    let pairs: Vec<String> =
+        points.iter().map(|(x, y)| format!("{},{}", coordinate(*x), coordinate(*y))).collect();
+    pairs.join(" ")
 }
 
 /// Text for HTML and XML, in elements and in attributes. Control characters, which XML does not have at all, become U+FFFD.
@@ -133,7 +137,7 @@ pub fn escape(text: &str) -> Cow<'_, str> {
 }
 
 /// About how wide a text of 12 pixels is, in the widest of the common sans-serif fonts (DejaVu): what room to leave for it.
-pub fn width_of(words: &str) -> f64 {
+pub fn width_of(text: &str) -> f64 {
     let of = |c: char| match c {
         'i' | 'j' | 'l' | '\'' | '|' => 3.4,
         ' ' | '.' | ',' | ':' | ';' | '!' | '/' => 4.0,
@@ -144,21 +148,21 @@ pub fn width_of(words: &str) -> f64 {
         c if c.is_ascii() => 7.6,
         _ => 10.0,
     };
-    words.chars().map(of).sum()
+    text.chars().map(of).sum()
 }
 
-fn cut_to(words: &str, width: f64) -> Cow<'_, str> {
-    if width_of(words) <= width {
-        return words.into();
+fn shorten_to(text: &str, width: f64) -> Cow<'_, str> {
+    if width_of(text) <= width {
+        return text.into();
     }
-    let mut cut = String::new();
-    for c in words.chars() {
-        if width_of(&cut) + width_of("…") + width_of(c.encode_utf8(&mut [0; 4])) > width {
+    let mut shortened = String::new();
+    for c in text.chars() {
+        if width_of(&shortened) + width_of("…") + width_of(c.encode_utf8(&mut [0; 4])) > width {
             break;
         }
-        cut.push(c);
+        shortened.push(c);
     }
-    format!("{}…", cut.trim_end()).into()
+    format!("{}…", shortened.trim_end()).into()
 }
 
 #[cfg(test)]
@@ -182,12 +186,12 @@ mod tests {
             svg.contains('…') && svg.contains("<title>a name that &lt;goes&gt; on and on</title>"),
             "{svg}"
         );
-        assert_eq!(cut_to("short", 60.0), "short");
-        assert_eq!(cut_to("anything", 0.0), "…");
+        assert_eq!(shorten_to("short", 60.0), "short");
+        assert_eq!(shorten_to("anything", 0.0), "…");
     }
 
     #[test]
     fn places_have_a_tenth_where_they_need_it() {
-        assert_eq!([1.0, -0.04, 2.25, -3.5, 120.96].map(place), ["1", "0", "2.2", "-3.5", "121"]);
+        assert_eq!([1.0, -0.04, 2.25, -3.5, 120.96].map(coordinate), ["1", "0", "2.2", "-3.5", "121"]);
     }
 }

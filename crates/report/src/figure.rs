@@ -1,7 +1,7 @@
 //! A figure: panels under one title, as a file of its own or as part of a page.
 
 use crate::canvas::{Anchor, Canvas, escape, width_of};
-use crate::{Bars, Heat, Plot, Timeline, style};
+use crate::{Bars, Heatmap, Plot, TimelineChart, style};
 
 /// Panels under one title.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,9 +22,9 @@ pub enum Panel {
     /// Lengths beside names.
     Bars(Bars),
     /// Shades in rows and columns.
-    Heat(Heat),
+    Heatmap(Heatmap),
     /// What happened when, a row each.
-    Timeline(Timeline),
+    Timeline(TimelineChart),
 }
 
 /// Of a panel, and of one that takes a row by itself.
@@ -45,8 +45,8 @@ impl Figure {
     }
 
     /// With what should be known of it.
-    pub fn under(self, conditions: impl Into<String>) -> Figure {
-        Figure { subtitle: conditions.into(), ..self }
+    pub fn with_subtitle(self, subtitle: impl Into<String>) -> Figure {
+        Figure { subtitle: subtitle.into(), ..self }
     }
 
     /// With a panel more.
@@ -76,7 +76,7 @@ impl Figure {
         for row in rows {
             let mut left = MARGIN;
             for panel in &row {
-                canvas.moved(left, top, |canvas| panel.draw(canvas, panel.width(), panel.height()));
+                canvas.translated(left, top, |canvas| panel.draw(canvas, panel.width(), panel.height()));
                 left += panel.width() + GAP;
             }
             top += row.iter().map(|panel| panel.height()).fold(0.0, f64::max) + GAP;
@@ -93,7 +93,7 @@ impl Figure {
     }
 
     /// Whether a file that begins like this is a figure that was written here: it has our style.
-    pub fn begins(head: &[u8]) -> bool {
+    pub fn is_figure(head: &[u8]) -> bool {
         head.starts_with(b"<svg") && head.windows(STYLED.len()).any(|bytes| bytes == STYLED)
     }
 
@@ -151,7 +151,7 @@ impl Panel {
         match self {
             Panel::Plot(plot) => &plot.title,
             Panel::Bars(bars) => &bars.title,
-            Panel::Heat(heat) => &heat.title,
+            Panel::Heatmap(heatmap) => &heatmap.title,
             Panel::Timeline(timeline) => &timeline.title,
         }
     }
@@ -160,7 +160,7 @@ impl Panel {
         match self {
             Panel::Plot(plot) => plot.wide,
             Panel::Bars(_) => false,
-            Panel::Heat(_) | Panel::Timeline(_) => true,
+            Panel::Heatmap(_) | Panel::Timeline(_) => true,
         }
     }
 
@@ -173,7 +173,7 @@ impl Panel {
             Panel::Plot(plot) if plot.wide => WIDE_HEIGHT,
             Panel::Plot(_) => HEIGHT,
             Panel::Bars(bars) => bars.height(),
-            Panel::Heat(heat) => heat.height(),
+            Panel::Heatmap(heatmap) => heatmap.height(),
             Panel::Timeline(timeline) => timeline.height(),
         }
     }
@@ -182,7 +182,7 @@ impl Panel {
         match self {
             Panel::Plot(plot) => plot.draw(canvas, width, height),
             Panel::Bars(bars) => bars.draw(canvas, width),
-            Panel::Heat(heat) => heat.draw(canvas, width),
+            Panel::Heatmap(heatmap) => heatmap.draw(canvas, width),
             Panel::Timeline(timeline) => timeline.draw(canvas, width),
         }
     }
@@ -200,14 +200,14 @@ impl From<Bars> for Panel {
     }
 }
 
-impl From<Heat> for Panel {
-    fn from(heat: Heat) -> Panel {
-        Panel::Heat(heat)
+impl From<Heatmap> for Panel {
+    fn from(heatmap: Heatmap) -> Panel {
+        Panel::Heatmap(heatmap)
     }
 }
 
-impl From<Timeline> for Panel {
-    fn from(timeline: Timeline) -> Panel {
+impl From<TimelineChart> for Panel {
+    fn from(timeline: TimelineChart) -> Panel {
         Panel::Timeline(timeline)
     }
 }
@@ -215,10 +215,10 @@ impl From<Timeline> for Panel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Axis, Curve};
+    use crate::{Curve, PlotAxis};
 
     fn plot(title: &str) -> Plot {
-        Plot::new(title, Axis::linear("x"), Axis::linear("y")).with(Curve::new(
+        Plot::new(title, PlotAxis::linear("x"), PlotAxis::linear("y")).with(Curve::new(
             "c",
             0,
             vec![(0.0, 1.0), (1.0, 2.0)],
@@ -231,7 +231,7 @@ mod tests {
             .with(plot("a"))
             .with(plot("b"))
             .with(plot("c"))
-            .with(Heat::new("d"))
+            .with(Heatmap::new("d"))
             .with(plot("e"));
         let titles: Vec<Vec<&str>> =
             figure.rows().iter().map(|row| row.iter().map(|panel| panel.title()).collect()).collect();
@@ -241,7 +241,7 @@ mod tests {
     /// A file stands alone: it names no other, has its own colours for both modes, and every tag that is opened is closed.
     #[test]
     fn a_file_needs_nothing_else() {
-        let svg = Figure::new("\"t\" <script>").under("& so on").with(plot("a")).svg();
+        let svg = Figure::new("\"t\" <script>").with_subtitle("& so on").with(plot("a")).svg();
         assert!(svg.contains("prefers-color-scheme:dark") && !svg.contains("<script"), "{svg}");
         let without_namespace = svg.replace("http://www.w3.org/2000/svg", "");
         assert!(!without_namespace.contains("http") && !without_namespace.contains("url("));

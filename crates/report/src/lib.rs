@@ -2,12 +2,12 @@
 //! part of a [`Page`].
 //!
 //! ```
-//! use espalier_report::{Axis, Curve, Figure, Guide, Page, Plot};
+//! use espalier_report::{PlotAxis, Curve, Figure, Guide, Page, Plot};
 //!
 //! let steps = Curve::new("90 % sparse", 0, vec![(64.0, 1040.0), (256.0, 480.0), (1024.0, 512.0)])
-//!     .marked()
-//!     .between(vec![(1000.0, 1100.0), (460.0, 500.0), (480.0, 560.0)]);
-//! let plot = Plot::new("Steps to the goal", Axis::log("batch"), Axis::log("steps"))
+//!     .with_markers()
+//!     .with_intervals(vec![(1000.0, 1100.0), (460.0, 500.0), (480.0, 560.0)]);
+//! let plot = Plot::new("Steps to the goal", PlotAxis::log("batch"), PlotAxis::log("steps"))
 //!     .with(steps)
 //!     .with(Guide::line("linear scaling", (64.0, 1040.0), (256.0, 260.0)));
 //! let figure = Figure::new("MNIST, simple-cnn").with(plot);
@@ -23,7 +23,7 @@
 mod bars;
 mod canvas;
 mod figure;
-mod heat;
+mod heatmap;
 pub mod number;
 mod page;
 mod plot;
@@ -33,7 +33,7 @@ mod timeline;
 
 pub use bars::{Bar, BarRow, Bars};
 pub use figure::{Figure, Panel};
-pub use heat::{Cell, Heat};
+pub use heatmap::{Heatmap, HeatmapCell};
 pub use page::{Column, Page, Table};
-pub use plot::{Axis, Band, Course, Curve, Element, Guide, Line, Markers, Plot, Scale};
-pub use timeline::{Row, Span, Timeline};
+pub use plot::{AxisScale, Band, Curve, Guide, GuidePath, LineStyle, Markers, Plot, PlotAxis, PlotElement};
+pub use timeline::{TimelineChart, TimelineRow, TimelineSpan};

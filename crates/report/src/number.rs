@@ -20,10 +20,10 @@ pub fn short(value: f64) -> String {
 }
 
 /// The same with a sign that a reader expects of a share: `12.5 %`.
-pub fn percent(share: f64) -> String {
-    match share.is_finite() {
-        true => format!("{} %", short(100.0 * share)),
-        false => short(share),
+pub fn percent(fraction: f64) -> String {
+    match fraction.is_finite() {
+        true => format!("{} %", short(100.0 * fraction)),
+        false => short(fraction),
     }
 }
 
@@ -38,8 +38,8 @@ pub fn seconds(value: f64) -> String {
     }
 }
 
-/// Marks of an axis that are a step apart: all with the same digits and the same letter.
-pub(crate) fn alike(values: &[f64], step: f64) -> Vec<String> {
+/// Ticks of an axis that are a step apart: all with the same digits and the same letter.
+pub(crate) fn tick_labels(values: &[f64], step: f64) -> Vec<String> {
     let most = values.iter().fold(0f64, |most, value| most.max(value.abs()));
     if most > 0.0 && most < 9.995e-4 {
         return values
@@ -89,9 +89,9 @@ mod tests {
     fn three_digits_are_enough() {
         let numbers =
             [0.0, 1.0, 0.031_23, 0.5, 1.234, 12.34, 480.0, 9_994.0, 9_996.0, 12_345.0, 1e6, 2.5e9, -0.25];
-        let said =
+        let expected =
             ["0", "1", "0.0312", "0.5", "1.23", "12.3", "480", "9994", "10k", "12.3k", "1M", "2.5B", "-0.25"];
-        assert_eq!(numbers.map(short), said);
+        assert_eq!(numbers.map(short), expected);
         assert_eq!([3e-5, 1.25e-7, -4.4e-9].map(short), ["3e-5", "1.2e-7", "-4.4e-9"]);
         assert_eq!([f64::NAN, f64::INFINITY].map(short), ["–", "–"]);
     }
@@ -104,10 +104,10 @@ mod tests {
 
     #[test]
     fn marks_of_an_axis_have_the_same_digits() {
-        assert_eq!(alike(&[0.0, 0.5, 1.0], 0.5), ["0", "0.5", "1.0"]);
-        assert_eq!(alike(&[0.1, 0.2, 0.3], 0.1), ["0.1", "0.2", "0.3"]);
-        assert_eq!(alike(&[0.0, 20_000.0, 40_000.0], 20_000.0), ["0", "20k", "40k"]);
-        assert_eq!(alike(&[9_000.0, 9_500.0, 10_000.0], 500.0), ["9.0k", "9.5k", "10.0k"]);
-        assert_eq!(alike(&[0.0, 1e-5, 2e-5], 1e-5), ["0", "1e-5", "2e-5"]);
+        assert_eq!(tick_labels(&[0.0, 0.5, 1.0], 0.5), ["0", "0.5", "1.0"]);
+        assert_eq!(tick_labels(&[0.1, 0.2, 0.3], 0.1), ["0.1", "0.2", "0.3"]);
+        assert_eq!(tick_labels(&[0.0, 20_000.0, 40_000.0], 20_000.0), ["0", "20k", "40k"]);
+        assert_eq!(tick_labels(&[9_000.0, 9_500.0, 10_000.0], 500.0), ["9.0k", "9.5k", "10.0k"]);
+        assert_eq!(tick_labels(&[0.0, 1e-5, 2e-5], 1e-5), ["0", "1e-5", "2e-5"]);
     }
 }

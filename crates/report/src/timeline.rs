@@ -1,40 +1,40 @@
 //! What happened when, a row for each rank: gaps are time in which nothing did.
 
-use crate::Axis;
+use crate::PlotAxis;
 use crate::canvas::{Anchor, Canvas, width_of};
 use crate::number;
 use crate::style::{BOLD, fill};
 
 /// Rows of spans over one axis of time.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Timeline {
+pub struct TimelineChart {
     /// What it shows.
     pub title: String,
     /// In what time is counted.
     pub unit: String,
-    /// What spans can be, in the order of their colours: `kind` of a span is the place here.
+    /// What spans can be, in the order of their colours: `kind` of a span is the index here.
     pub kinds: Vec<String>,
     /// From above.
-    pub rows: Vec<Row>,
+    pub rows: Vec<TimelineRow>,
 }
 
 /// What one of them did.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Row {
+pub struct TimelineRow {
     /// Written before it.
     pub name: String,
     /// In any order; later ones lie above earlier ones.
-    pub spans: Vec<Span>,
+    pub spans: Vec<TimelineSpan>,
 }
 
 /// Time that was spent on something.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Span {
+pub struct TimelineSpan {
     /// Its beginning,
     pub start: f64,
     /// and its end.
     pub end: f64,
-    /// A place in [`Timeline::kinds`].
+    /// An index into [`TimelineChart::kinds`].
     pub kind: usize,
     /// Written into it where there is room, and shown where a pointer rests on it.
     pub text: String,
@@ -46,11 +46,11 @@ const BOTTOM: f64 = 40.0;
 /// Narrower spans of one kind that follow each other are drawn as one.
 const NARROW: f64 = 0.7;
 
-impl Timeline {
+impl TimelineChart {
     /// No rows yet.
-    pub fn new(title: impl Into<String>, unit: impl Into<String>, kinds: &[&str]) -> Timeline {
+    pub fn new(title: impl Into<String>, unit: impl Into<String>, kinds: &[&str]) -> TimelineChart {
         let kinds = kinds.iter().map(|kind| (*kind).to_owned()).collect();
-        Timeline { title: title.into(), unit: unit.into(), kinds, rows: Vec::new() }
+        TimelineChart { title: title.into(), unit: unit.into(), kinds, rows: Vec::new() }
     }
 
     pub(crate) fn height(&self) -> f64 {
@@ -72,9 +72,9 @@ impl Timeline {
             let top = TOP + i as f64 * ROW;
             canvas.text_within("ink small", (left - 8.0, top + 15.0), Anchor::End, &row.name, names);
             canvas.rect("rest", (left, top), (right - left, ROW - 5.0), 0.5, "");
-            let drawn: Vec<&Span> = row.spans.iter().filter(|span| is_drawn(span)).collect();
-            let is_narrow = |span: &Span| at(span.end) - at(span.start) < NARROW;
-            let one = |a: &&Span, b: &&Span| {
+            let drawn: Vec<&TimelineSpan> = row.spans.iter().filter(|span| is_drawn(span)).collect();
+            let is_narrow = |span: &TimelineSpan| at(span.end) - at(span.start) < NARROW;
+            let one = |a: &&TimelineSpan, b: &&TimelineSpan| {
                 a.kind == b.kind && is_narrow(a) && is_narrow(b) && at(b.start) - at(a.end) < NARROW
             };
             for group in drawn.chunk_by(one) {
@@ -100,14 +100,14 @@ impl Timeline {
     }
 
     /// The axis, from zero.
-    fn time(&self, canvas: &mut Canvas, places: (f64, f64), times: (f64, f64), bottom: f64) {
-        let axis = Axis::linear("").exactly(times, places);
-        for (value, mark) in axis.marks(8) {
+    fn time(&self, canvas: &mut Canvas, pixels: (f64, f64), times: (f64, f64), bottom: f64) {
+        let axis = PlotAxis::linear("").placed_exactly(times, pixels);
+        for (value, tick) in axis.ticks(8) {
             let Some(at) = axis.within(value) else { continue };
             canvas.line("axis", (at, bottom), (at, bottom + 4.0));
-            canvas.text("quiet small", (at, bottom + 16.0), Anchor::Middle, &mark);
+            canvas.text("quiet small", (at, bottom + 16.0), Anchor::Middle, &tick);
         }
-        let middle = (places.0 + places.1) / 2.0;
+        let middle = (pixels.0 + pixels.1) / 2.0;
         canvas.text("quiet small", (middle, bottom + 32.0), Anchor::Middle, &self.unit);
     }
 
@@ -122,7 +122,7 @@ impl Timeline {
     }
 }
 
-fn is_drawn(span: &Span) -> bool {
+fn is_drawn(span: &TimelineSpan) -> bool {
     span.start.is_finite() && span.end.is_finite() && span.end >= span.start
 }
 
@@ -131,16 +131,16 @@ mod tests {
     use super::*;
     use crate::Figure;
 
-    fn span(start: f64, end: f64, kind: usize) -> Span {
-        Span { start, end, kind, text: format!("<{kind}>") }
+    fn span(start: f64, end: f64, kind: usize) -> TimelineSpan {
+        TimelineSpan { start, end, kind, text: format!("<{kind}>") }
     }
 
     #[test]
     fn a_million_short_spans_are_few_shapes() {
-        let mut timeline = Timeline::new("t", "ms", &["forward", "backward"]);
+        let mut timeline = TimelineChart::new("t", "ms", &["forward", "backward"]);
         let spans =
             (0..200_000).map(|i| span(f64::from(i), f64::from(i) + 0.9, (i / 50_000) as usize % 2)).collect();
-        timeline.rows.push(Row { name: "rank 0".into(), spans });
+        timeline.rows.push(TimelineRow { name: "rank 0".into(), spans });
         let svg = Figure::new("").with(timeline).svg();
         assert!(svg.len() < 20_000, "{}", svg.len());
         assert_eq!(svg.matches("50000 x forward").count(), 2);
@@ -148,11 +148,12 @@ mod tests {
 
     #[test]
     fn spans_lie_where_they_were_and_their_words_are_text() {
-        let mut timeline = Timeline::new("t", "ms", &["forward", "backward"]);
-        timeline
-            .rows
-            .push(Row { name: "rank 0".into(), spans: vec![span(10.0, 20.0, 0), span(20.0, 40.0, 1)] });
-        timeline.rows.push(Row { name: "rank 1".into(), spans: vec![span(f64::NAN, 20.0, 0)] });
+        let mut timeline = TimelineChart::new("t", "ms", &["forward", "backward"]);
+        timeline.rows.push(TimelineRow {
+            name: "rank 0".into(),
+            spans: vec![span(10.0, 20.0, 0), span(20.0, 40.0, 1)],
+        });
+        timeline.rows.push(TimelineRow { name: "rank 1".into(), spans: vec![span(f64::NAN, 20.0, 0)] });
         let svg = Figure::new("").with(timeline).svg();
         assert!(
             svg.contains("&lt;0&gt;: 10 ms") && svg.contains("&lt;1&gt;: 20 ms") && !svg.contains("NaN"),
@@ -162,6 +163,6 @@ mod tests {
 
     #[test]
     fn an_empty_one_is_drawn() {
-        assert!(!Figure::new("").with(Timeline::new("none", "ms", &[])).svg().contains("NaN"));
+        assert!(!Figure::new("").with(TimelineChart::new("none", "ms", &[])).svg().contains("NaN"));
     }
 }

@@ -3,7 +3,7 @@
 //! [--eval-batch 500] [--field train.micro_batches=4]`
 //!
 //! The study's simple-cnn with momentum on made-up images of 28 x 28, of which 6000 are held out. Each trial has a thread and a
-//! device of its own: one thread of the processor, or a stream of the card. All begin together; the first steps are not timed.
+//! device of its own: one thread of the processor, or a stream of the GPU. All begin together; the first steps are not timed.
 //! Prints one line of JSON; `benches/trial.py` puts it beside PyTorch.
 
 use std::path::Path;
@@ -13,18 +13,18 @@ use std::{env, fs, thread};
 
 use espalier_plan::RunFile;
 use espalier_plan::config::Override;
-use espalier_study::{Running, Settings, Workload};
+use espalier_study::{RunningTrial, TrialSettings, Workload};
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
 
 const IMAGES: usize = 60_000;
 const WARM_UP: u64 = 8;
-const LOOKS: usize = 3;
+const CHECKS: usize = 3;
 
 /// Seconds that a trial took for its steps, and for a look.
 struct Taken {
     steps: f64,
-    look: f64,
+    check_seconds: f64,
 }
 
 fn main() {
@@ -60,7 +60,7 @@ fn main() {
     let mut workload = Workload::open(&run.expect("a run file"), &device).expect("made-up images");
     fs::remove_dir_all(&folder).expect("the folder was just made");
     if let Some(goal) = value("--goal") {
-        workload = workload.towards(goal.parse().expect("a number"));
+        workload = workload.with_goal(goal.parse().expect("a number"));
     }
     let field = |text: String| {
         let (name, value) = text.split_once('=').expect("a field and its value");
@@ -70,20 +70,20 @@ fn main() {
     let start = Barrier::new(trials);
     let begin = |seed: usize| {
         let device = if seed == 0 { device.clone() } else { device.another().expect("another handle") };
-        let settings = Settings { batch, sparsity, seed: seed as u64, fields: fields.clone() };
-        let mut trial = Running::begin(&workload.on(&device), &settings).expect("a trial");
+        let settings = TrialSettings { batch, sparsity, seed: seed as u64, fields: fields.clone() };
+        let mut trial = RunningTrial::begin(&workload.on_device(&device), &settings).expect("a trial");
         trial.advance(WARM_UP).expect("steps");
         start.wait();
         let begin = Instant::now();
-        for _ in 0..LOOKS {
+        for _ in 0..CHECKS {
             trial.advance(WARM_UP).expect("a look");
         }
-        let look = begin.elapsed().as_secs_f64() / LOOKS as f64;
+        let check_seconds = begin.elapsed().as_secs_f64() / CHECKS as f64;
         start.wait();
         let begin = Instant::now();
         let check = trial.advance(WARM_UP + steps).expect("steps");
         assert!(!check.diverged, "a trial that diverges has no speed");
-        Taken { steps: begin.elapsed().as_secs_f64() - look, look }
+        Taken { steps: begin.elapsed().as_secs_f64() - check_seconds, check_seconds }
     };
     let all: Vec<Taken> = thread::scope(|scope| {
         let threads: Vec<_> = (0..trials)
@@ -95,14 +95,14 @@ fn main() {
         threads.into_iter().map(|thread| thread.join().expect("a trial that ends well")).collect()
     });
     let longest = |of: fn(&Taken) -> f64| all.iter().map(of).fold(0.0, f64::max);
-    let (seconds, look) = (longest(|taken| taken.steps), longest(|taken| taken.look));
+    let (seconds, check_seconds) = (longest(|taken| taken.steps), longest(|taken| taken.check_seconds));
     println!(
         "{{\"device\": \"{kind}\", \"trials\": {trials}, \"batch\": {batch}, \"sparsity\": {sparsity}, \"step_ms\": {:.4}, \
          \"steps_per_s\": {:.1}, \"look_ms\": {:.3}, \"looks_per_s\": {:.2}}}",
         seconds * 1e3 / steps as f64,
         (trials as u64 * steps) as f64 / seconds,
-        look * 1e3,
-        trials as f64 / look,
+        check_seconds * 1e3,
+        trials as f64 / check_seconds,
     );
 }
 

@@ -5,15 +5,17 @@
 use espalier_plan::Error;
 use espalier_plan::config::reader::Section;
 use espalier_plan::config::{Override, RunFile, RunTable};
-use espalier_plan::field::{Field, MOST, POSITIVE, any, flag, optional_number, optional_whole, whole, word};
+use espalier_plan::field::{
+    Field, MOST, POSITIVE, any, flag, integer, optional_integer, optional_number, word,
+};
 use serde::{Deserialize, Serialize};
 use toml::Value;
 
-use crate::look::{LOOK, Look};
-use crate::range::{self, Range};
-use crate::reading::{StudyTable, in_run, missing, read_batches, read_sparsities, refuse_given};
+use crate::measure_schedule::{MEASURE_FIELDS, MeasureSchedule};
+use crate::range::{self, SearchRange};
 use crate::sobol;
-use crate::workload::Settings;
+use crate::study_table::{StudyTable, in_run, missing, read_batches, read_sparsities, refuse_given};
+use crate::workload::TrialSettings;
 
 /// Fields that a study gives each of its runs, and the field of the study that says what.
 const GIVEN: [(&str, &str); 6] = [
@@ -35,9 +37,9 @@ const GOAL: &[Field] = &[
 const SEARCH: &[Field] = &[
     word("method", "halving", &["sobol", "halving"]),
     flag("cut", true),
-    whole("trials", 100, 1, 1 << 20),
-    optional_whole("steps", 1, MOST).or_missing("the most steps of a trial"),
-    whole("eval_every", 16, 1, MOST),
+    integer("trials", 100, 1, 1 << 20),
+    optional_integer("steps", 1, MOST).or_missing("the most steps of a trial"),
+    integer("eval_every", 16, 1, MOST),
     any("ranges"),
 ];
 
@@ -53,9 +55,9 @@ pub struct Study {
     /// What a trial must reach.
     pub goal: Goal,
     /// How metaparameters are found.
-    pub search: Search,
+    pub search: SearchConfig,
     /// How the best trials are looked at once they are known, where they are.
-    pub smoothness: Option<Look>,
+    pub smoothness: Option<MeasureSchedule>,
 }
 
 /// A batch size at a sparsity: what has a K*.
@@ -79,9 +81,9 @@ pub enum Goal {
 
 /// `[search]`
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Search {
+pub struct SearchConfig {
     /// Whether every trial runs until nothing can come of it any more, or the slow ones are given up.
-    pub method: Method,
+    pub method: SearchMethod,
     /// Whether a trial that has taken as many steps as the best of its cell is left there, which changes no K*.
     pub cut: bool,
     /// Trials of each cell.
@@ -91,16 +93,16 @@ pub struct Search {
     /// Steps between validations: what K* is a multiple of.
     pub eval_every: u64,
     /// The metaparameters.
-    pub ranges: Vec<Range>,
+    pub ranges: Vec<SearchRange>,
 }
 
 /// How the trials of a cell are run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Method {
+pub enum SearchMethod {
     /// All of them, each until it reaches the goal, has spent its steps, or cannot lower K* any more.
     Sobol,
-    /// All of them side by side, and on the way to the goal fewer and fewer (see [`crate::race`]).
+    /// All of them side by side, and on the way to the goal fewer and fewer (see [`crate::bracket`]).
     Halving,
 }
 
@@ -131,7 +133,7 @@ impl Study {
             goal: read_goal(&mut file.section("goal")?)?,
             search: read_search(&mut file.section("search")?)?,
             smoothness: match file.get("smoothness") {
-                Some(_) => Some(Look::of(&file.section("smoothness")?.read(&LOOK)?)),
+                Some(_) => Some(MeasureSchedule::of(&file.section("smoothness")?.read(&MEASURE_FIELDS)?)),
                 None => None,
             },
             name: file.name,
@@ -140,8 +142,8 @@ impl Study {
         Ok(study)
     }
 
-    /// The run file of a trial. Its errors name fields as the study file has them. What is whole is not pruned, whatever method the study names.
-    pub fn run_file(&self, settings: &Settings) -> Result<RunFile, Error> {
+    /// The run file of a trial. Its errors name fields as the study file has them. What is dense is not pruned, whatever method the study names.
+    pub fn run_file(&self, settings: &TrialSettings) -> Result<RunFile, Error> {
         let mut run = self.run.clone();
         if settings.sparsity == 0.0 {
             run = run.dense();
@@ -158,10 +160,15 @@ impl Study {
     }
 
     /// The metaparameters of a cell's trial, of which the seed is the number.
-    pub fn settings(&self, cell: Cell, number: u32, ranges: &[Range]) -> Settings {
+    pub fn settings(&self, cell: Cell, number: u32, ranges: &[SearchRange]) -> TrialSettings {
         let point = sobol::point(number, ranges.len());
         let fields = ranges.iter().zip(point).map(|(range, at)| (range.field.clone(), range.at(at)));
-        Settings { batch: cell.batch, sparsity: cell.sparsity, seed: number.into(), fields: fields.collect() }
+        TrialSettings {
+            batch: cell.batch,
+            sparsity: cell.sparsity,
+            seed: number.into(),
+            fields: fields.collect(),
+        }
     }
 
     /// The largest batch.
@@ -185,7 +192,7 @@ impl Study {
     pub fn fingerprint(&self) -> String {
         let mut run = self.run.fields().clone();
         run.remove("device");
-        let Search { method, cut, steps, eval_every, ranges, .. } = &self.search;
+        let SearchConfig { method, cut, steps, eval_every, ranges, .. } = &self.search;
         let mut same = serde_json::json!({
             "run": run.to_string(), "goal": self.goal, "method": method, "steps": steps, "eval_every": eval_every, "ranges": ranges,
         });
@@ -221,7 +228,12 @@ impl Study {
             for corner in [0.0, 1.0] {
                 let fields = self.search.ranges.iter().map(|range| (range.field.clone(), range.at(corner)));
                 let fields = fields.collect();
-                self.run_file(&Settings { batch: cell.batch, sparsity: cell.sparsity, seed: 1, fields })?;
+                self.run_file(&TrialSettings {
+                    batch: cell.batch,
+                    sparsity: cell.sparsity,
+                    seed: 1,
+                    fields,
+                })?;
             }
         }
         Ok(())
@@ -252,7 +264,7 @@ fn read_goal(section: &mut Section) -> Result<Goal, Error> {
     }
 }
 
-fn read_search(section: &mut Section) -> Result<Search, Error> {
+fn read_search(section: &mut Section) -> Result<SearchConfig, Error> {
     let values = section.read(SEARCH)?;
     let (steps, eval_every) = (values.get("steps"), values.get("eval_every"));
     if eval_every > steps {
@@ -270,8 +282,8 @@ fn read_search(section: &mut Section) -> Result<Search, Error> {
             "the hyperparameters to search, as in \"learning_rate.peak\" = { log = [1e-4, 1.0] }",
         ));
     }
-    for (place, range) in ranges.iter().enumerate() {
-        if ranges[..place].iter().any(|before| before.field == range.field) {
+    for (index, range) in ranges.iter().enumerate() {
+        if ranges[..index].iter().any(|before| before.field == range.field) {
             let problem = format!("has `{}` twice, in quotes and as a section", range.field);
             return Err(Error::Conflict { field: "search.ranges".into(), problem });
         }
@@ -282,7 +294,7 @@ fn read_search(section: &mut Section) -> Result<Search, Error> {
         return Err(Error::Conflict { field: "search.ranges".into(), problem });
     }
     let (method, cut, trials) = (values.get("method"), values.get("cut"), values.get("trials"));
-    Ok(Search { method, cut, trials, steps, eval_every, ranges })
+    Ok(SearchConfig { method, cut, trials, steps, eval_every, ranges })
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ const DRAWS: usize = 400;
 
 /// Steps to the goal at a batch size.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Point {
+pub struct StepsAtBatch {
     /// Samples in a step.
     pub batch: f64,
     /// K*.
@@ -21,23 +21,23 @@ pub struct Point {
 
 /// What became of each trial at a batch size: the steps to the goal, where it was reached.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Trials {
+pub struct TrialsAtBatch {
     /// Samples in a step.
     pub batch: usize,
     /// One for each trial.
     pub steps: Vec<Option<u64>>,
 }
 
-impl Trials {
-    fn point(&self, steps: impl Iterator<Item = Option<u64>>) -> Option<Point> {
+impl TrialsAtBatch {
+    fn point(&self, steps: impl Iterator<Item = Option<u64>>) -> Option<StepsAtBatch> {
         let least = steps.flatten().min()?;
-        Some(Point { batch: self.batch as f64, steps: least as f64 })
+        Some(StepsAtBatch { batch: self.batch as f64, steps: least as f64 })
     }
 }
 
 /// A curve through the K* of one sparsity.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Curve {
+pub struct StepsCurve {
     /// Samples that the goal takes where the batch is small.
     pub c1: f64,
     /// Steps that the goal takes whatever the batch.
@@ -51,7 +51,7 @@ pub struct Curve {
 pub struct Fit {
     /// From all trials.
     #[serde(flatten)]
-    pub curve: Curve,
+    pub curve: StepsCurve,
     /// c1/c2, where twice the batch first takes more than three quarters of the steps.
     pub critical_batch: Option<f64>,
     /// 95 % of the bootstrap.
@@ -60,16 +60,16 @@ pub struct Fit {
     pub c2_interval: [f64; 2],
 }
 
-impl Curve {
+impl StepsCurve {
     /// The curve through at least two points of different batch sizes. Neither constant is below 0: where the best curve's were, it is the best one with 0.
-    pub fn through(points: &[Point]) -> Option<Curve> {
+    pub fn through(points: &[StepsAtBatch]) -> Option<StepsCurve> {
         let first = points.first()?;
         if points.iter().all(|point| point.batch == first.batch) {
             return None;
         }
         // With x = 1/(B K) and y = 1/K, c1 x + c2 y is to be 1.
         let (mut xx, mut xy, mut yy, mut x1, mut y1) = (0.0, 0.0, 0.0, 0.0, 0.0);
-        for Point { batch, steps } in points {
+        for StepsAtBatch { batch, steps } in points {
             let (x, y) = (1.0 / (batch * steps), 1.0 / steps);
             xx += x * x;
             xy += x * y;
@@ -92,7 +92,7 @@ impl Curve {
         let (left, all) = (squares(&|batch| c1 / batch + c2), squares(&|_| constant));
         let r2 = if all > 0.0 { 1.0 - left / all } else { 1.0 };
         let r2 = (points.len() > 2).then_some(r2);
-        Some(Curve { c1, c2, r2 })
+        Some(StepsCurve { c1, c2, r2 })
     }
 
     /// The steps that it gives for a batch size.
@@ -102,20 +102,22 @@ impl Curve {
 }
 
 /// Fits the trials of one sparsity; None where fewer than two batch sizes have reached the goal.
-pub fn fit(cells: &[Trials]) -> Option<Fit> {
-    let points: Vec<Point> = cells.iter().filter_map(|cell| cell.point(cell.steps.iter().copied())).collect();
-    let curve = Curve::through(&points)?;
-    let mut draw = Draw(0x9e37_79b9_7f4a_7c15);
+pub fn fit(cells: &[TrialsAtBatch]) -> Option<Fit> {
+    let points: Vec<StepsAtBatch> =
+        cells.iter().filter_map(|cell| cell.point(cell.steps.iter().copied())).collect();
+    let curve = StepsCurve::through(&points)?;
+    let mut rng = SplitMix64(0x9e37_79b9_7f4a_7c15);
     let again = |_| {
-        let one = |cell: &Trials| {
-            let drawn: Vec<_> = cell.steps.iter().map(|_| cell.steps[draw.below(cell.steps.len())]).collect();
+        let one = |cell: &TrialsAtBatch| {
+            let drawn: Vec<_> = cell.steps.iter().map(|_| cell.steps[rng.below(cell.steps.len())]).collect();
             cell.point(drawn.into_iter())
         };
-        let points: Vec<Point> = cells.iter().filter_map(one).collect();
-        Curve::through(&points)
+        let points: Vec<StepsAtBatch> = cells.iter().filter_map(one).collect();
+        StepsCurve::through(&points)
     };
-    let curves: Vec<Curve> = (0..DRAWS).filter_map(again).collect();
-    let interval = |of: fn(&Curve) -> f64| middle(curves.iter().map(of).collect()).unwrap_or([of(&curve); 2]);
+    let curves: Vec<StepsCurve> = (0..DRAWS).filter_map(again).collect();
+    let interval =
+        |of: fn(&StepsCurve) -> f64| middle(curves.iter().map(of).collect()).unwrap_or([of(&curve); 2]);
     Some(Fit {
         curve,
         critical_batch: (curve.c2 > 0.0).then(|| curve.c1 / curve.c2),
@@ -127,14 +129,14 @@ pub fn fit(cells: &[Trials]) -> Option<Fit> {
 /// The ends of the middle 95 %.
 fn middle(mut values: Vec<f64>) -> Option<[f64; 2]> {
     values.sort_by(f64::total_cmp);
-    let at = |share: f64| values.get((share * (values.len() - 1) as f64).round() as usize).copied();
+    let at = |fraction: f64| values.get((fraction * (values.len() - 1) as f64).round() as usize).copied();
     if values.is_empty() { None } else { Some([at(0.025)?, at(0.975)?]) }
 }
 
 /// Numbers that are drawn the same way each time (splitmix64).
-struct Draw(u64);
+struct SplitMix64(u64);
 
-impl Draw {
+impl SplitMix64 {
     fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -148,18 +150,18 @@ impl Draw {
 mod tests {
     use super::*;
 
-    fn points(batches: &[f64], steps: &[f64]) -> Vec<Point> {
-        batches.iter().zip(steps).map(|(&batch, &steps)| Point { batch, steps }).collect()
+    fn points(batches: &[f64], steps: &[f64]) -> Vec<StepsAtBatch> {
+        batches.iter().zip(steps).map(|(&batch, &steps)| StepsAtBatch { batch, steps }).collect()
     }
 
     #[test]
     fn a_curve_is_found_again() {
         let batches = [2.0, 16.0, 128.0, 1024.0, 8192.0];
         let steps = batches.map(|batch| 36_000.0 / batch + 158.0);
-        let curve = Curve::through(&points(&batches, &steps)).unwrap();
+        let curve = StepsCurve::through(&points(&batches, &steps)).unwrap();
         assert!((curve.c1 - 36_000.0).abs() < 1e-6 && (curve.c2 - 158.0).abs() < 1e-9, "{curve:?}");
         assert!((curve.r2.unwrap() - 1.0).abs() < 1e-12);
-        let two = Curve::through(&points(&batches[..2], &steps[..2])).unwrap();
+        let two = StepsCurve::through(&points(&batches[..2], &steps[..2])).unwrap();
         assert_eq!(two.r2, None, "a curve of two constants goes through two points");
     }
 
@@ -173,7 +175,7 @@ mod tests {
             ([8224.0, 2592.0, 816.0, 320.0, 176.0, 160.0, 160.0], 36_230.0, 158.0),
             ([25_264.0, 6512.0, 1984.0, 976.0, 320.0, 320.0, 336.0], 104_910.0, 298.0),
         ] {
-            let curve = Curve::through(&points(&batches, &steps)).unwrap();
+            let curve = StepsCurve::through(&points(&batches, &steps)).unwrap();
             assert!((curve.c1 / c1 - 1.0).abs() < 0.08, "{curve:?} against {c1}, {c2}");
             assert!((curve.c2 / c2 - 1.0).abs() < 0.08, "{curve:?} against {c1}, {c2}");
             assert!(curve.r2.unwrap() > 0.94, "{curve:?}");
@@ -182,24 +184,24 @@ mod tests {
 
     #[test]
     fn no_constant_is_negative() {
-        let falling = Curve::through(&points(&[1.0, 10.0], &[100.0, 1.0])).unwrap();
+        let falling = StepsCurve::through(&points(&[1.0, 10.0], &[100.0, 1.0])).unwrap();
         assert!(falling.c2 == 0.0 && falling.c1 > 0.0, "{falling:?}");
-        let rising = Curve::through(&points(&[1.0, 10.0], &[1.0, 2.0])).unwrap();
+        let rising = StepsCurve::through(&points(&[1.0, 10.0], &[1.0, 2.0])).unwrap();
         assert!(rising.c1 == 0.0 && rising.c2 > 0.0, "{rising:?}");
-        assert_eq!(Curve::through(&points(&[4.0, 4.0], &[1.0, 2.0])), None);
-        assert_eq!(Curve::through(&[]), None);
+        assert_eq!(StepsCurve::through(&points(&[4.0, 4.0], &[1.0, 2.0])), None);
+        assert_eq!(StepsCurve::through(&[]), None);
     }
 
     #[test]
     fn intervals_hold_the_fit_and_shrink_with_trials_that_agree() {
-        let cells = |spread: u64, others: usize| -> Vec<Trials> {
+        let cells = |spread: u64, others: usize| -> Vec<TrialsAtBatch> {
             let steps = |batch: usize| (10_000 / batch + 100) as u64;
             let trials = |batch| {
-                let near =
+                let values =
                     (0..others as u64).map(move |i| Some(steps(batch) + i * spread * steps(batch) / 100));
-                near.chain([None, None]).collect()
+                values.chain([None, None]).collect()
             };
-            [8, 64, 512].map(|batch| Trials { batch, steps: trials(batch) }).into()
+            [8, 64, 512].map(|batch| TrialsAtBatch { batch, steps: trials(batch) }).into()
         };
         let wide = fit(&cells(30, 4)).unwrap();
         let narrow = fit(&cells(1, 12)).unwrap();

@@ -12,18 +12,18 @@ use espalier_report::{Figure, Page, number};
 use espalier_train::{Error, checksum};
 use serde::{Deserialize, Serialize};
 
-use crate::branch::{self, Branching};
+use crate::branch::{self, BranchStudy};
 use crate::file::Study;
-use crate::gap::{self, Gap};
-use crate::kind::Kind;
+use crate::gap::{self, GapStudy};
+use crate::kind::StudyKind;
 use crate::outcomes::Outcomes;
 use crate::page;
 use crate::results::Results;
-use crate::smoothness::{self, Course, Smoothness};
-use crate::summary::Summary;
+use crate::smoothness::{self, SmoothnessStudy, SparsityCurve};
+use crate::summary::StudySummary;
 
 /// What says that a folder is a study's.
-pub const NOTE: &str = "study.json";
+pub const STUDY_JSON: &str = "study.json";
 
 /// The form of that file.
 const SCHEMA: u32 = 1;
@@ -31,7 +31,7 @@ const SCHEMA: u32 = 1;
 /// What `study.json` holds.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Note {
+struct StudyJson {
     schema: u32,
     /// The study file with all overrides put in.
     study: String,
@@ -42,9 +42,9 @@ struct Note {
     blake3: Option<String>,
 }
 
-impl Note {
+impl StudyJson {
     fn checksum(&self) -> String {
-        let Note { schema, study, beside, .. } = self;
+        let StudyJson { schema, study, beside, .. } = self;
         checksum::digits(&serde_json::json!([schema, study, beside]).to_string())
     }
 }
@@ -54,87 +54,95 @@ impl Note {
 pub struct StudyFolder {
     folder: PathBuf,
     beside: PathBuf,
-    study: Opened,
+    study: OpenStudy,
     /// When it was looked at first, and how far it had come by then.
-    first_look: Option<(Instant, usize)>,
+    first_read: Option<(Instant, usize)>,
 }
 
 #[derive(Debug)]
-enum Opened {
+enum OpenStudy {
     Steps(Box<Study>, Box<Results>),
-    Gap(Gap),
-    Branches(Branching, Vec<(u64, [String; 3])>),
-    Smoothness(Smoothness),
+    Gap(GapStudy),
+    Branches(BranchStudy, Vec<(u64, [String; 3])>),
+    Smoothness(SmoothnessStudy),
 }
 
 /// Whether a folder is one of a study.
 pub fn is_study(folder: &Path) -> bool {
-    folder.join(NOTE).is_file()
+    folder.join(STUDY_JSON).is_file()
 }
 
 /// Writes down what a folder is a study of. The file is whole or what it was before: whoever looks may look now.
-pub fn note(folder: &Path, text: &str, overrides: &[Override], beside: &Path) -> Result<(), Error> {
+pub fn write_study_json(
+    folder: &Path,
+    text: &str,
+    overrides: &[Override],
+    beside: &Path,
+) -> Result<(), Error> {
     let study = config::table(text, overrides)?.to_string();
-    let mut note = Note { schema: SCHEMA, study, beside: beside.into(), blake3: None };
-    note.blake3 = Some(note.checksum());
-    let text = serde_json::to_string_pretty(&note).expect("a note is plain data") + "\n";
-    let path = folder.join(NOTE);
+    let mut study_json = StudyJson { schema: SCHEMA, study, beside: beside.into(), blake3: None };
+    study_json.blake3 = Some(study_json.checksum());
+    let text = serde_json::to_string_pretty(&study_json).expect("a note is plain data") + "\n";
+    let path = folder.join(STUDY_JSON);
     if regular_file::read_text(&path, SETTINGS).is_ok_and(|known| known == text) {
         return Ok(());
     }
     // Several processes may share the folder.
-    let part = folder.join(format!("{NOTE}.{}.part", std::process::id()));
+    let temporary = folder.join(format!("{STUDY_JSON}.{}.part", std::process::id()));
     let written = fs::create_dir_all(folder)
-        .and_then(|()| fs::write(&part, text))
-        .and_then(|()| fs::rename(&part, &path));
+        .and_then(|()| fs::write(&temporary, text))
+        .and_then(|()| fs::rename(&temporary, &path));
     written.map_err(|why| Error::Disk { path, why: format!("cannot be written: {why}") })
 }
 
 impl StudyFolder {
     /// Opens a folder, of which nothing but `study.json` need be there yet.
     pub fn open(folder: &Path) -> Result<StudyFolder, Error> {
-        let path = folder.join(NOTE);
+        let path = folder.join(STUDY_JSON);
         let unusable = |why: String| Error::File { path: path.clone(), why };
         let text = regular_file::read_text(&path, SETTINGS).map_err(|why| match why.kind() {
             ErrorKind::NotFound => unusable("is not there: this is no folder of a study".into()),
             _ => Error::unread(&path, why),
         })?;
-        let note: Note = serde_json::from_str(&text)
+        let study_json: StudyJson = serde_json::from_str(&text)
             .map_err(|why| unusable(format!("does not say what study this is: {why}")))?;
-        if note.schema != SCHEMA {
-            return Err(unusable(format!("it has form {}, and this program reads {SCHEMA}", note.schema)));
+        if study_json.schema != SCHEMA {
+            return Err(unusable(format!(
+                "it has form {}, and this program reads {SCHEMA}",
+                study_json.schema
+            )));
         }
-        if note.blake3.as_ref().is_some_and(|sum| *sum != note.checksum()) {
+        if study_json.blake3.as_ref().is_some_and(|sum| *sum != study_json.checksum()) {
             return Err(unusable(
                 "is damaged: its checksum is that of another study; the study rewrites it when it is resumed"
                     .into(),
             ));
         }
-        let text = &note.study;
-        let study = match Kind::of(text, &[])? {
-            Kind::StepsToResult => {
+        let text = &study_json.study;
+        let study = match StudyKind::of(text, &[])? {
+            StudyKind::StepsToResult => {
                 let study = Study::parse(text, &[])?;
                 let results = Results::open(folder, &study)?;
-                Opened::Steps(Box::new(study), Box::new(results))
+                OpenStudy::Steps(Box::new(study), Box::new(results))
             }
-            Kind::GeneralisationGap => Opened::Gap(Gap::parse(text, &[])?),
-            Kind::CriticalBatch => {
-                let study = Branching::parse(text, &[])?;
-                let points = branch::Source::open(&study, &note.beside)?.points(&study);
-                Opened::Branches(study, points)
+            StudyKind::GeneralisationGap => OpenStudy::Gap(GapStudy::parse(text, &[])?),
+            StudyKind::CriticalBatch => {
+                let study = BranchStudy::parse(text, &[])?;
+                let points = branch::BranchOrigin::open(&study, &study_json.beside)?.points(&study);
+                OpenStudy::Branches(study, points)
             }
-            Kind::Smoothness => Opened::Smoothness(Smoothness::parse(text, &[])?),
+            StudyKind::Smoothness => OpenStudy::Smoothness(SmoothnessStudy::parse(text, &[])?),
         };
-        Ok(StudyFolder { folder: folder.into(), beside: note.beside, study, first_look: None })
+        Ok(StudyFolder { folder: folder.into(), beside: study_json.beside, study, first_read: None })
     }
 
     /// What it is called.
     pub fn name(&self) -> &str {
         match &self.study {
-            Opened::Steps(study, _) => &study.name,
-            Opened::Gap(gap) => &gap.name,
-            Opened::Branches(branching, _) => &branching.name,
-            Opened::Smoothness(smoothness) => &smoothness.name,
+            OpenStudy::Steps(study, _) => &study.name,
+            OpenStudy::Gap(gap) => &gap.name,
+            OpenStudy::Branches(branching, _) => &branching.name,
+            OpenStudy::Smoothness(smoothness) => &smoothness.name,
         }
     }
 
@@ -142,14 +150,14 @@ impl StudyFolder {
     pub fn progress(&mut self) -> Result<(usize, usize, &'static str), Error> {
         let (folder, beside) = (&self.folder, &self.beside);
         Ok(match &mut self.study {
-            Opened::Steps(study, results) => {
+            OpenStudy::Steps(study, results) => {
                 results.refresh()?;
-                let Summary { finished, trials, .. } = Summary::of(study, results, Vec::new());
+                let StudySummary { finished, trials, .. } = StudySummary::of(study, results, Vec::new());
                 (finished, trials, "trials")
             }
-            Opened::Gap(gap) => (gap::known(gap, folder, beside)?.len(), gap.runs(), "runs"),
-            Opened::Branches(_, points) => (branch::known(points, folder)?.len(), points.len(), "points"),
-            Opened::Smoothness(study) => {
+            OpenStudy::Gap(gap) => (gap::known(gap, folder, beside)?.len(), gap.runs(), "runs"),
+            OpenStudy::Branches(_, points) => (branch::known(points, folder)?.len(), points.len(), "points"),
+            OpenStudy::Smoothness(study) => {
                 (smoothness::known(study, folder, beside)?.len(), study.sparsities.len(), "sparsities")
             }
         })
@@ -158,7 +166,7 @@ impl StudyFolder {
     /// Its page as it is by now; with how long it may take yet, where it has come further since the first look.
     pub fn page(&mut self) -> Result<Page, Error> {
         let (done, all, _) = self.progress()?;
-        let &mut (since, before) = self.first_look.get_or_insert_with(|| (Instant::now(), done));
+        let &mut (since, before) = self.first_read.get_or_insert_with(|| (Instant::now(), done));
         let mut page = self.page_of_now()?;
         let (ended, to_come) = (done.saturating_sub(before), all.saturating_sub(done));
         if let Some(left) = time_left(since.elapsed(), ended, to_come) {
@@ -170,14 +178,18 @@ impl StudyFolder {
     fn page_of_now(&mut self) -> Result<Page, Error> {
         let (folder, beside) = (&self.folder, &self.beside);
         Ok(match &mut self.study {
-            Opened::Steps(study, results) => {
+            OpenStudy::Steps(study, results) => {
                 results.refresh()?;
-                let courses = courses(folder, study)?;
-                page::page(study, results, &summary(study, results, &courses), &courses)
+                let curves = curves(folder, study)?;
+                page::page(study, results, &summary(study, results, &curves), &curves)
             }
-            Opened::Gap(gap) => gap::page(gap, &gap::known(gap, folder, beside)?),
-            Opened::Branches(branching, points) => branch::page(branching, &branch::known(points, folder)?),
-            Opened::Smoothness(study) => smoothness::page(study, &smoothness::known(study, folder, beside)?),
+            OpenStudy::Gap(gap) => gap::page(gap, &gap::known(gap, folder, beside)?),
+            OpenStudy::Branches(branching, points) => {
+                branch::page(branching, &branch::known(points, folder)?)
+            }
+            OpenStudy::Smoothness(study) => {
+                smoothness::page(study, &smoothness::known(study, folder, beside)?)
+            }
         })
     }
 
@@ -185,13 +197,13 @@ impl StudyFolder {
     pub fn figure(&mut self) -> Result<Figure, Error> {
         let (folder, beside) = (&self.folder, &self.beside);
         Ok(match &mut self.study {
-            Opened::Steps(study, results) => {
+            OpenStudy::Steps(study, results) => {
                 results.refresh()?;
-                page::steps_to_result(study, &Summary::of(study, results, Vec::new()))
+                page::steps_to_result(study, &StudySummary::of(study, results, Vec::new()))
             }
-            Opened::Gap(gap) => gap::figure(gap, &gap::known(gap, folder, beside)?),
-            Opened::Branches(_, points) => branch::figure(&branch::known(points, folder)?),
-            Opened::Smoothness(study) => smoothness::figure(&smoothness::known(study, folder, beside)?),
+            OpenStudy::Gap(gap) => gap::figure(gap, &gap::known(gap, folder, beside)?),
+            OpenStudy::Branches(_, points) => branch::figure(&branch::known(points, folder)?),
+            OpenStudy::Smoothness(study) => smoothness::figure(&smoothness::known(study, folder, beside)?),
         })
     }
 }
@@ -205,18 +217,18 @@ fn time_left(elapsed: Duration, ended: usize, to_come: usize) -> Option<String> 
     Some(format!("About {} left, if the rest takes as long as what has ended.", number::seconds(seconds)))
 }
 
-fn summary(study: &Study, results: &Results, courses: &[Course]) -> Summary {
-    let measured = courses.iter().map(|course| course.along.measured(course.sparsity)).collect();
-    Summary::of(study, results, measured)
+fn summary(study: &Study, results: &Results, curves: &[SparsityCurve]) -> StudySummary {
+    let measured = curves.iter().map(|curve| curve.trace.measured(curve.sparsity)).collect();
+    StudySummary::of(study, results, measured)
 }
 
 /// Smoothness along the best trials, where it was measured, by sparsity; of several the last.
-fn courses(folder: &Path, study: &Study) -> Result<Vec<Course>, Error> {
+fn curves(folder: &Path, study: &Study) -> Result<Vec<SparsityCurve>, Error> {
     if study.smoothness.is_none() {
         return Ok(Vec::new());
     }
-    let all = Outcomes::<Course>::read(folder)?;
-    let last = |sparsity: f64| all.outcomes().filter(|course| course.sparsity == sparsity).last().cloned();
+    let all = Outcomes::<SparsityCurve>::read(folder)?;
+    let last = |sparsity: f64| all.outcomes().filter(|curve| curve.sparsity == sparsity).last().cloned();
     Ok(study.sparsities().into_iter().filter_map(last).collect())
 }
 
@@ -224,15 +236,15 @@ fn courses(folder: &Path, study: &Study) -> Result<Vec<Course>, Error> {
 mod tests {
     use super::*;
     use crate::synthetic;
-    use crate::trial::{Record, Status};
+    use crate::trial::{TrialRecord, TrialStatus};
 
     /// As the study writes it.
     const TEXT: &str = synthetic::TEXT;
 
-    fn record(steps: u64) -> Record {
+    fn record(steps: u64) -> TrialRecord {
         let fields = vec![("learning_rate.peak".into(), 0.01), ("optimizer.momentum".into(), 0.9)];
-        let status = Status::Complete;
-        Record {
+        let status = TrialStatus::Complete;
+        TrialRecord {
             batch: 16,
             sparsity: 0.0,
             trial: 1,
@@ -248,8 +260,8 @@ mod tests {
     fn the_time_that_is_left_is_known_once_something_has_ended() {
         let after = |ended, to_come| time_left(Duration::from_secs(30), ended, to_come);
         assert_eq!((after(0, 5), after(5, 0)), (None, None));
-        let said = after(3, 6).unwrap();
-        assert_eq!(said, "About 60 s left, if the rest takes as long as what has ended.");
+        let message = after(3, 6).unwrap();
+        assert_eq!(message, "About 60 s left, if the rest takes as long as what has ended.");
     }
 
     #[test]
@@ -258,14 +270,14 @@ mod tests {
         let at = folder.path().join("out");
         assert!(!is_study(&at));
         let overrides = ["search.trials=2".into()];
-        note(&at, TEXT, &overrides, Path::new("/beside")).unwrap();
-        note(&at, TEXT, &overrides, Path::new("/beside")).unwrap();
+        write_study_json(&at, TEXT, &overrides, Path::new("/beside")).unwrap();
+        write_study_json(&at, TEXT, &overrides, Path::new("/beside")).unwrap();
         assert!(is_study(&at));
-        let (path, text) = (at.join(NOTE), fs::read_to_string(at.join(NOTE)).unwrap());
+        let (path, text) = (at.join(STUDY_JSON), fs::read_to_string(at.join(STUDY_JSON)).unwrap());
         // A digit that a disk has changed; and a file of an older program, which has no checksum.
         fs::write(&path, text.replacen("trials = 2", "trials = 3", 1)).unwrap();
-        let said = StudyFolder::open(&at).unwrap_err().to_string();
-        assert!(said.contains("study.json: is damaged: its checksum"), "{said}");
+        let message = StudyFolder::open(&at).unwrap_err().to_string();
+        assert!(message.contains("study.json: is damaged: its checksum"), "{message}");
         let mut old: serde_json::Value = serde_json::from_str(&text).unwrap();
         old.as_object_mut().unwrap().remove("blake3").unwrap();
         fs::write(&path, old.to_string()).unwrap();
@@ -290,15 +302,19 @@ mod tests {
     fn what_is_no_note_is_said() {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path();
-        let said = |at: &Path| StudyFolder::open(at).unwrap_err().to_string();
-        assert!(said(at).ends_with("study.json: is not there: this is no folder of a study"), "{}", said(at));
+        let message = |at: &Path| StudyFolder::open(at).unwrap_err().to_string();
+        assert!(
+            message(at).ends_with("study.json: is not there: this is no folder of a study"),
+            "{}",
+            message(at)
+        );
         for (text, words) in [
             ("{}", "does not say what study this is: missing field `schema`"),
             (r#"{"schema":9,"study":"","beside":"/"}"#, "it has form 9, and this program reads 1"),
             (r#"{"schema":1,"study":"name = 3","beside":"/"}"#, "`name` must be"),
         ] {
-            fs::write(at.join(NOTE), text).unwrap();
-            assert!(said(at).contains(words), "{}", said(at));
+            fs::write(at.join(STUDY_JSON), text).unwrap();
+            assert!(message(at).contains(words), "{}", message(at));
         }
     }
 }

@@ -9,7 +9,7 @@ use serde::Deserialize;
 /// The kinds of study.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum StudyKind {
     /// How many steps a result takes, over batch sizes and sparsities.
     StepsToResult,
     /// How well large batches generalise, by what is done about them.
@@ -20,9 +20,9 @@ pub enum Kind {
     Smoothness,
 }
 
-impl Kind {
+impl StudyKind {
     /// The kind of a study file; without the field, steps-to-result.
-    pub fn of(text: &str, overrides: &[Override]) -> Result<Kind, Error> {
+    pub fn of(text: &str, overrides: &[Override]) -> Result<StudyKind, Error> {
         const KINDS: &[&str] = &["steps-to-result", "generalisation-gap", "critical-batch", "smoothness"];
         let kind = word("kind", KINDS[0], KINDS);
         let kind = Section::foreign("", &config::table(text, overrides)?).read_field(&kind)?;
@@ -36,9 +36,9 @@ mod tests {
 
     #[test]
     fn a_kind_that_there_is_not_is_met_with_the_nearest() {
-        assert_eq!(Kind::of("name = \"x\"", &[]).unwrap(), Kind::StepsToResult);
-        assert_eq!(Kind::of("kind = \"critical-batch\"", &[]).unwrap(), Kind::CriticalBatch);
-        let said = Kind::of("kind = \"generalization-gap\"", &[]).unwrap_err().to_string();
-        assert!(said.contains("did you mean `generalisation-gap`?"), "{said}");
+        assert_eq!(StudyKind::of("name = \"x\"", &[]).unwrap(), StudyKind::StepsToResult);
+        assert_eq!(StudyKind::of("kind = \"critical-batch\"", &[]).unwrap(), StudyKind::CriticalBatch);
+        let message = StudyKind::of("kind = \"generalization-gap\"", &[]).unwrap_err().to_string();
+        assert!(message.contains("did you mean `generalisation-gap`?"), "{message}");
     }
 }

@@ -5,49 +5,49 @@
 //!
 //! ```text
 //! study file --> cells x points --> trials --> results --> summary, page
-//! (file, range)  (sobol, widen)    (race, attempt, conduct)  (results, fit, theory)
+//! (file, range)  (sobol, widen)    (bracket, advance, search)  (results, fit, theory)
 //! ```
 
 #![forbid(unsafe_code)]
 
-pub mod attempt;
+pub mod advance;
+pub mod bracket;
 pub mod branch;
-pub mod claim;
-pub mod conduct;
 pub mod file;
 pub mod fit;
 pub mod folder;
 pub mod gap;
 pub mod kind;
-pub mod look;
+pub mod lock;
+pub mod measure_schedule;
 pub mod outcomes;
 pub mod page;
-pub mod race;
+pub mod paused_trials;
 pub mod range;
-mod reading;
 pub mod results;
-pub mod running;
+pub mod running_trial;
+pub mod search;
 pub mod smoothness;
 pub mod sobol;
+mod study_table;
 pub mod summary;
 #[cfg(test)]
 mod synthetic;
 pub mod theory;
 pub mod trial;
-pub mod waiting;
 pub mod widen;
 pub mod workers;
 pub mod workload;
 
-pub use claim::StudyClaim;
-pub use conduct::{Observer, Shard, Standing, run_trials, widen_ranges};
-pub use file::{Cell, Goal, Method, Study};
+pub use file::{Cell, Goal, SearchMethod, Study};
 pub use folder::StudyFolder;
-pub use kind::Kind;
-pub use look::Look;
+pub use kind::StudyKind;
+pub use lock::StudyLock;
+pub use measure_schedule::MeasureSchedule;
 pub use results::Results;
-pub use running::Running;
-pub use summary::Summary;
-pub use trial::{Check, Record, Runner, Status, Trial};
-pub use workers::Workers;
-pub use workload::{Settings, Workload};
+pub use running_trial::RunningTrial;
+pub use search::{SearchProgress, StudyObserver, TrialShard, run_trials, widen_ranges};
+pub use summary::StudySummary;
+pub use trial::{Trial, TrialCheck, TrialRecord, TrialRunner, TrialStatus};
+pub use workers::WorkerPool;
+pub use workload::{TrialSettings, Workload};

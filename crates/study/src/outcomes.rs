@@ -15,12 +15,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug)]
 pub struct Outcomes<T> {
     path: PathBuf,
-    lines: Vec<Line<T>>,
+    lines: Vec<OutcomeLine<T>>,
 }
 
 /// One of them, with what it is the outcome of.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Line<T> {
+struct OutcomeLine<T> {
     /// A hash of all that decides it.
     of: String,
     #[serde(flatten)]
@@ -32,8 +32,8 @@ impl<T: Serialize + DeserializeOwned + Clone> Outcomes<T> {
     pub fn open(folder: &Path) -> Result<Outcomes<T>, Error> {
         fs::create_dir_all(folder).map_err(|why| Error::unwritten(folder, why))?;
         let (outcomes, torn) = Outcomes::load(folder)?;
-        if let Some(whole) = torn {
-            fs::write(&outcomes.path, whole).map_err(|why| Error::unwritten(&outcomes.path, why))?;
+        if let Some(complete) = torn {
+            fs::write(&outcomes.path, complete).map_err(|why| Error::unwritten(&outcomes.path, why))?;
         }
         Ok(outcomes)
     }
@@ -52,14 +52,14 @@ impl<T: Serialize + DeserializeOwned + Clone> Outcomes<T> {
             Err(why) if why.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(why) => return Err(Error::unread(path, why)),
         };
-        let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
+        let complete = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
         let mut lines = Vec::new();
-        for (number, line) in whole.lines().enumerate() {
+        for (number, line) in complete.lines().enumerate() {
             let wrong = |why: &dyn Display| problem(format!("line {} is no outcome: {why}", number + 1));
             let object = checksum::check_json(line).map_err(|why| wrong(&why))?;
             lines.push(serde_json::from_str(&object).map_err(|why| wrong(&why))?);
         }
-        let torn = (whole.len() < text.len()).then(|| whole.to_owned());
+        let torn = (complete.len() < text.len()).then(|| complete.to_owned());
         Ok((Outcomes { path, lines }, torn))
     }
 
@@ -80,7 +80,7 @@ impl<T: Serialize + DeserializeOwned + Clone> Outcomes<T> {
             return Ok(known.clone());
         }
         let outcome = make()?;
-        let line = Line { of: hash(texts), outcome };
+        let line = OutcomeLine { of: hash(texts), outcome };
         let text = serde_json::to_string(&line).expect("an outcome is plain data");
         let text = checksum::add_to_json(&text) + "\n";
         let written = OpenOptions::new().create(true).append(true).open(&self.path);
@@ -106,12 +106,12 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-    struct Number {
+    struct TestOutcome {
         value: f64,
     }
 
-    fn get(folder: &Path, texts: &[&str], value: f64) -> Number {
-        Outcomes::open(folder).unwrap().get_or(texts, || Ok(Number { value })).unwrap()
+    fn get(folder: &Path, texts: &[&str], value: f64) -> TestOutcome {
+        Outcomes::open(folder).unwrap().get_or(texts, || Ok(TestOutcome { value })).unwrap()
     }
 
     #[test]
@@ -127,22 +127,22 @@ mod tests {
         torn.truncate(torn.len() - 5);
         fs::write(&path, &torn).unwrap();
         // Whoever only looks does not mend it.
-        let seen = Outcomes::<Number>::read(&at).unwrap();
-        assert_eq!(seen.outcomes().collect::<Vec<_>>(), [&Number { value: 1.0 }]);
-        assert_eq!((seen.get(&["a", "b"]), seen.get(&["ab", ""])), (Some(&Number { value: 1.0 }), None));
+        let seen = Outcomes::<TestOutcome>::read(&at).unwrap();
+        assert_eq!(seen.outcomes().collect::<Vec<_>>(), [&TestOutcome { value: 1.0 }]);
+        assert_eq!((seen.get(&["a", "b"]), seen.get(&["ab", ""])), (Some(&TestOutcome { value: 1.0 }), None));
         assert_eq!(fs::read(&path).unwrap(), torn);
         assert_eq!(get(&at, &["a", "b"], 4.0).value, 1.0);
         assert_eq!(get(&at, &["ab", ""], 5.0).value, 5.0);
         // A digit that a disk has changed; and a line of an older program, which has no checksum.
         let text = fs::read_to_string(&path).unwrap();
         fs::write(&path, text.replacen("1.0", "7.0", 1)).unwrap();
-        let said = Outcomes::<Number>::open(&at).unwrap_err().to_string();
-        assert!(said.ends_with("line 1 is no outcome: its checksum is that of another line"), "{said}");
+        let message = Outcomes::<TestOutcome>::open(&at).unwrap_err().to_string();
+        assert!(message.ends_with("line 1 is no outcome: its checksum is that of another line"), "{message}");
         let (of, _) = text.split_once(",\"blake3\"").unwrap();
         fs::write(&path, format!("{of}}}\n")).unwrap();
         assert_eq!(get(&at, &["a", "b"], 6.0).value, 1.0);
         fs::write(&path, "nonsense\n").unwrap();
-        let said = Outcomes::<Number>::open(&at).unwrap_err().to_string();
-        assert!(said.contains("line 1 is no outcome"), "{said}");
+        let message = Outcomes::<TestOutcome>::open(&at).unwrap_err().to_string();
+        assert!(message.contains("line 1 is no outcome"), "{message}");
     }
 }

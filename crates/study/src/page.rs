@@ -3,15 +3,15 @@
 use std::fs;
 use std::path::PathBuf;
 
-use espalier_report::{Axis, Column, Curve, Figure, Guide, Page, Plot, Table, number};
+use espalier_report::{Column, Curve, Figure, Guide, Page, Plot, PlotAxis, Table, number};
 use espalier_train::Error;
 
 use crate::file::{Cell, Study};
-use crate::range::{Range, Scale};
+use crate::range::{RangeScale, SearchRange};
 use crate::results::Results;
-use crate::smoothness::{self, Course};
-use crate::summary::{CellSummary, Summary};
-use crate::trial::{Record, Status};
+use crate::smoothness::{self, SparsityCurve};
+use crate::summary::{CellSummary, StudySummary};
+use crate::trial::{TrialRecord, TrialStatus};
 use crate::widen;
 
 /// The column of trials that have not come to their end, while there are any.
@@ -24,18 +24,18 @@ const DRAWN: usize = 60;
 pub fn write(
     study: &Study,
     results: &Results,
-    summary: &Summary,
-    courses: &[Course],
+    summary: &StudySummary,
+    curves: &[SparsityCurve],
 ) -> Result<PathBuf, Error> {
     let path = results.folder().join("study.html");
     let unwritten = |why| Error::Disk { path: path.clone(), why: format!("cannot be written: {why}") };
     fs::create_dir_all(results.folder()).map_err(unwritten)?;
-    fs::write(&path, page(study, results, summary, courses).html()).map_err(unwritten)?;
+    fs::write(&path, page(study, results, summary, curves).html()).map_err(unwritten)?;
     Ok(path)
 }
 
 /// The whole page.
-pub fn page(study: &Study, results: &Results, summary: &Summary, courses: &[Course]) -> Page {
+pub fn page(study: &Study, results: &Results, summary: &StudySummary, curves: &[SparsityCurve]) -> Page {
     let mut page = Page::new(format!("Study {}", study.name));
     page.text(format!(
         "Steps to a validation {} of {}, over batch sizes and sparsities: the fewest of {} trials each.",
@@ -56,9 +56,9 @@ pub fn page(study: &Study, results: &Results, summary: &Summary, courses: &[Cour
         page.heading("Cost of sparsity");
         page.table(ratios(summary));
     }
-    if !courses.is_empty() {
-        page.figure(smoothness::figure(courses));
-        page.table(smoothness::table(courses));
+    if !curves.is_empty() {
+        page.figure(smoothness::figure(curves));
+        page.table(smoothness::table(curves));
     }
     for sparsity in study.sparsities() {
         if let Some(figure) = metaparameters(study, results, sparsity) {
@@ -69,13 +69,13 @@ pub fn page(study: &Study, results: &Results, summary: &Summary, courses: &[Cour
 }
 
 /// K* against the batch, a curve a sparsity, with the fit behind it and what would be perfect scaling and none at all.
-pub fn steps_to_result(study: &Study, summary: &Summary) -> Figure {
+pub fn steps_to_result(study: &Study, summary: &StudySummary) -> Figure {
     let mut batches: Vec<usize> = study.cells.iter().map(|cell| cell.batch).collect();
     batches.sort_unstable();
     batches.dedup();
-    let marks = batches.into_iter().map(|batch| (batch as f64, batch.to_string())).collect();
-    let across = Axis::log("batch").marked(marks);
-    let mut plot = Plot::new("Steps to the goal", across, Axis::log("steps")).wide();
+    let ticks = batches.into_iter().map(|batch| (batch as f64, batch.to_string())).collect();
+    let across = PlotAxis::log("batch").with_ticks(ticks);
+    let mut plot = Plot::new("Steps to the goal", across, PlotAxis::log("steps")).wide();
     for (style, sparsity) in study.sparsities().into_iter().enumerate() {
         let points = points(summary, sparsity);
         let (Some(&first), Some(&last)) = (points.first(), points.last()) else { continue };
@@ -89,13 +89,13 @@ pub fn steps_to_result(study: &Study, summary: &Summary) -> Figure {
             let curve = (0..DRAWN).map(at).map(|batch| (batch, fit.fit.curve.at(batch))).collect();
             plot = plot.with(Curve::new("", style, curve).dashed());
         }
-        plot = plot.with(Curve::new(percent(sparsity), style, points).marked());
+        plot = plot.with(Curve::new(percent(sparsity), style, points).with_markers());
     }
-    Figure::new("K* against the batch").under("marks: the best trial; dashed: c1/B + c2").with(plot)
+    Figure::new("K* against the batch").with_subtitle("marks: the best trial; dashed: c1/B + c2").with(plot)
 }
 
 /// The K* of a sparsity that are known, by ascending batch.
-fn points(summary: &Summary, sparsity: f64) -> Vec<(f64, f64)> {
+fn points(summary: &StudySummary, sparsity: f64) -> Vec<(f64, f64)> {
     let cells = summary.cells.iter().filter(|cell| cell.sparsity == sparsity);
     let mut points: Vec<_> =
         cells.filter_map(|cell| Some((cell.batch as f64, cell.k_star? as f64))).collect();
@@ -106,9 +106,9 @@ fn points(summary: &Summary, sparsity: f64) -> Vec<(f64, f64)> {
 /// The first two metaparameters of every trial at a sparsity, a panel for each batch size, the best one ringed; with one metaparameter, its value against the steps.
 fn metaparameters(study: &Study, results: &Results, sparsity: f64) -> Option<Figure> {
     let title = format!("Hyperparameters of all trials, {}", percent(sparsity));
-    let mut figure = Figure::new(title).under("ring: the best trial");
+    let mut figure = Figure::new(title).with_subtitle("ring: the best trial");
     for &cell in study.cells.iter().filter(|cell| cell.sparsity == sparsity) {
-        let records = results.of(cell);
+        let records = results.of_cell(cell);
         if !records.is_empty() {
             figure = figure.with(scatter(study, results, cell, &records));
         }
@@ -116,28 +116,28 @@ fn metaparameters(study: &Study, results: &Results, sparsity: f64) -> Option<Fig
     (!figure.panels.is_empty()).then_some(figure)
 }
 
-fn scatter(study: &Study, results: &Results, cell: Cell, records: &[&Record]) -> Plot {
+fn scatter(study: &Study, results: &Results, cell: Cell, records: &[&TrialRecord]) -> Plot {
     let ranges = widen::ranges(study, results, cell);
-    let value = |record: &Record, range: &Range| {
+    let value = |record: &TrialRecord, range: &SearchRange| {
         let found = record.fields.iter().find(|(field, _)| *field == range.field);
         found.map_or(
             f64::NAN,
-            |(_, value)| if range.scale == Scale::OneMinusLog { 1.0 - value } else { *value },
+            |(_, value)| if range.scale == RangeScale::OneMinusLog { 1.0 - value } else { *value },
         )
     };
-    let at = |record: &Record| match &ranges[..] {
+    let at = |record: &TrialRecord| match &ranges[..] {
         [x, y, ..] => (value(record, x), value(record, y)),
         [x] => (value(record, x), record.steps as f64),
         [] => (f64::NAN, f64::NAN),
     };
-    let across = ranges.first().map_or_else(|| Axis::linear(""), axis);
-    let up = ranges.get(1).map_or_else(|| Axis::log("steps taken"), axis);
+    let across = ranges.first().map_or_else(|| PlotAxis::linear(""), axis);
+    let up = ranges.get(1).map_or_else(|| PlotAxis::log("steps taken"), axis);
     let mut plot = Plot::new(format!("batch {}", cell.batch), across, up);
-    let kinds: [(&str, &[Status]); 4] = [
-        ("reached the goal", &[Status::Complete]),
-        ("did not reach it", &[Status::Incomplete, Status::Cut, Status::Stopped]),
-        ("diverged", &[Status::Infeasible]),
-        ("running", &[Status::Paused]),
+    let kinds: [(&str, &[TrialStatus]); 4] = [
+        ("reached the goal", &[TrialStatus::Complete]),
+        ("did not reach it", &[TrialStatus::Incomplete, TrialStatus::Cut, TrialStatus::Stopped]),
+        ("diverged", &[TrialStatus::Infeasible]),
+        ("running", &[TrialStatus::Paused]),
     ];
     for (style, (name, statuses)) in kinds.into_iter().enumerate() {
         let of_kind = records.iter().filter(|record| statuses.contains(&record.status));
@@ -153,16 +153,16 @@ fn scatter(study: &Study, results: &Results, cell: Cell, records: &[&Record]) ->
 }
 
 /// The axis of a metaparameter, as far as its range goes.
-fn axis(range: &Range) -> Axis {
+fn axis(range: &SearchRange) -> PlotAxis {
     let axis = match range.scale {
-        Scale::Log => Axis::log(range.field.clone()),
-        Scale::OneMinusLog => Axis::log(format!("1 - {}", range.field)),
-        Scale::Linear | Scale::Whole => Axis::linear(range.field.clone()),
+        RangeScale::Log => PlotAxis::log(range.field.clone()),
+        RangeScale::OneMinusLog => PlotAxis::log(format!("1 - {}", range.field)),
+        RangeScale::Linear | RangeScale::Whole => PlotAxis::linear(range.field.clone()),
     };
-    axis.reaching(range.low).reaching(range.high)
+    axis.including(range.low).including(range.high)
 }
 
-fn cells(summary: &Summary) -> Table {
+fn cells(summary: &StudySummary) -> Table {
     let columns = [
         "batch",
         "sparsity",
@@ -194,7 +194,7 @@ fn cells(summary: &Summary) -> Table {
     table
 }
 
-fn fits(summary: &Summary) -> Table {
+fn fits(summary: &StudySummary) -> Table {
     let columns = ["sparsity", "c1", "95 %", "c2", "95 %", "critical batch", "r2"];
     let mut table = Table::new(columns.map(Column::number).into());
     let interval = |[low, high]: [f64; 2]| format!("{} to {}", number::short(low), number::short(high));
@@ -213,7 +213,7 @@ fn fits(summary: &Summary) -> Table {
     table
 }
 
-fn ratios(summary: &Summary) -> Table {
+fn ratios(summary: &StudySummary) -> Table {
     let columns = ["sparsity", "batch", "steps relative to dense", "predicted"];
     let mut table = Table::new(columns.map(Column::number).into());
     for ratio in &summary.ratios {

@@ -14,11 +14,11 @@ const GROWTH: f64 = 0.25;
 
 /// A field of the run file and the values that are tried.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Range {
+pub struct SearchRange {
     /// As `--set` names it: `learning_rate.peak`.
     pub field: String,
     /// How values lie between the ends.
-    pub scale: Scale,
+    pub scale: RangeScale,
     /// The end that coordinate 0 stands for.
     pub low: f64,
     /// The end that coordinate 1 stands for.
@@ -28,7 +28,7 @@ pub struct Range {
 /// How the values of a range are distributed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Scale {
+pub enum RangeScale {
     /// Evenly in the logarithm.
     Log,
     /// Evenly.
@@ -41,93 +41,93 @@ pub enum Scale {
 
 /// One end of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum RangeEnd {
     /// Where coordinate 0 is.
     Low,
     /// Where coordinate 1 is.
     High,
 }
 
-impl Scale {
-    const ALL: [(&'static str, Scale); 4] = [
-        ("log", Scale::Log),
-        ("linear", Scale::Linear),
-        ("whole", Scale::Whole),
-        ("one_minus_log", Scale::OneMinusLog),
+impl RangeScale {
+    const ALL: [(&'static str, RangeScale); 4] = [
+        ("log", RangeScale::Log),
+        ("linear", RangeScale::Linear),
+        ("whole", RangeScale::Whole),
+        ("one_minus_log", RangeScale::OneMinusLog),
     ];
 
     /// From a number as written to one in which the range is even.
-    fn even(self, end: f64) -> f64 {
+    fn transform(self, end: f64) -> f64 {
         match self {
-            Scale::Log | Scale::OneMinusLog => end.ln(),
-            Scale::Linear | Scale::Whole => end,
+            RangeScale::Log | RangeScale::OneMinusLog => end.ln(),
+            RangeScale::Linear | RangeScale::Whole => end,
         }
     }
 
     /// Back again.
-    fn written(self, even: f64) -> f64 {
+    fn inverse(self, even: f64) -> f64 {
         match self {
-            Scale::Log | Scale::OneMinusLog => even.exp(),
-            Scale::Linear | Scale::Whole => even,
+            RangeScale::Log | RangeScale::OneMinusLog => even.exp(),
+            RangeScale::Linear | RangeScale::Whole => even,
         }
     }
 }
 
-impl Range {
+impl SearchRange {
     /// The value at a coordinate in [0, 1].
     pub fn at(&self, coordinate: f64) -> f64 {
-        let (low, high) = (self.scale.even(self.low), self.scale.even(self.high));
-        let value = self.scale.written(low + coordinate * (high - low));
+        let (low, high) = (self.scale.transform(self.low), self.scale.transform(self.high));
+        let value = self.scale.inverse(low + coordinate * (high - low));
         match self.scale {
-            Scale::Log | Scale::Linear => value,
-            Scale::Whole => value.round(),
-            Scale::OneMinusLog => 1.0 - value,
+            RangeScale::Log | RangeScale::Linear => value,
+            RangeScale::Whole => value.round(),
+            RangeScale::OneMinusLog => 1.0 - value,
         }
     }
 
     /// The coordinate of a value; outside of [0, 1] where it lies outside.
     pub fn coordinate(&self, value: f64) -> f64 {
-        let written = if self.scale == Scale::OneMinusLog { 1.0 - value } else { value };
-        let (low, high) = (self.scale.even(self.low), self.scale.even(self.high));
-        (self.scale.even(written) - low) / (high - low)
+        let written = if self.scale == RangeScale::OneMinusLog { 1.0 - value } else { value };
+        let (low, high) = (self.scale.transform(self.low), self.scale.transform(self.high));
+        (self.scale.transform(written) - low) / (high - low)
     }
 
     /// The end in whose outer tenth a value lies.
-    pub fn edge(&self, value: f64) -> Option<End> {
+    pub fn edge(&self, value: f64) -> Option<RangeEnd> {
         let coordinate = self.coordinate(value);
         if coordinate < EDGE {
-            Some(End::Low)
+            Some(RangeEnd::Low)
         } else if coordinate > 1.0 - EDGE {
-            Some(End::High)
+            Some(RangeEnd::High)
         } else {
             None
         }
     }
 
     /// The range with a quarter more at one end, and the part of it that is new together with the outer tenth that made one look there.
-    pub fn widened(&self, end: End) -> (Range, Range) {
-        let (low, high) = (self.scale.even(self.low), self.scale.even(self.high));
+    pub fn widened(&self, end: RangeEnd) -> (SearchRange, SearchRange) {
+        let (low, high) = (self.scale.transform(self.low), self.scale.transform(self.high));
         let span = high - low;
         let mut wide = self.clone();
         let mut fresh = self.clone();
         match end {
-            End::Low => {
-                wide.low = self.scale.written(low - GROWTH * span);
-                (fresh.low, fresh.high) = (wide.low, self.scale.written(low + EDGE * span));
+            RangeEnd::Low => {
+                wide.low = self.scale.inverse(low - GROWTH * span);
+                (fresh.low, fresh.high) = (wide.low, self.scale.inverse(low + EDGE * span));
             }
-            End::High => {
-                wide.high = self.scale.written(high + GROWTH * span);
-                (fresh.low, fresh.high) = (self.scale.written(high - EDGE * span), wide.high);
+            RangeEnd::High => {
+                wide.high = self.scale.inverse(high + GROWTH * span);
+                (fresh.low, fresh.high) = (self.scale.inverse(high - EDGE * span), wide.high);
             }
         }
         (wide, fresh)
     }
 
     /// Reads `{ log = [1e-4, 1.0] }` at a path of the study file.
-    fn read(field: String, path: &str, table: &Table) -> Result<Range, Error> {
+    fn read(field: String, path: &str, table: &Table) -> Result<SearchRange, Error> {
         let mut section = Section::foreign(path, table);
         let mut found = Vec::new();
-        for (word, scale) in Scale::ALL {
+        for (word, scale) in RangeScale::ALL {
             found.extend(section.get(word).map(|value| (word, scale, value)));
         }
         section.finish()?;
@@ -145,17 +145,17 @@ impl Range {
             return Err(section.wrong(word, "two numbers, as in [0.001, 1.0]", value));
         };
         let fits = match scale {
-            Scale::Log => low > 0.0,
-            Scale::Linear => true,
-            Scale::Whole => low.fract() == 0.0 && high.fract() == 0.0,
-            Scale::OneMinusLog => low > 0.0 && high <= 1.0,
+            RangeScale::Log => low > 0.0,
+            RangeScale::Linear => true,
+            RangeScale::Whole => low.fract() == 0.0 && high.fract() == 0.0,
+            RangeScale::OneMinusLog => low > 0.0 && high <= 1.0,
         };
         let expected = match scale {
             _ if low >= high => "a range that is not empty: the smaller number first",
-            Scale::Log => "a range above 0, since its logarithm is taken",
-            Scale::Linear => "two finite numbers",
-            Scale::Whole => "a range of whole numbers",
-            Scale::OneMinusLog => "a range above 0 and up to 1, of one minus the value",
+            RangeScale::Log => "a range above 0, since its logarithm is taken",
+            RangeScale::Linear => "two finite numbers",
+            RangeScale::Whole => "a range of whole numbers",
+            RangeScale::OneMinusLog => "a range above 0 and up to 1, of one minus the value",
         };
         if !fits || low >= high || !low.is_finite() || !high.is_finite() {
             return Err(Error::Value {
@@ -165,13 +165,13 @@ impl Range {
                 hint: None,
             });
         }
-        Ok(Range { field, scale, low, high })
+        Ok(SearchRange { field, scale, low, high })
     }
 }
 
 /// Reads `[search.ranges]`. A field stands there with its full path, in quotes or as sections: `"learning_rate.peak" = ..` and `learning_rate.peak = ..` are
 /// the same.
-pub fn read_all(path: &str, table: &Table) -> Result<Vec<Range>, Error> {
+pub fn read_all(path: &str, table: &Table) -> Result<Vec<SearchRange>, Error> {
     let mut ranges = Vec::new();
     for (key, value) in table {
         collect(key.clone(), &format!("{path}.{key}"), value, &mut ranges)?;
@@ -179,7 +179,7 @@ pub fn read_all(path: &str, table: &Table) -> Result<Vec<Range>, Error> {
     Ok(ranges)
 }
 
-fn collect(field: String, path: &str, value: &Value, ranges: &mut Vec<Range>) -> Result<(), Error> {
+fn collect(field: String, path: &str, value: &Value, ranges: &mut Vec<SearchRange>) -> Result<(), Error> {
     let Value::Table(table) = value else {
         let expected = "a range, as in { log = [1e-4, 1.0] }".into();
         return Err(Error::Value { field: path.into(), expected, got: show(value), hint: None });
@@ -191,7 +191,7 @@ fn collect(field: String, path: &str, value: &Value, ranges: &mut Vec<Range>) ->
         }
         return Ok(());
     }
-    ranges.push(Range::read(field, path, table)?);
+    ranges.push(SearchRange::read(field, path, table)?);
     Ok(())
 }
 
@@ -208,19 +208,19 @@ pub fn number(value: &Value) -> Option<f64> {
 mod tests {
     use super::*;
 
-    fn range(scale: Scale, low: f64, high: f64) -> Range {
-        Range { field: "learning_rate.peak".into(), scale, low, high }
+    fn range(scale: RangeScale, low: f64, high: f64) -> SearchRange {
+        SearchRange { field: "learning_rate.peak".into(), scale, low, high }
     }
 
     #[test]
     fn values_lie_as_the_scale_says_and_are_found_again() {
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-12 * b.abs().max(1.0), "{a} is not {b}");
-        close(range(Scale::Log, 1e-4, 1.0).at(0.5), 1e-2);
-        close(range(Scale::Linear, 2.0, 6.0).at(0.25), 3.0);
-        close(range(Scale::Whole, 30_000.0, 60_000.0).at(0.50001), 45_000.0);
-        close(range(Scale::OneMinusLog, 1e-4, 0.1).at(1.0), 0.9);
-        close(range(Scale::OneMinusLog, 1e-4, 0.1).at(0.0), 0.9999);
-        for scale in [Scale::Log, Scale::Linear, Scale::OneMinusLog] {
+        close(range(RangeScale::Log, 1e-4, 1.0).at(0.5), 1e-2);
+        close(range(RangeScale::Linear, 2.0, 6.0).at(0.25), 3.0);
+        close(range(RangeScale::Whole, 30_000.0, 60_000.0).at(0.50001), 45_000.0);
+        close(range(RangeScale::OneMinusLog, 1e-4, 0.1).at(1.0), 0.9);
+        close(range(RangeScale::OneMinusLog, 1e-4, 0.1).at(0.0), 0.9999);
+        for scale in [RangeScale::Log, RangeScale::Linear, RangeScale::OneMinusLog] {
             let range = range(scale, 1e-3, 0.5);
             close(range.coordinate(range.at(0.3)), 0.3);
         }
@@ -228,26 +228,26 @@ mod tests {
 
     #[test]
     fn the_outer_tenths_are_edges() {
-        let range = range(Scale::Log, 1e-4, 1.0);
-        assert_eq!(range.edge(2e-4), Some(End::Low));
-        assert_eq!(range.edge(0.5), Some(End::High));
+        let range = range(RangeScale::Log, 1e-4, 1.0);
+        assert_eq!(range.edge(2e-4), Some(RangeEnd::Low));
+        assert_eq!(range.edge(0.5), Some(RangeEnd::High));
         assert_eq!(range.edge(0.1), None);
-        assert_eq!(range.edge(3.0), Some(End::High), "what lies outside lies beyond the edge");
+        assert_eq!(range.edge(3.0), Some(RangeEnd::High), "what lies outside lies beyond the edge");
     }
 
     #[test]
     fn a_range_is_widened_by_a_quarter_and_searched_where_it_is_new() {
-        let range = range(Scale::Log, 1e-4, 1.0);
-        let (wide, fresh) = range.widened(End::High);
+        let range = range(RangeScale::Log, 1e-4, 1.0);
+        let (wide, fresh) = range.widened(RangeEnd::High);
         assert!((wide.high - 10.0).abs() < 1e-9 && wide.low == 1e-4, "{wide:?}");
         assert!((fresh.low - 10f64.powf(-0.4)).abs() < 1e-9 && fresh.high == wide.high, "{fresh:?}");
         assert_eq!(wide.edge(1.5), None);
-        let (wide, fresh) = range.widened(End::Low);
+        let (wide, fresh) = range.widened(RangeEnd::Low);
         assert!((wide.low - 1e-5).abs() < 1e-12 && wide.high == 1.0);
         assert!(fresh.low == wide.low && (fresh.high - 10f64.powf(-3.6)).abs() < 1e-9);
     }
 
-    fn read(text: &str) -> Result<Vec<Range>, Error> {
+    fn read(text: &str) -> Result<Vec<SearchRange>, Error> {
         read_all("search.ranges", &text.parse().unwrap())
     }
 
@@ -256,12 +256,12 @@ mod tests {
         let quoted = read("\"learning_rate.peak\" = { log = [1e-4, 1] }").unwrap();
         let nested = read("learning_rate.peak = { log = [1e-4, 1.0] }").unwrap();
         assert_eq!(quoted, nested);
-        assert_eq!(quoted, [range(Scale::Log, 1e-4, 1.0)]);
+        assert_eq!(quoted, [range(RangeScale::Log, 1e-4, 1.0)]);
     }
 
     #[test]
     fn a_range_that_is_none_gets_a_sentence() {
-        let said = |text: &str| read(text).unwrap_err().to_string();
+        let message = |text: &str| read(text).unwrap_err().to_string();
         for (text, expected) in [
             (
                 "a.b = { log = [1.0, 1e-4] }",
@@ -293,7 +293,7 @@ mod tests {
             ),
             ("a = 3", "`search.ranges.a` must be a range, as in { log = [1e-4, 1.0] }, got 3"),
         ] {
-            assert_eq!(said(text), expected);
+            assert_eq!(message(text), expected);
         }
     }
 }

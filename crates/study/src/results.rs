@@ -16,7 +16,7 @@ use espalier_train::{Error, checksum};
 use serde::{Deserialize, Serialize};
 
 use crate::file::{Cell, Study};
-use crate::trial::Record;
+use crate::trial::TrialRecord;
 
 /// The form of the lines; files of another one are refused.
 const SCHEMA: u32 = 1;
@@ -24,17 +24,17 @@ const SCHEMA: u32 = 1;
 /// One line of a file of results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-enum Line {
+enum ResultLine {
     /// The first one: whose results these are.
-    Study(Header),
+    Study(ResultsHeader),
     /// Where a trial stands.
-    Trial(Record),
+    Trial(TrialRecord),
     /// A range of a cell that has grown.
-    Widened(Widened),
+    Widened(WidenedRange),
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Header {
+struct ResultsHeader {
     schema: u32,
     name: String,
     fingerprint: String,
@@ -43,7 +43,7 @@ struct Header {
 /// A range that was too narrow for a cell, and the trials that look beyond its end.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Widened {
+pub struct WidenedRange {
     /// Of the cell.
     pub batch: usize,
     /// Of the cell.
@@ -58,7 +58,7 @@ pub struct Widened {
     pub trials: u32,
 }
 
-impl Widened {
+impl WidenedRange {
     /// The cell whose range it is.
     pub fn cell(&self) -> Cell {
         Cell { batch: self.batch, sparsity: self.sparsity }
@@ -69,14 +69,14 @@ impl Widened {
 #[derive(Debug)]
 pub struct Results {
     folder: PathBuf,
-    header: Header,
+    header: ResultsHeader,
     /// This process's own file, once it has something to write.
-    own: Option<(PathBuf, File)>,
+    own_file: Option<(PathBuf, File)>,
     /// How far each file was read.
     read: BTreeMap<PathBuf, u64>,
     /// By batch, sparsity (its bits) and number.
-    records: BTreeMap<(u64, usize, u32), Record>,
-    widened: Vec<Widened>,
+    records: BTreeMap<(u64, usize, u32), TrialRecord>,
+    widened: Vec<WidenedRange>,
     /// Sentences on what was skipped.
     skipped: Vec<String>,
 }
@@ -84,11 +84,12 @@ pub struct Results {
 impl Results {
     /// Opens the folder of a study, which need not be there until something is written, and reads what others have left in it.
     pub fn open(folder: &Path, study: &Study) -> Result<Results, Error> {
-        let header = Header { schema: SCHEMA, name: study.name.clone(), fingerprint: study.fingerprint() };
+        let header =
+            ResultsHeader { schema: SCHEMA, name: study.name.clone(), fingerprint: study.fingerprint() };
         let mut results = Results {
             folder: folder.into(),
             header,
-            own: None,
+            own_file: None,
             read: BTreeMap::new(),
             records: BTreeMap::new(),
             widened: Vec::new(),
@@ -116,7 +117,7 @@ impl Results {
     }
 
     /// All trials that are known, by sparsity, batch and number.
-    pub fn records(&self) -> impl Iterator<Item = &Record> {
+    pub fn records(&self) -> impl Iterator<Item = &TrialRecord> {
         self.records.values()
     }
 
@@ -126,37 +127,37 @@ impl Results {
     }
 
     /// The trials of a cell.
-    pub fn of(&self, cell: Cell) -> Vec<&Record> {
+    pub fn of_cell(&self, cell: Cell) -> Vec<&TrialRecord> {
         self.records.values().filter(|record| record.cell() == cell).collect()
     }
 
     /// Ranges of a cell that have grown, in the order in which they did.
-    pub fn widened(&self, cell: Cell) -> Vec<&Widened> {
+    pub fn widened(&self, cell: Cell) -> Vec<&WidenedRange> {
         self.widened.iter().filter(|widened| widened.cell() == cell).collect()
     }
 
     /// Writes where trials stand, in one piece.
-    pub fn append(&mut self, records: &[Record]) -> Result<(), Error> {
-        let lines: Vec<Line> = records.iter().cloned().map(Line::Trial).collect();
+    pub fn append(&mut self, records: &[TrialRecord]) -> Result<(), Error> {
+        let lines: Vec<ResultLine> = records.iter().cloned().map(ResultLine::Trial).collect();
         self.write(&lines)?;
         for record in records {
-            self.learn(record.clone());
+            self.insert(record.clone());
         }
         Ok(())
     }
 
     /// Writes that a range has grown.
-    pub fn widen(&mut self, widened: Widened) -> Result<(), Error> {
-        self.write(&[Line::Widened(widened.clone())])?;
+    pub fn widen(&mut self, widened: WidenedRange) -> Result<(), Error> {
+        self.write(&[ResultLine::Widened(widened.clone())])?;
         self.widened.push(widened);
         Ok(())
     }
 
     /// Reads what others have written since; returns what was new.
-    pub fn refresh(&mut self) -> Result<Vec<Record>, Error> {
+    pub fn refresh(&mut self) -> Result<Vec<TrialRecord>, Error> {
         let mut new = Vec::new();
         for path in self.files()? {
-            if self.own.as_ref().is_some_and(|(own, _)| *own == path) {
+            if self.own_file.as_ref().is_some_and(|(own_file, _)| *own_file == path) {
                 continue;
             }
             let from = self.read.get(&path).copied().unwrap_or(0);
@@ -165,12 +166,12 @@ impl Results {
             for line in text.split_inclusive('\n') {
                 let parsed = parse(&path, at, line)?;
                 match (parsed, at == 0) {
-                    (Line::Study(header), true) => self.check(&path, &header)?,
-                    (Line::Trial(record), false) => {
-                        self.learn(record.clone());
+                    (ResultLine::Study(header), true) => self.check(&path, &header)?,
+                    (ResultLine::Trial(record), false) => {
+                        self.insert(record.clone());
                         new.push(record);
                     }
-                    (Line::Widened(widened), false) => {
+                    (ResultLine::Widened(widened), false) => {
                         if !self.widened.contains(&widened) {
                             self.widened.push(widened);
                         }
@@ -185,9 +186,9 @@ impl Results {
     }
 
     /// Of two lines of a trial the one that is further counts, and of these the one that ends it.
-    fn learn(&mut self, record: Record) {
+    fn insert(&mut self, record: TrialRecord) {
         let key = (record.sparsity.to_bits(), record.batch, record.trial);
-        let rank = |record: &Record| (record.status.is_final(), record.steps);
+        let rank = |record: &TrialRecord| (record.status.is_final(), record.steps);
         match self.records.get(&key) {
             Some(known) if rank(known) >= rank(&record) => {}
             _ => drop(self.records.insert(key, record)),
@@ -212,7 +213,7 @@ impl Results {
         Ok(files)
     }
 
-    fn check(&self, path: &Path, header: &Header) -> Result<(), Error> {
+    fn check(&self, path: &Path, header: &ResultsHeader) -> Result<(), Error> {
         if header.schema != SCHEMA {
             return Err(unusable(
                 path,
@@ -231,25 +232,25 @@ impl Results {
     }
 
     /// Adds lines to the own file in one call, and waits until they are on the disk.
-    fn write(&mut self, lines: &[Line]) -> Result<(), Error> {
+    fn write(&mut self, lines: &[ResultLine]) -> Result<(), Error> {
         if lines.is_empty() {
             return Ok(());
         }
         let mut text = String::new();
-        if self.own.is_none() {
-            self.own = Some(self.claim()?);
-            push(&mut text, &Line::Study(self.header.clone()));
+        if self.own_file.is_none() {
+            self.own_file = Some(self.create_file()?);
+            push(&mut text, &ResultLine::Study(self.header.clone()));
         }
         for line in lines {
             push(&mut text, line);
         }
-        let (path, file) = self.own.as_mut().expect("it was claimed");
+        let (path, file) = self.own_file.as_mut().expect("it was claimed");
         let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_data());
         written.map_err(|why| Error::Disk { path: path.clone(), why: format!("cannot be written: {why}") })
     }
 
     /// A file that no other process has.
-    fn claim(&self) -> Result<(PathBuf, File), Error> {
+    fn create_file(&self) -> Result<(PathBuf, File), Error> {
         fs::create_dir_all(&self.folder).map_err(|why| Error::unwritten(&self.folder, why))?;
         for number in 1.. {
             let path = self.folder.join(format!("trials-{number:04}.jsonl"));
@@ -264,14 +265,14 @@ impl Results {
 }
 
 /// A line that begins at a byte of a file.
-fn parse(path: &Path, at: u64, line: &str) -> Result<Line, Error> {
+fn parse(path: &Path, at: u64, line: &str) -> Result<ResultLine, Error> {
     let wrong =
         |why: &dyn Display| unusable(path, &format!("the line at byte {at} is no result of a study: {why}"));
     let object = checksum::check_json(line).map_err(|why| wrong(&why))?;
     serde_json::from_str(&object).map_err(|why| wrong(&why))
 }
 
-fn push(text: &mut String, line: &Line) {
+fn push(text: &mut String, line: &ResultLine) {
     *text += &checksum::add_to_json(&serde_json::to_string(line).expect("lines are plain data"));
     text.push('\n');
 }
@@ -279,8 +280,8 @@ fn push(text: &mut String, line: &Line) {
 /// The whole lines of a file from a place on.
 fn read_lines(path: &Path, from: u64) -> io::Result<String> {
     let mut bytes = regular_file::read_from(path, from, RECORDS)?;
-    let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
-    bytes.truncate(whole);
+    let complete = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+    bytes.truncate(complete);
     String::from_utf8(bytes).map_err(|_| io::Error::other("it is not text"))
 }
 

@@ -6,15 +6,15 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::file::{Cell, Goal, Study};
-use crate::fit::{self, Fit, Trials};
+use crate::fit::{self, Fit, TrialsAtBatch};
 use crate::results::Results;
-use crate::theory::{Measured, Ratios};
-use crate::trial::{Record, Status};
+use crate::theory::{CoefficientRatios, MeasuredConstants};
+use crate::trial::{TrialRecord, TrialStatus};
 use crate::widen;
 
 /// Everything that a study has found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Summary {
+pub struct StudySummary {
     /// The study's name.
     pub name: String,
     /// What trials were to reach.
@@ -24,9 +24,9 @@ pub struct Summary {
     /// One for each sparsity with two cells or more.
     pub fits: Vec<SparsityFit>,
     /// What sparsity costs at each batch size.
-    pub ratios: Vec<Ratio>,
+    pub ratios: Vec<StepsRatio>,
     /// Of each sparsity where it was measured.
-    pub smoothness: Vec<Measured>,
+    pub smoothness: Vec<MeasuredConstants>,
     /// Steps of all trials together.
     pub steps: u64,
     /// Trials that have come to their end.
@@ -78,9 +78,9 @@ pub struct SparsityFit {
     pub fit: Fit,
 }
 
-/// Steps of a sparse network over those of the whole one.
+/// Steps of a sparse network over those of the dense one.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Ratio {
+pub struct StepsRatio {
     /// Samples in a step.
     pub batch: usize,
     /// The share of the candidates that is pruned.
@@ -91,14 +91,14 @@ pub struct Ratio {
     pub predicted: Option<f64>,
 }
 
-impl Summary {
+impl StudySummary {
     /// Adds up what is known of a study.
-    pub fn of(study: &Study, results: &Results, smoothness: Vec<Measured>) -> Summary {
+    pub fn of(study: &Study, results: &Results, smoothness: Vec<MeasuredConstants>) -> StudySummary {
         let cells: Vec<CellSummary> = study.cells.iter().map(|&cell| of_cell(study, results, cell)).collect();
         let fits: Vec<SparsityFit> =
             study.sparsities().into_iter().filter_map(|s| fit_of(study, results, s)).collect();
         let ratios = ratios(&cells, &fits, &smoothness);
-        Summary {
+        StudySummary {
             name: study.name.clone(),
             goal: study.goal,
             steps: cells.iter().map(|cell| cell.steps).sum(),
@@ -126,7 +126,7 @@ impl CellSummary {
 }
 
 fn of_cell(study: &Study, results: &Results, cell: Cell) -> CellSummary {
-    let records = results.of(cell);
+    let records = results.of_cell(cell);
     let count = |status| records.iter().filter(|record| record.status == status).count();
     let best = widen::best(records.iter().copied());
     let beyond: u32 = results.widened(cell).iter().map(|widened| widened.trials).sum();
@@ -138,12 +138,12 @@ fn of_cell(study: &Study, results: &Results, cell: Cell) -> CellSummary {
     let mut summary = CellSummary {
         batch: cell.batch,
         sparsity: cell.sparsity,
-        k_star: best.and_then(Record::result),
-        complete: count(Status::Complete),
-        incomplete: count(Status::Incomplete),
-        infeasible: count(Status::Infeasible),
-        cut: count(Status::Cut),
-        stopped: count(Status::Stopped),
+        k_star: best.and_then(TrialRecord::result),
+        complete: count(TrialStatus::Complete),
+        incomplete: count(TrialStatus::Incomplete),
+        infeasible: count(TrialStatus::Infeasible),
+        cut: count(TrialStatus::Cut),
+        stopped: count(TrialStatus::Stopped),
         running: 0,
         steps: records.iter().map(|record| record.steps).sum(),
         best: fields,
@@ -157,26 +157,26 @@ fn of_cell(study: &Study, results: &Results, cell: Cell) -> CellSummary {
 fn fit_of(study: &Study, results: &Results, sparsity: f64) -> Option<SparsityFit> {
     let cells = study.cells.iter().filter(|cell| cell.sparsity == sparsity);
     let trials = |cell: &Cell| {
-        let ended = results.of(*cell).into_iter().filter(|record| record.status.is_final());
-        Trials { batch: cell.batch, steps: ended.map(Record::result).collect() }
+        let ended = results.of_cell(*cell).into_iter().filter(|record| record.status.is_final());
+        TrialsAtBatch { batch: cell.batch, steps: ended.map(TrialRecord::result).collect() }
     };
-    let trials: Vec<Trials> = cells.map(trials).filter(|trials| !trials.steps.is_empty()).collect();
+    let trials: Vec<TrialsAtBatch> = cells.map(trials).filter(|trials| !trials.steps.is_empty()).collect();
     fit::fit(&trials).map(|fit| SparsityFit { sparsity, fit })
 }
 
-fn ratios(cells: &[CellSummary], fits: &[SparsityFit], smoothness: &[Measured]) -> Vec<Ratio> {
-    let whole_fit = fits.iter().find(|fit| fit.sparsity == 0.0);
+fn ratios(cells: &[CellSummary], fits: &[SparsityFit], smoothness: &[MeasuredConstants]) -> Vec<StepsRatio> {
+    let dense_fit = fits.iter().find(|fit| fit.sparsity == 0.0);
     let measured = |sparsity: f64| smoothness.iter().find(|measured| measured.sparsity == sparsity);
     let ratio = |cell: &CellSummary| {
-        let whole = cells.iter().find(|whole| whole.sparsity == 0.0 && whole.batch == cell.batch)?;
-        let predicted = match (whole_fit, measured(cell.sparsity), measured(0.0)) {
-            (Some(fit), Some(sparse), Some(whole)) => {
-                Some(Ratios::predicted(sparse, whole).at(&fit.fit.curve, cell.batch as f64))
+        let dense = cells.iter().find(|dense| dense.sparsity == 0.0 && dense.batch == cell.batch)?;
+        let predicted = match (dense_fit, measured(cell.sparsity), measured(0.0)) {
+            (Some(fit), Some(sparse), Some(dense)) => {
+                Some(CoefficientRatios::predicted(sparse, dense).at(&fit.fit.curve, cell.batch as f64))
             }
             _ => None,
         };
-        let measured = cell.k_star? as f64 / whole.k_star? as f64;
-        Some(Ratio { batch: cell.batch, sparsity: cell.sparsity, measured, predicted })
+        let measured = cell.k_star? as f64 / dense.k_star? as f64;
+        Some(StepsRatio { batch: cell.batch, sparsity: cell.sparsity, measured, predicted })
     };
     cells.iter().filter(|cell| cell.sparsity > 0.0).filter_map(ratio).collect()
 }

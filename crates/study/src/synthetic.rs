@@ -8,8 +8,8 @@ use std::time::Duration;
 use espalier_train::Error;
 
 use crate::file::{Goal, Study};
-use crate::trial::{Check, Record, Resumed, Runner, Trial};
-use crate::workload::Settings;
+use crate::trial::{ResumedTrial, Trial, TrialCheck, TrialRecord, TrialRunner};
+use crate::workload::TrialSettings;
 
 /// Trials that reach the goal after K steps, K being least at a rate of its own for each cell, and diverge above another. On the way the error falls as a power of the
 /// share of K that is behind, not the same power for all: who is ahead at first need not be ahead in the end.
@@ -24,7 +24,7 @@ pub struct Landscape {
     /// Steps that all trials have taken.
     pub taken: AtomicU64,
     /// Whether trials that wait are kept on disk, and how many were gone on with.
-    pub keeps: bool,
+    pub saves: bool,
     pub resumed: AtomicU64,
 }
 
@@ -62,57 +62,63 @@ impl Landscape {
     }
 
     /// Steps to the goal; none where it diverges.
-    pub fn steps_to_goal(&self, settings: &Settings) -> Option<f64> {
+    pub fn steps_to_goal(&self, settings: &TrialSettings) -> Option<f64> {
         let field = |name: &str| settings.fields.iter().find(|(field, _)| field == name).unwrap().1;
         let effective = field("learning_rate.peak") / (1.0 - field("optimizer.momentum"));
         let best = 10f64.powf(-0.5 + self.shift) * (settings.batch as f64 / 256.0).sqrt();
         let away = (effective / best).log10();
         let sparse = if settings.sparsity > 0.0 { 3.0 } else { 1.0 };
         let least = sparse * (36_000.0 / settings.batch as f64 + 158.0);
-        let luck = 1.0 + 0.2 * draw(settings.seed, 1);
+        let luck = 1.0 + 0.2 * uniform(settings.seed, 1);
         (away < 1.0).then_some(self.scale * least * luck * (1.0 + 2.0 * away * away))
     }
 }
 
 /// A number in [0, 1) of a seed.
-fn draw(seed: u64, salt: u64) -> f64 {
+fn uniform(seed: u64, salt: u64) -> f64 {
     let mut z = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ salt.wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 31)).wrapping_mul(0x94d0_49bb_1331_11eb);
     ((z ^ (z >> 29)) >> 11) as f64 / (1u64 << 53) as f64
 }
 
-struct Walk<'a> {
+struct SyntheticTrial<'a> {
     landscape: &'a Landscape,
     seed: u64,
     steps_to_goal: Option<f64>,
     step: u64,
 }
 
-impl Runner for Landscape {
-    fn begin<'a>(&'a self, _worker: usize, settings: &Settings) -> Result<Box<dyn Trial + Send + 'a>, Error> {
+impl TrialRunner for Landscape {
+    fn begin<'a>(
+        &'a self,
+        _worker: usize,
+        settings: &TrialSettings,
+    ) -> Result<Box<dyn Trial + Send + 'a>, Error> {
         let steps_to_goal = self.steps_to_goal(settings);
-        Ok(Box::new(Walk { landscape: self, seed: settings.seed, steps_to_goal, step: 0 }))
+        Ok(Box::new(SyntheticTrial { landscape: self, seed: settings.seed, steps_to_goal, step: 0 }))
     }
 
     fn resume<'a>(
         &'a self,
         _worker: usize,
-        settings: &Settings,
+        settings: &TrialSettings,
         folder: &Path,
-    ) -> Result<Option<Resumed<'a>>, Error> {
-        let record: Record = serde_json::from_slice(&fs::read(folder.join("record.json")).unwrap()).unwrap();
+    ) -> Result<Option<ResumedTrial<'a>>, Error> {
+        let record: TrialRecord =
+            serde_json::from_slice(&fs::read(folder.join("record.json")).unwrap()).unwrap();
         assert_eq!((record.cell(), record.trial), (settings.cell(), settings.seed as u32));
         self.resumed.fetch_add(1, Ordering::Relaxed);
         let (seed, step) = (settings.seed, record.steps);
-        let walk = Walk { landscape: self, seed, steps_to_goal: self.steps_to_goal(settings), step };
+        let walk =
+            SyntheticTrial { landscape: self, seed, steps_to_goal: self.steps_to_goal(settings), step };
         Ok(Some((Box::new(walk), record)))
     }
 
-    fn worth_keeping(&self) -> Duration {
-        if self.keeps { Duration::ZERO } else { Duration::MAX }
+    fn min_unsaved_time(&self) -> Duration {
+        if self.saves { Duration::ZERO } else { Duration::MAX }
     }
 
-    fn by_chance(&self, _goal: Goal) -> f64 {
+    fn chance_level(&self, _goal: Goal) -> f64 {
         0.9
     }
 
@@ -121,21 +127,21 @@ impl Runner for Landscape {
     }
 }
 
-impl Trial for Walk<'_> {
-    fn advance(&mut self, step: u64) -> Result<Check, Error> {
+impl Trial for SyntheticTrial<'_> {
+    fn advance(&mut self, step: u64) -> Result<TrialCheck, Error> {
         assert!(step > self.step, "a trial goes on from where it was");
         self.landscape.taken.fetch_add(step - self.step, Ordering::Relaxed);
         self.step = step;
         let Some(steps_to_goal) = self.steps_to_goal else {
-            return Ok(Check { step, loss: f64::NAN, error: 1.0, diverged: true });
+            return Ok(TrialCheck { step, loss: f64::NAN, error: 1.0, diverged: true });
         };
-        let share = if steps_to_goal > 0.0 { step as f64 / steps_to_goal } else { 0.5 };
-        let power = 0.35 + self.landscape.crossing * (draw(self.seed, 2) - 0.5);
-        let error = 0.9 * (0.12f64 / 0.9).powf(share.powf(power));
-        Ok(Check { step, loss: 2.3 * error, error, diverged: false })
+        let fraction = if steps_to_goal > 0.0 { step as f64 / steps_to_goal } else { 0.5 };
+        let power = 0.35 + self.landscape.crossing * (uniform(self.seed, 2) - 0.5);
+        let error = 0.9 * (0.12f64 / 0.9).powf(fraction.powf(power));
+        Ok(TrialCheck { step, loss: 2.3 * error, error, diverged: false })
     }
 
-    fn keep(&mut self, folder: &Path, record: &Record) -> Result<(), Error> {
+    fn save(&mut self, folder: &Path, record: &TrialRecord) -> Result<(), Error> {
         assert_eq!(record.steps, self.step);
         fs::create_dir_all(folder).unwrap();
         fs::write(folder.join("record.json"), serde_json::to_vec(record).unwrap()).unwrap();

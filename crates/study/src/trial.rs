@@ -10,9 +10,9 @@ use espalier_train::Error;
 use serde::{Deserialize, Serialize};
 
 use crate::file::{Cell, Goal};
-use crate::workload::Settings;
+use crate::workload::TrialSettings;
 
-impl Settings {
+impl TrialSettings {
     /// The cell that it is a trial of.
     pub fn cell(&self) -> Cell {
         Cell { batch: self.batch, sparsity: self.sparsity }
@@ -26,50 +26,54 @@ impl Settings {
         }
         overrides.extend(self.fields.iter().map(|(field, value)| {
             // A whole number may be a number of steps.
-            let is_whole = value.fract() == 0.0 && value.abs() < 1e15;
-            Override::new(field, if is_whole { (*value as i64).into() } else { (*value).into() })
+            let is_integer = value.fract() == 0.0 && value.abs() < 1e15;
+            Override::new(field, if is_integer { (*value as i64).into() } else { (*value).into() })
         }));
         overrides
     }
 }
 
 /// What can run the trials of a study: opened once, shared by all workers.
-pub trait Runner: Sync {
+pub trait TrialRunner: Sync {
     /// A trial before its first step, which the worker of this number, from 0, runs to its end.
-    fn begin<'a>(&'a self, worker: usize, settings: &Settings) -> Result<Box<dyn Trial + Send + 'a>, Error>;
+    fn begin<'a>(
+        &'a self,
+        worker: usize,
+        settings: &TrialSettings,
+    ) -> Result<Box<dyn Trial + Send + 'a>, Error>;
 
-    /// A trial that was kept in a folder ([`Trial::keep`]), and how it stood; none where what is there is damaged or of another trial.
+    /// A trial that was kept in a folder ([`Trial::save`]), and how it stood; none where what is there is damaged or of another trial.
     fn resume<'a>(
         &'a self,
         _worker: usize,
-        _settings: &Settings,
+        _settings: &TrialSettings,
         _folder: &Path,
-    ) -> Result<Option<Resumed<'a>>, Error> {
+    ) -> Result<Option<ResumedTrial<'a>>, Error> {
         Ok(None)
     }
 
     /// How long steps must have taken to be kept on disk while their trial waits.
-    fn worth_keeping(&self) -> Duration {
+    fn min_unsaved_time(&self) -> Duration {
         Duration::from_secs(1)
     }
 
     /// What the measure of a goal is of somebody who guesses.
-    fn by_chance(&self, goal: Goal) -> f64;
+    fn chance_level(&self, goal: Goal) -> f64;
 
     /// Samples to learn from: no batch can have more.
     fn training_samples(&self) -> usize;
 }
 
 /// A trial that goes on from where it was kept, and its record there.
-pub type Resumed<'a> = (Box<dyn Trial + Send + 'a>, Record);
+pub type ResumedTrial<'a> = (Box<dyn Trial + Send + 'a>, TrialRecord);
 
 /// A trial that has begun, and can be kept while others run.
 pub trait Trial {
     /// Takes steps until so many were taken in all, and validates there. One that diverges on the way stops there, and says so.
-    fn advance(&mut self, step: u64) -> Result<Check, Error>;
+    fn advance(&mut self, step: u64) -> Result<TrialCheck, Error>;
 
     /// Writes to a folder all that it needs to go on from where it stands, and its record, in the place of what it wrote there before.
-    fn keep(&mut self, _folder: &Path, _record: &Record) -> Result<(), Error> {
+    fn save(&mut self, _folder: &Path, _record: &TrialRecord) -> Result<(), Error> {
         Ok(())
     }
 }
@@ -77,7 +81,7 @@ pub trait Trial {
 /// How far a trial has come, or what it came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Status {
+pub enum TrialStatus {
     /// It has reached a place where the trials of its cell are compared, and waits.
     Paused,
     /// It reached the goal, at its last step.
@@ -92,17 +96,17 @@ pub enum Status {
     Stopped,
 }
 
-impl Status {
+impl TrialStatus {
     /// Whether nothing more comes of it.
     pub fn is_final(self) -> bool {
-        self != Status::Paused
+        self != TrialStatus::Paused
     }
 }
 
 /// A point of a trial's way: validation after some step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Mark {
+pub struct ValidationPoint {
     /// Steps taken.
     pub step: u64,
     /// The mean loss.
@@ -111,7 +115,7 @@ pub struct Mark {
     pub error: f64,
 }
 
-impl Mark {
+impl ValidationPoint {
     /// What the goal is about.
     pub fn measure(&self, goal: Goal) -> f64 {
         match goal {
@@ -123,7 +127,7 @@ impl Mark {
 
 /// How a trial stands after a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Check {
+pub struct TrialCheck {
     /// Steps taken; of a trial that has diverged, the number of the step that could not be.
     pub step: u64,
     /// The mean loss over the validation split; of a trial that has diverged, that of the batch.
@@ -137,7 +141,7 @@ pub struct Check {
 /// A line of results: where a trial stands. A later line about the same trial replaces an earlier one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Record {
+pub struct TrialRecord {
     /// Of its cell.
     pub batch: usize,
     /// Of its cell.
@@ -145,7 +149,7 @@ pub struct Record {
     /// Its number in the cell, from 1, which is its seed.
     pub trial: u32,
     /// What became of it.
-    pub status: Status,
+    pub status: TrialStatus,
     /// Steps taken.
     pub steps: u64,
     /// The least measure of the goal so far; absent where it was never a number.
@@ -153,10 +157,10 @@ pub struct Record {
     /// The metaparameters, in the order of the ranges.
     pub fields: Vec<(String, f64)>,
     /// Validation on the way, at steps that grow by a factor.
-    pub curve: Vec<Mark>,
+    pub curve: Vec<ValidationPoint>,
 }
 
-impl Record {
+impl TrialRecord {
     /// The cell that it is a trial of.
     pub fn cell(&self) -> Cell {
         Cell { batch: self.batch, sparsity: self.sparsity }
@@ -164,6 +168,6 @@ impl Record {
 
     /// The steps to the goal, where it was reached.
     pub fn result(&self) -> Option<u64> {
-        (self.status == Status::Complete).then_some(self.steps)
+        (self.status == TrialStatus::Complete).then_some(self.steps)
     }
 }

@@ -2,31 +2,31 @@
 
 use std::path::Path;
 
-use espalier_data::Split;
+use espalier_data::DataSplit;
 use espalier_plan::config::RunFile;
 use espalier_tensor::Device;
 use espalier_train::Result;
 
 use crate::file::Goal;
-use crate::running::Running;
-use crate::trial::{Check, Record, Resumed, Runner, Trial};
-use crate::workload::{Settings, Workload};
+use crate::running_trial::RunningTrial;
+use crate::trial::{ResumedTrial, Trial, TrialCheck, TrialRecord, TrialRunner};
+use crate::workload::{TrialSettings, Workload};
 
 /// Workloads that share their data, each on a device of its own: threads that run trials side by side do not wait for each other.
 #[derive(Debug)]
-pub struct Workers {
+pub struct WorkerPool {
     workloads: Vec<Workload>,
 }
 
-impl Workers {
+impl WorkerPool {
     /// Opens the data of a run file for a worker on each of these devices.
-    pub fn open(run: &RunFile, goal: Goal, devices: &[Device]) -> Result<Workers> {
+    pub fn open(run: &RunFile, goal: Goal, devices: &[Device]) -> Result<WorkerPool> {
         let first = devices.first().expect("there is a worker");
         let mut workload = Workload::open(run, first)?;
         if let Goal::Error(error) = goal {
-            workload = workload.towards(error);
+            workload = workload.with_goal(error);
         }
-        Ok(Workers { workloads: devices.iter().map(|device| workload.on(device)).collect() })
+        Ok(WorkerPool { workloads: devices.iter().map(|device| workload.on_device(device)).collect() })
     }
 
     /// How many there are.
@@ -55,22 +55,22 @@ impl Workers {
     }
 }
 
-impl Runner for Workers {
-    fn begin<'a>(&'a self, worker: usize, settings: &Settings) -> Result<Box<dyn Trial + Send + 'a>> {
-        Ok(Box::new(Running::begin(&self.workloads[worker], settings)?))
+impl TrialRunner for WorkerPool {
+    fn begin<'a>(&'a self, worker: usize, settings: &TrialSettings) -> Result<Box<dyn Trial + Send + 'a>> {
+        Ok(Box::new(RunningTrial::begin(&self.workloads[worker], settings)?))
     }
 
     fn resume<'a>(
         &'a self,
         worker: usize,
-        settings: &Settings,
+        settings: &TrialSettings,
         folder: &Path,
-    ) -> Result<Option<Resumed<'a>>> {
-        let resumed = Running::resume(&self.workloads[worker], settings, folder)?;
+    ) -> Result<Option<ResumedTrial<'a>>> {
+        let resumed = RunningTrial::resume(&self.workloads[worker], settings, folder)?;
         Ok(resumed.map(|(running, record)| (Box::new(running) as Box<dyn Trial + Send>, record)))
     }
 
-    fn by_chance(&self, goal: Goal) -> f64 {
+    fn chance_level(&self, goal: Goal) -> f64 {
         let facts = self.first().dataset().facts();
         let answers = facts.classes.or(facts.vocab).unwrap_or(2).max(2) as f64;
         match goal {
@@ -80,16 +80,16 @@ impl Runner for Workers {
     }
 
     fn training_samples(&self) -> usize {
-        self.first().dataset().len(Split::Train)
+        self.first().dataset().len(DataSplit::Train)
     }
 }
 
-impl Trial for Running {
-    fn advance(&mut self, step: u64) -> Result<Check> {
-        Running::advance(self, step)
+impl Trial for RunningTrial {
+    fn advance(&mut self, step: u64) -> Result<TrialCheck> {
+        RunningTrial::advance(self, step)
     }
 
-    fn keep(&mut self, folder: &Path, record: &Record) -> Result<()> {
-        Running::keep(self, folder, record)
+    fn save(&mut self, folder: &Path, record: &TrialRecord) -> Result<()> {
+        RunningTrial::save(self, folder, record)
     }
 }

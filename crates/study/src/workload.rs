@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
-use espalier_data::{Dataset, Split};
+use espalier_data::{DataSplit, Dataset};
 use espalier_plan::config::RunTable;
-use espalier_plan::pruning::Method;
+use espalier_plan::pruning::PruneMethod;
 use espalier_plan::spec::Input;
 use espalier_plan::{Error, Plan, RunFile};
 use espalier_tensor::Device;
@@ -16,10 +16,10 @@ use espalier_train::Result;
 
 /// Samples that run at a time, unless the run file says how many: on a processor so few that what a layer makes of them stays in
 /// the second-level cache (simple-cnn's first layer makes 74 KB of each image).
-const ON_A_PROCESSOR: usize = 16;
+const CPU_BATCH: usize = 16;
 
-/// The same on a card, which is waited for after each of them.
-const ON_A_CARD: usize = 1000;
+/// The same on a GPU, which is waited for after each of them.
+const GPU_BATCH: usize = 1000;
 
 /// A run file and its data on a device. Clones share the data; they and their trials may be on different threads.
 #[derive(Debug, Clone)]
@@ -33,7 +33,7 @@ pub struct Workload {
 
 /// What tells a trial from the others.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
+pub struct TrialSettings {
     /// `train.batch`
     pub batch: usize,
     /// `prune.sparsity`; at 0 the file's `[prune]` is left out.
@@ -45,10 +45,10 @@ pub struct Settings {
 }
 
 impl Workload {
-    /// Opens the data of a run file; where the device is a card they are kept there. An error where nothing of it is held out, since trials are judged by that.
+    /// Opens the data of a run file; where the device is a GPU they are kept there. An error where nothing of it is held out, since trials are judged by that.
     pub fn open(run: &RunFile, device: &Device) -> Result<Workload> {
         let dataset = Dataset::open(run)?;
-        if dataset.is_empty(Split::Validation) {
+        if dataset.is_empty(DataSplit::Validation) {
             let problem = "leaves no validation split, which trials are evaluated on".into();
             return Err(Error::Conflict { field: "data.validation".into(), problem }.into());
         }
@@ -63,35 +63,36 @@ impl Workload {
 
     /// The same data for trials on another device: each thread that runs trials beside others has one of its own, as
     /// [`Device::another`] makes them.
-    pub fn on(&self, device: &Device) -> Workload {
+    pub fn on_device(&self, device: &Device) -> Workload {
         Workload { device: device.clone(), ..self.clone() }
     }
 
     /// The same for trials of which one only asks whether their error is at most `goal`. A check that has seen more wrong
     /// predictions than that allows leaves the other samples out: its error is of those seen, and above the goal too.
-    pub fn towards(&self, goal: f64) -> Workload {
+    pub fn with_goal(&self, goal: f64) -> Workload {
         Workload { goal: Some(goal), ..self.clone() }
     }
 
     /// What a trial with these settings does: `plan.record().to_toml()` is its run file. How many samples run at a time is chosen
     /// for the device where the file leaves it open; that changes no more than rounding.
-    pub fn plan(&self, settings: &Settings) -> Result<Plan> {
+    pub fn plan(&self, settings: &TrialSettings) -> Result<Plan> {
         let mut run = RunTable::clone(&self.run).with(&settings.overrides())?.read()?;
         if settings.sparsity == 0.0 {
             run.prune = None;
         }
-        let at_once = match self.device {
-            Device::Cpu(_) => ON_A_PROCESSOR,
-            Device::Cuda(_) => ON_A_CARD,
+        let forward_batch = match self.device {
+            Device::Cpu(_) => CPU_BATCH,
+            Device::Cuda(_) => GPU_BATCH,
         };
         if run.train.eval_batch == 0 {
-            run.train.eval_batch = at_once;
+            run.train.eval_batch = forward_batch;
         }
         if let Some(prune) = &mut run.prune
-            && let Method::Snip { score_batch, .. } | Method::Grasp { score_batch, .. } = &mut prune.method
+            && let PruneMethod::Snip { score_batch, .. } | PruneMethod::Grasp { score_batch, .. } =
+                &mut prune.method
             && *score_batch == 0
         {
-            *score_batch = at_once;
+            *score_batch = forward_batch;
         }
         let mut plan = Plan::new(run.clone(), self.dataset.facts())?;
         // What batch norms see would change with it.
@@ -99,7 +100,7 @@ impl Workload {
             && run.train.micro_batches == 1
             && plan.model.buffers().is_empty()
         {
-            run.train.micro_batches = portions(settings.batch);
+            run.train.micro_batches = micro_batches_of(settings.batch);
             plan = Plan::new(run, self.dataset.facts())?;
         }
         if plan.mesh.size() > 1 {
@@ -120,9 +121,9 @@ impl Workload {
     }
 
     /// The most wrong predictions of a check that reaches the goal, where there is one.
-    pub(crate) fn most_wrong(&self, plan: &Plan) -> Option<usize> {
-        let held_out = self.dataset.len(Split::Validation);
-        let samples = plan.timetable.eval_samples.map_or(held_out, |samples| samples.min(held_out));
+    pub(crate) fn max_wrong(&self, plan: &Plan) -> Option<usize> {
+        let held_out = self.dataset.len(DataSplit::Validation);
+        let samples = plan.intervals.eval_samples.map_or(held_out, |samples| samples.min(held_out));
         let predictions = match plan.model.input {
             Input::Image { .. } => samples,
             Input::Tokens { seq, .. } => samples * seq,
@@ -138,9 +139,9 @@ impl Workload {
 
 /// Into how many micro-batches a step is cut on a processor: the fewest of a size that it can hold at hand, or one where none
 /// divides the batch well.
-fn portions(batch: usize) -> usize {
-    let fits = |portion: &usize| batch.is_multiple_of(*portion);
-    (ON_A_PROCESSOR / 2..=ON_A_PROCESSOR).rev().find(fits).map_or(1, |portion| batch / portion)
+fn micro_batches_of(batch: usize) -> usize {
+    let fits = |micro_batch: &usize| batch.is_multiple_of(*micro_batch);
+    (CPU_BATCH / 2..=CPU_BATCH).rev().find(fits).map_or(1, |micro_batch| batch / micro_batch)
 }
 
 #[cfg(test)]
@@ -149,7 +150,7 @@ mod tests {
 
     #[test]
     fn steps_are_cut_into_portions_that_divide_them() {
-        assert_eq!([1, 2, 16, 64, 16384].map(portions), [1, 1, 1, 4, 1024]);
-        assert_eq!([40, 24, 17].map(portions), [4, 2, 1], "of 10, of 12, and whole");
+        assert_eq!([1, 2, 16, 64, 16384].map(micro_batches_of), [1, 1, 1, 4, 1024]);
+        assert_eq!([40, 24, 17].map(micro_batches_of), [4, 2, 1], "of 10, of 12, and whole");
     }
 }

@@ -1,4 +1,4 @@
-//! The speed of a card's convolutions at the layers of known networks, in microseconds: our own kernels beside cuDNN,
+//! The speed of a GPU's convolutions at the layers of known networks, in microseconds: our own kernels beside cuDNN,
 //! in f32, TF32 and bf16. Every time is that of the whole operation, with what it does to weights and scratch space.
 //!
 //! `cargo bench -p espalier-tensor --bench cuda_conv -- [--json] [--offers]`
@@ -9,8 +9,8 @@
 use std::time::Instant;
 
 use espalier_tensor::cuda::Cuda;
-use espalier_tensor::cuda::dnn::{Key, Pass};
-use espalier_tensor::ops::conv::{self, Conv};
+use espalier_tensor::cuda::dnn::{ConvKey, ConvPass};
+use espalier_tensor::ops::conv::{self, ConvParams};
 use espalier_tensor::{Category, DType, Device, Tensor, random};
 
 /// Network, image side, channels, outputs, window, stride, padding.
@@ -97,7 +97,7 @@ fn describe((net, side, c, o, kernel, stride, _): Layer) -> String {
 
 /// Seconds of the three passes.
 fn measure(device: &Device, (_, side, c, o, kernel, stride, padding): Layer, dtype: DType) -> [f64; 3] {
-    let geometry = Conv { kernel, stride, padding: padding.into() };
+    let geometry = ConvParams { kernel, stride, padding: padding.into() };
     let [out, _] = geometry.output_size([side, side]);
     let x = noise(device, &[BATCH, side, side, c], dtype);
     let w = noise(device, &[o, c, kernel, kernel], dtype);
@@ -139,12 +139,12 @@ fn noise(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
 /// What cuDNN ranks for a layer, measured.
 fn offers(cuda: &Cuda, layer: Layer) {
     let (_, side, c, o, kernel, stride, padding) = layer;
-    let [out, _] = Conv { kernel, stride, padding: padding.into() }.output_size([side, side]);
+    let [out, _] = ConvParams { kernel, stride, padding: padding.into() }.output_size([side, side]);
     for dtype in [DType::F32, DType::Bf16] {
-        for (pass, name) in [Pass::Forward, Pass::Input, Pass::Weight].into_iter().zip(PASSES) {
+        for (pass, name) in [ConvPass::Forward, ConvPass::Input, ConvPass::Weight].into_iter().zip(PASSES) {
             let (x, y) = ([BATCH, side, side, c.next_multiple_of(16 / dtype.bytes())], [BATCH, out, out, o]);
             let (padding_before, padding_after) = ([padding; 2], [padding; 2]);
-            let key = Key { pass, dtype, x, y, kernel, stride, padding_before, padding_after };
+            let key = ConvKey { pass, dtype, x, y, kernel, stride, padding_before, padding_after };
             println!("{} {dtype:?} {name}", describe(layer));
             for (rank, offer) in cuda.convolution_offers(&key).unwrap().iter().enumerate() {
                 let traits = offer.traits;

@@ -1,16 +1,16 @@
 //! The CUDA device against plain loops on the host, and the speed of its matrix products.
 //!
 //! Checks copies, memory and every kind of product (all transpositions, both types, all epilogues) against sums
-//! in f64, and that they repeat bit for bit; then prints TFLOP/s. Ends at once where there is no card, and
+//! in f64, and that they repeat bit for bit; then prints TFLOP/s. Ends at once where there is no GPU, and
 //! fails where a check does.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
-use espalier_tensor::cuda::blas::Search;
-use espalier_tensor::cuda::{Args, Build, Cuda, Source};
-use espalier_tensor::ops::activation::Activation;
-use espalier_tensor::ops::matmul::cuda::{Epilogue, Product};
+use espalier_tensor::cuda::blas::AlgorithmSearch;
+use espalier_tensor::cuda::{Args, Build, Cuda, KernelSource};
+use espalier_tensor::ops::activation::ActivationFn;
+use espalier_tensor::ops::matmul::cuda::{GpuMatmul, MatmulEpilogue};
 use espalier_tensor::ops::matmul::{matmul, matmul_activated};
 use espalier_tensor::{Category, DType, Device, Error, Operand, Tensor};
 
@@ -72,7 +72,7 @@ fn memory(cuda: &Cuda, device: &Device) {
     assert_eq!(cuda.ledger().total(), 0, "every buffer is gone");
     let refused = cuda.allocate(1 << 45, Category::Weights);
     assert!(matches!(refused, Err(Error::OutOfMemory { asked, .. }) if asked == 1 << 45));
-    // More than the card has, one after the other: the first block is given back to make room for the second.
+    // More than the GPU has, one after the other: the first block is given back to make room for the second.
     drop(cuda.allocate(cuda.gpu().memory / 10 * 6, Category::Weights).unwrap());
     drop(cuda.allocate(cuda.gpu().memory / 10 * 8, Category::Weights).unwrap());
     cuda.release_unused().unwrap();
@@ -80,7 +80,7 @@ fn memory(cuda: &Cuda, device: &Device) {
     println!("copies and memory: as they should be");
 }
 
-const TURNED: Source = Source {
+const TURNED: KernelSource = KernelSource {
     name: "turned.cu",
     parts: &[],
     text: r#"
@@ -155,7 +155,7 @@ fn gelu_slope(x: f64) -> f64 {
     (gelu(x + 1e-5) - gelu(x - 1e-5)) / 2e-5
 }
 
-/// How many comparisons went wrong. The rest is still looked at: a card may be far away.
+/// How many comparisons went wrong. The rest is still looked at: a GPU may be far away.
 static WRONG: AtomicUsize = AtomicUsize::new(0);
 
 /// The largest error as a part of what is allowed; says what is beyond it.
@@ -198,7 +198,7 @@ fn products(device: &Device) -> f64 {
                     e.plain.iter().enumerate().map(|(i, x)| x + f64::from(bias[i % n])).collect()
                 };
                 let what = |kind: &str| format!("{kind} {input:?}->{output:?} {m}x{n}x{k} ta={ta} tb={tb}");
-                let product = || Product::new(Operand::new(&a, ta), Operand::new(&b, tb));
+                let product = || GpuMatmul::new(Operand::new(&a, ta), Operand::new(&b, tb));
                 let fresh = || tensor(device, &[m, n], output, 4);
 
                 let mut c = fresh();
@@ -213,32 +213,32 @@ fn products(device: &Device) -> f64 {
                 check(&what("accumulate"), &c, &added, k);
 
                 let mut c = fresh();
-                product().then(Epilogue::Bias(&bias)).into(&mut c).unwrap();
+                product().then(MatmulEpilogue::Bias(&bias)).into(&mut c).unwrap();
                 check(&what("bias"), &c, &with_bias, k);
 
                 for bias in [None, Some(&bias)] {
                     let sums = if bias.is_some() { &with_bias } else { &e.plain };
                     let (mut c, mut pre) = (fresh(), fresh());
-                    product().then(Epilogue::Gelu { bias, pre: &mut pre }).into(&mut c).unwrap();
+                    product().then(MatmulEpilogue::Gelu { bias, pre: &mut pre }).into(&mut c).unwrap();
                     check(&what("before gelu"), &pre, sums, k);
                     let after: Vec<f64> = sums.iter().map(|x| gelu(*x)).collect();
                     check(&what("gelu"), &c, &after, k);
                 }
 
                 let (mut c, pre) = (fresh(), tensor(device, &[m, n], output, 5));
-                product().then(Epilogue::GeluBackward { pre: &pre }).into(&mut c).unwrap();
+                product().then(MatmulEpilogue::GeluBackward { pre: &pre }).into(&mut c).unwrap();
                 let slopes = pre.to_f32();
                 let back: Vec<f64> =
                     e.plain.iter().zip(slopes).map(|(x, pre)| x * gelu_slope(f64::from(pre))).collect();
                 check(&what("gelu backward"), &c, &back, k);
 
                 let (mut c, mut sums) = (fresh(), tensor(device, &[m], output, 6));
-                product().then(Epilogue::SumsOfA(&mut sums)).into(&mut c).unwrap();
+                product().then(MatmulEpilogue::SumsOfA(&mut sums)).into(&mut c).unwrap();
                 check(&what("product beside sums of a"), &c, &e.plain, k);
                 check(&what("sums of a"), &sums, &e.sums_of_a, k);
 
                 let (mut c, mut sums) = (fresh(), tensor(device, &[n], output, 7));
-                product().then(Epilogue::SumsOfB(&mut sums)).into(&mut c).unwrap();
+                product().then(MatmulEpilogue::SumsOfB(&mut sums)).into(&mut c).unwrap();
                 check(&what("product beside sums of b"), &c, &e.plain, k);
                 check(&what("sums of b"), &sums, &e.sums_of_b, k);
 
@@ -247,7 +247,7 @@ fn products(device: &Device) -> f64 {
                     |shape: [usize; 2], seed| tensor(device, &[batch, shape[0], shape[1]], input, seed);
                 let (a, b) = (stack(shape(m, k, ta), 8), stack(shape(k, n, tb), 9));
                 let mut c = tensor(device, &[batch, m, n], output, 10);
-                Product::batched(Operand::new(&a, ta), Operand::new(&b, tb)).into(&mut c).unwrap();
+                GpuMatmul::batched(Operand::new(&a, ta), Operand::new(&b, tb)).into(&mut c).unwrap();
                 let part = |t: &Tensor, i: usize, shape: [usize; 2]| {
                     let len = shape[0] * shape[1];
                     let data = &t.to_f32()[i * len..(i + 1) * len];
@@ -264,7 +264,7 @@ fn products(device: &Device) -> f64 {
     worst
 }
 
-/// The operation on the card beside the same on the processor.
+/// The operation on the GPU beside the same on the processor.
 fn operations(device: &Device) {
     let cpu = Device::cpu(4).unwrap();
     let mut worst = 0.0f64;
@@ -287,7 +287,7 @@ fn operations(device: &Device) {
                         Operand::new(&a, ta),
                         Operand::new(&b, tb),
                         Some(&bias),
-                        Activation::Gelu,
+                        ActivationFn::Gelu,
                     )
                     .unwrap();
                     [c, pre, y]
@@ -315,8 +315,8 @@ fn repeat(device: &Device) {
             let once = || {
                 let mut c = Tensor::empty(device, &[m, n], dtype, Category::Gradients).unwrap();
                 let mut sums = Tensor::empty(device, &[n], dtype, Category::Gradients).unwrap();
-                Product::new(Operand::new(&a, ta), Operand::new(&b, tb))
-                    .then(Epilogue::SumsOfB(&mut sums))
+                GpuMatmul::new(Operand::new(&a, ta), Operand::new(&b, tb))
+                    .then(MatmulEpilogue::SumsOfB(&mut sums))
                     .into(&mut c)
                     .unwrap();
                 (c.host_bytes().into_owned(), sums.host_bytes().into_owned())
@@ -331,7 +331,7 @@ fn repeat(device: &Device) {
     println!("products were run again and compared bit for bit");
 }
 
-/// Seconds of one `work`, which queues on the card: the mean over about a fifth of a second.
+/// Seconds of one `work`, which queues on the GPU: the mean over about a fifth of a second.
 fn seconds(cuda: &Cuda, mut work: impl FnMut()) -> f64 {
     let mut run = |times: u32| {
         cuda.synchronize().unwrap();
@@ -356,7 +356,7 @@ fn speed(cuda: &Cuda, device: &Device) {
     drop(buffer);
     let mut tiny = Tensor::zeros(device, &[8, 8], DType::F32, Category::Workspace).unwrap();
     let x = tensor(device, &[8, 8], DType::F32, 1);
-    let call = seconds(cuda, || Product::new(&x, &x).into(&mut tiny).unwrap());
+    let call = seconds(cuda, || GpuMatmul::new(&x, &x).into(&mut tiny).unwrap());
     println!("a product of 8 x 8 takes {:.1} us from end to end", call * 1e6);
 
     println!("\n{:<34}{:>12}{:>12}", "TFLOP/s", "ranked", "timed");
@@ -391,12 +391,12 @@ fn speed(cuda: &Cuda, device: &Device) {
         let mut rate = |search| {
             cuda.search_products(search).unwrap();
             let time = seconds(cuda, || {
-                let product = Product::new(Operand::new(&a, ta), Operand::new(&b, tb));
+                let product = GpuMatmul::new(Operand::new(&a, ta), Operand::new(&b, tb));
                 match extra {
-                    "bias" => product.then(Epilogue::Bias(&bias)),
-                    "gelu" => product.then(Epilogue::Gelu { bias: Some(&bias), pre: &mut pre }),
-                    "gelu'" => product.then(Epilogue::GeluBackward { pre: &pre }),
-                    "sums" => product.then(Epilogue::SumsOfB(&mut sums)),
+                    "bias" => product.then(MatmulEpilogue::Bias(&bias)),
+                    "gelu" => product.then(MatmulEpilogue::Gelu { bias: Some(&bias), pre: &mut pre }),
+                    "gelu'" => product.then(MatmulEpilogue::GeluBackward { pre: &pre }),
+                    "sums" => product.then(MatmulEpilogue::SumsOfB(&mut sums)),
                     _ => product,
                 }
                 .into(&mut c)
@@ -404,11 +404,11 @@ fn speed(cuda: &Cuda, device: &Device) {
             });
             2e-12 * (m as f64) * (n as f64) * (k as f64) / time
         };
-        println!("{name:<34}{:>12.1}{:>12.1}", rate(Search::Ranked), rate(Search::Timed));
+        println!("{name:<34}{:>12.1}{:>12.1}", rate(AlgorithmSearch::Ranked), rate(AlgorithmSearch::Timed));
     }
     for product in cuda.unfused_products().unwrap() {
         println!("  finished by our kernels: {product}");
     }
     cuda.allow_tf32(false).unwrap();
-    cuda.search_products(Search::Ranked).unwrap();
+    cuda.search_products(AlgorithmSearch::Ranked).unwrap();
 }

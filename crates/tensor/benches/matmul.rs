@@ -8,7 +8,7 @@
 use std::time::Instant;
 
 use espalier_tensor::cpu::Cpu;
-use espalier_tensor::cpu::gemm::{Matrix, MatrixMut, Packing, serial};
+use espalier_tensor::cpu::gemm::{GemmWorkspace, MatrixMut, MatrixRef, serial};
 use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::{Category, DType, Device, Float, Operand, Tensor, bf16, random};
 
@@ -131,9 +131,10 @@ fn slices<T: Float>((kind, m, n, k): (&str, usize, usize, usize), seconds: f64) 
     let data = |len, stream| numbers(len, stream).into_iter().map(T::from_f32).collect::<Vec<T>>();
     let (a, b, mut c) = (data(m * k, 1), data(k * n, 2), vec![0.0f32; m * n]);
     let cpu = Cpu::new(1).expect("a thread");
-    let packing = Packing::new::<T>(&cpu, 1, &[(m, n, k)]);
+    let packing = GemmWorkspace::new::<T>(&cpu, 1, &[(m, n, k)]);
     measure(seconds, 16, || {
-        let (a, b) = (Matrix::of(&a, if ta { m } else { k }, ta), Matrix::of(&b, if tb { k } else { n }, tb));
+        let (a, b) =
+            (MatrixRef::of(&a, if ta { m } else { k }, ta), MatrixRef::of(&b, if tb { k } else { n }, tb));
         serial(&packing, m, n, k, a, b, MatrixMut { data: &mut c, row_stride: n }, false);
     })
 }

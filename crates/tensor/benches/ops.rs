@@ -7,10 +7,10 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use espalier_tensor::cpu::{Cpu, Isa};
-use espalier_tensor::ops::activation::{self, Activation};
-use espalier_tensor::ops::dropout::Numbers;
-use espalier_tensor::ops::embedding::Rows;
-use espalier_tensor::ops::update::{self, Norms, Rule, Step, Target};
+use espalier_tensor::ops::activation::{self, ActivationFn};
+use espalier_tensor::ops::dropout::ElementNumbering;
+use espalier_tensor::ops::embedding::TableRows;
+use espalier_tensor::ops::update::{self, ParamUpdate, StepParams, TrustNorms, UpdateRule};
 use espalier_tensor::ops::{
     cast, cross_entropy, dropout, elementwise, embedding, layer_norm, reduce, rms_norm,
 };
@@ -59,7 +59,7 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
         println!("{name:<44} {:8.1} {:9.2}", bytes / seconds / 1e9, bytes / seconds / copy);
     };
     report("copy", copy, 1.0);
-    for kind in [Activation::Relu, Activation::Gelu, Activation::Silu] {
+    for kind in [ActivationFn::Relu, ActivationFn::Gelu, ActivationFn::Silu] {
         report(
             &format!("{kind:?}"),
             2.0 * bytes,
@@ -75,7 +75,10 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
     report(
         "dropout",
         2.0 * bytes,
-        time(|| (), |()| drop(black_box(dropout::apply(&x, 0.1, random::key(1, 2), Numbers::from(0))))),
+        time(
+            || (),
+            |()| drop(black_box(dropout::apply(&x, 0.1, random::key(1, 2), ElementNumbering::from(0)))),
+        ),
     );
     report("sum_rows", bytes, time(|| (), |()| drop(black_box(reduce::sum_rows(&x, Category::Gradients)))));
     report("squared_norm", bytes, time(|| (), |()| _ = black_box(reduce::squared_norm(&x).unwrap())));
@@ -102,7 +105,7 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
     let id = |i: u64| (random::uniform(random::key(3, 3), i).powi(6) * VOCAB as f64) as u32;
     let ids: Vec<u32> = (0..ROWS as u64).map(id).collect();
     let ids = Tensor::from_slice(device, &[1, ROWS], &ids, Category::Activations).unwrap();
-    let embed = time(|| (), |()| drop(black_box(embedding::backward(&ids, &dy, VOCAB, Rows::All))));
+    let embed = time(|| (), |()| drop(black_box(embedding::backward(&ids, &dy, VOCAB, TableRows::All))));
     report("embedding, backward (v 50257)", bytes + bytes * VOCAB as f64 / ROWS as f64, embed);
 
     for v in [10, VOCAB] {
@@ -112,7 +115,7 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
         let targets = Tensor::from_slice(device, &[rows], &targets, Category::Activations).unwrap();
         let prepare = || logits.duplicate(Category::Activations).unwrap();
         let work = |logits| {
-            let mut losses = cross_entropy::Losses::new(&targets).unwrap();
+            let mut losses = cross_entropy::LossAccumulator::new(&targets).unwrap();
             drop(black_box(losses.differentiate(logits, 1.0)));
             losses.total().unwrap();
         };
@@ -128,15 +131,15 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
     let mixed = dtype == DType::Bf16;
     let (beta1, beta2, eps) = (0.9, 0.999, 1e-8);
     for (name, rule) in [
-        ("momentum", Rule::Momentum { momentum: 0.9, nesterov: true }),
-        ("adam", Rule::Adam { beta1, beta2, eps, decoupled: true }),
-        ("lamb, with its norms", Rule::Lamb { beta1, beta2, eps, max_norm: f32::INFINITY }),
+        ("momentum", UpdateRule::Momentum { momentum: 0.9, nesterov: true }),
+        ("adam", UpdateRule::Adam { beta1, beta2, eps, decoupled: true }),
+        ("lamb, with its norms", UpdateRule::Lamb { beta1, beta2, eps, max_norm: f32::INFINITY }),
     ] {
         v.fill_zero().unwrap();
         let seconds = time(
             || (),
             |()| {
-                let target = Target {
+                let target = ParamUpdate {
                     rounding: None,
                     weight: &mut w,
                     master: mixed.then_some(&mut master),
@@ -146,8 +149,8 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
                     weight_decay: 0.1,
                     adapt: true,
                 };
-                let step = Step { lr: 1e-3, gradient_scale: 1.0, number: 3 };
-                update::step(rule, step, vec![target], Norms::Measured).unwrap();
+                let step = StepParams { lr: 1e-3, gradient_scale: 1.0, number: 3 };
+                update::step(rule, step, vec![target], TrustNorms::Measured).unwrap();
             },
         );
         report(name, traffic(rule.states() as f64), seconds);

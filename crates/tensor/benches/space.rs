@@ -8,9 +8,9 @@
 
 use std::time::Instant;
 
-use espalier_tensor::ops::conv::{self, Conv};
+use espalier_tensor::ops::conv::{self, ConvParams};
 use espalier_tensor::ops::padding::Padding;
-use espalier_tensor::ops::pool::{self, Pool};
+use espalier_tensor::ops::pool::{self, PoolParams};
 use espalier_tensor::ops::{attention, batch_norm};
 use espalier_tensor::{Category, DType, Device, Tensor, random};
 
@@ -111,7 +111,7 @@ impl Bench<'_> {
         println!("{name:12} {:>24}  forward      dx      dw   ms; GFLOP/s of each", "");
         let mut total = 0.0;
         for (i, &(side, c, o, kernel, stride, padding, times)) in layers.iter().enumerate() {
-            let conv = Conv { kernel, stride, padding: padding.into() };
+            let conv = ConvParams { kernel, stride, padding: padding.into() };
             let [out, _] = conv.output_size([side, side]);
             let shape = [BATCH, side, side, c];
             let (x, w) = (self.tensor(&shape), self.tensor(&[o, c, kernel, kernel]));
@@ -132,7 +132,7 @@ impl Bench<'_> {
     }
 
     fn pools(&self) {
-        let pool = Pool { kernel: 2, stride: 2, padding: Padding::NONE };
+        let pool = PoolParams { kernel: 2, stride: 2, padding: Padding::NONE };
         for (side, c) in [(24, 32), (32, 64), (16, 128)] {
             let shape = [128, side, side, c];
             let x = self.tensor(&shape);

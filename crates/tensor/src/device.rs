@@ -11,7 +11,7 @@ use crate::memory::Ledger;
 pub enum Device {
     /// The host's processor, through a pool of threads of its own.
     Cpu(Cpu),
-    /// An NVIDIA card.
+    /// An NVIDIA GPU.
     Cuda(Cuda),
 }
 
@@ -21,13 +21,13 @@ impl Device {
         Ok(Device::Cpu(Cpu::new(threads)?))
     }
 
-    /// A card, by the driver's number for it.
+    /// A GPU, by the driver's number for it.
     pub fn cuda(ordinal: usize) -> Result<Device> {
         Ok(Device::Cuda(Cuda::open(ordinal)?))
     }
 
     /// The same device as if it were another one, for work beside its own: a processor with as many threads again, or a handle
-    /// of the same card with a stream and memory of its own.
+    /// of the same GPU with a stream and memory of its own.
     pub fn another(&self) -> Result<Device> {
         match self {
             Device::Cpu(cpu) => Ok(Device::Cpu(Cpu::with_isa(cpu.threads(), cpu.isa())?)),
@@ -43,7 +43,7 @@ impl Device {
         }
     }
 
-    /// The same of the host's memory that its work takes: its own ledger where it is the host, another beside a card's.
+    /// The same of the host's memory that its work takes: its own ledger where it is the host, another beside a GPU's.
     pub fn host_ledger(&self) -> &Ledger {
         match self {
             Device::Cpu(cpu) => cpu.ledger(),
@@ -51,7 +51,7 @@ impl Device {
         }
     }
 
-    /// Bytes that it has for tensors, those that it holds already included: a card's memory, or what the system says is
+    /// Bytes that it has for tensors, those that it holds already included: a GPU's memory, or what the system says is
     /// available. None where the system does not say.
     pub fn memory(&self) -> Option<usize> {
         match self {
@@ -114,7 +114,7 @@ impl Device {
     }
 }
 
-/// The end of a host-only path that was handed a tensor of a card: each public operation chooses before it comes here.
+/// The end of a host-only path that was handed a tensor of a GPU: each public operation chooses before it comes here.
 #[track_caller]
 pub(crate) fn host_only() -> ! {
     panic!("the host's code of an operation was given a tensor of a GPU")

@@ -1,7 +1,7 @@
 //! What can go wrong below the level of models. Wrong shapes inside an operation are our own mistakes and
 //! panic with a message; what a user or a machine can cause is an [`Error`].
 
-use crate::memory::{Category, Size, Usage};
+use crate::memory::{ByteSize, Category, Usage};
 
 /// The crate's result type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -10,7 +10,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The device could not give the memory asked for.
-    #[error("out of memory: the device refused {} for {category}, beside {used} in use", Size(*.asked))]
+    #[error("out of memory: the device refused {} for {category}, beside {used} in use", ByteSize(*.asked))]
     OutOfMemory {
         /// Bytes asked for.
         asked: usize,
@@ -27,7 +27,7 @@ pub enum Error {
         /// The system's reason.
         why: String,
     },
-    /// There is no card, no driver, or a library of NVIDIA's is missing.
+    /// There is no GPU, no driver, or a library of NVIDIA's is missing.
     #[error("CUDA cannot be used: {why}")]
     NoCuda {
         /// What is missing, and what to do about it.
@@ -47,7 +47,7 @@ pub enum Error {
         /// Which, and what to do about it.
         what: String,
     },
-    /// A kernel's source does not compile for this card.
+    /// A kernel's source does not compile for this GPU.
     #[error("the kernels in {file} do not compile with {options}:\n{log}")]
     Compile {
         /// The file of kernels.

@@ -1,11 +1,11 @@
-//! Every file of kernels, gathered for the test that compiles them all without a card. Nothing else reads the list: an operation
-//! hands its own source to the card, so that `cuda` knows no operation.
+//! Every file of kernels, gathered for the test that compiles them all without a GPU. Nothing else reads the list: an operation
+//! hands its own source to the GPU, so that `cuda` knows no operation.
 
-use crate::cuda::Source;
-use crate::cuda::compile::{Target, compile, compile_quickly, version};
+use crate::cuda::KernelSource;
+use crate::cuda::compile::{CompileTarget, compile, compile_quickly, version};
 use crate::ops;
 
-const SOURCES: &[&Source] = &[
+const SOURCES: &[&KernelSource] = &[
     &ops::activation::cuda::SOURCE,
     &ops::argmax::cuda::SOURCE,
     &ops::attention::cuda::SOURCE,
@@ -44,7 +44,7 @@ fn files(folder: &std::path::Path, ending: &str) -> Vec<String> {
     entries.flat_map(of).filter(|name| name.ends_with(ending)).collect()
 }
 
-/// A file of kernels that is not in the list would be compiled for the first time on somebody's card.
+/// A file of kernels that is not in the list would be compiled for the first time on somebody's GPU.
 #[test]
 fn every_file_of_kernels_is_in_the_list() {
     let mut found = files(std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src")), ".cu");
@@ -54,7 +54,7 @@ fn every_file_of_kernels_is_in_the_list() {
     assert_eq!(found, listed);
 }
 
-/// Whether it compiles does not depend on how well: the long form makes the code that cards run.
+/// Whether it compiles does not depend on how well: the long form makes the code that GPUs run.
 #[test]
 fn every_source_compiles_for_ampere_and_hopper() {
     if let Err(e) = version() {
@@ -66,7 +66,9 @@ fn every_source_compiles_for_ampere_and_hopper() {
         for (number, build) in source.builds.iter().enumerate() {
             // No line of a kernel depends on which of the two it is for: what the first build shows of both, the others need not.
             let both = number == 0 || espalier_testing::long();
-            for target in [Target::Machine(80), Target::Machine(90)].into_iter().skip(usize::from(!both)) {
+            for target in
+                [CompileTarget::Machine(80), CompileTarget::Machine(90)].into_iter().skip(usize::from(!both))
+            {
                 let image = compile(source, build, target).unwrap_or_else(|e| panic!("{e}"));
                 assert!(image.starts_with(b"\x7fELF"), "{} {target}: not machine code", source.name);
             }

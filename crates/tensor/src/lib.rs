@@ -29,5 +29,5 @@ pub use half::{bf16, f16};
 pub use mask::Mask;
 pub use memory::{Booking, Category, HostCopy, Ledger};
 pub use operand::Operand;
-pub use saved::Saved;
-pub use tensor::{Coming, Tensor};
+pub use saved::StashedTensor;
+pub use tensor::{AsyncUpload, Tensor};

@@ -18,7 +18,7 @@ fn left_below(root: &Path) -> Option<u64> {
     let meminfo = read("proc/meminfo");
     let machine = field(&meminfo, "MemAvailable:").map(|kilobytes| kilobytes.saturating_mul(1024));
     let groups = read("proc/self/cgroup");
-    let limits = groups.lines().filter_map(Group::of).flat_map(|group| group.left(root));
+    let limits = groups.lines().filter_map(ControlGroup::of).flat_map(|group| group.left(root));
     machine.into_iter().chain(limits).min()
 }
 
@@ -31,19 +31,19 @@ fn field(text: &str, name: &str) -> Option<u64> {
 }
 
 /// A control group that counts memory, in the first or the second version of them.
-struct Group<'a> {
+struct ControlGroup<'a> {
     is_second: bool,
     path: &'a str,
 }
 
-impl Group<'_> {
+impl ControlGroup<'_> {
     /// From a line of `/proc/self/cgroup`: `0::/path`, or `4:cpu,memory:/path`.
-    fn of(line: &str) -> Option<Group<'_>> {
+    fn of(line: &str) -> Option<ControlGroup<'_>> {
         let mut parts = line.splitn(3, ':');
         let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
         let is_second = number == "0" && controllers.is_empty();
         let counts = is_second || controllers.split(',').any(|controller| controller == "memory");
-        counts.then_some(Group { is_second, path: path.trim_start_matches('/') })
+        counts.then_some(ControlGroup { is_second, path: path.trim_start_matches('/') })
     }
 
     /// What it and each group around it has left, where they have a limit. In a container its path may be that of the

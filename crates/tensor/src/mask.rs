@@ -22,12 +22,12 @@ const SPAN: usize = 128 * BLOCK;
 pub struct Mask {
     len: usize,
     kept: usize,
-    form: Form,
+    form: MaskStorage,
 }
 
 /// How a mask is stored.
 #[derive(Debug, Clone)]
-pub enum Form {
+pub enum MaskStorage {
     /// Bit `i % 32` of word `i / 32` says whether weight `i` is kept; `ranks[b]` counts the kept ones before block `b`.
     Bits {
         /// u32 `[ceil(len / 32)]`; bits past the end are zero.
@@ -36,15 +36,15 @@ pub enum Form {
         ranks: Tensor,
     },
     /// The kept places, ascending: where few are kept.
-    Places(Tensor),
+    Indices(Tensor),
 }
 
-impl Form {
+impl MaskStorage {
     /// The name printed for people.
     pub fn name(&self) -> &'static str {
         match self {
-            Form::Bits { .. } => "bits",
-            Form::Places(_) => "index",
+            MaskStorage::Bits { .. } => "bits",
+            MaskStorage::Indices(_) => "index",
         }
     }
 }
@@ -59,9 +59,9 @@ impl Mask {
     pub fn within(device: &Device, len: usize, words: &[u32], category: Category) -> Result<Mask> {
         let kept = words.iter().map(|word| word.count_ones() as usize).sum();
         if 4 * kept < Mask::bytes_as_bits(len) {
-            let places: Vec<u32> = ones(words).map(|place| place as u32).collect();
-            let places = Tensor::from_slice(device, &[kept], &places, category)?;
-            return Ok(Mask { len, kept, form: Form::Places(places) });
+            let indices: Vec<u32> = ones(words).map(|place| place as u32).collect();
+            let indices = Tensor::from_slice(device, &[kept], &indices, category)?;
+            return Ok(Mask { len, kept, form: MaskStorage::Indices(indices) });
         }
         Mask::bits_within(device, len, words, category)
     }
@@ -69,11 +69,11 @@ impl Mask {
     /// Books it as a mask that stays. This must be its only owner.
     pub fn book(&mut self) {
         match &mut self.form {
-            Form::Bits { words, ranks } => {
-                words.book_as(Category::Mask);
-                ranks.book_as(Category::Mask);
+            MaskStorage::Bits { words, ranks } => {
+                words.tag_memory(Category::Mask);
+                ranks.tag_memory(Category::Mask);
             }
-            Form::Places(places) => places.book_as(Category::Mask),
+            MaskStorage::Indices(indices) => indices.tag_memory(Category::Mask),
         }
     }
 
@@ -95,7 +95,7 @@ impl Mask {
             before
         };
         let ranks: Vec<u32> = words.chunks(BLOCK / 32).map(rank).collect();
-        let form = Form::Bits {
+        let form = MaskStorage::Bits {
             words: Tensor::from_slice(device, &[words.len()], words, category)?,
             ranks: Tensor::from_slice(device, &[ranks.len()], &ranks, category)?,
         };
@@ -120,22 +120,22 @@ impl Mask {
     /// What it lies in.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let (first, second) = match &self.form {
-            Form::Bits { words, ranks } => (words, Some(ranks)),
-            Form::Places(places) => (places, None),
+            MaskStorage::Bits { words, ranks } => (words, Some(ranks)),
+            MaskStorage::Indices(indices) => (indices, None),
         };
         [first].into_iter().chain(second)
     }
 
     /// How it is stored.
-    pub fn form(&self) -> &Form {
+    pub fn form(&self) -> &MaskStorage {
         &self.form
     }
 
     /// Bytes it takes.
     pub fn bytes(&self) -> usize {
         match &self.form {
-            Form::Bits { words, ranks } => words.byte_len() + ranks.byte_len(),
-            Form::Places(places) => places.byte_len(),
+            MaskStorage::Bits { words, ranks } => words.byte_len() + ranks.byte_len(),
+            MaskStorage::Indices(indices) => indices.byte_len(),
         }
     }
 
@@ -148,13 +148,13 @@ impl Mask {
         4 * (len.div_ceil(32) + len.div_ceil(BLOCK))
     }
 
-    /// Its bits, on the host. What a card failed at before shows here.
+    /// Its bits, on the host. What a GPU failed at before shows here.
     pub fn read_words(&self) -> Result<Vec<u32>> {
         Ok(match &self.form {
-            Form::Bits { words, .. } => words.read_u32()?,
-            Form::Places(places) => {
+            MaskStorage::Bits { words, .. } => words.read_u32()?,
+            MaskStorage::Indices(indices) => {
                 let mut words = vec![0u32; self.len.div_ceil(32)];
-                for place in places.read_u32()? {
+                for place in indices.read_u32()? {
                     words[place as usize / 32] |= 1 << (place % 32);
                 }
                 words
@@ -162,10 +162,10 @@ impl Mask {
         })
     }
 
-    /// As [`Mask::read_words`], for tests and tools to which a broken card is the end.
+    /// As [`Mask::read_words`], for tests and tools to which a broken GPU is the end.
     ///
     /// # Panics
-    /// Where the card failed in work queued before.
+    /// Where the GPU failed in work queued before.
     pub fn words(&self) -> Vec<u32> {
         self.read_words().unwrap_or_else(|e| panic!("{e}"))
     }
@@ -173,32 +173,32 @@ impl Mask {
     /// The device it is on.
     pub fn device(&self) -> Device {
         match &self.form {
-            Form::Bits { words, .. } => words.device(),
-            Form::Places(places) => places.device(),
+            MaskStorage::Bits { words, .. } => words.device(),
+            MaskStorage::Indices(indices) => indices.device(),
         }
     }
 
     /// Cuts the weights into spans for the threads of the host: by sizes alone, so that sums over them repeat.
-    pub(crate) fn spans(&self) -> Vec<Span> {
+    pub(crate) fn spans(&self) -> Vec<KeptSpan> {
         match &self.form {
-            Form::Bits { ranks, .. } => {
+            MaskStorage::Bits { ranks, .. } => {
                 let ranks = ranks.slice::<u32>();
                 let rank = |place: usize| ranks.get(place / BLOCK).map_or(self.kept, |rank| *rank as usize);
                 let span = |i: usize| {
                     let (start, end) = (i * SPAN, ((i + 1) * SPAN).min(self.len));
                     let last = if end == self.len { self.kept } else { rank(end) };
-                    Span { dense: start..end, kept: rank(start)..last }
+                    KeptSpan { dense: start..end, kept: rank(start)..last }
                 };
                 (0..self.len.div_ceil(SPAN)).map(span).collect()
             }
-            Form::Places(places) => {
-                let places = places.slice::<u32>();
+            MaskStorage::Indices(indices) => {
+                let indices = indices.slice::<u32>();
                 let begin =
-                    |k: usize| if k == 0 { 0 } else { places.get(k).map_or(self.len, |p| *p as usize) };
+                    |k: usize| if k == 0 { 0 } else { indices.get(k).map_or(self.len, |p| *p as usize) };
                 let span = |i: usize| {
                     let kept = i * PIECE..((i + 1) * PIECE).min(self.kept);
                     let end = if kept.end == self.kept { self.len } else { begin(kept.end) };
-                    Span { dense: begin(kept.start)..end, kept }
+                    KeptSpan { dense: begin(kept.start)..end, kept }
                 };
                 (0..self.kept.div_ceil(PIECE).max(1)).map(span).collect()
             }
@@ -208,16 +208,16 @@ impl Mask {
     /// Calls `visit(k, p)` for each kept weight of a span, in order: its place among the span's kept ones, and among
     /// all of the span's weights.
     #[inline(always)]
-    pub(crate) fn each(&self, span: &Span, mut visit: impl FnMut(usize, usize)) {
+    pub(crate) fn each(&self, span: &KeptSpan, mut visit: impl FnMut(usize, usize)) {
         match &self.form {
-            Form::Bits { words, .. } => {
+            MaskStorage::Bits { words, .. } => {
                 let words = &words.slice::<u32>()[span.dense.start / 32..span.dense.end.div_ceil(32)];
                 for (k, place) in ones(words).enumerate() {
                     visit(k, place);
                 }
             }
-            Form::Places(places) => {
-                for (k, place) in places.slice::<u32>()[span.kept.clone()].iter().enumerate() {
+            MaskStorage::Indices(indices) => {
+                for (k, place) in indices.slice::<u32>()[span.kept.clone()].iter().enumerate() {
                     visit(k, *place as usize - span.dense.start);
                 }
             }
@@ -230,7 +230,7 @@ impl Mask {
     pub(crate) fn each_number(&self, numbers: Range<usize>, mut visit: impl FnMut(usize, usize)) {
         match &self.form {
             _ if numbers.is_empty() => {}
-            Form::Bits { words, ranks } => {
+            MaskStorage::Bits { words, ranks } => {
                 // The last block before which there are not more.
                 let ranks = ranks.slice::<u32>();
                 let block = ranks.partition_point(|rank| *rank as usize <= numbers.start) - 1;
@@ -238,8 +238,8 @@ impl Mask {
                 let kept = ones(&words.slice::<u32>()[first / 32..]).skip(skipped).take(numbers.len());
                 kept.enumerate().for_each(|(k, place)| visit(k, first + place));
             }
-            Form::Places(places) => {
-                let kept = places.slice::<u32>()[numbers].iter().enumerate();
+            MaskStorage::Indices(indices) => {
+                let kept = indices.slice::<u32>()[numbers].iter().enumerate();
                 kept.for_each(|(k, place)| visit(k, *place as usize));
             }
         }
@@ -248,7 +248,7 @@ impl Mask {
 
 /// A range of weights, and the range that its kept ones take in a compressed tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Span {
+pub(crate) struct KeptSpan {
     pub(crate) dense: Range<usize>,
     pub(crate) kept: Range<usize>,
 }
@@ -305,14 +305,14 @@ mod tests {
                     if matches!(device, Device::Cuda(_)) {
                         continue;
                     }
-                    let mut places = Vec::new();
+                    let mut indices = Vec::new();
                     let (mut dense, mut kept) = (0, 0);
                     for span in mask.spans() {
                         prop_assert_eq!((span.dense.start, span.kept.start), (dense, kept));
                         (dense, kept) = (span.dense.end, span.kept.end);
                         mask.each(&span, |k, p| {
-                            assert_eq!(places.len(), span.kept.start + k);
-                            places.push(span.dense.start + p);
+                            assert_eq!(indices.len(), span.kept.start + k);
+                            indices.push(span.dense.start + p);
                         });
                     }
                     for numbers in [0..kept, kept / 3..kept / 2, kept / 2..kept, kept..kept] {
@@ -325,7 +325,7 @@ mod tests {
                     }
                     prop_assert_eq!(kept, expected.len());
                     prop_assert!(dense == len || len == 0);
-                    prop_assert_eq!(&places, &expected);
+                    prop_assert_eq!(&indices, &expected);
                 }
             }
         }

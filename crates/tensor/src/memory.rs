@@ -19,7 +19,7 @@ pub enum Category {
     Mask,
     /// What pruning scores weights by: sums of gradients in f32, and copies of weights to take them at.
     Scoring,
-    /// What the forward pass keeps for the backward pass; see [`Saved`](crate::Saved).
+    /// What the forward pass keeps for the backward pass; see [`StashedTensor`](crate::StashedTensor).
     Activations,
     /// What flows between layers and ranks: outputs on their way, gradients of activations, samples, messages of a pipeline.
     Transient,
@@ -91,9 +91,9 @@ impl Gauge {
 
 /// A number of bytes as a person reads it: `1.21 GB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Size(pub usize);
+pub struct ByteSize(pub usize);
 
-impl fmt::Display for Size {
+impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 as f64 {
             n if n >= 1e9 => write!(f, "{:.2} GB", n / 1e9),
@@ -111,10 +111,10 @@ pub struct Usage(pub [usize; Category::ALL.len()]);
 /// `1.21 GB (weights 0.40 GB, activations 0.81 GB)`
 impl fmt::Display for Usage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", Size(self.0.iter().sum()))?;
+        write!(f, "{}", ByteSize(self.0.iter().sum()))?;
         let held = Category::ALL.into_iter().zip(self.0).filter(|(_, bytes)| *bytes > 0);
         for (i, (category, bytes)) in held.enumerate() {
-            write!(f, "{}{category} {}", if i == 0 { " (" } else { ", " }, Size(bytes))?;
+            write!(f, "{}{category} {}", if i == 0 { " (" } else { ", " }, ByteSize(bytes))?;
         }
         if self.0.iter().any(|bytes| *bytes > 0) { f.write_str(")") } else { Ok(()) }
     }
@@ -132,15 +132,15 @@ struct Gauges {
 
 /// What a buffer is booked as: its category or, where that is transient and a backward pass waits for it, activations.
 #[derive(Debug)]
-pub(crate) struct Label {
+pub(crate) struct BufferLabel {
     category: Category,
-    /// How many [`Saved`](crate::Saved) hold the buffer.
+    /// How many [`StashedTensor`](crate::StashedTensor) hold the buffer.
     saved: AtomicUsize,
 }
 
-impl Label {
-    pub fn new(category: Category) -> Label {
-        Label { category, saved: AtomicUsize::new(0) }
+impl BufferLabel {
+    pub fn new(category: Category) -> BufferLabel {
+        BufferLabel { category, saved: AtomicUsize::new(0) }
     }
 
     /// The category of a buffer that nothing waits for.

@@ -5,13 +5,13 @@ use crate::tensor::Tensor;
 /// A tensor that is kept for a backward pass. While one of these holds it, what would be transient is booked as activations,
 /// however many do: so that category is what lies between forward and backward, to the byte.
 #[derive(Debug)]
-pub struct Saved(Tensor);
+pub struct StashedTensor(Tensor);
 
-impl Saved {
+impl StashedTensor {
     /// Books the tensor as an activation until it is taken or dropped.
-    pub fn new(tensor: Tensor) -> Saved {
+    pub fn new(tensor: Tensor) -> StashedTensor {
         tensor.save();
-        Saved(tensor)
+        StashedTensor(tensor)
     }
 
     /// Lets go of it: it is on its way again.
@@ -20,7 +20,7 @@ impl Saved {
     }
 }
 
-impl Drop for Saved {
+impl Drop for StashedTensor {
     fn drop(&mut self) {
         self.0.release();
     }
@@ -36,7 +36,7 @@ mod tests {
         let device = Device::cpu(1).unwrap();
         let held = |category| device.ledger().current(category);
         let x = Tensor::zeros(&device, &[4], DType::F32, Category::Transient).unwrap();
-        let (first, second) = (Saved::new(x.clone()), Saved::new(x.clone().reshape(&[2, 2])));
+        let (first, second) = (StashedTensor::new(x.clone()), StashedTensor::new(x.clone().reshape(&[2, 2])));
         assert_eq!((held(Category::Activations), held(Category::Transient)), (16, 0), "counted once");
         drop(first);
         assert_eq!(held(Category::Activations), 16);
@@ -46,7 +46,7 @@ mod tests {
         assert_eq!((device.ledger().total(), device.ledger().peak(Category::Activations)), (0, 16));
         // What is no transient stays what it is.
         let weight = Tensor::zeros(&device, &[4], DType::F32, Category::Weights).unwrap();
-        let _saved = Saved::new(weight);
+        let _saved = StashedTensor::new(weight);
         assert_eq!((held(Category::Weights), held(Category::Activations)), (16, 0));
     }
 }

@@ -21,16 +21,16 @@ use crate::with_float;
 /// A contiguous, row-major, reference-counted array on a device.
 #[derive(Debug, Clone)]
 pub struct Tensor {
-    storage: Storage,
+    storage: TensorStorage,
     dtype: DType,
     shape: Vec<usize>,
 }
 
 /// Whose memory holds the elements.
 #[derive(Debug, Clone)]
-enum Storage {
-    Cpu(Arc<cpu::buffer::Buffer>),
-    Cuda(Arc<cuda::buffer::Buffer>),
+enum TensorStorage {
+    Cpu(Arc<cpu::buffer::HostBuffer>),
+    Cuda(Arc<cuda::buffer::CudaBuffer>),
 }
 
 impl Tensor {
@@ -38,8 +38,8 @@ impl Tensor {
     pub fn empty(device: &Device, shape: &[usize], dtype: DType, category: Category) -> Result<Tensor> {
         let bytes = shape.iter().product::<usize>() * dtype.bytes();
         let storage = match device {
-            Device::Cpu(cpu) => Storage::Cpu(Arc::new(cpu.allocate(bytes, category)?)),
-            Device::Cuda(cuda) => Storage::Cuda(Arc::new(cuda.allocate(bytes, category)?)),
+            Device::Cpu(cpu) => TensorStorage::Cpu(Arc::new(cpu.allocate(bytes, category)?)),
+            Device::Cuda(cuda) => TensorStorage::Cuda(Arc::new(cuda.allocate(bytes, category)?)),
         };
         Ok(Tensor { storage, dtype, shape: shape.to_vec() })
     }
@@ -71,8 +71,8 @@ impl Tensor {
     /// The device that holds it.
     pub fn device(&self) -> Device {
         match &self.storage {
-            Storage::Cpu(buffer) => Device::Cpu(buffer.cpu().clone()),
-            Storage::Cuda(buffer) => Device::Cuda(buffer.cuda().clone()),
+            TensorStorage::Cpu(buffer) => Device::Cpu(buffer.cpu().clone()),
+            TensorStorage::Cuda(buffer) => Device::Cuda(buffer.cuda().clone()),
         }
     }
 
@@ -129,8 +129,8 @@ impl Tensor {
     pub fn duplicate(&self, category: Category) -> Result<Tensor> {
         let mut copy = self.empty_like(category)?;
         match &self.storage {
-            Storage::Cpu(buffer) => copy.bytes_mut().copy_from_slice(buffer.bytes()),
-            Storage::Cuda(buffer) => copy.cuda_buffer_mut().copy_from(buffer)?,
+            TensorStorage::Cpu(buffer) => copy.bytes_mut().copy_from_slice(buffer.bytes()),
+            TensorStorage::Cuda(buffer) => copy.cuda_buffer_mut().copy_from(buffer)?,
         }
         Ok(copy)
     }
@@ -138,8 +138,8 @@ impl Tensor {
     /// Sets all its elements to zero; this must be its only owner.
     pub fn fill_zero(&mut self) -> Result<()> {
         match &mut self.storage {
-            Storage::Cpu(_) => self.bytes_mut().fill(0),
-            Storage::Cuda(_) => self.cuda_buffer_mut().fill(0)?,
+            TensorStorage::Cpu(_) => self.bytes_mut().fill(0),
+            TensorStorage::Cuda(_) => self.cuda_buffer_mut().fill(0)?,
         }
         Ok(())
     }
@@ -159,49 +159,57 @@ impl Tensor {
     /// Its bytes; the host must be its device.
     pub fn bytes(&self) -> &[u8] {
         match &self.storage {
-            Storage::Cpu(buffer) => buffer.bytes(),
-            Storage::Cuda(_) => panic!("the host was to read a tensor {:?} that is on a GPU", self.shape),
+            TensorStorage::Cpu(buffer) => buffer.bytes(),
+            TensorStorage::Cuda(_) => {
+                panic!("the host was to read a tensor {:?} that is on a GPU", self.shape)
+            }
         }
     }
 
     /// Its bytes for writing; as [`Tensor::bytes`].
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match &mut self.storage {
-            Storage::Cpu(buffer) => only(buffer).bytes_mut(),
-            Storage::Cuda(_) => panic!("the host was to write a tensor {:?} that is on a GPU", self.shape),
+            TensorStorage::Cpu(buffer) => only(buffer).bytes_mut(),
+            TensorStorage::Cuda(_) => {
+                panic!("the host was to write a tensor {:?} that is on a GPU", self.shape)
+            }
         }
     }
 
-    /// Where a card keeps it, as long as it lives: recorded work knows tensors by that. None on the host.
+    /// Where a GPU keeps it, as long as it lives: recorded work knows tensors by that. None on the host.
     pub fn cuda_address(&self) -> Option<u64> {
         match &self.storage {
-            Storage::Cuda(buffer) => Some(buffer.address()),
-            Storage::Cpu(_) => None,
+            TensorStorage::Cuda(buffer) => Some(buffer.address()),
+            TensorStorage::Cpu(_) => None,
         }
     }
 
-    /// Its buffer on a card, which must be its device.
-    pub fn cuda_buffer(&self) -> &cuda::buffer::Buffer {
+    /// Its buffer on a GPU, which must be its device.
+    pub fn cuda_buffer(&self) -> &cuda::buffer::CudaBuffer {
         match &self.storage {
-            Storage::Cuda(buffer) => buffer,
-            Storage::Cpu(_) => panic!("a GPU was to read a tensor {:?} that is on the host", self.shape),
+            TensorStorage::Cuda(buffer) => buffer,
+            TensorStorage::Cpu(_) => {
+                panic!("a GPU was to read a tensor {:?} that is on the host", self.shape)
+            }
         }
     }
 
-    /// Its buffer on a card for writing; as [`Tensor::cuda_buffer`].
-    pub fn cuda_buffer_mut(&mut self) -> &mut cuda::buffer::Buffer {
+    /// Its buffer on a GPU for writing; as [`Tensor::cuda_buffer`].
+    pub fn cuda_buffer_mut(&mut self) -> &mut cuda::buffer::CudaBuffer {
         match &mut self.storage {
-            Storage::Cuda(buffer) => only(buffer),
-            Storage::Cpu(_) => panic!("a GPU was to write a tensor {:?} that is on the host", self.shape),
+            TensorStorage::Cuda(buffer) => only(buffer),
+            TensorStorage::Cpu(_) => {
+                panic!("a GPU was to write a tensor {:?} that is on the host", self.shape)
+            }
         }
     }
 
-    /// Its bytes on the host: borrowed where the device is the host, a copy otherwise. What a card failed at before
+    /// Its bytes on the host: borrowed where the device is the host, a copy otherwise. What a GPU failed at before
     /// shows here.
     pub fn read_bytes(&self) -> Result<Cow<'_, [u8]>> {
         match &self.storage {
-            Storage::Cpu(buffer) => Ok(Cow::Borrowed(buffer.bytes())),
-            Storage::Cuda(buffer) => {
+            TensorStorage::Cpu(buffer) => Ok(Cow::Borrowed(buffer.bytes())),
+            TensorStorage::Cuda(buffer) => {
                 let mut bytes = vec![0; buffer.len()];
                 buffer.download(&mut bytes)?;
                 Ok(Cow::Owned(bytes))
@@ -209,10 +217,10 @@ impl Tensor {
         }
     }
 
-    /// As [`Tensor::read_bytes`], for tests and tools to which a broken card is the end.
+    /// As [`Tensor::read_bytes`], for tests and tools to which a broken GPU is the end.
     ///
     /// # Panics
-    /// Where the card failed in work queued before, as it then has no bytes to give.
+    /// Where the GPU failed in work queued before, as it then has no bytes to give.
     pub fn host_bytes(&self) -> Cow<'_, [u8]> {
         self.read_bytes().unwrap_or_else(|e| panic!("{e}"))
     }
@@ -220,42 +228,42 @@ impl Tensor {
     /// Overwrites it with bytes of the host.
     pub fn copy_from_host(&mut self, bytes: &[u8]) -> Result<()> {
         match &mut self.storage {
-            Storage::Cpu(_) => self.bytes_mut().copy_from_slice(bytes),
-            Storage::Cuda(_) => self.cuda_buffer_mut().upload(bytes)?,
+            TensorStorage::Cpu(_) => self.bytes_mut().copy_from_slice(bytes),
+            TensorStorage::Cuda(_) => self.cuda_buffer_mut().upload(bytes)?,
         }
         Ok(())
     }
 
     /// Books its memory under another category: what an operation made as workspace may be kept. This must be its only
     /// owner.
-    pub fn book_as(&mut self, category: Category) {
+    pub fn tag_memory(&mut self, category: Category) {
         match &mut self.storage {
-            Storage::Cpu(buffer) => only(buffer).book_as(category),
-            Storage::Cuda(buffer) => only(buffer).book_as(category),
+            TensorStorage::Cpu(buffer) => only(buffer).tag_memory(category),
+            TensorStorage::Cuda(buffer) => only(buffer).tag_memory(category),
         }
     }
 
-    /// Books its buffer as what a backward pass waits for: see [`Saved`](crate::Saved).
+    /// Books its buffer as what a backward pass waits for: see [`StashedTensor`](crate::StashedTensor).
     pub(crate) fn save(&self) {
         match &self.storage {
-            Storage::Cpu(buffer) => buffer.save(),
-            Storage::Cuda(buffer) => buffer.save(),
+            TensorStorage::Cpu(buffer) => buffer.save(),
+            TensorStorage::Cuda(buffer) => buffer.save(),
         }
     }
 
     /// The end of that.
     pub(crate) fn release(&self) {
         match &self.storage {
-            Storage::Cpu(buffer) => buffer.release(),
-            Storage::Cuda(buffer) => buffer.release(),
+            TensorStorage::Cpu(buffer) => buffer.release(),
+            TensorStorage::Cuda(buffer) => buffer.release(),
         }
     }
 
     /// Whether nobody else holds its buffer, so that it may be written to.
     pub fn is_unique(&mut self) -> bool {
         match &mut self.storage {
-            Storage::Cpu(buffer) => Arc::get_mut(buffer).is_some(),
-            Storage::Cuda(buffer) => Arc::get_mut(buffer).is_some(),
+            TensorStorage::Cpu(buffer) => Arc::get_mut(buffer).is_some(),
+            TensorStorage::Cuda(buffer) => Arc::get_mut(buffer).is_some(),
         }
     }
 
@@ -285,10 +293,10 @@ impl Tensor {
         Ok(HostCopy::new(self.device().host_ledger(), self.read_f32()?))
     }
 
-    /// As [`Tensor::read_f32`], for tests and tools to which a broken card is the end.
+    /// As [`Tensor::read_f32`], for tests and tools to which a broken GPU is the end.
     ///
     /// # Panics
-    /// Where the card failed in work queued before.
+    /// Where the GPU failed in work queued before.
     pub fn to_f32(&self) -> Vec<f32> {
         self.read_f32().unwrap_or_else(|e| panic!("{e}"))
     }
@@ -308,44 +316,44 @@ impl Tensor {
     }
 }
 
-/// A tensor that is on its way to its device, while that is at work on others: see [`Coming::land`].
+/// A tensor that is on its way to its device, while that is at work on others: see [`AsyncUpload::land`].
 #[derive(Debug)]
-pub struct Coming {
-    storage: ComingStorage,
+pub struct AsyncUpload {
+    storage: UploadStorage,
     dtype: DType,
     shape: Vec<usize>,
 }
 
 #[derive(Debug)]
-enum ComingStorage {
+enum UploadStorage {
     /// The host has nothing to wait for.
     Cpu(Tensor),
-    Cuda(cuda::ahead::Sent),
+    Cuda(cuda::upload::CudaUpload),
 }
 
-impl Coming {
+impl AsyncUpload {
     /// Starts to copy a slice to a device. Any thread may; until it lands it is booked as workspace.
-    pub fn send<T: Element>(device: &Device, shape: &[usize], data: &[T]) -> Result<Coming> {
+    pub fn send<T: Element>(device: &Device, shape: &[usize], data: &[T]) -> Result<AsyncUpload> {
         assert_eq!(shape.iter().product::<usize>(), data.len(), "a copy of another length");
         let category = Category::Workspace;
         let storage = match device {
-            Device::Cpu(_) => ComingStorage::Cpu(Tensor::from_slice(device, shape, data, category)?),
-            Device::Cuda(cuda) => ComingStorage::Cuda(cuda.send(bytemuck::cast_slice(data), category)?),
+            Device::Cpu(_) => UploadStorage::Cpu(Tensor::from_slice(device, shape, data, category)?),
+            Device::Cuda(cuda) => UploadStorage::Cuda(cuda.send(bytemuck::cast_slice(data), category)?),
         };
-        Ok(Coming { storage, dtype: T::DTYPE, shape: shape.to_vec() })
+        Ok(AsyncUpload { storage, dtype: T::DTYPE, shape: shape.to_vec() })
     }
 
     /// The tensor: what is queued from now on waits for it, the host does not.
-    pub fn land(self, category: Category) -> Result<Tensor> {
+    pub fn wait(self, category: Category) -> Result<Tensor> {
         let mut tensor = match self.storage {
-            ComingStorage::Cpu(tensor) => tensor,
-            ComingStorage::Cuda(sent) => Tensor {
-                storage: Storage::Cuda(Arc::new(sent.land()?)),
+            UploadStorage::Cpu(tensor) => tensor,
+            UploadStorage::Cuda(sent) => Tensor {
+                storage: TensorStorage::Cuda(Arc::new(sent.wait()?)),
                 dtype: self.dtype,
                 shape: self.shape,
             },
         };
-        tensor.book_as(category);
+        tensor.tag_memory(category);
         Ok(tensor)
     }
 }

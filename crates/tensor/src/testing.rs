@@ -1,7 +1,7 @@
 //! What the tests of the operations share.
 //!
 //! A test computes on every instruction set, in both float types and on one, two and three threads, whose bits
-//! must agree, and compares with a plain reference in f64. A card, where there is one, follows the instruction
+//! must agree, and compares with a plain reference in f64. A GPU, where there is one, follows the instruction
 //! sets and computes three times, to the same bits. Inputs are numbers that bf16 holds exactly, so that one
 //! reference serves both types.
 
@@ -13,12 +13,12 @@ use crate::cpu::{Cpu, Isa};
 use crate::cuda::Cuda;
 use crate::{Category, DType, Device, Float, Tensor, bf16, random};
 
-/// For every instruction set, the device with one, two and three threads; then, where a card is found, three
+/// For every instruction set, the device with one, two and three threads; then, where a GPU is found, three
 /// handles of it. The host comes first, for tests that only make sense there.
 pub fn devices() -> &'static [[Device; 3]] {
     static DEVICES: OnceLock<Vec<[Device; 3]>> = OnceLock::new();
     if let Some(why) = no_gpu() {
-        // Each test by itself: it is one more that nobody has seen on a card.
+        // Each test by itself: it is one more that nobody has seen on a GPU.
         skipped(Need::Cuda, why);
     }
     DEVICES.get_or_init(|| {
@@ -29,7 +29,7 @@ pub fn devices() -> &'static [[Device; 3]] {
     })
 }
 
-/// Why this machine cannot use a card, where it cannot.
+/// Why this machine cannot use a GPU, where it cannot.
 fn no_gpu() -> Option<&'static str> {
     static WHY: OnceLock<Option<String>> = OnceLock::new();
     let why = || Some(Cuda::probe()).filter(|probe| !probe.usable()).map(|probe| probe.missing.join("; "));

@@ -1,6 +1,6 @@
 //! What the tests of all crates share: how one says that it could not test something here, and how long it may take.
 //!
-//! A test that finds no card, no MPI or no Python passes, since there is nothing wrong with the program. So that nobody takes
+//! A test that finds no GPU, no MPI or no Python passes, since there is nothing wrong with the program. So that nobody takes
 //! that for having been tested, it goes through [`skipped`]: `./check` lists all of them at its end, and where
 //! `ESPALIER_REQUIRE=cuda,mpi` says that a machine has these, skipping for want of them is a failure.
 //!

@@ -14,9 +14,11 @@ use std::time::{Duration, Instant};
 
 use espalier_comm::Communicator;
 use espalier_comm::threads;
-use espalier_plan::schedule::{Name, Options, Pass, Schedule, Timeline, UnitCosts, Units};
+use espalier_plan::schedule::{
+    Pass, PassUnits, Schedule, ScheduleName, ScheduleOptions, Timeline, UnitCosts,
+};
 use espalier_tensor::{Category, DType, Device, Tensor};
-use espalier_train::step::{Executor, Kind, Span, Trace};
+use espalier_train::step::{Executor, Trace, TraceKind, TraceSpan};
 use espalier_train::{Error, Result};
 
 use paced::{Effort, Paced, Passes, Piece};
@@ -44,16 +46,16 @@ fn passes() -> Passes {
 /// What one round showed.
 #[derive(Clone, Copy)]
 struct Round {
-    /// The share of all ranks' time, from the first pass to the last, in which they compute nothing.
+    /// The fraction of all ranks' time, from the first pass to the last, in which they compute nothing.
     bubble: f64,
-    /// The standard deviation of a unit's time as a share of its mean, over all passes.
+    /// The standard deviation of a unit's time as a fraction of its mean, over all passes.
     spread: f64,
 }
 
 impl Round {
-    fn of(ranks: &[Vec<Span>]) -> Round {
-        let pass = |span: &Span| match span.kind {
-            Kind::Compute { pass, .. } => {
+    fn of(ranks: &[Vec<TraceSpan>]) -> Round {
+        let pass = |span: &TraceSpan| match span.kind {
+            TraceKind::Compute { pass, .. } => {
                 Some((span.start, span.end, if pass == Pass::Backward { 2.0 } else { 1.0 }))
             }
             _ => None,
@@ -71,7 +73,7 @@ impl Round {
 
 fn measured(schedule: &Schedule, sleeps: bool) -> Round {
     let origin = Instant::now();
-    let run = |world: Communicator| -> Result<Vec<Span>> {
+    let run = |world: Communicator| -> Result<Vec<TraceSpan>> {
         let device = Device::cpu(1)?;
         device.enter(|| {
             let mut effort = match sleeps {
@@ -113,15 +115,16 @@ fn main() {
 /// Measures every schedule of a shape, and prints a line for each.
 fn compare(stages: usize, micro_batches: usize, sleeps: bool) {
     let names = [
-        Name::Gpipe,
-        Name::OneFOneB,
-        Name::Chimera,
-        Name::ChimeraDoubling,
-        Name::ZbH1,
-        Name::Interleaved,
-        Name::Axonn,
+        ScheduleName::Gpipe,
+        ScheduleName::OneFOneB,
+        ScheduleName::Chimera,
+        ScheduleName::ChimeraDoubling,
+        ScheduleName::ZbH1,
+        ScheduleName::Interleaved,
+        ScheduleName::Axonn,
     ];
-    let schedule = |name: &Name| name.schedule(&Options::new(stages, micro_batches)).expect("it fits");
+    let schedule =
+        |name: &ScheduleName| name.schedule(&ScheduleOptions::new(stages, micro_batches)).expect("it fits");
     let schedules: Vec<Schedule> = names.iter().map(schedule).collect();
     let mut rounds = vec![Vec::new(); schedules.len()];
     for round in 0..ROUNDS.1 {
@@ -134,7 +137,7 @@ fn compare(stages: usize, micro_batches: usize, sleeps: bool) {
         }
     }
     for (schedule, mut of) in schedules.iter().zip(rounds) {
-        let costs = UnitCosts::new(schedule, Units::default());
+        let costs = UnitCosts::new(schedule, PassUnits::default());
         let timeline = Timeline::walk(schedule, &costs).expect("a schedule of ours");
         let ideal = timeline.idle.iter().sum::<f64>() / (stages as f64 * timeline.end);
         of.sort_by(|a: &Round, b: &Round| a.bubble.total_cmp(&b.bubble));

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use espalier_data::Dataset;
 use espalier_plan::Plan;
 use espalier_plan::config::RunFile;
-use espalier_plan::schedule::Name;
+use espalier_plan::schedule::ScheduleName;
 use espalier_tensor::Device;
 use espalier_train::parallel::on_threads;
 use espalier_train::trainer::Trainer;
@@ -69,7 +69,7 @@ fn run(text: &str, set: &[String], steps: usize) -> Option<Vec<[f64; 2]>> {
         return Some(shown(Trainer::new(plan, dataset, &device).expect("a trainer")).expect("steps"));
     }
     let all = on_threads(&mesh, &device, |ranks, device| {
-        shown(Trainer::among(plan.clone(), dataset.clone(), device, ranks)?)
+        shown(Trainer::distributed(plan.clone(), dataset.clone(), device, ranks)?)
     });
     all.expect("all ranks end well").into_iter().next()
 }
@@ -100,9 +100,14 @@ fn main() {
                 let alone = [&base[..], &[format!("train.micro_batches={}", micro_batches * data)]].concat();
                 let alone = run(text, &alone, steps).expect("one rank can always");
                 let mut line = String::new();
-                for name in
-                    [Name::Gpipe, Name::OneFOneB, Name::Interleaved, Name::Chimera, Name::ZbH1, Name::Axonn]
-                {
+                for name in [
+                    ScheduleName::Gpipe,
+                    ScheduleName::OneFOneB,
+                    ScheduleName::Interleaved,
+                    ScheduleName::Chimera,
+                    ScheduleName::ZbH1,
+                    ScheduleName::Axonn,
+                ] {
                     let set = [
                         format!("train.micro_batches={micro_batches}"),
                         format!("parallel.pipeline={stages}"),

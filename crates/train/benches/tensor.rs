@@ -35,7 +35,7 @@ impl Setting {
         let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
         let device = Device::cpu(threads).expect("a processor");
         let steps = on_threads(&mesh, &device, |ranks, device| -> Result<f64> {
-            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+            let mut trainer = Trainer::distributed(plan.clone(), dataset.clone(), device, ranks)?;
             let times = (0..STEPS).map(|_| Ok(trainer.step()?.seconds)).collect::<Result<Vec<f64>>>()?;
             Ok(times[1..].iter().copied().fold(f64::INFINITY, f64::min))
         });

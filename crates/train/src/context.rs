@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use espalier_comm::Reduce;
-use espalier_data::{Dataset, Feed, Order, Split};
+use espalier_data::{DataLoader, DataSplit, Dataset, SampleOrder};
 use espalier_nn::weights::ParameterId;
 use espalier_plan::layout::LocalModel;
 use espalier_plan::{ParamPlan, Plan, RankParams};
@@ -12,13 +12,13 @@ use espalier_tensor::{DType, Device, Tensor};
 
 use crate::Result;
 use crate::parallel::Ranks;
-use crate::parallel::groups::Groups;
 use crate::parallel::model::ModelParallel;
+use crate::parallel::reduce_groups::ReduceGroups;
 use crate::stage::Stage;
 
 /// What a rank knows. Weights, masks and state are not here: they change.
 #[derive(Debug)]
-pub struct Context {
+pub struct TrainContext {
     /// What is to be done.
     pub plan: Plan,
     /// Steps of the whole run.
@@ -28,9 +28,9 @@ pub struct Context {
     /// What it has of each parameter, and with whom.
     pub params: RankParams,
     /// The groups that share parameters.
-    pub groups: Groups,
+    pub groups: ReduceGroups,
     /// The ranks that have parts of the same layers.
-    pub peers: ModelParallel,
+    pub model_parallel: ModelParallel,
     /// The parts of the model that it holds.
     pub stage: Stage,
     /// The device that holds its tensors.
@@ -40,29 +40,29 @@ pub struct Context {
     /// Where samples come from.
     pub dataset: Arc<Dataset>,
     /// The order in which training samples are met.
-    pub order: Order,
+    pub order: SampleOrder,
     /// Training batches, the next one ahead of its time.
-    pub feed: Feed,
+    pub feed: DataLoader,
 }
 
-impl Context {
+impl TrainContext {
     /// A rank of a plan; all ranks of the world must come.
     pub fn new(
         plan: Plan,
         dataset: impl Into<Arc<Dataset>>,
         device: &Device,
         ranks: Ranks,
-    ) -> Result<Context> {
+    ) -> Result<TrainContext> {
         let dataset = dataset.into();
         let dtype = espalier_nn::dtype(plan.storage.precision);
         let stage = Stage::new(&plan, &ranks)?;
         let params = plan.params(ranks.rank())?;
-        Ok(Context {
-            steps: plan.total_steps(dataset.len(Split::Train)) as u64,
-            peers: ModelParallel::of(&plan.layout, &ranks),
-            groups: Groups::form(&plan, &params, &ranks)?,
-            order: Order::new(plan.seed, dataset.len(Split::Train)),
-            feed: Feed::new(dataset.clone(), device, dtype),
+        Ok(TrainContext {
+            steps: plan.total_steps(dataset.len(DataSplit::Train)) as u64,
+            model_parallel: ModelParallel::of(&plan.layout, &ranks),
+            groups: ReduceGroups::form(&plan, &params, &ranks)?,
+            order: SampleOrder::new(plan.seed, dataset.len(DataSplit::Train)),
+            feed: DataLoader::new(dataset.clone(), device, dtype),
             device: device.clone(),
             params,
             ranks,
@@ -75,7 +75,7 @@ impl Context {
 
     /// The rank's own model, cut along every axis that cuts tensors.
     pub fn local(&self) -> &LocalModel {
-        self.plan.layout.of(self.ranks.place())
+        self.plan.layout.of(self.ranks.coords())
     }
 
     /// What this rank has of a parameter, and with whom.
@@ -90,23 +90,23 @@ impl Context {
 
     /// The squared norm of tensors that belong to some parameters, over all ranks of a replica.
     pub fn squared_norm(&self, tensors: &[(ParameterId, &Tensor)]) -> Result<f64> {
-        let own = tensors.iter().filter(|(id, _)| self.is_owner(*id)).map(|(_, tensor)| *tensor);
-        let own = squared_norm_all(&own.collect::<Vec<_>>())?;
-        self.sum_over_replica(own)
+        let owned = tensors.iter().filter(|(id, _)| self.is_owner(*id)).map(|(_, tensor)| *tensor);
+        let owned = squared_norm_all(&owned.collect::<Vec<_>>())?;
+        self.all_reduce_over_replica(owned)
     }
 
     /// The product of two vectors that have a tensor for each of some parameters, likewise.
     pub fn dot(&self, ids: &[ParameterId], a: &[Tensor], b: &[Tensor]) -> Result<f64> {
-        let mut own = 0.0;
+        let mut owned = 0.0;
         for (id, (a, b)) in ids.iter().zip(a.iter().zip(b)) {
             if self.is_owner(*id) {
-                own += dot(a, b)?;
+                owned += dot(a, b)?;
             }
         }
-        self.sum_over_replica(own)
+        self.all_reduce_over_replica(owned)
     }
 
-    fn sum_over_replica(&self, own: f64) -> Result<f64> {
-        Ok(self.ranks.replica().all_reduce(vec![own], Reduce::Sum)?[0])
+    fn all_reduce_over_replica(&self, owned: f64) -> Result<f64> {
+        Ok(self.ranks.replica().all_reduce(vec![owned], Reduce::Sum)?[0])
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use espalier_comm::Error::PeerFailed;
 use espalier_comm::Failure;
 use espalier_tensor::Category;
-use espalier_tensor::memory::Size;
+use espalier_tensor::memory::ByteSize;
 
 /// The crate's result type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -59,14 +59,14 @@ pub enum Error {
     #[error(
         "the run needs at least {}, and {place} has {} left; most of it, {}, is for {category}: {advice} would need less \
          (device.check_memory = false starts it all the same)",
-        Size(*needed as usize), Size(*left as usize), Size(*most as usize)
+        ByteSize(*needed as usize), ByteSize(*left as usize), ByteSize(*most as usize)
     )]
     TooLarge {
         /// Bytes of all ranks that share the memory.
         needed: u64,
         /// Bytes that nobody has taken yet.
         left: u64,
-        /// `this machine`, or a card.
+        /// `this machine`, or a GPU.
         place: String,
         /// What takes most of it.
         category: Category,

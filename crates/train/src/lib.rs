@@ -7,14 +7,14 @@ pub mod checksum;
 pub mod context;
 mod durable;
 mod error;
+mod graphed;
 pub mod hub;
 pub mod infer;
 pub mod measure;
+pub mod memory_check;
 pub mod parallel;
 pub mod prune;
-mod repeated;
 mod resolved;
-pub mod room;
 pub mod run;
 pub mod stage;
 pub mod state;
@@ -24,5 +24,7 @@ pub mod trained;
 pub mod trainer;
 
 pub use error::{Error, Result, is_failure};
-pub use prune::KeptOfLayer;
-pub use summary::{Bytes, Layout, Predicted, Rates, StatePeak, Summary, Validation};
+pub use prune::LayerDensity;
+pub use summary::{
+    CategoryBytes, LayoutSummary, PredictedStep, RunSummary, StatePeak, Throughput, Validation,
+};

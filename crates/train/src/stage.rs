@@ -26,8 +26,8 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A whole model on one rank.
-    pub fn whole(model: Model, plan: &Plan) -> Stage {
+    /// An unsharded model on one rank.
+    pub fn unsharded(model: Model, plan: &Plan) -> Stage {
         let placement = Placement::round_robin(1, 1, plan.batch.micro_batches);
         let parameters = vec![(0..plan.model.parameters().len()).map(ParameterId).collect()];
         let borders = vec![plan.model.input.shape()];
@@ -36,26 +36,26 @@ impl Stage {
 
     /// What a rank of a plan runs.
     pub fn new(plan: &Plan, ranks: &Ranks) -> Result<Stage> {
-        let local = plan.layout.of(ranks.place());
-        Stage::cut(Model::of_rank(local, ranks.axes(), plan.storage.recompute, None), plan, ranks)
+        let local = plan.layout.of(ranks.coords());
+        Stage::of_model(Model::of_rank(local, ranks.axes(), plan.storage.recompute, None), plan, ranks)
     }
 
     /// What a rank of a plan runs of this model.
-    pub fn cut(model: Model, plan: &Plan, ranks: &Ranks) -> Result<Stage> {
+    pub fn of_model(model: Model, plan: &Plan, ranks: &Ranks) -> Result<Stage> {
         let placement = plan.schedule(1)?.placement;
-        let (rank, local) = (ranks.stages().rank(), &plan.layout.of(ranks.place()).model);
-        let mut models: Vec<Option<Model>> = model.cut(&plan.parts).into_iter().map(Some).collect();
+        let (rank, local) = (ranks.stages().rank(), &plan.layout.of(ranks.coords()).model);
+        let mut models: Vec<Option<Model>> = model.cut(&plan.stage_blocks).into_iter().map(Some).collect();
         let (tensors, borders) =
             (local.block_tensors(), local.borders().map_err(espalier_plan::Error::from)?);
         let parameters = |chunk: &Chunk| {
-            let places = tensors.parameters(plan.parts[chunk.part].clone());
-            places.into_iter().map(ParameterId).collect()
+            let param_indices = tensors.parameters(plan.stage_blocks[chunk.virtual_stage].clone());
+            param_indices.into_iter().map(ParameterId).collect()
         };
-        let mut take = |chunk: &Chunk| models[chunk.part].take().expect("a rank holds a part once");
+        let mut take = |chunk: &Chunk| models[chunk.virtual_stage].take().expect("a rank holds a part once");
         Ok(Stage {
             models: placement.chunks(rank).iter().map(&mut take).collect(),
             parameters: placement.chunks(rank).iter().map(parameters).collect(),
-            borders: plan.parts.iter().map(|part| borders[part.start]).collect(),
+            borders: plan.stage_blocks.iter().map(|part| borders[part.start]).collect(),
             placement,
             rank,
         })
@@ -81,32 +81,32 @@ impl Stage {
         &self.placement
     }
 
-    /// Room for what enters a chunk of some positions of one sequence.
-    pub fn room_for_positions(
+    /// A receive buffer for what enters a chunk of some positions of one sequence.
+    pub fn recv_buffer_for_positions(
         &self,
         chunk: usize,
         positions: usize,
         device: &Device,
         dtype: DType,
     ) -> Result<Tensor> {
-        let border = self.borders[self.placement.chunks(self.rank)[chunk].part];
+        let border = self.borders[self.placement.chunks(self.rank)[chunk].virtual_stage];
         let shape = [1, positions, border.last()];
         Ok(Tensor::empty(device, &shape, dtype, Category::Transient)?)
     }
 
-    /// Room for what enters a chunk, or leaves it; in the precision of the kernels.
-    pub fn room(
+    /// A receive buffer for what enters a chunk, or leaves it; in the precision of the kernels.
+    pub fn recv_buffer(
         &self,
         chunk: usize,
-        side: Side,
+        side: ChunkSide,
         samples: usize,
         device: &Device,
         dtype: DType,
     ) -> Result<Tensor> {
-        let part = self.placement.chunks(self.rank)[chunk].part;
+        let part = self.placement.chunks(self.rank)[chunk].virtual_stage;
         let border = match side {
-            Side::Input => part,
-            Side::Output => part + 1,
+            ChunkSide::Input => part,
+            ChunkSide::Output => part + 1,
         };
         let shape = dimensions(self.borders[border], samples);
         Ok(Tensor::empty(device, &shape, dtype, Category::Transient)?)
@@ -115,7 +115,7 @@ impl Stage {
 
 /// A side of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub enum ChunkSide {
     /// Where activations enter and gradients leave.
     Input,
     /// Where activations leave and gradients enter.

@@ -2,20 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use espalier_comm::Traffic;
+use espalier_comm::TrafficKind;
+use espalier_plan::intervals::RunLength;
 use espalier_plan::memory::StateBytes;
 use espalier_plan::spec::Parameter;
-use espalier_plan::timetable::Length;
 use espalier_plan::{Axis, Plan, Scoring};
 use espalier_tensor::Category;
 use serde::{Deserialize, Serialize};
 
-use crate::prune::KeptOfLayer;
+use crate::prune::LayerDensity;
 use crate::trainer::{Evaluation, Trainer};
 
 /// What a run, or the plan of one, comes to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Summary {
+pub struct RunSummary {
     /// Steps done.
     pub steps: u64,
     /// The loss of the last step taken.
@@ -30,21 +30,21 @@ pub struct Summary {
     pub step_ms: Option<f64>,
     /// What the planner says of it; none where it has no rates for this machine, or does not know such a layout.
     #[serde(default)]
-    pub predicted: Option<Predicted>,
+    pub predicted: Option<PredictedStep>,
     /// `cpu` or `cuda`.
     pub device: String,
     /// `f32` or `bf16`.
     pub precision: String,
     /// How the run is spread over ranks.
-    pub layout: Layout,
+    pub layout: LayoutSummary,
     /// All parameters.
     pub parameters: u64,
     /// Prunable parameters that are kept.
     pub kept: u64,
-    /// The share of prunable parameters that is gone.
+    /// The fraction of prunable parameters that is gone.
     pub sparsity: f64,
     /// What is kept of each, in the order of the model; none where nothing is pruned, or where only a run can know.
-    pub kept_by_layer: Option<Vec<KeptOfLayer>>,
+    pub kept_by_layer: Option<Vec<LayerDensity>>,
     /// Bytes of weights, gradients, optimizer state and mask for each prunable parameter.
     pub state_bytes_per_parameter: f64,
     /// The same by category.
@@ -53,10 +53,10 @@ pub struct Summary {
     #[serde(default)]
     pub state_peak: StatePeak,
     /// Peak bytes by category, predicted and measured.
-    pub memory: BTreeMap<String, Bytes>,
+    pub memory: BTreeMap<String, CategoryBytes>,
     /// The most bytes in use at once, on the device.
     pub peak_bytes: Option<usize>,
-    /// The most bytes in use at once of the host's copies of what is on a card. A processor's are among its workspace: none.
+    /// The most bytes in use at once of the host's copies of what is on a GPU. A processor's are among its workspace: none.
     pub host_peak_bytes: Option<usize>,
     /// Bytes that a rank must send in a step at least, whatever carries them: not counted on the wire.
     pub bytes_sent: BTreeMap<String, u64>,
@@ -70,7 +70,7 @@ pub struct Summary {
 
 /// What the planner says of a run's steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Predicted {
+pub struct PredictedStep {
     /// The time of a step.
     pub step_ms: f64,
     /// Whose rates it was reckoned with: a cluster file, or the name of one that comes with the program.
@@ -79,7 +79,7 @@ pub struct Predicted {
 
 /// Bytes of one category.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Bytes {
+pub struct CategoryBytes {
     /// What the plan says, where it says something.
     pub predicted: Option<u64>,
     /// The peak that the ledger saw.
@@ -98,17 +98,17 @@ pub struct StatePeak {
     pub pruned_after: Option<u64>,
     /// Whether that may also be earlier.
     pub may_prune_earlier: bool,
-    /// Predicted, while weights are scored by gradients: scores and whatever of these is there by then; none for methods that do not.
+    /// PredictedStep, while weights are scored by gradients: scores and whatever of these is there by then; none for methods that do not.
     pub scoring: Option<u64>,
 }
 
 impl StatePeak {
     /// What is known before the first step.
     pub fn planned(plan: &Plan) -> StatePeak {
-        let predicted = |bytes| Bytes { predicted: Some(bytes), measured: None };
-        let steps = match plan.timetable.length {
-            Length::Steps(steps) => Some(steps as u64),
-            Length::Epochs(_) => None,
+        let predicted = |bytes| CategoryBytes { predicted: Some(bytes), measured: None };
+        let steps = match plan.intervals.length {
+            RunLength::Steps(steps) => Some(steps as u64),
+            RunLength::Epochs(_) => None,
         };
         StatePeak {
             before: predicted(plan.state_phases.before),
@@ -122,7 +122,7 @@ impl StatePeak {
 
 /// How a run is spread over ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Layout {
+pub struct LayoutSummary {
     /// Replicas.
     pub data: usize,
     /// Stages.
@@ -142,7 +142,7 @@ pub struct Layout {
 pub struct Validation {
     /// The mean loss.
     pub loss: Option<f64>,
-    /// The share of right predictions, for images.
+    /// The fraction of right predictions, for images.
     pub accuracy: Option<f64>,
     /// e to the loss, for text.
     pub perplexity: Option<f64>,
@@ -164,7 +164,7 @@ impl Validation {
 
 /// How fast steps go.
 #[derive(Debug, Clone, Copy)]
-pub struct Rates {
+pub struct Throughput {
     /// The median time of a step.
     pub step_ms: f64,
     /// Samples a second at that time.
@@ -173,21 +173,21 @@ pub struct Rates {
     pub tokens_per_s: Option<f64>,
 }
 
-impl Rates {
+impl Throughput {
     /// From the times of some steps.
-    pub fn from_steps(seconds: &[f64], batch: usize, tokens_per_sample: Option<usize>) -> Rates {
+    pub fn from_steps(seconds: &[f64], batch: usize, tokens_per_sample: Option<usize>) -> Throughput {
         let mut sorted = seconds.to_vec();
         sorted.sort_by(f64::total_cmp);
         let median = sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN);
         let samples_per_s = batch as f64 / median;
         let tokens_per_s = tokens_per_sample.map(|tokens| samples_per_s * tokens as f64);
-        Rates { step_ms: median * 1e3, samples_per_s, tokens_per_s }
+        Throughput { step_ms: median * 1e3, samples_per_s, tokens_per_s }
     }
 }
 
-impl Summary {
+impl RunSummary {
     /// What is known before the first step: what `--dry-run` prints.
-    pub fn planned(plan: &Plan, device: &str) -> Summary {
+    pub fn planned(plan: &Plan, device: &str) -> RunSummary {
         let predicted = &plan.memory;
         let memory = Category::ALL
             .into_iter()
@@ -205,7 +205,7 @@ impl Summary {
                     Category::Workspace => predicted.workspace,
                     Category::Communication => Some(predicted.communication),
                 };
-                (category.name().into(), Bytes { predicted, measured: None })
+                (category.name().into(), CategoryBytes { predicted, measured: None })
             })
             .collect();
         let prune = plan.pruning.as_ref();
@@ -213,7 +213,7 @@ impl Summary {
         let parameters = plan.model.parameters();
         let candidates: u64 = parameters.iter().filter(|p| covered(p)).map(|p| p.elements()).sum();
         let of_layer = |(parameter, kept): (&Parameter, Option<u64>)| {
-            Some(KeptOfLayer { name: parameter.name.clone(), kept: kept?, of: parameter.elements() })
+            Some(LayerDensity { name: parameter.name.clone(), kept: kept?, of: parameter.elements() })
         };
         let kept_by_layer = prune.filter(|prune| prune.method.is_by_layer()).map(|prune| {
             let kept = prune.kept_by_parameter(&parameters);
@@ -225,7 +225,7 @@ impl Summary {
             (None, None) => candidates,
         };
         let state_bytes = plan.state_bytes();
-        Summary {
+        RunSummary {
             steps: 0,
             loss: None,
             validation: Validation::default(),
@@ -235,7 +235,7 @@ impl Summary {
             predicted: None,
             device: device.into(),
             precision: plan.storage.precision.name().into(),
-            layout: Layout {
+            layout: LayoutSummary {
                 data: plan.batch.replicas,
                 pipeline: plan.pipeline.stages,
                 tensor: plan.mesh.extent(Axis::Tensor),
@@ -253,7 +253,7 @@ impl Summary {
             memory,
             peak_bytes: None,
             host_peak_bytes: None,
-            bytes_sent: Traffic::ALL.map(|traffic| (traffic.name().into(), 0)).into(),
+            bytes_sent: TrafficKind::ALL.map(|traffic| (traffic.name().into(), 0)).into(),
             seconds: None,
             weights_hash: None,
             run: None,
@@ -271,7 +271,7 @@ impl Summary {
     }
 
     /// Records how fast the run went.
-    pub fn rate(&mut self, rates: Rates) {
+    pub fn rate(&mut self, rates: Throughput) {
         self.step_ms = rates.step_ms.is_finite().then_some(rates.step_ms);
         self.tokens_per_s = rates.tokens_per_s.filter(|r| r.is_finite());
         let images = self.tokens_per_s.is_none() && rates.samples_per_s.is_finite();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 use std::{fs, thread};
 
-use crate::say::say;
+use crate::output::print_err;
 
 /// How long the processors are watched before a benchmark begins.
 const WATCHED: Duration = Duration::from_millis(300);
@@ -13,9 +13,9 @@ const MUCH: f64 = 0.1;
 /// Warns where other programs, or other machines on the same host, take a share of the processors.
 pub fn warn_if_busy() {
     let taken = watched(|| fs::read_to_string("/proc/stat").unwrap_or_default());
-    if let Some(share) = taken.filter(|share| *share >= MUCH) {
-        let percent = 100.0 * share;
-        say!(
+    if let Some(fraction) = taken.filter(|fraction| *fraction >= MUCH) {
+        let percent = 100.0 * fraction;
+        print_err!(
             "warning: other processes use {percent:.0} % of the CPU: measure again when the machine is idle"
         );
     }
@@ -51,14 +51,14 @@ mod tests {
     #[test]
     fn the_share_of_others_is_read_off_the_ticks() {
         let reads = Cell::new(0);
-        let share = watched(|| {
+        let fraction = watched(|| {
             reads.set(reads.get() + 1);
             match reads.get() {
                 1 => "cpu  1000 10 500 7000 90 3 2 0 40 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n".into(),
                 _ => "cpu  1020 10 505 7160 100 3 2 5 60 0\n".into(),
             }
         });
-        assert_eq!(share, Some(0.15));
+        assert_eq!(fraction, Some(0.15));
     }
 
     #[test]

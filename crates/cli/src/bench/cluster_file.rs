@@ -6,25 +6,25 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use espalier_data::regular_file::{self, SETTINGS};
 use espalier_plan::cluster::Cluster;
-use espalier_plan::cluster::merge::{self, Part};
+use espalier_plan::cluster::merge::{self, ClusterSection};
 use espalier_train::Error;
 
-use crate::draft::Draft;
-use crate::say::say;
+use crate::output::print_err;
+use crate::output_file::OutputFile;
 
 /// A cluster file, there or not yet.
 pub struct ClusterFile {
     path: PathBuf,
     /// None where there is no file yet.
     text: Option<String>,
-    draft: Draft,
+    output: OutputFile,
 }
 
 impl ClusterFile {
     /// Finds out whether the file can be written, and that it is a cluster file where there is one: others are left alone.
     pub fn open(path: &Path) -> Result<ClusterFile> {
         let refused = |why: String| Error::File { path: path.into(), why };
-        let draft = Draft::open(path, "--out")?;
+        let output = OutputFile::open(path, "--out")?;
         let text = match regular_file::read_text(path, SETTINGS) {
             Ok(text) => Some(text),
             Err(why) if why.kind() == ErrorKind::NotFound => None,
@@ -33,7 +33,7 @@ impl ClusterFile {
         if let Some(Err(why)) = text.as_deref().map(Cluster::parse_unlinked) {
             return Err(refused(format!("it is no cluster file, and is left as it is: {why}")).into());
         }
-        Ok(ClusterFile { path: path.into(), text, draft })
+        Ok(ClusterFile { path: path.into(), text, output })
     }
 
     /// Whether there was one.
@@ -47,16 +47,21 @@ impl ClusterFile {
     }
 
     /// Puts a part in. Where there is no file, `begin` makes one.
-    pub fn finish(self, part: &Part, comment: &str, begin: impl FnOnce(&str) -> String) -> Result<()> {
+    pub fn finish(
+        self,
+        part: &ClusterSection,
+        comment: &str,
+        begin: impl FnOnce(&str) -> String,
+    ) -> Result<()> {
         let text = match &self.text {
-            Some(text) => merge::put(text, part, comment).expect("it was read as a cluster file"),
+            Some(text) => merge::insert(text, part, comment).expect("it was read as a cluster file"),
             None => begin(&self.name()),
         };
-        self.draft.finish(&text)?;
+        self.output.finish(&text)?;
         let verb = if self.exists() { "added to" } else { "written to" };
-        say!("{verb} {}", self.path.display());
+        print_err!("{verb} {}", self.path.display());
         if let Err(why) = Cluster::parse(&text) {
-            say!("not complete yet: {why}");
+            print_err!("not complete yet: {why}");
         }
         Ok(())
     }

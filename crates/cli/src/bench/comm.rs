@@ -1,6 +1,6 @@
 //! `espalier bench comm`: how fast messages between the devices of this machine are, as the `[node.link]` of a cluster file says it.
 //!
-//! Ranks are threads of this process on a processor, and cards joined by NCCL where there are several. All send at once, so what they
+//! Ranks are threads of this process on a processor, and GPUs joined by NCCL where there are several. All send at once, so what they
 //! share is shared.
 
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use anyhow::Result;
 use clap::Args;
 use espalier_plan::cluster::Fabric;
 use espalier_plan::cluster::measured::{median, rounded};
-use espalier_plan::cluster::merge::Part;
+use espalier_plan::cluster::merge::ClusterSection;
 use espalier_plan::cost::AllReduce;
 use espalier_plan::device::DeviceKind;
 use espalier_plan::spec::Precision;
@@ -19,15 +19,15 @@ use espalier_train::Error;
 use serde_json::json;
 
 use super::cluster_file::ClusterFile;
+use crate::comm_timing::{self, BenchRanks, LinkSamples, OversubscriptionCost, POINT_TO_POINT};
 use crate::device;
-use crate::messages::{self, Links, POINT_TO_POINT, Ranks, Turns};
-use crate::say::{self, answer, say};
+use crate::output::{self, print_err, print_out};
 
-/// Words of messages: those that only have to start, and those that fill a link.
+/// Elements of messages: those that only have to start, and those that fill a link.
 const SIZES: [f64; 5] = [256.0, 4096.0, 65_536.0, 1_048_576.0, 4_194_304.0];
 /// All of it is measured so often, and medians count: others may use the machine for a moment.
 const ROUNDS: usize = 7;
-/// Of the sum beside which a rank computes: a bucket of gradients.
+/// Of the all-reduce beside which a rank computes: a bucket of gradients.
 const OVERLAPPED: f64 = 1_048_576.0;
 
 #[derive(Args)]
@@ -51,7 +51,6 @@ pub struct CommArguments {
     quick: bool,
 }
 
-/// Runs the command.
 pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
     let file = ClusterFile::open(&arguments.out)?;
     if !file.exists() {
@@ -63,26 +62,28 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
     }
     let ranks = ranks(arguments.device)?;
     let (carrier, precision) = match ranks {
-        Ranks::Threads(_) => ("threads", Precision::F32),
-        Ranks::Cards(_) => ("NCCL", Precision::Bf16),
+        BenchRanks::Threads(_) => ("threads", Precision::F32),
+        BenchRanks::Gpus(_) => ("NCCL", Precision::Bf16),
     };
-    say!("measuring communication among {} ranks ({carrier}, {})", ranks.count(), precision.name());
+    print_err!("measuring communication among {} ranks ({carrier}, {})", ranks.count(), precision.name());
     let (sizes, overlapped) =
         if arguments.quick { (&SIZES[..2], SIZES[0]) } else { (&SIZES[..], OVERLAPPED) };
-    let links = rounds(|| messages::links(ranks, AllReduce::Ring, precision, sizes))?;
-    let links = Links::medians(&links);
+    let links = rounds(|| comm_timing::links(ranks, AllReduce::Ring, precision, sizes))?;
+    let links = LinkSamples::medians(&links);
     let bytes = precision.size() as f64;
-    say::on_standard_output(format_args!("{}", table(&links, bytes)));
+    output::on_standard_output(format_args!("{}", table(&links, bytes)));
     let two = links.costs(|pattern| pattern == POINT_TO_POINT);
     let rings = links.costs(|pattern| pattern != POINT_TO_POINT);
-    let occupies = rounded(median(rounds(|| messages::occupies(ranks, precision, overlapped))?));
-    let turns = rounds(|| messages::turns(ranks))?.into_iter().collect::<Option<Vec<Turns>>>();
-    let middle = |of: fn(&Turns) -> f64| {
-        turns.as_ref().map_or(0.0, |turns| rounded(median(turns.iter().map(of)) * 1e6))
+    let occupies = rounded(median(rounds(|| comm_timing::occupies(ranks, precision, overlapped))?));
+    let costs = rounds(|| comm_timing::oversubscription(ranks))?
+        .into_iter()
+        .collect::<Option<Vec<OversubscriptionCost>>>();
+    let middle = |of: fn(&OversubscriptionCost) -> f64| {
+        costs.as_ref().map_or(0.0, |costs| rounded(median(costs.iter().map(of)) * 1e6))
     };
-    let (meet_us, turn_us) = (middle(|turns| turns.meet), middle(|turns| turns.turn));
+    let (meet_us, turn_us) = (middle(|costs| costs.meet_seconds), middle(|costs| costs.idle_seconds));
     let link = Fabric { occupies, meet_us, turn_us, ..Fabric::fit(&two, &rings, bytes) };
-    answer!(
+    print_out!(
         "link: latency {} us, {} GB/s, of which ring collectives reach {:.0} %; an all-reduce takes {:.0} % of the compute it \
          overlaps with",
         link.alpha_us,
@@ -90,18 +91,18 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
         100.0 * link.efficiency,
         100.0 * link.occupies
     );
-    if turns.is_some() {
-        answer!(
+    if costs.is_some() {
+        print_out!(
             "with two ranks per core, a synchronization costs each rank {meet_us} us, and one of all ranks leaves cores idle for {turn_us} us"
         );
     }
     let comment = format!("Measured by `espalier bench comm`: {} ranks, {carrier}.", ranks.count());
-    file.finish(&Part::link(link), &comment, |_| unreachable!("there is a file"))?;
+    file.finish(&ClusterSection::link(link), &comment, |_| unreachable!("there is a file"))?;
     if arguments.json {
         let rows = links.0.iter().map(
-            |seen| json!({ "pattern": seen.pattern, "bytes": seen.words * bytes, "seconds": seen.seconds }),
+            |sample| json!({ "pattern": sample.pattern, "bytes": sample.elements * bytes, "seconds": sample.seconds }),
         );
-        say::json(&json!({
+        output::json(&json!({
             "file": arguments.out,
             "ranks": ranks.count(),
             "carrier": carrier,
@@ -116,12 +117,12 @@ fn rounds<R>(measure: impl Fn() -> Result<R, Error>) -> Result<Vec<R>, Error> {
     (0..ROUNDS).map(|_| measure()).collect()
 }
 
-/// Those that there are: cards where two are found, or a thread for each core.
-fn ranks(kind: DeviceKind) -> Result<Ranks> {
-    let cards = if kind == DeviceKind::Cpu { 0 } else { Cuda::probe().gpus.len() };
-    match (kind, cards) {
+/// Those that there are: GPUs where two are found, or a thread for each core.
+fn ranks(kind: DeviceKind) -> Result<BenchRanks> {
+    let gpus = if kind == DeviceKind::Cpu { 0 } else { Cuda::probe().gpus.len() };
+    match (kind, gpus) {
         (DeviceKind::Cuda, 0) => Cuda::probe().require()?,
-        (_, 2..) => return Ok(Ranks::Cards(cards)),
+        (_, 2..) => return Ok(BenchRanks::Gpus(gpus)),
         (DeviceKind::Cuda, _) => {
             let what =
                 "this machine has one GPU, and communication needs two: --device cpu measures threads".into();
@@ -129,15 +130,16 @@ fn ranks(kind: DeviceKind) -> Result<Ranks> {
         }
         _ => {}
     }
-    Ok(Ranks::Threads(std::thread::available_parallelism()?.get().max(2)))
+    Ok(BenchRanks::Threads(std::thread::available_parallelism()?.get().max(2)))
 }
 
 /// A line for each pattern and size.
-fn table(links: &Links, word_bytes: f64) -> String {
-    let lines = links.0.iter().map(|seen| {
-        let sent = seen.cost.words * word_bytes;
-        let (kb, us, rate) = (seen.words * word_bytes * 1e-3, seen.seconds * 1e6, sent / seen.seconds * 1e-9);
-        let pattern = seen.pattern.replace('_', "-");
+fn table(links: &LinkSamples, word_bytes: f64) -> String {
+    let lines = links.0.iter().map(|sample| {
+        let sent = sample.cost.words * word_bytes;
+        let (kb, us, rate) =
+            (sample.elements * word_bytes * 1e-3, sample.seconds * 1e6, sent / sample.seconds * 1e-9);
+        let pattern = sample.pattern.replace('_', "-");
         format!("  {pattern:<15} {kb:>10.1} kB {us:>11.1} us {rate:>8.2} GB/s sent by each rank\n")
     });
     lines.collect()

@@ -3,8 +3,8 @@
 //! On a processor a device is one core, and all cores work at once: that is what a rank has when all ranks are busy. A core alone is
 //! timed too, which gives the peak that shares are of, and shows what company costs.
 
+mod op;
 mod sizes;
-mod work;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,9 +13,9 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use espalier_plan::cluster::datasheet::{self, Datasheet};
-use espalier_plan::cluster::measured::{self, Sample, best_rate, rounded};
-use espalier_plan::cluster::merge::{self, Part};
-use espalier_plan::cluster::{self, ByPass, Convolution, ConvolutionPass, Copy, Matrix, Node};
+use espalier_plan::cluster::measured::{self, OpTiming, best_rate, rounded};
+use espalier_plan::cluster::merge::{self, ClusterSection};
+use espalier_plan::cluster::{self, ByPass, Convolution, ConvolutionPass, Copy, MatmulRates, Node};
 use espalier_plan::device::DeviceKind;
 use espalier_tensor::cpu::Isa;
 use espalier_tensor::cuda::Cuda;
@@ -25,13 +25,13 @@ use serde_json::{Value, json};
 
 use super::cluster_file::ClusterFile;
 use super::timing::at_once;
-use crate::say::{self, answer, say};
+use crate::output::{self, print_err, print_out};
 use crate::{device, doctor};
-use sizes::{Convolutions, Sizes};
-use work::Work;
+use op::BenchOp;
+use sizes::{BenchSizes, ConvolutionSizes};
 
 /// About how long things that take turns are timed together.
-const TURN: Duration = Duration::from_millis(600);
+const BUDGET: Duration = Duration::from_millis(600);
 
 const PRECISIONS: [(&str, DType); 2] = [("f32", DType::F32), ("bf16", DType::Bf16)];
 
@@ -56,55 +56,54 @@ pub struct ComputeArguments {
     quick: bool,
 }
 
-/// Runs the command.
 pub fn compute(arguments: &ComputeArguments) -> Result<ExitCode> {
     let file = ClusterFile::open(&arguments.out)?;
-    let machine = Machine::open(arguments.device, arguments.quick)?;
-    say!("measuring {}", machine.in_words());
+    let devices = BenchDevices::open(arguments.device, arguments.quick)?;
+    print_err!("measuring {}", devices.in_words());
     let mut rows = Vec::new();
-    let device = machine.measure(&mut rows)?;
-    answer!("{}", summary(&device));
-    let comment = format!("Measured by `espalier bench compute`: {}.", machine.in_words());
+    let device = devices.measure(&mut rows)?;
+    print_out!("{}", summary(&device));
+    let comment = format!("Measured by `espalier bench compute`: {}.", devices.in_words());
     let note = "measured by `espalier bench`";
-    let part = Part::device(device.clone());
-    file.finish(&part, &comment, |name| merge::begin(name, note, device.clone(), &machine.node(), &comment))?;
+    let part = ClusterSection::device(device.clone());
+    file.finish(&part, &comment, |name| merge::begin(name, note, device.clone(), &devices.node(), &comment))?;
     if arguments.json {
-        say::json(&json!({
+        output::json(&json!({
             "file": arguments.out,
-            "devices": machine.count(),
+            "devices": devices.count(),
             "device": device,
-            "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
+            "rows": rows.iter().map(ComputeRow::json).collect::<Vec<_>>(),
         }));
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// The devices that this machine has, all alike.
-struct Machine {
-    /// Those that work at once: a card, or all cores.
+struct BenchDevices {
+    /// Those that work at once: a GPU, or all cores.
     devices: Vec<Device>,
-    sizes: &'static Sizes,
-    turn: Duration,
+    sizes: &'static BenchSizes,
+    budget: Duration,
 }
 
 /// What was measured of one thing.
-struct Row {
-    work: Work,
+struct ComputeRow {
+    op: BenchOp,
     precision: &'static str,
     /// Of a pass, when all devices are busy,
-    busy: Sample,
+    busy: OpTiming,
     /// and when no other is; none where there is no other.
-    alone: Option<Sample>,
+    single: Option<OpTiming>,
 }
 
-impl Machine {
-    fn open(kind: DeviceKind, quick: bool) -> Result<Machine> {
+impl BenchDevices {
+    fn open(kind: DeviceKind, quick: bool) -> Result<BenchDevices> {
         let first = device::choose(kind, 1)?;
         let (devices, sizes) = match &first {
             Device::Cuda(gpu) => {
                 // As a run does unless it says otherwise.
                 gpu.allow_tf32_in_convolutions(true);
-                (vec![first], &sizes::CARD)
+                (vec![first], &sizes::GPU)
             }
             Device::Cpu(_) => {
                 let cores = std::thread::available_parallelism()?.get();
@@ -113,8 +112,8 @@ impl Machine {
                 (devices?, &sizes::CORE)
             }
         };
-        let (sizes, turn) = if quick { (&sizes::QUICK, Duration::ZERO) } else { (sizes, TURN) };
-        Ok(Machine { devices, sizes, turn })
+        let (sizes, budget) = if quick { (&sizes::QUICK, Duration::ZERO) } else { (sizes, BUDGET) };
+        Ok(BenchDevices { devices, sizes, budget })
     }
 
     /// A node of these.
@@ -147,19 +146,19 @@ impl Machine {
     }
 
     /// A device as a cluster file has it. What was seen goes to `rows`, and line by line to standard error.
-    fn measure(&self, rows: &mut Vec<Row>) -> Result<cluster::Device> {
+    fn measure(&self, rows: &mut Vec<ComputeRow>) -> Result<cluster::DeviceSpec> {
         let sheet = match &self.devices[0] {
             Device::Cpu(_) => None,
             Device::Cuda(gpu) => datasheet::of(gpu.name()),
         };
-        let start = self.time(&[Work::Start], "f32", DType::F32)?;
+        let start = self.time(&[BenchOp::Launch], "f32", DType::F32)?;
         let launch_us = rounded(start[0].busy.seconds * 1e6);
         rows.extend(start);
         let [f32, bf16] = PRECISIONS.map(|(name, dtype)| self.matrix(name, dtype, sheet, rows));
-        let memory = self.passes(sheet, rows)?;
+        let memory = self.memory_rates(sheet, rows)?;
         let [memory_gb, reserved_gb] = self.memory()?;
         let name = self.device_name();
-        Ok(cluster::Device { name, memory_gb, reserved_gb, launch_us, bf16: bf16?, f32: f32?, memory })
+        Ok(cluster::DeviceSpec { name, memory_gb, reserved_gb, launch_us, bf16: bf16?, f32: f32?, memory })
     }
 
     /// Products, and convolutions and attention held against them.
@@ -168,8 +167,8 @@ impl Machine {
         precision: &'static str,
         dtype: DType,
         sheet: Option<Datasheet>,
-        rows: &mut Vec<Row>,
-    ) -> Result<Matrix> {
+        rows: &mut Vec<ComputeRow>,
+    ) -> Result<MatmulRates> {
         let mut products = Vec::new();
         for decade in (self.sizes.products)(dtype) {
             products.extend(self.time(&self.sizes.layers(decade), precision, dtype)?);
@@ -180,7 +179,7 @@ impl Machine {
             (None, _) => rounded_up(best(&products) * 1e-12),
         };
         let efficiency = measured::efficiency(&busy(&products), 1e9, peak * 1e12);
-        let mut matrix = Matrix {
+        let mut matrix = MatmulRates {
             peak_tflops: peak,
             efficiency,
             attention: None,
@@ -188,46 +187,47 @@ impl Machine {
             convolution: Convolution::Share(1.0),
         };
         matrix.convolution = match self.sizes.convolutions {
-            Convolutions::Together(work) => {
-                Convolution::Share(self.share(work, precision, dtype, &matrix, rows)?)
+            ConvolutionSizes::Together(op) => {
+                Convolution::Share(self.fraction_of_product(op, precision, dtype, &matrix, rows)?)
             }
-            Convolutions::EachPass(of) => {
+            ConvolutionSizes::EachPass(of) => {
                 let mut took: Vec<(ConvolutionPass, f64)> = Vec::new();
-                for windows in of {
-                    let passes = windows.passes();
-                    let seen = self.time(&passes.map(|(work, _)| work), precision, dtype)?;
-                    took.extend(passes.iter().zip(&seen).map(|((_, pass), row)| (*pass, row.busy.seconds)));
-                    rows.extend(seen);
+                for size in of {
+                    let passes = size.passes();
+                    let timed = self.time(&passes.map(|(op, _)| op), precision, dtype)?;
+                    took.extend(passes.iter().zip(&timed).map(|((_, pass), row)| (*pass, row.busy.seconds)));
+                    rows.extend(timed);
                 }
                 Convolution::Passes(ByPass::fit(&took, matrix.peak()))
             }
         };
-        matrix.attention = Some(self.share(self.sizes.attention, precision, dtype, &matrix, rows)?);
+        matrix.attention =
+            Some(self.fraction_of_product(self.sizes.attention, precision, dtype, &matrix, rows)?);
         rows.extend(products);
         Ok(matrix)
     }
 
     /// What some work reaches of a product of as many flops.
-    fn share(
+    fn fraction_of_product(
         &self,
-        work: &[Work],
+        op: &[BenchOp],
         precision: &'static str,
         dtype: DType,
-        products: &Matrix,
-        rows: &mut Vec<Row>,
+        products: &MatmulRates,
+        rows: &mut Vec<ComputeRow>,
     ) -> Result<f64> {
-        let seen = self.time(work, precision, dtype)?;
-        let share = measured::share_of(|flops| products.seconds(flops), &busy(&seen));
-        rows.extend(seen);
-        Ok(share)
+        let timed = self.time(op, precision, dtype)?;
+        let fraction = measured::share_of(|flops| products.seconds(flops), &busy(&timed));
+        rows.extend(timed);
+        Ok(fraction)
     }
 
     /// What passes through memory: of 32-bit numbers, and what 16-bit numbers reach of that.
-    fn passes(&self, sheet: Option<Datasheet>, rows: &mut Vec<Row>) -> Result<Copy> {
+    fn memory_rates(&self, sheet: Option<Datasheet>, rows: &mut Vec<ComputeRow>) -> Result<Copy> {
         let [mut wide, mut narrow] = [Vec::new(), Vec::new()];
-        for decade in self.sizes.passes.clone() {
-            for ((precision, dtype), seen) in PRECISIONS.into_iter().zip([&mut wide, &mut narrow]) {
-                seen.extend(self.time(&[self.sizes.passes_of(decade, dtype)], precision, dtype)?);
+        for decade in self.sizes.elementwise.clone() {
+            for ((precision, dtype), timed) in PRECISIONS.into_iter().zip([&mut wide, &mut narrow]) {
+                timed.extend(self.time(&[self.sizes.elementwise_of(decade, dtype)], precision, dtype)?);
             }
         }
         let gb_per_s = sheet.map_or_else(|| rounded_up(best(&wide) * 1e-9), |sheet| sheet.gb_per_s);
@@ -241,26 +241,26 @@ impl Machine {
     }
 
     /// Times some work in turns: on all devices at once, then on one alone where there are others.
-    fn time(&self, work: &[Work], precision: &'static str, dtype: DType) -> Result<Vec<Row>> {
+    fn time(&self, op: &[BenchOp], precision: &'static str, dtype: DType) -> Result<Vec<ComputeRow>> {
         let prepare =
-            |device: &Device| work.iter().map(|work| work.prepare(device, dtype)).collect::<Result<_, _>>();
-        let samples = |devices: &[Device]| -> Result<Vec<Sample>> {
-            let times = at_once(devices, self.turn, prepare)?;
-            let sample = |(work, ms): (&Work, f64)| Sample {
-                size: work.size(dtype),
-                seconds: ms * 1e-3 / work.passes(),
+            |device: &Device| op.iter().map(|op| op.prepare(device, dtype)).collect::<Result<_, _>>();
+        let samples = |devices: &[Device]| -> Result<Vec<OpTiming>> {
+            let times = at_once(devices, self.budget, prepare)?;
+            let sample = |(op, ms): (&BenchOp, f64)| OpTiming {
+                size: op.size(dtype),
+                seconds: ms * 1e-3 / op.pass_count(),
             };
-            Ok(work.iter().zip(times).map(sample).collect())
+            Ok(op.iter().zip(times).map(sample).collect())
         };
         let busy = samples(&self.devices)?;
-        let alone: Vec<Option<Sample>> = match self.devices.len() {
-            1 => vec![None; work.len()],
+        let single: Vec<Option<OpTiming>> = match self.devices.len() {
+            1 => vec![None; op.len()],
             _ => samples(&self.devices[..1])?.into_iter().map(Some).collect(),
         };
-        let seen = work.iter().zip(busy).zip(alone);
-        let rows: Vec<Row> =
-            seen.map(|((work, busy), alone)| Row { work: *work, precision, busy, alone }).collect();
-        rows.iter().for_each(|row| answer!("{}", row.line()));
+        let timed = op.iter().zip(busy).zip(single);
+        let rows: Vec<ComputeRow> =
+            timed.map(|((op, busy), single)| ComputeRow { op: *op, precision, busy, single }).collect();
+        rows.iter().for_each(|row| print_out!("{}", row.line()));
         Ok(rows)
     }
 
@@ -284,13 +284,13 @@ impl Machine {
 }
 
 /// What rows reach when all devices are busy.
-fn busy(rows: &[Row]) -> Vec<Sample> {
+fn busy(rows: &[ComputeRow]) -> Vec<OpTiming> {
     rows.iter().map(|row| row.busy).collect()
 }
 
 /// The best rate of any row, alone or not.
-fn best(rows: &[Row]) -> f64 {
-    let all: Vec<Sample> = rows.iter().flat_map(|row| [Some(row.busy), row.alone]).flatten().collect();
+fn best(rows: &[ComputeRow]) -> f64 {
+    let all: Vec<OpTiming> = rows.iter().flat_map(|row| [Some(row.busy), row.single]).flatten().collect();
     best_rate(&all)
 }
 
@@ -300,31 +300,35 @@ fn rounded_up(rate: f64) -> f64 {
     rounded((rate / unit).ceil() * unit)
 }
 
-impl Row {
+impl ComputeRow {
     fn line(&self) -> String {
-        let (kind, work) = (self.work.kind(), self.work.to_string());
-        let rate = |sample: Sample| match self.work {
-            Work::Start => format!("{:.2} us", sample.seconds * 1e6),
-            Work::Passes { .. } | Work::Light { .. } => format!("{:.1} GB/s", sample.rate() * 1e-9),
+        let (kind, op) = (self.op.kind(), self.op.to_string());
+        let rate = |sample: OpTiming| match self.op {
+            BenchOp::Launch => format!("{:.2} us", sample.seconds * 1e6),
+            BenchOp::Elementwise { .. } | BenchOp::LightElementwise { .. } => {
+                format!("{:.1} GB/s", sample.rate() * 1e-9)
+            }
             _ => format!("{:.3} TFLOP/s", sample.rate() * 1e-12),
         };
-        let size = match self.work {
-            Work::Start => String::new(),
-            Work::Passes { .. } | Work::Light { .. } => format!("{} MB", rounded(self.busy.size * 1e-6)),
+        let size = match self.op {
+            BenchOp::Launch => String::new(),
+            BenchOp::Elementwise { .. } | BenchOp::LightElementwise { .. } => {
+                format!("{} MB", rounded(self.busy.size * 1e-6))
+            }
             _ => format!("{} Gflop", rounded(self.busy.size * 1e-9)),
         };
-        let alone = self.alone.map_or(String::new(), |alone| format!("   alone {}", rate(alone)));
-        format!("  {kind:<11} {:<4} {work:<36} {size:>16} {:>15}{alone}", self.precision, rate(self.busy))
+        let single = self.single.map_or(String::new(), |single| format!("   alone {}", rate(single)));
+        format!("  {kind:<11} {:<4} {op:<36} {size:>16} {:>15}{single}", self.precision, rate(self.busy))
     }
 
     fn json(&self) -> Value {
         json!({
-            "work": self.work.kind(),
+            "work": self.op.kind(),
             "precision": self.precision,
-            "sizes": self.work.to_string(),
+            "sizes": self.op.to_string(),
             "size": self.busy.size,
             "seconds": self.busy.seconds,
-            "seconds_alone": self.alone.map(|alone| alone.seconds),
+            "seconds_alone": self.single.map(|single| single.seconds),
         })
     }
 }
@@ -332,10 +336,11 @@ impl Row {
 /// What convolutions reach, in words.
 fn convolutions(found: &Convolution) -> String {
     match found {
-        Convolution::Share(share) => format!("{share:.2} of matmul"),
+        Convolution::Share(fraction) => format!("{fraction:.2} of matmul"),
         Convolution::Passes(ByPass { channels, start_us, weight_ns, pixel_ns, window_ns }) => {
-            let each =
-                channels.iter().map(|[channels, share]| format!("{:.0} % with {channels}", 100.0 * share));
+            let each = channels
+                .iter()
+                .map(|[channels, fraction]| format!("{:.0} % with {channels}", 100.0 * fraction));
             format!(
                 "{} channels, plus {start_us} us overhead, {weight_ns} ns per weight, {pixel_ns} ns per pixel and {window_ns} ns per im2col element",
                 each.collect::<Vec<_>>().join(", ")
@@ -345,12 +350,13 @@ fn convolutions(found: &Convolution) -> String {
 }
 
 /// What was found, in a few lines.
-fn summary(device: &cluster::Device) -> String {
+fn summary(device: &cluster::DeviceSpec) -> String {
     let points = |points: &[[f64; 2]], unit: &str| {
-        let each = points.iter().map(|[size, share]| format!("{:.0} % at {size} {unit}", 100.0 * share));
+        let each =
+            points.iter().map(|[size, fraction]| format!("{:.0} % at {size} {unit}", 100.0 * fraction));
         each.collect::<Vec<_>>().join(", ")
     };
-    let matrix = |name: &str, matrix: &Matrix| {
+    let matrix = |name: &str, matrix: &MatmulRates| {
         format!(
             "{name}: peak {} TFLOP/s; matmul reaches {}; convolution {}; attention {:.2} of matmul\n",
             matrix.peak_tflops,
@@ -382,9 +388,9 @@ mod tests {
     /// All of it in a moment: what is written is read, and its sizes grow.
     #[test]
     fn what_is_measured_is_a_cluster() {
-        let machine = Machine::open(DeviceKind::Cpu, true).unwrap();
+        let devices = BenchDevices::open(DeviceKind::Cpu, true).unwrap();
         let mut rows = Vec::new();
-        let device = machine.measure(&mut rows).unwrap();
+        let device = devices.measure(&mut rows).unwrap();
         let text = merge::begin(
             "here",
             "",
@@ -396,10 +402,13 @@ mod tests {
         assert_eq!(read.device, device);
         for matrix in [&device.f32, &device.bf16] {
             assert_eq!(matrix.efficiency.len(), 2);
-            assert!(matrix.efficiency.iter().all(|[_, share]| *share > 0.0 && *share <= 1.0), "{matrix:?}");
+            assert!(
+                matrix.efficiency.iter().all(|[_, fraction]| *fraction > 0.0 && *fraction <= 1.0),
+                "{matrix:?}"
+            );
             assert!(matrix.seconds(1e5) <= matrix.seconds(1e6), "{matrix:?}");
         }
-        assert_eq!(rows.iter().filter(|row| row.work.kind() == "product").count(), 2 * 2 * 3);
+        assert_eq!(rows.iter().filter(|row| row.op.kind() == "product").count(), 2 * 2 * 3);
         assert!(rows.iter().all(|row| row.busy.seconds > 0.0));
     }
 

@@ -11,10 +11,10 @@ use anyhow::Result;
 use clap::Args;
 use espalier_nn::weights::Weights;
 use espalier_plan::cluster::measured::median;
-use espalier_plan::config::{Family, Model};
+use espalier_plan::config::{Family, ModelConfig};
 use espalier_plan::device::DeviceKind;
 use espalier_plan::spec::presets::Gpt;
-use espalier_plan::spec::{Kernel, Precision};
+use espalier_plan::spec::{LayerKernel, Precision};
 use espalier_plan::{DataFacts, Plan, RunFile};
 use espalier_tensor::ops::reduce;
 use espalier_tensor::{Category, DType, Device, Tensor};
@@ -25,7 +25,7 @@ use espalier_train::stage::Stage;
 use serde::Serialize;
 
 use crate::device;
-use crate::say::{self, answer};
+use crate::output::{self, print_out};
 
 /// Bytes of the block that a processor reads to measure the bandwidth: more than any of its caches holds.
 const READ: usize = 1 << 29;
@@ -39,7 +39,7 @@ const MOST: u64 = 1 << 23;
   espalier bench generate
   espalier bench generate --precision f32 --layers 12 --width 768 --heads 12 --vocab 50257
   espalier bench generate --device cuda --layers 32 --width 4096 --heads 32 --json")]
-pub struct GenerateArguments {
+pub struct BenchGenerateArguments {
     /// Device; auto takes a GPU if there is one.
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device::kind())]
     device: DeviceKind,
@@ -69,9 +69,8 @@ pub struct GenerateArguments {
     json: bool,
 }
 
-/// What was measured.
 #[derive(Serialize)]
-struct Report {
+struct GenerateBenchReport {
     device: &'static str,
     format: String,
     parameters: u64,
@@ -87,8 +86,7 @@ struct Report {
     share_of_bandwidth: f64,
 }
 
-/// Runs the command.
-pub fn generate(arguments: &GenerateArguments) -> Result<ExitCode> {
+pub fn generate(arguments: &BenchGenerateArguments) -> Result<ExitCode> {
     let (prompt, tokens) = (arguments.prompt as usize, arguments.tokens as usize);
     let plan = plan(arguments, prompt + tokens)?;
     let device = device::choose(arguments.device, std::thread::available_parallelism()?.get())?;
@@ -96,19 +94,19 @@ pub fn generate(arguments: &GenerateArguments) -> Result<ExitCode> {
         let mut reads = time_reads(&device)?;
         let dtype = espalier_nn::dtype(plan.storage.precision);
         let weights = Weights::initialise(&plan.model, &device, dtype, 0)?;
-        let (ranks, stage) = (Ranks::alone(), Stage::new(&plan, &Ranks::alone())?);
+        let (ranks, stage) = (Ranks::single(), Stage::new(&plan, &Ranks::single())?);
         let mut generator = Generator::new(&plan, &stage, &weights, &ranks, &device)?;
         let ids: Vec<u32> = (0..prompt).map(|i| (i * 7919 % arguments.vocab) as u32).collect();
         let mut sampler = Sampler::new(Sampling::GREEDY);
-        // Once before it counts: memory is taken, and a card's kernels are compiled.
-        generator.write(&ids, 2, &mut sampler, &mut |_| true)?;
-        generator.forget();
+        // Once before it counts: memory is taken, and a GPU's kernels are compiled.
+        generator.generate(&ids, 2, &mut sampler, &mut |_| true)?;
+        generator.reset_cache();
         let (mut times, mut last) = (Vec::new(), None);
         let mut tick = |_| {
             times.extend(last.replace(Instant::now()).map(|last: Instant| last.elapsed().as_secs_f64()));
             true
         };
-        let written = generator.write(&ids, tokens, &mut sampler, &mut tick)?;
+        let written = generator.generate(&ids, tokens, &mut sampler, &mut tick)?;
         reads.extend(time_reads(&device)?);
         Ok((reads, written, times))
     })?;
@@ -118,7 +116,7 @@ pub fn generate(arguments: &GenerateArguments) -> Result<ExitCode> {
     let cache_bytes = plan.cache_bytes(0).map_err(Error::Plan)?;
     let read = (prompt + tokens / 2) as f64 / (prompt + tokens) as f64 * cache_bytes as f64;
     let bytes_per_token = (read_weights(&plan) * size) as f64 + read;
-    let report = Report {
+    let report = GenerateBenchReport {
         device: device.name(),
         format: format!("dense-{}", plan.storage.precision.name()),
         parameters: plan.parameters,
@@ -132,20 +130,20 @@ pub fn generate(arguments: &GenerateArguments) -> Result<ExitCode> {
         bandwidth,
         share_of_bandwidth: bytes_per_token * tokens_per_s / bandwidth,
     };
-    report.say(&device::describe(&device));
+    report.print(&device::describe(&device));
     if arguments.json {
-        say::json(&serde_json::to_string(&report)?);
+        output::json(&serde_json::to_string(&report)?);
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// The model, with a context that is just long enough.
-fn plan(arguments: &GenerateArguments, context: usize) -> Result<Plan> {
-    let GenerateArguments { precision, layers, width, heads, vocab, .. } = *arguments;
+fn plan(arguments: &BenchGenerateArguments, context: usize) -> Result<Plan> {
+    let BenchGenerateArguments { precision, layers, width, heads, vocab, .. } = *arguments;
     let Gpt { dropout, tied, norm, activation, .. } = Gpt::default();
     let (dropout, known) = (dropout.into(), Some(vocab));
     let family = Family::Gpt { layers, heads, width, context, vocab: known, dropout, tied, norm, activation };
-    let run = RunFile::of_model(Model { name: "gpt".into(), family }).map_err(Error::Plan)?;
+    let run = RunFile::of_model(ModelConfig { name: "gpt".into(), family }).map_err(Error::Plan)?;
     let run = run.with(|run| run.train.precision = precision).map_err(Error::Plan)?;
     let facts = DataFacts { vocab: known, image: None, classes: None };
     Ok(Plan::new(run, facts).map_err(Error::Plan)?)
@@ -155,7 +153,7 @@ fn plan(arguments: &GenerateArguments, context: usize) -> Result<Plan> {
 fn read_weights(plan: &Plan) -> u64 {
     let mut weights = 0;
     plan.model.for_each(&mut |layer| {
-        if let Kernel::Product(size) = layer.properties().kernel {
+        if let LayerKernel::Product(size) = layer.properties().kernel {
             weights += size.input * size.output;
         }
     });
@@ -166,7 +164,7 @@ fn read_weights(plan: &Plan) -> u64 {
 fn time_reads(device: &Device) -> espalier_train::Result<Vec<f64>> {
     let bytes = match device {
         Device::Cpu(_) => READ,
-        // A card reads so much faster that less would be over before it has begun.
+        // A GPU reads so much faster that less would be over before it has begun.
         Device::Cuda(_) => 16 * READ,
     };
     let block = Tensor::zeros(device, &[bytes / 4], DType::F32, Category::Workspace)?;
@@ -183,17 +181,17 @@ fn time_reads(device: &Device) -> espalier_train::Result<Vec<f64>> {
     Ok(times)
 }
 
-impl Report {
-    fn say(&self, device: &str) {
-        answer!(
+impl GenerateBenchReport {
+    fn print(&self, device: &str) {
+        print_out!(
             "{} ({device}), {}, {:.2} billion parameters",
             self.device,
             self.format,
             self.parameters as f64 / 1e9
         );
-        answer!("prefill  {:>6} tokens {:>10.1} tokens/s", self.prompt_tokens, self.prompt_tokens_per_s);
-        answer!("decode   {:>6} tokens {:>10.1} tokens/s", self.new_tokens, self.tokens_per_s);
-        answer!(
+        print_out!("prefill  {:>6} tokens {:>10.1} tokens/s", self.prompt_tokens, self.prompt_tokens_per_s);
+        print_out!("decode   {:>6} tokens {:>10.1} tokens/s", self.new_tokens, self.tokens_per_s);
+        print_out!(
             "decode reads {:.3} GB per token: {:.1} of {:.1} GB/s memory bandwidth, a fraction of {:.2}",
             self.bytes_per_token / 1e9,
             self.bytes_per_s / 1e9,

@@ -2,10 +2,10 @@
 //!
 //! SAMO (Singh and Bhatele, 2023) multiplies with dense weights although nine in ten are zero, because the dense product
 //! of a fully connected layer was 6 to 22 times faster than the sparse one. This measures the same layer here: batch 576,
-//! weights from 128^2 to 4096^2, dense against our own CSR kernel on the processor or cuSPARSE on a card; then, for the
+//! weights from 128^2 to 4096^2, dense against our own CSR kernel on the processor or cuSPARSE on a GPU; then, for the
 //! largest sizes, from how many zeros on the sparse product would win.
 
-mod contest;
+mod measure;
 mod report;
 
 use std::path::PathBuf;
@@ -20,10 +20,10 @@ use espalier_report::Figure;
 use espalier_tensor::DType;
 
 use crate::device;
-use crate::draft::{Draft, may_replace};
-use crate::say::{self, answer, say};
-use contest::Contest;
-use report::{Report, Sweep};
+use crate::output::{self, print_err, print_out};
+use crate::output_file::{OutputFile, may_replace};
+use measure::SparseBench;
+use report::{SparseReport, SparsitySweep};
 
 /// Sides of the weights that are measured unless others are asked for.
 const SIZES: &str = "128,256,512,1024,2048,4096";
@@ -47,7 +47,7 @@ pub struct SparseArguments {
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device::kind())]
     device: DeviceKind,
     /// Fraction of zero weights, in [0, 1).
-    #[arg(long, value_name = "FRACTION", default_value = "0.9", value_parser = share)]
+    #[arg(long, value_name = "FRACTION", default_value = "0.9", value_parser = fraction)]
     sparsity: f64,
     /// Batch size: rows of the layer's input.
     #[arg(long, value_name = "N", default_value_t = 576, value_parser = clap::value_parser!(u64).range(1..=65_536))]
@@ -81,50 +81,49 @@ fn precision() -> impl TypedValueParser<Value = DType> {
         .map(|name| if name == "f32" { DType::F32 } else { DType::Bf16 })
 }
 
-fn share(text: &str) -> Result<f64, String> {
+fn fraction(text: &str) -> Result<f64, String> {
     match text.parse() {
-        Ok(share) if (0.0..1.0).contains(&share) => Ok(share),
+        Ok(fraction) if (0.0..1.0).contains(&fraction) => Ok(fraction),
         _ => Err("expected a fraction in [0, 1), such as 0.9".into()),
     }
 }
 
-/// Runs the command.
 pub fn sparse(arguments: &SparseArguments) -> Result<ExitCode> {
     let mut sizes: Vec<usize> = arguments.sizes.iter().map(|&size| size as usize).collect();
     sizes.sort_unstable();
     sizes.dedup();
     if !arguments.force {
-        may_replace(&arguments.svg, "figure of this program", Figure::begins, "add --force")?;
+        may_replace(&arguments.svg, "figure of this program", Figure::is_figure, "add --force")?;
     }
-    let draft = Draft::open(&arguments.svg, "--svg")?;
+    let output = OutputFile::open(&arguments.svg, "--svg")?;
     let device = device::choose(arguments.device, std::thread::available_parallelism()?.get())?;
-    let contest = Contest { device, dtype: arguments.precision, batch: arguments.batch as usize };
-    let mut report = Report::new(&contest, arguments.sparsity);
+    let bench = SparseBench { device, dtype: arguments.precision, batch: arguments.batch as usize };
+    let mut report = SparseReport::new(&bench, arguments.sparsity);
 
-    say::on_standard_output(format_args!("{}", report.heading()));
+    output::on_standard_output(format_args!("{}", report.heading()));
     for &size in &sizes {
-        report.rows.push(contest.measure(size, arguments.sparsity, true, ROW)?);
-        answer!("{}", report.line(report.rows.last().expect("just measured")));
+        report.rows.push(bench.measure(size, arguments.sparsity, true, ROW)?);
+        print_out!("{}", report.line(report.rows.last().expect("just measured")));
     }
     // Where nothing multiplies sparsely, there is nothing to look for.
     if report.rows.iter().any(|row| row.sparse.is_ok()) {
         for &size in sizes.iter().rev().take(SWEPT) {
             let mut points = Vec::new();
             for sparsity in SWEEP {
-                if let Some(ratio) = contest.measure(size, sparsity, false, POINT)?.ratio() {
+                if let Some(ratio) = bench.measure(size, sparsity, false, POINT)?.ratio() {
                     points.push((sparsity, ratio));
                 }
             }
-            report.sweeps.push(Sweep { size, points });
+            report.sweeps.push(SparsitySweep { size, points });
         }
     }
     for sentence in report.sentences() {
-        answer!("{sentence}");
+        print_out!("{sentence}");
     }
-    draft.finish(&report.figure().svg())?;
-    say!("figure: {}", arguments.svg.display());
+    output.finish(&report.figure().svg())?;
+    print_err!("figure: {}", arguments.svg.display());
     if arguments.json {
-        say::json(&report.json(&arguments.svg));
+        output::json(&report.json(&arguments.svg));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,30 +1,29 @@
 //! What the exchanges of every layer take on this machine at their real sizes, where ranks are threads of one process.
 
 use anyhow::Result;
-use espalier_plan::cost::explanation::Row;
-use espalier_plan::cost::{Cost, Explanation, Link, Parallelism, Setting};
+use espalier_plan::cost::explanation::LayerCosts;
+use espalier_plan::cost::{AlphaBeta, Cost, Explanation, Parallelism, Setting};
 use espalier_plan::spec::Precision;
 use serde_json::{Map, Value, json};
 
-use crate::messages::{self, Links, Ranks, Timed};
+use crate::comm_timing::{self, BenchRanks, LinkSamples, TimedTransfer};
 
-/// Words of a short message and of a long one.
+/// Elements of a short message and of a long one.
 const SIZES: [f64; 2] = [1024.0, 1_048_576.0];
 
-/// What was measured.
-pub struct Measured {
+pub struct MeasuredCosts {
     /// Of the machine.
-    pub links: Links,
+    pub links: LinkSamples,
     /// Of every layer.
-    pub layers: Vec<Seconds>,
+    pub layers: Vec<SecondsByParallelism>,
 }
 
 /// Seconds by each parallelism, in the order of [`Parallelism::ALL`]; none where it is impossible.
-pub struct Seconds([Option<f64>; 3]);
+pub struct SecondsByParallelism([Option<f64>; 3]);
 
-impl Seconds {
-    fn new(by: impl FnMut(Parallelism) -> Option<f64>) -> Seconds {
-        Seconds(Parallelism::ALL.map(by))
+impl SecondsByParallelism {
+    fn new(by: impl FnMut(Parallelism) -> Option<f64>) -> SecondsByParallelism {
+        SecondsByParallelism(Parallelism::ALL.map(by))
     }
 
     /// By one of them.
@@ -47,21 +46,22 @@ impl Seconds {
     }
 }
 
-impl Measured {
+impl MeasuredCosts {
     /// Of all layers by one parallelism, where they all can.
-    pub fn total(&self) -> Seconds {
-        Seconds::new(|by| self.layers.iter().map(|layer| layer.of(by)).sum())
+    pub fn total(&self) -> SecondsByParallelism {
+        SecondsByParallelism::new(|by| self.layers.iter().map(|layer| layer.of(by)).sum())
     }
 
     /// As `--json` prints it.
     pub fn json(&self, explanation: &Explanation) -> Value {
-        let link = |link: Link| json!({ "alpha": link.alpha, "beta": link.beta });
+        let link = |link: AlphaBeta| json!({ "alpha": link.alpha, "beta": link.beta });
         let named = explanation.layers.iter().zip(&self.layers).map(|(row, layer)| {
             let mut value = layer.json();
             value["name"] = row.sizes.name.clone().into();
             value
         });
-        let patterns: Map<_, _> = self.links.each().map(|(name, each)| (name.into(), link(each))).collect();
+        let patterns: Map<_, _> =
+            self.links.by_pattern().map(|(name, each)| (name.into(), link(each))).collect();
         json!({
             "fitted": link(self.links.fitted()),
             "by_pattern": patterns,
@@ -72,27 +72,28 @@ impl Measured {
 }
 
 /// Measures messages of two sizes among as many threads as there are ranks.
-pub fn links(at: &Setting, precision: Precision) -> Result<Links> {
-    Ok(messages::links(Ranks::Threads(at.ranks), at.all_reduce, precision, &SIZES)?)
+pub fn links(at: &Setting, precision: Precision) -> Result<LinkSamples> {
+    Ok(comm_timing::links(BenchRanks::Threads(at.ranks), at.all_reduce, precision, &SIZES)?)
 }
 
 /// Measures the exchanges of all layers.
-pub fn layers(links: Links, explanation: &Explanation, precision: Precision) -> Result<Measured> {
+pub fn layers(links: LinkSamples, explanation: &Explanation, precision: Precision) -> Result<MeasuredCosts> {
     let at = &explanation.setting;
-    let of = |row: &Row, by| row.sizes.exchanges(by, at).unwrap_or_default();
+    let of = |row: &LayerCosts, by| row.sizes.exchanges(by, at).unwrap_or_default();
     // Layers of a transformer are all alike: each exchange is measured once.
-    let mut work: Vec<Timed> = Vec::new();
+    let mut work: Vec<TimedTransfer> = Vec::new();
     for exchange in explanation.layers.iter().flat_map(|row| Parallelism::ALL.map(|by| of(row, by))).flatten()
     {
-        let timed = Timed::Layers(exchange);
+        let timed = TimedTransfer::Layers(exchange);
         if at.cost(exchange) != Cost::FREE && !work.contains(&timed) {
             work.push(timed);
         }
     }
-    let times = messages::time(Ranks::Threads(at.ranks), precision, &work)?;
-    let seconds =
-        |exchange| work.iter().position(|timed| *timed == Timed::Layers(exchange)).map_or(0.0, |i| times[i]);
-    let of = |row: &Row, by| Some(row.sizes.exchanges(by, at)?.into_iter().map(seconds).sum());
-    let layers = explanation.layers.iter().map(|row| Seconds::new(|by| of(row, by)));
-    Ok(Measured { links, layers: layers.collect() })
+    let times = comm_timing::time(BenchRanks::Threads(at.ranks), precision, &work)?;
+    let seconds = |exchange| {
+        work.iter().position(|timed| *timed == TimedTransfer::Layers(exchange)).map_or(0.0, |i| times[i])
+    };
+    let of = |row: &LayerCosts, by| Some(row.sizes.exchanges(by, at)?.into_iter().map(seconds).sum());
+    let layers = explanation.layers.iter().map(|row| SecondsByParallelism::new(|by| of(row, by)));
+    Ok(MeasuredCosts { links, layers: layers.collect() })
 }

@@ -2,17 +2,17 @@
 
 use std::fmt::Write as _;
 
-use espalier_plan::cost::explanation::{ByParallelism, Timed};
-use espalier_plan::cost::{Explanation, Integrated, Link, Parallelism};
+use espalier_plan::cost::explanation::{ByParallelism, TimedCost};
+use espalier_plan::cost::{AlphaBeta, Explanation, Integrated, Parallelism};
 
-use super::measure::{Measured, Seconds};
-use crate::columns::Columns;
+use super::measure::{MeasuredCosts, SecondsByParallelism};
+use crate::text_table::TextTable;
 
 /// Everything, in tables of so many letters; with the mixture that the run file asks for, where it does.
 pub fn text(
     explanation: &Explanation,
     word_bytes: u64,
-    measured: Option<&Measured>,
+    measured: Option<&MeasuredCosts>,
     run: Option<&Integrated>,
     width: usize,
 ) -> String {
@@ -28,15 +28,15 @@ pub fn text(
         at.ranks,
         link(at.link, word_bytes)
     );
-    text += &Columns::new(&costs(explanation)).summed().within(width);
+    text += &TextTable::new(&costs(explanation)).with_total().render(width);
     if let Some(measured) = measured {
         let fitted = link(measured.links.fitted(), word_bytes);
         let _ = writeln!(text, "\nmeasured among {} threads of this process: {fitted}", at.ranks);
-        for (name, each) in measured.links.each() {
+        for (name, each) in measured.links.by_pattern() {
             let _ = writeln!(text, "  {}: {}", name.replace('_', "-"), link(each, word_bytes));
         }
         text += "\nmilliseconds, predicted and measured\n\n";
-        text += &Columns::new(&times(explanation, measured)).summed().within(width);
+        text += &TextTable::new(&times(explanation, measured)).with_total().render(width);
     }
     let _ = writeln!(text, "\n{}", conclusion(explanation));
     let found = match &explanation.integrated {
@@ -91,14 +91,14 @@ fn costs(explanation: &Explanation) -> Vec<Vec<String>> {
     let pruned = explanation.sparsity > 0.0;
     let mut head = vec!["layer", "weights"];
     head.extend(pruned.then_some("kept"));
-    let shown = shown(explanation);
-    head.extend(shown.iter().flat_map(|by| [by.name(), "ms"]));
+    let possible = possible(explanation);
+    head.extend(possible.iter().flat_map(|by| [by.name(), "ms"]));
     head.extend(["cheapest", "data from", "at more ranks"]);
     let mut rows = vec![head.into_iter().map(String::from).collect::<Vec<_>>()];
     for row in &explanation.layers {
         let mut cells = vec![row.sizes.name.clone(), count(row.sizes.parameters as f64)];
         cells.extend(pruned.then(|| count(row.sizes.kept as f64)));
-        cells.extend(shown.iter().flat_map(|by| cost(row.costs.of(*by))));
+        cells.extend(possible.iter().flat_map(|by| cost(row.costs.of(*by))));
         cells.push(row.cheapest.map_or("-", Parallelism::name).into());
         cells.push(row.data_from_batch.map_or("-".into(), |batch| format!("batch {batch}")));
         cells.push(match row.change {
@@ -112,44 +112,44 @@ fn costs(explanation: &Explanation) -> Vec<Vec<String>> {
     };
     let mut total = vec!["total".to_string(), sum(|sizes| sizes.parameters)];
     total.extend(pruned.then(|| sum(|sizes| sizes.kept)));
-    total.extend(shown.iter().flat_map(|by| cost(explanation.total.of(*by))));
+    total.extend(possible.iter().flat_map(|by| cost(explanation.total.of(*by))));
     total.push(explanation.total.cheapest().map_or("-", |(by, _)| by.name()).into());
     rows.push(total);
     rows
 }
 
 /// One row a layer, then the totals: formula and measurement.
-fn times(explanation: &Explanation, measured: &Measured) -> Vec<Vec<String>> {
-    let shown = shown(explanation);
+fn times(explanation: &Explanation, measured: &MeasuredCosts) -> Vec<Vec<String>> {
+    let possible = possible(explanation);
     let mut head = vec!["layer"];
-    head.extend(shown.iter().flat_map(|by| [by.name(), "measured"]));
+    head.extend(possible.iter().flat_map(|by| [by.name(), "measured"]));
     head.push("cheapest measured");
     let mut rows = vec![head.into_iter().map(String::from).collect::<Vec<_>>()];
     let time = |seconds: Option<f64>| seconds.map_or("-".into(), milliseconds);
-    let mut row = |name: &str, formulas: &ByParallelism, seen: &Seconds, is_choice: bool| {
+    let mut row = |name: &str, formulas: &ByParallelism, seconds: &SecondsByParallelism, is_choice: bool| {
         let mut cells = vec![name.to_string()];
-        for by in &shown {
-            cells.extend([time(formulas.of(*by).map(|timed| timed.seconds)), time(seen.of(*by))]);
+        for by in &possible {
+            cells.extend([time(formulas.of(*by).map(|timed| timed.seconds)), time(seconds.of(*by))]);
         }
-        let cheapest = seen.cheapest().filter(|_| is_choice);
+        let cheapest = seconds.cheapest().filter(|_| is_choice);
         cells.push(cheapest.map_or("-", Parallelism::name).into());
         rows.push(cells);
     };
-    for (layer, seen) in explanation.layers.iter().zip(&measured.layers) {
-        row(&layer.sizes.name, &layer.costs, seen, layer.is_product());
+    for (layer, seconds) in explanation.layers.iter().zip(&measured.layers) {
+        row(&layer.sizes.name, &layer.costs, seconds, layer.is_product());
     }
     row("total", &explanation.total, &measured.total(), true);
     rows
 }
 
 /// Those that some layer could be shared out by: text has no rows of an image.
-fn shown(explanation: &Explanation) -> Vec<Parallelism> {
+fn possible(explanation: &Explanation) -> Vec<Parallelism> {
     let some = |by: &Parallelism| explanation.layers.iter().any(|row| row.costs.of(*by).is_some());
     Parallelism::ALL.into_iter().filter(some).collect()
 }
 
 /// Words and milliseconds.
-fn cost(cost: Option<Timed>) -> [String; 2] {
+fn cost(cost: Option<TimedCost>) -> [String; 2] {
     match cost {
         Some(timed) => [count(timed.cost.words), milliseconds(timed.seconds)],
         None => ["-".into(), "-".into()],
@@ -157,7 +157,7 @@ fn cost(cost: Option<Timed>) -> [String; 2] {
 }
 
 /// `latency 2 us, 0.667 ns per element of 4 bytes (6.0 GB/s)`
-fn link(link: Link, word_bytes: u64) -> String {
+fn link(link: AlphaBeta, word_bytes: u64) -> String {
     let rate = match link.beta > 0.0 {
         true => format!(" ({} GB/s)", digits(word_bytes as f64 / link.beta / 1e9)),
         false => String::new(),
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn numbers_of_any_size_have_digits() {
-        let said = [0.0, 0.012, 1.25, 123.4, 5e9, f64::INFINITY, f64::NAN].map(digits);
-        assert_eq!(said, ["0", "0.0120", "1.25", "123", "5000000000", "inf", "NaN"]);
+        let texts = [0.0, 0.012, 1.25, 123.4, 5e9, f64::INFINITY, f64::NAN].map(digits);
+        assert_eq!(texts, ["0", "0.0120", "1.25", "123", "5000000000", "inf", "NaN"]);
     }
 }

@@ -9,16 +9,16 @@ use espalier_plan::simulate::Estimate;
 use espalier_train::Error;
 
 use super::PlanArguments;
-use crate::draft::{Draft, may_replace};
+use crate::output::print_err;
+use crate::output_file::{OutputFile, may_replace};
 use crate::run_file::{conflict, in_file, resolve};
-use crate::say::say;
 
 /// Stands in the first line of every run file that is written here.
 const MARK: &str = " by `espalier plan`: ";
 
 /// Finds out whether it can be written. The run file that is planned for, and others that were not written here, are not written over
 /// unless that is asked for.
-pub fn open(arguments: &PlanArguments, file: &Path) -> Result<Draft> {
+pub fn open(arguments: &PlanArguments, file: &Path) -> Result<OutputFile> {
     if arguments.engine != "espalier" {
         let problem =
             format!("writes a run file of this program, but `--engine` is \"{}\"", arguments.engine);
@@ -32,7 +32,7 @@ pub fn open(arguments: &PlanArguments, file: &Path) -> Result<Draft> {
         }
         may_replace(file, "run file of `espalier plan --apply`", is_ours, "add --force")?;
     }
-    Draft::open(file, "--apply")
+    OutputFile::open(file, "--apply")
 }
 
 fn is_ours(head: &[u8]) -> bool {
@@ -41,7 +41,7 @@ fn is_ours(head: &[u8]) -> bool {
 }
 
 /// Writes it; what stands in the run file of other layouts goes.
-pub fn write(run: &RunTable, arguments: &PlanArguments, best: &Estimate, draft: &Draft) -> Result<()> {
+pub fn write(run: &RunTable, arguments: &PlanArguments, best: &Estimate, output: &OutputFile) -> Result<()> {
     let candidate = &best.candidate;
     let source = arguments.run_file();
     let run_file = run.read().map_err(|error| in_file(source, error))?;
@@ -51,8 +51,8 @@ pub fn write(run: &RunTable, arguments: &PlanArguments, best: &Estimate, draft: 
     let facts = Dataset::facts_of(&checked).map_err(Error::Data)?;
     espalier_plan::Plan::new(checked.clone(), facts).map_err(Error::Plan)?;
     let written = checked.to_toml().map_err(Error::Plan)?;
-    draft.finish(&format!("# {}{MARK}{candidate}\n\n{written}", laid_out.model.name))?;
-    let file = arguments.apply.as_deref().unwrap_or(draft.file()).display();
-    say!("{file} has the first layout: {candidate}; run it with `espalier train {file}`");
+    output.finish(&format!("# {}{MARK}{candidate}\n\n{written}", laid_out.model.name))?;
+    let file = arguments.apply.as_deref().unwrap_or(output.file()).display();
+    print_err!("{file} has the first layout: {candidate}; run it with `espalier train {file}`");
     Ok(())
 }

@@ -5,49 +5,49 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use espalier_data::regular_file::{self, RECORDS};
-use espalier_plan::cluster::merge::{self, Part};
+use espalier_plan::cluster::merge::{self, ClusterSection};
 use espalier_plan::config::RunFile;
 use espalier_plan::device::DeviceKind;
-use espalier_plan::simulate::{Calibrated, Candidate, Measured};
+use espalier_plan::simulate::{Calibrated, Candidate, MeasuredRun};
 use espalier_plan::spec::Input;
 use espalier_plan::{DataFacts, Plan};
 use espalier_tensor::cuda::Cuda;
 use espalier_train::Error;
-use espalier_train::run::line::{Line, StepLine};
+use espalier_train::run::metric_record::{MetricRecord, StepRecord};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{PlanArguments, find_cluster, seconds};
 use crate::bench::cluster_file::ClusterFile;
-use crate::machine::{self, Machine};
+use crate::local_cluster::{self, LocalCluster};
+use crate::output::print_out;
 use crate::run_file::{in_file, read_run, resolve};
-use crate::say::answer;
 
 /// What of plan.json says what the data were: they need not be here any more.
 #[derive(Deserialize)]
-struct Resolved {
+struct PlanJsonFacts {
     facts: DataFacts,
 }
 
 /// Refits, writes and says what changed by how much.
 pub fn calibrate(arguments: &PlanArguments) -> Result<Value> {
     let folders = &arguments.calibrate;
-    let runs = folders.iter().map(|folder| finished(folder)).collect::<Result<Vec<Measured>>>()?;
-    let (machine, own) = match arguments.cluster.as_deref() {
+    let runs = folders.iter().map(|folder| finished(folder)).collect::<Result<Vec<MeasuredRun>>>()?;
+    let (local, own_file) = match arguments.cluster.as_deref() {
         Some(name) => {
             let cluster = find_cluster(name)?;
-            let own = Path::new(name).exists().then(|| PathBuf::from(name));
-            (Machine { cluster, source: name.into() }, own)
+            let own_file = Path::new(name).exists().then(|| PathBuf::from(name));
+            (LocalCluster { cluster, source: name.into() }, own_file)
         }
-        None => (Machine::here(Path::new(machine::FILE), runs.iter().any(is_on_a_card))?, None),
+        None => (LocalCluster::here(Path::new(local_cluster::FILE), runs.iter().any(is_on_gpu))?, None),
     };
-    let out = arguments.out.clone().or(own).unwrap_or_else(|| machine::FILE.into());
+    let out = arguments.out.clone().or(own_file).unwrap_or_else(|| local_cluster::FILE.into());
     let file = ClusterFile::open(&out)?;
-    let found = Calibrated::new(&machine.cluster, &runs).map_err(Error::Plan)?;
+    let found = Calibrated::new(&local.cluster, &runs).map_err(Error::Plan)?;
     let times = folders.iter().zip(&runs).zip(found.before.iter().zip(&found.after));
     let mut rows = Vec::new();
     for ((folder, run), (before, after)) in times {
-        answer!(
+        print_out!(
             "{}: {}: measured {} per step; predicted {} before, {} now",
             folder.display(),
             run.candidate,
@@ -62,21 +62,21 @@ pub fn calibrate(arguments: &PlanArguments) -> Result<Value> {
             "calibrated_ms": 1e3 * after,
         }));
     }
-    answer!(
+    print_out!(
         "compute and memory rates of {} scaled by {:.3}; launch overhead and links unchanged",
-        machine.source,
+        local.source,
         found.factor
     );
     let names: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
     let comment = format!("Refitted by `espalier plan --calibrate` to {}.", names.join(", "));
-    let part = Part::device(found.cluster.device.clone());
-    let text = merge::put(&found.cluster.to_toml(), &part, &comment).expect("it was just written");
+    let part = ClusterSection::device(found.cluster.device.clone());
+    let text = merge::insert(&found.cluster.to_toml(), &part, &comment).expect("it was just written");
     file.finish(&part, &comment, |_| text)?;
     Ok(json!({ "file": out, "factor": found.factor, "runs": rows }))
 }
 
 /// A run folder whose run has taken steps.
-fn finished(folder: &Path) -> Result<Measured> {
+fn finished(folder: &Path) -> Result<MeasuredRun> {
     let refused = |why: String| Error::File { path: folder.into(), why };
     let read = |name: &str| {
         regular_file::read_text(&folder.join(name), RECORDS)
@@ -87,14 +87,14 @@ fn finished(folder: &Path) -> Result<Measured> {
     }
     let path = folder.join("run.toml");
     let run_file = RunFile::parse(&read_run(&path)?, &[]).map_err(|error| in_file(&path, error))?;
-    let Resolved { facts } = serde_json::from_str(&read("plan.json")?)
+    let PlanJsonFacts { facts } = serde_json::from_str(&read("plan.json")?)
         .map_err(|why| refused(format!("plan.json is not that of a run: {why}")))?;
     let plan = Plan::new(resolve(run_file, &path)?, facts).map_err(Error::Plan)?;
     let unknown = || refused("its layout is one that the planner does not know".into());
     let candidate = Candidate::of(&plan).ok_or_else(unknown)?;
     let seconds = step_seconds(&plan, &read("metrics.jsonl")?)
         .ok_or_else(|| refused("metrics.jsonl has no step with a rate: the run is too short".into()))?;
-    Ok(Measured { plan, candidate, seconds })
+    Ok(MeasuredRun { plan, candidate, seconds })
 }
 
 /// The median time of a step, by the rates in the lines of `metrics.jsonl`: each is that of the steps before it.
@@ -105,8 +105,8 @@ fn step_seconds(plan: &Plan, metrics: &str) -> Option<f64> {
         Input::Image { .. } => samples,
     };
     let of_line = |line: &str| match serde_json::from_str(line).ok()? {
-        Line::Step(StepLine { tokens_per_s: Some(rate), .. }) => Some(tokens / rate),
-        Line::Step(StepLine { images_per_s: Some(rate), .. }) => Some(samples / rate),
+        MetricRecord::Step(StepRecord { tokens_per_s: Some(rate), .. }) => Some(tokens / rate),
+        MetricRecord::Step(StepRecord { images_per_s: Some(rate), .. }) => Some(samples / rate),
         _ => None,
     };
     let mut times: Vec<f64> = metrics.lines().filter_map(of_line).filter(|time| time.is_finite()).collect();
@@ -114,8 +114,8 @@ fn step_seconds(plan: &Plan, metrics: &str) -> Option<f64> {
     times.get(times.len() / 2).copied()
 }
 
-/// Whether a run computed on a card, as far as it can be known: one that left it open did where there is one.
-fn is_on_a_card(run: &Measured) -> bool {
+/// Whether a run computed on a GPU, as far as it can be known: one that left it open did where there is one.
+fn is_on_gpu(run: &MeasuredRun) -> bool {
     match run.plan.device.kind {
         DeviceKind::Cuda => true,
         DeviceKind::Auto => run.plan.mesh.size() == 1 && Cuda::probe().usable(),

@@ -2,22 +2,22 @@
 
 use anyhow::Result;
 use espalier_plan::Plan;
-use espalier_plan::engine::Engine;
-use espalier_plan::search::{Fixed, Search};
-use espalier_plan::simulate::{Estimate, Job};
+use espalier_plan::engine::EngineProfile;
+use espalier_plan::search::{LayoutSearch, SearchConstraints};
+use espalier_plan::simulate::{Estimate, Simulation};
 use espalier_train::Error;
 use serde_json::{Map, Value};
 
 use super::record::record;
 use super::table::{aligned, seconds};
-use super::{Request, wrong};
-use crate::say;
+use super::{PlanRequest, wrong};
+use crate::output;
 
 /// What can be compared: the name, and how state is kept under it. Everything else is as the engine has it.
 const KINDS: [&str; 3] = ["dense", "samo", "espalier"];
 
 /// The best layout of each kind, on so many devices: printed, and as the contract has it.
-pub fn compare(request: &Request, devices: usize) -> Result<Value> {
+pub fn compare(request: &PlanRequest, devices: usize) -> Result<Value> {
     let mut found = Vec::new();
     for kind in &request.arguments.compare {
         check(kind)?;
@@ -27,7 +27,7 @@ pub fn compare(request: &Request, devices: usize) -> Result<Value> {
         Some((_, dense)) => dense.clone(),
         None => best(request, &request.plan, "dense", devices)?,
     };
-    say::on_standard_output(format_args!("{}\n", text(&found, dense.as_ref())));
+    output::on_standard_output(format_args!("{}\n", text(&found, dense.as_ref())));
     let of = |estimate: &Option<Estimate>| {
         let Some(estimate) = estimate else { return serde_json::json!({ "fits": false }) };
         let mut value = record(estimate, &request.plan);
@@ -41,7 +41,7 @@ pub fn compare(request: &Request, devices: usize) -> Result<Value> {
 }
 
 /// The best layouts over numbers of devices, by a name.
-pub struct Sweep {
+pub struct DeviceSweep {
     /// The form of state.
     pub name: String,
     /// Devices, and the best layout of so many.
@@ -49,14 +49,14 @@ pub struct Sweep {
 }
 
 /// The best layouts of each kind; those that do not fit are left out.
-pub fn sweeps(request: &Request, devices: &[usize]) -> Result<Vec<Sweep>> {
+pub fn sweeps(request: &PlanRequest, devices: &[usize]) -> Result<Vec<DeviceSweep>> {
     let of_kind = |kind: &String| {
         check(kind)?;
         let mut points = Vec::new();
         for number in devices {
             points.extend(best(request, &request.plan, kind, *number)?.map(|best| (*number, best)));
         }
-        Ok(Sweep { name: kind.clone(), points })
+        Ok(DeviceSweep { name: kind.clone(), points })
     };
     request.arguments.compare.iter().map(of_kind).collect()
 }
@@ -69,15 +69,21 @@ fn check(kind: &str) -> Result<()> {
 }
 
 /// The best layout where state is kept in a way.
-fn best(request: &Request, plan: &Plan, kind: &str, devices: usize) -> Result<Option<Estimate>> {
+fn best(request: &PlanRequest, plan: &Plan, kind: &str, devices: usize) -> Result<Option<Estimate>> {
     let engine = match kind {
-        "samo" => Engine { state: Engine::SAMO.state, sink: Engine::SAMO.sink, ..request.engine },
+        "samo" => EngineProfile {
+            state: EngineProfile::SAMO.state,
+            sink: EngineProfile::SAMO.sink,
+            ..request.engine
+        },
         _ => request.engine,
     };
-    let job = Job::new(plan, &request.cluster, engine);
-    let fixed =
-        Fixed { compressed: Some(kind != "dense" && plan.pruning.is_some()), ..request.fixed.clone() };
-    let search = Search { job: &job, devices, fixed: &fixed, rows: 1 };
+    let job = Simulation::new(plan, &request.cluster, engine);
+    let fixed = SearchConstraints {
+        compressed: Some(kind != "dense" && plan.pruning.is_some()),
+        ..request.fixed.clone()
+    };
+    let search = LayoutSearch { job: &job, devices, fixed: &fixed, rows: 1 };
     Ok(search.run().map_err(Error::Plan)?.ranked.into_iter().next())
 }
 

@@ -2,40 +2,40 @@
 
 use anyhow::Result;
 use espalier_plan::simulate::Estimate;
-use espalier_report::{Axis, Curve, Figure, Guide, Plot};
+use espalier_report::{Curve, Figure, Guide, Plot, PlotAxis};
 
-use super::Request;
-use super::compare::{self, Sweep};
-use crate::draft::Draft;
-use crate::say::say;
+use super::PlanRequest;
+use super::compare::{self, DeviceSweep};
+use crate::output::print_err;
+use crate::output_file::OutputFile;
 
 /// Draws it into a file: one curve, or one for each form of state that is compared.
-pub fn draw(request: &Request, best: &[(usize, Estimate)], draft: &Draft) -> Result<()> {
+pub fn draw(request: &PlanRequest, best: &[(usize, Estimate)], output: &OutputFile) -> Result<()> {
     let devices: Vec<usize> = best.iter().map(|(number, _)| *number).collect();
     let compared = match request.arguments.compare.is_empty() {
-        true => vec![Sweep { name: "planned".into(), points: best.to_vec() }],
+        true => vec![DeviceSweep { name: "planned".into(), points: best.to_vec() }],
         false => compare::sweeps(request, &devices)?,
     };
-    let plot = |title: &str, y: Axis, of: &dyn Fn(&Estimate) -> f64| {
-        let marks = devices.iter().map(|number| (*number as f64, number.to_string())).collect();
-        let mut plot = Plot::new(title, Axis::log("devices").marked(marks), y);
+    let plot = |title: &str, y: PlotAxis, of: &dyn Fn(&Estimate) -> f64| {
+        let ticks = devices.iter().map(|number| (*number as f64, number.to_string())).collect();
+        let mut plot = Plot::new(title, PlotAxis::log("devices").with_ticks(ticks), y);
         for (style, sweep) in compared.iter().enumerate() {
             let points = sweep.points.iter().map(|(number, best)| (*number as f64, of(best))).collect();
-            plot = plot.with(Curve::new(&sweep.name, style, points).marked());
+            plot = plot.with(Curve::new(&sweep.name, style, points).with_markers());
         }
         plot
     };
-    let time = plot("Step time", Axis::log("seconds"), &|estimate| estimate.step_seconds);
+    let time = plot("Step time", PlotAxis::log("seconds"), &|estimate| estimate.step_seconds);
     let used =
-        plot("Model FLOPs utilization (MFU)", Axis::log("%"), &|estimate| estimate.model_percent_of_peak);
+        plot("Model FLOPs utilization (MFU)", PlotAxis::log("%"), &|estimate| estimate.model_percent_of_peak);
     let figure = Figure::new(format!("{} on {}", request.plan.model.name, request.cluster.name))
-        .under(format!(
+        .with_subtitle(format!(
             "batch {}, the fastest layout that fits at each size, engine {}",
             request.plan.batch.samples, request.engine.name
         ))
         .with(time)
-        .with(used.with(Guide::level("peak", 100.0)));
-    draft.finish(&figure.svg())?;
-    say!("figure: {}", draft.file().display());
+        .with(used.with(Guide::horizontal("peak", 100.0)));
+    output.finish(&figure.svg())?;
+    print_err!("figure: {}", output.file().display());
     Ok(())
 }

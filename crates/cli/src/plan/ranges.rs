@@ -6,8 +6,8 @@ use super::wrong;
 
 /// A share of pruned weights.
 pub fn sparsity(text: &str) -> Result<f64> {
-    let share = text.trim().parse::<f64>().ok().filter(|share| (0.0..1.0).contains(share));
-    Ok(share
+    let fraction = text.trim().parse::<f64>().ok().filter(|fraction| (0.0..1.0).contains(fraction));
+    Ok(fraction
         .ok_or_else(|| wrong("--sparsity", "a number in [0, 1), or a range as in 0..0.95", text, None))?)
 }
 
@@ -23,8 +23,8 @@ pub fn powers(range: &str) -> Result<Vec<usize>> {
     let refuse = || wrong("--sweep", "a range of devices, as in gpus=64..2048", range, None);
     let (from, to) =
         range.trim().strip_prefix("gpus=").and_then(|range| range.split_once("..")).ok_or_else(refuse)?;
-    let whole = |text: &str| text.trim().parse::<usize>().ok().filter(|number| *number > 0);
-    let (Some(from), Some(to)) = (whole(from), whole(to)) else { return Err(refuse().into()) };
+    let positive = |text: &str| text.trim().parse::<usize>().ok().filter(|number| *number > 0);
+    let (Some(from), Some(to)) = (positive(from), positive(to)) else { return Err(refuse().into()) };
     if from > to {
         return Err(refuse().into());
     }

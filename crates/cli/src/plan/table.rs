@@ -4,14 +4,14 @@ use std::fmt::Write as _;
 
 use espalier_plan::Plan;
 use espalier_plan::cluster::Cluster;
-use espalier_plan::search::{Advice, Found};
+use espalier_plan::search::{Advice, SearchResult};
 use espalier_plan::simulate::{Breakdown, Estimate};
 
-use crate::columns::Columns;
-use crate::say;
+use crate::output;
+use crate::text_table::TextTable;
 
 /// The table of a search, and the paragraph below it.
-pub fn ranked(plan: &Plan, cluster: &Cluster, engine: &str, devices: usize, found: &Found) -> String {
+pub fn ranked(plan: &Plan, cluster: &Cluster, engine: &str, devices: usize, found: &SearchResult) -> String {
     let pruned = plan
         .pruning
         .as_ref()
@@ -38,16 +38,16 @@ fn row(estimate: &Estimate) -> Vec<String> {
         seconds(estimate.step_seconds),
         format!("{:.1} %", estimate.percent_of_peak),
         format!("{:.1} %", estimate.model_percent_of_peak),
-        shares(&estimate.breakdown),
+        fractions(&estimate.breakdown),
     ]
 }
 
 /// `compute 71 %, bubble 15 %, ...`: what is at least half a per cent.
-fn shares(breakdown: &Breakdown) -> String {
+fn fractions(breakdown: &Breakdown) -> String {
     let all: f64 = breakdown.kinds().iter().map(|(_, seconds)| seconds).sum();
-    let shares = breakdown.kinds().map(|(name, seconds)| (name, 100.0 * seconds / all));
-    let shown = shares.iter().filter(|(_, share)| *share >= 0.5);
-    shown.map(|(name, share)| format!("{name} {share:.0} %")).collect::<Vec<_>>().join(", ")
+    let fractions = breakdown.kinds().map(|(name, seconds)| (name, 100.0 * seconds / all));
+    let shown = fractions.iter().filter(|(_, fraction)| *fraction >= 0.5);
+    shown.map(|(name, fraction)| format!("{name} {fraction:.0} %")).collect::<Vec<_>>().join(", ")
 }
 
 /// What more memory or more pruning would buy.
@@ -101,8 +101,8 @@ pub fn sparsities(
         plan.model.name, plan.batch.samples, cluster.device.name
     );
     let mut rows = vec![["sparsity", "GB", "step", "HFU", "layout"].map(String::from).to_vec()];
-    for (share, estimate) in best {
-        let mut row = vec![format!("{share:.2}")];
+    for (fraction, estimate) in best {
+        let mut row = vec![format!("{fraction:.2}")];
         match estimate {
             Some(estimate) => row.extend([
                 format!("{:.2}", estimate.memory.total() as f64 / 1e9),
@@ -152,5 +152,5 @@ pub fn seconds(time: f64) -> String {
 
 /// Columns whose first and last are words, as wide as where answers go.
 pub fn aligned(rows: &[Vec<String>]) -> String {
-    Columns::new(rows).with_text().within(say::width())
+    TextTable::new(rows).with_text_column().render(output::width())
 }

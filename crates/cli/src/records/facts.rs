@@ -1,7 +1,7 @@
 //! The few numbers that say most of a run, for people.
 
 use espalier_report::number;
-use espalier_train::Predicted;
+use espalier_train::PredictedStep;
 
 use super::RunRecord;
 use crate::progress::bytes;
@@ -30,7 +30,7 @@ fn all(run: &RunRecord) -> [(&'static str, Option<String>); COUNT] {
     let summary = run.summary.as_ref();
     let step_ms = summary.and_then(|summary| summary.step_ms).map(|ms| number::seconds(ms / 1e3));
     let predicted = summary.and_then(|summary| summary.predicted.as_ref());
-    let predicted = predicted.map(|Predicted { step_ms, .. }| number::seconds(step_ms / 1e3));
+    let predicted = predicted.map(|PredictedStep { step_ms, .. }| number::seconds(step_ms / 1e3));
     let pruned = run.sparsity();
     [
         ("steps", Some(run.progress())),

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use espalier_data::regular_file::{self, RECORDS};
 use espalier_report::number;
-use espalier_train::prune::Pruned;
-use espalier_train::run::line::{EvaluationLine, Line, PrunedLine, StepLine};
+use espalier_train::prune::PruneReport;
+use espalier_train::run::metric_record::{EvaluationRecord, MetricRecord, PruneRecord, StepRecord};
 use espalier_train::run::trace::TraceFile;
-use espalier_train::run::{Claim, StartPoint, gaps};
-use espalier_train::{Error, Summary, Validation};
+use espalier_train::run::{FolderLock, StartPoint, missing_steps};
+use espalier_train::{Error, RunSummary, Validation};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -29,15 +29,15 @@ pub struct RunRecord {
     /// The resolved run file: every field with its value, as in `train.batch`.
     pub settings: BTreeMap<String, String>,
     /// Of plan.json, as soon as it is there.
-    pub plan: Option<Planned>,
-    pub steps: Vec<StepLine>,
+    pub plan: Option<PlanJson>,
+    pub steps: Vec<StepRecord>,
     pub evaluations: Vec<(u64, Validation)>,
     /// What was pruned before which step.
-    pub prunings: Vec<(u64, Pruned)>,
+    pub prunings: Vec<(u64, PruneReport)>,
     /// What a run said that diverged.
     pub diverged: Option<String>,
     /// There when the run has ended.
-    pub summary: Option<Summary>,
+    pub summary: Option<RunSummary>,
     pub trace: Option<TraceFile>,
     metrics: Tail,
     /// Lines of metrics.jsonl that say nothing that is known here.
@@ -46,21 +46,21 @@ pub struct RunRecord {
 
 /// What of plan.json is shown.
 #[derive(Deserialize)]
-pub struct Planned {
+pub struct PlanJson {
     run: Value,
-    model: Model,
+    model: PlanJsonModel,
     pub parameters: u64,
     /// Predicted bytes by category.
     pub memory: BTreeMap<String, Option<u64>>,
 }
 
 #[derive(Deserialize)]
-struct Model {
+struct PlanJsonModel {
     name: String,
 }
 
 /// Lines of steps by which the time is reckoned that is left.
-const LATELY: usize = 100;
+const RECENT: usize = 100;
 
 impl RunRecord {
     /// Reads a folder that holds a run; it may have only begun.
@@ -77,8 +77,8 @@ impl RunRecord {
         if !folder.join("run.toml").exists() {
             return Err(refused("there is no run here (no run.toml)").into());
         }
-        let own_name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
-        let name = own_name(folder).or_else(|| own_name(&folder.canonicalize().ok()?));
+        let folder_name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let name = folder_name(folder).or_else(|| folder_name(&folder.canonicalize().ok()?));
         let mut run = RunRecord {
             name: name.unwrap_or_else(|| folder.display().to_string()),
             folder: folder.into(),
@@ -112,16 +112,16 @@ impl RunRecord {
     /// Reads what is new.
     pub fn update(&mut self) {
         // In this order: a run that ends meanwhile is seen to run once too often, and not to have ended without its end.
-        self.is_running = Claim::check(&self.folder).is_err();
-        let news = self.metrics.look();
-        if news.restarted {
+        self.is_running = FolderLock::check_free(&self.folder).is_err();
+        let new_lines = self.metrics.read_new();
+        if new_lines.restarted {
             (self.steps, self.evaluations, self.prunings, self.diverged) = Default::default();
             self.unread = 0;
         }
-        for line in news.lines {
+        for line in new_lines.lines {
             self.add(&line);
         }
-        if self.plan.is_none() || news.restarted {
+        if self.plan.is_none() || new_lines.restarted {
             self.plan = read_json(&self.folder.join("plan.json"));
             self.settings = self.plan.as_ref().map(|plan| settings::flat(&plan.run)).unwrap_or_default();
         }
@@ -133,25 +133,24 @@ impl RunRecord {
 
     fn add(&mut self, line: &[u8]) {
         match serde_json::from_slice(line) {
-            Ok(Line::Step(step)) => self.steps.push(step),
-            Ok(Line::Evaluation(EvaluationLine { step, validation, .. })) => {
+            Ok(MetricRecord::Step(step)) => self.steps.push(step),
+            Ok(MetricRecord::Evaluation(EvaluationRecord { step, validation, .. })) => {
                 self.evaluations.push((step, validation));
             }
-            Ok(Line::Pruned(PrunedLine { step, pruned })) => self.prunings.push((step, pruned)),
-            Ok(Line::Looked(_)) => {}
-            Ok(Line::Diverged(line)) => self.diverged = Some(line.diverged),
+            Ok(MetricRecord::Pruned(PruneRecord { step, pruned })) => self.prunings.push((step, pruned)),
+            Ok(MetricRecord::Observed(_)) => {}
+            Ok(MetricRecord::Diverged(line)) => self.diverged = Some(line.diverged),
             Err(_) => self.unread += 1,
         }
     }
 
-    /// Steps done.
     pub fn done(&self) -> u64 {
         let lines = self.steps.last().map_or(0, |step| step.step);
         self.summary.as_ref().map_or(lines, |summary| summary.steps.max(lines))
     }
 
     /// Steps that the run file asks for, where it says it in steps.
-    pub fn wanted(&self) -> Option<u64> {
+    pub fn planned_steps(&self) -> Option<u64> {
         self.settings.get("train.steps")?.parse().ok().filter(|steps| *steps > 0)
     }
 
@@ -173,8 +172,8 @@ impl RunRecord {
             (_, Some(images)) => Some((images, "images/s")),
             _ => None,
         };
-        let summed = self.summary.as_ref().filter(|_| !self.is_running);
-        if let Some(rate) = summed.and_then(|summary| of(summary.tokens_per_s, summary.images_per_s)) {
+        let ended = self.summary.as_ref().filter(|_| !self.is_running);
+        if let Some(rate) = ended.and_then(|summary| of(summary.tokens_per_s, summary.images_per_s)) {
             return Some(rate);
         }
         let mut rates: Vec<_> =
@@ -185,13 +184,13 @@ impl RunRecord {
 
     /// Seconds that a running run still takes, if its steps go on as the last ones did, with all that is done between them.
     pub fn seconds_left(&self) -> Option<f64> {
-        let (last, wanted) = (self.steps.last()?, self.wanted()?);
+        let (last, planned_steps) = (self.steps.last()?, self.planned_steps()?);
         // A run that was resumed counts its seconds anew.
-        let lately = self.steps.iter().rev().take(LATELY + 1);
-        let first = lately.take_while(|step| step.time <= last.time).last()?;
+        let recent = self.steps.iter().rev().take(RECENT + 1);
+        let first = recent.take_while(|step| step.time <= last.time).last()?;
         let each = (last.time - first.time) / last.step.saturating_sub(first.step) as f64;
-        (self.is_running && wanted > last.step && each.is_finite())
-            .then(|| each * (wanted - last.step) as f64)
+        (self.is_running && planned_steps > last.step && each.is_finite())
+            .then(|| each * (planned_steps - last.step) as f64)
     }
 
     /// The share of prunable weights that is gone.
@@ -206,10 +205,10 @@ impl RunRecord {
 
     /// `running`, `finished`, `diverged`, or that it stopped before its end.
     pub fn state(&self) -> &'static str {
-        match (self.is_running, self.wanted(), &self.summary) {
+        match (self.is_running, self.planned_steps(), &self.summary) {
             (true, _, _) => "running",
             _ if self.diverged.is_some() => "diverged",
-            (_, Some(wanted), _) if self.done() >= wanted => "finished",
+            (_, Some(planned_steps), _) if self.done() >= planned_steps => "finished",
             (_, None, Some(_)) => "finished",
             _ => "stopped",
         }
@@ -217,8 +216,10 @@ impl RunRecord {
 
     /// How far it has come.
     pub fn progress(&self) -> String {
-        match self.wanted() {
-            Some(wanted) if wanted != self.done() => format!("{} of {wanted}", self.done()),
+        match self.planned_steps() {
+            Some(planned_steps) if planned_steps != self.done() => {
+                format!("{} of {planned_steps}", self.done())
+            }
             _ => self.done().to_string(),
         }
     }
@@ -263,7 +264,7 @@ impl RunRecord {
         let every = self.settings.get("train.log_every").and_then(|every| every.parse().ok());
         let start = StartPoint::read(&self.folder).ok().flatten();
         let began = start.map_or(0, |start| start.step());
-        let missing = every.map_or(Vec::new(), |every| gaps(&steps, began, self.done(), every));
+        let missing = every.map_or(Vec::new(), |every| missing_steps(&steps, began, self.done(), every));
         if !steps.is_empty() && !missing.is_empty() {
             let ranges: Vec<String> = missing.iter().map(ToString::to_string).collect();
             notes.push(format!("{name}: metrics.jsonl has no line for {}", ranges.join(", ")));
@@ -284,7 +285,7 @@ impl RunRecord {
             "state": self.state(),
             "model": self.model(),
             "steps": self.done(),
-            "of": self.wanted(),
+            "of": self.planned_steps(),
             "loss": self.loss(),
             "validation": self.validation().cloned().unwrap_or_default(),
             "tokens_per_s": rate("tokens/s"),
@@ -296,7 +297,7 @@ impl RunRecord {
 }
 
 /// Gives runs that would be called the same the names of their folders in full.
-pub fn tell_apart(runs: &mut [RunRecord]) {
+pub fn disambiguate(runs: &mut [RunRecord]) {
     let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
     for run in runs {
         if names.iter().filter(|name| **name == run.name).count() > 1 {

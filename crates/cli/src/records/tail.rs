@@ -14,9 +14,8 @@ pub struct Tail {
     offset: u64,
 }
 
-/// What is new.
 #[derive(Debug, Default, PartialEq)]
-pub struct News {
+pub struct NewLines {
     /// Whether what was read before is not there any more.
     pub restarted: bool,
     /// Whole lines, without their ends.
@@ -29,27 +28,27 @@ impl Tail {
     }
 
     /// A file that is not there, or no file, has no lines.
-    pub fn look(&mut self) -> News {
+    pub fn read_new(&mut self) -> NewLines {
         self.read().unwrap_or_default()
     }
 
-    fn read(&mut self) -> std::io::Result<News> {
-        let mut news = News::default();
+    fn read(&mut self) -> std::io::Result<NewLines> {
+        let mut new_lines = NewLines::default();
         let mut file = regular_file::open(&self.path)?;
         let found = file.metadata()?;
         let identity = Some((found.dev(), found.ino()));
         if self.file != identity || found.len() < self.offset {
-            news.restarted = self.file.is_some();
+            new_lines.restarted = self.file.is_some();
             (self.file, self.offset) = (identity, 0);
         }
         file.seek(SeekFrom::Start(self.offset))?;
         let mut bytes = Vec::new();
         file.take(found.len() - self.offset).read_to_end(&mut bytes)?;
-        let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
-        self.offset += whole as u64;
-        let lines = bytes[..whole].split_inclusive(|byte| *byte == b'\n');
-        news.lines = lines.map(|line| line[..line.len() - 1].to_vec()).collect();
-        Ok(news)
+        let complete = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        self.offset += complete as u64;
+        let lines = bytes[..complete].split_inclusive(|byte| *byte == b'\n');
+        new_lines.lines = lines.map(|line| line[..line.len() - 1].to_vec()).collect();
+        Ok(new_lines)
     }
 }
 
@@ -64,24 +63,24 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let mut tail = Tail::of(path.clone());
-        let lines = |news: News| -> Vec<String> {
-            news.lines.into_iter().map(|line| String::from_utf8(line).unwrap()).collect()
+        let lines = |new_lines: NewLines| -> Vec<String> {
+            new_lines.lines.into_iter().map(|line| String::from_utf8(line).unwrap()).collect()
         };
-        assert_eq!(tail.look(), News::default(), "it need not be there yet");
+        assert_eq!(tail.read_new(), NewLines::default(), "it need not be there yet");
         fs::write(&path, "1\n2\n3").unwrap();
-        assert_eq!(lines(tail.look()), ["1", "2"]);
+        assert_eq!(lines(tail.read_new()), ["1", "2"]);
         fs::write(&path, "1\n2\n34\n5\n").unwrap();
-        assert_eq!(lines(tail.look()), ["34", "5"]);
-        assert_eq!(lines(tail.look()), [""; 0]);
+        assert_eq!(lines(tail.read_new()), ["34", "5"]);
+        assert_eq!(lines(tail.read_new()), [""; 0]);
         // Resumed from before: shorter, or another file.
         fs::write(&path, "1\n").unwrap();
-        let news = tail.look();
-        assert!(news.restarted);
-        assert_eq!(lines(news), ["1"]);
+        let new_lines = tail.read_new();
+        assert!(new_lines.restarted);
+        assert_eq!(lines(new_lines), ["1"]);
         fs::write(folder.path().join("new"), "1\n2\n3\n").unwrap();
         fs::rename(folder.path().join("new"), &path).unwrap();
-        let news = tail.look();
-        assert!(news.restarted);
-        assert_eq!(lines(news), ["1", "2", "3"]);
+        let new_lines = tail.read_new();
+        assert!(new_lines.restarted);
+        assert_eq!(lines(new_lines), ["1", "2", "3"]);
     }
 }

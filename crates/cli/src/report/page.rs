@@ -1,7 +1,7 @@
 //! The page of one run, or of several.
 
 use espalier_report::{Column, Figure, Page, Table};
-use espalier_train::Summary;
+use espalier_train::RunSummary;
 
 use super::{curves, pipeline, state};
 use crate::progress::count;
@@ -71,7 +71,7 @@ fn description(run: &RunRecord) -> String {
     if let (Some(model), Some(plan)) = (run.model(), &run.plan) {
         words.push(format!("{model}, {} parameters", count(plan.parameters as f64)));
     }
-    if let Some(Summary { precision, device, .. }) = &run.summary {
+    if let Some(RunSummary { precision, device, .. }) = &run.summary {
         words.push(format!("{precision} on {device}"));
     }
     let axes = ["data", "pipeline", "tensor", "spatial"].map(|axis| {

@@ -1,7 +1,7 @@
 //! The timeline of a run's ranks, of its last steps, with what of their time is spent on what.
 
-use espalier_report::{Figure, Row, Span, Timeline, number};
-use espalier_train::run::trace::{Event, Spent, TraceFile};
+use espalier_report::{Figure, TimelineChart, TimelineRow, TimelineSpan, number};
+use espalier_train::run::trace::{CompleteEvent, TraceEvent, TraceFile};
 
 use crate::records::RunRecord;
 
@@ -27,31 +27,32 @@ pub fn figure(run: &RunRecord, of: &str) -> Option<Figure> {
 }
 
 /// The last steps of all ranks, in milliseconds since they began; the title says what their time was spent on.
-fn timeline(trace: &TraceFile) -> Option<Timeline> {
+fn timeline(trace: &TraceFile) -> Option<TimelineChart> {
     let spent = trace.events.iter().filter_map(|event| match event {
-        Event::Spent(spent) => Some(spent),
+        TraceEvent::Complete(spent) => Some(spent),
         _ => None,
     });
-    let spent: Vec<&Spent> = spent.collect();
+    let spent: Vec<&CompleteEvent> = spent.collect();
     let ranks = spent.iter().map(|spent| spent.tid + 1).max()?;
     let (from, to) = window(&spent)?;
-    let mut shares = Shares::default();
-    let row = |rank: usize| Row { name: format!("rank {rank}"), spans: Vec::new() };
-    let mut rows: Vec<Row> = (0..ranks).map(row).collect();
+    let mut fractions = TimeByKind::default();
+    let row = |rank: usize| TimelineRow { name: format!("rank {rank}"), spans: Vec::new() };
+    let mut rows: Vec<TimelineRow> = (0..ranks).map(row).collect();
     for spent in spent {
         let (start, end) = (spent.ts.max(from), (spent.ts + spent.dur).min(to));
         let Some(kind) = kind(spent).filter(|_| start < end) else { continue };
-        shares.add(kind, end - start);
+        fractions.add(kind, end - start);
         let (start, end) = ((start - from) / 1e3, (end - from) / 1e3);
-        rows[spent.tid].spans.push(Span { start, end, kind, text: spent.name.clone() });
+        rows[spent.tid].spans.push(TimelineSpan { start, end, kind, text: spent.name.clone() });
     }
-    let mut timeline = Timeline::new(shares.sentence((to - from) * ranks as f64), "milliseconds", &KINDS);
+    let mut timeline =
+        TimelineChart::new(fractions.sentence((to - from) * ranks as f64), "milliseconds", &KINDS);
     timeline.rows = rows;
     Some(timeline)
 }
 
 /// By the categories and names of docs/outputs.md.
-fn kind(spent: &Spent) -> Option<usize> {
+fn kind(spent: &CompleteEvent) -> Option<usize> {
     match (spent.cat.as_str(), spent.name.as_bytes().first()) {
         // Most of both passes in one call is the backward.
         ("compute", Some(b'F')) if !spent.name.contains('+') => Some(0),
@@ -65,13 +66,13 @@ fn kind(spent: &Spent) -> Option<usize> {
 
 /// From the end of the update before the last steps to the end of the last one, in microseconds. Updates are those of the first
 /// rank; several in a row are one.
-fn window(spent: &[&Spent]) -> Option<(f64, f64)> {
+fn window(spent: &[&CompleteEvent]) -> Option<(f64, f64)> {
     let begin = spent.iter().map(|spent| spent.ts).fold(f64::INFINITY, f64::min);
     let end = spent.iter().map(|spent| spent.ts + spent.dur).fold(f64::NEG_INFINITY, f64::max);
-    let mut own: Vec<&&Spent> =
+    let mut rank0: Vec<&&CompleteEvent> =
         spent.iter().filter(|spent| spent.tid == 0 && kind(spent).is_some()).collect();
-    own.sort_by(|a, b| a.ts.total_cmp(&b.ts));
-    let runs = own.chunk_by(|a, b| (kind(a) == Some(UPDATE)) == (kind(b) == Some(UPDATE)));
+    rank0.sort_by(|a, b| a.ts.total_cmp(&b.ts));
+    let runs = rank0.chunk_by(|a, b| (kind(a) == Some(UPDATE)) == (kind(b) == Some(UPDATE)));
     let updates = runs.filter(|run| kind(run[0]) == Some(UPDATE));
     let ends: Vec<f64> = updates.map(|run| run[run.len() - 1]).map(|last| last.ts + last.dur).collect();
     let from = ends.len().checked_sub(STEPS + 1).map_or(begin, |i| ends[i]);
@@ -80,9 +81,9 @@ fn window(spent: &[&Spent]) -> Option<(f64, f64)> {
 
 /// Time that was spent on each kind.
 #[derive(Default)]
-struct Shares([f64; KINDS.len()]);
+struct TimeByKind([f64; KINDS.len()]);
 
-impl Shares {
+impl TimeByKind {
     fn add(&mut self, kind: usize, time: f64) {
         self.0[kind] += time;
     }
@@ -91,7 +92,7 @@ impl Shares {
         let computing = self.0.iter().sum::<f64>() - self.0[MESSAGES];
         let [computing, messages] = [computing, self.0[MESSAGES]].map(|time| time / all);
         let idle = (1.0 - computing - messages).max(0.0);
-        let percent = |share: f64| number::percent((1e3 * share).round() / 1e3);
+        let percent = |fraction: f64| number::percent((1e3 * fraction).round() / 1e3);
         format!(
             "Of the ranks' time, {} compute, {} communication, {} idle",
             percent(computing),
@@ -135,7 +136,7 @@ mod tests {
         let timeline = timeline(&trace(&events)).unwrap();
         assert_eq!(timeline.title, "Of the ranks' time, 85 % compute, 5 % communication, 10 % idle");
         assert_eq!(timeline.rows.iter().map(|row| row.spans.len()).collect::<Vec<_>>(), [8, 2]);
-        let ends = |row: &Row| (row.spans[0].start, row.spans[row.spans.len() - 1].end);
+        let ends = |row: &TimelineRow| (row.spans[0].start, row.spans[row.spans.len() - 1].end);
         assert_eq!((ends(&timeline.rows[0]), ends(&timeline.rows[1])), ((0.0, 20.0), (0.0, 20.0)));
     }
 

@@ -9,11 +9,11 @@ pub struct Series {
     /// As in metrics.jsonl, with a slash for a part: `loss`, `validation/loss`.
     pub name: &'static str,
     /// By ascending step.
-    pub points: Vec<Point>,
+    pub points: Vec<SeriesPoint>,
 }
 
 /// One of its values.
-pub struct Point {
+pub struct SeriesPoint {
     pub step: u64,
     /// Seconds since the run began, where they are known.
     pub time: Option<f64>,
@@ -22,7 +22,7 @@ pub struct Point {
 
 /// Those that the run has.
 pub fn of(run: &RunRecord) -> Vec<Series> {
-    let mut found: BTreeMap<&'static str, Vec<Point>> = BTreeMap::new();
+    let mut found: BTreeMap<&'static str, Vec<SeriesPoint>> = BTreeMap::new();
     for line in &run.steps {
         let numbers = [
             ("loss", line.loss),
@@ -35,7 +35,7 @@ pub fn of(run: &RunRecord) -> Vec<Series> {
             ("noise_scale", line.noise_scale),
         ];
         for (name, value) in numbers {
-            let point = |value| Point { step: line.step, time: Some(line.time), value };
+            let point = |value| SeriesPoint { step: line.step, time: Some(line.time), value };
             found.entry(name).or_default().extend(value.map(point));
         }
     }
@@ -46,7 +46,7 @@ pub fn of(run: &RunRecord) -> Vec<Series> {
             ("validation/perplexity", validation.perplexity),
         ];
         for (name, value) in numbers {
-            let point = |value| Point { step: *step, time: None, value };
+            let point = |value| SeriesPoint { step: *step, time: None, value };
             found.entry(name).or_default().extend(value.map(point));
         }
     }
@@ -64,7 +64,7 @@ pub fn csv(runs: &[RunRecord]) -> String {
     for (run, all) in runs.iter().zip(of_runs) {
         let mut rows: BTreeMap<u64, BTreeMap<&str, f64>> = BTreeMap::new();
         for Series { name, points } in &all {
-            for Point { step, value, .. } in points {
+            for SeriesPoint { step, value, .. } in points {
                 rows.entry(*step).or_default().insert(name, *value);
             }
         }

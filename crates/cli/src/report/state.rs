@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use espalier_report::{Bars, Heat, Panel, number};
+use espalier_report::{Bars, Heatmap, Panel, number};
 use espalier_tensor::Category;
-use espalier_train::KeptOfLayer;
+use espalier_train::LayerDensity;
 
 use crate::progress::bytes;
 use crate::records::RunRecord;
@@ -44,43 +44,43 @@ pub fn kept(run: &RunRecord, of: &str) -> Vec<Panel> {
     let Some(layers) = run.summary.as_ref().and_then(|summary| summary.kept_by_layer.as_ref()) else {
         return Vec::new();
     };
-    let mut by_place: BTreeMap<(String, String), Vec<(usize, &KeptOfLayer)>> = BTreeMap::new();
-    let mut others = Vec::new();
+    let mut by_name: BTreeMap<(String, String), Vec<(usize, &LayerDensity)>> = BTreeMap::new();
+    let mut unnumbered = Vec::new();
     for layer in layers {
         match numbered(&layer.name) {
             Some((before, number, after)) => {
-                by_place.entry((before, after)).or_default().push((number, layer))
+                by_name.entry((before, after)).or_default().push((number, layer))
             }
-            None => others.push(layer),
+            None => unnumbered.push(layer),
         }
     }
     // The same parameter of few blocks is as well a row for each.
-    let is_table = |place: &Vec<(usize, &KeptOfLayer)>| place.len() >= BLOCKS;
-    let (table, few): (Vec<_>, Vec<_>) = by_place.into_iter().partition(|(_, place)| is_table(place));
-    others.extend(few.into_iter().flat_map(|(_, place)| place.into_iter().map(|(_, layer)| layer)));
-    let order = |layer: &&KeptOfLayer| layers.iter().position(|other| other.name == layer.name);
-    others.sort_by_key(order);
-    let most = layers.iter().map(KeptOfLayer::share).fold(0.0, f64::max);
+    let is_table = |blocks: &Vec<(usize, &LayerDensity)>| blocks.len() >= BLOCKS;
+    let (table, few): (Vec<_>, Vec<_>) = by_name.into_iter().partition(|(_, blocks)| is_table(blocks));
+    unnumbered.extend(few.into_iter().flat_map(|(_, blocks)| blocks.into_iter().map(|(_, layer)| layer)));
+    let order = |layer: &&LayerDensity| layers.iter().position(|other| other.name == layer.name);
+    unnumbered.sort_by_key(order);
+    let most = layers.iter().map(LayerDensity::share).fold(0.0, f64::max);
     let mut panels = Vec::new();
     if !table.is_empty() {
-        let mut heat = Heat::new(format!("Density per block{of}"));
+        let mut heatmap = Heatmap::new(format!("Density per block{of}"));
         let count =
-            table.iter().flat_map(|(_, place)| place).map(|(number, _)| number + 1).max().unwrap_or(0);
-        heat.columns = (0..count).map(|block| block.to_string()).collect();
-        (heat.x_label, heat.range) = ("block".into(), (0.0, most));
-        for ((before, after), place) in table {
+            table.iter().flat_map(|(_, blocks)| blocks).map(|(number, _)| number + 1).max().unwrap_or(0);
+        heatmap.columns = (0..count).map(|block| block.to_string()).collect();
+        (heatmap.x_label, heatmap.range) = ("block".into(), (0.0, most));
+        for ((before, after), blocks) in table {
             let mut cells = vec![None; count];
-            for (number, layer) in place {
+            for (number, layer) in blocks {
                 cells[number] = Some((layer.share(), number::percent(layer.share())));
             }
-            heat.row(format!("{before}*{after}"), cells);
+            heatmap.row(format!("{before}*{after}"), cells);
         }
-        panels.push(heat.into());
+        panels.push(heatmap.into());
     }
-    if !others.is_empty() {
+    if !unnumbered.is_empty() {
         let mut bars = Bars::new(format!("Density per layer{of}"), &["density"]);
         bars.full = Some(most);
-        for layer in others {
+        for layer in unnumbered {
             let text = format!("{} of {}", number::percent(layer.share()), number::short(layer.of as f64));
             bars.row(&layer.name, [(layer.share(), text)]);
         }
@@ -92,13 +92,13 @@ pub fn kept(run: &RunRecord, of: &str) -> Vec<Panel> {
 /// `transformer.h.`, 3, `.attn.c_attn.weight`: what stands around the first number that is a part of the name.
 fn numbered(name: &str) -> Option<(String, usize, String)> {
     let parts: Vec<&str> = name.split('.').collect();
-    let place = parts.iter().position(|part| part.parse::<usize>().is_ok())?;
-    let number: usize = parts[place].parse().ok()?;
-    let mut before: String = parts[..place].join(".");
+    let index = parts.iter().position(|part| part.parse::<usize>().is_ok())?;
+    let number: usize = parts[index].parse().ok()?;
+    let mut before: String = parts[..index].join(".");
     if !before.is_empty() {
         before.push('.');
     }
-    let after: String = parts[place + 1..].iter().map(|part| format!(".{part}")).collect();
+    let after: String = parts[index + 1..].iter().map(|part| format!(".{part}")).collect();
     // A number that is no block's would make a table without end.
     (number < 1000).then_some((before, number, after))
 }

@@ -7,45 +7,47 @@ use anyhow::Result;
 use espalier_study::StudyFolder;
 use serde_json::json;
 
-use super::{Form, ReportArguments};
-use crate::draft::Draft;
+use super::{ReportArguments, ReportFormat};
+use crate::output::{self, print_out};
+use crate::output_file::OutputFile;
 use crate::run_file::conflict;
-use crate::say::{self, answer};
 use crate::study::live;
 use crate::watch::watch;
 
 /// Writes or serves it.
 pub fn report(arguments: &ReportArguments, folder: &Path) -> Result<ExitCode> {
     refuse_others(arguments)?;
-    let mut shown = StudyFolder::open(folder)?;
-    let what = format!("study {}", shown.name());
+    let mut study = StudyFolder::open(folder)?;
+    let what = format!("study {}", study.name());
     if let Some(address) = &arguments.serve {
-        return watch(address, &what, live::page(shown));
+        return watch(address, &what, live::page(study));
     }
     let page = match (&arguments.out, &arguments.svg) {
         (Some(out), _) => Some(out.clone()),
         (None, Some(_)) => None,
         (None, None) => Some(folder.join("study.html")),
     };
-    let open = |form: Form, file: &Option<PathBuf>| -> Result<Option<Draft>> {
+    let open = |form: ReportFormat, file: &Option<PathBuf>| -> Result<Option<OutputFile>> {
         let Some(file) = file else { return Ok(None) };
         form.may_replace(file)?;
-        Ok(Some(Draft::open(file, form.flag())?))
+        Ok(Some(OutputFile::open(file, form.flag())?))
     };
-    let drafts = [open(Form::Page, &page)?, open(Form::Picture, &arguments.svg)?];
-    let (done, all, of) = shown.progress()?;
-    answer!("{what}: {done} of {all} {of}");
-    if let [Some(draft), _] = &drafts {
-        draft.finish(&shown.page()?.html())?;
-        answer!("page: {}", draft.file().display());
+    let outputs = [open(ReportFormat::Page, &page)?, open(ReportFormat::Picture, &arguments.svg)?];
+    let (done, all, of) = study.progress()?;
+    print_out!("{what}: {done} of {all} {of}");
+    if let [Some(output), _] = &outputs {
+        output.finish(&study.page()?.html())?;
+        print_out!("page: {}", output.file().display());
     }
-    if let [_, Some(draft)] = &drafts {
-        draft.finish(&shown.figure()?.svg())?;
-        answer!("picture: {}", draft.file().display());
+    if let [_, Some(output)] = &outputs {
+        output.finish(&study.figure()?.svg())?;
+        print_out!("picture: {}", output.file().display());
     }
     if arguments.json {
         let (page, svg) = (&page, &arguments.svg);
-        say::json(&json!({ "study": shown.name(), "finished": done, "of": all, "page": page, "svg": svg }));
+        output::json(
+            &json!({ "study": study.name(), "finished": done, "of": all, "page": page, "svg": svg }),
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -8,7 +8,7 @@ use std::time::UNIX_EPOCH;
 use anyhow::Result;
 use espalier_train::Error;
 
-use super::series::{self, Point, Series};
+use super::series::{self, Series, SeriesPoint};
 use crate::records::RunRecord;
 
 /// The file of a run in a folder of its name; one that is there is replaced, so that a reader sees each step once.
@@ -39,11 +39,11 @@ fn events(series: &[Series], began: f64) -> Vec<u8> {
     fixed64(&mut first, 1, began);
     bytes(&mut first, 3, b"brain.Event:2");
     record(&mut file, &first);
-    let mut points: Vec<(&str, &Point)> = Vec::new();
+    let mut points: Vec<(&str, &SeriesPoint)> = Vec::new();
     series.iter().for_each(|series| points.extend(series.points.iter().map(|point| (series.name, point))));
     points.sort_by_key(|(_, point)| point.step);
     let mut now = 0.0;
-    for (name, Point { step, time, value }) in points {
+    for (name, SeriesPoint { step, time, value }) in points {
         now = time.unwrap_or(now);
         let mut scalar = Vec::new();
         bytes(&mut scalar, 1, name.as_bytes());
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn an_event_is_the_bytes_that_a_reader_expects() {
         let series =
-            [Series { name: "loss", points: vec![Point { step: 300, time: Some(1.0), value: 0.5 }] }];
+            [Series { name: "loss", points: vec![SeriesPoint { step: 300, time: Some(1.0), value: 0.5 }] }];
         let file = events(&series, 1.0);
         let (first, second) = file.split_at(8 + 4 + 24 + 4);
         assert_eq!(first[..8], 24u64.to_le_bytes());

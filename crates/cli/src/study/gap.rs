@@ -3,33 +3,32 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use espalier_study::gap::{self, Gap, Outcome};
+use espalier_study::gap::{self, GapOutcome, GapStudy};
 use espalier_train::Error;
 use serde_json::json;
 
 use super::StudyArguments;
-use super::single::{self, Opened};
+use super::single::{self, StudyResources};
+use crate::output::{self, print_out};
 use crate::run_file::{folder_of, in_file, read};
-use crate::say::{self, answer};
 
-/// Runs the study.
 pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     let path = &arguments.study_file;
-    let gap = Gap::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
+    let gap = GapStudy::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
     let (batches, arms) = (gap.batches.len(), gap.arms.len());
     let described =
         format!("study {}: {batches} batch sizes, {arms} arms, {} runs in all", gap.name, gap.runs());
-    let beside = folder_of(path)?;
+    let base_dir = folder_of(path)?;
     let first = || {
         let mut run_file = gap.run_file(gap.batches[0], &gap.arms[0], 0).map_err(Error::Plan)?;
-        run_file.resolve_paths(&beside);
+        run_file.resolve_paths(&base_dir);
         Ok(run_file)
     };
     let Some(opened) = single::open(arguments, &gap.name, &described, first)? else {
         return Ok(ExitCode::SUCCESS);
     };
-    let Opened { dataset, device, folder, .. } = &opened;
-    answer!(
+    let StudyResources { dataset, device, folder, .. } = &opened;
+    print_out!(
         "{:>7} {:<18} {:>5} {:>6} {:>9} {:>9} {:>7} {:>10}",
         "batch",
         "arm",
@@ -40,21 +39,21 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
         "error",
         "sharpness"
     );
-    let outcomes = gap::run(&gap, dataset, device, folder, &beside, line)?;
+    let outcomes = gap::run(&gap, dataset, device, folder, &base_dir, line)?;
     let report = single::write_page(folder, &gap::page(&gap, &outcomes))?;
     if arguments.json {
-        say::json(
+        output::json(
             &json!({ "kind": "generalisation-gap", "name": gap.name, "runs": outcomes, "report": report }),
         );
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn line(outcome: &Outcome) {
-    let Outcome { batch, arm, seed, steps, ended } = outcome;
+fn line(outcome: &GapOutcome) {
+    let GapOutcome { batch, arm, seed, steps, ended } = outcome;
     match ended {
-        None => answer!("{batch:>7} {arm:<18} {seed:>5} {steps:>6}  diverged"),
-        Some(ended) => answer!(
+        None => print_out!("{batch:>7} {arm:<18} {seed:>5} {steps:>6}  diverged"),
+        Some(ended) => print_out!(
             "{batch:>7} {arm:<18} {seed:>5} {steps:>6} {:>9.4} {:>9.4} {:>5.1} % {:>8.3} %",
             ended.training_loss,
             ended.validation_loss,

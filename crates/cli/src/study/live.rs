@@ -15,18 +15,18 @@ use crate::watch::watch_beside;
 /// it.
 pub fn begin(arguments: &StudyArguments, folder: &Path) -> Result<()> {
     let path = &arguments.study_file;
-    folder::note(folder, &read(path)?, &arguments.overrides, &folder_of(path)?)?;
+    folder::write_study_json(folder, &read(path)?, &arguments.overrides, &folder_of(path)?)?;
     if let Some(address) = &arguments.serve {
-        let shown = StudyFolder::open(folder)?;
-        let what = format!("study {}", shown.name());
-        watch_beside(address, &what, page(shown))?;
+        let study = StudyFolder::open(folder)?;
+        let what = format!("study {}", study.name());
+        watch_beside(address, &what, page(study))?;
     }
     Ok(())
 }
 
 /// The page of a study as it is at every call; where it cannot be made, why.
-pub fn page(mut shown: StudyFolder) -> impl FnMut() -> Page + Send + 'static {
-    move || shown.page().unwrap_or_else(|error| unshown(shown.name(), &error))
+pub fn page(mut study: StudyFolder) -> impl FnMut() -> Page + Send + 'static {
+    move || study.page().unwrap_or_else(|error| unshown(study.name(), &error))
 }
 
 fn unshown(name: &str, error: &Error) -> Page {

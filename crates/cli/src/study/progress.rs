@@ -3,17 +3,17 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use espalier_study::{Cell, Observer, Record, Standing};
+use espalier_study::{Cell, SearchProgress, StudyObserver, TrialRecord};
 use indicatif::ProgressBar;
 
+use crate::output::print_err;
 use crate::progress::{bar, clear};
-use crate::say::say;
 
 /// Without a terminal, a line comes at least this often while trials end.
 const LINES: Duration = Duration::from_secs(20);
 
 /// Shows a study as it goes.
-pub struct Progress {
+pub struct StudyProgressPrinter {
     bar: Option<ProgressBar>,
     began: Instant,
     last_line: Instant,
@@ -23,12 +23,12 @@ pub struct Progress {
     best: HashMap<(usize, u64), u64>,
 }
 
-impl Progress {
+impl StudyProgressPrinter {
     /// A bar where standard error is a terminal.
-    pub fn new() -> Progress {
+    pub fn new() -> StudyProgressPrinter {
         let bar = bar("{bar:20} {pos}/{len} trials{wide_msg}");
         let now = Instant::now();
-        Progress { bar, began: now, last_line: now, before: None, best: HashMap::new() }
+        StudyProgressPrinter { bar, began: now, last_line: now, before: None, best: HashMap::new() }
     }
 
     /// Takes the bar away.
@@ -38,22 +38,22 @@ impl Progress {
 }
 
 /// Also where the study has failed.
-impl Drop for Progress {
+impl Drop for StudyProgressPrinter {
     fn drop(&mut self) {
         self.finish();
     }
 }
 
-impl Observer for Progress {
-    fn heard(&mut self, record: &Record, standing: Standing) {
-        let Standing { done, trials, best } = standing;
+impl StudyObserver for StudyProgressPrinter {
+    fn trial_updated(&mut self, record: &TrialRecord, progress: SearchProgress) {
+        let SearchProgress { done, trials, best } = progress;
         let before = *self.before.get_or_insert(done.saturating_sub(1));
         let cell = record.cell();
         let key = (cell.batch, cell.sparsity.to_bits());
         let left = left(self.began.elapsed(), done - before.min(done), trials - done);
         if let Some(steps) = best.filter(|steps| self.best.get(&key).is_none_or(|known| steps < known)) {
             self.best.insert(key, steps);
-            say!("{}: {steps} steps (trial {}, {})", name(cell), record.trial, values(record));
+            print_err!("{}: {steps} steps (trial {}, {})", name(cell), record.trial, values(record));
         }
         match &self.bar {
             Some(bar) => {
@@ -63,14 +63,17 @@ impl Observer for Progress {
             }
             None if self.last_line.elapsed() >= LINES => {
                 self.last_line = Instant::now();
-                say!("{done} of {trials} trials{left}");
+                print_err!("{done} of {trials} trials{left}");
             }
             None => {}
         }
     }
 
     fn widened(&mut self, cell: Cell, field: &str, low: f64, high: f64) {
-        say!("{}: the best {field} is at the edge; range extended to {low:.3e} .. {high:.3e}", name(cell));
+        print_err!(
+            "{}: the best {field} is at the edge; range extended to {low:.3e} .. {high:.3e}",
+            name(cell)
+        );
     }
 }
 
@@ -80,7 +83,7 @@ pub fn name(cell: Cell) -> String {
 }
 
 /// The metaparameters of a trial, by the last word of their names.
-fn values(record: &Record) -> String {
+fn values(record: &TrialRecord) -> String {
     let one = |(field, value): &(String, f64)| {
         let word = field.rsplit('.').next().unwrap_or(field);
         format!("{word} {}", short(*value))

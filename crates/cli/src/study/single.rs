@@ -9,21 +9,21 @@ use anyhow::Result;
 use espalier_data::Dataset;
 use espalier_plan::RunFile;
 use espalier_report::Page;
-use espalier_study::StudyClaim;
+use espalier_study::StudyLock;
 use espalier_tensor::Device;
 use espalier_train::Error;
 
 use super::{StudyArguments, live};
 use crate::device;
+use crate::output::{print_err, print_out};
 use crate::run_file::conflict;
-use crate::say::{answer, say};
 
 /// What a study works with whose runs are trained one after the other; the folder is its own for as long as this is there.
-pub struct Opened {
+pub struct StudyResources {
     pub dataset: Arc<Dataset>,
     pub device: Device,
     pub folder: PathBuf,
-    _claim: StudyClaim,
+    _claim: StudyLock,
 }
 
 /// Says what the study is to do, and opens what that takes, the data of one of its runs; nothing where that is all that was asked for.
@@ -32,19 +32,19 @@ pub fn open(
     name: &str,
     described: &str,
     run_file: impl FnOnce() -> Result<RunFile>,
-) -> Result<Option<Opened>> {
+) -> Result<Option<StudyResources>> {
     if arguments.dry_run {
-        answer!("{described}");
+        print_out!("{described}");
         return Ok(None);
     }
-    say!("{described}");
+    print_err!("{described}");
     let run_file = run_file()?;
     let dataset = Arc::new(Dataset::open(&run_file).map_err(Error::Data)?);
     let device = device::open_here(&run_file.device, 1)?;
     let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(name));
     let _claim = claim(arguments, &folder)?;
     live::begin(arguments, &folder)?;
-    Ok(Some(Opened { dataset, device, folder, _claim }))
+    Ok(Some(StudyResources { dataset, device, folder, _claim }))
 }
 
 /// Refuses options that are for studies of many trials.
@@ -61,10 +61,10 @@ pub fn refuse_others(arguments: &StudyArguments) -> Result<()> {
 }
 
 /// Takes the folder of a study that is about to run, unless another process is at work in it.
-pub fn claim(arguments: &StudyArguments, folder: &Path) -> Result<StudyClaim> {
-    let claim = StudyClaim::on(folder, arguments.shard)?;
+pub fn claim(arguments: &StudyArguments, folder: &Path) -> Result<StudyLock> {
+    let claim = StudyLock::acquire(folder, arguments.shard)?;
     if !claim.is_locked() {
-        say!(
+        print_err!(
             "warning: the file system of {} has no locks: nothing keeps another process out of this study",
             folder.display()
         );
@@ -77,6 +77,6 @@ pub fn write_page(folder: &Path, page: &Page) -> Result<String> {
     let path = folder.join("study.html");
     let unwritten = |why| Error::Disk { path: path.clone(), why: format!("cannot be written: {why}") };
     fs::write(&path, page.html()).map_err(unwritten)?;
-    answer!("page: {}", path.display());
+    print_out!("page: {}", path.display());
     Ok(path.display().to_string())
 }

@@ -1,14 +1,14 @@
 //! A study in words and columns.
 
 use espalier_study::summary::CellSummary;
-use espalier_study::{Goal, Method, Runner, Shard, Study, Summary, Workers};
+use espalier_study::{Goal, SearchMethod, Study, StudySummary, TrialRunner, TrialShard, WorkerPool};
 
 use super::progress::short;
-use crate::columns::Columns;
-use crate::say::{self, answer, say};
+use crate::output::{self, print_err, print_out};
+use crate::text_table::TextTable;
 
 /// What is about to run, in three lines.
-pub fn describe(study: &Study, workers: &Workers, shard: Shard) -> String {
+pub fn describe(study: &Study, workers: &WorkerPool, shard: TrialShard) -> String {
     let search = &study.search;
     let goal = match study.goal {
         Goal::Error(error) => format!("a validation error of {error}"),
@@ -16,9 +16,9 @@ pub fn describe(study: &Study, workers: &Workers, shard: Shard) -> String {
     };
     let sparsities = study.sparsities().len();
     let method = match (search.method, search.cut) {
-        (Method::Sobol, false) => "each run to its end",
-        (Method::Sobol, true) => "each stopped when it cannot be the best",
-        (Method::Halving, _) => "by successive halving",
+        (SearchMethod::Sobol, false) => "each run to its end",
+        (SearchMethod::Sobol, true) => "each stopped when it cannot be the best",
+        (SearchMethod::Halving, _) => "by successive halving",
     };
     let cells = format!(
         "  {} cells ({} batch sizes, {sparsities} sparsities), {} trials each over {}, {method}",
@@ -27,13 +27,13 @@ pub fn describe(study: &Study, workers: &Workers, shard: Shard) -> String {
         search.trials,
         search.ranges.iter().map(|range| range.field.as_str()).collect::<Vec<_>>().join(" and "),
     );
-    let share = if shard == Shard::WHOLE {
+    let shard_note = if shard == TrialShard::ALL {
         String::new()
     } else {
         format!("; shard {} of {}", shard.index, shard.of)
     };
     format!(
-        "study {}: steps to {goal}, {} training samples\n{cells}\n  at most {} steps per trial, evaluated every {}; {}{share}",
+        "study {}: steps to {goal}, {} training samples\n{cells}\n  at most {} steps per trial, evaluated every {}; {}{shard_note}",
         study.name,
         workers.training_samples(),
         search.steps,
@@ -43,7 +43,7 @@ pub fn describe(study: &Study, workers: &Workers, shard: Shard) -> String {
 }
 
 /// Says what was found.
-pub fn summarise(summary: &Summary) {
+pub fn summarise(summary: &StudySummary) {
     let head = ["batch", "sparsity", "K*", "complete", "incom.", "infea.", "cut", "stop.", "steps", "best"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for cell in &summary.cells {
@@ -54,13 +54,16 @@ pub fn summarise(summary: &Summary) {
         row.extend([steps.to_string(), best(cell)]);
         rows.push(row);
     }
-    say::on_standard_output(format_args!("{}", Columns::new(&rows).with_text().within(say::width())));
+    output::on_standard_output(format_args!(
+        "{}",
+        TextTable::new(&rows).with_text_column().render(output::width())
+    ));
     for fit in &summary.fits {
         let curve = fit.fit.curve;
         let critical = fit.fit.critical_batch.map_or("none".into(), |batch| format!("{batch:.0}"));
         let [low, high] = fit.fit.c1_interval;
         let [least, most] = fit.fit.c2_interval;
-        answer!(
+        print_out!(
             "sparsity {}: K* = {:.0}/B + {:.0} (c1 {low:.0} to {high:.0}, c2 {least:.0} to {most:.0}), critical batch {critical}{}",
             fit.sparsity,
             curve.c1,
@@ -72,7 +75,7 @@ pub fn summarise(summary: &Summary) {
         let predicted = ratio
             .predicted
             .map_or(String::new(), |predicted| format!(", {predicted:.2} predicted by theory"));
-        answer!(
+        print_out!(
             "sparsity {}, batch {}: {:.2} times the steps of the dense network{predicted}",
             ratio.sparsity,
             ratio.batch,
@@ -80,16 +83,16 @@ pub fn summarise(summary: &Summary) {
         );
     }
     for cell in summary.cells.iter().filter(|cell| cell.k_star.is_none() && cell.running == 0) {
-        say!(
+        print_err!(
             "note: batch {}, sparsity {}: none of {} trials reached the goal",
             cell.batch,
             cell.sparsity,
             cell.finished()
         );
     }
-    answer!("{} of {} trials, {} steps", summary.finished, summary.trials, summary.steps);
+    print_out!("{} of {} trials, {} steps", summary.finished, summary.trials, summary.steps);
     if let Some(report) = &summary.report {
-        answer!("page: {}", report.display());
+        print_out!("page: {}", report.display());
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::{Here, TINY, espalier, said, says, succeeded, train_in};
+use crate::{TINY, TestDir, assert_contains, espalier, stderr, succeeded, train_in};
 
 /// Runs, and checks the code, the sentence and that no run folder was made.
 fn refused(folder: &Path, run_file: &str, arguments: &[&str], words: &[&str]) {
@@ -18,7 +18,7 @@ fn refused(folder: &Path, run_file: &str, arguments: &[&str], words: &[&str]) {
 }
 
 fn refused_setting(setting: &str, words: &[&str]) {
-    let folder = Here::new();
+    let folder = TestDir::new();
     refused(&folder, TINY, &["--set", setting], words);
 }
 
@@ -38,7 +38,7 @@ fn settings_that_cannot_be() {
 
 #[test]
 fn files_that_are_not_there() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     crate::refused(crate::command(&folder, &[]).output().unwrap(), &["run.toml"]);
     refused(&folder, &idx("no-such-folder"), &[], &["no-such-folder"]);
     refused(&folder, &tokens("none.bin"), &[], &["none.bin"]);
@@ -46,7 +46,7 @@ fn files_that_are_not_there() {
 
 #[test]
 fn a_run_file_that_is_not_toml() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     refused(&folder, "[model\nname = 3", &[], &["run.toml", "line 1"]);
     refused(&folder, "[model\nname = 3", &["--ranks", "2"], &["run.toml", "line 1"]);
 }
@@ -70,7 +70,7 @@ fn write_idx(path: &Path, magic: u32, sizes: &[u32], bytes: usize) {
 
 #[test]
 fn image_files_that_are_broken() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let images = folder.join("train-images-idx3-ubyte");
     let labels = folder.join("train-labels-idx1-ubyte");
     write_idx(&labels, 0x801, &[20], 20);
@@ -85,7 +85,7 @@ fn image_files_that_are_broken() {
 
 #[test]
 fn a_token_past_the_vocabulary() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let ids: Vec<u8> =
         (0..200u16).map(|i| if i == 90 { 50 } else { i % 50 }).flat_map(u16::to_le_bytes).collect();
     fs::write(folder.join("ids.bin"), ids).unwrap();
@@ -94,7 +94,7 @@ fn a_token_past_the_vocabulary() {
 
 #[test]
 fn an_output_folder_that_cannot_be_written() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     fs::write(folder.join("file"), "in the way").unwrap();
     refused(&folder, TINY, &["--out", "file/run"], &["file/run"]);
     assert_eq!(fs::read_to_string(folder.join("file")).unwrap(), "in the way");
@@ -103,13 +103,13 @@ fn an_output_folder_that_cannot_be_written() {
 /// It is found out before the first step, not behind the last.
 #[test]
 fn a_trace_that_cannot_be_written() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     refused(&folder, TINY, &["--trace", "nowhere/trace.json"], &["nowhere/trace.json", "trace"]);
 }
 
 #[test]
 fn a_checkpoint_of_another_model() {
-    let folder = Here::trained();
+    let folder = TestDir::trained();
     refused(
         &folder,
         TINY,
@@ -123,7 +123,7 @@ fn a_checkpoint_of_another_model() {
 fn runs_that_no_machine_can_hold() {
     refused_setting("model.width=4000000", &["optimizer", "this machine", "device.check_memory"]);
     refused_setting("data.count=1000000000000", &["data.arithmetic", "data.count"]);
-    let folder = Here::new();
+    let folder = TestDir::new();
     let ranks = ["--ranks", "16777216", "--set", "train.batch=16777216", "--set", "model.width=1024"];
     refused(&folder, TINY, &ranks, &["this machine"]);
     let images = "[model]\nname = \"simple-cnn\"\n[data]\nkind = \"shapes\"\nsize = 4096\ncount = 2000000\n";
@@ -135,7 +135,7 @@ fn runs_that_no_machine_can_hold() {
 /// Even one that insists ends with a sentence, where memory is refused instead of promised.
 #[test]
 fn memory_that_is_refused_is_an_error() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let insists = [
         "--set",
         "device.check_memory=false",
@@ -145,16 +145,16 @@ fn memory_that_is_refused_is_an_error() {
         "model.vocab=16777216",
     ];
     let output = train_in(&folder, TINY, &insists);
-    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
-    assert!(said(&output).contains("out of memory"), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert!(stderr(&output).contains("out of memory"), "{}", stderr(&output));
 }
 
 /// Asked what a run needs, a machine that does not have it says so and answers.
 #[test]
 fn a_dry_run_of_what_does_not_fit() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let output = succeeded(train_in(&folder, TINY, &["--dry-run", "--json", "--set", "model.width=4000000"]));
-    assert!(said(&output).contains("note: the run needs at least"), "{}", said(&output));
+    assert!(stderr(&output).contains("note: the run needs at least"), "{}", stderr(&output));
     assert!(crate::json(&output.stdout)["memory"]["weights"]["predicted"].as_f64().unwrap() > 1e14);
 }
 
@@ -162,7 +162,7 @@ fn a_dry_run_of_what_does_not_fit() {
 #[cfg(unix)]
 #[test]
 fn what_is_no_regular_file_is_no_data() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let fifo = folder.join("fifo");
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let text = |path: &str| {
@@ -184,7 +184,7 @@ fn what_is_no_regular_file_is_no_data() {
 #[cfg(unix)]
 #[test]
 fn a_checkpoint_of_devices_or_of_files_elsewhere() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     succeeded(train_in(&folder, TINY, &["--out", "first"]));
     let checkpoint = folder.join("first/checkpoints/step-000004");
     let weights = checkpoint.join("model.safetensors");
@@ -214,7 +214,7 @@ fn a_checkpoint_of_devices_or_of_files_elsewhere() {
 #[test]
 fn files_that_never_begin_or_end() {
     use std::os::unix::fs::symlink;
-    let folder = Here::new();
+    let folder = TestDir::new();
     let at = |name: &str| folder.join(name);
     succeeded(train_in(&folder, TINY, &["--out", "run"]));
     assert!(std::process::Command::new("mkfifo").arg(at("fifo")).status().unwrap().success());
@@ -231,8 +231,8 @@ fn files_that_never_begin_or_end() {
     symlink(at("fifo"), at("trials/trials-a.jsonl")).unwrap();
     let said_by = |arguments: &[&str]| {
         let output = espalier(&folder, arguments);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", said(&output));
-        let text = said(&output);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+        let text = stderr(&output);
         text.lines().find(|line| line.starts_with("error: ")).expect("a sentence").to_owned()
     };
     let cases: [(&[&str], &str); 12] = [
@@ -269,7 +269,7 @@ fn files_that_never_begin_or_end() {
 /// Each of these once ended in an abort, or after minutes.
 #[test]
 fn more_than_one_process_can_do() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let many = ["--set", "parallel.data=40000", "--set", "train.batch=40000", "--set", "data.count=200000"];
     let unchecked = ["--set", "device.check_memory=false"];
     refused(&folder, TINY, &[&many[..], &unchecked].concat(), &["40000 ranks", "as threads", "launcher"]);
@@ -278,36 +278,36 @@ fn more_than_one_process_can_do() {
     crate::refused(measured, &["`--ranks` is 100000, but --measure starts a thread for each"]);
     crate::refused(run(&["bench", "generate", "--tokens", "18446744073709551615"]), &["--tokens"]);
     let output = succeeded(train_in(&folder, TINY, &["--set", "device.threads=4096"]));
-    assert!(said(&output).contains("note: device.threads is 4096"), "{}", said(&output));
+    assert!(stderr(&output).contains("note: device.threads is 4096"), "{}", stderr(&output));
 }
 
 #[test]
 fn a_sentence_is_said_once() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let zip = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3, 99];
     fs::write(folder.join("train-images-idx3-ubyte"), zip).unwrap();
     fs::write(folder.join("train-labels-idx1-ubyte"), zip).unwrap();
     refused(&folder, &idx("."), &[], &["train-images-idx3-ubyte cannot be read: "]);
-    let text = said(&train_in(&folder, &idx("."), &[]));
+    let text = stderr(&train_in(&folder, &idx("."), &[]));
     let (_, why) = text.trim().split_once("cannot be read: ").unwrap();
     assert_eq!(text.matches(why).count(), 1, "{text}");
 }
 
 #[test]
 fn a_trace_over_another_file() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     fs::write(folder.join("thesis.tex"), "years of work").unwrap();
     refused(&folder, TINY, &["--trace", "thesis.tex"], &["thesis.tex", "no trace"]);
     assert_eq!(fs::read_to_string(folder.join("thesis.tex")).unwrap(), "years of work");
     for _ in 0..2 {
         let output = train_in(&folder, TINY, &["--trace", "trace.json"]);
-        assert!(output.status.success(), "a trace may take the place of one: {}", said(&output));
+        assert!(output.status.success(), "a trace may take the place of one: {}", stderr(&output));
     }
 }
 
 #[test]
 fn tokens_that_share_an_id() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let tokenizer = r#"{"pre_tokenizer": {"type": "ByteLevel"}, "added_tokens": [{"id": 1, "content": "b"}],
         "model": {"vocab": {"a": 0, "b": 1, "c": 1}, "merges": []}}"#;
     fs::write(folder.join("tokenizer.json"), tokenizer).unwrap();
@@ -317,12 +317,12 @@ fn tokens_that_share_an_id() {
     fs::write(folder.join("tokenizer.json"), tokenizer.replace("\"c\": 1", "\"c\": 2")).unwrap();
     let steps = ["--set", "train.steps=1", "--set", "train.batch=1", "--set", "model.layers=1"];
     let output = train_in(&folder, run_file, &steps);
-    assert!(output.status.success(), "one that is in the vocabulary may be added: {}", said(&output));
+    assert!(output.status.success(), "one that is in the vocabulary may be added: {}", stderr(&output));
 }
 
 #[test]
 fn a_launcher_of_no_ranks() {
-    let folder = Here::with_run_file();
+    let folder = TestDir::with_run_file();
     let mut command = crate::command(&folder, &[]);
     crate::refused(
         command.env("OMPI_COMM_WORLD_SIZE", "0").env("OMPI_COMM_WORLD_RANK", "0").output().unwrap(),
@@ -333,19 +333,19 @@ fn a_launcher_of_no_ranks() {
 /// Also without a pipeline a file for one can be used.
 #[test]
 fn one_stage_of_a_file_that_names_a_schedule() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let stages = format!("{TINY}[parallel]\npipeline = 2\nschedule = \"gpipe\"\ncut = [1]\n");
     let output = succeeded(train_in(&folder, &stages, &["--set", "parallel.pipeline=1"]));
     let note = "note: `parallel.schedule`, `parallel.cut` of the run file are ignored";
-    assert!(said(&output).contains(note), "{}", said(&output));
-    let other = Here::new();
+    assert!(stderr(&output).contains(note), "{}", stderr(&output));
+    let other = TestDir::new();
     let both = ["--set", "parallel.pipeline=1", "--set", "parallel.schedule=zb-h1"];
     refused(&other, &stages, &both, &["parallel.schedule", "no effect"]);
 }
 
 #[test]
 fn files_of_a_folder_that_are_no_text_are_named() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let texts = folder.join("texts");
     fs::create_dir(&texts).unwrap();
     fs::write(texts.join("a.txt"), "some text to learn from. ".repeat(40)).unwrap();
@@ -354,13 +354,16 @@ fn files_of_a_folder_that_are_no_text_are_named() {
     }
     let run_file = TINY.replace("kind = \"arithmetic\"", "kind = \"text\"\npath = \"texts\"");
     let output = succeeded(train_in(&folder, &run_file.replace("count = 200", ""), &["--dry-run"]));
-    let text = said(&output);
-    says(&text, &["note: 7 files are not text and skipped: ", "picture-0.png", "picture-4.png and 2 more"]);
+    let text = stderr(&output);
+    assert_contains(
+        &text,
+        &["note: 7 files are not text and skipped: ", "picture-0.png", "picture-4.png and 2 more"],
+    );
 }
 
 /// Of an argument that is none, two paragraphs on usage followed the sentence.
 #[test]
 fn arguments_that_are_none() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     refused(&folder, TINY, &["--resum"], &["--resum", "--resume"]);
 }

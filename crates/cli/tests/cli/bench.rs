@@ -6,7 +6,7 @@ use std::process::Output;
 
 use espalier_plan::cluster::Cluster;
 
-use crate::{Here, answer, espalier, json, outputs, refused, said, says, succeeded};
+use crate::{TestDir, assert_contains, espalier, json, json_of, outputs, refused, stderr, succeeded};
 
 fn bench(folder: &Path, arguments: &[&str]) -> Output {
     run(folder, "sparse", arguments)
@@ -21,7 +21,7 @@ const CPU: [&str; 2] = ["--device", "cpu"];
 
 #[test]
 fn both_products_are_measured_drawn_and_told() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     for (precision, sizes, ascending) in [("f32", "64", &[64][..]), ("bf16", "64,32,64", &[32, 64])] {
         let small = ["--sizes", sizes, "--batch", "48", "--sparsity", "0.8"];
         let options = ["--precision", precision, "--svg", "new/figure.svg", "--json"];
@@ -45,9 +45,13 @@ fn both_products_are_measured_drawn_and_told() {
         assert_eq!(swept, ascending);
         assert!(sweeps.iter().all(|sweep| sweep["points"].as_array().unwrap().len() == 10), "{found}");
         for words in found["words"].as_array().unwrap() {
-            assert!(said(&output).contains(words.as_str().unwrap()), "{words} is said: {}", said(&output));
+            assert!(
+                stderr(&output).contains(words.as_str().unwrap()),
+                "{words} is said: {}",
+                stderr(&output)
+            );
         }
-        says(&said(&output), &["80 % sparsity", "64 x 64"]);
+        assert_contains(&stderr(&output), &["80 % sparsity", "64 x 64"]);
         let figure = fs::read_to_string(folder.join("new/figure.svg")).unwrap();
         assert!(figure.starts_with("<svg") && figure.ends_with("</svg>\n"));
         assert_eq!(
@@ -62,7 +66,7 @@ fn both_products_are_measured_drawn_and_told() {
 
 #[test]
 fn input_that_cannot_be() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let refused = |arguments: &[&str], words: &[&str]| {
         let text = refused(bench(&folder, &[&CPU[..], arguments].concat()), &[]);
         assert_eq!(text.lines().filter(|line| line.starts_with("error:")).count(), 1, "one sentence: {text}");
@@ -83,7 +87,7 @@ fn input_that_cannot_be() {
 
 #[test]
 fn a_device_that_is_not_one() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let text = refused(bench(&folder, &["--device", "abacus"]), &[]);
     for word in ["--device", "abacus", "auto", "cpu", "cuda"] {
         assert!(text.contains(word), "{text}");
@@ -96,10 +100,10 @@ fn a_device_that_is_not_one() {
 /// With a card each column has numbers or a reason; without one the machine is at fault, and nothing is left behind.
 #[test]
 fn a_card_is_measured_or_missed() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let output = bench(&folder, &["--device", "cuda", "--sizes", "64,128", "--batch", "64", "--json"]);
     if crate::doctor()["cuda"]["found"] == true {
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", stderr(&output));
         let found = json(&output.stdout);
         let last = found["rows"].as_array().unwrap().last().unwrap();
         for (column, reason) in [("sparse_ms", "sparse"), ("two_four_ms", "two_four")] {
@@ -108,8 +112,8 @@ fn a_card_is_measured_or_missed() {
         }
         assert!(folder.join("out/bench-sparse.svg").exists());
     } else {
-        assert_eq!(output.status.code(), Some(3), "{}", said(&output));
-        assert!(said(&output).contains("CUDA cannot be used"), "{}", said(&output));
+        assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+        assert!(stderr(&output).contains("CUDA cannot be used"), "{}", stderr(&output));
         assert!(!folder.join("out/bench-sparse.svg.part").exists());
     }
 }
@@ -121,9 +125,9 @@ fn quick(folder: &Path, question: &str, arguments: &[&str]) -> Output {
 
 #[test]
 fn a_cluster_file_is_measured_in_two_parts() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let file = folder.join("cluster.toml");
-    let found = answer(quick(&folder, "compute", &["--json"]));
+    let found = json_of(quick(&folder, "compute", &["--json"]));
     outputs::compare("espalier bench compute --json", std::slice::from_ref(&found));
     assert_eq!(found["file"], "cluster.toml");
     assert!(found["rows"].as_array().unwrap().iter().all(|row| row["seconds"].as_f64().unwrap() > 0.0));
@@ -134,7 +138,7 @@ fn a_cluster_file_is_measured_in_two_parts() {
 
     // A person's own words stay.
     fs::write(&file, first.replace("[node]", "# mine\n[node]")).unwrap();
-    let found = answer(quick(&folder, "comm", &["--json"]));
+    let found = json_of(quick(&folder, "comm", &["--json"]));
     outputs::compare("espalier bench comm --json", std::slice::from_ref(&found));
     let text = fs::read_to_string(&file).unwrap();
     assert!(text.contains("# mine\n[node]"), "{text}");
@@ -144,7 +148,7 @@ fn a_cluster_file_is_measured_in_two_parts() {
     assert!(link.gb_per_s > 0.0 && link.alpha_us >= 0.0, "{link:?}");
 
     let output = quick(&folder, "compute", &[]);
-    assert!(output.status.success() && !output.stdout.is_empty(), "{}", said(&output));
+    assert!(output.status.success() && !output.stdout.is_empty(), "{}", stderr(&output));
     let text = fs::read_to_string(&file).unwrap();
     assert_eq!(Cluster::parse(&text).unwrap().node, linked.node, "and so is this one");
     assert_eq!(text.matches("espalier bench compute`").count(), 1, "{text}");
@@ -153,7 +157,7 @@ fn a_cluster_file_is_measured_in_two_parts() {
 
 #[test]
 fn files_that_cannot_be_a_cluster_s() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let run_file = "[model]\nname = \"gpt\"\n";
     fs::write(folder.join("run.toml"), run_file).unwrap();
     let spoiled = |question: &str, arguments: &[&str], words: &[&str]| {

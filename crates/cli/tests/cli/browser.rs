@@ -8,7 +8,7 @@ use espalier_testing::{Need, skipped};
 
 use crate::report::{Served, report, torn};
 use crate::study::{ended_study, served};
-use crate::{Here, TINY, says, succeeded, train_in};
+use crate::{TINY, TestDir, assert_contains, succeeded, train_in};
 
 /// A browser on the path.
 fn browser() -> Option<PathBuf> {
@@ -30,8 +30,8 @@ fn opened(browser: &Path, profile: &Path, address: &str) -> String {
         .args(["--virtual-time-budget=6000", "--dump-dom", address])
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    let complaints: Vec<&str> = said.lines().filter(|line| line.contains("CONSOLE")).collect();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let complaints: Vec<&str> = stderr.lines().filter(|line| line.contains("CONSOLE")).collect();
     assert!(complaints.is_empty(), "{complaints:?}");
     String::from_utf8(output.stdout).unwrap()
 }
@@ -53,7 +53,7 @@ fn a_page_is_whole_in_a_browser() {
     let Some(browser) = browser() else {
         return skipped(Need::Browser, "no Chromium or Chrome is on the path");
     };
-    let at = &Here::new();
+    let at = &TestDir::new();
     let settings = [
         "model.layers=4",
         "prune.method=magnitude",
@@ -94,14 +94,14 @@ fn a_study_is_whole_in_a_browser_and_alive_while_it_runs() {
     let Some(browser) = browser() else {
         return skipped(Need::Browser, "no Chromium or Chrome is on the path");
     };
-    let at = &Here::new();
+    let at = &TestDir::new();
     ended_study(at);
     is_whole(&browser, at, "out/tiny/study.html");
     let running = at.join("running");
     fs::create_dir(&running).unwrap();
     let served = served(&running);
     let found = opened(&browser, &at.join("profile"), &format!("http://{}/", served.address));
-    says(&found, &["<div id=\"state\">live</div>", "<h1>Study tiny</h1>"]);
+    assert_contains(&found, &["<div id=\"state\">live</div>", "<h1>Study tiny</h1>"]);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_live_page_is_alive_in_a_browser() {
     let Some(browser) = browser() else {
         return skipped(Need::Browser, "no Chromium or Chrome is on the path");
     };
-    let at = &Here::new();
+    let at = &TestDir::new();
     torn(&at.join("one"));
     let served = Served::start(at, &["one"]);
     let found = opened(&browser, &at.join("profile"), &format!("http://{}/", served.address));

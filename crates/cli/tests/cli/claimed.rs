@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Child, Stdio};
 
 use crate::faults::{LONG, kill, wait_for_step};
-use crate::{Here, TINY, answer, command, refused, said, train_in};
+use crate::{TINY, TestDir, command, json_of, refused, stderr, train_in};
 
 const ENDLESS: [&str; 4] = ["--out", "run", "--set", "train.steps=1000000"];
 
@@ -15,13 +15,13 @@ fn start(folder: &std::path::Path, arguments: &[&str]) -> Child {
 
 #[test]
 fn six_runs_started_at_once_get_six_folders() {
-    let folder = Here::with_run_file();
+    let folder = TestDir::with_run_file();
     let plain: &[&str] = &["--json"];
     let kinds = [plain, plain, plain, &["--json", "--ranks", "2"], plain, &["--json", "--max-restarts", "1"]];
     let runs: Vec<Child> = kinds.iter().map(|kind| start(&folder, kind)).collect();
     let mut folders: Vec<String> = Vec::new();
     for run in runs {
-        folders.push(answer(run.wait_with_output().unwrap())["run"].as_str().unwrap().into());
+        folders.push(json_of(run.wait_with_output().unwrap())["run"].as_str().unwrap().into());
     }
     folders.sort();
     assert_eq!(folders, ["out/run", "out/run-2", "out/run-3", "out/run-4", "out/run-5", "out/run-6"]);
@@ -33,7 +33,7 @@ fn six_runs_started_at_once_get_six_folders() {
 /// The lock goes with the process, however it ends: nobody has to clean up behind a kill.
 #[test]
 fn a_second_process_is_refused_until_the_first_has_ended() {
-    let folder = Here::with_run_file();
+    let folder = TestDir::with_run_file();
     let run = folder.join("run");
     let mut first = start(&folder, &[&LONG[..], &ENDLESS].concat());
     wait_for_step(&run, 3);
@@ -46,10 +46,10 @@ fn a_second_process_is_refused_until_the_first_has_ended() {
         &["--resume", "--dry-run"],
     ] {
         let second = command(&folder, &[&LONG[..], &ENDLESS, more].concat()).output().unwrap();
-        assert_eq!(second.status.code(), Some(2), "{more:?}: {}", said(&second));
+        assert_eq!(second.status.code(), Some(2), "{more:?}: {}", stderr(&second));
         let errors: Vec<_> =
-            said(&second).lines().filter(|l| l.starts_with("error: ")).map(String::from).collect();
-        assert_eq!(errors.len(), 1, "{more:?}: {}", said(&second));
+            stderr(&second).lines().filter(|l| l.starts_with("error: ")).map(String::from).collect();
+        assert_eq!(errors.len(), 1, "{more:?}: {}", stderr(&second));
         let expected = format!("error: run: process {} ", first.id());
         assert!(
             errors[0].starts_with(&expected) && errors[0].contains("is at work in this folder"),
@@ -60,13 +60,13 @@ fn a_second_process_is_refused_until_the_first_has_ended() {
     kill("-KILL", first.id());
     first.wait().unwrap();
     let output = command(&folder, &[&LONG[..], &["--out", "run", "--resume"]].concat()).output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
 }
 
 /// A run that is started again keeps its folder in between, and one whose starter was killed until it has saved.
 #[test]
 fn a_restarted_run_holds_its_folder() {
-    let folder = Here::with_run_file();
+    let folder = TestDir::with_run_file();
     let mut first = start(&folder, &[&LONG[..], &ENDLESS, &["--max-restarts", "1"]].concat());
     wait_for_step(&folder.join("run"), 3);
     let second =
@@ -78,7 +78,7 @@ fn a_restarted_run_holds_its_folder() {
 
 #[test]
 fn a_run_that_does_not_begin_leaves_nothing() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     for arguments in [&["--from", "nowhere"][..], &["--from", "nowhere", "--max-restarts", "2"]] {
         refused(train_in(&folder, TINY, arguments), &[]);
         assert!(!folder.join("out").exists(), "{arguments:?}");

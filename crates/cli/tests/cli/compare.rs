@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use espalier_testing::{Need, skipped};
 use serde_json::Value;
 
-use crate::{Here, refused, said, succeeded};
+use crate::{TestDir, refused, stderr, succeeded};
 
 /// `python3 benches/compare.py --peers peers ARGUMENTS` in a folder with peers that do nothing; `None` without Python.
 fn compare(folder: &Path, arguments: &[&str]) -> Option<Output> {
@@ -24,8 +24,8 @@ fn compare(folder: &Path, arguments: &[&str]) -> Option<Output> {
     }
 }
 
-fn peers() -> Here {
-    let folder = Here::new();
+fn peers() -> TestDir {
+    let folder = TestDir::new();
     fs::create_dir(folder.join("peers")).unwrap();
     for program in ["torch_gpt.py", "torch_cnn.py"] {
         fs::write(folder.join("peers").join(program), "").unwrap();
@@ -34,7 +34,7 @@ fn peers() -> Here {
 }
 
 fn lines(output: &Output) -> Vec<Value> {
-    assert!(output.status.success(), "{}", said(output));
+    assert!(output.status.success(), "{}", stderr(output));
     let text = String::from_utf8_lossy(&output.stdout);
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
@@ -98,7 +98,7 @@ fn what_would_say_nothing_is_refused() {
     let folder = peers();
     let Some(output) = compare(&folder, &["--rounds", "2"]) else { return };
     assert_eq!(output.status.code(), Some(2));
-    assert!(said(&output).contains("--rounds must be at least 3"), "{}", said(&output));
+    assert!(stderr(&output).contains("--rounds must be at least 3"), "{}", stderr(&output));
     fs::remove_file(folder.join("peers/torch_cnn.py")).unwrap();
     refused(compare(&folder, &["--dry-run"]).unwrap(), &["--peers: there is no torch_cnn.py in "]);
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use crate::{Here, espalier, refused, said, shown};
+use crate::{TestDir, espalier, refused, stderr, stdout};
 
 fn completions(shell: &str) -> Output {
     espalier(Path::new("."), ["completions", shell])
@@ -12,7 +12,7 @@ fn completions(shell: &str) -> Output {
 
 /// The commands that `espalier --help` lists.
 fn commands() -> Vec<String> {
-    let help = shown(&espalier(Path::new("."), ["--help"]));
+    let help = stdout(&espalier(Path::new("."), ["--help"]));
     let listed = help.lines().take_while(|line| *line != "Options:").filter(|line| line.starts_with("  "));
     let listed = listed.filter_map(|line| line.split_whitespace().next());
     listed.map(str::to_owned).collect()
@@ -24,7 +24,7 @@ fn every_shell_gets_every_command() {
     assert!(commands.len() > 10 && commands.contains(&"train".into()), "{commands:?}");
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let output = completions(shell);
-        assert!(output.status.success(), "{shell}: {}", said(&output));
+        assert!(output.status.success(), "{shell}: {}", stderr(&output));
         let script = String::from_utf8(output.stdout).unwrap();
         for command in &commands {
             assert!(script.contains(command.as_str()), "{shell} knows nothing of {command}");
@@ -38,7 +38,7 @@ fn every_shell_gets_every_command() {
 /// What bash makes of it, as if the tabulator had been pressed behind these words.
 #[test]
 fn bash_completes_by_it() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let script = folder.join("espalier.bash");
     fs::write(&script, completions("bash").stdout).unwrap();
     let complete = |words: &[&str]| {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::faults::assert_whole;
-use crate::{Here, TINY, espalier, json, refused, said, says, succeeded, train_in};
+use crate::{TINY, TestDir, assert_contains, espalier, json, refused, stderr, succeeded, train_in};
 
 /// The command `espalier ARGUMENTS` in `folder`, from a shell that has set its limits first.
 fn limited(folder: &Path, limits: &str, arguments: &[&str]) -> Output {
@@ -34,21 +34,21 @@ const EVERY_2: [&str; 4] = ["--set", "checkpoint.every=2", "--set", "train.log_e
 
 #[test]
 fn a_run_folder_is_verified_and_what_is_damaged_is_passed_over_aloud() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     succeeded(train_in(at, TINY, &[&EVERY_2[..], &["--out", "run"]].concat()));
     let output = espalier(at, ["verify", "run", "--json"]);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let found = json(&output.stdout);
     assert_eq!(found["newest_whole"], 4);
     let steps = found["checkpoints"].as_array().unwrap();
-    let whole: Vec<_> =
+    let uninterrupted: Vec<_> =
         steps.iter().map(|one| (one["step"].as_u64(), &one["whole"], &one["problem"])).collect();
     let (yes, null) = (&serde_json::Value::Bool(true), &serde_json::Value::Null);
-    assert_eq!(whole, [(Some(2), yes, null), (Some(4), yes, null)]);
+    assert_eq!(uninterrupted, [(Some(2), yes, null), (Some(4), yes, null)]);
 
     flip(&at.join("run/checkpoints/step-000004/optimizer.safetensors"));
     let output = espalier(at, ["verify", "run", "--json"]);
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
     let found = json(&output.stdout);
     assert_eq!((&found["newest_whole"], &found["checkpoints"][1]["whole"]), (&2.into(), &false.into()));
     let problem = found["checkpoints"][1]["problem"].as_str().unwrap();
@@ -63,9 +63,9 @@ fn a_run_folder_is_verified_and_what_is_damaged_is_passed_over_aloud() {
     // Those who begin with it hear which one they got.
     let passed_over = "step-000004: optimizer.safetensors is damaged";
     let output = espalier(at, ["prune", "run", "--method", "magnitude", "-o", "thin"]);
-    assert!(output.status.success() && said(&output).contains(passed_over), "{}", said(&output));
+    assert!(output.status.success() && stderr(&output).contains(passed_over), "{}", stderr(&output));
     let output = train_in(at, TINY, &["--from", "run", "--out", "child"]);
-    assert!(output.status.success() && said(&output).contains(passed_over), "{}", said(&output));
+    assert!(output.status.success() && stderr(&output).contains(passed_over), "{}", stderr(&output));
     assert_eq!(
         names(&at.join("run/checkpoints")),
         ["step-000002", "step-000004"],
@@ -75,14 +75,18 @@ fn a_run_folder_is_verified_and_what_is_damaged_is_passed_over_aloud() {
     // And whoever goes on, goes on from the one before.
     let more = ["--out", "run", "--resume", "--set", "train.steps=6"];
     let output = train_in(at, TINY, &[&EVERY_2[..], &more].concat());
-    assert!(output.status.success() && said(&output).contains("resumed after step 2"), "{}", said(&output));
+    assert!(
+        output.status.success() && stderr(&output).contains("resumed after step 2"),
+        "{}",
+        stderr(&output)
+    );
     assert!(names(&at.join("run/checkpoints")).contains(&"damaged-step-000004".to_owned()));
     assert_eq!(espalier(at, ["verify", "run"]).status.code(), Some(0));
 }
 
 #[test]
 fn without_a_whole_checkpoint_a_run_is_not_resumed_unless_it_starts_over() {
-    let at = &Here::trained();
+    let at = &TestDir::trained();
     flip(&at.join("run/checkpoints/step-000004/model.safetensors"));
     let more = ["--out", "run", "--resume", "--set", "train.steps=6"];
     for restarts in ["0", "2"] {
@@ -103,7 +107,7 @@ fn without_a_whole_checkpoint_a_run_is_not_resumed_unless_it_starts_over() {
 /// and nothing half-written is left.
 #[test]
 fn a_full_disk_is_no_end_before_the_end() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     // Larger than what else is written.
     let wide = ["--set", "model.width=64", "--set", "learning_rate.schedule=constant"];
     let steps = |steps, out| [&EVERY_2[..], &wide, &["--set", steps, "--out", out]].concat();
@@ -111,7 +115,7 @@ fn a_full_disk_is_no_end_before_the_end() {
     let resume = [&["train", "run.toml", "--resume"], &steps("train.steps=7", "run")[..]].concat();
     for restarts in ["0", "1"] {
         let output = limited(at, "ulimit -f 100", &[&resume[..], &["--max-restarts", restarts]].concat());
-        let text = said(&output);
+        let text = stderr(&output);
         assert_eq!(output.status.code(), Some(3), "{text}");
         let goes_on =
             |step: u64| text.contains(&format!("step-{step:06}: the checkpoint cannot be written: "));
@@ -133,7 +137,7 @@ fn a_full_disk_is_no_end_before_the_end() {
 /// Folders so deep that removing them takes more open files than the process may have.
 #[test]
 fn a_checkpoint_that_cannot_be_removed_costs_room_and_nothing_else() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     let settings = ["--out", "run", "--set", "checkpoint.every=1", "--set", "checkpoint.keep=1"];
     succeeded(train_in(at, TINY, &settings));
     let deep = at.join("run/checkpoints/step-000004").join("d/".repeat(200));
@@ -142,7 +146,7 @@ fn a_checkpoint_that_cannot_be_removed_costs_room_and_nothing_else() {
     fs::write(at.join("run/checkpoints/.removing-step-000001"), "a file").unwrap();
     let resume = [&["train", "run.toml", "--resume", "--set", "train.steps=7"], &settings[..]].concat();
     let output = limited(at, "ulimit -n 100", &resume);
-    let text = said(&output);
+    let text = stderr(&output);
     assert!(output.status.success(), "{text}");
     assert_eq!(text.matches("step-000004: the old checkpoint cannot be removed: ").count(), 1, "{text}");
     assert_eq!(names(&at.join("run/checkpoints")), [".removing-step-000004", "step-000007"]);
@@ -151,7 +155,7 @@ fn a_checkpoint_that_cannot_be_removed_costs_room_and_nothing_else() {
 /// Other people of a group read what its mask lets them read, the tensors like the rest.
 #[test]
 fn files_have_the_mode_that_was_asked_for() {
-    let folder = Here::with_run_file();
+    let folder = TestDir::with_run_file();
     succeeded(limited(&folder, "umask 027", &["train", "run.toml", "--out", "run"]));
     let run = folder.join("run");
     let mut files: Vec<_> = ["run.toml", "plan.json", "metrics.jsonl"].map(|name| run.join(name)).into();
@@ -167,12 +171,12 @@ fn files_have_the_mode_that_was_asked_for() {
 /// The last step put the weights where nothing is a number any more.
 #[test]
 fn a_run_whose_validation_loss_is_no_number_exits_with_4() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let changes =
         ["--set", "learning_rate.peak=1e38", "--set", "optimizer.name=sgd", "--set", "train.steps=1"];
     let output = train_in(&folder, TINY, &[&changes[..], &["--out", "run", "--json"]].concat());
-    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
     assert!(output.stdout.is_empty(), "no summary of a success");
-    says(&said(&output), &["error: the run diverged: the validation loss is NaN"]);
+    assert_contains(&stderr(&output), &["error: the run diverged: the validation loss is NaN"]);
     assert!(!folder.join("run/checkpoints").exists());
 }

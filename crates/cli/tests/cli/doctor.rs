@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::{doctor, said, shown};
+use crate::{doctor, stderr, stdout};
 
 #[test]
 fn doctor_says_what_it_found() {
@@ -49,7 +49,7 @@ fn cudnn_that_is_not_used_is_explained() {
         assert_eq!(cudnn["found"], false, "{cudnn}");
         let why = cudnn["why"].as_str().unwrap().to_owned();
         // The table breaks it into lines.
-        let words = said(&output).split_whitespace().collect::<Vec<_>>().join(" ");
+        let words = stderr(&output).split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(words.contains(&why), "{words}");
         why
     };
@@ -62,9 +62,9 @@ fn cudnn_that_is_not_used_is_explained() {
 fn the_table_fits_where_it_is_read() {
     let output = Command::new(env!("CARGO_BIN_EXE_espalier")).arg("doctor").output().unwrap();
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
-    let wide = shown(&output).lines().map(|line| line.chars().count()).max();
-    assert!(wide <= Some(80), "{}", shown(&output));
+    let wide = stdout(&output).lines().map(|line| line.chars().count()).max();
+    assert!(wide <= Some(80), "{}", stdout(&output));
     for word in ["espalier", "cores", "CUDA driver", "NVRTC", "cuBLASLt", "cuDNN", "disk"] {
-        assert!(shown(&output).contains(word), "`{word}`: {}", shown(&output));
+        assert!(stdout(&output).contains(word), "`{word}`: {}", stdout(&output));
     }
 }

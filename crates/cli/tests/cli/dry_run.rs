@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{Here, TINY, doctor, json, said, says, succeeded, train_in};
+use crate::{TINY, TestDir, assert_contains, doctor, json, stderr, succeeded, train_in};
 
 /// All files below a folder.
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -20,7 +20,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn it_finds_what_the_run_would_find_before_its_first_step() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     succeeded(train_in(at, TINY, &["--out", "used"]));
     fs::write(at.join("file"), "in the way").unwrap();
     let before = files(at);
@@ -47,8 +47,8 @@ fn it_finds_what_the_run_would_find_before_its_first_step() {
             if arguments.contains(&"train.epochs=1") { TINY.replace("steps = 4", "") } else { TINY.into() };
         for dry in [&["--dry-run", "--json"][..], &[]] {
             let output = train_in(at, &run_file, &[arguments, dry].concat());
-            assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", said(&output));
-            assert!(said(&output).contains(words), "{arguments:?}: {}", said(&output));
+            assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+            assert!(stderr(&output).contains(words), "{arguments:?}: {}", stderr(&output));
             assert!(output.stdout.is_empty());
         }
         assert_eq!(files(at), before, "{arguments:?} leaves nothing");
@@ -57,7 +57,7 @@ fn it_finds_what_the_run_would_find_before_its_first_step() {
 
 #[test]
 fn it_accepts_what_the_run_would_and_leaves_nothing() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     succeeded(train_in(at, TINY, &["--out", "used"]));
     fs::write(at.join("old-trace.json"), "[]").unwrap();
     let before = files(at);
@@ -70,7 +70,7 @@ fn it_accepts_what_the_run_would_and_leaves_nothing() {
     ];
     for arguments in cases {
         let output = train_in(at, TINY, &[arguments, &["--dry-run", "--json"]].concat());
-        assert!(output.status.success(), "{arguments:?}: {}", said(&output));
+        assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
         assert!(json(&output.stdout)["weights_hash"].is_null());
         assert_eq!(files(at), before, "{arguments:?} leaves nothing");
     }
@@ -79,34 +79,34 @@ fn it_accepts_what_the_run_would_and_leaves_nothing() {
 /// A laptop can check what a cluster will run.
 #[test]
 fn it_plans_for_a_card_that_is_not_here() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let output = succeeded(train_in(&folder, TINY, &["--dry-run", "--json", "--set", "device.kind=cuda"]));
     let plan = json(&output.stdout);
     assert_eq!(plan["device"], "cuda");
     assert!(plan["memory"]["activations"]["predicted"].as_u64().unwrap() > 0);
     let found = doctor()["cuda"]["found"] == true;
     assert_eq!(
-        said(&output).contains("on a GPU (none was found on this machine)"),
+        stderr(&output).contains("on a GPU (none was found on this machine)"),
         !found,
         "{}",
-        said(&output)
+        stderr(&output)
     );
 }
 
 /// The picture of a layout: its mesh, a line a rank, and what the one that sends most sends.
 #[test]
 fn it_draws_the_layout_of_several_ranks() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let dry = |fields: &[&str]| {
         let set = fields.iter().flat_map(|field| ["--set", field]);
         let arguments: Vec<&str> = ["--dry-run", "--json"].into_iter().chain(set).collect();
         let output = succeeded(train_in(&folder, TINY, &arguments));
-        (json(&output.stdout), said(&output))
+        (json(&output.stdout), stderr(&output))
     };
     let (alone, text) = dry(&[]);
     assert!(alone.get("picture").is_none() && !text.contains("layout:"), "{text}");
     let (plan, text) = dry(&["parallel.tensor=2", "parallel.data=2", "model.tied=false"]);
-    says(
+    assert_contains(
         &text,
         &[
             "batch 4 over 2 data-parallel replicas x 2 tensor-parallel ranks, each",

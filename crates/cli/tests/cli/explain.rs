@@ -5,7 +5,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::{answer, espalier, espalier_command, root, said, says, shown};
+use crate::{assert_contains, espalier, espalier_command, json_of, root, stderr, stdout};
 
 /// Runs with words divided by spaces.
 fn explain(arguments: &str) -> Output {
@@ -15,7 +15,7 @@ fn explain(arguments: &str) -> Output {
 }
 
 fn figures(arguments: &str) -> Value {
-    answer(explain(&format!("{arguments} --json")))
+    json_of(explain(&format!("{arguments} --json")))
 }
 
 fn layer<'a>(figures: &'a Value, name: &str) -> &'a Value {
@@ -49,11 +49,11 @@ fn the_mixture_of_a_run_is_told() {
     let run = "runs/integrated.toml";
     let by = "layers.0 to layers.6 data-parallel, layers.11 to layers.16 model-parallel";
     let output = explain(&format!("{run} --ranks 2"));
-    assert!(shown(&output).contains(&format!("run file: {by}: ")), "{}", shown(&output));
+    assert!(stdout(&output).contains(&format!("run file: {by}: ")), "{}", stdout(&output));
     assert_eq!(figures(&format!("{run} --ranks 2"))["run"]["layers"][0]["by"], "data");
     assert!(figures("runs/alexnet.toml --ranks 2")["run"].is_null());
     let output = espalier(&root(), ["train", run, "--dry-run"]);
-    says(&shown(&output), &[&format!("per layer: {by}\n"), "activation all-to-all"]);
+    assert_contains(&stdout(&output), &[&format!("per layer: {by}\n"), "activation all-to-all"]);
 }
 
 /// The result of Gholami et al.
@@ -102,7 +102,7 @@ fn pruning_shortens_sums_of_weight_gradients_alone() {
 #[test]
 fn a_transformer_has_no_rows() {
     let output = explain("runs/hello.toml --ranks 4");
-    let text = shown(&output);
+    let text = stdout(&output);
     assert!(output.status.success() && output.stderr.is_empty(), "{text}");
     assert!(text.contains("h.0.mlp.c_fc") && !text.contains("domain"), "{text}");
     assert!(
@@ -136,8 +136,8 @@ fn measuring_fits_alpha_and_beta_and_times_every_layer() {
         }
     }
     let given = explain("runs/shapes.toml --ranks 2 --measure --alpha 1e-6 --beta 1e-9");
-    let text = shown(&given);
-    says(&text, &["latency 1.00 us, 1.00 ns per element", "measured among 2 threads"]);
+    let text = stdout(&given);
+    assert_contains(&text, &["latency 1.00 us, 1.00 ns per element", "measured among 2 threads"]);
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn what_cannot_be_asked_for() {
     ];
     for (arguments, words) in cases {
         let output = explain(arguments);
-        let text = said(&output);
+        let text = stderr(&output);
         assert_eq!(output.status.code(), Some(2), "{text}");
         assert!(
             output.stdout.is_empty() && text.lines().count() == 1 && text.starts_with("error: "),
@@ -174,7 +174,7 @@ fn the_documentation_shows_true_output() {
     for block in page.split("```").skip(1).step_by(2) {
         let (command, expected) = block.trim_start().split_once('\n').unwrap();
         let arguments = command.strip_prefix("$ espalier explain ").expect("a command");
-        assert_eq!(shown(&explain(arguments)), expected, "{command}");
+        assert_eq!(stdout(&explain(arguments)), expected, "{command}");
         compared += 1;
     }
     assert_eq!(compared, 2);

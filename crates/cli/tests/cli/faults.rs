@@ -10,7 +10,7 @@ use espalier_train::checkpoint::Checkpoint;
 use espalier_train::parallel::Ranks;
 
 use crate::lease::Lease;
-use crate::{Here, TINY, command, json, refused, said, succeeded, train_in};
+use crate::{TINY, TestDir, command, json, refused, stderr, succeeded, train_in};
 
 /// Settings of a run that is long enough to be killed, and saves often enough to be killed while it does.
 pub const LONG: [&str; 10] = [
@@ -56,7 +56,7 @@ pub fn assert_whole(run: &Path) {
     let Ok(checkpoints) = fs::read_dir(run.join("checkpoints")) else { return };
     for entry in checkpoints.map(|entry| entry.unwrap().path()) {
         if entry.file_name().unwrap().to_str().unwrap().starts_with("step-") {
-            Checkpoint::read(&entry, &Ranks::alone()).unwrap();
+            Checkpoint::read(&entry, &Ranks::single()).unwrap();
         }
     }
 }
@@ -66,7 +66,7 @@ fn start(folder: &Path, arguments: &[&str]) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-fn whole(folder: &Path, more: &[&str]) -> serde_json::Value {
+fn uninterrupted(folder: &Path, more: &[&str]) -> serde_json::Value {
     let output =
         succeeded(train_in(folder, TINY, &[&LONG[..], &["--json", "--out", "whole"], more].concat()));
     json(&output.stdout)["weights_hash"].clone()
@@ -75,9 +75,9 @@ fn whole(folder: &Path, more: &[&str]) -> serde_json::Value {
 #[test]
 fn a_killed_run_leaves_whole_checkpoints_and_goes_on_with_the_same_bits() {
     for ranks in ["1", "2"] {
-        let folder = Here::new();
+        let folder = TestDir::new();
         let ranks = ["--ranks", ranks];
-        let expected = whole(&folder, &ranks);
+        let expected = uninterrupted(&folder, &ranks);
         let arguments = [&LONG[..], &["--json", "--out", "broken"], &ranks].concat();
         let run = folder.join("broken");
         let (first, second) = (1 + random(50), 60 + random(50));
@@ -89,7 +89,7 @@ fn a_killed_run_leaves_whole_checkpoints_and_goes_on_with_the_same_bits() {
             assert_whole(&run);
         }
         let output = succeeded(command(&folder, &[&arguments[..], &["--resume"]].concat()).output().unwrap());
-        assert!(said(&output).contains("resumed after step"), "{}", said(&output));
+        assert!(stderr(&output).contains("resumed after step"), "{}", stderr(&output));
         assert_eq!(json(&output.stdout)["weights_hash"], expected, "killed at {first} and {second}");
     }
 }
@@ -123,13 +123,13 @@ fn killed_at(steps: &[u64], folder: &Path, arguments: &[&str]) -> Output {
 #[test]
 fn a_run_that_falls_over_is_restarted_as_often_as_it_may() {
     for ranks in ["1", "2"] {
-        let folder = Here::new();
+        let folder = TestDir::new();
         let ranks = ["--ranks", ranks];
-        let expected = whole(&folder, &ranks);
+        let expected = uninterrupted(&folder, &ranks);
         let arguments = [&LONG[..], &["--json", "--out", "broken", "--max-restarts", "2"], &ranks].concat();
         let steps = [3 + random(50), 60 + random(50)];
         let output = killed_at(&steps, &folder, &arguments);
-        let text = said(&output);
+        let text = stderr(&output);
         assert!(output.status.success(), "killed at {steps:?}: {text}");
         assert_eq!(json(&output.stdout)["weights_hash"], expected, "killed at {steps:?}");
         for restart in 1..=2 {
@@ -144,11 +144,15 @@ fn a_run_that_falls_over_is_restarted_as_often_as_it_may() {
 
 #[test]
 fn restarts_come_to_an_end_and_are_not_for_mistakes() {
-    let folder = Here::with_run_file();
+    let folder = TestDir::with_run_file();
     let arguments = [&LONG[..], &["--out", "broken", "--max-restarts", "1"]].concat();
     let output = killed_at(&[3, 20], &folder, &arguments);
-    assert_eq!(output.status.code(), Some(128 + 9), "{}", said(&output));
-    assert!(said(&output).ends_with("killed by signal 9; no restart is left of 1\n"), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(128 + 9), "{}", stderr(&output));
+    assert!(
+        stderr(&output).ends_with("killed by signal 9; no restart is left of 1\n"),
+        "{}",
+        stderr(&output)
+    );
 
     let text = refused(train_in(&folder, "nonsense", &["--max-restarts", "3"]), &[]);
     assert_eq!(text.lines().count(), 1, "{text}");
@@ -158,8 +162,8 @@ fn restarts_come_to_an_end_and_are_not_for_mistakes() {
         TINY,
         &[&diverging[..], &["--set", "train.steps=30", "--max-restarts", "3"]].concat(),
     );
-    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
-    assert!(!said(&output).contains("restart"), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("restart"), "{}", stderr(&output));
     let mut launched = command(&folder, &["--max-restarts", "3"]);
     let text = refused(
         launched.env("OMPI_COMM_WORLD_SIZE", "2").env("OMPI_COMM_WORLD_RANK", "0").output().unwrap(),
@@ -172,15 +176,15 @@ fn restarts_come_to_an_end_and_are_not_for_mistakes() {
 
 #[test]
 fn a_stop_reaches_the_run_through_the_process_that_restarts_it() {
-    let folder = Here::with_run_file();
+    let folder = TestDir::with_run_file();
     let arguments =
         [&LONG[..], &["--out", "broken", "--max-restarts", "1"], &["--set", "train.steps=100000"]];
     let child = start(&folder, &arguments.concat());
     wait_for_step(&folder.join("broken"), 2);
     kill("-INT", child.id());
     let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130), "{}", said(&output));
-    assert!(said(&output).contains("interrupted and saved"), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    assert!(stderr(&output).contains("interrupted and saved"), "{}", stderr(&output));
 
     // Where the one that waits is killed, the run does not go on alone.
     let mut child = start(&folder, &[&arguments.concat()[..], &["--resume"]].concat());
@@ -197,23 +201,23 @@ fn a_stop_reaches_the_run_through_the_process_that_restarts_it() {
 /// Killed before its first checkpoint, a run that started from other weights starts from them again.
 #[test]
 fn a_run_that_is_restarted_before_its_first_checkpoint_has_the_weights_it_started_from() {
-    let at = &Here::new();
-    whole(at, &[]);
+    let at = &TestDir::new();
+    uninterrupted(at, &[]);
     let from =
         [&LONG[..], &["--set", "checkpoint.every=1000", "--from", "whole", "--json", "--out"]].concat();
     let expected = succeeded(train_in(at, TINY, &[&from[..], &["tuned"]].concat()));
     let output = succeeded(killed_at(&[3], at, &[&from[..], &["broken", "--max-restarts", "1"]].concat()));
-    assert!(said(&output).contains("note: the run starts from the weights of "), "{}", said(&output));
+    assert!(stderr(&output).contains("note: the run starts from the weights of "), "{}", stderr(&output));
     assert_eq!(json(&output.stdout)["weights_hash"], json(&expected.stdout)["weights_hash"]);
 }
 
 /// One that is killed before the run has asked to be told of it leaves no run behind, which nobody would wait for.
 #[test]
 fn a_run_whose_starter_has_ended_before_it_does_not_begin() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let nobody = (i32::MAX - 1).to_string();
     let output = train_in(&folder, TINY, &["--supervised", &nobody, "--out", "run"]);
-    assert_eq!(output.status.code(), Some(130), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
     assert!(!folder.join("run").exists());
     let own = std::process::id().to_string();
     fs::create_dir(folder.join("run")).unwrap();
@@ -225,14 +229,14 @@ fn a_run_whose_starter_has_ended_before_it_does_not_begin() {
 #[test]
 fn a_run_ends_although_a_rank_hangs() {
     for (restarts, said_last) in [("0", "another 1.0 s\n"), ("1", "no restart is left of 1\n")] {
-        let folder = Here::new();
+        let folder = TestDir::new();
         let metrics = folder.join("broken/metrics.jsonl");
         fs::create_dir(folder.join("broken")).unwrap();
         let Some(_lease) = Lease::on(&metrics) else { return };
         let arguments = ["--ranks", "2", "--out", "broken", "--max-restarts", restarts];
         let limit = ["--set", "parallel.timeout_s=1"];
         let output = train_in(&folder, TINY, &[&arguments[..], &limit].concat());
-        let text = said(&output);
+        let text = stderr(&output);
         assert_eq!(output.status.code(), Some(3), "{text}");
         let named = text.matches("error: rank 1 failed: rank 1 waited 1.0 s for rank 0 in ").count();
         let left = text.matches("; the run ends without rank 0, not heard of for another 1.0 s").count();

@@ -10,7 +10,9 @@ use serde_json::Value;
 
 use crate::faults::kill;
 use crate::outputs::compare;
-use crate::{Here, espalier, espalier_command, json, said, says, shown, succeeded, train_in};
+use crate::{
+    TestDir, assert_contains, espalier, espalier_command, json, stderr, stdout, succeeded, train_in,
+};
 
 fn generate(folder: &Path, arguments: &[&str]) -> Output {
     espalier(folder, [&["generate"], arguments].concat())
@@ -18,7 +20,7 @@ fn generate(folder: &Path, arguments: &[&str]) -> Output {
 
 #[test]
 fn a_model_goes_on_from_a_text() {
-    let folder = Here::trained();
+    let folder = TestDir::trained();
     let asked = ["run", "12+", "--tokens", "9", "--seed", "3"];
     let output = succeeded(generate(&folder, &asked));
     let text = String::from_utf8(output.stdout.clone()).unwrap();
@@ -27,11 +29,11 @@ fn a_model_goes_on_from_a_text() {
     let written = report["text"].as_str().unwrap();
     assert_eq!(text.trim_end_matches('\n'), format!("12+{written}").trim_end_matches('\n'));
     let alone = generate(&folder, &[&asked[..], &["--no-echo"]].concat());
-    assert_eq!(shown(&alone).trim_end_matches('\n'), written.trim_end_matches('\n'));
+    assert_eq!(stdout(&alone).trim_end_matches('\n'), written.trim_end_matches('\n'));
     let mut from_input = espalier_command(&folder, ["generate", "run", "--tokens", "9", "--seed", "3"]);
     let mut child = from_input.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"12+\n").unwrap();
-    assert_eq!(shown(&child.wait_with_output().unwrap()), text, "a prompt from standard input");
+    assert_eq!(stdout(&child.wait_with_output().unwrap()), text, "a prompt from standard input");
     assert_eq!((&report["prompt_tokens"], &report["new_tokens"]), (&Value::from(3), &Value::from(9)));
     assert_eq!(report["tokens"].as_array().unwrap().len(), 9);
     assert_eq!((&report["format"], &report["end"]), (&Value::from("dense-f32"), &Value::from("length")));
@@ -51,13 +53,13 @@ fn a_model_goes_on_from_a_text() {
     compare("espalier generate --json", &[report, several]);
     let short = ["run", "12+", "--max-new-tokens", "2", "--device", "cpu", "--dtype", "bf16", "--json"];
     assert_eq!(json(&generate(&folder, &short).stdout)["format"], "dense-bf16");
-    assert!(said(&output).contains("9 new tokens"), "{}", said(&output));
+    assert!(stderr(&output).contains("9 new tokens"), "{}", stderr(&output));
 }
 
 /// The same seed, the same text; another, another. Without temperature no seed matters. On two stages and on two tensor ranks the same.
 #[test]
 fn a_text_repeats() {
-    let folder = Here::trained();
+    let folder = TestDir::trained();
     let tokens = |more: &[&str]| {
         let output =
             succeeded(generate(&folder, &[&["run", "1", "--tokens", "14", "--json"], more].concat()));
@@ -86,18 +88,21 @@ fn a_text_repeats() {
 
 #[test]
 fn a_word_and_the_context_end_a_text() {
-    let folder = Here::trained();
+    let folder = TestDir::trained();
     let report = |more: &[&str]| {
         let output = succeeded(generate(
             &folder,
             &[&["run", "1", "--json", "--temperature", "2", "--tokens", "99"], more].concat(),
         ));
-        (json(&output.stdout), said(&output))
+        (json(&output.stdout), stderr(&output))
     };
-    let (whole, text) = report(&[]);
-    assert_eq!((&whole["end"], &whole["new_tokens"]), (&Value::from("context"), &Value::from(16)));
+    let (uninterrupted, text) = report(&[]);
+    assert_eq!(
+        (&uninterrupted["end"], &uninterrupted["new_tokens"]),
+        (&Value::from("context"), &Value::from(16))
+    );
     assert!(text.contains("the context length of 16 tokens"), "{text}");
-    let written = whole["text"].as_str().unwrap();
+    let written = uninterrupted["text"].as_str().unwrap();
     let word = &written[4..6];
     let (cut, _) = report(&["--stop", word]);
     assert_eq!(cut["end"], "stop");
@@ -107,12 +112,12 @@ fn a_word_and_the_context_end_a_text() {
 /// One sentence each, and exit code 2.
 #[test]
 fn what_cannot_be_gone_on_from_is_named() {
-    let folder = Here::trained();
+    let folder = TestDir::trained();
     let refused = |arguments: &[&str]| {
         let output = generate(&folder, arguments);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", said(&output));
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
         assert!(output.stdout.is_empty());
-        said(&output).trim_end().to_owned()
+        stderr(&output).trim_end().to_owned()
     };
     assert_eq!(refused(&["run", ""]), "error: `PROMPT` is empty: a prompt of at least one token is needed");
     assert_eq!(
@@ -152,7 +157,7 @@ fn what_cannot_be_gone_on_from_is_named() {
 /// The first Ctrl-C ends a text where it is, with what was written.
 #[test]
 fn an_interrupted_text_ends_cleanly() {
-    let folder = Here::trained();
+    let folder = TestDir::trained();
     let mut command = espalier_command(&folder, ["chat", "run", "--tokens", "1000000"]);
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -171,21 +176,21 @@ fn an_interrupted_text_ends_cleanly() {
 /// Lines are answered until there are no more, or one says so; a conversation that outgrows the model goes on without its beginning.
 #[test]
 fn a_conversation_goes_on_line_by_line() {
-    let folder = Here::trained();
+    let folder = TestDir::trained();
     let chat = |lines: &str, more: &[&str]| {
         let mut command = espalier_command(&folder, [&["chat", "run", "--tokens", "3"], more].concat());
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
         let output = succeeded(child.wait_with_output().unwrap());
-        (String::from_utf8(output.stdout.clone()).unwrap(), said(&output))
+        (String::from_utf8(output.stdout.clone()).unwrap(), stderr(&output))
     };
     let (answers, notes) = chat("1+1=\n/quit\n2+2=\n", &[]);
     assert_eq!(answers.replace('\n', "").len() + answers.matches('\n').count(), answers.len());
     assert!(!answers.is_empty() && !notes.contains("longer"), "{notes}");
     // Five lines of five tokens and their answers do not fit 16.
     let (many, notes) = chat("1+1=\n2+2=\n3+3=\n4+4=\n5+5=\n", &[]);
-    says(&notes, &["longer than the context length of 16 tokens: its beginning is dropped"]);
+    assert_contains(&notes, &["longer than the context length of 16 tokens: its beginning is dropped"]);
     assert!(many.len() > answers.len());
     assert!(many.starts_with(&answers), "the first answer is the same: {answers:?} {many:?}");
     // Ranks that read no line hear it from the first.
@@ -197,7 +202,7 @@ fn a_conversation_goes_on_line_by_line() {
 /// What the bench prints follows from what it measured.
 #[test]
 fn how_fast_a_model_writes_is_measured() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let small = [
         "--device", "cpu", "--layers", "2", "--width", "64", "--heads", "2", "--vocab", "100", "--tokens",
         "4",
@@ -206,7 +211,7 @@ fn how_fast_a_model_writes_is_measured() {
         espalier_command(&folder, [&["bench", "generate", "--prompt", "6", "--json"], &small[..]].concat())
             .output()
             .unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     let report = json(&output.stdout);
     let number = |field: &str| report[field].as_f64().unwrap();
     // Products of two layers and the head in bf16, and keys and values of eight positions.
@@ -215,5 +220,5 @@ fn how_fast_a_model_writes_is_measured() {
     assert_eq!(number("cache_bytes"), f64::from(2 * 2 * 64 * 10 * 2));
     let share = number("bytes_per_token") * number("tokens_per_s") / number("bandwidth");
     assert!((number("share_of_bandwidth") / share - 1.0).abs() < 1e-9);
-    assert!(said(&output).contains("tokens/s"), "{}", said(&output));
+    assert!(stderr(&output).contains("tokens/s"), "{}", stderr(&output));
 }

@@ -6,7 +6,7 @@ use std::process::Output;
 
 use espalier_plan::RunFile;
 
-use crate::{Here, espalier, json, root, said};
+use crate::{TestDir, espalier, json, root, stderr};
 
 fn runs() -> PathBuf {
     root().join("runs")
@@ -25,21 +25,21 @@ fn hash(bytes: &[u8]) -> u64 {
 
 #[test]
 fn it_works_elsewhere_or_says_what_is_missing() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let files = ["hello.toml", "hello-tokenizer.json", "hello.txt"];
     for (i, name) in files.iter().enumerate() {
         fs::copy(runs().join(name), folder.join(name)).unwrap();
         let output = dry_run(&folder);
         if i + 1 == files.len() {
-            assert!(output.status.success(), "{}", said(&output));
+            assert!(output.status.success(), "{}", stderr(&output));
             assert!(json(&output.stdout)["parameters"].as_u64().unwrap() > 500_000);
             continue;
         }
-        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
         let missing = files[i + 1..]
             .iter()
-            .any(|name| said(&output).contains(&format!("{} is not there", folder.join(name).display())));
-        assert!(missing && said(&output).lines().count() == 1, "{}", said(&output));
+            .any(|name| stderr(&output).contains(&format!("{} is not there", folder.join(name).display())));
+        assert!(missing && stderr(&output).lines().count() == 1, "{}", stderr(&output));
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::{Here, TINY, command, json, said, succeeded, train_in};
+use crate::{TINY, TestDir, command, json, stderr, succeeded, train_in};
 
 /// The last step of which a checkpoint is there.
 fn last_step(folder: &Path) -> Option<u64> {
@@ -15,7 +15,7 @@ fn last_step(folder: &Path) -> Option<u64> {
 
 #[test]
 fn whenever_a_run_is_killed_its_checkpoints_are_whole() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let checkpoints = folder.join("out/checkpoints");
     fs::write(folder.join("run.toml"), TINY).unwrap();
     let settings = ["parallel.zero=true", "checkpoint.every=1", "train.steps=100000", "train.eval_samples=0"];
@@ -31,7 +31,7 @@ fn whenever_a_run_is_killed_its_checkpoints_are_whole() {
             command(&folder, &arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         while last_step(&checkpoints).is_none_or(|step| step <= reached) {
             if run.try_wait().unwrap().is_some() {
-                panic!("it goes on until it is killed: {}", said(&run.wait_with_output().unwrap()));
+                panic!("it goes on until it is killed: {}", stderr(&run.wait_with_output().unwrap()));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -39,7 +39,7 @@ fn whenever_a_run_is_killed_its_checkpoints_are_whole() {
         std::thread::sleep(Duration::from_micros(3700 * kill as u64));
         run.kill().unwrap();
         let output = run.wait_with_output().unwrap();
-        assert!(!said(&output).contains("the one before it is used"), "{}", said(&output));
+        assert!(!stderr(&output).contains("the one before it is used"), "{}", stderr(&output));
         reached = last_step(&checkpoints).unwrap();
     }
     let end = format!("train.steps={}", reached + 2);
@@ -48,7 +48,7 @@ fn whenever_a_run_is_killed_its_checkpoints_are_whole() {
         TINY,
         &["--out", "out", "--resume", "--json", "--set", &end, "--set", "checkpoint.every=1"],
     ));
-    assert!(said(&output).contains(&format!("resumed after step {reached}")), "{}", said(&output));
+    assert!(stderr(&output).contains(&format!("resumed after step {reached}")), "{}", stderr(&output));
     assert_eq!(json(&output.stdout)["steps"], reached + 2);
     let left: Vec<_> = fs::read_dir(&checkpoints).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(

@@ -6,7 +6,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::{Here, answer, espalier, said};
+use crate::{TestDir, espalier, json_of, stderr};
 
 /// What all of them train.
 const RUN: &str = r#"
@@ -35,8 +35,8 @@ fn study(folder: &Path, kind: &str, rest: &str, arguments: &[&str]) -> Output {
 
 /// What a study prints, the first time and again: it runs nothing twice.
 fn twice(kind: &str, rest: &str) -> Value {
-    let folder = Here::new();
-    let go = || answer(study(&folder, kind, rest, &["--json"]));
+    let folder = TestDir::new();
+    let go = || json_of(study(&folder, kind, rest, &["--json"]));
     let found = go();
     let outcomes = fs::read_to_string(folder.join("out/small/outcomes.jsonl")).unwrap();
     assert_eq!(go(), found);
@@ -87,13 +87,13 @@ fn branches_say_a_critical_batch() {
 /// In a study of steps-to-result, beside the cells.
 #[test]
 fn the_best_trials_of_a_search_are_looked_at_where_asked() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let run = RUN.replace("peak = 0.01", "");
     let rest = "[run.prune]\nmethod = \"snip\"\n[cells]\nbatches = [16]\nsparsities = [0, 0.5]\n[goal]\nerror = 0.88\n\
                 [search]\ntrials = 2\nsteps = 64\neval_every = 4\n[search.ranges]\n\
                 learning_rate.peak = { log = [0.005, 0.02] }\n[smoothness]\nevery = 2\nsamples = 100";
     fs::write(folder.join("study.toml"), run + rest).unwrap();
-    let found = answer(espalier(&folder, ["study", "study.toml", "--json"]));
+    let found = json_of(espalier(&folder, ["study", "study.toml", "--json"]));
     let smoothness = found["smoothness"].as_array().unwrap();
     assert_eq!(smoothness.len(), 2, "{found}");
     assert!(smoothness.iter().all(|one| one["mean"].as_f64().unwrap() > 0.0), "{found}");
@@ -104,7 +104,7 @@ fn the_best_trials_of_a_search_are_looked_at_where_asked() {
 
 #[test]
 fn what_is_wrong_with_them_is_said_in_one_sentence() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let branch = "[run.train]\nbatch = 4\nsteps = 20\n[branch]\nat = [10]\nfactors = [1, 4]\nsamples = 64";
     let cases: [(&str, &[&str], &str); 7] = [
         ("critical-bach", &[], "did you mean `critical-batch`?"),
@@ -125,7 +125,7 @@ fn what_is_wrong_with_them_is_said_in_one_sentence() {
     ];
     for (kind, arguments, expected) in cases {
         let output = study(&folder, kind, branch, arguments);
-        let text = said(&output);
+        let text = stderr(&output);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
         let last = text.lines().last().unwrap();
         assert!(last.starts_with("error: ") && last.contains(expected), "{arguments:?}: {text}");

@@ -1,16 +1,16 @@
 //! `espalier train` under a launcher's variables: never several copies of rank 0, and one sentence where ranks cannot be
 //! joined. What happens where they can is in `mpi`.
 
-use crate::{Here, TINY, command, said};
+use crate::{TINY, TestDir, command, stderr};
 
 /// Runs with a launcher's variables and returns the exit code and what was said.
 fn launched(variables: &[(&str, &str)], arguments: &[&str]) -> (Option<i32>, String) {
-    let folder = Here::new();
+    let folder = TestDir::new();
     std::fs::write(folder.join("run.toml"), TINY).unwrap();
     let output = command(&folder, arguments).envs(variables.iter().copied()).output().unwrap();
     let left: Vec<_> = std::fs::read_dir(&folder).unwrap().collect();
     assert!(left.len() == 1 || output.status.success(), "nothing is left behind: {left:?}");
-    (output.status.code(), said(&output))
+    (output.status.code(), stderr(&output))
 }
 
 #[cfg(not(feature = "mpi"))]

@@ -30,10 +30,10 @@ impl Lease {
             skipped(Need::Python, "there is no python3 to take a lease of a file");
             return None;
         };
-        let mut said = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        let mut stderr = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut stderr).unwrap();
         let lease = Lease(child);
-        if said != "taken\n" {
+        if stderr != "taken\n" {
             skipped(Need::Python, "no lease of a file can be taken here");
             return None;
         }

@@ -69,31 +69,31 @@ pub const TINY: &str = r#"
 "#;
 
 /// A folder of its own, which goes with the test.
-pub struct Here(tempfile::TempDir);
+pub struct TestDir(tempfile::TempDir);
 
-impl Here {
+impl TestDir {
     /// With nothing in it.
     #[expect(clippy::new_without_default, reason = "a folder on the disk is no default")]
-    pub fn new() -> Here {
-        Here(tempfile::tempdir().unwrap())
+    pub fn new() -> TestDir {
+        TestDir(tempfile::tempdir().unwrap())
     }
 
     /// With `run.toml`.
-    pub fn with_run_file() -> Here {
-        let folder = Here::new();
+    pub fn with_run_file() -> TestDir {
+        let folder = TestDir::new();
         fs::write(folder.join("run.toml"), TINY).unwrap();
         folder
     }
 
     /// With a run of four steps in `run`.
-    pub fn trained() -> Here {
-        let folder = Here::new();
+    pub fn trained() -> TestDir {
+        let folder = TestDir::new();
         succeeded(train_in(&folder, TINY, &["--out", "run"]));
         folder
     }
 }
 
-impl Deref for Here {
+impl Deref for TestDir {
     type Target = Path;
 
     fn deref(&self) -> &Path {
@@ -101,7 +101,7 @@ impl Deref for Here {
     }
 }
 
-impl AsRef<Path> for Here {
+impl AsRef<Path> for TestDir {
     fn as_ref(&self) -> &Path {
         self
     }
@@ -137,34 +137,34 @@ pub fn command(folder: &Path, arguments: &[&str]) -> Command {
 
 /// What `espalier doctor --json` finds.
 pub fn doctor() -> Value {
-    answer(espalier(Path::new("."), ["doctor", "--json"]))
+    json_of(espalier(Path::new("."), ["doctor", "--json"]))
 }
 
 /// What has succeeded.
 #[track_caller]
 pub fn succeeded(output: Output) -> Output {
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     output
 }
 
 /// The JSON of what has succeeded.
 #[track_caller]
-pub fn answer(output: Output) -> Value {
+pub fn json_of(output: Output) -> Value {
     json(&succeeded(output).stdout)
 }
 
 /// What was said by what has found a mistake in its input; all of these are in it.
 #[track_caller]
 pub fn refused(output: Output, words: &[&str]) -> String {
-    let text = said(&output);
+    let text = stderr(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
-    says(&text, words);
+    assert_contains(&text, words);
     text
 }
 
 /// All of these are in a text.
 #[track_caller]
-pub fn says(text: &str, words: &[&str]) {
+pub fn assert_contains(text: &str, words: &[&str]) {
     for word in words {
         assert!(text.contains(word), "`{word}` is missing: {text}");
     }
@@ -178,12 +178,12 @@ pub fn json(stdout: &[u8]) -> Value {
 }
 
 /// Standard error as text.
-pub fn said(output: &Output) -> String {
+pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// Standard output as text.
-pub fn shown(output: &Output) -> String {
+pub fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Output;
 
-use crate::{Here, TINY, espalier, json, said, succeeded, train_in};
+use crate::{TINY, TestDir, espalier, json, stderr, succeeded, train_in};
 
 fn measure(folder: &Path, arguments: &[&str]) -> Output {
     espalier(folder, [&["measure"], arguments].concat())
@@ -11,7 +11,7 @@ fn measure(folder: &Path, arguments: &[&str]) -> Output {
 
 #[test]
 fn a_checkpoint_has_a_sharpness_an_eigenvalue_a_spectrum_and_a_critical_batch() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     let pruned =
         ["--set", "prune.method=magnitude", "--set", "prune.sparsity=0.5", "--set", "train.steps=20"];
     succeeded(train_in(at, TINY, &[&["--out", "thin"], &pruned[..]].concat()));
@@ -30,10 +30,10 @@ fn a_checkpoint_has_a_sharpness_an_eigenvalue_a_spectrum_and_a_critical_batch() 
     assert_eq!(number("/dimension") as u64, all - 1536);
     assert!(usual["spectrum"].is_null());
     assert_eq!(
-        said(&output).lines().filter(|line| line.starts_with("sharpness")).count(),
+        stderr(&output).lines().filter(|line| line.starts_with("sharpness")).count(),
         1,
         "{}",
-        said(&output)
+        stderr(&output)
     );
 
     let output = measure(at, &["thin", "--samples", "32", "--spectrum", "--json"]);
@@ -45,7 +45,7 @@ fn a_checkpoint_has_a_sharpness_an_eigenvalue_a_spectrum_and_a_critical_batch() 
 
 #[test]
 fn what_cannot_be_measured_is_said_in_one_sentence() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     succeeded(train_in(at, TINY, &["--out", "dense"]));
     let cases: [(&[&str], &str); 7] = [
         (&["nowhere"], "nowhere: there is no such folder"),
@@ -61,7 +61,7 @@ fn what_cannot_be_measured_is_said_in_one_sentence() {
     ];
     for (arguments, expected) in cases {
         let output = measure(at, arguments);
-        let text = said(&output);
+        let text = stderr(&output);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
         let last = text.lines().last().unwrap();
         assert!(last.starts_with("error: ") && last.contains(expected), "{arguments:?}: {text}");

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use espalier_plan::RunFile;
 
 use crate::outputs::compare;
-use crate::{Here, TINY, answer, espalier, json, refused, said, says, succeeded, train_in};
+use crate::{TINY, TestDir, assert_contains, espalier, json, json_of, refused, stderr, succeeded, train_in};
 
 /// A tiny GPT-2 as transformers saves it.
 fn gpt2() -> PathBuf {
@@ -31,9 +31,9 @@ const AUTO: &str = r#"
 
 #[test]
 fn a_model_of_hugging_faces_is_trained_on_and_goes_back() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     let from = gpt2().display().to_string();
-    let summary = answer(train_in(at, AUTO, &["--from", &from, "--out", "run", "--json"]));
+    let summary = json_of(train_in(at, AUTO, &["--from", &from, "--out", "run", "--json"]));
     // Two layers of width 16, 40 tokens and the 8 positions that are asked for.
     assert_eq!(summary["parameters"], 40 * 16 + 8 * 16 + 2 * (12 * 256 + 13 * 16) + 32);
     succeeded(train_in(at, AUTO, &["--from", &from, "--out", "dry", "--dry-run", "--json"]));
@@ -42,17 +42,17 @@ fn a_model_of_hugging_faces_is_trained_on_and_goes_back() {
         succeeded(train_in(at, AUTO, &["--out", "run", "--resume", "--set", "train.steps=3", "--json"]));
     let hash = &json(&output.stdout)["weights_hash"];
 
-    let written = answer(espalier(at, ["export", "run", "-o", "hf", "--shards", "9kB", "--json"]));
+    let written = json_of(espalier(at, ["export", "run", "-o", "hf", "--shards", "9kB", "--json"]));
     assert!(written["files"].as_array().unwrap().len() > 1 && written["config"] == true, "{written}");
     compare("espalier export --json", &[written]);
     let zero = ["--from", "hf", "--set", "train.steps=0", "--out", "again", "--json"];
-    assert_eq!(&answer(train_in(at, AUTO, &zero))["weights_hash"], hash);
+    assert_eq!(&json_of(train_in(at, AUTO, &zero))["weights_hash"], hash);
 }
 
 /// The run file of docs/models.md, in small: steps that suit trained weights, and nothing to say again where the run goes on.
 #[test]
 fn the_recipe_for_fine_tuning_is_whole() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     let page = include_str!("../../../../docs/models.md");
     let mut recipe = page.split("```").nth(1).unwrap().strip_prefix("toml\n").unwrap().to_owned();
     let small = [
@@ -72,7 +72,7 @@ fn the_recipe_for_fine_tuning_is_whole() {
     let text = fs::read_to_string(at.join("tune/run.toml")).unwrap();
     let rate = RunFile::parse(&text, &[]).unwrap().learning_rate;
     assert!(rate.peak <= 1e-4 && rate.warmup > 0, "{rate:?}");
-    let summary = answer(train_in(at, &recipe, &["-o", "tune", "--resume", "--json"]));
+    let summary = json_of(train_in(at, &recipe, &["-o", "tune", "--resume", "--json"]));
     assert_eq!(summary["steps"], 12);
     assert!(summary["sparsity"].as_f64().unwrap() > 0.7, "{}", summary["sparsity"]);
 }
@@ -80,7 +80,7 @@ fn the_recipe_for_fine_tuning_is_whole() {
 /// What is not there is said to be not there, and nothing is asked of the network.
 #[test]
 fn a_folder_that_is_not_there_is_named() {
-    let folder = Here::with_run_file();
+    let folder = TestDir::with_run_file();
     let commands: [&[&str]; 8] = [
         &["train", "run.toml", "--from", "gpt2"],
         &["train", "run.toml", "--from", "gpt2", "--dry-run"],
@@ -93,18 +93,18 @@ fn a_folder_that_is_not_there_is_named() {
     ];
     for command in commands {
         let output = espalier(&folder, command);
-        assert_eq!(output.status.code(), Some(2), "{command:?}: {}", said(&output));
-        let last = said(&output).lines().last().unwrap_or_default().to_owned();
+        assert_eq!(output.status.code(), Some(2), "{command:?}: {}", stderr(&output));
+        let last = stderr(&output).lines().last().unwrap_or_default().to_owned();
         assert!(last.starts_with("error: gpt2: there is no such folder"), "{command:?}: {last}");
     }
 }
 
 #[test]
 fn a_trained_model_is_judged_by_any_data_on_any_layout() {
-    let at = &Here::new();
-    let trained = answer(train_in(at, TINY, &["--out", "run", "--json"]));
+    let at = &TestDir::new();
+    let trained = json_of(train_in(at, TINY, &["--out", "run", "--json"]));
     fs::write(at.join("sums.txt"), "1+2=3\n".repeat(50)).unwrap();
-    let eval = |more: &[&str]| answer(espalier(at, [&["eval", "run", "--json"], more].concat()));
+    let eval = |more: &[&str]| json_of(espalier(at, [&["eval", "run", "--json"], more].concat()));
     let own = eval(&["--samples", "8"]);
     let difference = own["loss"].as_f64().unwrap() - trained["validation"]["loss"].as_f64().unwrap();
     assert!(difference.abs() < 1e-6, "{own} and {}", trained["validation"]);
@@ -118,20 +118,20 @@ fn a_trained_model_is_judged_by_any_data_on_any_layout() {
 /// In one shot, of weights that another program wrote; then trained on, and back to them as a dense folder with zeros.
 #[test]
 fn a_model_of_hugging_faces_is_pruned() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     let from = gpt2().display().to_string();
     let prune = ["prune", &from, "--method", "magnitude", "--sparsity", "0.75", "-o", "thin", "--json"];
     let data = ["--set", "data.kind=arithmetic", "--set", "data.count=200", "--set", "train.batch=4"];
-    let pruned = answer(espalier(at, [&prune[..], &data].concat()));
+    let pruned = json_of(espalier(at, [&prune[..], &data].concat()));
     assert_eq!((pruned["sparsity"].as_f64(), pruned["steps"].as_u64()), (Some(0.75), Some(0)));
     let run_file = fs::read_to_string(at.join("thin/run.toml")).unwrap();
     let resume =
         ["--out", "thin", "--resume", "--json", "--set", "train.steps=2", "--set", "device.kind=cpu"];
-    assert_eq!(answer(train_in(at, &run_file, &resume))["sparsity"], 0.75);
+    assert_eq!(json_of(train_in(at, &run_file, &resume))["sparsity"], 0.75);
     succeeded(espalier(at, ["export", "thin", "-o", "back"]));
     // The folder is one of theirs again, and pruned on from there it is where it was.
     let again = ["prune", "back", "--method", "magnitude", "--sparsity", "0.75", "-o", "again", "--json"];
-    assert_eq!(answer(espalier(at, [&again[..], &data].concat()))["kept"], pruned["kept"]);
+    assert_eq!(json_of(espalier(at, [&again[..], &data].concat()))["kept"], pruned["kept"]);
     // What it is trained on must be said.
     refused(
         espalier(at, ["prune", &from, "--method", "magnitude", "-o", "x"]),
@@ -143,7 +143,7 @@ fn a_model_of_hugging_faces_is_pruned() {
 /// What a run began from may go: its checkpoints have the tokenizer, though it was in two files.
 #[test]
 fn a_run_outlives_the_folder_that_it_began_from() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     fs::create_dir(at.join("theirs")).unwrap();
     for file in ["config.json", "model.safetensors"] {
         fs::copy(gpt2().join(file), at.join("theirs").join(file)).unwrap();
@@ -157,20 +157,20 @@ fn a_run_outlives_the_folder_that_it_began_from() {
     succeeded(train_in(at, &text, &["--from", "theirs", "--out", "run"]));
     let before = succeeded(espalier(at, ["eval", "run", "--json"]));
     fs::remove_dir_all(at.join("theirs")).unwrap();
-    assert_eq!(answer(espalier(at, ["eval", "run", "--json"])), json(&before.stdout));
+    assert_eq!(json_of(espalier(at, ["eval", "run", "--json"])), json(&before.stdout));
     let output =
         succeeded(train_in(at, &text, &["--out", "run", "--resume", "--set", "train.steps=3", "--json"]));
     assert_eq!(json(&output.stdout)["steps"], 3);
     // Text that was written anew is not what was held out.
     fs::write(at.join("words.txt"), "the dog and the cat ".repeat(40)).unwrap();
     let other = espalier(at, ["eval", "run", "--json"]);
-    assert!(said(&other).contains("warning: the data files have changed: "), "{}", said(&other));
+    assert!(stderr(&other).contains("warning: the data files have changed: "), "{}", stderr(&other));
 }
 
 /// A NaN among the weights is no empty text and no folder with a NaN: the run diverged, and the exit code says so.
 #[test]
 fn weights_that_are_no_numbers_end_as_a_diverged_run_does() {
-    let at = &Here::trained();
+    let at = &TestDir::trained();
     fs::create_dir(at.join("broken")).unwrap();
     for entry in fs::read_dir(at.join("run/checkpoints/step-000004")).unwrap() {
         let path = entry.unwrap().path();
@@ -185,8 +185,8 @@ fn weights_that_are_no_numbers_end_as_a_diverged_run_does() {
     fs::write(at.join("broken/model.safetensors"), bytes).unwrap();
     for arguments in [&["generate", "broken", "1+1="][..], &["export", "broken", "-o", "hf"]] {
         let output = espalier(at, arguments);
-        assert_eq!(output.status.code(), Some(4), "{arguments:?}: {}", said(&output));
-        says(&said(&output), &["has a NaN or an infinity: what trained it diverged"]);
+        assert_eq!(output.status.code(), Some(4), "{arguments:?}: {}", stderr(&output));
+        assert_contains(&stderr(&output), &["has a NaN or an infinity: what trained it diverged"]);
         assert!(output.stdout.is_empty() && !at.join("hf").exists());
     }
 }
@@ -194,7 +194,7 @@ fn weights_that_are_no_numbers_end_as_a_diverged_run_does() {
 /// Each gets one sentence, names what is wrong, and leaves nothing behind.
 #[test]
 fn what_cannot_be_done_is_said() {
-    let at = &Here::trained();
+    let at = &TestDir::trained();
     fs::write(at.join("words.txt"), "these are no sums\n".repeat(9)).unwrap();
     let from = gpt2().display().to_string();
     for (arguments, sentence) in [
@@ -220,9 +220,9 @@ fn what_cannot_be_done_is_said() {
     ] {
         fs::write(at.join("auto.toml"), AUTO).unwrap();
         let output = espalier(at, arguments);
-        let said = said(&output);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
-        assert!(said.contains(sentence), "{arguments:?}: {said}");
+        let stderr = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(sentence), "{arguments:?}: {stderr}");
     }
     assert!(!at.join("hf").exists() && !at.join("out").exists());
 }

@@ -13,7 +13,7 @@ use espalier_testing::{Need, skipped};
 use serde_json::Value;
 
 use crate::faults::{LONG, assert_whole, kill, random, wait_for_step};
-use crate::{Here, answer, command, json, pipeline, said, succeeded};
+use crate::{TestDir, command, json, json_of, pipeline, stderr, succeeded};
 
 /// A small GPT.
 const GPT: &str = r#"
@@ -98,7 +98,7 @@ pub fn mpi_command(ranks: usize, folder: &Path, arguments: &[&str]) -> Option<Co
 
 /// The losses of all steps, and the summary.
 fn trained(folder: &Path, out: &str, output: &Output) -> (Vec<f64>, Value) {
-    assert!(output.status.success(), "{out}: {}", said(output));
+    assert!(output.status.success(), "{out}: {}", stderr(output));
     let metrics = fs::read_to_string(folder.join(out).join("metrics.jsonl")).unwrap();
     let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     (lines.filter_map(|line| line["loss"].as_f64()).collect(), json(&output.stdout))
@@ -107,7 +107,7 @@ fn trained(folder: &Path, out: &str, output: &Output) -> (Vec<f64>, Value) {
 /// Over 40 steps with AdamW (100 in the long form), dense and with nine weights of ten gone: losses within 1e-6 of those of one rank, and weights
 /// with the very bits that threads give, since both add up in the order of ranks.
 fn processes_train_as_threads_and_as_one_rank(run_file: &str, learns: bool) {
-    let folder = Here::new();
+    let folder = TestDir::new();
     fs::write(folder.join("run.toml"), run_file).unwrap();
     let pruned = ["--set", "prune.method=magnitude", "--set", "prune.sparsity=0.9"];
     let steps = if espalier_testing::long() { 100 } else { 40 };
@@ -138,7 +138,7 @@ fn processes_train_as_threads_and_as_one_rank(run_file: &str, learns: bool) {
 /// Each process has a log of its own, and is named in all of it.
 #[test]
 fn each_process_logs_under_its_rank() {
-    let folder = Here::with_run_file();
+    let folder = TestDir::with_run_file();
     let arguments = ["--out", "a", "--log", "debug", "--log-file", "a.log"];
     let Some(mut launched) = mpi_command(2, &folder, &arguments) else { return };
     succeeded(launched.output().unwrap());
@@ -168,7 +168,7 @@ fn a_resnet_learns_the_same_in_processes() {
 /// Every schedule of `runs/pipeline.toml`, two stages as two processes: the bits of two threads.
 #[test]
 fn every_schedule_runs_in_processes() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     for schedule in pipeline::ALL {
         let run = |mut command: Command, out: &str| {
             command.args(pipeline::small(schedule)).args(["--json", "--out", out]);
@@ -206,7 +206,7 @@ fn cut_layers_run_in_processes() {
         "learning_rate.warmup=1",
     ];
     const TILES: &[&str] = &["parallel.tensor=1", "parallel.spatial=2"];
-    let folder = Here::new();
+    let folder = TestDir::new();
     for (name, settings, others) in [
         ("tensor", TEXT, &[][..]),
         ("spatial", IMAGES, &[]),
@@ -234,11 +234,11 @@ fn cut_layers_run_in_processes() {
 
 #[test]
 fn rank_0_speaks_and_writes() {
-    let folder = Here::with_run_file();
+    let folder = TestDir::with_run_file();
     let Some(mut command) = mpi_command(4, &folder, &["--json"]) else { return };
     let output = succeeded(command.output().unwrap());
     assert_eq!(json(&output.stdout)["run"], "out/run");
-    let text = said(&output);
+    let text = stderr(&output);
     assert!(text.contains("batch 4 over 4 data-parallel ranks (MPI)"), "{text}");
     for once in ["ranks (MPI)", "saved out/run/checkpoints/step-000004", "run folder out/run"] {
         assert_eq!(text.matches(once).count(), 1, "`{once}`: {text}");
@@ -249,31 +249,31 @@ fn rank_0_speaks_and_writes() {
     // A stop and a resume by another number of processes.
     let more = ["--out", "out/run", "--resume", "--json", "--set", "train.steps=8"];
     let output = succeeded(mpi_command(2, &folder, &more).unwrap().output().unwrap());
-    assert!(said(&output).contains("resumed after step 4"), "{}", said(&output));
+    assert!(stderr(&output).contains("resumed after step 4"), "{}", stderr(&output));
     assert_eq!(json(&output.stdout)["steps"], 8);
 }
 
 /// The user's mistakes keep their sentence and their code: what all ranks see, and what rank 0 alone sees.
 #[test]
 fn mistakes_and_divergence_read_as_on_one_rank() {
-    let folder = Here::with_run_file();
+    let folder = TestDir::with_run_file();
     let Some(mut wrong) = mpi_command(2, &folder, &["--ranks", "4"]) else { return };
     let output = wrong.output().unwrap();
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
     let sentence = "error: `parallel`: the mesh of data 4 takes 4 ranks, but 2 were started; start 4, or set `data` to 2";
-    assert!(said(&output).contains(sentence), "{}", said(&output));
+    assert!(stderr(&output).contains(sentence), "{}", stderr(&output));
     assert!(!folder.join("out").exists(), "nothing is left behind");
 
     let resume = ["--resume", "--out", "nowhere"];
     let output = mpi_command(2, &folder, &resume).unwrap().output().unwrap();
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    assert_eq!(said(&output).matches("no run here to resume").count(), 1, "{}", said(&output));
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert_eq!(stderr(&output).matches("no run here to resume").count(), 1, "{}", stderr(&output));
 
     let diverging =
         ["--set", "learning_rate.peak=1e38", "--set", "optimizer.name=sgd", "--set", "train.steps=30"];
     let output = mpi_command(2, &folder, &diverging).unwrap().output().unwrap();
-    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
-    assert_eq!(said(&output).matches("error: the run diverged").count(), 1, "{}", said(&output));
+    assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
+    assert_eq!(stderr(&output).matches("error: the run diverged").count(), 1, "{}", stderr(&output));
 }
 
 /// Marks the processes of one test.
@@ -298,7 +298,7 @@ fn marked(mark: &str) -> Vec<(u32, Option<usize>)> {
 fn struck(signal: &str, rank: usize, step: u64, folder: &Path, settings: &[&str]) -> Option<Output> {
     let moment = || wait_for_step(&folder.join("broken"), step);
     let Struck { output, launcher_hung } = struck_after(moment, signal, rank, folder, settings)?;
-    assert!(!launcher_hung, "the launcher did not end the job within {LAUNCHER:?}: {}", said(&output));
+    assert!(!launcher_hung, "the launcher did not end the job within {LAUNCHER:?}: {}", stderr(&output));
     Some(output)
 }
 
@@ -352,27 +352,27 @@ fn struck_after(
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    panic!("still there: {:?}\n{}", marked(&mark), said(&output));
+    panic!("still there: {:?}\n{}", marked(&mark), stderr(&output));
 }
 
 /// A rank that is killed ends the run, which goes on from its last checkpoint with the bits of never having been killed.
 fn goes_on_after_a_kill(layout: &[&str]) {
-    let folder = Here::with_run_file();
+    let folder = TestDir::with_run_file();
     // Four processes on few cores take long for a step.
     const FEWER: [&str; 2] = ["--set", "train.steps=48"];
     let out = |name: &'static str| [&LONG[..], &FEWER, layout, &["--json", "--out", name]].concat();
-    let Some(mut whole) = mpi_command(4, &folder, &out("whole")) else { return };
-    let whole = succeeded(whole.output().unwrap());
+    let Some(mut uninterrupted) = mpi_command(4, &folder, &out("whole")) else { return };
+    let uninterrupted = succeeded(uninterrupted.output().unwrap());
     let (rank, step) = (random(4) as usize, 1 + random(30));
     let settings = [&FEWER, layout, &["--out", "broken"]].concat();
     let output = struck("-KILL", rank, step, &folder, &settings).unwrap();
-    assert!(!output.status.success(), "rank {rank} was killed at step {step}: {}", said(&output));
-    assert!(said(&output).to_lowercase().contains("killed"), "the launcher says so: {}", said(&output));
+    assert!(!output.status.success(), "rank {rank} was killed at step {step}: {}", stderr(&output));
+    assert!(stderr(&output).to_lowercase().contains("killed"), "the launcher says so: {}", stderr(&output));
     assert_whole(&folder.join("broken"));
     let resume = [&out("broken")[..], &["--resume"]].concat();
     assert_eq!(
-        answer(mpi_command(4, &folder, &resume).unwrap().output().unwrap())["weights_hash"],
-        json(&whole.stdout)["weights_hash"],
+        json_of(mpi_command(4, &folder, &resume).unwrap().output().unwrap())["weights_hash"],
+        json(&uninterrupted.stdout)["weights_hash"],
         "rank {rank} was killed at step {step}"
     );
 }
@@ -392,12 +392,12 @@ const STAGES: [&str; 4] = ["--set", "parallel.pipeline=2", "--set", "train.micro
 
 /// A rank that no longer answers, as one whose machine is gone: the launcher notices nothing, the time limit does.
 fn is_named_when_the_time_limit_is_over(layout: &[&str]) {
-    let folder = Here::with_run_file();
+    let folder = TestDir::with_run_file();
     let settings = ["--out", "broken", "--set", "parallel.timeout_s=2", "--set", "train.steps=100000"];
     let settings = [layout, &settings].concat();
     let Some(output) = struck("-STOP", 2, 5, &folder, &settings) else { return };
-    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
-    let text = said(&output);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    let text = stderr(&output);
     // `error: rank 1 waited 2.1 s for ranks 0 and 2 in ...`: who waits for the one that hangs may be missing too, to a third. How long
     // it took to notice is the machine's affair.
     let names_it = |line: &str| {
@@ -422,7 +422,7 @@ fn a_stage_that_hangs_is_named() {
 /// Before its first step a rank is waited for by MPI itself, which has no limit: in its start, and where groups are made.
 #[test]
 fn a_rank_that_stops_before_its_first_step_is_given_up() {
-    let folder = Here::with_run_file();
+    let folder = TestDir::with_run_file();
     for (run, wait) in [0, 30, 100].into_iter().enumerate() {
         let out = format!("stopped-{run}");
         let settings = ["--out", &out, "--set", "parallel.timeout_s=2", "--set", "train.steps=100000"];
@@ -431,7 +431,7 @@ fn a_rank_that_stops_before_its_first_step_is_given_up() {
         else {
             return;
         };
-        let text = said(&output);
+        let text = stderr(&output);
         // Open MPI's launcher waits without limit for a rank that is stopped while the two are being connected, also when
         // another rank has aborted the job. Then it is killed and has no exit code; what the ranks have said counts. No other
         // launcher is known to, and one that ends by itself must pass on the code of the rank that gave up.

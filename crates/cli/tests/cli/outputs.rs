@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::{Here, TINY, answer, doctor, espalier, json, said, train_in};
+use crate::{TINY, TestDir, doctor, espalier, json, json_of, stderr, train_in};
 
 const PAGE: &str = include_str!("../../../../docs/outputs.md");
 
@@ -73,7 +73,7 @@ fn metrics(run: &Path) -> Vec<Value> {
 
 #[test]
 fn the_tables_are_what_runs_write() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     let text = [
         "prune.method=early-bird",
         "prune.every=1",
@@ -85,15 +85,15 @@ fn the_tables_are_what_runs_write() {
     let text: Vec<&str> = text.iter().flat_map(|setting| ["--set", setting]).collect();
     let files = ["--json", "--out", "text", "--trace", "trace.json", "--ranks", "2"];
     let text = train_in(at, TINY, &[&files[..], &text[..]].concat());
-    assert_eq!(text.status.code(), Some(0), "{}", said(&text));
+    assert_eq!(text.status.code(), Some(0), "{}", stderr(&text));
     let images =
         "[model]\nname = \"resnet8\"\n[data]\nkind = \"shapes\"\ncount = 32\n[train]\nsteps = 1\nbatch = 4\n";
     let images = train_in(at, images, &["--json", "--out", "images"]);
-    assert_eq!(images.status.code(), Some(0), "{}", said(&images));
+    assert_eq!(images.status.code(), Some(0), "{}", stderr(&images));
     let bad = ["learning_rate.peak=1e38", "optimizer.name=sgd", "train.steps=30"];
     let bad: Vec<&str> = bad.iter().flat_map(|setting| ["--set", setting]).collect();
     let bad = train_in(at, TINY, &[&["--out", "bad"], &bad[..]].concat());
-    assert_eq!(bad.status.code(), Some(4), "{}", said(&bad));
+    assert_eq!(bad.status.code(), Some(4), "{}", stderr(&bad));
     let state = |run: &str| {
         let listed = espalier(at, ["runs", run, "--json"]);
         json(&listed.stdout)["runs"][0]["state"].clone()
@@ -124,16 +124,16 @@ fn the_tables_are_what_runs_write() {
 fn the_table_of_schedules_is_what_they_print() {
     let schedule = |name: &str| {
         let arguments = ["schedule", name, "--stages", "2", "--micro-batches", "4", "--json"];
-        answer(espalier(Path::new("."), arguments))
+        json_of(espalier(Path::new("."), arguments))
     };
     compare("espalier schedule --json", &[schedule("1f1b"), schedule("pipedream")]);
 }
 
 #[test]
 fn the_table_of_verifying_is_what_it_prints() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let trained = train_in(&folder, TINY, &["--out", "run", "--set", "checkpoint.every=2"]);
-    assert_eq!(trained.status.code(), Some(0), "{}", said(&trained));
+    assert_eq!(trained.status.code(), Some(0), "{}", stderr(&trained));
     fs::write(folder.join("run/checkpoints/step-000004/model.safetensors"), "").unwrap();
     let output = espalier(&folder, ["verify", "run", "--json"]);
     compare("espalier verify --json", &[json(&output.stdout)]);

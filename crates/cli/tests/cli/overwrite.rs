@@ -3,11 +3,11 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use crate::{Here, TINY, espalier, said};
+use crate::{TINY, TestDir, espalier, stderr};
 
 #[test]
 fn files_of_others_are_not_written_over() {
-    let at = &Here::with_run_file();
+    let at = &TestDir::with_run_file();
     let plan = "plan run.toml --cluster this-machine";
     let commands = [
         (format!("{plan} --gpus 2 --apply"), "two.toml", "run file of `espalier plan --apply`"),
@@ -24,20 +24,20 @@ fn files_of_others_are_not_written_over() {
         let (command, file) = (format!("{command} {name}"), at.join(name));
         fs::write(&file, icon).unwrap();
         let refused = espalier(at, command.split(' '));
-        assert_eq!(refused.status.code(), Some(2), "{command}: {}", said(&refused));
+        assert_eq!(refused.status.code(), Some(2), "{command}: {}", stderr(&refused));
         let expected = format!("error: {name}: a file is here that is no {what}: choose another name, or ");
         // A benchmark may have warned before.
-        let last = said(&refused).lines().last().unwrap_or_default().to_owned();
+        let last = stderr(&refused).lines().last().unwrap_or_default().to_owned();
         assert!(last.starts_with(&expected), "{command}: {last}");
         assert_eq!(fs::read_to_string(&file).unwrap(), icon, "{command}");
 
         let before = fs::metadata(&file).unwrap().ino();
         let forced = espalier(at, format!("{command} --force").split(' '));
-        assert!(forced.status.success(), "{command}: {}", said(&forced));
+        assert!(forced.status.success(), "{command}: {}", stderr(&forced));
         assert_ne!(fs::metadata(&file).unwrap().ino(), before, "{command}: it was put in its place at once");
         // What is ours is written anew without a word.
         let again = espalier(at, command.split(' '));
-        assert!(again.status.success(), "{command}: {}", said(&again));
+        assert!(again.status.success(), "{command}: {}", stderr(&again));
     }
     let left: Vec<_> = fs::read_dir(at).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left.len(), 5, "nothing half-written is left: {left:?}");
@@ -46,15 +46,15 @@ fn files_of_others_are_not_written_over() {
 /// By whatever name, and although it could be one that was written here.
 #[test]
 fn the_run_file_itself_is_not_written_over() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     let text = format!("# gpt by `espalier plan`: by hand since\n{TINY}");
     fs::write(at.join("run.toml"), &text).unwrap();
     std::os::unix::fs::symlink("run.toml", at.join("link.toml")).unwrap();
     for name in ["run.toml", "./run.toml", "link.toml"] {
         let refused =
             espalier(at, format!("plan run.toml --cluster this-machine --gpus 2 --apply {name}").split(' '));
-        assert_eq!(refused.status.code(), Some(2), "{name}: {}", said(&refused));
-        assert!(said(&refused).contains("it is the run file that is planned for"), "{}", said(&refused));
+        assert_eq!(refused.status.code(), Some(2), "{name}: {}", stderr(&refused));
+        assert!(stderr(&refused).contains("it is the run file that is planned for"), "{}", stderr(&refused));
         assert_eq!(fs::read_to_string(at.join("run.toml")).unwrap(), text);
     }
 }

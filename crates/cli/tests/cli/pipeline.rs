@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use espalier_train::Summary;
+use espalier_train::RunSummary;
 use espalier_train::run::trace::TraceFile;
 use serde_json::Value;
 
-use crate::{Here, answer, espalier, json, refused, said};
+use crate::{TestDir, espalier, json, json_of, refused, stderr};
 
 /// All schedules.
 pub const ALL: [&str; 9] =
@@ -31,7 +31,7 @@ pub fn small(schedule: &str) -> Vec<String> {
 
 #[test]
 fn every_schedule_runs_from_the_run_file_and_writes_its_timeline() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let mut losses = Vec::new();
     for schedule in ALL {
         let trace = folder.join(format!("{schedule}.json"));
@@ -41,8 +41,8 @@ fn every_schedule_runs_from_the_run_file_and_writes_its_timeline() {
             ["--out", out.to_str().unwrap(), "--trace", trace.to_str().unwrap(), "--json"].map(String::from),
         );
         let output = espalier(Path::new("."), &arguments);
-        assert!(output.status.success(), "{schedule}: {}", said(&output));
-        let summary: Summary = serde_json::from_value(json(&output.stdout)).unwrap();
+        assert!(output.status.success(), "{schedule}: {}", stderr(&output));
+        let summary: RunSummary = serde_json::from_value(json(&output.stdout)).unwrap();
         assert_eq!((summary.layout.pipeline, summary.layout.schedule.as_deref()), (2, Some(schedule)));
         assert!(summary.bytes_sent["point_to_point"] > 0, "{summary:?}");
         losses.push(summary.loss.unwrap());
@@ -64,15 +64,15 @@ fn every_schedule_runs_from_the_run_file_and_writes_its_timeline() {
 /// What one layout saves, another goes on from.
 #[test]
 fn a_pipeline_goes_on_from_the_checkpoint_of_another_layout() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let out = folder.join("run");
     let run = |more: &[&str]| {
         let mut arguments = small("1f1b");
         arguments.extend(["--out", out.to_str().unwrap(), "--json"].map(String::from));
         arguments.extend(more.iter().map(ToString::to_string));
-        answer(espalier(Path::new("."), &arguments))
+        json_of(espalier(Path::new("."), &arguments))
     };
-    let whole = run(&["--set", "train.steps=6", "--set", "learning_rate.decay_steps=6"]);
+    let uninterrupted = run(&["--set", "train.steps=6", "--set", "learning_rate.decay_steps=6"]);
     fs::remove_dir_all(&out).unwrap();
     let decay = ["--set", "learning_rate.decay_steps=6"];
     run(&[&decay[..], &["--set", "train.steps=2"]].concat());
@@ -81,14 +81,19 @@ fn a_pipeline_goes_on_from_the_checkpoint_of_another_layout() {
         ["--resume", "--set", "train.steps=6", "--set", "parallel.schedule=chimera", "--ranks", "4"];
     let last = run(&[&decay[..], &chimera].concat());
     let loss = |summary: &Value| summary["loss"].as_f64().unwrap();
-    assert!((loss(&last) / loss(&whole) - 1.0).abs() < 1e-5, "{} {}", loss(&last), loss(&whole));
+    assert!(
+        (loss(&last) / loss(&uninterrupted) - 1.0).abs() < 1e-5,
+        "{} {}",
+        loss(&last),
+        loss(&uninterrupted)
+    );
     assert_eq!(last["steps"], 6);
 }
 
 /// The order of a named schedule, written to a file and brought back, is the same run; one for other numbers is refused.
 #[test]
 fn a_schedule_of_ones_own_runs() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let espalier = |arguments: &[&str]| espalier(&folder, arguments);
     let mine = folder.join("mine.txt");
     let order = "pipeline 0 1\nmicro-batches 4\nF0 F1 B0 F2 B1 F3 B2 B3\nF0 B0 F1 B1 F2 B2 F3 B3\n";
@@ -100,7 +105,7 @@ fn a_schedule_of_ones_own_runs() {
     };
     let named = json(&run(&["--json", "--out", "named"]).stdout);
     let file = format!("parallel.schedule_file={}", mine.display());
-    let own = answer(run(&["--json", "--out", "mine", "--set", &file]));
+    let own = json_of(run(&["--json", "--out", "mine", "--set", &file]));
     assert_eq!(own["weights_hash"], named["weights_hash"]);
     // The first rank holds both ends of the model: what no named schedule has.
     let bent = "name there-and-back\npipeline 0 1 1 0\nF0.0 F1.0 F0.1 B0.1 F1.1 B1.1 B0.0 B1.0\n\
@@ -109,7 +114,7 @@ fn a_schedule_of_ones_own_runs() {
     let two = ["--json", "--set", "train.micro_batches=2", "--set"];
     let straight = json(&run(&[&two[..], &["parallel.schedule=1f1b", "--out", "straight"]].concat()).stdout);
     let file_of_bent = format!("parallel.schedule_file={}", folder.join("bent.txt").display());
-    let bent = answer(run(&[&two[..], &[&file_of_bent, "--out", "bent"]].concat()));
+    let bent = json_of(run(&[&two[..], &[&file_of_bent, "--out", "bent"]].concat()));
     assert_eq!(bent["layout"]["schedule"], "there-and-back");
     let loss = |summary: &Value| summary["loss"].as_f64().unwrap();
     assert!((loss(&bent) / loss(&straight) - 1.0).abs() < 1e-6, "{} {}", loss(&bent), loss(&straight));

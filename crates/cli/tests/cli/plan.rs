@@ -5,7 +5,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::{Here, answer, espalier, refused, root, shown, succeeded};
+use crate::{TestDir, espalier, json_of, refused, root, stdout, succeeded};
 
 const GPT3: &str = "runs/gpt3-13b.toml --cluster summit";
 
@@ -15,7 +15,7 @@ fn plan(arguments: &str) -> Output {
 }
 
 fn figures(arguments: &str) -> Value {
-    answer(plan(&format!("{arguments} --json")))
+    json_of(plan(&format!("{arguments} --json")))
 }
 
 /// Singh & Bhatele 2023, table of GPT-3 13B: the search finds the stages itself.
@@ -78,7 +78,7 @@ fn compressed_state_needs_fewer_stages_and_is_faster() {
 #[test]
 fn one_line_says_whether_it_fits() {
     let yes = plan("runs/gpt3-13b.toml --fits 80GB --gpus 1 --set train.batch=8");
-    assert!(shown(&yes).starts_with("gpt3-13b fits on one device of 80 GB: "), "{}", shown(&yes));
+    assert!(stdout(&yes).starts_with("gpt3-13b fits on one device of 80 GB: "), "{}", stdout(&yes));
     let dense = figures("runs/gpt3-13b.toml --fits 80GB --gpus 1 --set train.batch=8 --sparsity 0");
     assert_eq!(dense["fits"], false);
     assert!(dense["memory_bytes"].as_f64().unwrap() > 80e9);
@@ -86,20 +86,20 @@ fn one_line_says_whether_it_fits() {
 
 #[test]
 fn what_is_applied_is_what_train_takes() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let file = folder.join("two.toml");
     succeeded(plan(&format!("runs/hello.toml --gpus 2 --apply {}", file.display())));
     let text = fs::read_to_string(&file).unwrap();
     assert!(text.contains("[parallel]"), "{text}");
     let layout =
-        &answer(espalier(&root(), ["train", "--dry-run", "--json", file.to_str().unwrap()]))["layout"];
+        &json_of(espalier(&root(), ["train", "--dry-run", "--json", file.to_str().unwrap()]))["layout"];
     let axes = ["data", "pipeline", "tensor"].map(|axis| layout[axis].as_u64().unwrap());
     assert_eq!(axes.iter().product::<u64>(), 2, "{layout}");
 }
 
 #[test]
 fn sweeps_over_devices_and_shares() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let picture = folder.join("curve.svg");
     let asked = format!("{GPT3} --engine axonn --sweep gpus=256..1024 --svg {}", picture.display());
     let figures_of = figures(&asked);
@@ -121,7 +121,7 @@ fn sweeps_over_devices_and_shares() {
 
 #[test]
 fn mistakes_get_one_sentence() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let file = |name: &str, from: &str, to: &str| {
         let text = fs::read_to_string(root().join("clusters/summit.toml")).unwrap();
         assert!(text.contains(from));
@@ -169,15 +169,15 @@ fn mistakes_get_one_sentence() {
             "error: `train.batch` is 16, and no layout of 17 devices within the constraints of `--layout` splits it evenly",
         ),
     ] {
-        let said = refused(plan(arguments), &[]);
-        assert!(said.contains(sentence), "{arguments}: {said}");
-        assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+        let stderr = refused(plan(arguments), &[]);
+        assert!(stderr.contains(sentence), "{arguments}: {stderr}");
+        assert_eq!(stderr.trim_end().lines().count(), 1, "{stderr}");
     }
 }
 
 #[test]
 fn what_fits_nowhere_hears_what_would_do() {
-    let said = refused(plan(&format!("{GPT3} --gpus 4 --engine samo --set train.batch=16")), &[]);
-    assert!(said.contains("`model` does not fit on 4 devices of 15.0 GB"), "{said}");
-    assert!(said.contains("8 devices would do") || said.contains("16 devices would do"), "{said}");
+    let stderr = refused(plan(&format!("{GPT3} --gpus 4 --engine samo --set train.batch=16")), &[]);
+    assert!(stderr.contains("`model` does not fit on 4 devices of 15.0 GB"), "{stderr}");
+    assert!(stderr.contains("8 devices would do") || stderr.contains("16 devices would do"), "{stderr}");
 }

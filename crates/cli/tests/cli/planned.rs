@@ -6,7 +6,7 @@ use std::path::Path;
 use espalier_train::run::trace::TraceFile;
 use serde_json::Value;
 
-use crate::{Here, TINY, espalier, json, refused, said, succeeded, train_in};
+use crate::{TINY, TestDir, espalier, json, refused, stderr, succeeded, train_in};
 
 /// What a rank does up to the end of its first step, by name.
 fn first_step(file: &Path, rank: usize) -> Vec<String> {
@@ -19,7 +19,7 @@ fn first_step(file: &Path, rank: usize) -> Vec<String> {
 
 #[test]
 fn a_planned_trace_has_the_rows_and_the_names_of_a_run() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     let layers = TINY.replace("layers = 1", "layers = 4");
     let set = ["--set", "parallel.pipeline=2", "--set", "parallel.data=2", "--set", "train.micro_batches=2"];
     succeeded(train_in(at, &layers, &[&["--out", "run", "--trace", "run.json"], &set[..]].concat()));
@@ -27,7 +27,7 @@ fn a_planned_trace_has_the_rows_and_the_names_of_a_run() {
     let plan =
         ["plan", "run.toml", "--gpus", "4", "--layout", layout, "--trace", "planned.json", "--top", "1"];
     let planned = succeeded(espalier(at, plan));
-    assert!(said(&planned).contains("one rank for each of the 2 pipeline stages"), "{}", said(&planned));
+    assert!(stderr(&planned).contains("one rank for each of the 2 pipeline stages"), "{}", stderr(&planned));
     let text = fs::read_to_string(at.join("planned.json")).unwrap();
     let trace: TraceFile = serde_json::from_str(&text).unwrap();
     let mut ranks: Vec<usize> = (0..4).filter(|rank| trace.of_rank(*rank).next().is_some()).collect();
@@ -60,10 +60,10 @@ fn parallel(folder: &Path) -> String {
 
 #[test]
 fn a_layout_that_is_left_open_is_found_said_and_written_down() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     let dry = succeeded(train_in(at, &auto(), &["--dry-run", "--json", "--ranks", "2"]));
-    let said_once = said(&dry).matches("note: `parallel` = \"auto\" chose ").count();
-    assert_eq!(said_once, 1, "{}", said(&dry));
+    let said_once = stderr(&dry).matches("note: `parallel` = \"auto\" chose ").count();
+    assert_eq!(said_once, 1, "{}", stderr(&dry));
     let layout = &json(&dry.stdout)["layout"];
     let axes = ["data", "pipeline", "tensor"].map(|axis| layout[axis].as_u64().unwrap());
     assert_eq!(axes.iter().product::<u64>(), 2, "{layout}");
@@ -79,26 +79,26 @@ fn a_layout_that_is_left_open_is_found_said_and_written_down() {
         [node.link]\nalpha_us = 1e6\ngb_per_s = 1e-6\n";
     fs::write(at.join("cluster.toml"), slow).unwrap();
     let again = succeeded(train_in(at, &auto(), &["--out", "run", "--resume"]));
-    assert!(said(&again).contains("resumed after step 2"), "{}", said(&again));
+    assert!(stderr(&again).contains("resumed after step 2"), "{}", stderr(&again));
     assert_eq!(parallel(&at.join("run")), before);
 
     // Nobody says how many ranks: one is what such a link leaves.
     let free = train_in(at, &auto(), &["--dry-run", "--json"]);
-    assert_eq!(json(&free.stdout)["layout"]["data"], 1, "{}", said(&free));
-    assert!(said(&free).contains("chose one rank, micro-batch "), "{}", said(&free));
+    assert_eq!(json(&free.stdout)["layout"]["data"], 1, "{}", stderr(&free));
+    assert!(stderr(&free).contains("chose one rank, micro-batch "), "{}", stderr(&free));
 
     // A new one is reckoned with what was measured here.
     let new = train_in(at, &auto(), &["--dry-run", "--ranks", "2"]);
-    assert!(said(&new).contains(" per step (cluster.toml)."), "{}", said(&new));
+    assert!(stderr(&new).contains(" per step (cluster.toml)."), "{}", stderr(&new));
 }
 
 #[test]
 fn what_cannot_be_laid_out_gets_one_sentence() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     let refused = |text: &str, arguments: &[&str], words: &str| {
-        let said = refused(train_in(at, text, &[&["--dry-run"], arguments].concat()), &[]);
-        assert_eq!(said.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{said}");
-        assert!(said.contains(words), "{said}");
+        let stderr = refused(train_in(at, text, &[&["--dry-run"], arguments].concat()), &[]);
+        assert_eq!(stderr.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{stderr}");
+        assert!(stderr.contains(words), "{stderr}");
     };
     refused(&auto().replace("\"auto\"", "\"atuo\""), &[], "did you mean `auto`?");
     refused(&auto(), &["--ranks", "0"], "`--ranks` is 0");
@@ -110,21 +110,21 @@ fn what_cannot_be_laid_out_gets_one_sentence() {
 /// Nothing of a prediction may stop a run.
 #[test]
 fn a_run_says_what_was_predicted_beside_what_it_took() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     let run = succeeded(train_in(at, TINY, &["--out", "run", "--json", "--ranks", "2"]));
     let predicted = &json(&run.stdout)["predicted"];
     assert!(predicted["step_ms"].as_f64().unwrap() > 0.0, "{predicted}");
     assert_eq!(predicted["cluster"], "this-machine");
-    assert!(said(&run).contains(" ms/step (this-machine), measured "), "{}", said(&run));
+    assert!(stderr(&run).contains(" ms/step (this-machine), measured "), "{}", stderr(&run));
     fs::write(at.join("cluster.toml"), "no cluster").unwrap();
     let run = succeeded(train_in(at, TINY, &["--out", "again", "--json"]));
     assert!(json(&run.stdout)["predicted"].is_null());
-    assert!(said(&run).contains("no step time is predicted"), "{}", said(&run));
+    assert!(stderr(&run).contains("no step time is predicted"), "{}", stderr(&run));
 }
 
 #[test]
 fn rates_are_refitted_to_what_runs_took() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     succeeded(train_in(at, TINY, &["--out", "run", "--ranks", "2", "--set", "train.log_every=1"]));
     // As slow as a run of a busy machine, so that what is measured does not depend on this one.
     let metrics = at.join("run/metrics.jsonl");
@@ -149,7 +149,7 @@ fn rates_are_refitted_to_what_runs_took() {
     assert!((row["measured_ms"].as_f64().unwrap() - 5.0).abs() < 1e-9, "{row}");
     assert!((row["calibrated_ms"].as_f64().unwrap() - 5.0).abs() < 0.005, "{row}");
     assert_eq!(found["file"], "cluster.toml");
-    assert!(said(&refit).contains(" scaled by "), "{}", said(&refit));
+    assert!(stderr(&refit).contains(" scaled by "), "{}", stderr(&refit));
     let written = fs::read_to_string(at.join("cluster.toml")).unwrap();
     assert!(written.contains("# Refitted by `espalier plan --calibrate` to run."), "{written}");
     // The next run of this layout is predicted by it.
@@ -170,5 +170,5 @@ fn rates_are_refitted_to_what_runs_took() {
     }
     fs::write(&metrics, "").unwrap();
     let refused = espalier(at, ["plan", "--calibrate", "run"]);
-    assert!(said(&refused).contains("has no step with a rate"), "{}", said(&refused));
+    assert!(stderr(&refused).contains("has no step with a rate"), "{}", stderr(&refused));
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Output;
 
-use crate::{Here, TINY, answer, espalier, json, refused, said, says, succeeded, train_in};
+use crate::{TINY, TestDir, assert_contains, espalier, json, json_of, refused, stderr, succeeded, train_in};
 
 fn prune(folder: &Path, arguments: &[&str]) -> Output {
     espalier(folder, [&["prune"], arguments].concat())
@@ -11,9 +11,9 @@ fn prune(folder: &Path, arguments: &[&str]) -> Output {
 
 #[test]
 fn weights_of_another_precision_are_taken() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     let run =
-        |out: &str, more: &[&str]| answer(train_in(at, TINY, &[&["--out", out, "--json"], more].concat()));
+        |out: &str, more: &[&str]| json_of(train_in(at, TINY, &[&["--out", out, "--json"], more].concat()));
     // A rate of zero leaves the weights as they were taken.
     let still = ["--set", "optimizer.weight_decay=0", "--set", "learning_rate.peak=1e-30"];
     let bf16 = [&["--set", "train.precision=bf16"][..], &still].concat();
@@ -34,10 +34,10 @@ fn weights_of_another_precision_are_taken() {
 
 #[test]
 fn a_checkpoint_is_pruned_and_trains_on() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     succeeded(train_in(at, TINY, &["--out", "dense", "--set", "train.log_every=1"]));
     let summary =
-        answer(prune(at, &["dense", "--method", "magnitude", "--sparsity", "0.75", "-o", "thin", "--json"]));
+        json_of(prune(at, &["dense", "--method", "magnitude", "--sparsity", "0.75", "-o", "thin", "--json"]));
     assert_eq!((summary["sparsity"].as_f64(), summary["steps"].as_u64()), (Some(0.75), Some(4)));
     assert!(summary["state_bytes"]["mask"].as_f64().unwrap() > 0.1);
     // What the whole model reached is not its own.
@@ -60,15 +60,15 @@ fn a_checkpoint_is_pruned_and_trains_on() {
     ));
     assert_eq!(json(&resumed.stdout)["sparsity"], 0.75);
     assert!(
-        !said(&resumed).contains("there is no line"),
+        !stderr(&resumed).contains("there is no line"),
         "its metrics begin behind step 4: {}",
-        said(&resumed)
+        stderr(&resumed)
     );
 
     // Weights and masks alone can start another run, whatever its optimizer.
     let fresh = ["--out", "other", "--from", "thin", "--json", "--set", "optimizer.name=sgd"];
     // Without [prune], what counts as prunable are the embeddings too.
-    assert!(answer(train_in(at, TINY, &fresh))["sparsity"].as_f64().unwrap() > 0.3);
+    assert!(json_of(train_in(at, TINY, &fresh))["sparsity"].as_f64().unwrap() > 0.3);
     let from_dense = ["--out", "late", "--from", "dense", "--json", "--set", "prune.method=random"];
     let sparsity = json(&train_in(at, TINY, &from_dense).stdout)["sparsity"].as_f64().unwrap();
     assert!((sparsity - 0.9).abs() < 1e-3, "{sparsity}");
@@ -76,7 +76,7 @@ fn a_checkpoint_is_pruned_and_trains_on() {
 
 #[test]
 fn what_cannot_be_pruned_is_said_in_one_sentence() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     succeeded(train_in(at, TINY, &["--out", "dense"]));
     succeeded(prune(at, &["dense", "--method", "magnitude", "--sparsity", "0.9", "-o", "thin"]));
     let twice =
@@ -98,12 +98,12 @@ fn what_cannot_be_pruned_is_said_in_one_sentence() {
     ];
     for (arguments, expected) in cases {
         let output = prune(at, arguments);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", said(&output));
-        assert!(said(&output).contains(expected), "{arguments:?}: {}", said(&output));
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(expected), "{arguments:?}: {}", stderr(&output));
         assert!(
-            said(&output).starts_with("error: ") && said(&output).lines().count() == 1,
+            stderr(&output).starts_with("error: ") && stderr(&output).lines().count() == 1,
             "{}",
-            said(&output)
+            stderr(&output)
         );
         assert!(!at.join("x").exists(), "{arguments:?} left something behind");
     }
@@ -115,13 +115,13 @@ fn what_cannot_be_pruned_is_said_in_one_sentence() {
         TINY,
         &["--out", "z", "--from", "thin", "--set", "prune.method=random", "--set", "prune.sparsity=0.5"],
     );
-    assert!(said(&output).contains("pruned already to 0.9"), "{}", said(&output));
+    assert!(stderr(&output).contains("pruned already to 0.9"), "{}", stderr(&output));
 }
 
 /// The folder holds the fields of the method before, which are not those of the next.
 #[test]
 fn a_pruned_checkpoint_is_pruned_further_by_any_method() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     succeeded(train_in(at, TINY, &["--out", "dense"]));
     let first =
         ["dense", "--method", "magnitude", "--sparsity", "0.4", "--set", "prune.exclude=mlp", "-o", "0"];
@@ -132,7 +132,7 @@ fn a_pruned_checkpoint_is_pruned_further_by_any_method() {
         let mut arguments = vec![&from[..], "--method", method, "-o", &to, "--json"];
         arguments.extend(sparsity.into_iter().flat_map(|sparsity| ["--sparsity", sparsity]));
         let output = prune(at, &arguments);
-        assert!(output.status.success(), "{method}: {}", said(&output));
+        assert!(output.status.success(), "{method}: {}", stderr(&output));
         let found = json(&output.stdout)["sparsity"].as_f64().unwrap();
         match sparsity {
             Some(asked) => assert!((found - asked.parse::<f64>().unwrap()).abs() < 1e-3, "{method}: {found}"),
@@ -147,31 +147,31 @@ fn a_pruned_checkpoint_is_pruned_further_by_any_method() {
 /// One rank prunes what many have trained, and many train on.
 #[test]
 fn the_checkpoint_of_a_pipeline_is_pruned_too() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     let ranks = ["train.micro_batches=2", "parallel.pipeline=2", "parallel.data=2", "parallel.zero=true"];
     let set = ranks.iter().flat_map(|set| ["--set", set]);
     let arguments: Vec<&str> = ["--out", "dense"].into_iter().chain(set).collect();
     succeeded(train_in(at, TINY, &arguments));
     for method in ["magnitude", "snip", "grasp"] {
         let output = prune(at, &["dense", "--method", method, "--sparsity", "0.8", "-o", method, "--json"]);
-        assert!(output.status.success(), "{method}: {}", said(&output));
+        assert!(output.status.success(), "{method}: {}", stderr(&output));
         assert!((json(&output.stdout)["sparsity"].as_f64().unwrap() - 0.8).abs() < 1e-3, "{method}");
         let run_file = std::fs::read_to_string(at.join(method).join("run.toml")).unwrap();
         let resume = ["--out", method, "--resume", "--json", "--set", "train.steps=6"];
         let output = train_in(at, &run_file, &resume);
-        assert!(output.status.success(), "{method}: {}", said(&output));
+        assert!(output.status.success(), "{method}: {}", stderr(&output));
         assert_eq!(json(&output.stdout)["layout"]["pipeline"], 2, "it is still the same run");
     }
 }
 
 #[test]
 fn what_pruning_did_is_said() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     succeeded(train_in(at, TINY, &["--out", "dense"]));
     let output = prune(at, &["dense", "--method", "magnitude", "--sparsity", "0.9999", "-o", "none"]);
-    let text = said(&output);
+    let text = stderr(&output);
     assert!(output.status.success(), "{text}");
-    says(&text, &["mask stored as index", "warning: nothing is left of h.0.attn.c_attn.weight"]);
+    assert_contains(&text, &["mask stored as index", "warning: nothing is left of h.0.attn.c_attn.weight"]);
 
     // What is gone stays gone, and whoever asks for less hears of it.
     succeeded(prune(at, &["dense", "--method", "magnitude", "-o", "thin"]));
@@ -188,24 +188,24 @@ fn what_pruning_did_is_said() {
         "prune",
     ];
     let output = succeeded(train_in(at, &run_file, &less));
-    assert!(said(&output).contains("warning: the checkpoint is pruned to 0.9"), "{}", said(&output));
+    assert!(stderr(&output).contains("warning: the checkpoint is pruned to 0.9"), "{}", stderr(&output));
 
     // State of kept weights is no state of all.
     let output =
         train_in(at, TINY, &["--out", "thin", "--resume", "--set", "train.steps=6", "--allow", "prune"]);
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    assert!(said(&output).contains("is state of kept weights only there, and of all weights in this run"));
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("is state of kept weights only there, and of all weights in this run"));
 }
 
 /// On one rank, and on two stages of which rank 0 does not hold them all; resumed too.
 #[test]
 fn layers_that_skip_zeros_are_counted() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     let sparse =
         ["--set", "prune.method=magnitude", "--set", "prune.kernels=sparse", "--set", "model.layers=2"];
     for (out, layout) in [("one", &[][..]), ("two", &["--set", "parallel.pipeline=2"])] {
         let output = train_in(at, TINY, &[&sparse[..], layout, &["--out", out]].concat());
-        let text = said(&output);
+        let text = stderr(&output);
         assert!(output.status.success(), "{text}");
         assert!(text.contains(", 8 linear layers with sparse kernels; "), "{text}");
         let more = [&sparse[..], layout, &["--out", out, "--resume", "--set", "train.steps=6"]].concat();

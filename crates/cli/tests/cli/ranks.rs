@@ -2,14 +2,14 @@
 
 use std::fs;
 
-use crate::{Here, TINY, answer, json, refused, said, succeeded, train_in};
+use crate::{TINY, TestDir, json, json_of, refused, stderr, succeeded, train_in};
 
 #[test]
 fn ranks_train_as_one_and_are_in_the_summary() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let run = |out: &str, more: &[&str]| {
         let output = succeeded(train_in(&folder, TINY, &[&["--json", "--out", out], more].concat()));
-        (json(&output.stdout), said(&output))
+        (json(&output.stdout), stderr(&output))
     };
     let (one, _) = run("one", &[]);
     let (four, text) = run("four", &["--ranks", "4"]);
@@ -39,18 +39,18 @@ fn ranks_train_as_one_and_are_in_the_summary() {
 
 #[test]
 fn a_run_can_go_on_with_other_ranks() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     train_in(&folder, TINY, &["--out", "a", "--ranks", "2"]);
     let more = ["--out", "a", "--resume", "--json", "--set", "train.steps=8", "--ranks", "4"];
     let output = succeeded(train_in(&folder, TINY, &more));
-    assert!(said(&output).contains("resumed after step 4"), "{}", said(&output));
+    assert!(stderr(&output).contains("resumed after step 4"), "{}", stderr(&output));
     assert_eq!(json(&output.stdout)["steps"], 8);
 }
 
 /// The user's mistakes keep their sentence and their code, on whichever rank they show.
 #[test]
 fn mistakes_and_divergence_read_as_on_one_rank() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let text = refused(train_in(&folder, TINY, &["--ranks", "3"]), &[]);
     assert_eq!(
         text,
@@ -67,21 +67,21 @@ fn mistakes_and_divergence_read_as_on_one_rank() {
     let diverging =
         ["--set", "learning_rate.peak=1e38", "--set", "optimizer.name=sgd", "--set", "train.steps=30"];
     let output = train_in(&folder, TINY, &[&diverging[..], &["--ranks", "2"]].concat());
-    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
-    assert!(said(&output).contains("error: the run diverged"), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
+    assert!(stderr(&output).contains("error: the run diverged"), "{}", stderr(&output));
 }
 
 /// What `--ranks` leaves beside the other axes are replicas.
 #[test]
 fn ranks_are_divided_by_all_other_axes() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let dry = |ranks: &str, fields: &[&str]| {
         let set = fields.iter().flat_map(|field| ["--set", field]);
         let arguments: Vec<&str> = ["--dry-run", "--json", "--ranks", ranks].into_iter().chain(set).collect();
         train_in(&folder, TINY, &arguments)
     };
     let both = ["parallel.tensor=2", "parallel.pipeline=2", "train.micro_batches=2"];
-    assert_eq!(answer(dry("8", &both))["layout"]["data"], 2);
+    assert_eq!(json_of(dry("8", &both))["layout"]["data"], 2);
     let refused = |ranks: &str, fields: &[&str]| refused(dry(ranks, fields), &[]);
     assert_eq!(
         refused("6", &both),

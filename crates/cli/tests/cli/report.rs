@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::{Here, TINY, answer, espalier, espalier_command, json, outputs, said, succeeded, train_in};
+use crate::{TINY, TestDir, espalier, espalier_command, json, json_of, outputs, stderr, succeeded, train_in};
 
 /// The command `espalier report ARGUMENTS`, to be run in `folder`.
 pub fn report(folder: &Path, arguments: &[&str]) -> Command {
@@ -40,7 +40,7 @@ pub fn torn(folder: &Path) {
 
 #[test]
 fn a_page_shows_what_a_run_has() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     let settings = [
         "model.layers=4",
         "parallel.pipeline=2",
@@ -51,15 +51,15 @@ fn a_page_shows_what_a_run_has() {
     run(at, "run", &settings, &["--trace", "run/trace.json"]);
     let output = succeeded(reported(at, &["run"]));
     let page = fs::read_to_string(at.join("run/report.html")).unwrap();
-    let shown = ["Loss", "Learning rate", "Gradient norm", "Throughput", "Memory", "activations"];
+    let stdout = ["Loss", "Learning rate", "Gradient norm", "Throughput", "Memory", "activations"];
     let more =
         ["Density per block", "Timeline of the last steps", "idle", "All settings of run", "train.batch"];
-    for words in shown.iter().chain(&more) {
+    for words in stdout.iter().chain(&more) {
         assert!(page.contains(words), "{words}");
     }
     assert!(page.contains("validation") && page.contains("; finished</p>"), "{page}");
     assert!(!page.contains("NaN") && page.len() < 150_000, "{}", page.len());
-    let told = crate::shown(&output);
+    let told = crate::stdout(&output);
     assert!(told.contains("run: finished, 4 steps"), "{told}");
 
     let output = reported(at, &["run", "--svg", "curves.svg", "--json"]);
@@ -80,7 +80,7 @@ fn a_page_shows_what_a_run_has() {
 
 #[test]
 fn runs_are_laid_over_each_other_and_what_differs_is_named() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     run(at, "small", &[], &[]);
     run(at, "large", &["train.batch=8", "optimizer.name=lamb"], &[]);
     let output = reported(at, &["small", "large", "-o", "both.html", "--json"]);
@@ -109,9 +109,9 @@ fn runs_are_laid_over_each_other_and_what_differs_is_named() {
 
 #[test]
 fn a_run_that_was_torn_is_shown_as_far_as_it_goes() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     torn(&at.join("torn"));
-    let found = answer(reported(at, &["torn", "--json", "-o", "torn.html"]));
+    let found = json_of(reported(at, &["torn", "--json", "-o", "torn.html"]));
     let run = &found["runs"][0];
     assert_eq!((&run["steps"], &run["loss"], &run["state"]), (&2.into(), &2.5.into(), &"stopped".into()));
     let notes = run["notes"].to_string();
@@ -132,7 +132,7 @@ fn a_run_that_was_torn_is_shown_as_far_as_it_goes() {
 /// One sentence, exit code 2, and nothing is written.
 #[test]
 fn what_is_no_run_is_refused() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     fs::create_dir(at.join("empty")).unwrap();
     fs::write(at.join("file"), "words").unwrap();
     torn(&at.join("run"));
@@ -148,9 +148,12 @@ fn what_is_no_run_is_refused() {
     ];
     for (arguments, words) in cases {
         let output = reported(at, arguments);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", said(&output));
-        let said = said(&output);
-        assert!(said.starts_with("error: ") && said.lines().count() == 1 && said.contains(words), "{said}");
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+        let stderr = stderr(&output);
+        assert!(
+            stderr.starts_with("error: ") && stderr.lines().count() == 1 && stderr.contains(words),
+            "{stderr}"
+        );
     }
     assert_eq!(fs::read(at.join("run/metrics.jsonl")).unwrap(), metrics);
     assert_eq!(fs::read_dir(at.join("run")).unwrap().count(), 2, "run.toml and metrics.jsonl");
@@ -159,7 +162,7 @@ fn what_is_no_run_is_refused() {
 /// Runs are found below a folder, not within each other, and compared in words.
 #[test]
 fn runs_are_listed_and_compared_in_words() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     run(at, "out/small", &[], &[]);
     run(at, "out/deep/large", &["train.batch=8"], &[]);
     torn(&at.join("out/small/set-aside-1"));
@@ -170,26 +173,30 @@ fn runs_are_listed_and_compared_in_words() {
     let names: Vec<&str> =
         found["runs"].as_array().unwrap().iter().map(|run| run["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["small", "deep/large"], "the newest last");
-    assert!(said(&output).lines().count() == 3 && said(&output).contains("deep/large"), "{}", said(&output));
+    assert!(
+        stderr(&output).lines().count() == 3 && stderr(&output).contains("deep/large"),
+        "{}",
+        stderr(&output)
+    );
 
     let output = espalier(&["compare", "out/small", "out/deep/large", "--json"]);
     let found = json(&output.stdout);
     outputs::compare("espalier compare --json", std::slice::from_ref(&found));
-    let line = said(&output).lines().find(|line| line.starts_with("train.batch ")).unwrap().to_owned();
+    let line = stderr(&output).lines().find(|line| line.starts_with("train.batch ")).unwrap().to_owned();
     assert_eq!(line.split_whitespace().collect::<Vec<_>>(), ["train.batch", "4", "8"]);
-    assert!(said(&output).lines().any(|line| line.starts_with("validation loss ")), "{}", said(&output));
+    assert!(stderr(&output).lines().any(|line| line.starts_with("validation loss ")), "{}", stderr(&output));
     for (arguments, words) in
         [(&["runs", "nowhere"][..], "nowhere"), (&["compare", "out/small"], "2 values required")]
     {
         let output = espalier(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        assert!(said(&output).contains(words), "{}", said(&output));
+        assert!(stderr(&output).contains(words), "{}", stderr(&output));
     }
 }
 
 #[test]
 fn numbers_are_handed_to_other_programs() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     torn(&at.join("run"));
     succeeded(reported(at, &["run", "--csv", "run.csv", "--tensorboard", "events"]));
     let table = fs::read_to_string(at.join("run.csv")).unwrap();
@@ -262,7 +269,7 @@ impl Drop for Served {
 
 #[test]
 fn runs_are_served_as_they_go_on_and_nothing_else_is() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     torn(&at.join("one"));
     torn(&at.join("two"));
     let served = Served::start(at, &["one", "two"]);

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::{Here, TINY, command, json, refused, said, succeeded, train_in};
+use crate::{TINY, TestDir, command, json, refused, stderr, succeeded, train_in};
 
 fn resume(folder: &Path, more: &[&str]) -> std::process::Output {
     command(folder, &[&["--out", "run", "--resume", "--json"], more].concat()).output().unwrap()
@@ -11,7 +11,7 @@ fn resume(folder: &Path, more: &[&str]) -> std::process::Output {
 
 #[test]
 fn what_makes_another_run_of_it_is_named_and_must_be_allowed() {
-    let folder = Here::trained();
+    let folder = TestDir::trained();
     let before = fs::read_to_string(folder.join("run/run.toml")).unwrap();
     let changes = ["--set", "train.steps=6", "--set", "train.batch=8", "--set", "seed=3"];
     let text = refused(resume(&folder, &changes), &[]);
@@ -23,7 +23,11 @@ fn what_makes_another_run_of_it_is_named_and_must_be_allowed() {
 
     let allowed =
         succeeded(resume(&folder, &[&changes[..], &["--allow", "seed", "--allow", "train"]].concat()));
-    assert!(said(&allowed).contains("note: `train.batch` was 4 and is 8 from here on"), "{}", said(&allowed));
+    assert!(
+        stderr(&allowed).contains("note: `train.batch` was 4 and is 8 from here on"),
+        "{}",
+        stderr(&allowed)
+    );
     assert_eq!(json(&allowed.stdout)["steps"], 6);
     let kept = fs::read_to_string(folder.join("run/run-to-step-000004.toml")).unwrap();
     assert_eq!(kept, before, "what the run was is kept");
@@ -39,7 +43,7 @@ fn what_makes_another_run_of_it_is_named_and_must_be_allowed() {
 
 #[test]
 fn length_layout_and_intervals_may_change_and_the_rate_is_said() {
-    let folder = Here::trained();
+    let folder = TestDir::trained();
     let free = [
         "train.steps=8",
         "train.micro_batches=2",
@@ -50,8 +54,8 @@ fn length_layout_and_intervals_may_change_and_the_rate_is_said() {
     let free: Vec<&str> = free.iter().flat_map(|setting| ["--set", setting]).collect();
     let output = succeeded(resume(&folder, &[&free[..], &["--ranks", "2"]].concat()));
     let notes: Vec<String> =
-        said(&output).lines().filter(|l| l.starts_with("note: ")).map(String::from).collect();
-    assert_eq!(notes.len(), 1, "{}", said(&output));
+        stderr(&output).lines().filter(|l| l.starts_with("note: ")).map(String::from).collect();
+    assert_eq!(notes.len(), 1, "{}", stderr(&output));
     // Cosine from 1e-3 to 1e-4: the end of 4 steps, and the middle of 8.
     let expected = "note: the run has 8 steps now, and had 4: schedules follow the new length, and the learning rate \
                     continues at 5.50e-4 instead of 1.00e-4";
@@ -60,7 +64,7 @@ fn length_layout_and_intervals_may_change_and_the_rate_is_said() {
 
 #[test]
 fn the_end_of_a_run_is_nothing_to_do() {
-    let folder = Here::trained();
+    let folder = TestDir::trained();
     let read = |name: &str| fs::read(folder.join("run").join(name)).unwrap();
     let files = ["run.toml", "plan.json", "metrics.jsonl", "checkpoints/step-000004/manifest.json"];
     let before = files.map(read);
@@ -70,7 +74,7 @@ fn the_end_of_a_run_is_nothing_to_do() {
             "note: there is nothing to do: 4 steps are done, and the run has {}; a larger `train.steps` continues it",
             if more.contains(&"train.steps=2") { 2 } else { 4 }
         );
-        assert_eq!(said(&output).matches(&expected).count(), 1, "{}", said(&output));
+        assert_eq!(stderr(&output).matches(&expected).count(), 1, "{}", stderr(&output));
         assert!(files.map(read) == before, "{more:?}: nothing is written");
     }
 }
@@ -86,7 +90,7 @@ fn text(path: &str) -> String {
 /// Data that is found by another path to the same file is the same data, and so is a copy.
 #[test]
 fn a_path_may_be_written_otherwise() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     fs::create_dir(folder.join("inner")).unwrap();
     fs::write(folder.join("text"), WORDS.repeat(40)).unwrap();
     fs::write(folder.join("copy"), WORDS.repeat(40)).unwrap();
@@ -102,7 +106,7 @@ fn a_path_may_be_written_otherwise() {
 /// The same path need not be the same data.
 #[test]
 fn a_data_file_that_was_written_anew_is_named_and_must_be_allowed() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let path = folder.join("text");
     fs::write(&path, WORDS.repeat(40)).unwrap();
     succeeded(train_in(&folder, &text("text"), &["--out", "run"]));
@@ -120,16 +124,16 @@ fn a_data_file_that_was_written_anew_is_named_and_must_be_allowed() {
     }
     assert_eq!(fs::read_to_string(folder.join("run/data.json")).unwrap(), before, "nothing is touched");
     let allowed = succeeded(train_in(&folder, &text("text"), &[&more[..], &["--allow", "data"]].concat()));
-    assert!(said(&allowed).contains("note: the data files have changed: "), "{}", said(&allowed));
+    assert!(stderr(&allowed).contains("note: the data files have changed: "), "{}", stderr(&allowed));
     let kept = fs::read_to_string(folder.join("run/data-to-step-000004.json")).unwrap();
     assert_eq!(kept, before, "what the data was is kept");
     // From here on it is the run's data; a run of an older program has no record of its own.
     fs::remove_file(folder.join("run/data.json")).unwrap();
     let old = train_in(&folder, &text("text"), &["--out", "run", "--resume", "--set", "train.steps=6"]);
     assert!(
-        old.status.success() && said(&old).contains("the earlier contents of the data files are unknown"),
+        old.status.success() && stderr(&old).contains("the earlier contents of the data files are unknown"),
         "{}",
-        said(&old)
+        stderr(&old)
     );
     assert!(folder.join("run/data.json").exists());
 }

@@ -7,7 +7,7 @@ use std::process::Output;
 use serde_json::{Value, json};
 
 use crate::pipeline::ALL;
-use crate::{Here, answer, espalier, refused, said, shown, succeeded};
+use crate::{TestDir, espalier, json_of, refused, stderr, stdout, succeeded};
 
 fn schedule_in(folder: &Path, arguments: &[&str]) -> Output {
     espalier(folder, [&["schedule"], arguments].concat())
@@ -19,7 +19,7 @@ fn schedule(arguments: &str) -> Output {
 }
 
 fn figures(arguments: &str) -> Value {
-    answer(schedule(&format!("{arguments} --json")))
+    json_of(schedule(&format!("{arguments} --json")))
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn options_reach_the_schedule() {
 fn the_picture_is_what_was_asked_for() {
     let output = schedule("1f1b --stages 4 --micro-batches 8");
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
-    let text = shown(&output);
+    let text = stdout(&output);
     assert!(text.starts_with("rank 0 |0>1>2>3>............0<<<4>1<<<"), "{text}");
     assert!(text.contains("27.3 %"), "{text}");
     assert!(!text.contains('\x1b'), "no colours where nobody sees them: {text:?}");
@@ -84,14 +84,14 @@ fn the_picture_is_what_was_asked_for() {
 
 #[test]
 fn what_actions_prints_can_be_read_back() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     for name in ALL {
         let arguments = format!("{name} --stages 4 --micro-batches 8 --batches 2 --actions");
         let written = succeeded(schedule(&arguments));
         fs::write(folder.join("mine.txt"), &written.stdout).unwrap();
         let read = succeeded(schedule_in(&folder, &["--file", "mine.txt", "--actions"]));
         assert_eq!(written.stdout, read.stdout, "{name}");
-        let picture = |output| said(output).lines().take(4).map(String::from).collect::<Vec<_>>();
+        let picture = |output| stderr(output).lines().take(4).map(String::from).collect::<Vec<_>>();
         assert_eq!(picture(&written), picture(&read), "{name}");
     }
 }
@@ -99,7 +99,7 @@ fn what_actions_prints_can_be_read_back() {
 /// Where batches wait for one another, the first two of 2bw wait less than the later ones.
 #[test]
 fn no_time_is_negative() {
-    let text = shown(&schedule("2bw --stages 8 --micro-batches 1"));
+    let text = stdout(&schedule("2bw --stages 8 --micro-batches 1"));
     assert!(text.contains("fill and drain   idle 15 units less, once per run"), "{text}");
 }
 
@@ -113,7 +113,7 @@ fn json_is_the_last_line() {
 
 /// Checks that there is one sentence with these words.
 fn refused_in_a_sentence(output: Output, words: &[&str]) {
-    assert!(output.stdout.is_empty(), "{}", shown(&output));
+    assert!(output.stdout.is_empty(), "{}", stdout(&output));
     let text = refused(output, words);
     assert!(text.lines().count() == 1 && text.starts_with("error: "), "{text}");
 }
@@ -139,7 +139,7 @@ fn what_cannot_be_asked_for() {
 
 #[test]
 fn files_that_cannot_be_run() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let cases: [(&str, &[&str]); 4] = [
         ("F0 F1 B0 B1\nF0 F1 B0 C1", &["mine.txt", "line 2", "`C1`"]),
         ("F0 B0 F1 B1\nF0 F1 B0 B1", &["mine.txt", "deadlock", "rank 0", "rank 1"]),
@@ -161,7 +161,7 @@ fn files_that_cannot_be_run() {
 /// Every command in the documentation prints what the page says.
 #[test]
 fn the_documentation_shows_true_output() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/schedules.md");
     let page = fs::read_to_string(page).unwrap();
     let mut compared = 0;
@@ -174,7 +174,7 @@ fn the_documentation_shows_true_output() {
                 let arguments = command.strip_prefix("$ espalier schedule ").expect("a command");
                 let arguments = arguments.strip_suffix(" 2> /dev/null").unwrap_or(arguments);
                 let output = schedule_in(&folder, &arguments.split(' ').collect::<Vec<_>>());
-                assert_eq!(shown(&output), expected, "{command}");
+                assert_eq!(stdout(&output), expected, "{command}");
                 compared += 1;
             }
         }

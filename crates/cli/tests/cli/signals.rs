@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::faults::{LONG, kill, wait_for_step};
 use crate::lease::Lease;
-use crate::{Here, TINY};
+use crate::{TINY, TestDir};
 
 /// A run without an end in `broken`, with SIGHUP as `env` is told to leave it, whatever these tests were started with.
 fn start(folder: &Path, hup: &str, more: &[&str]) -> Child {
@@ -40,7 +40,7 @@ fn a_batch_system_and_a_closed_terminal_let_it_save() {
         ("-USR1", &["--max-restarts", "1"]),
         ("-HUP", &["--max-restarts", "1"]),
     ] {
-        let folder = Here::new();
+        let folder = TestDir::new();
         let child = start(&folder, "--default-signal=HUP", more);
         wait_for_step(&folder.join("broken"), 3);
         kill(signal, child.id());
@@ -53,7 +53,7 @@ fn a_batch_system_and_a_closed_terminal_let_it_save() {
 /// `nohup espalier train ...` goes on when the terminal closes.
 #[test]
 fn whoever_ignores_a_closed_terminal_is_left_alone() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let child = start(&folder, "--ignore-signal=HUP", &[]);
     let run = folder.join("broken");
     wait_for_step(&run, 3);
@@ -71,7 +71,7 @@ fn whoever_ignores_a_closed_terminal_is_left_alone() {
 /// Before the first step there is nothing to save, and a read that does not come back must not keep the process.
 #[test]
 fn a_slow_read_answers_the_first_signal() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let run = folder.join("broken");
     fs::create_dir(&run).unwrap();
     // The last thing that a run opens before its first step.

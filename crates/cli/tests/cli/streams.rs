@@ -5,15 +5,15 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::{Here, TINY, espalier, json, said, shown, succeeded, train_in};
+use crate::{TINY, TestDir, espalier, json, stderr, stdout, succeeded, train_in};
 
 #[test]
 fn what_was_asked_for_is_on_standard_output() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let trained = succeeded(train_in(&folder, TINY, &["--out", "out/a"]));
     for (answer, note) in [("perplexity ", "step      4/4 "), ("run folder out/a", "saved ")] {
-        assert!(shown(&trained).contains(answer) && !said(&trained).contains(answer), "{answer}");
-        assert!(said(&trained).contains(note) && !shown(&trained).contains(note), "{note}");
+        assert!(stdout(&trained).contains(answer) && !stderr(&trained).contains(answer), "{answer}");
+        assert!(stderr(&trained).contains(note) && !stdout(&trained).contains(note), "{note}");
     }
     succeeded(train_in(&folder, TINY, &["--out", "out/b", "--set", "train.batch=8"]));
 
@@ -35,25 +35,25 @@ fn what_was_asked_for_is_on_standard_output() {
     ];
     for (command, answer) in asked {
         let output = espalier(&folder, command.split(' '));
-        assert!(output.status.success(), "{command}: {}", said(&output));
-        assert!(shown(&output).contains(answer), "{command}: {}", shown(&output));
-        assert!(!said(&output).contains(answer), "{command}: {}", said(&output));
+        assert!(output.status.success(), "{command}: {}", stderr(&output));
+        assert!(stdout(&output).contains(answer), "{command}: {}", stdout(&output));
+        assert!(!stderr(&output).contains(answer), "{command}: {}", stderr(&output));
         // Twice would write over what was written.
         if command.contains(" -o ") {
             continue;
         }
         let output = espalier(&folder, format!("{command} --json").split(' '));
         assert!(json(&output.stdout).is_object(), "{command}");
-        assert!(said(&output).contains(answer), "{command}: {}", said(&output));
+        assert!(stderr(&output).contains(answer), "{command}: {}", stderr(&output));
     }
 }
 
 /// Lines that `--file` reads have nothing between them.
 #[test]
 fn actions_have_standard_output_to_themselves() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let output = espalier(&folder, "schedule 1f1b --stages 2 --micro-batches 4 --actions".split(' '));
-    assert!(!shown(&output).contains("bubble") && said(&output).contains("bubble"), "{}", said(&output));
+    assert!(!stdout(&output).contains("bubble") && stderr(&output).contains("bubble"), "{}", stderr(&output));
     std::fs::write(folder.join("mine.txt"), &output.stdout).unwrap();
     let again = espalier(&folder, "schedule --file mine.txt --json".split(' '));
     assert_eq!(json(&again.stdout)["stages"], Value::from(2));
@@ -67,7 +67,7 @@ fn help_is_wrapped_and_grouped() {
         let words = command.split(' ').filter(|word| !word.is_empty());
         let output = espalier.env("COLUMNS", columns).args(words).arg("--help").output().unwrap();
         assert!(output.status.success(), "{command}");
-        shown(&output)
+        stdout(&output)
     };
     let commands = [
         "",
@@ -114,13 +114,13 @@ fn help_is_wrapped_and_grouped() {
 
 #[test]
 fn tables_fit_where_they_are_read_or_are_turned() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     std::fs::write(folder.join("run.toml"), TINY).unwrap();
     let table = |columns: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
         command.current_dir(&folder).env("COLUMNS", columns);
         let output = succeeded(command.args(["explain", "run.toml", "--ranks", "2"]).output().unwrap());
-        let text = shown(&output);
+        let text = stdout(&output);
         text.split("\n\n").nth(1).unwrap().to_owned()
     };
     let widest = |text: &str| text.lines().map(|line| line.chars().count()).max().unwrap();

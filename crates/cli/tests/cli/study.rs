@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::report::{Served, report};
-use crate::{Here, answer, json, refused, said, says, succeeded};
+use crate::{TestDir, assert_contains, json, json_of, refused, stderr, succeeded};
 
 /// A study that finishes in a moment.
 const TINY: &str = r#"
@@ -79,7 +79,7 @@ fn study(folder: &Path, arguments: &[&str]) -> Output {
 }
 
 fn done(folder: &Path, arguments: &[&str]) -> Value {
-    answer(study(folder, arguments))
+    json_of(study(folder, arguments))
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -96,9 +96,9 @@ fn finished(summary: &Value) -> (u64, u64) {
 
 #[test]
 fn a_study_finds_steps_for_every_cell_and_says_so() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let output = study(&folder, &["--json"]);
-    let text = said(&output);
+    let text = stderr(&output);
     assert!(output.status.success(), "{text}");
     let summary = json(&output.stdout);
     let cells = summary["cells"].as_array().unwrap();
@@ -142,22 +142,22 @@ fn a_study_finds_steps_for_every_cell_and_says_so() {
 
 #[test]
 fn shards_add_up_to_the_study() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let first = done(&folder, &["--json", "--out", "shared", "--shard", "1/2", "--workers", "1"]);
     assert_eq!(finished(&first), (8, 16));
     let both = done(&folder, &["--json", "--out", "shared", "--shard", "2/2"]);
     assert_eq!(finished(&both), (16, 16));
     assert_eq!(files(&folder.join("shared")).len(), 2);
-    let whole = done(&folder, &["--json", "--out", "alone"]);
+    let uninterrupted = done(&folder, &["--json", "--out", "alone"]);
     let k_stars = |summary: &Value| -> Vec<Value> {
         summary["cells"].as_array().unwrap().iter().map(|cell| cell["k_star"].clone()).collect()
     };
-    assert!(k_stars(&both).iter().all(Value::is_u64) && k_stars(&whole).iter().all(Value::is_u64));
+    assert!(k_stars(&both).iter().all(Value::is_u64) && k_stars(&uninterrupted).iter().all(Value::is_u64));
 }
 
 #[test]
 fn a_study_that_was_killed_goes_on() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     fs::write(at.join("study.toml"), TINY).unwrap();
     let slow =
         ["--json", "--set", "search.trials=12", "--set", "goal.error=0.01", "--set", "search.steps=400"];
@@ -181,10 +181,10 @@ fn a_study_that_was_killed_goes_on() {
     let ended_before = ended(at);
     // A line that was torn, as by a full disk, is skipped aloud.
     let torn = &files(&at.join("out/tiny"))[0];
-    let whole = fs::read(torn).unwrap();
-    fs::write(torn, [&whole[..], b"{\"kind\":\"tri"].concat()).unwrap();
+    let uninterrupted = fs::read(torn).unwrap();
+    fs::write(torn, [&uninterrupted[..], b"{\"kind\":\"tri"].concat()).unwrap();
     let output = succeeded(command(at, &slow).output().unwrap());
-    says(&said(&output), &["warning: ", "the last line is torn, and is skipped"]);
+    assert_contains(&stderr(&output), &["warning: ", "the last line is torn, and is skipped"]);
     assert_eq!(finished(&json(&output.stdout)), (48, 48));
     let second = fs::read_to_string(&files(&at.join("out/tiny"))[1]).unwrap();
     for trial in ended_before {
@@ -202,26 +202,26 @@ fn ended(at: &Path) -> Vec<String> {
 
 #[test]
 fn a_goal_out_of_reach_is_said_for_each_cell() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let output =
         succeeded(study(&folder, &["--json", "--set", "goal.error=0.0001", "--set", "search.steps=32"]));
     let summary = json(&output.stdout);
     assert!(summary["cells"].as_array().unwrap().iter().all(|cell| cell["k_star"].is_null()));
-    says(&said(&output), &["note: batch 32, sparsity 0.5: none of 4 trials reached the goal"]);
+    assert_contains(&stderr(&output), &["note: batch 32, sparsity 0.5: none of 4 trials reached the goal"]);
 }
 
 #[test]
 fn a_dry_run_leaves_nothing_behind() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let output = succeeded(study(&folder, &["--dry-run", "--json"]));
-    says(&said(&output), &["4 cells (2 batch sizes, 2 sparsities), 4 trials each"]);
+    assert_contains(&stderr(&output), &["4 cells (2 batch sizes, 2 sparsities), 4 trials each"]);
     assert_eq!(finished(&json(&output.stdout)), (0, 16));
     assert!(!folder.join("out").exists());
 }
 
 #[test]
 fn wrong_input_gets_one_sentence() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     done(at, &["--json", "--out", "other", "--set", "search.steps=16"]);
     let cases: [(&[&str], &str); 10] = [
         (&["--set", "serach.trials=2"], "`serach` is not a field; did you mean `search`?"),
@@ -249,7 +249,7 @@ fn wrong_input_gets_one_sentence() {
     ];
     for (arguments, expected) in cases {
         let output = study(at, arguments);
-        let text = said(&output);
+        let text = stderr(&output);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
         assert!(text.contains(expected), "{arguments:?}: {text}");
         assert!(text.starts_with("error: ") && text.lines().count() == 1, "{arguments:?}: {text}");
@@ -269,7 +269,7 @@ fn wrong_input_gets_one_sentence() {
 /// While it runs, from within and from beside; and when it was killed.
 #[test]
 fn a_study_is_shown_as_it_goes_on_and_nothing_else_is() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     let served = served(at);
     let page = served.get("/");
     assert!(page.contains("<!doctype html>") && page.contains("<h1>Study tiny</h1>"), "{page}");
@@ -293,7 +293,7 @@ fn a_study_is_shown_as_it_goes_on_and_nothing_else_is() {
 
 #[test]
 fn a_study_is_shown_alone_and_as_a_page() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     ended_study(at);
     let cases: [(&[&str], &str); 4] = [
         (&["out/tiny", "elsewhere"], "give a study by itself"),
@@ -303,8 +303,8 @@ fn a_study_is_shown_alone_and_as_a_page() {
     ];
     for (arguments, words) in cases {
         let output = report(at, arguments).output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", said(&output));
-        assert!(said(&output).contains(words), "{arguments:?}: {}", said(&output));
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(words), "{arguments:?}: {}", stderr(&output));
     }
     refused(study(at, &["--serve", "127.0.0.1:port"]), &["`port` is no port"]);
 }

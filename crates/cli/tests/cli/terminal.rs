@@ -7,7 +7,7 @@ use std::process::Stdio;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-use crate::{Here, command};
+use crate::{TestDir, command};
 
 /// A screen that understands what a bar writes: returns, ends of lines, a line up, a line cleared.
 #[derive(Default)]
@@ -79,7 +79,7 @@ impl Screen {
 
 #[test]
 fn a_bar_takes_one_line_and_leaves_none() {
-    let folder = Here::with_run_file();
+    let folder = TestDir::with_run_file();
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&master).unwrap();
     unlockpt(&master).unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Output;
 
 use crate::outputs::compare;
-use crate::{Here, answer, espalier, json, said, succeeded, train_in};
+use crate::{TestDir, espalier, json, json_of, stderr, succeeded, train_in};
 
 fn tokenize(folder: &Path, arguments: &[&str]) -> Output {
     espalier(folder, [&["tokenize"], arguments].concat())
@@ -29,12 +29,12 @@ fn texts(at: &Path) {
 
 #[test]
 fn token_files_are_trained_on_and_the_same_on_any_number_of_threads() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     texts(at);
     let run = |more: &[&str]| {
         let output =
             succeeded(tokenize(at, &[&["texts", "--tokenizer", "tokenizer.json", "--json"], more].concat()));
-        (json(&output.stdout), said(&output))
+        (json(&output.stdout), stderr(&output))
     };
     let (one, said_of_one) = run(&["-o", "one.bin", "--threads", "1"]);
     compare("espalier tokenize --json", std::slice::from_ref(&one));
@@ -64,14 +64,14 @@ fn token_files_are_trained_on_and_the_same_on_any_number_of_threads() {
     let text = text.replace("\"many\"", "\"texts\"").replace("vocab = 400\n", "");
     assert_eq!(
         json(&of_files.stdout)["loss"],
-        answer(train_in(at, &text, &["--out", "text", "--json"]))["loss"]
+        json_of(train_in(at, &text, &["--out", "text", "--json"]))["loss"]
     );
 }
 
 /// Each gets one sentence and leaves nothing behind.
 #[test]
 fn what_cannot_be_tokenized_is_said() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     texts(at);
     copy_tokenizer("bert", &at.join("bert.json"));
     fs::write(at.join("latin.txt"), b"caf\xe9").unwrap();
@@ -113,28 +113,28 @@ fn what_cannot_be_tokenized_is_said() {
     ];
     for (text, tokenizer, more, sentence) in cases {
         let output = tokenize(at, &[&[text][..], &tokenizer, more].concat());
-        let said = said(&output);
-        assert_eq!(output.status.code(), Some(2), "{text} {tokenizer:?}: {said}");
+        let stderr = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{text} {tokenizer:?}: {stderr}");
         assert!(
-            said.starts_with("error: ") && said.contains(sentence) && said.lines().count() == 1,
-            "{said}"
+            stderr.starts_with("error: ") && stderr.contains(sentence) && stderr.lines().count() == 1,
+            "{stderr}"
         );
     }
     // The disk's mistake is not the person's.
     let output = tokenize(at, &["texts", "--tokenizer", "tokenizer.json", "-o", "gone/out.bin"]);
-    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
     assert_eq!(fs::read_dir(at).unwrap().count(), before);
 
     // What the light build cannot read says which one can.
     let output = tokenize(at, &["texts/small.md", "--tokenizer", "bert.json", "-o", "bert.bin"]);
     if cfg!(feature = "tokenizers") {
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", stderr(&output));
     } else {
-        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
         assert!(
-            said(&output).ends_with("a program built with `--features tokenizers` reads all kinds\n"),
+            stderr(&output).ends_with("a program built with `--features tokenizers` reads all kinds\n"),
             "{}",
-            said(&output)
+            stderr(&output)
         );
     }
 }

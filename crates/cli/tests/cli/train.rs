@@ -4,12 +4,12 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use crate::{Here, TINY, answer, command, doctor, json, refused, said, succeeded, train_in};
+use crate::{TINY, TestDir, command, doctor, json, json_of, refused, stderr, succeeded, train_in};
 
 #[test]
 fn a_run_prints_its_summary_and_leaves_its_folder() {
-    let folder = Here::new();
-    let summary = answer(train_in(&folder, TINY, &["--json"]));
+    let folder = TestDir::new();
+    let summary = json_of(train_in(&folder, TINY, &["--json"]));
     assert_eq!(summary["steps"], 4);
     assert_eq!(summary["device"], "cpu");
     assert_eq!(summary["precision"], "f32");
@@ -36,7 +36,7 @@ fn a_run_prints_its_summary_and_leaves_its_folder() {
 
 #[test]
 fn the_resolved_file_gives_the_same_run_again() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let first = json(&train_in(&folder, TINY, &["--json", "--out", "a", "--set", "seed=9"]).stdout);
     let resolved = fs::read_to_string(folder.join("a/run.toml")).unwrap();
     let again = json(&train_in(&folder, &resolved, &["--json", "--out", "b"]).stdout);
@@ -45,8 +45,8 @@ fn the_resolved_file_gives_the_same_run_again() {
 
 #[test]
 fn a_dry_run_plans_and_writes_nothing() {
-    let folder = Here::new();
-    let plan = answer(train_in(&folder, TINY, &["--dry-run", "--json"]));
+    let folder = TestDir::new();
+    let plan = json_of(train_in(&folder, TINY, &["--dry-run", "--json"]));
     assert!(plan["loss"].is_null() && plan["weights_hash"].is_null());
     assert!(plan["memory"]["activations"]["predicted"].as_u64().unwrap() > 0);
     assert!(!folder.join("out").exists());
@@ -54,7 +54,7 @@ fn a_dry_run_plans_and_writes_nothing() {
 
 #[test]
 fn a_second_run_gets_a_folder_of_its_own() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     train_in(&folder, TINY, &[]);
     let output = train_in(&folder, TINY, &["--json"]);
     assert_eq!(json(&output.stdout)["run"], "out/run-2");
@@ -62,7 +62,7 @@ fn a_second_run_gets_a_folder_of_its_own() {
 
 #[test]
 fn images_report_images_and_accuracy() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let run_file = r#"
         [model]
         name = "resnet8"
@@ -82,7 +82,7 @@ fn images_report_images_and_accuracy() {
 
 /// Interrupts a long run once it has begun, and checks that it saved and goes on to the same end as an unbroken one.
 fn interrupted_by(signal: &str, ranks: &str) {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let steps = ["--set", "train.steps=400", "--set", "model.width=64", "--ranks", ranks];
     fs::write(folder.join("run.toml"), TINY).unwrap();
     let mut child = command(&folder, &[&["--out", "broken"], &steps[..]].concat())
@@ -103,8 +103,9 @@ fn interrupted_by(signal: &str, ranks: &str) {
             .output()
             .unwrap(),
     );
-    let whole = command(&folder, &[&["--json", "--out", "whole"], &steps[..]].concat()).output().unwrap();
-    assert_eq!(json(&resumed.stdout)["weights_hash"], json(&whole.stdout)["weights_hash"]);
+    let uninterrupted =
+        command(&folder, &[&["--json", "--out", "whole"], &steps[..]].concat()).output().unwrap();
+    assert_eq!(json(&resumed.stdout)["weights_hash"], json(&uninterrupted.stdout)["weights_hash"]);
 }
 
 #[test]
@@ -124,33 +125,37 @@ fn sigterm_saves_and_can_be_resumed() {
 
 #[test]
 fn a_diverging_run_exits_with_4() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let changes =
         ["--set", "learning_rate.peak=1e38", "--set", "optimizer.name=sgd", "--set", "train.steps=30"];
     let output = train_in(&folder, TINY, &changes);
-    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
-    assert!(said(&output).contains("diverged"), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
+    assert!(stderr(&output).contains("diverged"), "{}", stderr(&output));
 }
 
 /// A card where one works, and otherwise one sentence that says what is missing and what to do.
 #[test]
 fn a_card_is_used_or_what_is_missing_is_said() {
-    let folder = Here::new();
+    let folder = TestDir::new();
     let run = |kind: &str, out: &str| {
         let setting = format!("device.kind={kind}");
         train_in(&folder, TINY, &["--json", "--out", out, "--set", &setting])
     };
     let (asked, left_open) = (run("cuda", "asked"), run("auto", "open"));
-    assert!(left_open.status.success(), "{}", said(&left_open));
+    assert!(left_open.status.success(), "{}", stderr(&left_open));
     if doctor()["cuda"]["found"] == true {
-        assert!(asked.status.success(), "{}", said(&asked));
+        assert!(asked.status.success(), "{}", stderr(&asked));
         assert_eq!(json(&asked.stdout)["device"], "cuda");
         assert_eq!(json(&left_open.stdout)["device"], "cuda");
-        assert!(said(&left_open).lines().any(|line| line.starts_with("device: ")), "{}", said(&left_open));
+        assert!(
+            stderr(&left_open).lines().any(|line| line.starts_with("device: ")),
+            "{}",
+            stderr(&left_open)
+        );
         return;
     }
     assert_eq!(json(&left_open.stdout)["device"], "cpu");
-    let text = said(&asked);
+    let text = stderr(&asked);
     assert_eq!(asked.status.code(), Some(3), "{text}");
     let errors: Vec<&str> = text.lines().filter(|line| line.starts_with("error: ")).collect();
     assert_eq!(errors.len(), 1, "{text}");
@@ -164,7 +169,7 @@ fn a_card_is_used_or_what_is_missing_is_said() {
 /// Paths in the run file are relative to it, those of `--set` to where the command is run; a name that is missing is said.
 #[test]
 fn a_path_that_is_set_lies_where_the_command_is_run() {
-    let at = &Here::new();
+    let at = &TestDir::new();
     fs::create_dir(at.join("runs")).unwrap();
     let text =
         TINY.replace("kind = \"arithmetic\"\n    count = 200", "kind = \"text\"\n    path = \"beside.txt\"");
@@ -181,5 +186,5 @@ fn a_path_that_is_set_lies_where_the_command_is_run() {
     assert!(missing.contains(&expected), "{missing}");
     succeeded(train(&["--set", "data.path=here.txt"]));
     let unset = train(&["--set", "data=", "--set", "train.steps=", "--set", "train.epochs=1"]);
-    assert!(unset.status.success(), "back to the data of a run file without any: {}", said(&unset));
+    assert!(unset.status.success(), "back to the data of a run file without any: {}", stderr(&unset));
 }

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::{Here, TINY, command, json, said};
+use crate::{TINY, TestDir, command, json, stderr};
 
 /// A place that takes nothing: a full disk, or a pipe that nobody reads.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ fn here(folder: &Path, arguments: &[&str]) -> Command {
 }
 
 fn finished(output: &Output, why: &str) {
-    assert_eq!(output.status.code(), Some(0), "{why}: {}", said(output));
+    assert_eq!(output.status.code(), Some(0), "{why}: {}", stderr(output));
 }
 
 #[test]
@@ -38,14 +38,14 @@ fn a_run_goes_on_where_standard_error_takes_nothing() {
         for more in
             [&[][..], &["--ranks", "2"], &["--max-restarts", "1"], &["--ranks", "2", "--log", "trace"]]
         {
-            let folder = Here::new();
+            let folder = TestDir::new();
             let arguments = [&["--json", "--out", "run", "--set", "train.eval_every=2"], more].concat();
             let output = here(&folder, &arguments).stderr(deaf.end()).output().unwrap();
             finished(&output, &format!("{deaf:?} {more:?}"));
             assert_eq!(json(&output.stdout)["steps"], 4);
             assert!(folder.join("run/checkpoints/step-000004/manifest.json").exists());
         }
-        let folder = Here::new();
+        let folder = TestDir::new();
         let output = here(&folder, &["--set", "train.bacth=4"]).stderr(deaf.end()).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "an exit code is heard all the same");
     }
@@ -54,14 +54,14 @@ fn a_run_goes_on_where_standard_error_takes_nothing() {
 #[test]
 fn a_run_goes_on_where_standard_output_takes_nothing() {
     for deaf in [Deaf::Full, Deaf::Closed] {
-        let folder = Here::new();
+        let folder = TestDir::new();
         let output = here(&folder, &["--json", "--out", "run"]).stdout(deaf.end()).output().unwrap();
         finished(&output, &format!("{deaf:?}"));
         assert_eq!(
-            said(&output).matches("warning: the line of JSON is lost").count(),
+            stderr(&output).matches("warning: the line of JSON is lost").count(),
             1,
             "{}",
-            said(&output)
+            stderr(&output)
         );
         let neither = here(&folder, &["--json", "--out", "other"])
             .stdout(deaf.end())
@@ -88,9 +88,9 @@ fn other_commands_do_not_panic_either() {
             let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
             let output = command.args(arguments).stdout(deaf.end()).output().unwrap();
             if !arguments.iter().any(|word| ["--json", "--actions"].contains(word)) {
-                let warnings = said(&output).matches("standard output cannot be written").count();
-                assert_eq!(warnings, usize::from(matches!(deaf, Deaf::Full)), "{}", said(&output));
-                assert_eq!(said(&output).lines().count(), warnings, "{}", said(&output));
+                let warnings = stderr(&output).matches("standard output cannot be written").count();
+                assert_eq!(warnings, usize::from(matches!(deaf, Deaf::Full)), "{}", stderr(&output));
+                assert_eq!(stderr(&output).lines().count(), warnings, "{}", stderr(&output));
             }
             let run = || {
                 let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));

@@ -12,20 +12,20 @@ use ferrompi::{Communicator, ReduceOp, Result};
 const MOST: usize = 1024;
 
 /// The cores that a process may use, a bit each.
-type Cores = [u64; MOST / 64];
+type CoreSet = [u64; MOST / 64];
 
 /// What the ranks of a machine have of its cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CoreShare {
+pub(super) enum CoreSubscription {
     /// At least one each.
     CoreEach,
     /// Fewer than ranks, or an unknown number: whoever keeps a core may keep it from the one that it waits for.
     Oversubscribed,
 }
 
-impl CoreShare {
+impl CoreSubscription {
     /// Of this machine. All ranks of the world must ask.
-    pub(super) fn of(world: &Communicator) -> Result<CoreShare> {
+    pub(super) fn of(world: &Communicator) -> Result<CoreSubscription> {
         let machine = world.split_shared()?;
         let own = fs::read_to_string("/proc/self/status").map_or([0; _], |status| allowed(&status));
         let mut all = own;
@@ -33,17 +33,21 @@ impl CoreShare {
         // A container may be granted the time of fewer cores than it may run on.
         let granted = thread::available_parallelism().map_or(1, usize::from);
         let cores = if granted < count(&own) { granted } else { count(&all) };
-        Ok(if cores < machine.size() as usize { CoreShare::Oversubscribed } else { CoreShare::CoreEach })
+        Ok(if cores < machine.size() as usize {
+            CoreSubscription::Oversubscribed
+        } else {
+            CoreSubscription::CoreEach
+        })
     }
 }
 
-fn count(cores: &Cores) -> usize {
+fn count(cores: &CoreSet) -> usize {
     cores.iter().map(|word| word.count_ones() as usize).sum()
 }
 
 /// What Linux says of a process: `Cpus_allowed:` and words of 32 bits in hexadecimal, the last for the first cores. None
 /// where it says nothing of the kind.
-fn allowed(status: &str) -> Cores {
+fn allowed(status: &str) -> CoreSet {
     let mut cores = [0; _];
     let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed:"));
     for (i, word) in line.unwrap_or_default().trim().rsplit(',').enumerate().take(MOST / 32) {

@@ -21,14 +21,14 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use progress::{Ending, Order, ProgressThread};
-use task::Job;
+use progress::{ProgressCommand, ProgressThread, RankEnding};
+use task::MpiCall;
 
 use crate::call::{Call, Operation};
 use crate::communicator::Communicator;
-use crate::data::Data;
-use crate::error::{Error, Result, Seconds};
-use crate::failure::{Failed, Failure, panic_message};
+use crate::data::CommBuffer;
+use crate::error::{DisplaySeconds, Error, Result};
+use crate::failure::{Failure, RankFailure, panic_message};
 use crate::transport::{CallBuffers, Pending, Transport, choice};
 
 /// How long others are given to say whether they have come, once a wait is over.
@@ -62,7 +62,7 @@ where
         let what = match why {
             RecvTimeoutError::Disconnected => "MPI's thread ended".into(),
             RecvTimeoutError::Timeout => {
-                let waited = Seconds(limit);
+                let waited = DisplaySeconds(limit);
                 format!("MPI has not joined the ranks after {waited}: one of them has stopped, or is slower than that")
             }
         };
@@ -70,23 +70,23 @@ where
     });
     let (world, members, rank) = connected.map_err(Failure::Launch)?;
 
-    let post = Arc::new(Post { orders, world });
-    let end = End { post: post.clone(), group: 0, members, rank };
+    let post = Arc::new(ProgressHandle { orders, world });
+    let end = MpiGroup { post: post.clone(), group: 0, members, rank };
     let outcome = catch_unwind(AssertUnwindSafe(|| work(Communicator::new(Arc::new(end), limit))));
     let ending = match &outcome {
-        Ok(Ok(_)) => Ending::Well,
-        Ok(Err(error)) => Ending::Failed(error.to_string()),
-        Err(panic) => Ending::Panicked(panic_message(panic.as_ref())),
+        Ok(Ok(_)) => RankEnding::Well,
+        Ok(Err(error)) => RankEnding::Failed(error.to_string()),
+        Err(panic) => RankEnding::Panicked(panic_message(panic.as_ref())),
     };
     let message = ending.clone();
-    let _ = post.orders.send(Order::End(ending));
+    let _ = post.orders.send(ProgressCommand::MpiGroup(ending));
     let (well, farewell) = match &message {
-        Ending::Well => (true, limit),
-        Ending::Failed(_) | Ending::Panicked(_) => (false, FAREWELL),
+        RankEnding::Well => (true, limit),
+        RankEnding::Failed(_) | RankEnding::Panicked(_) => (false, FAREWELL),
     };
     // The progress thread's end without a word changes nothing for the result.
     if ended.recv_timeout(farewell) == Err(RecvTimeoutError::Timeout) && well {
-        let waited = Seconds(limit);
+        let waited = DisplaySeconds(limit);
         return Err(launch(format!(
             "rank {rank} has ended, and another has not for {waited} since: it has stopped, or is slower than that"
         )));
@@ -102,7 +102,7 @@ where
             }
         },
         (Ok(Err(error)), _) => Err(Failure::Failed { rank, error }),
-        (Err(_), Ending::Panicked(message)) => Err(Failure::Panicked { rank, message }),
+        (Err(_), RankEnding::Panicked(message)) => Err(Failure::Panicked { rank, message }),
         (Err(_), _) => unreachable!("a panic was noted as one"),
     }
 }
@@ -114,58 +114,58 @@ pub fn library() -> String {
 
 /// The way to the progress thread.
 #[derive(Debug)]
-struct Post {
-    orders: Sender<Order>,
-    world: Arc<World>,
+struct ProgressHandle {
+    orders: Sender<ProgressCommand>,
+    world: Arc<MpiWorld>,
 }
 
 /// What the rank and its progress thread both see.
 #[derive(Debug, Default)]
-struct World {
+struct MpiWorld {
     /// Threads that wait for something: while there are any, the progress thread does not rest.
     waiting: AtomicUsize,
     /// The first rank that is known to have failed.
-    failed: OnceLock<Failed>,
+    failed: OnceLock<RankFailure>,
 }
 
 /// What a rank waits for.
-type Ticket = crate::ticket::Ticket<Delivery>;
+type DeliveryTicket = crate::ticket::Ticket<Delivery>;
 
 /// What a call brings.
 #[derive(Debug)]
 enum Delivery {
-    Data(Option<Data>),
+    Data(Option<CommBuffer>),
     /// A split: the progress thread's number of the new group, its members in the world, and the rank's place among them.
     Group(Option<(usize, Arc<[usize]>, usize)>),
 }
 
 /// One rank's end of a group.
 #[derive(Debug)]
-struct End {
-    post: Arc<Post>,
+struct MpiGroup {
+    post: Arc<ProgressHandle>,
     /// The progress thread's number of the group.
     group: usize,
     members: Arc<[usize]>,
     rank: usize,
 }
 
-impl End {
-    fn order(&self, buffers: CallBuffers) -> Result<Waiting> {
+impl MpiGroup {
+    fn order(&self, buffers: CallBuffers) -> Result<MpiPending> {
         let call = buffers.call;
-        let ticket = Ticket::new(self.members[self.rank], call);
+        let ticket = DeliveryTicket::new(self.members[self.rank], call);
         if let Some(failed) = self.post.world.failed.get() {
             return Err(failed.stops(ticket.rank, call));
         }
-        let job = Job::new(self.group, self.rank, self.members.len(), buffers, ticket.clone())?;
-        if self.post.orders.send(Order::Call(Box::new(job))).is_err() {
+        let job = MpiCall::new(self.group, self.rank, self.members.len(), buffers, ticket.clone())?;
+        if self.post.orders.send(ProgressCommand::Call(Box::new(job))).is_err() {
             let why = "MPI was shut down".to_owned();
             return Err(Error::Carrier { rank: ticket.rank, call, why });
         }
-        Ok(Waiting { post: self.post.clone(), group: self.group, members: self.members.clone(), ticket })
+        Ok(MpiPending { post: self.post.clone(), group: self.group, members: self.members.clone(), ticket })
     }
 }
 
-impl Transport for End {
+impl Transport for MpiGroup {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -184,8 +184,8 @@ impl Transport for End {
         key: usize,
         limit: Duration,
     ) -> Result<Option<Arc<dyn Transport>>> {
-        let choice = Data::U64(choice(colour, key).to_vec());
-        let choices = Data::U64(vec![0; 2 * self.members.len()]);
+        let choice = CommBuffer::U64(choice(colour, key).to_vec());
+        let choices = CommBuffer::U64(vec![0; 2 * self.members.len()]);
         let buffers = CallBuffers {
             call: Call::of(Operation::Split, &choices),
             read: Some(choice),
@@ -193,7 +193,7 @@ impl Transport for End {
         };
         match self.order(buffers)?.wait(limit)? {
             Delivery::Group(group) => Ok(group.map(|(group, members, rank)| -> Arc<dyn Transport> {
-                Arc::new(End { post: self.post.clone(), group, members, rank })
+                Arc::new(MpiGroup { post: self.post.clone(), group, members, rank })
             })),
             Delivery::Data(_) => unreachable!("a split delivers a group"),
         }
@@ -201,14 +201,14 @@ impl Transport for End {
 }
 
 /// A call that the progress thread was given.
-struct Waiting {
-    post: Arc<Post>,
+struct MpiPending {
+    post: Arc<ProgressHandle>,
     group: usize,
     members: Arc<[usize]>,
-    ticket: Arc<Ticket>,
+    ticket: Arc<DeliveryTicket>,
 }
 
-impl Waiting {
+impl MpiPending {
     fn wait(&self, limit: Duration) -> Result<Delivery> {
         let (rank, call) = (self.ticket.rank, self.ticket.call);
         let start = Instant::now();
@@ -225,7 +225,8 @@ impl Waiting {
             Operation::Receive { from, .. } => peer(from),
             _ => {
                 let (answer, roll_call) = mpsc::channel();
-                let order = Order::RollCall { group: self.group, ticket: self.ticket.clone(), answer };
+                let order =
+                    ProgressCommand::RollCall { group: self.group, ticket: self.ticket.clone(), answer };
                 let _ = self.post.orders.send(order);
                 // Without an answer all that is known is that it was one of the others.
                 let missing = roll_call.recv_timeout(2 * ROLL_CALL).unwrap_or_default();
@@ -244,13 +245,13 @@ impl Waiting {
     }
 }
 
-impl Pending for Waiting {
+impl Pending for MpiPending {
     fn is_done(&mut self) -> Result<bool> {
         Ok(self.ticket.is_done())
     }
 
-    fn wait(self: Box<Self>, limit: Duration) -> Result<Option<Data>> {
-        match Waiting::wait(&self, limit)? {
+    fn wait(self: Box<Self>, limit: Duration) -> Result<Option<CommBuffer>> {
+        match MpiPending::wait(&self, limit)? {
             Delivery::Data(data) => Ok(data),
             Delivery::Group(_) => unreachable!("only a split delivers a group"),
         }

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use ferrompi::{Communicator, Mpi, Request, Scope, Source, Tag, ThreadLevel};
 
-use super::cores::CoreShare;
-use super::task::{Job, Task};
-use super::{Delivery, ROLL_CALL, Ticket, World};
+use super::cores::CoreSubscription;
+use super::task::{MpiCall, StartedCall};
+use super::{Delivery, DeliveryTicket, MpiWorld, ROLL_CALL};
 use crate::call::Operation;
-use crate::data::Data;
+use crate::data::CommBuffer;
 use crate::error::{Error, Result};
-use crate::failure::Failed;
+use crate::failure::RankFailure;
 use crate::launch::check_size;
 use crate::transport::NewGroup;
 
@@ -44,27 +44,27 @@ const PANICKED: i32 = 5;
 
 /// What a progress thread is told.
 #[derive(Debug)]
-pub(super) enum Order {
+pub(super) enum ProgressCommand {
     /// Carry out a call.
-    Call(Box<Job>),
+    Call(Box<MpiCall>),
     /// Find out who has not come to a call.
-    RollCall { group: usize, ticket: Arc<Ticket>, answer: Sender<Vec<usize>> },
+    RollCall { group: usize, ticket: Arc<DeliveryTicket>, answer: Sender<Vec<usize>> },
     /// The rank has come to its end.
-    End(Ending),
+    MpiGroup(RankEnding),
 }
 
 /// How a rank ends.
 #[derive(Debug, Clone)]
-pub(super) enum Ending {
+pub(super) enum RankEnding {
     Well,
     Failed(String),
     Panicked(String),
 }
 
 /// Who a progress thread works for: its world, the ranks of it, and its own number.
-pub(super) type Connected = (Arc<World>, Arc<[usize]>, usize);
+pub(super) type ProgressContext = (Arc<MpiWorld>, Arc<[usize]>, usize);
 
-struct Group {
+struct CommPair {
     /// For the first requests of calls, in the order of calls.
     comm: Communicator,
     /// For second requests. MPI wants all ranks to begin collective requests of a communicator in one order, and second
@@ -74,13 +74,13 @@ struct Group {
     /// Tells the group apart from all others, on all its ranks alike.
     name: u64,
     /// Collective calls that were begun.
-    turn: u64,
+    seq_no: u64,
 }
 
 /// A question that others have not all answered yet.
-struct Roll {
+struct MissingRanksQuery {
     name: u64,
-    turn: u64,
+    seq_no: u64,
     silent: Vec<usize>,
     missing: Vec<usize>,
     until: Instant,
@@ -89,21 +89,25 @@ struct Roll {
 
 pub(super) struct ProgressThread<'s, 'env> {
     scope: &'s Scope<'s, 'env>,
-    world: Arc<World>,
+    world: Arc<MpiWorld>,
     rank: usize,
-    groups: Vec<Group>,
-    tasks: Vec<Task<'s>>,
+    groups: Vec<CommPair>,
+    tasks: Vec<StartedCall<'s>>,
     control: Communicator,
     /// Messages to progress threads that are still being sent.
     sending: Vec<(Request<'s>, Box<[u8]>)>,
-    rolls: Vec<Roll>,
+    rolls: Vec<MissingRanksQuery>,
     ended: Vec<bool>,
-    cores: CoreShare,
+    cores: CoreSubscription,
 }
 
 impl ProgressThread<'_, '_> {
     /// The life of the thread: starts MPI, says so, works, and shuts MPI down again.
-    pub(super) fn run(orders: Receiver<Order>, ready: Sender<Result<Connected>>, closed: Sender<()>) {
+    pub(super) fn run(
+        orders: Receiver<ProgressCommand>,
+        ready: Sender<Result<ProgressContext>>,
+        closed: Sender<()>,
+    ) {
         let refused =
             |error: ferrompi::Error| Error::Launch { what: format!("MPI cannot be started: {error}") };
         let mpi = match Mpi::init_thread(ThreadLevel::Funneled) {
@@ -122,11 +126,11 @@ impl ProgressThread<'_, '_> {
             Ok(comms) => comms,
             Err(error) => return drop(ready.send(Err(refused(error)))),
         };
-        let cores = match CoreShare::of(&world) {
+        let cores = match CoreSubscription::of(&world) {
             Ok(cores) => cores,
             Err(error) => return drop(ready.send(Err(refused(error)))),
         };
-        let shared = Arc::<World>::default();
+        let shared = Arc::<MpiWorld>::default();
         let members: Arc<[usize]> = (0..ranks).collect();
         let _ = ready.send(Ok((shared.clone(), members.clone(), rank)));
         let worked = ferrompi::scope(|scope| {
@@ -134,7 +138,7 @@ impl ProgressThread<'_, '_> {
                 scope,
                 world: shared,
                 rank,
-                groups: vec![Group { comm, second, members, name: 0, turn: 0 }],
+                groups: vec![CommPair { comm, second, members, name: 0, seq_no: 0 }],
                 tasks: Vec::new(),
                 control,
                 sending: Vec::new(),
@@ -157,7 +161,7 @@ impl ProgressThread<'_, '_> {
     }
 
     /// Works until all ranks have ended; returns whether MPI can be shut down.
-    fn work(&mut self, orders: &Receiver<Order>) -> bool {
+    fn work(&mut self, orders: &Receiver<ProgressCommand>) -> bool {
         let (mut ending, mut looks, mut moved) = (None, 0u32, Instant::now());
         loop {
             let mut busy = false;
@@ -199,18 +203,18 @@ impl ProgressThread<'_, '_> {
 
     /// Waits a little, less where somebody waits for what is under way and it has `moved` lately; an order that comes meanwhile
     /// is an `Err`.
-    fn rest(&self, orders: &Receiver<Order>, moved: &mut Instant) -> Result<(), Order> {
+    fn rest(&self, orders: &Receiver<ProgressCommand>, moved: &mut Instant) -> Result<(), ProgressCommand> {
         let waited_for = self.world.waiting.load(Ordering::Relaxed) > 0;
         let time = match (self.tasks.is_empty(), waited_for) {
             (true, _) => AROUND,
             (false, false) => REST,
             (false, true) => match (self.cores, moved.elapsed()) {
-                (CoreShare::CoreEach, still) if still >= EAGER => {
+                (CoreSubscription::CoreEach, still) if still >= EAGER => {
                     // Long messages move only while they are looked at: after this rest it is eager again.
                     *moved = Instant::now() + REST;
                     REST
                 }
-                (CoreShare::Oversubscribed, still) if still >= BRIEF => {
+                (CoreSubscription::Oversubscribed, still) if still >= BRIEF => {
                     std::thread::yield_now();
                     return Ok(());
                 }
@@ -230,15 +234,15 @@ impl ProgressThread<'_, '_> {
     }
 
     /// Carries out an order; returns whether it was the last.
-    fn obey(&mut self, order: Order) -> bool {
+    fn obey(&mut self, order: ProgressCommand) -> bool {
         match order {
-            Order::Call(job) => self.begin(job),
-            Order::RollCall { group, ticket, answer } => self.call_roll(group, &ticket, answer),
-            Order::End(ending) => {
+            ProgressCommand::Call(job) => self.begin(job),
+            ProgressCommand::RollCall { group, ticket, answer } => self.call_roll(group, &ticket, answer),
+            ProgressCommand::MpiGroup(ending) => {
                 let (tag, text) = match ending {
-                    Ending::Well => (ENDED, String::new()),
-                    Ending::Failed(text) => (FAILED, text),
-                    Ending::Panicked(text) => (PANICKED, text),
+                    RankEnding::Well => (ENDED, String::new()),
+                    RankEnding::Failed(text) => (FAILED, text),
+                    RankEnding::Panicked(text) => (PANICKED, text),
                 };
                 let own = self.rank;
                 for rank in (0..self.ended.len()).filter(|&rank| rank != own) {
@@ -251,16 +255,16 @@ impl ProgressThread<'_, '_> {
         false
     }
 
-    fn begin(&mut self, job: Box<Job>) {
+    fn begin(&mut self, job: Box<MpiCall>) {
         if let Some(failed) = self.world.failed.get() {
             return job.ticket.deliver(Err(failed.stops(job.ticket.rank, job.ticket.call)));
         }
         let group = &mut self.groups[job.group];
         if !matches!(job.ticket.call.operation, Operation::Send { .. } | Operation::Receive { .. }) {
-            let _ = job.ticket.turn.set(group.turn);
-            group.turn += 1;
+            let _ = job.ticket.seq_no.set(group.seq_no);
+            group.seq_no += 1;
         }
-        match Task::start(job, &group.comm, self.scope) {
+        match StartedCall::start(job, &group.comm, self.scope) {
             Ok(task) => self.tasks.push(task),
             Err((job, error)) => {
                 let (rank, call) = (job.ticket.rank, job.ticket.call);
@@ -304,13 +308,15 @@ impl ProgressThread<'_, '_> {
         moved
     }
 
-    fn delivery(&mut self, job: Job) -> Result<Delivery> {
+    fn delivery(&mut self, job: MpiCall) -> Result<Delivery> {
         let (rank, call) = (job.ticket.rank, job.ticket.call);
         if call.operation != Operation::Split {
             return Ok(Delivery::Data(job.buffers.write.or(job.buffers.read)));
         }
         let group = &self.groups[job.group];
-        let Some(Data::U64(choices)) = &job.buffers.write else { unreachable!("a split gathers numbers") };
+        let Some(CommBuffer::U64(choices)) = &job.buffers.write else {
+            unreachable!("a split gathers numbers")
+        };
         let own = group.comm.rank() as usize;
         let new = NewGroup::of(choices, own);
         let (number, key) = (new.as_ref().map(NewGroup::number), new.as_ref().map_or(0, |new| new.rank));
@@ -322,24 +328,24 @@ impl ProgressThread<'_, '_> {
         };
         let second = comm.duplicate().map_err(refused)?;
         let members: Arc<[usize]> = new.members.iter().map(|&rank| group.members[rank]).collect();
-        let turn = job.ticket.turn.get().copied().unwrap_or_default();
-        let name = NewGroup::name(group.name, turn, choices[2 * own]);
-        self.groups.push(Group { comm, second, members: members.clone(), name, turn: 0 });
+        let seq_no = job.ticket.seq_no.get().copied().unwrap_or_default();
+        let name = NewGroup::name(group.name, seq_no, choices[2 * own]);
+        self.groups.push(CommPair { comm, second, members: members.clone(), name, seq_no: 0 });
         Ok(Delivery::Group(Some((self.groups.len() - 1, members, new.rank))))
     }
 
-    fn call_roll(&mut self, group: usize, ticket: &Ticket, answer: Sender<Vec<usize>>) {
-        let (group, Some(&turn)) = (&self.groups[group], ticket.turn.get()) else {
+    fn call_roll(&mut self, group: usize, ticket: &DeliveryTicket, answer: Sender<Vec<usize>>) {
+        let (group, Some(&seq_no)) = (&self.groups[group], ticket.seq_no.get()) else {
             return drop(answer.send(Vec::new()));
         };
         let name = group.name;
         let silent: Vec<usize> = group.members.iter().copied().filter(|&rank| rank != self.rank).collect();
-        let question = bytes(&[name, turn]);
+        let question = bytes(&[name, seq_no]);
         for &rank in &silent {
             self.tell(rank, ASK, &question);
         }
         let until = Instant::now() + ROLL_CALL;
-        self.rolls.push(Roll { name, turn, silent, missing: Vec::new(), until, answer });
+        self.rolls.push(MissingRanksQuery { name, seq_no, silent, missing: Vec::new(), until, answer });
     }
 
     /// Sends a few bytes to another progress thread.
@@ -380,12 +386,12 @@ impl ProgressThread<'_, '_> {
 
     fn hear(&mut self, from: usize, tag: i32, message: &[u8]) {
         match (tag, &words(message)[..]) {
-            (ASK, &[name, turn]) => {
-                let came = self.groups.iter().any(|group| group.name == name && group.turn > turn);
-                self.tell(from, ANSWER, &bytes(&[name, turn, came.into()]));
+            (ASK, &[name, seq_no]) => {
+                let came = self.groups.iter().any(|group| group.name == name && group.seq_no > seq_no);
+                self.tell(from, ANSWER, &bytes(&[name, seq_no, came.into()]));
             }
-            (ANSWER, &[name, turn, came]) => {
-                for roll in self.rolls.iter_mut().filter(|roll| (roll.name, roll.turn) == (name, turn)) {
+            (ANSWER, &[name, seq_no, came]) => {
+                for roll in self.rolls.iter_mut().filter(|roll| (roll.name, roll.seq_no) == (name, seq_no)) {
                     roll.silent.retain(|&rank| rank != from);
                     if came == 0 {
                         roll.missing.push(from);
@@ -405,7 +411,7 @@ impl ProgressThread<'_, '_> {
             PANICKED => "panicked",
             _ => return,
         };
-        let failed = self.world.failed.get_or_init(|| Failed { rank, how, why: text.to_owned() });
+        let failed = self.world.failed.get_or_init(|| RankFailure { rank, how, why: text.to_owned() });
         for task in &self.tasks {
             let ticket = &task.job.ticket;
             ticket.deliver(Err(failed.stops(ticket.rank, ticket.call)));

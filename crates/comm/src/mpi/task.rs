@@ -12,11 +12,11 @@ use std::sync::Arc;
 use espalier_tensor::{Category, Tensor, bf16};
 use ferrompi::{Communicator, Request, Scope, Status};
 
-use super::Ticket;
+use super::DeliveryTicket;
 use crate::call::{Call, Operation, Reduce};
-use crate::data::{Data, Element};
+use crate::data::{CommBuffer, ElementType};
 use crate::error::{Error, Result};
-use crate::reduce::{Number, reduce};
+use crate::reduce::{Reducible, reduce};
 use crate::traffic::chunk;
 use crate::transport::CallBuffers;
 
@@ -25,29 +25,29 @@ const LITTLE: usize = 64 << 10;
 
 /// A call with all the memory that it needs.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct MpiCall {
     /// The progress thread's number of the group.
     pub(super) group: usize,
     pub(super) buffers: CallBuffers,
-    pub(super) ticket: Arc<Ticket>,
-    scratch: Option<Data>,
+    pub(super) ticket: Arc<DeliveryTicket>,
+    scratch: Option<CommBuffer>,
     rank: usize,
     size: usize,
     /// How much of what goes to and comes from each rank, and where it lies, in units of MPI.
     counts: [Vec<i32>; 4],
 }
 
-impl Job {
+impl MpiCall {
     pub(super) fn new(
         group: usize,
         rank: usize,
         size: usize,
         mut buffers: CallBuffers,
-        ticket: Arc<Ticket>,
-    ) -> Result<Job> {
+        ticket: Arc<DeliveryTicket>,
+    ) -> Result<MpiCall> {
         let call = buffers.call;
         // Panics here, on the rank's own thread, where somebody else holds the tensor too.
-        buffers.write.as_mut().filter(|data| data.on_host()).map(Data::bytes_mut);
+        buffers.write.as_mut().filter(|data| data.on_host()).map(CommBuffer::bytes_mut);
         let data = || [&buffers.read, &buffers.write].into_iter().flatten();
         if data().any(|data| !data.on_host()) {
             let what = "MPI exchanges tensors of the host here; this one is on a GPU".to_owned();
@@ -63,7 +63,7 @@ impl Job {
             }
             _ => None,
         };
-        let most = data().map(Data::len).chain(scratch).max().unwrap_or(0);
+        let most = data().map(CommBuffer::len).chain(scratch).max().unwrap_or(0);
         if most * scale(call.element) > i32::MAX as usize {
             return refuse(format!("MPI counts no more than {} in a message; send it in parts", i32::MAX));
         }
@@ -80,7 +80,7 @@ impl Job {
             })?),
             _ => None,
         };
-        Ok(Job { group, buffers, ticket, scratch, rank, size, counts: Default::default() })
+        Ok(MpiCall { group, buffers, ticket, scratch, rank, size, counts: Default::default() })
     }
 
     fn call(&self) -> Call {
@@ -89,16 +89,16 @@ impl Job {
 }
 
 /// A call that MPI has begun.
-pub(super) struct Task<'s> {
+pub(super) struct StartedCall<'s> {
     request: Option<Request<'s>>,
-    stage: Stage,
+    stage: RequestStage,
     // After the request: what it uses must outlive it. A task whose request never ends is never dropped.
-    pub(super) job: Box<Job>,
+    pub(super) job: Box<MpiCall>,
 }
 
 /// What the request is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum RequestStage {
     /// Nothing comes after it.
     Last,
     /// Everyone's data is gathered in the scratch space, to be reduced.
@@ -108,24 +108,24 @@ enum Stage {
 }
 
 /// What MPI counts in: it only carries, so that the width is all that matters.
-fn scale(element: Option<Element>) -> usize {
+fn scale(element: Option<ElementType>) -> usize {
     // There is no datatype of two bytes to be had.
-    if element == Some(Element::Bf16) { 2 } else { 1 }
+    if element == Some(ElementType::Bf16) { 2 } else { 1 }
 }
 
 /// Runs a body with `$unit` standing for the type that MPI moves an element as.
 macro_rules! with_unit {
     ($element:expr, $unit:ident => $body:expr) => {
         match $element {
-            Element::F32 | Element::U32 => {
+            ElementType::F32 | ElementType::U32 => {
                 type $unit = u32;
                 $body
             }
-            Element::U64 | Element::F64 => {
+            ElementType::U64 | ElementType::F64 => {
                 type $unit = u64;
                 $body
             }
-            Element::Bf16 => {
+            ElementType::Bf16 => {
                 type $unit = u8;
                 $body
             }
@@ -133,16 +133,16 @@ macro_rules! with_unit {
     };
 }
 
-impl<'s> Task<'s> {
+impl<'s> StartedCall<'s> {
     /// Begins a call.
     pub(super) fn start(
-        mut job: Box<Job>,
+        mut job: Box<MpiCall>,
         comm: &Communicator,
         scope: &'s Scope<'s, '_>,
-    ) -> Result<Task<'s>, (Box<Job>, ferrompi::Error)> {
+    ) -> Result<StartedCall<'s>, (Box<MpiCall>, ferrompi::Error)> {
         let (call, size) = (job.call(), job.size);
-        let element = call.element.unwrap_or(Element::U64);
-        let mut stage = Stage::Last;
+        let element = call.element.unwrap_or(ElementType::U64);
+        let mut stage = RequestStage::Last;
         let begun = with_unit!(element, U => {
             // SAFETY: the job owns its data, which nobody else writes, and keeps it as long as the request lives.
             unsafe {
@@ -159,36 +159,39 @@ impl<'s> Task<'s> {
                         comm.ibroadcast(scope, view_mut::<U>(&mut job.buffers.write), root as i32).map(Some)
                     }
                     Operation::AllGather | Operation::Split => {
-                        let whole = view_mut::<U>(&mut job.buffers.write);
-                        comm.iallgather(scope, view::<U>(&job.buffers.read), whole).map(Some)
+                        let full = view_mut::<U>(&mut job.buffers.write);
+                        comm.iallgather(scope, view::<U>(&job.buffers.read), full).map(Some)
                     }
                     Operation::AllReduce(_) if size == 1 => Ok(None),
                     Operation::AllReduce(how) if call.bytes() * size <= LITTLE => {
-                        stage = Stage::Gathered(how);
+                        stage = RequestStage::Gathered(how);
                         let all = view_mut::<U>(&mut job.scratch);
                         comm.iallgather(scope, view::<U>(&job.buffers.write), all).map(Some)
                     }
                     Operation::AllReduce(how) | Operation::ReduceScatter(how) => {
-                        stage = Stage::Exchanged(how);
+                        stage = RequestStage::Exchanged(how);
                         job.counts = exchange(&job);
                         let [sent, from, received, to] = job.counts.each_ref().map(|counts| still(counts));
-                        let whole = if job.buffers.read.is_some() { &job.buffers.read } else { &job.buffers.write };
-                        let whole = view::<U>(whole);
+                        let full = if job.buffers.read.is_some() { &job.buffers.read } else { &job.buffers.write };
+                        let full = view::<U>(full);
                         let shares = view_mut::<U>(&mut job.scratch);
-                        comm.ialltoallv(scope, whole, sent, from, shares, received, to).map(Some)
+                        comm.ialltoallv(scope, full, sent, from, shares, received, to).map(Some)
                     }
                 }
             }
         });
         match begun {
-            Ok(request) => Ok(Task { request, stage, job }),
+            Ok(request) => Ok(StartedCall { request, stage, job }),
             Err(error) => Err((job, error)),
         }
     }
 
     /// Whether a second request is to follow the one that is under way.
     pub(super) fn has_second(&self) -> bool {
-        matches!((self.stage, self.job.call().operation), (Stage::Exchanged(_), Operation::AllReduce(_)))
+        matches!(
+            (self.stage, self.job.call().operation),
+            (RequestStage::Exchanged(_), Operation::AllReduce(_))
+        )
     }
 
     /// Looks whether the request is done, and goes on to the next, on `comm`; true when there is none left.
@@ -203,19 +206,19 @@ impl<'s> Task<'s> {
         }
         self.request = None;
         match self.stage {
-            Stage::Last => Ok(true),
-            Stage::Gathered(how) => {
-                self.job.reduce(how, call.elements, To::Data);
+            RequestStage::Last => Ok(true),
+            RequestStage::Gathered(how) => {
+                self.job.reduce(how, call.elements, ReduceTarget::Data);
                 Ok(true)
             }
-            Stage::Exchanged(how) => {
+            RequestStage::Exchanged(how) => {
                 let own = chunk(call.elements, self.job.size, self.job.rank).len();
                 if let Operation::ReduceScatter(_) = call.operation {
-                    self.job.reduce(how, own, To::Data);
+                    self.job.reduce(how, own, ReduceTarget::Data);
                     return Ok(true);
                 }
-                self.job.reduce(how, own, To::Scratch);
-                self.stage = Stage::Last;
+                self.job.reduce(how, own, ReduceTarget::Scratch);
+                self.stage = RequestStage::Last;
                 let (job, units) = (&mut *self.job, own * scale(call.element));
                 let element = call.element.expect("a reduction of something");
                 // SAFETY: as for `start`; the exchange, which read the data, is over.
@@ -239,7 +242,7 @@ impl<'s> Task<'s> {
     fn check(&self, status: Status) -> Result<()> {
         let call = self.job.call();
         let Operation::Receive { from, tag } = call.operation else { return Ok(()) };
-        let unit = call.element.map_or(1, Element::bytes) / scale(call.element);
+        let unit = call.element.map_or(1, ElementType::bytes) / scale(call.element);
         let expected = call.bytes() / unit.max(1);
         match status.count {
             Some(count) if count != expected => {
@@ -256,32 +259,32 @@ impl<'s> Task<'s> {
 
 /// Where a reduction goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum To {
+enum ReduceTarget {
     /// What the call writes.
     Data,
     /// The front of the scratch space.
     Scratch,
 }
 
-impl Job {
+impl MpiCall {
     /// Reduces the scratch space, which has `len` elements of each rank.
-    fn reduce(&mut self, how: Reduce, len: usize, to: To) {
+    fn reduce(&mut self, how: Reduce, len: usize, to: ReduceTarget) {
         match self.call().element.expect("a reduction of something") {
-            Element::F32 => self.reduce_as::<f32>(how, len, to),
-            Element::Bf16 => self.reduce_as::<bf16>(how, len, to),
-            Element::U32 => self.reduce_as::<u32>(how, len, to),
-            Element::U64 => self.reduce_as::<u64>(how, len, to),
-            Element::F64 => self.reduce_as::<f64>(how, len, to),
+            ElementType::F32 => self.reduce_as::<f32>(how, len, to),
+            ElementType::Bf16 => self.reduce_as::<bf16>(how, len, to),
+            ElementType::U32 => self.reduce_as::<u32>(how, len, to),
+            ElementType::U64 => self.reduce_as::<u64>(how, len, to),
+            ElementType::F64 => self.reduce_as::<f64>(how, len, to),
         }
     }
 
-    fn reduce_as<T: Number>(&mut self, how: Reduce, len: usize, to: To) {
+    fn reduce_as<T: Reducible>(&mut self, how: Reduce, len: usize, to: ReduceTarget) {
         let scratch = self.scratch.as_mut().expect("a reduction has its scratch space").bytes_mut();
         assert_eq!(scratch.len(), self.size * len * size_of::<T>());
         let scratch = scratch.as_mut_ptr().cast::<T>();
         let y = match to {
-            To::Scratch => scratch,
-            To::Data => {
+            ReduceTarget::Scratch => scratch,
+            ReduceTarget::Data => {
                 let data = self.buffers.write.as_mut().expect("a reduction writes").bytes_mut();
                 assert_eq!(data.len(), len * size_of::<T>());
                 data.as_mut_ptr().cast()
@@ -296,9 +299,9 @@ impl Job {
 }
 
 /// What goes to each rank and where it lies in the whole; what comes from each, and where it goes in the scratch space.
-fn exchange(job: &Job) -> [Vec<i32>; 4] {
+fn exchange(job: &MpiCall) -> [Vec<i32>; 4] {
     let (elements, scale) = (job.call().elements, scale(job.call().element));
-    // `Job::new` has compared the largest of these with MPI's limit.
+    // `MpiCall::new` has compared the largest of these with MPI's limit.
     let units = |elements: usize| (elements * scale) as i32;
     let shares = || (0..job.size).map(|rank| chunk(elements, job.size, rank));
     let own = chunk(elements, job.size, job.rank).len();
@@ -311,13 +314,16 @@ fn exchange(job: &Job) -> [Vec<i32>; 4] {
 }
 
 /// Memory of the same kind as `data`, booked as communication where there is a ledger.
-fn room_like(data: &Data, len: usize) -> espalier_tensor::Result<Data> {
+fn room_like(data: &CommBuffer, len: usize) -> espalier_tensor::Result<CommBuffer> {
     Ok(match data {
-        Data::Tensor(tensor) => {
-            Data::Tensor(Tensor::empty(&tensor.device(), &[len], tensor.dtype(), Category::Communication)?)
-        }
-        Data::U64(_) => Data::U64(vec![0; len]),
-        Data::F64(_) => Data::F64(vec![0.0; len]),
+        CommBuffer::Tensor(tensor) => CommBuffer::Tensor(Tensor::empty(
+            &tensor.device(),
+            &[len],
+            tensor.dtype(),
+            Category::Communication,
+        )?),
+        CommBuffer::U64(_) => CommBuffer::U64(vec![0; len]),
+        CommBuffer::F64(_) => CommBuffer::F64(vec![0.0; len]),
     })
 }
 
@@ -325,7 +331,7 @@ fn room_like(data: &Data, len: usize) -> espalier_tensor::Result<Data> {
 ///
 /// # Safety
 /// The data must outlive `'a`, and nobody may write it meanwhile.
-unsafe fn view<'a, U>(data: &Option<Data>) -> &'a [U] {
+unsafe fn view<'a, U>(data: &Option<CommBuffer>) -> &'a [U] {
     let bytes = data.as_ref().expect("the call has this data").bytes();
     // SAFETY: what the caller promises; all data is aligned for its elements, which are as wide as U or wider.
     unsafe { slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<U>()) }
@@ -335,7 +341,7 @@ unsafe fn view<'a, U>(data: &Option<Data>) -> &'a [U] {
 ///
 /// # Safety
 /// As for [`view`], and nobody else may read it meanwhile.
-unsafe fn view_mut<'a, U>(data: &mut Option<Data>) -> &'a mut [U] {
+unsafe fn view_mut<'a, U>(data: &mut Option<CommBuffer>) -> &'a mut [U] {
     let bytes = data.as_mut().expect("the call has this data").bytes_mut();
     // SAFETY: as above.
     unsafe { slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / size_of::<U>()) }

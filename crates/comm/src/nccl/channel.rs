@@ -1,4 +1,4 @@
-//! A communicator of NCCL with a stream of its own, beside the card's compute stream.
+//! A communicator of NCCL with a stream of its own, beside the GPU's compute stream.
 //!
 //! Some of NCCL's calls wait for other ranks inside the call, and cannot be given up. So every channel belongs to one thread that
 //! does nothing else, and ranks wait for that thread with a limit.
@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::CUstream;
 use espalier_tensor::cuda::Cuda;
 
-use super::library::{Comm, Nccl, UniqueId};
-use crate::control::Control;
-use crate::mark::Mark;
+use super::library::{Nccl, NcclComm, UniqueId};
+use crate::control::ControlPlane;
+use crate::stream_event::StreamEvent;
 
 /// How long a thread keeps its core while it looks after calls, before it lets others have it between two looks.
 const EAGER: Duration = Duration::from_millis(1);
@@ -22,21 +22,25 @@ const PAUSE: Duration = Duration::from_micros(50);
 
 /// What the threads of a rank have in common.
 #[derive(Clone)]
-pub(super) struct Shared {
+pub(super) struct NcclRank {
     pub(super) nccl: &'static Nccl,
     pub(super) cuda: Cuda,
-    pub(super) control: Arc<Control>,
+    pub(super) control: Arc<ControlPlane>,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for NcclRank {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("control", &self.control).finish_non_exhaustive()
+        f.debug_struct("NcclRank").field("control", &self.control).finish_non_exhaustive()
     }
 }
 
-impl Shared {
+impl NcclRank {
     /// Starts a thread that makes calls of NCCL.
-    pub(super) fn spawn(&self, name: &str, work: impl FnOnce(Shared) + Send + 'static) -> Result<(), String> {
+    pub(super) fn spawn(
+        &self,
+        name: &str,
+        work: impl FnOnce(NcclRank) + Send + 'static,
+    ) -> Result<(), String> {
         let shared = self.clone();
         let thread = thread::Builder::new().name(format!("espalier-{name}"));
         thread.spawn(move || work(shared)).map(drop).map_err(|e| format!("no thread for it: {e}"))
@@ -51,38 +55,38 @@ impl Shared {
     }
 
     /// A mark behind the compute stream's work so far.
-    pub(super) fn mark(&self) -> Result<Mark, String> {
+    pub(super) fn mark(&self) -> Result<StreamEvent, String> {
         self.cuda.bind().map_err(|e| e.to_string())?;
-        Mark::new(self.cuda.compute().raw())
+        StreamEvent::new(self.cuda.compute().raw())
     }
 }
 
 /// A communicator and its stream. Neither is given back before the process ends: NCCL's own way to do so waits for the other ranks, which
 /// may be gone, or give theirs back in another order.
-pub(super) struct Channel {
+pub(super) struct NcclChannel {
     nccl: &'static Nccl,
-    comm: Comm,
-    /// The same card as if it were another: its compute stream is the channel's, so that kernels can be queued there too.
+    comm: NcclComm,
+    /// The same GPU as if it were another: its compute stream is the channel's, so that kernels can be queued there too.
     beside: &'static Cuda,
 }
 
-impl Channel {
+impl NcclChannel {
     /// Connects all ranks that have the same id; waits for them, inside a call.
     pub(super) fn connect(
-        shared: &Shared,
+        shared: &NcclRank,
         id: UniqueId,
         rank: usize,
         size: usize,
-    ) -> Result<Channel, String> {
+    ) -> Result<NcclChannel, String> {
         shared.cuda.bind().map_err(|e| e.to_string())?;
         let beside = shared.cuda.another().map_err(|e| e.to_string())?;
         let (nccl, mut comm) = (shared.nccl, null_mut());
-        // SAFETY: the card is current on this thread; NCCL writes the handle.
+        // SAFETY: the GPU is current on this thread; NCCL writes the handle.
         nccl.check(unsafe { (nccl.comm_init_rank)(&mut comm, size as c_int, id, rank as c_int) })?;
-        Ok(Channel { nccl, comm, beside: Box::leak(Box::new(beside)) })
+        Ok(NcclChannel { nccl, comm, beside: Box::leak(Box::new(beside)) })
     }
 
-    /// The channel's own handle of the card.
+    /// The channel's own handle of the GPU.
     pub(super) fn beside(&self) -> &Cuda {
         self.beside
     }
@@ -90,17 +94,17 @@ impl Channel {
     /// Queues calls of NCCL, and kernels, behind a mark; the one that is returned passes when they are done.
     pub(super) fn queue(
         &self,
-        ready: &Mark,
-        calls: impl FnOnce(&Nccl, Comm, &Cuda) -> Result<(), String>,
-    ) -> Result<Mark, String> {
+        ready: &StreamEvent,
+        calls: impl FnOnce(&Nccl, NcclComm, &Cuda) -> Result<(), String>,
+    ) -> Result<StreamEvent, String> {
         let stream: CUstream = self.beside.compute().raw();
         ready.hold_back(stream)?;
         calls(self.nccl, self.comm, self.beside)?;
-        Mark::new(stream)
+        StreamEvent::new(stream)
     }
 
     /// Whether a mark has passed; what went wrong meanwhile shows here.
-    pub(super) fn has_passed(&self, mark: &Mark) -> Result<bool, String> {
+    pub(super) fn has_passed(&self, mark: &StreamEvent) -> Result<bool, String> {
         let mut code = 0;
         // SAFETY: the communicator lives; NCCL writes a code.
         self.nccl.check(unsafe { (self.nccl.comm_get_async_error)(self.comm, &mut code) })?;
@@ -110,11 +114,11 @@ impl Channel {
 }
 
 /// The rest between two looks at what is under way.
-pub(super) struct Rest(Instant);
+pub(super) struct PollBackoff(Instant);
 
-impl Rest {
-    pub(super) fn new() -> Rest {
-        Rest(Instant::now())
+impl PollBackoff {
+    pub(super) fn new() -> PollBackoff {
+        PollBackoff(Instant::now())
     }
 
     /// Something has moved: more may soon.

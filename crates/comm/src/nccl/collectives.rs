@@ -6,44 +6,44 @@ use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 
 use espalier_tensor::Tensor;
 
-use super::channel::{Channel, Rest, Shared};
-use super::exchange::{Exchange, Wire};
+use super::channel::{NcclChannel, NcclRank, PollBackoff};
 use super::library::{UniqueId, datatype, operation};
-use super::part::Part;
+use super::ordered_reduce::{OrderedReduce, ReduceContext};
+use super::staged_buffer::StagedBuffer;
 use crate::call::{Operation, Reduce};
-use crate::data::Element;
+use crate::data::ElementType;
 use crate::error::Error;
-use crate::mark::Mark;
+use crate::stream_event::StreamEvent;
 use crate::ticket::Ticket;
 
 /// What a call read, and what it wrote.
-pub(super) type Parts = (Option<Part>, Option<Part>);
+pub(super) type StagedBuffers = (Option<StagedBuffer>, Option<StagedBuffer>);
 
 /// A call with all the memory that it needs.
-pub(super) struct Job {
+pub(super) struct NcclCall {
     /// What NCCL is to do; the ticket says what was asked for.
     pub(super) operation: Operation,
-    pub(super) parts: Parts,
-    pub(super) element: Element,
+    pub(super) parts: StagedBuffers,
+    pub(super) element: ElementType,
     /// How many elements: of the whole where there are parts.
     pub(super) elements: usize,
     /// Room for the shares of other ranks, of a sum that is ours.
     pub(super) scratch: Option<Tensor>,
     /// Behind the work of the compute stream that made the data, or last used the room for it.
-    pub(super) ready: Mark,
-    pub(super) ticket: Arc<Ticket<Parts>>,
+    pub(super) ready: StreamEvent,
+    pub(super) ticket: Arc<Ticket<StagedBuffers>>,
 }
 
 /// What the thread is told.
-pub(super) enum Order {
+pub(super) enum CollectiveCommand {
     /// Connect the ranks of the group.
-    Connect(Arc<Ticket<Parts>>),
-    Call(Box<Job>),
+    Connect(Arc<Ticket<StagedBuffers>>),
+    Call(Box<NcclCall>),
 }
 
 /// A rank's place in a group.
 #[derive(Debug, Clone)]
-pub(super) struct Seat {
+pub(super) struct GroupMembership {
     /// The group's, the same on all its ranks.
     pub(super) name: u64,
     /// The ranks of the world that form it.
@@ -51,7 +51,7 @@ pub(super) struct Seat {
     pub(super) rank: usize,
 }
 
-impl Seat {
+impl GroupMembership {
     /// Its number in the world.
     pub(super) fn world_rank(&self) -> usize {
         self.members[self.rank]
@@ -59,57 +59,58 @@ impl Seat {
 }
 
 /// Starts the thread of a group.
-pub(super) fn start(shared: &Shared, seat: Seat) -> Result<Sender<Order>, String> {
+pub(super) fn start(shared: &NcclRank, seat: GroupMembership) -> Result<Sender<CollectiveCommand>, String> {
     let (orders, inbox) = mpsc::channel();
-    shared.spawn("collectives", move |shared| Worker { shared, seat, channel: None }.work(&inbox))?;
+    shared
+        .spawn("collectives", move |shared| CollectiveWorker { shared, seat, channel: None }.work(&inbox))?;
     Ok(orders)
 }
 
-struct Worker {
-    channel: Option<Channel>,
-    seat: Seat,
-    shared: Shared,
+struct CollectiveWorker {
+    channel: Option<NcclChannel>,
+    seat: GroupMembership,
+    shared: NcclRank,
 }
 
-impl Worker {
-    fn work(mut self, orders: &Receiver<Order>) {
-        let mut under_way: VecDeque<(Mark, Job)> = VecDeque::new();
-        let mut rest = Rest::new();
+impl CollectiveWorker {
+    fn work(mut self, orders: &Receiver<CollectiveCommand>) {
+        let mut in_flight: VecDeque<(StreamEvent, NcclCall)> = VecDeque::new();
+        let mut rest = PollBackoff::new();
         loop {
-            let order = match under_way.is_empty() {
+            let order = match in_flight.is_empty() {
                 true => orders.recv().map_err(|_| TryRecvError::Disconnected),
                 false => orders.try_recv(),
             };
             match order {
-                Ok(Order::Connect(ticket)) => {
+                Ok(CollectiveCommand::Connect(ticket)) => {
                     let failed = |why| Error::Carrier { rank: ticket.rank, call: ticket.call, why };
                     ticket.deliver(self.connect().map(|()| (None, None)).map_err(failed));
                 }
-                Ok(Order::Call(job)) => match self.launch(&job) {
-                    Ok(mark) => under_way.push_back((mark, *job)),
+                Ok(CollectiveCommand::Call(job)) => match self.launch(&job) {
+                    Ok(mark) => in_flight.push_back((mark, *job)),
                     Err(why) => give_up(*job, why),
                 },
-                Err(TryRecvError::Disconnected) if under_way.is_empty() => return,
+                Err(TryRecvError::Disconnected) if in_flight.is_empty() => return,
                 Err(_) => {}
             }
-            let (Some(channel), Some((mark, _))) = (&self.channel, under_way.front()) else { continue };
+            let (Some(channel), Some((mark, _))) = (&self.channel, in_flight.front()) else { continue };
             match channel.has_passed(mark) {
                 Ok(true) => {
-                    let (_, job) = under_way.pop_front().expect("it is the first");
+                    let (_, job) = in_flight.pop_front().expect("it is the first");
                     job.ticket.deliver(Ok(job.parts));
                     rest.moved();
                 }
                 Ok(false) if self.shared.control.failed().is_none() => rest.take(),
-                // Nobody comes any more. The card may still write: memory is given up.
-                Ok(false) => return under_way.drain(..).for_each(|(_, job)| std::mem::forget(job)),
-                Err(why) => under_way.drain(..).for_each(|(_, job)| give_up(job, why.clone())),
+                // Nobody comes any more. The GPU may still write: memory is given up.
+                Ok(false) => return in_flight.drain(..).for_each(|(_, job)| std::mem::forget(job)),
+                Err(why) => in_flight.drain(..).for_each(|(_, job)| give_up(job, why.clone())),
             }
         }
     }
 
     /// Rank 0 of the group makes an id and tells it to the others.
     fn connect(&mut self) -> Result<(), String> {
-        let Seat { name, members, rank } = &self.seat;
+        let GroupMembership { name, members, rank } = &self.seat;
         let id = if *rank == 0 {
             let id = self.shared.unique_id()?;
             let text = id.0.map(|letter| letter as u8);
@@ -120,22 +121,22 @@ impl Worker {
                 self.shared.control.fetch(*name)?[..].try_into().map_err(|_| "no id came")?;
             UniqueId(text.map(|letter| letter as _))
         };
-        self.channel = Some(Channel::connect(&self.shared, id, *rank, members.len())?);
+        self.channel = Some(NcclChannel::connect(&self.shared, id, *rank, members.len())?);
         Ok(())
     }
 
-    fn launch(&self, job: &Job) -> Result<Mark, String> {
+    fn launch(&self, job: &NcclCall) -> Result<StreamEvent, String> {
         let channel = self.channel.as_ref().ok_or("the group is not connected")?;
         let (n, size) = (job.elements, self.seat.members.len());
         let kind = datatype(job.element);
-        let address = |part: &Option<Part>| part.as_ref().map_or(0, Part::address);
+        let address = |part: &Option<StagedBuffer>| part.as_ref().map_or(0, StagedBuffer::address);
         let (from, to) = (address(&job.parts.0), address(&job.parts.1));
         channel.queue(&job.ready, |nccl, comm, beside| {
             let stream = beside.compute().raw();
             if let Some(scratch) = &job.scratch {
-                let exchange = Exchange { elements: n, ranks: size, rank: self.seat.rank };
+                let exchange = OrderedReduce { elements: n, ranks: size, rank: self.seat.rank };
                 let (element, scratch) = (job.element, scratch.cuda_buffer().address());
-                let wire = Wire { nccl, comm, beside, element, scratch };
+                let wire = ReduceContext { nccl, comm, beside, element, scratch };
                 // SAFETY: as below; the scratch space too is kept until the call is done.
                 return unsafe {
                     match job.operation {
@@ -144,7 +145,7 @@ impl Worker {
                     }
                 };
             }
-            // SAFETY: the addresses are of tensors on this card with as many elements, which the job keeps until the
+            // SAFETY: the addresses are of tensors on this GPU with as many elements, which the job keeps until the
             // call is done, and which the compute stream has finished with where the mark has passed.
             let code = unsafe {
                 match job.operation {
@@ -173,8 +174,8 @@ impl Worker {
     }
 }
 
-/// Ends a call that NCCL refused. The card may still write to its memory, which is given up.
-fn give_up(job: Job, why: String) {
+/// Ends a call that NCCL refused. The GPU may still write to its memory, which is given up.
+fn give_up(job: NcclCall, why: String) {
     let ticket = job.ticket.clone();
     std::mem::forget(job);
     ticket.deliver(Err(Error::Carrier { rank: ticket.rank, call: ticket.call, why }));

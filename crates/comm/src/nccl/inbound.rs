@@ -6,44 +6,44 @@ use std::net::TcpStream;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::thread;
 
-use super::channel::{Channel, Rest, Shared};
-use super::frame::{Frame, Header, Key, Parcel};
+use super::channel::{NcclChannel, NcclRank, PollBackoff};
+use super::frame::{GroupTag, LinkFrame, LinkHeader, LinkTransfer};
 use super::library::{UniqueId, datatype};
 use super::outbound::{deliver, first_message, refuse};
 use crate::call::{Call, Operation};
-use crate::data::Data;
+use crate::data::CommBuffer;
 use crate::error::Error;
-use crate::mark::Mark;
+use crate::stream_event::StreamEvent;
 
 /// What the thread hears.
-pub(super) enum Event {
+pub(super) enum InboundEvent {
     /// The sender has come: the way to answer it.
     Joined(TcpStream),
     /// From the sender.
-    Heard(Frame),
+    Heard(LinkFrame),
     /// From its rank: room for a message.
-    Room(Parcel),
+    Room(LinkTransfer),
 }
 
 /// Starts the thread of a link from a rank, which need not have come yet.
-pub(super) fn start(shared: &Shared, peer: usize, events: Receiver<Event>) -> Result<(), String> {
+pub(super) fn start(shared: &NcclRank, peer: usize, events: Receiver<InboundEvent>) -> Result<(), String> {
     shared.spawn("inbound", move |shared| {
-        let (announced, rooms) = Default::default();
-        let (matched, under_way) = Default::default();
-        Inbound { shared, peer, stream: None, channel: None, announced, rooms, matched, under_way }
+        let (announced, recv_buffers) = Default::default();
+        let (matched, in_flight) = Default::default();
+        Inbound { shared, peer, stream: None, channel: None, announced, recv_buffers, matched, in_flight }
             .work(&events);
     })
 }
 
 /// Hears a sender that has come, until it closes the connection.
-pub(super) fn listen(mut stream: TcpStream, events: Sender<Event>) -> std::io::Result<()> {
+pub(super) fn listen(mut stream: TcpStream, events: Sender<InboundEvent>) -> std::io::Result<()> {
     let answers = stream.try_clone()?;
-    if events.send(Event::Joined(answers)).is_err() {
+    if events.send(InboundEvent::Joined(answers)).is_err() {
         return Ok(());
     }
     let work = move || {
-        while let Ok(frame) = Frame::read(&mut stream) {
-            if events.send(Event::Heard(frame)).is_err() {
+        while let Ok(frame) = LinkFrame::read(&mut stream) {
+            if events.send(InboundEvent::Heard(frame)).is_err() {
                 return;
             }
         }
@@ -52,66 +52,69 @@ pub(super) fn listen(mut stream: TcpStream, events: Sender<Event>) -> std::io::R
 }
 
 /// A message that is on its way, or has come.
-enum Announced {
-    OnCard(u64, Header),
-    Here(Header, Vec<u8>),
+enum AnnouncedMessage {
+    OnCard(u64, LinkHeader),
+    Here(LinkHeader, Vec<u8>),
 }
 
-impl Announced {
-    fn header(&self) -> Header {
+impl AnnouncedMessage {
+    fn header(&self) -> LinkHeader {
         match self {
-            Announced::OnCard(_, header) | Announced::Here(header, _) => *header,
+            AnnouncedMessage::OnCard(_, header) | AnnouncedMessage::Here(header, _) => *header,
         }
     }
 }
 
 struct Inbound {
-    channel: Option<Channel>,
+    channel: Option<NcclChannel>,
     /// The sender's number in the world.
     peer: usize,
     stream: Option<TcpStream>,
-    announced: HashMap<Key, VecDeque<Announced>>,
-    rooms: HashMap<Key, VecDeque<Parcel>>,
+    announced: HashMap<GroupTag, VecDeque<AnnouncedMessage>>,
+    recv_buffers: HashMap<GroupTag, VecDeque<LinkTransfer>>,
     /// Announced, with room, which the compute stream still uses.
-    matched: VecDeque<(u64, Parcel)>,
-    under_way: VecDeque<(Mark, Parcel)>,
-    shared: Shared,
+    matched: VecDeque<(u64, LinkTransfer)>,
+    in_flight: VecDeque<(StreamEvent, LinkTransfer)>,
+    shared: NcclRank,
 }
 
 impl Inbound {
-    fn work(mut self, events: &Receiver<Event>) {
-        let mut rest = Rest::new();
+    fn work(mut self, events: &Receiver<InboundEvent>) {
+        let mut rest = PollBackoff::new();
         loop {
-            let idle = self.matched.is_empty() && self.under_way.is_empty();
+            let idle = self.matched.is_empty() && self.in_flight.is_empty();
             let event = match idle {
                 true => events.recv().map_err(|_| TryRecvError::Disconnected),
                 false => events.try_recv(),
             };
             let mut moved = event.is_ok();
             match event {
-                Ok(Event::Joined(stream)) => self.stream = Some(stream),
-                Ok(Event::Heard(Frame::Id(id))) => self.connect(&id),
-                Ok(Event::Heard(Frame::Announced(number, header))) => {
+                Ok(InboundEvent::Joined(stream)) => self.stream = Some(stream),
+                Ok(InboundEvent::Heard(LinkFrame::Id(id))) => self.connect(&id),
+                Ok(InboundEvent::Heard(LinkFrame::Announced(number, header))) => {
                     self.announced
                         .entry(header.key)
                         .or_default()
-                        .push_back(Announced::OnCard(number, header));
+                        .push_back(AnnouncedMessage::OnCard(number, header));
                     self.bring_together(header.key);
                 }
-                Ok(Event::Heard(Frame::Here(header, bytes))) => {
-                    self.announced.entry(header.key).or_default().push_back(Announced::Here(header, bytes));
+                Ok(InboundEvent::Heard(LinkFrame::Here(header, bytes))) => {
+                    self.announced
+                        .entry(header.key)
+                        .or_default()
+                        .push_back(AnnouncedMessage::Here(header, bytes));
                     self.bring_together(header.key);
                 }
-                Ok(Event::Room(parcel)) => {
+                Ok(InboundEvent::Room(parcel)) => {
                     let key = parcel.key;
-                    self.rooms.entry(key).or_default().push_back(parcel);
+                    self.recv_buffers.entry(key).or_default().push_back(parcel);
                     self.bring_together(key);
                 }
                 Err(TryRecvError::Disconnected) if idle => break,
                 Err(_) => {}
             }
             moved |= self.carry();
-            if moved | deliver(&self.channel, &mut self.under_way) {
+            if moved | deliver(&self.channel, &mut self.in_flight) {
                 rest.moved();
             } else if self.shared.control.failed().is_some() {
                 break;
@@ -120,35 +123,39 @@ impl Inbound {
             }
         }
         if self.shared.control.failed().is_some() {
-            // The card may still write: memory is given up.
+            // The GPU may still write: memory is given up.
             std::mem::forget(self);
         }
     }
 
     /// Where a message was announced and there is room for one of its key, the two are of one message.
-    fn bring_together(&mut self, key: Key) {
-        let (Some(announced), Some(rooms)) = (self.announced.get_mut(&key), self.rooms.get_mut(&key)) else {
+    fn bring_together(&mut self, key: GroupTag) {
+        let (Some(announced), Some(recv_buffers)) =
+            (self.announced.get_mut(&key), self.recv_buffers.get_mut(&key))
+        else {
             return;
         };
-        while !announced.is_empty() && !rooms.is_empty() {
-            let (message, mut room) =
-                (announced.pop_front().expect("not empty"), rooms.pop_front().expect("not empty"));
+        while !announced.is_empty() && !recv_buffers.is_empty() {
+            let (message, mut recv_buffer) =
+                (announced.pop_front().expect("not empty"), recv_buffers.pop_front().expect("not empty"));
             let header = message.header();
-            if (header.element, header.elements) != (room.data.element(), room.data.len()) {
-                mismatched(room, self.peer, header);
+            if (header.element, header.elements) != (recv_buffer.data.element(), recv_buffer.data.len()) {
+                mismatched(recv_buffer, self.peer, header);
                 continue;
             }
             match message {
-                // Nothing at all may well be for a card.
-                Announced::Here(..) if header.elements == 0 => room.ticket.deliver(Ok(room.data)),
-                Announced::Here(_, bytes) if room.ready.is_none() => {
-                    room.data.bytes_mut().copy_from_slice(&bytes);
-                    room.ticket.deliver(Ok(room.data));
+                // Nothing at all may well be for a GPU.
+                AnnouncedMessage::Here(..) if header.elements == 0 => {
+                    recv_buffer.ticket.deliver(Ok(recv_buffer.data))
                 }
-                Announced::OnCard(number, _) if room.ready.is_some() => {
-                    self.matched.push_back((number, room))
+                AnnouncedMessage::Here(_, bytes) if recv_buffer.ready.is_none() => {
+                    recv_buffer.data.bytes_mut().copy_from_slice(&bytes);
+                    recv_buffer.ticket.deliver(Ok(recv_buffer.data));
                 }
-                _ => refuse(room, "one of the two tensors is on a GPU, the other on the host".into()),
+                AnnouncedMessage::OnCard(number, _) if recv_buffer.ready.is_some() => {
+                    self.matched.push_back((number, recv_buffer))
+                }
+                _ => refuse(recv_buffer, "one of the two tensors is on a GPU, the other on the host".into()),
             }
         }
     }
@@ -156,14 +163,15 @@ impl Inbound {
     /// Has NCCL carry what there is room for, and says so; returns whether there was any.
     fn carry(&mut self) -> bool {
         let mut moved = false;
-        while let Some((number, room)) = self.matched.front() {
-            match room.is_ready() {
+        while let Some((number, recv_buffer)) = self.matched.front() {
+            match recv_buffer.is_ready() {
                 Ok(false) => break,
                 Ok(true) => {
-                    let (number, room) = (*number, self.matched.pop_front().expect("it is the first").1);
-                    match self.receive(number, &room) {
-                        Ok(mark) => self.under_way.push_back((mark, room)),
-                        Err(why) => refuse(room, why),
+                    let (number, recv_buffer) =
+                        (*number, self.matched.pop_front().expect("it is the first").1);
+                    match self.receive(number, &recv_buffer) {
+                        Ok(mark) => self.in_flight.push_back((mark, recv_buffer)),
+                        Err(why) => refuse(recv_buffer, why),
                     }
                 }
                 Err(why) => refuse(self.matched.pop_front().expect("it is the first").1, why),
@@ -173,19 +181,19 @@ impl Inbound {
         moved
     }
 
-    fn receive(&mut self, number: u64, room: &Parcel) -> Result<Mark, String> {
+    fn receive(&mut self, number: u64, recv_buffer: &LinkTransfer) -> Result<StreamEvent, String> {
         let (Some(channel), Some(stream)) = (&self.channel, &mut self.stream) else {
             return Err("the link is not connected".into());
         };
-        let (Data::Tensor(tensor), Some(ready)) = (&room.data, &room.ready) else {
+        let (CommBuffer::Tensor(tensor), Some(ready)) = (&recv_buffer.data, &recv_buffer.ready) else {
             return Err("only what is on a GPU is announced".into());
         };
         let (address, n, kind) =
-            (tensor.cuda_buffer().address(), tensor.len(), datatype(room.data.element()));
+            (tensor.cuda_buffer().address(), tensor.len(), datatype(recv_buffer.data.element()));
         // First the answer: NCCL's own call may take a moment.
         stream.write_all(&number.to_le_bytes()).map_err(|e| e.to_string())?;
         channel.queue(ready, |nccl, comm, beside| {
-            // SAFETY: the tensor is on this card, nobody else writes to it, and it is kept until the mark has passed.
+            // SAFETY: the tensor is on this GPU, nobody else writes to it, and it is kept until the mark has passed.
             nccl.check(unsafe { (nccl.receive)(address, n, kind, 0, comm, beside.compute().raw()) })
         })
     }
@@ -200,13 +208,13 @@ impl Inbound {
 }
 
 /// The room is not for what was sent.
-fn mismatched(room: Parcel, peer: usize, header: Header) {
-    let Call { operation, .. } = room.call();
+fn mismatched(recv_buffer: LinkTransfer, peer: usize, header: LinkHeader) {
+    let Call { operation, .. } = recv_buffer.call();
     let theirs = match operation {
-        Operation::Receive { tag, .. } => Operation::Send { to: room.ticket.rank, tag },
+        Operation::Receive { tag, .. } => Operation::Send { to: recv_buffer.ticket.rank, tag },
         other => other,
     };
     let theirs = Call { operation: theirs, element: Some(header.element), elements: header.elements };
-    let (rank, call) = (room.ticket.rank, room.call());
-    room.ticket.deliver(Err(Error::Mismatch { rank, call, other: peer, theirs }));
+    let (rank, call) = (recv_buffer.ticket.rank, recv_buffer.call());
+    recv_buffer.ticket.deliver(Err(Error::Mismatch { rank, call, other: peer, theirs }));
 }

@@ -12,11 +12,11 @@ use espalier_tensor::cuda::library::folders;
 use libloading::Library;
 
 use crate::call::Reduce;
-use crate::data::Element;
+use crate::data::ElementType;
 use crate::error::{Error, Result};
 
 /// NCCL's handle of a communicator.
-pub(super) type Comm = *mut c_void;
+pub(super) type NcclComm = *mut c_void;
 
 /// What the ranks of a new communicator must know of each other.
 #[derive(Clone, Copy)]
@@ -28,18 +28,18 @@ pub(super) struct Nccl {
     get_version: unsafe extern "C" fn(*mut c_int) -> c_int,
     get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
     pub(super) get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
-    pub(super) comm_init_rank: unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> c_int,
-    pub(super) comm_get_async_error: unsafe extern "C" fn(Comm, *mut c_int) -> c_int,
+    pub(super) comm_init_rank: unsafe extern "C" fn(*mut NcclComm, c_int, UniqueId, c_int) -> c_int,
+    pub(super) comm_get_async_error: unsafe extern "C" fn(NcclComm, *mut c_int) -> c_int,
     pub(super) all_reduce:
-        unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, c_int, c_int, Comm, CUstream) -> c_int,
+        unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, c_int, c_int, NcclComm, CUstream) -> c_int,
     pub(super) reduce_scatter:
-        unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, c_int, c_int, Comm, CUstream) -> c_int,
+        unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, c_int, c_int, NcclComm, CUstream) -> c_int,
     pub(super) all_gather:
-        unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, c_int, Comm, CUstream) -> c_int,
+        unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, c_int, NcclComm, CUstream) -> c_int,
     pub(super) broadcast:
-        unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, c_int, c_int, Comm, CUstream) -> c_int,
-    pub(super) send: unsafe extern "C" fn(CUdeviceptr, usize, c_int, c_int, Comm, CUstream) -> c_int,
-    pub(super) receive: unsafe extern "C" fn(CUdeviceptr, usize, c_int, c_int, Comm, CUstream) -> c_int,
+        unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, c_int, c_int, NcclComm, CUstream) -> c_int,
+    pub(super) send: unsafe extern "C" fn(CUdeviceptr, usize, c_int, c_int, NcclComm, CUstream) -> c_int,
+    pub(super) receive: unsafe extern "C" fn(CUdeviceptr, usize, c_int, c_int, NcclComm, CUstream) -> c_int,
     pub(super) group_start: unsafe extern "C" fn() -> c_int,
     pub(super) group_end: unsafe extern "C" fn() -> c_int,
     // Last: the functions above are in it.
@@ -119,13 +119,13 @@ impl Nccl {
 }
 
 /// `ncclDataType_t`
-pub(super) fn datatype(element: Element) -> c_int {
+pub(super) fn datatype(element: ElementType) -> c_int {
     match element {
-        Element::U32 => 3,
-        Element::U64 => 5,
-        Element::F32 => 7,
-        Element::F64 => 8,
-        Element::Bf16 => 9,
+        ElementType::U32 => 3,
+        ElementType::U64 => 5,
+        ElementType::F32 => 7,
+        ElementType::F64 => 8,
+        ElementType::Bf16 => 9,
     }
 }
 

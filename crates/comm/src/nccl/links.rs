@@ -1,7 +1,7 @@
 //! Messages between two ranks: a link for each direction.
 //!
-//! A link is a TCP connection and, once a tensor of a card went over it, a communicator of NCCL of its two ranks. The sender says over the
-//! connection what it has, the receiver when it has room for it, and only then does NCCL carry it. So nothing waits on a card for a
+//! A link is a TCP connection and, once a tensor of a GPU went over it, a communicator of NCCL of its two ranks. The sender says over the
+//! connection what it has, the receiver when it has room for it, and only then does NCCL carry it. So nothing waits on a GPU for a
 //! message that may not come soon, ranks send and receive in whatever order they like, messages are told apart by their tags, and
 //! one to or from a third rank holds up no other. Numbers and tensors of the host go over the connection itself.
 //!
@@ -16,10 +16,10 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::Duration;
 
-use super::channel::Shared;
-use super::frame::Parcel;
+use super::channel::NcclRank;
+use super::frame::LinkTransfer;
 use super::{inbound, outbound};
-use crate::data::Data;
+use crate::data::CommBuffer;
 use crate::ticket::Ticket;
 
 /// The first bytes on every connection: nobody else begins like this.
@@ -31,27 +31,27 @@ const GREETING: Duration = Duration::from_secs(2);
 
 /// The links of a rank with all others, each made when it is first asked for.
 #[derive(Debug)]
-pub(super) struct Links {
-    shared: Shared,
+pub(super) struct PeerLinks {
+    shared: NcclRank,
     /// Where each rank's door is.
     addresses: Vec<SocketAddr>,
     /// How long it may take to reach one.
     limit: Duration,
-    outbound: Mutex<HashMap<usize, Sender<outbound::Event>>>,
-    inbound: Mutex<HashMap<usize, Sender<inbound::Event>>>,
+    outbound: Mutex<HashMap<usize, Sender<outbound::OutboundEvent>>>,
+    inbound: Mutex<HashMap<usize, Sender<inbound::InboundEvent>>>,
 }
 
-impl Links {
+impl PeerLinks {
     /// Opens the door: who knocks is heard, whatever this rank is at.
     pub(super) fn open(
-        shared: Shared,
+        shared: NcclRank,
         door: TcpListener,
         addresses: Vec<SocketAddr>,
         limit: Duration,
-    ) -> Result<Arc<Links>, String> {
+    ) -> Result<Arc<PeerLinks>, String> {
         door.set_nonblocking(true).map_err(|e| e.to_string())?;
         let (outbound, inbound) = Default::default();
-        let links = Arc::new(Links { shared, addresses, limit, outbound, inbound });
+        let links = Arc::new(PeerLinks { shared, addresses, limit, outbound, inbound });
         let weak = Arc::downgrade(&links);
         let thread = thread::Builder::new().name("espalier-door".into());
         thread.spawn(move || attend(&door, &weak)).map_err(|e| e.to_string())?;
@@ -59,21 +59,25 @@ impl Links {
     }
 
     /// Sends to a rank of the world.
-    pub(super) fn send(&self, to: usize, parcel: Parcel) -> Result<(), String> {
-        self.to(to)?.send(outbound::Event::Send(parcel)).map_err(|_| "the link is broken".to_owned())
+    pub(super) fn send(&self, to: usize, parcel: LinkTransfer) -> Result<(), String> {
+        self.to(to)?.send(outbound::OutboundEvent::Send(parcel)).map_err(|_| "the link is broken".to_owned())
     }
 
     /// Makes room for what a rank of the world sends.
-    pub(super) fn receive(&self, from: usize, parcel: Parcel) -> Result<(), String> {
-        self.from(from)?.send(inbound::Event::Room(parcel)).map_err(|_| "the link is broken".to_owned())
+    pub(super) fn receive(&self, from: usize, parcel: LinkTransfer) -> Result<(), String> {
+        self.from(from)?
+            .send(inbound::InboundEvent::Room(parcel))
+            .map_err(|_| "the link is broken".to_owned())
     }
 
-    /// Connects the cards of this rank and another, so that messages to it need not wait for that.
-    pub(super) fn connect(&self, to: usize, ticket: Arc<Ticket<Data>>) -> Result<(), String> {
-        self.to(to)?.send(outbound::Event::Connect(ticket)).map_err(|_| "the link is broken".to_owned())
+    /// Connects the GPUs of this rank and another, so that messages to it need not wait for that.
+    pub(super) fn connect(&self, to: usize, ticket: Arc<Ticket<CommBuffer>>) -> Result<(), String> {
+        self.to(to)?
+            .send(outbound::OutboundEvent::Connect(ticket))
+            .map_err(|_| "the link is broken".to_owned())
     }
 
-    fn to(&self, rank: usize) -> Result<Sender<outbound::Event>, String> {
+    fn to(&self, rank: usize) -> Result<Sender<outbound::OutboundEvent>, String> {
         let mut links = self.outbound.lock().expect("no panic while locked");
         if let Some(link) = links.get(&rank) {
             return Ok(link.clone());
@@ -89,7 +93,7 @@ impl Links {
         Ok(events)
     }
 
-    fn from(&self, rank: usize) -> Result<Sender<inbound::Event>, String> {
+    fn from(&self, rank: usize) -> Result<Sender<inbound::InboundEvent>, String> {
         let mut links = self.inbound.lock().expect("no panic while locked");
         if let Some(link) = links.get(&rank) {
             return Ok(link.clone());
@@ -101,16 +105,16 @@ impl Links {
     }
 }
 
-impl Drop for Links {
+impl Drop for PeerLinks {
     fn drop(&mut self) {
         let outbound = self.outbound.get_mut().expect("no panic while locked");
         // A link ends by its sender: that closes the connection.
-        outbound.values().for_each(|link| drop(link.send(outbound::Event::End)));
+        outbound.values().for_each(|link| drop(link.send(outbound::OutboundEvent::End)));
     }
 }
 
 /// Lets in who knocks, for as long as there is anybody to come to.
-fn attend(door: &TcpListener, links: &Weak<Links>) {
+fn attend(door: &TcpListener, links: &Weak<PeerLinks>) {
     loop {
         let accepted = door.accept();
         let Some(links) = links.upgrade() else { return };

@@ -1,6 +1,6 @@
 //! Ranks as processes with a GPU each, or a part of one, connected by NCCL.
 //!
-//! A launcher says who they are and where rank 0 is ([`Place`]). Over that rendezvous they find each other; it stays open and
+//! A launcher says who they are and where rank 0 is ([`RendezvousConfig`]). Over that rendezvous they find each other; it stays open and
 //! tells them of one that fails or is killed (`control`). Collective calls of a group are carried out by a thread of its own
 //! (`collectives`), messages by one for each pair of ranks and direction (`links`), beside the GPU's compute stream. A rank itself
 //! makes no call of NCCL: it waits for those threads, and at most as long as its limit. The process should end without the
@@ -14,13 +14,13 @@
 
 mod channel;
 mod collectives;
-mod exchange;
 mod frame;
 mod inbound;
 mod library;
 mod links;
+mod ordered_reduce;
 mod outbound;
-mod part;
+mod staged_buffer;
 
 use std::fmt::{Debug, Display};
 use std::net::TcpListener;
@@ -30,25 +30,25 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use channel::Shared;
-use collectives::{Job, Order, Parts, Seat};
+use channel::NcclRank;
+use collectives::{CollectiveCommand, GroupMembership, NcclCall, StagedBuffers};
 use espalier_tensor::cuda::Cuda;
 use espalier_tensor::{Category, DType, Device, Tensor};
-use exchange::Exchange;
-use frame::Parcel;
+use frame::LinkTransfer;
 use library::Nccl;
-use links::Links;
-use part::Part;
+use links::PeerLinks;
+use ordered_reduce::OrderedReduce;
+use staged_buffer::StagedBuffer;
 
-use crate::alone::Alone;
 use crate::call::{Call, Operation, Reduce};
 use crate::communicator::Communicator;
-use crate::control::Control;
-use crate::data::{Data, Element};
-use crate::error::{Error, Result, Seconds};
+use crate::control::ControlPlane;
+use crate::data::{CommBuffer, ElementType};
+use crate::error::{DisplaySeconds, Error, Result};
 use crate::failure::{Failure, panic_message};
 use crate::reduce::reduce_gathered;
-use crate::rendezvous::{Place, Rendezvous};
+use crate::rendezvous::{Rendezvous, RendezvousConfig};
+use crate::single_rank::SingleRank;
 use crate::ticket::Ticket;
 use crate::transport::{CallBuffers, NewGroup, Pending, Transport, choice};
 
@@ -71,29 +71,32 @@ pub fn version() -> Result<String> {
 /// all others end at once.
 pub fn run<R, E>(
     cuda: &Cuda,
-    place: &Place,
+    config: &RendezvousConfig,
     limit: Duration,
     work: impl FnOnce(Communicator) -> Result<R, E>,
 ) -> Result<R, Failure<E>>
 where
     E: Debug + Display,
 {
-    let rank = place.rank;
-    let (world, control) = join(cuda, place, limit).map_err(Failure::Launch)?;
-    let connected =
-        match Group::connect(&world, Seat { name: 0, members: (0..place.size).collect(), rank }, limit) {
-            Ok(transport) => Communicator::new(transport, limit),
-            Err(error) => {
-                control.fail("failed", error.to_string());
-                return Err(Failure::Launch(error));
-            }
-        };
+    let rank = config.rank;
+    let (world, control) = join(cuda, config, limit).map_err(Failure::Launch)?;
+    let connected = match NcclGroup::connect(
+        &world,
+        GroupMembership { name: 0, members: (0..config.size).collect(), rank },
+        limit,
+    ) {
+        Ok(transport) => Communicator::new(transport, limit),
+        Err(error) => {
+            control.fail("failed", error.to_string());
+            return Err(Failure::Launch(error));
+        }
+    };
     // Held by groups alone from here on.
     drop(world);
     match catch_unwind(AssertUnwindSafe(|| work(connected))) {
         Ok(Ok(result)) => {
             if !control.end(limit) {
-                let waited = Seconds(limit);
+                let waited = DisplaySeconds(limit);
                 let what = format!(
                     "rank {rank} has ended, and another has not for {waited} since: it has stopped, or is slower than that"
                 );
@@ -121,49 +124,53 @@ where
 }
 
 /// Finds the other ranks.
-fn join(cuda: &Cuda, place: &Place, limit: Duration) -> Result<(Arc<World>, Arc<Control>)> {
+fn join(
+    cuda: &Cuda,
+    config: &RendezvousConfig,
+    limit: Duration,
+) -> Result<(Arc<NcclWorld>, Arc<ControlPlane>)> {
     let nccl = Nccl::get()?;
     let launch =
-        |why: String| Error::Launch { what: format!("rank {} cannot be joined by NCCL: {why}", place.rank) };
-    let mut rendezvous = Rendezvous::meet(place, limit)?;
+        |why: String| Error::Launch { what: format!("rank {} cannot be joined by NCCL: {why}", config.rank) };
+    let mut rendezvous = Rendezvous::meet(config, limit)?;
     let door = TcpListener::bind(("::", 0)).or_else(|_| TcpListener::bind(("0.0.0.0", 0)));
     let door = door.map_err(|e| launch(format!("no port for its messages: {e}")))?;
     let port = door.local_addr().map_err(|e| launch(e.to_string()))?.port();
     let addresses = rendezvous.addresses(port, limit)?;
-    let control = Control::start(rendezvous)?;
-    let shared = Shared { nccl, cuda: cuda.clone(), control: control.clone() };
-    let links = Links::open(shared.clone(), door, addresses, limit).map_err(launch)?;
-    Ok((Arc::new(World { shared, links }), control))
+    let control = ControlPlane::start(rendezvous)?;
+    let shared = NcclRank { nccl, cuda: cuda.clone(), control: control.clone() };
+    let links = PeerLinks::open(shared.clone(), door, addresses, limit).map_err(launch)?;
+    Ok((Arc::new(NcclWorld { shared, links }), control))
 }
 
 /// What all groups of a rank share.
 #[derive(Debug)]
-struct World {
-    shared: Shared,
-    links: Arc<Links>,
+struct NcclWorld {
+    shared: NcclRank,
+    links: Arc<PeerLinks>,
 }
 
 /// One rank's end of a group.
 #[derive(Debug, Clone)]
-struct Group {
-    world: Arc<World>,
-    seat: Seat,
-    orders: Sender<Order>,
+struct NcclGroup {
+    world: Arc<NcclWorld>,
+    seat: GroupMembership,
+    orders: Sender<CollectiveCommand>,
 }
 
-impl Group {
+impl NcclGroup {
     /// Connects the ranks of a group, all of which must come.
-    fn connect(world: &Arc<World>, seat: Seat, limit: Duration) -> Result<Arc<dyn Transport>> {
+    fn connect(world: &Arc<NcclWorld>, seat: GroupMembership, limit: Duration) -> Result<Arc<dyn Transport>> {
         let rank = seat.world_rank();
         if seat.members.len() == 1 {
-            return Ok(Arc::new(Alone::new(rank)));
+            return Ok(Arc::new(SingleRank::new(rank)));
         }
         let call = Call::empty(Operation::Split);
         let failed = |why: String| Error::Carrier { rank, call, why };
         let orders = collectives::start(&world.shared, seat.clone()).map_err(failed)?;
-        let group = Group { world: world.clone(), seat, orders };
+        let group = NcclGroup { world: world.clone(), seat, orders };
         let ticket = group.ticket(call);
-        group.order(Order::Connect(ticket.clone()), call)?;
+        group.order(CollectiveCommand::Connect(ticket.clone()), call)?;
         group.wait(&ticket, limit)?;
         Ok(Arc::new(group))
     }
@@ -171,11 +178,11 @@ impl Group {
     /// A ticket of a collective call.
     fn ticket<T>(&self, call: Call) -> Arc<Ticket<T>> {
         let ticket = Ticket::new(self.seat.world_rank(), call);
-        let _ = ticket.turn.set(self.world.shared.control.begin_call(self.seat.name));
+        let _ = ticket.seq_no.set(self.world.shared.control.begin_call(self.seat.name));
         ticket
     }
 
-    fn order(&self, order: Order, call: Call) -> Result<()> {
+    fn order(&self, order: CollectiveCommand, call: Call) -> Result<()> {
         let rank = self.seat.world_rank();
         let control = &self.world.shared.control;
         if let Some(failed) = control.failed() {
@@ -213,8 +220,8 @@ impl Group {
                 (Vec::new(), vec![members[peer]])
             }
             _ => {
-                let turn = ticket.turn.get().copied().unwrap_or_default();
-                let missing = self.world.shared.control.call_roll(self.seat.name, turn, members);
+                let seq_no = ticket.seq_no.get().copied().unwrap_or_default();
+                let missing = self.world.shared.control.call_roll(self.seat.name, seq_no, members);
                 let others = || members.iter().copied().filter(|&member| member != rank).collect();
                 (members.to_vec(), if missing.is_empty() { others() } else { missing })
             }
@@ -224,7 +231,7 @@ impl Group {
     }
 
     /// Starts a message.
-    fn start_message(&self, buffers: CallBuffers, peer: usize, tag: u32) -> Result<Message> {
+    fn start_message(&self, buffers: CallBuffers, peer: usize, tag: u32) -> Result<NcclMessage> {
         let (call, rank) = (buffers.call, self.seat.world_rank());
         if peer == self.seat.rank {
             let problem = "NCCL carries no messages from a rank to itself".to_owned();
@@ -241,15 +248,15 @@ impl Group {
         let on_card = !data.on_host() && !data.is_empty();
         let ready = on_card.then(|| self.world.shared.mark()).transpose().map_err(failed)?;
         let ticket = Ticket::new(rank, call);
-        let parcel = Parcel { key: (self.seat.name, tag), data, ready, ticket: ticket.clone() };
+        let parcel = LinkTransfer { key: (self.seat.name, tag), data, ready, ticket: ticket.clone() };
         let (links, peer) = (&self.world.links, self.seat.members[peer]);
         let started = if is_sent { links.send(peer, parcel) } else { links.receive(peer, parcel) };
         started.map_err(failed)?;
-        Ok(Message { group: self.clone(), ticket })
+        Ok(NcclMessage { group: self.clone(), ticket })
     }
 
     /// Starts a collective call.
-    fn start_collective(&self, buffers: CallBuffers) -> Result<Collective> {
+    fn start_collective(&self, buffers: CallBuffers) -> Result<NcclCollective> {
         let CallBuffers { call, read, write } = buffers;
         let (rank, size) = (self.seat.world_rank(), self.seat.members.len());
         let shared = &self.world.shared;
@@ -257,12 +264,12 @@ impl Group {
         let (mut operation, mut elements) = (call.operation, call.elements);
         let (mut read, mut write, mut reduced) = (read, write, None);
         match (operation, write.take()) {
-            (Operation::Barrier, _) => write = Some(Data::U64(vec![0])),
+            (Operation::Barrier, _) => write = Some(CommBuffer::U64(vec![0])),
             // Numbers of the host are few: all get those of all, and add them up in the order of ranks.
             (Operation::AllReduce(how), Some(own)) if own.on_host() && !own.is_empty() => {
                 write = Some(match own.element() {
-                    Element::U64 => Data::U64(vec![0; size * elements]),
-                    Element::F64 => Data::F64(vec![0.0; size * elements]),
+                    ElementType::U64 => CommBuffer::U64(vec![0; size * elements]),
+                    ElementType::F64 => CommBuffer::F64(vec![0.0; size * elements]),
                     _ => return Err(failed("tensors of the host are not reduced by NCCL".into())),
                 });
                 (operation, elements) = (Operation::AllGather, size * elements);
@@ -274,30 +281,30 @@ impl Group {
         // What is written is read as well where the call works in place.
         let in_place =
             matches!(operation, Operation::AllReduce(_) | Operation::Broadcast { .. } | Operation::Barrier);
-        let element = call.element.unwrap_or(Element::U64);
+        let element = call.element.unwrap_or(ElementType::U64);
         let sums =
             matches!(operation, Operation::AllReduce(Reduce::Sum) | Operation::ReduceScatter(Reduce::Sum));
-        let ours = sums && (element == Element::Bf16 || element == Element::F32 && size > 2);
+        let ours = sums && (element == ElementType::Bf16 || element == ElementType::F32 && size > 2);
         let scratch = ours.then(|| {
-            let dtype = if element == Element::Bf16 { DType::Bf16 } else { DType::F32 };
-            let exchange = Exchange { elements, ranks: size, rank: self.seat.rank };
+            let dtype = if element == ElementType::Bf16 { DType::Bf16 } else { DType::F32 };
+            let exchange = OrderedReduce { elements, ranks: size, rank: self.seat.rank };
             let device = Device::Cuda(shared.cuda.clone());
             Tensor::empty(&device, &[exchange.scratch()], dtype, Category::Communication)
         });
         let scratch = scratch.transpose().map_err(|e| failed(e.to_string()))?;
-        let part = |data: Option<Data>, reads: bool| {
-            data.map(|data| Part::new(&shared.cuda, data, reads)).transpose().map_err(failed)
+        let part = |data: Option<CommBuffer>, reads: bool| {
+            data.map(|data| StagedBuffer::new(&shared.cuda, data, reads)).transpose().map_err(failed)
         };
         let parts = (part(read, true)?, part(write, in_place)?);
         let ready = shared.mark().map_err(failed)?;
         let ticket = self.ticket(call);
-        let job = Job { operation, parts, element, elements, scratch, ready, ticket: ticket.clone() };
-        self.order(Order::Call(Box::new(job)), call)?;
-        Ok(Collective { group: self.clone(), ticket, reduced })
+        let job = NcclCall { operation, parts, element, elements, scratch, ready, ticket: ticket.clone() };
+        self.order(CollectiveCommand::Call(Box::new(job)), call)?;
+        Ok(NcclCollective { group: self.clone(), ticket, reduced })
     }
 }
 
-impl Transport for Group {
+impl Transport for NcclGroup {
     fn rank(&self) -> usize {
         self.seat.rank
     }
@@ -325,7 +332,7 @@ impl Transport for Group {
             begun.map(|()| ticket).map_err(|why| Error::Carrier { rank, call, why })
         };
         let others = peers.iter().filter(|&&peer| peer != self.seat.rank);
-        let tickets = others.map(connect).collect::<Result<Vec<Arc<Ticket<Data>>>>>()?;
+        let tickets = others.map(connect).collect::<Result<Vec<Arc<Ticket<CommBuffer>>>>>()?;
         let left = || limit.saturating_sub(start.elapsed());
         tickets.iter().try_for_each(|ticket| self.wait(ticket, left()).map(drop))
     }
@@ -337,67 +344,68 @@ impl Transport for Group {
         limit: Duration,
     ) -> Result<Option<Arc<dyn Transport>>> {
         let own = choice(colour, key);
-        let choices = Data::U64(vec![0; 2 * self.seat.members.len()]);
+        let choices = CommBuffer::U64(vec![0; 2 * self.seat.members.len()]);
         let call = Call::of(Operation::Split, &choices);
-        let buffers = CallBuffers { call, read: Some(Data::U64(own.to_vec())), write: Some(choices) };
+        let buffers = CallBuffers { call, read: Some(CommBuffer::U64(own.to_vec())), write: Some(choices) };
         let waiting = self.start_collective(buffers)?;
-        let turn = waiting.ticket.turn.get().copied().unwrap_or_default();
-        let Some(Data::U64(choices)) = Box::new(waiting).wait(limit)? else {
+        let seq_no = waiting.ticket.seq_no.get().copied().unwrap_or_default();
+        let Some(CommBuffer::U64(choices)) = Box::new(waiting).wait(limit)? else {
             unreachable!("what was gathered comes back as it went in");
         };
         let Some(new) = NewGroup::of(&choices, self.seat.rank) else { return Ok(None) };
         let members = new.members.iter().map(|&rank| self.seat.members[rank]).collect();
-        let seat = Seat { name: NewGroup::name(self.seat.name, turn, own[0]), members, rank: new.rank };
-        Group::connect(&self.world, seat, limit).map(Some)
+        let seat =
+            GroupMembership { name: NewGroup::name(self.seat.name, seq_no, own[0]), members, rank: new.rank };
+        NcclGroup::connect(&self.world, seat, limit).map(Some)
     }
 }
 
 /// A message that is on its way.
-struct Message {
-    group: Group,
-    ticket: Arc<Ticket<Data>>,
+struct NcclMessage {
+    group: NcclGroup,
+    ticket: Arc<Ticket<CommBuffer>>,
 }
 
-impl Pending for Message {
+impl Pending for NcclMessage {
     fn is_done(&mut self) -> Result<bool> {
         done(&self.group, &self.ticket)
     }
 
-    fn wait(self: Box<Self>, limit: Duration) -> Result<Option<Data>> {
+    fn wait(self: Box<Self>, limit: Duration) -> Result<Option<CommBuffer>> {
         self.group.wait(&self.ticket, limit).map(Some)
     }
 }
 
 /// A collective call that was ordered.
-struct Collective {
-    group: Group,
-    ticket: Arc<Ticket<Parts>>,
+struct NcclCollective {
+    group: NcclGroup,
+    ticket: Arc<Ticket<StagedBuffers>>,
     /// What is still to be done with numbers of the host that were gathered.
     reduced: Option<Reduce>,
 }
 
-impl Pending for Collective {
+impl Pending for NcclCollective {
     fn is_done(&mut self) -> Result<bool> {
         done(&self.group, &self.ticket)
     }
 
-    fn wait(self: Box<Self>, limit: Duration) -> Result<Option<Data>> {
+    fn wait(self: Box<Self>, limit: Duration) -> Result<Option<CommBuffer>> {
         let (read, write) = self.group.wait(&self.ticket, limit)?;
         let failed = |why: String| Error::Carrier { rank: self.ticket.rank, call: self.ticket.call, why };
         let data = match (write, read) {
             (Some(write), _) => Some(write.written().map_err(failed)?),
-            (None, read) => read.map(Part::untouched),
+            (None, read) => read.map(StagedBuffer::untouched),
         };
         let n = self.ticket.call.elements;
         Ok(match (self.reduced, data) {
-            (Some(how), Some(Data::U64(all))) => Some(Data::U64(reduce_gathered(how, &all, n))),
-            (Some(how), Some(Data::F64(all))) => Some(Data::F64(reduce_gathered(how, &all, n))),
+            (Some(how), Some(CommBuffer::U64(all))) => Some(CommBuffer::U64(reduce_gathered(how, &all, n))),
+            (Some(how), Some(CommBuffer::F64(all))) => Some(CommBuffer::F64(reduce_gathered(how, &all, n))),
             (_, data) => data,
         })
     }
 }
 
-fn done<T>(group: &Group, ticket: &Ticket<T>) -> Result<bool> {
+fn done<T>(group: &NcclGroup, ticket: &Ticket<T>) -> Result<bool> {
     if ticket.is_done() {
         return Ok(true);
     }

@@ -9,20 +9,20 @@ use std::thread;
 
 use espalier_tensor::{Category, DType, Device, Tensor};
 
-use super::channel::{Channel, Rest, Shared};
-use super::frame::{Frame, Header, Parcel};
+use super::channel::{NcclChannel, NcclRank, PollBackoff};
+use super::frame::{LinkFrame, LinkHeader, LinkTransfer};
 use super::library::{UniqueId, datatype};
-use crate::data::{Data, Element};
+use crate::data::{CommBuffer, ElementType};
 use crate::error::Error;
-use crate::mark::Mark;
+use crate::stream_event::StreamEvent;
 use crate::ticket::Ticket;
 
 /// What the thread hears.
-pub(super) enum Event {
+pub(super) enum OutboundEvent {
     /// From its rank: carry this.
-    Send(Parcel),
+    Send(LinkTransfer),
     /// From its rank: be connected.
-    Connect(Arc<Ticket<Data>>),
+    Connect(Arc<Ticket<CommBuffer>>),
     /// From the other side: there is room for the message of this number.
     Room(u64),
     /// From its rank: that was all.
@@ -33,49 +33,49 @@ pub(super) enum Event {
 
 /// Starts the threads of a link over a connection; `events` is the way to the one that works.
 pub(super) fn start(
-    shared: &Shared,
+    shared: &NcclRank,
     stream: TcpStream,
-    events: Sender<Event>,
-    inbox: Receiver<Event>,
+    events: Sender<OutboundEvent>,
+    inbox: Receiver<OutboundEvent>,
 ) -> Result<(), String> {
     let answers = stream.try_clone().map_err(|e| e.to_string())?;
     let listener = thread::Builder::new().name("espalier-room".into());
     listener.spawn(move || listen(answers, &events)).map_err(|e| format!("no thread for it: {e}"))?;
     shared.spawn("outbound", move |shared| {
         let (channel, waiting, announced) = (None, VecDeque::new(), HashMap::new());
-        Outbound { shared, stream, channel, waiting, announced, next: 0, under_way: VecDeque::new() }
+        Outbound { shared, stream, channel, waiting, announced, next: 0, in_flight: VecDeque::new() }
             .work(&inbox);
     })
 }
 
 /// Hears where there is room, until the connection is closed.
-fn listen(mut stream: TcpStream, events: &Sender<Event>) {
+fn listen(mut stream: TcpStream, events: &Sender<OutboundEvent>) {
     let mut number = [0; 8];
     while stream.read_exact(&mut number).is_ok() {
-        if events.send(Event::Room(u64::from_le_bytes(number))).is_err() {
+        if events.send(OutboundEvent::Room(u64::from_le_bytes(number))).is_err() {
             return;
         }
     }
-    let _ = events.send(Event::Lost);
+    let _ = events.send(OutboundEvent::Lost);
 }
 
 struct Outbound {
-    channel: Option<Channel>,
+    channel: Option<NcclChannel>,
     stream: TcpStream,
     /// What the compute stream is still making.
-    waiting: VecDeque<Parcel>,
+    waiting: VecDeque<LinkTransfer>,
     /// What the other side knows of, by number.
-    announced: HashMap<u64, Parcel>,
+    announced: HashMap<u64, LinkTransfer>,
     next: u64,
-    under_way: VecDeque<(Mark, Parcel)>,
-    shared: Shared,
+    in_flight: VecDeque<(StreamEvent, LinkTransfer)>,
+    shared: NcclRank,
 }
 
 impl Outbound {
-    fn work(mut self, events: &Receiver<Event>) {
-        let (mut rest, mut ending) = (Rest::new(), false);
+    fn work(mut self, events: &Receiver<OutboundEvent>) {
+        let (mut rest, mut ending) = (PollBackoff::new(), false);
         loop {
-            let idle = self.waiting.is_empty() && self.under_way.is_empty();
+            let idle = self.waiting.is_empty() && self.in_flight.is_empty();
             if ending && idle && self.announced.is_empty() {
                 break;
             }
@@ -86,23 +86,23 @@ impl Outbound {
             let moved = event.is_ok();
             match event {
                 // Those of one key keep their order.
-                Ok(Event::Send(parcel))
+                Ok(OutboundEvent::Send(parcel))
                     if parcel.ready.is_none() && self.waiting.iter().all(|other| other.key != parcel.key) =>
                 {
                     self.hand_over(parcel);
                 }
-                Ok(Event::Send(parcel)) => self.waiting.push_back(parcel),
-                Ok(Event::Connect(ticket)) => {
+                Ok(OutboundEvent::Send(parcel)) => self.waiting.push_back(parcel),
+                Ok(OutboundEvent::Connect(ticket)) => {
                     let failed = |why| Error::Carrier { rank: ticket.rank, call: ticket.call, why };
-                    ticket.deliver(self.connect().map(|()| Data::U64(Vec::new())).map_err(failed));
+                    ticket.deliver(self.connect().map(|()| CommBuffer::U64(Vec::new())).map_err(failed));
                 }
-                Ok(Event::Room(number)) => self.carry(number),
-                Ok(Event::End) => ending = true,
+                Ok(OutboundEvent::Room(number)) => self.carry(number),
+                Ok(OutboundEvent::End) => ending = true,
                 // The control connection says who is gone, and why.
-                Ok(Event::Lost) | Err(TryRecvError::Disconnected) => break,
+                Ok(OutboundEvent::Lost) | Err(TryRecvError::Disconnected) => break,
                 Err(TryRecvError::Empty) => {}
             }
-            if moved | self.announce() | deliver(&self.channel, &mut self.under_way) {
+            if moved | self.announce() | deliver(&self.channel, &mut self.in_flight) {
                 rest.moved();
             } else if self.shared.control.failed().is_some() {
                 break;
@@ -111,17 +111,17 @@ impl Outbound {
             }
         }
         let _ = self.stream.shutdown(Shutdown::Both);
-        if !self.under_way.is_empty() || self.shared.control.failed().is_some() {
-            // The card may still read: memory is given up.
+        if !self.in_flight.is_empty() || self.shared.control.failed().is_some() {
+            // The GPU may still read: memory is given up.
             std::mem::forget(self);
         }
     }
 
     /// Sends a message of the host.
-    fn hand_over(&mut self, parcel: Parcel) {
-        // Nothing at all may well be on a card.
+    fn hand_over(&mut self, parcel: LinkTransfer) {
+        // Nothing at all may well be on a GPU.
         let bytes = if parcel.data.is_empty() { Vec::new() } else { parcel.data.bytes().to_vec() };
-        let frame = Frame::Here(header(&parcel), bytes);
+        let frame = LinkFrame::Here(header(&parcel), bytes);
         match frame.write(&mut self.stream) {
             Ok(()) => parcel.ticket.deliver(Ok(parcel.data)),
             Err(error) => refuse(parcel, error.to_string()),
@@ -142,7 +142,7 @@ impl Outbound {
                         continue;
                     }
                     let said = self.connect().and_then(|()| {
-                        let frame = Frame::Announced(self.next, header(&parcel));
+                        let frame = LinkFrame::Announced(self.next, header(&parcel));
                         frame.write(&mut self.stream).map_err(|e| e.to_string())
                     });
                     match said {
@@ -161,17 +161,17 @@ impl Outbound {
     /// There is room for a message: NCCL carries it.
     fn carry(&mut self, number: u64) {
         let (Some(parcel), Some(channel)) = (self.announced.remove(&number), &self.channel) else { return };
-        let (Data::Tensor(tensor), Some(ready)) = (&parcel.data, &parcel.ready) else {
+        let (CommBuffer::Tensor(tensor), Some(ready)) = (&parcel.data, &parcel.ready) else {
             return refuse(parcel, "only what is on a GPU is announced".into());
         };
         let (address, n, kind) =
             (tensor.cuda_buffer().address(), tensor.len(), datatype(parcel.data.element()));
         let queued = channel.queue(ready, |nccl, comm, beside| {
-            // SAFETY: the tensor is on this card and is kept until the mark has passed.
+            // SAFETY: the tensor is on this GPU and is kept until the mark has passed.
             nccl.check(unsafe { (nccl.send)(address, n, kind, 1, comm, beside.compute().raw()) })
         });
         match queued {
-            Ok(mark) => self.under_way.push_back((mark, parcel)),
+            Ok(mark) => self.in_flight.push_back((mark, parcel)),
             Err(why) => refuse(parcel, why),
         }
     }
@@ -184,7 +184,7 @@ impl Outbound {
         self.shared.cuda.bind().map_err(|e| e.to_string())?;
         let id = self.shared.unique_id()?;
         let letters = Box::new(id.0.map(|letter| letter as u8));
-        Frame::Id(letters).write(&mut self.stream).map_err(|e| e.to_string())?;
+        LinkFrame::Id(letters).write(&mut self.stream).map_err(|e| e.to_string())?;
         self.channel = Some(first_message(&self.shared, id, 0)?);
         Ok(())
     }
@@ -192,16 +192,16 @@ impl Outbound {
 
 /// The communicator of a link, with its first message behind it: only that connects its two ranks. Of these 0 sends and 1
 /// receives.
-pub(super) fn first_message(shared: &Shared, id: UniqueId, rank: usize) -> Result<Channel, String> {
-    let channel = Channel::connect(shared, id, rank, 2)?;
+pub(super) fn first_message(shared: &NcclRank, id: UniqueId, rank: usize) -> Result<NcclChannel, String> {
+    let channel = NcclChannel::connect(shared, id, rank, 2)?;
     let device = Device::Cuda(channel.beside().clone());
     let word =
         Tensor::zeros(&device, &[1], DType::U32, Category::Communication).map_err(|e| e.to_string())?;
     let address = word.cuda_buffer().address();
-    let ready = Mark::new(channel.beside().compute().raw())?;
+    let ready = StreamEvent::new(channel.beside().compute().raw())?;
     let mark = channel.queue(&ready, |nccl, comm, beside| {
-        let (kind, stream) = (datatype(Element::U32), beside.compute().raw());
-        // SAFETY: the word is on this card, and is kept until the mark has passed.
+        let (kind, stream) = (datatype(ElementType::U32), beside.compute().raw());
+        // SAFETY: the word is on this GPU, and is kept until the mark has passed.
         nccl.check(unsafe {
             match rank {
                 0 => (nccl.send)(address, 1, kind, 1, comm, stream),
@@ -209,7 +209,7 @@ pub(super) fn first_message(shared: &Shared, id: UniqueId, rank: usize) -> Resul
             }
         })
     })?;
-    let rest = Rest::new();
+    let rest = PollBackoff::new();
     while !channel.has_passed(&mark)? {
         if shared.control.failed().is_some() {
             std::mem::forget(word);
@@ -222,25 +222,28 @@ pub(super) fn first_message(shared: &Shared, id: UniqueId, rank: usize) -> Resul
 }
 
 /// Hands over the first message that NCCL has carried, if it has; returns whether anything moved.
-pub(super) fn deliver(channel: &Option<Channel>, under_way: &mut VecDeque<(Mark, Parcel)>) -> bool {
-    let (Some(channel), Some((mark, _))) = (channel, under_way.front()) else { return false };
+pub(super) fn deliver(
+    channel: &Option<NcclChannel>,
+    in_flight: &mut VecDeque<(StreamEvent, LinkTransfer)>,
+) -> bool {
+    let (Some(channel), Some((mark, _))) = (channel, in_flight.front()) else { return false };
     match channel.has_passed(mark) {
         Ok(false) => return false,
         Ok(true) => {
-            let (_, parcel) = under_way.pop_front().expect("it is the first");
+            let (_, parcel) = in_flight.pop_front().expect("it is the first");
             parcel.ticket.deliver(Ok(parcel.data));
         }
-        Err(why) => under_way.drain(..).for_each(|(_, parcel)| refuse(parcel, why.clone())),
+        Err(why) => in_flight.drain(..).for_each(|(_, parcel)| refuse(parcel, why.clone())),
     }
     true
 }
 
-fn header(parcel: &Parcel) -> Header {
-    Header { key: parcel.key, element: parcel.data.element(), elements: parcel.data.len() }
+fn header(parcel: &LinkTransfer) -> LinkHeader {
+    LinkHeader { key: parcel.key, element: parcel.data.element(), elements: parcel.data.len() }
 }
 
-/// Ends a message that cannot be carried. The card may still read its memory, which is given up.
-pub(super) fn refuse(parcel: Parcel, why: String) {
+/// Ends a message that cannot be carried. The GPU may still read its memory, which is given up.
+pub(super) fn refuse(parcel: LinkTransfer, why: String) {
     let ticket = parcel.ticket.clone();
     std::mem::forget(parcel);
     ticket.deliver(Err(Error::Carrier { rank: ticket.rank, call: ticket.call, why }));

@@ -1,6 +1,6 @@
 //! Where ranks meet: one lock for the whole world, and a waker (a condition variable) for each rank.
 //!
-//! The lock is only held for the moment of coming and going; data is moved outside of it. A call is a [`Collective`]: ranks
+//! The lock is only held for the moment of coming and going; data is moved outside of it. A call is a [`ThreadCollective`]: ranks
 //! fill their slots, the last to come opens the work, and whoever waits helps with it. Calls whose ranks all compute
 //! meanwhile are done by helpers, threads of the world's own.
 
@@ -9,47 +9,47 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::gpu::{Ready, TransferStream};
-use super::work::{Place, Work};
+use super::gpu::{ReadyEvent, TransferStream};
+use super::work::{CollectiveWork, RankBuffers};
 use crate::call::{Call, Operation};
-use crate::data::Data;
+use crate::data::CommBuffer;
 use crate::error::{Error, Result};
-use crate::mark::Mark;
+use crate::stream_event::StreamEvent;
 use crate::transport::CallBuffers;
 
 /// Collective calls by group and turn, messages by group, sender, receiver and tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Key {
-    Turn { group: u64, turn: u64 },
+pub(super) enum CallKey {
+    Turn { group: u64, seq_no: u64 },
     Message { group: u64, from: usize, to: usize, tag: u32 },
 }
 
 /// A world of ranks in one process.
 #[derive(Debug)]
-pub(super) struct World {
-    state: Mutex<State>,
+pub(super) struct ThreadWorld {
+    state: Mutex<ThreadWorldState>,
     /// One a rank: notified when something that it may wait for has changed.
     wakers: Vec<Condvar>,
     /// Notified when there is work for helpers, or nothing will come any more.
     helpers: Condvar,
-    /// Carries what is on a card, from the first such call on.
+    /// Carries what is on a GPU, from the first such call on.
     transfer: Mutex<Option<Arc<TransferStream>>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    failed: Option<Failed>,
+struct ThreadWorldState {
+    failed: Option<FirstFailure>,
     /// Ranks that make no more calls.
     ended: Vec<bool>,
-    collectives: HashMap<Key, VecDeque<Arc<Collective>>>,
+    collectives: HashMap<CallKey, VecDeque<Arc<ThreadCollective>>>,
     groups: HashMap<(u64, u64, usize), u64>,
-    work: VecDeque<Arc<Collective>>,
+    work: VecDeque<Arc<ThreadCollective>>,
     closed: bool,
 }
 
 /// The first rank to fail.
 #[derive(Debug, Clone)]
-pub(super) struct Failed {
+pub(super) struct FirstFailure {
     pub(super) rank: usize,
     pub(super) how: &'static str,
     pub(super) why: String,
@@ -57,15 +57,15 @@ pub(super) struct Failed {
 
 /// A call on which ranks meet.
 #[derive(Debug)]
-pub(super) struct Collective {
+pub(super) struct ThreadCollective {
     /// The world's ranks that take part, by slot.
     members: Arc<[usize]>,
-    slots: Mutex<Slots>,
+    slots: Mutex<ArrivalSlots>,
     /// Set when all have come, with data of the host.
-    work: OnceLock<Work>,
-    /// Set when all have come, with data of a card: when it passes, all is carried; or why it cannot be.
-    carried: OnceLock<Result<Mark, String>>,
-    /// Done, or, on a card, queued.
+    work: OnceLock<CollectiveWork>,
+    /// Set when all have come, with data of a GPU: when it passes, all is carried; or why it cannot be.
+    carried: OnceLock<Result<StreamEvent, String>>,
+    /// Done, or, on a GPU, queued.
     done: AtomicBool,
     /// Two calls that do not belong together, by the ranks that made them.
     mismatch: OnceLock<[(usize, Call); 2]>,
@@ -73,39 +73,39 @@ pub(super) struct Collective {
 
 /// Who has come, with what. The data stays here until its rank takes it back, so that no address dangles.
 #[derive(Debug)]
-struct Slots {
-    arrived: Vec<Option<Arrived>>,
+struct ArrivalSlots {
+    arrived: Vec<Option<ArrivedRank>>,
     empty: usize,
 }
 
 /// A rank that has come.
 #[derive(Debug)]
-pub(super) struct Arrived {
+pub(super) struct ArrivedRank {
     pub(super) buffers: CallBuffers,
-    /// Where its data is on a card.
-    pub(super) ready: Option<Ready>,
+    /// Where its data is on a GPU.
+    pub(super) ready: Option<ReadyEvent>,
 }
 
-impl World {
-    pub(super) fn new(ranks: usize) -> World {
-        let state = State { ended: vec![false; ranks], ..State::default() };
+impl ThreadWorld {
+    pub(super) fn new(ranks: usize) -> ThreadWorld {
+        let state = ThreadWorldState { ended: vec![false; ranks], ..ThreadWorldState::default() };
         let wakers = (0..ranks).map(|_| Condvar::new()).collect();
-        World { state: Mutex::new(state), wakers, helpers: Condvar::new(), transfer: Mutex::new(None) }
+        ThreadWorld { state: Mutex::new(state), wakers, helpers: Condvar::new(), transfer: Mutex::new(None) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ThreadWorldState> {
         self.state.lock().expect("no panic while the state is locked")
     }
 
     /// Fills a slot, with the data of the call. The last to come does what is small, and otherwise calls for help.
     pub(super) fn come(
         &self,
-        key: Key,
+        key: CallKey,
         members: &Arc<[usize]>,
         slot: usize,
-        arrived: Arrived,
+        arrived: ArrivedRank,
         attended: bool,
-    ) -> Result<Arc<Collective>> {
+    ) -> Result<Arc<ThreadCollective>> {
         let (rank, call, on_gpu) = (members[slot], arrived.buffers.call, arrived.ready.is_some());
         let mut state = self.state();
         if let Some(failed) = &state.failed {
@@ -117,7 +117,7 @@ impl World {
         let collective = match at {
             Some(at) => queue[at].clone(),
             None => {
-                let collective = Arc::new(Collective::new(members.clone()));
+                let collective = Arc::new(ThreadCollective::new(members.clone()));
                 queue.push_back(collective.clone());
                 collective
             }
@@ -165,7 +165,12 @@ impl World {
     }
 
     /// Waits until a call is done, helping with it, and takes the data of its slot back.
-    pub(super) fn wait(&self, collective: &Collective, slot: usize, limit: Duration) -> Result<Option<Data>> {
+    pub(super) fn wait(
+        &self,
+        collective: &ThreadCollective,
+        slot: usize,
+        limit: Duration,
+    ) -> Result<Option<CommBuffer>> {
         let (rank, call) = (collective.members[slot], collective.slots().call(slot));
         let start = Instant::now();
         let waker = &self.wakers[rank];
@@ -207,7 +212,7 @@ impl World {
             state = waker.wait_timeout(state, rest).expect("no panic while the state is locked").0;
         }
         drop(state);
-        let Arrived { buffers, ready } =
+        let ArrivedRank { buffers, ready } =
             collective.slots().arrived[slot].take().expect("data is taken back once");
         let carried = match (collective.carried.get(), ready) {
             (Some(Err(why)), _) => Err(why.clone()),
@@ -218,8 +223,8 @@ impl World {
         Ok(buffers.write.or(buffers.read))
     }
 
-    /// Queues what all have come for on the card that holds their data.
-    fn carry(&self, collective: &Collective) -> Result<Mark, String> {
+    /// Queues what all have come for on the GPU that holds their data.
+    fn carry(&self, collective: &ThreadCollective) -> Result<StreamEvent, String> {
         let slots = collective.slots();
         let mut ranks = Vec::new();
         for (rank, arrived) in collective.members.iter().zip(slots.arrived.iter().flatten()) {
@@ -238,7 +243,7 @@ impl World {
     }
 
     /// Whether a call is done; an error where it never will be.
-    pub(super) fn is_done(&self, collective: &Collective, slot: usize) -> Result<bool> {
+    pub(super) fn is_done(&self, collective: &ThreadCollective, slot: usize) -> Result<bool> {
         if collective.is_done() {
             return Ok(true);
         }
@@ -255,7 +260,7 @@ impl World {
     /// Ends all waits: a rank failed. Only the first to fail counts.
     pub(super) fn fail(&self, rank: usize, how: &'static str, why: String) {
         let mut state = self.state();
-        state.failed.get_or_insert(Failed { rank, how, why });
+        state.failed.get_or_insert(FirstFailure { rank, how, why });
         state.ended[rank] = true;
         self.wakers.iter().for_each(Condvar::notify_all);
     }
@@ -267,15 +272,15 @@ impl World {
     }
 
     /// The first rank to fail, if any has.
-    pub(super) fn failed(&self) -> Option<Failed> {
+    pub(super) fn failed(&self) -> Option<FirstFailure> {
         self.state().failed.clone()
     }
 
     /// The number of the group that a split makes for a colour: the same for all its members.
-    pub(super) fn group(&self, parent: u64, turn: u64, colour: usize) -> u64 {
+    pub(super) fn group(&self, parent: u64, seq_no: u64, colour: usize) -> u64 {
         let mut state = self.state();
         let next = state.groups.len() as u64 + 1;
-        *state.groups.entry((parent, turn, colour)).or_insert(next)
+        *state.groups.entry((parent, seq_no, colour)).or_insert(next)
     }
 
     /// Works on calls that nobody attends to, until the world is closed.
@@ -304,7 +309,7 @@ impl World {
     }
 
     /// Marks a call done and tells its ranks; the state is locked, so that nobody is about to start waiting.
-    fn finish(&self, collective: &Collective) {
+    fn finish(&self, collective: &ThreadCollective) {
         collective.done.store(true, Ordering::Release);
         self.wake(&collective.members);
     }
@@ -314,16 +319,16 @@ impl World {
     }
 }
 
-impl Failed {
+impl FirstFailure {
     fn stops(&self, rank: usize, call: Call) -> Error {
         Error::PeerFailed { rank, call, failed: self.rank, how: self.how, why: self.why.clone() }
     }
 }
 
-impl Collective {
-    fn new(members: Arc<[usize]>) -> Collective {
-        let slots = Slots { arrived: members.iter().map(|_| None).collect(), empty: members.len() };
-        Collective {
+impl ThreadCollective {
+    fn new(members: Arc<[usize]>) -> ThreadCollective {
+        let slots = ArrivalSlots { arrived: members.iter().map(|_| None).collect(), empty: members.len() };
+        ThreadCollective {
             members,
             slots: Mutex::new(slots),
             work: OnceLock::new(),
@@ -333,7 +338,7 @@ impl Collective {
         }
     }
 
-    fn slots(&self) -> MutexGuard<'_, Slots> {
+    fn slots(&self) -> MutexGuard<'_, ArrivalSlots> {
         self.slots.lock().expect("no panic while slots are locked")
     }
 
@@ -375,19 +380,20 @@ impl Collective {
     }
 
     /// Turns what was brought into work: all have come.
-    fn open(&self) -> &Work {
+    fn open(&self) -> &CollectiveWork {
         let mut slots = self.slots();
         let call = slots.call(0);
         let all =
             slots.arrived.iter_mut().map(|arrived| &mut arrived.as_mut().expect("all have come").buffers);
-        let places = all.map(|buffers| Place::of(buffers.read.as_ref(), buffers.write.as_mut())).collect();
-        self.work.get_or_init(|| Work::new(&call, places))
+        let places =
+            all.map(|buffers| RankBuffers::of(buffers.read.as_ref(), buffers.write.as_mut())).collect();
+        self.work.get_or_init(|| CollectiveWork::new(&call, places))
     }
 }
 
-impl Drop for Collective {
+impl Drop for ThreadCollective {
     fn drop(&mut self) {
-        // Data that no rank took back may still be in use on the card: its memory is handed on behind that use.
+        // Data that no rank took back may still be in use on the GPU: its memory is handed on behind that use.
         let Some(Ok(mark)) = self.carried.get() else { return };
         let slots = self.slots.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
         for ready in slots.arrived.iter().flatten().filter_map(|arrived| arrived.ready.as_ref()) {
@@ -396,9 +402,9 @@ impl Drop for Collective {
     }
 }
 
-impl Slots {
+impl ArrivalSlots {
     /// Fills a slot; returns whether it was the last.
-    fn fill(&mut self, slot: usize, arrived: Arrived) -> bool {
+    fn fill(&mut self, slot: usize, arrived: ArrivedRank) -> bool {
         self.arrived[slot] = Some(arrived);
         self.empty -= 1;
         self.empty == 0
@@ -408,7 +414,7 @@ impl Slots {
         self.arrived[slot].as_ref().expect("a rank that came").buffers.call
     }
 
-    /// Whether anybody's data is on a card.
+    /// Whether anybody's data is on a GPU.
     fn on_gpu(&self) -> bool {
         self.arrived.iter().flatten().any(|arrived| arrived.ready.is_some())
     }

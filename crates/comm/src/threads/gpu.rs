@@ -1,9 +1,9 @@
-//! Messages between ranks whose tensors are on one card: threads of one process share the card's memory as they share
+//! Messages between ranks whose tensors are on one GPU: threads of one process share the GPU's memory as they share
 //! the host's.
 //!
 //! Each rank queues its work on a stream of its own. A rank that comes to a call leaves a mark in its stream; when all have
 //! come, a stream of its own waits for their marks, moves and adds what the call says, and leaves a mark that
-//! each rank's stream waits for when the rank takes its data back. The host only queues: nobody waits for the card, and a
+//! each rank's stream waits for when the rank takes its data back. The host only queues: nobody waits for the GPU, and a
 //! call goes on while its ranks compute. Sums are taken in the order of ranks.
 
 use cudarc::driver::sys::{self, CUdeviceptr};
@@ -12,31 +12,31 @@ use espalier_tensor::cuda::Cuda;
 
 use crate::call::{Call, Operation};
 use crate::combine::combine;
-use crate::data::Data;
-use crate::mark::{Mark, check};
+use crate::data::CommBuffer;
+use crate::stream_event::{StreamEvent, check};
 use crate::transport::CallBuffers;
 
-/// The card that holds a rank's data, where one does.
-pub(super) fn gpu_of(data: &Data) -> Option<Cuda> {
+/// The GPU that holds a rank's data, where one does.
+pub(super) fn gpu_of(data: &CommBuffer) -> Option<Cuda> {
     match data {
-        Data::Tensor(tensor) => match tensor.device() {
+        CommBuffer::Tensor(tensor) => match tensor.device() {
             Device::Cuda(cuda) => Some(cuda),
             Device::Cpu(_) => None,
         },
-        Data::U64(_) | Data::F64(_) => None,
+        CommBuffer::U64(_) | CommBuffer::F64(_) => None,
     }
 }
 
 /// A rank's stream at the moment when it came to a call.
 #[derive(Debug)]
-pub(super) struct Ready {
+pub(super) struct ReadyEvent {
     cuda: Cuda,
-    mark: Mark,
+    mark: StreamEvent,
 }
 
-impl Ready {
+impl ReadyEvent {
     /// `None` for data of the host; an error says why a call cannot be made with this data.
-    pub(super) fn of(buffers: &CallBuffers) -> Result<Option<Ready>, String> {
+    pub(super) fn of(buffers: &CallBuffers) -> Result<Option<ReadyEvent>, String> {
         let data = [&buffers.read, &buffers.write];
         let mut gpus = data.into_iter().flatten().map(gpu_of);
         let Some(Some(cuda)) = gpus.next() else {
@@ -50,46 +50,50 @@ impl Ready {
             return Err("the two parts of its data are not on the same device".into());
         }
         cuda.bind().map_err(|e| e.to_string())?;
-        let mark = Mark::new(cuda.compute().raw())?;
-        Ok(Some(Ready { cuda, mark }))
+        let mark = StreamEvent::new(cuda.compute().raw())?;
+        Ok(Some(ReadyEvent { cuda, mark }))
     }
 
     /// Lets the rank's stream wait until a call is done.
-    pub(super) fn hold_back(&self, done: &Mark) -> Result<(), String> {
+    pub(super) fn hold_back(&self, done: &StreamEvent) -> Result<(), String> {
         self.cuda.bind().map_err(|e| e.to_string())?;
         done.hold_back(self.cuda.compute().raw())
     }
 }
 
-/// Where a rank's data lies on the card; 0 where the call gives it none.
+/// Where a rank's data lies on the GPU; 0 where the call gives it none.
 #[derive(Debug, Clone, Copy)]
-struct Addresses {
+struct DeviceAddresses {
     read: CUdeviceptr,
     write: CUdeviceptr,
 }
 
-impl Addresses {
-    fn of(buffers: &CallBuffers) -> Addresses {
-        let address = |data: &Option<Data>| match data {
-            Some(Data::Tensor(tensor)) => tensor.cuda_buffer().address(),
+impl DeviceAddresses {
+    fn of(buffers: &CallBuffers) -> DeviceAddresses {
+        let address = |data: &Option<CommBuffer>| match data {
+            Some(CommBuffer::Tensor(tensor)) => tensor.cuda_buffer().address(),
             _ => 0,
         };
-        Addresses { read: address(&buffers.read), write: address(&buffers.write) }
+        DeviceAddresses { read: address(&buffers.read), write: address(&buffers.write) }
     }
 }
 
-/// The stream that moves and adds messages on a card.
+/// The stream that moves and adds messages on a GPU.
 #[derive(Debug)]
 pub(super) struct TransferStream(Cuda);
 
 impl TransferStream {
-    /// On the card of this rank.
-    pub(super) fn beside(ready: &Ready) -> Result<TransferStream, String> {
+    /// On the GPU of this rank.
+    pub(super) fn beside(ready: &ReadyEvent) -> Result<TransferStream, String> {
         Cuda::open(ready.cuda.gpu().ordinal).map(TransferStream).map_err(|e| e.to_string())
     }
 
     /// Queues a call on which all its ranks have met, by slot; the mark passes when it is done.
-    pub(super) fn carry(&self, call: &Call, ranks: &[(&CallBuffers, &Ready)]) -> Result<Mark, String> {
+    pub(super) fn carry(
+        &self,
+        call: &Call,
+        ranks: &[(&CallBuffers, &ReadyEvent)],
+    ) -> Result<StreamEvent, String> {
         let cuda = &self.0;
         let elsewhere = ranks.iter().find(|(_, ready)| ready.cuda.gpu().ordinal != cuda.gpu().ordinal);
         if let Some((_, ready)) = elsewhere {
@@ -100,24 +104,25 @@ impl TransferStream {
         for (_, ready) in ranks {
             ready.mark.hold_back(cuda.compute().raw())?;
         }
-        let places: Vec<Addresses> = ranks.iter().map(|(buffers, _)| Addresses::of(buffers)).collect();
+        let places: Vec<DeviceAddresses> =
+            ranks.iter().map(|(buffers, _)| DeviceAddresses::of(buffers)).collect();
         if call.elements > 0 {
             self.queue(call, &places)?;
         }
-        Mark::new(cuda.compute().raw())
+        StreamEvent::new(cuda.compute().raw())
     }
 
-    fn queue(&self, call: &Call, places: &[Addresses]) -> Result<(), String> {
+    fn queue(&self, call: &Call, places: &[DeviceAddresses]) -> Result<(), String> {
         let element = call.element.expect("elements have a type");
-        let (whole, part) = (call.bytes(), call.bytes() / places.len());
+        let (full, part) = (call.bytes(), call.bytes() / places.len());
         let at = |base: CUdeviceptr, rank: usize| base + (rank * part) as CUdeviceptr;
         match call.operation {
             Operation::Send { .. } | Operation::Receive { .. } => {
-                self.copy(places[1].write, places[0].read, whole)
+                self.copy(places[1].write, places[0].read, full)
             }
             Operation::Broadcast { root } => {
                 let others = (0..places.len()).filter(|&rank| rank != root);
-                others.into_iter().try_for_each(|r| self.copy(places[r].write, places[root].write, whole))
+                others.into_iter().try_for_each(|r| self.copy(places[r].write, places[root].write, full))
             }
             Operation::AllReduce(_) if places.len() == 1 => Ok(()),
             Operation::AllReduce(how) => {
@@ -141,8 +146,8 @@ impl TransferStream {
     }
 
     fn copy(&self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> Result<(), String> {
-        // SAFETY: both are `bytes` of tensors on this card that the collective owns until the call is done; they are
-        // different tensors. The card is current on this thread.
+        // SAFETY: both are `bytes` of tensors on this GPU that the collective owns until the call is done; they are
+        // different tensors. The GPU is current on this thread.
         check(unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.0.compute().raw()) })
     }
 }

@@ -8,8 +8,8 @@
 //! small, and helpers do it where it is large, one thread for each rank but no more than there are cores. A rank that waits
 //! helps too, so that blocking calls need no other thread. Every sum is taken in the order of ranks, whoever takes it.
 //!
-//! Tensors may be on a card, the same one for all ranks: then a stream of its own is given what the call says
-//! (`card`), and the host moves nothing.
+//! Tensors may be on a GPU, the same one for all ranks: then a stream of its own is given what the call says
+//! (`GPU`), and the host moves nothing.
 
 mod collective;
 mod gpu;
@@ -20,56 +20,58 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use collective::{Arrived, Collective, Key, World};
-use gpu::Ready;
+use collective::{ArrivedRank, CallKey, ThreadCollective, ThreadWorld};
+use gpu::ReadyEvent;
 pub use run::{most_ranks, run, run_or_give_up};
 
 use crate::call::{Call, Operation};
-use crate::data::Data;
+use crate::data::CommBuffer;
 use crate::error::{Error, Result};
 use crate::transport::{CallBuffers, NewGroup, Pending, Transport, choice};
 
 /// One rank's end of a group.
 #[derive(Debug)]
-struct End {
-    world: Arc<World>,
+struct ThreadGroup {
+    world: Arc<ThreadWorld>,
     group: u64,
     members: Arc<[usize]>,
     rank: usize,
     /// How many collective calls it has made.
-    turn: AtomicU64,
+    seq_no: AtomicU64,
 }
 
-impl End {
-    fn new(world: Arc<World>, group: u64, members: Arc<[usize]>, rank: usize) -> End {
-        End { world, group, members, rank, turn: AtomicU64::new(0) }
+impl ThreadGroup {
+    fn new(world: Arc<ThreadWorld>, group: u64, members: Arc<[usize]>, rank: usize) -> ThreadGroup {
+        ThreadGroup { world, group, members, rank, seq_no: AtomicU64::new(0) }
     }
 
-    fn come(&self, mut buffers: CallBuffers, attended: bool) -> Result<Waiting> {
+    fn come(&self, mut buffers: CallBuffers, attended: bool) -> Result<ThreadPending> {
         // A tensor that somebody else holds too cannot be written to: that panics here, where no lock is held.
-        buffers.write.as_mut().map(Data::claim);
+        buffers.write.as_mut().map(CommBuffer::claim);
         let (group, rank) = (self.group, self.rank);
-        let ready = Ready::of(&buffers).map_err(|why| {
+        let ready = ReadyEvent::of(&buffers).map_err(|why| {
             let (rank, call) = (self.members[rank], buffers.call);
             Error::Carrier { rank, call, why }
         })?;
         let pair = |a: usize, b: usize| -> Arc<[usize]> { [self.members[a], self.members[b]].into() };
         let (key, members, slot) = match buffers.call.operation {
-            Operation::Send { to, tag } => (Key::Message { group, from: rank, to, tag }, pair(rank, to), 0),
+            Operation::Send { to, tag } => {
+                (CallKey::Message { group, from: rank, to, tag }, pair(rank, to), 0)
+            }
             Operation::Receive { from, tag } => {
-                (Key::Message { group, from, to: rank, tag }, pair(from, rank), 1)
+                (CallKey::Message { group, from, to: rank, tag }, pair(from, rank), 1)
             }
             _ => {
-                let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-                (Key::Turn { group, turn }, self.members.clone(), rank)
+                let seq_no = self.seq_no.fetch_add(1, Ordering::Relaxed);
+                (CallKey::Turn { group, seq_no }, self.members.clone(), rank)
             }
         };
-        let collective = self.world.come(key, &members, slot, Arrived { buffers, ready }, attended)?;
-        Ok(Waiting { world: self.world.clone(), collective, slot })
+        let collective = self.world.come(key, &members, slot, ArrivedRank { buffers, ready }, attended)?;
+        Ok(ThreadPending { world: self.world.clone(), collective, slot })
     }
 }
 
-impl Transport for End {
+impl Transport for ThreadGroup {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -88,34 +90,34 @@ impl Transport for End {
         key: usize,
         limit: Duration,
     ) -> Result<Option<Arc<dyn Transport>>> {
-        let turn = self.turn.load(Ordering::Relaxed);
-        let choice = Data::U64(choice(colour, key).to_vec());
-        let choices = Data::U64(vec![0; 2 * self.members.len()]);
+        let seq_no = self.seq_no.load(Ordering::Relaxed);
+        let choice = CommBuffer::U64(choice(colour, key).to_vec());
+        let choices = CommBuffer::U64(vec![0; 2 * self.members.len()]);
         let call = Call::of(Operation::Split, &choices);
         let waiting = self.come(CallBuffers { call, read: Some(choice), write: Some(choices) }, true)?;
-        let Some(Data::U64(choices)) = Box::new(waiting).wait(limit)? else {
+        let Some(CommBuffer::U64(choices)) = Box::new(waiting).wait(limit)? else {
             unreachable!("what was gathered comes back as it went in");
         };
         let (Some(colour), Some(new)) = (colour, NewGroup::of(&choices, self.rank)) else { return Ok(None) };
         let members = new.members.iter().map(|&r| self.members[r]).collect();
-        let group = self.world.group(self.group, turn, colour);
-        Ok(Some(Arc::new(End::new(self.world.clone(), group, members, new.rank))))
+        let group = self.world.group(self.group, seq_no, colour);
+        Ok(Some(Arc::new(ThreadGroup::new(self.world.clone(), group, members, new.rank))))
     }
 }
 
 /// A call that a rank has come to.
-struct Waiting {
-    world: Arc<World>,
-    collective: Arc<Collective>,
+struct ThreadPending {
+    world: Arc<ThreadWorld>,
+    collective: Arc<ThreadCollective>,
     slot: usize,
 }
 
-impl Pending for Waiting {
+impl Pending for ThreadPending {
     fn is_done(&mut self) -> Result<bool> {
         self.world.is_done(&self.collective, self.slot)
     }
 
-    fn wait(self: Box<Self>, limit: Duration) -> Result<Option<Data>> {
+    fn wait(self: Box<Self>, limit: Duration) -> Result<Option<CommBuffer>> {
         self.world.wait(&self.collective, self.slot, limit)
     }
 }

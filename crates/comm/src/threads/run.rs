@@ -8,8 +8,8 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::End;
-use super::collective::World;
+use super::ThreadGroup;
+use super::collective::ThreadWorld;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::failure::{Failure, panic_message};
@@ -96,10 +96,10 @@ where
     if ranks > most {
         return Err(Failure::Launch(Error::TooManyThreads { ranks, most }));
     }
-    let world = Arc::new(World::new(ranks));
+    let world = Arc::new(ThreadWorld::new(ranks));
     let members: Arc<[usize]> = (0..ranks).collect();
     let rank = |rank: usize| {
-        let end = End::new(world.clone(), 0, members.clone(), rank);
+        let end = ThreadGroup::new(world.clone(), 0, members.clone(), rank);
         let outcome = catch_unwind(AssertUnwindSafe(|| work(Communicator::new(Arc::new(end), limit))));
         match &outcome {
             Ok(Ok(_)) => world.end(rank),
@@ -154,16 +154,16 @@ where
 }
 
 /// What a rank came to: the result of its work, or its panic; or there was no thread for it.
-type Outcome<R, E> = Result<thread::Result<Result<R, E>>, Failure<E>>;
+type ThreadOutcome<R, E> = Result<thread::Result<Result<R, E>>, Failure<E>>;
 
 /// Waits for all ranks; returns what those who have ended came to, and who has not. Once a rank `has_failed`, the others have
 /// as long as `patience` says, or as they need.
 fn gather<R, E: Debug + Display>(
-    ends: &Receiver<(usize, Outcome<R, E>)>,
+    ends: &Receiver<(usize, ThreadOutcome<R, E>)>,
     ranks: usize,
     patience: Option<Duration>,
     has_failed: impl Fn() -> bool,
-) -> (Vec<Option<Outcome<R, E>>>, Vec<usize>) {
+) -> (Vec<Option<ThreadOutcome<R, E>>>, Vec<usize>) {
     let mut outcomes: Vec<_> = (0..ranks).map(|_| None).collect();
     let mut until: Option<Instant> = None;
     for _ in 0..ranks {
@@ -183,7 +183,7 @@ fn gather<R, E: Debug + Display>(
 }
 
 /// What a rank returned in a world where none failed.
-fn succeeded<R, E: Debug + Display>(outcome: Outcome<R, E>) -> R {
+fn succeeded<R, E: Debug + Display>(outcome: ThreadOutcome<R, E>) -> R {
     match outcome {
         Ok(Ok(Ok(result))) => result,
         _ => unreachable!("a rank failed unnoticed"),

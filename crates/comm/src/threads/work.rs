@@ -10,23 +10,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use espalier_tensor::bf16;
 
 use crate::call::{Call, Operation, Reduce};
-use crate::data::{Data, Element};
-use crate::reduce::{self, Number};
+use crate::data::{CommBuffer, ElementType};
+use crate::reduce::{self, Reducible};
 
 /// Bytes of one rank that a thread takes at a time: enough to make claiming cheap, few enough to share out.
 const PIECE: usize = 256 << 10;
 
 /// Where a rank's data lies. Empty where the call gives the rank none.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct RankBuffers {
     read: *const u8,
     write: *mut u8,
 }
 
-impl Place {
+impl RankBuffers {
     /// The addresses of a rank's data, which must stay where it is until the work is done.
-    pub(super) fn of(read: Option<&Data>, write: Option<&mut Data>) -> Place {
-        Place {
+    pub(super) fn of(read: Option<&CommBuffer>, write: Option<&mut CommBuffer>) -> RankBuffers {
+        RankBuffers {
             read: read.map_or(std::ptr::null(), |data| data.bytes().as_ptr()),
             write: write.map_or(std::ptr::null_mut(), |data| data.bytes_mut().as_mut_ptr()),
         }
@@ -35,26 +35,26 @@ impl Place {
 
 /// The work of one call.
 #[derive(Debug)]
-pub(super) struct Work {
-    task: Task,
-    element: Element,
+pub(super) struct CollectiveWork {
+    task: DataMove,
+    element: ElementType,
     /// Elements that are cut into pieces.
     elements: usize,
     pieces: usize,
-    places: Vec<Place>,
+    places: Vec<RankBuffers>,
     claimed: AtomicUsize,
     done: AtomicUsize,
 }
 
 // SAFETY: the places are memory of data that the collective owns while the work exists; `piece` says why threads that
 // work on different pieces never touch the same bytes, but to read.
-unsafe impl Send for Work {}
+unsafe impl Send for CollectiveWork {}
 // SAFETY: as above.
-unsafe impl Sync for Work {}
+unsafe impl Sync for CollectiveWork {}
 
 /// What is done, with ranks as indices into the places.
 #[derive(Debug, Clone, Copy)]
-enum Task {
+enum DataMove {
     /// Nothing moves.
     Meet,
     /// One rank's data to all that write.
@@ -67,23 +67,25 @@ enum Task {
     AllGather,
 }
 
-impl Work {
+impl CollectiveWork {
     /// The work of a call between these places: one a rank, or sender and receiver.
-    pub(super) fn new(call: &Call, places: Vec<Place>) -> Work {
+    pub(super) fn new(call: &Call, places: Vec<RankBuffers>) -> CollectiveWork {
         let parts = places.len();
         let (task, elements) = match call.operation {
-            Operation::Barrier => (Task::Meet, 0),
-            Operation::Send { .. } | Operation::Receive { .. } => (Task::Copy { from: 0 }, call.elements),
-            Operation::Broadcast { root } => (Task::Copy { from: root }, call.elements),
+            Operation::Barrier => (DataMove::Meet, 0),
+            Operation::Send { .. } | Operation::Receive { .. } => (DataMove::Copy { from: 0 }, call.elements),
+            Operation::Broadcast { root } => (DataMove::Copy { from: root }, call.elements),
             // What one rank has is its own sum.
-            Operation::AllReduce(how) => (Task::AllReduce(how), if parts == 1 { 0 } else { call.elements }),
-            Operation::ReduceScatter(how) => (Task::ReduceScatter(how), call.elements),
-            Operation::AllGather | Operation::Split => (Task::AllGather, call.elements),
+            Operation::AllReduce(how) => {
+                (DataMove::AllReduce(how), if parts == 1 { 0 } else { call.elements })
+            }
+            Operation::ReduceScatter(how) => (DataMove::ReduceScatter(how), call.elements),
+            Operation::AllGather | Operation::Split => (DataMove::AllGather, call.elements),
         };
-        let element = call.element.unwrap_or(Element::U32);
+        let element = call.element.unwrap_or(ElementType::U32);
         let pieces = (elements * element.bytes()).div_ceil(PIECE);
         let (claimed, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Work { task, element, elements, pieces, places, claimed, done }
+        CollectiveWork { task, element, elements, pieces, places, claimed, done }
     }
 
     /// Into how many pieces it was cut.
@@ -116,12 +118,12 @@ impl Work {
         let range = piece * each..((piece + 1) * each).min(self.elements);
         let bytes = |at: usize| at * self.element.bytes();
         match self.task {
-            Task::Meet => {}
-            Task::Copy { from } => {
+            DataMove::Meet => {}
+            DataMove::Copy { from } => {
                 // A sender's data is only read; the root of a broadcast hands its own over like all others.
                 let source = match self.places[from] {
-                    Place { read, write } if read.is_null() => write.cast_const(),
-                    Place { read, .. } => read,
+                    RankBuffers { read, write } if read.is_null() => write.cast_const(),
+                    RankBuffers { read, .. } => read,
                 };
                 let others = self.places.iter().enumerate().filter(|(rank, _)| *rank != from);
                 for (_, place) in others {
@@ -129,13 +131,13 @@ impl Work {
                     unsafe { copy(source, place.write, bytes(range.start)..bytes(range.end)) };
                 }
             }
-            Task::AllGather => self.gather(range),
-            Task::AllReduce(how) | Task::ReduceScatter(how) => match self.element {
-                Element::F32 => self.reduce::<f32>(how, range),
-                Element::Bf16 => self.reduce::<bf16>(how, range),
-                Element::U32 => self.reduce::<u32>(how, range),
-                Element::U64 => self.reduce::<u64>(how, range),
-                Element::F64 => self.reduce::<f64>(how, range),
+            DataMove::AllGather => self.gather(range),
+            DataMove::AllReduce(how) | DataMove::ReduceScatter(how) => match self.element {
+                ElementType::F32 => self.reduce::<f32>(how, range),
+                ElementType::Bf16 => self.reduce::<bf16>(how, range),
+                ElementType::U32 => self.reduce::<u32>(how, range),
+                ElementType::U64 => self.reduce::<u64>(how, range),
+                ElementType::F64 => self.reduce::<f64>(how, range),
             },
         }
     }
@@ -155,9 +157,9 @@ impl Work {
         }
     }
 
-    fn reduce<T: Number>(&self, how: Reduce, range: Range<usize>) {
-        let all_reduce = matches!(self.task, Task::AllReduce(_));
-        let source = |place: &Place| if all_reduce { place.write.cast_const() } else { place.read };
+    fn reduce<T: Reducible>(&self, how: Reduce, range: Range<usize>) {
+        let all_reduce = matches!(self.task, DataMove::AllReduce(_));
+        let source = |place: &RankBuffers| if all_reduce { place.write.cast_const() } else { place.read };
         // SAFETY: every place holds `elements` of T, aligned, and `range` of them.
         let x = |at: usize| self.places.iter().map(move |place| unsafe { source(place).cast::<T>().add(at) });
         if all_reduce {
@@ -210,9 +212,9 @@ mod tests {
         /// However long the parts, each element of a range is named once, with its rank.
         #[test]
         fn parts_cover_a_range(part in 1..50usize, ranks in 1..6usize, a in 0..250usize, b in 0..250usize) {
-            let place = Place { read: std::ptr::null(), write: std::ptr::null_mut() };
-            let call = Call { operation: Operation::AllGather, element: Some(Element::F32), elements: part * ranks };
-            let work = Work::new(&call, vec![place; ranks]);
+            let place = RankBuffers { read: std::ptr::null(), write: std::ptr::null_mut() };
+            let call = Call { operation: Operation::AllGather, element: Some(ElementType::F32), elements: part * ranks };
+            let work = CollectiveWork::new(&call, vec![place; ranks]);
             let (start, end) = (a.min(b).min(part * ranks), a.max(b).min(part * ranks));
             let mut next = start;
             for (rank, range) in work.by_part(start..end).filter(|(_, range)| !range.is_empty()) {

@@ -4,11 +4,12 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::sync::OnceLock;
 
-use espalier_comm::{Data, Element};
+use espalier_comm::{CommBuffer, ElementType};
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 /// All types of elements.
-pub const ELEMENTS: [Element; 5] = [Element::F32, Element::Bf16, Element::U32, Element::U64, Element::F64];
+pub const ELEMENTS: [ElementType; 5] =
+    [ElementType::F32, ElementType::Bf16, ElementType::U32, ElementType::U64, ElementType::F64];
 
 static HOST: OnceLock<Device> = OnceLock::new();
 
@@ -27,34 +28,34 @@ pub fn use_device(device: Device) {
 }
 
 /// The bytes of a message, wherever it is.
-fn bytes(data: &Data) -> Cow<'_, [u8]> {
+fn bytes(data: &CommBuffer) -> Cow<'_, [u8]> {
     match data {
-        Data::Tensor(tensor) => tensor.host_bytes(),
+        CommBuffer::Tensor(tensor) => tensor.host_bytes(),
         _ => Cow::Borrowed(data.bytes()),
     }
 }
 
 /// A message of `n` elements, the `i`-th of value `value(i)`.
-pub fn message(element: Element, n: usize, value: impl Fn(usize) -> u32) -> Data {
+pub fn message(element: ElementType, n: usize, value: impl Fn(usize) -> u32) -> CommBuffer {
     let category = Category::Communication;
     let floats = |dtype| {
         let values: Vec<f32> = (0..n).map(|i| value(i) as f32).collect();
-        Data::Tensor(Tensor::from_f32(&device(), &[n], dtype, &values, category).unwrap())
+        CommBuffer::Tensor(Tensor::from_f32(&device(), &[n], dtype, &values, category).unwrap())
     };
     match element {
-        Element::F32 => floats(DType::F32),
-        Element::Bf16 => floats(DType::Bf16),
-        Element::U32 => {
+        ElementType::F32 => floats(DType::F32),
+        ElementType::Bf16 => floats(DType::Bf16),
+        ElementType::U32 => {
             let values: Vec<u32> = (0..n).map(value).collect();
-            Data::Tensor(Tensor::from_slice(&device(), &[n], &values, category).unwrap())
+            CommBuffer::Tensor(Tensor::from_slice(&device(), &[n], &values, category).unwrap())
         }
-        Element::U64 => Data::U64((0..n).map(|i| value(i).into()).collect()),
-        Element::F64 => Data::F64((0..n).map(|i| value(i).into()).collect()),
+        ElementType::U64 => CommBuffer::U64((0..n).map(|i| value(i).into()).collect()),
+        ElementType::F64 => CommBuffer::F64((0..n).map(|i| value(i).into()).collect()),
     }
 }
 
 /// Room for `n` elements, filled with what no test expects.
-pub fn receive_buffer(element: Element, n: usize) -> Data {
+pub fn receive_buffer(element: ElementType, n: usize) -> CommBuffer {
     message(element, n, |_| 99)
 }
 
@@ -65,7 +66,7 @@ pub fn floats(values: &[f32]) -> Tensor {
 
 /// Asserts that a message holds `value(i)` everywhere.
 #[track_caller]
-pub fn assert_holds(what: &str, data: &Data, n: usize, value: impl Fn(usize) -> u32) {
+pub fn assert_holds(what: &str, data: &CommBuffer, n: usize, value: impl Fn(usize) -> u32) {
     let expected = message(data.element(), n, value);
     assert_eq!(data.len(), n, "{what}: length");
     let (got, expected) = (bytes(data), bytes(&expected));

@@ -1,10 +1,10 @@
-//! The transport of threads where the ranks share one card: the suite again, and what is only so there.
+//! The transport of threads where the ranks share one GPU: the suite again, and what is only so there.
 //!
-//! Where there is no card, standard error says that nothing was tested.
+//! Where there is no GPU, standard error says that nothing was tested.
 
 use std::time::Duration;
 
-use espalier_comm::{Communicator, Data, Element, Error, Failure, Reduce, threads};
+use espalier_comm::{CommBuffer, Communicator, ElementType, Error, Failure, Reduce, threads};
 use espalier_tensor::cuda::Cuda;
 use espalier_tensor::{Category, DType, Device, Tensor};
 use espalier_testing::{Need, skipped};
@@ -13,9 +13,9 @@ use crate::data::{assert_holds, floats, message, receive_buffer, use_device};
 use crate::suite::CASES;
 
 const LONG: Duration = Duration::from_secs(60);
-const ON_GPU: [Element; 3] = [Element::F32, Element::Bf16, Element::U32];
+const ON_GPU: [ElementType; 3] = [ElementType::F32, ElementType::Bf16, ElementType::U32];
 
-/// Ranks on one card, each with streams and memory of its own; `None` where there is no card.
+/// Ranks on one GPU, each with streams and memory of its own; `None` where there is no GPU.
 fn outcome(
     ranks: usize,
     work: impl Fn(Communicator) -> Result<(), Error> + Sync,
@@ -55,12 +55,12 @@ fn parts_of_any_length() {
         for element in ON_GPU {
             let value = |r: usize, i: usize| ((5 * i + r + i / 997) % 11) as u32;
             run(3, |comm| {
-                let whole = message(element, 3 * n, |i| value(comm.rank(), i));
-                let part = comm.reduce_scatter(whole, receive_buffer(element, n), Reduce::Sum)?;
+                let full = message(element, 3 * n, |i| value(comm.rank(), i));
+                let part = comm.reduce_scatter(full, receive_buffer(element, n), Reduce::Sum)?;
                 let at = n * comm.rank();
                 assert_holds("part", &part, n, |i| (0..3).map(|r| value(r, at + i)).sum());
-                let whole = comm.all_gather(part, receive_buffer(element, 3 * n))?;
-                assert_holds("whole", &whole, 3 * n, |i| (0..3).map(|r| value(r, i)).sum());
+                let full = comm.all_gather(part, receive_buffer(element, 3 * n))?;
+                assert_holds("whole", &full, 3 * n, |i| (0..3).map(|r| value(r, i)).sum());
                 let most = comm.all_reduce(message(element, n, |i| value(comm.rank(), i)), Reduce::Max)?;
                 assert_holds("most", &most, n, |i| (0..3).map(|r| value(r, i)).max().unwrap());
                 Ok(())
@@ -76,15 +76,15 @@ fn streams_keep_their_order() {
     run(4, |comm| {
         let mut flying = Vec::new();
         for round in 0..20u32 {
-            let data = message(Element::F32, n, |i| i as u32 % 7 + round);
+            let data = message(ElementType::F32, n, |i| i as u32 % 7 + round);
             flying.push(comm.start_all_reduce(data, Reduce::Sum)?);
             // Memory that is freed and taken again while calls are on their way.
-            drop(message(Element::F32, n, |_| 1000 + round));
+            drop(message(ElementType::F32, n, |_| 1000 + round));
         }
         for (round, request) in flying.into_iter().enumerate() {
-            let Data::Tensor(mut sum) = request.wait()? else { unreachable!("a tensor went in") };
+            let CommBuffer::Tensor(mut sum) = request.wait()? else { unreachable!("a tensor went in") };
             espalier_tensor::ops::elementwise::scale_into(&mut sum, 0.25).unwrap();
-            assert_holds("sum", &Data::Tensor(sum), n, |i| i as u32 % 7 + round as u32);
+            assert_holds("sum", &CommBuffer::Tensor(sum), n, |i| i as u32 % 7 + round as u32);
         }
         Ok(())
     });
@@ -96,9 +96,9 @@ fn what_nobody_waits_for_harms_nobody() {
     let n = 500_000;
     run(2, |comm| {
         for _ in 0..10 {
-            drop(comm.start_all_reduce(message(Element::F32, n, |_| 3), Reduce::Sum)?);
-            let fresh = message(Element::F32, n, |i| i as u32 % 9);
-            let sum = comm.all_reduce(message(Element::F32, n, |i| i as u32 % 5), Reduce::Sum)?;
+            drop(comm.start_all_reduce(message(ElementType::F32, n, |_| 3), Reduce::Sum)?);
+            let fresh = message(ElementType::F32, n, |i| i as u32 % 9);
+            let sum = comm.all_reduce(message(ElementType::F32, n, |i| i as u32 % 5), Reduce::Sum)?;
             assert_holds("sum", &sum, n, |i| 2 * (i as u32 % 5));
             assert_holds("fresh", &fresh, n, |i| i as u32 % 9);
         }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use espalier_comm::{Communicator, Element, Error, Reduce, mpi};
+use espalier_comm::{Communicator, ElementType, Error, Reduce, mpi};
 use espalier_testing::{Need, skipped};
 
 use crate::data::{message, receive_buffer};
@@ -58,7 +58,7 @@ fn late(comm: &Communicator) -> Result<(), Error> {
         others.clone().try_for_each(|rank| patient.receive(vec![0u64], rank, 1).map(drop))?;
         return others.into_iter().try_for_each(|rank| patient.send(vec![0u64], rank, 2).map(drop));
     }
-    let error = comm.all_reduce(message(Element::F32, 12, |_| 1), Reduce::Sum).unwrap_err();
+    let error = comm.all_reduce(message(ElementType::F32, 12, |_| 1), Reduce::Sum).unwrap_err();
     say(&error);
     patient.send(vec![0u64], comm.size() - 1, 1)?;
     patient.receive(vec![0u64], comm.size() - 1, 2)?;
@@ -73,8 +73,8 @@ fn silent(comm: &Communicator) -> Result<(), Error> {
         return Ok(());
     }
     // Long enough that MPI cannot store it on the way.
-    let sent = comm.send(message(Element::F32, 1 << 20, |_| 1), last, 7).map(drop);
-    let received = comm.receive(receive_buffer(Element::Bf16, 5), last, 8).map(drop);
+    let sent = comm.send(message(ElementType::F32, 1 << 20, |_| 1), last, 7).map(drop);
+    let received = comm.receive(receive_buffer(ElementType::Bf16, 5), last, 8).map(drop);
     for result in [&sent, &received] {
         say(result.as_ref().unwrap_err());
     }
@@ -86,7 +86,7 @@ fn panic(comm: &Communicator) -> Result<(), Error> {
     if comm.rank() == comm.size() - 1 {
         panic!("the disk is on fire");
     }
-    let error = comm.all_reduce(message(Element::F32, 5, |_| 1), Reduce::Sum).unwrap_err();
+    let error = comm.all_reduce(message(ElementType::F32, 5, |_| 1), Reduce::Sum).unwrap_err();
     say(&error);
     Err(error)
 }
@@ -104,8 +104,8 @@ fn error(comm: &Communicator) -> Result<(), Error> {
 /// MPI's own error: a message that does not fit. It comes back as ours.
 fn longer(comm: &Communicator) -> Result<(), Error> {
     match comm.rank() {
-        0 => comm.send(receive_buffer(Element::F32, 6), 1, 0).map(drop),
-        1 => comm.receive(receive_buffer(Element::F32, 5), 0, 0).map(drop).inspect_err(say),
+        0 => comm.send(receive_buffer(ElementType::F32, 6), 1, 0).map(drop),
+        1 => comm.receive(receive_buffer(ElementType::F32, 5), 0, 0).map(drop).inspect_err(say),
         _ => Ok(()),
     }
 }

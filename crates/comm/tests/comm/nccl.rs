@@ -7,8 +7,8 @@
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use espalier_comm::rendezvous::Place;
-use espalier_comm::{Communicator, Element, Error, Failure, Reduce, nccl};
+use espalier_comm::rendezvous::RendezvousConfig;
+use espalier_comm::{Communicator, ElementType, Error, Failure, Reduce, nccl};
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
 use espalier_testing::{Need, skipped};
@@ -26,12 +26,12 @@ const PART: &str = "ESPALIER_TEST_PART";
 #[test]
 #[ignore = "run by the tests of NCCL, on a machine with a GPU"]
 fn worker() {
-    let place = Place::from_environment().unwrap();
+    let config = RendezvousConfig::from_environment().unwrap();
     let gpus = Cuda::probe().gpus.len();
-    let cuda = Cuda::open(place.local_rank % gpus).unwrap();
+    let cuda = Cuda::open(config.local_rank % gpus).unwrap();
     use_device(Device::Cuda(cuda.clone()));
     let part = std::env::var(PART).unwrap();
-    let outcome: Result<(), Failure<Error>> = nccl::run(&cuda, &place, LONG, |comm| match &*part {
+    let outcome: Result<(), Failure<Error>> = nccl::run(&cuda, &config, LONG, |comm| match &*part {
         "suite" => suite(&comm),
         "crossed" => crossed(&comm),
         "late" => late(&comm.with_limit(SHORT)),
@@ -85,14 +85,22 @@ fn crossed(comm: &Communicator) -> Result<(), Error> {
         let mut coming = Vec::new();
         for &from in others.iter().rev() {
             for &tag in &order {
-                coming.push((from, tag, comm.start_receive(receive_buffer(Element::Bf16, N), from, tag)?));
+                coming.push((
+                    from,
+                    tag,
+                    comm.start_receive(receive_buffer(ElementType::Bf16, N), from, tag)?,
+                ));
             }
         }
-        let reduction = comm.start_all_reduce(message(Element::F32, N, |_| rank as u32), Reduce::Sum)?;
+        let reduction = comm.start_all_reduce(message(ElementType::F32, N, |_| rank as u32), Reduce::Sum)?;
         let mut going = Vec::new();
         for &to in &others {
             for tag in [0, 1] {
-                going.push(comm.start_send(message(Element::Bf16, N, |_| value(rank, to, tag)), to, tag)?);
+                going.push(comm.start_send(
+                    message(ElementType::Bf16, N, |_| value(rank, to, tag)),
+                    to,
+                    tag,
+                )?);
             }
         }
         for (from, tag, request) in coming {
@@ -111,7 +119,7 @@ fn late(comm: &Communicator) -> Result<(), Error> {
         std::thread::sleep(2 * SHORT);
         return Ok(());
     }
-    comm.all_reduce(message(Element::F32, 12, |_| 1), Reduce::Sum).map(drop)
+    comm.all_reduce(message(ElementType::F32, 12, |_| 1), Reduce::Sum).map(drop)
 }
 
 /// The last rank neither sends nor receives.
@@ -121,7 +129,7 @@ fn silent(comm: &Communicator) -> Result<(), Error> {
         std::thread::sleep(2 * SHORT);
         return Ok(());
     }
-    comm.receive(receive_buffer(Element::Bf16, 5), comm.size() - 1, 8).map(drop)
+    comm.receive(receive_buffer(ElementType::Bf16, 5), comm.size() - 1, 8).map(drop)
 }
 
 /// The last rank comes to a bad end while the others wait for it.
@@ -135,7 +143,7 @@ fn gone(comm: &Communicator, how: &str) -> Result<(), Error> {
             _ => stop_itself(),
         }
     }
-    comm.all_reduce(message(Element::F32, 1 << 20, |_| 1), Reduce::Sum).map(drop)
+    comm.all_reduce(message(ElementType::F32, 1 << 20, |_| 1), Reduce::Sum).map(drop)
 }
 
 /// As a process that a debugger, or a full machine, has stopped: its connections are there, and nobody answers.

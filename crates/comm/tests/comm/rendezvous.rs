@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use espalier_comm::Error;
-use espalier_comm::rendezvous::{Place, Rendezvous};
+use espalier_comm::rendezvous::{Rendezvous, RendezvousConfig};
 
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(1500);
@@ -20,19 +20,21 @@ pub fn free_port() -> u16 {
     ports.take(1000).find(|&port| TcpListener::bind(("0.0.0.0", port)).is_ok()).expect("a free port")
 }
 
-fn place(rank: usize, size: usize, port: u16) -> Place {
-    Place { rank, size, local_rank: rank, host: "127.0.0.1".into(), ports: vec![port] }
+fn config(rank: usize, size: usize, port: u16) -> RendezvousConfig {
+    RendezvousConfig { rank, size, local_rank: rank, host: "127.0.0.1".into(), ports: vec![port] }
 }
 
 /// Runs each place on a thread of its own, and returns what became of it.
 fn meet<R: Send>(
-    places: &[Place],
+    places: &[RendezvousConfig],
     limit: Duration,
     work: impl Fn(Rendezvous) -> R + Sync,
 ) -> Vec<Result<R, String>> {
-    let one = |place: &Place| Rendezvous::meet(place, limit).map(&work).map_err(|e: Error| e.to_string());
+    let one = |config: &RendezvousConfig| {
+        Rendezvous::meet(config, limit).map(&work).map_err(|e: Error| e.to_string())
+    };
     thread::scope(|scope| {
-        let threads: Vec<_> = places.iter().map(|place| scope.spawn(|| one(place))).collect();
+        let threads: Vec<_> = places.iter().map(|config| scope.spawn(|| one(config))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
@@ -41,7 +43,7 @@ fn meet<R: Send>(
 fn all_get_what_all_gave() {
     for size in [1, 2, 5] {
         let port = free_port();
-        let places: Vec<Place> = (0..size).map(|rank| place(rank, size, port)).collect();
+        let places: Vec<RendezvousConfig> = (0..size).map(|rank| config(rank, size, port)).collect();
         let met = meet(&places, LONG, |mut rendezvous| {
             assert_eq!(rendezvous.size(), size);
             for round in 0..3 {
@@ -58,7 +60,7 @@ fn all_get_what_all_gave() {
 #[test]
 fn those_who_do_not_come_are_named() {
     let port = free_port();
-    let met = meet(&[place(0, 4, port), place(2, 4, port)], SHORT, drop);
+    let met = meet(&[config(0, 4, port), config(2, 4, port)], SHORT, drop);
     let text = met[0].as_ref().unwrap_err();
     assert!(
         text.starts_with("rank 0 waited 1.5 s for ranks 1 and 3 at the rendezvous on 127.0.0.1:"),
@@ -66,14 +68,14 @@ fn those_who_do_not_come_are_named() {
     );
     assert!(met[1].as_ref().unwrap_err().contains("rank 2 waited for rank 0"), "{met:?}");
 
-    let text = meet(&[place(1, 2, free_port())], SHORT, drop).remove(0).unwrap_err();
+    let text = meet(&[config(1, 2, free_port())], SHORT, drop).remove(0).unwrap_err();
     assert!(text.starts_with("rank 1 waited 1.5 s for rank 0 at 127.0.0.1:"), "{text}");
 }
 
 #[test]
 fn ranks_of_another_job_are_refused() {
     let port = free_port();
-    let met = meet(&[place(0, 2, port), place(1, 3, port)], LONG, drop);
+    let met = meet(&[config(0, 2, port), config(1, 3, port)], LONG, drop);
     for end in &met {
         assert_eq!(
             end.as_ref().unwrap_err(),
@@ -82,7 +84,7 @@ fn ranks_of_another_job_are_refused() {
         );
     }
     let port = free_port();
-    let met = meet(&[place(0, 3, port), place(1, 3, port), place(1, 3, port)], LONG, drop);
+    let met = meet(&[config(0, 3, port), config(1, 3, port), config(1, 3, port)], LONG, drop);
     let text = met[0].as_ref().unwrap_err();
     assert_eq!(text, "rank 1 came twice to the rendezvous: is another job using the same MASTER_PORT?");
 }
@@ -91,7 +93,7 @@ fn ranks_of_another_job_are_refused() {
 fn a_port_in_use_is_said_so() {
     let taken = TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0")).unwrap();
     let port = taken.local_addr().unwrap().port();
-    let text = meet(&[place(0, 2, port)], SHORT, drop).remove(0).unwrap_err();
+    let text = meet(&[config(0, 2, port)], SHORT, drop).remove(0).unwrap_err();
     assert!(text.starts_with(&format!("rank 0 cannot listen on MASTER_PORT {port}: ")), "{text}");
 }
 
@@ -110,11 +112,11 @@ fn strangers_on_ports_beside_are_passed_over() {
             let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
         }
     });
-    let places: Vec<Place> = (0..3)
+    let places: Vec<RendezvousConfig> = (0..3)
         .map(|rank| {
             // Rank 0 would not be able to listen where they do, but would if they listened on other addresses only.
             let ports = if rank == 0 { ports[2..].to_vec() } else { ports.clone() };
-            Place { ports, ..place(rank, 3, 0) }
+            RendezvousConfig { ports, ..config(rank, 3, 0) }
         })
         .collect();
     let met = meet(&places, LONG, |mut rendezvous| rendezvous.gather(&[7], LONG).unwrap());
@@ -126,7 +128,7 @@ fn strangers_on_ports_beside_are_passed_over() {
 #[test]
 fn a_rank_that_is_lost_is_named() {
     let port = free_port();
-    let places: Vec<Place> = (0..3).map(|rank| place(rank, 3, port)).collect();
+    let places: Vec<RendezvousConfig> = (0..3).map(|rank| config(rank, 3, port)).collect();
     let met = meet(&places, LONG, |mut rendezvous| match rendezvous.rank() {
         1 => String::new(),
         _ => rendezvous.gather(&[1], LONG).unwrap_err().to_string(),
@@ -139,10 +141,10 @@ fn a_rank_that_is_lost_is_named() {
 #[test]
 #[ignore = "run by the test of processes"]
 fn worker() {
-    let place = Place::from_environment().unwrap();
-    let mut rendezvous = Rendezvous::meet(&place, LONG).unwrap();
-    let all = rendezvous.gather(&[place.rank as u8; 3], LONG).unwrap();
-    assert_eq!(all, (0..place.size).map(|rank| vec![rank as u8; 3]).collect::<Vec<_>>());
+    let config = RendezvousConfig::from_environment().unwrap();
+    let mut rendezvous = Rendezvous::meet(&config, LONG).unwrap();
+    let all = rendezvous.gather(&[config.rank as u8; 3], LONG).unwrap();
+    assert_eq!(all, (0..config.size).map(|rank| vec![rank as u8; 3]).collect::<Vec<_>>());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use espalier_comm::traffic::chunk;
-use espalier_comm::{Communicator, Data, Element, Error, Reduce, Traffic};
+use espalier_comm::{CommBuffer, Communicator, ElementType, Error, Reduce, TrafficKind};
 use espalier_plan::{Axis, Mesh, PerAxis};
 
 use crate::data::{ELEMENTS, assert_holds, floats, message, receive_buffer};
@@ -64,8 +64,8 @@ fn ring(comm: &Communicator) -> Result<(), Error> {
     if rank < pairs {
         let partner = rank ^ 1;
         for n in SIZES {
-            let data = message(Element::F32, n, |i| value(rank, i));
-            let into = receive_buffer(Element::F32, n);
+            let data = message(ElementType::F32, n, |i| value(rank, i));
+            let into = receive_buffer(ElementType::F32, n);
             let got = if even {
                 comm.send(data, partner, 6)?;
                 comm.receive(into, partner, 6)?
@@ -85,10 +85,10 @@ fn tags(comm: &Communicator) -> Result<(), Error> {
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
     let n = |tag: u32| 40_000 * tag as usize + 1;
     let sends: Vec<_> = (0..4)
-        .map(|tag| comm.start_send(message(Element::F32, n(tag), |_| 10 * tag + rank as u32), next, tag))
+        .map(|tag| comm.start_send(message(ElementType::F32, n(tag), |_| 10 * tag + rank as u32), next, tag))
         .collect::<Result<_, _>>()?;
     for tag in [2, 3, 0, 1] {
-        let got = comm.receive(receive_buffer(Element::F32, n(tag)), previous, tag)?;
+        let got = comm.receive(receive_buffer(ElementType::F32, n(tag)), previous, tag)?;
         assert_holds("by tag", &got, n(tag), |_| 10 * tag + previous as u32);
     }
     sends.into_iter().try_for_each(|send| send.wait().map(drop))
@@ -98,16 +98,16 @@ fn order(comm: &Communicator) -> Result<(), Error> {
     let (rank, size) = (comm.rank(), comm.size());
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
     let receives: Vec<_> = (0..4)
-        .map(|_| comm.start_receive(receive_buffer(Element::Bf16, 9), previous, 1))
+        .map(|_| comm.start_receive(receive_buffer(ElementType::Bf16, 9), previous, 1))
         .collect::<Result<_, _>>()?;
     let sends: Vec<_> = (0..8)
-        .map(|k| comm.start_send(message(Element::Bf16, 9, |_| k), next, 1))
+        .map(|k| comm.start_send(message(ElementType::Bf16, 9, |_| k), next, 1))
         .collect::<Result<_, _>>()?;
     for (k, receive) in receives.into_iter().enumerate() {
         assert_holds("receive that came first", &receive.wait()?, 9, |_| k as u32);
     }
     for k in 4..8 {
-        let got = comm.receive(receive_buffer(Element::Bf16, 9), previous, 1)?;
+        let got = comm.receive(receive_buffer(ElementType::Bf16, 9), previous, 1)?;
         assert_holds("receive that came second", &got, 9, |_| k);
     }
     sends.into_iter().try_for_each(|send| send.wait().map(drop))
@@ -141,14 +141,14 @@ fn collectives(comm: &Communicator) -> Result<(), Error> {
             let data = comm.all_reduce(own(), Reduce::Max)?;
             assert_holds("all_reduce, max", &data, n, |i| max(&ranks, i));
 
-            let whole = comm.all_gather(own(), receive_buffer(element, n * size))?;
-            assert_holds("all_gather", &whole, n * size, |i| value(i / n, i % n));
+            let full = comm.all_gather(own(), receive_buffer(element, n * size))?;
+            assert_holds("all_gather", &full, n * size, |i| value(i / n, i % n));
 
-            let whole = || message(element, n * size, |i| value(rank, i));
-            let part = comm.reduce_scatter(whole(), receive_buffer(element, n), Reduce::Sum)?;
-            assert_holds("reduce_scatter, sum", &part, n, |i| sum(&ranks, n * rank + i));
-            let part = comm.reduce_scatter(whole(), receive_buffer(element, n), Reduce::Max)?;
-            assert_holds("reduce_scatter, max", &part, n, |i| max(&ranks, n * rank + i));
+            let full = || message(element, n * size, |i| value(rank, i));
+            let shard = comm.reduce_scatter(full(), receive_buffer(element, n), Reduce::Sum)?;
+            assert_holds("reduce_scatter, sum", &shard, n, |i| sum(&ranks, n * rank + i));
+            let shard = comm.reduce_scatter(full(), receive_buffer(element, n), Reduce::Max)?;
+            assert_holds("reduce_scatter, max", &shard, n, |i| max(&ranks, n * rank + i));
         }
     }
     Ok(())
@@ -164,11 +164,11 @@ fn rounding(comm: &Communicator) -> Result<(), Error> {
         _ => exact,
     };
     let own = if comm.rank() == 0 { 256 } else { 1 };
-    let data = comm.all_reduce(message(Element::Bf16, 33, |_| own), Reduce::Sum)?;
+    let data = comm.all_reduce(message(ElementType::Bf16, 33, |_| own), Reduce::Sum)?;
     assert_holds("all_reduce in bf16", &data, 33, |_| nearest);
-    let whole = message(Element::Bf16, 5 * comm.size(), |_| own);
-    let part = comm.reduce_scatter(whole, receive_buffer(Element::Bf16, 5), Reduce::Sum)?;
-    assert_holds("reduce_scatter in bf16", &part, 5, |_| nearest);
+    let full = message(ElementType::Bf16, 5 * comm.size(), |_| own);
+    let shard = comm.reduce_scatter(full, receive_buffer(ElementType::Bf16, 5), Reduce::Sum)?;
+    assert_holds("reduce_scatter in bf16", &shard, 5, |_| nearest);
     Ok(())
 }
 
@@ -224,25 +224,25 @@ fn overlap(comm: &Communicator) -> Result<(), Error> {
     let ranks: Vec<usize> = (0..size).collect();
     let n = |k: usize| 70_000 * (k % 3) + k;
     let reductions: Vec<_> = (0..5)
-        .map(|k| comm.start_all_reduce(message(Element::F32, n(k), |i| value(rank, i + k)), Reduce::Sum))
+        .map(|k| comm.start_all_reduce(message(ElementType::F32, n(k), |i| value(rank, i + k)), Reduce::Sum))
         .collect::<Result<_, _>>()?;
-    let got = comm.start_receive(receive_buffer(Element::Bf16, 70_000), previous, 0)?;
+    let got = comm.start_receive(receive_buffer(ElementType::Bf16, 70_000), previous, 0)?;
     let gather = comm.start_all_gather(vec![rank as u64], vec![0; size])?;
-    let part = comm.start_reduce_scatter(
-        message(Element::Bf16, 11 * size, |i| value(rank, i)),
-        receive_buffer(Element::Bf16, 11),
+    let shard = comm.start_reduce_scatter(
+        message(ElementType::Bf16, 11 * size, |i| value(rank, i)),
+        receive_buffer(ElementType::Bf16, 11),
         Reduce::Max,
     )?;
     let data = if rank == size - 1 { vec![4.5; 3] } else { vec![0.0; 3] };
     let broadcast = comm.start_broadcast(data, size - 1)?;
-    let sent = comm.start_send(message(Element::Bf16, 70_000, |i| value(rank, i)), next, 0)?;
+    let sent = comm.start_send(message(ElementType::Bf16, 70_000, |i| value(rank, i)), next, 0)?;
 
     let mut broadcast = broadcast;
     while !broadcast.is_done()? {
         std::thread::yield_now();
     }
     assert_eq!(broadcast.wait()?, [4.5; 3]);
-    assert_holds("reduce_scatter", &part.wait()?, 11, |i| max(&ranks, 11 * rank + i));
+    assert_holds("reduce_scatter", &shard.wait()?, 11, |i| max(&ranks, 11 * rank + i));
     assert_eq!(gather.wait()?, (0..size as u64).collect::<Vec<_>>());
     for (k, reduction) in reductions.into_iter().enumerate().rev() {
         assert_holds("all_reduce", &reduction.wait()?, n(k), |i| sum(&ranks, i + k));
@@ -261,12 +261,12 @@ fn mesh_groups(comm: &Communicator) -> Result<(), Error> {
             let mesh = Mesh::for_ranks(extents, size).unwrap();
             for axes in [&[Axis::Data][..], &[Axis::Tensor], &[Axis::Pipeline], &[Axis::Data, Axis::Tensor]] {
                 let slice = mesh.slice(comm.rank(), axes);
-                let group = comm.split(Some(slice.number), slice.place)?.expect("a colour was given");
+                let group = comm.split(Some(slice.number), slice.index)?.expect("a colour was given");
                 assert_eq!(group.members(), slice.ranks);
-                assert_eq!((group.rank(), group.world_rank()), (slice.place, comm.rank()));
+                assert_eq!((group.rank(), group.world_rank()), (slice.index, comm.rank()));
                 for round in 0..3 + slice.number {
                     let n = 10_000 + round;
-                    let own = message(Element::F32, n, |i| value(comm.rank(), i));
+                    let own = message(ElementType::F32, n, |i| value(comm.rank(), i));
                     let reduced = group.all_reduce(own, Reduce::Sum)?;
                     assert_holds("in a slice", &reduced, n, |i| sum(&slice.ranks, i));
                 }
@@ -309,11 +309,11 @@ fn counts(comm: &Communicator) -> Result<(), Error> {
     let group = comm.split(Some(0), rank)?.expect("a colour was given");
     let before = comm.sent();
     let n = 101;
-    comm.all_reduce(message(Element::Bf16, n, |_| 1), Reduce::Sum)?;
-    group.all_gather(message(Element::F32, n, |_| 1), receive_buffer(Element::F32, n * size))?;
+    comm.all_reduce(message(ElementType::Bf16, n, |_| 1), Reduce::Sum)?;
+    group.all_gather(message(ElementType::F32, n, |_| 1), receive_buffer(ElementType::F32, n * size))?;
     comm.reduce_scatter(
-        message(Element::F32, n * size, |_| 1),
-        receive_buffer(Element::F32, n),
+        message(ElementType::F32, n * size, |_| 1),
+        receive_buffer(ElementType::F32, n),
         Reduce::Sum,
     )?;
     comm.broadcast(vec![1.0f64; 3], 0)?;
@@ -327,12 +327,12 @@ fn counts(comm: &Communicator) -> Result<(), Error> {
     let sent = comm.sent() - before;
     let own = chunk(n, size, rank).len();
     let expected = [
-        (Traffic::AllReduce, 2 * (n - own + own * (size - 1))),
-        (Traffic::AllGather, 4 * n * (size - 1)),
-        (Traffic::ReduceScatter, 4 * n * (size - 1)),
-        (Traffic::Broadcast, if rank == 0 { 24 * (size - 1) } else { 0 }),
-        (Traffic::PointToPoint, 40),
-        (Traffic::Halo, 48),
+        (TrafficKind::AllReduce, 2 * (n - own + own * (size - 1))),
+        (TrafficKind::AllGather, 4 * n * (size - 1)),
+        (TrafficKind::ReduceScatter, 4 * n * (size - 1)),
+        (TrafficKind::Broadcast, if rank == 0 { 24 * (size - 1) } else { 0 }),
+        (TrafficKind::PointToPoint, 40),
+        (TrafficKind::Halo, 48),
     ];
     for (kind, bytes) in expected {
         assert_eq!(sent.of(kind), bytes as u64, "{kind}");
@@ -345,16 +345,17 @@ fn counts(comm: &Communicator) -> Result<(), Error> {
 /// Refused before anything is sent, so that the world still works afterwards.
 fn refused(comm: &Communicator) -> Result<(), Error> {
     let (rank, size) = (comm.rank(), comm.size());
-    let say = |refused: Result<Data, Error>| match refused {
+    let say = |refused: Result<CommBuffer, Error>| match refused {
         Err(error @ Error::Argument { .. }) => error.to_string(),
         other => panic!("not refused: {other:?}"),
     };
     assert_eq!(
-        say(comm.send(message(Element::F32, 4, |_| 1), size, 2)),
+        say(comm.send(message(ElementType::F32, 4, |_| 1), size, 2)),
         format!("rank {rank} called send (tag 2) of 4 f32: there is no rank {size} in a group of {size}")
     );
     assert_eq!(
-        say(comm.all_gather(receive_buffer(Element::U32, 3), receive_buffer(Element::U32, 3 * size + 1))),
+        say(comm
+            .all_gather(receive_buffer(ElementType::U32, 3), receive_buffer(ElementType::U32, 3 * size + 1))),
         format!(
             "rank {rank} called all_gather of {} u32: {size} ranks with parts of 3 do not make a whole of {}",
             3 * size + 1,
@@ -363,8 +364,8 @@ fn refused(comm: &Communicator) -> Result<(), Error> {
     );
     assert_eq!(
         say(comm.reduce_scatter(
-            receive_buffer(Element::F32, size),
-            receive_buffer(Element::Bf16, 1),
+            receive_buffer(ElementType::F32, size),
+            receive_buffer(ElementType::Bf16, 1),
             Reduce::Sum
         )),
         format!("rank {rank} called reduce_scatter (sum) of {size} f32: the part of a rank is of bf16")

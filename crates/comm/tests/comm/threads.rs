@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use espalier_comm::{Communicator, Data, Element, Error, Failure, Reduce, threads};
+use espalier_comm::{CommBuffer, Communicator, ElementType, Error, Failure, Reduce, threads};
 use proptest::prelude::*;
 
 use crate::data::{ELEMENTS, assert_holds, message, receive_buffer};
@@ -99,7 +99,7 @@ fn late_messages_take_their_time_while_ranks_compute() {
         let comm = comm.delayed(latency);
         comm.barrier()?;
         let start = Instant::now();
-        let sum = comm.start_all_reduce(message(Element::F32, 3, |i| i as u32), Reduce::Sum)?;
+        let sum = comm.start_all_reduce(message(ElementType::F32, 3, |i| i as u32), Reduce::Sum)?;
         assert!(start.elapsed() < latency, "to start a sum is not to wait for it");
         std::thread::sleep(latency + latency / 2);
         let before = Instant::now();
@@ -130,7 +130,7 @@ fn a_late_rank_is_named_by_those_who_wait() {
             given_up.wait();
             return Ok(());
         }
-        let error = comm.all_reduce(message(Element::F32, 12, |_| 1), Reduce::Sum).unwrap_err();
+        let error = comm.all_reduce(message(ElementType::F32, 12, |_| 1), Reduce::Sum).unwrap_err();
         given_up.wait();
         let Error::TimedOut { rank, missing, waited, .. } = &error else { panic!("{error}") };
         assert_eq!((*rank, &missing[..]), (comm.rank(), &[1][..]));
@@ -203,7 +203,7 @@ fn a_message_that_does_not_come_names_both_ranks() {
                 given_up.wait();
                 return Ok(());
             }
-            let data = message(Element::Bf16, 7, |_| 1);
+            let data = message(ElementType::Bf16, 7, |_| 1);
             let result = if send { comm.send(data, 0, 9) } else { comm.receive(data, 0, 9) };
             given_up.wait();
             result.map(drop)
@@ -240,10 +240,10 @@ fn what_was_started_goes_on_while_ranks_compute() {
     run(3, LONG, |comm| {
         let n = 500_000;
         let mut reduction =
-            comm.start_all_reduce(message(Element::F32, n, |i| i as u32 % 50), Reduce::Sum)?;
+            comm.start_all_reduce(message(ElementType::F32, n, |i| i as u32 % 50), Reduce::Sum)?;
         let (next, previous) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
-        let mut sent = comm.start_send(message(Element::F32, n, |i| i as u32 % 60), next, 0)?;
-        let mut got = comm.start_receive(receive_buffer(Element::F32, n), previous, 0)?;
+        let mut sent = comm.start_send(message(ElementType::F32, n, |i| i as u32 % 60), next, 0)?;
+        let mut got = comm.start_receive(receive_buffer(ElementType::F32, n), previous, 0)?;
         let start = Instant::now();
         while !(reduction.is_done()? && sent.is_done()? && got.is_done()?) {
             assert!(start.elapsed() < LONG, "no progress");
@@ -290,9 +290,9 @@ fn a_rank_may_panic_with_calls_in_flight() {
     for _ in 0..20 {
         let failure = run(3, LONG, |comm| {
             let n = 200_000;
-            let data = message(Element::F32, n, |_| comm.rank() as u32);
+            let data = message(ElementType::F32, n, |_| comm.rank() as u32);
             let reduction = comm.start_all_reduce(data, Reduce::Sum)?;
-            let _unsent = comm.start_send(receive_buffer(Element::F32, n), (comm.rank() + 1) % 3, 0)?;
+            let _unsent = comm.start_send(receive_buffer(ElementType::F32, n), (comm.rank() + 1) % 3, 0)?;
             if comm.rank() == 0 {
                 panic!("gone");
             }
@@ -327,11 +327,11 @@ fn a_rank_that_ended_is_not_waited_for() {
 fn a_rank_may_end_before_its_message_is_received() {
     run(2, LONG, |comm| {
         if comm.rank() == 0 {
-            drop(comm.start_send(message(Element::U32, 100_000, |i| i as u32), 1, 0)?);
+            drop(comm.start_send(message(ElementType::U32, 100_000, |i| i as u32), 1, 0)?);
             return Ok(());
         }
         std::thread::sleep(SHORT);
-        let got = comm.receive(receive_buffer(Element::U32, 100_000), 0, 0)?;
+        let got = comm.receive(receive_buffer(ElementType::U32, 100_000), 0, 0)?;
         assert_holds("received", &got, 100_000, |i| i as u32);
         Ok(())
     })
@@ -354,8 +354,8 @@ fn different_calls_are_told_apart() {
     );
 
     let failure = run(2, LONG, |comm| match comm.rank() {
-        0 => comm.send(message(Element::F32, 5, |_| 0), 1, 0).map(drop),
-        _ => comm.receive(receive_buffer(Element::F32, 6), 0, 0).map(drop),
+        0 => comm.send(message(ElementType::F32, 5, |_| 0), 1, 0).map(drop),
+        _ => comm.receive(receive_buffer(ElementType::F32, 6), 0, 0).map(drop),
     });
     let text = failure.unwrap_err().to_string();
     assert!(text.contains("send (tag 0) of 5 f32") && text.contains("receive (tag 0) of 6 f32"), "{text}");
@@ -365,7 +365,7 @@ fn different_calls_are_told_apart() {
 #[test]
 fn a_shared_tensor_is_not_written_to() {
     let failure = run(2, LONG, |comm| {
-        let Data::Tensor(tensor) = receive_buffer(Element::F32, 4) else { unreachable!() };
+        let CommBuffer::Tensor(tensor) = receive_buffer(ElementType::F32, 4) else { unreachable!() };
         let held = (comm.rank() == 1).then(|| tensor.clone());
         comm.all_reduce(tensor, Reduce::Sum)?;
         drop(held);
@@ -390,16 +390,16 @@ proptest! {
     ) {
         let value = |r: usize, i: usize| ((5 * i + r + i / 997) % 11) as u32;
         run(ranks, LONG, |comm| {
-            let whole = message(element, n * ranks, |i| value(comm.rank(), i));
-            let request = comm.start_reduce_scatter(whole, receive_buffer(element, n), Reduce::Sum)?;
+            let full = message(element, n * ranks, |i| value(comm.rank(), i));
+            let request = comm.start_reduce_scatter(full, receive_buffer(element, n), Reduce::Sum)?;
             if background {
                 std::thread::yield_now();
             }
             let part = request.wait()?;
             let at = n * comm.rank();
             assert_holds("part", &part, n, |i| (0..ranks).map(|r| value(r, at + i)).sum());
-            let whole = comm.all_gather(part, receive_buffer(element, n * ranks))?;
-            assert_holds("whole", &whole, n * ranks, |i| (0..ranks).map(|r| value(r, i)).sum());
+            let full = comm.all_gather(part, receive_buffer(element, n * ranks))?;
+            assert_holds("whole", &full, n * ranks, |i| (0..ranks).map(|r| value(r, i)).sum());
             Ok(())
         }).unwrap();
     }

@@ -1,38 +1,38 @@
 //! Element-wise non-linearities that stand alone.
 
 use espalier_tensor::Tensor;
-use espalier_tensor::ops::activation::{self, Activation};
+use espalier_tensor::ops::activation::{self, ActivationFn};
 
-use super::{Backward, Forward, Layer};
+use super::{BackwardContext, ForwardContext, Layer};
 use crate::Result;
 
 /// What the backward pass of an activation reads: the output for ReLU, which the next layer keeps anyway,
 /// the input for the others.
-pub(crate) fn saved_of(kind: Activation, before: Tensor, after: &Tensor) -> Tensor {
+pub(crate) fn saved_of(kind: ActivationFn, before: Tensor, after: &Tensor) -> Tensor {
     match kind {
-        Activation::Relu => after.clone(),
-        Activation::Gelu | Activation::Silu => before,
+        ActivationFn::Relu => after.clone(),
+        ActivationFn::Gelu | ActivationFn::Silu => before,
     }
 }
 
 /// An activation that stands by itself: before a linear layer it is a part of that layer's chain.
 #[derive(Debug)]
-pub(crate) struct ActivationLayer(pub Activation);
+pub(crate) struct ActivationLayer(pub ActivationFn);
 
 impl Layer for ActivationLayer {
-    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        if self.0 == Activation::Relu {
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        if self.0 == ActivationFn::Relu {
             // Its input is nobody's any more.
             let y = activation::forward_owned(self.0, x)?;
-            pass.stash.push(y.clone());
+            ctx.stash.push(y.clone());
             return Ok(y);
         }
         let y = activation::forward(self.0, &x)?;
-        pass.stash.push(saved_of(self.0, x, &y));
+        ctx.stash.push(saved_of(self.0, x, &y));
         Ok(y)
     }
 
-    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
-        Ok(Some(activation::backward(self.0, &pass.stash.pop(), dy)?))
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
+        Ok(Some(activation::backward(self.0, &ctx.stash.pop(), dy)?))
     }
 }

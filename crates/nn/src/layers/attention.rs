@@ -4,7 +4,7 @@
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::attention;
 
-use super::{Backward, Forward, Layer};
+use super::{BackwardContext, ForwardContext, Layer};
 use crate::Result;
 
 /// `[batch, seq, width + 2 kv_heads d]` to `[batch, seq, width]`, d = width / heads.
@@ -17,19 +17,19 @@ pub(crate) struct Attention {
 }
 
 impl Layer for Attention {
-    fn forward(&self, qkv: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        if let Some(cache) = &mut pass.cache {
+    fn forward(&self, qkv: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        if let Some(cache) = &mut ctx.cache {
             return cache.attend(self.number, &qkv, self.heads, self.kv_heads);
         }
         let (y, logsumexp) = attention::forward(&qkv, self.heads, self.kv_heads)?;
-        pass.stash.push(qkv);
-        pass.stash.push(y.clone());
-        pass.stash.push(logsumexp);
+        ctx.stash.push(qkv);
+        ctx.stash.push(y.clone());
+        ctx.stash.push(logsumexp);
         Ok(y)
     }
 
-    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
-        let (logsumexp, y, qkv) = (pass.stash.pop(), pass.stash.pop(), pass.stash.pop());
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
+        let (logsumexp, y, qkv) = (ctx.stash.pop(), ctx.stash.pop(), ctx.stash.pop());
         Ok(Some(attention::backward(&dy, &qkv, &y, &logsumexp, self.heads, self.kv_heads)?))
     }
 }

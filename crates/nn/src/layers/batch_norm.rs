@@ -5,7 +5,7 @@ use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::{batch_norm, rows};
 use espalier_tensor::{Category, DType, Tensor};
 
-use super::{Backward, BatchStatistics, Forward, Layer, Mode, WeightGradients};
+use super::{BackwardContext, BatchStatistics, ForwardContext, Layer, Mode, WeightGradients};
 use crate::Result;
 use crate::weights::{BufferId, ParameterId};
 
@@ -39,18 +39,18 @@ impl BatchNorm {
     }
 
     /// Leaves what the backward pass needs, and what was measured over `count` rows.
-    fn leave(&self, x: Tensor, mean: Tensor, rstd: Tensor, count: usize, pass: &mut Forward<'_>) {
-        pass.statistics.push(self.measured(&mean, &rstd, count, 0));
-        pass.stash.push(x);
-        pass.stash.push(mean);
-        pass.stash.push(rstd);
+    fn leave(&self, x: Tensor, mean: Tensor, rstd: Tensor, count: usize, ctx: &mut ForwardContext<'_>) {
+        ctx.statistics.push(self.measured(&mean, &rstd, count, 0));
+        ctx.stash.push(x);
+        ctx.stash.push(mean);
+        ctx.stash.push(rstd);
     }
 
     /// Normalises by the numbers of [`batch_norm::measure`], added up over all that hold rows of the batch.
-    pub fn normalise(&self, x: Tensor, sums: &[f64], pass: &mut Forward<'_>) -> Result<Tensor> {
-        let (scale, shift) = (pass.weights.get(self.scale), pass.weights.get(self.shift));
+    pub fn normalise(&self, x: Tensor, sums: &[f64], ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        let (scale, shift) = (ctx.weights.get(self.scale), ctx.weights.get(self.shift));
         let (y, mean, rstd, count) = batch_norm::normalise(&x, scale, shift, self.eps, sums)?;
-        self.leave(x, mean, rstd, count, pass);
+        self.leave(x, mean, rstd, count, ctx);
         Ok(y)
     }
 
@@ -60,47 +60,52 @@ impl BatchNorm {
         &self,
         dy: Tensor,
         everywhere: impl FnOnce(Vec<f64>) -> Result<Vec<f64>>,
-        pass: &mut Backward<'_>,
+        ctx: &mut BackwardContext<'_>,
     ) -> Result<Tensor> {
-        let (rstd, mean, x) = (pass.stash.pop(), pass.stash.pop(), pass.stash.pop());
-        let scale = pass.weights.get(self.scale);
+        let (rstd, mean, x) = (ctx.stash.pop(), ctx.stash.pop(), ctx.stash.pop());
+        let scale = ctx.weights.get(self.scale);
         let own = batch_norm::measure_gradient(&dy, &x, &mean)?;
         let all = everywhere(own.clone())?;
         let dx = batch_norm::input_gradient(&dy, &x, scale, &mean, &rstd, &all)?;
         let (of_scale, of_shift) = batch_norm::scale_and_shift(scale, &rstd, &own)?;
-        self.send_gradients(of_scale, of_shift, pass)?;
+        self.send_gradients(of_scale, of_shift, ctx)?;
         Ok(dx)
     }
 
     /// Hands over gradients that come with that of the input: nothing is left to be read for them.
-    fn send_gradients(&self, scale: Tensor, shift: Tensor, pass: &mut Backward<'_>) -> Result<()> {
+    fn send_gradients(&self, scale: Tensor, shift: Tensor, ctx: &mut BackwardContext<'_>) -> Result<()> {
         let made = WeightGradients::new([], move |_| Ok(vec![scale, shift]));
-        pass.sink.accept(&[self.scale, self.shift], made)
+        ctx.sink.accept(&[self.scale, self.shift], made)
     }
 
     /// One group after the other: leaves the input, then mean and deviation of each.
-    fn forward_groups(&self, x: Tensor, groups: usize, pass: &mut Forward<'_>) -> Result<Tensor> {
-        let (scale, shift) = (pass.weights.get(self.scale), pass.weights.get(self.shift));
+    fn forward_groups(&self, x: Tensor, groups: usize, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        let (scale, shift) = (ctx.weights.get(self.scale), ctx.weights.get(self.shift));
         let rows = x.rows() / groups;
         let (mut y, mut left) = (x.empty_like(Category::Transient)?, Vec::new());
         for group in 0..groups {
             let part = rows::take(&x, group * rows..(group + 1) * rows, Category::Workspace)?;
             let (part, mean, rstd) = batch_norm::forward(&part, scale, shift, self.eps)?;
             rows::put(&mut y, group * rows, &part)?;
-            pass.statistics.push(self.measured(&mean, &rstd, rows, group));
+            ctx.statistics.push(self.measured(&mean, &rstd, rows, group));
             left.extend([mean, rstd]);
         }
-        pass.stash.push(x);
-        left.into_iter().for_each(|tensor| pass.stash.push(tensor));
+        ctx.stash.push(x);
+        left.into_iter().for_each(|tensor| ctx.stash.push(tensor));
         Ok(y)
     }
 
-    fn backward_groups(&self, dy: Tensor, groups: usize, pass: &mut Backward<'_>) -> Result<Option<Tensor>> {
+    fn backward_groups(
+        &self,
+        dy: Tensor,
+        groups: usize,
+        ctx: &mut BackwardContext<'_>,
+    ) -> Result<Option<Tensor>> {
         let rows = dy.rows() / groups;
         let mut left: Vec<(Tensor, Tensor)> =
-            (0..groups).map(|_| (pass.stash.pop(), pass.stash.pop())).collect();
+            (0..groups).map(|_| (ctx.stash.pop(), ctx.stash.pop())).collect();
         left.reverse();
-        let (x, scale) = (pass.stash.pop(), pass.weights.get(self.scale));
+        let (x, scale) = (ctx.stash.pop(), ctx.weights.get(self.scale));
         let mut dx = x.empty_like(Category::Transient)?;
         let mut sums: Option<(Tensor, Tensor)> = None;
         for (group, (rstd, mean)) in left.into_iter().enumerate() {
@@ -124,38 +129,38 @@ impl BatchNorm {
         let gradients = [of_scale, of_shift].map(|sum| cast(&sum, dtype, Category::Workspace));
         let [of_scale, of_shift] = gradients;
         let (of_scale, of_shift) = (of_scale?, of_shift?);
-        self.send_gradients(of_scale, of_shift, pass)?;
+        self.send_gradients(of_scale, of_shift, ctx)?;
         Ok(Some(dx))
     }
 }
 
 impl Layer for BatchNorm {
-    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        let (scale, shift) = (pass.weights.get(self.scale), pass.weights.get(self.shift));
-        if pass.mode == Mode::Evaluate {
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        let (scale, shift) = (ctx.weights.get(self.scale), ctx.weights.get(self.shift));
+        if ctx.mode == Mode::Evaluate {
             let (mean, variance) =
-                (pass.weights.buffer(self.running_mean), pass.weights.buffer(self.running_variance));
+                (ctx.weights.buffer(self.running_mean), ctx.weights.buffer(self.running_variance));
             return Ok(batch_norm::evaluate(&x, scale, shift, mean, variance, self.eps)?);
         }
         let groups = self.groups(&x);
         if groups > 1 {
-            return self.forward_groups(x, groups, pass);
+            return self.forward_groups(x, groups, ctx);
         }
         let (y, mean, rstd) = batch_norm::forward(&x, scale, shift, self.eps)?;
         let count = x.rows();
-        self.leave(x, mean, rstd, count, pass);
+        self.leave(x, mean, rstd, count, ctx);
         Ok(y)
     }
 
-    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
         let groups = self.groups(&dy);
         if groups > 1 {
-            return self.backward_groups(dy, groups, pass);
+            return self.backward_groups(dy, groups, ctx);
         }
-        let (rstd, mean, x) = (pass.stash.pop(), pass.stash.pop(), pass.stash.pop());
-        let scale = pass.weights.get(self.scale);
+        let (rstd, mean, x) = (ctx.stash.pop(), ctx.stash.pop(), ctx.stash.pop());
+        let scale = ctx.weights.get(self.scale);
         let (dx, scale, shift) = batch_norm::backward(&dy, &x, scale, &mean, &rstd)?;
-        self.send_gradients(scale, shift, pass)?;
+        self.send_gradients(scale, shift, ctx)?;
         Ok(Some(dx))
     }
 }

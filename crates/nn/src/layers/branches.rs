@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use espalier_plan::spec::Join;
-use espalier_tensor::ops::activation::{self, Activation};
+use espalier_plan::spec::BranchJoin;
+use espalier_tensor::ops::activation::{self, ActivationFn};
 use espalier_tensor::ops::columns;
 use espalier_tensor::ops::elementwise::{add, add_into, mul};
 use espalier_tensor::{Category, Tensor};
 
-use super::{Backward, Forward, Layer};
+use super::{BackwardContext, ForwardContext, Layer};
 use crate::Result;
 
 /// Layers one after the other; an empty one passes its input on.
@@ -16,31 +16,36 @@ use crate::Result;
 pub(crate) struct Sequence(pub Vec<Box<dyn Layer>>);
 
 impl Layer for Sequence {
-    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        self.0.iter().try_fold(x, |x, layer| layer.forward(x, pass))
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        self.0.iter().try_fold(x, |x, layer| layer.forward(x, ctx))
     }
 
-    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
+    fn backward(
+        &self,
+        dy: Tensor,
+        ctx: &mut BackwardContext<'_>,
+        input_gradient: bool,
+    ) -> Result<Option<Tensor>> {
         let mut gradient = Some(dy);
         for (i, layer) in self.0.iter().enumerate().rev() {
             let dy = gradient.expect("only the first layer of a model has no input gradient");
-            gradient = layer.backward(dy, pass, i > 0 || input_gradient)?;
+            gradient = layer.backward(dy, ctx, i > 0 || input_gradient)?;
         }
         Ok(gradient)
     }
 
-    fn forward_plus(&self, x: Tensor, plus: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+    fn forward_plus(&self, x: Tensor, plus: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
         let Some((last, before)) = self.0.split_last() else { return sum(x, plus) };
-        let x = before.iter().try_fold(x, |x, layer| layer.forward(x, pass))?;
-        last.forward_plus(x, plus, pass)
+        let x = before.iter().try_fold(x, |x, layer| layer.forward(x, ctx))?;
+        last.forward_plus(x, plus, ctx)
     }
 
-    fn backward_plus(&self, mut dy: Tensor, plus: Tensor, pass: &mut Backward<'_>) -> Result<Tensor> {
+    fn backward_plus(&self, mut dy: Tensor, plus: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Tensor> {
         let Some((first, behind)) = self.0.split_first() else { return sum(dy, plus) };
         for layer in behind.iter().rev() {
-            dy = layer.backward(dy, pass, true)?.expect("it was asked for");
+            dy = layer.backward(dy, ctx, true)?.expect("it was asked for");
         }
-        first.backward_plus(dy, plus, pass)
+        first.backward_plus(dy, plus, ctx)
     }
 }
 
@@ -53,21 +58,26 @@ pub(crate) struct Residual {
 }
 
 impl Layer for Residual {
-    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
         if self.shortcut.0.is_empty() {
-            return self.branch.forward_plus(x.clone(), x, pass);
+            return self.branch.forward_plus(x.clone(), x, ctx);
         }
-        let long = self.branch.forward(x.clone(), pass)?;
-        let short = self.shortcut.forward(x, pass)?;
+        let long = self.branch.forward(x.clone(), ctx)?;
+        let short = self.shortcut.forward(x, ctx)?;
         sum(long, short)
     }
 
-    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
+    fn backward(
+        &self,
+        dy: Tensor,
+        ctx: &mut BackwardContext<'_>,
+        input_gradient: bool,
+    ) -> Result<Option<Tensor>> {
         if self.shortcut.0.is_empty() && input_gradient {
-            return self.branch.backward_plus(dy.clone(), dy, pass).map(Some);
+            return self.branch.backward_plus(dy.clone(), dy, ctx).map(Some);
         }
-        let short = self.shortcut.backward(dy.clone(), pass, input_gradient)?;
-        let long = self.branch.backward(dy, pass, input_gradient)?;
+        let short = self.shortcut.backward(dy.clone(), ctx, input_gradient)?;
+        let long = self.branch.backward(dy, ctx, input_gradient)?;
         long.zip(short).map(|(long, short)| sum(long, short)).transpose()
     }
 }
@@ -75,12 +85,12 @@ impl Layer for Residual {
 /// Rows of layers that read the same x and are joined.
 #[derive(Debug)]
 pub(crate) struct Branches {
-    pub join: Join,
+    pub join: BranchJoin,
     pub all: Vec<Sequence>,
     /// Of what each gives: its last extent.
     pub widths: Vec<usize>,
     /// Of a product: the smooth activation behind each, where there is one. What it makes is made again on the way back.
-    pub gates: Vec<Option<Activation>>,
+    pub gates: Vec<Option<ActivationFn>>,
 }
 
 impl Branches {
@@ -104,7 +114,7 @@ impl Branches {
 
     /// The factors of a product, from what its branches gave.
     fn factors(&self, parts: &[Tensor]) -> Result<Vec<Tensor>> {
-        let factor = |(part, gate): (&Tensor, &Option<Activation>)| match gate {
+        let factor = |(part, gate): (&Tensor, &Option<ActivationFn>)| match gate {
             Some(kind) => Ok(activation::forward(*kind, part)?),
             None => Ok(part.clone()),
         };
@@ -114,12 +124,12 @@ impl Branches {
     /// The gradient of what branch `i` gives; of a product, `parts` are what all of them gave, and `factors` what became of it.
     fn gradient_of(&self, i: usize, dy: &Tensor, parts: &[Tensor], factors: &[Tensor]) -> Result<Tensor> {
         match self.join {
-            Join::Sum => Ok(dy.clone()),
-            Join::Concat => {
+            BranchJoin::Sum => Ok(dy.clone()),
+            BranchJoin::Concat => {
                 let at = self.columns().nth(i).expect("as many columns as branches");
                 Ok(columns::take(dy, at, Category::Transient)?)
             }
-            Join::Product => {
+            BranchJoin::Product => {
                 let others = (0..factors.len()).filter(|other| *other != i);
                 let mut others = others.map(|other| &factors[other]);
                 let dy =
@@ -135,41 +145,46 @@ impl Branches {
 
 /// Leaves what its branches leave, in their order, and then, where they are multiplied, what each gave before its activation.
 impl Layer for Branches {
-    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
         let mut parts = Vec::with_capacity(self.all.len());
         for branch in &self.all {
-            parts.push(branch.forward(x.clone(), pass)?);
+            parts.push(branch.forward(x.clone(), ctx)?);
         }
         drop(x);
         match self.join {
-            Join::Concat => self.side_by_side(&parts),
-            Join::Sum => {
+            BranchJoin::Concat => self.side_by_side(&parts),
+            BranchJoin::Sum => {
                 let mut parts = parts.into_iter();
                 let first = parts.next().expect("at least one branch");
                 parts.try_fold(first, sum)
             }
-            Join::Product => {
+            BranchJoin::Product => {
                 let factors = self.factors(&parts)?;
                 let (first, rest) = factors.split_first().expect("at least one branch");
                 let y =
                     rest.iter().try_fold(first.clone(), |y, part| Ok::<_, crate::Error>(mul(&y, part)?))?;
-                parts.into_iter().for_each(|part| pass.stash.push(part));
+                parts.into_iter().for_each(|part| ctx.stash.push(part));
                 Ok(y)
             }
         }
     }
 
-    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
+    fn backward(
+        &self,
+        dy: Tensor,
+        ctx: &mut BackwardContext<'_>,
+        input_gradient: bool,
+    ) -> Result<Option<Tensor>> {
         let mut parts: Vec<Tensor> = match self.join {
-            Join::Product => (0..self.all.len()).map(|_| pass.stash.pop()).collect(),
-            Join::Sum | Join::Concat => Vec::new(),
+            BranchJoin::Product => (0..self.all.len()).map(|_| ctx.stash.pop()).collect(),
+            BranchJoin::Sum | BranchJoin::Concat => Vec::new(),
         };
         parts.reverse();
         let factors = self.factors(&parts)?;
         let mut dx: Option<Tensor> = None;
         for (i, branch) in self.all.iter().enumerate().rev() {
             let dy = self.gradient_of(i, &dy, &parts, &factors)?;
-            let own = branch.backward(dy, pass, input_gradient)?;
+            let own = branch.backward(dy, ctx, input_gradient)?;
             dx = match (dx, own) {
                 (Some(dx), Some(own)) => Some(sum(dx, own)?),
                 (dx, own) => dx.or(own),

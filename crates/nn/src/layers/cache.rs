@@ -13,7 +13,7 @@ use crate::Result;
 
 /// The keys and values of one sequence on one rank.
 #[derive(Debug)]
-pub struct Cache {
+pub struct KvCache {
     /// By the number of the attention layer in the model.
     layers: HashMap<usize, Tensor>,
     context: usize,
@@ -21,10 +21,10 @@ pub struct Cache {
     position: Position,
 }
 
-impl Cache {
+impl KvCache {
     /// An empty one, for so many positions.
-    pub fn new(context: usize, device: &Device) -> Result<Cache> {
-        Ok(Cache { layers: HashMap::new(), context, position: Position::new(device)? })
+    pub fn new(context: usize, device: &Device) -> Result<KvCache> {
+        Ok(KvCache { layers: HashMap::new(), context, position: Position::new(device)? })
     }
 
     /// Positions that the model can tell apart.

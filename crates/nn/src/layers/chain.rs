@@ -12,188 +12,201 @@
 //! too: nothing is kept behind it, and what is gathered there is gathered again. With `train.recompute = "attention"` an attention's
 //! inside stands before the linear layer that reads it, and is run again where that layer's gradient needs its input.
 
-use espalier_tensor::ops::activation::{self, Activation};
+use espalier_tensor::ops::activation::{self, ActivationFn};
 use espalier_tensor::{Category, Tensor};
 
 use super::activation::saved_of;
-use super::{Backward, BatchSlice, Exchange, Forward, Layer, Linear, Norm, Recompute, Stash, sum};
+use super::{
+    BackwardContext, BatchSlice, CollectiveLayer, ForwardContext, Layer, Linear, NormLayer, RecomputeLayer,
+    Stash, sum,
+};
 use crate::Result;
 
 /// `before`, a linear layer, and then any number of activations, each followed by a linear layer.
 #[derive(Debug)]
 pub(crate) struct Chain {
-    pub before: Before,
+    pub before: ChainPrologue,
     /// What ranks do with the first linear layer's input.
-    pub enter: Option<Exchange>,
+    pub enter: Option<CollectiveLayer>,
     pub first: Linear,
-    pub rest: Vec<(Activation, Linear)>,
+    pub rest: Vec<(ActivationFn, Linear)>,
 }
 
 /// What stands before the first linear layer.
 #[derive(Debug)]
-pub(crate) enum Before {
+pub(crate) enum ChainPrologue {
     /// Nothing that could make its input again: that is kept.
     Nothing,
-    Norm(Norm),
-    Activation(Activation),
+    Norm(NormLayer),
+    Activation(ActivationFn),
     /// Whole layers that run again.
-    Again(Recompute),
+    Again(RecomputeLayer),
 }
 
 impl Chain {
     /// The last linear layer's input, and that layer.
-    fn before_last(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<(Tensor, &Linear)> {
-        let (mut h, mut linear) = (self.to_first(x, pass)?, &self.first);
+    fn before_last(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<(Tensor, &Linear)> {
+        let (mut h, mut linear) = (self.to_first(x, ctx)?, &self.first);
         for (kind, next) in &self.rest {
-            let (before, after) = linear.product_activated(&h, *kind, pass.weights)?;
-            pass.stash.push(saved_of(*kind, before, &after));
-            pass.observe(next, &after)?;
+            let (before, after) = linear.product_activated(&h, *kind, ctx.weights)?;
+            ctx.stash.push(saved_of(*kind, before, &after));
+            ctx.observe(next, &after)?;
             (h, linear) = (after, next);
         }
         Ok((h, linear))
     }
 
     /// The first linear layer's input.
-    fn to_first(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+    fn to_first(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
         let h = match &self.before {
-            Before::Nothing => {
-                pass.stash.push(x.clone());
+            ChainPrologue::Nothing => {
+                ctx.stash.push(x.clone());
                 x
             }
-            Before::Norm(norm) => norm.forward(x, pass)?,
-            Before::Again(layers) => layers.forward(x, pass)?,
-            &Before::Activation(kind) => {
+            ChainPrologue::Norm(norm) => norm.forward(x, ctx)?,
+            ChainPrologue::Again(layers) => layers.forward(x, ctx)?,
+            &ChainPrologue::Activation(kind) => {
                 let h = activation::forward(kind, &x)?;
-                pass.stash.push(saved_of(kind, x, &h));
+                ctx.stash.push(saved_of(kind, x, &h));
                 h
             }
         };
-        let h = self.entered(h, &pass.share)?;
-        pass.observe(&self.first, &h)?;
+        let h = self.entered(h, &ctx.batch_slice)?;
+        ctx.observe(&self.first, &h)?;
         Ok(h)
     }
 
     /// The whole chain for one position of a text that is being written, and `plus` added. There is no way back: nothing is kept
     /// between products, and norm, activation and sum are parts of them.
-    fn one_row(&self, x: Tensor, plus: Option<&Tensor>, pass: &mut Forward<'_>) -> Result<Tensor> {
+    fn one_row(&self, x: Tensor, plus: Option<&Tensor>, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
         let (mut h, mut norm) = match &self.before {
-            Before::Norm(norm) if self.enter.is_none() => {
+            ChainPrologue::Norm(norm) if self.enter.is_none() => {
                 // The product runs the norm itself: what comes of it is made for an observer alone.
-                if pass.observer.is_some() {
-                    let h = norm.forward(x.clone(), pass)?;
-                    pass.observe(&self.first, &h)?;
+                if ctx.observer.is_some() {
+                    let h = norm.forward(x.clone(), ctx)?;
+                    ctx.observe(&self.first, &h)?;
                 }
                 (x, Some(norm))
             }
-            _ => (self.to_first(x, pass)?, None),
+            _ => (self.to_first(x, ctx)?, None),
         };
         let mut linear = &self.first;
         for (kind, next) in &self.rest {
-            h = linear.row_product(&h, norm.take(), Some(*kind), None, pass.weights)?;
-            pass.observe(next, &h)?;
+            h = linear.row_product(&h, norm.take(), Some(*kind), None, ctx.weights)?;
+            ctx.observe(next, &h)?;
             linear = next;
         }
-        linear.row_product(&h, norm, None, plus, pass.weights)
+        linear.row_product(&h, norm, None, plus, ctx.weights)
     }
 
     /// What the first linear layer reads, from what stands before it.
-    fn entered(&self, h: Tensor, share: &BatchSlice) -> Result<Tensor> {
+    fn entered(&self, h: Tensor, batch_slice: &BatchSlice) -> Result<Tensor> {
         match &self.enter {
-            Some(enter) => enter.there(h, share),
+            Some(enter) => enter.run_forward(h, batch_slice),
             None => Ok(h),
         }
     }
 
     /// The gradient of what stands before the first linear layer, from that of what it gives.
-    fn before_first(&self, dy: &Tensor, width: usize, pass: &Backward<'_>) -> Result<Tensor> {
+    fn before_first(&self, dy: &Tensor, width: usize, ctx: &BackwardContext<'_>) -> Result<Tensor> {
         let mut shape = dy.shape().to_vec();
         *shape.last_mut().expect("at least one dimension") = width;
-        let dh = self.first.input_gradient(dy, &shape, pass.weights)?;
+        let dh = self.first.input_gradient(dy, &shape, ctx.weights)?;
         match &self.enter {
-            Some(enter) => enter.back(dh, &pass.share),
+            Some(enter) => enter.run_backward(dh, &ctx.batch_slice),
             None => Ok(dh),
         }
     }
 
     /// The gradient of what the first linear layer gives.
-    fn after_first(&self, dy: Tensor, pass: &mut Backward<'_>) -> Result<Tensor> {
-        self.rest.iter().rev().try_fold(dy, |dy, (kind, linear)| through_activation(*kind, linear, dy, pass))
+    fn after_first(&self, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Tensor> {
+        self.rest.iter().rev().try_fold(dy, |dy, (kind, linear)| through_activation(*kind, linear, dy, ctx))
     }
 
     /// Back through the first linear layer and the norm before it, and `plus` added.
     fn through_norm(
         &self,
-        norm: &Norm,
+        norm: &NormLayer,
         dy: Tensor,
         plus: Option<Tensor>,
-        pass: &mut Backward<'_>,
+        ctx: &mut BackwardContext<'_>,
     ) -> Result<Tensor> {
-        let (statistics, x) = (pass.stash.pop(), pass.stash.pop());
-        let dh = self.before_first(&dy, x.width(), pass)?;
-        let (dx, h) = norm.input_gradient_remaking(&dh, &x, &statistics, plus, pass.weights)?;
-        self.first.send_gradients(self.entered(h, &pass.share)?, dy, pass)?;
-        norm.send_gradients(dh, x, statistics, pass)?;
+        let (statistics, x) = (ctx.stash.pop(), ctx.stash.pop());
+        let dh = self.before_first(&dy, x.width(), ctx)?;
+        let (dx, h) = norm.input_gradient_remaking(&dh, &x, &statistics, plus, ctx.weights)?;
+        self.first.send_gradients(self.entered(h, &ctx.batch_slice)?, dy, ctx)?;
+        norm.send_gradients(dh, x, statistics, ctx)?;
         Ok(dx)
     }
 
     /// Runs what stands before the first linear layer again, and goes back through that layer; what was left has yet to be gone
     /// back through.
-    fn to_again(&self, layers: &Recompute, dy: Tensor, pass: &mut Backward<'_>) -> Result<(Tensor, Stash)> {
-        let (h, stash) = layers.again(pass)?;
+    fn to_again(
+        &self,
+        layers: &RecomputeLayer,
+        dy: Tensor,
+        ctx: &mut BackwardContext<'_>,
+    ) -> Result<(Tensor, Stash)> {
+        let (h, stash) = layers.again(ctx)?;
         let width = h.width();
-        self.first.send_gradients(self.entered(h, &pass.share)?, dy.clone(), pass)?;
-        Ok((self.before_first(&dy, width, pass)?, stash))
+        self.first.send_gradients(self.entered(h, &ctx.batch_slice)?, dy.clone(), ctx)?;
+        Ok((self.before_first(&dy, width, ctx)?, stash))
     }
 }
 
 impl Layer for Chain {
-    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        if pass.is_of_one_row(&x) {
-            return self.one_row(x, None, pass);
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        if ctx.is_of_one_row(&x) {
+            return self.one_row(x, None, ctx);
         }
-        let (h, linear) = self.before_last(x, pass)?;
-        linear.product(&h, pass.weights, Category::Transient)
+        let (h, linear) = self.before_last(x, ctx)?;
+        linear.product(&h, ctx.weights, Category::Transient)
     }
 
-    fn forward_plus(&self, x: Tensor, plus: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        if pass.is_of_one_row(&x) {
-            return self.one_row(x, Some(&plus), pass);
+    fn forward_plus(&self, x: Tensor, plus: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        if ctx.is_of_one_row(&x) {
+            return self.one_row(x, Some(&plus), ctx);
         }
-        let (h, linear) = self.before_last(x, pass)?;
-        linear.product_plus(&h, &plus, pass.weights)
+        let (h, linear) = self.before_last(x, ctx)?;
+        linear.product_plus(&h, &plus, ctx.weights)
     }
 
-    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
-        let dy = self.after_first(dy, pass)?;
+    fn backward(
+        &self,
+        dy: Tensor,
+        ctx: &mut BackwardContext<'_>,
+        input_gradient: bool,
+    ) -> Result<Option<Tensor>> {
+        let dy = self.after_first(dy, ctx)?;
         match &self.before {
-            Before::Nothing => {
-                let x = pass.stash.pop();
+            ChainPrologue::Nothing => {
+                let x = ctx.stash.pop();
                 let width = x.width();
-                self.first.send_gradients(self.entered(x, &pass.share)?, dy.clone(), pass)?;
-                input_gradient.then(|| self.before_first(&dy, width, pass)).transpose()
+                self.first.send_gradients(self.entered(x, &ctx.batch_slice)?, dy.clone(), ctx)?;
+                input_gradient.then(|| self.before_first(&dy, width, ctx)).transpose()
             }
-            Before::Norm(norm) => self.through_norm(norm, dy, None, pass).map(Some),
-            Before::Activation(kind) => through_activation(*kind, &self.first, dy, pass).map(Some),
-            Before::Again(layers) => {
-                let (dh, stash) = self.to_again(layers, dy, pass)?;
-                layers.through(dh, stash, pass, input_gradient)
+            ChainPrologue::Norm(norm) => self.through_norm(norm, dy, None, ctx).map(Some),
+            ChainPrologue::Activation(kind) => through_activation(*kind, &self.first, dy, ctx).map(Some),
+            ChainPrologue::Again(layers) => {
+                let (dh, stash) = self.to_again(layers, dy, ctx)?;
+                layers.through(dh, stash, ctx, input_gradient)
             }
         }
     }
 
-    fn backward_plus(&self, dy: Tensor, plus: Tensor, pass: &mut Backward<'_>) -> Result<Tensor> {
+    fn backward_plus(&self, dy: Tensor, plus: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Tensor> {
         match &self.before {
-            Before::Norm(norm) => {
-                let dy = self.after_first(dy, pass)?;
-                self.through_norm(norm, dy, Some(plus), pass)
+            ChainPrologue::Norm(norm) => {
+                let dy = self.after_first(dy, ctx)?;
+                self.through_norm(norm, dy, Some(plus), ctx)
             }
-            Before::Again(layers) => {
-                let dy = self.after_first(dy, pass)?;
-                let (dh, stash) = self.to_again(layers, dy, pass)?;
-                layers.through_plus(dh, plus, stash, pass)
+            ChainPrologue::Again(layers) => {
+                let dy = self.after_first(dy, ctx)?;
+                let (dh, stash) = self.to_again(layers, dy, ctx)?;
+                layers.through_plus(dh, plus, stash, ctx)
             }
             _ => {
-                let dx = self.backward(dy, pass, true)?.expect("it was asked for");
+                let dx = self.backward(dy, ctx, true)?.expect("it was asked for");
                 sum(dx, plus)
             }
         }
@@ -202,15 +215,15 @@ impl Layer for Chain {
 
 /// Back through a linear layer and the activation before it.
 fn through_activation(
-    kind: Activation,
+    kind: ActivationFn,
     linear: &Linear,
     dy: Tensor,
-    pass: &mut Backward<'_>,
+    ctx: &mut BackwardContext<'_>,
 ) -> Result<Tensor> {
-    let saved = pass.stash.pop();
-    let dh = linear.input_gradient(&dy, saved.shape(), pass.weights)?;
+    let saved = ctx.stash.pop();
+    let dh = linear.input_gradient(&dy, saved.shape(), ctx.weights)?;
     let (dx, h) = activation::backward_remaking(kind, &saved, dh)?;
     drop(saved);
-    linear.send_gradients(h, dy, pass)?;
+    linear.send_gradients(h, dy, ctx)?;
     Ok(dx)
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use espalier_tensor::ops::columns;
 use espalier_tensor::{Category, Tensor};
 
-use super::{Backward, Forward, Layer};
+use super::{BackwardContext, ForwardContext, Layer};
 use crate::Result;
 
 /// `[.., of]` to `[.., at.len()]`.
@@ -16,11 +16,11 @@ pub(crate) struct Columns {
 }
 
 impl Layer for Columns {
-    fn forward(&self, x: Tensor, _: &mut Forward<'_>) -> Result<Tensor> {
+    fn forward(&self, x: Tensor, _: &mut ForwardContext<'_>) -> Result<Tensor> {
         Ok(columns::take(&x, self.at.clone(), Category::Transient)?)
     }
 
-    fn backward(&self, dy: Tensor, _: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
+    fn backward(&self, dy: Tensor, _: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
         let mut shape = dy.shape().to_vec();
         *shape.last_mut().expect("at least one dimension") = self.of;
         let mut dx = Tensor::zeros(&dy.device(), &shape, dy.dtype(), Category::Transient)?;

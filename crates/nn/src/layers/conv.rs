@@ -1,10 +1,10 @@
 //! Convolution over height and width.
 
-use espalier_tensor::ops::conv::{self, Conv};
+use espalier_tensor::ops::conv::{self, ConvParams};
 use espalier_tensor::ops::reduce::sum_rows;
 use espalier_tensor::{Category, Tensor};
 
-use super::{Backward, Forward, Layer, WeightGradients};
+use super::{BackwardContext, ForwardContext, Layer, WeightGradients};
 use crate::Result;
 use crate::weights::ParameterId;
 
@@ -13,19 +13,24 @@ use crate::weights::ParameterId;
 pub(crate) struct ConvLayer {
     pub weight: ParameterId,
     pub bias: Option<ParameterId>,
-    pub conv: Conv,
+    pub conv: ConvParams,
 }
 
 impl Layer for ConvLayer {
-    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        let bias = self.bias.map(|id| pass.weights.get(id));
-        let y = conv::forward(&x, pass.weights.get(self.weight), bias, self.conv)?;
-        pass.stash.push(x);
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        let bias = self.bias.map(|id| ctx.weights.get(id));
+        let y = conv::forward(&x, ctx.weights.get(self.weight), bias, self.conv)?;
+        ctx.stash.push(x);
         Ok(y)
     }
 
-    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
-        let x = pass.stash.pop();
+    fn backward(
+        &self,
+        dy: Tensor,
+        ctx: &mut BackwardContext<'_>,
+        input_gradient: bool,
+    ) -> Result<Option<Tensor>> {
+        let x = ctx.stash.pop();
         let shape = x.shape().to_vec();
         let ids: Vec<ParameterId> = [self.weight].into_iter().chain(self.bias).collect();
         let (conv, bias, upstream) = (self.conv, self.bias, dy.clone());
@@ -35,8 +40,8 @@ impl Layer for ConvLayer {
             let bias = bias.map(|_| sum_rows(&upstream, Category::Workspace)).transpose()?;
             Ok([weight].into_iter().chain(bias).collect())
         };
-        pass.sink.accept(&ids, WeightGradients::new(reads, make))?;
-        let input = |_| conv::backward_input(&dy, pass.weights.get(self.weight), self.conv, &shape);
+        ctx.sink.accept(&ids, WeightGradients::new(reads, make))?;
+        let input = |_| conv::backward_input(&dy, ctx.weights.get(self.weight), self.conv, &shape);
         Ok(input_gradient.then_some(()).map(input).transpose()?)
     }
 }

@@ -1,9 +1,9 @@
 //! Token ids to vectors, and a learnt vector for each position.
 
 use espalier_tensor::Tensor;
-use espalier_tensor::ops::embedding::{self, Rows};
+use espalier_tensor::ops::embedding::{self, TableRows};
 
-use super::{Backward, Forward, Layer, WeightGradients};
+use super::{BackwardContext, ForwardContext, Layer, WeightGradients};
 use crate::Result;
 use crate::weights::ParameterId;
 
@@ -13,21 +13,21 @@ pub(crate) struct Embedding {
     pub table: ParameterId,
     pub vocab: usize,
     /// Which rows the table has.
-    pub rows: Rows,
+    pub rows: TableRows,
 }
 
 impl Layer for Embedding {
-    fn forward(&self, ids: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        let y = embedding::forward(&ids, pass.weights.get(self.table), self.rows)?;
-        pass.stash.push(ids);
+    fn forward(&self, ids: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        let y = embedding::forward(&ids, ctx.weights.get(self.table), self.rows)?;
+        ctx.stash.push(ids);
         Ok(y)
     }
 
-    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
-        let (ids, vocab, rows) = (pass.stash.pop(), self.vocab, self.rows);
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
+        let (ids, vocab, rows) = (ctx.stash.pop(), self.vocab, self.rows);
         let reads = [ids.clone(), dy.clone()];
         let make = move |_| Ok(vec![embedding::backward(&ids, &dy, vocab, rows)?]);
-        pass.sink.accept(&[self.table], WeightGradients::new(reads, make))?;
+        ctx.sink.accept(&[self.table], WeightGradients::new(reads, make))?;
         Ok(None)
     }
 }
@@ -42,15 +42,15 @@ pub(crate) struct PositionEmbedding {
 }
 
 impl Layer for PositionEmbedding {
-    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        let behind = pass.cache.as_ref().map(|cache| cache.position());
-        Ok(embedding::add_positions_behind(x, pass.weights.get(self.table), self.first, behind)?)
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        let behind = ctx.cache.as_ref().map(|cache| cache.position());
+        Ok(embedding::add_positions_behind(x, ctx.weights.get(self.table), self.first, behind)?)
     }
 
-    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
         let (upstream, context, first) = (dy.clone(), self.context, self.first);
         let make = move |_| Ok(vec![embedding::positions_backward(&upstream, context, first)?]);
-        pass.sink.accept(&[self.table], WeightGradients::new([dy.clone()], make))?;
+        ctx.sink.accept(&[self.table], WeightGradients::new([dy.clone()], make))?;
         Ok(Some(dy))
     }
 }

@@ -18,10 +18,10 @@ use std::ops::Range;
 
 use espalier_comm::Communicator;
 use espalier_plan::spec::WeightOrder;
-use espalier_plan::spec::rooms::{self, LOGITS_ON_GPU, LOGITS_ON_HOST, NUMBERS_OF_A_ROW};
+use espalier_plan::spec::message_sizes::{self, LOGITS_ON_GPU, LOGITS_ON_HOST, NUMBERS_OF_A_ROW};
 use espalier_plan::split::split;
 use espalier_tensor::ops::cast::cast;
-use espalier_tensor::ops::cross_entropy::{Losses, NUMBERS, Summed, Total};
+use espalier_tensor::ops::cross_entropy::{BatchLoss, LossAccumulator, LossTotal, NUMBERS};
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::ops::flat;
 use espalier_tensor::ops::matmul::{matmul, matmul_add};
@@ -29,7 +29,7 @@ use espalier_tensor::ops::reduce::sum_rows;
 use espalier_tensor::ops::rows;
 use espalier_tensor::{Category, DType, Device, Operand, Tensor};
 
-use super::{Backward, GradientSink, Linear, WeightGradients};
+use super::{BackwardContext, GradientSink, Linear, WeightGradients};
 use crate::Result;
 use crate::weights::WeightStore;
 
@@ -49,19 +49,19 @@ const _: () = assert!(NUMBERS == NUMBERS_OF_A_ROW, "the plan counts what is gath
 pub(crate) struct Head {
     pub linear: Option<Linear>,
     /// The classes whose logits are made here, where others make the rest.
-    pub classes: Option<Classes>,
+    pub classes: Option<LogitShard>,
 }
 
 /// Some classes of several ranks'.
 #[derive(Debug)]
-pub(crate) struct Classes {
+pub(crate) struct LogitShard {
     pub group: Communicator,
     pub own: Range<usize>,
     /// All that there are.
     pub count: usize,
 }
 
-impl Classes {
+impl LogitShard {
     /// The most classes that a rank has: all take chunks of as many rows.
     fn widest(&self) -> usize {
         self.count.div_ceil(self.group.size())
@@ -79,7 +79,7 @@ impl Classes {
     }
 
     /// What all ranks have read of the next rows.
-    fn read(&self, losses: &Losses, logits: &Tensor) -> Result<Tensor> {
+    fn read(&self, losses: &LossAccumulator, logits: &Tensor) -> Result<Tensor> {
         let own = losses.read_part(logits, &self.own)?;
         let shape = [self.group.size(), own.rows(), NUMBERS];
         let room =
@@ -91,28 +91,28 @@ impl Classes {
 
 /// What a batch was worth, and the gradient that goes on.
 #[derive(Debug)]
-pub struct Outcome {
-    /// Its loss and its hits. To read them waits for a card, so whoever has more to queue does that first.
-    pub total: Summed,
+pub struct HeadOutput {
+    /// Its loss and its hits. To read them waits for a GPU, so whoever has more to queue does that first.
+    pub total: BatchLoss,
     /// The gradient of what the head read.
     pub gradient: Tensor,
 }
 
 /// What is done to a loss and its logits.
 #[derive(Debug, Clone, Copy)]
-pub struct Scale {
+pub struct LossScaling {
     /// Gradients are those of so many times the loss.
     pub loss: f32,
     /// The logits are divided by this; 1 in training.
     pub temperature: f32,
 }
 
-impl Scale {
+impl LossScaling {
     fn differentiate(
         self,
-        losses: &mut Losses,
+        losses: &mut LossAccumulator,
         mut logits: Tensor,
-        classes: Option<&Classes>,
+        classes: Option<&LogitShard>,
     ) -> Result<Tensor> {
         if self.temperature != 1.0 {
             scale_into(&mut logits, 1.0 / self.temperature)?;
@@ -130,34 +130,34 @@ impl Head {
         &self,
         x: Tensor,
         targets: &Tensor,
-        scale: Scale,
-        pass: &mut Backward<'_>,
-    ) -> Result<Outcome> {
+        scale: LossScaling,
+        ctx: &mut BackwardContext<'_>,
+    ) -> Result<HeadOutput> {
         let Some(linear) = &self.linear else {
-            let mut losses = Losses::new(targets)?;
+            let mut losses = LossAccumulator::new(targets)?;
             let gradient = scale.differentiate(&mut losses, x, None)?;
-            return Ok(Outcome { total: losses.sum()?, gradient });
+            return Ok(HeadOutput { total: losses.sum()?, gradient });
         };
-        let operands = Operands::new(linear, pass.weights)?;
+        let operands = HeadOperands::new(linear, ctx.weights)?;
         let chunk = self.chunk_rows(&operands, &x);
-        let head = Split { linear, classes: self.classes.as_ref() };
+        let head = LinearHead { linear, classes: self.classes.as_ref() };
         if chunk < x.rows() || operands.outputs() > operands.classes {
-            head.in_chunks(&operands, x, targets, scale, chunk, pass)
+            head.in_chunks(&operands, x, targets, scale, chunk, ctx)
         } else {
-            head.in_one_piece(x, targets, scale, pass)
+            head.in_one_piece(x, targets, scale, ctx)
         }
     }
 
     /// The loss of a batch alone.
-    pub fn evaluate(&self, x: &Tensor, targets: &Tensor, weights: &dyn WeightStore) -> Result<Total> {
+    pub fn evaluate(&self, x: &Tensor, targets: &Tensor, weights: &dyn WeightStore) -> Result<LossTotal> {
         let Some(linear) = &self.linear else {
-            let mut losses = Losses::new(targets)?;
+            let mut losses = LossAccumulator::new(targets)?;
             losses.measure(x)?;
             return Ok(losses.total()?);
         };
-        let operands = Operands::new(linear, weights)?;
+        let operands = HeadOperands::new(linear, weights)?;
         let chunk = self.chunk_rows(&operands, x);
-        Split { linear, classes: self.classes.as_ref() }.measure(&operands, x, targets, chunk)
+        LinearHead { linear, classes: self.classes.as_ref() }.measure(&operands, x, targets, chunk)
     }
 
     /// The logits of the last row alone, of the classes that are made here: what a model that writes chooses from.
@@ -186,40 +186,45 @@ impl Head {
     }
 
     /// Rows of a chunk, the same on all ranks that share it.
-    fn chunk_rows(&self, operands: &Operands, x: &Tensor) -> usize {
-        chunk_rows(self.classes.as_ref().map_or(operands.outputs(), Classes::widest), x)
+    fn chunk_rows(&self, operands: &HeadOperands, x: &Tensor) -> usize {
+        chunk_rows(self.classes.as_ref().map_or(operands.outputs(), LogitShard::widest), x)
     }
 }
 
-/// What the products of a head read. On a card, a table whose rows are not a multiple of what tensor cores take at once
+/// What the products of a head read. On a GPU, a table whose rows are not a multiple of what tensor cores take at once
 /// (GPT-2 has 50257 tokens) would be multiplied at a third of the speed: then this is a copy with rows of zeros behind it,
 /// and a bias of minus infinity there, so that the added logits count for nothing and have no gradient.
-struct Operands {
+struct HeadOperands {
     weight: Tensor,
     bias: Option<Tensor>,
     order: WeightOrder,
     classes: usize,
 }
 
-impl Operands {
-    fn new(linear: &Linear, weights: &dyn WeightStore) -> Result<Operands> {
+impl HeadOperands {
+    fn new(linear: &Linear, weights: &dyn WeightStore) -> Result<HeadOperands> {
         let (weight, bias) = (weights.dense(linear.weight)?, linear.bias.map(|id| weights.get(id)));
         let (classes, order) = (linear.outputs(weight), linear.order);
         let ragged = order == WeightOrder::OutIn && !classes.is_multiple_of(8) && classes > 1024;
         if matches!(weight.device(), Device::Cpu(_)) || !ragged {
-            return Ok(Operands { weight: weight.clone(), bias: bias.cloned(), order, classes });
+            return Ok(HeadOperands { weight: weight.clone(), bias: bias.cloned(), order, classes });
         }
-        Operands::padded(weight, bias, classes, classes.next_multiple_of(128))
+        HeadOperands::padded(weight, bias, classes, classes.next_multiple_of(128))
     }
 
-    fn padded(weight: &Tensor, bias: Option<&Tensor>, classes: usize, outputs: usize) -> Result<Operands> {
+    fn padded(
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        classes: usize,
+        outputs: usize,
+    ) -> Result<HeadOperands> {
         let (device, dtype) = (weight.device(), weight.dtype());
         let mut table = Tensor::zeros(&device, &[outputs, weight.width()], dtype, Category::Workspace)?;
         rows::put(&mut table, 0, weight)?;
         let mut values = bias.map_or_else(|| Ok(vec![0.0; classes]), Tensor::read_f32)?;
         values.resize(outputs, f32::NEG_INFINITY);
         let bias = Tensor::from_f32(&device, &[outputs], dtype, &values, Category::Workspace)?;
-        Ok(Operands { weight: table, bias: Some(bias), order: WeightOrder::OutIn, classes })
+        Ok(HeadOperands { weight: table, bias: Some(bias), order: WeightOrder::OutIn, classes })
     }
 
     /// The width of the logits.
@@ -243,40 +248,40 @@ impl Operands {
 
 /// A head that has a linear layer.
 #[derive(Clone, Copy)]
-struct Split<'a> {
+struct LinearHead<'a> {
     linear: &'a Linear,
-    classes: Option<&'a Classes>,
+    classes: Option<&'a LogitShard>,
 }
 
-impl Split<'_> {
+impl LinearHead<'_> {
     fn in_one_piece(
         self,
         x: Tensor,
         targets: &Tensor,
-        scale: Scale,
-        pass: &mut Backward<'_>,
-    ) -> Result<Outcome> {
-        let Split { linear, classes } = self;
-        let mut losses = Losses::new(targets)?;
-        let logits = linear.product(&x, pass.weights, Category::Workspace)?;
+        scale: LossScaling,
+        ctx: &mut BackwardContext<'_>,
+    ) -> Result<HeadOutput> {
+        let LinearHead { linear, classes } = self;
+        let mut losses = LossAccumulator::new(targets)?;
+        let logits = linear.product(&x, ctx.weights, Category::Workspace)?;
         let dlogits = scale.differentiate(&mut losses, logits, classes)?;
-        let gradient = linear.input_gradient(&dlogits, x.shape(), pass.weights)?;
-        linear.send_gradients(x, dlogits, pass)?;
-        Ok(Outcome { total: losses.sum()?, gradient })
+        let gradient = linear.input_gradient(&dlogits, x.shape(), ctx.weights)?;
+        linear.send_gradients(x, dlogits, ctx)?;
+        Ok(HeadOutput { total: losses.sum()?, gradient })
     }
 
     fn in_chunks(
         self,
-        operands: &Operands,
+        operands: &HeadOperands,
         mut x: Tensor,
         targets: &Tensor,
-        scale: Scale,
+        scale: LossScaling,
         chunk: usize,
-        pass: &mut Backward<'_>,
-    ) -> Result<Outcome> {
-        let Split { linear, classes } = self;
-        let mut losses = Losses::new(targets)?;
-        let mut sums = Sums::new(linear, operands)?;
+        ctx: &mut BackwardContext<'_>,
+    ) -> Result<HeadOutput> {
+        let LinearHead { linear, classes } = self;
+        let mut losses = LossAccumulator::new(targets)?;
+        let mut sums = HeadGradients::new(linear, operands)?;
         // The gradient of rows that are done takes their place, unless somebody still wants them.
         let mut elsewhere = if x.is_unique() { None } else { Some(x.empty_like(Category::Transient)?) };
         for at in chunks(x.rows(), chunk) {
@@ -286,12 +291,18 @@ impl Split<'_> {
             rows::put(elsewhere.as_mut().unwrap_or(&mut x), at.start, &gradient)?;
             sums.add(linear, &part, &dlogits)?;
         }
-        sums.send(linear, pass.sink)?;
-        Ok(Outcome { total: losses.sum()?, gradient: elsewhere.unwrap_or(x) })
+        sums.send(linear, ctx.sink)?;
+        Ok(HeadOutput { total: losses.sum()?, gradient: elsewhere.unwrap_or(x) })
     }
 
-    fn measure(self, operands: &Operands, x: &Tensor, targets: &Tensor, chunk: usize) -> Result<Total> {
-        let mut losses = Losses::new(targets)?;
+    fn measure(
+        self,
+        operands: &HeadOperands,
+        x: &Tensor,
+        targets: &Tensor,
+        chunk: usize,
+    ) -> Result<LossTotal> {
+        let mut losses = LossAccumulator::new(targets)?;
         for at in chunks(x.rows(), chunk) {
             let logits = operands.logits(&rows::take(x, at, Category::Workspace)?)?;
             match self.classes {
@@ -308,7 +319,7 @@ impl Split<'_> {
 
 /// Rows of a chunk.
 fn chunk_rows(outputs: usize, x: &Tensor) -> usize {
-    rooms::chunk_rows(x.rows(), outputs * x.dtype().bytes(), chunk_bytes(&x.device()))
+    message_sizes::chunk_rows(x.rows(), outputs * x.dtype().bytes(), chunk_bytes(&x.device()))
 }
 
 fn chunks(rows: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> {
@@ -316,7 +327,7 @@ fn chunks(rows: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// The gradients of weight and bias, summed over chunks in f32.
-struct Sums {
+struct HeadGradients {
     weight: Tensor,
     bias: Option<Tensor>,
     dtype: DType,
@@ -324,12 +335,12 @@ struct Sums {
     classes: Option<usize>,
 }
 
-impl Sums {
-    fn new(linear: &Linear, operands: &Operands) -> Result<Sums> {
+impl HeadGradients {
+    fn new(linear: &Linear, operands: &HeadOperands) -> Result<HeadGradients> {
         let zeros =
             |like: &Tensor| Tensor::zeros(&like.device(), like.shape(), DType::F32, Category::Workspace);
         let bias = linear.bias.and(operands.bias.as_ref());
-        Ok(Sums {
+        Ok(HeadGradients {
             weight: zeros(&operands.weight)?,
             bias: bias.map(zeros).transpose()?,
             dtype: operands.weight.dtype(),
@@ -349,7 +360,7 @@ impl Sums {
     }
 
     fn send(self, linear: &Linear, sink: &mut dyn GradientSink) -> Result<()> {
-        let Sums { weight, bias, dtype, classes } = self;
+        let HeadGradients { weight, bias, dtype, classes } = self;
         let make = move |_| {
             let whole = |sum: Tensor| match classes {
                 None => Ok(sum),

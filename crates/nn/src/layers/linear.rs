@@ -2,14 +2,14 @@
 //! layers that run it ([`Chain`](super::Chain), [`Head`](super::Head)) decide that.
 
 use espalier_plan::spec::WeightOrder;
-use espalier_tensor::ops::activation::{self, Activation};
+use espalier_tensor::ops::activation::{self, ActivationFn};
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::matmul::{matmul, matmul_activated, matmul_plus};
-use espalier_tensor::ops::matvec::{After, matvec, matvec_of_norm};
+use espalier_tensor::ops::matvec::{MatvecEpilogue, matvec, matvec_of_norm};
 use espalier_tensor::ops::reduce::sum_rows;
 use espalier_tensor::{Category, Operand, Tensor};
 
-use super::{Backward, Norm, Wanted, WeightGradients};
+use super::{BackwardContext, GradientElements, NormLayer, WeightGradients};
 use crate::Result;
 use crate::weights::{ParameterId, WeightStore};
 
@@ -47,13 +47,13 @@ impl Linear {
     pub fn row_product(
         &self,
         x: &Tensor,
-        norm: Option<&Norm>,
-        activation: Option<Activation>,
+        norm: Option<&NormLayer>,
+        activation: Option<ActivationFn>,
         plus: Option<&Tensor>,
         weights: &dyn WeightStore,
     ) -> Result<Tensor> {
         let weight = Operand::new(weights.dense(self.weight)?, self.order == WeightOrder::OutIn);
-        let after = After { bias: self.bias.map(|id| weights.get(id)), activation, plus };
+        let after = MatvecEpilogue { bias: self.bias.map(|id| weights.get(id)), activation, plus };
         let y = match norm {
             Some(norm) => matvec_of_norm(x, norm.of_row(weights), weight, after, Category::Transient)?,
             None => matvec(x, weight, after, Category::Transient)?,
@@ -93,7 +93,7 @@ impl Linear {
     pub fn product_activated(
         &self,
         x: &Tensor,
-        kind: Activation,
+        kind: ActivationFn,
         weights: &dyn WeightStore,
     ) -> Result<(Tensor, Tensor)> {
         if weights.sparse(self.weight).is_some() {
@@ -116,23 +116,23 @@ impl Linear {
     }
 
     /// Hands the gradients of weight and bias to the sink.
-    pub fn send_gradients(&self, x: Tensor, dy: Tensor, pass: &mut Backward<'_>) -> Result<()> {
+    pub fn send_gradients(&self, x: Tensor, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<()> {
         let (order, bias) = (self.order, self.bias);
-        let sparse = pass.weights.sparse(self.weight).cloned();
+        let sparse = ctx.weights.sparse(self.weight).cloned();
         let reads = [x.clone(), dy.clone()];
         let make = move |wanted| {
             let (rows, columns) = match order {
                 WeightOrder::OutIn => (&dy, &x),
                 WeightOrder::InOut => (&x, &dy),
             };
-            let weight = match sparse.filter(|_| wanted == Wanted::Kept) {
+            let weight = match sparse.filter(|_| wanted == GradientElements::Kept) {
                 Some(sparse) => sparse.sampled_product(rows, columns, Category::Workspace)?,
                 None => matmul(rows.t(), columns, None, Category::Workspace)?,
             };
             let bias = bias.map(|_| sum_rows(&dy, Category::Workspace)).transpose()?;
             Ok([weight].into_iter().chain(bias).collect())
         };
-        pass.sink.accept(&self.parameters(), WeightGradients::new(reads, make))
+        ctx.sink.accept(&self.parameters(), WeightGradients::new(reads, make))
     }
 }
 

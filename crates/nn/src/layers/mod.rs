@@ -6,21 +6,21 @@
 //! that a sink may also compute them later (zero-bubble pipelines run input and weight gradients apart).
 
 mod activation;
+mod all_to_all;
 mod attention;
 mod batch_norm;
 mod bias;
 mod branches;
 mod cache;
 mod chain;
+mod collective;
 mod columns;
 mod conv;
-mod deal;
 mod dropout;
 mod embedding;
-mod entrance;
-mod exchange;
+mod frozen_gates;
 mod head;
-mod held;
+mod input_sharding;
 mod linear;
 mod norm;
 mod pool;
@@ -31,7 +31,7 @@ mod sync_batch_norm;
 use std::fmt::Debug;
 
 use espalier_tensor::ops::padding::Padding;
-use espalier_tensor::{Saved, Tensor};
+use espalier_tensor::{StashedTensor, Tensor};
 
 pub(crate) use activation::ActivationLayer;
 pub(crate) use attention::Attention;
@@ -39,50 +39,55 @@ pub(crate) use batch_norm::BatchNorm;
 pub(crate) use bias::Bias;
 use branches::sum;
 pub(crate) use branches::{Branches, Residual, Sequence};
-pub use cache::Cache;
-pub(crate) use chain::{Before, Chain};
+pub use cache::KvCache;
+pub(crate) use chain::{Chain, ChainPrologue};
+pub(crate) use collective::CollectiveLayer;
 pub(crate) use columns::Columns;
 pub(crate) use conv::ConvLayer;
 pub(crate) use dropout::Dropout;
 pub(crate) use embedding::{Embedding, PositionEmbedding};
-pub(crate) use entrance::{Entrance, Own};
-pub(crate) use exchange::Exchange;
-pub(crate) use head::{Classes, Head};
-pub use head::{Outcome, Scale};
-pub use held::FrozenGates;
-pub(crate) use held::{HeldMaxPool, HeldRelu};
+pub use frozen_gates::FrozenGates;
+pub(crate) use frozen_gates::{FrozenMaxPool, FrozenRelu};
+pub(crate) use head::{Head, LogitShard};
+pub use head::{HeadOutput, LossScaling};
+pub(crate) use input_sharding::{InputShard, InputSharding};
 pub(crate) use linear::Linear;
-pub(crate) use norm::Norm;
+pub(crate) use norm::NormLayer;
 pub(crate) use pool::{AdaptiveAvgPool, AvgPool, Flatten, GlobalAvgPool, MaxPool, PadChannels};
-pub(crate) use recompute::Recompute;
+pub(crate) use recompute::RecomputeLayer;
 pub(crate) use sync_batch_norm::SyncBatchNorm;
 
 use crate::Result;
 use crate::weights::{BufferId, ParameterId, WeightStore};
 
 /// Padding as the operations take it.
-pub(crate) fn padding_of(spec: espalier_plan::spec::Padding) -> Padding {
-    let espalier_plan::spec::Padding { top, bottom, left, right } = spec;
+pub(crate) fn padding_of(spec: espalier_plan::spec::WindowPadding) -> Padding {
+    let espalier_plan::spec::WindowPadding { top, bottom, left, right } = spec;
     Padding { top, bottom, left, right }
 }
 
 /// A step of the forward pass and its reverse.
 pub trait Layer: Send + Sync + Debug {
     /// The output for `x`, leaving on the stash what [`Layer::backward`] needs.
-    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor>;
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor>;
 
     /// From the gradient of the output to that of the input, which is left out where `input_gradient` is false
     /// (the first layer of a model) or the input has none (token ids).
-    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>>;
+    fn backward(
+        &self,
+        dy: Tensor,
+        ctx: &mut BackwardContext<'_>,
+        input_gradient: bool,
+    ) -> Result<Option<Tensor>>;
 
     /// The output plus a tensor of its shape. A layer that ends in a product can add on its way out.
-    fn forward_plus(&self, x: Tensor, plus: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        sum(self.forward(x, pass)?, plus)
+    fn forward_plus(&self, x: Tensor, plus: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        sum(self.forward(x, ctx)?, plus)
     }
 
     /// The gradient of the input plus a tensor of its shape. A layer that begins with a norm can add on its way out.
-    fn backward_plus(&self, dy: Tensor, plus: Tensor, pass: &mut Backward<'_>) -> Result<Tensor> {
-        let dx = self.backward(dy, pass, true)?.expect("an input to which something is added has a gradient");
+    fn backward_plus(&self, dy: Tensor, plus: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Tensor> {
+        let dx = self.backward(dy, ctx, true)?.expect("an input to which something is added has a gradient");
         sum(dx, plus)
     }
 }
@@ -97,7 +102,7 @@ pub enum Mode {
 }
 
 /// What a forward pass reads and leaves behind.
-pub struct Forward<'a> {
+pub struct ForwardContext<'a> {
     /// Parameters and running statistics.
     pub weights: &'a dyn WeightStore,
     /// What the pass is for.
@@ -105,13 +110,13 @@ pub struct Forward<'a> {
     /// The key of the step's random numbers: a function of seed and step.
     pub random: u64,
     /// Which of the step's samples these are.
-    pub share: BatchSlice,
+    pub batch_slice: BatchSlice,
     /// What the backward pass will pop.
     pub stash: Stash,
     /// What batch norm measured, to be folded into the running statistics if the step is taken.
     pub statistics: Vec<BatchStatistics>,
     /// Keys and values of the positions before these, where a sequence is read in parts.
-    pub cache: Option<&'a mut Cache>,
+    pub cache: Option<&'a mut KvCache>,
     /// Who looks at what linear layers read.
     pub observer: Option<&'a mut dyn InputObserver>,
 }
@@ -124,14 +129,28 @@ pub trait InputObserver {
     fn observe(&mut self, weight: ParameterId, x: &Tensor) -> Result<()>;
 }
 
-impl<'a> Forward<'a> {
+impl<'a> ForwardContext<'a> {
     /// A pass of whole sequences that nobody looks at. Its stash keeps what is pushed where a backward pass follows.
-    pub fn new(weights: &'a dyn WeightStore, mode: Mode, random: u64, share: BatchSlice) -> Forward<'a> {
+    pub fn new(
+        weights: &'a dyn WeightStore,
+        mode: Mode,
+        random: u64,
+        batch_slice: BatchSlice,
+    ) -> ForwardContext<'a> {
         let stash = match mode {
             Mode::Train => Stash::new(),
             Mode::Evaluate => Stash::forgetful(),
         };
-        Forward { weights, mode, random, share, stash, statistics: Vec::new(), cache: None, observer: None }
+        ForwardContext {
+            weights,
+            mode,
+            random,
+            batch_slice,
+            stash,
+            statistics: Vec::new(),
+            cache: None,
+            observer: None,
+        }
     }
 
     /// Runs some layers with the weights of their block; `next` is the one that the pass comes to behind it, where there is one.
@@ -139,10 +158,10 @@ impl<'a> Forward<'a> {
         &mut self,
         block: usize,
         next: Option<usize>,
-        run: impl FnOnce(&mut Forward<'_>) -> Result<T>,
+        run: impl FnOnce(&mut ForwardContext<'_>) -> Result<T>,
     ) -> Result<T> {
         let Some(weights) = self.weights.enter(block, next)? else { return run(self) };
-        let mut inner = Forward {
+        let mut inner = ForwardContext {
             weights: &*weights,
             stash: std::mem::take(&mut self.stash),
             statistics: std::mem::take(&mut self.statistics),
@@ -154,7 +173,7 @@ impl<'a> Forward<'a> {
             ..*self
         };
         let result = run(&mut inner);
-        let Forward { stash, statistics, .. } = inner;
+        let ForwardContext { stash, statistics, .. } = inner;
         (self.stash, self.statistics) = (stash, statistics);
         result
     }
@@ -174,30 +193,30 @@ impl<'a> Forward<'a> {
 }
 
 /// What a backward pass reads and where its gradients go.
-pub struct Backward<'a> {
+pub struct BackwardContext<'a> {
     /// The weights that the forward pass used.
     pub weights: &'a dyn WeightStore,
     /// The key that the forward pass used.
     pub random: u64,
     /// The samples that the forward pass saw.
-    pub share: BatchSlice,
+    pub batch_slice: BatchSlice,
     /// What the forward pass left.
     pub stash: &'a mut Stash,
     /// Where gradients of parameters go.
     pub sink: &'a mut dyn GradientSink,
 }
 
-impl<'a> Backward<'a> {
+impl<'a> BackwardContext<'a> {
     /// Runs the way back through some layers with the weights of their block.
     pub(crate) fn in_block<T>(
         &mut self,
         block: usize,
         next: Option<usize>,
-        run: impl FnOnce(&mut Backward<'_>) -> Result<T>,
+        run: impl FnOnce(&mut BackwardContext<'_>) -> Result<T>,
     ) -> Result<T> {
         match self.weights.enter(block, next)? {
             None => run(self),
-            Some(weights) => run(&mut Backward {
+            Some(weights) => run(&mut BackwardContext {
                 weights: &*weights,
                 stash: &mut *self.stash,
                 sink: &mut *self.sink,
@@ -207,9 +226,9 @@ impl<'a> Backward<'a> {
     }
 
     /// The way back of a forward pass.
-    pub fn of(forward: &'a mut Forward<'_>, sink: &'a mut dyn GradientSink) -> Backward<'a> {
-        let Forward { weights, random, share, ref mut stash, .. } = *forward;
-        Backward { weights, random, share, stash, sink }
+    pub fn of(forward: &'a mut ForwardContext<'_>, sink: &'a mut dyn GradientSink) -> BackwardContext<'a> {
+        let ForwardContext { weights, random, batch_slice, ref mut stash, .. } = *forward;
+        BackwardContext { weights, random, batch_slice, stash, sink }
     }
 }
 
@@ -270,7 +289,7 @@ pub struct BatchStatistics {
 /// Tensors that wait for the backward pass, last in, first out.
 #[derive(Debug)]
 pub struct Stash {
-    saved: Vec<Saved>,
+    saved: Vec<StashedTensor>,
     keep: bool,
 }
 
@@ -288,7 +307,7 @@ impl Stash {
     /// Saves a tensor, or forgets it where nothing is kept.
     pub fn push(&mut self, tensor: Tensor) {
         if self.keep {
-            self.saved.push(Saved::new(tensor));
+            self.saved.push(StashedTensor::new(tensor));
         }
     }
 
@@ -313,20 +332,20 @@ impl Default for Stash {
 pub struct WeightGradients {
     /// What they are made from, of activations and their gradients.
     reads: Vec<Tensor>,
-    make: Box<dyn FnOnce(Wanted) -> Result<Vec<Tensor>> + Send>,
+    make: Box<dyn FnOnce(GradientElements) -> Result<Vec<Tensor>> + Send>,
 }
 
 impl WeightGradients {
     /// Made by `make`, which holds what it reads itself.
     pub fn new(
         reads: impl Into<Vec<Tensor>>,
-        make: impl FnOnce(Wanted) -> Result<Vec<Tensor>> + Send + 'static,
+        make: impl FnOnce(GradientElements) -> Result<Vec<Tensor>> + Send + 'static,
     ) -> WeightGradients {
         WeightGradients { reads: reads.into(), make: Box::new(make) }
     }
 
     /// Makes them, in the order of their parameters.
-    pub fn make(self, wanted: Wanted) -> Result<Vec<Tensor>> {
+    pub fn make(self, wanted: GradientElements) -> Result<Vec<Tensor>> {
         drop(self.reads);
         (self.make)(wanted)
     }
@@ -334,7 +353,7 @@ impl WeightGradients {
 
 /// What a sink wants of gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum GradientElements {
     /// All elements, in the shape of the parameter.
     All,
     /// Those of kept weights: a layer that can spare itself the others gives `[kept]`, in their order, and one that cannot
@@ -350,25 +369,25 @@ pub trait GradientSink {
 
 /// A sink that makes gradients later, so that those of inputs can run ahead. Until then it keeps what they read.
 #[derive(Default)]
-pub struct Deferred {
-    waiting: Vec<(Vec<ParameterId>, Vec<Saved>, WeightGradients)>,
+pub struct DeferredGradients {
+    waiting: Vec<(Vec<ParameterId>, Vec<StashedTensor>, WeightGradients)>,
 }
 
-impl Debug for Deferred {
+impl Debug for DeferredGradients {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(self.waiting.iter().map(|(parameters, ..)| parameters)).finish()
     }
 }
 
-impl GradientSink for Deferred {
+impl GradientSink for DeferredGradients {
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
-        let saved = gradients.reads.iter().cloned().map(Saved::new).collect();
+        let saved = gradients.reads.iter().cloned().map(StashedTensor::new).collect();
         self.waiting.push((parameters.to_vec(), saved, gradients));
         Ok(())
     }
 }
 
-impl Deferred {
+impl DeferredGradients {
     /// Computes all that waits, in the order in which it came, into `sink`.
     pub fn run(self, sink: &mut dyn GradientSink) -> Result<()> {
         self.waiting.into_iter().try_for_each(|(parameters, saved, gradients)| {

@@ -3,13 +3,13 @@
 use espalier_tensor::ops::{layer_norm, matvec, rms_norm};
 use espalier_tensor::{Category, Tensor};
 
-use super::{Backward, Forward, Layer, WeightGradients};
+use super::{BackwardContext, ForwardContext, Layer, WeightGradients};
 use crate::Result;
 use crate::weights::{ParameterId, WeightStore};
 
 /// A norm over the last dimension.
 #[derive(Debug)]
-pub(crate) enum Norm {
+pub(crate) enum NormLayer {
     /// Subtract the mean, divide by the deviation, scale, and shift where there is one.
     Layer { scale: ParameterId, shift: Option<ParameterId>, eps: f32 },
     /// Divide by the root mean square, scale.
@@ -31,16 +31,16 @@ fn shift_or_zeros(
     }
 }
 
-impl Norm {
+impl NormLayer {
     /// The same for the product of a row.
-    pub fn of_row<'a>(&self, weights: &'a dyn WeightStore) -> matvec::Norm<'a> {
+    pub fn of_row<'a>(&self, weights: &'a dyn WeightStore) -> matvec::InputNorm<'a> {
         match *self {
-            Norm::Layer { scale, shift, eps } => {
+            NormLayer::Layer { scale, shift, eps } => {
                 let shift = shift.map(|shift| weights.get(shift));
-                matvec::Norm { centred: true, scale: weights.get(scale), shift, eps }
+                matvec::InputNorm { centred: true, scale: weights.get(scale), shift, eps }
             }
-            Norm::Rms { scale, eps } => {
-                matvec::Norm { centred: false, scale: weights.get(scale), shift: None, eps }
+            NormLayer::Rms { scale, eps } => {
+                matvec::InputNorm { centred: false, scale: weights.get(scale), shift: None, eps }
             }
         }
     }
@@ -55,11 +55,11 @@ impl Norm {
         weights: &dyn WeightStore,
     ) -> Result<(Tensor, Tensor)> {
         Ok(match *self {
-            Norm::Layer { scale, shift, .. } => {
+            NormLayer::Layer { scale, shift, .. } => {
                 let shift = shift_or_zeros(weights, scale, shift)?;
                 layer_norm::backward_remaking(dy, x, weights.get(scale), &shift, statistics, plus)?
             }
-            Norm::Rms { scale, .. } => {
+            NormLayer::Rms { scale, .. } => {
                 rms_norm::backward_remaking(dy, x, weights.get(scale), statistics, plus)?
             }
         })
@@ -71,51 +71,51 @@ impl Norm {
         dy: Tensor,
         x: Tensor,
         statistics: Tensor,
-        pass: &mut Backward<'_>,
+        ctx: &mut BackwardContext<'_>,
     ) -> Result<()> {
         let reads = [dy.clone(), x.clone(), statistics.clone()];
-        let (Norm::Layer { scale, .. } | Norm::Rms { scale, .. }) = *self;
-        let dtype = pass.weights.get(scale).dtype();
+        let (NormLayer::Layer { scale, .. } | NormLayer::Rms { scale, .. }) = *self;
+        let dtype = ctx.weights.get(scale).dtype();
         match *self {
-            Norm::Layer { shift, .. } => {
+            NormLayer::Layer { shift, .. } => {
                 let make = move |_| {
                     let (of_scale, of_shift) = layer_norm::backward_weights(&dy, &x, &statistics, dtype)?;
                     Ok([of_scale].into_iter().chain(shift.map(|_| of_shift)).collect())
                 };
                 let parameters: Vec<ParameterId> = [scale].into_iter().chain(shift).collect();
-                pass.sink.accept(&parameters, WeightGradients::new(reads, make))
+                ctx.sink.accept(&parameters, WeightGradients::new(reads, make))
             }
-            Norm::Rms { .. } => {
+            NormLayer::Rms { .. } => {
                 let make = move |_| Ok(vec![rms_norm::backward_weights(&dy, &x, &statistics, dtype)?]);
-                pass.sink.accept(&[scale], WeightGradients::new(reads, make))
+                ctx.sink.accept(&[scale], WeightGradients::new(reads, make))
             }
         }
     }
 }
 
 /// Leaves its input and the statistics of its rows on the stash, in this order.
-impl Layer for Norm {
-    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        let get = |id| pass.weights.get(id);
+impl Layer for NormLayer {
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        let get = |id| ctx.weights.get(id);
         let (y, statistics) = match *self {
-            Norm::Layer { scale, shift, eps } => {
-                layer_norm::forward(&x, get(scale), &shift_or_zeros(pass.weights, scale, shift)?, eps)?
+            NormLayer::Layer { scale, shift, eps } => {
+                layer_norm::forward(&x, get(scale), &shift_or_zeros(ctx.weights, scale, shift)?, eps)?
             }
-            Norm::Rms { scale, eps } => rms_norm::forward(&x, get(scale), eps)?,
+            NormLayer::Rms { scale, eps } => rms_norm::forward(&x, get(scale), eps)?,
         };
-        pass.stash.push(x);
-        pass.stash.push(statistics);
+        ctx.stash.push(x);
+        ctx.stash.push(statistics);
         Ok(y)
     }
 
-    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
-        let (statistics, x) = (pass.stash.pop(), pass.stash.pop());
-        let get = |id| pass.weights.get(id);
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
+        let (statistics, x) = (ctx.stash.pop(), ctx.stash.pop());
+        let get = |id| ctx.weights.get(id);
         let dx = match *self {
-            Norm::Layer { scale, .. } => layer_norm::backward_input(&dy, &x, get(scale), &statistics)?,
-            Norm::Rms { scale, .. } => rms_norm::backward_input(&dy, &x, get(scale), &statistics)?,
+            NormLayer::Layer { scale, .. } => layer_norm::backward_input(&dy, &x, get(scale), &statistics)?,
+            NormLayer::Rms { scale, .. } => rms_norm::backward_input(&dy, &x, get(scale), &statistics)?,
         };
-        self.send_gradients(dy, x, statistics, pass)?;
+        self.send_gradients(dy, x, statistics, ctx)?;
         Ok(Some(dx))
     }
 }

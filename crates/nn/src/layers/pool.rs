@@ -1,25 +1,25 @@
 //! Layers without parameters that change the shape of an image: pools, flattening, added channels.
 
 use espalier_tensor::Tensor;
-use espalier_tensor::ops::pool::Pool;
+use espalier_tensor::ops::pool::PoolParams;
 use espalier_tensor::ops::{layout, pool};
 
-use super::{Backward, Forward, Layer};
+use super::{BackwardContext, ForwardContext, Layer};
 use crate::Result;
 
 /// The largest of each window.
 #[derive(Debug)]
-pub(crate) struct MaxPool(pub Pool);
+pub(crate) struct MaxPool(pub PoolParams);
 
 impl Layer for MaxPool {
-    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
         let y = pool::max_forward(&x, self.0)?;
-        pass.stash.push(x);
+        ctx.stash.push(x);
         Ok(y)
     }
 
-    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
-        Ok(Some(pool::max_backward(&dy, &pass.stash.pop(), self.0)?))
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
+        Ok(Some(pool::max_backward(&dy, &ctx.stash.pop(), self.0)?))
     }
 }
 
@@ -36,12 +36,12 @@ macro_rules! shape_layer {
         }
 
         impl Layer for $name {
-            fn forward(&self, $x: Tensor, _: &mut Forward<'_>) -> Result<Tensor> {
+            fn forward(&self, $x: Tensor, _: &mut ForwardContext<'_>) -> Result<Tensor> {
                 let $s = self;
                 Ok($forward?)
             }
 
-            fn backward(&self, $dy: Tensor, _: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
+            fn backward(&self, $dy: Tensor, _: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
                 let $b = self;
                 let [h, w, c] = self.input;
                 let $shape = &[$dy.shape()[0], h, w, c];
@@ -53,7 +53,7 @@ macro_rules! shape_layer {
 
 shape_layer! {
     /// The mean of each window.
-    AvgPool { pool: Pool },
+    AvgPool { pool: PoolParams },
     |s, x| pool::avg_forward(&x, s.pool), |s, dy, shape| pool::avg_backward(&dy, s.pool, shape)
 }
 

@@ -3,19 +3,19 @@
 
 use espalier_tensor::Tensor;
 
-use super::{Backward, Forward, Layer, Mode, Sequence, Stash};
+use super::{BackwardContext, ForwardContext, Layer, Mode, Sequence, Stash};
 use crate::Result;
 
 /// Layers whose activations are made twice.
 #[derive(Debug)]
-pub(crate) struct Recompute(pub Sequence);
+pub(crate) struct RecomputeLayer(pub Sequence);
 
-impl Recompute {
+impl RecomputeLayer {
     /// Runs them again: what they give, and what their backward pass wants.
-    pub fn again(&self, pass: &mut Backward<'_>) -> Result<(Tensor, Stash)> {
+    pub fn again(&self, ctx: &mut BackwardContext<'_>) -> Result<(Tensor, Stash)> {
         // The first forward pass has reported what was measured and observed already.
-        let mut again = Forward::new(pass.weights, Mode::Train, pass.random, pass.share);
-        let y = self.0.forward(pass.stash.pop(), &mut again)?;
+        let mut again = ForwardContext::new(ctx.weights, Mode::Train, ctx.random, ctx.batch_slice);
+        let y = self.0.forward(ctx.stash.pop(), &mut again)?;
         Ok((y, again.stash))
     }
 
@@ -24,10 +24,10 @@ impl Recompute {
         &self,
         dy: Tensor,
         mut stash: Stash,
-        pass: &mut Backward<'_>,
+        ctx: &mut BackwardContext<'_>,
         input_gradient: bool,
     ) -> Result<Option<Tensor>> {
-        self.0.backward(dy, &mut inner(&mut stash, pass), input_gradient)
+        self.0.backward(dy, &mut inner(&mut stash, ctx), input_gradient)
     }
 
     /// The same, and something is added to the gradient of what they read.
@@ -36,33 +36,44 @@ impl Recompute {
         dy: Tensor,
         plus: Tensor,
         mut stash: Stash,
-        pass: &mut Backward<'_>,
+        ctx: &mut BackwardContext<'_>,
     ) -> Result<Tensor> {
-        self.0.backward_plus(dy, plus, &mut inner(&mut stash, pass))
+        self.0.backward_plus(dy, plus, &mut inner(&mut stash, ctx))
     }
 }
 
 /// A pass with a stash of its own.
-fn inner<'a>(stash: &'a mut Stash, pass: &'a mut Backward<'_>) -> Backward<'a> {
-    Backward { weights: pass.weights, random: pass.random, share: pass.share, stash, sink: &mut *pass.sink }
+fn inner<'a>(stash: &'a mut Stash, ctx: &'a mut BackwardContext<'_>) -> BackwardContext<'a> {
+    BackwardContext {
+        weights: ctx.weights,
+        random: ctx.random,
+        batch_slice: ctx.batch_slice,
+        stash,
+        sink: &mut *ctx.sink,
+    }
 }
 
-impl Layer for Recompute {
-    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        pass.stash.push(x.clone());
-        let kept = std::mem::replace(&mut pass.stash, Stash::forgetful());
-        let y = self.0.forward(x, pass);
-        pass.stash = kept;
+impl Layer for RecomputeLayer {
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        ctx.stash.push(x.clone());
+        let kept = std::mem::replace(&mut ctx.stash, Stash::forgetful());
+        let y = self.0.forward(x, ctx);
+        ctx.stash = kept;
         y
     }
 
-    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
-        let (_, stash) = self.again(pass)?;
-        self.through(dy, stash, pass, input_gradient)
+    fn backward(
+        &self,
+        dy: Tensor,
+        ctx: &mut BackwardContext<'_>,
+        input_gradient: bool,
+    ) -> Result<Option<Tensor>> {
+        let (_, stash) = self.again(ctx)?;
+        self.through(dy, stash, ctx, input_gradient)
     }
 
-    fn backward_plus(&self, dy: Tensor, plus: Tensor, pass: &mut Backward<'_>) -> Result<Tensor> {
-        let (_, stash) = self.again(pass)?;
-        self.through_plus(dy, plus, stash, pass)
+    fn backward_plus(&self, dy: Tensor, plus: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Tensor> {
+        let (_, stash) = self.again(ctx)?;
+        self.through_plus(dy, plus, stash, ctx)
     }
 }

@@ -6,7 +6,7 @@ use espalier_plan::split::split;
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::batch_norm::measure;
 
-use super::{Backward, BatchNorm, BatchSlice, Forward, Layer, Mode, NormGroup};
+use super::{BackwardContext, BatchNorm, BatchSlice, ForwardContext, Layer, Mode, NormGroup};
 use crate::Result;
 
 /// The norm, and whom it measures with.
@@ -24,8 +24,8 @@ pub(crate) struct SyncBatchNorm {
 }
 
 impl SyncBatchNorm {
-    fn group(&self, share: &BatchSlice) -> Option<&Communicator> {
-        match share.norms {
+    fn group(&self, batch_slice: &BatchSlice) -> Option<&Communicator> {
+        match batch_slice.norms {
             NormGroup::Replica => self.in_sweep.as_ref(),
             NormGroup::Step => self.in_step.as_ref(),
             NormGroup::AllReplicas { .. } => self.over_replicas.as_ref(),
@@ -33,9 +33,10 @@ impl SyncBatchNorm {
     }
 
     /// What it has measured; nothing where it has no samples, but one that stands in.
-    fn counted(&self, mut own: Vec<f64>, share: &BatchSlice) -> Vec<f64> {
-        let has_none = self.shared.is_some_and(|(ranks, rank)| split(share.samples, ranks, rank).is_empty());
-        if has_none || share.norms == (NormGroup::AllReplicas { stands_in: true }) {
+    fn counted(&self, mut own: Vec<f64>, batch_slice: &BatchSlice) -> Vec<f64> {
+        let has_none =
+            self.shared.is_some_and(|(ranks, rank)| split(batch_slice.samples, ranks, rank).is_empty());
+        if has_none || batch_slice.norms == (NormGroup::AllReplicas { stands_in: true }) {
             own.fill(0.0);
         }
         own
@@ -43,25 +44,25 @@ impl SyncBatchNorm {
 }
 
 impl Layer for SyncBatchNorm {
-    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        match self.group(&pass.share) {
-            Some(group) if pass.mode == Mode::Train => {
-                let own = self.counted(measure(&x)?, &pass.share);
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        match self.group(&ctx.batch_slice) {
+            Some(group) if ctx.mode == Mode::Train => {
+                let own = self.counted(measure(&x)?, &ctx.batch_slice);
                 let sums = group.all_reduce(own, Reduce::Sum)?;
-                self.norm.normalise(x, &sums, pass)
+                self.norm.normalise(x, &sums, ctx)
             }
-            _ => self.norm.forward(x, pass),
+            _ => self.norm.forward(x, ctx),
         }
     }
 
-    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, wanted: bool) -> Result<Option<Tensor>> {
-        match self.group(&pass.share) {
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, wanted: bool) -> Result<Option<Tensor>> {
+        match self.group(&ctx.batch_slice) {
             Some(group) => {
-                let share = pass.share;
-                let everywhere = |own| Ok(group.all_reduce(self.counted(own, &share), Reduce::Sum)?);
-                Ok(Some(self.norm.backward_through(dy, everywhere, pass)?))
+                let batch_slice = ctx.batch_slice;
+                let everywhere = |own| Ok(group.all_reduce(self.counted(own, &batch_slice), Reduce::Sum)?);
+                Ok(Some(self.norm.backward_through(dy, everywhere, ctx)?))
             }
-            None => self.norm.backward(dy, pass, wanted),
+            None => self.norm.backward(dy, ctx, wanted),
         }
     }
 }

@@ -5,17 +5,17 @@ use std::collections::{HashMap, HashSet};
 
 use espalier_plan::layout::LocalModel;
 use espalier_plan::mesh::Axis;
-use espalier_plan::spec::recompute::{Inside, attention_insides};
+use espalier_plan::spec::recompute::{AttentionSpan, attention_spans};
 use espalier_plan::spec::shape::Shape;
-use espalier_plan::spec::{self, Along, Entry, Move, WeightOrder};
-use espalier_tensor::ops::activation::Activation;
-use espalier_tensor::ops::conv::Conv;
-use espalier_tensor::ops::embedding::Rows;
+use espalier_plan::spec::{self, CollectiveOp, LayerDescription, ShardDim, WeightOrder};
+use espalier_tensor::ops::activation::ActivationFn;
+use espalier_tensor::ops::conv::ConvParams;
+use espalier_tensor::ops::embedding::TableRows;
 use espalier_tensor::ops::padding::Padding;
-use espalier_tensor::ops::pool::Pool;
+use espalier_tensor::ops::pool::PoolParams;
 
 use crate::AxisGroups;
-use crate::layers::spatial::{Halo, HaloExchange, TiledConv, TiledMean};
+use crate::layers::spatial::{HaloComm, HaloExchange, TiledConv, TiledMean};
 use crate::layers::*;
 use crate::weights::{BufferId, ParameterId, ids_by_name};
 
@@ -29,12 +29,12 @@ pub(super) struct Builder<'a> {
     attentions: usize,
     tied: HashSet<ParameterId>,
     /// Where they are to be held, no activation with one is fused.
-    kinks: Option<FrozenGates>,
+    frozen_gates: Option<FrozenGates>,
     /// Tokens of the whole model, of which an embedding may have some; 0 for images.
     vocab: usize,
     /// Whom its exchanges are with.
     groups: &'a AxisGroups,
-    recompute: spec::Recompute,
+    recompute: spec::RecomputeMode,
 }
 
 impl<'a> Builder<'a> {
@@ -42,8 +42,8 @@ impl<'a> Builder<'a> {
     pub fn new(
         local: &LocalModel,
         groups: &'a AxisGroups,
-        recompute: spec::Recompute,
-        kinks: Option<&FrozenGates>,
+        recompute: spec::RecomputeMode,
+        frozen_gates: Option<&FrozenGates>,
     ) -> Builder<'a> {
         let spec = &local.model;
         Builder {
@@ -53,7 +53,7 @@ impl<'a> Builder<'a> {
             dropouts: 0,
             attentions: 0,
             tied: HashSet::new(),
-            kinks: kinks.cloned(),
+            frozen_gates: frozen_gates.cloned(),
             vocab: match spec.input {
                 spec::Input::Tokens { vocab, .. } => vocab,
                 spec::Input::Image { .. } => 0,
@@ -69,39 +69,40 @@ impl<'a> Builder<'a> {
     }
 
     /// What is the rank's own of what enters the model, where the first layer says so.
-    fn own(&self, first: &spec::Layer) -> Option<Own> {
+    fn own(&self, first: &spec::LayerSpec) -> Option<InputShard> {
         match first {
-            spec::Layer::Crop(spec::Crop { region, .. }) => Some(Own::Tile(region.clone())),
-            spec::Layer::Exchange(exchange)
-                if exchange.forward == Move::Slice(Along::Samples) && exchange.backward == Move::Nothing =>
+            spec::LayerSpec::Crop(spec::Crop { region, .. }) => Some(InputShard::Tile(region.clone())),
+            spec::LayerSpec::Collective(exchange)
+                if exchange.forward == CollectiveOp::Slice(ShardDim::Samples)
+                    && exchange.backward == CollectiveOp::Identity =>
             {
-                Some(Own::Samples(self.exchange(exchange)))
+                Some(InputShard::Samples(self.exchange(exchange)))
             }
             _ => None,
         }
     }
 
     /// Layers one after the other, what stands inside an attention made again where that is asked for.
-    pub fn sequence(&mut self, layers: &[spec::Layer]) -> Sequence {
+    pub fn sequence(&mut self, layers: &[spec::LayerSpec]) -> Sequence {
         if let [first, behind @ ..] = layers
             && let Some(own) = self.own(first)
         {
             self.advance(&layers[..1]);
-            return Sequence(vec![Box::new(Entrance { own, behind: self.sequence(behind) })]);
+            return Sequence(vec![Box::new(InputSharding { own, behind: self.sequence(behind) })]);
         }
         let insides = match self.recompute {
-            spec::Recompute::Attention => attention_insides(layers),
-            spec::Recompute::None | spec::Recompute::Block => Vec::new(),
+            spec::RecomputeMode::Attention => attention_spans(layers),
+            spec::RecomputeMode::None | spec::RecomputeMode::Block => Vec::new(),
         };
         let (mut built, mut done) = (Vec::new(), 0);
-        for (i, Inside { again, read }) in insides.iter().enumerate() {
+        for (i, AttentionSpan { again, read }) in insides.iter().enumerate() {
             built.extend(self.row(&layers[done..again.start]));
-            let inside = Recompute(Sequence(self.row(&layers[again.clone()])));
+            let inside = RecomputeLayer(Sequence(self.row(&layers[again.clone()])));
             let next = insides.get(i + 1).map_or(layers.len(), |next| next.again.start);
             let behind = &layers[again.end..next];
             let (layer, count): (Box<dyn Layer>, usize) = match *read > again.end {
                 true => {
-                    let chain = self.chain_behind(Before::Again(inside), behind);
+                    let chain = self.chain_behind(ChainPrologue::Again(inside), behind);
                     let (chain, count) = chain.expect("a linear layer reads it");
                     (Box::new(chain), count)
                 }
@@ -116,17 +117,20 @@ impl<'a> Builder<'a> {
     }
 
     /// Layers one after the other, none of them made again.
-    fn row(&mut self, layers: &[spec::Layer]) -> Vec<Box<dyn Layer>> {
+    fn row(&mut self, layers: &[spec::LayerSpec]) -> Vec<Box<dyn Layer>> {
         let mut built: Vec<Box<dyn Layer>> = Vec::new();
         let mut rest = layers;
         while let Some(layer) = rest.first() {
             let (next, count): (Box<dyn Layer>, usize) = match (self.chain(rest), rest) {
                 (Some((chain, count)), _) => (Box::new(chain), count),
-                (None, [spec::Layer::Halo(halo), spec::Layer::Conv(spec::Conv { name, bias, .. }), ..]) => {
+                (
+                    None,
+                    [spec::LayerSpec::Halo(halo), spec::LayerSpec::Conv(spec::Conv { name, bias, .. }), ..],
+                ) => {
                     let (weight, bias) = (self.weight(name), bias.then(|| self.bias(name)));
                     (Box::new(TiledConv::new(weight, bias, self.halo(halo))), 2)
                 }
-                (None, [spec::Layer::SharedStatistics(shared), spec::Layer::BatchNorm(norm), ..]) => {
+                (None, [spec::LayerSpec::SharedStatistics(shared), spec::LayerSpec::BatchNorm(norm), ..]) => {
                     (Box::new(self.sync_batch_norm(shared, norm)), 2)
                 }
                 (None, _) => (self.layer(layer), 1),
@@ -139,31 +143,33 @@ impl<'a> Builder<'a> {
     }
 
     /// Goes on behind some layers.
-    fn advance(&mut self, layers: &[spec::Layer]) {
-        let output = |shape: Shape, layer: &spec::Layer| layer.output(shape);
+    fn advance(&mut self, layers: &[spec::LayerSpec]) {
+        let output = |shape: Shape, layer: &spec::LayerSpec| layer.output(shape);
         self.shape = layers.iter().try_fold(self.shape, output).expect("a spec whose shapes were checked");
     }
 
     /// The chain that `layers` begin with, and how many of them it takes; none where they begin with something else.
-    fn chain(&mut self, layers: &[spec::Layer]) -> Option<(Chain, usize)> {
+    fn chain(&mut self, layers: &[spec::LayerSpec]) -> Option<(Chain, usize)> {
         let (before, at) = match (&layers[0], layers.get(1)) {
-            (spec::Layer::Activation(kind), Some(_)) if !self.holds(*kind) => {
-                (Before::Activation(activation(*kind)), 1)
+            (spec::LayerSpec::Activation(kind), Some(_)) if !self.holds(*kind) => {
+                (ChainPrologue::Activation(activation(*kind)), 1)
             }
-            (norm, Some(_)) => self.norm(norm).map_or((Before::Nothing, 0), |norm| (Before::Norm(norm), 1)),
-            _ => (Before::Nothing, 0),
+            (norm, Some(_)) => {
+                self.norm(norm).map_or((ChainPrologue::Nothing, 0), |norm| (ChainPrologue::Norm(norm), 1))
+            }
+            _ => (ChainPrologue::Nothing, 0),
         };
         let (chain, count) = self.chain_behind(before, &layers[at..])?;
         Some((chain, at + count))
     }
 
     /// The chain of what stands `before` layers and the first of them; how many of these it takes.
-    fn chain_behind(&mut self, before: Before, layers: &[spec::Layer]) -> Option<(Chain, usize)> {
+    fn chain_behind(&mut self, before: ChainPrologue, layers: &[spec::LayerSpec]) -> Option<(Chain, usize)> {
         let mut at = 0;
         let enter = match (&before, layers) {
             (
-                Before::Nothing | Before::Norm(_) | Before::Again(_),
-                [spec::Layer::Exchange(exchange), _, ..],
+                ChainPrologue::Nothing | ChainPrologue::Norm(_) | ChainPrologue::Again(_),
+                [spec::LayerSpec::Collective(exchange), _, ..],
             ) if exchange.is_entrance() => {
                 at += 1;
                 Some(self.exchange(exchange))
@@ -173,7 +179,7 @@ impl<'a> Builder<'a> {
         let first = self.linear(layers.get(at)?)?;
         at += 1;
         let mut rest = Vec::new();
-        while let [spec::Layer::Activation(kind), next, ..] = &layers[at..]
+        while let [spec::LayerSpec::Activation(kind), next, ..] = &layers[at..]
             && !self.holds(*kind)
             && let Some(linear) = self.linear(next)
         {
@@ -184,12 +190,12 @@ impl<'a> Builder<'a> {
     }
 
     /// A linear layer, where a layer is one.
-    pub fn linear(&mut self, layer: &spec::Layer) -> Option<Linear> {
+    pub fn linear(&mut self, layer: &spec::LayerSpec) -> Option<Linear> {
         match layer {
-            spec::Layer::Linear(spec::Linear { name, bias, order, .. }) => {
+            spec::LayerSpec::Linear(spec::Linear { name, bias, order, .. }) => {
                 Some(Linear { weight: self.weight(name), bias: bias.then(|| self.bias(name)), order: *order })
             }
-            spec::Layer::TiedLinear(spec::TiedLinear { weight, .. }) => {
+            spec::LayerSpec::TiedLinear(spec::TiedLinear { weight, .. }) => {
                 let weight = self.parameter(weight);
                 self.tied.insert(weight);
                 Some(Linear { weight, bias: None, order: WeightOrder::OutIn })
@@ -198,51 +204,51 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn norm(&self, layer: &spec::Layer) -> Option<Norm> {
+    fn norm(&self, layer: &spec::LayerSpec) -> Option<NormLayer> {
         match layer {
-            spec::Layer::LayerNorm(spec::LayerNorm { name, eps, bias, .. }) => {
+            spec::LayerSpec::LayerNorm(spec::LayerNorm { name, eps, bias, .. }) => {
                 let shift = bias.then(|| self.bias(name));
-                Some(Norm::Layer { scale: self.weight(name), shift, eps: *eps })
+                Some(NormLayer::Layer { scale: self.weight(name), shift, eps: *eps })
             }
-            spec::Layer::RmsNorm(spec::RmsNorm { name, eps, .. }) => {
-                Some(Norm::Rms { scale: self.weight(name), eps: *eps })
+            spec::LayerSpec::RmsNorm(spec::RmsNorm { name, eps, .. }) => {
+                Some(NormLayer::Rms { scale: self.weight(name), eps: *eps })
             }
             _ => None,
         }
     }
 
-    fn layer(&mut self, layer: &spec::Layer) -> Box<dyn Layer> {
+    fn layer(&mut self, layer: &spec::LayerSpec) -> Box<dyn Layer> {
         match layer {
-            spec::Layer::Linear(_) | spec::Layer::TiedLinear(_) => {
+            spec::LayerSpec::Linear(_) | spec::LayerSpec::TiedLinear(_) => {
                 unreachable!("each begins a chain")
             }
-            spec::Layer::Conv(spec::Conv { name, kernel, stride, padding, bias, .. }) => {
+            spec::LayerSpec::Conv(spec::Conv { name, kernel, stride, padding, bias, .. }) => {
                 Box::new(ConvLayer {
                     weight: self.weight(name),
                     bias: bias.then(|| self.bias(name)),
-                    conv: Conv { kernel: *kernel, stride: *stride, padding: padding_of(*padding) },
+                    conv: ConvParams { kernel: *kernel, stride: *stride, padding: padding_of(*padding) },
                 })
             }
-            &spec::Layer::MaxPool(spec::MaxPool { kernel, stride, padding }) => {
-                let pool = Pool { kernel, stride, padding: padding_of(padding) };
-                match &self.kinks {
-                    Some(kinks) => Box::new(HeldMaxPool { kink: kinks.add(), pool }),
+            &spec::LayerSpec::MaxPool(spec::MaxPool { kernel, stride, padding }) => {
+                let pool = PoolParams { kernel, stride, padding: padding_of(padding) };
+                match &self.frozen_gates {
+                    Some(frozen_gates) => Box::new(FrozenMaxPool { gate: frozen_gates.add(), pool }),
                     None => Box::new(MaxPool(pool)),
                 }
             }
-            &spec::Layer::AvgPool(spec::AvgPool { kernel, stride }) => Box::new(AvgPool {
+            &spec::LayerSpec::AvgPool(spec::AvgPool { kernel, stride }) => Box::new(AvgPool {
                 input: self.image(),
-                pool: Pool { kernel, stride, padding: Padding::NONE },
+                pool: PoolParams { kernel, stride, padding: Padding::NONE },
             }),
-            spec::Layer::GlobalAvgPool => Box::new(GlobalAvgPool { input: self.image() }),
-            &spec::Layer::AdaptiveAvgPool(spec::AdaptiveAvgPool { size }) => {
+            spec::LayerSpec::GlobalAvgPool => Box::new(GlobalAvgPool { input: self.image() }),
+            &spec::LayerSpec::AdaptiveAvgPool(spec::AdaptiveAvgPool { size }) => {
                 Box::new(AdaptiveAvgPool { input: self.image(), size })
             }
-            spec::Layer::Flatten => Box::new(Flatten { input: self.image() }),
-            &spec::Layer::PadChannels(spec::PadChannels { output, .. }) => {
+            spec::LayerSpec::Flatten => Box::new(Flatten { input: self.image() }),
+            &spec::LayerSpec::PadChannels(spec::PadChannels { output, .. }) => {
                 Box::new(PadChannels { input: self.image(), channels: output })
             }
-            spec::Layer::BatchNorm(norm) => match self.groups.along(Axis::Data) {
+            spec::LayerSpec::BatchNorm(norm) => match self.groups.along(Axis::Data) {
                 replicas if replicas.size() > 1 => Box::new(SyncBatchNorm {
                     norm: self.batch_norm(norm),
                     in_step: None,
@@ -252,49 +258,51 @@ impl<'a> Builder<'a> {
                 }),
                 _ => Box::new(self.batch_norm(norm)),
             },
-            spec::Layer::SharedStatistics(_) => unreachable!("it stands before a batch norm"),
-            spec::Layer::LayerNorm(_) | spec::Layer::RmsNorm(_) => {
+            spec::LayerSpec::SharedStatistics(_) => unreachable!("it stands before a batch norm"),
+            spec::LayerSpec::LayerNorm(_) | spec::LayerSpec::RmsNorm(_) => {
                 Box::new(self.norm(layer).expect("it is one"))
             }
-            spec::Layer::Activation(kind) => match &self.kinks {
-                Some(kinks) if self.holds(*kind) => Box::new(HeldRelu(kinks.add())),
+            spec::LayerSpec::Activation(kind) => match &self.frozen_gates {
+                Some(frozen_gates) if self.holds(*kind) => Box::new(FrozenRelu(frozen_gates.add())),
                 _ => Box::new(ActivationLayer(activation(*kind))),
             },
-            &spec::Layer::Dropout(spec::Dropout { rate, counted }) => {
+            &spec::LayerSpec::Dropout(spec::Dropout { rate, counted }) => {
                 self.dropouts += 1;
                 Box::new(Dropout { rate, index: self.dropouts, counted })
             }
-            &spec::Layer::Embedding(spec::Embedding { ref name, vocab, first, .. }) => {
-                let rows = if vocab == self.vocab { Rows::All } else { Rows::From(first as u32) };
+            &spec::LayerSpec::Embedding(spec::Embedding { ref name, vocab, first, .. }) => {
+                let rows = if vocab == self.vocab { TableRows::All } else { TableRows::From(first as u32) };
                 Box::new(Embedding { table: self.weight(name), vocab, rows })
             }
-            &spec::Layer::PositionEmbedding(spec::PositionEmbedding { ref name, context, first, .. }) => {
-                Box::new(PositionEmbedding { table: self.weight(name), context, first })
-            }
-            spec::Layer::Exchange(exchange) => Box::new(self.exchange(exchange)),
-            spec::Layer::Crop(_) => unreachable!("it takes the layers behind it"),
-            spec::Layer::Halo(halo) => Box::new(HaloExchange(self.halo(halo))),
-            spec::Layer::TiledMean(spec::TiledMean { tiles, size, .. }) => {
+            &spec::LayerSpec::PositionEmbedding(spec::PositionEmbedding {
+                ref name, context, first, ..
+            }) => Box::new(PositionEmbedding { table: self.weight(name), context, first }),
+            spec::LayerSpec::Collective(exchange) => Box::new(self.exchange(exchange)),
+            spec::LayerSpec::Crop(_) => unreachable!("it takes the layers behind it"),
+            spec::LayerSpec::Halo(halo) => Box::new(HaloExchange(self.halo(halo))),
+            spec::LayerSpec::TiledMean(spec::TiledMean { tiles, size, .. }) => {
                 let (channels, group) = (self.image()[2], self.groups.along(Axis::Spatial));
                 match size {
                     None => Box::new(TiledMean::global(tiles, channels, group)),
                     Some(size) => Box::new(TiledMean::adaptive(tiles, channels, *size, group)),
                 }
             }
-            spec::Layer::Columns(spec::Columns { at, of }) => Box::new(Columns { at: at.clone(), of: *of }),
-            spec::Layer::Bias(spec::Bias { name, .. }) => Box::new(Bias(self.bias(name))),
-            &spec::Layer::Attention(spec::Attention { heads, kv_heads, .. }) => {
+            spec::LayerSpec::FeatureSlice(spec::FeatureSlice { at, of }) => {
+                Box::new(Columns { at: at.clone(), of: *of })
+            }
+            spec::LayerSpec::Bias(spec::Bias { name, .. }) => Box::new(Bias(self.bias(name))),
+            &spec::LayerSpec::Attention(spec::Attention { heads, kv_heads, .. }) => {
                 self.attentions += 1;
                 Box::new(Attention { heads, kv_heads, number: self.attentions - 1 })
             }
-            spec::Layer::Residual(spec::Residual { branch, shortcut }) => {
+            spec::LayerSpec::Residual(spec::Residual { branch, shortcut }) => {
                 Box::new(Residual { branch: self.way(branch).0, shortcut: self.way(shortcut).0 })
             }
-            spec::Layer::Branches(spec::Branches { join, branches }) => {
+            spec::LayerSpec::Branches(spec::Branches { join, branches }) => {
                 let mut gates = vec![None; branches.len()];
-                let mut way = |(i, branch): (usize, &Vec<spec::Layer>)| {
+                let mut way = |(i, branch): (usize, &Vec<spec::LayerSpec>)| {
                     let mut layers = &branch[..];
-                    if let (spec::Join::Product, [before @ .., spec::Layer::Activation(last)]) =
+                    if let (spec::BranchJoin::Product, [before @ .., spec::LayerSpec::Activation(last)]) =
                         (join, layers)
                         && last.properties().is_gate
                     {
@@ -336,16 +344,16 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn exchange(&self, spec: &spec::Exchange) -> Exchange {
-        Exchange { group: self.groups.along(spec.axis).clone(), spec: spec.clone() }
+    fn exchange(&self, spec: &spec::CollectiveLayer) -> CollectiveLayer {
+        CollectiveLayer { group: self.groups.along(spec.axis).clone(), spec: spec.clone() }
     }
 
-    fn halo(&self, spec::Halo(exchange): &spec::Halo) -> Halo {
-        Halo::new(exchange.clone(), self.groups.along(Axis::Spatial))
+    fn halo(&self, spec::Halo(exchange): &spec::Halo) -> HaloComm {
+        HaloComm::new(exchange.clone(), self.groups.along(Axis::Spatial))
     }
 
     /// A way that parts here, and the last extent at its end; the place reached stays.
-    fn way(&mut self, layers: &[spec::Layer]) -> (Sequence, usize) {
+    fn way(&mut self, layers: &[spec::LayerSpec]) -> (Sequence, usize) {
         let input = self.shape;
         let built = self.sequence(layers);
         let width = self.shape.last();
@@ -355,7 +363,7 @@ impl<'a> Builder<'a> {
 
     /// Whether an activation has a kink that is to be held.
     fn holds(&self, kind: spec::Activation) -> bool {
-        self.kinks.is_some() && kind == spec::Activation::Relu
+        self.frozen_gates.is_some() && kind == spec::Activation::Relu
     }
 
     fn image(&self) -> [usize; 3] {
@@ -378,10 +386,10 @@ impl<'a> Builder<'a> {
     }
 }
 
-fn activation(kind: spec::Activation) -> Activation {
+fn activation(kind: spec::Activation) -> ActivationFn {
     match kind {
-        spec::Activation::Relu => Activation::Relu,
-        spec::Activation::Gelu => Activation::Gelu,
-        spec::Activation::Silu => Activation::Silu,
+        spec::Activation::Relu => ActivationFn::Relu,
+        spec::Activation::Gelu => ActivationFn::Gelu,
+        spec::Activation::Silu => ActivationFn::Silu,
     }
 }

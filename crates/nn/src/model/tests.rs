@@ -3,16 +3,17 @@
 use std::time::Duration;
 
 use espalier_comm::threads;
-use espalier_plan::layout::{Cuts, Layout};
+use espalier_plan::layout::{Layout, Partition};
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_plan::spec::presets::{Gpt, gpt};
 use espalier_plan::spec::{
-    Activation, Block, Embedding, Init, Input, Layer, Linear, Recompute, Residual, RmsNorm, WeightOrder,
+    Activation, BlockSpec, Embedding, Init, Input, LayerSpec, Linear, RecomputeMode, Residual, RmsNorm,
+    WeightOrder,
 };
 use espalier_tensor::{Category, DType, Device};
 
 use super::*;
-use crate::weights::Held;
+use crate::weights::LocalTensors;
 use crate::weights::Weights;
 
 const VOCAB: usize = 7;
@@ -23,9 +24,9 @@ const EPS: f32 = 0.1;
 
 /// Names of weights and what their layers read, in order.
 #[derive(Debug, Default, PartialEq)]
-struct Shown(Vec<(ParameterId, Vec<usize>, Vec<f32>)>);
+struct ObservedInputs(Vec<(ParameterId, Vec<usize>, Vec<f32>)>);
 
-impl InputObserver for Shown {
+impl InputObserver for ObservedInputs {
     fn observe(&mut self, weight: ParameterId, x: &Tensor) -> Result<()> {
         self.0.push((weight, x.shape().to_vec(), x.to_f32()));
         Ok(())
@@ -33,37 +34,42 @@ impl InputObserver for Shown {
 }
 
 /// Takes gradients and forgets them.
-struct Dropped;
+struct DiscardGradients;
 
-impl GradientSink for Dropped {
+impl GradientSink for DiscardGradients {
     fn accept(&mut self, _: &[ParameterId], gradients: WeightGradients) -> Result<()> {
-        gradients.make(Wanted::All).map(drop)
+        gradients.make(GradientElements::All).map(drop)
     }
 }
 
 /// An embedding, a branch of two linear layers, each stored in another order, and a head.
-fn perceptron() -> spec::Model {
+fn perceptron() -> spec::ModelSpec {
     let init = Init::Normal(0.5);
     let linear = |name: &str, input, output, order| {
-        Layer::Linear(Linear { name: name.into(), input, output, bias: true, order, init })
+        LayerSpec::Linear(Linear { name: name.into(), input, output, bias: true, order, init })
     };
     let branch = vec![
-        Layer::RmsNorm(RmsNorm { name: "norm".into(), width: WIDTH, eps: EPS }),
+        LayerSpec::RmsNorm(RmsNorm { name: "norm".into(), width: WIDTH, eps: EPS }),
         linear("up", WIDTH, HIDDEN, WeightOrder::InOut),
-        Layer::Activation(Activation::Relu),
+        LayerSpec::Activation(Activation::Relu),
         linear("down", HIDDEN, WIDTH, WeightOrder::OutIn),
     ];
-    let embedding =
-        Layer::Embedding(Embedding { name: "embedding".into(), vocab: VOCAB, first: 0, width: WIDTH, init });
+    let embedding = LayerSpec::Embedding(Embedding {
+        name: "embedding".into(),
+        vocab: VOCAB,
+        first: 0,
+        width: WIDTH,
+        init,
+    });
     let blocks = [
         ("embedding", vec![embedding]),
-        ("branch", vec![Layer::Residual(Residual { branch, shortcut: vec![] })]),
+        ("branch", vec![LayerSpec::Residual(Residual { branch, shortcut: vec![] })]),
         ("head", vec![linear("head", WIDTH, VOCAB, WeightOrder::OutIn)]),
     ];
-    let model = spec::Model {
+    let model = spec::ModelSpec {
         name: "perceptron".into(),
         input: Input::Tokens { seq: 3, vocab: VOCAB },
-        blocks: blocks.map(|(name, layers)| Block { name: name.into(), layers }).into(),
+        blocks: blocks.map(|(name, layers)| BlockSpec { name: name.into(), layers }).into(),
         classes: VOCAB,
     };
     model.check().expect("shapes that fit");
@@ -71,23 +77,23 @@ fn perceptron() -> spec::Model {
 }
 
 /// A forward pass and its backward pass: what was shown.
-fn run(model: &Model, weights: &Weights) -> Result<Shown> {
+fn run(model: &Model, weights: &Weights) -> Result<ObservedInputs> {
     let device = weights.get(ParameterId(0)).device();
     let x = Tensor::from_slice(&device, &[2, 3], &IDS, Category::Transient)?;
     let targets = Tensor::from_slice(&device, &[6], &IDS, Category::Transient)?;
-    let mut shown = Shown::default();
-    let pass = Forward::new(weights, Mode::Train, 1, BatchSlice { samples: 2, ..Default::default() });
-    let mut forward = Forward { observer: Some(&mut shown), ..pass };
+    let mut shown = ObservedInputs::default();
+    let ctx = ForwardContext::new(weights, Mode::Train, 1, BatchSlice { samples: 2, ..Default::default() });
+    let mut forward = ForwardContext { observer: Some(&mut shown), ..ctx };
     let x = model.forward(x, &mut forward)?;
-    let mut sink = Dropped;
-    let mut backward = Backward::of(&mut forward, &mut sink);
-    let outcome = model.loss(x, &targets, Scale { loss: 1.0, temperature: 1.0 }, &mut backward)?;
+    let mut sink = DiscardGradients;
+    let mut backward = BackwardContext::of(&mut forward, &mut sink);
+    let outcome = model.loss(x, &targets, LossScaling { loss: 1.0, temperature: 1.0 }, &mut backward)?;
     model.backward(outcome.gradient, &mut backward)?;
     Ok(shown)
 }
 
 fn weights_of(local: &LocalModel) -> Result<Weights> {
-    Weights::initialise_held(local, &Held::all(&local.model), &Device::cpu(1)?, DType::F32, 3)
+    Weights::initialise_local(local, &LocalTensors::all(&local.model), &Device::cpu(1)?, DType::F32, 3)
 }
 
 /// Rows of some columns.
@@ -135,8 +141,8 @@ fn assert_near(seen: &[f32], expected: &[f32]) {
 #[test]
 fn an_observer_sees_what_a_hand_computation_gives() {
     let spec = perceptron();
-    let weights = weights_of(&LocalModel::whole(&spec)).unwrap();
-    let Shown(shown) = run(&Model::build(&spec, Recompute::None), &weights).unwrap();
+    let weights = weights_of(&LocalModel::unsharded(&spec)).unwrap();
+    let ObservedInputs(shown) = run(&Model::build(&spec, RecomputeMode::None), &weights).unwrap();
     let expected = by_hand(&weights);
     assert_eq!(shown.len(), expected.len());
     for ((id, shape, x), (name, expected)) in shown.iter().zip(&expected) {
@@ -151,11 +157,11 @@ fn an_observer_sees_what_a_hand_computation_gives() {
 fn what_runs_again_is_shown_once() {
     let shape = Gpt { layers: 2, width: 8, heads: 2, context: 3, vocab: VOCAB, ..Gpt::default() };
     let spec = gpt("gpt", &shape);
-    let weights = weights_of(&LocalModel::whole(&spec)).unwrap();
+    let weights = weights_of(&LocalModel::unsharded(&spec)).unwrap();
     let shown = |recompute| run(&Model::build(&spec, recompute), &weights).unwrap();
-    let plain = shown(Recompute::None);
+    let plain = shown(RecomputeMode::None);
     assert_eq!(plain.0.len(), 2 * 4 + 1, "four linear layers a block, and the head");
-    for recompute in [Recompute::Attention, Recompute::Block] {
+    for recompute in [RecomputeMode::Attention, RecomputeMode::Block] {
         assert_eq!(shown(recompute), plain, "{}", recompute.name());
     }
 }
@@ -165,17 +171,17 @@ fn what_runs_again_is_shown_once() {
 #[test]
 fn layers_of_tensor_parallel_ranks_show_what_they_read_there() {
     let spec = perceptron();
-    let expected = by_hand(&weights_of(&LocalModel::whole(&spec)).unwrap());
+    let expected = by_hand(&weights_of(&LocalModel::unsharded(&spec)).unwrap());
     for sequence in [false, true] {
-        let cuts = Cuts { tensor: 2, sequence, ..Cuts::NONE };
+        let cuts = Partition { tensor: 2, sequence, ..Partition::NONE };
         let layout = Layout::new(&spec, &spec.parameters(), cuts).unwrap();
         let mesh = Mesh::new(PerAxis { data: 1, pipeline: 1, spatial: 1, tensor: 2 }).unwrap();
         threads::run(2, Duration::from_secs(60), |world| -> Result<()> {
-            let (rank, local) = (world.rank(), &layout.peers()[world.rank()]);
+            let (rank, local) = (world.rank(), &layout.local_models()[world.rank()]);
             let groups = AxisGroups::form(&world, &mesh)?;
             let (model, weights) =
-                (Model::of_rank(local, &groups, Recompute::None, None), weights_of(local)?);
-            let Shown(shown) = run(&model, &weights)?;
+                (Model::of_rank(local, &groups, RecomputeMode::None, None), weights_of(local)?);
+            let ObservedInputs(shown) = run(&model, &weights)?;
             assert_eq!(shown.len(), expected.len());
             for ((id, _, x), (name, expected)) in shown.iter().zip(&expected) {
                 assert_eq!(weights.name(*id), *name);
@@ -196,15 +202,15 @@ fn layers_of_tensor_parallel_ranks_show_what_they_read_there() {
 /// What the head reads of one token that is read by itself.
 fn one_row(model: &Model, weights: &Weights, id: u32, observer: Option<&mut dyn InputObserver>) -> Vec<f32> {
     let device = weights.get(ParameterId(0)).device();
-    let mut cache = Cache::new(3, &device).unwrap();
+    let mut cache = KvCache::new(3, &device).unwrap();
     let x = Tensor::from_slice(&device, &[1, 1], &[id], Category::Transient).unwrap();
-    let share = BatchSlice { samples: 1, ..Default::default() };
-    let pass = Forward::new(weights, Mode::Evaluate, 0, share);
-    let mut pass = Forward { cache: Some(&mut cache), ..pass };
+    let batch_slice = BatchSlice { samples: 1, ..Default::default() };
+    let ctx = ForwardContext::new(weights, Mode::Evaluate, 0, batch_slice);
+    let mut ctx = ForwardContext { cache: Some(&mut cache), ..ctx };
     if let Some(observer) = observer {
-        pass.observer = Some(observer);
+        ctx.observer = Some(observer);
     }
-    model.forward(x, &mut pass).unwrap().to_f32()
+    model.forward(x, &mut ctx).unwrap().to_f32()
 }
 
 /// A text that is written one token after the other runs norms in its products: what comes of them is shown all the same, and what
@@ -213,10 +219,10 @@ fn one_row(model: &Model, weights: &Weights, id: u32, observer: Option<&mut dyn 
 fn one_position_at_a_time_shows_what_a_whole_sequence_shows() {
     let spec = perceptron();
     let (weights, model) =
-        (weights_of(&LocalModel::whole(&spec)).unwrap(), Model::build(&spec, Recompute::None));
+        (weights_of(&LocalModel::unsharded(&spec)).unwrap(), Model::build(&spec, RecomputeMode::None));
     let expected = by_hand(&weights);
     for (i, id) in IDS[..3].iter().enumerate() {
-        let mut shown = Shown::default();
+        let mut shown = ObservedInputs::default();
         let seen = one_row(&model, &weights, *id, Some(&mut shown));
         assert_eq!(seen, one_row(&model, &weights, *id, None));
         for ((_, _, x), (_, expected)) in shown.0.iter().zip(&expected) {

@@ -53,7 +53,7 @@ pub fn fresh_kept(
 }
 
 /// A running statistic as it starts.
-pub fn started(buffer: &spec::Buffer, device: &Device) -> Result<Tensor, espalier_tensor::Error> {
+pub fn started(buffer: &spec::BufferSpec, device: &Device) -> Result<Tensor, espalier_tensor::Error> {
     let (mut values, len) = room_for(buffer.elements(), device, Category::Weights)?;
     values.resize(len, buffer.start);
     Tensor::from_slice(device, &buffer.shape, &values, Category::Weights)

@@ -1,10 +1,10 @@
 //! Published training times, and the clusters and engines that predict them. For a program that prints and fits, and for a test.
 
 use espalier_plan::cluster::{Cluster, builtin};
-use espalier_plan::engine::{AttentionKernel, Engine};
-use espalier_plan::schedule::Name;
-use espalier_plan::simulate::{Candidate, Estimate, Job};
-use espalier_plan::spec::Recompute;
+use espalier_plan::engine::{AttentionKernel, EngineProfile};
+use espalier_plan::schedule::ScheduleName;
+use espalier_plan::simulate::{Candidate, Estimate, Simulation};
+use espalier_plan::spec::RecomputeMode;
 use espalier_plan::{DataFacts, Plan, RunFile};
 
 /// A run that somebody measured.
@@ -14,7 +14,7 @@ pub struct Row {
     pub held_out: bool,
     pub plan: Plan,
     /// Where rows of a table are of several engines.
-    pub engine: Option<Engine>,
+    pub engine: Option<EngineProfile>,
     pub candidate: Candidate,
     /// Whether the number of stages is not told: then the fastest that fits counts.
     pub free_stages: bool,
@@ -25,13 +25,13 @@ pub struct Row {
 pub struct Table {
     pub name: &'static str,
     pub cluster: Cluster,
-    pub engine: Engine,
+    pub engine: EngineProfile,
     pub rows: Vec<Row>,
     pub constants: Vec<Constant>,
 }
 
 /// Where a constant is.
-pub type Get = for<'a> fn(&'a mut Cluster, &'a mut Engine) -> &'a mut f64;
+pub type Get = for<'a> fn(&'a mut Cluster, &'a mut EngineProfile) -> &'a mut f64;
 
 /// A number of the cluster or the engine that may be fitted.
 pub struct Constant {
@@ -44,9 +44,12 @@ impl Table {
     /// Seconds of a row.
     pub fn predict(&self, row: &Row) -> f64 {
         // Constants that are fitted are the table's, the form of state is the row's.
-        let engine =
-            row.engine.map_or(self.engine, |own| Engine { sink: own.sink, state: own.state, ..self.engine });
-        let job = Job::new(&row.plan, &self.cluster, engine);
+        let engine = row.engine.map_or(self.engine, |own| EngineProfile {
+            sink: own.sink,
+            state: own.state,
+            ..self.engine
+        });
+        let job = Simulation::new(&row.plan, &self.cluster, engine);
         if !row.free_stages {
             return job.estimate(&row.candidate).unwrap().step_seconds;
         }
@@ -89,11 +92,11 @@ fn rows(text: &str) -> impl Iterator<Item = Vec<&str>> {
     text.lines().skip(1).map(|line| line.split(',').collect())
 }
 
-fn recompute(word: &str) -> Recompute {
+fn recompute(word: &str) -> RecomputeMode {
     match word {
-        "block" => Recompute::Block,
-        "attention" => Recompute::Attention,
-        _ => Recompute::None,
+        "block" => RecomputeMode::Block,
+        "attention" => RecomputeMode::Attention,
+        _ => RecomputeMode::None,
     }
 }
 
@@ -157,7 +160,7 @@ pub fn mosaic() -> Table {
     Table {
         name: "MosaicML, H100",
         cluster: builtin("dgx-h100").unwrap(),
-        engine: Engine::FSDP,
+        engine: EngineProfile::FSDP,
         rows: rows(text).map(of).collect(),
         constants,
     }
@@ -178,7 +181,7 @@ pub fn megatron() -> Table {
                 tensor,
                 pipeline,
                 sequence: fields[13] == "true",
-                schedule: if chunks > 1 { Name::Interleaved } else { Name::OneFOneB },
+                schedule: if chunks > 1 { ScheduleName::Interleaved } else { ScheduleName::OneFOneB },
                 chunks: Some(chunks).filter(|chunks| *chunks > 1),
                 recompute: recompute(fields[12]),
                 ..Candidate::alone(number(10))
@@ -192,14 +195,14 @@ pub fn megatron() -> Table {
     Table {
         name: "Megatron, A100",
         cluster: builtin("dgx-a100").unwrap(),
-        engine: Engine::MEGATRON,
+        engine: EngineProfile::MEGATRON,
         rows: rows(text).map(of).collect(),
         constants,
     }
 }
 
 /// The fastest that fits, over numbers of stages.
-pub fn fastest(job: &Job, on: &Candidate) -> Estimate {
+pub fn fastest(job: &Simulation, on: &Candidate) -> Estimate {
     let tried = (1..6).map(|power| 1 << power).filter_map(|pipeline| {
         let layout = Candidate { pipeline, data: on.data / pipeline, ..*on };
         job.estimate(&layout).ok().filter(|found| found.fits)
@@ -219,17 +222,17 @@ pub fn samo() -> Table {
         let pruned =
             if samo { "[prune]\nmethod = \"magnitude\"\nsparsity = 0.9\nembeddings = true" } else { "" };
         let plan = plan(layers, width, number(3), 50257, 2048, batch, pruned);
-        let flops = plan.model.train_flops(batch, Recompute::Block).unwrap();
+        let flops = plan.model.train_flops(batch, RecomputeMode::Block).unwrap();
         let share: f64 = fields[6].parse().unwrap();
         Row {
             name: format!("{} on {gpus}", fields[0]),
             held_out: gpus == 512 || gpus == 1024,
             plan,
-            engine: Some(if samo { Engine::SAMO } else { Engine::AXONN }),
+            engine: Some(if samo { EngineProfile::SAMO } else { EngineProfile::AXONN }),
             candidate: Candidate {
                 data: gpus,
-                recompute: Recompute::Block,
-                schedule: Name::Axonn,
+                recompute: RecomputeMode::Block,
+                schedule: ScheduleName::Axonn,
                 compressed: samo,
                 ..Candidate::alone(1)
             },
@@ -242,7 +245,7 @@ pub fn samo() -> Table {
     Table {
         name: "SAMO, Summit",
         cluster: builtin("summit").unwrap(),
-        engine: Engine::SAMO,
+        engine: EngineProfile::SAMO,
         rows: rows(text).map(of).collect(),
         constants,
     }

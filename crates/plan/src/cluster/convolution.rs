@@ -1,6 +1,6 @@
 //! How fast convolutions are: one share of a product's rate, or pass by pass.
 //!
-//! A share says enough of a card. On a core, layers that are cut among ranks have so few channels that most of a vector is empty,
+//! A share says enough of a GPU. On a core, layers that are cut among ranks have so few channels that most of a vector is empty,
 //! and so few pixels to each weight that laying the weights out costs as much as multiplying them. So there a pass takes
 //!
 //! ```text
@@ -139,8 +139,8 @@ fn nearest_to_one(rows: &[Vec<f64>], least: &[f64]) -> Vec<f64> {
 
 impl<'de> Deserialize<'de> for Convolution {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Convolution, D::Error> {
-        struct Either;
-        impl<'de> Visitor<'de> for Either {
+        struct ConvolutionVisitor;
+        impl<'de> Visitor<'de> for ConvolutionVisitor {
             type Value = Convolution;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -159,7 +159,7 @@ impl<'de> Deserialize<'de> for Convolution {
                 ByPass::deserialize(MapAccessDeserializer::new(map)).map(Convolution::Passes)
             }
         }
-        from.deserialize_any(Either)
+        from.deserialize_any(ConvolutionVisitor)
     }
 }
 

@@ -1,6 +1,6 @@
-//! What datasheets say of cards that people have, without sparsity: the peak that shares are of.
+//! What datasheets say of GPUs that people have, without sparsity: the peak that shares are of.
 
-/// The rates of a card.
+/// The rates of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Datasheet {
     /// Products of 16-bit numbers.
@@ -11,7 +11,7 @@ pub struct Datasheet {
     pub gb_per_s: f64,
 }
 
-/// Words that are all in a card's name, and its rates. The first that fits counts.
+/// Words that are all in a GPU's name, and its rates. The first that fits counts.
 const CARDS: [(&[&str], [f64; 3]); 10] = [
     (&["H200", "NVL"], [835.0, 60.0, 4800.0]),
     (&["H200"], [989.0, 67.0, 4800.0]),
@@ -26,7 +26,7 @@ const CARDS: [(&[&str], [f64; 3]); 10] = [
     (&["V100"], [125.0, 15.7, 900.0]),
 ];
 
-/// The datasheet of a card by NVIDIA's name for it, such as `NVIDIA A100-SXM4-80GB`.
+/// The datasheet of a GPU by NVIDIA's name for it, such as `NVIDIA A100-SXM4-80GB`.
 pub fn of(name: &str) -> Option<Datasheet> {
     let words: Vec<&str> = name.split([' ', '-']).collect();
     let (_, rates) = CARDS.iter().find(|(all, _)| all.iter().all(|word| words.contains(word)))?;
@@ -47,7 +47,7 @@ mod tests {
         assert_eq!(memory("NVIDIA A100-SXM4-80GB"), Some(2039.0));
         assert_eq!(memory("NVIDIA A100-SXM4-40GB"), Some(1555.0));
         assert_eq!(of("Tesla V100-SXM2-16GB").unwrap().bf16_tflops, 125.0);
-        // A GH200 is another card than an H200.
+        // A GH200 is another GPU than an H200.
         assert_eq!(memory("NVIDIA GH200 480GB"), None);
         assert_eq!(memory("NVIDIA GeForce RTX 4090"), None);
     }

@@ -1,14 +1,14 @@
 //! What kernels take on a device: products by their flops, everything else by the bytes that pass through memory, and never less
 //! than it takes to start them.
 
-use super::{Convolution, ConvolutionPass, Device};
+use super::{Convolution, ConvolutionPass, DeviceSpec};
 use crate::spec::Precision;
 
 /// A device at some precision.
 #[derive(Debug, Clone, Copy)]
-pub struct Kernels<'a> {
+pub struct DeviceKernels<'a> {
     /// What they run on.
-    pub device: &'a Device,
+    pub device: &'a DeviceSpec,
     /// Of what is multiplied.
     pub precision: Precision,
     /// The share of the weights that are zeros.
@@ -17,7 +17,7 @@ pub struct Kernels<'a> {
     pub devices: f64,
 }
 
-impl Kernels<'_> {
+impl DeviceKernels<'_> {
     /// Seconds of a product of `[rows, depth]` by `[depth, columns]`.
     pub fn product(&self, rows: f64, depth: f64, columns: f64) -> f64 {
         let bytes = self.element() * (rows * depth + depth * columns + rows * columns);

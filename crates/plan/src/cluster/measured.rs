@@ -1,18 +1,18 @@
 //! From what was seen on a machine to the few numbers of a cluster file. Only arithmetic: who measures is `espalier bench`.
 
 use super::Fabric;
-use crate::cost::{Cost, Link};
+use crate::cost::{AlphaBeta, Cost};
 
 /// An operation that was timed.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sample {
+pub struct OpTiming {
     /// Its flops, or the bytes that it reads and writes.
     pub size: f64,
     /// How long it took.
     pub seconds: f64,
 }
 
-impl Sample {
+impl OpTiming {
     /// Flops or bytes a second.
     pub fn rate(&self) -> f64 {
         self.size / self.seconds
@@ -20,8 +20,8 @@ impl Sample {
 }
 
 /// The best rate of all samples.
-pub fn best_rate(samples: &[Sample]) -> f64 {
-    samples.iter().map(Sample::rate).fold(0.0, f64::max)
+pub fn best_rate(samples: &[OpTiming]) -> f64 {
+    samples.iter().map(OpTiming::rate).fold(0.0, f64::max)
 }
 
 /// An efficiency as a file has it: one point for each decade of sizes, at the middle of those that were seen, with the median of
@@ -29,25 +29,25 @@ pub fn best_rate(samples: &[Sample]) -> f64 {
 ///
 /// No point takes longer than a larger one: what a machine did with more in less time it can do with less too, so the smaller one
 /// was held up.
-pub fn efficiency(samples: &[Sample], unit: f64, peak: f64) -> Vec<[f64; 2]> {
-    let decade = |sample: &Sample| sample.size.log10().round() as i32;
+pub fn efficiency(samples: &[OpTiming], unit: f64, peak: f64) -> Vec<[f64; 2]> {
+    let decade = |sample: &OpTiming| sample.size.log10().round() as i32;
     let mut decades: Vec<i32> = samples.iter().map(decade).collect();
     decades.sort_unstable();
     decades.dedup();
     let mut points: Vec<[f64; 2]> = Vec::new();
     for this in decades.into_iter().rev() {
-        let all: Vec<Sample> = samples.iter().copied().filter(|sample| decade(sample) == this).collect();
+        let all: Vec<OpTiming> = samples.iter().copied().filter(|sample| decade(sample) == this).collect();
         let middle = all.iter().map(|sample| sample.size.ln()).sum::<f64>() / all.len() as f64;
         let size = rounded(middle.exp() / unit);
         let least = points.last().map_or(0.0, |larger| larger[1] * size / larger[0]);
-        points.push([size, (median(all.iter().map(Sample::rate)) / peak).max(least)]);
+        points.push([size, (median(all.iter().map(OpTiming::rate)) / peak).max(least)]);
     }
     points.reverse();
     points.into_iter().map(|[size, share]| [size, rounded(share)]).collect()
 }
 
 /// What samples reach of the rate by which an operation of a size is expected to take so many seconds: their median.
-pub fn share_of(expected: impl Fn(f64) -> f64, seen: &[Sample]) -> f64 {
+pub fn share_of(expected: impl Fn(f64) -> f64, seen: &[OpTiming]) -> f64 {
     rounded(median(seen.iter().map(|sample| expected(sample.size) / sample.seconds)))
 }
 
@@ -55,13 +55,13 @@ impl Fabric {
     /// The link that comes closest to what was seen, by relative error: each exchange with its words, of so many bytes.
     /// `efficiency` is what rings reach of the rate of messages between two.
     pub fn fit(point_to_point: &[(Cost, f64)], rings: &[(Cost, f64)], word_bytes: f64) -> Fabric {
-        let efficiency = Link::fit(point_to_point).beta / Link::fit(rings).beta;
+        let efficiency = AlphaBeta::fit(point_to_point).beta / AlphaBeta::fit(rings).beta;
         let efficiency = if efficiency.is_finite() && efficiency > 0.0 { efficiency } else { 1.0 };
         // As many words as a message between two would have sent in that time: then one alpha and one beta hold for both.
         let scaled =
             |(cost, seconds): &(Cost, f64)| (Cost { words: cost.words / efficiency, ..*cost }, *seconds);
         let all: Vec<_> = point_to_point.iter().copied().chain(rings.iter().map(scaled)).collect();
-        let Link { alpha, beta } = Link::fit(&all);
+        let AlphaBeta { alpha, beta } = AlphaBeta::fit(&all);
         // Where times do not grow with the words, nothing is known of the rate but that it is at least the highest seen.
         let seen = all.iter().map(|(cost, seconds)| cost.words / seconds).fold(f64::MIN_POSITIVE, f64::max);
         let beta = if beta > 0.0 { beta } else { 1.0 / seen };
@@ -92,11 +92,11 @@ pub fn rounded(number: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Convolution, Matrix};
+    use super::super::{Convolution, MatmulRates};
     use super::*;
 
-    fn took(size: f64, seconds: f64) -> Sample {
-        Sample { size, seconds }
+    fn took(size: f64, seconds: f64) -> OpTiming {
+        OpTiming { size, seconds }
     }
 
     /// A noisy machine may take no longer for more words: the rate is then the highest seen, and no infinity.
@@ -125,7 +125,7 @@ mod tests {
         let samples = [took(1e6, 1e-3), took(1e7, 1e-5), took(1e8, 2e-5)];
         let points = efficiency(&samples, 1e9, 1e13);
         assert_eq!(points, [[0.001, 0.01], [0.01, 0.1], [0.1, 0.5]]);
-        let matrix = Matrix {
+        let matrix = MatmulRates {
             peak_tflops: 10.0,
             efficiency: points,
             attention: None,
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn convolutions_are_held_against_products() {
-        let matrix = Matrix {
+        let matrix = MatmulRates {
             peak_tflops: 1.0,
             efficiency: vec![[1.0, 0.5], [10.0, 0.5]],
             attention: None,

@@ -3,54 +3,54 @@
 
 use serde::Serialize;
 
-use super::{Cluster, Device, Error, Fabric, Node};
+use super::{Cluster, ClusterError, DeviceSpec, Fabric, Node};
 
 /// A part of a cluster file.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
-pub enum Part {
+pub enum ClusterSection {
     /// `[device]` and what is below it.
     Device {
         /// What was measured.
-        device: Box<Device>,
+        device: Box<DeviceSpec>,
     },
     /// `[node.link]`.
     Link {
         /// What was measured, below `node`.
-        node: Linked,
+        node: IntraNodeLink,
     },
 }
 
 /// The link within a node.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Linked {
+pub struct IntraNodeLink {
     /// What was measured.
     pub link: Fabric,
 }
 
-impl Part {
+impl ClusterSection {
     /// How fast a device is.
-    pub fn device(device: Device) -> Part {
-        Part::Device { device: Box::new(device) }
+    pub fn device(device: DeviceSpec) -> ClusterSection {
+        ClusterSection::Device { device: Box::new(device) }
     }
 
     /// What joins the devices of a node.
-    pub fn link(link: Fabric) -> Part {
-        Part::Link { node: Linked { link } }
+    pub fn link(link: Fabric) -> ClusterSection {
+        ClusterSection::Link { node: IntraNodeLink { link } }
     }
 
     /// The name of its section.
     fn section(&self) -> &'static str {
         match self {
-            Part::Device { .. } => "device",
-            Part::Link { .. } => "node.link",
+            ClusterSection::Device { .. } => "device",
+            ClusterSection::Link { .. } => "node.link",
         }
     }
 
     fn put_into(&self, cluster: &mut Cluster) {
         match self {
-            Part::Device { device } => cluster.device = Device::clone(device),
-            Part::Link { node } => cluster.node.link = Some(node.link),
+            ClusterSection::Device { device } => cluster.device = DeviceSpec::clone(device),
+            ClusterSection::Link { node } => cluster.node.link = Some(node.link),
         }
     }
 
@@ -64,10 +64,10 @@ impl Part {
 }
 
 /// The text of a file with a part measured anew. `comment` is one line, which the next measurement replaces too.
-pub fn put(text: &str, part: &Part, comment: &str) -> Result<String, Error> {
+pub fn insert(text: &str, new_section: &ClusterSection, comment: &str) -> Result<String, ClusterError> {
     let mut expected = Cluster::parse_unlinked(text)?;
-    part.put_into(&mut expected);
-    let merged = replaced(text, part.section(), &part.text(comment));
+    new_section.put_into(&mut expected);
+    let merged = replaced(text, new_section.section(), &new_section.text(comment));
     match Cluster::parse_unlinked(&merged) {
         Ok(found) if found == expected => Ok(merged),
         // Written in a way that has no sections, such as `device.name = ".."`.
@@ -76,9 +76,9 @@ pub fn put(text: &str, part: &Part, comment: &str) -> Result<String, Error> {
 }
 
 /// A new file for a node of a device.
-pub fn begin(name: &str, note: &str, device: Device, node: &Node, comment: &str) -> String {
+pub fn begin(name: &str, note: &str, device: DeviceSpec, node: &Node, comment: &str) -> String {
     let head = |name: &str, text: &str| format!("{name} = {}\n", toml::Value::from(text));
-    let device = Part::device(device).text(comment);
+    let device = ClusterSection::device(device).text(comment);
     let node = toml::to_string(node).expect("a number can be written");
     format!("{}{}\n{device}\n[node]\n{node}", head("name", name), head("note", note))
 }
@@ -87,17 +87,17 @@ pub fn begin(name: &str, note: &str, device: Device, node: &Node, comment: &str)
 fn replaced(text: &str, section: &str, new: &str) -> String {
     let is_ours = |header: &str| header == section || header.starts_with(&format!("{section}."));
     let chunks = chunks(text);
-    let place = chunks.iter().position(|(header, _)| header.as_deref().is_some_and(is_ours));
+    let index = chunks.iter().position(|(header, _)| header.as_deref().is_some_and(is_ours));
     let mut merged: Vec<&str> = Vec::new();
     for (i, (header, chunk)) in chunks.iter().enumerate() {
-        if place == Some(i) {
+        if index == Some(i) {
             merged.push(new);
         }
         if !header.as_deref().is_some_and(is_ours) {
             merged.push(chunk);
         }
     }
-    if place.is_none() {
+    if index.is_none() {
         merged.push(new);
     }
     let merged: Vec<&str> = merged.into_iter().map(|chunk| chunk.trim_matches('\n')).collect();
@@ -143,7 +143,7 @@ mod tests {
             [device.memory]\ngb_per_s = 1.0\nefficiency = [[1.0, 1.0]]\n\n[node] # of mine\ndevices = 2\n\n# guessed\n[node.link]\n\
             alpha_us = 1.0\ngb_per_s = 1.0\n";
         let device = summit().device;
-        let merged = put(text, &Part::device(device.clone()), "new").unwrap();
+        let merged = insert(text, &ClusterSection::device(device.clone()), "new").unwrap();
         assert!(
             merged.starts_with("# Mine.\nname = \"mine\"\n\n# new\n[device]\nname = \"V100 16 GB\"\n"),
             "{merged}"
@@ -153,13 +153,17 @@ mod tests {
         assert_eq!(Cluster::parse(&merged).unwrap().device, device);
 
         let link = summit().node.link.unwrap();
-        let merged = put(&merged, &Part::link(link), "measured").unwrap();
+        let merged = insert(&merged, &ClusterSection::link(link), "measured").unwrap();
         assert!(
             merged.contains("# new\n[device]\n") && merged.contains("# measured\n[node.link]\nalpha_us"),
             "{merged}"
         );
         assert_eq!(Cluster::parse(&merged).unwrap().node.link, Some(link));
-        assert_eq!(put(&merged, &Part::link(link), "measured").unwrap(), merged, "once more changes nothing");
+        assert_eq!(
+            insert(&merged, &ClusterSection::link(link), "measured").unwrap(),
+            merged,
+            "once more changes nothing"
+        );
     }
 
     #[test]
@@ -172,7 +176,7 @@ mod tests {
             "by hand",
         );
         Cluster::parse(&text).unwrap_err();
-        let text = put(&text, &Part::link(summit().node.link.unwrap()), "by hand").unwrap();
+        let text = insert(&text, &ClusterSection::link(summit().node.link.unwrap()), "by hand").unwrap();
         let expected = Cluster { name: "here".into(), note: "said \"so\"".into(), network: None, ..summit() };
         assert_eq!(Cluster::parse(&text).unwrap(), expected);
     }
@@ -185,7 +189,7 @@ mod tests {
         let inline =
             format!("node = {{ devices = 6, link = {{ alpha_us = 1.0, gb_per_s = 2.0 }} }}\n{inline}");
         let link = Fabric { alpha_us: 9.0, ..summit().node.link.unwrap() };
-        let merged = put(&inline, &Part::link(link), "measured").unwrap();
+        let merged = insert(&inline, &ClusterSection::link(link), "measured").unwrap();
         assert_eq!(
             Cluster::parse(&merged).unwrap().node,
             Node { devices: 6, cores: false, link: Some(link) }
@@ -194,6 +198,6 @@ mod tests {
 
     #[test]
     fn what_is_no_cluster_file_is_refused() {
-        put("[model]\nname = \"gpt\"\n", &Part::link(Fabric::NONE), "").unwrap_err();
+        insert("[model]\nname = \"gpt\"\n", &ClusterSection::link(Fabric::NONE), "").unwrap_err();
     }
 }

@@ -14,8 +14,8 @@ mod read;
 
 pub use builtin::{NAMES, builtin};
 pub use convolution::{ByPass, Convolution, ConvolutionPass};
-pub use kernel::Kernels;
-pub use read::Error;
+pub use kernel::DeviceKernels;
+pub use read::ClusterError;
 
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +31,7 @@ pub struct Cluster {
     #[serde(default)]
     pub note: String,
     /// One device; all are alike.
-    pub device: Device,
+    pub device: DeviceSpec,
     /// The devices that one machine has.
     pub node: Node,
     /// What joins machines; without it there is one.
@@ -39,10 +39,10 @@ pub struct Cluster {
     pub network: Option<Fabric>,
 }
 
-/// What a rank runs on: a card, or a core.
+/// What a rank runs on: a GPU, or a core.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Device {
+pub struct DeviceSpec {
     /// As the datasheet has it.
     pub name: String,
     /// All that it has.
@@ -53,9 +53,9 @@ pub struct Device {
     /// From the beginning of one small kernel to that of the next.
     pub launch_us: f64,
     /// Products of 16-bit numbers.
-    pub bf16: Matrix,
+    pub bf16: MatmulRates,
     /// Products of 32-bit numbers.
-    pub f32: Matrix,
+    pub f32: MatmulRates,
     /// What passes through its memory.
     pub memory: Copy,
 }
@@ -63,7 +63,7 @@ pub struct Device {
 /// How fast products of matrices are.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Matrix {
+pub struct MatmulRates {
     /// The datasheet's.
     pub peak_tflops: f64,
     /// `[Gflop, share]`: what a product of so many flops reaches of it. Between two sizes the share is on the line where both
@@ -73,7 +73,7 @@ pub struct Matrix {
     /// counted as twice the forward one. None where nobody measured it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<f64>,
-    /// How many times as fast a product is where nine tenths of its weights are zeros, as dense as they are: a card that multiplies
+    /// How many times as fast a product is where nine tenths of its weights are zeros, as dense as they are: a GPU that multiplies
     /// zeros draws less power.
     #[serde(default = "whole", skip_serializing_if = "is_whole")]
     pub zeros: f64,
@@ -173,7 +173,7 @@ impl Node {
         self.link.as_ref().unwrap_or(&Fabric::NONE)
     }
 
-    /// Devices that each of so many ranks has while it works: cards have one rank each, cores are shared out.
+    /// Devices that each of so many ranks has while it works: GPUs have one rank each, cores are shared out.
     pub fn devices_each(&self, ranks: usize) -> f64 {
         if self.cores { (self.devices as f64 / ranks as f64).max(1.0) } else { 1.0 }
     }
@@ -184,9 +184,9 @@ impl Node {
     }
 }
 
-impl Device {
+impl DeviceSpec {
     /// How fast products of a precision are.
-    pub fn matrix(&self, precision: Precision) -> &Matrix {
+    pub fn matrix(&self, precision: Precision) -> &MatmulRates {
         match precision {
             Precision::F32 => &self.f32,
             Precision::Bf16 => &self.bf16,
@@ -194,7 +194,7 @@ impl Device {
     }
 
     /// The same, to be changed.
-    pub fn matrix_mut(&mut self, precision: Precision) -> &mut Matrix {
+    pub fn matrix_mut(&mut self, precision: Precision) -> &mut MatmulRates {
         match precision {
             Precision::F32 => &mut self.f32,
             Precision::Bf16 => &mut self.bf16,
@@ -207,7 +207,7 @@ impl Device {
     }
 }
 
-impl Matrix {
+impl MatmulRates {
     /// Flops a second of the datasheet.
     pub fn peak(&self) -> f64 {
         self.peak_tflops * 1e12
@@ -284,7 +284,7 @@ mod tests {
         let points = [[1.0, 0.2], [100.0, 0.8]];
         assert_eq!([share(&points, 1.0), share(&points, 100.0), share(&points, 1e9)], [0.2, 0.8, 0.8]);
         assert!((share(&points, 10.0) - 0.4).abs() < 1e-12);
-        let matrix = Matrix {
+        let matrix = MatmulRates {
             peak_tflops: 1e-3,
             efficiency: points.to_vec(),
             attention: None,
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn more_flops_never_take_less_time() {
         let efficiency = vec![[0.1, 0.02], [10.0, 0.3], [1000.0, 0.7]];
-        let matrix = Matrix {
+        let matrix = MatmulRates {
             peak_tflops: 989.0,
             efficiency,
             attention: None,

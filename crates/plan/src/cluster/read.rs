@@ -4,7 +4,7 @@ use super::{Cluster, Convolution, Fabric};
 
 /// What is wrong with a cluster file.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Error {
+pub enum ClusterError {
     /// Not TOML, or without a field that it must have.
     #[error("line {line}: {message}")]
     Text {
@@ -35,19 +35,19 @@ pub enum Error {
 
 impl Cluster {
     /// Reads a file's text.
-    pub fn parse(text: &str) -> Result<Cluster, Error> {
+    pub fn parse(text: &str) -> Result<Cluster, ClusterError> {
         let cluster = Cluster::parse_unlinked(text)?;
         match (cluster.node.devices, &cluster.node.link) {
-            (devices @ 2.., None) => Err(Error::NoLink { devices }),
+            (devices @ 2.., None) => Err(ClusterError::NoLink { devices }),
             _ => Ok(cluster),
         }
     }
 
     /// The same of a file that is not finished: what joins the devices may be missing.
-    pub fn parse_unlinked(text: &str) -> Result<Cluster, Error> {
+    pub fn parse_unlinked(text: &str) -> Result<Cluster, ClusterError> {
         let cluster: Cluster = toml::from_str(text).map_err(|error| {
             let before = error.span().map_or("", |span| &text[..span.start.min(text.len())]);
-            Error::Text { line: before.matches('\n').count() + 1, message: error.message().to_owned() }
+            ClusterError::Text { line: before.matches('\n').count() + 1, message: error.message().to_owned() }
         })?;
         cluster.check()?;
         Ok(cluster)
@@ -59,7 +59,7 @@ impl Cluster {
     }
 
     /// That every rate is one.
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result<(), ClusterError> {
         let device = &self.device;
         above_zero("device.memory_gb", device.memory_gb)?;
         at_least_zero("device.reserved_gb", device.reserved_gb)?;
@@ -89,7 +89,7 @@ impl Cluster {
 }
 
 impl Convolution {
-    fn check(&self, name: &str) -> Result<(), Error> {
+    fn check(&self, name: &str) -> Result<(), ClusterError> {
         match self {
             Convolution::Share(share) => above_zero(name, *share),
             Convolution::Passes(by_pass) => {
@@ -104,7 +104,7 @@ impl Convolution {
 }
 
 impl Fabric {
-    fn check(&self, name: &str) -> Result<(), Error> {
+    fn check(&self, name: &str) -> Result<(), ClusterError> {
         at_least_zero(&format!("{name}.alpha_us"), self.alpha_us)?;
         at_least_zero(&format!("{name}.meet_us"), self.meet_us)?;
         at_least_zero(&format!("{name}.turn_us"), self.turn_us)?;
@@ -120,22 +120,22 @@ impl Fabric {
     }
 }
 
-fn wrong(field: &str, expected: &'static str, got: impl ToString) -> Error {
-    Error::Value { field: field.into(), expected, got: got.to_string() }
+fn wrong(field: &str, expected: &'static str, got: impl ToString) -> ClusterError {
+    ClusterError::Value { field: field.into(), expected, got: got.to_string() }
 }
 
-fn above_zero(field: &str, number: f64) -> Result<(), Error> {
+fn above_zero(field: &str, number: f64) -> Result<(), ClusterError> {
     let fits = number.is_finite() && number > 0.0;
     if fits { Ok(()) } else { Err(wrong(field, "a number above 0", number)) }
 }
 
-fn at_least_zero(field: &str, number: f64) -> Result<(), Error> {
+fn at_least_zero(field: &str, number: f64) -> Result<(), ClusterError> {
     let fits = number.is_finite() && number >= 0.0;
     if fits { Ok(()) } else { Err(wrong(field, "a number of at least 0", number)) }
 }
 
 /// Sizes that grow, each with a share that can be reached.
-fn shares(field: &str, points: &[[f64; 2]]) -> Result<(), Error> {
+fn shares(field: &str, points: &[[f64; 2]]) -> Result<(), ClusterError> {
     let expected = "a list of [size, fraction] with ascending sizes and fractions above 0";
     let grow = points.windows(2).all(|pair| pair[0][0] < pair[1][0]);
     let fit = |point: &[f64; 2]| point.iter().all(|number| number.is_finite() && *number > 0.0);

@@ -13,7 +13,7 @@ const ASYNCHRONOUS: [&str; 2] = ["pipedream", "2bw"];
 
 /// A field with two values.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Change {
+pub struct FieldChange {
     /// Its full path.
     pub field: String,
     /// As TOML; none where the field was not there.
@@ -24,7 +24,7 @@ pub struct Change {
     pub changes_result: bool,
 }
 
-impl std::fmt::Display for Change {
+impl std::fmt::Display for FieldChange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let show = |value: &Option<String>| value.clone().unwrap_or_else(|| "not there".into());
         write!(f, "`{}` was {} and is {}", self.field, show(&self.was), show(&self.is))
@@ -37,7 +37,7 @@ impl RunFile {
         &self,
         was: &RunFile,
         same_file: impl Fn(&str, &str) -> bool,
-    ) -> Result<Vec<Change>, Error> {
+    ) -> Result<Vec<FieldChange>, Error> {
         let (is, was) = (self.flat()?, was.flat()?);
         let mut fields: Vec<&String> = is.keys().chain(was.keys()).collect();
         fields.sort();
@@ -53,7 +53,7 @@ impl RunFile {
             let same =
                 |a: &Value, b: &Value| a == b || (field.starts_with("data.") && same_files(a, b, &same_file));
             let unchanged = was.zip(is).is_some_and(|(was, is)| same(was, is));
-            (!unchanged).then(|| Change {
+            (!unchanged).then(|| FieldChange {
                 field: field.to_string(),
                 was: was.map(text),
                 is: is.map(text),

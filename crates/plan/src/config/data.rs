@@ -3,11 +3,11 @@
 use super::Error;
 use super::fields;
 use super::reader::Section;
-use crate::data::{Data, Source};
+use crate::data::{DatasetSource, DatasetSpec};
 
-impl Data {
+impl DatasetSpec {
     /// Without a kind: what the model can learn from without any file.
-    pub(super) fn read(section: &mut Section, text: bool) -> Result<Data, Error> {
+    pub(super) fn read(section: &mut Section, text: bool) -> Result<DatasetSpec, Error> {
         let mut values = section.read_variant(fields::DATA, if text { "arithmetic" } else { "shapes" })?;
         if values.find::<Vec<String>>("validation_path").is_none_or(|paths| paths.is_empty()) {
             values.remove("validation_path");
@@ -20,8 +20,8 @@ impl Data {
         if values.get::<String>("kind") == "idx" {
             check_idx(section)?;
         }
-        let mut data: Data = values.all();
-        if let Source::Text { extensions, .. } = &mut data.source {
+        let mut data: DatasetSpec = values.all();
+        if let DatasetSource::Text { extensions, .. } = &mut data.source {
             extensions.iter_mut().for_each(|one| *one = one.trim_start_matches('.').into());
         }
         Ok(data)

@@ -4,10 +4,10 @@
 
 use super::LAYERS_MOST;
 use crate::field::{
-    BELOW_ONE, Field, INSIDE, LARGEST, MOST, NOT_NEGATIVE, Numbers, POSITIVE, any, flag, number, numbers,
-    optional_number, optional_whole, text, texts, whole, word,
+    BELOW_ONE, Field, INSIDE, LARGEST, MOST, NOT_NEGATIVE, NumberRule, POSITIVE, any, flag, integer, number,
+    numbers, optional_integer, optional_number, text, texts, word,
 };
-use crate::schedule::Name;
+use crate::schedule::ScheduleName;
 use crate::spec::presets::Gpt;
 
 /// Sections with their fields; the empty name is the top of the file.
@@ -25,24 +25,24 @@ pub(super) const ALL: &[(&str, &[Field])] = &[
     ("device", DEVICE),
 ];
 
-pub(super) const TOP: &[Field] = &[whole("seed", 0, 0, i64::MAX as usize).held_out()];
+pub(super) const TOP: &[Field] = &[integer("seed", 0, 0, i64::MAX as usize).held_out()];
 
 pub(super) const MODEL: &[Field] = &[
     any("name").always().usual(),
-    whole("heads", 4, 1, LARGEST).with(gpt).always(),
-    whole("width", 128, 1, LARGEST).with(gpt).always(),
-    whole("layers", 4, 1, LAYERS_MOST).with(gpt).always(),
+    integer("heads", 4, 1, LARGEST).with(gpt).always(),
+    integer("width", 128, 1, LARGEST).with(gpt).always(),
+    integer("layers", 4, 1, LAYERS_MOST).with(gpt).always(),
     any("layers").with(custom).always(),
-    whole("context", 128, 1, LARGEST).with(gpt).always(),
-    optional_whole("context", 1, LARGEST).with(|name| sized_gpt(name) || custom(name)).always(),
-    optional_whole("vocab", 1, LARGEST).with(|name| gpt(name) || sized_gpt(name)).always(),
+    integer("context", 128, 1, LARGEST).with(gpt).always(),
+    optional_integer("context", 1, LARGEST).with(|name| sized_gpt(name) || custom(name)).always(),
+    optional_integer("vocab", 1, LARGEST).with(|name| gpt(name) || sized_gpt(name)).always(),
     number("dropout", 0.0, BELOW_ONE).with(|name| gpt(name) || sized_gpt(name)),
     flag("tied", true).with(gpt).always(),
     word("norm", "layer", &["layer", "rms"]).with(gpt).always(),
     word("activation", "gelu", &["gelu", "relu", "silu"]).with(gpt).always(),
     any("hidden").with(|name| name == "mlp").always(),
     word("init", "he", &["he", "fan-in"]).with(small_images),
-    optional_whole("classes", 2, LARGEST).with(|name| !gpt(name) && !sized_gpt(name)).always(),
+    optional_integer("classes", 2, LARGEST).with(|name| !gpt(name) && !sized_gpt(name)).always(),
     word("form", "auto", &["auto", "imagenet", "32x32"]).with(published_images).always(),
     flag("batch_norm", false).with(|name| name.starts_with("vgg-")).always(),
 ];
@@ -83,9 +83,9 @@ pub(super) const DATA: &[Field] = &[
     word("dtype", "u16", &["u16", "u32"]).with(|kind| kind == "tokens").held_out(),
     text("images", "the file of images").with(|kind| kind == "idx").held_out().path(),
     text("labels", "the file of labels").with(|kind| kind == "idx").held_out().path(),
-    whole("count", 10_000, 1, MOST).with(drawn).held_out(),
-    whole("size", 32, 16, 4096).with(|kind| kind == "shapes").held_out(),
-    whole("digits", 2, 1, 9).with(|kind| kind == "arithmetic").held_out(),
+    integer("count", 10_000, 1, MOST).with(drawn).held_out(),
+    integer("size", 32, 16, 4096).with(|kind| kind == "shapes").held_out(),
+    integer("digits", 2, 1, 9).with(|kind| kind == "arithmetic").held_out(),
     texts("validation_path", TEXT_FILES).with(|kind| kind == "text").held_out().path(),
     texts("validation_path", TOKEN_FILES).with(|kind| kind == "tokens").held_out().path(),
     texts("validation_path", IMAGE_FILES).with(|kind| matches!(kind, "idx" | "cifar10")).held_out().path(),
@@ -103,20 +103,20 @@ fn images(kind: &str) -> bool {
 }
 
 pub(super) const TRAIN: &[Field] = &[
-    optional_whole("steps", 0, MOST).free().usual(),
-    optional_whole("epochs", 1, MOST).free(),
-    whole("batch", 32, 1, LARGEST).judging(),
-    whole("micro_batches", 1, 1, LARGEST).free().judging(),
+    optional_integer("steps", 0, MOST).free().usual(),
+    optional_integer("epochs", 1, MOST).free(),
+    integer("batch", 32, 1, LARGEST).judging(),
+    integer("micro_batches", 1, 1, LARGEST).free().judging(),
     word("precision", "f32", &["f32", "bf16"]).always(),
     word("recompute", "none", &["none", "attention", "block"]).free(),
     number("clip", 0.0, ("a number of at least 0 (0: off)", |x| x >= 0.0)),
-    whole("max_bad_steps", 5, 1, MOST).free(),
-    whole("eval_every", 0, 0, MOST).free(),
-    whole("eval_samples", 0, 0, MOST).free(),
-    whole("eval_batch", 0, 0, LARGEST).free().judging(),
-    whole("log_every", 10, 1, MOST).free(),
+    integer("max_bad_steps", 5, 1, MOST).free(),
+    integer("eval_every", 0, 0, MOST).free(),
+    integer("eval_samples", 0, 0, MOST).free(),
+    integer("eval_batch", 0, 0, LARGEST).free().judging(),
+    integer("log_every", 10, 1, MOST).free(),
     flag("noise_scale", false).free(),
-    whole("batch_norm_group", 0, 0, LARGEST),
+    integer("batch_norm_group", 0, 0, LARGEST),
     flag("keep_zeros", false),
 ];
 
@@ -148,12 +148,12 @@ fn adam(name: &str) -> bool {
 pub(super) const LEARNING_RATE: &[Field] = &[
     word("schedule", "cosine", &["constant", "linear", "cosine", "step"]),
     optional_number("peak", POSITIVE).usual(),
-    whole("warmup", 0, 0, MOST),
+    integer("warmup", 0, 0, MOST),
     optional_number("warmup_from", NOT_NEGATIVE),
-    optional_whole("scale_from_batch", 1, LARGEST),
+    optional_integer("scale_from_batch", 1, LARGEST),
     number("end_factor", 0.1, ("a number from 0 to 1", |x| (0.0..=1.0).contains(&x))).with(falling),
-    whole("decay_steps", 0, 0, MOST).with(falling),
-    whole("step_every", 0, 0, MOST).with(|name| name == "step"),
+    integer("decay_steps", 0, 0, MOST).with(falling),
+    integer("step_every", 0, 0, MOST).with(|name| name == "step"),
     number("step_factor", 0.1, ("a number above 0 and below 1", |x| x > 0.0 && x < 1.0))
         .with(|name| name == "step"),
 ];
@@ -162,7 +162,8 @@ fn falling(name: &str) -> bool {
     matches!(name, "linear" | "cosine")
 }
 
-const GOING: Numbers = ("a number in [0, 1): the fraction of weights to prune", |x| (0.0..1.0).contains(&x));
+const GOING: NumberRule =
+    ("a number in [0, 1): the fraction of weights to prune", |x| (0.0..1.0).contains(&x));
 const METHODS: &[&str] = &[
     "random",
     "magnitude",
@@ -198,25 +199,25 @@ pub(super) const PRUNE: &[Field] = &[
     word("scope", "layer", SCOPES).with(|method| matches!(method, "random" | "magnitude" | "gradual")),
     word("scope", "row", SCOPES).with(|method| method == "wanda"),
     word("scope", "", SCOPES).with(early_bird),
-    whole("at", 0, 0, MOST).with(|method| matches!(method, "random" | "magnitude" | "wanda" | "2:4")),
+    integer("at", 0, 0, MOST).with(|method| matches!(method, "random" | "magnitude" | "wanda" | "2:4")),
     number("initial", 0.0, GOING).with(|method| method == "gradual"),
-    whole("start", 0, 0, MOST).with(|method| method == "gradual"),
-    whole("end", 0, 0, MOST).with(|method| method == "gradual"),
-    whole("every", 10, 1, MOST).with(|method| method == "gradual"),
-    whole("every", 0, 0, MOST).with(early_bird),
-    whole("every", 100, 1, MOST).with(moving),
-    whole("samples", 128, 0, MOST).with(|method| matches!(method, "wanda" | "snip")),
-    whole("samples", 0, 0, MOST).with(|method| method == "grasp"),
-    whole("score_batch", 0, 0, LARGEST).with(|method| matches!(method, "snip" | "grasp")),
+    integer("start", 0, 0, MOST).with(|method| method == "gradual"),
+    integer("end", 0, 0, MOST).with(|method| method == "gradual"),
+    integer("every", 10, 1, MOST).with(|method| method == "gradual"),
+    integer("every", 0, 0, MOST).with(early_bird),
+    integer("every", 100, 1, MOST).with(moving),
+    integer("samples", 128, 0, MOST).with(|method| matches!(method, "wanda" | "snip")),
+    integer("samples", 0, 0, MOST).with(|method| method == "grasp"),
+    integer("score_batch", 0, 0, LARGEST).with(|method| matches!(method, "snip" | "grasp")),
     number("temperature", 200.0, POSITIVE).with(|method| method == "grasp"),
     word("score", "signed", &["signed", "magnitude"]).with(|method| method == "grasp"),
     word("form", "weights", &["weights", "channels"]).with(early_bird),
-    whole("window", 5, 2, 100).with(early_bird),
+    integer("window", 5, 2, 100).with(early_bird),
     optional_number("tolerance", INSIDE).with(early_bird),
     optional_number("l1", NOT_NEGATIVE).with(early_bird),
-    whole("latest", 0, 0, MOST).with(early_bird),
+    integer("latest", 0, 0, MOST).with(early_bird),
     number("rate", 0.2, INSIDE).with(|method| method == "lottery"),
-    whole("rewind", 0, 0, MOST).with(|method| method == "lottery"),
+    integer("rewind", 0, 0, MOST).with(|method| method == "lottery"),
     number("fraction", 0.3, INSIDE).with(moving),
     number("until", 0.75, ("a fraction of the run, in (0, 1]", |x| x > 0.0 && x <= 1.0)).with(moving),
     word("distribution", "uniform", &["uniform", "erdos-renyi-kernel"]).with(moving),
@@ -235,51 +236,54 @@ fn moving(method: &str) -> bool {
 const WEEK: usize = 7 * 24 * 3600;
 
 const SCHEDULES: &[&str] = &{
-    let mut words = [""; Name::ALL.len()];
+    let mut words = [""; ScheduleName::ALL.len()];
     let mut i = 0;
     while i < words.len() {
-        words[i] = Name::ALL[i].as_str();
+        words[i] = ScheduleName::ALL[i].as_str();
         i += 1;
     }
     words
 };
 
 pub(super) const PARALLEL: &[Field] = &[
-    optional_whole("data", 1, LARGEST).free().always().usual(),
-    whole("pipeline", 1, 1, LARGEST).free().always(),
+    optional_integer("data", 1, LARGEST).free().always().usual(),
+    integer("pipeline", 1, 1, LARGEST).free().always(),
     word("schedule", "1f1b", SCHEDULES).free().always(),
     text("schedule_file", "the path of a schedule").free().always().path(),
-    optional_whole("chunks", 1, LARGEST).free().always(),
-    optional_whole("pipelines", 1, LARGEST).free().always(),
+    optional_integer("chunks", 1, LARGEST).free().always(),
+    optional_integer("pipelines", 1, LARGEST).free().always(),
     any("cut").free().always(),
-    optional_whole("drain", 1, LARGEST),
-    whole("tensor", 1, 1, LARGEST).free().always(),
+    optional_integer("drain", 1, LARGEST),
+    integer("tensor", 1, 1, LARGEST).free().always(),
     flag("sequence", false).free().always(),
     any("linear").free().always(),
     any("spatial").free().always(),
     any("integrated").free().always(),
     word("batch_norm", "local", &["local", "synchronised"]),
     any("zero").free(),
-    whole("average_every", 1, 1, LARGEST),
-    whole("local_after", 0, 0, MOST),
-    whole("timeout_s", 600, 1, WEEK).free().always(),
+    integer("average_every", 1, 1, LARGEST),
+    integer("local_after", 0, 0, MOST),
+    integer("timeout_s", 600, 1, WEEK).free().always(),
 ];
 
-pub(super) const CHECKPOINT: &[Field] =
-    &[whole("every", 0, 0, MOST).free().usual(), whole("keep", 3, 1, MOST).free(), flag("last", true).free()];
+pub(super) const CHECKPOINT: &[Field] = &[
+    integer("every", 0, 0, MOST).free().usual(),
+    integer("keep", 3, 1, MOST).free(),
+    flag("last", true).free(),
+];
 
 pub(super) const SAMPLE: &[Field] = &[
     text("prompt", "the prompt").required().free().usual(),
-    whole("tokens", 100, 1, MOST).free(),
+    integer("tokens", 100, 1, MOST).free(),
     number("temperature", 0.8, NOT_NEGATIVE).free(),
-    whole("top_k", 0, 0, MOST).free(),
+    integer("top_k", 0, 0, MOST).free(),
     number("top_p", 1.0, ("a number above 0, up to 1", |x| x > 0.0 && x <= 1.0)).free(),
-    whole("every", 0, 0, MOST).free(),
+    integer("every", 0, 0, MOST).free(),
 ];
 
 pub(super) const DEVICE: &[Field] = &[
     word("kind", "auto", &["auto", "cpu", "cuda"]).free().always().usual(),
-    whole("threads", 0, 0, 4096).free().always(),
+    integer("threads", 0, 0, 4096).free().always(),
     flag("tf32", true).free().always(),
     flag("check_memory", true).free().always(),
 ];

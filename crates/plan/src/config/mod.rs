@@ -10,7 +10,6 @@ mod fields;
 mod layers;
 mod learning_rate;
 mod model;
-mod open;
 mod optimizer;
 mod other_names;
 mod overrides;
@@ -19,18 +18,19 @@ mod pipeline;
 mod prune;
 pub mod reader;
 mod resolved;
+mod run_table;
 mod sample;
 #[cfg(test)]
 mod tests;
 mod train;
 mod used;
 
-pub use changes::{Change, check_name, covers};
-pub use model::{Family, FormChoice, Model, Start};
-pub use open::RunTable;
+pub use changes::{FieldChange, check_name, covers};
+pub use model::{Family, FormChoice, InitVariance, ModelConfig};
 pub use overrides::Override;
-pub use parallel::{Grid, Parallel};
-pub use pipeline::Pipeline;
+pub use parallel::{Parallel, SpatialGrid};
+pub use pipeline::PipelineConfig;
+pub use run_table::RunTable;
 pub use train::Train;
 pub use used::Purpose;
 
@@ -41,17 +41,17 @@ use toml::Table;
 
 use reader::Section;
 
-use crate::batch::BatchNorm;
-use crate::data::{Data, Source};
-use crate::device::{Device, DeviceKind};
+use crate::batch::BatchNormSync;
+use crate::data::{DatasetSource, DatasetSpec};
+use crate::device::{DeviceChoice, DeviceKind};
+use crate::edit_distance::nearest;
 use crate::error::Error;
+use crate::intervals::CheckpointPolicy;
 use crate::learning_rate::LearningRate;
-use crate::near::nearest;
-use crate::optimizer::{Master, Optimizer};
+use crate::optimizer::{MasterForm, OptimizerSpec};
 use crate::pruning::{Pruning, StateForm};
-use crate::sample::Sample;
+use crate::sample::SampleConfig;
 use crate::spec::Precision;
-use crate::timetable::Checkpoint;
 
 /// More layers than any model has; a slip of the finger should not fill the memory.
 const LAYERS_MOST: usize = 10_000;
@@ -62,13 +62,13 @@ pub struct RunFile {
     /// Where all randomness comes from: initial weights, order of samples, dropout.
     pub seed: u64,
     /// The network, built in or written layer by layer.
-    pub model: Model,
+    pub model: ModelConfig,
     /// What it learns from.
-    pub data: Data,
+    pub data: DatasetSpec,
     /// How long, in what portions, how exactly.
     pub train: Train,
     /// The rule of a step.
-    pub optimizer: Optimizer,
+    pub optimizer: OptimizerSpec,
     /// The size of a step.
     pub learning_rate: LearningRate,
     /// Which weights are pruned, and when.
@@ -77,12 +77,12 @@ pub struct RunFile {
     /// Over how many ranks.
     pub parallel: Parallel,
     /// When the state is saved.
-    pub checkpoint: Checkpoint,
+    pub checkpoint: CheckpointPolicy,
     /// What the model writes on the way.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub sample: Option<Sample>,
-    /// The processor and its threads, or a card.
-    pub device: Device,
+    pub sample: Option<SampleConfig>,
+    /// The processor and its threads, or a GPU.
+    pub device: DeviceChoice,
     /// What a person should know of how it was read: fields of the file that an override has made moot.
     #[serde(skip)]
     pub notes: Vec<String>,
@@ -95,9 +95,9 @@ impl RunFile {
     }
 
     /// A run of a model that says nothing else.
-    pub fn of_model(model: Model) -> Result<RunFile, Error> {
+    pub fn of_model(model: ModelConfig) -> Result<RunFile, Error> {
         let mut run = RunTable::from(Table::new());
-        run.put_model(&model, None)?;
+        run.set_model(&model, None)?;
         run.read()
     }
 
@@ -120,10 +120,10 @@ impl RunFile {
         // Misspelt sections first: what they hold would otherwise seem to be missing from the others.
         top.finish()?;
         let section = |name| Section::new("", table).section(name, &empty);
-        let model = Model::read(&mut section("model")?)?;
-        let data = Data::read(&mut section("data")?, model.takes_text())?;
+        let model = ModelConfig::read(&mut section("model")?)?;
+        let data = DatasetSpec::read(&mut section("data")?, model.takes_text())?;
         let train = Train::read(&mut section("train")?)?;
-        let optimizer = Optimizer::read(&mut section("optimizer")?)?;
+        let optimizer = OptimizerSpec::read(&mut section("optimizer")?)?;
         Ok(RunFile {
             seed: seed.and_then(|seed| seed.as_integer()).unwrap_or_default() as u64,
             model,
@@ -133,8 +133,8 @@ impl RunFile {
             learning_rate: LearningRate::read(&mut section("learning_rate")?, optimizer.usual_rate())?,
             prune: Pruning::read(&mut section("prune")?)?,
             parallel: Parallel::read(&mut section("parallel")?, started)?,
-            checkpoint: Checkpoint::read(&mut section("checkpoint")?)?,
-            sample: Sample::read(&mut section("sample")?)?,
+            checkpoint: CheckpointPolicy::read(&mut section("checkpoint")?)?,
+            sample: SampleConfig::read(&mut section("sample")?)?,
             device: section("device")?.read(fields::DEVICE)?.all(),
             notes: Vec::new(),
         })
@@ -148,11 +148,11 @@ impl RunFile {
             let problem = format!("is \"{kind}\", which gives {gives}, but the model {model} takes {takes}");
             return Err(Error::Conflict { field: "data.kind".into(), problem });
         }
-        if matches!(self.data.source, Source::Tokens { .. }) && self.model.vocab().is_none() {
+        if matches!(self.data.source, DatasetSource::Tokens { .. }) && self.model.vocab().is_none() {
             let expected = "how many tokens there are, which token files do not say".into();
             return Err(Error::Missing { field: "model.vocab".into(), expected });
         }
-        if self.optimizer.master == Master::LowBits && self.train.precision == Precision::F32 {
+        if self.optimizer.master == MasterForm::LowBits && self.train.precision == Precision::F32 {
             let why = "with `train.precision` = \"f32\": the weights are exact themselves".into();
             return Err(Error::NoEffect { field: "optimizer.master".into(), why });
         }
@@ -184,7 +184,7 @@ impl RunFile {
             );
             return Err(Error::Conflict { field: "train.batch_norm_group".into(), problem });
         }
-        if group > 0 && self.parallel.batch_norm == BatchNorm::Synchronised {
+        if group > 0 && self.parallel.batch_norm == BatchNormSync::Synchronised {
             let problem =
                 format!("is {group}, but `parallel.batch_norm` = \"synchronised\" takes all ranks' samples");
             return Err(Error::Conflict { field: "train.batch_norm_group".into(), problem });
@@ -204,7 +204,7 @@ impl RunFile {
     }
 
     /// The same run on one rank, in micro-batches of the same size and with the same form of state.
-    pub fn alone(&self) -> RunFile {
+    pub fn single_rank(&self) -> RunFile {
         let mut alone = self.clone();
         alone.train.micro_batches *= self.parallel.data;
         alone.parallel = Parallel { timeout_s: self.parallel.timeout_s, ..Parallel::default() };

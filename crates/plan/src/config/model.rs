@@ -4,16 +4,16 @@ use serde::{Deserialize, Serialize};
 
 use super::fields;
 use super::layers::read_layers;
-use super::reader::{Section, Values, whole};
+use super::reader::{FieldValues, Section, integer};
 use super::{Error, LAYERS_MOST};
 use crate::field::LARGEST;
 use crate::spec::Activation;
-use crate::spec::Written;
-use crate::spec::presets::{Form, Gpt, ImageSize, Norm, ResNet, Vgg};
+use crate::spec::WrittenLayer;
+use crate::spec::presets::{Gpt, ImageSize, NormKind, ResNet, StemForm, Vgg};
 
 /// `[model]`
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Model {
+pub struct ModelConfig {
     /// A family (`gpt`, `mlp`, `custom`) or a published size (`gpt2-124m`, `resnet-50`).
     pub name: String,
     /// What the family lets one choose.
@@ -43,7 +43,7 @@ pub enum Family {
         /// Whether the head uses the token embedding's weight.
         tied: bool,
         /// `layer` or `rms`.
-        norm: Norm,
+        norm: NormKind,
         /// `gelu`, `relu` or `silu`.
         activation: Activation,
     },
@@ -61,7 +61,7 @@ pub enum Family {
         /// Widths of the hidden layers.
         hidden: Vec<usize>,
         /// What weights start from.
-        init: Start,
+        init: InitVariance,
         /// Classes; left out: as many as the data has.
         #[serde(skip_serializing_if = "Option::is_none")]
         classes: Option<usize>,
@@ -69,7 +69,7 @@ pub enum Family {
     /// `simple-cnn`
     SimpleCnn {
         /// What weights start from.
-        init: Start,
+        init: InitVariance,
         /// Classes; left out: as many as the data has.
         #[serde(skip_serializing_if = "Option::is_none")]
         classes: Option<usize>,
@@ -77,7 +77,7 @@ pub enum Family {
     /// `resnet8`
     Resnet8 {
         /// What weights start from.
-        init: Start,
+        init: InitVariance,
         /// Classes; left out: as many as the data has.
         #[serde(skip_serializing_if = "Option::is_none")]
         classes: Option<usize>,
@@ -123,7 +123,7 @@ pub enum Family {
         #[serde(skip_serializing_if = "Option::is_none")]
         context: Option<usize>,
         /// The layers.
-        layers: Vec<Written>,
+        layers: Vec<WrittenLayer>,
     },
 }
 
@@ -144,20 +144,20 @@ pub enum FormChoice {
 
 impl FormChoice {
     /// The form for an image of this size.
-    pub fn form(self, image: ImageSize) -> Form {
+    pub fn form(self, image: ImageSize) -> StemForm {
         match self {
-            FormChoice::Auto => Form::for_image(image),
-            FormChoice::ImageNet => Form::ImageNet,
-            FormChoice::Small => Form::Small,
+            FormChoice::Auto => StemForm::for_image(image),
+            FormChoice::ImageNet => StemForm::ImageNet,
+            FormChoice::Small => StemForm::Small,
         }
     }
 }
 
-impl From<Form> for FormChoice {
-    fn from(form: Form) -> FormChoice {
+impl From<StemForm> for FormChoice {
+    fn from(form: StemForm) -> FormChoice {
         match form {
-            Form::ImageNet => FormChoice::ImageNet,
-            Form::Small => FormChoice::Small,
+            StemForm::ImageNet => FormChoice::ImageNet,
+            StemForm::Small => FormChoice::Small,
         }
     }
 }
@@ -165,7 +165,7 @@ impl From<Form> for FormChoice {
 /// The variance that weights of the small image models start with; all are truncated normals over the fan-in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Start {
+pub enum InitVariance {
     /// 2 / fan-in where a ReLU follows (He et al. 2015), 1 / fan-in at the logits.
     #[default]
     He,
@@ -173,7 +173,7 @@ pub enum Start {
     FanIn,
 }
 
-impl Model {
+impl ModelConfig {
     /// Whether it takes text; images otherwise.
     pub fn takes_text(&self) -> bool {
         match &self.family {
@@ -240,14 +240,14 @@ impl Model {
             .chain(["alexnet", "custom"])
     }
 
-    pub(super) fn read(section: &mut Section) -> Result<Model, Error> {
+    pub(super) fn read(section: &mut Section) -> Result<ModelConfig, Error> {
         let written = section.get("name");
         let name = match written {
             None => "gpt",
-            Some(value) => match Model::names().find(|name| Some(*name) == value.as_str()) {
+            Some(value) => match ModelConfig::names().find(|name| Some(*name) == value.as_str()) {
                 Some(name) => name,
                 None if is_open(value) => return Err(left_open()),
-                None => return Err(section.not_one_of("name", value, Model::names())),
+                None => return Err(section.not_one_of("name", value, ModelConfig::names())),
             },
         };
         let values = section.read_with(fields::MODEL, name)?;
@@ -261,7 +261,7 @@ impl Model {
             "custom" => read_custom(section, &values)?,
             _ => sized(name, &values),
         };
-        Ok(Model { name: name.into(), family })
+        Ok(ModelConfig { name: name.into(), family })
     }
 }
 
@@ -277,7 +277,7 @@ fn left_open() -> Error {
     Error::Conflict { field: "model.name".into(), problem: problem.into() }
 }
 
-fn read_gpt(section: &Section, values: &Values) -> Result<Family, Error> {
+fn read_gpt(section: &Section, values: &FieldValues) -> Result<Family, Error> {
     let (heads, width) = (values.get("heads"), values.get("width"));
     if width % heads != 0 {
         let problem = format!("is {heads}, which does not divide `model.width` = {width}");
@@ -297,7 +297,7 @@ fn read_gpt(section: &Section, values: &Values) -> Result<Family, Error> {
 }
 
 /// One of the published sizes.
-fn sized(name: &str, values: &Values) -> Family {
+fn sized(name: &str, values: &FieldValues) -> Family {
     if let Some(gpt) = Gpt::preset(name) {
         return Family::GptPreset {
             context: values.find("context").unwrap_or(gpt.context),
@@ -313,7 +313,7 @@ fn sized(name: &str, values: &Values) -> Family {
     Family::Vgg { net, classes, form, batch_norm: values.get("batch_norm") }
 }
 
-fn read_custom(section: &mut Section, values: &Values) -> Result<Family, Error> {
+fn read_custom(section: &mut Section, values: &FieldValues) -> Result<Family, Error> {
     let expected = "a list of layers, such as [{ type = \"flatten\" }, { type = \"linear\" }]";
     let layers = match section.get("layers") {
         None => return Err(Error::Missing { field: section.field("layers"), expected: expected.into() }),
@@ -340,7 +340,7 @@ fn read_hidden(section: &mut Section) -> Result<Vec<usize>, Error> {
     };
     let read = |(i, value)| {
         let key = format!("hidden.{i}");
-        whole(value, 1, LARGEST).map_err(|expected| section.wrong(&key, expected, value))
+        integer(value, 1, LARGEST).map_err(|expected| section.wrong(&key, expected, value))
     };
     items.iter().enumerate().map(read).collect()
 }

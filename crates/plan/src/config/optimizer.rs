@@ -3,11 +3,11 @@
 use super::Error;
 use super::fields;
 use super::reader::Section;
-use crate::optimizer::{MomentDtype, Optimizer};
+use crate::optimizer::{MomentDtype, OptimizerSpec};
 
-impl Optimizer {
-    pub(super) fn read(section: &mut Section) -> Result<Optimizer, Error> {
-        let optimizer: Optimizer = section.read_variant(fields::OPTIMIZER, "adamw")?.all();
+impl OptimizerSpec {
+    pub(super) fn read(section: &mut Section) -> Result<OptimizerSpec, Error> {
+        let optimizer: OptimizerSpec = section.read_variant(fields::OPTIMIZER, "adamw")?.all();
         if optimizer.weight_decay == 0.0 && !optimizer.exclude_from_decay {
             let why = "with `optimizer.weight_decay` = 0".into();
             return Err(Error::NoEffect { field: section.field("exclude_from_decay"), why });

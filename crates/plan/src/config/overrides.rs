@@ -56,7 +56,7 @@ impl Override {
     }
 
     /// A number that TOML has none for is refused as it would be where somebody wrote it.
-    fn whole(field: &str, number: u64) -> Override {
+    fn integer(field: &str, number: u64) -> Override {
         match i64::try_from(number) {
             Ok(number) => Override::new(field, Value::Integer(number)),
             Err(_) => Override::from(format!("{field}={number}")),
@@ -65,17 +65,17 @@ impl Override {
 
     /// `seed`
     pub fn seed(seed: u64) -> Override {
-        Override::whole("seed", seed)
+        Override::integer("seed", seed)
     }
 
     /// `train.batch`
     pub fn batch(samples: usize) -> Override {
-        Override::whole("train.batch", samples as u64)
+        Override::integer("train.batch", samples as u64)
     }
 
     /// `train.steps`
     pub fn steps(steps: u64) -> Override {
-        Override::whole("train.steps", steps)
+        Override::integer("train.steps", steps)
     }
 
     /// `train.precision`
@@ -90,7 +90,7 @@ impl Override {
 
     /// `parallel.data`
     pub fn replicas(ranks: usize) -> Override {
-        Override::whole("parallel.data", ranks as u64)
+        Override::integer("parallel.data", ranks as u64)
     }
 
     /// `data.path`
@@ -198,13 +198,13 @@ fn take(table: &mut Table, keys: &[String]) {
     for key in inner {
         at = match at {
             Some(Value::Table(t)) => t.get_mut(key),
-            Some(Value::Array(items)) => key.parse::<usize>().ok().and_then(|place| items.get_mut(place)),
+            Some(Value::Array(items)) => key.parse::<usize>().ok().and_then(|index| items.get_mut(index)),
             _ => None,
         };
     }
     match (at, last.parse::<usize>()) {
         (Some(Value::Table(t)), _) => drop(t.remove(last)),
-        (Some(Value::Array(items)), Ok(place)) if place < items.len() => drop(items.remove(place)),
+        (Some(Value::Array(items)), Ok(index)) if index < items.len() => drop(items.remove(index)),
         _ => {}
     }
 }
@@ -225,11 +225,11 @@ fn empty(key: &str) -> Value {
 
 /// An item of a list; the one behind the last is `new`.
 fn item<'a>(items: &'a mut Vec<Value>, key: &str, new: impl FnOnce() -> Value) -> Option<&'a mut Value> {
-    let place = key.parse::<usize>().ok()?;
-    if place == items.len() {
+    let index = key.parse::<usize>().ok()?;
+    if index == items.len() {
         items.push(new());
     }
-    items.get_mut(place)
+    items.get_mut(index)
 }
 
 /// The value that overrides of this very field give it; the last one counts, and may take it out.
@@ -258,8 +258,8 @@ fn parse(value: &str) -> Value {
 mod tests {
     use super::*;
     use crate::config::RunFile;
-    use crate::data::Source;
-    use crate::timetable::Length;
+    use crate::data::DatasetSource;
+    use crate::intervals::RunLength;
 
     fn with(text: &str) -> Result<String, Error> {
         let mut table: Table = "seed = 1\n[model]\nlayers = [{ output = 3 }]\n".parse().unwrap();
@@ -335,10 +335,10 @@ mod tests {
             Override::device(DeviceKind::Cpu),
         ];
         let run = RunFile::parse(text, &set).unwrap();
-        assert_eq!((run.seed, run.train.batch, run.train.length), (7, 6, Length::Steps(9)));
+        assert_eq!((run.seed, run.train.batch, run.train.length), (7, 6, RunLength::Steps(9)));
         assert_eq!((run.train.precision, run.device.kind), (Precision::Bf16, DeviceKind::Cpu));
         assert_eq!((run.prune.unwrap().sparsity, run.parallel.data), (0.25, 3));
-        let Source::Text { path, .. } = run.data.source else { panic!("not text") };
+        let DatasetSource::Text { path, .. } = run.data.source else { panic!("not text") };
         assert_eq!(path, [Path::new("a b")]);
         assert_eq!(set[5].to_string(), "parallel.data=3");
     }

@@ -3,13 +3,13 @@
 use serde::{Serialize, Serializer};
 use toml::{Table, Value};
 
-use crate::batch::BatchNorm;
+use crate::batch::BatchNormSync;
 use crate::layout::{LinearForm, Mixture};
 use crate::mesh::{Mesh, PerAxis};
 use crate::spec::Named;
 
-use super::reader::{Section, whole};
-use super::{Error, Master, Pipeline, Precision, RunFile, StateForm, Train, fields};
+use super::reader::{Section, integer};
+use super::{Error, MasterForm, PipelineConfig, Precision, RunFile, StateForm, Train, fields};
 use crate::field::{Field, FieldType, LARGEST, texts};
 
 /// `[parallel]`
@@ -24,11 +24,11 @@ pub struct Parallel {
     /// How linear layers are cut over them.
     pub linear: LinearForm,
     /// Ranks that each hold a tile of every image.
-    pub spatial: Grid,
+    pub spatial: SpatialGrid,
     /// Whether the ranks of `tensor`, or of `spatial`, share out each layer in the way that suits it.
     pub integrated: Option<Mixture>,
     /// Over which samples batch norm takes its statistics.
-    pub batch_norm: BatchNorm,
+    pub batch_norm: BatchNormSync,
     /// What ranks along the data axis share out, as ZeRO counts it: nothing, the optimizer's state, or summed gradients too.
     pub zero: usize,
     /// Steps that a rank takes by itself until weights are averaged: local SGD.
@@ -39,25 +39,25 @@ pub struct Parallel {
     pub timeout_s: usize,
     /// How the model is cut into stages, where it is.
     #[serde(flatten)]
-    pub pipeline: Option<Pipeline>,
+    pub pipeline: Option<PipelineConfig>,
 }
 
 /// A grid of ranks over an image: its rows and its columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Grid(pub [usize; 2]);
+pub struct SpatialGrid(pub [usize; 2]);
 
-impl Grid {
-    fn read(section: &mut Section) -> Result<Grid, Error> {
-        let Some(value) = section.get("spatial") else { return Ok(Grid([1, 1])) };
+impl SpatialGrid {
+    fn read(section: &mut Section) -> Result<SpatialGrid, Error> {
+        let Some(value) = section.get("spatial") else { return Ok(SpatialGrid([1, 1])) };
         let wrong =
             || section.wrong("spatial", "a whole number of at least 1, or two: [rows, columns]", value);
-        let number = |value: &Value| whole(value, 1, LARGEST).map_err(|_| wrong());
+        let number = |value: &Value| integer(value, 1, LARGEST).map_err(|_| wrong());
         match value {
             Value::Array(both) => match &both[..] {
-                [rows, columns] => Ok(Grid([number(rows)?, number(columns)?])),
+                [rows, columns] => Ok(SpatialGrid([number(rows)?, number(columns)?])),
                 _ => Err(wrong()),
             },
-            one => Ok(Grid([number(one)?, 1])),
+            one => Ok(SpatialGrid([number(one)?, 1])),
         }
     }
 
@@ -68,7 +68,7 @@ impl Grid {
 }
 
 /// As it is written: one number, unless there are columns.
-impl Serialize for Grid {
+impl Serialize for SpatialGrid {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.0 {
             [rows, 1] => serializer.serialize_u64(rows as u64),
@@ -109,7 +109,9 @@ fn read_zero(section: &mut Section) -> Result<usize, Error> {
     match section.get("zero") {
         None | Some(Value::Boolean(false)) => Ok(0),
         Some(Value::Boolean(true)) => Ok(1),
-        Some(value) => whole(value, 0, 2).map_err(|_| section.wrong("zero", "true, false, 0, 1 or 2", value)),
+        Some(value) => {
+            integer(value, 0, 2).map_err(|_| section.wrong("zero", "true, false, 0, 1 or 2", value))
+        }
     }
 }
 
@@ -125,10 +127,10 @@ impl Parallel {
     /// what is left out follows from it.
     pub(super) fn read(section: &mut Section, started: Option<usize>) -> Result<Parallel, Error> {
         let values = section.read(fields::PARALLEL)?;
-        let pipeline = Pipeline::read(section, &values)?;
+        let pipeline = PipelineConfig::read(section, &values)?;
         let stages = pipeline.as_ref().map_or(1, |pipeline| pipeline.stages);
         let tensor = values.get("tensor");
-        let spatial = Grid::read(section)?;
+        let spatial = SpatialGrid::read(section)?;
         let others = stages.saturating_mul(tensor).saturating_mul(spatial.ranks());
         let data = values.find("data").or(started.map(|started| started / others)).unwrap_or(1).max(1);
         let parallel = Parallel {
@@ -165,7 +167,7 @@ impl Parallel {
             return Err(Error::NoEffect { field: section.field("local_after"), why });
         }
         let Some(started) = started else { return Ok(parallel) };
-        match Mesh::for_ranks(parallel.extents(), started) {
+        match Mesh::for_ranks(parallel.axis_sizes(), started) {
             Ok(_) => Ok(parallel),
             Err(error) => Err(Error::Ranks(error.to_string())),
         }
@@ -177,7 +179,7 @@ impl Parallel {
     }
 
     /// Ranks along each axis.
-    pub fn extents(&self) -> PerAxis {
+    pub fn axis_sizes(&self) -> PerAxis {
         let spatial = self.spatial.ranks();
         PerAxis { data: self.data, pipeline: self.stages(), tensor: self.tensor, spatial }
     }
@@ -259,10 +261,10 @@ impl Parallel {
             let problem = format!("is {}, {apart} and needs its full state", self.zero);
             return conflict("parallel.zero", problem);
         }
-        if self.batch_norm == BatchNorm::Synchronised {
+        if self.batch_norm == BatchNormSync::Synchronised {
             return conflict("parallel.batch_norm", format!("is \"synchronised\", {apart}"));
         }
-        if run.train.precision == Precision::Bf16 && run.optimizer.master == Master::LowBits {
+        if run.train.precision == Precision::Bf16 && run.optimizer.master == MasterForm::LowBits {
             let problem =
                 format!("is \"low-bits\", {apart} and f32 master weights are averaged: set it to \"f32\"");
             return conflict("optimizer.master", problem);

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use serde::{Serialize, Serializer};
 use toml::{Table, Value};
 
-use super::reader::{Section, Values, whole};
+use super::reader::{FieldValues, Section, integer};
 use super::{Error, Override, RunFile, overrides};
 use crate::field::LARGEST;
-use crate::pipeline::Order;
-use crate::schedule::{Name, Schedule, Updates};
+use crate::pipeline::ScheduleSource;
+use crate::schedule::{Schedule, ScheduleName, Updates};
 
 /// Steps after which an asynchronous pipeline runs empty, unless the run file says otherwise.
 const DRAIN: usize = 100;
@@ -19,13 +19,13 @@ const OF_STAGES: [&str; 6] = ["schedule", "schedule_file", "chunks", "pipelines"
 
 /// A model cut into stages.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Pipeline {
+pub struct PipelineConfig {
     /// Ranks that hold consecutive parts of the model.
     #[serde(rename = "pipeline")]
     pub stages: usize,
     /// The order of their work.
     #[serde(serialize_with = "word")]
-    pub schedule: Name,
+    pub schedule: ScheduleName,
     /// A file with a schedule of the user's own, in the place of a named one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule_file: Option<PathBuf>,
@@ -46,21 +46,21 @@ pub struct Pipeline {
     pub drain: Option<usize>,
 }
 
-fn word<S: Serializer>(name: &Name, serializer: S) -> Result<S::Ok, S::Error> {
+fn word<S: Serializer>(name: &ScheduleName, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(name.as_str())
 }
 
-impl Pipeline {
+impl PipelineConfig {
     /// Stages of about equal cost in a named order.
-    pub fn new(stages: usize, schedule: Name, chunks: Option<usize>) -> Pipeline {
+    pub fn new(stages: usize, schedule: ScheduleName, chunks: Option<usize>) -> PipelineConfig {
         let (schedule_file, brought, pipelines, cut, drain) = (None, None, None, Vec::new(), None);
-        Pipeline { stages, schedule, schedule_file, brought, chunks, pipelines, cut, drain }
+        PipelineConfig { stages, schedule, schedule_file, brought, chunks, pipelines, cut, drain }
     }
 
     /// Reads its fields; none where there is one stage, and then they must not be written.
-    pub(super) fn read(section: &mut Section, values: &Values) -> Result<Option<Pipeline>, Error> {
+    pub(super) fn read(section: &mut Section, values: &FieldValues) -> Result<Option<PipelineConfig>, Error> {
         let (stages, schedule) = (values.get("pipeline"), values.get::<String>("schedule"));
-        let pipeline = Pipeline {
+        let pipeline = PipelineConfig {
             stages,
             schedule: schedule.parse().expect("one of the words"),
             schedule_file: values.find("schedule_file"),
@@ -72,7 +72,7 @@ impl Pipeline {
         };
         if stages > 1 {
             // A resolved file has both, and the named one is then the usual.
-            if pipeline.schedule_file.is_some() && pipeline.schedule != Name::OneFOneB {
+            if pipeline.schedule_file.is_some() && pipeline.schedule != ScheduleName::OneFOneB {
                 let why = "with `parallel.schedule_file`, which defines its own order".into();
                 return Err(Error::NoEffect { field: section.field("schedule"), why });
             }
@@ -142,10 +142,12 @@ impl Pipeline {
     }
 
     /// Where the order of work comes from.
-    pub(super) fn order(&self) -> Order {
+    pub(super) fn order(&self) -> ScheduleSource {
         match &self.brought {
-            Some(schedule) => Order::Given(Box::new(schedule.clone())),
-            None => Order::Named { name: self.schedule, chunks: self.chunks, pipelines: self.pipelines },
+            Some(schedule) => ScheduleSource::Given(Box::new(schedule.clone())),
+            None => {
+                ScheduleSource::Named { name: self.schedule, chunks: self.chunks, pipelines: self.pipelines }
+            }
         }
     }
 
@@ -166,9 +168,10 @@ impl Pipeline {
             return Ok(());
         }
         let schedule = self.order().schedule(self.stages, run.train.micro_batches, 1)?;
-        let parts = schedule.placement.parts();
-        if !self.cut.is_empty() && self.cut.len() + 1 != parts {
-            let problem = format!("cuts the model into {} stages, but there are {parts}", self.cut.len() + 1);
+        let virtual_stages = schedule.placement.virtual_stages();
+        if !self.cut.is_empty() && self.cut.len() + 1 != virtual_stages {
+            let problem =
+                format!("cuts the model into {} stages, but there are {virtual_stages}", self.cut.len() + 1);
             return Err(Error::Conflict { field: "parallel.cut".into(), problem });
         }
         if run.train.noise_scale {
@@ -221,8 +224,11 @@ fn read_cut(section: &mut Section) -> Result<Vec<usize>, Error> {
     let Some(value) = section.get("cut") else { return Ok(Vec::new()) };
     let wrong = || section.wrong("cut", expected, value);
     let Value::Array(values) = value else { return Err(wrong()) };
-    let cut: Vec<usize> =
-        values.iter().map(|value| whole(value, 1, LARGEST)).collect::<Result<_, _>>().map_err(|_| wrong())?;
+    let cut: Vec<usize> = values
+        .iter()
+        .map(|value| integer(value, 1, LARGEST))
+        .collect::<Result<_, _>>()
+        .map_err(|_| wrong())?;
     if cut.windows(2).any(|pair| pair[0] >= pair[1]) {
         return Err(wrong());
     }

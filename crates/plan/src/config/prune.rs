@@ -2,7 +2,7 @@
 
 use super::reader::Section;
 use super::{DeviceKind, Error, Precision, RunFile, fields};
-use crate::pruning::{Kernels, Method, Pruning, Scope, StateForm, TicketForm, WeightForm};
+use crate::pruning::{PruneMethod, PrunedKernels, Pruning, Scope, StateForm, TicketForm, WeightForm};
 
 /// How far apart masks of weights may be for Early-Bird: four fifths of what is kept must have stayed the same over the whole
 /// window. Random masks at 90 % are 0.9 apart. At 0.5, which there is the published 0.1 of all places, a GPT-2 124M drew its
@@ -29,7 +29,7 @@ impl Pruning {
 
     /// Sparse products are f32's on a processor, and make gradients of kept weights alone.
     pub(super) fn check_kernels(&self, run: &RunFile) -> Result<(), Error> {
-        if self.kernels == Kernels::Dense {
+        if self.kernels == PrunedKernels::Dense {
             return Ok(());
         }
         let field = String::from("prune.kernels");
@@ -76,13 +76,13 @@ impl Pruning {
             }
         }
         let prune: Pruning = values.all();
-        if matches!(prune.method, Method::TwoOfFour { .. }) && prune.sparsity != 0.5 {
+        if matches!(prune.method, PruneMethod::TwoOfFour { .. }) && prune.sparsity != 0.5 {
             return no_effect("sparsity", "with `prune.method` = \"2:4\", which is 0.5 by definition");
         }
         if prune.biases {
             let of = match prune.method {
-                Method::TwoOfFour { .. } => Some("rows of weights, which biases are not"),
-                Method::EarlyBird { form: TicketForm::Channels, .. } => {
+                PruneMethod::TwoOfFour { .. } => Some("rows of weights, which biases are not"),
+                PruneMethod::EarlyBird { form: TicketForm::Channels, .. } => {
                     Some("channels, which take their biases with them")
                 }
                 _ => None,
@@ -93,7 +93,7 @@ impl Pruning {
                 return Err(Error::Conflict { field: section.field("biases"), problem });
             }
         }
-        if let Method::Gradual { initial, start, end, .. } = prune.method {
+        if let PruneMethod::Gradual { initial, start, end, .. } = prune.method {
             if initial > prune.sparsity {
                 let problem = format!("is {initial}, above `prune.sparsity` = {}", prune.sparsity);
                 return Err(Error::Conflict { field: section.field("initial"), problem });

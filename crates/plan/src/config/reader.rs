@@ -57,12 +57,12 @@ impl<'a> Section<'a> {
     }
 
     /// Reads all of some fields, and refuses what is none of them.
-    pub fn read(&mut self, fields: &[Field]) -> Result<Values, Error> {
+    pub fn read(&mut self, fields: &[Field]) -> Result<FieldValues, Error> {
         self.read_with(fields, "")
     }
 
     /// The same where the word of the first field, or else `usual`, decides which others there are.
-    pub fn read_variant(&mut self, fields: &[Field], usual: &str) -> Result<Values, Error> {
+    pub fn read_variant(&mut self, fields: &[Field], usual: &str) -> Result<FieldValues, Error> {
         let word = self.read_field(&fields[0])?;
         let word = word.as_ref().and_then(Value::as_str).unwrap_or(usual);
         let mut values = self.read_with(fields, word)?;
@@ -71,7 +71,7 @@ impl<'a> Section<'a> {
     }
 
     /// The same for a word that is known.
-    pub fn read_with(&mut self, fields: &[Field], word: &str) -> Result<Values, Error> {
+    pub fn read_with(&mut self, fields: &[Field], word: &str) -> Result<FieldValues, Error> {
         self.known.clear();
         let mut values = Table::new();
         for field in fields.iter().filter(|field| (field.with)(word)) {
@@ -81,7 +81,7 @@ impl<'a> Section<'a> {
         }
         let names: Vec<&str> = fields.iter().map(|field| field.name).collect();
         self.finish_variant(fields[0].name, word, &names)?;
-        Ok(Values(values))
+        Ok(FieldValues(values))
     }
 
     /// A field as it is written, or what it is where it is left out.
@@ -94,7 +94,7 @@ impl<'a> Section<'a> {
         let text = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
         Ok(Some(match field.takes {
             FieldType::Any | FieldType::Layers | FieldType::Lists(_) => value.clone(),
-            FieldType::Whole(least, most) => match whole(value, least, most) {
+            FieldType::Integer(least, most) => match integer(value, least, most) {
                 Ok(_) => value.clone(),
                 Err(expected) => return Err(wrong(&expected)),
             },
@@ -216,9 +216,9 @@ impl Section<'_> {
 
 /// The fields of a section that were read, each with a value, or without one where it may be left out.
 #[derive(Debug)]
-pub struct Values(Table);
+pub struct FieldValues(Table);
 
-impl Values {
+impl FieldValues {
     /// The value of a field.
     ///
     /// # Panics
@@ -281,7 +281,7 @@ fn finite(value: &Value) -> Option<f64> {
 }
 
 /// A whole number between bounds, or what was expected.
-pub fn whole(value: &Value, least: usize, most: usize) -> Result<usize, String> {
+pub fn integer(value: &Value, least: usize, most: usize) -> Result<usize, String> {
     let number = value.as_integer().and_then(|n| usize::try_from(n).ok());
     match number {
         Some(n) if (least..=most).contains(&n) => Ok(n),

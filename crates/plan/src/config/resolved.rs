@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use super::{Parallel, Pipeline as Written, Precision, RunFile};
-use crate::batch::{Batch, BatchNorm};
-use crate::layout::{Cuts, Mixing};
+use super::{Parallel, PipelineConfig, Precision, RunFile};
+use crate::batch::{BatchNormSync, BatchSizes};
+use crate::data_parallel::DataParallelMode;
+use crate::intervals::TrainIntervals;
+use crate::layout::{Mixing, Partition};
 use crate::mesh::Mesh;
 use crate::optimization::Optimization;
-use crate::pipeline::{Order, Pipeline};
+use crate::pipeline::{PipelinePlan, ScheduleSource};
 use crate::pruning::WeightForm;
-use crate::schedule::{Name, Updates};
-use crate::sharing::Sharing;
-use crate::storage::Storage;
-use crate::timetable::Timetable;
+use crate::schedule::{ScheduleName, Updates};
+use crate::storage::StorageForms;
 
 /// A number, where 0 stands for none.
 fn some(number: usize) -> Option<u64> {
@@ -21,9 +21,9 @@ fn some(number: usize) -> Option<u64> {
 
 impl RunFile {
     /// How the samples of a step are cut.
-    pub(crate) fn batch(&self) -> Batch {
+    pub(crate) fn batch(&self) -> BatchSizes {
         let (train, replicas) = (&self.train, self.parallel.data);
-        Batch {
+        BatchSizes {
             samples: train.batch,
             replicas,
             micro_batches: train.micro_batches,
@@ -34,7 +34,7 @@ impl RunFile {
     }
 
     /// In which form a rank keeps what it trains.
-    pub(crate) fn storage(&self) -> Storage {
+    pub(crate) fn storage(&self) -> StorageForms {
         let precision = self.train.precision;
         let master = match precision {
             Precision::F32 => 0,
@@ -44,13 +44,13 @@ impl RunFile {
         let optimizer_bytes = master + self.optimizer.moments.bytes() * moments;
         // Not of sums: the form of a checkpoint must not depend on the number of micro-batches.
         let beside = precision.size() + optimizer_bytes;
-        // Ranks that share out state share out that of kept weights.
+        // Ranks that shard state share out that of kept weights.
         let compressed =
             self.prune.as_ref().is_some_and(|prune| self.parallel.zero > 0 || prune.compresses(beside));
         let accumulates = self.train.micro_batches > 1 && self.updates() != Updates::EveryMicroBatch;
         let compressed_weights =
             self.prune.as_ref().is_some_and(|prune| prune.weights == WeightForm::Compressed);
-        Storage {
+        StorageForms {
             precision,
             recompute: self.train.recompute,
             optimizer_bytes,
@@ -74,42 +74,42 @@ impl RunFile {
     }
 
     /// How replicas come to the same weights.
-    pub(crate) fn sharing(&self) -> Sharing {
+    pub(crate) fn data_parallel(&self) -> DataParallelMode {
         let parallel = &self.parallel;
         match (parallel.zero, parallel.average_every) {
-            (0, 1) => Sharing::Replicated,
-            (0, every) => Sharing::Local { every: every as u64, after: parallel.local_after as u64 },
-            (stage, _) => Sharing::Sharded { gradients: stage > 1 },
+            (0, 1) => DataParallelMode::Replicated,
+            (0, every) => DataParallelMode::Local { every: every as u64, after: parallel.local_after as u64 },
+            (stage, _) => DataParallelMode::Sharded { gradients: stage > 1 },
         }
     }
 
     /// How tensors are cut.
-    pub(crate) fn cuts(&self) -> Cuts {
+    pub(crate) fn cuts(&self) -> Partition {
         let Parallel { tensor, sequence, ref linear, spatial, data, batch_norm, .. } = self.parallel;
-        let synchronised = data > 1 && batch_norm == BatchNorm::Synchronised;
+        let synchronised = data > 1 && batch_norm == BatchNormSync::Synchronised;
         let integrated = self.parallel.integrated.clone().map(|mixture| Mixing {
             mixture,
             samples: self.train.batch / data,
             word: self.train.precision.size(),
             pruning: self.prune.clone(),
         });
-        Cuts { tensor, sequence, linear: linear.clone(), grid: spatial.0, synchronised, integrated }
+        Partition { tensor, sequence, linear: linear.clone(), grid: spatial.0, synchronised, integrated }
     }
 
     /// Which ranks there are.
     pub(crate) fn mesh(&self) -> Mesh {
-        Mesh::new(self.parallel.extents()).expect("every axis has at least one rank")
+        Mesh::new(self.parallel.axis_sizes()).expect("every axis has at least one rank")
     }
 
     /// The stages, and the order in which they work.
-    pub(crate) fn stages_and_order(&self) -> Pipeline {
-        let alone = || Order::Named { name: Name::OneFOneB, chunks: None, pipelines: None };
+    pub(crate) fn stages_and_order(&self) -> PipelinePlan {
+        let alone = || ScheduleSource::Named { name: ScheduleName::OneFOneB, chunks: None, pipelines: None };
         let written = self.parallel.pipeline.as_ref();
-        Pipeline {
+        PipelinePlan {
             stages: self.parallel.stages(),
             micro_batches: self.train.micro_batches,
-            order: written.map_or_else(alone, Written::order),
-            drain: written.map_or(0, Written::drains_every),
+            order: written.map_or_else(alone, PipelineConfig::order),
+            drain: written.map_or(0, PipelineConfig::drains_every),
         }
     }
 
@@ -119,9 +119,9 @@ impl RunFile {
     }
 
     /// What happens after which step.
-    pub(crate) fn timetable(&self) -> Timetable {
+    pub(crate) fn intervals(&self) -> TrainIntervals {
         let train = &self.train;
-        Timetable {
+        TrainIntervals {
             length: train.length,
             eval_every: some(train.eval_every),
             eval_samples: some(train.eval_samples).map(|samples| samples as usize),

@@ -2,11 +2,11 @@
 
 use super::reader::Section;
 use super::{Error, RunFile, fields};
-use crate::data::Source;
-use crate::sample::Sample;
+use crate::data::DatasetSource;
+use crate::sample::SampleConfig;
 
-impl Sample {
-    pub(super) fn read(section: &mut Section) -> Result<Option<Sample>, Error> {
+impl SampleConfig {
+    pub(super) fn read(section: &mut Section) -> Result<Option<SampleConfig>, Error> {
         if section.is_empty() {
             return Ok(None);
         }
@@ -22,7 +22,7 @@ impl Sample {
                 format!("with the model {}, which generates no text", run.model.name),
             );
         }
-        if matches!(run.data.source, Source::Tokens { .. }) {
+        if matches!(run.data.source, DatasetSource::Tokens { .. }) {
             let why = "with `data.kind` = \"tokens\": token files have no tokenizer";
             return no_effect("sample", why.into());
         }
@@ -36,7 +36,7 @@ impl Sample {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::timetable::Timetable;
+    use crate::intervals::TrainIntervals;
 
     fn sentence(text: &str) -> String {
         RunFile::parse(text, &[]).unwrap_err().to_string()
@@ -72,8 +72,9 @@ mod tests {
     fn samples_come_at_the_end_and_behind_every_so_many_evaluations() {
         let of = |text: &str| {
             let run = RunFile::parse(text, &[]).unwrap();
-            let (sample, timetable): (Sample, Timetable) = (run.sample.clone().unwrap(), run.timetable());
-            (1..=40).filter(|step| sample.is_due(*step, *step == 35, &timetable)).collect::<Vec<u64>>()
+            let (sample, intervals): (SampleConfig, TrainIntervals) =
+                (run.sample.clone().unwrap(), run.intervals());
+            (1..=40).filter(|step| sample.is_due(*step, *step == 35, &intervals)).collect::<Vec<u64>>()
         };
         assert_eq!(of("[sample]\nprompt = \"a\""), [35]);
         assert_eq!(of("[train]\neval_every = 5\n[sample]\nprompt = \"a\"\nevery = 2"), [10, 20, 30, 35, 40]);

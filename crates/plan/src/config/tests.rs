@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::field::FieldType;
+use crate::intervals::RunLength;
 use crate::pruning::WeightForm;
-use crate::timetable::Length;
 
 fn parse(text: &str) -> Result<RunFile, Error> {
     RunFile::parse(text, &[])
@@ -170,7 +170,7 @@ fn a_length_is_in_steps_or_in_epochs() {
         RunFile::parse(text, &set.iter().map(|set| (*set).into()).collect::<Vec<_>>())
     };
     let run = set("[train]\nsteps = 500", &["train.epochs=2"]).unwrap();
-    assert_eq!(run.train.length, crate::timetable::Length::Epochs(2));
+    assert_eq!(run.train.length, crate::intervals::RunLength::Epochs(2));
     assert_eq!(run.notes, ["`train.steps` of the run file is ignored: `train.epochs` replaces it"]);
     let plain = set("[train]\nsteps = 500", &["train.steps=", "train.epochs=2"]).unwrap();
     assert_eq!((plain.train.length, plain.notes.len()), (run.train.length, 0));
@@ -323,7 +323,7 @@ fn paths_are_relative_to_the_run_file() {
         "[data]\nkind = \"text\"\npath = [\"a.txt\", \"/b\"]\ntokenizer = \"t.json\"\nextensions = \".rs\"";
     let mut run = parse(text).unwrap();
     run.resolve_paths(Path::new("/runs"));
-    let Source::Text { path, tokenizer, extensions } = &run.data.source else { panic!("not text") };
+    let DatasetSource::Text { path, tokenizer, extensions } = &run.data.source else { panic!("not text") };
     assert_eq!(*path, [Path::new("/runs/a.txt"), Path::new("/b")]);
     assert_eq!(tokenizer.as_deref(), Some(Path::new("/runs/t.json")));
     assert_eq!(*extensions, ["rs"]);
@@ -333,10 +333,10 @@ fn paths_are_relative_to_the_run_file() {
 #[test]
 fn epochs_become_steps() {
     let run = parse("[train]\nepochs = 3\nbatch = 10").unwrap();
-    assert_eq!(run.train.length, Length::Epochs(3));
+    assert_eq!(run.train.length, RunLength::Epochs(3));
     assert_eq!(run.train.length.steps(109, run.train.batch), 30);
     assert_eq!(run.train.length.steps(4, run.train.batch), 3);
-    assert_eq!(Length::Steps(7).steps(0, 1), 7);
+    assert_eq!(RunLength::Steps(7).steps(0, 1), 7);
 }
 
 #[test]
@@ -354,7 +354,7 @@ fn token_files_need_a_vocabulary() {
 
 /// One file for each model, data kind, optimizer and schedule.
 fn valid_files() -> Vec<String> {
-    let mut files: Vec<String> = Model::names()
+    let mut files: Vec<String> = ModelConfig::names()
         .filter(|name| *name != "custom")
         .map(|name| format!("[model]\nname = \"{name}\""))
         .collect();

@@ -5,15 +5,15 @@ use toml::{Table, Value};
 
 use super::reader::Section;
 use super::{Error, Override, fields, overrides};
-use crate::spec::{Precision, Recompute};
-use crate::timetable::{Checkpoint, Length};
+use crate::intervals::{CheckpointPolicy, RunLength};
+use crate::spec::{Precision, RecomputeMode};
 
 /// `[train]`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Train {
     /// `steps` or `epochs`.
     #[serde(flatten)]
-    pub length: Length,
+    pub length: RunLength,
     /// Samples in a step, over all ranks.
     pub batch: usize,
     /// Portions of a rank's part of the batch that run one after the other; they divide it.
@@ -21,7 +21,7 @@ pub struct Train {
     /// What weights, gradients and activations are stored in.
     pub precision: Precision,
     /// What is computed twice to save memory.
-    pub recompute: Recompute,
+    pub recompute: RecomputeMode,
     /// Gradients longer than this are scaled down to it; 0: never.
     pub clip: f64,
     /// So many steps in a row without a finite gradient end the run.
@@ -78,9 +78,9 @@ impl Train {
     }
 }
 
-impl Checkpoint {
-    pub(super) fn read(section: &mut Section) -> Result<Checkpoint, Error> {
-        let checkpoint: Checkpoint = section.read(fields::CHECKPOINT)?.all();
+impl CheckpointPolicy {
+    pub(super) fn read(section: &mut Section) -> Result<CheckpointPolicy, Error> {
+        let checkpoint: CheckpointPolicy = section.read(fields::CHECKPOINT)?.all();
         if checkpoint.every == 0 && checkpoint.keep != 3 {
             let why = "with `checkpoint.every` = 0: there is one, at the end".into();
             return Err(Error::NoEffect { field: section.field("keep"), why });

@@ -4,15 +4,15 @@
 use super::changes::{check_name, covers};
 use super::{Error, Override, RunFile, RunTable, Train, fields, overridden};
 use crate::data::HeldOut;
-use crate::field::Used;
-use crate::timetable::Length;
+use crate::field::FieldUse;
+use crate::intervals::RunLength;
 
 /// What a trained model is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// To be judged by what its run held out.
+    /// To be evaluated on what its run held out.
     HeldOut,
-    /// To be judged by other data.
+    /// To be evaluated on other data.
     OtherData,
     /// To write text.
     Text,
@@ -22,9 +22,9 @@ impl Purpose {
     /// Whether a field changes anything.
     fn reads(self, field: &str) -> bool {
         let least = match self {
-            Purpose::Text => Used::Always,
-            Purpose::OtherData => Used::Judging,
-            Purpose::HeldOut => Used::HeldOut,
+            Purpose::Text => FieldUse::Always,
+            Purpose::OtherData => FieldUse::Judging,
+            Purpose::HeldOut => FieldUse::HeldOut,
         };
         // Of a section by itself something is, unless nothing of it is.
         match field.contains('.') {
@@ -54,7 +54,7 @@ impl RunFile {
         for field in overrides.iter().map(Override::field) {
             // One that is no field at all is named where the run is read.
             let name: String = field.split('.').take(2).collect::<Vec<_>>().join(".");
-            let reads = purpose.reads(&field) && (field != "seed" || self.data.is_drawn());
+            let reads = purpose.reads(&field) && (field != "seed" || self.data.is_synthetic());
             if check_name(&name).is_ok() && !reads {
                 return Err(Error::NoEffect { why: purpose.why_not(&field).into(), field });
             }
@@ -86,7 +86,7 @@ impl RunFile {
             );
             return Err(Error::Conflict { field: "data.validation".into(), problem });
         }
-        let are_drawn = self.data.is_drawn() && run.data.is_drawn();
+        let are_drawn = self.data.is_synthetic() && run.data.is_synthetic();
         if are_drawn && (run.seed != self.seed || run.data.source != self.data.source) {
             let field = if run.seed != self.seed { "seed" } else { "data" };
             let problem = format!(
@@ -103,14 +103,14 @@ impl RunFile {
         let standard = RunFile::parse("", &[])?;
         let micro_batch = self.batch().micro_batch;
         let mut used = RunFile {
-            train: Train { length: Length::Steps(0), precision: self.train.precision, ..standard.train },
+            train: Train { length: RunLength::Steps(0), precision: self.train.precision, ..standard.train },
             optimizer: standard.optimizer,
             learning_rate: standard.learning_rate,
             checkpoint: standard.checkpoint,
             device: standard.device,
             prune: None,
             sample: None,
-            ..self.alone()
+            ..self.single_rank()
         };
         let stages = RunTable::of(&used)?.with(overrides)?.replica()?.pipeline;
         let replicas = overridden(overrides, "parallel.data").and_then(|number| number.parse().ok());
@@ -151,7 +151,10 @@ mod tests {
         let used = trained().in_use(&[]).unwrap();
         assert_eq!((used.model.clone(), used.data.clone()), (trained().model, trained().data));
         assert_eq!((used.train.batch, used.train.micro_batches, used.parallel.data), (4, 1, 1));
-        assert_eq!((used.train.precision, used.train.length), (trained().train.precision, Length::Steps(0)));
+        assert_eq!(
+            (used.train.precision, used.train.length),
+            (trained().train.precision, RunLength::Steps(0))
+        );
         assert_eq!((used.prune, used.sample), (None, None));
     }
 

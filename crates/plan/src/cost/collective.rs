@@ -37,7 +37,7 @@ impl AllReduce {
 
 /// A pattern of messages with its words, as a layer needs it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Exchange {
+pub enum CollectivePattern {
     /// A sum over ranks that all get, of so many words.
     AllReduce(f64),
     /// Parts of all ranks, so many words together.
@@ -105,7 +105,7 @@ fn rounds(ranks: usize) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Link;
+    use super::super::AlphaBeta;
     use super::*;
 
     fn cost(messages: f64, words: f64) -> Cost {
@@ -129,7 +129,7 @@ mod tests {
     /// messages; a tree sends the whole vector 18 times.
     #[test]
     fn seconds_of_a_published_size() {
-        let link = Link::published(4);
+        let link = AlphaBeta::published(4);
         let n = 61_100_840.0;
         let wire = 2.0 * 511.0 / 512.0 * n * 4.0 / 6e9;
         let close = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-12, "{a} {b}");

@@ -9,7 +9,7 @@ const MOST_RANKS: usize = 1 << 20;
 
 /// Another parallelism is the cheapest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Change {
+pub struct Crossover {
     /// On so many ranks.
     pub ranks: usize,
     /// Which; none where so many ranks cannot share the layer in any way.
@@ -32,27 +32,27 @@ impl LayerSizes {
     }
 
     /// How many times as many ranks, in powers of two, have another cheapest parallelism.
-    pub fn change_with_ranks(&self, at: &Setting) -> Option<Change> {
+    pub fn change_with_ranks(&self, at: &Setting) -> Option<Crossover> {
         let cheapest = |ranks| self.cheapest(&Setting { ranks, ..*at }).map(|(by, _)| by);
         let now = cheapest(at.ranks);
         let more = std::iter::successors(Some(at.ranks), |ranks| ranks.checked_mul(2)).skip(1);
         more.take_while(|ranks| *ranks <= MOST_RANKS)
-            .map(|ranks| Change { ranks, to: cheapest(ranks) })
+            .map(|ranks| Crossover { ranks, to: cheapest(ranks) })
             .find(|change| change.to != now)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{AllReduce, Link};
+    use super::super::{AllReduce, AlphaBeta};
     use super::*;
-    use crate::spec::presets::{Form, alexnet};
-    use crate::spec::{Init, Layer, Linear, Model, WeightOrder};
+    use crate::spec::presets::{StemForm, alexnet};
+    use crate::spec::{Init, LayerSpec, Linear, ModelSpec, WeightOrder};
 
     fn square(width: usize) -> LayerSizes {
         let linear = |name: &str| {
             let (input, output, init) = (width, width, Init::Constant(0.0));
-            Layer::Linear(Linear {
+            LayerSpec::Linear(Linear {
                 name: name.into(),
                 input,
                 output,
@@ -61,13 +61,13 @@ mod tests {
                 init,
             })
         };
-        let mut model: Model = crate::spec::presets::mlp((1, 1, width), &[], width);
-        model.blocks[0].layers = vec![Layer::Flatten, linear("first"), linear("second")];
+        let mut model: ModelSpec = crate::spec::presets::mlp((1, 1, width), &[], width);
+        model.blocks[0].layers = vec![LayerSpec::Flatten, linear("first"), linear("second")];
         LayerSizes::of_model(&model, None).unwrap().pop().unwrap()
     }
 
     fn on(ranks: usize, batch: usize, alpha: f64) -> Setting {
-        Setting { ranks, batch, link: Link { alpha, beta: 1e-9 }, all_reduce: AllReduce::Ring }
+        Setting { ranks, batch, link: AlphaBeta { alpha, beta: 1e-9 }, all_reduce: AllReduce::Ring }
     }
 
     /// Model parallelism pays where d > 1.5 B: 2 d^2 words against 3 B d.
@@ -93,20 +93,20 @@ mod tests {
 
     #[test]
     fn with_more_ranks_than_samples_a_convolution_is_cut_otherwise() {
-        let model = alexnet((224, 224, 3), 1000, Form::ImageNet);
+        let model = alexnet((224, 224, 3), 1000, StemForm::ImageNet);
         let all = LayerSizes::of_model(&model, None).unwrap();
         let conv = &all[0];
         assert_eq!(conv.cheapest(&on(8, 8, 2e-6)).unwrap().0, Parallelism::Data);
         assert_eq!(
             conv.change_with_ranks(&on(8, 8, 2e-6)),
-            Some(Change { ranks: 16, to: Some(Parallelism::Domain) })
+            Some(Crossover { ranks: 16, to: Some(Parallelism::Domain) })
         );
         // 55 rows of output, 64 channels.
         assert_eq!(
             conv.change_with_ranks(&on(32, 8, 2e-6)),
-            Some(Change { ranks: 64, to: Some(Parallelism::Model) })
+            Some(Crossover { ranks: 64, to: Some(Parallelism::Model) })
         );
-        assert_eq!(conv.change_with_ranks(&on(64, 8, 2e-6)), Some(Change { ranks: 128, to: None }));
+        assert_eq!(conv.change_with_ranks(&on(64, 8, 2e-6)), Some(Crossover { ranks: 128, to: None }));
         assert_eq!(conv.change_with_ranks(&on(1 << 20, 8, 2e-6)), None);
     }
 }

@@ -3,10 +3,10 @@
 
 use serde::Serialize;
 
-use super::crossing::Change;
+use super::crossing::Crossover;
 use super::{Cost, Integrated, LayerSizes, Parallelism, Setting};
 use crate::pruning::Pruning;
-use crate::spec::{Model, ShapeError};
+use crate::spec::{ModelSpec, ShapeError};
 
 /// The messages of a step of a model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -19,7 +19,7 @@ pub struct Explanation {
     /// The share of the prunable weights that is gone; 0 without pruning.
     pub sparsity: f64,
     /// The layers that have something to say, in the order of execution.
-    pub layers: Vec<Row>,
+    pub layers: Vec<LayerCosts>,
     /// All layers by the same parallelism, where they all can.
     pub total: ByParallelism,
     /// The cheapest mixture, exchanges included; none where so many ranks cannot share the model.
@@ -28,7 +28,7 @@ pub struct Explanation {
 
 /// A layer, and what each way to share it out sends.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Row {
+pub struct LayerCosts {
     /// The layer as the formulas see it.
     #[serde(flatten)]
     pub sizes: LayerSizes,
@@ -40,23 +40,23 @@ pub struct Row {
     /// The smallest batch at which data costs no more than model.
     pub data_from_batch: Option<usize>,
     /// With how many more ranks the cheapest becomes another.
-    pub change: Option<Change>,
+    pub change: Option<Crossover>,
 }
 
 /// A cost by each parallelism, none where it is impossible.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ByParallelism {
     /// Samples are cut: sums of weight gradients.
-    pub data: Option<Timed>,
+    pub data: Option<TimedCost>,
     /// Outputs are cut: gathers of activations, sums of their gradients.
-    pub model: Option<Timed>,
+    pub model: Option<TimedCost>,
     /// By rows of the image.
-    pub domain: Option<Timed>,
+    pub domain: Option<TimedCost>,
 }
 
 /// A cost, and the seconds that it takes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Timed {
+pub struct TimedCost {
     /// Messages and words.
     #[serde(flatten)]
     pub cost: Cost,
@@ -66,7 +66,7 @@ pub struct Timed {
 
 impl ByParallelism {
     fn new(at: &Setting, cost: impl Fn(Parallelism) -> Option<Cost>) -> ByParallelism {
-        let timed = |by| cost(by).map(|cost| Timed { cost, seconds: at.seconds(cost) });
+        let timed = |by| cost(by).map(|cost| TimedCost { cost, seconds: at.seconds(cost) });
         ByParallelism {
             data: timed(Parallelism::Data),
             model: timed(Parallelism::Model),
@@ -75,7 +75,7 @@ impl ByParallelism {
     }
 
     /// By one of them.
-    pub fn of(&self, by: Parallelism) -> Option<Timed> {
+    pub fn of(&self, by: Parallelism) -> Option<TimedCost> {
         match by {
             Parallelism::Data => self.data,
             Parallelism::Model => self.model,
@@ -84,7 +84,7 @@ impl ByParallelism {
     }
 
     /// The cheapest, where there is one.
-    pub fn cheapest(&self) -> Option<(Parallelism, Timed)> {
+    pub fn cheapest(&self) -> Option<(Parallelism, TimedCost)> {
         let all = Parallelism::ALL.into_iter().filter_map(|by| Some((by, self.of(by)?)));
         all.min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds))
     }
@@ -92,7 +92,7 @@ impl ByParallelism {
 
 impl Explanation {
     /// Costs each layer of a model, and the cheapest mixture.
-    pub fn new(model: &Model, pruning: Option<&Pruning>, at: Setting) -> Result<Explanation, ShapeError> {
+    pub fn new(model: &ModelSpec, pruning: Option<&Pruning>, at: Setting) -> Result<Explanation, ShapeError> {
         let sizes = LayerSizes::of_model(model, pruning)?;
         let total = |by| sizes.iter().map(|sizes| sizes.cost(by, &at)).sum::<Option<Cost>>();
         Ok(Explanation {
@@ -101,20 +101,20 @@ impl Explanation {
             sparsity: pruning.map_or(0.0, |pruning| pruning.sparsity),
             total: ByParallelism::new(&at, total),
             integrated: Integrated::of(model, pruning, &at),
-            layers: sizes.into_iter().map(|sizes| Row::new(sizes, &at)).collect(),
+            layers: sizes.into_iter().map(|sizes| LayerCosts::new(sizes, &at)).collect(),
         })
     }
 }
 
-impl Row {
+impl LayerCosts {
     /// Whether it multiplies, so that its work is worth sharing.
     pub fn is_product(&self) -> bool {
         self.sizes.columns.is_some()
     }
 
-    fn new(sizes: LayerSizes, at: &Setting) -> Row {
+    fn new(sizes: LayerSizes, at: &Setting) -> LayerCosts {
         let costs = ByParallelism::new(at, |by| sizes.cost(by, at));
-        Row {
+        LayerCosts {
             costs,
             cheapest: costs.cheapest().map(|(by, _)| by).filter(|_| sizes.columns.is_some()),
             data_from_batch: sizes.data_from_batch(at),
@@ -126,14 +126,14 @@ impl Row {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{AllReduce, Link};
+    use super::super::{AllReduce, AlphaBeta};
     use super::*;
-    use crate::spec::presets::{Form, Vgg, vgg};
+    use crate::spec::presets::{StemForm, Vgg, vgg};
 
     #[test]
     fn totals_are_sums_and_the_mixture_is_below_them() {
-        let model = vgg(Vgg::V16, (224, 224, 3), 1000, Form::ImageNet, false);
-        let at = Setting { ranks: 8, batch: 64, link: Link::published(4), all_reduce: AllReduce::Ring };
+        let model = vgg(Vgg::V16, (224, 224, 3), 1000, StemForm::ImageNet, false);
+        let at = Setting { ranks: 8, batch: 64, link: AlphaBeta::published(4), all_reduce: AllReduce::Ring };
         let found = Explanation::new(&model, None, at).unwrap();
         assert_eq!(found.layers.len(), 16);
         let data = found.total.data.unwrap();

@@ -2,7 +2,7 @@
 //!
 //! What one layer gives lies on the ranks in some way, and the next may want it in another: that exchange costs messages too.
 //! So the cheapest choice for each layer by itself need not be the cheapest for all of them. It is a shortest path: a layer is
-//! a table of what it costs to come from one `Split` of its input to one of its output, layers behind one another add up,
+//! a table of what it costs to come from one `ActivationSplit` of its input to one of its output, layers behind one another add up,
 //! ways that part and meet add up from the same split to the same split, and between any two layers there may be an exchange.
 //!
 //! A layer that multiplies is shared out by samples, by rows of the image, by its outputs (its input whole on every rank) or
@@ -18,14 +18,14 @@ use std::collections::HashSet;
 use serde::Serialize;
 
 use super::collective::{all_gather, all_to_all};
-use super::layer::Kept;
+use super::layer::KeptElements;
 use super::{Cost, LayerSizes, Parallelism, Setting};
 use crate::pruning::Pruning;
-use crate::spec::{Join, Layer, Model, OnTiles, Shape, TensorRole};
+use crate::spec::{BranchJoin, LayerSpec, ModelSpec, Shape, TensorRole, TileRole};
 
-pub use self::run::Group;
-pub use self::table::{Split, Stop};
-use self::table::{Step, Table, Way};
+pub use self::run::IntegratedGroup;
+pub use self::table::{ActivationSplit, LayerSplit};
+use self::table::{CostedRoute, RouteStep, RouteTable};
 
 /// The cheapest mixture for a model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -37,15 +37,15 @@ pub struct Integrated {
     /// Of that the exchanges between layers.
     pub exchanged: Cost,
     /// The layers that multiply, in the order of execution.
-    pub layers: Vec<Choice>,
+    pub layers: Vec<LayerChoice>,
     /// All layers, in the order of execution; one with ways through it before what is inside it.
     #[serde(skip)]
-    pub route: Vec<Stop>,
+    pub route: Vec<LayerSplit>,
 }
 
 /// How a layer is shared out.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Choice {
+pub struct LayerChoice {
     /// The prefix of its parameters, or the word for its kind.
     pub name: String,
     /// What is cut there: samples, outputs or images.
@@ -54,32 +54,32 @@ pub struct Choice {
 
 impl Integrated {
     /// The cheapest mixture for a model whose shapes fit; none where no mixture can be shared by so many ranks.
-    pub fn of(model: &Model, pruning: Option<&Pruning>, at: &Setting) -> Option<Integrated> {
+    pub fn of(model: &ModelSpec, pruning: Option<&Pruning>, at: &Setting) -> Option<Integrated> {
         Integrated::on(model, pruning, at, None)
     }
 
     /// The cheapest of those that a group of ranks can run.
     pub(crate) fn of_run(
-        model: &Model,
+        model: &ModelSpec,
         pruning: Option<&Pruning>,
         at: &Setting,
-        group: &Group,
+        group: &IntegratedGroup,
     ) -> Option<Integrated> {
         Integrated::on(model, pruning, at, Some(group))
     }
 
     fn on(
-        model: &Model,
+        model: &ModelSpec,
         pruning: Option<&Pruning>,
         at: &Setting,
-        group: Option<&Group>,
+        group: Option<&IntegratedGroup>,
     ) -> Option<Integrated> {
-        let (kept, tied) = (Kept::new(model, pruning), tied(model));
+        let (kept, tied) = (KeptElements::new(model, pruning), tied(model));
         let ways: &[_] =
             if tied.is_empty() { &[None] } else { &[Some(Parallelism::Data), Some(Parallelism::Model)] };
         let found = ways.iter().filter_map(|by| {
-            let ties = Ties { weights: &tied, by: *by };
-            let walk = Walk { at, kept: &kept, ties, group, trained: false, steps: Vec::new() };
+            let ties = TieConstraint { weights: &tied, by: *by };
+            let walk = CostWalk { at, kept: &kept, ties, group, trained: false, steps: Vec::new() };
             walk.through(model)
         });
         found.min_by(|a, b| a.seconds.total_cmp(&b.seconds))
@@ -91,8 +91,8 @@ impl Integrated {
     pub fn sentence(&self) -> String {
         /// Of more changes than these the first are told.
         const MOST: usize = 6;
-        let runs: Vec<&[Choice]> = self.layers.chunk_by(|a, b| a.by == b.by).collect();
-        let named = |run: &&[Choice]| match run {
+        let runs: Vec<&[LayerChoice]> = self.layers.chunk_by(|a, b| a.by == b.by).collect();
+        let named = |run: &&[LayerChoice]| match run {
             [one] => format!("{} {}-parallel", one.name, one.by.name()),
             [first, .., last] => format!("{} to {} {}-parallel", first.name, last.name, first.by.name()),
             [] => unreachable!("a run of neighbours has one at least"),
@@ -106,51 +106,51 @@ impl Integrated {
 }
 
 /// Weights that another layer uses too.
-fn tied(model: &Model) -> HashSet<&str> {
+fn tied(model: &ModelSpec) -> HashSet<&str> {
     let mut tied = HashSet::new();
-    model.for_each(&mut |layer| tied.extend(layer.entry().tied_weight()));
+    model.for_each(&mut |layer| tied.extend(layer.description().tied_weight()));
     tied
 }
 
 /// How the layers that share a weight are shared out.
 #[derive(Debug, Clone, Copy)]
-struct Ties<'a> {
+struct TieConstraint<'a> {
     weights: &'a HashSet<&'a str>,
     /// All of them alike; none where there are no such layers.
     by: Option<Parallelism>,
 }
 
-impl Ties<'_> {
+impl TieConstraint<'_> {
     /// Whether they let a layer be shared out so.
-    fn allow(&self, layer: &Layer, by: Parallelism) -> bool {
+    fn allow(&self, layer: &LayerSpec, by: Parallelism) -> bool {
         let Some(all) = self.by else { return true };
-        let is_tied = layer.entry().tied_weight().is_some()
+        let is_tied = layer.description().tied_weight().is_some()
             || layer.parameters().iter().any(|one| self.weights.contains(one.name.as_str()));
         !is_tied || by == all
     }
 }
 
 /// A walk through the layers of a model.
-struct Walk<'a> {
+struct CostWalk<'a> {
     at: &'a Setting,
-    kept: &'a Kept,
-    ties: Ties<'a>,
+    kept: &'a KeptElements,
+    ties: TieConstraint<'a>,
     /// The ranks that are to run it, where they are known; otherwise all that the formulas know is possible.
-    group: Option<&'a Group>,
+    group: Option<&'a IntegratedGroup>,
     /// Whether a layer that was passed is trained: what comes behind it has a gradient.
     trained: bool,
     /// What was decided on all ways, so that a way is a number.
-    steps: Vec<Step>,
+    steps: Vec<RouteStep>,
 }
 
-impl Walk<'_> {
+impl CostWalk<'_> {
     /// The cheapest way through a model.
-    fn through(mut self, model: &Model) -> Option<Integrated> {
+    fn through(mut self, model: &ModelSpec) -> Option<Integrated> {
         let at = self.at;
-        let layers: Vec<&Layer> = model.blocks.iter().flat_map(|block| &block.layers).collect();
+        let layers: Vec<&LayerSpec> = model.blocks.iter().flat_map(|block| &block.layers).collect();
         let (table, shape) = self.series(&layers, model.input.shape());
         let has_head = model.head().is_some();
-        let mut best: Option<Way> = None;
+        let mut best: Option<CostedRoute> = None;
         for (from, to, way) in table.ways() {
             // Every rank reads of the data what it needs.
             if self.group.is_some_and(|group| from != group.begins()) {
@@ -159,37 +159,41 @@ impl Walk<'_> {
             let Some(loss) = self.loss(to, shape, has_head) else { continue };
             let cost = way.cost + loss;
             if best.is_none_or(|best| at.seconds(cost) < at.seconds(best.cost)) {
-                best = Some(Way { cost, ..way });
+                best = Some(CostedRoute { cost, ..way });
             }
         }
         let best = best?;
-        let Told { layers, route, exchanged } = self.told(best.step);
+        let ChosenRoute { layers, route, exchanged } = self.told(best.step);
         Some(Integrated { cost: best.cost, seconds: at.seconds(best.cost), exchanged, layers, route })
     }
 
     /// What it costs to take the loss from logits that lie so.
-    fn loss(&self, split: Split, logits: Shape, has_head: bool) -> Option<Cost> {
+    fn loss(&self, split: ActivationSplit, logits: Shape, has_head: bool) -> Option<Cost> {
         let at = self.at;
         match split {
             // In a run they are gathered, so that every rank has the loss of the batch.
-            Split::Samples if self.group.is_some() => {
+            ActivationSplit::Samples if self.group.is_some() => {
                 Some(all_gather(at.ranks, at.of_batch(logits.elements() as f64)))
             }
-            Split::Samples | Split::Whole => Some(Cost::FREE),
-            Split::Columns if self.group.is_some() && !has_head => None,
+            ActivationSplit::Samples | ActivationSplit::Replicated => Some(Cost::FREE),
+            ActivationSplit::Columns if self.group.is_some() && !has_head => None,
             // The largest of each row and the sum of exponentials, over ranks.
-            Split::Columns => {
+            ActivationSplit::Columns => {
                 Some(at.sum(at.of_batch(logits.rows() as f64)) + at.sum(at.of_batch(logits.rows() as f64)))
             }
-            Split::Rows => None,
+            ActivationSplit::Rows => None,
         }
     }
 
     /// Layers behind one another, with an exchange before each; returns their table and the shape behind them.
-    fn series(&mut self, layers: &[impl std::borrow::Borrow<Layer>], input: Shape) -> (Table, Shape) {
-        let (mut table, mut shape) = (Table::NONE, input);
-        let nothing = Way { cost: Cost::FREE, step: None };
-        Split::ALL.into_iter().for_each(|split| table.offer(split, split, nothing, self.at));
+    fn series(
+        &mut self,
+        layers: &[impl std::borrow::Borrow<LayerSpec>],
+        input: Shape,
+    ) -> (RouteTable, Shape) {
+        let (mut table, mut shape) = (RouteTable::NONE, input);
+        let nothing = CostedRoute { cost: Cost::FREE, step: None };
+        ActivationSplit::ALL.into_iter().for_each(|split| table.offer(split, split, nothing, self.at));
         for layer in layers {
             let exchange = self.exchange(shape);
             let (own, output) = self.layer(layer.borrow(), shape);
@@ -201,13 +205,13 @@ impl Walk<'_> {
     }
 
     /// The table of one layer, and the shape behind it.
-    fn layer(&mut self, layer: &Layer, input: Shape) -> (Table, Shape) {
-        if let Some(sides) = layer.entry().sides() {
+    fn layer(&mut self, layer: &LayerSpec, input: Shape) -> (RouteTable, Shape) {
+        if let Some(branches) = layer.description().branches() {
             let trained = self.trained;
             let mut ends = Vec::new();
-            let mut all: Option<Table> = None;
+            let mut all: Option<RouteTable> = None;
             let mut trains = trained;
-            for side in &sides.all {
+            for side in &branches.all {
                 self.trained = trained;
                 let (table, shape) = self.series(side.layers, input);
                 // Ways meet in one split, whatever each was in.
@@ -221,14 +225,16 @@ impl Walk<'_> {
                 ends.push(shape);
             }
             self.trained = trains;
-            let output = sides.meet(&ends).expect("shapes were checked");
-            let inside = all.unwrap_or(Table::NONE);
-            let mut table = Table::NONE;
+            let output = branches.meet(&ends).expect("shapes were checked");
+            let inside = all.unwrap_or(RouteTable::NONE);
+            let mut table = RouteTable::NONE;
             // Columns side by side are not those of what is put together.
-            let cannot = |to| self.group.is_some() && sides.join == Join::Concat && to == Split::Columns;
+            let cannot = |to| {
+                self.group.is_some() && branches.join == BranchJoin::Concat && to == ActivationSplit::Columns
+            };
             for (from, to, way) in inside.ways().filter(|(_, to, _)| !cannot(*to)).collect::<Vec<_>>() {
-                let step = self.note(Step::Layer(Stop { from, to }, None));
-                let way = self.then(Way { cost: Cost::FREE, step: Some(step) }, way);
+                let step = self.note(RouteStep::Layer(LayerSplit { from, to }, None));
+                let way = self.then(CostedRoute { cost: Cost::FREE, step: Some(step) }, way);
                 table.offer(from, to, way, self.at);
             }
             return (table, output);
@@ -244,33 +250,38 @@ impl Walk<'_> {
     }
 
     /// A layer that multiplies.
-    fn product(&mut self, layer: &Layer, sizes: &LayerSizes) -> Table {
+    fn product(&mut self, layer: &LayerSpec, sizes: &LayerSizes) -> RouteTable {
         let at = self.at;
         let columns = sizes.columns.expect("a product has columns");
         let whole = at.of_batch(sizes.output as f64);
         let by_inputs = (at.ranks <= columns.input).then(|| at.sum(whole));
         // Ids are no columns: a rank that has some rows of a table reads all of them.
         let reads = match layer.properties().tensor_role {
-            TensorRole::Closes => Split::Whole,
-            _ => Split::Columns,
+            TensorRole::RowParallel => ActivationSplit::Replicated,
+            _ => ActivationSplit::Columns,
         };
         let by_outputs = (at.ranks <= columns.output)
             .then(|| sizes.input_gradient(at).map_or(Cost::FREE, |sum| at.cost(sum)));
-        let mut table = Table::NONE;
+        let mut table = RouteTable::NONE;
         let ways = [
-            (Split::Samples, Split::Samples, Parallelism::Data, sizes.cost(Parallelism::Data, at)),
-            (Split::Rows, Split::Rows, Parallelism::Domain, self.by_domain(sizes)),
-            (Split::Whole, Split::Columns, Parallelism::Model, by_outputs),
-            (reads, Split::Whole, Parallelism::Model, by_inputs),
+            (
+                ActivationSplit::Samples,
+                ActivationSplit::Samples,
+                Parallelism::Data,
+                sizes.cost(Parallelism::Data, at),
+            ),
+            (ActivationSplit::Rows, ActivationSplit::Rows, Parallelism::Domain, self.by_domain(sizes)),
+            (ActivationSplit::Replicated, ActivationSplit::Columns, Parallelism::Model, by_outputs),
+            (reads, ActivationSplit::Replicated, Parallelism::Model, by_inputs),
         ];
         for (from, to, by, cost) in ways {
-            let stop = Stop { from, to };
+            let stop = LayerSplit { from, to };
             let can = self.ties.allow(layer, by)
                 && self.group.is_none_or(|group| group.multiplies(layer, &sizes.name, stop));
             if let Some(cost) = cost.filter(|_| can) {
-                let choice = Choice { name: sizes.name.clone(), by };
-                let step = Some(self.note(Step::Layer(stop, Some(choice))));
-                table.offer(from, to, Way { cost, step }, at);
+                let choice = LayerChoice { name: sizes.name.clone(), by };
+                let step = Some(self.note(RouteStep::Layer(stop, Some(choice))));
+                table.offer(from, to, CostedRoute { cost, step }, at);
             }
         }
         table
@@ -279,45 +290,45 @@ impl Walk<'_> {
     /// What a layer costs on slabs. Ranks may lie on a grid that is not as thin: whether a tile can be is `tiles`' to say.
     fn by_domain(&self, sizes: &LayerSizes) -> Option<Cost> {
         let slabs = sizes.cost(Parallelism::Domain, self.at);
-        let tiles = self.group.filter(|group| group.begins() == Split::Rows);
+        let tiles = self.group.filter(|group| group.begins() == ActivationSplit::Rows);
         slabs.or_else(|| tiles.map(|_| self.at.cost(sizes.weight_gradient())))
     }
 
     /// A layer that passes on how its input lies.
-    fn passed(&mut self, layer: &Layer, sizes: &LayerSizes) -> Table {
+    fn passed(&mut self, layer: &LayerSpec, sizes: &LayerSizes) -> RouteTable {
         let at = self.at;
         let columns = (at.ranks <= layer.properties().channel_groups).then_some(Cost::FREE);
         let ends = match self.group {
-            None => layer.properties().on_tiles == OnTiles::Mean(None),
+            None => layer.properties().tile_role == TileRole::Mean(None),
             Some(_) => run::ends_tiles(layer),
         };
         let sum = ends.then(|| at.sum(at.of_batch(sizes.output as f64)));
-        let mut table = Table::NONE;
+        let mut table = RouteTable::NONE;
         for (from, to, cost) in [
-            (Split::Samples, Split::Samples, sizes.cost(Parallelism::Data, at)),
-            (Split::Rows, Split::Rows, self.by_domain(sizes)),
-            (Split::Rows, Split::Whole, sum),
-            (Split::Columns, Split::Columns, columns),
-            (Split::Whole, Split::Whole, sizes.cost(Parallelism::Model, at)),
+            (ActivationSplit::Samples, ActivationSplit::Samples, sizes.cost(Parallelism::Data, at)),
+            (ActivationSplit::Rows, ActivationSplit::Rows, self.by_domain(sizes)),
+            (ActivationSplit::Rows, ActivationSplit::Replicated, sum),
+            (ActivationSplit::Columns, ActivationSplit::Columns, columns),
+            (ActivationSplit::Replicated, ActivationSplit::Replicated, sizes.cost(Parallelism::Model, at)),
         ] {
-            let stop = Stop { from, to };
+            let stop = LayerSplit { from, to };
             let can = self.group.is_none_or(|group| group.passes(layer, stop));
             if let Some(cost) = cost.filter(|_| can) {
-                let step = Some(self.note(Step::Layer(stop, None)));
-                table.offer(from, to, Way { cost, step }, at);
+                let step = Some(self.note(RouteStep::Layer(stop, None)));
+                table.offer(from, to, CostedRoute { cost, step }, at);
             }
         }
         table
     }
 
     /// What it costs to move an activation of this shape from each split to each other, and its gradient back.
-    fn exchange(&mut self, shape: Shape) -> Table {
+    fn exchange(&mut self, shape: Shape) -> RouteTable {
         let (at, words) = (self.at, self.at.of_batch(shape.elements() as f64));
         let back = self.trained;
-        let mut table = Table::NONE;
-        for from in Split::ALL {
-            for to in Split::ALL {
-                let rows = [from, to].contains(&Split::Rows);
+        let mut table = RouteTable::NONE;
+        for from in ActivationSplit::ALL {
+            for to in ActivationSplit::ALL {
+                let rows = [from, to].contains(&ActivationSplit::Rows);
                 let is_impossible = rows && !matches!(shape, Shape::Image { .. });
                 if is_impossible || self.group.is_some_and(|group| !group.moves(from, to)) {
                     continue;
@@ -325,28 +336,28 @@ impl Walk<'_> {
                 // A part of what a rank has is its own to take.
                 let one_way = |from, to| match (from, to) {
                     (from, to) if from == to => Cost::FREE,
-                    (Split::Whole, _) => Cost::FREE,
-                    (_, Split::Whole) => all_gather(at.ranks, words),
+                    (ActivationSplit::Replicated, _) => Cost::FREE,
+                    (_, ActivationSplit::Replicated) => all_gather(at.ranks, words),
                     _ => all_to_all(at.ranks, words),
                 };
                 let gradient = if back { one_way(to, from) } else { Cost::FREE };
                 let cost = one_way(from, to) + gradient;
-                let step = (cost != Cost::FREE).then(|| self.note(Step::Exchange(cost)));
-                table.offer(from, to, Way { cost, step }, at);
+                let step = (cost != Cost::FREE).then(|| self.note(RouteStep::Exchange(cost)));
+                table.offer(from, to, CostedRoute { cost, step }, at);
             }
         }
         table
     }
 
     /// One behind the other.
-    fn behind(&mut self, first: &Table, second: &Table) -> Table {
-        let mut table = Table::NONE;
-        for from in Split::ALL {
-            for to in Split::ALL {
-                let ways = Split::ALL
+    fn behind(&mut self, first: &RouteTable, second: &RouteTable) -> RouteTable {
+        let mut table = RouteTable::NONE;
+        for from in ActivationSplit::ALL {
+            for to in ActivationSplit::ALL {
+                let ways = ActivationSplit::ALL
                     .into_iter()
                     .filter_map(|via| Some((first.get(from, via)?, second.get(via, to)?)));
-                let seconds = |(a, b): &(Way, Way)| self.at.seconds(a.cost + b.cost);
+                let seconds = |(a, b): &(CostedRoute, CostedRoute)| self.at.seconds(a.cost + b.cost);
                 if let Some((a, b)) = ways.min_by(|a, b| seconds(a).total_cmp(&seconds(b))) {
                     let way = self.then(a, b);
                     table.offer(from, to, way, self.at);
@@ -357,8 +368,8 @@ impl Walk<'_> {
     }
 
     /// Both, from the same split to the same.
-    fn beside(&mut self, one: &Table, other: &Table) -> Table {
-        let mut table = Table::NONE;
+    fn beside(&mut self, one: &RouteTable, other: &RouteTable) -> RouteTable {
+        let mut table = RouteTable::NONE;
         for (from, to, way) in one.ways() {
             if let Some(other) = other.get(from, to) {
                 let way = self.then(way, other);
@@ -368,31 +379,31 @@ impl Walk<'_> {
         table
     }
 
-    fn then(&mut self, a: Way, b: Way) -> Way {
+    fn then(&mut self, a: CostedRoute, b: CostedRoute) -> CostedRoute {
         let step = match (a.step, b.step) {
-            (Some(a), Some(b)) => Some(self.note(Step::Then(a, b))),
+            (Some(a), Some(b)) => Some(self.note(RouteStep::Then(a, b))),
             (one, None) | (None, one) => one,
         };
-        Way { cost: a.cost + b.cost, step }
+        CostedRoute { cost: a.cost + b.cost, step }
     }
 
-    fn note(&mut self, step: Step) -> usize {
+    fn note(&mut self, step: RouteStep) -> usize {
         self.steps.push(step);
         self.steps.len() - 1
     }
 
     /// What was decided on a way, in order, and what its exchanges cost.
-    fn told(&self, last: Option<usize>) -> Told {
-        let mut told = Told { layers: Vec::new(), route: Vec::new(), exchanged: Cost::FREE };
+    fn told(&self, last: Option<usize>) -> ChosenRoute {
+        let mut told = ChosenRoute { layers: Vec::new(), route: Vec::new(), exchanged: Cost::FREE };
         let mut open: Vec<usize> = last.into_iter().collect();
         while let Some(step) = open.pop() {
             match &self.steps[step] {
-                Step::Layer(stop, choice) => {
+                RouteStep::Layer(stop, choice) => {
                     told.route.push(*stop);
                     told.layers.extend(choice.clone());
                 }
-                Step::Exchange(cost) => told.exchanged = told.exchanged + *cost,
-                Step::Then(first, second) => open.extend([*second, *first]),
+                RouteStep::Exchange(cost) => told.exchanged = told.exchanged + *cost,
+                RouteStep::Then(first, second) => open.extend([*second, *first]),
             }
         }
         told
@@ -400,9 +411,9 @@ impl Walk<'_> {
 }
 
 /// What was decided on a way.
-struct Told {
-    layers: Vec<Choice>,
-    route: Vec<Stop>,
+struct ChosenRoute {
+    layers: Vec<LayerChoice>,
+    route: Vec<LayerSplit>,
     exchanged: Cost,
 }
 

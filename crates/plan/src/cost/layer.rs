@@ -16,10 +16,10 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use super::{Cost, Exchange, Setting};
+use super::{CollectivePattern, Cost, Setting};
 use crate::pruning::Pruning;
-use crate::spec::{Layer, Model, OnTiles, ProductSize, Shape, ShapeError};
-use crate::tiles::Window;
+use crate::spec::{LayerSpec, ModelSpec, ProductSize, Shape, ShapeError, TileRole};
+use crate::tiles::SlidingWindow;
 
 /// How the work of a layer is shared out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -91,17 +91,17 @@ pub struct Edges {
 impl Edges {
     /// Windows of `kernel` rows at a step of `stride` need `padding` rows before a slab and kernel - stride - padding behind
     /// it; a layer that has no windows looks at nothing but its own pixels.
-    fn new(layer: &Layer, input: Shape, output: Shape) -> Option<Edges> {
+    fn new(layer: &LayerSpec, input: Shape, output: Shape) -> Option<Edges> {
         let (Shape::Image { height, width, channels }, Shape::Image { height: made, .. }) = (input, output)
         else {
             return None;
         };
-        let (before, behind) = match layer.properties().on_tiles {
-            OnTiles::Window(Window { kernel, stride, padding }) => {
+        let (before, behind) = match layer.properties().tile_role {
+            TileRole::Window(SlidingWindow { kernel, stride, padding }) => {
                 (padding.top, kernel.saturating_sub(stride + padding.top))
             }
-            OnTiles::Pixels => (0, 0),
-            OnTiles::Mean(_) | OnTiles::Gathered | OnTiles::Apart => return None,
+            TileRole::Pixels => (0, 0),
+            TileRole::Mean(_) | TileRole::Gathered | TileRole::Apart => return None,
         };
         Some(Edges { rows: (height, made), row: width as f64 * channels as f64, before, behind })
     }
@@ -112,17 +112,17 @@ impl Edges {
     }
 
     /// The edges of a step forward, or of their gradients backward.
-    fn halo(&self, at: &Setting) -> Exchange {
+    fn halo(&self, at: &Setting) -> CollectivePattern {
         let words = |rows: usize| at.of_batch(rows as f64 * self.row);
-        Exchange::Halo(words(self.behind), words(self.before))
+        CollectivePattern::Halo(words(self.behind), words(self.before))
     }
 }
 
 impl LayerSizes {
     /// The layers of a model that have something to say under some parallelism, in the order of execution; `pruning` says
     /// what is kept of their weights.
-    pub fn of_model(model: &Model, pruning: Option<&Pruning>) -> Result<Vec<LayerSizes>, ShapeError> {
-        let (kept, mut trained, mut all) = (Kept::new(model, pruning), false, Vec::new());
+    pub fn of_model(model: &ModelSpec, pruning: Option<&Pruning>) -> Result<Vec<LayerSizes>, ShapeError> {
+        let (kept, mut trained, mut all) = (KeptElements::new(model, pruning), false, Vec::new());
         model.for_each_layer(|_, layer, input, output| {
             let sizes = LayerSizes::new(layer, input, output, &kept, trained);
             trained |= sizes.parameters > 0;
@@ -133,7 +133,13 @@ impl LayerSizes {
         Ok(all)
     }
 
-    pub(super) fn new(layer: &Layer, input: Shape, output: Shape, kept: &Kept, trained: bool) -> LayerSizes {
+    pub(super) fn new(
+        layer: &LayerSpec,
+        input: Shape,
+        output: Shape,
+        kept: &KeptElements,
+        trained: bool,
+    ) -> LayerSizes {
         let parameters = layer.parameters();
         LayerSizes {
             name: layer.name().unwrap_or(layer.kind()).into(),
@@ -163,21 +169,21 @@ impl LayerSizes {
     }
 
     /// The exchanges of a step, forward first; none where so many ranks cannot share it so.
-    pub fn exchanges(&self, by: Parallelism, at: &Setting) -> Option<Vec<Exchange>> {
+    pub fn exchanges(&self, by: Parallelism, at: &Setting) -> Option<Vec<CollectivePattern>> {
         match by {
             Parallelism::Data => (at.ranks <= at.batch).then(|| vec![self.weight_gradient()]),
             // What is no product is done by all ranks alike.
             Parallelism::Model => match self.columns {
                 None => Some(Vec::new()),
                 Some(columns) => (at.ranks <= columns.output).then(|| {
-                    let gathered = Exchange::AllGather(at.of_batch(self.output as f64));
+                    let gathered = CollectivePattern::AllGather(at.of_batch(self.output as f64));
                     [gathered].into_iter().chain(self.input_gradient(at)).collect()
                 }),
             },
             Parallelism::Domain => {
                 let edges = self.edges.filter(|edges| edges.can_be_cut(at.ranks))?;
                 let halos = if self.wants_input_gradient { 2 } else { 1 };
-                let statistics = [Exchange::AllReduce(self.statistics as f64); 2];
+                let statistics = [CollectivePattern::AllReduce(self.statistics as f64); 2];
                 let halos = std::iter::repeat_n(edges.halo(at), halos);
                 Some(halos.chain(statistics).chain([self.weight_gradient()]).collect())
             }
@@ -185,13 +191,13 @@ impl LayerSizes {
     }
 
     /// The sum of the weights' gradient where each rank has some of the samples, or of their rows.
-    pub(super) fn weight_gradient(&self) -> Exchange {
-        Exchange::AllReduce(self.kept as f64)
+    pub(super) fn weight_gradient(&self) -> CollectivePattern {
+        CollectivePattern::AllReduce(self.kept as f64)
     }
 
     /// The sum of the input's gradient where each rank has some of the outputs.
-    pub(super) fn input_gradient(&self, at: &Setting) -> Option<Exchange> {
-        self.wants_input_gradient.then(|| Exchange::AllReduce(at.of_batch(self.input as f64)))
+    pub(super) fn input_gradient(&self, at: &Setting) -> Option<CollectivePattern> {
+        self.wants_input_gradient.then(|| CollectivePattern::AllReduce(at.of_batch(self.input as f64)))
     }
 
     /// The cheapest parallelism by itself, with what it costs; the first of several.
@@ -203,15 +209,15 @@ impl LayerSizes {
 
 /// How many words of each parameter are kept, by name; of others all.
 #[derive(Debug)]
-pub(super) struct Kept(HashMap<String, u64>);
+pub(super) struct KeptElements(HashMap<String, u64>);
 
-impl Kept {
-    pub(super) fn new(model: &Model, pruning: Option<&Pruning>) -> Kept {
-        let Some(pruning) = pruning else { return Kept(HashMap::new()) };
+impl KeptElements {
+    pub(super) fn new(model: &ModelSpec, pruning: Option<&Pruning>) -> KeptElements {
+        let Some(pruning) = pruning else { return KeptElements(HashMap::new()) };
         let parameters = model.parameters();
         let kept = pruning.kept_by_parameter(&parameters);
         let named = parameters.into_iter().zip(kept);
-        Kept(named.filter_map(|(parameter, kept)| Some((parameter.name, kept?))).collect())
+        KeptElements(named.filter_map(|(parameter, kept)| Some((parameter.name, kept?))).collect())
     }
 
     fn of(&self, name: &str, elements: u64) -> u64 {
@@ -221,17 +227,17 @@ impl Kept {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{AllReduce, Link};
+    use super::super::{AllReduce, AlphaBeta};
     use super::Parallelism::{Data, Domain, Model as ByOutputs};
     use super::*;
     use crate::config::RunFile;
-    use crate::spec::presets::{Form, Gpt, ResNet, Vgg, alexnet, gpt, mlp, resnet, vgg};
+    use crate::spec::presets::{Gpt, ResNet, StemForm, Vgg, alexnet, gpt, mlp, resnet, vgg};
 
     fn on(ranks: usize, batch: usize) -> Setting {
-        Setting { ranks, batch, link: Link { alpha: 2e-6, beta: 1e-9 }, all_reduce: AllReduce::Ring }
+        Setting { ranks, batch, link: AlphaBeta { alpha: 2e-6, beta: 1e-9 }, all_reduce: AllReduce::Ring }
     }
 
-    fn find(model: &Model, name: &str) -> LayerSizes {
+    fn find(model: &ModelSpec, name: &str) -> LayerSizes {
         let all = LayerSizes::of_model(model, None).unwrap();
         all.into_iter().find(|sizes| sizes.name == name).unwrap()
     }
@@ -243,7 +249,7 @@ mod tests {
     /// By hand: AlexNet's second linear layer is 4096 x 4096 with 4096 biases; four ranks, 128 samples.
     #[test]
     fn a_linear_layer_sums_its_weights_or_moves_its_activations() {
-        let layer = find(&alexnet((224, 224, 3), 1000, Form::ImageNet), "classifier.4");
+        let layer = find(&alexnet((224, 224, 3), 1000, StemForm::ImageNet), "classifier.4");
         assert_eq!(layer.cost(Data, &on(4, 128)), cost(6.0, 1.5 * (4096.0 * 4096.0 + 4096.0)));
         // Outputs are gathered, the gradient of the inputs is summed.
         assert_eq!(layer.cost(ByOutputs, &on(4, 128)), cost(9.0, 0.75 * 128.0 * (4096.0 + 2.0 * 4096.0)));
@@ -254,7 +260,7 @@ mod tests {
     /// needs one row of 224 x 64 forward, and gives its gradient back.
     #[test]
     fn a_convolution_sends_its_edges_too() {
-        let model = vgg(Vgg::V16, (224, 224, 3), 1000, Form::ImageNet, false);
+        let model = vgg(Vgg::V16, (224, 224, 3), 1000, StemForm::ImageNet, false);
         let layer = find(&model, "features.2");
         let weights = 64.0 * 64.0 * 9.0 + 64.0;
         assert_eq!(layer.cost(Data, &on(2, 8)), cost(2.0, weights));
@@ -271,19 +277,19 @@ mod tests {
     /// 7 x 7 at stride 2: three rows before and two behind. 2 x 2 pools need none, 3 x 3 at stride 2 with a border one before.
     #[test]
     fn edges_follow_kernel_stride_and_padding() {
-        let net = resnet(ResNet::R18, (224, 224, 3), 1000, Form::ImageNet);
+        let net = resnet(ResNet::R18, (224, 224, 3), 1000, StemForm::ImageNet);
         let edges = |name: &str| find(&net, name).edges.map(|edges| (edges.before, edges.behind));
         assert_eq!(edges("conv1"), Some((3, 2)));
         assert_eq!(edges("max_pool"), Some((1, 0)));
         assert_eq!(edges("layer2.0.downsample.0"), Some((0, 0)));
-        let vgg =
-            LayerSizes::of_model(&vgg(Vgg::V16, (224, 224, 3), 1000, Form::ImageNet, false), None).unwrap();
+        let vgg = LayerSizes::of_model(&vgg(Vgg::V16, (224, 224, 3), 1000, StemForm::ImageNet, false), None)
+            .unwrap();
         assert!(vgg.iter().all(|sizes| sizes.kind != "max_pool"), "they have nothing to say");
     }
 
     #[test]
     fn more_ranks_than_there_is_to_share_cannot_share_it() {
-        let model = alexnet((224, 224, 3), 10, Form::ImageNet);
+        let model = alexnet((224, 224, 3), 10, StemForm::ImageNet);
         let (conv, head) = (find(&model, "features.6"), find(&model, "classifier.6"));
         assert!(conv.cost(Data, &on(8, 8)).is_some() && conv.cost(Data, &on(16, 8)).is_none());
         // 13 rows.
@@ -297,7 +303,7 @@ mod tests {
     /// Statistics of a batch norm are summed where ranks have parts of an image, forward and backward.
     #[test]
     fn a_batch_norm_measures_over_slabs() {
-        let layer = find(&resnet(ResNet::R18, (224, 224, 3), 1000, Form::ImageNet), "bn1");
+        let layer = find(&resnet(ResNet::R18, (224, 224, 3), 1000, StemForm::ImageNet), "bn1");
         assert_eq!(layer.cost(Data, &on(2, 8)), cost(2.0, 128.0));
         assert_eq!(layer.cost(Domain, &on(2, 8)), cost(6.0, 3.0 * 128.0));
         assert_eq!(layer.cost(ByOutputs, &on(2, 8)), Some(Cost::FREE));

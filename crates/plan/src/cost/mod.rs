@@ -14,7 +14,7 @@ pub mod explanation;
 pub mod integrated;
 pub mod layer;
 
-pub use collective::{AllReduce, Exchange};
+pub use collective::{AllReduce, CollectivePattern};
 pub use explanation::Explanation;
 pub use integrated::Integrated;
 pub use layer::{LayerSizes, Parallelism};
@@ -26,23 +26,23 @@ use serde::Serialize;
 
 /// How fast messages are.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Link {
+pub struct AlphaBeta {
     /// Seconds to start a message.
     pub alpha: f64,
     /// Seconds for each word.
     pub beta: f64,
 }
 
-impl Link {
+impl AlphaBeta {
     /// What Gholami et al. 2018 reckon with: 2 microseconds, and 6 GB/s for words of so many bytes.
-    pub fn published(word_bytes: u64) -> Link {
-        Link { alpha: 2e-6, beta: word_bytes as f64 / 6e9 }
+    pub fn published(word_bytes: u64) -> AlphaBeta {
+        AlphaBeta { alpha: 2e-6, beta: word_bytes as f64 / 6e9 }
     }
 }
 
-impl Link {
+impl AlphaBeta {
     /// The alpha and beta that come closest to what exchanges were seen to take, by relative error; neither is below 0.
-    pub fn fit(seen: &[(Cost, f64)]) -> Link {
+    pub fn fit(seen: &[(Cost, f64)]) -> AlphaBeta {
         // Normal equations of sum ((alpha messages + beta words) / seconds - 1)^2.
         let scaled = seen.iter().map(|(cost, seconds)| (cost.messages / seconds, cost.words / seconds));
         let sums = scaled.fold([0.0; 5], |[mm, mw, ww, m1, w1], (m, w)| {
@@ -50,11 +50,12 @@ impl Link {
         });
         let [mm, mw, ww, m1, w1] = sums;
         let determinant = mm * ww - mw * mw;
-        let both = Link { alpha: (m1 * ww - w1 * mw) / determinant, beta: (w1 * mm - m1 * mw) / determinant };
+        let both =
+            AlphaBeta { alpha: (m1 * ww - w1 * mw) / determinant, beta: (w1 * mm - m1 * mw) / determinant };
         match both {
-            Link { alpha, beta } if alpha >= 0.0 && beta >= 0.0 => both,
-            Link { alpha, .. } if alpha < 0.0 => Link { alpha: 0.0, beta: w1 / ww },
-            _ => Link { alpha: m1 / mm, beta: 0.0 },
+            AlphaBeta { alpha, beta } if alpha >= 0.0 && beta >= 0.0 => both,
+            AlphaBeta { alpha, .. } if alpha < 0.0 => AlphaBeta { alpha: 0.0, beta: w1 / ww },
+            _ => AlphaBeta { alpha: m1 / mm, beta: 0.0 },
         }
     }
 }
@@ -73,7 +74,7 @@ impl Cost {
     pub const FREE: Cost = Cost { messages: 0.0, words: 0.0 };
 
     /// `alpha` for each message and `beta` for each word.
-    pub fn seconds(self, link: Link) -> f64 {
+    pub fn seconds(self, link: AlphaBeta) -> f64 {
         link.alpha * self.messages + link.beta * self.words
     }
 }
@@ -101,7 +102,7 @@ pub struct Setting {
     pub batch: usize,
     /// How fast messages are.
     #[serde(flatten)]
-    pub link: Link,
+    pub link: AlphaBeta,
     /// How sums over ranks are made.
     pub all_reduce: AllReduce,
 }
@@ -118,11 +119,11 @@ impl Setting {
     }
 
     /// What a pattern of messages costs here.
-    pub fn cost(&self, exchange: Exchange) -> Cost {
+    pub fn cost(&self, exchange: CollectivePattern) -> Cost {
         match exchange {
-            Exchange::AllReduce(words) => self.sum(words),
-            Exchange::AllGather(words) => collective::all_gather(self.ranks, words),
-            Exchange::Halo(to_before, to_behind) => collective::halo(to_before, to_behind),
+            CollectivePattern::AllReduce(words) => self.sum(words),
+            CollectivePattern::AllGather(words) => collective::all_gather(self.ranks, words),
+            CollectivePattern::Halo(to_before, to_behind) => collective::halo(to_before, to_behind),
         }
     }
 
@@ -138,16 +139,17 @@ mod tests {
 
     #[test]
     fn a_fit_finds_what_made_the_times() {
-        let link = Link { alpha: 3e-6, beta: 2e-9 };
+        let link = AlphaBeta { alpha: 3e-6, beta: 2e-9 };
         let costs = [(1.0, 1e3), (1.0, 1e6), (6.0, 1e3), (6.0, 1e6)]
             .map(|(messages, words)| Cost { messages, words });
-        let found = Link::fit(&costs.map(|cost| (cost, cost.seconds(link))));
+        let found = AlphaBeta::fit(&costs.map(|cost| (cost, cost.seconds(link))));
         assert!(
             (found.alpha / link.alpha - 1.0).abs() < 1e-9 && (found.beta / link.beta - 1.0).abs() < 1e-9,
             "{found:?}"
         );
         // Messages that are faster the more there are of them: no time to start is below 0.
-        let found = Link::fit(&[(costs[0], 1e-6), (costs[1], 2e-3), (costs[2], 0.5e-6), (costs[3], 2e-3)]);
+        let found =
+            AlphaBeta::fit(&[(costs[0], 1e-6), (costs[1], 2e-3), (costs[2], 0.5e-6), (costs[3], 2e-3)]);
         assert!(found.alpha == 0.0 && found.beta > 0.0, "{found:?}");
     }
 }

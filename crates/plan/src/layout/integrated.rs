@@ -6,12 +6,12 @@
 
 use serde::{Serialize, Serializer};
 
-use crate::cost::integrated::Group;
-use crate::cost::{AllReduce, Integrated, Link, Setting};
+use crate::cost::integrated::IntegratedGroup;
+use crate::cost::{AllReduce, AlphaBeta, Integrated, Setting};
 use crate::error::Error;
 use crate::mesh::Axis;
 use crate::pruning::Pruning;
-use crate::spec::{Input, Model, Named};
+use crate::spec::{Input, ModelSpec, Named};
 
 const FIELD: &str = "parallel.integrated";
 
@@ -49,7 +49,7 @@ pub struct Mixing {
 
 impl Mixing {
     /// The mixture for a model and a group of so many ranks along an axis.
-    pub(super) fn find(&self, model: &Model, axis: Axis, ranks: usize) -> Result<Integrated, Error> {
+    pub(super) fn find(&self, model: &ModelSpec, axis: Axis, ranks: usize) -> Result<Integrated, Error> {
         if !matches!(model.input, Input::Image { .. }) {
             let why = format!("with `model.name` = \"{}\", which has no convolutions", model.name);
             return Err(Error::NoEffect { field: FIELD.into(), why });
@@ -71,10 +71,10 @@ impl Mixing {
         let at = Setting {
             ranks,
             batch: self.samples,
-            link: Link::published(self.word),
+            link: AlphaBeta::published(self.word),
             all_reduce: AllReduce::Ring,
         };
-        let group = Group { axis, by_model };
+        let group = IntegratedGroup { axis, by_model };
         Integrated::of_run(model, self.pruning.as_ref(), &at, &group).ok_or_else(|| Error::Conflict {
             field: FIELD.into(),
             problem: format!("cannot be: some layer cannot be split over {ranks} ranks"),
@@ -83,7 +83,7 @@ impl Mixing {
 }
 
 /// The names of the layers that multiply.
-fn products(model: &Model) -> Vec<String> {
+fn products(model: &ModelSpec) -> Vec<String> {
     let mut names = Vec::new();
     model.for_each(&mut |layer| {
         if layer.properties().tensor_role.opens() {

@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
-use crate::spec::{Layer, Model, Named, TensorRole};
+use crate::spec::{LayerSpec, ModelSpec, Named, TensorRole};
 
 /// How linear layers are cut over tensor ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -18,7 +18,7 @@ pub enum LinearForm {
 
 impl LinearForm {
     /// Whether a linear layer is by itself.
-    pub(super) fn is_plain(&self, layer: &Layer) -> bool {
+    pub(super) fn is_plain(&self, layer: &LayerSpec) -> bool {
         match self {
             LinearForm::Paired => false,
             LinearForm::Plain => true,
@@ -27,7 +27,7 @@ impl LinearForm {
     }
 
     /// The first that is named and is no linear layer of a model.
-    pub(super) fn unknown(&self, model: &Model) -> Option<&str> {
+    pub(super) fn unknown(&self, model: &ModelSpec) -> Option<&str> {
         let LinearForm::PlainFor(named) = self else { return None };
         let mut names = Vec::new();
         model.for_each(&mut |layer| names.extend(linear_name(layer).map(String::from)));
@@ -47,7 +47,7 @@ impl Serialize for LinearForm {
 }
 
 /// The name of a linear layer; of a tied one that of the layer whose weight it shares.
-fn linear_name(layer: &Layer) -> Option<&str> {
-    let name = layer.name().filter(|_| layer.properties().tensor_role == TensorRole::Pairs);
-    name.or_else(|| Some(layer.entry().tied_weight()?.trim_end_matches(".weight")))
+fn linear_name(layer: &LayerSpec) -> Option<&str> {
+    let name = layer.name().filter(|_| layer.properties().tensor_role == TensorRole::ColumnOrRowParallel);
+    name.or_else(|| Some(layer.description().tied_weight()?.trim_end_matches(".weight")))
 }

@@ -20,7 +20,7 @@ use crate::cost::Integrated;
 use crate::error::Error;
 use crate::mesh::{Axis, PerAxis};
 use crate::shard::Shard;
-use crate::spec::{Input, Layer, Model, Parameter, Shape};
+use crate::spec::{Input, LayerSpec, ModelSpec, Parameter, Shape};
 use crate::tiles::Region;
 
 /// The models of all ranks.
@@ -42,21 +42,21 @@ pub struct Layout {
 #[derive(Debug, Clone, PartialEq)]
 pub struct LocalModel {
     /// The layers, with the sizes that the rank has, and the exchanges between them.
-    pub model: Model,
+    pub model: ModelSpec,
     /// Its parameters, of the shapes that the rank has.
     pub parameters: Vec<Parameter>,
     /// Of each parameter, what the rank holds.
     pub shards: Vec<Shard>,
-    /// Of each parameter, along which axes those who hold the same shard have a summand of its gradient each. Along others they have
+    /// Of each parameter, along which axes those who hold the same shard have a partial sum of its gradient each. Along others they have
     /// the same gradient.
-    pub partial: Vec<Partial>,
+    pub partial: Vec<PartialAxes>,
     /// The classes whose logits the rank makes, where that is not all.
-    pub classes: Option<Classes>,
+    pub classes: Option<ClassShard>,
 }
 
 /// Some of the classes that ranks along an axis share out.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Classes {
+pub struct ClassShard {
     /// Whose others the other ranks have,
     pub axis: Axis,
     /// so many with this one.
@@ -65,9 +65,9 @@ pub struct Classes {
     pub own: Range<usize>,
 }
 
-/// Axes along which ranks have summands of a gradient.
+/// Axes along which ranks have partial sums of a gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Partial {
+pub struct PartialAxes {
     /// Each sees other positions, or other heads.
     pub tensor: bool,
     /// Each sees other pixels.
@@ -76,20 +76,20 @@ pub struct Partial {
 
 impl LocalModel {
     /// That of a rank which has all of the model.
-    pub fn whole(model: &Model) -> LocalModel {
+    pub fn unsharded(model: &ModelSpec) -> LocalModel {
         LocalModel::uncut(model, model.parameters())
     }
 
-    fn uncut(model: &Model, parameters: Vec<Parameter>) -> LocalModel {
+    fn uncut(model: &ModelSpec, parameters: Vec<Parameter>) -> LocalModel {
         let shards: Vec<Shard> = parameters.iter().map(|parameter| Shard::full(&parameter.shape)).collect();
-        let partial = vec![Partial::default(); shards.len()];
+        let partial = vec![PartialAxes::default(); shards.len()];
         LocalModel { model: model.clone(), parameters, shards, partial, classes: None }
     }
 
     /// That of a rank among those along an axis.
-    fn of(shard: tensor::Sharded, axis: Axis) -> LocalModel {
-        let tensor::Sharded { model, parameters, held, classes } = shard;
-        let along = |is_partial: bool| Partial {
+    fn of(shard: tensor::ShardedModel, axis: Axis) -> LocalModel {
+        let tensor::ShardedModel { model, parameters, held, classes } = shard;
+        let along = |is_partial: bool| PartialAxes {
             tensor: is_partial && axis == Axis::Tensor,
             spatial: is_partial && axis == Axis::Spatial,
         };
@@ -102,7 +102,7 @@ impl LocalModel {
     pub fn tile(&self) -> Option<Region> {
         let mut tile = None;
         self.model.for_each(&mut |layer| {
-            if let Layer::Crop(crop) = layer {
+            if let LayerSpec::Crop(crop) = layer {
                 tile = Some(crop.region.clone());
             }
         });
@@ -111,18 +111,18 @@ impl LocalModel {
 
     /// Weights of each parameter that a rank keeps where so many of the whole stay: its fair share, since only the run knows
     /// where they lie.
-    pub(crate) fn kept(&self, mut whole: Vec<Option<u64>>) -> Vec<Option<u64>> {
-        for (kept, shard) in whole.iter_mut().zip(&self.shards).filter(|(_, shard)| !shard.is_full()) {
+    pub(crate) fn kept(&self, mut full: Vec<Option<u64>>) -> Vec<Option<u64>> {
+        for (kept, shard) in full.iter_mut().zip(&self.shards).filter(|(_, shard)| !shard.is_full()) {
             let share = shard.len() as f64 / shard.full_shape().iter().product::<usize>() as f64;
             *kept = kept.map(|kept| (kept as f64 * share).round() as u64);
         }
-        whole
+        full
     }
 }
 
 /// How tensors are cut along the axes that cut them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Cuts {
+pub struct Partition {
     /// Ranks that have a part of every large layer,
     pub tensor: usize,
     /// whether these cut what lies between along the sequence,
@@ -137,9 +137,9 @@ pub struct Cuts {
     pub integrated: Option<Mixing>,
 }
 
-impl Cuts {
+impl Partition {
     /// Nothing is cut.
-    pub const NONE: Cuts = Cuts {
+    pub const NONE: Partition = Partition {
         tensor: 1,
         sequence: false,
         linear: LinearForm::Paired,
@@ -151,8 +151,8 @@ impl Cuts {
 
 impl Layout {
     /// That of a model of these parameters whose shapes were checked.
-    pub fn new(model: &Model, parameters: &[Parameter], cuts: Cuts) -> Result<Layout, Error> {
-        let Cuts { tensor, sequence, linear, grid, synchronised, integrated } = cuts;
+    pub fn new(model: &ModelSpec, parameters: &[Parameter], cuts: Partition) -> Result<Layout, Error> {
+        let Partition { tensor, sequence, linear, grid, synchronised, integrated } = cuts;
         match model.input {
             Input::Image { .. } if sequence => {
                 let why = format!("with `model.name` = \"{}\", which reads no sequence", model.name);
@@ -180,12 +180,13 @@ impl Layout {
         let mut locals = Vec::with_capacity(tiles * tensor);
         for peer in 0..tiles * tensor {
             let (tile, rank) = (peer / tensor, peer % tensor);
-            let tensor_part =
-                tensor::Part { axis: Axis::Tensor, ranks: tensor, rank, sequence, linear: &linear };
+            let tensor_split =
+                tensor::TensorSplit { axis: Axis::Tensor, ranks: tensor, rank, sequence, linear: &linear };
             let mut local = match &mixture {
                 Some(mixture) => {
-                    let part = tensor::Part { axis, ranks: group, rank: peer, ..tensor_part };
-                    LocalModel::of(tensor::follow(model, parameters, part, &mixture.route), axis)
+                    let mixture_split =
+                        tensor::TensorSplit { axis, ranks: group, rank: peer, ..tensor_split };
+                    LocalModel::of(tensor::follow(model, parameters, mixture_split, &mixture.route), axis)
                 }
                 None => LocalModel::uncut(model, parameters.to_vec()),
             };
@@ -197,7 +198,7 @@ impl Layout {
                 (local.model, summed) = spatial::shard(&local.model, grid, tile)?;
             }
             if tensor > 1 && mixture.is_none() {
-                local = LocalModel::of(tensor::shard(&local.model, parameters, tensor_part)?, Axis::Tensor);
+                local = LocalModel::of(tensor::shard(&local.model, parameters, tensor_split)?, Axis::Tensor);
             }
             for (partial, parameter) in local.partial.iter_mut().zip(parameters) {
                 partial.spatial |= summed.contains(&parameter.name);
@@ -223,35 +224,35 @@ impl Layout {
     }
 
     /// The model of the rank at a place.
-    pub fn of(&self, place: PerAxis) -> &LocalModel {
-        &self.locals[self.peer(place)]
+    pub fn of(&self, coords: PerAxis) -> &LocalModel {
+        &self.locals[self.model_parallel_rank(coords)]
     }
 
-    /// Which of those that have parts of the same layers a rank is.
-    pub fn peer(&self, place: PerAxis) -> usize {
-        place.spatial * self.tensor + place.tensor
+    /// Which of those of the same model-parallel group a rank is.
+    pub fn model_parallel_rank(&self, coords: PerAxis) -> usize {
+        coords.spatial * self.tensor + coords.tensor
     }
 
-    /// The models of those that have parts of the same layers, in the order of ranks.
-    pub fn peers(&self) -> &[LocalModel] {
+    /// The models of those of the same model-parallel group, in the order of ranks.
+    pub fn local_models(&self) -> &[LocalModel] {
         &self.locals
     }
 
-    /// Whether two of these have summands of a parameter's gradient, which are added up.
-    pub fn are_summed(&self, parameter: usize, a: usize, b: usize) -> bool {
+    /// Whether two of these have partial sums of a parameter's gradient, which are added up.
+    pub fn are_reduced(&self, parameter: usize, a: usize, b: usize) -> bool {
         let (one, other) = (&self.locals[a], &self.locals[b]);
-        let Partial { tensor, spatial } = one.partial[parameter];
+        let PartialAxes { tensor, spatial } = one.partial[parameter];
         one.shards[parameter] == other.shards[parameter]
             && (tensor || a % self.tensor == b % self.tensor)
             && (spatial || a / self.tensor == b / self.tensor)
     }
 
-    /// How many of these have a summand of the gradient that one of them has of a parameter, itself included.
-    pub fn summands(&self, parameter: usize, of: usize) -> usize {
-        (0..self.locals.len()).filter(|peer| *peer == of || self.are_summed(parameter, of, *peer)).count()
+    /// How many of these have a partial sum of the gradient that one of them has of a parameter, itself included.
+    pub fn partial_ranks(&self, parameter: usize, of: usize) -> usize {
+        (0..self.locals.len()).filter(|peer| *peer == of || self.are_reduced(parameter, of, *peer)).count()
     }
 }
 
-fn through(layers: &[Layer], shape: Shape) -> Shape {
+fn through(layers: &[LayerSpec], shape: Shape) -> Shape {
     layers.iter().fold(shape, |shape, layer| layer.output(shape).expect("the shapes were checked"))
 }

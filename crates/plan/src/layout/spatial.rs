@@ -1,6 +1,6 @@
 //! A rank's own model where images are cut: windows slide over its tile and a halo, and a mean over the image ends the cut.
 //!
-//! Norms, convolutions and what else has weights before that end see other pixels on each rank, so that each has a summand of their
+//! Norms, convolutions and what else has weights before that end see other pixels on each rank, so that each has a partial sum of their
 //! gradients; what follows is the same on all of them.
 
 use std::collections::HashSet;
@@ -8,34 +8,40 @@ use std::collections::HashSet;
 use super::{norms, through};
 use crate::error::Error;
 use crate::mesh::Axis;
-use crate::spec::{Counted, Crop, Halo, Input, Layer, Model, OnTiles, Shape, SharedStatistics, TiledMean};
-use crate::tiles::{Tiles, Window};
+use crate::spec::{
+    Crop, DropoutIndices, Halo, Input, LayerSpec, ModelSpec, Shape, SharedStatistics, TileRole, TiledMean,
+};
+use crate::tiles::{SlidingWindow, TileGrid};
 
 /// The strides that an image meets on its way through layers, in order, those of a residual block's branch among them: what
-/// [`Tiles::cut`] wants to know.
-pub fn strides(layers: &[Layer]) -> Vec<usize> {
-    let of = |layer: &Layer| match (layer.properties().on_tiles, layer.entry().sides()) {
-        (OnTiles::Window(window), _) => vec![window.stride],
-        (_, Some(sides)) => sides.all.first().map_or(Vec::new(), |side| strides(side.layers)),
+/// [`TileGrid::cut`] wants to know.
+pub fn strides(layers: &[LayerSpec]) -> Vec<usize> {
+    let of = |layer: &LayerSpec| match (layer.properties().tile_role, layer.description().branches()) {
+        (TileRole::Window(window), _) => vec![window.stride],
+        (_, Some(branches)) => branches.all.first().map_or(Vec::new(), |side| strides(side.layers)),
         (_, None) => Vec::new(),
     };
     layers.iter().flat_map(of).filter(|stride| *stride > 1).collect()
 }
 
-/// The model of one of the ranks of a grid, and the names of the parameters of whose gradients each has a summand.
-pub(crate) fn shard(model: &Model, grid: [usize; 2], rank: usize) -> Result<(Model, HashSet<String>), Error> {
+/// The model of one of the ranks of a grid, and the names of the parameters of whose gradients each has a partial sum.
+pub(crate) fn shard(
+    model: &ModelSpec,
+    grid: [usize; 2],
+    rank: usize,
+) -> Result<(ModelSpec, HashSet<String>), Error> {
     let Input::Image { height, width, .. } = model.input else {
         let why = format!("with `model.name` = \"{}\", which reads no images", model.name);
         return Err(Error::NoEffect { field: "parallel.spatial".into(), why });
     };
-    let layers: Vec<Layer> = model.blocks.iter().flat_map(|block| block.layers.clone()).collect();
-    let tiles = Tiles::cut([height, width], grid, &strides(&layers));
-    let crop = Layer::Crop(Crop { of: [height, width], region: tiles.of(rank) });
-    let mut sharder = Sharder { rank, tiles: Some(tiles), partial: HashSet::new() };
+    let layers: Vec<LayerSpec> = model.blocks.iter().flat_map(|block| block.layers.clone()).collect();
+    let tiles = TileGrid::cut([height, width], grid, &strides(&layers));
+    let crop = LayerSpec::Crop(Crop { of: [height, width], region: tiles.of(rank) });
+    let mut sharder = SpatialSharder { rank, tiles: Some(tiles), partial: HashSet::new() };
     let (mut local, mut shape) = (model.clone(), model.input.shape());
-    for (block, whole) in local.blocks.iter_mut().zip(&model.blocks) {
-        block.layers = sharder.layers(&whole.layers, shape)?;
-        shape = through(&whole.layers, shape);
+    for (block, full) in local.blocks.iter_mut().zip(&model.blocks) {
+        block.layers = sharder.layers(&full.layers, shape)?;
+        shape = through(&full.layers, shape);
     }
     if let Some(first) = local.blocks.iter_mut().find(|block| !block.layers.is_empty()) {
         first.layers.insert(0, crop);
@@ -46,19 +52,19 @@ pub(crate) fn shard(model: &Model, grid: [usize; 2], rank: usize) -> Result<(Mod
     Ok((local, sharder.partial))
 }
 
-struct Sharder {
+struct SpatialSharder {
     rank: usize,
     /// How the image is cut at the place reached; none: it is whole again.
-    tiles: Option<Tiles>,
+    tiles: Option<TileGrid>,
     partial: HashSet<String>,
 }
 
-impl Sharder {
-    fn layers(&mut self, layers: &[Layer], mut shape: Shape) -> Result<Vec<Layer>, Error> {
+impl SpatialSharder {
+    fn layers(&mut self, layers: &[LayerSpec], mut shape: Shape) -> Result<Vec<LayerSpec>, Error> {
         let mut built = Vec::new();
         for layer in layers {
             match &self.tiles {
-                Some(tiles) => self.on_tiles(layer, tiles.clone(), shape, &mut built)?,
+                Some(tiles) => self.tile_role(layer, tiles.clone(), shape, &mut built)?,
                 None => built.push(layer.clone()),
             }
             shape = layer.output(shape).expect("the shapes were checked");
@@ -66,23 +72,23 @@ impl Sharder {
         Ok(built)
     }
 
-    fn on_tiles(
+    fn tile_role(
         &mut self,
-        layer: &Layer,
-        tiles: Tiles,
+        layer: &LayerSpec,
+        tiles: TileGrid,
         shape: Shape,
-        built: &mut Vec<Layer>,
+        built: &mut Vec<LayerSpec>,
     ) -> Result<(), Error> {
         self.partial.extend(layer.parameters().into_iter().map(|parameter| parameter.name));
-        let entry = layer.entry();
+        let entry = layer.description();
         let ([height, width], own) = (tiles.size(), tiles.of(self.rank));
-        match entry.properties().on_tiles {
-            OnTiles::Window(window) => return self.slide(layer, &tiles, window, built),
-            OnTiles::Mean(size) => {
+        match entry.properties().tile_role {
+            TileRole::Window(window) => return self.slide(layer, &tiles, window, built),
+            TileRole::Mean(size) => {
                 self.end(tiles, size, built);
                 return Ok(());
             }
-            OnTiles::Gathered => {
+            TileRole::Gathered => {
                 if height != width {
                     return Err(conflict(format!(
                         "a {} of {height} x {width} pixels cannot be gathered: put an adaptive pool before it",
@@ -94,27 +100,27 @@ impl Sharder {
                 built.push(layer.clone());
                 return Ok(());
             }
-            OnTiles::Pixels | OnTiles::Apart => {}
+            TileRole::Pixels | TileRole::Apart => {}
         }
         if let Some(channels) = entry.properties().batch_statistics
-            && !matches!(built.last(), Some(Layer::SharedStatistics(_)))
+            && !matches!(built.last(), Some(LayerSpec::SharedStatistics(_)))
         {
             built.push(norms::shared(channels, Axis::Spatial));
         }
         let row = width * shape.last();
         let elements =
-            Counted::Runs { first: own.rows.start * row, run: own.rows.len() * row, of: height * row };
+            DropoutIndices::Runs { first: own.rows.start * row, run: own.rows.len() * row, of: height * row };
         built.push(match (layer, entry.counting(elements)) {
             (_, Some(_)) if own.columns != (0..width) => {
                 let word = entry.word();
                 return Err(conflict(format!("a {word} over an image that is split along its width")));
             }
             (_, Some(counting)) => counting,
-            (Layer::SharedStatistics(shared), _) => {
+            (LayerSpec::SharedStatistics(shared), _) => {
                 let over = shared.over.iter().copied().chain([Axis::Spatial]).collect();
-                Layer::SharedStatistics(SharedStatistics { over, ..shared.clone() })
+                LayerSpec::SharedStatistics(SharedStatistics { over, ..shared.clone() })
             }
-            (layer, None) if entry.sides().is_some() => self.ways(layer, &tiles, shape)?,
+            (layer, None) if entry.branches().is_some() => self.ways(layer, &tiles, shape)?,
             (layer, None) => layer.clone(),
         });
         Ok(())
@@ -123,10 +129,10 @@ impl Sharder {
     /// Windows over a tile and what they see of its neighbours.
     fn slide(
         &mut self,
-        layer: &Layer,
-        tiles: &Tiles,
-        window: Window,
-        built: &mut Vec<Layer>,
+        layer: &LayerSpec,
+        tiles: &TileGrid,
+        window: SlidingWindow,
+        built: &mut Vec<LayerSpec>,
     ) -> Result<(), Error> {
         let called =
             layer.name().map_or(format!("a {}", layer.kind()), |name| format!("{} `{name}`", layer.kind()));
@@ -135,17 +141,17 @@ impl Sharder {
         let exchange = exchanges.swap_remove(self.rank);
         let padding = exchange.contribution(&exchange.reads).padding;
         if !(exchange.is_empty() && exchange.own == exchange.reads) {
-            built.push(Layer::Halo(Halo(exchange)));
+            built.push(LayerSpec::Halo(Halo(exchange)));
         }
-        built.push(layer.entry().padded(padding).expect("windows have a padding"));
+        built.push(layer.description().padded(padding).expect("windows have a padding"));
         self.tiles = Some(output);
         Ok(())
     }
 
     /// Ways that part here, and must come out cut alike.
-    fn ways(&mut self, layer: &Layer, tiles: &Tiles, shape: Shape) -> Result<Layer, Error> {
+    fn ways(&mut self, layer: &LayerSpec, tiles: &TileGrid, shape: Shape) -> Result<LayerSpec, Error> {
         let mut ends = Vec::new();
-        let built = layer.map_sides(|way| {
+        let built = layer.map_branches(|way| {
             self.tiles = Some(tiles.clone());
             let built = self.layers(way, shape)?;
             ends.push(self.tiles.clone());
@@ -159,8 +165,8 @@ impl Sharder {
         Ok(built)
     }
 
-    fn end(&mut self, tiles: Tiles, size: Option<usize>, built: &mut Vec<Layer>) {
-        built.push(Layer::TiledMean(TiledMean { tiles, rank: self.rank, size }));
+    fn end(&mut self, tiles: TileGrid, size: Option<usize>, built: &mut Vec<LayerSpec>) {
+        built.push(LayerSpec::TiledMean(TiledMean { tiles, rank: self.rank, size }));
         self.tiles = None;
     }
 }

@@ -14,34 +14,36 @@
 //! (Korthikanti et al. 2022) what lies between `leave` and `enter` is cut along the sequence: `enter` gathers it and `leave` sums and
 //! cuts, and gradients of what is there are sums over ranks. A layer too small to be cut runs whole on every rank.
 
-mod exchanges;
-mod held;
+mod collectives;
 mod pair;
+mod param_shards;
 mod route;
 
 use std::collections::HashMap;
 use std::ops::Range;
 
-use self::held::Held;
+use self::param_shards::ParamShard;
 pub(super) use self::route::follow;
-use super::{Classes, LinearForm, Shard, through};
+use super::{ClassShard, LinearForm, Shard, through};
 use crate::error::Error;
 use crate::mesh::Axis;
-use crate::spec::{Along, Counted, Layer, Model, Move, Parameter, Shape, TensorRole};
+use crate::spec::{
+    CollectiveOp, DropoutIndices, LayerSpec, ModelSpec, Parameter, Shape, ShardDim, TensorRole,
+};
 use crate::split::split;
 
 /// What one of several ranks along the tensor axis has.
-pub(super) struct Sharded {
-    pub model: Model,
+pub(super) struct ShardedModel {
+    pub model: ModelSpec,
     pub parameters: Vec<Parameter>,
-    /// Of each parameter its shard, and whether all who have the same have a summand of its gradient.
+    /// Of each parameter its shard, and whether all who have the same have a partial sum of its gradient.
     pub held: Vec<(Shard, bool)>,
-    pub classes: Option<Classes>,
+    pub classes: Option<ClassShard>,
 }
 
 /// Which of the ranks along an axis one is, and how they cut.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Part<'a> {
+pub(super) struct TensorSplit<'a> {
     pub axis: Axis,
     pub ranks: usize,
     pub rank: usize,
@@ -52,55 +54,64 @@ pub(super) struct Part<'a> {
 }
 
 /// That of a rank.
-pub(super) fn shard(model: &Model, whole: &[Parameter], part: Part<'_>) -> Result<Sharded, Error> {
-    let mut sharder = Sharder::new(part);
+pub(super) fn shard(
+    model: &ModelSpec,
+    full: &[Parameter],
+    tensor_split: TensorSplit<'_>,
+) -> Result<ShardedModel, Error> {
+    let mut sharder = TensorSharder::new(tensor_split);
     let (mut local, mut shape) = (model.clone(), model.input.shape());
     let last = model.blocks.len() - 1;
     for (i, block) in model.blocks.iter().enumerate() {
         local.blocks[i].layers = sharder.layers(&block.layers, shape, i == last)?;
         shape = through(&block.layers, shape);
     }
-    Ok(finish(sharder, local, whole))
+    Ok(finish(sharder, local, full))
 }
 
 /// What a rank has whose layers were made.
-fn finish(mut sharder: Sharder<'_>, local: Model, whole: &[Parameter]) -> Sharded {
+fn finish(mut sharder: TensorSharder<'_>, local: ModelSpec, full: &[Parameter]) -> ShardedModel {
     let parameters = local.parameters();
-    let held = parameters.iter().zip(whole).map(|(own, whole)| {
+    let held = parameters.iter().zip(full).map(|(own, full)| {
         debug_assert_eq!(
-            own.name, whole.name,
+            own.name, full.name,
             "a rank's model has the parameters of the whole, in their order"
         );
-        let everything = || Held { shard: Shard::full(&whole.shape), is_partial: false };
-        let Held { shard, is_partial } = sharder.held.remove(&own.name).unwrap_or_else(everything);
+        let everything = || ParamShard { shard: Shard::full(&full.shape), is_partial: false };
+        let ParamShard { shard, is_partial } = sharder.held.remove(&own.name).unwrap_or_else(everything);
         debug_assert_eq!(shard.shape(), own.shape, "{}", own.name);
         (shard, is_partial)
     });
     let held = held.collect();
-    Sharded { model: local, parameters, held, classes: sharder.classes }
+    ShardedModel { model: local, parameters, held, classes: sharder.classes }
 }
 
 /// Makes the layers of one rank.
-struct Sharder<'a> {
-    part: Part<'a>,
+struct TensorSharder<'a> {
+    tensor_split: TensorSplit<'a>,
     /// Whether a layer before the place reached is trained: what comes behind it has a gradient.
     trained: bool,
     /// What the rank holds of a parameter, by name; of the others it is all, and its gradient the same on every rank.
-    held: HashMap<String, Held>,
-    classes: Option<Classes>,
+    held: HashMap<String, ParamShard>,
+    classes: Option<ClassShard>,
 }
 
-impl Sharder<'_> {
-    fn new(part: Part<'_>) -> Sharder<'_> {
-        Sharder { part, trained: false, held: HashMap::new(), classes: None }
+impl TensorSharder<'_> {
+    fn new(tensor_split: TensorSplit<'_>) -> TensorSharder<'_> {
+        TensorSharder { tensor_split, trained: false, held: HashMap::new(), classes: None }
     }
 
     /// The layers of a rank for a row of layers that begins and ends with what every rank has.
-    fn layers(&mut self, layers: &[Layer], mut shape: Shape, ends: bool) -> Result<Vec<Layer>, Error> {
+    fn layers(
+        &mut self,
+        layers: &[LayerSpec],
+        mut shape: Shape,
+        ends: bool,
+    ) -> Result<Vec<LayerSpec>, Error> {
         let (mut built, mut rest) = (Vec::new(), layers);
         while let Some(layer) = rest.first() {
             let is_head = ends && rest.len() == 1;
-            let taken = if let [halo @ Layer::Halo(_), next, ..] = rest
+            let taken = if let [halo @ LayerSpec::Halo(_), next, ..] = rest
                 && next.properties().hides_halo
                 && let Some(outputs) = self.outputs_to_split(next)
             {
@@ -108,7 +119,11 @@ impl Sharder<'_> {
                 built.extend(self.enter(shape));
                 built.push(halo.clone());
                 built.push(self.split_outputs(next, &[self.own(outputs)], false));
-                built.push(self.exchange(Move::Gather(Along::Last), Move::Slice(Along::Last), outputs));
+                built.push(self.exchange(
+                    CollectiveOp::AllGather(ShardDim::Last),
+                    CollectiveOp::Slice(ShardDim::Last),
+                    outputs,
+                ));
                 2
             } else if let Some(pair) = self.pair(rest, shape, ends)? {
                 self.run_pair(&pair, &rest[..=pair.end], shape, &mut built)?;
@@ -125,9 +140,9 @@ impl Sharder<'_> {
     }
 
     /// Ways that part here: what one of them trains is not before the others.
-    fn ways(&mut self, layer: &Layer, shape: Shape) -> Result<Layer, Error> {
+    fn ways(&mut self, layer: &LayerSpec, shape: Shape) -> Result<LayerSpec, Error> {
         let before = self.trained;
-        layer.map_sides(|way| {
+        layer.map_branches(|way| {
             self.trained = before;
             self.layers(way, shape, false)
         })
@@ -135,29 +150,35 @@ impl Sharder<'_> {
 
     fn run_one(
         &mut self,
-        layer: &Layer,
+        layer: &LayerSpec,
         shape: Shape,
         is_head: bool,
-        built: &mut Vec<Layer>,
+        built: &mut Vec<LayerSpec>,
     ) -> Result<(), Error> {
-        let entry = layer.entry();
-        let is_head = is_head && !self.part.linear.is_plain(layer) && entry.properties().tensor_role.opens();
-        if entry.sides().is_some() {
+        let entry = layer.description();
+        let is_head =
+            is_head && !self.tensor_split.linear.is_plain(layer) && entry.properties().tensor_role.opens();
+        if entry.branches().is_some() {
             built.push(self.ways(layer, shape)?);
         } else if let Some(outputs) = self.outputs_to_split(layer).filter(|_| is_head || !self.cuts(shape)) {
             let own = self.own(outputs);
             built.extend(self.enter(shape));
             built.push(self.split_outputs(layer, std::slice::from_ref(&own), false));
             match is_head {
-                true => self.classes = Some(Classes { axis: self.part.axis, ranks: self.part.ranks, own }),
-                false => {
-                    built.push(self.exchange(Move::Gather(Along::Last), Move::Slice(Along::Last), outputs))
+                true => {
+                    self.classes =
+                        Some(ClassShard { axis: self.tensor_split.axis, ranks: self.tensor_split.ranks, own })
                 }
+                false => built.push(self.exchange(
+                    CollectiveOp::AllGather(ShardDim::Last),
+                    CollectiveOp::Slice(ShardDim::Last),
+                    outputs,
+                )),
             }
         } else if is_head {
             built.extend(self.gathered(shape));
             built.push(layer.clone());
-        } else if entry.properties().tensor_role == TensorRole::Closes {
+        } else if entry.properties().tensor_role == TensorRole::RowParallel {
             self.run_closing(layer, shape, built);
         } else if entry.properties().mixes_positions && self.cuts(shape) {
             built.extend(self.gathered(shape));
@@ -170,15 +191,15 @@ impl Sharder<'_> {
     }
 
     /// How many outputs a layer has that ranks can have some of each.
-    fn outputs_to_split(&self, layer: &Layer) -> Option<usize> {
+    fn outputs_to_split(&self, layer: &LayerSpec) -> Option<usize> {
         let size = layer.properties().product_size.filter(|_| layer.properties().tensor_role.opens())?;
-        (size.output >= self.part.ranks).then_some(size.output)
+        (size.output >= self.tensor_split.ranks).then_some(size.output)
     }
 
     /// A layer of which ranks have some inputs each, where there are enough of them.
-    fn run_closing(&mut self, layer: &Layer, shape: Shape, built: &mut Vec<Layer>) {
+    fn run_closing(&mut self, layer: &LayerSpec, shape: Shape, built: &mut Vec<LayerSpec>) {
         let inputs = layer.properties().product_size.expect("a layer that closes multiplies").input;
-        if inputs >= self.part.ranks {
+        if inputs >= self.tensor_split.ranks {
             return self.split_inputs(layer, &self.own(inputs), shape, built);
         }
         let after = layer.output(shape).expect("the shapes were checked");
@@ -187,24 +208,25 @@ impl Sharder<'_> {
     }
 
     /// A layer that every rank runs, on its part of the sequence where that is cut.
-    fn on_positions(&mut self, layer: &Layer, shape: Shape) -> Layer {
+    fn on_positions(&mut self, layer: &LayerSpec, shape: Shape) -> LayerSpec {
         let (Shape::Sequence { seq, width }, true) = (shape, self.cuts(shape)) else { return layer.clone() };
-        self.whole_of(layer);
+        self.hold_layer_full(layer);
         let own = self.own(seq);
-        let elements = Counted::Runs { first: own.start * width, run: own.len() * width, of: seq * width };
-        let entry = layer.entry();
+        let elements =
+            DropoutIndices::Runs { first: own.start * width, run: own.len() * width, of: seq * width };
+        let entry = layer.description();
         entry.at_position(own.start).or_else(|| entry.counting(elements)).unwrap_or_else(|| layer.clone())
     }
 
     /// Which of so many a rank has: equal parts, but for one more in some.
     fn own(&self, extent: usize) -> Range<usize> {
-        split(extent, self.part.ranks, self.part.rank)
+        split(extent, self.tensor_split.ranks, self.tensor_split.rank)
     }
 
     fn conflict(&self, problem: String) -> Error {
         Error::Conflict {
             field: "parallel.tensor".into(),
-            problem: format!("is {}, {problem}", self.part.ranks),
+            problem: format!("is {}, {problem}", self.tensor_split.ranks),
         }
     }
 }

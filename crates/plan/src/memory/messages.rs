@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use crate::packets::{BUCKET, packets};
-use crate::spec::rooms::{BlockMessages, InBackward};
+use crate::spec::message_sizes::{BackwardEvent, BlockMessages};
 
 /// A gradient that is summed over ranks.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Summed {
-    /// How many ranks of a replica have a summand: gradients of other groups travel in other packets.
-    pub summands: u64,
+pub(super) struct ReducedGradient {
+    /// How many ranks of a replica have a partial sum: gradients of other groups travel in other packets.
+    pub partial_ranks: u64,
     /// Bytes that travel.
     pub bytes: u64,
 }
@@ -25,7 +25,7 @@ pub(super) fn most_in_passes(
     blocks: &[BlockMessages],
     size: u64,
     copies: bool,
-    summed: impl Fn(usize) -> Option<Summed>,
+    summed: impl Fn(usize) -> Option<ReducedGradient>,
 ) -> u64 {
     // Those behind in the model are complete first.
     let mut chunks = chunks.to_vec();
@@ -34,18 +34,18 @@ pub(super) fn most_in_passes(
     let largest = chunks.iter().flat_map(held).map(|block| block.most).max().unwrap_or(0);
     let (mut most, mut under_way) = (largest.saturating_mul(size), 0u64);
     for chunk in &chunks {
-        let events: Vec<&InBackward> = held(chunk).rev().flat_map(|block| &block.backward).collect();
-        let mut packing = Packing::of(&events, &summed);
+        let events: Vec<&BackwardEvent> = held(chunk).rev().flat_map(|block| &block.backward).collect();
+        let mut packing = ChunkPackets::of(&events, &summed);
         for event in events {
             match event {
-                InBackward::Message(elements) => {
+                BackwardEvent::Message(elements) => {
                     most = most.max(under_way.saturating_add(elements.saturating_mul(size)));
                 }
-                InBackward::Gradients(places) if !copies => {
-                    let full = places.iter().filter_map(|place| packing.fill(*place));
+                BackwardEvent::Gradients(ids) if !copies => {
+                    let full = ids.iter().filter_map(|id| packing.fill(*id));
                     under_way = full.fold(under_way, u64::saturating_add);
                 }
-                InBackward::Gradients(_) => {}
+                BackwardEvent::Gradients(_) => {}
             }
         }
         if copies {
@@ -56,25 +56,25 @@ pub(super) fn most_in_passes(
 }
 
 /// The packets of a chunk.
-struct Packing {
+struct ChunkPackets {
     /// Of each: gradients that are missing, and the bytes of its message; none of a gradient that is sent as it is.
     packets: Vec<(usize, u64)>,
     /// The packet of a parameter.
     of: HashMap<usize, usize>,
 }
 
-impl Packing {
-    fn of(events: &[&InBackward], summed: impl Fn(usize) -> Option<Summed>) -> Packing {
+impl ChunkPackets {
+    fn of(events: &[&BackwardEvent], summed: impl Fn(usize) -> Option<ReducedGradient>) -> ChunkPackets {
         let mut groups: BTreeMap<u64, Vec<(usize, u64)>> = BTreeMap::new();
         for event in events {
-            let InBackward::Gradients(places) = event else { continue };
-            for place in places {
-                if let Some(Summed { summands, bytes }) = summed(*place) {
-                    groups.entry(summands).or_default().push((*place, bytes));
+            let BackwardEvent::Gradients(ids) = event else { continue };
+            for id in ids {
+                if let Some(ReducedGradient { partial_ranks, bytes }) = summed(*id) {
+                    groups.entry(partial_ranks).or_default().push((*id, bytes));
                 }
             }
         }
-        let mut packing = Packing { packets: Vec::new(), of: HashMap::new() };
+        let mut packing = ChunkPackets { packets: Vec::new(), of: HashMap::new() };
         for gradients in groups.into_values() {
             let bytes: Vec<u64> = gradients.iter().map(|(_, bytes)| *bytes).collect();
             for packet in packets(&bytes) {
@@ -87,8 +87,8 @@ impl Packing {
     }
 
     /// A gradient is made: the bytes of its packet, where it was the last of it.
-    fn fill(&mut self, place: usize) -> Option<u64> {
-        let (missing, bytes) = &mut self.packets[*self.of.get(&place)?];
+    fn fill(&mut self, id: usize) -> Option<u64> {
+        let (missing, bytes) = &mut self.packets[*self.of.get(&id)?];
         *missing -= 1;
         (*missing == 0).then_some(*bytes)
     }

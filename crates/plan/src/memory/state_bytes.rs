@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::data_parallel::DataParallelMode;
 use crate::pruning::Pruning;
-use crate::sharing::Sharing;
-use crate::storage::Storage;
+use crate::storage::StorageForms;
 
 /// Bytes for each weight that pruning may touch, once it has.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
@@ -22,8 +22,8 @@ pub struct StateBytes {
 impl StateBytes {
     /// The prediction for a run.
     pub fn predict(
-        storage: Storage,
-        sharing: Sharing,
+        storage: StorageForms,
+        data_parallel: DataParallelMode,
         replicas: usize,
         pruning: Option<&Pruning>,
     ) -> StateBytes {
@@ -32,8 +32,8 @@ impl StateBytes {
         let part = |is_shared: bool| if is_shared { replicas as f64 } else { 1.0 };
         StateBytes {
             weights: if storage.compressed_weights { kept } else { 1.0 } * storage.precision.size() as f64,
-            gradients: share * storage.gradient_bytes() as f64 / part(sharing.scatters_gradients()),
-            optimizer: share * storage.optimizer_bytes as f64 / part(sharing.is_sharded()),
+            gradients: share * storage.gradient_bytes() as f64 / part(data_parallel.scatters_gradients()),
+            optimizer: share * storage.optimizer_bytes as f64 / part(data_parallel.is_sharded()),
             mask: if pruning.is_some() { (0.125f64 + 1.0 / 128.0).min(4.0 * kept) } else { 0.0 },
         }
     }

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::Memory;
+use super::MemoryPlan;
 
 /// The most that weights, gradients, optimizer state and masks take together, on the rank where that is most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -19,16 +19,16 @@ pub struct StatePhases {
 
 impl StatePhases {
     /// From what ranks have at the peaks of a run, and once pruned, for the first time and to the end.
-    pub(crate) fn of(ranks: &[Memory], first: &[Memory], last: &[Memory]) -> StatePhases {
+    pub(crate) fn of(ranks: &[MemoryPlan], first: &[MemoryPlan], last: &[MemoryPlan]) -> StatePhases {
         let most = |of: &mut dyn Iterator<Item = u64>| of.max().unwrap_or(0);
         // State is dense while the first masks are drawn, and let go one parameter after the other.
-        let shrinking = |(dense, first): (&Memory, &Memory)| {
+        let shrinking = |(dense, first): (&MemoryPlan, &MemoryPlan)| {
             let weights_at_rest = dense.weights_at_rest.max(first.weights_at_rest);
-            Memory { weights_at_rest, optimizer: dense.optimizer.max(first.optimizer), ..*first }.state()
+            MemoryPlan { weights_at_rest, optimizer: dense.optimizer.max(first.optimizer), ..*first }.state()
         };
         let dense = most(&mut ranks.iter().map(|rank| rank.state() - rank.mask));
-        let after = most(&mut last.iter().map(Memory::state));
-        let scoring = most(&mut ranks.iter().filter(|rank| rank.scoring > 0).map(Memory::while_scoring));
+        let after = most(&mut last.iter().map(MemoryPlan::state));
+        let scoring = most(&mut ranks.iter().filter(|rank| rank.scoring > 0).map(MemoryPlan::while_scoring));
         StatePhases {
             before: dense.max(most(&mut ranks.iter().zip(first).map(shrinking))).max(after),
             after,
@@ -37,7 +37,7 @@ impl StatePhases {
     }
 }
 
-impl Memory {
+impl MemoryPlan {
     /// Weights, gradients, optimizer state and masks, while it trains.
     pub fn state(&self) -> u64 {
         let all = [self.weights_at_rest, self.gradients, self.optimizer, self.mask];

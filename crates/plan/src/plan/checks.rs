@@ -1,25 +1,29 @@
 //! What in a run does not fit its model or itself, and can be known only once the model is there.
 
-use crate::batch::Batch;
+use crate::batch::BatchSizes;
+use crate::data_parallel::DataParallelMode;
 use crate::error::Error;
-use crate::pipeline::Pipeline;
-use crate::pruning::{Method, Pruning, TicketForm};
+use crate::intervals::RunLength;
+use crate::pipeline::PipelinePlan;
+use crate::pruning::{PruneMethod, Pruning, TicketForm};
 use crate::rounds::Rounds;
 use crate::schedule::Schedule;
-use crate::sharing::Sharing;
-use crate::spec::{Model, Parameter, Recompute};
-use crate::stages::Parts;
-use crate::timetable::Length;
+use crate::spec::{ModelSpec, Parameter, RecomputeMode};
+use crate::stages::StageBlocks;
 
 /// A weight on two stages of an asynchronous pipeline would have two values.
-pub(super) fn ties(pipeline: &Pipeline, model: &Model, parts: &Parts) -> Result<(), Error> {
+pub(super) fn ties(
+    pipeline: &PipelinePlan,
+    model: &ModelSpec,
+    stage_blocks: &StageBlocks,
+) -> Result<(), Error> {
     if !pipeline.is_asynchronous() {
         return Ok(());
     }
     let (mut seen, tensors) = (vec![0; model.parameters().len()], model.block_tensors());
-    let used = parts.iter().flat_map(|part| tensors.parameters(part.clone()));
-    used.for_each(|place| seen[place] += 1);
-    let Some(twice) = seen.iter().position(|parts| *parts > 1) else { return Ok(()) };
+    let used = stage_blocks.iter().flat_map(|part| tensors.parameters(part.clone()));
+    used.for_each(|id| seen[id] += 1);
+    let Some(twice) = seen.iter().position(|uses| *uses > 1) else { return Ok(()) };
     let problem = format!(
         "ties {} to two stages, which \"{}\" updates at different times: set `model.tied` to false",
         model.parameters()[twice].name,
@@ -29,8 +33,8 @@ pub(super) fn ties(pipeline: &Pipeline, model: &Model, parts: &Parts) -> Result<
 }
 
 /// Copies of a part make gradients of other micro-batches, at other times: no two of them belong together before the last.
-pub(super) fn scattering(sharing: Sharing, schedule: &Schedule) -> Result<(), Error> {
-    if !sharing.scatters_gradients() || schedule.placement.copies() == 1 {
+pub(super) fn scattering(data_parallel: DataParallelMode, schedule: &Schedule) -> Result<(), Error> {
+    if !data_parallel.scatters_gradients() || schedule.placement.copies() == 1 {
         return Ok(());
     }
     let problem = format!(
@@ -42,7 +46,7 @@ pub(super) fn scattering(sharing: Sharing, schedule: &Schedule) -> Result<(), Er
 }
 
 /// Settings of batch norms need batch norms.
-pub(super) fn norms(batch: &Batch, model: &Model) -> Result<(), Error> {
+pub(super) fn norms(batch: &BatchSizes, model: &ModelSpec) -> Result<(), Error> {
     let set = [
         ("parallel.batch_norm", batch.synchronises_norms()),
         ("train.batch_norm_group", batch.norm_group.is_some()),
@@ -57,8 +61,8 @@ pub(super) fn norms(batch: &Batch, model: &Model) -> Result<(), Error> {
 }
 
 /// Attention's inside is made again where there is attention.
-pub(super) fn recompute(recompute: Recompute, model: &Model) -> Result<(), Error> {
-    if recompute == Recompute::Attention && !model.attends() {
+pub(super) fn recompute(recompute: RecomputeMode, model: &ModelSpec) -> Result<(), Error> {
+    if recompute == RecomputeMode::Attention && !model.attends() {
         let why = format!("as \"attention\" with `model.name` = \"{}\", which has none", model.name);
         return Err(Error::NoEffect { field: "train.recompute".into(), why });
     }
@@ -68,9 +72,9 @@ pub(super) fn recompute(recompute: Recompute, model: &Model) -> Result<(), Error
 /// What a pruning method needs of the model and of the length of the run.
 pub(super) fn pruning(
     prune: &Pruning,
-    model: &Model,
+    model: &ModelSpec,
     parameters: &[Parameter],
-    length: Length,
+    length: RunLength,
 ) -> Result<(), Error> {
     for part in &prune.exclude {
         if !parameters.iter().any(|parameter| parameter.name.contains(part.as_str())) {
@@ -87,7 +91,7 @@ pub(super) fn pruning(
         };
         return Err(Error::Conflict { field: "prune.method".into(), problem: problem + hint });
     }
-    if let Method::Wanda { .. } = prune.method {
+    if let PruneMethod::Wanda { .. } = prune.method {
         let read = model.observed_weights();
         if let Some(other) = parameters.iter().find(|one| prune.covers(one) && !read.contains(&one.name)) {
             let problem = format!(
@@ -98,7 +102,7 @@ pub(super) fn pruning(
             return Err(Error::Conflict { field: "prune.method".into(), problem });
         }
     }
-    if let Method::EarlyBird { form: TicketForm::Channels, .. } = prune.method
+    if let PruneMethod::EarlyBird { form: TicketForm::Channels, .. } = prune.method
         && !model.scaled_channels().iter().any(|channels| prune.covers_channels(channels))
     {
         let problem = format!(
@@ -108,7 +112,7 @@ pub(super) fn pruning(
         return Err(Error::Conflict { field: "prune.form".into(), problem });
     }
     // How many steps an epoch has, only the data knows.
-    let Length::Steps(steps) = length else { return Ok(()) };
+    let RunLength::Steps(steps) = length else { return Ok(()) };
     prune.method.check_length(steps)?;
     Rounds::of(model, prune).map_or(Ok(()), |rounds| rounds.trainings(length, steps).map(|_| ()))
 }

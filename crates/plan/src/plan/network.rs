@@ -1,14 +1,14 @@
 //! The network of a run: what the file names, with the sizes that the data decides.
 
 use super::DataFacts;
-use crate::config::{self, Family, Start};
+use crate::config::{self, Family, InitVariance};
 use crate::error::Error;
 use crate::spec::custom::custom;
 use crate::spec::presets;
-use crate::spec::{Input, Model};
+use crate::spec::{Input, ModelSpec};
 
 /// Builds it, or says what the data lacks for it.
-pub(super) fn build(written: &config::Model, facts: DataFacts) -> Result<Model, Error> {
+pub(super) fn build(written: &config::ModelConfig, facts: DataFacts) -> Result<ModelSpec, Error> {
     let image = || {
         facts.image.ok_or_else(|| Error::Conflict {
             field: "data.kind".into(),
@@ -55,8 +55,8 @@ pub(super) fn build(written: &config::Model, facts: DataFacts) -> Result<Model, 
 }
 
 /// A model with the initial weights that the file asks for.
-fn started(mut model: Model, init: Start) -> Model {
-    if init == Start::FanIn {
+fn started(mut model: ModelSpec, init: InitVariance) -> ModelSpec {
+    if init == InitVariance::FanIn {
         model.start_by_fan_in();
     }
     model

@@ -28,7 +28,7 @@ fn the_data_decides_what_is_left_out() {
 
 #[test]
 fn every_model_can_be_planned() {
-    for name in crate::config::Model::names().filter(|name| *name != "custom") {
+    for name in crate::config::ModelConfig::names().filter(|name| *name != "custom") {
         let text = format!("[model]\nname = \"{name}\"");
         let facts = if name.starts_with("gpt") { TEXT } else { IMAGES };
         let plan = plan(&text, facts).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -80,7 +80,7 @@ fn models_of_many_layers_and_pipelines_of_many_stages_are_planned_at_once() {
     let stages =
         format!("{deep}[parallel]\npipeline = {}\n[train]\nbatch = 8\nmicro_batches = 8", layers / 2);
     let staged = plan(&stages, TEXT).unwrap();
-    assert_eq!(staged.parts.len(), layers / 2);
+    assert_eq!(staged.stage_blocks.len(), layers / 2);
     assert!(staged.memory.weights < plan(&deep, TEXT).unwrap().memory.weights / 500);
 }
 

@@ -1,6 +1,6 @@
 //! What a rank can be told to do: a closed set, so that one executor and one simulator match on it.
 //!
-//! Which part of the model a chunk is, and who else holds it, is the [`Placement`](super::Placement)'s to say.
+//! Which virtual stage a chunk is, and who else holds it, is the [`Placement`](super::Placement)'s to say.
 //!
 //! The rules that every list keeps, and every transport must offer: a send does not wait for its receiver; a receive
 //! waits for its message; two messages with the same sender, receiver and payload arrive in the order of their sends.
@@ -9,17 +9,17 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Run a chunk forward.
-    Forward(Work),
+    Forward(ChunkWork),
     /// Run a chunk backward: gradients of its input and of its weights.
-    Backward(Work),
+    Backward(ChunkWork),
     /// The first half of a backward: the gradient of the input, which the rank before waits for.
-    BackwardInput(Work),
+    BackwardInput(ChunkWork),
     /// The second half: the gradients of the weights, which only the step waits for.
-    BackwardWeight(Work),
+    BackwardWeight(ChunkWork),
     /// Hand over what the last forward or backward of this micro-batch and chunk made.
-    Send(Message),
+    Send(StageMessage),
     /// Wait for what the next forward or backward of this micro-batch and chunk takes.
-    Receive(Message),
+    Receive(StageMessage),
     /// Start what is not yet on its way of the sums of a chunk's gradients over its copies: those of the schedule, and those of
     /// data parallelism. A large gradient's sum starts within the backward that completes it.
     AllReduce {
@@ -32,14 +32,14 @@ pub enum Action {
     /// whether one was asked to stop.
     Agree,
     /// Tell another rank what came of an update: where there is no flush, stages do not wait for each other.
-    Tell(Notice),
+    SendControl(ControlMessage),
     /// Wait for what another rank tells.
-    Hear(Notice),
+    RecvControl(ControlMessage),
     /// Update the weights of all chunks: the newest version becomes the next one.
     Step,
-    /// Take the update of the last step, or skip it: it was put off until the first stage has decided.
+    /// Take the update of the last step, or skip it: it was deferred until the first stage has decided.
     Commit,
-    /// Gather what the others have stepped, where ranks share out the optimizer's state.
+    /// Gather what the others have stepped, where ranks shard the optimizer's state.
     Gather,
     /// Average weights and state over replicas that have stepped by themselves.
     Average,
@@ -60,7 +60,7 @@ pub enum Action {
 
 /// What a forward or backward runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Work {
+pub struct ChunkWork {
     /// Counted from 0 through all batches of the schedule.
     pub micro_batch: usize,
     /// Which of the rank's chunks.
@@ -71,7 +71,7 @@ pub struct Work {
 
 /// A message as one of its two ranks sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Message {
+pub struct StageMessage {
     /// What it carries.
     pub payload: Payload,
     /// Counted from 0 through all batches of the schedule.
@@ -85,17 +85,17 @@ pub struct Message {
 /// What a message carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Payload {
-    /// The output of a forward, for the next part of the model.
+    /// The output of a forward, for the next virtual stage.
     Activation,
-    /// The gradient of an input, for the part before.
+    /// The gradient of an input, for the virtual stage before.
     Gradient,
 }
 
 /// A few numbers for another rank, as one of the two sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Notice {
+pub struct ControlMessage {
     /// What they tell of an update.
-    pub topic: Topic,
+    pub topic: ControlKind,
     /// Of which update, counted from 0 through the list; 0 where nothing is updated.
     pub update: usize,
     /// The other rank.
@@ -104,7 +104,7 @@ pub struct Notice {
 
 /// What a notice says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Topic {
+pub enum ControlKind {
     /// From a stage to the one before: whether all numbers of an update are finite there and behind.
     Verdict,
     /// From the first stage to another: whether those of all stages are.
@@ -115,15 +115,16 @@ pub enum Topic {
     Token,
 }
 
-impl Topic {
+impl ControlKind {
     /// All of them.
-    pub const ALL: [Topic; 4] = [Topic::Verdict, Topic::Decision, Topic::Totals, Topic::Token];
+    pub const ALL: [ControlKind; 4] =
+        [ControlKind::Verdict, ControlKind::Decision, ControlKind::Totals, ControlKind::Token];
 
     /// How many numbers, of 8 bytes each.
     pub const fn numbers(self) -> usize {
         match self {
-            Topic::Verdict | Topic::Decision | Topic::Token => 1,
-            Topic::Totals => 3,
+            ControlKind::Verdict | ControlKind::Decision | ControlKind::Token => 1,
+            ControlKind::Totals => 3,
         }
     }
 }
@@ -144,18 +145,18 @@ pub enum Pass {
 impl Action {
     /// Whether a step implies it, so that lines of text leave it out.
     pub(super) fn is_implied(&self) -> bool {
-        let told = matches!(self, Action::Tell(_) | Action::Hear(_) | Action::Commit);
+        let told = matches!(self, Action::SendControl(_) | Action::RecvControl(_) | Action::Commit);
         told || matches!(self, Action::WaitReduce | Action::Agree | Action::Gather | Action::Settle)
     }
 
     /// Whether it belongs to the step before it.
     pub fn ends_step(&self) -> bool {
-        let told = matches!(self, Action::Tell(_) | Action::Hear(_) | Action::Commit);
+        let told = matches!(self, Action::SendControl(_) | Action::RecvControl(_) | Action::Commit);
         told || matches!(self, Action::Gather | Action::Drop { .. } | Action::Settle)
     }
 
     /// The pass and its work, where the action computes.
-    pub fn compute(&self) -> Option<(Pass, Work)> {
+    pub fn compute(&self) -> Option<(Pass, ChunkWork)> {
         match *self {
             Action::Forward(work) => Some((Pass::Forward, work)),
             Action::Backward(work) => Some((Pass::Backward, work)),
@@ -168,7 +169,7 @@ impl Action {
 
 impl Pass {
     /// The action that runs this pass.
-    pub fn on(self, work: Work) -> Action {
+    pub fn on(self, work: ChunkWork) -> Action {
         match self {
             Pass::Forward => Action::Forward(work),
             Pass::Backward => Action::Backward(work),
@@ -180,20 +181,20 @@ impl Pass {
 
 /// A pass of a micro-batch through a chunk, before anyone has decided on messages and versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Task {
+pub(super) struct PassTask {
     pub pass: Pass,
     pub micro_batch: usize,
     pub chunk: usize,
 }
 
-impl Task {
-    pub fn new(pass: Pass, micro_batch: usize, chunk: usize) -> Task {
-        Task { pass, micro_batch, chunk }
+impl PassTask {
+    pub fn new(pass: Pass, micro_batch: usize, chunk: usize) -> PassTask {
+        PassTask { pass, micro_batch, chunk }
     }
 
     /// The same of a later batch, with its weights.
     pub fn at(self, first_micro_batch: usize, version: usize) -> Action {
         let micro_batch = first_micro_batch + self.micro_batch;
-        self.pass.on(Work { micro_batch, chunk: self.chunk, version })
+        self.pass.on(ChunkWork { micro_batch, chunk: self.chunk, version })
     }
 }

@@ -8,7 +8,7 @@
 //! batch came to is told by the last stage to the first; at the end of a list nothing is under way, and all settle what the first has
 //! counted in one maximum.
 
-use super::{Action, Notice, Placement, Topic, Updates};
+use super::{Action, ControlKind, ControlMessage, Placement, Updates};
 
 /// Puts what steps imply into lists that have none of it.
 pub(super) fn fill_in(
@@ -27,7 +27,7 @@ pub(super) fn fill_in(
     let list = |(rank, list): (usize, Vec<Action>)| match pipeline.iter().position(|of| *of == rank) {
         Some(stage) if each > 0 && in_a_row => {
             let decided = updates == Updates::DoubleBuffered;
-            Stage { pipeline, stage, each, decided }.told(list)
+            AsyncStage { pipeline, stage, each, decided }.told(list)
         }
         _ => list.into_iter().flat_map(|action| [agreed(action), vec![action]].concat()).collect(),
     };
@@ -40,7 +40,7 @@ fn agreed(action: Action) -> Vec<Action> {
 }
 
 /// A stage that does not wait for those behind it.
-struct Stage<'a> {
+struct AsyncStage<'a> {
     /// The rank of each.
     pipeline: &'a [usize],
     /// Its place among them.
@@ -51,7 +51,7 @@ struct Stage<'a> {
     decided: bool,
 }
 
-impl Stage<'_> {
+impl AsyncStage<'_> {
     fn told(&self, list: Vec<Action>) -> Vec<Action> {
         let (mut told, mut steps, mut undecided) = (Vec::with_capacity(list.len()), 0, false);
         for action in list {
@@ -86,46 +86,50 @@ impl Stage<'_> {
     fn verdict(&self, update: usize) -> Vec<Action> {
         let behind = (self.stage + 1 < self.pipeline.len()).then(|| self.stage + 1);
         let before = self.stage.checked_sub(1);
-        let heard = behind.map(|stage| self.hear(Topic::Verdict, update, stage));
-        let told = before.map(|stage| self.tell(Topic::Verdict, update, stage));
+        let heard = behind.map(|stage| self.hear(ControlKind::Verdict, update, stage));
+        let told = before.map(|stage| self.tell(ControlKind::Verdict, update, stage));
         let others = if self.decided && self.stage == 0 { 1..self.pipeline.len() } else { 0..0 };
-        let decision = others.map(|stage| self.tell(Topic::Decision, update, stage));
+        let decision = others.map(|stage| self.tell(ControlKind::Decision, update, stage));
         heard.into_iter().chain(told).chain(decision).collect()
     }
 
     fn commit(&self, update: usize) -> Vec<Action> {
-        vec![self.hear(Topic::Decision, update, 0), Action::Commit]
+        vec![self.hear(ControlKind::Decision, update, 0), Action::Commit]
     }
 
     fn totals(&self, update: usize) -> Option<Action> {
         let last = self.pipeline.len() - 1;
         match self.stage {
             _ if last == 0 => None,
-            0 => Some(self.hear(Topic::Totals, update, last)),
-            stage => (stage == last).then(|| self.tell(Topic::Totals, update, 0)),
+            0 => Some(self.hear(ControlKind::Totals, update, last)),
+            stage => (stage == last).then(|| self.tell(ControlKind::Totals, update, 0)),
         }
     }
 
-    fn tell(&self, topic: Topic, update: usize, stage: usize) -> Action {
-        Action::Tell(Notice { topic, update, peer: self.pipeline[stage] })
+    fn tell(&self, topic: ControlKind, update: usize, stage: usize) -> Action {
+        Action::SendControl(ControlMessage { topic, update, peer: self.pipeline[stage] })
     }
 
-    fn hear(&self, topic: Topic, update: usize, stage: usize) -> Action {
-        Action::Hear(Notice { topic, update, peer: self.pipeline[stage] })
+    fn hear(&self, topic: ControlKind, update: usize, stage: usize) -> Action {
+        Action::RecvControl(ControlMessage { topic, update, peer: self.pipeline[stage] })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Name, Options};
+    use super::super::{ScheduleName, ScheduleOptions};
     use super::*;
 
     /// What a rank tells and hears, and where it steps.
-    fn told(name: Name, rank: usize) -> String {
-        let schedule = name.schedule(&Options { batches: 2, ..Options::new(3, 2) }).unwrap();
+    fn told(name: ScheduleName, rank: usize) -> String {
+        let schedule = name.schedule(&ScheduleOptions { batches: 2, ..ScheduleOptions::new(3, 2) }).unwrap();
         let word = |action: &Action| match action {
-            Action::Tell(Notice { topic, update, peer }) => Some(format!("{topic:?}{update}>{peer}")),
-            Action::Hear(Notice { topic, update, peer }) => Some(format!("{topic:?}{update}<{peer}")),
+            Action::SendControl(ControlMessage { topic, update, peer }) => {
+                Some(format!("{topic:?}{update}>{peer}"))
+            }
+            Action::RecvControl(ControlMessage { topic, update, peer }) => {
+                Some(format!("{topic:?}{update}<{peer}"))
+            }
             Action::Step | Action::Commit | Action::Settle => Some(format!("{action:?}")),
             Action::Forward(work) => Some(format!("F{}", work.micro_batch)),
             _ => None,
@@ -135,8 +139,8 @@ mod tests {
 
     #[test]
     fn verdicts_go_to_the_stage_before_and_decisions_to_all() {
-        insta::assert_snapshot!(told(Name::TwoBw, 0), @"F0 F1 F2 F3 Verdict0<1 Decision0>1 Decision0>2 Step Totals0<2 Verdict1<1 Decision1>1 Decision1>2 Step Totals1<2 Settle");
-        insta::assert_snapshot!(told(Name::TwoBw, 2), @"F0 F1 Verdict0>1 Step Totals0>0 F2 F3 Decision0<0 Commit Verdict1>1 Step Totals1>0 Decision1<0 Commit Settle");
-        insta::assert_snapshot!(told(Name::PipeDream, 1), @"F0 F1 Verdict0<2 Verdict0>0 Step F2 Verdict1<2 Verdict1>0 Step F3 Verdict2<2 Verdict2>0 Step Verdict3<2 Verdict3>0 Step Settle");
+        insta::assert_snapshot!(told(ScheduleName::TwoBw, 0), @"F0 F1 F2 F3 Verdict0<1 Decision0>1 Decision0>2 Step Totals0<2 Verdict1<1 Decision1>1 Decision1>2 Step Totals1<2 Settle");
+        insta::assert_snapshot!(told(ScheduleName::TwoBw, 2), @"F0 F1 Verdict0>1 Step Totals0>0 F2 F3 Decision0<0 Commit Verdict1>1 Step Totals1>0 Decision1<0 Commit Settle");
+        insta::assert_snapshot!(told(ScheduleName::PipeDream, 1), @"F0 F1 Verdict0<2 Verdict0>0 Step F2 Verdict1<2 Verdict1>0 Step F3 Verdict2<2 Verdict2>0 Step Verdict3<2 Verdict3>0 Step Settle");
     }
 }

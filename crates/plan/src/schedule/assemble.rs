@@ -1,10 +1,10 @@
 //! From every rank's passes to a schedule: sums, steps, messages and what steps imply are added once for all of them.
 
-use super::action::Task;
-use super::{Action, Options, Placement, Schedule, Updates, agreement, messages};
+use super::action::PassTask;
+use super::{Action, Placement, Schedule, ScheduleOptions, Updates, agreement, messages};
 
 impl Schedule {
-    /// The same for ranks that share out the optimizer's state: each gathers after a step what the others have stepped.
+    /// The same for ranks that shard the optimizer's state: each gathers after a step what the others have stepped.
     pub fn gathering(mut self) -> Schedule {
         for list in &mut self.ranks {
             let with = |action: Action| [Some(action), (action == Action::Step).then_some(Action::Gather)];
@@ -15,14 +15,14 @@ impl Schedule {
 
     /// Repeats one batch's order, with a flush and a step at the end of each.
     pub(super) fn flushed(
-        name: super::Name,
-        options: &Options,
+        name: super::ScheduleName,
+        options: &ScheduleOptions,
         placement: Placement,
-        order: Vec<Vec<Task>>,
+        order: Vec<Vec<PassTask>>,
     ) -> Schedule {
-        let at_the_end = |(rank, tasks): (usize, &Vec<Task>)| {
+        let at_the_end = |(rank, tasks): (usize, &Vec<PassTask>)| {
             let behind = tasks.len();
-            in_order_of_parts(&placement, rank).map(|chunk| Reduced { behind, chunk }).collect()
+            in_order_of_virtual_stages(&placement, rank).map(|chunk| ReducePoint { behind, chunk }).collect()
         };
         let reduced = order.iter().enumerate().map(at_the_end).collect();
         Schedule::flushed_eagerly(name, options, placement, order, reduced)
@@ -30,19 +30,19 @@ impl Schedule {
 
     /// The same where ranks start the sums of their chunks among the passes of a batch, in the order in which they are given.
     pub(super) fn flushed_eagerly(
-        name: super::Name,
-        options: &Options,
+        name: super::ScheduleName,
+        options: &ScheduleOptions,
         placement: Placement,
-        order: Vec<Vec<Task>>,
-        reduced: Vec<Vec<Reduced>>,
+        order: Vec<Vec<PassTask>>,
+        reduced: Vec<Vec<ReducePoint>>,
     ) -> Schedule {
-        let &Options { micro_batches, batches, .. } = options;
-        let list = |(tasks, reduced): (Vec<Task>, Vec<Reduced>)| {
+        let &ScheduleOptions { micro_batches, batches, .. } = options;
+        let list = |(tasks, reduced): (Vec<PassTask>, Vec<ReducePoint>)| {
             let mut list = Vec::with_capacity(batches * (tasks.len() + reduced.len() + 1));
             for t in 0..batches {
                 let mut sums = reduced.iter().peekable();
                 for behind in 0..=tasks.len() {
-                    while let Some(&Reduced { chunk, .. }) = sums.next_if(|one| one.behind <= behind) {
+                    while let Some(&ReducePoint { chunk, .. }) = sums.next_if(|one| one.behind <= behind) {
                         list.push(Action::AllReduce { chunk });
                     }
                     list.extend(tasks.get(behind).map(|task| task.at(t * micro_batches, t)));
@@ -69,8 +69,12 @@ impl Schedule {
     }
 
     /// One pipeline without a flush, from every rank's passes, each with its version, and steps among them.
-    pub(super) fn streamed(name: super::Name, options: &Options, lists: Vec<Vec<Action>>) -> Schedule {
-        let &Options { stages, micro_batches, batches, .. } = options;
+    pub(super) fn streamed(
+        name: super::ScheduleName,
+        options: &ScheduleOptions,
+        lists: Vec<Vec<Action>>,
+    ) -> Schedule {
+        let &ScheduleOptions { stages, micro_batches, batches, .. } = options;
         let placement = Placement::round_robin(stages, 1, micro_batches);
         Schedule {
             name: name.as_str().into(),
@@ -90,7 +94,7 @@ impl Schedule {
 }
 
 /// Where a rank starts the sum of a chunk's gradients.
-pub(super) struct Reduced {
+pub(super) struct ReducePoint {
     /// Behind so many passes of a batch.
     pub behind: usize,
     /// Whose they are.
@@ -99,15 +103,15 @@ pub(super) struct Reduced {
 
 /// What ends a batch on a rank.
 pub(super) fn reduce_and_step(placement: &Placement, rank: usize) -> Vec<Action> {
-    let sums = in_order_of_parts(placement, rank).map(|chunk| Action::AllReduce { chunk });
+    let sums = in_order_of_virtual_stages(placement, rank).map(|chunk| Action::AllReduce { chunk });
     sums.chain([Action::Step]).collect()
 }
 
-/// A rank's chunks by the number of their part: one order everywhere, so that ranks which share several of them never wait for one another in a
+/// A rank's chunks by the number of their virtual stage: one order everywhere, so that ranks which share several of them never wait for one another in a
 /// circle, even where an all-reduce blocks.
-fn in_order_of_parts(placement: &Placement, rank: usize) -> impl Iterator<Item = usize> {
+fn in_order_of_virtual_stages(placement: &Placement, rank: usize) -> impl Iterator<Item = usize> {
     let chunks = placement.chunks(rank);
     let mut order: Vec<usize> = (0..chunks.len()).collect();
-    order.sort_by_key(|&chunk| chunks[chunk].part);
+    order.sort_by_key(|&chunk| chunks[chunk].virtual_stage);
     order.into_iter()
 }

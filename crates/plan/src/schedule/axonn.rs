@@ -7,15 +7,15 @@
 //! 1F1B's bubble, given backwards that take no less than forwards. Uneven ones can have less, since no rank waits for one
 //! message while another lies there, and now and then more: what is taken early can keep a slow stage from its turn.
 //!
-//! The schedule is marked as message-driven: its executor may take what has arrived instead, and the sums of gradients
+//! The schedule is marked as message-driven: its executor may take what has arrived instead, and the gradient all-reduces
 //! then depend on the run; in the order of the lists they repeat.
 
 use std::collections::BTreeSet;
 
-use super::action::Task;
-use super::{Error, Name, Options, Pass, Placement, Schedule};
+use super::action::PassTask;
+use super::{Pass, Placement, Schedule, ScheduleError, ScheduleName, ScheduleOptions};
 
-pub(super) fn schedule(options: &Options) -> Result<Schedule, Error> {
+pub(super) fn schedule(options: &ScheduleOptions) -> Result<Schedule, ScheduleError> {
     let units = options.units;
     message_driven(options, |_, pass| match pass {
         Pass::Forward => units.forward,
@@ -25,17 +25,20 @@ pub(super) fn schedule(options: &Options) -> Result<Schedule, Error> {
 
 /// The order that comes of these times: `time(rank, pass)` is what a forward or backward of one micro-batch takes, and
 /// must be finite and above 0.
-pub fn message_driven(options: &Options, time: impl Fn(usize, Pass) -> f64) -> Result<Schedule, Error> {
-    options.check(Name::Axonn)?;
-    let &Options { stages, micro_batches, .. } = options;
+pub fn message_driven(
+    options: &ScheduleOptions,
+    time: impl Fn(usize, Pass) -> f64,
+) -> Result<Schedule, ScheduleError> {
+    options.check(ScheduleName::Axonn)?;
+    let &ScheduleOptions { stages, micro_batches, .. } = options;
     let order = order(stages, micro_batches, time);
     let placement = Placement::round_robin(stages, 1, micro_batches);
-    let schedule = Schedule::flushed(Name::Axonn, options, placement, order);
+    let schedule = Schedule::flushed(ScheduleName::Axonn, options, placement, order);
     Ok(Schedule { message_driven: true, ..schedule })
 }
 
 /// A message that lies on a rank: what to run, and since when.
-struct Arrived {
+struct InboxMessage {
     at: f64,
     pass: Pass,
     micro_batch: usize,
@@ -43,22 +46,22 @@ struct Arrived {
 
 /// A rank and what lies there.
 #[derive(Default)]
-struct Rank {
+struct AxonnRank {
     free: f64,
     in_flight: usize,
-    inbox: Vec<Arrived>,
-    order: Vec<Task>,
+    inbox: Vec<InboxMessage>,
+    order: Vec<PassTask>,
 }
 
 /// When a rank starts next: then, with what is due or not, since when it lies there. Times are at least 0, so that their bits have
 /// their order.
-type Start = (u64, bool, u64);
+type StartTime = (u64, bool, u64);
 
-impl Rank {
+impl AxonnRank {
     /// Which of its messages this rank takes next, and when.
-    fn next(&self, stages_behind: usize) -> Option<(Start, usize)> {
+    fn next(&self, stages_behind: usize) -> Option<(StartTime, usize)> {
         let forward_is_due = self.in_flight < stages_behind;
-        let start = |(index, message): (usize, &Arrived)| {
+        let start = |(index, message): (usize, &InboxMessage)| {
             let is_due = (message.pass == Pass::Forward) == forward_is_due;
             ((f64::max(message.at, self.free).to_bits(), !is_due, message.at.to_bits()), index)
         };
@@ -66,17 +69,17 @@ impl Rank {
     }
 }
 
-fn order(stages: usize, micro_batches: usize, time: impl Fn(usize, Pass) -> f64) -> Vec<Vec<Task>> {
-    let mut ranks: Vec<Rank> = (0..stages).map(|_| Rank::default()).collect();
+fn order(stages: usize, micro_batches: usize, time: impl Fn(usize, Pass) -> f64) -> Vec<Vec<PassTask>> {
+    let mut ranks: Vec<AxonnRank> = (0..stages).map(|_| AxonnRank::default()).collect();
     let mut let_in = stages.min(micro_batches);
-    ranks[0].inbox.extend((0..let_in).map(|k| Arrived { at: 0.0, pass: Pass::Forward, micro_batch: k }));
+    ranks[0].inbox.extend((0..let_in).map(|k| InboxMessage { at: 0.0, pass: Pass::Forward, micro_batch: k }));
     // One entry a rank that has a message. The earliest start anywhere comes first: what is sent later arrives later than that.
     let mut starts = BTreeSet::new();
     starts.extend(ranks[0].next(stages).map(|(start, _)| (start, 0)));
     while let Some((_, rank)) = starts.pop_first() {
         let (_, chosen) = ranks[rank].next(stages - rank).expect("it has an entry");
-        let Arrived { at, pass, micro_batch } = ranks[rank].inbox.remove(chosen);
-        ranks[rank].order.push(Task::new(pass, micro_batch, 0));
+        let InboxMessage { at, pass, micro_batch } = ranks[rank].inbox.remove(chosen);
+        ranks[rank].order.push(PassTask::new(pass, micro_batch, 0));
         let end = f64::max(at, ranks[rank].free) + time(rank, pass);
         ranks[rank].free = end;
         let sent = if pass == Pass::Forward {
@@ -99,7 +102,7 @@ fn order(stages: usize, micro_batches: usize, time: impl Fn(usize, Pass) -> f64)
             {
                 starts.remove(&(start, to));
             }
-            ranks[to].inbox.push(Arrived { at: end, pass, micro_batch });
+            ranks[to].inbox.push(InboxMessage { at: end, pass, micro_batch });
             if to != rank {
                 starts.extend(ranks[to].next(stages - to).map(|(start, _)| (start, to)));
             }

@@ -21,31 +21,31 @@
 //! runs the second. The bubble is then (D - 2f) / (2f N + D - 2f) where a backward takes twice as long as a forward and 2D divides N,
 //! and D more micro-batches are in flight than without doubling.
 //!
-//! **Gradients are summed eagerly** (section 3.2): both holders of a part start its sum as soon as the later of their copies is complete, and
+//! **Gradients are summed eagerly** (section 3.2): both holders of a virtual stage start its sum as soon as the later of their copies is complete, and
 //! go on with their other stage meanwhile. Counted in slots that is one moment for all of them, and every message is sent in an earlier slot than
 //! that in which it is needed: so holders come to their sums in one order, and nobody waits in a circle even where a sum blocks and whatever
 //! comes behind it waits.
 
-use super::action::Task;
-use super::assemble::Reduced;
-use super::{Error, Name, Options, Pass, Placement, Schedule};
+use super::action::PassTask;
+use super::assemble::ReducePoint;
+use super::{Pass, Placement, Schedule, ScheduleError, ScheduleName, ScheduleOptions};
 
 /// Units of as many micro-batches as there are stages.
-pub(super) fn schedule(options: &Options) -> Result<Schedule, Error> {
-    lists(Name::Chimera, options)
+pub(super) fn schedule(options: &ScheduleOptions) -> Result<Schedule, ScheduleError> {
+    lists(ScheduleName::Chimera, options)
 }
 
 /// Units of twice as many, their forwards in pairs.
-pub(super) fn doubling(options: &Options) -> Result<Schedule, Error> {
-    lists(Name::ChimeraDoubling, options)
+pub(super) fn doubling(options: &ScheduleOptions) -> Result<Schedule, ScheduleError> {
+    lists(ScheduleName::ChimeraDoubling, options)
 }
 
-fn lists(name: Name, options: &Options) -> Result<Schedule, Error> {
-    let &Options { stages, micro_batches, pipelines, .. } = options;
+fn lists(name: ScheduleName, options: &ScheduleOptions) -> Result<Schedule, ScheduleError> {
+    let &ScheduleOptions { stages, micro_batches, pipelines, .. } = options;
     let pipelines = pipelines.unwrap_or(2);
     let refuse = |expected: &str, got: usize| {
         let (expected, got) = (expected.into(), got.to_string());
-        Err(Error::Options { name: name.as_str(), expected, got })
+        Err(ScheduleError::Options { name: name.as_str(), expected, got })
     };
     if stages % 2 == 1 {
         return refuse("an even number of stages", stages);
@@ -56,33 +56,33 @@ fn lists(name: Name, options: &Options) -> Result<Schedule, Error> {
     if !stages.is_multiple_of(pipelines) {
         return refuse(&format!("a number of pipelines that divides the {stages} stages"), pipelines);
     }
-    let form = Form { stages, pipelines, doubles: name == Name::ChimeraDoubling };
-    let places = form.places(micro_batches);
+    let form = UnitShape { stages, pipelines, doubles: name == ScheduleName::ChimeraDoubling };
+    let unit_slots = form.unit_slots(micro_batches);
     let copies = (0..pipelines).map(|pipeline| ranks(stages, pipelines, pipeline)).collect();
-    let routes = places.iter().map(|place| place.pipeline).collect();
+    let routes = unit_slots.iter().map(|unit_slot| unit_slot.pipeline).collect();
     let placement = Placement::new(stages, copies, routes)?;
 
-    let mut slots: Vec<Vec<(Slot, Task)>> = vec![Vec::new(); stages];
-    // Of each part, when its gradients are complete wherever it is held.
-    let mut complete: Vec<Slot> = vec![(0, false); stages];
-    for (micro_batch, place) in places.iter().enumerate() {
-        for (stage, &rank) in placement.pipeline(place.pipeline).iter().enumerate() {
+    let mut slots: Vec<Vec<(ChimeraSlot, PassTask)>> = vec![Vec::new(); stages];
+    // Of each virtual stage, when its gradients are complete wherever it is held.
+    let mut complete: Vec<ChimeraSlot> = vec![(0, false); stages];
+    for (micro_batch, unit_slot) in unit_slots.iter().enumerate() {
+        for (stage, &rank) in placement.pipeline(unit_slot.pipeline).iter().enumerate() {
             let chunk = placement.chunks_for(rank, micro_batch).next().expect("every rank has a stage of it");
-            let task = |pass| Task::new(pass, micro_batch, chunk);
-            slots[rank].push((form.forward(place, stage), task(Pass::Forward)));
-            let backward = form.backward(place, stage);
+            let task = |pass| PassTask::new(pass, micro_batch, chunk);
+            slots[rank].push((form.forward(unit_slot, stage), task(Pass::Forward)));
+            let backward = form.backward(unit_slot, stage);
             slots[rank].push((backward, task(Pass::Backward)));
             complete[stage] = complete[stage].max(backward);
         }
     }
-    let in_order = |(rank, mut passes): (usize, Vec<(Slot, Task)>)| {
+    let in_order = |(rank, mut passes): (usize, Vec<(ChimeraSlot, PassTask)>)| {
         passes.sort_by_key(|&(slot, _)| slot);
         debug_assert!(passes.windows(2).all(|pair| pair[0].0 < pair[1].0), "two passes in one slot");
         let chunks = placement.chunks(rank).iter().enumerate();
-        let mut sums: Vec<(Slot, usize, usize)> =
-            chunks.map(|(chunk, held)| (complete[held.part], held.part, chunk)).collect();
+        let mut sums: Vec<(ChimeraSlot, usize, usize)> =
+            chunks.map(|(chunk, held)| (complete[held.virtual_stage], held.virtual_stage, chunk)).collect();
         sums.sort_unstable();
-        let reduced = |(slot, _, chunk): (Slot, usize, usize)| Reduced {
+        let reduced = |(slot, _, chunk): (ChimeraSlot, usize, usize)| ReducePoint {
             behind: passes.partition_point(|pass| pass.0 <= slot),
             chunk,
         };
@@ -94,10 +94,10 @@ fn lists(name: Name, options: &Options) -> Result<Schedule, Error> {
 }
 
 /// When a pass runs: its slot, and whether it is the second forward of a pair there.
-type Slot = (usize, bool);
+type ChimeraSlot = (usize, bool);
 
 /// Where a micro-batch goes.
-struct Place {
+struct MicroBatchSlot {
     unit: usize,
     pipeline: usize,
     /// How many of its unit go before it in its pipeline.
@@ -108,28 +108,28 @@ struct Place {
 
 /// What units look like.
 #[derive(Clone, Copy)]
-struct Form {
+struct UnitShape {
     stages: usize,
     pipelines: usize,
     doubles: bool,
 }
 
-impl Form {
+impl UnitShape {
     /// The places of all micro-batches. A last unit that is not full is shared out as evenly as it can be.
-    fn places(self, micro_batches: usize) -> Vec<Place> {
-        let Form { stages, pipelines, doubles } = self;
+    fn unit_slots(self, micro_batches: usize) -> Vec<MicroBatchSlot> {
+        let UnitShape { stages, pipelines, doubles } = self;
         let full = if doubles { 2 * stages } else { stages };
-        let mut places = Vec::with_capacity(micro_batches);
+        let mut unit_slots = Vec::with_capacity(micro_batches);
         for unit in 0..micro_batches.div_ceil(full) {
             let count = full.min(micro_batches - unit * full);
             for pipeline in 0..pipelines {
                 // Down and up in turn get one more, so that both directions stay even.
                 let share = count / pipelines + usize::from(pipeline < count % pipelines);
-                let place = |turn| Place { unit, pipeline, turn, paired: count > stages };
-                places.extend((0..share).map(place));
+                let unit_slot = |turn| MicroBatchSlot { unit, pipeline, turn, paired: count > stages };
+                unit_slots.extend((0..share).map(unit_slot));
             }
         }
-        places
+        unit_slots
     }
 
     /// The first slot of a unit: its forwards and its one or two waves of backwards take as many slots as there are stages, each.
@@ -137,18 +137,18 @@ impl Form {
         (if self.doubles { 3 } else { 2 }) * self.stages * unit
     }
 
-    fn forward(self, place: &Place, stage: usize) -> Slot {
-        let begin = self.begin(place.unit) + stage;
-        match place.paired {
-            true => (begin + 2 * (place.turn / 2), place.turn % 2 == 1),
-            false => (begin + 2 * place.turn, false),
+    fn forward(self, unit_slot: &MicroBatchSlot, stage: usize) -> ChimeraSlot {
+        let begin = self.begin(unit_slot.unit) + stage;
+        match unit_slot.paired {
+            true => (begin + 2 * (unit_slot.turn / 2), unit_slot.turn % 2 == 1),
+            false => (begin + 2 * unit_slot.turn, false),
         }
     }
 
-    fn backward(self, place: &Place, stage: usize) -> Slot {
+    fn backward(self, unit_slot: &MicroBatchSlot, stage: usize) -> ChimeraSlot {
         let each = self.stages / self.pipelines;
-        let (wave, turn) = (place.turn / each, place.turn % each);
-        (self.begin(place.unit) + (2 + wave) * self.stages - 1 - stage + 2 * turn, false)
+        let (wave, turn) = (unit_slot.turn / each, unit_slot.turn % each);
+        (self.begin(unit_slot.unit) + (2 + wave) * self.stages - 1 - stage + 2 * turn, false)
     }
 }
 

@@ -1,12 +1,12 @@
 //! What can be wrong with a schedule: what was asked for, what a file says, or what the lists would do.
 
-use crate::near::did_you_mean;
+use crate::edit_distance::did_you_mean;
 
 /// A mistake in one sentence.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Error {
+pub enum ScheduleError {
     /// A name that no schedule has.
-    #[error("`{name}` is not a schedule: there are {}{}", super::Name::list(), did_you_mean(.hint))]
+    #[error("`{name}` is not a schedule: there are {}{}", super::ScheduleName::list(), did_you_mean(.hint))]
     UnknownName {
         /// As a person wrote it.
         name: String,

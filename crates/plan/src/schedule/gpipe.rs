@@ -4,12 +4,12 @@
 //! here they run in the order of the forwards, which costs the same, and adds gradients up in the order in which one
 //! device and every other schedule add them.
 
-use super::action::Task;
-use super::{Name, Options, Pass, Placement, Schedule};
+use super::action::PassTask;
+use super::{Pass, Placement, Schedule, ScheduleName, ScheduleOptions};
 
-pub(super) fn schedule(options: &Options) -> Schedule {
-    let &Options { stages, micro_batches, .. } = options;
-    let all = |pass| (0..micro_batches).map(move |k| Task::new(pass, k, 0));
+pub(super) fn schedule(options: &ScheduleOptions) -> Schedule {
+    let &ScheduleOptions { stages, micro_batches, .. } = options;
+    let all = |pass| (0..micro_batches).map(move |k| PassTask::new(pass, k, 0));
     let order = vec![all(Pass::Forward).chain(all(Pass::Backward)).collect(); stages];
-    Schedule::flushed(Name::Gpipe, options, Placement::round_robin(stages, 1, micro_batches), order)
+    Schedule::flushed(ScheduleName::Gpipe, options, Placement::round_robin(stages, 1, micro_batches), order)
 }

@@ -1,7 +1,7 @@
 //! The messages that follow from an order of computing: a receive right before the pass that takes it, a send right
-//! after the pass that made it, none between two parts on the same rank.
+//! after the pass that made it, none between two virtual stages on the same rank.
 
-use super::{Action, Message, Pass, Payload, Placement};
+use super::{Action, Pass, Payload, Placement, StageMessage};
 
 /// Puts the messages into lists that have none.
 pub(super) fn fill_in(placement: &Placement, lists: Vec<Vec<Action>>) -> Vec<Vec<Action>> {
@@ -21,13 +21,13 @@ pub(super) fn messages(
     placement: &Placement,
     rank: usize,
     action: &Action,
-) -> (Option<Message>, Option<Message>) {
+) -> (Option<StageMessage>, Option<StageMessage>) {
     let Some((pass, work)) = action.compute() else { return (None, None) };
     let chunk = placement.chunks(rank)[work.chunk];
     let (before, after) = (placement.before(chunk), placement.after(chunk));
     let message = |payload, neighbour| {
         let peer = placement.rank_of(neighbour);
-        let message = Message { payload, micro_batch: work.micro_batch, chunk: work.chunk, peer };
+        let message = StageMessage { payload, micro_batch: work.micro_batch, chunk: work.chunk, peer };
         (peer != rank).then_some(message)
     };
     let (payload, from, to) = match pass {

@@ -6,14 +6,14 @@
 //! about a step (`agreement`).
 //!
 //! ```
-//! use espalier_plan::schedule::{Name, Options, Timeline, UnitCosts, Units};
+//! use espalier_plan::schedule::{ScheduleName, ScheduleOptions, Timeline, UnitCosts, PassUnits};
 //!
-//! let schedule = Name::OneFOneB.schedule(&Options::new(3, 5))?;
+//! let schedule = ScheduleName::OneFOneB.schedule(&ScheduleOptions::new(3, 5))?;
 //! assert_eq!(schedule.order(2), "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4");
 //! schedule.validate()?;
-//! let timeline = Timeline::walk(&schedule, &UnitCosts::new(&schedule, Units::default()))?;
+//! let timeline = Timeline::walk(&schedule, &UnitCosts::new(&schedule, PassUnits::default()))?;
 //! assert_eq!(timeline.idle, [6.0, 6.0, 6.0]);
-//! # Ok::<(), espalier_plan::schedule::Error>(())
+//! # Ok::<(), espalier_plan::schedule::ScheduleError>(())
 //! ```
 
 mod action;
@@ -45,24 +45,24 @@ mod zb_h1;
 use std::fmt;
 use std::str::FromStr;
 
-pub use action::{Action, Message, Notice, Pass, Payload, Topic, Work};
+pub use action::{Action, ChunkWork, ControlKind, ControlMessage, Pass, Payload, StageMessage};
 pub use axonn::message_driven;
-pub use error::Error;
+pub use error::ScheduleError;
 pub use picture::Ink;
 pub use placement::{Chunk, Placement};
-pub use report::Report;
+pub use report::ScheduleReport;
 pub(crate) use timeline::last_passes;
-pub use timeline::{Costs, Span, Timeline, UnitCosts};
+pub use timeline::{ActionSpan, Costs, Timeline, UnitCosts};
 pub use updates::Updates;
 
-use crate::near::nearest;
+use crate::edit_distance::nearest;
 
 /// More forwards, over all ranks, than a list needs; a slip of the finger should not fill the memory.
 const FORWARDS_MOST: u128 = 1 << 20;
 
 /// The schedules there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Name {
+pub enum ScheduleName {
     /// All forwards, then all backwards.
     Gpipe,
     /// One forward, one backward, with a flush.
@@ -85,7 +85,7 @@ pub enum Name {
 
 /// What a schedule is made from.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Options {
+pub struct ScheduleOptions {
     /// Ranks of the pipeline.
     pub stages: usize,
     /// Micro-batches of a batch.
@@ -97,12 +97,12 @@ pub struct Options {
     /// Copies of the model, for Chimera; 2 unless said.
     pub pipelines: Option<usize>,
     /// Times by which a message-driven order is found; no other order depends on them.
-    pub units: Units,
+    pub units: PassUnits,
 }
 
 /// Times of one micro-batch on one stage.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Units {
+pub struct PassUnits {
     /// What a forward takes, in the unit of the others.
     pub forward: f64,
     /// A whole backward; its halves take half of it each.
@@ -112,13 +112,13 @@ pub struct Units {
 /// The lists of all ranks, and what one must know to run them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
-    /// One of [`Name`], or what a file calls itself.
+    /// One of [`ScheduleName`], or what a file calls itself.
     pub name: String,
     /// Micro-batches of a batch.
     pub micro_batches: usize,
     /// Batches in the lists.
     pub batches: usize,
-    /// Which rank holds which parts.
+    /// Which rank holds which virtual stages.
     pub placement: Placement,
     /// When weights change, and which version a micro-batch uses.
     pub updates: Updates,
@@ -128,106 +128,111 @@ pub struct Schedule {
     pub ranks: Vec<Vec<Action>>,
 }
 
-impl Name {
+impl ScheduleName {
     /// All of them.
-    pub const ALL: [Name; 9] = [
-        Name::Gpipe,
-        Name::OneFOneB,
-        Name::Interleaved,
-        Name::PipeDream,
-        Name::TwoBw,
-        Name::Chimera,
-        Name::ChimeraDoubling,
-        Name::ZbH1,
-        Name::Axonn,
+    pub const ALL: [ScheduleName; 9] = [
+        ScheduleName::Gpipe,
+        ScheduleName::OneFOneB,
+        ScheduleName::Interleaved,
+        ScheduleName::PipeDream,
+        ScheduleName::TwoBw,
+        ScheduleName::Chimera,
+        ScheduleName::ChimeraDoubling,
+        ScheduleName::ZbH1,
+        ScheduleName::Axonn,
     ];
 
     /// As a person writes it.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Name::Gpipe => "gpipe",
-            Name::OneFOneB => "1f1b",
-            Name::Interleaved => "interleaved",
-            Name::PipeDream => "pipedream",
-            Name::TwoBw => "2bw",
-            Name::Chimera => "chimera",
-            Name::ChimeraDoubling => "chimera-doubling",
-            Name::ZbH1 => "zb-h1",
-            Name::Axonn => "axonn",
+            ScheduleName::Gpipe => "gpipe",
+            ScheduleName::OneFOneB => "1f1b",
+            ScheduleName::Interleaved => "interleaved",
+            ScheduleName::PipeDream => "pipedream",
+            ScheduleName::TwoBw => "2bw",
+            ScheduleName::Chimera => "chimera",
+            ScheduleName::ChimeraDoubling => "chimera-doubling",
+            ScheduleName::ZbH1 => "zb-h1",
+            ScheduleName::Axonn => "axonn",
         }
     }
 
     /// When its weights change.
     pub fn updates(self) -> Updates {
         match self {
-            Name::PipeDream => Updates::EveryMicroBatch,
-            Name::TwoBw => Updates::DoubleBuffered,
+            ScheduleName::PipeDream => Updates::EveryMicroBatch,
+            ScheduleName::TwoBw => Updates::DoubleBuffered,
             _ => Updates::Flush,
         }
     }
 
     /// All names in a row.
     pub fn list() -> String {
-        Name::ALL.map(Name::as_str).join(", ")
+        ScheduleName::ALL.map(ScheduleName::as_str).join(", ")
     }
 
     /// The lists of this schedule, or what it cannot work with.
-    pub fn schedule(self, options: &Options) -> Result<Schedule, Error> {
+    pub fn schedule(self, options: &ScheduleOptions) -> Result<Schedule, ScheduleError> {
         options.check(self)?;
         match self {
-            Name::Gpipe => Ok(gpipe::schedule(options)),
-            Name::OneFOneB => Ok(one_f_one_b::schedule(options)),
-            Name::Interleaved => interleaved::schedule(options),
-            Name::PipeDream => Ok(pipedream::schedule(options)),
-            Name::TwoBw => Ok(two_bw::schedule(options)),
-            Name::Chimera => chimera::schedule(options),
-            Name::ChimeraDoubling => chimera::doubling(options),
-            Name::ZbH1 => Ok(zb_h1::schedule(options)),
-            Name::Axonn => axonn::schedule(options),
+            ScheduleName::Gpipe => Ok(gpipe::schedule(options)),
+            ScheduleName::OneFOneB => Ok(one_f_one_b::schedule(options)),
+            ScheduleName::Interleaved => interleaved::schedule(options),
+            ScheduleName::PipeDream => Ok(pipedream::schedule(options)),
+            ScheduleName::TwoBw => Ok(two_bw::schedule(options)),
+            ScheduleName::Chimera => chimera::schedule(options),
+            ScheduleName::ChimeraDoubling => chimera::doubling(options),
+            ScheduleName::ZbH1 => Ok(zb_h1::schedule(options)),
+            ScheduleName::Axonn => axonn::schedule(options),
         }
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for ScheduleName {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl FromStr for Name {
-    type Err = Error;
+impl FromStr for ScheduleName {
+    type Err = ScheduleError;
 
-    fn from_str(name: &str) -> Result<Name, Error> {
-        Name::ALL.into_iter().find(|known| known.as_str() == name).ok_or_else(|| Error::UnknownName {
-            name: name.into(),
-            hint: nearest(name, Name::ALL.map(Name::as_str)).map(String::from),
+    fn from_str(name: &str) -> Result<ScheduleName, ScheduleError> {
+        ScheduleName::ALL.into_iter().find(|known| known.as_str() == name).ok_or_else(|| {
+            ScheduleError::UnknownName {
+                name: name.into(),
+                hint: nearest(name, ScheduleName::ALL.map(ScheduleName::as_str)).map(String::from),
+            }
         })
     }
 }
 
-impl Options {
+impl ScheduleOptions {
     /// One batch, with the defaults of everything else.
-    pub fn new(stages: usize, micro_batches: usize) -> Options {
-        let units = Units::default();
-        Options { stages, micro_batches, batches: 1, chunks: None, pipelines: None, units }
+    pub fn new(stages: usize, micro_batches: usize) -> ScheduleOptions {
+        let units = PassUnits::default();
+        ScheduleOptions { stages, micro_batches, batches: 1, chunks: None, pipelines: None, units }
     }
 
     /// What holds for every schedule.
-    fn check(&self, name: Name) -> Result<(), Error> {
+    fn check(&self, name: ScheduleName) -> Result<(), ScheduleError> {
         let refuse = |expected: &str, got: String| {
-            Err(Error::Options { name: name.as_str(), expected: expected.into(), got })
+            Err(ScheduleError::Options { name: name.as_str(), expected: expected.into(), got })
         };
-        let no_effect =
-            |option, only: Name| Err(Error::NoEffect { option, name: name.as_str(), only: only.as_str() });
+        let no_effect = |option, only: ScheduleName| {
+            Err(ScheduleError::NoEffect { option, name: name.as_str(), only: only.as_str() })
+        };
         match *self {
-            Options { stages: 0, .. } => return refuse("at least 1 stage", "0".into()),
-            Options { micro_batches: 0, .. } => return refuse("at least 1 micro-batch", "0".into()),
-            Options { batches: 0, .. } => return refuse("at least 1 batch", "0".into()),
-            Options { chunks: Some(_), .. } if name != Name::Interleaved => {
-                return no_effect("chunks", Name::Interleaved);
+            ScheduleOptions { stages: 0, .. } => return refuse("at least 1 stage", "0".into()),
+            ScheduleOptions { micro_batches: 0, .. } => return refuse("at least 1 micro-batch", "0".into()),
+            ScheduleOptions { batches: 0, .. } => return refuse("at least 1 batch", "0".into()),
+            ScheduleOptions { chunks: Some(_), .. } if name != ScheduleName::Interleaved => {
+                return no_effect("chunks", ScheduleName::Interleaved);
             }
-            Options { pipelines: Some(_), .. } if !matches!(name, Name::Chimera | Name::ChimeraDoubling) => {
-                return no_effect("pipelines", Name::Chimera);
+            ScheduleOptions { pipelines: Some(_), .. }
+                if !matches!(name, ScheduleName::Chimera | ScheduleName::ChimeraDoubling) =>
+            {
+                return no_effect("pipelines", ScheduleName::Chimera);
             }
             _ => {}
         }
@@ -235,29 +240,29 @@ impl Options {
         let factors = [self.stages, self.micro_batches, self.batches, self.chunks.unwrap_or(1)];
         let forwards = factors.iter().fold(1u128, |product, &factor| product.saturating_mul(factor as u128));
         match forwards > FORWARDS_MOST {
-            true => Err(Error::TooLong { forwards }),
+            true => Err(ScheduleError::TooLong { forwards }),
             false => Ok(()),
         }
     }
 }
 
-impl Units {
+impl PassUnits {
     /// A range in which sums stay exact enough for a picture.
-    fn check(self) -> Result<(), Error> {
-        let refuse = |pass, got| Err(Error::Units { pass, got });
+    fn check(self) -> Result<(), ScheduleError> {
+        let refuse = |pass, got| Err(ScheduleError::Units { pass, got });
         let possible = 0.001..=1e6;
         match self {
-            Units { forward, .. } if !possible.contains(&forward) => refuse("forward", forward),
-            Units { backward, .. } if !possible.contains(&backward) => refuse("backward", backward),
+            PassUnits { forward, .. } if !possible.contains(&forward) => refuse("forward", forward),
+            PassUnits { backward, .. } if !possible.contains(&backward) => refuse("backward", backward),
             _ => Ok(()),
         }
     }
 }
 
-impl Default for Units {
+impl Default for PassUnits {
     /// A backward is two products for each one of the forward.
-    fn default() -> Units {
-        Units { forward: 1.0, backward: 2.0 }
+    fn default() -> PassUnits {
+        PassUnits { forward: 1.0, backward: 2.0 }
     }
 }
 
@@ -273,23 +278,25 @@ impl Schedule {
     }
 
     /// A number that the sender and the receiver of a message agree on, and that no other message between them bears: for each
-    /// crossing of a border between two parts, one for the activation and one for the gradient; above those, one for each
+    /// crossing of a border between two virtual stages, one for the activation and one for the gradient; above those, one for each
     /// notice of an update.
     pub fn tag(&self, rank: usize, action: &Action) -> Option<u64> {
         let (message, out) = match action {
             Action::Send(message) => (message, true),
             Action::Receive(message) => (message, false),
-            Action::Tell(notice) | Action::Hear(notice) => {
-                let crossings = 2 * self.all_micro_batches() * self.placement.parts();
-                return Some((crossings + notice.update * Topic::ALL.len() + notice.topic as usize) as u64);
+            Action::SendControl(notice) | Action::RecvControl(notice) => {
+                let crossings = 2 * self.all_micro_batches() * self.placement.virtual_stages();
+                return Some(
+                    (crossings + notice.update * ControlKind::ALL.len() + notice.topic as usize) as u64,
+                );
             }
             _ => return None,
         };
-        let part = self.placement.chunks(rank)[message.chunk].part;
+        let virtual_stage = self.placement.chunks(rank)[message.chunk].virtual_stage;
         let is_gradient = message.payload == Payload::Gradient;
-        // A border is named by the part before it, which activations leave and gradients reach.
-        let border = if out != is_gradient { part } else { part - 1 };
-        let crossing = (message.micro_batch * self.placement.parts() + border) as u64;
+        // A border is named by the virtual stage before it, which activations leave and gradients reach.
+        let border = if out != is_gradient { virtual_stage } else { virtual_stage - 1 };
+        let crossing = (message.micro_batch * self.placement.virtual_stages() + border) as u64;
         Some(2 * crossing + u64::from(is_gradient))
     }
 }

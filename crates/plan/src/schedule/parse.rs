@@ -6,20 +6,23 @@
 use std::collections::HashSet;
 
 use super::assemble::reduce_and_step;
-use super::{Action, Error, Message, Pass, Payload, Placement, Schedule, Updates, Work, agreement, messages};
-use crate::near::{did_you_mean, nearest};
+use super::{
+    Action, ChunkWork, Pass, Payload, Placement, Schedule, ScheduleError, StageMessage, Updates, agreement,
+    messages,
+};
+use crate::edit_distance::{did_you_mean, nearest};
 
 impl Schedule {
     /// Reads what [`Display`](std::fmt::Display) writes, or what a person wrote. What was read can be run if it is
     /// [valid](Schedule::validate).
-    pub fn parse(text: &str) -> Result<Schedule, Error> {
-        Draft::read(text)?.finish()
+    pub fn parse(text: &str) -> Result<Schedule, ScheduleError> {
+        ScheduleDraft::read(text)?.finish()
     }
 }
 
 /// What a file says, before it is known what it leaves out.
 #[derive(Default)]
-struct Draft<'a> {
+struct ScheduleDraft<'a> {
     name: Option<&'a str>,
     micro_batches: Option<usize>,
     batches: Option<usize>,
@@ -44,13 +47,13 @@ enum Token {
 
 const SETTINGS: [&str; 6] = ["name", "micro-batches", "batches", "updates", "message-driven", "pipeline"];
 
-impl<'a> Draft<'a> {
-    fn read(text: &'a str) -> Result<Draft<'a>, Error> {
-        let mut draft = Draft::default();
+impl<'a> ScheduleDraft<'a> {
+    fn read(text: &'a str) -> Result<ScheduleDraft<'a>, ScheduleError> {
+        let mut draft = ScheduleDraft::default();
         for (index, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default().trim();
             let words: Vec<&str> = line.split_whitespace().collect();
-            let syntax = |problem| Error::Syntax { line: index + 1, problem };
+            let syntax = |problem| ScheduleError::Syntax { line: index + 1, problem };
             match words.first() {
                 None => {}
                 Some(setting) if SETTINGS.contains(setting) => {
@@ -100,8 +103,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    fn finish(self) -> Result<Schedule, Error> {
-        let nowhere = |problem: &str| Error::Syntax { line: 1, problem: problem.into() };
+    fn finish(self) -> Result<Schedule, ScheduleError> {
+        let nowhere = |problem: &str| ScheduleError::Syntax { line: 1, problem: problem.into() };
         if self.lines.is_empty() {
             return Err(nowhere("there is no line of actions, such as `F0 F1 B0 B1`"));
         }
@@ -127,7 +130,7 @@ impl<'a> Draft<'a> {
         let forwards =
             [micro_batches, batches].iter().fold(chunks, |n, &more| n.saturating_mul(more as u128));
         if forwards > super::FORWARDS_MOST {
-            return Err(Error::TooLong { forwards });
+            return Err(ScheduleError::TooLong { forwards });
         }
         let placement = self.placement(micro_batches)?;
         let has_steps = tokens().any(|token| matches!(token, Token::Step));
@@ -136,7 +139,7 @@ impl<'a> Draft<'a> {
         for (rank, (line, tokens)) in self.lines.iter().enumerate() {
             let batch = (!has_steps).then_some(micro_batches);
             let list = actions(&placement, rank, tokens, batch);
-            let list = list.map_err(|problem| Error::Syntax { line: *line, problem })?;
+            let list = list.map_err(|problem| ScheduleError::Syntax { line: *line, problem })?;
             ranks.push(match has_steps {
                 true => list,
                 false => with_flushes(&placement, rank, list, micro_batches),
@@ -161,12 +164,12 @@ impl<'a> Draft<'a> {
         tokens.filter_map(|(_, token)| token.chunk()).max().unwrap_or(0).saturating_add(1)
     }
 
-    fn placement(&self, micro_batches: usize) -> Result<Placement, Error> {
+    fn placement(&self, micro_batches: usize) -> Result<Placement, ScheduleError> {
         let ranks = self.lines.len();
         if self.pipelines.is_empty() {
             return Ok(Placement::round_robin(ranks, self.rounds(), micro_batches));
         }
-        let refuse = |problem: String| Err(Error::Placement { problem });
+        let refuse = |problem: String| Err(ScheduleError::Placement { problem });
         let mut routes = vec![None; micro_batches];
         for (pipeline, (_, runs)) in self.pipelines.iter().enumerate() {
             let runs = match runs {
@@ -324,10 +327,10 @@ fn actions(
                 _ => Pass::Backward,
             };
             let unwritten = batch.map_or(newest, |batch| micro_batch / batch);
-            pass.on(Work { micro_batch, chunk, version: version.unwrap_or(unwritten) })
+            pass.on(ChunkWork { micro_batch, chunk, version: version.unwrap_or(unwritten) })
         }
         Token::Message { payload, out, micro_batch, peer, .. } => {
-            let message = Message { payload, micro_batch, chunk, peer };
+            let message = StageMessage { payload, micro_batch, chunk, peer };
             if out { Action::Send(message) } else { Action::Receive(message) }
         }
         Token::Reduce { .. } => Action::AllReduce { chunk },

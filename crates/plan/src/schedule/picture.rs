@@ -21,7 +21,7 @@ pub enum Ink {
 impl Timeline {
     /// The picture, a line for each rank and one that explains it.
     pub fn picture(&self, schedule: &Schedule, ink: Ink) -> String {
-        let scale = Scale::of(self, schedule);
+        let scale = ColumnScale::of(self, schedule);
         let columns = scale.column(self.end).min(COLUMNS_MOST);
         let last_rank = (schedule.stages() - 1).to_string().len();
         let mut picture = String::new();
@@ -47,7 +47,7 @@ impl Timeline {
         &'a self,
         schedule: &'a Schedule,
         rank: usize,
-        scale: &'a Scale,
+        scale: &'a ColumnScale,
     ) -> impl Iterator<Item = (Pass, String, usize, usize)> + 'a {
         self.spans[rank].iter().filter_map(move |span| {
             let (pass, work) = span.action.compute()?;
@@ -60,7 +60,7 @@ impl Timeline {
     }
 
     /// What the boxes mean, of the kinds that there are.
-    fn legend(&self, schedule: &Schedule, scale: &Scale, ink: Ink) -> String {
+    fn legend(&self, schedule: &Schedule, scale: &ColumnScale, ink: Ink) -> String {
         let chunk = if several_chunks(schedule) { "a" } else { "" };
         let halves = schedule
             .ranks
@@ -80,7 +80,7 @@ impl Timeline {
         });
         let mut entries: Vec<String> = entries.collect();
         if several_chunks(schedule) {
-            let chunks = schedule.placement.parts().div_ceil(schedule.stages());
+            let chunks = schedule.placement.virtual_stages().div_ceil(schedule.stages());
             entries.push(match chunks {
                 2 => "a and b the rank's chunks".into(),
                 _ => format!("a to {} the rank's chunks", letter(chunks - 1)),
@@ -95,17 +95,17 @@ impl Timeline {
 }
 
 /// How long a column is.
-struct Scale {
+struct ColumnScale {
     columns_per_unit: f64,
 }
 
-impl Scale {
-    fn of(timeline: &Timeline, schedule: &Schedule) -> Scale {
+impl ColumnScale {
+    fn of(timeline: &Timeline, schedule: &Schedule) -> ColumnScale {
         let passes = timeline.spans.iter().flatten().filter(|span| span.action.compute().is_some());
         let shortest = passes.map(|span| span.end - span.start).fold(f64::INFINITY, f64::min);
         let digits = (schedule.all_micro_batches() - 1).to_string().len();
         let width = digits + usize::from(several_chunks(schedule)) + 1;
-        Scale { columns_per_unit: width as f64 / shortest }
+        ColumnScale { columns_per_unit: width as f64 / shortest }
     }
 
     /// Rounded down, so that what is as long as the shortest pass is as wide; the little more is for sums that are a
@@ -117,7 +117,7 @@ impl Scale {
 
 /// Whether a micro-batch goes through several chunks of a rank, and a box has to say which.
 fn several_chunks(schedule: &Schedule) -> bool {
-    schedule.placement.parts() > schedule.stages()
+    schedule.placement.virtual_stages() > schedule.stages()
 }
 
 fn letter(chunk: usize) -> char {

@@ -5,13 +5,13 @@
 //! micro-batch k on version max(0, k + 1 - (p - s)), and the step after it makes version k + 1.
 
 use super::one_f_one_b::in_turn;
-use super::{Action, Name, Options, Pass, Schedule};
+use super::{Action, Pass, Schedule, ScheduleName, ScheduleOptions};
 
-pub(super) fn schedule(options: &Options) -> Schedule {
-    let &Options { stages, .. } = options;
+pub(super) fn schedule(options: &ScheduleOptions) -> Schedule {
+    let &ScheduleOptions { stages, .. } = options;
     let micro_batches = options.micro_batches * options.batches;
     let lists = (0..stages).map(|stage| list(stages - stage, micro_batches)).collect();
-    Schedule::streamed(Name::PipeDream, options, lists)
+    Schedule::streamed(ScheduleName::PipeDream, options, lists)
 }
 
 /// The list of a stage that keeps `in_flight` micro-batches.

@@ -1,13 +1,13 @@
-//! Which rank holds which part of the model, and which way each micro-batch goes.
+//! Which rank holds which virtual stage, and which way each micro-batch goes.
 //!
-//! A model is cut into parts, numbered in the order of its forward. A pipeline is one copy of the model: for every
-//! part, the rank that holds it. Most schedules have one pipeline with a part on every rank; interleaving goes round
+//! A model is cut into virtual stages, numbered in the order of its forward. A pipeline is one copy of the model: for every
+//! virtual stage, the rank that holds it. Most schedules have one pipeline with a virtual stage on every rank; interleaving goes round
 //! the ranks several times; Chimera has several pipelines, and a micro-batch goes through one of them. What a rank
-//! holds of one pipeline's part is called a chunk, and a rank's chunks are numbered by pipeline, then part.
+//! holds of one pipeline's virtual stage is called a chunk, and a rank's chunks are numbered by pipeline, then virtual stage.
 
-use super::Error;
+use super::ScheduleError;
 
-/// Where every part is.
+/// Where every virtual stage is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
     /// `[pipeline][part]`: its rank.
@@ -18,43 +18,47 @@ pub struct Placement {
     chunks: Vec<Vec<Chunk>>,
 }
 
-/// A part of the model on a rank.
+/// A virtual stage on a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chunk {
     /// The copy of the model it belongs to.
     pub pipeline: usize,
     /// Counted in the order of the forward.
-    pub part: usize,
+    pub virtual_stage: usize,
 }
 
 impl Placement {
-    /// One pipeline that goes `rounds` times round the ranks: chunk c of rank r is part c * ranks + r.
+    /// One pipeline that goes `rounds` times round the ranks: chunk c of rank r is virtual stage c * ranks + r.
     pub fn round_robin(ranks: usize, rounds: usize, micro_batches: usize) -> Placement {
-        let pipeline = (0..ranks * rounds).map(|part| part % ranks).collect();
+        let pipeline = (0..ranks * rounds).map(|virtual_stage| virtual_stage % ranks).collect();
         Placement::new(ranks, vec![pipeline], vec![0; micro_batches]).expect("a placement of ours")
     }
 
-    /// From the rank of every part of every pipeline, and the pipeline of every micro-batch of a batch.
-    pub fn new(ranks: usize, pipelines: Vec<Vec<usize>>, routes: Vec<usize>) -> Result<Placement, Error> {
-        let refuse = |problem: String| Err(Error::Placement { problem });
+    /// From the rank of every virtual stage of every pipeline, and the pipeline of every micro-batch of a batch.
+    pub fn new(
+        ranks: usize,
+        pipelines: Vec<Vec<usize>>,
+        routes: Vec<usize>,
+    ) -> Result<Placement, ScheduleError> {
+        let refuse = |problem: String| Err(ScheduleError::Placement { problem });
         let mut chunks = vec![Vec::new(); ranks];
-        for (pipeline, parts) in pipelines.iter().enumerate() {
-            if parts.len() != pipelines[0].len() {
-                let (first, other) = (pipelines[0].len(), parts.len());
+        for (pipeline, virtual_stages) in pipelines.iter().enumerate() {
+            if virtual_stages.len() != pipelines[0].len() {
+                let (first, other) = (pipelines[0].len(), virtual_stages.len());
                 return refuse(format!(
                     "pipeline {pipeline} has {other} stages and pipeline 0 has {first}, but both are the same model"
                 ));
             }
-            for (part, &rank) in parts.iter().enumerate() {
+            for (virtual_stage, &rank) in virtual_stages.iter().enumerate() {
                 if rank >= ranks {
                     return refuse(format!(
-                        "pipeline {pipeline} puts stage {part} on rank {rank}, but there are {ranks} ranks"
+                        "pipeline {pipeline} puts stage {virtual_stage} on rank {rank}, but there are {ranks} ranks"
                     ));
                 }
-                if chunks[rank].iter().any(|chunk: &Chunk| chunk.part == part) {
-                    return refuse(format!("rank {rank} holds stage {part} twice"));
+                if chunks[rank].iter().any(|chunk: &Chunk| chunk.virtual_stage == virtual_stage) {
+                    return refuse(format!("rank {rank} holds stage {virtual_stage} twice"));
                 }
-                chunks[rank].push(Chunk { pipeline, part });
+                chunks[rank].push(Chunk { pipeline, virtual_stage });
             }
         }
         if let Some(rank) = chunks.iter().position(|chunks| chunks.is_empty()) {
@@ -70,7 +74,7 @@ impl Placement {
         Ok(Placement { pipelines, routes, chunks })
     }
 
-    /// The same parts on the same ranks, for micro-batches that go other ways.
+    /// The same virtual stages on the same ranks, for micro-batches that go other ways.
     pub(super) fn with_routes(&self, routes: Vec<usize>) -> Placement {
         Placement { routes, ..self.clone() }
     }
@@ -81,7 +85,7 @@ impl Placement {
     }
 
     /// Parts of the model.
-    pub fn parts(&self) -> usize {
+    pub fn virtual_stages(&self) -> usize {
         self.pipelines[0].len()
     }
 
@@ -90,7 +94,7 @@ impl Placement {
         self.pipelines.len()
     }
 
-    /// The rank of every part of a copy.
+    /// The rank of every virtual stage of a copy.
     pub fn pipeline(&self, pipeline: usize) -> &[usize] {
         &self.pipelines[pipeline]
     }
@@ -110,9 +114,9 @@ impl Placement {
         (0..self.routes.len()).filter(move |&micro_batch| self.routes[micro_batch] == pipeline)
     }
 
-    /// The ranks that hold a copy of a part: those that an all-reduce of its gradients joins.
-    pub fn holders(&self, part: usize) -> impl Iterator<Item = usize> {
-        self.pipelines.iter().map(move |pipeline| pipeline[part])
+    /// The ranks that hold a copy of a virtual stage: those that an all-reduce of its gradients joins.
+    pub fn holders(&self, virtual_stage: usize) -> impl Iterator<Item = usize> {
+        self.pipelines.iter().map(move |pipeline| pipeline[virtual_stage])
     }
 
     /// The chunks of a rank that a micro-batch goes through.
@@ -122,24 +126,25 @@ impl Placement {
         chunks.filter(move |(_, chunk)| chunk.pipeline == route).map(|(index, _)| index)
     }
 
-    /// Where a rank holds a part of a pipeline, if it does.
+    /// Where a rank holds a virtual stage of a pipeline, if it does.
     pub fn chunk_of(&self, rank: usize, chunk: Chunk) -> Option<usize> {
         self.chunks[rank].iter().position(|&held| held == chunk)
     }
 
     /// What runs before this in the forward.
     pub fn before(&self, chunk: Chunk) -> Option<Chunk> {
-        chunk.part.checked_sub(1).map(|part| Chunk { part, ..chunk })
+        chunk.virtual_stage.checked_sub(1).map(|virtual_stage| Chunk { virtual_stage, ..chunk })
     }
 
     /// What runs after this in the forward.
     pub fn after(&self, chunk: Chunk) -> Option<Chunk> {
-        (chunk.part + 1 < self.parts()).then(|| Chunk { part: chunk.part + 1, ..chunk })
+        (chunk.virtual_stage + 1 < self.virtual_stages())
+            .then(|| Chunk { virtual_stage: chunk.virtual_stage + 1, ..chunk })
     }
 
     /// The rank of a chunk.
     pub fn rank_of(&self, chunk: Chunk) -> usize {
-        self.pipelines[chunk.pipeline][chunk.part]
+        self.pipelines[chunk.pipeline][chunk.virtual_stage]
     }
 }
 
@@ -155,9 +160,15 @@ mod tests {
     #[test]
     fn chunks_are_numbered_by_pipeline_then_part() {
         let twice = Placement::round_robin(3, 2, 6);
-        assert_eq!(twice.chunks(1), [Chunk { pipeline: 0, part: 1 }, Chunk { pipeline: 0, part: 4 }]);
+        assert_eq!(
+            twice.chunks(1),
+            [Chunk { pipeline: 0, virtual_stage: 1 }, Chunk { pipeline: 0, virtual_stage: 4 }]
+        );
         let both_ways = Placement::new(2, vec![vec![0, 1], vec![1, 0]], vec![0, 1]).unwrap();
-        assert_eq!(both_ways.chunks(1), [Chunk { pipeline: 0, part: 1 }, Chunk { pipeline: 1, part: 0 }]);
+        assert_eq!(
+            both_ways.chunks(1),
+            [Chunk { pipeline: 0, virtual_stage: 1 }, Chunk { pipeline: 1, virtual_stage: 0 }]
+        );
         assert_eq!(both_ways.chunks_for(1, 3).collect::<Vec<_>>(), [1]);
         assert_eq!(both_ways.holders(0).collect::<Vec<_>>(), [0, 1]);
     }

@@ -6,11 +6,13 @@
 
 use serde::Serialize;
 
-use super::{Error, Name, Options, Schedule, Timeline, UnitCosts, Units, Updates};
+use super::{
+    PassUnits, Schedule, ScheduleError, ScheduleName, ScheduleOptions, Timeline, UnitCosts, Updates,
+};
 
 /// What `espalier schedule --json` prints.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Report {
+pub struct ScheduleReport {
     /// The schedule's name.
     pub name: String,
     /// Ranks of the pipeline.
@@ -42,11 +44,14 @@ pub struct Report {
     pub actions: Vec<String>,
 }
 
-impl Report {
+impl ScheduleReport {
     /// The figures of a built-in schedule, with its lists and their timeline.
-    pub fn of(name: Name, options: &Options) -> Result<(Schedule, Timeline, Report), Error> {
+    pub fn of(
+        name: ScheduleName,
+        options: &ScheduleOptions,
+    ) -> Result<(Schedule, Timeline, ScheduleReport), ScheduleError> {
         let schedule = name.schedule(options)?;
-        let (timeline, mut report) = Report::new(&schedule, options.units)?;
+        let (timeline, mut report) = ScheduleReport::new(&schedule, options.units)?;
         if schedule.updates != Updates::Flush {
             report.make_steady(name, options)?;
         }
@@ -54,10 +59,10 @@ impl Report {
     }
 
     /// The figures of lists as they are, and their timeline.
-    pub fn new(schedule: &Schedule, units: Units) -> Result<(Timeline, Report), Error> {
+    pub fn new(schedule: &Schedule, units: PassUnits) -> Result<(Timeline, ScheduleReport), ScheduleError> {
         units.check()?;
         let timeline = Timeline::walk(schedule, &UnitCosts::new(schedule, units))?;
-        let report = Report {
+        let report = ScheduleReport {
             name: schedule.name.clone(),
             stages: schedule.stages(),
             micro_batches: schedule.micro_batches,
@@ -77,12 +82,12 @@ impl Report {
     }
 
     /// Puts the figures of a full pipeline in the place of those of a short list.
-    fn make_steady(&mut self, name: Name, options: &Options) -> Result<(), Error> {
+    fn make_steady(&mut self, name: ScheduleName, options: &ScheduleOptions) -> Result<(), ScheduleError> {
         // Past p micro-batches a batch changes nothing but how rarely weights do, and shorter lists say the same.
         let micro_batches = options.micro_batches.min(options.stages);
         let enough = (4 * options.stages).div_ceil(micro_batches) + 4;
         let walk = |batches| {
-            let schedule = name.schedule(&Options { micro_batches, batches, ..*options })?;
+            let schedule = name.schedule(&ScheduleOptions { micro_batches, batches, ..*options })?;
             Timeline::walk(&schedule, &UnitCosts::new(&schedule, options.units))
         };
         let (shorter, longer) = (walk(enough)?, walk(2 * enough)?);

@@ -1,7 +1,7 @@
 //! Lists for what is no step: evaluation, writing text, scores by gradients, products with the Hessian, averages of replicas. They run over the
 //! placement of the schedule that trains, and the same executor runs them.
 
-use super::{Action, Notice, Pass, Placement, Schedule, Topic, Updates, Work, messages};
+use super::{Action, ChunkWork, ControlKind, ControlMessage, Pass, Placement, Schedule, Updates, messages};
 
 impl Schedule {
     /// Takes micro-batches forward through one copy of the model, each rank as soon as it has its input. A rank with
@@ -16,7 +16,7 @@ impl Schedule {
         sweep("forward", placement, micro_batches, lists)
     }
 
-    /// Takes a micro-batch forward and back through every copy of the model, one copy after the other: each holder of a part has
+    /// Takes a micro-batch forward and back through every copy of the model, one copy after the other: each holder of a virtual stage has
     /// its gradients then. To the list it is a micro-batch of its own in every copy.
     pub fn forward_and_backward(placement: &Placement) -> Schedule {
         let copies = placement.copies();
@@ -38,12 +38,12 @@ impl Schedule {
     pub fn next_token(placement: &Placement) -> Schedule {
         let mut schedule = Schedule::forward_only(placement, 1);
         let end = *schedule.placement.pipeline(0).last().expect("a model has a part");
-        let notice = |peer| Notice { topic: Topic::Token, update: 0, peer };
+        let notice = |peer| ControlMessage { topic: ControlKind::Token, update: 0, peer };
         let others: Vec<usize> = (0..schedule.stages()).filter(|rank| *rank != end).collect();
         for rank in &others {
-            schedule.ranks[*rank].push(Action::Hear(notice(end)));
+            schedule.ranks[*rank].push(Action::RecvControl(notice(end)));
         }
-        schedule.ranks[end].extend(others.into_iter().map(|peer| Action::Tell(notice(peer))));
+        schedule.ranks[end].extend(others.into_iter().map(|peer| Action::SendControl(notice(peer))));
         Schedule { name: "next-token".into(), ..schedule }
     }
 
@@ -58,14 +58,14 @@ fn chunks_of(placement: &Placement, rank: usize, copy: usize) -> Vec<usize> {
     let chunks = placement.chunks(rank).iter().enumerate();
     let mut own: Vec<(usize, usize)> = chunks
         .filter(|(_, chunk)| chunk.pipeline == copy)
-        .map(|(index, chunk)| (chunk.part, index))
+        .map(|(index, chunk)| (chunk.virtual_stage, index))
         .collect();
     own.sort_unstable();
     own.into_iter().map(|(_, index)| index).collect()
 }
 
 fn on(pass: Pass, micro_batch: usize, chunk: usize) -> Action {
-    pass.on(Work { micro_batch, chunk, version: 0 })
+    pass.on(ChunkWork { micro_batch, chunk, version: 0 })
 }
 
 fn sweep(name: &str, placement: Placement, micro_batches: usize, lists: Vec<Vec<Action>>) -> Schedule {
@@ -82,18 +82,18 @@ fn sweep(name: &str, placement: Placement, micro_batches: usize, lists: Vec<Vec<
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Name, Options, Timeline, UnitCosts, Units};
+    use super::super::{PassUnits, ScheduleName, ScheduleOptions, Timeline, UnitCosts};
     use super::*;
 
     fn placements() -> Vec<Placement> {
-        let of = |name: Name, stages, micro_batches| {
-            name.schedule(&Options::new(stages, micro_batches)).unwrap().placement
+        let of = |name: ScheduleName, stages, micro_batches| {
+            name.schedule(&ScheduleOptions::new(stages, micro_batches)).unwrap().placement
         };
         vec![
-            of(Name::OneFOneB, 1, 1),
-            of(Name::OneFOneB, 3, 4),
-            of(Name::Interleaved, 2, 4),
-            of(Name::Chimera, 4, 4),
+            of(ScheduleName::OneFOneB, 1, 1),
+            of(ScheduleName::OneFOneB, 3, 4),
+            of(ScheduleName::Interleaved, 2, 4),
+            of(ScheduleName::Chimera, 4, 4),
         ]
     }
 
@@ -110,11 +110,11 @@ mod tests {
                 let micro_batches = if schedule.name == "forward" { 5 } else { 1 };
                 assert_eq!(
                     computed,
-                    micro_batches * passes * copies * placement.parts(),
+                    micro_batches * passes * copies * placement.virtual_stages(),
                     "{}",
                     schedule.name
                 );
-                Timeline::walk(&schedule, &UnitCosts::new(&schedule, Units::default())).unwrap();
+                Timeline::walk(&schedule, &UnitCosts::new(&schedule, PassUnits::default())).unwrap();
             }
         }
     }
@@ -125,8 +125,8 @@ mod tests {
         for (placement, end) in placements().into_iter().zip([0, 2, 1, 3]) {
             let schedule = Schedule::next_token(&placement);
             for (rank, list) in schedule.ranks.iter().enumerate() {
-                let heard = list.iter().filter(|action| matches!(action, Action::Hear(_))).count();
-                let told = list.iter().filter(|action| matches!(action, Action::Tell(_))).count();
+                let heard = list.iter().filter(|action| matches!(action, Action::RecvControl(_))).count();
+                let told = list.iter().filter(|action| matches!(action, Action::SendControl(_))).count();
                 let expected = if rank == end { (0, placement.ranks() - 1) } else { (1, 0) };
                 assert_eq!((heard, told), expected, "rank {rank} of {}", placement.ranks());
             }
@@ -137,7 +137,7 @@ mod tests {
     fn stages_evaluate_side_by_side() {
         let placement = Placement::round_robin(3, 1, 4);
         let schedule = Schedule::forward_only(&placement, 6);
-        let timeline = Timeline::walk(&schedule, &UnitCosts::new(&schedule, Units::default())).unwrap();
+        let timeline = Timeline::walk(&schedule, &UnitCosts::new(&schedule, PassUnits::default())).unwrap();
         // Six micro-batches over three stages: 6 + 3 - 1 units, not 18.
         assert_eq!(timeline.end, 8.0);
     }

@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use super::{Action, Message, Pass, Payload, Schedule, Work};
+use super::{Action, ChunkWork, Pass, Payload, Schedule, StageMessage};
 
 impl Schedule {
     /// The order in which a rank computes, without messages, steps and versions.
@@ -33,14 +33,15 @@ impl Schedule {
             Action::Stash { version } => format!("keep{version}"),
             Action::Drop { version } => format!("drop{version}"),
             _ => {
-                let (pass, Work { micro_batch, chunk, .. }) = action.compute().expect("all others compute");
+                let (pass, ChunkWork { micro_batch, chunk, .. }) =
+                    action.compute().expect("all others compute");
                 format!("{}{micro_batch}{}", letter(pass), self.suffix(rank, micro_batch, chunk))
             }
         }
     }
 
-    fn message(&self, rank: usize, message: Message, arrow: char) -> String {
-        let Message { payload, micro_batch, chunk, peer } = message;
+    fn message(&self, rank: usize, message: StageMessage, arrow: char) -> String {
+        let StageMessage { payload, micro_batch, chunk, peer } = message;
         let letter = match payload {
             Payload::Activation => 'a',
             Payload::Gradient => 'g',

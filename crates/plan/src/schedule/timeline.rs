@@ -2,13 +2,13 @@
 //!
 //! A rank does its actions one after another. A send ends at once for the sender unless [`Costs`] says otherwise, and its
 //! message arrives after its journey; a receive ends when the message is there; an all-reduce begins when all holders
-//! of the part have come. One that passes follow is left to itself, but for the share of it that keeps its rank from computing: only the step waits for
+//! of the virtual stage have come. One that passes follow is left to itself, but for the share of it that keeps its rank from computing: only the step waits for
 //! it, and one rank's go on one after the other. Waiting is idle time, whatever an action takes is not.
 
 use std::collections::HashMap;
 
-use super::walk::{Meeting, Meetings, walk};
-use super::{Action, Error, Message, Notice, Pass, Schedule, Units};
+use super::walk::{AllReduceRound, AllReduces, walk};
+use super::{Action, ControlMessage, Pass, PassUnits, Schedule, ScheduleError, StageMessage};
 
 /// What actions cost, in any unit of time.
 pub trait Costs {
@@ -35,7 +35,7 @@ pub struct UnitCosts {
 
 /// An action in time.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Span {
+pub struct ActionSpan {
     /// The action that took the time.
     pub action: Action,
     /// When its rank came to it.
@@ -50,7 +50,7 @@ pub struct Span {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timeline {
     /// `[rank][action]`
-    pub spans: Vec<Vec<Span>>,
+    pub spans: Vec<Vec<ActionSpan>>,
     /// When the last rank has finished.
     pub end: f64,
     /// Of each rank, until the end.
@@ -67,8 +67,8 @@ pub struct Timeline {
 impl UnitCosts {
     /// The units are those of a rank's whole share of one copy of the model; where it is cut into chunks, each takes
     /// its part.
-    pub fn new(schedule: &Schedule, units: Units) -> UnitCosts {
-        let share = schedule.stages() as f64 / schedule.placement.parts() as f64;
+    pub fn new(schedule: &Schedule, units: PassUnits) -> UnitCosts {
+        let share = schedule.stages() as f64 / schedule.placement.virtual_stages() as f64;
         UnitCosts { forward: units.forward * share, backward: units.backward * share }
     }
 }
@@ -86,22 +86,22 @@ impl Costs for UnitCosts {
 
 impl Timeline {
     /// Walks through the lists of a schedule that is valid; one that is not may end in a deadlock.
-    pub fn walk(schedule: &Schedule, costs: &impl Costs) -> Result<Timeline, Error> {
+    pub fn walk(schedule: &Schedule, costs: &impl Costs) -> Result<Timeline, ScheduleError> {
         let stages = schedule.stages();
         let mut now = vec![0.0; stages];
         let mut busy = vec![0.0; stages];
-        let mut spans: Vec<Vec<Span>> =
+        let mut spans: Vec<Vec<ActionSpan>> =
             schedule.ranks.iter().map(|list| Vec::with_capacity(list.len())).collect();
         let mut arrivals: HashMap<(usize, u64), f64> = HashMap::new();
-        let mut meetings = Meetings::default();
+        let mut meetings = AllReduces::default();
         // Of each rank, sums that passes follow: which, and what each takes.
-        let mut under_way: Vec<Vec<(Meeting, f64)>> = vec![Vec::new(); stages];
+        let mut under_way: Vec<Vec<(AllReduceRound, f64)>> = vec![Vec::new(); stages];
         let last_passes = last_passes(schedule);
         walk(schedule, |rank, position, action| {
             let start = now[rank];
             let mut cost = costs.busy(rank, action);
             let begin = match action {
-                Action::Receive(_) | Action::Hear(_) => {
+                Action::Receive(_) | Action::RecvControl(_) => {
                     let tag = schedule.tag(rank, action).expect("a message has a tag");
                     let Some(&arrival) = arrivals.get(&(rank, tag)) else { return Ok(false) };
                     f64::max(start, arrival)
@@ -124,13 +124,15 @@ impl Timeline {
                 _ => start,
             };
             let end = begin + cost;
-            if let Action::Send(Message { peer, .. }) | Action::Tell(Notice { peer, .. }) = *action {
+            if let Action::Send(StageMessage { peer, .. })
+            | Action::SendControl(ControlMessage { peer, .. }) = *action
+            {
                 let tag = schedule.tag(rank, action).expect("a message has a tag");
                 arrivals.insert((peer, tag), end + costs.journey(rank, action));
             }
             now[rank] = end;
             busy[rank] += cost;
-            spans[rank].push(Span { action: *action, start, end, busy: cost });
+            spans[rank].push(ActionSpan { action: *action, start, end, busy: cost });
             Ok(true)
         })?;
         let end = now.iter().copied().fold(0.0, f64::max);

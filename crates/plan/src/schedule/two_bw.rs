@@ -6,12 +6,12 @@
 //! versions still suffice; no more than 2m micro-batches are in flight then.
 
 use super::one_f_one_b::as_early_as;
-use super::{Action, Name, Options, Pass, Schedule};
+use super::{Action, Pass, Schedule, ScheduleName, ScheduleOptions};
 
-pub(super) fn schedule(options: &Options) -> Schedule {
-    let &Options { stages, micro_batches, batches, .. } = options;
+pub(super) fn schedule(options: &ScheduleOptions) -> Schedule {
+    let &ScheduleOptions { stages, micro_batches, batches, .. } = options;
     let lists = (0..stages).map(|stage| list(stages - 1 - stage, micro_batches, batches)).collect();
-    Schedule::streamed(Name::TwoBw, options, lists)
+    Schedule::streamed(ScheduleName::TwoBw, options, lists)
 }
 
 fn list(ahead: usize, micro_batches: usize, batches: usize) -> Vec<Action> {

@@ -1,22 +1,24 @@
 //! Whether lists can be run, and do what training needs: no deadlock, every message sent once and received once in
-//! order, every micro-batch forward and backward once through every part, no pass before what it takes, and the right
+//! order, every micro-batch forward and backward once through every virtual stage, no pass before what it takes, and the right
 //! version of the weights for each.
 
 use std::collections::{HashMap, VecDeque};
 
-use super::walk::{Meetings, walk};
-use super::{Action, Chunk, Error, Message, Pass, Payload, Schedule, Updates, Work, agreement};
+use super::walk::{AllReduces, walk};
+use super::{
+    Action, Chunk, ChunkWork, Pass, Payload, Schedule, ScheduleError, StageMessage, Updates, agreement,
+};
 
 impl Schedule {
     /// Checks all lists, or says what is wrong with the first action that cannot be.
-    pub fn validate(&self) -> Result<(), Error> {
+    pub fn validate(&self) -> Result<(), ScheduleError> {
         if self.message_driven {
             self.check_message_driven()?;
         }
         self.check_implied()?;
-        let mut ranks: Vec<Rank> = (0..self.stages()).map(|rank| Rank::new(self, rank)).collect();
-        let mut channels: Channels = HashMap::new();
-        let mut meetings = Meetings::default();
+        let mut ranks: Vec<RankState> = (0..self.stages()).map(|rank| RankState::new(self, rank)).collect();
+        let mut channels: MessageQueues = HashMap::new();
+        let mut meetings = AllReduces::default();
         walk(self, |rank, position, action| {
             let tag = || self.tag(rank, action).expect("a message has a tag");
             let outcome = match *action {
@@ -28,11 +30,11 @@ impl Schedule {
                 Action::Receive(message) => ranks[rank].receive(message, || {
                     take(channels.get_mut(&(message.peer, rank, Some(message.payload))), tag())
                 }),
-                Action::Tell(notice) => {
+                Action::SendControl(notice) => {
                     channels.entry((rank, notice.peer, None)).or_default().push_back(tag());
                     Ok(true)
                 }
-                Action::Hear(notice) => take(channels.get_mut(&(notice.peer, rank, None)), tag()),
+                Action::RecvControl(notice) => take(channels.get_mut(&(notice.peer, rank, None)), tag()),
                 Action::AllReduce { chunk } => {
                     ranks[rank].all_reduce(chunk, || meetings.meet(self, rank, chunk, 0.0).is_some())
                 }
@@ -51,11 +53,11 @@ impl Schedule {
                 let position =
                     self.ranks[rank][..position].iter().filter(|action| !action.is_implied()).count();
                 let action = self.token(rank, action);
-                Error::Invalid { rank, position, action, problem }
+                ScheduleError::Invalid { rank, position, action, problem }
             })
         })?;
         for (index, rank) in ranks.iter().enumerate() {
-            rank.finish().map_err(|problem| Error::Unfinished { rank: index, problem })?;
+            rank.finish().map_err(|problem| ScheduleError::Unfinished { rank: index, problem })?;
         }
         Ok(())
     }
@@ -63,7 +65,7 @@ impl Schedule {
 
 impl Schedule {
     /// What steps imply must be there, all of it and nothing more.
-    fn check_implied(&self) -> Result<(), Error> {
+    fn check_implied(&self) -> Result<(), ScheduleError> {
         let written = |list: &Vec<Action>| list.iter().copied().filter(|a| !a.is_implied()).collect();
         let bare = self.ranks.iter().map(written).collect();
         let whole = agreement::fill_in(&self.placement, self.updates, self.micro_batches, bare);
@@ -74,15 +76,15 @@ impl Schedule {
                 let same = list.iter().zip(&whole).take_while(|(is, should)| is == should);
                 let position = same.filter(|(action, _)| !action.is_implied()).count();
                 let problem = "before it or after it is not what steps imply".into();
-                return Err(Error::Invalid { rank, position, action: "step".into(), problem });
+                return Err(ScheduleError::Invalid { rank, position, action: "step".into(), problem });
             }
         }
         Ok(())
     }
 
     /// What AxoNN's rule takes for granted: an arrived message says what to run, and what the pass makes goes on at once.
-    fn check_message_driven(&self) -> Result<(), Error> {
-        let refuse = |expected, got| Err(Error::MessageDriven { expected, got });
+    fn check_message_driven(&self) -> Result<(), ScheduleError> {
+        let refuse = |expected, got| Err(ScheduleError::MessageDriven { expected, got });
         let ranks = self.placement.pipeline(0);
         if self.placement.copies() > 1 || !ranks.iter().copied().eq(0..self.stages()) {
             let list: Vec<String> = ranks.iter().map(usize::to_string).collect();
@@ -106,7 +108,7 @@ impl Schedule {
 
 /// The tags that are under way from one rank to another, those of notices apart. What is left there at the end needs no check of its own: the
 /// pass that it was for cannot have run.
-type Channels = HashMap<(usize, usize, Option<Payload>), VecDeque<u64>>;
+type MessageQueues = HashMap<(usize, usize, Option<Payload>), VecDeque<u64>>;
 
 /// Takes a message that has arrived: whether there was any.
 fn take(queue: Option<&mut VecDeque<u64>>, tag: u64) -> Result<bool, String> {
@@ -119,9 +121,9 @@ fn take(queue: Option<&mut VecDeque<u64>>, tag: u64) -> Result<bool, String> {
 
 /// What a rank has of a micro-batch in a chunk.
 #[derive(Clone, Default)]
-struct Progress {
-    activation: Side,
-    gradient: Side,
+struct ChunkProgress {
+    activation: TransferState,
+    gradient: TransferState,
     /// The version that the forward used.
     forward: Option<usize>,
     input_gradient: bool,
@@ -129,16 +131,16 @@ struct Progress {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Side {
+struct TransferState {
     received: bool,
     sent: bool,
 }
 
-struct Rank<'a> {
+struct RankState<'a> {
     schedule: &'a Schedule,
     rank: usize,
     /// `[micro-batch][chunk]`
-    progress: Vec<Vec<Progress>>,
+    progress: Vec<Vec<ChunkProgress>>,
     newest: usize,
     stashed: Vec<usize>,
     /// Of each version, the passes of micro-batches through chunks that have begun with it and not ended.
@@ -149,22 +151,22 @@ struct Rank<'a> {
     reduced: Vec<bool>,
 }
 
-type Outcome<T = ()> = Result<T, String>;
+type Validity<T = ()> = Result<T, String>;
 
-fn ensure(condition: bool, problem: impl FnOnce() -> String) -> Outcome {
+fn ensure(condition: bool, problem: impl FnOnce() -> String) -> Validity {
     match condition {
         true => Ok(()),
         false => Err(problem()),
     }
 }
 
-impl<'a> Rank<'a> {
-    fn new(schedule: &'a Schedule, rank: usize) -> Rank<'a> {
+impl<'a> RankState<'a> {
+    fn new(schedule: &'a Schedule, rank: usize) -> RankState<'a> {
         let chunks = schedule.placement.chunks(rank).len();
-        Rank {
+        RankState {
             schedule,
             rank,
-            progress: vec![vec![Progress::default(); chunks]; schedule.all_micro_batches()],
+            progress: vec![vec![ChunkProgress::default(); chunks]; schedule.all_micro_batches()],
             newest: 0,
             stashed: Vec::new(),
             users: HashMap::new(),
@@ -174,7 +176,7 @@ impl<'a> Rank<'a> {
     }
 
     /// The chunk, where the micro-batch goes through it.
-    fn chunk(&self, micro_batch: usize, chunk: usize) -> Outcome<Chunk> {
+    fn chunk(&self, micro_batch: usize, chunk: usize) -> Validity<Chunk> {
         let placement = &self.schedule.placement;
         ensure(micro_batch < self.progress.len(), || {
             format!("the last micro-batch is {}", self.progress.len() - 1)
@@ -186,14 +188,14 @@ impl<'a> Rank<'a> {
         Ok(held)
     }
 
-    /// What this rank has of a neighbouring part, where it holds that itself.
-    fn local(&self, micro_batch: usize, neighbour: Chunk) -> Option<&Progress> {
+    /// What this rank has of a neighbouring virtual stage, where it holds that itself.
+    fn local(&self, micro_batch: usize, neighbour: Chunk) -> Option<&ChunkProgress> {
         let chunk = self.schedule.placement.chunk_of(self.rank, neighbour)?;
         Some(&self.progress[micro_batch][chunk])
     }
 
-    fn compute(&mut self, pass: Pass, work: Work) -> Outcome {
-        let Work { micro_batch, chunk, version } = work;
+    fn compute(&mut self, pass: Pass, work: ChunkWork) -> Validity {
+        let ChunkWork { micro_batch, chunk, version } = work;
         let held = self.chunk(micro_batch, chunk)?;
         let progress = &self.progress[micro_batch][chunk];
         match pass {
@@ -244,7 +246,7 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    fn right_version(&self, work: Work) -> Outcome {
+    fn right_version(&self, work: ChunkWork) -> Validity {
         let batch = work.micro_batch / self.schedule.micro_batches;
         let expected = match self.schedule.updates {
             Updates::Flush => batch,
@@ -257,8 +259,8 @@ impl<'a> Rank<'a> {
         })
     }
 
-    fn send(&mut self, message: Message) -> Outcome {
-        let Message { payload, micro_batch, chunk, peer } = message;
+    fn send(&mut self, message: StageMessage) -> Validity {
+        let StageMessage { payload, micro_batch, chunk, peer } = message;
         let held = self.chunk(micro_batch, chunk)?;
         let placement = &self.schedule.placement;
         let progress = &mut self.progress[micro_batch][chunk];
@@ -275,8 +277,8 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    fn receive(&mut self, message: Message, arrived: impl FnOnce() -> Outcome<bool>) -> Outcome<bool> {
-        let Message { payload, micro_batch, chunk, peer } = message;
+    fn receive(&mut self, message: StageMessage, arrived: impl FnOnce() -> Validity<bool>) -> Validity<bool> {
+        let StageMessage { payload, micro_batch, chunk, peer } = message;
         let held = self.chunk(micro_batch, chunk)?;
         let placement = &self.schedule.placement;
         let progress = &mut self.progress[micro_batch][chunk];
@@ -290,7 +292,7 @@ impl<'a> Rank<'a> {
         Ok(side.received)
     }
 
-    fn all_reduce(&mut self, chunk: usize, all_there: impl FnOnce() -> bool) -> Outcome<bool> {
+    fn all_reduce(&mut self, chunk: usize, all_there: impl FnOnce() -> bool) -> Validity<bool> {
         let reduced = self.reduced.get_mut(chunk).ok_or("the rank has no such chunk")?;
         ensure(!*reduced, || "it was reduced already".into())?;
         *reduced = all_there();
@@ -298,7 +300,7 @@ impl<'a> Rank<'a> {
     }
 
     /// Every chunk's gradients must be those of what one step is for.
-    fn step(&mut self) -> Outcome {
+    fn step(&mut self) -> Validity {
         let missing = self.reduced.iter().position(|reduced| !reduced);
         ensure(missing.is_none(), || {
             format!("the gradients of chunk {} were not reduced", missing.expect("there is one"))
@@ -329,14 +331,14 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    fn stash(&mut self, version: usize) -> Outcome {
+    fn stash(&mut self, version: usize) -> Validity {
         ensure(version == self.newest, || format!("only the newest version, {}, can be kept", self.newest))?;
         ensure(!self.stashed.contains(&version), || "it is kept already".into())?;
         self.stashed.push(version);
         Ok(())
     }
 
-    fn drop(&mut self, version: usize) -> Outcome {
+    fn drop(&mut self, version: usize) -> Validity {
         let kept = self.stashed.iter().position(|&kept| kept == version);
         let kept = kept.ok_or("it is not kept")?;
         let users = self.users.get(&version).copied().unwrap_or(0);
@@ -345,10 +347,10 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    fn finish(&self) -> Outcome {
+    fn finish(&self) -> Validity {
         for micro_batch in 0..self.progress.len() {
             for chunk in self.schedule.placement.chunks_for(self.rank, micro_batch) {
-                let Progress { forward, input_gradient, weight_gradient, .. } =
+                let ChunkProgress { forward, input_gradient, weight_gradient, .. } =
                     self.progress[micro_batch][chunk];
                 let missing = match (forward, input_gradient, weight_gradient) {
                     (None, ..) => "forward",
@@ -376,11 +378,11 @@ impl<'a> Rank<'a> {
 }
 
 impl Schedule {
-    /// A message must go between this rank and the other holder of the neighbouring part.
-    fn is_peer(&self, rank: usize, peer: usize, neighbour: Option<Chunk>) -> Outcome {
+    /// A message must go between this rank and the other holder of the neighbouring virtual stage.
+    fn is_peer(&self, rank: usize, peer: usize, neighbour: Option<Chunk>) -> Validity {
         let neighbour = neighbour.ok_or("there is no stage on that side")?;
         let holder = self.placement.rank_of(neighbour);
         ensure(holder != rank, || "both stages are on this rank: there is no message between them".into())?;
-        ensure(peer == holder, || format!("stage {} is on rank {holder}", neighbour.part))
+        ensure(peer == holder, || format!("stage {} is on rank {holder}", neighbour.virtual_stage))
     }
 }

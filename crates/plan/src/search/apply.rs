@@ -1,6 +1,6 @@
 //! A layout into a run file.
 
-use crate::config::{Grid, Pipeline, RunFile};
+use crate::config::{PipelineConfig, RunFile, SpatialGrid};
 use crate::error::Error;
 use crate::pruning::{StateForm, WeightForm};
 use crate::simulate::Candidate;
@@ -13,15 +13,15 @@ impl Candidate {
             field: "train.batch".into(),
             problem: format!("is {batch}, which this layout cannot split evenly: {self}"),
         })?;
-        run.alone().with(|run| {
+        run.single_rank().with(|run| {
             (run.train.micro_batches, run.train.recompute) = (micro_batches, self.recompute);
             run.parallel.data = self.data;
             run.parallel.tensor = self.tensor;
             run.parallel.sequence = self.sequence;
-            run.parallel.spatial = Grid(self.grid);
+            run.parallel.spatial = SpatialGrid(self.grid);
             run.parallel.zero = self.zero.into();
             run.parallel.pipeline =
-                (self.pipeline > 1).then(|| Pipeline::new(self.pipeline, self.schedule, self.chunks));
+                (self.pipeline > 1).then(|| PipelineConfig::new(self.pipeline, self.schedule, self.chunks));
             if let Some(prune) = &mut run.prune {
                 prune.state = if self.compressed { StateForm::Compressed } else { StateForm::Dense };
                 prune.weights =
@@ -33,13 +33,13 @@ impl Candidate {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Fixed, Search, choices};
+    use super::super::{LayoutSearch, SearchConstraints, choices};
     use super::*;
     use crate::cluster::builtin;
-    use crate::engine::Engine;
-    use crate::memory::Memory;
+    use crate::engine::EngineProfile;
+    use crate::memory::MemoryPlan;
     use crate::plan::{DataFacts, Plan};
-    use crate::simulate::Job;
+    use crate::simulate::Simulation;
 
     const GPT: &str =
         "[model]\nlayers = 6\nwidth = 64\nheads = 4\ncontext = 32\nvocab = 256\n[train]\nbatch = 16\n";
@@ -57,14 +57,15 @@ mod tests {
         let compressed = format!("{GPT}{PRUNED}weights = \"compressed\"\n");
         for text in [GPT.to_owned(), format!("{GPT}{PRUNED}"), compressed, RESNET.into(), ALEXNET.into()] {
             let run = RunFile::parse(&text, &[]).unwrap();
-            let alone = Plan::new(run.alone(), facts).unwrap();
-            let job = Job::new(&alone, &cluster, Engine::ESPALIER);
-            let search = Search { job: &job, devices: 4, fixed: &Fixed::default(), rows: 1 };
+            let alone = Plan::new(run.single_rank(), facts).unwrap();
+            let job = Simulation::new(&alone, &cluster, EngineProfile::ESPALIER);
+            let search =
+                LayoutSearch { job: &job, devices: 4, fixed: &SearchConstraints::default(), rows: 1 };
             for candidate in choices::candidates(&search).unwrap().iter().step_by(7) {
                 let Ok(searched) = job.estimate(candidate) else { continue };
                 let applied = candidate.applied(&run).unwrap_or_else(|error| panic!("{candidate}: {error}"));
                 let plan = Plan::new(applied, facts).unwrap_or_else(|error| panic!("{candidate}: {error}"));
-                let without_scratch = |memory: Memory| memory.total() - memory.workspace.unwrap_or(0);
+                let without_scratch = |memory: MemoryPlan| memory.total() - memory.workspace.unwrap_or(0);
                 let ranks: Vec<u64> =
                     (0..4).map(|rank| without_scratch(plan.rank(rank).unwrap().memory)).collect();
                 // Of the rank that has most with its scratch space, to the byte.

@@ -1,10 +1,10 @@
 //! All the ways in which a run can be laid out on so many devices.
 
-use super::Search;
+use super::LayoutSearch;
 use crate::error::Error;
-use crate::schedule::Name;
+use crate::schedule::ScheduleName;
 use crate::simulate::Candidate;
-use crate::spec::{Input, Recompute};
+use crate::spec::{Input, RecomputeMode};
 
 /// Micro-batches larger than this gain nothing.
 const LARGEST_MICRO_BATCH: usize = 256;
@@ -14,7 +14,7 @@ const MOST_TENSOR_NODES: usize = 2;
 const CHUNKS: [usize; 4] = [2, 3, 4, 6];
 
 /// Every candidate that the run, the engine and what is fixed allow.
-pub(super) fn candidates(search: &Search) -> Result<Vec<Candidate>, Error> {
+pub(super) fn candidates(search: &LayoutSearch) -> Result<Vec<Candidate>, Error> {
     let (job, fixed) = (search.job, search.fixed);
     let (plan, engine) = (job.plan, &job.engine);
     let (devices, batch) = (search.devices, plan.batch.samples);
@@ -26,8 +26,8 @@ pub(super) fn candidates(search: &Search) -> Result<Vec<Candidate>, Error> {
     };
     let mut all = Vec::new();
     let most_stages = if engine.schedules.is_empty() { 1 } else { blocks.max(1) };
-    for pipeline in extents(devices, fixed.pipeline, most_stages) {
-        for tensor in extents(devices / pipeline, fixed.tensor, most_tensor) {
+    for pipeline in axis_sizes(devices, fixed.pipeline, most_stages) {
+        for tensor in axis_sizes(devices / pipeline, fixed.tensor, most_tensor) {
             for (data, grid) in replicas(devices / pipeline / tensor, batch, image) {
                 if !fixed.allows(fixed.grid, grid) || !fixed.allows(fixed.data, data) {
                     continue;
@@ -44,7 +44,7 @@ pub(super) fn candidates(search: &Search) -> Result<Vec<Candidate>, Error> {
 }
 
 /// All that can be chosen on a mesh.
-fn variants(search: &Search, mesh: Candidate, samples: usize, all: &mut Vec<Candidate>) {
+fn variants(search: &LayoutSearch, mesh: Candidate, samples: usize, all: &mut Vec<Candidate>) {
     let (fixed, engine, plan) = (search.fixed, &search.job.engine, search.job.plan);
     let compressed = match (fixed.compressed, &plan.pruning) {
         (Some(chosen), _) => chosen,
@@ -68,7 +68,7 @@ fn variants(search: &Search, mesh: Candidate, samples: usize, all: &mut Vec<Cand
     });
     for micro_batch in micro_batches {
         for &recompute in engine.recomputes {
-            let useless = recompute == Recompute::Attention && !has_attention;
+            let useless = recompute == RecomputeMode::Attention && !has_attention;
             if useless || !fixed.allows(fixed.recompute, recompute) {
                 continue;
             }
@@ -86,20 +86,24 @@ fn variants(search: &Search, mesh: Candidate, samples: usize, all: &mut Vec<Cand
 }
 
 /// The orders in which the stages of a mesh can work.
-fn orders(search: &Search, mesh: &Candidate, micro_batches: usize) -> Vec<(Name, Option<usize>)> {
+fn orders(
+    search: &LayoutSearch,
+    mesh: &Candidate,
+    micro_batches: usize,
+) -> Vec<(ScheduleName, Option<usize>)> {
     let fixed = search.fixed;
     if mesh.pipeline == 1 {
-        return vec![(Name::OneFOneB, None)];
+        return vec![(ScheduleName::OneFOneB, None)];
     }
     let blocks = search.job.plan.model.blocks.len();
     let mut all = Vec::new();
-    let chosen = |name: &&Name| fixed.allows(fixed.schedule, **name);
+    let chosen = |name: &&ScheduleName| fixed.allows(fixed.schedule, **name);
     let offered = search.job.engine.schedules.iter();
     // What a person names may be one that is not searched.
     let named = fixed.schedule.iter().filter(|name| !search.job.engine.schedules.contains(name));
     for &name in offered.chain(named).filter(chosen) {
         match name {
-            Name::Interleaved => {
+            ScheduleName::Interleaved => {
                 let round = micro_batches.is_multiple_of(mesh.pipeline);
                 let fits = |chunks: &usize| round && mesh.pipeline * chunks <= blocks;
                 let wanted = fixed.chunks.map_or(CHUNKS.to_vec(), |chunks| vec![chunks]);
@@ -114,7 +118,7 @@ fn orders(search: &Search, mesh: &Candidate, micro_batches: usize) -> Vec<(Name,
 
 /// Ranks along an axis of so many: what was fixed, or up to the most that gain something. Devices may be many more than can be
 /// counted through, what they are put to is not.
-fn extents(devices: usize, fixed: Option<usize>, most: usize) -> impl Iterator<Item = usize> {
+fn axis_sizes(devices: usize, fixed: Option<usize>, most: usize) -> impl Iterator<Item = usize> {
     let range = fixed.map_or(1..=most.min(devices), |extent| extent..=extent);
     range.filter(move |extent| *extent > 0 && devices.is_multiple_of(*extent))
 }
@@ -144,7 +148,7 @@ fn divisors(of: usize) -> Vec<usize> {
 }
 
 /// One sentence that says why there is no way at all.
-fn none(search: &Search) -> Error {
+fn none(search: &LayoutSearch) -> Error {
     let (devices, batch) = (search.devices, search.job.plan.batch.samples);
     let problem = if search.fixed.is_empty() {
         format!(
@@ -187,9 +191,9 @@ mod tests {
     /// Without counting up to them.
     #[test]
     fn devices_may_be_more_than_can_be_counted() {
-        assert_eq!(extents(usize::MAX, None, 6).collect::<Vec<_>>(), [1, 3, 5]);
-        assert_eq!(extents(1 << 60, Some(1 << 40), 8).collect::<Vec<_>>(), [1 << 40]);
-        assert_eq!(extents(10, Some(0), 8).count() + extents(10, Some(3), 8).count(), 0);
+        assert_eq!(axis_sizes(usize::MAX, None, 6).collect::<Vec<_>>(), [1, 3, 5]);
+        assert_eq!(axis_sizes(1 << 60, Some(1 << 40), 8).collect::<Vec<_>>(), [1 << 40]);
+        assert_eq!(axis_sizes(10, Some(0), 8).count() + axis_sizes(10, Some(3), 8).count(), 0);
         assert_eq!(replicas(1 << 60, 16, Some([224, 224])), []);
         assert_eq!(replicas(64, 16, Some([5, 5])), [(16, [4, 1]), (16, [2, 2]), (4, [4, 4])]);
         assert_eq!(divisors(36), [1, 2, 3, 4, 6, 9, 12, 18, 36]);

@@ -1,7 +1,7 @@
 //! Why the first is the first, what stops the others, and what more memory or more pruning would buy: sentences about what a
 //! search found.
 
-use super::{Found, Search};
+use super::{LayoutSearch, SearchResult};
 use crate::cluster::Cluster;
 use crate::error::Error;
 use crate::plan::Plan;
@@ -18,7 +18,7 @@ pub struct Advice {
     pub times_faster: f64,
 }
 
-impl Found {
+impl SearchResult {
     /// One paragraph.
     pub fn why(&self, cluster: &Cluster) -> String {
         let mut text = match &self.ranked[..] {
@@ -75,7 +75,7 @@ fn capital(text: &str) -> String {
     letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
-impl Search<'_> {
+impl LayoutSearch<'_> {
     /// What one more GB on each device, and ten more points of sparsity, would buy.
     pub fn advice(&self, best: &Estimate, sparser: Option<&Plan>) -> Result<Vec<Advice>, Error> {
         let mut all = Vec::new();
@@ -88,7 +88,7 @@ impl Search<'_> {
         for (change, plan, cluster) in tries {
             let Some(plan) = plan else { continue };
             let job = self.job.with(plan, cluster);
-            let found = Search { job: &job, rows: 1, ..*self }.run()?;
+            let found = LayoutSearch { job: &job, rows: 1, ..*self }.run()?;
             if let Some(new) = found.ranked.into_iter().next() {
                 let times_faster = best.step_seconds / new.step_seconds;
                 all.push(Advice { change, best: new, times_faster });

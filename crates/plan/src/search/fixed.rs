@@ -1,18 +1,18 @@
 //! What a person has decided of a layout before the search: `data=32,pipeline=1,tensor=2,micro_batch=4,recompute=block`.
 
+use crate::edit_distance::nearest;
 use crate::error::Error;
-use crate::near::nearest;
-use crate::schedule::Name;
-use crate::spec::Recompute;
+use crate::schedule::ScheduleName;
+use crate::spec::RecomputeMode;
 
 /// Each field is free, or the one choice that is left.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Fixed {
+pub struct SearchConstraints {
     /// Replicas.
     pub data: Option<usize>,
     /// Stages.
     pub pipeline: Option<usize>,
-    /// Ranks with parts of the same layers.
+    /// Ranks of a tensor-parallel group.
     pub tensor: Option<usize>,
     /// Ranks with tiles of the same images: rows and columns.
     pub grid: Option<[usize; 2]>,
@@ -21,11 +21,11 @@ pub struct Fixed {
     /// Samples that a rank runs at a time.
     pub micro_batch: Option<usize>,
     /// The order of a pipeline.
-    pub schedule: Option<Name>,
+    pub schedule: Option<ScheduleName>,
     /// Parts of the model on a rank.
     pub chunks: Option<usize>,
     /// What is computed twice.
-    pub recompute: Option<Recompute>,
+    pub recompute: Option<RecomputeMode>,
     /// What replicas share out.
     pub zero: Option<u8>,
     /// Whether state is that of kept weights alone.
@@ -50,10 +50,10 @@ const FIELDS: [&str; 12] = [
     "weights",
 ];
 
-impl Fixed {
+impl SearchConstraints {
     /// Reads `field=value,field=value`.
-    pub fn parse(text: &str) -> Result<Fixed, Error> {
-        let mut fixed = Fixed::default();
+    pub fn parse(text: &str) -> Result<SearchConstraints, Error> {
+        let mut fixed = SearchConstraints::default();
         for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
             let (field, value) = pair.split_once('=').ok_or_else(|| Error::Override {
                 text: pair.into(),
@@ -71,16 +71,16 @@ impl Fixed {
             got: format!("\"{value}\""),
             hint: None,
         };
-        let whole = || {
+        let integer = || {
             let number = value.parse::<usize>().ok().filter(|number| *number > 0);
             number.ok_or_else(|| wrong("a whole number of at least 1"))
         };
         match field {
-            "data" => self.data = Some(whole()?),
-            "pipeline" => self.pipeline = Some(whole()?),
-            "tensor" => self.tensor = Some(whole()?),
-            "micro_batch" => self.micro_batch = Some(whole()?),
-            "chunks" => self.chunks = Some(whole()?).filter(|chunks| *chunks > 1),
+            "data" => self.data = Some(integer()?),
+            "pipeline" => self.pipeline = Some(integer()?),
+            "tensor" => self.tensor = Some(integer()?),
+            "micro_batch" => self.micro_batch = Some(integer()?),
+            "chunks" => self.chunks = Some(integer()?).filter(|chunks| *chunks > 1),
             "spatial" => {
                 let sides = value.split('x').map(|side| side.parse::<usize>().ok().filter(|side| *side > 0));
                 self.grid = match sides.collect::<Option<Vec<usize>>>().as_deref() {
@@ -90,9 +90,9 @@ impl Fixed {
                 };
             }
             "sequence" => self.sequence = Some(value.parse().map_err(|_| wrong("true or false"))?),
-            "schedule" => self.schedule = Some(value.parse().map_err(|_| wrong(&Name::list()))?),
+            "schedule" => self.schedule = Some(value.parse().map_err(|_| wrong(&ScheduleName::list()))?),
             "recompute" => {
-                let all = [Recompute::None, Recompute::Attention, Recompute::Block];
+                let all = [RecomputeMode::None, RecomputeMode::Attention, RecomputeMode::Block];
                 let found = all.into_iter().find(|kind| kind.name() == value);
                 self.recompute = Some(found.ok_or_else(|| wrong("none, attention or block"))?);
             }
@@ -124,7 +124,7 @@ impl Fixed {
 
     /// Whether all is free.
     pub fn is_empty(&self) -> bool {
-        *self == Fixed::default()
+        *self == SearchConstraints::default()
     }
 }
 
@@ -134,15 +134,17 @@ mod tests {
 
     #[test]
     fn a_layout_is_read_and_mistakes_get_a_sentence() {
-        let fixed =
-            Fixed::parse("data=32, pipeline=1,tensor=2,micro_batch=4,recompute=block,schedule=1f1b").unwrap();
+        let fixed = SearchConstraints::parse(
+            "data=32, pipeline=1,tensor=2,micro_batch=4,recompute=block,schedule=1f1b",
+        )
+        .unwrap();
         assert_eq!(
             (fixed.data, fixed.micro_batch, fixed.recompute),
-            (Some(32), Some(4), Some(Recompute::Block))
+            (Some(32), Some(4), Some(RecomputeMode::Block))
         );
-        assert_eq!(Fixed::parse("spatial=2x4").unwrap().grid, Some([2, 4]));
-        assert!(Fixed::parse("").unwrap().is_empty());
-        let said = |text| Fixed::parse(text).unwrap_err().to_string();
+        assert_eq!(SearchConstraints::parse("spatial=2x4").unwrap().grid, Some([2, 4]));
+        assert!(SearchConstraints::parse("").unwrap().is_empty());
+        let said = |text| SearchConstraints::parse(text).unwrap_err().to_string();
         insta::assert_snapshot!(said("dta=3"), @"`--layout dta` is not a field; did you mean `--layout data`?");
         insta::assert_snapshot!(said("data=0"), @r#"`--layout data` must be a whole number of at least 1, got "0""#);
         insta::assert_snapshot!(said("data"), @"override `data` must be FIELD=VALUE, as in `data=32,pipeline=4,micro_batch=1`");

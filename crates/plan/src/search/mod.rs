@@ -13,18 +13,18 @@ mod explain;
 mod fixed;
 
 pub use explain::Advice;
-pub use fixed::Fixed;
+pub use fixed::SearchConstraints;
 
 use std::collections::HashMap;
 
 use crate::error::Error;
 use crate::mesh::PerAxis;
-use crate::schedule::Name;
-use crate::simulate::{Candidate, Estimate, Job};
+use crate::schedule::ScheduleName;
+use crate::simulate::{Candidate, Estimate, Simulation};
 
 /// What a search found.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Found {
+pub struct SearchResult {
     /// The best of each mesh that fits, fastest first.
     pub ranked: Vec<Estimate>,
     /// The fastest that were simulated and do not fit, one of each mesh.
@@ -37,13 +37,13 @@ pub struct Found {
 
 /// So many devices, and what is already decided of their layout.
 #[derive(Clone, Copy)]
-pub struct Search<'a> {
+pub struct LayoutSearch<'a> {
     /// What is to run.
-    pub job: &'a Job<'a>,
+    pub job: &'a Simulation<'a>,
     /// Devices, all of which are used.
     pub devices: usize,
     /// What a person has decided.
-    pub fixed: &'a Fixed,
+    pub fixed: &'a SearchConstraints,
     /// Rows of the table.
     pub rows: usize,
 }
@@ -54,21 +54,21 @@ struct Bounded {
     seconds: f64,
 }
 
-impl Search<'_> {
+impl LayoutSearch<'_> {
     /// The best layouts. An error where there is no candidate at all.
-    pub fn run(&self) -> Result<Found, Error> {
+    pub fn run(&self) -> Result<SearchResult, Error> {
         let found = self.walk()?;
         let prunes = self.job.plan.pruning.as_ref().is_some_and(|pruning| pruning.sparsity > 0.0);
         let is_open = self.fixed.compressed_weights.is_none() && self.fixed.compressed != Some(false);
         if !found.ranked.is_empty() || !prunes || !is_open {
             return Ok(found);
         }
-        let fixed = Fixed { compressed_weights: Some(true), ..self.fixed.clone() };
-        let smaller = Search { fixed: &fixed, ..*self }.walk()?;
+        let fixed = SearchConstraints { compressed_weights: Some(true), ..self.fixed.clone() };
+        let smaller = LayoutSearch { fixed: &fixed, ..*self }.walk()?;
         Ok(if smaller.ranked.is_empty() { found } else { smaller })
     }
 
-    fn walk(&self) -> Result<Found, Error> {
+    fn walk(&self) -> Result<SearchResult, Error> {
         let candidates = choices::candidates(self)?;
         let count = candidates.len();
         let mut bounded: Vec<Bounded> = candidates
@@ -82,7 +82,7 @@ impl Search<'_> {
             if seconds > self.worst(&best) {
                 break;
             }
-            let (mesh, most) = (candidate.extents(), self.job.cluster.memory());
+            let (mesh, most) = (candidate.axis_sizes(), self.job.cluster.memory());
             // One that does not fit is only shown where it is the first of its mesh.
             let is_shown = large.contains_key(&mesh);
             if is_shown && self.job.least_memory(&candidate).is_ok_and(|least| least > most) {
@@ -103,7 +103,7 @@ impl Search<'_> {
         }
         let mut ranked = in_order(best);
         ranked.truncate(self.rows);
-        Ok(Found { ranked, too_large: in_order(large), candidates: count, simulated })
+        Ok(SearchResult { ranked, too_large: in_order(large), candidates: count, simulated })
     }
 
     /// The time that a new mesh must beat to get into the table.
@@ -119,7 +119,7 @@ impl Search<'_> {
         let each = passes / candidate.pipeline as f64;
         let waits = match candidate.schedule {
             // The gradients of weights fill what they can.
-            Name::ZbH1 => 0.0,
+            ScheduleName::ZbH1 => 0.0,
             _ => (candidate.pipeline - 1) as f64 / candidate.chunks.unwrap_or(1) as f64,
         };
         Some(each * (micro_batches as f64 + waits))
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
     use crate::cluster::builtin;
     use crate::config::RunFile;
-    use crate::engine::Engine;
+    use crate::engine::EngineProfile;
     use crate::plan::{DataFacts, Plan};
 
     /// 4.8 billion weights at 90 %: 17 GB where they rest dense, 8 where they rest compressed, and a V100 has 16.
@@ -157,9 +157,9 @@ mod tests {
         let found = |devices: usize, more: &str, fixed: &str| {
             let plan = Plan::new(RunFile::parse(&format!("{text}{more}"), &[]).unwrap(), facts).unwrap();
             let cluster = builtin("summit").unwrap();
-            let job = Job::new(&plan, &cluster, Engine::ESPALIER);
-            let fixed = Fixed::parse(fixed).unwrap();
-            let found = Search { job: &job, devices, fixed: &fixed, rows: 1 }.run().unwrap();
+            let job = Simulation::new(&plan, &cluster, EngineProfile::ESPALIER);
+            let fixed = SearchConstraints::parse(fixed).unwrap();
+            let found = LayoutSearch { job: &job, devices, fixed: &fixed, rows: 1 }.run().unwrap();
             found.ranked.first().map(|best| best.candidate.weights())
         };
         assert_eq!(found(1, "", ""), Some("compressed"));

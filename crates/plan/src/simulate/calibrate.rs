@@ -1,9 +1,9 @@
 //! The rates of a cluster, refitted to runs: one factor on what products and passes over memory reach of their peaks, by which the
 //! predicted steps become, on the mean of logarithms, those that were measured. Launches, links and the peaks stay.
 
-use super::{Candidate, Job};
+use super::{Candidate, Simulation};
 use crate::cluster::{Cluster, Convolution};
-use crate::engine::Engine;
+use crate::engine::EngineProfile;
 use crate::error::Error;
 use crate::plan::Plan;
 
@@ -14,7 +14,7 @@ const HALVINGS: usize = 24;
 
 /// A run whose step was measured.
 #[derive(Debug, Clone)]
-pub struct Measured {
+pub struct MeasuredRun {
     /// The run.
     pub plan: Plan,
     /// Its layout.
@@ -38,7 +38,7 @@ pub struct Calibrated {
 
 impl Calibrated {
     /// Refits a cluster's rates to runs, of which there is at least one.
-    pub fn new(cluster: &Cluster, runs: &[Measured]) -> Result<Calibrated, Error> {
+    pub fn new(cluster: &Cluster, runs: &[MeasuredRun]) -> Result<Calibrated, Error> {
         let before = predicted(cluster, runs)?;
         // How much longer the steps took than they would with rates of this factor, as a logarithm: it grows with the factor.
         let late = |factor: f64| -> Result<f64, Error> {
@@ -67,16 +67,16 @@ impl Calibrated {
 }
 
 /// Seconds of each run's step.
-fn predicted(cluster: &Cluster, runs: &[Measured]) -> Result<Vec<f64>, Error> {
-    let of = |run: &Measured| {
-        let job = Job::new(&run.plan, cluster, Engine::ESPALIER);
+fn predicted(cluster: &Cluster, runs: &[MeasuredRun]) -> Result<Vec<f64>, Error> {
+    let of = |run: &MeasuredRun| {
+        let job = Simulation::new(&run.plan, cluster, EngineProfile::ESPALIER);
         job.estimate(&run.candidate).map(|estimate| estimate.step_seconds)
     };
     runs.iter().map(of).collect()
 }
 
 /// A cluster with other rates: of passes over memory, and of products of the precisions that the runs have.
-fn scaled(cluster: &Cluster, runs: &[Measured], factor: f64) -> Cluster {
+fn scaled(cluster: &Cluster, runs: &[MeasuredRun], factor: f64) -> Cluster {
     let mut scaled = cluster.clone();
     let device = &mut scaled.device;
     let scale =
@@ -113,7 +113,7 @@ mod tests {
     use crate::plan::DataFacts;
 
     /// A small model, and its step at so many times what is predicted.
-    fn run(cluster: &Cluster, precision: &str, times: f64) -> Measured {
+    fn run(cluster: &Cluster, precision: &str, times: f64) -> MeasuredRun {
         let text = format!(
             "[model]\nname = \"gpt\"\nlayers = 2\nheads = 4\nwidth = 256\ncontext = 128\n[train]\nsteps = 1\nbatch = 8\n\
              precision = \"{precision}\"\n[parallel]\ndata = 2\n"
@@ -122,8 +122,11 @@ mod tests {
         let plan = Plan::new(RunFile::parse(&text, &[]).unwrap(), facts).unwrap();
         let candidate = Candidate::of(&plan).unwrap();
         assert_eq!((candidate.data, candidate.micro_batch, candidate.ranks()), (2, 4, 2));
-        let seconds = Job::new(&plan, cluster, Engine::ESPALIER).estimate(&candidate).unwrap().step_seconds;
-        Measured { plan, candidate, seconds: times * seconds }
+        let seconds = Simulation::new(&plan, cluster, EngineProfile::ESPALIER)
+            .estimate(&candidate)
+            .unwrap()
+            .step_seconds;
+        MeasuredRun { plan, candidate, seconds: times * seconds }
     }
 
     #[test]

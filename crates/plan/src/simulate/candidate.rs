@@ -4,13 +4,13 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::config::Grid;
-use crate::layout::Cuts;
+use crate::config::SpatialGrid;
+use crate::layout::Partition;
 use crate::mesh::PerAxis;
-use crate::pipeline::Order;
+use crate::pipeline::ScheduleSource;
 use crate::plan::Plan;
-use crate::schedule::Name;
-use crate::spec::Recompute;
+use crate::schedule::ScheduleName;
+use crate::spec::RecomputeMode;
 
 /// Ranks along each axis, and what goes with them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,11 +28,11 @@ pub struct Candidate {
     /// Samples that a rank runs at a time.
     pub micro_batch: usize,
     /// The order of a pipeline; of no meaning with one stage.
-    pub schedule: Name,
+    pub schedule: ScheduleName,
     /// Parts of the model on a rank, for interleaving.
     pub chunks: Option<usize>,
     /// What is computed twice.
-    pub recompute: Recompute,
+    pub recompute: RecomputeMode,
     /// What replicas share out: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 weights too (other engines').
     pub zero: u8,
     /// Whether gradients and optimizer state are those of kept weights alone.
@@ -51,9 +51,9 @@ impl Candidate {
             sequence: false,
             grid: [1, 1],
             micro_batch,
-            schedule: Name::OneFOneB,
+            schedule: ScheduleName::OneFOneB,
             chunks: None,
-            recompute: Recompute::None,
+            recompute: RecomputeMode::None,
             zero: 0,
             compressed: false,
             compressed_weights: false,
@@ -63,13 +63,14 @@ impl Candidate {
     /// The layout of a run; none where it is one that no step stands for: a schedule of the user's own, one that never flushes,
     /// replicas that step by themselves, or layers that are each cut in another way.
     pub fn of(plan: &Plan) -> Option<Candidate> {
-        let Order::Named { name: schedule, chunks, pipelines: None } = plan.pipeline.order else {
+        let ScheduleSource::Named { name: schedule, chunks, pipelines: None } = plan.pipeline.order else {
             return None;
         };
-        if plan.pipeline.is_asynchronous() || plan.sharing.is_local() || plan.layout.mixture().is_some() {
+        if plan.pipeline.is_asynchronous() || plan.data_parallel.is_local() || plan.layout.mixture().is_some()
+        {
             return None;
         }
-        let PerAxis { data, pipeline, tensor, .. } = plan.mesh.extents();
+        let PerAxis { data, pipeline, tensor, .. } = plan.mesh.axis_sizes();
         Some(Candidate {
             data,
             pipeline,
@@ -80,7 +81,7 @@ impl Candidate {
             schedule,
             chunks,
             recompute: plan.storage.recompute,
-            zero: u8::from(plan.sharing.is_sharded()),
+            zero: u8::from(plan.data_parallel.is_sharded()),
             compressed: plan.storage.compressed,
             compressed_weights: plan.storage.compressed_weights,
         })
@@ -103,13 +104,13 @@ impl Candidate {
     }
 
     /// Ranks along each axis.
-    pub fn extents(&self) -> PerAxis {
+    pub fn axis_sizes(&self) -> PerAxis {
         PerAxis { data: self.data, pipeline: self.pipeline, tensor: self.tensor, spatial: self.spatial() }
     }
 
     /// How it cuts tensors.
-    pub fn cuts(&self) -> Cuts {
-        Cuts { tensor: self.tensor, sequence: self.sequence, grid: self.grid, ..Cuts::NONE }
+    pub fn cuts(&self) -> Partition {
+        Partition { tensor: self.tensor, sequence: self.sequence, grid: self.grid, ..Partition::NONE }
     }
 
     /// What tells its cut of tensors apart from others.
@@ -160,7 +161,7 @@ impl fmt::Display for Candidate {
             write!(f, " ({chunks} chunks)")?;
         }
         match self.recompute {
-            Recompute::None => {}
+            RecomputeMode::None => {}
             other => write!(f, ", recompute {}", other.name())?,
         }
         if self.zero > 0 {
@@ -180,10 +181,10 @@ pub struct LayoutRecord {
     pub data: usize,
     /// Stages.
     pub pipeline: usize,
-    /// Ranks with parts of the same layers.
+    /// Ranks of a tensor-parallel group.
     pub tensor: usize,
     /// Ranks with tiles of the same images: one number, or rows and columns.
-    pub spatial: Grid,
+    pub spatial: SpatialGrid,
     /// Whether activations are cut along the sequence.
     pub sequence: bool,
     /// What replicas share out.
@@ -212,7 +213,7 @@ impl LayoutRecord {
             data: candidate.data,
             pipeline: candidate.pipeline,
             tensor: candidate.tensor,
-            spatial: Grid(candidate.grid),
+            spatial: SpatialGrid(candidate.grid),
             sequence: candidate.sequence,
             zero: candidate.zero,
             schedule: (candidate.pipeline > 1).then(|| candidate.schedule.as_str()),

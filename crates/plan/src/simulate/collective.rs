@@ -4,7 +4,7 @@ use crate::cluster::{Cluster, Fabric};
 
 /// Ranks that talk to each other, on a cluster whose other ranks do the same at the same time.
 #[derive(Debug, Clone, Copy)]
-pub struct Group<'a> {
+pub struct RankGroup<'a> {
     cluster: &'a Cluster,
     /// How many they are,
     ranks: usize,
@@ -14,16 +14,16 @@ pub struct Group<'a> {
     groups: Option<usize>,
 }
 
-impl<'a> Group<'a> {
+impl<'a> RankGroup<'a> {
     /// So many ranks, each so far from the next.
-    pub fn new(cluster: &'a Cluster, ranks: usize, stride: usize) -> Group<'a> {
-        Group { cluster, ranks, stride, groups: None }
+    pub fn new(cluster: &'a Cluster, ranks: usize, stride: usize) -> RankGroup<'a> {
+        RankGroup { cluster, ranks, stride, groups: None }
     }
 
     /// The same in a world of so many ranks, which may take turns on cores.
-    pub fn among(self, world: usize) -> Group<'a> {
+    pub fn among(self, world: usize) -> RankGroup<'a> {
         let crowded = self.cluster.node.turns(world) > 1.0;
-        Group { groups: crowded.then(|| world / self.ranks.max(1)), ..self }
+        RankGroup { groups: crowded.then(|| world / self.ranks.max(1)), ..self }
     }
 
     /// Seconds of a sum of so many bytes that all get.
@@ -130,7 +130,7 @@ mod tests {
         let mut summit = builtin("summit").unwrap();
         let network = summit.network.as_mut().unwrap();
         (network.alpha_us, network.efficiency) = (0.0, 1.0);
-        let (group, bytes) = (|ranks, stride| Group::new(&summit, ranks, stride), 12.5e9);
+        let (group, bytes) = (|ranks, stride| RankGroup::new(&summit, ranks, stride), 12.5e9);
         // All six of a node in one ring: it has the node's 12.5 GB/s to itself.
         assert!((group(12, 1).all_reduce(bytes) - 2.0 * 11.0 / 12.0).abs() < 1e-9);
         // One of each node: six rings share them.
@@ -144,7 +144,7 @@ mod tests {
     fn a_group_that_waits_is_filled_by_another() {
         let mut cores = builtin("this-machine").unwrap();
         cores.node.link.as_mut().unwrap().turn_us = 50.0;
-        let stall = |ranks, world| Group::new(&cores, ranks, 1).among(world).stall();
+        let stall = |ranks, world| RankGroup::new(&cores, ranks, 1).among(world).stall();
         assert!((stall(4, 4) - 50e-6).abs() < 1e-12);
         assert_eq!([stall(2, 4), stall(1, 4), stall(4, 8)], [0.0; 3]);
         // With a core each nobody takes turns.
@@ -152,18 +152,18 @@ mod tests {
         // To meet is one coming and going, of however many.
         cores.node.link.as_mut().unwrap().meet_us = 30.0;
         let bytes = 1e-9;
-        let met = |ranks, world| Group::new(&cores, ranks, 1).among(world).all_reduce(bytes);
+        let met = |ranks, world| RankGroup::new(&cores, ranks, 1).among(world).all_reduce(bytes);
         assert!([met(2, 4), met(4, 4)].iter().all(|seconds| (seconds - 30e-6).abs() < 1e-9));
         assert!((met(2, 2) - 2e-6 * cores.node.link().alpha_us).abs() < 1e-9);
         cores.node.devices = 5;
-        let stall = |ranks, world| Group::new(&cores, ranks, 1).among(world).stall();
+        let stall = |ranks, world| RankGroup::new(&cores, ranks, 1).among(world).stall();
         assert!((stall(3, 6) - 0.75 * 50e-6).abs() < 1e-12);
     }
 
     #[test]
     fn a_message_hides_behind_computing_as_far_as_it_leaves_the_device_alone() {
         let mut summit = builtin("summit").unwrap();
-        let late = |summit: &Cluster| Group::new(summit, 2, 1).late(3.0, 2.0);
+        let late = |summit: &Cluster| RankGroup::new(summit, 2, 1).late(3.0, 2.0);
         summit.node.link.as_mut().unwrap().occupies = 0.0;
         assert_eq!(late(&summit), 1.0);
         summit.node.link.as_mut().unwrap().occupies = 0.5;

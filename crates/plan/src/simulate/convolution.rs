@@ -1,12 +1,12 @@
 //! What the three passes of a convolution take: of a whole image, of a tile with its neighbours' pixels, and of the first layer, whose
 //! input needs no gradient.
 
-use super::passes::{Passes, Place, Seconds, is_convolution};
+use super::passes::{PassContext, PassSeconds, Passes, is_convolution};
 use crate::cluster::{Convolution, ConvolutionPass};
-use crate::spec::{Kernel, Layer, ProductSize, Shape};
+use crate::spec::{LayerKernel, LayerSpec, ProductSize, Shape};
 use crate::tiles::Region;
 
-impl Place<'_> {
+impl PassContext<'_> {
     /// Of an image, or of a tile that has its halo.
     pub(super) fn convolution(&self, kernel: usize, size: ProductSize, [read, made]: [Shape; 2]) -> Passes {
         let weights = (kernel * kernel * size.input * size.output) as f64;
@@ -19,14 +19,14 @@ impl Place<'_> {
     /// The passes of a convolution.
     fn three(&self, passes: [ConvolutionPass; 3], seconds: impl Fn(&ConvolutionPass) -> f64) -> Passes {
         let [forward, backward_input, backward_weight] =
-            passes.map(|pass| Seconds::computing(seconds(&pass)));
-        Passes { forward, again: Seconds::default(), backward_input, backward_weight }
+            passes.map(|pass| PassSeconds::computing(seconds(&pass)));
+        Passes { forward, again: PassSeconds::default(), backward_input, backward_weight }
     }
 
     /// What a convolution of a tile takes beside its flops for the pixels of each neighbour: they are a convolution of their own,
     /// whose weights are laid out once more.
-    pub(super) fn halo_parts(&self, before: Option<&Layer>, layer: &Layer) -> Passes {
-        let (Some(Layer::Halo(halo)), Kernel::Convolution { kernel, size }) =
+    pub(super) fn halo_parts(&self, before: Option<&LayerSpec>, layer: &LayerSpec) -> Passes {
+        let (Some(LayerSpec::Halo(halo)), LayerKernel::Convolution { kernel, size }) =
             (before, layer.properties().kernel)
         else {
             return Passes::default();
@@ -48,15 +48,15 @@ impl Place<'_> {
     }
 
     /// What the gradient of the images would take: the first layer makes none. A share for all passes counts it.
-    pub(super) fn first_input_gradient(&self, layers: &[Layer], input: Shape) -> Seconds {
+    pub(super) fn first_input_gradient(&self, layers: &[LayerSpec], input: Shape) -> PassSeconds {
         // A tile is cut out first.
-        let crops = layers.iter().take_while(|layer| matches!(layer, Layer::Crop(_))).count();
+        let crops = layers.iter().take_while(|layer| matches!(layer, LayerSpec::Crop(_))).count();
         let input = layers[..crops].iter().try_fold(input, |shape, crop| crop.output(shape));
         let (layers, input) = (&layers[crops..], input.expect("the shapes were checked"));
-        let tile = matches!(layers.first(), Some(Layer::Halo(_)));
+        let tile = matches!(layers.first(), Some(LayerSpec::Halo(_)));
         let layer = layers.get(usize::from(tile)).filter(|layer| is_convolution(layer));
         let Some(layer) = layer.filter(|_| self.engine.is_ours() && self.passes_are_told_apart()) else {
-            return Seconds::default();
+            return PassSeconds::default();
         };
         let before = tile.then(|| &layers[0]);
         let seen = before.map_or(Ok(input), |halo| halo.output(input)).expect("the shapes were checked");
@@ -72,10 +72,10 @@ impl Place<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Candidate, Job};
+    use super::super::{Candidate, Simulation};
     use crate::cluster::{ByPass, Cluster, Convolution, builtin};
     use crate::config::RunFile;
-    use crate::engine::Engine;
+    use crate::engine::EngineProfile;
     use crate::plan::{DataFacts, Plan};
 
     /// A core whose convolutions cost what these fields say.
@@ -97,7 +97,7 @@ mod tests {
         );
         let facts = DataFacts { image: Some((32, 32, 3)), classes: Some(10), ..DataFacts::default() };
         let plan = Plan::new(RunFile::parse(&text, &[]).unwrap(), facts).unwrap();
-        let job = Job::new(&plan, cluster, Engine::ESPALIER);
+        let job = Simulation::new(&plan, cluster, EngineProfile::ESPALIER);
         job.estimate(&Candidate::of(&plan).unwrap()).unwrap().breakdown.compute
     }
 

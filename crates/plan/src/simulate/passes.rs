@@ -1,40 +1,40 @@
 //! What the passes of each block of a rank's model take: kernels, and what its layers exchange with the ranks of other axes.
 
-use super::collective::Group;
-pub use super::seconds::{Passes, Seconds};
-use crate::cluster::Kernels;
-use crate::engine::{AttentionKernel, Engine};
+use super::collective::RankGroup;
+pub use super::seconds::{PassSeconds, Passes};
+use crate::cluster::DeviceKernels;
+use crate::engine::{AttentionKernel, EngineProfile};
 use crate::mesh::Axis;
-use crate::spec::recompute::attention_insides;
+use crate::spec::recompute::attention_spans;
 use crate::spec::{
-    Along, Exchange, Halo, InAttention, Kernel, Layer, MemoryPass, Model, Move, ProductSize, Recompute,
-    Shape, ShapeError,
+    AttentionRole, CollectiveLayer, CollectiveOp, Halo, LayerKernel, LayerSpec, MemoryPass, ModelSpec,
+    ProductSize, RecomputeMode, Shape, ShapeError, ShardDim,
 };
 
 /// What computes and who takes part.
 #[derive(Debug, Clone, Copy)]
-pub struct Place<'a> {
+pub struct PassContext<'a> {
     /// The device.
-    pub kernels: Kernels<'a>,
+    pub kernels: DeviceKernels<'a>,
     /// The engine.
-    pub engine: &'a Engine,
-    /// Ranks that have parts of the same layers,
-    pub tensor: Group<'a>,
+    pub engine: &'a EngineProfile,
+    /// Ranks of one model-parallel group,
+    pub tensor: RankGroup<'a>,
     /// and tiles of the same images.
-    pub spatial: Group<'a>,
+    pub spatial: RankGroup<'a>,
     /// How many neighbours the tile with most of them has, for each that the first one has.
     pub neighbours: f64,
     /// What is run again.
-    pub recompute: Recompute,
+    pub recompute: RecomputeMode,
     /// Samples of a micro-batch.
     pub samples: usize,
 }
 
 /// A layer, and what its passes take.
 #[derive(Debug, Clone, Copy)]
-pub struct Timed<'m> {
+pub struct TimedLayer<'m> {
     /// The layer; one with sides stands behind those of its sides, for what it does itself.
-    pub layer: &'m Layer,
+    pub layer: &'m LayerSpec,
     /// What it reads of a sample.
     pub input: Shape,
     /// What it makes of it.
@@ -44,13 +44,16 @@ pub struct Timed<'m> {
 }
 
 /// The passes of each block of a rank's own model.
-pub fn block_passes(model: &Model, at: &Place) -> Result<Vec<Passes>, ShapeError> {
-    let sum = |layers: Vec<Timed>| layers.into_iter().map(|timed| timed.passes).sum();
+pub fn block_passes(model: &ModelSpec, at: &PassContext) -> Result<Vec<Passes>, ShapeError> {
+    let sum = |layers: Vec<TimedLayer>| layers.into_iter().map(|timed| timed.passes).sum();
     Ok(layer_passes(model, at)?.into_iter().map(sum).collect())
 }
 
 /// The passes of each layer, block by block.
-pub fn layer_passes<'m>(model: &'m Model, at: &Place) -> Result<Vec<Vec<Timed<'m>>>, ShapeError> {
+pub fn layer_passes<'m>(
+    model: &'m ModelSpec,
+    at: &PassContext,
+) -> Result<Vec<Vec<TimedLayer<'m>>>, ShapeError> {
     let (borders, last) = (model.borders()?, model.blocks.len().saturating_sub(1));
     let of_block = |(i, shape): (usize, Shape)| {
         let layers = &model.blocks[i].layers[..];
@@ -61,7 +64,7 @@ pub fn layer_passes<'m>(model: &'m Model, at: &Place) -> Result<Vec<Vec<Timed<'m
             let unmade = at.first_input_gradient(layers, shape);
             first.passes.backward_input = first.passes.backward_input - unmade;
         }
-        if at.recompute == Recompute::Block && i < last {
+        if at.recompute == RecomputeMode::Block && i < last {
             timed.iter_mut().for_each(|timed| timed.passes.again = timed.passes.forward);
         }
         timed
@@ -69,21 +72,27 @@ pub fn layer_passes<'m>(model: &'m Model, at: &Place) -> Result<Vec<Vec<Timed<'m
     Ok(borders.into_iter().take(last + 1).enumerate().map(of_block).collect())
 }
 
-impl Place<'_> {
+impl PassContext<'_> {
     /// A row of layers; `head`: its last one makes the logits.
-    fn layers<'m>(&self, layers: &'m [Layer], mut shape: Shape, head: bool, all: &mut Vec<Timed<'m>>) {
+    fn layers<'m>(
+        &self,
+        layers: &'m [LayerSpec],
+        mut shape: Shape,
+        head: bool,
+        all: &mut Vec<TimedLayer<'m>>,
+    ) {
         let insides = match self.recompute {
-            Recompute::Attention => attention_insides(layers),
-            Recompute::None | Recompute::Block => Vec::new(),
+            RecomputeMode::Attention => attention_spans(layers),
+            RecomputeMode::None | RecomputeMode::Block => Vec::new(),
         };
         for (i, layer) in layers.iter().enumerate() {
             let output = layer.output(shape).expect("the shapes were checked");
             let before = i.checked_sub(1).map(|before| &layers[before]);
-            let sides = layer.entry().sides();
-            let sides = sides.iter().flat_map(|sides| &sides.all);
-            sides.for_each(|side| self.layers(side.layers, shape, false, all));
+            let branches = layer.description().branches();
+            let branches = branches.iter().flat_map(|branches| &branches.all);
+            branches.for_each(|side| self.layers(side.layers, shape, false, all));
             let mut own = self.layer(layer, shape, output) + self.halo_parts(before, layer);
-            let is_core = layer.properties().in_attention == InAttention::Core;
+            let is_core = layer.properties().attention_role == AttentionRole::Core;
             let again = self.engine.remakes_queries || is_core;
             if again && insides.iter().any(|inside| inside.again.contains(&i)) {
                 own.again = own.again + own.forward;
@@ -92,43 +101,44 @@ impl Place<'_> {
                 own = own + self.loss(output);
             }
             let next = layers.get(i + 1);
-            if let (Layer::Halo(_), Some(conv)) = (layer, next.filter(|next| next.properties().hides_halo))
+            if let (LayerSpec::Halo(_), Some(conv)) =
+                (layer, next.filter(|next| next.properties().hides_halo))
                 && self.engine.is_ours()
             {
                 let made = conv.output(output).expect("the shapes were checked");
                 own = self.behind(own, &self.layer(conv, output, made));
             }
-            if let Layer::Exchange(exchange) = layer
+            if let LayerSpec::Collective(exchange) = layer
                 && exchange.is_entrance()
                 && next.is_some_and(|next| next.properties().takes_remade)
             {
                 // A linear layer keeps what stands before it, and has it gathered again for its gradient.
                 own.again = own.again + own.forward;
             }
-            all.push(Timed { layer, input: shape, output, passes: own });
+            all.push(TimedLayer { layer, input: shape, output, passes: own });
             shape = output;
         }
     }
 
-    pub(super) fn layer(&self, layer: &Layer, input: Shape, output: Shape) -> Passes {
+    pub(super) fn layer(&self, layer: &LayerSpec, input: Shape, output: Shape) -> Passes {
         let passes = match layer.properties().kernel {
-            Kernel::Pass(pass) => self.passing(pass, self.elements(input), self.elements(output)),
-            Kernel::Product(size) => self.product(input, size),
-            Kernel::Convolution { kernel, size } => self.convolution(kernel, size, [input, output]),
-            Kernel::Attention { heads, width } => self.attention(heads, width, input),
+            LayerKernel::Pass(pass) => self.passing(pass, self.elements(input), self.elements(output)),
+            LayerKernel::Product(size) => self.product(input, size),
+            LayerKernel::Convolution { kernel, size } => self.convolution(kernel, size, [input, output]),
+            LayerKernel::Attention { heads, width } => self.attention(heads, width, input),
         };
         match layer {
             // A few numbers a channel.
-            Layer::SharedStatistics(_) => {
+            LayerSpec::SharedStatistics(_) => {
                 let sum = self.spatial.all_reduce(16.0 * input.last() as f64);
-                let sum = Seconds::meeting(&self.spatial, sum);
+                let sum = PassSeconds::meeting(&self.spatial, sum);
                 Passes { forward: sum, backward_input: sum, ..Passes::default() }
             }
-            Layer::Exchange(exchange) => self.exchange(exchange, input, output),
-            Layer::Halo(halo) => self.halo(halo, input),
-            Layer::TiledMean(_) => {
+            LayerSpec::Collective(exchange) => self.exchange(exchange, input, output),
+            LayerSpec::Halo(halo) => self.halo(halo, input),
+            LayerSpec::TiledMean(_) => {
                 let sum = self.spatial.all_reduce(self.elements(output) * self.kernels.element());
-                Passes { forward: passes.forward + Seconds::meeting(&self.spatial, sum), ..passes }
+                Passes { forward: passes.forward + PassSeconds::meeting(&self.spatial, sum), ..passes }
             }
             _ => passes,
         }
@@ -137,10 +147,10 @@ impl Place<'_> {
     /// `[rows, input]` by `[input, output]`, and the two products of its backward.
     fn product(&self, shape: Shape, size: ProductSize) -> Passes {
         let (rows, input, output) = (self.rows(shape), size.input as f64, size.output as f64);
-        let once = |rows, depth, columns| Seconds::computing(self.kernels.product(rows, depth, columns));
+        let once = |rows, depth, columns| PassSeconds::computing(self.kernels.product(rows, depth, columns));
         Passes {
             forward: once(rows, input, output),
-            again: Seconds::default(),
+            again: PassSeconds::default(),
             backward_input: once(rows, output, input),
             backward_weight: once(input, rows, output),
         }
@@ -169,8 +179,8 @@ impl Place<'_> {
             }
         };
         Passes {
-            forward: Seconds::computing(forward),
-            backward_input: Seconds::computing(backward),
+            forward: PassSeconds::computing(forward),
+            backward_input: PassSeconds::computing(backward),
             ..Passes::default()
         }
     }
@@ -179,8 +189,8 @@ impl Place<'_> {
     fn loss(&self, logits: Shape) -> Passes {
         let bytes = self.engine.passes * 4.0 * self.elements(logits);
         Passes {
-            forward: Seconds::computing(self.kernels.pass(2.0 * bytes)),
-            backward_input: Seconds::computing(self.kernels.pass(bytes)),
+            forward: PassSeconds::computing(self.kernels.pass(2.0 * bytes)),
+            backward_input: PassSeconds::computing(self.kernels.pass(bytes)),
             ..Passes::default()
         }
     }
@@ -189,7 +199,7 @@ impl Place<'_> {
     fn passing(&self, pass: MemoryPass, read: f64, made: f64) -> Passes {
         let once = |[input, output]: [f64; 2]| {
             let bytes = self.engine.passes * (input * read + output * made) * self.kernels.element();
-            Seconds::computing(match pass.is_light {
+            PassSeconds::computing(match pass.is_light {
                 true => self.kernels.light_pass(bytes),
                 false => self.kernels.pass(bytes),
             })
@@ -197,38 +207,44 @@ impl Place<'_> {
         Passes { forward: once(pass.forward), backward_input: once(pass.backward), ..Passes::default() }
     }
 
-    fn exchange(&self, exchange: &Exchange, input: Shape, output: Shape) -> Passes {
+    fn exchange(&self, exchange: &CollectiveLayer, input: Shape, output: Shape) -> Passes {
         let group = match exchange.axis {
             Axis::Spatial => self.spatial,
             _ => self.tensor,
         };
         let all: usize = exchange.parts.iter().sum();
         let whole = |shape: Shape, along| match along {
-            Along::Samples => self.elements(shape),
-            Along::Sequence => self.samples as f64 * (all * shape.last()) as f64,
-            Along::Last => self.rows(shape) * all as f64,
+            ShardDim::Samples => self.elements(shape),
+            ShardDim::Sequence => self.samples as f64 * (all * shape.last()) as f64,
+            ShardDim::Last => self.rows(shape) * all as f64,
         };
         let seconds = |how, shape| {
             let bytes = |elements: f64| elements * self.kernels.element();
             // Columns of several ranks lie apart in a message, and side by side in a row: taken out of it, and woven in by short runs.
             let woven = match how {
-                Move::Gather(Along::Last) | Move::ReduceScatter(Along::Last) if self.engine.is_ours() => {
-                    let moved = 2.0 * bytes(whole(shape, Along::Last));
+                CollectiveOp::AllGather(ShardDim::Last) | CollectiveOp::ReduceScatter(ShardDim::Last)
+                    if self.engine.is_ours() =>
+                {
+                    let moved = 2.0 * bytes(whole(shape, ShardDim::Last));
                     self.kernels.light_pass(moved) + self.kernels.pass(moved)
                 }
-                Move::Slice(Along::Last) if self.engine.is_ours() => {
-                    self.kernels.pass(2.0 * bytes(whole(shape, Along::Last)) / exchange.ranks() as f64)
+                CollectiveOp::Slice(ShardDim::Last) if self.engine.is_ours() => {
+                    self.kernels.pass(2.0 * bytes(whole(shape, ShardDim::Last)) / exchange.ranks() as f64)
                 }
                 _ => 0.0,
             };
             let met = match how {
-                Move::Nothing | Move::Slice(_) => 0.0,
-                Move::Sum => group.all_reduce(bytes(self.elements(shape))),
-                Move::Gather(along) | Move::ReduceScatter(along) => group.gather(bytes(whole(shape, along))),
+                CollectiveOp::Identity | CollectiveOp::Slice(_) => 0.0,
+                CollectiveOp::AllReduce => group.all_reduce(bytes(self.elements(shape))),
+                CollectiveOp::AllGather(along) | CollectiveOp::ReduceScatter(along) => {
+                    group.gather(bytes(whole(shape, along)))
+                }
                 // Each has a part of all, and keeps as large a part of that.
-                Move::Deal { .. } => group.gather(bytes(whole(shape, Along::Last)) / exchange.ranks() as f64),
+                CollectiveOp::AllToAll { .. } => {
+                    group.gather(bytes(whole(shape, ShardDim::Last)) / exchange.ranks() as f64)
+                }
             };
-            Seconds::computing(woven) + Seconds::meeting(&group, met)
+            PassSeconds::computing(woven) + PassSeconds::meeting(&group, met)
         };
         Passes {
             forward: seconds(exchange.forward, input),
@@ -240,16 +256,16 @@ impl Place<'_> {
     fn halo(&self, halo: &Halo, input: Shape) -> Passes {
         let pixel = input.last() as f64 * self.kernels.element() * self.samples as f64;
         let given = halo.0.neighbours.iter().map(|peer| peer.gives.pixels() as f64 * pixel);
-        let once = Seconds::exchanging(self.spatial.messages(given));
+        let once = PassSeconds::exchanging(self.spatial.messages(given));
         Passes { forward: once, backward_input: once, ..Passes::default() }
     }
 
     /// The messages of a halo that travel while the tile's own pixels are convolved, and backwards while the gradients of tile and weights
     /// are made.
     fn behind(&self, halo: Passes, conv: &Passes) -> Passes {
-        let late = |message: Seconds, beside: f64| {
+        let late = |message: PassSeconds, beside: f64| {
             let exchange = self.spatial.late(message.exchange, beside);
-            Seconds { exchange, ..message }
+            PassSeconds { exchange, ..message }
         };
         let backward = conv.backward_input.compute + conv.backward_weight.compute;
         Passes {
@@ -269,6 +285,6 @@ impl Place<'_> {
 }
 
 /// Whether its passes are those of a convolution.
-pub(super) fn is_convolution(layer: &Layer) -> bool {
-    matches!(layer.properties().kernel, Kernel::Convolution { .. })
+pub(super) fn is_convolution(layer: &LayerSpec) -> bool {
+    matches!(layer.properties().kernel, LayerKernel::Convolution { .. })
 }

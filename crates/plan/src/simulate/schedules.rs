@@ -5,15 +5,15 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use crate::error::Error;
-use crate::schedule::{Name, Options, Schedule};
+use crate::schedule::{Schedule, ScheduleName, ScheduleOptions};
 
 /// Actions that are kept at most: a few hundred megabytes.
 const MOST: usize = 4 << 20;
 
 /// What a list follows from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Key {
-    pub name: Name,
+pub(super) struct ScheduleKey {
+    pub name: ScheduleName,
     pub stages: usize,
     pub micro_batches: usize,
     pub chunks: Option<usize>,
@@ -21,18 +21,18 @@ pub(super) struct Key {
 
 /// Those that were made.
 #[derive(Default)]
-pub(super) struct Schedules {
-    made: RefCell<HashMap<Key, Rc<Schedule>>>,
+pub(super) struct ScheduleCache {
+    made: RefCell<HashMap<ScheduleKey, Rc<Schedule>>>,
 }
 
-impl Schedules {
+impl ScheduleCache {
     /// The lists of one batch.
-    pub fn of(&self, key: Key) -> Result<Rc<Schedule>, Error> {
+    pub fn of(&self, key: ScheduleKey) -> Result<Rc<Schedule>, Error> {
         if let Some(known) = self.made.borrow().get(&key) {
             return Ok(known.clone());
         }
-        let Key { name, stages, micro_batches, chunks } = key;
-        let options = Options { chunks, ..Options::new(stages, micro_batches) };
+        let ScheduleKey { name, stages, micro_batches, chunks } = key;
+        let options = ScheduleOptions { chunks, ..ScheduleOptions::new(stages, micro_batches) };
         let schedule = name.schedule(&options).map_err(|error| Error::Ranks(error.to_string()))?;
         let (schedule, mut made) = (Rc::new(schedule), self.made.borrow_mut());
         let actions = |schedule: &Schedule| schedule.ranks.iter().map(Vec::len).sum::<usize>();

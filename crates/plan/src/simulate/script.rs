@@ -1,24 +1,24 @@
 //! A rank's part in a step as a script: what each of its layers takes, for a worker that takes that time and sends the messages that a run
 //! would. So a planned step can be held against the clock without the machine that it was planned for.
 
-use super::collective::Group;
-use super::passes::{Passes, Place, layer_passes};
-use super::times::Times;
-use super::{Candidate, Job};
+use super::collective::RankGroup;
+use super::passes::{PassContext, Passes, layer_passes};
+use super::times::StageTimes;
+use super::{Candidate, Simulation};
 use crate::error::Error;
 use crate::mesh::PerAxis;
-use crate::spec::{Layer, Shape};
+use crate::spec::{LayerSpec, Shape};
 
 /// What a rank does.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Script {
-    /// Of each part of the model.
-    pub parts: Vec<ScriptPart>,
+    /// Of each virtual stage.
+    pub stages: Vec<ScriptStage>,
 }
 
-/// What a rank does with a part of the model.
+/// What a rank does with a virtual stage.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ScriptPart {
+pub struct ScriptStage {
     /// Its layers, block by block, and what they take.
     pub blocks: Vec<Vec<ScriptLayer>>,
     /// Seconds to store the gradients of a micro-batch,
@@ -31,7 +31,7 @@ pub struct ScriptPart {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScriptLayer {
     /// The layer; one with sides stands behind those of its sides.
-    pub layer: Layer,
+    pub layer: LayerSpec,
     /// What it reads of a sample.
     pub input: Shape,
     /// What it makes of it.
@@ -40,15 +40,15 @@ pub struct ScriptLayer {
     pub passes: Passes,
 }
 
-impl Job<'_> {
+impl Simulation<'_> {
     /// What the rank at a place does in a step of the plan's own layout, which must be one that a candidate stands for.
-    pub fn script(&self, candidate: &Candidate, place: PerAxis) -> Result<Script, Error> {
+    pub fn script(&self, candidate: &Candidate, coords: PerAxis) -> Result<Script, Error> {
         let micro_batches = self.plan.batch.micro_batches;
-        let times = Times::new(self, candidate, &self.plan.parts, micro_batches)?;
-        let model = &self.plan.layout.of(place).model;
-        let at = self.place(candidate);
+        let times = StageTimes::new(self, candidate, &self.plan.stage_blocks, micro_batches)?;
+        let model = &self.plan.layout.of(coords).model;
+        let at = self.pass_context(candidate);
         // Each rank has the neighbours that its own model names.
-        let at = Place { neighbours: 1.0, ..at };
+        let at = PassContext { neighbours: 1.0, ..at };
         let blocks: Vec<Vec<ScriptLayer>> = layer_passes(model, &at)?
             .into_iter()
             .map(|layers| {
@@ -62,16 +62,16 @@ impl Job<'_> {
             })
             .collect();
         let part = |(i, part): (usize, &std::ops::Range<usize>)| {
-            let [sink, step] = times.of_part(i);
-            ScriptPart { blocks: blocks[part.clone()].to_vec(), sink, step }
+            let [sink, step] = times.of_stage(i);
+            ScriptStage { blocks: blocks[part.clone()].to_vec(), sink, step }
         };
-        Ok(Script { parts: self.plan.parts.iter().enumerate().map(part).collect() })
+        Ok(Script { stages: self.plan.stage_blocks.iter().enumerate().map(part).collect() })
     }
 
     /// What computes for a candidate's ranks, and whom they talk to.
-    pub(super) fn place(&self, candidate: &Candidate) -> Place<'_> {
-        let group = |ranks, stride| Group::new(self.cluster, ranks, stride).among(candidate.ranks());
-        Place {
+    pub(super) fn pass_context(&self, candidate: &Candidate) -> PassContext<'_> {
+        let group = |ranks, stride| RankGroup::new(self.cluster, ranks, stride).among(candidate.ranks());
+        PassContext {
             kernels: self.kernels(candidate),
             engine: &self.engine,
             tensor: group(candidate.tensor, 1),

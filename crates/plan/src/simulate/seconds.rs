@@ -3,11 +3,11 @@
 use std::iter::Sum;
 use std::ops::{Add, Mul, Sub};
 
-use super::collective::Group;
+use super::collective::RankGroup;
 
 /// Seconds, of which some are spent on messages within the pass.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Seconds {
+pub struct PassSeconds {
     /// In kernels.
     pub compute: f64,
     /// In collectives and halos.
@@ -16,18 +16,22 @@ pub struct Seconds {
     pub stall: f64,
 }
 
-impl Seconds {
-    pub(super) fn computing(compute: f64) -> Seconds {
-        Seconds { compute, ..Seconds::default() }
+impl PassSeconds {
+    pub(super) fn computing(compute: f64) -> PassSeconds {
+        PassSeconds { compute, ..PassSeconds::default() }
     }
 
-    pub(super) fn exchanging(exchange: f64) -> Seconds {
-        Seconds { exchange, ..Seconds::default() }
+    pub(super) fn exchanging(exchange: f64) -> PassSeconds {
+        PassSeconds { exchange, ..PassSeconds::default() }
     }
 
     /// A meeting of a group, which takes so long.
-    pub(super) fn meeting(group: &Group, exchange: f64) -> Seconds {
-        Seconds { exchange, stall: if exchange > 0.0 { group.stall() } else { 0.0 }, ..Seconds::default() }
+    pub(super) fn meeting(group: &RankGroup, exchange: f64) -> PassSeconds {
+        PassSeconds {
+            exchange,
+            stall: if exchange > 0.0 { group.stall() } else { 0.0 },
+            ..PassSeconds::default()
+        }
     }
 
     /// For which a rank is busy.
@@ -36,11 +40,11 @@ impl Seconds {
     }
 }
 
-impl Add for Seconds {
-    type Output = Seconds;
+impl Add for PassSeconds {
+    type Output = PassSeconds;
 
-    fn add(self, other: Seconds) -> Seconds {
-        Seconds {
+    fn add(self, other: PassSeconds) -> PassSeconds {
+        PassSeconds {
             compute: self.compute + other.compute,
             exchange: self.exchange + other.exchange,
             stall: self.stall + other.stall,
@@ -48,11 +52,11 @@ impl Add for Seconds {
     }
 }
 
-impl Sub for Seconds {
-    type Output = Seconds;
+impl Sub for PassSeconds {
+    type Output = PassSeconds;
 
-    fn sub(self, other: Seconds) -> Seconds {
-        Seconds {
+    fn sub(self, other: PassSeconds) -> PassSeconds {
+        PassSeconds {
             compute: self.compute - other.compute,
             exchange: self.exchange - other.exchange,
             stall: self.stall - other.stall,
@@ -60,11 +64,11 @@ impl Sub for Seconds {
     }
 }
 
-impl Mul<f64> for Seconds {
-    type Output = Seconds;
+impl Mul<f64> for PassSeconds {
+    type Output = PassSeconds;
 
-    fn mul(self, by: f64) -> Seconds {
-        Seconds { compute: self.compute * by, exchange: self.exchange * by, stall: self.stall * by }
+    fn mul(self, by: f64) -> PassSeconds {
+        PassSeconds { compute: self.compute * by, exchange: self.exchange * by, stall: self.stall * by }
     }
 }
 
@@ -72,18 +76,18 @@ impl Mul<f64> for Seconds {
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Passes {
     /// Forward.
-    pub forward: Seconds,
+    pub forward: PassSeconds,
     /// What of the forward is run again before the backward.
-    pub again: Seconds,
+    pub again: PassSeconds,
     /// The gradient of the input.
-    pub backward_input: Seconds,
+    pub backward_input: PassSeconds,
     /// The gradients of the weights.
-    pub backward_weight: Seconds,
+    pub backward_weight: PassSeconds,
 }
 
 impl Passes {
     /// A whole backward pass, with what is run again for it.
-    pub fn backward(&self) -> Seconds {
+    pub fn backward(&self) -> PassSeconds {
         self.again + self.backward_input + self.backward_weight
     }
 }

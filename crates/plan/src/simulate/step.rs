@@ -4,15 +4,15 @@ use std::rc::Rc;
 
 use super::breakdown::Breakdown;
 use super::passes::Passes;
-use super::schedules::Key;
+use super::schedules::ScheduleKey;
 use super::state;
-use super::times::{StepCosts, Times};
-use super::{Candidate, Job};
+use super::times::{StageTimes, StepCosts};
+use super::{Candidate, Simulation};
 use crate::error::Error;
-use crate::memory::Memory;
-use crate::schedule::{Name, Schedule, Timeline};
-use crate::spec::Recompute;
-use crate::stages::Parts;
+use crate::memory::MemoryPlan;
+use crate::schedule::{Schedule, ScheduleName, Timeline};
+use crate::spec::RecomputeMode;
+use crate::stages::StageBlocks;
 
 /// What a candidate takes.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,7 +20,7 @@ pub struct Estimate {
     /// The layout.
     pub candidate: Candidate,
     /// Bytes of the rank that has most.
-    pub memory: Memory,
+    pub memory: MemoryPlan,
     /// Whether that fits into a device.
     pub fits: bool,
     /// Seconds of a step.
@@ -33,12 +33,12 @@ pub struct Estimate {
     pub breakdown: Breakdown,
 }
 
-impl Job<'_> {
+impl Simulation<'_> {
     /// What a candidate takes, or why it cannot be.
     pub fn estimate(&self, candidate: &Candidate) -> Result<Estimate, Error> {
         let lists = self.lists(candidate)?;
         let memory = self.memory_of(candidate, &lists)?;
-        let times = Times::new(self, candidate, &lists.parts, lists.micro_batches)?;
+        let times = StageTimes::new(self, candidate, &lists.stage_blocks, lists.micro_batches)?;
         let node = &self.cluster.node;
         let spent = times.spent(&lists.schedule, lists.micro_batches as f64 / lists.listed as f64);
         let mut breakdown = spent * node.turns(candidate.ranks());
@@ -59,7 +59,7 @@ impl Job<'_> {
             memory,
             step_seconds,
             percent_of_peak: percent(flops(candidate.recompute)?),
-            model_percent_of_peak: percent(flops(Recompute::None)?),
+            model_percent_of_peak: percent(flops(RecomputeMode::None)?),
             breakdown,
         })
     }
@@ -69,16 +69,16 @@ impl Job<'_> {
     pub fn timeline(&self, candidate: &Candidate) -> Result<Timeline, Error> {
         let micro_batches = self.micro_batches(candidate)?;
         let schedule = self.schedule(candidate, micro_batches)?;
-        let parts = self.parts(schedule.placement.parts())?;
-        walk(&schedule, &Times::new(self, candidate, &parts, micro_batches)?, true)
+        let stage_blocks = self.stage_blocks(schedule.placement.virtual_stages())?;
+        walk(&schedule, &StageTimes::new(self, candidate, &stage_blocks, micro_batches)?, true)
     }
 
     /// Bytes of the rank that has most.
-    pub fn memory(&self, candidate: &Candidate) -> Result<Memory, Error> {
+    pub fn memory(&self, candidate: &Candidate) -> Result<MemoryPlan, Error> {
         self.memory_of(candidate, &self.lists(candidate)?)
     }
 
-    /// Bytes that some rank has at least: its weights and their state, evenly shared out over stages.
+    /// Bytes that some rank has at least: its weights and their state, evenly sharded over stages.
     pub fn least_memory(&self, candidate: &Candidate) -> Result<u64, Error> {
         let model = self.local(candidate)?;
         let elements: u64 = model.local.parameters.iter().map(|parameter| parameter.elements()).sum();
@@ -105,30 +105,30 @@ impl Job<'_> {
         Ok((passes.forward.total() + passes.backward().total(), self.micro_batches(candidate)?))
     }
 
-    fn memory_of(&self, candidate: &Candidate, lists: &Lists) -> Result<Memory, Error> {
+    fn memory_of(&self, candidate: &Candidate, lists: &StepLists) -> Result<MemoryPlan, Error> {
         let model = self.local(candidate)?;
-        state::memory(self, candidate, &model, &lists.parts, &lists.schedule, lists.micro_batches)
+        state::memory(self, candidate, &model, &lists.stage_blocks, &lists.schedule, lists.micro_batches)
     }
 
     /// The lists of a candidate, shortened where a pipeline's rhythm repeats.
-    fn lists(&self, candidate: &Candidate) -> Result<Lists, Error> {
+    fn lists(&self, candidate: &Candidate) -> Result<StepLists, Error> {
         let micro_batches = self.micro_batches(candidate)?;
         // It shows after a few rounds; longer lists add as much again for each micro-batch.
         let long = 3 * candidate.pipeline;
         // GPipe holds all of them at once.
-        let repeats = candidate.schedule != Name::Gpipe || candidate.pipeline == 1;
+        let repeats = candidate.schedule != ScheduleName::Gpipe || candidate.pipeline == 1;
         let listed = if repeats && micro_batches > 2 * long { long } else { micro_batches };
         let schedule = self.schedule(candidate, listed)?;
-        let parts = self.parts(schedule.placement.parts())?;
-        Ok(Lists { schedule, parts, listed, micro_batches })
+        let stage_blocks = self.stage_blocks(schedule.placement.virtual_stages())?;
+        Ok(StepLists { schedule, stage_blocks, listed, micro_batches })
     }
 
     /// Seconds of a step, with or without messages between stages.
     fn walked(
         &self,
         candidate: &Candidate,
-        lists: &Lists,
-        times: &Times,
+        lists: &StepLists,
+        times: &StageTimes,
         messages: bool,
     ) -> Result<f64, Error> {
         let turns = self.cluster.node.turns(candidate.ranks());
@@ -162,13 +162,13 @@ impl Job<'_> {
 
     fn schedule(&self, candidate: &Candidate, micro_batches: usize) -> Result<Rc<Schedule>, Error> {
         let &Candidate { pipeline: stages, chunks, .. } = candidate;
-        let name = if stages > 1 { candidate.schedule } else { Name::OneFOneB };
-        self.schedules.of(Key { name, stages, micro_batches, chunks })
+        let name = if stages > 1 { candidate.schedule } else { ScheduleName::OneFOneB };
+        self.schedules.of(ScheduleKey { name, stages, micro_batches, chunks })
     }
 }
 
 /// Lists in virtual time, with or without messages between stages.
-fn walk(schedule: &Schedule, times: &Times, messages: bool) -> Result<Timeline, Error> {
+fn walk(schedule: &Schedule, times: &StageTimes, messages: bool) -> Result<Timeline, Error> {
     Timeline::walk(schedule, &StepCosts { times, schedule, messages })
         .map_err(|error| Error::Ranks(error.to_string()))
 }
@@ -204,9 +204,9 @@ fn crowded(timeline: &Timeline, costs: &StepCosts, load: f64) -> f64 {
 }
 
 /// What a candidate's stages do.
-struct Lists {
+struct StepLists {
     schedule: Rc<Schedule>,
-    parts: Rc<Parts>,
+    stage_blocks: Rc<StageBlocks>,
     /// Micro-batches in the lists,
     listed: usize,
     /// of so many.
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
     use crate::cluster::{Cluster, builtin};
     use crate::config::RunFile;
-    use crate::engine::Engine;
+    use crate::engine::EngineProfile;
     use crate::plan::{DataFacts, Plan};
 
     /// Four ranks on two cores: replicas take twice as long as with a core each, stages less, since one works while another waits,
@@ -243,7 +243,8 @@ mod tests {
             let facts = DataFacts { vocab: Some(256), ..DataFacts::default() };
             let plan = Plan::new(RunFile::parse(&text, &[]).unwrap(), facts).unwrap();
             let candidate = Candidate::of(&plan).unwrap();
-            let found = Job::new(&plan, cluster, Engine::ESPALIER).estimate(&candidate).unwrap();
+            let found =
+                Simulation::new(&plan, cluster, EngineProfile::ESPALIER).estimate(&candidate).unwrap();
             assert!((found.breakdown.total() / found.step_seconds - 1.0).abs() < 1e-9, "{found:?}");
             (found.step_seconds, found.breakdown.bubble)
         };

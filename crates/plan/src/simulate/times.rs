@@ -1,30 +1,30 @@
-//! What the actions of every stage take: passes of its part of the model, messages, sums as far as they are not hidden, the step.
+//! What the actions of every stage take: passes of its virtual stage, messages, sums as far as they are not hidden, the step.
 
 use std::ops::Range;
 
+use super::block_weights::{BlockWeights, WeightCounts};
 use super::breakdown::Breakdown;
-use super::collective::Group;
-use super::holdings::{Holdings, Weights};
-use super::passes::{Passes, Seconds};
-use super::sums::Sums;
-use super::{Candidate, Job};
-use crate::cluster::Kernels;
-use crate::engine::State;
+use super::collective::RankGroup;
+use super::passes::{PassSeconds, Passes};
+use super::reductions::GradientReductions;
+use super::{Candidate, Simulation};
+use crate::cluster::DeviceKernels;
+use crate::engine::EngineState;
 use crate::error::Error;
-use crate::schedule::{Action, Chunk, Costs, Message, Pass, Payload, Schedule, last_passes};
+use crate::schedule::{Action, Chunk, Costs, Pass, Payload, Schedule, StageMessage, last_passes};
 use crate::spec::Precision;
-use crate::stages::Parts;
+use crate::stages::StageBlocks;
 
 /// What the actions of every stage take.
-pub(super) struct Times {
-    /// Of each part of the model: the passes of a micro-batch,
+pub(super) struct StageTimes {
+    /// Of each virtual stage: the passes of a micro-batch,
     passes: Vec<Passes>,
     /// what its gradients take to be stored,
     sinks: Vec<f64>,
     /// how long its sums over replicas go on behind its last backward,
-    sums: Vec<Seconds>,
+    sums: Vec<PassSeconds>,
     /// those of gradients that several stages make,
-    tied: Vec<Seconds>,
+    tied: Vec<PassSeconds>,
     /// the share of its computing that a sum under way takes,
     occupies: f64,
     /// what its step takes,
@@ -32,8 +32,8 @@ pub(super) struct Times {
     /// and to gather what other replicas have stepped.
     gathers: Vec<f64>,
     /// What all ranks take to agree on the step.
-    agreement: Seconds,
-    /// A message to the next part, behind each.
+    agreement: PassSeconds,
+    /// A message to the next virtual stage, behind each.
     messages: Vec<f64>,
     /// The share of a message for which its sender and its receiver do nothing else,
     blocking: f64,
@@ -41,69 +41,72 @@ pub(super) struct Times {
     receiving: f64,
 }
 
-impl Times {
-    /// Of a candidate's parts.
+impl StageTimes {
+    /// Of a candidate's virtual stages.
     pub fn new(
-        job: &Job,
+        job: &Simulation,
         candidate: &Candidate,
-        parts: &Parts,
+        stage_blocks: &StageBlocks,
         micro_batches: usize,
-    ) -> Result<Times, Error> {
+    ) -> Result<StageTimes, Error> {
         let model = job.local(candidate)?;
         let blocks = job.passes(candidate)?;
-        let holdings = &model.holdings;
+        let block_weights = &model.block_weights;
         let near = candidate.tensor * candidate.spatial();
-        let group = |ranks, stride| Group::new(job.cluster, ranks, stride).among(candidate.ranks());
+        let group = |ranks, stride| RankGroup::new(job.cluster, ranks, stride).among(candidate.ranks());
         let replicas = group(candidate.data, near);
         let stages = group(candidate.pipeline, near * candidate.data);
-        let sharing = Sums::new(job, candidate, &model);
-        let each = Each { job, candidate, replicas, holdings, sharing: &sharing, micro_batches };
-        let mut passes: Vec<Passes> = parts.iter().map(|part| each.passes(part.clone(), &blocks)).collect();
-        let weights = holdings.parts(parts, candidate.compressed, job.engine.even_stages);
+        let reductions = GradientReductions::new(job, candidate, &model);
+        let each =
+            StageTimer { job, candidate, replicas, block_weights, reductions: &reductions, micro_batches };
+        let mut passes: Vec<Passes> =
+            stage_blocks.iter().map(|virtual_stage| each.passes(virtual_stage.clone(), &blocks)).collect();
+        let weights = block_weights.of_stages(stage_blocks, candidate.compressed, job.engine.even_stages);
         if job.engine.even_stages {
-            let share = 1.0 / parts.len() as f64;
-            passes = vec![passes.into_iter().sum::<Passes>() * share; parts.len()];
+            let share = 1.0 / stage_blocks.len() as f64;
+            passes = vec![passes.into_iter().sum::<Passes>() * share; stage_blocks.len()];
         }
         let borders = model.local.model.borders()?;
-        let bytes = |part: &Range<usize>| {
-            let elements = candidate.micro_batch as u64 * borders[part.end].elements();
+        let bytes = |virtual_stage: &Range<usize>| {
+            let elements = candidate.micro_batch as u64 * borders[virtual_stage.end].elements();
             (elements * job.plan.storage.precision.size()) as f64
         };
-        let sums = parts.iter().zip(&weights).zip(&passes).map(|((part, weights), passes)| {
-            if job.engine.gathers_weights {
-                return Seconds::default();
-            }
-            sharing.behind(part.clone(), *weights, passes, &blocks)
-        });
-        let mut sums: Vec<Seconds> = sums.collect();
+        let sums =
+            stage_blocks.iter().zip(&weights).zip(&passes).map(|((virtual_stage, weights), passes)| {
+                if job.engine.gathers_weights {
+                    return PassSeconds::default();
+                }
+                reductions.behind(virtual_stage.clone(), *weights, passes, &blocks)
+            });
+        let mut sums: Vec<PassSeconds> = sums.collect();
         if candidate.zero == 2 {
             // Those of every micro-batch are scattered, within its backward.
             for (passes, sum) in passes.iter_mut().zip(&mut sums) {
                 passes.backward_weight = passes.backward_weight + std::mem::take(sum);
             }
         }
-        Ok(Times {
+        Ok(StageTimes {
             sinks: weights.iter().map(|weights| each.sink(*weights)).collect(),
             sums,
-            tied: sharing.tied(parts),
-            occupies: sharing.occupies(),
-            agreement: sharing.agreement(),
+            tied: reductions.tied(stage_blocks),
+            occupies: reductions.occupies(),
+            agreement: reductions.agreement(),
             steps: weights.iter().map(|weights| each.step(*weights)).collect(),
             gathers: weights.iter().map(|weights| each.gather(*weights)).collect(),
-            messages: parts.iter().map(|part| stages.message(bytes(part))).collect(),
+            messages: stage_blocks.iter().map(|virtual_stage| stages.message(bytes(virtual_stage))).collect(),
             blocking: job.engine.blocking,
             receiving: job.engine.blocking.max(stages.copied()),
             passes,
         })
     }
 
-    /// What a part takes to store the gradients of a micro-batch, and to step.
-    pub fn of_part(&self, part: usize) -> [f64; 2] {
-        [self.sinks[part], self.steps[part]]
+    /// What a virtual stage takes to store the gradients of a micro-batch, and to step.
+    pub fn of_stage(&self, virtual_stage: usize) -> [f64; 2] {
+        [self.sinks[virtual_stage], self.steps[virtual_stage]]
     }
 
-    fn pass(&self, pass: Pass, part: usize) -> Seconds {
-        let passes = &self.passes[part];
+    fn pass(&self, pass: Pass, virtual_stage: usize) -> PassSeconds {
+        let passes = &self.passes[virtual_stage];
         match pass {
             Pass::Forward => passes.forward,
             Pass::Backward => passes.backward(),
@@ -113,8 +116,11 @@ impl Times {
     }
 
     /// What the chunks of a rank take to sum what they make together with those of other stages.
-    fn tied_of(&self, chunks: &[Chunk]) -> Seconds {
-        chunks.iter().map(|chunk| self.tied[chunk.part]).fold(Seconds::default(), |sum, one| sum + one)
+    fn tied_of(&self, chunks: &[Chunk]) -> PassSeconds {
+        chunks
+            .iter()
+            .map(|chunk| self.tied[chunk.virtual_stage])
+            .fold(PassSeconds::default(), |sum, one| sum + one)
     }
 
     /// Seconds for which cores have nothing to do behind the meetings of all lists, on the mean over ranks.
@@ -135,12 +141,12 @@ impl Times {
             let chunks = schedule.placement.chunks(rank);
             for (position, action) in list.iter().enumerate() {
                 if let Some((pass, work)) = action.compute() {
-                    let part = chunks[work.chunk].part;
-                    let Seconds { compute, exchange, .. } = self.pass(pass, part);
+                    let virtual_stage = chunks[work.chunk].virtual_stage;
+                    let PassSeconds { compute, exchange, .. } = self.pass(pass, virtual_stage);
                     sum.compute += times * compute;
                     sum.collective += times * exchange;
                     if matches!(pass, Pass::Backward | Pass::BackwardWeight) {
-                        sum.compress += times * self.sinks[part];
+                        sum.compress += times * self.sinks[virtual_stage];
                     }
                     continue;
                 }
@@ -148,13 +154,15 @@ impl Times {
                     Action::AllReduce { chunk } => {
                         // Passes that follow hide it, as far as they can compute beside it.
                         let share = if last_passes[rank].is_before(position) { self.occupies } else { 1.0 };
-                        sum.collective += share * self.sums[chunks[chunk].part].total();
+                        sum.collective += share * self.sums[chunks[chunk].virtual_stage].total();
                     }
                     Action::WaitReduce => sum.collective += self.tied_of(chunks).total(),
                     Action::Agree => sum.collective += self.agreement.total(),
                     Action::Step => {
-                        sum.optimizer += chunks.iter().map(|chunk| self.steps[chunk.part]).sum::<f64>();
-                        sum.collective += chunks.iter().map(|chunk| self.gathers[chunk.part]).sum::<f64>();
+                        sum.optimizer +=
+                            chunks.iter().map(|chunk| self.steps[chunk.virtual_stage]).sum::<f64>();
+                        sum.collective +=
+                            chunks.iter().map(|chunk| self.gathers[chunk.virtual_stage]).sum::<f64>();
                     }
                     _ => {}
                 }
@@ -171,29 +179,29 @@ impl Times {
     }
 }
 
-/// What is asked of each part.
-struct Each<'a> {
-    job: &'a Job<'a>,
+/// What is asked of each virtual stage.
+struct StageTimer<'a> {
+    job: &'a Simulation<'a>,
     candidate: &'a Candidate,
-    replicas: Group<'a>,
-    holdings: &'a Holdings,
-    sharing: &'a Sums<'a>,
+    replicas: RankGroup<'a>,
+    block_weights: &'a BlockWeights,
+    reductions: &'a GradientReductions<'a>,
     micro_batches: usize,
 }
 
-impl Each<'_> {
-    fn weights(&self, part: Range<usize>) -> Weights {
-        self.holdings.weights(part, self.candidate.compressed)
+impl StageTimer<'_> {
+    fn weights(&self, virtual_stage: Range<usize>) -> WeightCounts {
+        self.block_weights.weights(virtual_stage, self.candidate.compressed)
     }
 
     /// The passes of some blocks; where weights are gathered or expanded block by block, with what of that is not hidden.
-    fn passes(&self, part: Range<usize>, blocks: &[Passes]) -> Passes {
+    fn passes(&self, virtual_stage: Range<usize>, blocks: &[Passes]) -> Passes {
         let of_block = |block: usize| {
             let mut passes = blocks[block];
             if self.job.engine.gathers_weights {
                 let weights = self.weights(block..block + 1);
                 let gather = self.replicas.gather(2.0 * weights.all);
-                let scatter = self.replicas.gather(self.sharing.bytes(weights));
+                let scatter = self.replicas.gather(self.reductions.bytes(weights));
                 let late = |messages: f64, seconds: f64| {
                     self.replicas.late(messages, self.job.engine.hides * seconds)
                 };
@@ -201,7 +209,7 @@ impl Each<'_> {
                 passes.backward_weight.exchange += late(gather + scatter, passes.backward().total());
             }
             if self.candidate.compressed_weights {
-                let Weights { all, stored } = self.holdings.expanded(block);
+                let WeightCounts { all, stored } = self.block_weights.expanded(block);
                 let kernels = self.job.kernels(self.candidate);
                 let seconds = kernels.pass((all + stored) * self.job.plan.storage.precision.size() as f64);
                 // A GPU expands the next block while one runs; on cores the same threads do both.
@@ -214,11 +222,11 @@ impl Each<'_> {
             }
             passes
         };
-        part.map(of_block).sum()
+        virtual_stage.map(of_block).sum()
     }
 
     /// The gradients of a micro-batch into their sums.
-    fn sink(&self, weights: Weights) -> f64 {
+    fn sink(&self, weights: WeightCounts) -> f64 {
         let [each, stored] = self.job.engine.sink;
         if self.micro_batches == 1 && !self.candidate.compressed {
             return 0.0;
@@ -226,20 +234,22 @@ impl Each<'_> {
         self.pass(each * weights.all + stored * weights.stored)
     }
 
-    fn step(&self, weights: Weights) -> f64 {
-        let Weights { all, stored } = weights;
+    fn step(&self, weights: WeightCounts) -> f64 {
+        let WeightCounts { all, stored } = weights;
         let share = if self.candidate.zero > 0 { self.candidate.data as f64 } else { 1.0 };
         // Read and written, beside the gradient and the weight.
         let bytes = match self.job.engine.state {
-            State::Exact => stored * (2.0 * self.job.plan.storage.optimizer_bytes as f64 + 6.0),
-            State::Bytes { .. } => 30.0 * stored + if self.candidate.compressed { 4.0 * all } else { 0.0 },
+            EngineState::Exact => stored * (2.0 * self.job.plan.storage.optimizer_bytes as f64 + 6.0),
+            EngineState::Bytes { .. } => {
+                30.0 * stored + if self.candidate.compressed { 4.0 * all } else { 0.0 }
+            }
         };
         self.pass(bytes / share)
     }
 
-    fn gather(&self, weights: Weights) -> f64 {
+    fn gather(&self, weights: WeightCounts) -> f64 {
         if matches!(self.candidate.zero, 1 | 2) {
-            self.replicas.gather(self.sharing.bytes(weights))
+            self.replicas.gather(self.reductions.bytes(weights))
         } else {
             0.0
         }
@@ -247,14 +257,14 @@ impl Each<'_> {
 
     /// State is f32, whatever the run's precision.
     fn pass(&self, bytes: f64) -> f64 {
-        Kernels { precision: Precision::F32, ..self.job.kernels(self.candidate) }.pass(bytes)
+        DeviceKernels { precision: Precision::F32, ..self.job.kernels(self.candidate) }.pass(bytes)
     }
 }
 
 /// The times of a list's actions.
 pub(super) struct StepCosts<'a> {
-    /// Of the parts.
-    pub times: &'a Times,
+    /// Of the virtual stages.
+    pub times: &'a StageTimes,
     /// The lists.
     pub schedule: &'a Schedule,
     /// Whether messages between stages take time.
@@ -266,10 +276,10 @@ impl StepCosts<'_> {
     pub fn stall(&self, rank: usize, action: &Action) -> f64 {
         let chunks = self.schedule.placement.chunks(rank);
         if let Some((pass, work)) = action.compute() {
-            return self.times.pass(pass, chunks[work.chunk].part).stall;
+            return self.times.pass(pass, chunks[work.chunk].virtual_stage).stall;
         }
         match *action {
-            Action::AllReduce { chunk } => self.times.sums[chunks[chunk].part].stall,
+            Action::AllReduce { chunk } => self.times.sums[chunks[chunk].virtual_stage].stall,
             Action::WaitReduce => self.times.tied_of(chunks).stall,
             Action::Agree => self.times.agreement.stall,
             _ => 0.0,
@@ -279,13 +289,13 @@ impl StepCosts<'_> {
     /// A message as the rank that sends or receives it sees it.
     fn message(&self, rank: usize, action: &Action) -> f64 {
         let border = match *action {
-            Action::Send(Message { chunk, payload, .. }) => {
-                let part = self.schedule.placement.chunks(rank)[chunk].part;
-                if payload == Payload::Activation { part } else { part - 1 }
+            Action::Send(StageMessage { chunk, payload, .. }) => {
+                let virtual_stage = self.schedule.placement.chunks(rank)[chunk].virtual_stage;
+                if payload == Payload::Activation { virtual_stage } else { virtual_stage - 1 }
             }
-            Action::Receive(Message { chunk, payload, .. }) => {
-                let part = self.schedule.placement.chunks(rank)[chunk].part;
-                if payload == Payload::Activation { part - 1 } else { part }
+            Action::Receive(StageMessage { chunk, payload, .. }) => {
+                let virtual_stage = self.schedule.placement.chunks(rank)[chunk].virtual_stage;
+                if payload == Payload::Activation { virtual_stage - 1 } else { virtual_stage }
             }
             _ => return 0.0,
         };
@@ -297,21 +307,23 @@ impl Costs for StepCosts<'_> {
     fn busy(&self, rank: usize, action: &Action) -> f64 {
         let chunks = self.schedule.placement.chunks(rank);
         if let Some((pass, work)) = action.compute() {
-            let part = chunks[work.chunk].part;
+            let virtual_stage = chunks[work.chunk].virtual_stage;
             let sink = matches!(pass, Pass::Backward | Pass::BackwardWeight);
-            let sink = if sink { self.times.sinks[part] } else { 0.0 };
-            return self.times.pass(pass, part).total() + sink;
+            let sink = if sink { self.times.sinks[virtual_stage] } else { 0.0 };
+            return self.times.pass(pass, virtual_stage).total() + sink;
         }
         match *action {
             Action::Send(_) => self.times.blocking * self.message(rank, action),
             Action::Receive(_) => self.times.receiving * self.message(rank, action),
-            Action::AllReduce { chunk } => self.times.sums[chunks[chunk].part].total(),
+            Action::AllReduce { chunk } => self.times.sums[chunks[chunk].virtual_stage].total(),
             Action::WaitReduce => self.times.tied_of(chunks).total(),
             Action::Agree => self.times.agreement.total(),
             // What others have stepped is gathered behind the step, where state is shared out.
             Action::Step => {
-                let of_chunk = |part: usize| self.times.steps[part] + self.times.gathers[part];
-                chunks.iter().map(|chunk| of_chunk(chunk.part)).sum()
+                let of_chunk = |virtual_stage: usize| {
+                    self.times.steps[virtual_stage] + self.times.gathers[virtual_stage]
+                };
+                chunks.iter().map(|chunk| of_chunk(chunk.virtual_stage)).sum()
             }
             _ => 0.0,
         }

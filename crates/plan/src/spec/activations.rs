@@ -2,30 +2,30 @@
 //!
 //! The rule: a tensor between two layers (an *edge*) is kept if the layer after it saves its input or the layer
 //! before it saves its output; each edge counts once, however many want it. What a layer saves it says itself
-//! ([`Saves`](super::layer::Saves)). The input edge of branches is shared by all of them, and their joined output is a new edge; where
+//! ([`SavedForBackward`](super::layer::SavedForBackward)). The input edge of branches is shared by all of them, and their joined output is a new edge; where
 //! they are multiplied, what each gives is kept too, unless a smooth activation made it. One kind of edge is
 //! made again instead, just before the backward pass needs it: what a norm of rows or a smooth activation gives a linear
 //! layer, since that is a cheap function of what the norm or the activation saves.
 //!
-//! The model's [head](Model::head) runs together with the loss, so what it reads is kept until then, whatever made it;
+//! The model's [head](ModelSpec::head) runs together with the loss, so what it reads is kept until then, whatever made it;
 //! its logits come and go in chunks, which are scratch space.
 //!
 //! With `recompute = "block"` every block but the model's last keeps its input edge alone, and its forward runs again just before
 //! its backward: then its own edges are there, and those of the blocks behind it are not any more. With `"attention"` the same
-//! holds of what stands [inside](super::recompute::Inside) each attention, wherever it is.
+//! holds of what stands [inside](super::recompute::AttentionSpan) each attention, wherever it is.
 //!
-//! Where the gradients of weights are put off (zero-bubble schedules), what they read is kept in turn
-//! ([`Reads`](super::layer::Reads)): inputs of products, made again where need be, and gradients of outputs. A backward pass that
+//! Where the gradients of weights are deferred (zero-bubble schedules), what they read is kept in turn
+//! ([`GradientReads`](super::layer::GradientReads)): inputs of products, made again where need be, and gradients of outputs. A backward pass that
 //! puts off lets go of the one while it takes in the other, so its peak is found by going through it layer by layer (`turns`).
 
-mod turns;
+mod steps;
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Layer, Model, Recompute, ShapeError};
-use turns::{Flow, Held, Piece, Step, Walk};
+use super::{LayerSpec, ModelSpec, RecomputeMode, ShapeError};
+use steps::{ActivationStep, ActivationWalk, Flow, LiveActivations, SavedTensor};
 
 /// What weights, gradients and activations are stored in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -58,51 +58,51 @@ impl Precision {
 
 /// What a part of a model keeps of a micro-batch, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PartActivations {
+pub struct StageActivations {
     /// From its forward pass to its backward pass.
     pub kept: u64,
     /// The most in the course of the backward pass, at whose beginning it is `kept`.
     pub backward: u64,
-    /// The same where the gradients of weights are put off,
+    /// The same where the gradients of weights are deferred,
     pub backward_input: u64,
     /// and what is kept until they are made.
-    pub put_off: u64,
+    pub deferred: u64,
 }
 
-impl Model {
+impl ModelSpec {
     /// The most bytes that one micro-batch of `samples` keeps for its backward pass, or in it.
     pub fn activation_bytes(
         &self,
         samples: usize,
         precision: Precision,
-        recompute: Recompute,
+        recompute: RecomputeMode,
     ) -> Result<u64, ShapeError> {
         let whole = std::iter::once(0..self.blocks.len());
-        let parts = self.part_activations(whole, samples, precision, recompute)?;
+        let parts = self.stage_activations(whole, samples, precision, recompute)?;
         Ok(parts[0].backward)
     }
 
     /// What each of some ranges of consecutive blocks keeps of one micro-batch of `samples`.
-    pub fn part_activations(
+    pub fn stage_activations(
         &self,
         parts: impl IntoIterator<Item = Range<usize>>,
         samples: usize,
         precision: Precision,
-        recompute: Recompute,
-    ) -> Result<Vec<PartActivations>, ShapeError> {
+        recompute: RecomputeMode,
+    ) -> Result<Vec<StageActivations>, ShapeError> {
         let flows = self.flows(samples as u64)?;
-        let of_part = |part: Range<usize>| {
-            let part = Part::new(self, part, &flows, Walk::new(precision, recompute));
+        let of_stage = |part: Range<usize>| {
+            let part = StageSteps::new(self, part, &flows, ActivationWalk::new(precision, recompute));
             let kept = part.forward();
             let (whole, split) = (part.backward(kept.clone(), false), part.backward(kept.clone(), true));
-            PartActivations {
+            StageActivations {
                 kept: kept.now,
                 backward: whole.most,
                 backward_input: split.most,
-                put_off: split.now,
+                deferred: split.now,
             }
         };
-        Ok(parts.into_iter().map(of_part).collect())
+        Ok(parts.into_iter().map(of_stage).collect())
     }
 
     /// What a micro-batch of so many samples is like before each block.
@@ -113,7 +113,7 @@ impl Model {
     }
 
     /// The layers of a block, without what ends the model.
-    pub(super) fn layers_before_head(&self, block: usize) -> &[Layer] {
+    pub(super) fn layers_before_head(&self, block: usize) -> &[LayerSpec] {
         let layers = &self.blocks[block].layers;
         let head = block + 1 == self.blocks.len() && self.head().is_some();
         &layers[..layers.len() - usize::from(head)]
@@ -121,39 +121,43 @@ impl Model {
 }
 
 /// A part of a model, as its passes go through it.
-struct Part {
-    steps: Vec<Step>,
+struct StageSteps {
+    steps: Vec<ActivationStep>,
     /// What the loss is made from, where the model ends here.
-    read: Option<Piece>,
+    read: Option<SavedTensor>,
     /// Whether a weight makes it, whose gradient can be put off.
     has_head: bool,
 }
 
-impl Part {
-    fn new(model: &Model, part: Range<usize>, flows: &[Flow], walk: Walk) -> Part {
+impl StageSteps {
+    fn new(model: &ModelSpec, part: Range<usize>, flows: &[Flow], walk: ActivationWalk) -> StageSteps {
         let last = model.blocks.len() - 1;
         let layers: Vec<_> = part.clone().map(|block| model.layers_before_head(block)).collect();
         // The model's last block would run again just behind its own forward.
         let before_last = layers.len().min(last.saturating_sub(part.start));
         let (steps, read) = walk.blocks(&layers, flows[part.start], before_last);
-        Part { steps, read: Some(read).filter(|_| part.contains(&last)), has_head: model.head().is_some() }
+        StageSteps {
+            steps,
+            read: Some(read).filter(|_| part.contains(&last)),
+            has_head: model.head().is_some(),
+        }
     }
 
     /// What is kept behind the forward pass.
-    fn forward(&self) -> Held {
-        let mut held = Held::default();
+    fn forward(&self) -> LiveActivations {
+        let mut held = LiveActivations::default();
         held.forward(&self.steps);
         held.save(self.read.as_slice());
         held
     }
 
     /// What is left behind the backward pass, and the most in its course.
-    fn backward(&self, mut held: Held, put_off: bool) -> Held {
+    fn backward(&self, mut held: LiveActivations, deferred: bool) -> LiveActivations {
         held.release(self.read.as_slice());
-        if put_off && self.has_head {
+        if deferred && self.has_head {
             held.save(self.read.as_slice());
         }
-        held.backward(&self.steps, put_off);
+        held.backward(&self.steps, deferred);
         held
     }
 }
@@ -164,7 +168,7 @@ mod tests {
     use super::super::{BatchNorm, Conv, NORM_EPS, Residual};
     use super::*;
 
-    fn bytes(model: &Model, samples: usize, recompute: Recompute) -> u64 {
+    fn bytes(model: &ModelSpec, samples: usize, recompute: RecomputeMode) -> u64 {
         model.activation_bytes(samples, Precision::F32, recompute).unwrap()
     }
 
@@ -173,7 +177,7 @@ mod tests {
     #[test]
     fn simple_cnn_by_hand() {
         let edges = 28 * 28 + 24 * 24 * 32 + 12 * 12 * 32 + 8 * 8 * 64 + 4 * 4 * 64 + 1024;
-        assert_eq!(bytes(&simple_cnn((28, 28, 1), 10), 3, Recompute::None), 3 * 4 * edges);
+        assert_eq!(bytes(&simple_cnn((28, 28, 1), 10), 3, RecomputeMode::None), 3 * 4 * edges);
     }
 
     /// By hand, per token in f32: ids 1; layer: ln_1 input w + 2, qkv 3w, attention output w and a number a head, ln_2
@@ -186,37 +190,38 @@ mod tests {
         let model = gpt("gpt", &shape);
         let layer = w + 2 + 3 * w + w + h + w + 2 + 4 * w;
         let head = w + 2 + w;
-        assert_eq!(bytes(&model, 5, Recompute::None), (5 * 4 * s * (1 + 2 * layer + head)) as u64);
+        assert_eq!(bytes(&model, 5, RecomputeMode::None), (5 * 4 * s * (1 + 2 * layer + head)) as u64);
         // Recomputing: the inputs of embedding and two layers, and all of the head's; then, as the second layer runs again, its
         // own edges behind the inputs of the embedding and of both layers.
         let parts = |recompute| {
             let whole = std::iter::once(0..model.blocks.len());
-            model.part_activations(whole, 5, Precision::F32, recompute).unwrap()[0]
+            model.stage_activations(whole, 5, Precision::F32, recompute).unwrap()[0]
         };
-        let again = parts(Recompute::Block);
+        let again = parts(RecomputeMode::Block);
         assert_eq!(again.kept, (5 * 4 * s * (1 + 2 * w + head)) as u64);
         assert_eq!(again.backward, (5 * 4 * s * (1 + w + layer)) as u64);
         // Put off, of a layer: both norms' inputs, statistics, outputs made again and their gradients; the gradients of queries,
         // keys and values; attention's output; the gradients of both sums; gelu's output and the gradient of its input. Of
         // the embeddings: ids and one gradient. Of the head: what it reads, and ln_f's input, statistics and gradient.
-        let put_off = 2 * (2 * (w + 2 + w + w) + 3 * w + w + 2 * w + 4 * w + 4 * w) + 1 + w + (w + w + 2 + w);
+        let deferred =
+            2 * (2 * (w + 2 + w + w) + 3 * w + w + 2 * w + 4 * w + 4 * w) + 1 + w + (w + w + 2 + w);
         // The gradient of the last layer's output, and of the first's input, are counted once.
-        assert_eq!(parts(Recompute::None).put_off, (5 * 4 * s * put_off) as u64);
-        assert_eq!(again.put_off, parts(Recompute::None).put_off, "whatever was made twice");
+        assert_eq!(parts(RecomputeMode::None).deferred, (5 * 4 * s * deferred) as u64);
+        assert_eq!(again.deferred, parts(RecomputeMode::None).deferred, "whatever was made twice");
         // Attention's inside again: a layer keeps the inputs of both norms, the second's statistics, and gelu's input; the last one
         // runs again behind all the others' and its own.
-        let attention = parts(Recompute::Attention);
+        let attention = parts(RecomputeMode::Attention);
         let outside = w + w + 2 + 4 * w;
         assert_eq!(attention.kept, (5 * 4 * s * (1 + 2 * outside + head)) as u64);
         // What the second half of that layer kept, and the head, is gone by then: the beginning of the backward pass is the peak,
         // until the widths of attention are more than those of the perceptron.
         let inside = (2 + 3 * w + w + h) as i64 - (2 * w + 2 + 4 * w + 2 + w) as i64;
         assert_eq!(attention.backward as i64, attention.kept as i64 + (5 * 4 * s) as i64 * inside.max(0));
-        assert_eq!(attention.put_off, again.put_off, "whatever was made twice");
+        assert_eq!(attention.deferred, again.deferred, "whatever was made twice");
         // In bf16 the ids and the statistics keep four bytes.
         let four = 1 + 2 * (4 + h) + 2;
         let two = 2 * (layer - 4 - h) + head - 2;
-        let half = model.activation_bytes(5, Precision::Bf16, Recompute::None).unwrap();
+        let half = model.activation_bytes(5, Precision::Bf16, RecomputeMode::None).unwrap();
         assert_eq!(half, (5 * s * (4 * four + 2 * two)) as u64);
     }
 
@@ -224,7 +229,7 @@ mod tests {
     #[test]
     fn a_shared_edge_counts_once_and_channel_statistics_do_not_grow_with_the_batch() {
         let conv = |name: &str| {
-            Layer::Conv(Conv {
+            LayerSpec::Conv(Conv {
                 name: name.into(),
                 input: 1,
                 output: 1,
@@ -235,31 +240,31 @@ mod tests {
                 init: super::super::Init::Constant(1.0),
             })
         };
-        let norm = Layer::BatchNorm(BatchNorm {
+        let norm = LayerSpec::BatchNorm(BatchNorm {
             name: "n".into(),
             channels: 1,
             scale: 1.0,
             group: 0,
             eps: NORM_EPS,
         });
-        let both = Layer::Residual(Residual { branch: vec![conv("a")], shortcut: vec![conv("b"), norm] });
-        let model = Model {
+        let both = LayerSpec::Residual(Residual { branch: vec![conv("a")], shortcut: vec![conv("b"), norm] });
+        let model = ModelSpec {
             name: "shared".into(),
             input: super::super::Input::Image { height: 2, width: 2, channels: 1 },
-            blocks: vec![super::super::Block {
+            blocks: vec![super::super::BlockSpec {
                 name: "only".into(),
-                layers: vec![both, Layer::GlobalAvgPool],
+                layers: vec![both, LayerSpec::GlobalAvgPool],
             }],
             classes: 1,
         };
         // The input (4), the norm's input (4), the logits (1); and two statistics for the batch.
-        assert_eq!(bytes(&model, 1, Recompute::None), 4 * (4 + 4 + 1 + 2));
-        assert_eq!(bytes(&model, 7, Recompute::None), 4 * (7 * (4 + 4 + 1) + 2));
+        assert_eq!(bytes(&model, 1, RecomputeMode::None), 4 * (4 + 4 + 1 + 2));
+        assert_eq!(bytes(&model, 7, RecomputeMode::None), 4 * (7 * (4 + 4 + 1) + 2));
     }
 
     #[test]
     fn recomputing_never_keeps_more_than_all_edges_and_helps_deep_models() {
         let model = gpt("gpt2-124m", &Gpt::preset("gpt2-124m").unwrap());
-        assert!(bytes(&model, 1, Recompute::Block) * 3 < bytes(&model, 1, Recompute::None));
+        assert!(bytes(&model, 1, RecomputeMode::Block) * 3 < bytes(&model, 1, RecomputeMode::None));
     }
 }

@@ -1,6 +1,6 @@
 //! What pruning asks of a model's form: which channels a batch norm scales, and which weight makes the logits.
 
-use super::{BatchNorm, Conv, Join, Layer, Linear, Model, PadChannels, WeightOrder};
+use super::{BatchNorm, BranchJoin, Conv, LayerSpec, Linear, ModelSpec, PadChannels, WeightOrder};
 
 /// The channels of a convolution whose output goes straight into a batch norm: each has one scale, and with a scale of
 /// 0 nothing of it passes.
@@ -18,7 +18,7 @@ pub struct ScaledChannels {
 
 /// A weight that reads channels, and what each of its inputs is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reader {
+pub struct ChannelReader {
     /// The weight's full name.
     pub weight: String,
     /// Its weights lie as `[outer, inputs, inner]`: the middle one is the input that they multiply.
@@ -26,21 +26,21 @@ pub struct Reader {
     /// How many stand behind each other of one input.
     pub inner: usize,
     /// What each input is the sum of.
-    pub inputs: Vec<Source>,
+    pub inputs: Vec<ChannelSource>,
 }
 
 /// The channels that an element of an activation is the sum of, each as the place of its [`ScaledChannels`] in the model and
 /// its number there. The element is zero where all of them are pruned.
-pub type Source = Vec<(usize, usize)>;
+pub type ChannelSource = Vec<(usize, usize)>;
 
-impl Model {
+impl ModelSpec {
     /// The channels of all convolutions that a batch norm follows, in the order of execution.
     pub fn scaled_channels(&self) -> Vec<ScaledChannels> {
         self.trace_channels().found
     }
 
     /// The weights that read channels: what multiplies those that are pruned may go too.
-    pub fn channel_readers(&self) -> Vec<Reader> {
+    pub fn channel_readers(&self) -> Vec<ChannelReader> {
         self.trace_channels().readers
     }
 
@@ -54,8 +54,8 @@ impl Model {
     pub fn output_weight(&self) -> Option<String> {
         let mut last = None;
         self.for_each(&mut |layer| match layer {
-            Layer::Linear(Linear { name, .. }) => last = Some(format!("{name}.weight")),
-            Layer::TiedLinear(_) => last = None,
+            LayerSpec::Linear(Linear { name, .. }) => last = Some(format!("{name}.weight")),
+            LayerSpec::TiedLinear(_) => last = None,
             _ => {}
         });
         last
@@ -67,24 +67,28 @@ impl Model {
 #[derive(Default)]
 struct Tracer {
     found: Vec<ScaledChannels>,
-    readers: Vec<Reader>,
+    readers: Vec<ChannelReader>,
 }
 
 /// One for each channel; none where something else is in them: the image itself, or what no scale makes zero.
-type Sources = Option<Vec<Source>>;
+type ChannelSources = Option<Vec<ChannelSource>>;
 
 impl Tracer {
-    fn pass<'a>(&mut self, layers: impl Iterator<Item = &'a Layer>, mut now: Sources) -> Sources {
-        let mut before: Option<&Layer> = None;
+    fn pass<'a>(
+        &mut self,
+        layers: impl Iterator<Item = &'a LayerSpec>,
+        mut now: ChannelSources,
+    ) -> ChannelSources {
+        let mut before: Option<&LayerSpec> = None;
         for layer in layers {
             now = match layer {
-                Layer::Conv(Conv { name, output, kernel, .. }) => {
+                LayerSpec::Conv(Conv { name, output, kernel, .. }) => {
                     self.read(name, *output, kernel * kernel, now);
                     None
                 }
-                Layer::Linear(Linear { name, input, output, order, .. }) => {
+                LayerSpec::Linear(Linear { name, input, output, order, .. }) => {
                     // What was flattened has its channels outermost.
-                    let spread = |sources: Vec<Source>| {
+                    let spread = |sources: Vec<ChannelSource>| {
                         let each = input / sources.len().max(1);
                         sources.into_iter().flat_map(|source| vec![source; each]).collect()
                     };
@@ -95,24 +99,24 @@ impl Tracer {
                     self.read(name, outer, inner, now.map(spread));
                     None
                 }
-                Layer::BatchNorm(BatchNorm { name: norm, .. }) => match before {
-                    Some(Layer::Conv(Conv { name, bias, output, .. })) => {
+                LayerSpec::BatchNorm(BatchNorm { name: norm, .. }) => match before {
+                    Some(LayerSpec::Conv(Conv { name, bias, output, .. })) => {
                         let (conv, norm) = (name.clone(), norm.clone());
-                        let place = self.found.len();
+                        let index = self.found.len();
                         self.found.push(ScaledChannels { conv, bias: *bias, norm, channels: *output });
-                        Some((0..*output).map(|channel| vec![(place, channel)]).collect())
+                        Some((0..*output).map(|channel| vec![(index, channel)]).collect())
                     }
                     // Its shift is added to whatever comes.
                     _ => None,
                 },
-                Layer::PadChannels(PadChannels { output, .. }) => now.map(|mut sources| {
-                    sources.resize(*output, Source::default());
+                LayerSpec::PadChannels(PadChannels { output, .. }) => now.map(|mut sources| {
+                    sources.resize(*output, ChannelSource::default());
                     sources
                 }),
-                _ => match layer.entry().sides() {
-                    Some(sides) => {
-                        let ways = sides.all.iter().map(|side| self.pass(side.layers.iter(), now.clone()));
-                        meet(sides.join, ways.collect())
+                _ => match layer.description().branches() {
+                    Some(branches) => {
+                        let ways = branches.all.iter().map(|side| self.pass(side.layers.iter(), now.clone()));
+                        meet(branches.join, ways.collect())
                     }
                     None if layer.properties().keeps_zeros => now,
                     None => None,
@@ -123,21 +127,21 @@ impl Tracer {
         now
     }
 
-    fn read(&mut self, name: &str, outer: usize, inner: usize, sources: Sources) {
+    fn read(&mut self, name: &str, outer: usize, inner: usize, sources: ChannelSources) {
         if let Some(inputs) = sources {
-            self.readers.push(Reader { weight: format!("{name}.weight"), outer, inner, inputs });
+            self.readers.push(ChannelReader { weight: format!("{name}.weight"), outer, inner, inputs });
         }
     }
 }
 
 /// What joined ways are made of. A product is zero where any of its factors is, which no list of channels says.
-fn meet(join: Join, ways: Vec<Sources>) -> Sources {
+fn meet(join: BranchJoin, ways: Vec<ChannelSources>) -> ChannelSources {
     let ways = ways.into_iter().collect::<Option<Vec<_>>>()?;
     match join {
-        Join::Product => None,
-        Join::Concat => Some(ways.into_iter().flatten().collect()),
-        Join::Sum => {
-            let sum = |a: Vec<Source>, b| a.into_iter().zip(b).map(|(a, b)| [a, b].concat()).collect();
+        BranchJoin::Product => None,
+        BranchJoin::Concat => Some(ways.into_iter().flatten().collect()),
+        BranchJoin::Sum => {
+            let sum = |a: Vec<ChannelSource>, b| a.into_iter().zip(b).map(|(a, b)| [a, b].concat()).collect();
             ways.into_iter().reduce(sum)
         }
     }
@@ -149,22 +153,22 @@ mod tests {
 
     #[test]
     fn every_convolution_of_a_resnet_has_its_norm() {
-        let model = resnet(ResNet::R18, (32, 32, 3), 10, Form::Small);
+        let model = resnet(ResNet::R18, (32, 32, 3), 10, StemForm::Small);
         let found = model.scaled_channels();
         assert_eq!(found.len(), 20);
         assert_eq!(found.iter().map(|c| c.channels).sum::<usize>(), 4800);
         assert_eq!((found[0].conv.as_str(), found[0].norm.as_str(), found[0].bias), ("conv1", "bn1", false));
         let names: Vec<&str> = found.iter().map(|c| c.conv.as_str()).collect();
         assert!(names.contains(&"layer2.0.downsample.0"), "those of shortcuts too: {names:?}");
-        let plain = vgg(Vgg::V16, (32, 32, 3), 10, Form::Small, false);
+        let plain = vgg(Vgg::V16, (32, 32, 3), 10, StemForm::Small, false);
         assert_eq!(plain.scaled_channels(), []);
-        let normed = vgg(Vgg::V16, (32, 32, 3), 10, Form::Small, true).scaled_channels();
+        let normed = vgg(Vgg::V16, (32, 32, 3), 10, StemForm::Small, true).scaled_channels();
         assert!(normed.len() == 13 && normed.iter().all(|c| c.bias));
     }
 
     #[test]
     fn the_output_weight_is_that_of_the_last_linear_layer() {
-        let resnet = resnet(ResNet::R18, (32, 32, 3), 10, Form::Small);
+        let resnet = resnet(ResNet::R18, (32, 32, 3), 10, StemForm::Small);
         assert_eq!(resnet.output_weight().as_deref(), Some("fc.weight"));
         assert_eq!(gpt("gpt", &Gpt::default()).output_weight(), None);
         let untied = gpt("gpt", &Gpt { tied: false, ..Gpt::default() });
@@ -174,7 +178,7 @@ mod tests {
     /// What reads a channel: the next convolution, or all that a residual sum goes on to.
     #[test]
     fn readers_know_the_channels_of_their_inputs() {
-        let model = vgg(Vgg::V16, (32, 32, 3), 10, Form::Small, true);
+        let model = vgg(Vgg::V16, (32, 32, 3), 10, StemForm::Small, true);
         let readers = model.channel_readers();
         // The first convolution reads the image; the first linear layer reads the last convolution's channels, flattened.
         assert_eq!(readers.len(), 13, "{:?}", readers.iter().map(|r| &r.weight).collect::<Vec<_>>());
@@ -191,18 +195,18 @@ mod tests {
         }
         let each = last.inputs.len() / 512;
         assert_eq!(last.inputs[each], [(12, 1)], "channels are outermost");
-        let model = resnet(ResNet::R18, (32, 32, 3), 10, Form::Small);
+        let model = resnet(ResNet::R18, (32, 32, 3), 10, StemForm::Small);
         let found = model.scaled_channels();
-        let place = |conv: &str| found.iter().position(|c| c.conv == conv).unwrap();
+        let index = |conv: &str| found.iter().position(|c| c.conv == conv).unwrap();
         let readers = model.channel_readers();
         let of = |name: &str| readers.iter().find(|r| r.weight == name).unwrap();
-        assert_eq!(of("layer1.0.conv2.weight").inputs[3], [(place("layer1.0.conv1"), 3)]);
+        assert_eq!(of("layer1.0.conv2.weight").inputs[3], [(index("layer1.0.conv1"), 3)]);
         // The stream of the first stage: the stem, and what each block has added.
         let mut stream = of("layer1.1.conv1.weight").inputs[5].clone();
         stream.sort_unstable();
-        assert_eq!(stream, [(place("conv1"), 5), (place("layer1.0.conv2"), 5)]);
+        assert_eq!(stream, [(index("conv1"), 5), (index("layer1.0.conv2"), 5)]);
         let mut stream = of("layer2.1.conv1.weight").inputs[0].clone();
         stream.sort_unstable();
-        assert_eq!(stream, [(place("layer2.0.conv2"), 0), (place("layer2.0.downsample.0"), 0)]);
+        assert_eq!(stream, [(index("layer2.0.conv2"), 0), (index("layer2.0.downsample.0"), 0)]);
     }
 }

@@ -6,21 +6,24 @@
 
 use std::collections::HashSet;
 
-use super::recompute::attention_insides;
-use super::{Block, Buffer, Conv, Init, Layer, Linear, Model, Parameter, Recompute, Shape, ShapeError};
+use super::recompute::attention_spans;
+use super::{
+    BlockSpec, BufferSpec, Conv, Init, LayerSpec, Linear, ModelSpec, Parameter, RecomputeMode, Shape,
+    ShapeError,
+};
 
-impl Block {
+impl BlockSpec {
     /// All layers in the order of execution, those inside residuals included.
-    pub fn for_each<'a>(&'a self, visit: &mut dyn FnMut(&'a Layer)) {
+    pub fn for_each<'a>(&'a self, visit: &mut dyn FnMut(&'a LayerSpec)) {
         self.layers.iter().for_each(|layer| layer.for_each(visit));
     }
 }
 
-impl Model {
+impl ModelSpec {
     /// Lets all batch norms take their statistics over so many samples at a time; 0: over a micro-batch.
     pub fn group_batch_norms(&mut self, samples: usize) {
         self.for_each_mut(&mut |layer| {
-            if let Layer::BatchNorm(norm) = layer {
+            if let LayerSpec::BatchNorm(norm) = layer {
                 norm.group = samples;
             }
         });
@@ -30,36 +33,36 @@ impl Model {
     /// them: TensorFlow's `variance_scaling_initializer`.
     pub fn start_by_fan_in(&mut self) {
         self.for_each_mut(&mut |layer| match layer {
-            Layer::Linear(Linear { init, input, .. }) => *init = Init::fan_in(1.0, *input),
-            Layer::Conv(Conv { init, input, kernel, .. }) => {
+            LayerSpec::Linear(Linear { init, input, .. }) => *init = Init::fan_in(1.0, *input),
+            LayerSpec::Conv(Conv { init, input, kernel, .. }) => {
                 *init = Init::fan_in(1.0, input.saturating_mul(*kernel * *kernel));
             }
             _ => {}
         });
     }
 
-    fn for_each_mut(&mut self, visit: &mut dyn FnMut(&mut Layer)) {
+    fn for_each_mut(&mut self, visit: &mut dyn FnMut(&mut LayerSpec)) {
         let layers = self.blocks.iter_mut().flat_map(|block| &mut block.layers);
         layers.for_each(|layer| layer.for_each_mut(visit));
     }
 
     /// All layers in the order of execution, those inside residuals included.
-    pub fn for_each<'a>(&'a self, visit: &mut dyn FnMut(&'a Layer)) {
+    pub fn for_each<'a>(&'a self, visit: &mut dyn FnMut(&'a LayerSpec)) {
         self.blocks.iter().for_each(|block| block.for_each(visit));
     }
 
     /// The linear layer that makes the logits, where the model ends in one. It runs together with the loss.
-    pub fn head(&self) -> Option<&Layer> {
+    pub fn head(&self) -> Option<&LayerSpec> {
         let last = self.blocks.last()?.layers.last()?;
-        matches!(last, Layer::Linear(_) | Layer::TiedLinear(_)).then_some(last)
+        matches!(last, LayerSpec::Linear(_) | LayerSpec::TiedLinear(_)).then_some(last)
     }
 
     /// The weights of all linear layers, the head's too, by name: an observer sees what these read.
     pub fn observed_weights(&self) -> HashSet<String> {
         let mut all = HashSet::new();
         self.for_each(&mut |layer| match layer {
-            Layer::Linear(Linear { name, .. }) => drop(all.insert(format!("{name}.weight"))),
-            Layer::TiedLinear(tied) => drop(all.insert(tied.weight.clone())),
+            LayerSpec::Linear(Linear { name, .. }) => drop(all.insert(format!("{name}.weight"))),
+            LayerSpec::TiedLinear(tied) => drop(all.insert(tied.weight.clone())),
             _ => {}
         });
         all
@@ -68,13 +71,12 @@ impl Model {
     /// The weights of linear layers other than the head, by name.
     pub fn linear_weights(&self) -> Vec<String> {
         // Of a rank's own model too: there its logits may be gathered behind it.
-        let behind = self
-            .blocks
-            .last()
-            .and_then(|block| block.layers.iter().rev().find(|layer| !matches!(layer, Layer::Exchange(_))));
+        let behind = self.blocks.last().and_then(|block| {
+            block.layers.iter().rev().find(|layer| !matches!(layer, LayerSpec::Collective(_)))
+        });
         let (mut all, head) = (Vec::new(), behind);
         self.for_each(&mut |layer| {
-            if let Layer::Linear(Linear { name, .. }) = layer
+            if let LayerSpec::Linear(Linear { name, .. }) = layer
                 && head != Some(layer)
             {
                 all.push(format!("{name}.weight"));
@@ -91,7 +93,7 @@ impl Model {
     }
 
     /// All buffers in the order of first use.
-    pub fn buffers(&self) -> Vec<Buffer> {
+    pub fn buffers(&self) -> Vec<BufferSpec> {
         let mut all = Vec::new();
         self.for_each(&mut |layer| all.extend(layer.buffers()));
         all
@@ -111,7 +113,7 @@ impl Model {
     pub fn block_flops(&self, samples: usize) -> Result<Vec<f64>, ShapeError> {
         let mut blocks = vec![0.0; self.blocks.len()];
         self.for_each_layer(|block, layer, input, output| {
-            blocks[block] += layer.entry().flops(input, output) * samples as f64;
+            blocks[block] += layer.description().flops(input, output) * samples as f64;
         })?;
         Ok(blocks)
     }
@@ -120,31 +122,32 @@ impl Model {
     /// input and one for that of the weight. Recomputing adds the forward of every block but the last, whose
     /// backward follows at once; for GPT this is the formula of Narayanan et al. 2021. Or it adds attention, and what gives it
     /// queries, keys and values.
-    pub fn train_flops(&self, samples: usize, recompute: Recompute) -> Result<f64, ShapeError> {
+    pub fn train_flops(&self, samples: usize, recompute: RecomputeMode) -> Result<f64, ShapeError> {
         let blocks = self.block_flops(samples)?;
         let again: f64 = match recompute {
-            Recompute::None => 0.0,
-            Recompute::Attention => {
+            RecomputeMode::None => 0.0,
+            RecomputeMode::Attention => {
                 let starts = self.blocks.iter().zip(self.borders()?);
                 let each = starts.map(|(block, shape)| inside_flops(&block.layers, shape));
                 each.sum::<Result<f64, ShapeError>>()? * samples as f64
             }
-            Recompute::Block => blocks[..blocks.len().saturating_sub(1)].iter().sum(),
+            RecomputeMode::Block => blocks[..blocks.len().saturating_sub(1)].iter().sum(),
         };
         Ok(3.0 * blocks.iter().sum::<f64>() + again)
     }
 }
 
 /// Flops of what stands inside the attentions of some layers, for one sample.
-fn inside_flops(layers: &[Layer], mut shape: Shape) -> Result<f64, ShapeError> {
-    let (insides, mut flops) = (attention_insides(layers), 0.0);
+fn inside_flops(layers: &[LayerSpec], mut shape: Shape) -> Result<f64, ShapeError> {
+    let (insides, mut flops) = (attention_spans(layers), 0.0);
     for (i, layer) in layers.iter().enumerate() {
         let mut own = 0.0;
-        let behind = layer.step(shape, "", &mut |layer, from, to| own += layer.entry().flops(from, to))?;
-        flops += match layer.entry().sides() {
+        let behind =
+            layer.step(shape, "", &mut |layer, from, to| own += layer.description().flops(from, to))?;
+        flops += match layer.description().branches() {
             _ if insides.iter().any(|inside| inside.again.contains(&i)) => own,
-            Some(sides) => {
-                let each = sides.all.iter().map(|side| inside_flops(side.layers, shape));
+            Some(branches) => {
+                let each = branches.all.iter().map(|side| inside_flops(side.layers, shape));
                 each.sum::<Result<f64, ShapeError>>()?
             }
             None => 0.0,
@@ -162,8 +165,8 @@ mod tests {
     #[test]
     fn parameters_match_published_counts() {
         let image = (224, 224, 3);
-        let resnet = |net| self::resnet(net, image, 1000, Form::ImageNet);
-        let vgg = |net| self::vgg(net, image, 1000, Form::ImageNet, false);
+        let resnet = |net| self::resnet(net, image, 1000, StemForm::ImageNet);
+        let vgg = |net| self::vgg(net, image, 1000, StemForm::ImageNet, false);
         for (model, count) in [
             (simple_cnn((28, 28, 1), 10), 62_346),
             (resnet8((32, 32, 3), 10), 75_050),
@@ -172,8 +175,8 @@ mod tests {
             (resnet(ResNet::R50), 25_557_032),
             (resnet(ResNet::R101), 44_549_160),
             (resnet(ResNet::Wide101), 126_886_696),
-            (alexnet(image, 1000, Form::ImageNet), 61_100_840),
-            (alexnet((227, 227, 3), 1000, Form::ImageNet), 61_100_840),
+            (alexnet(image, 1000, StemForm::ImageNet), 61_100_840),
+            (alexnet((227, 227, 3), 1000, StemForm::ImageNet), 61_100_840),
             (vgg(Vgg::V16), 138_357_544),
             (vgg(Vgg::V19), 143_667_240),
             (gpt("gpt2-124m", &Gpt::preset("gpt2-124m").unwrap()), 124_439_808),
@@ -197,12 +200,12 @@ mod tests {
 
     #[test]
     fn flops_match_published_ones() {
-        let gmacs = |model: &Model| model.flops(1).unwrap() / 2e9;
-        let resnet50 = gmacs(&resnet(ResNet::R50, (224, 224, 3), 1000, Form::ImageNet));
+        let gmacs = |model: &ModelSpec| model.flops(1).unwrap() / 2e9;
+        let resnet50 = gmacs(&resnet(ResNet::R50, (224, 224, 3), 1000, StemForm::ImageNet));
         assert!((resnet50 / 4.09 - 1.0).abs() < 0.02, "{resnet50}");
-        let alexnet = gmacs(&alexnet((224, 224, 3), 1000, Form::ImageNet));
+        let alexnet = gmacs(&alexnet((224, 224, 3), 1000, StemForm::ImageNet));
         assert!((alexnet / 0.714 - 1.0).abs() < 0.01, "{alexnet}");
-        let vgg19 = gmacs(&vgg(Vgg::V19, (224, 224, 3), 1000, Form::ImageNet, false));
+        let vgg19 = gmacs(&vgg(Vgg::V19, (224, 224, 3), 1000, StemForm::ImageNet, false));
         assert!((vgg19 / 19.6 - 1.0).abs() < 0.02, "{vgg19}");
     }
 
@@ -216,11 +219,11 @@ mod tests {
         let forward = 24.0 * b * s * l * h * h * (1.0 + s / (6.0 * h) + v / (12.0 * l * h));
         let trained = 96.0 * b * s * l * h * h * (1.0 + s / (6.0 * h) + v / (16.0 * l * h));
         assert!((model.flops(8).unwrap() / forward - 1.0).abs() < 1e-12);
-        assert_eq!(model.train_flops(8, Recompute::None).unwrap(), 3.0 * model.flops(8).unwrap());
-        assert!((model.train_flops(8, Recompute::Block).unwrap() / trained - 1.0).abs() < 1e-12);
+        assert_eq!(model.train_flops(8, RecomputeMode::None).unwrap(), 3.0 * model.flops(8).unwrap());
+        assert!((model.train_flops(8, RecomputeMode::Block).unwrap() / trained - 1.0).abs() < 1e-12);
         // Queries, keys and values: 6 h^2 a token; attention itself 4 s h.
         let attention = 3.0 * forward + b * s * l * (6.0 * h * h + 4.0 * s * h);
-        assert!((model.train_flops(8, Recompute::Attention).unwrap() / attention - 1.0).abs() < 1e-12);
+        assert!((model.train_flops(8, RecomputeMode::Attention).unwrap() / attention - 1.0).abs() < 1e-12);
     }
 
     #[test]
@@ -240,7 +243,7 @@ mod tests {
 
     #[test]
     fn batch_norm_has_buffers_that_are_not_parameters() {
-        let model = resnet(ResNet::R18, (32, 32, 3), 10, Form::Small);
+        let model = resnet(ResNet::R18, (32, 32, 3), 10, StemForm::Small);
         let buffers = model.buffers();
         assert_eq!(buffers[0].name, "bn1.running_mean");
         assert_eq!(buffers.len(), 2 * 20);

@@ -7,29 +7,29 @@
 //!
 //! A residual, branches, a convolution, a linear layer and a token embedding each open a block, which lasts up to the next.
 
-use super::layer::{Place, Written, active};
-use super::{Block, Input, Model, ShapeError};
+use super::layer::{LayerContext, WrittenLayer, active};
+use super::{BlockSpec, Input, ModelSpec, ShapeError};
 
 /// Completes written layers to a model, or says which of them does not fit.
-pub fn custom(input: Input, classes: usize, layers: &[Written]) -> Result<Model, ShapeError> {
-    let mut blocks: Vec<Block> = Vec::new();
+pub fn custom(input: Input, classes: usize, layers: &[WrittenLayer]) -> Result<ModelSpec, ShapeError> {
+    let mut blocks: Vec<BlockSpec> = Vec::new();
     let mut started = false;
     let mut shape = input.shape();
     for (i, written) in layers.iter().enumerate() {
-        let (name, place) = (format!("layers.{i}"), format!("layer {i}"));
+        let (name, path) = (format!("layers.{i}"), format!("layer {i}"));
         let then_active = active(&layers[i + 1..], false);
-        let at = Place { name: name.clone(), shape, input, classes, then_active, place: &place };
+        let at = LayerContext { name: name.clone(), shape, input, classes, then_active, path: &path };
         let layer = (written.kind.complete)(written, &at)?;
-        shape = layer.step(shape, &place, &mut |_, _, _| {})?;
+        shape = layer.step(shape, &path, &mut |_, _, _| {})?;
         let opens = written.kind.opens;
         match blocks.last_mut() {
             // What comes before the first such layer belongs to its block.
             Some(block) if !(opens && started) => block.layers.push(layer),
-            _ => blocks.push(Block { name, layers: vec![layer] }),
+            _ => blocks.push(BlockSpec { name, layers: vec![layer] }),
         }
         started |= opens;
     }
-    let model = Model { name: "custom".into(), input, blocks, classes };
+    let model = ModelSpec { name: "custom".into(), input, blocks, classes };
     model.check()?;
     Ok(model)
 }
@@ -40,40 +40,52 @@ mod tests {
 
     use super::*;
     use crate::field::{Field, FieldDefault, FieldType};
-    use crate::spec::{KINDS, Kind, Precision, Recompute, Then, Value};
+    use crate::spec::{Downstream, FieldValue, KINDS, LayerKind, Precision, RecomputeMode};
 
     const IMAGE: Input = Input::Image { height: 28, width: 28, channels: 1 };
 
-    fn conv(output: usize, kernel: usize) -> Written {
-        Written::new("conv", &[("output", Value::Whole(output)), ("kernel", Value::Whole(kernel))])
+    fn conv(output: usize, kernel: usize) -> WrittenLayer {
+        WrittenLayer::new(
+            "conv",
+            &[("output", FieldValue::Integer(output)), ("kernel", FieldValue::Integer(kernel))],
+        )
     }
 
-    fn linear(output: usize) -> Written {
-        Written::new("linear", &[("output", Value::Whole(output))])
+    fn linear(output: usize) -> WrittenLayer {
+        WrittenLayer::new("linear", &[("output", FieldValue::Integer(output))])
     }
 
-    fn plain(word: &str) -> Written {
-        Written::new(word, &[])
+    fn plain(word: &str) -> WrittenLayer {
+        WrittenLayer::new(word, &[])
     }
 
-    fn residual(branch: Vec<Written>, shortcut: Vec<Written>) -> Written {
-        Written::new("residual", &[("branch", Value::Layers(branch)), ("shortcut", Value::Layers(shortcut))])
+    fn residual(branch: Vec<WrittenLayer>, shortcut: Vec<WrittenLayer>) -> WrittenLayer {
+        WrittenLayer::new(
+            "residual",
+            &[("branch", FieldValue::Layers(branch)), ("shortcut", FieldValue::Layers(shortcut))],
+        )
     }
 
-    fn branches(join: &'static str, branches: Vec<Vec<Written>>) -> Written {
-        Written::new("branches", &[("join", Value::Word(join)), ("branches", Value::Lists(branches))])
+    fn branches(join: &'static str, branches: Vec<Vec<WrittenLayer>>) -> WrittenLayer {
+        WrittenLayer::new(
+            "branches",
+            &[("join", FieldValue::Word(join)), ("branches", FieldValue::Lists(branches))],
+        )
     }
 
-    fn embedding(width: usize) -> Written {
-        Written::new("embedding", &[("width", Value::Whole(width))])
+    fn embedding(width: usize) -> WrittenLayer {
+        WrittenLayer::new("embedding", &[("width", FieldValue::Integer(width))])
     }
 
-    fn attention(heads: usize, kv_heads: usize) -> Written {
-        Written::new("attention", &[("heads", Value::Whole(heads)), ("kv_heads", Value::Whole(kv_heads))])
+    fn attention(heads: usize, kv_heads: usize) -> WrittenLayer {
+        WrittenLayer::new(
+            "attention",
+            &[("heads", FieldValue::Integer(heads)), ("kv_heads", FieldValue::Integer(kv_heads))],
+        )
     }
 
-    fn pool() -> Written {
-        Written::new("max_pool", &[("kernel", Value::Whole(2))])
+    fn pool() -> WrittenLayer {
+        WrittenLayer::new("max_pool", &[("kernel", FieldValue::Integer(2))])
     }
 
     #[test]
@@ -90,7 +102,7 @@ mod tests {
         ];
         let model = custom(IMAGE, 10, &layers).unwrap();
         let built_in = super::super::presets::simple_cnn((28, 28, 1), 10);
-        let what = |m: &Model| m.parameters().into_iter().map(|p| (p.shape, p.init)).collect::<Vec<_>>();
+        let what = |m: &ModelSpec| m.parameters().into_iter().map(|p| (p.shape, p.init)).collect::<Vec<_>>();
         assert_eq!(what(&model), what(&built_in));
         assert_eq!(model.flops(2), built_in.flops(2));
         let blocks: Vec<_> = model.blocks.iter().map(|b| (b.name.as_str(), b.layers.len())).collect();
@@ -101,7 +113,7 @@ mod tests {
     #[test]
     fn a_transformer_can_be_written() {
         let branch = vec![plain("layer_norm"), linear(24), attention(2, 2), linear(8)];
-        let head = Written::new("linear", &[("bias", Value::Flag(false))]);
+        let head = WrittenLayer::new("linear", &[("bias", FieldValue::Flag(false))]);
         let layers = [embedding(8), plain("position"), residual(branch, vec![]), plain("layer_norm"), head];
         let model = custom(Input::Tokens { seq: 4, vocab: 11 }, 11, &layers).unwrap();
         assert!(model.parameters().iter().any(|p| p.name == "layers.2.branch.1.weight"));
@@ -114,7 +126,10 @@ mod tests {
     #[test]
     fn llama_s_layers_can_be_written() {
         let bare = |output| {
-            Written::new("linear", &[("output", Value::Whole(output)), ("bias", Value::Flag(false))])
+            WrittenLayer::new(
+                "linear",
+                &[("output", FieldValue::Integer(output)), ("bias", FieldValue::Flag(false))],
+            )
         };
         let qkv = branches("concat", vec![vec![bare(8)], vec![bare(4)], vec![bare(4)]]);
         let gate = branches("product", vec![vec![bare(12), plain("silu")], vec![bare(12)]]);
@@ -138,7 +153,7 @@ mod tests {
         // attention's output with a number a head; then the input with its rstd, the norm's output, the gate before SiLU, what
         // it multiplies and the product; the last norm's input and rstd, and what the head reads.
         let kept = 1 + (8 + 1 + 8 + 16 + 8 + 4) + (8 + 1 + 8 + 12 + 12 + 12) + (8 + 1 + 8);
-        let bytes = model.activation_bytes(3, Precision::F32, Recompute::None).unwrap();
+        let bytes = model.activation_bytes(3, Precision::F32, RecomputeMode::None).unwrap();
         assert_eq!(bytes, 3 * 5 * 4 * kept);
     }
 
@@ -148,7 +163,7 @@ mod tests {
         assert_eq!(model.blocks.iter().map(|b| b.layers.len()).collect::<Vec<_>>(), [3, 1]);
     }
 
-    fn sentence(layers: &[Written]) -> String {
+    fn sentence(layers: &[WrittenLayer]) -> String {
         custom(IMAGE, 10, layers).unwrap_err().to_string()
     }
 
@@ -165,7 +180,7 @@ mod tests {
         insta::assert_snapshot!(sentence(&[branches("product", vec![vec![conv(8, 5)], vec![]])]), @"layer 0 (branches): its branches must have one shape: branch 0 gives an image of 24 x 24 x 8, branch 1 an image of 28 x 28 x 1");
         insta::assert_snapshot!(sentence(&[branches("concat", vec![vec![conv(8, 5)], vec![]])]), @"layer 0 (branches): its branches must differ in their last dimension only: branch 0 gives an image of 24 x 24 x 8, branch 1 an image of 28 x 28 x 1");
         insta::assert_snapshot!(sentence(&[branches("sum", vec![vec![], vec![plain("relu"), linear(3)]])]), @"layer 0 (branches), branch 1, layer 1 (linear): takes vectors, got an image of 28 x 28 x 1; put a flatten before it");
-        let text = |layers: &[Written]| {
+        let text = |layers: &[WrittenLayer]| {
             custom(Input::Tokens { seq: 5, vocab: 11 }, 11, layers).unwrap_err().to_string()
         };
         insta::assert_snapshot!(text(&[embedding(8), linear(20), attention(6, 4)]), @"layer 2 (attention): 4 key/value heads do not divide the 6 query heads");
@@ -174,34 +189,43 @@ mod tests {
     }
 
     /// Any value that a reader lets through, and sizes that it does not; every kind that there is.
-    fn any_value(field: &'static Field, inner: BoxedStrategy<Written>) -> BoxedStrategy<Value> {
+    fn any_value(field: &'static Field, inner: BoxedStrategy<WrittenLayer>) -> BoxedStrategy<FieldValue> {
         let size = prop_oneof![8 => 0usize..6, 1 => Just(1 << 24), 1 => Just(usize::MAX)];
-        let size = size.prop_map(Value::Whole).boxed();
+        let size = size.prop_map(FieldValue::Integer).boxed();
         let side = prop::collection::vec(inner, 0..3);
         match (field.takes, field.otherwise) {
-            (FieldType::Whole(..), FieldDefault::Nothing) => prop_oneof![Just(Value::None), size].boxed(),
-            (FieldType::Whole(..), _) => size,
-            (FieldType::Flag, _) => any::<bool>().prop_map(Value::Flag).boxed(),
-            (FieldType::Number(_), FieldDefault::Number(default)) => Just(Value::Number(default)).boxed(),
-            (FieldType::Word(words), _) => prop::sample::select(words).prop_map(Value::Word).boxed(),
-            (FieldType::Layers, _) => side.prop_map(Value::Layers).boxed(),
-            (FieldType::Lists(_), _) => prop::collection::vec(side, 0..4).prop_map(Value::Lists).boxed(),
+            (FieldType::Integer(..), FieldDefault::Nothing) => {
+                prop_oneof![Just(FieldValue::None), size].boxed()
+            }
+            (FieldType::Integer(..), _) => size,
+            (FieldType::Flag, _) => any::<bool>().prop_map(FieldValue::Flag).boxed(),
+            (FieldType::Number(_), FieldDefault::Number(default)) => {
+                Just(FieldValue::Number(default)).boxed()
+            }
+            (FieldType::Word(words), _) => prop::sample::select(words).prop_map(FieldValue::Word).boxed(),
+            (FieldType::Layers, _) => side.prop_map(FieldValue::Layers).boxed(),
+            (FieldType::Lists(_), _) => prop::collection::vec(side, 0..4).prop_map(FieldValue::Lists).boxed(),
             (takes, _) => panic!("no layer has a field of {takes:?}"),
         }
     }
 
-    fn any_of(kinds: Vec<&'static Kind>, inner: BoxedStrategy<Written>) -> BoxedStrategy<Written> {
-        let layer = move |kind: &'static Kind| {
+    fn any_of(
+        kinds: Vec<&'static LayerKind>,
+        inner: BoxedStrategy<WrittenLayer>,
+    ) -> BoxedStrategy<WrittenLayer> {
+        let layer = move |kind: &'static LayerKind| {
             let values: Vec<_> = kind.fields.iter().map(|field| any_value(field, inner.clone())).collect();
-            values.prop_map(move |values| Written { kind, values })
+            values.prop_map(move |values| WrittenLayer { kind, values })
         };
         prop::sample::select(kinds).prop_flat_map(layer).boxed()
     }
 
-    fn any_layer() -> BoxedStrategy<Written> {
-        let leaf = |kind: &&Kind| kind.then != Then::Inside;
-        let leaves =
-            any_of(KINDS.iter().copied().filter(leaf).collect(), Just(Written::new("relu", &[])).boxed());
+    fn any_layer() -> BoxedStrategy<WrittenLayer> {
+        let leaf = |kind: &&LayerKind| kind.then != Downstream::Inside;
+        let leaves = any_of(
+            KINDS.iter().copied().filter(leaf).collect(),
+            Just(WrittenLayer::new("relu", &[])).boxed(),
+        );
         let once = any_of(KINDS.to_vec(), leaves);
         any_of(KINDS.to_vec(), once)
     }
@@ -220,9 +244,9 @@ mod tests {
             prop_assert!(model.flops(samples).unwrap() >= 0.0);
             prop_assert!(model.blocks.iter().all(|block| !block.layers.is_empty()));
             let bytes = |samples, recompute| model.activation_bytes(samples, Precision::Bf16, recompute).unwrap();
-            prop_assert!(bytes(samples, Recompute::None) <= bytes(samples + 1, Recompute::None));
+            prop_assert!(bytes(samples, RecomputeMode::None) <= bytes(samples + 1, RecomputeMode::None));
             if model.blocks.len() == 1 {
-                prop_assert!(bytes(samples, Recompute::None) <= bytes(samples, Recompute::Block));
+                prop_assert!(bytes(samples, RecomputeMode::None) <= bytes(samples, RecomputeMode::Block));
             }
         }
     }

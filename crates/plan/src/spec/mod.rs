@@ -12,34 +12,34 @@ mod channels;
 pub mod count;
 pub mod custom;
 pub mod layer;
+pub mod message_sizes;
 mod named;
 mod parameter;
 pub mod presets;
 pub mod recompute;
-pub mod rooms;
 pub mod shape;
 mod transient;
 mod walk;
 
 pub use activations::Precision;
-pub use channels::{Reader, ScaledChannels, Source};
+pub use channels::{ChannelReader, ChannelSource, ScaledChannels};
 pub use layer::*;
 pub use named::Named;
-pub use parameter::{Buffer, Init, Parameter};
-pub use recompute::Recompute;
+pub use parameter::{BufferSpec, Init, Parameter};
+pub use recompute::RecomputeMode;
 pub use shape::{Shape, ShapeError};
 
 use serde::Serialize;
 
 /// A model as data: whole, or one rank's own.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Model {
+pub struct ModelSpec {
     /// What a person calls it: `gpt2-124m`, `resnet-50`.
     pub name: String,
     /// What one sample looks like.
     pub input: Input,
     /// In the order in which data flows.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<BlockSpec>,
     /// Logits per prediction: classes of an image, or the vocabulary.
     pub classes: usize,
 }
@@ -67,9 +67,9 @@ pub enum Input {
 
 /// The unit of recomputation and of pipeline cuts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Block {
+pub struct BlockSpec {
     /// `h.3`, `layer2.0`, `embedding`, `head`.
     pub name: String,
     /// In the order of execution.
-    pub layers: Vec<Layer>,
+    pub layers: Vec<LayerSpec>,
 }

@@ -43,7 +43,7 @@ impl Parameter {
 
 /// A tensor that is kept and saved but not trained: running statistics, always f32.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Buffer {
+pub struct BufferSpec {
     /// As in a checkpoint: `bn1.running_mean`.
     pub name: String,
     /// As in a checkpoint.
@@ -52,7 +52,7 @@ pub struct Buffer {
     pub start: f32,
 }
 
-impl Buffer {
+impl BufferSpec {
     /// How many elements it has.
     pub fn elements(&self) -> u64 {
         product(&self.shape)

@@ -9,12 +9,12 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Branches, InAttention, Layer, Model};
+use super::{AttentionRole, Branches, LayerSpec, ModelSpec};
 
 /// What is computed twice to save memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Recompute {
+pub enum RecomputeMode {
     /// Everything that backward needs is kept.
     #[default]
     None,
@@ -24,29 +24,29 @@ pub enum Recompute {
     Block,
 }
 
-impl Recompute {
+impl RecomputeMode {
     /// As the run file writes it.
     pub fn name(self) -> &'static str {
         match self {
-            Recompute::None => "none",
-            Recompute::Attention => "attention",
-            Recompute::Block => "block",
+            RecomputeMode::None => "none",
+            RecomputeMode::Attention => "attention",
+            RecomputeMode::Block => "block",
         }
     }
 }
 
-impl Model {
+impl ModelSpec {
     /// Whether there is an attention whose inside can run again.
     pub fn attends(&self) -> bool {
         let mut attends = false;
-        self.for_each(&mut |layer| attends |= is(InAttention::Core, layer));
+        self.for_each(&mut |layer| attends |= is(AttentionRole::Core, layer));
         attends
     }
 }
 
 /// An attention in a row of layers, with what is run again for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Inside {
+pub struct AttentionSpan {
     /// The norm, what ranks do behind it, the linear layers, and attention: of these as many as stand there.
     pub again: Range<usize>,
     /// The place behind the linear layer that reads what attention gives, and so need not keep it; where there is none, behind
@@ -55,49 +55,49 @@ pub struct Inside {
 }
 
 /// The attentions of a row of layers, without those in layers of it.
-pub fn attention_insides(layers: &[Layer]) -> Vec<Inside> {
-    let is_attention = |place: &usize| is(InAttention::Core, &layers[*place]);
+pub fn attention_spans(layers: &[LayerSpec]) -> Vec<AttentionSpan> {
+    let is_attention = |index: &usize| is(AttentionRole::Core, &layers[*index]);
     let again: Vec<Range<usize>> =
-        (0..layers.len()).filter(is_attention).map(|place| first(layers, place)..place + 1).collect();
+        (0..layers.len()).filter(is_attention).map(|index| first(layers, index)..index + 1).collect();
     let inside = |(i, own): (usize, &Range<usize>)| {
         let next = again.get(i + 1).map_or(layers.len(), |next| next.start);
         let read = own.end + reader(&layers[own.end..next]);
-        Inside { again: own.clone(), read }
+        AttentionSpan { again: own.clone(), read }
     };
     again.iter().enumerate().map(inside).collect()
 }
 
 /// The first layer that is run again for the attention at a place.
-fn first(layers: &[Layer], attention: usize) -> usize {
+fn first(layers: &[LayerSpec], attention: usize) -> usize {
     let mut at = attention;
-    let mut goes_back = |over: fn(&Layer) -> bool| {
+    let mut goes_back = |over: fn(&LayerSpec) -> bool| {
         let does = at > 0 && over(&layers[at - 1]);
         at -= usize::from(does);
         does
     };
     goes_back(gathers);
-    if goes_back(|layer| is(InAttention::Projects, layer)) {
+    if goes_back(|layer| is(AttentionRole::Projects, layer)) {
         goes_back(enters);
-        goes_back(|layer| is(InAttention::Norms, layer));
+        goes_back(|layer| is(AttentionRole::Norms, layer));
     }
     at
 }
 
-fn is(role: InAttention, layer: &Layer) -> bool {
-    layer.properties().in_attention == role
+fn is(role: AttentionRole, layer: &LayerSpec) -> bool {
+    layer.properties().attention_role == role
 }
 
 /// Whether a layer brings together keys and values that one linear layer makes on several ranks.
-fn gathers(layer: &Layer) -> bool {
-    matches!(layer, Layer::Branches(Branches { branches, .. }) if matches!(branches[0][..], [Layer::Columns(_)]))
+fn gathers(layer: &LayerSpec) -> bool {
+    matches!(layer, LayerSpec::Branches(Branches { branches, .. }) if matches!(branches[0][..], [LayerSpec::FeatureSlice(_)]))
 }
 
-fn enters(layer: &Layer) -> bool {
-    matches!(layer, Layer::Exchange(exchange) if exchange.is_entrance())
+fn enters(layer: &LayerSpec) -> bool {
+    matches!(layer, LayerSpec::Collective(exchange) if exchange.is_entrance())
 }
 
 /// How many of the layers behind an attention end in the one that reads it: none, or a linear layer and what ranks do before.
-fn reader(behind: &[Layer]) -> usize {
+fn reader(behind: &[LayerSpec]) -> usize {
     match behind {
         [linear, ..] if linear.properties().takes_remade => 1,
         [exchange, linear, ..] if enters(exchange) && linear.properties().takes_remade => 2,
@@ -108,36 +108,39 @@ fn reader(behind: &[Layer]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::super::presets::{Gpt, gpt};
-    use super::super::{Activation, Attention, Branches, Init, Join, Linear, Residual, WeightOrder};
+    use super::super::{Activation, Attention, BranchJoin, Branches, Init, Linear, Residual, WeightOrder};
     use super::*;
 
-    fn linear(name: &str) -> Layer {
+    fn linear(name: &str) -> LayerSpec {
         let (name, order) = (name.to_owned(), WeightOrder::InOut);
-        Layer::Linear(Linear { name, input: 8, output: 8, bias: false, order, init: Init::Constant(1.0) })
+        LayerSpec::Linear(Linear { name, input: 8, output: 8, bias: false, order, init: Init::Constant(1.0) })
     }
 
     #[test]
     fn what_runs_again_goes_from_the_norm_to_attention() {
         let shape = Gpt { layers: 1, ..Gpt::default() };
         let model = gpt("gpt", &shape);
-        let Layer::Residual(Residual { branch, .. }) = &model.blocks[1].layers[0] else {
+        let LayerSpec::Residual(Residual { branch, .. }) = &model.blocks[1].layers[0] else {
             panic!("a residual")
         };
-        assert_eq!(attention_insides(branch), [Inside { again: 0..3, read: 4 }]);
-        assert_eq!(attention_insides(&model.blocks[1].layers), [], "those in residuals are theirs");
+        assert_eq!(attention_spans(branch), [AttentionSpan { again: 0..3, read: 4 }]);
+        assert_eq!(attention_spans(&model.blocks[1].layers), [], "those in residuals are theirs");
     }
 
     #[test]
     fn a_layer_between_two_attentions_belongs_to_the_second() {
-        let attention = || Layer::Attention(Attention::new(1, 1, 8));
-        let smooth = || Layer::Activation(Activation::Gelu);
+        let attention = || LayerSpec::Attention(Attention::new(1, 1, 8));
+        let smooth = || LayerSpec::Activation(Activation::Gelu);
         let row = [linear("a"), smooth(), linear("b"), attention(), linear("c"), attention(), smooth()];
-        let insides = attention_insides(&row);
-        assert_eq!(insides, [Inside { again: 2..4, read: 4 }, Inside { again: 4..6, read: 6 }]);
+        let insides = attention_spans(&row);
+        assert_eq!(insides, [AttentionSpan { again: 2..4, read: 4 }, AttentionSpan { again: 4..6, read: 6 }]);
         // Attention alone, where something else stands before it.
-        assert_eq!(attention_insides(&[smooth(), attention()]), [Inside { again: 1..2, read: 2 }]);
+        assert_eq!(attention_spans(&[smooth(), attention()]), [AttentionSpan { again: 1..2, read: 2 }]);
         let branches = vec![vec![linear("q")], vec![linear("k"), smooth()]];
-        let wide = Layer::Branches(Branches { join: Join::Concat, branches });
-        assert_eq!(attention_insides(&[wide, attention(), linear("o")]), [Inside { again: 0..2, read: 3 }]);
+        let wide = LayerSpec::Branches(Branches { join: BranchJoin::Concat, branches });
+        assert_eq!(
+            attention_spans(&[wide, attention(), linear("o")]),
+            [AttentionSpan { again: 0..2, read: 3 }]
+        );
     }
 }

@@ -5,9 +5,9 @@
 //! Logits come and go in chunks, which are scratch space. An estimate, held against what the ledger measures: for a GPT it is the gelu's 4 + 4 + 4 + 1 widths, to the byte.
 
 use super::shape::Shape;
-use super::{Layer, Model, ShapeError};
+use super::{LayerSpec, ModelSpec, ShapeError};
 
-impl Model {
+impl ModelSpec {
     /// The most elements of one sample that flow between the layers of each block.
     pub fn transient_elements(&self) -> Result<Vec<u64>, ShapeError> {
         let borders = self.borders()?;
@@ -17,14 +17,14 @@ impl Model {
 }
 
 /// Of a row of layers, beside so many elements that wait outside.
-fn most(layers: &[Layer], mut shape: Shape, outside: u64) -> u64 {
+fn most(layers: &[LayerSpec], mut shape: Shape, outside: u64) -> u64 {
     let mut found = 0;
     for (i, layer) in layers.iter().enumerate() {
         let output = layer.output(shape).expect("the shapes were checked");
-        let own = match layer.entry().sides() {
-            Some(sides) => {
+        let own = match layer.description().branches() {
+            Some(branches) => {
                 let beside = outside + output.elements();
-                sides.all.iter().map(|side| most(side.layers, shape, beside)).max().unwrap_or(0)
+                branches.all.iter().map(|side| most(side.layers, shape, beside)).max().unwrap_or(0)
             }
             None => {
                 let takes_again = layers.get(i + 1).is_some_and(|next| next.properties().takes_remade);
@@ -43,7 +43,7 @@ fn most(layers: &[Layer], mut shape: Shape, outside: u64) -> u64 {
 mod tests {
     use super::super::presets::{Gpt, gpt};
 
-    /// As measured on a processor and on a card, in both precisions.
+    /// As measured on a processor and on a GPU, in both precisions.
     #[test]
     fn a_gpt_has_thirteen_widths() {
         let shape = Gpt { layers: 2, width: 128, heads: 4, context: 64, vocab: 256, ..Gpt::default() };

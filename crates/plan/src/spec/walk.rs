@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{Input, Layer, Model, Shape, ShapeError};
+use super::{Input, LayerSpec, ModelSpec, Shape, ShapeError};
 
 impl Input {
     /// The shape of one sample as it enters the first layer.
@@ -22,7 +22,7 @@ impl Input {
     }
 }
 
-impl Model {
+impl ModelSpec {
     /// Walks all shapes; returns that of the logits. A model that passes can be built, counted and run.
     pub fn check(&self) -> Result<Shape, ShapeError> {
         let shape = self.for_each_layer(|_, _, _, _| {})?;
@@ -42,7 +42,8 @@ impl Model {
     fn check_ties(&self) -> Result<(), ShapeError> {
         let mut missing = HashSet::new();
         self.for_each(&mut |layer| {
-            if let (Some(weight), Some(size)) = (layer.entry().tied_weight(), layer.properties().product_size)
+            if let (Some(weight), Some(size)) =
+                (layer.description().tied_weight(), layer.properties().product_size)
             {
                 missing.insert((weight.to_owned(), vec![size.output, size.input]));
             }
@@ -66,7 +67,7 @@ impl Model {
     /// branches and shortcuts included (the `Residual` itself comes after them); returns the shape at the end.
     pub fn for_each_layer(
         &self,
-        mut visit: impl FnMut(usize, &Layer, Shape, Shape),
+        mut visit: impl FnMut(usize, &LayerSpec, Shape, Shape),
     ) -> Result<Shape, ShapeError> {
         let mut shape = self.input.shape();
         if shape.is_empty() {
@@ -76,8 +77,8 @@ impl Model {
         let mut number = 0;
         for (b, block) in self.blocks.iter().enumerate() {
             for layer in &block.layers {
-                let place = format!("layer {number}");
-                shape = layer.step(shape, &place, &mut |layer, from, to| visit(b, layer, from, to))?;
+                let path = format!("layer {number}");
+                shape = layer.step(shape, &path, &mut |layer, from, to| visit(b, layer, from, to))?;
                 number += 1;
             }
         }

@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 
 /// Pixels past each side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Padding {
+pub struct WindowPadding {
     /// Rows above the first.
     pub top: usize,
     /// Rows below the last.
@@ -18,7 +18,7 @@ pub struct Padding {
     pub right: usize,
 }
 
-impl Padding {
+impl WindowPadding {
     /// Before the first row and behind the last.
     pub const fn rows(&self) -> [usize; 2] {
         [self.top, self.bottom]
@@ -44,14 +44,14 @@ impl Padding {
     }
 }
 
-impl From<usize> for Padding {
-    fn from(n: usize) -> Padding {
-        Padding { top: n, bottom: n, left: n, right: n }
+impl From<usize> for WindowPadding {
+    fn from(n: usize) -> WindowPadding {
+        WindowPadding { top: n, bottom: n, left: n, right: n }
     }
 }
 
 /// One number where all sides have it.
-impl fmt::Display for Padding {
+impl fmt::Display for WindowPadding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.uniform() {
             Some(n) => write!(f, "{n}"),
@@ -61,7 +61,7 @@ impl fmt::Display for Padding {
 }
 
 /// One number where all sides have it, else top, bottom, left, right.
-impl Serialize for Padding {
+impl Serialize for WindowPadding {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.uniform() {
             Some(n) => n.serialize(serializer),
@@ -76,9 +76,12 @@ mod tests {
 
     #[test]
     fn one_number_stays_one_number() {
-        let sides = Padding { top: 1, bottom: 0, left: 2, right: 2 };
-        assert_eq!((Padding::from(1).to_string(), sides.to_string()), ("1".into(), "1 | 0 x 2 | 2".into()));
-        let json = |padding: Padding| serde_json::to_string(&padding).unwrap();
+        let sides = WindowPadding { top: 1, bottom: 0, left: 2, right: 2 };
+        assert_eq!(
+            (WindowPadding::from(1).to_string(), sides.to_string()),
+            ("1".into(), "1 | 0 x 2 | 2".into())
+        );
+        let json = |padding: WindowPadding| serde_json::to_string(&padding).unwrap();
         assert_eq!((json(1.into()), json(sides)), ("1".into(), "[1,0,2,2]".into()));
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::Thin;
+use super::TileError;
 
 /// Where a side is cut: slabs in the order of ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -59,7 +59,12 @@ impl Slabs {
     }
 
     /// The slabs of what windows make; `along` is what an error calls the pixels.
-    pub(super) fn slide(&self, layer: &str, along: &'static str, windows: &Windows) -> Result<Slabs, Thin> {
+    pub(super) fn slide(
+        &self,
+        layer: &str,
+        along: &'static str,
+        windows: &SideWindows,
+    ) -> Result<Slabs, TileError> {
         let (layer, extent) = (|| layer.to_owned(), self.extent());
         let count = windows.count(extent);
         let mut bounds: Vec<usize> =
@@ -69,7 +74,7 @@ impl Slabs {
         for rank in 0..self.ranks() {
             for (slabs, count) in [(self, extent), (&output, count)] {
                 if slabs.of(rank).is_empty() {
-                    return Err(Thin::Empty { layer: layer(), along, count, rank, ranks: self.ranks() });
+                    return Err(TileError::Empty { layer: layer(), along, count, rank, ranks: self.ranks() });
                 }
             }
             let (own, reads) = (self.of(rank), windows.see(output.of(rank), extent));
@@ -79,7 +84,7 @@ impl Slabs {
                 let (Some(from), true) = (from, needs > 0) else { continue };
                 let has = self.of(from).len();
                 if needs > has {
-                    return Err(Thin::Halo { layer: layer(), along, needs, from, has });
+                    return Err(TileError::Halo { layer: layer(), along, needs, from, has });
                 }
             }
         }
@@ -89,7 +94,7 @@ impl Slabs {
 
 /// Windows along one side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Windows {
+pub struct SideWindows {
     /// Pixels of one.
     pub kernel: usize,
     /// From one to the next.
@@ -101,7 +106,7 @@ pub struct Windows {
 }
 
 /// What some pixels of a side are to windows.
-pub(super) struct Reach {
+pub(super) struct WindowReach {
     /// Those that any window sees.
     pub input: Range<usize>,
     /// The windows that see any.
@@ -110,7 +115,7 @@ pub(super) struct Reach {
     pub padding: [usize; 2],
 }
 
-impl Windows {
+impl SideWindows {
     /// How many there are along so many pixels, which must be enough for one.
     fn count(&self, extent: usize) -> usize {
         (extent + self.before + self.after - self.kernel) / self.stride + 1
@@ -133,16 +138,16 @@ impl Windows {
     }
 
     /// What pixels are to those of the windows `among`.
-    pub(super) fn reach(&self, pixels: Range<usize>, among: Range<usize>) -> Reach {
+    pub(super) fn reach(&self, pixels: Range<usize>, among: Range<usize>) -> WindowReach {
         // Counted from the first pixel of padding, so that no place is negative.
         let (start, end) = (pixels.start + self.before, pixels.end + self.before);
         let first = (start + 1).saturating_sub(self.kernel).div_ceil(self.stride).max(among.start);
         let output = first..end.div_ceil(self.stride).min(among.end).max(first);
         if output.is_empty() || pixels.is_empty() {
-            return Reach { input: pixels.start..pixels.start, output: first..first, padding: [0, 0] };
+            return WindowReach { input: pixels.start..pixels.start, output: first..first, padding: [0, 0] };
         }
         let (low, high) = (output.start * self.stride, (output.end - 1) * self.stride + self.kernel);
         let (from, to) = (start.max(low), end.min(high));
-        Reach { input: from - self.before..to - self.before, output, padding: [from - low, high - to] }
+        WindowReach { input: from - self.before..to - self.before, output, padding: [from - low, high - to] }
     }
 }

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::layout::spatial::strides;
-use crate::spec::Layer;
-use crate::spec::presets::{Form, ResNet, resnet};
+use crate::spec::LayerSpec;
+use crate::spec::presets::{ResNet, StemForm, resnet};
 
 /// A number for each pixel of an image.
 struct Image {
@@ -33,7 +33,7 @@ impl Image {
     }
 
     /// A weighted sum under each window, zeros past the image: what a convolution makes of one channel.
-    fn convolved(&self, kernel: usize, stride: usize, padding: Padding) -> Image {
+    fn convolved(&self, kernel: usize, stride: usize, padding: WindowPadding) -> Image {
         let [h, w] = self.size;
         let count = |n: usize, [before, after]: [usize; 2]| (n + before + after - kernel) / stride + 1;
         let size = [count(h, padding.rows()), count(w, padding.columns())];
@@ -54,7 +54,7 @@ impl Image {
 
 /// That the tiles of a grid, each from its own pixels, its halo and its padding, make the whole output: at once over all that they
 /// read, and as a sum of what each region adds.
-fn check(tiles: &Tiles, output: &Tiles, exchanges: &[Exchange], window: Window) {
+fn check(tiles: &TileGrid, output: &TileGrid, exchanges: &[HaloPlan], window: SlidingWindow) {
     let image = Image::noise(tiles.size());
     let whole = image.convolved(window.kernel, window.stride, window.padding);
     assert_eq!(output.size(), whole.size);
@@ -99,7 +99,7 @@ fn check(tiles: &Tiles, output: &Tiles, exchanges: &[Exchange], window: Window) 
     assert_eq!(made, whole.pixels.len());
 }
 
-/// Cuts at any place, or those of [`Tiles::cut`].
+/// Cuts at any place, or those of [`TileGrid::cut`].
 fn slabs(extent: usize, ranks: usize, seeds: &[u64], free: bool) -> Slabs {
     if !free {
         return Slabs::cut(extent, ranks, &[2, 2]);
@@ -111,9 +111,9 @@ fn slabs(extent: usize, ranks: usize, seeds: &[u64], free: bool) -> Slabs {
 }
 
 prop_compose! {
-    fn window()(kernel in 1usize..8, stride in 1usize..5, sides in [0usize..4, 0..4, 0..4, 0..4]) -> Window {
+    fn window()(kernel in 1usize..8, stride in 1usize..5, sides in [0usize..4, 0..4, 0..4, 0..4]) -> SlidingWindow {
         let [top, bottom, left, right] = sides.map(|n| n.min(kernel - 1));
-        Window { kernel, stride, padding: Padding { top, bottom, left, right } }
+        SlidingWindow { kernel, stride, padding: WindowPadding { top, bottom, left, right } }
     }
 }
 
@@ -126,7 +126,7 @@ proptest! {
         seeds in prop::collection::vec(any::<u64>(), 8),
         chain in prop::collection::vec(window(), 1..4),
     ) {
-        let mut tiles = Tiles { rows: slabs(h, down, &seeds[..4], free), columns: slabs(w, across, &seeds[4..], free) };
+        let mut tiles = TileGrid { rows: slabs(h, down, &seeds[..4], free), columns: slabs(w, across, &seeds[4..], free) };
         for window in chain {
             let [h, w] = tiles.size();
             let fits = |n: usize, padding: [usize; 2]| n + padding[0] + padding[1] >= window.kernel;
@@ -162,10 +162,10 @@ proptest! {
 
 /// The halos of a rank in the middle: rows from before and from behind.
 fn halo(extent: usize, ranks: usize, kernel: usize, stride: usize, padding: usize) -> [usize; 2] {
-    let tiles = Tiles::cut([extent, extent], [ranks, 1], &[stride]);
-    let window = Window { kernel, stride, padding: padding.into() };
+    let tiles = TileGrid::cut([extent, extent], [ranks, 1], &[stride]);
+    let window = SlidingWindow { kernel, stride, padding: padding.into() };
     let (_, exchanges) = tiles.slide("conv", window).unwrap();
-    let Exchange { own, reads, .. } = &exchanges[1];
+    let HaloPlan { own, reads, .. } = &exchanges[1];
     [own.rows.start.saturating_sub(reads.rows.start), reads.rows.end.saturating_sub(own.rows.end)]
 }
 
@@ -184,12 +184,12 @@ fn halos_are_as_thin_as_the_formula_says() {
 
 #[test]
 fn padding_is_left_at_the_true_border_alone() {
-    let tiles = Tiles::cut([32, 32], [2, 2], &[]);
-    let window = Window { kernel: 3, stride: 1, padding: 1.into() };
+    let tiles = TileGrid::cut([32, 32], [2, 2], &[]);
+    let window = SlidingWindow { kernel: 3, stride: 1, padding: 1.into() };
     let (_, exchanges) = tiles.slide("conv", window).unwrap();
     let padding = |rank: usize| exchanges[rank].contribution(&exchanges[rank].reads).padding;
-    assert_eq!(padding(0), Padding { top: 1, bottom: 0, left: 1, right: 0 });
-    assert_eq!(padding(3), Padding { top: 0, bottom: 1, left: 0, right: 1 });
+    assert_eq!(padding(0), WindowPadding { top: 1, bottom: 0, left: 1, right: 0 });
+    assert_eq!(padding(3), WindowPadding { top: 0, bottom: 1, left: 0, right: 1 });
     // Two sides of sixteen pixels and a corner, to three neighbours.
     assert_eq!(exchanges[0].neighbours.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [1, 2, 3]);
     assert_eq!(
@@ -201,9 +201,9 @@ fn padding_is_left_at_the_true_border_alone() {
 #[test]
 fn a_slab_thinner_than_its_halo_is_one_sentence() {
     let slide = |extent, ranks, kernel, stride, padding: usize| {
-        let tiles = Tiles::cut([extent, 8], [ranks, 1], &[]);
+        let tiles = TileGrid::cut([extent, 8], [ranks, 1], &[]);
         tiles
-            .slide("layer1.0.conv1", Window { kernel, stride, padding: padding.into() })
+            .slide("layer1.0.conv1", SlidingWindow { kernel, stride, padding: padding.into() })
             .unwrap_err()
             .to_string()
     };
@@ -224,16 +224,16 @@ fn a_slab_thinner_than_its_halo_is_one_sentence() {
 /// Cuts of a ResNet's image lie where all of its strides allow it, and all ways of a block come out cut alike.
 #[test]
 fn a_resnet_is_cut_where_its_strides_are() {
-    let model = resnet(ResNet::R50, (224, 224, 3), 1000, Form::ImageNet);
-    let layers: Vec<Layer> = model.blocks.iter().flat_map(|block| block.layers.clone()).collect();
+    let model = resnet(ResNet::R50, (224, 224, 3), 1000, StemForm::ImageNet);
+    let layers: Vec<LayerSpec> = model.blocks.iter().flat_map(|block| block.layers.clone()).collect();
     assert_eq!(strides(&layers), [2, 2, 2, 2, 2]);
-    let tiles = Tiles::cut([224, 224], [2, 2], &strides(&layers));
+    let tiles = TileGrid::cut([224, 224], [2, 2], &strides(&layers));
     assert_eq!((tiles.rows.of(0), tiles.rows.of(1)), (0..112, 112..224));
-    let slide = |tiles: &Tiles, kernel, stride, padding: usize| {
-        tiles.slide("conv", Window { kernel, stride, padding: padding.into() }).unwrap().0
+    let slide = |tiles: &TileGrid, kernel, stride, padding: usize| {
+        tiles.slide("conv", SlidingWindow { kernel, stride, padding: padding.into() }).unwrap().0
     };
     for size in [21, 28, 33, 56] {
-        let tiles = Tiles::cut([size, size], [3, 2], &[]);
+        let tiles = TileGrid::cut([size, size], [3, 2], &[]);
         assert_eq!(slide(&tiles, 3, 2, 1), slide(&tiles, 1, 2, 0));
     }
 }

@@ -5,19 +5,19 @@
 //! and where batch norms are synchronised over ranks, is no action's: [`exchanges`] counts it.
 
 mod buckets;
-pub mod exchanges;
+pub mod layers;
 mod step;
 
 use std::collections::BTreeMap;
 
 pub use buckets::{Bucket, Buckets, Gradient};
-pub use exchanges::{Exchanges, Sent};
+pub use layers::{LayerTraffic, MessageTotals};
 pub use step::StepTraffic;
 
 use crate::error::Error;
 use crate::layout::LocalModel;
 use crate::mesh::Axis;
-use crate::optimizer::Rule;
+use crate::optimizer::OptimizerRule;
 use crate::packets::{BUCKET, packets};
 use crate::params::RankParams;
 use crate::plan::Plan;
@@ -28,7 +28,7 @@ use crate::stages::BlockTensors;
 
 /// What a rank moves.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Traffic {
+pub struct RankTraffic {
     /// The sums of its gradients.
     pub buckets: Buckets,
     /// What each of them sends,
@@ -42,11 +42,11 @@ pub struct Traffic {
     update: u64,
     gather: u64,
     average: u64,
-    /// Whether updates are put off, and what they move with them.
+    /// Whether updates are deferred, and what they move with them.
     late: bool,
 }
 
-impl Traffic {
+impl RankTraffic {
     /// Bytes that a rank sends in an action; those of a receive are what arrives. Sums of a chunk's gradients are counted in
     /// its all-reduce, whether they started there or within the backward.
     pub fn bytes(&self, action: &Action) -> u64 {
@@ -64,7 +64,7 @@ impl Traffic {
             Action::WaitReduce => sums(None),
             Action::Agree => self.agree,
             Action::Settle => self.settle,
-            Action::Tell(notice) | Action::Hear(notice) => 8 * notice.topic.numbers() as u64,
+            Action::SendControl(notice) | Action::RecvControl(notice) => 8 * notice.topic.numbers() as u64,
             Action::Step if self.late => 0,
             Action::Step | Action::Commit => self.update,
             Action::Gather => self.gather,
@@ -103,33 +103,33 @@ impl Plan {
     }
 
     /// What a rank moves when so many numbers of each parameter's gradient travel.
-    pub fn traffic(&self, rank: usize, lengths: &[u64]) -> Result<Traffic, Error> {
-        let place = self.mesh.coordinates(rank);
-        let rank = Rank {
+    pub fn traffic(&self, rank: usize, lengths: &[u64]) -> Result<RankTraffic, Error> {
+        let coords = self.mesh.coordinates(rank);
+        let rank = TrafficRank {
             plan: self,
             rank,
-            stage: place.pipeline,
-            local: self.layout.of(place),
+            stage: coords.pipeline,
+            local: self.layout.of(coords),
             placement: self.schedule(1)?.placement,
             params: self.params(rank)?,
-            tensors: self.layout.of(place).model.block_tensors(),
+            tensors: self.layout.of(coords).model.block_tensors(),
             lengths,
             size: self.storage.precision.size(),
         };
         let shared = rank.gradients();
         let (mut buckets, mut sums, mut turns) = (Buckets::default(), Vec::new(), Vec::new());
-        for Shared { chunk, group, gradients, .. } in &shared {
+        for SharedGradients { chunk, group, gradients, .. } in &shared {
             let known = buckets.list().len();
             buckets.pack(*chunk, gradients, BUCKET);
             sums.extend(buckets.list()[known..].iter().map(|bucket| rank.sum(*group, bucket)));
             turns.resize(sums.len(), if chunk.is_some() { self.sums_of_a_step() } else { 1 });
         }
-        Ok(Traffic {
+        Ok(RankTraffic {
             borders: rank.borders()?,
             agree: rank.agree(),
             settle: all_reduce(rank.world(), 3, 8),
             update: rank.update(&shared),
-            gather: if self.sharing.is_sharded() { rank.gather(&shared) } else { 0 },
+            gather: if self.data_parallel.is_sharded() { rank.gather(&shared) } else { 0 },
             average: rank.average(),
             late: self.pipeline.updates() == Updates::DoubleBuffered && rank.stage > 0,
             buckets,
@@ -141,12 +141,12 @@ impl Plan {
     /// How often in a step the gradients of a chunk are summed over ranks. What several places of the model use is summed once,
     /// when the last of them has made its gradient.
     fn sums_of_a_step(&self) -> u64 {
-        if self.sharing.scatters_gradients() { self.batch.micro_batches as u64 } else { 1 }
+        if self.data_parallel.scatters_gradients() { self.batch.micro_batches as u64 } else { 1 }
     }
 }
 
 /// A rank of a plan, and what it holds of the model.
-struct Rank<'a> {
+struct TrafficRank<'a> {
     plan: &'a Plan,
     /// Its number in the world.
     rank: usize,
@@ -162,7 +162,7 @@ struct Rank<'a> {
 }
 
 /// Gradients that the same ranks share.
-struct Shared {
+struct SharedGradients {
     /// The chunk that makes them; none of what several places of the model use.
     chunk: Option<usize>,
     /// Which group of the rank's, and which of its ranks this one is.
@@ -171,7 +171,7 @@ struct Shared {
     gradients: Vec<Gradient>,
 }
 
-impl Rank<'_> {
+impl TrafficRank<'_> {
     fn chunks(&self) -> &[Chunk] {
         self.placement.chunks(self.stage)
     }
@@ -181,13 +181,13 @@ impl Rank<'_> {
         self.along(&[Axis::Data])
     }
 
-    /// Its place among those that have parts of the same layers.
+    /// Its place among those of the same model-parallel group.
     fn peers(&self) -> GroupRank {
         self.along(&[Axis::Spatial, Axis::Tensor])
     }
 
     fn along(&self, axes: &[Axis]) -> GroupRank {
-        self.plan.mesh.place_along(self.rank, axes)
+        self.plan.mesh.rank_along(self.rank, axes)
     }
 
     fn world(&self) -> GroupRank {
@@ -199,12 +199,12 @@ impl Rank<'_> {
     }
 
     /// Its gradients by those who share them: of each chunk in the order of the backward, then what several places use.
-    fn gradients(&self) -> Vec<Shared> {
+    fn gradients(&self) -> Vec<SharedGradients> {
         let mut shared = Vec::new();
         let mut several: BTreeMap<usize, BTreeMap<usize, Gradient>> = BTreeMap::new();
         for (index, chunk) in self.chunks().iter().enumerate() {
             let mut own: BTreeMap<usize, Vec<Gradient>> = BTreeMap::new();
-            for block in self.plan.parts[chunk.part].clone().rev() {
+            for block in self.plan.stage_blocks[chunk.virtual_stage].clone().rev() {
                 for parameter in self.tensors.parameters(block..block + 1).into_iter().rev() {
                     let (param, bytes) =
                         (&self.params.params[parameter], self.lengths[parameter].saturating_mul(self.size));
@@ -219,14 +219,14 @@ impl Rank<'_> {
                     }
                 }
             }
-            shared.extend(own.into_iter().map(|(group, gradients)| Shared {
+            shared.extend(own.into_iter().map(|(group, gradients)| SharedGradients {
                 chunk: Some(index),
                 number: group,
                 group: self.member(group),
                 gradients,
             }));
         }
-        shared.extend(several.into_iter().map(|(group, gradients)| Shared {
+        shared.extend(several.into_iter().map(|(group, gradients)| SharedGradients {
             chunk: None,
             number: group,
             group: self.member(group),
@@ -235,9 +235,9 @@ impl Rank<'_> {
         shared
     }
 
-    /// The sum of a bucket, of which each rank gets its part alone where they share out state.
+    /// The sum of a bucket, of which each rank gets its part alone where they shard state.
     fn sum(&self, group: GroupRank, bucket: &Bucket) -> u64 {
-        match self.plan.sharing.is_sharded() {
+        match self.plan.data_parallel.is_sharded() {
             true => scatter(group, bucket.parameters.iter().map(|one| self.lengths[*one]), self.size),
             false => all_reduce(group, bucket.bytes / self.size, self.size),
         }
@@ -248,11 +248,11 @@ impl Rank<'_> {
         let borders = self.local.model.borders()?;
         let samples = self.local.model.samples_at_borders(self.plan.batch.micro_batch as u64);
         let bytes = |block: usize| borders[block].elements().saturating_mul(samples[block] * self.size);
-        let parts = self.chunks().iter().map(|chunk| &self.plan.parts[chunk.part]);
+        let parts = self.chunks().iter().map(|chunk| &self.plan.stage_blocks[chunk.virtual_stage]);
         Ok(parts.map(|part| [bytes(part.start), bytes(part.end)]).collect())
     }
 
-    /// A norm, the totals and whether to stop over all ranks; without a flush the norm over those that have parts of the same layers, and the
+    /// A norm, the totals and whether to stop over all ranks; without a flush the norm over those of the same model-parallel group, and the
     /// totals over the replicas that have them.
     fn agree(&self) -> u64 {
         let norm = all_reduce(self.peers(), 1, 8);
@@ -264,23 +264,24 @@ impl Rank<'_> {
     }
 
     /// What ranks measure together when weights change: running statistics, norms of parameters, the noise scale.
-    fn update(&self, shared: &[Shared]) -> u64 {
-        let Plan { batch, optimization, sharing, .. } = self.plan;
+    fn update(&self, shared: &[SharedGradients]) -> u64 {
+        let Plan { batch, optimization, data_parallel, .. } = self.plan;
         let copies = self.placement.copies() > 1 || batch.norm_group.is_some() && batch.replicas > 1;
         let folded = if copies || !batch.synchronises_norms() { self.statistics() } else { 0 };
-        let adapts = matches!(optimization.optimizer.rule, Rule::Lars { .. } | Rule::Lamb { .. });
+        let adapts =
+            matches!(optimization.optimizer.rule, OptimizerRule::Lars { .. } | OptimizerRule::Lamb { .. });
         let mut norms: BTreeMap<usize, u64> = BTreeMap::new();
-        for one in shared.iter().filter(|_| adapts && sharing.is_sharded()) {
+        for one in shared.iter().filter(|_| adapts && data_parallel.is_sharded()) {
             *norms.entry(one.number).or_default() += 2 * one.gradients.len() as u64;
         }
         let norms: u64 = norms.into_iter().map(|(group, sum)| all_reduce(self.member(group), sum, 8)).sum();
-        let large = if sharing.is_sharded() { 0 } else { all_reduce(self.peers(), 1, 8) };
+        let large = if data_parallel.is_sharded() { 0 } else { all_reduce(self.peers(), 1, 8) };
         let noise = if optimization.noise_scale { all_reduce(self.world(), 2, 8) + large } else { 0 };
         folded + norms + noise
     }
 
-    fn gather(&self, shared: &[Shared]) -> u64 {
-        let lengths = |one: &Shared| {
+    fn gather(&self, shared: &[SharedGradients]) -> u64 {
+        let lengths = |one: &SharedGradients| {
             let lengths = one.gradients.iter().map(|gradient| self.lengths[gradient.parameter]);
             scatter(one.group, lengths, self.size)
         };
@@ -303,8 +304,10 @@ impl Rank<'_> {
     fn statistics(&self) -> u64 {
         let buffers = self.local.model.buffers();
         let mut numbers: BTreeMap<usize, u64> = BTreeMap::new();
-        for held in
-            self.chunks().iter().flat_map(|chunk| self.tensors.buffers(self.plan.parts[chunk.part].clone()))
+        for held in self
+            .chunks()
+            .iter()
+            .flat_map(|chunk| self.tensors.buffers(self.plan.stage_blocks[chunk.virtual_stage].clone()))
         {
             *numbers.entry(self.params.statistics[held]).or_default() += buffers[held].elements();
         }
@@ -331,9 +334,9 @@ mod tests {
     use super::*;
     use crate::config::RunFile;
     use crate::plan::DataFacts;
-    use crate::schedule::Message;
+    use crate::schedule::StageMessage;
 
-    fn traffic(rest: &str, rank: usize) -> (Plan, Traffic) {
+    fn traffic(rest: &str, rank: usize) -> (Plan, RankTraffic) {
         let text = format!("[model]\nlayers = 2\nwidth = 256\nheads = 2\ncontext = 8\n{rest}");
         let facts = DataFacts { vocab: Some(100), ..DataFacts::default() };
         let plan = Plan::new(RunFile::parse(&text, &[]).unwrap(), facts).unwrap();
@@ -348,7 +351,7 @@ mod tests {
         let parameters = plan.model.parameters();
         let list = traffic.buckets.list();
         let names = |bucket: &Bucket| -> Vec<&str> {
-            bucket.parameters.iter().map(|place| parameters[*place].name.as_str()).collect()
+            bucket.parameters.iter().map(|id| parameters[*id].name.as_str()).collect()
         };
         assert_eq!(names(&list[0]), ["h.1.mlp.c_proj.weight"]);
         let blocks: Vec<usize> =
@@ -374,7 +377,7 @@ mod tests {
         let (_, alone) = traffic("", 0);
         assert_eq!(alone.bytes(&Action::AllReduce { chunk: 0 }) + alone.bytes(&Action::Agree), 0);
         let (plan, staged) = traffic("[parallel]\npipeline = 2\n[train]\nbatch = 6\nmicro_batches = 3", 0);
-        let send = Message { payload: Payload::Activation, micro_batch: 1, chunk: 0, peer: 1 };
+        let send = StageMessage { payload: Payload::Activation, micro_batch: 1, chunk: 0, peer: 1 };
         assert_eq!(staged.bytes(&Action::Send(send)), 2 * 8 * 256 * 4);
         // The stages share the tied table alone.
         assert_eq!(staged.bytes(&Action::AllReduce { chunk: 0 }), 0);

@@ -2,35 +2,35 @@
 
 use serde::Serialize;
 
-use super::exchanges::{Exchanges, Sent};
+use super::layers::{LayerTraffic, MessageTotals};
+use crate::data_parallel::DataParallelMode;
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::schedule::Action;
-use crate::sharing::Sharing;
 
 /// What a rank sends in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct StepTraffic {
     /// Activations for the next stage and gradients for the one before.
-    pub stages: Sent,
+    pub stages: MessageTotals,
     /// What layers send within forward and backward passes.
     #[serde(flatten)]
-    pub exchanges: Exchanges,
+    pub exchanges: LayerTraffic,
     /// Sums of weight gradients, and weights that come back where state is shared out; where replicas go apart, a step's part of
     /// their average.
-    pub gradients: Sent,
+    pub gradients: MessageTotals,
     /// Losses and norms, and running statistics.
-    pub numbers: Sent,
+    pub numbers: MessageTotals,
 }
 
 impl StepTraffic {
     /// All kinds, with what a person calls them where replicas share updates in this way.
-    pub fn kinds(&self, sharing: Sharing) -> [(&'static str, Sent); 9] {
-        let Exchanges { sums, gathers, scatters, dealt, halos, norms } = self.exchanges;
-        let gradients = match sharing {
-            Sharing::Replicated => "gradient all-reduce",
-            Sharing::Sharded { .. } => "gradient reduce-scatter + all-gather",
-            Sharing::Local { .. } => "weight averaging (local SGD)",
+    pub fn kinds(&self, data_parallel: DataParallelMode) -> [(&'static str, MessageTotals); 9] {
+        let LayerTraffic { sums, gathers, scatters, dealt, halos, norms } = self.exchanges;
+        let gradients = match data_parallel {
+            DataParallelMode::Replicated => "gradient all-reduce",
+            DataParallelMode::Sharded { .. } => "gradient reduce-scatter + all-gather",
+            DataParallelMode::Local { .. } => "weight averaging (local SGD)",
         };
         [
             ("pipeline send/recv", self.stages),
@@ -47,7 +47,7 @@ impl StepTraffic {
 
     /// Bytes of all kinds.
     pub fn total(&self) -> u64 {
-        let kinds = self.kinds(Sharing::Replicated);
+        let kinds = self.kinds(DataParallelMode::Replicated);
         kinds.iter().fold(0, |sum, (_, sent)| sum.saturating_add(sent.bytes))
     }
 }
@@ -58,9 +58,9 @@ impl Plan {
     pub fn step_traffic(&self, rank: usize) -> Result<StepTraffic, Error> {
         let schedule = self.schedule(1)?;
         let traffic = self.traffic(rank, &self.gradient_lengths(rank))?;
-        let exchanges = self.exchanges(rank, &schedule)?;
+        let exchanges = self.layer_traffic(rank, &schedule)?;
         let mut sent = StepTraffic { exchanges, ..StepTraffic::default() };
-        if let Sharing::Local { every, .. } = self.sharing {
+        if let DataParallelMode::Local { every, .. } = self.data_parallel {
             sent.gradients.add(1, traffic.bytes(&Action::Average) / every);
             return Ok(sent);
         }
@@ -70,7 +70,7 @@ impl Plan {
                 Action::AllReduce { chunk } => (&mut sent.gradients, traffic.sums_of(Some(*chunk))),
                 Action::WaitReduce => (&mut sent.gradients, traffic.sums_of(None)),
                 Action::Gather => (&mut sent.gradients, 1),
-                Action::Agree | Action::Tell(_) | Action::Step | Action::Commit | Action::Settle => {
+                Action::Agree | Action::SendControl(_) | Action::Step | Action::Commit | Action::Settle => {
                     (&mut sent.numbers, 1)
                 }
                 _ => continue,

@@ -17,11 +17,11 @@ const LIVE: &str = include_str!("live.js");
 #[derive(Debug, Clone, PartialEq)]
 pub struct Page {
     title: String,
-    blocks: Vec<Block>,
+    blocks: Vec<PageBlock>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum Block {
+enum PageBlock {
     Heading(String),
     Text(String),
     Note(String),
@@ -39,52 +39,52 @@ impl Page {
 
     /// Adds a heading.
     pub fn heading(&mut self, text: impl Into<String>) {
-        self.blocks.push(Block::Heading(text.into()));
+        self.blocks.push(PageBlock::Heading(text.into()));
     }
 
     /// Adds a paragraph.
     pub fn text(&mut self, text: impl Into<String>) {
-        self.blocks.push(Block::Text(text.into()));
+        self.blocks.push(PageBlock::Text(text.into()));
     }
 
     /// Adds a paragraph that should not be overlooked.
     pub fn note(&mut self, text: impl Into<String>) {
-        self.blocks.push(Block::Note(text.into()));
+        self.blocks.push(PageBlock::Note(text.into()));
     }
 
     /// The same before everything else.
     pub fn note_first(&mut self, text: impl Into<String>) {
-        self.blocks.insert(0, Block::Note(text.into()));
+        self.blocks.insert(0, PageBlock::Note(text.into()));
     }
 
     /// Adds a few numbers that say most, each under its name.
     pub fn facts(&mut self, facts: Vec<(String, String)>) {
-        self.blocks.push(Block::Facts(facts));
+        self.blocks.push(PageBlock::Facts(facts));
     }
 
     /// Adds a table.
     pub fn table(&mut self, table: Table) {
-        self.blocks.push(Block::Table(table));
+        self.blocks.push(PageBlock::Table(table));
     }
 
     /// Adds a table that is shown when its heading is clicked.
     pub fn folded(&mut self, heading: impl Into<String>, table: Table) {
-        self.blocks.push(Block::Folded(heading.into(), table));
+        self.blocks.push(PageBlock::Folded(heading.into(), table));
     }
 
     /// Adds a figure.
     pub fn figure(&mut self, figure: Figure) {
-        self.blocks.push(Block::Figure(Box::new(figure)));
+        self.blocks.push(PageBlock::Figure(Box::new(figure)));
     }
 
     /// The text of the file.
     pub fn html(&self) -> String {
-        self.around(&self.content(), "")
+        self.document(&self.content(), "")
     }
 
     /// The same for a server that has newer [`content`](Page::content) under the path `live`, which the page asks for by itself.
     pub fn live_html(&self) -> String {
-        self.around(&self.content(), LIVE)
+        self.document(&self.content(), LIVE)
     }
 
     /// What stands between the page's head and its end: what is replaced when there is something newer.
@@ -92,28 +92,28 @@ impl Page {
         let mut html = format!("<h1>{}</h1>\n", escape(&self.title));
         for block in &self.blocks {
             match block {
-                Block::Heading(text) => html += &format!("<h2>{}</h2>\n", escape(text)),
-                Block::Text(text) => html += &format!("<p>{}</p>\n", escape(text)),
-                Block::Note(text) => html += &format!("<p class=\"note\">{}</p>\n", escape(text)),
-                Block::Facts(facts) => {
+                PageBlock::Heading(text) => html += &format!("<h2>{}</h2>\n", escape(text)),
+                PageBlock::Text(text) => html += &format!("<p>{}</p>\n", escape(text)),
+                PageBlock::Note(text) => html += &format!("<p class=\"note\">{}</p>\n", escape(text)),
+                PageBlock::Facts(facts) => {
                     html += "<dl class=\"facts\">\n";
                     for (name, value) in facts {
                         html += &format!("<div><dt>{}</dt><dd>{}</dd></div>\n", escape(name), escape(value));
                     }
                     html += "</dl>\n";
                 }
-                Block::Table(table) => html += &table.html(),
-                Block::Folded(heading, table) => {
+                PageBlock::Table(table) => html += &table.html(),
+                PageBlock::Folded(heading, table) => {
                     let (heading, table) = (escape(heading), table.html());
                     html += &format!("<details><summary>{heading}</summary>\n{table}</details>\n");
                 }
-                Block::Figure(figure) => html += &figure.html(),
+                PageBlock::Figure(figure) => html += &figure.html(),
             }
         }
         html
     }
 
-    fn around(&self, content: &str, script: &str) -> String {
+    fn document(&self, content: &str, script: &str) -> String {
         format!(
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
              <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n\
@@ -130,7 +130,7 @@ impl Page {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Axis, Curve, Plot};
+    use crate::{Curve, Plot, PlotAxis};
 
     fn page() -> Page {
         let mut page = Page::new("a <b>");
@@ -144,8 +144,8 @@ mod tests {
         let curve = Curve::new("\"><script>", 0, vec![(0.0, 1.0), (1.0, 2.0)]);
         page.figure(
             Figure::new("<f>")
-                .under("<u>")
-                .with(Plot::new("<p>", Axis::linear("<x>"), Axis::log("<y>")).with(curve)),
+                .with_subtitle("<u>")
+                .with(Plot::new("<p>", PlotAxis::linear("<x>"), PlotAxis::log("<y>")).with(curve)),
         );
         page
     }

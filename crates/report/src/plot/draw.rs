@@ -1,45 +1,45 @@
 //! A plot on a canvas: axes, bands, guides, curves, and names at their ends.
 
 use super::axis::Axes;
-use super::{Band, Course, Curve, Line, Markers, Plot, guides, names};
+use super::{Band, Curve, GuidePath, LineStyle, Markers, Plot, guides, names};
 use crate::canvas::{Anchor, Canvas, width_of};
 use crate::style::{self, fill, stroke};
 
 /// Above the axes: the title, and what the vertical axis counts.
 const TOP: f64 = 46.0;
-/// Below them: marks, and what the horizontal axis counts.
+/// Below them: ticks, and what the horizontal axis counts.
 const BOTTOM: f64 = 44.0;
-/// About the distance of two marks of the horizontal axis, and of the vertical one.
+/// About the distance of two ticks of the horizontal axis, and of the vertical one.
 const APART: (f64, f64) = (68.0, 42.0);
 
 impl Plot {
     pub(crate) fn draw(&self, canvas: &mut Canvas, width: f64, height: f64) {
         let bottom = height - BOTTOM;
         let ys = self.ys();
-        let y = self.y.over(ys.into_iter(), bottom, TOP);
-        let marks = match self.y.marks.is_empty() {
-            true => y.marks(((bottom - TOP) / APART.1) as usize),
-            false => self.y.marks.clone(),
+        let y = self.y.placed_over(ys.into_iter(), bottom, TOP);
+        let ticks = match self.y.ticks.is_empty() {
+            true => y.ticks(((bottom - TOP) / APART.1) as usize),
+            false => self.y.ticks.clone(),
         };
-        let widest = marks.iter().map(|mark| width_of(&mark.1)).fold(0.0, f64::max);
+        let widest = ticks.iter().map(|tick| width_of(&tick.1)).fold(0.0, f64::max);
         let left = widest + 12.0;
-        let right = width - names::room(&self.curves, width);
-        let x = self.x.over(self.xs().into_iter(), left, right);
+        let right = width - names::names_width(&self.curves, width);
+        let x = self.x.placed_over(self.xs().into_iter(), left, right);
         let axes = Axes { x, y };
 
         canvas.raw(&format!(
             "<g class=\"plot\" data-x=\"{}\" data-y=\"{}\">\n",
-            x.attribute(),
-            y.attribute()
+            x.data_attribute(),
+            y.data_attribute()
         ));
         canvas.text_within("ink bold", (0.0, 14.0), Anchor::Start, &self.title, width / style::BOLD);
         canvas.text_within("quiet small", (0.0, 32.0), Anchor::Start, &self.y.caption(), width);
-        for (value, mark) in &marks {
+        for (value, tick) in &ticks {
             let Some(at) = y.within(*value) else { continue };
             canvas.line("grid", (left, at), (right, at));
-            canvas.text("quiet", (left - 7.0, at + 4.0), Anchor::End, mark);
+            canvas.text("quiet", (left - 7.0, at + 4.0), Anchor::End, tick);
         }
-        for at in y.ticks_between().into_iter().filter_map(|value| y.within(value)) {
+        for at in y.minor_ticks().into_iter().filter_map(|value| y.within(value)) {
             canvas.line("grid", (left - 4.0, at), (left, at));
         }
         self.draw_x(canvas, &axes, height);
@@ -47,7 +47,7 @@ impl Plot {
             band.draw(canvas, &axes);
         }
         let drawn: Vec<_> = {
-            let lines = self.curves.iter().filter(|curve| curve.line != Line::None);
+            let lines = self.curves.iter().filter(|curve| curve.line != LineStyle::None);
             lines.flat_map(|curve| curve.runs(&axes)).collect()
         };
         guides::draw(canvas, &self.guides, &axes, &drawn);
@@ -60,22 +60,22 @@ impl Plot {
 
     fn draw_x(&self, canvas: &mut Canvas, axes: &Axes, height: f64) {
         let (x, bottom) = (&axes.x, axes.y.from);
-        let marks = match self.x.marks.is_empty() {
-            true => x.marks(((x.to - x.from) / APART.0) as usize),
-            false => self.x.marks.clone(),
+        let ticks = match self.x.ticks.is_empty() {
+            true => x.ticks(((x.to - x.from) / APART.0) as usize),
+            false => self.x.ticks.clone(),
         };
         canvas.line("axis", (x.from, bottom), (x.to, bottom));
-        for at in x.ticks_between().into_iter().filter_map(|value| x.within(value)) {
+        for at in x.minor_ticks().into_iter().filter_map(|value| x.within(value)) {
             canvas.line("grid", (at, bottom), (at, bottom + 4.0));
         }
-        // Where marks were asked for that do not fit beside each other, some are left out.
+        // Where ticks were asked for that do not fit beside each other, some are left out.
         let mut free = f64::NEG_INFINITY;
-        for (value, mark) in &marks {
+        for (value, tick) in &ticks {
             let Some(at) = x.within(*value) else { continue };
             canvas.line("axis", (at, bottom), (at, bottom + 4.0));
-            let half = width_of(mark) / 2.0;
+            let half = width_of(tick) / 2.0;
             if at - half >= free {
-                canvas.text("quiet", (at, bottom + 18.0), Anchor::Middle, mark);
+                canvas.text("quiet", (at, bottom + 18.0), Anchor::Middle, tick);
                 free = at + half + 6.0;
             }
         }
@@ -86,8 +86,8 @@ impl Plot {
     fn xs(&self) -> Vec<f64> {
         let curves = self.curves.iter().flat_map(|curve| curve.points.iter().map(|point| point.0));
         let bands = self.bands.iter().flat_map(|band| band.points.iter().map(|point| point.0));
-        let guides = self.guides.iter().filter_map(|guide| match guide.course {
-            Course::Upright(x) => Some(x),
+        let guides = self.guides.iter().filter_map(|guide| match guide.path {
+            GuidePath::Vertical(x) => Some(x),
             _ => None,
         });
         curves.chain(bands).chain(guides).collect()
@@ -100,8 +100,8 @@ impl Plot {
         });
         let bands =
             self.bands.iter().flat_map(|band| band.points.iter().flat_map(|(_, low, high)| [*low, *high]));
-        let guides = self.guides.iter().filter_map(|guide| match guide.course {
-            Course::Level(y) => Some(y),
+        let guides = self.guides.iter().filter_map(|guide| match guide.path {
+            GuidePath::Horizontal(y) => Some(y),
             _ => None,
         });
         curves.chain(bands).chain(guides).collect()
@@ -110,15 +110,15 @@ impl Plot {
 
 impl Band {
     fn draw(&self, canvas: &mut Canvas, axes: &Axes) {
-        let places = self
+        let pixels = self
             .points
             .iter()
             .filter_map(|(x, low, high)| Some((axes.x.at(*x)?, axes.y.at(*low)?, axes.y.at(*high)?)));
-        let places: Vec<(f64, f64, f64)> = places.collect();
-        let lower = places.iter().map(|(x, low, _)| (*x, *low));
-        let upper = places.iter().rev().map(|(x, _, high)| (*x, *high));
+        let pixels: Vec<(f64, f64, f64)> = pixels.collect();
+        let lower = pixels.iter().map(|(x, low, _)| (*x, *low));
+        let upper = pixels.iter().rev().map(|(x, _, high)| (*x, *high));
         let around: Vec<(f64, f64)> = lower.chain(upper).collect();
-        if places.len() > 1 {
+        if pixels.len() > 1 {
             canvas.polygon(&format!("band {}", fill(self.style)), &around);
         }
     }
@@ -129,21 +129,21 @@ impl Curve {
         let name = crate::canvas::escape(&self.name);
         canvas.raw(&format!("<g data-name=\"{name}\">\n"));
         let class = match self.line {
-            Line::Solid if self.style >= style::COUNT => "curve dashed",
-            Line::Solid => "curve",
-            Line::Dashed => "curve dashed",
-            Line::Faint => "curve faint",
-            Line::None => "",
+            LineStyle::Solid if self.style >= style::COUNT => "curve dashed",
+            LineStyle::Solid => "curve",
+            LineStyle::Dashed => "curve dashed",
+            LineStyle::Faint => "curve faint",
+            LineStyle::None => "",
         };
         let class = format!("{class} {}", stroke(self.style));
         let mut shown = Vec::new();
         for run in self.runs(axes) {
             match (self.line, &run[..]) {
-                (Line::None, _) => shown.extend(run),
+                (LineStyle::None, _) => shown.extend(run),
                 // Alone between two gaps, it would not be seen.
-                (_, [alone]) => {
-                    canvas.circle(&fill(self.style), *alone, 2.0);
-                    shown.push(*alone);
+                (_, [single]) => {
+                    canvas.circle(&fill(self.style), *single, 2.0);
+                    shown.push(*single);
                 }
                 _ => {
                     canvas.polyline(&class, &run);
@@ -152,8 +152,8 @@ impl Curve {
             }
         }
         for ((x, _), (low, high)) in self.points.iter().zip(&self.intervals) {
-            let place = |y: f64| Some((axes.x.at(*x)?, axes.y.at(y)?));
-            if let (Some(low), Some(high)) = (place(*low), place(*high)) {
+            let pixel = |y: f64| Some((axes.x.at(*x)?, axes.y.at(y)?));
+            if let (Some(low), Some(high)) = (pixel(*low), pixel(*high)) {
                 let class = format!("interval {}", stroke(self.style));
                 canvas.line(&class, low, high);
                 for (x, y) in [low, high] {
@@ -169,9 +169,9 @@ impl Curve {
 
     /// Places of the points between gaps, as many as can be told apart.
     fn runs(&self, axes: &Axes) -> Vec<Vec<(f64, f64)>> {
-        let places = self.points.iter().map(|point| axes.at(*point)).collect::<Vec<_>>();
-        let runs = places.split(|place| place.is_none()).filter(|run| !run.is_empty());
-        runs.map(|run| thin(run.iter().copied().flatten().collect())).collect()
+        let pixels = self.points.iter().map(|point| axes.at(*point)).collect::<Vec<_>>();
+        let runs = pixels.split(|pixel| pixel.is_none()).filter(|run| !run.is_empty());
+        runs.map(|run| decimate(run.iter().copied().flatten().collect())).collect()
     }
 
     fn marker(&self, canvas: &mut Canvas, (x, y): (f64, f64)) {
@@ -193,7 +193,7 @@ impl Curve {
 }
 
 /// Of many points in one column of pixels the first, the lowest, the highest and the last: what can be seen of them.
-fn thin(run: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+fn decimate(run: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     let columns = run.last().map_or(0.0, |last| (last.0 - run[0].0).abs()).ceil() as usize + 1;
     if run.len() <= 3 * columns {
         return run;
@@ -202,15 +202,15 @@ fn thin(run: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     for column in run.chunk_by(|a, b| a.0.floor() == b.0.floor()) {
         let by_height = |i: &usize, j: &usize| column[*i].1.total_cmp(&column[*j].1);
         let (lowest, highest) = ((0..column.len()).min_by(by_height), (0..column.len()).max_by(by_height));
-        let mut places =
-            [Some(0), lowest, highest, Some(column.len() - 1)].map(|place| place.expect("not empty"));
-        places.sort_unstable();
+        let mut indices =
+            [Some(0), lowest, highest, Some(column.len() - 1)].map(|index| index.expect("not empty"));
+        indices.sort_unstable();
         let mut last = None;
-        for place in places {
-            if last != Some(place) {
-                kept.push(column[place]);
+        for index in indices {
+            if last != Some(index) {
+                kept.push(column[index]);
             }
-            last = Some(place);
+            last = Some(index);
         }
     }
     kept
@@ -219,10 +219,10 @@ fn thin(run: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Axis, Figure};
+    use crate::{Figure, PlotAxis};
 
     fn plot(curves: Vec<Curve>) -> Plot {
-        Plot { curves, ..Plot::new("t", Axis::linear("x"), Axis::log("y")) }
+        Plot { curves, ..Plot::new("t", PlotAxis::linear("x"), PlotAxis::log("y")) }
     }
 
     fn svg(plot: Plot) -> String {
@@ -243,8 +243,9 @@ mod tests {
     #[test]
     fn nothing_to_draw_is_no_problem() {
         for points in [vec![], vec![(f64::NAN, 1.0)], vec![(1.0, f64::NEG_INFINITY)], vec![(1.0, 0.0)]] {
-            let empty =
-                plot(vec![Curve::new("none", 1, points.clone()).marked().between(vec![(1.0, f64::NAN)])]);
+            let empty = plot(vec![
+                Curve::new("none", 1, points.clone()).with_markers().with_intervals(vec![(1.0, f64::NAN)]),
+            ]);
             assert!(empty.is_empty(), "{points:?}");
             let drawn = svg(empty);
             assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{drawn}");
@@ -254,8 +255,8 @@ mod tests {
 
     #[test]
     fn one_point_on_logarithmic_axes_is_drawn_with_marks_around_it() {
-        let plot = Plot::new("t", Axis::log("x"), Axis::log("y"))
-            .with(Curve::new("one", 0, vec![(64.0, 1040.0)]).marked());
+        let plot = Plot::new("t", PlotAxis::log("x"), PlotAxis::log("y"))
+            .with(Curve::new("one", 0, vec![(64.0, 1040.0)]).with_markers());
         let drawn = svg(plot);
         assert!(drawn.contains("<circle") && drawn.contains(">50<") && drawn.contains(">1000<"), "{drawn}");
     }

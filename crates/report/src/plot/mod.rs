@@ -5,7 +5,7 @@ mod draw;
 mod guides;
 mod names;
 
-pub use axis::{Axis, Scale};
+pub use axis::{AxisScale, PlotAxis};
 
 /// What lies over one pair of axes.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,9 +13,9 @@ pub struct Plot {
     /// What it shows.
     pub title: String,
     /// The horizontal axis.
-    pub x: Axis,
+    pub x: PlotAxis,
     /// The vertical one.
-    pub y: Axis,
+    pub y: PlotAxis,
     /// Drawn under all curves.
     pub bands: Vec<Band>,
     /// Drawn under the curves.
@@ -38,14 +38,14 @@ pub struct Curve {
     /// From where to where each point may lie, in the order of the points; empty: nothing is drawn.
     pub intervals: Vec<(f64, f64)>,
     /// Between points.
-    pub line: Line,
+    pub line: LineStyle,
     /// At points.
     pub markers: Markers,
 }
 
 /// What joins the points of a curve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Line {
+pub enum LineStyle {
     /// What was measured.
     Solid,
     /// What was fitted, or predicted.
@@ -84,23 +84,23 @@ pub struct Guide {
     /// Written on it.
     pub name: String,
     /// Where it goes.
-    pub course: Course,
+    pub path: GuidePath,
 }
 
 /// Where a guide goes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Course {
+pub enum GuidePath {
     /// At one y from side to side.
-    Level(f64),
+    Horizontal(f64),
     /// At one x from top to bottom.
-    Upright(f64),
+    Vertical(f64),
     /// Straight from one point to another, on whatever axes there are; it does not widen them.
-    Line((f64, f64), (f64, f64)),
+    Segment((f64, f64), (f64, f64)),
 }
 
 impl Plot {
     /// Nothing on its axes yet.
-    pub fn new(title: impl Into<String>, x: Axis, y: Axis) -> Plot {
+    pub fn new(title: impl Into<String>, x: PlotAxis, y: PlotAxis) -> Plot {
         let (bands, guides, curves) = Default::default();
         Plot { title: title.into(), x, y, bands, guides, curves, wide: false }
     }
@@ -111,25 +111,26 @@ impl Plot {
     }
 
     /// With a curve, a band or a guide more.
-    pub fn with(mut self, element: impl Into<Element>) -> Plot {
+    pub fn with(mut self, element: impl Into<PlotElement>) -> Plot {
         match element.into() {
-            Element::Curve(curve) => self.curves.push(curve),
-            Element::Band(band) => self.bands.push(band),
-            Element::Guide(guide) => self.guides.push(guide),
+            PlotElement::Curve(curve) => self.curves.push(curve),
+            PlotElement::Band(band) => self.bands.push(band),
+            PlotElement::Guide(guide) => self.guides.push(guide),
         }
         self
     }
 
     /// Whether there is anything that can be drawn.
     pub fn is_empty(&self) -> bool {
-        let drawn = |curve: &Curve| curve.points.iter().any(|(x, y)| self.x.takes(*x) && self.y.takes(*y));
+        let drawn =
+            |curve: &Curve| curve.points.iter().any(|(x, y)| self.x.accepts(*x) && self.y.accepts(*y));
         !self.curves.iter().any(drawn)
     }
 }
 
 /// What [`Plot::with`] takes.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Element {
+pub enum PlotElement {
     /// Points.
     Curve(Curve),
     /// What lies between two curves.
@@ -138,58 +139,58 @@ pub enum Element {
     Guide(Guide),
 }
 
-impl From<Curve> for Element {
-    fn from(curve: Curve) -> Element {
-        Element::Curve(curve)
+impl From<Curve> for PlotElement {
+    fn from(curve: Curve) -> PlotElement {
+        PlotElement::Curve(curve)
     }
 }
 
-impl From<Band> for Element {
-    fn from(band: Band) -> Element {
-        Element::Band(band)
+impl From<Band> for PlotElement {
+    fn from(band: Band) -> PlotElement {
+        PlotElement::Band(band)
     }
 }
 
-impl From<Guide> for Element {
-    fn from(guide: Guide) -> Element {
-        Element::Guide(guide)
+impl From<Guide> for PlotElement {
+    fn from(guide: Guide) -> PlotElement {
+        PlotElement::Guide(guide)
     }
 }
 
 impl Curve {
     /// A solid line without markers.
     pub fn new(name: impl Into<String>, style: usize, points: Vec<(f64, f64)>) -> Curve {
-        let (line, markers) = (Line::Solid, Markers::None);
+        let (line, markers) = (LineStyle::Solid, Markers::None);
         Curve { name: name.into(), style, points, intervals: Vec::new(), line, markers }
     }
 
     /// Points without a line.
     pub fn scatter(name: impl Into<String>, style: usize, points: Vec<(f64, f64)>) -> Curve {
-        Curve { line: Line::None, markers: Markers::Dots, ..Curve::new(name, style, points) }
+        Curve { line: LineStyle::None, markers: Markers::Dots, ..Curve::new(name, style, points) }
     }
 
     /// One point, with a ring around it.
     pub fn best(name: impl Into<String>, style: usize, point: (f64, f64)) -> Curve {
-        Curve { line: Line::None, markers: Markers::Rings, ..Curve::new(name, style, vec![point]) }
+        Curve { line: LineStyle::None, markers: Markers::Rings, ..Curve::new(name, style, vec![point]) }
     }
 
     /// With a marker at each point.
-    pub fn marked(self) -> Curve {
+    pub fn with_markers(self) -> Curve {
         Curve { markers: Markers::Shapes, ..self }
     }
 
     /// As what is fitted or predicted.
     pub fn dashed(self) -> Curve {
-        Curve { line: Line::Dashed, ..self }
+        Curve { line: LineStyle::Dashed, ..self }
     }
 
     /// As what stands behind another.
     pub fn faint(self) -> Curve {
-        Curve { line: Line::Faint, ..self }
+        Curve { line: LineStyle::Faint, ..self }
     }
 
     /// With an interval around each point, in their order.
-    pub fn between(self, intervals: Vec<(f64, f64)>) -> Curve {
+    pub fn with_intervals(self, intervals: Vec<(f64, f64)>) -> Curve {
         Curve { intervals, ..self }
     }
 }
@@ -203,17 +204,17 @@ impl Band {
 
 impl Guide {
     /// At one y; the axis reaches it.
-    pub fn level(name: impl Into<String>, y: f64) -> Guide {
-        Guide { name: name.into(), course: Course::Level(y) }
+    pub fn horizontal(name: impl Into<String>, y: f64) -> Guide {
+        Guide { name: name.into(), path: GuidePath::Horizontal(y) }
     }
 
     /// At one x; the axis reaches it.
-    pub fn upright(name: impl Into<String>, x: f64) -> Guide {
-        Guide { name: name.into(), course: Course::Upright(x) }
+    pub fn vertical(name: impl Into<String>, x: f64) -> Guide {
+        Guide { name: name.into(), path: GuidePath::Vertical(x) }
     }
 
     /// From one point to another; what lies beyond the axes is cut off.
     pub fn line(name: impl Into<String>, from: (f64, f64), to: (f64, f64)) -> Guide {
-        Guide { name: name.into(), course: Course::Line(from, to) }
+        Guide { name: name.into(), path: GuidePath::Segment(from, to) }
     }
 }

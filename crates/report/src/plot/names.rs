@@ -6,23 +6,23 @@ use crate::canvas::{Anchor, Canvas, width_of};
 use crate::style::fill;
 
 /// The least distance of two names.
-const LINE: f64 = 15.0;
+const LINE_HEIGHT: f64 = 15.0;
 /// Between the axes and the names.
 const GAP: f64 = 9.0;
 /// Of a picture's width names take at most this share; longer ones are cut.
-const MOST: f64 = 0.34;
+const MAX_FRACTION: f64 = 0.34;
 
 /// What the names need beside the axes.
-pub(super) fn room(curves: &[Curve], width: f64) -> f64 {
+pub(super) fn names_width(curves: &[Curve], width: f64) -> f64 {
     let widest = curves.iter().map(|curve| width_of(&curve.name)).fold(0.0, f64::max);
-    if widest == 0.0 { 14.0 } else { (widest + GAP + 4.0).min(MOST * width) }
+    if widest == 0.0 { 14.0 } else { (widest + GAP + 4.0).min(MAX_FRACTION * width) }
 }
 
 /// Writes them, each at the height of its curve's end or as near to it as the others let it.
 pub(super) fn draw(canvas: &mut Canvas, curves: &[Curve], axes: &Axes, width: f64) {
     let end = |curve: &Curve| {
-        let place = |point: &(f64, f64)| Some((axes.x.at(point.0)?, axes.y.at(point.1)?));
-        curve.points.iter().rev().find_map(place)
+        let pixel = |point: &(f64, f64)| Some((axes.x.at(point.0)?, axes.y.at(point.1)?));
+        curve.points.iter().rev().find_map(pixel)
     };
     let named = curves.iter().filter(|curve| !curve.name.is_empty());
     let mut names: Vec<((f64, f64), &Curve)> = named.filter_map(|curve| Some((end(curve)?, curve))).collect();
@@ -32,7 +32,7 @@ pub(super) fn draw(canvas: &mut Canvas, curves: &[Curve], axes: &Axes, width: f6
     for ((end, curve), height) in names.iter().zip(heights) {
         let at = axes.x.to + GAP;
         // A curve that ends early, or whose name had to give way, is led to it.
-        if axes.x.to - end.0 > 24.0 || (height - end.1).abs() > LINE {
+        if axes.x.to - end.0 > 24.0 || (height - end.1).abs() > LINE_HEIGHT {
             canvas.line("leader faint", (end.0 + 5.0, end.1), (at - 2.0, height));
         }
         canvas.text_within(&fill(curve.style), (at, height + 4.0), Anchor::Start, &curve.name, width - at);
@@ -41,7 +41,7 @@ pub(super) fn draw(canvas: &mut Canvas, curves: &[Curve], axes: &Axes, width: f6
 
 /// Heights near those that are wanted (ascending), at least a line apart where there is room for that, and between two others.
 fn apart(wanted: &[f64], top: f64, bottom: f64) -> Vec<f64> {
-    let line = LINE.min((bottom - top) / wanted.len().saturating_sub(1).max(1) as f64);
+    let line = LINE_HEIGHT.min((bottom - top) / wanted.len().saturating_sub(1).max(1) as f64);
     let mut heights = Vec::with_capacity(wanted.len());
     let mut least = top;
     for height in wanted {
@@ -60,7 +60,7 @@ fn apart(wanted: &[f64], top: f64, bottom: f64) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Axis, Figure, Plot};
+    use crate::{Figure, Plot, PlotAxis};
 
     #[test]
     fn names_keep_their_distance_and_stay_inside() {
@@ -74,17 +74,17 @@ mod tests {
     #[test]
     fn each_curve_is_named_once_and_its_name_is_text() {
         let curve = |name: &str, style, y: f64| Curve::new(name, style, vec![(1.0, y), (2.0, y), (4.0, y)]);
-        let plot = Plot::new("a < b & c", Axis::log("x"), Axis::log("y"))
+        let plot = Plot::new("a < b & c", PlotAxis::log("x"), PlotAxis::log("y"))
             .with(curve("first", 0, 1.0))
             .with(curve("<second>", 1, 1.01))
             .with(curve("third", 2, 50.0));
         let svg = Figure::new("t").with(plot).svg();
         assert!(svg.contains("a &lt; b &amp; c") && !svg.contains("a < b") && !svg.contains("<second>"));
-        let place = |name: &str| -> f64 {
+        let height_of = |name: &str| -> f64 {
             let line = svg.lines().find(|line| line.ends_with(&format!(">{name}</text>"))).unwrap();
             line.split(" y=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap()
         };
-        assert!((place("first") - place("&lt;second&gt;")).abs() >= LINE - 0.2);
-        assert!(place("third") < place("&lt;second&gt;"), "what is more stands higher");
+        assert!((height_of("first") - height_of("&lt;second&gt;")).abs() >= LINE_HEIGHT - 0.2);
+        assert!(height_of("third") < height_of("&lt;second&gt;"), "what is more stands higher");
     }
 }

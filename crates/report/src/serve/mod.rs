@@ -11,8 +11,8 @@
 //! | `/` | the page, which asks for the other |
 //! | `/live` | its content, or 304 where that is what the client has (`ETag`) |
 
-mod answer;
 mod request;
+mod response;
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -22,8 +22,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::Page;
-use answer::{Answer, Answers};
-use request::{Head, Wrong};
+use request::{RequestError, RequestHead};
+use response::{Responder, Response};
 
 /// Where a page is served unless it is said otherwise: for this machine alone.
 pub const ADDRESS: &str = "127.0.0.1:8700";
@@ -31,7 +31,7 @@ pub const ADDRESS: &str = "127.0.0.1:8700";
 /// Connections that are served at once; a page and its refreshes need one or two.
 const CONNECTIONS: usize = 32;
 /// Bytes of a request's head; a browser sends less than one thousand.
-const LONGEST_HEAD: usize = 8 * 1024;
+const MAX_HEAD_BYTES: usize = 8 * 1024;
 /// For a request to arrive, and for its answer to be taken.
 const ARRIVES_WITHIN: Duration = Duration::from_secs(5);
 const TAKEN_WITHIN: Duration = Duration::from_secs(20);
@@ -46,9 +46,9 @@ pub struct Server {
 impl Server {
     /// Listens at `ADDRESS`, `:PORT`, `HOST` or `HOST:PORT`; the host is this machine's loopback unless it is named.
     pub fn bind(address: &str) -> io::Result<Server> {
-        let (host, port) = parts(address);
-        let places = (host, port.parse::<u16>().map_err(|_| not_an_address(port))?).to_socket_addrs()?;
-        let listener = TcpListener::bind(&places.collect::<Vec<_>>()[..])?;
+        let (host, port) = split_address(address);
+        let addresses = (host, port.parse::<u16>().map_err(|_| not_an_address(port))?).to_socket_addrs()?;
+        let listener = TcpListener::bind(&addresses.collect::<Vec<_>>()[..])?;
         let address = listener.local_addr()?;
         Ok(Server { listener, address })
     }
@@ -60,12 +60,12 @@ impl Server {
 
     /// Answers until the process ends.
     pub fn run(self, render: impl FnMut() -> Page + Send + 'static) -> io::Result<()> {
-        let answers = Answers::new(render, self.address.ip().is_loopback());
-        self.answer(answers)
+        let responder = Responder::new(render, self.address.ip().is_loopback());
+        self.respond(responder)
     }
 
-    fn answer(self, answers: Answers) -> io::Result<()> {
-        let answers = Arc::new(answers);
+    fn respond(self, responder: Responder) -> io::Result<()> {
+        let responder = Arc::new(responder);
         let open = Arc::new(AtomicUsize::new(0));
         for connection in self.listener.incoming() {
             let Ok(stream) = connection else {
@@ -73,16 +73,16 @@ impl Server {
                 thread::sleep(Duration::from_millis(20));
                 continue;
             };
-            let place = Place::take(&open);
-            if place.number > CONNECTIONS {
+            let slot = ConnectionSlot::take(&open);
+            if slot.number > CONNECTIONS {
                 // Dropped: whoever is in earnest asks again.
                 continue;
             }
-            let answers = answers.clone();
+            let responder = responder.clone();
             let served = thread::Builder::new().stack_size(512 * 1024).spawn(move || {
-                let _place = place;
+                let _slot = slot;
                 // Whoever hangs up has what he wants.
-                let _ = serve(stream, &answers);
+                let _ = serve(stream, &responder);
             });
             drop(served);
         }
@@ -91,31 +91,31 @@ impl Server {
 }
 
 /// A connection among those that are served at once, given back when it is dropped.
-struct Place {
+struct ConnectionSlot {
     number: usize,
     open: Arc<AtomicUsize>,
 }
 
-impl Place {
-    fn take(open: &Arc<AtomicUsize>) -> Place {
-        Place { number: open.fetch_add(1, Ordering::SeqCst) + 1, open: open.clone() }
+impl ConnectionSlot {
+    fn take(open: &Arc<AtomicUsize>) -> ConnectionSlot {
+        ConnectionSlot { number: open.fetch_add(1, Ordering::SeqCst) + 1, open: open.clone() }
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.open.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 /// One request, one answer.
-fn serve(mut stream: TcpStream, answers: &Answers) -> io::Result<()> {
-    let answer = match read_head(&mut stream, Instant::now() + ARRIVES_WITHIN) {
-        Ok(head) => answers.to(&head),
-        Err(Wrong::Gone) => return Ok(()),
-        Err(wrong) => Answer::refusal(&wrong),
+fn serve(mut stream: TcpStream, responder: &Responder) -> io::Result<()> {
+    let response = match read_head(&mut stream, Instant::now() + ARRIVES_WITHIN) {
+        Ok(head) => responder.respond_to(&head),
+        Err(RequestError::HungUp) => return Ok(()),
+        Err(error) => Response::refusal(&error),
     };
-    write_within(&mut stream, &answer.bytes(), Instant::now() + TAKEN_WITHIN)?;
+    write_within(&mut stream, &response.bytes(), Instant::now() + TAKEN_WITHIN)?;
     stream.shutdown(Shutdown::Write)?;
     // What is still on its way is read, a little of it: closed over unread bytes, the connection would take the answer with it.
     stream.set_read_timeout(Some(Duration::from_millis(200)))?;
@@ -129,30 +129,30 @@ fn serve(mut stream: TcpStream, answers: &Answers) -> io::Result<()> {
 }
 
 /// Everything up to the empty line.
-fn read_head(stream: &mut TcpStream, until: Instant) -> Result<Head, Wrong> {
+fn read_head(stream: &mut TcpStream, until: Instant) -> Result<RequestHead, RequestError> {
     let mut bytes = Vec::new();
-    let mut portion = [0; 1024];
+    let mut buffer = [0; 1024];
     loop {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Wrong::Slow);
+            return Err(RequestError::TimedOut);
         }
-        stream.set_read_timeout(Some(left)).map_err(|_| Wrong::Gone)?;
-        let read = match stream.read(&mut portion) {
-            Ok(0) => return Err(Wrong::Gone),
+        stream.set_read_timeout(Some(left)).map_err(|_| RequestError::HungUp)?;
+        let read = match stream.read(&mut buffer) {
+            Ok(0) => return Err(RequestError::HungUp),
             Ok(read) => read,
             Err(why) if matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                return Err(Wrong::Slow);
+                return Err(RequestError::TimedOut);
             }
             Err(why) if why.kind() == io::ErrorKind::Interrupted => continue,
-            Err(_) => return Err(Wrong::Gone),
+            Err(_) => return Err(RequestError::HungUp),
         };
-        bytes.extend_from_slice(&portion[..read]);
+        bytes.extend_from_slice(&buffer[..read]);
         if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
-            return Head::parse(&bytes[..end]);
+            return RequestHead::parse(&bytes[..end]);
         }
-        if bytes.len() > LONGEST_HEAD {
-            return Err(Wrong::Long);
+        if bytes.len() > MAX_HEAD_BYTES {
+            return Err(RequestError::TooLong);
         }
     }
 }
@@ -176,7 +176,7 @@ fn write_within(stream: &mut TcpStream, mut bytes: &[u8], until: Instant) -> io:
 }
 
 /// Host and port of an address of which either may be left out.
-fn parts(address: &str) -> (&str, &str) {
+fn split_address(address: &str) -> (&str, &str) {
     let (usual_host, usual_port) = ADDRESS.split_once(':').expect("an address of ours");
     let is_port = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match address.rsplit_once(':') {

@@ -2,47 +2,50 @@
 
 /// What a client asks for.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct RequestHead {
     pub method: String,
     /// Without what stands behind a question mark.
     pub path: String,
     /// Whom it wants to talk to.
     pub host: Option<String>,
     /// What it has already.
-    pub has: Option<String>,
+    pub if_none_match: Option<String>,
 }
 
 /// Why there is none.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Wrong {
+pub enum RequestError {
     /// It is no request of HTTP/1.
-    Garbage,
+    Malformed,
     /// Its head does not end.
-    Long,
+    TooLong,
     /// It did not come in time.
-    Slow,
+    TimedOut,
     /// The client has hung up.
-    Gone,
+    HungUp,
 }
 
-impl Head {
+impl RequestHead {
     /// Of the bytes before the empty line.
-    pub fn parse(bytes: &[u8]) -> Result<Head, Wrong> {
-        let text = str::from_utf8(bytes).map_err(|_| Wrong::Garbage)?;
+    pub fn parse(bytes: &[u8]) -> Result<RequestHead, RequestError> {
+        let text = str::from_utf8(bytes).map_err(|_| RequestError::Malformed)?;
         let mut lines = text.split("\r\n");
         let words: Vec<&str> = lines.next().unwrap_or_default().split(' ').collect();
-        let [method, target, "HTTP/1.0" | "HTTP/1.1"] = words[..] else { return Err(Wrong::Garbage) };
+        let [method, target, "HTTP/1.0" | "HTTP/1.1"] = words[..] else {
+            return Err(RequestError::Malformed);
+        };
         let is_method = !method.is_empty() && method.bytes().all(|byte| byte.is_ascii_uppercase());
         if !is_method || !target.starts_with('/') || target.contains(|c: char| c.is_control()) {
-            return Err(Wrong::Garbage);
+            return Err(RequestError::Malformed);
         }
         let path = target.split('?').next().unwrap_or_default();
-        let mut head = Head { method: method.into(), path: path.into(), host: None, has: None };
+        let mut head =
+            RequestHead { method: method.into(), path: path.into(), host: None, if_none_match: None };
         for line in lines {
-            let (name, value) = line.split_once(':').ok_or(Wrong::Garbage)?;
+            let (name, value) = line.split_once(':').ok_or(RequestError::Malformed)?;
             match name.to_ascii_lowercase().as_str() {
                 "host" => head.host = Some(value.trim().to_ascii_lowercase()),
-                "if-none-match" => head.has = Some(value.trim().into()),
+                "if-none-match" => head.if_none_match = Some(value.trim().into()),
                 _ => {}
             }
         }
@@ -56,11 +59,15 @@ mod tests {
 
     #[test]
     fn a_request_is_its_path_and_what_the_client_has() {
-        let head =
-            Head::parse(b"GET /live?x=1 HTTP/1.1\r\nHost: LocalHost:8700\r\nif-none-match: \"3\"\r\nA: b")
-                .unwrap();
+        let head = RequestHead::parse(
+            b"GET /live?x=1 HTTP/1.1\r\nHost: LocalHost:8700\r\nif-none-match: \"3\"\r\nA: b",
+        )
+        .unwrap();
         assert_eq!((head.method.as_str(), head.path.as_str()), ("GET", "/live"));
-        assert_eq!((head.host.as_deref(), head.has.as_deref()), (Some("localhost:8700"), Some("\"3\"")));
+        assert_eq!(
+            (head.host.as_deref(), head.if_none_match.as_deref()),
+            (Some("localhost:8700"), Some("\"3\""))
+        );
     }
 
     #[test]
@@ -77,7 +84,7 @@ mod tests {
             b"GET /\xff HTTP/1.1",
         ];
         for bytes in garbage {
-            assert_eq!(Head::parse(bytes), Err(Wrong::Garbage), "{bytes:?}");
+            assert_eq!(RequestHead::parse(bytes), Err(RequestError::Malformed), "{bytes:?}");
         }
     }
 }

@@ -24,17 +24,17 @@ fn asked(address: SocketAddr, bytes: &[u8]) -> String {
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     // A server that has heard enough may hang up before all is written.
     let _ = stream.write_all(bytes);
-    let mut answer = Vec::new();
-    let _ = stream.read_to_end(&mut answer);
-    String::from_utf8(answer).unwrap()
+    let mut response = Vec::new();
+    let _ = stream.read_to_end(&mut response);
+    String::from_utf8(response).unwrap()
 }
 
 fn get(address: SocketAddr, path: &str) -> String {
     asked(address, format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes())
 }
 
-fn status(answer: &str) -> &str {
-    answer.split(' ').nth(1).unwrap_or_else(|| panic!("no answer: {answer:?}"))
+fn status(response: &str) -> &str {
+    response.split(' ').nth(1).unwrap_or_else(|| panic!("no answer: {response:?}"))
 }
 
 #[test]
@@ -51,9 +51,9 @@ fn the_page_and_its_content_are_all_there_is() {
     let tag = content.lines().find_map(|line| line.strip_prefix("ETag: ")).unwrap().to_owned();
     let again = format!("GET /live HTTP/1.1\r\nIf-None-Match: {tag}\r\n\r\n");
     // Within the second in which it is not made again, or after another one, of which the tag is another.
-    let answer = asked(address, again.as_bytes());
-    let renewed = answer.lines().find_map(|line| line.strip_prefix("ETag: ")).unwrap() != tag;
-    assert_eq!(status(&answer), if renewed { "200" } else { "304" }, "{answer}");
+    let response = asked(address, again.as_bytes());
+    let renewed = response.lines().find_map(|line| line.strip_prefix("ETag: ")).unwrap() != tag;
+    assert_eq!(status(&response), if renewed { "200" } else { "304" }, "{response}");
 }
 
 #[test]
@@ -70,9 +70,9 @@ fn no_file_can_be_named() {
         "/\\..\\x",
     ];
     for path in paths {
-        let answer = get(address, path);
-        assert_eq!(status(&answer), "404", "{path}");
-        assert!(!answer.contains("root:"), "{path}");
+        let response = get(address, path);
+        assert_eq!(status(&response), "404", "{path}");
+        assert!(!response.contains("root:"), "{path}");
     }
 }
 
@@ -123,14 +123,14 @@ fn clients_that_say_nothing_are_not_waited_for() {
     let address = started();
     let silent: Vec<TcpStream> = (0..CONNECTIONS + 8).map(|_| TcpStream::connect(address).unwrap()).collect();
     let begin = Instant::now();
-    let answer = loop {
-        let answer = get(address, "/");
-        if !answer.is_empty() || begin.elapsed() > 4 * ARRIVES_WITHIN {
-            break answer;
+    let response = loop {
+        let response = get(address, "/");
+        if !response.is_empty() || begin.elapsed() > 4 * ARRIVES_WITHIN {
+            break response;
         }
         thread::sleep(Duration::from_millis(100));
     };
-    assert_eq!(status(&answer), "200");
+    assert_eq!(status(&response), "200");
     drop(silent);
 }
 
@@ -141,15 +141,15 @@ fn a_flood_makes_no_more_pages() {
     let (address, made, clock) = (server.address(), Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let (begin, turned) = (Instant::now(), clock.clone());
     let now = move || begin + Duration::from_millis(turned.load(Ordering::SeqCst).into());
-    let answers = Answers::by_clock(counted(&made), true, now);
-    thread::spawn(move || server.answer(answers));
+    let responder = Responder::with_clock(counted(&made), true, now);
+    thread::spawn(move || server.respond(responder));
     for (millis, expected) in [(0, 1), (999, 1), (1000, 2), (1999, 2), (60_000, 3)] {
         clock.store(millis, Ordering::SeqCst);
         // One that finds no place, since the server's threads are behind, asks again.
         let ask = move || {
-            let answers =
-                std::iter::repeat_with(|| get(address, "/live")).filter(|answer| !answer.is_empty());
-            answers.take(25).all(|answer| answer.contains(&format!("<h1>made {expected} times")))
+            let responses =
+                std::iter::repeat_with(|| get(address, "/live")).filter(|response| !response.is_empty());
+            responses.take(25).all(|response| response.contains(&format!("<h1>made {expected} times")))
         };
         let clients: Vec<_> = (0..8).map(|_| thread::spawn(ask)).collect();
         assert!(clients.into_iter().all(|client| client.join().unwrap()), "after {millis} ms");
@@ -174,11 +174,11 @@ fn a_page_that_cannot_be_made_is_no_end() {
 
 #[test]
 fn an_address_may_leave_out_its_parts() {
-    assert_eq!(parts("9000"), ("127.0.0.1", "9000"));
-    assert_eq!(parts(":9000"), ("127.0.0.1", "9000"));
-    assert_eq!(parts("0.0.0.0"), ("0.0.0.0", "8700"));
-    assert_eq!(parts("node7:80"), ("node7", "80"));
-    assert_eq!(parts("[::1]:80"), ("::1", "80"));
-    assert_eq!(parts("::1"), ("::1", "8700"));
+    assert_eq!(split_address("9000"), ("127.0.0.1", "9000"));
+    assert_eq!(split_address(":9000"), ("127.0.0.1", "9000"));
+    assert_eq!(split_address("0.0.0.0"), ("0.0.0.0", "8700"));
+    assert_eq!(split_address("node7:80"), ("node7", "80"));
+    assert_eq!(split_address("[::1]:80"), ("::1", "80"));
+    assert_eq!(split_address("::1"), ("::1", "8700"));
     assert!(Server::bind("127.0.0.1:port").unwrap_err().to_string().contains("`port` is no port"));
 }

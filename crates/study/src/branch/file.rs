@@ -3,37 +3,37 @@
 use std::path::PathBuf;
 
 use espalier_plan::config::{Override, RunFile, RunTable};
-use espalier_plan::field::{Field, MOST, NOT_NEGATIVE, any, number, optional_whole, text, whole, word};
-use espalier_plan::learning_rate::{LearningRate, Schedule};
-use espalier_plan::optimizer::Rule;
-use espalier_plan::timetable::Length;
+use espalier_plan::field::{Field, MOST, NOT_NEGATIVE, any, integer, number, optional_integer, text, word};
+use espalier_plan::intervals::RunLength;
+use espalier_plan::learning_rate::{LearningRate, RateDecay};
+use espalier_plan::optimizer::OptimizerRule;
 use espalier_plan::{Error, Plan};
 use serde::Deserialize;
 use toml::Table;
 
-use crate::reading::{StudyTable, in_run, missing, read_list, whole as whole_of};
+use crate::study_table::{StudyTable, in_run, missing, positive_integer, read_list};
 
 const BRANCH: &[Field] = &[
     text("from", "the folder of a checkpoint, or of a run"),
     any("at"),
     any("factors"),
-    optional_whole("samples", 1, MOST),
-    whole("seeds", 1, 1, 1000),
+    optional_integer("samples", 1, MOST),
+    integer("seeds", 1, 1, 1000),
     word("rate", "", &["linear", "sqrt"]),
     number("tolerance", 0.01, NOT_NEGATIVE),
 ];
 
 /// What is branched from where.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Branching {
+pub struct BranchStudy {
     /// What it is called, on pages and in folders.
     pub name: String,
     run: RunTable,
-    /// A checkpoint that branches begin at, or a run folder, whose newest is meant: the trunk is not trained then, and `run` changes fields of its run file.
+    /// A checkpoint that branches begin at, or a run folder, whose newest is meant: the base run is not trained then, and `run` changes fields of its run file.
     pub from: Option<PathBuf>,
-    /// Steps of the trunk after which branches begin, ascending; none where a checkpoint says it.
+    /// Steps of the base run after which branches begin, ascending; none where a checkpoint says it.
     pub at: Vec<u64>,
-    /// How many times the trunk's batch a branch has, ascending from 1.
+    /// How many times the base run's batch a branch has, ascending from 1.
     pub factors: Vec<usize>,
     /// Samples that every branch sees; none: sixteen steps of the largest batch.
     samples: Option<usize>,
@@ -41,7 +41,7 @@ pub struct Branching {
     pub seeds: u64,
     /// How the rate grows with the batch; none: as suits the optimizer.
     pub scaling: Option<Scaling>,
-    /// How far above the loss of the trunk's own batch that of another may be.
+    /// How far above the loss of the base run's own batch that of another may be.
     pub tolerance: f64,
 }
 
@@ -60,8 +60,13 @@ impl Scaling {
     /// What suits a plan's optimizer.
     pub fn of(plan: &Plan) -> Scaling {
         match plan.optimization.optimizer.rule {
-            Rule::Adam { .. } | Rule::AdamW { .. } | Rule::Lamb { .. } => Scaling::Root,
-            Rule::Sgd | Rule::Momentum { .. } | Rule::Nesterov { .. } | Rule::Lars { .. } => Scaling::Linear,
+            OptimizerRule::Adam { .. } | OptimizerRule::AdamW { .. } | OptimizerRule::Lamb { .. } => {
+                Scaling::Root
+            }
+            OptimizerRule::Sgd
+            | OptimizerRule::Momentum { .. }
+            | OptimizerRule::Nesterov { .. }
+            | OptimizerRule::Lars { .. } => Scaling::Linear,
         }
     }
 
@@ -82,9 +87,9 @@ impl Scaling {
     }
 }
 
-impl Branching {
+impl BranchStudy {
     /// Reads a study file's text after putting in overrides of the form `a.b=c`.
-    pub fn parse(text: &str, overrides: &[Override]) -> Result<Branching, Error> {
+    pub fn parse(text: &str, overrides: &[Override]) -> Result<BranchStudy, Error> {
         let file = StudyTable::parse(text, overrides, &["branch"])?;
         let mut section = file.section("branch")?;
         let values = section.read(BRANCH)?;
@@ -100,14 +105,14 @@ impl Branching {
             }
             (Some(_), false) => Vec::new(),
             (None, _) => read_list(&mut section, "at", "a list of steps, such as [100, 1000]", |value| {
-                whole_of(value, MOST).map(|at| at as u64)
+                positive_integer(value, MOST).map(|at| at as u64)
             })?,
         };
         let mut factors = read_list(
             &mut section,
             "factors",
             "a list of multiples of the batch with 1 among them, such as [1, 2, 4]",
-            |value| whole_of(value, 1 << 20),
+            |value| positive_integer(value, 1 << 20),
         )?;
         at.sort_unstable();
         factors.sort_unstable();
@@ -115,7 +120,7 @@ impl Branching {
             let problem = "has no 1: branches are compared with the one at the base run's own batch".into();
             return Err(Error::Conflict { field: "branch.factors".into(), problem });
         }
-        let study = Branching {
+        let study = BranchStudy {
             name: file.name.clone(),
             run,
             from,
@@ -127,62 +132,62 @@ impl Branching {
             tolerance: values.get("tolerance"),
         };
         if study.from.is_none() {
-            study.trunk(None)?;
+            study.base_run_file(None)?;
         }
         Ok(study)
     }
 
-    /// The run file of the trunk: the study's own, or that of its checkpoint's run with what the study changes.
-    pub fn trunk(&self, of_checkpoint: Option<&str>) -> Result<RunFile, Error> {
-        let trunk = match (&self.from, of_checkpoint) {
+    /// The run file of the base run: the study's own, or that of its checkpoint's run with what the study changes.
+    pub fn base_run_file(&self, of_checkpoint: Option<&str>) -> Result<RunFile, Error> {
+        let base = match (&self.from, of_checkpoint) {
             (None, _) => self.run.read().map_err(in_run)?,
             (Some(_), None) => return Err(missing("branch.from", "a checkpoint in the folder of its run")),
             (Some(_), Some(text)) => {
                 RunFile::parse(text, &Override::all_of(self.run.fields())).map_err(in_run)?
             }
         };
-        self.check(&trunk)?;
-        Ok(trunk)
+        self.check(&base)?;
+        Ok(base)
     }
 
-    /// Points of the trunk that branches leave.
+    /// Points of the base run that branches leave.
     pub fn points(&self) -> usize {
         self.at.len().max(1)
     }
 
-    /// Samples that every branch of a trunk of this batch sees.
+    /// Samples that every branch of a base run of this batch sees.
     pub fn samples(&self, batch: usize) -> usize {
         self.samples.unwrap_or(16 * batch * self.factors.last().expect("there is a 1"))
     }
 
-    /// The run file of a branch from a trunk that begins after so many steps: its rate is that of the trunk there, scaled and constant.
+    /// The run file of a branch from a base run that begins after so many steps: its rate is that of the base run there, scaled and constant.
     pub fn branch(
         &self,
-        trunk: &RunFile,
+        base: &RunFile,
         factor: usize,
         after: u64,
         rate: f64,
         seed: u64,
     ) -> Result<RunFile, Error> {
-        let batch = factor * trunk.train.batch;
-        trunk.with(|run| {
-            let steps = after as usize + self.samples(trunk.train.batch) / batch;
-            (run.seed, run.train.batch, run.train.length) = (seed, batch, Length::Steps(steps));
+        let batch = factor * base.train.batch;
+        base.with(|run| {
+            let steps = after as usize + self.samples(base.train.batch) / batch;
+            (run.seed, run.train.batch, run.train.length) = (seed, batch, RunLength::Steps(steps));
             run.learning_rate = LearningRate {
                 peak: rate,
                 warmup: 0,
                 warmup_from: None,
                 scale_from_batch: None,
-                schedule: Schedule::Constant,
+                schedule: RateDecay::Constant,
             };
         })
     }
 
-    fn check(&self, trunk: &RunFile) -> Result<(), Error> {
+    fn check(&self, base: &RunFile) -> Result<(), Error> {
         let conflict = |field: &str, problem: String| Err(Error::Conflict { field: field.into(), problem });
-        let samples = self.samples(trunk.train.batch);
+        let samples = self.samples(base.train.batch);
         for factor in &self.factors {
-            let batch = trunk.train.batch * factor;
+            let batch = base.train.batch * factor;
             if !samples.is_multiple_of(batch) {
                 let problem = format!("is {samples}, no whole number of batches of {batch} samples");
                 return conflict("branch.samples", problem);
@@ -215,23 +220,23 @@ mod tests {
         samples = 64
     "#;
 
-    fn with(overrides: &[&str]) -> Result<Branching, Error> {
-        Branching::parse(TEXT, &overrides.iter().map(|&text| text.into()).collect::<Vec<_>>())
+    fn with(overrides: &[&str]) -> Result<BranchStudy, Error> {
+        BranchStudy::parse(TEXT, &overrides.iter().map(|&text| text.into()).collect::<Vec<_>>())
     }
 
     #[test]
     fn a_branch_is_the_run_at_another_batch_and_a_constant_rate() {
         let study = with(&[]).unwrap();
         assert_eq!((&study.at[..], &study.factors[..]), (&[20, 40][..], &[1, 2, 4][..]));
-        let trunk = study.trunk(None).unwrap();
-        let branch = study.branch(&trunk, 4, 20, 0.02, 7).unwrap();
+        let base = study.base_run_file(None).unwrap();
+        let branch = study.branch(&base, 4, 20, 0.02, 7).unwrap();
         assert_eq!((branch.train.batch, branch.seed), (32, 7));
         let text = branch.to_toml().unwrap();
         assert!(text.contains("steps = 22") && text.contains("peak = 0.02"), "{text}");
         assert!(text.contains("schedule = \"constant\"") && text.contains("warmup = 0"), "{text}");
         assert_eq!(with(&["branch.samples=96"]).unwrap().samples(8), 96);
         let usual = TEXT.replace("samples = 64", "");
-        assert_eq!(Branching::parse(&usual, &[]).unwrap().samples(8), 16 * 32);
+        assert_eq!(BranchStudy::parse(&usual, &[]).unwrap().samples(8), 16 * 32);
         assert_eq!((study.seeds, study.points()), (1, 2));
     }
 
@@ -245,12 +250,13 @@ mod tests {
             factors = [1, 2]
             samples = 64
         "#;
-        let study = Branching::parse(text, &["run.train.micro_batches=2".into()]).unwrap();
+        let study = BranchStudy::parse(text, &["run.train.micro_batches=2".into()]).unwrap();
         assert_eq!((study.from.as_deref(), study.points()), (Some(std::path::Path::new("out/hello")), 1));
-        let own = "[model]\nname = \"mlp\"\n[data]\nkind = \"shapes\"\n[train]\nbatch = 8\nsteps = 10";
-        let trunk = study.trunk(Some(own)).unwrap();
-        assert_eq!((trunk.train.batch, trunk.train.micro_batches), (8, 2));
-        let large = study.trunk(Some(&own.replace("batch = 8", "batch = 48"))).unwrap_err().to_string();
+        let run_toml = "[model]\nname = \"mlp\"\n[data]\nkind = \"shapes\"\n[train]\nbatch = 8\nsteps = 10";
+        let base = study.base_run_file(Some(run_toml)).unwrap();
+        assert_eq!((base.train.batch, base.train.micro_batches), (8, 2));
+        let large =
+            study.base_run_file(Some(&run_toml.replace("batch = 8", "batch = 48"))).unwrap_err().to_string();
         assert!(
             large.contains("`branch.samples` is 64, no whole number of batches of 48 samples"),
             "{large}"
@@ -262,7 +268,8 @@ mod tests {
         assert_eq!((Scaling::Root.times(4), Scaling::Linear.times(4)), (2.0, 4.0));
         let facts = espalier_plan::DataFacts { vocab: None, image: Some((16, 16, 3)), classes: Some(10) };
         let of = |optimizer: &str| {
-            let run = with(&[&format!("run.optimizer.name={optimizer}")]).unwrap().trunk(None).unwrap();
+            let run =
+                with(&[&format!("run.optimizer.name={optimizer}")]).unwrap().base_run_file(None).unwrap();
             Scaling::of(&Plan::new(run, facts).unwrap()).name()
         };
         assert_eq!(
@@ -273,7 +280,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_said_with_the_field_as_the_file_has_it() {
-        let said = |overrides: &[&str]| with(overrides).unwrap_err().to_string();
+        let message = |overrides: &[&str]| with(overrides).unwrap_err().to_string();
         let cases = [
             (&["branch.at=[]"][..], "`branch.at` must be a list of steps"),
             (&["branch.at=[0]"], "`branch.at` must be a list of steps"),
@@ -287,7 +294,7 @@ mod tests {
             (&["run.model.nam=x"], "run.model.nam"),
         ];
         for (overrides, expected) in cases {
-            assert!(said(overrides).contains(expected), "{overrides:?}: {}", said(overrides));
+            assert!(message(overrides).contains(expected), "{overrides:?}: {}", message(overrides));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Training the trunk and its branches.
+//! Training the base run and its branches.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,14 +7,14 @@ use espalier_data::Dataset;
 use espalier_plan::{Error as Refused, Plan, RunFile};
 use espalier_tensor::Device;
 use espalier_train::checkpoint::{Checkpoint, Checkpoints};
-use espalier_train::measure::{Over, Surface, gradient_noise};
+use espalier_train::measure::{LossSamples, LossSurface, gradient_noise};
 use espalier_train::parallel::Ranks;
 use espalier_train::run::read_resolved;
 use espalier_train::trainer::Trainer;
 use espalier_train::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use super::file::{Branching, Scaling};
+use super::file::{BranchStudy, Scaling};
 use crate::outcomes::Outcomes;
 
 /// Samples that the noise scale is measured over, or all that there are.
@@ -50,16 +50,16 @@ impl Branch {
     }
 }
 
-/// What was found at one point of the trunk.
+/// What was found at one point of the base run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Fork {
-    /// Steps of the trunk.
+pub struct BranchPoint {
+    /// Steps of the base run.
     pub step: u64,
-    /// The trunk's loss there, over what is held out.
+    /// The base run's loss there, over what is held out.
     pub loss: f64,
-    /// By batch, ascending; the first is the trunk's own.
+    /// By batch, ascending; the first is the base run's own.
     pub branches: Vec<Branch>,
-    /// The largest batch that is as good as the trunk's own.
+    /// The largest batch that is as good as the base run's own.
     pub critical_batch: Option<usize>,
     /// Whether no larger batch was tried: then the critical one may be larger.
     pub at_edge: bool,
@@ -67,7 +67,7 @@ pub struct Fork {
     pub noise_scale: Option<f64>,
 }
 
-impl Fork {
+impl BranchPoint {
     /// The critical batch, as far as it is known.
     pub fn critical_in_words(&self) -> String {
         match self.critical_batch {
@@ -81,107 +81,108 @@ impl Fork {
 /// The largest batch whose loss, and that of all smaller ones, is at most `tolerance` above that of the first; none where the first diverged. A larger one that
 /// is good again after one that is not has been lucky.
 pub fn critical_batch(branches: &[Branch], tolerance: f64) -> Option<usize> {
-    let own = branches.first()?.loss?;
-    let good = |branch: &&Branch| branch.loss.is_some_and(|loss| loss <= own + tolerance);
+    let base_loss = branches.first()?.loss?;
+    let good = |branch: &&Branch| branch.loss.is_some_and(|loss| loss <= base_loss + tolerance);
     branches.iter().take_while(good).last().map(|branch| branch.batch)
 }
 
-/// What branches leave: a run, and the checkpoint of it where the study names one. Paths of the study file are relative to `beside`.
+/// What branches leave: a run, and the checkpoint of it where the study names one. Paths of the study file are relative to `base_dir`.
 #[derive(Debug)]
-pub struct Source {
+pub struct BranchOrigin {
     /// Its run file, with paths that are resolved.
     pub run_file: RunFile,
     /// Where branches begin; none: where the study says, on the way of a training.
     checkpoint: Option<Checkpoint>,
     /// What outcomes are found by.
-    of: String,
+    key: String,
 }
 
-impl Source {
+impl BranchOrigin {
     /// Reads the checkpoint, where there is one.
-    pub fn open(study: &Branching, beside: &Path) -> Result<Source> {
+    pub fn open(study: &BranchStudy, base_dir: &Path) -> Result<BranchOrigin> {
         let Some(from) = &study.from else {
-            let mut run_file = study.trunk(None)?;
-            run_file.resolve_paths(beside);
-            let of = run_file.to_toml()?;
-            return Ok(Source { run_file, checkpoint: None, of });
+            let mut run_file = study.base_run_file(None)?;
+            run_file.resolve_paths(base_dir);
+            let key = run_file.to_toml()?;
+            return Ok(BranchOrigin { run_file, checkpoint: None, key });
         };
-        let checkpoint = Checkpoint::find(&beside.join(from), &Ranks::alone(), |_| ())?;
+        let checkpoint = Checkpoint::find(&base_dir.join(from), &Ranks::single(), |_| ())?;
         let path = checkpoint.run_file();
         let missing = || Error::File { path: path.clone(), why: "is not there".into() };
         let text = read_resolved(&path)?.ok_or_else(missing)?;
-        let mut run_file = study.trunk(Some(&text))?.alone();
-        run_file.resolve_paths(path.parent().unwrap_or(beside));
-        let place = checkpoint.path().display();
-        let of = format!("{place} {}\n{}", checkpoint.progress().step, run_file.to_toml()?);
-        Ok(Source { run_file, checkpoint: Some(checkpoint), of })
+        let mut run_file = study.base_run_file(Some(&text))?.single_rank();
+        run_file.resolve_paths(path.parent().unwrap_or(base_dir));
+        let location = checkpoint.path().display();
+        let key = format!("{location} {}\n{}", checkpoint.progress().step, run_file.to_toml()?);
+        Ok(BranchOrigin { run_file, checkpoint: Some(checkpoint), key })
     }
 
     /// The steps that branches begin after, each with what its outcome is found by.
-    pub fn points(&self, study: &Branching) -> Vec<(u64, [String; 3])> {
-        let Branching { factors, scaling, tolerance, seeds, .. } = study;
+    pub fn points(&self, study: &BranchStudy) -> Vec<(u64, [String; 3])> {
+        let BranchStudy { factors, scaling, tolerance, seeds, .. } = study;
         let samples = study.samples(self.run_file.train.batch);
-        let own = self.checkpoint.as_ref().map(|checkpoint| vec![checkpoint.progress().step]);
-        let of = |at: u64| {
+        let saved_at = self.checkpoint.as_ref().map(|checkpoint| vec![checkpoint.progress().step]);
+        let point = |at: u64| {
             let asked = format!("{at} {factors:?} {samples} {scaling:?} {tolerance} {seeds}");
-            (at, ["fork".into(), self.of.clone(), asked])
+            (at, ["fork".into(), self.key.clone(), asked])
         };
-        own.unwrap_or_else(|| study.at.clone()).into_iter().map(of).collect()
+        saved_at.unwrap_or_else(|| study.at.clone()).into_iter().map(point).collect()
     }
 }
 
 /// What is known by now of points that branches leave.
-pub fn known(points: &[(u64, [String; 3])], folder: &Path) -> Result<Vec<Fork>> {
+pub fn known(points: &[(u64, [String; 3])], folder: &Path) -> Result<Vec<BranchPoint>> {
     let outcomes = Outcomes::read(folder)?;
-    let fork = |(_, of): &(u64, [String; 3])| outcomes.get(&of.each_ref().map(String::as_str)).cloned();
-    Ok(points.iter().filter_map(fork).collect())
+    let branch_point =
+        |(_, key): &(u64, [String; 3])| outcomes.get(&key.each_ref().map(String::as_str)).cloned();
+    Ok(points.iter().filter_map(branch_point).collect())
 }
 
-/// Trains the trunk, or takes it up where its checkpoint is, and branches from it; what is in `folder` already is taken from there. `report` hears of each fork.
+/// Trains the base run, or takes it up where its checkpoint is, and branches from it; what is in `folder` already is taken from there. `report` hears of each branch point.
 pub fn run(
-    study: &Branching,
-    source: &Source,
+    study: &BranchStudy,
+    origin: &BranchOrigin,
     dataset: &Arc<Dataset>,
     device: &Device,
     folder: &Path,
-    mut report: impl FnMut(&Fork),
-) -> Result<Vec<Fork>> {
-    let text = source.run_file.to_toml()?;
-    let plan = Plan::new(source.run_file.clone(), dataset.facts())?;
+    mut report: impl FnMut(&BranchPoint),
+) -> Result<Vec<BranchPoint>> {
+    let text = origin.run_file.to_toml()?;
+    let plan = Plan::new(origin.run_file.clone(), dataset.facts())?;
     if plan.mesh.size() > 1 {
         let problem = format!("asks for {} ranks, and branches are trained on one", plan.mesh.size());
         return Err(Refused::Conflict { field: "run.parallel".into(), problem }.into());
     }
     let mut outcomes = Outcomes::open(folder)?;
-    // Checkpoints of another trunk are in a folder of another name.
-    let trunk_folder = folder.join(format!("trunk-{}", &blake3::hash(text.as_bytes()).to_hex()[..8]));
-    let begun = || Trunk::start(&plan, dataset, device, &trunk_folder);
-    let (mut line, mut forks) = (None, Vec::new());
-    for (at, of) in source.points(study) {
-        let fork = outcomes.get_or(&of.each_ref().map(String::as_str), || {
-            let trunk = match &mut line {
-                Some(trunk) => trunk,
-                none => none.insert(begun()?),
+    // Checkpoints of another base run are in a folder of another name.
+    let base_folder = folder.join(format!("trunk-{}", &blake3::hash(text.as_bytes()).to_hex()[..8]));
+    let start = || BaseRun::start(&plan, dataset, device, &base_folder);
+    let (mut started, mut branch_points) = (None, Vec::new());
+    for (at, key) in origin.points(study) {
+        let branch_point = outcomes.get_or(&key.each_ref().map(String::as_str), || {
+            let base_run = match &mut started {
+                Some(base_run) => base_run,
+                none => none.insert(start()?),
             };
-            device.enter(|| match &source.checkpoint {
+            device.enter(|| match &origin.checkpoint {
                 Some(checkpoint) => {
-                    trunk.trainer.restore(checkpoint)?;
-                    trunk.fork(study, &source.run_file, checkpoint)
+                    base_run.trainer.restore(checkpoint)?;
+                    base_run.run_branches(study, &origin.run_file, checkpoint)
                 }
                 None => {
-                    let checkpoint = trunk.reach(at)?;
-                    trunk.fork(study, &source.run_file, &checkpoint)
+                    let checkpoint = base_run.train_to(at)?;
+                    base_run.run_branches(study, &origin.run_file, &checkpoint)
                 }
             })
         })?;
-        report(&fork);
-        forks.push(fork);
+        report(&branch_point);
+        branch_points.push(branch_point);
     }
-    Ok(forks)
+    Ok(branch_points)
 }
 
 /// The training that branches leave.
-struct Trunk<'a> {
+struct BaseRun<'a> {
     trainer: Trainer,
     plan: &'a Plan,
     dataset: &'a Arc<Dataset>,
@@ -189,32 +190,38 @@ struct Trunk<'a> {
     checkpoints: Checkpoints,
 }
 
-impl<'a> Trunk<'a> {
+impl<'a> BaseRun<'a> {
     fn start(
         plan: &'a Plan,
         dataset: &'a Arc<Dataset>,
         device: &'a Device,
         folder: &Path,
-    ) -> Result<Trunk<'a>> {
+    ) -> Result<BaseRun<'a>> {
         let precision = plan.storage.precision.name();
         let checkpoints = Checkpoints::new(folder, usize::MAX, &plan.model.name, precision);
         let trainer = device.enter(|| Trainer::new(plan.clone(), dataset.clone(), device))?;
-        Ok(Trunk { trainer, plan, dataset, device, checkpoints })
+        Ok(BaseRun { trainer, plan, dataset, device, checkpoints })
     }
 
-    /// Branches where it is, which is saved in `whole`.
-    fn fork(&mut self, study: &Branching, run: &RunFile, whole: &Checkpoint) -> Result<Fork> {
-        let at = whole.progress().step;
+    /// Branches where it is, which is saved in `checkpoint`.
+    fn run_branches(
+        &mut self,
+        study: &BranchStudy,
+        run: &RunFile,
+        checkpoint: &Checkpoint,
+    ) -> Result<BranchPoint> {
+        let at = checkpoint.progress().step;
         let Some(evaluation) = self.trainer.evaluate()? else {
             let problem = "leaves no validation split, which branches are evaluated on".into();
             return Err(Refused::Conflict { field: "run.data.validation".into(), problem }.into());
         };
         let scaling = study.scaling.unwrap_or_else(|| Scaling::of(self.plan));
         let rate = self.plan.optimization.learning_rate.at(at as usize, self.trainer.steps() as usize);
-        let branch = |factor: &usize| self.branch(study, run, whole, *factor, rate * scaling.times(*factor));
+        let branch =
+            |factor: &usize| self.branch(study, run, checkpoint, *factor, rate * scaling.times(*factor));
         let branches = study.factors.iter().map(branch).collect::<Result<Vec<_>>>()?;
         let critical_batch = critical_batch(&branches, study.tolerance);
-        Ok(Fork {
+        Ok(BranchPoint {
             step: at,
             loss: evaluation.loss,
             at_edge: critical_batch == branches.last().map(|branch| branch.batch),
@@ -225,16 +232,16 @@ impl<'a> Trunk<'a> {
     }
 
     /// Goes on to a step, which is not behind it, and saves there, unless a study before this one did.
-    fn reach(&mut self, at: u64) -> Result<Checkpoint> {
+    fn train_to(&mut self, at: u64) -> Result<Checkpoint> {
         if at > self.trainer.steps() {
             let problem =
                 format!("has {at}, and the base run ends after `run.train.steps` = {}", self.trainer.steps());
             return Err(Refused::Conflict { field: "branch.at".into(), problem }.into());
         }
         if let Some((_, path)) = self.checkpoints.numbered()?.into_iter().find(|(step, _)| *step == at) {
-            let whole = Checkpoint::read(&path, &Ranks::alone())?;
-            self.trainer.restore(&whole)?;
-            return Ok(whole);
+            let checkpoint = Checkpoint::read(&path, &Ranks::single())?;
+            self.trainer.restore(&checkpoint)?;
+            return Ok(checkpoint);
         }
         while self.trainer.progress().step < at {
             let report = self.trainer.step()?;
@@ -243,36 +250,36 @@ impl<'a> Trunk<'a> {
                 return Err(Error::Diverged { step: report.step, bad_steps, loss: report.loss });
             }
         }
-        Checkpoint::read(&self.trainer.save(&self.checkpoints)?, &Ranks::alone())
+        Checkpoint::read(&self.trainer.save(&self.checkpoints)?, &Ranks::single())
     }
 
     /// A branch to its end, once with each seed.
     fn branch(
         &self,
-        study: &Branching,
+        study: &BranchStudy,
         run: &RunFile,
-        whole: &Checkpoint,
+        checkpoint: &Checkpoint,
         factor: usize,
         lr: f64,
     ) -> Result<Branch> {
-        let (own, after) = (self.plan.batch.samples, whole.progress().step);
-        let steps = (study.samples(own) / (factor * own)) as u64;
+        let (base_batch, after) = (self.plan.batch.samples, checkpoint.progress().step);
+        let steps = (study.samples(base_batch) / (factor * base_batch)) as u64;
         let mut losses = Vec::new();
         for seed in 0..study.seeds {
             let seed = self.plan.seed + seed;
             let run_file = study.branch(run, factor, after, lr, seed)?;
             let plan = Plan::new(run_file, self.dataset.facts())?;
             let mut trainer = Trainer::new(plan, self.dataset.clone(), self.device)?;
-            trainer.restore(whole)?;
-            losses.push(go_to_end(&mut trainer)?);
+            trainer.restore(checkpoint)?;
+            losses.push(train_to_end(&mut trainer)?);
         }
-        Ok(Branch::new(factor * own, steps, lr, losses))
+        Ok(Branch::new(factor * base_batch, steps, lr, losses))
     }
 
     fn noise_scale(&self) -> Result<Option<f64>> {
-        let all = self.dataset.len(espalier_data::Split::Train);
+        let all = self.dataset.len(espalier_data::DataSplit::Train);
         let samples = Some(all.min(NOISE_SAMPLES));
-        let surface = Surface::of(&self.trainer, Over { samples, micro_batch: None })?;
+        let surface = LossSurface::of(&self.trainer, LossSamples { samples, micro_batch: None })?;
         if surface.micro_batches() < 2 {
             return Ok(None);
         }
@@ -281,7 +288,7 @@ impl<'a> Trunk<'a> {
 }
 
 /// The loss over what is held out when a branch has come to its end; none where it diverges.
-fn go_to_end(trainer: &mut Trainer) -> Result<Option<f64>> {
+fn train_to_end(trainer: &mut Trainer) -> Result<Option<f64>> {
     while trainer.progress().step < trainer.steps() {
         if !trainer.step()?.taken {
             return Ok(None);
@@ -333,33 +340,43 @@ mod tests {
 
     #[test]
     fn branches_leave_the_trunk_as_it_was_and_are_found_again() {
-        let study = Branching::parse(TEXT, &[]).unwrap();
-        let dataset = Arc::new(Dataset::open(&study.trunk(None).unwrap()).unwrap());
+        let study = BranchStudy::parse(TEXT, &[]).unwrap();
+        let dataset = Arc::new(Dataset::open(&study.base_run_file(None).unwrap()).unwrap());
         let (folder, device) = (tempfile::tempdir().unwrap(), Device::cpu(2).unwrap());
-        let go = |study: &Branching, folder: &Path| {
-            let source = Source::open(study, Path::new("/")).unwrap();
-            let forks = run(study, &source, &dataset, &device, folder, |_| ()).unwrap();
-            assert_eq!(known(&source.points(study), folder).unwrap(), forks);
-            forks
+        let go = |study: &BranchStudy, folder: &Path| {
+            let origin = BranchOrigin::open(study, Path::new("/")).unwrap();
+            let branch_points = run(study, &origin, &dataset, &device, folder, |_| ()).unwrap();
+            assert_eq!(known(&origin.points(study), folder).unwrap(), branch_points);
+            branch_points
         };
-        let forks = go(&study, folder.path());
-        assert_eq!(forks.iter().map(|fork| fork.step).collect::<Vec<_>>(), [10, 30]);
-        for fork in &forks {
-            let seen: Vec<_> = fork.branches.iter().map(|branch| (branch.batch, branch.steps)).collect();
+        let branch_points = go(&study, folder.path());
+        assert_eq!(branch_points.iter().map(|branch_point| branch_point.step).collect::<Vec<_>>(), [10, 30]);
+        for branch_point in &branch_points {
+            let seen: Vec<_> =
+                branch_point.branches.iter().map(|branch| (branch.batch, branch.steps)).collect();
             assert_eq!(seen, [(4, 48), (16, 12), (64, 3)]);
-            assert!((fork.branches[2].lr / fork.branches[0].lr - 16.0).abs() < 1e-9, "{fork:?}");
-            assert!(fork.branches[0].loss.unwrap() < fork.loss, "it learns: {fork:?}");
-            assert!(fork.critical_batch.is_some() && fork.noise_scale.is_none_or(|scale| scale > 0.0));
+            assert!(
+                (branch_point.branches[2].lr / branch_point.branches[0].lr - 16.0).abs() < 1e-9,
+                "{branch_point:?}"
+            );
+            assert!(
+                branch_point.branches[0].loss.unwrap() < branch_point.loss,
+                "it learns: {branch_point:?}"
+            );
+            assert!(
+                branch_point.critical_batch.is_some()
+                    && branch_point.noise_scale.is_none_or(|scale| scale > 0.0)
+            );
         }
-        assert_eq!(go(&study, folder.path()), forks);
+        assert_eq!(go(&study, folder.path()), branch_points);
         // The second fork alone, from nothing: what was branched before it makes no difference.
-        let later = Branching::parse(&TEXT.replace("at = [10, 30]", "at = [30]"), &[]).unwrap();
+        let later = BranchStudy::parse(&TEXT.replace("at = [10, 30]", "at = [30]"), &[]).unwrap();
         let elsewhere = tempfile::tempdir().unwrap();
-        assert_eq!(go(&later, elsewhere.path()), forks[1..]);
+        assert_eq!(go(&later, elsewhere.path()), branch_points[1..]);
         // With a second seed the first is as it was, and the other saw samples in another order.
-        let twice = Branching::parse(TEXT, &["branch.at=[30]".into(), "branch.seeds=2".into()]).unwrap();
+        let twice = BranchStudy::parse(TEXT, &["branch.at=[30]".into(), "branch.seeds=2".into()]).unwrap();
         let branches = &go(&twice, elsewhere.path())[0].branches;
-        for (two, one) in branches.iter().zip(&forks[1].branches) {
+        for (two, one) in branches.iter().zip(&branch_points[1].branches) {
             assert_eq!(two.losses[0], one.loss);
             assert_ne!(two.losses[1], one.loss);
             let [Some(a), Some(b)] = two.losses[..] else { panic!("{two:?}") };
@@ -368,36 +385,39 @@ mod tests {
         }
     }
 
-    /// The trunk of another study stands where a run's checkpoints do: branches from there are those of that study.
+    /// The base run of another study stands where a run's checkpoints do: branches from there are those of that study.
     #[test]
     fn branches_from_a_checkpoint_are_those_of_its_run() {
-        let study = Branching::parse(TEXT, &["branch.at=[10]".into()]).unwrap();
-        let source = Source::open(&study, Path::new("/")).unwrap();
-        let dataset = Arc::new(Dataset::open(&source.run_file).unwrap());
+        let study = BranchStudy::parse(TEXT, &["branch.at=[10]".into()]).unwrap();
+        let origin = BranchOrigin::open(&study, Path::new("/")).unwrap();
+        let dataset = Arc::new(Dataset::open(&origin.run_file).unwrap());
         let (folder, device) = (tempfile::tempdir().unwrap(), Device::cpu(2).unwrap());
         let at = folder.path();
-        let forks = run(&study, &source, &dataset, &device, &at.join("study"), |_| ()).unwrap();
-        let trunk = fs::read_dir(at.join("study")).unwrap().map(|entry| entry.unwrap().path());
-        let trunk = trunk.into_iter().find(|path| path.is_dir()).unwrap();
+        let branch_points = run(&study, &origin, &dataset, &device, &at.join("study"), |_| ()).unwrap();
+        let base_run = fs::read_dir(at.join("study")).unwrap().map(|entry| entry.unwrap().path());
+        let base_run = base_run.into_iter().find(|path| path.is_dir()).unwrap();
         fs::create_dir(at.join("run")).unwrap();
-        fs::rename(trunk, at.join("run/checkpoints")).unwrap();
-        fs::write(at.join("run/run.toml"), source.run_file.to_toml().unwrap()).unwrap();
+        fs::rename(base_run, at.join("run/checkpoints")).unwrap();
+        fs::write(at.join("run/run.toml"), origin.run_file.to_toml().unwrap()).unwrap();
         let text = "kind = \"critical-batch\"\nname = \"from\"\n[branch]\nfrom = \"run\"\nfactors = [1, 4, 16]\nsamples = 192";
-        let study = Branching::parse(text, &[]).unwrap();
-        let source = Source::open(&study, at).unwrap();
-        assert_eq!(run(&study, &source, &dataset, &device, &at.join("again"), |_| ()).unwrap(), forks);
-        let missing = Branching::parse(text, &["branch.from=nowhere".into()]).unwrap();
-        let said = Source::open(&missing, at).unwrap_err().to_string();
-        assert!(said.contains("nowhere: there is no such folder"), "{said}");
+        let study = BranchStudy::parse(text, &[]).unwrap();
+        let origin = BranchOrigin::open(&study, at).unwrap();
+        assert_eq!(
+            run(&study, &origin, &dataset, &device, &at.join("again"), |_| ()).unwrap(),
+            branch_points
+        );
+        let missing = BranchStudy::parse(text, &["branch.from=nowhere".into()]).unwrap();
+        let message = BranchOrigin::open(&missing, at).unwrap_err().to_string();
+        assert!(message.contains("nowhere: there is no such folder"), "{message}");
     }
 
     #[test]
     fn a_fork_behind_the_end_of_the_trunk_is_refused() {
-        let study = Branching::parse(&TEXT.replace("30]", "41]"), &[]).unwrap();
-        let source = Source::open(&study, Path::new("/")).unwrap();
-        let dataset = Arc::new(Dataset::open(&source.run_file).unwrap());
+        let study = BranchStudy::parse(&TEXT.replace("30]", "41]"), &[]).unwrap();
+        let origin = BranchOrigin::open(&study, Path::new("/")).unwrap();
+        let dataset = Arc::new(Dataset::open(&origin.run_file).unwrap());
         let (folder, device) = (tempfile::tempdir().unwrap(), Device::cpu(2).unwrap());
-        let error = run(&study, &source, &dataset, &device, folder.path(), |_| ()).unwrap_err();
+        let error = run(&study, &origin, &dataset, &device, folder.path(), |_| ()).unwrap_err();
         assert_eq!(
             error.to_string(),
             "`branch.at` has 41, and the base run ends after `run.train.steps` = 40"

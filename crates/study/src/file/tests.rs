@@ -34,7 +34,7 @@ fn a_study_is_cells_a_goal_and_ranges() {
     assert_eq!(study.cells[1], Cell { batch: 64, sparsity: 0.0 });
     assert_eq!(study.sparsities(), [0.0, 0.9]);
     assert_eq!(study.goal, Goal::Error(0.12));
-    assert_eq!((study.search.method, study.search.eval_every), (Method::Halving, 16));
+    assert_eq!((study.search.method, study.search.eval_every), (SearchMethod::Halving, 16));
     let settings = study.settings(study.cells[2], 1, &study.search.ranges);
     assert_eq!((settings.batch, settings.sparsity, settings.seed), (16, 0.9, 1));
     let run = study.run_file(&settings).unwrap();
@@ -74,7 +74,7 @@ fn results_are_comparable_while_the_fingerprint_stays() {
 
 #[test]
 fn mistakes_get_a_sentence_that_names_the_field() {
-    let said = |overrides: &[&str]| with(overrides).unwrap_err().to_string();
+    let message = |overrides: &[&str]| with(overrides).unwrap_err().to_string();
     for (change, expected) in [
         ("nmae=x", "`nmae` is not a field; did you mean `name`?"),
         ("name=a/b", "`name` must be letters, digits, `-`, `_` and `.`: it names a folder, got \"a/b\""),
@@ -120,7 +120,7 @@ fn mistakes_get_a_sentence_that_names_the_field() {
             "`run.learning_rate.peek` is not a field; did you mean `run.learning_rate.peak`?",
         ),
     ] {
-        assert_eq!(said(&[change]), expected, "{change}");
+        assert_eq!(message(&[change]), expected, "{change}");
     }
     let without = |line: &str| Study::parse(&TEXT.replace(line, ""), &[]).unwrap_err().to_string();
     assert_eq!(without("name = \"small\""), "`name` is missing: a name for folders and pages");

@@ -3,21 +3,21 @@
 use espalier_plan::Error;
 use espalier_plan::config::reader::show;
 use espalier_plan::config::{Override, RunFile, RunTable};
-use espalier_plan::field::{Field, MOST, any, number, whole};
+use espalier_plan::field::{Field, MOST, any, integer, number};
 use toml::Value;
 
-use crate::reading::{StudyTable, in_run, missing, read_batches, refuse_given};
+use crate::study_table::{StudyTable, in_run, missing, read_batches, refuse_given};
 
 const GAP: &[Field] = &[
     any("batches"),
-    whole("seeds", 1, 1, 1000),
-    whole("samples", 1000, 1, MOST),
+    integer("seeds", 1, 1, 1000),
+    integer("samples", 1000, 1, MOST),
     number("epsilon", 1e-3, ("a number in (0, 1]", |x| x > 0.0 && x <= 1.0)),
 ];
 
 /// What is trained.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Gap {
+pub struct GapStudy {
     /// What it is called, on pages and in folders.
     pub name: String,
     run: RunTable,
@@ -42,15 +42,15 @@ pub struct Arm {
     pub changes: Vec<Override>,
 }
 
-impl Gap {
+impl GapStudy {
     /// Reads a study file's text after putting in overrides of the form `a.b=c`.
-    pub fn parse(text: &str, overrides: &[Override]) -> Result<Gap, Error> {
+    pub fn parse(text: &str, overrides: &[Override]) -> Result<GapStudy, Error> {
         let file = StudyTable::parse(text, overrides, &["gap", "arms"])?;
         let run = file.run()?;
         let arms = read_arms(&file)?;
         let mut section = file.section("gap")?;
         let values = section.read(GAP)?;
-        let study = Gap {
+        let study = GapStudy {
             name: file.name.clone(),
             run,
             arms,
@@ -150,8 +150,8 @@ mod tests {
         train.steps = 500
     "#;
 
-    fn with(overrides: &[&str]) -> Result<Gap, Error> {
-        Gap::parse(TEXT, &overrides.iter().map(|&text| text.into()).collect::<Vec<_>>())
+    fn with(overrides: &[&str]) -> Result<GapStudy, Error> {
+        GapStudy::parse(TEXT, &overrides.iter().map(|&text| text.into()).collect::<Vec<_>>())
     }
 
     #[test]
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_said_with_the_field_as_the_file_has_it() {
-        let said = |overrides: &[&str]| with(overrides).unwrap_err().to_string();
+        let message = |overrides: &[&str]| with(overrides).unwrap_err().to_string();
         let cases = [
             (&["gap.batches=[]"][..], "`gap.batches` must be a list of batch sizes"),
             (&["gap.batches=[32,32]"], "`gap.batches` has 32 twice"),
@@ -181,7 +181,7 @@ mod tests {
             (&["run.model.nam=x"], "run.model.nam"),
         ];
         for (overrides, expected) in cases {
-            assert!(said(overrides).contains(expected), "{overrides:?}: {}", said(overrides));
+            assert!(message(overrides).contains(expected), "{overrides:?}: {}", message(overrides));
         }
     }
 }

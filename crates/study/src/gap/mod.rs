@@ -8,6 +8,6 @@ mod file;
 mod page;
 mod train;
 
-pub use file::{Arm, Gap};
+pub use file::{Arm, GapStudy};
 pub use page::{figure, page};
-pub use train::{Ended, Outcome, known, run};
+pub use train::{FinalMetrics, GapOutcome, known, run};

@@ -1,12 +1,12 @@
 //! The page of a generalisation gap.
 
-use espalier_report::{Axis, Column, Curve, Figure, Page, Plot, Table, number};
+use espalier_report::{Column, Curve, Figure, Page, Plot, PlotAxis, Table, number};
 
-use super::file::Gap;
-use super::train::{Ended, Outcome};
+use super::file::GapStudy;
+use super::train::{FinalMetrics, GapOutcome};
 
 /// Errors, gaps and sharpness against the batch, a curve an arm, and all numbers.
-pub fn page(gap: &Gap, outcomes: &[Outcome]) -> Page {
+pub fn page(gap: &GapStudy, outcomes: &[GapOutcome]) -> Page {
     let mut page = Page::new(format!("Study {}", gap.name));
     page.text(format!(
         "Validation results after training with each batch size, by remedy for large batches; sharpness in a box of epsilon \
@@ -22,39 +22,45 @@ pub fn page(gap: &Gap, outcomes: &[Outcome]) -> Page {
 }
 
 /// The pictures alone.
-pub fn figure(gap: &Gap, outcomes: &[Outcome]) -> Figure {
-    let plot = |title: &str, label: &str, of: fn(&Ended) -> f64| {
-        let mut plot = Plot::new(title, Axis::log("batch"), Axis::linear(label));
+pub fn figure(gap: &GapStudy, outcomes: &[GapOutcome]) -> Figure {
+    let plot = |title: &str, label: &str, of: fn(&FinalMetrics) -> f64| {
+        let mut plot = Plot::new(title, PlotAxis::log("batch"), PlotAxis::linear(label));
         for (style, arm) in gap.arms.iter().enumerate() {
-            plot =
-                plot.with(Curve::new(arm.name.clone(), style, curve(gap, outcomes, &arm.name, of)).marked());
+            plot = plot.with(
+                Curve::new(arm.name.clone(), style, curve(gap, outcomes, &arm.name, of)).with_markers(),
+            );
         }
         plot
     };
     Figure::new("Generalisation against the batch")
         .with(plot("Validation error", "fraction wrong", |ended| ended.error))
-        .with(plot("Generalisation gap", "validation loss - training loss", Ended::gap))
+        .with(plot("Generalisation gap", "validation loss - training loss", FinalMetrics::gap))
         .with(plot("Sharpness", "percent", |ended| ended.sharpness))
 }
 
 /// The mean over seeds at each batch, where a run did not diverge.
-fn curve(gap: &Gap, outcomes: &[Outcome], arm: &str, of: fn(&Ended) -> f64) -> Vec<(f64, f64)> {
+fn curve(
+    gap: &GapStudy,
+    outcomes: &[GapOutcome],
+    arm: &str,
+    of: fn(&FinalMetrics) -> f64,
+) -> Vec<(f64, f64)> {
     let mean = |batch: &usize| {
-        let own = outcomes.iter().filter(|outcome| outcome.arm == arm && outcome.batch == *batch);
-        let values: Vec<f64> = own.filter_map(|outcome| outcome.ended.as_ref()).map(of).collect();
+        let matching = outcomes.iter().filter(|outcome| outcome.arm == arm && outcome.batch == *batch);
+        let values: Vec<f64> = matching.filter_map(|outcome| outcome.ended.as_ref()).map(of).collect();
         (!values.is_empty()).then(|| (*batch as f64, values.iter().sum::<f64>() / values.len() as f64))
     };
     gap.batches.iter().filter_map(mean).collect()
 }
 
-fn table(outcomes: &[Outcome]) -> Table {
+fn table(outcomes: &[GapOutcome]) -> Table {
     let numbers =
         ["batch", "seed", "steps", "training loss", "validation loss", "validation error", "sharpness"];
     let columns = [Column::text("arm")].into_iter().chain(numbers.map(Column::number));
     let mut table = Table::new(columns.collect());
     for outcome in outcomes {
-        let Outcome { batch, arm, seed, steps, ended } = outcome;
-        let shown = |of: fn(&Ended) -> f64| {
+        let GapOutcome { batch, arm, seed, steps, ended } = outcome;
+        let shown = |of: fn(&FinalMetrics) -> f64| {
             ended.as_ref().map_or("diverged".into(), |ended| number::short(of(ended)))
         };
         table.row([

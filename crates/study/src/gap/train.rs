@@ -6,21 +6,21 @@ use std::sync::Arc;
 use espalier_data::Dataset;
 use espalier_plan::{Plan, RunFile};
 use espalier_tensor::Device;
-use espalier_train::measure::{Neighbourhood, Over, Surface, sharpness};
+use espalier_train::measure::{LossSamples, LossSurface, Neighbourhood, sharpness};
 use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::trainer::Trainer;
 use espalier_train::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use super::file::{Arm, Gap};
+use super::file::{Arm, GapStudy};
 use crate::outcomes::Outcomes;
 
 /// Samples that run at a time when sharpness is measured, whatever the batch: to batch norm another number is another loss, and arms are to be compared.
-const AT_ONCE: usize = 100;
+const MICRO_BATCH: usize = 100;
 
 /// What an arm came to at a batch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct GapOutcome {
     /// Samples in a step.
     pub batch: usize,
     /// The arm's name.
@@ -30,12 +30,12 @@ pub struct Outcome {
     /// Steps of the run.
     pub steps: u64,
     /// How it ended; none where it diverged.
-    pub ended: Option<Ended>,
+    pub ended: Option<FinalMetrics>,
 }
 
 /// The end of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Ended {
+pub struct FinalMetrics {
     /// The mean loss over the training samples that sharpness is measured over.
     pub training_loss: f64,
     /// The mean loss over what was held out.
@@ -46,30 +46,30 @@ pub struct Ended {
     pub sharpness: f64,
 }
 
-impl Ended {
+impl FinalMetrics {
     /// How much higher the loss is on what was held out.
     pub fn gap(&self) -> f64 {
         self.validation_loss - self.training_loss
     }
 }
 
-/// Runs all arms at all batches, or takes what is in `folder` already; `report` hears of each as it ends. Paths of the study file are relative to `beside`.
+/// Runs all arms at all batches, or takes what is in `folder` already; `report` hears of each as it ends. Paths of the study file are relative to `base_dir`.
 pub fn run(
-    gap: &Gap,
+    gap: &GapStudy,
     dataset: &Arc<Dataset>,
     device: &Device,
     folder: &Path,
-    beside: &Path,
-    mut report: impl FnMut(&Outcome),
-) -> Result<Vec<Outcome>> {
+    base_dir: &Path,
+    mut report: impl FnMut(&GapOutcome),
+) -> Result<Vec<GapOutcome>> {
     let mut outcomes = Outcomes::open(folder)?;
     let mut all = Vec::new();
-    for run in runs(gap, beside)? {
-        let Run { batch, arm, seed, run_file, of } = run;
+    for run in runs(gap, base_dir)? {
+        let GapRun { batch, arm, seed, run_file, key } = run;
         let plan = Plan::new(run_file, dataset.facts())?;
-        let outcome = outcomes.get_or(&of.each_ref().map(String::as_str), || {
+        let outcome = outcomes.get_or(&key.each_ref().map(String::as_str), || {
             let (steps, ended) = train(plan, dataset, device, gap)?;
-            Ok(Outcome { batch, arm: arm.name.clone(), seed, steps, ended })
+            Ok(GapOutcome { batch, arm: arm.name.clone(), seed, steps, ended })
         })?;
         report(&outcome);
         all.push(outcome);
@@ -78,32 +78,32 @@ pub fn run(
 }
 
 /// What is known of all arms at all batches by now.
-pub fn known(gap: &Gap, folder: &Path, beside: &Path) -> Result<Vec<Outcome>> {
+pub fn known(gap: &GapStudy, folder: &Path, base_dir: &Path) -> Result<Vec<GapOutcome>> {
     let outcomes = Outcomes::read(folder)?;
-    let runs = runs(gap, beside)?;
-    Ok(runs.iter().filter_map(|run| outcomes.get(&run.of.each_ref().map(String::as_str)).cloned()).collect())
+    let runs = runs(gap, base_dir)?;
+    Ok(runs.iter().filter_map(|run| outcomes.get(&run.key.each_ref().map(String::as_str)).cloned()).collect())
 }
 
 /// One of those that are to be trained, and what its outcome is found by.
-struct Run<'a> {
+struct GapRun<'a> {
     batch: usize,
     arm: &'a Arm,
     seed: u64,
     run_file: RunFile,
-    of: [String; 3],
+    key: [String; 3],
 }
 
 /// All of them, in their order.
-fn runs<'a>(gap: &'a Gap, beside: &Path) -> Result<Vec<Run<'a>>> {
+fn runs<'a>(gap: &'a GapStudy, base_dir: &Path) -> Result<Vec<GapRun<'a>>> {
     let measured = format!("sharpness over {} within {}", gap.samples, gap.epsilon);
     let mut runs = Vec::new();
     for &batch in &gap.batches {
         for arm in &gap.arms {
             for seed in 0..gap.seeds {
                 let mut run_file = gap.run_file(batch, arm, seed)?;
-                run_file.resolve_paths(beside);
-                let of = [arm.name.clone(), run_file.to_toml()?, measured.clone()];
-                runs.push(Run { batch, arm, seed, run_file, of });
+                run_file.resolve_paths(base_dir);
+                let key = [arm.name.clone(), run_file.to_toml()?, measured.clone()];
+                runs.push(GapRun { batch, arm, seed, run_file, key });
             }
         }
     }
@@ -111,10 +111,15 @@ fn runs<'a>(gap: &'a Gap, beside: &Path) -> Result<Vec<Run<'a>>> {
 }
 
 /// Trains one to its end, on as many ranks as it asks for.
-fn train(plan: Plan, dataset: &Arc<Dataset>, device: &Device, gap: &Gap) -> Result<(u64, Option<Ended>)> {
+fn train(
+    plan: Plan,
+    dataset: &Arc<Dataset>,
+    device: &Device,
+    gap: &GapStudy,
+) -> Result<(u64, Option<FinalMetrics>)> {
     let on_rank = |ranks: Ranks, device: &Device| train_rank(plan.clone(), dataset, device, ranks, gap);
     if plan.mesh.size() == 1 {
-        return device.enter(|| on_rank(Ranks::alone(), device));
+        return device.enter(|| on_rank(Ranks::single(), device));
     }
     Ok(on_threads(&plan.mesh, device, on_rank)?.swap_remove(0))
 }
@@ -124,14 +129,14 @@ fn train_rank(
     dataset: &Arc<Dataset>,
     device: &Device,
     ranks: Ranks,
-    gap: &Gap,
-) -> Result<(u64, Option<Ended>)> {
+    gap: &GapStudy,
+) -> Result<(u64, Option<FinalMetrics>)> {
     let most = plan.optimization.max_bad_steps;
-    let mut trainer = Trainer::among(plan, dataset.clone(), device, ranks)?;
+    let mut trainer = Trainer::distributed(plan, dataset.clone(), device, ranks)?;
     let steps = trainer.steps();
     while trainer.progress().step < steps {
         trainer.step()?;
-        if trainer.is_together() && trainer.is_at_rest() && trainer.progress().bad_steps >= most {
+        if trainer.is_in_sync() && trainer.is_idle() && trainer.progress().bad_steps >= most {
             return Ok((steps, None));
         }
     }
@@ -139,14 +144,17 @@ fn train_rank(
         let problem = "leaves no validation split, which a generalization gap needs".into();
         return Err(espalier_plan::Error::Conflict { field: "run.data.validation".into(), problem }.into());
     };
-    let surface = Surface::of(&trainer, Over { samples: Some(gap.samples), micro_batch: Some(AT_ONCE) })?;
+    let surface = LossSurface::of(
+        &trainer,
+        LossSamples { samples: Some(gap.samples), micro_batch: Some(MICRO_BATCH) },
+    )?;
     let within = Neighbourhood { epsilon: gap.epsilon, ..Neighbourhood::default() };
     let found = match sharpness(&surface, within) {
         Ok(found) if validation.loss.is_finite() => found,
         Ok(_) | Err(Error::Unmeasurable { .. }) => return Ok((steps, None)),
         Err(other) => return Err(other),
     };
-    let ended = Ended {
+    let ended = FinalMetrics {
         training_loss: found.loss,
         validation_loss: validation.loss,
         error: 1.0 - validation.accuracy,
@@ -186,7 +194,7 @@ mod tests {
 
     #[test]
     fn every_arm_ends_with_numbers_unless_it_diverges_and_is_trained_once() {
-        let gap = Gap::parse(TEXT, &[]).unwrap();
+        let gap = GapStudy::parse(TEXT, &[]).unwrap();
         let run_file = gap.run_file(10, &gap.arms[0], 0).unwrap();
         let dataset = Arc::new(Dataset::open(&run_file).unwrap());
         let (folder, device) = (tempfile::tempdir().unwrap(), Device::cpu(2).unwrap());

@@ -1,9 +1,9 @@
 use super::*;
 use crate::synthetic::study;
-use crate::trial::{Mark, Status};
+use crate::trial::{TrialStatus, ValidationPoint};
 
-fn record(trial: u32, status: Status, steps: u64) -> Record {
-    Record {
+fn record(trial: u32, status: TrialStatus, steps: u64) -> TrialRecord {
+    TrialRecord {
         batch: 16,
         sparsity: 0.9,
         trial,
@@ -11,7 +11,7 @@ fn record(trial: u32, status: Status, steps: u64) -> Record {
         steps,
         best: Some(0.1),
         fields: vec![("learning_rate.peak".into(), 0.1 + 0.2)],
-        curve: vec![Mark { step: 16, loss: 1.0 / 3.0, error: 0.5 }],
+        curve: vec![ValidationPoint { step: 16, loss: 1.0 / 3.0, error: 0.5 }],
     }
 }
 
@@ -20,13 +20,16 @@ fn lines_are_read_as_they_were_written_and_the_furthest_counts() {
     let (folder, study) = (tempfile::tempdir().unwrap(), study(&[]));
     let mut results = Results::open(folder.path(), &study).unwrap();
     assert!(fs::read_dir(folder.path()).unwrap().next().is_none(), "who has nothing to write leaves no file");
-    results.append(&[record(1, Status::Paused, 32), record(2, Status::Infeasible, 16)]).unwrap();
-    results.append(&[record(1, Status::Complete, 160)]).unwrap();
+    results.append(&[record(1, TrialStatus::Paused, 32), record(2, TrialStatus::Infeasible, 16)]).unwrap();
+    results.append(&[record(1, TrialStatus::Complete, 160)]).unwrap();
     let mut other = Results::open(folder.path(), &study).unwrap();
-    other.append(&[record(1, Status::Paused, 64), record(3, Status::Cut, 160)]).unwrap();
+    other.append(&[record(1, TrialStatus::Paused, 64), record(3, TrialStatus::Cut, 160)]).unwrap();
     let read = Results::open(folder.path(), &study).unwrap();
-    let expected =
-        [record(1, Status::Complete, 160), record(2, Status::Infeasible, 16), record(3, Status::Cut, 160)];
+    let expected = [
+        record(1, TrialStatus::Complete, 160),
+        record(2, TrialStatus::Infeasible, 16),
+        record(3, TrialStatus::Cut, 160),
+    ];
     assert_eq!(read.records().cloned().collect::<Vec<_>>(), expected);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "a file for each that writes");
     assert_eq!(results.refresh().unwrap().len(), 2);
@@ -37,20 +40,20 @@ fn lines_are_read_as_they_were_written_and_the_furthest_counts() {
 fn a_torn_last_line_is_skipped_aloud_and_all_others_count() {
     let (folder, study) = (tempfile::tempdir().unwrap(), study(&[]));
     let mut results = Results::open(folder.path(), &study).unwrap();
-    results.append(&[record(1, Status::Complete, 160), record(2, Status::Cut, 160)]).unwrap();
+    results.append(&[record(1, TrialStatus::Complete, 160), record(2, TrialStatus::Cut, 160)]).unwrap();
     let path = folder.path().join("trials-0001.jsonl");
-    let whole = fs::read(&path).unwrap();
+    let intact = fs::read(&path).unwrap();
     // Wherever it was torn.
-    for length in 1..whole.len() {
-        fs::write(&path, &whole[..length]).unwrap();
+    for length in 1..intact.len() {
+        fs::write(&path, &intact[..length]).unwrap();
         let read = Results::open(folder.path(), &study).unwrap();
-        let lines = whole[..length].iter().filter(|&&byte| byte == b'\n').count();
+        let lines = intact[..length].iter().filter(|&&byte| byte == b'\n').count();
         assert_eq!(read.records().count(), lines.saturating_sub(1));
-        let torn = whole[length - 1] != b'\n';
+        let torn = intact[length - 1] != b'\n';
         assert_eq!(read.skipped().len(), usize::from(torn), "{length}");
         if torn {
-            let said = format!("{}: the last line is torn, and is skipped", path.display());
-            assert_eq!(read.skipped(), [said]);
+            let message = format!("{}: the last line is torn, and is skipped", path.display());
+            assert_eq!(read.skipped(), [message]);
         }
     }
 }
@@ -59,10 +62,10 @@ fn a_torn_last_line_is_skipped_aloud_and_all_others_count() {
 fn results_of_another_study_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let mut results = Results::open(folder.path(), &study(&[])).unwrap();
-    results.append(&[record(1, Status::Complete, 160)]).unwrap();
-    let said = Results::open(folder.path(), &study(&["goal.error=0.1"])).unwrap_err().to_string();
-    assert!(said.contains("trials-0001.jsonl: results of another study (synthetic "), "{said}");
-    assert!(said.ends_with("give it a folder of its own with --out"), "{said}");
+    results.append(&[record(1, TrialStatus::Complete, 160)]).unwrap();
+    let message = Results::open(folder.path(), &study(&["goal.error=0.1"])).unwrap_err().to_string();
+    assert!(message.contains("trials-0001.jsonl: results of another study (synthetic "), "{message}");
+    assert!(message.ends_with("give it a folder of its own with --out"), "{message}");
     Results::open(folder.path(), &study(&["search.trials=7"])).unwrap();
 }
 
@@ -70,31 +73,32 @@ fn results_of_another_study_are_refused() {
 fn what_is_no_result_is_refused_with_its_place() {
     let (folder, study) = (tempfile::tempdir().unwrap(), study(&[]));
     let mut results = Results::open(folder.path(), &study).unwrap();
-    results.append(&[record(1, Status::Complete, 160)]).unwrap();
+    results.append(&[record(1, TrialStatus::Complete, 160)]).unwrap();
     let path = folder.path().join("trials-0001.jsonl");
-    let whole = fs::read_to_string(&path).unwrap();
-    let header = whole.lines().next().unwrap().len() + 1;
+    let intact = fs::read_to_string(&path).unwrap();
+    let header = intact.lines().next().unwrap().len() + 1;
     // A digit that a disk has changed is another result.
-    fs::write(&path, whole.replacen("160", "190", 1)).unwrap();
-    let said = Results::open(folder.path(), &study).unwrap_err().to_string();
+    fs::write(&path, intact.replacen("160", "190", 1)).unwrap();
+    let message = Results::open(folder.path(), &study).unwrap_err().to_string();
     let expected =
         format!("the line at byte {header} is no result of a study: its checksum is that of another line");
-    assert!(said.ends_with(&expected), "{said}");
+    assert!(message.ends_with(&expected), "{message}");
     // Of an older program.
     let without = |line: &str| format!("{}}}\n", line.split_once(",\"blake3\"").unwrap().0);
-    let old: String = whole.lines().map(without).collect();
+    let old: String = intact.lines().map(without).collect();
     fs::write(&path, &old).unwrap();
     assert_eq!(Results::open(folder.path(), &study).unwrap().records().count(), 1);
-    fs::write(&path, format!("{whole}{{\"kind\":\"trial\"}}\n")).unwrap();
-    let said = Results::open(folder.path(), &study).unwrap_err().to_string();
+    fs::write(&path, format!("{intact}{{\"kind\":\"trial\"}}\n")).unwrap();
+    let message = Results::open(folder.path(), &study).unwrap_err().to_string();
     assert!(
-        said.contains(&format!("the line at byte {} is no result of a study: missing field", whole.len())),
-        "{said}"
+        message
+            .contains(&format!("the line at byte {} is no result of a study: missing field", intact.len())),
+        "{message}"
     );
-    fs::write(&path, &whole[header..]).unwrap();
-    let said = Results::open(folder.path(), &study).unwrap_err().to_string();
-    assert!(said.ends_with("it does not begin as the results of a study do"), "{said}");
+    fs::write(&path, &intact[header..]).unwrap();
+    let message = Results::open(folder.path(), &study).unwrap_err().to_string();
+    assert!(message.ends_with("it does not begin as the results of a study do"), "{message}");
     fs::write(&path, old.replace("\"schema\":1", "\"schema\":9")).unwrap();
-    let said = Results::open(folder.path(), &study).unwrap_err().to_string();
-    assert!(said.ends_with("it has form 9, and this program writes 1"), "{said}");
+    let message = Results::open(folder.path(), &study).unwrap_err().to_string();
+    assert!(message.ends_with("it has form 9, and this program writes 1"), "{message}");
 }

@@ -2,14 +2,14 @@
 
 use espalier_train::{Error, Result};
 
-use super::{Course, along};
+use super::{SparsityCurve, trace_smoothness};
 use crate::file::{Cell, Study};
-use crate::look::Look;
+use crate::measure_schedule::MeasureSchedule;
 use crate::outcomes::Outcomes;
 use crate::results::Results;
-use crate::trial::Record;
+use crate::trial::TrialRecord;
 use crate::widen;
-use crate::workload::{Settings, Workload};
+use crate::workload::{TrialSettings, Workload};
 
 /// Trains the best trial of each sparsity again, up to its K*, and measures on the way; `report` hears of each. All at one batch, the largest at which every
 /// sparsity reached the goal, since smoothness changes with the batch; nothing where there is none.
@@ -17,34 +17,35 @@ pub fn of_best(
     study: &Study,
     results: &Results,
     workload: &Workload,
-    look: Look,
-    mut report: impl FnMut(&Course),
-) -> Result<Vec<Course>> {
+    schedule: MeasureSchedule,
+    mut report: impl FnMut(&SparsityCurve),
+) -> Result<Vec<SparsityCurve>> {
     let mut outcomes = Outcomes::open(results.folder())?;
-    let mut courses = Vec::new();
+    let mut curves = Vec::new();
     for best in best_trials(study, results).unwrap_or_default() {
-        let Record { batch, sparsity, trial, steps, fields, .. } = best;
-        let settings = Settings { batch, sparsity, seed: trial.into(), fields };
+        let TrialRecord { batch, sparsity, trial, steps, fields, .. } = best;
+        let settings = TrialSettings { batch, sparsity, seed: trial.into(), fields };
         let plan = workload.plan(&settings)?;
         let text = plan.record().to_toml()?;
-        let course = outcomes.get_or(&["smoothness", &text, &format!("{look} {steps}")], || {
-            let found = along(plan, workload.dataset().clone(), workload.device(), look, steps)?;
-            let along = found.ok_or_else(|| Error::Unmeasurable { what: "the local smoothness".into() })?;
-            Ok(Course { sparsity, along })
+        let curve = outcomes.get_or(&["smoothness", &text, &format!("{schedule} {steps}")], || {
+            let found =
+                trace_smoothness(plan, workload.dataset().clone(), workload.device(), schedule, steps)?;
+            let trace = found.ok_or_else(|| Error::Unmeasurable { what: "the local smoothness".into() })?;
+            Ok(SparsityCurve { sparsity, trace })
         })?;
-        report(&course);
-        courses.push(course);
+        report(&curve);
+        curves.push(curve);
     }
-    Ok(courses)
+    Ok(curves)
 }
 
 /// The best trial of every sparsity at the largest batch that has one for each.
-fn best_trials(study: &Study, results: &Results) -> Option<Vec<Record>> {
+fn best_trials(study: &Study, results: &Results) -> Option<Vec<TrialRecord>> {
     let mut batches: Vec<usize> = study.cells.iter().map(|cell| cell.batch).collect();
     batches.sort_unstable();
     batches.dedup();
     let best = |batch: usize, sparsity: f64| {
-        let best = widen::best(results.of(Cell { batch, sparsity }))?;
+        let best = widen::best(results.of_cell(Cell { batch, sparsity }))?;
         best.result().map(|_| best.clone())
     };
     let all = |batch: &usize| study.sparsities().into_iter().map(|sparsity| best(*batch, sparsity)).collect();
@@ -57,7 +58,7 @@ mod tests {
     use espalier_tensor::Device;
 
     use super::*;
-    use crate::trial::Status;
+    use crate::trial::TrialStatus;
 
     const TEXT: &str = r#"
         name = "small"
@@ -89,20 +90,20 @@ mod tests {
         samples = 90
     "#;
 
-    fn record(batch: usize, sparsity: f64, trial: u32, status: Status, steps: u64) -> Record {
+    fn record(batch: usize, sparsity: f64, trial: u32, status: TrialStatus, steps: u64) -> TrialRecord {
         let fields = vec![("learning_rate.peak".into(), 0.01)];
-        Record { batch, sparsity, trial, status, steps, best: Some(0.4), fields, curve: Vec::new() }
+        TrialRecord { batch, sparsity, trial, status, steps, best: Some(0.4), fields, curve: Vec::new() }
     }
 
     /// At batch 64 the sparse network did not reach the goal, so 32 it is; there trial 2 was faster.
     #[test]
     fn the_best_trials_of_one_batch_are_trained_again_up_to_their_goal() {
         let study = Study::parse(TEXT, &[]).unwrap();
-        let look = study.smoothness.unwrap();
-        assert_eq!(look, Look { from: 1, every: 3, samples: Some(90) });
+        let schedule = study.smoothness.unwrap();
+        assert_eq!(schedule, MeasureSchedule { from: 1, every: 3, samples: Some(90) });
         let folder = tempfile::tempdir().unwrap();
         let mut results = Results::open(folder.path(), &study).unwrap();
-        let (complete, incomplete) = (Status::Complete, Status::Incomplete);
+        let (complete, incomplete) = (TrialStatus::Complete, TrialStatus::Incomplete);
         let known = [
             record(8, 0.0, 1, complete, 60),
             record(8, 0.9, 1, complete, 60),
@@ -115,12 +116,13 @@ mod tests {
         results.append(&known).unwrap();
         let run: RunFile = study.common_run().unwrap();
         let workload = Workload::open(&run, &Device::cpu(2).unwrap()).unwrap();
-        let mut heard = 0;
-        let courses = of_best(&study, &results, &workload, look, |_| heard += 1).unwrap();
-        let steps = |course: &Course| course.along.points.iter().map(|point| point.step).collect::<Vec<_>>();
-        assert_eq!(courses.iter().map(|course| course.sparsity).collect::<Vec<_>>(), [0.0, 0.9]);
-        assert_eq!((steps(&courses[0]), steps(&courses[1])), (vec![1, 4, 7], vec![1, 4, 7, 10]));
-        assert_eq!(heard, 2);
-        assert_eq!(of_best(&study, &results, &workload, look, |_| ()).unwrap(), courses, "found again");
+        let mut reported = 0;
+        let curves = of_best(&study, &results, &workload, schedule, |_| reported += 1).unwrap();
+        let steps =
+            |curve: &SparsityCurve| curve.trace.points.iter().map(|point| point.step).collect::<Vec<_>>();
+        assert_eq!(curves.iter().map(|curve| curve.sparsity).collect::<Vec<_>>(), [0.0, 0.9]);
+        assert_eq!((steps(&curves[0]), steps(&curves[1])), (vec![1, 4, 7], vec![1, 4, 7, 10]));
+        assert_eq!(reported, 2);
+        assert_eq!(of_best(&study, &results, &workload, schedule, |_| ()).unwrap(), curves, "found again");
     }
 }

@@ -3,15 +3,15 @@
 //! As a kind of study of its own it takes one run at several sparsities and measures each on the way. In a study of steps-to-result the same is done
 //! with the best trial of each sparsity.
 
-mod along;
 mod best;
 mod file;
 mod page;
+mod trace;
 
-pub use along::{Along, Point, along};
 pub use best::of_best;
-pub use file::Smoothness;
+pub use file::SmoothnessStudy;
 pub use page::{figure, page, table};
+pub use trace::{SmoothnessPoint, SmoothnessTrace, trace_smoothness};
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,59 +26,59 @@ use crate::outcomes::Outcomes;
 
 /// What the training of one sparsity was like.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Course {
+pub struct SparsityCurve {
     /// The share of the candidates that is pruned.
     pub sparsity: f64,
     /// Step by step.
     #[serde(flatten)]
-    pub along: Along,
+    pub trace: SmoothnessTrace,
 }
 
 /// Trains the run at every sparsity and measures, or takes what is in `folder` already; `report` hears of each. Paths of the study file are relative to
-/// `beside`.
+/// `base_dir`.
 pub fn run(
-    study: &Smoothness,
+    study: &SmoothnessStudy,
     dataset: &Arc<Dataset>,
     device: &Device,
     folder: &Path,
-    beside: &Path,
-    mut report: impl FnMut(&Course),
-) -> Result<Vec<Course>> {
+    base_dir: &Path,
+    mut report: impl FnMut(&SparsityCurve),
+) -> Result<Vec<SparsityCurve>> {
     let mut outcomes = Outcomes::open(folder)?;
-    let mut courses = Vec::new();
+    let mut curves = Vec::new();
     for &sparsity in &study.sparsities {
-        let (run_file, of) = of(study, sparsity, beside)?;
+        let (run_file, key) = run_and_key(study, sparsity, base_dir)?;
         let plan = Plan::new(run_file, dataset.facts())?;
         if plan.mesh.size() > 1 {
             let problem = format!("asks for {} ranks, and smoothness is measured on one", plan.mesh.size());
             return Err(espalier_plan::Error::Conflict { field: "run.parallel".into(), problem }.into());
         }
-        let course = outcomes.get_or(&of.each_ref().map(String::as_str), || {
-            let found = along(plan, dataset.clone(), device, study.look, u64::MAX)?;
-            let along = found.ok_or_else(|| Error::Unmeasurable { what: "the local smoothness".into() })?;
-            Ok(Course { sparsity, along })
+        let curve = outcomes.get_or(&key.each_ref().map(String::as_str), || {
+            let found = trace_smoothness(plan, dataset.clone(), device, study.schedule, u64::MAX)?;
+            let trace = found.ok_or_else(|| Error::Unmeasurable { what: "the local smoothness".into() })?;
+            Ok(SparsityCurve { sparsity, trace })
         })?;
-        report(&course);
-        courses.push(course);
+        report(&curve);
+        curves.push(curve);
     }
-    Ok(courses)
+    Ok(curves)
 }
 
 /// What is known of all sparsities by now.
-pub fn known(study: &Smoothness, folder: &Path, beside: &Path) -> Result<Vec<Course>> {
+pub fn known(study: &SmoothnessStudy, folder: &Path, base_dir: &Path) -> Result<Vec<SparsityCurve>> {
     let outcomes = Outcomes::read(folder)?;
-    let mut courses = Vec::new();
+    let mut curves = Vec::new();
     for &sparsity in &study.sparsities {
-        let (_, of) = of(study, sparsity, beside)?;
-        courses.extend(outcomes.get(&of.each_ref().map(String::as_str)).cloned());
+        let (_, key) = run_and_key(study, sparsity, base_dir)?;
+        curves.extend(outcomes.get(&key.each_ref().map(String::as_str)).cloned());
     }
-    Ok(courses)
+    Ok(curves)
 }
 
 /// The run at a sparsity, and what its outcome is found by.
-fn of(study: &Smoothness, sparsity: f64, beside: &Path) -> Result<(RunFile, [String; 3])> {
+fn run_and_key(study: &SmoothnessStudy, sparsity: f64, base_dir: &Path) -> Result<(RunFile, [String; 3])> {
     let mut run_file = study.run_file(sparsity)?;
-    run_file.resolve_paths(beside);
-    let of = ["smoothness".into(), run_file.to_toml()?, study.look.to_string()];
-    Ok((run_file, of))
+    run_file.resolve_paths(base_dir);
+    let key = ["smoothness".into(), run_file.to_toml()?, study.schedule.to_string()];
+    Ok((run_file, key))
 }

@@ -9,7 +9,7 @@ use super::math;
 
 /// An activation function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Activation {
+pub enum ActivationFn {
     /// max(x, 0).
     Relu,
     /// x Phi(x), in its tanh form.
@@ -22,21 +22,21 @@ pub enum Activation {
 const GELU_SCALE: f32 = 0.797_884_6;
 const GELU_CUBE: f32 = 0.044_715;
 
-impl Activation {
+impl ActivationFn {
     /// f(x).
     #[inline(always)]
     pub fn apply(self, x: f32) -> f32 {
         match self {
             // This way round, a NaN passes.
-            Activation::Relu => {
+            ActivationFn::Relu => {
                 if x < 0.0 {
                     0.0
                 } else {
                     x
                 }
             }
-            Activation::Gelu => x * gelu_gate(x),
-            Activation::Silu => x * math::sigmoid(x),
+            ActivationFn::Gelu => x * gelu_gate(x),
+            ActivationFn::Silu => x * math::sigmoid(x),
         }
     }
 
@@ -45,19 +45,19 @@ impl Activation {
     pub fn slope(self, saved: f32) -> f32 {
         let x = saved;
         match self {
-            Activation::Relu => {
+            ActivationFn::Relu => {
                 if x > 0.0 {
                     1.0
                 } else {
                     0.0
                 }
             }
-            Activation::Gelu => {
+            ActivationFn::Gelu => {
                 let gate = gelu_gate(x);
                 let inner = 2.0 * GELU_SCALE * (1.0 + 3.0 * GELU_CUBE * x * x);
                 gate + x * gate * (1.0 - gate) * inner
             }
-            Activation::Silu => {
+            ActivationFn::Silu => {
                 let gate = math::sigmoid(x);
                 gate + x * gate * (1.0 - gate)
             }

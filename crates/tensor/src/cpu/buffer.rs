@@ -11,32 +11,32 @@ use std::sync::Mutex;
 
 use super::Cpu;
 use crate::error::{Error, Result};
-use crate::memory::{Category, Label};
+use crate::memory::{BufferLabel, Category};
 
 const ALIGN: usize = 64;
 const HUGE_PAGE: usize = 2 << 20;
 
 /// A block of host memory. Its length is what was asked for and booked; its capacity may be larger.
 #[derive(Debug)]
-pub struct Buffer {
-    block: Block,
+pub struct HostBuffer {
+    block: HostBlock,
     len: usize,
-    label: Label,
+    label: BufferLabel,
     cpu: Cpu,
 }
 
-impl Buffer {
-    pub(super) fn new(cpu: &Cpu, len: usize, category: Category) -> Result<Buffer> {
+impl HostBuffer {
+    pub(super) fn new(cpu: &Cpu, len: usize, category: Category) -> Result<HostBuffer> {
         let block = match cpu.free_blocks().take(len) {
             Some(block) => block,
-            None => Block::new(len).ok_or_else(|| Error::OutOfMemory {
+            None => HostBlock::new(len).ok_or_else(|| Error::OutOfMemory {
                 asked: len,
                 category,
                 used: cpu.ledger().usage(),
             })?,
         };
         cpu.ledger().allocate(category, len);
-        Ok(Buffer { block, len, label: Label::new(category), cpu: cpu.clone() })
+        Ok(HostBuffer { block, len, label: BufferLabel::new(category), cpu: cpu.clone() })
     }
 
     /// The processor it belongs to.
@@ -45,9 +45,9 @@ impl Buffer {
     }
 
     /// Books it under another category.
-    pub(crate) fn book_as(&mut self, category: Category) {
+    pub(crate) fn tag_memory(&mut self, category: Category) {
         self.cpu.ledger().rebook(self.label.category(), category, self.len);
-        self.label = Label::new(category);
+        self.label = BufferLabel::new(category);
     }
 
     /// A backward pass waits for it, once more.
@@ -73,43 +73,45 @@ impl Buffer {
     }
 }
 
-impl Drop for Buffer {
+impl Drop for HostBuffer {
     fn drop(&mut self) {
         self.cpu.ledger().free(self.label.category(), self.len);
-        let block = std::mem::replace(&mut self.block, Block::DANGLING);
+        let block = std::mem::replace(&mut self.block, HostBlock::DANGLING);
         self.cpu.free_blocks().give(block);
     }
 }
 
 /// An owned allocation; capacity 0 owns nothing.
 #[derive(Debug)]
-pub(super) struct Block {
+pub(super) struct HostBlock {
     pointer: NonNull<u8>,
     capacity: usize,
 }
 
 // SAFETY: a block is plain memory with one owner.
-unsafe impl Send for Block {}
+unsafe impl Send for HostBlock {}
 // SAFETY: as above; shared access is read-only.
-unsafe impl Sync for Block {}
+unsafe impl Sync for HostBlock {}
 
-impl Block {
+impl HostBlock {
     // 64 is a non-null, 64-aligned address that is never read through.
-    const DANGLING: Block =
-        Block { pointer: NonNull::without_provenance(std::num::NonZero::new(ALIGN).unwrap()), capacity: 0 };
+    const DANGLING: HostBlock = HostBlock {
+        pointer: NonNull::without_provenance(std::num::NonZero::new(ALIGN).unwrap()),
+        capacity: 0,
+    };
 
     /// Zeroed memory for at least `len` bytes, unless the system has none.
-    pub(super) fn new(len: usize) -> Option<Block> {
+    pub(super) fn new(len: usize) -> Option<HostBlock> {
         if len == 0 {
-            return Some(Block::DANGLING);
+            return Some(HostBlock::DANGLING);
         }
         if len >= HUGE_PAGE {
-            return Block::map(len);
+            return HostBlock::map(len);
         }
-        let layout = Block::layout(len);
+        let layout = HostBlock::layout(len);
         // SAFETY: the layout is not empty.
         let pointer = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Block { pointer, capacity: layout.size() })
+        Some(HostBlock { pointer, capacity: layout.size() })
     }
 
     /// Its first byte.
@@ -123,7 +125,7 @@ impl Block {
     }
 
     /// A large block straight from the system, so that its pages are huge and come zeroed only when touched.
-    fn map(len: usize) -> Option<Block> {
+    fn map(len: usize) -> Option<HostBlock> {
         let capacity = len.checked_next_multiple_of(HUGE_PAGE)?;
         // SAFETY: a fresh anonymous mapping; it aliases nothing.
         let pointer = unsafe {
@@ -144,7 +146,7 @@ impl Block {
         unsafe {
             libc::madvise(pointer, capacity, libc::MADV_HUGEPAGE)
         };
-        Some(Block { pointer: NonNull::new(pointer.cast())?, capacity })
+        Some(HostBlock { pointer: NonNull::new(pointer.cast())?, capacity })
     }
 
     fn layout(len: usize) -> Layout {
@@ -153,27 +155,27 @@ impl Block {
     }
 }
 
-impl Drop for Block {
+impl Drop for HostBlock {
     fn drop(&mut self) {
         match self.capacity {
             0 => {}
-            // SAFETY: mapped by `Block::map` with this length.
+            // SAFETY: mapped by `HostBlock::map` with this length.
             HUGE_PAGE.. => unsafe {
                 libc::munmap(self.pointer.as_ptr().cast(), self.capacity);
             },
-            // SAFETY: allocated by `Block::new` with this layout.
-            _ => unsafe { dealloc(self.pointer.as_ptr(), Block::layout(self.capacity)) },
+            // SAFETY: allocated by `HostBlock::new` with this layout.
+            _ => unsafe { dealloc(self.pointer.as_ptr(), HostBlock::layout(self.capacity)) },
         }
     }
 }
 
 /// Freed blocks by capacity.
 #[derive(Debug, Default)]
-pub(super) struct FreeBlocks(Mutex<BTreeMap<usize, Vec<Block>>>);
+pub(super) struct HostFreeBlocks(Mutex<BTreeMap<usize, Vec<HostBlock>>>);
 
-impl FreeBlocks {
+impl HostFreeBlocks {
     /// The smallest block that holds `len` and wastes little: an eighth of itself, or part of a huge page.
-    fn take(&self, len: usize) -> Option<Block> {
+    fn take(&self, len: usize) -> Option<HostBlock> {
         let mut blocks = self.0.lock().expect("no panic while locked");
         let slack = (len / 8).max(if len >= HUGE_PAGE { HUGE_PAGE } else { ALIGN });
         let (&capacity, list) = blocks.range_mut(len..=len + slack).next()?;
@@ -184,7 +186,7 @@ impl FreeBlocks {
         block
     }
 
-    fn give(&self, block: Block) {
+    fn give(&self, block: HostBlock) {
         if block.capacity > 0 {
             self.0.lock().expect("no panic while locked").entry(block.capacity).or_default().push(block);
         }

@@ -20,23 +20,23 @@ use rayon::prelude::*;
 
 use crate::error::{Error, Result};
 use crate::memory::{Category, Ledger};
-use buffer::{Buffer, FreeBlocks};
+use buffer::{HostBuffer, HostFreeBlocks};
 pub use isa::Isa;
-use scratch::Disjoint;
+use scratch::DisjointSlice;
 
 /// Elements of a piece of work: enough to hide the cost of handing it to a thread, and within the second-level cache.
 pub const PIECE: usize = 1 << 14;
 
 /// A handle to the processor; clones share its threads, its ledger and its cache of blocks.
 #[derive(Debug, Clone)]
-pub struct Cpu(Arc<Shared>);
+pub struct Cpu(Arc<CpuShared>);
 
 #[derive(Debug)]
-struct Shared {
+struct CpuShared {
     pool: rayon::ThreadPool,
     isa: Isa,
     ledger: Ledger,
-    free: FreeBlocks,
+    free: HostFreeBlocks,
 }
 
 impl Cpu {
@@ -56,7 +56,7 @@ impl Cpu {
             .thread_name(|i| format!("espalier-cpu-{i}"))
             .build()
             .map_err(|e| refused(e.to_string()))?;
-        Ok(Cpu(Arc::new(Shared { pool, isa, ledger: Ledger::default(), free: FreeBlocks::default() })))
+        Ok(Cpu(Arc::new(CpuShared { pool, isa, ledger: Ledger::default(), free: HostFreeBlocks::default() })))
     }
 
     /// The number of threads.
@@ -101,7 +101,7 @@ impl Cpu {
         task: impl Fn(Range<usize>, &mut [T]) + Sync,
     ) {
         let len = data.len();
-        let data = Disjoint::new(data);
+        let data = DisjointSlice::new(data);
         self.spread(len.div_ceil(piece), &|i| {
             let range = i * piece..((i + 1) * piece).min(len);
             // SAFETY: the ranges of different tasks do not overlap.
@@ -124,9 +124,9 @@ impl Cpu {
         results.into_iter().map(|result| result.expect("every piece was mapped")).collect()
     }
 
-    /// A block of memory booked under `category`; see [`Buffer`].
-    pub fn allocate(&self, bytes: usize, category: Category) -> Result<Buffer> {
-        Buffer::new(self, bytes, category)
+    /// A block of memory booked under `category`; see [`HostBuffer`].
+    pub fn allocate(&self, bytes: usize, category: Category) -> Result<HostBuffer> {
+        HostBuffer::new(self, bytes, category)
     }
 
     /// What tells two processors apart.
@@ -139,7 +139,7 @@ impl Cpu {
         self.free_blocks().clear();
     }
 
-    fn free_blocks(&self) -> &FreeBlocks {
+    fn free_blocks(&self) -> &HostFreeBlocks {
         &self.0.free
     }
 }

@@ -11,13 +11,13 @@ use crate::error::Result;
 /// As many pieces of scratch space as tasks can run at once; how many depends on sizes alone, so that the
 /// ledger's workspace peak is the same in every run.
 #[derive(Debug)]
-pub struct Scratch<S>(Mutex<Vec<S>>);
+pub struct ScratchPool<S>(Mutex<Vec<S>>);
 
-impl<S> Scratch<S> {
+impl<S> ScratchPool<S> {
     /// One piece for each of `tasks`, or for each thread where these are fewer.
-    pub fn new(cpu: &Cpu, tasks: usize, piece: impl Fn() -> Result<S>) -> Result<Scratch<S>> {
+    pub fn new(cpu: &Cpu, tasks: usize, piece: impl Fn() -> Result<S>) -> Result<ScratchPool<S>> {
         let pieces = (0..tasks.min(cpu.threads())).map(|_| piece()).collect::<Result<Vec<S>>>()?;
-        Ok(Scratch(Mutex::new(pieces)))
+        Ok(ScratchPool(Mutex::new(pieces)))
     }
 
     /// Lends a piece to `work`. Its content is whatever the last borrower left.
@@ -32,21 +32,21 @@ impl<S> Scratch<S> {
 
 /// A slice that tasks on several threads write to, each its own elements.
 #[derive(Debug)]
-pub struct Disjoint<'a, T> {
+pub struct DisjointSlice<'a, T> {
     pointer: *mut T,
     len: usize,
     slice: PhantomData<&'a mut [T]>,
 }
 
 // SAFETY: it is a mutable slice, whose parts may go to other threads; `piece` demands that they do not overlap.
-unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
+unsafe impl<T: Send> Sync for DisjointSlice<'_, T> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Send for Disjoint<'_, T> {}
+unsafe impl<T: Send> Send for DisjointSlice<'_, T> {}
 
-impl<'a, T> Disjoint<'a, T> {
+impl<'a, T> DisjointSlice<'a, T> {
     /// Takes the slice over for as long as it is borrowed.
-    pub fn new(slice: &'a mut [T]) -> Disjoint<'a, T> {
-        Disjoint { pointer: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
+    pub fn new(slice: &'a mut [T]) -> DisjointSlice<'a, T> {
+        DisjointSlice { pointer: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
     }
 
     /// The elements of `range`.

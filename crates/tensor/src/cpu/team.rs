@@ -60,9 +60,9 @@ thread_local! {
 }
 
 /// Gives the thread its team back.
-struct Lend(*const Team);
+struct RestoreTeam(*const Team);
 
-impl Drop for Lend {
+impl Drop for RestoreTeam {
     fn drop(&mut self) {
         TEAM.set(self.0);
     }
@@ -81,7 +81,7 @@ impl Cpu {
                 // Where the system has no thread left there is one member fewer.
                 let _ = thread::Builder::new().name(name).spawn_scoped(scope, || team.serve());
             }
-            let _end = End(&team);
+            let _end = CloseTeam(&team);
             TEAM.set(&team);
             work()
         })
@@ -95,16 +95,16 @@ impl Cpu {
             return false;
         };
         // A task that has tasks itself gives them to the pool.
-        let _back = Lend(TEAM.replace(ptr::null()));
+        let _back = RestoreTeam(TEAM.replace(ptr::null()));
         team.run(tasks, task);
         true
     }
 }
 
 /// Sends the members home, also where the work panics.
-struct End<'a>(&'a Team);
+struct CloseTeam<'a>(&'a Team);
 
-impl Drop for End<'_> {
+impl Drop for CloseTeam<'_> {
     fn drop(&mut self) {
         TEAM.set(ptr::null());
         self.0.over.store(true, Ordering::Release);

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::Cuda;
-use super::buffer::Buffer;
+use super::buffer::CudaBuffer;
 
 /// The most arguments that a kernel takes, and the most words of 8 bytes that they fill.
 const MOST: usize = 32;
@@ -22,7 +22,7 @@ pub struct Args<'a> {
     sizes: [usize; MOST],
     count: usize,
     gpu: Option<&'a Cuda>,
-    buffers: PhantomData<&'a mut Buffer>,
+    buffers: PhantomData<&'a mut CudaBuffer>,
 }
 
 impl Default for Args<'_> {
@@ -46,13 +46,13 @@ impl<'a> Args<'a> {
     }
 
     /// A buffer to read: `const T*`.
-    pub fn reads(mut self, buffer: &'a Buffer) -> Args<'a> {
+    pub fn reads(mut self, buffer: &'a CudaBuffer) -> Args<'a> {
         self.meet(buffer.cuda());
         self.push(buffer.address(), 8)
     }
 
     /// A buffer to write, whose only owner this is: `T*`.
-    pub fn writes(mut self, buffer: &'a mut Buffer) -> Args<'a> {
+    pub fn writes(mut self, buffer: &'a mut CudaBuffer) -> Args<'a> {
         let address = buffer.address();
         self.meet(buffer.cuda());
         self.push(address, 8)
@@ -143,7 +143,7 @@ impl<'a> Args<'a> {
         assert!(first.is(gpu), "a kernel's arguments are on two GPUs");
     }
 
-    /// Panics where they are not those of a kernel of this card, name and parameters.
+    /// Panics where they are not those of a kernel of this GPU, name and parameters.
     pub(super) fn match_kernel(&self, cuda: &Cuda, name: &str, sizes: Option<&[usize]>) {
         assert!(self.gpu.is_none_or(|gpu| gpu.is(cuda)), "{name}: arguments of another GPU");
         if let Some(sizes) = sizes {

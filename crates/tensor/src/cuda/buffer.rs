@@ -1,8 +1,8 @@
-//! The card's memory: blocks booked in the ledger, and kept for reuse when freed.
+//! The GPU's memory: blocks booked in the ledger, and kept for reuse when freed.
 //!
-//! Asking the driver for memory stops the card; a training step asks for the same sizes again and again. So
+//! Asking the driver for memory stops the GPU; a training step asks for the same sizes again and again. So
 //! freed blocks wait in a list by size. All work on a buffer is queued on the compute stream, hence a block may
-//! be handed on while the card still uses it: whoever gets it queues behind that use.
+//! be handed on while the GPU still uses it: whoever gets it queues behind that use.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -11,42 +11,42 @@ use std::sync::{Mutex, MutexGuard};
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 
 use super::Cuda;
-use super::status::Status;
+use super::status::CheckStatus;
 use super::stream::{Event, Stream};
 use crate::error::{Error, Result};
-use crate::memory::{Category, Label};
+use crate::memory::{BufferLabel, Category};
 
 /// Small blocks are multiples of this, and every block is aligned to it at least.
 const ALIGN: usize = 512;
 /// The driver maps large blocks in pages of this size.
 const PAGE: usize = 2 << 20;
 
-/// A block of a card's memory. Its length is what was asked for and booked; its capacity may be larger.
+/// A block of a GPU's memory. Its length is what was asked for and booked; its capacity may be larger.
 #[derive(Debug)]
-pub struct Buffer {
-    block: Block,
+pub struct CudaBuffer {
+    block: CudaBlock,
     len: usize,
-    label: Label,
+    label: BufferLabel,
     /// Whether it was filled over the copy stream, and its block goes back to others of that kind.
     sent: bool,
     cuda: Cuda,
 }
 
-impl Buffer {
-    pub(super) fn new(cuda: &Cuda, len: usize, category: Category) -> Result<Buffer> {
-        let block = Block::new(cuda, len, category)?;
-        Ok(Buffer { block, len, label: Label::new(category), sent: false, cuda: cuda.clone() })
+impl CudaBuffer {
+    pub(super) fn new(cuda: &Cuda, len: usize, category: Category) -> Result<CudaBuffer> {
+        let block = CudaBlock::new(cuda, len, category)?;
+        Ok(CudaBuffer { block, len, label: BufferLabel::new(category), sent: false, cuda: cuda.clone() })
     }
 
     /// One that is filled over the copy stream; books it.
-    pub(super) fn sent(cuda: &Cuda, block: Block, len: usize, category: Category) -> Buffer {
+    pub(super) fn sent(cuda: &Cuda, block: CudaBlock, len: usize, category: Category) -> CudaBuffer {
         cuda.ledger().allocate(category, len);
-        Buffer { block, len, label: Label::new(category), sent: true, cuda: cuda.clone() }
+        CudaBuffer { block, len, label: BufferLabel::new(category), sent: true, cuda: cuda.clone() }
     }
 
     /// Marks the last use of its block and puts it back to those that are filled over the copy stream; gives it back where
-    /// the card is broken.
-    fn retire(&self, block: Block) -> Result<(), Block> {
+    /// the GPU is broken.
+    fn retire(&self, block: CudaBlock) -> Result<(), CudaBlock> {
         let mark = || -> Result<Event> {
             self.cuda.bind()?;
             let last_use = Event::new()?;
@@ -60,15 +60,15 @@ impl Buffer {
         Ok(())
     }
 
-    /// The card it belongs to.
+    /// The GPU it belongs to.
     pub fn cuda(&self) -> &Cuda {
         &self.cuda
     }
 
     /// Books it under another category.
-    pub(crate) fn book_as(&mut self, category: Category) {
+    pub(crate) fn tag_memory(&mut self, category: Category) {
         self.cuda.ledger().rebook(self.label.category(), category, self.len);
-        self.label = Label::new(category);
+        self.label = BufferLabel::new(category);
     }
 
     /// A backward pass waits for it, once more.
@@ -91,7 +91,7 @@ impl Buffer {
         self.len == 0
     }
 
-    /// Its address on the card, a multiple of 256; 0 where it is empty.
+    /// Its address on the GPU, a multiple of 256; 0 where it is empty.
     pub fn address(&self) -> CUdeviceptr {
         self.block.address
     }
@@ -137,15 +137,15 @@ impl Buffer {
         Ok(words)
     }
 
-    /// Overwrites it with another buffer of the same card and length, in the order of the compute stream.
-    pub fn copy_from(&mut self, other: &Buffer) -> Result<()> {
+    /// Overwrites it with another buffer of the same GPU and length, in the order of the compute stream.
+    pub fn copy_from(&mut self, other: &CudaBuffer) -> Result<()> {
         assert_eq!(other.len, self.len, "a copy of another length");
         self.copy_part_from(0, other, 0, self.len)
     }
 
-    /// Overwrites `len` bytes from `at` on with those of another buffer of the same card from `from` on, in the order
+    /// Overwrites `len` bytes from `at` on with those of another buffer of the same GPU from `from` on, in the order
     /// of the compute stream.
-    pub fn copy_part_from(&mut self, at: usize, other: &Buffer, from: usize, len: usize) -> Result<()> {
+    pub fn copy_part_from(&mut self, at: usize, other: &CudaBuffer, from: usize, len: usize) -> Result<()> {
         assert!(at + len <= self.len && from + len <= other.len, "a copy beyond a buffer's end");
         assert!(self.cuda.is(&other.cuda), "a copy between two GPUs");
         if len == 0 {
@@ -159,10 +159,10 @@ impl Buffer {
     }
 }
 
-impl Drop for Buffer {
+impl Drop for CudaBuffer {
     fn drop(&mut self) {
         self.cuda.ledger().free(self.label.category(), self.len);
-        let block = std::mem::replace(&mut self.block, Block { address: 0, capacity: 0 });
+        let block = std::mem::replace(&mut self.block, CudaBlock { address: 0, capacity: 0 });
         let left = if self.sent && block.capacity > 0 { self.retire(block) } else { Err(block) };
         if let Err(block) = left {
             self.cuda.free_blocks().give(block);
@@ -172,26 +172,26 @@ impl Drop for Buffer {
 
 /// An owned allocation; capacity 0 owns nothing.
 #[derive(Debug)]
-pub(super) struct Block {
+pub(super) struct CudaBlock {
     address: CUdeviceptr,
     capacity: usize,
 }
 
-impl Block {
-    /// A block of at least `len` bytes, booked. Unlike a [`Buffer`] it does not keep its card open.
-    pub(super) fn new(cuda: &Cuda, len: usize, category: Category) -> Result<Block> {
+impl CudaBlock {
+    /// A block of at least `len` bytes, booked. Unlike a [`CudaBuffer`] it does not keep its GPU open.
+    pub(super) fn new(cuda: &Cuda, len: usize, category: Category) -> Result<CudaBlock> {
         let block = match cuda.free_blocks().take(len) {
             Some(block) => block,
-            None => Block::fresh(cuda, len, category)?,
+            None => CudaBlock::fresh(cuda, len, category)?,
         };
         cuda.ledger().allocate(category, len);
         Ok(block)
     }
 
     /// A block of the driver's, which nobody has used, not booked yet.
-    pub(super) fn fresh(cuda: &Cuda, len: usize, category: Category) -> Result<Block> {
+    pub(super) fn fresh(cuda: &Cuda, len: usize, category: Category) -> Result<CudaBlock> {
         if len == 0 {
-            return Ok(Block { address: 0, capacity: 0 });
+            return Ok(CudaBlock { address: 0, capacity: 0 });
         }
         let refused = || Error::OutOfMemory { asked: len, category, used: cuda.ledger().usage() };
         let capacity = rounded(len).ok_or_else(refused)?;
@@ -200,7 +200,7 @@ impl Block {
         if let Some(block) = free.ask(capacity)? {
             return Ok(block);
         }
-        // The driver waits for the card before it takes a block back.
+        // The driver waits for the GPU before it takes a block back.
         cuda.sent_blocks().drain().into_iter().for_each(|block| free.give(block));
         free.clear();
         free.ask(capacity)?.ok_or_else(refused)
@@ -215,10 +215,10 @@ impl Block {
     }
 }
 
-impl Drop for Block {
+impl Drop for CudaBlock {
     fn drop(&mut self) {
         if self.capacity > 0 {
-            // SAFETY: allocated by `FreeBlocks::ask`, freed once. At the process's end the driver may be gone.
+            // SAFETY: allocated by `CudaFreeBlocks::ask`, freed once. At the process's end the driver may be gone.
             let _ = unsafe { sys::cuMemFree_v2(self.address) };
         }
     }
@@ -231,36 +231,36 @@ fn rounded(len: usize) -> Option<usize> {
 
 /// Freed blocks by capacity.
 #[derive(Debug, Default)]
-pub(super) struct FreeBlocks {
-    lists: Mutex<Lists>,
+pub(super) struct CudaFreeBlocks {
+    lists: Mutex<FreeLists>,
     held: AtomicUsize,
 }
 
-type ByCapacity = BTreeMap<usize, Vec<Block>>;
+type BlocksByCapacity = BTreeMap<usize, Vec<CudaBlock>>;
 
 /// Blocks for everybody and, while work is recorded, those that it has used: it takes and gives no others.
 #[derive(Debug, Default)]
-struct Lists {
-    blocks: ByCapacity,
-    aside: Option<ByCapacity>,
+struct FreeLists {
+    blocks: BlocksByCapacity,
+    aside: Option<BlocksByCapacity>,
 }
 
-impl Lists {
-    fn current(&mut self) -> &mut ByCapacity {
+impl FreeLists {
+    fn current(&mut self) -> &mut BlocksByCapacity {
         self.aside.as_mut().unwrap_or(&mut self.blocks)
     }
 }
 
-impl FreeBlocks {
+impl CudaFreeBlocks {
     /// Bytes taken from the driver and not given back: buffers in use, and blocks that wait.
     pub(super) fn held(&self) -> usize {
         self.held.load(Relaxed)
     }
 
     /// The smallest block that holds `len` and wastes little: an eighth, or part of a page.
-    fn take(&self, len: usize) -> Option<Block> {
+    fn take(&self, len: usize) -> Option<CudaBlock> {
         if len == 0 {
-            return Some(Block { address: 0, capacity: 0 });
+            return Some(CudaBlock { address: 0, capacity: 0 });
         }
         let slack = (len / 8).max(if len >= PAGE / 2 { PAGE } else { ALIGN });
         let mut lists = self.lists();
@@ -273,8 +273,8 @@ impl FreeBlocks {
         block
     }
 
-    /// A block from the driver; `None` where the card is full.
-    fn ask(&self, capacity: usize) -> Result<Option<Block>> {
+    /// A block from the driver; `None` where the GPU is full.
+    fn ask(&self, capacity: usize) -> Result<Option<CudaBlock>> {
         let mut address = 0;
         // SAFETY: a context is current; the driver writes the address.
         match unsafe { sys::cuMemAlloc_v2(&mut address, capacity) } {
@@ -282,10 +282,10 @@ impl FreeBlocks {
             other => other.check("allocating memory")?,
         }
         self.held.fetch_add(capacity, Relaxed);
-        Ok(Some(Block { address, capacity }))
+        Ok(Some(CudaBlock { address, capacity }))
     }
 
-    pub(super) fn give(&self, block: Block) {
+    pub(super) fn give(&self, block: CudaBlock) {
         if block.capacity > 0 {
             self.lists().current().entry(block.capacity).or_default().push(block);
         }
@@ -302,11 +302,11 @@ impl FreeBlocks {
     }
 
     /// The blocks that were kept apart; the next ones are for everybody.
-    pub(super) fn end_setting_aside(&self) -> Vec<Block> {
+    pub(super) fn end_setting_aside(&self) -> Vec<CudaBlock> {
         self.lists().aside.take().into_iter().flatten().flat_map(|(_, list)| list).collect()
     }
 
-    fn lists(&self) -> MutexGuard<'_, Lists> {
+    fn lists(&self) -> MutexGuard<'_, FreeLists> {
         self.lists.lock().expect("no panic while locked")
     }
 
@@ -325,10 +325,10 @@ mod tests {
     use super::*;
 
     /// Blocks that no driver gave, and so none may take back.
-    fn waiting(capacities: &[usize]) -> ManuallyDrop<FreeBlocks> {
-        let free = FreeBlocks::default();
+    fn waiting(capacities: &[usize]) -> ManuallyDrop<CudaFreeBlocks> {
+        let free = CudaFreeBlocks::default();
         for &capacity in capacities {
-            free.give(Block { address: capacity as u64, capacity });
+            free.give(CudaBlock { address: capacity as u64, capacity });
         }
         ManuallyDrop::new(free)
     }

@@ -1,4 +1,4 @@
-//! Kernels from source: NVRTC compiles them on the machine they run on, for the card that is there.
+//! Kernels from source: NVRTC compiles them on the machine they run on, for the GPU that is there.
 //!
 //! A source is CUDA C++ that includes nothing; `prelude.cuh` is put before it, and the parts that it names. One
 //! source can be built several ways: for an element type (the define ELEMENT, which the prelude turns into `T`) and with integer defines.
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
 
 use super::library;
-use super::status::Status;
+use super::status::CheckStatus;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
@@ -20,12 +20,12 @@ const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// A file of kernels.
 #[derive(Debug)]
-pub struct Source {
+pub struct KernelSource {
     /// Its name, unique among sources; compiler messages show it.
     pub name: &'static str,
     /// What is read between the prelude and the text, in this order: what it has in common with other sources, and
     /// what was given a file of its own.
-    pub parts: &'static [Part],
+    pub parts: &'static [KernelInclude],
     /// CUDA C++.
     pub text: &'static str,
     /// Whether a product and a sum are always rounded apart, as on the host. Otherwise the compiler joins them where it
@@ -37,27 +37,31 @@ pub struct Source {
 
 /// A file of CUDA C++ that is no source by itself.
 #[derive(Debug, Clone, Copy)]
-pub struct Part {
+pub struct KernelInclude {
     /// Its name; compiler messages show it.
     pub name: &'static str,
     /// CUDA C++.
     pub text: &'static str,
 }
 
-impl Part {
+impl KernelInclude {
     /// What most kernels share.
-    pub(crate) const LANES: Part = Part { name: "lanes.cuh", text: include_str!("lanes.cuh") };
+    pub(crate) const LANES: KernelInclude =
+        KernelInclude { name: "lanes.cuh", text: include_str!("lanes.cuh") };
     /// What those over kept weights share besides.
-    pub(crate) const KEPT: Part = Part { name: "kept.cuh", text: include_str!("kept.cuh") };
+    pub(crate) const KEPT: KernelInclude = KernelInclude { name: "kept.cuh", text: include_str!("kept.cuh") };
     /// The numbers of `random.rs`.
-    pub(crate) const RANDOM: Part = Part { name: "random.cuh", text: include_str!("random.cuh") };
+    pub(crate) const RANDOM: KernelInclude =
+        KernelInclude { name: "random.cuh", text: include_str!("random.cuh") };
     /// What those with products of their own on the tensor cores share.
-    pub(crate) const TENSOR_CORES: Part =
-        Part { name: "tensor_cores.cuh", text: include_str!("tensor_cores.cuh") };
+    pub(crate) const TENSOR_CORES: KernelInclude =
+        KernelInclude { name: "tensor_cores.cuh", text: include_str!("tensor_cores.cuh") };
     /// Copies to shared memory that do not wait.
-    pub(crate) const COPIES: Part = Part { name: "copies.cuh", text: include_str!("copies.cuh") };
+    pub(crate) const COPIES: KernelInclude =
+        KernelInclude { name: "copies.cuh", text: include_str!("copies.cuh") };
     /// Blocks that reach into each other's memory.
-    pub(crate) const CLUSTER: Part = Part { name: "cluster.cuh", text: include_str!("cluster.cuh") };
+    pub(crate) const CLUSTER: KernelInclude =
+        KernelInclude { name: "cluster.cuh", text: include_str!("cluster.cuh") };
 }
 
 /// One way to build a source.
@@ -98,16 +102,16 @@ impl Build {
 
 /// What the compiler makes code for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
+pub enum CompileTarget {
     /// Machine code for one compute capability, such as 90 for 9.0.
     Machine(u32),
-    /// Portable code that a newer card's driver translates: for cards that this NVRTC does not know.
+    /// Portable code that a newer GPU's driver translates: for GPUs that this NVRTC does not know.
     Portable(u32),
 }
 
-impl Target {
-    /// The best that this NVRTC can do for a card.
-    pub fn best(capability: u32) -> Result<Target> {
+impl CompileTarget {
+    /// The best that this NVRTC can do for a GPU.
+    pub fn best(capability: u32) -> Result<CompileTarget> {
         library::nvrtc()?;
         let mut count = 0;
         // SAFETY: NVRTC is loaded; it writes as many numbers as it said.
@@ -119,10 +123,10 @@ impl Target {
         };
         let known: Vec<u32> = known.into_iter().map(|arch| arch as u32).collect();
         if known.contains(&capability) {
-            return Ok(Target::Machine(capability));
+            return Ok(CompileTarget::Machine(capability));
         }
         let older = known.iter().filter(|arch| **arch < capability).max();
-        older.map(|arch| Target::Portable(*arch)).ok_or_else(|| Error::NoCuda {
+        older.map(|arch| CompileTarget::Portable(*arch)).ok_or_else(|| Error::NoCuda {
             why: format!(
                 "this NVRTC no longer knows compute capability {capability}; install an older CUDA toolkit"
             ),
@@ -130,13 +134,13 @@ impl Target {
     }
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for CompileTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             // The suffix admits instructions that only this very architecture has, such as wgmma.
-            Target::Machine(arch @ 90..) => write!(f, "sm_{arch}a"),
-            Target::Machine(arch) => write!(f, "sm_{arch}"),
-            Target::Portable(arch) => write!(f, "compute_{arch}"),
+            CompileTarget::Machine(arch @ 90..) => write!(f, "sm_{arch}a"),
+            CompileTarget::Machine(arch) => write!(f, "sm_{arch}"),
+            CompileTarget::Portable(arch) => write!(f, "compute_{arch}"),
         }
     }
 }
@@ -150,14 +154,18 @@ pub fn version() -> Result<(u32, u32)> {
     Ok((major as u32, minor as u32))
 }
 
-/// Compiles a source to an image that a driver loads. Needs no card.
-pub fn compile(source: &Source, build: &Build, target: Target) -> Result<Vec<u8>> {
+/// Compiles a source to an image that a driver loads. Needs no GPU.
+pub fn compile(source: &KernelSource, build: &Build, target: CompileTarget) -> Result<Vec<u8>> {
     compile_with(source, options(source, build, target), target)
 }
 
 /// As [`compile`], hardly optimised where this NVRTC knows how: a third of the time, for those who only ask whether it compiles.
 #[cfg(test)]
-pub(crate) fn compile_quickly(source: &Source, build: &Build, target: Target) -> Result<Vec<u8>> {
+pub(crate) fn compile_quickly(
+    source: &KernelSource,
+    build: &Build,
+    target: CompileTarget,
+) -> Result<Vec<u8>> {
     let mut options = options(source, build, target);
     if version()? >= (13, 0) {
         options.push("--Ofast-compile=max".to_owned());
@@ -165,11 +173,11 @@ pub(crate) fn compile_quickly(source: &Source, build: &Build, target: Target) ->
     compile_with(source, options, target)
 }
 
-fn compile_with(source: &Source, options: Vec<String>, target: Target) -> Result<Vec<u8>> {
+fn compile_with(source: &KernelSource, options: Vec<String>, target: CompileTarget) -> Result<Vec<u8>> {
     library::nvrtc()?;
     let text = CString::new(whole_text(source)).expect("a source without NUL");
     let name = CString::new(source.name).expect("a name without NUL");
-    let program = Program::new(&text, &name)?;
+    let program = NvrtcProgram::new(&text, &name)?;
     let c_options: Vec<CString> =
         options.iter().map(|o| CString::new(o.as_str()).expect("an option without NUL")).collect();
     let pointers: Vec<_> = c_options.iter().map(|o| o.as_ptr()).collect();
@@ -184,7 +192,7 @@ fn compile_with(source: &Source, options: Vec<String>, target: Target) -> Result
 
 /// As [`compile`], from the cache folder where it was compiled before. A folder that cannot be written to only
 /// costs time.
-pub(super) fn compile_cached(source: &Source, build: &Build, target: Target) -> Result<Vec<u8>> {
+pub(super) fn compile_cached(source: &KernelSource, build: &Build, target: CompileTarget) -> Result<Vec<u8>> {
     let Some(file) = cache_file(source, build, target)? else { return compile(source, build, target) };
     if let Some(image) = std::fs::read(&file).ok().and_then(unsealed) {
         return Ok(image);
@@ -212,7 +220,7 @@ fn unsealed(file: Vec<u8>) -> Option<Vec<u8>> {
     (blake3::hash(image).as_bytes() == hash).then(|| image.to_vec())
 }
 
-fn cache_file(source: &Source, build: &Build, target: Target) -> Result<Option<PathBuf>> {
+fn cache_file(source: &KernelSource, build: &Build, target: CompileTarget) -> Result<Option<PathBuf>> {
     let folder = match (std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME")) {
         (Some(cache), _) if !cache.is_empty() => PathBuf::from(cache),
         (_, Some(home)) if !home.is_empty() => PathBuf::from(home).join(".cache"),
@@ -229,13 +237,13 @@ fn cache_file(source: &Source, build: &Build, target: Target) -> Result<Option<P
 }
 
 /// Prelude, parts and text, each under its own name and with its own lines.
-fn whole_text(source: &Source) -> String {
+fn whole_text(source: &KernelSource) -> String {
     let parts = source.parts.iter().map(|part| (part.name, part.text));
     let files = [("prelude.cuh", PRELUDE)].into_iter().chain(parts).chain([(source.name, source.text)]);
     files.map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).collect()
 }
 
-fn options(source: &Source, build: &Build, target: Target) -> Vec<String> {
+fn options(source: &KernelSource, build: &Build, target: CompileTarget) -> Vec<String> {
     let mut options =
         vec!["--std=c++17".to_owned(), "-default-device".to_owned(), format!("--gpu-architecture={target}")];
     if source.exact {
@@ -246,16 +254,16 @@ fn options(source: &Source, build: &Build, target: Target) -> Vec<String> {
 }
 
 /// A program of NVRTC's, destroyed in the end.
-struct Program(nvrtcProgram);
+struct NvrtcProgram(nvrtcProgram);
 
-impl Program {
-    fn new(text: &CStr, name: &CStr) -> Result<Program> {
+impl NvrtcProgram {
+    fn new(text: &CStr, name: &CStr) -> Result<NvrtcProgram> {
         let mut program = std::ptr::null_mut();
         let none = std::ptr::null();
         // SAFETY: NVRTC is loaded; it copies the strings and writes the handle. There are no headers.
         unsafe { sys::nvrtcCreateProgram(&mut program, text.as_ptr(), name.as_ptr(), 0, none, none) }
             .check("reading a kernel's source")?;
-        Ok(Program(program))
+        Ok(NvrtcProgram(program))
     }
 
     fn log(&self) -> Result<String> {
@@ -270,18 +278,18 @@ impl Program {
         Ok(String::from_utf8_lossy(&log).trim_end_matches('\0').trim_end().to_owned())
     }
 
-    fn image(&self, target: Target) -> Result<Vec<u8>> {
+    fn image(&self, target: CompileTarget) -> Result<Vec<u8>> {
         let mut size = 0;
         // SAFETY: the program is compiled; the buffer has the size that NVRTC asked for.
         unsafe {
             match target {
-                Target::Machine(_) => {
+                CompileTarget::Machine(_) => {
                     sys::nvrtcGetCUBINSize(self.0, &mut size).check("reading machine code")?;
                     let mut image = vec![0u8; size];
                     sys::nvrtcGetCUBIN(self.0, image.as_mut_ptr().cast()).check("reading machine code")?;
                     Ok(image)
                 }
-                Target::Portable(_) => {
+                CompileTarget::Portable(_) => {
                     sys::nvrtcGetPTXSize(self.0, &mut size).check("reading portable code")?;
                     let mut image = vec![0u8; size];
                     sys::nvrtcGetPTX(self.0, image.as_mut_ptr().cast()).check("reading portable code")?;
@@ -292,7 +300,7 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for NvrtcProgram {
     fn drop(&mut self) {
         // SAFETY: created by `new`, destroyed once.
         let _ = unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
@@ -322,14 +330,14 @@ mod tests {
         if !nvrtc_found() {
             return;
         }
-        let source = Source {
+        let source = KernelSource {
             name: "wrong.cu",
             parts: &[],
             text: "\nKERNEL(32) wrong() { nonsense(); }",
             exact: false,
             builds: &[Build::PLAIN],
         };
-        let message = compile(&source, &Build::PLAIN, Target::Machine(80)).unwrap_err().to_string();
+        let message = compile(&source, &Build::PLAIN, CompileTarget::Machine(80)).unwrap_err().to_string();
         assert!(message.contains("wrong.cu(2)") && message.contains("nonsense"), "{message}");
         assert!(message.contains("sm_80"), "{message}");
     }
@@ -339,17 +347,20 @@ mod tests {
         if !nvrtc_found() {
             return;
         }
-        let source = Source {
+        let source = KernelSource {
             name: "right.cu",
             parts: &[
-                Part { name: "first.cuh", text: "DEVICE int one() { return 1; }" },
-                Part { name: "second.cuh", text: "\n\nDEVICE int two() { return one() + nonsense(); }" },
+                KernelInclude { name: "first.cuh", text: "DEVICE int one() { return 1; }" },
+                KernelInclude {
+                    name: "second.cuh",
+                    text: "\n\nDEVICE int two() { return one() + nonsense(); }",
+                },
             ],
             text: "KERNEL(32) right(int* to) { *to = two(); }",
             exact: false,
             builds: &[Build::PLAIN],
         };
-        let message = compile(&source, &Build::PLAIN, Target::Machine(80)).unwrap_err().to_string();
+        let message = compile(&source, &Build::PLAIN, CompileTarget::Machine(80)).unwrap_err().to_string();
         assert!(message.contains("second.cuh(3)") && message.contains("nonsense"), "{message}");
         assert!(!message.contains("\"one\"") && !message.contains("right.cu("), "{message}");
     }
@@ -369,13 +380,13 @@ mod tests {
         if !nvrtc_found() {
             return;
         }
-        let source = Source { name: "a.cu", parts: &[], text: "", exact: false, builds: &[] };
+        let source = KernelSource { name: "a.cu", parts: &[], text: "", exact: false, builds: &[] };
         let file = |build, target| cache_file(&source, &build, target).unwrap();
         let all = [
-            file(Build::F32, Target::Machine(80)),
-            file(Build::BF16, Target::Machine(80)),
-            file(Build::F32, Target::Machine(90)),
-            file(Build { element: Some(DType::F32), defines: &[("WIDTH", 64)] }, Target::Machine(80)),
+            file(Build::F32, CompileTarget::Machine(80)),
+            file(Build::BF16, CompileTarget::Machine(80)),
+            file(Build::F32, CompileTarget::Machine(90)),
+            file(Build { element: Some(DType::F32), defines: &[("WIDTH", 64)] }, CompileTarget::Machine(80)),
         ];
         for (i, a) in all.iter().enumerate() {
             assert!(all[..i].iter().all(|b| a.is_none() || a != b));

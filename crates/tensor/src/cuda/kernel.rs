@@ -14,41 +14,41 @@ use cudarc::driver::sys::{
 
 use super::Cuda;
 use super::args::Args;
-use super::loaded::Function;
-use super::status::Status;
+use super::loaded::KernelFunction;
+use super::status::CheckStatus;
 use super::stream::Stream;
 use crate::error::Result;
 
 /// Extents of a grid (in blocks) or of a block (in threads).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Extent(pub u32, pub u32, pub u32);
+pub struct Dim3(pub u32, pub u32, pub u32);
 
-impl From<u32> for Extent {
-    fn from(x: u32) -> Extent {
-        Extent(x, 1, 1)
+impl From<u32> for Dim3 {
+    fn from(x: u32) -> Dim3 {
+        Dim3(x, 1, 1)
     }
 }
-impl From<(u32, u32)> for Extent {
-    fn from((x, y): (u32, u32)) -> Extent {
-        Extent(x, y, 1)
+impl From<(u32, u32)> for Dim3 {
+    fn from((x, y): (u32, u32)) -> Dim3 {
+        Dim3(x, y, 1)
     }
 }
-impl From<(u32, u32, u32)> for Extent {
-    fn from((x, y, z): (u32, u32, u32)) -> Extent {
-        Extent(x, y, z)
+impl From<(u32, u32, u32)> for Dim3 {
+    fn from((x, y, z): (u32, u32, u32)) -> Dim3 {
+        Dim3(x, y, z)
     }
 }
 
-/// A kernel, ready to run on its card.
+/// A kernel, ready to run on its GPU.
 #[derive(Debug, Clone)]
 pub struct Kernel {
-    // Before the card: a function is gone before its context is.
-    function: Arc<Function>,
+    // Before the GPU: a function is gone before its context is.
+    function: Arc<KernelFunction>,
     cuda: Cuda,
 }
 
 impl Kernel {
-    pub(super) fn new(cuda: &Cuda, function: Arc<Function>) -> Kernel {
+    pub(super) fn new(cuda: &Cuda, function: Arc<KernelFunction>) -> Kernel {
         Kernel { function, cuda: cuda.clone() }
     }
 
@@ -59,11 +59,11 @@ impl Kernel {
     /// the tensors it is given.
     ///
     /// # Panics
-    /// Where the arguments differ from the kernel's in number or size, or belong to another card.
+    /// Where the arguments differ from the kernel's in number or size, or belong to another GPU.
     pub unsafe fn launch(
         &self,
-        grid: impl Into<Extent>,
-        block: impl Into<Extent>,
+        grid: impl Into<Dim3>,
+        block: impl Into<Dim3>,
         shared: u32,
         args: Args<'_>,
     ) -> Result<()> {
@@ -71,15 +71,15 @@ impl Kernel {
         unsafe { self.launch_on(self.cuda.compute(), grid, block, shared, args) }
     }
 
-    /// Queues the kernel on a stream of its card.
+    /// Queues the kernel on a stream of its GPU.
     ///
     /// # Safety
     /// As for [`Kernel::launch`], and the streams that use the tensors are in order.
     pub unsafe fn launch_on(
         &self,
         stream: &Stream,
-        grid: impl Into<Extent>,
-        block: impl Into<Extent>,
+        grid: impl Into<Dim3>,
+        block: impl Into<Dim3>,
         shared: u32,
         args: Args<'_>,
     ) -> Result<()> {
@@ -103,16 +103,16 @@ impl Kernel {
         self.queue(stream, grid, shared, args, queue)
     }
 
-    /// Queues a kernel that waits by itself for the work before it (`wait_for_work_before` in the prelude): where the card can
+    /// Queues a kernel that waits by itself for the work before it (`wait_for_work_before` in the prelude): where the GPU can
     /// (from compute capability 9.0 on), its blocks begin while that work ends, and read what does not depend on it. `cluster` blocks, neighbours along y, run
-    /// at the same time and read each other's shared memory; a card that cannot takes 1 alone.
+    /// at the same time and read each other's shared memory; a GPU that cannot takes 1 alone.
     ///
     /// # Safety
     /// As for [`Kernel::launch`], and the kernel does wait before it reads or writes what earlier work may write or read.
     pub unsafe fn launch_early(
         &self,
-        grid: impl Into<Extent>,
-        block: impl Into<Extent>,
+        grid: impl Into<Dim3>,
+        block: impl Into<Dim3>,
         cluster: u32,
         args: Args<'_>,
     ) -> Result<()> {
@@ -157,7 +157,7 @@ impl Kernel {
     fn queue(
         &self,
         stream: &Stream,
-        grid: Extent,
+        grid: Dim3,
         shared: u32,
         args: Args<'_>,
         queue: impl FnOnce(*mut *mut c_void) -> CUresult,
@@ -165,7 +165,7 @@ impl Kernel {
         if grid.0 == 0 || grid.1 == 0 || grid.2 == 0 {
             return Ok(());
         }
-        let Function { name, sizes, family, .. } = &*self.function;
+        let KernelFunction { name, sizes, family, .. } = &*self.function;
         args.match_kernel(&self.cuda, name, sizes.as_deref());
         self.cuda.bind()?;
         self.function.allow_shared(shared)?;

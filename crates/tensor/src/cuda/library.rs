@@ -1,6 +1,6 @@
 //! NVIDIA's shared libraries, looked for when they are first needed.
 //!
-//! The driver comes with the card. NVRTC and cuBLASLt come with the toolkit, with a distribution's packages or
+//! The driver comes with the GPU. NVRTC and cuBLASLt come with the toolkit, with a distribution's packages or
 //! with Python wheels, cuDNN with the last two; the loader's own path finds what is installed for all, and the
 //! folders listed here the rest. A library opened by its full path is afterwards found under its bare name, which
 //! is how the bindings ask; cuDNN, of which we need few functions, is asked by its handle.
@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 use cudarc::{cublaslt, driver, nvrtc};
 
-use super::status::Status;
+use super::status::CheckStatus;
 use crate::error::{Error, Result};
 
 mod sparse;

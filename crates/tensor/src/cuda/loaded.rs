@@ -1,4 +1,4 @@
-//! What is loaded of the kernels' sources: modules, the functions and constants in them, once for all handles of a card.
+//! What is loaded of the kernels' sources: modules, the functions and constants in them, once for all handles of a GPU.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -10,8 +10,8 @@ use cudarc::driver::sys::{
 };
 
 use super::Cuda;
-use super::compile::{Build, Source, Target, compile_cached};
-use super::status::Status;
+use super::compile::{Build, CompileTarget, KernelSource, compile_cached};
+use super::status::CheckStatus;
 use crate::error::Result;
 
 /// Shared memory that any kernel gets without asking.
@@ -19,33 +19,38 @@ const PLAIN_SHARED: u32 = 48 << 10;
 
 /// A function of a loaded module.
 #[derive(Debug)]
-pub(super) struct Function {
+pub(super) struct KernelFunction {
     pub name: &'static str,
     /// The name of its source, without the ending: what its time is summed under.
     pub family: &'static str,
     pub raw: CUfunction,
     /// Bytes of each parameter, where the driver can tell.
     pub sizes: Option<Vec<usize>>,
-    /// The dynamic shared memory it may use now, and the most the card gives.
+    /// The dynamic shared memory it may use now, and the most the GPU gives.
     shared: Mutex<u32>,
     most_shared: u32,
-    _module: Arc<Module>,
+    _module: Arc<CudaModule>,
 }
 
 // SAFETY: the driver locks its functions; any thread may use one.
-unsafe impl Send for Function {}
+unsafe impl Send for KernelFunction {}
 // SAFETY: as above.
-unsafe impl Sync for Function {}
+unsafe impl Sync for KernelFunction {}
 
-impl Function {
-    fn load(cuda: &Cuda, module: &Arc<Module>, source: &Source, name: &'static str) -> Result<Function> {
+impl KernelFunction {
+    fn load(
+        cuda: &Cuda,
+        module: &Arc<CudaModule>,
+        source: &KernelSource,
+        name: &'static str,
+    ) -> Result<KernelFunction> {
         let c_name = CString::new(name).expect("a name without NUL");
         let mut raw = std::ptr::null_mut();
         // SAFETY: the module is loaded and the name ends in NUL; the driver writes the handle.
         let status = unsafe { sys::cuModuleGetFunction(&mut raw, module.0, c_name.as_ptr()) };
         assert_ne!(status, CUresult::CUDA_ERROR_NOT_FOUND, "no kernel is named {name}");
         status.check("looking a kernel up")?;
-        Ok(Function {
+        Ok(KernelFunction {
             name,
             family: source.name.strip_suffix(".cu").unwrap_or(source.name),
             raw,
@@ -99,32 +104,32 @@ fn parameter_sizes(function: CUfunction) -> Result<Option<Vec<usize>>> {
 
 /// A loaded image.
 #[derive(Debug)]
-struct Module(CUmodule);
+struct CudaModule(CUmodule);
 
 // SAFETY: as for functions.
-unsafe impl Send for Module {}
+unsafe impl Send for CudaModule {}
 // SAFETY: as for functions.
-unsafe impl Sync for Module {}
+unsafe impl Sync for CudaModule {}
 
-impl Module {
-    fn load(image: &[u8]) -> Result<Module> {
+impl CudaModule {
+    fn load(image: &[u8]) -> Result<CudaModule> {
         // Portable code is text and must end in NUL; a NUL behind machine code does no harm.
         let image = [image, &[0]].concat();
         let mut module = std::ptr::null_mut();
         // SAFETY: a context is current; the image carries its own length or ends in NUL.
         unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) }.check("loading a kernel")?;
-        Ok(Module(module))
+        Ok(CudaModule(module))
     }
 }
 
-impl Drop for Module {
+impl Drop for CudaModule {
     fn drop(&mut self) {
         // SAFETY: loaded by `load`, unloaded once.
         let _ = unsafe { sys::cuModuleUnload(self.0) };
     }
 }
 
-impl Module {
+impl CudaModule {
     /// A `__constant__` array of the module, copied to the host.
     fn constant<const N: usize>(&self, name: &'static str) -> Result<[i32; N]> {
         let c_name = CString::new(name).expect("a name without NUL");
@@ -142,47 +147,47 @@ impl Module {
 }
 
 /// A source's name and how it was built.
-type Built = (&'static str, Build);
+type BuildKey = (&'static str, Build);
 /// What is named in it.
-type Symbol = (Built, &'static str);
+type Symbol = (BuildKey, &'static str);
 
-/// What a handle of a card has used, and all that was loaded for any handle of it.
+/// What a handle of a GPU has used, and all that was loaded for any handle of it.
 #[derive(Debug, Default)]
-pub(super) struct Loaded {
+pub(super) struct LoadedKernels {
     /// Its own list, so that threads with a handle each do not wait for one another at every launch.
-    used: Mutex<HashMap<Symbol, Arc<Function>>>,
-    of_card: Arc<OfCard>,
+    used: Mutex<HashMap<Symbol, Arc<KernelFunction>>>,
+    of_gpu: Arc<GpuKernels>,
 }
 
-/// Kernels of a card in this process.
+/// Kernels of a GPU in this process.
 #[derive(Debug, Default)]
-struct OfCard {
-    functions: Mutex<HashMap<Symbol, Arc<Function>>>,
+struct GpuKernels {
+    functions: Mutex<HashMap<Symbol, Arc<KernelFunction>>>,
     constants: Mutex<HashMap<Symbol, Arc<[i32]>>>,
-    modules: Mutex<HashMap<Built, Arc<Module>>>,
-    target: Mutex<Option<Target>>,
+    modules: Mutex<HashMap<BuildKey, Arc<CudaModule>>>,
+    target: Mutex<Option<CompileTarget>>,
 }
 
-impl Loaded {
-    /// The list of another handle of the same card.
-    pub(super) fn beside(&self) -> Loaded {
-        Loaded { used: Mutex::default(), of_card: self.of_card.clone() }
+impl LoadedKernels {
+    /// The list of another handle of the same GPU.
+    pub(super) fn beside(&self) -> LoadedKernels {
+        LoadedKernels { used: Mutex::default(), of_gpu: self.of_gpu.clone() }
     }
 
     /// A kernel of a source, compiled and loaded where this is its first use.
     pub(super) fn function(
         &self,
         cuda: &Cuda,
-        source: &Source,
+        source: &KernelSource,
         build: Build,
         name: &'static str,
-    ) -> Result<Arc<Function>> {
+    ) -> Result<Arc<KernelFunction>> {
         let key = ((source.name, build), name);
         let known = self.used.lock().expect("no panic while locked").get(&key).cloned();
         if let Some(function) = known {
             return Ok(function);
         }
-        let function = self.of_card.function(cuda, source, build, name)?;
+        let function = self.of_gpu.function(cuda, source, build, name)?;
         self.used.lock().expect("no panic while locked").insert(key, function.clone());
         Ok(function)
     }
@@ -191,23 +196,23 @@ impl Loaded {
     pub(super) fn constant<const N: usize>(
         &self,
         cuda: &Cuda,
-        source: &Source,
+        source: &KernelSource,
         build: Build,
         name: &'static str,
     ) -> Result<[i32; N]> {
-        self.of_card.constant(cuda, source, build, name)
+        self.of_gpu.constant(cuda, source, build, name)
     }
 }
 
-impl OfCard {
+impl GpuKernels {
     /// Two handles must not have two of the same function: what one is allowed of shared memory the other would take back.
     fn function(
         &self,
         cuda: &Cuda,
-        source: &Source,
+        source: &KernelSource,
         build: Build,
         name: &'static str,
-    ) -> Result<Arc<Function>> {
+    ) -> Result<Arc<KernelFunction>> {
         let key = ((source.name, build), name);
         let mut functions = self.functions.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(function) = functions.get(&key) {
@@ -215,7 +220,7 @@ impl OfCard {
         }
         cuda.bind()?;
         let module = self.module(cuda, source, build)?;
-        let function = Arc::new(Function::load(cuda, &module, source, name)?);
+        let function = Arc::new(KernelFunction::load(cuda, &module, source, name)?);
         functions.insert(key, function.clone());
         Ok(function)
     }
@@ -223,7 +228,7 @@ impl OfCard {
     fn constant<const N: usize>(
         &self,
         cuda: &Cuda,
-        source: &Source,
+        source: &KernelSource,
         build: Build,
         name: &'static str,
     ) -> Result<[i32; N]> {
@@ -238,7 +243,7 @@ impl OfCard {
         Ok(values)
     }
 
-    fn module(&self, cuda: &Cuda, source: &Source, build: Build) -> Result<Arc<Module>> {
+    fn module(&self, cuda: &Cuda, source: &KernelSource, build: Build) -> Result<Arc<CudaModule>> {
         // Held while compiling: two threads that want the same source compile it once.
         let mut modules = self.modules.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(module) = modules.get(&(source.name, build)) {
@@ -248,10 +253,10 @@ impl OfCard {
             let mut target = self.target.lock().expect("no panic while locked");
             match *target {
                 Some(target) => target,
-                None => *target.insert(Target::best(cuda.gpu().capability)?),
+                None => *target.insert(CompileTarget::best(cuda.gpu().capability)?),
             }
         };
-        let module = Arc::new(Module::load(&compile_cached(source, &build, target)?)?);
+        let module = Arc::new(CudaModule::load(&compile_cached(source, &build, target)?)?);
         modules.insert((source.name, build), module.clone());
         Ok(module)
     }

@@ -1,4 +1,4 @@
-//! An NVIDIA card as a device: its streams, its memory, its kernels and its matrix products.
+//! An NVIDIA GPU as a device: its streams, its memory, its kernels and its matrix products.
 //!
 //! The driver, NVRTC, cuBLASLt and cuDNN are looked for when they are first used, so the same program runs where
 //! they are not. Work is queued on one compute stream and runs in that order; the host waits only where it reads a
@@ -9,7 +9,6 @@
 //! - [`compile`], `loaded`, [`args`], [`kernel`], [`recording`]: from source to launch, and to many launches at once;
 //! - [`blas`], [`dnn`]: matrix products, convolutions.
 
-pub mod ahead;
 pub mod args;
 pub mod blas;
 pub mod buffer;
@@ -26,6 +25,7 @@ pub(crate) mod sparse;
 mod staging;
 mod status;
 pub mod stream;
+pub mod upload;
 
 use std::sync::{Arc, Mutex};
 
@@ -33,44 +33,44 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute};
 
 use crate::error::{Error, Result};
 use crate::memory::{Category, Ledger};
-use ahead::SentBlocks;
 pub use args::Args;
 use blas::Blas;
-use buffer::{Buffer, FreeBlocks};
-pub use compile::{Build, Part, Source};
-use dnn::Convolutions;
+use buffer::{CudaBuffer, CudaFreeBlocks};
+pub use compile::{Build, KernelInclude, KernelSource};
+use dnn::CudnnConvolutions;
 pub use kernel::Kernel;
 pub use probe::{Gpu, Probe};
+pub use profile::KernelTime;
 use profile::Profile;
-pub use profile::Taken;
-pub use recording::Recorded;
+pub use recording::CudaGraph;
 use staging::Staging;
-use status::Status;
+use status::CheckStatus;
 use stream::{Event, Stream};
+use upload::UploadBlocks;
 
-/// A handle to a card; clones share its streams, its ledger, its memory and its kernels.
+/// A handle to a GPU; clones share its streams, its ledger, its memory and its kernels.
 #[derive(Debug, Clone)]
-pub struct Cuda(Arc<Shared>);
+pub struct Cuda(Arc<CudaShared>);
 
 // Fields are dropped in this order: the context, in which all others live, goes last.
 #[derive(Debug)]
-struct Shared {
+struct CudaShared {
     blas: Mutex<Option<Blas>>,
-    convolutions: Mutex<Convolutions>,
-    loaded: loaded::Loaded,
+    convolutions: Mutex<CudnnConvolutions>,
+    loaded: loaded::LoadedKernels,
     staging: Mutex<Option<Staging>>,
     /// Of the copy stream.
     sending: Mutex<Option<Staging>>,
     profile: Profile,
-    sent: SentBlocks,
-    free: FreeBlocks,
+    sent: UploadBlocks,
+    free: CudaFreeBlocks,
     copy: Stream,
     side: Stream,
     compute: Stream,
     ledger: Ledger,
     host_ledger: Ledger,
     gpu: Gpu,
-    context: Context,
+    context: CudaContext,
 }
 
 impl Cuda {
@@ -79,7 +79,7 @@ impl Cuda {
         Probe::new()
     }
 
-    /// Opens a card by the driver's number for it.
+    /// Opens a GPU by the driver's number for it.
     pub fn open(ordinal: usize) -> Result<Cuda> {
         let count = probe::count()?;
         if ordinal >= count {
@@ -88,22 +88,22 @@ impl Cuda {
                 why: format!("GPU {ordinal} was asked for; there are {count} {word}"),
             });
         }
-        Cuda::with_kernels(ordinal, loaded::Loaded::default())
+        Cuda::with_kernels(ordinal, loaded::LoadedKernels::default())
     }
 
-    /// A handle of a card with streams and memory of its own.
-    fn with_kernels(ordinal: usize, loaded: loaded::Loaded) -> Result<Cuda> {
-        let context = Context::retain(ordinal)?;
+    /// A handle of a GPU with streams and memory of its own.
+    fn with_kernels(ordinal: usize, loaded: loaded::LoadedKernels) -> Result<Cuda> {
+        let context = CudaContext::retain(ordinal)?;
         context.bind()?;
-        Ok(Cuda(Arc::new(Shared {
+        Ok(Cuda(Arc::new(CudaShared {
             blas: Mutex::new(None),
             convolutions: Mutex::default(),
             loaded,
             staging: Mutex::new(None),
             sending: Mutex::new(None),
             profile: Profile::default(),
-            sent: SentBlocks::default(),
-            free: FreeBlocks::default(),
+            sent: UploadBlocks::default(),
+            free: CudaFreeBlocks::default(),
             copy: Stream::new()?,
             side: Stream::new()?,
             compute: Stream::new()?,
@@ -114,7 +114,7 @@ impl Cuda {
         })))
     }
 
-    /// The same card as if it were another one, with the same settings: streams, ledger and memory of its own; kernels that
+    /// The same GPU as if it were another one, with the same settings: streams, ledger and memory of its own; kernels that
     /// one of the two has loaded both have. The two can read each other's memory; it is for whoever does so to put their streams
     /// in order.
     pub fn another(&self) -> Result<Cuda> {
@@ -128,12 +128,12 @@ impl Cuda {
         Ok(other)
     }
 
-    /// What card it is.
+    /// What GPU it is.
     pub fn gpu(&self) -> &Gpu {
         &self.0.gpu
     }
 
-    /// NVIDIA's name for the card.
+    /// NVIDIA's name for the GPU.
     pub fn name(&self) -> &str {
         &self.0.gpu.name
     }
@@ -153,11 +153,11 @@ impl Cuda {
         self.0.free.held()
     }
 
-    /// Bytes of the card that can still be taken, by whomever: what the driver says is free, and freed blocks kept for reuse.
+    /// Bytes of the GPU that can still be taken, by whomever: what the driver says is free, and freed blocks kept for reuse.
     pub fn memory_left(&self) -> Result<usize> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the card's context is current; the driver writes the two numbers.
+        // SAFETY: the GPU's context is current; the driver writes the two numbers.
         unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) }.check("asking for a GPU's free memory")?;
         Ok(free + self.held().saturating_sub(self.ledger().total()))
     }
@@ -205,20 +205,20 @@ impl Cuda {
         then.wait(&event)
     }
 
-    /// A block of memory booked under `category`; see [`Buffer`].
-    pub fn allocate(&self, bytes: usize, category: Category) -> Result<Buffer> {
-        Buffer::new(self, bytes, category)
+    /// A block of memory booked under `category`; see [`CudaBuffer`].
+    pub fn allocate(&self, bytes: usize, category: Category) -> Result<CudaBuffer> {
+        CudaBuffer::new(self, bytes, category)
     }
 
     /// A kernel of a source, compiled and loaded where this is its first use.
-    pub fn kernel(&self, source: &Source, build: Build, name: &'static str) -> Result<Kernel> {
+    pub fn kernel(&self, source: &KernelSource, build: Build, name: &'static str) -> Result<Kernel> {
         Ok(Kernel::new(self, self.0.loaded.function(self, source, build, name)?))
     }
 
     /// A `__constant__ int` array of a source: what its kernels say of their launch.
     pub fn constant<const N: usize>(
         &self,
-        source: &Source,
+        source: &KernelSource,
         build: Build,
         name: &'static str,
     ) -> Result<[i32; N]> {
@@ -230,7 +230,7 @@ impl Cuda {
         self.gpu().capability >= 90
     }
 
-    /// A limit of the card.
+    /// A limit of the GPU.
     pub(crate) fn attribute(&self, attribute: CUdevice_attribute) -> Result<u32> {
         probe::attribute(self.0.context.device, attribute)
     }
@@ -240,7 +240,7 @@ impl Cuda {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Makes the card current on this thread. Every call of the driver needs it.
+    /// Makes the GPU current on this thread. Every call of the driver needs it.
     pub fn bind(&self) -> Result<()> {
         self.0.context.bind()
     }
@@ -249,11 +249,11 @@ impl Cuda {
         &self.0.profile
     }
 
-    fn free_blocks(&self) -> &FreeBlocks {
+    fn free_blocks(&self) -> &CudaFreeBlocks {
         &self.0.free
     }
 
-    fn sent_blocks(&self) -> &SentBlocks {
+    fn sent_blocks(&self) -> &UploadBlocks {
         &self.0.sent
     }
 
@@ -270,7 +270,7 @@ impl Cuda {
         Staging::with(&self.0.sending, |staging| work(staging, self.copy()))
     }
 
-    /// Works with the card's cuBLASLt, one thread at a time.
+    /// Works with the GPU's cuBLASLt, one thread at a time.
     pub(crate) fn with_blas<R>(&self, work: impl FnOnce(&mut Blas) -> Result<R>) -> Result<R> {
         self.bind()?;
         let mut blas = self.0.blas.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -281,9 +281,9 @@ impl Cuda {
     }
 }
 
-impl Drop for Shared {
+impl Drop for CudaShared {
     fn drop(&mut self) {
-        // What is dropped after this frees what the card may still be using, in this context.
+        // What is dropped after this frees what the GPU may still be using, in this context.
         if self.context.bind().is_ok() {
             let _ = self.compute.synchronize();
             let _ = self.side.synchronize();
@@ -300,25 +300,25 @@ fn driver_version() -> Result<u32> {
     Ok(version as u32)
 }
 
-/// The card's primary context, the one that all libraries of a process share.
+/// The GPU's primary context, the one that all libraries of a process share.
 #[derive(Debug)]
-struct Context {
+struct CudaContext {
     raw: CUcontext,
     device: CUdevice,
 }
 
 // SAFETY: the driver locks its contexts; any thread may make one current.
-unsafe impl Send for Context {}
+unsafe impl Send for CudaContext {}
 // SAFETY: as above.
-unsafe impl Sync for Context {}
+unsafe impl Sync for CudaContext {}
 
-impl Context {
-    fn retain(ordinal: usize) -> Result<Context> {
+impl CudaContext {
+    fn retain(ordinal: usize) -> Result<CudaContext> {
         let device = probe::device(ordinal)?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the device is valid; the driver writes the handle.
         unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device) }.check("opening a GPU")?;
-        Ok(Context { raw, device })
+        Ok(CudaContext { raw, device })
     }
 
     fn bind(&self) -> Result<()> {
@@ -327,7 +327,7 @@ impl Context {
     }
 }
 
-impl Drop for Context {
+impl Drop for CudaContext {
     fn drop(&mut self) {
         // SAFETY: retained by `retain`, released once.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };

@@ -6,11 +6,11 @@ use std::fmt;
 use cudarc::cublaslt;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
-use super::status::Status;
+use super::status::CheckStatus;
 use super::{compile, library};
 use crate::error::{Error, Result};
 
-/// What the driver says of a card.
+/// What the driver says of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
     /// The driver's number for it.
@@ -72,7 +72,7 @@ pub(super) fn attribute(device: sys::CUdevice, attribute: Attribute) -> Result<u
     Ok(value as u32)
 }
 
-/// How many cards there are.
+/// How many GPUs there are.
 pub(super) fn count() -> Result<usize> {
     library::driver()?;
     let mut count = 0;
@@ -81,12 +81,12 @@ pub(super) fn count() -> Result<usize> {
     Ok(count as usize)
 }
 
-/// The libraries and cards that were found on this machine.
+/// The libraries and GPUs that were found on this machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Probe {
     /// The newest CUDA that the driver serves, such as (13, 0).
     pub driver: Option<(u32, u32)>,
-    /// The cards.
+    /// The GPUs.
     pub gpus: Vec<Gpu>,
     /// NVRTC's version.
     pub nvrtc: Option<(u32, u32)>,
@@ -97,7 +97,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Whether training can run on a card here.
+    /// Whether training can run on a GPU here.
     pub fn usable(&self) -> bool {
         self.missing.is_empty()
     }

@@ -1,4 +1,4 @@
-//! Where a card's time goes: an event before and after each piece of work, summed by the family that it belongs to.
+//! Where a GPU's time goes: an event before and after each piece of work, summed by the family that it belongs to.
 //!
 //! Off, it costs a load of a flag for each launch. On, the events lie in the work's own stream and wait for nothing; they are
 //! read when many have come, or when the result is asked for.
@@ -16,29 +16,29 @@ const MOST: usize = 20_000;
 
 /// What a family of kernels took.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Taken {
+pub struct KernelTime {
     /// How often it was launched.
     pub launches: u64,
-    /// Seconds of the card.
+    /// Seconds of the GPU.
     pub seconds: f64,
     /// Flops, for products.
     pub flops: f64,
 }
 
-/// The times of a card.
+/// The times of a GPU.
 #[derive(Debug, Default)]
 pub(super) struct Profile {
     on: AtomicBool,
-    marks: Mutex<Marks>,
+    marks: Mutex<ProfileEvents>,
 }
 
 #[derive(Debug, Default)]
-struct Marks {
+struct ProfileEvents {
     waiting: Vec<(&'static str, f64, Event, Event)>,
-    taken: BTreeMap<&'static str, Taken>,
+    taken: BTreeMap<&'static str, KernelTime>,
 }
 
-impl Marks {
+impl ProfileEvents {
     fn read(&mut self) -> Result<()> {
         for (family, flops, begin, end) in self.waiting.drain(..) {
             let taken = self.taken.entry(family).or_default();
@@ -53,7 +53,7 @@ impl Marks {
 
 /// Work whose time is taken: from its making to its end.
 #[derive(Debug)]
-pub(super) struct Timer<'a> {
+pub(super) struct KernelTimer<'a> {
     cuda: &'a Cuda,
     stream: &'a Stream,
     family: &'static str,
@@ -61,7 +61,7 @@ pub(super) struct Timer<'a> {
     begin: Option<Event>,
 }
 
-impl Timer<'_> {
+impl KernelTimer<'_> {
     /// Marks the end of the work, which was queued.
     pub(super) fn end(mut self) -> Result<()> {
         let Some(begin) = self.begin.take() else { return Ok(()) };
@@ -80,7 +80,7 @@ impl Cuda {
     }
 
     /// What each family of kernels took since the start.
-    pub fn take_profile(&self) -> Result<BTreeMap<&'static str, Taken>> {
+    pub fn take_profile(&self) -> Result<BTreeMap<&'static str, KernelTime>> {
         self.bind()?;
         self.profile().on.store(false, Relaxed);
         let mut marks = self.profile().marks.lock().expect("no panic while locked");
@@ -89,7 +89,7 @@ impl Cuda {
     }
 
     /// Marks the beginning of work of a family that is about to be queued on the compute stream.
-    pub(super) fn time(&self, family: &'static str, flops: f64) -> Result<Timer<'_>> {
+    pub(super) fn time(&self, family: &'static str, flops: f64) -> Result<KernelTimer<'_>> {
         self.time_on(self.compute(), family, flops)
     }
 
@@ -99,7 +99,7 @@ impl Cuda {
         stream: &'a Stream,
         family: &'static str,
         flops: f64,
-    ) -> Result<Timer<'a>> {
+    ) -> Result<KernelTimer<'a>> {
         let begin = match self.profile().on.load(Relaxed) {
             false => None,
             true => {
@@ -108,6 +108,6 @@ impl Cuda {
                 Some(begin)
             }
         };
-        Ok(Timer { cuda: self, stream, family, flops, begin })
+        Ok(KernelTimer { cuda: self, stream, family, flops, begin })
     }
 }

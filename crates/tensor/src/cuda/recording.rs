@@ -1,6 +1,6 @@
 //! Work that is recorded once and then queued again and again in one call: CUDA's graphs.
 //!
-//! A launch costs the host several microseconds, more than many kernels of a single token take on the card. Recorded work is
+//! A launch costs the host several microseconds, more than many kernels of a single token take on the GPU. Recorded work is
 //! checked and laid out by the driver once. It reads and writes the same addresses each time: what changes from one run to
 //! the next must lie in tensors that the work reads, and the blocks of memory that it used on the way are its own as long as
 //! it lives, so that nobody else's tensors come to lie there.
@@ -8,25 +8,25 @@
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode};
 
 use super::Cuda;
-use super::buffer::Block;
-use super::status::Status;
+use super::buffer::CudaBlock;
+use super::status::CheckStatus;
 use crate::error::{Error, Result};
 
 /// Recorded work, and what it gives: tensors that each run of it overwrites.
 #[derive(Debug)]
-pub struct Recorded<R> {
-    // Before the blocks that it works on, and before the card.
-    graph: Graph,
+pub struct CudaGraph<R> {
+    // Before the blocks that it works on, and before the GPU.
+    graph: GraphExec,
     gives: R,
-    blocks: Vec<Block>,
+    blocks: Vec<CudaBlock>,
     cuda: Cuda,
 }
 
 impl Cuda {
     /// Records what `work` queues on the compute stream, without running it. It may launch kernels and products and copy on the
-    /// card; it may not read from the card nor copy to it, which is an error here. What it needs loaded or planned should have been used
+    /// GPU; it may not read from the GPU nor copy to it, which is an error here. What it needs loaded or planned should have been used
     /// before. Nobody else may take memory of this handle meanwhile.
-    pub fn record<R, E: From<Error>>(&self, work: impl FnOnce() -> Result<R, E>) -> Result<Recorded<R>, E> {
+    pub fn record<R, E: From<Error>>(&self, work: impl FnOnce() -> Result<R, E>) -> Result<CudaGraph<R>, E> {
         self.bind()?;
         let stream = self.compute().raw();
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -38,13 +38,13 @@ impl Cuda {
         let mut raw = std::ptr::null_mut();
         // SAFETY: recording began above, on this stream; the driver writes a handle.
         let ended = unsafe { sys::cuStreamEndCapture(stream, &mut raw) }.check("recording work");
-        let recorded = Recording(raw);
-        let finished = || -> Result<Graph> {
+        let recorded = RawGraph(raw);
+        let finished = || -> Result<GraphExec> {
             ended?;
             recorded.finished()
         };
         match gives.and_then(|gives| Ok((gives, finished()?))) {
-            Ok((gives, graph)) => Ok(Recorded { graph, gives, blocks, cuda: self.clone() }),
+            Ok((gives, graph)) => Ok(CudaGraph { graph, gives, blocks, cuda: self.clone() }),
             Err(error) => {
                 blocks.into_iter().for_each(|block| self.free_blocks().give(block));
                 Err(error)
@@ -52,7 +52,7 @@ impl Cuda {
         }
     }
 
-    /// An error where work is being recorded: what follows waits for the card, or lies in host memory that is used again.
+    /// An error where work is being recorded: what follows waits for the GPU, or lies in host memory that is used again.
     pub(super) fn is_not_recording(&self, doing: &'static str) -> Result<()> {
         match self.free_blocks().is_setting_aside() {
             true => Err(Error::Cuda { doing, why: "work is being recorded".into() }),
@@ -61,7 +61,7 @@ impl Cuda {
     }
 }
 
-impl<R> Recorded<R> {
+impl<R> CudaGraph<R> {
     /// Queues the work once more; what it gives is there for work that is queued behind it.
     pub fn replay(&self) -> Result<&R> {
         self.cuda.bind()?;
@@ -72,7 +72,7 @@ impl<R> Recorded<R> {
     }
 }
 
-impl<R> Drop for Recorded<R> {
+impl<R> Drop for CudaGraph<R> {
     fn drop(&mut self) {
         // Whoever gets them queues behind the last run.
         self.blocks.drain(..).for_each(|block| self.cuda.free_blocks().give(block));
@@ -80,19 +80,19 @@ impl<R> Drop for Recorded<R> {
 }
 
 /// What was recorded, as the driver lists it.
-struct Recording(CUgraph);
+struct RawGraph(CUgraph);
 
-impl Recording {
-    fn finished(&self) -> Result<Graph> {
+impl RawGraph {
+    fn finished(&self) -> Result<GraphExec> {
         let mut graph = std::ptr::null_mut();
         // SAFETY: recorded without an error, so it is there; the driver writes a handle.
         unsafe { sys::cuGraphInstantiateWithFlags(&mut graph, self.0, 0) }
             .check("preparing recorded work")?;
-        Ok(Graph(graph))
+        Ok(GraphExec(graph))
     }
 }
 
-impl Drop for Recording {
+impl Drop for RawGraph {
     fn drop(&mut self) {
         if !self.0.is_null() {
             // SAFETY: made by the driver, destroyed once.
@@ -103,16 +103,16 @@ impl Drop for Recording {
 
 /// Work that is ready to be queued.
 #[derive(Debug)]
-struct Graph(CUgraphExec);
+struct GraphExec(CUgraphExec);
 
 // SAFETY: the driver locks what it is given; any thread may queue it.
-unsafe impl Send for Graph {}
+unsafe impl Send for GraphExec {}
 // SAFETY: `replay` only queues it, which the driver locks.
-unsafe impl Sync for Graph {}
+unsafe impl Sync for GraphExec {}
 
-impl Drop for Graph {
+impl Drop for GraphExec {
     fn drop(&mut self) {
-        // SAFETY: made by `Recording::finished`, destroyed once; the driver lets a run that is under way end first.
+        // SAFETY: made by `RawGraph::finished`, destroyed once; the driver lets a run that is under way end first.
         let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
     }
 }

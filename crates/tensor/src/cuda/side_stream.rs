@@ -38,7 +38,7 @@ impl Cuda {
 }
 
 impl SideWork {
-    /// The card that does it.
+    /// The GPU that does it.
     pub fn cuda(&self) -> &Cuda {
         &self.cuda
     }

@@ -1,6 +1,6 @@
-//! Copies between host and card through pinned memory.
+//! Copies between host and GPU through pinned memory.
 //!
-//! The card reads pages only where they are pinned; for other memory the driver copies through pages of its
+//! The GPU reads pages only where they are pinned; for other memory the driver copies through pages of its
 //! own and waits for the stream meanwhile. A few pinned slots of our own keep an upload asynchronous, and let
 //! the copy into one slot run beside the transfer of another.
 
@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use cudarc::driver::sys::{self, CUdeviceptr};
 
-use super::status::Status;
+use super::status::CheckStatus;
 use super::stream::{Event, Stream};
 use crate::error::Result;
 
@@ -19,23 +19,23 @@ const SLOT: usize = 4 << 20;
 /// Pinned slots, used in turn.
 #[derive(Debug)]
 pub(super) struct Staging {
-    slots: Vec<Slot>,
+    slots: Vec<PinnedSlot>,
     next: usize,
 }
 
 #[derive(Debug)]
-struct Slot {
+struct PinnedSlot {
     memory: NonNull<u8>,
     /// The slot's last transfer.
     done: Event,
 }
 
 // SAFETY: pinned memory is plain memory with one owner.
-unsafe impl Send for Slot {}
+unsafe impl Send for PinnedSlot {}
 
 impl Staging {
     pub(super) fn new() -> Result<Staging> {
-        let slots = (0..SLOTS).map(|_| Slot::new()).collect::<Result<_>>()?;
+        let slots = (0..SLOTS).map(|_| PinnedSlot::new()).collect::<Result<_>>()?;
         Ok(Staging { slots, next: 0 })
     }
 
@@ -55,7 +55,7 @@ impl Staging {
     /// stream's order.
     ///
     /// # Safety
-    /// `to` is the address of at least `bytes.len()` bytes of the card's memory.
+    /// `to` is the address of at least `bytes.len()` bytes of the GPU's memory.
     pub(super) unsafe fn upload(&mut self, stream: &Stream, to: CUdeviceptr, bytes: &[u8]) -> Result<()> {
         for (i, piece) in bytes.chunks(SLOT).enumerate() {
             let slot = &self.slots[self.next];
@@ -76,7 +76,7 @@ impl Staging {
     /// Brings bytes from `from`, after all earlier work of the stream, and waits for them.
     ///
     /// # Safety
-    /// `from` is the address of at least `bytes.len()` bytes of the card's memory.
+    /// `from` is the address of at least `bytes.len()` bytes of the GPU's memory.
     pub(super) unsafe fn download(
         &mut self,
         stream: &Stream,
@@ -114,18 +114,18 @@ impl Staging {
     }
 }
 
-impl Slot {
-    fn new() -> Result<Slot> {
+impl PinnedSlot {
+    fn new() -> Result<PinnedSlot> {
         let done = Event::new()?;
         let mut memory = std::ptr::null_mut();
         // SAFETY: a context is current; the driver writes the address.
         unsafe { sys::cuMemHostAlloc(&mut memory, SLOT, 0) }.check("pinning host memory")?;
         let memory = NonNull::new(memory.cast()).expect("the driver gave an address");
-        Ok(Slot { memory, done })
+        Ok(PinnedSlot { memory, done })
     }
 }
 
-impl Drop for Slot {
+impl Drop for PinnedSlot {
     fn drop(&mut self) {
         let _ = self.done.synchronize();
         // SAFETY: allocated by `new`, and no transfer uses it any more.

@@ -9,11 +9,11 @@ use cudarc::nvrtc::sys::nvrtcResult;
 use crate::error::{Error, Result};
 
 /// A result code; `doing` names what was tried.
-pub(super) trait Status {
+pub(super) trait CheckStatus {
     fn check(self, doing: &'static str) -> Result<()>;
 }
 
-impl Status for CUresult {
+impl CheckStatus for CUresult {
     fn check(self, doing: &'static str) -> Result<()> {
         if self == CUresult::CUDA_SUCCESS {
             return Ok(());
@@ -32,7 +32,7 @@ impl Status for CUresult {
     }
 }
 
-impl Status for nvrtcResult {
+impl CheckStatus for nvrtcResult {
     fn check(self, doing: &'static str) -> Result<()> {
         match self {
             nvrtcResult::NVRTC_SUCCESS => Ok(()),
@@ -41,7 +41,7 @@ impl Status for nvrtcResult {
     }
 }
 
-impl Status for cublasStatus_t {
+impl CheckStatus for cublasStatus_t {
     fn check(self, doing: &'static str) -> Result<()> {
         match self {
             cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),

@@ -1,11 +1,11 @@
-//! Streams: queues of work that the card takes in order. Events: marks in them that others wait for.
+//! Streams: queues of work that the GPU takes in order. Events: marks in them that others wait for.
 
 use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUstream, CUstream_flags};
 
-use super::status::Status;
+use super::status::CheckStatus;
 use crate::error::Result;
 
-/// A queue of work on a card.
+/// A queue of work on a GPU.
 #[derive(Debug)]
 pub struct Stream(CUstream);
 

@@ -2,7 +2,7 @@
 
 pub(crate) mod cuda;
 
-pub use crate::cpu::activation::Activation;
+pub use crate::cpu::activation::ActivationFn;
 use crate::device::Device;
 use crate::dtype::Float;
 use crate::error::Result;
@@ -12,7 +12,7 @@ use crate::tensor::Tensor;
 use crate::{simd, with_float};
 
 /// y = f(x).
-pub fn forward(kind: Activation, x: &Tensor) -> Result<Tensor> {
+pub fn forward(kind: ActivationFn, x: &Tensor) -> Result<Tensor> {
     let mut y = x.empty_like(Category::Transient)?;
     match x.device() {
         Device::Cpu(cpu) => with_float!(x.dtype(), T => {
@@ -25,7 +25,7 @@ pub fn forward(kind: Activation, x: &Tensor) -> Result<Tensor> {
 }
 
 /// The same, in the place of x on the host if nobody else holds it.
-pub fn forward_owned(kind: Activation, mut x: Tensor) -> Result<Tensor> {
+pub fn forward_owned(kind: ActivationFn, mut x: Tensor) -> Result<Tensor> {
     match x.device() {
         Device::Cpu(cpu) if x.is_unique() => {
             with_float!(x.dtype(), T => {
@@ -38,7 +38,7 @@ pub fn forward_owned(kind: Activation, mut x: Tensor) -> Result<Tensor> {
 }
 
 /// dx = dy f'(x); `saved` is the output for ReLU, the input for GELU and SiLU. Overwrites dy if nobody else holds it.
-pub fn backward(kind: Activation, saved: &Tensor, dy: Tensor) -> Result<Tensor> {
+pub fn backward(kind: ActivationFn, saved: &Tensor, dy: Tensor) -> Result<Tensor> {
     assert_eq!(saved.shape(), dy.shape(), "activation: what was saved and dy");
     match saved.device() {
         Device::Cpu(cpu) => {
@@ -55,11 +55,11 @@ pub fn backward(kind: Activation, saved: &Tensor, dy: Tensor) -> Result<Tensor> 
 }
 
 /// As [`backward`], and y = f(x) made again in the same pass, for a layer behind that did not keep it. On the host
-/// y has the bits of [`forward`]; where a card's product applied the function on its way out, to sums it had not
+/// y has the bits of [`forward`]; where a GPU's product applied the function on its way out, to sums it had not
 /// rounded yet, the two may differ in the last bit.
-pub fn backward_remaking(kind: Activation, saved: &Tensor, dy: Tensor) -> Result<(Tensor, Tensor)> {
+pub fn backward_remaking(kind: ActivationFn, saved: &Tensor, dy: Tensor) -> Result<(Tensor, Tensor)> {
     assert_eq!(saved.shape(), dy.shape(), "activation: what was saved and dy");
-    if kind == Activation::Relu {
+    if kind == ActivationFn::Relu {
         return Ok((backward(kind, saved, dy)?, saved.clone()));
     }
     let mut y = saved.empty_like(Category::Transient)?;
@@ -81,28 +81,28 @@ pub fn backward_remaking(kind: Activation, saved: &Tensor, dy: Tensor) -> Result
 }
 
 simd! {
-    fn apply_all[T: Float](kind: Activation, x: &[T], y: &mut [T]) {
+    fn apply_all[T: Float](kind: ActivationFn, x: &[T], y: &mut [T]) {
         // The choice stands outside the loops, or they would not vectorise.
         match kind {
-            Activation::Relu => map(x, y, |_, x| Activation::Relu.apply(x)),
-            Activation::Gelu => map(x, y, |_, x| Activation::Gelu.apply(x)),
-            Activation::Silu => map(x, y, |_, x| Activation::Silu.apply(x)),
+            ActivationFn::Relu => map(x, y, |_, x| ActivationFn::Relu.apply(x)),
+            ActivationFn::Gelu => map(x, y, |_, x| ActivationFn::Gelu.apply(x)),
+            ActivationFn::Silu => map(x, y, |_, x| ActivationFn::Silu.apply(x)),
         }
     }
 
-    fn apply_in_place[T: Float](kind: Activation, x: &mut [T]) {
+    fn apply_in_place[T: Float](kind: ActivationFn, x: &mut [T]) {
         match kind {
-            Activation::Relu => change(x, |x| Activation::Relu.apply(x)),
-            Activation::Gelu => change(x, |x| Activation::Gelu.apply(x)),
-            Activation::Silu => change(x, |x| Activation::Silu.apply(x)),
+            ActivationFn::Relu => change(x, |x| ActivationFn::Relu.apply(x)),
+            ActivationFn::Gelu => change(x, |x| ActivationFn::Gelu.apply(x)),
+            ActivationFn::Silu => change(x, |x| ActivationFn::Silu.apply(x)),
         }
     }
 
-    fn slope_all[T: Float](kind: Activation, saved: &[T], dx: &mut [T]) {
+    fn slope_all[T: Float](kind: ActivationFn, saved: &[T], dx: &mut [T]) {
         match kind {
-            Activation::Relu => map(saved, dx, |dy, x| dy * Activation::Relu.slope(x)),
-            Activation::Gelu => map(saved, dx, |dy, x| dy * Activation::Gelu.slope(x)),
-            Activation::Silu => map(saved, dx, |dy, x| dy * Activation::Silu.slope(x)),
+            ActivationFn::Relu => map(saved, dx, |dy, x| dy * ActivationFn::Relu.slope(x)),
+            ActivationFn::Gelu => map(saved, dx, |dy, x| dy * ActivationFn::Gelu.slope(x)),
+            ActivationFn::Silu => map(saved, dx, |dy, x| dy * ActivationFn::Silu.slope(x)),
         }
     }
 }
@@ -130,13 +130,13 @@ mod tests {
     use crate::{DType, Tensor};
     use proptest::prelude::*;
 
-    fn reference(kind: Activation, x: f64) -> f64 {
+    fn reference(kind: ActivationFn, x: f64) -> f64 {
         match kind {
-            Activation::Relu => x.max(0.0),
-            Activation::Gelu => {
+            ActivationFn::Relu => x.max(0.0),
+            ActivationFn::Gelu => {
                 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
             }
-            Activation::Silu => x / (1.0 + (-x).exp()),
+            ActivationFn::Silu => x / (1.0 + (-x).exp()),
         }
     }
 
@@ -148,7 +148,7 @@ mod tests {
             let x: Vec<f32> =
                 values(seed, n, spread).iter().map(|&x| if x.abs() < 1e-3 { 1.0 } else { x }).collect();
             let dy = values(seed ^ 1, n, 1.0);
-            for kind in [Activation::Relu, Activation::Gelu, Activation::Silu] {
+            for kind in [ActivationFn::Relu, ActivationFn::Gelu, ActivationFn::Silu] {
                 let y: Vec<f64> = x.iter().map(|&x| reference(kind, x.into())).collect();
                 let slope = x.iter().map(|&x| gradient(&[x.into()], |x| reference(kind, x[0]))[0]);
                 let dx: Vec<f64> = slope.zip(&dy).map(|(s, &dy)| s * f64::from(dy)).collect();
@@ -158,7 +158,7 @@ mod tests {
                     let own = forward_owned(kind, tensor(device, dtype, &[n], &x)).unwrap();
                     assert_eq!(own.host_bytes(), y.host_bytes());
                     assert_eq!(forward_owned(kind, input.clone()).unwrap().host_bytes(), y.host_bytes());
-                    let saved = if kind == Activation::Relu { &y } else { &input };
+                    let saved = if kind == ActivationFn::Relu { &y } else { &input };
                     let dx = backward(kind, saved, tensor(device, dtype, &[n], &dy)).unwrap();
                     let (again, remade) =
                         backward_remaking(kind, saved, tensor(device, dtype, &[n], &dy)).unwrap();
@@ -176,19 +176,19 @@ mod tests {
             let x = tensor(device, DType::F32, &[3], &[-1.0, 0.0, 2.0]);
             let dy = tensor(device, DType::F32, &[3], &[5.0; 3]);
             let held: Tensor = dy.clone();
-            let dx = backward(Activation::Relu, &x, dy).unwrap();
+            let dx = backward(ActivationFn::Relu, &x, dy).unwrap();
             assert_eq!((dx.to_f32(), held.to_f32()), (vec![0.0, 0.0, 5.0], vec![5.0; 3]));
             let place = address(&held);
-            let dx = backward(Activation::Relu, &x, held).unwrap();
+            let dx = backward(ActivationFn::Relu, &x, held).unwrap();
             assert_eq!(address(&dx), place);
-            assert_eq!(address(&backward_remaking(Activation::Gelu, &x, dx).unwrap().0), place);
+            assert_eq!(address(&backward_remaking(ActivationFn::Gelu, &x, dx).unwrap().0), place);
         }
     }
 
-    /// The host's functions by themselves; what a card makes of such inputs is tested below.
+    /// The host's functions by themselves; what a GPU makes of such inputs is tested below.
     #[test]
     fn the_ends_of_the_line_saturate_and_nan_passes() {
-        for kind in [Activation::Relu, Activation::Gelu, Activation::Silu] {
+        for kind in [ActivationFn::Relu, ActivationFn::Gelu, ActivationFn::Silu] {
             assert_close(&[kind.apply(-1e4), kind.apply(1e4)], &wide(&[0.0, 1e4]), 1e-6);
             assert_eq!((kind.slope(-1e4), kind.slope(1e4)), (0.0, 1.0));
             assert!(kind.apply(f32::NAN).is_nan());
@@ -199,7 +199,7 @@ mod tests {
     fn tensors_saturate_and_pass_nan_too() {
         let ends = [-1e4, 1e4, f32::NAN];
         for [device, ..] in devices() {
-            for kind in [Activation::Relu, Activation::Gelu, Activation::Silu] {
+            for kind in [ActivationFn::Relu, ActivationFn::Gelu, ActivationFn::Silu] {
                 let x = tensor(device, DType::F32, &[3], &ends);
                 let y = forward(kind, &x).unwrap().to_f32();
                 assert_close(&y[..2], &[0.0, 1e4], 1e-6);

@@ -1,4 +1,4 @@
-//! Where the largest of some numbers stands: of logits, the likeliest token. On a card the logits need not come to the host for it.
+//! Where the largest of some numbers stands: of logits, the likeliest token. On a GPU the logits need not come to the host for it.
 
 pub(crate) mod cuda;
 
@@ -51,7 +51,7 @@ mod tests {
         found.collect()
     }
 
-    /// More than a block of a card takes at a time, the largest in any place.
+    /// More than a block of a GPU takes at a time, the largest in any place.
     #[test]
     fn the_largest_is_found_wherever_it_is() {
         for count in [1, 15, 16, 40, 1000, 50_257] {

@@ -22,7 +22,7 @@ use crate::tensor::Tensor;
 
 /// The attention's output and the logsumexp that [`backward`] needs.
 pub fn forward(qkv: &Tensor, heads: usize, kv_heads: usize) -> Result<(Tensor, Tensor)> {
-    let z = Sizes::new(qkv, heads, kv_heads);
+    let z = AttentionDims::new(qkv, heads, kv_heads);
     match &qkv.device() {
         Device::Cpu(cpu) => host::forward(cpu, qkv, &z),
         Device::Cuda(gpu) => cuda::forward(gpu, qkv, &z),
@@ -38,7 +38,7 @@ pub fn backward(
     heads: usize,
     kv_heads: usize,
 ) -> Result<Tensor> {
-    let z = Sizes::new(qkv, heads, kv_heads);
+    let z = AttentionDims::new(qkv, heads, kv_heads);
     assert_eq!(dy.shape(), [z.batch, z.t, z.c], "the gradient of attention's output");
     assert_eq!(y.shape(), dy.shape(), "attention's output");
     assert_eq!(logsumexp.shape(), [z.batch, heads, z.t], "attention's logsumexp");
@@ -51,7 +51,7 @@ pub fn backward(
 
 /// The sizes of one call.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Sizes {
+pub(super) struct AttentionDims {
     pub(super) batch: usize,
     pub(super) t: usize,
     pub(super) c: usize,
@@ -61,8 +61,8 @@ pub(super) struct Sizes {
     pub(super) scale: f32,
 }
 
-impl Sizes {
-    pub(super) fn new(qkv: &Tensor, heads: usize, kv_heads: usize) -> Sizes {
+impl AttentionDims {
+    pub(super) fn new(qkv: &Tensor, heads: usize, kv_heads: usize) -> AttentionDims {
         let &[batch, t, width] = qkv.shape() else {
             panic!("qkv is [batch, seq, columns], got {:?}", qkv.shape())
         };
@@ -71,7 +71,7 @@ impl Sizes {
         let all = heads + 2 * kv_heads;
         assert!(width.is_multiple_of(all), "{width} columns are not {heads} + 2 x {kv_heads} heads");
         let d = width / all;
-        Sizes { batch, t, c: heads * d, heads, kv_heads, d, scale: 1.0 / (d as f32).sqrt() }
+        AttentionDims { batch, t, c: heads * d, heads, kv_heads, d, scale: 1.0 / (d as f32).sqrt() }
     }
 
     /// Heads of all sequences.
@@ -103,7 +103,7 @@ impl Sizes {
         [start + head * self.d, shared, shared + self.kv_heads * self.d]
     }
 
-    /// The queries, keys and values of a task, rows [`Sizes::width`] apart.
+    /// The queries, keys and values of a task, rows [`AttentionDims::width`] apart.
     fn head<'a, T>(&self, qkv: &'a [T], task: usize) -> [&'a [T]; 3] {
         self.qkv_rows(task, 0).map(|at| &qkv[at..])
     }

@@ -25,13 +25,13 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::tensor::Tensor;
-use moments::Moments;
+use moments::ChannelMoments;
 
 /// How much of a batch's statistics enters the running ones, as in PyTorch.
 pub const MOMENTUM: f32 = 0.1;
 
 /// Numbers of pieces of rows: `[pieces, 2, c]`, each piece of as many rows but perhaps the last.
-struct Partial {
+struct PartialStats {
     numbers: Tensor,
     piece: usize,
 }
@@ -43,7 +43,7 @@ pub fn forward(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<(
         Device::Cpu(cpu) => cpu,
         Device::Cuda(gpu) => return cuda::forward(&gpu, x, scale, shift, eps),
     };
-    let moments = Moments::of(x)?;
+    let moments = ChannelMoments::of(x)?;
     let (mean, rstd) = moments.statistics(&x.device(), eps)?;
     let y = host::normalise(&cpu, x, scale, shift, mean.slice(), rstd.slice())?;
     Ok((y, mean, rstd))
@@ -51,7 +51,7 @@ pub fn forward(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<(
 
 /// What x has to say of a batch of which it holds some rows: numbers that add up over all that hold the others.
 pub fn measure(x: &Tensor) -> Result<Vec<f64>> {
-    Ok(Moments::of(x)?.to_sums())
+    Ok(ChannelMoments::of(x)?.to_sums())
 }
 
 /// Normalises by such numbers, added up: `(y, mean, rstd, rows)`.
@@ -63,7 +63,7 @@ pub fn normalise(
     sums: &[f64],
 ) -> Result<(Tensor, Tensor, Tensor, usize)> {
     check_channels(x.width(), [(scale, "scale"), (shift, "shift")]);
-    let moments = Moments::from_sums(sums);
+    let moments = ChannelMoments::from_sums(sums);
     let (mean, rstd) = moments.statistics(&x.device(), eps)?;
     let y = match x.device() {
         Device::Cpu(cpu) => host::normalise(&cpu, x, scale, shift, mean.slice(), rstd.slice())?,

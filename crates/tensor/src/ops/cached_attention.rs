@@ -13,7 +13,7 @@
 pub(crate) mod cuda;
 mod host;
 
-use super::attention::Sizes;
+use super::attention::AttentionDims;
 use super::position::Position;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -62,8 +62,8 @@ pub fn forward(
     }
 }
 
-fn sizes(qkv: &Tensor, cache: &Tensor, first: usize, heads: usize, kv_heads: usize) -> Sizes {
-    let z = Sizes::new(qkv, heads, kv_heads);
+fn sizes(qkv: &Tensor, cache: &Tensor, first: usize, heads: usize, kv_heads: usize) -> AttentionDims {
+    let z = AttentionDims::new(qkv, heads, kv_heads);
     assert_eq!(z.batch, 1, "a cache is of one sequence");
     assert_eq!(cache.dtype(), qkv.dtype(), "a cache of another type");
     let &[2, kept, context, d] = cache.shape() else { panic!("a cache of {:?}", cache.shape()) };
@@ -143,7 +143,7 @@ mod tests {
         }
     }
 
-    /// Heads of keys and values that serve several heads of queries, one of them all, and the largest head of a card.
+    /// Heads of keys and values that serve several heads of queries, one of them all, and the largest head of a GPU.
     #[test]
     fn grouped_queries_agree_with_plain_loops() {
         for (heads, kv_heads, d) in [(4, 2, 32), (6, 2, 64), (4, 1, 128), (6, 3, 24), (2, 1, 256)] {

@@ -35,7 +35,7 @@ use crate::tensor::Tensor;
 
 /// The geometry of a square convolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Conv {
+pub struct ConvParams {
     /// The window's side.
     pub kernel: usize,
     /// Steps of the window, both ways.
@@ -44,7 +44,7 @@ pub struct Conv {
     pub padding: Padding,
 }
 
-impl Conv {
+impl ConvParams {
     /// How many windows fit into an image: rows and columns of them.
     pub fn output_size(&self, [h, w]: [usize; 2]) -> [usize; 2] {
         let along = |size, padding| padding::count(size, padding, self.kernel, self.stride);
@@ -53,8 +53,8 @@ impl Conv {
 }
 
 /// The convolution of `x` with `w`, plus `bias`.
-pub fn forward(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, conv: Conv) -> Result<Tensor> {
-    let z = Sizes::new(x.shape(), w.shape()[0], conv);
+pub fn forward(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, conv: ConvParams) -> Result<Tensor> {
+    let z = ConvDims::new(x.shape(), w.shape()[0], conv);
     z.check_weight(w);
     assert_eq!(x.dtype(), w.dtype(), "a convolution's input and weight have one type");
     assert!(bias.is_none_or(|bias| bias.len() == z.o), "a convolution's bias is [output]");
@@ -71,8 +71,8 @@ pub fn forward(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, conv: Conv) -> Res
 }
 
 /// The gradient of `x`, whose shape is `input_shape`.
-pub fn backward_input(dy: &Tensor, w: &Tensor, conv: Conv, input_shape: &[usize]) -> Result<Tensor> {
-    let z = Sizes::new(input_shape, w.shape()[0], conv);
+pub fn backward_input(dy: &Tensor, w: &Tensor, conv: ConvParams, input_shape: &[usize]) -> Result<Tensor> {
+    let z = ConvDims::new(input_shape, w.shape()[0], conv);
     z.check_weight(w);
     assert_eq!(dy.shape(), z.output_shape(), "the gradient of a convolution's output");
     assert_eq!(dy.dtype(), w.dtype(), "a convolution's gradient and weight have one type");
@@ -84,8 +84,8 @@ pub fn backward_input(dy: &Tensor, w: &Tensor, conv: Conv, input_shape: &[usize]
 }
 
 /// The gradient of `w`: [o, c, kernel, kernel].
-pub fn backward_weight(x: &Tensor, dy: &Tensor, conv: Conv) -> Result<Tensor> {
-    let z = Sizes::new(x.shape(), dy.width(), conv);
+pub fn backward_weight(x: &Tensor, dy: &Tensor, conv: ConvParams) -> Result<Tensor> {
+    let z = ConvDims::new(x.shape(), dy.width(), conv);
     assert_eq!(dy.shape(), z.output_shape(), "the gradient of a convolution's output");
     assert_eq!(x.dtype(), dy.dtype(), "a convolution's input and gradient have one type");
     if let Device::Cuda(gpu) = x.device() {
@@ -101,7 +101,7 @@ pub fn backward_weight(x: &Tensor, dy: &Tensor, conv: Conv) -> Result<Tensor> {
 
 /// The sizes of one call.
 #[derive(Debug, Clone, Copy)]
-struct Sizes {
+struct ConvDims {
     batch: usize,
     h: usize,
     w: usize,
@@ -109,14 +109,14 @@ struct Sizes {
     oh: usize,
     ow: usize,
     o: usize,
-    conv: Conv,
+    conv: ConvParams,
 }
 
-impl Sizes {
-    fn new(input: &[usize], o: usize, conv: Conv) -> Sizes {
+impl ConvDims {
+    fn new(input: &[usize], o: usize, conv: ConvParams) -> ConvDims {
         let [batch, h, w, c] = image::shape(input);
         let [oh, ow] = conv.output_size([h, w]);
-        let z = Sizes { batch, h, w, c, oh, ow, o, conv };
+        let z = ConvDims { batch, h, w, c, oh, ow, o, conv };
         assert!(batch * h * w * c * o * conv.kernel > 0, "an empty convolution: {z:?}");
         z
     }
@@ -158,7 +158,7 @@ const CHANNELS: usize = 16;
 
 /// Adds up partial sums of the weight's gradient, each [slices of outputs, taps, c, `slice` outputs], into
 /// dw: [o, c, taps].
-fn collect<T: Float>(cpu: &Cpu, sums: &[f32], slice: usize, z: &Sizes, dw: &mut [T]) {
+fn collect<T: Float>(cpu: &Cpu, sums: &[f32], slice: usize, z: &ConvDims, dw: &mut [T]) {
     let (taps, depth, size) = (z.conv.kernel * z.conv.kernel, z.window(), z.window() * z.o);
     cpu.for_pieces(dw, CHANNELS * depth, |range, dw| {
         let first = range.start / depth;
@@ -194,8 +194,8 @@ mod tests {
     use crate::testing::{self, assert_close, check_on, dot, gradient, tensor, values, wide};
 
     /// Calls `f(y index, x index, w index)` for every product of the convolution.
-    fn products(z: &Sizes, mut f: impl FnMut(usize, usize, usize)) {
-        let Conv { kernel, stride, padding } = z.conv;
+    fn products(z: &ConvDims, mut f: impl FnMut(usize, usize, usize)) {
+        let ConvParams { kernel, stride, padding } = z.conv;
         for n in 0..z.batch {
             for (i, j, o) in grid(z.oh, z.ow, z.o) {
                 for (u, v, c) in grid(kernel, kernel, z.c) {
@@ -215,7 +215,7 @@ mod tests {
         (0..a * b * c).map(move |i| (i / c / b, i / c % b, i % c))
     }
 
-    fn plain_forward(x: &[f64], w: &[f64], bias: &[f64], z: &Sizes) -> Vec<f64> {
+    fn plain_forward(x: &[f64], w: &[f64], bias: &[f64], z: &ConvDims) -> Vec<f64> {
         let pixels = z.rows() * z.ow;
         let mut out: Vec<f64> = bias.iter().copied().cycle().take(pixels * z.o).collect();
         products(z, |y, xi, wi| out[y] += x[xi] * w[wi]);
@@ -228,7 +228,7 @@ mod tests {
         values(seed, n, spread).iter().zip(kept).map(|(x, kept)| if kept == 0 { *x } else { 0.0 }).collect()
     }
 
-    fn plain_backward(dy: &[f64], x: &[f64], w: &[f64], z: &Sizes) -> (Vec<f64>, Vec<f64>) {
+    fn plain_backward(dy: &[f64], x: &[f64], w: &[f64], z: &ConvDims) -> (Vec<f64>, Vec<f64>) {
         let (mut dx, mut dw) = (vec![0.0; x.len()], vec![0.0; w.len()]);
         products(z, |y, xi, wi| {
             dx[xi] += dy[y] * w[wi];
@@ -237,7 +237,7 @@ mod tests {
         (dx, dw)
     }
 
-    /// The first card, where there is one, with or without cuDNN, in TF32 where that is allowed; opened for this alone,
+    /// The first GPU, where there is one, with or without cuDNN, in TF32 where that is allowed; opened for this alone,
     /// since other tests use other settings at the same time.
     fn gpu(cudnn: bool) -> Option<[Device; 3]> {
         if !testing::devices().iter().any(|devices| matches!(devices[0], Device::Cuda(_))) {
@@ -255,7 +255,7 @@ mod tests {
         Some([1, 2, 3].map(|_| Device::Cuda(gpu.clone())))
     }
 
-    /// The host's devices and, where there is one, a card with our own kernels: f32 is exact on them.
+    /// The host's devices and, where there is one, a GPU with our own kernels: f32 is exact on them.
     fn exact_devices() -> &'static [[Device; 3]] {
         static DEVICES: OnceLock<Vec<[Device; 3]>> = OnceLock::new();
         DEVICES.get_or_init(|| {
@@ -264,7 +264,7 @@ mod tests {
         })
     }
 
-    /// A card with cuDNN, where there is one.
+    /// A GPU with cuDNN, where there is one.
     fn cudnn_devices() -> &'static [[Device; 3]] {
         static DEVICES: OnceLock<Vec<[Device; 3]>> = OnceLock::new();
         DEVICES.get_or_init(|| gpu(true).into_iter().collect())
@@ -275,7 +275,7 @@ mod tests {
 
     /// All three passes against the plain loops, everywhere, on numbers that bf16 holds exactly. So does TF32, hence
     /// its products are exact too; but the tensor cores cut off where others round when they add up.
-    fn compare(shape: [usize; 4], o: usize, conv: Conv, seed: u64) {
+    fn compare(shape: [usize; 4], o: usize, conv: ConvParams, seed: u64) {
         let bf16 = (DType::Bf16, 1.0 / 128.0);
         compare_on(exact_devices(), &[(DType::F32, 5e-5), bf16], [values; 2], shape, o, conv, seed);
         compare_on(cudnn_devices(), &[(DType::F32, 2e-4), bf16], [values; 2], shape, o, conv, seed);
@@ -287,10 +287,10 @@ mod tests {
         [values, gradients]: [Values; 2],
         shape: [usize; 4],
         o: usize,
-        conv: Conv,
+        conv: ConvParams,
         seed: u64,
     ) {
-        let z = Sizes::new(&shape, o, conv);
+        let z = ConvDims::new(&shape, o, conv);
         eprintln!("{z:?}");
         let weight = [o, z.c, conv.kernel, conv.kernel];
         let spread = 1.0 / (z.window() as f64).sqrt();
@@ -316,7 +316,7 @@ mod tests {
         });
     }
 
-    /// Images of few channels, which cards have kernels of their own for: more pixels than a block has, and fewer.
+    /// Images of few channels, which GPUs have kernels of their own for: more pixels than a block has, and fewer.
     #[test]
     fn thin_images_agree_with_plain_loops() {
         for (shape, o, kernel, stride, padding) in [
@@ -326,13 +326,13 @@ mod tests {
             ([2, 9, 10, 2], 128, 2, 1, 1),
             ([5, 17, 8, 4], 64, 4, 3, 2),
         ] {
-            let conv = Conv { kernel, stride, padding: padding.into() };
-            assert!(thin::serves(&Sizes::new(&shape, o, conv), DType::F32));
+            let conv = ConvParams { kernel, stride, padding: padding.into() };
+            assert!(thin::serves(&ConvDims::new(&shape, o, conv), DType::F32));
             compare(shape, o, conv, 5);
         }
         let no = |shape: [usize; 4], o| {
             !thin::serves(
-                &Sizes::new(&shape, o, Conv { kernel: 5, stride: 1, padding: 0.into() }),
+                &ConvDims::new(&shape, o, ConvParams { kernel: 5, stride: 1, padding: 0.into() }),
                 DType::F32,
             )
         };
@@ -349,7 +349,7 @@ mod tests {
             (c, o) in (1usize..20, 1usize..40),
             seed in 0u64..1000,
         ) {
-            compare([batch, h, w, c], o, Conv { kernel, stride, padding: padding.into() }, seed);
+            compare([batch, h, w, c], o, ConvParams { kernel, stride, padding: padding.into() }, seed);
         }
 
         /// The strips beside a cut, which are thinner than the window and padded on one side alone, among them.
@@ -362,7 +362,7 @@ mod tests {
         ) {
             prop_assume!(h + top + bottom >= kernel && w + left + right >= kernel);
             let padding = Padding { top, bottom, left, right };
-            compare([batch, h, w, c], o, Conv { kernel, stride, padding }, seed);
+            compare([batch, h, w, c], o, ConvParams { kernel, stride, padding }, seed);
         }
     }
 
@@ -379,7 +379,7 @@ mod tests {
             ([2, 2, 2, 64], 96, 3, 1, 1),
             ([9, 4, 5, 96], 33, 3, 1, 1),
         ] {
-            compare(shape, o, Conv { kernel, stride, padding: Padding::all(padding) }, 7);
+            compare(shape, o, ConvParams { kernel, stride, padding: Padding::all(padding) }, 7);
         }
     }
 
@@ -395,7 +395,7 @@ mod tests {
             ([17, 7, 7, 4], 8, 3, 2, 1),
             ([3, 6, 6, 16], 16, 3, 1, 1),
         ] {
-            let conv = Conv { kernel, stride, padding: Padding::all(padding) };
+            let conv = ConvParams { kernel, stride, padding: Padding::all(padding) };
             let tolerances = [(DType::F32, 5e-5), (DType::Bf16, 1.0 / 128.0)];
             compare_on(exact_devices(), &tolerances, [few_values, values], shape, o, conv, 13);
         }
@@ -414,7 +414,7 @@ mod tests {
             ([2, 9, 9, 16], 20, 3, 1, 0),
             ([2, 9, 9, 16], 16, 3, 1, 1),
         ] {
-            let conv = Conv { kernel, stride, padding: Padding::all(padding) };
+            let conv = ConvParams { kernel, stride, padding: Padding::all(padding) };
             let tolerances = [(DType::F32, 5e-5), (DType::Bf16, 1.0 / 128.0)];
             compare_on(exact_devices(), &tolerances, [values, few_values], shape, o, conv, 11);
         }
@@ -433,7 +433,7 @@ mod tests {
         for (shape, o, kernel, stride, padding) in
             [([2, 8, 8, 64], 32, 3, 1, 1), ([2, 9, 9, 16], 64, 3, 2, 1), ([2, 16, 16, 3], 16, 7, 2, 3)]
         {
-            let conv = Conv { kernel, stride, padding: Padding::all(padding) };
+            let conv = ConvParams { kernel, stride, padding: Padding::all(padding) };
             compare_on(exact_devices(), &[(DType::F32, 5e-5)], [full_values; 2], shape, o, conv, 3);
             compare_on(cudnn_devices(), &[(DType::F32, 1.0 / 512.0)], [full_values; 2], shape, o, conv, 3);
         }
@@ -441,10 +441,10 @@ mod tests {
 
     #[test]
     fn the_plain_backward_is_the_derivative_of_the_plain_forward() {
-        let z = Sizes::new(
+        let z = ConvDims::new(
             &[1, 5, 4, 2],
             3,
-            Conv { kernel: 3, stride: 2, padding: Padding { top: 1, bottom: 0, left: 2, right: 1 } },
+            ConvParams { kernel: 3, stride: 2, padding: Padding { top: 1, bottom: 0, left: 2, right: 1 } },
         );
         let (x, w) = (wide(&values(1, 40, 1.0)), wide(&values(2, 54, 1.0)));
         let dy = wide(&values(3, z.rows() * z.ow * z.o, 1.0));
@@ -457,7 +457,7 @@ mod tests {
 
     #[test]
     fn sizes_follow_the_usual_rule() {
-        let size = |kernel, stride, padding, size| Conv { kernel, stride, padding }.output_size(size);
+        let size = |kernel, stride, padding, size| ConvParams { kernel, stride, padding }.output_size(size);
         assert_eq!(size(5, 1, Padding::NONE, [28, 9]), [24, 5]);
         assert_eq!(size(3, 2, Padding::all(1), [7, 32]), [4, 16]);
         assert_eq!(size(3, 1, Padding { top: 1, bottom: 0, left: 0, right: 2 }, [8, 8]), [7, 8]);

@@ -27,25 +27,25 @@ pub const IGNORED: u32 = u32::MAX;
 
 /// The losses of a batch's rows, taken a few rows at a time, from the first to the last.
 #[derive(Debug)]
-pub struct Losses {
+pub struct LossAccumulator {
     targets: Tensor,
     /// Rows that have come.
     done: usize,
-    found: Found,
+    found: RowResults,
 }
 
 /// What has been found out about the rows that have come.
 #[derive(Debug)]
-enum Found {
+enum RowResults {
     /// Sums over pieces of rows, in their order.
-    Host(Vec<Total>),
+    Host(Vec<LossTotal>),
     /// Row by row, where they wait to be summed up.
-    Gpu(cuda::Rows),
+    Gpu(cuda::RowLosses),
 }
 
 /// What a batch of predictions was worth.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Total {
+pub struct LossTotal {
     /// The sum of the rows' losses, in nats.
     pub loss_sum: f64,
     /// Rows whose largest logit is the target's; of equal ones the first counts.
@@ -54,44 +54,44 @@ pub struct Total {
 
 /// The sums over a batch's rows, wherever they are.
 #[derive(Debug, Clone)]
-pub enum Summed {
+pub enum BatchLoss {
     /// On the host: there already.
-    Host(Total),
-    /// On a card, which may still be at work on them.
+    Host(LossTotal),
+    /// On a GPU, which may still be at work on them.
     Gpu(Tensor),
 }
 
-impl Summed {
-    /// The sums on the host. On a card this waits for all work that is queued by now: so it is best done last.
-    pub fn read(&self) -> Result<Total> {
+impl BatchLoss {
+    /// The sums on the host. On a GPU this waits for all work that is queued by now: so it is best done last.
+    pub fn read(&self) -> Result<LossTotal> {
         match self {
-            Summed::Host(total) => Ok(*total),
-            Summed::Gpu(sums) => cuda::read(sums),
+            BatchLoss::Host(total) => Ok(*total),
+            BatchLoss::Gpu(sums) => cuda::read(sums),
         }
     }
 }
 
-impl Losses {
+impl LossAccumulator {
     /// For rows with these targets.
-    pub fn new(targets: &Tensor) -> Result<Losses> {
+    pub fn new(targets: &Tensor) -> Result<LossAccumulator> {
         assert_eq!(targets.dtype(), DType::U32, "cross_entropy: targets");
         let found = match targets.device() {
-            Device::Cpu(_) => Found::Host(Vec::new()),
-            Device::Cuda(_) => Found::Gpu(cuda::Rows::new(targets)?),
+            Device::Cpu(_) => RowResults::Host(Vec::new()),
+            Device::Cuda(_) => RowResults::Gpu(cuda::RowLosses::new(targets)?),
         };
-        Ok(Losses { targets: targets.clone(), done: 0, found })
+        Ok(LossAccumulator { targets: targets.clone(), done: 0, found })
     }
 
     /// Takes the logits of the next rows; returns the gradient of `scale` times their loss, in the logits' place if
-    /// nobody else holds them. A target beyond the classes panics on the host and is a loss of NaN on a card.
+    /// nobody else holds them. A target beyond the classes panics on the host and is a loss of NaN on a GPU.
     pub fn differentiate(&mut self, logits: Tensor, scale: f32) -> Result<Tensor> {
         let mut logits = pieces::writable(logits)?;
         let (at, v) = (self.next(&logits), logits.width());
         match (logits.device(), &mut self.found) {
-            (Device::Cpu(cpu), Found::Host(found)) => {
+            (Device::Cpu(cpu), RowResults::Host(found)) => {
                 let targets = &self.targets.slice::<u32>()[at];
                 let piece = pieces::rows(v);
-                let mut partial = vec![Total::default(); targets.len().div_ceil(piece)];
+                let mut partial = vec![LossTotal::default(); targets.len().div_ceil(piece)];
                 with_float!(logits.dtype(), T => {
                     let parts = logits.slice_mut::<T>().chunks_mut(piece * v).zip(targets.chunks(piece));
                     pieces::each(&cpu, parts.zip(&mut partial), |((logits, targets), partial)| {
@@ -100,7 +100,7 @@ impl Losses {
                 });
                 found.extend(partial);
             }
-            (Device::Cuda(cuda), Found::Gpu(found)) => {
+            (Device::Cuda(cuda), RowResults::Gpu(found)) => {
                 found.differentiate(&cuda, &mut logits, &self.targets, at.start, scale)?;
             }
             _ => panic!("cross_entropy: logits and targets are on two devices"),
@@ -108,17 +108,17 @@ impl Losses {
         Ok(logits)
     }
 
-    /// As [`Losses::differentiate`], without the gradient; rows whose target is [`IGNORED`] count for nothing.
+    /// As [`LossAccumulator::differentiate`], without the gradient; rows whose target is [`IGNORED`] count for nothing.
     pub fn measure(&mut self, logits: &Tensor) -> Result<()> {
         let (at, v) = (self.next(logits), logits.width());
         match (logits.device(), &mut self.found) {
-            (Device::Cpu(cpu), Found::Host(found)) => with_float!(logits.dtype(), T => {
+            (Device::Cpu(cpu), RowResults::Host(found)) => with_float!(logits.dtype(), T => {
                 let (logits, targets) = (logits.slice::<T>(), &self.targets.slice::<u32>()[at]);
                 found.extend(cpu.map_pieces(targets.len(), pieces::rows(v), |at| {
                     measure(cpu.isa(), &logits[at.start * v..at.end * v], &targets[at])
                 }));
             }),
-            (Device::Cuda(cuda), Found::Gpu(found)) => {
+            (Device::Cuda(cuda), RowResults::Gpu(found)) => {
                 found.measure(&cuda, logits, &self.targets, at.start)?;
             }
             _ => panic!("cross_entropy: logits and targets are on two devices"),
@@ -126,21 +126,23 @@ impl Losses {
         Ok(())
     }
 
-    /// The sums over all rows, which must all have come. On a card this waits for all queued work, as they go to
+    /// The sums over all rows, which must all have come. On a GPU this waits for all queued work, as they go to
     /// the host.
-    pub fn total(self) -> Result<Total> {
+    pub fn total(self) -> Result<LossTotal> {
         self.sum()?.read()
     }
 
     /// The same, to be read later: nothing is waited for yet.
-    pub fn sum(self) -> Result<Summed> {
+    pub fn sum(self) -> Result<BatchLoss> {
         assert_eq!(self.done, self.targets.len(), "cross_entropy: rows without logits");
         match self.found {
-            Found::Host(found) => Ok(Summed::Host(found.iter().fold(Total::default(), |sum, part| Total {
-                loss_sum: sum.loss_sum + part.loss_sum,
-                correct: sum.correct + part.correct,
-            }))),
-            Found::Gpu(found) => found.sum().map(Summed::Gpu),
+            RowResults::Host(found) => {
+                Ok(BatchLoss::Host(found.iter().fold(LossTotal::default(), |sum, part| LossTotal {
+                    loss_sum: sum.loss_sum + part.loss_sum,
+                    correct: sum.correct + part.correct,
+                })))
+            }
+            RowResults::Gpu(found) => found.sum().map(BatchLoss::Gpu),
         }
     }
 
@@ -159,7 +161,7 @@ impl Losses {
 }
 
 simd! {
-    fn differentiate[T: Float](logits: &mut [T], targets: &[u32], scale: f32) -> Total {
+    fn differentiate[T: Float](logits: &mut [T], targets: &[u32], scale: f32) -> LossTotal {
         let (mut loss_sum, mut correct) = (0.0, 0);
         for (x, &target) in logits.chunks_exact_mut(logits.len() / targets.len()).zip(targets) {
             let target = target as usize;
@@ -173,10 +175,10 @@ simd! {
             }
             x[target] = T::from_f32(at_target);
         }
-        Total { loss_sum, correct }
+        LossTotal { loss_sum, correct }
     }
 
-    fn measure[T: Float](logits: &[T], targets: &[u32]) -> Total {
+    fn measure[T: Float](logits: &[T], targets: &[u32]) -> LossTotal {
         let (mut loss_sum, mut correct) = (0.0, 0);
         let rows = logits.chunks_exact(logits.len() / targets.len()).zip(targets);
         for (x, &target) in rows.filter(|(_, target)| **target != IGNORED) {
@@ -184,11 +186,11 @@ simd! {
             loss_sum += row.loss;
             correct += usize::from(row.correct);
         }
-        Total { loss_sum, correct }
+        LossTotal { loss_sum, correct }
     }
 }
 
-struct Row {
+struct RowLoss {
     max: f32,
     sum: f64,
     loss: f64,
@@ -197,12 +199,12 @@ struct Row {
 
 /// The numbers of one row. NaNs do not reach the maximum but do reach the sum, and with it the loss.
 #[inline(always)]
-fn row<T: Float>(x: &[T], target: usize) -> Row {
+fn row<T: Float>(x: &[T], target: usize) -> RowLoss {
     assert!(target < x.len(), "cross_entropy: target {target} among {} classes", x.len());
     let max = lanes::max(x);
     let sum = lanes::sum_exp(x, max);
     let logit = x[target].to_f32();
-    Row {
+    RowLoss {
         max,
         sum,
         loss: math::ln(sum) + (f64::from(max) - f64::from(logit)),
@@ -226,14 +228,14 @@ mod tests {
     }
 
     /// All rows at once: the gradient and the sums.
-    fn differentiate(logits: Tensor, targets: &Tensor, scale: f32) -> (Tensor, Total) {
-        let mut losses = Losses::new(targets).unwrap();
+    fn differentiate(logits: Tensor, targets: &Tensor, scale: f32) -> (Tensor, LossTotal) {
+        let mut losses = LossAccumulator::new(targets).unwrap();
         let gradient = losses.differentiate(logits, scale).unwrap();
         (gradient, losses.total().unwrap())
     }
 
-    fn measure(logits: &Tensor, targets: &Tensor) -> Total {
-        let mut losses = Losses::new(targets).unwrap();
+    fn measure(logits: &Tensor, targets: &Tensor) -> LossTotal {
+        let mut losses = LossAccumulator::new(targets).unwrap();
         losses.measure(logits).unwrap();
         losses.total().unwrap()
     }
@@ -275,7 +277,7 @@ mod tests {
             for device in devices().iter().map(|threads| &threads[0]) {
                 let targets = indices(device, &[rows], &targets);
                 let whole = differentiate(tensor(device, DType::F32, &[rows, v], &x), &targets, 0.5);
-                let (mut taken, mut measured) = (Losses::new(&targets).unwrap(), Losses::new(&targets).unwrap());
+                let (mut taken, mut measured) = (LossAccumulator::new(&targets).unwrap(), LossAccumulator::new(&targets).unwrap());
                 let gradients = x.chunks(part * v).flat_map(|x| {
                     let logits = tensor(device, DType::F32, &[x.len() / v, v], x);
                     measured.measure(&logits).unwrap();
@@ -316,7 +318,7 @@ mod tests {
         }
     }
 
-    /// Rows of which a card keeps a part beside the arithmetic, and rows that it cannot read in groups.
+    /// Rows of which a GPU keeps a part beside the arithmetic, and rows that it cannot read in groups.
     #[test]
     fn the_vocabulary_of_a_language_model() {
         for v in [50_257, 50_304, 8_192] {

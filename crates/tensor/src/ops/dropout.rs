@@ -18,7 +18,7 @@ use crate::{simd, with_float};
 /// The numbers by which elements are counted: runs of equal length at equal distances. Element i has the number
 /// `first + i / run * of + i % run`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Numbers {
+pub struct ElementNumbering {
     /// That of the first element.
     pub first: u64,
     /// How many follow each other,
@@ -27,10 +27,10 @@ pub struct Numbers {
     pub of: u64,
 }
 
-impl Numbers {
+impl ElementNumbering {
     /// One after the other from `first` on.
-    pub fn from(first: u64) -> Numbers {
-        Numbers { first, run: 1 << 62, of: 1 << 62 }
+    pub fn from(first: u64) -> ElementNumbering {
+        ElementNumbering { first, run: 1 << 62, of: 1 << 62 }
     }
 
     fn of(&self, element: u64) -> u64 {
@@ -39,7 +39,7 @@ impl Numbers {
 }
 
 /// The elements of `x` that survive, by their numbers, scaled so that their mean is kept; the same call maps dy to dx.
-pub fn apply(x: &Tensor, rate: f32, key: u64, numbers: Numbers) -> Result<Tensor> {
+pub fn apply(x: &Tensor, rate: f32, key: u64, numbers: ElementNumbering) -> Result<Tensor> {
     assert!((0.0..1.0).contains(&rate), "dropout: a rate of {rate} is not in [0, 1)");
     let threshold = (f64::from(rate) * 4_294_967_296.0) as u32;
     let scale = 1.0 / (1.0 - rate);
@@ -88,7 +88,7 @@ mod tests {
         ) {
             let x = values(seed, n, 1.0);
             let key = random::key(seed, 5);
-            let numbers = Numbers { first, run, of: run + skipped };
+            let numbers = ElementNumbering { first, run, of: run + skipped };
             let number = |i: u64| first + i / run * (run + skipped) + i % run;
             let kept = |i: usize| f64::from(random::bits(key, number(i as u64))) >= (f64::from(rate) * 4294967296.0).floor();
             let y = (0..n).map(|i| if kept(i) { f64::from(x[i]) / (1.0 - f64::from(rate)) } else { 0.0 });
@@ -103,14 +103,14 @@ mod tests {
         let n = 200_000;
         for [device, ..] in devices() {
             let x = tensor(device, DType::F32, &[n], &vec![1.0; n]);
-            let dropped = apply(&x, 0.3, random::key(1, 2), Numbers::from(0))
+            let dropped = apply(&x, 0.3, random::key(1, 2), ElementNumbering::from(0))
                 .unwrap()
                 .to_f32()
                 .iter()
                 .filter(|&&y| y == 0.0)
                 .count();
             assert!((dropped as f64 / n as f64 - 0.3).abs() < 0.005);
-            assert_eq!(apply(&x, 0.0, 9, Numbers::from(0)).unwrap().to_f32(), x.to_f32());
+            assert_eq!(apply(&x, 0.0, 9, ElementNumbering::from(0)).unwrap().to_f32(), x.to_f32());
         }
     }
 }

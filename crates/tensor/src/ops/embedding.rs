@@ -23,32 +23,32 @@ use crate::with_float;
 
 /// Which rows of a table are there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rows {
+pub enum TableRows {
     /// All: any other id is a mistake.
     All,
     /// Those from this one on; others are elsewhere.
     From(u32),
 }
 
-impl Rows {
+impl TableRows {
     fn first(self) -> u32 {
         match self {
-            Rows::All => 0,
-            Rows::From(first) => first,
+            TableRows::All => 0,
+            TableRows::From(first) => first,
         }
     }
 
     /// Where the row of an id is in the table; none where it is elsewhere.
     fn find(self, id: u32, vocab: usize) -> Option<usize> {
         match self {
-            Rows::All => Some(checked(id, vocab)),
-            Rows::From(first) => Some(id.checked_sub(first)? as usize).filter(|row| *row < vocab),
+            TableRows::All => Some(checked(id, vocab)),
+            TableRows::From(first) => Some(id.checked_sub(first)? as usize).filter(|row| *row < vocab),
         }
     }
 }
 
-/// `y[b, t] = table[ids[b, t]]`. An id beyond the whole table panics on the host and is a row of NaN on a card.
-pub fn forward(ids: &Tensor, table: &Tensor, rows: Rows) -> Result<Tensor> {
+/// `y[b, t] = table[ids[b, t]]`. An id beyond the whole table panics on the host and is a row of NaN on a GPU.
+pub fn forward(ids: &Tensor, table: &Tensor, rows: TableRows) -> Result<Tensor> {
     let (vocab, c) = (table.rows(), table.width());
     let shape = [ids.shape(), &[c]].concat();
     let mut y = Tensor::empty(&table.device(), &shape, table.dtype(), Category::Transient)?;
@@ -75,7 +75,7 @@ pub fn forward(ids: &Tensor, table: &Tensor, rows: Rows) -> Result<Tensor> {
 }
 
 /// dtable `[vocab, c]` in the type of dy: a row is the sum of the dy that have its id.
-pub fn backward(ids: &Tensor, dy: &Tensor, vocab: usize, rows: Rows) -> Result<Tensor> {
+pub fn backward(ids: &Tensor, dy: &Tensor, vocab: usize, rows: TableRows) -> Result<Tensor> {
     let c = dy.width();
     assert_eq!(ids.len(), dy.rows(), "embedding: ids and dy");
     let cpu = match dy.device() {
@@ -230,11 +230,11 @@ mod tests {
             }
             check(&[y, shifted, dtable, dplaces], |device, dtype| {
                 let ids = indices(device, &[b, t], &ids);
-                let y = forward(&ids, &tensor(device, dtype, &[vocab, c], &table), Rows::All).unwrap();
+                let y = forward(&ids, &tensor(device, dtype, &[vocab, c], &table), TableRows::All).unwrap();
                 let places = tensor(device, dtype, &[t + spare, c], &places);
                 let shifted = add_positions(y.clone(), &places, 0).unwrap();
                 let dy = tensor(device, dtype, &[b, t, c], &dy);
-                let dtable = backward(&ids, &dy, vocab, Rows::All).unwrap();
+                let dtable = backward(&ids, &dy, vocab, TableRows::All).unwrap();
                 vec![y, shifted, dtable, positions_backward(&dy, t + spare, 0).unwrap()]
             });
         }
@@ -254,10 +254,14 @@ mod tests {
         check_like_host(|device, dtype| {
             let other = if dtype == DType::F32 { DType::Bf16 } else { DType::F32 };
             let ids = indices(device, &[b, t], &ids);
-            let y = forward(&ids, &tensor(device, dtype, &[vocab, c], &table), Rows::All).unwrap();
+            let y = forward(&ids, &tensor(device, dtype, &[vocab, c], &table), TableRows::All).unwrap();
             let y = add_positions(y, &tensor(device, other, &[512, c], &places), 0).unwrap();
             let dy = tensor(device, dtype, &[b, t, c], &dy);
-            vec![y, backward(&ids, &dy, vocab, Rows::All).unwrap(), positions_backward(&dy, 512, 0).unwrap()]
+            vec![
+                y,
+                backward(&ids, &dy, vocab, TableRows::All).unwrap(),
+                positions_backward(&dy, 512, 0).unwrap(),
+            ]
         });
     }
 
@@ -269,7 +273,7 @@ mod tests {
         let _ = forward(
             &indices(device, &[1, 1], &[7]),
             &tensor(device, DType::F32, &[7, 1], &[0.0; 7]),
-            Rows::All,
+            TableRows::All,
         );
     }
 
@@ -277,11 +281,13 @@ mod tests {
     fn a_card_makes_nan_of_an_id_beyond_the_table_and_leaves_it_out_of_the_gradient() {
         for [device, ..] in devices().iter().filter(|devices| matches!(devices[0], Device::Cuda(_))) {
             let ids = indices(device, &[1, 3], &[7, 2, u32::MAX]);
-            let y =
-                forward(&ids, &tensor(device, DType::F32, &[7, 1], &[3.0; 7]), Rows::All).unwrap().to_f32();
+            let y = forward(&ids, &tensor(device, DType::F32, &[7, 1], &[3.0; 7]), TableRows::All)
+                .unwrap()
+                .to_f32();
             assert!(y[0].is_nan() && y[1] == 3.0 && y[2].is_nan());
             let dtable =
-                backward(&ids, &tensor(device, DType::F32, &[1, 3, 1], &[1.0; 3]), 7, Rows::All).unwrap();
+                backward(&ids, &tensor(device, DType::F32, &[1, 3, 1], &[1.0; 3]), 7, TableRows::All)
+                    .unwrap();
             assert_eq!(dtable.to_f32(), [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
         }
     }
@@ -302,14 +308,14 @@ mod tests {
                 let dy = tensor(device, f32s, &shape, &dy);
                 let [low, high] = [&table[..cut * c], &table[cut * c..]]
                     .map(|part| tensor(device, f32s, &[part.len() / c, c], part));
-                let rows = [Rows::From(0), Rows::From(cut as u32)];
+                let rows = [TableRows::From(0), TableRows::From(cut as u32)];
                 let sum: Vec<f32> = [&low, &high].into_iter().zip(rows).fold(vec![0.0; b * t * c], |sum, (part, rows)| {
                     forward(&ids, part, rows).unwrap().to_f32().iter().zip(sum).map(|(a, b)| a + b).collect()
                 });
                 let whole = tensor(device, f32s, &[vocab, c], &table);
-                prop_assert_eq!(sum, forward(&ids, &whole, Rows::All).unwrap().to_f32());
+                prop_assert_eq!(sum, forward(&ids, &whole, TableRows::All).unwrap().to_f32());
                 let parts = [cut, vocab - cut].into_iter().zip(rows).flat_map(|(vocab, rows)| backward(&ids, &dy, vocab, rows).unwrap().to_f32());
-                prop_assert_eq!(parts.collect::<Vec<_>>(), backward(&ids, &dy, vocab, Rows::All).unwrap().to_f32());
+                prop_assert_eq!(parts.collect::<Vec<_>>(), backward(&ids, &dy, vocab, TableRows::All).unwrap().to_f32());
                 // The sequence from position 2 on is the whole one with a table that begins there.
                 let places_at = |from: usize| tensor(device, f32s, &[t + 2 - from, c], &places[from * c..]);
                 let late = add_positions(dy.clone(), &places_at(0), 2).unwrap().to_f32();

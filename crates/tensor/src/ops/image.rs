@@ -1,6 +1,6 @@
 //! What the operations on images share: their shape, and sums over windows that overlap.
 
-use crate::cpu::scratch::Scratch;
+use crate::cpu::scratch::ScratchPool;
 use crate::device::Device;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
@@ -29,7 +29,7 @@ pub(super) fn sum(
     with_float!(dtype, T => {
         let wide = || Tensor::empty(device, &[len], DType::F32, Category::Workspace);
         let tasks = if dtype == DType::F32 { 0 } else { shape[0].div_ceil(group) };
-        let scratch = Scratch::new(cpu, tasks, wide)?;
+        let scratch = ScratchPool::new(cpu, tasks, wide)?;
         cpu.for_pieces(y.slice_mut::<T>(), len, |range, y| {
             let n = range.start / image;
             if let Ok(images) = bytemuck::try_cast_slice_mut::<T, f32>(y)

@@ -2,7 +2,7 @@
 //!
 //! Everything follows from shapes, so that sums are cut the same way in every run.
 
-use crate::cuda::compile::{Build, Part, Source};
+use crate::cuda::compile::{Build, KernelInclude, KernelSource};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -15,8 +15,8 @@ pub(crate) const THREADS: u32 = 256;
 pub(crate) const TILE: usize = 4096;
 
 /// A file of kernels that reads `lanes.cuh` and no other part.
-pub(crate) const fn source(name: &'static str, text: &'static str, builds: &'static [Build]) -> Source {
-    Source { name, parts: &[Part::LANES], text, exact: false, builds }
+pub(crate) const fn source(name: &'static str, text: &'static str, builds: &'static [Build]) -> KernelSource {
+    KernelSource { name, parts: &[KernelInclude::LANES], text, exact: false, builds }
 }
 
 /// How many blocks cover `n` things, `each` of them in a block.
@@ -47,7 +47,7 @@ pub(crate) fn rows(rows: usize, c: usize, dtype: DType) -> (u32, (u32, u32)) {
 
 /// How a kernel sums columns: over pieces of rows, whose sums a second kernel adds up.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Columns {
+pub(crate) struct ColumnSumLaunch {
     /// Blocks of a launch.
     pub(crate) grid: (u32, u32),
     /// Threads of each block.
@@ -59,14 +59,14 @@ pub(crate) struct Columns {
 }
 
 /// The geometry of column sums over `[rows, c]`.
-pub(crate) fn columns(rows: usize, c: usize, dtype: DType) -> Columns {
+pub(crate) fn columns(rows: usize, c: usize, dtype: DType) -> ColumnSumLaunch {
     let width = width(c, dtype);
     let across = (c / width).next_power_of_two().min(32);
-    // Enough pieces to fill a card, and few enough that their sum is short.
+    // Enough pieces to fill a GPU, and few enough that their sum is short.
     let piece = rows.div_ceil(512).max(128);
     let pieces = rows.div_ceil(piece);
     let grid = (blocks(c, across * width), pieces as u32);
-    Columns { grid, block: (across as u32, THREADS / across as u32), piece, pieces }
+    ColumnSumLaunch { grid, block: (across as u32, THREADS / across as u32), piece, pieces }
 }
 
 /// Room for `n` doubles. No [`DType`] names them: each takes two words.
@@ -76,7 +76,7 @@ pub(crate) fn doubles(device: &Device, n: usize) -> Result<Tensor> {
 
 /// What a kernel adds to its result, and where the sum goes: the same place, if nobody else holds it.
 #[derive(Debug)]
-pub(crate) struct Added {
+pub(crate) struct Addend {
     /// Where what is added lies; 0 for nothing.
     pub(crate) from: u64,
     /// The sum.
@@ -85,16 +85,16 @@ pub(crate) struct Added {
     _plus: Option<Tensor>,
 }
 
-impl Added {
+impl Addend {
     /// For a result like `like`, to which `plus` is added, or nothing.
-    pub(crate) fn new(like: &Tensor, mut plus: Option<Tensor>) -> Result<Added> {
+    pub(crate) fn new(like: &Tensor, mut plus: Option<Tensor>) -> Result<Addend> {
         assert!(plus.as_ref().is_none_or(|plus| plus.dtype() == like.dtype()), "a sum of two types");
         let from = plus.as_ref().map_or(0, |plus| plus.cuda_buffer().address());
         let sum = match plus.take_if(|plus| plus.is_unique()) {
             Some(place) => place,
             None => like.empty_like(Category::Transient)?,
         };
-        Ok(Added { from, sum, _plus: plus })
+        Ok(Addend { from, sum, _plus: plus })
     }
 }
 
@@ -110,9 +110,9 @@ mod tests {
         assert_eq!(rows(9, 512, DType::F32), (3, (32, 4)));
         assert_eq!(rows(9, 768, DType::F32), (9, (64, 1)));
         assert_eq!(rows(9, 50_257, DType::Bf16), (9, (512, 1)));
-        let Columns { grid, block, piece, pieces } = columns(1000, 768, DType::Bf16);
+        let ColumnSumLaunch { grid, block, piece, pieces } = columns(1000, 768, DType::Bf16);
         assert_eq!((grid, block, piece, pieces), ((3, 8), (32, 8), 128, 8));
-        let Columns { grid, block, piece, pieces } = columns(1 << 20, 3, DType::F32);
+        let ColumnSumLaunch { grid, block, piece, pieces } = columns(1 << 20, 3, DType::F32);
         assert_eq!((grid, block, piece, pieces), ((1, 512), (4, 64), 2048, 512));
         assert_eq!(columns(0, 3, DType::F32).pieces, 0);
     }

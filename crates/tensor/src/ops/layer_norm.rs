@@ -11,26 +11,26 @@
 //! The walk over rows is that of `norm.rs`; here is what happens to one row.
 
 use crate::cpu::lanes;
-use crate::cuda::Source;
+use crate::cuda::KernelSource;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
-use crate::ops::norm::{self, Formula, cuda::Kernels};
+use crate::ops::norm::{self, NormFormula, cuda::NormKernels};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = norm::cuda::source("layer_norm.cu", include_str!("layer_norm.cu"));
+pub(crate) static SOURCE: KernelSource = norm::cuda::source("layer_norm.cu", include_str!("layer_norm.cu"));
 
 /// (y, statistics).
 pub fn forward(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
-    norm::forward::<LayerNorm, 2>(x, [scale, shift], eps)
+    norm::forward::<LayerNormFormula, 2>(x, [scale, shift], eps)
 }
 
 /// dx.
 pub fn backward_input(dy: &Tensor, x: &Tensor, scale: &Tensor, statistics: &Tensor) -> Result<Tensor> {
-    norm::backward_input::<LayerNorm, 2>(dy, x, scale, statistics)
+    norm::backward_input::<LayerNormFormula, 2>(dy, x, scale, statistics)
 }
 
 /// (dx, y): the gradient, plus another one where it is given, and what the forward pass made of x, for a layer
-/// behind that did not keep it. y has the forward pass's bits. A card adds `plus` before it rounds, in its place if
+/// behind that did not keep it. y has the forward pass's bits. A GPU adds `plus` before it rounds, in its place if
 /// nobody else holds it; the host rounds first, as two operations would.
 pub fn backward_remaking(
     dy: &Tensor,
@@ -40,7 +40,7 @@ pub fn backward_remaking(
     statistics: &Tensor,
     plus: Option<Tensor>,
 ) -> Result<(Tensor, Tensor)> {
-    norm::backward_remaking::<LayerNorm, 2>(dy, x, [scale, shift], statistics, plus)
+    norm::backward_remaking::<LayerNormFormula, 2>(dy, x, [scale, shift], statistics, plus)
 }
 
 /// (dscale, dshift), as `dtype`.
@@ -50,16 +50,16 @@ pub fn backward_weights(
     statistics: &Tensor,
     dtype: DType,
 ) -> Result<(Tensor, Tensor)> {
-    let [dscale, dshift] = norm::backward_weights::<LayerNorm, 2>(dy, x, statistics, dtype)?;
+    let [dscale, dshift] = norm::backward_weights::<LayerNormFormula, 2>(dy, x, statistics, dtype)?;
     Ok((dscale, dshift))
 }
 
 /// The formulas above, for the loops that all norms of rows share.
-struct LayerNorm;
+struct LayerNormFormula;
 
-impl Formula<2> for LayerNorm {
+impl NormFormula<2> for LayerNormFormula {
     const NAME: &'static str = "layer_norm";
-    const KERNELS: Kernels = Kernels {
+    const KERNELS: NormKernels = NormKernels {
         source: &SOURCE,
         forward: "layer_norm_forward",
         backward_input: "layer_norm_backward_input",

@@ -5,13 +5,13 @@
 pub mod cuda;
 
 use crate::cpu::Cpu;
-use crate::cpu::gemm::{Epilogue, Matrix, MatrixMut, parallel};
+use crate::cpu::gemm::{GemmEpilogue, MatrixMut, MatrixRef, parallel};
 use crate::device::Device;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
 use crate::memory::Category;
 use crate::operand::Operand;
-use crate::ops::activation::{self, Activation};
+use crate::ops::activation::{self, ActivationFn};
 use crate::ops::elementwise;
 use crate::tensor::Tensor;
 use crate::with_float;
@@ -28,12 +28,12 @@ pub fn matmul<'a>(
     let mut c = Tensor::empty(&a.tensor.device(), &[m, n], a.tensor.dtype(), category)?;
     match a.tensor.device() {
         Device::Cpu(cpu) => product(&cpu, a, b, bias, None, &mut c, None),
-        Device::Cuda(_) => cuda::Product::new(a, b).then(cuda::Epilogue::bias(bias)).into(&mut c)?,
+        Device::Cuda(_) => cuda::GpuMatmul::new(a, b).then(cuda::MatmulEpilogue::bias(bias)).into(&mut c)?,
     }
     Ok(c)
 }
 
-/// `a b + bias + plus`, as a new tensor of `plus`'s shape. A card adds before it rounds; the host rounds the product
+/// `a b + bias + plus`, as a new tensor of `plus`'s shape. A GPU adds before it rounds; the host rounds the product
 /// first, as two operations would.
 pub fn matmul_plus<'a>(
     a: impl Into<Operand<'a>>,
@@ -53,8 +53,8 @@ pub fn matmul_plus<'a>(
         }
         Device::Cuda(_) => {
             let mut c = plus.empty_like(category)?;
-            let product = cuda::Product::new(a, b).plus(Some(plus));
-            product.then(cuda::Epilogue::bias(bias)).into(&mut c)?;
+            let product = cuda::GpuMatmul::new(a, b).plus(Some(plus));
+            product.then(cuda::MatmulEpilogue::bias(bias)).into(&mut c)?;
             Ok(c)
         }
     }
@@ -72,15 +72,15 @@ pub fn matmul_add<'a>(a: impl Into<Operand<'a>>, b: impl Into<Operand<'a>>, c: &
             match c.dtype() {
                 DType::F32 => {
                     let c = MatrixMut { data: c.slice_mut::<f32>(), row_stride: n };
-                    parallel(&cpu, m, n, k, a, b, c, true, Epilogue::none());
+                    parallel(&cpu, m, n, k, a, b, c, true, GemmEpilogue::none());
                 }
                 _ => {
                     let c = MatrixMut { data: c.slice_mut::<T>(), row_stride: n };
-                    parallel(&cpu, m, n, k, a, b, c, true, Epilogue::none());
+                    parallel(&cpu, m, n, k, a, b, c, true, GemmEpilogue::none());
                 }
             }
         }),
-        Device::Cuda(_) => cuda::Product::new(a, b).accumulate(true).into(c)?,
+        Device::Cuda(_) => cuda::GpuMatmul::new(a, b).accumulate(true).into(c)?,
     }
     Ok(())
 }
@@ -90,7 +90,7 @@ pub fn matmul_activated<'a>(
     a: impl Into<Operand<'a>>,
     b: impl Into<Operand<'a>>,
     bias: Option<&Tensor>,
-    activation: Activation,
+    activation: ActivationFn,
 ) -> Result<(Tensor, Tensor)> {
     let (a, b) = (a.into(), b.into());
     let (m, n, _) = extents(a, b, bias);
@@ -101,14 +101,14 @@ pub fn matmul_activated<'a>(
             product(&cpu, a, b, bias, Some(activation), &mut activated, Some(&mut pre));
             activated
         }
-        (Device::Cuda(_), Activation::Gelu) => {
+        (Device::Cuda(_), ActivationFn::Gelu) => {
             let mut activated = pre.empty_like(Category::Transient)?;
-            let gelu = cuda::Epilogue::Gelu { bias, pre: &mut pre };
-            cuda::Product::new(a, b).then(gelu).into(&mut activated)?;
+            let gelu = cuda::MatmulEpilogue::Gelu { bias, pre: &mut pre };
+            cuda::GpuMatmul::new(a, b).then(gelu).into(&mut activated)?;
             activated
         }
-        (Device::Cuda(_), Activation::Relu | Activation::Silu) => {
-            cuda::Product::new(a, b).then(cuda::Epilogue::bias(bias)).into(&mut pre)?;
+        (Device::Cuda(_), ActivationFn::Relu | ActivationFn::Silu) => {
+            cuda::GpuMatmul::new(a, b).then(cuda::MatmulEpilogue::bias(bias)).into(&mut pre)?;
             activation::forward(activation, &pre)?
         }
     };
@@ -127,8 +127,8 @@ fn extents(a: Operand<'_>, b: Operand<'_>, bias: Option<&Tensor>) -> (usize, usi
     (m, n, k)
 }
 
-fn matrix<T: Float>(x: Operand<'_>) -> Matrix<'_, T> {
-    Matrix::of(x.tensor.slice::<T>(), x.tensor.width(), x.transposed)
+fn matrix<T: Float>(x: Operand<'_>) -> MatrixRef<'_, T> {
+    MatrixRef::of(x.tensor.slice::<T>(), x.tensor.width(), x.transposed)
 }
 
 fn product(
@@ -136,13 +136,13 @@ fn product(
     a: Operand<'_>,
     b: Operand<'_>,
     bias: Option<&Tensor>,
-    activation: Option<Activation>,
+    activation: Option<ActivationFn>,
     c: &mut Tensor,
     pre: Option<&mut Tensor>,
 ) {
     let (m, n, k) = extents(a, b, bias);
     with_float!(a.tensor.dtype(), T => {
-        let epilogue = Epilogue {
+        let epilogue = GemmEpilogue {
             bias: bias.map(|bias| bias.slice::<T>()),
             activation,
             pre: pre.map(|pre| MatrixMut { data: pre.slice_mut::<T>(), row_stride: n }),

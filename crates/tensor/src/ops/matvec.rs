@@ -15,25 +15,25 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::operand::Operand;
-use crate::ops::activation::{self, Activation};
+use crate::ops::activation::{self, ActivationFn};
 use crate::ops::elementwise::add_into;
 use crate::ops::{layer_norm, rms_norm};
 use crate::tensor::Tensor;
 
-/// What becomes of the product `x w`: `f(x w + bias) + plus`, each where it is there. On a card that costs no pass of its own.
+/// What becomes of the product `x w`: `f(x w + bias) + plus`, each where it is there. On a GPU that costs no pass of its own.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct After<'a> {
+pub struct MatvecEpilogue<'a> {
     /// `[n]`
     pub bias: Option<&'a Tensor>,
     /// f.
-    pub activation: Option<Activation>,
+    pub activation: Option<ActivationFn>,
     /// n elements, in any shape.
     pub plus: Option<&'a Tensor>,
 }
 
 /// A norm that x goes through first: [`layer_norm`] where it is centred, else [`rms_norm`].
 #[derive(Debug, Clone, Copy)]
-pub struct Norm<'a> {
+pub struct InputNorm<'a> {
     /// Whether the mean is subtracted.
     pub centred: bool,
     /// `[k]`
@@ -44,10 +44,10 @@ pub struct Norm<'a> {
     pub eps: f32,
 }
 
-impl Norm<'_> {
+impl InputNorm<'_> {
     /// The norm of x by itself.
     fn of(&self, x: &Tensor) -> Result<Tensor> {
-        let Norm { centred, scale, shift, eps } = *self;
+        let InputNorm { centred, scale, shift, eps } = *self;
         if !centred {
             return Ok(rms_norm::forward(x, scale, eps)?.0);
         }
@@ -59,12 +59,12 @@ impl Norm<'_> {
     }
 }
 
-/// The product of x after a norm. On a card that can, the norm is a part of the product's kernel.
+/// The product of x after a norm. On a GPU that can, the norm is a part of the product's kernel.
 pub fn matvec_of_norm<'a>(
     x: &Tensor,
-    norm: Norm<'_>,
+    norm: InputNorm<'_>,
     w: impl Into<Operand<'a>>,
-    after: After<'_>,
+    after: MatvecEpilogue<'_>,
     category: Category,
 ) -> Result<Tensor> {
     let w = w.into();
@@ -80,18 +80,18 @@ pub fn matvec_of_norm<'a>(
 pub fn matvec<'a>(
     x: &Tensor,
     w: impl Into<Operand<'a>>,
-    after: After<'_>,
+    after: MatvecEpilogue<'_>,
     category: Category,
 ) -> Result<Tensor> {
     product(x, None, w.into(), after, category)
 }
 
-/// The norm is one that a card takes.
+/// The norm is one that a GPU takes.
 fn product(
     x: &Tensor,
-    norm: Option<Norm<'_>>,
+    norm: Option<InputNorm<'_>>,
     w: Operand<'_>,
-    after: After<'_>,
+    after: MatvecEpilogue<'_>,
     category: Category,
 ) -> Result<Tensor> {
     let (k, n) = w.extents();
@@ -142,12 +142,12 @@ mod tests {
                 (tensor(device, dtype, &[k, n], &w), tensor(device, dtype, &[n, k], &turned));
             let plus = tensor(device, dtype, &[1, 1, n], &plus);
             let category = Category::Transient;
-            let with_bias = After { bias: Some(&bias), ..After::default() };
-            let all = After { activation: Some(Activation::Relu), plus: Some(&plus), ..with_bias };
+            let with_bias = MatvecEpilogue { bias: Some(&bias), ..MatvecEpilogue::default() };
+            let all = MatvecEpilogue { activation: Some(ActivationFn::Relu), plus: Some(&plus), ..with_bias };
             vec![
                 matvec(&x, &by_inputs, with_bias, category).unwrap(),
                 matvec(&x, by_outputs.t(), with_bias, category).unwrap(),
-                matvec(&x, &by_inputs, After::default(), category).unwrap(),
+                matvec(&x, &by_inputs, MatvecEpilogue::default(), category).unwrap(),
                 matvec(&x, &by_inputs, all, category).unwrap(),
                 matvec(&x, by_outputs.t(), all, category).unwrap(),
             ]
@@ -174,10 +174,13 @@ mod tests {
             let row = |data: &[f32]| tensor(device, dtype, &[k], data);
             let (x, w) = (tensor(device, dtype, &[1, k], &x), tensor(device, dtype, &[k, n], &w));
             let (scale, shift, eps) = (row(&scale), row(&shift), 1e-3);
-            let plain = Norm { centred: true, scale: &scale, shift: None, eps };
-            let norms = [Norm { shift: Some(&shift), ..plain }, plain, Norm { centred: false, ..plain }];
+            let plain = InputNorm { centred: true, scale: &scale, shift: None, eps };
+            let norms =
+                [InputNorm { shift: Some(&shift), ..plain }, plain, InputNorm { centred: false, ..plain }];
             norms
-                .map(|norm| matvec_of_norm(&x, norm, &w, After::default(), Category::Transient).unwrap())
+                .map(|norm| {
+                    matvec_of_norm(&x, norm, &w, MatvecEpilogue::default(), Category::Transient).unwrap()
+                })
                 .into()
         });
     }

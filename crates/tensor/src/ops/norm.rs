@@ -1,8 +1,8 @@
-//! What layer norm and RMS norm share: how they walk over rows, on the host and on a card.
+//! What layer norm and RMS norm share: how they walk over rows, on the host and on a GPU.
 //!
 //! Both bring each row to a unit spread, give each channel N weights and keep N numbers of each row for the way back:
 //! layer norm two (scale, shift; mean, rstd), RMS norm one (scale; rstd). What happens to one row is their own, a
-//! [`Formula`]. It is a trait although the set is closed: a row's loops must be compiled with the formula in them.
+//! [`NormFormula`]. It is a trait although the set is closed: a row's loops must be compiled with the formula in them.
 //!
 //! x, y: `[rows, c]`; weights: N of `[c]`, the scale first; statistics: f32 `[rows, N]`, or `[rows]` where N is 1.
 
@@ -20,11 +20,11 @@ use crate::tensor::Tensor;
 use crate::{simd, with_float};
 
 /// A norm, by what it does to one row of c numbers. Its functions are `#[inline(always)]`, as [`simd!`] wants.
-pub(super) trait Formula<const N: usize> {
+pub(super) trait NormFormula<const N: usize> {
     /// The operation's name, for messages.
     const NAME: &'static str;
-    /// The kernels of its formulas on a card.
-    const KERNELS: cuda::Kernels;
+    /// The kernels of its formulas on a GPU.
+    const KERNELS: cuda::NormKernels;
 
     /// What is kept of a row.
     fn statistics<T: Float>(x: &[T], eps: f32) -> [f32; N];
@@ -40,7 +40,7 @@ pub(super) trait Formula<const N: usize> {
 }
 
 /// (y, statistics).
-pub(super) fn forward<F: Formula<N>, const N: usize>(
+pub(super) fn forward<F: NormFormula<N>, const N: usize>(
     x: &Tensor,
     weights: [&Tensor; N],
     eps: f32,
@@ -67,7 +67,7 @@ pub(super) fn forward<F: Formula<N>, const N: usize>(
 }
 
 /// dx.
-pub(super) fn backward_input<F: Formula<N>, const N: usize>(
+pub(super) fn backward_input<F: NormFormula<N>, const N: usize>(
     dy: &Tensor,
     x: &Tensor,
     scale: &Tensor,
@@ -94,7 +94,7 @@ pub(super) fn backward_input<F: Formula<N>, const N: usize>(
 }
 
 /// (dx plus another gradient where it is given, y).
-pub(super) fn backward_remaking<F: Formula<N>, const N: usize>(
+pub(super) fn backward_remaking<F: NormFormula<N>, const N: usize>(
     dy: &Tensor,
     x: &Tensor,
     weights: [&Tensor; N],
@@ -132,7 +132,7 @@ pub(super) fn backward_remaking<F: Formula<N>, const N: usize>(
 }
 
 /// The weights' gradients, as `dtype`.
-pub(super) fn backward_weights<F: Formula<N>, const N: usize>(
+pub(super) fn backward_weights<F: NormFormula<N>, const N: usize>(
     dy: &Tensor,
     x: &Tensor,
     statistics: &Tensor,
@@ -157,13 +157,13 @@ pub(super) fn backward_weights<F: Formula<N>, const N: usize>(
     Ok(all((0..N).map(total).collect::<Result<_>>()?))
 }
 
-fn check_weights<F: Formula<N>, const N: usize>(x: &Tensor, weights: &[&Tensor]) {
+fn check_weights<F: NormFormula<N>, const N: usize>(x: &Tensor, weights: &[&Tensor]) {
     for weight in weights {
         assert_eq!(weight.shape(), [x.width()], "{}: a weight for each channel", F::NAME);
     }
 }
 
-fn check_gradient<F: Formula<N>, const N: usize>(dy: &Tensor, x: &Tensor, statistics: &Tensor) {
+fn check_gradient<F: NormFormula<N>, const N: usize>(dy: &Tensor, x: &Tensor, statistics: &Tensor) {
     assert_eq!(dy.shape(), x.shape(), "{}: dy and x", F::NAME);
     assert_eq!(statistics.shape(), statistics_shape::<N>(x), "{}: statistics", F::NAME);
 }
@@ -185,7 +185,7 @@ fn all<const N: usize>(tensors: Vec<Tensor>) -> [Tensor; N] {
 }
 
 simd! {
-    fn normalise[T: Float, F: Formula<N>; const N](
+    fn normalise[T: Float, F: NormFormula<N>; const N](
         x: &[T],
         weights: [&[f32]; N],
         eps: f32,
@@ -200,7 +200,7 @@ simd! {
         }
     }
 
-    fn renormalise[T: Float, F: Formula<N>; const N](
+    fn renormalise[T: Float, F: NormFormula<N>; const N](
         x: &[T],
         weights: [&[f32]; N],
         statistics: &[f32],
@@ -213,7 +213,7 @@ simd! {
         }
     }
 
-    fn differentiate[T: Float, F: Formula<N>; const N](
+    fn differentiate[T: Float, F: NormFormula<N>; const N](
         dy: &[T],
         x: &[T],
         scale: &[f32],
@@ -227,7 +227,7 @@ simd! {
         }
     }
 
-    fn add_products[T: Float, F: Formula<N>; const N](dy: &[T], x: &[T], statistics: &[f32], sums: &mut [f32]) {
+    fn add_products[T: Float, F: NormFormula<N>; const N](dy: &[T], x: &[T], statistics: &[f32], sums: &mut [f32]) {
         sums.fill(0.0);
         let c = sums.len() / N;
         let mut rest = sums.chunks_exact_mut(c);

@@ -23,7 +23,7 @@ use crate::with_float;
 
 /// The geometry of a pooling window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pool {
+pub struct PoolParams {
     /// The window's side.
     pub kernel: usize,
     /// Steps of the window, both ways.
@@ -32,23 +32,23 @@ pub struct Pool {
     pub padding: Padding,
 }
 
-impl Pool {
+impl PoolParams {
     /// The windows along a side of `size` pixels with so many more before and behind them.
-    fn windows(&self, size: usize, padding: [usize; 2]) -> Vec<Window> {
+    fn windows(&self, size: usize, padding: [usize; 2]) -> Vec<PoolWindow> {
         let [before, _] = padding;
         let window = |start: usize| start.saturating_sub(before)..(start + self.kernel - before).min(size);
         let count = padding::count(size, padding, self.kernel, self.stride);
-        (0..count).map(|i| Window::whole(window(i * self.stride))).collect()
+        (0..count).map(|i| PoolWindow::full_size(window(i * self.stride))).collect()
     }
 
     /// The windows of images of this shape.
-    fn grid(&self, shape: &[usize]) -> Grid {
+    fn grid(&self, shape: &[usize]) -> WindowGrid {
         assert!(2 * self.padding.most() <= self.kernel, "{:?} leaves windows empty", self.padding);
         let shape = image::shape(shape);
         let [rows, columns] = [self.padding.rows(), self.padding.columns()];
         let first = [rows[0], columns[0]];
         let (rows, columns) = (self.windows(shape[1], rows), self.windows(shape[2], columns));
-        Grid { shape, rows, columns, first, whole: [shape[1], shape[2]] }
+        WindowGrid { shape, rows, columns, first, full_size: [shape[1], shape[2]] }
     }
 }
 
@@ -56,7 +56,7 @@ impl Pool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tile {
     /// Rows and columns of the larger image.
-    pub whole: [usize; 2],
+    pub full_size: [usize; 2],
     /// Its row and column that come first here.
     pub first: [usize; 2],
 }
@@ -65,43 +65,43 @@ impl Tile {
     /// The whole of images of this shape.
     pub fn all(shape: &[usize]) -> Tile {
         let [_, h, w, _] = image::shape(shape);
-        Tile { whole: [h, w], first: [0, 0] }
+        Tile { full_size: [h, w], first: [0, 0] }
     }
 
     /// `size` x `size` windows that cover the larger image: window i is `floor(i h / size) .. ceil((i + 1) h / size)`, as in
     /// PyTorch.
-    fn grid(&self, shape: &[usize], size: usize) -> Grid {
+    fn grid(&self, shape: &[usize], size: usize) -> WindowGrid {
         let shape = image::shape(shape);
         let along = |axis: usize| {
-            let (whole, first, here) = (self.whole[axis], self.first[axis], shape[1 + axis]);
-            assert!(first + here <= whole, "{here} pixels of {whole} from {first} on");
+            let (full_size, first, here) = (self.full_size[axis], self.first[axis], shape[1 + axis]);
+            assert!(first + here <= full_size, "{here} pixels of {full_size} from {first} on");
             let window = |pixels: Range<usize>| {
                 let inside = |at: usize| at.clamp(first, first + here) - first;
-                Window { of: pixels.len(), pixels: inside(pixels.start)..inside(pixels.end) }
+                PoolWindow { of: pixels.len(), pixels: inside(pixels.start)..inside(pixels.end) }
             };
-            cover(whole, size).into_iter().map(window).collect()
+            cover(full_size, size).into_iter().map(window).collect()
         };
-        Grid { shape, rows: along(0), columns: along(1), first: self.first, whole: self.whole }
+        WindowGrid { shape, rows: along(0), columns: along(1), first: self.first, full_size: self.full_size }
     }
 }
 
 /// A window along one side.
 #[derive(Debug, Clone, PartialEq)]
-struct Window {
+struct PoolWindow {
     /// What it sees of x.
     pixels: Range<usize>,
     /// Over how many pixels its mean is taken: more, where x holds a part of them.
     of: usize,
 }
 
-impl Window {
-    fn whole(pixels: Range<usize>) -> Window {
-        Window { of: pixels.len(), pixels }
+impl PoolWindow {
+    fn full_size(pixels: Range<usize>) -> PoolWindow {
+        PoolWindow { of: pixels.len(), pixels }
     }
 }
 
 /// The largest element of each window; NaN where it has one.
-pub fn max_forward(x: &Tensor, pool: Pool) -> Result<Tensor> {
+pub fn max_forward(x: &Tensor, pool: PoolParams) -> Result<Tensor> {
     let grid = pool.grid(x.shape());
     match x.device() {
         Device::Cpu(_) => with_float!(x.dtype(), T => fold(x, &grid, max_row::<T>)),
@@ -110,7 +110,7 @@ pub fn max_forward(x: &Tensor, pool: Pool) -> Result<Tensor> {
 }
 
 /// What x has where each window of `like` has its largest element: a maximum whose choice is held.
-pub fn max_take(x: &Tensor, like: &Tensor, pool: Pool) -> Result<Tensor> {
+pub fn max_take(x: &Tensor, like: &Tensor, pool: PoolParams) -> Result<Tensor> {
     let grid = pool.grid(x.shape());
     assert_eq!((x.shape(), x.dtype()), (like.shape(), like.dtype()), "an image and one that chooses for it");
     let device = x.device();
@@ -131,7 +131,7 @@ pub fn max_take(x: &Tensor, like: &Tensor, pool: Pool) -> Result<Tensor> {
 }
 
 /// The gradient of [`max_forward`]'s input, which is needed again to find where the maxima were.
-pub fn max_backward(dy: &Tensor, x: &Tensor, pool: Pool) -> Result<Tensor> {
+pub fn max_backward(dy: &Tensor, x: &Tensor, pool: PoolParams) -> Result<Tensor> {
     let grid = pool.grid(x.shape());
     assert_eq!(dy.shape(), grid.output_shape(), "the gradient of a pool's output");
     assert_eq!(dy.dtype(), x.dtype(), "an image and its gradient have one type");
@@ -149,12 +149,12 @@ pub fn max_backward(dy: &Tensor, x: &Tensor, pool: Pool) -> Result<Tensor> {
 }
 
 /// The mean of what each window sees of the image.
-pub fn avg_forward(x: &Tensor, pool: Pool) -> Result<Tensor> {
+pub fn avg_forward(x: &Tensor, pool: PoolParams) -> Result<Tensor> {
     mean(x, &pool.grid(x.shape()), Some(pool))
 }
 
 /// The gradient of [`avg_forward`]'s input, whose shape is `input_shape`.
-pub fn avg_backward(dy: &Tensor, pool: Pool, input_shape: &[usize]) -> Result<Tensor> {
+pub fn avg_backward(dy: &Tensor, pool: PoolParams, input_shape: &[usize]) -> Result<Tensor> {
     spread(dy, &pool.grid(input_shape), Some(pool))
 }
 
@@ -198,25 +198,25 @@ fn cover(side: usize, size: usize) -> Vec<Range<usize>> {
 
 /// The windows of a whole image: each row range with each column range.
 #[derive(Debug)]
-struct Grid {
+struct WindowGrid {
     /// The shape of the input: samples, rows, columns, channels.
     shape: [usize; 4],
-    rows: Vec<Window>,
-    columns: Vec<Window>,
+    rows: Vec<PoolWindow>,
+    columns: Vec<PoolWindow>,
     /// Rows and columns before x's first: of padding, or of the larger image.
     first: [usize; 2],
     /// Rows and columns that the windows cover, where they do.
-    whole: [usize; 2],
+    full_size: [usize; 2],
 }
 
-impl Grid {
+impl WindowGrid {
     fn output_shape(&self) -> [usize; 4] {
         [self.shape[0], self.rows.len(), self.columns.len(), self.shape[3]]
     }
 
     /// Whether every pixel lies in one window of `pool`, whose grid this is.
-    fn is_tiled_by(&self, pool: Pool) -> bool {
-        let filled = |windows: &[Window], pixels: usize| windows.len() * pool.kernel == pixels;
+    fn is_tiled_by(&self, pool: PoolParams) -> bool {
+        let filled = |windows: &[PoolWindow], pixels: usize| windows.len() * pool.kernel == pixels;
         pool.stride == pool.kernel
             && self.first == [0, 0]
             && filled(&self.rows, self.shape[1])
@@ -239,8 +239,8 @@ impl Grid {
 /// Forms each row of output pixels from its image: `row(isa, image, row of windows, output, grid)`.
 fn fold<T: Float>(
     x: &Tensor,
-    grid: &Grid,
-    row: impl Fn(crate::cpu::Isa, &[T], &Window, &mut [T], &Grid) + Sync + Send,
+    grid: &WindowGrid,
+    row: impl Fn(crate::cpu::Isa, &[T], &PoolWindow, &mut [T], &WindowGrid) + Sync + Send,
 ) -> Result<Tensor> {
     let device = x.device();
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
@@ -257,7 +257,7 @@ fn fold<T: Float>(
 }
 
 /// `pool` is what the grid was made of; none where its windows cover the image.
-fn mean(x: &Tensor, grid: &Grid, pool: Option<Pool>) -> Result<Tensor> {
+fn mean(x: &Tensor, grid: &WindowGrid, pool: Option<PoolParams>) -> Result<Tensor> {
     match x.device() {
         Device::Cpu(_) => with_float!(x.dtype(), T => fold(x, grid, mean_row::<T>)),
         Device::Cuda(gpu) => cuda::mean(&gpu, x, grid, pool),
@@ -265,7 +265,7 @@ fn mean(x: &Tensor, grid: &Grid, pool: Option<Pool>) -> Result<Tensor> {
 }
 
 /// The gradient of [`mean`]'s input.
-fn spread(dy: &Tensor, grid: &Grid, pool: Option<Pool>) -> Result<Tensor> {
+fn spread(dy: &Tensor, grid: &WindowGrid, pool: Option<PoolParams>) -> Result<Tensor> {
     assert_eq!(dy.shape(), grid.output_shape(), "the gradient of a pool's output");
     let device = dy.device();
     let cpu = match &device {
@@ -285,7 +285,7 @@ const BLOCK: usize = 64;
 
 simd! {
     /// One row of windows' maxima.
-    fn max_row[T: Float](image: &[T], rows: &Window, y: &mut [T], grid: &Grid) {
+    fn max_row[T: Float](image: &[T], rows: &PoolWindow, y: &mut [T], grid: &WindowGrid) {
         let [_, _, w, c] = grid.shape;
         let rows = &rows.pixels;
         for (columns, y) in grid.columns.iter().map(|window| &window.pixels).zip(y.chunks_exact_mut(c)) {
@@ -303,7 +303,7 @@ simd! {
     }
 
     /// What x has at the first maximum of each window of `like`.
-    fn take_max[T: Float](x: &[T], like: &[T], y: &mut [T], grid: &Grid) {
+    fn take_max[T: Float](x: &[T], like: &[T], y: &mut [T], grid: &WindowGrid) {
         let [_, _, w, c] = grid.shape;
         let mut windows = grid.rows.iter().flat_map(|r| grid.columns.iter().map(move |s| (r, s)));
         for y in y.chunks_exact_mut(c) {
@@ -325,7 +325,7 @@ simd! {
     }
 
     /// Adds the gradient of each window of an image to the first of its maxima.
-    fn scatter_max[T: Float](dy: &[T], x: &[T], dx: &mut [f32], grid: &Grid) {
+    fn scatter_max[T: Float](dy: &[T], x: &[T], dx: &mut [f32], grid: &WindowGrid) {
         let [_, _, w, c] = grid.shape;
         let mut windows = grid.rows.iter().flat_map(|r| grid.columns.iter().map(move |s| (r, s)));
         for dy in dy.chunks_exact(c) {
@@ -366,7 +366,7 @@ simd! {
     }
 
     /// One row of windows' means.
-    fn mean_row[T: Float](image: &[T], rows: &Window, y: &mut [T], grid: &Grid) {
+    fn mean_row[T: Float](image: &[T], rows: &PoolWindow, y: &mut [T], grid: &WindowGrid) {
         let [_, _, w, c] = grid.shape;
         for (columns, y) in grid.columns.iter().zip(y.chunks_exact_mut(c)) {
             let share = 1.0 / (rows.of * columns.of) as f32;
@@ -385,7 +385,7 @@ simd! {
     }
 
     /// Adds each window's gradient to all of its elements.
-    fn scatter_mean[T: Float](dy: &[T], dx: &mut [f32], grid: &Grid) {
+    fn scatter_mean[T: Float](dy: &[T], dx: &mut [f32], grid: &WindowGrid) {
         let [_, _, w, c] = grid.shape;
         let mut windows = grid.rows.iter().flat_map(|r| grid.columns.iter().map(move |s| (r, s)));
         for dy in dy.chunks_exact(c) {

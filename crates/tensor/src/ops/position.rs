@@ -6,16 +6,16 @@ use crate::error::Result;
 use crate::memory::Category;
 use crate::tensor::Tensor;
 
-/// The number of a position; on a card, also there for kernels to read.
+/// The number of a position; on a GPU, also there for kernels to read.
 #[derive(Debug)]
 pub struct Position {
     at: usize,
-    kept: Option<Kept>,
+    kept: Option<DevicePosition>,
 }
 
-/// A number on a card, and what it is there by now.
+/// A number on a GPU, and what it is there by now.
 #[derive(Debug)]
-struct Kept {
+struct DevicePosition {
     tensor: Tensor,
     at: usize,
 }
@@ -27,7 +27,7 @@ impl Position {
             Device::Cpu(_) => None,
             Device::Cuda(_) => {
                 let tensor = Tensor::from_slice(device, &[1], &[0u32], Category::Workspace)?;
-                Some(Kept { tensor, at: 0 })
+                Some(DevicePosition { tensor, at: 0 })
             }
         };
         Ok(Position { at: 0, kept })
@@ -43,7 +43,7 @@ impl Position {
         self.at = at;
     }
 
-    /// Tells the card, for what is queued from now on. To be called before the first operation at a position.
+    /// Tells the GPU, for what is queued from now on. To be called before the first operation at a position.
     pub fn send(&mut self) -> Result<()> {
         if let Some(kept) = self.kept.as_mut().filter(|kept| kept.at != self.at) {
             let at = u32::try_from(self.at).expect("a position within a context");
@@ -53,7 +53,7 @@ impl Position {
         Ok(())
     }
 
-    /// On a card, where kernels read it.
+    /// On a GPU, where kernels read it.
     pub(crate) fn on_card(&self) -> &Tensor {
         let kept = self.kept.as_ref().expect("a position of a GPU's");
         debug_assert_eq!(kept.at, self.at, "a position that the GPU was not told");

@@ -34,7 +34,7 @@ pub fn sum_rows(x: &Tensor, category: Category) -> Result<Tensor> {
     total(&cpu, &partial, 0, c, x.dtype(), category)
 }
 
-/// The sum of the squares. On a card this waits for all queued work, as the number goes to the host.
+/// The sum of the squares. On a GPU this waits for all queued work, as the number goes to the host.
 pub fn squared_norm(x: &Tensor) -> Result<f64> {
     match x.device() {
         Device::Cpu(cpu) => with_float!(x.dtype(), T => {
@@ -45,7 +45,7 @@ pub fn squared_norm(x: &Tensor) -> Result<f64> {
     }
 }
 
-/// The sum of the squares of all tensors, of either float type and on one device. A card takes them all in one
+/// The sum of the squares of all tensors, of either float type and on one device. A GPU takes them all in one
 /// launch and is waited for once.
 pub fn squared_norm_all(tensors: &[&Tensor]) -> Result<f64> {
     match tensors.first().map(|x| x.device()) {
@@ -54,7 +54,7 @@ pub fn squared_norm_all(tensors: &[&Tensor]) -> Result<f64> {
     }
 }
 
-/// The sum of the products of elements that stand in the same place; as [`squared_norm`], it waits for a card.
+/// The sum of the products of elements that stand in the same place; as [`squared_norm`], it waits for a GPU.
 pub fn dot(a: &Tensor, b: &Tensor) -> Result<f64> {
     assert_eq!(a.shape(), b.shape(), "dot");
     match a.device() {

@@ -11,26 +11,26 @@
 //! The walk over rows is that of `norm.rs`; here is what happens to one row.
 
 use crate::cpu::lanes;
-use crate::cuda::Source;
+use crate::cuda::KernelSource;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
-use crate::ops::norm::{self, Formula, cuda::Kernels};
+use crate::ops::norm::{self, NormFormula, cuda::NormKernels};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = norm::cuda::source("rms_norm.cu", include_str!("rms_norm.cu"));
+pub(crate) static SOURCE: KernelSource = norm::cuda::source("rms_norm.cu", include_str!("rms_norm.cu"));
 
 /// (y, statistics).
 pub fn forward(x: &Tensor, scale: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
-    norm::forward::<RmsNorm, 1>(x, [scale], eps)
+    norm::forward::<RmsNormFormula, 1>(x, [scale], eps)
 }
 
 /// dx.
 pub fn backward_input(dy: &Tensor, x: &Tensor, scale: &Tensor, statistics: &Tensor) -> Result<Tensor> {
-    norm::backward_input::<RmsNorm, 1>(dy, x, scale, statistics)
+    norm::backward_input::<RmsNormFormula, 1>(dy, x, scale, statistics)
 }
 
 /// (dx, y): the gradient, plus another one where it is given, and what the forward pass made of x, for a layer
-/// behind that did not keep it. y has the forward pass's bits. A card adds `plus` before it rounds, in its place if
+/// behind that did not keep it. y has the forward pass's bits. A GPU adds `plus` before it rounds, in its place if
 /// nobody else holds it; the host rounds first, as two operations would.
 pub fn backward_remaking(
     dy: &Tensor,
@@ -39,21 +39,21 @@ pub fn backward_remaking(
     statistics: &Tensor,
     plus: Option<Tensor>,
 ) -> Result<(Tensor, Tensor)> {
-    norm::backward_remaking::<RmsNorm, 1>(dy, x, [scale], statistics, plus)
+    norm::backward_remaking::<RmsNormFormula, 1>(dy, x, [scale], statistics, plus)
 }
 
 /// dscale, as `dtype`.
 pub fn backward_weights(dy: &Tensor, x: &Tensor, statistics: &Tensor, dtype: DType) -> Result<Tensor> {
-    let [dscale] = norm::backward_weights::<RmsNorm, 1>(dy, x, statistics, dtype)?;
+    let [dscale] = norm::backward_weights::<RmsNormFormula, 1>(dy, x, statistics, dtype)?;
     Ok(dscale)
 }
 
 /// The formulas above, for the loops that all norms of rows share.
-struct RmsNorm;
+struct RmsNormFormula;
 
-impl Formula<1> for RmsNorm {
+impl NormFormula<1> for RmsNormFormula {
     const NAME: &'static str = "rms_norm";
-    const KERNELS: Kernels = Kernels {
+    const KERNELS: NormKernels = NormKernels {
         source: &SOURCE,
         forward: "rms_norm_forward",
         backward_input: "rms_norm_backward_input",

@@ -1,7 +1,7 @@
 //! The best of many scores, exactly: keys, their histograms, and the mask of those above a threshold. keys: u32 `[len]`.
 //!
 //! A key is a whole number of its score's order, so that a k-th largest is found digit by digit from two histograms, and
-//! devices cannot disagree about it. Counting is exact in any order: a card adds with atomics and still repeats its bits.
+//! devices cannot disagree about it. Counting is exact in any order: a GPU adds with atomics and still repeats its bits.
 
 pub(crate) mod cuda;
 
@@ -37,34 +37,34 @@ pub fn key(score: f32) -> u32 {
 
 /// What of a number counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Score {
+pub enum ScoreOrder {
     /// Itself: the largest is best.
     Signed,
     /// How far it is from zero.
     Magnitude,
 }
 
-impl Score {
+impl ScoreOrder {
     fn of(self, x: f32) -> f32 {
         match self {
-            Score::Signed => x,
-            Score::Magnitude => x.abs(),
+            ScoreOrder::Signed => x,
+            ScoreOrder::Magnitude => x.abs(),
         }
     }
 }
 
 /// The keys of a tensor's elements.
-pub fn keys(x: &Tensor, score: Score) -> Result<Tensor> {
+pub fn keys(x: &Tensor, score: ScoreOrder) -> Result<Tensor> {
     make(x, None, score)
 }
 
 /// The keys of the products of two tensors' elements, the second of f32.
-pub fn product_keys(x: &Tensor, y: &Tensor, score: Score) -> Result<Tensor> {
+pub fn product_keys(x: &Tensor, y: &Tensor, score: ScoreOrder) -> Result<Tensor> {
     assert_eq!((x.len(), y.dtype()), (y.len(), DType::F32), "keys of products");
     make(x, Some(y), score)
 }
 
-fn make(x: &Tensor, y: Option<&Tensor>, score: Score) -> Result<Tensor> {
+fn make(x: &Tensor, y: Option<&Tensor>, score: ScoreOrder) -> Result<Tensor> {
     let mut keys = Tensor::empty(&x.device(), &[x.len()], DType::U32, Category::Workspace)?;
     match x.device() {
         Device::Cpu(cpu) => with_float!(x.dtype(), T => {
@@ -268,10 +268,10 @@ mod tests {
         assert_eq!(key(-0.0), key(0.0));
         assert!(key(f32::NAN) > EXCLUDED && key(-f32::NAN) > EXCLUDED);
         for device in devices().iter().flatten() {
-            let made = keys(&tensor(device, DType::F32, &[3, 3], &scores), Score::Signed).unwrap();
+            let made = keys(&tensor(device, DType::F32, &[3, 3], &scores), ScoreOrder::Signed).unwrap();
             assert_eq!(made.read_u32().unwrap(), scores.map(key));
             let ones = tensor(device, DType::F32, &[9], &[1.0; 9]);
-            let made = product_keys(&tensor(device, DType::F32, &[9], &scores), &ones, Score::Magnitude);
+            let made = product_keys(&tensor(device, DType::F32, &[9], &scores), &ones, ScoreOrder::Magnitude);
             assert_eq!(made.unwrap().read_u32().unwrap(), scores.map(|score| key(score.abs())));
         }
     }
@@ -296,9 +296,9 @@ mod tests {
             above.chain(equal.into_iter().take(ties)).for_each(|i| bits[i / 32] |= 1 << (i % 32));
             for device in devices().iter().flatten() {
                 let x = tensor(device, DType::F32, &[len], &x);
-                let made = keys(&x, Score::Magnitude).unwrap();
+                let made = keys(&x, ScoreOrder::Magnitude).unwrap();
                 prop_assert_eq!(&made.read_u32().unwrap(), &expected);
-                let product = product_keys(&x, &tensor(device, DType::F32, &[len], &y), Score::Signed).unwrap();
+                let product = product_keys(&x, &tensor(device, DType::F32, &[len], &y), ScoreOrder::Signed).unwrap();
                 prop_assert_eq!(&product.read_u32().unwrap(), &products);
                 for digit in [Digit::High, Digit::LowOf(threshold >> 16)] {
                     let mut counts = vec![0u64; DIGITS];
@@ -335,7 +335,7 @@ mod tests {
             let x = tensor(device, DType::Bf16, &[5], &[0.5, -0.25, 0.0, 1.0, -3.0]);
             let y = tensor(device, DType::F32, &[5], &[1.1, 1.1, 1.1, 1.1, 1.1]);
             let expected = [0.5f32, 0.25, 0.0, 1.0, 3.0].map(|x| key(x * 1.1));
-            assert_eq!(product_keys(&x, &y, Score::Magnitude).unwrap().read_u32().unwrap(), expected);
+            assert_eq!(product_keys(&x, &y, ScoreOrder::Magnitude).unwrap().read_u32().unwrap(), expected);
         }
     }
 

@@ -2,14 +2,14 @@
 //!
 //! x: [batch, in]; W: [out, in], by rows (CSR: the kept weights of each row, each with its column); y: [batch, out].
 //!
-//! On a card, and in bf16, training does not use this: dense products are faster there at the sparsities that pruning
+//! On a GPU, and in bf16, training does not use this: dense products are faster there at the sparsities that pruning
 //! reaches. In f32 on a processor sparse ones are, and a layer may be trained with them ([`SparseWeight`]). `espalier bench
 //! sparse` measures both on the machine at hand.
 
 pub mod cuda;
 mod host;
 mod panels;
-mod sampled;
+mod sddmm;
 mod weight;
 
 pub use weight::SparseWeight;
@@ -23,23 +23,23 @@ use crate::with_float;
 
 /// Where a matrix has its kept weights, by rows. Clones share the memory.
 #[derive(Debug, Clone)]
-struct Pattern {
+struct SparsityPattern {
     rows: usize,
     columns: usize,
     /// u32 `[rows + 1]`: where each row begins among the kept weights; the last says where they end.
     offsets: Tensor,
     /// u32 `[kept]`: the column of each kept weight, ascending in a row. Each is below `columns`.
-    places: Tensor,
+    col_indices: Tensor,
 }
 
-impl Pattern {
+impl SparsityPattern {
     /// Booked as mask. Offsets ascend from 0 to the number of places.
-    fn new(device: &Device, columns: usize, offsets: &[u32], places: &[u32]) -> Result<Pattern> {
-        Ok(Pattern {
+    fn new(device: &Device, columns: usize, offsets: &[u32], col_indices: &[u32]) -> Result<SparsityPattern> {
+        Ok(SparsityPattern {
             rows: offsets.len() - 1,
             columns,
             offsets: Tensor::from_slice(device, &[offsets.len()], offsets, Category::Mask)?,
-            places: Tensor::from_slice(device, &[places.len()], places, Category::Mask)?,
+            col_indices: Tensor::from_slice(device, &[col_indices.len()], col_indices, Category::Mask)?,
         })
     }
 }
@@ -47,7 +47,7 @@ impl Pattern {
 /// The kept weights of a matrix by rows, on its device. Clones share the memory.
 #[derive(Debug, Clone)]
 pub struct Csr {
-    pattern: Pattern,
+    pattern: SparsityPattern,
     /// `[kept]`.
     values: Tensor,
 }
@@ -62,21 +62,21 @@ impl Csr {
         let bytes = dense.read_bytes()?;
         with_float!(dense.dtype(), T => {
             let mut offsets = vec![0u32];
-            let mut places = Vec::new();
+            let mut col_indices = Vec::new();
             let mut values = Vec::<T>::new();
             for row in bytes.chunks_exact((columns * size_of::<T>()).max(1)) {
-                // A copy from a card need not be aligned for its elements.
+                // A copy from a GPU need not be aligned for its elements.
                 let weights = row.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned::<T>);
                 for (column, weight) in weights.enumerate().filter(|(_, w)| Float::to_f32(*w) != 0.0) {
-                    places.push(column as u32);
+                    col_indices.push(column as u32);
                     values.push(weight);
                 }
-                offsets.push(offset(places.len())?);
+                offsets.push(offset(col_indices.len())?);
             }
             // Rows without columns left no bytes to walk over.
             offsets.resize(rows + 1, 0);
             Ok(Csr {
-                pattern: Pattern::new(&device, columns, &offsets, &places)?,
+                pattern: SparsityPattern::new(&device, columns, &offsets, &col_indices)?,
                 values: Tensor::from_slice(&device, &[values.len()], &values, Category::Weights)?,
             })
         })
@@ -120,7 +120,7 @@ fn offset(kept: usize) -> Result<u32> {
 
 /// `x W^T` as a new tensor `[batch, out]` of x's type, which is W's. Sums are in f32, in the order of the columns.
 ///
-/// On a card by cuSPARSE, which must be there; see [`cuda::Plan`] for products that are run more than once.
+/// On a GPU by cuSPARSE, which must be there; see [`cuda::SpmmPlan`] for products that are run more than once.
 pub fn matmul(x: &Tensor, w: &Csr, category: Category) -> Result<Tensor> {
     check(x, w);
     match x.device() {
@@ -129,7 +129,7 @@ pub fn matmul(x: &Tensor, w: &Csr, category: Category) -> Result<Tensor> {
             host::matmul(&cpu, x, w, None, &mut y)?;
             Ok(y)
         }
-        Device::Cuda(_) => cuda::Plan::new(w, x.rows(), cuda::Way::REPEATABLE)?.run(x, category),
+        Device::Cuda(_) => cuda::SpmmPlan::new(w, x.rows(), cuda::SpmmOptions::REPEATABLE)?.run(x, category),
     }
 }
 

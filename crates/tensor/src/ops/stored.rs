@@ -5,7 +5,7 @@
 //! ```
 //! pixels: bytes `[count, len]`; labels: u32 `[count]`; values: f32 `[channels, 256]`; picks: u32 `[n]`; x: `[n, len]`.
 //!
-//! A card's copy serves every handle of that card: many small trainings beside each other read the same bytes, each on its own
+//! A GPU's copy serves every handle of that GPU: many small trainings beside each other read the same bytes, each on its own
 //! stream, and the only thing that is sent for a batch is which images are in it.
 
 pub(crate) mod cuda;
@@ -53,7 +53,7 @@ impl StoredImages {
         Ok(stored)
     }
 
-    /// Whether a device can read them: the one that has them, or another handle of the same card.
+    /// Whether a device can read them: the one that has them, or another handle of the same GPU.
     pub fn serve(&self, device: &Device) -> bool {
         match (self.pixels.device(), device) {
             (Device::Cuda(own), Device::Cuda(other)) => own.gpu().ordinal == other.gpu().ordinal,

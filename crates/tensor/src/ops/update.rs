@@ -30,14 +30,14 @@ pub use rounding::{Positions, Rounding};
 
 /// A parameter with all that a step reads and writes.
 #[derive(Debug)]
-pub struct Target<'a> {
+pub struct ParamUpdate<'a> {
     /// The weight that the kernels read: dense, zero where it is not kept; or its kept elements, where all else is compressed too.
     pub weight: &'a mut Tensor,
     /// Its exact value, which the step updates; none where the weight itself is f32.
     pub master: Option<&'a mut Tensor>,
     /// The gradient, of either float type.
     pub gradient: &'a Tensor,
-    /// Velocity, or first and second moment: as many as [`Rule::states`], all f32 or all bf16.
+    /// Velocity, or first and second moment: as many as [`UpdateRule::states`], all f32 or all bf16.
     pub states: Vec<&'a mut Tensor>,
     /// How states in bf16 are rounded; none where they are f32.
     pub rounding: Option<Rounding<'a>>,
@@ -49,7 +49,7 @@ pub struct Target<'a> {
     pub adapt: bool,
 }
 
-impl<'a> Target<'a> {
+impl<'a> ParamUpdate<'a> {
     /// How many numbers of each kind the step goes over.
     fn steps_over(&self) -> usize {
         self.mask.map_or(self.weight.len(), Mask::kept)
@@ -72,7 +72,7 @@ impl<'a> Target<'a> {
     }
 
     /// Panics unless lengths and types fit each other.
-    fn check(&self, rule: &Rule) {
+    fn check(&self, rule: &UpdateRule) {
         let len = self.mask.map_or(self.weight.len(), Mask::len);
         let stored = if self.is_compressed() { self.steps_over() } else { len };
         let lengths = self.states.iter().map(|state| state.len()).chain(self.master.iter().map(|m| m.len()));
@@ -104,7 +104,7 @@ impl<'a> Target<'a> {
 
 /// What a step does to each weight.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Rule {
+pub enum UpdateRule {
     /// w -= lr (g + wd w).
     Sgd,
     /// d = g + wd w; v = momentum v + d; w -= lr v, or lr (d + momentum v) for Nesterov's.
@@ -152,25 +152,25 @@ pub enum Rule {
     },
 }
 
-impl Rule {
+impl UpdateRule {
     /// Numbers that it keeps for each weight.
     pub fn states(&self) -> usize {
         match self {
-            Rule::Sgd => 0,
-            Rule::Momentum { .. } | Rule::Lars { .. } => 1,
-            Rule::Adam { .. } | Rule::Lamb { .. } => 2,
+            UpdateRule::Sgd => 0,
+            UpdateRule::Momentum { .. } | UpdateRule::Lars { .. } => 1,
+            UpdateRule::Adam { .. } | UpdateRule::Lamb { .. } => 2,
         }
     }
 
     /// Whether a layer's norms enter the step.
     pub fn adapts(&self) -> bool {
-        matches!(self, Rule::Lars { .. } | Rule::Lamb { .. })
+        matches!(self, UpdateRule::Lars { .. } | UpdateRule::Lamb { .. })
     }
 }
 
 /// The numbers of one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Step {
+pub struct StepParams {
     /// The learning rate.
     pub lr: f32,
     /// A factor on the gradient.
@@ -190,17 +190,22 @@ pub struct SquaredNorms {
 
 /// Where a step with a trust ratio has its norms from.
 #[derive(Debug, Clone, Copy)]
-pub enum Norms<'a> {
-    /// Each target is a whole layer: its norms are taken here and, on a card, stay there.
+pub enum TrustNorms<'a> {
+    /// Each target is a whole layer: its norms are taken here and, on a GPU, stay there.
     Measured,
     /// One for each target.
     Given(&'a [SquaredNorms]),
 }
 
-/// A step of all targets, which are on one device; a card takes them all in one launch.
-pub fn step(rule: Rule, step: Step, targets: Vec<Target<'_>>, norms: Norms<'_>) -> Result<()> {
+/// A step of all targets, which are on one device; a GPU takes them all in one launch.
+pub fn step(
+    rule: UpdateRule,
+    step: StepParams,
+    targets: Vec<ParamUpdate<'_>>,
+    norms: TrustNorms<'_>,
+) -> Result<()> {
     targets.iter().for_each(|target| target.check(&rule));
-    if let Norms::Given(norms) = norms {
+    if let TrustNorms::Given(norms) = norms {
         assert_eq!(norms.len(), targets.len(), "update: norms and targets");
     }
     match targets.first().map(|target| target.weight.device()) {
@@ -210,9 +215,13 @@ pub fn step(rule: Rule, step: Step, targets: Vec<Target<'_>>, norms: Norms<'_>) 
     }
 }
 
-/// The norms that a rule with a trust ratio takes, of each target, with the state as it is before the step. A card
+/// The norms that a rule with a trust ratio takes, of each target, with the state as it is before the step. A GPU
 /// is waited for once.
-pub fn squared_norms(rule: Rule, step: Step, targets: &[Target<'_>]) -> Result<Vec<SquaredNorms>> {
+pub fn squared_norms(
+    rule: UpdateRule,
+    step: StepParams,
+    targets: &[ParamUpdate<'_>],
+) -> Result<Vec<SquaredNorms>> {
     targets.iter().for_each(|target| target.check(&rule));
     match targets.first().map(|target| target.weight.device()) {
         None => Ok(Vec::new()),

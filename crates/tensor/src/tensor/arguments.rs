@@ -1,4 +1,4 @@
-//! Tensors as arguments of a card's kernels: here rather than with the kernels, which know buffers alone.
+//! Tensors as arguments of a GPU's kernels: here rather than with the kernels, which know buffers alone.
 
 use super::Tensor;
 use crate::cuda::Args;

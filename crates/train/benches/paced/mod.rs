@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use espalier_comm::{Communicator, Reduce};
 use espalier_nn::layers::{GradientSink, WeightGradients};
 use espalier_nn::weights::ParameterId;
-use espalier_plan::schedule::{Action, Message, Payload, Work};
+use espalier_plan::schedule::{Action, ChunkWork, Payload, StageMessage};
 use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::{Category, DType, Device, Tensor};
 use espalier_train::Result;
-use espalier_train::parallel::data::{DataParallel, Door};
+use espalier_train::parallel::data::{DataParallel, DataParallelSink};
 use espalier_train::state::ParamStore;
-use espalier_train::step::Worker;
+use espalier_train::step::ActionWorker;
 
 /// What time is taken with.
 pub enum Effort {
@@ -161,7 +161,7 @@ impl<'a> Paced<'a> {
             }
             Piece::Gradients(all) => {
                 let Some((shared, params)) = &mut self.shared else { return Ok(()) };
-                let mut door = Door::new(shared, params);
+                let mut door = DataParallelSink::new(shared, params);
                 for (id, numbers) in all {
                     let made = Tensor::zeros(&self.device, &[*numbers], DType::F32, Category::Workspace)?;
                     door.accept(&[*id], WeightGradients::new([], move |_| Ok(vec![made])))?;
@@ -183,14 +183,14 @@ impl<'a> Paced<'a> {
     }
 }
 
-impl Worker for Paced<'_> {
-    fn forward(&mut self, work: Work, _: Option<Tensor>) -> Result<Option<Tensor>> {
+impl ActionWorker for Paced<'_> {
+    fn forward(&mut self, work: ChunkWork, _: Option<Tensor>) -> Result<Option<Tensor>> {
         let pieces = self.chunks[work.chunk].forward.clone();
         self.perform(&pieces)?;
         self.numbers(self.chunks[work.chunk].borders[1], DType::F32).map(Some)
     }
 
-    fn backward(&mut self, work: Work, _: Option<Tensor>, whole: bool) -> Result<Option<Tensor>> {
+    fn backward(&mut self, work: ChunkWork, _: Option<Tensor>, whole: bool) -> Result<Option<Tensor>> {
         let pieces = self.chunks[work.chunk].backward_input.clone();
         self.perform(&pieces)?;
         if whole {
@@ -199,7 +199,7 @@ impl Worker for Paced<'_> {
         self.numbers(self.chunks[work.chunk].borders[0], DType::F32).map(Some)
     }
 
-    fn room(&mut self, message: &Message) -> Result<Tensor> {
+    fn recv_buffer(&mut self, message: &StageMessage) -> Result<Tensor> {
         let side = usize::from(message.payload == Payload::Gradient);
         self.numbers(self.chunks[message.chunk].borders[side], DType::F32)
     }

@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use espalier_comm::{Communicator, threads};
 use espalier_nn::weights::ParameterId;
 use espalier_plan::cluster::Cluster;
-use espalier_plan::engine::Engine;
+use espalier_plan::engine::EngineProfile;
 use espalier_plan::mesh::Axis;
-use espalier_plan::simulate::{Candidate, Job, Script, ScriptLayer, ScriptPart};
-use espalier_plan::spec::{Along, Exchange, Layer, Move, Shape};
+use espalier_plan::simulate::{Candidate, Script, ScriptLayer, ScriptStage, Simulation};
+use espalier_plan::spec::{CollectiveLayer, CollectiveOp, LayerSpec, Shape, ShardDim};
 use espalier_plan::{DataFacts, Plan, RunFile};
 use espalier_tensor::{DType, Device};
 use espalier_train::parallel::Ranks;
 use espalier_train::parallel::data::DataParallel;
-use espalier_train::parallel::groups::Groups;
+use espalier_train::parallel::reduce_groups::ReduceGroups;
 use espalier_train::state::ParamStore;
 use espalier_train::step::Executor;
 use espalier_train::{Error, Result};
@@ -58,10 +58,10 @@ pub struct Held {
     pub measured: f64,
 }
 
-/// Holds a plan's step on a cluster against the clock, several times. The cluster's devices are cards: each rank has one.
+/// Holds a plan's step on a cluster against the clock, several times. The cluster's devices are GPUs: each rank has one.
 pub fn hold(plan: &Plan, cluster: &Cluster, steps: usize) -> Result<Held> {
     let candidate = Candidate::of(plan).expect("a layout that a candidate stands for");
-    let job = Job::new(plan, cluster, Engine::ESPALIER);
+    let job = Simulation::new(plan, cluster, EngineProfile::ESPALIER);
     let predicted = job.estimate(&candidate)?.step_seconds;
     let place = |rank| plan.mesh.coordinates(rank);
     let scripts: Vec<Script> =
@@ -99,19 +99,20 @@ fn step_times(plan: &Plan, script: &Script, world: Communicator, steps: usize) -
     device.enter(|| {
         let schedule = plan.schedule(1)?;
         let ranks = Ranks::join(world, &plan.mesh)?;
-        let stage = ranks.place().pipeline;
+        let stage = ranks.coords().pipeline;
         let held = schedule.placement.chunks(stage).to_vec();
         let rank = PlannedRank { plan, ranks: &ranks };
         let traffic = plan.traffic(ranks.rank(), &plan.gradient_lengths(ranks.rank()))?;
         let params = plan.params(ranks.rank())?;
-        let groups = Groups::form(plan, &params, &ranks)?;
+        let groups = ReduceGroups::form(plan, &params, &ranks)?;
         let params = ParamStore::without_weights(&params);
-        let chunks = held.iter().map(|chunk| rank.passes(chunk.part, &script.parts[chunk.part]));
+        let chunks =
+            held.iter().map(|chunk| rank.passes(chunk.virtual_stage, &script.stages[chunk.virtual_stage]));
         let mut worker =
             Paced::new(Effort::sleep(Duration::from_secs(1)), device.clone(), chunks.collect::<Result<_>>()?);
-        worker.step = held.iter().map(|chunk| script.parts[chunk.part].step).sum();
+        worker.step = held.iter().map(|chunk| script.stages[chunk.virtual_stage].step).sum();
         worker.world = Some(ranks.world().clone());
-        let shared = DataParallel::new(plan.sharing, false, &params, None, &groups, &traffic.buckets);
+        let shared = DataParallel::new(plan.data_parallel, false, &params, None, &groups, &traffic.buckets);
         worker.shared = Some((shared, params));
         let mut executor = Executor::new(schedule, ranks.stages().clone());
         let mut times = Vec::new();
@@ -133,10 +134,12 @@ struct PlannedRank<'a> {
 }
 
 impl PlannedRank<'_> {
-    fn passes(&self, number: usize, part: &ScriptPart) -> Result<Passes> {
-        let local = self.plan.layout.of(self.ranks.place());
-        let (blocks, borders) =
-            (self.plan.parts[number].clone(), local.model.borders().map_err(espalier_plan::Error::from)?);
+    fn passes(&self, number: usize, part: &ScriptStage) -> Result<Passes> {
+        let local = self.plan.layout.of(self.ranks.coords());
+        let (blocks, borders) = (
+            self.plan.stage_blocks[number].clone(),
+            local.model.borders().map_err(espalier_plan::Error::from)?,
+        );
         let tensors = self.plan.model.block_tensors();
         let elements = |place: usize| local.parameters[place].elements() as usize;
         let [mut forward, mut backward] = [Vec::new(), Vec::new()];
@@ -165,22 +168,22 @@ impl PlannedRank<'_> {
         let mut hidden = false;
         for (i, ScriptLayer { layer, input, output, passes }) in layers.iter().enumerate() {
             match layer {
-                Layer::Exchange(exchange) => {
+                LayerSpec::Collective(exchange) => {
                     pieces.push(Piece::Take(passes.forward.compute));
                     pieces.extend(self.moved(exchange, exchange.forward, *input));
                 }
-                Layer::Halo(_) => {
-                    let conv = layers.get(i + 1).filter(|next| matches!(next.layer, Layer::Conv(_)));
+                LayerSpec::Halo(_) => {
+                    let conv = layers.get(i + 1).filter(|next| matches!(next.layer, LayerSpec::Conv(_)));
                     let beside = conv.map_or(0.0, |conv| conv.passes.forward.compute);
                     pieces.push(self.halo(layer, *input, beside, true));
                     hidden = conv.is_some();
                     continue;
                 }
-                Layer::TiledMean(_) => {
+                LayerSpec::TiledMean(_) => {
                     pieces.push(Piece::Take(passes.forward.compute));
                     pieces.push(self.sum(Axis::Spatial, self.micro_batch() * output.elements() as usize));
                 }
-                Layer::SharedStatistics(statistics) => {
+                LayerSpec::SharedStatistics(statistics) => {
                     let group = self.ranks.axes().over(&statistics.over).clone();
                     pieces.push(Piece::Sum(group, 2 * statistics.numbers() as usize, DType::F32));
                 }
@@ -195,17 +198,17 @@ impl PlannedRank<'_> {
         for (i, ScriptLayer { layer, input, output, passes }) in layers.iter().enumerate().rev() {
             let compute = passes.backward().compute;
             match layer {
-                Layer::Exchange(exchange) => {
+                LayerSpec::Collective(exchange) => {
                     pieces.extend(self.moved(exchange, exchange.backward, *output));
                     pieces.push(Piece::Take(compute));
                 }
-                Layer::Halo(_) => {
-                    let conv = layers.get(i + 1).filter(|next| matches!(next.layer, Layer::Conv(_)));
+                LayerSpec::Halo(_) => {
+                    let conv = layers.get(i + 1).filter(|next| matches!(next.layer, LayerSpec::Conv(_)));
                     let beside = conv.map_or(0.0, |conv| conv.passes.backward().compute);
                     pieces.push(self.halo(layer, *input, beside, false));
                 }
-                Layer::Conv(_) if i > 0 && matches!(layers[i - 1].layer, Layer::Halo(_)) => {}
-                Layer::SharedStatistics(statistics) => {
+                LayerSpec::Conv(_) if i > 0 && matches!(layers[i - 1].layer, LayerSpec::Halo(_)) => {}
+                LayerSpec::SharedStatistics(statistics) => {
                     let group = self.ranks.axes().over(&statistics.over).clone();
                     pieces.push(Piece::Sum(group, 2 * statistics.numbers() as usize, DType::F32));
                 }
@@ -223,25 +226,27 @@ impl PlannedRank<'_> {
     }
 
     /// What becomes of a tensor of some shape.
-    fn moved(&self, exchange: &Exchange, how: Move, shape: Shape) -> Option<Piece> {
+    fn moved(&self, exchange: &CollectiveLayer, how: CollectiveOp, shape: Shape) -> Option<Piece> {
         let widest = exchange.parts.iter().copied().max().unwrap_or(0);
         let part = |along| match along {
-            Along::Samples => self.micro_batch().div_ceil(exchange.ranks()) * shape.elements() as usize,
-            Along::Sequence => self.micro_batch() * widest * shape.last(),
-            Along::Last => self.micro_batch() * widest * shape.rows() as usize,
+            ShardDim::Samples => self.micro_batch().div_ceil(exchange.ranks()) * shape.elements() as usize,
+            ShardDim::Sequence => self.micro_batch() * widest * shape.last(),
+            ShardDim::Last => self.micro_batch() * widest * shape.rows() as usize,
         };
         let group = || self.ranks.along(exchange.axis).clone();
         match how {
-            Move::Nothing | Move::Slice(_) => None,
-            Move::Sum => Some(self.sum(exchange.axis, self.micro_batch() * shape.elements() as usize)),
-            Move::Gather(along) => Some(Piece::Gather(group(), part(along))),
-            Move::ReduceScatter(along) => Some(Piece::Scatter(group(), part(along))),
-            Move::Deal { .. } => unreachable!("no candidate deals out"),
+            CollectiveOp::Identity | CollectiveOp::Slice(_) => None,
+            CollectiveOp::AllReduce => {
+                Some(self.sum(exchange.axis, self.micro_batch() * shape.elements() as usize))
+            }
+            CollectiveOp::AllGather(along) => Some(Piece::Gather(group(), part(along))),
+            CollectiveOp::ReduceScatter(along) => Some(Piece::Scatter(group(), part(along))),
+            CollectiveOp::AllToAll { .. } => unreachable!("no candidate deals out"),
         }
     }
 
-    fn halo(&self, layer: &Layer, input: Shape, beside: f64, forward: bool) -> Piece {
-        let Layer::Halo(halo) = layer else { unreachable!("a halo") };
+    fn halo(&self, layer: &LayerSpec, input: Shape, beside: f64, forward: bool) -> Piece {
+        let LayerSpec::Halo(halo) = layer else { unreachable!("a halo") };
         let pixel = self.micro_batch() * input.last();
         let neighbours = halo.0.neighbours.iter().map(|peer| {
             let [gives, takes] = [&peer.gives, &peer.takes].map(|of| pixel * of.pixels() as usize);

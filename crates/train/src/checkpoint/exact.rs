@@ -1,8 +1,8 @@
 //! The f32 numbers of weights. Those of a bf16 run are roundings of masters, which its checkpoints have beside them: in f32, or as the
 //! 16 bits that each weight lost; of a pruned parameter those of its kept weights, where state is compressed.
 
-use espalier_plan::shard::{Shard, Values};
-use espalier_plan::spec::Model;
+use espalier_plan::shard::{Shard, ShardValues};
+use espalier_plan::spec::ModelSpec;
 use espalier_tensor::bf16;
 use espalier_tensor::mask::ones;
 use espalier_tensor::ops::update::join;
@@ -10,9 +10,9 @@ use safetensors::tensor::Dtype;
 
 use super::convert::convert;
 use super::open::Checkpoint;
-use super::sharded::Kept;
+use super::safetensors_file::is_finite;
+use super::sharded::MaskIndex;
 use super::start::positions;
-use super::tensors::is_finite;
 use super::{MASKS, MODEL, OPTIMIZER};
 use crate::Result;
 
@@ -23,30 +23,30 @@ impl Checkpoint {
         let Some(entry) = self.files.get(OPTIMIZER).and_then(|tensors| tensors.get(&label)) else {
             return Ok(None);
         };
-        let whole = Shard::full(shape);
-        let is_dense = entry.values == Values::Dense && entry.shape == shape;
+        let full = Shard::full(shape);
+        let is_dense = entry.values == ShardValues::Dense && entry.shape == shape;
         let kept = match is_dense {
             true => None,
-            false => self.packed(MASKS, name, &whole, 1)?.map(Kept::new),
+            false => self.packed(MASKS, name, &full, 1)?.map(MaskIndex::new),
         };
         let (shard, stored) = match (&entry.values, &kept) {
-            (Values::KeptBy(mask), Some(kept)) => (whole.clone().kept_by(mask), kept.count()),
-            (Values::Dense, _) => (Shard::full(&entry.shape), entry.shape.iter().product()),
+            (ShardValues::KeptBy(mask), Some(kept)) => (full.clone().kept_by(mask), kept.count()),
+            (ShardValues::Dense, _) => (Shard::full(&entry.shape), entry.shape.iter().product()),
             _ => return Err(self.refuse(format!("{label} is in an unknown form"))),
         };
-        let places: Vec<usize> = match &kept {
-            None => (0..whole.len()).collect(),
+        let indices: Vec<usize> = match &kept {
+            None => (0..full.len()).collect(),
             Some(kept) => ones(kept.words()).collect(),
         };
-        if places.len() != stored {
-            return Err(self.refuse(format!("{label} has {stored} numbers where {} are kept", places.len())));
+        if indices.len() != stored {
+            return Err(self.refuse(format!("{label} has {stored} numbers where {} are kept", indices.len())));
         }
         let bytes = self.bytes(entry, &shard, stored, kept.as_ref())?;
-        let mut exact = vec![0.0; whole.len()];
+        let mut exact = vec![0.0; full.len()];
         match entry.dtype {
             Dtype::F32 => {
                 let numbers = bytes.as_chunks().0.iter().map(|four| f32::from_le_bytes(*four));
-                places.iter().zip(numbers).for_each(|(place, number)| exact[*place] = number);
+                indices.iter().zip(numbers).for_each(|(index, number)| exact[*index] = number);
             }
             Dtype::U16 => {
                 let Some((Dtype::BF16, weights)) = self.numbers(MODEL, name, shape)? else {
@@ -55,8 +55,8 @@ impl Checkpoint {
                     );
                 };
                 let (weights, low) = (weights.as_chunks().0, bytes.as_chunks().0);
-                for (place, low) in places.iter().zip(low) {
-                    exact[*place] = join(bf16::from_le_bytes(weights[*place]), u16::from_le_bytes(*low));
+                for (index, low) in indices.iter().zip(low) {
+                    exact[*index] = join(bf16::from_le_bytes(weights[*index]), u16::from_le_bytes(*low));
                 }
             }
             other => return Err(self.refuse(format!("{label} is {other:?}, which no master is"))),
@@ -65,7 +65,7 @@ impl Checkpoint {
     }
 
     /// The first weight of a model that has a NaN or an infinity.
-    pub(crate) fn first_not_finite(&self, model: &Model) -> Result<Option<String>> {
+    pub(crate) fn first_not_finite(&self, model: &ModelSpec) -> Result<Option<String>> {
         for parameter in model.parameters() {
             let there = self.numbers(MODEL, &parameter.name, &parameter.shape)?;
             if there.is_some_and(|(dtype, numbers)| !is_finite(&numbers, dtype)) {
@@ -81,10 +81,10 @@ impl Checkpoint {
         weights.into_iter().any(|(_, entry)| matches!(entry.dtype, Dtype::F32 | Dtype::F16))
     }
 
-    /// The numbers of pieces of a model's weights, by name, one at a time: none of those that are bf16 there, which lose nothing.
-    pub(crate) fn exact_pieces<'a>(
+    /// The numbers of shards of a model's weights, by name, one at a time: none of those that are bf16 there, which lose nothing.
+    pub(crate) fn exact_shards<'a>(
         &'a self,
-        model: &Model,
+        model: &ModelSpec,
     ) -> impl Fn(&str, &Shard) -> Result<Option<Vec<f32>>> + 'a {
         let positions = positions(model);
         move |name, shard| {

@@ -91,7 +91,7 @@ pub(crate) enum WriteFault {
     Disk(String),
     /// Ranks see different folders.
     NotShared(String),
-    /// A card cannot be read any more, which is not the disk's fault. Other ranks know it by its words.
+    /// A GPU cannot be read any more, which is not the disk's fault. Other ranks know it by its words.
     Device {
         why: String,
         #[serde(skip)]

@@ -14,7 +14,7 @@ pub(crate) fn file_name(file: &str, rank: usize, size: usize) -> String {
 }
 
 /// The file of which a file is a part, perhaps the only one; nothing for a file that holds no tensors.
-pub(super) fn part_of(name: &str) -> Option<String> {
+pub(super) fn logical_file(name: &str) -> Option<String> {
     let stem = name.strip_suffix(".safetensors")?;
     let cut = || {
         let (front, size) = stem.rsplit_once("-of-")?;
@@ -33,7 +33,7 @@ pub(super) struct Holders {
 }
 
 /// Which member of which replica writes each tensor: the next largest goes to whoever of its holders has the fewest bytes.
-pub(super) fn deal(tensors: &[&Holders], members: usize, replicas: usize) -> Vec<(usize, usize)> {
+pub(super) fn assign_writers(tensors: &[&Holders], members: usize, replicas: usize) -> Vec<(usize, usize)> {
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&i| (Reverse(tensors[i].bytes), i));
     let (mut load, mut owners) = (vec![vec![0; replicas]; members], vec![(0, 0); tensors.len()]);
@@ -58,10 +58,10 @@ mod tests {
         assert_eq!(file_name("model.safetensors", 0, 1), "model.safetensors");
         assert_eq!(file_name("model.safetensors", 1, 4), "model-00002-of-00004.safetensors");
         for name in ["model.safetensors", "model-00002-of-00004.safetensors"] {
-            assert_eq!(part_of(name).unwrap(), "model.safetensors");
+            assert_eq!(logical_file(name).unwrap(), "model.safetensors");
         }
-        assert_eq!(part_of("one-of-00004.safetensors").unwrap(), "one-of-00004.safetensors");
-        assert_eq!(part_of("model.safetensors.index.json"), None);
+        assert_eq!(logical_file("one-of-00004.safetensors").unwrap(), "one-of-00004.safetensors");
+        assert_eq!(logical_file("model.safetensors.index.json"), None);
     }
 
     proptest! {
@@ -76,7 +76,7 @@ mod tests {
                 members: if bytes.is_multiple_of(7) { vec![0, 2] } else { vec![*member] },
             }).collect();
             let held: Vec<&Holders> = held.iter().collect();
-            let owners = deal(&held, 3, replicas);
+            let owners = assign_writers(&held, 3, replicas);
             for member in 0..3 {
                 let mut load = vec![0; replicas];
                 let own: Vec<_> = owners.iter().zip(&held).filter(|((of, _), _)| *of == member).collect();

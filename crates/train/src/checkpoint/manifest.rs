@@ -11,7 +11,7 @@ use std::path::Path;
 use espalier_data::regular_file;
 use serde::{Deserialize, Serialize};
 
-use super::{FORMAT, MANIFEST, Progress};
+use super::{FORMAT, MANIFEST, RunProgress};
 
 /// What stands in the place of the hash while it is computed.
 const NO_HASH: &str = "0000000000000000000000000000000000000000000000000000000000000000";
@@ -23,7 +23,7 @@ pub(super) struct Manifest {
     format: u32,
     pub(super) model: String,
     pub(super) precision: String,
-    pub(super) progress: Progress,
+    pub(super) progress: RunProgress,
     pub(super) files: BTreeMap<String, FileRecord>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     blake3: Option<String>,
@@ -47,7 +47,7 @@ impl Manifest {
     pub(super) fn new(
         model: &str,
         precision: &str,
-        progress: &Progress,
+        progress: &RunProgress,
         files: BTreeMap<String, FileRecord>,
     ) -> Manifest {
         let (model, precision, progress) = (model.into(), precision.into(), progress.clone());
@@ -97,8 +97,12 @@ mod tests {
 
     fn manifest() -> Manifest {
         let record = |bytes| FileRecord { bytes, blake3: NO_HASH.into() };
-        let progress =
-            Progress { step: 300, updates: 299, best_validation: Some(1.0 / 3.0), ..Progress::default() };
+        let progress = RunProgress {
+            step: 300,
+            updates: 299,
+            best_validation: Some(1.0 / 3.0),
+            ..RunProgress::default()
+        };
         let files = [("model.safetensors", 17), ("optimizer.safetensors", 4)];
         let files = files.map(|(name, bytes)| (name.to_owned(), record(bytes)));
         Manifest::new("gpt", "f32", &progress, BTreeMap::from(files))
@@ -109,11 +113,11 @@ mod tests {
     fn every_flipped_bit_is_noticed() {
         let bytes = manifest().encode();
         assert_eq!(Manifest::decode(&bytes).unwrap().progress, manifest().progress);
-        for place in 0..8 * bytes.len() {
+        for index in 0..8 * bytes.len() {
             let mut flipped = bytes.clone();
-            flipped[place / 8] ^= 1 << (place % 8);
+            flipped[index / 8] ^= 1 << (index % 8);
             let read = Manifest::decode(&flipped);
-            assert!(read.is_err(), "bit {place}: {}", String::from_utf8_lossy(&flipped));
+            assert!(read.is_err(), "bit {index}: {}", String::from_utf8_lossy(&flipped));
         }
     }
 

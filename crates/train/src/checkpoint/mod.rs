@@ -14,29 +14,29 @@
 //! Of several ranks each writes files of its own, in the form that Hugging Face's tools know:
 //! `model-00001-of-00004.safetensors`, with `model.safetensors.index.json`. Which tensors a rank writes is said in
 //! `write`; reading (`read`) joins whatever files there are, so that any number of ranks in any layout can go on
-//! from what any other number left. Where ranks hold pieces of tensors, their files hold pieces (`shard`), and say in the
+//! from what any other number left. Where ranks hold shards of tensors, their files hold shards (`shard`), and say in the
 //! description that the format leaves to its users which they are.
 //!
 //! A checkpoint is written under a temporary name, synced and renamed. Rank 0 writes the manifest last, when all ranks
 //! have said that their files are on the disk, and renames. Loading checks every hash and every shape before the first
 //! weight is touched; a damaged checkpoint is reported and the one before it is used, one that cannot be read ends the run
 //! (`fault`). A damaged one is never removed or
-//! written over: a run that goes on from the one before it gives it another name (`old`).
+//! written over: a run that goes on from the one before it gives it another name (`retention`).
 
+mod checkpoint_tensor;
 mod convert;
-mod entry;
 mod exact;
 mod fault;
 mod files;
 mod manifest;
-mod old;
 mod open;
 mod params;
 mod read;
+mod retention;
+mod safetensors_file;
 mod sharded;
 mod start;
-mod stored;
-mod tensors;
+mod tensor_entry;
 mod write;
 
 use std::fs;
@@ -45,20 +45,22 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::parallel::{Ranks, of_first};
+use crate::parallel::{Ranks, from_rank0};
 use crate::state::NoiseScale;
 use crate::{Error, Result};
 
+pub use checkpoint_tensor::{CheckpointTensor, NamedTensors};
 pub(crate) use convert::convert;
 pub(crate) use fault::{ReadFault, retry};
 pub(crate) use files::file_name;
-pub use old::set_aside;
 pub use open::Checkpoint;
-pub(crate) use params::{first_not_finite, saved_state, saved_weights, wanted, wanted_weights};
-pub use read::{Room, Wanted};
-pub use stored::{Saved, Stored};
-pub(crate) use tensors::{is_finite, write_tensors};
-pub use write::Companion;
+pub(crate) use params::{
+    first_not_finite, load_requests, state_to_save, weights_load_request, weights_to_save,
+};
+pub use read::{LoadRequest, LoadTarget};
+pub use retention::set_aside;
+pub(crate) use safetensors_file::{is_finite, write_tensors};
+pub use write::SidecarFile;
 
 pub(crate) const MANIFEST: &str = "manifest.json";
 const FORMAT: u32 = 1;
@@ -74,7 +76,7 @@ pub const PRUNER: &str = "pruner.safetensors";
 /// Where a run stands, apart from its tensors.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Progress {
+pub struct RunProgress {
     /// Steps tried, also those skipped for a bad gradient: fixes the position in the data.
     pub step: u64,
     /// Steps taken by the optimizer since its state was fresh.
@@ -98,19 +100,19 @@ pub struct Checkpoints {
     keep: usize,
     model: String,
     precision: String,
-    companions: Vec<Companion>,
+    sidecar_files: Vec<SidecarFile>,
 }
 
 impl Checkpoints {
     /// Those in `folder`, of which the last `keep` stay. Model and precision are written down and compared.
     pub fn new(folder: impl Into<PathBuf>, keep: usize, model: &str, precision: &str) -> Checkpoints {
         let (model, precision) = (model.into(), precision.into());
-        Checkpoints { folder: folder.into(), keep, model, precision, companions: Vec::new() }
+        Checkpoints { folder: folder.into(), keep, model, precision, sidecar_files: Vec::new() }
     }
 
     /// The same, each with these files beside its tensors.
-    pub fn beside(self, companions: Vec<Companion>) -> Checkpoints {
-        Checkpoints { companions, ..self }
+    pub fn with_sidecar_files(self, sidecar_files: Vec<SidecarFile>) -> Checkpoints {
+        Checkpoints { sidecar_files, ..self }
     }
 
     /// Those of a run folder, to be looked at.
@@ -143,24 +145,24 @@ impl Checkpoints {
         Ok(found)
     }
 
-    /// The newest checkpoint that is whole; `report` hears of those that are not. All ranks must call it.
+    /// The newest intact checkpoint; `report` hears of those that are not. All ranks must call it.
     ///
     /// A checkpoint of another model or precision is an error, not a broken checkpoint.
     pub fn latest(&self, ranks: &Ranks, mut report: impl FnMut(&Error)) -> Result<Option<Checkpoint>> {
         for path in self.list_of_first(ranks)?.into_iter().rev() {
             match Checkpoint::read(&path, ranks) {
-                Ok(whole) => {
+                Ok(checkpoint) => {
                     for (what, theirs, ours) in [
-                        ("model", &whole.manifest().model, &self.model),
-                        ("precision", &whole.manifest().precision, &self.precision),
+                        ("model", &checkpoint.manifest().model, &self.model),
+                        ("precision", &checkpoint.manifest().precision, &self.precision),
                     ] {
                         if theirs != ours {
-                            return Err(whole.refuse(format!(
+                            return Err(checkpoint.refuse(format!(
                                 "it holds {what} {theirs}, and this run trains {what} {ours}"
                             )));
                         }
                     }
-                    return Ok(Some(whole));
+                    return Ok(Some(checkpoint));
                 }
                 Err(broken @ Error::Checkpoint { .. }) => report(&broken),
                 Err(other) => return Err(other),
@@ -171,7 +173,7 @@ impl Checkpoints {
 
     /// What rank 0 sees in the folder: all must look at the same checkpoints in the same order.
     fn list_of_first(&self, ranks: &Ranks) -> Result<Vec<PathBuf>> {
-        of_first(ranks, || self.list())
+        from_rank0(ranks, || self.list())
     }
 }
 

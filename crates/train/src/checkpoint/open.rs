@@ -10,12 +10,12 @@ use safetensors::tensor::Dtype;
 
 use espalier_data::regular_file::{self, RECORDS, irregular};
 
-use super::entry::{Entry, add_tensors};
 use super::fault::{ReadFault, retry};
-use super::files::part_of;
+use super::files::logical_file;
 use super::manifest::{Manifest, hash};
-use super::{Checkpoints, MANIFEST, MODEL, Progress, refuse};
-use crate::parallel::{Ranks, together};
+use super::tensor_entry::{TensorEntry, add_tensors};
+use super::{Checkpoints, MANIFEST, MODEL, RunProgress, refuse};
+use crate::parallel::{Ranks, all_gather_results};
 use crate::{Error, Result};
 
 /// A checkpoint whose hashes are right. Its copies read the same files, which stay open.
@@ -25,7 +25,7 @@ pub struct Checkpoint {
     manifest: Manifest,
     pub(super) shards: Vec<ShardFile>,
     /// The tensors of each file, by name.
-    pub(super) files: BTreeMap<String, BTreeMap<String, Entry>>,
+    pub(super) files: BTreeMap<String, BTreeMap<String, TensorEntry>>,
 }
 
 /// A file on the disk.
@@ -36,7 +36,7 @@ pub(super) struct ShardFile {
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint at `path`, or the newest whole one of the run folder there; `report` hears of newer ones that are
+    /// Opens the checkpoint at `path`, or the newest intact one of the run folder there; `report` hears of newer ones that are
     /// damaged.
     pub fn find(path: &Path, ranks: &Ranks, mut report: impl FnMut(&Error)) -> Result<Checkpoint> {
         let manifest = path.join(MANIFEST);
@@ -56,9 +56,9 @@ impl Checkpoint {
         let mut damaged = Vec::new();
         for path in Checkpoints::of_run(path).list_of_first(ranks)?.into_iter().rev() {
             match Checkpoint::read(&path, ranks) {
-                Ok(whole) => {
+                Ok(checkpoint) => {
                     damaged.iter().for_each(&mut report);
-                    return Ok(whole);
+                    return Ok(checkpoint);
                 }
                 Err(error @ Error::Checkpoint { .. }) => damaged.push(error),
                 Err(other) => return Err(other),
@@ -76,13 +76,13 @@ impl Checkpoint {
     pub fn read(path: &Path, ranks: &Ranks) -> Result<Checkpoint> {
         let mut opened = None;
         let mut read = || -> Result<(), ReadFault> {
-            let whole = Checkpoint::open(path)?;
-            whole.verify(ranks)?;
-            opened = Some(whole);
+            let checkpoint = Checkpoint::open(path)?;
+            checkpoint.verify(ranks)?;
+            opened = Some(checkpoint);
             Ok(())
         };
-        let outcomes = together(ranks, || Ok(read()))?.expect("faults are told as results");
-        let several = !ranks.is_alone();
+        let outcomes = all_gather_results(ranks, || Ok(read()))?.expect("faults are told as results");
+        let several = !ranks.is_single();
         for (rank, outcome) in outcomes.into_iter().enumerate() {
             let of_rank = |fault: ReadFault| match several {
                 true => fault.in_file(&format!("rank {rank}")),
@@ -102,7 +102,7 @@ impl Checkpoint {
         }
         let files = BTreeMap::from([(MODEL.to_owned(), tensors)]);
         check_entries(&files)?;
-        let manifest = Manifest::new("", "", &Progress::default(), BTreeMap::new());
+        let manifest = Manifest::new("", "", &RunProgress::default(), BTreeMap::new());
         Ok(Checkpoint { path: path.into(), manifest, shards, files })
     }
 
@@ -134,7 +134,7 @@ impl Checkpoint {
     /// The file that holds a tensor of the weights, or a part of it.
     pub(crate) fn file_of(&self, tensor: &str) -> Option<&str> {
         let entry = self.files.get(MODEL)?.get(tensor)?;
-        Some(&self.shards[entry.parts.first()?.file].name)
+        Some(&self.shards[entry.file_shards.first()?.file].name)
     }
 
     /// All but the hashes of its files.
@@ -145,7 +145,7 @@ impl Checkpoint {
         let manifest = Manifest::decode(&text)?;
         let (mut shards, mut files) = (Vec::new(), BTreeMap::<_, BTreeMap<_, _>>::new());
         for (name, record) in &manifest.files {
-            match part_of(name) {
+            match logical_file(name) {
                 Some(logical) => {
                     let tensors = files.entry(logical).or_default();
                     add_file(path, name, Some(record.bytes), &mut shards, tensors)?;
@@ -189,7 +189,7 @@ impl Checkpoint {
     }
 
     /// Where its run stood.
-    pub fn progress(&self) -> &Progress {
+    pub fn progress(&self) -> &RunProgress {
         &self.manifest.progress
     }
 
@@ -225,7 +225,7 @@ fn add_file(
     name: &str,
     expected: Option<u64>,
     shards: &mut Vec<ShardFile>,
-    tensors: &mut BTreeMap<String, Entry>,
+    tensors: &mut BTreeMap<String, TensorEntry>,
 ) -> Result<(), ReadFault> {
     let (file, bytes) = open_file(folder, name, expected)?;
     add_tensors(tensors, &file, bytes, shards.len()).map_err(|fault| fault.in_file(name))?;
@@ -234,7 +234,7 @@ fn add_file(
 }
 
 /// An error where the parts of a tensor are not all of it.
-fn check_entries(files: &BTreeMap<String, BTreeMap<String, Entry>>) -> Result<(), String> {
+fn check_entries(files: &BTreeMap<String, BTreeMap<String, TensorEntry>>) -> Result<(), String> {
     for (file, tensors) in files {
         for (name, entry) in tensors {
             entry.check().map_err(|why| format!("{name} in {file}: {why}"))?;
@@ -246,8 +246,8 @@ fn check_entries(files: &BTreeMap<String, BTreeMap<String, Entry>>) -> Result<()
 /// Refuses what no checkpoint of ours has in its list: a file outside its folder, and what is no file, of which a FIFO
 /// would be waited for and a device read without end.
 fn regular(folder: &Path, name: &str) -> Result<(), ReadFault> {
-    let mut parts = Path::new(name).components();
-    if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
+    let mut file_shards = Path::new(name).components();
+    if !matches!((file_shards.next(), file_shards.next()), (Some(Component::Normal(_)), None)) {
         return Err(format!("it names {name}, which is not in its folder").into());
     }
     let found = retry(|| fs::metadata(folder.join(name))).map_err(|why| ReadFault::of(name, &why))?;

@@ -3,29 +3,30 @@
 
 use espalier_plan::Shard;
 
-use super::tensors::tensor_is_finite;
-use super::{MODEL, OPTIMIZER, Room, Saved, Stored, Wanted};
+use super::safetensors_file::tensor_is_finite;
+use super::{CheckpointTensor, LoadRequest, LoadTarget, MODEL, NamedTensors, OPTIMIZER};
 use crate::Result;
-use crate::state::{Param, ParamRooms, ParamStore, WeightRoom};
+use crate::state::{Param, ParamRooms, ParamStore, WeightTarget};
 
 /// The weights and statistics that are here, to be saved.
-pub(crate) fn saved_weights(params: &ParamStore) -> Saved<'_> {
-    let weights = params.iter().map(|(_, param)| (param.plan.name.clone(), Stored::weight_of(param)));
-    let statistics = params
-        .statistics()
-        .filter_map(|(id, tensor)| Some((params.statistic_name(id).to_owned(), Stored::Tensor(tensor?))));
+pub(crate) fn weights_to_save(params: &ParamStore) -> NamedTensors<'_> {
+    let weights =
+        params.iter().map(|(_, param)| (param.plan.name.clone(), CheckpointTensor::weight_of(param)));
+    let statistics = params.statistics().filter_map(|(id, tensor)| {
+        Some((params.statistic_name(id).to_owned(), CheckpointTensor::Tensor(tensor?)))
+    });
     weights.chain(statistics).collect()
 }
 
-/// Room for the same, to be filled from a checkpoint.
-pub(crate) fn wanted_weights(params: &mut ParamStore) -> Result<Wanted<'_>> {
-    let [weights, _] = wanted(params, 0)?;
+/// Load targets for the same, to be filled from a checkpoint.
+pub(crate) fn weights_load_request(params: &mut ParamStore) -> Result<LoadRequest<'_>> {
+    let [weights, _] = load_requests(params, 0)?;
     Ok(weights)
 }
 
-/// Room for weights, statistics and the optimizer's state, to be filled from a checkpoint that has so many tensors of state for each
+/// Load targets for weights, statistics and the optimizer's state, to be filled from a checkpoint that has so many tensors of state for each
 /// parameter.
-pub(crate) fn wanted(params: &mut ParamStore, state_tensors: usize) -> Result<[Wanted<'_>; 2]> {
+pub(crate) fn load_requests(params: &mut ParamStore, state_tensors: usize) -> Result<[LoadRequest<'_>; 2]> {
     let (all, missing) = (params.len() + params.statistics().len(), params.len() - params.iter().count());
     let described: Vec<_> = params
         .iter()
@@ -40,34 +41,34 @@ pub(crate) fn wanted(params: &mut ParamStore, state_tensors: usize) -> Result<[W
     for (rooms, (name, shard, labels, state_shard)) in tensors.into_iter().zip(described) {
         let ParamRooms { weight, state: of_state } = rooms;
         let weight = match weight {
-            WeightRoom::Dense(weight) => Room::of(weight, &shard),
-            WeightRoom::Compressed(kept, mask) => Room::Compressed(kept, mask, shard),
+            WeightTarget::Dense(weight) => LoadTarget::of(weight, &shard),
+            WeightTarget::Compressed(kept, mask) => LoadTarget::Compressed(kept, mask, shard),
         };
         weights.push((name, weight));
-        let room = |tensor| match state_shard.clone() {
-            None => Room::Tensor(tensor),
-            Some(shard) => Room::Shard(tensor, shard),
+        let target = |tensor| match state_shard.clone() {
+            None => LoadTarget::Tensor(tensor),
+            Some(shard) => LoadTarget::Shard(tensor, shard),
         };
-        state.extend(labels.into_iter().zip(of_state.into_iter().map(room)));
+        state.extend(labels.into_iter().zip(of_state.into_iter().map(target)));
     }
-    weights.extend(names.into_iter().zip(statistics.into_iter().map(Room::Tensor)));
+    weights.extend(names.into_iter().zip(statistics.into_iter().map(LoadTarget::Tensor)));
     let elsewhere = all - weights.len();
     Ok([
-        Wanted { file: MODEL, tensors: weights, elsewhere, converts: false },
+        LoadRequest { file: MODEL, tensors: weights, elsewhere, converts: false },
         // A run that may go on with moments of another type takes those that are there; masters are never of two float types.
-        Wanted { file: OPTIMIZER, tensors: state, elsewhere: missing * state_tensors, converts: true },
+        LoadRequest { file: OPTIMIZER, tensors: state, elsewhere: missing * state_tensors, converts: true },
     ])
 }
 
 /// The optimizer's state that is here, to be saved.
-pub(crate) fn saved_state(params: &ParamStore) -> Saved<'_> {
+pub(crate) fn state_to_save(params: &ParamStore) -> NamedTensors<'_> {
     // Parts of the same shard that another group splits too are written by the first of them.
     let written = |param: &&Param| param.plan.zero.is_single() || param.plan.is_first_copy;
     let state = params.iter().map(|(_, param)| param).filter(written).flat_map(|param| {
         let shard = state_shard(param);
         let stored = move |(label, tensor)| match shard.clone() {
-            None => (label, Stored::Tensor(tensor)),
-            Some(shard) => (label, Stored::Shard(tensor, shard)),
+            None => (label, CheckpointTensor::Tensor(tensor)),
+            Some(shard) => (label, CheckpointTensor::Shard(tensor, shard)),
         };
         labels(param).into_iter().zip(param.state()).map(stored)
     });

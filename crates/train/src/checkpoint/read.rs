@@ -5,27 +5,27 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use espalier_plan::shard::{Shard, Values};
+use espalier_plan::shard::{Shard, ShardValues};
 use espalier_tensor::mask::{copy_bits, ones};
 use espalier_tensor::{Mask, Tensor};
 use safetensors::tensor::Dtype;
 
 use super::convert::{convert, is_float};
-use super::entry::{Entry, FileShard, read_at};
 use super::fault::ReadFault;
 use super::open::{Checkpoint, ShardFile};
-use super::sharded::{Common, Kept, common};
-use super::tensors::dtype_of;
+use super::safetensors_file::dtype_of;
+use super::sharded::{MaskIndex, Overlap, overlap};
+use super::tensor_entry::{FileShard, TensorEntry, read_at};
 use super::{MASKS, OPTIMIZER};
 use crate::Result;
 
 /// What is read from one file of a checkpoint.
 #[derive(Debug)]
-pub struct Wanted<'a> {
+pub struct LoadRequest<'a> {
     /// Which: `model.safetensors`, also where several ranks wrote it.
     pub file: &'a str,
     /// What is to be filled, by name.
-    pub tensors: Vec<(String, Room<'a>)>,
+    pub tensors: Vec<(String, LoadTarget<'a>)>,
     /// How many more of the file's tensors the run has on other ranks: any further one is not of this run.
     pub elsewhere: usize,
     /// Whether floating-point numbers of another precision are taken: widened, or rounded to the nearest.
@@ -34,8 +34,8 @@ pub struct Wanted<'a> {
 
 /// What is to be filled.
 #[derive(Debug)]
-pub enum Room<'a> {
-    /// With a whole tensor.
+pub enum LoadTarget<'a> {
+    /// With a full tensor.
     Tensor(&'a mut Tensor),
     /// With a part of one.
     Shard(&'a mut Tensor, Shard),
@@ -43,34 +43,36 @@ pub enum Room<'a> {
     Compressed(&'a mut Tensor, &'a Mask, Shard),
 }
 
-impl<'a> Room<'a> {
+impl<'a> LoadTarget<'a> {
     /// For a tensor of which this rank holds a shard, which may be all.
-    pub fn of(tensor: &'a mut Tensor, shard: &Shard) -> Room<'a> {
+    pub fn of(tensor: &'a mut Tensor, shard: &Shard) -> LoadTarget<'a> {
         match shard.is_full() {
-            true => Room::Tensor(tensor),
-            false => Room::Shard(tensor, shard.clone()),
+            true => LoadTarget::Tensor(tensor),
+            false => LoadTarget::Shard(tensor, shard.clone()),
         }
     }
 
     fn tensor(&self) -> &Tensor {
         match self {
-            Room::Tensor(tensor) | Room::Shard(tensor, _) | Room::Compressed(tensor, ..) => tensor,
+            LoadTarget::Tensor(tensor)
+            | LoadTarget::Shard(tensor, _)
+            | LoadTarget::Compressed(tensor, ..) => tensor,
         }
     }
 
     /// How many numbers are read for it.
     fn len(&self) -> usize {
         match self {
-            Room::Compressed(_, mask, _) => mask.len(),
-            Room::Tensor(tensor) | Room::Shard(tensor, _) => tensor.len(),
+            LoadTarget::Compressed(_, mask, _) => mask.len(),
+            LoadTarget::Tensor(tensor) | LoadTarget::Shard(tensor, _) => tensor.len(),
         }
     }
 
     /// Takes the bytes of all numbers that were read.
     fn take(&mut self, bytes: &[u8]) -> Result<()> {
         match self {
-            Room::Tensor(tensor) | Room::Shard(tensor, _) => Ok(tensor.copy_from_host(bytes)?),
-            Room::Compressed(tensor, mask, _) => {
+            LoadTarget::Tensor(tensor) | LoadTarget::Shard(tensor, _) => Ok(tensor.copy_from_host(bytes)?),
+            LoadTarget::Compressed(tensor, mask, _) => {
                 let each = tensor.dtype().bytes();
                 let number = |place: usize| &bytes[place * each..(place + 1) * each];
                 let kept: Vec<u8> = ones(&mask.read_words()?).flat_map(number).copied().collect();
@@ -81,8 +83,8 @@ impl<'a> Room<'a> {
 
     pub(super) fn shard(&self) -> Cow<'_, Shard> {
         match self {
-            Room::Tensor(tensor) => Cow::Owned(Shard::full(tensor.shape())),
-            Room::Shard(_, shard) | Room::Compressed(_, _, shard) => Cow::Borrowed(shard),
+            LoadTarget::Tensor(tensor) => Cow::Owned(Shard::full(tensor.shape())),
+            LoadTarget::Shard(_, shard) | LoadTarget::Compressed(_, _, shard) => Cow::Borrowed(shard),
         }
     }
 }
@@ -93,21 +95,21 @@ impl Checkpoint {
         self.files.get(file).into_iter().flatten().map(|(name, _)| name.as_str())
     }
 
-    /// The whole numbers of a tensor that no rank had a shard of.
-    pub fn words(&self, file: &str, name: &str) -> Result<Option<Vec<u32>>> {
-        let Some(entry) = self.words_of(file, name)? else { return Ok(None) };
-        if entry.values != Values::Dense {
+    /// The u32 values of a tensor that no rank had a shard of.
+    pub fn u32_values(&self, file: &str, name: &str) -> Result<Option<Vec<u32>>> {
+        let Some(entry) = self.u32_entry(file, name)? else { return Ok(None) };
+        if entry.values != ShardValues::Dense {
             return Err(self.refuse(format!("{name} in {file} is sharded")));
         }
-        let whole = Shard::full(&entry.shape);
-        Ok(Some(words(&self.bytes(entry, &whole, entry.shape.iter().product(), None)?)))
+        let full = Shard::full(&entry.shape);
+        Ok(Some(words(&self.bytes(entry, &full, entry.shape.iter().product(), None)?)))
     }
 
-    /// What is packed in words for each weight of a shard, so many bits, whoever wrote which pieces or all of it.
+    /// What is packed in words for each weight of a shard, so many bits, whoever wrote which shards or all of it.
     pub fn packed(&self, file: &str, name: &str, shard: &Shard, bits: usize) -> Result<Option<Vec<u32>>> {
-        let Some(entry) = self.words_of(file, name)? else { return Ok(None) };
-        let whole = Shard::full(shard.full_shape());
-        let refuse = || match (bits, whole.len()) {
+        let Some(entry) = self.u32_entry(file, name)? else { return Ok(None) };
+        let full = Shard::full(shard.full_shape());
+        let refuse = || match (bits, full.len()) {
             (1, len) => self.refuse(format!("the mask of {name} is not one of {len} weights")),
             (_, len) => {
                 self.refuse(format!("{name} in {file} has not {bits} bits for each of {len} weights"))
@@ -117,29 +119,29 @@ impl Checkpoint {
         let mut take = |from: &Shard, stored: Vec<u32>| match are_bits(&stored, bits * from.len()) {
             false => Err(refuse()),
             true => {
-                for Common { from, to, length } in common(from.runs(), shard.runs()) {
+                for Overlap { from, to, length } in overlap(from.runs(), shard.runs()) {
                     copy_bits(&stored, bits * from, &mut packed, bits * to, bits * length);
                 }
                 Ok(())
             }
         };
         match &entry.values {
-            Values::Dense => take(&whole, self.words(file, name)?.expect("it is there"))?,
-            form if *form != Values::Packed(bits) || entry.shape != shard.full_shape() => {
+            ShardValues::Dense => take(&full, self.u32_values(file, name)?.expect("it is there"))?,
+            form if *form != ShardValues::Packed(bits) || entry.shape != shard.full_shape() => {
                 return Err(refuse());
             }
             _ => {
-                for part in &entry.parts {
-                    let mut bytes = vec![0; 4 * part.length];
-                    self.read_part(entry, part, 0, &mut bytes)?;
-                    take(&part.shard, words(&bytes))?;
+                for file_shard in &entry.file_shards {
+                    let mut bytes = vec![0; 4 * file_shard.length];
+                    self.read_file_shard(entry, file_shard, 0, &mut bytes)?;
+                    take(&file_shard.shard, words(&bytes))?;
                 }
             }
         }
         Ok(Some(packed))
     }
 
-    fn words_of(&self, file: &str, name: &str) -> Result<Option<&Entry>> {
+    fn u32_entry(&self, file: &str, name: &str) -> Result<Option<&TensorEntry>> {
         match self.files.get(file).and_then(|tensors| tensors.get(name)) {
             Some(entry) if entry.dtype != Dtype::U32 => {
                 Err(self.refuse(format!("{name} in {file} is {:?}, not U32", entry.dtype)))
@@ -149,18 +151,18 @@ impl Checkpoint {
     }
 
     /// Fills tensors from its files. Names, types and shapes are compared before the first one is touched; types may differ
-    /// only where [`Wanted::converts`] says so.
-    pub fn fill(&self, wanted: &mut [Wanted<'_>]) -> Result<()> {
-        for Wanted { file, tensors, elsewhere, converts } in &*wanted {
+    /// only where [`LoadRequest::converts`] says so.
+    pub fn fill(&self, wanted: &mut [LoadRequest<'_>]) -> Result<()> {
+        for LoadRequest { file, tensors, elsewhere, converts } in &*wanted {
             let stored = self.files.get(*file);
             if stored.is_none() && !tensors.is_empty() {
                 return Err(self.refuse(format!("it has no {file}")));
             }
-            for (name, room) in tensors {
+            for (name, target) in tensors {
                 let Some(entry) = stored.and_then(|stored| stored.get(name)) else {
                     return Err(self.refuse(format!("{file} has no tensor {name}, which this run needs")));
                 };
-                self.compare(file, name, entry, room, *converts)?;
+                self.compare(file, name, entry, target, *converts)?;
             }
             let (there, here) = (stored.map_or(0, BTreeMap::len), tensors.len() + elsewhere);
             let is_wanted = |name: &&String| tensors.iter().any(|(wanted, _)| wanted == *name);
@@ -174,14 +176,14 @@ impl Checkpoint {
                 return Err(self.refuse(format!("{file} holds {there} tensors, this run {here}")));
             }
         }
-        for Wanted { file, tensors, .. } in wanted {
-            for (name, room) in tensors {
+        for LoadRequest { file, tensors, .. } in wanted {
+            for (name, target) in tensors {
                 let entry = &self.files[*file][name];
-                let shard = room.shard();
+                let shard = target.shard();
                 let kept = self.kept(entry, &shard)?;
-                let bytes = self.bytes(entry, &shard, room.len(), kept.as_ref())?;
-                let bytes = convert(bytes, entry.dtype, dtype_of(room.tensor()));
-                room.take(&bytes)?;
+                let bytes = self.bytes(entry, &shard, target.len(), kept.as_ref())?;
+                let bytes = convert(bytes, entry.dtype, dtype_of(target.tensor()));
+                target.take(&bytes)?;
             }
         }
         Ok(())
@@ -191,23 +193,31 @@ impl Checkpoint {
     /// one of another shape.
     pub fn numbers(&self, file: &str, name: &str, shape: &[usize]) -> Result<Option<(Dtype, Vec<u8>)>> {
         let entry = self.files.get(file).and_then(|tensors| tensors.get(name));
-        let Some(entry) = entry.filter(|entry| entry.shape == shape && entry.values == Values::Dense) else {
+        let Some(entry) = entry.filter(|entry| entry.shape == shape && entry.values == ShardValues::Dense)
+        else {
             return Ok(None);
         };
-        let whole = Shard::full(shape);
-        Ok(Some((entry.dtype, self.bytes(entry, &whole, shape.iter().product(), None)?)))
+        let full = Shard::full(shape);
+        Ok(Some((entry.dtype, self.bytes(entry, &full, shape.iter().product(), None)?)))
     }
 
-    /// An error where a tensor is not what a room is for.
-    fn compare(&self, file: &str, name: &str, entry: &Entry, room: &Room<'_>, converts: bool) -> Result<()> {
-        let (shard, dtype) = (room.shard(), dtype_of(room.tensor()));
+    /// An error where a tensor is not what a target is for.
+    fn compare(
+        &self,
+        file: &str,
+        name: &str,
+        entry: &TensorEntry,
+        target: &LoadTarget<'_>,
+        converts: bool,
+    ) -> Result<()> {
+        let (shard, dtype) = (target.shard(), dtype_of(target.tensor()));
         let kept = self.kept(entry, &shard)?;
-        if let (Values::KeptBy(_), Some(kept)) = (&entry.values, &kept) {
+        if let (ShardValues::KeptBy(_), Some(kept)) = (&entry.values, &kept) {
             entry.check_kept(kept).map_err(|why| self.refuse(format!("{name} in {file}: {why}")))?;
         }
         let there = entry.stored_shape();
         let shape = match (&shard.values(), &kept) {
-            (Values::KeptBy(_), Some(kept)) => vec![kept.count()],
+            (ShardValues::KeptBy(_), Some(kept)) => vec![kept.count()],
             _ => shard.full_shape().to_vec(),
         };
         if file == OPTIMIZER && (there.len() == 1) != (shape.len() == 1) {
@@ -226,32 +236,32 @@ impl Checkpoint {
                 entry.dtype,
             )));
         }
-        let all = kept.filter(|_| *shard.values() != Values::Dense);
+        let all = kept.filter(|_| *shard.values() != ShardValues::Dense);
         let all = all.map_or(shard.len(), |kept| kept.count_in(&shard));
-        let end = shard.start().map(|start| start + room.len());
-        if end.map_or(room.len() != all, |end| end > all) {
-            let here = room.len();
+        let end = shard.start().map(|start| start + target.len());
+        if end.map_or(target.len() != all, |end| end > all) {
+            let here = target.len();
             return Err(self.refuse(format!("{name} has {all} numbers there where this run has {here}")));
         }
         Ok(())
     }
 
     /// The mask that says which weights are stored, or wanted, of a tensor of which that is not all.
-    fn kept(&self, entry: &Entry, shard: &Shard) -> Result<Option<Kept>> {
+    fn kept(&self, entry: &TensorEntry, shard: &Shard) -> Result<Option<MaskIndex>> {
         let (mask, shape) = match (&entry.values, &shard.values()) {
-            (Values::KeptBy(mask), Values::KeptBy(wanted))
+            (ShardValues::KeptBy(mask), ShardValues::KeptBy(wanted))
                 if mask != wanted || entry.shape != shard.full_shape() =>
             {
                 return Err(
                     self.refuse(format!("what {mask} keeps there is what {wanted} keeps in this run"))
                 );
             }
-            (Values::KeptBy(mask), _) => (mask, &entry.shape[..]),
-            (_, Values::KeptBy(mask)) => (mask, shard.full_shape()),
+            (ShardValues::KeptBy(mask), _) => (mask, &entry.shape[..]),
+            (_, ShardValues::KeptBy(mask)) => (mask, shard.full_shape()),
             _ => return Ok(None),
         };
         match self.packed(MASKS, mask, &Shard::full(shape), 1)? {
-            Some(words) => Ok(Some(Kept::new(words))),
+            Some(words) => Ok(Some(MaskIndex::new(words))),
             None => Err(self.refuse(format!("it has no mask for {mask}, of which it holds kept weights"))),
         }
     }
@@ -259,23 +269,23 @@ impl Checkpoint {
     /// The bytes of a shard of a tensor, which has so many numbers.
     pub(super) fn bytes(
         &self,
-        entry: &Entry,
+        entry: &TensorEntry,
         shard: &Shard,
         length: usize,
-        kept: Option<&Kept>,
+        kept: Option<&MaskIndex>,
     ) -> Result<Vec<u8>> {
         let each = entry.dtype.bitsize() / 8;
         let mut bytes = vec![0; length * each];
-        for part in &entry.parts {
-            let common = part.common(shard, length, kept);
+        for file_shard in &entry.file_shards {
+            let common = file_shard.overlap(shard, length, kept);
             let (Some(first), Some(last)) = (common.first(), common.last()) else { continue };
-            if let [Common { from, to, length }] = common[..] {
-                self.read_part(entry, part, from, &mut bytes[to * each..(to + length) * each])?;
+            if let [Overlap { from, to, length }] = common[..] {
+                self.read_file_shard(entry, file_shard, from, &mut bytes[to * each..(to + length) * each])?;
                 continue;
             }
             let mut read = vec![0; (last.from + last.length - first.from) * each];
-            self.read_part(entry, part, first.from, &mut read)?;
-            for Common { from, to, length } in &common {
+            self.read_file_shard(entry, file_shard, first.from, &mut read)?;
+            for Overlap { from, to, length } in &common {
                 let from = (from - first.from) * each..(from - first.from + length) * each;
                 bytes[to * each..(to + length) * each].copy_from_slice(&read[from]);
             }
@@ -284,9 +294,15 @@ impl Checkpoint {
     }
 
     /// The bytes of a part from one of its numbers on.
-    fn read_part(&self, entry: &Entry, part: &FileShard, first: usize, into: &mut [u8]) -> Result<()> {
-        let ShardFile { name, file } = &self.shards[part.file];
-        let at = part.offset + (first * entry.dtype.bitsize() / 8) as u64;
+    fn read_file_shard(
+        &self,
+        entry: &TensorEntry,
+        file_shard: &FileShard,
+        first: usize,
+        into: &mut [u8],
+    ) -> Result<()> {
+        let ShardFile { name, file } = &self.shards[file_shard.file];
+        let at = file_shard.offset + (first * entry.dtype.bitsize() / 8) as u64;
         read_at(file, at, into).map_err(|why| ReadFault::of(name, &why).at(self.path()))
     }
 }

@@ -7,28 +7,28 @@ use std::collections::BTreeMap;
 use std::iter;
 use std::ops::Range;
 
-use espalier_plan::shard::{Run, Shard, Values};
+use espalier_plan::shard::{ElementRun, Shard, ShardValues};
 use serde::{Deserialize, Serialize};
 
 /// Under this key a file's own description says which of its tensors are shards of others.
-pub(super) const PIECES: &str = "pieces";
+pub(super) const SHARDS_KEY: &str = "pieces";
 
 /// What a file says of its shards, by name.
-pub(super) type Descriptions = BTreeMap<String, Description>;
+pub(super) type ShardDescriptions = BTreeMap<String, ShardDescription>;
 
 /// The elements of a shard as runs, given how many it has; of kept weights as runs of the full tensor's vector of them.
 pub(super) fn runs<'a>(
     shard: &'a Shard,
     length: usize,
-    kept: Option<&Kept>,
-) -> Box<dyn Iterator<Item = Run> + 'a> {
+    kept: Option<&MaskIndex>,
+) -> Box<dyn Iterator<Item = ElementRun> + 'a> {
     let start = shard.start().unwrap_or(0);
-    let within = move |run: Run| {
+    let within = move |run: ElementRun| {
         let (first, end) = (run.at.max(start), (run.at + run.length).min(start + length));
         let in_full = run.in_full + first.saturating_sub(run.at);
-        (first < end).then(|| Run { at: first - start, in_full, length: end - first })
+        (first < end).then(|| ElementRun { at: first - start, in_full, length: end - first })
     };
-    let runs: Box<dyn Iterator<Item = Run>> = match kept {
+    let runs: Box<dyn Iterator<Item = ElementRun>> = match kept {
         None => Box::new(shard.runs()),
         Some(kept) => Box::new(kept.runs(shard.runs()).collect::<Vec<_>>().into_iter()),
     };
@@ -38,7 +38,7 @@ pub(super) fn runs<'a>(
 /// A shard as a file describes it. Ranges of full tensors have a start and a shape alone.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Description {
+pub(super) struct ShardDescription {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     start: Option<usize>,
     /// The shape of the full tensor.
@@ -52,21 +52,21 @@ pub(super) struct Description {
     bits: Option<usize>,
 }
 
-impl Description {
-    pub(super) fn of(shard: &Shard) -> Description {
+impl ShardDescription {
+    pub(super) fn of(shard: &Shard) -> ShardDescription {
         let ranges = |dim| shard.ranges(dim).iter().map(|range: &Range<usize>| [range.start, range.end]);
         let full = shard.full_shape();
         let is_split = |dim: &usize| shard.ranges(*dim) != [0..full[*dim]];
-        Description {
+        ShardDescription {
             start: shard.start(),
             shape: full.to_vec(),
             held: (0..full.len()).filter(is_split).map(|dim| (dim, ranges(dim).collect())).collect(),
             kept_by: match shard.values() {
-                Values::KeptBy(mask) => Some(mask.clone()),
+                ShardValues::KeptBy(mask) => Some(mask.clone()),
                 _ => None,
             },
             bits: match shard.values() {
-                Values::Packed(bits) => Some(*bits),
+                ShardValues::Packed(bits) => Some(*bits),
                 _ => None,
             },
         }
@@ -104,18 +104,18 @@ impl Description {
 
 /// A mask of a full tensor on the host, and how many weights it keeps before each of its words.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct MaskIndex {
     words: Vec<u32>,
     before: Vec<usize>,
 }
 
-impl Kept {
-    pub(super) fn new(words: Vec<u32>) -> Kept {
+impl MaskIndex {
+    pub(super) fn new(words: Vec<u32>) -> MaskIndex {
         let counts = words.iter().scan(0, |sum, word| {
             *sum += word.count_ones() as usize;
             Some(*sum)
         });
-        Kept { before: iter::once(0).chain(counts).collect(), words }
+        MaskIndex { before: iter::once(0).chain(counts).collect(), words }
     }
 
     /// A bit for each weight.
@@ -123,15 +123,14 @@ impl Kept {
         &self.words
     }
 
-    /// Weights kept.
     pub(super) fn count(&self) -> usize {
         self.before[self.words.len()]
     }
 
     /// Weights kept before a place.
-    fn rank(&self, place: usize) -> usize {
-        let below = |word: &u32| (word & !(u32::MAX << (place % 32))).count_ones() as usize;
-        self.before[place / 32] + self.words.get(place / 32).map_or(0, below)
+    fn rank(&self, index: usize) -> usize {
+        let below = |word: &u32| (word & !(u32::MAX << (index % 32))).count_ones() as usize;
+        self.before[index / 32] + self.words.get(index / 32).map_or(0, below)
     }
 
     /// Weights kept of a shard.
@@ -140,10 +139,10 @@ impl Kept {
     }
 
     /// The runs of the kept weights, given those of all.
-    fn runs(&self, runs: impl Iterator<Item = Run>) -> impl Iterator<Item = Run> {
+    fn runs(&self, runs: impl Iterator<Item = ElementRun>) -> impl Iterator<Item = ElementRun> {
         runs.scan(0, |at, run| {
             let (first, end) = (self.rank(run.in_full), self.rank(run.in_full + run.length));
-            let kept = Run { at: *at, in_full: first, length: end - first };
+            let kept = ElementRun { at: *at, in_full: first, length: end - first };
             *at += kept.length;
             Some(kept)
         })
@@ -153,7 +152,7 @@ impl Kept {
 
 /// Elements that two shards have in common, and that follow each other in both.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Common {
+pub(super) struct Overlap {
     /// The place of the first in the one,
     pub(super) from: usize,
     /// and in the other.
@@ -162,9 +161,12 @@ pub(super) struct Common {
 }
 
 /// What two shards of one tensor have in common, as few runs as there can be.
-pub(super) fn common(from: impl Iterator<Item = Run>, to: impl Iterator<Item = Run>) -> Vec<Common> {
+pub(super) fn overlap(
+    from: impl Iterator<Item = ElementRun>,
+    to: impl Iterator<Item = ElementRun>,
+) -> Vec<Overlap> {
     let (mut from, mut to) = (from.peekable(), to.peekable());
-    let mut found: Vec<Common> = Vec::new();
+    let mut found: Vec<Overlap> = Vec::new();
     while let (Some(a), Some(b)) = (from.peek(), to.peek()) {
         let (a_end, b_end) = (a.in_full + a.length, b.in_full + b.length);
         let (first, end) = (a.in_full.max(b.in_full), a_end.min(b_end));
@@ -174,7 +176,7 @@ pub(super) fn common(from: impl Iterator<Item = Run>, to: impl Iterator<Item = R
                 Some(last) if (last.from + last.length, last.to + last.length) == (from, to) => {
                     last.length += end - first;
                 }
-                _ => found.push(Common { from, to, length: end - first }),
+                _ => found.push(Overlap { from, to, length: end - first }),
             }
         }
         if a_end <= b_end {
@@ -194,21 +196,24 @@ mod tests {
     #[test]
     fn the_kept_weights_of_a_column_are_runs_of_the_kept_vector() {
         let half = Shard::full(&[2, 4]).narrow(1, &[2..4]);
-        let kept = Kept::new(vec![0b0101_1001]);
+        let kept = MaskIndex::new(vec![0b0101_1001]);
         assert_eq!((kept.count(), kept.count_in(&half)), (4, 2));
         let shard = half.clone().kept_by("w");
-        let both: Vec<Run> = runs(&shard, 2, Some(&kept)).collect();
-        assert_eq!(both, [Run { at: 0, in_full: 1, length: 1 }, Run { at: 1, in_full: 3, length: 1 }]);
-        let second: Vec<Run> = runs(&shard.starting_at(1), 1, Some(&kept)).collect();
-        assert_eq!(second, [Run { at: 0, in_full: 3, length: 1 }]);
+        let both: Vec<ElementRun> = runs(&shard, 2, Some(&kept)).collect();
+        assert_eq!(
+            both,
+            [ElementRun { at: 0, in_full: 1, length: 1 }, ElementRun { at: 1, in_full: 3, length: 1 }]
+        );
+        let second: Vec<ElementRun> = runs(&shard.starting_at(1), 1, Some(&kept)).collect();
+        assert_eq!(second, [ElementRun { at: 0, in_full: 3, length: 1 }]);
         let rows = Shard::full(&[2, 4]).narrow(0, &[1..2]);
-        let shared = common(runs(&half, 4, None), runs(&rows, 4, None));
-        assert_eq!(shared, [Common { from: 2, to: 2, length: 2 }]);
+        let shared = overlap(runs(&half, 4, None), runs(&rows, 4, None));
+        assert_eq!(shared, [Overlap { from: 2, to: 2, length: 2 }]);
     }
 
     #[test]
     fn a_range_of_a_full_tensor_is_described_as_it_always_was() {
-        let text = |shard: &Shard| serde_json::to_string(&Description::of(shard)).unwrap();
+        let text = |shard: &Shard| serde_json::to_string(&ShardDescription::of(shard)).unwrap();
         let range = Shard::full(&[10, 3]).starting_at(4);
         assert_eq!(text(&range), r#"{"start":4,"shape":[10,3]}"#);
         let heads = Shard::full(&[2, 12]).narrow(1, &[0..2, 4..6, 8..10]);
@@ -218,7 +223,7 @@ mod tests {
             r#"{"start":3,"shape":[2,12],"held":{"1":[[0,2],[4,6],[8,10]]},"kept_by":"w"}"#
         );
         for shard in [range, shard, heads.packed(1)] {
-            let read: Description = serde_json::from_str(&text(&shard)).unwrap();
+            let read: ShardDescription = serde_json::from_str(&text(&shard)).unwrap();
             assert_eq!(read.shard().unwrap(), shard);
         }
     }
@@ -235,7 +240,7 @@ mod tests {
             r#"{"shape":[4],"bits":0}"#,
             r#"{"shape":[4294967296,4294967296,4294967296]}"#,
         ] {
-            let description: Description = serde_json::from_str(text).unwrap();
+            let description: ShardDescription = serde_json::from_str(text).unwrap();
             assert!(description.shard().is_err(), "{text}");
         }
     }

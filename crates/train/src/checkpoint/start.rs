@@ -3,30 +3,30 @@
 
 use std::collections::HashSet;
 
-use espalier_plan::spec::{Layer, Model};
+use espalier_plan::spec::{LayerSpec, ModelSpec};
 
 use super::MODEL;
 use super::open::Checkpoint;
-use super::read::{Room, Wanted};
+use super::read::{LoadRequest, LoadTarget};
 use crate::Result;
 
 impl Checkpoint {
     /// Fills the weights of a model, or those of them that a rank holds.
-    pub fn start(&self, wanted: Wanted<'_>, model: &Model) -> Result<()> {
+    pub fn start(&self, wanted: LoadRequest<'_>, model: &ModelSpec) -> Result<()> {
         let positions = positions(model);
         let mut tensors = Vec::with_capacity(wanted.tensors.len());
-        for (name, room) in wanted.tensors {
-            let room = match self.shape(wanted.file, &name) {
-                Some(there) if positions.contains(&name) => longer(room, there),
-                _ => room,
+        for (name, target) in wanted.tensors {
+            let target = match self.shape(wanted.file, &name) {
+                Some(there) if positions.contains(&name) => longer(target, there),
+                _ => target,
             };
-            tensors.push((name, room));
+            tensors.push((name, target));
         }
-        self.fill(&mut [Wanted { tensors, converts: true, ..wanted }])
+        self.fill(&mut [LoadRequest { tensors, converts: true, ..wanted }])
     }
 
     /// An error where it does not hold the weights of a model.
-    pub fn check_fits(&self, model: &Model) -> Result<()> {
+    pub fn check_fits(&self, model: &ModelSpec) -> Result<()> {
         let positions = positions(model);
         for parameter in model.parameters() {
             let (name, here) = (&parameter.name, &parameter.shape);
@@ -47,26 +47,26 @@ impl Checkpoint {
 }
 
 /// The tables that have a row for each position.
-pub(super) fn positions(model: &Model) -> HashSet<String> {
+pub(super) fn positions(model: &ModelSpec) -> HashSet<String> {
     let mut names = HashSet::new();
     model.for_each(&mut |layer| {
-        if let Layer::PositionEmbedding(table) = layer {
+        if let LayerSpec::PositionEmbedding(table) = layer {
             names.insert(format!("{}.weight", table.name));
         }
     });
     names
 }
 
-/// Room for the first rows of a table of which more are there.
-fn longer<'a>(room: Room<'a>, there: &[usize]) -> Room<'a> {
-    let shard = room.shard().into_owned();
+/// Load targets for the first rows of a table of which more are there.
+fn longer<'a>(target: LoadTarget<'a>, there: &[usize]) -> LoadTarget<'a> {
+    let shard = target.shard().into_owned();
     let here = shard.full_shape();
     if there.len() != here.len() || there[0] <= here[0] {
-        return room;
+        return target;
     }
     let shard = shard.of_longer(0, there[0]);
-    match room {
-        Room::Tensor(tensor) | Room::Shard(tensor, _) => Room::Shard(tensor, shard),
-        Room::Compressed(tensor, mask, _) => Room::Compressed(tensor, mask, shard),
+    match target {
+        LoadTarget::Tensor(tensor) | LoadTarget::Shard(tensor, _) => LoadTarget::Shard(tensor, shard),
+        LoadTarget::Compressed(tensor, mask, _) => LoadTarget::Compressed(tensor, mask, shard),
     }
 }

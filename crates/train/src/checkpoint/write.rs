@@ -1,8 +1,8 @@
 //! Writing: each rank its own files, rank 0 the manifest.
 //!
 //! **Who writes what.** Ranks along the data axis hold the same tensors, those of one replica its stages' and of these perhaps
-//! pieces: each tensor, and each shard of one, is written by one of those that hold it (a tied embedding is at both ends of a
-//! pipeline, a norm whole beside pieces of matrices), dealt out so that all write alike many bytes. A range of shared state is
+//! shards: each tensor, and each shard of one, is written by one of those that hold it (a tied embedding is at both ends of a
+//! pipeline, a norm replicated beside shards of matrices), dealt out so that all write alike many bytes. A range of shared state is
 //! this rank's alone, so it writes it.
 //!
 //! **Whole or absent.** Rank 0 makes the temporary folder; all write into it and sync; all hear how it went; rank 0 writes the
@@ -17,15 +17,15 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::checkpoint_tensor::{CheckpointTensor, NamedTensors};
 use super::fault::WriteFault;
-use super::files::{Holders, WRITING, deal, file_name, part_of};
+use super::files::{Holders, WRITING, assign_writers, file_name, logical_file};
 use super::manifest::{FileRecord, Manifest};
-use super::old::{remove, set_aside};
-use super::sharded::Description;
-use super::stored::{Saved, Stored};
-use super::tensors::write_tensors;
-use super::{Checkpoint, Checkpoints, MANIFEST, MODEL, Progress, ReadFault};
-use crate::parallel::{Ranks, exchange, together};
+use super::retention::{remove, set_aside};
+use super::safetensors_file::write_tensors;
+use super::sharded::ShardDescription;
+use super::{Checkpoint, Checkpoints, MANIFEST, MODEL, ReadFault, RunProgress};
+use crate::parallel::{Ranks, all_gather_bytes, all_gather_results};
 use crate::{Result, durable};
 
 /// What several ranks need.
@@ -33,53 +33,58 @@ const SHARED: &str = "the run folder must be one that all ranks share";
 
 /// A file beside the tensors, for other programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Companion {
+pub struct SidecarFile {
     /// Its name in the folder.
     pub name: String,
     /// All of it.
     pub bytes: Vec<u8>,
-    /// Whether it would be misleading where ranks have written pieces of the weights, which other programs cannot read.
-    pub needs_whole_weights: bool,
+    /// Whether it would be misleading where ranks have written shards of the weights, which other programs cannot read.
+    pub needs_unsharded_weights: bool,
 }
 
 /// What a rank says of a file that it wrote.
 #[derive(Serialize, Deserialize)]
-struct Written {
+struct WrittenFile {
     file: String,
     record: FileRecord,
-    /// Tensors that it holds whole, and their bytes.
+    /// Tensors that it holds unsharded, and their bytes.
     tensors: BTreeMap<String, usize>,
-    /// Whether it holds nothing but whole ones.
+    /// Whether it holds nothing but unsharded ones.
     is_whole: bool,
 }
 
 impl Checkpoints {
     /// Writes a checkpoint. All ranks must call it, each with what it holds. Where the disk fails ([`Error::Disk`](crate::Error::Disk), on every
     /// rank), those before it and nothing else are there.
-    pub fn save(&self, progress: &Progress, files: Vec<(&str, Saved<'_>)>, ranks: &Ranks) -> Result<PathBuf> {
+    pub fn save(
+        &self,
+        progress: &RunProgress,
+        files: Vec<(&str, NamedTensors<'_>)>,
+        ranks: &Ranks,
+    ) -> Result<PathBuf> {
         let name = format!("step-{:06}", progress.step);
         let target = self.folder.join(&name);
-        let leads = ranks.leads();
+        let is_rank0 = ranks.is_rank0();
         let attempt = || -> Result<()> {
-            let all = Together { ranks, target: &target, step: progress.step };
-            let made = all.do_part(|| Ok(leads.then(|| self.make_room(&name)).transpose()?))?;
+            let all = CollectiveWrite { ranks, target: &target, step: progress.step };
+            let made = all.run(|| Ok(is_rank0.then(|| self.make_temporary_folder(&name)).transpose()?))?;
             let folder = made.into_iter().next().flatten().expect("rank 0 made one");
             let folder = &self.folder.join(folder);
-            let own = own_part(files, ranks)?;
-            let written: Vec<Written> =
-                all.do_part(|| write_own(folder, own, ranks))?.into_iter().flatten().collect();
-            all.do_part(|| if leads { self.complete(progress, &written, folder, &target) } else { Ok(()) })?;
+            let local = tensors_to_write(files, ranks)?;
+            let written: Vec<WrittenFile> =
+                all.run(|| write_local_files(folder, local, ranks))?.into_iter().flatten().collect();
+            all.run(|| if is_rank0 { self.complete(progress, &written, folder, &target) } else { Ok(()) })?;
             Ok(())
         };
         let outcome = attempt();
-        if leads && outcome.is_err() {
+        if is_rank0 && outcome.is_err() {
             let _ = self.remove_leftovers();
         }
         outcome.map(|()| target)
     }
 
     /// Makes an empty folder to write to, and returns its name. What a run left that ended while it wrote goes, if it can.
-    fn make_room(&self, name: &str) -> io::Result<String> {
+    fn make_temporary_folder(&self, name: &str) -> io::Result<String> {
         durable::create_folder(&self.folder)?;
         self.remove_leftovers()?;
         for attempt in 1.. {
@@ -96,13 +101,13 @@ impl Checkpoints {
     /// Writes the manifest of what all have written, and gives the folder its name.
     fn complete(
         &self,
-        progress: &Progress,
-        written: &[Written],
+        progress: &RunProgress,
+        written: &[WrittenFile],
         temporary: &Path,
         target: &Path,
     ) -> Result<(), WriteFault> {
         let mut files = BTreeMap::new();
-        for Written { file, record, .. } in written {
+        for WrittenFile { file, record, .. } in written {
             let seen = fs::metadata(temporary.join(file)).map(|found| found.len());
             if !seen.is_ok_and(|bytes| bytes == record.bytes) {
                 return Err(WriteFault::NotShared(format!(
@@ -117,10 +122,10 @@ impl Checkpoints {
             durable::write_synced(&temporary.join(&name), &text)?;
             files.insert(name, FileRecord::of(&text));
         }
-        let model = |written: &&Written| part_of(&written.file).as_deref() == Some(MODEL);
-        let whole = written.iter().filter(model).all(|written| written.is_whole);
-        for Companion { name, bytes, needs_whole_weights } in &self.companions {
-            if whole || !needs_whole_weights {
+        let model = |written: &&WrittenFile| logical_file(&written.file).as_deref() == Some(MODEL);
+        let unsharded = written.iter().filter(model).all(|written| written.is_whole);
+        for SidecarFile { name, bytes, needs_unsharded_weights } in &self.sidecar_files {
+            if unsharded || !needs_unsharded_weights {
                 durable::write_synced(&temporary.join(name), bytes)?;
                 files.insert(name.clone(), FileRecord::of(bytes));
             }
@@ -141,77 +146,81 @@ impl Checkpoints {
 }
 
 /// Work on one checkpoint that all ranks do, and of which all must know how it went.
-struct Together<'a> {
+struct CollectiveWrite<'a> {
     ranks: &'a Ranks,
     target: &'a Path,
     step: u64,
 }
 
-impl Together<'_> {
+impl CollectiveWrite<'_> {
     /// Does this rank's part; returns that of all or, on all alike, what the first to fail came to.
-    fn do_part<T>(&self, part: impl FnOnce() -> Result<T, WriteFault>) -> Result<Vec<T>>
+    fn run<T>(&self, part: impl FnOnce() -> Result<T, WriteFault>) -> Result<Vec<T>>
     where
         T: Serialize + serde::de::DeserializeOwned,
     {
-        let parts = together(self.ranks, || Ok(part()))?.expect("faults are told as results");
-        let several = !self.ranks.is_alone();
+        let results = all_gather_results(self.ranks, || Ok(part()))?.expect("faults are told as results");
+        let several = !self.ranks.is_single();
         let of = |(rank, part): (usize, Result<T, WriteFault>)| {
             part.map_err(|fault| fault.of(several.then_some(rank), self.target, self.step))
         };
-        parts.into_iter().enumerate().map(of).collect()
+        results.into_iter().enumerate().map(of).collect()
     }
 }
 
 /// A file, a name in it, and which shard of the tensor of that name, if it is not all.
-type StoredId = (String, String, Option<Description>);
+type TensorId = (String, String, Option<ShardDescription>);
 /// What a rank holds, and its bytes.
-type Holding = (StoredId, usize);
+type LocalTensor = (TensorId, usize);
 
-fn id(stored: &Stored<'_>, file: &str, name: &str) -> StoredId {
-    (file.to_owned(), name.to_owned(), stored.shard().map(Description::of))
+fn id(stored: &CheckpointTensor<'_>, file: &str, name: &str) -> TensorId {
+    (file.to_owned(), name.to_owned(), stored.shard().map(ShardDescription::of))
 }
 
 /// What of all that a rank holds it writes: the rule is at the top of this file.
-fn own_part<'a>(files: Vec<(&'a str, Saved<'a>)>, ranks: &Ranks) -> Result<Vec<(&'a str, Saved<'a>)>> {
-    if ranks.is_alone() {
+fn tensors_to_write<'a>(
+    files: Vec<(&'a str, NamedTensors<'a>)>,
+    ranks: &Ranks,
+) -> Result<Vec<(&'a str, NamedTensors<'a>)>> {
+    if ranks.is_single() {
         return Ok(files);
     }
     let mut files = files;
     files.iter_mut().for_each(|(_, saved)| saved.retain(|(_, stored)| !stored.is_nothing()));
-    let mut held: Vec<Holding> = Vec::new();
+    let mut local_tensors: Vec<LocalTensor> = Vec::new();
     for (file, saved) in &files {
         let shared = saved.iter().filter(|(_, stored)| stored.is_shared());
-        held.extend(shared.map(|(name, stored)| (id(stored, file, name), stored.byte_len())));
+        local_tensors.extend(shared.map(|(name, stored)| (id(stored, file, name), stored.byte_len())));
     }
-    let held = serde_json::to_vec(&held).expect("names are plain data");
+    let local_tensors = serde_json::to_vec(&local_tensors).expect("names are plain data");
     // Those that hold the model together: each replica has the same.
     let replica = ranks.replica();
-    let mut tensors: BTreeMap<StoredId, Holders> = BTreeMap::new();
-    for (member, held) in exchange(replica, &held)?.iter().enumerate() {
-        let held: Vec<Holding> = serde_json::from_slice(held).expect("what a rank of the same program wrote");
-        for (id, bytes) in held {
+    let mut tensors: BTreeMap<TensorId, Holders> = BTreeMap::new();
+    for (member, local_tensors) in all_gather_bytes(replica, &local_tensors)?.iter().enumerate() {
+        let local_tensors: Vec<LocalTensor> =
+            serde_json::from_slice(local_tensors).expect("what a rank of the same program wrote");
+        for (id, bytes) in local_tensors {
             tensors.entry(id).or_insert(Holders { bytes, members: Vec::new() }).members.push(member);
         }
     }
-    let dealt = deal(&tensors.values().collect::<Vec<_>>(), replica.size(), ranks.data().size());
-    let own = (replica.rank(), ranks.data().rank());
-    let own: HashSet<&StoredId> =
-        tensors.keys().zip(dealt).filter(|(_, owner)| *owner == own).map(|(id, _)| id).collect();
-    let is_own = |file: &str, (name, stored): &(String, Stored<'_>)| {
-        !stored.is_shared() || own.contains(&id(stored, file, name))
+    let dealt = assign_writers(&tensors.values().collect::<Vec<_>>(), replica.size(), ranks.data().size());
+    let local = (replica.rank(), ranks.data().rank());
+    let local: HashSet<&TensorId> =
+        tensors.keys().zip(dealt).filter(|(_, owner)| *owner == local).map(|(id, _)| id).collect();
+    let is_local = |file: &str, (name, stored): &(String, CheckpointTensor<'_>)| {
+        !stored.is_shared() || local.contains(&id(stored, file, name))
     };
-    let part = |(file, saved): (&'a str, Saved<'a>)| {
-        (file, saved.into_iter().filter(|one| is_own(file, one)).collect())
+    let part = |(file, saved): (&'a str, NamedTensors<'a>)| {
+        (file, saved.into_iter().filter(|one| is_local(file, one)).collect())
     };
     Ok(files.into_iter().map(part).collect())
 }
 
 /// Writes a rank's files. One rank alone writes all of them; of several, one that has nothing for a file writes none.
-fn write_own(
+fn write_local_files(
     folder: &Path,
-    files: Vec<(&str, Saved<'_>)>,
+    files: Vec<(&str, NamedTensors<'_>)>,
     ranks: &Ranks,
-) -> Result<Vec<Written>, WriteFault> {
+) -> Result<Vec<WrittenFile>, WriteFault> {
     let (rank, size) = (ranks.rank(), ranks.size());
     if !folder.exists() {
         return Err(WriteFault::NotShared(format!("it does not see the folder that rank 0 made: {SHARED}")));
@@ -221,28 +230,28 @@ fn write_own(
         let name = file_name(file, rank, size);
         let record = write_tensors(&folder.join(&name), &saved)?;
         let all = saved.len();
-        let whole = saved.into_iter().filter(|(_, stored)| stored.shard().is_none());
-        let tensors: BTreeMap<_, _> = whole.map(|(name, stored)| (name, stored.byte_len())).collect();
-        Ok(Written { file: name, record, is_whole: tensors.len() == all, tensors })
+        let unsharded = saved.into_iter().filter(|(_, stored)| stored.shard().is_none());
+        let tensors: BTreeMap<_, _> = unsharded.map(|(name, stored)| (name, stored.byte_len())).collect();
+        Ok(WrittenFile { file: name, record, is_whole: tensors.len() == all, tensors })
     })
     .collect()
 }
 
 /// Which file has which tensor of the model, as Hugging Face's tools read it, where there are several. Also checks that
 /// no two ranks wrote the same tensor.
-fn index(written: &[Written]) -> io::Result<Option<serde_json::Value>> {
+fn index(written: &[WrittenFile]) -> io::Result<Option<serde_json::Value>> {
     let mut seen = HashSet::new();
-    for Written { file, tensors, .. } in written {
-        if let Some(name) = tensors.keys().find(|name| !seen.insert((part_of(file), *name))) {
-            return Err(io::Error::other(format!("two ranks wrote {name} to {:?}", part_of(file))));
+    for WrittenFile { file, tensors, .. } in written {
+        if let Some(name) = tensors.keys().find(|name| !seen.insert((logical_file(file), *name))) {
+            return Err(io::Error::other(format!("two ranks wrote {name} to {:?}", logical_file(file))));
         }
     }
     let model: Vec<_> =
-        written.iter().filter(|written| part_of(&written.file).as_deref() == Some(MODEL)).collect();
+        written.iter().filter(|written| logical_file(&written.file).as_deref() == Some(MODEL)).collect();
     if model.iter().all(|written| written.file == MODEL) {
         return Ok(None);
     }
-    let entry = |written: &&Written| {
+    let entry = |written: &&WrittenFile| {
         let file = written.file.clone();
         written.tensors.keys().map(move |name| (name.clone(), file.clone())).collect::<Vec<_>>()
     };

@@ -6,14 +6,13 @@
 
 use std::collections::BTreeMap;
 
-use espalier_plan::config::Model;
+use espalier_plan::config::ModelConfig;
 use espalier_plan::spec::presets::ImageSize;
 use serde_json::Value;
 
 /// The weight of a head that is not the token embedding's, in every family of text models.
 pub(super) const HEAD: &str = "lm_head.weight";
 
-/// A family.
 pub(super) trait Architecture: Sync {
     /// What the `model_type` of config.json calls it; none where its files have no such file.
     fn model_type(&self) -> Option<&'static str>;
@@ -50,14 +49,14 @@ pub(super) struct ForeignFiles<'a> {
 /// A network as a run file would name it.
 #[derive(Debug, PartialEq)]
 pub(super) struct ForeignModel {
-    pub(super) model: Model,
+    pub(super) model: ModelConfig,
     /// What images it takes, unless others are at hand; none where it takes text.
     pub(super) image: Option<ImageSize>,
 }
 
 /// A network of ours that is to be described.
 pub(super) struct OurModel<'a> {
-    pub(super) model: &'a Model,
+    pub(super) model: &'a ModelConfig,
     /// Tokens that it knows.
     pub(super) vocab: usize,
     /// What PyTorch calls the type of its weights.

@@ -1,4 +1,4 @@
-//! A folder of Hugging Face's from any checkpoint: whole tensors, in one file or several with an index, under the names that
+//! A folder of Hugging Face's from any checkpoint: full tensors, in one file or several with an index, under the names that
 //! transformers or torchvision give them. Written under another name and renamed: it is whole or absent.
 
 use std::collections::BTreeMap;
@@ -11,24 +11,25 @@ use safetensors::tensor::Dtype;
 use serde_json::json;
 
 use super::architecture::OurModel;
-use super::{companions, families, files, standard_of};
+use super::{families, files, sidecar_files, standard_of};
 use crate::checkpoint::{
-    Checkpoint, Companion, MODEL, Saved, Stored, convert, file_name, is_finite, write_tensors,
+    Checkpoint, CheckpointTensor, MODEL, NamedTensors, SidecarFile, convert, file_name, is_finite,
+    write_tensors,
 };
 use crate::{Error, Result, durable};
 
 /// How a folder is written.
 #[derive(Debug, Clone, Copy)]
-pub struct Export {
+pub struct ExportOptions {
     /// What weights become; left out: what they are. f32 are the masters of a bf16 run.
-    pub dtype: Option<ExportType>,
+    pub dtype: Option<ExportPrecision>,
     /// A file of weights has at most so many bytes, unless one tensor alone has more.
     pub shard_bytes: usize,
 }
 
 /// What numbers are stored in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExportType {
+pub enum ExportPrecision {
     /// Four bytes.
     F32,
     /// Two bytes, with the range of f32.
@@ -39,7 +40,7 @@ pub enum ExportType {
 
 /// What was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Exported {
+pub struct ExportReport {
     /// Files of weights.
     pub files: Vec<String>,
     /// Tensors in them.
@@ -50,25 +51,25 @@ pub struct Exported {
     pub has_config: bool,
 }
 
-impl ExportType {
+impl ExportPrecision {
     fn dtype(self) -> Dtype {
         match self {
-            ExportType::F32 => Dtype::F32,
-            ExportType::Bf16 => Dtype::BF16,
-            ExportType::F16 => Dtype::F16,
+            ExportPrecision::F32 => Dtype::F32,
+            ExportPrecision::Bf16 => Dtype::BF16,
+            ExportPrecision::F16 => Dtype::F16,
         }
     }
 }
 
 /// A tensor on its way: what it is called here and there, and what it becomes.
-struct Leaving {
+struct ExportTensor {
     ours: String,
     theirs: String,
     shape: Vec<usize>,
     dtype: Dtype,
 }
 
-impl Leaving {
+impl ExportTensor {
     fn bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
     }
@@ -82,29 +83,29 @@ pub(crate) struct ExportedModel<'a> {
 }
 
 /// Writes a trained model into a new folder.
-pub(crate) fn export(source: &ExportedModel<'_>, folder: &Path, how: &Export) -> Result<Exported> {
+pub(crate) fn export(source: &ExportedModel<'_>, folder: &Path, how: &ExportOptions) -> Result<ExportReport> {
     if fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) || folder.is_file() {
         return Err(Error::file(folder, "it is there already: choose another folder"));
     }
-    let leaving = leaving(source, how)?;
-    let beside = beside(source, &leaving)?;
-    let shards = dealt(leaving, how.shard_bytes);
+    let tensors = tensors_to_export(source, how)?;
+    let sidecars = sidecar_files_of(source, &tensors)?;
+    let shards = split_into_files(tensors, how.shard_bytes);
     let temporary = temporary_beside(folder);
-    let attempt = || -> Result<Exported> {
+    let attempt = || -> Result<ExportReport> {
         let unwritten = |why| Error::unwritten(folder, why);
         let _ = fs::remove_dir_all(&temporary);
         durable::create_folder(&temporary).map_err(unwritten)?;
-        let mut exported = Exported { files: Vec::new(), tensors: 0, bytes: 0, has_config: false };
+        let mut exported = ExportReport { files: Vec::new(), tensors: 0, bytes: 0, has_config: false };
         let mut index = BTreeMap::new();
         for (i, shard) in shards.iter().enumerate() {
             let name = file_name(MODEL, i, shards.len());
-            let saved: Saved<'_> =
+            let saved: NamedTensors<'_> =
                 shard.iter().map(|one| read(source.checkpoint, one)).collect::<Result<_>>()?;
             let step = source.checkpoint.progress().step;
             write_tensors(&temporary.join(&name), &saved).map_err(|fault| fault.of(None, folder, step))?;
             index.extend(shard.iter().map(|one| (one.theirs.clone(), name.clone())));
             exported.tensors += shard.len();
-            exported.bytes += shard.iter().map(Leaving::bytes).sum::<usize>();
+            exported.bytes += shard.iter().map(ExportTensor::bytes).sum::<usize>();
             exported.files.push(name);
         }
         if shards.len() > 1 {
@@ -112,7 +113,7 @@ pub(crate) fn export(source: &ExportedModel<'_>, folder: &Path, how: &Export) ->
             let text = serde_json::to_vec_pretty(&index).expect("plain data");
             durable::write_synced(&temporary.join(files::INDEX), &text).map_err(unwritten)?;
         }
-        for Companion { name, bytes, .. } in &beside {
+        for SidecarFile { name, bytes, .. } in &sidecars {
             durable::write_synced(&temporary.join(name), bytes).map_err(unwritten)?;
             exported.has_config |= name == super::CONFIG;
         }
@@ -126,8 +127,8 @@ pub(crate) fn export(source: &ExportedModel<'_>, folder: &Path, how: &Export) ->
 }
 
 /// All tensors of a model, as they are called where they go.
-fn leaving(source: &ExportedModel<'_>, how: &Export) -> Result<Vec<Leaving>> {
-    let ExportedModel { checkpoint: whole, plan, .. } = source;
+fn tensors_to_export(source: &ExportedModel<'_>, how: &ExportOptions) -> Result<Vec<ExportTensor>> {
+    let ExportedModel { checkpoint, plan, .. } = source;
     let model = &plan.model;
     let network = OurModel { model: &plan.network, vocab: model.classes, dtype: "float32", end: None };
     let family = families::describe(&network).map(|(family, _)| family);
@@ -135,64 +136,63 @@ fn leaving(source: &ExportedModel<'_>, how: &Export) -> Result<Vec<Leaving>> {
     let statistics = model.buffers().into_iter().map(|one| (one.name, one.shape));
     let one = |(ours, shape): (String, Vec<usize>)| {
         let theirs = family.map_or_else(|| ours.clone(), |family| family.their_name(&ours));
-        let there = whole.dtype(MODEL, &ours);
-        let there = there.ok_or_else(|| whole.refuse(format!("{MODEL} has no tensor {ours}")))?;
-        Ok(Leaving { ours, theirs, shape, dtype: how.dtype.map_or(there, ExportType::dtype) })
+        let there = checkpoint.dtype(MODEL, &ours);
+        let there = there.ok_or_else(|| checkpoint.refuse(format!("{MODEL} has no tensor {ours}")))?;
+        Ok(ExportTensor { ours, theirs, shape, dtype: how.dtype.map_or(there, ExportPrecision::dtype) })
     };
     parameters.chain(statistics).map(one).collect()
 }
 
 /// The numbers of a tensor, in the type that it leaves in.
-fn read(whole: &Checkpoint, one: &Leaving) -> Result<(String, Stored<'static>)> {
-    let Leaving { ours, theirs, shape, dtype } = one;
+fn read(checkpoint: &Checkpoint, one: &ExportTensor) -> Result<(String, CheckpointTensor<'static>)> {
+    let ExportTensor { ours, theirs, shape, dtype } = one;
     // Weights of a bf16 run are roundings of what it has in f32.
     if *dtype == Dtype::F32
-        && let Some(master) = whole.master(ours, shape)?
+        && let Some(master) = checkpoint.master(ours, shape)?
     {
         if !master.iter().all(|number| number.is_finite()) {
-            return Err(whole.not_finite(ours));
+            return Err(checkpoint.not_finite(ours));
         }
         let bytes = master.iter().flat_map(|number| number.to_le_bytes()).collect();
-        return Ok((theirs.clone(), Stored::Bytes(*dtype, shape.clone(), bytes)));
+        return Ok((theirs.clone(), CheckpointTensor::Bytes(*dtype, shape.clone(), bytes)));
     }
-    let (there, numbers) = whole
+    let (there, numbers) = checkpoint
         .numbers(MODEL, ours, shape)?
-        .ok_or_else(|| whole.refuse(format!("{ours} is not {shape:?} there, as the model has it")))?;
+        .ok_or_else(|| checkpoint.refuse(format!("{ours} is not {shape:?} there, as the model has it")))?;
     if !is_finite(&numbers, there) {
-        return Err(whole.not_finite(ours));
+        return Err(checkpoint.not_finite(ours));
     }
     let bytes = convert(numbers, there, *dtype);
     if *dtype == Dtype::F16 {
         let largest = bytes.as_chunks().0.iter().any(|two| u16::from_le_bytes(*two) & 0x7fff >= 0x7c00);
         if largest {
-            return Err(
-                whole.refuse(format!("{ours} has values beyond the range of f16: use --dtype bf16 or f32"))
-            );
+            return Err(checkpoint
+                .refuse(format!("{ours} has values beyond the range of f16: use --dtype bf16 or f32")));
         }
     }
-    Ok((theirs.clone(), Stored::Bytes(*dtype, shape.clone(), bytes)))
+    Ok((theirs.clone(), CheckpointTensor::Bytes(*dtype, shape.clone(), bytes)))
 }
 
 /// The files beside the weights.
-fn beside(source: &ExportedModel<'_>, leaving: &[Leaving]) -> Result<Vec<Companion>> {
+fn sidecar_files_of(source: &ExportedModel<'_>, tensors: &[ExportTensor]) -> Result<Vec<SidecarFile>> {
     let ExportedModel { checkpoint, plan, tokenizer } = source;
     let folder = checkpoint.path();
     if plan.facts.vocab.is_none() {
-        return Ok(standard_of(folder)?.iter().map(companions::preprocessor).collect());
+        return Ok(standard_of(folder)?.iter().map(sidecar_files::preprocessor).collect());
     }
-    let dtype = match leaving.first().map(|one| one.dtype) {
+    let dtype = match tensors.first().map(|one| one.dtype) {
         Some(Dtype::BF16) => "bfloat16",
         Some(Dtype::F16) => "float16",
         _ => "float32",
     };
-    companions::of_text(plan, dtype, *tokenizer, Some(folder), true)
+    sidecar_files::for_text(plan, dtype, *tokenizer, Some(folder), true)
 }
 
 /// In the order of the model, as many in a file as go into it.
-fn dealt(leaving: Vec<Leaving>, most: usize) -> Vec<Vec<Leaving>> {
-    let mut shards: Vec<Vec<Leaving>> = Vec::new();
+fn split_into_files(tensors: Vec<ExportTensor>, most: usize) -> Vec<Vec<ExportTensor>> {
+    let mut shards: Vec<Vec<ExportTensor>> = Vec::new();
     let mut filled = 0;
-    for one in leaving {
+    for one in tensors {
         let bytes = one.bytes();
         match shards.last_mut().filter(|_| filled + bytes <= most) {
             Some(shard) => shard.push(one),

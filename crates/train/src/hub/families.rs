@@ -6,7 +6,6 @@ use super::architecture::{Architecture, OurModel};
 use super::gpt2::Gpt2;
 use super::torchvision::Torchvision;
 
-/// All of them.
 const ALL: [&dyn Architecture; 2] = [&Gpt2, &Torchvision];
 
 /// What other families have that no layer here has.

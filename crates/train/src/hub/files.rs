@@ -38,7 +38,6 @@ pub fn is_foreign(path: &Path) -> bool {
     is_weights || (!has(MANIFEST) && [MODEL, INDEX, CONFIG].into_iter().any(has))
 }
 
-/// Finds them.
 pub(super) fn find(path: &Path) -> Result<WeightFiles, String> {
     if path.is_file() {
         if is_pickled(path) {

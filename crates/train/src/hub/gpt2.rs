@@ -3,8 +3,8 @@
 //! Read in both dialects of transformers, 4 (`torch_dtype`) and 5 (`dtype`); written in that of 4, which both read. Dropout is a
 //! matter of how a model is trained: the run file's counts, not the file's.
 
-use espalier_plan::config::{Family, Model};
-use espalier_plan::spec::presets::Norm;
+use espalier_plan::config::{Family, ModelConfig};
+use espalier_plan::spec::presets::NormKind;
 use espalier_plan::spec::{Activation, NORM_EPS};
 use serde_json::{Value, json};
 
@@ -35,11 +35,11 @@ impl Architecture for Gpt2 {
     /// one.
     fn read(&self, files: &ForeignFiles<'_>) -> Result<ForeignModel, String> {
         let config = files.config;
-        let whole = |field: &str| {
+        let positive_integer = |field: &str| {
             let value = config[field].as_u64().filter(|number| *number > 0).map(|number| number as usize);
             value.ok_or_else(|| format!("`{field}` must be a whole number above 0, got {}", config[field]))
         };
-        let (width, heads) = (whole("n_embd")?, whole("n_head")?);
+        let (width, heads) = (positive_integer("n_embd")?, positive_integer("n_head")?);
         let inner = &config["n_inner"];
         let refused = |field: &str, ours: String| Err(format!("`{field}` is {}, and {ours}", config[field]));
         if !inner.is_null() && inner.as_u64() != Some(4 * width as u64) {
@@ -71,17 +71,17 @@ impl Architecture for Gpt2 {
             return refused("activation_function", format!("those read are {names}"));
         };
         let family = Family::Gpt {
-            layers: whole("n_layer")?,
+            layers: positive_integer("n_layer")?,
             heads,
             width,
-            context: whole(if config["n_positions"].is_null() { "n_ctx" } else { "n_positions" })?,
-            vocab: Some(whole("vocab_size")?),
+            context: positive_integer(if config["n_positions"].is_null() { "n_ctx" } else { "n_positions" })?,
+            vocab: Some(positive_integer("vocab_size")?),
             dropout: 0.0,
             tied: self.tied_to(config)?.is_some() && !files.shapes.contains_key(HEAD),
-            norm: Norm::Layer,
+            norm: NormKind::Layer,
             activation: *activation,
         };
-        Ok(ForeignModel { model: Model { name: "gpt".into(), family }, image: None })
+        Ok(ForeignModel { model: ModelConfig { name: "gpt".into(), family }, image: None })
     }
 
     fn our_name(&self, theirs: &str) -> Option<String> {
@@ -100,7 +100,7 @@ impl Architecture for Gpt2 {
     }
 
     fn config(&self, network: &OurModel<'_>) -> Option<Value> {
-        let shape = network.model.gpt(network.vocab).filter(|shape| shape.norm == Norm::Layer)?;
+        let shape = network.model.gpt(network.vocab).filter(|shape| shape.norm == NormKind::Layer)?;
         let named = ACTIVATIONS.iter().find(|(_, activation)| *activation == shape.activation);
         Some(json!({
             "architectures": ["GPT2LMHeadModel"],
@@ -148,15 +148,15 @@ mod tests {
 
     use super::*;
 
-    fn written(fields: &str) -> Model {
+    fn written(fields: &str) -> ModelConfig {
         RunFile::parse(&format!("[model]\nname = \"gpt\"\nvocab = 24\n{fields}"), &[]).unwrap().model
     }
 
-    fn config(model: &Model) -> Option<Value> {
+    fn config(model: &ModelConfig) -> Option<Value> {
         Gpt2.config(&OurModel { model, vocab: 24, dtype: "float32", end: None })
     }
 
-    fn read(config: &Value) -> Result<Model, String> {
+    fn read(config: &Value) -> Result<ModelConfig, String> {
         Ok(Gpt2.read(&ForeignFiles { config, shapes: BTreeMap::new() })?.model)
     }
 

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use espalier_plan::config::{self, Family, FormChoice};
-use espalier_plan::spec::Model;
-use espalier_plan::spec::presets::{Form, ImageSize, ResNet, Vgg, alexnet, resnet, vgg};
+use espalier_plan::spec::ModelSpec;
+use espalier_plan::spec::presets::{ImageSize, ResNet, StemForm, Vgg, alexnet, resnet, vgg};
 
 use super::architecture::{Architecture, ForeignFiles, ForeignModel};
 
 /// Sides of images that networks are tried with: the size of a linear layer behind a flatten follows from them.
-const SIDES: [(Form, usize); 3] = [(Form::ImageNet, 224), (Form::Small, 32), (Form::Small, 64)];
+const SIDES: [(StemForm, usize); 3] =
+    [(StemForm::ImageNet, 224), (StemForm::Small, 32), (StemForm::Small, 64)];
 
 /// Networks of torchvision, whose names are ours.
 pub(super) struct Torchvision;
@@ -46,8 +47,8 @@ impl Architecture for Torchvision {
 }
 
 /// Every network of a form, as a run file names it and as it is built.
-fn networks(image: ImageSize, number: usize, form: Form) -> Vec<(config::Model, Model)> {
-    let named = |name: &str, family| config::Model { name: name.into(), family };
+fn networks(image: ImageSize, number: usize, form: StemForm) -> Vec<(config::ModelConfig, ModelSpec)> {
+    let named = |name: &str, family| config::ModelConfig { name: name.into(), family };
     let (classes, choice) = (Some(number), FormChoice::from(form));
     let resnets = ResNet::ALL.map(|net| {
         (named(net.name(), Family::ResNet { net, classes, form: choice }), resnet(net, image, number, form))
@@ -63,7 +64,7 @@ fn networks(image: ImageSize, number: usize, form: Form) -> Vec<(config::Model, 
 }
 
 /// Whether these are the parameters and statistics of a model, and nothing else.
-fn has_all(shapes: &BTreeMap<&str, &[usize]>, model: &Model) -> bool {
+fn has_all(shapes: &BTreeMap<&str, &[usize]>, model: &ModelSpec) -> bool {
     let (parameters, buffers) = (model.parameters(), model.buffers());
     parameters.len() + buffers.len() == shapes.len()
         && parameters.iter().all(|one| shapes.get(&*one.name) == Some(&&one.shape[..]))
@@ -76,19 +77,19 @@ mod tests {
 
     use super::*;
 
-    fn shapes_of(model: &Model) -> BTreeMap<String, Vec<usize>> {
+    fn shapes_of(model: &ModelSpec) -> BTreeMap<String, Vec<usize>> {
         let parameters = model.parameters().into_iter().map(|one| (one.name, one.shape));
         parameters.chain(model.buffers().into_iter().map(|one| (one.name, Vec::new()))).collect()
     }
 
-    fn recognised(shapes: &BTreeMap<String, Vec<usize>>) -> Result<config::Model, String> {
+    fn recognised(shapes: &BTreeMap<String, Vec<usize>>) -> Result<config::ModelConfig, String> {
         let shapes = shapes.iter().map(|(name, shape)| (&**name, &**shape)).collect();
         Ok(Torchvision.read(&ForeignFiles { config: &Value::Null, shapes })?.model)
     }
 
     #[test]
     fn every_network_is_told_from_the_others() {
-        for (form, side) in [(Form::ImageNet, 224), (Form::Small, 32)] {
+        for (form, side) in [(StemForm::ImageNet, 224), (StemForm::Small, 32)] {
             for (written, model) in networks((side, side, 3), 10, form) {
                 assert_eq!(recognised(&shapes_of(&model)), Ok(written));
             }
@@ -97,7 +98,7 @@ mod tests {
 
     #[test]
     fn what_lacks_a_tensor_is_nothing_that_is_known() {
-        let mut shapes = shapes_of(&resnet(ResNet::R18, (224, 224, 3), 1000, Form::ImageNet));
+        let mut shapes = shapes_of(&resnet(ResNet::R18, (224, 224, 3), 1000, StemForm::ImageNet));
         shapes.remove("layer3.0.conv2.weight");
         assert!(recognised(&shapes).unwrap_err().contains("no supported network"));
         assert!(recognised(&BTreeMap::new()).is_err());

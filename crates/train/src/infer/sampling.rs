@@ -21,7 +21,7 @@ pub struct Sampling {
     pub temperature: f64,
     /// How many of the likeliest tokens can be drawn; 0: all.
     pub top_k: usize,
-    /// The share of probability that can be drawn, in (0, 1].
+    /// The fraction of probability that can be drawn, in (0, 1].
     pub top_p: f64,
     /// Tokens that are less than this times as likely as the likeliest cannot be drawn; 0: all can.
     pub min_p: f64,
@@ -55,7 +55,7 @@ impl Sampler {
     }
 
     /// Whether nothing but the logits has a part in it: it is the likeliest token, always.
-    pub fn takes_the_likeliest(&self) -> bool {
+    pub fn is_argmax(&self) -> bool {
         self.is_greedy() && !self.has_penalty()
     }
 
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(seen(hot), [0, 1, 3, 4, 5]);
         assert_eq!(seen(Sampling { top_k: 3, ..hot }), [1, 3, 4]);
         assert_eq!(seen(Sampling { top_k: 99, ..hot }), [0, 1, 3, 4, 5]);
-        // At temperature 3 the two likeliest have a share of 0.54, the three likeliest of 0.73.
+        // At temperature 3 the two likeliest have a probability of 0.54, the three likeliest of 0.73.
         assert_eq!(seen(Sampling { top_p: 0.6, ..hot }), [1, 3, 4]);
         assert_eq!(seen(Sampling { top_p: 0.5, ..hot }), [1, 4]);
         assert_eq!(seen(Sampling { top_p: 0.01, ..hot }), [1]);
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn what_stands_in_the_text_is_less_likely_again() {
         let mut sampler = Sampler::new(Sampling { repetition_penalty: 3.0, ..Sampling::GREEDY });
-        assert!(!sampler.takes_the_likeliest(), "a GPU must show its logits");
+        assert!(!sampler.is_argmax(), "a GPU must show its logits");
         sampler.read(&[4, 99]);
         // 4 falls from 2 to 0.67, then 1 does, then 3 from 1 to 0.33; -1 would become -3.
         assert_eq!([0; 5].map(|_| sampler.choose(&LOGITS)), [1, 3, 1, 1, 1]);

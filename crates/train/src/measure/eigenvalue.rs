@@ -6,10 +6,10 @@
 
 use serde::Serialize;
 
-use super::surface::{Direction, Surface, add_direction, scale};
+use super::surface::{Direction, LossSurface, add_direction, scale};
 use crate::Result;
 
-/// Change of the eigenvalue between two products, as a share of it, that ends the iteration.
+/// Change of the eigenvalue between two products, as a fraction of it, that ends the iteration.
 const TOLERANCE: f64 = 1e-3;
 
 /// Products after which it ends in any case.
@@ -27,7 +27,7 @@ pub struct Eigenvalue {
 }
 
 /// The largest eigenvalue of the Hessian at the surface's own weights.
-pub fn largest_eigenvalue(surface: &Surface<'_>) -> Result<Eigenvalue> {
+pub fn largest_eigenvalue(surface: &LossSurface<'_>) -> Result<Eigenvalue> {
     let first = iterate(surface, 0.0, 0)?;
     if first.value >= 0.0 {
         return Ok(first);
@@ -41,7 +41,7 @@ pub fn largest_eigenvalue(surface: &Surface<'_>) -> Result<Eigenvalue> {
 }
 
 /// The eigenvalue of H - `shift` that is the largest in magnitude, from a random direction.
-fn iterate(surface: &Surface<'_>, shift: f64, start: u64) -> Result<Eigenvalue> {
+fn iterate(surface: &LossSurface<'_>, shift: f64, start: u64) -> Result<Eigenvalue> {
     let mut v = surface.random_signs(start)?;
     let length = surface.norm(&v)?;
     if length == 0.0 {

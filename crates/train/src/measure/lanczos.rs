@@ -4,7 +4,7 @@
 //! Each new vector is made orthogonal to all before it, twice: in f32 the three-term recurrence alone loses that after a few steps and
 //! finds large eigenvalues several times. All vectors are held, 4 bytes a weight each.
 
-use super::surface::{Direction, Surface, add_direction, scale};
+use super::surface::{Direction, LossSurface, add_direction, scale};
 use crate::Result;
 
 /// A symmetric tridiagonal matrix.
@@ -13,12 +13,12 @@ pub struct Tridiagonal {
     /// On the diagonal.
     pub diagonal: Vec<f64>,
     /// Beside it: one fewer.
-    pub beside: Vec<f64>,
+    pub off_diagonal: Vec<f64>,
 }
 
 /// The Hessian of a surface in the basis that grows from a direction, after at most so many products; fewer where what the direction
 /// reaches has no more dimensions.
-pub fn tridiagonal(surface: &Surface<'_>, start: Direction, steps: usize) -> Result<Tridiagonal> {
+pub fn tridiagonal(surface: &LossSurface<'_>, start: Direction, steps: usize) -> Result<Tridiagonal> {
     let mut matrix = Tridiagonal::default();
     let mut basis: Vec<Direction> = Vec::new();
     let (mut next, mut largest) = (start, 0.0f64);
@@ -48,7 +48,7 @@ pub fn tridiagonal(surface: &Surface<'_>, start: Direction, steps: usize) -> Res
         if length <= ROUNDING * largest {
             break;
         }
-        matrix.beside.push(length);
+        matrix.off_diagonal.push(length);
         scale(&mut rest, 1.0 / length)?;
         next = rest;
     }
@@ -67,7 +67,7 @@ impl Tridiagonal {
         for (i, x) in self.diagonal.iter().enumerate() {
             a[i][i] = *x;
         }
-        for (i, x) in self.beside.iter().enumerate() {
+        for (i, x) in self.off_diagonal.iter().enumerate() {
             a[i][i + 1] = *x;
             a[i + 1][i] = *x;
         }
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn a_matrix_of_known_eigenvalues_has_them() {
         let n = 30;
-        let matrix = Tridiagonal { diagonal: vec![2.0; n], beside: vec![-1.0; n - 1] };
+        let matrix = Tridiagonal { diagonal: vec![2.0; n], off_diagonal: vec![-1.0; n - 1] };
         let angle = std::f64::consts::PI / (n + 1) as f64;
         for (k, (value, weight)) in matrix.quadrature().into_iter().enumerate() {
             let k = (k + 1) as f64;
@@ -134,6 +134,6 @@ mod tests {
     #[test]
     fn nothing_and_a_number_are_matrices_too() {
         assert_eq!(Tridiagonal::default().quadrature(), []);
-        assert_eq!(Tridiagonal { diagonal: vec![-3.0], beside: vec![] }.quadrature(), [(-3.0, 1.0)]);
+        assert_eq!(Tridiagonal { diagonal: vec![-3.0], off_diagonal: vec![] }.quadrature(), [(-3.0, 1.0)]);
     }
 }

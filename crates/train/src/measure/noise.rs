@@ -7,11 +7,11 @@ use espalier_comm::Reduce;
 use espalier_nn::weights::Weights;
 use serde::Serialize;
 
-use super::surface::{Surface, add_direction, scale};
+use super::surface::{LossSurface, add_direction, scale};
 use crate::Result;
-use crate::prune::gradient::{Sums, sum_over_ranks};
+use crate::prune::gradient::{GradientSums, sum_over_ranks};
 use crate::state::NoiseScale;
-use crate::step::Loss;
+use crate::step::LossConfig;
 
 /// Signal and noise of the gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -30,12 +30,12 @@ impl GradientNoise {
 }
 
 /// Signal and noise at the surface's own weights, from its micro-batches; an error where there are fewer than two whole ones.
-pub fn gradient_noise(surface: &Surface<'_>) -> Result<GradientNoise> {
-    gradient_noise_at(surface, &surface.here()?)
+pub fn gradient_noise(surface: &LossSurface<'_>) -> Result<GradientNoise> {
+    gradient_noise_at(surface, &surface.center()?)
 }
 
 /// The same at any point of it. Ranks may be replicas of the whole model or hold parts of one, not both.
-pub fn gradient_noise_at(surface: &Surface<'_>, at: &Weights) -> Result<GradientNoise> {
+pub fn gradient_noise_at(surface: &LossSurface<'_>, at: &Weights) -> Result<GradientNoise> {
     let (context, size, ids) = (surface.context, surface.micro_batch, surface.ids());
     let (replicas, parts) = (context.ranks.data().size(), context.ranks.replica().size());
     if replicas > 1 && parts > 1 {
@@ -44,12 +44,20 @@ pub fn gradient_noise_at(surface: &Surface<'_>, at: &Weights) -> Result<Gradient
         return Err(espalier_plan::Error::Conflict { field: "parallel".into(), problem }.into());
     }
     let (mut squares, mut count, mut total) = (0.0, 0usize, None);
-    for piece in surface.scored().pieces().iter().filter(|piece| piece.samples.len() == size) {
-        let loss = Loss { samples: size, ..surface.scored().loss() };
-        let mut sums = Sums::of(ids);
-        surface.sweep(at).train(piece.samples, loss, &piece.share, &mut Vec::new(), &mut sums)?;
+    for micro_batch in
+        surface.scored().micro_batches().iter().filter(|micro_batch| micro_batch.samples.len() == size)
+    {
+        let loss = LossConfig { samples: size, ..surface.scored().loss() };
+        let mut sums = GradientSums::of(ids);
+        surface.no_update_pass(at).train(
+            micro_batch.samples,
+            loss,
+            &micro_batch.batch_slice,
+            &mut Vec::new(),
+            &mut sums,
+        )?;
         // Replicas have micro-batches of their own; parts of a model see the same ones, and a parameter that two of them share has a gradient on both.
-        let gradient = if replicas > 1 { sums.take_own(ids, context)? } else { sums.take(ids, context)? };
+        let gradient = if replicas > 1 { sums.take_local(ids, context)? } else { sums.take(ids, context)? };
         let gradient = surface.kept(gradient)?;
         squares += surface.norm(&gradient)?.powi(2);
         count += 1;
@@ -70,7 +78,7 @@ pub fn gradient_noise_at(surface: &Surface<'_>, at: &Weights) -> Result<Gradient
     }
     let mut mean = match total {
         Some(total) => total,
-        None => Sums::of(ids).take_own(ids, context)?,
+        None => GradientSums::of(ids).take_local(ids, context)?,
     };
     if replicas > 1 {
         let sums = ids.iter().zip(mean).map(|(id, own)| sum_over_ranks(context, *id, own));

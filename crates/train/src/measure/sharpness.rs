@@ -14,7 +14,7 @@ use espalier_nn::weights::Weights;
 use espalier_tensor::{Category, DType, Tensor};
 use serde::Serialize;
 
-use super::surface::{Direction, Surface};
+use super::surface::{Direction, LossSurface};
 use crate::Result;
 
 /// The box, and how long its highest point is sought.
@@ -44,14 +44,14 @@ pub struct Sharpness {
 }
 
 /// The sharpness of a surface at its own weights.
-pub fn sharpness(surface: &Surface<'_>, within: Neighbourhood) -> Result<Sharpness> {
-    let middle = surface.here()?;
+pub fn sharpness(surface: &LossSurface<'_>, within: Neighbourhood) -> Result<Sharpness> {
+    let middle = surface.center()?;
     let (loss, mut slope) = surface.loss_and_gradient(&middle)?;
     let loss = surface.finite("the loss", loss)?;
-    let walls = Walls::around(surface, &middle, within.epsilon)?;
+    let search_box = SearchBox::around(surface, &middle, within.epsilon)?;
     let (mut best, mut highest, mut reach) = (middle, loss, 2.0);
     for _ in 0..within.steps {
-        let point = walls.step(surface, &best, &slope, reach)?;
+        let point = search_box.step(surface, &best, &slope, reach)?;
         let (found, gradient) = surface.loss_and_gradient(&point)?;
         // A loss that is not finite is beyond what the numbers can hold, and no higher point to go on from.
         if found.is_finite() && found > highest {
@@ -64,20 +64,26 @@ pub fn sharpness(surface: &Surface<'_>, within: Neighbourhood) -> Result<Sharpne
 }
 
 /// The box, as numbers of the host: it is walked along a few times, each between two passes over all samples.
-struct Walls {
+struct SearchBox {
     /// Of each parameter the weights in the middle.
     middle: Vec<Vec<f32>>,
     epsilon: f32,
 }
 
-impl Walls {
-    fn around(surface: &Surface<'_>, middle: &Weights, epsilon: f64) -> Result<Walls> {
+impl SearchBox {
+    fn around(surface: &LossSurface<'_>, middle: &Weights, epsilon: f64) -> Result<SearchBox> {
         let middle = surface.ids().iter().map(|id| Ok(middle.get(*id).read_f32()?)).collect::<Result<_>>()?;
-        Ok(Walls { middle, epsilon: epsilon as f32 })
+        Ok(SearchBox { middle, epsilon: epsilon as f32 })
     }
 
     /// From a point in the box so many half sides along the signs of the slope, up to the walls.
-    fn step(&self, surface: &Surface<'_>, from: &Weights, slope: &Direction, reach: f64) -> Result<Weights> {
+    fn step(
+        &self,
+        surface: &LossSurface<'_>,
+        from: &Weights,
+        slope: &Direction,
+        reach: f64,
+    ) -> Result<Weights> {
         let mut point = from.widened()?;
         let tensors = surface.ids().iter().zip(slope).zip(&self.middle);
         for ((id, slope), middle) in tensors {
@@ -86,8 +92,8 @@ impl Walls {
         Ok(point)
     }
 
-    fn step_one(&self, place: &mut Tensor, slope: &Tensor, middle: &[f32], reach: f64) -> Result<()> {
-        let mut values = place.read_f32()?;
+    fn step_one(&self, weight: &mut Tensor, slope: &Tensor, middle: &[f32], reach: f64) -> Result<()> {
+        let mut values = weight.read_f32()?;
         for ((value, slope), middle) in values.iter_mut().zip(slope.read_f32()?).zip(middle) {
             if slope == 0.0 {
                 continue;
@@ -95,7 +101,7 @@ impl Walls {
             let side = self.epsilon * (middle.abs() + 1.0);
             *value = (*value + reach as f32 * side * slope.signum()).clamp(middle - side, middle + side);
         }
-        *place = Tensor::from_f32(&place.device(), place.shape(), DType::F32, &values, Category::Scoring)?;
+        *weight = Tensor::from_f32(&weight.device(), weight.shape(), DType::F32, &values, Category::Scoring)?;
         Ok(())
     }
 }

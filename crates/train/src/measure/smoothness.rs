@@ -12,7 +12,7 @@
 use espalier_nn::weights::Weights;
 use serde::Serialize;
 
-use super::surface::{Over, Surface, add_direction, scale};
+use super::surface::{LossSamples, LossSurface, add_direction, scale};
 use crate::Result;
 use crate::trainer::{StepReport, Trainer};
 
@@ -24,7 +24,7 @@ const SHARES: [f64; 10] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
 pub struct Smoothness {
     /// L: change of the gradient for each unit of way, the largest of those looked at.
     pub value: f64,
-    /// Where on the way it was found, as a share of the step.
+    /// Where on the way it was found, as a fraction of the step.
     pub share: f64,
     /// The length of the step.
     pub length: f64,
@@ -35,9 +35,9 @@ pub struct Smoothness {
 }
 
 /// Smoothness on the way from some weights to those of the surface; none where the two are the same.
-pub fn smoothness(surface: &Surface<'_>, from: &Weights) -> Result<Option<Smoothness>> {
+pub fn smoothness(surface: &LossSurface<'_>, from: &Weights) -> Result<Option<Smoothness>> {
     let start = surface.masked(from)?;
-    let way = surface.between(&start, &surface.here()?)?;
+    let way = surface.between(&start, &surface.center()?)?;
     let length = surface.norm(&way)?;
     if length == 0.0 {
         return Ok(None);
@@ -59,10 +59,13 @@ pub fn smoothness(surface: &Surface<'_>, from: &Weights) -> Result<Option<Smooth
 
 /// Takes a step and measures it; no smoothness where the step was skipped. Where weights are pruned before the step, it begins
 /// at what is left of them.
-pub fn step_and_measure(trainer: &mut Trainer, over: Over) -> Result<(StepReport, Option<Smoothness>)> {
+pub fn step_and_measure(
+    trainer: &mut Trainer,
+    over: LossSamples,
+) -> Result<(StepReport, Option<Smoothness>)> {
     let before = trainer.params().dense_copy()?;
     let report = trainer.step()?;
     trainer.average()?;
-    let surface = Surface::of(trainer, over)?;
+    let surface = LossSurface::of(trainer, over)?;
     Ok((report, smoothness(&surface, &before)?))
 }

@@ -8,7 +8,7 @@
 use serde::Serialize;
 
 use super::lanczos::tridiagonal;
-use super::surface::Surface;
+use super::surface::LossSurface;
 use crate::Result;
 
 /// How much is spent on it.
@@ -29,19 +29,19 @@ impl Default for Probes {
 /// A distribution of eigenvalues.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Spectrum {
-    /// Nodes, ascending, and the share of all eigenvalues that each stands for; the shares add up to 1.
+    /// Nodes, ascending, and the fraction of all eigenvalues that each stands for; the fractions add up to 1.
     pub nodes: Vec<(f64, f64)>,
     /// How many eigenvalues there are.
     pub dimension: u64,
 }
 
 /// The spectrum of the Hessian at the surface's own weights.
-pub fn spectrum(surface: &Surface<'_>, probes: Probes) -> Result<Spectrum> {
+pub fn spectrum(surface: &LossSurface<'_>, probes: Probes) -> Result<Spectrum> {
     let mut nodes = Vec::new();
     for number in 0..probes.directions {
         let start = surface.random_signs(number as u64)?;
         let found = tridiagonal(surface, start, probes.steps)?.quadrature();
-        nodes.extend(found.into_iter().map(|(value, share)| (value, share / probes.directions as f64)));
+        nodes.extend(found.into_iter().map(|(value, fraction)| (value, fraction / probes.directions as f64)));
     }
     nodes.sort_by(|a, b| a.0.total_cmp(&b.0));
     Ok(Spectrum { nodes, dimension: surface.dimension()? })
@@ -55,22 +55,22 @@ impl Spectrum {
 
     /// The sum of all eigenvalues.
     pub fn trace(&self) -> f64 {
-        self.dimension as f64 * self.nodes.iter().map(|(value, share)| value * share).sum::<f64>()
+        self.dimension as f64 * self.nodes.iter().map(|(value, fraction)| value * fraction).sum::<f64>()
     }
 
-    /// The share of eigenvalues below a number.
+    /// The fraction of eigenvalues below a number.
     pub fn below(&self, limit: f64) -> f64 {
-        self.nodes.iter().filter(|(value, _)| *value < limit).map(|(_, share)| share).sum()
+        self.nodes.iter().filter(|(value, _)| *value < limit).map(|(_, fraction)| fraction).sum()
     }
 
     /// The density at so many places from end to end, each node a bell of a hundredth of the width: what a picture shows.
-    pub fn density(&self, places: usize) -> Vec<(f64, f64)> {
+    pub fn density(&self, points: usize) -> Vec<(f64, f64)> {
         let Some((low, high)) = self.ends() else { return Vec::new() };
         let width = ((high - low) / 100.0).max(f64::MIN_POSITIVE);
-        let (from, step) = (low - 3.0 * width, (high - low + 6.0 * width) / (places.max(2) - 1) as f64);
+        let (from, step) = (low - 3.0 * width, (high - low + 6.0 * width) / (points.max(2) - 1) as f64);
         let bell = |x: f64| (-0.5 * x * x).exp() / (width * (2.0 * std::f64::consts::PI).sqrt());
-        let at = |x: f64| self.nodes.iter().map(|(node, share)| share * bell((x - node) / width)).sum();
-        (0..places).map(|i| from + i as f64 * step).map(|x| (x, at(x))).collect()
+        let at = |x: f64| self.nodes.iter().map(|(node, fraction)| fraction * bell((x - node) / width)).sum();
+        (0..points).map(|i| from + i as f64 * step).map(|x| (x, at(x))).collect()
     }
 }
 

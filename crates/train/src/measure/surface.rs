@@ -6,29 +6,29 @@
 //! The loss is the one that training sees: batch norm normalises each micro-batch by itself, dropout drops what it would
 //! drop in the first step, so that the function is the same whenever it is asked.
 
-use espalier_data::{Split, spread};
+use espalier_data::{DataSplit, spread};
 use espalier_nn::weights::{ParameterId, Weights, name_key};
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::{Category, DType, Tensor, random};
 
-use crate::context::Context;
-use crate::prune::gradient::{Scored, gradient_and_totals};
+use crate::context::TrainContext;
+use crate::prune::gradient::{ScoringSamples, gradient_and_totals};
 use crate::prune::hessian::Curvature;
 use crate::state::ParamStore;
-use crate::step::Sweep;
+use crate::step::NoUpdatePass;
 use crate::trainer::Trainer;
 use crate::{Error, Result};
 
 /// Apart from every other use of the run's seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"measure ");
 
-/// A vector of the space of kept weights: a tensor for each parameter of [`Surface::ids`], zero where weights are pruned.
+/// A vector of the space of kept weights: a tensor for each parameter of [`LossSurface::ids`], zero where weights are pruned.
 pub type Direction = Vec<Tensor>;
 
 /// Which samples the loss is a mean over.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Over {
+pub struct LossSamples {
     /// Training samples, spread evenly over all of them; none: all.
     pub samples: Option<usize>,
     /// How many run at a time; none: as many as in the run. To a model with batch norm another number is another loss.
@@ -37,30 +37,34 @@ pub struct Over {
 
 /// The loss around a network's weights.
 #[derive(Debug)]
-pub struct Surface<'a> {
-    pub(super) context: &'a Context,
+pub struct LossSurface<'a> {
+    pub(super) context: &'a TrainContext,
     params: &'a ParamStore,
     ids: Vec<ParameterId>,
     samples: Vec<(u64, usize)>,
     pub(super) micro_batch: usize,
 }
 
-impl<'a> Surface<'a> {
+impl<'a> LossSurface<'a> {
     /// Around the weights of a trainer as they are now; nothing of the run changes by it. All ranks must, and those that have gone apart must
     /// have come together ([`Trainer::average`]).
-    pub fn of(trainer: &'a Trainer, over: Over) -> Result<Surface<'a>> {
-        Surface::new(trainer.context(), trainer.params(), over)
+    pub fn of(trainer: &'a Trainer, over: LossSamples) -> Result<LossSurface<'a>> {
+        LossSurface::new(trainer.context(), trainer.params(), over)
     }
 
     /// Around these weights, pruned by these masks, over some samples; an error where there are not so many.
-    pub fn new(context: &'a Context, params: &'a ParamStore, over: Over) -> Result<Surface<'a>> {
-        let all = context.dataset.len(Split::Train);
+    pub fn new(
+        context: &'a TrainContext,
+        params: &'a ParamStore,
+        over: LossSamples,
+    ) -> Result<LossSurface<'a>> {
+        let all = context.dataset.len(DataSplit::Train);
         let count = over.samples.unwrap_or(all);
         if count == 0 || count > all {
             let problem = format!("is {count}, and there are {all} training samples: it must be 1 to {all}");
             return Err(espalier_plan::Error::Conflict { field: "samples".into(), problem }.into());
         }
-        Ok(Surface {
+        Ok(LossSurface {
             context,
             params,
             ids: params.ids().collect(),
@@ -88,11 +92,11 @@ impl<'a> Surface<'a> {
     pub fn dimension(&self) -> Result<u64> {
         let kept = |id: &&ParameterId| self.context.is_owner(**id);
         let len = |id: &ParameterId| self.params.param(*id).kept() as u64;
-        Ok(self.context.ranks.sum_over_replica(vec![self.ids.iter().filter(kept).map(len).sum()])?[0])
+        Ok(self.context.ranks.all_reduce_over_replica(vec![self.ids.iter().filter(kept).map(len).sum()])?[0])
     }
 
     /// The point in the middle: the network's own weights, as f32.
-    pub fn here(&self) -> Result<Weights> {
+    pub fn center(&self) -> Result<Weights> {
         self.mask(self.params.widened()?)
     }
 
@@ -110,7 +114,7 @@ impl<'a> Surface<'a> {
 
     /// The mean loss at a point, and its gradient there.
     pub fn loss_and_gradient(&self, at: &Weights) -> Result<(f64, Direction)> {
-        let (gradient, totals) = gradient_and_totals(self.sweep(at), &self.ids, self.scored())?;
+        let (gradient, totals) = gradient_and_totals(self.no_update_pass(at), &self.ids, self.scored())?;
         Ok((totals.of_all(&self.context.ranks)?.loss(), self.kept(gradient)?))
     }
 
@@ -157,9 +161,9 @@ impl<'a> Surface<'a> {
             let param = self.params.param(*id);
             let stream = random::key(self.context.plan.seed ^ PURPOSE, name_key(&param.plan.name));
             let stream = random::key(stream, number);
-            let places = param.plan.shard.runs().flat_map(|run| run.in_full..run.in_full + run.length);
-            let sign = |place: usize| if random::bits(stream, place as u64) & 1 == 0 { 1.0 } else { -1.0 };
-            let signs: Vec<f32> = places.map(sign).collect();
+            let indices = param.plan.shard.runs().flat_map(|run| run.in_full..run.in_full + run.length);
+            let sign = |index: usize| if random::bits(stream, index as u64) & 1 == 0 { 1.0 } else { -1.0 };
+            let signs: Vec<f32> = indices.map(sign).collect();
             let (device, shape) = (&self.context.device, param.plan.shard.shape());
             Ok(Tensor::from_f32(device, &shape, DType::F32, &signs, Category::Scoring)?)
         };
@@ -177,13 +181,13 @@ impl<'a> Surface<'a> {
     }
 
     /// Passes at a point, whatever the precision of the run.
-    pub(super) fn sweep<'b>(&'b self, at: &'b Weights) -> Sweep<'b> {
-        Sweep { dtype: DType::F32, ..Sweep::of(self.context, at) }
+    pub(super) fn no_update_pass<'b>(&'b self, at: &'b Weights) -> NoUpdatePass<'b> {
+        NoUpdatePass { dtype: DType::F32, ..NoUpdatePass::of(self.context, at) }
     }
 
-    pub(super) fn scored(&self) -> Scored<'_> {
+    pub(super) fn scored(&self) -> ScoringSamples<'_> {
         let random = random::key(self.context.plan.seed, PURPOSE);
-        Scored { random, ..Scored::new(&self.samples, self.micro_batch, self.context) }
+        ScoringSamples { random, ..ScoringSamples::new(&self.samples, self.micro_batch, self.context) }
     }
 
     /// An error where a number came out that says nothing.

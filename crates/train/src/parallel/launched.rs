@@ -1,13 +1,13 @@
 //! Ranks as processes that a launcher has started, each with its own device.
 //!
 //! Which transport joins them follows from what they compute on: MPI carries what is in the memory of the host, NCCL what is on
-//! cards. Where neither can, one sentence says what to build or how to start instead: a process that trained on by itself
+//! GPUs. Where neither can, one sentence says what to build or how to start instead: a process that trained on by itself
 //! would be one of several copies of rank 0.
 
 use std::time::Duration;
 
-use espalier_comm::launch::{Launched, Launcher};
-use espalier_comm::rendezvous::Place;
+use espalier_comm::launch::{LaunchedProcess, Launcher};
+use espalier_comm::rendezvous::RendezvousConfig;
 use espalier_comm::{Communicator, Failure, nccl};
 use espalier_plan::device::DeviceKind;
 use espalier_plan::mesh::Mesh;
@@ -25,41 +25,41 @@ pub const MPI: bool = cfg!(feature = "mpi");
 
 /// How the processes of a launcher become the ranks of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Join {
-    launched: Launched,
-    carrier: Carrier,
+pub struct ProcessGroup {
+    launched: LaunchedProcess,
+    carrier: ProcessTransport,
     /// Whether several ranks may have one GPU: NCCL does that where it is asked to.
     shares_gpus: bool,
 }
 
 /// What carries the messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Carrier {
+enum ProcessTransport {
     Mpi,
-    Nccl(Place),
+    Nccl(RendezvousConfig),
 }
 
-impl Join {
-    /// Decides for a rank that is to compute on a device of this kind. `cards` says whether it has a card that can be used,
+impl ProcessGroup {
+    /// Decides for a rank that is to compute on a device of this kind. `gpus` says whether it has a GPU that can be used,
     /// which decides where the kind is left open; `variable` looks a variable of the launcher up.
     pub fn new(
-        launched: Launched,
+        launched: LaunchedProcess,
         kind: DeviceKind,
         gpus: impl FnOnce() -> bool,
         variable: impl Fn(&str) -> Option<String>,
-    ) -> Result<Join> {
-        let place = || Place::from_variables(&variable);
+    ) -> Result<ProcessGroup> {
+        let place = || RendezvousConfig::from_variables(&variable);
         let carrier = match kind {
-            DeviceKind::Cuda => Carrier::Nccl(place()?),
+            DeviceKind::Cuda => ProcessTransport::Nccl(place()?),
             DeviceKind::Cpu => by_mpi(&launched)?,
-            // Where nothing says how cards could be joined, the processors can be.
+            // Where nothing says how GPUs could be joined, the processors can be.
             DeviceKind::Auto => match place() {
-                Ok(place) if gpus() => Carrier::Nccl(place),
+                Ok(place) if gpus() => ProcessTransport::Nccl(place),
                 _ => by_mpi(&launched)?,
             },
         };
         let shares_gpus = variable(MULTI_RANK).is_some_and(|value| value.trim() == "1");
-        Ok(Join { launched, carrier, shares_gpus })
+        Ok(ProcessGroup { launched, carrier, shares_gpus })
     }
 
     /// Its number in the world.
@@ -75,30 +75,30 @@ impl Join {
     /// The kind of device that its transport joins.
     pub fn device_kind(&self) -> DeviceKind {
         match self.carrier {
-            Carrier::Mpi => DeviceKind::Cpu,
-            Carrier::Nccl(_) => DeviceKind::Cuda,
+            ProcessTransport::Mpi => DeviceKind::Cpu,
+            ProcessTransport::Nccl(_) => DeviceKind::Cuda,
         }
     }
 
     /// Which of its machine's GPUs is its, where there are so many: ranks beyond them share these, where NCCL is asked to let them.
     pub fn gpu(&self, gpus: usize) -> usize {
         match &self.carrier {
-            Carrier::Mpi => 0,
-            Carrier::Nccl(place) if self.shares_gpus && gpus > 0 => place.local_rank % gpus,
-            Carrier::Nccl(place) => place.local_rank,
+            ProcessTransport::Mpi => 0,
+            ProcessTransport::Nccl(place) if self.shares_gpus && gpus > 0 => place.local_rank % gpus,
+            ProcessTransport::Nccl(place) => place.local_rank,
         }
     }
 
     /// How many ranks share the memory that it computes in: its machine's, or that of its GPU, of which the machine has so many.
-    pub fn sharing(&self, gpus: usize) -> usize {
+    pub fn ranks_per_device(&self, gpus: usize) -> usize {
         // Where the launcher does not say how many are here, all may be.
         let here = self.launched.local_size.unwrap_or(self.launched.size).max(1);
         match self.carrier {
-            Carrier::Mpi => here,
-            Carrier::Nccl(_) if !self.shares_gpus || gpus == 0 => 1,
-            Carrier::Nccl(_) => {
-                let own = self.gpu(gpus);
-                (0..here).filter(|local| local % gpus == own).count().max(1)
+            ProcessTransport::Mpi => here,
+            ProcessTransport::Nccl(_) if !self.shares_gpus || gpus == 0 => 1,
+            ProcessTransport::Nccl(_) => {
+                let own_gpu = self.gpu(gpus);
+                (0..here).filter(|local| local % gpus == own_gpu).count().max(1)
             }
         }
     }
@@ -116,8 +116,8 @@ impl Join {
     /// Its transport's name.
     pub fn transport(&self) -> &'static str {
         match self.carrier {
-            Carrier::Mpi => "MPI",
-            Carrier::Nccl(_) => "NCCL",
+            ProcessTransport::Mpi => "MPI",
+            ProcessTransport::Nccl(_) => "NCCL",
         }
     }
 
@@ -131,21 +131,24 @@ impl Join {
     ) -> Result<R> {
         let work = |world: Communicator| {
             let _name = Ranks::name(&world);
-            work(Ranks::join(world, mesh)?.sharing(self.sharing(Cuda::probe().gpus.len())))
+            work(
+                Ranks::join(world, mesh)?
+                    .with_ranks_per_device(self.ranks_per_device(Cuda::probe().gpus.len())),
+            )
         };
         tracing::info!("connects to the others by {}", self.transport());
         let outcome = match (&self.carrier, device) {
-            (Carrier::Mpi, _) => on_mpi(limit, work),
-            (Carrier::Nccl(place), Device::Cuda(cuda)) => nccl::run(cuda, place, limit, work),
-            (Carrier::Nccl(_), Device::Cpu(_)) => unreachable!("NCCL was chosen for a GPU"),
+            (ProcessTransport::Mpi, _) => on_mpi(limit, work),
+            (ProcessTransport::Nccl(place), Device::Cuda(cuda)) => nccl::run(cuda, place, limit, work),
+            (ProcessTransport::Nccl(_), Device::Cpu(_)) => unreachable!("NCCL was chosen for a GPU"),
         };
         outcome.map_err(Error::from)
     }
 }
 
 /// MPI, or what to do where it cannot be used.
-fn by_mpi(launched: &Launched) -> Result<Carrier> {
-    let Launched { size, variable, .. } = launched;
+fn by_mpi(launched: &LaunchedProcess) -> Result<ProcessTransport> {
+    let LaunchedProcess { size, variable, .. } = launched;
     let what = match launched.launcher {
         Launcher::Torchrun => format!(
             "torchrun's variables are set ({variable}={size}), and they connect ranks with one GPU each (device.kind = \
@@ -155,7 +158,7 @@ fn by_mpi(launched: &Launched) -> Result<Carrier> {
             "the launcher started {size} processes ({variable}={size}), but this program was built without MPI: build \
              it with `cargo build --release --features mpi`, or start one process with --ranks {size}"
         ),
-        Launcher::Mpi | Launcher::Slurm => return Ok(Carrier::Mpi),
+        Launcher::Mpi | Launcher::Slurm => return Ok(ProcessTransport::Mpi),
     };
     Err(Error::Comm(espalier_comm::Error::Variables { what }))
 }
@@ -187,10 +190,10 @@ mod tests {
         kind: DeviceKind,
         gpus: bool,
         variables: &[(&str, &str)],
-    ) -> Result<Join, String> {
-        let launched = Launched { launcher, rank: 1, size: 2, local_size: Some(2), variable: "SIZE" };
+    ) -> Result<ProcessGroup, String> {
+        let launched = LaunchedProcess { launcher, rank: 1, size: 2, local_size: Some(2), variable: "SIZE" };
         let variable = |name: &str| Some(variables.iter().find(|(n, _)| *n == name)?.1.to_owned());
-        Join::new(launched, kind, || gpus, variable).map_err(|e| e.to_string())
+        ProcessGroup::new(launched, kind, || gpus, variable).map_err(|e| e.to_string())
     }
 
     #[test]
@@ -212,7 +215,7 @@ mod tests {
     #[test]
     fn ranks_share_a_gpu_where_nccl_is_asked_to() {
         let of = |local: &str, shared: bool| {
-            let launched = Launched {
+            let launched = LaunchedProcess {
                 launcher: Launcher::Torchrun,
                 rank: 1,
                 size: 4,
@@ -226,13 +229,13 @@ mod tests {
                 .chain(PLACE.into_iter().filter(|(name, _)| *name != "LOCAL_RANK"))
                 .collect();
             let variable = |name: &str| Some(variables.iter().find(|(n, _)| *n == name)?.1.to_owned());
-            Join::new(launched, DeviceKind::Cuda, || true, variable).unwrap()
+            ProcessGroup::new(launched, DeviceKind::Cuda, || true, variable).unwrap()
         };
-        assert_eq!((of("3", true).gpu(1), of("3", true).sharing(1)), (0, 4));
-        assert_eq!((of("3", true).gpu(3), of("3", true).sharing(3)), (0, 2));
-        assert_eq!((of("2", true).gpu(3), of("2", true).sharing(3)), (2, 1));
+        assert_eq!((of("3", true).gpu(1), of("3", true).ranks_per_device(1)), (0, 4));
+        assert_eq!((of("3", true).gpu(3), of("3", true).ranks_per_device(3)), (0, 2));
+        assert_eq!((of("2", true).gpu(3), of("2", true).ranks_per_device(3)), (2, 1));
         // As it is: the GPU is asked for, and the machine says that it has no such one.
-        assert_eq!((of("3", false).gpu(1), of("3", false).sharing(1)), (3, 1));
+        assert_eq!((of("3", false).gpu(1), of("3", false).ranks_per_device(1)), (3, 1));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! | axis | file |
 //! |---|---|
 //! | data: each rank has the full model, or stage, and a slice of every batch | `data`: replicated, ZeRO, local |
-//! | pipeline: each rank has a stage; `crate::step` runs them | `groups`: who shares what |
+//! | pipeline: each rank has a stage; `crate::step` runs them | `reduce_groups`: who shares what |
 //! | tensor: each rank has a shard of every large layer; collectives are layers of its model | `model`; `espalier_nn::layers`, `exchange` |
 //! | spatial: each rank has a tile of every image; halos are layers too | `model`; `espalier_nn::layers::spatial` |
 //! | any: batches of batch norms that several ranks measure | `statistics` |
@@ -14,25 +14,25 @@
 //! out their state, or go apart, do. That they are the same is checked where it could go wrong ([`Ranks::agree`]), and an error names who differs.
 
 pub mod data;
-pub mod groups;
+mod gather;
 pub mod launched;
 pub mod model;
+pub mod reduce_groups;
 pub mod statistics;
 pub(crate) mod tags;
 mod threads;
-mod together;
 
 use std::ops::Range;
 
-use espalier_comm::{Communicator, Reduce, Sent};
+use espalier_comm::{Communicator, Reduce, SentBytes};
 use espalier_nn::AxisGroups;
 use espalier_plan::mesh::{Axis, Mesh, PerAxis};
 use espalier_plan::{Plan, split};
 use tracing::span::EnteredSpan;
 
-pub use threads::{GiveUp, on_threads, on_threads_within};
-pub use together::together;
-pub(crate) use together::{exchange, of_first};
+pub use gather::all_gather_results;
+pub(crate) use gather::{all_gather_bytes, from_rank0};
+pub use threads::{AbortFn, on_threads, on_threads_with_timeout};
 
 use crate::{Error, Result};
 
@@ -41,11 +41,11 @@ use crate::{Error, Result};
 pub struct Ranks {
     world: Communicator,
     axes: AxisGroups,
-    peers: Communicator,
+    model_parallel: Communicator,
     replica: Communicator,
-    place: PerAxis,
+    coords: PerAxis,
     /// How many ranks compute in the same memory.
-    sharing: usize,
+    ranks_per_device: usize,
 }
 
 impl Ranks {
@@ -53,12 +53,12 @@ impl Ranks {
     pub fn join(world: Communicator, mesh: &Mesh) -> Result<Ranks> {
         let along = |axes: &[Axis]| AxisGroups::slice(&world, mesh, axes);
         let axes = AxisGroups::form(&world, mesh)?;
-        let peers = along(&[Axis::Spatial, Axis::Tensor])?;
+        let model_parallel = along(&[Axis::Spatial, Axis::Tensor])?;
         let replica = along(&[Axis::Pipeline, Axis::Spatial, Axis::Tensor])?;
         tracing::info!("connected to the others: rank {} of {}", world.rank(), world.size());
-        let place = mesh.coordinates(world.rank());
-        let sharing = world.size();
-        Ok(Ranks { world, axes, peers, replica, place, sharing })
+        let coords = mesh.coordinates(world.rank());
+        let ranks_per_device = world.size();
+        Ok(Ranks { world, axes, model_parallel, replica, coords, ranks_per_device })
     }
 
     /// Names a rank of several in all that it logs, for as long as the value lives, on this thread.
@@ -68,20 +68,20 @@ impl Ranks {
     }
 
     /// The only rank of its world.
-    pub fn alone() -> Ranks {
-        let world = Communicator::alone();
+    pub fn single() -> Ranks {
+        let world = Communicator::single_rank();
         Ranks {
             axes: AxisGroups::alone(),
-            peers: world.clone(),
+            model_parallel: world.clone(),
             replica: world.clone(),
-            place: PerAxis::ZEROS,
-            sharing: 1,
+            coords: PerAxis::ZEROS,
+            ranks_per_device: 1,
             world,
         }
     }
 
     /// Whether there are no others.
-    pub fn is_alone(&self) -> bool {
+    pub fn is_single(&self) -> bool {
         self.size() == 1
     }
 
@@ -96,7 +96,7 @@ impl Ranks {
     }
 
     /// Whether it is the one that talks.
-    pub fn leads(&self) -> bool {
+    pub fn is_rank0(&self) -> bool {
         self.rank() == 0
     }
 
@@ -126,8 +126,8 @@ impl Ranks {
     }
 
     /// Those that have parts of the same layers: of their tensors, or of the images that they see.
-    pub fn peers(&self) -> &Communicator {
-        &self.peers
+    pub fn model_parallel(&self) -> &Communicator {
+        &self.model_parallel
     }
 
     /// All that hold something of the same replica of the model.
@@ -140,10 +140,10 @@ impl Ranks {
     pub fn connect(&self, plan: &Plan) -> Result<()> {
         let tiles = self.along(Axis::Spatial);
         let [_, columns] = plan.layout.grid();
-        let own = tiles.rank();
+        let local = tiles.rank();
         let near = |a: usize, b: usize| a.abs_diff(b) <= 1;
         let is_neighbour =
-            |tile: &usize| near(tile / columns, own / columns) && near(tile % columns, own % columns);
+            |tile: &usize| near(tile / columns, local / columns) && near(tile % columns, local % columns);
         tiles.connect(&(0..tiles.size()).filter(is_neighbour).collect::<Vec<_>>())?;
         if plan.layout.mixture().is_some() {
             let tensor = self.along(Axis::Tensor);
@@ -153,48 +153,48 @@ impl Ranks {
     }
 
     /// The same where so many ranks compute in the memory of one device, and not all of the world.
-    pub fn sharing(self, ranks: usize) -> Ranks {
-        Ranks { sharing: ranks, ..self }
+    pub fn with_ranks_per_device(self, ranks: usize) -> Ranks {
+        Ranks { ranks_per_device: ranks, ..self }
     }
 
     /// How many ranks share the memory of its device.
-    pub fn ranks_of_device(&self) -> usize {
-        self.sharing
+    pub fn ranks_per_device(&self) -> usize {
+        self.ranks_per_device
     }
 
     /// Its place on the mesh.
-    pub fn place(&self) -> PerAxis {
-        self.place
+    pub fn coords(&self) -> PerAxis {
+        self.coords
     }
 
     /// Whether it counts what all ranks with parts of the same layers see alike: losses, and samples.
-    pub fn counts(&self) -> bool {
-        self.peers.rank() == 0
+    pub fn counts_losses(&self) -> bool {
+        self.model_parallel.rank() == 0
     }
 
     /// Bytes that it has sent so far.
-    pub fn sent(&self) -> Sent {
+    pub fn sent(&self) -> SentBytes {
         self.world.sent()
     }
 
     /// Which of so many samples fall to it.
-    pub fn part(&self, samples: usize) -> Range<usize> {
+    pub fn batch_range(&self, samples: usize) -> Range<usize> {
         split(samples, self.data().size(), self.data().rank())
     }
 
-    /// Sums over all ranks.
-    pub fn sum(&self, numbers: Vec<f64>) -> Result<Vec<f64>> {
+    /// All-reduce (sum) over all ranks.
+    pub fn all_reduce_sum(&self, numbers: Vec<f64>) -> Result<Vec<f64>> {
         Ok(self.world.all_reduce(numbers, Reduce::Sum)?)
     }
 
-    /// Sums over the ranks of a replica.
-    pub fn sum_over_replica(&self, numbers: Vec<u64>) -> Result<Vec<u64>> {
+    /// All-reduce (sum) over the ranks of a replica.
+    pub fn all_reduce_over_replica(&self, numbers: Vec<u64>) -> Result<Vec<u64>> {
         Ok(self.replica.all_reduce(numbers, Reduce::Sum)?)
     }
 
     /// What the ranks of a replica hold together, where each has zeros for what it does not hold.
-    pub fn of_replica(&self, own: Vec<[u8; 32]>) -> Result<Vec<[u8; 32]>> {
-        let words = own.as_flattened().as_chunks::<8>().0.iter().map(|b| u64::from_le_bytes(*b)).collect();
+    pub fn gather_over_replica(&self, local: Vec<[u8; 32]>) -> Result<Vec<[u8; 32]>> {
+        let words = local.as_flattened().as_chunks::<8>().0.iter().map(|b| u64::from_le_bytes(*b)).collect();
         // Two that hold the same thing say the same.
         let all = self.replica.all_reduce::<Vec<u64>>(words, Reduce::Max)?;
         let bytes: Vec<u8> = all.into_iter().flat_map(u64::to_le_bytes).collect();
@@ -202,23 +202,23 @@ impl Ranks {
     }
 
     /// The largest over all ranks.
-    pub fn largest(&self, numbers: Vec<u64>) -> Result<Vec<u64>> {
+    pub fn all_reduce_max(&self, numbers: Vec<u64>) -> Result<Vec<u64>> {
         Ok(self.world.all_reduce(numbers, Reduce::Max)?)
     }
 
     /// Whether any rank says so.
-    pub fn any(&self, flag: bool) -> Result<bool> {
-        Ok(self.largest(vec![u64::from(flag)])?[0] > 0)
+    pub fn any_rank(&self, flag: bool) -> Result<bool> {
+        Ok(self.all_reduce_max(vec![u64::from(flag)])?[0] > 0)
     }
 
     /// An error on every rank unless all with the same weights hold the same of what was hashed.
-    pub fn agree(&self, what: &'static str, hash: &str) -> Result<()> {
+    pub fn check_replicas_agree(&self, what: &'static str, hash: &str) -> Result<()> {
         let digest = blake3::hash(hash.as_bytes());
-        let own: Vec<u64> =
+        let local: Vec<u64> =
             digest.as_bytes().as_chunks::<8>().0.iter().map(|b| u64::from_le_bytes(*b)).collect();
-        let all = self.data().all_gather(own.clone(), vec![0; own.len() * self.data().size()])?;
-        let (first, members) = (&all[..own.len()], self.data().members());
-        let others = members.iter().zip(all.chunks(own.len())).filter(|(_, theirs)| *theirs != first);
+        let all = self.data().all_gather(local.clone(), vec![0; local.len() * self.data().size()])?;
+        let (first, members) = (&all[..local.len()], self.data().members());
+        let others = members.iter().zip(all.chunks(local.len())).filter(|(_, theirs)| *theirs != first);
         let others: Vec<usize> = others.map(|(rank, _)| *rank).collect();
         if others.is_empty() {
             return Ok(());

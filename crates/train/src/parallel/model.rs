@@ -1,25 +1,25 @@
 //! Tensor and spatial parallelism: the ranks that have parts of the same layers, and which shard of each parameter each of them has.
 //!
-//! A parameter that is cut has another shard on each of them, or the same on some; one that is not is whole on all. What is
-//! found in shards and must be that of the whole, a count, a digest, is put together here. Shards are in the order of the
-//! whole, so that masks, ties and compressed state of a shard are those of the whole where they lie.
+//! A parameter that is cut has another shard on each of them, or the same on some; one that is not is replicated on all. What is
+//! found in shards and must be that of the full tensor, a count, a digest, is put together here. Shards are in the order of the
+//! full tensor, so that masks, ties and compressed state of a shard are those of the full tensor where they lie.
 
-use espalier_comm::{Communicator, Message, Reduce};
+use espalier_comm::{Communicator, IntoCommBuffer, Reduce};
 use espalier_nn::weights::{ParameterId, digest};
 use espalier_plan::Shard;
 use espalier_plan::layout::Layout;
-use espalier_plan::spec::{Model, Parameter};
+use espalier_plan::spec::{ModelSpec, Parameter};
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::update::SquaredNorms;
 
-use super::{Ranks, exchange};
+use super::{Ranks, all_gather_bytes};
 use crate::Result;
 
 /// What the ranks of a stage hold of each parameter of the model, also of those of other stages: which are cut is the same
 /// everywhere.
 #[derive(Debug, Clone)]
 pub struct ModelParallel {
-    peers: Communicator,
+    group: Communicator,
     /// By peer, and of each by parameter.
     shards: Vec<Vec<Shard>>,
 }
@@ -27,107 +27,108 @@ pub struct ModelParallel {
 impl ModelParallel {
     /// Those of a layout.
     pub fn of(layout: &Layout, ranks: &Ranks) -> ModelParallel {
-        let shards = layout.peers().iter().map(|local| local.shards.clone()).collect();
-        ModelParallel::new(ranks.peers().clone(), shards)
+        let shards = layout.local_models().iter().map(|local| local.shards.clone()).collect();
+        ModelParallel::new(ranks.model_parallel().clone(), shards)
     }
 
     /// Those of one rank that holds all of every tensor.
-    pub fn whole(model: &Model) -> ModelParallel {
-        let whole = |parameter: &Parameter| Shard::full(&parameter.shape);
+    pub fn unsharded(model: &ModelSpec) -> ModelParallel {
+        let full = |parameter: &Parameter| Shard::full(&parameter.shape);
         ModelParallel {
-            peers: Communicator::alone(),
-            shards: vec![model.parameters().iter().map(whole).collect()],
+            group: Communicator::single_rank(),
+            shards: vec![model.parameters().iter().map(full).collect()],
         }
     }
 
     /// Whether this rank has all of every layer.
     pub fn is_single(&self) -> bool {
-        self.peers.size() == 1
+        self.group.size() == 1
     }
 
-    /// Those of the peers, in their order, each a shard of every parameter.
-    pub fn new(peers: Communicator, shards: Vec<Vec<Shard>>) -> ModelParallel {
-        assert_eq!(peers.size(), shards.len(), "shards of all of them");
-        ModelParallel { peers, shards }
+    /// Those of the model-parallel ranks, in their order, each a shard of every parameter.
+    pub fn new(group: Communicator, shards: Vec<Vec<Shard>>) -> ModelParallel {
+        assert_eq!(group.size(), shards.len(), "shards of all of them");
+        ModelParallel { group, shards }
     }
 
     /// What this rank holds of a parameter, if its stage has it.
-    pub fn own(&self, id: ParameterId) -> &Shard {
-        &self.shards[self.peers.rank()][id.0]
+    pub fn local_shard(&self, id: ParameterId) -> &Shard {
+        &self.shards[self.group.rank()][id.0]
     }
 
     /// Whether some peer has less than all of a parameter.
     pub fn is_split(&self, id: ParameterId) -> bool {
-        self.shards.iter().any(|held| !held[id.0].is_full())
+        self.shards.iter().any(|peer_shards| !peer_shards[id.0].is_full())
     }
 
-    /// Whether this rank speaks for its shard: the first of the peers that hold it.
+    /// Whether this rank speaks for its shard: the first of the model-parallel ranks that hold it.
     pub fn is_owner(&self, id: ParameterId) -> bool {
-        self.shards.iter().position(|held| held[id.0] == *self.own(id)) == Some(self.peers.rank())
+        self.shards.iter().position(|peer_shards| peer_shards[id.0] == *self.local_shard(id))
+            == Some(self.group.rank())
     }
 
-    /// Sums over the peers, all of which must ask.
+    /// All-reduce over the model-parallel ranks, all of which must ask.
     pub fn sum(&self, numbers: Vec<u64>) -> Result<Vec<u64>> {
-        Ok(self.peers.all_reduce(numbers, Reduce::Sum)?)
+        Ok(self.group.all_reduce(numbers, Reduce::Sum)?)
     }
 
-    /// What all peers together count of a parameter, from what each counts of its shard. Where it is cut all must ask.
-    pub fn count(&self, id: ParameterId, own: usize) -> Result<usize> {
-        Ok(self.total(id, vec![own as u64])?[0] as usize)
+    /// What all model-parallel ranks together count of a parameter, from what each counts of its shard. Where it is cut all must ask.
+    pub fn count(&self, id: ParameterId, local: usize) -> Result<usize> {
+        Ok(self.total(id, vec![local as u64])?[0] as usize)
     }
 
-    /// Sums over all of a parameter, from those over this rank's shard. Where it is cut all peers must ask.
-    pub fn total<T: Copy + Default>(&self, id: ParameterId, own: Vec<T>) -> Result<Vec<T>>
+    /// Sums over all of a parameter, from those over this rank's shard. Where it is cut all model-parallel ranks must ask.
+    pub fn total<T: Copy + Default>(&self, id: ParameterId, local: Vec<T>) -> Result<Vec<T>>
     where
-        Vec<T>: Message,
+        Vec<T>: IntoCommBuffer,
     {
         match (self.is_split(id), self.is_owner(id)) {
-            (false, _) => Ok(own),
-            (true, true) => Ok(self.peers.all_reduce(own, Reduce::Sum)?),
-            (true, false) => Ok(self.peers.all_reduce(vec![T::default(); own.len()], Reduce::Sum)?),
+            (false, _) => Ok(local),
+            (true, true) => Ok(self.group.all_reduce(local, Reduce::Sum)?),
+            (true, false) => Ok(self.group.all_reduce(vec![T::default(); local.len()], Reduce::Sum)?),
         }
     }
 
-    /// Makes the norms of this rank's shards those of whole parameters, by which LARS and LAMB measure a step. All peers must
+    /// Makes the norms of this rank's shards those of full parameters, by which LARS and LAMB measure a step. All model-parallel ranks must
     /// ask.
     pub(crate) fn full_norms(&self, ids: &[ParameterId], norms: &mut [SquaredNorms]) -> Result<()> {
         let cut: Vec<usize> = (0..ids.len()).filter(|i| self.is_split(ids[*i])).collect();
-        let own = cut.iter().flat_map(|&i| match self.is_owner(ids[i]) {
+        let local = cut.iter().flat_map(|&i| match self.is_owner(ids[i]) {
             true => [norms[i].weight, norms[i].direction],
             false => [0.0; 2],
         });
-        let sums: Vec<f64> = self.peers.all_reduce(own.collect(), Reduce::Sum)?;
+        let sums: Vec<f64> = self.group.all_reduce(local.collect(), Reduce::Sum)?;
         for (i, &[weight, direction]) in cut.into_iter().zip(sums.as_chunks::<2>().0) {
             norms[i] = SquaredNorms { weight, direction };
         }
         Ok(())
     }
 
-    /// blake3 of the bytes of a whole parameter. Where it is cut, its shards come together on the host of every peer; all must
+    /// blake3 of the bytes of a full parameter. Where it is cut, its shards come together on the host of every model-parallel rank; all must
     /// ask.
-    pub fn digest(&self, id: ParameterId, own: &Tensor) -> Result<[u8; 32]> {
+    pub fn digest(&self, id: ParameterId, local: &Tensor) -> Result<[u8; 32]> {
         match self.is_split(id) {
-            false => Ok(digest(own)?),
-            true => Ok(*blake3::Hasher::new().update_rayon(&self.join(id, own)?).finalize().as_bytes()),
+            false => Ok(digest(local)?),
+            true => Ok(*blake3::Hasher::new().update_rayon(&self.join(id, local)?).finalize().as_bytes()),
         }
     }
 
-    /// The bytes of a whole parameter, or of what has a number for each of its weights. All peers must ask.
-    pub(crate) fn join(&self, id: ParameterId, own: &Tensor) -> Result<Vec<u8>> {
-        let each = own.dtype().bytes();
-        let mut whole = vec![0; self.own(id).full_shape().iter().product::<usize>() * each];
+    /// The bytes of a full parameter, or of what has a number for each of its weights. All model-parallel ranks must ask.
+    pub(crate) fn join(&self, id: ParameterId, local: &Tensor) -> Result<Vec<u8>> {
+        let each = local.dtype().bytes();
+        let mut full = vec![0; self.local_shard(id).full_shape().iter().product::<usize>() * each];
         // A second holder of a shard has the same bytes.
-        let held = if self.is_owner(id) { own.read_bytes()? } else { [][..].into() };
-        for (peer, bytes) in exchange(&self.peers, &held)?.into_iter().enumerate() {
+        let local_bytes = if self.is_owner(id) { local.read_bytes()? } else { [][..].into() };
+        for (peer, bytes) in all_gather_bytes(&self.group, &local_bytes)?.into_iter().enumerate() {
             if bytes.is_empty() {
                 continue;
             }
             for run in self.shards[peer][id.0].runs() {
                 let from = &bytes[run.at * each..(run.at + run.length) * each];
-                whole[run.in_full * each..(run.in_full + run.length) * each].copy_from_slice(from);
+                full[run.in_full * each..(run.in_full + run.length) * each].copy_from_slice(from);
             }
         }
-        Ok(whole)
+        Ok(full)
     }
 }
 
@@ -143,13 +144,13 @@ mod tests {
     #[test]
     fn a_digest_of_pieces_is_that_of_the_whole() {
         let (shape, device) = ([5, 12], Device::cpu(1).unwrap());
-        let whole = Shard::full(&shape);
-        let heads = |at: usize| whole.clone().narrow(1, &[at..at + 1, 4 + at..5 + at, 8 + at..9 + at]);
+        let full = Shard::full(&shape);
+        let heads = |at: usize| full.clone().narrow(1, &[at..at + 1, 4 + at..5 + at, 8 + at..9 + at]);
         let cuts: [[Shard; 4]; 4] = [
-            [0..2, 2..3, 3..3, 3..5].map(|rows| whole.clone().narrow(0, &[rows])),
-            [0..1, 1..6, 6..11, 11..12].map(|columns| whole.clone().narrow(1, &[columns])),
+            [0..2, 2..3, 3..3, 3..5].map(|rows| full.clone().narrow(0, &[rows])),
+            [0..1, 1..6, 6..11, 11..12].map(|columns| full.clone().narrow(1, &[columns])),
             [0, 1, 2, 3].map(heads),
-            [0..6, 6..12, 0..6, 6..12].map(|columns| whole.clone().narrow(1, &[columns])),
+            [0..6, 6..12, 0..6, 6..12].map(|columns| full.clone().narrow(1, &[columns])),
         ];
         for dtype in [DType::F32, DType::Bf16] {
             let values: Vec<f32> = (0..60).map(|i| (i as f32 - 30.0) / 8.0).collect();
@@ -160,17 +161,17 @@ mod tests {
                 let id = |cut: usize| ParameterId(cut);
                 let held = |rank: usize| {
                     let mut held: Vec<Shard> = cuts.iter().map(|cut| cut[rank].clone()).collect();
-                    held.push(whole.clone());
+                    held.push(full.clone());
                     held
                 };
                 let shards = ModelParallel::new(ranks.stages().clone(), (0..4).map(held).collect());
                 let digest = |cut: usize| {
-                    let shard = shards.own(id(cut));
+                    let shard = shards.local_shard(id(cut));
                     let at = shard.runs().flat_map(|run| run.in_full..run.in_full + run.length);
-                    let own: Vec<f32> = at.map(|place| values[place]).collect();
-                    let own = Tensor::from_f32(device, &shard.shape(), dtype, &own, Category::Weights)?;
-                    assert_eq!(shards.count(id(cut), own.len())?, 60);
-                    shards.digest(id(cut), &own)
+                    let local: Vec<f32> = at.map(|place| values[place]).collect();
+                    let local = Tensor::from_f32(device, &shard.shape(), dtype, &local, Category::Weights)?;
+                    assert_eq!(shards.count(id(cut), local.len())?, 60);
+                    shards.digest(id(cut), &local)
                 };
                 (0..5).map(digest).collect::<Result<Vec<_>>>()
             });

@@ -19,17 +19,17 @@ use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::ops::flat;
 use espalier_tensor::{Category, Tensor};
 
-use super::groups::Groups;
+use super::reduce_groups::ReduceGroups;
 use crate::Result;
 use crate::state::ParamStore;
 
 /// Folds what all ranks have measured, `count` batches of each norm: this rank's own, with their places in the order of
 /// all. `factor` is one over how many ranks measure each place. All ranks of the groups must.
 pub fn fold_together(
-    own: &[(usize, BatchStatistics)],
+    local: &[(usize, BatchStatistics)],
     count: usize,
     factor: f32,
-    groups: &Groups,
+    groups: &ReduceGroups,
     params: &mut ParamStore,
 ) -> Result<()> {
     let kept = |times: usize| (1.0 - f64::from(MOMENTUM)).powi(times as i32) as f32;
@@ -42,15 +42,15 @@ pub fn fold_together(
     }
     // The place after the last that each norm has folded.
     let mut next: HashMap<BufferId, usize> = HashMap::new();
-    for (place, measured) in own {
-        let at = next.entry(measured.mean_id).or_insert(*place);
+    for (position, measured) in local {
+        let at = next.entry(measured.mean_id).or_insert(*position);
         for id in [measured.mean_id, measured.variance_id] {
-            scale_into(params.buffer_mut(id), kept(place - *at))?;
+            scale_into(params.buffer_mut(id), kept(position - *at))?;
         }
         measured.fold_into(params.buffers_mut([measured.mean_id, measured.variance_id]))?;
-        *at = place + 1;
+        *at = position + 1;
     }
-    let ends = own.iter().flat_map(|(_, one)| [(one.mean_id, one.mean_id), (one.variance_id, one.mean_id)]);
+    let ends = local.iter().flat_map(|(_, one)| [(one.mean_id, one.mean_id), (one.variance_id, one.mean_id)]);
     let ends: HashMap<BufferId, usize> = ends.map(|(id, norm)| (id, next[&norm])).collect();
     for (id, end) in ends {
         scale_into(params.buffer_mut(id), kept(count - end))?;

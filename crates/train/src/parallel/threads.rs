@@ -1,4 +1,4 @@
-//! Ranks as threads of this process, each with its own device: a fair part of the processor's threads, or the one card
+//! Ranks as threads of this process, each with its own device: a fair part of the processor's threads, or the one GPU
 //! with streams, a ledger and memory of its own.
 
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::{Error, Result};
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// What ends the process where a rank hangs, with what to say.
-pub type GiveUp = fn(Error) -> !;
+pub type AbortFn = fn(Error) -> !;
 
 /// Runs `work` on the ranks of a mesh, and returns what they return, in the order of ranks.
 pub fn on_threads<R: Send>(
@@ -23,22 +23,22 @@ pub fn on_threads<R: Send>(
     device: &Device,
     work: impl Fn(Ranks, &Device) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
-    on_threads_within(LIMIT, None, mesh, device, work)
+    on_threads_with_timeout(LIMIT, None, mesh, device, work)
 }
 
 /// The same where a rank waits at most `limit` for another. One that fails is noticed at once; the limit is for one that
 /// hangs, and must be longer than rank 0 takes to write a checkpoint. What hangs is waited for, unless there is somebody to
-/// `give_up`, which is to end the process.
-pub fn on_threads_within<R: Send>(
+/// `abort`, which is to end the process.
+pub fn on_threads_with_timeout<R: Send>(
     limit: Duration,
-    give_up: Option<GiveUp>,
+    abort: Option<AbortFn>,
     mesh: &Mesh,
     device: &Device,
     work: impl Fn(Ranks, &Device) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
     let own = |rank: usize| match device {
         Device::Cpu(cpu) => Cpu::with_isa((cpu.threads() / mesh.size()).max(1), cpu.isa()).map(Device::Cpu),
-        // The card as it was opened, with what was asked of it, is rank 0's.
+        // The GPU as it was opened, with what was asked of it, is rank 0's.
         Device::Cuda(_) if rank == 0 => Ok(device.clone()),
         Device::Cuda(cuda) => cuda.another().map(Device::Cuda),
     };
@@ -49,9 +49,9 @@ pub fn on_threads_within<R: Send>(
             work(Ranks::join(world, mesh)?, &device)
         })
     };
-    let outcome = match give_up {
+    let outcome = match abort {
         None => threads::run(mesh.size(), limit, rank),
-        Some(give_up) => threads::run_or_give_up(mesh.size(), limit, |failure| give_up(failure.into()), rank),
+        Some(abort) => threads::run_or_give_up(mesh.size(), limit, |failure| abort(failure.into()), rank),
     };
     outcome.map_err(Error::from)
 }

@@ -17,10 +17,13 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use espalier_nn::weights::{ParameterId, ids_by_name};
 use espalier_plan::Plan;
-use espalier_plan::pruning::{Method, Pruning, Scope, TicketForm};
-use espalier_plan::spec::{Reader, Source};
+use espalier_plan::pruning::{PruneMethod, Pruning, Scope, TicketForm};
+use espalier_plan::spec::{ChannelReader, ChannelSource};
 
-use super::{Decision, Draw, Memory, Moment, Network, Observation, Pruner, Words, count, differing, is_kept};
+use super::{
+    Decision, MaskBits, Network, NewMasks, Observation, Pruner, PrunerState, StepClock, count, differing,
+    is_kept,
+};
 use crate::Result;
 
 /// Names in a checkpoint.
@@ -39,20 +42,20 @@ pub struct EarlyBird {
     l1: f32,
     latest: u64,
     /// None: weights are drawn.
-    channels: Option<Vec<Channels>>,
+    channels: Option<Vec<ChannelParams>>,
     /// What reads the channels.
-    readers: Vec<(ParameterId, Reader)>,
+    readers: Vec<(ParameterId, ChannelReader)>,
     /// The last masks, oldest first, by the names of their parameters.
-    drawn: VecDeque<BTreeMap<String, Words>>,
+    recent_masks: VecDeque<BTreeMap<String, MaskBits>>,
     /// The steps taken before the ticket was drawn.
     ticket: Option<u64>,
 }
 
 /// The parameters of one layer's channels.
 #[derive(Debug)]
-struct Channels {
+struct ChannelParams {
     /// Among those of the model, as readers count them.
-    place: usize,
+    index: usize,
     channels: usize,
     conv: ParameterId,
     bias: Option<ParameterId>,
@@ -63,7 +66,8 @@ struct Channels {
 impl EarlyBird {
     /// The search that a run file asks for.
     pub fn new(plan: &Plan, prune: &Pruning) -> EarlyBird {
-        let Method::EarlyBird { form, scope, every, window, tolerance, l1, latest } = prune.method else {
+        let PruneMethod::EarlyBird { form, scope, every, window, tolerance, l1, latest } = prune.method
+        else {
             panic!("the fields of early-bird, not of {}", prune.method.name());
         };
         let parameters = plan.model.parameters();
@@ -71,15 +75,15 @@ impl EarlyBird {
         let id = |layer: &str, part: &str| ParameterId(ids[&format!("{layer}.{part}")]);
         let layers = plan.model.scaled_channels();
         let layers = layers.iter().enumerate().filter(|(_, layer)| prune.covers_channels(layer));
-        let layers = layers.map(|(place, layer)| Channels {
-            place,
+        let layers = layers.map(|(index, layer)| ChannelParams {
+            index,
             channels: layer.channels,
             conv: id(&layer.conv, "weight"),
             bias: layer.bias.then(|| id(&layer.conv, "bias")),
             scale: id(&layer.norm, "weight"),
             shift: id(&layer.norm, "bias"),
         });
-        let reads = |reader: Reader| Some((ParameterId(*ids.get(&reader.weight)?), reader));
+        let reads = |reader: ChannelReader| Some((ParameterId(*ids.get(&reader.weight)?), reader));
         let readers = plan.model.channel_readers().into_iter().filter_map(reads);
         let readers = readers.filter(|(id, _)| prune.covers(&parameters[id.0])).collect();
         EarlyBird {
@@ -92,19 +96,19 @@ impl EarlyBird {
             l1: l1 as f32,
             latest: latest as u64,
             channels: (form == TicketForm::Channels).then(|| layers.collect()),
-            drawn: VecDeque::new(),
+            recent_masks: VecDeque::new(),
             ticket: None,
         }
     }
 
     /// Whether a ticket is drawn now, settled or not.
-    fn is_last(&self, at: Moment) -> bool {
+    fn is_last(&self, at: StepClock) -> bool {
         let latest = if self.latest == 0 { (at.steps / 2).max(1) } else { self.latest };
         at.step >= latest
     }
 
     /// What is drawn: weights, or one scale for each channel.
-    fn draw(&self, network: &Network<'_>) -> Result<Vec<(ParameterId, Words)>> {
+    fn draw(&self, network: &Network<'_>) -> Result<Vec<(ParameterId, MaskBits)>> {
         let magnitudes = |id| network.magnitudes(id);
         match &self.channels {
             None => network.keep_best(self.sparsity, self.scope, magnitudes),
@@ -116,133 +120,143 @@ impl EarlyBird {
         }
     }
 
-    /// The masks of all that a draw removes. Norms are whole on every rank; what makes and reads their channels may be cut.
+    /// The masks of all that a draw removes. Norms are replicated on every rank; what makes and reads their channels may be cut.
     fn masks(
         &self,
         network: &Network<'_>,
-        drawn: Vec<(ParameterId, Words)>,
-    ) -> Result<Vec<(ParameterId, Words)>> {
-        let Some(layers) = &self.channels else { return Ok(drawn) };
-        let pruned = pruned_channels(layers, network, &drawn)?;
-        let of_layer = |(layer, (scale, words)): (&Channels, (ParameterId, Words))| {
-            let len = network.whole_len(layer.conv);
-            let conv = rows(&words, len, len / network.whole_len(scale));
+        new_bits: Vec<(ParameterId, MaskBits)>,
+    ) -> Result<Vec<(ParameterId, MaskBits)>> {
+        let Some(layers) = &self.channels else { return Ok(new_bits) };
+        let pruned = pruned_channels(layers, network, &new_bits)?;
+        let of_layer = |(layer, (scale, bits)): (&ChannelParams, (ParameterId, MaskBits))| {
+            let len = network.full_len(layer.conv);
+            let conv = rows(&bits, len, len / network.full_len(scale));
             let alike = [Some(layer.scale), Some(layer.shift), layer.bias].into_iter().flatten();
-            let mut masks: Vec<(ParameterId, Words)> = alike.map(|id| (id, words.clone())).collect();
+            let mut masks: Vec<(ParameterId, MaskBits)> = alike.map(|id| (id, bits.clone())).collect();
             masks.push((layer.conv, conv));
             masks
         };
-        let mut masks: BTreeMap<ParameterId, Words> =
-            here(layers, network).zip(drawn).flat_map(of_layer).collect();
+        let mut masks: BTreeMap<ParameterId, MaskBits> =
+            here(layers, network).zip(new_bits).flat_map(of_layer).collect();
         for (id, reader) in self.readers.iter().filter(|(id, _)| network.params.holds(*id)) {
-            let zero =
-                |source: &Source| !source.is_empty() && source.iter().all(|channel| pruned.contains(channel));
+            let zero = |source: &ChannelSource| {
+                !source.is_empty() && source.iter().all(|channel| pruned.contains(channel))
+            };
             let zeros: Vec<usize> =
                 (0..reader.inputs.len()).filter(|input| zero(&reader.inputs[*input])).collect();
             if !zeros.is_empty() {
-                let len = network.whole_len(*id);
-                let words = masks.entry(*id).or_insert_with(|| rows(&[1], len, len));
-                clear_inputs(words, reader, &zeros);
+                let len = network.full_len(*id);
+                let bits = masks.entry(*id).or_insert_with(|| rows(&[1], len, len));
+                clear_inputs(bits, reader, &zeros);
             }
         }
-        Ok(masks.into_iter().map(|(id, words)| (id, network.own_part(id, words))).collect())
+        Ok(masks.into_iter().map(|(id, bits)| (id, network.local_bits(id, bits))).collect())
     }
 }
 
 /// The channels that a draw prunes, of all stages: one reads what another makes.
 fn pruned_channels(
-    layers: &[Channels],
+    layers: &[ChannelParams],
     network: &Network<'_>,
-    drawn: &[(ParameterId, Words)],
+    new_bits: &[(ParameterId, MaskBits)],
 ) -> Result<HashSet<(usize, usize)>> {
-    let before = |place: usize| -> usize {
-        layers.iter().filter(|layer| layer.place < place).map(|layer| layer.channels).sum()
+    let before = |index: usize| -> usize {
+        layers.iter().filter(|layer| layer.index < index).map(|layer| layer.channels).sum()
     };
     let mut counts = vec![0u64; before(usize::MAX)];
-    for (layer, (scale, words)) in here(layers, network).zip(drawn) {
+    for (layer, (scale, bits)) in here(layers, network).zip(new_bits) {
         if network.is_owner(*scale) {
-            let start = before(layer.place);
-            let gone = (0..layer.channels).filter(|channel| !is_kept(words, *channel));
+            let start = before(layer.index);
+            let gone = (0..layer.channels).filter(|channel| !is_kept(bits, *channel));
             gone.for_each(|channel| counts[start + channel] = 1);
         }
     }
-    let counts = network.context.ranks.sum_over_replica(counts)?;
-    let all = layers.iter().flat_map(|layer| (0..layer.channels).map(move |channel| (layer.place, channel)));
+    let counts = network.context.ranks.all_reduce_over_replica(counts)?;
+    let all = layers.iter().flat_map(|layer| (0..layer.channels).map(move |channel| (layer.index, channel)));
     Ok(all.zip(counts).filter(|(_, gone)| *gone > 0).map(|(channel, _)| channel).collect())
 }
 
 /// Lets go of what multiplies some inputs.
-fn clear_inputs(words: &mut Words, reader: &Reader, inputs: &[usize]) {
+fn clear_inputs(bits: &mut MaskBits, reader: &ChannelReader, inputs: &[usize]) {
     for outer in 0..reader.outer {
         for input in inputs {
             let start = (outer * reader.inputs.len() + input) * reader.inner;
-            for place in start..start + reader.inner {
-                words[place / 32] &= !(1 << (place % 32));
+            for index in start..start + reader.inner {
+                bits[index / 32] &= !(1 << (index % 32));
             }
         }
     }
 }
 
 /// The layers of this stage.
-fn here<'a>(layers: &'a [Channels], network: &'a Network<'_>) -> impl Iterator<Item = &'a Channels> {
+fn here<'a>(
+    layers: &'a [ChannelParams],
+    network: &'a Network<'_>,
+) -> impl Iterator<Item = &'a ChannelParams> {
     layers.iter().filter(|layer| network.params.holds(layer.scale))
 }
 
 /// The mask of `len` weights in rows of `each` that keeps the rows which `kept` keeps.
-fn rows(kept: &[u32], len: usize, each: usize) -> Words {
-    let mut words = vec![0; len.div_ceil(32)];
-    for place in (0..len).filter(|place| is_kept(kept, place / each)) {
-        words[place / 32] |= 1 << (place % 32);
+fn rows(kept: &[u32], len: usize, each: usize) -> MaskBits {
+    let mut bits = vec![0; len.div_ceil(32)];
+    for index in (0..len).filter(|index| is_kept(kept, index / each)) {
+        bits[index / 32] |= 1 << (index % 32);
     }
-    words
+    bits
 }
 
 impl Pruner for EarlyBird {
-    fn looks(&self, at: Moment) -> bool {
+    fn should_run(&self, at: StepClock) -> bool {
         let every = if self.every == 0 { at.epoch } else { self.every };
         let due = at.step > 0 && (at.step.is_multiple_of(every) || self.is_last(at));
         self.ticket.is_none() && due
     }
 
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        let last = self.is_last(network.moment());
-        if !self.looks(network.moment()) {
+        let last = self.is_last(network.step_clock());
+        if !self.should_run(network.step_clock()) {
             return Ok(Decision::Wait);
         }
-        let drawn = self.draw(network)?;
-        let ids: Vec<ParameterId> = drawn.iter().map(|(id, _)| *id).collect();
-        let places = network.sum_over(&ids, |id| network.len(id))?;
+        let new_bits = self.draw(network)?;
+        let ids: Vec<ParameterId> = new_bits.iter().map(|(id, _)| *id).collect();
+        let total = network.sum_over(&ids, |id| network.len(id))?;
         let name = |id: ParameterId| network.params.name(id).to_owned();
-        let newest: BTreeMap<String, Words> =
-            drawn.iter().map(|(id, words)| (name(*id), words.clone())).collect();
-        let kept: HashMap<ParameterId, usize> = drawn.iter().map(|(id, words)| (*id, count(words))).collect();
+        let newest: BTreeMap<String, MaskBits> =
+            new_bits.iter().map(|(id, bits)| (name(*id), bits.clone())).collect();
+        let kept: HashMap<ParameterId, usize> =
+            new_bits.iter().map(|(id, bits)| (*id, count(bits))).collect();
         let kept = network.sum_over(&ids, |id| kept[&id])?;
-        let most = if self.channels.is_some() { places } else { 2 * kept.max(1) };
-        let distance = |older: &BTreeMap<String, Words>| -> Result<f64> {
+        let most = if self.channels.is_some() { total } else { 2 * kept.max(1) };
+        let distance = |older: &BTreeMap<String, MaskBits>| -> Result<f64> {
             let differs = |id| differing(&older[&name(id)], &newest[&name(id)]);
             Ok(network.sum_over(&ids, differs)? as f64 / most as f64)
         };
-        let distances: Vec<f64> = self.drawn.iter().map(distance).collect::<Result<_>>()?;
+        let distances: Vec<f64> = self.recent_masks.iter().map(distance).collect::<Result<_>>()?;
         let settled =
             distances.len() + 1 >= self.window && distances.iter().all(|distance| *distance < self.tolerance);
         let what = if self.channels.is_some() { "channels" } else { "weights" };
-        let mut note = format!("keeps {kept} of {places} {what}");
+        let mut note = format!("keeps {kept} of {total} {what}");
         if !distances.is_empty() {
             let list: Vec<String> = distances.iter().map(|distance| format!("{distance:.4}")).collect();
             note += &format!("; mask distance to earlier masks {}", list.join(" "));
         }
         if !settled && !last {
-            self.drawn.push_back(newest);
-            if self.drawn.len() >= self.window {
-                self.drawn.pop_front();
+            self.recent_masks.push_back(newest);
+            if self.recent_masks.len() >= self.window {
+                self.recent_masks.pop_front();
             }
-            return Ok(Decision::Look(Observation { note, distances }));
+            return Ok(Decision::Observe(Observation { note, distances }));
         }
-        self.drawn.clear();
+        self.recent_masks.clear();
         self.ticket = Some(network.step);
         let why = if settled { "converged" } else { "not converged by `prune.latest`" };
         let note = format!("mask drawn after step {}, {why}: {note}", network.step);
-        Ok(Decision::Prune(Draw { masks: self.masks(network, drawn)?, reset_state: false, note, distances }))
+        Ok(Decision::Prune(NewMasks {
+            masks: self.masks(network, new_bits)?,
+            reset_state: false,
+            note,
+            distances,
+        }))
     }
 
     fn penalty(&self) -> Option<(Vec<ParameterId>, f32)> {
@@ -251,28 +265,32 @@ impl Pruner for EarlyBird {
     }
 
     fn save(&self) -> BTreeMap<String, Vec<u32>> {
-        let masks = self.drawn.iter().enumerate().flat_map(|(i, masks)| {
+        let masks = self.recent_masks.iter().enumerate().flat_map(|(i, masks)| {
             masks.iter().map(move |(name, mask)| (format!("{MASK}{i:03}/{name}"), mask.clone()))
         });
         let ticket = self.ticket.map(|step| (TICKET.to_owned(), vec![step as u32, (step >> 32) as u32]));
         masks.chain(ticket).collect()
     }
 
-    fn memory<'a>(&self, name: &'a str) -> Option<Memory<'a>> {
-        let parameter = |rest: &'a str| Some(Memory::MaskOf(rest.split_once('/')?.1));
-        if name == TICKET { Some(Memory::Own) } else { name.strip_prefix(MASK).and_then(parameter) }
+    fn state_kind<'a>(&self, name: &'a str) -> Option<PrunerState<'a>> {
+        let parameter = |rest: &'a str| Some(PrunerState::MaskOf(rest.split_once('/')?.1));
+        if name == TICKET {
+            Some(PrunerState::Replicated)
+        } else {
+            name.strip_prefix(MASK).and_then(parameter)
+        }
     }
 
     fn load(&mut self, mut saved: BTreeMap<String, Vec<u32>>) {
         self.ticket = saved.remove(TICKET).map(|step| u64::from(step[1]) << 32 | u64::from(step[0]));
         // The names sort by age.
-        let mut drawn: BTreeMap<String, BTreeMap<String, Words>> = BTreeMap::new();
+        let mut new_bits: BTreeMap<String, BTreeMap<String, MaskBits>> = BTreeMap::new();
         for (name, mask) in saved {
             if let Some((age, name)) = name.strip_prefix(MASK).and_then(|rest| rest.split_once('/')) {
-                drawn.entry(age.into()).or_default().insert(name.into(), mask);
+                new_bits.entry(age.into()).or_default().insert(name.into(), mask);
             }
         }
-        self.drawn = drawn.into_values().collect();
+        self.recent_masks = new_bits.into_values().collect();
     }
 }
 

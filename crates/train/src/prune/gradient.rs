@@ -4,57 +4,57 @@
 //! stands still after a few hundred of them. Only wanted gradients are made. Nothing of the model changes: what batch
 //! norm measures is let go.
 //!
-//! Ranks along the data axis share the samples out and add up what they found, in the order of ranks, so that all have
+//! Ranks along the data axis split the samples and add up what they found, in the order of ranks, so that all have
 //! the same bits; stages that share a parameter add up what each has of its gradient. Dropout drops what it would drop on
-//! one rank. Where batch norms measure over replicas each group of samples is shared out, so that they see what they would see on one rank
+//! one rank. Where batch norms measure over replicas each group of samples is split, so that they see what they would see on one rank
 //! ([`ScoredBatch`]).
 
 use std::collections::HashMap;
 
 use espalier_comm::Reduce;
-use espalier_nn::layers::{BatchSlice, GradientSink, NormGroup, Wanted, WeightGradients};
+use espalier_nn::layers::{BatchSlice, GradientElements, GradientSink, NormGroup, WeightGradients};
 use espalier_nn::weights::ParameterId;
-use espalier_plan::layout::Partial;
+use espalier_plan::layout::PartialAxes;
 use espalier_plan::scoring::ScoredBatch;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::{Category, DType, Tensor};
 
 use crate::Result;
-use crate::context::Context;
-use crate::step::{Loss, Sweep, Totals};
+use crate::context::TrainContext;
+use crate::step::{LossConfig, NoUpdatePass, Totals};
 
 /// Samples and how they are passed through a model.
 #[derive(Debug, Clone, Copy)]
-pub struct Scored<'a> {
+pub struct ScoringSamples<'a> {
     /// Training samples, each an epoch and an index.
     pub samples: &'a [(u64, usize)],
     /// How many run at a time, and whose.
-    pub at_once: ScoredBatch,
-    /// Whose samples batch norms measure together, where replicas do not share out what runs at a time.
+    pub scored_batch: ScoredBatch,
+    /// Whose samples batch norms measure together, where replicas do not split what runs at a time.
     pub norms: NormGroup,
     /// The key of dropout's random numbers.
     pub random: u64,
     /// The logits are divided by this.
     pub temperature: f32,
     /// The rank, which takes its part of them.
-    pub context: &'a Context,
+    pub context: &'a TrainContext,
 }
 
 /// A parameter's gradient over all ranks' samples, as f32, from this rank's.
-pub(crate) fn sum_over_ranks(context: &Context, id: ParameterId, own: Tensor) -> Result<Tensor> {
-    let Context { ranks, groups, stage, .. } = context;
-    let own = match own.dtype() {
-        DType::F32 => own,
-        _ => cast(&own, DType::F32, Category::Workspace)?,
+pub(crate) fn sum_over_ranks(context: &TrainContext, id: ParameterId, local: Tensor) -> Result<Tensor> {
+    let TrainContext { ranks, groups, stage, .. } = context;
+    let local = match local.dtype() {
+        DType::F32 => local,
+        _ => cast(&local, DType::F32, Category::Workspace)?,
     };
-    let is_partial = context.local().partial[id.0] != Partial::default();
+    let is_partial = context.local().partial[id.0] != PartialAxes::default();
     if !context.param(id).is_tied && !is_partial {
         // Every copy of its part saw all samples of the replica.
-        return Ok(ranks.data().all_reduce(own, Reduce::Sum)?);
+        return Ok(ranks.data().all_reduce(local, Reduce::Sum)?);
     }
-    let Some(group) = groups.of(context.param(id).group) else { return Ok(own) };
-    let mut sum = group.all_reduce(own, Reduce::Sum)?;
+    let Some(group) = groups.of(context.param(id).group) else { return Ok(local) };
+    let mut sum = group.all_reduce(local, Reduce::Sum)?;
     let copies = stage.placement().copies();
     if copies > 1 {
         scale_into(&mut sum, 1.0 / copies as f32)?;
@@ -63,101 +63,126 @@ pub(crate) fn sum_over_ranks(context: &Context, id: ParameterId, own: Tensor) ->
 }
 
 /// A micro-batch of samples that are scored.
-pub(crate) struct ScoredPiece<'a> {
+pub(crate) struct ScoringMicroBatch<'a> {
     pub samples: &'a [(u64, usize)],
     /// Where it stands among all of them.
-    pub share: BatchSlice,
+    pub batch_slice: BatchSlice,
 }
 
-impl ScoredPiece<'_> {
+impl ScoringMicroBatch<'_> {
     /// Whether its gradients count: those of a sample that stands in do not.
     pub fn counts(&self) -> bool {
-        self.share.norms != NormGroup::AllReplicas { stands_in: true }
+        self.batch_slice.norms != NormGroup::AllReplicas { stands_in: true }
     }
 }
 
-impl<'a> Scored<'a> {
+impl<'a> ScoringSamples<'a> {
     /// Samples that each rank takes its part of, so many at a time.
-    pub fn new(samples: &'a [(u64, usize)], micro_batch: usize, context: &'a Context) -> Scored<'a> {
-        let (at_once, norms) = (ScoredBatch::of_each(micro_batch), NormGroup::Replica);
-        Scored { samples, at_once, norms, random: 0, temperature: 1.0, context }
+    pub fn new(
+        samples: &'a [(u64, usize)],
+        micro_batch: usize,
+        context: &'a TrainContext,
+    ) -> ScoringSamples<'a> {
+        let (scored_batch, norms) = (ScoredBatch::of_each(micro_batch), NormGroup::Replica);
+        ScoringSamples { samples, scored_batch, norms, random: 0, temperature: 1.0, context }
     }
 
-    /// This rank's micro-batches.
-    pub(crate) fn pieces(&self) -> Vec<ScoredPiece<'a>> {
-        let Scored { samples, at_once, norms, .. } = *self;
-        if at_once.replicas == 1 {
-            let own = self.context.ranks.part(samples.len());
-            let piece = |(number, part): (usize, &'a [(u64, usize)])| {
-                let first = own.start + number * at_once.samples;
-                ScoredPiece { samples: part, share: BatchSlice { first, samples: part.len(), norms } }
+    pub(crate) fn micro_batches(&self) -> Vec<ScoringMicroBatch<'a>> {
+        let ScoringSamples { samples, scored_batch, norms, .. } = *self;
+        if scored_batch.replicas == 1 {
+            let local = self.context.ranks.batch_range(samples.len());
+            let micro_batch = |(number, part): (usize, &'a [(u64, usize)])| {
+                let first = local.start + number * scored_batch.samples;
+                ScoringMicroBatch {
+                    samples: part,
+                    batch_slice: BatchSlice { first, samples: part.len(), norms },
+                }
             };
-            return samples[own.clone()].chunks(at_once.samples).enumerate().map(piece).collect();
+            return samples[local.clone()]
+                .chunks(scored_batch.samples)
+                .enumerate()
+                .map(micro_batch)
+                .collect();
         }
         let replica = self.context.ranks.data().rank();
-        let piece = |(number, group): (usize, &'a [(u64, usize)])| {
-            let (own, together) = at_once.part(group.len(), replica);
-            let stands_in = own.is_empty();
+        let micro_batch = |(number, group): (usize, &'a [(u64, usize)])| {
+            let (local, together) = scored_batch.part(group.len(), replica);
+            let stands_in = local.is_empty();
             let norms = if together { NormGroup::AllReplicas { stands_in } } else { NormGroup::Replica };
             // Whoever has none comes to the sums of the norms all the same, with a sample of somebody else's.
-            let own = if stands_in && together { 0..1 } else { own };
-            let share = BatchSlice { first: number * at_once.samples + own.start, samples: own.len(), norms };
-            (!own.is_empty()).then(|| ScoredPiece { samples: &group[own], share })
+            let local = if stands_in && together { 0..1 } else { local };
+            let batch_slice = BatchSlice {
+                first: number * scored_batch.samples + local.start,
+                samples: local.len(),
+                norms,
+            };
+            (!local.is_empty()).then(|| ScoringMicroBatch { samples: &group[local], batch_slice })
         };
-        samples.chunks(at_once.samples).enumerate().filter_map(piece).collect()
+        samples.chunks(scored_batch.samples).enumerate().filter_map(micro_batch).collect()
     }
 
     /// The mean over all samples.
-    pub(crate) fn loss(&self) -> Loss {
-        Loss { random: self.random, samples: self.samples.len(), temperature: self.temperature }
+    pub(crate) fn loss(&self) -> LossConfig {
+        LossConfig { random: self.random, samples: self.samples.len(), temperature: self.temperature }
     }
 }
 
 /// The gradient of the mean loss over the samples with respect to some parameters, in their order, as f32.
-pub fn gradient(sweep: Sweep<'_>, wanted: &[ParameterId], scored: Scored<'_>) -> Result<Vec<Tensor>> {
-    Ok(gradient_and_totals(sweep, wanted, scored)?.0)
+pub fn gradient(
+    no_update_pass: NoUpdatePass<'_>,
+    wanted: &[ParameterId],
+    scored: ScoringSamples<'_>,
+) -> Result<Vec<Tensor>> {
+    Ok(gradient_and_totals(no_update_pass, wanted, scored)?.0)
 }
 
 /// The same, and what came of this rank's own passes.
 pub(crate) fn gradient_and_totals(
-    sweep: Sweep<'_>,
+    no_update_pass: NoUpdatePass<'_>,
     wanted: &[ParameterId],
-    scored: Scored<'_>,
+    scored: ScoringSamples<'_>,
 ) -> Result<(Vec<Tensor>, Totals)> {
-    let (mut sums, mut totals) = (Sums::of(wanted), Totals::default());
-    for piece in scored.pieces() {
-        let pass =
-            |sums: &mut Sums| sweep.train(piece.samples, scored.loss(), &piece.share, &mut Vec::new(), sums);
-        match piece.counts() {
+    let (mut sums, mut totals) = (GradientSums::of(wanted), Totals::default());
+    for micro_batch in scored.micro_batches() {
+        let pass = |sums: &mut GradientSums| {
+            no_update_pass.train(
+                micro_batch.samples,
+                scored.loss(),
+                &micro_batch.batch_slice,
+                &mut Vec::new(),
+                sums,
+            )
+        };
+        match micro_batch.counts() {
             true => totals.add(pass(&mut sums)?),
-            false => drop(pass(&mut Sums::of(&[]))?),
+            false => drop(pass(&mut GradientSums::of(&[]))?),
         }
     }
     Ok((sums.take(wanted, scored.context)?, totals))
 }
 
 /// Sums of wanted gradients.
-pub(crate) struct Sums {
+pub(crate) struct GradientSums {
     sums: HashMap<ParameterId, Option<Tensor>>,
     /// What is added up is multiplied by this.
     pub factor: f32,
 }
 
-impl Sums {
+impl GradientSums {
     /// Empty sums of some parameters' gradients.
-    pub fn of(wanted: &[ParameterId]) -> Sums {
-        Sums { sums: wanted.iter().map(|id| (*id, None)).collect(), factor: 1.0 }
+    pub fn of(wanted: &[ParameterId]) -> GradientSums {
+        GradientSums { sums: wanted.iter().map(|id| (*id, None)).collect(), factor: 1.0 }
     }
 
     /// The sums of all of them, over all ranks.
-    pub fn take(self, wanted: &[ParameterId], context: &Context) -> Result<Vec<Tensor>> {
-        let own = self.take_own(wanted, context)?;
-        wanted.iter().zip(own).map(|(id, own)| sum_over_ranks(context, *id, own)).collect()
+    pub fn take(self, wanted: &[ParameterId], context: &TrainContext) -> Result<Vec<Tensor>> {
+        let local = self.take_local(wanted, context)?;
+        wanted.iter().zip(local).map(|(id, local)| sum_over_ranks(context, *id, local)).collect()
     }
 
     /// The sums of all of them, of this rank's samples.
-    pub fn take_own(mut self, wanted: &[ParameterId], context: &Context) -> Result<Vec<Tensor>> {
-        let own = |id| match self.sums.remove(id).expect("a parameter is wanted once") {
+    pub fn take_local(mut self, wanted: &[ParameterId], context: &TrainContext) -> Result<Vec<Tensor>> {
+        let local = |id| match self.sums.remove(id).expect("a parameter is wanted once") {
             Some(sum) => Ok(sum),
             // There were fewer samples than ranks.
             None => {
@@ -165,16 +190,16 @@ impl Sums {
                 Ok(Tensor::zeros(&context.device, &shape, DType::F32, Category::Scoring)?)
             }
         };
-        wanted.iter().map(own).collect()
+        wanted.iter().map(local).collect()
     }
 }
 
-impl GradientSink for Sums {
+impl GradientSink for GradientSums {
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> espalier_nn::Result<()> {
         if !parameters.iter().any(|id| self.sums.contains_key(id)) {
             return Ok(());
         }
-        for (id, mut gradient) in parameters.iter().zip(gradients.make(Wanted::All)?) {
+        for (id, mut gradient) in parameters.iter().zip(gradients.make(GradientElements::All)?) {
             let Some(sum) = self.sums.get_mut(id) else { continue };
             if self.factor != 1.0 {
                 scale_into(&mut gradient, self.factor)?;
@@ -182,7 +207,7 @@ impl GradientSink for Sums {
             match sum {
                 Some(sum) => add_into(sum, &gradient)?,
                 empty if gradient.dtype() == DType::F32 => {
-                    gradient.book_as(Category::Scoring);
+                    gradient.tag_memory(Category::Scoring);
                     *empty = Some(gradient);
                 }
                 empty => *empty = Some(cast(&gradient, DType::F32, Category::Scoring)?),

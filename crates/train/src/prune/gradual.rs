@@ -3,7 +3,7 @@
 
 use espalier_plan::pruning::{Scope, cubic};
 
-use super::{Decision, Draw, Moment, Network, Pruner};
+use super::{Decision, Network, NewMasks, Pruner, StepClock};
 use crate::Result;
 
 /// Magnitude pruning on a cubic schedule.
@@ -36,7 +36,7 @@ impl Gradual {
 }
 
 impl Pruner for Gradual {
-    fn looks(&self, at: Moment) -> bool {
+    fn should_run(&self, at: StepClock) -> bool {
         self.due(at.step, at.steps).is_some_and(|sparsity| sparsity > 0.0)
     }
 
@@ -46,7 +46,7 @@ impl Pruner for Gradual {
             return Ok(Decision::Wait);
         };
         let masks = network.keep_best(sparsity, self.scope, |id| network.magnitudes(id))?;
-        Ok(Draw::of(masks))
+        Ok(NewMasks::of(masks))
     }
 }
 

@@ -7,15 +7,15 @@
 //!
 //! H g is a difference of gradients ([`Curvature`]).
 
-use espalier_data::Split;
+use espalier_data::DataSplit;
 use espalier_nn::weights::ParameterId;
 use espalier_plan::pruning::FlowScore;
-use espalier_tensor::ops::select::Score;
+use espalier_tensor::ops::select::ScoreOrder;
 use espalier_tensor::{Tensor, random};
 
-use super::gradient::Scored;
+use super::gradient::ScoringSamples;
 use super::hessian::Curvature;
-use super::{Decision, Draw, Moment, Network, Pruner};
+use super::{Decision, Network, NewMasks, Pruner, StepClock};
 use crate::Result;
 
 /// Apart from every other use of the run's seed.
@@ -26,7 +26,7 @@ const USUAL: usize = 10;
 /// Pruning that preserves the flow of gradients.
 #[derive(Debug)]
 pub struct Grasp {
-    /// The share that goes.
+    /// The fraction of weights to prune.
     pub sparsity: f64,
     /// Training samples scored; 0: ten of each class, or ten of text.
     pub samples: usize,
@@ -37,12 +37,12 @@ pub struct Grasp {
 }
 
 impl Pruner for Grasp {
-    fn looks(&self, at: Moment) -> bool {
+    fn should_run(&self, at: StepClock) -> bool {
         at.step == 0
     }
 
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if !self.looks(network.moment()) {
+        if !self.should_run(network.step_clock()) {
             return Ok(Decision::Wait);
         }
         let samples = self.chosen(network);
@@ -51,10 +51,10 @@ impl Pruner for Grasp {
         let flow = |ids: &[ParameterId]| curvature.hessian_product_of(&direction, ids);
         // The lowest of `-w (H g)` stay, which is the highest of `w (H g)`; or those furthest from 0.
         let score = match self.score {
-            FlowScore::Signed => Score::Signed,
-            FlowScore::Magnitude => Score::Magnitude,
+            FlowScore::Signed => ScoreOrder::Signed,
+            FlowScore::Magnitude => ScoreOrder::Magnitude,
         };
-        Ok(Draw::of(network.keep_scored(self.sparsity, flow, score)?))
+        Ok(NewMasks::of(network.keep_scored(self.sparsity, flow, score)?))
     }
 }
 
@@ -69,7 +69,7 @@ impl Grasp {
 
     fn curvature<'a>(&self, network: &'a Network<'a>, samples: &'a [(u64, usize)]) -> Result<Curvature<'a>> {
         let random = random::key(network.context.plan.seed, PURPOSE);
-        let scored = Scored { random, temperature: self.temperature, ..network.scored(samples) };
+        let scored = ScoringSamples { random, temperature: self.temperature, ..network.scored(samples) };
         Curvature::new(network.params, network.candidates, scored)
     }
 
@@ -77,7 +77,7 @@ impl Grasp {
     /// classes have one more where the number does not divide), fewer of those with fewer images.
     pub fn chosen(&self, network: &Network<'_>) -> Vec<(u64, usize)> {
         let dataset = &network.context.dataset;
-        let all = dataset.len(Split::Train);
+        let all = dataset.len(DataSplit::Train);
         let Some(classes) = dataset.facts().classes else {
             let count = if self.samples == 0 { USUAL } else { self.samples };
             return network.context.order.indices(0, count.min(all));
@@ -93,7 +93,7 @@ impl Grasp {
             if rest == 0 {
                 break;
             }
-            let class = dataset.label(Split::Train, sample.1).expect("images have labels") as usize;
+            let class = dataset.label(DataSplit::Train, sample.1).expect("images have labels") as usize;
             if missing[class] > 0 {
                 missing[class] -= 1;
                 rest -= 1;

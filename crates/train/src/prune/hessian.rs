@@ -4,7 +4,7 @@
 //! H v = (8 (g(w + e v) - g(w - e v)) - (g(w + 2 e v) - g(w - 2 e v))) / 12 e + O(e^4)        e = STEP |w| / |v|
 //! ```
 //!
-//! Norms are over all parameters that move, so that they move by the same share whatever the scale of the loss. The
+//! Norms are over all parameters that move, so that they move by the same fraction whatever the scale of the loss. The
 //! error of the difference grows with STEP^4, that of rounding to f32 with 1 / STEP. Batch norm bends the gradient so much along
 //! the way that with two points no step is good: on resnet-18 the best is off by 3e-4, four points at the step below by
 //! 1e-4, and two at the step that suits networks without norms (3e-4) by 4e-2, which is 2 % of GraSP's mask.
@@ -19,14 +19,14 @@ use espalier_nn::weights::{ParameterId, Weights};
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::{Category, DType, Tensor};
 
-use super::gradient::{Scored, Sums, gradient};
+use super::gradient::{GradientSums, ScoringSamples, gradient};
 use crate::Result;
-use crate::context::Context;
+use crate::context::TrainContext;
 use crate::stage::Stage;
 use crate::state::ParamStore;
-use crate::step::Sweep;
+use crate::step::NoUpdatePass;
 
-/// How far the weights move, as a share of their norm.
+/// How far the weights move, as a fraction of their norm.
 const STEP: f64 = 1e-4;
 
 /// The points, in steps, and the weights of the gradients there, in twelfths of a step.
@@ -37,20 +37,24 @@ const POINTS: [(f32, f32); 4] = [(1.0, 8.0), (-1.0, -8.0), (2.0, -1.0), (-2.0, 1
 pub struct Curvature<'a> {
     params: &'a ParamStore,
     ids: &'a [ParameterId],
-    scored: Scored<'a>,
+    scored: ScoringSamples<'a>,
     /// The weights in f32.
     copy: Weights,
 }
 
 impl<'a> Curvature<'a> {
     /// Over the loss of some samples at these weights, with respect to the parameters of these ids.
-    pub fn new(params: &'a ParamStore, ids: &'a [ParameterId], scored: Scored<'a>) -> Result<Curvature<'a>> {
+    pub fn new(
+        params: &'a ParamStore,
+        ids: &'a [ParameterId],
+        scored: ScoringSamples<'a>,
+    ) -> Result<Curvature<'a>> {
         Ok(Curvature { params, ids, scored, copy: params.widened()? })
     }
 
     /// The gradient at the weights themselves.
     pub fn gradient(&self) -> Result<Vec<Tensor>> {
-        gradient(self.sweep(&self.scored.context.stage), self.ids, self.scored)
+        gradient(self.no_update_pass(&self.scored.context.stage), self.ids, self.scored)
     }
 
     /// The Hessian times a direction, which has a tensor for each parameter.
@@ -70,24 +74,30 @@ impl<'a> Curvature<'a> {
             // Nothing moves, or nowhere.
             return ids.iter().map(|id| zeros_like(self.copy.get(*id))).collect();
         }
-        let kinks = FrozenGates::default();
-        let Context { plan, ranks, .. } = self.scored.context;
-        let local = plan.layout.of(ranks.place());
-        let model = Model::of_rank(local, ranks.axes(), plan.storage.recompute, Some(&kinks));
-        let stage = Stage::cut(model, plan, ranks)?;
-        let mut sums = Sums::of(ids);
-        for piece in self.scored.pieces() {
-            let train = |curvature: &Self, sink: &mut Sums| {
-                let (sweep, loss) = (curvature.sweep(&stage), curvature.scored.loss());
-                sweep.train(piece.samples, loss, &piece.share, &mut Vec::new(), sink).map(|_| ())
+        let gates = FrozenGates::default();
+        let TrainContext { plan, ranks, .. } = self.scored.context;
+        let local = plan.layout.of(ranks.coords());
+        let model = Model::of_rank(local, ranks.axes(), plan.storage.recompute, Some(&gates));
+        let stage = Stage::of_model(model, plan, ranks)?;
+        let mut sums = GradientSums::of(ids);
+        for micro_batch in self.scored.micro_batches() {
+            let train = |curvature: &Self, sink: &mut GradientSums| {
+                let (no_update_pass, loss) = (curvature.no_update_pass(&stage), curvature.scored.loss());
+                no_update_pass
+                    .train(micro_batch.samples, loss, &micro_batch.batch_slice, &mut Vec::new(), sink)
+                    .map(|_| ())
             };
-            kinks.release();
-            train(self, &mut Sums::of(&[]))?;
-            kinks.hold();
+            gates.release();
+            train(self, &mut GradientSums::of(&[]))?;
+            gates.hold();
             for (steps, weight) in POINTS {
                 self.move_by(direction, steps * step as f32)?;
                 sums.factor = weight;
-                if piece.counts() { train(self, &mut sums)? } else { train(self, &mut Sums::of(&[]))? }
+                if micro_batch.counts() {
+                    train(self, &mut sums)?
+                } else {
+                    train(self, &mut GradientSums::of(&[]))?
+                }
             }
             self.move_by(direction, 0.0)?;
         }
@@ -118,15 +128,15 @@ impl<'a> Curvature<'a> {
         };
         for (id, direction) in self.ids.iter().zip(direction) {
             // Workspace until it stands in the place of the old one.
-            let place = self.copy.get_mut(*id);
-            *place = fresh(id, direction)?;
-            place.book_as(Category::Scoring);
+            let weight = self.copy.get_mut(*id);
+            *weight = fresh(id, direction)?;
+            weight.tag_memory(Category::Scoring);
         }
         Ok(())
     }
 
-    fn sweep<'b>(&'b self, stage: &'b Stage) -> Sweep<'b> {
-        Sweep { stage, dtype: DType::F32, ..Sweep::of(self.scored.context, &self.copy) }
+    fn no_update_pass<'b>(&'b self, stage: &'b Stage) -> NoUpdatePass<'b> {
+        NoUpdatePass { stage, dtype: DType::F32, ..NoUpdatePass::of(self.scored.context, &self.copy) }
     }
 }
 

@@ -16,7 +16,7 @@ use espalier_plan::pruning::Pruning;
 use espalier_plan::rounds::{Rounds, Trainings};
 use espalier_tensor::{Booking, Category};
 
-use super::{Decision, Draw, Memory, Moment, Network, Pruner};
+use super::{Decision, Network, NewMasks, Pruner, PrunerState, StepClock};
 use crate::{Error, Result};
 
 /// What stands before a name in a checkpoint: a run may be resumed with another method, whose names are not these.
@@ -38,7 +38,7 @@ impl Lottery {
     /// The search that a run file asks for, in a run of so many steps.
     pub fn new(plan: &Plan, prune: &Pruning, steps: u64) -> Result<Lottery> {
         let rounds = Rounds::of(&plan.model, prune).expect("the fields of a lottery");
-        let trainings = rounds.trainings(plan.timetable.length, steps as usize)?;
+        let trainings = rounds.trainings(plan.intervals.length, steps as usize)?;
         Ok(Lottery {
             rounds,
             trainings,
@@ -90,7 +90,7 @@ impl Lottery {
 }
 
 impl Pruner for Lottery {
-    fn looks(&self, at: Moment) -> bool {
+    fn should_run(&self, at: StepClock) -> bool {
         at.step == self.trainings.rewind() || self.trainings.begins(at.step).is_some()
     }
 
@@ -123,7 +123,7 @@ impl Pruner for Lottery {
         masks.extend(network.keep(&output, kept.output, |id| network.magnitudes(id))?);
         self.rewind(network)?;
         let note = format!("round {round} of {}, weights as after step {rewind}", self.rounds.kept.len());
-        Ok(Decision::Prune(Draw { masks, reset_state: true, note, ..Draw::default() }))
+        Ok(Decision::Prune(NewMasks { masks, reset_state: true, note, ..NewMasks::default() }))
     }
 
     fn position(&self, step: u64, _: u64) -> (u64, u64) {
@@ -135,8 +135,8 @@ impl Pruner for Lottery {
         self.early.iter().map(|(name, words)| (format!("{EARLY}{name}"), words.clone())).collect()
     }
 
-    fn memory<'a>(&self, name: &'a str) -> Option<Memory<'a>> {
-        name.strip_prefix(EARLY).map(Memory::ValuesOf)
+    fn state_kind<'a>(&self, name: &'a str) -> Option<PrunerState<'a>> {
+        name.strip_prefix(EARLY).map(PrunerState::ValuesOf)
     }
 
     fn load(&mut self, saved: BTreeMap<String, Vec<u32>>) {

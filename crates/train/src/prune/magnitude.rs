@@ -2,13 +2,13 @@
 
 use espalier_plan::pruning::Scope;
 
-use super::{Decision, Draw, Moment, Network, Pruner};
+use super::{Decision, Network, NewMasks, Pruner, StepClock};
 use crate::Result;
 
 /// Magnitude pruning in one shot.
 #[derive(Debug)]
 pub struct Magnitude {
-    /// The share that goes.
+    /// The fraction of weights to prune.
     pub sparsity: f64,
     /// Over what the threshold is.
     pub scope: Scope,
@@ -17,15 +17,15 @@ pub struct Magnitude {
 }
 
 impl Pruner for Magnitude {
-    fn looks(&self, at: Moment) -> bool {
+    fn should_run(&self, at: StepClock) -> bool {
         at.step == self.at
     }
 
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if !self.looks(network.moment()) {
+        if !self.should_run(network.step_clock()) {
             return Ok(Decision::Wait);
         }
         let masks = network.keep_best(self.sparsity, self.scope, |id| network.magnitudes(id))?;
-        Ok(Draw::of(masks))
+        Ok(NewMasks::of(masks))
     }
 }

@@ -4,6 +4,7 @@
 //! weights, which only rewinding does) and draws new masks; what these do to weights and state is the trainer's.
 //! Scores become whole numbers, of which the best are found exactly, so the same scores give the same masks everywhere.
 
+pub mod drop_and_grow;
 pub mod early_bird;
 pub mod gradient;
 pub mod gradual;
@@ -11,7 +12,6 @@ pub mod grasp;
 pub mod hessian;
 pub mod lottery;
 pub mod magnitude;
-pub mod moving;
 mod passes;
 pub mod random;
 mod report;
@@ -29,26 +29,26 @@ use std::fmt::Debug;
 use espalier_nn::weights::ParameterId;
 use espalier_plan::Plan;
 use espalier_plan::Shard;
-use espalier_plan::pruning::{Method, Scope};
+use espalier_plan::pruning::{PruneMethod, Scope};
 use espalier_tensor::mask::{copy_bits, ones};
 use espalier_tensor::ops::compress::apply;
-use espalier_tensor::ops::select::{Score, keys, random_keys, random_keys_at};
+use espalier_tensor::ops::select::{ScoreOrder, keys, random_keys, random_keys_at};
 use espalier_tensor::{Device, Tensor};
 
 use crate::Result;
-use crate::context::Context;
-use crate::prune::gradient::Scored;
+use crate::context::TrainContext;
+use crate::prune::gradient::ScoringSamples;
 use crate::state::ParamStore;
-use crate::step::Sweep;
-pub use report::{KeptOfLayer, Observation, Pruned};
+use crate::step::NoUpdatePass;
+pub use report::{LayerDensity, Observation, PruneReport};
 
 /// The bits of a mask, one a weight.
-pub type Words = Vec<u32>;
+pub type MaskBits = Vec<u32>;
 
 /// A pruning method in the course of a run.
 pub trait Pruner: Debug + Send {
     /// Whether it looks at the network at a moment. Ranks that go apart for some steps come together for it.
-    fn looks(&self, at: Moment) -> bool;
+    fn should_run(&self, at: StepClock) -> bool;
 
     /// What it does before the next step, `network.step` steps having been taken. Asked once before each step.
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision>;
@@ -70,7 +70,7 @@ pub trait Pruner: Debug + Send {
     }
 
     /// What it saves under a name; nothing where the name is another method's.
-    fn memory<'a>(&self, _name: &'a str) -> Option<Memory<'a>> {
+    fn state_kind<'a>(&self, _name: &'a str) -> Option<PrunerState<'a>> {
         None
     }
 
@@ -80,9 +80,9 @@ pub trait Pruner: Debug + Send {
 
 /// What a method remembers under a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Memory<'a> {
+pub enum PrunerState<'a> {
     /// Numbers that are the same on every rank.
-    Own,
+    Replicated,
     /// A bit for each weight that this rank holds of a parameter.
     MaskOf(&'a str),
     /// The bytes of what it holds of a parameter or statistic.
@@ -91,7 +91,7 @@ pub enum Memory<'a> {
 
 /// A time in a run.
 #[derive(Debug, Clone, Copy)]
-pub struct Moment {
+pub struct StepClock {
     /// Steps taken.
     pub step: u64,
     /// Steps of the whole run.
@@ -106,16 +106,16 @@ pub enum Decision {
     /// It does not look at the weights before this step.
     Wait,
     /// It looked, and prunes nothing yet.
-    Look(Observation),
+    Observe(Observation),
     /// It draws new masks.
-    Prune(Draw),
+    Prune(NewMasks),
 }
 
 /// Masks that a method has drawn, and what it says of them.
 #[derive(Debug, Default)]
-pub struct Draw {
+pub struct NewMasks {
     /// Bits for each parameter that has a mask from now on.
-    pub masks: Vec<(ParameterId, Words)>,
+    pub masks: Vec<(ParameterId, MaskBits)>,
     /// Whether optimizer state starts afresh.
     pub reset_state: bool,
     /// What a person should know about it.
@@ -124,10 +124,10 @@ pub struct Draw {
     pub distances: Vec<f64>,
 }
 
-impl Draw {
+impl NewMasks {
     /// Masks and no more.
-    pub fn of(masks: Vec<(ParameterId, Words)>) -> Decision {
-        Decision::Prune(Draw { masks, ..Draw::default() })
+    pub fn of(masks: Vec<(ParameterId, MaskBits)>) -> Decision {
+        Decision::Prune(NewMasks { masks, ..NewMasks::default() })
     }
 }
 
@@ -135,7 +135,7 @@ impl Draw {
 #[derive(Debug)]
 pub struct Network<'a> {
     /// The rank that asks: its plan, its place among the others, its part of the model, its data and its device.
-    pub context: &'a Context,
+    pub context: &'a TrainContext,
     /// Steps taken.
     pub step: u64,
     /// Steps of one pass over the training data.
@@ -150,19 +150,19 @@ pub struct Network<'a> {
 
 impl Network<'_> {
     /// The time at which the method is asked.
-    pub fn moment(&self) -> Moment {
-        Moment { step: self.step, steps: self.context.steps, epoch: self.epoch }
+    pub fn step_clock(&self) -> StepClock {
+        StepClock { step: self.step, steps: self.context.steps, epoch: self.epoch }
     }
 
     /// Samples as weights are scored by them: batch norms measure the groups that one rank would have, on every layout.
-    pub fn scored<'a>(&'a self, samples: &'a [(u64, usize)]) -> Scored<'a> {
-        let at_once = self.context.plan.scored_batch();
-        Scored { at_once, ..Scored::new(samples, at_once.samples, self.context) }
+    pub fn scored<'a>(&'a self, samples: &'a [(u64, usize)]) -> ScoringSamples<'a> {
+        let scored_batch = self.context.plan.scored_batch();
+        ScoringSamples { scored_batch, ..ScoringSamples::new(samples, scored_batch.samples, self.context) }
     }
 
     /// For passes over samples with the weights as they are now.
-    pub fn sweep(&self) -> Sweep<'_> {
-        Sweep::of(self.context, self.params)
+    pub fn no_update_pass(&self) -> NoUpdatePass<'_> {
+        NoUpdatePass::of(self.context, self.params)
     }
 
     /// Elements of a candidate that are here.
@@ -171,7 +171,7 @@ impl Network<'_> {
     }
 
     /// Elements of all of it.
-    pub fn whole_len(&self, id: ParameterId) -> usize {
+    pub fn full_len(&self, id: ParameterId) -> usize {
         self.context.param(id).shard.full_shape().iter().product()
     }
 
@@ -186,8 +186,8 @@ impl Network<'_> {
     }
 
     /// A sum over all stages.
-    pub fn sum(&self, own: usize) -> Result<usize> {
-        Ok(self.context.ranks.sum_over_replica(vec![own as u64])?[0] as usize)
+    pub fn sum(&self, local: usize) -> Result<usize> {
+        Ok(self.context.ranks.all_reduce_over_replica(vec![local as u64])?[0] as usize)
     }
 
     /// Elements of all candidates.
@@ -206,27 +206,27 @@ impl Network<'_> {
         sparsity: f64,
         scope: Scope,
         mut keys: impl FnMut(ParameterId) -> Result<Tensor>,
-    ) -> Result<Vec<(ParameterId, Words)>> {
+    ) -> Result<Vec<(ParameterId, MaskBits)>> {
         let ids = self.candidates;
         match scope {
             Scope::Global => self.keep(ids, Self::kept_of(self.total()?, sparsity), keys),
             Scope::Layer => {
-                let mut layer = |id| -> Result<(ParameterId, Words)> {
-                    let count = Self::kept_of(self.whole_len(id), sparsity).min(self.alive(id)?);
+                let mut layer = |id| -> Result<(ParameterId, MaskBits)> {
+                    let count = Self::kept_of(self.full_len(id), sparsity).min(self.kept_count(id)?);
                     Ok((id, self.best(id, &self.exclude_pruned(id, keys(id)?)?, count)?))
                 };
                 ids.iter().map(|id| layer(*id)).collect()
             }
             Scope::Row => {
                 let parameters = self.context.plan.model.parameters();
-                let mut rows = |id: ParameterId| -> Result<(ParameterId, Words)> {
+                let mut rows = |id: ParameterId| -> Result<(ParameterId, MaskBits)> {
                     let keep = Self::kept_of(parameters[id.0].output_rows().1 as usize, sparsity);
                     let dim = parameters[id.0].output_dim;
                     let best = |keys: &[u32], shape: &[usize]| match shape {
                         [len] => select::best_of_rows(keys, &[1, *len], 0, keep),
                         _ => select::best_of_rows(keys, shape, dim, keep),
                     };
-                    Ok((id, self.draw_on_host(id, &self.exclude_pruned(id, keys(id)?)?, best)?))
+                    Ok((id, self.mask_on_host(id, &self.exclude_pruned(id, keys(id)?)?, best)?))
                 };
                 ids.iter().map(|id| rows(*id)).collect()
             }
@@ -235,19 +235,19 @@ impl Network<'_> {
 
     /// A mask that is drawn of all keys of a parameter and its shape. Where it is cut, a group of weights may be on two ranks: each looks
     /// at all of the tensor and keeps what is its own.
-    pub fn draw_on_host(
+    pub fn mask_on_host(
         &self,
         id: ParameterId,
         keys: &Tensor,
-        draw: impl FnOnce(&[u32], &[usize]) -> Words,
-    ) -> Result<Words> {
+        draw: impl FnOnce(&[u32], &[usize]) -> MaskBits,
+    ) -> Result<MaskBits> {
         let full_shape = self.context.param(id).shard.full_shape();
         if !self.context.param(id).is_split {
             return Ok(draw(&keys.read_u32()?, full_shape));
         }
-        let keys = self.context.peers.join(id, keys)?;
+        let keys = self.context.model_parallel.join(id, keys)?;
         let keys: Vec<u32> = keys.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-        Ok(self.own_part(id, draw(&keys, full_shape)))
+        Ok(self.local_bits(id, draw(&keys, full_shape)))
     }
 
     /// The masks that keep the `count` best of some parameters, over all stages. What is gone already stays gone: where
@@ -257,58 +257,63 @@ impl Network<'_> {
         ids: &[ParameterId],
         count: usize,
         mut keys: impl FnMut(ParameterId) -> Result<Tensor>,
-    ) -> Result<Vec<(ParameterId, Words)>> {
-        self.keep_seen(ids, count, select::one_by_one(ids.len(), |i| keys(ids[i])))
+    ) -> Result<Vec<(ParameterId, MaskBits)>> {
+        self.keep_visited(ids, count, select::one_by_one(ids.len(), |i| keys(ids[i])))
     }
 
-    /// The same where `walk` shows the keys of each parameter by its place among `ids`, each time that it is called.
-    pub fn keep_seen(
+    /// The same where `visit_all` shows the keys of each parameter by its place among `ids`, each time that it is called.
+    pub fn keep_visited(
         &self,
         ids: &[ParameterId],
         count: usize,
-        mut walk: impl FnMut(&mut select::See<'_>) -> Result<()>,
-    ) -> Result<Vec<(ParameterId, Words)>> {
-        let count = count.min(self.sum_over(ids, |id| self.alive_here(id))?);
-        let walk =
-            |see: &mut select::See<'_>| walk(&mut |i, keys| see(i, self.exclude_pruned(ids[i], keys)?));
-        let stages = select::Stages {
-            places: ids.iter().map(|id| id.0).collect(),
+        mut visit_all: impl FnMut(&mut select::KeyVisitor<'_>) -> Result<()>,
+    ) -> Result<Vec<(ParameterId, MaskBits)>> {
+        let count = count.min(self.sum_over(ids, |id| self.local_kept_count(id))?);
+        let visit_all = |visit: &mut select::KeyVisitor<'_>| {
+            visit_all(&mut |i, keys| visit(i, self.exclude_pruned(ids[i], keys)?))
+        };
+        let distributed = select::DistributedTensors {
+            positions: ids.iter().map(|id| id.0).collect(),
             owned: ids.iter().map(|id| self.is_owner(*id)).collect(),
             all: self.params.len(),
-            shard: &|place| {
-                let id = ParameterId(place);
+            shard: &|index| {
+                let id = ParameterId(index);
                 self.context.param(id).is_split.then(|| &self.context.param(id).shard)
             },
-            sum: &|counts| self.context.ranks.sum_over_replica(counts),
+            sum: &|counts| self.context.ranks.all_reduce_over_replica(counts),
         };
-        let words = select::best_of_stages(&stages, count, walk)?;
-        Ok(ids.iter().copied().zip(words).collect())
+        let bits = select::best_of_distributed(&distributed, count, visit_all)?;
+        Ok(ids.iter().copied().zip(bits).collect())
     }
 
     /// The mask that keeps the `count` best of a parameter, over all of it. Where it is cut all that hold a shard must ask.
-    pub fn best(&self, id: ParameterId, keys: &Tensor, count: usize) -> Result<Words> {
+    pub fn best(&self, id: ParameterId, keys: &Tensor, count: usize) -> Result<MaskBits> {
         if !self.context.param(id).is_split {
             return select::best(keys, count);
         }
-        let held = (&self.context.param(id).shard, self.context.peers.is_owner(id));
-        select::best_of_pieces(keys, count, held, &|counts| self.context.peers.sum(counts))
+        let held = (&self.context.param(id).shard, self.context.model_parallel.is_owner(id));
+        select::best_of_shards(keys, count, held, &|counts| self.context.model_parallel.sum(counts))
     }
 
     /// What is here of a mask of all of a parameter.
-    pub fn own_part(&self, id: ParameterId, whole: Words) -> Words {
-        if self.context.param(id).is_split { of_piece(&whole, &self.context.param(id).shard) } else { whole }
+    pub fn local_bits(&self, id: ParameterId, full: MaskBits) -> MaskBits {
+        if self.context.param(id).is_split {
+            bits_of_shard(&full, &self.context.param(id).shard)
+        } else {
+            full
+        }
     }
 
     /// Weights of all of a parameter that are not gone. Where it is cut all that hold a shard must ask.
-    pub fn alive(&self, id: ParameterId) -> Result<usize> {
-        self.context.peers.count(id, self.alive_here(id))
+    pub fn kept_count(&self, id: ParameterId) -> Result<usize> {
+        self.context.model_parallel.count(id, self.local_kept_count(id))
     }
 
-    fn alive_here(&self, id: ParameterId) -> usize {
+    fn local_kept_count(&self, id: ParameterId) -> usize {
         self.params.param(id).kept()
     }
 
-    /// A number for each place of a parameter, which depends on the place in the whole and on the stream alone.
+    /// A number for each place of a parameter, which depends on the place in the full tensor and on the stream alone.
     pub fn random_keys(&self, id: ParameterId, stream: u64) -> Result<Tensor> {
         let device = &self.context.device;
         if !self.context.param(id).is_split {
@@ -321,7 +326,7 @@ impl Network<'_> {
 
     /// The magnitudes of a parameter's weights as keys.
     pub fn magnitudes(&self, id: ParameterId) -> Result<Tensor> {
-        Ok(keys(&self.params.param(id).dense()?, Score::Magnitude)?)
+        Ok(keys(&self.params.param(id).dense()?, ScoreOrder::Magnitude)?)
     }
 
     /// Keys in which weights that are pruned already come last: any other is above them.
@@ -340,9 +345,11 @@ pub fn pruner(plan: &Plan, steps: u64) -> Result<Option<Box<dyn Pruner>>> {
     prune.method.check_length(steps as usize)?;
     let sparsity = prune.sparsity;
     Ok(Some(match prune.method {
-        Method::Random { scope, at } => Box::new(random::Random { sparsity, scope, at: at as u64 }),
-        Method::Magnitude { scope, at } => Box::new(magnitude::Magnitude { sparsity, scope, at: at as u64 }),
-        Method::Gradual { scope, initial, start, end, every } => Box::new(gradual::Gradual {
+        PruneMethod::Random { scope, at } => Box::new(random::Random { sparsity, scope, at: at as u64 }),
+        PruneMethod::Magnitude { scope, at } => {
+            Box::new(magnitude::Magnitude { sparsity, scope, at: at as u64 })
+        }
+        PruneMethod::Gradual { scope, initial, start, end, every } => Box::new(gradual::Gradual {
             initial,
             sparsity,
             scope,
@@ -350,51 +357,51 @@ pub fn pruner(plan: &Plan, steps: u64) -> Result<Option<Box<dyn Pruner>>> {
             end: end as u64,
             every: every as u64,
         }),
-        Method::Wanda { scope, samples, at } => {
+        PruneMethod::Wanda { scope, samples, at } => {
             Box::new(wanda::Wanda { sparsity, scope, samples, at: at as u64 })
         }
-        Method::Snip { samples, .. } => Box::new(snip::Snip { sparsity, samples }),
-        Method::Grasp { samples, temperature, score, .. } => {
+        PruneMethod::Snip { samples, .. } => Box::new(snip::Snip { sparsity, samples }),
+        PruneMethod::Grasp { samples, temperature, score, .. } => {
             Box::new(grasp::Grasp { sparsity, samples, temperature: temperature as f32, score })
         }
-        Method::EarlyBird { .. } => Box::new(early_bird::EarlyBird::new(plan, prune)),
-        Method::Lottery { .. } => Box::new(lottery::Lottery::new(plan, prune, steps)?),
-        Method::Set(moving) => Box::new(set::Set(moving::Moves::new(moving))),
-        Method::Rigl(moving) => Box::new(rigl::Rigl(moving::Moves::new(moving))),
-        Method::TwoOfFour { at } => Box::new(two_of_four::TwoOfFour { at: at as u64 }),
+        PruneMethod::EarlyBird { .. } => Box::new(early_bird::EarlyBird::new(plan, prune)),
+        PruneMethod::Lottery { .. } => Box::new(lottery::Lottery::new(plan, prune, steps)?),
+        PruneMethod::Set(moving) => Box::new(set::Set(drop_and_grow::DropAndGrow::new(moving))),
+        PruneMethod::Rigl(moving) => Box::new(rigl::Rigl(drop_and_grow::DropAndGrow::new(moving))),
+        PruneMethod::TwoOfFour { at } => Box::new(two_of_four::TwoOfFour { at: at as u64 }),
     }))
 }
 
 /// Bytes that the tensors of each of so many ranks may take of the device that they share, where that is known.
-pub fn memory(device: &Device, ranks: usize) -> Option<u64> {
+pub fn memory_per_rank(device: &Device, ranks: usize) -> Option<u64> {
     Some((device.memory()? / ranks) as u64)
 }
 
 /// Whether a mask keeps a place.
-pub fn is_kept(words: &[u32], place: usize) -> bool {
-    words[place / 32] >> (place % 32) & 1 == 1
+pub fn is_kept(bits: &[u32], index: usize) -> bool {
+    bits[index / 32] >> (index % 32) & 1 == 1
 }
 
-/// The share of places in which two masks of one parameter differ counts as `differing / all`.
+/// The fraction of places in which two masks of one parameter differ counts as `differing / all`.
 pub fn differing(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).map(|(a, b)| (a ^ b).count_ones() as usize).sum()
 }
 
 /// How many places a mask keeps.
-pub fn count(words: &[u32]) -> usize {
-    words.iter().map(|word| word.count_ones() as usize).sum()
+pub fn count(bits: &[u32]) -> usize {
+    bits.iter().map(|word| word.count_ones() as usize).sum()
 }
 
 /// The places that a mask keeps.
-pub fn places(words: &[u32]) -> Vec<usize> {
-    ones(words).collect()
+pub fn kept_indices(bits: &[u32]) -> Vec<usize> {
+    ones(bits).collect()
 }
 
-/// What a shard has of a mask of the whole.
-fn of_piece(words: &[u32], shard: &Shard) -> Words {
-    let mut own = vec![0; shard.len().div_ceil(32)];
-    shard.runs().for_each(|run| copy_bits(words, run.in_full, &mut own, run.at, run.length));
-    own
+/// What a shard has of a mask of the full tensor.
+fn bits_of_shard(bits: &[u32], shard: &Shard) -> MaskBits {
+    let mut local = vec![0; shard.len().div_ceil(32)];
+    shard.runs().for_each(|run| copy_bits(bits, run.in_full, &mut local, run.at, run.length));
+    local
 }
 
 #[cfg(test)]
@@ -406,6 +413,6 @@ mod tests {
         let heads = Shard::full(&[2, 6]).narrow(1, &[1..2, 4..6]);
         // Columns 1, 4 and 5 of each row.
         let rows = [0b10_0110, 0b01_0001];
-        assert_eq!(of_piece(&[rows[1] << 6 | rows[0]], &heads), [0b010_101]);
+        assert_eq!(bits_of_shard(&[rows[1] << 6 | rows[0]], &heads), [0b010_101]);
     }
 }

@@ -8,9 +8,9 @@ use std::ops::Range;
 use espalier_nn::weights::ParameterId;
 use espalier_plan::scoring::parts;
 use espalier_tensor::Tensor;
-use espalier_tensor::ops::select::{Score, product_keys};
+use espalier_tensor::ops::select::{ScoreOrder, product_keys};
 
-use super::{Network, Words, select};
+use super::{MaskBits, Network, select};
 use crate::Result;
 
 impl Network<'_> {
@@ -20,24 +20,25 @@ impl Network<'_> {
         &self,
         sparsity: f64,
         mut make: impl FnMut(&[ParameterId]) -> Result<Vec<Tensor>>,
-        score: Score,
-    ) -> Result<Vec<(ParameterId, Words)>> {
+        score: ScoreOrder,
+    ) -> Result<Vec<(ParameterId, MaskBits)>> {
         let parts = self.passes()?;
         // One pass is made once and held, as there is room for it.
         let once = if parts.len() == 1 { Some(make(self.candidates)?) } else { None };
-        let show = |see: &mut select::See<'_>, part: Range<usize>, tensors: &[Tensor]| -> Result<()> {
-            for (i, tensor) in part.zip(tensors) {
-                let weight = self.params.param(self.candidates[i]).dense()?;
-                see(i, product_keys(&weight, tensor, score)?)?;
-            }
-            Ok(())
-        };
+        let show =
+            |visit: &mut select::KeyVisitor<'_>, part: Range<usize>, tensors: &[Tensor]| -> Result<()> {
+                for (i, tensor) in part.zip(tensors) {
+                    let weight = self.params.param(self.candidates[i]).dense()?;
+                    visit(i, product_keys(&weight, tensor, score)?)?;
+                }
+                Ok(())
+            };
         let count = Self::kept_of(self.total()?, sparsity);
-        self.keep_seen(self.candidates, count, |see| {
+        self.keep_visited(self.candidates, count, |visit| {
             for part in &parts {
                 match &once {
-                    Some(tensors) => show(see, part.clone(), tensors)?,
-                    None => show(see, part.clone(), &make(&self.candidates[part.clone()])?)?,
+                    Some(tensors) => show(visit, part.clone(), tensors)?,
+                    None => show(visit, part.clone(), &make(&self.candidates[part.clone()])?)?,
                 }
             }
             Ok(())
@@ -46,7 +47,7 @@ impl Network<'_> {
 
     /// Which candidates of this rank are scored in each pass.
     fn passes(&self) -> Result<Vec<Range<usize>>> {
-        let passes = self.context.ranks.largest(vec![self.passes as u64])?[0];
+        let passes = self.context.ranks.all_reduce_max(vec![self.passes as u64])?[0];
         let sizes: Vec<u64> = self.candidates.iter().map(|id| 4 * self.len(*id) as u64).collect();
         Ok(parts(&sizes, passes as usize))
     }

@@ -6,16 +6,16 @@ use espalier_nn::weights::{ParameterId, name_key};
 use espalier_plan::pruning::Scope;
 use espalier_tensor::{Tensor, random};
 
-use super::{Decision, Draw, Moment, Network, Pruner};
+use super::{Decision, Network, NewMasks, Pruner, StepClock};
 use crate::Result;
 
 /// Apart from every other use of the run's seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"prune   ");
 
-/// Pruning by numbers that are drawn for each place of the whole tensor.
+/// Pruning by numbers that are drawn for each place of the full tensor.
 #[derive(Debug)]
 pub struct Random {
-    /// The share that goes.
+    /// The fraction of weights to prune.
     pub sparsity: f64,
     /// Whether weights of all layers compete, or those of each layer.
     pub scope: Scope,
@@ -24,16 +24,16 @@ pub struct Random {
 }
 
 impl Pruner for Random {
-    fn looks(&self, at: Moment) -> bool {
+    fn should_run(&self, at: StepClock) -> bool {
         at.step == self.at
     }
 
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if !self.looks(network.moment()) {
+        if !self.should_run(network.step_clock()) {
             return Ok(Decision::Wait);
         }
         let masks = network.keep_best(self.sparsity, self.scope, |id| keys(network, id))?;
-        Ok(Draw::of(masks))
+        Ok(NewMasks::of(masks))
     }
 }
 

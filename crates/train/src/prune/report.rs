@@ -14,7 +14,7 @@ pub struct Observation {
 
 /// What a method did.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Pruned {
+pub struct PruneReport {
     /// Candidates that are kept,
     pub kept: u64,
     /// and all of them.
@@ -24,7 +24,7 @@ pub struct Pruned {
     pub emptied: Vec<String>,
     /// Those of which next to nothing is.
     #[serde(default)]
-    pub thin: Vec<KeptOfLayer>,
+    pub thin: Vec<LayerDensity>,
     /// What the method says of it.
     pub note: String,
     /// As in an [`Observation`], where the method compares masks.
@@ -43,7 +43,7 @@ pub struct Pruned {
 
 /// What is kept of one prunable parameter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeptOfLayer {
+pub struct LayerDensity {
     /// The parameter.
     pub name: String,
     /// Its weights that are kept,
@@ -52,8 +52,8 @@ pub struct KeptOfLayer {
     pub of: u64,
 }
 
-impl KeptOfLayer {
-    /// As a share of all.
+impl LayerDensity {
+    /// As a fraction of all.
     pub fn share(&self) -> f64 {
         self.kept as f64 / self.of.max(1) as f64
     }

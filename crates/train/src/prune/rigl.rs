@@ -8,126 +8,128 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use espalier_nn::layers::{BatchSlice, GradientSink, NormGroup, Wanted, WeightGradients};
+use espalier_nn::layers::{BatchSlice, GradientElements, GradientSink, NormGroup, WeightGradients};
 use espalier_nn::weights::ParameterId;
-use espalier_plan::scoring::growth_parts;
+use espalier_plan::scoring::growth_chunks;
 use espalier_tensor::ops::elementwise::add_into;
-use espalier_tensor::ops::select::{Score, keys};
+use espalier_tensor::ops::select::{ScoreOrder, keys};
 use espalier_tensor::{Tensor, random};
 
-use super::gradient::{Scored, gradient, sum_over_ranks};
-use super::moving::{Moves, best_free, moving};
-use super::{Decision, Moment, Network, Pruner, Words};
+use super::drop_and_grow::{DropAndGrow, best_free, moving};
+use super::gradient::{ScoringSamples, gradient, sum_over_ranks};
+use super::{Decision, MaskBits, Network, Pruner, StepClock};
 use crate::Result;
-use crate::step::Loss;
+use crate::step::LossConfig;
 
 /// The rigged lottery.
 #[derive(Debug)]
-pub struct Rigl(pub Moves);
+pub struct Rigl(pub DropAndGrow);
 
 impl Pruner for Rigl {
-    fn looks(&self, at: Moment) -> bool {
-        self.0.looks(at)
+    fn should_run(&self, at: StepClock) -> bool {
+        self.0.should_run(at)
     }
 
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         if network.step == 0 {
             return Ok(Decision::Prune(self.0.start(network)?));
         }
-        let Some(share) = self.0.due(network.step, network.context.steps) else { return Ok(Decision::Wait) };
-        let mut growth = growth(network, share)?;
-        Moves::draw(network, share, |id, _| Ok(growth.remove(&id).expect("it moves")))
+        let Some(fraction) = self.0.due(network.step, network.context.steps) else {
+            return Ok(Decision::Wait);
+        };
+        let mut growth = growth(network, fraction)?;
+        DropAndGrow::draw(network, fraction, |id, _| Ok(growth.remove(&id).expect("it moves")))
     }
 }
 
 /// The places that grow in each layer that moves.
-fn growth(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Words>> {
+fn growth(network: &Network<'_>, fraction: f64) -> Result<HashMap<ParameterId, MaskBits>> {
     let (batch, seed) = (network.context.plan.batch, network.context.plan.seed);
     if batch.micro_batches > 1 {
-        return growth_of_sums(network, share);
+        return growth_of_sums(network, fraction);
     }
     let each = batch.micro_batch;
     let data = network.context.ranks.data();
     let (all, first) = (each * data.size(), each * data.rank());
     let samples = network.context.order.indices(network.step * batch.samples as u64 + first as u64, each);
-    let place = BatchSlice { first, samples: each, norms: NormGroup::Step };
-    let moving = network.candidates.iter().map(|id| Ok((*id, moving(network, *id, share)?)));
+    let batch_slice = BatchSlice { first, samples: each, norms: NormGroup::Step };
+    let moving = network.candidates.iter().map(|id| Ok((*id, moving(network, *id, fraction)?)));
     let moving = moving.collect::<Result<_>>()?;
-    let mut sink = Growth { network, moving, chosen: HashMap::new(), parts: BTreeMap::new() };
+    let mut sink = GrowthSink { network, moving, chosen: HashMap::new(), tied_sums: BTreeMap::new() };
     // Dropout drops what it will drop in the step itself.
     let random = random::key(random::key(seed, network.step), 0);
-    let loss = Loss { random, samples: all, temperature: 1.0 };
-    network.sweep().train(&samples, loss, &place, &mut Vec::new(), &mut sink)?;
-    for (id, sum) in std::mem::take(&mut sink.parts) {
+    let loss = LossConfig { random, samples: all, temperature: 1.0 };
+    network.no_update_pass().train(&samples, loss, &batch_slice, &mut Vec::new(), &mut sink)?;
+    for (id, sum) in std::mem::take(&mut sink.tied_sums) {
         sink.choose(id, sum)?;
     }
     Ok(sink.chosen)
 }
 
 /// The same from gradients that are summed over micro-batches.
-fn growth_of_sums(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Words>> {
+fn growth_of_sums(network: &Network<'_>, fraction: f64) -> Result<HashMap<ParameterId, MaskBits>> {
     let (batch, seed) = (network.context.plan.batch, network.context.plan.seed);
     let samples = network.context.order.indices(network.step * batch.samples as u64, batch.samples);
-    let scored = Scored {
+    let scored = ScoringSamples {
         random: random::key(random::key(seed, network.step), 0),
         norms: NormGroup::Step,
-        ..Scored::new(&samples, batch.micro_batch, network.context)
+        ..ScoringSamples::new(&samples, batch.micro_batch, network.context)
     };
-    let moves = network.candidates.iter().map(|id| Ok((*id, moving(network, *id, share)?)));
+    let moves = network.candidates.iter().map(|id| Ok((*id, moving(network, *id, fraction)?)));
     let mut moves: Vec<(ParameterId, usize)> = moves.collect::<Result<_>>()?;
     moves.retain(|(_, count)| *count > 0);
-    // By the length of the whole: all that hold a piece choose in the same pass.
-    let lengths: Vec<u64> = moves.iter().map(|(id, _)| network.whole_len(*id) as u64).collect();
+    // By the length of the full tensor: all that hold a shard choose in the same pass.
+    let lengths: Vec<u64> = moves.iter().map(|(id, _)| network.full_len(*id) as u64).collect();
     let mut chosen = HashMap::new();
     // Every stage passes as often, whatever it holds.
-    for part in growth_parts(&lengths) {
+    for part in growth_chunks(&lengths) {
         let wanted: Vec<ParameterId> = moves[part.clone()].iter().map(|(id, _)| *id).collect();
-        let sums = gradient(network.sweep(), &wanted, scored)?;
+        let sums = gradient(network.no_update_pass(), &wanted, scored)?;
         for ((id, count), sum) in moves[part].iter().zip(sums) {
-            chosen.insert(*id, best_free(network, *id, keys(&sum, Score::Magnitude)?, *count)?);
+            chosen.insert(*id, best_free(network, *id, keys(&sum, ScoreOrder::Magnitude)?, *count)?);
         }
     }
     Ok(chosen)
 }
 
 /// A sink that keeps of a gradient where it is largest.
-struct Growth<'a> {
+struct GrowthSink<'a> {
     network: &'a Network<'a>,
     /// How many weights of each candidate.
     moving: HashMap<ParameterId, usize>,
-    chosen: HashMap<ParameterId, Words>,
+    chosen: HashMap<ParameterId, MaskBits>,
     /// Gradients of tied parameters so far: the other use may be yet to come.
-    parts: BTreeMap<ParameterId, Tensor>,
+    tied_sums: BTreeMap<ParameterId, Tensor>,
 }
 
-impl Growth<'_> {
+impl GrowthSink<'_> {
     fn moving(&self, id: ParameterId) -> usize {
         self.moving.get(&id).copied().unwrap_or(0)
     }
 
     fn choose(&mut self, id: ParameterId, gradient: Tensor) -> Result<()> {
         let gradient = sum_over_ranks(self.network.context, id, gradient)?;
-        let words = best_free(self.network, id, keys(&gradient, Score::Magnitude)?, self.moving(id))?;
-        self.chosen.insert(id, words);
+        let bits = best_free(self.network, id, keys(&gradient, ScoreOrder::Magnitude)?, self.moving(id))?;
+        self.chosen.insert(id, bits);
         Ok(())
     }
 }
 
-impl GradientSink for Growth<'_> {
+impl GradientSink for GrowthSink<'_> {
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> espalier_nn::Result<()> {
         if parameters.iter().all(|id| self.moving(*id) == 0) {
             return Ok(());
         }
-        for (&id, gradient) in parameters.iter().zip(gradients.make(Wanted::All)?) {
+        for (&id, gradient) in parameters.iter().zip(gradients.make(GradientElements::All)?) {
             if self.moving(id) == 0 {
                 continue;
             }
             if !self.network.context.stage.model(0).tied().contains(&id) {
                 self.choose(id, gradient)?;
-            } else if let Some(sum) = self.parts.get_mut(&id) {
+            } else if let Some(sum) = self.tied_sums.get_mut(&id) {
                 add_into(sum, &gradient)?;
             } else {
-                self.parts.insert(id, gradient);
+                self.tied_sums.insert(id, gradient);
             }
         }
         Ok(())

@@ -10,13 +10,13 @@ use espalier_tensor::Tensor;
 use espalier_tensor::ops::select::{Digit, EXCLUDED, Histogram, at_least, histogram};
 use rayon::prelude::*;
 
-use super::Words;
-use super::ties::{Sum, Ties, first_to_go};
+use super::MaskBits;
+use super::ties::{SumOverRanks, ThresholdTies, first_to_go};
 
-/// Tensors of which each rank has some, or pieces of some: those of its stage.
-pub struct Stages<'a> {
+/// Tensors of which each rank has some, or shards of some: those of its stage.
+pub struct DistributedTensors<'a> {
     /// The place of each tensor here among the tensors of all stages, ascending.
-    pub places: Vec<usize>,
+    pub positions: Vec<usize>,
     /// Whether what is here of it is counted here: what several ranks hold is counted on one of them.
     pub owned: Vec<bool>,
     /// Tensors of all stages.
@@ -25,95 +25,100 @@ pub struct Stages<'a> {
     /// the same ones that they are.
     pub shard: &'a dyn Fn(usize) -> Option<&'a Shard>,
     /// Sums over all these ranks.
-    pub sum: &'a Sum<'a>,
+    pub sum: &'a SumOverRanks<'a>,
 }
 
 /// What is shown the keys of a tensor.
-pub type See<'a> = dyn FnMut(usize, Tensor) -> crate::Result<()> + 'a;
+pub type KeyVisitor<'a> = dyn FnMut(usize, Tensor) -> crate::Result<()> + 'a;
 
 /// Shows the keys of each tensor, which `keys` gives.
 pub fn one_by_one(
     tensors: usize,
     mut keys: impl FnMut(usize) -> crate::Result<Tensor>,
-) -> impl FnMut(&mut See<'_>) -> crate::Result<()> {
-    move |see| (0..tensors).try_for_each(|i| see(i, keys(i)?))
+) -> impl FnMut(&mut KeyVisitor<'_>) -> crate::Result<()> {
+    move |visit| (0..tensors).try_for_each(|i| visit(i, keys(i)?))
 }
 
-/// Keeps the `keep` places with the largest keys over the tensors of all stages. `walk` shows the keys of each tensor of this one, in whatever order, and must show
+/// Keeps the `keep` places with the largest keys over the tensors of all stages. `visit_all` shows the keys of each tensor of this one, in whatever order, and must show
 /// the same ones each of the three times that it is called. Ties go to the earlier tensor, wherever it is, and within a tensor to the
-/// earlier place of the whole, whoever holds it.
-pub fn best_of_stages(
-    stages: &Stages<'_>,
+/// earlier place of the full tensor, whoever holds it.
+pub fn best_of_distributed(
+    distributed: &DistributedTensors<'_>,
     keep: usize,
-    mut walk: impl FnMut(&mut See<'_>) -> crate::Result<()>,
-) -> crate::Result<Vec<Words>> {
-    let tensors = stages.places.len();
+    mut visit_all: impl FnMut(&mut KeyVisitor<'_>) -> crate::Result<()>,
+) -> crate::Result<Vec<MaskBits>> {
+    let tensors = distributed.positions.len();
     let mut high = Histogram::default();
-    walk(&mut |i, keys| {
-        if stages.owned[i] {
+    visit_all(&mut |i, keys| {
+        if distributed.owned[i] {
             high.add(&histogram(&keys, Digit::High)?);
         }
         Ok(())
     })?;
-    let (digit, above) = Histogram::of((stages.sum)(high.into_counts())?).holder_of(keep);
+    let (digit, above) = Histogram::of((distributed.sum)(high.into_counts())?).holder_of(keep);
     // By tensor, since how many of each are at the threshold must be known too: a quarter of a megabyte each.
     let mut low: Vec<Vec<u32>> = vec![Vec::new(); tensors];
     let mut sum = Histogram::default();
-    walk(&mut |i, keys| {
-        if stages.owned[i] {
+    visit_all(&mut |i, keys| {
+        if distributed.owned[i] {
             let own = histogram(&keys, Digit::LowOf(digit))?;
             sum.add(&own);
             low[i] = own.narrow();
         }
         Ok(())
     })?;
-    let (rest, above_low) = Histogram::of((stages.sum)(sum.into_counts())?).holder_of(keep - above);
+    let (rest, above_low) = Histogram::of((distributed.sum)(sum.into_counts())?).holder_of(keep - above);
     let threshold = digit << 16 | rest;
     // As many of those at the threshold as are still missing, the first ones.
     let missing = keep - above - above_low;
-    let mut at_threshold = vec![0; stages.all];
-    for (place, counts) in stages.places.iter().zip(&low) {
-        at_threshold[*place] = counts.get(rest as usize).map_or(0, |n| u64::from(*n));
+    let mut at_threshold = vec![0; distributed.all];
+    for (position, counts) in distributed.positions.iter().zip(&low) {
+        at_threshold[*position] = counts.get(rest as usize).map_or(0, |n| u64::from(*n));
     }
     drop(low);
-    let at_threshold = (stages.sum)(at_threshold)?;
-    let stay = |place: usize| missing.saturating_sub(at_threshold[..place].iter().sum::<u64>() as usize);
+    let at_threshold = (distributed.sum)(at_threshold)?;
+    let stay =
+        |position: usize| missing.saturating_sub(at_threshold[..position].iter().sum::<u64>() as usize);
     // Of all tensors before it the ties stay, of all behind it they go.
-    let divided = (0..stages.all).find(|place| (1..at_threshold[*place]).contains(&(stay(*place) as u64)));
-    let divided = divided.and_then(|place| Some((place, (stages.shard)(place)?)));
+    let divided = (0..distributed.all)
+        .find(|position| (1..at_threshold[*position]).contains(&(stay(*position) as u64)));
+    let divided = divided.and_then(|position| Some((position, (distributed.shard)(position)?)));
     let mut ties = None;
-    let mut words = vec![Words::new(); tensors];
-    walk(&mut |i, keys| {
+    let mut bits = vec![MaskBits::new(); tensors];
+    visit_all(&mut |i, keys| {
         match divided {
-            Some((place, _)) if place == stages.places[i] => ties = Some((i, Ties::of(&keys, threshold)?)),
-            _ => words[i] = at_least(&keys, threshold, stay(stages.places[i]))?,
+            Some((position, _)) if position == distributed.positions[i] => {
+                ties = Some((i, ThresholdTies::of(&keys, threshold)?))
+            }
+            _ => bits[i] = at_least(&keys, threshold, stay(distributed.positions[i]))?,
         }
         Ok(())
     })?;
-    if let Some((place, shard)) = divided {
-        let own = ties.as_ref().filter(|(i, _)| stages.owned[*i]).map(|(_, ties)| ties);
-        let end = first_to_go(own, shard, stay(place), stages.sum)?;
+    if let Some((position, shard)) = divided {
+        let own = ties.as_ref().filter(|(i, _)| distributed.owned[*i]).map(|(_, ties)| ties);
+        let end = first_to_go(own, shard, stay(position), distributed.sum)?;
         if let Some((i, ties)) = ties {
-            words[i] = ties.keep_before(end, shard);
+            bits[i] = ties.keep_before(end, shard);
         }
     }
-    Ok(words)
+    Ok(bits)
 }
 
 /// Keeps the `keep` places with the largest keys of one tensor, of which this rank holds a shard, and says whether it speaks for it.
-pub fn best_of_pieces(
+pub fn best_of_shards(
     keys: &Tensor,
     keep: usize,
     (shard, owned): (&Shard, bool),
-    sum: &Sum<'_>,
-) -> crate::Result<Words> {
-    let stages = Stages { places: vec![0], owned: vec![owned], all: 1, shard: &|_| Some(shard), sum };
-    let words = best_of_stages(&stages, keep, one_by_one(1, |_| Ok(keys.clone())))?;
-    Ok(words.into_iter().next().expect("one tensor"))
+    sum: &SumOverRanks<'_>,
+) -> crate::Result<MaskBits> {
+    let distributed =
+        DistributedTensors { positions: vec![0], owned: vec![owned], all: 1, shard: &|_| Some(shard), sum };
+    let bits = best_of_distributed(&distributed, keep, one_by_one(1, |_| Ok(keys.clone())))?;
+    Ok(bits.into_iter().next().expect("one tensor"))
 }
 
 /// Keeps the `keep` places with the largest keys of one tensor.
-pub fn best(keys: &Tensor, keep: usize) -> crate::Result<Words> {
+pub fn best(keys: &Tensor, keep: usize) -> crate::Result<MaskBits> {
     let (digit, above) = histogram(keys, Digit::High)?.holder_of(keep);
     let (rest, above_low) = histogram(keys, Digit::LowOf(digit))?.holder_of(keep - above);
     Ok(at_least(keys, digit << 16 | rest, keep - above - above_low)?)
@@ -121,22 +126,22 @@ pub fn best(keys: &Tensor, keep: usize) -> crate::Result<Words> {
 
 /// Keeps the `keep` places with the largest keys of each output of a tensor, which lie along a dimension; what has no key stays out. Ties
 /// go to the earlier place.
-pub fn best_of_rows(keys: &[u32], shape: &[usize], dim: usize, keep: usize) -> Words {
+pub fn best_of_rows(keys: &[u32], shape: &[usize], dim: usize, keep: usize) -> MaskBits {
     let (rows, inner) = (shape[dim], shape[dim + 1..].iter().product::<usize>());
     let outer = keys.len().checked_div(rows * inner).unwrap_or(0);
     let best = |row: usize| {
-        let places = (0..outer).flat_map(|o| (0..inner).map(move |i| (o * rows + row) * inner + i));
-        let mut places: Vec<usize> = places.filter(|place| keys[*place] != EXCLUDED).collect();
-        if keep < places.len() {
-            places.select_nth_unstable_by_key(keep, |place| (Reverse(keys[*place]), *place));
-            places.truncate(keep);
+        let positions = (0..outer).flat_map(|o| (0..inner).map(move |i| (o * rows + row) * inner + i));
+        let mut positions: Vec<usize> = positions.filter(|position| keys[*position] != EXCLUDED).collect();
+        if keep < positions.len() {
+            positions.select_nth_unstable_by_key(keep, |position| (Reverse(keys[*position]), *position));
+            positions.truncate(keep);
         }
-        places
+        positions
     };
-    let mut words = vec![0; keys.len().div_ceil(32)];
+    let mut bits = vec![0; keys.len().div_ceil(32)];
     let kept: Vec<Vec<usize>> = (0..rows).into_par_iter().map(best).collect();
-    kept.into_iter().flatten().for_each(|place| words[place / 32] |= 1 << (place % 32));
-    words
+    kept.into_iter().flatten().for_each(|position| bits[position / 32] |= 1 << (position % 32));
+    bits
 }
 
 #[cfg(test)]
@@ -155,15 +160,15 @@ mod tests {
         tensors: usize,
         keep: usize,
         keys: impl FnMut(usize) -> crate::Result<Tensor>,
-    ) -> crate::Result<Vec<Words>> {
-        let stages = Stages {
-            places: (0..tensors).collect(),
+    ) -> crate::Result<Vec<MaskBits>> {
+        let distributed = DistributedTensors {
+            positions: (0..tensors).collect(),
             owned: vec![true; tensors],
             all: tensors,
             shard: &|_| None,
             sum: &Ok,
         };
-        best_of_stages(&stages, keep, one_by_one(tensors, keys))
+        best_of_distributed(&distributed, keep, one_by_one(tensors, keys))
     }
 
     static DEVICE: LazyLock<Device> = LazyLock::new(|| Device::cpu(1).unwrap());
@@ -187,9 +192,9 @@ mod tests {
             all.truncate(keep);
             all.sort();
             let chosen = best_of_all(keys.len(), keep, |i| Ok(tensor(&keys[i]))).unwrap();
-            let places: Vec<(usize, usize)> =
-                chosen.iter().enumerate().flat_map(|(t, words)| ones(words).map(move |i| (t, i))).collect();
-            prop_assert_eq!(places, all);
+            let positions: Vec<(usize, usize)> =
+                chosen.iter().enumerate().flat_map(|(t, bits)| ones(bits).map(move |i| (t, i))).collect();
+            prop_assert_eq!(positions, all);
             // Two stages, the first tensor on both: each asks for the sums of its own histograms and the other's.
             if keys.len() > 1 {
                 let cut = keys.len() / 2;
@@ -199,8 +204,8 @@ mod tests {
                         give.send(counts.clone()).unwrap();
                         Ok(take.recv().unwrap().iter().zip(counts).map(|(a, b)| a + b).collect())
                     };
-                    let stages = Stages { places: own.clone(), owned, all: keys.len(), shard: &|_| None, sum: &sum };
-                    best_of_stages(&stages, keep, one_by_one(own.len(), |i| Ok(tensor(&keys[own[i]])))).unwrap()
+                    let distributed = DistributedTensors { positions: own.clone(), owned, all: keys.len(), shard: &|_| None, sum: &sum };
+                    best_of_distributed(&distributed, keep, one_by_one(own.len(), |i| Ok(tensor(&keys[own[i]])))).unwrap()
                 };
                 let second: Vec<usize> = [0].into_iter().chain(cut..keys.len()).collect();
                 let first: Vec<usize> = (0..cut).collect();
@@ -211,8 +216,8 @@ mod tests {
                     let other = scope.spawn(|| stage(second.clone(), owned, there.0, here.1));
                     (stage(first.clone(), vec![true; cut], here.0, there.1), other.join().unwrap())
                 });
-                for (place, words) in first.iter().zip(a).chain(second.iter().zip(b)) {
-                    prop_assert_eq!(&words, &chosen[*place]);
+                for (position, bits) in first.iter().zip(a).chain(second.iter().zip(b)) {
+                    prop_assert_eq!(&bits, &chosen[*position]);
                 }
             }
             for keys in &keys {
@@ -231,13 +236,13 @@ mod tests {
             let len: usize = shape.iter().product();
             let keys: Vec<u32> =
                 (0..len).map(|i| (espalier_tensor::random::bits(seed, i as u64) % 5) as u32).collect();
-            let index = |place: usize| place / shape[dim + 1..].iter().product::<usize>() % shape[dim];
+            let index = |position: usize| position / shape[dim + 1..].iter().product::<usize>() % shape[dim];
             let mut expected = Vec::new();
             for row in 0..shape[dim] {
-                let of_row = |place: &usize| index(*place) == row && keys[*place] != EXCLUDED;
-                let mut places: Vec<usize> = (0..len).filter(of_row).collect();
-                places.sort_by_key(|place| Reverse(keys[*place]));
-                expected.extend(places.into_iter().take(keep));
+                let of_row = |position: &usize| index(*position) == row && keys[*position] != EXCLUDED;
+                let mut positions: Vec<usize> = (0..len).filter(of_row).collect();
+                positions.sort_by_key(|position| Reverse(keys[*position]));
+                expected.extend(positions.into_iter().take(keep));
             }
             expected.sort_unstable();
             let found: Vec<usize> = ones(&best_of_rows(&keys, &shape, dim, keep)).collect();
@@ -246,7 +251,7 @@ mod tests {
     }
 
     prop_compose! {
-        /// A tensor with many ties, and which of three pieces each of its columns is in.
+        /// A tensor with many ties, and which of three shards each of its columns is in.
         fn cut_tensors()(rows in 1usize..6, columns in 1usize..14)
             (scores in prop::collection::vec(-2i8..2, rows * columns), at in prop::collection::vec(0usize..3, columns),
              columns in Just(columns)) -> (usize, Vec<u32>, Vec<usize>) {
@@ -254,14 +259,14 @@ mod tests {
         }
     }
 
-    /// The places of the whole that masks of pieces keep.
-    fn in_full(words: &Words, shard: &Shard) -> Vec<usize> {
-        ones(words).map(|at| shard.in_full(at)).collect()
+    /// The places of the full tensor that masks of shards keep.
+    fn in_full(bits: &MaskBits, shard: &Shard) -> Vec<usize> {
+        ones(bits).map(|at| shard.in_full(at)).collect()
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// Against a stable sort of the whole tensors: the columns of each are on three ranks, of which the third may hold what
+        /// Against a stable sort of the full tensors: the columns of each are on three ranks, of which the third may hold what
         /// the first does. Over all tensors together, and of each by itself.
         #[test]
         fn the_best_of_pieces_are_the_best_of_the_whole(
@@ -269,20 +274,20 @@ mod tests {
             cut in prop::collection::vec(any::<bool>(), 4),
         ) {
             let ranks = 3;
-            // With copies there are two pieces, and the first is on two ranks.
+            // With copies there are two shards, and the first is on two ranks.
             let distinct = if copies { 2 } else { ranks };
             let piece_of = |t: usize, rank: usize| {
                 let (columns, keys, at) = &tensors[t];
-                let whole = Shard::full(&[keys.len() / columns, *columns]);
+                let full = Shard::full(&[keys.len() / columns, *columns]);
                 let held = (0..*columns).filter(|column| at[*column] % distinct == rank % distinct);
-                if cut[t] { whole.narrow(1, &held.map(|column| column..column + 1).collect::<Vec<_>>()) } else { whole }
+                if cut[t] { full.narrow(1, &held.map(|column| column..column + 1).collect::<Vec<_>>()) } else { full }
             };
             let is_owner = |t: usize, rank: usize| if cut[t] { rank < distinct } else { rank == 0 };
             let count = |keys: &[u32]| (share * keys.len() as f64) as usize;
             let keep: usize = tensors.iter().map(|(_, keys, _)| count(keys)).sum();
             let sorted = |some: &[usize], keep: usize| {
-                let places = |t: usize| (0..tensors[t].1.len()).map(move |i| (t, i));
-                let mut all: Vec<(usize, usize)> = some.iter().flat_map(|t| places(*t)).collect();
+                let positions = |t: usize| (0..tensors[t].1.len()).map(move |i| (t, i));
+                let mut all: Vec<(usize, usize)> = some.iter().flat_map(|t| positions(*t)).collect();
                 all.sort_by_key(|&(t, i)| std::cmp::Reverse(tensors[t].1[i]));
                 all.truncate(keep);
                 all.sort();
@@ -294,27 +299,27 @@ mod tests {
                 let pieces: Vec<Shard> = (0..tensors.len()).map(|t| piece_of(t, rank)).collect();
                 let keys = |t: usize| {
                     let at = pieces[t].runs().flat_map(|run| run.in_full..run.in_full + run.length);
-                    let keys: Vec<u32> = at.map(|place| tensors[t].1[place]).collect();
+                    let keys: Vec<u32> = at.map(|position| tensors[t].1[position]).collect();
                     Ok(Tensor::from_slice(device, &[keys.len()], &keys, Category::Workspace)?)
                 };
-                let sum = |counts| world.sum_over_replica(counts);
-                let stages = Stages {
-                    places: (0..tensors.len()).collect(),
+                let sum = |counts| world.all_reduce_over_replica(counts);
+                let distributed = DistributedTensors {
+                    positions: (0..tensors.len()).collect(),
                     owned: (0..tensors.len()).map(|t| is_owner(t, rank)).collect(),
                     all: tensors.len(),
                     shard: &|t| cut[t].then(|| &pieces[t]),
                     sum: &sum,
                 };
-                let together = best_of_stages(&stages, keep, one_by_one(tensors.len(), keys))?;
+                let together = best_of_distributed(&distributed, keep, one_by_one(tensors.len(), keys))?;
                 let alone = |t: usize| {
                     let held = (&pieces[t], is_owner(t, rank));
-                    best_of_pieces(&keys(t)?, count(&tensors[t].1), held, &sum)
+                    best_of_shards(&keys(t)?, count(&tensors[t].1), held, &sum)
                 };
                 let alone = (0..tensors.len()).map(alone).collect::<crate::Result<Vec<_>>>()?;
-                let places = |words: &[Words]| {
-                    words.iter().zip(&pieces).map(|(words, shard)| in_full(words, shard)).collect::<Vec<_>>()
+                let positions = |bits: &[MaskBits]| {
+                    bits.iter().zip(&pieces).map(|(bits, shard)| in_full(bits, shard)).collect::<Vec<_>>()
                 };
-                Ok((places(&together), places(&alone)))
+                Ok((positions(&together), positions(&alone)))
             }).unwrap();
             for t in 0..tensors.len() {
                 let expected = |some: &[usize], keep| -> Vec<usize> {
@@ -323,8 +328,8 @@ mod tests {
                 let all: Vec<usize> = (0..tensors.len()).collect();
                 for (rank, (together, alone)) in chosen.iter().enumerate() {
                     let shard = piece_of(t, rank);
-                    let here = |places: Vec<usize>| -> Vec<usize> {
-                        places.into_iter().filter(|place| shard.runs().any(|run| (run.in_full..run.in_full + run.length).contains(place))).collect()
+                    let here = |positions: Vec<usize>| -> Vec<usize> {
+                        positions.into_iter().filter(|position| shard.runs().any(|run| (run.in_full..run.in_full + run.length).contains(position))).collect()
                     };
                     prop_assert_eq!(&together[t], &here(expected(&all, keep)), "all, rank {}", rank);
                     prop_assert_eq!(&alone[t], &here(expected(&[t], count(&tensors[t].1))), "{}, rank {}", t, rank);

@@ -3,8 +3,8 @@
 use espalier_nn::weights::name_key;
 use espalier_tensor::random;
 
-use super::moving::{Moves, best_free};
-use super::{Decision, Moment, Network, Pruner};
+use super::drop_and_grow::{DropAndGrow, best_free};
+use super::{Decision, Network, Pruner, StepClock};
 use crate::Result;
 
 /// Apart from every other use of the run's seed.
@@ -12,21 +12,23 @@ const PURPOSE: u64 = u64::from_be_bytes(*b"grow    ");
 
 /// Sparse evolutionary training.
 #[derive(Debug)]
-pub struct Set(pub Moves);
+pub struct Set(pub DropAndGrow);
 
 impl Pruner for Set {
-    fn looks(&self, at: Moment) -> bool {
-        self.0.looks(at)
+    fn should_run(&self, at: StepClock) -> bool {
+        self.0.should_run(at)
     }
 
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         if network.step == 0 {
             return Ok(Decision::Prune(self.0.start(network)?));
         }
-        let Some(share) = self.0.due(network.step, network.context.steps) else { return Ok(Decision::Wait) };
+        let Some(fraction) = self.0.due(network.step, network.context.steps) else {
+            return Ok(Decision::Wait);
+        };
         // A place's number depends on the seed, the step, the parameter's name and the place alone.
         let seed = random::key(random::key(network.context.plan.seed, PURPOSE), network.step);
-        Moves::draw(network, share, |id, count| {
+        DropAndGrow::draw(network, fraction, |id, count| {
             let key = random::key(seed, name_key(network.params.name(id)));
             best_free(network, id, network.random_keys(id, key)?, count)
         })

@@ -4,13 +4,13 @@
 //! value is taken. The paper divides by the sum of all scores, which changes no order. Dropout drops and batch norm
 //! measures, as in the step that follows.
 
-use espalier_data::Split;
+use espalier_data::DataSplit;
 use espalier_nn::weights::ParameterId;
-use espalier_tensor::ops::select::Score;
+use espalier_tensor::ops::select::ScoreOrder;
 use espalier_tensor::{Tensor, random};
 
-use super::gradient::{Scored, gradient};
-use super::{Decision, Draw, Moment, Network, Pruner};
+use super::gradient::{ScoringSamples, gradient};
+use super::{Decision, Network, NewMasks, Pruner, StepClock};
 use crate::Result;
 
 /// Apart from every other use of the run's seed.
@@ -19,23 +19,23 @@ const PURPOSE: u64 = u64::from_be_bytes(*b"snip    ");
 /// Pruning by sensitivity.
 #[derive(Debug)]
 pub struct Snip {
-    /// The share that goes.
+    /// The fraction of weights to prune.
     pub sparsity: f64,
     /// Training samples scored: the first that the run will meet; 0: all of them.
     pub samples: usize,
 }
 
 impl Pruner for Snip {
-    fn looks(&self, at: Moment) -> bool {
+    fn should_run(&self, at: StepClock) -> bool {
         at.step == 0
     }
 
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if !self.looks(network.moment()) {
+        if !self.should_run(network.step_clock()) {
             return Ok(Decision::Wait);
         }
         let gradients = |ids: &[ParameterId]| self.gradients_of(network, ids);
-        Ok(Draw::of(network.keep_scored(self.sparsity, gradients, Score::Magnitude)?))
+        Ok(NewMasks::of(network.keep_scored(self.sparsity, gradients, ScoreOrder::Magnitude)?))
     }
 }
 
@@ -46,11 +46,11 @@ impl Snip {
     }
 
     fn gradients_of(&self, network: &Network<'_>, ids: &[ParameterId]) -> Result<Vec<Tensor>> {
-        let all = network.context.dataset.len(Split::Train);
+        let all = network.context.dataset.len(DataSplit::Train);
         let count = if self.samples == 0 { all } else { self.samples.min(all) };
         let samples = network.context.order.indices(0, count);
         let random = random::key(network.context.plan.seed, PURPOSE);
-        let scored = Scored { random, ..network.scored(&samples) };
-        gradient(network.sweep(), ids, scored)
+        let scored = ScoringSamples { random, ..network.scored(&samples) };
+        gradient(network.no_update_pass(), ids, scored)
     }
 }

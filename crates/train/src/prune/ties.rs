@@ -1,8 +1,8 @@
-//! Keys at the threshold of a tensor that several ranks hold in pieces: those that are earliest in the whole stay, so that a mask does
+//! Keys at the threshold of a tensor that several ranks hold in shards: those that are earliest in the full tensor stay, so that a mask does
 //! not depend on how the tensor is cut.
 //!
 //! The place of the first that goes is found as a key is: by counting the ties in 65,536 ranges of places and again within one of
-//! them, sums over the ranks that hold the pieces. It takes two rounds up to 2^32 weights, and only for a tensor that is
+//! them, sums over the ranks that hold the shards. It takes two rounds up to 2^32 weights, and only for a tensor that is
 //! cut and keeps some of its ties but not all: at most one under a threshold.
 
 use espalier_plan::Shard;
@@ -10,30 +10,30 @@ use espalier_tensor::Tensor;
 use espalier_tensor::mask::ones;
 use espalier_tensor::ops::select::{DIGITS, at_least_before};
 
-use super::Words;
+use super::MaskBits;
 use crate::Result;
 
 /// Sums over the ranks that choose together, each of which must ask for the same ones in the same order.
-pub type Sum<'a> = dyn Fn(Vec<u64>) -> crate::Result<Vec<u64>> + 'a;
+pub type SumOverRanks<'a> = dyn Fn(Vec<u64>) -> crate::Result<Vec<u64>> + 'a;
 
 /// A shard of a tensor with ties, on the host.
-pub(super) struct Ties {
+pub(super) struct ThresholdTies {
     /// What is above the threshold.
-    above: Words,
+    above: MaskBits,
     /// What is at it.
-    tied: Words,
+    tied: MaskBits,
 }
 
-impl Ties {
-    pub(super) fn of(keys: &Tensor, threshold: u32) -> Result<Ties> {
+impl ThresholdTies {
+    pub(super) fn of(keys: &Tensor, threshold: u32) -> Result<ThresholdTies> {
         let (above, mut tied) =
             (at_least_before(keys, threshold, 0)?, at_least_before(keys, threshold, keys.len())?);
         tied.iter_mut().zip(&above).for_each(|(tied, above)| *tied &= !above);
-        Ok(Ties { above, tied })
+        Ok(ThresholdTies { above, tied })
     }
 
-    /// The places of ties in the whole, ascending.
-    fn places<'a>(&'a self, shard: &'a Shard) -> impl Iterator<Item = usize> + 'a {
+    /// The places of ties in the full tensor, ascending.
+    fn positions<'a>(&'a self, shard: &'a Shard) -> impl Iterator<Item = usize> + 'a {
         let mut runs = shard.runs();
         let mut run = runs.next();
         ones(&self.tied).map(move |at| {
@@ -45,24 +45,31 @@ impl Ties {
         })
     }
 
-    /// All above the threshold, and the ties before a place of the whole.
-    pub(super) fn keep_before(self, end: usize, shard: &Shard) -> Words {
-        let before = self.places(shard).take_while(|place| *place < end).count();
-        let mut words = self.above;
-        ones(&self.tied).take(before).for_each(|at| words[at / 32] |= 1 << (at % 32));
-        words
+    /// All above the threshold, and the ties before a place of the full tensor.
+    pub(super) fn keep_before(self, end: usize, shard: &Shard) -> MaskBits {
+        let before = self.positions(shard).take_while(|position| *position < end).count();
+        let mut bits = self.above;
+        ones(&self.tied).take(before).for_each(|at| bits[at / 32] |= 1 << (at % 32));
+        bits
     }
 }
 
-/// The place in the whole of the first tie that goes, if `stay` of them stay and others do not. `own` are those that this rank
+/// The place in the full tensor of the first tie that goes, if `stay` of them stay and others do not. `local` are those that this rank
 /// counts, if any; all ranks of the sum must ask.
-pub(super) fn first_to_go(own: Option<&Ties>, shard: &Shard, stay: usize, sum: &Sum<'_>) -> Result<usize> {
+pub(super) fn first_to_go(
+    local: Option<&ThresholdTies>,
+    shard: &Shard,
+    stay: usize,
+    sum: &SumOverRanks<'_>,
+) -> Result<usize> {
     let (mut within, mut stay) = (0..shard.full_shape().iter().product::<usize>(), stay as u64);
     while within.len() > 1 {
         let width = within.len().div_ceil(DIGITS);
         let mut counts = vec![0u64; DIGITS];
-        for place in own.iter().flat_map(|ties| ties.places(shard)).filter(|place| within.contains(place)) {
-            counts[(place - within.start) / width] += 1;
+        for position in
+            local.iter().flat_map(|ties| ties.positions(shard)).filter(|position| within.contains(position))
+        {
+            counts[(position - within.start) / width] += 1;
         }
         let counts = sum(counts)?;
         let holder = counts.iter().position(|count| {

@@ -10,7 +10,7 @@
 use espalier_nn::weights::ParameterId;
 use rayon::prelude::*;
 
-use super::{Decision, Draw, Moment, Network, Pruner, Words};
+use super::{Decision, MaskBits, Network, NewMasks, Pruner, StepClock};
 use crate::Result;
 
 /// Pruning to a pattern.
@@ -21,12 +21,12 @@ pub struct TwoOfFour {
 }
 
 impl Pruner for TwoOfFour {
-    fn looks(&self, at: Moment) -> bool {
+    fn should_run(&self, at: StepClock) -> bool {
         at.step == self.at
     }
 
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if !self.looks(network.moment()) {
+        if !self.should_run(network.step_clock()) {
             return Ok(Decision::Wait);
         }
         let parameters = network.context.plan.model.parameters();
@@ -34,14 +34,14 @@ impl Pruner for TwoOfFour {
             // Inputs lie along the other one of the first two dimensions.
             let dim = 1 - parameters[id.0].output_dim;
             let keys = network.exclude_pruned(id, network.magnitudes(id)?)?;
-            Ok((id, network.draw_on_host(id, &keys, |keys, shape| larger_halves(keys, shape, dim))?))
+            Ok((id, network.mask_on_host(id, &keys, |keys, shape| larger_halves(keys, shape, dim))?))
         };
-        Ok(Draw::of(network.candidates.iter().copied().map(mask).collect::<Result<_>>()?))
+        Ok(NewMasks::of(network.candidates.iter().copied().map(mask).collect::<Result<_>>()?))
     }
 }
 
 /// Keeps the larger half of every four neighbours along a dimension; what has no key stays out. Ties go to the earlier.
-fn larger_halves(keys: &[u32], shape: &[usize], dim: usize) -> Words {
+fn larger_halves(keys: &[u32], shape: &[usize], dim: usize) -> MaskBits {
     let inner: usize = shape[dim + 1..].iter().product();
     let (row, four) = (shape[dim] * inner, 4 * inner);
     let mut flags = vec![false; keys.len()];
@@ -69,7 +69,7 @@ mod tests {
     /// The places kept of magnitudes given as digits.
     fn kept(digits: &[u32], shape: &[usize], dim: usize) -> Vec<usize> {
         let keys: Vec<u32> = digits.iter().map(|digit| digit + 1).collect();
-        super::super::places(&larger_halves(&keys, shape, dim))
+        super::super::kept_indices(&larger_halves(&keys, shape, dim))
     }
 
     #[test]

@@ -10,23 +10,23 @@
 use std::collections::HashMap;
 
 use espalier_comm::Reduce;
-use espalier_data::Split;
+use espalier_data::DataSplit;
 use espalier_nn::layers::InputObserver;
 use espalier_nn::weights::ParameterId;
 use espalier_plan::pruning::Scope;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::elementwise::{add_into, mul};
 use espalier_tensor::ops::reduce::sum_rows;
-use espalier_tensor::ops::select::{Score, product_keys};
+use espalier_tensor::ops::select::{ScoreOrder, product_keys};
 use espalier_tensor::{Category, DType, Tensor};
 
-use super::{Decision, Draw, Moment, Network, Pruner};
+use super::{Decision, Network, NewMasks, Pruner, StepClock};
 use crate::Result;
 
 /// Pruning by weights and activations.
 #[derive(Debug)]
 pub struct Wanda {
-    /// The share that goes.
+    /// The fraction of weights to prune.
     pub sparsity: f64,
     /// What is compared with each other.
     pub scope: Scope,
@@ -37,12 +37,12 @@ pub struct Wanda {
 }
 
 impl Pruner for Wanda {
-    fn looks(&self, at: Moment) -> bool {
+    fn should_run(&self, at: StepClock) -> bool {
         at.step == self.at
     }
 
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if !self.looks(network.moment()) {
+        if !self.should_run(network.step_clock()) {
             return Ok(Decision::Wait);
         }
         let norms = self.input_norms(network)?;
@@ -52,9 +52,9 @@ impl Pruner for Wanda {
             let norms = spread(&norms[&id], weight.shape(), parameters[id.0].output_dim);
             let norms =
                 Tensor::from_f32(&weight.device(), weight.shape(), DType::F32, &norms, Category::Workspace)?;
-            Ok(product_keys(&weight, &norms, Score::Magnitude)?)
+            Ok(product_keys(&weight, &norms, ScoreOrder::Magnitude)?)
         };
-        Ok(Draw::of(network.keep_best(self.sparsity, self.scope, keys)?))
+        Ok(NewMasks::of(network.keep_best(self.sparsity, self.scope, keys)?))
     }
 }
 
@@ -62,12 +62,12 @@ impl Wanda {
     /// Of each candidate the norms of its inputs, over the samples of all ranks. The plan has checked that each is a weight of a linear layer.
     fn input_norms(&self, network: &Network<'_>) -> Result<HashMap<ParameterId, Vec<f32>>> {
         let context = network.context;
-        let all = context.dataset.len(Split::Train);
+        let all = context.dataset.len(DataSplit::Train);
         let count = if self.samples == 0 { all } else { self.samples.min(all) };
         let samples = context.order.indices(0, count);
         let mut seen = InputSquares::default();
-        let own = &samples[context.ranks.part(count)];
-        network.sweep().observe(own, context.plan.batch.micro_batch, &mut seen)?;
+        let local = &samples[context.ranks.batch_range(count)];
+        network.no_update_pass().observe(local, context.plan.batch.micro_batch, &mut seen)?;
         let parameters = context.plan.model.parameters();
         let norms = network.candidates.iter().map(|id| {
             let plan = context.param(*id);
@@ -80,9 +80,9 @@ impl Wanda {
                 },
             };
             if let Some(group) = context.groups.of(plan.group) {
-                let own = sums.iter().map(|square| f64::from(*square)).collect();
+                let local = sums.iter().map(|square| f64::from(*square)).collect();
                 sums =
-                    group.all_reduce::<Vec<f64>>(own, Reduce::Sum)?.iter().map(|sum| *sum as f32).collect();
+                    group.all_reduce::<Vec<f64>>(local, Reduce::Sum)?.iter().map(|sum| *sum as f32).collect();
             }
             assert!(sums[0] > 0.0, "the plan has checked that {} is read by a linear layer", plan.name);
             Ok((*id, sums[1..].iter().map(|square| square.sqrt()).collect()))

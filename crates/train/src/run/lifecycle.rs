@@ -1,9 +1,9 @@
 //! A run in its course: over the steps, with their evaluations, prunings and checkpoints. `start` is what is before the first, `end` what is
 //! behind the last.
 
-mod cautions;
 mod end;
 mod start;
+mod warnings;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -14,15 +14,15 @@ use std::time::Instant;
 use espalier_plan::{Plan, Scoring};
 use tracing::info;
 
-use super::held::HeldFolder;
-use super::line::Line;
-use super::metrics::Metrics;
-use super::pace::Pace;
+use super::folder_handle::FolderHandle;
+use super::metric_record::MetricRecord;
+use super::metrics::MetricsFile;
 use super::sample::sample;
-use super::{Claim, Observer, Outcome, announce};
+use super::step_timer::StepTimer;
+use super::{FolderLock, Observer, RunOutcome, announce};
 use crate::checkpoint::Checkpoints;
-use crate::prune::{Observation, Pruned};
-use crate::summary::{Predicted, Rates, Validation};
+use crate::prune::{Observation, PruneReport};
+use crate::summary::{PredictedStep, Throughput, Validation};
 use crate::trainer::{Evaluation, Trainer};
 use crate::{Error, Result};
 
@@ -39,17 +39,17 @@ fn scoring_note(candidates: u64, scoring: Scoring) -> String {
 /// A run between its start and its end.
 pub(super) struct Run {
     /// Rank 0's, until the run has ended.
-    _claim: Option<Claim>,
+    _folder_lock: Option<FolderLock>,
     pub(super) plan: Plan,
     pub(super) trainer: Trainer,
     stop: Arc<AtomicBool>,
     checkpoints: Checkpoints,
-    metrics: Metrics,
+    metrics: MetricsFile,
     folder: PathBuf,
     /// Rank 0's, to see whether it is still there.
-    held: Option<HeldFolder>,
+    folder_handle: Option<FolderHandle>,
     tokens_per_sample: Option<usize>,
-    pace: Pace,
+    step_timer: StepTimer,
     /// Why the last checkpoint that was tried is not there.
     unsaved: Option<Error>,
     last_loss: Option<f64>,
@@ -57,7 +57,7 @@ pub(super) struct Run {
     /// What was evaluated at the last step by a process that was killed behind it.
     past_validation: Option<Validation>,
     trace: Option<PathBuf>,
-    predicted: Option<Predicted>,
+    predicted: Option<PredictedStep>,
     begin: Instant,
     /// The tokens that it is asked to go on from; none where nobody asks.
     pub(super) prompt: Vec<u32>,
@@ -66,11 +66,11 @@ pub(super) struct Run {
 }
 
 impl Run {
-    pub(super) fn go(mut self, observer: &mut dyn Observer) -> Result<Outcome> {
-        let timetable = self.plan.timetable;
+    pub(super) fn go(mut self, observer: &mut dyn Observer) -> Result<RunOutcome> {
+        let intervals = self.plan.intervals;
         let steps = self.trainer.steps();
         observer.started(self.trainer.progress().step, steps);
-        if let Some(text) = self.changed_by_looking() {
+        if let Some(text) = self.drains_change_training() {
             observer.warning(&text);
         }
         observer.begins();
@@ -80,7 +80,7 @@ impl Run {
             // Of a run that goes on the next checkpoint says that it was done.
             let over = self.trainer.progress().step >= steps;
             sample(&self.trainer, &self.plan, &self.prompt, over, observer)?;
-            if over && !interrupted && self.plan.timetable.checkpoint.last {
+            if over && !interrupted && self.plan.intervals.checkpoint.last {
                 self.save(observer)?;
             }
             if interrupted {
@@ -93,10 +93,10 @@ impl Run {
             }
             let report = self.trainer.step()?;
             let step = report.step;
-            match (&report.seen, &report.pruned) {
-                (None, None) => self.pace.add(report.seconds),
+            match (&report.observation, &report.pruned) {
+                (None, None) => self.step_timer.add(report.seconds),
                 // Its time is not that of a step.
-                (Some(seen), _) => self.looked(step, seen, observer),
+                (Some(observation), _) => self.observed(step, observation, observer),
                 (_, Some(pruned)) => self.pruned(step, pruned, observer),
             }
             if report.taken {
@@ -110,31 +110,32 @@ impl Run {
             // What one rank alone has counted, the others hear of when they are together, or the pipeline is empty: then all
             // of them end.
             let bad_steps = self.trainer.progress().bad_steps;
-            let all_know = self.trainer.is_together() && self.trainer.is_at_rest();
+            let all_know = self.trainer.is_in_sync() && self.trainer.is_idle();
             if bad_steps >= self.plan.optimization.max_bad_steps && all_know {
                 return Err(Error::Diverged { step, bad_steps, loss: report.loss });
             }
             let peak = self.trainer.device().ledger().total_peak();
             observer.step(&report, self.recent_rates(), peak);
             let last = step == steps;
-            if step.is_multiple_of(timetable.log_every) || last || !report.taken {
+            if step.is_multiple_of(intervals.log_every) || last || !report.taken {
                 self.check_folder()?;
-                let line = Line::of_step(&report, self.recent_rates(), self.begin.elapsed().as_secs_f64());
-                self.metrics.line(&line, observer);
+                let line =
+                    MetricRecord::of_step(&report, self.recent_rates(), self.begin.elapsed().as_secs_f64());
+                self.metrics.write(&line, observer);
             }
             // An asynchronous pipeline that is not empty goes on: it will be, before anything is due.
-            if !self.trainer.is_at_rest() {
+            if !self.trainer.is_idle() {
                 continue;
             }
-            if last || timetable.evaluates(step) {
+            if last || intervals.evaluates(step) {
                 self.evaluate(observer)?;
                 sample(&self.trainer, &self.plan, &self.prompt, last, observer)?;
             }
             // Ranks that have gone apart stop when they are together again: so the run goes on as if it had not stopped.
-            let interrupted = (self.trainer.is_to_stop() && !last) || self.trainer.progress().evaluation_due;
+            let interrupted = (self.trainer.should_stop() && !last) || self.trainer.progress().evaluation_due;
             // While steps are being skipped a checkpoint would say nothing new, and push out one from before.
-            let due = timetable.saves(step) && !self.any(self.trainer.progress().bad_steps > 0)?;
-            if interrupted || due || (last && self.plan.timetable.checkpoint.last) {
+            let due = intervals.saves(step) && !self.any(self.trainer.progress().bad_steps > 0)?;
+            if interrupted || due || (last && self.plan.intervals.checkpoint.last) {
                 self.save(observer)?;
             }
             if interrupted {
@@ -144,7 +145,7 @@ impl Run {
         if let Some(text) = self.short_of_its_sparsity() {
             observer.warning(&text);
         }
-        if !self.plan.timetable.checkpoint.last || self.unsaved.is_some() {
+        if !self.plan.intervals.checkpoint.last || self.unsaved.is_some() {
             self.refuse_not_finite()?;
         }
         self.end(false, observer)
@@ -154,12 +155,12 @@ impl Run {
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let step = self.trainer.progress().step;
         info!("evaluates after step {step}");
-        self.validation = self.trainer.evaluate_unless(&|| self.stop.load(Ordering::Relaxed))?;
+        self.validation = self.trainer.evaluate_unless_stopped(&|| self.stop.load(Ordering::Relaxed))?;
         let Some(evaluation) = self.validation else { return Ok(()) };
         observer.evaluated(step, evaluation);
         let time = self.begin.elapsed().as_secs_f64();
-        let line = Line::of_evaluation(step, self.validation(), time);
-        self.metrics.line(&line, observer);
+        let line = MetricRecord::of_evaluation(step, self.validation(), time);
+        self.metrics.write(&line, observer);
         match evaluation.loss.is_finite() {
             true => Ok(()),
             false => Err(Error::NotFinite { step, what: "the validation loss".into() }),
@@ -177,7 +178,7 @@ impl Run {
                 observer.saved(&path);
                 let progress = self.trainer.progress();
                 // Those from before the bad steps may be needed.
-                if self.leads() && progress.bad_steps == 0 {
+                if self.is_rank0() && progress.bad_steps == 0 {
                     self.checkpoints.remove_old(progress.step, |problem| observer.warning(problem));
                 }
             }
@@ -198,29 +199,29 @@ impl Run {
 
     /// An error where the run folder is not the one that the run began in.
     fn check_folder(&self) -> Result<()> {
-        self.held.as_ref().map_or(Ok(()), HeldFolder::check)
+        self.folder_handle.as_ref().map_or(Ok(()), FolderHandle::check)
     }
 
-    fn leads(&self) -> bool {
-        self.trainer.ranks().leads()
+    fn is_rank0(&self) -> bool {
+        self.trainer.ranks().is_rank0()
     }
 
     /// Whether any rank says so: all must do the same after the same step.
     fn any(&self, flag: bool) -> Result<bool> {
-        self.trainer.ranks().any(flag)
+        self.trainer.ranks().any_rank(flag)
     }
 
-    fn looked(&mut self, step: u64, seen: &Observation, observer: &mut dyn Observer) {
-        observer.looked(step, seen);
-        self.metrics.line(&Line::of_look(step, seen), observer);
+    fn observed(&mut self, step: u64, observation: &Observation, observer: &mut dyn Observer) {
+        observer.observed(step, observation);
+        self.metrics.write(&MetricRecord::of_look(step, observation), observer);
     }
 
-    fn pruned(&mut self, step: u64, pruned: &Pruned, observer: &mut dyn Observer) {
+    fn pruned(&mut self, step: u64, pruned: &PruneReport, observer: &mut dyn Observer) {
         announce(observer, step, pruned, &mut self.warned);
-        self.metrics.line(&Line::of_pruned(step, pruned), observer);
+        self.metrics.write(&MetricRecord::of_pruned(step, pruned), observer);
     }
 
-    fn recent_rates(&self) -> Rates {
-        Rates::from_steps(self.pace.last(20), self.plan.batch.samples, self.tokens_per_sample)
+    fn recent_rates(&self) -> Throughput {
+        Throughput::from_steps(self.step_timer.last(20), self.plan.batch.samples, self.tokens_per_sample)
     }
 }

@@ -10,14 +10,14 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::Observer;
-use super::gaps::gaps;
-use super::line::{DivergedLine, Line};
+use super::metric_record::{DivergedRecord, MetricRecord};
+use super::missing_steps::missing_steps;
 use crate::summary::Validation;
 use crate::{Error, Result, durable};
 
 /// metrics.jsonl: a line per logged step and per evaluation. A rank that does not write has an empty one.
 #[derive(Default)]
-pub(super) struct Metrics {
+pub(super) struct MetricsFile {
     file: Option<File>,
     path: PathBuf,
     /// Bytes of whole lines: a full disk may take half of the next one.
@@ -34,7 +34,7 @@ pub(super) fn note_divergence(metrics: Option<&Path>, error: &Error) {
     else {
         return;
     };
-    let line = Line::Diverged(DivergedLine { step, diverged: error.to_string() });
+    let line = MetricRecord::Diverged(DivergedRecord { step, diverged: error.to_string() });
     let line = serde_json::to_string(&line).expect("a line is plain data");
     let append = || -> io::Result<()> {
         let is_torn = fs::read(path)?.last().is_some_and(|last| *last != b'\n');
@@ -45,14 +45,14 @@ pub(super) fn note_divergence(metrics: Option<&Path>, error: &Error) {
     let _ = append();
 }
 
-impl Metrics {
+impl MetricsFile {
     /// Opens it for a run that has done `step` steps; lines of steps that will be taken again are dropped.
-    pub fn open(path: &Path, step: u64) -> Result<(Metrics, Past)> {
+    pub fn open(path: &Path, step: u64) -> Result<(MetricsFile, PastMetrics)> {
         let old = match regular_file::read(path, RECORDS) {
             Err(why) if why.kind() == io::ErrorKind::NotFound => Vec::new(),
             read => read.map_err(|why| Error::unread(path, why))?,
         };
-        let (mut kept, mut past) = (Vec::with_capacity(old.len()), Past::default());
+        let (mut kept, mut past) = (Vec::with_capacity(old.len()), PastMetrics::default());
         for line in old.split_inclusive(|byte| *byte == b'\n') {
             let parsed: Option<Value> = serde_json::from_slice(line).ok();
             match parsed.as_ref().and_then(|line| line["step"].as_u64()) {
@@ -70,7 +70,7 @@ impl Metrics {
             durable::replace(path, &kept).map_err(|why| Error::unwritten(path, why))?;
         }
         let (file, len) = append_to(path).map_err(|why| Error::unwritten(path, why))?;
-        Ok((Metrics { file: Some(file), path: path.into(), len, lost: 0, torn: false }, past))
+        Ok((MetricsFile { file: Some(file), path: path.into(), len, lost: 0, torn: false }, past))
     }
 
     /// Whether lines go anywhere.
@@ -79,7 +79,7 @@ impl Metrics {
     }
 
     /// Adds a line. A disk that is full is told once and no reason to stop.
-    pub fn line(&mut self, line: &impl Serialize, observer: &mut dyn Observer) {
+    pub fn write(&mut self, line: &impl Serialize, observer: &mut dyn Observer) {
         let Some(file) = &mut self.file else { return };
         let value = serde_json::to_value(line).expect("a line is plain data");
         let text = format!("{value}\n");
@@ -105,7 +105,7 @@ impl Metrics {
     /// Waits until all lines are on the disk. A checkpoint that outlives a power cut without the lines up to it would be of a
     /// run with a hole in its past.
     pub fn sync(&mut self, observer: &mut dyn Observer) {
-        self.begin_again_where_gone(observer);
+        self.reopen_if_removed(observer);
         if let Some(Err(why)) = self.file.as_ref().map(|file| durable::sync(file, &self.path)) {
             observer
                 .warning(&format!("{}: what was written may not be on the disk: {why}", self.path.display()));
@@ -113,7 +113,7 @@ impl Metrics {
     }
 
     /// Begins a new file where somebody has removed or replaced the one that lines go to: they would be written to nowhere.
-    fn begin_again_where_gone(&mut self, observer: &mut dyn Observer) {
+    fn reopen_if_removed(&mut self, observer: &mut dyn Observer) {
         let number = |found: io::Result<fs::Metadata>| found.map(|found| (found.dev(), found.ino()));
         let Some(own) = self.file.as_ref().and_then(|file| number(file.metadata()).ok()) else { return };
         match number(fs::metadata(&self.path)) {
@@ -148,7 +148,7 @@ impl Metrics {
 
 /// What the lines of before say of a run that goes on.
 #[derive(Debug, Default)]
-pub(super) struct Past {
+pub(super) struct PastMetrics {
     /// Steps that have a line.
     steps: Vec<u64>,
     /// Lines that are none of a run's, and were left out.
@@ -159,24 +159,30 @@ pub(super) struct Past {
     pub validation: Option<(u64, Validation)>,
 }
 
-impl Past {
-    fn add(&mut self, line: Option<Line>) {
+impl PastMetrics {
+    fn add(&mut self, line: Option<MetricRecord>) {
         match line {
-            Some(Line::Step(step)) => {
+            Some(MetricRecord::Step(step)) => {
                 self.steps.push(step.step);
                 self.loss = step.loss.filter(|_| !step.skipped).or(self.loss);
             }
-            Some(Line::Evaluation(evaluation)) => {
+            Some(MetricRecord::Evaluation(evaluation)) => {
                 self.validation = Some((evaluation.step, evaluation.validation));
             }
-            Some(Line::Pruned(_) | Line::Looked(_) | Line::Diverged(_)) => {}
+            Some(MetricRecord::Pruned(_) | MetricRecord::Observed(_) | MetricRecord::Diverged(_)) => {}
             // It stays where it is; that its step has no line of ours is told as a gap.
             None => {}
         }
     }
 
-    /// Says which lines a run should have and has not, as [`gaps`] finds them.
-    pub fn tell(&self, path: &Path, [began, done]: [u64; 2], every: u64, observer: &mut dyn Observer) {
+    /// Says which lines a run should have and has not, as [`missing_steps`] finds them.
+    pub fn warn_of_gaps(
+        &self,
+        path: &Path,
+        [began, done]: [u64; 2],
+        every: u64,
+        observer: &mut dyn Observer,
+    ) {
         let path = path.display();
         if self.unreadable > 0 {
             observer.warning(&format!(
@@ -184,7 +190,7 @@ impl Past {
                 self.unreadable
             ));
         }
-        let missing = gaps(&self.steps, began, done, every);
+        let missing = missing_steps(&self.steps, began, done, every);
         if !missing.is_empty() {
             let ranges: Vec<String> = missing.iter().map(ToString::to_string).collect();
             observer.warning(&format!("{path}: there is no line for {}", ranges.join(", ")));
@@ -212,9 +218,9 @@ mod tests {
         let lines = "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"st";
         fs::write(&path, lines).unwrap();
         fs::hard_link(&path, &old).unwrap();
-        let (mut metrics, _) = Metrics::open(&path, 2).unwrap();
+        let (mut metrics, _) = MetricsFile::open(&path, 2).unwrap();
         assert_eq!(fs::read_to_string(&old).unwrap(), lines, "the file of before is as it was");
-        metrics.line(&serde_json::json!({ "step": 3 }), &mut ());
+        metrics.write(&serde_json::json!({ "step": 3 }), &mut ());
         metrics.close(&mut ());
         assert_eq!(fs::read_to_string(&path).unwrap(), "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
@@ -242,9 +248,9 @@ mod tests {
         let whole: String = (1..=9).map(line).collect();
         let said = |text: &str, done: u64| {
             fs::write(&path, text).unwrap();
-            let (_, past) = Metrics::open(&path, done).unwrap();
+            let (_, past) = MetricsFile::open(&path, done).unwrap();
             let mut heard = Warned::default();
-            past.tell(Path::new("metrics.jsonl"), [0, done], 1, &mut heard);
+            past.warn_of_gaps(Path::new("metrics.jsonl"), [0, done], 1, &mut heard);
             heard.0
         };
         assert_eq!(said(&whole, 9), [""; 0]);
@@ -263,16 +269,16 @@ mod tests {
     fn a_file_that_is_removed_under_a_run_is_begun_again_aloud() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let (mut metrics, _) = Metrics::open(&path, 0).unwrap();
+        let (mut metrics, _) = MetricsFile::open(&path, 0).unwrap();
         let mut heard = Warned::default();
-        metrics.line(&serde_json::json!({ "step": 1 }), &mut heard);
+        metrics.write(&serde_json::json!({ "step": 1 }), &mut heard);
         metrics.sync(&mut heard);
         assert_eq!(heard.0, [""; 0]);
         fs::remove_file(&path).unwrap();
-        metrics.line(&serde_json::json!({ "step": 2 }), &mut heard);
+        metrics.write(&serde_json::json!({ "step": 2 }), &mut heard);
         metrics.sync(&mut heard);
         assert!(heard.0.len() == 1 && heard.0[0].contains("removed or replaced"), "{:?}", heard.0);
-        metrics.line(&serde_json::json!({ "step": 3 }), &mut heard);
+        metrics.write(&serde_json::json!({ "step": 3 }), &mut heard);
         metrics.sync(&mut heard);
         assert_eq!(heard.0.len(), 1, "{:?}", heard.0);
         assert_eq!(fs::read_to_string(&path).unwrap(), "{\"step\":3}\n");

@@ -7,24 +7,24 @@
 //! The loop talks to an [`Observer`], so that the binary can draw a progress bar and a test can listen. Of several ranks
 //! all go through the same loop; rank 0 alone writes and talks.
 
-mod back;
 mod check;
-mod claim;
-mod gaps;
-mod held;
-mod landmarks;
+mod folder_handle;
+mod folder_lock;
 mod lifecycle;
-pub mod line;
+pub mod metric_record;
 mod metrics;
-mod pace;
+mod missing_steps;
+mod previous_run;
+mod progress_log;
 mod prune;
-mod resumed;
+mod resume;
 mod sample;
 mod start_point;
+mod step_timer;
+mod suspicious;
 #[cfg(test)]
 mod tests;
 pub mod trace;
-mod unlikely;
 
 use std::collections::HashSet;
 use std::io::ErrorKind;
@@ -34,27 +34,27 @@ use std::sync::{Arc, Mutex};
 
 use espalier_data::Dataset;
 use espalier_plan::Plan;
-use espalier_plan::timetable::Length;
+use espalier_plan::intervals::RunLength;
 use espalier_tensor::Device;
 use tracing::{error, info};
 
 use crate::checkpoint::{Checkpoints, retry};
-use crate::parallel::launched::Join;
-use crate::parallel::{GiveUp, Ranks, on_threads_within};
-use crate::prune::{Observation, Pruned};
+use crate::parallel::launched::ProcessGroup;
+use crate::parallel::{AbortFn, Ranks, on_threads_with_timeout};
+use crate::prune::{Observation, PruneReport};
 use crate::resolved::RUN_FILE;
 pub use crate::resolved::read_resolved;
-use crate::summary::{Predicted, Rates, Summary};
+use crate::summary::{PredictedStep, RunSummary, Throughput};
 use crate::trainer::{Evaluation, StepReport};
 use crate::{Error, Result, durable};
 pub use check::check;
-pub use claim::Claim;
-pub use gaps::gaps;
-use landmarks::Landmarks;
+pub use folder_lock::FolderLock;
 use lifecycle::Run;
 use metrics::note_divergence;
+pub use missing_steps::missing_steps;
+pub use previous_run::PreviousRun;
+use progress_log::ProgressLog;
 pub use prune::prune;
-pub use resumed::Resumed;
 pub use start_point::StartPoint;
 
 /// What a run came to: there from its end on, until it is resumed.
@@ -65,15 +65,15 @@ pub trait Observer {
     /// The run begins (or goes on) after `done` of `steps` steps.
     fn started(&mut self, _done: u64, _steps: u64) {}
     /// A step was tried. `rates` are those of the last few steps, `memory` the bytes in use at their peak.
-    fn step(&mut self, _report: &StepReport, _rates: Rates, _memory: usize) {}
+    fn step(&mut self, _report: &StepReport, _rates: Throughput, _memory: usize) {}
     /// The model was evaluated after `step` steps.
     fn evaluated(&mut self, _step: u64, _evaluation: Evaluation) {}
     /// The model has written a text of its own behind a prompt, after `step` steps.
     fn sampled(&mut self, _step: u64, _prompt: &str, _text: &str) {}
     /// The pruning method looked before step `step` and pruned nothing yet.
-    fn looked(&mut self, _step: u64, _seen: &Observation) {}
+    fn observed(&mut self, _step: u64, _observation: &Observation) {}
     /// Weights were pruned before step `step`.
-    fn pruned(&mut self, _step: u64, _pruned: &Pruned) {}
+    fn pruned(&mut self, _step: u64, _pruned: &PruneReport) {}
     /// A checkpoint was written.
     fn saved(&mut self, _path: &Path) {}
     /// The first step is about to be taken: until then nothing is lost where the process ends. Also heard on ranks that are
@@ -89,9 +89,9 @@ pub trait Observer {
 impl Observer for () {}
 
 /// What a process hears whose rank is not the first.
-struct Quiet<'a>(&'a mut dyn Observer);
+struct QuietObserver<'a>(&'a mut dyn Observer);
 
-impl Observer for Quiet<'_> {
+impl Observer for QuietObserver<'_> {
     fn begins(&mut self) {
         self.0.begins();
     }
@@ -99,9 +99,9 @@ impl Observer for Quiet<'_> {
 
 /// How a run ended.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct RunOutcome {
     /// What to print and to hand to programs.
-    pub summary: Summary,
+    pub summary: RunSummary,
     /// Whether it was stopped before its last step; it has saved and can be resumed.
     pub interrupted: bool,
 }
@@ -114,7 +114,7 @@ pub struct RunDir {
     /// Whether the folder is the first of `FOLDER`, `FOLDER-2`, ... that is free or, to resume, the last that is not.
     pub numbered: bool,
     /// Whether the process that started this one has claimed the folder.
-    pub claimed: bool,
+    pub locked_by_parent: bool,
     /// Continue what is there; otherwise the folder must not hold a run.
     pub resume: bool,
     /// Start over in a folder that holds a run, whose checkpoints and metrics are put aside.
@@ -126,7 +126,7 @@ pub struct RunDir {
     /// Where to write what every rank did when.
     pub trace: Option<PathBuf>,
     /// What the planner says of the run's steps, for its summary.
-    pub predicted: Option<Predicted>,
+    pub predicted: Option<PredictedStep>,
 }
 
 impl RunDir {
@@ -137,26 +137,26 @@ impl RunDir {
 
     /// The run folder as far as it is known before the run begins; a new numbered one is known by its claim.
     pub fn find(&self) -> PathBuf {
-        if self.numbered { Claim::last(&self.folder) } else { self.folder.clone() }
+        if self.numbered { FolderLock::last_used(&self.folder) } else { self.folder.clone() }
     }
 
-    /// Claims the folder for a run that begins or goes on there.
-    pub fn claim(&self) -> Result<Claim> {
+    /// Locks the folder for a run that begins or goes on there.
+    pub fn lock(&self) -> Result<FolderLock> {
         if self.numbered && !self.resume {
-            return Claim::next(&self.folder);
+            return FolderLock::acquire_next(&self.folder);
         }
         let folder = self.find();
         if self.resume && !holds_run(&folder)? {
             return Err(Error::file(&folder, "there is no run here to resume (no run.toml)"));
         }
-        let claim = Claim::on(&folder)?;
+        let folder_lock = FolderLock::acquire(&folder)?;
         if !self.resume && holds_run(&folder)? {
             return Err(Error::file(
                 &folder,
                 "there is a run here already: add --resume to continue it, or choose another --out",
             ));
         }
-        Ok(claim)
+        Ok(folder_lock)
     }
 }
 
@@ -177,10 +177,10 @@ pub struct Launch<'a> {
     /// Once it is set, the run saves and stops.
     pub stop: Arc<AtomicBool>,
     /// The launcher that made this process one of the ranks, with the others that it started.
-    pub join: Option<&'a Join>,
+    pub process_group: Option<&'a ProcessGroup>,
     /// Ends this process where a rank that is a thread hangs: its thread borrows all this, so there is no way back. Without it, what
     /// hangs is waited for.
-    pub give_up: Option<GiveUp>,
+    pub abort: Option<AbortFn>,
 }
 
 /// Trains to the end, or until it is to stop: on as many ranks as the plan says, of which the first alone is heard.
@@ -188,30 +188,30 @@ pub fn run(
     plan: Plan,
     dataset: Dataset,
     device: &Device,
-    place: &RunDir,
+    run_dir: &RunDir,
     launch: &Launch<'_>,
     observer: &mut (dyn Observer + Send),
-) -> Result<Outcome> {
+) -> Result<RunOutcome> {
     let (mesh, limit, dataset) = (plan.mesh, plan.timeout, Arc::new(dataset));
     // The first rank of this process takes it; the others find nothing.
     let observer = Mutex::new(Some(observer));
     let rank = |ranks: Ranks, device: &Device| {
         let (mut nobody, mut taken, mut quiet) = ((), None, None);
-        if ranks.leads() || launch.join.is_some() {
+        if ranks.is_rank0() || launch.process_group.is_some() {
             taken = observer.lock().expect("only taken from").take();
         }
         let observer: &mut dyn Observer = match &mut taken {
-            Some(observer) if ranks.leads() => &mut **observer,
-            Some(observer) => quiet.insert(Quiet(&mut **observer)),
+            Some(observer) if ranks.is_rank0() => &mut **observer,
+            Some(observer) => quiet.insert(QuietObserver(&mut **observer)),
             None => &mut nobody,
         };
-        from_start_to_end(plan.clone(), dataset.clone(), device, place, ranks, &launch.stop, observer)
+        from_start_to_end(plan.clone(), dataset.clone(), device, run_dir, ranks, &launch.stop, observer)
     };
-    match launch.join {
+    match launch.process_group {
         Some(join) => device.enter(|| join.run(limit, &mesh, device, |ranks| rank(ranks, device))),
-        None if mesh.size() == 1 => device.enter(|| rank(Ranks::alone(), device)),
+        None if mesh.size() == 1 => device.enter(|| rank(Ranks::single(), device)),
         None => {
-            let outcomes = on_threads_within(limit, launch.give_up, &mesh, device, rank)?;
+            let outcomes = on_threads_with_timeout(limit, launch.abort, &mesh, device, rank)?;
             Ok(outcomes.into_iter().next().expect("there is a rank 0"))
         }
     }
@@ -222,20 +222,20 @@ fn from_start_to_end(
     plan: Plan,
     dataset: Arc<Dataset>,
     device: &Device,
-    place: &RunDir,
+    run_dir: &RunDir,
     ranks: Ranks,
     stop: &Arc<AtomicBool>,
     observer: &mut dyn Observer,
-) -> Result<Outcome> {
-    let mut observer = Landmarks(observer);
-    let run = Run::start(plan, dataset, device, place, ranks, stop, &mut observer);
+) -> Result<RunOutcome> {
+    let mut observer = ProgressLog(observer);
+    let run = Run::start(plan, dataset, device, run_dir, ranks, stop, &mut observer);
     let outcome = run.and_then(|run| {
         let metrics = run.metrics_path();
         run.go(&mut observer).inspect_err(|error| note_divergence(metrics.as_deref(), error))
     });
     match &outcome {
-        Ok(Outcome { interrupted: false, .. }) => info!("the run has ended"),
-        Ok(Outcome { interrupted: true, .. }) => info!("the run was interrupted and has saved"),
+        Ok(RunOutcome { interrupted: false, .. }) => info!("the run has ended"),
+        Ok(RunOutcome { interrupted: true, .. }) => info!("the run was interrupted and has saved"),
         // Of several ranks one alone tells a person.
         Err(error) => error!("the run ends here: {error}"),
     }
@@ -244,9 +244,9 @@ fn from_start_to_end(
 
 /// Why a run that was resumed ends at once.
 fn nothing_to_do(plan: &Plan, done: u64, steps: u64) -> String {
-    let length = match plan.timetable.length {
-        Length::Steps(_) => "train.steps",
-        Length::Epochs(_) => "train.epochs",
+    let length = match plan.intervals.length {
+        RunLength::Steps(_) => "train.steps",
+        RunLength::Epochs(_) => "train.epochs",
     };
     format!(
         "there is nothing to do: {done} steps are done, and the run has {steps}; a larger `{length}` continues it"
@@ -263,7 +263,7 @@ fn refuse_zeros_of_nothing(plan: &Plan) -> Result<()> {
 }
 
 /// Tells what was pruned, and of what nothing or next to nothing is left: of each parameter once in a run.
-fn announce(observer: &mut dyn Observer, step: u64, pruned: &Pruned, warned: &mut HashSet<String>) {
+fn announce(observer: &mut dyn Observer, step: u64, pruned: &PruneReport, warned: &mut HashSet<String>) {
     observer.pruned(step, pruned);
     for name in pruned.emptied.iter().filter(|name| warned.insert(format!("nothing of {name}"))) {
         observer.warning(&format!("nothing is left of {name}: every weight was pruned"));
@@ -280,7 +280,7 @@ fn announce(observer: &mut dyn Observer, step: u64, pruned: &Pruned, warned: &mu
 }
 
 fn checkpoints_of(plan: &Plan, folder: &Path) -> Checkpoints {
-    let (folder, keep) = (folder.join("checkpoints"), plan.timetable.checkpoint.keep);
+    let (folder, keep) = (folder.join("checkpoints"), plan.intervals.checkpoint.keep);
     Checkpoints::new(folder, keep, &plan.model.name, plan.storage.precision.name())
 }
 

@@ -8,14 +8,14 @@ use espalier_plan::Plan;
 use espalier_plan::memory::StateBytes;
 use espalier_tensor::Device;
 
-use super::landmarks::Landmarks;
-use super::{Claim, Observer, StartPoint, announce, checkpoints_of, holds_run, write};
+use super::progress_log::ProgressLog;
+use super::{FolderLock, Observer, StartPoint, announce, checkpoints_of, holds_run, write};
 use crate::checkpoint::Checkpoint;
 use crate::resolved::DATA_FILE;
 use crate::resolved::write_resolved;
-use crate::summary::Summary;
+use crate::summary::RunSummary;
 use crate::trainer::Trainer;
-use crate::{Error, Result, hub, room};
+use crate::{Error, Result, hub, memory_check};
 
 /// Prunes a checkpoint, optimizer state included, by the method of a plan, into a new run folder that can be resumed. One
 /// rank does it, however many the run has.
@@ -23,40 +23,40 @@ pub fn prune(
     plan: Plan,
     dataset: Dataset,
     device: &Device,
-    whole: &Checkpoint,
+    checkpoint: &Checkpoint,
     folder: &Path,
     observer: &mut dyn Observer,
-) -> Result<Summary> {
-    let observer = &mut Landmarks(observer);
-    let _claim = Claim::on(folder)?;
+) -> Result<RunSummary> {
+    let observer = &mut ProgressLog(observer);
+    let _folder_lock = FolderLock::acquire(folder)?;
     if holds_run(folder)? {
         return Err(Error::file(folder, "there is a run here already: choose another folder"));
     }
-    hub::check_tokens(whole, &plan)?;
-    let companions = hub::companions(&plan, &dataset, Some(whole.path()))?;
-    let checkpoints = checkpoints_of(&plan, folder).beside(companions);
-    let alone = plan.alone().map_err(Error::Plan)?;
-    room::check(&alone, device, None)?;
+    hub::check_tokens(checkpoint, &plan)?;
+    let sidecar_files = hub::sidecar_files(&plan, &dataset, Some(checkpoint.path()))?;
+    let checkpoints = checkpoints_of(&plan, folder).with_sidecar_files(sidecar_files);
+    let alone = plan.single_rank().map_err(Error::Plan)?;
+    memory_check::check(&alone, device, None)?;
     let mut trainer = Trainer::new(alone, dataset, device)?;
-    if hub::is_foreign(whole.path()) {
+    if hub::is_foreign(checkpoint.path()) {
         // Weights alone, without the state of an optimizer.
-        trainer.start_from(whole)?;
+        trainer.start_from(checkpoint)?;
     } else {
-        trainer.restore(whole)?;
-        trainer.refuse_more_pruned(whole)?;
+        trainer.restore(checkpoint)?;
+        trainer.refuse_more_pruned(checkpoint)?;
     }
     let pruned = trainer.prune()?.expect("a method that prunes before the first step");
-    // It is another model from here on: what the whole one reached is not its own.
+    // It is another model from here on: what the dense one reached is not its own.
     trainer.forget_best();
     announce(observer, trainer.progress().step + 1, &pruned, &mut HashSet::new());
     observer.saved(&trainer.save(&checkpoints)?);
-    StartPoint::of(whole, trainer.progress().step)?.write(folder)?;
+    StartPoint::of(checkpoint, trainer.progress().step)?.write(folder)?;
     write_resolved(folder, &plan.record().to_toml()?)?;
     if let Some(data) = Fingerprint::of(&plan.data)? {
         write(folder, DATA_FILE, &data.to_json())?;
     }
     write(folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
-    let mut summary = Summary::planned(&plan, device.name());
+    let mut summary = RunSummary::planned(&plan, device.name());
     summary.steps = trainer.progress().step;
     // No step was taken, so no gradient was held yet.
     let state = StateBytes { gradients: plan.state_bytes().gradients, ..trainer.state_bytes()? };

@@ -42,7 +42,7 @@ pub(super) fn sample(
     let Some(sample) = &plan.sample else { return Ok(()) };
     // A run that is to stop does so first.
     let stops = trainer.progress().evaluation_due;
-    if stops || !sample.is_due(step, last, &plan.timetable) {
+    if stops || !sample.is_due(step, last, &plan.intervals) {
         return Ok(());
     }
     let sampling = Sampling {
@@ -61,14 +61,14 @@ fn write(trainer: &Trainer, prompt: &[u32], tokens: usize, sampling: Sampling) -
     let mut generator = trainer.generator()?;
     let tokenizer = tokenizer(trainer.dataset());
     let mut stream = TextStream::new(tokenizer, &[]);
-    let mut go_on = |token: u32| {
+    let mut should_continue = |token: u32| {
         let is_end = tokenizer.end() == Some(token);
         if !is_end {
             stream.push(token);
         }
         !is_end
     };
-    generator.write(prompt, tokens, &mut Sampler::new(sampling), &mut go_on)?;
+    generator.generate(prompt, tokens, &mut Sampler::new(sampling), &mut should_continue)?;
     stream.finish();
     Ok(stream.text().to_owned())
 }

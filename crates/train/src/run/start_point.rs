@@ -15,14 +15,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{Observer, RunDir, refuse_zeros_of_nothing, write};
 use crate::checkpoint::{Checkpoint, retry};
-use crate::parallel::{Ranks, of_first};
+use crate::parallel::{Ranks, from_rank0};
 use crate::trainer::Trainer;
 use crate::{Error, Result, hub};
 
 /// What a run started from, where that was anything but its seed.
 pub(super) const START_FILE: &str = "start.json";
 
-/// The share of zeros from which on somebody is likely to have pruned what a run starts from.
+/// The fraction of zeros from which on somebody is likely to have pruned what a run starts from.
 const MANY_ZEROS: f64 = 0.5;
 
 /// The weights that a run started from.
@@ -72,22 +72,22 @@ impl StartPoint {
         write(folder, START_FILE, &text)
     }
 
-    /// Opens what a run is to start from, as `place` says and `recorded` was; none where it starts from its seed, or `goes_on` from a
+    /// Opens what a run is to start from, as `run_dir` says and `recorded` was; none where it starts from its seed, or `resumes` from a
     /// checkpoint of its own. An error where these are not the weights that it started from. All ranks must.
     pub(super) fn find(
-        place: &RunDir,
+        run_dir: &RunDir,
         folder: &Path,
-        goes_on: bool,
+        resumes: bool,
         ranks: &Ranks,
         observer: &mut dyn Observer,
     ) -> Result<Option<(Checkpoint, StartPoint)>> {
-        let recorded = match place.resume {
-            true => of_first(ranks, || StartPoint::read(folder))?,
+        let recorded = match run_dir.resume {
+            true => from_rank0(ranks, || StartPoint::read(folder))?,
             false => None,
         };
         let refuse = |why: String| Error::file(folder.join(START_FILE), why);
-        let path = match (&place.from, &recorded) {
-            (Some(from), None) if place.resume && !place.fresh => {
+        let path = match (&run_dir.from, &recorded) {
+            (Some(from), None) if run_dir.resume && !run_dir.fresh => {
                 return Err(Error::file(
                     folder,
                     format!(
@@ -98,11 +98,11 @@ impl StartPoint {
                 ));
             }
             (Some(from), _) => from,
-            (None, Some(recorded)) if !goes_on => &recorded.path,
+            (None, Some(recorded)) if !resumes => &recorded.path,
             (None, _) => return Ok(None),
         };
-        let is_gone = of_first(ranks, || Ok(!path.exists()))?;
-        if is_gone && place.from.is_none() {
+        let is_gone = from_rank0(ranks, || Ok(!path.exists()))?;
+        if is_gone && run_dir.from.is_none() {
             return Err(refuse(format!(
                 "the run started from {}, which is gone, and has no checkpoint yet: put it back, or give its new path \
                  with --from",
@@ -110,9 +110,9 @@ impl StartPoint {
             )));
         }
         let passed_over = |broken: &Error| observer.warning(&format!("{broken}; the one before it is used"));
-        let whole = hub::find(path, ranks, passed_over)?;
-        let found = of_first(ranks, || StartPoint::of(&whole, 0))?;
-        let started = recorded.as_ref().filter(|_| place.from.is_none() || !place.fresh);
+        let checkpoint = hub::find(path, ranks, passed_over)?;
+        let found = from_rank0(ranks, || StartPoint::of(&checkpoint, 0))?;
+        let started = recorded.as_ref().filter(|_| run_dir.from.is_none() || !run_dir.fresh);
         if let Some(change) = started.and_then(|started| found.weights.change_since(&started.weights)) {
             return Err(refuse(format!(
                 "the run did not start from {} as it is now: its files {change}; --resume --fresh --from restarts from other \
@@ -120,28 +120,28 @@ impl StartPoint {
                 path.display()
             )));
         }
-        Ok(Some((whole, found)))
+        Ok(Some((checkpoint, found)))
     }
 
     /// Gives a trainer the weights that its run is to start from, as [`StartPoint::find`] says; where these were. All ranks must.
     pub(super) fn start(
         trainer: &mut Trainer,
         plan: &Plan,
-        place: &RunDir,
+        run_dir: &RunDir,
         folder: &Path,
-        goes_on: bool,
+        resumes: bool,
         observer: &mut dyn Observer,
     ) -> Result<Option<(PathBuf, StartPoint)>> {
-        let found = StartPoint::find(place, folder, goes_on, trainer.ranks(), observer)?;
-        if goes_on {
+        let found = StartPoint::find(run_dir, folder, resumes, trainer.ranks(), observer)?;
+        if resumes {
             return Ok(None);
         }
-        let Some((whole, start)) = found else {
+        let Some((checkpoint, start)) = found else {
             refuse_zeros_of_nothing(plan)?;
             return Ok(None);
         };
-        hub::check_tokens(&whole, plan)?;
-        trainer.start_from(&whole)?;
+        hub::check_tokens(&checkpoint, plan)?;
+        trainer.start_from(&checkpoint)?;
         let zeros = trainer.zeros()?;
         if zeros >= MANY_ZEROS {
             observer.note(&format!(
@@ -150,9 +150,9 @@ impl StartPoint {
                 100.0 * zeros
             ));
         }
-        if place.from.is_none() {
+        if run_dir.from.is_none() {
             observer.note(&format!("the run starts from the weights of {} again", start.path.display()));
         }
-        Ok(Some((whole.path().to_owned(), start)))
+        Ok(Some((checkpoint.path().to_owned(), start)))
     }
 }

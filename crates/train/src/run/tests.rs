@@ -31,14 +31,14 @@ fn on_ranks<O: Observer>(
     overrides: &[&str],
     folder: &Path,
     observer: impl Fn(&Ranks, &Arc<AtomicBool>) -> O + Sync,
-) -> Vec<(Outcome, u64)> {
+) -> Vec<(RunOutcome, u64)> {
     let (plan, dataset) = prepare(overrides);
-    let (place, dataset) = (RunDir::at(folder), Arc::new(dataset));
+    let (run_dir, dataset) = (RunDir::at(folder), Arc::new(dataset));
     let ran = on_threads(&plan.mesh, &Device::cpu(1).unwrap(), |ranks, device| {
         let (stop, sent) = (Arc::default(), ranks.clone());
         let mut heard = observer(&ranks, &stop);
         let outcome =
-            from_start_to_end(plan.clone(), dataset.clone(), device, &place, ranks, &stop, &mut heard)?;
+            from_start_to_end(plan.clone(), dataset.clone(), device, &run_dir, ranks, &stop, &mut heard)?;
         Ok((outcome, sent.sent().total()))
     });
     ran.unwrap()
@@ -50,8 +50,8 @@ fn on_ranks<O: Observer>(
 fn everything_that_a_run_leaves_is_synced_in_an_order_that_a_power_cut_may_interrupt() {
     let folder = tempfile::tempdir().unwrap();
     let (plan, dataset) = prepare(&[]);
-    let place = RunDir::at(folder.path().join("out/run"));
-    run(plan, dataset, &Device::cpu(1).unwrap(), &place, &Launch::default(), &mut ()).unwrap();
+    let run_dir = RunDir::at(folder.path().join("out/run"));
+    run(plan, dataset, &Device::cpu(1).unwrap(), &run_dir, &Launch::default(), &mut ()).unwrap();
 
     let mut expected: Vec<String> = ["", "out"].map(str::to_owned).into();
     let run = ["/.run.toml.writing", "", "/.plan.json.writing", "", "", "/metrics.jsonl", ""];
@@ -101,7 +101,7 @@ const SMALL: [&str; 7] = [
 struct StopAfter(u64, Arc<AtomicBool>);
 
 impl Observer for StopAfter {
-    fn step(&mut self, report: &StepReport, _: Rates, _: usize) {
+    fn step(&mut self, report: &StepReport, _: Throughput, _: usize) {
         self.1.fetch_or(report.step == self.0, Ordering::Relaxed);
     }
 }
@@ -142,12 +142,12 @@ fn a_run_sends_what_the_plan_says_of_its_steps_and_nothing_more() {
             let traffic = plan.traffic(rank, &plan.gradient_lengths(rank)).unwrap();
             let schedule = plan.schedule(if plan.pipeline.is_asynchronous() { 4 } else { 1 }).unwrap();
             let list = &schedule.ranks[plan.mesh.coordinates(rank).pipeline];
-            let arrives = |action: &&Action| matches!(action, Action::Receive(_) | Action::Hear(_));
+            let arrives = |action: &&Action| matches!(action, Action::Receive(_) | Action::RecvControl(_));
             let actions = list.iter().filter(|action| !arrives(action)).map(|action| traffic.bytes(action));
-            let exchanges = plan.exchanges(rank, &schedule).unwrap();
+            let exchanges = plan.layer_traffic(rank, &schedule).unwrap();
             let exchanges = StepTraffic { exchanges, ..StepTraffic::default() };
             let of_list = actions.sum::<u64>() + exchanges.total();
-            let expected = match plan.sharing.averages_after(4) {
+            let expected = match plan.data_parallel.averages_after(4) {
                 true => traffic.bytes(&Action::Average),
                 false => of_list * (4 / schedule.batches as u64),
             };

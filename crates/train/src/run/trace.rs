@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use espalier_data::regular_file::{self, irregular};
 
 use crate::Error;
-use crate::step::{Kind, Span};
+use crate::step::{TraceKind, TraceSpan};
 
 /// The key under which a trace has its events, by which it is known.
 const EVENTS: &[u8] = b"\"traceEvents\"";
@@ -19,7 +19,7 @@ const EVENTS: &[u8] = b"\"traceEvents\"";
 pub struct TraceFile {
     /// A name for each rank's row, and the spans of all.
     #[serde(rename = "traceEvents")]
-    pub events: Vec<Event>,
+    pub events: Vec<TraceEvent>,
     /// In what a viewer counts time; numbers are microseconds all the same.
     #[serde(rename = "displayTimeUnit")]
     unit: String,
@@ -28,46 +28,46 @@ pub struct TraceFile {
 /// One event; `ph` says which kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "ph")]
-pub enum Event {
+pub enum TraceEvent {
     /// Gives a row its name.
     #[serde(rename = "M")]
-    Row(Row),
+    ThreadName(TraceRow),
     /// Something that took time.
     #[serde(rename = "X")]
-    Spent(Spent),
+    Complete(CompleteEvent),
     /// Something that is under way beside it begins,
     #[serde(rename = "b")]
-    Begun(Beside),
+    Begin(AsyncEvent),
     /// and ends.
     #[serde(rename = "e")]
-    Ended(Beside),
+    End(AsyncEvent),
 }
 
 /// A row of the timeline: a rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct TraceRow {
     /// Always `thread_name`: what is named.
     name: String,
     pid: usize,
     /// The rank.
     pub tid: usize,
     /// What it is called.
-    pub args: RowName,
+    pub args: TraceRowName,
 }
 
 /// As the format wants it: the arguments of a name are an object.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct RowName {
+pub struct TraceRowName {
     /// `rank 3`.
     pub name: String,
 }
 
 /// Time that a rank spent on something.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Spent {
-    /// On what: [`Kind::name`].
+pub struct CompleteEvent {
+    /// On what: [`TraceKind::name`].
     pub name: String,
-    /// On what kind of thing: [`Kind::category`].
+    /// On what kind of thing: [`TraceKind::category`].
     pub cat: String,
     pid: usize,
     /// The rank.
@@ -77,15 +77,15 @@ pub struct Spent {
     /// Microseconds.
     pub dur: f64,
     /// What more is known of it.
-    pub args: Arguments,
+    pub args: TraceArgs,
 }
 
-/// One end of what is under way while a rank does other things: the sum of a bucket of gradients.
+/// One end of what is under way while a rank does other things: the all-reduce of a bucket of gradients.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Beside {
-    /// What: [`Kind::name`].
+pub struct AsyncEvent {
+    /// What: [`TraceKind::name`].
     pub name: String,
-    /// What kind of thing: [`Kind::category`].
+    /// What kind of thing: [`TraceKind::category`].
     pub cat: String,
     /// The same at both ends, and nowhere else.
     pub id: String,
@@ -95,13 +95,13 @@ pub struct Beside {
     /// Microseconds since the trace began.
     pub ts: f64,
     /// What more is known of it.
-    pub args: Arguments,
+    pub args: TraceArgs,
 }
 
 /// What more is known of something, where it applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Arguments {
+pub struct TraceArgs {
     /// Of a pass: counted through all batches of the list.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batch: Option<usize>,
@@ -121,55 +121,63 @@ pub struct Arguments {
 
 impl TraceFile {
     /// Of the events of all ranks, in their order.
-    pub fn new(ranks: Vec<Vec<Event>>) -> TraceFile {
+    pub fn new(ranks: Vec<Vec<TraceEvent>>) -> TraceFile {
         TraceFile::of_ranks(ranks.into_iter().enumerate().collect())
     }
 
     /// Of the events of some ranks, each with its number.
-    pub fn of_ranks(ranks: Vec<(usize, Vec<Event>)>) -> TraceFile {
-        let row = |&(tid, _): &(usize, Vec<Event>)| {
-            let args = RowName { name: format!("rank {tid}") };
-            Event::Row(Row { name: "thread_name".into(), pid: 0, tid, args })
+    pub fn of_ranks(ranks: Vec<(usize, Vec<TraceEvent>)>) -> TraceFile {
+        let row = |&(tid, _): &(usize, Vec<TraceEvent>)| {
+            let args = TraceRowName { name: format!("rank {tid}") };
+            TraceEvent::ThreadName(TraceRow { name: "thread_name".into(), pid: 0, tid, args })
         };
-        let rows: Vec<Event> = ranks.iter().map(row).collect();
+        let rows: Vec<TraceEvent> = ranks.iter().map(row).collect();
         let events = rows.into_iter().chain(ranks.into_iter().flat_map(|(_, events)| events)).collect();
         TraceFile { events, unit: "ms".into() }
     }
 
     /// What a rank spent its time on.
-    pub fn of_rank(&self, rank: usize) -> impl Iterator<Item = &Spent> {
+    pub fn of_rank(&self, rank: usize) -> impl Iterator<Item = &CompleteEvent> {
         self.events.iter().filter_map(move |event| match event {
-            Event::Spent(spent) if spent.tid == rank => Some(spent),
+            TraceEvent::Complete(spent) if spent.tid == rank => Some(spent),
             _ => None,
         })
     }
 }
 
-impl Event {
+impl TraceEvent {
     /// The events of a rank's span, which is the `number`-th.
-    pub fn of(rank: usize, number: usize, span: &Span) -> Vec<Event> {
+    pub fn of(rank: usize, number: usize, span: &TraceSpan) -> Vec<TraceEvent> {
         let (name, cat) = (span.kind.name(), span.kind.category().to_owned());
         let (ts, end) = (1e6 * span.start, 1e6 * span.end);
         let mut args =
-            Arguments { bytes: Some(span.bytes).filter(|bytes| *bytes > 0), ..Arguments::default() };
+            TraceArgs { bytes: Some(span.bytes).filter(|bytes| *bytes > 0), ..TraceArgs::default() };
         match span.kind {
-            Kind::Bucket { block, parameters, .. } => {
+            TraceKind::Bucket { block, parameters, .. } => {
                 (args.block, args.parameters) = (Some(block), Some(parameters));
                 let id = format!("{rank}.{number}");
-                let begun = Beside { name, cat, id, pid: 0, tid: rank, ts, args };
-                vec![Event::Begun(begun.clone()), Event::Ended(Beside { ts: end, ..begun })]
+                let begun = AsyncEvent { name, cat, id, pid: 0, tid: rank, ts, args };
+                vec![TraceEvent::Begin(begun.clone()), TraceEvent::End(AsyncEvent { ts: end, ..begun })]
             }
             kind => {
                 match kind {
-                    Kind::Compute { micro_batch, chunk, .. } => {
+                    TraceKind::Compute { micro_batch, chunk, .. } => {
                         (args.micro_batch, args.chunk) = (Some(micro_batch), Some(chunk));
                     }
-                    Kind::BothPasses { micro_batch, .. } => {
+                    TraceKind::BothPasses { micro_batch, .. } => {
                         (args.micro_batch, args.chunk) = (Some(micro_batch), Some(0));
                     }
                     _ => {}
                 }
-                vec![Event::Spent(Spent { name, cat, pid: 0, tid: rank, ts, dur: end - ts, args })]
+                vec![TraceEvent::Complete(CompleteEvent {
+                    name,
+                    cat,
+                    pid: 0,
+                    tid: rank,
+                    ts,
+                    dur: end - ts,
+                    args,
+                })]
             }
         }
     }
@@ -208,9 +216,9 @@ mod tests {
     #[test]
     fn both_passes_in_one_call_are_one_event() {
         let shown = |replayed| {
-            let kind = Kind::BothPasses { micro_batch: 0, replayed };
-            let events = Event::of(2, 0, &Span { kind, start: 1.0, end: 1.5, bytes: 0 });
-            let [Event::Spent(spent)] = &events[..] else { panic!("{events:?}") };
+            let kind = TraceKind::BothPasses { micro_batch: 0, replayed };
+            let events = TraceEvent::of(2, 0, &TraceSpan { kind, start: 1.0, end: 1.5, bytes: 0 });
+            let [TraceEvent::Complete(spent)] = &events[..] else { panic!("{events:?}") };
             (spent.name.clone(), spent.cat.clone(), spent.dur, spent.args.micro_batch)
         };
         assert_eq!(shown(true), ("F0+B0 graph".into(), "compute".into(), 5e5, Some(0)));

@@ -1,7 +1,7 @@
 //! Weights at work: a block's, dense while it runs.
 //!
 //! A pass enters one block after the other. What rests compressed is expanded into scratch memory when its block is entered, which is given
-//! back when the block is left: of the model one block is dense at a time. A card does better with two: while one block runs, the next
+//! back when the block is left: of the model one block is dense at a time. A GPU does better with two: while one block runs, the next
 //! is expanded beside it. At a turn (from the last block's forward to the loss and to its backward) the same block is entered
 //! again, and what was expanded for it serves again.
 
@@ -13,16 +13,16 @@ use espalier_tensor::ops::compress::{Compressed, Expanding, expand_ahead, expand
 use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, Error, Tensor};
 
-use super::resting::{Resting, Stored};
+use super::resting::{ParamWeight, StoredWeight};
 
 /// Weights at rest that passes enter block by block.
-pub(super) trait RestingWeights: WeightStore {
-    fn resting(&self, id: ParameterId) -> &Resting;
+pub(super) trait StoredWeights: WeightStore {
+    fn resting(&self, id: ParameterId) -> &StoredWeight;
 }
 
 /// Where the blocks of some weights are made dense. Those of a model and of older versions of it share the memory.
 #[derive(Debug)]
-pub(super) struct Workplace {
+pub(super) struct ExpansionScratch {
     /// Of each block the parameters that it uses.
     blocks: Arc<Vec<Vec<ParameterId>>>,
     scratch: Arc<ScratchBlocks>,
@@ -44,9 +44,9 @@ struct ReadyBlock {
     dense: Expanding,
 }
 
-impl Workplace {
+impl ExpansionScratch {
     /// For parameters of which each is used by some blocks.
-    pub fn new<'a>(users: impl Iterator<Item = (ParameterId, &'a [usize])>) -> Workplace {
+    pub fn new<'a>(users: impl Iterator<Item = (ParameterId, &'a [usize])>) -> ExpansionScratch {
         let mut blocks: Vec<Vec<ParameterId>> = Vec::new();
         for (id, users) in users {
             for block in users {
@@ -54,13 +54,13 @@ impl Workplace {
                 blocks[*block].push(id);
             }
         }
-        Workplace { blocks: Arc::new(blocks), scratch: Arc::default(), owner: 0 }
+        ExpansionScratch { blocks: Arc::new(blocks), scratch: Arc::default(), owner: 0 }
     }
 
     /// The same for a copy of the weights.
-    pub fn for_copy(&self) -> Workplace {
+    pub fn for_copy(&self) -> ExpansionScratch {
         let owner = self.scratch.owners.fetch_add(1, Relaxed) + 1;
-        Workplace { blocks: self.blocks.clone(), scratch: self.scratch.clone(), owner }
+        ExpansionScratch { blocks: self.blocks.clone(), scratch: self.scratch.clone(), owner }
     }
 
     /// Lets go of what is dense of a block that nobody is in: its weights are about to change, or to go.
@@ -73,10 +73,10 @@ impl Workplace {
     }
 
     /// The parameters of a block that are expanded when it is entered, and those that something may ask for all the same.
-    fn to_expand(&self, weights: &dyn RestingWeights, block: usize) -> (Vec<ParameterId>, Vec<ParameterId>) {
+    fn to_expand(&self, weights: &dyn StoredWeights, block: usize) -> (Vec<ParameterId>, Vec<ParameterId>) {
         let ids = self.blocks.get(block).into_iter().flatten().copied();
         let rests = |id: &ParameterId| {
-            matches!(weights.resting(*id).stored, Stored::Compressed(_) | Stored::Initial(_))
+            matches!(weights.resting(*id).stored, ParamWeight::Compressed(_) | ParamWeight::Initial(_))
         };
         ids.filter(rests).partition(|id| weights.resting(*id).sparse.is_none())
     }
@@ -84,7 +84,7 @@ impl Workplace {
     /// Makes a block's weights dense, and begins with those of the next one where that costs no time.
     pub fn enter<'a>(
         &'a self,
-        weights: &'a dyn RestingWeights,
+        weights: &'a dyn StoredWeights,
         block: usize,
         next: Option<usize>,
     ) -> espalier_nn::Result<Option<Box<dyn WeightStore + 'a>>> {
@@ -93,8 +93,8 @@ impl Workplace {
             self.begin(weights, next)?;
             return Ok(None);
         };
-        let is_recorded = weights.resting(*first).place().0.is_recording();
-        let dense = match if is_recorded { None } else { self.take(block) } {
+        let is_captured = weights.resting(*first).place().0.is_recording();
+        let dense = match if is_captured { None } else { self.take(block) } {
             Some(ready) => ready.wait()?,
             None => expanded(weights, &ids)?,
         };
@@ -102,7 +102,7 @@ impl Workplace {
         Ok(Some(Box::new(EnteredBlock {
             weights,
             // What is recorded is there when it runs, not now.
-            workplace: (!is_recorded).then_some(self),
+            workplace: (!is_captured).then_some(self),
             block,
             dense: ids.into_iter().zip(dense).collect(),
             lazy: lazy.into_iter().map(|id| (id, OnceLock::new())).collect(),
@@ -116,7 +116,7 @@ impl Workplace {
     }
 
     /// Begins to expand a block ahead of its use, where the device does such work beside its queue.
-    fn begin(&self, weights: &dyn RestingWeights, next: Option<usize>) -> espalier_nn::Result<()> {
+    fn begin(&self, weights: &dyn StoredWeights, next: Option<usize>) -> espalier_nn::Result<()> {
         let Some(block) = next.filter(|next| !self.is_ready(*next)) else { return Ok(()) };
         let (ids, _) = self.to_expand(weights, block);
         let Some(compressed) = all_compressed(weights, &ids) else { return Ok(()) };
@@ -145,12 +145,12 @@ impl Workplace {
 }
 
 /// Some weights as kept values, where all of them rest so.
-fn all_compressed<'a>(weights: &'a dyn RestingWeights, ids: &[ParameterId]) -> Option<Vec<Compressed<'a>>> {
+fn all_compressed<'a>(weights: &'a dyn StoredWeights, ids: &[ParameterId]) -> Option<Vec<Compressed<'a>>> {
     ids.iter().map(|id| weights.resting(*id).compressed()).collect()
 }
 
 /// Some weights dense, now.
-fn expanded(weights: &dyn RestingWeights, ids: &[ParameterId]) -> Result<Vec<Tensor>, Error> {
+fn expanded(weights: &dyn StoredWeights, ids: &[ParameterId]) -> Result<Vec<Tensor>, Error> {
     match all_compressed(weights, ids) {
         Some(compressed) => expand_all(&compressed, Category::Workspace),
         None => ids.iter().map(|id| weights.resting(*id).dense(Category::Workspace)).collect(),
@@ -159,9 +159,9 @@ fn expanded(weights: &dyn RestingWeights, ids: &[ParameterId]) -> Result<Vec<Ten
 
 /// A block that a pass is in.
 struct EnteredBlock<'a> {
-    weights: &'a dyn RestingWeights,
+    weights: &'a dyn StoredWeights,
     /// Where its dense weights go when it is left.
-    workplace: Option<&'a Workplace>,
+    workplace: Option<&'a ExpansionScratch>,
     block: usize,
     dense: Vec<(ParameterId, Tensor)>,
     /// Those that products read without their zeros: dense when something else has asked for it.
@@ -213,12 +213,12 @@ impl Drop for EnteredBlock<'_> {
 #[derive(Debug)]
 pub struct WeightVersion {
     // Before the weights, which something may still be expanded from.
-    workplace: Workplace,
-    weights: Vec<Resting>,
+    workplace: ExpansionScratch,
+    weights: Vec<StoredWeight>,
 }
 
 impl WeightVersion {
-    pub(super) fn new(workplace: &Workplace, weights: Vec<Resting>) -> WeightVersion {
+    pub(super) fn new(workplace: &ExpansionScratch, weights: Vec<StoredWeight>) -> WeightVersion {
         WeightVersion { workplace: workplace.for_copy(), weights }
     }
 }
@@ -229,8 +229,8 @@ impl Drop for WeightVersion {
     }
 }
 
-impl RestingWeights for WeightVersion {
-    fn resting(&self, id: ParameterId) -> &Resting {
+impl StoredWeights for WeightVersion {
+    fn resting(&self, id: ParameterId) -> &StoredWeight {
         &self.weights[id.0]
     }
 }
@@ -238,7 +238,7 @@ impl RestingWeights for WeightVersion {
 impl WeightStore for WeightVersion {
     fn get(&self, id: ParameterId) -> &Tensor {
         match &self.weights[id.0].stored {
-            Stored::Dense(weight) => weight,
+            ParamWeight::Dense(weight) => weight,
             _ => panic!("a weight of a block that was not entered"),
         }
     }

@@ -6,7 +6,7 @@
 //! have the bytes of the run's precision. Under a mask the kept elements of a gradient are taken the moment it is made and
 //! the rest is let go: no dense gradient of the model ever exists.
 
-use espalier_nn::layers::{GradientSink, Wanted, WeightGradients};
+use espalier_nn::layers::{GradientElements, GradientSink, WeightGradients};
 use espalier_nn::weights::ParameterId;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::compress::{compress, compress_add};
@@ -19,7 +19,7 @@ use crate::Result;
 /// Sums of gradients over micro-batches, one per parameter.
 #[derive(Debug)]
 pub struct Accumulator {
-    sums: Vec<Option<Tensor>>,
+    gradients: Vec<Option<Tensor>>,
     /// The type in which gradients come, where they are summed in f32.
     rounded: Option<DType>,
     /// What each took when all of it was here.
@@ -30,12 +30,12 @@ impl Accumulator {
     /// For so many parameters. Where several micro-batches come in this type, they are summed in f32.
     pub fn new(parameters: usize, several: Option<DType>) -> Accumulator {
         let rounded = several.filter(|dtype| *dtype != DType::F32);
-        Accumulator { sums: vec![None; parameters], rounded, bytes: vec![0; parameters] }
+        Accumulator { gradients: vec![None; parameters], rounded, bytes: vec![0; parameters] }
     }
 
     /// Adds a gradient of one micro-batch; of a masked parameter what is kept.
     pub fn add(&mut self, id: ParameterId, param: &Param, mut gradient: Tensor) -> Result<()> {
-        match (&mut self.sums[id.0], mask_for(param, &gradient)) {
+        match (&mut self.gradients[id.0], mask_for(param, &gradient)) {
             (Some(sum), Some(mask)) => compress_add(sum, &gradient, mask)?,
             (Some(sum), None) => add_into(sum, &gradient)?,
             (empty, mask) => {
@@ -45,51 +45,51 @@ impl Accumulator {
                 *empty = Some(begin_sum(gradient, self.rounded)?);
             }
         }
-        self.bytes[id.0] = self.sums[id.0].as_ref().map_or(0, Tensor::byte_len);
+        self.bytes[id.0] = self.gradients[id.0].as_ref().map_or(0, Tensor::byte_len);
         Ok(())
     }
 
     /// Adds this rank's part of a micro-batch's gradient that was summed over ranks.
-    pub fn add_part(&mut self, id: ParameterId, part: Tensor) -> Result<()> {
-        match &mut self.sums[id.0] {
-            Some(sum) => add_into(sum, &part)?,
-            empty => *empty = Some(begin_sum(part, self.rounded)?),
+    pub fn add_shard(&mut self, id: ParameterId, shard: Tensor) -> Result<()> {
+        match &mut self.gradients[id.0] {
+            Some(sum) => add_into(sum, &shard)?,
+            empty => *empty = Some(begin_sum(shard, self.rounded)?),
         }
-        self.bytes[id.0] = self.sums[id.0].as_ref().map_or(0, Tensor::byte_len);
+        self.bytes[id.0] = self.gradients[id.0].as_ref().map_or(0, Tensor::byte_len);
         Ok(())
     }
 
     /// Puts in what is complete: a sum over ranks.
     pub fn put(&mut self, id: ParameterId, mut gradient: Tensor) {
-        gradient.book_as(Category::Gradients);
-        self.sums[id.0] = Some(gradient);
+        gradient.tag_memory(Category::Gradients);
+        self.gradients[id.0] = Some(gradient);
     }
 
     /// The same, of a gradient that was made elsewhere.
-    pub fn put_whole(&mut self, id: ParameterId, gradient: Tensor) {
+    pub fn put_local(&mut self, id: ParameterId, gradient: Tensor) {
         self.bytes[id.0] = gradient.byte_len();
-        self.sums[id.0] = Some(gradient);
+        self.gradients[id.0] = Some(gradient);
     }
 
     /// Whether a gradient has come.
     pub fn has(&self, id: ParameterId) -> bool {
-        self.sums[id.0].is_some()
+        self.gradients[id.0].is_some()
     }
 
     /// The parameters that gradients have come of.
     pub fn ids(&self) -> impl Iterator<Item = ParameterId> + use<> {
-        let come = (0..self.sums.len()).filter(|id| self.sums[*id].is_some()).map(ParameterId);
+        let come = (0..self.gradients.len()).filter(|id| self.gradients[*id].is_some()).map(ParameterId);
         come.collect::<Vec<_>>().into_iter()
     }
 
     /// Takes a sum out for a message: rounded to the type in which its summands came.
     pub fn take_rounded(&mut self, id: ParameterId) -> Result<Option<Tensor>> {
-        let Some(sum) = self.sums[id.0].take() else { return Ok(None) };
+        let Some(sum) = self.gradients[id.0].take() else { return Ok(None) };
         let Some(dtype) = self.rounded.filter(|dtype| *dtype != sum.dtype()) else { return Ok(Some(sum)) };
         // Scratch until the sum is gone: of a gradient there is one.
         let mut rounded = cast(&sum, dtype, Category::Workspace)?;
         drop(sum);
-        rounded.book_as(Category::Gradients);
+        rounded.tag_memory(Category::Gradients);
         Ok(Some(rounded))
     }
 
@@ -97,10 +97,10 @@ impl Accumulator {
     pub fn finish(&mut self, params: &mut ParamStore) -> usize {
         let mut bytes = 0;
         for (id, param) in params.iter_mut() {
-            param.gradient = self.sums[id.0].take();
+            param.gradient = self.gradients[id.0].take();
             bytes += if param.plan.prunable { self.bytes[id.0] } else { 0 };
         }
-        self.sums.fill(None);
+        self.gradients.fill(None);
         self.bytes.fill(0);
         bytes
     }
@@ -116,39 +116,39 @@ fn begin_sum(mut first: Tensor, rounded: Option<DType>) -> Result<Tensor> {
     if rounded.is_some() {
         first = cast(&first, DType::F32, Category::Workspace)?;
     }
-    first.book_as(Category::Gradients);
+    first.tag_memory(Category::Gradients);
     Ok(first)
 }
 
 /// What a sink asks layers to make of gradients.
-pub(crate) fn wanted(params: &ParamStore) -> Wanted {
-    if params.compresses() { Wanted::Kept } else { Wanted::All }
+pub(crate) fn wanted(params: &ParamStore) -> GradientElements {
+    if params.compresses() { GradientElements::Kept } else { GradientElements::All }
 }
 
 /// The gradients of one micro-batch, as a sink that sends nothing.
 #[derive(Debug)]
 pub struct MicroBatchGradients<'a> {
     params: &'a ParamStore,
-    sums: Accumulator,
+    gradients: Accumulator,
 }
 
 impl<'a> MicroBatchGradients<'a> {
     /// Of these parameters.
     pub fn new(params: &'a ParamStore) -> MicroBatchGradients<'a> {
-        MicroBatchGradients { params, sums: Accumulator::new(params.len(), None) }
+        MicroBatchGradients { params, gradients: Accumulator::new(params.len(), None) }
     }
 
     /// What has come.
     pub fn take(self) -> Vec<(ParameterId, Tensor)> {
-        let sums = self.sums.sums.into_iter().enumerate();
-        sums.filter_map(|(id, sum)| Some((ParameterId(id), sum?))).collect()
+        let gradients = self.gradients.gradients.into_iter().enumerate();
+        gradients.filter_map(|(id, sum)| Some((ParameterId(id), sum?))).collect()
     }
 }
 
 impl GradientSink for MicroBatchGradients<'_> {
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> espalier_nn::Result<()> {
         for (id, gradient) in parameters.iter().zip(gradients.make(wanted(self.params))?) {
-            self.sums.add(*id, self.params.param(*id), gradient)?;
+            self.gradients.add(*id, self.params.param(*id), gradient)?;
         }
         Ok(())
     }

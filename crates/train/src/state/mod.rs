@@ -16,6 +16,6 @@ pub use noise::NoiseScale;
 pub(crate) use noise_norms::NoiseNorms;
 pub use optimizer::Optimizer;
 pub use param::Param;
-pub(crate) use param::{ParamRooms, WeightRoom};
+pub(crate) use param::{ParamRooms, WeightTarget};
 pub use store::ParamStore;
-pub(crate) use store::WeightsAtRest;
+pub(crate) use store::WeightStorageMode;

@@ -5,11 +5,11 @@
 //! Ranks may split them (ZeRO): then each has its part of these vectors.
 
 use espalier_nn::weights::name_key;
-use espalier_plan::optimizer::{self, Master, MomentDtype};
+use espalier_plan::optimizer::{self, MasterForm, MomentDtype};
 use espalier_plan::{ParamPlan, Plan, Shard};
 use espalier_tensor::mask::ones;
 use espalier_tensor::ops::cast::cast;
-use espalier_tensor::ops::update::{Positions, Rounding, Rule, Target, split};
+use espalier_tensor::ops::update::{ParamUpdate, Positions, Rounding, UpdateRule, split};
 use espalier_tensor::{Category, DType, Mask, Tensor, random};
 
 use super::{Param, ParamStore};
@@ -25,8 +25,8 @@ const LARS_EPS: f32 = 1e-9;
 #[derive(Debug, Clone, Copy)]
 pub struct Optimizer {
     /// What a step does.
-    pub rule: Rule,
-    master: Master,
+    pub rule: UpdateRule,
+    master: MasterForm,
     moments: MomentDtype,
     seed: u64,
     weight_decay: f32,
@@ -69,11 +69,11 @@ impl Optimizer {
             param.master = match (dtype, self.master) {
                 (DType::F32, _) => None,
                 // A fresh weight is a bf16 number: no bit was lost.
-                (_, Master::LowBits) => Some(zeros(DType::U16)?),
-                (_, Master::F32) if param.plan.zero.is_single() => {
+                (_, MasterForm::LowBits) => Some(zeros(DType::U16)?),
+                (_, MasterForm::F32) if param.plan.zero.is_single() => {
                     Some(cast(&param.values()?, DType::F32, Category::Optimizer)?)
                 }
-                (_, Master::F32) => Some(cast(&param.own_values()?, DType::F32, Category::Optimizer)?),
+                (_, MasterForm::F32) => Some(cast(&param.local_values()?, DType::F32, Category::Optimizer)?),
             };
         }
         Ok(())
@@ -88,25 +88,25 @@ impl Optimizer {
     pub(crate) fn target<'a>(
         &self,
         param: &'a mut Param,
-        part: Option<&'a mut Tensor>,
-    ) -> Option<Target<'a>> {
+        weight_shard: Option<&'a mut Tensor>,
+    ) -> Option<ParamUpdate<'a>> {
         let kept = param.state_len();
         let compressed = param.compressing_mask().is_some();
-        let parts = param.step_parts()?;
-        let ParamPlan { decays, zero, .. } = *parts.plan;
+        let tensors = param.step_tensors()?;
+        let ParamPlan { decays, zero, .. } = *tensors.plan;
         let rounding = (self.moments == MomentDtype::Bf16 && self.rule.states() > 0).then(|| Rounding {
-            key: random::key(random::key(self.seed, PURPOSE), name_key(&parts.plan.name)),
-            kept_by: parts.mask.filter(|_| part.is_some() && compressed),
-            first: if part.is_some() { zero.split(kept).start } else { 0 },
-            positions: positions(&parts.plan.shard),
+            key: random::key(random::key(self.seed, PURPOSE), name_key(&tensors.plan.name)),
+            kept_by: tensors.mask.filter(|_| weight_shard.is_some() && compressed),
+            first: if weight_shard.is_some() { zero.split(kept).start } else { 0 },
+            positions: positions(&tensors.plan.shard),
         });
-        Some(Target {
+        Some(ParamUpdate {
             rounding,
-            mask: if part.is_some() { None } else { parts.mask },
-            weight: part.unwrap_or(parts.weight),
-            master: parts.master,
-            gradient: parts.gradient,
-            states: parts.moments.iter_mut().collect(),
+            mask: if weight_shard.is_some() { None } else { tensors.mask },
+            weight: weight_shard.unwrap_or(tensors.weight),
+            master: tensors.master,
+            gradient: tensors.gradient,
+            states: tensors.moments.iter_mut().collect(),
             weight_decay: if decays || self.decays_all { self.weight_decay } else { 0.0 },
             adapt: decays || self.adapts_all,
         })
@@ -156,10 +156,10 @@ impl ParamStore {
 
 impl Param {
     fn start_master(&mut self, mut exact: Vec<f32>) -> Result<()> {
-        let words = self.mask().map(Mask::read_words).transpose()?;
-        if let Some(words) = &words {
-            let pruned = |place: &usize| words[place / 32] >> (place % 32) & 1 == 0;
-            (0..exact.len()).filter(pruned).for_each(|place| exact[place] = 0.0);
+        let bits = self.mask().map(Mask::read_words).transpose()?;
+        if let Some(bits) = &bits {
+            let pruned = |index: &usize| bits[index / 32] >> (index % 32) & 1 == 0;
+            (0..exact.len()).filter(pruned).for_each(|index| exact[index] = 0.0);
         }
         let low_bits = self.master.as_ref().is_some_and(|master| master.dtype() == DType::U16);
         if low_bits {
@@ -167,8 +167,8 @@ impl Param {
             let rounded: Vec<u8> = exact.iter().flat_map(|number| split(*number).0.to_le_bytes()).collect();
             self.write(&rounded)?;
         }
-        let stored: Vec<f32> = match words.filter(|_| self.compressing_mask().is_some()) {
-            Some(words) => ones(&words).map(|place| exact[place]).collect(),
+        let stored: Vec<f32> = match bits.filter(|_| self.compressing_mask().is_some()) {
+            Some(bits) => ones(&bits).map(|index| exact[index]).collect(),
             None => exact,
         };
         let own = &stored[self.plan.zero.split(stored.len())];
@@ -184,25 +184,25 @@ impl Param {
 }
 
 /// The rule of a run file, in the precision of the kernels.
-fn rule_of(rule: optimizer::Rule) -> Rule {
-    let (f, nesterov) = (|x: f64| x as f32, matches!(rule, optimizer::Rule::Nesterov { .. }));
+fn rule_of(rule: optimizer::OptimizerRule) -> UpdateRule {
+    let (f, nesterov) = (|x: f64| x as f32, matches!(rule, optimizer::OptimizerRule::Nesterov { .. }));
     match rule {
-        optimizer::Rule::Sgd => Rule::Sgd,
-        optimizer::Rule::Momentum { momentum } | optimizer::Rule::Nesterov { momentum } => {
-            Rule::Momentum { momentum: f(momentum), nesterov }
+        optimizer::OptimizerRule::Sgd => UpdateRule::Sgd,
+        optimizer::OptimizerRule::Momentum { momentum } | optimizer::OptimizerRule::Nesterov { momentum } => {
+            UpdateRule::Momentum { momentum: f(momentum), nesterov }
         }
-        optimizer::Rule::Adam { beta1, beta2, eps } => {
-            Rule::Adam { beta1: f(beta1), beta2: f(beta2), eps: f(eps), decoupled: false }
+        optimizer::OptimizerRule::Adam { beta1, beta2, eps } => {
+            UpdateRule::Adam { beta1: f(beta1), beta2: f(beta2), eps: f(eps), decoupled: false }
         }
-        optimizer::Rule::AdamW { beta1, beta2, eps } => {
-            Rule::Adam { beta1: f(beta1), beta2: f(beta2), eps: f(eps), decoupled: true }
+        optimizer::OptimizerRule::AdamW { beta1, beta2, eps } => {
+            UpdateRule::Adam { beta1: f(beta1), beta2: f(beta2), eps: f(eps), decoupled: true }
         }
-        optimizer::Rule::Lars { momentum, trust, rate_in_velocity, .. } => {
-            Rule::Lars { momentum: f(momentum), trust: f(trust), eps: LARS_EPS, rate_in_velocity }
+        optimizer::OptimizerRule::Lars { momentum, trust, rate_in_velocity, .. } => {
+            UpdateRule::Lars { momentum: f(momentum), trust: f(trust), eps: LARS_EPS, rate_in_velocity }
         }
-        optimizer::Rule::Lamb { beta1, beta2, eps, max_weight_norm, .. } => {
+        optimizer::OptimizerRule::Lamb { beta1, beta2, eps, max_weight_norm, .. } => {
             let max_norm = if max_weight_norm > 0.0 { f(max_weight_norm) } else { f32::INFINITY };
-            Rule::Lamb { beta1: f(beta1), beta2: f(beta2), eps: f(eps), max_norm }
+            UpdateRule::Lamb { beta1: f(beta1), beta2: f(beta2), eps: f(eps), max_norm }
         }
     }
 }

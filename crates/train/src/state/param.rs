@@ -11,7 +11,7 @@ use espalier_tensor::ops::flat;
 use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor};
 
-use super::resting::{Resting, Stored};
+use super::resting::{ParamWeight, StoredWeight};
 use crate::Result;
 
 /// A parameter, and what this rank has of it.
@@ -20,7 +20,7 @@ pub struct Param {
     /// What follows from the plan: which shard, with whom, by which rules.
     pub plan: ParamPlan,
     /// Its weight, in the form that it has while it does no work, and its mask.
-    pub(super) resting: Resting,
+    pub(super) resting: StoredWeight,
     /// The exact weight where [`Param::weight`] is rounded: in f32, or as the 16 bits that were lost.
     pub(crate) master: Option<Tensor>,
     /// Of the optimizer; none before the first step.
@@ -33,8 +33,8 @@ pub struct Param {
 }
 
 impl Param {
-    pub(super) fn new(plan: ParamPlan, weight: Stored, compresses: bool) -> Param {
-        let resting = Resting::new(weight, plan.shard.shape());
+    pub(super) fn new(plan: ParamPlan, weight: ParamWeight, compresses: bool) -> Param {
+        let resting = StoredWeight::new(weight, plan.shard.shape());
         let (master, moments, gradient) = (None, Vec::new(), None);
         Param { plan, resting, master, moments, gradient, compresses, compresses_weight: false }
     }
@@ -96,7 +96,7 @@ impl Param {
     /// The weight where it rests dense.
     pub fn weight(&self) -> &Tensor {
         match &self.resting.stored {
-            Stored::Dense(weight) => weight,
+            ParamWeight::Dense(weight) => weight,
             other => panic!("{} is not dense at rest but {}", self.plan.name, other.name()),
         }
     }
@@ -104,7 +104,7 @@ impl Param {
     /// The same, to be changed; what is pruned must stay zero.
     pub fn weight_mut(&mut self) -> &mut Tensor {
         match &mut self.resting.stored {
-            Stored::Dense(weight) => weight,
+            ParamWeight::Dense(weight) => weight,
             other => panic!("{} is not dense at rest but {}", self.plan.name, other.name()),
         }
     }
@@ -152,8 +152,8 @@ impl Param {
     pub(crate) fn values_mut(&mut self) -> Option<&mut Tensor> {
         let is_dense = self.compressing_mask().is_none();
         match &mut self.resting.stored {
-            Stored::Compressed(kept) => Some(kept),
-            Stored::Dense(weight) if is_dense => Some(weight),
+            ParamWeight::Compressed(kept) => Some(kept),
+            ParamWeight::Dense(weight) if is_dense => Some(weight),
             _ => None,
         }
     }
@@ -172,7 +172,7 @@ impl Param {
 
     /// Gives the weight other values, all of them, from the host's bytes. What its mask does not keep is not to be kept.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        if let Stored::Dense(weight) = &mut self.resting.stored {
+        if let ParamWeight::Dense(weight) = &mut self.resting.stored {
             return Ok(weight.copy_from_host(bytes)?);
         }
         let ((device, dtype), shape) = (self.resting.place(), &self.resting.shape);
@@ -184,13 +184,13 @@ impl Param {
     /// Sets to zero what a mask that it is about to get does not keep, where it stays dense under it.
     pub(crate) fn zero_pruned(&mut self, mask: &Mask) -> Result<()> {
         match &mut self.resting.stored {
-            Stored::Dense(weight) if !self.compresses_weight => Ok(apply(weight, mask)?),
+            ParamWeight::Dense(weight) if !self.compresses_weight => Ok(apply(weight, mask)?),
             _ => Ok(()),
         }
     }
 
     /// This rank's part of the values, where ranks split its state.
-    pub(crate) fn own_values(&self) -> Result<Tensor> {
+    pub(crate) fn local_values(&self) -> Result<Tensor> {
         let values = self.values()?;
         Ok(flat::take(&values, self.plan.zero.split(values.len()), Category::Workspace)?)
     }
@@ -228,10 +228,10 @@ impl Param {
     }
 
     /// What a step reads and writes, where there is a gradient.
-    pub(crate) fn step_parts(&mut self) -> Option<StepParts<'_>> {
-        let Resting { stored, mask, .. } = &mut self.resting;
-        let (Stored::Dense(weight) | Stored::Compressed(weight)) = stored else { return None };
-        Some(StepParts {
+    pub(crate) fn step_tensors(&mut self) -> Option<StepTensors<'_>> {
+        let StoredWeight { stored, mask, .. } = &mut self.resting;
+        let (ParamWeight::Dense(weight) | ParamWeight::Compressed(weight)) = stored else { return None };
+        Some(StepTensors {
             weight,
             master: self.master.as_mut(),
             moments: &mut self.moments,
@@ -244,10 +244,10 @@ impl Param {
     /// Room for the weight, which must be here, and for the tensors of its state.
     pub(super) fn rooms(&mut self) -> Result<ParamRooms<'_>> {
         self.resting.make_room()?;
-        let Resting { stored, mask, .. } = &mut self.resting;
+        let StoredWeight { stored, mask, .. } = &mut self.resting;
         let weight = match (stored, mask) {
-            (Stored::Dense(weight), _) => WeightRoom::Dense(weight),
-            (Stored::Compressed(kept), Some(mask)) => WeightRoom::Compressed(kept, mask),
+            (ParamWeight::Dense(weight), _) => WeightTarget::Dense(weight),
+            (ParamWeight::Compressed(kept), Some(mask)) => WeightTarget::Compressed(kept, mask),
             _ => panic!("{} is on another stage", self.plan.name),
         };
         Ok(ParamRooms { weight, state: self.master.iter_mut().chain(&mut self.moments).collect() })
@@ -291,14 +291,14 @@ impl Param {
 /// Room for what is about to be read of a parameter.
 #[derive(Debug)]
 pub(crate) struct ParamRooms<'a> {
-    pub weight: WeightRoom<'a>,
+    pub weight: WeightTarget<'a>,
     /// The tensors of its state, the master first.
     pub state: Vec<&'a mut Tensor>,
 }
 
 /// Room for a weight whose values are about to be read.
 #[derive(Debug)]
-pub(crate) enum WeightRoom<'a> {
+pub(crate) enum WeightTarget<'a> {
     /// For all of them.
     Dense(&'a mut Tensor),
     /// For those that a mask keeps.
@@ -306,7 +306,7 @@ pub(crate) enum WeightRoom<'a> {
 }
 
 /// What a step of one parameter reads and writes: the weight as it rests.
-pub(crate) struct StepParts<'a> {
+pub(crate) struct StepTensors<'a> {
     pub weight: &'a mut Tensor,
     pub master: Option<&'a mut Tensor>,
     pub moments: &'a mut Vec<Tensor>,

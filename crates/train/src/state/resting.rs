@@ -12,38 +12,38 @@ use espalier_tensor::{Category, DType, Device, Error, Mask, Tensor};
 
 /// The form of a weight at rest.
 #[derive(Debug)]
-pub(super) enum Stored {
+pub(super) enum ParamWeight {
     /// Another stage's.
     Elsewhere,
     /// Not drawn yet.
-    Initial(Box<Initial>),
+    Initial(Box<InitialWeight>),
     /// As kernels read it, zero where it is pruned.
     Dense(Tensor),
     /// The values that its mask keeps, in order.
     Compressed(Tensor),
 }
 
-impl Stored {
+impl ParamWeight {
     pub fn name(&self) -> &'static str {
         match self {
-            Stored::Elsewhere => "on another stage",
-            Stored::Initial(_) => "not drawn yet",
-            Stored::Dense(_) => "dense",
-            Stored::Compressed(_) => "compressed",
+            ParamWeight::Elsewhere => "on another stage",
+            ParamWeight::Initial(_) => "not drawn yet",
+            ParamWeight::Dense(_) => "dense",
+            ParamWeight::Compressed(_) => "compressed",
         }
     }
 
     fn tensor_mut(&mut self) -> Option<&mut Tensor> {
         match self {
-            Stored::Dense(tensor) | Stored::Compressed(tensor) => Some(tensor),
-            Stored::Elsewhere | Stored::Initial(_) => None,
+            ParamWeight::Dense(tensor) | ParamWeight::Compressed(tensor) => Some(tensor),
+            ParamWeight::Elsewhere | ParamWeight::Initial(_) => None,
         }
     }
 }
 
 /// What the first values of a weight follow from.
 #[derive(Debug, Clone)]
-pub(super) struct Initial {
+pub(super) struct InitialWeight {
     pub parameter: spec::Parameter,
     pub shard: Shard,
     pub device: Device,
@@ -51,7 +51,7 @@ pub(super) struct Initial {
     pub seed: u64,
 }
 
-impl Initial {
+impl InitialWeight {
     pub fn draw(&self, category: Category) -> Result<Tensor, Error> {
         fresh(&self.parameter, &self.shard, &self.device, self.dtype, self.seed, category)
     }
@@ -63,8 +63,8 @@ impl Initial {
 
 /// A weight at rest, with what says which of it is kept.
 #[derive(Debug)]
-pub(super) struct Resting {
-    pub stored: Stored,
+pub(super) struct StoredWeight {
+    pub stored: ParamWeight,
     /// Which weights are kept; none while all are.
     pub mask: Option<Mask>,
     /// Where it is multiplied without its zeros: where the others are.
@@ -73,36 +73,38 @@ pub(super) struct Resting {
     pub shape: Vec<usize>,
 }
 
-impl Resting {
-    pub fn new(stored: Stored, shape: Vec<usize>) -> Resting {
-        Resting { stored, mask: None, sparse: None, shape }
+impl StoredWeight {
+    pub fn new(stored: ParamWeight, shape: Vec<usize>) -> StoredWeight {
+        StoredWeight { stored, mask: None, sparse: None, shape }
     }
 
     pub fn is_here(&self) -> bool {
-        !matches!(self.stored, Stored::Elsewhere)
+        !matches!(self.stored, ParamWeight::Elsewhere)
     }
 
     /// Its memory: dense, or kept values; none where it is not drawn, or elsewhere.
     pub fn tensor(&self) -> Option<&Tensor> {
         match &self.stored {
-            Stored::Dense(tensor) | Stored::Compressed(tensor) => Some(tensor),
-            Stored::Elsewhere | Stored::Initial(_) => None,
+            ParamWeight::Dense(tensor) | ParamWeight::Compressed(tensor) => Some(tensor),
+            ParamWeight::Elsewhere | ParamWeight::Initial(_) => None,
         }
     }
 
     /// Where it rests, and in which type. It must be here.
     pub fn place(&self) -> (Device, DType) {
         match &self.stored {
-            Stored::Dense(tensor) | Stored::Compressed(tensor) => (tensor.device(), tensor.dtype()),
-            Stored::Initial(initial) => (initial.device.clone(), initial.dtype),
-            Stored::Elsewhere => panic!("a parameter of another stage"),
+            ParamWeight::Dense(tensor) | ParamWeight::Compressed(tensor) => (tensor.device(), tensor.dtype()),
+            ParamWeight::Initial(initial) => (initial.device.clone(), initial.dtype),
+            ParamWeight::Elsewhere => panic!("a parameter of another stage"),
         }
     }
 
     /// Its kept values, where it rests as these.
     pub fn compressed(&self) -> Option<Compressed<'_>> {
         match (&self.stored, &self.mask) {
-            (Stored::Compressed(kept), Some(mask)) => Some(Compressed { kept, mask, shape: &self.shape }),
+            (ParamWeight::Compressed(kept), Some(mask)) => {
+                Some(Compressed { kept, mask, shape: &self.shape })
+            }
             _ => None,
         }
     }
@@ -110,42 +112,42 @@ impl Resting {
     /// All of it, dense; what is made for that is of this category. It must be here.
     pub fn dense(&self, category: Category) -> Result<Tensor, Error> {
         match (&self.stored, self.compressed()) {
-            (Stored::Dense(tensor), _) => Ok(tensor.clone()),
-            (Stored::Initial(initial), _) => initial.draw(category),
+            (ParamWeight::Dense(tensor), _) => Ok(tensor.clone()),
+            (ParamWeight::Initial(initial), _) => initial.draw(category),
             (_, Some(compressed)) => compressed.expand(category),
             _ => panic!("a parameter of another stage"),
         }
     }
 
     /// A copy with memory of its own, under the same mask.
-    pub fn duplicate(&self, category: Category) -> Result<Resting, Error> {
+    pub fn duplicate(&self, category: Category) -> Result<StoredWeight, Error> {
         let stored = match &self.stored {
-            Stored::Elsewhere => Stored::Elsewhere,
-            Stored::Initial(initial) => Stored::Initial(initial.clone()),
-            Stored::Dense(tensor) => Stored::Dense(tensor.duplicate(category)?),
-            Stored::Compressed(kept) => Stored::Compressed(kept.duplicate(category)?),
+            ParamWeight::Elsewhere => ParamWeight::Elsewhere,
+            ParamWeight::Initial(initial) => ParamWeight::Initial(initial.clone()),
+            ParamWeight::Dense(tensor) => ParamWeight::Dense(tensor.duplicate(category)?),
+            ParamWeight::Compressed(kept) => ParamWeight::Compressed(kept.duplicate(category)?),
         };
         let (mask, sparse, shape) = (self.mask.clone(), self.sparse.clone(), self.shape.clone());
-        Ok(Resting { stored, mask, sparse, shape })
+        Ok(StoredWeight { stored, mask, sparse, shape })
     }
 
     /// The form that it has under a new mask, where that is another: kept values if `compresses`, unless all are kept. What a dense one
     /// has where nothing is kept is left as it is.
-    fn under(&self, new: &Mask, compresses: bool) -> Result<Option<Stored>, Error> {
+    fn under(&self, new: &Mask, compresses: bool) -> Result<Option<ParamWeight>, Error> {
         // Workspace until it stands in the place of the old one.
         let category = Category::Workspace;
         let keeps_all = new.kept() == new.len();
         Ok(match &self.stored {
-            Stored::Elsewhere => None,
-            Stored::Dense(_) if !compresses || keeps_all => None,
-            Stored::Dense(weight) => Some(Stored::Compressed(compress(weight, new, category)?)),
-            Stored::Initial(initial) if !compresses || keeps_all => {
-                Some(Stored::Dense(initial.draw(category)?))
+            ParamWeight::Elsewhere => None,
+            ParamWeight::Dense(_) if !compresses || keeps_all => None,
+            ParamWeight::Dense(weight) => Some(ParamWeight::Compressed(compress(weight, new, category)?)),
+            ParamWeight::Initial(initial) if !compresses || keeps_all => {
+                Some(ParamWeight::Dense(initial.draw(category)?))
             }
-            Stored::Initial(initial) => Some(Stored::Compressed(initial.draw_kept(new, category)?)),
-            Stored::Compressed(_) if keeps_all => Some(Stored::Dense(self.dense(category)?)),
-            Stored::Compressed(_) => {
-                Some(Stored::Compressed(compress(&self.dense(category)?, new, category)?))
+            ParamWeight::Initial(initial) => Some(ParamWeight::Compressed(initial.draw_kept(new, category)?)),
+            ParamWeight::Compressed(_) if keeps_all => Some(ParamWeight::Dense(self.dense(category)?)),
+            ParamWeight::Compressed(_) => {
+                Some(ParamWeight::Compressed(compress(&self.dense(category)?, new, category)?))
             }
         })
     }
@@ -164,19 +166,21 @@ impl Resting {
     }
 
     /// Gives it a new form, which is booked as a weight when the old one is gone.
-    pub fn replace(&mut self, stored: Stored) {
-        self.stored = Stored::Elsewhere;
+    pub fn replace(&mut self, stored: ParamWeight) {
+        self.stored = ParamWeight::Elsewhere;
         self.stored = stored;
         if let Some(tensor) = self.stored.tensor_mut() {
-            tensor.book_as(Category::Weights);
+            tensor.tag_memory(Category::Weights);
         }
     }
 
     /// Gives it other values, all of them dense; under a mask it rests as before.
     pub fn write(&mut self, dense: Tensor) -> Result<(), Error> {
         let stored = match self.compressed() {
-            Some(Compressed { mask, .. }) => Stored::Compressed(compress(&dense, mask, Category::Workspace)?),
-            None => Stored::Dense(dense),
+            Some(Compressed { mask, .. }) => {
+                ParamWeight::Compressed(compress(&dense, mask, Category::Workspace)?)
+            }
+            None => ParamWeight::Dense(dense),
         };
         self.replace(stored);
         Ok(())
@@ -184,9 +188,9 @@ impl Resting {
 
     /// Makes room for values that are about to be read, where there is none yet.
     pub fn make_room(&mut self) -> Result<(), Error> {
-        if let Stored::Initial(initial) = &self.stored {
+        if let ParamWeight::Initial(initial) = &self.stored {
             let room = Tensor::zeros(&initial.device, &self.shape, initial.dtype, Category::Weights)?;
-            self.stored = Stored::Dense(room);
+            self.stored = ParamWeight::Dense(room);
         }
         Ok(())
     }
@@ -194,7 +198,7 @@ impl Resting {
     /// Writes new values of what its mask keeps to their places in a dense weight.
     pub fn set_kept(&mut self, values: &Tensor) -> Result<(), Error> {
         match (&mut self.stored, &self.mask) {
-            (Stored::Dense(weight), Some(mask)) => expand_into(values, mask, weight),
+            (ParamWeight::Dense(weight), Some(mask)) => expand_into(values, mask, weight),
             (other, _) => panic!("kept values of a weight that is {}", other.name()),
         }
     }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use espalier_nn::weights::{
-    BufferId, Names, ParameterId, WeightStore, Weights, digest, fresh, hash_of, started,
+    BufferId, ParameterId, TensorNames, WeightStore, Weights, digest, fresh, hash_of, started,
 };
 use espalier_plan::layout::LocalModel;
 use espalier_plan::{GroupRank, ParamPlan, RankParams, Shard, spec};
@@ -15,14 +15,14 @@ use espalier_tensor::ops::reduce::squared_norm_all;
 use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor};
 
-use super::at_work::{RestingWeights, WeightVersion, Workplace};
+use super::at_work::{ExpansionScratch, StoredWeights, WeightVersion};
 use super::param::{Param, ParamRooms};
-use super::resting::{Initial, Resting, Stored};
+use super::resting::{InitialWeight, ParamWeight, StoredWeight};
 use crate::Result;
 
 /// In which form weights rest that pruning may touch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WeightsAtRest {
+pub(crate) enum WeightStorageMode {
     /// As kernels read them.
     Dense,
     /// As kept values from when they have masks on.
@@ -35,10 +35,10 @@ pub(crate) enum WeightsAtRest {
 #[derive(Debug)]
 pub struct ParamStore {
     // Before the parameters, which something may still be expanded from.
-    workplace: Workplace,
+    workplace: ExpansionScratch,
     params: Vec<Param>,
     statistics: Vec<Option<Tensor>>,
-    names: Arc<Names>,
+    names: Arc<TensorNames>,
     /// Whether gradients and state of masked parameters hold kept weights alone.
     compresses: bool,
     dtype: DType,
@@ -54,7 +54,7 @@ impl ParamStore {
         seed: u64,
         compresses: bool,
     ) -> Result<ParamStore> {
-        ParamStore::resting(params, local, device, dtype, seed, compresses, WeightsAtRest::Dense)
+        ParamStore::resting(params, local, device, dtype, seed, compresses, WeightStorageMode::Dense)
     }
 
     /// The same with weights that rest in another form.
@@ -65,22 +65,22 @@ impl ParamStore {
         dtype: DType,
         seed: u64,
         compresses: bool,
-        weights: WeightsAtRest,
+        weights: WeightStorageMode,
     ) -> Result<ParamStore> {
         let buffers = local.model.buffers();
-        let names = Arc::new(Names::of(&local.parameters, &buffers));
+        let names = Arc::new(TensorNames::of(&local.parameters, &buffers));
         let param = |(plan, parameter): (&ParamPlan, &spec::Parameter)| {
             let (parameter, shard) = (parameter.clone(), plan.shard.clone());
-            let initial = Initial { parameter, shard, device: device.clone(), dtype, seed };
+            let initial = InitialWeight { parameter, shard, device: device.clone(), dtype, seed };
             let weight = match plan.is_here {
-                false => Stored::Elsewhere,
-                true if plan.prunable && weights == WeightsAtRest::Undrawn => {
-                    Stored::Initial(Box::new(initial))
+                false => ParamWeight::Elsewhere,
+                true if plan.prunable && weights == WeightStorageMode::Undrawn => {
+                    ParamWeight::Initial(Box::new(initial))
                 }
-                true => Stored::Dense(initial.draw(Category::Weights)?),
+                true => ParamWeight::Dense(initial.draw(Category::Weights)?),
             };
             let param = Param::new(plan.clone(), weight, compresses);
-            Ok(param.compressing_weight(weights != WeightsAtRest::Dense))
+            Ok(param.compressing_weight(weights != WeightStorageMode::Dense))
         };
         let stored = params.params.iter().zip(&local.parameters).map(param).collect::<Result<_>>()?;
         let statistic = |(group, buffer): (&usize, _)| {
@@ -93,19 +93,20 @@ impl ParamStore {
     fn of_params(
         params: Vec<Param>,
         statistics: Vec<Option<Tensor>>,
-        names: Arc<Names>,
+        names: Arc<TensorNames>,
         compresses: bool,
         dtype: DType,
     ) -> ParamStore {
         let here = params.iter().filter(|param| param.is_here());
-        let workplace = Workplace::new(here.map(|param| (param.id(), &param.plan.blocks[..])));
+        let workplace = ExpansionScratch::new(here.map(|param| (param.id(), &param.plan.blocks[..])));
         ParamStore { workplace, params, statistics, names, compresses, dtype }
     }
 
     /// Parameters of a rank without weights: for whoever sends their gradients and no more.
     pub fn without_weights(params: &RankParams) -> ParamStore {
-        let elsewhere = |plan: &ParamPlan| Param::new(plan.clone(), Stored::Elsewhere, false);
-        let names = Names::new(params.params.iter().map(|plan| plan.name.clone()).collect(), Vec::new());
+        let elsewhere = |plan: &ParamPlan| Param::new(plan.clone(), ParamWeight::Elsewhere, false);
+        let names =
+            TensorNames::new(params.params.iter().map(|plan| plan.name.clone()).collect(), Vec::new());
         let params = params.params.iter().map(elsewhere).collect();
         ParamStore::of_params(params, Vec::new(), Arc::new(names), false, DType::F32)
     }
@@ -113,7 +114,7 @@ impl ParamStore {
     /// Parameters of these names and weights, all of them here.
     pub fn of_tensors(weights: Vec<(&str, Tensor)>, compresses: bool) -> ParamStore {
         let names = weights.iter().map(|(name, _)| (*name).to_owned()).collect();
-        let names = Arc::new(Names::new(names, Vec::new()));
+        let names = Arc::new(TensorNames::new(names, Vec::new()));
         let param = |(id, (name, weight)): (usize, (&str, Tensor))| {
             let plan = ParamPlan {
                 id,
@@ -130,7 +131,7 @@ impl ParamStore {
                 blocks: vec![id],
                 is_tied: false,
             };
-            Param::new(plan, Stored::Dense(weight), compresses)
+            Param::new(plan, ParamWeight::Dense(weight), compresses)
         };
         let dtype = weights.first().map_or(DType::F32, |(_, weight)| weight.dtype());
         let params = weights.into_iter().enumerate().map(param).collect();
@@ -284,10 +285,10 @@ impl ParamStore {
         let names = &self.names;
         let weights =
             self.params.iter_mut().enumerate().filter_map(|(id, param)| match &mut param.resting.stored {
-                Stored::Dense(weight) | Stored::Compressed(weight) => {
+                ParamWeight::Dense(weight) | ParamWeight::Compressed(weight) => {
                     Some((names.name(ParameterId(id)), weight))
                 }
-                Stored::Elsewhere | Stored::Initial(_) => None,
+                ParamWeight::Elsewhere | ParamWeight::Initial(_) => None,
             });
         let statistics = self.statistics.iter_mut().enumerate();
         weights.chain(
@@ -365,7 +366,7 @@ impl ParamStore {
     pub fn dense_copy(&self) -> Result<Weights> {
         let sparse = self.params.iter().map(|param| param.resting.sparse.clone()).collect();
         let copy = |param: &Param| match param.resting.stored {
-            Stored::Dense(ref weight) => Ok(weight.duplicate(Category::Weights)?),
+            ParamWeight::Dense(ref weight) => Ok(weight.duplicate(Category::Weights)?),
             _ => Ok(param.resting.dense(Category::Weights)?),
         };
         self.copied(vec![None; self.statistics.len()], sparse, copy)
@@ -429,8 +430,8 @@ impl WeightStore for ParamStore {
     }
 }
 
-impl RestingWeights for ParamStore {
-    fn resting(&self, id: ParameterId) -> &Resting {
+impl StoredWeights for ParamStore {
+    fn resting(&self, id: ParameterId) -> &StoredWeight {
         &self.params[id.0].resting
     }
 }

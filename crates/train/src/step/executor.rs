@@ -4,13 +4,15 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use espalier_comm::Communicator;
-use espalier_plan::schedule::{Action, Chunk, Message, Notice, Pass, Payload, Schedule, Work};
+use espalier_plan::schedule::{
+    Action, Chunk, ChunkWork, ControlMessage, Pass, Payload, Schedule, StageMessage,
+};
 use espalier_tensor::Tensor;
 use tracing::{Level, debug, enabled, trace};
 
-use super::Worker;
+use super::ActionWorker;
 use super::messages::Messages;
-use super::trace::{Kind, Trace};
+use super::trace::{Trace, TraceKind};
 use crate::Result;
 use crate::parallel::tags::tag;
 
@@ -25,7 +27,7 @@ const GLANCE: Duration = Duration::from_micros(20);
 pub struct Executor {
     schedule: Schedule,
     rank: usize,
-    others: Communicator,
+    pipeline_group: Communicator,
     /// The place of the next action in the list.
     position: usize,
     /// Receives before this place of the list are posted.
@@ -38,10 +40,10 @@ pub struct Executor {
 
 impl Executor {
     /// At the beginning of a list. `others` are the ranks of the pipeline, in their order.
-    pub fn new(schedule: Schedule, others: Communicator) -> Executor {
-        let (rank, messages) = (others.rank(), Messages::default());
+    pub fn new(schedule: Schedule, pipeline_group: Communicator) -> Executor {
+        let (rank, messages) = (pipeline_group.rank(), Messages::default());
         let (position, posted, in_order, trace) = (0, 0, false, None);
-        Executor { schedule, rank, others, position, posted, messages, in_order, trace }
+        Executor { schedule, rank, pipeline_group, position, posted, messages, in_order, trace }
     }
 
     /// Connects this rank with those that its list sends to, before it begins.
@@ -53,7 +55,7 @@ impl Executor {
         let mut peers: Vec<usize> = self.list().iter().filter_map(peer).collect();
         peers.sort_unstable();
         peers.dedup();
-        Ok(self.others.connect(&peers)?)
+        Ok(self.pipeline_group.connect(&peers)?)
     }
 
     /// Keeps to the list even where the schedule lets a rank take whatever has arrived.
@@ -63,29 +65,29 @@ impl Executor {
     }
 
     /// Whether nothing is under way: the list is at its end, or has not begun.
-    pub fn is_at_rest(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.position == 0 || self.position == self.list().len()
     }
 
     /// Goes back to the beginning of the list.
     pub fn rewind(&mut self) {
-        debug_assert!(self.is_at_rest());
+        debug_assert!(self.is_idle());
         (self.position, self.posted) = (0, 0);
     }
 
     /// Goes on with another list. The one before must be at its end.
     pub fn load(&mut self, schedule: Schedule) {
-        debug_assert!(self.is_at_rest());
+        debug_assert!(self.is_idle());
         self.schedule = schedule;
         (self.position, self.posted) = (0, 0);
     }
 
     /// Runs the list until so many more steps have been taken.
-    pub fn run(&mut self, steps: usize, worker: &mut dyn Worker) -> Result<()> {
+    pub fn run(&mut self, steps: usize, worker: &mut dyn ActionWorker) -> Result<()> {
         let mut taken = 0;
         while taken < steps {
             if self.position == 0 && self.schedule.message_driven && !self.in_order {
-                self.take_what_arrives(worker)?;
+                self.run_message_driven(worker)?;
             }
             let action = self.list()[self.position];
             self.post_ahead(worker)?;
@@ -98,15 +100,15 @@ impl Executor {
             self.act(action, worker)?;
             self.position += 1;
         }
-        if self.is_at_rest() {
+        if self.is_idle() {
             self.messages.finish()?;
         }
         Ok(())
     }
 
     /// Runs another list that takes no step, between two of its own.
-    pub fn run_between(&mut self, list: Schedule, worker: &mut dyn Worker) -> Result<()> {
-        debug_assert!(self.is_at_rest());
+    pub fn run_between(&mut self, list: Schedule, worker: &mut dyn ActionWorker) -> Result<()> {
+        debug_assert!(self.is_idle());
         let own = std::mem::replace(&mut self.schedule, list);
         (self.position, self.posted) = (0, 0);
         self.run_to_end(worker)?;
@@ -115,7 +117,7 @@ impl Executor {
     }
 
     /// Runs all of a list that takes no step.
-    pub fn run_to_end(&mut self, worker: &mut dyn Worker) -> Result<()> {
+    pub fn run_to_end(&mut self, worker: &mut dyn ActionWorker) -> Result<()> {
         while let Some(&action) = self.list().get(self.position) {
             self.post_ahead(worker)?;
             self.act(action, worker)?;
@@ -132,8 +134,8 @@ impl Executor {
         self.trace.as_ref().map_or(0.0, Trace::now)
     }
 
-    /// Makes room for the next messages.
-    fn post_ahead(&mut self, worker: &mut dyn Worker) -> Result<()> {
+    /// Posts the receives of the next messages.
+    fn post_ahead(&mut self, worker: &mut dyn ActionWorker) -> Result<()> {
         self.posted = self.posted.max(self.position);
         while self.messages.posted() < POSTED && self.posted < self.list().len() {
             if let Action::Receive(message) = self.list()[self.posted] {
@@ -144,27 +146,31 @@ impl Executor {
         Ok(())
     }
 
-    fn post(&mut self, message: &Message, worker: &mut dyn Worker) -> Result<()> {
-        self.messages.post(&self.schedule, self.rank, message, &self.others, worker)
+    fn post(&mut self, message: &StageMessage, worker: &mut dyn ActionWorker) -> Result<()> {
+        self.messages.post(&self.schedule, self.rank, message, &self.pipeline_group, worker)
     }
 
     /// An action for whoever listens.
-    fn word(&self, action: Action) -> String {
+    fn describe(&self, action: Action) -> String {
         match action {
             Action::WaitReduce => "wait for reduce".into(),
             Action::Agree => "agree".into(),
             Action::Gather => "gather".into(),
             Action::Commit => "commit".into(),
             Action::Settle => "settle".into(),
-            Action::Tell(Notice { topic, update, peer }) => format!("tell {peer}: {topic:?} {update}"),
-            Action::Hear(Notice { topic, update, peer }) => format!("hear {peer}: {topic:?} {update}"),
+            Action::SendControl(ControlMessage { topic, update, peer }) => {
+                format!("tell {peer}: {topic:?} {update}")
+            }
+            Action::RecvControl(ControlMessage { topic, update, peer }) => {
+                format!("hear {peer}: {topic:?} {update}")
+            }
             action => self.schedule.token(self.rank, &action),
         }
     }
 
-    fn act(&mut self, action: Action, worker: &mut dyn Worker) -> Result<()> {
+    fn act(&mut self, action: Action, worker: &mut dyn ActionWorker) -> Result<()> {
         // Said before it is begun: the last line of a rank that hangs.
-        let watched = enabled!(Level::DEBUG).then(|| (self.word(action), Instant::now()));
+        let watched = enabled!(Level::DEBUG).then(|| (self.describe(action), Instant::now()));
         if let Some((word, _)) = &watched {
             debug!("{word}");
         }
@@ -175,7 +181,7 @@ impl Executor {
         Ok(())
     }
 
-    fn perform(&mut self, action: Action, worker: &mut dyn Worker) -> Result<()> {
+    fn perform(&mut self, action: Action, worker: &mut dyn ActionWorker) -> Result<()> {
         let start = self.now();
         match action {
             Action::Receive(message) => {
@@ -183,17 +189,17 @@ impl Executor {
                 self.messages.wait(&message)?;
             }
             Action::Send(message) => {
-                self.messages.send(&self.schedule, self.rank, &message, &self.others)?;
+                self.messages.send(&self.schedule, self.rank, &message, &self.pipeline_group)?;
             }
-            Action::Tell(notice) => {
+            Action::SendControl(notice) => {
                 let tag = tag(&self.schedule, self.rank, &action);
                 // It is on its way, and nobody needs it back.
-                drop(self.others.start_send(worker.tell(notice), notice.peer, tag)?);
+                drop(self.pipeline_group.start_send(worker.scalars_to_send(notice), notice.peer, tag)?);
             }
-            Action::Hear(notice) => {
+            Action::RecvControl(notice) => {
                 let tag = tag(&self.schedule, self.rank, &action);
-                let room = vec![0.0; notice.topic.numbers()];
-                worker.hear(notice, &self.others.receive(room, notice.peer, tag)?);
+                let buffer = vec![0.0; notice.topic.numbers()];
+                worker.receive_scalars(notice, &self.pipeline_group.receive(buffer, notice.peer, tag)?);
             }
             _ => match action.compute() {
                 Some((pass, work)) => self.compute(pass, work, worker)?,
@@ -202,13 +208,13 @@ impl Executor {
         }
         if let (Some(trace), Some(kind)) = (&mut self.trace, worker.kind(&action)) {
             trace.add(kind, start, worker.bytes(&action));
-            worker.flown().into_iter().for_each(|flown| trace.add_flown(flown));
+            worker.bucket_spans().into_iter().for_each(|span| trace.add_bucket_span(span));
         }
         Ok(())
     }
 
-    fn compute(&mut self, pass: Pass, work: Work, worker: &mut dyn Worker) -> Result<()> {
-        let Work { micro_batch, chunk, .. } = work;
+    fn compute(&mut self, pass: Pass, work: ChunkWork, worker: &mut dyn ActionWorker) -> Result<()> {
+        let ChunkWork { micro_batch, chunk, .. } = work;
         let held = self.schedule.placement.chunks(self.rank)[chunk];
         let (payload, made, next) = match pass {
             Pass::Forward => {
@@ -224,22 +230,22 @@ impl Executor {
             Pass::BackwardWeight => return worker.act(pass.on(work)),
         };
         if let (Some(tensor), Some(next)) = (made, next) {
-            self.leave(payload, micro_batch, chunk, next, tensor);
+            self.hand_over(payload, micro_batch, chunk, next, tensor);
         }
         Ok(())
     }
 
     /// Leaves what a pass made: for the next chunk, if that is here too, or for the send that follows.
-    fn leave(&mut self, payload: Payload, micro_batch: usize, chunk: usize, next: Chunk, tensor: Tensor) {
+    fn hand_over(&mut self, payload: Payload, micro_batch: usize, chunk: usize, next: Chunk, tensor: Tensor) {
         match self.schedule.placement.chunk_of(self.rank, next) {
-            Some(here) => self.messages.leave((payload, micro_batch, here), tensor),
-            None => self.messages.leave_to_send((payload, micro_batch, chunk), tensor),
+            Some(here) => self.messages.store((payload, micro_batch, here), tensor),
+            None => self.messages.queue_send((payload, micro_batch, chunk), tensor),
         }
     }
 
     /// AxoNN's rule: runs whatever message has arrived, up to the end of the batch. Forwards and backwards each keep their
     /// order, so that sums of gradients do not depend on who was faster.
-    fn take_what_arrives(&mut self, worker: &mut dyn Worker) -> Result<()> {
+    fn run_message_driven(&mut self, worker: &mut dyn ActionWorker) -> Result<()> {
         let end = self.list().iter().position(|action| matches!(action, Action::AllReduce { .. }));
         let end = end.expect("a batch ends with a sum");
         let (mut forwards, mut backwards) = units(&self.list()[..end]);
@@ -272,15 +278,20 @@ impl Executor {
         Ok(())
     }
 
-    fn is_ready(&mut self, unit: Option<&Unit>) -> Result<bool> {
+    fn is_ready(&mut self, unit: Option<&ScheduledPass>) -> Result<bool> {
         match unit {
             None => Ok(false),
-            Some(Unit { receive: None, .. }) => Ok(true),
-            Some(Unit { receive: Some(message), .. }) => self.messages.has_arrived(message),
+            Some(ScheduledPass { receive: None, .. }) => Ok(true),
+            Some(ScheduledPass { receive: Some(message), .. }) => self.messages.has_arrived(message),
         }
     }
 
-    fn run_unit(&mut self, unit: Option<Unit>, count: &mut usize, worker: &mut dyn Worker) -> Result<()> {
+    fn run_unit(
+        &mut self,
+        unit: Option<ScheduledPass>,
+        count: &mut usize,
+        worker: &mut dyn ActionWorker,
+    ) -> Result<()> {
         let unit = unit.expect("it was ready");
         if let Some(message) = unit.receive {
             self.messages.wait(&message)?;
@@ -290,18 +301,18 @@ impl Executor {
         unit.send.map_or(Ok(()), |message| self.act(Action::Send(message), worker))
     }
 
-    fn wait_for_either(&mut self, wanted: [Option<Message>; 2]) -> Result<()> {
+    fn wait_for_either(&mut self, wanted: [Option<StageMessage>; 2]) -> Result<()> {
         let (start, begin) = (self.now(), Instant::now());
-        let limit = self.others.limit();
+        let limit = self.pipeline_group.limit();
         if enabled!(Level::DEBUG) {
-            let words = wanted.iter().flatten().map(|message| self.word(Action::Receive(*message)));
+            let words = wanted.iter().flatten().map(|message| self.describe(Action::Receive(*message)));
             debug!("waits for {}, whichever is first", words.collect::<Vec<_>>().join(" or "));
         }
         loop {
             for message in wanted.iter().flatten() {
                 if self.messages.has_arrived(message)? {
                     if let Some(trace) = &mut self.trace {
-                        trace.add(Kind::Wait, start, 0);
+                        trace.add(TraceKind::Wait, start, 0);
                     }
                     return Ok(());
                 }
@@ -316,25 +327,25 @@ impl Executor {
 }
 
 /// A pass with the message before it and the one behind it.
-struct Unit {
-    receive: Option<Message>,
+struct ScheduledPass {
+    receive: Option<StageMessage>,
     compute: Action,
-    send: Option<Message>,
+    send: Option<StageMessage>,
 }
 
 /// The forwards and the backwards of a list.
-fn units(list: &[Action]) -> (VecDeque<Unit>, VecDeque<Unit>) {
+fn units(list: &[Action]) -> (VecDeque<ScheduledPass>, VecDeque<ScheduledPass>) {
     let (mut forwards, mut backwards) = (VecDeque::new(), VecDeque::new());
     let mut receive = None;
-    for (place, action) in list.iter().enumerate() {
+    for (position, action) in list.iter().enumerate() {
         match *action {
             Action::Receive(message) => receive = Some(message),
             Action::Forward(_) | Action::Backward(_) => {
-                let send = match list.get(place + 1) {
+                let send = match list.get(position + 1) {
                     Some(&Action::Send(message)) => Some(message),
                     _ => None,
                 };
-                let unit = Unit { receive: receive.take(), compute: *action, send };
+                let unit = ScheduledPass { receive: receive.take(), compute: *action, send };
                 if matches!(action, Action::Forward(_)) { &mut forwards } else { &mut backwards }
                     .push_back(unit);
             }

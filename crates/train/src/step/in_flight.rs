@@ -1,56 +1,57 @@
 //! A micro-batch on its way through a chunk: what its forward leaves for its backward.
 
 use espalier_nn::layers::{
-    Backward, BatchSlice, BatchStatistics, Deferred, Forward, GradientSink, Mode, Outcome, Stash,
+    BackwardContext, BatchSlice, BatchStatistics, DeferredGradients, ForwardContext, GradientSink,
+    HeadOutput, Mode, Stash,
 };
 use espalier_nn::model::Model;
 use espalier_nn::weights::WeightStore;
-use espalier_tensor::ops::cross_entropy::Summed;
-use espalier_tensor::{Saved, Tensor};
+use espalier_tensor::ops::cross_entropy::BatchLoss;
+use espalier_tensor::{StashedTensor, Tensor};
 
-use super::Loss;
+use super::LossConfig;
 use crate::Result;
 
 /// Between the forward of a chunk and the end of its backward.
 #[derive(Debug)]
-pub(super) struct InFlight {
+pub(super) struct InFlightMicroBatch {
     stash: Stash,
-    share: BatchSlice,
+    batch_slice: BatchSlice,
     random: u64,
     /// What the head reads, where the chunk has it, and what it should say.
-    read: Option<(Saved, Tensor)>,
+    read: Option<(StashedTensor, Tensor)>,
     /// What batch norms have measured.
     pub statistics: Vec<BatchStatistics>,
     /// Gradients of weights that are made later.
-    pub put_off: Option<Deferred>,
+    pub deferred: Option<DeferredGradients>,
 }
 
 /// What a backward makes.
-pub(super) struct Returned {
+pub(super) struct BackwardOutput {
     /// The gradient of the chunk's input, for the part before.
     pub gradient: Option<Tensor>,
-    /// The sum of the losses and their number, where the model ends here: on a card, yet to be read.
-    pub total: Option<(Summed, usize)>,
+    /// The sum of the losses and their number, where the model ends here: on a GPU, yet to be read.
+    pub total: Option<(BatchLoss, usize)>,
 }
 
-impl InFlight {
+impl InFlightMicroBatch {
     /// Runs a chunk forward in training. What comes second is for the next part; `targets` are there where the model ends.
     pub fn forward(
         model: &Model,
         weights: &dyn WeightStore,
         inputs: Tensor,
         targets: Option<Tensor>,
-        share: BatchSlice,
+        batch_slice: BatchSlice,
         random: u64,
-    ) -> Result<(InFlight, Option<Tensor>)> {
-        let mut pass = Forward::new(weights, Mode::Train, random, share);
+    ) -> Result<(InFlightMicroBatch, Option<Tensor>)> {
+        let mut pass = ForwardContext::new(weights, Mode::Train, random, batch_slice);
         let x = model.forward(inputs, &mut pass)?;
-        let Forward { stash, statistics, .. } = pass;
+        let ForwardContext { stash, statistics, .. } = pass;
         let (read, sent) = match targets.filter(|_| model.is_last()) {
-            Some(targets) => (Some((Saved::new(x), targets)), None),
+            Some(targets) => (Some((StashedTensor::new(x), targets)), None),
             None => (None, Some(x)),
         };
-        Ok((InFlight { stash, share, random, read, statistics, put_off: None }, sent))
+        Ok((InFlightMicroBatch { stash, batch_slice, random, read, statistics, deferred: None }, sent))
     }
 
     /// Runs it backward, from the loss where the model ends and from the gradient of its output elsewhere.
@@ -59,19 +60,19 @@ impl InFlight {
         model: &Model,
         weights: &dyn WeightStore,
         gradient: Option<Tensor>,
-        loss: Loss,
+        loss: LossConfig,
         sink: &mut dyn GradientSink,
-    ) -> Result<Returned> {
-        let (share, stash) = (self.share, &mut self.stash);
-        let mut pass = Backward { weights, random: self.random, share, stash, sink };
+    ) -> Result<BackwardOutput> {
+        let (share, stash) = (self.batch_slice, &mut self.stash);
+        let mut pass = BackwardContext { weights, random: self.random, batch_slice: share, stash, sink };
         let (gradient, total) = match self.read.take() {
             None => (gradient.expect("the next part made it"), None),
             Some((x, targets)) => {
                 let scale = loss.scale(targets.len(), share.samples);
-                let Outcome { total, gradient } = model.loss(x.take(), &targets, scale, &mut pass)?;
+                let HeadOutput { total, gradient } = model.loss(x.take(), &targets, scale, &mut pass)?;
                 (gradient, Some((total, targets.len())))
             }
         };
-        Ok(Returned { gradient: model.backward(gradient, &mut pass)?, total })
+        Ok(BackwardOutput { gradient: model.backward(gradient, &mut pass)?, total })
     }
 }

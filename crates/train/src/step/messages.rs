@@ -6,18 +6,18 @@
 use std::collections::HashMap;
 
 use espalier_comm::{Communicator, Request};
-use espalier_plan::schedule::{Action, Message, Payload, Schedule};
+use espalier_plan::schedule::{Action, Payload, Schedule, StageMessage};
 use espalier_tensor::Tensor;
 
-use super::Worker;
+use super::ActionWorker;
 use crate::Result;
 use crate::parallel::tags::tag;
 
 /// Which tensor: what it is, of which micro-batch, for which chunk of this rank.
-pub(super) type Key = (Payload, usize, usize);
+pub(super) type TensorKey = (Payload, usize, usize);
 
 /// The key of what a message brings.
-pub(super) fn key(message: &Message) -> Key {
+pub(super) fn key(message: &StageMessage) -> TensorKey {
     (message.payload, message.micro_batch, message.chunk)
 }
 
@@ -25,34 +25,34 @@ pub(super) fn key(message: &Message) -> Key {
 #[derive(Debug, Default)]
 pub(super) struct Messages {
     /// Arrived, or made here for another chunk of this rank.
-    here: HashMap<Key, Tensor>,
+    here: HashMap<TensorKey, Tensor>,
     /// Made here for another rank.
-    to_send: HashMap<Key, Tensor>,
-    posted: HashMap<Key, Request<Tensor>>,
+    to_send: HashMap<TensorKey, Tensor>,
+    posted: HashMap<TensorKey, Request<Tensor>>,
     sending: Vec<Request<Tensor>>,
 }
 
 impl Messages {
-    /// Says that there is room for a message.
+    /// Posts the receive of a message.
     pub fn post(
         &mut self,
         schedule: &Schedule,
         rank: usize,
-        message: &Message,
-        others: &Communicator,
-        worker: &mut dyn Worker,
+        message: &StageMessage,
+        pipeline_group: &Communicator,
+        worker: &mut dyn ActionWorker,
     ) -> Result<()> {
         if self.posted.contains_key(&key(message)) || self.here.contains_key(&key(message)) {
             return Ok(());
         }
         let tag = tag(schedule, rank, &Action::Receive(*message));
-        let request = others.start_receive(worker.room(message)?, message.peer, tag)?;
+        let request = pipeline_group.start_receive(worker.recv_buffer(message)?, message.peer, tag)?;
         self.posted.insert(key(message), request);
         Ok(())
     }
 
     /// Waits for a message that was posted.
-    pub fn wait(&mut self, message: &Message) -> Result<()> {
+    pub fn wait(&mut self, message: &StageMessage) -> Result<()> {
         if let Some(request) = self.posted.remove(&key(message)) {
             self.here.insert(key(message), request.wait()?);
         }
@@ -60,7 +60,7 @@ impl Messages {
     }
 
     /// Whether a message that was posted has arrived.
-    pub fn has_arrived(&mut self, message: &Message) -> Result<bool> {
+    pub fn has_arrived(&mut self, message: &StageMessage) -> Result<bool> {
         match self.posted.get_mut(&key(message)) {
             Some(request) => Ok(request.is_done()?),
             None => Ok(self.here.contains_key(&key(message))),
@@ -68,22 +68,22 @@ impl Messages {
     }
 
     /// Takes what has arrived.
-    pub fn take(&mut self, key: Key) -> Option<Tensor> {
+    pub fn take(&mut self, key: TensorKey) -> Option<Tensor> {
         self.here.remove(&key)
     }
 
-    /// How many messages there is room for that have not been used.
+    /// How many receives are posted.
     pub fn posted(&self) -> usize {
         self.posted.len()
     }
 
     /// Leaves a tensor for another chunk of this rank.
-    pub fn leave(&mut self, key: Key, tensor: Tensor) {
+    pub fn store(&mut self, key: TensorKey, tensor: Tensor) {
         self.here.insert(key, tensor);
     }
 
     /// Leaves a tensor for the send that follows.
-    pub fn leave_to_send(&mut self, key: Key, tensor: Tensor) {
+    pub fn queue_send(&mut self, key: TensorKey, tensor: Tensor) {
         self.to_send.insert(key, tensor);
     }
 
@@ -92,19 +92,19 @@ impl Messages {
         &mut self,
         schedule: &Schedule,
         rank: usize,
-        message: &Message,
-        others: &Communicator,
+        message: &StageMessage,
+        pipeline_group: &Communicator,
     ) -> Result<()> {
         let tensor =
             self.to_send.remove(&key(message)).expect("a send follows the pass that made what it sends");
         let tag = tag(schedule, rank, &Action::Send(*message));
-        self.let_go()?;
-        self.sending.push(others.start_send(tensor, message.peer, tag)?);
+        self.release_sent()?;
+        self.sending.push(pipeline_group.start_send(tensor, message.peer, tag)?);
         Ok(())
     }
 
     /// Lets go of what has arrived at the others.
-    fn let_go(&mut self) -> Result<()> {
+    fn release_sent(&mut self) -> Result<()> {
         let mut failed = None;
         self.sending.retain_mut(|request| match request.is_done() {
             Ok(done) => !done,

@@ -1,4 +1,4 @@
-//! What the actions of a list do to a network: passes of its micro-batches, sums of their gradients, and the update.
+//! What the actions of a list do to a network: passes of its micro-batches, the all-reduce of their gradients, and the update.
 
 mod update;
 
@@ -6,41 +6,41 @@ use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
 
 use espalier_data::Samples;
-use espalier_nn::layers::{BatchSlice, BatchStatistics, Deferred, GradientSink, NormGroup};
+use espalier_nn::layers::{BatchSlice, BatchStatistics, DeferredGradients, GradientSink, NormGroup};
 use espalier_nn::weights::{ParameterId, WeightStore};
-use espalier_plan::Traffic;
-use espalier_plan::schedule::{Action, Message, Notice, Pass, Updates, Work};
-use espalier_tensor::ops::cross_entropy::Summed;
+use espalier_plan::RankTraffic;
+use espalier_plan::schedule::{Action, ChunkWork, ControlMessage, Pass, StageMessage, Updates};
+use espalier_tensor::ops::cross_entropy::BatchLoss;
 use espalier_tensor::ops::elementwise::scale_into;
 use espalier_tensor::{Tensor, random};
 
-use self::update::{Agreed, Waiting};
-use super::in_flight::InFlight;
-use super::whole_passes::Passed;
-use super::{Flown, Kind, Loss, Totals, WholePasses, Worker, side_of};
+use self::update::{DeferredUpdate, GlobalNorm};
+use super::graphed_step::PassOutput;
+use super::in_flight::InFlightMicroBatch;
+use super::{ActionWorker, BucketSpan, GraphedStep, LossConfig, Totals, TraceKind, side_of};
 use crate::Result;
-use crate::checkpoint::Progress;
-use crate::context::Context;
-use crate::parallel::data::{BucketTime, DataParallel, Door, Finished};
-use crate::parallel::groups::Groups;
+use crate::checkpoint::RunProgress;
+use crate::context::TrainContext;
+use crate::parallel::data::{BucketTime, DataParallel, DataParallelSink, ReduceReport};
+use crate::parallel::reduce_groups::ReduceGroups;
 use crate::state::{MicroBatchGradients, NoiseNorms, Optimizer, ParamStore, WeightVersion};
 
 /// Micro-batches that are under way, and the weights that they began with.
 #[derive(Debug, Default)]
 pub(crate) struct PipelineState {
-    in_flight: HashMap<(usize, usize), InFlight>,
+    in_flight: HashMap<(usize, usize), InFlightMicroBatch>,
     versions: HashMap<usize, WeightVersion>,
     /// The number of the newest weights, counted from the beginning of the list.
     newest: usize,
     /// The update that makes them, while it is put off.
-    waiting: Option<Waiting>,
+    deferred_update: Option<DeferredUpdate>,
 }
 
 impl PipelineState {
     /// Forgets the numbers of a list that is at its end.
     pub fn restart(&mut self) {
         debug_assert!(
-            self.in_flight.is_empty() && self.waiting.is_none(),
+            self.in_flight.is_empty() && self.deferred_update.is_none(),
             "a list ends with nothing under way"
         );
         *self = PipelineState::default();
@@ -62,17 +62,17 @@ pub(crate) struct StepOutcome {
 
 /// What the passes and updates of a step work on.
 pub(crate) struct StepContext<'a> {
-    pub context: &'a Context,
+    pub context: &'a TrainContext,
     /// Who shares which parameter in this step.
-    pub groups: &'a Groups,
+    pub groups: &'a ReduceGroups,
     /// What the rank's actions move under the masks of now.
-    pub traffic: &'a Traffic,
+    pub traffic: &'a RankTraffic,
     pub params: &'a mut ParamStore,
     pub optimizer: &'a Optimizer,
-    pub progress: &'a mut Progress,
+    pub progress: &'a mut RunProgress,
     pub pipeline: &'a mut PipelineState,
     /// Where the passes of a batch run as one.
-    pub whole_passes: Option<&'a mut WholePasses>,
+    pub graphed_step: Option<&'a mut GraphedStep>,
     /// Steps that had been taken before the list began.
     pub first_step: u64,
     pub updates: Updates,
@@ -97,18 +97,18 @@ impl StepContext<'_> {
 /// The network's own worker, for the actions of one step.
 pub(crate) struct NetworkWorker<'a> {
     step: StepContext<'a>,
-    shared: DataParallel<'a>,
+    data_parallel: DataParallel<'a>,
     /// Norms of single micro-batches, where the noise of gradients is measured.
     noise: Option<NoiseNorms>,
-    /// Backward passes of each chunk before its gradients are whole.
+    /// Backward passes of each chunk before its gradients are complete.
     missing: Vec<usize>,
-    /// Of the micro-batches that have ended, yet to be read: that waits for a card.
-    sums: Vec<(Summed, usize)>,
+    /// Of the micro-batches that have ended, yet to be read: that waits for a GPU.
+    sums: Vec<(BatchLoss, usize)>,
     /// By micro-batch, so that running statistics do not depend on the order of the schedule.
     statistics: Vec<(usize, BatchStatistics)>,
-    /// When the sums of the update's buckets were under way, until somebody asks.
-    flown: Vec<BucketTime>,
-    agreed: Option<Agreed>,
+    /// When the all-reduces of the update's buckets were under way, until somebody asks.
+    bucket_times: Vec<BucketTime>,
+    global_norm: Option<GlobalNorm>,
     /// Updates taken, and steps in a row that were not, as the first stage has counted them.
     counts: Option<(u64, u64)>,
     outcome: StepOutcome,
@@ -118,46 +118,50 @@ impl<'a> NetworkWorker<'a> {
     pub fn new(step: StepContext<'a>) -> NetworkWorker<'a> {
         let totals = Totals::default();
         let outcome = StepOutcome { totals, grad_norm: 0.0, taken: true, gradient_bytes: 0, stop: false };
-        let (shared, noise) = (shared(&step), noise(&step));
+        let (data_parallel, noise) = (data_parallel(&step), noise(&step));
         let missing = missing(&step);
         let (sums, statistics) = (Vec::new(), Vec::new());
         NetworkWorker {
             step,
-            shared,
+            data_parallel,
             noise,
             missing,
             sums,
             statistics,
-            flown: Vec::new(),
-            agreed: None,
+            bucket_times: Vec::new(),
+            global_norm: None,
             counts: None,
             outcome,
         }
     }
 
     /// Where a micro-batch of the list stands: the number of its step, and its place among the step's own.
-    fn place(&self, micro_batch: usize) -> (u64, usize) {
+    fn position(&self, micro_batch: usize) -> (u64, usize) {
         let count = self.step.context.plan.batch.micro_batches;
         (self.step.first_step + (micro_batch / count) as u64, micro_batch % count)
     }
 
     /// Where a micro-batch stands among the samples of its step.
-    fn share(&self, micro_batch: usize) -> BatchSlice {
-        let Context { plan, ranks, .. } = self.step.context;
+    fn batch_slice(&self, micro_batch: usize) -> BatchSlice {
+        let TrainContext { plan, ranks, .. } = self.step.context;
         let (batch, samples) = (plan.batch.samples, plan.batch.micro_batch);
-        let own = ranks.part(batch);
-        BatchSlice { first: own.start + self.place(micro_batch).1 * samples, samples, norms: NormGroup::Step }
+        let local = ranks.batch_range(batch);
+        BatchSlice {
+            first: local.start + self.position(micro_batch).1 * samples,
+            samples,
+            norms: NormGroup::Step,
+        }
     }
 
-    /// The samples of a micro-batch: for the stages where they enter and where they are judged.
+    /// The samples of a micro-batch: for the stages where they enter and where they are evaluated.
     fn samples(&self, micro_batch: usize) -> Samples {
-        let (step, batch) = (self.place(micro_batch).0, self.step.context.plan.batch.samples as u64);
-        let BatchSlice { first, samples, .. } = self.share(micro_batch);
+        let (step, batch) = (self.position(micro_batch).0, self.step.context.plan.batch.samples as u64);
+        let BatchSlice { first, samples, .. } = self.batch_slice(micro_batch);
         self.step.context.order.indices(step * batch + first as u64, samples)
     }
 
     fn random(&self, micro_batch: usize) -> u64 {
-        let (step, _) = self.place(micro_batch);
+        let (step, _) = self.position(micro_batch);
         random::key(random::key(self.step.context.plan.seed, step), 0)
     }
 
@@ -181,26 +185,33 @@ impl<'a> NetworkWorker<'a> {
         }
     }
 
-    /// Runs gradients of weights into the sink; the last ones of a chunk are whole.
+    /// Runs gradients of weights into the sink; the last ones of a chunk are complete.
     fn accumulate(&mut self, chunk: usize, run: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         self.missing[chunk] -= 1;
         // Copies of a part send when they are told to: each sees other micro-batches.
-        self.shared.last_micro_batch(self.missing[chunk] == 0 && !self.step.groups.has_copies());
+        self.data_parallel.last_micro_batch(self.missing[chunk] == 0 && !self.step.groups.has_copies());
         run(self)?;
         self.noise.as_mut().map_or(Ok(()), NoiseNorms::end_micro_batch)
     }
 }
 
-fn shared<'a>(step: &StepContext<'a>) -> DataParallel<'a> {
-    let Context { plan, dtype, .. } = step.context;
+fn data_parallel<'a>(step: &StepContext<'a>) -> DataParallel<'a> {
+    let TrainContext { plan, dtype, .. } = step.context;
     let several = plan.storage.accumulates.then_some(*dtype);
-    DataParallel::new(plan.sharing, step.local, step.params, several, step.groups, &step.traffic.buckets)
+    DataParallel::new(
+        plan.data_parallel,
+        step.local,
+        step.params,
+        several,
+        step.groups,
+        &step.traffic.buckets,
+    )
 }
 
 fn noise(step: &StepContext<'_>) -> Option<NoiseNorms> {
     let measures = step.context.plan.optimization.noise_scale;
-    let others = step.params.ids().filter(|id| !step.context.peers.is_owner(*id));
-    measures.then(|| NoiseNorms::new(others.collect()))
+    let pipeline_group = step.params.ids().filter(|id| !step.context.model_parallel.is_owner(*id));
+    measures.then(|| NoiseNorms::new(pipeline_group.collect()))
 }
 
 fn missing(step: &StepContext<'_>) -> Vec<usize> {
@@ -212,7 +223,7 @@ fn missing(step: &StepContext<'_>) -> Vec<usize> {
 }
 
 /// Makes a gradient one that is not finite, as an overflow would.
-fn spoil(params: &mut ParamStore) -> Result<()> {
+fn inject_nan(params: &mut ParamStore) -> Result<()> {
     let first = params.iter_mut().find_map(|(_, param)| param.gradient.as_mut());
     Ok(first.map_or(Ok(()), |gradient| scale_into(gradient, f32::NAN))?)
 }
@@ -225,17 +236,18 @@ fn version<'b>(newest: &'b ParamStore, pipeline: &'b PipelineState, version: usi
     }
 }
 
-impl Worker for NetworkWorker<'_> {
-    fn forward(&mut self, work: Work, input: Option<Tensor>) -> Result<Option<Tensor>> {
-        let Work { micro_batch, chunk, .. } = work;
-        let (share, random) = (self.share(micro_batch), self.random(micro_batch));
-        let StepContext { context: Context { stage, feed, .. }, ref params, ref pipeline, .. } = self.step;
+impl ActionWorker for NetworkWorker<'_> {
+    fn forward(&mut self, work: ChunkWork, input: Option<Tensor>) -> Result<Option<Tensor>> {
+        let ChunkWork { micro_batch, chunk, .. } = work;
+        let (batch_slice, random) = (self.batch_slice(micro_batch), self.random(micro_batch));
+        let StepContext { context: TrainContext { stage, feed, .. }, ref params, ref pipeline, .. } =
+            self.step;
         let model = stage.model(chunk);
         let (mut inputs, mut targets) = (input, None);
         if model.is_first() || model.is_last() {
             let batch = feed.take(&self.samples(micro_batch))?;
             feed.prepare(|| self.samples(micro_batch + 1));
-            if let Some(passes) = &mut self.step.whole_passes {
+            if let Some(passes) = &mut self.step.graphed_step {
                 passes.take(&batch.inputs, &batch.targets)?;
                 return Ok(None);
             }
@@ -246,78 +258,94 @@ impl Worker for NetworkWorker<'_> {
         }
         let inputs = inputs.expect("samples, or what the part before made");
         let weights = version(params, pipeline, work.version);
-        let (passing, sent) = InFlight::forward(model, weights, inputs, targets, share, random)?;
-        self.step.pipeline.in_flight.insert((micro_batch, chunk), passing);
+        let (micro_batch_state, sent) =
+            InFlightMicroBatch::forward(model, weights, inputs, targets, batch_slice, random)?;
+        self.step.pipeline.in_flight.insert((micro_batch, chunk), micro_batch_state);
         Ok(sent)
     }
 
-    fn backward(&mut self, work: Work, gradient: Option<Tensor>, whole: bool) -> Result<Option<Tensor>> {
-        let Work { micro_batch, chunk, .. } = work;
-        let loss =
-            Loss { random: self.random(micro_batch), samples: self.samples_of_a_step(), temperature: 1.0 };
-        if self.step.whole_passes.is_some() {
-            return self.accumulate(chunk, |worker| worker.pass_both_ways(work, loss)).map(|()| None);
+    fn backward(
+        &mut self,
+        work: ChunkWork,
+        gradient: Option<Tensor>,
+        with_weights: bool,
+    ) -> Result<Option<Tensor>> {
+        let ChunkWork { micro_batch, chunk, .. } = work;
+        let loss = LossConfig {
+            random: self.random(micro_batch),
+            samples: self.samples_of_a_step(),
+            temperature: 1.0,
+        };
+        if self.step.graphed_step.is_some() {
+            return self.accumulate(chunk, |worker| worker.forward_and_backward(work, loss)).map(|()| None);
         }
-        let mut passing =
+        let mut micro_batch_state =
             self.step.pipeline.in_flight.remove(&(micro_batch, chunk)).expect("a forward came before");
-        self.statistics.extend(passing.statistics.drain(..).map(|measured| (micro_batch, measured)));
-        let (mut put_off, mut sent) = (Deferred::default(), None);
+        self.statistics
+            .extend(micro_batch_state.statistics.drain(..).map(|measured| (micro_batch, measured)));
+        let (mut deferred, mut sent) = (DeferredGradients::default(), None);
         let run = |worker: &mut Self| {
-            let StepContext { context: Context { stage, .. }, ref params, ref pipeline, .. } = worker.step;
+            let StepContext { context: TrainContext { stage, .. }, ref params, ref pipeline, .. } =
+                worker.step;
             let (model, weights) = (stage.model(chunk), version(params, pipeline, work.version));
-            let mut door = Door { shared: &mut worker.shared, params, noise: worker.noise.as_mut() };
-            let sink: &mut dyn GradientSink = if whole { &mut door } else { &mut put_off };
-            let returned = passing.backward(model, weights, gradient, loss, sink)?;
+            let mut data_parallel_sink = DataParallelSink {
+                data_parallel: &mut worker.data_parallel,
+                params,
+                noise: worker.noise.as_mut(),
+            };
+            let sink: &mut dyn GradientSink =
+                if with_weights { &mut data_parallel_sink } else { &mut deferred };
+            let returned = micro_batch_state.backward(model, weights, gradient, loss, sink)?;
             worker.sums.extend(returned.total);
             sent = returned.gradient;
             Ok(())
         };
-        if whole {
+        if with_weights {
             self.accumulate(chunk, run)?;
         } else {
             run(self)?;
-            passing.put_off = Some(put_off);
-            self.step.pipeline.in_flight.insert((micro_batch, chunk), passing);
+            micro_batch_state.deferred = Some(deferred);
+            self.step.pipeline.in_flight.insert((micro_batch, chunk), micro_batch_state);
         }
         Ok(sent)
     }
 
-    fn room(&mut self, message: &Message) -> Result<Tensor> {
-        let Context { plan, stage, device, dtype, .. } = self.step.context;
-        stage.room(message.chunk, side_of(message), plan.batch.micro_batch, device, *dtype)
+    fn recv_buffer(&mut self, message: &StageMessage) -> Result<Tensor> {
+        let TrainContext { plan, stage, device, dtype, .. } = self.step.context;
+        stage.recv_buffer(message.chunk, side_of(message), plan.batch.micro_batch, device, *dtype)
     }
 
     fn bytes(&self, action: &Action) -> u64 {
         if self.step.local { 0 } else { self.step.traffic.bytes(action) }
     }
 
-    fn kind(&self, action: &Action) -> Option<Kind> {
-        match (action.compute(), &self.step.whole_passes) {
+    fn kind(&self, action: &Action) -> Option<TraceKind> {
+        match (action.compute(), &self.step.graphed_step) {
             // It only takes the batch: both passes run where the backward stands.
             (Some((Pass::Forward, _)), Some(_)) => None,
-            (Some((_, Work { micro_batch, .. })), Some(passes)) => {
-                Some(Kind::BothPasses { micro_batch, replayed: passes.are_recorded() })
+            (Some((_, ChunkWork { micro_batch, .. })), Some(passes)) => {
+                Some(TraceKind::BothPasses { micro_batch, replayed: passes.is_captured() })
             }
-            _ => Kind::of(action),
+            _ => TraceKind::of(action),
         }
     }
 
-    fn flown(&mut self) -> Vec<Flown> {
+    fn bucket_spans(&mut self) -> Vec<BucketSpan> {
         let traffic = self.step.traffic;
-        let flown = |BucketTime { bucket: number, start, end }: BucketTime| {
+        let bucket_times = |BucketTime { bucket: number, start, end }: BucketTime| {
             let bucket = &traffic.buckets.list()[number];
-            let kind = Kind::Bucket { number, block: bucket.block, parameters: bucket.parameters.len() };
-            Flown { kind, bytes: traffic.of_bucket(number), start, end }
+            let kind = TraceKind::Bucket { number, block: bucket.block, parameters: bucket.parameters.len() };
+            BucketSpan { kind, bytes: traffic.of_bucket(number), start, end }
         };
-        self.flown.drain(..).map(flown).collect()
+        self.bucket_times.drain(..).map(bucket_times).collect()
     }
 
-    fn tell(&mut self, notice: Notice) -> Vec<f64> {
-        self.told(notice.topic)
+    fn scalars_to_send(&mut self, notice: ControlMessage) -> Vec<f64> {
+        self.scalars_of(notice.topic)
     }
 
-    fn hear(&mut self, notice: Notice, told: &[f64]) {
-        self.heard(notice.topic, told);
+    fn receive_scalars(&mut self, notice: ControlMessage, scalars: &[f64]) {
+        self.take_scalars(notice.topic, scalars);
     }
 
     fn act(&mut self, action: Action) -> Result<()> {
@@ -341,36 +369,42 @@ impl Worker for NetworkWorker<'_> {
 }
 
 impl NetworkWorker<'_> {
-    /// Forward and backward of the batch that was taken, through a model that is whole here.
-    fn pass_both_ways(&mut self, work: Work, loss: Loss) -> Result<()> {
-        let share = self.share(work.micro_batch);
-        let StepContext { context: Context { stage, .. }, ref params, ref mut whole_passes, .. } = self.step;
+    /// Forward and backward of the batch that was taken, through a model that is all here.
+    fn forward_and_backward(&mut self, work: ChunkWork, loss: LossConfig) -> Result<()> {
+        let batch_slice = self.batch_slice(work.micro_batch);
+        let StepContext { context: TrainContext { stage, .. }, ref params, ref mut graphed_step, .. } =
+            self.step;
         let params: &ParamStore = params;
         let model = stage.model(work.chunk);
         let pass = |inputs, targets| {
-            let (mut passing, _) =
-                InFlight::forward(model, params, inputs, Some(targets), share, loss.random)?;
+            let (mut micro_batch_state, _) =
+                InFlightMicroBatch::forward(model, params, inputs, Some(targets), batch_slice, loss.random)?;
             let mut gradients = MicroBatchGradients::new(params);
-            let returned = passing.backward(model, params, None, loss, &mut gradients)?;
+            let returned = micro_batch_state.backward(model, params, None, loss, &mut gradients)?;
             let gradients = gradients.take();
             let total = returned.total.expect("the model ends here");
-            Ok(Passed { gradients, total, statistics: passing.statistics })
+            Ok(PassOutput { gradients, total, statistics: micro_batch_state.statistics })
         };
-        let passes = whole_passes.as_mut().expect("who has none does not come here");
-        let Passed { gradients, total, statistics } = passes.run(params, pass)?;
+        let passes = graphed_step.as_mut().expect("who has none does not come here");
+        let PassOutput { gradients, total, statistics } = passes.run(params, pass)?;
         self.sums.push(total);
         self.statistics.extend(statistics.into_iter().map(|measured| (work.micro_batch, measured)));
-        gradients.into_iter().for_each(|(id, gradient)| self.shared.put(id, gradient));
+        gradients.into_iter().for_each(|(id, gradient)| self.data_parallel.put(id, gradient));
         Ok(())
     }
 
-    fn backward_weight(&mut self, work: Work) -> Result<()> {
+    fn backward_weight(&mut self, work: ChunkWork) -> Result<()> {
         let key = (work.micro_batch, work.chunk);
-        let passing = self.step.pipeline.in_flight.remove(&key).expect("its input half came before");
-        let put_off = passing.put_off.expect("its input half put them off");
+        let micro_batch_state =
+            self.step.pipeline.in_flight.remove(&key).expect("its input half came before");
+        let deferred = micro_batch_state.deferred.expect("its input half put them off");
         self.accumulate(work.chunk, |worker| {
             let params: &ParamStore = worker.step.params;
-            Ok(put_off.run(&mut Door { shared: &mut worker.shared, params, noise: worker.noise.as_mut() })?)
+            Ok(deferred.run(&mut DataParallelSink {
+                data_parallel: &mut worker.data_parallel,
+                params,
+                noise: worker.noise.as_mut(),
+            })?)
         })
     }
 
@@ -379,20 +413,20 @@ impl NetworkWorker<'_> {
             // The backwards that completed them have started all sums.
             return Ok(());
         }
-        self.shared.send_all(self.step.params, self.step.context.stage.parameters(chunk))
+        self.data_parallel.reduce_all(self.step.params, self.step.context.stage.parameters(chunk))
     }
 
-    /// Waits for the sums of this update's gradients.
+    /// Waits for the all-reduces of this update's gradients.
     fn wait_reduce(&mut self) -> Result<()> {
         let spoils = self.step.fault == Some(self.update_number());
         let params = &mut *self.step.params;
-        let Finished { bytes, times } = self.shared.finish(params)?;
+        let ReduceReport { bytes, times } = self.data_parallel.finish(params)?;
         self.outcome.gradient_bytes = bytes;
-        self.flown.extend(times);
+        self.bucket_times.extend(times);
         self.missing = missing(&self.step);
         let params = &mut *self.step.params;
         if spoils {
-            spoil(params)?;
+            inject_nan(params)?;
         }
         if let Some((ids, strength)) = &self.step.penalty {
             ids.iter().try_for_each(|id| params.param_mut(*id).add_l1(*strength))?;

@@ -1,27 +1,27 @@
 //! What a loss is beside its data, and what came of passes.
 
-use espalier_nn::layers::Scale;
-use espalier_tensor::ops::cross_entropy::Total;
+use espalier_nn::layers::LossScaling;
+use espalier_tensor::ops::cross_entropy::LossTotal;
 
 use crate::Result;
 use crate::parallel::Ranks;
 
 /// What a loss is, beside its data.
 #[derive(Debug, Clone, Copy)]
-pub struct Loss {
+pub struct LossConfig {
     /// The key of the random numbers.
     pub random: u64,
-    /// Samples of all micro-batches together: each weighs by its share, so that their sum is the gradient of the mean.
+    /// Samples of all micro-batches together: each weighs by its fraction of them, so that their sum is the gradient of the mean.
     pub samples: usize,
     /// The logits are divided by this; 1 in training.
     pub temperature: f32,
 }
 
-impl Loss {
+impl LossConfig {
     /// What it is for `samples` samples with so many predictions.
-    pub(super) fn scale(&self, predictions: usize, samples: usize) -> Scale {
+    pub(super) fn scale(&self, predictions: usize, samples: usize) -> LossScaling {
         let all = predictions / samples * self.samples;
-        Scale { loss: 1.0 / all as f32, temperature: self.temperature }
+        LossScaling { loss: 1.0 / all as f32, temperature: self.temperature }
     }
 }
 
@@ -38,14 +38,14 @@ pub struct Totals {
 
 impl Totals {
     /// Those of one micro-batch.
-    pub(super) fn of(total: Total, predictions: usize) -> Totals {
+    pub(super) fn of(total: LossTotal, predictions: usize) -> Totals {
         Totals { loss_sum: total.loss_sum, correct: total.correct, predictions }
     }
 
     /// What came of the passes of all ranks, from this one's.
     pub(crate) fn of_all(self, ranks: &Ranks) -> Result<Totals> {
-        let counted = if ranks.counts() { self } else { Totals::default() };
-        Ok(Totals::from_numbers(&ranks.sum(counted.to_numbers())?))
+        let counted = if ranks.counts_losses() { self } else { Totals::default() };
+        Ok(Totals::from_numbers(&ranks.all_reduce_sum(counted.to_numbers())?))
     }
 
     /// As plain numbers, to be added up over ranks.
@@ -63,7 +63,7 @@ impl Totals {
         self.loss_sum / self.predictions as f64
     }
 
-    /// The share of right predictions.
+    /// The fraction of right predictions.
     pub fn accuracy(&self) -> f64 {
         self.correct as f64 / self.predictions as f64
     }

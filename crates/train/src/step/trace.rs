@@ -6,7 +6,7 @@ use espalier_plan::schedule::{Action, Pass};
 
 /// What a rank did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum TraceKind {
     /// A pass of a micro-batch through a chunk.
     Compute {
         /// Forward, backward, or one half of that.
@@ -16,7 +16,7 @@ pub enum Kind {
         /// Which of the rank's chunks.
         chunk: usize,
     },
-    /// Both passes of a batch through a model that is whole here, run as one.
+    /// Both passes of a batch through a model that is all here, run as one.
     BothPasses {
         /// Counted through all batches of the list.
         micro_batch: usize,
@@ -27,9 +27,9 @@ pub enum Kind {
     Send,
     /// Waiting for a message.
     Wait,
-    /// Starting sums of gradients, or waiting for them and for all ranks' loss and norm.
+    /// Starting all-reduces of gradients, or waiting for them and for all ranks' loss and norm.
     AllReduce,
-    /// The sum of a bucket of gradients, from the backward that completes it to the wait for it: beside all others.
+    /// The all-reduce of a bucket of gradients, from the backward that completes it to the wait for it: beside all others.
     Bucket {
         /// Its number in the plan's list.
         number: usize,
@@ -44,9 +44,9 @@ pub enum Kind {
 
 /// A stretch of time.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Span {
+pub struct TraceSpan {
     /// What the time went to.
-    pub kind: Kind,
+    pub kind: TraceKind,
     /// Seconds since the trace began.
     pub start: f64,
     /// Not before `start`, by the same clock.
@@ -57,9 +57,9 @@ pub struct Span {
 
 /// A span by the clock of the machine.
 #[derive(Debug, Clone, Copy)]
-pub struct Flown {
+pub struct BucketSpan {
     /// What was under way,
-    pub kind: Kind,
+    pub kind: TraceKind,
     /// of how many bytes,
     pub bytes: u64,
     /// from here
@@ -73,7 +73,7 @@ pub struct Flown {
 pub struct Trace {
     origin: Instant,
     /// In the order of their ends.
-    pub spans: Vec<Span>,
+    pub spans: Vec<TraceSpan>,
 }
 
 impl Trace {
@@ -88,36 +88,36 @@ impl Trace {
     }
 
     /// Adds what began at `start` and ends now.
-    pub fn add(&mut self, kind: Kind, start: f64, bytes: u64) {
-        self.spans.push(Span { kind, start, end: self.now(), bytes });
+    pub fn add(&mut self, kind: TraceKind, start: f64, bytes: u64) {
+        self.spans.push(TraceSpan { kind, start, end: self.now(), bytes });
     }
 
     /// Adds what was under way beside the rank's actions.
-    pub fn add_flown(&mut self, flown: Flown) {
+    pub fn add_bucket_span(&mut self, span: BucketSpan) {
         let since = |time: Instant| time.saturating_duration_since(self.origin).as_secs_f64();
-        let Flown { kind, bytes, start, end } = flown;
-        self.spans.push(Span { kind, start: since(start), end: since(end), bytes });
+        let BucketSpan { kind, bytes, start, end } = span;
+        self.spans.push(TraceSpan { kind, start: since(start), end: since(end), bytes });
     }
 }
 
-impl Kind {
+impl TraceKind {
     /// What an action is shown as; none where it takes no time.
-    pub fn of(action: &Action) -> Option<Kind> {
+    pub fn of(action: &Action) -> Option<TraceKind> {
         Some(match action {
-            Action::Receive(_) | Action::Hear(_) => Kind::Wait,
-            Action::Send(_) | Action::Tell(_) => Kind::Send,
+            Action::Receive(_) | Action::RecvControl(_) => TraceKind::Wait,
+            Action::Send(_) | Action::SendControl(_) => TraceKind::Send,
             // Who is done early waits here for the others: in a pipeline with a flush, for as long as it drains.
             Action::AllReduce { .. }
             | Action::WaitReduce
             | Action::Agree
             | Action::Gather
             | Action::Average
-            | Action::Settle => Kind::AllReduce,
-            Action::Step | Action::Commit => Kind::Step,
+            | Action::Settle => TraceKind::AllReduce,
+            Action::Step | Action::Commit => TraceKind::Step,
             Action::Stash { .. } | Action::Drop { .. } => return None,
             _ => {
                 let (pass, work) = action.compute().expect("all others compute");
-                Kind::Compute { pass, micro_batch: work.micro_batch, chunk: work.chunk }
+                TraceKind::Compute { pass, micro_batch: work.micro_batch, chunk: work.chunk }
             }
         })
     }
@@ -125,7 +125,7 @@ impl Kind {
     /// What a row of a timeline shows: `F3` is the forward of micro-batch 3, `F3+B3 graph` both of its passes replayed.
     pub fn name(self) -> String {
         match self {
-            Kind::Compute { pass, micro_batch, .. } => {
+            TraceKind::Compute { pass, micro_batch, .. } => {
                 let letter = match pass {
                     Pass::Forward => "F",
                     Pass::Backward => "B",
@@ -134,26 +134,26 @@ impl Kind {
                 };
                 format!("{letter}{micro_batch}")
             }
-            Kind::BothPasses { micro_batch, replayed } => {
+            TraceKind::BothPasses { micro_batch, replayed } => {
                 format!("F{micro_batch}+B{micro_batch}{}", if replayed { " graph" } else { "" })
             }
-            Kind::Send => "send".into(),
-            Kind::Wait => "wait".into(),
-            Kind::AllReduce => "all-reduce".into(),
-            Kind::Bucket { number, .. } => format!("bucket {number}"),
-            Kind::Step => "step".into(),
+            TraceKind::Send => "send".into(),
+            TraceKind::Wait => "wait".into(),
+            TraceKind::AllReduce => "all-reduce".into(),
+            TraceKind::Bucket { number, .. } => format!("bucket {number}"),
+            TraceKind::Step => "step".into(),
         }
     }
 
     /// The name without the micro-batch: what spans are counted by.
     pub fn category(self) -> &'static str {
         match self {
-            Kind::Compute { .. } | Kind::BothPasses { .. } => "compute",
-            Kind::Send => "send",
-            Kind::Wait => "wait",
-            Kind::AllReduce => "all-reduce",
-            Kind::Bucket { .. } => "bucket",
-            Kind::Step => "step",
+            TraceKind::Compute { .. } | TraceKind::BothPasses { .. } => "compute",
+            TraceKind::Send => "send",
+            TraceKind::Wait => "wait",
+            TraceKind::AllReduce => "all-reduce",
+            TraceKind::Bucket { .. } => "bucket",
+            TraceKind::Step => "step",
         }
     }
 }

@@ -5,35 +5,35 @@
 //! was taken out of its run, `hub` says it. Weights are read as those that a run starts from (`--from`): by any layout of ranks,
 //! in either precision.
 
+mod eval;
 mod ranks;
-mod score;
 
 use std::path::Path;
 use std::sync::Arc;
 
 use espalier_data::regular_file::{self, SETTINGS};
-use espalier_data::{Dataset, Fingerprint, Takes, Tokenizer, Width};
+use espalier_data::{Dataset, Fingerprint, ModelInput, TokenWidth, Tokenizer};
 use espalier_plan::config::{Override, Purpose};
-use espalier_plan::data::{Data, Source, TokenType};
+use espalier_plan::data::{DatasetSource, DatasetSpec, TokenType};
 use espalier_plan::spec::Input;
 use espalier_plan::{DataFacts, Plan, RunFile};
 use espalier_tensor::Device;
 use serde::Deserialize;
 
-use crate::checkpoint::{Checkpoint, first_not_finite, wanted_weights};
-use crate::hub::{self, Described, Export, Exported, TOKENIZER};
+use crate::checkpoint::{Checkpoint, first_not_finite, weights_load_request};
+use crate::hub::{self, ExportOptions, ExportReport, ModelDescription, TOKENIZER};
 use crate::parallel::Ranks;
 use crate::resolved::{DATA_FILE, read_resolved};
 use crate::state::ParamStore;
 use crate::trainer::Trainer;
 use crate::{Error, Result};
 
+pub use eval::EvalResult;
 pub use ranks::on_ranks;
-pub use score::Score;
 
 /// A trained model: what it is, and where its weights are.
 #[derive(Debug)]
-pub struct Trained {
+pub struct TrainedModel {
     checkpoint: Checkpoint,
     run: RunFile,
     /// Whether the run is one that was made, and its data are those that it learnt from.
@@ -44,22 +44,22 @@ pub struct Trained {
 
 /// What of plan.json says what the data were, which need not be here any more.
 #[derive(Deserialize)]
-struct Resolved {
+struct ResolvedFacts {
     facts: DataFacts,
 }
 
-impl Trained {
-    /// Opens the checkpoint at `path`, or the newest whole one of the run folder there, and compares every hash; `report` hears
+impl TrainedModel {
+    /// Opens the checkpoint at `path`, or the newest intact one of the run folder there, and compares every hash; `report` hears
     /// of newer ones that are damaged. Or opens a folder of Hugging Face's, or a file of weights. A process does so once, for all
     /// ranks that are its threads.
-    pub fn open(path: &Path, report: impl FnMut(&Error)) -> Result<Trained> {
-        let checkpoint = hub::find(path, &Ranks::alone(), report)?;
+    pub fn open(path: &Path, report: impl FnMut(&Error)) -> Result<TrainedModel> {
+        let checkpoint = hub::find(path, &Ranks::single(), report)?;
         let run_file = checkpoint.run_file();
         let trained = match read_resolved(&run_file)? {
-            Some(text) if !hub::is_foreign(path) => Trained::of_run(checkpoint, &text, &run_file)?,
+            Some(text) if !hub::is_foreign(path) => TrainedModel::of_run(checkpoint, &text, &run_file)?,
             _ => {
                 let described = hub::describe(&checkpoint)?;
-                Trained::described(checkpoint, described)?
+                TrainedModel::described(checkpoint, described)?
             }
         };
         let (known, vocab) = (trained.tokenizer.as_ref().map(Tokenizer::vocab), trained.facts.vocab);
@@ -72,34 +72,34 @@ impl Trained {
     }
 
     /// A checkpoint in the folder of its run.
-    fn of_run(checkpoint: Checkpoint, text: &str, run_file: &Path) -> Result<Trained> {
+    fn of_run(checkpoint: Checkpoint, text: &str, run_file: &Path) -> Result<TrainedModel> {
         let run = RunFile::parse(text, &[]).map_err(|why| Error::file(run_file, why))?;
         let resolved = regular_file::read(&run_file.with_file_name("plan.json"), SETTINGS).ok();
-        let resolved = resolved.and_then(|text| serde_json::from_slice::<Resolved>(&text).ok());
+        let resolved = resolved.and_then(|text| serde_json::from_slice::<ResolvedFacts>(&text).ok());
         let facts = match resolved {
-            Some(Resolved { facts }) => facts,
+            Some(ResolvedFacts { facts }) => facts,
             None => Dataset::facts_of(&run)?,
         };
         let beside = checkpoint.path().join(TOKENIZER);
         let tokenizer = match &run.data.source {
-            Source::Text { tokenizer: None, .. } => Some(Tokenizer::Bytes),
-            Source::Arithmetic { .. } => Some(Tokenizer::Arithmetic),
-            Source::Text { tokenizer: Some(path), .. } if path.exists() || !beside.is_file() => {
+            DatasetSource::Text { tokenizer: None, .. } => Some(Tokenizer::Bytes),
+            DatasetSource::Arithmetic { .. } => Some(Tokenizer::Arithmetic),
+            DatasetSource::Text { tokenizer: Some(path), .. } if path.exists() || !beside.is_file() => {
                 Some(Tokenizer::open(path)?)
             }
             _ if beside.is_file() => Some(Tokenizer::open(&beside)?),
             _ => None,
         };
-        Ok(Trained { checkpoint, run, is_own: true, facts, tokenizer })
+        Ok(TrainedModel { checkpoint, run, is_own: true, facts, tokenizer })
     }
 
     /// Weights that nothing is known of but what stands beside them.
-    fn described(checkpoint: Checkpoint, described: Described) -> Result<Trained> {
+    fn described(checkpoint: Checkpoint, described: ModelDescription) -> Result<TrainedModel> {
         let run = RunFile::of_model(described.model)?;
         let classes = described.image.and_then(|_| run.model.classes());
         let facts = DataFacts { vocab: run.model.vocab(), image: described.image, classes };
         let tokenizer = described.tokenizer.as_deref().map(Tokenizer::open).transpose()?;
-        Ok(Trained { checkpoint, run, is_own: false, facts, tokenizer })
+        Ok(TrainedModel { checkpoint, run, is_own: false, facts, tokenizer })
     }
 
     /// Where its weights are.
@@ -113,7 +113,7 @@ impl Trained {
     }
 
     /// What it learnt from, where that is known.
-    pub fn data(&self) -> Option<&Data> {
+    pub fn data(&self) -> Option<&DatasetSpec> {
         self.is_own.then_some(&self.run.data)
     }
 
@@ -147,10 +147,10 @@ impl Trained {
 
     /// The weights that a rank of such a plan holds, all finite; [`Stage::new`](crate::stage::Stage::new) has the layers that read them.
     pub fn params(&self, plan: &Plan, device: &Device, ranks: &Ranks) -> Result<ParamStore> {
-        let (local, params) = (plan.layout.of(ranks.place()), plan.params(ranks.rank())?);
+        let (local, params) = (plan.layout.of(ranks.coords()), plan.params(ranks.rank())?);
         let dtype = espalier_nn::dtype(plan.storage.precision);
         let mut params = ParamStore::new(&params, local, device, dtype, plan.seed, false)?;
-        self.checkpoint.start(wanted_weights(&mut params)?, &plan.model)?;
+        self.checkpoint.start(weights_load_request(&mut params)?, &plan.model)?;
         match first_not_finite(&params)? {
             Some(name) => Err(self.checkpoint.not_finite(&name)),
             None => Ok(params),
@@ -158,7 +158,7 @@ impl Trained {
     }
 
     /// Writes it into a new folder, as other people's tools read it.
-    pub fn export(&self, folder: &Path, how: &Export) -> Result<Exported> {
+    pub fn export(&self, folder: &Path, how: &ExportOptions) -> Result<ExportReport> {
         let (plan, checkpoint) = (self.plan(&[])?, &self.checkpoint);
         hub::export(&hub::ExportedModel { checkpoint, plan: &plan, tokenizer: self.tokenizer() }, folder, how)
     }
@@ -171,14 +171,14 @@ impl Trained {
         device: &Device,
         ranks: Ranks,
     ) -> Result<Trainer> {
-        let mut trainer = Trainer::among(plan, dataset, device, ranks)?;
+        let mut trainer = Trainer::distributed(plan, dataset, device, ranks)?;
         trainer.start_from(&self.checkpoint)?;
         Ok(trainer)
     }
 
-    /// All of a file or folder, to judge it by as `overrides` lay it out; without a path, what its run held out. An override that has
+    /// All of a file or folder, to evaluate it on as `overrides` lay it out; without a path, what its run held out. An override that has
     /// no effect on that is an error.
-    pub fn data_to_judge(&self, path: Option<&Path>, overrides: &[Override]) -> Result<Dataset> {
+    pub fn eval_dataset(&self, path: Option<&Path>, overrides: &[Override]) -> Result<Dataset> {
         let purpose = if path.is_none() { Purpose::HeldOut } else { Purpose::OtherData };
         self.run.check_overrides(overrides, purpose)?;
         let Some(path) = path else {
@@ -186,30 +186,30 @@ impl Trained {
                 let why = "its training data are unknown: give data to evaluate on with --data";
                 return Err(self.checkpoint.refuse(why));
             }
-            return Ok(Dataset::open(&self.run_to_judge(overrides)?)?);
+            return Ok(Dataset::open(&self.eval_run(overrides)?)?);
         };
         let run = self.run.in_use(overrides)?;
         let pixels = run.data.pixels.clone();
         let takes = match Plan::new(run, self.facts)?.model.input {
             Input::Image { .. } => {
                 let standard = hub::standard_of(self.checkpoint.path())?;
-                Takes::Images { standard, pixels }
+                ModelInput::Images { standard, pixels }
             }
             Input::Tokens { seq, vocab } => {
                 let width = match self.run.data.source {
-                    Source::Tokens { dtype: TokenType::U32, .. } if self.is_own => Width::U32,
-                    Source::Tokens { dtype: TokenType::U16, .. } if self.is_own => Width::U16,
-                    _ if vocab > 1 << 16 => Width::U32,
-                    _ => Width::U16,
+                    DatasetSource::Tokens { dtype: TokenType::U32, .. } if self.is_own => TokenWidth::U32,
+                    DatasetSource::Tokens { dtype: TokenType::U16, .. } if self.is_own => TokenWidth::U16,
+                    _ if vocab > 1 << 16 => TokenWidth::U32,
+                    _ => TokenWidth::U16,
                 };
-                Takes::Tokens { tokenizer: self.tokenizer(), vocab, seq, width }
+                ModelInput::Tokens { tokenizer: self.tokenizer(), vocab, seq, width }
             }
         };
-        Ok(Dataset::to_judge(path, takes)?)
+        Ok(Dataset::for_evaluation(path, takes)?)
     }
 
-    /// Its run, to be judged by what it held out; text is read by the checkpoint's own tokenizer where that of the run is gone.
-    fn run_to_judge(&self, overrides: &[Override]) -> Result<RunFile> {
+    /// Its run, to be evaluated on what it held out; text is read by the checkpoint's own tokenizer where that of the run is gone.
+    fn eval_run(&self, overrides: &[Override]) -> Result<RunFile> {
         let mut run = self.run.in_use(overrides)?;
         hub::find_tokenizer(&mut run.data, self.checkpoint.path());
         Ok(run)
@@ -222,7 +222,7 @@ impl Trained {
         let Some(was) = was.and_then(|text| serde_json::from_slice::<Fingerprint>(&text).ok()) else {
             return Ok(None);
         };
-        let is = Fingerprint::of(&self.run_to_judge(overrides)?.data)?;
+        let is = Fingerprint::of(&self.eval_run(overrides)?.data)?;
         Ok(is.and_then(|is| is.change_since(&was)))
     }
 }

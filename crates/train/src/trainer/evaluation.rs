@@ -1,17 +1,17 @@
 //! How well a model does on what it never learns from: the validation split, or a part of it that is spread evenly.
 
-use espalier_data::{Split, spread};
+use espalier_data::{DataSplit, spread};
 
 use super::Trainer;
 use crate::Result;
-use crate::step::{Sweep, Totals};
+use crate::step::{NoUpdatePass, Totals};
 
 /// How well the model does on held-out data.
 #[derive(Debug, Clone, Copy)]
 pub struct Evaluation {
     /// The mean loss.
     pub loss: f64,
-    /// The share of right predictions.
+    /// The fraction of right predictions.
     pub accuracy: f64,
     /// Wrong predictions.
     pub wrong: usize,
@@ -29,7 +29,7 @@ impl Evaluation {
         }
     }
 
-    /// The share of wrong predictions, as one division: 120 of 6000 is the 0.02 that a person writes.
+    /// The fraction of wrong predictions, as one division: 120 of 6000 is the 0.02 that a person writes.
     pub fn error(&self) -> f64 {
         self.wrong as f64 / self.predictions as f64
     }
@@ -38,19 +38,19 @@ impl Evaluation {
 impl Trainer {
     /// Runs the model over the validation split, or `eval_samples` of it, spread evenly; nothing where none is held out.
     pub fn evaluate(&mut self) -> Result<Option<Evaluation>> {
-        self.evaluate_unless(&|| false)
+        self.evaluate_unless_stopped(&|| false)
     }
 
     /// The same; between batches every rank is asked whether to `stop`. Where one says so there is no evaluation, and
-    /// [`Progress::evaluation_due`](super::Progress::evaluation_due) stays set on all of them.
-    pub fn evaluate_unless(&mut self, stop: &dyn Fn() -> bool) -> Result<Option<Evaluation>> {
+    /// [`RunProgress::evaluation_due`](super::RunProgress::evaluation_due) stays set on all of them.
+    pub fn evaluate_unless_stopped(&mut self, stop: &dyn Fn() -> bool) -> Result<Option<Evaluation>> {
         self.progress.evaluation_due = true;
-        let samples = self.context.plan.timetable.eval_samples;
-        let Some((totals, whole)) = self.judge(samples, &|_| stop())? else {
+        let samples = self.context.plan.intervals.eval_samples;
+        let Some((totals, complete)) = self.evaluate_until(samples, &|_| stop())? else {
             self.progress.evaluation_due = false;
             return Ok(None);
         };
-        if !whole {
+        if !complete {
             return Ok(None);
         }
         self.progress.evaluation_due = false;
@@ -66,46 +66,46 @@ impl Trainer {
     /// is left out, and what comes back is of the samples seen. On several ranks one that has seen so many ends it for all.
     pub fn evaluate_up_to(&mut self, wrong: usize) -> Result<Option<Evaluation>> {
         let enough = |seen: &Totals| seen.predictions - seen.correct > wrong;
-        let samples = self.context.plan.timetable.eval_samples;
-        Ok(self.judge(samples, &enough)?.map(|(totals, _)| Evaluation::of(totals)))
+        let samples = self.context.plan.intervals.eval_samples;
+        Ok(self.evaluate_until(samples, &enough)?.map(|(totals, _)| Evaluation::of(totals)))
     }
 
     /// The same as [`Trainer::evaluate`] over so many samples, or all, whatever the run asks for; its progress stays what it was.
     pub fn evaluate_samples(&mut self, samples: Option<usize>) -> Result<Option<Evaluation>> {
-        Ok(self.judge(samples, &|_| false)?.map(|(totals, _)| Evaluation::of(totals)))
+        Ok(self.evaluate_until(samples, &|_| false)?.map(|(totals, _)| Evaluation::of(totals)))
     }
 
     /// What came of so many samples, or all, seen until a rank has seen `enough`, and whether these are all; nothing where none is held out.
-    fn judge(
+    fn evaluate_until(
         &mut self,
         samples: Option<usize>,
         enough: &dyn Fn(&Totals) -> bool,
     ) -> Result<Option<(Totals, bool)>> {
         let _span = tracing::error_span!("evaluation after step", number = self.progress.step).entered();
         self.average()?;
-        let all = self.context.dataset.len(Split::Validation);
-        let timetable = &self.context.plan.timetable;
+        let all = self.context.dataset.len(DataSplit::Validation);
+        let intervals = &self.context.plan.intervals;
         let count = samples.map_or(all, |samples| samples.min(all));
         if count == 0 {
             return Ok(None);
         }
-        let part = self.context.ranks.part(count);
+        let part = self.context.ranks.batch_range(count);
         let samples: Vec<(u64, usize)> = part.map(|i| (0, spread(i, count, all))).collect();
-        let micro_batch = timetable.eval_batch.unwrap_or(self.context.plan.batch.micro_batch);
+        let micro_batch = intervals.eval_batch.unwrap_or(self.context.plan.batch.micro_batch);
         // As many micro-batches are under way as there are stages.
         let mut groups = samples.chunks(micro_batch * self.context.stage.placement().ranks());
-        let (mut totals, mut whole) = (Totals::default(), true);
+        let (mut totals, mut complete) = (Totals::default(), true);
         // All ask as often as the rank with most to do.
-        let rounds = self.context.ranks.largest(vec![groups.len() as u64])?[0];
+        let rounds = self.context.ranks.all_reduce_max(vec![groups.len() as u64])?[0];
         for _ in 0..rounds {
-            if self.context.ranks.any(enough(&totals))? {
-                whole = false;
+            if self.context.ranks.any_rank(enough(&totals))? {
+                complete = false;
                 break;
             }
             if let Some(samples) = groups.next() {
-                totals.add(Sweep::of(&self.context, &self.params).evaluate(samples, micro_batch)?);
+                totals.add(NoUpdatePass::of(&self.context, &self.params).evaluate(samples, micro_batch)?);
             }
         }
-        Ok(Some((totals.of_all(&self.context.ranks)?, whole)))
+        Ok(Some((totals.of_all(&self.context.ranks)?, complete)))
     }
 }

@@ -5,10 +5,10 @@
 //! Otherwise nothing changes but the count. Before a step the pruning method is asked whether it is time; where it prunes
 //! before the first one, dense state never exists.
 
+mod checkpointing;
 mod evaluation;
 mod pruning;
-mod remask;
-mod saved;
+mod state_mask;
 mod zeros;
 
 use std::collections::HashSet;
@@ -16,46 +16,46 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use espalier_comm::Sent;
+use espalier_comm::SentBytes;
 use espalier_data::Dataset;
 use espalier_nn::weights::ParameterId;
 use espalier_plan::schedule::{Schedule, Updates};
-use espalier_plan::{Plan, Scoring, Traffic};
+use espalier_plan::{Plan, RankTraffic, Scoring};
 use espalier_tensor::Device;
 
 use crate::Result;
 use crate::checkpoint::Checkpoint;
-use crate::context::Context;
+use crate::context::TrainContext;
 use crate::infer::Generator;
 use crate::parallel::Ranks;
-use crate::parallel::groups::Groups;
 use crate::parallel::model::ModelParallel;
-use crate::prune::{self, Decision, KeptOfLayer, Observation, Pruned, Pruner};
+use crate::parallel::reduce_groups::ReduceGroups;
+use crate::prune::{self, Decision, LayerDensity, Observation, PruneReport, Pruner};
 use crate::stage::Stage;
-use crate::state::{Optimizer, ParamStore, WeightsAtRest};
+use crate::state::{Optimizer, ParamStore, WeightStorageMode};
 use crate::step::{
-    Averaging, Executor, NetworkWorker, PipelineState, StepContext, StepOutcome, Trace, WholePasses,
+    AveragingWorker, Executor, GraphedStep, NetworkWorker, PipelineState, StepContext, StepOutcome, Trace,
 };
 use pruning::sparse_products;
 
-pub use crate::checkpoint::Progress;
+pub use crate::checkpoint::RunProgress;
 pub use evaluation::Evaluation;
 
 /// A model in training.
 #[derive(Debug)]
 pub struct Trainer {
-    context: Context,
+    context: TrainContext,
     executor: Executor,
     pipeline: PipelineState,
     /// Where the passes of a batch run as one.
-    whole_passes: Option<WholePasses>,
+    graphed_step: Option<GraphedStep>,
     /// Steps that had been taken when the executor's list began.
-    list_began: u64,
+    list_start: u64,
     params: ParamStore,
     /// What is kept of each candidate of the whole model.
-    kept: Vec<KeptOfLayer>,
+    kept: Vec<LayerDensity>,
     /// What its actions move, under the masks of now.
-    traffic: Traffic,
+    traffic: RankTraffic,
     pruner: Option<Box<dyn Pruner>>,
     /// How the pruner scored, where it did so by gradients of all candidates.
     scoring: Option<Scoring>,
@@ -68,7 +68,7 @@ pub struct Trainer {
     has_state: bool,
     /// What the weights were read from, where that has more digits than they: their masters begin there.
     origin: Option<Checkpoint>,
-    progress: Progress,
+    progress: RunProgress,
     /// Whether this rank is asked to stop.
     stop: Arc<AtomicBool>,
     /// Whether any was when ranks last agreed on a step, or came together.
@@ -78,13 +78,13 @@ pub struct Trainer {
     /// The most that weights, gradients, optimizer state and masks took in a step, and what they took in the last one.
     state_peak: [u64; 2],
     /// What a step sent to them, of late.
-    sent: Sent,
+    sent: SentBytes,
     /// Where ranks go apart: after how many steps they last were the same, and what had been sent by then.
-    together: (u64, Sent),
+    last_sync: (u64, SentBytes),
     /// Groups of ranks that share nothing, for steps that each takes by itself.
-    nobody: Groups,
+    no_groups: ReduceGroups,
     /// The ranks as they write a text, where they differ, once one was asked for.
-    writing: OnceLock<(Plan, Stage)>,
+    generation_layout: OnceLock<(Plan, Stage)>,
     /// The update that a drill spoils.
     fault: Option<u64>,
 }
@@ -96,7 +96,7 @@ pub struct StepReport {
     pub step: u64,
     /// The mean loss over the batch, before the step; where ranks step by themselves, over the rank's part of it.
     pub loss: f64,
-    /// The share of right predictions in the batch.
+    /// The fraction of right predictions in the batch.
     pub accuracy: f64,
     /// The learning rate.
     pub lr: f64,
@@ -107,10 +107,10 @@ pub struct StepReport {
     /// The gradient noise scale, where it is measured.
     pub noise_scale: Option<f64>,
     /// What the pruning method saw before the step, where it pruned nothing.
-    pub seen: Option<Observation>,
+    pub observation: Option<Observation>,
     /// What was pruned before the step.
-    pub pruned: Option<Pruned>,
-    /// The share of candidates that is gone.
+    pub pruned: Option<PruneReport>,
+    /// The fraction of candidates that is gone.
     pub sparsity: f64,
     /// Wall-clock time.
     pub seconds: f64,
@@ -119,26 +119,26 @@ pub struct StepReport {
 impl Trainer {
     /// Fresh weights and state, on one rank alone.
     pub fn new(plan: Plan, dataset: impl Into<Arc<Dataset>>, device: &Device) -> Result<Trainer> {
-        Trainer::among(plan, dataset, device, Ranks::alone())
+        Trainer::distributed(plan, dataset, device, Ranks::single())
     }
 
     /// The same as one of several ranks.
-    pub fn among(
+    pub fn distributed(
         plan: Plan,
         dataset: impl Into<Arc<Dataset>>,
         device: &Device,
         ranks: Ranks,
     ) -> Result<Trainer> {
-        let context = Context::new(plan, dataset, device, ranks)?;
-        let Context { plan, ranks, dtype, steps, .. } = &context;
+        let context = TrainContext::new(plan, dataset, device, ranks)?;
+        let TrainContext { plan, ranks, dtype, steps, .. } = &context;
         // Ranks that split state split that of kept weights, also where masks come from what the run starts from.
-        let compresses = plan.storage.compressed || plan.sharing.is_sharded();
+        let compresses = plan.storage.compressed || plan.data_parallel.is_sharded();
         let at_rest = match &plan.pruning {
             Some(pruning) if plan.storage.compressed_weights => match pruning.method.needs_no_pass() {
-                true => WeightsAtRest::Undrawn,
-                false => WeightsAtRest::Compressed,
+                true => WeightStorageMode::Undrawn,
+                false => WeightStorageMode::Compressed,
             },
-            _ => WeightsAtRest::Dense,
+            _ => WeightStorageMode::Dense,
         };
         let local = context.local();
         let params =
@@ -146,7 +146,7 @@ impl Trainer {
         let mut executor = Executor::new(plan.schedule(1)?, ranks.stages().clone());
         executor.connect()?;
         ranks.connect(plan)?;
-        if (!ranks.is_alone() && plan.batch.synchronises_norms()) || ranks.peers().size() > 1 {
+        if (!ranks.is_single() && plan.batch.synchronises_norms()) || ranks.model_parallel().size() > 1 {
             // Ranks that took what arrived would meet in their batch norms, or in exchanges, in different orders.
             executor = executor.in_order();
         }
@@ -155,8 +155,8 @@ impl Trainer {
             executor,
             traffic,
             pipeline: PipelineState::default(),
-            whole_passes: None,
-            list_began: 0,
+            graphed_step: None,
+            list_start: 0,
             pruner: prune::pruner(plan, *steps)?,
             scoring: None,
             memory: None,
@@ -164,15 +164,15 @@ impl Trainer {
             optimizer: Optimizer::new(plan),
             has_state: false,
             origin: None,
-            progress: Progress::default(),
+            progress: RunProgress::default(),
             stop: Arc::default(),
             stop_agreed: false,
             gradient_bytes: 0,
             state_peak: [0; 2],
-            sent: Sent::default(),
-            together: Default::default(),
-            nobody: Groups::default(),
-            writing: OnceLock::new(),
+            sent: SentBytes::default(),
+            last_sync: Default::default(),
+            no_groups: ReduceGroups::default(),
+            generation_layout: OnceLock::new(),
             fault: None,
             params,
             kept: Vec::new(),
@@ -188,7 +188,7 @@ impl Trainer {
     }
 
     /// Where the run stands.
-    pub fn progress(&self) -> &Progress {
+    pub fn progress(&self) -> &RunProgress {
         &self.progress
     }
 
@@ -198,8 +198,8 @@ impl Trainer {
     }
 
     /// The ranks that have parts of the same layers.
-    pub fn peers(&self) -> &ModelParallel {
-        &self.context.peers
+    pub fn model_parallel(&self) -> &ModelParallel {
+        &self.context.model_parallel
     }
 
     /// What this rank computes on, with its ledger.
@@ -217,16 +217,16 @@ impl Trainer {
         self.scoring
     }
 
-    /// Has the passes of a batch recorded, where they can be: steps of a small network are then several times as fast on a card, which
+    /// Has the passes of a batch captured as a CUDA graph, where they can be: steps of a small network are then several times as fast on a GPU, which
     /// keeps what they work on as long as this lives. Whether they can be.
-    pub fn record_passes(&mut self) -> bool {
-        self.whole_passes = WholePasses::suit(&self.context).then(WholePasses::default);
-        self.whole_passes.is_some()
+    pub fn enable_graphed_step(&mut self) -> bool {
+        self.graphed_step = GraphedStep::is_supported(&self.context).then(GraphedStep::default);
+        self.graphed_step.is_some()
     }
 
-    /// Whether the last step's passes were a run of what was recorded.
-    pub fn has_recorded_passes(&self) -> bool {
-        self.whole_passes.as_ref().is_some_and(WholePasses::are_recorded)
+    /// Whether the last step's passes were a replay of the graph.
+    pub fn replays_graph(&self) -> bool {
+        self.graphed_step.as_ref().is_some_and(GraphedStep::is_captured)
     }
 
     /// Lets the pruner score as if the device had no more than so many bytes.
@@ -235,44 +235,44 @@ impl Trainer {
     }
 
     /// What its actions move, under the masks of now.
-    pub fn traffic(&self) -> &Traffic {
+    pub fn traffic(&self) -> &RankTraffic {
         &self.traffic
     }
 
     /// Bytes that a step sends to other ranks: the last one or, where ranks go apart, each of the last few on average.
-    pub fn sent(&self) -> Sent {
+    pub fn sent(&self) -> SentBytes {
         self.sent
     }
 
     /// Listens to who asks this rank to stop.
-    pub fn listen_to(&mut self, stop: Arc<AtomicBool>) {
+    pub fn set_stop_flag(&mut self, stop: Arc<AtomicBool>) {
         self.stop = stop;
     }
 
     /// Whether a rank was asked to stop, as all of them know: from what they agree on in a step, at the end of a list or in an average,
     /// never by a message of its own. So one that is asked later stops a step later.
-    pub fn is_to_stop(&self) -> bool {
-        self.stop_agreed || (self.context.ranks.is_alone() && self.stop.load(Ordering::Relaxed))
+    pub fn should_stop(&self) -> bool {
+        self.stop_agreed || (self.context.ranks.is_single() && self.stop.load(Ordering::Relaxed))
     }
 
     /// Takes the next step.
     pub fn step(&mut self) -> Result<StepReport> {
         let begin = Instant::now();
         let report = self.step_queued()?;
-        // The loss was read back before the optimizer's step: without this, a card would still be at work.
+        // The loss was read back before the optimizer's step: without this, a GPU would still be at work.
         self.context.device.synchronize()?;
         Ok(StepReport { seconds: begin.elapsed().as_secs_f64(), ..report })
     }
 
-    /// The same, and leaves a card at work on the optimizer's step: what comes next queues behind it. Its `seconds` are those until
+    /// The same, and leaves a GPU at work on the optimizer's step: what comes next queues behind it. Its `seconds` are those until
     /// the loss was there.
     pub fn step_queued(&mut self) -> Result<StepReport> {
         let _span = tracing::error_span!("step", number = self.progress.step + 1).entered();
         let begin = Instant::now();
-        let (seen, pruned) = match self.ask_pruner(self.progress.step)? {
+        let (observation, pruned) = match self.ask_pruner(self.progress.step)? {
             Decision::Wait => (None, None),
-            Decision::Look(seen) => (Some(seen), None),
-            Decision::Prune(draw) => (None, Some(self.apply(draw)?)),
+            Decision::Observe(observation) => (Some(observation), None),
+            Decision::Prune(new_masks) => (None, Some(self.apply(new_masks)?)),
         };
         self.ready_optimizer()?;
         if self.state_peak == [0; 2] {
@@ -300,14 +300,14 @@ impl Trainer {
         let plain = penalty.is_some() || self.fault.is_some();
         let mut worker = NetworkWorker::new(StepContext {
             context: &self.context,
-            whole_passes: self.whole_passes.as_mut().filter(|_| !plain),
-            groups: if local { &self.nobody } else { &self.context.groups },
+            graphed_step: self.graphed_step.as_mut().filter(|_| !plain),
+            groups: if local { &self.no_groups } else { &self.context.groups },
             traffic: &self.traffic,
             params: &mut self.params,
             optimizer: &self.optimizer,
             progress: &mut self.progress,
             pipeline: &mut self.pipeline,
-            first_step: self.list_began,
+            first_step: self.list_start,
             updates,
             local,
             lr,
@@ -321,9 +321,9 @@ impl Trainer {
         self.look_at_state();
         if !local {
             self.sent = self.context.ranks.sent() - before;
-            self.together = (self.progress.step, self.context.ranks.sent());
+            self.last_sync = (self.progress.step, self.context.ranks.sent());
         }
-        if self.context.plan.sharing.averages_after(self.progress.step) {
+        if self.context.plan.data_parallel.averages_after(self.progress.step) {
             self.average()?;
         }
         Ok(StepReport {
@@ -335,25 +335,25 @@ impl Trainer {
             taken,
             noise_scale: self.progress.noise.value(),
             sparsity: self.sparsity(),
-            seen,
+            observation,
             pruned,
             seconds: begin.elapsed().as_secs_f64(),
         })
     }
 
     /// The rank: all that it was given when it started.
-    pub fn context(&self) -> &Context {
+    pub fn context(&self) -> &TrainContext {
         &self.context
     }
 
     /// The model as it is now, to write text. All ranks must, at rest.
     pub fn generator(&self) -> Result<Generator<'_>> {
-        let Context { plan, stage, ranks, device, .. } = &self.context;
+        let TrainContext { plan, stage, ranks, device, .. } = &self.context;
         let (plan, stage) = match plan.for_writing()? {
             None => (plan, stage),
-            Some(writing) => {
-                let built = Stage::new(&writing, ranks)?;
-                let (plan, stage) = self.writing.get_or_init(|| (writing, built));
+            Some(generation_layout) => {
+                let built = Stage::new(&generation_layout, ranks)?;
+                let (plan, stage) = self.generation_layout.get_or_init(|| (generation_layout, built));
                 (plan, stage)
             }
         };
@@ -376,8 +376,8 @@ impl Trainer {
     }
 
     /// Whether nothing is under way: only then can a run be evaluated, saved or stopped.
-    pub fn is_at_rest(&self) -> bool {
-        self.executor.is_at_rest()
+    pub fn is_idle(&self) -> bool {
+        self.executor.is_idle()
     }
 
     /// Notes what this rank does when, from `origin` on.
@@ -396,35 +396,35 @@ impl Trainer {
     }
 
     /// A drill: this rank's gradient of an update, counted from 0, will not be finite.
-    pub fn spoil_update(&mut self, update: u64) {
+    pub fn inject_nan_at(&mut self, update: u64) {
         self.fault = Some(update);
     }
 
     /// Puts the executor at the beginning of a list, unless it is in the course of one.
     fn begin_list(&mut self) -> Result<()> {
-        if !self.executor.is_at_rest() {
+        if !self.executor.is_idle() {
             return Ok(());
         }
         let step = self.progress.step;
         match self.context.plan.pipeline.is_asynchronous() {
             false => self.executor.rewind(),
             true => {
-                let batches = self.next_rest(step) - step;
+                let batches = self.next_drain(step) - step;
                 self.executor.load(self.context.plan.schedule(batches as usize)?);
             }
         }
         self.pipeline.restart();
-        self.list_began = step;
+        self.list_start = step;
         Ok(())
     }
 
     /// The next step after which an asynchronous pipeline runs empty: a function of the run file alone, so that a run that
     /// is resumed does what it would have done.
-    fn next_rest(&self, step: u64) -> u64 {
+    fn next_drain(&self, step: u64) -> u64 {
         let drain = self.context.plan.pipeline.drain;
         let next = [
             Some((step / drain + 1) * drain),
-            self.context.plan.timetable.next_look(step),
+            self.context.plan.intervals.next_check(step),
             Some(self.context.steps),
         ];
         next.into_iter().flatten().min().expect("the end of the run is one")
@@ -435,7 +435,7 @@ impl Trainer {
         if !self.has_state {
             self.optimizer.make_state(&mut self.params)?;
             if let Some(origin) = self.origin.take() {
-                self.params.start_masters(origin.exact_pieces(&self.context.plan.model))?;
+                self.params.start_masters(origin.exact_shards(&self.context.plan.model))?;
             }
             self.has_state = true;
         }
@@ -444,23 +444,23 @@ impl Trainer {
 
     /// Whether this rank takes the next step by itself.
     fn is_local(&self) -> bool {
-        !self.context.ranks.is_alone() && self.context.plan.sharing.is_local_at(self.progress.step)
+        !self.context.ranks.is_single() && self.context.plan.data_parallel.is_local_at(self.progress.step)
     }
 
     /// Whether all ranks hold the same weights and state.
-    pub fn is_together(&self) -> bool {
-        !self.is_local() || self.together.0 == self.progress.step
+    pub fn is_in_sync(&self) -> bool {
+        !self.is_local() || self.last_sync.0 == self.progress.step
     }
 
     /// Averages over ranks that have gone apart; all must. They also come together before anything looks at the weights:
     /// pruning, evaluation, a checkpoint.
     pub fn average(&mut self) -> Result<()> {
-        if self.is_together() {
+        if self.is_in_sync() {
             return Ok(());
         }
         let list = Schedule::average(self.context.stage.placement());
         let mut stop = self.stop.load(Ordering::Relaxed);
-        let mut worker = Averaging {
+        let mut worker = AveragingWorker {
             context: &self.context,
             traffic: &self.traffic,
             params: &mut self.params,
@@ -471,8 +471,8 @@ impl Trainer {
         self.executor.run_between(list, &mut worker)?;
         self.stop_agreed |= stop;
         let (step, sent) = (self.progress.step, self.context.ranks.sent());
-        self.sent = (sent - self.together.1).per(step - self.together.0);
-        self.together = (step, sent);
+        self.sent = (sent - self.last_sync.1).per(step - self.last_sync.0);
+        self.last_sync = (step, sent);
         Ok(())
     }
 }

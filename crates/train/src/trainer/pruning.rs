@@ -2,18 +2,18 @@
 
 use std::collections::HashSet;
 
-use espalier_data::Split;
+use espalier_data::DataSplit;
 use espalier_nn::weights::{ParameterId, WeightStore};
 use espalier_plan::memory::StateBytes;
-use espalier_plan::pruning::Kernels;
+use espalier_plan::pruning::PrunedKernels;
 use espalier_plan::{Plan, Scoring};
-use espalier_tensor::mask::Form;
+use espalier_tensor::mask::MaskStorage;
 use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, Device, Mask};
 
 use super::Trainer;
-use super::remask::remask_state;
-use crate::prune::{self, Decision, Draw, KeptOfLayer, Moment, Network, Pruned};
+use super::state_mask::set_state_mask;
+use crate::prune::{self, Decision, LayerDensity, Network, NewMasks, PruneReport, StepClock};
 use crate::state::{Param, ParamStore};
 use crate::{Error, Result};
 
@@ -24,7 +24,7 @@ impl Trainer {
     }
 
     /// What is kept of each candidate, on whatever stage.
-    pub fn kept_by_layer(&self) -> Vec<KeptOfLayer> {
+    pub fn kept_by_layer(&self) -> Vec<LayerDensity> {
         self.kept.clone()
     }
 
@@ -41,11 +41,11 @@ impl Trainer {
             counts[2 * id.0] = param.kept() as u64;
             counts[2 * id.0 + 1] = param.len() as u64;
         }
-        let counts = self.context.ranks.sum_over_replica(counts)?;
+        let counts = self.context.ranks.all_reduce_over_replica(counts)?;
         let layers = counts.chunks(2).enumerate().filter(|(_, layer)| layer[1] > 0);
         let layer = |(i, layer): (usize, &[u64])| {
             let name = self.params.name(ParameterId(i)).to_owned();
-            KeptOfLayer { name, kept: layer[0], of: layer[1] }
+            LayerDensity { name, kept: layer[0], of: layer[1] }
         };
         self.kept = layers.map(layer).collect();
         let mut lengths = self.context.plan.gradient_lengths(self.context.ranks.rank());
@@ -57,13 +57,13 @@ impl Trainer {
     }
 
     /// The candidates of which fewer than one in a hundred is left; where no more is asked for, fewer than half of it.
-    fn thin(&self) -> Vec<KeptOfLayer> {
+    fn thin(&self) -> Vec<LayerDensity> {
         let wanted = self.context.plan.pruning.as_ref().map_or(1.0, |prune| 1.0 - prune.sparsity);
         let least = if wanted > 0.01 { 0.01 } else { wanted / 2.0 };
         self.kept.iter().filter(|layer| layer.kept > 0 && layer.share() < least).cloned().collect()
     }
 
-    /// The share of candidates that is gone.
+    /// The fraction of candidates that is gone.
     pub fn sparsity(&self) -> f64 {
         let (kept, all) = self.kept();
         if all == 0 { 0.0 } else { 1.0 - kept as f64 / all as f64 }
@@ -75,20 +75,20 @@ impl Trainer {
         let candidates: Vec<&Param> =
             self.params.iter().map(|(_, param)| param).filter(|param| param.plan.prunable).collect();
         let sum = |of: &dyn Fn(&Param) -> usize| candidates.iter().map(|param| of(param) as u64).sum();
-        let held: Vec<u64> = vec![
+        let sums: Vec<u64> = vec![
             sum(&Param::len),
             sum(&Param::weight_bytes),
             self.gradient_bytes as u64,
             sum(&Param::state_bytes),
             sum(&Param::mask_bytes),
         ];
-        let held = self.context.ranks.sum_over_replica(held)?;
-        let each = |bytes: u64| bytes as f64 / held[0].max(1) as f64;
+        let sums = self.context.ranks.all_reduce_over_replica(sums)?;
+        let each = |bytes: u64| bytes as f64 / sums[0].max(1) as f64;
         Ok(StateBytes {
-            weights: each(held[1]),
-            gradients: each(held[2]),
-            optimizer: each(held[3]),
-            mask: each(held[4]),
+            weights: each(sums[1]),
+            gradients: each(sums[2]),
+            optimizer: each(sums[3]),
+            mask: each(sums[4]),
         })
     }
 
@@ -113,8 +113,8 @@ impl Trainer {
 
     /// What the pruning method does after so many steps.
     pub(super) fn ask_pruner(&mut self, step: u64) -> Result<Decision> {
-        let Moment { epoch, .. } = self.moment(step);
-        if self.looks(step) {
+        let StepClock { epoch, .. } = self.step_clock(step);
+        if self.should_run(step) {
             tracing::info!("asks the pruning method after {step} steps");
             self.average()?;
             self.scoring = self.scoring_in_memory()?.or(self.scoring);
@@ -134,85 +134,94 @@ impl Trainer {
         decision
     }
 
-    fn moment(&self, step: u64) -> Moment {
-        let epoch = (self.context.dataset.len(Split::Train) / self.context.plan.batch.samples).max(1) as u64;
-        Moment { step, steps: self.context.steps, epoch }
+    fn step_clock(&self, step: u64) -> StepClock {
+        let epoch =
+            (self.context.dataset.len(DataSplit::Train) / self.context.plan.batch.samples).max(1) as u64;
+        StepClock { step, steps: self.context.steps, epoch }
     }
 
-    fn looks(&self, step: u64) -> bool {
-        self.pruner.as_ref().is_some_and(|pruner| pruner.looks(self.moment(step)))
+    fn should_run(&self, step: u64) -> bool {
+        self.pruner.as_ref().is_some_and(|pruner| pruner.should_run(self.step_clock(step)))
     }
 
     /// How candidates are scored by gradients in what memory there is, where the method does so.
     fn scoring_in_memory(&self) -> Result<Option<Scoring>> {
-        let memory =
-            self.memory.or_else(|| prune::memory(&self.context.device, self.context.ranks.ranks_of_device()));
+        let memory = self
+            .memory
+            .or_else(|| prune::memory_per_rank(&self.context.device, self.context.ranks.ranks_per_device()));
         self.context.plan.scoring(memory).map_err(Error::Plan)
     }
 
     /// How all candidates are scored by gradients before the next step, where they are: it may take as long as many steps.
     pub fn scores_next(&self) -> Result<Option<Scoring>> {
-        if self.looks(self.progress.step) { self.scoring_in_memory() } else { Ok(None) }
+        if self.should_run(self.progress.step) { self.scoring_in_memory() } else { Ok(None) }
     }
 
     /// Puts weights and state under new masks, one parameter at a time.
-    pub(super) fn apply(&mut self, draw: Draw) -> Result<Pruned> {
+    pub(super) fn apply(&mut self, new_masks: NewMasks) -> Result<PruneReport> {
         let before = self.context.device.ledger().total();
-        let mut drawn = Drawn::of(self.params.len());
+        let mut mask_stats = MaskStats::of(self.params.len());
         let weights =
             |params: &ParamStore| params.iter().map(|(_, param)| param.weight_bytes()).sum::<usize>();
         let weights_before = weights(&self.params);
-        if draw.reset_state {
+        if new_masks.reset_state {
             self.params.drop_state();
             self.has_state = false;
             // Adam's correction of young moments counts from here.
             self.progress.updates = 0;
         }
-        for (id, words) in draw.masks {
+        for (id, bits) in new_masks.masks {
             let compresses = self.params.compresses();
             let param = self.params.param_mut(id);
             // Workspace until it stands in the place of the old one.
-            let mask = Mask::within(&self.context.device, param.len(), &words, Category::Workspace)?;
+            let mask = Mask::within(&self.context.device, param.len(), &bits, Category::Workspace)?;
             param.zero_pruned(&mask)?;
             if self.has_state {
                 let group = self.context.groups.of(param.plan.group);
-                remask_state(param, &mask, compresses, group, &self.context.peers)?;
+                set_state_mask(param, &mask, compresses, group, &self.context.model_parallel)?;
             }
-            drawn.add(id, if matches!(mask.form(), Form::Places(_)) { Fate::Places } else { Fate::Bits });
+            mask_stats.add(
+                id,
+                if matches!(mask.form(), MaskStorage::Indices(_)) {
+                    MaskOutcome::Places
+                } else {
+                    MaskOutcome::Bits
+                },
+            );
             if mask.kept() > 0 {
-                drawn.add(id, Fate::Left);
+                mask_stats.add(id, MaskOutcome::Left);
             }
             self.set_mask(id, mask)?;
             if self.params.sparse(id).is_some() {
-                drawn.add(id, Fate::Sparse);
+                mask_stats.add(id, MaskOutcome::Sparse);
             }
         }
         if weights(&self.params) < weights_before {
             // Dense weights that are compressed now leave blocks of sizes that nobody asks for again.
             self.context.device.release_unused()?;
         }
-        if !self.context.ranks.is_alone() {
-            self.context.ranks.agree("pruning masks", &self.params.mask_hash()?)?;
+        if !self.context.ranks.is_single() {
+            self.context.ranks.check_replicas_agree("pruning masks", &self.params.mask_hash()?)?;
         }
-        drawn.counts = self.context.ranks.sum_over_replica(drawn.counts)?;
+        mask_stats.counts = self.context.ranks.all_reduce_over_replica(mask_stats.counts)?;
         self.count_kept()?;
         let (kept, of) = self.kept();
-        Ok(Pruned {
+        Ok(PruneReport {
             kept,
             of,
-            emptied: drawn.emptied().map(|id| self.params.name(id).to_owned()).collect(),
+            emptied: mask_stats.emptied().map(|id| self.params.name(id).to_owned()).collect(),
             thin: self.thin(),
-            note: draw.note,
-            distances: draw.distances,
-            form: drawn.forms(),
-            sparse: drawn.met(Fate::Sparse).count(),
+            note: new_masks.note,
+            distances: new_masks.distances,
+            form: mask_stats.forms(),
+            sparse: mask_stats.met(MaskOutcome::Sparse).count(),
             bytes: [before, self.context.device.ledger().total()],
         })
     }
 
     /// Gives a parameter a mask, and chooses how it is multiplied.
     pub(super) fn set_mask(&mut self, id: ParameterId, mask: Mask) -> Result<()> {
-        let few = mask.kept() as f64 <= Kernels::MOST_KEPT * mask.len() as f64;
+        let few = mask.kept() as f64 <= PrunedKernels::MOST_KEPT * mask.len() as f64;
         let sparse = few && self.sparse.contains(&id);
         let param = self.params.param_mut(id);
         let shape = param.plan.shard.shape();
@@ -223,22 +232,22 @@ impl Trainer {
     }
 
     /// Prunes now, whatever the run's own time for it.
-    pub fn prune(&mut self) -> Result<Option<Pruned>> {
+    pub fn prune(&mut self) -> Result<Option<PruneReport>> {
         let at = self.context.plan.pruning.as_ref().map_or(0, |prune| prune.method.at());
         match self.ask_pruner(at)? {
-            Decision::Prune(draw) => self.apply(draw).map(Some),
-            Decision::Wait | Decision::Look(_) => Ok(None),
+            Decision::Prune(new_masks) => self.apply(new_masks).map(Some),
+            Decision::Wait | Decision::Observe(_) => Ok(None),
         }
     }
 }
 
-/// The parameters that a plan wants multiplied without their zeros; an error on a card.
+/// The parameters that a plan wants multiplied without their zeros; an error on a GPU.
 pub(super) fn sparse_products(
     plan: &Plan,
     params: &ParamStore,
     device: &Device,
 ) -> Result<HashSet<ParameterId>> {
-    if plan.pruning.as_ref().is_none_or(|prune| prune.kernels == Kernels::Dense) {
+    if plan.pruning.as_ref().is_none_or(|prune| prune.kernels == PrunedKernels::Dense) {
         return Ok(HashSet::new());
     }
     if let Device::Cuda(_) = device {
@@ -252,14 +261,14 @@ pub(super) fn sparse_products(
 
 /// What became of the parameters that got masks, counted by parameter: stages add it up, since the one that speaks does not
 /// hold them all.
-struct Drawn {
+struct MaskStats {
     parameters: usize,
     counts: Vec<u64>,
 }
 
 /// What may become of one.
 #[derive(Clone, Copy)]
-enum Fate {
+enum MaskOutcome {
     /// Its mask is stored as bits.
     Bits,
     /// Its mask is stored as a list of kept places, which is smaller where few are kept.
@@ -270,31 +279,34 @@ enum Fate {
     Sparse,
 }
 
-impl Drawn {
-    fn of(parameters: usize) -> Drawn {
-        Drawn { parameters, counts: vec![0; (Fate::Sparse as usize + 1) * parameters] }
+impl MaskStats {
+    fn of(parameters: usize) -> MaskStats {
+        MaskStats { parameters, counts: vec![0; (MaskOutcome::Sparse as usize + 1) * parameters] }
     }
 
-    fn add(&mut self, id: ParameterId, fate: Fate) {
-        self.counts[fate as usize * self.parameters + id.0] += 1;
+    fn add(&mut self, id: ParameterId, outcome: MaskOutcome) {
+        self.counts[outcome as usize * self.parameters + id.0] += 1;
     }
 
     /// The parameters that met a fate, on whatever stage.
-    fn met(&self, fate: Fate) -> impl Iterator<Item = ParameterId> {
-        let counts = self.counts[fate as usize * self.parameters..][..self.parameters].iter().enumerate();
+    fn met(&self, outcome: MaskOutcome) -> impl Iterator<Item = ParameterId> {
+        let counts = self.counts[outcome as usize * self.parameters..][..self.parameters].iter().enumerate();
         counts.filter(|(_, count)| **count > 0).map(|(i, _)| ParameterId(i))
     }
 
     /// The parameters that got masks which leave nothing, on whatever rank.
     fn emptied(&self) -> impl Iterator<Item = ParameterId> {
-        let count = |fate: Fate, id: usize| self.counts[fate as usize * self.parameters + id];
-        let masked = move |id: &usize| count(Fate::Bits, *id) + count(Fate::Places, *id) > 0;
-        (0..self.parameters).filter(masked).filter(move |id| count(Fate::Left, *id) == 0).map(ParameterId)
+        let count = |outcome: MaskOutcome, id: usize| self.counts[outcome as usize * self.parameters + id];
+        let masked = move |id: &usize| count(MaskOutcome::Bits, *id) + count(MaskOutcome::Places, *id) > 0;
+        (0..self.parameters)
+            .filter(masked)
+            .filter(move |id| count(MaskOutcome::Left, *id) == 0)
+            .map(ParameterId)
     }
 
     fn forms(&self) -> String {
-        let forms = [(Fate::Bits, "bits"), (Fate::Places, "index")];
-        let drawn = forms.into_iter().filter(|(fate, _)| self.met(*fate).next().is_some());
-        drawn.map(|(_, form)| form).collect::<Vec<_>>().join(" and ")
+        let forms = [(MaskOutcome::Bits, "bits"), (MaskOutcome::Places, "index")];
+        let mask_stats = forms.into_iter().filter(|(outcome, _)| self.met(*outcome).next().is_some());
+        mask_stats.map(|(_, form)| form).collect::<Vec<_>>().join(" and ")
     }
 }

@@ -11,30 +11,30 @@ impl Trainer {
     /// Puts every candidate that has zeros, and no mask, under one that keeps the others. All ranks must.
     pub(super) fn keep_zeros(&mut self) -> Result<()> {
         let mut zeros = vec![0; self.params.len()];
-        let mut drawn = Vec::new();
+        let mut bits_by_id = Vec::new();
         for id in self.unmasked() {
-            let words = self.kept_words(id)?;
-            let kept: usize = words.iter().map(|word| word.count_ones() as usize).sum();
+            let bits = self.nonzero_bits(id)?;
+            let kept: usize = bits.iter().map(|word| word.count_ones() as usize).sum();
             zeros[id.0] = (self.params.param(id).len() - kept) as u64;
-            drawn.push((id, words));
+            bits_by_id.push((id, bits));
         }
-        // Those that hold pieces of a parameter have masks of it together, or none.
-        let zeros = self.context.ranks.sum_over_replica(zeros)?;
-        for (id, words) in drawn.into_iter().filter(|(id, _)| zeros[id.0] > 0) {
+        // Those that hold shards of a parameter have masks of it together, or none.
+        let zeros = self.context.ranks.all_reduce_over_replica(zeros)?;
+        for (id, bits) in bits_by_id.into_iter().filter(|(id, _)| zeros[id.0] > 0) {
             let len = self.params.param(id).len();
-            self.set_mask(id, Mask::new(&self.context.device, len, &words)?)?;
+            self.set_mask(id, Mask::new(&self.context.device, len, &bits)?)?;
         }
         self.count_kept()
     }
 
-    /// The share of the candidates that is zero and under no mask. All ranks must ask.
+    /// The fraction of the candidates that is zero and under no mask. All ranks must ask.
     pub fn zeros(&self) -> Result<f64> {
         let mut zeros = 0;
         for id in self.unmasked().into_iter().filter(|id| self.context.is_owner(*id)) {
             let weights = self.params.param(id).dense()?.read_f32()?;
             zeros += weights.iter().filter(|weight| **weight == 0.0).count() as u64;
         }
-        let zeros = self.context.ranks.sum_over_replica(vec![zeros])?[0];
+        let zeros = self.context.ranks.all_reduce_over_replica(vec![zeros])?[0];
         Ok(zeros as f64 / self.kept().1.max(1) as f64)
     }
 
@@ -43,7 +43,7 @@ impl Trainer {
     }
 
     /// A bit for each weight that is not zero.
-    fn kept_words(&self, id: ParameterId) -> Result<Vec<u32>> {
+    fn nonzero_bits(&self, id: ParameterId) -> Result<Vec<u32>> {
         let weights = self.params.param(id).dense()?.read_f32()?;
         let word = |weights: &[f32]| {
             let bits = weights.iter().enumerate().map(|(bit, weight)| u32::from(*weight != 0.0) << bit);

@@ -5,14 +5,14 @@
 
 use espalier_nn::layers::{GradientSink, WeightGradients};
 use espalier_nn::weights::ParameterId;
+use espalier_plan::data_parallel::DataParallelMode;
 use espalier_plan::mesh::{Mesh, PerAxis};
-use espalier_plan::sharing::Sharing;
 use espalier_plan::traffic::{Buckets, Gradient};
 use espalier_tensor::mask::ones;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor, bf16};
-use espalier_train::parallel::data::{DataParallel, Door};
-use espalier_train::parallel::groups::Groups;
+use espalier_train::parallel::data::{DataParallel, DataParallelSink};
 use espalier_train::parallel::on_threads;
+use espalier_train::parallel::reduce_groups::ReduceGroups;
 use espalier_train::state::ParamStore;
 use espalier_train::trainer::StepReport;
 
@@ -74,7 +74,7 @@ struct Layout {
     ranks: usize,
     compress: bool,
     /// Which part of every sum each rank gets, and when.
-    sharing: Sharing,
+    sharing: DataParallelMode,
     /// Whether sums are held in f32, as they are in a run.
     wide: bool,
 }
@@ -92,8 +92,8 @@ fn summed(layout: Layout, micro_batches: usize) -> Vec<Vec<f32>> {
         };
         buckets.pack(Some(0), &(0..SIZES.len()).map(gradient_of).collect::<Vec<_>>(), BUCKET);
         let groups = match ranks.size() {
-            1 => Groups::default(),
-            _ => Groups::of_replicas(&ranks),
+            1 => ReduceGroups::default(),
+            _ => ReduceGroups::of_replicas(&ranks),
         };
         let several = wide.then_some(DType::Bf16);
         let mut shared = DataParallel::new(sharing, false, &params, several, &groups, &buckets);
@@ -103,7 +103,7 @@ fn summed(layout: Layout, micro_batches: usize) -> Vec<Vec<f32>> {
             for parameter in 0..SIZES.len() {
                 let values = gradient(parameter, micro_batch);
                 let made = Tensor::from_slice(device, &[SIZES[parameter]], &values, Category::Workspace)?;
-                let mut door = Door::new(&mut shared, &params);
+                let mut door = DataParallelSink::new(&mut shared, &params);
                 door.accept(&[ParameterId(parameter)], WeightGradients::new([], move |_| Ok(vec![made])))?;
             }
         }
@@ -147,7 +147,7 @@ fn off(sums: &[Vec<f32>], exact: &[Vec<f64>]) -> (f64, f64) {
 /// Held in bf16 the sums of these numbers are 0.8, 1.8 and 6.4 % off.
 #[test]
 fn sums_of_many_bf16_gradients_are_those_in_f64() {
-    let alone = Layout { ranks: 1, compress: false, sharing: Sharing::Replicated, wide: true };
+    let alone = Layout { ranks: 1, compress: false, sharing: DataParallelMode::Replicated, wide: true };
     for micro_batches in [64, 256, 1024] {
         let exact = exact(micro_batches);
         let (narrow, short) = off(&summed(Layout { wide: false, ..alone }, micro_batches), &exact);
@@ -159,12 +159,12 @@ fn sums_of_many_bf16_gradients_are_those_in_f64() {
             assert!(error < 1e-6, "{micro_batches} micro-batches, {layout:?}: {error}");
         }
         let (sharded, scattered) =
-            (Sharing::Sharded { gradients: false }, Sharing::Sharded { gradients: true });
+            (DataParallelMode::Sharded { gradients: false }, DataParallelMode::Sharded { gradients: true });
         for (ranks, compress, sharing) in [
-            (2, false, Sharing::Replicated),
+            (2, false, DataParallelMode::Replicated),
             (2, true, sharded),
-            (4, true, Sharing::Replicated),
-            (4, false, Sharing::Replicated),
+            (4, true, DataParallelMode::Replicated),
+            (4, false, DataParallelMode::Replicated),
             (2, true, scattered),
             (4, true, scattered),
         ] {

@@ -89,7 +89,7 @@ fn state_that_is_compressed_on_the_way_is_the_same_too() {
     }
 }
 
-/// At a share that nothing needs to be stored for, and where all is kept.
+/// At a fraction that nothing needs to be stored for, and where all is kept.
 #[test]
 fn the_ends_of_the_scale() {
     let base = tiny_gpt(&["prune.embeddings=true"]);

@@ -94,7 +94,7 @@ fn damaged_checkpoints_neither_count_nor_go() {
     let expected = ["damaged-step-000004", "damaged-step-000005", "step-000005", "step-000006"];
     assert_eq!(names(at), expected);
     for step in &expected[2..] {
-        Checkpoint::read(&at.join("checkpoints").join(step), &Ranks::alone()).unwrap();
+        Checkpoint::read(&at.join("checkpoints").join(step), &Ranks::single()).unwrap();
     }
     // One that is damaged while the run goes on neither pushes out a whole one nor goes itself.
     struct Damages(PathBuf);
@@ -194,7 +194,12 @@ struct Disk {
 }
 
 impl Observer for Disk {
-    fn step(&mut self, report: &espalier_train::trainer::StepReport, _: espalier_train::Rates, _: usize) {
+    fn step(
+        &mut self,
+        report: &espalier_train::trainer::StepReport,
+        _: espalier_train::Throughput,
+        _: usize,
+    ) {
         let (inside, aside) = (self.folder.join("checkpoints"), self.folder.join("aside"));
         if report.step == 3 {
             fs::rename(&inside, &aside).unwrap();

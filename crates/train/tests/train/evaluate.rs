@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use espalier_data::{Dataset, Inputs, Split};
+use espalier_data::{DataSplit, Dataset, Inputs};
 use espalier_plan::Plan;
 use espalier_plan::config::RunFile;
 use espalier_tensor::Device;
@@ -73,12 +73,12 @@ fn files_are_held_out_in_the_place_of_a_share() {
         Dataset::open(&run).map_err(|error| error.to_string())
     };
     let data = open(&["data.validation_path=more"]).unwrap();
-    assert_eq!((data.len(Split::Train), data.len(Split::Validation)), (11, 6));
+    assert_eq!((data.len(DataSplit::Train), data.len(DataSplit::Validation)), (11, 6));
     assert_eq!(
-        data.batch(Split::Validation, &[(0, 5)]).unwrap().targets,
+        data.batch(DataSplit::Validation, &[(0, 5)]).unwrap().targets,
         [241, 242, 243, 244, 245, 246, 247, 248]
     );
-    assert_eq!(open(&["data.validation=0"]).unwrap().len(Split::Train), 11);
+    assert_eq!(open(&["data.validation=0"]).unwrap().len(DataSplit::Train), 11);
     // What would be no measure is an error, in one sentence.
     let sentence =
         |overrides: &[&str]| open(overrides).unwrap_err().replace(&format!("{}/", folder.display()), "");
@@ -114,7 +114,7 @@ fn text_of_folders_is_held_out_as_well() {
         Dataset::open(&run_file(folder, &overrides)?).map_err(|error| error.to_string())
     };
     let data = open("out.txt").unwrap();
-    assert_eq!(data.batch(Split::Validation, &[(0, 0)]).unwrap().targets, b"klmnopqr".map(u32::from));
+    assert_eq!(data.batch(DataSplit::Validation, &[(0, 0)]).unwrap().targets, b"klmnopqr".map(u32::from));
     assert!(open("in").unwrap_err().contains("does not train on"));
 }
 
@@ -150,16 +150,16 @@ fn images_of_other_files_are_held_out() {
         Ok::<_, String>((data, Dataset::files(&run.data).unwrap().len()))
     };
     let (data, files) = open("idx", ".", "\"t10k-images-idx3-ubyte\"").unwrap();
-    assert_eq!((data.len(Split::Train), data.len(Split::Validation), files), (3, 2, 4));
-    let held_out = data.batch(Split::Validation, &[(0, 0), (0, 1)]).unwrap();
+    assert_eq!((data.len(DataSplit::Train), data.len(DataSplit::Validation), files), (3, 2, 4));
+    let held_out = data.batch(DataSplit::Validation, &[(0, 0), (0, 1)]).unwrap();
     assert_eq!(held_out.targets, [2, 1]);
     let Inputs::Images { pixels, .. } = held_out.inputs else { panic!("images") };
     // Of what is learnt from the mean is 20 and the deviation 10.
     assert_eq!(pixels, [0.0, 0.0, 2.0, -2.0]);
-    assert_eq!(data.batch(Split::Train, &[(0, 0), (0, 1), (0, 2)]).unwrap().targets, [0, 1, 2]);
+    assert_eq!(data.batch(DataSplit::Train, &[(0, 0), (0, 1), (0, 2)]).unwrap().targets, [0, 1, 2]);
     let (data, files) = open("cifar10", "cifar", "\"cifar/test_batch.bin\"").unwrap();
-    assert_eq!((data.len(Split::Train), data.len(Split::Validation), files), (15, 2, 6));
-    assert_eq!(data.label(Split::Validation, 1), Some(4));
+    assert_eq!((data.len(DataSplit::Train), data.len(DataSplit::Validation), files), (15, 2, 6));
+    assert_eq!(data.label(DataSplit::Validation, 1), Some(4));
 
     let sentence = |path: &str| {
         open("idx", ".", path).unwrap_err().replace(&format!("{}/", folder.path().display()), "")

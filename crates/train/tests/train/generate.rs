@@ -4,20 +4,20 @@
 use std::path::Path;
 use std::time::Duration;
 
-use espalier_nn::layers::{BatchSlice, Forward, Mode};
+use espalier_nn::layers::{BatchSlice, ForwardContext, Mode};
 use espalier_nn::model::Model;
 use espalier_nn::weights::Weights;
 use espalier_plan::config::Override;
 use espalier_plan::config::RunFile;
-use espalier_plan::spec::Recompute;
+use espalier_plan::spec::RecomputeMode;
 use espalier_plan::{DataFacts, Plan};
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor};
-use espalier_train::infer::{End, Generator, Sampler, Sampling, TextStream};
+use espalier_train::infer::{FinishReason, Generator, Sampler, Sampling, TextStream};
 use espalier_train::parallel::Ranks;
 use espalier_train::run::{Observer, RunDir};
 use espalier_train::stage::Stage;
-use espalier_train::trained::Trained;
+use espalier_train::trained::TrainedModel;
 use espalier_train::trained::on_ranks;
 
 use crate::fixture::Fixture;
@@ -27,9 +27,9 @@ const HOT: Sampling = Sampling { temperature: 1.3, top_k: 9, top_p: 0.95, seed: 
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Trains in a folder, and opens what came of it.
-fn trained(base: &Base, folder: &Path) -> Trained {
+fn trained(base: &Base, folder: &Path) -> TrainedModel {
     base.run_in(folder);
-    Trained::open(folder, |broken| panic!("{broken}")).unwrap()
+    TrainedModel::open(folder, |broken| panic!("{broken}")).unwrap()
 }
 
 fn dense() -> Base {
@@ -42,7 +42,7 @@ fn pruned() -> Base {
 
 /// What a trained model does on the ranks of a layout.
 fn writing<R: Send>(
-    trained: &Trained,
+    trained: &TrainedModel,
     set: &[&str],
     work: impl Fn(&mut Generator<'_>) -> espalier_train::Result<R> + Sync,
 ) -> R {
@@ -60,7 +60,7 @@ fn without_cache(
 ) -> espalier_train::Result<Vec<u32>> {
     let (mut all, mut sampler) = (prompt.to_vec(), Sampler::new(sampling));
     for _ in 0..most {
-        generator.forget();
+        generator.reset_cache();
         all.push(generator.read(&all, &mut |logits| sampler.choose(logits))?);
     }
     Ok(all.split_off(prompt.len()))
@@ -77,8 +77,8 @@ fn tokens_are_those_of_reading_the_whole_text_every_time() {
         for (text, sampling) in [("12+7=", Sampling::GREEDY), ("5", Sampling::GREEDY), ("31-4", HOT)] {
             let prompt = trained.tokenizer().unwrap().encode(text).unwrap();
             let both = |generator: &mut Generator<'_>| {
-                let written = generator.write(&prompt, 15, &mut Sampler::new(sampling), &mut |_| true)?;
-                assert_eq!((written.tokens.len(), written.end), (15, End::Long));
+                let written = generator.generate(&prompt, 15, &mut Sampler::new(sampling), &mut |_| true)?;
+                assert_eq!((written.tokens.len(), written.end), (15, FinishReason::MaxTokens));
                 let again = without_cache(generator, &prompt, 15, sampling)?;
                 assert_eq!(written.tokens, again, "{name} {text}");
                 Ok(written.tokens)
@@ -107,13 +107,13 @@ fn logits_are_those_of_the_forward_pass_that_trains() {
         let set = [format!("train.precision={precision}").into()];
         let plan = trained.plan(&set).unwrap();
         let device = Device::cpu(2).unwrap();
-        let weights = trained.params(&plan, &device, &Ranks::alone()).unwrap();
-        let model = Model::build(&plan.model, Recompute::None);
-        let (ranks, stage) = (Ranks::alone(), Stage::new(&plan, &Ranks::alone()).unwrap());
+        let weights = trained.params(&plan, &device, &Ranks::single()).unwrap();
+        let model = Model::build(&plan.model, RecomputeMode::None);
+        let (ranks, stage) = (Ranks::single(), Stage::new(&plan, &Ranks::single()).unwrap());
         let mut generator = Generator::new(&plan, &stage, &weights, &ranks, &device).unwrap();
         for end in 1..=ids.len() {
             let share = BatchSlice { samples: 1, ..BatchSlice::default() };
-            let mut pass = Forward::new(&weights, Mode::Evaluate, 0, share);
+            let mut pass = ForwardContext::new(&weights, Mode::Evaluate, 0, share);
             let x = Tensor::from_slice(&device, &[1, end], &ids[..end], Category::Transient).unwrap();
             let x = model.forward(x, &mut pass).unwrap();
             let expected = model.read_logits(&model.last_logits(&x, &weights).unwrap()).unwrap();
@@ -146,7 +146,7 @@ fn a_text_may_be_read_in_parts() {
             let mut greedy = Sampler::new(Sampling::GREEDY);
             let mut choose = |logits: &[f32]| greedy.choose(logits);
             let whole = generator.read(&ids, &mut choose)?;
-            generator.forget();
+            generator.reset_cache();
             generator.read(&ids[..7], &mut choose)?;
             generator.read(&ids[7..12], &mut choose)?;
             assert_eq!(generator.length(), 12);
@@ -165,19 +165,19 @@ fn a_text_ends_where_the_context_does_or_where_somebody_says_so() {
     for set in [&[][..], &["parallel.pipeline=2"]] {
         writing(&trained, set, |generator| {
             let mut sampler = Sampler::new(HOT);
-            let written = generator.write(&prompt, 1000, &mut sampler, &mut |_| true)?;
+            let written = generator.generate(&prompt, 1000, &mut sampler, &mut |_| true)?;
             // The last token follows the last position that can be read.
-            assert_eq!((written.tokens.len(), written.end), (24 - 5 + 1, End::Context));
-            generator.forget();
-            let leads = generator.ranks().leads();
+            assert_eq!((written.tokens.len(), written.end), (24 - 5 + 1, FinishReason::ContextFull));
+            generator.reset_cache();
+            let leads = generator.ranks().is_rank0();
             let mut left = 4;
             let mut go_on = |_| {
                 left -= 1;
                 // One rank is enough.
                 !leads || left > 0
             };
-            let written = generator.write(&prompt, 1000, &mut sampler, &mut go_on)?;
-            assert_eq!((written.tokens.len(), written.end), (4, End::Stopped));
+            let written = generator.generate(&prompt, 1000, &mut sampler, &mut go_on)?;
+            assert_eq!((written.tokens.len(), written.end), (4, FinishReason::Stopped));
             Ok(())
         });
     }
@@ -198,7 +198,7 @@ fn the_cache_is_as_large_as_planned() {
             let owned: Vec<_> = set.iter().map(|&set| set.into()).collect();
             let plan = trained.plan(&owned).unwrap();
             writing(&trained, set, |generator| {
-                generator.write(&[1, 2, 3], 3, &mut Sampler::new(HOT), &mut |_| true)?;
+                generator.generate(&[1, 2, 3], 3, &mut Sampler::new(HOT), &mut |_| true)?;
                 let (held, planned) = (
                     generator.device().ledger().current(Category::Cache),
                     plan.cache_bytes(generator.ranks().rank())?,
@@ -218,7 +218,7 @@ fn the_same_seed_writes_the_same_text_in_bf16_too() {
     let write = |seed| {
         writing(&trained, &["train.precision=bf16"], |generator| {
             let mut sampler = Sampler::new(Sampling { seed, ..HOT });
-            Ok(generator.write(&[3, 1], 20, &mut sampler, &mut |_| true)?.tokens)
+            Ok(generator.generate(&[3, 1], 20, &mut sampler, &mut |_| true)?.tokens)
         })
     };
     assert_eq!(write(1), write(1));
@@ -229,7 +229,7 @@ fn the_same_seed_writes_the_same_text_in_bf16_too() {
 fn what_cannot_write_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let images = trained(&tiny_cnn(&["train.steps=1"]), &folder.path().join("images"));
-    let refused = |trained: &Trained, set: &[Override]| {
+    let refused = |trained: &TrainedModel, set: &[Override]| {
         let plan = trained.plan(set).unwrap();
         let device = Device::cpu(2).unwrap();
         on_ranks(trained, &plan, &device, LIMIT, None, |_| Ok(())).unwrap_err().to_string()
@@ -252,7 +252,7 @@ fn tokens_are_those_of_hugging_faces_gpt_2() {
     let facts = DataFacts { vocab: Some(24), image: None, classes: None };
     let plan = Plan::new(RunFile::parse(text, &[]).unwrap(), facts).unwrap();
     let device = Device::cpu(2).unwrap();
-    let (ranks, stage) = (Ranks::alone(), Stage::new(&plan, &Ranks::alone()).unwrap());
+    let (ranks, stage) = (Ranks::single(), Stage::new(&plan, &Ranks::single()).unwrap());
     let ids = |value: &serde_json::Value| -> Vec<u32> {
         value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
     };
@@ -272,9 +272,9 @@ fn tokens_are_those_of_hugging_faces_gpt_2() {
         let mut generator = Generator::new(&plan, &stage, &weights, &ranks, &device).unwrap();
         for text in texts.as_array().unwrap() {
             let (prompt, tokens) = (ids(&text["prompt"]), ids(&text["tokens"]));
-            generator.forget();
+            generator.reset_cache();
             let mut greedy = Sampler::new(Sampling::GREEDY);
-            let ours = generator.write(&prompt, tokens.len(), &mut greedy, &mut |_| true).unwrap();
+            let ours = generator.generate(&prompt, tokens.len(), &mut greedy, &mut |_| true).unwrap();
             assert_eq!(ours.tokens, tokens, "{case}, behind {prompt:?}");
             compared += tokens.len();
         }
@@ -316,7 +316,7 @@ fn a_run_shows_what_its_model_writes() {
         assert_eq!((with.weights_hash, with.loss), (without.weights_hash, without.loss), "{layout:?}");
         assert_eq!(heard.0.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [4, 6], "{layout:?}");
 
-        let trained = Trained::open(&folder.path().join("talks"), |broken| panic!("{broken}")).unwrap();
+        let trained = TrainedModel::open(&folder.path().join("talks"), |broken| panic!("{broken}")).unwrap();
         let tokenizer = trained.tokenizer().unwrap();
         let sampling = Sampling { temperature: 0.5, top_k: 0, top_p: 1.0, seed: 4, ..Sampling::GREEDY };
         let text = writing(&trained, &[], |generator| {
@@ -326,7 +326,7 @@ fn a_run_shows_what_its_model_writes() {
                 stream.push(token);
                 true
             };
-            generator.write(&prompt, 12, &mut Sampler::new(sampling), &mut go_on)?;
+            generator.generate(&prompt, 12, &mut Sampler::new(sampling), &mut go_on)?;
             stream.finish();
             Ok(stream.text().to_owned())
         });

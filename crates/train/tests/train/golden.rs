@@ -37,8 +37,8 @@ fn golden(base: &Base) -> Golden {
     let device = Device::Cpu(Cpu::with_isa(1, Isa::Portable).unwrap());
     let folder = tempfile::tempdir().unwrap();
     let mut heard = Heard::default();
-    let place = RunDir::at(folder.path());
-    let outcome = run(plan, dataset, &device, &place, &Launch::default(), &mut heard).unwrap();
+    let run_dir = RunDir::at(folder.path());
+    let outcome = run(plan, dataset, &device, &run_dir, &Launch::default(), &mut heard).unwrap();
     Golden {
         losses: heard.losses.iter().map(|loss| format!("{loss:?}")).collect(),
         evaluations: heard.evaluations.iter().map(|(_, loss)| format!("{loss:?}")).collect(),

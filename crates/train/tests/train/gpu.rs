@@ -1,6 +1,6 @@
-//! On a card: it learns as the processor does, and ranks that share one learn as one rank does, as copies and as stages.
+//! On a GPU: it learns as the processor does, and ranks that share one learn as one rank does, as copies and as stages.
 //!
-//! Where there is no card, standard error says that nothing was tested.
+//! Where there is no GPU, standard error says that nothing was tested.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use espalier_tensor::{Category, Device};
 use espalier_testing::{Need, skipped};
 use espalier_train::infer::{Sampler, Sampling};
 use espalier_train::parallel::on_threads;
-use espalier_train::trained::Trained;
+use espalier_train::trained::TrainedModel;
 use espalier_train::trained::on_ranks;
 use espalier_train::trainer::Trainer;
 
@@ -60,9 +60,9 @@ fn recorded_passes_are_those_that_are_launched_one_by_one() {
             dataset.keep_on(&gpu).unwrap();
             let mut trainer = Trainer::new(plan, dataset, &gpu).unwrap();
             trainer.trace_since(Instant::now());
-            assert!(!record || trainer.record_passes(), "{set:?}");
+            assert!(!record || trainer.enable_graphed_step(), "{set:?}");
             let shown = shown(&mut trainer).unwrap();
-            assert_eq!(trainer.has_recorded_passes(), record, "{set:?}");
+            assert_eq!(trainer.replays_graph(), record, "{set:?}");
             let spans = &trainer.trace().expect("it was asked for").spans;
             let passes = spans.iter().filter(|span| span.kind.category() == "compute");
             let names: Vec<String> = passes.map(|span| span.kind.name()).collect();
@@ -88,7 +88,7 @@ fn passes_that_differ_are_not_recorded() {
         if on_gpu {
             dataset.keep_on(&gpu).unwrap();
         }
-        assert!(!Trainer::new(plan, dataset, &gpu).unwrap().record_passes(), "{set:?}");
+        assert!(!Trainer::new(plan, dataset, &gpu).unwrap().enable_graphed_step(), "{set:?}");
     }
 }
 
@@ -101,7 +101,7 @@ fn run(base: &Base, device: &Device) -> Shown {
     }
     let dataset = Arc::new(dataset);
     let all = on_threads(&mesh, device, |ranks, device| {
-        shown(&mut Trainer::among(plan.clone(), dataset.clone(), device, ranks)?)
+        shown(&mut Trainer::distributed(plan.clone(), dataset.clone(), device, ranks)?)
     })
     .unwrap();
     let hashes = all.iter().flat_map(|shown| shown.hashes.clone()).collect();
@@ -290,9 +290,9 @@ fn recorded_passes_over_compressed_weights_give_the_bits_of_dense_ones() {
         let (plan, dataset, _) = prepare(base, 2);
         dataset.keep_on(&gpu).unwrap();
         let mut trainer = Trainer::new(plan, dataset, &gpu).unwrap();
-        assert!(!record || trainer.record_passes());
+        assert!(!record || trainer.enable_graphed_step());
         let shown = shown(&mut trainer).unwrap();
-        assert_eq!(trainer.has_recorded_passes(), record);
+        assert_eq!(trainer.replays_graph(), record);
         shown
     };
     let expected = take(&base, false);
@@ -329,30 +329,30 @@ fn compressed_weights_on_a_gpu_take_what_is_planned_and_write_the_same_text() {
         assert!(ledger.peak(Category::Workspace) as u64 >= expanded, "{set}");
         let mut sampler = Sampler::new(Sampling::GREEDY);
         let mut generator = trainer.generator().unwrap();
-        generator.write(&[1, 2, 3], 12, &mut sampler, &mut |_| true).unwrap().tokens
+        generator.generate(&[1, 2, 3], 12, &mut sampler, &mut |_| true).unwrap().tokens
     };
     assert_eq!(text("prune.weights=dense"), text("prune.weights=compressed"));
 }
 
-/// With a cache and without, on one rank and on two that share the card: in f32 the tokens of the processor; in bf16 the same every time.
+/// With a cache and without, on one rank and on two that share the GPU: in f32 the tokens of the processor; in bf16 the same every time.
 #[test]
 fn a_card_writes_what_the_processor_writes() {
     let Some(gpu) = gpu() else { return };
     let folder = tempfile::tempdir().unwrap();
     gpt().set("train.steps=40").run_in(folder.path());
     let host = Device::cpu(2).unwrap();
-    let trained = Trained::open(folder.path(), |broken| panic!("{broken}")).unwrap();
+    let trained = TrainedModel::open(folder.path(), |broken| panic!("{broken}")).unwrap();
     let write = |device: &Device, set: &[&str], read_again: bool| {
         let set: Vec<_> = set.iter().map(|&set| set.into()).collect();
         let plan = trained.plan(&set).unwrap();
         on_ranks(&trained, &plan, device, Duration::from_secs(60), None, |generator| {
             let mut sampler = Sampler::new(Sampling::GREEDY);
             if !read_again {
-                return Ok(generator.write(&[1, 2, 3], 20, &mut sampler, &mut |_| true)?.tokens);
+                return Ok(generator.generate(&[1, 2, 3], 20, &mut sampler, &mut |_| true)?.tokens);
             }
             let mut all = vec![1, 2, 3];
             for _ in 0..20 {
-                generator.forget();
+                generator.reset_cache();
                 all.push(generator.read(&all, &mut |logits| sampler.choose(logits))?);
             }
             Ok(all.split_off(3))

@@ -12,19 +12,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use espalier_data::Dataset;
-use espalier_nn::layers::{BatchSlice, Forward, Mode};
+use espalier_nn::layers::{BatchSlice, ForwardContext, Mode};
 use espalier_nn::model::Model;
 use espalier_plan::Plan;
 use espalier_plan::config::{Override, RunTable};
-use espalier_plan::spec::Recompute;
+use espalier_plan::spec::RecomputeMode;
 use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::{Category, Device, Tensor, bf16, f16};
-use espalier_train::Summary;
+use espalier_train::RunSummary;
 use espalier_train::checkpoint::Checkpoints;
-use espalier_train::hub::{self, Export, ExportType};
+use espalier_train::hub::{self, ExportOptions, ExportPrecision};
 use espalier_train::parallel::Ranks;
 use espalier_train::run::{Launch, Observer, RunDir, run};
-use espalier_train::trained::Trained;
+use espalier_train::trained::TrainedModel;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
@@ -46,29 +46,29 @@ fn expected() -> Fixture {
     Fixture::read(include_bytes!("../oracle/hub/expected.safetensors"))
 }
 
-fn open(path: &Path) -> Trained {
-    Trained::open(path, |broken| panic!("{broken}")).unwrap()
+fn open(path: &Path) -> TrainedModel {
+    TrainedModel::open(path, |broken| panic!("{broken}")).unwrap()
 }
 
 fn refusal(path: &Path) -> String {
-    Trained::open(path, |broken| panic!("{broken}")).unwrap_err().to_string()
+    TrainedModel::open(path, |broken| panic!("{broken}")).unwrap_err().to_string()
 }
 
 /// The hash of all weights, in f32.
-fn hash(trained: &Trained) -> String {
+fn hash(trained: &TrainedModel) -> String {
     let plan = trained.plan(&["train.precision=f32".into()]).unwrap();
     let device = Device::cpu(1).unwrap();
-    trained.params(&plan, &device, &Ranks::alone()).unwrap().hash().unwrap()
+    trained.params(&plan, &device, &Ranks::single()).unwrap().hash().unwrap()
 }
 
 /// What a GPT says of some tokens.
-fn logits(trained: &Trained, overrides: &[Override], ids: &[u32]) -> Vec<f32> {
+fn logits(trained: &TrainedModel, overrides: &[Override], ids: &[u32]) -> Vec<f32> {
     let (plan, device) = (trained.plan(overrides).unwrap(), Device::cpu(2).unwrap());
-    let weights = trained.params(&plan, &device, &Ranks::alone()).unwrap();
+    let weights = trained.params(&plan, &device, &Ranks::single()).unwrap();
     let ids = Tensor::from_slice(&device, &[1, ids.len()], ids, Category::Transient).unwrap();
     let share = BatchSlice { samples: 1, ..BatchSlice::default() };
-    let mut pass = Forward::new(&weights, Mode::Evaluate, 0, share);
-    let x = Model::build(&plan.model, Recompute::None).forward(ids, &mut pass).unwrap();
+    let mut pass = ForwardContext::new(&weights, Mode::Evaluate, 0, share);
+    let x = Model::build(&plan.model, RecomputeMode::None).forward(ids, &mut pass).unwrap();
     let table = weights.param(weights.find("wte.weight").unwrap()).weight();
     matmul(&x, table.t(), None, Category::Workspace).unwrap().to_f32()
 }
@@ -99,7 +99,7 @@ fn started(
     out: &Path,
     overrides: &[Override],
     observer: &mut (dyn Observer + Send),
-) -> espalier_train::Result<Summary> {
+) -> espalier_train::Result<RunSummary> {
     let tokens = out.with_extension("bin");
     fs::create_dir_all(tokens.parent().unwrap()).unwrap();
     fs::write(&tokens, ids.iter().flat_map(|id| (*id as u16).to_le_bytes()).collect::<Vec<u8>>()).unwrap();
@@ -125,12 +125,12 @@ fn started(
     );
     let described = hub::model_of(from, |broken| panic!("{broken}")).unwrap();
     let mut table = RunTable::parse(&text, overrides).unwrap();
-    table.put_model(&described.model, described.tokenizer.as_deref()).unwrap();
+    table.set_model(&described.model, described.tokenizer.as_deref()).unwrap();
     let run_file = table.read().unwrap();
     let dataset = Dataset::open(&run_file).unwrap();
     let plan = Plan::new(run_file, dataset.facts()).unwrap();
-    let place = RunDir { from: Some(from.to_owned()), ..RunDir::at(out) };
-    let outcome = run(plan, dataset, &Device::cpu(2).unwrap(), &place, &Launch::default(), observer);
+    let run_dir = RunDir { from: Some(from.to_owned()), ..RunDir::at(out) };
+    let outcome = run(plan, dataset, &Device::cpu(2).unwrap(), &run_dir, &Launch::default(), observer);
     Ok(outcome?.summary)
 }
 
@@ -221,12 +221,12 @@ fn every_form_of_the_files_holds_the_same_weights() {
 }
 
 /// Exports into a folder, and reads it back.
-fn exported(trained: &Trained, folder: &Path, how: &Export) -> (Trained, hub::Exported) {
+fn exported(trained: &TrainedModel, folder: &Path, how: &ExportOptions) -> (TrainedModel, hub::ExportReport) {
     let exported = trained.export(folder, how).unwrap();
     (open(folder), exported)
 }
 
-const AS_IT_IS: Export = Export { dtype: None, shard_bytes: 5_000_000_000 };
+const AS_IT_IS: ExportOptions = ExportOptions { dtype: None, shard_bytes: 5_000_000_000 };
 
 #[test]
 fn what_is_exported_comes_back_exactly() {
@@ -240,13 +240,15 @@ fn what_is_exported_comes_back_exactly() {
         tensors(&gpt2().join("model.safetensors")),
         "names, shapes and numbers are those of save_pretrained"
     );
-    let (shards, written) = exported(&whole, &at("shards"), &Export { dtype: None, shard_bytes: 9_000 });
+    let (shards, written) =
+        exported(&whole, &at("shards"), &ExportOptions { dtype: None, shard_bytes: 9_000 });
     assert!(written.files.len() > 2, "{:?}", written.files);
     assert_eq!(hash(&shards), hash(&whole));
-    let (wide, _) = exported(&whole, &at("f32"), &Export { dtype: Some(ExportType::F32), ..AS_IT_IS });
+    let (wide, _) =
+        exported(&whole, &at("f32"), &ExportOptions { dtype: Some(ExportPrecision::F32), ..AS_IT_IS });
     assert_eq!(hash(&wide), hash(&whole));
-    for (dtype, name) in [(ExportType::Bf16, "bf16"), (ExportType::F16, "f16")] {
-        let (half, _) = exported(&whole, &at(name), &Export { dtype: Some(dtype), ..AS_IT_IS });
+    for (dtype, name) in [(ExportPrecision::Bf16, "bf16"), (ExportPrecision::F16, "f16")] {
+        let (half, _) = exported(&whole, &at(name), &ExportOptions { dtype: Some(dtype), ..AS_IT_IS });
         let off = furthest(
             &logits(&half, &["train.precision=f32".into()], &ids()[..16]),
             &expected().f32["logits"],
@@ -273,7 +275,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Of one rank or of replicas, whatever else is beside; taken out of its run it is still known. Of ranks that hold pieces it is
+/// Of one rank or of replicas, whatever else is beside; taken out of its run it is still known. Of ranks that hold shards it is
 /// none, and says so by having no configuration.
 #[test]
 fn a_checkpoint_of_whole_tensors_is_a_folder_of_hugging_faces() {

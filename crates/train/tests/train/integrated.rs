@@ -230,7 +230,7 @@ fn a_route_costs_what_the_formulas_say() {
         let words = (exchanged + sent.gradients.bytes) as f64 / 4.0;
         let mixture_of_plan = plan.layout.mixture().unwrap();
         // Two sums of a number for each of 16 predictions; four numbers to the other rank.
-        let loss = match plan.layout.peers()[0].classes {
+        let loss = match plan.layout.local_models()[0].classes {
             Some(_) => 4.0 * 16.0 - 2.0 * 16.0,
             None => 0.0,
         };

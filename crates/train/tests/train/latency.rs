@@ -7,20 +7,20 @@
 use std::time::{Duration, Instant};
 
 use espalier_comm::{Communicator, Reduce, threads};
-use espalier_nn::layers::spatial::{Halo, HaloExchange, TiledConv};
+use espalier_nn::layers::spatial::{HaloComm, HaloExchange, TiledConv};
 use espalier_nn::layers::{
-    Backward, BatchSlice, Forward, GradientSink, Layer, Mode, Wanted, WeightGradients,
+    BackwardContext, BatchSlice, ForwardContext, GradientElements, GradientSink, Layer, Mode, WeightGradients,
 };
 use espalier_nn::weights::{ParameterId, Weights};
-use espalier_plan::sharing::Sharing;
-use espalier_plan::spec::{Block, Conv, Init, Input, Layer as Spec, Model};
-use espalier_plan::tiles::{Tiles, Window};
+use espalier_plan::data_parallel::DataParallelMode;
+use espalier_plan::spec::{BlockSpec, Conv, Init, Input, LayerSpec as Spec, ModelSpec};
+use espalier_plan::tiles::{SlidingWindow, TileGrid};
 use espalier_plan::traffic::{Buckets, Gradient};
 use espalier_plan::{Mesh, PerAxis};
 use espalier_tensor::{Category, DType, Device, Tensor};
 use espalier_train::parallel::Ranks;
-use espalier_train::parallel::data::{DataParallel, Door};
-use espalier_train::parallel::groups::Groups;
+use espalier_train::parallel::data::{DataParallel, DataParallelSink};
+use espalier_train::parallel::reduce_groups::ReduceGroups;
 use espalier_train::state::ParamStore;
 use espalier_train::{Error, Result};
 
@@ -57,13 +57,13 @@ const LAYER: Duration = Duration::from_millis(10);
 const NUMBERS: usize = 64;
 
 /// A backward pass whose layers sleep, into the sink of training.
-fn backward(world: Communicator, sharing: Sharing) -> Result<Duration> {
+fn backward(world: Communicator, sharing: DataParallelMode) -> Result<Duration> {
     let device = Device::cpu(1)?;
     let mesh = Mesh::new(PerAxis { data: 2, ..PerAxis::ONES }).expect("two replicas");
     let ranks = Ranks::join(world, &mesh)?;
     let weight = || Tensor::zeros(&device, &[NUMBERS], DType::F32, Category::Weights);
     let weights = (0..LAYERS).map(|_| Ok(("w", weight()?))).collect::<Result<_>>()?;
-    let (mut params, groups) = (ParamStore::of_tensors(weights, true), Groups::of_replicas(&ranks));
+    let (mut params, groups) = (ParamStore::of_tensors(weights, true), ReduceGroups::of_replicas(&ranks));
     let gradient = |parameter| Gradient { parameter, block: parameter, bytes: 4 * NUMBERS as u64 };
     let mut buckets = Buckets::default();
     // The bytes of one are what a bucket takes.
@@ -75,7 +75,7 @@ fn backward(world: Communicator, sharing: Sharing) -> Result<Duration> {
     for layer in (0..LAYERS).rev() {
         std::thread::sleep(LAYER);
         let made = Tensor::from_slice(&device, &[NUMBERS], &[1.0; NUMBERS], Category::Workspace)?;
-        let mut door = Door::new(&mut shared, &params);
+        let mut door = DataParallelSink::new(&mut shared, &params);
         door.accept(&[ParameterId(layer)], WeightGradients::new([], move |_| Ok(vec![made])))?;
     }
     shared.finish(&mut params)?;
@@ -107,9 +107,11 @@ fn sums_of_gradients_hide_behind_the_backward_pass() {
     let (one, all) = (latency.as_secs_f64(), LAYERS as f64 * latency.as_secs_f64());
     let apart = rise(latency, |latency| slowest(latency, one_after_the_other), |rise| rise < 1.1 * all);
     assert!(apart > 0.7 * all, "waited for one by one, {LAYERS} sums cost {apart:.3} s of {all:.3} s");
-    for sharing in
-        [Sharing::Replicated, Sharing::Sharded { gradients: false }, Sharing::Sharded { gradients: true }]
-    {
+    for sharing in [
+        DataParallelMode::Replicated,
+        DataParallelMode::Sharded { gradients: false },
+        DataParallelMode::Sharded { gradients: true },
+    ] {
         let work = |world| backward(world, sharing);
         let hidden = rise(latency, |latency| slowest(latency, work), |rise| rise < 2.0 * one);
         eprintln!("{sharing:?}: {LAYERS} sums cost {hidden:.4} s beyond computing, one by one {apart:.4} s");
@@ -129,11 +131,11 @@ struct Dropped;
 
 impl GradientSink for Dropped {
     fn accept(&mut self, _: &[ParameterId], gradients: WeightGradients) -> espalier_nn::Result<()> {
-        gradients.make(Wanted::All).map(drop)
+        gradients.make(GradientElements::All).map(drop)
     }
 }
 
-fn model() -> Model {
+fn model() -> ModelSpec {
     let conv = Conv {
         name: "conv".into(),
         input: CHANNELS,
@@ -145,8 +147,8 @@ fn model() -> Model {
         init: Init::Normal(0.04),
     };
     let input = Input::Image { height: SIDE, width: SIDE, channels: CHANNELS };
-    let blocks = vec![Block { name: "all".into(), layers: vec![Spec::Conv(conv)] }];
-    Model { name: "conv".into(), input, blocks, classes: CHANNELS }
+    let blocks = vec![BlockSpec { name: "all".into(), layers: vec![Spec::Conv(conv)] }];
+    ModelSpec { name: "conv".into(), input, blocks, classes: CHANNELS }
 }
 
 /// A forward and a backward pass of a layer over half of an image: a convolution, which has work that needs no halo, or the
@@ -154,14 +156,14 @@ fn model() -> Model {
 fn passes(world: Communicator, is_conv: bool) -> Result<Duration> {
     let device = Device::cpu(1)?;
     device.enter(|| {
-        let tiles = Tiles::cut([SIDE, SIDE], [2, 1], &[]);
+        let tiles = TileGrid::cut([SIDE, SIDE], [2, 1], &[]);
         let weights = Weights::initialise(&model(), &device, DType::F32, 1)?;
-        let window = Window { kernel: 3, stride: 1, padding: 1.into() };
+        let window = SlidingWindow { kernel: 3, stride: 1, padding: 1.into() };
         let (_, exchanges) = tiles.slide("conv", window).expect("slabs thick enough");
         let exchange = exchanges[world.rank()].clone();
         let [rows, columns] = tiles.of(world.rank()).size();
         let seen = if is_conv { [rows, columns] } else { exchange.reads.size() };
-        let halo = Halo::new(exchange, &world);
+        let halo = HaloComm::new(exchange, &world);
         let layer: Box<dyn Layer> = match is_conv {
             true => Box::new(TiledConv::new(weights.parameter("conv.weight").expect("a weight"), None, halo)),
             false => Box::new(HaloExchange(halo)),
@@ -175,9 +177,9 @@ fn passes(world: Communicator, is_conv: bool) -> Result<Duration> {
         let share = BatchSlice { samples: BATCH, ..Default::default() };
         world.barrier()?;
         let start = Instant::now();
-        let mut forward = Forward::new(&weights, Mode::Train, 1, share);
+        let mut forward = ForwardContext::new(&weights, Mode::Train, 1, share);
         layer.forward(x, &mut forward)?;
-        layer.backward(dy, &mut Backward::of(&mut forward, &mut Dropped), true)?;
+        layer.backward(dy, &mut BackwardContext::of(&mut forward, &mut Dropped), true)?;
         Ok(start.elapsed())
     })
 }

@@ -10,7 +10,7 @@ use crate::tensor::{on, same_as};
 const MOST: usize = 8;
 
 /// All ways to write up to eight ranks as four extents.
-fn extents() -> impl Iterator<Item = [usize; 4]> {
+fn axis_sizes() -> impl Iterator<Item = [usize; 4]> {
     let up_to = |most: usize| 1..=most;
     up_to(MOST).flat_map(move |a| {
         up_to(MOST / a).flat_map(move |b| {
@@ -57,7 +57,7 @@ fn a_gpt_on_every_lattice_is_one_run() {
         tiny_gpt(&["train.batch=24", "train.eval_samples=11", "model.dropout=0.1", "model.context=11"]);
     let base = base.with(["model.heads=5", "model.width=20", "model.layers=3", "train.clip=0.5"]);
     let base = base.with(["optimizer.name=sgd", "learning_rate.peak=0.1", "learning_rate.decay_steps=100"]);
-    let layouts = extents().filter(|[data, pipeline, tensor, sequence]| {
+    let layouts = axis_sizes().filter(|[data, pipeline, tensor, sequence]| {
         24 % data == 0 && *pipeline <= 5 && *tensor <= 5 && *sequence <= 1 + usize::from(*tensor > 1)
     });
     let layout = |[data, pipeline, tensor, sequence]: [usize; 4]| {
@@ -84,7 +84,7 @@ fn an_image_net_on_every_lattice_is_one_run() {
         "model.layers.4.branch.1.type=gelu",
         "learning_rate.peak=0.01",
     ]);
-    let layouts = extents().filter(|[data, pipeline, tensor, spatial]| {
+    let layouts = axis_sizes().filter(|[data, pipeline, tensor, spatial]| {
         24 % data == 0 && *pipeline <= 3 && *tensor <= 4 && *spatial <= 4
     });
     let layout = |[data, pipeline, tensor, spatial]: [usize; 4]| {

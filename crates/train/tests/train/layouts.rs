@@ -1,8 +1,8 @@
-//! Stages and replicas together: what they share out, save and score is what one rank has.
+//! Stages and replicas together: what they split, save and score is what one rank has.
 
 use std::collections::BTreeMap;
 
-use espalier_train::Summary;
+use espalier_train::RunSummary;
 use espalier_train::checkpoint::Checkpoint;
 use espalier_train::parallel::Ranks;
 use espalier_train::prune::{count, differing};
@@ -38,7 +38,7 @@ fn shared_state_gives_the_bits_of_whole_state_on_every_stage() {
             let what = format!("{what}, {stages} stages, {schedule}");
             assert_eq!(whole.weights_hash, shared.weights_hash, "{what}");
             assert_eq!(whole.loss, shared.loss, "{what}");
-            let held = |of: &Summary| of.memory["optimizer"].measured.unwrap() as f64;
+            let held = |of: &RunSummary| of.memory["optimizer"].measured.unwrap() as f64;
             assert!(held(&shared) < 0.55 * held(&whole), "{what}");
         }
     }
@@ -131,8 +131,8 @@ fn a_checkpoint_goes_through_any_layout_unchanged() {
 fn masks(base: &Base, steps: usize) -> (BTreeMap<String, Vec<u32>>, f64) {
     let folder = tempfile::tempdir().unwrap();
     let loss = base.steps(steps).run_in(folder.path()).loss.unwrap();
-    let whole = Checkpoint::find(folder.path(), &Ranks::alone(), |_| ()).unwrap();
-    let words = |name: &str| whole.words("masks.safetensors", name).unwrap().unwrap();
+    let whole = Checkpoint::find(folder.path(), &Ranks::single(), |_| ()).unwrap();
+    let words = |name: &str| whole.u32_values("masks.safetensors", name).unwrap().unwrap();
     let masks = whole.names("masks.safetensors").map(|name| (name.to_owned(), words(name)));
     (masks.collect(), loss)
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_train::Error;
-use espalier_train::parallel::on_threads_within;
-use espalier_train::run::{Outcome, RunDir};
+use espalier_train::parallel::on_threads_with_timeout;
+use espalier_train::run::{RunDir, RunOutcome};
 use espalier_train::trainer::Trainer;
 
 use crate::support::{Base, Heard, on_every_rank, prepare, tiny_cnn, tiny_gpt};
@@ -80,9 +80,9 @@ fn two<R: Send>(
 ) -> Result<Vec<R>, Error> {
     let (plan, dataset, device) = prepare(&base.set("parallel.data=2"), 2);
     let (dataset, mesh) = (Arc::new(dataset), Mesh::new(PerAxis { data: 2, ..PerAxis::ONES }).unwrap());
-    on_threads_within(Duration::from_secs(20), None, &mesh, &device, |ranks, device| {
+    on_threads_with_timeout(Duration::from_secs(20), None, &mesh, &device, |ranks, device| {
         let rank = ranks.rank();
-        work(rank, &mut Trainer::among(plan.clone(), dataset.clone(), device, ranks)?)
+        work(rank, &mut Trainer::distributed(plan.clone(), dataset.clone(), device, ranks)?)
     })
 }
 
@@ -157,7 +157,7 @@ fn a_bad_gradient_skips_the_step_of_its_rank() {
             .set(format!("optimizer.name={optimizer}"));
         let ranks = two(&base, |rank, trainer| {
             if rank == 1 {
-                trainer.spoil_update(1);
+                trainer.inject_nan_at(1);
             }
             let mut moved = Vec::new();
             for _ in 0..4 {
@@ -260,7 +260,7 @@ fn every_method_prunes_alike_on_ranks_that_go_apart() {
 }
 
 /// How a run ends that is asked to stop after a step.
-fn stopped_at(step: u64, base: &Base, folder: &Path) -> Outcome {
+fn stopped_at(step: u64, base: &Base, folder: &Path) -> RunOutcome {
     let stop = Arc::<AtomicBool>::default();
     let asks = || stop.store(true, Ordering::Relaxed);
     base.run_until(&stop, &RunDir::at(folder), &mut Heard::then(step, &asks)).unwrap()

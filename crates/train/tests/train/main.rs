@@ -1,6 +1,7 @@
 //! What the crate promises as a whole, one file a promise.
 
 mod accumulation;
+mod checkpoint_shards;
 mod compressed;
 mod damage;
 mod evaluate;
@@ -24,7 +25,6 @@ mod oracle;
 mod paced;
 mod parallel;
 mod peaks;
-mod pieces;
 mod pipeline;
 mod prune;
 mod records;

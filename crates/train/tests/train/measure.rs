@@ -5,10 +5,10 @@ use std::path::Path;
 use espalier_nn::weights::Weights;
 use espalier_tensor::Mask;
 use espalier_tensor::ops::compress::apply;
-use espalier_train::context::Context;
+use espalier_train::context::TrainContext;
 use espalier_train::measure::{
-    Neighbourhood, Over, Probes, Surface, gradient_noise, largest_eigenvalue, sharpness, smoothness,
-    spectrum, step_and_measure,
+    LossSamples, LossSurface, Neighbourhood, Probes, gradient_noise, largest_eigenvalue, sharpness,
+    smoothness, spectrum, step_and_measure,
 };
 use espalier_train::parallel::Ranks;
 use espalier_train::state::ParamStore;
@@ -21,7 +21,7 @@ use crate::support::{Base, base, on_every_rank, prepare, tiny_cnn, tiny_gpt};
 /// A network of the file at the end of its step.
 struct Measured {
     _folder: tempfile::TempDir,
-    context: Context,
+    context: TrainContext,
     start: Weights,
     after: ParamStore,
     truth: Value,
@@ -35,7 +35,7 @@ impl Measured {
         fixture.write_images(&format!("pixels/{network}"), &format!("labels/{network}"), folder.path());
         let context = context(&run_file(folder.path(), layers));
         let fresh = |prefix: String| {
-            let Context { plan, params, device, dtype, .. } = &context;
+            let TrainContext { plan, params, device, dtype, .. } = &context;
             let mut params =
                 ParamStore::new(params, context.local(), device, *dtype, plan.seed, true).unwrap();
             for (_, param) in params.iter_mut() {
@@ -70,8 +70,8 @@ impl Measured {
         ]
     }
 
-    fn surface(&self) -> Surface<'_> {
-        Surface::new(&self.context, &self.after, Over::default()).unwrap()
+    fn surface(&self) -> LossSurface<'_> {
+        LossSurface::new(&self.context, &self.after, LossSamples::default()).unwrap()
     }
 
     fn truth(&self, what: &str) -> f64 {
@@ -94,16 +94,16 @@ fn run_file(folder: &Path, layers: &str) -> Base {
     base.set(format!("data.path='{}'", folder.display())).set("train.batch=5")
 }
 
-fn context(base: &Base) -> Context {
+fn context(base: &Base) -> TrainContext {
     let (plan, dataset, device) = prepare(base, 2);
-    Context::new(plan, dataset, &device, Ranks::alone()).unwrap()
+    TrainContext::new(plan, dataset, &device, Ranks::single()).unwrap()
 }
 
 #[test]
 fn loss_and_gradient_over_all_samples_are_pytorchs() {
     for measured in Measured::all() {
         let surface = measured.surface();
-        let (loss, gradient) = surface.loss_and_gradient(&surface.here().unwrap()).unwrap();
+        let (loss, gradient) = surface.loss_and_gradient(&surface.center().unwrap()).unwrap();
         measured.assert_near("loss", loss, 1e-6);
         measured.assert_near("gradient", surface.norm(&gradient).unwrap(), 1e-5);
         assert_eq!(surface.dimension().unwrap() as usize, measured.eigenvalues().len());
@@ -177,8 +177,8 @@ fn sharpness_is_the_highest_corner_of_a_convex_loss() {
 #[test]
 fn variance_and_signal_are_those_of_samples_gradients_one_by_one() {
     for measured in Measured::all() {
-        let over = Over { micro_batch: Some(1), ..Over::default() };
-        let surface = Surface::new(&measured.context, &measured.after, over).unwrap();
+        let over = LossSamples { micro_batch: Some(1), ..LossSamples::default() };
+        let surface = LossSurface::new(&measured.context, &measured.after, over).unwrap();
         let found = gradient_noise(&surface).unwrap();
         measured.assert_near("variance", found.variance, 1e-4);
         let signal = measured.truth("signal");
@@ -191,11 +191,11 @@ fn variance_and_signal_are_those_of_samples_gradients_one_by_one() {
     }
 }
 
-/// Replicas share the samples out: what they find together is what one rank finds, up to the order of sums.
+/// Replicas split the samples: what they find together is what one rank finds, up to the order of sums.
 #[test]
 fn two_ranks_measure_what_one_does() {
     let show = |trainer: Trainer| {
-        let surface = Surface::of(&trainer, Over { samples: Some(16), micro_batch: None })?;
+        let surface = LossSurface::of(&trainer, LossSamples { samples: Some(16), micro_batch: None })?;
         let noise = gradient_noise(&surface)?;
         let (sharpness, largest) =
             (sharpness(&surface, Neighbourhood::default())?, largest_eigenvalue(&surface)?);
@@ -224,13 +224,13 @@ fn measuring_changes_nothing_of_a_run() {
     let hash = |measures: bool| {
         let mut trainer = run.trainer(2);
         for _ in 0..3 {
-            let over = Over { samples: Some(40), micro_batch: None };
+            let over = LossSamples { samples: Some(40), micro_batch: None };
             match measures {
                 false => drop(trainer.step().unwrap()),
                 true => {
                     let (report, found) = step_and_measure(&mut trainer, over).unwrap();
                     assert!(report.taken && found.unwrap().value > 0.0);
-                    sharpness(&Surface::of(&trainer, over).unwrap(), Neighbourhood::default()).unwrap();
+                    sharpness(&LossSurface::of(&trainer, over).unwrap(), Neighbourhood::default()).unwrap();
                 }
             }
         }
@@ -243,7 +243,7 @@ fn measuring_changes_nothing_of_a_run() {
 fn samples_that_there_are_not_are_refused_in_a_sentence() {
     let trainer = tiny_cnn(&[]).trainer(2);
     let refused = |samples| {
-        let surface = Surface::of(&trainer, Over { samples: Some(samples), micro_batch: None });
+        let surface = LossSurface::of(&trainer, LossSamples { samples: Some(samples), micro_batch: None });
         surface.and_then(|surface| gradient_noise(&surface)).unwrap_err().to_string()
     };
     assert_eq!(

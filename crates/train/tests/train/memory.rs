@@ -1,11 +1,11 @@
 //! Every byte is counted, and the plan's prediction is what the ledger measures.
 
-use espalier_data::Split;
-use espalier_nn::layers::{BatchSlice, Forward, Mode};
+use espalier_data::DataSplit;
+use espalier_nn::layers::{BatchSlice, ForwardContext, Mode};
 use espalier_nn::model::Model;
 use espalier_nn::weights::Weights;
-use espalier_plan::storage::Storage;
-use espalier_tensor::{Category, DType, Saved};
+use espalier_plan::storage::StorageForms;
+use espalier_tensor::{Category, DType, StashedTensor};
 use espalier_train::trainer::Trainer;
 
 use crate::support::{base, on_every_rank, prepare, tiny_cnn, tiny_gpt, tiny_llama};
@@ -32,14 +32,15 @@ fn kept_activations_are_exactly_those_predicted() {
         let weights = Weights::initialise(&plan.model, &device, dtype, 0).unwrap();
         let model = Model::build(&plan.model, plan.storage.recompute);
         let samples: Vec<(u64, usize)> = (0..plan.batch.micro_batch).map(|i| (0, i)).collect();
-        let host = dataset.batch(Split::Train, &samples).unwrap();
-        let mut pass = Forward::new(&weights, Mode::Train, 0, BatchSlice::default());
+        let host = dataset.batch(DataSplit::Train, &samples).unwrap();
+        let mut pass = ForwardContext::new(&weights, Mode::Train, 0, BatchSlice::default());
         let x = model.forward(host.inputs.upload(&device, dtype).unwrap(), &mut pass).unwrap();
-        let x = Saved::new(x);
+        let x = StashedTensor::new(x);
         let measured = device.ledger().current(Category::Activations) as u64;
-        let Storage { precision, recompute, .. } = plan.storage;
+        let StorageForms { precision, recompute, .. } = plan.storage;
         let whole = std::iter::once(0..plan.model.blocks.len());
-        let parts = plan.model.part_activations(whole, plan.batch.micro_batch, precision, recompute).unwrap();
+        let parts =
+            plan.model.stage_activations(whole, plan.batch.micro_batch, precision, recompute).unwrap();
         assert_eq!(measured, parts[0].kept, "{}, {}", plan.model.name, recompute.name());
         drop((x, pass));
         assert_eq!(device.ledger().current(Category::Activations), 0);
@@ -228,7 +229,7 @@ fn moving_masks_hold_exactly_what_is_predicted() {
                 .set("train.steps=12");
             let base = if layout.is_empty() { base } else { base.set(layout) };
             let (plan, ..) = prepare(&base, 1);
-            // Of a parameter in pieces only the run knows where kept weights lie: a fair share is planned.
+            // Of a parameter in shards only the run knows where kept weights lie: a fair share is planned.
             let cut = layout.starts_with("parallel.tensor");
             let peaks = on_every_rank(&base, |mut trainer| {
                 (0..4).try_for_each(|_| trainer.step().map(drop))?;

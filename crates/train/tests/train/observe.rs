@@ -6,9 +6,9 @@ use std::sync::Arc;
 use espalier_nn::layers::InputObserver;
 use espalier_nn::weights::ParameterId;
 use espalier_tensor::Tensor;
-use espalier_train::context::Context;
+use espalier_train::context::TrainContext;
 use espalier_train::parallel::on_threads;
-use espalier_train::step::Sweep;
+use espalier_train::step::NoUpdatePass;
 use espalier_train::trainer::Trainer;
 
 use crate::support::{prepare, tiny_gpt};
@@ -38,10 +38,10 @@ fn what_layers_read_of_training_samples_does_not_depend_on_stages() {
         let (plan, dataset, device) = prepare(&base, 2);
         let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
         let ranks = on_threads(&mesh, &device, |ranks, device| {
-            let trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks.clone())?;
-            let context = Context::new(plan.clone(), dataset.clone(), device, ranks)?;
+            let trainer = Trainer::distributed(plan.clone(), dataset.clone(), device, ranks.clone())?;
+            let context = TrainContext::new(plan.clone(), dataset.clone(), device, ranks)?;
             let mut seen = Squares::default();
-            Sweep::of(&context, trainer.params()).observe(&samples, 2, &mut seen)?;
+            NoUpdatePass::of(&context, trainer.params()).observe(&samples, 2, &mut seen)?;
             Ok(seen.0)
         });
         let mut all = BTreeMap::new();

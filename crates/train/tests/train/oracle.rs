@@ -6,29 +6,29 @@
 //! Everything is compared with f64. How far PyTorch itself is off that in the same precision stands in the file, and
 //! [`SLACK`] times as much is allowed here: sums are taken in another order, and bf16 is rounded at other places.
 
-mod cut;
+mod sharded;
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use espalier_nn::layers::{
-    Backward, BatchSlice, BatchStatistics, Forward, GradientSink, Mode, NormGroup, Scale,
+    BackwardContext, BatchSlice, BatchStatistics, ForwardContext, GradientSink, LossScaling, Mode, NormGroup,
 };
 use espalier_nn::model::Model;
 use espalier_nn::weights::{ParameterId, WeightStore, Weights};
 use espalier_plan::config::RunFile;
+use espalier_plan::data_parallel::DataParallelMode;
 use espalier_plan::layout::LocalModel;
-use espalier_plan::sharing::Sharing;
-use espalier_plan::spec::Recompute;
+use espalier_plan::spec::RecomputeMode;
 use espalier_plan::traffic::Buckets;
 use espalier_plan::{DataFacts, Plan};
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::ops::matmul::matmul;
-use espalier_tensor::ops::update::Step;
+use espalier_tensor::ops::update::StepParams;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor};
-use espalier_train::parallel::data::{DataParallel, Door};
-use espalier_train::parallel::groups::Groups;
+use espalier_train::parallel::data::{DataParallel, DataParallelSink};
 use espalier_train::parallel::model::ModelParallel;
+use espalier_train::parallel::reduce_groups::ReduceGroups;
 use espalier_train::state::{Optimizer, Param, ParamStore};
 
 use crate::fixture::Fixture;
@@ -181,7 +181,7 @@ impl Oracle {
         ];
         let plan = Plan::new(RunFile::parse(self.text, &set).unwrap(), self.facts).unwrap();
         let device = Device::cpu(2).unwrap();
-        let (local, dtype) = (LocalModel::whole(&plan.model), case.dtype);
+        let (local, dtype) = (LocalModel::unsharded(&plan.model), case.dtype);
         let params = plan.params(0).unwrap();
         let mut params = ParamStore::new(&params, &local, &device, dtype, 0, case.compressed).unwrap();
         for (_, param) in params.iter_mut() {
@@ -200,7 +200,7 @@ impl Oracle {
         Network {
             oracle: self,
             case,
-            model: Model::build(&plan.model, Recompute::None),
+            model: Model::build(&plan.model, RecomputeMode::None),
             plan,
             device,
             params,
@@ -268,12 +268,12 @@ const fn cases(dtype: DType) -> [Case; 3] {
 }
 
 /// Nobody shares anything.
-static ALONE: LazyLock<(Groups, Buckets)> = LazyLock::new(Default::default);
+static ALONE: LazyLock<(ReduceGroups, Buckets)> = LazyLock::new(Default::default);
 
 /// Where the gradients of so many micro-batches go.
 fn alone(params: &ParamStore, micro_batches: usize) -> DataParallel<'static> {
     let several = (micro_batches > 1).then_some(params.dtype());
-    DataParallel::new(Sharing::Replicated, false, params, several, &ALONE.0, &ALONE.1)
+    DataParallel::new(DataParallelMode::Replicated, false, params, several, &ALONE.0, &ALONE.1)
 }
 
 /// Sends a micro-batch through a model: its loss, what the head read, and what batch norm measured; gradients of the loss, divided by
@@ -287,12 +287,12 @@ fn pass(
     sink: &mut dyn GradientSink,
 ) -> (f64, Tensor, Vec<BatchStatistics>) {
     let share = BatchSlice { first: 0, samples: x.shape()[0], norms };
-    let mut forward = Forward::new(weights, Mode::Train, 0, share);
+    let mut forward = ForwardContext::new(weights, Mode::Train, 0, share);
     let x = model.forward(x, &mut forward).unwrap();
     let read = x.duplicate(Category::Workspace).unwrap();
-    let mut backward = Backward::of(&mut forward, sink);
+    let mut backward = BackwardContext::of(&mut forward, sink);
     let rows = targets.len() as f32;
-    let scale = Scale { loss: 1.0 / (rows * samples), temperature: 1.0 };
+    let scale = LossScaling { loss: 1.0 / (rows * samples), temperature: 1.0 };
     let outcome = model.loss(x, &targets, scale, &mut backward).unwrap();
     model.backward(outcome.gradient, &mut backward).unwrap();
     (outcome.total.read().unwrap().loss_sum / f64::from(rows), read, forward.statistics)
@@ -322,7 +322,7 @@ impl Network<'_> {
         shared: &mut DataParallel<'_>,
     ) -> (f64, Tensor, Vec<BatchStatistics>) {
         let batch = self.oracle.batch(i, &self.device, self.case.dtype);
-        let mut door = Door::new(shared, &self.params);
+        let mut door = DataParallelSink::new(shared, &self.params);
         pass(&self.model, &self.params, batch, NormGroup::Replica, samples, &mut door)
     }
 
@@ -372,7 +372,7 @@ impl Network<'_> {
 
     /// Three steps of AdamW, each over some of the micro-batches.
     fn three_steps(&mut self, batches: impl Fn(usize) -> Vec<usize>) {
-        let (optimizer, peers) = (Optimizer::new(&self.plan), ModelParallel::whole(&self.plan.model));
+        let (optimizer, peers) = (Optimizer::new(&self.plan), ModelParallel::unsharded(&self.plan.model));
         optimizer.make_state(&mut self.params).unwrap();
         for number in 1..=3 {
             let mut statistics = Vec::new();
@@ -381,7 +381,7 @@ impl Network<'_> {
             for i in &batches {
                 statistics.extend(self.pass(*i, batches.len() as f32, &mut shared).2);
             }
-            let step = Step { lr: 0.01, gradient_scale: 1.0, number: number as u64 };
+            let step = StepParams { lr: 0.01, gradient_scale: 1.0, number: number as u64 };
             shared.finish(&mut self.params).unwrap();
             shared.step(&mut self.params, &optimizer, step, &peers).unwrap();
             for measured in statistics {

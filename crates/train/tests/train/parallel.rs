@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use espalier_comm::Traffic;
+use espalier_comm::TrafficKind;
 use espalier_nn::layers::{GradientSink, WeightGradients};
 use espalier_nn::weights::ParameterId;
+use espalier_plan::data_parallel::DataParallelMode;
 use espalier_plan::mesh::{Mesh, PerAxis};
-use espalier_plan::sharing::Sharing;
 use espalier_plan::traffic::{Buckets, Gradient};
 use espalier_tensor::{Category, DType, Mask, Tensor};
 use espalier_train::Error;
-use espalier_train::parallel::data::{DataParallel, Door};
-use espalier_train::parallel::groups::Groups;
+use espalier_train::parallel::data::{DataParallel, DataParallelSink};
 use espalier_train::parallel::on_threads;
+use espalier_train::parallel::reduce_groups::ReduceGroups;
 use espalier_train::run::RunDir;
 use espalier_train::state::ParamStore;
 use espalier_train::trainer::{StepReport, Trainer};
@@ -193,7 +193,7 @@ fn buckets_of_any_size_give_the_same_sums() {
             let mut words = [0u32; 3];
             (0..80).step_by(3).for_each(|i| words[i / 32] |= 1 << (i % 32));
             params.param_mut(ParameterId(2)).set_mask(Mask::new(device, 80, &words)?, |_| Ok(None))?;
-            let groups = Groups::of_replicas(&ranks);
+            let groups = ReduceGroups::of_replicas(&ranks);
             let mut buckets = Buckets::default();
             let of = |parameter: usize| {
                 let kept = if parameter == 2 { 27 } else { sizes[parameter].iter().product() };
@@ -202,7 +202,8 @@ fn buckets_of_any_size_give_the_same_sums() {
             buckets.pack(Some(0), &[4, 2, 1, 3].map(of), bytes);
             // The tied one waits for the end of the pass.
             buckets.pack(None, &[of(0)], bytes);
-            let mut shared = DataParallel::new(Sharing::Replicated, false, &params, None, &groups, &buckets);
+            let mut shared =
+                DataParallel::new(DataParallelMode::Replicated, false, &params, None, &groups, &buckets);
             let gradient = |id: usize, scale: f32| {
                 let (shape, device) = (sizes[id], device.clone());
                 let values: Vec<f32> = (0..shape.iter().product()).map(|i| scale * (i + id) as f32).collect();
@@ -215,7 +216,7 @@ fn buckets_of_any_size_give_the_same_sums() {
                 // The tied one comes twice.
                 for id in [0, 4, 2, 1, 0, 3] {
                     let made = WeightGradients::new([], gradient(id, own));
-                    Door::new(&mut shared, &params).accept(&[ParameterId(id)], made)?;
+                    DataParallelSink::new(&mut shared, &params).accept(&[ParameterId(id)], made)?;
                 }
             }
             shared.finish(&mut params)?;
@@ -251,7 +252,7 @@ fn bytes_on_the_wire_are_those_of_kept_weights() {
         let sent = |sparsity: f64, state: &str| {
             let base = base.set(format!("prune.sparsity={sparsity}")).set(format!("prune.state={state}"));
             let summary = base.replicas(ranks).run();
-            for traffic in Traffic::ALL.into_iter().filter(|t| *t != Traffic::AllReduce) {
+            for traffic in TrafficKind::ALL.into_iter().filter(|t| *t != TrafficKind::AllReduce) {
                 assert_eq!(summary.bytes_sent[traffic.name()], 0, "{traffic}");
             }
             (summary.bytes_sent["all_reduce"] as f64, summary)
@@ -386,8 +387,8 @@ fn a_run_that_panicked_goes_on_with_the_same_bits() {
 fn a_rank_that_hangs_is_named() {
     let base = gpt().steps(50).set("parallel.timeout_s=1").replicas(4);
     let hang = || std::thread::sleep(std::time::Duration::from_millis(2500));
-    let place = RunDir::at(tempfile::tempdir().unwrap().path());
-    let error = base.run_at(&place, &mut Heard::then(2, &hang)).unwrap_err().to_string();
+    let run_dir = RunDir::at(tempfile::tempdir().unwrap().path());
+    let error = base.run_at(&run_dir, &mut Heard::then(2, &hang)).unwrap_err().to_string();
     assert!(error.contains(" waited 1.0 s for rank 0 in "), "{error}");
 }
 
@@ -404,8 +405,9 @@ fn bad_steps_are_bad_on_all_ranks() {
 fn ranks_that_differ_are_named() {
     let (.., device) = prepare(&gpt(), 2);
     let say = |hashes: [&str; 4]| {
-        let outcome =
-            on_threads(&mesh(4), &device, |ranks, _| ranks.agree("pruning masks", hashes[ranks.rank()]));
+        let outcome = on_threads(&mesh(4), &device, |ranks, _| {
+            ranks.check_replicas_agree("pruning masks", hashes[ranks.rank()])
+        });
         outcome.map(drop).map_err(|error| error.to_string())
     };
     assert_eq!(say(["a"; 4]), Ok(()));

@@ -2,7 +2,7 @@
 
 use crate::support::{Base, tiny_gpt};
 
-fn peaks(base: &Base) -> (espalier_train::StatePeak, espalier_train::Summary) {
+fn peaks(base: &Base) -> (espalier_train::StatePeak, espalier_train::RunSummary) {
     let summary = base.run();
     (summary.state_peak, summary)
 }

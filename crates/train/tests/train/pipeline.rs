@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 use espalier_comm::Communicator;
-use espalier_data::{Order, Split};
+use espalier_data::{DataSplit, SampleOrder};
 use espalier_nn::layers::{BatchSlice, NormGroup};
 use espalier_nn::model::Model;
 use espalier_nn::weights::{ParameterId, Weights};
-use espalier_plan::schedule::{Name, Updates};
-use espalier_plan::spec::Recompute;
+use espalier_plan::schedule::{ScheduleName, Updates};
+use espalier_plan::spec::RecomputeMode;
 use espalier_tensor::{Category, DType, random};
 use espalier_train::Error;
 use espalier_train::stage::Stage;
-use espalier_train::step::{Loss, Sweep, Totals};
+use espalier_train::step::{LossConfig, NoUpdatePass, Totals};
 use espalier_train::trainer::Trainer;
 
 use crate::support::{Base, Collected, images, on_every_rank, prepare, tiny_gpt, try_on_every_rank};
@@ -70,11 +70,11 @@ fn resnet8() -> Base {
 }
 
 /// Schedules that end every step, with what they cannot do.
-fn synchronous(stages: usize, micro_batches: usize) -> impl Iterator<Item = Name> {
-    let all = Name::ALL.into_iter().filter(|name| name.updates() == Updates::Flush);
+fn synchronous(stages: usize, micro_batches: usize) -> impl Iterator<Item = ScheduleName> {
+    let all = ScheduleName::ALL.into_iter().filter(|name| name.updates() == Updates::Flush);
     all.filter(move |name| match name {
-        Name::Chimera | Name::ChimeraDoubling => stages.is_multiple_of(2),
-        Name::Interleaved => micro_batches.is_multiple_of(stages),
+        ScheduleName::Chimera | ScheduleName::ChimeraDoubling => stages.is_multiple_of(2),
+        ScheduleName::Interleaved => micro_batches.is_multiple_of(stages),
         _ => true,
     })
 }
@@ -151,12 +151,12 @@ fn by_hand(
     skips: impl Fn(usize, usize) -> bool,
 ) -> (Vec<f64>, Vec<Vec<f32>>) {
     let (plan, dataset, device) = prepare(base, 2);
-    let order = Order::new(plan.seed, dataset.len(Split::Train));
+    let order = SampleOrder::new(plan.seed, dataset.len(DataSplit::Train));
     let batch = plan.batch.samples;
     let fresh = || Weights::initialise(&plan.model, &device, DType::F32, plan.seed).unwrap();
-    let stage = Stage::whole(Model::build(&plan.model, Recompute::None), &plan);
+    let stage = Stage::unsharded(Model::build(&plan.model, RecomputeMode::None), &plan);
     let stage_of: HashMap<ParameterId, usize> = plan
-        .parts
+        .stage_blocks
         .iter()
         .enumerate()
         .flat_map(|(part, blocks)| {
@@ -191,11 +191,11 @@ fn by_hand(
                 let first = update * size + shard * size;
                 let samples = order.indices((step * batch + first) as u64, size);
                 let random = random::key(random::key(plan.seed, step as u64), 0);
-                let loss = Loss { random, samples: batch / pieces, temperature: 1.0 };
+                let loss = LossConfig { random, samples: batch / pieces, temperature: 1.0 };
                 let share = BatchSlice { first, samples: size, norms: NormGroup::Replica };
-                let sweep = Sweep {
+                let sweep = NoUpdatePass {
                     stage: &stage,
-                    others: &Communicator::alone(),
+                    pipeline_group: &Communicator::single_rank(),
                     weights: &used,
                     dataset: &dataset,
                     device: &device,
@@ -238,10 +238,10 @@ fn with_a_fault(
     let all = on_every_rank(base, |mut trainer| {
         let stage = trainer.ranks().stages().rank();
         if let Some((_, update)) = fault.filter(|(at, _)| *at == stage) {
-            trainer.spoil_update(update);
+            trainer.inject_nan_at(update);
         }
         let reports = (0..steps).map(|_| trainer.step()).collect::<espalier_train::Result<Vec<_>>>()?;
-        assert!(trainer.is_at_rest());
+        assert!(trainer.is_idle());
         let weights = trainer.params().ids().map(|id| trainer.params().param(id).weight().to_f32());
         Ok((reports, weights.collect::<Vec<_>>(), trainer.progress().clone()))
     });

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::fs;
 
-use espalier_train::Summary;
+use espalier_train::RunSummary;
 use espalier_train::run::RunDir;
-use espalier_train::run::line::Line;
-use espalier_train::run::trace::{Event, TraceFile};
+use espalier_train::run::metric_record::MetricRecord;
+use espalier_train::run::trace::{TraceEvent, TraceFile};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -35,16 +35,16 @@ fn lines_of_metrics() {
         // One that diverges has no finite evaluation, and its lines are there all the same.
         let _ = base.run_at(&RunDir::at(folder.path()), &mut ());
         for text in fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap().lines() {
-            kinds.insert(match read::<Line>(text) {
-                Line::Step(line) => ["step", "skipped"][usize::from(line.skipped)],
-                Line::Evaluation(_) => "evaluation",
-                Line::Pruned(line) => {
+            kinds.insert(match read::<MetricRecord>(text) {
+                MetricRecord::Step(line) => ["step", "skipped"][usize::from(line.skipped)],
+                MetricRecord::Evaluation(_) => "evaluation",
+                MetricRecord::Pruned(line) => {
                     assert!(line.pruned.kept < line.pruned.of && line.pruned.form == "bits", "{line:?}");
                     assert!(line.pruned.bytes[0] > 0 && !line.pruned.distances.is_empty(), "{line:?}");
                     "pruned"
                 }
-                Line::Looked(_) => "looked",
-                Line::Diverged(line) => {
+                MetricRecord::Observed(_) => "looked",
+                MetricRecord::Diverged(line) => {
                     assert!(line.diverged.starts_with("the run diverged: the validation loss"), "{line:?}");
                     "diverged"
                 }
@@ -62,14 +62,14 @@ fn the_summary_and_the_timeline() {
     for (base, ranks) in [(text, 2), (tiny_cnn(&["train.steps=2"]), 1)] {
         let folder = tempfile::tempdir().unwrap();
         let trace = folder.path().join("trace.json");
-        let place = RunDir { trace: Some(trace.clone()), ..RunDir::at(folder.path().join("run")) };
-        let summary = base.run_at(&place, &mut ()).unwrap().summary;
-        let again: Summary = read(&serde_json::to_string(&summary).unwrap());
+        let run_dir = RunDir { trace: Some(trace.clone()), ..RunDir::at(folder.path().join("run")) };
+        let summary = base.run_at(&run_dir, &mut ()).unwrap().summary;
+        let again: RunSummary = read(&serde_json::to_string(&summary).unwrap());
         assert_eq!(again, summary);
         assert_eq!((again.steps, again.layout.pipeline), (2, ranks));
 
         let trace: TraceFile = read(&fs::read_to_string(trace).unwrap());
-        let rows = trace.events.iter().filter(|event| matches!(event, Event::Row(_))).count();
+        let rows = trace.events.iter().filter(|event| matches!(event, TraceEvent::ThreadName(_))).count();
         assert_eq!(rows, ranks);
         for rank in 0..ranks {
             let passes: Vec<_> = trace.of_rank(rank).filter_map(|spent| spent.args.micro_batch).collect();

@@ -164,11 +164,11 @@ fn an_evaluation_that_a_stop_interrupts_is_done_first_when_the_run_goes_on() {
     for (settings, last) in layouts.into_iter().flat_map(|layout| [(layout, false), (layout, true)]) {
         let base = support::tiny_gpt(&["train.eval_every=3", "train.steps=6"]).with(settings);
         let part = |folder: &Path, resume: bool, stop_at: u64| {
-            let place = RunDir { resume, ..RunDir::at(folder) };
+            let run_dir = RunDir { resume, ..RunDir::at(folder) };
             let stop = Arc::<AtomicBool>::default();
             let asks = || stop.store(true, Ordering::Relaxed);
             let mut heard = Heard::then(stop_at, &asks);
-            let outcome = base.run_until(&stop, &place, &mut heard).unwrap();
+            let outcome = base.run_until(&stop, &run_dir, &mut heard).unwrap();
             (heard.evaluations, outcome.interrupted, outcome.summary)
         };
         let (whole, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -198,10 +198,10 @@ fn an_evaluation_is_stopped_between_its_batches() {
         move |asked: &Cell<usize>| asked.replace(asked.get() + 1) == batches
     };
     let third = after(2);
-    assert!(trainer.evaluate_unless(&|| third(&asked)).unwrap().is_none());
+    assert!(trainer.evaluate_unless_stopped(&|| third(&asked)).unwrap().is_none());
     assert_eq!(asked.get(), 3, "two of four batches, and then no more");
     assert!(trainer.progress().evaluation_due);
     let never = after(usize::MAX);
-    assert!(trainer.evaluate_unless(&|| never(&asked)).unwrap().is_some());
+    assert!(trainer.evaluate_unless_stopped(&|| never(&asked)).unwrap().is_some());
     assert_eq!((asked.get(), trainer.progress().evaluation_due), (4, false));
 }

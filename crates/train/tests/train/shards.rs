@@ -8,7 +8,9 @@ use espalier_plan::Shard;
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_tensor::{Category, Device, Tensor};
 use espalier_train::Error;
-use espalier_train::checkpoint::{Checkpoint, Checkpoints, Progress, Room, Stored, Wanted};
+use espalier_train::checkpoint::{
+    Checkpoint, CheckpointTensor, Checkpoints, LoadRequest, LoadTarget, RunProgress,
+};
 use espalier_train::parallel::{Ranks, on_threads};
 
 use crate::support::{Base, checkpoints, on_every_rank, prepare, tiny_cnn, tiny_gpt};
@@ -17,8 +19,8 @@ fn mesh(data: usize, pipeline: usize) -> Mesh {
     Mesh::new(PerAxis { data, pipeline, ..PerAxis::ONES }).unwrap()
 }
 
-fn after(step: u64) -> Progress {
-    Progress { step, updates: step, ..Progress::default() }
+fn after(step: u64) -> RunProgress {
+    RunProgress { step, updates: step, ..RunProgress::default() }
 }
 
 /// Names of what is in a folder, in order.
@@ -100,7 +102,7 @@ fn range_from(shape: &[usize], start: usize) -> Shard {
     Shard::full(shape).starting_at(start)
 }
 
-/// Saves pieces of a tensor of 10 x 3, one range a rank.
+/// Saves shards of a tensor of 10 x 3, one range a rank.
 fn save_pieces(folder: &Path, cuts: &[std::ops::Range<usize>]) {
     let device = Device::cpu(1).unwrap();
     on_threads(&mesh(cuts.len(), 1), &device, |ranks, device| {
@@ -109,7 +111,10 @@ fn save_pieces(folder: &Path, cuts: &[std::ops::Range<usize>]) {
         let whole = numbers(device, 0..7);
         let files = vec![(
             "state.safetensors",
-            vec![("a".to_owned(), Stored::Shard(&part, own)), ("b".to_owned(), Stored::Tensor(&whole))],
+            vec![
+                ("a".to_owned(), CheckpointTensor::Shard(&part, own)),
+                ("b".to_owned(), CheckpointTensor::Tensor(&whole)),
+            ],
         )];
         Checkpoints::new(folder, 1, "m", "f32").save(&after(1), files, &ranks)
     })
@@ -120,15 +125,17 @@ fn save_pieces(folder: &Path, cuts: &[std::ops::Range<usize>]) {
 fn pieces_are_joined_and_cut_anew() {
     let folder = tempfile::tempdir().unwrap();
     save_pieces(folder.path(), &[0..4, 4..4, 4..29, 29..30]);
-    let whole = Checkpoint::read(&folder.path().join("step-000001"), &Ranks::alone()).unwrap();
+    let whole = Checkpoint::read(&folder.path().join("step-000001"), &Ranks::single()).unwrap();
     let device = Device::cpu(1).unwrap();
     for cut in [0..30, 0..1, 3..5, 10..20, 28..30, 30..30] {
         let (mut part, mut other) = (numbers(&device, 0..cut.len()), numbers(&device, 1..8));
         let own = range_from(&[10, 3], cut.start);
-        let tensors =
-            vec![("a".to_owned(), Room::Shard(&mut part, own)), ("b".to_owned(), Room::Tensor(&mut other))];
+        let tensors = vec![
+            ("a".to_owned(), LoadTarget::Shard(&mut part, own)),
+            ("b".to_owned(), LoadTarget::Tensor(&mut other)),
+        ];
         whole
-            .fill(&mut [Wanted { file: "state.safetensors", tensors, elsewhere: 0, converts: false }])
+            .fill(&mut [LoadRequest { file: "state.safetensors", tensors, elsewhere: 0, converts: false }])
             .unwrap();
         assert_eq!(part.to_f32(), numbers(&device, cut).to_f32());
         assert_eq!(other.to_f32(), numbers(&device, 0..7).to_f32());
@@ -136,8 +143,8 @@ fn pieces_are_joined_and_cut_anew() {
     let mut dense = numbers(&device, 0..30).reshape(&[10, 3]);
     dense.fill_zero().unwrap();
     let mut wanted = |elsewhere| {
-        let tensors = vec![("a".to_owned(), Room::Tensor(&mut dense))];
-        whole.fill(&mut [Wanted { file: "state.safetensors", tensors, elsewhere, converts: false }])
+        let tensors = vec![("a".to_owned(), LoadTarget::Tensor(&mut dense))];
+        whole.fill(&mut [LoadRequest { file: "state.safetensors", tensors, elsewhere, converts: false }])
     };
     let error = wanted(0).unwrap_err().to_string();
     assert!(error.contains("holds 2 tensors, this run 1"), "{error}");
@@ -155,7 +162,7 @@ fn pieces_that_leave_a_gap_or_overlap_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         save_pieces(folder.path(), &cuts);
         let error =
-            Checkpoint::read(&folder.path().join("step-000001"), &Ranks::alone()).unwrap_err().to_string();
+            Checkpoint::read(&folder.path().join("step-000001"), &Ranks::single()).unwrap_err().to_string();
         assert!(error.contains(said), "{error}");
     }
 }
@@ -169,7 +176,10 @@ fn stages_write_what_they_hold() {
         let stage = ranks.stages().rank();
         let (own, tied) = (numbers(device, 0..3 + stage), numbers(device, 7..9));
         let name = ["a", "b"][stage].to_owned();
-        let saved = vec![(name, Stored::Tensor(&own)), ("tied".to_owned(), Stored::Tensor(&tied))];
+        let saved = vec![
+            (name, CheckpointTensor::Tensor(&own)),
+            ("tied".to_owned(), CheckpointTensor::Tensor(&tied)),
+        ];
         let files = vec![("model.safetensors", saved)];
         Checkpoints::new(folder.path(), 1, "m", "f32").save(&after(1), files, &ranks)
     })
@@ -181,14 +191,16 @@ fn stages_write_what_they_hold() {
     };
     let parts: Vec<String> = names(&path).into_iter().filter(|name| name.starts_with("model-")).collect();
     assert_eq!(parts.iter().map(held).sum::<usize>(), 3, "{parts:?}");
-    let whole = Checkpoint::read(&path, &Ranks::alone()).unwrap();
+    let whole = Checkpoint::read(&path, &Ranks::single()).unwrap();
     let (mut a, mut b, mut tied) = (numbers(&device, 5..8), numbers(&device, 5..9), numbers(&device, 0..2));
     let tensors = vec![
-        ("b".to_owned(), Room::Tensor(&mut b)),
-        ("tied".to_owned(), Room::Tensor(&mut tied)),
-        ("a".to_owned(), Room::Tensor(&mut a)),
+        ("b".to_owned(), LoadTarget::Tensor(&mut b)),
+        ("tied".to_owned(), LoadTarget::Tensor(&mut tied)),
+        ("a".to_owned(), LoadTarget::Tensor(&mut a)),
     ];
-    whole.fill(&mut [Wanted { file: "model.safetensors", tensors, elsewhere: 0, converts: false }]).unwrap();
+    whole
+        .fill(&mut [LoadRequest { file: "model.safetensors", tensors, elsewhere: 0, converts: false }])
+        .unwrap();
     assert_eq!((a.to_f32().len(), b.to_f32()), (3, vec![0.0, 1.0, 2.0, 3.0]));
     assert_eq!(tied.to_f32(), [7.0, 8.0]);
 }
@@ -210,7 +222,8 @@ fn whoever_fails_the_checkpoint_is_absent_and_the_one_before_stays() {
             let own = |rank| range_from(&[3], rank);
             // No such folder can be written to.
             let file = if last && failing == "cannot" { "no/state.safetensors" } else { "state.safetensors" };
-            let files = vec![(file, vec![("a".to_owned(), Stored::Shard(&part, own(ranks.rank())))])];
+            let files =
+                vec![(file, vec![("a".to_owned(), CheckpointTensor::Shard(&part, own(ranks.rank())))])];
             let saved = checkpoints.save(&after(step), files, &ranks);
             if failing == "cannot" {
                 let error = saved.as_ref().unwrap_err();
@@ -230,7 +243,7 @@ fn whoever_fails_the_checkpoint_is_absent_and_the_one_before_stays() {
     fs::create_dir(folder.path().join(".writing-step-000007")).unwrap();
     fs::write(folder.path().join(".writing-step-000007/state-00001-of-00003.safetensors"), "half").unwrap();
     assert_eq!(checkpoints.list().unwrap().len(), 1);
-    assert_eq!(checkpoints.latest(&Ranks::alone(), |_| ()).unwrap().unwrap().progress().step, 1);
+    assert_eq!(checkpoints.latest(&Ranks::single(), |_| ()).unwrap().unwrap().progress().step, 1);
     save(2, "nobody").unwrap();
     checkpoints.remove_old(2, |problem| panic!("{problem}"));
     assert_eq!(names(folder.path()), ["step-000002"], "the old one and what was left are gone");
@@ -246,7 +259,8 @@ fn a_damaged_part_is_heard_of_by_all() {
         for step in [1, 2] {
             let part = numbers(device, 0..5);
             let own = range_from(&[10], 5 * ranks.rank());
-            let files = vec![("state.safetensors", vec![("a".to_owned(), Stored::Shard(&part, own))])];
+            let files =
+                vec![("state.safetensors", vec![("a".to_owned(), CheckpointTensor::Shard(&part, own))])];
             checkpoints.save(&after(step), files, &ranks)?;
         }
         Ok(())

@@ -4,9 +4,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use espalier_train::run::{Claim, Observer, RunDir};
+use espalier_train::run::{FolderLock, Observer, RunDir};
 use espalier_train::trainer::StepReport;
-use espalier_train::{Error, Rates, Summary};
+use espalier_train::{Error, RunSummary, Throughput};
 
 use crate::support::{self, Heard};
 
@@ -83,7 +83,7 @@ struct TakesAway {
 }
 
 impl Observer for TakesAway {
-    fn step(&mut self, report: &StepReport, _: Rates, _: usize) {
+    fn step(&mut self, report: &StepReport, _: Throughput, _: usize) {
         match &self.to {
             _ if report.step != 3 => {}
             Some(to) => fs::rename(&self.run, to).unwrap(),
@@ -121,18 +121,18 @@ fn a_run_folder_that_goes_away_ends_the_run_and_none_is_made_in_its_place() {
 fn a_claim_on_a_folder_that_went_away_leaves_anothers_alone() {
     let folder = tempfile::tempdir().unwrap();
     let (run, moved) = (folder.path().join("run"), folder.path().join("moved"));
-    let first = Claim::on(&run).unwrap();
+    let first = FolderLock::acquire(&run).unwrap();
     fs::rename(&run, &moved).unwrap();
     assert!(!first.is_there());
-    Claim::on(&moved).expect_err("it is taken under its new name, too");
-    let second = Claim::on(&run).unwrap();
+    FolderLock::acquire(&moved).expect_err("it is taken under its new name, too");
+    let second = FolderLock::acquire(&run).unwrap();
     drop(first);
     assert!(run.join(".lock").exists() && second.is_there());
-    Claim::on(&run).expect_err("the second has it");
+    FolderLock::acquire(&run).expect_err("the second has it");
     // The lock is on the folder, not on a file that somebody may remove.
     fs::remove_file(run.join(".lock")).unwrap();
-    Claim::on(&run).expect_err("the second still has it");
-    Claim::check(&run).expect_err("and so whoever looks is told");
+    FolderLock::acquire(&run).expect_err("the second still has it");
+    FolderLock::check_free(&run).expect_err("and so whoever looks is told");
 }
 
 /// Killed behind its last checkpoint, a run lacked its summary for ever, and kept what was being written or removed.
@@ -152,7 +152,7 @@ fn the_end_of_a_run_that_was_killed_behind_its_last_checkpoint_is_written_down()
     assert_eq!(heard.warnings, [""; 0]);
     assert_eq!((&again.weights_hash, again.loss, again.steps), (&whole.weights_hash, whole.loss, 4));
     assert_eq!(again.validation, whole.validation);
-    let written: Summary = serde_json::from_slice(&fs::read(at.join("summary.json")).unwrap()).unwrap();
+    let written: RunSummary = serde_json::from_slice(&fs::read(at.join("summary.json")).unwrap()).unwrap();
     assert_eq!(written.weights_hash, whole.weights_hash);
     assert!(fs::read(at.join("metrics.jsonl")).unwrap() == metrics);
     let names = || -> Vec<_> {
@@ -195,7 +195,7 @@ fn a_resolved_run_file_that_was_changed_is_refused() {
     fs::write(&path, text.replacen("eval_samples = 4", "eval_samples = 6", 1)).unwrap();
     for error in [
         base.set("train.steps=3").run_at(&resumed, &mut ()).unwrap_err(),
-        espalier_train::trained::Trained::open(at, |_| ()).unwrap_err(),
+        espalier_train::trained::TrainedModel::open(at, |_| ()).unwrap_err(),
     ] {
         assert!(error.to_string().contains("run.toml: is not the file that the run wrote"), "{error}");
         assert!(matches!(error, Error::File { .. }), "{error:?}");

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use espalier_data::Dataset;
-use espalier_nn::layers::{GradientSink, Wanted, WeightGradients};
+use espalier_nn::layers::{GradientElements, GradientSink, WeightGradients};
 use espalier_nn::weights::ParameterId;
 use espalier_plan::Plan;
 use espalier_plan::config::{Override, RunFile};
@@ -16,9 +16,9 @@ use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::{Device, Tensor};
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::parallel::on_threads;
-use espalier_train::run::{Launch, Observer, Outcome, RunDir, run};
+use espalier_train::run::{Launch, Observer, RunDir, RunOutcome, run};
 use espalier_train::trainer::{Evaluation, StepReport, Trainer};
-use espalier_train::{Rates, Result, Summary};
+use espalier_train::{Result, RunSummary, Throughput};
 use tempfile::TempDir;
 
 /// A run file with overrides.
@@ -58,42 +58,42 @@ impl Base {
     }
 
     /// What a run of it comes to.
-    pub fn run(&self) -> Summary {
+    pub fn run(&self) -> RunSummary {
         self.run_in(tempfile::tempdir().unwrap().path())
     }
 
     /// The same in a folder; a run that is there goes on.
-    pub fn run_in(&self, folder: &Path) -> Summary {
+    pub fn run_in(&self, folder: &Path) -> RunSummary {
         let resume = folder.join("run.toml").exists();
         self.run_at(&RunDir { resume, ..RunDir::at(folder) }, &mut ()).unwrap().summary
     }
 
     /// How a run of it ends, and what is heard of it.
-    pub fn hear(&self) -> (Result<Summary>, Heard<'static>) {
+    pub fn hear(&self) -> (Result<RunSummary>, Heard<'static>) {
         let (folder, mut heard) = (tempfile::tempdir().unwrap(), Heard::default());
         let ended = self.run_at(&RunDir::at(folder.path()), &mut heard);
         (ended.map(|outcome| outcome.summary), heard)
     }
 
     /// The hash of the weights that a run ends with.
-    pub fn run_to_hash(&self, place: &RunDir, observer: &mut (dyn Observer + Send)) -> Result<String> {
-        self.run_at(place, observer).map(|outcome| hash(outcome.summary))
+    pub fn run_to_hash(&self, run_dir: &RunDir, observer: &mut (dyn Observer + Send)) -> Result<String> {
+        self.run_at(run_dir, observer).map(|outcome| hash(outcome.summary))
     }
 
     /// A run as it is asked for, while somebody listens.
-    pub fn run_at(&self, place: &RunDir, observer: &mut (dyn Observer + Send)) -> Result<Outcome> {
-        self.run_until(&Arc::default(), place, observer)
+    pub fn run_at(&self, run_dir: &RunDir, observer: &mut (dyn Observer + Send)) -> Result<RunOutcome> {
+        self.run_until(&Arc::default(), run_dir, observer)
     }
 
     /// The same, until it is to stop.
     pub fn run_until(
         &self,
         stop: &Arc<AtomicBool>,
-        place: &RunDir,
+        run_dir: &RunDir,
         observer: &mut (dyn Observer + Send),
-    ) -> Result<Outcome> {
+    ) -> Result<RunOutcome> {
         let (plan, dataset, device) = prepare(self, 2);
-        run(plan, dataset, &device, place, &Launch { stop: stop.clone(), ..Launch::default() }, observer)
+        run(plan, dataset, &device, run_dir, &Launch { stop: stop.clone(), ..Launch::default() }, observer)
     }
 }
 
@@ -103,7 +103,7 @@ pub fn resumed(folder: &Path) -> RunDir {
 }
 
 /// The hash of a run's weights at its end.
-pub fn hash(summary: Summary) -> String {
+pub fn hash(summary: RunSummary) -> String {
     summary.weights_hash.expect("a finished run has a hash")
 }
 
@@ -265,7 +265,7 @@ pub fn try_on_every_rank<T: Send>(base: &Base, show: impl Fn(Trainer) -> Result<
     }
     let dataset = Arc::new(dataset);
     on_threads(&plan.mesh, &device, |ranks, device| {
-        show(Trainer::among(plan.clone(), dataset.clone(), device, ranks)?)
+        show(Trainer::distributed(plan.clone(), dataset.clone(), device, ranks)?)
     })
 }
 
@@ -308,7 +308,7 @@ impl Observer for Heard<'_> {
         self.resumed_after = Some(done);
     }
 
-    fn step(&mut self, report: &StepReport, _: Rates, _: usize) {
+    fn step(&mut self, report: &StepReport, _: Throughput, _: usize) {
         self.losses.push(report.loss);
         if let Some((_, then)) = self.then.filter(|(step, _)| *step == report.step) {
             then();
@@ -366,7 +366,7 @@ pub struct Collected(pub HashMap<ParameterId, Tensor>);
 
 impl GradientSink for Collected {
     fn accept(&mut self, ids: &[ParameterId], gradients: WeightGradients) -> espalier_nn::Result<()> {
-        for (id, gradient) in ids.iter().zip(gradients.make(Wanted::All)?) {
+        for (id, gradient) in ids.iter().zip(gradients.make(GradientElements::All)?) {
             match self.0.get_mut(id) {
                 Some(sum) => add_into(sum, &gradient)?,
                 None => drop(self.0.insert(*id, gradient)),

@@ -22,9 +22,9 @@ pub struct Shown {
 
 fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown, Error> {
     let reports = (0..steps).map(|_| trainer.step()).collect::<Result<Vec<StepReport>, _>>()?;
-    let (weights, pieces) = (trainer.params(), trainer.peers());
+    let (weights, pieces) = (trainer.params(), trainer.model_parallel());
     let places = |id| {
-        let runs = pieces.own(id).runs();
+        let runs = pieces.local_shard(id).runs();
         runs.flat_map(|run| run.in_full..run.in_full + run.length).collect::<Vec<_>>()
     };
     let weights = weights
@@ -162,7 +162,7 @@ fn the_noise_scale_is_that_of_whole_gradients() {
     same_as(&alone, &both, 6, 1e-5, "tensor and data");
 }
 
-/// Norms of whole tensors decide how far LAMB and LARS go.
+/// Norms of full tensors decide how far LAMB and LARS go.
 #[test]
 fn trust_ratios_are_those_of_whole_tensors() {
     for optimizer in ["lamb", "lars"] {
@@ -199,14 +199,14 @@ fn convolutions_are_cut_by_their_channels() {
     }
 }
 
-/// The masks of all ranks put together: by parameter, the places of the whole that are kept.
+/// The masks of all ranks put together: by parameter, the places of the full tensor that are kept.
 pub fn masks(base: &Base, steps: usize) -> BTreeMap<String, Vec<usize>> {
     let ranks = on_every_rank(&base.set("train.steps=20"), |mut trainer| {
         (0..steps).try_for_each(|_| trainer.step().map(drop))?;
         let kept = |(id, mask): (_, &espalier_tensor::Mask)| {
             let words = mask.read_words().unwrap();
-            let places = espalier_train::prune::places(&words).into_iter();
-            let shard = trainer.peers().own(id);
+            let places = espalier_train::prune::kept_indices(&words).into_iter();
+            let shard = trainer.model_parallel().local_shard(id);
             (
                 trainer.params().name(id).to_owned(),
                 places.map(|place| shard.in_full(place)).collect::<Vec<_>>(),

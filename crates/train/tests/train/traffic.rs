@@ -2,22 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use espalier_comm::Traffic as Counted;
-use espalier_plan::Traffic;
-use espalier_plan::cost::{AllReduce, LayerSizes, Link, Parallelism, Setting};
+use espalier_comm::TrafficKind as Counted;
+use espalier_plan::RankTraffic;
+use espalier_plan::cost::{AllReduce, AlphaBeta, LayerSizes, Parallelism, Setting};
 use espalier_plan::schedule::Action;
-use espalier_train::step::Kind;
+use espalier_train::step::TraceKind;
 
 use crate::support::{Base, images, on_every_rank, prepare, tiny_cnn, tiny_gpt, tiny_llama};
 
 /// Under which name the transport counts what an action sends.
 fn counted_as(action: &Action, sharded: bool) -> Option<Counted> {
     match action {
-        Action::Send(_) | Action::Tell(_) => Some(Counted::PointToPoint),
+        Action::Send(_) | Action::SendControl(_) => Some(Counted::PointToPoint),
         Action::AllReduce { .. } | Action::WaitReduce if sharded => Some(Counted::ReduceScatter),
         Action::Gather => Some(Counted::AllGather),
         // What arrives was sent by another.
-        Action::Receive(_) | Action::Hear(_) => None,
+        Action::Receive(_) | Action::RecvControl(_) => None,
         _ => Some(Counted::AllReduce),
     }
 }
@@ -29,7 +29,7 @@ pub fn check(what: &str, base: &Base) {
         let (rank, stage) = (trainer.ranks().rank(), trainer.ranks().stages().rank());
         // The first step may prune, and moves more for that.
         let mut batches = 0;
-        while batches == 0 || !trainer.is_at_rest() {
+        while batches == 0 || !trainer.is_idle() {
             trainer.step()?;
             batches += 1;
         }
@@ -40,7 +40,7 @@ pub fn check(what: &str, base: &Base) {
         let sent = trainer.ranks().sent() - before;
         let mut expected: BTreeMap<&str, u64> = BTreeMap::new();
         let schedule = plan.schedule(batches)?;
-        let exchanges = plan.exchanges(rank, &schedule)?;
+        let exchanges = plan.layer_traffic(rank, &schedule)?;
         for (kind, sent) in [
             (Counted::AllReduce, exchanges.sums),
             (Counted::AllReduce, exchanges.norms),
@@ -52,7 +52,7 @@ pub fn check(what: &str, base: &Base) {
             *expected.entry(kind.name()).or_default() += sent.bytes;
         }
         for action in &schedule.ranks[stage] {
-            if let Some(kind) = counted_as(action, plan.sharing.is_sharded()) {
+            if let Some(kind) = counted_as(action, plan.data_parallel.is_sharded()) {
                 *expected.entry(kind.name()).or_default() += trainer.traffic().bytes(action);
             }
         }
@@ -164,12 +164,12 @@ fn plain_linear_layers_send_what_the_formulas_say() {
     for ranks in [2, 3, 4] {
         let base = base.set(format!("parallel.tensor={ranks}"));
         let (plan, ..) = prepare(&base, 1);
-        let at = Setting { ranks, batch: 6, link: Link::published(4), all_reduce: AllReduce::Ring };
+        let at = Setting { ranks, batch: 6, link: AlphaBeta::published(4), all_reduce: AllReduce::Ring };
         let layers = LayerSizes::of_model(&plan.model, None).unwrap();
         let costs = layers.iter().filter_map(|layer| layer.cost(Parallelism::Model, &at));
         let words = costs.map(|cost| cost.words).sum::<f64>();
         let schedule = plan.schedule(1).unwrap();
-        let sent = (0..ranks).map(|rank| plan.exchanges(rank, &schedule).unwrap());
+        let sent = (0..ranks).map(|rank| plan.layer_traffic(rank, &schedule).unwrap());
         let bytes = sent.map(|sent| sent.sums.bytes + sent.gathers.bytes).sum::<u64>();
         assert_eq!(bytes as f64, 4.0 * words * ranks as f64, "{ranks} ranks");
         check("plain", &base);
@@ -229,7 +229,7 @@ fn chimera_starts_the_sums_of_complete_copies_before_its_last_backward() {
             let mut started: Vec<(f64, Option<usize>)> = spans
                 .iter()
                 .filter_map(|span| match span.kind {
-                    Kind::Bucket { number, .. } => Some((span.start, chunk(number))),
+                    TraceKind::Bucket { number, .. } => Some((span.start, chunk(number))),
                     _ => None,
                 })
                 .collect();
@@ -258,11 +258,11 @@ fn the_timeline_shows_every_bucket_of_the_plan() {
     let mut lists = on_every_rank(&base.set("model.hidden=[90, 9]"), |mut trainer| {
         trainer.trace_since(std::time::Instant::now());
         trainer.step()?;
-        let traffic: &Traffic = trainer.traffic();
+        let traffic: &RankTraffic = trainer.traffic();
         let spans = &trainer.trace().expect("it was asked for").spans;
         let backward = spans.iter().find(|span| span.kind.name() == "B0").expect("a backward");
         let buckets = spans.iter().filter_map(|span| match span.kind {
-            Kind::Bucket { number, .. } => Some((number, span)),
+            TraceKind::Bucket { number, .. } => Some((number, span)),
             _ => None,
         });
         let mut order = Vec::new();

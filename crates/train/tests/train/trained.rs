@@ -6,7 +6,7 @@ use espalier_data::Tokenizer;
 use espalier_tensor::{DType, Device};
 use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::run::RunDir;
-use espalier_train::trained::Trained;
+use espalier_train::trained::TrainedModel;
 
 use crate::support::{hash, prepare, tiny_cnn, tiny_gpt};
 
@@ -19,11 +19,11 @@ fn a_trained_model_has_the_weights_of_its_run_and_no_state() {
     {
         let folder = folder.path().join(name);
         let hash = hash(base.run_in(&folder));
-        let trained = Trained::open(&folder, |broken| panic!("{broken}")).unwrap();
+        let trained = TrainedModel::open(&folder, |broken| panic!("{broken}")).unwrap();
         assert!(matches!(trained.tokenizer(), Some(Tokenizer::Arithmetic)));
         let plan = trained.plan(&[]).unwrap();
         let (_, _, device) = prepare(&base, 1);
-        let weights = trained.params(&plan, &device, &Ranks::alone()).unwrap();
+        let weights = trained.params(&plan, &device, &Ranks::single()).unwrap();
         assert_eq!(weights.hash().unwrap(), hash);
         assert_eq!(device.ledger().total_peak(), 4 * plan.parameters as usize);
 
@@ -47,27 +47,27 @@ fn a_trained_model_has_the_weights_of_its_run_and_no_state() {
 fn images_are_known_without_their_files() {
     let folder = tempfile::tempdir().unwrap();
     let hash = hash(tiny_cnn(&["train.steps=1"]).run_in(folder.path()));
-    let trained = Trained::open(folder.path(), |broken| panic!("{broken}")).unwrap();
+    let trained = TrainedModel::open(folder.path(), |broken| panic!("{broken}")).unwrap();
     assert_eq!(trained.facts().image, Some((16, 16, 3)));
     assert!(trained.tokenizer().is_none());
     let (_, _, device) = prepare(&tiny_cnn(&[]), 1);
-    let weights = trained.params(&trained.plan(&[]).unwrap(), &device, &Ranks::alone()).unwrap();
+    let weights = trained.params(&trained.plan(&[]).unwrap(), &device, &Ranks::single()).unwrap();
     assert_eq!(weights.hash().unwrap(), hash);
 }
 
-/// On one rank, on ranks that share layers, stages or samples, in the form of a checkpoint or of ranks' pieces: the same numbers.
+/// On one rank, on ranks that share layers, stages or samples, in the form of a checkpoint or of ranks' shards: the same numbers.
 #[test]
 fn a_score_is_the_same_on_every_layout() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     hash(tiny_gpt(&["train.steps=2", "parallel.tensor=2"]).run_in(&at("run")));
     std::fs::write(at("sums.txt"), "12+30=42\n7-9=-2\n".repeat(40)).unwrap();
-    let trained = Trained::open(&at("run"), |broken| panic!("{broken}")).unwrap();
+    let trained = TrainedModel::open(&at("run"), |broken| panic!("{broken}")).unwrap();
     let score = |layout: &[&str], path: Option<&Path>, samples| {
         let overrides: Vec<_> = layout.iter().map(|&text| text.into()).collect();
-        let dataset = trained.data_to_judge(path, &overrides).unwrap();
+        let dataset = trained.eval_dataset(path, &overrides).unwrap();
         let plan = trained.plan_for(&dataset, &overrides).unwrap();
-        trained.score(plan, dataset, samples, &Device::cpu(2).unwrap(), None).unwrap()
+        trained.evaluate(plan, dataset, samples, &Device::cpu(2).unwrap(), None).unwrap()
     };
     let text = at("sums.txt");
     let one = score(&[], Some(&text), None);
@@ -116,8 +116,8 @@ fn a_run_of_no_steps_evaluates_and_saves() {
     let at = |name: &str| folder.path().join(name);
     let trained = hash(tiny_gpt(&["train.steps=3"]).run_in(&at("trained")));
     let none = tiny_gpt(&["train.steps=0"]);
-    let place = RunDir { from: Some(at("trained")), ..RunDir::at(at("none")) };
-    let summary = none.run_at(&place, &mut ()).unwrap().summary;
+    let run_dir = RunDir { from: Some(at("trained")), ..RunDir::at(at("none")) };
+    let summary = none.run_at(&run_dir, &mut ()).unwrap().summary;
     let loss = summary.validation.loss.unwrap();
     assert_eq!((summary.steps, summary.loss), (0, None));
     assert_eq!(hash(summary), trained);

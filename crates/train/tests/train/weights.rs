@@ -8,7 +8,7 @@ use std::path::Path;
 use espalier_nn::weights::WeightStore;
 use espalier_plan::schedule::Chunk;
 use espalier_tensor::Category;
-use espalier_train::Summary;
+use espalier_train::RunSummary;
 use espalier_train::infer::{Sampler, Sampling};
 use espalier_train::trainer::Trainer;
 use tempfile::TempDir;
@@ -132,12 +132,12 @@ fn compressed_weights_train_as_dense_weights_bit_for_bit() {
     for (name, base) in cases() {
         let base = base.steps(7).set("train.eval_every=3");
         let [dense, compressed] = [base.clone(), base.set(COMPRESSED)].map(|base| base.run());
-        let shown = |of: &Summary| {
+        let shown = |of: &RunSummary| {
             (of.weights_hash.clone(), of.loss, format!("{:?} {:?}", of.validation, of.kept_by_layer))
         };
         assert_eq!(shown(&dense), shown(&compressed), "{name}");
         // The optimizer has not a byte more; where it is pruned from the start, weights have as many fewer as the plan says.
-        let peak = |of: &Summary, category: &str| of.memory[category].measured.unwrap();
+        let peak = |of: &RunSummary, category: &str| of.memory[category].measured.unwrap();
         assert_eq!(peak(&dense, "optimizer"), peak(&compressed, "optimizer"), "{name}");
     }
 }
@@ -242,8 +242,10 @@ fn every_byte_is_predicted() {
 fn expanded(trainer: &Trainer) -> u64 {
     let (params, ledger) = (trainer.params(), trainer.device().ledger());
     let stage = &trainer.context().stage;
-    let blocks =
-        stage.chunks().iter().flat_map(|Chunk { part, .. }| trainer.context().plan.parts[*part].clone());
+    let blocks = stage
+        .chunks()
+        .iter()
+        .flat_map(|Chunk { virtual_stage, .. }| trainer.context().plan.stage_blocks[*virtual_stage].clone());
     let of_block = |block: usize| {
         let entered = params.enter(block, None).unwrap();
         let held = ledger.current(Category::Workspace) as u64;
@@ -317,7 +319,7 @@ fn a_model_of_compressed_weights_writes_the_same_text() {
                 trainer.step()?;
                 let mut sampler = Sampler::new(Sampling { seed: 3, ..Sampling::GREEDY });
                 let mut generator = trainer.generator()?;
-                Ok(generator.write(&[1, 2, 3], 12, &mut sampler, &mut |_| true)?.tokens)
+                Ok(generator.generate(&[1, 2, 3], 12, &mut sampler, &mut |_| true)?.tokens)
             })
         };
         assert_eq!(write(&base), write(&base.set(COMPRESSED)), "{set:?}");

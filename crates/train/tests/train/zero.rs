@@ -1,9 +1,9 @@
-//! State that ranks share out: the same weights bit for bit, in the bytes that were promised.
+//! State that ranks split: the same weights bit for bit, in the bytes that were promised.
 
 use std::fs;
 
 use espalier_tensor::Category;
-use espalier_train::Summary;
+use espalier_train::RunSummary;
 use espalier_train::trainer::StepReport;
 
 use crate::support::{Base, hash, images, on_every_rank, prepare, save_again, tiny_cnn, tiny_gpt};
@@ -21,7 +21,7 @@ struct Shown {
     masks: String,
 }
 
-/// On so many ranks that share out state, or not.
+/// On so many ranks that split state, or not.
 fn shared(base: &Base, ranks: usize, zero: usize) -> Base {
     base.replicas(ranks).set(format!("parallel.zero={zero}"))
 }
@@ -204,7 +204,7 @@ fn bytes_are_those_predicted_and_state_is_a_part() {
                     let bytes = shared.memory[category.name()];
                     assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "{what} {category}");
                 }
-                let part = |of: &Summary| of.memory["optimizer"].measured.unwrap() as f64;
+                let part = |of: &RunSummary| of.memory["optimizer"].measured.unwrap() as f64;
                 assert!(part(&shared) <= part(&whole) / ranks as f64 + 2000.0, "{what}");
                 let (all, own) = (whole.state_bytes.optimizer, shared.state_bytes.optimizer);
                 assert!(
@@ -219,7 +219,7 @@ fn bytes_are_those_predicted_and_state_is_a_part() {
                     assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "{what} {category}");
                 }
                 assert_eq!(scattered.memory["optimizer"], shared.memory["optimizer"], "{what}");
-                let gradients = |of: &Summary| of.memory["gradients"].measured.unwrap() as f64;
+                let gradients = |of: &RunSummary| of.memory["gradients"].measured.unwrap() as f64;
                 assert!(gradients(&scattered) <= gradients(&shared) / ranks as f64 + 2000.0, "{what}");
                 assert!(whole.weights_hash == scattered.weights_hash, "{what}");
             }

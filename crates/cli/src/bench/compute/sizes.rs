@@ -4,20 +4,18 @@ use std::ops::RangeInclusive;
 
 use espalier_tensor::DType;
 
-use super::work::{Windows, Work};
+use super::op::{BenchOp, ConvolutionSize};
 
 /// What is timed on a device, smaller ones first.
-pub struct Sizes {
+pub struct BenchSizes {
     /// Decades of flops of a product, by precision.
     pub products: fn(DType) -> RangeInclusive<i32>,
     /// Widths are multiples of this.
     pub granule: usize,
-    /// Convolutions.
-    pub convolutions: Convolutions,
-    /// Attention.
-    pub attention: &'static [Work],
+    pub convolutions: ConvolutionSizes,
+    pub attention: &'static [BenchOp],
     /// Decades of bytes of a pass.
-    pub passes: RangeInclusive<i32>,
+    pub elementwise: RangeInclusive<i32>,
     /// Those of them that activations of a layer have.
     pub light: RangeInclusive<i32>,
     /// The width of its rows.
@@ -25,18 +23,18 @@ pub struct Sizes {
 }
 
 /// Convolutions that are timed.
-pub enum Convolutions {
+pub enum ConvolutionSizes {
     /// The three passes together, for one share of a product's rate.
-    Together(&'static [Work]),
+    Together(&'static [BenchOp]),
     /// Each pass by itself, for what passes take by their sizes: the convolutions of a core are our own, and cut layers are narrow.
-    EachPass(&'static [Windows]),
+    EachPass(&'static [ConvolutionSize]),
 }
 
 /// Of a core.
-pub const CORE: Sizes = Sizes {
+pub const CORE: BenchSizes = BenchSizes {
     products: |dtype| if dtype == DType::F32 { 5..=9 } else { 5..=10 },
     granule: 16,
-    convolutions: Convolutions::EachPass(&[
+    convolutions: ConvolutionSizes::EachPass(&[
         // As wide as they are deep, down to what ranks have that cut a narrow layer,
         windows(4, 32, 4, 4, 3, 1),
         windows(4, 32, 8, 8, 3, 1),
@@ -60,17 +58,17 @@ pub const CORE: Sizes = Sizes {
         windows(8, 16, 32, 64, 3, 2),
     ]),
     attention: &[attention(4, 64, 4, 256), attention(4, 128, 4, 128), attention(1, 256, 8, 512)],
-    passes: 3..=8,
+    elementwise: 3..=8,
     light: 5..=6,
     width: 256,
 };
 
-/// Of a card.
-pub const CARD: Sizes = Sizes {
+/// Of a GPU.
+pub const GPU: BenchSizes = BenchSizes {
     products: |dtype| if dtype == DType::F32 { 7..=12 } else { 7..=13 },
     granule: 64,
     // From narrow layers on large images to wide ones on small images.
-    convolutions: Convolutions::Together(&[
+    convolutions: ConvolutionSizes::Together(&[
         convolution(64, 224, 3, 64, 7, 2),
         convolution(64, 56, 64, 64, 3, 1),
         convolution(64, 56, 64, 256, 1, 1),
@@ -79,18 +77,18 @@ pub const CARD: Sizes = Sizes {
         convolution(64, 7, 512, 512, 3, 1),
     ]),
     attention: &[attention(16, 1024, 12, 768), attention(8, 2048, 16, 2048), attention(8, 2048, 32, 4096)],
-    passes: 4..=9,
+    elementwise: 4..=9,
     light: 7..=9,
     width: 1024,
 };
 
 /// So small that a test has time for it.
-pub const QUICK: Sizes = Sizes {
+pub const QUICK: BenchSizes = BenchSizes {
     products: |_| 5..=6,
     granule: 16,
-    convolutions: Convolutions::EachPass(&[windows(1, 4, 4, 4, 3, 1), windows(1, 2, 16, 16, 1, 1)]),
+    convolutions: ConvolutionSizes::EachPass(&[windows(1, 4, 4, 4, 3, 1), windows(1, 2, 16, 16, 1, 1)]),
     attention: &[attention(1, 16, 2, 32)],
-    passes: 3..=4,
+    elementwise: 3..=4,
     light: 3..=4,
     width: 64,
 };
@@ -102,8 +100,8 @@ const fn windows(
     output: usize,
     kernel: usize,
     stride: usize,
-) -> Windows {
-    Windows { batch, side, input, output, kernel, stride }
+) -> ConvolutionSize {
+    ConvolutionSize { batch, side, input, output, kernel, stride }
 }
 
 const fn convolution(
@@ -113,36 +111,36 @@ const fn convolution(
     output: usize,
     kernel: usize,
     stride: usize,
-) -> Work {
-    Work::Convolution(windows(batch, side, input, output, kernel, stride))
+) -> BenchOp {
+    BenchOp::Convolution(windows(batch, side, input, output, kernel, stride))
 }
 
-const fn attention(batch: usize, positions: usize, heads: usize, width: usize) -> Work {
-    Work::Attention { batch, positions, heads, width }
+const fn attention(batch: usize, positions: usize, heads: usize, width: usize) -> BenchOp {
+    BenchOp::Attention { batch, positions, heads, width }
 }
 
-impl Sizes {
+impl BenchSizes {
     /// Linear layers of about so many flops a product: square, with eight times as many rows as they are wide, and with an eighth.
-    pub fn layers(&self, decade: i32) -> Vec<Work> {
+    pub fn layers(&self, decade: i32) -> Vec<BenchOp> {
         let layer = |ratio: f64| {
             let width = (10f64.powi(decade) / (2.0 * ratio)).cbrt() / self.granule as f64;
             let width = self.granule * width.round().max(1.0) as usize;
             let rows = ((ratio * width as f64) as usize).max(1);
-            Work::Linear { rows, input: width, output: width }
+            BenchOp::Linear { rows, input: width, output: width }
         };
         [1.0, 8.0, 0.125].map(layer).to_vec()
     }
 
     /// Passes of about so many bytes.
-    pub fn passes_of(&self, decade: i32, dtype: DType) -> Work {
-        let row = Work::Passes { rows: 1, width: self.width }.size(dtype);
-        Work::Passes { rows: (10f64.powi(decade) / row).round().max(1.0) as usize, width: self.width }
+    pub fn elementwise_of(&self, decade: i32, dtype: DType) -> BenchOp {
+        let row = BenchOp::Elementwise { rows: 1, width: self.width }.size(dtype);
+        BenchOp::Elementwise { rows: (10f64.powi(decade) / row).round().max(1.0) as usize, width: self.width }
     }
 
     /// Light ones over tensors of the same shapes, of 32-bit numbers.
-    pub fn light(&self) -> Vec<Work> {
-        let of_decade = |decade| match self.passes_of(decade, DType::F32) {
-            Work::Passes { rows, width } => Work::Light { rows, width },
+    pub fn light(&self) -> Vec<BenchOp> {
+        let of_decade = |decade| match self.elementwise_of(decade, DType::F32) {
+            BenchOp::Elementwise { rows, width } => BenchOp::LightElementwise { rows, width },
             other => other,
         };
         self.light.clone().map(of_decade).collect()
@@ -155,17 +153,17 @@ mod tests {
 
     #[test]
     fn layers_and_passes_are_of_their_decade() {
-        for sizes in [&CORE, &CARD, &QUICK] {
+        for sizes in [&CORE, &GPU, &QUICK] {
             for dtype in [DType::F32, DType::Bf16] {
-                let nearest = |work: &Work| work.size(dtype).log10().round() as i32;
+                let nearest = |op: &BenchOp| op.size(dtype).log10().round() as i32;
                 for decade in (sizes.products)(dtype) {
-                    for work in sizes.layers(decade) {
-                        assert_eq!(nearest(&work), decade, "{work}");
+                    for op in sizes.layers(decade) {
+                        assert_eq!(nearest(&op), decade, "{op}");
                     }
                 }
-                for decade in sizes.passes.clone() {
-                    let work = sizes.passes_of(decade, dtype);
-                    assert_eq!(nearest(&work), decade, "{work}");
+                for decade in sizes.elementwise.clone() {
+                    let op = sizes.elementwise_of(decade, dtype);
+                    assert_eq!(nearest(&op), decade, "{op}");
                 }
             }
         }

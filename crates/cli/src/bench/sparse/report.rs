@@ -3,30 +3,30 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use espalier_report::{Axis, Curve, Figure, Guide, Plot};
+use espalier_report::{Curve, Figure, Guide, Plot, PlotAxis};
 use espalier_tensor::DType;
 use serde_json::{Value, json};
 
-use super::contest::{Contest, Row};
+use super::measure::{SparseBench, SparseRow};
 use crate::device;
 
 /// All that was measured.
-pub struct Report {
+pub struct SparseReport {
     device: &'static str,
     device_name: String,
     precision: &'static str,
     batch: usize,
     sparsity: f64,
-    /// On a card there is a third product.
+    /// On a GPU there is a third product.
     gpu: bool,
     /// One for each size, ascending.
-    pub rows: Vec<Row>,
+    pub rows: Vec<SparseRow>,
     /// For the largest sizes, descending.
-    pub sweeps: Vec<Sweep>,
+    pub sweeps: Vec<SparsitySweep>,
 }
 
 /// One layer under more and more zeros.
-pub struct Sweep {
+pub struct SparsitySweep {
     /// Inputs and outputs of the layer.
     pub size: usize,
     /// Shares of zeros, ascending, and how many times as long as the dense product the sparse one takes there.
@@ -46,7 +46,7 @@ enum Crossing {
     Unknown,
 }
 
-impl Sweep {
+impl SparsitySweep {
     /// After the last share at which the sparse product lost; between two, where a line through the logarithms of the
     /// kept share and of the ratio is at 1: times grow as powers of what is kept.
     fn crossing(&self) -> Crossing {
@@ -58,8 +58,8 @@ impl Sweep {
             Some(i) if i + 1 == self.points.len() => Crossing::Beyond(last.0),
             Some(i) => {
                 let ((s0, r0), (s1, r1)) = (self.points[i], self.points[i + 1]);
-                let share = r0.ln() / (r0.ln() - r1.ln());
-                let kept = (1.0 - s0).ln() * (1.0 - share) + (1.0 - s1).ln() * share;
+                let fraction = r0.ln() / (r0.ln() - r1.ln());
+                let kept = (1.0 - s0).ln() * (1.0 - fraction) + (1.0 - s1).ln() * fraction;
                 Crossing::At(1.0 - kept.exp())
             }
         }
@@ -83,16 +83,16 @@ impl Sweep {
     }
 }
 
-impl Report {
+impl SparseReport {
     /// Nothing measured yet.
-    pub fn new(contest: &Contest, sparsity: f64) -> Report {
-        Report {
-            device: contest.device.name(),
-            device_name: device::describe(&contest.device),
-            precision: if contest.dtype == DType::F32 { "f32" } else { "bf16" },
-            batch: contest.batch,
+    pub fn new(bench: &SparseBench, sparsity: f64) -> SparseReport {
+        SparseReport {
+            device: bench.device.name(),
+            device_name: device::describe(&bench.device),
+            precision: if bench.dtype == DType::F32 { "f32" } else { "bf16" },
+            batch: bench.batch,
             sparsity,
-            gpu: contest.device.name() == "cuda",
+            gpu: bench.device.name() == "cuda",
             rows: Vec::new(),
             sweeps: Vec::new(),
         }
@@ -116,14 +116,14 @@ impl Report {
     }
 
     /// A line of the table.
-    pub fn line(&self, row: &Row) -> String {
+    pub fn line(&self, row: &SparseRow) -> String {
         let ms = |outcome: &Result<f64, String>| outcome.as_ref().map_or("-".into(), |ms| format!("{ms:.4}"));
         let ratio = row.ratio().map_or("-".into(), |ratio| format!("{ratio:.2}"));
         let mut line =
             format!("{:>13} {:>10.4} {:>10} {ratio:>13}", square(row.size), row.dense, ms(&row.sparse));
         if self.gpu {
-            let way = row.way.map_or(String::new(), |way| way.to_string());
-            let _ = write!(line, " {:>10}  {way}", row.two_four.as_ref().map_or("-".into(), ms));
+            let algorithm = row.algorithm.map_or(String::new(), |algorithm| algorithm.to_string());
+            let _ = write!(line, " {:>10}  {algorithm}", row.two_four.as_ref().map_or("-".into(), ms));
         }
         line
     }
@@ -154,15 +154,15 @@ impl Report {
                     .push(format!("2:4 sparsity: {layer} takes {:.2} of the dense time", ms / row.dense)),
             }
         }
-        sentences.extend(self.sweeps.iter().map(Sweep::sentence));
+        sentences.extend(self.sweeps.iter().map(SparsitySweep::sentence));
         sentences
     }
 
     /// The table as curves; beside it, where there is one, the sweep.
     pub fn figure(&self) -> Figure {
-        let curve = |style: usize, name: &str, ms: &dyn Fn(&Row) -> Option<f64>| {
+        let curve = |style: usize, name: &str, ms: &dyn Fn(&SparseRow) -> Option<f64>| {
             let points = self.rows.iter().filter_map(|row| Some((row.size as f64, ms(row)?))).collect();
-            Curve::new(name, style, points).marked()
+            Curve::new(name, style, points).with_markers()
         };
         let sparse = if self.gpu { "sparse (cuSPARSE)" } else { "sparse (CSR)" };
         let curves = [
@@ -173,27 +173,29 @@ impl Report {
         let sizes = self.rows.iter().map(|row| (row.size as f64, row.size.to_string())).collect();
         let mut times = Plot::new(
             format!("Time at {} sparsity", percent(self.sparsity)),
-            Axis::log("layer width").marked(sizes),
-            Axis::log("milliseconds"),
+            PlotAxis::log("layer width").with_ticks(sizes),
+            PlotAxis::log("milliseconds"),
         );
         times.curves.extend(curves.into_iter().filter(|curve| !curve.points.is_empty()));
-        let mut figure =
-            Figure::new("A linear layer: dense against sparse matmul").under(self.conditions()).with(times);
-        let swept: Vec<&Sweep> = self.sweeps.iter().filter(|sweep| !sweep.points.is_empty()).collect();
+        let mut figure = Figure::new("A linear layer: dense against sparse matmul")
+            .with_subtitle(self.conditions())
+            .with(times);
+        let swept: Vec<&SparsitySweep> =
+            self.sweeps.iter().filter(|sweep| !sweep.points.is_empty()).collect();
         if !swept.is_empty() {
             // Zeros are marked by what is kept, one in so many, for a logarithmic axis.
             let one_in = |sparsity: f64| 1.0 / (1.0 - sparsity);
             let zeros = [0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999].map(|s| (one_in(s), percent(s))).into();
             let mut ratios = Plot::new(
                 "Sparse time over dense time, by sparsity",
-                Axis::log("sparsity").marked(zeros),
-                Axis::log("times as long as dense"),
+                PlotAxis::log("sparsity").with_ticks(zeros),
+                PlotAxis::log("times as long as dense"),
             )
-            .with(Guide::level("as fast as dense", 1.0));
+            .with(Guide::horizontal("as fast as dense", 1.0));
             for (i, sweep) in swept.into_iter().enumerate() {
                 let points =
                     sweep.points.iter().map(|(sparsity, ratio)| (one_in(*sparsity), *ratio)).collect();
-                ratios = ratios.with(Curve::new(square(sweep.size), 3 + i, points).marked());
+                ratios = ratios.with(Curve::new(square(sweep.size), 3 + i, points).with_markers());
             }
             figure = figure.with(ratios);
         }
@@ -216,7 +218,7 @@ impl Report {
                 "dense_ms": row.dense,
                 "sparse_ms": row.sparse.as_ref().ok(),
                 "ratio": row.ratio(),
-                "way": row.way.map(|way| way.to_string()),
+                "way": row.algorithm.map(|algorithm| algorithm.to_string()),
                 "two_four_ms": row.two_four.as_ref().and_then(|outcome| outcome.as_ref().ok()),
             })).collect::<Vec<_>>(),
             "missing": {
@@ -243,13 +245,13 @@ fn square(side: usize) -> String {
 }
 
 /// `90 %`, `98.6 %`, `99.95 %`: the more zeros, the more their last digits matter.
-fn percent(share: f64) -> String {
-    let digits = match 1.0 - share {
+fn percent(fraction: f64) -> String {
+    let digits = match 1.0 - fraction {
         kept if kept >= 0.0095 => 1,
         kept if kept >= 0.00095 => 2,
         _ => 3,
     };
-    let text = format!("{:.digits$}", share * 100.0);
+    let text = format!("{:.digits$}", fraction * 100.0);
     format!("{} %", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
@@ -261,15 +263,15 @@ mod tests {
 
     #[test]
     fn shares_are_written_as_people_say_them() {
-        let shares = [0.0, 0.5, 0.9, 0.95, 0.986, 0.99, 0.9914, 0.995, 0.999, 0.9996];
-        let said =
+        let fractions = [0.0, 0.5, 0.9, 0.95, 0.986, 0.99, 0.9914, 0.995, 0.999, 0.9996];
+        let texts =
             ["0 %", "50 %", "90 %", "95 %", "98.6 %", "99 %", "99.14 %", "99.5 %", "99.9 %", "99.96 %"];
-        assert_eq!(shares.map(percent), said);
+        assert_eq!(fractions.map(percent), texts);
     }
 
     #[test]
     fn the_crossing_is_where_the_ratio_is_one() {
-        let crossing = |points: &[(f64, f64)]| Sweep { size: 8, points: points.to_vec() }.crossing();
+        let crossing = |points: &[(f64, f64)]| SparsitySweep { size: 8, points: points.to_vec() }.crossing();
         // A time that is proportional to what is kept: 10 times the kept share is 1 at 90 %.
         let fair: Vec<(f64, f64)> = [0.5, 0.8, 0.95, 0.99].map(|s: f64| (s, 10.0 * (1.0 - s))).into();
         let Crossing::At(at) = crossing(&fair) else { panic!("{:?}", crossing(&fair)) };
@@ -282,10 +284,10 @@ mod tests {
         assert_eq!(crossing(&[]), Crossing::Unknown);
     }
 
-    fn report(sparse: Result<f64, String>) -> Report {
-        let row = Row { size: 4096, kept: 10, dense: 2.0, sparse, way: None, two_four: None };
-        let sweep = Sweep { size: 4096, points: vec![(0.8, 2.0), (0.95, 0.5)] };
-        Report {
+    fn report(sparse: Result<f64, String>) -> SparseReport {
+        let row = SparseRow { size: 4096, kept: 10, dense: 2.0, sparse, algorithm: None, two_four: None };
+        let sweep = SparsitySweep { size: 4096, points: vec![(0.8, 2.0), (0.95, 0.5)] };
+        SparseReport {
             device: "cpu",
             device_name: "2 threads".into(),
             precision: "bf16",
@@ -315,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_column_that_is_empty_is_no_curve() {
-        let names = |report: Report| -> Vec<String> {
+        let names = |report: SparseReport| -> Vec<String> {
             let Panel::Plot(times) = &report.figure().panels[0] else {
                 panic!("the first panel is of times")
             };

@@ -6,22 +6,22 @@ use espalier_plan::spec::{self, Init, Input};
 use espalier_tensor::random::{key, normal};
 
 use super::*;
-use crate::layers::{BatchSlice, Forward, Mode, Wanted};
+use crate::layers::{BatchSlice, ForwardContext, GradientElements, Mode};
 use crate::weights::{ParameterId, Weights};
 
 const ROWS: usize = 50;
 const WIDTH: usize = 24;
 const CLASSES: usize = 300;
-const HALF: Scale = Scale { loss: 0.5, temperature: 1.0 };
+const HALF: LossScaling = LossScaling { loss: 0.5, temperature: 1.0 };
 
 /// Keeps gradients as a step does.
 #[derive(Default)]
-struct Kept(HashMap<ParameterId, Tensor>);
+struct RecordedGradients(HashMap<ParameterId, Tensor>);
 
-impl GradientSink for Kept {
+impl GradientSink for RecordedGradients {
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
-        for (id, mut gradient) in parameters.iter().zip(gradients.make(Wanted::All)?) {
-            gradient.book_as(Category::Gradients);
+        for (id, mut gradient) in parameters.iter().zip(gradients.make(GradientElements::All)?) {
+            gradient.tag_memory(Category::Gradients);
             self.0.insert(*id, gradient);
         }
         Ok(())
@@ -30,7 +30,7 @@ impl GradientSink for Kept {
 
 /// A head of its own weights in either order, with a bias.
 fn head(order: WeightOrder, dtype: DType) -> (Linear, Weights) {
-    let layer = spec::Layer::Linear(spec::Linear {
+    let layer = spec::LayerSpec::Linear(spec::Linear {
         name: "head".into(),
         input: WIDTH,
         output: CLASSES,
@@ -38,10 +38,10 @@ fn head(order: WeightOrder, dtype: DType) -> (Linear, Weights) {
         order,
         init: Init::Normal(0.2),
     });
-    let spec = spec::Model {
+    let spec = spec::ModelSpec {
         name: "head".into(),
         input: Input::Image { height: 1, width: 1, channels: WIDTH },
-        blocks: vec![spec::Block { name: "all".into(), layers: vec![layer] }],
+        blocks: vec![spec::BlockSpec { name: "all".into(), layers: vec![layer] }],
         classes: CLASSES,
     };
     let device = Device::cpu(2).unwrap();
@@ -59,26 +59,26 @@ fn batch(weights: &Weights) -> (Tensor, Tensor) {
     (x, Tensor::from_slice(&device, &[ROWS], &targets, category).unwrap())
 }
 
-fn alone(linear: &Linear) -> Split<'_> {
-    Split { linear, classes: None }
+fn alone(linear: &Linear) -> LinearHead<'_> {
+    LinearHead { linear, classes: None }
 }
 
-fn operands(linear: &Linear, weights: &Weights) -> Operands {
-    Operands::new(linear, weights).unwrap()
+fn operands(linear: &Linear, weights: &Weights) -> HeadOperands {
+    HeadOperands::new(linear, weights).unwrap()
 }
 
 /// Loss, hits, and the gradients of input, weight and bias.
-fn run(linear: &Linear, weights: &Weights, chunk: usize, shared: bool) -> (Total, [Vec<f32>; 3]) {
-    let ((x, targets), mut sink) = (batch(weights), Kept::default());
+fn run(linear: &Linear, weights: &Weights, chunk: usize, shared: bool) -> (LossTotal, [Vec<f32>; 3]) {
+    let ((x, targets), mut sink) = (batch(weights), RecordedGradients::default());
     let held = shared.then(|| x.clone());
     let before = x.to_f32();
-    let mut forward = Forward::new(weights, Mode::Train, 0, BatchSlice::default());
-    let mut pass = Backward::of(&mut forward, &mut sink);
-    let Outcome { total, gradient } = match chunk < ROWS {
+    let mut forward = ForwardContext::new(weights, Mode::Train, 0, BatchSlice::default());
+    let mut ctx = BackwardContext::of(&mut forward, &mut sink);
+    let HeadOutput { total, gradient } = match chunk < ROWS {
         true => {
-            alone(linear).in_chunks(&operands(linear, weights), x, &targets, HALF, chunk, &mut pass).unwrap()
+            alone(linear).in_chunks(&operands(linear, weights), x, &targets, HALF, chunk, &mut ctx).unwrap()
         }
-        false => alone(linear).in_one_piece(x, &targets, HALF, &mut pass).unwrap(),
+        false => alone(linear).in_one_piece(x, &targets, HALF, &mut ctx).unwrap(),
     };
     assert_eq!(gradient.shape(), [5, ROWS / 5, WIDTH]);
     assert!(held.is_none_or(|held| held.to_f32() == before), "somebody's x was overwritten");
@@ -115,12 +115,12 @@ fn added_rows_count_for_nothing() {
     for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::Bf16, 1e-6)] {
         let (linear, weights) = head(WeightOrder::OutIn, dtype);
         let [weight, bias] = [0, 1].map(|id| weights.get(ParameterId(id)));
-        let padded = Operands::padded(weight, Some(bias), CLASSES, 384).unwrap();
-        let run = |operands: &Operands| {
-            let ((x, targets), mut sink) = (batch(&weights), Kept::default());
-            let mut forward = Forward::new(&weights, Mode::Train, 0, BatchSlice::default());
-            let mut pass = Backward::of(&mut forward, &mut sink);
-            let outcome = alone(&linear).in_chunks(operands, x, &targets, HALF, 20, &mut pass).unwrap();
+        let padded = HeadOperands::padded(weight, Some(bias), CLASSES, 384).unwrap();
+        let run = |operands: &HeadOperands| {
+            let ((x, targets), mut sink) = (batch(&weights), RecordedGradients::default());
+            let mut forward = ForwardContext::new(&weights, Mode::Train, 0, BatchSlice::default());
+            let mut ctx = BackwardContext::of(&mut forward, &mut sink);
+            let outcome = alone(&linear).in_chunks(operands, x, &targets, HALF, 20, &mut ctx).unwrap();
             let [weight, bias] = [0, 1].map(|id| &sink.0[&ParameterId(id)]);
             assert_eq!((weight.shape(), bias.shape()), ([CLASSES, WIDTH].as_slice(), [CLASSES].as_slice()));
             (outcome.total.read().unwrap(), [outcome.gradient.to_f32(), weight.to_f32(), bias.to_f32()])
@@ -144,7 +144,7 @@ fn many_chunks_cost_no_precision() {
     let error = |chunk| {
         let weight = &run(&linear, &weights, chunk, false).1[1];
         let (x, targets) = batch(&weights);
-        let mut losses = Losses::new(&targets).unwrap();
+        let mut losses = LossAccumulator::new(&targets).unwrap();
         let logits = linear.product(&x, &weights, Category::Workspace).unwrap();
         let dlogits = losses.differentiate(logits, HALF.loss).unwrap();
         let mut exact =
@@ -168,10 +168,10 @@ fn one_chunk_of_logits_exists_at_a_time() {
         let x = Tensor::from_f32(&device, &[1, rows, WIDTH], DType::Bf16, first, category).unwrap();
         let targets: Vec<u32> = targets.read_u32().unwrap()[..rows].to_vec();
         let targets = Tensor::from_slice(&device, &[rows], &targets, category).unwrap();
-        let mut sink = Kept::default();
-        let mut forward = Forward::new(&weights, Mode::Train, 0, BatchSlice::default());
-        let mut pass = Backward::of(&mut forward, &mut sink);
-        alone(&linear).in_chunks(&operands(&linear, &weights), x, &targets, HALF, 5, &mut pass).unwrap();
+        let mut sink = RecordedGradients::default();
+        let mut forward = ForwardContext::new(&weights, Mode::Train, 0, BatchSlice::default());
+        let mut ctx = BackwardContext::of(&mut forward, &mut sink);
+        alone(&linear).in_chunks(&operands(&linear, &weights), x, &targets, HALF, 5, &mut ctx).unwrap();
         device.ledger().peak(Category::Workspace)
     };
     let (one, ten) = (peak(5), peak(ROWS));

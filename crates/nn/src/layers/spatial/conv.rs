@@ -5,17 +5,17 @@
 //! twice, and nothing is copied but the halo: each part is a convolution of its own with padding where its pixels end. Backwards
 //! the gradients of the halo are made first and sent; those of tile and weight are made while they travel.
 
-use espalier_plan::tiles::{Contribution, Region, Window};
-use espalier_tensor::ops::conv::{self, Conv};
+use espalier_plan::tiles::{Contribution, Region, SlidingWindow};
+use espalier_tensor::ops::conv::{self, ConvParams};
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::reduce::sum_rows;
 use espalier_tensor::ops::region;
 use espalier_tensor::{Category, Tensor};
 
-use super::Halo;
-use super::halo::Like;
+use super::HaloComm;
+use super::halo::PixelFormat;
 use crate::Result;
-use crate::layers::{Backward, Forward, Layer, WeightGradients, padding_of};
+use crate::layers::{BackwardContext, ForwardContext, Layer, WeightGradients, padding_of};
 use crate::weights::ParameterId;
 
 /// A convolution of an image that is cut over ranks.
@@ -23,36 +23,36 @@ use crate::weights::ParameterId;
 pub struct TiledConv {
     weight: ParameterId,
     bias: Option<ParameterId>,
-    halo: Halo,
+    halo: HaloComm,
     /// What the own tile makes.
-    own: Part,
+    own: ConvRegion,
     /// What each neighbour's pixels add, where any come from it.
-    from: Vec<Option<Part>>,
+    from: Vec<Option<ConvRegion>>,
 }
 
 /// Some pixels, and the outputs that they have a part in.
 #[derive(Debug)]
-struct Part {
+struct ConvRegion {
     /// All pixels that are there, and those of them that windows see: counted from the first.
     size: [usize; 2],
     seen: Region,
     /// Counted from the first of the rank's outputs.
     output: Region,
-    conv: Conv,
+    conv: ConvParams,
 }
 
 impl TiledConv {
     /// With the kernel, stride and padding of the halo's windows.
-    pub fn new(weight: ParameterId, bias: Option<ParameterId>, halo: Halo) -> TiledConv {
+    pub fn new(weight: ParameterId, bias: Option<ParameterId>, halo: HaloComm) -> TiledConv {
         let exchange = halo.exchange();
         let part = |pixels: &Region| {
             let Contribution { input, output, padding } = exchange.contribution(pixels);
-            let Window { kernel, stride, .. } = exchange.window;
-            (!output.is_empty()).then(|| Part {
+            let SlidingWindow { kernel, stride, .. } = exchange.window;
+            (!output.is_empty()).then(|| ConvRegion {
                 size: pixels.size(),
                 seen: input.within(pixels),
                 output: output.within(&exchange.output),
-                conv: Conv { kernel, stride, padding: padding_of(padding) },
+                conv: ConvParams { kernel, stride, padding: padding_of(padding) },
             })
         };
         let own = part(&exchange.own).expect("an output belongs to the tile under the middle of its window");
@@ -62,7 +62,7 @@ impl TiledConv {
     }
 }
 
-impl Part {
+impl ConvRegion {
     /// Of its pixels those that windows see.
     fn seen(&self, pixels: &Tensor) -> Result<Tensor> {
         if self.seen == Region::all(self.size) {
@@ -86,7 +86,7 @@ impl Part {
         if self.seen == Region::all(self.size) {
             return Ok(dx);
         }
-        let mut all = Like::of(&dx).zeros(&Region::all(self.size), Category::Transient)?;
+        let mut all = PixelFormat::of(&dx).zeros(&Region::all(self.size), Category::Transient)?;
         region::put(&mut all, self.seen.first(), &dx)?;
         Ok(all)
     }
@@ -94,34 +94,39 @@ impl Part {
 
 /// Leaves its tile and what came from the neighbours, in this order.
 impl Layer for TiledConv {
-    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
         let in_flight = self.halo.start_forward(&x)?;
-        let w = pass.weights.get(self.weight);
-        let bias = self.bias.map(|id| pass.weights.get(id));
+        let w = ctx.weights.get(self.weight);
+        let bias = self.bias.map(|id| ctx.weights.get(id));
         let mut y = conv::forward(&self.own.seen(&x)?, w, bias, self.own.conv)?;
-        pass.stash.push(x);
+        ctx.stash.push(x);
         let came = in_flight.wait()?;
         for (part, (_, pixels)) in self.from.iter().flatten().zip(came) {
             let added = conv::forward(&part.seen(&pixels)?, w, None, part.conv)?;
             region::add(&mut y, part.output.first(), &added)?;
-            pass.stash.push(pixels);
+            ctx.stash.push(pixels);
         }
         Ok(y)
     }
 
-    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
-        let w = pass.weights.get(self.weight);
+    fn backward(
+        &self,
+        dy: Tensor,
+        ctx: &mut BackwardContext<'_>,
+        input_gradient: bool,
+    ) -> Result<Option<Tensor>> {
+        let w = ctx.weights.get(self.weight);
         // Of each neighbour that sent pixels: these, and the gradients of the outputs that they have a part in.
         let mut halo = Vec::new();
         for part in self.from.iter().flatten().rev() {
-            halo.push((part, part.seen(&pass.stash.pop())?, part.gradients(&dy)?));
+            halo.push((part, part.seen(&ctx.stash.pop())?, part.gradients(&dy)?));
         }
         halo.reverse();
-        let x = pass.stash.pop();
+        let x = ctx.stash.pop();
         let mut in_flight = None;
         if input_gradient {
             let ghosts = halo.iter().map(|(part, _, dy)| part.input_gradient(dy, w));
-            in_flight = Some(self.halo.start_backward(ghosts.collect::<Result<_>>()?, Like::of(&x))?);
+            in_flight = Some(self.halo.start_backward(ghosts.collect::<Result<_>>()?, PixelFormat::of(&x))?);
         }
         let dx = input_gradient.then(|| self.own.input_gradient(&dy, w)).transpose()?;
 
@@ -139,7 +144,7 @@ impl Layer for TiledConv {
             let bias = bias.map(|_| sum_rows(&dy, Category::Workspace)).transpose()?;
             Ok([weight].into_iter().chain(bias).collect())
         };
-        pass.sink.accept(&ids, WeightGradients::new(reads, make))?;
+        ctx.sink.accept(&ids, WeightGradients::new(reads, make))?;
 
         let (Some(mut dx), Some(in_flight)) = (dx, in_flight) else { return Ok(None) };
         for (index, part) in in_flight.wait()? {

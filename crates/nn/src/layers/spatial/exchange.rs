@@ -7,14 +7,14 @@ use espalier_plan::tiles::Region;
 use espalier_tensor::ops::region;
 use espalier_tensor::{Category, Tensor};
 
-use super::Halo;
-use super::halo::Like;
+use super::HaloComm;
+use super::halo::PixelFormat;
 use crate::Result;
-use crate::layers::{Backward, Forward, Layer};
+use crate::layers::{BackwardContext, ForwardContext, Layer};
 
 /// From the own tile to all that the windows of the next layer see; backwards the gradients of the halo return and are added.
 #[derive(Debug)]
-pub struct HaloExchange(pub Halo);
+pub struct HaloExchange(pub HaloComm);
 
 impl HaloExchange {
     /// Own pixels that windows see.
@@ -31,13 +31,13 @@ impl HaloExchange {
 }
 
 impl Layer for HaloExchange {
-    fn forward(&self, x: Tensor, _: &mut Forward<'_>) -> Result<Tensor> {
+    fn forward(&self, x: Tensor, _: &mut ForwardContext<'_>) -> Result<Tensor> {
         if self.passes() {
             return Ok(x);
         }
         let exchange = self.0.exchange();
         let in_flight = self.0.start_forward(&x)?;
-        let mut y = Like::of(&x).empty(&exchange.reads, Category::Transient)?;
+        let mut y = PixelFormat::of(&x).empty(&exchange.reads, Category::Transient)?;
         let kept = self.kept();
         let own = if kept == exchange.own {
             x
@@ -53,7 +53,12 @@ impl Layer for HaloExchange {
         Ok(y)
     }
 
-    fn backward(&self, dy: Tensor, _: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
+    fn backward(
+        &self,
+        dy: Tensor,
+        _: &mut BackwardContext<'_>,
+        input_gradient: bool,
+    ) -> Result<Option<Tensor>> {
         if !input_gradient {
             return Ok(None);
         }
@@ -67,11 +72,12 @@ impl Layer for HaloExchange {
         };
         let takes = exchange.neighbours.iter().map(|peer| &peer.takes).filter(|takes| !takes.is_empty());
         let ghosts = takes.map(|takes| cut(takes, Category::Communication)).collect::<Result<Vec<_>>>()?;
-        let in_flight = self.0.start_backward(ghosts, Like::of(&dy))?;
+        let in_flight = self.0.start_backward(ghosts, PixelFormat::of(&dy))?;
         let kept = self.kept();
         let mut dx = cut(&kept, Category::Transient)?;
         if kept != exchange.own {
-            let seen = std::mem::replace(&mut dx, Like::of(&dy).zeros(&exchange.own, Category::Transient)?);
+            let seen =
+                std::mem::replace(&mut dx, PixelFormat::of(&dy).zeros(&exchange.own, Category::Transient)?);
             region::put(&mut dx, kept.within(&exchange.own).first(), &seen)?;
         }
         for (index, part) in in_flight.wait()? {

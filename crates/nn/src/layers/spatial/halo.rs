@@ -5,7 +5,7 @@
 //! another, as it would if corners travelled along two sides.
 
 use espalier_comm::{Communicator, Request};
-use espalier_plan::tiles::{Exchange, Neighbour, Region};
+use espalier_plan::tiles::{HaloPlan, Neighbour, Region};
 use espalier_tensor::ops::region;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
@@ -16,25 +16,25 @@ const HALO: u32 = 0;
 
 /// A rank's part in an exchange.
 #[derive(Debug)]
-pub struct Halo {
-    exchange: Exchange,
+pub struct HaloComm {
+    exchange: HaloPlan,
     group: Communicator,
 }
 
 /// Messages on their way: those that come, each with the neighbour's place in the exchange, and those that go.
-pub(super) struct InFlight {
+pub(super) struct HaloRequests {
     coming: Vec<(usize, Request<Tensor>)>,
     going: Vec<Request<Tensor>>,
 }
 
-impl Halo {
+impl HaloComm {
     /// Of the ranks of a group, which are numbered as the plan numbers tiles.
-    pub fn new(exchange: Exchange, group: &Communicator) -> Halo {
-        Halo { exchange, group: group.for_halos() }
+    pub fn new(exchange: HaloPlan, group: &Communicator) -> HaloComm {
+        HaloComm { exchange, group: group.for_halos() }
     }
 
     /// Who sends what.
-    pub fn exchange(&self) -> &Exchange {
+    pub fn exchange(&self) -> &HaloPlan {
         &self.exchange
     }
 
@@ -43,7 +43,7 @@ impl Halo {
     }
 
     /// Sends what neighbours read of the own tile x, and makes room for what is read of theirs.
-    pub(super) fn start_forward(&self, x: &Tensor) -> Result<InFlight> {
+    pub(super) fn start_forward(&self, x: &Tensor) -> Result<HaloRequests> {
         let own = &self.exchange.own;
         let part = |peer: &Neighbour| {
             let Region { rows, columns } = peer.gives.within(own);
@@ -54,11 +54,11 @@ impl Halo {
             .neighbours
             .iter()
             .map(|peer| (!peer.gives.is_empty()).then(|| part(peer)).transpose());
-        self.start(goes.collect::<Result<_>>()?, |peer| &peer.takes, &Like::of(x))
+        self.start(goes.collect::<Result<_>>()?, |peer| &peer.takes, &PixelFormat::of(x))
     }
 
     /// Sends back the gradients of what came, one for each neighbour that sent any, and makes room for those of what went.
-    pub(super) fn start_backward(&self, ghosts: Vec<Tensor>, like: Like) -> Result<InFlight> {
+    pub(super) fn start_backward(&self, ghosts: Vec<Tensor>, like: PixelFormat) -> Result<HaloRequests> {
         let mut ghosts = ghosts.into_iter();
         let next = |peer: &Neighbour| {
             (!peer.takes.is_empty()).then(|| ghosts.next().expect("a gradient of each halo"))
@@ -72,8 +72,8 @@ impl Halo {
         &self,
         goes: Vec<Option<Tensor>>,
         comes: impl Fn(&Neighbour) -> &Region,
-        like: &Like,
-    ) -> Result<InFlight> {
+        like: &PixelFormat,
+    ) -> Result<HaloRequests> {
         let (mut coming, mut going) = (Vec::new(), Vec::new());
         let neighbours = &self.exchange.neighbours;
         for (index, peer) in neighbours.iter().enumerate() {
@@ -87,11 +87,11 @@ impl Halo {
                 going.push(self.group.start_send(part, peer.rank, HALO)?);
             }
         }
-        Ok(InFlight { coming, going })
+        Ok(HaloRequests { coming, going })
     }
 }
 
-impl InFlight {
+impl HaloRequests {
     /// What came, in the order of neighbours, each with its place among them.
     pub(super) fn wait(self) -> Result<Vec<(usize, Tensor)>> {
         let came = self.coming.into_iter().map(|(index, request)| Ok((index, request.wait()?)));
@@ -105,17 +105,17 @@ impl InFlight {
 }
 
 /// What pixels are like that have no tensor yet.
-pub(super) struct Like {
+pub(super) struct PixelFormat {
     batch: usize,
     channels: usize,
     dtype: DType,
     device: Device,
 }
 
-impl Like {
+impl PixelFormat {
     /// The pixels of a tensor [batch, h, w, channels].
-    pub(super) fn of(x: &Tensor) -> Like {
-        Like { batch: x.shape()[0], channels: x.width(), dtype: x.dtype(), device: x.device() }
+    pub(super) fn of(x: &Tensor) -> PixelFormat {
+        PixelFormat { batch: x.shape()[0], channels: x.width(), dtype: x.dtype(), device: x.device() }
     }
 
     /// Room for a region.

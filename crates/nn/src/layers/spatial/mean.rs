@@ -2,12 +2,12 @@
 //! ends; what follows, a classifier, is the same on every rank of it, and so are the gradients of its weights.
 
 use espalier_comm::{Communicator, Reduce};
-use espalier_plan::tiles::Tiles;
+use espalier_plan::tiles::TileGrid;
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::pool::{self, Tile};
 
 use crate::Result;
-use crate::layers::{Backward, Forward, Layer};
+use crate::layers::{BackwardContext, ForwardContext, Layer};
 
 /// An average pool to `size` x `size`, or to one vector, of an image that is cut over a group of ranks.
 #[derive(Debug)]
@@ -22,32 +22,32 @@ pub struct TiledMean {
 
 impl TiledMean {
     /// Over all positions: `[h, w, c]` becomes `[c]`.
-    pub fn global(tiles: &Tiles, channels: usize, group: &Communicator) -> TiledMean {
+    pub fn global(tiles: &TileGrid, channels: usize, group: &Communicator) -> TiledMean {
         TiledMean::new(tiles, channels, None, group)
     }
 
     /// To exactly `size` x `size`.
-    pub fn adaptive(tiles: &Tiles, channels: usize, size: usize, group: &Communicator) -> TiledMean {
+    pub fn adaptive(tiles: &TileGrid, channels: usize, size: usize, group: &Communicator) -> TiledMean {
         TiledMean::new(tiles, channels, Some(size), group)
     }
 
-    fn new(tiles: &Tiles, channels: usize, size: Option<usize>, group: &Communicator) -> TiledMean {
+    fn new(tiles: &TileGrid, channels: usize, size: Option<usize>, group: &Communicator) -> TiledMean {
         let own = tiles.of(group.rank());
         let [rows, columns] = own.size();
-        let tile = Tile { whole: tiles.size(), first: own.first() };
+        let tile = Tile { full_size: tiles.size(), first: own.first() };
         TiledMean { tile, input: [rows, columns, channels], size, group: group.clone() }
     }
 }
 
 impl Layer for TiledMean {
-    fn forward(&self, x: Tensor, _: &mut Forward<'_>) -> Result<Tensor> {
+    fn forward(&self, x: Tensor, _: &mut ForwardContext<'_>) -> Result<Tensor> {
         let part = pool::adaptive_avg_forward_part(&x, self.size.unwrap_or(1), self.tile)?;
         let y = self.group.all_reduce(part, Reduce::Sum)?;
         let shape = [x.shape()[0], x.width()];
         Ok(if self.size.is_none() { y.reshape(&shape) } else { y })
     }
 
-    fn backward(&self, dy: Tensor, _: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
+    fn backward(&self, dy: Tensor, _: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
         let ([rows, columns, channels], size) = (self.input, self.size.unwrap_or(1));
         let batch = dy.shape()[0];
         let dy = dy.reshape(&[batch, size, size, channels]);

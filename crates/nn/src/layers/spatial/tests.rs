@@ -6,10 +6,10 @@ use std::time::Duration;
 use espalier_comm::{Communicator, threads};
 use espalier_plan::layout::spatial::strides;
 use espalier_plan::spec::{
-    self, Activation, AdaptiveAvgPool, BatchNorm, Block, Conv, Init, Input, Linear, MaxPool, OnTiles, Shape,
-    WeightOrder,
+    self, Activation, AdaptiveAvgPool, BatchNorm, BlockSpec, Conv, Init, Input, Linear, MaxPool, Shape,
+    TileRole, WeightOrder,
 };
-use espalier_plan::tiles::{Exchange, Region, Tiles};
+use espalier_plan::tiles::{HaloPlan, Region, TileGrid};
 use espalier_tensor::cuda::Cuda;
 use espalier_tensor::ops::{activation, conv, pool};
 use espalier_tensor::random::{key, normal};
@@ -18,7 +18,7 @@ use espalier_testing::{Need, skipped};
 
 use super::*;
 use crate::layers::{
-    self, Backward, BatchSlice, Forward, GradientSink, Layer, Mode, NormGroup, WeightGradients,
+    self, BackwardContext, BatchSlice, ForwardContext, GradientSink, Layer, Mode, NormGroup, WeightGradients,
 };
 use crate::weights::{ParameterId, Weights};
 use crate::{Error, Result};
@@ -32,77 +32,77 @@ fn conv(
     kernel: usize,
     stride: usize,
     padding: usize,
-) -> spec::Layer {
+) -> spec::LayerSpec {
     let init = Init::Normal(1.0 / ((input * kernel * kernel) as f32).sqrt());
     let (name, padding) = (name.into(), padding.into());
-    spec::Layer::Conv(Conv { name, input, output, kernel, stride, padding, bias: true, init })
+    spec::LayerSpec::Conv(Conv { name, input, output, kernel, stride, padding, bias: true, init })
 }
 
 /// Without a bias, whose gradient before a batch norm is zero but for rounding.
-fn conv_before_norm(name: &str, channels: [usize; 2], kernel: usize) -> spec::Layer {
+fn conv_before_norm(name: &str, channels: [usize; 2], kernel: usize) -> spec::LayerSpec {
     match conv(name, channels, kernel, 1, kernel / 2) {
-        spec::Layer::Conv(conv) => spec::Layer::Conv(Conv { bias: false, ..conv }),
+        spec::LayerSpec::Conv(conv) => spec::LayerSpec::Conv(Conv { bias: false, ..conv }),
         other => other,
     }
 }
 
-fn max_pool(kernel: usize, stride: usize, padding: usize) -> spec::Layer {
-    spec::Layer::MaxPool(MaxPool { kernel, stride, padding: padding.into() })
+fn max_pool(kernel: usize, stride: usize, padding: usize) -> spec::LayerSpec {
+    spec::LayerSpec::MaxPool(MaxPool { kernel, stride, padding: padding.into() })
 }
 
-fn batch_norm(name: &str, channels: usize) -> spec::Layer {
-    spec::Layer::BatchNorm(BatchNorm { name: name.into(), channels, scale: 1.0, group: 0, eps: 1e-5 })
+fn batch_norm(name: &str, channels: usize) -> spec::LayerSpec {
+    spec::LayerSpec::BatchNorm(BatchNorm { name: name.into(), channels, scale: 1.0, group: 0, eps: 1e-5 })
 }
 
-fn classifier(input: usize) -> spec::Layer {
+fn classifier(input: usize) -> spec::LayerSpec {
     let init = Init::Normal(1.0 / (input as f32).sqrt());
     let order = WeightOrder::OutIn;
-    spec::Layer::Linear(Linear { name: "fc".into(), input, output: CLASSES, bias: true, order, init })
+    spec::LayerSpec::Linear(Linear { name: "fc".into(), input, output: CLASSES, bias: true, order, init })
 }
 
 /// What a network in the manner of a ResNet has.
-fn residual_like() -> Vec<spec::Layer> {
+fn residual_like() -> Vec<spec::LayerSpec> {
     vec![
         conv_before_norm("conv1", [3, 8], 3),
         batch_norm("bn1", 8),
-        spec::Layer::Activation(Activation::Relu),
+        spec::LayerSpec::Activation(Activation::Relu),
         max_pool(3, 2, 1),
         conv("conv2", [8, 12], 5, 2, 2),
-        spec::Layer::Activation(Activation::Gelu),
+        spec::LayerSpec::Activation(Activation::Gelu),
         conv("conv3", [12, 12], 3, 1, 1),
-        spec::Layer::GlobalAvgPool,
+        spec::LayerSpec::GlobalAvgPool,
         classifier(12),
     ]
 }
 
 /// Windows without padding, of an even side, wider steps than windows, and means over windows that overlap.
-fn odd_windows() -> Vec<spec::Layer> {
+fn odd_windows() -> Vec<spec::LayerSpec> {
     vec![
         conv("conv1", [3, 6], 5, 1, 0),
-        spec::Layer::Activation(Activation::Gelu),
+        spec::LayerSpec::Activation(Activation::Gelu),
         max_pool(2, 2, 0),
         conv("conv2", [6, 8], 4, 1, 1),
         conv("conv3", [8, 8], 1, 2, 0),
-        spec::Layer::AdaptiveAvgPool(AdaptiveAvgPool { size: 2 }),
-        spec::Layer::Flatten,
+        spec::LayerSpec::AdaptiveAvgPool(AdaptiveAvgPool { size: 2 }),
+        spec::LayerSpec::Flatten,
         classifier(32),
     ]
 }
 
 /// Nothing that jumps where a number is rounded otherwise.
-fn smooth() -> Vec<spec::Layer> {
+fn smooth() -> Vec<spec::LayerSpec> {
     vec![
         conv("conv1", [3, 8], 3, 1, 1),
-        spec::Layer::Activation(Activation::Gelu),
+        spec::LayerSpec::Activation(Activation::Gelu),
         conv("conv2", [8, 8], 3, 2, 1),
-        spec::Layer::GlobalAvgPool,
+        spec::LayerSpec::GlobalAvgPool,
         classifier(8),
     ]
 }
 
-fn model(layers: &[spec::Layer], [height, width]: [usize; 2]) -> spec::Model {
-    let blocks = vec![Block { name: "all".into(), layers: layers.to_vec() }];
-    spec::Model {
+fn model(layers: &[spec::LayerSpec], [height, width]: [usize; 2]) -> spec::ModelSpec {
+    let blocks = vec![BlockSpec { name: "all".into(), layers: layers.to_vec() }];
+    spec::ModelSpec {
         name: "tiles".into(),
         input: Input::Image { height, width, channels: 3 },
         blocks,
@@ -115,14 +115,14 @@ fn noise(seed: u64, n: usize) -> Vec<f32> {
 }
 
 /// Keeps gradients by name.
-struct Kept<'a> {
+struct NamedGradients<'a> {
     weights: &'a Weights,
     gradients: BTreeMap<String, Vec<f32>>,
 }
 
-impl GradientSink for Kept<'_> {
+impl GradientSink for NamedGradients<'_> {
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
-        for (id, gradient) in parameters.iter().zip(gradients.make(layers::Wanted::All)?) {
+        for (id, gradient) in parameters.iter().zip(gradients.make(layers::GradientElements::All)?) {
             self.gradients.insert(self.weights.name(*id).to_owned(), gradient.to_f32());
         }
         Ok(())
@@ -130,30 +130,30 @@ impl GradientSink for Kept<'_> {
 }
 
 /// How an image is cut: what a rank knows of it on its way through the layers.
-struct Cut<'a> {
-    tiles: Tiles,
+struct TiledImage<'a> {
+    tiles: TileGrid,
     /// Those with tiles of the same images.
     group: &'a Communicator,
     /// Those whose pixels batch norms measure together.
     world: &'a Communicator,
 }
 
-impl Cut<'_> {
+impl TiledImage<'_> {
     /// What this rank exchanges before a layer with windows.
-    fn halo(&mut self, layer: &spec::Layer) -> Halo {
-        let OnTiles::Window(window) = layer.properties().on_tiles else { panic!("windows") };
+    fn halo(&mut self, layer: &spec::LayerSpec) -> HaloComm {
+        let TileRole::Window(window) = layer.properties().tile_role else { panic!("windows") };
         let (output, exchanges) = self.tiles.slide("a layer", window).unwrap();
         self.tiles = output;
-        Halo::new(exchanges[self.group.rank()].clone(), self.group)
+        HaloComm::new(exchanges[self.group.rank()].clone(), self.group)
     }
 }
 
 /// The layers of a network; over tiles where the image is cut, else those that are there for whole images.
 fn build(
-    specs: &[spec::Layer],
+    specs: &[spec::LayerSpec],
     size: [usize; 2],
     weights: &Weights,
-    mut cut: Option<Cut<'_>>,
+    mut cut: Option<TiledImage<'_>>,
 ) -> Vec<Box<dyn Layer>> {
     let id = |name: &str, of: &str| weights.parameter(&format!("{name}.{of}")).unwrap();
     let mut shape = Shape::Image { height: size[0], width: size[1], channels: 3 };
@@ -164,12 +164,12 @@ fn build(
             _ => [0; 3],
         };
         match (layer, &mut cut) {
-            (spec::Layer::Conv(Conv { name, bias, kernel, stride, padding, .. }), cut) => {
+            (spec::LayerSpec::Conv(Conv { name, bias, kernel, stride, padding, .. }), cut) => {
                 let (weight, bias) = (id(name, "weight"), bias.then(|| id(name, "bias")));
                 match cut {
                     Some(cut) => built.push(Box::new(TiledConv::new(weight, bias, cut.halo(layer)))),
                     None => {
-                        let conv = conv::Conv {
+                        let conv = conv::ConvParams {
                             kernel: *kernel,
                             stride: *stride,
                             padding: layers::padding_of(*padding),
@@ -178,34 +178,34 @@ fn build(
                     }
                 }
             }
-            (&spec::Layer::MaxPool(MaxPool { kernel, stride, padding }), cut) => {
+            (&spec::LayerSpec::MaxPool(MaxPool { kernel, stride, padding }), cut) => {
                 let mut padding = padding;
                 if let Some(cut) = cut {
                     let halo = cut.halo(layer);
-                    let exchange: &Exchange = halo.exchange();
+                    let exchange: &HaloPlan = halo.exchange();
                     padding = exchange.contribution(&exchange.reads).padding;
                     built.push(Box::new(HaloExchange(halo)));
                 }
-                built.push(Box::new(layers::MaxPool(pool::Pool {
+                built.push(Box::new(layers::MaxPool(pool::PoolParams {
                     kernel,
                     stride,
                     padding: layers::padding_of(padding),
                 })));
             }
-            (spec::Layer::GlobalAvgPool, Some(cut)) => {
+            (spec::LayerSpec::GlobalAvgPool, Some(cut)) => {
                 built.push(Box::new(TiledMean::global(&cut.tiles, image[2], cut.group)));
             }
-            (spec::Layer::GlobalAvgPool, None) => {
+            (spec::LayerSpec::GlobalAvgPool, None) => {
                 built.push(Box::new(layers::GlobalAvgPool { input: image }))
             }
-            (spec::Layer::AdaptiveAvgPool(AdaptiveAvgPool { size }), Some(cut)) => {
+            (spec::LayerSpec::AdaptiveAvgPool(AdaptiveAvgPool { size }), Some(cut)) => {
                 built.push(Box::new(TiledMean::adaptive(&cut.tiles, image[2], *size, cut.group)));
             }
-            (spec::Layer::AdaptiveAvgPool(AdaptiveAvgPool { size }), None) => {
+            (spec::LayerSpec::AdaptiveAvgPool(AdaptiveAvgPool { size }), None) => {
                 built.push(Box::new(layers::AdaptiveAvgPool { input: image, size: *size }));
             }
-            (spec::Layer::Flatten, _) => built.push(Box::new(layers::Flatten { input: image })),
-            (spec::Layer::BatchNorm(BatchNorm { name, eps, .. }), cut) => {
+            (spec::LayerSpec::Flatten, _) => built.push(Box::new(layers::Flatten { input: image })),
+            (spec::LayerSpec::BatchNorm(BatchNorm { name, eps, .. }), cut) => {
                 let norm = layers::BatchNorm {
                     scale: id(name, "weight"),
                     shift: id(name, "bias"),
@@ -223,13 +223,15 @@ fn build(
                     None => Box::new(norm),
                 });
             }
-            (spec::Layer::Activation(kind), _) => built.push(Box::new(layers::ActivationLayer(match kind {
-                Activation::Relu => activation::Activation::Relu,
-                _ => activation::Activation::Gelu,
-            }))),
-            (spec::Layer::Linear(Linear { name, order, .. }), _) => built.push(Box::new(layers::Chain {
+            (spec::LayerSpec::Activation(kind), _) => {
+                built.push(Box::new(layers::ActivationLayer(match kind {
+                    Activation::Relu => activation::ActivationFn::Relu,
+                    _ => activation::ActivationFn::Gelu,
+                })))
+            }
+            (spec::LayerSpec::Linear(Linear { name, order, .. }), _) => built.push(Box::new(layers::Chain {
                 enter: None,
-                before: layers::Before::Nothing,
+                before: layers::ChainPrologue::Nothing,
                 first: layers::Linear {
                     weight: id(name, "weight"),
                     bias: Some(id(name, "bias")),
@@ -246,7 +248,7 @@ fn build(
 
 /// What came of a forward and a backward pass.
 #[derive(Debug)]
-struct Passed {
+struct ForwardBackward {
     output: Vec<f32>,
     input_gradient: Option<Vec<f32>>,
     gradients: BTreeMap<String, Vec<f32>>,
@@ -256,23 +258,23 @@ fn pass(
     built: &[Box<dyn Layer>],
     weights: &Weights,
     x: Tensor,
-    share: &BatchSlice,
+    batch_slice: &BatchSlice,
     dy: &[f32],
     input_gradient: bool,
-) -> Result<Passed> {
+) -> Result<ForwardBackward> {
     let (device, dtype, samples) = (x.device(), x.dtype(), x.shape()[0]);
-    let mut forward = Forward::new(weights, Mode::Train, 1, *share);
+    let mut forward = ForwardContext::new(weights, Mode::Train, 1, *batch_slice);
     let y = built.iter().try_fold(x, |x, layer| layer.forward(x, &mut forward))?;
     let output = y.to_f32();
-    let mut sink = Kept { weights, gradients: BTreeMap::new() };
-    let mut backward = Backward::of(&mut forward, &mut sink);
+    let mut sink = NamedGradients { weights, gradients: BTreeMap::new() };
+    let mut backward = BackwardContext::of(&mut forward, &mut sink);
     let mut dy = Some(Tensor::from_f32(&device, &[samples, CLASSES], dtype, dy, Category::Transient)?);
     for (i, layer) in built.iter().enumerate().rev() {
         let dx = layer.backward(dy.take().expect("a gradient"), &mut backward, input_gradient || i > 0)?;
         dy = dx;
     }
     assert!(forward.stash.is_empty(), "the backward pass takes all that the forward pass left");
-    Ok(Passed { output, input_gradient: dy.map(|dx| dx.to_f32()), gradients: sink.gradients })
+    Ok(ForwardBackward { output, input_gradient: dy.map(|dx| dx.to_f32()), gradients: sink.gradients })
 }
 
 /// Rows and columns of some samples out of [batch, h, w, c].
@@ -295,7 +297,7 @@ fn assert_close(what: &str, got: &[f32], expected: &[f32], tolerance: f32) {
     assert!(far <= tolerance * largest, "{what}: {far} apart, allowed are {tolerance} of {largest}");
 }
 
-/// A processor's thread and, where there is one, a card.
+/// A processor's thread and, where there is one, a GPU.
 fn devices() -> Vec<Device> {
     let probe = Cuda::probe();
     if !probe.usable() {
@@ -315,7 +317,7 @@ fn another(device: &Device) -> Result<Device> {
 
 /// Compares one rank with replicas x a grid of ranks, everywhere.
 fn compare(
-    specs: &[spec::Layer],
+    specs: &[spec::LayerSpec],
     size: [usize; 2],
     replicas: usize,
     grid: [usize; 2],
@@ -330,7 +332,7 @@ fn compare(
 
 fn compare_on(
     device: &Device,
-    specs: &[spec::Layer],
+    specs: &[spec::LayerSpec],
     size: [usize; 2],
     replicas: usize,
     grid: [usize; 2],
@@ -349,9 +351,9 @@ fn compare_on(
         let built = build(specs, size, &weights, None);
         pass(&built, &weights, x, &BatchSlice { samples: SAMPLES, ..Default::default() }, &dy, input_gradient)
     };
-    let one: Passed = one().unwrap();
+    let one: ForwardBackward = one().unwrap();
 
-    let tiles = Tiles::cut(size, grid, &strides(specs));
+    let tiles = TileGrid::cut(size, grid, &strides(specs));
     let each = SAMPLES / replicas;
     let ranks =
         threads::run(replicas * tiles.ranks(), Duration::from_secs(60), |world| -> Result<_, Error> {
@@ -368,11 +370,11 @@ fn compare_on(
                 specs,
                 size,
                 &weights,
-                Some(Cut { tiles: tiles.clone(), group: &group, world: &world }),
+                Some(TiledImage { tiles: tiles.clone(), group: &group, world: &world }),
             );
-            let share = BatchSlice { first: samples.start, samples: each, norms: NormGroup::Step };
+            let batch_slice = BatchSlice { first: samples.start, samples: each, norms: NormGroup::Step };
             let dy = &dy[samples.start * CLASSES..samples.end * CLASSES];
-            pass(&built, &weights, x, &share, dy, input_gradient)
+            pass(&built, &weights, x, &batch_slice, dy, input_gradient)
         });
     let ranks = ranks.unwrap();
 

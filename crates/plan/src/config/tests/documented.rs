@@ -29,7 +29,7 @@ fn every_field_is_documented() {
             }
         }
     }
-    for name in Model::names() {
+    for name in ModelConfig::names() {
         assert!(page.contains(&format!("`{name}`")), "docs/run-file.md lacks the model {name}");
     }
 }
@@ -62,7 +62,7 @@ fn every_field_of_a_layer_is_documented() {
             let exact = match field.otherwise {
                 FieldDefault::Missing(_) => name,
                 FieldDefault::Like(other) => with(&format!("the {other}")),
-                FieldDefault::Whole(default) => with(&default),
+                FieldDefault::Integer(default) => with(&default),
                 FieldDefault::Flag(default) => with(&default),
                 FieldDefault::Number(default) => with(&default),
                 FieldDefault::Word(default) => with(&format!("`\"{default}\"`")),

@@ -8,7 +8,7 @@ fn ranks_are_read_and_checked() {
         parse("[train]\nbatch = 24\nmicro_batches = 2\nnoise_scale = true\n[parallel]\ndata = 3").unwrap();
     assert_eq!(
         (run.parallel.data, run.parallel.batch_norm, run.batch().micro_batch),
-        (3, BatchNorm::Local, 4)
+        (3, BatchNormSync::Local, 4)
     );
     assert!(parse("[train]\nnoise_scale = true\n[parallel]\ndata = 2").is_ok());
     insta::assert_snapshot!(sentence("[parallel]\ndata = 0"), @"`parallel.data` must be a whole number of at least 1, got 0");
@@ -102,7 +102,7 @@ fn a_run_on_many_ranks_has_one_on_one() {
     let text = "[train]\nbatch = 16\nmicro_batches = 2\n[prune]\nmethod = \"magnitude\"\nsparsity = 0.001\n\
                 [parallel]\ndata = 4\npipeline = 2\nzero = true";
     let run = RunFile::parse(text, &[]).unwrap();
-    let alone = run.alone();
+    let alone = run.single_rank();
     assert_eq!(
         (alone.parallel.data, alone.parallel.stages(), alone.batch().micro_batch),
         (1, 1, run.batch().micro_batch)

@@ -4,54 +4,58 @@
 //! a pool or a flatten ends. Columns are those of the last dimension, so a flatten, which puts channels of many pixels side by side,
 //! wants all of them.
 
-use super::{Split, Stop};
+use super::{ActivationSplit, LayerSplit};
 use crate::mesh::Axis;
-use crate::spec::{Layer, Named, OnTiles, TensorRole};
+use crate::spec::{LayerSpec, Named, TensorRole, TileRole};
 
 /// One group of ranks, and what a person has said of it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Group {
+pub struct IntegratedGroup {
     /// The axis that it lies along: ranks that see all of every image, or a tile.
     pub axis: Axis,
     /// The layers that are by model, where that is said; the others are by data or by domain.
     pub by_model: Option<Named>,
 }
 
-impl Group {
+impl IntegratedGroup {
     /// How what is read of the data lies.
-    pub(super) fn begins(&self) -> Split {
-        if self.axis == Axis::Spatial { Split::Rows } else { Split::Whole }
+    pub(super) fn begins(&self) -> ActivationSplit {
+        if self.axis == Axis::Spatial { ActivationSplit::Rows } else { ActivationSplit::Replicated }
     }
 
     /// Whether a layer that multiplies can, and may, go so.
-    pub(super) fn multiplies(&self, layer: &Layer, name: &str, stop: Stop) -> bool {
-        let by_model = matches!(stop, Stop { to: Split::Columns, .. } | Stop { from: Split::Columns, .. });
+    pub(super) fn multiplies(&self, layer: &LayerSpec, name: &str, stop: LayerSplit) -> bool {
+        let by_model = matches!(
+            stop,
+            LayerSplit { to: ActivationSplit::Columns, .. }
+                | LayerSplit { from: ActivationSplit::Columns, .. }
+        );
         let may = self.by_model.as_ref().is_none_or(|named| named.means(name) == by_model);
         // Convolutions are cut by their outputs alone.
         let can = match layer.properties().tensor_role {
-            TensorRole::Pairs => stop.from != Split::Rows,
-            TensorRole::Opens => stop.from != Split::Columns,
+            TensorRole::ColumnOrRowParallel => stop.from != ActivationSplit::Rows,
+            TensorRole::ColumnParallel => stop.from != ActivationSplit::Columns,
             _ => !by_model,
         };
         may && can
     }
 
     /// Whether a layer that does not multiply can go so.
-    pub(super) fn passes(&self, layer: &Layer, stop: Stop) -> bool {
+    pub(super) fn passes(&self, layer: &LayerSpec, stop: LayerSplit) -> bool {
         match stop.from {
-            Split::Rows => ends_tiles(layer) == (stop.to == Split::Whole),
-            Split::Columns => layer.properties().tensor_role.is_between(),
-            Split::Samples | Split::Whole => true,
+            ActivationSplit::Rows => ends_tiles(layer) == (stop.to == ActivationSplit::Replicated),
+            ActivationSplit::Columns => layer.properties().tensor_role.is_between(),
+            ActivationSplit::Samples | ActivationSplit::Replicated => true,
         }
     }
 
     /// Whether an activation can be moved so.
-    pub(super) fn moves(&self, from: Split, to: Split) -> bool {
-        from == to || ![from, to].contains(&Split::Rows)
+    pub(super) fn moves(&self, from: ActivationSplit, to: ActivationSplit) -> bool {
+        from == to || ![from, to].contains(&ActivationSplit::Rows)
     }
 }
 
 /// Whether a layer ends a cut of images, by a sum over their tiles.
-pub(super) fn ends_tiles(layer: &Layer) -> bool {
-    matches!(layer.properties().on_tiles, OnTiles::Mean(_) | OnTiles::Gathered)
+pub(super) fn ends_tiles(layer: &LayerSpec) -> bool {
+    matches!(layer.properties().tile_role, TileRole::Mean(_) | TileRole::Gathered)
 }

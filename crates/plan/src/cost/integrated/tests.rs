@@ -2,16 +2,16 @@
 
 use proptest::prelude::*;
 
-use super::super::{AllReduce, Link};
+use super::super::{AllReduce, AlphaBeta};
 use super::*;
-use crate::spec::presets::{Form, Gpt, ResNet, Vgg, alexnet, gpt, mlp, resnet, simple_cnn, vgg};
+use crate::spec::presets::{Gpt, ResNet, StemForm, Vgg, alexnet, gpt, mlp, resnet, simple_cnn, vgg};
 
 fn on(ranks: usize, batch: usize) -> Setting {
-    Setting { ranks, batch, link: Link::published(4), all_reduce: AllReduce::Ring }
+    Setting { ranks, batch, link: AlphaBeta::published(4), all_reduce: AllReduce::Ring }
 }
 
 /// Seconds of a model whose layers are all shared out alike, where they can be.
-fn pure(model: &Model, by: Parallelism, at: &Setting) -> Option<f64> {
+fn pure(model: &ModelSpec, by: Parallelism, at: &Setting) -> Option<f64> {
     let layers = LayerSizes::of_model(model, None).unwrap();
     let costs = layers.iter().map(|sizes| sizes.cost(by, at)).collect::<Option<Vec<_>>>()?;
     Some(at.seconds(costs.into_iter().sum()))
@@ -43,8 +43,8 @@ fn a_transformer_needs_four_sums_a_block() {
 #[test]
 fn convolutions_and_linear_layers_want_different_things() {
     for model in [
-        alexnet((224, 224, 3), 1000, Form::ImageNet),
-        vgg(Vgg::V16, (224, 224, 3), 1000, Form::ImageNet, false),
+        alexnet((224, 224, 3), 1000, StemForm::ImageNet),
+        vgg(Vgg::V16, (224, 224, 3), 1000, StemForm::ImageNet, false),
     ] {
         let found = Integrated::of(&model, None, &on(8, 64)).unwrap();
         for choice in &found.layers {
@@ -59,7 +59,7 @@ fn convolutions_and_linear_layers_want_different_things() {
 /// With more ranks than samples large images are cut by rows, and where weights outweigh activations by outputs.
 #[test]
 fn slabs_of_images_go_on_where_samples_end() {
-    let model = vgg(Vgg::V16, (224, 224, 3), 1000, Form::ImageNet, false);
+    let model = vgg(Vgg::V16, (224, 224, 3), 1000, StemForm::ImageNet, false);
     let found = Integrated::of(&model, None, &on(8, 4)).unwrap();
     let by: Vec<_> = found.layers.iter().map(|choice| choice.by).collect();
     assert!(by[..6].iter().all(|by| *by == Parallelism::Domain), "{by:?}");
@@ -71,7 +71,7 @@ fn slabs_of_images_go_on_where_samples_end() {
 /// its inputs, the third its outputs.
 #[test]
 fn alexnets_messages_are_these() {
-    let found = Integrated::of(&alexnet((224, 224, 3), 1000, Form::ImageNet), None, &on(8, 64)).unwrap();
+    let found = Integrated::of(&alexnet((224, 224, 3), 1000, StemForm::ImageNet), None, &on(8, 64)).unwrap();
     let moved = 2.0 * 7.0 / 8.0 * (64.0 * 9216.0 / 8.0);
     assert_eq!(found.exchanged, Cost { messages: 14.0, words: moved });
     let summed = 1.75 * (2_469_696.0 + 64.0 * (4096.0 + 4096.0 + 1000.0));
@@ -91,7 +91,7 @@ fn layers_that_share_a_weight_are_shared_out_alike() {
 
 #[test]
 fn every_product_is_told_once_and_in_order() {
-    let model = resnet(ResNet::R18, (64, 64, 3), 10, Form::Small);
+    let model = resnet(ResNet::R18, (64, 64, 3), 10, StemForm::Small);
     let sizes = LayerSizes::of_model(&model, None).unwrap();
     let products: Vec<_> = sizes.iter().filter(|s| s.columns.is_some()).map(|s| s.name.clone()).collect();
     let told = Integrated::of(&model, None, &on(4, 16)).unwrap();
@@ -107,11 +107,11 @@ proptest! {
         let model = match kind {
             0 => mlp((9, 7, 2), &[50 * width, 30], 40),
             1 => simple_cnn((28, 28, 1), 10 + width),
-            2 => alexnet((40, 40, 3), 10 * width + 2, Form::Small),
-            3 => resnet(ResNet::R18, (16, 16, 3), 10, Form::Small),
+            2 => alexnet((40, 40, 3), 10 * width + 2, StemForm::Small),
+            3 => resnet(ResNet::R18, (16, 16, 3), 10, StemForm::Small),
             _ => gpt("gpt", &Gpt { layers: 2, width: 8 * width, heads: 4, vocab: 300, tied: width % 2 == 0, ..Gpt::default() }),
         };
-        let at = Setting { ranks, batch, link: Link { alpha, beta }, all_reduce: AllReduce::ALL[how].1 };
+        let at = Setting { ranks, batch, link: AlphaBeta { alpha, beta }, all_reduce: AllReduce::ALL[how].1 };
         let found = Integrated::of(&model, None, &at);
         for by in Parallelism::ALL {
             if let Some(pure) = pure(&model, by, &at) {

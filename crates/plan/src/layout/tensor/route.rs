@@ -2,58 +2,58 @@
 //!
 //! | a layer that multiplies | what a rank runs |
 //! |---|---|
-//! | from samples to samples | all of it on its samples; its gradients are summands |
+//! | from samples to samples | all of it on its samples; its gradients are partial sums |
 //! | from rows to rows | the same on its tile of the image, which `spatial` makes of it |
 //! | from whole to columns | `enter`, its outputs |
 //! | from columns to whole | its inputs, `leave`, bias |
 
 use std::convert::Infallible;
 
-use super::{Classes, Sharded, Sharder, finish};
-use crate::cost::integrated::{Split, Stop};
+use super::{ClassShard, ShardedModel, TensorSharder, finish};
+use crate::cost::integrated::{ActivationSplit, LayerSplit};
 use crate::layout::{Shard, norms};
-use crate::spec::{Along, Counted, Layer, Model, Move, Parameter, Shape};
+use crate::spec::{CollectiveOp, DropoutIndices, LayerSpec, ModelSpec, Parameter, Shape, ShardDim};
 
 /// The layers of a rank for a model whose layers go along a route.
 pub(in crate::layout) fn follow(
-    model: &Model,
-    whole: &[Parameter],
-    part: super::Part<'_>,
-    route: &[Stop],
-) -> Sharded {
-    let mut sharder = Sharder::new(part);
+    model: &ModelSpec,
+    full: &[Parameter],
+    tensor_split: super::TensorSplit<'_>,
+    route: &[LayerSplit],
+) -> ShardedModel {
+    let mut sharder = TensorSharder::new(tensor_split);
     let (mut local, mut stops) = (model.clone(), route.iter());
     let mut shape = model.input.shape();
-    let mut split = route.first().map_or(Split::Whole, |stop| match stop.from {
-        Split::Rows => Split::Rows,
-        _ => Split::Whole,
+    let mut split = route.first().map_or(ActivationSplit::Replicated, |stop| match stop.from {
+        ActivationSplit::Rows => ActivationSplit::Rows,
+        _ => ActivationSplit::Replicated,
     });
     let last = model.blocks.len() - 1;
     for (i, block) in model.blocks.iter().enumerate() {
         local.blocks[i].layers = sharder.along(&block.layers, &mut shape, &mut split, &mut stops, i == last);
     }
     // Every rank has the loss of the whole batch.
-    if split == Split::Samples {
-        local.blocks[last].layers.extend(sharder.moved(split, Split::Whole, shape));
+    if split == ActivationSplit::Samples {
+        local.blocks[last].layers.extend(sharder.moved(split, ActivationSplit::Replicated, shape));
     }
-    finish(sharder, local, whole)
+    finish(sharder, local, full)
 }
 
-impl Sharder<'_> {
+impl TensorSharder<'_> {
     fn along(
         &mut self,
-        layers: &[Layer],
+        layers: &[LayerSpec],
         shape: &mut Shape,
-        split: &mut Split,
-        stops: &mut std::slice::Iter<'_, Stop>,
+        split: &mut ActivationSplit,
+        stops: &mut std::slice::Iter<'_, LayerSplit>,
         ends: bool,
-    ) -> Vec<Layer> {
+    ) -> Vec<LayerSpec> {
         let mut built = Vec::new();
         for (i, layer) in layers.iter().enumerate() {
             let stop = *stops.next().expect("a route has a stop for each layer");
             built.extend(self.moved(*split, stop.from, *shape));
-            match layer.entry().sides() {
-                Some(_) => built.push(self.sides(layer, *shape, stop, stops)),
+            match layer.description().branches() {
+                Some(_) => built.push(self.branches(layer, *shape, stop, stops)),
                 None => {
                     let is_head = ends && i + 1 == layers.len();
                     self.at_stop(layer, stop, *shape, is_head, &mut built);
@@ -66,16 +66,16 @@ impl Sharder<'_> {
     }
 
     /// Ways that part here and meet again, all in the same split.
-    fn sides(
+    fn branches(
         &mut self,
-        layer: &Layer,
+        layer: &LayerSpec,
         input: Shape,
-        stop: Stop,
-        stops: &mut std::slice::Iter<'_, Stop>,
-    ) -> Layer {
+        stop: LayerSplit,
+        stops: &mut std::slice::Iter<'_, LayerSplit>,
+    ) -> LayerSpec {
         let before = self.trained;
         let mut trained = before;
-        let Ok(built) = layer.map_sides(|way| {
+        let Ok(built) = layer.map_branches(|way| {
             self.trained = before;
             let (mut shape, mut split) = (input, stop.from);
             let mut layers = self.along(way, &mut shape, &mut split, stops, false);
@@ -88,33 +88,40 @@ impl Sharder<'_> {
     }
 
     /// One layer.
-    fn at_stop(&mut self, layer: &Layer, stop: Stop, shape: Shape, is_head: bool, built: &mut Vec<Layer>) {
-        let (entry, ranks, rank) = (layer.entry(), self.part.ranks, self.part.rank);
+    fn at_stop(
+        &mut self,
+        layer: &LayerSpec,
+        stop: LayerSplit,
+        shape: Shape,
+        is_head: bool,
+        built: &mut Vec<LayerSpec>,
+    ) {
+        let (entry, ranks, rank) = (layer.description(), self.tensor_split.ranks, self.tensor_split.rank);
         match (entry.properties().product_size, stop.from, stop.to) {
-            (Some(size), Split::Whole, Split::Columns) => {
+            (Some(size), ActivationSplit::Replicated, ActivationSplit::Columns) => {
                 let own = self.own(size.output);
                 built.extend(self.enter(shape));
                 built.push(self.split_outputs(layer, std::slice::from_ref(&own), false));
                 if is_head {
-                    self.classes = Some(Classes { axis: self.part.axis, ranks, own });
+                    self.classes = Some(ClassShard { axis: self.tensor_split.axis, ranks, own });
                 }
             }
-            (Some(size), Split::Columns, Split::Whole) => {
+            (Some(size), ActivationSplit::Columns, ActivationSplit::Replicated) => {
                 self.split_inputs(layer, &self.own(size.input), shape, built);
             }
-            (_, Split::Columns, _) => {
+            (_, ActivationSplit::Columns, _) => {
                 let own = self.own(shape.last());
-                let elements = Counted::Runs { first: own.start, run: own.len(), of: shape.last() };
+                let elements = DropoutIndices::Runs { first: own.start, run: own.len(), of: shape.last() };
                 built.push(entry.counting(elements).unwrap_or_else(|| layer.clone()));
             }
-            (_, Split::Samples, _) => {
+            (_, ActivationSplit::Samples, _) => {
                 if let Some(channels) = entry.properties().batch_statistics {
-                    built.push(norms::shared_by_samples(channels, self.part.axis));
+                    built.push(norms::shared_by_samples(channels, self.tensor_split.axis));
                 }
                 for parameter in layer.parameters() {
                     self.hold(&parameter.name, Shard::full(&parameter.shape), true);
                 }
-                let elements = Counted::Samples { ranks, rank };
+                let elements = DropoutIndices::Samples { ranks, rank };
                 built.push(entry.counting(elements).unwrap_or_else(|| layer.clone()));
             }
             _ => built.push(layer.clone()),
@@ -122,18 +129,26 @@ impl Sharder<'_> {
     }
 
     /// An activation on its way from one split to another.
-    fn moved(&self, from: Split, to: Split, shape: Shape) -> Option<Layer> {
+    fn moved(&self, from: ActivationSplit, to: ActivationSplit, shape: Shape) -> Option<LayerSpec> {
         let one_way = |from, to| match (from, to) {
-            (Split::Samples, Split::Whole) => Move::Gather(Along::Samples),
-            (Split::Whole, Split::Samples) => Move::Slice(Along::Samples),
-            (Split::Columns, Split::Whole) => Move::Gather(Along::Last),
-            (Split::Whole, Split::Columns) => Move::Slice(Along::Last),
-            (Split::Samples, Split::Columns) => Move::Deal { from: Along::Samples, to: Along::Last },
-            (Split::Columns, Split::Samples) => Move::Deal { from: Along::Last, to: Along::Samples },
+            (ActivationSplit::Samples, ActivationSplit::Replicated) => {
+                CollectiveOp::AllGather(ShardDim::Samples)
+            }
+            (ActivationSplit::Replicated, ActivationSplit::Samples) => CollectiveOp::Slice(ShardDim::Samples),
+            (ActivationSplit::Columns, ActivationSplit::Replicated) => {
+                CollectiveOp::AllGather(ShardDim::Last)
+            }
+            (ActivationSplit::Replicated, ActivationSplit::Columns) => CollectiveOp::Slice(ShardDim::Last),
+            (ActivationSplit::Samples, ActivationSplit::Columns) => {
+                CollectiveOp::AllToAll { from: ShardDim::Samples, to: ShardDim::Last }
+            }
+            (ActivationSplit::Columns, ActivationSplit::Samples) => {
+                CollectiveOp::AllToAll { from: ShardDim::Last, to: ShardDim::Samples }
+            }
             (from, to) => unreachable!("no route goes from {from:?} to {to:?} between two layers"),
         };
         // Nobody wants the gradient of what no layer has trained.
-        let backward = || if self.trained { one_way(to, from) } else { Move::Nothing };
+        let backward = || if self.trained { one_way(to, from) } else { CollectiveOp::Identity };
         (from != to).then(|| self.exchange(one_way(from, to), backward(), shape.last()))
     }
 }

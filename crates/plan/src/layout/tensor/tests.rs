@@ -1,28 +1,28 @@
 use proptest::prelude::*;
 
-use super::super::{Cuts, Layout, LocalModel};
+use super::super::{Layout, LocalModel, Partition};
 use super::*;
 use crate::spec::presets::{Gpt, gpt, resnet8};
-use crate::spec::{Precision, Recompute, Residual};
+use crate::spec::{Precision, RecomputeMode, Residual};
 
-fn locals(model: &Model, tensor: usize, sequence: bool) -> Vec<LocalModel> {
-    let cuts = Cuts { tensor, sequence, ..Cuts::NONE };
-    Layout::new(model, &model.parameters(), cuts).unwrap().peers().to_vec()
+fn locals(model: &ModelSpec, tensor: usize, sequence: bool) -> Vec<LocalModel> {
+    let cuts = Partition { tensor, sequence, ..Partition::NONE };
+    Layout::new(model, &model.parameters(), cuts).unwrap().local_models().to_vec()
 }
 
 /// Every element of every parameter is on one rank, or whole on all of them.
-fn covers(model: &Model, locals: &[LocalModel]) {
+fn covers(model: &ModelSpec, locals: &[LocalModel]) {
     for (id, parameter) in model.parameters().iter().enumerate() {
         let shards: Vec<&Shard> = locals.iter().map(|local| &local.shards[id]).collect();
         if shards.iter().all(|shard| shard.is_full()) {
             continue;
         }
-        let mut places: Vec<usize> = shards
+        let mut indices: Vec<usize> = shards
             .iter()
             .flat_map(|shard| shard.runs().flat_map(|run| run.in_full..run.in_full + run.length))
             .collect();
-        places.sort_unstable();
-        assert_eq!(places, (0..parameter.elements() as usize).collect::<Vec<_>>(), "{}", parameter.name);
+        indices.sort_unstable();
+        assert_eq!(indices, (0..parameter.elements() as usize).collect::<Vec<_>>(), "{}", parameter.name);
     }
 }
 
@@ -39,29 +39,29 @@ proptest! {
         covers(&model, &locals);
         let mut flops = 0.0;
         for local in &locals {
-            let names = |model: &Model| model.parameters().into_iter().map(|p| p.name).collect::<Vec<_>>();
+            let names = |model: &ModelSpec| model.parameters().into_iter().map(|p| p.name).collect::<Vec<_>>();
             prop_assert_eq!(names(&local.model), names(&model));
             flops += local.model.flops(1).unwrap();
             for (parameter, shard) in local.model.parameters().iter().zip(&local.shards) {
                 prop_assert_eq!(&parameter.shape, &shard.shape());
             }
-            local.model.activation_bytes(3, Precision::F32, Recompute::None).unwrap();
+            local.model.activation_bytes(3, Precision::F32, RecomputeMode::None).unwrap();
         }
-        let whole = model.flops(1).unwrap();
+        let full = model.flops(1).unwrap();
         // A head with fewer classes than ranks is on each of them.
-        prop_assert!(vocab < ranks || (flops / whole - 1.0).abs() < 1e-9, "{flops} {whole}");
+        prop_assert!(vocab < ranks || (flops / full - 1.0).abs() < 1e-9, "{flops} {full}");
     }
 }
 
 /// Words of a row of layers, those inside residuals included.
-fn words(layers: &[Layer]) -> String {
-    let word = |layer: &Layer| match layer {
-        Layer::Residual(Residual { branch, .. }) => format!("({})", words(branch)),
-        Layer::Exchange(exchange) => match (exchange.forward, exchange.backward) {
-            (Move::Nothing, Move::Sum) => "enter".into(),
-            (Move::Sum, Move::Nothing) => "leave".into(),
-            (Move::Gather(Along::Sequence), Move::ReduceScatter(_)) => "gather".into(),
-            (Move::ReduceScatter(_), Move::Gather(_)) => "scatter".into(),
+fn words(layers: &[LayerSpec]) -> String {
+    let word = |layer: &LayerSpec| match layer {
+        LayerSpec::Residual(Residual { branch, .. }) => format!("({})", words(branch)),
+        LayerSpec::Collective(exchange) => match (exchange.forward, exchange.backward) {
+            (CollectiveOp::Identity, CollectiveOp::AllReduce) => "enter".into(),
+            (CollectiveOp::AllReduce, CollectiveOp::Identity) => "leave".into(),
+            (CollectiveOp::AllGather(ShardDim::Sequence), CollectiveOp::ReduceScatter(_)) => "gather".into(),
+            (CollectiveOp::ReduceScatter(_), CollectiveOp::AllGather(_)) => "scatter".into(),
             other => format!("{other:?}"),
         },
         other => other.kind().into(),
@@ -79,7 +79,7 @@ fn one_sum_forward_and_one_backward_for_attention_and_for_the_perceptron() {
     );
     assert_eq!(words(&local.model.blocks[0].layers), "embedding leave position");
     assert_eq!(words(&local.model.blocks[5].layers), "layer_norm enter tied_linear");
-    assert_eq!(local.classes, Some(Classes { axis: Axis::Tensor, ranks: 2, own: 128..256 }));
+    assert_eq!(local.classes, Some(ClassShard { axis: Axis::Tensor, ranks: 2, own: 128..256 }));
     let local = &locals(&model, 2, true)[0];
     assert_eq!(
         words(&local.model.blocks[1].layers),
@@ -107,18 +107,18 @@ fn a_convolution_is_cut_by_its_channels() {
 fn before_the_first_layer_nothing_enters() {
     let model = resnet8((32, 32, 3), 10);
     assert!(words(&locals(&model, 2, false)[0].model.blocks[0].layers).starts_with("conv "));
-    let cuts = Cuts { tensor: 2, grid: [2, 1], ..Cuts::NONE };
+    let cuts = Partition { tensor: 2, grid: [2, 1], ..Partition::NONE };
     let layout = Layout::new(&model, &model.parameters(), cuts).unwrap();
-    let layers = words(&layout.peers()[0].model.blocks[0].layers);
+    let layers = words(&layout.local_models()[0].model.blocks[0].layers);
     assert!(layers.starts_with("crop halo conv "), "{layers}");
-    let next = words(&layout.peers()[0].model.blocks[1].layers);
+    let next = words(&layout.local_models()[0].model.blocks[1].layers);
     assert!(next.contains("enter halo conv "), "{next}");
 }
 
 #[test]
 fn too_many_ranks_for_the_heads_are_refused() {
     let model = gpt("gpt", &Gpt::default());
-    let cuts = Cuts { tensor: 8, ..Cuts::NONE };
+    let cuts = Partition { tensor: 8, ..Partition::NONE };
     let error = Layout::new(&model, &model.parameters(), cuts).unwrap_err().to_string();
     assert!(error.contains("parallel.tensor") && error.contains("4 heads"), "{error}");
 }

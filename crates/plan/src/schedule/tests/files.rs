@@ -19,7 +19,7 @@ fn read(text: &str) -> Schedule {
 fn what_is_written_is_read_back() {
     for (name, options) in everything().filter(|(_, options)| options.micro_batches <= 12) {
         for batches in [1, 3] {
-            let schedule = name.schedule(&Options { batches, ..options }).unwrap();
+            let schedule = name.schedule(&ScheduleOptions { batches, ..options }).unwrap();
             assert_eq!(Schedule::parse(&schedule.to_string()).unwrap(), schedule, "{schedule}");
         }
     }
@@ -28,9 +28,10 @@ fn what_is_written_is_read_back() {
 /// The lines of `--json`, as a file.
 #[test]
 fn the_order_alone_is_a_schedule() {
-    let flushed = [Name::Gpipe, Name::OneFOneB, Name::Interleaved, Name::ZbH1];
+    let flushed =
+        [ScheduleName::Gpipe, ScheduleName::OneFOneB, ScheduleName::Interleaved, ScheduleName::ZbH1];
     for (name, options) in everything().filter(|(name, _)| flushed.contains(name)) {
-        let schedule = name.schedule(&Options { batches: 2, ..options }).unwrap();
+        let schedule = name.schedule(&ScheduleOptions { batches: 2, ..options }).unwrap();
         let order: String = (0..options.stages).map(|rank| schedule.order(rank) + "\n").collect();
         let again = read(&format!("name {name}\nbatches 2\n{order}"));
         assert_eq!(again, schedule);
@@ -39,8 +40,8 @@ fn the_order_alone_is_a_schedule() {
 
 #[test]
 fn every_action_has_its_word() {
-    let options = Options { batches: 3, ..Options::new(2, 2) };
-    insta::assert_snapshot!(Name::TwoBw.schedule(&options).unwrap(), @"
+    let options = ScheduleOptions { batches: 3, ..ScheduleOptions::new(2, 2) };
+    insta::assert_snapshot!(ScheduleName::TwoBw.schedule(&options).unwrap(), @"
     name 2bw
     micro-batches 2
     batches 3
@@ -49,7 +50,7 @@ fn every_action_has_its_word() {
     F0 a0>1 F1 a1>1 g0<1 B0 F2 a2>1 g1<1 B1 reduce keep0 step F3@0 a3>1 g2<1 B2@0 F4 a4>1 g3<1 B3@0 drop0 reduce keep1 step F5@1 a5>1 g4<1 B4@1 g5<1 B5@1 drop1 reduce keep2 step
     a0<0 F0 B0 g0>0 a1<0 F1 B1 g1>0 reduce keep0 step a2<0 F2@0 B2@0 g2>0 a3<0 F3@0 B3@0 g3>0 drop0 reduce keep1 step a4<0 F4@1 B4@1 g4>0 a5<0 F5@1 B5@1 g5>0 drop1 reduce keep2 step
     ");
-    insta::assert_snapshot!(Name::PipeDream.schedule(&Options::new(3, 4)).unwrap(), @"
+    insta::assert_snapshot!(ScheduleName::PipeDream.schedule(&ScheduleOptions::new(3, 4)).unwrap(), @"
     name pipedream
     micro-batches 4
     batches 1
@@ -59,7 +60,7 @@ fn every_action_has_its_word() {
     a0<0 F0 a0>2 a1<0 F1 a1>2 g0<2 B0 g0>0 reduce keep0 step a2<0 F2 a2>2 g1<2 B1@0 g1>0 drop0 reduce keep1 step a3<0 F3 a3>2 g2<2 B2@1 g2>0 drop1 reduce keep2 step g3<2 B3@2 g3>0 drop2 reduce step
     a0<1 F0 B0 g0>1 reduce step a1<1 F1 B1 g1>1 reduce step a2<1 F2 B2 g2>1 reduce step a3<1 F3 B3 g3>1 reduce step
     ");
-    insta::assert_snapshot!(Name::Interleaved.schedule(&Options::new(2, 2)).unwrap(), @"
+    insta::assert_snapshot!(ScheduleName::Interleaved.schedule(&ScheduleOptions::new(2, 2)).unwrap(), @"
     name interleaved
     micro-batches 2
     batches 1
@@ -68,7 +69,7 @@ fn every_action_has_its_word() {
     F0.0 a0.0>1 F1.0 a1.0>1 a0.1<1 F0.1 a0.1>1 a1.1<1 F1.1 a1.1>1 g0.1<1 B0.1 g0.1>1 g1.1<1 B1.1 g1.1>1 g0.0<1 B0.0 g1.0<1 B1.0 reduce.0 reduce.1 step
     a0.0<0 F0.0 a0.0>0 a1.0<0 F1.0 a1.0>0 a0.1<0 F0.1 B0.1 g0.1>0 a1.1<0 F1.1 B1.1 g1.1>0 g0.0<0 B0.0 g0.0>0 g1.0<0 B1.0 g1.0>0 reduce.0 reduce.1 step
     ");
-    insta::assert_snapshot!(Name::Chimera.schedule(&Options::new(2, 2)).unwrap(), @"
+    insta::assert_snapshot!(ScheduleName::Chimera.schedule(&ScheduleOptions::new(2, 2)).unwrap(), @"
     name chimera
     micro-batches 2
     batches 1
@@ -78,7 +79,7 @@ fn every_action_has_its_word() {
     F0 a0>1 a1<1 F1 B1 g1>1 reduce.1 g0<1 B0 reduce.0 step
     F1 a1>0 a0<0 F0 B0 g0>0 reduce.0 g1<0 B1 reduce.1 step
     ");
-    insta::assert_snapshot!(Name::ZbH1.schedule(&Options::new(2, 2)).unwrap(), @"
+    insta::assert_snapshot!(ScheduleName::ZbH1.schedule(&ScheduleOptions::new(2, 2)).unwrap(), @"
     name zb-h1
     micro-batches 2
     batches 1

@@ -11,15 +11,15 @@ fn close(a: f64, b: f64) -> bool {
 }
 
 /// The figures with a backward of twice a forward, and with both equal.
-fn reports(name: Name, options: &Options) -> [(Report, f64, f64); 2] {
+fn reports(name: ScheduleName, options: &ScheduleOptions) -> [(ScheduleReport, f64, f64); 2] {
     [(1.0, 2.0), (1.0, 1.0)].map(|(forward, backward)| {
-        let options = Options { units: Units { forward, backward }, ..*options };
-        (Report::of(name, &options).unwrap().2, forward, backward)
+        let options = ScheduleOptions { units: PassUnits { forward, backward }, ..*options };
+        (ScheduleReport::of(name, &options).unwrap().2, forward, backward)
     })
 }
 
 /// Runs a check on every choice of a schedule.
-fn each(name: Name, check: impl Fn(&Options, &Report, f64, f64) -> bool) {
+fn each(name: ScheduleName, check: impl Fn(&ScheduleOptions, &ScheduleReport, f64, f64) -> bool) {
     let mut tried = 0;
     for options in grid().flat_map(|(p, m)| choices(name, p, m)) {
         for (report, forward, backward) in reports(name, &options) {
@@ -35,7 +35,7 @@ fn by_stage(stages: usize, f: impl Fn(usize) -> usize) -> Vec<usize> {
 }
 
 /// (p - 1) / (m + p - 1), which is (p - 1) (F + B) on every rank.
-fn has_the_flush_bubble(options: &Options, report: &Report, f: f64, b: f64) -> bool {
+fn has_the_flush_bubble(options: &ScheduleOptions, report: &ScheduleReport, f: f64, b: f64) -> bool {
     let (p, m) = (options.stages as f64, options.micro_batches as f64);
     close(report.bubble_ratio, (p - 1.0) / (m + p - 1.0))
         && report.idle.iter().all(|&idle| close(idle, (p - 1.0) * (f + b)))
@@ -43,7 +43,7 @@ fn has_the_flush_bubble(options: &Options, report: &Report, f: f64, b: f64) -> b
 
 #[test]
 fn gpipe() {
-    each(Name::Gpipe, |options, report, f, b| {
+    each(ScheduleName::Gpipe, |options, report, f, b| {
         has_the_flush_bubble(options, report, f, b)
             && report.in_flight == vec![options.micro_batches; options.stages]
             && report.weight_versions == vec![1; options.stages]
@@ -52,8 +52,8 @@ fn gpipe() {
 
 #[test]
 fn one_f_one_b() {
-    each(Name::OneFOneB, |options, report, f, b| {
-        let &Options { stages: p, micro_batches: m, .. } = options;
+    each(ScheduleName::OneFOneB, |options, report, f, b| {
+        let &ScheduleOptions { stages: p, micro_batches: m, .. } = options;
         has_the_flush_bubble(options, report, f, b)
             && report.in_flight == by_stage(p, |s| m.min(p - s))
             && report.held == report.in_flight
@@ -63,8 +63,8 @@ fn one_f_one_b() {
 
 #[test]
 fn interleaved() {
-    each(Name::Interleaved, |options, report, f, b| {
-        let &Options { stages: p, micro_batches: m, .. } = options;
+    each(ScheduleName::Interleaved, |options, report, f, b| {
+        let &ScheduleOptions { stages: p, micro_batches: m, .. } = options;
         let v = options.chunks.unwrap();
         let ideal = m as f64 * (f + b);
         let fraction = (p as f64 - 1.0) / (v * m) as f64;
@@ -75,7 +75,7 @@ fn interleaved() {
 }
 
 /// What a schedule without flush costs once is the flush of 1F1B.
-fn fills_and_drains_once(options: &Options, report: &Report, f: f64, b: f64) -> bool {
+fn fills_and_drains_once(options: &ScheduleOptions, report: &ScheduleReport, f: f64, b: f64) -> bool {
     let once = (options.stages - 1) as f64 * (f + b);
     let is_once = |&fill: &f64| close(fill, once);
     options.micro_batches < options.stages || report.fill_and_drain.as_ref().unwrap().iter().all(is_once)
@@ -83,7 +83,7 @@ fn fills_and_drains_once(options: &Options, report: &Report, f: f64, b: f64) -> 
 
 #[test]
 fn pipedream() {
-    each(Name::PipeDream, |options, report, f, b| {
+    each(ScheduleName::PipeDream, |options, report, f, b| {
         let p = options.stages;
         fills_and_drains_once(options, report, f, b)
             && report.bubble_ratio == 0.0
@@ -94,8 +94,8 @@ fn pipedream() {
 
 #[test]
 fn two_bw() {
-    each(Name::TwoBw, |options, report, f, b| {
-        let &Options { stages: p, micro_batches: m, .. } = options;
+    each(ScheduleName::TwoBw, |options, report, f, b| {
+        let &ScheduleOptions { stages: p, micro_batches: m, .. } = options;
         fills_and_drains_once(options, report, f, b)
             && (m < p || report.bubble_ratio == 0.0)
             && report.in_flight == by_stage(p, |s| (p - s).min(2 * m))
@@ -107,8 +107,8 @@ fn two_bw() {
 /// drain with.
 #[test]
 fn zb_h1() {
-    each(Name::ZbH1, |options, report, f, b| {
-        let &Options { stages: p, micro_batches: m, .. } = options;
+    each(ScheduleName::ZbH1, |options, report, f, b| {
+        let &ScheduleOptions { stages: p, micro_batches: m, .. } = options;
         let idle = (p - 1) as f64 * f;
         let total = m as f64 * (f + b) + idle;
         (m < p || (close(report.bubble_ratio, idle / total) && report.idle.iter().all(|&i| close(i, idle))))
@@ -121,9 +121,10 @@ fn zb_h1() {
 
 #[test]
 fn zb_h1_never_takes_longer_than_1f1b() {
-    each(Name::ZbH1, |options, report, _, backward| {
-        let units = Units { forward: 1.0, backward };
-        let (_, _, whole) = Report::of(Name::OneFOneB, &Options { units, ..*options }).unwrap();
+    each(ScheduleName::ZbH1, |options, report, _, backward| {
+        let units = PassUnits { forward: 1.0, backward };
+        let (_, _, whole) =
+            ScheduleReport::of(ScheduleName::OneFOneB, &ScheduleOptions { units, ..*options }).unwrap();
         report.time <= whole.time + 1e-9
     });
 }
@@ -131,8 +132,8 @@ fn zb_h1_never_takes_longer_than_1f1b() {
 /// In slots of equal length: (D - 2f) / (2f N + D - 2f) where D divides N.
 #[test]
 fn chimera() {
-    each(Name::Chimera, |options, report, f, b| {
-        let &Options { stages: d, micro_batches: n, .. } = options;
+    each(ScheduleName::Chimera, |options, report, f, b| {
+        let &ScheduleOptions { stages: d, micro_batches: n, .. } = options;
         let pipelines = options.pipelines.unwrap();
         let bubbles = (d - pipelines) as f64;
         let formula = bubbles / ((pipelines * n) as f64 + bubbles);
@@ -150,13 +151,13 @@ fn chimera() {
 /// micro-batches more in flight.
 #[test]
 fn chimera_doubling() {
-    each(Name::ChimeraDoubling, |options, report, f, b| {
-        let &Options { stages: d, micro_batches: n, .. } = options;
+    each(ScheduleName::ChimeraDoubling, |options, report, f, b| {
+        let &ScheduleOptions { stages: d, micro_batches: n, .. } = options;
         let pipelines = options.pipelines.unwrap();
         let bubbles = (d - pipelines) as f64;
         let formula = bubbles / ((pipelines * n) as f64 + bubbles);
         let whole_units = n % (2 * d) == 0;
-        let (_, _, plain) = Report::of(Name::Chimera, options).unwrap();
+        let (_, _, plain) = ScheduleReport::of(ScheduleName::Chimera, options).unwrap();
         let more: Vec<usize> = plain.in_flight.iter().map(|in_flight| in_flight + d).collect();
         (!whole_units || b != 2.0 * f || close(report.bubble_ratio, formula))
             && (!whole_units || report.in_flight == more)
@@ -171,7 +172,7 @@ fn chimera_doubling() {
 #[test]
 fn chimera_with_long_backwards() {
     for d in [2, 4, 6, 8] {
-        let (_, _, report) = Report::of(Name::Chimera, &Options::new(d, d)).unwrap();
+        let (_, _, report) = ScheduleReport::of(ScheduleName::Chimera, &ScheduleOptions::new(d, d)).unwrap();
         let bubbles = d as f64 - 2.0;
         assert!(
             close(report.bubble_ratio, bubbles / (1.5 * d as f64 + bubbles)),
@@ -183,7 +184,7 @@ fn chimera_with_long_backwards() {
 
 #[test]
 fn axonn() {
-    each(Name::Axonn, |options, report, f, b| {
+    each(ScheduleName::Axonn, |options, report, f, b| {
         let p = options.stages;
         has_the_flush_bubble(options, report, f, b)
             && report.in_flight.iter().all(|&in_flight| in_flight <= p)
@@ -195,8 +196,8 @@ fn axonn() {
 /// The picture in SAMO's paper.
 #[test]
 fn three_stages_and_five_micro_batches_leave_six_idle_units() {
-    for name in [Name::Axonn, Name::OneFOneB, Name::Gpipe] {
-        let (_, _, report) = Report::of(name, &Options::new(3, 5)).unwrap();
+    for name in [ScheduleName::Axonn, ScheduleName::OneFOneB, ScheduleName::Gpipe] {
+        let (_, _, report) = ScheduleReport::of(name, &ScheduleOptions::new(3, 5)).unwrap();
         assert_eq!((report.idle, report.time), (vec![6.0; 3], 21.0), "{name}");
     }
 }
@@ -215,11 +216,11 @@ impl Costs for Uneven<'_> {
 }
 
 fn uneven(lengths: &[f64], micro_batches: usize) -> (Timeline, Timeline) {
-    let options = Options::new(lengths.len(), micro_batches);
+    let options = ScheduleOptions::new(lengths.len(), micro_batches);
     let time = |rank: usize, pass| if pass == Pass::Forward { lengths[rank] } else { 2.0 * lengths[rank] };
     let driven = message_driven(&options, time).unwrap();
     driven.validate().unwrap();
-    let fixed = Name::OneFOneB.schedule(&options).unwrap();
+    let fixed = ScheduleName::OneFOneB.schedule(&options).unwrap();
     (Timeline::walk(&driven, &Uneven(lengths)).unwrap(), Timeline::walk(&fixed, &Uneven(lengths)).unwrap())
 }
 

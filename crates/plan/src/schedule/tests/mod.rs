@@ -16,26 +16,28 @@ fn grid() -> impl Iterator<Item = (usize, usize)> {
 }
 
 /// Every choice of the options that a schedule has.
-fn choices(name: Name, stages: usize, micro_batches: usize) -> Vec<Options> {
-    let plain = Options::new(stages, micro_batches);
+fn choices(name: ScheduleName, stages: usize, micro_batches: usize) -> Vec<ScheduleOptions> {
+    let plain = ScheduleOptions::new(stages, micro_batches);
     match name {
-        Name::Interleaved if !micro_batches.is_multiple_of(stages) => vec![],
-        Name::Interleaved => (2..=4).map(|chunks| Options { chunks: Some(chunks), ..plain }).collect(),
-        Name::Chimera | Name::ChimeraDoubling => (2..=stages)
+        ScheduleName::Interleaved if !micro_batches.is_multiple_of(stages) => vec![],
+        ScheduleName::Interleaved => {
+            (2..=4).map(|chunks| ScheduleOptions { chunks: Some(chunks), ..plain }).collect()
+        }
+        ScheduleName::Chimera | ScheduleName::ChimeraDoubling => (2..=stages)
             .step_by(2)
             .filter(|pipelines| stages.is_multiple_of(2) && stages.is_multiple_of(*pipelines))
-            .map(|pipelines| Options { pipelines: Some(pipelines), ..plain })
+            .map(|pipelines| ScheduleOptions { pipelines: Some(pipelines), ..plain })
             .collect(),
         _ => vec![plain],
     }
 }
 
 /// All of it.
-fn everything() -> impl Iterator<Item = (Name, Options)> {
-    let all = grid().flat_map(|(p, m)| Name::ALL.map(|name| (name, p, m)));
+fn everything() -> impl Iterator<Item = (ScheduleName, ScheduleOptions)> {
+    let all = grid().flat_map(|(p, m)| ScheduleName::ALL.map(|name| (name, p, m)));
     all.flat_map(|(name, p, m)| choices(name, p, m).into_iter().map(move |options| (name, options)))
 }
 
 fn walk(schedule: &Schedule, forward: f64, backward: f64) -> Timeline {
-    Timeline::walk(schedule, &UnitCosts::new(schedule, Units { forward, backward })).unwrap()
+    Timeline::walk(schedule, &UnitCosts::new(schedule, PassUnits { forward, backward })).unwrap()
 }

@@ -2,18 +2,18 @@
 
 use super::*;
 
-fn picture(name: Name, options: Options) -> String {
-    let (schedule, timeline, _) = Report::of(name, &options).unwrap();
+fn picture(name: ScheduleName, options: ScheduleOptions) -> String {
+    let (schedule, timeline, _) = ScheduleReport::of(name, &options).unwrap();
     timeline.picture(&schedule, Ink::Plain)
 }
 
-fn equal(options: Options) -> Options {
-    Options { units: Units { forward: 1.0, backward: 1.0 }, ..options }
+fn equal(options: ScheduleOptions) -> ScheduleOptions {
+    ScheduleOptions { units: PassUnits { forward: 1.0, backward: 1.0 }, ..options }
 }
 
 #[test]
 fn samo_3_stages_5_micro_batches() {
-    insta::assert_snapshot!(picture(Name::Axonn, Options::new(3, 5)), @"
+    insta::assert_snapshot!(picture(ScheduleName::Axonn, ScheduleOptions::new(3, 5)), @"
     rank 0 |0>1>2>........0<<<3>1<<<4>2<<<..3<<<..4<<<|
     rank 1 |..0>1>2>..0<<<..1<<<3>2<<<4>3<<<..4<<<....|
     rank 2 |....0>0<<<1>1<<<2>2<<<3>3<<<4>4<<<........|
@@ -23,7 +23,7 @@ fn samo_3_stages_5_micro_batches() {
 
 #[test]
 fn gpipe_4_stages_4_micro_batches() {
-    insta::assert_snapshot!(picture(Name::Gpipe, Options::new(4, 4)), @"
+    insta::assert_snapshot!(picture(ScheduleName::Gpipe, ScheduleOptions::new(4, 4)), @"
     rank 0 |0>1>2>3>..................0<<<1<<<2<<<3<<<|
     rank 1 |..0>1>2>3>............0<<<1<<<2<<<3<<<....|
     rank 2 |....0>1>2>3>......0<<<1<<<2<<<3<<<........|
@@ -34,7 +34,7 @@ fn gpipe_4_stages_4_micro_batches() {
 
 #[test]
 fn one_f_one_b_4_stages_8_micro_batches() {
-    insta::assert_snapshot!(picture(Name::OneFOneB, Options::new(4, 8)), @"
+    insta::assert_snapshot!(picture(ScheduleName::OneFOneB, ScheduleOptions::new(4, 8)), @"
     rank 0 |0>1>2>3>............0<<<4>1<<<5>2<<<6>3<<<7>4<<<..5<<<..6<<<..7<<<|
     rank 1 |..0>1>2>........0<<<3>1<<<4>2<<<5>3<<<6>4<<<7>5<<<..6<<<..7<<<....|
     rank 2 |....0>1>....0<<<2>1<<<3>2<<<4>3<<<5>4<<<6>5<<<7>6<<<..7<<<........|
@@ -45,7 +45,7 @@ fn one_f_one_b_4_stages_8_micro_batches() {
 
 #[test]
 fn interleaved_4_stages_8_micro_batches_2_chunks() {
-    insta::assert_snapshot!(picture(Name::Interleaved, Options::new(4, 8)), @"
+    insta::assert_snapshot!(picture(ScheduleName::Interleaved, ScheduleOptions::new(4, 8)), @"
     rank 0 |0a>1a>2a>3a>0b>1b>2b>3b>4a>5a>6a>.........0b<<<<7a>1b<<<<...4b>2b<<<<5b>3b<<<<6b>0a<<<<7b>1a<<<<2a<<<<...3a<<<<...4b<<<<...5b<<<<...6b<<<<...7b<<<<4a<<<<5a<<<<6a<<<<7a<<<<|
     rank 1 |...0a>1a>2a>3a>0b>1b>2b>3b>4a>......0b<<<<5a>1b<<<<6a>2b<<<<7a>3b<<<<4b>0a<<<<5b>1a<<<<6b>2a<<<<7b>3a<<<<...4b<<<<...5b<<<<...6b<<<<...7b<<<<4a<<<<5a<<<<6a<<<<7a<<<<......|
     rank 2 |......0a>1a>2a>3a>0b>1b>2b>...0b<<<<3b>1b<<<<4a>2b<<<<5a>3b<<<<6a>0a<<<<7a>1a<<<<4b>2a<<<<5b>3a<<<<6b>4b<<<<7b>5b<<<<...6b<<<<...7b<<<<4a<<<<5a<<<<6a<<<<7a<<<<............|
@@ -56,7 +56,7 @@ fn interleaved_4_stages_8_micro_batches_2_chunks() {
 
 #[test]
 fn pipedream_4_stages() {
-    insta::assert_snapshot!(picture(Name::PipeDream, Options::new(4, 8)), @"
+    insta::assert_snapshot!(picture(ScheduleName::PipeDream, ScheduleOptions::new(4, 8)), @"
     rank 0 |0>1>2>3>............0<<<4>1<<<5>2<<<6>3<<<7>4<<<..5<<<..6<<<..7<<<|
     rank 1 |..0>1>2>........0<<<3>1<<<4>2<<<5>3<<<6>4<<<7>5<<<..6<<<..7<<<....|
     rank 2 |....0>1>....0<<<2>1<<<3>2<<<4>3<<<5>4<<<6>5<<<7>6<<<..7<<<........|
@@ -67,7 +67,7 @@ fn pipedream_4_stages() {
 
 #[test]
 fn two_bw_4_stages_4_micro_batches_2_batches() {
-    insta::assert_snapshot!(picture(Name::TwoBw, Options { batches: 2, ..Options::new(4, 4) }), @"
+    insta::assert_snapshot!(picture(ScheduleName::TwoBw, ScheduleOptions { batches: 2, ..ScheduleOptions::new(4, 4) }), @"
     rank 0 |0>1>2>3>............0<<<4>1<<<5>2<<<6>3<<<7>4<<<..5<<<..6<<<..7<<<|
     rank 1 |..0>1>2>........0<<<3>1<<<4>2<<<5>3<<<6>4<<<7>5<<<..6<<<..7<<<....|
     rank 2 |....0>1>....0<<<2>1<<<3>2<<<4>3<<<5>4<<<6>5<<<7>6<<<..7<<<........|
@@ -78,7 +78,7 @@ fn two_bw_4_stages_4_micro_batches_2_batches() {
 
 #[test]
 fn zb_h1_4_stages_8_micro_batches() {
-    insta::assert_snapshot!(picture(Name::ZbH1, Options::new(4, 8)), @"
+    insta::assert_snapshot!(picture(ScheduleName::ZbH1, ScheduleOptions::new(4, 8)), @"
     rank 0 |0>1>2>3>......0<0=4>1<1=5>2<2=6>3<3=7>4<4=5<5=6<6=7<7=|
     rank 1 |..0>1>2>....0<3>1<0=4>2<1=5>3<2=6>4<3=7>5<4=6<5=7<6=7=|
     rank 2 |....0>1>..0<2>1<3>2<0=4>3<1=5>4<2=6>5<3=7>6<4=7<5=6=7=|
@@ -89,7 +89,7 @@ fn zb_h1_4_stages_8_micro_batches() {
 
 #[test]
 fn chimera_4_stages_4_micro_batches() {
-    insta::assert_snapshot!(picture(Name::Chimera, equal(Options::new(4, 4))), @"
+    insta::assert_snapshot!(picture(ScheduleName::Chimera, equal(ScheduleOptions::new(4, 4))), @"
     rank 0 |0>1>..2>2<3>3<0<..1<|
     rank 1 |..0>2>1>3>2<0<3<1<..|
     rank 2 |..2>0>3>1>0<2<1<3<..|
@@ -100,7 +100,7 @@ fn chimera_4_stages_4_micro_batches() {
 
 #[test]
 fn chimera_doubling_4_stages_8_micro_batches() {
-    insta::assert_snapshot!(picture(Name::ChimeraDoubling, Options::new(4, 8)), @"
+    insta::assert_snapshot!(picture(ScheduleName::ChimeraDoubling, ScheduleOptions::new(4, 8)), @"
     rank 0 |0>1>2>3>4>5>4<<<6>7>5<<<..0<<<6<<<1<<<7<<<2<<<....3<<<|
     rank 1 |..0>1>4>5>2>3>6>7>4<<<0<<<5<<<1<<<6<<<2<<<7<<<3<<<....|
     rank 2 |..4>5>0>1>6>7>2>3>0<<<4<<<1<<<5<<<2<<<6<<<3<<<7<<<....|
@@ -111,8 +111,8 @@ fn chimera_doubling_4_stages_8_micro_batches() {
 
 #[test]
 fn chimera_8_stages_8_micro_batches_4_pipelines() {
-    let options = Options { pipelines: Some(4), ..Options::new(8, 8) };
-    insta::assert_snapshot!(picture(Name::Chimera, equal(options)), @"
+    let options = ScheduleOptions { pipelines: Some(4), ..ScheduleOptions::new(8, 8) };
+    insta::assert_snapshot!(picture(ScheduleName::Chimera, equal(options)), @"
     rank 0 |0>1>..6>4>7>5>2>2<3>3<4<6<5<7<0<..1<|
     rank 1 |..0>6>1>7>4>2>5>3>2<4<3<5<6<0<7<1<..|
     rank 2 |..6>0>7>1>2>4>3>5>4<2<5<3<0<6<1<7<..|
@@ -127,8 +127,8 @@ fn chimera_8_stages_8_micro_batches_4_pipelines() {
 
 #[test]
 fn times_that_do_not_divide_each_other() {
-    let units = Units { forward: 1.0, backward: 1.7 };
-    insta::assert_snapshot!(picture(Name::OneFOneB, Options { units, ..Options::new(3, 4) }), @"
+    let units = PassUnits { forward: 1.0, backward: 1.7 };
+    insta::assert_snapshot!(picture(ScheduleName::OneFOneB, ScheduleOptions { units, ..ScheduleOptions::new(3, 4) }), @"
     rank 0 |0>1>2>......0<<<3>1<<..2<<<..3<<|
     rank 1 |..0>1>...0<<2>1<<<3>2<<..3<<<...|
     rank 2 |....0>0<<1>1<<2>2<<<3>3<<.......|
@@ -138,7 +138,7 @@ fn times_that_do_not_divide_each_other() {
 
 #[test]
 fn a_long_row_is_cut() {
-    let picture = picture(Name::OneFOneB, Options::new(2, 500));
+    let picture = picture(ScheduleName::OneFOneB, ScheduleOptions::new(2, 500));
     let rows: Vec<&str> = picture.lines().collect();
     assert!(rows[0].ends_with('~') && rows[0].len() == rows[1].len() && rows[0].len() < 1020);
     assert!(rows[2].ends_with("~ cut here"), "{}", rows[2]);
@@ -146,7 +146,8 @@ fn a_long_row_is_cut() {
 
 #[test]
 fn colours_change_no_character() {
-    let (schedule, timeline, _) = Report::of(Name::ZbH1, &Options::new(3, 4)).unwrap();
+    let (schedule, timeline, _) =
+        ScheduleReport::of(ScheduleName::ZbH1, &ScheduleOptions::new(3, 4)).unwrap();
     let painted = timeline.picture(&schedule, Ink::Colour);
     assert!(painted.contains("\x1b[30;44m0>\x1b[0m"), "{painted}");
     let codes = ["\x1b[30;44m", "\x1b[30;42m", "\x1b[30;43m", "\x1b[0m"];

@@ -11,7 +11,7 @@ fn every_schedule_is_valid_for_one_batch_and_for_three() {
     let mut tried = 0;
     for (name, options) in everything() {
         for batches in [1, 3] {
-            let schedule = name.schedule(&Options { batches, ..options }).unwrap();
+            let schedule = name.schedule(&ScheduleOptions { batches, ..options }).unwrap();
             schedule
                 .validate()
                 .unwrap_or_else(|error| panic!("{name}, {options:?}, {batches} batches: {error}"));
@@ -28,10 +28,11 @@ fn every_schedule_is_valid_for_one_batch_and_for_three() {
 /// Nothing in a list is there for nothing, and the check sees all of it.
 #[test]
 fn a_list_without_any_one_of_its_actions_is_not_valid() {
-    for name in Name::ALL {
+    for name in ScheduleName::ALL {
         for (stages, micro_batches, batches) in [(4, 8, 1), (4, 4, 3), (2, 2, 2)] {
-            let schedule =
-                name.schedule(&Options { batches, ..Options::new(stages, micro_batches) }).unwrap();
+            let schedule = name
+                .schedule(&ScheduleOptions { batches, ..ScheduleOptions::new(stages, micro_batches) })
+                .unwrap();
             for rank in 0..stages {
                 for position in 0..schedule.ranks[rank].len() {
                     let mut broken = schedule.clone();
@@ -46,8 +47,8 @@ fn a_list_without_any_one_of_its_actions_is_not_valid() {
 
 #[test]
 fn a_list_with_any_one_of_its_actions_twice_is_not_valid() {
-    for name in Name::ALL {
-        let schedule = name.schedule(&Options { batches: 2, ..Options::new(4, 4) }).unwrap();
+    for name in ScheduleName::ALL {
+        let schedule = name.schedule(&ScheduleOptions { batches: 2, ..ScheduleOptions::new(4, 4) }).unwrap();
         for rank in 0..4 {
             for position in 0..schedule.ranks[rank].len() {
                 let mut broken = schedule.clone();
@@ -64,11 +65,11 @@ fn a_list_with_any_one_of_its_actions_twice_is_not_valid() {
 #[test]
 fn passes_use_the_versions_that_the_papers_define() {
     for (p, m) in grid() {
-        let options = Options { batches: 4, ..Options::new(p, m) };
-        for name in [Name::OneFOneB, Name::TwoBw, Name::PipeDream] {
+        let options = ScheduleOptions { batches: 4, ..ScheduleOptions::new(p, m) };
+        for name in [ScheduleName::OneFOneB, ScheduleName::TwoBw, ScheduleName::PipeDream] {
             let version = |s: usize, k: usize| match name {
-                Name::OneFOneB => k / m,
-                Name::TwoBw => (k / m).saturating_sub(1),
+                ScheduleName::OneFOneB => k / m,
+                ScheduleName::TwoBw => (k / m).saturating_sub(1),
                 _ => (k + 1).saturating_sub(p - s),
             };
             let schedule = name.schedule(&options).unwrap();
@@ -105,16 +106,18 @@ fn gradients_are_added_in_the_order_of_the_micro_batches() {
 #[test]
 fn tags_are_the_same_at_both_ends_and_nowhere_else() {
     for (name, options) in everything().filter(|(_, options)| options.micro_batches <= 8) {
-        let schedule = name.schedule(&Options { batches: 2, ..options }).unwrap();
+        let schedule = name.schedule(&ScheduleOptions { batches: 2, ..options }).unwrap();
         let (mut sent, mut received) = (Vec::new(), Vec::new());
         for (rank, list) in schedule.ranks.iter().enumerate() {
             for action in list {
                 let tag = schedule.tag(rank, action);
                 match *action {
-                    Action::Send(Message { peer, .. }) | Action::Tell(Notice { peer, .. }) => {
+                    Action::Send(StageMessage { peer, .. })
+                    | Action::SendControl(ControlMessage { peer, .. }) => {
                         sent.push((rank, peer, tag.unwrap()));
                     }
-                    Action::Receive(Message { peer, .. }) | Action::Hear(Notice { peer, .. }) => {
+                    Action::Receive(StageMessage { peer, .. })
+                    | Action::RecvControl(ControlMessage { peer, .. }) => {
                         received.push((peer, rank, tag.unwrap()));
                     }
                     _ => assert_eq!(tag, None),
@@ -130,24 +133,25 @@ fn tags_are_the_same_at_both_ends_and_nowhere_else() {
 
 #[test]
 fn options_that_cannot_be() {
-    let refused = |name: Name, options: Options| name.schedule(&options).unwrap_err().to_string();
-    let plain = Options::new(4, 8);
-    insta::assert_snapshot!("1fb1".parse::<Name>().unwrap_err(), @"`1fb1` is not a schedule: there are gpipe, 1f1b, interleaved, pipedream, 2bw, chimera, chimera-doubling, zb-h1, axonn; did you mean `1f1b`?");
-    insta::assert_snapshot!(refused(Name::Gpipe, Options::new(0, 8)), @"gpipe needs at least 1 stage, got 0");
-    insta::assert_snapshot!(refused(Name::Gpipe, Options::new(4, 0)), @"gpipe needs at least 1 micro-batch, got 0");
-    insta::assert_snapshot!(refused(Name::Axonn, Options { batches: 0, ..plain }), @"axonn needs at least 1 batch, got 0");
-    insta::assert_snapshot!(refused(Name::Chimera, Options::new(3, 8)), @"chimera needs an even number of stages, got 3");
-    insta::assert_snapshot!(refused(Name::ChimeraDoubling, Options::new(3, 8)), @"chimera-doubling needs an even number of stages, got 3");
-    insta::assert_snapshot!(refused(Name::Chimera, Options { pipelines: Some(3), ..plain }), @"chimera needs an even number of pipelines, as many down as up, got 3");
-    insta::assert_snapshot!(refused(Name::Chimera, Options { pipelines: Some(8), ..plain }), @"chimera needs a number of pipelines that divides the 4 stages, got 8");
-    insta::assert_snapshot!(refused(Name::Interleaved, Options::new(4, 6)), @"interleaved needs micro-batches in a multiple of the 4 stages, got 6");
-    insta::assert_snapshot!(refused(Name::Interleaved, Options { chunks: Some(1), ..plain }), @"interleaved needs at least 2 chunks a rank (with 1 it is 1f1b), got 1");
-    insta::assert_snapshot!(refused(Name::OneFOneB, Options { chunks: Some(2), ..plain }), @"chunks have no effect on 1f1b: only interleaved has them");
-    insta::assert_snapshot!(refused(Name::OneFOneB, Options { pipelines: Some(2), ..plain }), @"pipelines have no effect on 1f1b: only chimera has them");
-    let units = Units { forward: 0.0, backward: f64::NAN };
-    insta::assert_snapshot!(refused(Name::ZbH1, Options { units, ..plain }), @"a forward takes between 0.001 and 1000000 units, got 0");
-    insta::assert_snapshot!(refused(Name::ZbH1, Options { units: Units { forward: 1.0, ..units }, ..plain }), @"a backward takes between 0.001 and 1000000 units, got NaN");
-    insta::assert_snapshot!(refused(Name::Gpipe, Options::new(usize::MAX, usize::MAX)), @"a schedule of 340282366920938463426481119284349108225 forwards is too long: the most is 1048576");
+    let refused =
+        |name: ScheduleName, options: ScheduleOptions| name.schedule(&options).unwrap_err().to_string();
+    let plain = ScheduleOptions::new(4, 8);
+    insta::assert_snapshot!("1fb1".parse::<ScheduleName>().unwrap_err(), @"`1fb1` is not a schedule: there are gpipe, 1f1b, interleaved, pipedream, 2bw, chimera, chimera-doubling, zb-h1, axonn; did you mean `1f1b`?");
+    insta::assert_snapshot!(refused(ScheduleName::Gpipe, ScheduleOptions::new(0, 8)), @"gpipe needs at least 1 stage, got 0");
+    insta::assert_snapshot!(refused(ScheduleName::Gpipe, ScheduleOptions::new(4, 0)), @"gpipe needs at least 1 micro-batch, got 0");
+    insta::assert_snapshot!(refused(ScheduleName::Axonn, ScheduleOptions { batches: 0, ..plain }), @"axonn needs at least 1 batch, got 0");
+    insta::assert_snapshot!(refused(ScheduleName::Chimera, ScheduleOptions::new(3, 8)), @"chimera needs an even number of stages, got 3");
+    insta::assert_snapshot!(refused(ScheduleName::ChimeraDoubling, ScheduleOptions::new(3, 8)), @"chimera-doubling needs an even number of stages, got 3");
+    insta::assert_snapshot!(refused(ScheduleName::Chimera, ScheduleOptions { pipelines: Some(3), ..plain }), @"chimera needs an even number of pipelines, as many down as up, got 3");
+    insta::assert_snapshot!(refused(ScheduleName::Chimera, ScheduleOptions { pipelines: Some(8), ..plain }), @"chimera needs a number of pipelines that divides the 4 stages, got 8");
+    insta::assert_snapshot!(refused(ScheduleName::Interleaved, ScheduleOptions::new(4, 6)), @"interleaved needs micro-batches in a multiple of the 4 stages, got 6");
+    insta::assert_snapshot!(refused(ScheduleName::Interleaved, ScheduleOptions { chunks: Some(1), ..plain }), @"interleaved needs at least 2 chunks a rank (with 1 it is 1f1b), got 1");
+    insta::assert_snapshot!(refused(ScheduleName::OneFOneB, ScheduleOptions { chunks: Some(2), ..plain }), @"chunks have no effect on 1f1b: only interleaved has them");
+    insta::assert_snapshot!(refused(ScheduleName::OneFOneB, ScheduleOptions { pipelines: Some(2), ..plain }), @"pipelines have no effect on 1f1b: only chimera has them");
+    let units = PassUnits { forward: 0.0, backward: f64::NAN };
+    insta::assert_snapshot!(refused(ScheduleName::ZbH1, ScheduleOptions { units, ..plain }), @"a forward takes between 0.001 and 1000000 units, got 0");
+    insta::assert_snapshot!(refused(ScheduleName::ZbH1, ScheduleOptions { units: PassUnits { forward: 1.0, ..units }, ..plain }), @"a backward takes between 0.001 and 1000000 units, got NaN");
+    insta::assert_snapshot!(refused(ScheduleName::Gpipe, ScheduleOptions::new(usize::MAX, usize::MAX)), @"a schedule of 340282366920938463426481119284349108225 forwards is too long: the most is 1048576");
 }
 
 /// Whether in time, too, nothing starts before what it needs has ended: said apart from the check of the lists.
@@ -158,26 +162,28 @@ fn in_time(schedule: &Schedule) -> Result<(), String> {
     for (rank, spans) in timeline.spans.iter().enumerate() {
         for span in spans {
             let Some((pass, work)) = span.action.compute() else { continue };
-            let part = schedule.placement.chunks(rank)[work.chunk].part;
+            let virtual_stage = schedule.placement.chunks(rank)[work.chunk].virtual_stage;
             if pass != Pass::BackwardWeight {
-                ends.insert((pass == Pass::Forward, work.micro_batch, part), span.end);
+                ends.insert((pass == Pass::Forward, work.micro_batch, virtual_stage), span.end);
             }
-            starts.push((pass, work.micro_batch, part, span.start));
+            starts.push((pass, work.micro_batch, virtual_stage, span.start));
         }
     }
-    for (pass, k, part, start) in starts {
-        let after = |forward, part| match ends.get(&(forward, k, part)) {
+    for (pass, k, virtual_stage, start) in starts {
+        let after = |forward, virtual_stage| match ends.get(&(forward, k, virtual_stage)) {
             Some(&end) if end <= start => Ok(()),
-            end => Err(format!("{pass:?} {k} of part {part} at {start}, but what it needs ends at {end:?}")),
+            end => Err(format!(
+                "{pass:?} {k} of part {virtual_stage} at {start}, but what it needs ends at {end:?}"
+            )),
         };
         match pass {
-            Pass::Forward if part > 0 => after(true, part - 1)?,
+            Pass::Forward if virtual_stage > 0 => after(true, virtual_stage - 1)?,
             Pass::Forward => {}
-            Pass::BackwardWeight => after(false, part)?,
+            Pass::BackwardWeight => after(false, virtual_stage)?,
             Pass::Backward | Pass::BackwardInput => {
-                after(true, part)?;
-                if part + 1 < schedule.placement.parts() {
-                    after(false, part + 1)?;
+                after(true, virtual_stage)?;
+                if virtual_stage + 1 < schedule.placement.virtual_stages() {
+                    after(false, virtual_stage + 1)?;
                 }
             }
         }
@@ -188,18 +194,18 @@ fn in_time(schedule: &Schedule) -> Result<(), String> {
 #[test]
 fn nothing_starts_before_what_it_needs() {
     for (name, options) in everything() {
-        let schedule = name.schedule(&Options { batches: 2, ..options }).unwrap();
+        let schedule = name.schedule(&ScheduleOptions { batches: 2, ..options }).unwrap();
         in_time(&schedule).unwrap_or_else(|problem| panic!("{name}, {options:?}: {problem}"));
     }
 }
 
-/// The parts that a rank sums in a batch, in order, each with the passes that follow it.
+/// The virtual stages that a rank sums in a batch, in order, each with the passes that follow it.
 fn sums(schedule: &Schedule, rank: usize) -> Vec<(usize, usize)> {
     let list = &schedule.ranks[rank];
     let sums = list.iter().enumerate().filter_map(|(position, action)| match action {
         Action::AllReduce { chunk } => {
             let left = list[position..].iter().filter(|action| action.compute().is_some()).count();
-            Some((schedule.placement.chunks(rank)[*chunk].part, left))
+            Some((schedule.placement.chunks(rank)[*chunk].virtual_stage, left))
         }
         _ => None,
     });
@@ -210,16 +216,22 @@ fn sums(schedule: &Schedule, rank: usize) -> Vec<(usize, usize)> {
 /// as many micro-batches, the stage that is complete first is summed while each rank still computes the other.
 #[test]
 fn chimera_sums_eagerly_and_in_one_order() {
-    for name in [Name::Chimera, Name::ChimeraDoubling] {
+    for name in [ScheduleName::Chimera, ScheduleName::ChimeraDoubling] {
         for (stages, micro_batches) in
             [(2, 1), (2, 2), (2, 5), (4, 4), (4, 6), (4, 7), (8, 8), (8, 16), (8, 19)]
         {
-            let schedule = name.schedule(&Options::new(stages, micro_batches)).unwrap();
+            let schedule = name.schedule(&ScheduleOptions::new(stages, micro_batches)).unwrap();
             schedule.validate().unwrap();
             for rank in 0..stages / 2 {
                 let (one, other) = (sums(&schedule, rank), sums(&schedule, stages - 1 - rank));
-                let parts = |sums: &[(usize, usize)]| sums.iter().map(|(part, _)| *part).collect::<Vec<_>>();
-                assert_eq!(parts(&one), parts(&other), "{name}, {stages} x {micro_batches}, rank {rank}");
+                let virtual_stages = |sums: &[(usize, usize)]| {
+                    sums.iter().map(|(virtual_stage, _)| *virtual_stage).collect::<Vec<_>>()
+                };
+                assert_eq!(
+                    virtual_stages(&one),
+                    virtual_stages(&other),
+                    "{name}, {stages} x {micro_batches}, rank {rank}"
+                );
                 if micro_batches % 2 == 0 {
                     assert!(
                         one[0].1 > 0 && other[0].1 > 0,
@@ -246,7 +258,7 @@ fn sums_that_passes_follow_are_hidden_in_time() {
             }
         }
     }
-    let schedule = Name::Chimera.schedule(&Options::new(2, 2)).unwrap();
+    let schedule = ScheduleName::Chimera.schedule(&ScheduleOptions::new(2, 2)).unwrap();
     let end = |sum: f64| Timeline::walk(&schedule, &Summing(sum)).unwrap().end;
     // Two forwards, two backwards, and the second sum: the first goes on beside the second backward, of two units.
     assert_eq!([end(0.0), end(1.0), end(2.0), end(5.0)], [6.0, 7.0, 8.0, 14.0]);
@@ -256,7 +268,7 @@ proptest! {
     /// Actions in another order are refused, or still do things in time.
     #[test]
     fn two_actions_swapped(index in 0usize..8, rank in 0usize..4, a in 0usize..60, distance in 1usize..6) {
-        let mut schedule = Name::ALL[index].schedule(&Options::new(4, 4)).unwrap();
+        let mut schedule = ScheduleName::ALL[index].schedule(&ScheduleOptions::new(4, 4)).unwrap();
         let length = schedule.ranks[rank].len();
         schedule.ranks[rank].swap(a % length, (a + distance) % length);
         if schedule.validate().is_ok() {
@@ -273,8 +285,8 @@ proptest! {
         passes in prop::collection::vec(0.1f64..9.0, 8),
         journey in 0.0f64..5.0,
     ) {
-        let Some(options) = choices(Name::ALL[index], stages, micro_batches).pop() else { return Ok(()) };
-        let schedule = Name::ALL[index].schedule(&options).unwrap();
+        let Some(options) = choices(ScheduleName::ALL[index], stages, micro_batches).pop() else { return Ok(()) };
+        let schedule = ScheduleName::ALL[index].schedule(&options).unwrap();
         let near = Timeline::walk(&schedule, &Costly { passes: &passes, journey: 0.0 }).unwrap();
         let far = Timeline::walk(&schedule, &Costly { passes: &passes, journey }).unwrap();
         prop_assert!(far.end >= near.end - 1e-9);

@@ -3,8 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::super::shape::Shape;
-use super::kind::{Kind, Then};
-use super::{Entry, Kernel, Layer, MemoryPass, OnTiles, Properties, Saves, TensorRole, floats};
+use super::kind::{Downstream, LayerKind};
+use super::{
+    LayerDescription, LayerKernel, LayerSpec, MemoryPass, Properties, SavedForBackward, TensorRole, TileRole,
+    floats,
+};
 
 /// An element-wise non-linearity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,23 +22,23 @@ pub enum Activation {
 }
 
 /// As a run file writes it.
-pub(super) const RELU: Kind = Kind {
+pub(super) const RELU: LayerKind = LayerKind {
     word: "relu",
     fields: &[],
     opens: false,
-    then: Then::Active,
-    complete: |_, _| Ok(Layer::Activation(Activation::Relu)),
+    then: Downstream::Active,
+    complete: |_, _| Ok(LayerSpec::Activation(Activation::Relu)),
 };
 
 /// As a run file writes it.
-pub(super) const GELU: Kind =
-    Kind { word: "gelu", complete: |_, _| Ok(Layer::Activation(Activation::Gelu)), ..RELU };
+pub(super) const GELU: LayerKind =
+    LayerKind { word: "gelu", complete: |_, _| Ok(LayerSpec::Activation(Activation::Gelu)), ..RELU };
 
 /// As a run file writes it.
-pub(super) const SILU: Kind =
-    Kind { word: "silu", complete: |_, _| Ok(Layer::Activation(Activation::Silu)), ..RELU };
+pub(super) const SILU: LayerKind =
+    LayerKind { word: "silu", complete: |_, _| Ok(LayerSpec::Activation(Activation::Silu)), ..RELU };
 
-impl Entry for Activation {
+impl LayerDescription for Activation {
     fn word(&self) -> &'static str {
         match self {
             Activation::Relu => RELU.word,
@@ -49,8 +52,8 @@ impl Entry for Activation {
     }
 
     /// The slope of ReLU follows from its output, that of the smooth ones from their input.
-    fn saves(&self, _: Shape, _: u64) -> Saves {
-        if *self == Activation::Relu { Saves::OUTPUT } else { Saves::INPUT }
+    fn saves(&self, _: Shape, _: u64) -> SavedForBackward {
+        if *self == Activation::Relu { SavedForBackward::OUTPUT } else { SavedForBackward::INPUT }
     }
 
     fn properties(&self) -> Properties {
@@ -58,14 +61,14 @@ impl Entry for Activation {
         Properties {
             remakes_output: is_smooth,
             keeps_zeros: true,
-            kernel: Kernel::Pass(MemoryPass {
+            kernel: LayerKernel::Pass(MemoryPass {
                 forward: [1.0, 1.0],
                 backward: [1.0, 2.0],
                 is_light: !is_smooth,
             }),
             is_gate: is_smooth,
             tensor_role: TensorRole::Elementwise,
-            on_tiles: OnTiles::Pixels,
+            tile_role: TileRole::Pixels,
             ..Properties::PLAIN
         }
     }

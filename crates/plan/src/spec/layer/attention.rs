@@ -9,9 +9,12 @@ use std::ops::Range;
 use serde::Serialize;
 
 use super::super::shape::Shape;
-use super::kind::{Kind, Then};
-use super::{Entry, HeadShard, InAttention, Kernel, Layer, Properties, Saves, TensorRole, sequence};
-use crate::field::{LARGEST, optional_whole, whole};
+use super::kind::{Downstream, LayerKind};
+use super::{
+    AttentionRole, HeadShard, LayerDescription, LayerKernel, LayerSpec, Properties, SavedForBackward,
+    TensorRole, sequence,
+};
+use crate::field::{LARGEST, integer, optional_integer};
 use crate::split::split;
 
 /// `[seq, width + 2 kv_heads d]` becomes `[seq, width]`, d = width / heads.
@@ -26,24 +29,24 @@ pub struct Attention {
 }
 
 /// As a run file writes it.
-pub(super) const ATTENTION: Kind = Kind {
+pub(super) const ATTENTION: LayerKind = LayerKind {
     word: "attention",
-    fields: &[whole("heads", 1, 1, LARGEST), optional_whole("kv_heads", 1, LARGEST)],
+    fields: &[integer("heads", 1, 1, LARGEST), optional_integer("kv_heads", 1, LARGEST)],
     opens: false,
-    then: Then::Linear,
+    then: Downstream::Linear,
     complete: |written, at| {
-        let heads = written.whole("heads");
+        let heads = written.integer("heads");
         let kv_heads = written.size("kv_heads").unwrap_or(heads);
         let last = at.shape.last();
         let width = match kv_heads == heads {
             true => last / 3,
             false => (last / heads.saturating_add(kv_heads.saturating_mul(2))).saturating_mul(heads),
         };
-        Ok(Layer::Attention(Attention::new(heads, kv_heads, width)))
+        Ok(LayerSpec::Attention(Attention::new(heads, kv_heads, width)))
     },
 };
 
-impl Entry for Attention {
+impl LayerDescription for Attention {
     fn word(&self) -> &'static str {
         ATTENTION.word
     }
@@ -74,9 +77,9 @@ impl Entry for Attention {
     }
 
     /// One logsumexp for each head and position.
-    fn saves(&self, input: Shape, samples: u64) -> Saves {
+    fn saves(&self, input: Shape, samples: u64) -> SavedForBackward {
         let numbers = (self.heads as u64).saturating_mul(input.rows()).saturating_mul(samples);
-        Saves { input: true, output: true, numbers }
+        SavedForBackward { input: true, output: true, numbers }
     }
 
     /// By whole heads of keys and values, with the queries that read them; where ranks are more than these, by heads of queries, and
@@ -87,8 +90,8 @@ impl Entry for Attention {
 
     fn properties(&self) -> Properties {
         Properties {
-            kernel: Kernel::Attention { heads: self.heads, width: self.width },
-            in_attention: InAttention::Core,
+            kernel: LayerKernel::Attention { heads: self.heads, width: self.width },
+            attention_role: AttentionRole::Core,
             // Keys and values.
             cached: 2 * self.kv_heads * (self.width / self.heads.max(1)),
             tensor_role: TensorRole::Between,
@@ -132,7 +135,7 @@ impl Attention {
         let mut own = self.clone();
         (own.heads, own.kv_heads, own.width) = (queries.len(), kv.len(), gives.len());
         Ok(HeadShard {
-            layer: Layer::Attention(own),
+            layer: LayerSpec::Attention(own),
             reads: [gives.clone(), scaled(&kv, width), scaled(&kv, width + kv_heads * each)],
             gives,
             of: [width, kv_heads * each],

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::super::Init;
 use super::super::parameter::Parameter;
 use super::super::shape::Shape;
-use super::{Entry, Kernel, Properties, Reads, expect_last, floats};
+use super::{GradientReads, LayerDescription, LayerKernel, Properties, expect_last, floats};
 
 /// Adds a learnt vector to every row.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -16,7 +16,7 @@ pub struct Bias {
     pub width: usize,
 }
 
-impl Entry for Bias {
+impl LayerDescription for Bias {
     fn word(&self) -> &'static str {
         "bias"
     }
@@ -43,9 +43,9 @@ impl Entry for Bias {
 
     fn properties(&self) -> Properties {
         Properties {
-            weight_reads: Reads::GRADIENT,
+            weight_reads: GradientReads::GRADIENT,
             passes_gradient: true,
-            kernel: Kernel::light([0.0, 2.0], [0.0, 1.0]),
+            kernel: LayerKernel::light([0.0, 2.0], [0.0, 1.0]),
             ..Properties::PLAIN
         }
     }

@@ -3,14 +3,14 @@
 use serde::Serialize;
 
 use super::super::shape::Shape;
-use super::kind::{Kind, Then};
-use super::{Entry, InAttention, Kernel, Layer, Properties};
+use super::kind::{Downstream, LayerKind};
+use super::{AttentionRole, LayerDescription, LayerKernel, LayerSpec, Properties};
 use crate::field::{layers, two_lists, word};
 
 /// What becomes of what the branches give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Join {
+pub enum BranchJoin {
     /// They are added, element by element.
     Sum,
     /// Element by element: gates, such as that of SwiGLU.
@@ -19,13 +19,13 @@ pub enum Join {
     Concat,
 }
 
-impl Join {
-    const ALL: [(&'static str, Join); 3] =
-        [("sum", Join::Sum), ("product", Join::Product), ("concat", Join::Concat)];
+impl BranchJoin {
+    const ALL: [(&'static str, BranchJoin); 3] =
+        [("sum", BranchJoin::Sum), ("product", BranchJoin::Product), ("concat", BranchJoin::Concat)];
 
     /// Whether the backward pass needs what each way gives.
     pub fn reads_outputs(self) -> bool {
-        self == Join::Product
+        self == BranchJoin::Product
     }
 }
 
@@ -33,61 +33,61 @@ impl Join {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Residual {
     /// The way with the weights.
-    pub branch: Vec<Layer>,
+    pub branch: Vec<LayerSpec>,
     /// What is added to it: empty where that is the input itself.
-    pub shortcut: Vec<Layer>,
+    pub shortcut: Vec<LayerSpec>,
 }
 
 /// Ways from one input, joined; an empty one passes x on.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Branches {
     /// What becomes of what they give.
-    pub join: Join,
+    pub join: BranchJoin,
     /// In the order of execution, and side by side in this order.
-    pub branches: Vec<Vec<Layer>>,
+    pub branches: Vec<Vec<LayerSpec>>,
 }
 
 /// The ways through a layer.
 #[derive(Debug)]
-pub struct Sides<'a> {
+pub struct BranchList<'a> {
     /// What becomes of what they give.
-    pub join: Join,
+    pub join: BranchJoin,
     /// In the order of execution.
-    pub all: Vec<Side<'a>>,
+    pub all: Vec<LayerBranch<'a>>,
 }
 
 /// One row of layers between a parting and a meeting.
 #[derive(Debug)]
-pub struct Side<'a> {
+pub struct LayerBranch<'a> {
     /// How messages call its layers, before their number.
     pub label: String,
     /// In the order of execution.
-    pub layers: &'a [Layer],
+    pub layers: &'a [LayerSpec],
 }
 
-impl Sides<'_> {
+impl BranchList<'_> {
     /// The shape of all ways together, or what does not fit: `shapes` are theirs, one each.
     pub fn meet(&self, shapes: &[Shape]) -> Result<Shape, String> {
         let (first, rest) = shapes.split_first().ok_or("needs at least one branch")?;
         let other = |fits: &dyn Fn(&Shape) -> bool| rest.iter().position(|shape| !fits(shape)).map(|i| i + 1);
         let gives = |i: usize| match self.join {
-            Join::Sum if self.all[0].label == "branch" => {
+            BranchJoin::Sum if self.all[0].label == "branch" => {
                 format!("its sides must have one shape: the branch gives {first}, the shortcut {}", shapes[i])
             }
-            Join::Sum | Join::Product => {
+            BranchJoin::Sum | BranchJoin::Product => {
                 format!("its branches must have one shape: branch 0 gives {first}, branch {i} {}", shapes[i])
             }
-            Join::Concat => format!(
+            BranchJoin::Concat => format!(
                 "its branches must differ in their last dimension only: branch 0 gives {first}, branch {i} {}",
                 shapes[i]
             ),
         };
         match self.join {
-            Join::Sum | Join::Product => match other(&|shape| shape == first) {
+            BranchJoin::Sum | BranchJoin::Product => match other(&|shape| shape == first) {
                 Some(i) => Err(gives(i)),
                 None => Ok(*first),
             },
-            Join::Concat => match other(&|shape| shape.with_last(1) == first.with_last(1)) {
+            BranchJoin::Concat => match other(&|shape| shape.with_last(1) == first.with_last(1)) {
                 Some(i) => Err(gives(i)),
                 None => {
                     let all = shapes.iter().fold(0, |sum: usize, shape| sum.saturating_add(shape.last()));
@@ -98,44 +98,47 @@ impl Sides<'_> {
     }
 
     fn output(&self, input: Shape) -> Result<Shape, String> {
-        let of = |side: &Side<'_>| side.layers.iter().try_fold(input, |shape, layer| layer.output(shape));
+        let of =
+            |side: &LayerBranch<'_>| side.layers.iter().try_fold(input, |shape, layer| layer.output(shape));
         self.meet(&self.all.iter().map(of).collect::<Result<Vec<_>, _>>()?)
     }
 }
 
 /// As a run file writes it.
-pub(super) const RESIDUAL: Kind = Kind {
+pub(super) const RESIDUAL: LayerKind = LayerKind {
     word: "residual",
     fields: &[layers("branch").or_missing("a list of at least one layer"), layers("shortcut")],
     opens: true,
-    then: Then::Inside,
+    then: Downstream::Inside,
     complete: |written, at| {
         let side = |field: &str| at.side("residual", written.layers(field), field, field);
-        Ok(Layer::Residual(Residual { branch: side("branch")?, shortcut: side("shortcut")? }))
+        Ok(LayerSpec::Residual(Residual { branch: side("branch")?, shortcut: side("shortcut")? }))
     },
 };
 
 /// As a run file writes it.
-pub(super) const BRANCHES: Kind = Kind {
+pub(super) const BRANCHES: LayerKind = LayerKind {
     word: "branches",
     fields: &[word("join", "sum", &["sum", "product", "concat"]), two_lists("branches")],
     opens: true,
-    then: Then::Inside,
+    then: Downstream::Inside,
     complete: |written, at| {
         let word = written.word("join");
-        let (_, join) = Join::ALL.into_iter().find(|(known, _)| *known == word).expect("a word of the field");
+        let (_, join) =
+            BranchJoin::ALL.into_iter().find(|(known, _)| *known == word).expect("a word of the field");
         let side = |(i, layers): (usize, &Vec<_>)| {
             at.side("branches", layers, &format!("branches.{i}"), &format!("branch {i}, layer"))
         };
         let branches = written.lists("branches").iter().enumerate().map(side).collect::<Result<_, _>>()?;
-        Ok(Layer::Branches(Branches { join, branches }))
+        Ok(LayerSpec::Branches(Branches { join, branches }))
     },
 };
 
 /// Of what is done where ways meet; the layers inside have kernels of their own.
-const JOINED: Properties = Properties { kernel: Kernel::light([0.0, 3.0], [3.0, 0.0]), ..Properties::PLAIN };
+const JOINED: Properties =
+    Properties { kernel: LayerKernel::light([0.0, 3.0], [3.0, 0.0]), ..Properties::PLAIN };
 
-impl Entry for Residual {
+impl LayerDescription for Residual {
     fn word(&self) -> &'static str {
         RESIDUAL.word
     }
@@ -144,7 +147,7 @@ impl Entry for Residual {
         self.both().output(input)
     }
 
-    fn sides(&self) -> Option<Sides<'_>> {
+    fn branches(&self) -> Option<BranchList<'_>> {
         Some(self.both())
     }
 
@@ -154,16 +157,16 @@ impl Entry for Residual {
 }
 
 impl Residual {
-    fn both(&self) -> Sides<'_> {
-        let side = |label: &str, layers| Side { label: label.into(), layers };
-        Sides {
-            join: Join::Sum,
+    fn both(&self) -> BranchList<'_> {
+        let side = |label: &str, layers| LayerBranch { label: label.into(), layers };
+        BranchList {
+            join: BranchJoin::Sum,
             all: vec![side("branch", &self.branch[..]), side("shortcut", &self.shortcut[..])],
         }
     }
 }
 
-impl Entry for Branches {
+impl LayerDescription for Branches {
     fn word(&self) -> &'static str {
         BRANCHES.word
     }
@@ -172,27 +175,29 @@ impl Entry for Branches {
         self.all().output(input)
     }
 
-    fn sides(&self) -> Option<Sides<'_>> {
+    fn branches(&self) -> Option<BranchList<'_>> {
         Some(self.all())
     }
 
     fn properties(&self) -> Properties {
         let mut inner = self.branches.iter().flatten();
         let is_flat = inner.all(|layer| {
-            layer.entry().sides().is_none() && layer.properties().in_attention != InAttention::Core
+            layer.description().branches().is_none()
+                && layer.properties().attention_role != AttentionRole::Core
         });
         Properties {
             // Several layers side by side project as one does.
-            in_attention: if is_flat { InAttention::Projects } else { InAttention::Apart },
+            attention_role: if is_flat { AttentionRole::Projects } else { AttentionRole::Apart },
             ..JOINED
         }
     }
 }
 
 impl Branches {
-    fn all(&self) -> Sides<'_> {
+    fn all(&self) -> BranchList<'_> {
         let all = self.branches.iter().enumerate();
-        let all = all.map(|(i, layers)| Side { label: format!("branch {i}, layer"), layers: &layers[..] });
-        Sides { join: self.join, all: all.collect() }
+        let all =
+            all.map(|(i, layers)| LayerBranch { label: format!("branch {i}, layer"), layers: &layers[..] });
+        BranchList { join: self.join, all: all.collect() }
     }
 }

@@ -7,13 +7,13 @@ use serde::Serialize;
 use super::super::Init;
 use super::super::parameter::{Parameter, weight_and_bias};
 use super::super::shape::Shape;
-use super::kind::{Kind, Then};
+use super::kind::{Downstream, LayerKind};
 use super::{
-    Entry, Kernel, Layer, LayerShard, OnTiles, Padding, ProductSize, Properties, Reads, Saves, TensorRole,
-    expect_last, image, windows,
+    GradientReads, LayerDescription, LayerKernel, LayerShard, LayerSpec, ProductSize, Properties,
+    SavedForBackward, TensorRole, TileRole, WindowPadding, expect_last, image, windows,
 };
-use crate::field::{LARGEST, flag, size, whole};
-use crate::tiles::Window;
+use crate::field::{LARGEST, flag, integer, size};
+use crate::tiles::SlidingWindow;
 
 /// Convolution over height and width; the weight is `[output, input, kernel, kernel]`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -29,7 +29,7 @@ pub struct Conv {
     /// Step, both ways.
     pub stride: usize,
     /// Zeros around the image.
-    pub padding: Padding,
+    pub padding: WindowPadding,
     /// Whether there is a bias.
     pub bias: bool,
     /// How the weight starts.
@@ -37,33 +37,33 @@ pub struct Conv {
 }
 
 /// As a run file writes it.
-pub(super) const CONV: Kind = Kind {
+pub(super) const CONV: LayerKind = LayerKind {
     word: "conv",
     fields: &[
         size("output"),
         size("kernel"),
-        whole("stride", 1, 1, LARGEST),
-        whole("padding", 0, 0, LARGEST),
+        integer("stride", 1, 1, LARGEST),
+        integer("padding", 0, 0, LARGEST),
         flag("bias", true),
     ],
     opens: true,
-    then: Then::Linear,
+    then: Downstream::Linear,
     complete: |written, at| {
-        let (input, kernel) = (at.shape.last(), written.whole("kernel"));
-        Ok(Layer::Conv(Conv {
+        let (input, kernel) = (at.shape.last(), written.integer("kernel"));
+        Ok(LayerSpec::Conv(Conv {
             name: at.name.clone(),
             input,
-            output: written.whole("output"),
+            output: written.integer("output"),
             kernel,
-            stride: written.whole("stride"),
-            padding: written.whole("padding").into(),
+            stride: written.integer("stride"),
+            padding: written.integer("padding").into(),
             bias: written.flag("bias"),
             init: at.fan_in(input.saturating_mul(kernel).saturating_mul(kernel)),
         }))
     },
 };
 
-impl Entry for Conv {
+impl LayerDescription for Conv {
     fn word(&self) -> &'static str {
         CONV.word
     }
@@ -86,29 +86,29 @@ impl Entry for Conv {
         2.0 * output.elements() as f64 * self.input as f64 * (self.kernel as f64).powi(2)
     }
 
-    fn saves(&self, _: Shape, _: u64) -> Saves {
-        Saves::INPUT
+    fn saves(&self, _: Shape, _: u64) -> SavedForBackward {
+        SavedForBackward::INPUT
     }
 
     fn split_outputs(&self, own: &[Range<usize>]) -> Option<LayerShard> {
         let output = own.iter().map(ExactSizeIterator::len).sum();
-        let layer = Layer::Conv(Conv { output, ..self.clone() });
+        let layer = LayerSpec::Conv(Conv { output, ..self.clone() });
         Some(LayerShard { layer, dims: vec![Some(0); 2], behind: None })
     }
 
-    fn padded(&self, padding: Padding) -> Option<Layer> {
-        Some(Layer::Conv(Conv { padding, ..self.clone() }))
+    fn padded(&self, padding: WindowPadding) -> Option<LayerSpec> {
+        Some(LayerSpec::Conv(Conv { padding, ..self.clone() }))
     }
 
     fn properties(&self) -> Properties {
         let Conv { input, output, kernel, stride, padding, .. } = *self;
         let size = ProductSize { input, output };
         Properties {
-            weight_reads: Reads::PRODUCT,
-            kernel: Kernel::Convolution { kernel, size },
+            weight_reads: GradientReads::PRODUCT,
+            kernel: LayerKernel::Convolution { kernel, size },
             product_size: Some(size),
-            tensor_role: TensorRole::Opens,
-            on_tiles: OnTiles::Window(Window { kernel, stride, padding }),
+            tensor_role: TensorRole::ColumnParallel,
+            tile_role: TileRole::Window(SlidingWindow { kernel, stride, padding }),
             hides_halo: true,
             ..Properties::PLAIN
         }

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::super::shape::Shape;
-use super::kind::{Kind, Then};
-use super::{Entry, Kernel, Layer, OnTiles, Properties, TensorRole, floats};
+use super::kind::{Downstream, LayerKind};
+use super::{LayerDescription, LayerKernel, LayerSpec, Properties, TensorRole, TileRole, floats};
 use crate::field::{INSIDE, number};
 
 /// Zeroes elements with probability `rate` while training and scales the others up.
@@ -13,13 +13,13 @@ pub struct Dropout {
     /// In [0, 1).
     pub rate: f32,
     /// Where the elements lie in the whole tensor, where a rank has some of it.
-    pub counted: Option<Counted>,
+    pub counted: Option<DropoutIndices>,
 }
 
 /// Which elements of a whole tensor a rank's are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Counted {
+pub enum DropoutIndices {
     /// Runs of equal length at equal distances. Element i is the whole's `first + i / run * of + i % run`, counted over all samples.
     Runs {
         /// The whole's number of the first element.
@@ -39,15 +39,17 @@ pub enum Counted {
 }
 
 /// As a run file writes it.
-pub(super) const DROPOUT: Kind = Kind {
+pub(super) const DROPOUT: LayerKind = LayerKind {
     word: "dropout",
     fields: &[number("rate", 0.5, INSIDE)],
     opens: false,
-    then: Then::Passes,
-    complete: |written, _| Ok(Layer::Dropout(Dropout { rate: written.number("rate") as f32, counted: None })),
+    then: Downstream::Passes,
+    complete: |written, _| {
+        Ok(LayerSpec::Dropout(Dropout { rate: written.number("rate") as f32, counted: None }))
+    },
 };
 
-impl Entry for Dropout {
+impl LayerDescription for Dropout {
     fn word(&self) -> &'static str {
         DROPOUT.word
     }
@@ -60,8 +62,8 @@ impl Entry for Dropout {
         }
     }
 
-    fn counting(&self, elements: Counted) -> Option<Layer> {
-        Some(Layer::Dropout(Dropout { counted: Some(elements), ..*self }))
+    fn counting(&self, elements: DropoutIndices) -> Option<LayerSpec> {
+        Some(LayerSpec::Dropout(Dropout { counted: Some(elements), ..*self }))
     }
 
     fn properties(&self) -> Properties {
@@ -70,9 +72,9 @@ impl Entry for Dropout {
             is_random: true,
             keeps_zeros: true,
             // Random numbers are made anew on the way back.
-            kernel: Kernel::pass([times; 2], [times; 2]),
+            kernel: LayerKernel::pass([times; 2], [times; 2]),
             tensor_role: TensorRole::Between,
-            on_tiles: OnTiles::Pixels,
+            tile_role: TileRole::Pixels,
             ..Properties::PLAIN
         }
     }

@@ -7,10 +7,10 @@ use serde::Serialize;
 use super::super::parameter::{Parameter, weight_and_bias};
 use super::super::shape::Shape;
 use super::super::{Init, Input};
-use super::kind::{Kind, Then};
+use super::kind::{Downstream, LayerKind};
 use super::{
-    Entry, Kernel, Layer, LayerShard, ProductSize, Properties, Reads, Saves, TensorRole, expect_last,
-    sequence,
+    GradientReads, LayerDescription, LayerKernel, LayerShard, LayerSpec, ProductSize, Properties,
+    SavedForBackward, TensorRole, expect_last, sequence,
 };
 use crate::field::size;
 
@@ -45,37 +45,37 @@ pub struct PositionEmbedding {
 }
 
 /// As a run file writes it.
-pub(super) const EMBEDDING: Kind = Kind {
+pub(super) const EMBEDDING: LayerKind = LayerKind {
     word: "embedding",
     fields: &[size("width")],
     opens: true,
-    then: Then::Linear,
+    then: Downstream::Linear,
     complete: |written, at| {
         // Ids are what only text has; elsewhere the shape check refuses the layer, whatever its size.
         let vocab = match at.input {
             Input::Tokens { vocab, .. } => vocab,
             Input::Image { .. } => 1,
         };
-        let (name, width) = (at.name.clone(), written.whole("width"));
-        Ok(Layer::Embedding(Embedding { name, vocab, first: 0, width, init: Init::Normal(0.02) }))
+        let (name, width) = (at.name.clone(), written.integer("width"));
+        Ok(LayerSpec::Embedding(Embedding { name, vocab, first: 0, width, init: Init::Normal(0.02) }))
     },
 };
 
 /// As a run file writes it.
-pub(super) const POSITION: Kind = Kind {
+pub(super) const POSITION: LayerKind = LayerKind {
     word: "position",
     fields: &[],
     opens: false,
-    then: Then::Linear,
+    then: Downstream::Linear,
     complete: |_, at| {
         let context = usize::try_from(at.shape.rows()).unwrap_or(usize::MAX);
         let (name, width) = (at.name.clone(), at.shape.last());
         let init = Init::Normal(0.02);
-        Ok(Layer::PositionEmbedding(PositionEmbedding { name, context, first: 0, width, init }))
+        Ok(LayerSpec::PositionEmbedding(PositionEmbedding { name, context, first: 0, width, init }))
     },
 };
 
-impl Entry for Embedding {
+impl LayerDescription for Embedding {
     fn word(&self) -> &'static str {
         EMBEDDING.word
     }
@@ -96,28 +96,28 @@ impl Entry for Embedding {
         table(&self.name, self.vocab, self.width, self.init)
     }
 
-    fn saves(&self, _: Shape, _: u64) -> Saves {
-        Saves::INPUT
+    fn saves(&self, _: Shape, _: u64) -> SavedForBackward {
+        SavedForBackward::INPUT
     }
 
     /// Some rows of the table; ids of others give zeros.
     fn split_inputs(&self, own: &Range<usize>) -> Option<LayerShard> {
-        let layer = Layer::Embedding(Embedding { vocab: own.len(), first: own.start, ..self.clone() });
+        let layer = LayerSpec::Embedding(Embedding { vocab: own.len(), first: own.start, ..self.clone() });
         Some(LayerShard { layer, dims: vec![Some(0)], behind: None })
     }
 
     fn properties(&self) -> Properties {
         Properties {
-            weight_reads: Reads::PRODUCT,
-            kernel: Kernel::pass([0.0, 2.0], [0.0, 3.0]),
+            weight_reads: GradientReads::PRODUCT,
+            kernel: LayerKernel::pass([0.0, 2.0], [0.0, 3.0]),
             product_size: Some(ProductSize { input: self.vocab, output: self.width }),
-            tensor_role: TensorRole::Closes,
+            tensor_role: TensorRole::RowParallel,
             ..Properties::PLAIN
         }
     }
 }
 
-impl Entry for PositionEmbedding {
+impl LayerDescription for PositionEmbedding {
     fn word(&self) -> &'static str {
         POSITION.word
     }
@@ -139,15 +139,15 @@ impl Entry for PositionEmbedding {
         table(&self.name, self.context, self.width, self.init)
     }
 
-    fn at_position(&self, first: usize) -> Option<Layer> {
-        Some(Layer::PositionEmbedding(PositionEmbedding { first, ..self.clone() }))
+    fn at_position(&self, first: usize) -> Option<LayerSpec> {
+        Some(LayerSpec::PositionEmbedding(PositionEmbedding { first, ..self.clone() }))
     }
 
     fn properties(&self) -> Properties {
         Properties {
-            weight_reads: Reads::GRADIENT,
+            weight_reads: GradientReads::GRADIENT,
             passes_gradient: true,
-            kernel: Kernel::pass([0.0, 2.0], [0.0, 1.0]),
+            kernel: LayerKernel::pass([0.0, 2.0], [0.0, 1.0]),
             ..Properties::PLAIN
         }
     }

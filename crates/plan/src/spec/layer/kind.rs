@@ -1,17 +1,17 @@
 //! How a run file writes a layer: its word, and its fields with their defaults, as data.
 //!
-//! A person writes what a layer makes; what it takes, its name and how it starts follow from where it stands ([`Place`]).
+//! A person writes what a layer makes; what it takes, its name and how it starts follow from where it stands ([`LayerContext`]).
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use super::super::shape::{Shape, ShapeError};
 use super::super::{Init, Input};
-use super::{KINDS, Layer};
+use super::{KINDS, LayerSpec};
 use crate::field::{Field, FieldDefault};
 
 /// A kind of layer that a run file can name.
 #[derive(Debug)]
-pub struct Kind {
+pub struct LayerKind {
     /// The value of its `type` in a run file.
     pub word: &'static str,
     /// In the order in which they are written back.
@@ -19,21 +19,21 @@ pub struct Kind {
     /// Whether it opens a block of the model, which lasts up to the next such layer.
     pub opens: bool,
     /// What it means for how the weights before it start.
-    pub then: Then,
+    pub then: Downstream,
     /// The layer, from what is written and where it stands.
-    pub complete: fn(&Written, &Place<'_>) -> Result<Layer, ShapeError>,
+    pub complete: fn(&WrittenLayer, &LayerContext<'_>) -> Result<LayerSpec, ShapeError>,
 }
 
-impl Kind {
+impl LayerKind {
     /// The kind that a run file means by a word.
-    pub fn find(word: &str) -> Option<&'static Kind> {
+    pub fn find(word: &str) -> Option<&'static LayerKind> {
         KINDS.iter().copied().find(|kind| kind.word == word)
     }
 }
 
 /// What is known of how activations go on behind a weight: one that a non-linearity halves starts with twice the variance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Then {
+pub enum Downstream {
     /// A non-linearity.
     Active,
     /// Another weight, or what mixes positions.
@@ -46,11 +46,11 @@ pub enum Then {
 
 /// The value of a field.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Value {
+pub enum FieldValue {
     /// Left out, and something follows from that.
     None,
     /// A whole number.
-    Whole(usize),
+    Integer(usize),
     /// true or false.
     Flag(bool),
     /// A number.
@@ -58,89 +58,89 @@ pub enum Value {
     /// A word.
     Word(&'static str),
     /// A list of layers.
-    Layers(Vec<Written>),
+    Layers(Vec<WrittenLayer>),
     /// A list of lists of layers.
-    Lists(Vec<Vec<Written>>),
+    Lists(Vec<Vec<WrittenLayer>>),
 }
 
-impl Value {
+impl FieldValue {
     /// What a field of a kind is that is left out; none where it must be written. `before` are the values of the fields before it.
-    pub fn left_out(field: &Field, kind: &Kind, before: &[Value]) -> Option<Value> {
+    pub fn left_out(field: &Field, kind: &LayerKind, before: &[FieldValue]) -> Option<FieldValue> {
         Some(match field.otherwise {
             FieldDefault::Missing(_) => return None,
-            FieldDefault::Nothing => Value::None,
+            FieldDefault::Nothing => FieldValue::None,
             FieldDefault::Like(other) => {
                 let at = kind.fields.iter().position(|field| field.name == other);
                 before[at.expect("a field of the same kind")].clone()
             }
-            FieldDefault::Whole(number) => Value::Whole(number),
-            FieldDefault::Number(number) => Value::Number(number),
-            FieldDefault::Flag(flag) => Value::Flag(flag),
-            FieldDefault::Word(word) => Value::Word(word),
-            FieldDefault::Empty => Value::Layers(Vec::new()),
+            FieldDefault::Integer(number) => FieldValue::Integer(number),
+            FieldDefault::Number(number) => FieldValue::Number(number),
+            FieldDefault::Flag(flag) => FieldValue::Flag(flag),
+            FieldDefault::Word(word) => FieldValue::Word(word),
+            FieldDefault::Empty => FieldValue::Layers(Vec::new()),
         })
     }
 }
 
 /// A layer as it is written: without name and input size. Every field has a value.
 #[derive(Debug, Clone)]
-pub struct Written {
+pub struct WrittenLayer {
     /// The kind that its `type` names.
-    pub kind: &'static Kind,
+    pub kind: &'static LayerKind,
     /// One for each field of the kind, in that order.
-    pub values: Vec<Value>,
+    pub values: Vec<FieldValue>,
 }
 
-impl PartialEq for Written {
-    fn eq(&self, other: &Written) -> bool {
+impl PartialEq for WrittenLayer {
+    fn eq(&self, other: &WrittenLayer) -> bool {
         self.kind.word == other.kind.word && self.values == other.values
     }
 }
 
-impl Written {
+impl WrittenLayer {
     /// A layer by its word and some fields; the others have their defaults.
     ///
     /// # Panics
     /// Where there is no such kind, or a field without a default is left out.
-    pub fn new(word: &str, given: &[(&str, Value)]) -> Written {
-        let kind = Kind::find(word).unwrap_or_else(|| panic!("no layer is called {word}"));
-        let mut values: Vec<Value> = Vec::with_capacity(kind.fields.len());
+    pub fn new(word: &str, given: &[(&str, FieldValue)]) -> WrittenLayer {
+        let kind = LayerKind::find(word).unwrap_or_else(|| panic!("no layer is called {word}"));
+        let mut values: Vec<FieldValue> = Vec::with_capacity(kind.fields.len());
         for field in kind.fields {
             let given = given.iter().find(|(name, _)| *name == field.name).map(|(_, value)| value.clone());
-            let value = given.or_else(|| Value::left_out(field, kind, &values));
+            let value = given.or_else(|| FieldValue::left_out(field, kind, &values));
             values.push(value.unwrap_or_else(|| panic!("a {word} needs `{}`", field.name)));
         }
-        Written { kind, values }
+        WrittenLayer { kind, values }
     }
 
-    fn value(&self, name: &str) -> &Value {
+    fn value(&self, name: &str) -> &FieldValue {
         let at = self.kind.fields.iter().position(|field| field.name == name);
         &self.values[at.unwrap_or_else(|| panic!("a {} has no field {name}", self.kind.word))]
     }
 
     /// The whole number of a field that has one, written or by default.
-    pub fn whole(&self, name: &str) -> usize {
+    pub fn integer(&self, name: &str) -> usize {
         self.size(name).unwrap_or_else(|| panic!("`{name}` has a value"))
     }
 
     /// A size, if it was written.
     pub fn size(&self, name: &str) -> Option<usize> {
         match self.value(name) {
-            Value::Whole(n) => Some(*n),
-            Value::None => None,
+            FieldValue::Integer(n) => Some(*n),
+            FieldValue::None => None,
             other => panic!("`{name}` is a whole number, not {other:?}"),
         }
     }
 
     /// The flag of a field that has one, written or by default.
     pub fn flag(&self, name: &str) -> bool {
-        matches!(self.value(name), Value::Flag(true))
+        matches!(self.value(name), FieldValue::Flag(true))
     }
 
     /// The number of a field that has one, written or by default.
     pub fn number(&self, name: &str) -> f64 {
         match self.value(name) {
-            Value::Number(x) => *x,
+            FieldValue::Number(x) => *x,
             other => panic!("`{name}` is a number, not {other:?}"),
         }
     }
@@ -148,41 +148,41 @@ impl Written {
     /// The word of a field that takes one of several.
     pub fn word(&self, name: &str) -> &'static str {
         match self.value(name) {
-            Value::Word(word) => word,
+            FieldValue::Word(word) => word,
             other => panic!("`{name}` is a word, not {other:?}"),
         }
     }
 
     /// A list of layers.
-    pub fn layers(&self, name: &str) -> &[Written] {
+    pub fn layers(&self, name: &str) -> &[WrittenLayer] {
         match self.value(name) {
-            Value::Layers(layers) => layers,
+            FieldValue::Layers(layers) => layers,
             other => panic!("`{name}` is a list of layers, not {other:?}"),
         }
     }
 
     /// A list of lists of layers.
-    pub fn lists(&self, name: &str) -> &[Vec<Written>] {
+    pub fn lists(&self, name: &str) -> &[Vec<WrittenLayer>] {
         match self.value(name) {
-            Value::Lists(lists) => lists,
+            FieldValue::Lists(lists) => lists,
             other => panic!("`{name}` is a list of lists of layers, not {other:?}"),
         }
     }
 }
 
-impl Serialize for Written {
+impl Serialize for WrittenLayer {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let mut map = to.serialize_map(None)?;
         map.serialize_entry("type", self.kind.word)?;
         for (field, value) in self.kind.fields.iter().zip(&self.values) {
             match value {
-                Value::None => {}
-                Value::Whole(n) => map.serialize_entry(field.name, n)?,
-                Value::Flag(flag) => map.serialize_entry(field.name, flag)?,
-                Value::Number(x) => map.serialize_entry(field.name, x)?,
-                Value::Word(word) => map.serialize_entry(field.name, word)?,
-                Value::Layers(layers) => map.serialize_entry(field.name, layers)?,
-                Value::Lists(lists) => map.serialize_entry(field.name, lists)?,
+                FieldValue::None => {}
+                FieldValue::Integer(n) => map.serialize_entry(field.name, n)?,
+                FieldValue::Flag(flag) => map.serialize_entry(field.name, flag)?,
+                FieldValue::Number(x) => map.serialize_entry(field.name, x)?,
+                FieldValue::Word(word) => map.serialize_entry(field.name, word)?,
+                FieldValue::Layers(layers) => map.serialize_entry(field.name, layers)?,
+                FieldValue::Lists(lists) => map.serialize_entry(field.name, lists)?,
             }
         }
         map.end()
@@ -191,7 +191,7 @@ impl Serialize for Written {
 
 /// Where a written layer stands.
 #[derive(Debug)]
-pub struct Place<'a> {
+pub struct LayerContext<'a> {
     /// The prefix of its parameters: its position.
     pub name: String,
     /// The shape of a sample before it.
@@ -203,10 +203,10 @@ pub struct Place<'a> {
     /// Whether a non-linearity comes next.
     pub then_active: bool,
     /// How messages call it: `layer 3`.
-    pub place: &'a str,
+    pub path: &'a str,
 }
 
-impl Place<'_> {
+impl LayerContext<'_> {
     /// A truncated normal over the fan-in, of variance 2/fan-in where a non-linearity comes next and 1/fan-in elsewhere.
     pub fn fan_in(&self, fan: usize) -> Init {
         let gain = if self.then_active { 2.0 } else { 1.0 };
@@ -218,20 +218,20 @@ impl Place<'_> {
     pub fn side(
         &self,
         word: &str,
-        layers: &[Written],
+        layers: &[WrittenLayer],
         side: &str,
         label: &str,
-    ) -> Result<Vec<Layer>, ShapeError> {
+    ) -> Result<Vec<LayerSpec>, ShapeError> {
         let mut shape = self.shape;
         let mut all = Vec::with_capacity(layers.len());
         for (i, written) in layers.iter().enumerate() {
-            let place = format!("{} ({word}), {label} {i}", self.place);
+            let path = format!("{} ({word}), {label} {i}", self.path);
             let name = format!("{}.{side}.{i}", self.name);
             let then_active = active(&layers[i + 1..], self.then_active);
-            let Place { input, classes, .. } = *self;
-            let at = Place { name, shape, input, classes, then_active, place: &place };
+            let LayerContext { input, classes, .. } = *self;
+            let at = LayerContext { name, shape, input, classes, then_active, path: &path };
             let layer = (written.kind.complete)(written, &at)?;
-            shape = layer.step(shape, &place, &mut |_, _, _| {})?;
+            shape = layer.step(shape, &path, &mut |_, _, _| {})?;
             all.push(layer);
         }
         Ok(all)
@@ -240,17 +240,17 @@ impl Place<'_> {
 
 /// Whether the next layer that is not a norm, a pool or a reshaping is a non-linearity. `after` is the answer at the
 /// end of the list.
-pub fn active(rest: &[Written], after: bool) -> bool {
+pub fn active(rest: &[WrittenLayer], after: bool) -> bool {
     for (i, layer) in rest.iter().enumerate() {
         match layer.kind.then {
-            Then::Active => return true,
-            Then::Linear => return false,
-            Then::Passes => {}
-            Then::Inside => {
+            Downstream::Active => return true,
+            Downstream::Linear => return false,
+            Downstream::Passes => {}
+            Downstream::Inside => {
                 let after = active(&rest[i + 1..], after);
                 let first = layer.values.iter().find_map(|value| match value {
-                    Value::Layers(layers) => Some(layers.as_slice()),
-                    Value::Lists(lists) => lists.first().map(Vec::as_slice),
+                    FieldValue::Layers(layers) => Some(layers.as_slice()),
+                    FieldValue::Lists(lists) => lists.first().map(Vec::as_slice),
                     _ => None,
                 });
                 return active(first.unwrap_or_default(), after);

@@ -7,12 +7,12 @@ use serde::Serialize;
 use super::super::Init;
 use super::super::parameter::{Parameter, weight_and_bias};
 use super::super::shape::Shape;
-use super::kind::{Kind, Then};
+use super::kind::{Downstream, LayerKind};
 use super::{
-    Bias, Entry, InAttention, Kernel, Layer, LayerShard, ProductSize, Properties, Reads, Saves, TensorRole,
-    expect_last, needs_floats,
+    AttentionRole, Bias, GradientReads, LayerDescription, LayerKernel, LayerShard, LayerSpec, ProductSize,
+    Properties, SavedForBackward, TensorRole, expect_last, needs_floats,
 };
-use crate::field::{LARGEST, flag, optional_whole};
+use crate::field::{LARGEST, flag, optional_integer};
 
 /// How a linear layer's weight lies in memory and in files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -52,14 +52,14 @@ pub struct TiedLinear {
 }
 
 /// As a run file writes it.
-pub(super) const LINEAR: Kind = Kind {
+pub(super) const LINEAR: LayerKind = LayerKind {
     word: "linear",
-    fields: &[optional_whole("output", 1, LARGEST), flag("bias", true)],
+    fields: &[optional_integer("output", 1, LARGEST), flag("bias", true)],
     opens: true,
-    then: Then::Linear,
+    then: Downstream::Linear,
     complete: |written, at| {
         let input = at.shape.last();
-        Ok(Layer::Linear(Linear {
+        Ok(LayerSpec::Linear(Linear {
             name: at.name.clone(),
             input,
             output: written.size("output").unwrap_or(at.classes),
@@ -70,7 +70,7 @@ pub(super) const LINEAR: Kind = Kind {
     },
 };
 
-impl Entry for Linear {
+impl LayerDescription for Linear {
     fn word(&self) -> &'static str {
         LINEAR.word
     }
@@ -97,8 +97,8 @@ impl Entry for Linear {
         flops(input, self.input, self.output)
     }
 
-    fn saves(&self, _: Shape, _: u64) -> Saves {
-        Saves::INPUT
+    fn saves(&self, _: Shape, _: u64) -> SavedForBackward {
+        SavedForBackward::INPUT
     }
 
     fn split_outputs(&self, own: &[Range<usize>]) -> Option<LayerShard> {
@@ -107,7 +107,7 @@ impl Entry for Linear {
             WeightOrder::InOut => 1,
         };
         let output = own.iter().map(ExactSizeIterator::len).sum();
-        let layer = Layer::Linear(Linear { output, ..self.clone() });
+        let layer = LayerSpec::Linear(Linear { output, ..self.clone() });
         Some(LayerShard { layer, dims: vec![Some(weight), Some(0)], behind: None })
     }
 
@@ -119,27 +119,27 @@ impl Entry for Linear {
         };
         let bias = Bias { name: self.name.clone(), width: self.output };
         Some(LayerShard {
-            layer: Layer::Linear(Linear { input: own.len(), bias: false, ..self.clone() }),
+            layer: LayerSpec::Linear(Linear { input: own.len(), bias: false, ..self.clone() }),
             dims: vec![Some(weight), None],
-            behind: self.bias.then_some(Layer::Bias(bias)),
+            behind: self.bias.then_some(LayerSpec::Bias(bias)),
         })
     }
 
     fn properties(&self) -> Properties {
         let size = ProductSize { input: self.input, output: self.output };
         Properties {
-            weight_reads: Reads::PRODUCT,
+            weight_reads: GradientReads::PRODUCT,
             takes_remade: true,
-            kernel: Kernel::Product(size),
-            in_attention: InAttention::Projects,
+            kernel: LayerKernel::Product(size),
+            attention_role: AttentionRole::Projects,
             product_size: Some(size),
-            tensor_role: TensorRole::Pairs,
+            tensor_role: TensorRole::ColumnOrRowParallel,
             ..Properties::PLAIN
         }
     }
 }
 
-impl Entry for TiedLinear {
+impl LayerDescription for TiedLinear {
     fn word(&self) -> &'static str {
         "tied_linear"
     }
@@ -156,25 +156,25 @@ impl Entry for TiedLinear {
         flops(input, self.input, self.output)
     }
 
-    fn saves(&self, _: Shape, _: u64) -> Saves {
-        Saves::INPUT
+    fn saves(&self, _: Shape, _: u64) -> SavedForBackward {
+        SavedForBackward::INPUT
     }
 
     /// The weight is split where its own layer is.
     fn split_outputs(&self, own: &[Range<usize>]) -> Option<LayerShard> {
         let output = own.iter().map(ExactSizeIterator::len).sum();
-        let layer = Layer::TiedLinear(TiedLinear { output, ..self.clone() });
+        let layer = LayerSpec::TiedLinear(TiedLinear { output, ..self.clone() });
         Some(LayerShard { layer, dims: Vec::new(), behind: None })
     }
 
     fn properties(&self) -> Properties {
         let size = ProductSize { input: self.input, output: self.output };
         Properties {
-            weight_reads: Reads::PRODUCT,
+            weight_reads: GradientReads::PRODUCT,
             takes_remade: true,
-            kernel: Kernel::Product(size),
+            kernel: LayerKernel::Product(size),
             product_size: Some(size),
-            tensor_role: TensorRole::Opens,
+            tensor_role: TensorRole::ColumnParallel,
             ..Properties::PLAIN
         }
     }

@@ -1,20 +1,20 @@
 //! What a layer is, one file each: its fields, its shape rule, its parameters, its flops, what it keeps for the backward pass,
 //! and how a run file writes it.
 //!
-//! A layer is a struct that implements [`Entry`]; whatever it leaves out has a default that holds for most. All that walks through
+//! A layer is a struct that implements [`LayerDescription`]; whatever it leaves out has a default that holds for most. All that walks through
 //! a model (shapes, counts, activation bytes, channels) asks the entry; all that times, splits, recomputes or prunes it asks its
-//! [`Properties`]. What a run file may write is a [`Kind`]: its word and its
+//! [`Properties`]. What a run file may write is a [`LayerKind`]: its word and its
 //! fields with their defaults, from which the reader, its hints and the check of docs/run-file.md are made. To add a layer, write
-//! its file, a variant of [`Layer`] with its line in `entry`, and, where a run file may name it, its line in [`KINDS`].
+//! its file, a variant of [`LayerSpec`] with its line in `entry`, and, where a run file may name it, its line in [`KINDS`].
 
 mod activation;
 mod attention;
 mod bias;
 mod branches;
+mod collective;
 mod conv;
 mod dropout;
 mod embedding;
-mod exchange;
 mod kind;
 mod linear;
 mod norm;
@@ -24,35 +24,35 @@ mod reshape;
 mod tiles;
 mod walk;
 
-pub use crate::tiles::Padding;
+pub use crate::tiles::WindowPadding;
 pub use activation::Activation;
 pub use attention::Attention;
 pub use bias::Bias;
-pub use branches::{Branches, Join, Residual, Side, Sides};
+pub use branches::{BranchJoin, BranchList, Branches, LayerBranch, Residual};
+pub use collective::{CollectiveLayer, CollectiveOp, ShardDim, SharedStatistics};
 pub use conv::Conv;
-pub use dropout::{Counted, Dropout};
+pub use dropout::{Dropout, DropoutIndices};
 pub use embedding::{Embedding, PositionEmbedding};
-pub use exchange::{Along, Exchange, Move, SharedStatistics};
-pub use kind::{Kind, Place, Then, Value, Written, active};
+pub use kind::{Downstream, FieldValue, LayerContext, LayerKind, WrittenLayer, active};
 pub use linear::{Linear, TiedLinear, WeightOrder};
 pub use norm::{BatchNorm, LayerNorm, NORM_EPS, RmsNorm};
 pub use pool::{AdaptiveAvgPool, AvgPool, GlobalAvgPool, MaxPool};
 pub use properties::{
-    HeadShard, InAttention, Kernel, LayerShard, MemoryPass, OnTiles, ProductSize, Properties, Reads,
-    TensorRole,
+    AttentionRole, GradientReads, HeadShard, LayerKernel, LayerShard, MemoryPass, ProductSize, Properties,
+    TensorRole, TileRole,
 };
-pub use reshape::{Columns, Flatten, PadChannels};
+pub use reshape::{FeatureSlice, Flatten, PadChannels};
 pub use tiles::{Crop, Halo, TiledMean};
 
 use std::ops::Range;
 
 use serde::Serialize;
 
-use super::parameter::{Buffer, Parameter};
+use super::parameter::{BufferSpec, Parameter};
 use super::shape::Shape;
 
 /// Every kind of layer that a run file can name, in the order in which a person reads them.
-pub const KINDS: &[&Kind] = &[
+pub const KINDS: &[&LayerKind] = &[
     &linear::LINEAR,
     &conv::CONV,
     &pool::MAX_POOL,
@@ -77,7 +77,7 @@ pub const KINDS: &[&Kind] = &[
 
 /// A layer of a model, or what ranks do between two layers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub enum Layer {
+pub enum LayerSpec {
     /// `y = x W + b` over the last dimension.
     Linear(Linear),
     /// A linear layer whose weight belongs to another layer (a tied output head).
@@ -117,9 +117,11 @@ pub enum Layer {
     /// Several ways that are added, multiplied or put side by side.
     Branches(Branches),
     /// What ranks do with a tensor between two layers.
-    Exchange(Exchange),
+    #[serde(rename = "Exchange")]
+    Collective(CollectiveLayer),
     /// Some columns of what comes.
-    Columns(Columns),
+    #[serde(rename = "Columns")]
+    FeatureSlice(FeatureSlice),
     /// A sum over ranks of what the batch norm behind it measures.
     SharedStatistics(SharedStatistics),
     /// A learnt vector that is added to every row.
@@ -133,7 +135,7 @@ pub enum Layer {
 }
 
 /// What a layer says of itself. Flops, parameters and what is kept are its own, without those of the layers inside it.
-pub trait Entry {
+pub trait LayerDescription {
     /// The word for this kind of layer in run files and messages.
     fn word(&self) -> &'static str;
 
@@ -156,7 +158,7 @@ pub trait Entry {
     }
 
     /// Kept and saved but not trained.
-    fn buffers(&self) -> Vec<Buffer> {
+    fn buffers(&self) -> Vec<BufferSpec> {
         Vec::new()
     }
 
@@ -166,12 +168,12 @@ pub trait Entry {
     }
 
     /// What the backward pass needs of a micro-batch of `samples`.
-    fn saves(&self, _input: Shape, _samples: u64) -> Saves {
-        Saves::default()
+    fn saves(&self, _input: Shape, _samples: u64) -> SavedForBackward {
+        SavedForBackward::default()
     }
 
     /// The ways through it, where it has layers inside.
-    fn sides(&self) -> Option<Sides<'_>> {
+    fn branches(&self) -> Option<BranchList<'_>> {
         None
     }
 
@@ -191,17 +193,17 @@ pub trait Entry {
     }
 
     /// The layer for a rank whose part of a sequence begins at a position, where it wants to know.
-    fn at_position(&self, _first: usize) -> Option<Layer> {
+    fn at_position(&self, _first: usize) -> Option<LayerSpec> {
         None
     }
 
     /// The layer for a rank that has these elements of a tensor, where it draws random numbers for each.
-    fn counting(&self, _elements: Counted) -> Option<Layer> {
+    fn counting(&self, _elements: DropoutIndices) -> Option<LayerSpec> {
         None
     }
 
     /// A layer of windows with another padding: a tile has none towards its neighbours.
-    fn padded(&self, _padding: Padding) -> Option<Layer> {
+    fn padded(&self, _padding: WindowPadding) -> Option<LayerSpec> {
         None
     }
 
@@ -213,7 +215,7 @@ pub trait Entry {
 
 /// What one layer wants from the forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Saves {
+pub struct SavedForBackward {
     /// Whether its input is kept.
     pub input: bool,
     /// Whether its output is kept.
@@ -222,64 +224,64 @@ pub struct Saves {
     pub numbers: u64,
 }
 
-impl Saves {
+impl SavedForBackward {
     /// Its input alone.
-    pub const INPUT: Saves = Saves { input: true, output: false, numbers: 0 };
+    pub const INPUT: SavedForBackward = SavedForBackward { input: true, output: false, numbers: 0 };
     /// Its output alone.
-    pub const OUTPUT: Saves = Saves { input: false, output: true, numbers: 0 };
+    pub const OUTPUT: SavedForBackward = SavedForBackward { input: false, output: true, numbers: 0 };
 }
 
-impl Layer {
+impl LayerSpec {
     /// The file that knows it.
-    pub fn entry(&self) -> &dyn Entry {
+    pub fn description(&self) -> &dyn LayerDescription {
         match self {
-            Layer::Linear(layer) => layer,
-            Layer::TiedLinear(layer) => layer,
-            Layer::Conv(layer) => layer,
-            Layer::MaxPool(layer) => layer,
-            Layer::AvgPool(layer) => layer,
-            Layer::GlobalAvgPool => &GlobalAvgPool,
-            Layer::AdaptiveAvgPool(layer) => layer,
-            Layer::Flatten => &Flatten,
-            Layer::PadChannels(layer) => layer,
-            Layer::BatchNorm(layer) => layer,
-            Layer::LayerNorm(layer) => layer,
-            Layer::RmsNorm(layer) => layer,
-            Layer::Activation(layer) => layer,
-            Layer::Dropout(layer) => layer,
-            Layer::Embedding(layer) => layer,
-            Layer::PositionEmbedding(layer) => layer,
-            Layer::Attention(layer) => layer,
-            Layer::Residual(layer) => layer,
-            Layer::Branches(layer) => layer,
-            Layer::Exchange(layer) => layer,
-            Layer::Columns(layer) => layer,
-            Layer::SharedStatistics(layer) => layer,
-            Layer::Bias(layer) => layer,
-            Layer::Crop(layer) => layer,
-            Layer::Halo(layer) => layer,
-            Layer::TiledMean(layer) => layer,
+            LayerSpec::Linear(layer) => layer,
+            LayerSpec::TiedLinear(layer) => layer,
+            LayerSpec::Conv(layer) => layer,
+            LayerSpec::MaxPool(layer) => layer,
+            LayerSpec::AvgPool(layer) => layer,
+            LayerSpec::GlobalAvgPool => &GlobalAvgPool,
+            LayerSpec::AdaptiveAvgPool(layer) => layer,
+            LayerSpec::Flatten => &Flatten,
+            LayerSpec::PadChannels(layer) => layer,
+            LayerSpec::BatchNorm(layer) => layer,
+            LayerSpec::LayerNorm(layer) => layer,
+            LayerSpec::RmsNorm(layer) => layer,
+            LayerSpec::Activation(layer) => layer,
+            LayerSpec::Dropout(layer) => layer,
+            LayerSpec::Embedding(layer) => layer,
+            LayerSpec::PositionEmbedding(layer) => layer,
+            LayerSpec::Attention(layer) => layer,
+            LayerSpec::Residual(layer) => layer,
+            LayerSpec::Branches(layer) => layer,
+            LayerSpec::Collective(layer) => layer,
+            LayerSpec::FeatureSlice(layer) => layer,
+            LayerSpec::SharedStatistics(layer) => layer,
+            LayerSpec::Bias(layer) => layer,
+            LayerSpec::Crop(layer) => layer,
+            LayerSpec::Halo(layer) => layer,
+            LayerSpec::TiledMean(layer) => layer,
         }
     }
 
     /// What it is to those who time it, split it over ranks, run it again or prune it.
     pub fn properties(&self) -> Properties {
-        self.entry().properties()
+        self.description().properties()
     }
 
     /// The word for this kind of layer in run files and messages.
     pub fn kind(&self) -> &'static str {
-        self.entry().word()
+        self.description().word()
     }
 
     /// The prefix of its parameters' names, where it has parameters of its own.
     pub fn name(&self) -> Option<&str> {
-        self.entry().name()
+        self.description().name()
     }
 
     /// The shape that comes out when `input` goes in, or what is wrong.
     pub fn output(&self, input: Shape) -> Result<Shape, String> {
-        let output = self.entry().output(input)?;
+        let output = self.description().output(input)?;
         if output.is_empty() {
             return Err(format!("every dimension must be at least 1, and it gives {output}"));
         }
@@ -289,7 +291,7 @@ impl Layer {
     /// How many samples of a micro-batch of `all` a rank has behind it, of the `now` that it has before.
     pub fn samples_behind(&self, now: u64, all: u64) -> u64 {
         match self {
-            Layer::Exchange(exchange) => exchange.samples_behind(now, all),
+            LayerSpec::Collective(exchange) => exchange.samples_behind(now, all),
             _ => now,
         }
     }
@@ -298,48 +300,49 @@ impl Layer {
     pub fn parameters(&self) -> Vec<Parameter> {
         #[cfg(test)]
         looks::LOOKS.with(|looks| looks.set(looks.get() + 1));
-        self.entry().parameters()
+        self.description().parameters()
     }
 
     /// Its own buffers, without those of the layers inside it.
-    pub fn buffers(&self) -> Vec<Buffer> {
-        self.entry().buffers()
+    pub fn buffers(&self) -> Vec<BufferSpec> {
+        self.description().buffers()
     }
 
     /// Calls `visit` for this layer and those inside it, in the order of execution.
-    pub fn for_each<'a>(&'a self, visit: &mut dyn FnMut(&'a Layer)) {
+    pub fn for_each<'a>(&'a self, visit: &mut dyn FnMut(&'a LayerSpec)) {
         visit(self);
-        for side in self.entry().sides().into_iter().flat_map(|sides| sides.all) {
+        for side in self.description().branches().into_iter().flat_map(|sides| sides.all) {
             side.layers.iter().for_each(|layer| layer.for_each(visit));
         }
     }
 
     /// The layer with what `side` makes of each row of layers inside it; the same where it has none.
-    pub(crate) fn map_sides<E>(
+    pub(crate) fn map_branches<E>(
         &self,
-        mut side: impl FnMut(&[Layer]) -> Result<Vec<Layer>, E>,
-    ) -> Result<Layer, E> {
+        mut side: impl FnMut(&[LayerSpec]) -> Result<Vec<LayerSpec>, E>,
+    ) -> Result<LayerSpec, E> {
         Ok(match self {
-            Layer::Residual(Residual { branch, shortcut }) => {
-                Layer::Residual(Residual { branch: side(branch)?, shortcut: side(shortcut)? })
+            LayerSpec::Residual(Residual { branch, shortcut }) => {
+                LayerSpec::Residual(Residual { branch: side(branch)?, shortcut: side(shortcut)? })
             }
-            Layer::Branches(Branches { join, branches }) => {
+            LayerSpec::Branches(Branches { join, branches }) => {
                 let branches = branches.iter().map(|branch| side(branch)).collect::<Result<_, E>>()?;
-                Layer::Branches(Branches { join: *join, branches })
+                LayerSpec::Branches(Branches { join: *join, branches })
             }
             other => other.clone(),
         })
     }
 
     /// The same for what `visit` changes.
-    pub(super) fn for_each_mut(&mut self, visit: &mut dyn FnMut(&mut Layer)) {
+    pub(super) fn for_each_mut(&mut self, visit: &mut dyn FnMut(&mut LayerSpec)) {
         visit(self);
-        let mut each = |layers: &mut [Layer]| layers.iter_mut().for_each(|layer| layer.for_each_mut(visit));
+        let mut each =
+            |layers: &mut [LayerSpec]| layers.iter_mut().for_each(|layer| layer.for_each_mut(visit));
         match self {
-            Layer::Residual(Residual { branch, shortcut }) => {
+            LayerSpec::Residual(Residual { branch, shortcut }) => {
                 [branch, shortcut].into_iter().for_each(|side| each(side))
             }
-            Layer::Branches(Branches { branches, .. }) => branches.iter_mut().for_each(|side| each(side)),
+            LayerSpec::Branches(Branches { branches, .. }) => branches.iter_mut().for_each(|side| each(side)),
             _ => {}
         }
     }
@@ -371,7 +374,7 @@ fn sequence(input: Shape) -> Result<(usize, usize), String> {
 
 /// The image that windows of `kernel` x `kernel` make at a step of `stride`: floor((n + padding - kernel) / stride) + 1, with the
 /// padding of both ends.
-fn windows(input: Shape, kernel: usize, stride: usize, padding: Padding) -> Result<Shape, String> {
+fn windows(input: Shape, kernel: usize, stride: usize, padding: WindowPadding) -> Result<Shape, String> {
     let Shape::Image { height, width, channels } = input else { return image(input) };
     if kernel == 0 || stride == 0 {
         return Err(format!("kernel and stride must be at least 1, got {kernel} and {stride}"));

@@ -3,10 +3,13 @@
 use serde::Serialize;
 
 use super::super::Init;
-use super::super::parameter::{Buffer, Parameter, weight_and_bias};
+use super::super::parameter::{BufferSpec, Parameter, weight_and_bias};
 use super::super::shape::Shape;
-use super::kind::{Kind, Then};
-use super::{Entry, InAttention, Kernel, Layer, OnTiles, Properties, Reads, Saves, expect_last, floats};
+use super::kind::{Downstream, LayerKind};
+use super::{
+    AttentionRole, GradientReads, LayerDescription, LayerKernel, LayerSpec, Properties, SavedForBackward,
+    TileRole, expect_last, floats,
+};
 use crate::field::{Field, flag, number};
 
 /// The epsilon of the built-in models, which is PyTorch's.
@@ -54,53 +57,53 @@ pub struct RmsNorm {
 const EPS: Field = number("eps", 1e-5, ("a number above 0 and at most 1", |x| x > 0.0 && x <= 1.0));
 
 /// As a run file writes it.
-pub(super) const BATCH_NORM: Kind = Kind {
+pub(super) const BATCH_NORM: LayerKind = LayerKind {
     word: "batch_norm",
     fields: &[EPS],
     opens: false,
-    then: Then::Passes,
+    then: Downstream::Passes,
     complete: |written, at| {
         let (name, channels, eps) = (at.name.clone(), at.shape.last(), written.number("eps") as f32);
-        Ok(Layer::BatchNorm(BatchNorm { name, channels, scale: 1.0, group: 0, eps }))
+        Ok(LayerSpec::BatchNorm(BatchNorm { name, channels, scale: 1.0, group: 0, eps }))
     },
 };
 
 /// As a run file writes it.
-pub(super) const LAYER_NORM: Kind = Kind {
+pub(super) const LAYER_NORM: LayerKind = LayerKind {
     word: "layer_norm",
     fields: &[EPS, flag("bias", true)],
     opens: false,
-    then: Then::Passes,
+    then: Downstream::Passes,
     complete: |written, at| {
         let (name, width, eps) = (at.name.clone(), at.shape.last(), written.number("eps") as f32);
-        Ok(Layer::LayerNorm(LayerNorm { name, width, eps, bias: written.flag("bias") }))
+        Ok(LayerSpec::LayerNorm(LayerNorm { name, width, eps, bias: written.flag("bias") }))
     },
 };
 
 /// As a run file writes it.
-pub(super) const RMS_NORM: Kind = Kind {
+pub(super) const RMS_NORM: LayerKind = LayerKind {
     word: "rms_norm",
     fields: &[EPS],
     opens: false,
-    then: Then::Passes,
+    then: Downstream::Passes,
     complete: |written, at| {
         let (name, width, eps) = (at.name.clone(), at.shape.last(), written.number("eps") as f32);
-        Ok(Layer::RmsNorm(RmsNorm { name, width, eps }))
+        Ok(LayerSpec::RmsNorm(RmsNorm { name, width, eps }))
     },
 };
 
 /// Of the norms that measure each row by itself.
 const OF_ROWS: Properties = Properties {
-    weight_reads: Reads::ALL,
+    weight_reads: GradientReads::ALL,
     remakes_output: true,
-    kernel: Kernel::pass([1.0, 1.0], [1.0, 2.0]),
-    in_attention: InAttention::Norms,
+    kernel: LayerKernel::pass([1.0, 1.0], [1.0, 2.0]),
+    attention_role: AttentionRole::Norms,
     // Each element is divided by what all of them make.
     channel_groups: 0,
     ..Properties::PLAIN
 };
 
-impl Entry for BatchNorm {
+impl LayerDescription for BatchNorm {
     fn word(&self) -> &'static str {
         BATCH_NORM.word
     }
@@ -120,8 +123,8 @@ impl Entry for BatchNorm {
         weight_and_bias(&self.name, vec![self.channels], Init::Constant(self.scale), Some(self.channels))
     }
 
-    fn buffers(&self) -> Vec<Buffer> {
-        let buffer = |(what, start)| Buffer {
+    fn buffers(&self) -> Vec<BufferSpec> {
+        let buffer = |(what, start)| BufferSpec {
             name: format!("{}.{what}", self.name),
             shape: vec![self.channels],
             start,
@@ -130,23 +133,23 @@ impl Entry for BatchNorm {
     }
 
     /// Two numbers of each channel for each group that is normalised together.
-    fn saves(&self, _: Shape, samples: u64) -> Saves {
+    fn saves(&self, _: Shape, samples: u64) -> SavedForBackward {
         let together = if self.group > 0 { self.group as u64 } else { samples.max(1) };
-        Saves { numbers: 2 * self.channels as u64 * samples / together, ..Saves::INPUT }
+        SavedForBackward { numbers: 2 * self.channels as u64 * samples / together, ..SavedForBackward::INPUT }
     }
 
     fn properties(&self) -> Properties {
         Properties {
             // Read once to be measured and once to be normalised.
-            kernel: Kernel::pass([2.0, 1.0], [4.0, 1.0]),
+            kernel: LayerKernel::pass([2.0, 1.0], [4.0, 1.0]),
             batch_statistics: Some(self.channels),
-            on_tiles: OnTiles::Pixels,
+            tile_role: TileRole::Pixels,
             ..Properties::PLAIN
         }
     }
 }
 
-impl Entry for LayerNorm {
+impl LayerDescription for LayerNorm {
     fn word(&self) -> &'static str {
         LAYER_NORM.word
     }
@@ -165,8 +168,8 @@ impl Entry for LayerNorm {
     }
 
     /// The mean of each row and what it is multiplied by.
-    fn saves(&self, input: Shape, samples: u64) -> Saves {
-        Saves { numbers: (2 * input.rows()).saturating_mul(samples), ..Saves::INPUT }
+    fn saves(&self, input: Shape, samples: u64) -> SavedForBackward {
+        SavedForBackward { numbers: (2 * input.rows()).saturating_mul(samples), ..SavedForBackward::INPUT }
     }
 
     fn properties(&self) -> Properties {
@@ -174,7 +177,7 @@ impl Entry for LayerNorm {
     }
 }
 
-impl Entry for RmsNorm {
+impl LayerDescription for RmsNorm {
     fn word(&self) -> &'static str {
         RMS_NORM.word
     }
@@ -192,8 +195,8 @@ impl Entry for RmsNorm {
     }
 
     /// What each row is multiplied by.
-    fn saves(&self, input: Shape, samples: u64) -> Saves {
-        Saves { numbers: input.rows().saturating_mul(samples), ..Saves::INPUT }
+    fn saves(&self, input: Shape, samples: u64) -> SavedForBackward {
+        SavedForBackward { numbers: input.rows().saturating_mul(samples), ..SavedForBackward::INPUT }
     }
 
     fn properties(&self) -> Properties {

@@ -3,10 +3,13 @@
 use serde::Serialize;
 
 use super::super::shape::Shape;
-use super::kind::{Kind, Then};
-use super::{Entry, Layer, OnTiles, Padding, Properties, Saves, TensorRole, image, windows};
-use crate::field::{LARGEST, size, size_like, whole};
-use crate::tiles::Window;
+use super::kind::{Downstream, LayerKind};
+use super::{
+    LayerDescription, LayerSpec, Properties, SavedForBackward, TensorRole, TileRole, WindowPadding, image,
+    windows,
+};
+use crate::field::{LARGEST, integer, size, size_like};
+use crate::tiles::SlidingWindow;
 
 /// The largest of each window.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -16,7 +19,7 @@ pub struct MaxPool {
     /// Pixels from one window to the next, along both sides.
     pub stride: usize,
     /// Border, never chosen as the largest.
-    pub padding: Padding,
+    pub padding: WindowPadding,
 }
 
 /// The mean of each window.
@@ -40,51 +43,54 @@ pub struct AdaptiveAvgPool {
 }
 
 /// As a run file writes it.
-pub(super) const MAX_POOL: Kind = Kind {
+pub(super) const MAX_POOL: LayerKind = LayerKind {
     word: "max_pool",
-    fields: &[size("kernel"), size_like("stride", "kernel"), whole("padding", 0, 0, LARGEST)],
+    fields: &[size("kernel"), size_like("stride", "kernel"), integer("padding", 0, 0, LARGEST)],
     opens: false,
-    then: Then::Passes,
+    then: Downstream::Passes,
     complete: |written, _| {
-        let [kernel, stride, padding] = ["kernel", "stride", "padding"].map(|field| written.whole(field));
-        Ok(Layer::MaxPool(MaxPool { kernel, stride, padding: padding.into() }))
+        let [kernel, stride, padding] = ["kernel", "stride", "padding"].map(|field| written.integer(field));
+        Ok(LayerSpec::MaxPool(MaxPool { kernel, stride, padding: padding.into() }))
     },
 };
 
 /// As a run file writes it.
-pub(super) const AVG_POOL: Kind = Kind {
+pub(super) const AVG_POOL: LayerKind = LayerKind {
     word: "avg_pool",
     fields: &[size("kernel"), size_like("stride", "kernel")],
     opens: false,
-    then: Then::Passes,
+    then: Downstream::Passes,
     complete: |written, _| {
-        Ok(Layer::AvgPool(AvgPool { kernel: written.whole("kernel"), stride: written.whole("stride") }))
+        Ok(LayerSpec::AvgPool(AvgPool {
+            kernel: written.integer("kernel"),
+            stride: written.integer("stride"),
+        }))
     },
 };
 
 /// As a run file writes it.
-pub(super) const GLOBAL_AVG_POOL: Kind = Kind {
+pub(super) const GLOBAL_AVG_POOL: LayerKind = LayerKind {
     word: "global_avg_pool",
     fields: &[],
     opens: false,
-    then: Then::Passes,
-    complete: |_, _| Ok(Layer::GlobalAvgPool),
+    then: Downstream::Passes,
+    complete: |_, _| Ok(LayerSpec::GlobalAvgPool),
 };
 
 /// As a run file writes it.
-pub(super) const ADAPTIVE_AVG_POOL: Kind = Kind {
+pub(super) const ADAPTIVE_AVG_POOL: LayerKind = LayerKind {
     word: "adaptive_avg_pool",
     fields: &[size("size")],
     opens: false,
-    then: Then::Passes,
-    complete: |written, _| Ok(Layer::AdaptiveAvgPool(AdaptiveAvgPool { size: written.whole("size") })),
+    then: Downstream::Passes,
+    complete: |written, _| Ok(LayerSpec::AdaptiveAvgPool(AdaptiveAvgPool { size: written.integer("size") })),
 };
 
 /// Of all of them: channel by channel.
 const POOL: Properties =
     Properties { keeps_zeros: true, tensor_role: TensorRole::Between, ..Properties::PLAIN };
 
-impl Entry for MaxPool {
+impl LayerDescription for MaxPool {
     fn word(&self) -> &'static str {
         MAX_POOL.word
     }
@@ -97,43 +103,43 @@ impl Entry for MaxPool {
         windows(image(input)?, kernel, stride, padding)
     }
 
-    fn saves(&self, _: Shape, _: u64) -> Saves {
-        Saves::INPUT
+    fn saves(&self, _: Shape, _: u64) -> SavedForBackward {
+        SavedForBackward::INPUT
     }
 
-    fn padded(&self, padding: Padding) -> Option<Layer> {
-        Some(Layer::MaxPool(MaxPool { padding, ..*self }))
+    fn padded(&self, padding: WindowPadding) -> Option<LayerSpec> {
+        Some(LayerSpec::MaxPool(MaxPool { padding, ..*self }))
     }
 
     fn properties(&self) -> Properties {
         let MaxPool { kernel, stride, padding } = *self;
-        Properties { on_tiles: OnTiles::Window(Window { kernel, stride, padding }), ..POOL }
+        Properties { tile_role: TileRole::Window(SlidingWindow { kernel, stride, padding }), ..POOL }
     }
 }
 
-impl Entry for AvgPool {
+impl LayerDescription for AvgPool {
     fn word(&self) -> &'static str {
         AVG_POOL.word
     }
 
     fn output(&self, input: Shape) -> Result<Shape, String> {
-        windows(image(input)?, self.kernel, self.stride, Padding::default())
+        windows(image(input)?, self.kernel, self.stride, WindowPadding::default())
     }
 
-    fn padded(&self, _: Padding) -> Option<Layer> {
-        Some(Layer::AvgPool(*self))
+    fn padded(&self, _: WindowPadding) -> Option<LayerSpec> {
+        Some(LayerSpec::AvgPool(*self))
     }
 
     fn properties(&self) -> Properties {
         let AvgPool { kernel, stride } = *self;
         Properties {
-            on_tiles: OnTiles::Window(Window { kernel, stride, padding: Padding::default() }),
+            tile_role: TileRole::Window(SlidingWindow { kernel, stride, padding: WindowPadding::default() }),
             ..POOL
         }
     }
 }
 
-impl Entry for GlobalAvgPool {
+impl LayerDescription for GlobalAvgPool {
     fn word(&self) -> &'static str {
         GLOBAL_AVG_POOL.word
     }
@@ -143,11 +149,11 @@ impl Entry for GlobalAvgPool {
     }
 
     fn properties(&self) -> Properties {
-        Properties { on_tiles: OnTiles::Mean(None), ..POOL }
+        Properties { tile_role: TileRole::Mean(None), ..POOL }
     }
 }
 
-impl Entry for AdaptiveAvgPool {
+impl LayerDescription for AdaptiveAvgPool {
     fn word(&self) -> &'static str {
         ADAPTIVE_AVG_POOL.word
     }
@@ -157,6 +163,6 @@ impl Entry for AdaptiveAvgPool {
     }
 
     fn properties(&self) -> Properties {
-        Properties { on_tiles: OnTiles::Mean(Some(self.size)), ..POOL }
+        Properties { tile_role: TileRole::Mean(Some(self.size)), ..POOL }
     }
 }

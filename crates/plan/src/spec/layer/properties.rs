@@ -3,16 +3,16 @@
 
 use std::ops::Range;
 
-use super::Layer;
-use crate::tiles::Window;
+use super::LayerSpec;
+use crate::tiles::SlidingWindow;
 
 /// A row of the table that all layers are; a layer says what is special about it and leaves the rest [plain](Properties::PLAIN).
 #[derive(Debug, Clone, Copy)]
 pub struct Properties {
     /// What its passes run on a device, beside what it exchanges with other ranks.
-    pub kernel: Kernel,
+    pub kernel: LayerKernel,
     /// What the gradients of its parameters are made from, where that is left to be done once the gradient of its input is there.
-    pub weight_reads: Reads,
+    pub weight_reads: GradientReads,
     /// Whether the gradient of its input is that of its output, the same tensor.
     pub passes_gradient: bool,
     /// Whether its output is a cheap function of what it saves, so that a linear layer behind it need not keep its input.
@@ -22,7 +22,7 @@ pub struct Properties {
     /// Whether before a product of branches it is a part of that product.
     pub is_gate: bool,
     /// What it is where an attention's inside runs again.
-    pub in_attention: InAttention,
+    pub attention_role: AttentionRole,
     /// Elements that it keeps of each position while a text is written.
     pub cached: usize,
     /// Channels of which it takes statistics over the batch.
@@ -41,7 +41,7 @@ pub struct Properties {
     /// Whether a position's output depends on other positions.
     pub mixes_positions: bool,
     /// What it is to an image that is split into tiles.
-    pub on_tiles: OnTiles,
+    pub tile_role: TileRole,
     /// Whether it goes on with a tile's own pixels while those of neighbours are on their way.
     pub hides_halo: bool,
 }
@@ -49,29 +49,29 @@ pub struct Properties {
 impl Properties {
     /// Elements are moved, and nothing else is known.
     pub const PLAIN: Properties = Properties {
-        kernel: Kernel::COPY,
-        weight_reads: Reads::NOTHING,
+        kernel: LayerKernel::COPY,
+        weight_reads: GradientReads::NOTHING,
         passes_gradient: false,
         remakes_output: false,
         takes_remade: false,
         is_gate: false,
-        in_attention: InAttention::Apart,
+        attention_role: AttentionRole::Apart,
         cached: 0,
         batch_statistics: None,
         is_random: false,
         keeps_zeros: false,
         product_size: None,
-        tensor_role: TensorRole::Whole,
+        tensor_role: TensorRole::Replicated,
         channel_groups: usize::MAX,
         mixes_positions: false,
-        on_tiles: OnTiles::Apart,
+        tile_role: TileRole::Apart,
         hides_halo: false,
     };
 }
 
 /// The kernels of a layer, forward and backward.
 #[derive(Debug, Clone, Copy)]
-pub enum Kernel {
+pub enum LayerKernel {
     /// Elements pass through memory.
     Pass(MemoryPass),
     /// `[rows, input]` by `[input, output]`, and the two products of its gradients.
@@ -103,24 +103,24 @@ pub struct MemoryPass {
     pub is_light: bool,
 }
 
-impl Kernel {
+impl LayerKernel {
     /// Elements are read and written and nothing else, both ways.
-    pub const COPY: Kernel = Kernel::light([1.0, 1.0], [1.0, 1.0]);
+    pub const COPY: LayerKernel = LayerKernel::light([1.0, 1.0], [1.0, 1.0]);
 
     /// Elements that something is done with.
-    pub const fn pass(forward: [f64; 2], backward: [f64; 2]) -> Kernel {
-        Kernel::Pass(MemoryPass { forward, backward, is_light: false })
+    pub const fn pass(forward: [f64; 2], backward: [f64; 2]) -> LayerKernel {
+        LayerKernel::Pass(MemoryPass { forward, backward, is_light: false })
     }
 
     /// Elements that next to nothing is done with.
-    pub const fn light(forward: [f64; 2], backward: [f64; 2]) -> Kernel {
-        Kernel::Pass(MemoryPass { forward, backward, is_light: true })
+    pub const fn light(forward: [f64; 2], backward: [f64; 2]) -> LayerKernel {
+        LayerKernel::Pass(MemoryPass { forward, backward, is_light: true })
     }
 }
 
 /// What a layer is to an attention whose inside runs again (`train.recompute = "attention"`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InAttention {
+pub enum AttentionRole {
     /// Attention itself: runs again.
     Core,
     /// Makes queries, keys and values: runs again where it stands before attention.
@@ -135,23 +135,23 @@ pub enum InAttention {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TensorRole {
     /// Multiplies: opens a pair, split by its outputs, or closes one, split by its inputs.
-    Pairs,
+    ColumnOrRowParallel,
     /// Multiplies: split by its outputs alone, which are gathered behind it.
-    Opens,
+    ColumnParallel,
     /// Multiplies: split by its inputs alone; what ranks make is summed behind it.
-    Closes,
+    RowParallel,
     /// Stands in a pair, on a rank's own channels, element by element,
     Elementwise,
     /// or on groups of them, or on more than one position or pixel.
     Between,
     /// Every rank runs all of it.
-    Whole,
+    Replicated,
 }
 
 impl TensorRole {
     /// Whether it can be split by its outputs.
     pub fn opens(self) -> bool {
-        matches!(self, TensorRole::Pairs | TensorRole::Opens)
+        matches!(self, TensorRole::ColumnOrRowParallel | TensorRole::ColumnParallel)
     }
 
     /// Whether a rank can run it on its own channels.
@@ -173,18 +173,18 @@ pub struct ProductSize {
 #[derive(Debug)]
 pub struct LayerShard {
     /// The layer, of the rank's sizes.
-    pub layer: Layer,
+    pub layer: LayerSpec,
     /// Of each parameter of the whole layer the dimension that is split; none where the rank's layer does not have it.
     pub dims: Vec<Option<usize>>,
     /// What is added once ranks' results are summed.
-    pub behind: Option<Layer>,
+    pub behind: Option<LayerSpec>,
 }
 
 /// A rank's heads of an attention.
 #[derive(Debug)]
 pub struct HeadShard {
     /// The layer, of the rank's sizes.
-    pub layer: Layer,
+    pub layer: LayerSpec,
     /// Channels of queries, keys and values in what the whole layer reads.
     pub reads: [Range<usize>; 3],
     /// Channels of what the whole layer gives.
@@ -197,9 +197,9 @@ pub struct HeadShard {
 
 /// What a layer is to an image that is split into tiles.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum OnTiles {
+pub enum TileRole {
     /// Windows slide over it and see pixels of neighbours.
-    Window(Window),
+    Window(SlidingWindow),
     /// Each pixel by itself.
     Pixels,
     /// The mean over the image, or over so many windows along each side, summed over tiles: behind it every rank has all.
@@ -212,7 +212,7 @@ pub enum OnTiles {
 
 /// What the gradients of one layer's parameters read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Reads {
+pub struct GradientReads {
     /// What the layer read.
     pub input: bool,
     /// The gradient of what it made.
@@ -221,13 +221,13 @@ pub struct Reads {
     pub numbers: bool,
 }
 
-impl Reads {
+impl GradientReads {
     /// There are none.
-    pub const NOTHING: Reads = Reads { input: false, gradient: false, numbers: false };
+    pub const NOTHING: GradientReads = GradientReads { input: false, gradient: false, numbers: false };
     /// Of a product of the two.
-    pub const PRODUCT: Reads = Reads { input: true, gradient: true, numbers: false };
+    pub const PRODUCT: GradientReads = GradientReads { input: true, gradient: true, numbers: false };
     /// Of a sum of it.
-    pub const GRADIENT: Reads = Reads { input: false, gradient: true, numbers: false };
+    pub const GRADIENT: GradientReads = GradientReads { input: false, gradient: true, numbers: false };
     /// Of a norm: input, gradient and statistics.
-    pub const ALL: Reads = Reads { input: true, gradient: true, numbers: true };
+    pub const ALL: GradientReads = GradientReads { input: true, gradient: true, numbers: true };
 }

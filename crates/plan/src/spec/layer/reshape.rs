@@ -5,8 +5,8 @@ use std::ops::Range;
 use serde::Serialize;
 
 use super::super::shape::Shape;
-use super::kind::{Kind, Then};
-use super::{Entry, Layer, OnTiles, Properties, expect_last, floats, image};
+use super::kind::{Downstream, LayerKind};
+use super::{LayerDescription, LayerSpec, Properties, TileRole, expect_last, floats, image};
 use crate::field::size;
 
 /// `[h, w, c]` becomes `[c h w]`, in the order in which PyTorch flattens.
@@ -24,7 +24,7 @@ pub struct PadChannels {
 
 /// Some columns of what comes. A person does not write it: the layout does, for what ranks exchange of a part of a tensor alone.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Columns {
+pub struct FeatureSlice {
     /// Those that go on,
     pub at: Range<usize>,
     /// of so many.
@@ -32,26 +32,26 @@ pub struct Columns {
 }
 
 /// As a run file writes it.
-pub(super) const FLATTEN: Kind = Kind {
+pub(super) const FLATTEN: LayerKind = LayerKind {
     word: "flatten",
     fields: &[],
     opens: false,
-    then: Then::Passes,
-    complete: |_, _| Ok(Layer::Flatten),
+    then: Downstream::Passes,
+    complete: |_, _| Ok(LayerSpec::Flatten),
 };
 
 /// As a run file writes it.
-pub(super) const PAD_CHANNELS: Kind = Kind {
+pub(super) const PAD_CHANNELS: LayerKind = LayerKind {
     word: "pad_channels",
     fields: &[size("output")],
     opens: false,
-    then: Then::Passes,
+    then: Downstream::Passes,
     complete: |written, at| {
-        Ok(Layer::PadChannels(PadChannels { input: at.shape.last(), output: written.whole("output") }))
+        Ok(LayerSpec::PadChannels(PadChannels { input: at.shape.last(), output: written.integer("output") }))
     },
 };
 
-impl Entry for Flatten {
+impl LayerDescription for Flatten {
     fn word(&self) -> &'static str {
         FLATTEN.word
     }
@@ -62,11 +62,11 @@ impl Entry for Flatten {
     }
 
     fn properties(&self) -> Properties {
-        Properties { keeps_zeros: true, on_tiles: OnTiles::Gathered, ..Properties::PLAIN }
+        Properties { keeps_zeros: true, tile_role: TileRole::Gathered, ..Properties::PLAIN }
     }
 }
 
-impl Entry for PadChannels {
+impl LayerDescription for PadChannels {
     fn word(&self) -> &'static str {
         PAD_CHANNELS.word
     }
@@ -82,13 +82,13 @@ impl Entry for PadChannels {
         Properties {
             // The channels that are added stand behind all others.
             channel_groups: 0,
-            on_tiles: OnTiles::Pixels,
+            tile_role: TileRole::Pixels,
             ..Properties::PLAIN
         }
     }
 }
 
-impl Entry for Columns {
+impl LayerDescription for FeatureSlice {
     fn word(&self) -> &'static str {
         "columns"
     }

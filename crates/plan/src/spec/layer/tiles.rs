@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::super::shape::Shape;
-use super::{Entry, Kernel, Properties, image};
-use crate::tiles::{Exchange, Region, Tiles};
+use super::{LayerDescription, LayerKernel, Properties, image};
+use crate::tiles::{HaloPlan, Region, TileGrid};
 
 /// From a whole image to the tile of a rank: nothing is sent.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -17,13 +17,13 @@ pub struct Crop {
 
 /// From a tile to all that the windows of the next layer see; backwards the gradients of what came return and are added.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Halo(pub Exchange);
+pub struct Halo(pub HaloPlan);
 
 /// The mean over windows that cover an image which is cut: what follows is the same on every rank.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TiledMean {
     /// Who holds what of the image.
-    pub tiles: Tiles,
+    pub tiles: TileGrid,
     /// Which of them this rank is.
     pub rank: usize,
     /// Rows and columns of the result; none: a vector.
@@ -39,7 +39,7 @@ fn sized(input: Shape, from: [usize; 2], [height, width]: [usize; 2]) -> Result<
     Ok(Shape::Image { height, width, channels })
 }
 
-impl Entry for Crop {
+impl LayerDescription for Crop {
     fn word(&self) -> &'static str {
         "crop"
     }
@@ -49,7 +49,7 @@ impl Entry for Crop {
     }
 }
 
-impl Entry for Halo {
+impl LayerDescription for Halo {
     fn word(&self) -> &'static str {
         "halo"
     }
@@ -59,7 +59,7 @@ impl Entry for Halo {
     }
 }
 
-impl Entry for TiledMean {
+impl LayerDescription for TiledMean {
     fn word(&self) -> &'static str {
         "tiled_mean"
     }
@@ -71,6 +71,6 @@ impl Entry for TiledMean {
     }
 
     fn properties(&self) -> Properties {
-        Properties { kernel: Kernel::pass([1.0, 1.0], [1.0, 1.0]), ..Properties::PLAIN }
+        Properties { kernel: LayerKernel::pass([1.0, 1.0], [1.0, 1.0]), ..Properties::PLAIN }
     }
 }

@@ -1,19 +1,19 @@
 //! The small models: a multi-layer perceptron, and the two networks of the data-parallelism study (Lee et al. 2021).
 //!
-//! All start from a truncated normal over the fan-in, with a gain of 2 before a ReLU ([`Model::start_by_fan_in`] leaves that
+//! All start from a truncated normal over the fan-in, with a gain of 2 before a ReLU ([`ModelSpec::start_by_fan_in`] leaves that
 //! out, as the study's own program does), and with biases at 0.
 
-use super::super::{AvgPool, Init, Layer, MaxPool, Model, PadChannels, Residual};
+use super::super::{AvgPool, Init, LayerSpec, MaxPool, ModelSpec, PadChannels, Residual};
 use super::{ImageSize, RELU, block, conv, input, linear, windows};
 
 /// Linear layers `fc1`, `fc2`, ... with a ReLU between each two; the image is flattened first. A block per linear.
-pub fn mlp(image: ImageSize, hidden: &[usize], classes: usize) -> Model {
+pub fn mlp(image: ImageSize, hidden: &[usize], classes: usize) -> ModelSpec {
     let mut width = image.0.saturating_mul(image.1).saturating_mul(image.2);
     let mut blocks = Vec::new();
     for (i, &output) in hidden.iter().chain([&classes]).enumerate() {
         let name = format!("fc{}", i + 1);
         let last = i == hidden.len();
-        let mut layers = if i == 0 { vec![Layer::Flatten] } else { Vec::new() };
+        let mut layers = if i == 0 { vec![LayerSpec::Flatten] } else { Vec::new() };
         layers.push(linear(&name, width, output, Init::fan_in(if last { 1.0 } else { 2.0 }, width)));
         if !last {
             layers.push(RELU);
@@ -21,28 +21,28 @@ pub fn mlp(image: ImageSize, hidden: &[usize], classes: usize) -> Model {
         blocks.push(block(name, layers));
         width = output;
     }
-    Model { name: "mlp".into(), input: input(image), blocks, classes }
+    ModelSpec { name: "mlp".into(), input: input(image), blocks, classes }
 }
 
 /// Two valid 5 x 5 convolutions of 32 and 64 channels, each with a max pool of 2 and ReLU, then one linear layer.
 /// 62,346 parameters at 28 x 28 x 1 and 10 classes. ReLU comes after the pool, where a quarter of the elements is left: the largest
 /// of a window stays the largest, so all numbers are those of ReLU before it, forward and backward.
-pub fn simple_cnn(image: ImageSize, classes: usize) -> Model {
+pub fn simple_cnn(image: ImageSize, classes: usize) -> ModelSpec {
     let (height, width, channels) = image;
     let stage = |name: &str, input, output| {
-        let pool = Layer::MaxPool(MaxPool { kernel: 2, stride: 2, padding: 0.into() });
+        let pool = LayerSpec::MaxPool(MaxPool { kernel: 2, stride: 2, padding: 0.into() });
         block(name, vec![conv(name, input, output, 5, 1, 0), pool, RELU])
     };
     let side = |n| windows(windows(windows(windows(n, 5, 1), 2, 2), 5, 1), 2, 2);
     let flat = side(height).saturating_mul(side(width)).saturating_mul(64);
-    let head = vec![Layer::Flatten, linear("fc", flat, classes, Init::fan_in(1.0, flat))];
+    let head = vec![LayerSpec::Flatten, linear("fc", flat, classes, Init::fan_in(1.0, flat))];
     let blocks = vec![stage("conv1", channels, 32), stage("conv2", 32, 64), block("head", head)];
-    Model { name: "simple-cnn".into(), input: input(image), blocks, classes }
+    ModelSpec { name: "simple-cnn".into(), input: input(image), blocks, classes }
 }
 
 /// A pre-activation residual network without batch norm: widths 16, 32, 64, one block each, the last two at stride
 /// 2 with a shortcut of average pool and zero channels. 75,050 parameters at 3 colours and 10 classes.
-pub fn resnet8(image: ImageSize, classes: usize) -> Model {
+pub fn resnet8(image: ImageSize, classes: usize) -> ModelSpec {
     let mut blocks = vec![block("stem", vec![conv("conv", image.2, 16, 3, 1, 1)])];
     let mut input_channels = 16;
     for (i, output) in [16, 32, 64].into_iter().enumerate() {
@@ -57,16 +57,16 @@ pub fn resnet8(image: ImageSize, classes: usize) -> Model {
         let shortcut = match stride {
             1 => Vec::new(),
             _ => vec![
-                Layer::AvgPool(AvgPool { kernel: 2, stride: 2 }),
-                Layer::PadChannels(PadChannels { input: input_channels, output }),
+                LayerSpec::AvgPool(AvgPool { kernel: 2, stride: 2 }),
+                LayerSpec::PadChannels(PadChannels { input: input_channels, output }),
             ],
         };
-        blocks.push(block(name, vec![Layer::Residual(Residual { branch, shortcut })]));
+        blocks.push(block(name, vec![LayerSpec::Residual(Residual { branch, shortcut })]));
         input_channels = output;
     }
-    let head = vec![RELU, Layer::GlobalAvgPool, linear("fc", 64, classes, Init::fan_in(1.0, 64))];
+    let head = vec![RELU, LayerSpec::GlobalAvgPool, linear("fc", 64, classes, Init::fan_in(1.0, 64))];
     blocks.push(block("head", head));
-    Model { name: "resnet8".into(), input: input(image), blocks, classes }
+    ModelSpec { name: "resnet8".into(), input: input(image), blocks, classes }
 }
 
 #[cfg(test)]

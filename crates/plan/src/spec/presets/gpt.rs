@@ -7,15 +7,15 @@
 use serde::{Deserialize, Serialize};
 
 use super::super::{
-    Activation, Attention, Dropout, Embedding, Init, Input, Layer, LayerNorm, Linear, Model, NORM_EPS,
-    PositionEmbedding, Residual, RmsNorm, TiedLinear, WeightOrder,
+    Activation, Attention, Dropout, Embedding, Init, Input, LayerNorm, LayerSpec, Linear, ModelSpec,
+    NORM_EPS, PositionEmbedding, Residual, RmsNorm, TiedLinear, WeightOrder,
 };
 use super::block;
 
 /// Which norm stands before each branch and before the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Norm {
+pub enum NormKind {
     /// Layer norm, with scale and shift.
     #[default]
     Layer,
@@ -41,7 +41,7 @@ pub struct Gpt {
     /// Whether the head uses the token embedding's weight.
     pub tied: bool,
     /// Layer norm with mean and shift, or RMS norm without.
-    pub norm: Norm,
+    pub norm: NormKind,
     /// The non-linearity of the multi-layer perceptron.
     pub activation: Activation,
 }
@@ -57,7 +57,7 @@ impl Default for Gpt {
             vocab: 256,
             dropout: 0.0,
             tied: true,
-            norm: Norm::Layer,
+            norm: NormKind::Layer,
             activation: Activation::Gelu,
         }
     }
@@ -85,12 +85,18 @@ impl Gpt {
 }
 
 /// Builds one. Blocks: `embedding`, `h.0` ..., `head` (the last norm and the logits).
-pub fn gpt(name: &str, shape: &Gpt) -> Model {
+pub fn gpt(name: &str, shape: &Gpt) -> ModelSpec {
     let &Gpt { layers, width, context, vocab, .. } = shape;
     let init = Init::Normal(0.02);
     let mut embedding = vec![
-        Layer::Embedding(Embedding { name: "wte".into(), vocab, first: 0, width, init }),
-        Layer::PositionEmbedding(PositionEmbedding { name: "wpe".into(), context, first: 0, width, init }),
+        LayerSpec::Embedding(Embedding { name: "wte".into(), vocab, first: 0, width, init }),
+        LayerSpec::PositionEmbedding(PositionEmbedding {
+            name: "wpe".into(),
+            context,
+            first: 0,
+            width,
+            init,
+        }),
     ];
     embedding.extend(dropout(shape));
     let mut blocks = vec![block("embedding", embedding)];
@@ -100,10 +106,10 @@ pub fn gpt(name: &str, shape: &Gpt) -> Model {
         block(name, layers)
     }));
     let logits = if shape.tied {
-        Layer::TiedLinear(TiedLinear { weight: "wte.weight".into(), input: width, output: vocab })
+        LayerSpec::TiedLinear(TiedLinear { weight: "wte.weight".into(), input: width, output: vocab })
     } else {
         let order = WeightOrder::OutIn;
-        Layer::Linear(Linear {
+        LayerSpec::Linear(Linear {
             name: "lm_head".into(),
             input: width,
             output: vocab,
@@ -113,14 +119,14 @@ pub fn gpt(name: &str, shape: &Gpt) -> Model {
         })
     };
     blocks.push(block("head", vec![norm("ln_f".into(), shape), logits]));
-    Model { name: name.into(), input: Input::Tokens { seq: context, vocab }, blocks, classes: vocab }
+    ModelSpec { name: name.into(), input: Input::Tokens { seq: context, vocab }, blocks, classes: vocab }
 }
 
-fn transformer_layer(name: &str, shape: &Gpt) -> Vec<Layer> {
+fn transformer_layer(name: &str, shape: &Gpt) -> Vec<LayerSpec> {
     let &Gpt { layers, width, heads, activation, .. } = shape;
     let residual = 0.02 / (2.0 * layers as f32).sqrt();
     let linear = |part: &str, input: usize, output: usize, deviation| {
-        Layer::Linear(Linear {
+        LayerSpec::Linear(Linear {
             name: format!("{name}.{part}"),
             input,
             output,
@@ -132,30 +138,34 @@ fn transformer_layer(name: &str, shape: &Gpt) -> Vec<Layer> {
     let mut attention = vec![
         norm(format!("{name}.ln_1"), shape),
         linear("attn.c_attn", width, width.saturating_mul(3), 0.02),
-        Layer::Attention(Attention::new(heads, heads, width)),
+        LayerSpec::Attention(Attention::new(heads, heads, width)),
         linear("attn.c_proj", width, width, residual),
     ];
     let hidden = width.saturating_mul(4);
     let mut perceptron = vec![
         norm(format!("{name}.ln_2"), shape),
         linear("mlp.c_fc", width, hidden, 0.02),
-        Layer::Activation(activation),
+        LayerSpec::Activation(activation),
         linear("mlp.c_proj", hidden, width, residual),
     ];
     attention.extend(dropout(shape));
     perceptron.extend(dropout(shape));
-    [attention, perceptron].map(|branch| Layer::Residual(Residual { branch, shortcut: Vec::new() })).into()
+    [attention, perceptron]
+        .map(|branch| LayerSpec::Residual(Residual { branch, shortcut: Vec::new() }))
+        .into()
 }
 
-fn norm(name: String, shape: &Gpt) -> Layer {
+fn norm(name: String, shape: &Gpt) -> LayerSpec {
     match shape.norm {
-        Norm::Layer => Layer::LayerNorm(LayerNorm { name, width: shape.width, eps: NORM_EPS, bias: true }),
-        Norm::Rms => Layer::RmsNorm(RmsNorm { name, width: shape.width, eps: NORM_EPS }),
+        NormKind::Layer => {
+            LayerSpec::LayerNorm(LayerNorm { name, width: shape.width, eps: NORM_EPS, bias: true })
+        }
+        NormKind::Rms => LayerSpec::RmsNorm(RmsNorm { name, width: shape.width, eps: NORM_EPS }),
     }
 }
 
-fn dropout(shape: &Gpt) -> Option<Layer> {
-    (shape.dropout > 0.0).then_some(Layer::Dropout(Dropout { rate: shape.dropout, counted: None }))
+fn dropout(shape: &Gpt) -> Option<LayerSpec> {
+    (shape.dropout > 0.0).then_some(LayerSpec::Dropout(Dropout { rate: shape.dropout, counted: None }))
 }
 
 #[cfg(test)]
@@ -179,7 +189,7 @@ mod tests {
         let count = |rate| {
             let mut n = 0;
             gpt("gpt", &Gpt { layers: 2, dropout: rate, ..Gpt::default() })
-                .for_each(&mut |layer| n += usize::from(matches!(layer, Layer::Dropout(_))));
+                .for_each(&mut |layer| n += usize::from(matches!(layer, LayerSpec::Dropout(_))));
             n
         };
         assert_eq!(count(0.0), 0);
@@ -188,7 +198,7 @@ mod tests {
 
     #[test]
     fn variants_fit_and_wrong_heads_are_named() {
-        let other = Gpt { norm: Norm::Rms, activation: Activation::Silu, tied: false, ..Gpt::default() };
+        let other = Gpt { norm: NormKind::Rms, activation: Activation::Silu, tied: false, ..Gpt::default() };
         gpt("gpt", &other).check().unwrap();
         let error = gpt("gpt", &Gpt { heads: 3, ..Gpt::default() }).check().unwrap_err();
         insta::assert_snapshot!(error, @"layer 2 (residual), branch 2 (attention): 3 heads do not divide the width 128");

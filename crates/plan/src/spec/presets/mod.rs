@@ -1,4 +1,4 @@
-//! The built-in models. Each constructor returns data; [`Model::check`](super::Model::check) says whether its sizes fit.
+//! The built-in models. Each constructor returns data; [`ModelSpec::check`](super::ModelSpec::check) says whether its sizes fit.
 //!
 //! Where a convolutional model ends in a flatten, the width of the next linear layer follows from the image. An
 //! image too small for the model gives a width of 0 here, and the check names the layer whose window does not fit.
@@ -11,20 +11,20 @@ mod vgg;
 
 pub use alexnet::alexnet;
 pub use cnn::{mlp, resnet8, simple_cnn};
-pub use gpt::{Gpt, Norm, gpt};
+pub use gpt::{Gpt, NormKind, gpt};
 pub use resnet::{ResNet, resnet};
 pub use vgg::{Vgg, vgg};
 
 use serde::Serialize;
 
-use super::{Activation, BatchNorm, Block, Conv, Init, Input, Layer, Linear, NORM_EPS, WeightOrder};
+use super::{Activation, BatchNorm, BlockSpec, Conv, Init, Input, LayerSpec, Linear, NORM_EPS, WeightOrder};
 
 /// Rows, columns and colours of an image.
 pub type ImageSize = (usize, usize, usize);
 
 /// Which images a convolutional model of the ImageNet era is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-pub enum Form {
+pub enum StemForm {
     /// As published, for 224 x 224.
     #[serde(rename = "imagenet")]
     ImageNet,
@@ -33,10 +33,10 @@ pub enum Form {
     Small,
 }
 
-impl Form {
+impl StemForm {
     /// The form that suits an image: the small one up to 64 pixels a side.
-    pub fn for_image((height, width, _): ImageSize) -> Form {
-        if height.max(width) <= 64 { Form::Small } else { Form::ImageNet }
+    pub fn for_image((height, width, _): ImageSize) -> StemForm {
+        if height.max(width) <= 64 { StemForm::Small } else { StemForm::ImageNet }
     }
 }
 
@@ -44,14 +44,21 @@ fn input((height, width, channels): ImageSize) -> Input {
     Input::Image { height, width, channels }
 }
 
-fn block(name: impl Into<String>, layers: Vec<Layer>) -> Block {
-    Block { name: name.into(), layers }
+fn block(name: impl Into<String>, layers: Vec<LayerSpec>) -> BlockSpec {
+    BlockSpec { name: name.into(), layers }
 }
 
-const RELU: Layer = Layer::Activation(Activation::Relu);
+const RELU: LayerSpec = LayerSpec::Activation(Activation::Relu);
 
-fn linear(name: impl Into<String>, input: usize, output: usize, init: Init) -> Layer {
-    Layer::Linear(Linear { name: name.into(), input, output, bias: true, order: WeightOrder::OutIn, init })
+fn linear(name: impl Into<String>, input: usize, output: usize, init: Init) -> LayerSpec {
+    LayerSpec::Linear(Linear {
+        name: name.into(),
+        input,
+        output,
+        bias: true,
+        order: WeightOrder::OutIn,
+        init,
+    })
 }
 
 /// With a bias, for a ReLU behind it.
@@ -62,14 +69,14 @@ fn conv(
     kernel: usize,
     stride: usize,
     padding: usize,
-) -> Layer {
+) -> LayerSpec {
     let init = Init::fan_in(2.0, input.saturating_mul(kernel * kernel));
     let (name, padding) = (name.into(), padding.into());
-    Layer::Conv(Conv { name, input, output, kernel, stride, padding, bias: true, init })
+    LayerSpec::Conv(Conv { name, input, output, kernel, stride, padding, bias: true, init })
 }
 
-fn batch_norm(name: impl Into<String>, channels: usize) -> Layer {
-    Layer::BatchNorm(BatchNorm { name: name.into(), channels, scale: 1.0, group: 0, eps: NORM_EPS })
+fn batch_norm(name: impl Into<String>, channels: usize) -> LayerSpec {
+    LayerSpec::BatchNorm(BatchNorm { name: name.into(), channels, scale: 1.0, group: 0, eps: NORM_EPS })
 }
 
 /// The side of an image after windows of `kernel` at `stride`; 0 where none fits.

@@ -6,8 +6,8 @@
 //! gradient inside the branches is 0 at initialisation, and a method that scores weights there, such as SNIP,
 //! would prune all of them.
 
-use super::super::{Conv, Init, Layer, MaxPool, Model, Residual};
-use super::{Form, ImageSize, RELU, batch_norm, block, input, linear};
+use super::super::{Conv, Init, LayerSpec, MaxPool, ModelSpec, Residual};
+use super::{ImageSize, RELU, StemForm, batch_norm, block, input, linear};
 
 /// The residual networks of torchvision that are built in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -54,14 +54,14 @@ impl ResNet {
 }
 
 /// Builds one. Blocks: `stem`, `layer1.0` ..., `head`.
-pub fn resnet(net: ResNet, image: ImageSize, classes: usize, form: Form) -> Model {
+pub fn resnet(net: ResNet, image: ImageSize, classes: usize, form: StemForm) -> ModelSpec {
     let mut stem = match form {
-        Form::ImageNet => conv_norm("conv1", "bn1", image.2, 64, 7, 2),
-        Form::Small => conv_norm("conv1", "bn1", image.2, 64, 3, 1),
+        StemForm::ImageNet => conv_norm("conv1", "bn1", image.2, 64, 7, 2),
+        StemForm::Small => conv_norm("conv1", "bn1", image.2, 64, 3, 1),
     };
     stem.push(RELU);
-    if form == Form::ImageNet {
-        stem.push(Layer::MaxPool(MaxPool { kernel: 3, stride: 2, padding: 1.into() }));
+    if form == StemForm::ImageNet {
+        stem.push(LayerSpec::MaxPool(MaxPool { kernel: 3, stride: 2, padding: 1.into() }));
     }
     let mut blocks = vec![block("stem", stem)];
     let mut channels = 64;
@@ -78,13 +78,13 @@ pub fn resnet(net: ResNet, image: ImageSize, classes: usize, form: Form) -> Mode
                 let [conv, norm] = ["downsample.0", "downsample.1"].map(|part| format!("{name}.{part}"));
                 conv_norm(&conv, &norm, channels, output, 1, stride)
             };
-            blocks.push(block(name, vec![Layer::Residual(Residual { branch, shortcut }), RELU]));
+            blocks.push(block(name, vec![LayerSpec::Residual(Residual { branch, shortcut }), RELU]));
             channels = output;
         }
     }
-    let head = vec![Layer::GlobalAvgPool, linear("fc", channels, classes, Init::Normal(0.01))];
+    let head = vec![LayerSpec::GlobalAvgPool, linear("fc", channels, classes, Init::Normal(0.01))];
     blocks.push(block("head", head));
-    Model { name: net.name().into(), input: input(image), blocks, classes }
+    ModelSpec { name: net.name().into(), input: input(image), blocks, classes }
 }
 
 fn branch(
@@ -94,7 +94,7 @@ fn branch(
     planes: usize,
     output: usize,
     stride: usize,
-) -> Vec<Layer> {
+) -> Vec<LayerSpec> {
     let inner = if net == ResNet::Wide101 { 2 * planes } else { planes };
     // (input, output, kernel, stride) of each convolution.
     let convs = if net.bottleneck() {
@@ -121,11 +121,20 @@ fn conv_norm(
     output: usize,
     kernel: usize,
     stride: usize,
-) -> Vec<Layer> {
+) -> Vec<LayerSpec> {
     let init = Init::Normal((2.0 / (output * kernel * kernel) as f32).sqrt());
     let padding = (kernel / 2).into();
     vec![
-        Layer::Conv(Conv { name: conv.into(), input, output, kernel, stride, padding, bias: false, init }),
+        LayerSpec::Conv(Conv {
+            name: conv.into(),
+            input,
+            output,
+            kernel,
+            stride,
+            padding,
+            bias: false,
+            init,
+        }),
         batch_norm(norm, output),
     ]
 }
@@ -136,7 +145,7 @@ mod tests {
 
     #[test]
     fn names_are_torchvisions() {
-        let names: Vec<_> = resnet(ResNet::R50, (224, 224, 3), 1000, Form::ImageNet)
+        let names: Vec<_> = resnet(ResNet::R50, (224, 224, 3), 1000, StemForm::ImageNet)
             .parameters()
             .into_iter()
             .map(|p| p.name)
@@ -152,12 +161,12 @@ mod tests {
     #[test]
     fn the_small_form_ends_at_four_by_four() {
         for net in ResNet::ALL {
-            let model = resnet(net, (32, 32, 3), 10, Form::Small);
+            let model = resnet(net, (32, 32, 3), 10, StemForm::Small);
             model.check().unwrap();
             let mut before_head = None;
             model
                 .for_each_layer(|_, layer, from, _| {
-                    if matches!(layer, Layer::GlobalAvgPool) {
+                    if matches!(layer, LayerSpec::GlobalAvgPool) {
                         before_head = Some(from.rows());
                     }
                 })

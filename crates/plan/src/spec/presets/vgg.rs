@@ -3,8 +3,8 @@
 //!
 //! Convolutions start from He's normal over the fan-out with biases at 0, linear layers from a normal of 0.01.
 
-use super::super::{AdaptiveAvgPool, Conv, Dropout, Init, Layer, MaxPool, Model};
-use super::{Form, ImageSize, RELU, block, input, linear};
+use super::super::{AdaptiveAvgPool, Conv, Dropout, Init, LayerSpec, MaxPool, ModelSpec};
+use super::{ImageSize, RELU, StemForm, block, input, linear};
 
 /// The VGGs of torchvision that are built in, by layers with weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,7 +29,7 @@ impl Vgg {
 }
 
 /// Builds one. A block per group of convolutions, named for its first (`features.0`), and `head`.
-pub fn vgg(net: Vgg, image: ImageSize, classes: usize, form: Form, batch_norm: bool) -> Model {
+pub fn vgg(net: Vgg, image: ImageSize, classes: usize, form: StemForm, batch_norm: bool) -> ModelSpec {
     let deep = if net == Vgg::V16 { 3 } else { 4 };
     let groups = [(2, 64), (2, 128), (deep, 256), (deep, 512), (deep, 512)];
     let (mut blocks, mut channels, mut number) = (Vec::new(), image.2, 0);
@@ -45,37 +45,37 @@ pub fn vgg(net: Vgg, image: ImageSize, classes: usize, form: Form, batch_norm: b
             number += if batch_norm { 3 } else { 2 };
             channels = output;
         }
-        layers.push(Layer::MaxPool(MaxPool { kernel: 2, stride: 2, padding: 0.into() }));
+        layers.push(LayerSpec::MaxPool(MaxPool { kernel: 2, stride: 2, padding: 0.into() }));
         number += 1;
         blocks.push(block(name, layers));
     }
     let dense = |name: &str, input, output| linear(name, input, output, Init::Normal(0.01));
     let head = match form {
-        Form::ImageNet => vec![
-            Layer::AdaptiveAvgPool(AdaptiveAvgPool { size: 7 }),
-            Layer::Flatten,
+        StemForm::ImageNet => vec![
+            LayerSpec::AdaptiveAvgPool(AdaptiveAvgPool { size: 7 }),
+            LayerSpec::Flatten,
             dense("classifier.0", 512 * 7 * 7, 4096),
             RELU,
-            Layer::Dropout(Dropout { rate: 0.5, counted: None }),
+            LayerSpec::Dropout(Dropout { rate: 0.5, counted: None }),
             dense("classifier.3", 4096, 4096),
             RELU,
-            Layer::Dropout(Dropout { rate: 0.5, counted: None }),
+            LayerSpec::Dropout(Dropout { rate: 0.5, counted: None }),
             dense("classifier.6", 4096, classes),
         ],
         // Five pools halve the image five times: 32 x 32 becomes 1 x 1.
-        Form::Small => {
+        StemForm::Small => {
             let flat = (image.0 / 32).saturating_mul(image.1 / 32).saturating_mul(512);
-            vec![Layer::Flatten, dense("classifier", flat, classes)]
+            vec![LayerSpec::Flatten, dense("classifier", flat, classes)]
         }
     };
     blocks.push(block("head", head));
     let name = format!("{}{}", net.name(), if batch_norm { "-bn" } else { "" });
-    Model { name, input: input(image), blocks, classes }
+    ModelSpec { name, input: input(image), blocks, classes }
 }
 
-fn conv(name: String, input: usize, output: usize) -> Layer {
+fn conv(name: String, input: usize, output: usize) -> LayerSpec {
     let init = Init::Normal((2.0 / (output * 9) as f32).sqrt());
-    Layer::Conv(Conv { name, input, output, kernel: 3, stride: 1, padding: 1.into(), bias: true, init })
+    LayerSpec::Conv(Conv { name, input, output, kernel: 3, stride: 1, padding: 1.into(), bias: true, init })
 }
 
 #[cfg(test)]
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn names_are_torchvisions() {
         let names = |batch_norm| {
-            let model = vgg(Vgg::V16, (224, 224, 3), 1000, Form::ImageNet, batch_norm);
+            let model = vgg(Vgg::V16, (224, 224, 3), 1000, StemForm::ImageNet, batch_norm);
             model.parameters().into_iter().map(|p| p.name).collect::<Vec<_>>()
         };
         for name in ["features.0.weight", "features.28.bias", "classifier.3.weight", "classifier.6.bias"] {
@@ -99,10 +99,10 @@ mod tests {
     #[test]
     fn the_small_form_ends_in_one_linear_of_512() {
         for (net, parameters) in [(Vgg::V16, 14_719_818), (Vgg::V19, 20_029_514)] {
-            let model = vgg(net, (32, 32, 3), 10, Form::Small, false);
+            let model = vgg(net, (32, 32, 3), 10, StemForm::Small, false);
             model.check().unwrap();
             assert_eq!(model.parameter_count(), parameters);
-            vgg(net, (32, 32, 3), 10, Form::Small, true).check().unwrap();
+            vgg(net, (32, 32, 3), 10, StemForm::Small, true).check().unwrap();
         }
     }
 }

@@ -13,8 +13,8 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::avx512::{first, transpose};
-use super::engine::{Engine, Rows};
-use super::pack::Source;
+use super::engine::{GemmKernel, PackedRows};
+use super::pack::PackSource;
 use crate::bf16;
 use crate::cpu::isa::Amx;
 use crate::dtype::{DType, Float};
@@ -44,16 +44,16 @@ macro_rules! tile {
 }
 
 /// Tile registers configured on this thread; released at the end, so that the system need not save them.
-pub(super) struct Tiles(());
+pub(super) struct AmxTiles(());
 
-impl Drop for Tiles {
+impl Drop for AmxTiles {
     fn drop(&mut self) {
         // SAFETY: a session exists only where AMX does.
         unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) }
     }
 }
 
-impl Engine for Amx {
+impl GemmKernel for Amx {
     type Cell = bf16;
     const ROWS: usize = 2 * TILE;
     const COLS: usize = 2 * TILE;
@@ -61,19 +61,19 @@ impl Engine for Amx {
     const DEPTH: usize = 512;
     const SLAB: usize = 2048;
     const EXACT: bool = false;
-    type Session = Tiles;
+    type Session = AmxTiles;
 
-    fn begin(self) -> Tiles {
+    fn begin(self) -> AmxTiles {
         /// Palette 1; eight tiles of 16 rows of 64 bytes.
         #[repr(C, align(64))]
-        struct Config {
+        struct TileConfig {
             palette: u8,
             start_row: u8,
             reserved: [u8; 14],
             row_bytes: [u16; 16],
             rows: [u8; 16],
         }
-        static CONFIG: Config = Config {
+        static CONFIG: TileConfig = TileConfig {
             palette: 1,
             start_row: 0,
             reserved: [0; 14],
@@ -82,7 +82,7 @@ impl Engine for Amx {
         };
         // SAFETY: the proof was made after the system had granted the tiles; the 64 bytes are there.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(readonly, nostack, preserves_flags)) };
-        Tiles(())
+        AmxTiles(())
     }
 
     /// Four tiles of sums keep the unit busy: 2 x 2, or 4 x 1 where there is but one tile of columns.
@@ -91,22 +91,22 @@ impl Engine for Amx {
     }
 
     /// Whole tiles with contiguous depth can be loaded with the matrix's own stride.
-    fn in_place<T: Float>(a: Source<T>, rows: usize, depth: usize) -> Option<Rows<bf16>> {
+    fn in_place<T: Float>(a: PackSource<T>, rows: usize, depth: usize) -> Option<PackedRows<bf16>> {
         let lies_well = a.depth == 1 && rows.is_multiple_of(TILE) && depth.is_multiple_of(STEP);
-        lies_well.then(|| Rows { at: a.at.cast(), row: a.outer, step: STEP, tile: TILE * a.outer })
+        lies_well.then(|| PackedRows { at: a.at.cast(), row: a.outer, step: STEP, tile: TILE * a.outer })
     }
 
-    fn packed(at: *const bf16, padded: usize) -> Rows<bf16> {
-        Rows { at, row: STEP, step: AREA, tile: TILE * padded }
+    fn packed(at: *const bf16, padded: usize) -> PackedRows<bf16> {
+        PackedRows { at, row: STEP, step: AREA, tile: TILE * padded }
     }
 
-    unsafe fn pack_a<T: Float>(a: Source<T>, rows: usize, depth: usize, padded: usize, out: *mut bf16) {
+    unsafe fn pack_a<T: Float>(a: PackSource<T>, rows: usize, depth: usize, padded: usize, out: *mut bf16) {
         // SAFETY: the caller's promise.
         unsafe { pack::<T, false>(a, rows, 0, depth, padded, out) }
     }
 
     unsafe fn pack_b<T: Float>(
-        b: Source<T>,
+        b: PackSource<T>,
         cols: usize,
         from: usize,
         to: usize,
@@ -125,7 +125,7 @@ impl Engine for Amx {
         rows: usize,
         cols: usize,
         depth: usize,
-        a: Rows<bf16>,
+        a: PackedRows<bf16>,
         b: *const bf16,
         b_padded: usize,
         c: *mut f32,
@@ -153,7 +153,7 @@ impl Engine for Amx {
 /// Tiles are configured on this thread; `a` and `b` hold `steps` packed steps, and `c` can be read and written for `R` x 2 tiles.
 unsafe fn wide<const R: usize>(
     steps: usize,
-    a: Rows<bf16>,
+    a: PackedRows<bf16>,
     b: *const bf16,
     b_padded: usize,
     c: *mut f32,
@@ -208,7 +208,7 @@ unsafe fn wide<const R: usize>(
 /// As for `wide`, with `R` x 1 tiles.
 unsafe fn narrow<const R: usize>(
     steps: usize,
-    a: Rows<bf16>,
+    a: PackedRows<bf16>,
     b: *const bf16,
     c: *mut f32,
     c_stride: usize,
@@ -272,7 +272,7 @@ unsafe fn narrow<const R: usize>(
 /// The processor has AVX-512; `source` can be read at all of these, and `out` can be written for all blocks.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn pack<T: Float, const PAIR_FIRST: bool>(
-    source: Source<T>,
+    source: PackSource<T>,
     count: usize,
     from: usize,
     to: usize,
@@ -280,7 +280,7 @@ unsafe fn pack<T: Float, const PAIR_FIRST: bool>(
     out: *mut bf16,
 ) {
     assert_eq!(T::DTYPE, DType::Bf16, "AMX multiplies bf16");
-    let source = Source { at: source.at.cast::<bf16>(), outer: source.outer, depth: source.depth };
+    let source = PackSource { at: source.at.cast::<bf16>(), outer: source.outer, depth: source.depth };
     let one = |i: usize, p: usize| {
         let (rows, depth) = ((count - i).min(TILE), (to - p).min(STEP));
         // SAFETY: the caller's promise: the block's rows and depth exist, and `out` holds all blocks.
@@ -307,7 +307,7 @@ unsafe fn pack<T: Float, const PAIR_FIRST: bool>(
 /// The processor has AVX-512; `source` can be read for `rows` x `depth`, which are at most a block.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn load_block(source: Source<bf16>, rows: usize, depth: usize) -> ([__m512i; 16], bool) {
+unsafe fn load_block(source: PackSource<bf16>, rows: usize, depth: usize) -> ([__m512i; 16], bool) {
     // SAFETY: the caller's promise; loads are masked at the edges.
     unsafe {
         let mut block = [_mm512_setzero_si512(); 16];

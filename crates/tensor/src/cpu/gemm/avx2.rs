@@ -2,8 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::engine::{Engine, Lanes, Rows, float_engine, registers};
-use super::pack::{self, Source};
+use super::engine::{GemmKernel, Lanes, PackedRows, float_engine, registers};
+use super::pack::{self, PackSource};
 use crate::cpu::isa::Avx2;
 use crate::dtype::{DType, Float};
 
@@ -58,7 +58,13 @@ impl Lanes for __m256 {
 /// # Safety
 /// As for [`pack::panel`], and the processor has AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn pack_panel<T: Float>(source: Source<T>, count: usize, width: usize, depth: usize, out: *mut f32) {
+unsafe fn pack_panel<T: Float>(
+    source: PackSource<T>,
+    count: usize,
+    width: usize,
+    depth: usize,
+    out: *mut f32,
+) {
     // SAFETY: the caller's promise.
     unsafe { pack::panel(source, count, width, depth, out) }
 }

@@ -2,8 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::engine::{Engine, Lanes, Rows, float_engine, registers};
-use super::pack::{self, Source};
+use super::engine::{GemmKernel, Lanes, PackedRows, float_engine, registers};
+use super::pack::{self, PackSource};
 use crate::bf16;
 use crate::cpu::isa::Avx512;
 use crate::dtype::{DType, Float};
@@ -108,7 +108,13 @@ pub(crate) unsafe fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
 /// # Safety
 /// As for it, and the processor has AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn pack_panel<T: Float>(source: Source<T>, count: usize, width: usize, depth: usize, out: *mut f32) {
+unsafe fn pack_panel<T: Float>(
+    source: PackSource<T>,
+    count: usize,
+    width: usize,
+    depth: usize,
+    out: *mut f32,
+) {
     // SAFETY: the caller's promise; loads and stores are masked at the edges.
     unsafe {
         if source.outer == 1 {

@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 #[cfg(target_arch = "x86_64")]
 use super::avx512;
-use super::engine::{Engine, Rows, fetch};
-use super::finish::{Out, finish};
-use super::pack::Source;
-use super::scratch::{self, Scratch};
-use super::{Epilogue, Matrix, MatrixMut};
-use crate::cpu::activation::Activation;
+use super::engine::{GemmKernel, PackedRows, fetch};
+use super::finish::{TileOutput, finish};
+use super::pack::PackSource;
+use super::scratch::{self, GemmScratch};
+use super::{GemmEpilogue, MatrixMut, MatrixRef};
+use crate::cpu::activation::ActivationFn;
 use crate::cpu::{Cpu, Isa};
 use crate::dtype::{DType, Float};
 
@@ -36,50 +36,50 @@ const SMALL_OUT: usize = 1 << 16;
 
 /// One product: operands, destination, and what to do on the way out.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Job<'a, T, O> {
+pub(super) struct GemmJob<'a, T, O> {
     isa: Isa,
     m: usize,
     n: usize,
     k: usize,
-    a: Source<T>,
+    a: PackSource<T>,
     /// b by its columns, as panels of it are packed.
-    b: Source<T>,
-    out: Out<O>,
+    b: PackSource<T>,
+    out: TileOutput<O>,
     accumulate: bool,
     bias: Option<&'a [T]>,
-    activation: Option<Activation>,
+    activation: Option<ActivationFn>,
     number: u64,
 }
 
 // SAFETY: operands are only read, and tasks write disjoint blocks of `out`.
-unsafe impl<T: Sync, O: Send> Sync for Job<'_, T, O> {}
+unsafe impl<T: Sync, O: Send> Sync for GemmJob<'_, T, O> {}
 
-impl<'a, T: Float, O: Float> Job<'a, T, O> {
+impl<'a, T: Float, O: Float> GemmJob<'a, T, O> {
     /// Checks that everything lies inside its slice.
     pub fn new(
         isa: Isa,
         m: usize,
         n: usize,
         k: usize,
-        a: Matrix<'a, T>,
-        b: Matrix<'a, T>,
+        a: MatrixRef<'a, T>,
+        b: MatrixRef<'a, T>,
         c: MatrixMut<'a, O>,
         accumulate: bool,
-        epilogue: Epilogue<'a, T, O>,
+        epilogue: GemmEpilogue<'a, T, O>,
     ) -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         assert!(a.holds(m, k) && b.holds(k, n) && c.holds(m, n), "a product reaches beyond its operands");
         assert!(epilogue.bias.is_none_or(|bias| bias.len() == n), "a bias of another width");
         assert!(epilogue.pre.as_ref().is_none_or(|pre| pre.holds(m, n)), "pre-activations do not fit");
         let pre = epilogue.pre.map(|pre| (pre.data.as_mut_ptr(), pre.row_stride));
-        Job {
+        GemmJob {
             isa,
             m,
             n,
             k,
-            a: Source { at: a.data.as_ptr(), outer: a.row_stride, depth: a.col_stride },
-            b: Source { at: b.data.as_ptr(), outer: b.col_stride, depth: b.row_stride },
-            out: Out { c: c.data.as_mut_ptr(), c_stride: c.row_stride, pre },
+            a: PackSource { at: a.data.as_ptr(), outer: a.row_stride, depth: a.col_stride },
+            b: PackSource { at: b.data.as_ptr(), outer: b.col_stride, depth: b.row_stride },
+            out: TileOutput { c: c.data.as_mut_ptr(), c_stride: c.row_stride, pre },
             accumulate,
             bias: epilogue.bias,
             activation: epilogue.activation,
@@ -94,7 +94,7 @@ impl<'a, T: Float, O: Float> Job<'a, T, O> {
 
     /// Hands finished sums of `rows` x `cols` at (i, j) on.
     fn finish(&self, (sums, i, j, rows, cols): (*mut f32, usize, usize, usize, usize), stride: usize) {
-        let out = Out {
+        let out = TileOutput {
             c: self.out.c.wrapping_add(i * self.out.c_stride + j),
             c_stride: self.out.c_stride,
             pre: self.out.pre.map(|(at, stride)| (at.wrapping_add(i * stride + j), stride)),
@@ -111,19 +111,19 @@ impl<'a, T: Float, O: Float> Job<'a, T, O> {
 }
 
 /// Columns of `b` packed at once.
-fn shared_cols<E: Engine>(n: usize, k: usize) -> usize {
+fn shared_cols<E: GemmKernel>(n: usize, k: usize) -> usize {
     let fit = SHARED_BYTES / (k.max(1) * size_of::<E::Cell>()) / E::COLS * E::COLS;
     fit.max(512).min(n.next_multiple_of(E::COLS))
 }
 
 /// Rows of a block of `a` that fits its cache.
-fn block_rows<E: Engine>(k: usize) -> usize {
+fn block_rows<E: GemmKernel>(k: usize) -> usize {
     let depth = k.clamp(1, E::SLAB);
     (BLOCK_BYTES / (depth * size_of::<E::Cell>())).clamp(64, 1024)
 }
 
 /// Sums of a block that wait: how far apart its rows are, and how many there are in one of two places.
-fn waiting_sums<E: Engine>(k: usize, rows: usize, cols: usize) -> (usize, usize) {
+fn waiting_sums<E: GemmKernel>(k: usize, rows: usize, cols: usize) -> (usize, usize) {
     // Sums wait in a tile if one pass makes them, in a column of tiles within a slab, or else in a whole block.
     // 16 more than a power of two, so that rows do not all fall into the same set of the cache.
     let stride = if k <= E::SLAB { E::COLS } else { cols.next_multiple_of(E::COLS) + 16 };
@@ -131,26 +131,32 @@ fn waiting_sums<E: Engine>(k: usize, rows: usize, cols: usize) -> (usize, usize)
 }
 
 /// Bytes that [`block`] takes of a thread's scratch space.
-fn block_bytes<E: Engine>(k: usize, rows: usize, cols: usize) -> usize {
+fn block_bytes<E: GemmKernel>(k: usize, rows: usize, cols: usize) -> usize {
     let packed = rows.next_multiple_of(E::rows(1)) * k.min(E::SLAB).next_multiple_of(E::UNIT);
     packed * size_of::<E::Cell>() + 2 * waiting_sums::<E>(k, rows, cols).1 * size_of::<f32>()
 }
 
 /// Rows and columns of a block of [`serial`].
-fn serial_block<E: Engine>(m: usize, n: usize, k: usize) -> (usize, usize) {
+fn serial_block<E: GemmKernel>(m: usize, n: usize, k: usize) -> (usize, usize) {
     let rows = block_rows::<E>(k).next_multiple_of(E::rows(n)).min(m);
     (rows, if k > E::SLAB { WAITING_COLS } else { shared_cols::<E>(n, k) }.min(n))
 }
 
 /// Bytes that [`serial`] takes.
-pub(super) fn serial_bytes<E: Engine>(_: E, m: usize, n: usize, k: usize) -> usize {
+pub(super) fn serial_bytes<E: GemmKernel>(_: E, m: usize, n: usize, k: usize) -> usize {
     let panels = shared_cols::<E>(n, k) * k.next_multiple_of(E::UNIT) * size_of::<E::Cell>();
     let (rows, cols) = serial_block::<E>(m, n, k);
     panels + block_bytes::<E>(k, rows, cols)
 }
 
 /// Bytes that [`parallel`] takes at most: all threads that have a task are at work at once.
-pub(super) fn parallel_bytes<E: Engine>(engine: E, threads: usize, m: usize, n: usize, k: usize) -> usize {
+pub(super) fn parallel_bytes<E: GemmKernel>(
+    engine: E,
+    threads: usize,
+    m: usize,
+    n: usize,
+    k: usize,
+) -> usize {
     if in_pieces(m, n, k) {
         let pieces = k.div_ceil(PIECE);
         return m * n * pieces * size_of::<f32>() + pieces.min(threads) * serial_bytes(engine, m, n, PIECE);
@@ -179,7 +185,7 @@ fn on_one_thread(threads: usize, m: usize, n: usize, k: usize) -> bool {
 }
 
 /// The whole product on this thread.
-pub(super) fn serial<E: Engine, T: Float, O: Float>(engine: E, job: &Job<'_, T, O>) {
+pub(super) fn serial<E: GemmKernel, T: Float, O: Float>(engine: E, job: &GemmJob<'_, T, O>) {
     let padded = job.k.next_multiple_of(E::UNIT);
     let shared_cols = shared_cols::<E>(job.n, job.k);
     let (rows, _) = serial_block::<E>(job.m, job.n, job.k);
@@ -205,7 +211,7 @@ pub(super) fn serial<E: Engine, T: Float, O: Float>(engine: E, job: &Job<'_, T, 
 }
 
 /// The product over the threads of `cpu`.
-pub(super) fn parallel<E: Engine, T: Float, O: Float>(engine: E, cpu: &Cpu, job: &Job<'_, T, O>) {
+pub(super) fn parallel<E: GemmKernel, T: Float, O: Float>(engine: E, cpu: &Cpu, job: &GemmJob<'_, T, O>) {
     if in_pieces(job.m, job.n, job.k) {
         return pieces_of_depth(engine, cpu, job);
     }
@@ -215,7 +221,7 @@ pub(super) fn parallel<E: Engine, T: Float, O: Float>(engine: E, cpu: &Cpu, job:
     let padded = job.k.next_multiple_of(E::UNIT);
     let shared_cols = shared_cols::<E>(job.n, job.k);
     scratch::with_shared(|space| {
-        let panels = Shared(space.room::<E::Cell>(shared_cols * padded));
+        let panels = SharedPtr(space.room::<E::Cell>(shared_cols * padded));
         for j in (0..job.n).step_by(shared_cols) {
             let cols = j..job.n.min(j + shared_cols);
             share_columns::<E, T, O>(cpu, job, &panels, padded, &cols);
@@ -235,10 +241,10 @@ pub(super) fn parallel<E: Engine, T: Float, O: Float>(engine: E, cpu: &Cpu, job:
 }
 
 /// Packs columns of `b`, in pieces of columns and depth.
-fn share_columns<E: Engine, T: Float, O: Float>(
+fn share_columns<E: GemmKernel, T: Float, O: Float>(
     cpu: &Cpu,
-    job: &Job<'_, T, O>,
-    panels: &Shared<E::Cell>,
+    job: &GemmJob<'_, T, O>,
+    panels: &SharedPtr<E::Cell>,
     padded: usize,
     cols: &Range<usize>,
 ) {
@@ -256,7 +262,7 @@ fn share_columns<E: Engine, T: Float, O: Float>(
 }
 
 /// Rows and columns of a task: as large as the cache allows, but several for each thread.
-fn task_size<E: Engine>(threads: usize, m: usize, k: usize, cols: usize) -> (usize, usize) {
+fn task_size<E: GemmKernel>(threads: usize, m: usize, k: usize, cols: usize) -> (usize, usize) {
     let tile_rows = E::rows(cols);
     let wanted = 4 * threads;
     let mut width = if k > E::SLAB { WAITING_COLS.min(cols) } else { cols };
@@ -275,20 +281,20 @@ fn task_size<E: Engine>(threads: usize, m: usize, k: usize, cols: usize) -> (usi
 }
 
 /// The product as a sum of products over pieces of `k`.
-fn pieces_of_depth<E: Engine, T: Float, O: Float>(engine: E, cpu: &Cpu, job: &Job<'_, T, O>) {
+fn pieces_of_depth<E: GemmKernel, T: Float, O: Float>(engine: E, cpu: &Cpu, job: &GemmJob<'_, T, O>) {
     let (area, pieces) = (job.m * job.n, job.k.div_ceil(PIECE));
     scratch::with_shared(|space| {
-        let partial = Shared(space.room::<f32>(area * pieces));
+        let partial = SharedPtr(space.room::<f32>(area * pieces));
         cpu.for_each(pieces, |piece| {
             let p = piece * PIECE;
-            let part = Job {
+            let part = GemmJob {
                 isa: job.isa,
                 m: job.m,
                 n: job.n,
                 k: (job.k - p).min(PIECE),
                 a: job.a.from(0, p),
                 b: job.b.from(0, p),
-                out: Out { c: partial.at().wrapping_add(piece * area), c_stride: job.n, pre: None },
+                out: TileOutput { c: partial.at().wrapping_add(piece * area), c_stride: job.n, pre: None },
                 accumulate: false,
                 bias: None,
                 activation: None,
@@ -308,46 +314,46 @@ fn pieces_of_depth<E: Engine, T: Float, O: Float>(engine: E, cpu: &Cpu, job: &Jo
 }
 
 /// Memory that several tasks write, each its own part.
-struct Shared<C>(*mut C);
+struct SharedPtr<C>(*mut C);
 
 // SAFETY: a task only touches the part that its number gives it.
-unsafe impl<C> Sync for Shared<C> {}
+unsafe impl<C> Sync for SharedPtr<C> {}
 
-impl<C> Shared<C> {
+impl<C> SharedPtr<C> {
     fn at(&self) -> *mut C {
         self.0
     }
 }
 
 /// A block of `a` as the kernel will read it.
-struct Placed<C> {
-    rows: Rows<C>,
+struct PackedBlock<C> {
+    rows: PackedRows<C>,
     /// Elements from one row that begins a tile to the next, per row.
     outer: usize,
 }
 
-impl<C> Placed<C> {
+impl<C> PackedBlock<C> {
     /// Row `i`, which begins a tile, at depth `p`.
-    fn at<E: Engine>(&self, i: usize, p: usize) -> Rows<C> {
-        let Rows { at, row, step, tile } = self.rows;
-        Rows { at: at.wrapping_add(i * self.outer + p / E::UNIT * step), row, step, tile }
+    fn at<E: GemmKernel>(&self, i: usize, p: usize) -> PackedRows<C> {
+        let PackedRows { at, row, step, tile } = self.rows;
+        PackedRows { at: at.wrapping_add(i * self.outer + p / E::UNIT * step), row, step, tile }
     }
 }
 
 /// Rows of `a` over one slab: where they lie if that is good enough, or else packed.
-fn place<E: Engine, T: Float, O: Float>(
-    job: &Job<'_, T, O>,
+fn place<E: GemmKernel, T: Float, O: Float>(
+    job: &GemmJob<'_, T, O>,
     rows: &Range<usize>,
     slab: usize,
     depth: usize,
     cols: usize,
-    scratch: &mut Scratch,
-) -> Placed<E::Cell> {
+    scratch: &mut GemmScratch,
+) -> PackedBlock<E::Cell> {
     let source = job.a.from(rows.start, slab);
     if cols <= IN_PLACE_COLS
         && let Some(placed) = E::in_place(source, rows.len(), depth)
     {
-        return Placed { rows: placed, outer: source.outer };
+        return PackedBlock { rows: placed, outer: source.outer };
     }
     let padded = depth.next_multiple_of(E::UNIT);
     let at: *mut E::Cell = scratch.a.room(rows.len().next_multiple_of(E::rows(1)) * padded);
@@ -357,18 +363,18 @@ fn place<E: Engine, T: Float, O: Float>(
         unsafe { E::pack_a(source, rows.len(), depth, padded, at) };
         scratch.holds = held;
     }
-    Placed { rows: E::packed(at, padded), outer: padded }
+    PackedBlock { rows: E::packed(at, padded), outer: padded }
 }
 
 /// One block of `c`. `panels` are the packed columns `cols`.
-fn block<E: Engine, T: Float, O: Float>(
+fn block<E: GemmKernel, T: Float, O: Float>(
     engine: E,
-    job: &Job<'_, T, O>,
+    job: &GemmJob<'_, T, O>,
     panels: *const E::Cell,
     padded: usize,
     rows: Range<usize>,
     cols: Range<usize>,
-    scratch: &mut Scratch,
+    scratch: &mut GemmScratch,
 ) {
     let session = engine.begin();
     let (one_slab, one_pass) = (job.k <= E::SLAB, job.k <= E::DEPTH);

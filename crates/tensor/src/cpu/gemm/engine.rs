@@ -4,12 +4,12 @@
 //! all of the packed depth, in the order in which the kernel reads them; rows (columns) that do not exist
 //! are zeros. Row (column) `i`, the first of its panel, begins at `i * padded depth`.
 
-use super::pack::Source;
+use super::pack::PackSource;
 use crate::dtype::Float;
 
 /// Where a kernel finds its rows of `a`, in elements of the packed type.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rows<C> {
+pub(super) struct PackedRows<C> {
     /// The first element.
     pub at: *const C,
     /// From one row to the next.
@@ -22,7 +22,7 @@ pub(super) struct Rows<C> {
 
 /// A kernel with its packed form. A value of it proves that the processor has its instructions: the loops take one before
 /// they call any of its functions, which are unsafe for that reason and for their bare pointers.
-pub(super) trait Engine: Copy + Sync {
+pub(super) trait GemmKernel: Copy + Sync {
     /// What a packed number is stored as.
     type Cell: Copy;
     /// Rows of a panel of `a`.
@@ -31,38 +31,44 @@ pub(super) trait Engine: Copy + Sync {
     const COLS: usize;
     /// Depth is packed in multiples of this.
     const UNIT: usize;
-    /// Depth of one call of [`Engine::tile`]: what keeps a panel of `b` in the first-level cache.
+    /// Depth of one call of [`GemmKernel::tile`]: what keeps a panel of `b` in the first-level cache.
     const DEPTH: usize;
     /// Depth for which a block of `a` is packed at once; a multiple of `DEPTH`.
     const SLAB: usize;
-    /// Whether [`Engine::tile`] writes nothing beyond `rows` x `cols`.
+    /// Whether [`GemmKernel::tile`] writes nothing beyond `rows` x `cols`.
     const EXACT: bool;
     /// Held while tiles are computed.
     type Session;
 
     /// Prepares the thread, as AMX's tiles need it, until the session is dropped.
     fn begin(self) -> Self::Session;
-    /// Rows that [`Engine::tile`] takes at once for so many columns; a multiple of `ROWS`.
+    /// Rows that [`GemmKernel::tile`] takes at once for so many columns; a multiple of `ROWS`.
     fn rows(_cols: usize) -> usize {
         Self::ROWS
     }
     /// `a` where it lies, if the kernel can read it there: `rows` x `depth` of it.
-    fn in_place<T: Float>(_a: Source<T>, _rows: usize, _depth: usize) -> Option<Rows<Self::Cell>> {
+    fn in_place<T: Float>(_a: PackSource<T>, _rows: usize, _depth: usize) -> Option<PackedRows<Self::Cell>> {
         None
     }
-    /// `a` as [`Engine::pack_a`] has left it at `at`, with panels of `padded` depth.
-    fn packed(at: *const Self::Cell, padded: usize) -> Rows<Self::Cell>;
+    /// `a` as [`GemmKernel::pack_a`] has left it at `at`, with panels of `padded` depth.
+    fn packed(at: *const Self::Cell, padded: usize) -> PackedRows<Self::Cell>;
     /// Packs `rows` x `depth` of `a` into panels of `padded` depth.
     ///
     /// # Safety
     /// `a` can be read at all of these, and `out` can be written for as many full panels as `rows` need.
-    unsafe fn pack_a<T: Float>(a: Source<T>, rows: usize, depth: usize, padded: usize, out: *mut Self::Cell);
+    unsafe fn pack_a<T: Float>(
+        a: PackSource<T>,
+        rows: usize,
+        depth: usize,
+        padded: usize,
+        out: *mut Self::Cell,
+    );
     /// Packs `from..to` of the depth of `cols` columns into panels of `padded` depth; `b` is seen by columns.
     ///
     /// # Safety
     /// `b` can be read at all of these, and `out` can be written for as many full panels as `cols` need.
     unsafe fn pack_b<T: Float>(
-        b: Source<T>,
+        b: PackSource<T>,
         cols: usize,
         from: usize,
         to: usize,
@@ -80,7 +86,7 @@ pub(super) trait Engine: Copy + Sync {
         rows: usize,
         cols: usize,
         depth: usize,
-        a: Rows<Self::Cell>,
+        a: PackedRows<Self::Cell>,
         b: *const Self::Cell,
         b_padded: usize,
         c: *mut f32,
@@ -140,7 +146,7 @@ pub(crate) trait Lanes: Copy {
 pub(super) unsafe fn registers<L: Lanes, const R: usize, const V: usize>(
     cols: usize,
     depth: usize,
-    a: Rows<f32>,
+    a: PackedRows<f32>,
     b: *const f32,
     c: *mut f32,
     c_stride: usize,
@@ -183,7 +189,7 @@ pub(super) unsafe fn registers<L: Lanes, const R: usize, const V: usize>(
     }
 }
 
-/// Makes the proof of an instruction set an f32 [`Engine`] over a vector type: `rows` x two vectors, one vector for narrow panels.
+/// Makes the proof of an instruction set an f32 [`GemmKernel`] over a vector type: `rows` x two vectors, one vector for narrow panels.
 macro_rules! float_engine {
     ($name:ty, $lanes:ty, features: [$($feature:literal)?], rows: $rows:literal,
      each: [$($r:literal)*], depth: $depth:literal, slab: $slab:literal, pack: $pack:path) => {
@@ -191,15 +197,15 @@ macro_rules! float_engine {
         /// As for `registers`, and the processor has the features that this is compiled for.
         $(#[target_feature(enable = $feature)])?
         unsafe fn tile_of<const R: usize, const V: usize>(
-            cols: usize, depth: usize, a: Rows<f32>, b: *const f32, c: *mut f32, c_stride: usize, add: bool,
+            cols: usize, depth: usize, a: PackedRows<f32>, b: *const f32, c: *mut f32, c_stride: usize, add: bool,
         ) {
             // SAFETY: the caller's promise; a packed `a` has constant strides, which the compiler should see.
             unsafe {
                 if a.row == 1 && a.step == $rows {
-                    let a = Rows { row: 1, step: $rows, ..a };
+                    let a = PackedRows { row: 1, step: $rows, ..a };
                     registers::<$lanes, R, V>(cols, depth, a, b, c, c_stride, add)
                 } else if a.step == 1 {
-                    let a = Rows { step: 1, ..a };
+                    let a = PackedRows { step: 1, ..a };
                     registers::<$lanes, R, V>(cols, depth, a, b, c, c_stride, add)
                 } else {
                     registers::<$lanes, R, V>(cols, depth, a, b, c, c_stride, add)
@@ -207,7 +213,7 @@ macro_rules! float_engine {
             }
         }
 
-        impl Engine for $name {
+        impl GemmKernel for $name {
             type Cell = f32;
             const ROWS: usize = $rows;
             const COLS: usize = 2 * <$lanes as Lanes>::N;
@@ -219,16 +225,16 @@ macro_rules! float_engine {
 
             fn begin(self) {}
 
-            fn in_place<T: Float>(a: Source<T>, _rows: usize, _depth: usize) -> Option<Rows<f32>> {
+            fn in_place<T: Float>(a: PackSource<T>, _rows: usize, _depth: usize) -> Option<PackedRows<f32>> {
                 let lies_well = T::DTYPE == DType::F32 && (a.outer == 1 || a.depth == 1);
-                lies_well.then(|| Rows { at: a.at.cast(), row: a.outer, step: a.depth, tile: 0 })
+                lies_well.then(|| PackedRows { at: a.at.cast(), row: a.outer, step: a.depth, tile: 0 })
             }
 
-            fn packed(at: *const f32, _padded: usize) -> Rows<f32> {
-                Rows { at, row: 1, step: $rows, tile: 0 }
+            fn packed(at: *const f32, _padded: usize) -> PackedRows<f32> {
+                PackedRows { at, row: 1, step: $rows, tile: 0 }
             }
 
-            unsafe fn pack_a<T: Float>(a: Source<T>, rows: usize, depth: usize, padded: usize, out: *mut f32) {
+            unsafe fn pack_a<T: Float>(a: PackSource<T>, rows: usize, depth: usize, padded: usize, out: *mut f32) {
                 // A few steps of depth over all panels, then the next: long runs of `a` as it is stored.
                 let run = if a.outer == 1 { 16 } else { depth.max(1) };
                 for p in (0..depth).step_by(run) {
@@ -241,7 +247,7 @@ macro_rules! float_engine {
             }
 
             unsafe fn pack_b<T: Float>(
-                b: Source<T>, cols: usize, from: usize, to: usize, padded: usize, out: *mut f32,
+                b: PackSource<T>, cols: usize, from: usize, to: usize, padded: usize, out: *mut f32,
             ) {
                 let run = if b.outer == 1 { 16 } else { (to - from).max(1) };
                 for p in (from..to).step_by(run) {
@@ -260,7 +266,7 @@ macro_rules! float_engine {
             }
 
             unsafe fn tile(
-                rows: usize, cols: usize, depth: usize, a: Rows<f32>, b: *const f32, _b_padded: usize,
+                rows: usize, cols: usize, depth: usize, a: PackedRows<f32>, b: *const f32, _b_padded: usize,
                 c: *mut f32, c_stride: usize, add: bool,
             ) {
                 // SAFETY: the caller's promise.

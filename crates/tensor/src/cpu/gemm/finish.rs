@@ -1,12 +1,12 @@
 //! The way out: a piece of finished f32 sums gets its bias and its activation, is rounded and stored.
 
-use crate::cpu::activation::Activation;
+use crate::cpu::activation::ActivationFn;
 use crate::dtype::Float;
 use crate::simd;
 
 /// Where a piece goes: rows of `c` (and of the values before the activation), `stride` apart.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Out<O> {
+pub(super) struct TileOutput<O> {
     pub c: *mut O,
     pub c_stride: usize,
     pub pre: Option<(*mut O, usize)>,
@@ -19,10 +19,10 @@ simd! {
         stride: usize,
         rows: usize,
         cols: usize,
-        out: Out<O>,
+        out: TileOutput<O>,
         accumulate: bool,
         bias: Option<&[T]>,
-        activation: Option<Activation>,
+        activation: Option<ActivationFn>,
     ) {
         for r in 0..rows {
             // SAFETY: the driver hands out pieces that lie in their matrices and that no one else writes.
@@ -54,9 +54,9 @@ simd! {
             }
             match activation {
                 None => {}
-                Some(Activation::Relu) => activate(c, |x| Activation::Relu.apply(x)),
-                Some(Activation::Gelu) => activate(c, |x| Activation::Gelu.apply(x)),
-                Some(Activation::Silu) => activate(c, |x| Activation::Silu.apply(x)),
+                Some(ActivationFn::Relu) => activate(c, |x| ActivationFn::Relu.apply(x)),
+                Some(ActivationFn::Gelu) => activate(c, |x| ActivationFn::Gelu.apply(x)),
+                Some(ActivationFn::Silu) => activate(c, |x| ActivationFn::Silu.apply(x)),
             }
         }
     }

@@ -49,18 +49,18 @@ mod scratch;
 mod tests;
 
 use super::Cpu;
-use crate::cpu::activation::Activation;
+use crate::cpu::activation::ActivationFn;
 use crate::dtype::Float;
 use crate::memory::Category;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::transpose;
-use drive::Job;
+use drive::GemmJob;
 pub(crate) use engine::Lanes;
-pub use packing::Packing;
+pub use packing::GemmWorkspace;
 
 /// A matrix to read: element (i, j) is `data[i * row_stride + j * col_stride]`.
 #[derive(Debug, Clone, Copy)]
-pub struct Matrix<'a, T> {
+pub struct MatrixRef<'a, T> {
     /// Where element (0, 0) stands first.
     pub data: &'a [T],
     /// Elements between one row and the next.
@@ -69,11 +69,11 @@ pub struct Matrix<'a, T> {
     pub col_stride: usize,
 }
 
-impl<'a, T> Matrix<'a, T> {
+impl<'a, T> MatrixRef<'a, T> {
     /// The matrix of `width` columns that `data` holds row after row, or its transpose.
-    pub fn of(data: &'a [T], width: usize, transposed: bool) -> Matrix<'a, T> {
+    pub fn of(data: &'a [T], width: usize, transposed: bool) -> MatrixRef<'a, T> {
         let (row_stride, col_stride) = if transposed { (1, width) } else { (width, 1) };
-        Matrix { data, row_stride, col_stride }
+        MatrixRef { data, row_stride, col_stride }
     }
 
     fn holds(&self, rows: usize, cols: usize) -> bool {
@@ -101,52 +101,52 @@ impl<T> MatrixMut<'_, T> {
 
 /// What happens to a finished sum on its way to `c`, while it is still in the cache.
 #[derive(Debug)]
-pub struct Epilogue<'a, T, O> {
+pub struct GemmEpilogue<'a, T, O> {
     /// A row of length `n` that is added to every row.
     pub bias: Option<&'a [T]>,
     /// Applied last, to the value as `c`'s type holds it: the same bits as a separate pass.
-    pub activation: Option<Activation>,
+    pub activation: Option<ActivationFn>,
     /// Where the value before the activation is kept, for the backward pass.
     pub pre: Option<MatrixMut<'a, O>>,
 }
 
-impl<T, O> Epilogue<'_, T, O> {
+impl<T, O> GemmEpilogue<'_, T, O> {
     /// The sum as it is.
     pub fn none() -> Self {
-        Epilogue { bias: None, activation: None, pre: None }
+        GemmEpilogue { bias: None, activation: None, pre: None }
     }
 }
 
 /// `c = a b` or `c += a b` on the calling thread; a: [m, k], b: [k, n], c: [m, n]. Sums in f32.
 pub fn serial<T: Float, O: Float>(
-    packing: &Packing,
+    packing: &GemmWorkspace,
     m: usize,
     n: usize,
     k: usize,
-    a: Matrix<'_, T>,
-    b: Matrix<'_, T>,
+    a: MatrixRef<'_, T>,
+    b: MatrixRef<'_, T>,
     c: MatrixMut<'_, O>,
     accumulate: bool,
 ) {
     let isa = packing.allows(T::DTYPE, m, n, k);
-    let job = Job::new(isa, m, n, k, a, b, c, accumulate, Epilogue::none());
+    let job = GemmJob::new(isa, m, n, k, a, b, c, accumulate, GemmEpilogue::none());
     with_engine!(isa, T::DTYPE, engine => drive::serial(engine, &job));
 }
 
-/// As [`serial`], over the threads of `cpu`, with an [`Epilogue`]. The bits do not depend on their number.
+/// As [`serial`], over the threads of `cpu`, with an [`GemmEpilogue`]. The bits do not depend on their number.
 pub fn parallel<T: Float, O: Float>(
     cpu: &Cpu,
     m: usize,
     n: usize,
     k: usize,
-    a: Matrix<'_, T>,
-    b: Matrix<'_, T>,
+    a: MatrixRef<'_, T>,
+    b: MatrixRef<'_, T>,
     c: MatrixMut<'_, O>,
     accumulate: bool,
-    epilogue: Epilogue<'_, T, O>,
+    epilogue: GemmEpilogue<'_, T, O>,
 ) {
     let isa = cpu.isa();
-    let job = Job::new(isa, m, n, k, a, b, c, accumulate, epilogue);
+    let job = GemmJob::new(isa, m, n, k, a, b, c, accumulate, epilogue);
     with_engine!(isa, T::DTYPE, engine => {
         let bytes = drive::parallel_bytes(engine, cpu.threads(), m, n, k);
         let _booked = cpu.ledger().book(Category::Workspace, bytes);

@@ -4,7 +4,7 @@ use crate::dtype::Float;
 
 /// An operand as packing sees it: rows of `a` or columns of `b` are the outer index, the depth is the inner one.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Source<T> {
+pub(super) struct PackSource<T> {
     /// Element (0, 0).
     pub at: *const T,
     /// Elements from one row of `a` (column of `b`) to the next.
@@ -14,12 +14,12 @@ pub(super) struct Source<T> {
 }
 
 // SAFETY: a source is only read, and lives no longer than the matrix it was made of.
-unsafe impl<T> Sync for Source<T> {}
+unsafe impl<T> Sync for PackSource<T> {}
 
-impl<T> Source<T> {
+impl<T> PackSource<T> {
     /// The part that begins at row `i` and depth `p`.
-    pub fn from(self, i: usize, p: usize) -> Source<T> {
-        Source { at: self.at.wrapping_add(i * self.outer + p * self.depth), ..self }
+    pub fn from(self, i: usize, p: usize) -> PackSource<T> {
+        PackSource { at: self.at.wrapping_add(i * self.outer + p * self.depth), ..self }
     }
 }
 
@@ -29,7 +29,7 @@ impl<T> Source<T> {
 /// `source` holds `count` x `depth`, `out` has room for `depth * width`.
 #[inline(always)]
 pub(super) unsafe fn panel<T: Float>(
-    source: Source<T>,
+    source: PackSource<T>,
     count: usize,
     width: usize,
     depth: usize,

@@ -12,21 +12,21 @@ use crate::memory::{Booking, Category};
 /// Leave to run products on the calling threads, with their scratch space booked for as long as this lives. One is made
 /// before an operation goes to the threads: booking each product by itself would have them all write to one counter.
 #[derive(Debug)]
-pub struct Packing {
+pub struct GemmWorkspace {
     isa: Isa,
     /// What one thread may take.
     each: usize,
     _booked: Booking,
 }
 
-impl Packing {
+impl GemmWorkspace {
     /// For `tasks` of an operation on operands of type `T`, in each of which products `(m, n, k)` of these sizes or smaller
     /// run one at a time.
-    pub fn new<T: Float>(cpu: &Cpu, tasks: usize, products: &[(usize, usize, usize)]) -> Packing {
+    pub fn new<T: Float>(cpu: &Cpu, tasks: usize, products: &[(usize, usize, usize)]) -> GemmWorkspace {
         let sizes = products.iter().map(|&(m, n, k)| serial_bytes(cpu.isa(), T::DTYPE, m, n, k));
         let each = sizes.max().unwrap_or(0);
         let _booked = cpu.ledger().book(Category::Workspace, each * tasks.min(cpu.threads()));
-        Packing { isa: cpu.isa(), each, _booked }
+        GemmWorkspace { isa: cpu.isa(), each, _booked }
     }
 
     /// The instruction set of its device, where a product of these sizes was foreseen.

@@ -1,32 +1,32 @@
 //! The f32 kernel in plain Rust, for processors of which nothing is known: 4 x 8 sums, which the compiler
 //! keeps in whatever vectors its base target has.
 
-use super::engine::{Engine, Lanes, Rows, float_engine, registers};
-use super::pack::{self, Source};
+use super::engine::{GemmKernel, Lanes, PackedRows, float_engine, registers};
+use super::pack::{self, PackSource};
 use crate::dtype::{DType, Float};
 
-type Four = [f32; 4];
+type Vec4 = [f32; 4];
 
-impl Lanes for Four {
+impl Lanes for Vec4 {
     const N: usize = 4;
     #[inline(always)]
-    unsafe fn splat(x: f32) -> Four {
+    unsafe fn splat(x: f32) -> Vec4 {
         [x; 4]
     }
     #[inline(always)]
-    unsafe fn load(from: *const f32) -> Four {
+    unsafe fn load(from: *const f32) -> Vec4 {
         // SAFETY: the caller's promise, here and below.
-        unsafe { from.cast::<Four>().read_unaligned() }
+        unsafe { from.cast::<Vec4>().read_unaligned() }
     }
     #[inline(always)]
-    unsafe fn load_part(from: *const f32, n: usize) -> Four {
+    unsafe fn load_part(from: *const f32, n: usize) -> Vec4 {
         // SAFETY: as above.
         std::array::from_fn(|i| if i < n { unsafe { *from.add(i) } } else { 0.0 })
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: as above.
-        unsafe { to.cast::<Four>().write_unaligned(self) }
+        unsafe { to.cast::<Vec4>().write_unaligned(self) }
     }
     #[inline(always)]
     unsafe fn store_part(self, to: *mut f32, n: usize) {
@@ -36,7 +36,7 @@ impl Lanes for Four {
         }
     }
     #[inline(always)]
-    unsafe fn add_product(self, x: Four, y: Four) -> Four {
+    unsafe fn add_product(self, x: Vec4, y: Vec4) -> Vec4 {
         // Not `mul_add`: without the instruction it is a call to a slow exact function. Nor `from_fn`, whose closure is a call where
         // the compiler looks at one piece of the crate at a time.
         let mut sum = self;
@@ -52,5 +52,5 @@ impl Lanes for Four {
 pub(super) struct Portable;
 
 float_engine! {
-    Portable, Four, features: [], rows: 4, each: [1 2 3 4], depth: 256, slab: 1024, pack: pack::panel
+    Portable, Vec4, features: [], rows: 4, each: [1 2 3 4], depth: 256, slab: 1024, pack: pack::panel
 }

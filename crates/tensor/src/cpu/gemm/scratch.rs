@@ -5,24 +5,24 @@
 
 use std::cell::Cell;
 
-use crate::cpu::buffer::Block;
+use crate::cpu::buffer::HostBlock;
 
 /// The pieces that one product needs.
 #[derive(Debug, Default)]
-pub(super) struct Scratch {
+pub(super) struct GemmScratch {
     /// A block of `a`, packed.
-    pub a: Space,
+    pub a: GrowingBlock,
     /// Which block that is: the product's number, its first row, its first depth.
     pub holds: Option<(u64, usize, usize)>,
     /// Sums on their way.
-    pub sums: Space,
+    pub sums: GrowingBlock,
 }
 
 /// A block that grows when asked to.
 #[derive(Debug, Default)]
-pub(super) struct Space(Option<Block>);
+pub(super) struct GrowingBlock(Option<HostBlock>);
 
-impl Space {
+impl GrowingBlock {
     /// Room for `len` elements, 64-byte aligned, with any content.
     pub fn room<C>(&mut self, len: usize) -> *mut C {
         let bytes = (len * size_of::<C>()).max(64);
@@ -31,7 +31,7 @@ impl Space {
             _ => {
                 self.0 = None;
                 let block =
-                    Block::new(bytes).unwrap_or_else(|| panic!("no memory: {bytes} bytes of scratch"));
+                    HostBlock::new(bytes).unwrap_or_else(|| panic!("no memory: {bytes} bytes of scratch"));
                 self.0 = Some(block);
             }
         }
@@ -40,12 +40,12 @@ impl Space {
 }
 
 thread_local! {
-    static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
-    static PACKED: Cell<Space> = const { Cell::new(Space(None)) };
+    static SCRATCH: Cell<Option<Box<GemmScratch>>> = const { Cell::new(None) };
+    static PACKED: Cell<GrowingBlock> = const { Cell::new(GrowingBlock(None)) };
 }
 
 /// Lends this thread's scratch. A call within the call finds none and makes its own.
-pub(super) fn with<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
+pub(super) fn with<R>(work: impl FnOnce(&mut GemmScratch) -> R) -> R {
     let mut scratch = SCRATCH.take().unwrap_or_default();
     let result = work(&mut scratch);
     SCRATCH.set(Some(scratch));
@@ -53,7 +53,7 @@ pub(super) fn with<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
 }
 
 /// As [`with`], for the panels of `b` (or partial sums), which the threads share while one of them owns it.
-pub(super) fn with_shared<R>(work: impl FnOnce(&mut Space) -> R) -> R {
+pub(super) fn with_shared<R>(work: impl FnOnce(&mut GrowingBlock) -> R) -> R {
     let mut space = PACKED.take();
     let result = work(&mut space);
     PACKED.set(space);

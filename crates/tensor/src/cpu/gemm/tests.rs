@@ -12,14 +12,14 @@ use crate::dtype::DType;
 use crate::random;
 
 /// `rows` x `cols` numbers in a matrix that is wider than they are, so that every stride is exercised.
-struct Stored<T> {
+struct StoredMatrix<T> {
     data: Vec<T>,
     stride: usize,
     transposed: bool,
 }
 
-impl<T: Float> Stored<T> {
-    fn new(rows: usize, cols: usize, transposed: bool, extra: usize, stream: u64) -> Stored<T> {
+impl<T: Float> StoredMatrix<T> {
+    fn new(rows: usize, cols: usize, transposed: bool, extra: usize, stream: u64) -> StoredMatrix<T> {
         let (lines, width) = if transposed { (cols, rows) } else { (rows, cols) };
         let stride = width + extra;
         let key = random::key(11, stream);
@@ -29,11 +29,11 @@ impl<T: Float> Stored<T> {
             false => f32::NAN,
         };
         let data = (0..lines * stride - extra).map(|i| T::from_f32(at(i))).collect();
-        Stored { data, stride, transposed }
+        StoredMatrix { data, stride, transposed }
     }
 
-    fn view(&self) -> Matrix<'_, T> {
-        Matrix::of(&self.data, self.stride, self.transposed)
+    fn view(&self) -> MatrixRef<'_, T> {
+        MatrixRef::of(&self.data, self.stride, self.transposed)
     }
 
     fn at(&self, i: usize, j: usize) -> f64 {
@@ -43,7 +43,7 @@ impl<T: Float> Stored<T> {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Case {
+struct GemmCase {
     m: usize,
     n: usize,
     k: usize,
@@ -52,12 +52,12 @@ struct Case {
     extra: usize,
     accumulate: bool,
     bias: bool,
-    activation: Option<Activation>,
+    activation: Option<ActivationFn>,
 }
 
 /// Leave for one product on this thread.
-fn alone<T: Float>(isa: Isa, m: usize, n: usize, k: usize) -> Packing {
-    Packing::new::<T>(&Cpu::with_isa(1, isa).unwrap(), 1, &[(m, n, k)])
+fn alone<T: Float>(isa: Isa, m: usize, n: usize, k: usize) -> GemmWorkspace {
+    GemmWorkspace::new::<T>(&Cpu::with_isa(1, isa).unwrap(), 1, &[(m, n, k)])
 }
 
 fn close<O: Float>(got: O, exact: f64, magnitude: f64, k: usize) -> bool {
@@ -66,10 +66,10 @@ fn close<O: Float>(got: O, exact: f64, magnitude: f64, k: usize) -> bool {
 }
 
 /// Runs a case; with `compare`, holds all of it against the reference. Returns what was computed.
-fn run<T: Float, O: Float>(cpu: Option<&Cpu>, isa: Isa, case: Case, compare: bool) -> Vec<O> {
-    let Case { m, n, k, ta, tb, extra, accumulate, bias, activation } = case;
-    let (a, b) = (Stored::<T>::new(m, k, ta, extra, 1), Stored::<T>::new(k, n, tb, extra, 2));
-    let row = Stored::<T>::new(1, n, false, 0, 3);
+fn run<T: Float, O: Float>(cpu: Option<&Cpu>, isa: Isa, case: GemmCase, compare: bool) -> Vec<O> {
+    let GemmCase { m, n, k, ta, tb, extra, accumulate, bias, activation } = case;
+    let (a, b) = (StoredMatrix::<T>::new(m, k, ta, extra, 1), StoredMatrix::<T>::new(k, n, tb, extra, 2));
+    let row = StoredMatrix::<T>::new(1, n, false, 0, 3);
     let stride = n + extra;
     let before: Vec<O> = (0..m * stride).map(|i| O::from_f32((i % 7) as f32 - 3.0)).collect();
     let (mut c, mut pre) = (before.clone(), before.clone());
@@ -78,7 +78,7 @@ fn run<T: Float, O: Float>(cpu: Option<&Cpu>, isa: Isa, case: Case, compare: boo
         None => serial(&alone::<T>(isa, m, n, k), m, n, k, a.view(), b.view(), out, accumulate),
         Some(cpu) => {
             let kept = MatrixMut { data: &mut pre, row_stride: stride };
-            let epilogue = Epilogue {
+            let epilogue = GemmEpilogue {
                 bias: bias.then_some(&row.data[..]),
                 activation,
                 pre: activation.is_some().then_some(kept),
@@ -113,7 +113,7 @@ fn run<T: Float, O: Float>(cpu: Option<&Cpu>, isa: Isa, case: Case, compare: boo
     c
 }
 
-fn check<T: Float, O: Float>(cpu: Option<&Cpu>, isa: Isa, case: Case) {
+fn check<T: Float, O: Float>(cpu: Option<&Cpu>, isa: Isa, case: GemmCase) {
     run::<T, O>(cpu, isa, case, true);
 }
 
@@ -125,7 +125,7 @@ fn every_instruction_set_and_transposition_at_the_edges_of_tiles() {
         for (m, n, k) in sizes {
             for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
                 for (extra, accumulate) in [(0, false), (5, true)] {
-                    let case = Case { m, n, k, ta, tb, extra, accumulate, ..Case::default() };
+                    let case = GemmCase { m, n, k, ta, tb, extra, accumulate, ..GemmCase::default() };
                     check::<f32, f32>(None, isa, case);
                     check::<bf16, bf16>(None, isa, case);
                     check::<bf16, f32>(None, isa, case);
@@ -140,7 +140,7 @@ fn every_instruction_set_and_transposition_at_the_edges_of_tiles() {
 fn depths_beyond_one_pass_and_one_slab() {
     for isa in Isa::available() {
         for k in [513, 1100, 2049, 5000] {
-            let case = Case { m: 37, n: 50, k, tb: true, accumulate: true, ..Case::default() };
+            let case = GemmCase { m: 37, n: 50, k, tb: true, accumulate: true, ..GemmCase::default() };
             check::<f32, f32>(None, isa, case);
             check::<bf16, bf16>(None, isa, case);
             check::<bf16, f32>(None, isa, case);
@@ -152,7 +152,7 @@ fn depths_beyond_one_pass_and_one_slab() {
 fn a_product_of_no_depth_is_zero() {
     for isa in Isa::available() {
         let mut c = [7.0f32; 6];
-        let nothing = Matrix { data: &[] as &[bf16], row_stride: 0, col_stride: 1 };
+        let nothing = MatrixRef { data: &[] as &[bf16], row_stride: 0, col_stride: 1 };
         serial(
             &alone::<bf16>(isa, 2, 3, 0),
             2,
@@ -170,12 +170,12 @@ fn a_product_of_no_depth_is_zero() {
 #[test]
 fn strides_that_are_contiguous_in_neither_direction() {
     for isa in Isa::available() {
-        let a = Stored::<bf16>::new(40, 80, false, 0, 1);
+        let a = StoredMatrix::<bf16>::new(40, 80, false, 0, 1);
         let mut c = vec![0.0f32; 20 * 20];
         // Every second row and column of `a`, times itself transposed.
         let (left, right) = (
-            Matrix { data: &a.data, row_stride: 160, col_stride: 2 },
-            Matrix { data: &a.data, row_stride: 2, col_stride: 160 },
+            MatrixRef { data: &a.data, row_stride: 160, col_stride: 2 },
+            MatrixRef { data: &a.data, row_stride: 2, col_stride: 160 },
         );
         serial(
             &alone::<bf16>(isa, 20, 20, 40),
@@ -209,13 +209,13 @@ fn threads_do_not_change_the_bits() {
     for isa in Isa::available() {
         let cpus = [1, 2, 3].map(|threads| Cpu::with_isa(threads, isa).unwrap());
         for (number, (m, n, k, ta, tb)) in cases.into_iter().enumerate() {
-            for activation in [None, Some(Activation::Gelu)] {
+            for activation in [None, Some(ActivationFn::Gelu)] {
                 // What is cut and what is done to a finished sum know nothing of each other: one of each is enough.
                 if !espalier_testing::long() && activation.is_some() != (number % 2 == 1) {
                     continue;
                 }
                 let bias = activation.is_some();
-                let case = Case { m, n, k, ta, tb, activation, bias, ..Case::default() };
+                let case = GemmCase { m, n, k, ta, tb, activation, bias, ..GemmCase::default() };
                 let f32s =
                     cpus.each_ref().map(|cpu| run::<f32, f32>(Some(cpu), isa, case, cpu.threads() == 2));
                 let halves =
@@ -233,7 +233,7 @@ fn large_results_are_streamed_whole() {
     for isa in Isa::available() {
         let cpu = Cpu::with_isa(2, isa).unwrap();
         for n in [1024, 1056, 1030] {
-            check::<bf16, bf16>(Some(&cpu), isa, Case { m: 1050, n, k: 3, ..Case::default() });
+            check::<bf16, bf16>(Some(&cpu), isa, GemmCase { m: 1050, n, k: 3, ..GemmCase::default() });
         }
     }
 }
@@ -244,13 +244,14 @@ fn large_results_are_streamed_whole() {
 #[test]
 fn packing_is_booked_and_bounded() {
     for (m, n, k) in [(300, 700, 600), (300, 4200, 1024), (40, 30, 9000), (8, 8, 8), (64, 900, 5000)] {
-        let (a, b) = (Stored::<f32>::new(m, k, true, 0, 1), Stored::<f32>::new(k, n, false, 0, 2));
+        let (a, b) =
+            (StoredMatrix::<f32>::new(m, k, true, 0, 1), StoredMatrix::<f32>::new(k, n, false, 0, 2));
         let mut c = vec![0.0f32; m * n];
         for isa in Isa::available() {
             for threads in [1, 2, 3] {
                 let cpu = Cpu::with_isa(threads, isa).unwrap();
                 let out = MatrixMut { data: &mut c, row_stride: n };
-                parallel(&cpu, m, n, k, a.view(), b.view(), out, false, Epilogue::none());
+                parallel(&cpu, m, n, k, a.view(), b.view(), out, false, GemmEpilogue::none());
                 let peak = cpu.ledger().peak(Category::Workspace);
                 let panels = (4 * n.next_multiple_of(32) * k).min((16 << 20).max(4 * 512 * k));
                 let partial = if k >= 8192 && m * n <= 1 << 16 { 4 * m * n * k.div_ceil(4096) } else { 0 };
@@ -274,8 +275,8 @@ proptest! {
         extra in 0usize..9,
         which in 0usize..4,
     ) {
-        let activation = [None, Some(Activation::Relu), Some(Activation::Gelu), Some(Activation::Silu)][which];
-        let case = Case { m, n, k, ta, tb, extra, accumulate, bias, activation };
+        let activation = [None, Some(ActivationFn::Relu), Some(ActivationFn::Gelu), Some(ActivationFn::Silu)][which];
+        let case = GemmCase { m, n, k, ta, tb, extra, accumulate, bias, activation };
         for isa in Isa::available() {
             let cpu = Cpu::with_isa(2, isa).unwrap();
             check::<f32, f32>(Some(&cpu), isa, case);

@@ -13,18 +13,18 @@ use std::collections::HashMap;
 
 use cudarc::cublaslt::sys::{self, cublasLtHandle_t};
 
-use super::buffer::Block;
-use super::status::Status;
+use super::buffer::CudaBlock;
+use super::status::CheckStatus;
 use super::{Cuda, library};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
-use plan::Plan;
-pub(crate) use plan::{Key, Kind};
+use plan::MatmulPlan;
+pub(crate) use plan::{EpilogueKind, MatmulKey};
 
 /// How an algorithm is picked among those that cuBLASLt offers for a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Search {
+pub enum AlgorithmSearch {
     /// The one it ranks first: the same in every run.
     #[default]
     Ranked,
@@ -33,7 +33,7 @@ pub enum Search {
     Timed,
 }
 
-/// Settings of a card's products.
+/// Settings of a GPU's products.
 impl Cuda {
     /// Lets f32 products round their operands to TF32 (10 bits of precision): several times faster. Off at first.
     pub fn allow_tf32(&self, allow: bool) -> Result<()> {
@@ -44,7 +44,7 @@ impl Cuda {
     }
 
     /// How algorithms are picked from now on.
-    pub fn search_products(&self, search: Search) -> Result<()> {
+    pub fn search_products(&self, search: AlgorithmSearch) -> Result<()> {
         self.with_blas(|blas| {
             if blas.search != search {
                 blas.plans.clear();
@@ -67,8 +67,8 @@ impl Cuda {
 
 /// A product as cuBLASLt is asked for it: what tells it from others, and the addresses of what it reads and writes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Call {
-    pub key: Key,
+pub(crate) struct MatmulCall {
+    pub key: MatmulKey,
     /// The product is multiplied by it, before anything is added.
     pub scale: f32,
     pub a: u64,
@@ -82,37 +82,37 @@ pub(crate) struct Call {
     pub matrix: Option<u64>,
 }
 
-/// A card's cuBLASLt: its handle, its scratch space, and a plan for every product seen.
+/// A GPU's cuBLASLt: its handle, its scratch space, and a plan for every product seen.
 #[derive(Debug)]
 pub(crate) struct Blas {
     /// By product, and whether it may use TF32. `None`: cuBLASLt has no algorithm for it.
-    plans: HashMap<(Key, bool), Option<Plan>>,
-    workspace: Block,
+    plans: HashMap<(MatmulKey, bool), Option<MatmulPlan>>,
+    workspace: CudaBlock,
     workspace_bytes: usize,
     tf32: bool,
-    search: Search,
-    handle: Handle,
+    search: AlgorithmSearch,
+    handle: CublasHandle,
 }
 
 impl Blas {
     pub(super) fn new(cuda: &Cuda) -> Result<Blas> {
         library::cublas_lt()?;
-        let handle = Handle::new()?;
+        let handle = CublasHandle::new()?;
         // What NVIDIA advises: Hopper's kernels keep more of a split product there.
         let workspace_bytes = if cuda.gpu().capability >= 90 { 32 << 20 } else { 4 << 20 };
-        let workspace = Block::new(cuda, workspace_bytes, Category::Workspace)?;
+        let workspace = CudaBlock::new(cuda, workspace_bytes, Category::Workspace)?;
         Ok(Blas {
             plans: HashMap::new(),
             workspace,
             workspace_bytes,
             tf32: false,
-            search: Search::Ranked,
+            search: AlgorithmSearch::Ranked,
             handle,
         })
     }
 
     /// Whether products may use TF32, and how algorithms are picked.
-    pub(super) fn settings(&self) -> (bool, Search) {
+    pub(super) fn settings(&self) -> (bool, AlgorithmSearch) {
         (self.tf32, self.search)
     }
 
@@ -120,7 +120,7 @@ impl Blas {
     ///
     /// # Safety
     /// At the call's addresses are matrices of the extents and types that its key says, and they stay alive in the stream's order.
-    pub(crate) unsafe fn run(&mut self, cuda: &Cuda, call: &Call) -> Result<bool> {
+    pub(crate) unsafe fn run(&mut self, cuda: &Cuda, call: &MatmulCall) -> Result<bool> {
         let key = call.key;
         if !key.possible() {
             return Ok(false);
@@ -132,8 +132,8 @@ impl Blas {
                 None => Ok(false),
             };
         }
-        let mut plan = Plan::new(self.handle.0, &key, tf32, self.workspace_bytes)?;
-        if let (Some(plan), Search::Timed) = (&mut plan, self.search) {
+        let mut plan = MatmulPlan::new(self.handle.0, &key, tf32, self.workspace_bytes)?;
+        if let (Some(plan), AlgorithmSearch::Timed) = (&mut plan, self.search) {
             self.fastest(cuda, plan, call)?;
         }
         // What the library offers it may still refuse to run; nothing is queued then.
@@ -142,7 +142,7 @@ impl Blas {
             match self.queue(cuda, some, some.best(), call, None) {
                 Ok(()) => break true,
                 Err(_) if some.drop_best() => {}
-                Err(e) if key.kind == Kind::Plain => return Err(e),
+                Err(e) if key.kind == EpilogueKind::Plain => return Err(e),
                 Err(_) => plan = None,
             }
         };
@@ -155,13 +155,13 @@ impl Blas {
     fn queue(
         &self,
         cuda: &Cuda,
-        plan: &Plan,
+        plan: &MatmulPlan,
         algorithm: &sys::cublasLtMatmulAlgo_t,
-        call: &Call,
+        call: &MatmulCall,
         elsewhere: Option<u64>,
     ) -> Result<()> {
         plan.point(call.vector, call.matrix)?;
-        let Call { key, scale, a, b, .. } = call;
+        let MatmulCall { key, scale, a, b, .. } = call;
         let d = elsewhere.unwrap_or(call.c);
         let c = call.plus.unwrap_or(call.c);
         let beta = if key.accumulate { 1.0f32 } else { 0.0 };
@@ -195,9 +195,9 @@ impl Blas {
 
     /// Puts the fastest of a plan's algorithms first. What is measured is the very product, once to warm up and
     /// then a few times; where it adds to `c`, the sum goes elsewhere.
-    fn fastest(&self, cuda: &Cuda, plan: &mut Plan, call: &Call) -> Result<()> {
+    fn fastest(&self, cuda: &Cuda, plan: &mut MatmulPlan, call: &MatmulCall) -> Result<()> {
         const TIMES: u32 = 4;
-        let Key { batch, m, n, output, .. } = call.key;
+        let MatmulKey { batch, m, n, output, .. } = call.key;
         let elsewhere = match call.key.accumulate && call.plus.is_none() {
             true => Some(cuda.allocate(batch * m * n * output.bytes(), Category::Workspace)?),
             false => None,
@@ -226,21 +226,21 @@ impl Blas {
 
 /// cuBLASLt's handle.
 #[derive(Debug)]
-struct Handle(cublasLtHandle_t);
+struct CublasHandle(cublasLtHandle_t);
 
 // SAFETY: cuBLASLt's handle may be used from any thread.
-unsafe impl Send for Handle {}
+unsafe impl Send for CublasHandle {}
 
-impl Handle {
-    fn new() -> Result<Handle> {
+impl CublasHandle {
+    fn new() -> Result<CublasHandle> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the library is loaded and a context current; it writes the handle.
         unsafe { sys::cublasLtCreate(&mut handle) }.check("starting cuBLASLt")?;
-        Ok(Handle(handle))
+        Ok(CublasHandle(handle))
     }
 }
 
-impl Drop for Handle {
+impl Drop for CublasHandle {
     fn drop(&mut self) {
         // SAFETY: created by `new`, destroyed once.
         let _ = unsafe { sys::cublasLtDestroy(self.0) };

@@ -12,7 +12,7 @@ use cudarc::cublaslt::sys::{
     cublasStatus_t, cudaDataType_t,
 };
 
-use super::Status;
+use super::CheckStatus;
 use crate::dtype::DType;
 use crate::error::Result;
 
@@ -21,7 +21,7 @@ const OFFERS: usize = 8;
 
 /// What tells one product from another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Key {
+pub(crate) struct MatmulKey {
     pub m: usize,
     pub n: usize,
     pub k: usize,
@@ -31,12 +31,12 @@ pub(crate) struct Key {
     pub input: DType,
     pub output: DType,
     pub accumulate: bool,
-    pub kind: Kind,
+    pub kind: EpilogueKind,
 }
 
-/// What happens to a finished sum on its way out, as `ops::matmul::cuda::Epilogue` describes it.
+/// What happens to a finished sum on its way out, as `ops::matmul::cuda::MatmulEpilogue` describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Kind {
+pub(crate) enum EpilogueKind {
     Plain,
     Bias,
     Gelu,
@@ -46,19 +46,22 @@ pub(crate) enum Kind {
     SumsOfB,
 }
 
-impl Kind {
+impl EpilogueKind {
     /// Whether it reads a bias or writes sums.
     fn has_vector(self) -> bool {
-        matches!(self, Kind::Bias | Kind::GeluBias | Kind::SumsOfA | Kind::SumsOfB)
+        matches!(
+            self,
+            EpilogueKind::Bias | EpilogueKind::GeluBias | EpilogueKind::SumsOfA | EpilogueKind::SumsOfB
+        )
     }
 
     /// Whether it keeps or reads what stands before the activation.
     fn has_matrix(self) -> bool {
-        matches!(self, Kind::Gelu | Kind::GeluBias | Kind::GeluBackward)
+        matches!(self, EpilogueKind::Gelu | EpilogueKind::GeluBias | EpilogueKind::GeluBackward)
     }
 }
 
-impl Key {
+impl MatmulKey {
     /// Whether it is worth asking. Rows of what an epilogue keeps must be a multiple of 8 elements; and its GELU
     /// takes the hardware's tanh, which errs by 5e-4: enough for bf16, not for f32.
     pub(super) fn possible(&self) -> bool {
@@ -66,7 +69,7 @@ impl Key {
     }
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for MatmulKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let t = |transposed| if transposed { "T" } else { "N" };
         write!(f, "{} x {} x {} {}{} ", self.m, self.n, self.k, t(self.ta), t(self.tb))?;
@@ -76,25 +79,25 @@ impl fmt::Display for Key {
 
 /// A product's descriptions and algorithms, best first.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct MatmulPlan {
     operation: MatmulDescription,
-    first: Layout,
-    second: Layout,
-    result: Layout,
+    first: MatrixLayout,
+    second: MatrixLayout,
+    result: MatrixLayout,
     algorithms: Vec<cublasLtMatmulAlgo_t>,
 }
 
 // SAFETY: descriptions are plain memory of the library's, used by one thread at a time.
-unsafe impl Send for Plan {}
+unsafe impl Send for MatmulPlan {}
 
-impl Plan {
+impl MatmulPlan {
     /// `None` where cuBLASLt has no algorithm for the product.
     pub(super) fn new(
         handle: cublasLtHandle_t,
-        key: &Key,
+        key: &MatmulKey,
         tf32: bool,
         workspace: usize,
-    ) -> Result<Option<Plan>> {
+    ) -> Result<Option<MatmulPlan>> {
         let operation = MatmulDescription::new(if tf32 {
             Compute::CUBLAS_COMPUTE_32F_FAST_TF32
         } else {
@@ -105,14 +108,14 @@ impl Plan {
         operation.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, transposed(key.tb))?;
         operation.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, transposed(key.ta))?;
         let epilogue = match key.kind {
-            Kind::Plain => LtEpilogue::CUBLASLT_EPILOGUE_DEFAULT,
-            Kind::Bias => LtEpilogue::CUBLASLT_EPILOGUE_BIAS,
-            Kind::Gelu => LtEpilogue::CUBLASLT_EPILOGUE_GELU_AUX,
-            Kind::GeluBias => LtEpilogue::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
-            Kind::GeluBackward => LtEpilogue::CUBLASLT_EPILOGUE_DGELU,
+            EpilogueKind::Plain => LtEpilogue::CUBLASLT_EPILOGUE_DEFAULT,
+            EpilogueKind::Bias => LtEpilogue::CUBLASLT_EPILOGUE_BIAS,
+            EpilogueKind::Gelu => LtEpilogue::CUBLASLT_EPILOGUE_GELU_AUX,
+            EpilogueKind::GeluBias => LtEpilogue::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+            EpilogueKind::GeluBackward => LtEpilogue::CUBLASLT_EPILOGUE_DGELU,
             // Our `b` is its first operand, `A`.
-            Kind::SumsOfB => LtEpilogue::CUBLASLT_EPILOGUE_BGRADA,
-            Kind::SumsOfA => LtEpilogue::CUBLASLT_EPILOGUE_BGRADB,
+            EpilogueKind::SumsOfB => LtEpilogue::CUBLASLT_EPILOGUE_BGRADA,
+            EpilogueKind::SumsOfA => LtEpilogue::CUBLASLT_EPILOGUE_BGRADB,
         };
         operation.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
         if key.kind.has_vector() {
@@ -125,11 +128,11 @@ impl Plan {
         let stored = |rows: usize, width: usize, t: bool| if t { (rows, width) } else { (width, rows) };
         let (b_rows, b_cols) = stored(key.k, key.n, key.tb);
         let (a_rows, a_cols) = stored(key.m, key.k, key.ta);
-        let mut plan = Plan {
+        let mut plan = MatmulPlan {
             operation,
-            first: Layout::new(key.input, b_rows, b_cols, key.batch)?,
-            second: Layout::new(key.input, a_rows, a_cols, key.batch)?,
-            result: Layout::new(key.output, key.n, key.m, key.batch)?,
+            first: MatrixLayout::new(key.input, b_rows, b_cols, key.batch)?,
+            second: MatrixLayout::new(key.input, a_rows, a_cols, key.batch)?,
+            result: MatrixLayout::new(key.output, key.n, key.m, key.batch)?,
             algorithms: Vec::new(),
         };
         // The ranking of an epilogue's algorithms looks at its pointers' alignment, so they need a value.
@@ -140,7 +143,7 @@ impl Plan {
     }
 
     fn offers(&self, handle: cublasLtHandle_t, workspace: usize) -> Result<Vec<cublasLtMatmulAlgo_t>> {
-        let wish = Wish::new()?;
+        let wish = MatmulPreference::new()?;
         wish.set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace)?;
         // Parts of a sum over k may be joined only from the scratch space, in f32 and in a fixed order.
         let reduction = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
@@ -272,10 +275,10 @@ impl Drop for MatmulDescription {
 
 /// A matrix by columns, without gaps; `batch` of them one behind the other.
 #[derive(Debug)]
-struct Layout(cublasLtMatrixLayout_t);
+struct MatrixLayout(cublasLtMatrixLayout_t);
 
-impl Layout {
-    fn new(dtype: DType, rows: usize, cols: usize, batch: usize) -> Result<Layout> {
+impl MatrixLayout {
+    fn new(dtype: DType, rows: usize, cols: usize, batch: usize) -> Result<MatrixLayout> {
         let mut layout = std::ptr::null_mut();
         // SAFETY: the library is loaded; it writes the handle.
         unsafe {
@@ -288,7 +291,7 @@ impl Layout {
             )
         }
         .check("describing a matrix")?;
-        let layout = Layout(layout);
+        let layout = MatrixLayout(layout);
         if batch > 1 {
             layout.set(LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, batch as i32)?;
             let stride = (rows * cols) as i64;
@@ -305,7 +308,7 @@ impl Layout {
     }
 }
 
-impl Drop for Layout {
+impl Drop for MatrixLayout {
     fn drop(&mut self) {
         // SAFETY: created by `new`, destroyed once.
         let _ = unsafe { sys::cublasLtMatrixLayoutDestroy(self.0) };
@@ -313,14 +316,14 @@ impl Drop for Layout {
 }
 
 /// What algorithms should keep to.
-struct Wish(cublasLtMatmulPreference_t);
+struct MatmulPreference(cublasLtMatmulPreference_t);
 
-impl Wish {
-    fn new() -> Result<Wish> {
+impl MatmulPreference {
+    fn new() -> Result<MatmulPreference> {
         let mut wish = std::ptr::null_mut();
         // SAFETY: the library is loaded; it writes the handle.
         unsafe { sys::cublasLtMatmulPreferenceCreate(&mut wish) }.check("stating a preference")?;
-        Ok(Wish(wish))
+        Ok(MatmulPreference(wish))
     }
 
     fn set<T>(&self, attribute: Preference, value: T) -> Result<()> {
@@ -331,7 +334,7 @@ impl Wish {
     }
 }
 
-impl Drop for Wish {
+impl Drop for MatmulPreference {
     fn drop(&mut self) {
         // SAFETY: created by `new`, destroyed once.
         let _ = unsafe { sys::cublasLtMatmulPreferenceDestroy(self.0) };

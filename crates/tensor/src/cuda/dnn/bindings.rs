@@ -14,18 +14,18 @@ macro_rules! functions {
     ($($field:ident: $name:literal as $type:ty,)*) => {
         /// cuDNN's functions; those that return an `i32` return 0 where all went well.
         #[derive(Debug)]
-        pub(super) struct Functions {
+        pub(super) struct CudnnFunctions {
             $(pub $field: $type,)*
         }
 
-        impl Functions {
-            fn find() -> Result<Functions, String> {
+        impl CudnnFunctions {
+            fn find() -> Result<CudnnFunctions, String> {
                 let library = library::cudnn()?;
                 let find = |name: &CStr| {
                     let lacks = || format!("it lacks {}; install cuDNN 9", name.to_string_lossy());
                     library.function(name).ok_or_else(lacks)
                 };
-                Ok(Functions {
+                Ok(CudnnFunctions {
                     // SAFETY: the header declares the function of this name with this type.
                     $($field: unsafe { std::mem::transmute::<*mut c_void, $type>(find($name)?) },)*
                 })
@@ -37,34 +37,34 @@ macro_rules! functions {
 functions! {
     version: c"cudnnGetVersion" as unsafe extern "C" fn() -> usize,
     error_string: c"cudnnGetErrorString" as unsafe extern "C" fn(i32) -> *const c_char,
-    create: c"cudnnCreate" as unsafe extern "C" fn(*mut Handle) -> i32,
-    destroy: c"cudnnDestroy" as unsafe extern "C" fn(Handle) -> i32,
-    set_stream: c"cudnnSetStream" as unsafe extern "C" fn(Handle, *mut c_void) -> i32,
-    create_descriptor: c"cudnnBackendCreateDescriptor" as unsafe extern "C" fn(i32, *mut Descriptor) -> i32,
-    destroy_descriptor: c"cudnnBackendDestroyDescriptor" as unsafe extern "C" fn(Descriptor) -> i32,
-    finalize: c"cudnnBackendFinalize" as unsafe extern "C" fn(Descriptor) -> i32,
+    create: c"cudnnCreate" as unsafe extern "C" fn(*mut CudnnHandle) -> i32,
+    destroy: c"cudnnDestroy" as unsafe extern "C" fn(CudnnHandle) -> i32,
+    set_stream: c"cudnnSetStream" as unsafe extern "C" fn(CudnnHandle, *mut c_void) -> i32,
+    create_descriptor: c"cudnnBackendCreateDescriptor" as unsafe extern "C" fn(i32, *mut RawDescriptor) -> i32,
+    destroy_descriptor: c"cudnnBackendDestroyDescriptor" as unsafe extern "C" fn(RawDescriptor) -> i32,
+    finalize: c"cudnnBackendFinalize" as unsafe extern "C" fn(RawDescriptor) -> i32,
     set_attribute: c"cudnnBackendSetAttribute" as
-        unsafe extern "C" fn(Descriptor, i32, i32, i64, *const c_void) -> i32,
+        unsafe extern "C" fn(RawDescriptor, i32, i32, i64, *const c_void) -> i32,
     get_attribute: c"cudnnBackendGetAttribute" as
-        unsafe extern "C" fn(Descriptor, i32, i32, i64, *mut i64, *mut c_void) -> i32,
-    execute: c"cudnnBackendExecute" as unsafe extern "C" fn(Handle, Descriptor, Descriptor) -> i32,
+        unsafe extern "C" fn(RawDescriptor, i32, i32, i64, *mut i64, *mut c_void) -> i32,
+    execute: c"cudnnBackendExecute" as unsafe extern "C" fn(CudnnHandle, RawDescriptor, RawDescriptor) -> i32,
 }
 
 /// cuDNN's handle.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
-pub(super) struct Handle(pub *mut c_void);
+pub(super) struct CudnnHandle(pub *mut c_void);
 
 /// A descriptor of anything.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
-pub(super) struct Descriptor(pub *mut c_void);
+pub(super) struct RawDescriptor(pub *mut c_void);
 
-impl Functions {
+impl CudnnFunctions {
     /// cuDNN's functions, or why they cannot be used.
-    pub(super) fn load() -> Result<&'static Functions, String> {
-        static LOADED: OnceLock<Result<Functions, String>> = OnceLock::new();
-        LOADED.get_or_init(Functions::find).as_ref().map_err(String::clone)
+    pub(super) fn load() -> Result<&'static CudnnFunctions, String> {
+        static LOADED: OnceLock<Result<CudnnFunctions, String>> = OnceLock::new();
+        LOADED.get_or_init(CudnnFunctions::find).as_ref().map_err(String::clone)
     }
 
     /// A result code as an error; `doing` names what was tried.
@@ -81,16 +81,16 @@ impl Functions {
 /// What a descriptor describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
-pub(super) enum Kind {
+pub(super) enum DescriptorKind {
     Convolution = 1,
     Engine = 2,
     EngineConfig = 3,
     Heuristics = 4,
-    Plan = 5,
+    ConvPlan = 5,
     Forward = 10,
     BackwardFilter = 11,
     BackwardData = 12,
-    Graph = 15,
+    ConvGraph = 15,
     Operands = 16,
     Tensor = 17,
 }
@@ -112,10 +112,12 @@ pub(super) mod attribute {
     pub const PLAN_CONFIG: i32 = 401;
     pub const PLAN_WORKSPACE: i32 = 402;
     /// Of a forward pass, then of the two backward ones: alpha, beta, the convolution, and three tensors.
-    pub const FORWARD: Pass = Pass { alpha: 700, beta: 701, convolution: 702, w: 703, x: 704, y: 705 };
-    pub const BACKWARD_DATA: Pass = Pass { alpha: 706, beta: 707, convolution: 708, w: 709, x: 710, y: 711 };
-    pub const BACKWARD_FILTER: Pass =
-        Pass { alpha: 712, beta: 713, convolution: 714, w: 715, x: 716, y: 717 };
+    pub const FORWARD: PassAttributes =
+        PassAttributes { alpha: 700, beta: 701, convolution: 702, w: 703, x: 704, y: 705 };
+    pub const BACKWARD_DATA: PassAttributes =
+        PassAttributes { alpha: 706, beta: 707, convolution: 708, w: 709, x: 710, y: 711 };
+    pub const BACKWARD_FILTER: PassAttributes =
+        PassAttributes { alpha: 712, beta: 713, convolution: 714, w: 715, x: 716, y: 717 };
     pub const GRAPH_HANDLE: i32 = 800;
     pub const GRAPH_OPERATIONS: i32 = 801;
     pub const TENSOR_ALIGNMENT: i32 = 900;
@@ -131,7 +133,7 @@ pub(super) mod attribute {
     pub const ENGINE_BEHAVIOUR_NOTE: i32 = 1305;
 
     /// The attributes of one of the three operations.
-    pub struct Pass {
+    pub struct PassAttributes {
         pub alpha: i32,
         pub beta: i32,
         pub convolution: i32,
@@ -142,7 +144,7 @@ pub(super) mod attribute {
 }
 
 /// What an attribute can hold, with the number by which cuDNN tells it from others.
-pub(super) trait Value: Copy {
+pub(super) trait AttributeValue: Copy {
     const TYPE: i32;
 }
 
@@ -152,7 +154,7 @@ macro_rules! values {
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(transparent)]
         pub(super) struct $name(pub $inner);
-        impl Value for $name {
+        impl AttributeValue for $name {
             const TYPE: i32 = $number;
         }
     )*};
@@ -161,7 +163,7 @@ macro_rules! values {
 values! {
     /// A type of elements.
     ElementType(i32) = 1;
-    /// An address on the card.
+    /// An address on the GPU.
     Address(u64) = 6;
     /// Whether the window is turned over.
     ConvolutionMode(i32) = 7;
@@ -173,16 +175,16 @@ values! {
     BehaviourNote(i32) = 19;
 }
 
-impl Value for Handle {
+impl AttributeValue for CudnnHandle {
     const TYPE: i32 = 0;
 }
-impl Value for i64 {
+impl AttributeValue for i64 {
     const TYPE: i32 = 3;
 }
-impl Value for f32 {
+impl AttributeValue for f32 {
     const TYPE: i32 = 4;
 }
-impl Value for Descriptor {
+impl AttributeValue for RawDescriptor {
     const TYPE: i32 = 15;
 }
 

@@ -14,47 +14,47 @@ use std::time::Instant;
 use super::Cuda;
 use crate::error::Result;
 use crate::memory::Category;
-use bindings::{Functions, Handle};
-use plan::Plan;
-pub use plan::{Key, Pass, Traits};
+use bindings::{CudnnFunctions, CudnnHandle};
+use plan::ConvPlan;
+pub use plan::{AlgorithmTraits, ConvKey, ConvPass};
 
-/// A card's convolutions: their settings, and cuDNN's plans.
+/// A GPU's convolutions: their settings, and cuDNN's plans.
 #[derive(Debug)]
-pub(super) struct Convolutions {
+pub(super) struct CudnnConvolutions {
     tf32: bool,
     wanted: bool,
     /// `None` until the first convolution looked for it.
-    dnn: Option<Result<Dnn, String>>,
+    dnn: Option<Result<Cudnn, String>>,
 }
 
-impl Default for Convolutions {
+impl Default for CudnnConvolutions {
     fn default() -> Self {
-        Convolutions { tf32: false, wanted: true, dnn: None }
+        CudnnConvolutions { tf32: false, wanted: true, dnn: None }
     }
 }
 
-impl Convolutions {
-    /// Takes over the settings of another card's.
-    pub(super) fn as_in(&mut self, other: &Convolutions) {
+impl CudnnConvolutions {
+    /// Takes over the settings of another GPU's.
+    pub(super) fn as_in(&mut self, other: &CudnnConvolutions) {
         (self.tf32, self.wanted) = (other.tf32, other.wanted);
     }
 
-    /// cuDNN for this card, where it is wanted and works.
-    fn dnn(&mut self, cuda: &Cuda) -> Option<&mut Dnn> {
+    /// cuDNN for this GPU, where it is wanted and works.
+    fn dnn(&mut self, cuda: &Cuda) -> Option<&mut Cudnn> {
         if !self.wanted {
             return None;
         }
-        self.dnn.get_or_insert_with(|| Dnn::new(cuda)).as_mut().ok()
+        self.dnn.get_or_insert_with(|| Cudnn::new(cuda)).as_mut().ok()
     }
 }
 
-/// Settings of a card's convolutions.
+/// Settings of a GPU's convolutions.
 impl Cuda {
     /// cuDNN's version as (9, 19, 0), or why it is not used and what to do. Nothing needs it: convolutions run on
     /// our own kernels without it, only slower. So it is not part of the probe, and opened by the first to ask.
     pub fn cudnn() -> Result<(usize, usize, usize), String> {
         // SAFETY: the library is loaded.
-        let version = Functions::load().map(|cudnn| unsafe { (cudnn.version)() })?;
+        let version = CudnnFunctions::load().map(|cudnn| unsafe { (cudnn.version)() })?;
         Ok((version / 10_000, version / 100 % 100, version % 100))
     }
 
@@ -75,7 +75,7 @@ impl Cuda {
     }
 
     /// Whether cuDNN has a plan for a convolution. The first question for a shape makes it.
-    pub(crate) fn plans_convolution(&self, key: &Key) -> Result<bool> {
+    pub(crate) fn plans_convolution(&self, key: &ConvKey) -> Result<bool> {
         self.bind()?;
         Ok(self.convolutions().dnn(self).is_some_and(|dnn| dnn.plan(key).is_some()))
     }
@@ -83,8 +83,8 @@ impl Cuda {
     /// Queues a convolution for which there is a plan.
     ///
     /// # Safety
-    /// The addresses are those of x, w (as [o, kernel, kernel, c]) and y of `key`, on this card.
-    pub(crate) unsafe fn run_convolution(&self, key: &Key, tensors: [u64; 3]) -> Result<()> {
+    /// The addresses are those of x, w (as [o, kernel, kernel, c]) and y of `key`, on this GPU.
+    pub(crate) unsafe fn run_convolution(&self, key: &ConvKey, tensors: [u64; 3]) -> Result<()> {
         self.bind()?;
         let mut convolutions = self.convolutions();
         let dnn = convolutions.dnn(self).expect("cuDNN made the plan");
@@ -96,7 +96,7 @@ impl Cuda {
 
     /// Every algorithm that cuDNN ranks for a convolution, best first, measured: for benchmarks. Empty where cuDNN is
     /// not used.
-    pub fn convolution_offers(&self, key: &Key) -> Result<Vec<Offer>> {
+    pub fn convolution_offers(&self, key: &ConvKey) -> Result<Vec<AlgorithmOffer>> {
         const TIMES: u32 = 10;
         self.bind()?;
         let mut buffers = Vec::new();
@@ -110,7 +110,7 @@ impl Cuda {
         let mut offers = Vec::new();
         let mut convolutions = self.convolutions();
         let Some(dnn) = convolutions.dnn(self) else { return Ok(offers) };
-        for (plan, planning) in Plan::all(dnn.cudnn, dnn.handle, key)? {
+        for (plan, planning) in ConvPlan::all(dnn.cudnn, dnn.handle, key)? {
             // SAFETY: the buffers have the shapes that the key says.
             let run = || unsafe { plan.queue(self, dnn.cudnn, dnn.handle, addresses) };
             if run().is_err() {
@@ -124,21 +124,21 @@ impl Cuda {
             self.compute().synchronize()?;
             let seconds = start.elapsed().as_secs_f64() / f64::from(TIMES);
             let (traits, workspace) = (plan.traits, plan.workspace);
-            offers.push(Offer { traits, used: traits.suit(), workspace, planning, seconds });
+            offers.push(AlgorithmOffer { traits, used: traits.suit(), workspace, planning, seconds });
         }
         Ok(offers)
     }
 
-    pub(super) fn convolutions(&self) -> std::sync::MutexGuard<'_, Convolutions> {
+    pub(super) fn convolutions(&self) -> std::sync::MutexGuard<'_, CudnnConvolutions> {
         self.0.convolutions.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
 /// An algorithm of cuDNN's for a convolution, as measured.
 #[derive(Debug, Clone, Copy)]
-pub struct Offer {
+pub struct AlgorithmOffer {
     /// What cuDNN says of it.
-    pub traits: Traits,
+    pub traits: AlgorithmTraits,
     /// Whether we would use it.
     pub used: bool,
     /// Bytes of scratch space.
@@ -149,43 +149,43 @@ pub struct Offer {
     pub seconds: f64,
 }
 
-/// cuDNN on one card: its handle, and a plan for every convolution seen.
+/// cuDNN on one GPU: its handle, and a plan for every convolution seen.
 #[derive(Debug)]
-struct Dnn {
+struct Cudnn {
     /// `None`: cuDNN has no algorithm for it.
-    plans: HashMap<Key, Option<Plan>>,
-    handle: Handle,
-    cudnn: &'static Functions,
+    plans: HashMap<ConvKey, Option<ConvPlan>>,
+    handle: CudnnHandle,
+    cudnn: &'static CudnnFunctions,
 }
 
-// SAFETY: the handle is used by one thread at a time, behind the card's lock.
-unsafe impl Send for Dnn {}
+// SAFETY: the handle is used by one thread at a time, behind the GPU's lock.
+unsafe impl Send for Cudnn {}
 
-impl Dnn {
-    fn new(cuda: &Cuda) -> Result<Dnn, String> {
-        let cudnn = Functions::load()?;
-        let mut handle = Handle(std::ptr::null_mut());
+impl Cudnn {
+    fn new(cuda: &Cuda) -> Result<Cudnn, String> {
+        let cudnn = CudnnFunctions::load()?;
+        let mut handle = CudnnHandle(std::ptr::null_mut());
         // SAFETY: the library is loaded and a context current; it writes the handle.
         let code = unsafe { (cudnn.create)(&mut handle) };
         cudnn.check(code, "starting cuDNN").map_err(|e| e.to_string())?;
-        let dnn = Dnn { plans: HashMap::new(), handle, cudnn };
-        // SAFETY: the handle lives, and the stream as long as the card, which is longer.
+        let dnn = Cudnn { plans: HashMap::new(), handle, cudnn };
+        // SAFETY: the handle lives, and the stream as long as the GPU, which is longer.
         let code = unsafe { (cudnn.set_stream)(handle, cuda.compute().raw().cast()) };
         cudnn.check(code, "handing cuDNN a stream").map_err(|e| e.to_string())?;
         Ok(dnn)
     }
 
-    fn plan(&mut self, key: &Key) -> Option<&Plan> {
+    fn plan(&mut self, key: &ConvKey) -> Option<&ConvPlan> {
         if !self.plans.contains_key(key) {
             // What cuDNN refuses even to describe, such as a padding wider than the window, it does not serve.
-            let plan = Plan::new(self.cudnn, self.handle, key).ok().flatten();
+            let plan = ConvPlan::new(self.cudnn, self.handle, key).ok().flatten();
             self.plans.insert(*key, plan);
         }
         self.plans[key].as_ref()
     }
 }
 
-impl Drop for Dnn {
+impl Drop for Cudnn {
     fn drop(&mut self) {
         self.plans.clear();
         // SAFETY: created by `new`, destroyed once.
@@ -193,16 +193,16 @@ impl Drop for Dnn {
     }
 }
 
-impl Plan {
-    /// Queues it, with scratch space from the card's memory.
+impl ConvPlan {
+    /// Queues it, with scratch space from the GPU's memory.
     ///
     /// # Safety
-    /// As [`Plan::run`], but for the workspace.
+    /// As [`ConvPlan::run`], but for the workspace.
     unsafe fn queue(
         &self,
         cuda: &Cuda,
-        cudnn: &'static Functions,
-        handle: Handle,
+        cudnn: &'static CudnnFunctions,
+        handle: CudnnHandle,
         tensors: [u64; 3],
     ) -> Result<()> {
         let workspace = cuda.allocate(self.workspace, Category::Workspace)?;
@@ -218,14 +218,14 @@ mod tests {
     use super::*;
     use crate::dtype::DType;
 
-    fn key(pass: Pass, dtype: DType) -> Key {
+    fn key(pass: ConvPass, dtype: DType) -> ConvKey {
         let (x, y) = ([2, 9, 7, 4], [2, 5, 4, 8]);
-        Key { pass, dtype, x, y, kernel: 3, stride: 2, padding_before: [1, 1], padding_after: [1, 1] }
+        ConvKey { pass, dtype, x, y, kernel: 3, stride: 2, padding_before: [1, 1], padding_after: [1, 1] }
     }
 
     #[test]
     fn every_pass_can_be_described_without_a_card() {
-        let cudnn = match Functions::load() {
+        let cudnn = match CudnnFunctions::load() {
             Ok(cudnn) => cudnn,
             Err(why) => {
                 assert!(why.contains("install") || why.contains("check"), "it says what to do: {why}");
@@ -234,12 +234,12 @@ mod tests {
             }
         };
         assert!(Cuda::cudnn().unwrap() >= (9, 0, 0));
-        for pass in [Pass::Forward, Pass::Input, Pass::Weight] {
+        for pass in [ConvPass::Forward, ConvPass::Input, ConvPass::Weight] {
             for dtype in [DType::F32, DType::Bf16] {
-                plan::Graph::new(cudnn, &key(pass, dtype)).unwrap();
+                plan::ConvGraph::new(cudnn, &key(pass, dtype)).unwrap();
                 // An output of another size is not that of this convolution: the library looks.
-                let wrong = Key { y: [2, 9, 7, 8], ..key(pass, dtype) };
-                assert!(plan::Graph::new(cudnn, &wrong).is_err(), "{wrong:?}");
+                let wrong = ConvKey { y: [2, 9, 7, 8], ..key(pass, dtype) };
+                assert!(plan::ConvGraph::new(cudnn, &wrong).is_err(), "{wrong:?}");
             }
         }
     }

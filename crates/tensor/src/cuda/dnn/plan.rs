@@ -6,10 +6,10 @@
 use std::time::Instant;
 
 use super::bindings::{
-    Address, BehaviourNote, ConvolutionMode, ElementType, Functions, Handle, HeuristicsMode, Kind,
-    NumericalNote, attribute,
+    Address, BehaviourNote, ConvolutionMode, CudnnFunctions, CudnnHandle, DescriptorKind, ElementType,
+    HeuristicsMode, NumericalNote, attribute,
 };
-use super::descriptor::Descriptor;
+use super::descriptor::CudnnDescriptor;
 use crate::dtype::DType;
 use crate::error::Result;
 
@@ -17,12 +17,12 @@ use crate::error::Result;
 const WORKSPACE: i64 = 512 << 20;
 /// The most algorithms that are looked at, of each ranking.
 const OFFERS: usize = 24;
-/// What addresses are multiples of; blocks of a card's memory are of more.
+/// What addresses are multiples of; blocks of a GPU's memory are of more.
 const ALIGNMENT: i64 = 128;
 
 /// Which of the three products of a convolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Pass {
+pub enum ConvPass {
     /// y from x and w.
     Forward,
     /// The gradient of x from that of y, and w.
@@ -33,9 +33,9 @@ pub enum Pass {
 
 /// What tells one convolution from another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Key {
+pub struct ConvKey {
     /// Forward, or which of the two gradients.
-    pub pass: Pass,
+    pub pass: ConvPass,
     /// The type of all three tensors; sums are in f32, and operands of f32 are rounded to TF32.
     pub dtype: DType,
     /// x: [batch, h, w, c].
@@ -54,7 +54,7 @@ pub struct Key {
 
 /// What cuDNN says of an algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Traits {
+pub struct AlgorithmTraits {
     /// cuDNN's number for it.
     pub engine: i64,
     /// Whether it uses the tensor cores: for f32, in TF32.
@@ -67,7 +67,7 @@ pub struct Traits {
     pub compiled: bool,
 }
 
-impl Traits {
+impl AlgorithmTraits {
     /// Whether it may serve. Without the tensor cores our own kernels are as fast, and among cuDNN's that claim to be
     /// plain some err by 2e-3 in f32.
     pub(super) fn suit(&self) -> bool {
@@ -77,24 +77,30 @@ impl Traits {
 
 /// An algorithm for a convolution, ready to run.
 #[derive(Debug)]
-pub(super) struct Plan {
-    plan: Descriptor,
+pub(super) struct ConvPlan {
+    plan: CudnnDescriptor,
     /// Bytes of scratch space.
     pub workspace: usize,
-    pub traits: Traits,
+    pub traits: AlgorithmTraits,
     // What the plan was made from.
-    _config: Descriptor,
+    _config: CudnnDescriptor,
 }
 
-impl Plan {
+impl ConvPlan {
     /// The best of the library's ranking that repeats; `None` where it has none.
-    pub(super) fn new(cudnn: &'static Functions, handle: Handle, key: &Key) -> Result<Option<Plan>> {
-        let graph = Graph::new(cudnn, key)?.finished(cudnn, handle)?;
+    pub(super) fn new(
+        cudnn: &'static CudnnFunctions,
+        handle: CudnnHandle,
+        key: &ConvKey,
+    ) -> Result<Option<ConvPlan>> {
+        let graph = ConvGraph::new(cudnn, key)?.finished(cudnn, handle)?;
         for mode in [HeuristicsMode::RANKED, HeuristicsMode::FALLBACK] {
             for config in graph.offers(cudnn, mode)? {
                 let traits = traits(cudnn, &config)?;
                 // What is ranked may still not be possible.
-                if let Some(plan) = traits.suit().then(|| Plan::of(cudnn, handle, config, traits)).flatten() {
+                if let Some(plan) =
+                    traits.suit().then(|| ConvPlan::of(cudnn, handle, config, traits)).flatten()
+                {
                     return Ok(Some(plan));
                 }
             }
@@ -103,21 +109,30 @@ impl Plan {
     }
 
     /// Every algorithm that is possible, suitable or not, best first, with the seconds that its planning took.
-    pub(super) fn all(cudnn: &'static Functions, handle: Handle, key: &Key) -> Result<Vec<(Plan, f64)>> {
-        let graph = Graph::new(cudnn, key)?.finished(cudnn, handle)?;
+    pub(super) fn all(
+        cudnn: &'static CudnnFunctions,
+        handle: CudnnHandle,
+        key: &ConvKey,
+    ) -> Result<Vec<(ConvPlan, f64)>> {
+        let graph = ConvGraph::new(cudnn, key)?.finished(cudnn, handle)?;
         let mut plans = Vec::new();
         for config in graph.offers(cudnn, HeuristicsMode::RANKED)? {
             let traits = traits(cudnn, &config)?;
             let start = Instant::now();
-            let plan = Plan::of(cudnn, handle, config, traits);
+            let plan = ConvPlan::of(cudnn, handle, config, traits);
             plans.extend(plan.map(|plan| (plan, start.elapsed().as_secs_f64())));
         }
         Ok(plans)
     }
 
-    fn of(cudnn: &'static Functions, handle: Handle, config: Descriptor, traits: Traits) -> Option<Plan> {
-        let made = || -> Result<(Descriptor, i64)> {
-            let plan = Descriptor::new(cudnn, Kind::Plan)?
+    fn of(
+        cudnn: &'static CudnnFunctions,
+        handle: CudnnHandle,
+        config: CudnnDescriptor,
+        traits: AlgorithmTraits,
+    ) -> Option<ConvPlan> {
+        let made = || -> Result<(CudnnDescriptor, i64)> {
+            let plan = CudnnDescriptor::new(cudnn, DescriptorKind::ConvPlan)?
                 .with(attribute::PLAN_HANDLE, handle)?
                 .with(attribute::PLAN_CONFIG, config.raw())?
                 .finished()?;
@@ -126,7 +141,7 @@ impl Plan {
         };
         let (plan, workspace) = made().ok()?;
         let workspace = usize::try_from(workspace).ok().filter(|_| workspace <= WORKSPACE)?;
-        Some(Plan { plan, workspace, traits, _config: config })
+        Some(ConvPlan { plan, workspace, traits, _config: config })
     }
 
     /// Queues it on the handle's stream.
@@ -136,12 +151,12 @@ impl Plan {
     /// stay alive in the stream's order, and the handle is the one it was made with.
     pub(super) unsafe fn run(
         &self,
-        cudnn: &'static Functions,
-        handle: Handle,
+        cudnn: &'static CudnnFunctions,
+        handle: CudnnHandle,
         tensors: [u64; 3],
         workspace: u64,
     ) -> Result<()> {
-        let operands = Descriptor::new(cudnn, Kind::Operands)?
+        let operands = CudnnDescriptor::new(cudnn, DescriptorKind::Operands)?
             .with_all(attribute::OPERANDS_IDS, &IDS)?
             .with_all(attribute::OPERANDS_POINTERS, &tensors.map(Address))?
             .with(attribute::OPERANDS_WORKSPACE, Address(workspace))?
@@ -156,15 +171,15 @@ impl Plan {
 const IDS: [i64; 3] = [1, 2, 3];
 
 /// A convolution as a graph of one operation, with what it is made of.
-pub(super) struct Graph {
-    operation: Descriptor,
-    graph: Option<Descriptor>,
-    _parts: [Descriptor; 4],
+pub(super) struct ConvGraph {
+    operation: CudnnDescriptor,
+    graph: Option<CudnnDescriptor>,
+    _parts: [CudnnDescriptor; 4],
 }
 
-impl Graph {
-    /// The operation, described. Needs the library and no card.
-    pub(super) fn new(cudnn: &'static Functions, key: &Key) -> Result<Graph> {
+impl ConvGraph {
+    /// The operation, described. Needs the library and no GPU.
+    pub(super) fn new(cudnn: &'static CudnnFunctions, key: &ConvKey) -> Result<ConvGraph> {
         let element = match key.dtype {
             DType::F32 => ElementType::F32,
             DType::Bf16 => ElementType::BF16,
@@ -173,7 +188,7 @@ impl Graph {
         let tensor = |id, [n, h, w, c]: [usize; 4]| {
             let sizes = [n, c, h, w].map(|n| n as i64);
             let strides = [h * w * c, 1, w * c, c].map(|n| n as i64);
-            Descriptor::new(cudnn, Kind::Tensor)?
+            CudnnDescriptor::new(cudnn, DescriptorKind::Tensor)?
                 .with(attribute::TENSOR_TYPE, element)?
                 .with_all(attribute::TENSOR_DIMENSIONS, &sizes)?
                 .with_all(attribute::TENSOR_STRIDES, &strides)?
@@ -183,7 +198,7 @@ impl Graph {
         };
         let both = |n: usize| [n as i64; 2];
         let each = |padding: [usize; 2]| padding.map(|n| n as i64);
-        let convolution = Descriptor::new(cudnn, Kind::Convolution)?
+        let convolution = CudnnDescriptor::new(cudnn, DescriptorKind::Convolution)?
             .with(attribute::CONVOLUTION_DIMENSIONS, 2i64)?
             .with(attribute::CONVOLUTION_COMPUTE, ElementType::F32)?
             .with(attribute::CONVOLUTION_MODE, ConvolutionMode::CORRELATION)?
@@ -196,11 +211,11 @@ impl Graph {
         let w = tensor(IDS[1], [key.y[3], key.kernel, key.kernel, key.x[3]])?;
         let y = tensor(IDS[2], key.y)?;
         let (kind, names) = match key.pass {
-            Pass::Forward => (Kind::Forward, attribute::FORWARD),
-            Pass::Input => (Kind::BackwardData, attribute::BACKWARD_DATA),
-            Pass::Weight => (Kind::BackwardFilter, attribute::BACKWARD_FILTER),
+            ConvPass::Forward => (DescriptorKind::Forward, attribute::FORWARD),
+            ConvPass::Input => (DescriptorKind::BackwardData, attribute::BACKWARD_DATA),
+            ConvPass::Weight => (DescriptorKind::BackwardFilter, attribute::BACKWARD_FILTER),
         };
-        let operation = Descriptor::new(cudnn, kind)?
+        let operation = CudnnDescriptor::new(cudnn, kind)?
             .with(names.convolution, convolution.raw())?
             .with(names.x, x.raw())?
             .with(names.w, w.raw())?
@@ -208,12 +223,12 @@ impl Graph {
             .with(names.alpha, 1.0f32)?
             .with(names.beta, 0.0f32)?
             .finished()?;
-        Ok(Graph { operation, graph: None, _parts: [convolution, x, w, y] })
+        Ok(ConvGraph { operation, graph: None, _parts: [convolution, x, w, y] })
     }
 
-    /// The graph, made for a card.
-    fn finished(mut self, cudnn: &'static Functions, handle: Handle) -> Result<Graph> {
-        let graph = Descriptor::new(cudnn, Kind::Graph)?
+    /// The graph, made for a GPU.
+    fn finished(mut self, cudnn: &'static CudnnFunctions, handle: CudnnHandle) -> Result<ConvGraph> {
+        let graph = CudnnDescriptor::new(cudnn, DescriptorKind::ConvGraph)?
             .with(attribute::GRAPH_HANDLE, handle)?
             .with(attribute::GRAPH_OPERATIONS, self.operation.raw())?
             .finished()?;
@@ -222,28 +237,28 @@ impl Graph {
     }
 
     /// What the library offers, best first; nothing where it has no idea.
-    fn offers(&self, cudnn: &'static Functions, mode: HeuristicsMode) -> Result<Vec<Descriptor>> {
+    fn offers(&self, cudnn: &'static CudnnFunctions, mode: HeuristicsMode) -> Result<Vec<CudnnDescriptor>> {
         let graph = self.graph.as_ref().expect("a finished graph");
-        let heuristics = Descriptor::new(cudnn, Kind::Heuristics)?
+        let heuristics = CudnnDescriptor::new(cudnn, DescriptorKind::Heuristics)?
             .with(attribute::HEURISTICS_GRAPH, graph.raw())?
             .with(attribute::HEURISTICS_MODE, mode)?
             .finished();
         let Ok(heuristics) = heuristics else { return Ok(Vec::new()) };
-        let mut none: [super::bindings::Descriptor; 0] = [];
+        let mut none: [super::bindings::RawDescriptor; 0] = [];
         let count = heuristics.read(attribute::HEURISTICS_RESULTS, &mut none)?.min(OFFERS);
         let mut configs = Vec::new();
         for _ in 0..count {
-            configs.push(Descriptor::new(cudnn, Kind::EngineConfig)?);
+            configs.push(CudnnDescriptor::new(cudnn, DescriptorKind::EngineConfig)?);
         }
-        let mut raw: Vec<_> = configs.iter().map(Descriptor::raw).collect();
+        let mut raw: Vec<_> = configs.iter().map(CudnnDescriptor::raw).collect();
         let written = heuristics.read(attribute::HEURISTICS_RESULTS, &mut raw)?;
         configs.truncate(written);
         Ok(configs)
     }
 }
 
-fn traits(cudnn: &'static Functions, config: &Descriptor) -> Result<Traits> {
-    let engine = Descriptor::new(cudnn, Kind::Engine)?;
+fn traits(cudnn: &'static CudnnFunctions, config: &CudnnDescriptor) -> Result<AlgorithmTraits> {
+    let engine = CudnnDescriptor::new(cudnn, DescriptorKind::Engine)?;
     let mut raw = [engine.raw()];
     config.read(attribute::CONFIG_ENGINE, &mut raw)?;
     let mut notes = [NumericalNote(-1); NumericalNote::COUNT];
@@ -259,7 +274,7 @@ fn traits(cudnn: &'static Functions, config: &Descriptor) -> Result<Traits> {
         NumericalNote::WINOGRAD_6X6,
         NumericalNote::WINOGRAD_13X13,
     ];
-    Ok(Traits {
+    Ok(AlgorithmTraits {
         engine: engine.value(attribute::ENGINE_INDEX, -1i64)?,
         tensor_cores: notes.contains(&NumericalNote::TENSOR_CORE),
         repeats: !notes.contains(&NumericalNote::NOT_REPEATABLE),

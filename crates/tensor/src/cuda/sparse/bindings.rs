@@ -61,7 +61,7 @@ macro_rules! functions {
 pub(crate) type Opaque = *mut c_void;
 
 /// `(handle, op(A), op(B), alpha, A, B, beta, C, type of sums, algorithm, ...)`.
-pub(super) type Product<Last> = unsafe extern "C" fn(
+pub(super) type SpmmFn<Last> = unsafe extern "C" fn(
     Opaque,
     i32,
     i32,
@@ -90,21 +90,21 @@ functions! {
             unsafe extern "C" fn(*mut Opaque, i64, i64, i64, *mut c_void, i32, i32) -> i32,
         destroy_dense: c"cusparseDestroyDnMat" as unsafe extern "C" fn(Opaque) -> i32,
         set_values: c"cusparseDnMatSetValues" as unsafe extern "C" fn(Opaque, *mut c_void) -> i32,
-        buffer_size: c"cusparseSpMM_bufferSize" as Product<*mut usize>,
-        preprocess: c"cusparseSpMM_preprocess" as Product<*mut c_void>,
-        product: c"cusparseSpMM" as Product<*mut c_void>,
+        buffer_size: c"cusparseSpMM_bufferSize" as SpmmFn<*mut usize>,
+        preprocess: c"cusparseSpMM_preprocess" as SpmmFn<*mut c_void>,
+        product: c"cusparseSpMM" as SpmmFn<*mut c_void>,
     }
 }
 
 /// What cuSPARSELt lets its callers hold without looking inside. Its own types have 512 bytes, older ones 11,024.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Room([u8; 16 << 10]);
+pub(crate) struct OpaqueStorage([u8; 16 << 10]);
 
-impl Room {
+impl OpaqueStorage {
     /// An empty one, which stays where it is.
-    pub(crate) fn new() -> Box<Room> {
-        Box::new(Room([0; 16 << 10]))
+    pub(crate) fn new() -> Box<OpaqueStorage> {
+        Box::new(OpaqueStorage([0; 16 << 10]))
     }
 }
 
@@ -112,35 +112,35 @@ functions! {
     /// cuSPARSELt's functions, as above.
     CuSparseLt from library::cusparse_lt {
         error_string: c"cusparseLtGetErrorString" as unsafe extern "C" fn(i32) -> *const c_char,
-        init: c"cusparseLtInit" as unsafe extern "C" fn(*mut Room) -> i32,
-        destroy: c"cusparseLtDestroy" as unsafe extern "C" fn(*const Room) -> i32,
-        version: c"cusparseLtGetVersion" as unsafe extern "C" fn(*const Room, *mut i32) -> i32,
+        init: c"cusparseLtInit" as unsafe extern "C" fn(*mut OpaqueStorage) -> i32,
+        destroy: c"cusparseLtDestroy" as unsafe extern "C" fn(*const OpaqueStorage) -> i32,
+        version: c"cusparseLtGetVersion" as unsafe extern "C" fn(*const OpaqueStorage, *mut i32) -> i32,
         structured: c"cusparseLtStructuredDescriptorInit" as
-            unsafe extern "C" fn(*const Room, *mut Room, i64, i64, i64, u32, i32, i32, i32) -> i32,
+            unsafe extern "C" fn(*const OpaqueStorage, *mut OpaqueStorage, i64, i64, i64, u32, i32, i32, i32) -> i32,
         dense: c"cusparseLtDenseDescriptorInit" as
-            unsafe extern "C" fn(*const Room, *mut Room, i64, i64, i64, u32, i32, i32) -> i32,
-        destroy_matrix: c"cusparseLtMatDescriptorDestroy" as unsafe extern "C" fn(*const Room) -> i32,
+            unsafe extern "C" fn(*const OpaqueStorage, *mut OpaqueStorage, i64, i64, i64, u32, i32, i32) -> i32,
+        destroy_matrix: c"cusparseLtMatDescriptorDestroy" as unsafe extern "C" fn(*const OpaqueStorage) -> i32,
         operation: c"cusparseLtMatmulDescriptorInit" as unsafe extern "C" fn(
-            *const Room, *mut Room, i32, i32, *const Room, *const Room, *const Room, *const Room, i32,
+            *const OpaqueStorage, *mut OpaqueStorage, i32, i32, *const OpaqueStorage, *const OpaqueStorage, *const OpaqueStorage, *const OpaqueStorage, i32,
         ) -> i32,
         algorithm: c"cusparseLtMatmulAlgSelectionInit" as
-            unsafe extern "C" fn(*const Room, *mut Room, *const Room, i32) -> i32,
+            unsafe extern "C" fn(*const OpaqueStorage, *mut OpaqueStorage, *const OpaqueStorage, i32) -> i32,
         plan: c"cusparseLtMatmulPlanInit" as
-            unsafe extern "C" fn(*const Room, *mut Room, *const Room, *const Room) -> i32,
-        destroy_plan: c"cusparseLtMatmulPlanDestroy" as unsafe extern "C" fn(*const Room) -> i32,
+            unsafe extern "C" fn(*const OpaqueStorage, *mut OpaqueStorage, *const OpaqueStorage, *const OpaqueStorage) -> i32,
+        destroy_plan: c"cusparseLtMatmulPlanDestroy" as unsafe extern "C" fn(*const OpaqueStorage) -> i32,
         workspace: c"cusparseLtMatmulGetWorkspace" as
-            unsafe extern "C" fn(*const Room, *const Room, *mut usize) -> i32,
+            unsafe extern "C" fn(*const OpaqueStorage, *const OpaqueStorage, *mut usize) -> i32,
         compressed_size: c"cusparseLtSpMMACompressedSize" as
-            unsafe extern "C" fn(*const Room, *const Room, *mut usize, *mut usize) -> i32,
+            unsafe extern "C" fn(*const OpaqueStorage, *const OpaqueStorage, *mut usize, *mut usize) -> i32,
         compress: c"cusparseLtSpMMACompress" as unsafe extern "C" fn(
-            *const Room, *const Room, *const c_void, *mut c_void, *mut c_void, *mut c_void,
+            *const OpaqueStorage, *const OpaqueStorage, *const c_void, *mut c_void, *mut c_void, *mut c_void,
         ) -> i32,
         search: c"cusparseLtMatmulSearch" as unsafe extern "C" fn(
-            *const Room, *mut Room, *const c_void, *const c_void, *const c_void, *const c_void, *const c_void,
+            *const OpaqueStorage, *mut OpaqueStorage, *const c_void, *const c_void, *const c_void, *const c_void, *const c_void,
             *mut c_void, *mut c_void, *mut *mut c_void, i32,
         ) -> i32,
         product: c"cusparseLtMatmul" as unsafe extern "C" fn(
-            *const Room, *const Room, *const c_void, *const c_void, *const c_void, *const c_void, *const c_void,
+            *const OpaqueStorage, *const OpaqueStorage, *const c_void, *const c_void, *const c_void, *const c_void, *const c_void,
             *mut c_void, *mut c_void, *mut *mut c_void, i32,
         ) -> i32,
     }

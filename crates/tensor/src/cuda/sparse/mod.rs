@@ -9,16 +9,16 @@ mod structured;
 use std::ffi::c_void;
 
 use super::Cuda;
-use super::buffer::Buffer;
+use super::buffer::CudaBuffer;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
 use bindings::{BY_COLUMNS, BY_ROWS, CuSparse, FROM_ZERO, INDEX_32, NOT_TRANSPOSED, Opaque, data_type};
-pub(crate) use structured::HalfProduct;
+pub(crate) use structured::TwoFourProduct;
 
-/// A matrix by rows on a card, as cuSPARSE is told of it.
+/// A matrix by rows on a GPU, as cuSPARSE is told of it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Rows {
+pub(crate) struct DeviceCsr {
     /// Rows.
     pub rows: usize,
     /// Columns.
@@ -28,7 +28,7 @@ pub(crate) struct Rows {
     /// Where `rows + 1` offsets stand, of 32 bits each.
     pub offsets: u64,
     /// Where the columns of the kept weights stand.
-    pub places: u64,
+    pub col_indices: u64,
     /// Where the kept weights stand.
     pub values: u64,
     /// Their type.
@@ -40,11 +40,11 @@ pub(crate) struct Rows {
 pub(crate) struct SparseProduct {
     algorithm: i32,
     // Dropped in this order: the handle goes last.
-    a: Description,
-    b: Description,
-    c: Description,
-    buffer: Buffer,
-    handle: Handle,
+    a: MatrixDescriptor,
+    b: MatrixDescriptor,
+    c: MatrixDescriptor,
+    buffer: CudaBuffer,
+    handle: CusparseHandle,
     cuda: Cuda,
 }
 
@@ -59,20 +59,20 @@ impl SparseProduct {
     /// The addresses of `a` hold what it says for as long as the plan lives, those of `b` and `c` for the call.
     pub(crate) unsafe fn new(
         cuda: &Cuda,
-        a: Rows,
+        a: DeviceCsr,
         n: usize,
         by_rows: bool,
         algorithm: i32,
         (b, c): (u64, u64),
     ) -> Result<SparseProduct> {
         cuda.bind()?;
-        let handle = Handle::new(cuda)?;
+        let handle = CusparseHandle::new(cuda)?;
         let functions = handle.functions;
         let mut product = SparseProduct {
             algorithm,
-            a: Description::sparse(functions, a)?,
-            b: Description::dense(functions, (a.columns, n), by_rows, a.dtype, b)?,
-            c: Description::dense(functions, (a.rows, n), by_rows, a.dtype, c)?,
+            a: MatrixDescriptor::sparse(functions, a)?,
+            b: MatrixDescriptor::dense(functions, (a.columns, n), by_rows, a.dtype, b)?,
+            c: MatrixDescriptor::dense(functions, (a.rows, n), by_rows, a.dtype, c)?,
             buffer: cuda.allocate(0, Category::Workspace)?,
             handle,
             cuda: cuda.clone(),
@@ -105,7 +105,7 @@ impl SparseProduct {
 
     /// # Safety
     /// `last` is what the function takes last.
-    unsafe fn call<Last>(&self, function: bindings::Product<Last>, last: Last) -> i32 {
+    unsafe fn call<Last>(&self, function: bindings::SpmmFn<Last>, last: Last) -> i32 {
         let (one, zero) = (1.0f32, 0.0f32);
         // SAFETY: all handles live, the two factors are f32 as the sums are; the rest is the caller's promise.
         unsafe {
@@ -126,28 +126,28 @@ impl SparseProduct {
     }
 }
 
-/// cuSPARSE's handle, on a card's compute stream.
+/// cuSPARSE's handle, on a GPU's compute stream.
 #[derive(Debug)]
-struct Handle {
+struct CusparseHandle {
     functions: &'static CuSparse,
     raw: Opaque,
 }
 
-impl Handle {
-    fn new(cuda: &Cuda) -> Result<Handle> {
+impl CusparseHandle {
+    fn new(cuda: &Cuda) -> Result<CusparseHandle> {
         let functions = CuSparse::load()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: a context is current; the library writes the handle.
         functions.check(unsafe { (functions.create)(&mut raw) }, "starting cuSPARSE")?;
-        let handle = Handle { functions, raw };
-        // SAFETY: the stream lives as long as the card's handle, which the product keeps.
+        let handle = CusparseHandle { functions, raw };
+        // SAFETY: the stream lives as long as the GPU's handle, which the product keeps.
         let code = unsafe { (functions.set_stream)(raw, cuda.compute().raw().cast()) };
         functions.check(code, "starting cuSPARSE")?;
         Ok(handle)
     }
 }
 
-impl Drop for Handle {
+impl Drop for CusparseHandle {
     fn drop(&mut self) {
         // SAFETY: created by `new`, destroyed once.
         let _ = unsafe { (self.functions.destroy)(self.raw) };
@@ -156,14 +156,14 @@ impl Drop for Handle {
 
 /// What cuSPARSE knows of a matrix.
 #[derive(Debug)]
-struct Description {
+struct MatrixDescriptor {
     functions: &'static CuSparse,
     raw: Opaque,
     sparse: bool,
 }
 
-impl Description {
-    fn sparse(functions: &'static CuSparse, a: Rows) -> Result<Description> {
+impl MatrixDescriptor {
+    fn sparse(functions: &'static CuSparse, a: DeviceCsr) -> Result<MatrixDescriptor> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the library writes the handle; it keeps the addresses, which the plan's maker vouches for.
         let code = unsafe {
@@ -173,7 +173,7 @@ impl Description {
                 a.columns as i64,
                 a.kept as i64,
                 a.offsets as *mut c_void,
-                a.places as *mut c_void,
+                a.col_indices as *mut c_void,
                 a.values as *mut c_void,
                 INDEX_32,
                 INDEX_32,
@@ -182,7 +182,7 @@ impl Description {
             )
         };
         functions.check(code, "describing a sparse matrix")?;
-        Ok(Description { functions, raw, sparse: true })
+        Ok(MatrixDescriptor { functions, raw, sparse: true })
     }
 
     fn dense(
@@ -191,7 +191,7 @@ impl Description {
         by_rows: bool,
         dtype: DType,
         at: u64,
-    ) -> Result<Description> {
+    ) -> Result<MatrixDescriptor> {
         let (stride, order) = if by_rows { (columns, BY_ROWS) } else { (rows, BY_COLUMNS) };
         let mut raw = std::ptr::null_mut();
         // SAFETY: as above.
@@ -207,7 +207,7 @@ impl Description {
             )
         };
         functions.check(code, "describing a matrix")?;
-        Ok(Description { functions, raw, sparse: false })
+        Ok(MatrixDescriptor { functions, raw, sparse: false })
     }
 
     /// Says where a dense matrix is.
@@ -218,7 +218,7 @@ impl Description {
     }
 }
 
-impl Drop for Description {
+impl Drop for MatrixDescriptor {
     fn drop(&mut self) {
         let destroy = if self.sparse { self.functions.destroy_sparse } else { self.functions.destroy_dense };
         // SAFETY: created by one of the two above, destroyed once.

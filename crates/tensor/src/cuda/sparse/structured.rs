@@ -1,14 +1,14 @@
-//! Products with a matrix of which two in every four neighbours of a row are zero, by cuSPARSELt: the pattern that cards
+//! Products with a matrix of which two in every four neighbours of a row are zero, by cuSPARSELt: the pattern that GPUs
 //! from compute capability 8.0 on multiply twice as fast as a dense one.
 
 use std::ffi::c_void;
 
 use super::bindings::{
-    ALIGNMENT, BY_COLUMNS, BY_ROWS, CuSparseLt, HALF, NOT_TRANSPOSED, Room, SUMS_IN_F32, TRANSPOSED,
+    ALIGNMENT, BY_COLUMNS, BY_ROWS, CuSparseLt, HALF, NOT_TRANSPOSED, OpaqueStorage, SUMS_IN_F32, TRANSPOSED,
     data_type,
 };
 use crate::cuda::Cuda;
-use crate::cuda::buffer::Buffer;
+use crate::cuda::buffer::CudaBuffer;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Category;
@@ -18,23 +18,23 @@ const OLDEST: i32 = 600;
 
 /// `y = x A^T` in bf16 for one A `[m, k]` with two zeros in every four, x `[n, k]`, y `[n, m]`.
 #[derive(Debug)]
-pub(crate) struct HalfProduct {
+pub(crate) struct TwoFourProduct {
     // Dropped in this order: the handle goes last.
-    plan: Owned,
+    plan: CusparseLtObject,
     // The plan refers to these.
-    _operation: Box<Room>,
-    _algorithm: Box<Room>,
-    _matrices: [Owned; 3],
-    compressed: Buffer,
-    workspace: Buffer,
-    handle: Handle,
+    _operation: Box<OpaqueStorage>,
+    _algorithm: Box<OpaqueStorage>,
+    _matrices: [CusparseLtObject; 3],
+    compressed: CudaBuffer,
+    workspace: CudaBuffer,
+    handle: CusparseLtHandle,
     cuda: Cuda,
 }
 
 // SAFETY: cuSPARSELt's handles belong to no thread; whoever has the product alone may use them.
-unsafe impl Send for HalfProduct {}
+unsafe impl Send for TwoFourProduct {}
 
-impl HalfProduct {
+impl TwoFourProduct {
     /// Compresses A and lets the library search for its fastest algorithm, with `x` and `y` as places of their sizes.
     ///
     /// # Safety
@@ -44,22 +44,23 @@ impl HalfProduct {
         (m, n, k): (usize, usize, usize),
         a: u64,
         (x, y): (u64, u64),
-    ) -> Result<HalfProduct> {
+    ) -> Result<TwoFourProduct> {
         if cuda.gpu().capability < 80 {
             let what = format!("{} cannot multiply the 2:4 pattern (GPUs since 8.0 can)", cuda.gpu());
             return Err(Error::Unsupported { what });
         }
         cuda.bind()?;
-        let handle = Handle::new()?;
+        let handle = CusparseLtHandle::new()?;
         let (lt, h) = (handle.functions, &raw const *handle.raw);
         let (m, n, k, bf16) = (m as i64, n as i64, k as i64, data_type(DType::Bf16));
         const DESCRIBING: &str = "describing a product of the 2:4 pattern";
 
-        let make = |code: i32, room: Box<Room>, destroy| -> Result<Owned> {
+        let make = |code: i32, room: Box<OpaqueStorage>, destroy| -> Result<CusparseLtObject> {
             lt.check(code, DESCRIBING)?;
-            Ok(Owned { room, destroy })
+            Ok(CusparseLtObject { room, destroy })
         };
-        let (mut a_room, mut b_room, mut c_room) = (Room::new(), Room::new(), Room::new());
+        let (mut a_room, mut b_room, mut c_room) =
+            (OpaqueStorage::new(), OpaqueStorage::new(), OpaqueStorage::new());
         // SAFETY: the library fills rooms that are larger than what it keeps in them, here and below.
         let code = unsafe { (lt.structured)(h, &mut *a_room, m, k, k, ALIGNMENT, bf16, BY_ROWS, HALF) };
         let a_matrix = make(code, a_room, lt.destroy_matrix)?;
@@ -71,7 +72,8 @@ impl HalfProduct {
         let code = unsafe { (lt.dense)(h, &mut *c_room, m, n, m, ALIGNMENT, bf16, BY_COLUMNS) };
         let c_matrix = make(code, c_room, lt.destroy_matrix)?;
 
-        let (mut operation, mut algorithm, mut plan) = (Room::new(), Room::new(), Room::new());
+        let (mut operation, mut algorithm, mut plan) =
+            (OpaqueStorage::new(), OpaqueStorage::new(), OpaqueStorage::new());
         let (ra, rb, rc) = (&raw const *a_matrix.room, &raw const *b_matrix.room, &raw const *c_matrix.room);
         // SAFETY: as above; all descriptions live.
         let code = unsafe {
@@ -84,7 +86,7 @@ impl HalfProduct {
         let code = unsafe { (lt.plan)(h, &mut *plan, &*operation, &*algorithm) };
         let plan = make(code, plan, lt.destroy_plan)?;
 
-        let mut product = HalfProduct {
+        let mut product = TwoFourProduct {
             plan,
             _operation: operation,
             _algorithm: algorithm,
@@ -120,7 +122,7 @@ impl HalfProduct {
     }
 
     /// # Safety
-    /// As [`HalfProduct::run`].
+    /// As [`TwoFourProduct::run`].
     unsafe fn search(&mut self, x: u64, y: u64) -> Result<()> {
         let (lt, h) = (self.handle.functions, &raw const *self.handle.raw);
         let (one, zero) = (1.0f32, 0.0f32);
@@ -181,18 +183,18 @@ impl HalfProduct {
 
 /// cuSPARSELt's handle.
 #[derive(Debug)]
-struct Handle {
+struct CusparseLtHandle {
     functions: &'static CuSparseLt,
-    raw: Box<Room>,
+    raw: Box<OpaqueStorage>,
 }
 
-impl Handle {
-    fn new() -> Result<Handle> {
+impl CusparseLtHandle {
+    fn new() -> Result<CusparseLtHandle> {
         let functions = CuSparseLt::load()?;
-        let mut raw = Room::new();
+        let mut raw = OpaqueStorage::new();
         // SAFETY: a context is current; the library fills the room.
         functions.check(unsafe { (functions.init)(&mut *raw) }, "starting cuSPARSELt")?;
-        let handle = Handle { functions, raw };
+        let handle = CusparseLtHandle { functions, raw };
         let mut version = 0;
         // SAFETY: the handle is started; the library writes a number.
         let code = unsafe { (functions.version)(&*handle.raw, &mut version) };
@@ -205,7 +207,7 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for CusparseLtHandle {
     fn drop(&mut self) {
         // SAFETY: started by `new`, ended once.
         let _ = unsafe { (self.functions.destroy)(&*self.raw) };
@@ -214,12 +216,12 @@ impl Drop for Handle {
 
 /// A description or a plan, and what ends it.
 #[derive(Debug)]
-struct Owned {
-    room: Box<Room>,
-    destroy: unsafe extern "C" fn(*const Room) -> i32,
+struct CusparseLtObject {
+    room: Box<OpaqueStorage>,
+    destroy: unsafe extern "C" fn(*const OpaqueStorage) -> i32,
 }
 
-impl Drop for Owned {
+impl Drop for CusparseLtObject {
     fn drop(&mut self) {
         // SAFETY: made by the library, ended once.
         let _ = unsafe { (self.destroy)(&*self.room) };

@@ -1,31 +1,31 @@
-//! Activations on a card.
+//! Activations on a GPU.
 
-use super::Activation;
-use crate::cuda::{Args, Build, Cuda, Part, Source};
+use super::ActivationFn;
+use crate::cuda::{Args, Build, Cuda, KernelInclude, KernelSource};
 use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = Source {
-    parts: &[Part::LANES, FORMULAS],
+pub(crate) static SOURCE: KernelSource = KernelSource {
+    parts: &[KernelInclude::LANES, FORMULAS],
     ..lanes::source("activation.cu", include_str!("../activation.cu"), Build::FLOATS)
 };
 
 /// What the functions are of one number.
-pub(crate) const FORMULAS: Part =
-    Part { name: "activation/formulas.cuh", text: include_str!("formulas.cuh") };
+pub(crate) const FORMULAS: KernelInclude =
+    KernelInclude { name: "activation/formulas.cuh", text: include_str!("formulas.cuh") };
 
 /// The kernels' number for a function.
-pub(crate) fn number(kind: Activation) -> i32 {
+pub(crate) fn number(kind: ActivationFn) -> i32 {
     match kind {
-        Activation::Relu => 0,
-        Activation::Gelu => 1,
-        Activation::Silu => 2,
+        ActivationFn::Relu => 0,
+        ActivationFn::Gelu => 1,
+        ActivationFn::Silu => 2,
     }
 }
 
-pub(super) fn forward(cuda: &Cuda, kind: Activation, x: &Tensor, y: &mut Tensor) -> Result<()> {
+pub(super) fn forward(cuda: &Cuda, kind: ActivationFn, x: &Tensor, y: &mut Tensor) -> Result<()> {
     let n = x.len();
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "activation_forward")?;
     let args = Args::new().input(x).output(y).size(n).i32(number(kind));
@@ -36,7 +36,7 @@ pub(super) fn forward(cuda: &Cuda, kind: Activation, x: &Tensor, y: &mut Tensor)
 /// dx; y, where there is one, is overwritten with the function's value at what was saved.
 pub(super) fn backward(
     cuda: &Cuda,
-    kind: Activation,
+    kind: ActivationFn,
     saved: &Tensor,
     mut dy: Tensor,
     y: Option<&mut Tensor>,

@@ -1,11 +1,12 @@
-//! The largest element on a card, by one block: what it reads is small beside what made it.
+//! The largest element on a GPU, by one block: what it reads is small beside what made it.
 
-use crate::cuda::{Args, Build, Cuda, Source};
+use crate::cuda::{Args, Build, Cuda, KernelSource};
 use crate::error::Result;
 use crate::ops::lanes;
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = lanes::source("argmax.cu", include_str!("../argmax.cu"), Build::FLOATS);
+pub(crate) static SOURCE: KernelSource =
+    lanes::source("argmax.cu", include_str!("../argmax.cu"), Build::FLOATS);
 
 pub(super) fn argmax(cuda: &Cuda, x: &Tensor, y: &mut Tensor) -> Result<()> {
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "argmax")?;

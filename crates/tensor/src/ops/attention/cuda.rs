@@ -1,12 +1,12 @@
-//! Attention on a card.
+//! Attention on a GPU.
 //!
 //! bf16 runs on the tensor cores (`attention.cu`) for the head sizes that these are built for. f32, and other
 //! head sizes by way of f32, run on the plain cores (`attention_f32.cu`).
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
-use super::Sizes;
-use crate::cuda::{Args, Build, Cuda, Part, Source};
+use super::AttentionDims;
+use crate::cuda::{Args, Build, Cuda, KernelInclude, KernelSource};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Category;
@@ -14,24 +14,27 @@ use crate::ops::cast::cast;
 use crate::ops::lanes;
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = Source {
+pub(crate) static SOURCE: KernelSource = KernelSource {
     name: "attention.cu",
     parts: &[
-        Part::COPIES,
-        Part::TENSOR_CORES,
-        Part { name: "attention/tiles.cuh", text: include_str!("tiles.cuh") },
-        Part { name: "attention/products.cuh", text: include_str!("products.cuh") },
-        Part { name: "attention/forward.cuh", text: include_str!("forward.cuh") },
-        Part { name: "attention/backward_query.cuh", text: include_str!("backward_query.cuh") },
-        Part { name: "attention/backward_key.cuh", text: include_str!("backward_key.cuh") },
-        Part { name: "attention/backward_key_paired.cuh", text: include_str!("backward_key_paired.cuh") },
+        KernelInclude::COPIES,
+        KernelInclude::TENSOR_CORES,
+        KernelInclude { name: "attention/tiles.cuh", text: include_str!("tiles.cuh") },
+        KernelInclude { name: "attention/products.cuh", text: include_str!("products.cuh") },
+        KernelInclude { name: "attention/forward.cuh", text: include_str!("forward.cuh") },
+        KernelInclude { name: "attention/backward_query.cuh", text: include_str!("backward_query.cuh") },
+        KernelInclude { name: "attention/backward_key.cuh", text: include_str!("backward_key.cuh") },
+        KernelInclude {
+            name: "attention/backward_key_paired.cuh",
+            text: include_str!("backward_key_paired.cuh"),
+        },
     ],
     text: include_str!("../attention.cu"),
     exact: false,
     builds: &[head(32), head(64), head(80), head(96), head(128)],
 };
 
-pub(crate) static SOURCE_F32: Source = Source {
+pub(crate) static SOURCE_F32: KernelSource = KernelSource {
     name: "attention_f32.cu",
     parts: &[],
     text: include_str!("../attention_f32.cu"),
@@ -57,8 +60,8 @@ const fn head(d: usize) -> Build {
     Build { element: None, defines: &HEADS[d] }
 }
 
-pub(super) fn forward(cuda: &Cuda, qkv: &Tensor, z: &Sizes) -> Result<(Tensor, Tensor)> {
-    let kernels = Kernels::new(cuda, qkv.dtype(), z)?;
+pub(super) fn forward(cuda: &Cuda, qkv: &Tensor, z: &AttentionDims) -> Result<(Tensor, Tensor)> {
+    let kernels = AttentionKernels::new(cuda, qkv.dtype(), z)?;
     if kernels.dtype == qkv.dtype() {
         return kernels.forward(qkv, Category::Transient);
     }
@@ -72,9 +75,9 @@ pub(super) fn backward(
     qkv: &Tensor,
     y: &Tensor,
     logsumexp: &Tensor,
-    z: &Sizes,
+    z: &AttentionDims,
 ) -> Result<Tensor> {
-    let kernels = Kernels::new(cuda, qkv.dtype(), z)?;
+    let kernels = AttentionKernels::new(cuda, qkv.dtype(), z)?;
     if kernels.dtype == qkv.dtype() {
         return kernels.backward(dy, qkv, y, logsumexp, Category::Transient);
     }
@@ -84,22 +87,22 @@ pub(super) fn backward(
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Pass {
+enum AttentionPass {
     Forward,
     BackwardQuery,
     BackwardKey,
 }
 
 /// One of the two files of kernels, for one call.
-struct Kernels<'a> {
+struct AttentionKernels<'a> {
     cuda: &'a Cuda,
-    z: &'a Sizes,
+    z: &'a AttentionDims,
     dtype: DType,
     build: Build,
 }
 
-impl Kernels<'_> {
-    fn new<'a>(cuda: &'a Cuda, dtype: DType, z: &'a Sizes) -> Result<Kernels<'a>> {
+impl AttentionKernels<'_> {
+    fn new<'a>(cuda: &'a Cuda, dtype: DType, z: &'a AttentionDims) -> Result<AttentionKernels<'a>> {
         if z.d > MOST {
             let what = format!(
                 "attention on a GPU takes heads of at most {MOST} columns, got {}: raise model.heads or set \
@@ -110,7 +113,7 @@ impl Kernels<'_> {
         }
         let build = head(z.d);
         let tensor_cores = dtype == DType::Bf16 && SOURCE.builds.contains(&build) && fits(cuda, build)?;
-        Ok(Kernels { cuda, z, dtype: if tensor_cores { DType::Bf16 } else { DType::F32 }, build })
+        Ok(AttentionKernels { cuda, z, dtype: if tensor_cores { DType::Bf16 } else { DType::F32 }, build })
     }
 
     /// A tensor in the kernels' type.
@@ -126,7 +129,7 @@ impl Kernels<'_> {
             Tensor::empty(&device, &[z.batch, z.heads, z.t], DType::F32, Category::Transient)?;
         let args = Args::new().input(qkv).output(&mut y).output(&mut logsumexp);
         // SAFETY: qkv is [batch, t, columns], y [batch, t, c] and the logsumexp [batch, heads, t].
-        unsafe { self.launch(Pass::Forward, args)? };
+        unsafe { self.launch(AttentionPass::Forward, args)? };
         Ok((y, logsumexp))
     }
 
@@ -147,18 +150,18 @@ impl Kernels<'_> {
         let args = args.output(&mut dqkv);
         // SAFETY: qkv and dqkv are [batch, t, columns], y and dy [batch, t, c], the logsumexp [batch, heads, t], and
         // `rows` has two numbers for each of these.
-        unsafe { self.launch(Pass::BackwardQuery, args)? };
+        unsafe { self.launch(AttentionPass::BackwardQuery, args)? };
         let args = Args::new().input(qkv).input(dy).input(&rows);
         if z.group() == 1 {
             // SAFETY: as above; the kernel before has filled `rows`, and this one writes the other columns of dqkv.
-            unsafe { self.launch(Pass::BackwardKey, args.output(&mut dqkv))? };
+            unsafe { self.launch(AttentionPass::BackwardKey, args.output(&mut dqkv))? };
             return Ok(dqkv);
         }
         // Each head of queries leaves what it gives to the keys and values that it shares, to be added up in their order.
         let mut each =
             Tensor::empty(&qkv.device(), &[z.batch, z.t, 2 * z.c], self.dtype, Category::Workspace)?;
         // SAFETY: as above, with keys' and values' gradients of every head of queries.
-        unsafe { self.launch(Pass::BackwardKey, args.output(&mut each))? };
+        unsafe { self.launch(AttentionPass::BackwardKey, args.output(&mut each))? };
         let (source, name) = match self.dtype {
             DType::Bf16 => (&SOURCE, "attention_sum_groups"),
             _ => (&SOURCE_F32, "attention_sum_groups_f32"),
@@ -174,7 +177,7 @@ impl Kernels<'_> {
 
     /// # Safety
     /// The arguments are those of the pass before `seq`, `heads` and `kv_heads`, of the sizes of this call.
-    unsafe fn launch(&self, pass: Pass, args: Args<'_>) -> Result<()> {
+    unsafe fn launch(&self, pass: AttentionPass, args: Args<'_>) -> Result<()> {
         let (source, name, rows, threads, shared) = self.geometry(pass)?;
         let args = args.i32(self.z.t as i32).i32(self.z.heads as i32).i32(self.z.kv_heads as i32);
         let blocks = lanes::blocks(self.z.t, rows as usize) as usize * self.z.tasks();
@@ -184,7 +187,7 @@ impl Kernels<'_> {
     }
 
     /// A pass's source, its name there, the rows of a block, its threads and its shared memory.
-    fn geometry(&self, pass: Pass) -> Result<(&'static Source, &'static str, u32, u32, u32)> {
+    fn geometry(&self, pass: AttentionPass) -> Result<(&'static KernelSource, &'static str, u32, u32, u32)> {
         if self.dtype == DType::Bf16 {
             let names = ["attention_forward", "attention_backward_query", "attention_backward_key"];
             let [rows, threads, shared] = launches(self.cuda, self.build)?[pass as usize];
@@ -203,7 +206,7 @@ fn launches(cuda: &Cuda, build: Build) -> Result<[[u32; 3]; 3]> {
     Ok([0, 1, 2].map(|pass| [0, 1, 2].map(|i| all[pass * 3 + i] as u32)))
 }
 
-/// Whether the card has the shared memory that a head of this size wants: small cards have not for large heads.
+/// Whether the GPU has the shared memory that a head of this size wants: small GPUs have not for large heads.
 fn fits(cuda: &Cuda, build: Build) -> Result<bool> {
     let most = cuda.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
     Ok(launches(cuda, build)?.iter().all(|[_, _, shared]| *shared <= most))

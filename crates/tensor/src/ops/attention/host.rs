@@ -4,12 +4,12 @@
 //! Forward, a block of queries meets the keys block by block and keeps a running maximum and sum; backward, the
 //! probabilities are formed again from the logsumexp. Queries before a block of keys are left out of its products.
 
-use super::Sizes;
+use super::AttentionDims;
 use super::scores::{KEYS, QUERIES, dot, gradients, scaled, softmax};
 use crate::cpu::Cpu;
-use crate::cpu::gemm::{Matrix, MatrixMut, Packing, serial};
+use crate::cpu::gemm::{GemmWorkspace, MatrixMut, MatrixRef, serial};
 use crate::cpu::math::ln;
-use crate::cpu::scratch::{Disjoint, Scratch};
+use crate::cpu::scratch::{DisjointSlice, ScratchPool};
 use crate::device::Device;
 use crate::dtype::{DType, Element, Float};
 use crate::error::Result;
@@ -17,17 +17,17 @@ use crate::memory::Category;
 use crate::tensor::Tensor;
 use crate::with_float;
 
-pub(super) fn forward(cpu: &Cpu, qkv: &Tensor, z: &Sizes) -> Result<(Tensor, Tensor)> {
+pub(super) fn forward(cpu: &Cpu, qkv: &Tensor, z: &AttentionDims) -> Result<(Tensor, Tensor)> {
     let device = qkv.device();
     let mut y = Tensor::empty(&device, &[z.batch, z.t, z.c], qkv.dtype(), Category::Transient)?;
     let mut logsumexp = Tensor::empty(&device, &[z.batch, z.heads, z.t], DType::F32, Category::Transient)?;
     with_float!(qkv.dtype(), T => {
         let qkv = qkv.slice::<T>();
-        let space = || Space::new(&device, T::DTYPE, &[QUERIES * z.d, 2 * QUERIES], 1);
-        let scratch = Scratch::new(cpu, z.tasks(), space)?;
+        let space = || AttentionScratch::new(&device, T::DTYPE, &[QUERIES * z.d, 2 * QUERIES], 1);
+        let scratch = ScratchPool::new(cpu, z.tasks(), space)?;
         let packing = packing::<T>(cpu, z.tasks(), z);
-        let y = Disjoint::new(y.slice_mut::<T>());
-        let logsumexp = Disjoint::new(logsumexp.slice_mut::<f32>());
+        let y = DisjointSlice::new(y.slice_mut::<T>());
+        let logsumexp = DisjointSlice::new(logsumexp.slice_mut::<f32>());
         cpu.for_each(z.tasks(), |task| scratch.lend(|space| {
             // SAFETY: a task has the rows of one head of one sequence to itself.
             let logsumexp = unsafe { logsumexp.piece(task * z.t..(task + 1) * z.t) };
@@ -48,18 +48,18 @@ pub(super) fn backward(
     qkv: &Tensor,
     y: &Tensor,
     logsumexp: &Tensor,
-    z: &Sizes,
+    z: &AttentionDims,
 ) -> Result<Tensor> {
     let device = qkv.device();
     let mut dqkv = qkv.empty_like(Category::Transient)?;
     with_float!(qkv.dtype(), T => {
         let (qkv, dy, y) = (qkv.slice::<T>(), dy.slice::<T>(), y.slice::<T>());
         let logsumexp = logsumexp.slice::<f32>();
-        let space = || Space::new(&device, T::DTYPE, &[3 * z.t * z.d, z.t], 2);
+        let space = || AttentionScratch::new(&device, T::DTYPE, &[3 * z.t * z.d, z.t], 2);
         let tasks = z.batch * z.kv_heads;
-        let scratch = Scratch::new(cpu, tasks, space)?;
+        let scratch = ScratchPool::new(cpu, tasks, space)?;
         let packing = packing::<T>(cpu, tasks, z);
-        let dqkv = Disjoint::new(dqkv.slice_mut::<T>());
+        let dqkv = DisjointSlice::new(dqkv.slice_mut::<T>());
         let write = |sums: &[f32], task: usize, part: usize| {
             for (row, sum) in sums[part * z.t * z.d..(part + 1) * z.t * z.d].chunks_exact(z.d).enumerate() {
                 let at = z.qkv_rows(task, row)[part];
@@ -88,17 +88,17 @@ pub(super) fn backward(
 
 /// A task's scratch space: running sums, blocks of scores in f32, blocks of probabilities in the tensor's type.
 #[derive(Debug)]
-struct Space {
+struct AttentionScratch {
     sums: Vec<Tensor>,
     scores: Vec<Tensor>,
     probabilities: Vec<Tensor>,
 }
 
-impl Space {
-    fn new(device: &Device, dtype: DType, sums: &[usize], blocks: usize) -> Result<Space> {
+impl AttentionScratch {
+    fn new(device: &Device, dtype: DType, sums: &[usize], blocks: usize) -> Result<AttentionScratch> {
         let empty = |len: usize, dtype| Tensor::empty(device, &[len], dtype, Category::Workspace);
         let block = |dtype| (0..blocks).map(|_| empty(QUERIES * KEYS, dtype)).collect::<Result<Vec<_>>>();
-        Ok(Space {
+        Ok(AttentionScratch {
             sums: sums.iter().map(|&len| empty(len, DType::F32)).collect::<Result<Vec<_>>>()?,
             scores: block(DType::F32)?,
             probabilities: block(dtype)?,
@@ -107,15 +107,15 @@ impl Space {
 }
 
 /// Leave for the products of one head.
-fn packing<T: Float>(cpu: &Cpu, tasks: usize, z: &Sizes) -> Packing {
+fn packing<T: Float>(cpu: &Cpu, tasks: usize, z: &AttentionDims) -> GemmWorkspace {
     let (queries, keys) = (QUERIES.min(z.t), KEYS.min(z.t));
     let products = [(queries, keys, z.d), (queries, z.d, keys), (keys, z.d, queries)];
-    Packing::new::<T>(cpu, tasks, &products)
+    GemmWorkspace::new::<T>(cpu, tasks, &products)
 }
 
 /// Rows that start `first` rows into a strided slice.
-fn rows<T>(data: &[T], stride: usize, first: usize) -> Matrix<'_, T> {
-    Matrix { data: &data[first * stride..], row_stride: stride, col_stride: 1 }
+fn rows<T>(data: &[T], stride: usize, first: usize) -> MatrixRef<'_, T> {
+    MatrixRef { data: &data[first * stride..], row_stride: stride, col_stride: 1 }
 }
 
 /// The same for writing.
@@ -124,16 +124,16 @@ fn rows_mut<T>(data: &mut [T], stride: usize, first: usize) -> MatrixMut<'_, T> 
 }
 
 /// The transpose.
-fn turned<T>(m: Matrix<'_, T>) -> Matrix<'_, T> {
-    Matrix { data: m.data, row_stride: m.col_stride, col_stride: m.row_stride }
+fn turned<T>(m: MatrixRef<'_, T>) -> MatrixRef<'_, T> {
+    MatrixRef { data: m.data, row_stride: m.col_stride, col_stride: m.row_stride }
 }
 
 fn forward_head<T: Float>(
     cpu: &Cpu,
-    packing: &Packing,
-    z: &Sizes,
+    packing: &GemmWorkspace,
+    z: &AttentionDims,
     [q, k, v]: [&[T]; 3],
-    space: &mut Space,
+    space: &mut AttentionScratch,
     logsumexp: &mut [f32],
     write: impl Fn(usize, &[f32], f32),
 ) {
@@ -168,13 +168,13 @@ fn forward_head<T: Float>(
 /// Adds dq, dk and dv to `space.sums[0]`: [3, t, d].
 fn backward_head<T: Float>(
     cpu: &Cpu,
-    packing: &Packing,
-    z: &Sizes,
+    packing: &GemmWorkspace,
+    z: &AttentionDims,
     [q, k, v]: [&[T]; 3],
     dy: &[T],
     y: &[T],
     logsumexp: &[f32],
-    space: &mut Space,
+    space: &mut AttentionScratch,
 ) {
     let (isa, stride, d) = (cpu.isa(), z.width(), z.d);
     let [sums, inner] = &mut space.sums[..] else { unreachable!("two sums backward") };

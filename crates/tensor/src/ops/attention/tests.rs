@@ -8,7 +8,7 @@ use crate::dtype::DType;
 use crate::testing::{assert_close, devices, dot, gradient, tensor, values, wide};
 
 /// `(y, logsumexp)` with the whole matrix of scores.
-fn plain_forward(qkv: &[f64], z: &Sizes) -> (Vec<f64>, Vec<f64>) {
+fn plain_forward(qkv: &[f64], z: &AttentionDims) -> (Vec<f64>, Vec<f64>) {
     let (mut y, mut logsumexp) = (vec![0.0; z.batch * z.t * z.c], vec![0.0; z.tasks() * z.t]);
     for task in 0..z.tasks() {
         for i in 0..z.t {
@@ -27,12 +27,12 @@ fn plain_forward(qkv: &[f64], z: &Sizes) -> (Vec<f64>, Vec<f64>) {
 }
 
 /// A query's scores of the keys it sees.
-fn plain_scores(qkv: &[f64], z: &Sizes, task: usize, i: usize) -> Vec<f64> {
+fn plain_scores(qkv: &[f64], z: &AttentionDims, task: usize, i: usize) -> Vec<f64> {
     let at = |j: usize, part: usize| &qkv[z.qkv_rows(task, j)[part]..][..z.d];
     (0..=i).map(|j| dot(at(i, 0), at(j, 1)) / (z.d as f64).sqrt()).collect()
 }
 
-fn plain_backward(dy: &[f64], qkv: &[f64], z: &Sizes) -> Vec<f64> {
+fn plain_backward(dy: &[f64], qkv: &[f64], z: &AttentionDims) -> Vec<f64> {
     let mut dqkv = vec![0.0; qkv.len()];
     for task in 0..z.tasks() {
         let at = |j: usize, part: usize| z.qkv_rows(task, j)[part];
@@ -56,17 +56,17 @@ fn plain_backward(dy: &[f64], qkv: &[f64], z: &Sizes) -> Vec<f64> {
     dqkv
 }
 
-fn sizes(batch: usize, t: usize, heads: usize, d: usize) -> Sizes {
+fn sizes(batch: usize, t: usize, heads: usize, d: usize) -> AttentionDims {
     grouped(batch, t, heads, heads, d)
 }
 
-fn grouped(batch: usize, t: usize, heads: usize, kv_heads: usize, d: usize) -> Sizes {
-    Sizes { batch, t, c: heads * d, heads, kv_heads, d, scale: 1.0 / (d as f32).sqrt() }
+fn grouped(batch: usize, t: usize, heads: usize, kv_heads: usize, d: usize) -> AttentionDims {
+    AttentionDims { batch, t, c: heads * d, heads, kv_heads, d, scale: 1.0 / (d as f32).sqrt() }
 }
 
 /// Both passes against the plain loops, everywhere. The gradient in bf16 may be off by a 48th of its
 /// largest element: y, the probabilities and ds are rounded on the way to it (heads of two numbers have been seen 2^-5.98 off).
-fn compare(z: &Sizes, seed: u64) {
+fn compare(z: &AttentionDims, seed: u64) {
     let shape = [z.batch, z.t, z.width()];
     let qkv = values(seed, shape.iter().product(), 1.5);
     let dy = values(seed + 1, z.batch * z.t * z.c, 1.0);
@@ -113,7 +113,7 @@ fn sequences_longer_than_a_block_agree_with_plain_loops() {
     }
 }
 
-/// A card has kernels of their own for the first five; 256 is the largest that it takes.
+/// A GPU has kernels of their own for the first five; 256 is the largest that it takes.
 #[test]
 fn usual_head_sizes_agree_with_plain_loops() {
     for d in [32, 64, 80, 96, 128, 160, 256] {
@@ -121,7 +121,7 @@ fn usual_head_sizes_agree_with_plain_loops() {
     }
 }
 
-/// Heads of keys and values that serve several heads of queries, one of them all; head sizes with kernels of their own on a card,
+/// Heads of keys and values that serve several heads of queries, one of them all; head sizes with kernels of their own on a GPU,
 /// in both forms of the backward one, and without.
 #[test]
 fn grouped_queries_agree_with_plain_loops() {

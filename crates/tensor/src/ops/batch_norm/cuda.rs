@@ -1,40 +1,40 @@
-//! Batch normalisation on a card.
+//! Batch normalisation on a GPU.
 
-use super::Partial;
-use crate::cuda::{Args, Build, Cuda, Source};
+use super::PartialStats;
+use crate::cuda::{Args, Build, Cuda, KernelSource};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::cast;
-use crate::ops::lanes::{self, Columns, THREADS};
+use crate::ops::lanes::{self, ColumnSumLaunch, THREADS};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source =
+pub(crate) static SOURCE: KernelSource =
     lanes::source("batch_norm.cu", include_str!("../batch_norm.cu"), Build::FLOATS);
 
 /// Each piece's mean and sum of squared distances from it.
-pub(super) fn moments(cuda: &Cuda, x: &Tensor) -> Result<Partial> {
+pub(super) fn moments(cuda: &Cuda, x: &Tensor) -> Result<PartialStats> {
     let (rows, c) = (x.rows(), x.width());
-    let Columns { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
+    let ColumnSumLaunch { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
     let mut numbers = Tensor::empty(&x.device(), &[pieces, 2, c], DType::F32, Category::Workspace)?;
     let args = Args::new().input(x).output(&mut numbers).size(rows).size(c).size(piece);
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_moments")?;
     // SAFETY: x is [rows, c], and each of the pieces has its 2 c numbers.
     unsafe { kernel.launch(grid, block, 0, args)? };
-    Ok(Partial { numbers, piece })
+    Ok(PartialStats { numbers, piece })
 }
 
 /// Each piece's sums of dy and of dy (x - mean).
-pub(super) fn gradient_sums(cuda: &Cuda, dy: &Tensor, x: &Tensor, mean: &Tensor) -> Result<Partial> {
+pub(super) fn gradient_sums(cuda: &Cuda, dy: &Tensor, x: &Tensor, mean: &Tensor) -> Result<PartialStats> {
     let (rows, c) = (x.rows(), x.width());
-    let Columns { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
+    let ColumnSumLaunch { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
     let mut numbers = Tensor::empty(&x.device(), &[pieces, 2, c], DType::F32, Category::Workspace)?;
     let args = Args::new().input(dy).input(x).input(mean).output(&mut numbers);
     let args = args.size(rows).size(c).size(piece);
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_gradient_sums")?;
     // SAFETY: dy and x are [rows, c], mean is [c], and each of the pieces has its 2 c numbers.
     unsafe { kernel.launch(grid, block, 0, args)? };
-    Ok(Partial { numbers, piece })
+    Ok(PartialStats { numbers, piece })
 }
 
 /// Normalises by given statistics.
@@ -47,7 +47,7 @@ pub(super) fn normalise(
     rstd: &Tensor,
 ) -> Result<Tensor> {
     let (rows, c) = (x.rows(), x.width());
-    let Columns { grid, block, piece, .. } = lanes::columns(rows, c, x.dtype());
+    let ColumnSumLaunch { grid, block, piece, .. } = lanes::columns(rows, c, x.dtype());
     let ([scale, shift], wide) = cast::weights(x.dtype(), [scale, shift])?;
     let mut y = x.empty_like(Category::Transient)?;
     let args = Args::new().input(x).input(&scale).input(&shift).i32(wide.into());
@@ -67,7 +67,7 @@ pub(super) fn input_gradient(
     line: &Tensor,
 ) -> Result<Tensor> {
     let (rows, c) = (x.rows(), x.width());
-    let Columns { grid, block, piece, .. } = lanes::columns(rows, c, x.dtype());
+    let ColumnSumLaunch { grid, block, piece, .. } = lanes::columns(rows, c, x.dtype());
     let mut dx = x.empty_like(Category::Transient)?;
     let args = Args::new().input(dy).input(x).input(mean).input(line).output(&mut dx);
     let args = args.size(rows).size(c).size(piece);
@@ -85,7 +85,7 @@ pub(super) fn forward(
     eps: f32,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (rows, c, device, build) = (x.rows(), x.width(), x.device(), Build::of(x.dtype()));
-    let Partial { numbers: partial, piece } = moments(cuda, x)?;
+    let PartialStats { numbers: partial, piece } = moments(cuda, x)?;
     let pieces = rows.div_ceil(piece);
     let mut mean = Tensor::empty(&device, &[c], DType::F32, Category::Transient)?;
     let mut rstd = Tensor::empty(&device, &[c], DType::F32, Category::Transient)?;
@@ -107,7 +107,7 @@ pub(super) fn evaluate(
     eps: f32,
 ) -> Result<Tensor> {
     let (rows, c) = (x.rows(), x.width());
-    let Columns { grid, block, piece, .. } = lanes::columns(rows, c, x.dtype());
+    let ColumnSumLaunch { grid, block, piece, .. } = lanes::columns(rows, c, x.dtype());
     let ([scale, shift], wide) = cast::weights(x.dtype(), [scale, shift])?;
     let mut y = x.empty_like(Category::Transient)?;
     let args = Args::new().input(x).input(&scale).input(&shift).i32(wide.into());
@@ -127,7 +127,7 @@ pub(super) fn backward(
     rstd: &Tensor,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (rows, c, device, build) = (x.rows(), x.width(), x.device(), Build::of(x.dtype()));
-    let Partial { numbers: partial, piece } = gradient_sums(cuda, dy, x, mean)?;
+    let PartialStats { numbers: partial, piece } = gradient_sums(cuda, dy, x, mean)?;
     let pieces = rows.div_ceil(piece);
     let mut line = Tensor::empty(&device, &[3, c], DType::F32, Category::Workspace)?;
     let mut dscale = Tensor::empty(&device, &[c], scale.dtype(), Category::Workspace)?;

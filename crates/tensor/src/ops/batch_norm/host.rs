@@ -1,6 +1,6 @@
 //! Batch normalisation on the host: rows in pieces, the sums of a block of channels in registers.
 
-use super::Partial;
+use super::PartialStats;
 use crate::cpu::Cpu;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
@@ -16,7 +16,7 @@ const PIECE: usize = 16 << 10;
 const BLOCK: usize = 64;
 
 /// Each piece's mean and sum of squared distances from it.
-pub(super) fn moments(cpu: &Cpu, x: &Tensor) -> Result<Partial> {
+pub(super) fn moments(cpu: &Cpu, x: &Tensor) -> Result<PartialStats> {
     let (c, piece) = (x.width(), rows_of(x));
     let mut numbers = partial_numbers(x, piece)?;
     with_float!(x.dtype(), T => {
@@ -26,11 +26,11 @@ pub(super) fn moments(cpu: &Cpu, x: &Tensor) -> Result<Partial> {
             piece_moments(cpu.isa(), &x[start..(start + piece * c).min(x.len())], part);
         });
     });
-    Ok(Partial { numbers, piece })
+    Ok(PartialStats { numbers, piece })
 }
 
 /// Each piece's sums of dy and of dy (x - mean).
-pub(super) fn gradient_sums(cpu: &Cpu, dy: &Tensor, x: &Tensor, mean: &Tensor) -> Result<Partial> {
+pub(super) fn gradient_sums(cpu: &Cpu, dy: &Tensor, x: &Tensor, mean: &Tensor) -> Result<PartialStats> {
     let (c, piece, mean) = (x.width(), rows_of(x), mean.slice::<f32>());
     let mut numbers = partial_numbers(x, piece)?;
     with_float!(x.dtype(), T => {
@@ -41,7 +41,7 @@ pub(super) fn gradient_sums(cpu: &Cpu, dy: &Tensor, x: &Tensor, mean: &Tensor) -
             piece_gradient_sums(cpu.isa(), &dy[start..end], &x[start..end], mean, part);
         });
     });
-    Ok(Partial { numbers, piece })
+    Ok(PartialStats { numbers, piece })
 }
 
 /// Normalises by given statistics.

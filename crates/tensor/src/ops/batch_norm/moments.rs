@@ -1,23 +1,23 @@
 //! The moments of some rows, whole or in parts: taken in pieces, joined in f64, sent as sums.
 
-use super::{Partial, cuda, host};
+use super::{PartialStats, cuda, host};
 use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::tensor::Tensor;
 
 /// What is known of some rows: how many they are, each channel's mean, and its sum of squared distances from it.
-pub(super) struct Moments {
+pub(super) struct ChannelMoments {
     pub(super) rows: f64,
     mean: Vec<f64>,
     squares: Vec<f64>,
 }
 
-impl Moments {
-    /// Those of x. A card is waited for, as its pieces are joined on the host.
-    pub(super) fn of(x: &Tensor) -> Result<Moments> {
+impl ChannelMoments {
+    /// Those of x. A GPU is waited for, as its pieces are joined on the host.
+    pub(super) fn of(x: &Tensor) -> Result<ChannelMoments> {
         let (device, c) = (x.device(), x.width());
-        let Partial { numbers, piece } = match &device {
+        let PartialStats { numbers, piece } = match &device {
             Device::Cpu(cpu) => host::moments(cpu, x)?,
             Device::Cuda(gpu) => cuda::moments(gpu, x)?,
         };
@@ -32,7 +32,7 @@ impl Moments {
                 squares[k] += f64::from(part[c + k]) + delta * delta * spread;
             }
         }
-        Ok(Moments { rows: n, mean: centre, squares })
+        Ok(ChannelMoments { rows: n, mean: centre, squares })
     }
 
     /// As numbers that add up over parts: each channel's sum, its sum of squares, and the rows.
@@ -44,13 +44,13 @@ impl Moments {
     }
 
     /// From such numbers, added up.
-    pub(super) fn from_sums(sums: &[f64]) -> Moments {
+    pub(super) fn from_sums(sums: &[f64]) -> ChannelMoments {
         let c = sums.len() / 2;
         let rows = sums[2 * c];
         let mean: Vec<f64> = sums[..c].iter().map(|sum| sum / rows.max(1.0)).collect();
         let around = |(square, mean): (&f64, &f64)| (square - rows * mean * mean).max(0.0);
         let squares = sums[c..2 * c].iter().zip(&mean).map(around).collect();
-        Moments { rows, mean, squares }
+        ChannelMoments { rows, mean, squares }
     }
 
     /// The mean, and one over the deviation, as the kernels want them.

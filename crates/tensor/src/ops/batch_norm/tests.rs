@@ -85,7 +85,8 @@ fn parts_of_a_batch_are_normalised_as_the_whole() {
         let add = |sums: Vec<Vec<f64>>| -> Vec<f64> {
             (0..2 * c + 1).map(|k| sums.iter().map(|sums| sums[k]).sum()).collect()
         };
-        let all = add(cuts.iter().map(|at| Moments::of(&part(&x, at.clone())).unwrap().to_sums()).collect());
+        let all =
+            add(cuts.iter().map(|at| ChannelMoments::of(&part(&x, at.clone())).unwrap().to_sums()).collect());
         let whole = part(&x, 0..rows);
         let (y, mean, rstd) = forward(&whole, &scale, &shift, EPS).unwrap();
         let (dx, dscale, dshift) = backward(&part(&dy, 0..rows), &whole, &scale, &mean, &rstd).unwrap();

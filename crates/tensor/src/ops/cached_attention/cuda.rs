@@ -1,20 +1,20 @@
-//! Attention with a cache on a card.
+//! Attention with a cache on a GPU.
 
-use crate::cuda::{Args, Build, Cuda, Part, Source};
+use crate::cuda::{Args, Build, Cuda, KernelInclude, KernelSource};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Category;
-use crate::ops::attention::Sizes;
+use crate::ops::attention::AttentionDims;
 use crate::ops::lanes;
 use crate::ops::position::Position;
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = Source {
-    parts: &[Part::LANES, Part::COPIES, Part::CLUSTER],
+pub(crate) static SOURCE: KernelSource = KernelSource {
+    parts: &[KernelInclude::LANES, KernelInclude::COPIES, KernelInclude::CLUSTER],
     ..lanes::source("cached_attention.cu", include_str!("../cached_attention.cu"), Build::FLOATS)
 };
 
-/// Blocks that share the keys of one head, where there is one position: few heads would leave most of a card idle.
+/// Blocks that share the keys of one head, where there is one position: few heads would leave most of a GPU idle.
 const CLUSTER: u32 = 8;
 /// The largest head that the kernel takes, as the attention of training does.
 const MOST: usize = 256;
@@ -24,7 +24,7 @@ pub(super) fn append(
     qkv: &Tensor,
     cache: &mut Tensor,
     first: &Position,
-    z: &Sizes,
+    z: &AttentionDims,
 ) -> Result<()> {
     let (context, n) = (cache.shape()[2], z.t * 2 * z.kv_heads * z.d);
     let kernel = cuda.kernel(&SOURCE, Build::of(qkv.dtype()), "cached_attention_append")?;
@@ -40,7 +40,7 @@ pub(super) fn forward(
     qkv: &Tensor,
     cache: &mut Tensor,
     first: &Position,
-    z: &Sizes,
+    z: &AttentionDims,
 ) -> Result<Tensor> {
     if z.d > MOST {
         let what = format!(

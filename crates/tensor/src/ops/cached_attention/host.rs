@@ -4,16 +4,16 @@
 use crate::cpu::Cpu;
 use crate::cpu::lanes::{max, sum, sum2};
 use crate::cpu::math::exp;
-use crate::cpu::scratch::{Disjoint, Scratch};
+use crate::cpu::scratch::{DisjointSlice, ScratchPool};
 use crate::dtype::{DType, Float};
 use crate::error::Result;
 use crate::memory::Category;
-use crate::ops::attention::Sizes;
+use crate::ops::attention::AttentionDims;
 use crate::simd;
 use crate::tensor::Tensor;
 use crate::with_float;
 
-pub(super) fn append(qkv: &Tensor, cache: &mut Tensor, first: usize, z: &Sizes) {
+pub(super) fn append(qkv: &Tensor, cache: &mut Tensor, first: usize, z: &AttentionDims) {
     let context = cache.shape()[2];
     with_float!(qkv.dtype(), T => {
         let (qkv, cache) = (qkv.slice::<T>(), cache.slice_mut::<T>());
@@ -27,15 +27,21 @@ pub(super) fn append(qkv: &Tensor, cache: &mut Tensor, first: usize, z: &Sizes) 
     });
 }
 
-pub(super) fn forward(cpu: &Cpu, qkv: &Tensor, cache: &Tensor, first: usize, z: &Sizes) -> Result<Tensor> {
+pub(super) fn forward(
+    cpu: &Cpu,
+    qkv: &Tensor,
+    cache: &Tensor,
+    first: usize,
+    z: &AttentionDims,
+) -> Result<Tensor> {
     let (device, context) = (qkv.device(), cache.shape()[2]);
     let mut y = Tensor::empty(&device, &[1, z.t, z.c], qkv.dtype(), Category::Transient)?;
     let (group, tasks) = (z.group(), z.t * z.kv_heads);
     let room = |len: usize| Tensor::empty(&device, &[len], DType::F32, Category::Workspace);
-    let scratch = Scratch::new(cpu, tasks, || Ok((room(group * (first + z.t))?, room(group * z.d)?)))?;
+    let scratch = ScratchPool::new(cpu, tasks, || Ok((room(group * (first + z.t))?, room(group * z.d)?)))?;
     with_float!(qkv.dtype(), T => {
         let (qkv, cache) = (qkv.slice::<T>(), cache.slice::<T>());
-        let y = Disjoint::new(y.slice_mut::<T>());
+        let y = DisjointSlice::new(y.slice_mut::<T>());
         cpu.for_each(tasks, |task| scratch.lend(|(scores, sums)| {
             let (row, head) = (task / z.kv_heads, task % z.kv_heads);
             let columns = head * group * z.d..(head + 1) * group * z.d;

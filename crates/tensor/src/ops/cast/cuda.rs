@@ -1,12 +1,12 @@
-//! Casts on a card.
+//! Casts on a GPU.
 
-use crate::cuda::{Args, Build, Cuda, Source};
+use crate::cuda::{Args, Build, Cuda, KernelSource};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = lanes::source("cast.cu", include_str!("../cast.cu"), Build::FLOATS);
+pub(crate) static SOURCE: KernelSource = lanes::source("cast.cu", include_str!("../cast.cu"), Build::FLOATS);
 
 pub(super) fn cast(cuda: &Cuda, x: &Tensor, y: &mut Tensor) -> Result<()> {
     let n = x.len();

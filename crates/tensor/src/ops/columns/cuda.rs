@@ -1,11 +1,12 @@
-//! Columns on a card.
+//! Columns on a GPU.
 
-use crate::cuda::{Args, Build, Cuda, Source};
+use crate::cuda::{Args, Build, Cuda, KernelSource};
 use crate::error::Result;
 use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = lanes::source("columns.cu", include_str!("../columns.cu"), Build::FLOATS);
+pub(crate) static SOURCE: KernelSource =
+    lanes::source("columns.cu", include_str!("../columns.cu"), Build::FLOATS);
 
 /// Columns of x from `first` on become those of y from `to` on.
 pub(super) fn copy(

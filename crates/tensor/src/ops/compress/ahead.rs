@@ -1,4 +1,4 @@
-//! Expanding ahead of use: on a card beside the compute stream, so that it hides behind the work that is queued there next.
+//! Expanding ahead of use: on a GPU beside the compute stream, so that it hides behind the work that is queued there next.
 
 use super::{cuda, expand};
 use crate::cuda::side_stream::SideWork;
@@ -40,7 +40,7 @@ struct JoinOnDrop(Option<SideWork>);
 
 impl Drop for JoinOnDrop {
     fn drop(&mut self) {
-        // A card that fails here fails at the next call too.
+        // A GPU that fails here fails at the next call too.
         let _ = self.0.take().map(|side_work| side_work.join());
     }
 }

@@ -1,21 +1,21 @@
-//! Compressing and expanding on a card.
+//! Compressing and expanding on a GPU.
 
 use crate::cuda::stream::Stream;
-use crate::cuda::{Args, Build, Cuda, Part, Source};
+use crate::cuda::{Args, Build, Cuda, KernelInclude, KernelSource};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::mask::{Form, Mask};
+use crate::mask::{Mask, MaskStorage};
 use crate::ops::lanes::{self, THREADS, TILE};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = Source {
-    parts: &[Part::LANES, Part::KEPT],
+pub(crate) static SOURCE: KernelSource = KernelSource {
+    parts: &[KernelInclude::LANES, KernelInclude::KEPT],
     ..lanes::source("compress.cu", include_str!("../compress.cu"), Build::FLOATS)
 };
 
 /// A file of its own, so that a profile says what expanding takes.
-pub(crate) static EXPAND: Source = Source {
-    parts: &[Part::LANES, Part::KEPT],
+pub(crate) static EXPAND: KernelSource = KernelSource {
+    parts: &[KernelInclude::LANES, KernelInclude::KEPT],
     ..lanes::source("expand.cu", include_str!("../expand.cu"), Build::FLOATS)
 };
 
@@ -30,18 +30,18 @@ fn build(dtype: DType) -> Build {
 /// A mask as the kernels' struct lies in memory, in words of 8 bytes.
 pub(crate) fn words(mask: &Mask) -> [u64; 5] {
     let address = |tensor: &Tensor| tensor.cuda_buffer().address();
-    let [words, ranks, places] = match mask.form() {
-        Form::Bits { words, ranks } => [address(words), address(ranks), 0],
-        Form::Places(places) => [0, 0, address(places)],
+    let [words, ranks, indices] = match mask.form() {
+        MaskStorage::Bits { words, ranks } => [address(words), address(ranks), 0],
+        MaskStorage::Indices(indices) => [0, 0, address(indices)],
     };
-    [words, ranks, places, mask.len() as u64, mask.kept() as u64]
+    [words, ranks, indices, mask.len() as u64, mask.kept() as u64]
 }
 
 /// How many blocks walk over a mask.
 pub(crate) fn blocks(mask: &Mask) -> u32 {
     match mask.form() {
-        Form::Bits { .. } => lanes::blocks(mask.len(), TILE),
-        Form::Places(_) => lanes::blocks(mask.kept(), TILE),
+        MaskStorage::Bits { .. } => lanes::blocks(mask.len(), TILE),
+        MaskStorage::Indices(_) => lanes::blocks(mask.kept(), TILE),
     }
 }
 
@@ -52,8 +52,8 @@ fn mask_argument(mask: &Mask) -> Args<'_> {
 
 pub(super) fn compress(cuda: &Cuda, dense: &Tensor, mask: &Mask, kept: &mut Tensor) -> Result<()> {
     let name = match mask.form() {
-        Form::Bits { .. } => "compress_bits",
-        Form::Places(_) => "compress_places",
+        MaskStorage::Bits { .. } => "compress_bits",
+        MaskStorage::Indices(_) => "compress_places",
     };
     let kernel = cuda.kernel(&SOURCE, build(dense.dtype()), name)?;
     let args = mask_argument(mask).input(dense).output(kept);
@@ -63,10 +63,10 @@ pub(super) fn compress(cuda: &Cuda, dense: &Tensor, mask: &Mask, kept: &mut Tens
 
 pub(super) fn compress_add(cuda: &Cuda, dense: &Tensor, mask: &Mask, kept: &mut Tensor) -> Result<()> {
     let name = match (mask.form(), kept.dtype()) {
-        (Form::Bits { .. }, DType::F32) => "compress_bits_add_f32",
-        (Form::Bits { .. }, DType::Bf16) => "compress_bits_add_bf16",
-        (Form::Places(_), DType::F32) => "compress_places_add_f32",
-        (Form::Places(_), DType::Bf16) => "compress_places_add_bf16",
+        (MaskStorage::Bits { .. }, DType::F32) => "compress_bits_add_f32",
+        (MaskStorage::Bits { .. }, DType::Bf16) => "compress_bits_add_bf16",
+        (MaskStorage::Indices(_), DType::F32) => "compress_places_add_f32",
+        (MaskStorage::Indices(_), DType::Bf16) => "compress_places_add_bf16",
         (_, DType::U16 | DType::U32) => panic!("a sum of indices"),
     };
     let kernel = cuda.kernel(&SOURCE, Build::of(dense.dtype()), name)?;
@@ -92,8 +92,8 @@ pub(super) fn expand(
     dense: &mut Tensor,
 ) -> Result<()> {
     let name = match mask.form() {
-        Form::Bits { .. } => "expand_bits",
-        Form::Places(_) => {
+        MaskStorage::Bits { .. } => "expand_bits",
+        MaskStorage::Indices(_) => {
             dense.cuda_buffer_mut().fill_on(stream, 0)?;
             "expand_places"
         }

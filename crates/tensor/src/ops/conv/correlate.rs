@@ -63,20 +63,20 @@ impl Taps {
 
 /// A matrix [depth, columns] in panels of columns, each [depth, width], zeros where there is no column.
 #[derive(Debug)]
-pub struct Panels {
+pub struct WeightPanels {
     data: Tensor,
     depth: usize,
     columns: usize,
 }
 
-impl Panels {
+impl WeightPanels {
     /// Packs: `fill(columns, panel's width, panel)` sets the columns of one zeroed panel.
     pub fn pack(
         device: &Device,
         depth: usize,
         columns: usize,
         fill: impl Fn(Range<usize>, usize, &mut [f32]) + Sync + Send,
-    ) -> Result<Panels> {
+    ) -> Result<WeightPanels> {
         let Device::Cpu(cpu) = device else { crate::device::host_only() };
         let (full, narrow) = widths(cpu.isa());
         let rest = columns % full;
@@ -87,7 +87,7 @@ impl Panels {
             panel.fill(0.0);
             fill(first..(first + full).min(columns), panel.len() / depth, panel);
         });
-        Ok(Panels { data, depth, columns })
+        Ok(WeightPanels { data, depth, columns })
     }
 }
 
@@ -106,7 +106,7 @@ pub fn correlate(
     taps: Taps,
     pixels: &[[u32; 2]],
     x: &[f32],
-    weight: &Panels,
+    weight: &WeightPanels,
     bias: Option<&[f32]>,
     y: &mut [f32],
 ) {
@@ -129,7 +129,7 @@ pub fn correlate(
             let panel = &panels[first * weight.depth..][..width * weight.depth];
             for (i, (from, taps)) in taps.segments().enumerate() {
                 let (x, y, start) = (&x[from..], &mut *y, &start);
-                let job = Pixels { taps, pixels, x, panel, start, y, first, cols, add: i > 0 };
+                let job = CorrelateArgs { taps, pixels, x, panel, start, y, first, cols, add: i > 0 };
                 // SAFETY: offsets were checked above, as was the weights' place in the panel; an `Isa` is one
                 // the machine has.
                 unsafe { pixel_kernel(cpu.isa(), job) };
@@ -170,7 +170,7 @@ pub fn correlate_weight(
                 for l in (0..taps.run).step_by(high) {
                     let rows = high.min(taps.run - l);
                     let weight = taps.weight + u * taps.weight_stride + l;
-                    let job = Outer {
+                    let job = OuterProductArgs {
                         pixels,
                         x: &x[u * taps.stride + l..],
                         dy: &dy[columns.start + first..],
@@ -196,7 +196,7 @@ const SEGMENT: usize = 256;
 const PIXELS: usize = 128;
 
 /// The arguments of the forward kernel.
-struct Pixels<'a> {
+struct CorrelateArgs<'a> {
     taps: Taps,
     pixels: &'a [[u32; 2]],
     x: &'a [f32],
@@ -210,7 +210,7 @@ struct Pixels<'a> {
 }
 
 /// The arguments of the weight kernel.
-struct Outer<'a> {
+struct OuterProductArgs<'a> {
     pixels: &'a [[u32; 2]],
     x: &'a [f32],
     dy: &'a [f32],
@@ -224,7 +224,7 @@ struct Outer<'a> {
 /// # Safety
 /// The caller is compiled for `L`; `R` pixels from `i` on exist, and their offsets fit `x` and `y`.
 #[inline(always)]
-unsafe fn pixels<L: Lanes, const R: usize, const V: usize>(job: &mut Pixels<'_>, i: usize) {
+unsafe fn pixels<L: Lanes, const R: usize, const V: usize>(job: &mut CorrelateArgs<'_>, i: usize) {
     // SAFETY: the caller's promise covers every access.
     unsafe {
         let part = |v: usize| job.cols.saturating_sub(v * L::N).min(L::N);
@@ -277,7 +277,7 @@ unsafe fn pixels<L: Lanes, const R: usize, const V: usize>(job: &mut Pixels<'_>,
 /// # Safety
 /// The caller is compiled for `L`; the offsets fit `x` and `dy`, and `sums` holds `R` rows.
 #[inline(always)]
-unsafe fn outer<L: Lanes, const R: usize, const V: usize, const FULL: bool>(job: &mut Outer<'_>) {
+unsafe fn outer<L: Lanes, const R: usize, const V: usize, const FULL: bool>(job: &mut OuterProductArgs<'_>) {
     // SAFETY: the caller's promise covers every access.
     unsafe {
         let part = |v: usize| job.cols.saturating_sub(v * L::N).min(L::N);
@@ -324,7 +324,7 @@ macro_rules! kernels {
         /// # Safety
         /// As for [`pixels`], of all pixels of the job, and the processor has the features that this is compiled for.
         $(#[target_feature(enable = $feature)])?
-        unsafe fn $pixels(mut job: Pixels<'_>) {
+        unsafe fn $pixels(mut job: CorrelateArgs<'_>) {
             let wide = job.cols > <$lanes>::N;
             let mut i = 0;
             while i < job.pixels.len() {
@@ -344,7 +344,7 @@ macro_rules! kernels {
         /// # Safety
         /// As for [`outer`], of so many rows, and the processor has the features that this is compiled for.
         $(#[target_feature(enable = $feature)])?
-        unsafe fn $outer(rows: usize, mut job: Outer<'_>) {
+        unsafe fn $outer(rows: usize, mut job: OuterProductArgs<'_>) {
             // SAFETY: the caller's promise.
             unsafe {
                 match (rows, job.cols > <$lanes>::N, job.cols % <$lanes>::N == 0) {
@@ -374,7 +374,7 @@ kernels! {
 
 /// # Safety
 /// As for [`pixels`], and the processor has `isa`.
-unsafe fn pixel_kernel(isa: Isa, job: Pixels<'_>) {
+unsafe fn pixel_kernel(isa: Isa, job: CorrelateArgs<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
         match isa {
@@ -389,7 +389,7 @@ unsafe fn pixel_kernel(isa: Isa, job: Pixels<'_>) {
 
 /// # Safety
 /// As for [`outer`], and the processor has `isa`.
-unsafe fn outer_kernel(isa: Isa, rows: usize, job: Outer<'_>) {
+unsafe fn outer_kernel(isa: Isa, rows: usize, job: OuterProductArgs<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
         match isa {

@@ -1,8 +1,8 @@
-//! Convolution on a card: by cuDNN where it loads and serves the shape, otherwise by kernels of ours, the product of
+//! Convolution on a GPU: by cuDNN where it loads and serves the shape, otherwise by kernels of ours, the product of
 //! patches, gathered on the way, with the reordered weight.
 
 use super::kernels::{SOURCE, filter_rows, shape};
-use super::{Sizes, dnn, thin};
+use super::{ConvDims, dnn, thin};
 use crate::cuda::{Args, Build, Cuda};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -11,7 +11,7 @@ use crate::ops::cast::cast;
 use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
-/// Blocks of the weight's gradient that fill a card; the sum over pixels is cut to have about as many.
+/// Blocks of the weight's gradient that fill a GPU; the sum over pixels is cut to have about as many.
 const BLOCKS: usize = 512;
 /// The fewest pixels that are worth a split.
 const SHARE: usize = 256;
@@ -20,7 +20,7 @@ pub(super) fn forward(
     x: &Tensor,
     w: &Tensor,
     bias: Option<&Tensor>,
-    z: &Sizes,
+    z: &ConvDims,
 ) -> Result<Tensor> {
     let bias = match bias {
         Some(bias) if bias.dtype() != x.dtype() => Some(cast(bias, x.dtype(), Category::Workspace)?),
@@ -43,7 +43,7 @@ pub(super) fn forward(
     Ok(y)
 }
 
-pub(super) fn backward_input(cuda: &Cuda, dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tensor> {
+pub(super) fn backward_input(cuda: &Cuda, dy: &Tensor, w: &Tensor, z: &ConvDims) -> Result<Tensor> {
     if let Some(dx) = dnn::backward_input(cuda, dy, w, z)? {
         return Ok(dx);
     }
@@ -61,7 +61,7 @@ pub(super) fn backward_input(cuda: &Cuda, dy: &Tensor, w: &Tensor, z: &Sizes) ->
     Ok(dx)
 }
 
-pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -> Result<Tensor> {
+pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &ConvDims) -> Result<Tensor> {
     if let Some(dw) = dnn::backward_weight(cuda, x, dy, z)? {
         return Ok(dw);
     }
@@ -80,7 +80,7 @@ pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -
 }
 
 /// The sums over splits of the pixels, `[splits, o, window]`.
-fn splits(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -> Result<Tensor> {
+fn splits(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &ConvDims) -> Result<Tensor> {
     let (pixels, window) = (z.batch * z.oh * z.ow, z.window());
     let width = if x.dtype() == DType::F32 { 64 } else { 128 };
     let (across, down) = (window.div_ceil(width), z.o.div_ceil(64));

@@ -9,11 +9,11 @@
 
 use std::ops::Range;
 
-use super::correlate::{Panels, Taps, correlate, correlate_weight};
-use super::{CHANNELS, Sizes, collect};
+use super::correlate::{Taps, WeightPanels, correlate, correlate_weight};
+use super::{CHANNELS, ConvDims, collect};
 #[cfg(target_arch = "x86_64")]
-use super::{pruned, pruned::Kept, scattered};
-use crate::cpu::scratch::Disjoint;
+use super::{pruned, pruned::NonzeroWeights, scattered};
+use crate::cpu::scratch::DisjointSlice;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -33,17 +33,17 @@ const GROUPS: usize = 16;
 
 /// What the pixels of some rows (or columns) have in common: which of their phase's taps fall on the source.
 #[derive(Debug, Clone, PartialEq)]
-struct Reach {
+struct TapReach {
     phase: usize,
     taps: Range<usize>,
 }
 
 /// The rows of the result with the same reach, each with the row of the source under its first tap.
-type Lines = (Reach, Vec<[usize; 2]>);
+type ReachLines = (TapReach, Vec<[usize; 2]>);
 
 /// Sorts `size` rows by their reach.
-fn classes(size: usize, reach: impl Fn(usize) -> (Reach, usize)) -> Vec<Lines> {
-    let mut classes: Vec<Lines> = Vec::new();
+fn classes(size: usize, reach: impl Fn(usize) -> (TapReach, usize)) -> Vec<ReachLines> {
+    let mut classes: Vec<ReachLines> = Vec::new();
     for i in 0..size {
         let (reach, first) = reach(i);
         match classes.iter_mut().find(|class| class.0 == reach) {
@@ -56,7 +56,7 @@ fn classes(size: usize, reach: impl Fn(usize) -> (Reach, usize)) -> Vec<Lines> {
 
 /// Pixels that read the source through the same taps.
 #[derive(Debug)]
-struct Class {
+struct PixelClass {
     taps: Taps,
     /// Which weights: row phase x phases + column phase.
     phase: usize,
@@ -66,7 +66,7 @@ struct Class {
     pixels: usize,
 }
 
-impl Class {
+impl PixelClass {
     /// The offsets for the first few images of a group.
     fn offsets(&self, images: usize) -> &[[u32; 2]] {
         &bytemuck::cast_slice(self.offsets.slice::<u32>())[..images * self.pixels]
@@ -75,16 +75,16 @@ impl Class {
 
 /// A convolution from source images to result images.
 #[derive(Debug)]
-struct Map {
+struct ConvMap {
     /// h, w, channels.
     source: [usize; 3],
     result: [usize; 3],
     /// Images in a group.
     group: usize,
-    classes: Vec<Class>,
+    classes: Vec<PixelClass>,
 }
 
-impl Map {
+impl ConvMap {
     /// `taps(phase)` is how many taps a phase has.
     fn new(
         device: &Device,
@@ -93,9 +93,9 @@ impl Map {
         result: [usize; 3],
         phases: usize,
         taps: impl Fn(usize) -> usize,
-        rows: Vec<Lines>,
-        columns: Vec<Lines>,
-    ) -> Result<Map> {
+        rows: Vec<ReachLines>,
+        columns: Vec<ReachLines>,
+    ) -> Result<ConvMap> {
         let group = PIXELS.div_ceil(result[0] * result[1]).max(IMAGES).min(batch);
         let mut classes = Vec::new();
         for (down, rows) in &rows {
@@ -123,7 +123,7 @@ impl Map {
                     }
                 }
                 let shape = [offsets.len() / 2, 2];
-                classes.push(Class {
+                classes.push(PixelClass {
                     taps,
                     phase: down.phase * phases + across.phase,
                     offsets: Tensor::from_slice(device, &shape, &offsets, Category::Workspace)?,
@@ -131,26 +131,26 @@ impl Map {
                 });
             }
         }
-        Ok(Map { source, result, group, classes })
+        Ok(ConvMap { source, result, group, classes })
     }
 
     /// From x to y.
-    fn forward(device: &Device, z: &Sizes) -> Result<Map> {
+    fn forward(device: &Device, z: &ConvDims) -> Result<ConvMap> {
         let (k, s, padding) = (z.conv.kernel, z.conv.stride, z.conv.padding);
         let lines = |size: usize, result: usize, p: usize| {
             classes(result, |i| {
                 let low = p.saturating_sub(i * s).min(k);
                 let high = (size + p).saturating_sub(i * s).clamp(low, k);
                 let first = if low < high { i * s + low - p } else { 0 };
-                (Reach { phase: 0, taps: low..high }, first)
+                (TapReach { phase: 0, taps: low..high }, first)
             })
         };
         let (rows, columns) = (lines(z.h, z.oh, padding.top), lines(z.w, z.ow, padding.left));
-        Map::new(device, z.batch, [z.h, z.w, z.c], [z.oh, z.ow, z.o], 1, |_| k, rows, columns)
+        ConvMap::new(device, z.batch, [z.h, z.w, z.c], [z.oh, z.ow, z.o], 1, |_| k, rows, columns)
     }
 
     /// From dy to dx.
-    fn backward(device: &Device, z: &Sizes) -> Result<Map> {
+    fn backward(device: &Device, z: &ConvDims) -> Result<ConvMap> {
         let (s, padding) = (z.conv.stride, z.conv.padding);
         let lines = |size: usize, result: usize, p: usize| {
             classes(result, |i| {
@@ -161,12 +161,12 @@ impl Map {
                 let low = taps.iter().take_while(|u| !on(u)).count();
                 let count = taps[low..].iter().take_while(on).count();
                 let first = if count > 0 { (i + p - taps[low]) / s } else { 0 };
-                (Reach { phase, taps: low..low + count }, first)
+                (TapReach { phase, taps: low..low + count }, first)
             })
         };
         let (rows, columns) = (lines(z.oh, z.h, padding.top), lines(z.ow, z.w, padding.left));
         let taps = |phase| phase_taps(z, phase).len();
-        Map::new(device, z.batch, [z.oh, z.ow, z.o], [z.h, z.w, z.c], s, taps, rows, columns)
+        ConvMap::new(device, z.batch, [z.oh, z.ow, z.o], [z.h, z.w, z.c], s, taps, rows, columns)
     }
 
     /// Elements of a source image and of a result image.
@@ -175,7 +175,7 @@ impl Map {
     }
 
     /// Forms the result, a group of images a task.
-    fn run(&self, device: &Device, x: &[f32], weights: &[Panels], bias: Option<&[f32]>, y: &mut [f32]) {
+    fn run(&self, device: &Device, x: &[f32], weights: &[WeightPanels], bias: Option<&[f32]>, y: &mut [f32]) {
         let Device::Cpu(cpu) = device else { crate::device::host_only() };
         let [source, result] = self.lens();
         cpu.for_pieces(y, self.group * result, |range, y| {
@@ -190,26 +190,32 @@ impl Map {
 }
 
 /// The taps of a phase of the input's gradient, in the order of the rows of dy that they read.
-fn phase_taps(z: &Sizes, phase: usize) -> Vec<usize> {
+fn phase_taps(z: &ConvDims, phase: usize) -> Vec<usize> {
     (phase..z.conv.kernel).step_by(z.conv.stride).rev().collect()
 }
 
-pub(super) fn forward(x: &Tensor, w: &Tensor, bias: Option<&[f32]>, z: &Sizes, y: &mut Tensor) -> Result<()> {
+pub(super) fn forward(
+    x: &Tensor,
+    w: &Tensor,
+    bias: Option<&[f32]>,
+    z: &ConvDims,
+    y: &mut Tensor,
+) -> Result<()> {
     #[cfg(target_arch = "x86_64")]
     if let Device::Cpu(cpu) = &x.device()
-        && let Some(kept) = Kept::of(cpu, w.slice(), z)?
+        && let Some(kept) = NonzeroWeights::of(cpu, w.slice(), z)?
     {
         return pruned::forward(&kept, x, bias, z, y);
     }
     let taps = z.conv.kernel * z.conv.kernel;
     let steps: Vec<usize> = (0..taps).collect();
     let weight = pack(w, z.c, taps, z.o, z.window(), &steps)?;
-    let map = Map::forward(&x.device(), z)?;
+    let map = ConvMap::forward(&x.device(), z)?;
     map.run(&x.device(), x.slice(), &[weight], bias, y.slice_mut());
     Ok(())
 }
 
-pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tensor> {
+pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &ConvDims) -> Result<Tensor> {
     #[cfg(target_arch = "x86_64")]
     if let Device::Cpu(cpu) = &dy.device()
         && let Some(proof) = scattered::serve(cpu, z, dy.slice())
@@ -224,19 +230,19 @@ pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tenso
         weights.push(pack(w, z.o, z.window(), z.c, kernel * kernel, &steps)?);
     }
     let mut dx = Tensor::empty(&dy.device(), &z.input_shape(), DType::F32, Category::Transient)?;
-    let map = Map::backward(&dy.device(), z)?;
+    let map = ConvMap::backward(&dy.device(), z)?;
     map.run(&dy.device(), dy.slice(), &weights, None, dx.slice_mut());
     Ok(dx)
 }
 
-pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &Sizes, dw: &mut Tensor) -> Result<()> {
+pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &ConvDims, dw: &mut Tensor) -> Result<()> {
     let device = x.device();
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     #[cfg(target_arch = "x86_64")]
     if let Some(proof) = scattered::serve(cpu, z, dy.slice()) {
         return scattered::backward_weight(proof, x, dy, z, dw);
     }
-    let map = Map::forward(&device, z)?;
+    let map = ConvMap::forward(&device, z)?;
     let [source, result] = map.lens();
     let (depth, size) = (z.window(), z.window() * z.o);
     let blocks = z.batch.div_ceil(map.group);
@@ -244,7 +250,7 @@ pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &Sizes, dw: &mut Tenso
     let (parts, slices) = (blocks.div_ceil(share), z.o.div_ceil(SLICE));
     let mut sums = Tensor::empty(&device, &[parts, size], DType::F32, Category::Workspace)?;
     let (x, dy) = (x.slice::<f32>(), dy.slice::<f32>());
-    let shared = Disjoint::new(sums.slice_mut::<f32>());
+    let shared = DisjointSlice::new(sums.slice_mut::<f32>());
     cpu.for_each(parts * slices, |task| {
         let (part, slice) = (task / slices, task % slices);
         let columns = slice * SLICE..((slice + 1) * SLICE).min(z.o);
@@ -274,9 +280,9 @@ fn pack(
     columns: usize,
     column_stride: usize,
     steps: &[usize],
-) -> Result<Panels> {
+) -> Result<WeightPanels> {
     let data = w.slice::<f32>();
-    Panels::pack(&w.device(), steps.len() * channels, columns, |range, width, panel| {
+    WeightPanels::pack(&w.device(), steps.len() * channels, columns, |range, width, panel| {
         for c0 in (0..channels).step_by(CHANNELS) {
             for (tap, step) in steps.iter().enumerate() {
                 for c in c0..(c0 + CHANNELS).min(channels) {

@@ -6,9 +6,9 @@
 //! work, and our own kernels are faster.
 
 use super::kernels::{add_bias, filter_back, filter_rows};
-use super::{Conv, Sizes};
+use super::{ConvDims, ConvParams};
 use crate::cuda::Cuda;
-use crate::cuda::dnn::{Key, Pass};
+use crate::cuda::dnn::{ConvKey, ConvPass};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
@@ -24,9 +24,9 @@ pub(super) fn forward(
     x: &Tensor,
     w: &Tensor,
     bias: Option<&Tensor>,
-    z: &Sizes,
+    z: &ConvDims,
 ) -> Result<Option<Tensor>> {
-    let Some(key) = planned(cuda, Pass::Forward, z, x.dtype())? else { return Ok(None) };
+    let Some(key) = planned(cuda, ConvPass::Forward, z, x.dtype())? else { return Ok(None) };
     let x = resized(cuda, x, key.x[3], Category::Workspace)?;
     let rows = filter_rows(cuda, w, key.x[3])?;
     let mut y = Tensor::empty(&x.device(), &key.y, x.dtype(), Category::Transient)?;
@@ -37,16 +37,16 @@ pub(super) fn forward(
     Ok(Some(y))
 }
 
-pub(super) fn backward_input(cuda: &Cuda, dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Option<Tensor>> {
-    let Some(key) = planned(cuda, Pass::Input, z, dy.dtype())? else { return Ok(None) };
+pub(super) fn backward_input(cuda: &Cuda, dy: &Tensor, w: &Tensor, z: &ConvDims) -> Result<Option<Tensor>> {
+    let Some(key) = planned(cuda, ConvPass::Input, z, dy.dtype())? else { return Ok(None) };
     let rows = filter_rows(cuda, w, key.x[3])?;
     let mut dx = Tensor::empty(&dy.device(), &key.x, dy.dtype(), Category::Transient)?;
     run(cuda, &key, [address_mut(&mut dx), address(&rows), address(dy)])?;
     resized(cuda, &dx, z.c, Category::Transient).map(Some)
 }
 
-pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -> Result<Option<Tensor>> {
-    let Some(key) = planned(cuda, Pass::Weight, z, x.dtype())? else { return Ok(None) };
+pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &ConvDims) -> Result<Option<Tensor>> {
+    let Some(key) = planned(cuda, ConvPass::Weight, z, x.dtype())? else { return Ok(None) };
     let x = resized(cuda, x, key.x[3], Category::Workspace)?;
     let shape = [z.o, z.conv.kernel, z.conv.kernel, key.x[3]];
     let mut rows = Tensor::empty(&x.device(), &shape, x.dtype(), Category::Workspace)?;
@@ -55,7 +55,7 @@ pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -
 }
 
 /// What cuDNN has a plan for.
-fn planned(cuda: &Cuda, pass: Pass, z: &Sizes, dtype: DType) -> Result<Option<Key>> {
+fn planned(cuda: &Cuda, pass: ConvPass, z: &ConvDims, dtype: DType) -> Result<Option<ConvKey>> {
     match key(cuda.tf32_in_convolutions(), pass, z, dtype) {
         Some(key) if cuda.plans_convolution(&key)? => Ok(Some(key)),
         _ => Ok(None),
@@ -63,21 +63,21 @@ fn planned(cuda: &Cuda, pass: Pass, z: &Sizes, dtype: DType) -> Result<Option<Ke
 }
 
 /// The convolution as cuDNN is asked for it; `None` where it may not round, or is slower than our own kernels.
-fn key(tf32: bool, pass: Pass, z: &Sizes, dtype: DType) -> Option<Key> {
+fn key(tf32: bool, pass: ConvPass, z: &ConvDims, dtype: DType) -> Option<ConvKey> {
     let lanes = 16 / dtype.bytes();
     let exact = dtype == DType::F32 && !tf32;
     let slower = match pass {
-        Pass::Forward => true,
-        Pass::Weight => dtype == DType::F32,
-        Pass::Input => false,
+        ConvPass::Forward => true,
+        ConvPass::Weight => dtype == DType::F32,
+        ConvPass::Input => false,
     };
     if exact || slower && z.c < lanes && z.window() <= SMALL_WINDOW {
         return None;
     }
-    let Conv { kernel, stride, padding } = z.conv;
+    let ConvParams { kernel, stride, padding } = z.conv;
     let x = [z.batch, z.h, z.w, z.c.next_multiple_of(lanes)];
     let (padding_before, padding_after) = ([padding.top, padding.left], [padding.bottom, padding.right]);
-    Some(Key { pass, dtype, x, y: z.output_shape(), kernel, stride, padding_before, padding_after })
+    Some(ConvKey { pass, dtype, x, y: z.output_shape(), kernel, stride, padding_before, padding_after })
 }
 
 /// x with this many channels.
@@ -92,8 +92,8 @@ fn resized(cuda: &Cuda, x: &Tensor, channels: usize, category: Category) -> Resu
     Ok(y)
 }
 
-fn run(cuda: &Cuda, key: &Key, tensors: [u64; 3]) -> Result<()> {
-    // SAFETY: each caller hands over x, w and y in the shapes of its key, which it has alive on this card.
+fn run(cuda: &Cuda, key: &ConvKey, tensors: [u64; 3]) -> Result<()> {
+    // SAFETY: each caller hands over x, w and y in the shapes of its key, which it has alive on this GPU.
     unsafe { cuda.run_convolution(key, tensors) }
 }
 
@@ -113,14 +113,14 @@ mod tests {
     use crate::device::Device;
     use crate::testing;
 
-    const PASSES: [Pass; 3] = [Pass::Forward, Pass::Input, Pass::Weight];
+    const PASSES: [ConvPass; 3] = [ConvPass::Forward, ConvPass::Input, ConvPass::Weight];
 
-    fn sizes(side: usize, c: usize, o: usize, kernel: usize, stride: usize, padding: usize) -> Sizes {
-        Sizes::new(&[8, side, side, c], o, Conv { kernel, stride, padding: padding.into() })
+    fn sizes(side: usize, c: usize, o: usize, kernel: usize, stride: usize, padding: usize) -> ConvDims {
+        ConvDims::new(&[8, side, side, c], o, ConvParams { kernel, stride, padding: padding.into() })
     }
 
-    fn slab(padding: Padding) -> Sizes {
-        Sizes::new(&[8, 18, 32, 64], 64, Conv { kernel: 3, stride: 1, padding })
+    fn slab(padding: Padding) -> ConvDims {
+        ConvDims::new(&[8, 18, 32, 64], 64, ConvParams { kernel: 3, stride: 1, padding })
     }
 
     #[test]
@@ -136,7 +136,7 @@ mod tests {
         }
         assert_eq!(asked(true, &first, DType::F32), [false, true, false]);
         assert_eq!(asked(false, &first, DType::Bf16), [false, true, true]);
-        let channels = |dtype| key(true, Pass::Input, &first, dtype).unwrap().x[3];
+        let channels = |dtype| key(true, ConvPass::Input, &first, dtype).unwrap().x[3];
         assert_eq!((channels(DType::F32), channels(DType::Bf16)), (4, 8), "channels fill 16 bytes");
     }
 

@@ -1,24 +1,24 @@
 //! Our kernels of convolutions: their source, the sizes that all of them get, and those that serve cuDNN too: weights in the order
 //! of rows, and the bias.
 
-use super::{Conv, Sizes};
-use crate::cuda::{Args, Build, Cuda, Part, Source};
+use super::{ConvDims, ConvParams};
+use crate::cuda::{Args, Build, Cuda, KernelInclude, KernelSource};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
-use crate::ops::lanes::{self, Columns, THREADS};
+use crate::ops::lanes::{self, ColumnSumLaunch, THREADS};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = Source {
+pub(crate) static SOURCE: KernelSource = KernelSource {
     parts: &[
-        Part::LANES,
-        Part::COPIES,
-        Part::TENSOR_CORES,
-        Part { name: "conv/patches.cuh", text: include_str!("patches.cuh") },
-        Part { name: "conv/product_f32.cuh", text: include_str!("product_f32.cuh") },
-        Part { name: "conv/product_bf16.cuh", text: include_str!("product_bf16.cuh") },
-        Part { name: "conv/filter.cuh", text: include_str!("filter.cuh") },
-        Part { name: "conv/thin.cuh", text: include_str!("thin.cuh") },
+        KernelInclude::LANES,
+        KernelInclude::COPIES,
+        KernelInclude::TENSOR_CORES,
+        KernelInclude { name: "conv/patches.cuh", text: include_str!("patches.cuh") },
+        KernelInclude { name: "conv/product_f32.cuh", text: include_str!("product_f32.cuh") },
+        KernelInclude { name: "conv/product_bf16.cuh", text: include_str!("product_bf16.cuh") },
+        KernelInclude { name: "conv/filter.cuh", text: include_str!("filter.cuh") },
+        KernelInclude { name: "conv/thin.cuh", text: include_str!("thin.cuh") },
     ],
     ..lanes::source("conv.cu", include_str!("../conv.cu"), Build::FLOATS)
 };
@@ -27,10 +27,10 @@ pub(crate) static SOURCE: Source = Source {
 const FILTER_SLICE: usize = 4096;
 
 /// The kernels' struct of sizes.
-pub(super) fn shape(z: &Sizes) -> [u32; 11] {
+pub(super) fn shape(z: &ConvDims) -> [u32; 11] {
     let most = (z.batch * z.h * z.w).max(z.batch * z.oh * z.ow);
     assert!(most < 1 << 31, "a convolution of {most} pixels: their numbers have 31 bits");
-    let Conv { kernel, stride, padding } = z.conv;
+    let ConvParams { kernel, stride, padding } = z.conv;
     [z.batch, z.h, z.w, z.c, z.oh, z.ow, z.o, kernel, stride, padding.top, padding.left]
         .map(|n| i32::try_from(n).expect("an image's extents have 31 bits") as u32)
 }
@@ -74,7 +74,7 @@ fn filter_move([o, c, kernel, channels]: [usize; 4], dtype: DType) -> ((u32, u32
 /// Adds the bias to every pixel of y.
 pub(super) fn add_bias(cuda: &Cuda, y: &mut Tensor, bias: &Tensor) -> Result<()> {
     let (rows, o, dtype) = (y.rows(), y.width(), y.dtype());
-    let Columns { grid, block, piece, .. } = lanes::columns(rows, o, dtype);
+    let ColumnSumLaunch { grid, block, piece, .. } = lanes::columns(rows, o, dtype);
     let args = Args::new().output(y).input(bias).size(rows).size(o).size(piece);
     // SAFETY: y is [rows, o], the bias [o], of one type.
     unsafe { cuda.kernel(&SOURCE, Build::of(dtype), "conv_add_bias")?.launch(grid, block, 0, args) }

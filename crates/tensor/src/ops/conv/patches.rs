@@ -4,9 +4,9 @@
 
 use std::ops::Range;
 
-use super::{CHANNELS, Conv, Padding, Sizes, collect, image};
-use crate::cpu::gemm::{Matrix, MatrixMut, Packing, serial};
-use crate::cpu::scratch::Scratch;
+use super::{CHANNELS, ConvDims, ConvParams, Padding, collect, image};
+use crate::cpu::gemm::{GemmWorkspace, MatrixMut, MatrixRef, serial};
+use crate::cpu::scratch::ScratchPool;
 use crate::device::Device;
 use crate::dtype::{DType, Element, Float};
 use crate::error::Result;
@@ -23,7 +23,7 @@ const PIXELS: usize = 512;
 const SUMS: usize = 8 << 20;
 const GROUPS: usize = 8;
 
-impl Sizes {
+impl ConvDims {
     /// How many rows of output pixels make a piece.
     fn piece(&self) -> usize {
         (PATCHES / (self.ow * self.window())).max(PIXELS.div_ceil(self.ow)).min(self.rows())
@@ -31,7 +31,7 @@ impl Sizes {
 
     /// Whether a pixel is its own patch.
     fn pointwise(&self) -> bool {
-        self.conv == Conv { kernel: 1, stride: 1, padding: Padding::NONE }
+        self.conv == ConvParams { kernel: 1, stride: 1, padding: Padding::NONE }
     }
 
     /// Which of the kernel's rows fall on the image at output row `i`, and on which of its rows the first of them does.
@@ -53,15 +53,21 @@ impl Sizes {
     }
 }
 
-pub(super) fn forward(x: &Tensor, w: &Tensor, bias: Option<&[f32]>, z: &Sizes, y: &mut Tensor) -> Result<()> {
+pub(super) fn forward(
+    x: &Tensor,
+    w: &Tensor,
+    bias: Option<&[f32]>,
+    z: &ConvDims,
+    y: &mut Tensor,
+) -> Result<()> {
     let device = x.device();
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     with_float!(x.dtype(), T => {
         let weight = permute_weight::<T>(w, z)?;
         let (x, weight) = (x.slice::<T>(), weight.slice::<T>());
         let tasks = z.rows().div_ceil(z.piece());
-        let scratch = Scratch::new(cpu, tasks, || patch_space(&device, z, T::DTYPE))?;
-        let packing = Packing::new::<T>(cpu, tasks, &[(z.piece() * z.ow, z.o, z.window())]);
+        let scratch = ScratchPool::new(cpu, tasks, || patch_space(&device, z, T::DTYPE))?;
+        let packing = GemmWorkspace::new::<T>(cpu, tasks, &[(z.piece() * z.ow, z.o, z.window())]);
         cpu.for_pieces(y.slice_mut::<T>(), z.piece() * z.ow * z.o, |range, y| scratch.lend(|patches| {
             let first = range.start / (z.ow * z.o);
             let pixels = y.len() / z.o;
@@ -71,8 +77,8 @@ pub(super) fn forward(x: &Tensor, w: &Tensor, bias: Option<&[f32]>, z: &Sizes, y
                     y.iter_mut().zip(bias).for_each(|(y, b)| *y = T::from_f32(*b));
                 }
             }
-            let patches = Matrix { data: patches, row_stride: z.window(), col_stride: 1 };
-            let weight = Matrix { data: weight, row_stride: z.o, col_stride: 1 };
+            let patches = MatrixRef { data: patches, row_stride: z.window(), col_stride: 1 };
+            let weight = MatrixRef { data: weight, row_stride: z.o, col_stride: 1 };
             let y = MatrixMut { data: y, row_stride: z.o };
             serial(&packing, pixels, z.o, z.window(), patches, weight, y, bias.is_some());
         }));
@@ -80,7 +86,7 @@ pub(super) fn forward(x: &Tensor, w: &Tensor, bias: Option<&[f32]>, z: &Sizes, y
     Ok(())
 }
 
-pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tensor> {
+pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &ConvDims) -> Result<Tensor> {
     let device = dy.device();
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     with_float!(dy.dtype(), T => {
@@ -89,8 +95,8 @@ pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tenso
         let group = PIXELS.div_ceil(z.oh * z.ow).min(z.batch);
         let rows = z.piece().min(group * z.oh);
         let space = || Tensor::empty(&device, &[rows * z.ow * z.window()], DType::F32, Category::Workspace);
-        let scratch = Scratch::new(cpu, z.batch.div_ceil(group), space)?;
-        let packing = Packing::new::<T>(cpu, z.batch.div_ceil(group), &[(rows * z.ow, z.window(), z.o)]);
+        let scratch = ScratchPool::new(cpu, z.batch.div_ceil(group), space)?;
+        let packing = GemmWorkspace::new::<T>(cpu, z.batch.div_ceil(group), &[(rows * z.ow, z.window(), z.o)]);
         image::sum(&device, &z.input_shape(), T::DTYPE, group, |n, dx| scratch.lend(|patches| {
             let patches = patches.slice_mut::<f32>();
             let end = dx.len() / (z.h * z.w * z.c) * z.oh;
@@ -98,8 +104,8 @@ pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tenso
                 let last = (first + rows).min(end);
                 let pixels = (last - first) * z.ow;
                 let dy = &dy[(n * z.oh + first) * z.ow * z.o..][..pixels * z.o];
-                let dy = Matrix { data: dy, row_stride: z.o, col_stride: 1 };
-                let transposed = Matrix { data: weight, row_stride: 1, col_stride: z.o };
+                let dy = MatrixRef { data: dy, row_stride: z.o, col_stride: 1 };
+                let transposed = MatrixRef { data: weight, row_stride: 1, col_stride: z.o };
                 let product = MatrixMut { data: &mut patches[..pixels * z.window()], row_stride: z.window() };
                 serial(&packing, pixels, z.window(), z.o, dy, transposed, product, false);
                 scatter(patches, dx, first..last, z);
@@ -108,7 +114,7 @@ pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tenso
     })
 }
 
-pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &Sizes, dw: &mut Tensor) -> Result<()> {
+pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &ConvDims, dw: &mut Tensor) -> Result<()> {
     let device = x.device();
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     let size = z.window() * z.o;
@@ -117,17 +123,17 @@ pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &Sizes, dw: &mut Tenso
     let mut sums = Tensor::zeros(&device, &[groups, size], DType::F32, Category::Workspace)?;
     with_float!(x.dtype(), T => {
         let (x, dy) = (x.slice::<T>(), dy.slice::<T>());
-        let scratch = Scratch::new(cpu, groups, || patch_space(&device, z, T::DTYPE))?;
-        let packing = Packing::new::<T>(cpu, groups, &[(z.window(), z.o, z.piece() * z.ow)]);
+        let scratch = ScratchPool::new(cpu, groups, || patch_space(&device, z, T::DTYPE))?;
+        let packing = GemmWorkspace::new::<T>(cpu, groups, &[(z.window(), z.o, z.piece() * z.ow)]);
         cpu.for_pieces(sums.slice_mut::<f32>(), size, |range, sum| scratch.lend(|space| {
             let start = range.start / size * share;
             let end = (start + share).min(z.rows());
             for first in (start..end).step_by(z.piece()) {
                 let last = (first + z.piece()).min(end);
                 let patches = gather(x, space.slice_mut::<T>(), first..last, z);
-                let patches = Matrix { data: patches, row_stride: 1, col_stride: z.window() };
+                let patches = MatrixRef { data: patches, row_stride: 1, col_stride: z.window() };
                 let dy = &dy[first * z.ow * z.o..last * z.ow * z.o];
-                let dy = Matrix { data: dy, row_stride: z.o, col_stride: 1 };
+                let dy = MatrixRef { data: dy, row_stride: z.o, col_stride: 1 };
                 let pixels = (last - first) * z.ow;
                 let sum = MatrixMut { data: &mut *sum, row_stride: z.o };
                 serial(&packing, z.window(), z.o, pixels, patches, dy, sum, true);
@@ -139,7 +145,7 @@ pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &Sizes, dw: &mut Tenso
 }
 
 /// [o, c, u, v] as [u, v, c, o].
-fn permute_weight<T: Float>(w: &Tensor, z: &Sizes) -> Result<Tensor> {
+fn permute_weight<T: Float>(w: &Tensor, z: &ConvDims) -> Result<Tensor> {
     let mut permuted = Tensor::empty(&w.device(), &[z.window(), z.o], T::DTYPE, Category::Workspace)?;
     let Device::Cpu(cpu) = w.device() else { crate::device::host_only() };
     let area = z.conv.kernel * z.conv.kernel;
@@ -155,13 +161,13 @@ fn permute_weight<T: Float>(w: &Tensor, z: &Sizes) -> Result<Tensor> {
     Ok(permuted)
 }
 
-fn patch_space(device: &Device, z: &Sizes, dtype: DType) -> Result<Tensor> {
+fn patch_space(device: &Device, z: &ConvDims, dtype: DType) -> Result<Tensor> {
     let len = if z.pointwise() { 0 } else { z.piece() * z.ow * z.window() };
     Tensor::empty(device, &[len], dtype, Category::Workspace)
 }
 
 /// The patches of these rows of output pixels, one a row; `x` itself where a pixel is its own patch.
-fn gather<'a, T: Float>(x: &'a [T], space: &'a mut [T], rows: Range<usize>, z: &Sizes) -> &'a [T] {
+fn gather<'a, T: Float>(x: &'a [T], space: &'a mut [T], rows: Range<usize>, z: &ConvDims) -> &'a [T] {
     let (run, pixel) = (z.conv.kernel * z.c, z.window());
     if z.pointwise() {
         return &x[rows.start * z.ow * z.c..rows.end * z.ow * z.c];
@@ -189,7 +195,7 @@ fn gather<'a, T: Float>(x: &'a [T], space: &'a mut [T], rows: Range<usize>, z: &
 }
 
 /// Adds the patches of these rows of output pixels to where in the images they were taken from.
-fn scatter(patches: &[f32], images: &mut [f32], rows: Range<usize>, z: &Sizes) {
+fn scatter(patches: &[f32], images: &mut [f32], rows: Range<usize>, z: &ConvDims) {
     let (run, pixel) = (z.conv.kernel * z.c, z.window());
     for (row, patches) in rows.zip(patches.chunks_exact(z.ow * pixel)) {
         let image = &mut images[row / z.oh * z.h * z.w * z.c..][..z.h * z.w * z.c];

@@ -9,12 +9,12 @@
 
 use std::arch::x86_64::__m512;
 
-use super::Sizes;
+use super::ConvDims;
 use super::turn::{LANES, from_lanes, to_lanes};
 use crate::cpu::Cpu;
 use crate::cpu::gemm::Lanes;
 use crate::cpu::isa::Avx512;
-use crate::cpu::scratch::Scratch;
+use crate::cpu::scratch::ScratchPool;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -32,7 +32,7 @@ const DOWN: usize = 3;
 const ACROSS: usize = 8;
 
 /// The weights that are not zero, output by output within each group of channels.
-pub(super) struct Kept {
+pub(super) struct NonzeroWeights {
     proof: Avx512,
     /// Channels of a group.
     channels: usize,
@@ -44,16 +44,16 @@ pub(super) struct Kept {
 }
 
 /// Sixteen images with as much border as windows see.
-struct Images<'a> {
+struct PaddedImages<'a> {
     h: usize,
     w: usize,
-    z: &'a Sizes,
+    z: &'a ConvDims,
 }
 
-impl<'a> Images<'a> {
-    fn new(z: &'a Sizes) -> Images<'a> {
+impl<'a> PaddedImages<'a> {
+    fn new(z: &'a ConvDims) -> PaddedImages<'a> {
         let (kernel, [oh, ow]) = (z.conv.kernel, [z.oh, z.ow]);
-        Images { h: oh + kernel - 1, w: ow + kernel - 1, z }
+        PaddedImages { h: oh + kernel - 1, w: ow + kernel - 1, z }
     }
 
     fn plane(&self) -> usize {
@@ -61,16 +61,16 @@ impl<'a> Images<'a> {
     }
 }
 
-impl Kept {
+impl NonzeroWeights {
     /// The list of a weight, where these kernels serve the convolution and few enough are left.
-    pub(super) fn of(cpu: &Cpu, w: &[f32], z: &Sizes) -> Result<Option<Kept>> {
+    pub(super) fn of(cpu: &Cpu, w: &[f32], z: &ConvDims) -> Result<Option<NonzeroWeights>> {
         let Some(proof) = cpu.isa().avx512() else { return Ok(None) };
         let kept = w.iter().map(|w| u32::from(*w != 0.0)).sum::<u32>() as usize;
         // Fewer images than lanes would be computed for nothing.
         if z.conv.stride != 1 || z.batch < LANES || kept as f64 > MOST_KEPT * w.len() as f64 {
             return Ok(None);
         }
-        let images = Images::new(z);
+        let images = PaddedImages::new(z);
         let (kernel, taps) = (z.conv.kernel, z.conv.kernel * z.conv.kernel);
         let channels = (AT_HAND / (4 * images.plane())).clamp(1, z.c);
         let room = |len, dtype| Tensor::zeros(&Device::Cpu(cpu.clone()), &[len], dtype, Category::Workspace);
@@ -95,11 +95,11 @@ impl Kept {
                 starts.slice_mut::<u32>()[list] = next as u32;
             }
         }
-        Ok(Some(Kept { proof, channels, starts, places, values }))
+        Ok(Some(NonzeroWeights { proof, channels, starts, places, values }))
     }
 
     /// Places and values of the weights of an output in a group of channels.
-    fn list(&self, group: usize, o: usize, z: &Sizes) -> (&[u32], &[f32]) {
+    fn list(&self, group: usize, o: usize, z: &ConvDims) -> (&[u32], &[f32]) {
         let starts = &self.starts.slice::<u32>()[group * z.o + o..];
         let at = starts[0] as usize..starts[1] as usize;
         (&self.places.slice()[at.clone()], &self.values.slice()[at])
@@ -108,20 +108,20 @@ impl Kept {
 
 /// y = x convolved with the weights that are kept.
 pub(super) fn forward(
-    kept: &Kept,
+    kept: &NonzeroWeights,
     x: &Tensor,
     bias: Option<&[f32]>,
-    z: &Sizes,
+    z: &ConvDims,
     y: &mut Tensor,
 ) -> Result<()> {
     let device = x.device();
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
-    let images = Images::new(z);
+    let images = PaddedImages::new(z);
     let room = || -> Result<[Tensor; 2]> {
         let room = |len| Tensor::zeros(&device, &[len], DType::F32, Category::Workspace);
         Ok([room(z.c * images.plane())?, room(z.o * z.oh * z.ow * LANES)?])
     };
-    let scratch = Scratch::new(cpu, z.batch.div_ceil(LANES), room)?;
+    let scratch = ScratchPool::new(cpu, z.batch.div_ceil(LANES), room)?;
     let (source, result) = (z.h * z.w * z.c, z.oh * z.ow * z.o);
     let x = x.slice::<f32>();
     cpu.for_pieces(y.slice_mut::<f32>(), LANES * result, |range, y| {
@@ -144,7 +144,7 @@ pub(super) fn forward(
 }
 
 /// Images [n, h, w, c] as planes. The border is never written, and so stays what it was at first: zero.
-fn lay_out(proof: Avx512, x: &[f32], planes: &mut [f32], images: &Images<'_>) {
+fn lay_out(proof: Avx512, x: &[f32], planes: &mut [f32], images: &PaddedImages<'_>) {
     let (z, padding) = (images.z, images.z.conv.padding);
     let (source, plane) = (z.h * z.w * z.c, images.plane());
     for i in 0..z.h {
@@ -157,7 +157,7 @@ fn lay_out(proof: Avx512, x: &[f32], planes: &mut [f32], images: &Images<'_>) {
 }
 
 /// Sums [o, pixels, lanes] as images [n, pixels, o].
-fn bring_back(proof: Avx512, sums: &[f32], y: &mut [f32], z: &Sizes) {
+fn bring_back(proof: Avx512, sums: &[f32], y: &mut [f32], z: &ConvDims) {
     let pixels = z.oh * z.ow;
     let count = y.len() / (pixels * z.o);
     for pixel in 0..pixels {
@@ -173,9 +173,9 @@ fn correlate(
     planes: &[f32],
     begin: Option<f32>,
     sums: &mut [f32],
-    images: &Images<'_>,
+    images: &PaddedImages<'_>,
 ) {
-    let Sizes { oh, ow, .. } = *images.z;
+    let ConvDims { oh, ow, .. } = *images.z;
     // Every place lies in a window of the first pixel, so from the last pixel on as many numbers are left behind it.
     let last = ((oh - 1) * images.w + ow) * LANES;
     assert!(list.0.iter().all(|place| *place as usize + last <= planes.len()), "windows within the planes");

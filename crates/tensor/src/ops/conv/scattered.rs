@@ -14,10 +14,10 @@
 
 use std::arch::x86_64::{__m512, _mm512_cmpneq_ps_mask, _mm512_setzero_ps};
 
-use super::Sizes;
+use super::ConvDims;
 use crate::cpu::gemm::Lanes;
 use crate::cpu::isa::Avx512;
-use crate::cpu::scratch::Scratch;
+use crate::cpu::scratch::ScratchPool;
 use crate::cpu::{Cpu, PIECE};
 use crate::device::Device;
 use crate::dtype::DType;
@@ -43,7 +43,7 @@ const PARTS: usize = 16;
 const AT_HAND: usize = 32 << 10;
 
 /// The proof that these kernels run, where they serve a convolution and `dy` has few numbers that are not zero.
-pub(super) fn serve(cpu: &Cpu, z: &Sizes, dy: &[f32]) -> Option<Avx512> {
+pub(super) fn serve(cpu: &Cpu, z: &ConvDims, dy: &[f32]) -> Option<Avx512> {
     let proof = cpu.isa().avx512()?;
     let whole = z.conv.padding == Padding::NONE && (z.conv.kernel * z.c).is_multiple_of(LANES);
     (whole && z.o.is_multiple_of(LANES) && FEW * numbers(cpu, dy) < dy.len()).then_some(proof)
@@ -56,34 +56,34 @@ fn numbers(cpu: &Cpu, dy: &[f32]) -> usize {
 }
 
 /// A number of dy: where its window begins, and its bits.
-type Entry = [u32; 2];
+type NonzeroEntry = [u32; 2];
 
 /// The numbers of some images' dy that are not zero, for [`LANES`] channels.
-struct Lists<'a> {
+struct NonzeroLists<'a> {
     /// Room for `most` of each channel.
-    entries: &'a mut [Entry],
+    entries: &'a mut [NonzeroEntry],
     most: usize,
     counts: [usize; LANES],
 }
 
-impl<'a> Lists<'a> {
+impl<'a> NonzeroLists<'a> {
     /// Room for the lists of so many images.
-    fn room(device: &Device, images: usize, z: &Sizes) -> Result<Tensor> {
+    fn room(device: &Device, images: usize, z: &ConvDims) -> Result<Tensor> {
         let most = images * z.oh * z.ow;
         Tensor::empty(device, &[LANES, most, 2], DType::U32, Category::Workspace)
     }
 
-    fn new(room: &'a mut Tensor) -> Lists<'a> {
+    fn new(room: &'a mut Tensor) -> NonzeroLists<'a> {
         let most = room.shape()[1];
-        Lists { entries: bytemuck::cast_slice_mut(room.slice_mut::<u32>()), most, counts: [0; LANES] }
+        NonzeroLists { entries: bytemuck::cast_slice_mut(room.slice_mut::<u32>()), most, counts: [0; LANES] }
     }
 
-    fn of(&self, channel: usize) -> &[Entry] {
+    fn of(&self, channel: usize) -> &[NonzeroEntry] {
         &self.entries[channel * self.most..][..self.counts[channel]]
     }
 
     /// Lists some images, of which `dy` is [images, oh, ow, o], from channel `first` on.
-    fn fill(&mut self, proof: Avx512, dy: &[f32], first: usize, z: &Sizes) {
+    fn fill(&mut self, proof: Avx512, dy: &[f32], first: usize, z: &ConvDims) {
         self.counts = [0; LANES];
         let images = dy.len() / (z.oh * z.ow * z.o);
         assert!(images * z.oh * z.ow <= self.most, "room for every number");
@@ -131,7 +131,7 @@ pub(super) fn backward_weight(
     proof: Avx512,
     x: &Tensor,
     dy: &Tensor,
-    z: &Sizes,
+    z: &ConvDims,
     dw: &mut Tensor,
 ) -> Result<()> {
     let device = x.device();
@@ -140,12 +140,12 @@ pub(super) fn backward_weight(
     let share = z.batch.div_ceil((z.batch / SHARE).clamp(1, PARTS));
     let (parts, slices) = (z.batch.div_ceil(share), z.o / LANES);
     let mut sums = Tensor::zeros(&device, &[parts, z.o, window], DType::F32, Category::Workspace)?;
-    let scratch = Scratch::new(cpu, parts * slices, || Lists::room(&device, 1, z))?;
+    let scratch = ScratchPool::new(cpu, parts * slices, || NonzeroLists::room(&device, 1, z))?;
     let (x, dy) = (x.slice::<f32>(), dy.slice::<f32>());
     cpu.for_pieces(sums.slice_mut::<f32>(), LANES * window, |range, sums| {
         let (part, slice) = (range.start / window / z.o, range.start / window % z.o);
         scratch.lend(|room| {
-            let mut lists = Lists::new(room);
+            let mut lists = NonzeroLists::new(room);
             for n in part * share..((part + 1) * share).min(z.batch) {
                 lists.fill(proof, &dy[n * pixels..(n + 1) * pixels], slice, z);
                 let x = &x[n * image..(n + 1) * image];
@@ -169,13 +169,13 @@ pub(super) fn backward_weight(
 }
 
 /// The gradient of the input.
-pub(super) fn backward_input(proof: Avx512, dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tensor> {
+pub(super) fn backward_input(proof: Avx512, dy: &Tensor, w: &Tensor, z: &ConvDims) -> Result<Tensor> {
     let device = dy.device();
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     let (image, pixels, window) = (z.h * z.w * z.c, z.oh * z.ow * z.o, z.window());
     let rows = by_output(cpu, w, z)?;
     let group = (AT_HAND / (4 * image)).clamp(1, z.batch);
-    let scratch = Scratch::new(cpu, z.batch.div_ceil(group), || Lists::room(&device, group, z))?;
+    let scratch = ScratchPool::new(cpu, z.batch.div_ceil(group), || NonzeroLists::room(&device, group, z))?;
     let mut dx = Tensor::empty(&device, &z.input_shape(), DType::F32, Category::Transient)?;
     let (dy, rows) = (dy.slice::<f32>(), rows.slice::<f32>());
     cpu.for_pieces(dx.slice_mut::<f32>(), group * image, |range, dx| {
@@ -183,7 +183,7 @@ pub(super) fn backward_input(proof: Avx512, dy: &Tensor, w: &Tensor, z: &Sizes) 
         dx.fill(0.0);
         let dy = &dy[first * pixels..(first + images) * pixels];
         scratch.lend(|room| {
-            let mut lists = Lists::new(room);
+            let mut lists = NonzeroLists::new(room);
             for slice in (0..z.o).step_by(LANES) {
                 lists.fill(proof, dy, slice, z);
                 for channel in 0..LANES {
@@ -200,7 +200,7 @@ pub(super) fn backward_input(proof: Avx512, dy: &Tensor, w: &Tensor, z: &Sizes) 
 }
 
 /// The weight as [o, kernel, kernel, c].
-fn by_output(cpu: &Cpu, w: &Tensor, z: &Sizes) -> Result<Tensor> {
+fn by_output(cpu: &Cpu, w: &Tensor, z: &ConvDims) -> Result<Tensor> {
     let (taps, w) = (z.conv.kernel * z.conv.kernel, w.slice::<f32>());
     let device = Device::Cpu(cpu.clone());
     let mut rows = Tensor::empty(&device, &[z.o, z.window()], DType::F32, Category::Workspace)?;
@@ -214,7 +214,7 @@ fn by_output(cpu: &Cpu, w: &Tensor, z: &Sizes) -> Result<Tensor> {
 
 /// Calls `work(place in the image from a window's first number on, place in the window, vectors)` for pieces of every run.
 #[inline(always)]
-fn for_runs(z: &Sizes, mut work: impl FnMut(usize, usize, usize)) {
+fn for_runs(z: &ConvDims, mut work: impl FnMut(usize, usize, usize)) {
     let run = z.conv.kernel * z.c;
     for u in 0..z.conv.kernel {
         for l in (0..run).step_by(HELD * LANES) {
@@ -228,7 +228,7 @@ macro_rules! by_vectors {
     ($(#[$doc:meta])* $name:ident, $of:ident, $from:ty, $to:ty) => {
         $(#[$doc])*
         #[target_feature(enable = "avx512f")]
-        unsafe fn $name(held: usize, list: &[Entry], from: $from, to: $to) {
+        unsafe fn $name(held: usize, list: &[NonzeroEntry], from: $from, to: $to) {
             // SAFETY: the caller's promise.
             unsafe {
                 match held {
@@ -268,7 +268,7 @@ by_vectors! {
 /// # Safety
 /// The caller is compiled for AVX-512, and x holds `V` vectors from every entry's place on.
 #[inline(always)]
-unsafe fn sum_vectors<const V: usize>(list: &[Entry], x: &[f32], sums: &mut [f32]) {
+unsafe fn sum_vectors<const V: usize>(list: &[NonzeroEntry], x: &[f32], sums: &mut [f32]) {
     assert!(sums.len() >= V * LANES);
     // SAFETY: the sums were looked at; the caller vouches for x and the instructions.
     unsafe {
@@ -291,7 +291,7 @@ unsafe fn sum_vectors<const V: usize>(list: &[Entry], x: &[f32], sums: &mut [f32
 /// # Safety
 /// The caller is compiled for AVX-512, and dx holds `V` vectors from every entry's place on.
 #[inline(always)]
-unsafe fn add_vectors<const V: usize>(list: &[Entry], w: &[f32], dx: &mut [f32]) {
+unsafe fn add_vectors<const V: usize>(list: &[NonzeroEntry], w: &[f32], dx: &mut [f32]) {
     assert!(w.len() >= V * LANES);
     // SAFETY: the weights were looked at; the caller vouches for dx and the instructions.
     unsafe {

@@ -1,7 +1,7 @@
-//! Convolution of images with few channels on a card, where cuDNN does not serve: the first layer of a small network, whose windows
+//! Convolution of images with few channels on a GPU, where cuDNN does not serve: the first layer of a small network, whose windows
 //! have so few elements that the tiles of a product would mostly be padding.
 
-use super::Sizes;
+use super::ConvDims;
 use super::kernels::{SOURCE, shape};
 use crate::cuda::{Args, Build, Cuda};
 use crate::dtype::DType;
@@ -14,7 +14,7 @@ use crate::tensor::Tensor;
 const SUMS: usize = 4096;
 /// The most elements under a window.
 const WINDOW: usize = 64;
-/// Shared memory that every card gives a block.
+/// Shared memory that every GPU gives a block.
 const SHARED: usize = 40 << 10;
 /// Pixels that a block of the weight's gradient takes at a time.
 const AT_A_TIME: usize = 64;
@@ -22,7 +22,7 @@ const AT_A_TIME: usize = 64;
 const BLOCKS: usize = 192;
 
 /// Whether these kernels take a convolution. In bf16 the tensor cores are faster.
-pub(super) fn serves(z: &Sizes, dtype: DType) -> bool {
+pub(super) fn serves(z: &ConvDims, dtype: DType) -> bool {
     let (o, window) = (z.o, z.window());
     dtype == DType::F32
         && o.is_power_of_two()
@@ -32,11 +32,11 @@ pub(super) fn serves(z: &Sizes, dtype: DType) -> bool {
         && forward_shared(z).max(weight_shared(z)) <= SHARED
 }
 
-fn forward_shared(z: &Sizes) -> usize {
+fn forward_shared(z: &ConvDims) -> usize {
     4 * z.window() * (SUMS / z.o + z.o)
 }
 
-fn weight_shared(z: &Sizes) -> usize {
+fn weight_shared(z: &ConvDims) -> usize {
     (4 * AT_A_TIME * (z.window().next_multiple_of(4) + z.o)).max(16 * 4 * THREADS as usize)
 }
 
@@ -45,7 +45,7 @@ pub(super) fn forward(
     x: &Tensor,
     w: &Tensor,
     bias: Option<&Tensor>,
-    z: &Sizes,
+    z: &ConvDims,
     y: &mut Tensor,
 ) -> Result<()> {
     let grid = lanes::blocks(z.batch * z.oh * z.ow, SUMS / z.o);
@@ -56,7 +56,7 @@ pub(super) fn forward(
 }
 
 /// The weight's gradient, summed over splits of the pixels: `[splits, o, window]`.
-pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -> Result<Tensor> {
+pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &ConvDims) -> Result<Tensor> {
     let pixels = z.batch * z.oh * z.ow;
     // How the sum is cut follows from the shapes, so that it repeats.
     let share = pixels.div_ceil(BLOCKS).next_multiple_of(AT_A_TIME);

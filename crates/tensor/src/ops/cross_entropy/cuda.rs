@@ -1,18 +1,18 @@
-//! Softmax and cross-entropy on a card, a block for each row.
+//! Softmax and cross-entropy on a GPU, a block for each row.
 
 use std::ops::Range;
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
-use super::Total;
-use crate::cuda::{Args, Build, Cuda, Source};
+use super::LossTotal;
+use crate::cuda::{Args, Build, Cuda, KernelSource};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::lanes;
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source =
+pub(crate) static SOURCE: KernelSource =
     lanes::source("cross_entropy.cu", include_str!("../cross_entropy.cu"), Build::FLOATS);
 
 /// Threads of a row's block.
@@ -20,17 +20,17 @@ const BLOCK: u32 = 512;
 
 /// What is known of a batch's rows.
 #[derive(Debug)]
-pub(super) struct Rows {
+pub(super) struct RowLosses {
     /// Doubles.
     losses: Tensor,
     /// u32: 1 where the row is correct.
     correct: Tensor,
 }
 
-impl Rows {
-    pub(super) fn new(targets: &Tensor) -> Result<Rows> {
+impl RowLosses {
+    pub(super) fn new(targets: &Tensor) -> Result<RowLosses> {
         let (device, rows) = (targets.device(), targets.len());
-        Ok(Rows {
+        Ok(RowLosses {
             losses: lanes::doubles(&device, rows)?,
             correct: Tensor::empty(&device, &[rows], DType::U32, Category::Workspace)?,
         })
@@ -76,9 +76,9 @@ impl Rows {
         args.pointer(at(targets, 4)).pointer(at(&self.losses, 8)).pointer(at(&self.correct, 4))
     }
 
-    /// Adds up: two doubles on the card.
+    /// Adds up: two doubles on the GPU.
     pub(super) fn sum(self) -> Result<Tensor> {
-        let Rows { losses, correct } = self;
+        let RowLosses { losses, correct } = self;
         let (cuda, device) = (losses.cuda_buffer().cuda(), losses.device());
         let sums = lanes::doubles(&device, 2)?;
         let address = sums.cuda_buffer().address();
@@ -93,7 +93,7 @@ impl Rows {
     }
 }
 
-impl Rows {
+impl RowLosses {
     /// What all ranks have read of rows from `first` on: their losses and hits.
     pub(super) fn join(&mut self, cuda: &Cuda, targets: &Tensor, first: usize, all: &Tensor) -> Result<()> {
         let (ranks, rows) = (all.shape()[0], all.shape()[1]);
@@ -147,9 +147,9 @@ pub(super) fn differentiate_part(
 }
 
 /// Reads the two sums back in one copy.
-pub(super) fn read(sums: &Tensor) -> Result<Total> {
+pub(super) fn read(sums: &Tensor) -> Result<LossTotal> {
     let [loss, correct] = sums.cuda_buffer().words()?;
-    Ok(Total { loss_sum: f64::from_bits(loss), correct: correct as usize })
+    Ok(LossTotal { loss_sum: f64::from_bits(loss), correct: correct as usize })
 }
 
 /// Logits of a row that stay in shared memory between its two readings: so many that two blocks share a

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::{Found, IGNORED, Losses, Total};
+use super::{IGNORED, LossAccumulator, LossTotal, RowResults};
 use crate::cpu::{lanes, math};
 use crate::device::Device;
 use crate::dtype::{DType, Float};
@@ -20,9 +20,9 @@ use crate::{simd, with_float};
 /// Numbers that a row has of each rank: largest, sum, class, target.
 pub const NUMBERS: usize = 4;
 
-impl Losses {
+impl LossAccumulator {
     /// The first reading of the next rows, whose logits are those of some `classes`: f32 `[rows, 4]`. Logits behind them are
-    /// padding, of minus infinity. They are taken by [`Losses::differentiate_part`] or [`Losses::measure_part`].
+    /// padding, of minus infinity. They are taken by [`LossAccumulator::differentiate_part`] or [`LossAccumulator::measure_part`].
     pub fn read_part(&self, logits: &Tensor, classes: &Range<usize>) -> Result<Tensor> {
         assert!(classes.end < 1 << 24, "cross_entropy: the number of a class is told as an f32");
         let (rows, v) = (logits.rows(), logits.width());
@@ -56,7 +56,7 @@ impl Losses {
         let mut logits = pieces::writable(logits)?;
         let (at, v) = (self.next(&logits), logits.width());
         match (logits.device(), &mut self.found) {
-            (Device::Cpu(cpu), Found::Host(found)) => {
+            (Device::Cpu(cpu), RowResults::Host(found)) => {
                 let targets = &self.targets.slice::<u32>()[at];
                 let (joined, total) = join(all.slice::<f32>(), targets);
                 with_float!(logits.dtype(), T => {
@@ -71,7 +71,7 @@ impl Losses {
                 });
                 found.push(total);
             }
-            (Device::Cuda(cuda), Found::Gpu(found)) => {
+            (Device::Cuda(cuda), RowResults::Gpu(found)) => {
                 found.join(&cuda, &self.targets, at.start, all)?;
                 super::cuda::differentiate_part(
                     &cuda,
@@ -92,10 +92,12 @@ impl Losses {
     pub fn measure_part(&mut self, logits: &Tensor, all: &Tensor) -> Result<()> {
         let at = self.next(logits);
         match (logits.device(), &mut self.found) {
-            (Device::Cpu(_), Found::Host(found)) => {
+            (Device::Cpu(_), RowResults::Host(found)) => {
                 found.push(join(all.slice::<f32>(), &self.targets.slice::<u32>()[at]).1);
             }
-            (Device::Cuda(cuda), Found::Gpu(found)) => found.join(&cuda, &self.targets, at.start, all)?,
+            (Device::Cuda(cuda), RowResults::Gpu(found)) => {
+                found.join(&cuda, &self.targets, at.start, all)?
+            }
             _ => panic!("cross_entropy: logits and targets are on two devices"),
         }
         Ok(())
@@ -108,10 +110,10 @@ fn own(target: u32, classes: &Range<usize>) -> Option<usize> {
 }
 
 /// The maximum and the sum of each row over all ranks, and what the rows are worth.
-fn join(all: &[f32], targets: &[u32]) -> (Vec<[f32; 2]>, Total) {
+fn join(all: &[f32], targets: &[u32]) -> (Vec<[f32; 2]>, LossTotal) {
     let rows = targets.len();
     let ranks = all.len() / (NUMBERS * rows).max(1);
-    let mut total = Total::default();
+    let mut total = LossTotal::default();
     let joined = (0..rows).map(|row| {
         let of = |rank: usize| &all[(rank * rows + row) * NUMBERS..][..NUMBERS];
         let max = (0..ranks).fold(f32::NEG_INFINITY, |max, rank| max.max(of(rank)[0]));
@@ -180,7 +182,7 @@ mod tests {
             for device in devices().iter().flatten() {
                 let targets = indices(device, &[rows], &target);
                 let all = tensor(device, DType::F32, &[rows, v], &logits);
-                let mut whole = Losses::new(&targets).unwrap();
+                let mut whole = LossAccumulator::new(&targets).unwrap();
                 let expected = whole.differentiate(all.clone(), 0.5).unwrap().to_f32();
                 let expected_total = whole.total().unwrap();
                 let cuts: Vec<Range<usize>> = (0..ranks).map(|rank| v * rank / ranks..v * (rank + 1) / ranks).collect();
@@ -189,17 +191,17 @@ mod tests {
                     let padded = part.chunks(at.len()).flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(f32::NEG_INFINITY, padding)));
                     tensor(device, DType::F32, &[rows, at.len() + padding], &padded.collect::<Vec<_>>())
                 }).collect();
-                let losses = || Losses::new(&targets).unwrap();
+                let losses = || LossAccumulator::new(&targets).unwrap();
                 let read: Vec<Tensor> = parts.iter().zip(&cuts).map(|(part, at)| losses().read_part(part, at).unwrap()).collect();
                 let read = gathered(&read);
                 // Without its first row a batch is worth what the others are.
                 let others: Vec<u32> = std::iter::once(IGNORED).chain(target[1..].iter().copied()).collect();
                 let others = indices(device, &[rows], &others);
-                let (mut measured, mut in_parts) = (Losses::new(&others).unwrap(), Losses::new(&others).unwrap());
+                let (mut measured, mut in_parts) = (LossAccumulator::new(&others).unwrap(), LossAccumulator::new(&others).unwrap());
                 measured.measure(&all).unwrap();
                 in_parts.measure_part(&parts[0], &read).unwrap();
                 let (measured, in_parts) = (measured.total().unwrap(), in_parts.total().unwrap());
-                let mut first = Losses::new(&indices(device, &[1], &target[..1])).unwrap();
+                let mut first = LossAccumulator::new(&indices(device, &[1], &target[..1])).unwrap();
                 first.measure(&tensor(device, DType::F32, &[1, v], &logits[..v])).unwrap();
                 let first = first.total().unwrap();
                 for total in [measured, in_parts] {

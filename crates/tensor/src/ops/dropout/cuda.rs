@@ -1,14 +1,14 @@
-//! Dropout on a card.
+//! Dropout on a GPU.
 
-use crate::cuda::{Args, Build, Cuda, Part, Source};
+use crate::cuda::{Args, Build, Cuda, KernelInclude, KernelSource};
 use crate::error::Result;
 use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
-use super::Numbers;
+use super::ElementNumbering;
 
-pub(crate) static SOURCE: Source = Source {
-    parts: &[Part::LANES, Part::RANDOM],
+pub(crate) static SOURCE: KernelSource = KernelSource {
+    parts: &[KernelInclude::LANES, KernelInclude::RANDOM],
     ..lanes::source("dropout.cu", include_str!("../dropout.cu"), Build::FLOATS)
 };
 
@@ -19,7 +19,7 @@ pub(super) fn apply(
     threshold: u32,
     scale: f32,
     key: u64,
-    numbers: Numbers,
+    numbers: ElementNumbering,
 ) -> Result<()> {
     let n = x.len();
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "dropout_apply")?;

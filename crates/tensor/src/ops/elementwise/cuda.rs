@@ -1,12 +1,12 @@
-//! Sums, products and multiples on a card.
+//! Sums, products and multiples on a GPU.
 
-use crate::cuda::{Args, Build, Cuda, Kernel, Source};
+use crate::cuda::{Args, Build, Cuda, Kernel, KernelSource};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source =
+pub(crate) static SOURCE: KernelSource =
     lanes::source("elementwise.cu", include_str!("../elementwise.cu"), Build::FLOATS);
 
 pub(super) fn add(cuda: &Cuda, a: &Tensor, b: &Tensor, y: &mut Tensor) -> Result<()> {

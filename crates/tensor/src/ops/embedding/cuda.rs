@@ -1,7 +1,7 @@
-//! Tables on a card. Where the host panics at an id beyond the table, a card gives a row of NaN and no gradient:
+//! Tables on a GPU. Where the host panics at an id beyond the table, a GPU gives a row of NaN and no gradient:
 //! it cannot stop, and the loss shows it.
 
-use crate::cuda::{Args, Build, Cuda, Source};
+use crate::cuda::{Args, Build, Cuda, KernelSource};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
@@ -10,9 +10,9 @@ use crate::ops::lanes;
 use crate::ops::position::Position;
 use crate::tensor::Tensor;
 
-use super::Rows;
+use super::TableRows;
 
-pub(crate) static SOURCE: Source =
+pub(crate) static SOURCE: KernelSource =
     lanes::source("embedding.cu", include_str!("../embedding.cu"), Build::FLOATS);
 
 /// A block has a warp for each of 8 rows.
@@ -24,18 +24,30 @@ fn tiles(rows: usize, c: usize, dtype: DType) -> (u32, u32) {
     (lanes::blocks(rows, ROWS), lanes::blocks(c, 32 * lanes::width(c, dtype)))
 }
 
-pub(super) fn forward(cuda: &Cuda, ids: &Tensor, table: &Tensor, rows: Rows, y: &mut Tensor) -> Result<()> {
+pub(super) fn forward(
+    cuda: &Cuda,
+    ids: &Tensor,
+    table: &Tensor,
+    rows: TableRows,
+    y: &mut Tensor,
+) -> Result<()> {
     assert_eq!(ids.dtype(), DType::U32, "embedding: ids");
     let (n, vocab, c) = (ids.len(), table.rows(), table.width());
     let kernel = cuda.kernel(&SOURCE, Build::of(table.dtype()), "embedding_forward")?;
-    let missing = if rows == Rows::All { f32::NAN } else { 0.0 };
+    let missing = if rows == TableRows::All { f32::NAN } else { 0.0 };
     let args = Args::new().input(ids).input(table).output(y);
     let args = args.size(n).size(c).size(vocab).u32(rows.first()).f32(missing);
     // SAFETY: n ids, a table [vocab, c], and y [n, c] of its type.
     unsafe { kernel.launch(lanes::blocks(n, ROWS), BLOCK, 0, args) }
 }
 
-pub(super) fn backward(cuda: &Cuda, ids: &Tensor, dy: &Tensor, vocab: usize, rows: Rows) -> Result<Tensor> {
+pub(super) fn backward(
+    cuda: &Cuda,
+    ids: &Tensor,
+    dy: &Tensor,
+    vocab: usize,
+    rows: TableRows,
+) -> Result<Tensor> {
     assert_eq!(ids.dtype(), DType::U32, "embedding: ids");
     let (n, c, device, build) = (ids.len(), dy.width(), dy.device(), Build::of(dy.dtype()));
     let scratch = |len| Tensor::empty(&device, &[len], DType::U32, Category::Workspace);

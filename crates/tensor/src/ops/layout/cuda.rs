@@ -1,11 +1,12 @@
-//! Moves on a card.
+//! Moves on a GPU.
 
-use crate::cuda::{Args, Build, Cuda, Source};
+use crate::cuda::{Args, Build, Cuda, KernelSource};
 use crate::error::Result;
 use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = lanes::source("layout.cu", include_str!("../layout.cu"), Build::FLOATS);
+pub(crate) static SOURCE: KernelSource =
+    lanes::source("layout.cu", include_str!("../layout.cu"), Build::FLOATS);
 
 /// The most blocks along a grid's second and third extent.
 const MOST: usize = 65535;

@@ -1,18 +1,18 @@
-//! Matrix products on a card: by cuBLASLt, with what follows them done on the way out where it can, by kernels of ours where it cannot.
+//! Matrix products on a GPU: by cuBLASLt, with what follows them done on the way out where it can, by kernels of ours where it cannot.
 //!
 //! `a: [m, k]`, `b: [k, n]`, `c: [m, n]`, row after row.
 
 mod fallback;
 
-use crate::cuda::blas::{Call, Key, Kind};
-use crate::cuda::{Build, Cuda, Source};
+use crate::cuda::blas::{EpilogueKind, MatmulCall, MatmulKey};
+use crate::cuda::{Build, Cuda, KernelSource};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::operand::Operand;
 use crate::tensor::Tensor;
 
 /// The kernels that stand in where cuBLASLt has none.
-pub(crate) const SOURCE: Source = Source {
+pub(crate) const SOURCE: KernelSource = KernelSource {
     name: "epilogue.cu",
     parts: &[],
     text: include_str!("epilogue.cu"),
@@ -22,7 +22,7 @@ pub(crate) const SOURCE: Source = Source {
 
 /// What happens to a finished sum on its way to `c`. Each tensor has `c`'s type.
 #[derive(Debug)]
-pub enum Epilogue<'a> {
+pub enum MatmulEpilogue<'a> {
     /// Nothing.
     None,
     /// `c = a b + bias`; `bias: [n]`.
@@ -36,7 +36,7 @@ pub enum Epilogue<'a> {
     },
     /// `c = (a b) * gelu'(pre)`.
     GeluBackward {
-        /// What [`Epilogue::Gelu`] kept.
+        /// What [`MatmulEpilogue::Gelu`] kept.
         pre: &'a Tensor,
     },
     /// `c = a b`, and the sums of `a` over `k` beside it: `[m]`. A bias's gradient where `a` is the gradient.
@@ -45,16 +45,16 @@ pub enum Epilogue<'a> {
     SumsOfB(&'a mut Tensor),
 }
 
-impl<'a> Epilogue<'a> {
+impl<'a> MatmulEpilogue<'a> {
     /// With a bias, or nothing.
-    pub fn bias(bias: Option<&'a Tensor>) -> Epilogue<'a> {
-        bias.map_or(Epilogue::None, Epilogue::Bias)
+    pub fn bias(bias: Option<&'a Tensor>) -> MatmulEpilogue<'a> {
+        bias.map_or(MatmulEpilogue::None, MatmulEpilogue::Bias)
     }
 }
 
 /// A product to be run.
 #[derive(Debug)]
-pub struct Product<'a> {
+pub struct GpuMatmul<'a> {
     a: &'a Tensor,
     ta: bool,
     b: &'a Tensor,
@@ -66,24 +66,24 @@ pub struct Product<'a> {
     scale: f32,
     accumulate: bool,
     plus: Option<&'a Tensor>,
-    epilogue: Epilogue<'a>,
+    epilogue: MatmulEpilogue<'a>,
 }
 
-impl<'a> Product<'a> {
+impl<'a> GpuMatmul<'a> {
     /// `a b`; `a: [m, k]`, `b: [k, n]`.
-    pub fn new(a: impl Into<Operand<'a>>, b: impl Into<Operand<'a>>) -> Product<'a> {
-        Product::of(a.into(), b.into(), 1)
+    pub fn new(a: impl Into<Operand<'a>>, b: impl Into<Operand<'a>>) -> GpuMatmul<'a> {
+        GpuMatmul::of(a.into(), b.into(), 1)
     }
 
     /// One product for each index of the first dimension: `[batch, m, k]` by `[batch, k, n]`.
-    pub fn batched(a: impl Into<Operand<'a>>, b: impl Into<Operand<'a>>) -> Product<'a> {
+    pub fn batched(a: impl Into<Operand<'a>>, b: impl Into<Operand<'a>>) -> GpuMatmul<'a> {
         let (a, b) = (a.into(), b.into());
         let (batch, of_b) = (a.tensor.shape()[0], b.tensor.shape()[0]);
         assert_eq!(batch, of_b, "a batch of {:?} and one of {:?}", a.tensor.shape(), b.tensor.shape());
-        Product::of(a, b, batch)
+        GpuMatmul::of(a, b, batch)
     }
 
-    fn of(a: Operand<'a>, b: Operand<'a>, batch: usize) -> Product<'a> {
+    fn of(a: Operand<'a>, b: Operand<'a>, batch: usize) -> GpuMatmul<'a> {
         let seen = |x: Operand<'_>| {
             let (rows, width) = (x.tensor.rows() / batch.max(1), x.tensor.width());
             if x.transposed { (width, rows) } else { (rows, width) }
@@ -94,7 +94,7 @@ impl<'a> Product<'a> {
         let (of_a, of_b) = (a.shape(), b.shape());
         assert_eq!(k, bk, "a product of {of_a:?} (transposed: {ta}) and {of_b:?} (transposed: {tb})");
         assert_eq!(a.dtype(), b.dtype(), "a product of two types");
-        Product {
+        GpuMatmul {
             a,
             ta,
             b,
@@ -106,30 +106,30 @@ impl<'a> Product<'a> {
             scale: 1.0,
             accumulate: false,
             plus: None,
-            epilogue: Epilogue::None,
+            epilogue: MatmulEpilogue::None,
         }
     }
 
     /// Adds to `c` instead of overwriting it.
-    pub fn accumulate(mut self, accumulate: bool) -> Product<'a> {
+    pub fn accumulate(mut self, accumulate: bool) -> GpuMatmul<'a> {
         self.accumulate = accumulate;
         self
     }
 
     /// Adds a tensor like `c` before anything is rounded, so that `c = a b + plus`, and a bias where one follows.
-    pub fn plus(mut self, plus: Option<&'a Tensor>) -> Product<'a> {
+    pub fn plus(mut self, plus: Option<&'a Tensor>) -> GpuMatmul<'a> {
         self.plus = plus;
         self
     }
 
     /// Multiplies the product by this number, before anything is added.
-    pub fn scaled(mut self, scale: f32) -> Product<'a> {
+    pub fn scaled(mut self, scale: f32) -> GpuMatmul<'a> {
         self.scale = scale;
         self
     }
 
     /// With something to follow.
-    pub fn then(mut self, epilogue: Epilogue<'a>) -> Product<'a> {
+    pub fn then(mut self, epilogue: MatmulEpilogue<'a>) -> GpuMatmul<'a> {
         self.epilogue = epilogue;
         self
     }
@@ -153,7 +153,7 @@ impl<'a> Product<'a> {
             return Ok(());
         }
         // In two steps: the product as it is, then the rest by a kernel of ours.
-        let epilogue = std::mem::replace(&mut self.epilogue, Epilogue::None);
+        let epilogue = std::mem::replace(&mut self.epilogue, MatmulEpilogue::None);
         if self.k > 0 {
             let ran = self.ask(&cuda, c)?;
             assert!(ran, "cuBLASLt has no algorithm for a plain product: {self:?}");
@@ -169,17 +169,17 @@ impl<'a> Product<'a> {
     fn ask(&mut self, cuda: &Cuda, c: &mut Tensor) -> Result<bool> {
         let key = self.key(c);
         let (vector, matrix) = match &mut self.epilogue {
-            Epilogue::None => (None, None),
-            Epilogue::Bias(bias) => (Some(bias.cuda_buffer().address()), None),
-            Epilogue::Gelu { bias, pre } => {
+            MatmulEpilogue::None => (None, None),
+            MatmulEpilogue::Bias(bias) => (Some(bias.cuda_buffer().address()), None),
+            MatmulEpilogue::Gelu { bias, pre } => {
                 (bias.map(|b| b.cuda_buffer().address()), Some(pre.cuda_buffer_mut().address()))
             }
-            Epilogue::GeluBackward { pre } => (None, Some(pre.cuda_buffer().address())),
-            Epilogue::SumsOfA(sums) | Epilogue::SumsOfB(sums) => {
+            MatmulEpilogue::GeluBackward { pre } => (None, Some(pre.cuda_buffer().address())),
+            MatmulEpilogue::SumsOfA(sums) | MatmulEpilogue::SumsOfB(sums) => {
                 (Some(sums.cuda_buffer_mut().address()), None)
             }
         };
-        let call = Call {
+        let call = MatmulCall {
             key,
             scale: self.scale,
             a: self.a.cuda_buffer().address(),
@@ -193,8 +193,8 @@ impl<'a> Product<'a> {
         cuda.with_blas(|blas| unsafe { blas.run(cuda, &call) })
     }
 
-    fn key(&self, c: &Tensor) -> Key {
-        Key {
+    fn key(&self, c: &Tensor) -> MatmulKey {
+        MatmulKey {
             m: self.m,
             n: self.n,
             k: self.k,
@@ -205,13 +205,13 @@ impl<'a> Product<'a> {
             output: c.dtype(),
             accumulate: self.accumulate || self.plus.is_some(),
             kind: match &self.epilogue {
-                Epilogue::None => Kind::Plain,
-                Epilogue::Bias(_) => Kind::Bias,
-                Epilogue::Gelu { bias: None, .. } => Kind::Gelu,
-                Epilogue::Gelu { bias: Some(_), .. } => Kind::GeluBias,
-                Epilogue::GeluBackward { .. } => Kind::GeluBackward,
-                Epilogue::SumsOfA(_) => Kind::SumsOfA,
-                Epilogue::SumsOfB(_) => Kind::SumsOfB,
+                MatmulEpilogue::None => EpilogueKind::Plain,
+                MatmulEpilogue::Bias(_) => EpilogueKind::Bias,
+                MatmulEpilogue::Gelu { bias: None, .. } => EpilogueKind::Gelu,
+                MatmulEpilogue::Gelu { bias: Some(_), .. } => EpilogueKind::GeluBias,
+                MatmulEpilogue::GeluBackward { .. } => EpilogueKind::GeluBackward,
+                MatmulEpilogue::SumsOfA(_) => EpilogueKind::SumsOfA,
+                MatmulEpilogue::SumsOfB(_) => EpilogueKind::SumsOfB,
             },
         }
     }
@@ -222,20 +222,24 @@ impl<'a> Product<'a> {
             |t: &Tensor| assert!(t.len() == m * n && t.dtype() == c.dtype(), "{:?} beside c", t.shape());
         let bias = |t: &Tensor| assert!(t.len() == n && t.dtype() == c.dtype(), "a bias {:?}", t.shape());
         match &self.epilogue {
-            Epilogue::None => return,
-            Epilogue::Bias(t) => bias(t),
-            Epilogue::Gelu { bias: b, pre } => {
+            MatmulEpilogue::None => return,
+            MatmulEpilogue::Bias(t) => bias(t),
+            MatmulEpilogue::Gelu { bias: b, pre } => {
                 b.iter().for_each(|t| bias(t));
                 full(pre);
             }
-            Epilogue::GeluBackward { pre } => full(pre),
-            Epilogue::SumsOfA(t) => assert!(t.len() == m && t.dtype() == c.dtype(), "sums {:?}", t.shape()),
-            Epilogue::SumsOfB(t) => assert!(t.len() == n && t.dtype() == c.dtype(), "sums {:?}", t.shape()),
+            MatmulEpilogue::GeluBackward { pre } => full(pre),
+            MatmulEpilogue::SumsOfA(t) => {
+                assert!(t.len() == m && t.dtype() == c.dtype(), "sums {:?}", t.shape())
+            }
+            MatmulEpilogue::SumsOfB(t) => {
+                assert!(t.len() == n && t.dtype() == c.dtype(), "sums {:?}", t.shape())
+            }
         }
         assert_eq!(self.batch, 1, "a batched product with something to follow");
-        let unchanged = matches!(self.epilogue, Epilogue::SumsOfA(_) | Epilogue::SumsOfB(_));
+        let unchanged = matches!(self.epilogue, MatmulEpilogue::SumsOfA(_) | MatmulEpilogue::SumsOfB(_));
         assert!(!self.accumulate || unchanged, "a product that is added to c and then changed");
-        let changed = !unchanged && !matches!(self.epilogue, Epilogue::Bias(_));
+        let changed = !unchanged && !matches!(self.epilogue, MatmulEpilogue::Bias(_));
         assert!(
             self.plus.is_none() || !changed,
             "a product to which something is added before it is changed"

@@ -1,7 +1,7 @@
-//! A row times a matrix on a card.
+//! A row times a matrix on a GPU.
 
-use super::{After, Norm};
-use crate::cuda::{Args, Build, Cuda, Kernel, Part, Source};
+use super::{InputNorm, MatvecEpilogue};
+use crate::cuda::{Args, Build, Cuda, Kernel, KernelInclude, KernelSource};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
@@ -10,27 +10,34 @@ use crate::ops::activation::cuda::{FORMULAS, number};
 use crate::ops::lanes;
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = Source {
-    parts: &[Part::LANES, Part::COPIES, Part::CLUSTER, FORMULAS, AROUND, BY_INPUTS],
+pub(crate) static SOURCE: KernelSource = KernelSource {
+    parts: &[
+        KernelInclude::LANES,
+        KernelInclude::COPIES,
+        KernelInclude::CLUSTER,
+        FORMULAS,
+        AROUND,
+        BY_INPUTS,
+    ],
     ..lanes::source("matvec.cu", include_str!("../matvec.cu"), Build::FLOATS)
 };
 
-const AROUND: Part = Part { name: "around.cuh", text: include_str!("around.cuh") };
-const BY_INPUTS: Part = Part { name: "by_inputs.cuh", text: include_str!("by_inputs.cuh") };
+const AROUND: KernelInclude = KernelInclude { name: "around.cuh", text: include_str!("around.cuh") };
+const BY_INPUTS: KernelInclude = KernelInclude { name: "by_inputs.cuh", text: include_str!("by_inputs.cuh") };
 
 /// Threads that stand beside each other over a row of a matrix that is stored by inputs.
 const ACROSS: usize = 8;
 /// The most blocks that add their sums up.
 const CLUSTER: usize = 8;
-/// A matrix is cut into as many blocks as it can be up to this: two for each processor of a large card, which leaves room for those
+/// A matrix is cut into as many blocks as it can be up to this: two for each processor of a large GPU, which leaves room for those
 /// of the next product to begin.
 const BLOCKS: usize = 264;
-/// Rows of a piece, where blocks cannot read each other's memory: few, so that even a small matrix fills a card. A thread of
+/// Rows of a piece, where blocks cannot read each other's memory: few, so that even a small matrix fills a GPU. A thread of
 /// a block (32, 8) reads four of them, all under way at once.
 const PIECE: usize = 32;
 
 /// Whether the norm of x can be a part of the product's kernel.
-pub(super) fn takes_norm(cuda: &Cuda, norm: &Norm<'_>, x: &Tensor, w: Operand<'_>) -> bool {
+pub(super) fn takes_norm(cuda: &Cuda, norm: &InputNorm<'_>, x: &Tensor, w: Operand<'_>) -> bool {
     let like_x = |weight: &Tensor| weight.dtype() == x.dtype();
     !w.transposed && cuda.overlaps_kernels() && like_x(norm.scale) && norm.shift.is_none_or(like_x)
 }
@@ -38,9 +45,9 @@ pub(super) fn takes_norm(cuda: &Cuda, norm: &Norm<'_>, x: &Tensor, w: Operand<'_
 pub(super) fn matvec(
     cuda: &Cuda,
     x: &Tensor,
-    norm: Option<Norm<'_>>,
+    norm: Option<InputNorm<'_>>,
     w: Operand<'_>,
-    after: After<'_>,
+    after: MatvecEpilogue<'_>,
     y: &mut Tensor,
 ) -> Result<()> {
     let (k, n) = w.extents();
@@ -61,9 +68,9 @@ pub(super) fn matvec(
 fn by_inputs(
     cuda: &Cuda,
     x: &Tensor,
-    norm: Option<Norm<'_>>,
+    norm: Option<InputNorm<'_>>,
     w: &Tensor,
-    after: After<'_>,
+    after: MatvecEpilogue<'_>,
     y: &mut Tensor,
 ) -> Result<()> {
     let (k, n) = (w.rows(), w.width());
@@ -87,8 +94,8 @@ fn cluster(strips: usize) -> usize {
     cluster
 }
 
-/// The same in two kernels, on any card.
-fn by_pieces(cuda: &Cuda, x: &Tensor, w: &Tensor, after: After<'_>, y: &mut Tensor) -> Result<()> {
+/// The same in two kernels, on any GPU.
+fn by_pieces(cuda: &Cuda, x: &Tensor, w: &Tensor, after: MatvecEpilogue<'_>, y: &mut Tensor) -> Result<()> {
     let (k, n) = (w.rows(), w.width());
     let pieces = k.div_ceil(PIECE);
     let mut partial = Tensor::empty(&x.device(), &[pieces, n], DType::F32, Category::Workspace)?;
@@ -106,14 +113,14 @@ fn kernel(cuda: &Cuda, x: &Tensor, name: &'static str) -> Result<Kernel> {
 }
 
 /// The kernels' struct `Before`.
-fn norm_as_argument<'a>(args: Args<'a>, norm: Option<Norm<'a>>) -> Args<'a> {
-    let Some(Norm { centred, scale, shift, eps }) = norm else { return args.words(&[0; 3]) };
+fn norm_as_argument<'a>(args: Args<'a>, norm: Option<InputNorm<'a>>) -> Args<'a> {
+    let Some(InputNorm { centred, scale, shift, eps }) = norm else { return args.words(&[0; 3]) };
     let numbers = u64::from(eps.to_bits()) | u64::from(centred) << 32;
     args.words(&[address(Some(scale)), address(shift), numbers])
 }
 
 /// The kernels' struct `After`.
-fn after_as_argument<'a>(args: Args<'a>, after: After<'a>) -> Args<'a> {
+fn after_as_argument<'a>(args: Args<'a>, after: MatvecEpilogue<'a>) -> Args<'a> {
     let kind = after.activation.map_or(-1, |kind| i64::from(number(kind)));
     args.words(&[address(after.bias), address(after.plus), kind as u64])
 }
@@ -133,7 +140,7 @@ mod tests {
         assert_eq!([1, 32, 49, 50, 96, 99, 128, 198, 199, 5000].map(cluster), [8, 8, 4, 4, 2, 2, 2, 1, 1, 1]);
     }
 
-    /// What serves older cards, on one that has better.
+    /// What serves older GPUs, on one that has better.
     #[test]
     fn both_ways_of_a_matrix_by_inputs_agree() {
         for [device, ..] in devices() {
@@ -146,9 +153,9 @@ mod tests {
                 way(&mut y).unwrap();
                 y.to_f32()
             };
-            let pieces = make(&|y| by_pieces(cuda, &x, &w, After::default(), y));
+            let pieces = make(&|y| by_pieces(cuda, &x, &w, MatvecEpilogue::default(), y));
             if cuda.overlaps_kernels() {
-                let clusters = make(&|y| by_inputs(cuda, &x, None, &w, After::default(), y));
+                let clusters = make(&|y| by_inputs(cuda, &x, None, &w, MatvecEpilogue::default(), y));
                 assert_close(&clusters, &wide(&pieces), 1e-4);
             }
         }

@@ -1,26 +1,29 @@
-//! Layer norm and RMS norm on a card: their kernels take the same arguments, but for the number N of weights.
+//! Layer norm and RMS norm on a GPU: their kernels take the same arguments, but for the number N of weights.
 
 use super::{all, empty_statistics};
-use crate::cuda::{Args, Build, Cuda, Part, Source};
+use crate::cuda::{Args, Build, Cuda, KernelInclude, KernelSource};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::cast;
-use crate::ops::lanes::{self, Columns};
+use crate::ops::lanes::{self, ColumnSumLaunch};
 use crate::tensor::Tensor;
 
 /// The walk over a row that both norms' kernels share.
-const BACKWARD_INPUT: Part =
-    Part { name: "norm/backward_input.cuh", text: include_str!("backward_input.cuh") };
+const BACKWARD_INPUT: KernelInclude =
+    KernelInclude { name: "norm/backward_input.cuh", text: include_str!("backward_input.cuh") };
 
 /// A norm's file of kernels.
-pub(crate) const fn source(name: &'static str, text: &'static str) -> Source {
-    Source { parts: &[Part::LANES, BACKWARD_INPUT], ..lanes::source(name, text, Build::FLOATS) }
+pub(crate) const fn source(name: &'static str, text: &'static str) -> KernelSource {
+    KernelSource {
+        parts: &[KernelInclude::LANES, BACKWARD_INPUT],
+        ..lanes::source(name, text, Build::FLOATS)
+    }
 }
 
 /// A norm's kernels, by their names in its file.
-pub(crate) struct Kernels {
-    pub(crate) source: &'static Source,
+pub(crate) struct NormKernels {
+    pub(crate) source: &'static KernelSource,
     pub(crate) forward: &'static str,
     pub(crate) backward_input: &'static str,
     pub(crate) backward_remaking: &'static str,
@@ -30,7 +33,7 @@ pub(crate) struct Kernels {
 
 pub(super) fn forward<const N: usize>(
     cuda: &Cuda,
-    kernels: &Kernels,
+    kernels: &NormKernels,
     x: &Tensor,
     weights: [&Tensor; N],
     eps: f32,
@@ -50,7 +53,7 @@ pub(super) fn forward<const N: usize>(
 
 pub(super) fn backward_input(
     cuda: &Cuda,
-    kernels: &Kernels,
+    kernels: &NormKernels,
     dy: &Tensor,
     x: &Tensor,
     scale: &Tensor,
@@ -71,7 +74,7 @@ pub(super) fn backward_input(
 
 pub(super) fn backward_remaking<const N: usize>(
     cuda: &Cuda,
-    kernels: &Kernels,
+    kernels: &NormKernels,
     dy: &Tensor,
     x: &Tensor,
     weights: [&Tensor; N],
@@ -81,7 +84,7 @@ pub(super) fn backward_remaking<const N: usize>(
     let (rows, c) = (x.rows(), x.width());
     check_types(kernels, dy, x, statistics);
     let (weights, wide) = cast::weights(x.dtype(), weights)?;
-    let mut dx = lanes::Added::new(x, plus)?;
+    let mut dx = lanes::Addend::new(x, plus)?;
     let mut y = x.empty_like(Category::Transient)?;
     let kernel = cuda.kernel(kernels.source, Build::of(x.dtype()), kernels.backward_remaking)?;
     let args = weights.iter().fold(Args::new().input(dy).input(x), Args::input);
@@ -96,7 +99,7 @@ pub(super) fn backward_remaking<const N: usize>(
 
 pub(super) fn backward_weights<const N: usize>(
     cuda: &Cuda,
-    kernels: &Kernels,
+    kernels: &NormKernels,
     dy: &Tensor,
     x: &Tensor,
     statistics: &Tensor,
@@ -105,7 +108,7 @@ pub(super) fn backward_weights<const N: usize>(
     let (rows, c, device) = (x.rows(), x.width(), x.device());
     check_types(kernels, dy, x, statistics);
     let build = Build::of(x.dtype());
-    let Columns { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
+    let ColumnSumLaunch { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
     let mut partial = Tensor::empty(&device, &[pieces, N, c], DType::F32, Category::Workspace)?;
     let args = Args::new().input(dy).input(x).input(statistics).output(&mut partial);
     let args = args.size(rows).size(c).size(piece);
@@ -124,7 +127,7 @@ pub(super) fn backward_weights<const N: usize>(
     Ok(totals)
 }
 
-fn check_types(kernels: &Kernels, dy: &Tensor, x: &Tensor, statistics: &Tensor) {
+fn check_types(kernels: &NormKernels, dy: &Tensor, x: &Tensor, statistics: &Tensor) {
     let given = (dy.dtype(), statistics.dtype());
     assert_eq!(given, (x.dtype(), DType::F32), "{}: types", kernels.source.name);
 }

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 /// A norm's public functions with its N weights as one argument, and its formula: (y, statistics).
 #[expect(clippy::type_complexity, reason = "each says in full what it takes, as the functions themselves do")]
-struct Norm<const N: usize> {
+struct NormFunctions<const N: usize> {
     forward: fn(&Tensor, [&Tensor; N], f32) -> Result<(Tensor, Tensor)>,
     backward_input: fn(&Tensor, &Tensor, &Tensor, &Tensor) -> Result<Tensor>,
     backward_remaking:
@@ -17,7 +17,7 @@ struct Norm<const N: usize> {
     reference: fn(&[f64], [&[f64]; N], f64) -> (Vec<f64>, Vec<f64>),
 }
 
-const LAYER_NORM: Norm<2> = Norm {
+const LAYER_NORM: NormFunctions<2> = NormFunctions {
     forward: |x, [scale, shift], eps| layer_norm::forward(x, scale, shift, eps),
     backward_input: layer_norm::backward_input,
     backward_remaking: |dy, x, [scale, shift], statistics, plus| {
@@ -40,7 +40,7 @@ const LAYER_NORM: Norm<2> = Norm {
     },
 };
 
-const RMS_NORM: Norm<1> = Norm {
+const RMS_NORM: NormFunctions<1> = NormFunctions {
     forward: |x, [scale], eps| rms_norm::forward(x, scale, eps),
     backward_input: rms_norm::backward_input,
     backward_remaking: |dy, x, [scale], statistics, plus| {
@@ -60,7 +60,7 @@ const RMS_NORM: Norm<1> = Norm {
     },
 };
 
-impl<const N: usize> Norm<N> {
+impl<const N: usize> NormFunctions<N> {
     /// y, the statistics, dx, dx plus another gradient, the weights' gradients as `dtype`. y and dx are made in two
     /// ways, which must agree.
     fn all_passes(
@@ -153,7 +153,7 @@ proptest! {
     }
 }
 
-/// A card gives these rows to a block instead of a warp.
+/// A GPU gives these rows to a block instead of a warp.
 #[test]
 fn layer_norm_takes_long_rows_and_a_scale_of_another_type() {
     LAYER_NORM.takes_long_rows_and_a_scale_of_another_type();

@@ -1,21 +1,21 @@
-//! Pooling on a card.
+//! Pooling on a GPU.
 
-use super::{Grid, Pool};
-use crate::cuda::{Args, Build, Cuda, Source};
+use super::{PoolParams, WindowGrid};
+use crate::cuda::{Args, Build, Cuda, KernelSource};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Category;
-use crate::ops::lanes::{self, Columns, THREADS};
+use crate::ops::lanes::{self, ColumnSumLaunch, THREADS};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = lanes::source("pool.cu", include_str!("../pool.cu"), Build::FLOATS);
+pub(crate) static SOURCE: KernelSource = lanes::source("pool.cu", include_str!("../pool.cu"), Build::FLOATS);
 
 /// The widest window whose places fit a byte.
 const WIDEST: usize = 16;
 /// The most blocks along a grid's second extent.
 const MOST: usize = 65535;
 
-pub(super) fn max_forward(cuda: &Cuda, x: &Tensor, grid: &Grid, pool: Pool) -> Result<Tensor> {
+pub(super) fn max_forward(cuda: &Cuda, x: &Tensor, grid: &WindowGrid, pool: PoolParams) -> Result<Tensor> {
     let mut y = output(x, grid)?;
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_forward")?;
     let args = Args::new().input(x).output(&mut y).optional_output(None).fields(&size(grid, Some(pool)));
@@ -25,7 +25,7 @@ pub(super) fn max_forward(cuda: &Cuda, x: &Tensor, grid: &Grid, pool: Pool) -> R
 }
 
 /// Where in its window each maximum is, a byte each.
-fn places(cuda: &Cuda, x: &Tensor, grid: &Grid, pool: Pool) -> Result<Tensor> {
+fn places(cuda: &Cuda, x: &Tensor, grid: &WindowGrid, pool: PoolParams) -> Result<Tensor> {
     if pool.kernel > WIDEST {
         let what =
             format!("a maximum on a GPU takes windows of at most {WIDEST} pixels, got {}", pool.kernel);
@@ -40,7 +40,13 @@ fn places(cuda: &Cuda, x: &Tensor, grid: &Grid, pool: Pool) -> Result<Tensor> {
     Ok(places)
 }
 
-pub(super) fn max_take(cuda: &Cuda, x: &Tensor, like: &Tensor, grid: &Grid, pool: Pool) -> Result<Tensor> {
+pub(super) fn max_take(
+    cuda: &Cuda,
+    x: &Tensor,
+    like: &Tensor,
+    grid: &WindowGrid,
+    pool: PoolParams,
+) -> Result<Tensor> {
     let places = places(cuda, like, grid, pool)?;
     let mut y = output(x, grid)?;
     let args = Args::new().input(x).input(&places).output(&mut y).fields(&size(grid, Some(pool)));
@@ -50,7 +56,13 @@ pub(super) fn max_take(cuda: &Cuda, x: &Tensor, like: &Tensor, grid: &Grid, pool
     Ok(y)
 }
 
-pub(super) fn max_backward(cuda: &Cuda, dy: &Tensor, x: &Tensor, grid: &Grid, pool: Pool) -> Result<Tensor> {
+pub(super) fn max_backward(
+    cuda: &Cuda,
+    dy: &Tensor,
+    x: &Tensor,
+    grid: &WindowGrid,
+    pool: PoolParams,
+) -> Result<Tensor> {
     let mut dx = x.empty_like(Category::Transient)?;
     if grid.is_tiled_by(pool) {
         let args = Args::new().input(dy).input(x).output(&mut dx).fields(&size(grid, Some(pool)));
@@ -68,13 +80,14 @@ pub(super) fn max_backward(cuda: &Cuda, dy: &Tensor, x: &Tensor, grid: &Grid, po
 }
 
 /// `pool`: the windows' geometry; none where they cover the image.
-pub(super) fn mean(cuda: &Cuda, x: &Tensor, grid: &Grid, pool: Option<Pool>) -> Result<Tensor> {
+pub(super) fn mean(cuda: &Cuda, x: &Tensor, grid: &WindowGrid, pool: Option<PoolParams>) -> Result<Tensor> {
     let mut y = output(x, grid)?;
     let ([batch, h, w, c], build) = (grid.shape, Build::of(x.dtype()));
     let [_, oh, ow, _] = grid.output_shape();
     if pool.is_none() && oh * ow == 1 && batch <= MOST {
-        let Columns { grid: (across, _), block, .. } = lanes::columns(1, c, x.dtype());
-        let args = Args::new().input(x).output(&mut y).size(h * w).size(grid.whole.iter().product()).size(c);
+        let ColumnSumLaunch { grid: (across, _), block, .. } = lanes::columns(1, c, x.dtype());
+        let args =
+            Args::new().input(x).output(&mut y).size(h * w).size(grid.full_size.iter().product()).size(c);
         // SAFETY: x is [batch, h w, c], y [batch, c], and the grid has a row of blocks for each image.
         unsafe {
             cuda.kernel(&SOURCE, build, "pool_global_mean")?.launch((across, batch as u32), block, 0, args)?
@@ -89,7 +102,12 @@ pub(super) fn mean(cuda: &Cuda, x: &Tensor, grid: &Grid, pool: Option<Pool>) -> 
 }
 
 /// The gradient of [`mean`]'s input.
-pub(super) fn spread(cuda: &Cuda, dy: &Tensor, grid: &Grid, pool: Option<Pool>) -> Result<Tensor> {
+pub(super) fn spread(
+    cuda: &Cuda,
+    dy: &Tensor,
+    grid: &WindowGrid,
+    pool: Option<PoolParams>,
+) -> Result<Tensor> {
     let mut dx = Tensor::empty(&dy.device(), &grid.shape, dy.dtype(), Category::Transient)?;
     let kernel = cuda.kernel(&SOURCE, Build::of(dy.dtype()), "pool_mean_backward")?;
     let args = Args::new().input(dy).output(&mut dx).fields(&size(grid, pool));
@@ -98,7 +116,7 @@ pub(super) fn spread(cuda: &Cuda, dy: &Tensor, grid: &Grid, pool: Option<Pool>) 
     Ok(dx)
 }
 
-fn output(x: &Tensor, grid: &Grid) -> Result<Tensor> {
+fn output(x: &Tensor, grid: &WindowGrid) -> Result<Tensor> {
     Tensor::empty(&x.device(), &grid.output_shape(), x.dtype(), Category::Transient)
 }
 
@@ -110,11 +128,11 @@ fn threads(shape: &[usize; 4], dtype: DType) -> u32 {
 }
 
 /// The kernels' struct of sizes; a window of 0 stands for windows that cover the image.
-fn size(grid: &Grid, pool: Option<Pool>) -> [u32; 12] {
+fn size(grid: &WindowGrid, pool: Option<PoolParams>) -> [u32; 12] {
     let [batch, h, w, c] = grid.shape;
     let [_, oh, ow, _] = grid.output_shape();
     let (kernel, stride) = pool.map_or((0, 1), |pool| (pool.kernel, pool.stride));
-    let ([top, left], [whole_h, whole_w]) = (grid.first, grid.whole);
+    let ([top, left], [whole_h, whole_w]) = (grid.first, grid.full_size);
     [batch, c, kernel, stride, h, oh, top, whole_h, w, ow, left, whole_w]
         .map(|n| i32::try_from(n).expect("an image's extents have 31 bits") as u32)
 }

@@ -4,13 +4,13 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::dtype::DType;
-use crate::ops::activation::{self, Activation};
+use crate::ops::activation::{self, ActivationFn};
 use crate::testing::{assert_close, check, devices, dot, gradient, tensor, values, wide};
 
 /// For every output of every image, the elements of x that its window sees, rows first, as indices.
-type Seen = Vec<Vec<usize>>;
+type WindowElements = Vec<Vec<usize>>;
 
-fn seen([batch, h, w, c]: [usize; 4], rows: &[Vec<usize>], columns: &[Vec<usize>]) -> Seen {
+fn seen([batch, h, w, c]: [usize; 4], rows: &[Vec<usize>], columns: &[Vec<usize>]) -> WindowElements {
     let mut all = Vec::new();
     for n in 0..batch {
         for rows in rows {
@@ -38,30 +38,30 @@ fn slide(size: usize, [before, after]: [usize; 2], kernel: usize, stride: usize)
     starts.map(on_image).collect()
 }
 
-fn seen_by_pool(shape: [usize; 4], pool: Pool) -> Seen {
+fn seen_by_pool(shape: [usize; 4], pool: PoolParams) -> WindowElements {
     let along = |size, padding| slide(size, padding, pool.kernel, pool.stride);
     seen(shape, &along(shape[1], pool.padding.rows()), &along(shape[2], pool.padding.columns()))
 }
 
-fn seen_by_cover(shape: [usize; 4], size: usize) -> Seen {
+fn seen_by_cover(shape: [usize; 4], size: usize) -> WindowElements {
     let along = |side| cover(side, size).into_iter().map(Iterator::collect).collect::<Vec<_>>();
     seen(shape, &along(shape[1]), &along(shape[2]))
 }
 
-fn plain_max(x: &[f64], seen: &Seen) -> Vec<f64> {
+fn plain_max(x: &[f64], seen: &WindowElements) -> Vec<f64> {
     seen.iter().map(|w| w.iter().map(|&i| x[i]).fold(f64::NEG_INFINITY, f64::max)).collect()
 }
 
-fn plain_mean(x: &[f64], seen: &Seen) -> Vec<f64> {
+fn plain_mean(x: &[f64], seen: &WindowElements) -> Vec<f64> {
     seen.iter().map(|w| w.iter().map(|&i| x[i]).sum::<f64>() / w.len() as f64).collect()
 }
 
-fn plain_max_take(x: &[f64], like: &[f64], seen: &Seen) -> Vec<f64> {
+fn plain_max_take(x: &[f64], like: &[f64], seen: &WindowElements) -> Vec<f64> {
     let first = |w: &Vec<usize>| w.iter().copied().reduce(|a, b| if like[b] > like[a] { b } else { a });
     seen.iter().map(|window| x[first(window).unwrap()]).collect()
 }
 
-fn plain_max_backward(dy: &[f64], x: &[f64], seen: &Seen) -> Vec<f64> {
+fn plain_max_backward(dy: &[f64], x: &[f64], seen: &WindowElements) -> Vec<f64> {
     let mut dx = vec![0.0; x.len()];
     for (window, dy) in seen.iter().zip(dy) {
         dx[window.iter().copied().reduce(|a, b| if x[b] > x[a] { b } else { a }).unwrap()] += dy;
@@ -69,7 +69,7 @@ fn plain_max_backward(dy: &[f64], x: &[f64], seen: &Seen) -> Vec<f64> {
     dx
 }
 
-fn plain_mean_backward(dy: &[f64], elements: usize, seen: &Seen) -> Vec<f64> {
+fn plain_mean_backward(dy: &[f64], elements: usize, seen: &WindowElements) -> Vec<f64> {
     let mut dx = vec![0.0; elements];
     for (window, dy) in seen.iter().zip(dy) {
         window.iter().for_each(|&i| dx[i] += dy / window.len() as f64);
@@ -85,7 +85,7 @@ fn cut(x: &[f32], [batch, h, w, c]: [usize; 4], rows: Range<usize>, columns: Ran
 }
 
 /// All passes of a pool, on every device and in every type.
-fn agrees_with_plain_loops(pool: Pool, shape: [usize; 4], seed: u64) {
+fn agrees_with_plain_loops(pool: PoolParams, shape: [usize; 4], seed: u64) {
     // Few distinct values, so that windows have several maxima and the first one must be found.
     let x: Vec<f32> = values(seed, shape.iter().product(), 2.0).iter().map(|x| x.round()).collect();
     let seen = seen_by_pool(shape, pool);
@@ -122,7 +122,7 @@ proptest! {
         seed in 0u64..1000,
     ) {
         let [top, bottom, left, right] = sides.map(|n| n.min(kernel / 2));
-        let pool = Pool { kernel, stride, padding: Padding { top, bottom, left, right } };
+        let pool = PoolParams { kernel, stride, padding: Padding { top, bottom, left, right } };
         prop_assume!(h + top + bottom >= kernel && w + left + right >= kernel);
         agrees_with_plain_loops(pool, [batch, h, w, c], seed);
     }
@@ -134,7 +134,7 @@ proptest! {
         (batch, c) in (1usize..4, 1usize..80),
         seed in 0u64..1000,
     ) {
-        let pool = Pool { kernel, stride: kernel, padding: 0.into() };
+        let pool = PoolParams { kernel, stride: kernel, padding: 0.into() };
         let shape = [batch, down * kernel, across * kernel + rest.min(kernel - 1), c];
         assert_eq!(pool.grid(&shape).is_tiled_by(pool), rest == 0 || kernel == 1);
         agrees_with_plain_loops(pool, shape, seed);
@@ -185,7 +185,7 @@ proptest! {
             if part.contains(&0) {
                 continue;
             }
-            let tile = Tile { whole: [h, w], first: [rows.start, columns.start] };
+            let tile = Tile { full_size: [h, w], first: [rows.start, columns.start] };
             let inside = |index: &usize| {
                 let (i, j) = (index / c / w % h, index / c % w);
                 rows.contains(&i) && columns.contains(&j)
@@ -211,10 +211,10 @@ proptest! {
 /// of nothing above zero.
 #[test]
 fn relu_behind_a_maximum_is_relu_before_it() {
-    let (pool, shape) = (Pool { kernel: 2, stride: 2, padding: 0.into() }, [3, 6, 8, 20]);
+    let (pool, shape) = (PoolParams { kernel: 2, stride: 2, padding: 0.into() }, [3, 6, 8, 20]);
     let x: Vec<f32> = values(1, shape.iter().product(), 1.5).iter().map(|x| x.round()).collect();
-    let relu = |x: &Tensor| activation::forward(Activation::Relu, x).unwrap();
-    let back = |saved: &Tensor, dy: Tensor| activation::backward(Activation::Relu, saved, dy).unwrap();
+    let relu = |x: &Tensor| activation::forward(ActivationFn::Relu, x).unwrap();
+    let back = |saved: &Tensor, dy: Tensor| activation::backward(ActivationFn::Relu, saved, dy).unwrap();
     let numbers = |x: &Tensor| x.to_f32();
     for (device, dtype) in devices().iter().flat_map(|d| [(&d[1], DType::F32), (&d[1], DType::Bf16)]) {
         let x = tensor(device, dtype, &shape, &x);
@@ -231,7 +231,7 @@ fn relu_behind_a_maximum_is_relu_before_it() {
 #[test]
 fn the_plain_backwards_are_derivatives_of_the_plain_forwards() {
     let padding = Padding { top: 1, bottom: 0, left: 0, right: 1 };
-    let seen = seen_by_pool([1, 5, 6, 2], Pool { kernel: 3, stride: 2, padding });
+    let seen = seen_by_pool([1, 5, 6, 2], PoolParams { kernel: 3, stride: 2, padding });
     let x = wide(&values(1, 60, 1.0));
     let dy = wide(&values(2, seen.len(), 1.0));
     let narrow = |x: Vec<f64>| x.into_iter().map(|x| x as f32).collect::<Vec<_>>();

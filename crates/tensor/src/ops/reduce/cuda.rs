@@ -1,20 +1,21 @@
-//! Sums on a card: partial sums by geometry, then their sum in a fixed order.
+//! Sums on a GPU: partial sums by geometry, then their sum in a fixed order.
 
-use crate::cuda::{Args, Build, Cuda, Source};
+use crate::cuda::{Args, Build, Cuda, KernelSource};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
-use crate::ops::lanes::{self, Columns, THREADS};
+use crate::ops::lanes::{self, ColumnSumLaunch, THREADS};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = lanes::source("reduce.cu", include_str!("../reduce.cu"), Build::FLOATS);
+pub(crate) static SOURCE: KernelSource =
+    lanes::source("reduce.cu", include_str!("../reduce.cu"), Build::FLOATS);
 
 /// Elements of a block's part of a norm or a dot product.
 const SPAN: usize = 16384;
 
 pub(super) fn sum_rows(cuda: &Cuda, x: &Tensor, category: Category) -> Result<Tensor> {
     let (rows, c, build) = (x.rows(), x.width(), Build::of(x.dtype()));
-    let Columns { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
+    let ColumnSumLaunch { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
     let mut partial = Tensor::empty(&x.device(), &[pieces, c], DType::F32, Category::Workspace)?;
     let mut y = Tensor::empty(&x.device(), &[c], x.dtype(), category)?;
     let args = Args::new().input(x).output(&mut partial).size(rows).size(c).size(piece);

@@ -1,12 +1,13 @@
-//! Rectangles of pixels on a card.
+//! Rectangles of pixels on a GPU.
 
 use super::Rectangle;
-use crate::cuda::{Args, Build, Cuda, Source};
+use crate::cuda::{Args, Build, Cuda, KernelSource};
 use crate::error::Result;
 use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = lanes::source("region.cu", include_str!("../region.cu"), Build::FLOATS);
+pub(crate) static SOURCE: KernelSource =
+    lanes::source("region.cu", include_str!("../region.cu"), Build::FLOATS);
 
 pub(super) fn take(cuda: &Cuda, x: &Tensor, at: &Rectangle, part: &mut Tensor) -> Result<()> {
     launch(cuda, "region_take", Args::new().input(x).output(part), at, x.dtype())

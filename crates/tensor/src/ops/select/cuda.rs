@@ -1,7 +1,7 @@
-//! Keys, their histograms and masks on a card.
+//! Keys, their histograms and masks on a GPU.
 
-use super::{DIGITS, Digit, Score, TILE};
-use crate::cuda::{Args, Build, Cuda, Part, Source};
+use super::{DIGITS, Digit, ScoreOrder, TILE};
+use crate::cuda::{Args, Build, Cuda, KernelInclude, KernelSource};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -9,8 +9,8 @@ use crate::memory::Category;
 use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = Source {
-    parts: &[Part::LANES, Part::RANDOM],
+pub(crate) static SOURCE: KernelSource = KernelSource {
+    parts: &[KernelInclude::LANES, KernelInclude::RANDOM],
     ..lanes::source("select.cu", include_str!("../select.cu"), Build::FLOATS)
 };
 
@@ -21,13 +21,14 @@ pub(super) fn keys(
     cuda: &Cuda,
     x: &Tensor,
     y: Option<&Tensor>,
-    score: Score,
+    score: ScoreOrder,
     keys: &mut Tensor,
 ) -> Result<()> {
     let n = x.len();
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "select_keys")?;
     let by = y.map_or(0, |y| y.cuda_buffer().address());
-    let args = Args::new().input(x).u64(by).output(keys).size(n).u32(u32::from(score == Score::Magnitude));
+    let args =
+        Args::new().input(x).u64(by).output(keys).size(n).u32(u32::from(score == ScoreOrder::Magnitude));
     // SAFETY: keys has n elements, and so has y, of f32; a missing one is a null pointer.
     unsafe { kernel.launch(lanes::elements(n), THREADS, 0, args) }
 }

@@ -1,10 +1,10 @@
-//! The product on a card, by cuSPARSE: `y^T = W x^T`, with x and y as they lie or transposed on the way; and the product
+//! The product on a GPU, by cuSPARSE: `y^T = W x^T`, with x and y as they lie or transposed on the way; and the product
 //! with half of the weights in a fixed pattern, by cuSPARSELt.
 
 use std::fmt;
 
 use super::{Csr, check};
-use crate::cuda::sparse::{HalfProduct, Rows, SparseProduct};
+use crate::cuda::sparse::{DeviceCsr, SparseProduct, TwoFourProduct};
 use crate::device::{Device, host_only};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -12,11 +12,11 @@ use crate::memory::Category;
 use crate::ops::layout;
 use crate::tensor::Tensor;
 
-/// How cuSPARSE is asked for a product. Which is the fastest depends on the card, the sizes and the library's version.
+/// How cuSPARSE is asked for a product. Which is the fastest depends on the GPU, the sizes and the library's version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Way {
+pub struct SpmmOptions {
     /// One of cuSPARSE's algorithms for matrices by rows.
-    pub algorithm: Algorithm,
+    pub algorithm: SpmmAlgorithm,
     /// Whether x and y are transposed, so that a kept weight reads a contiguous run: the library is faster then, and two
     /// transposes are added. What lies row after row is else column after column of its transpose.
     pub transposed: bool,
@@ -24,7 +24,7 @@ pub struct Way {
 
 /// cuSPARSE's algorithms, by its names for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Algorithm {
+pub enum SpmmAlgorithm {
     /// Its first choice for columns; may round otherwise in each run.
     Csr1,
     /// Its first choice for rows; may round otherwise in each run.
@@ -33,25 +33,25 @@ pub enum Algorithm {
     Csr3,
 }
 
-impl Way {
+impl SpmmOptions {
     /// What gives the same bits in every run.
-    pub const REPEATABLE: Way = Way { algorithm: Algorithm::Csr3, transposed: false };
+    pub const REPEATABLE: SpmmOptions = SpmmOptions { algorithm: SpmmAlgorithm::Csr3, transposed: false };
 
     /// Every way, for a benchmark to choose from.
-    pub fn all() -> impl Iterator<Item = Way> {
+    pub fn all() -> impl Iterator<Item = SpmmOptions> {
         [false, true].into_iter().flat_map(|transposed| {
-            let algorithms = [Algorithm::Csr1, Algorithm::Csr2, Algorithm::Csr3];
-            algorithms.map(|algorithm| Way { algorithm, transposed })
+            let algorithms = [SpmmAlgorithm::Csr1, SpmmAlgorithm::Csr2, SpmmAlgorithm::Csr3];
+            algorithms.map(|algorithm| SpmmOptions { algorithm, transposed })
         })
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for SpmmOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let algorithm = match self.algorithm {
-            Algorithm::Csr1 => "CSR_ALG1",
-            Algorithm::Csr2 => "CSR_ALG2",
-            Algorithm::Csr3 => "CSR_ALG3",
+            SpmmAlgorithm::Csr1 => "CSR_ALG1",
+            SpmmAlgorithm::Csr2 => "CSR_ALG2",
+            SpmmAlgorithm::Csr3 => "CSR_ALG3",
         };
         write!(f, "{algorithm}{}", if self.transposed { ", x and y transposed" } else { "" })
     }
@@ -59,33 +59,33 @@ impl fmt::Display for Way {
 
 /// A product of one sparse matrix with x of one size, planned once and run many times.
 #[derive(Debug)]
-pub struct Plan {
+pub struct SpmmPlan {
     /// Nothing where there is nothing to add up.
     product: Option<SparseProduct>,
     w: Csr,
     batch: usize,
-    way: Way,
+    way: SpmmOptions,
 }
 
-impl Plan {
+impl SpmmPlan {
     /// Plans; cuSPARSE must be there, and support the way for the type.
-    pub fn new(w: &Csr, batch: usize, way: Way) -> Result<Plan> {
+    pub fn new(w: &Csr, batch: usize, way: SpmmOptions) -> Result<SpmmPlan> {
         let Device::Cuda(cuda) = w.device() else { host_only() };
-        let mut plan = Plan { product: None, w: w.clone(), batch, way };
+        let mut plan = SpmmPlan { product: None, w: w.clone(), batch, way };
         if batch > 0 && w.kept() > 0 {
-            let rows = Rows {
+            let rows = DeviceCsr {
                 rows: w.rows(),
                 columns: w.columns(),
                 kept: w.kept(),
                 offsets: w.pattern.offsets.cuda_buffer().address(),
-                places: w.pattern.places.cuda_buffer().address(),
+                col_indices: w.pattern.col_indices.cuda_buffer().address(),
                 values: w.values.cuda_buffer().address(),
                 dtype: w.dtype(),
             };
             let number = match way.algorithm {
-                Algorithm::Csr1 => 4,
-                Algorithm::Csr2 => 6,
-                Algorithm::Csr3 => 12,
+                SpmmAlgorithm::Csr1 => 4,
+                SpmmAlgorithm::Csr2 => 6,
+                SpmmAlgorithm::Csr3 => 12,
             };
             let example =
                 |width: usize| Tensor::zeros(&w.device(), &[batch, width], w.dtype(), Category::Workspace);
@@ -115,7 +115,7 @@ impl Plan {
         if self.way.transposed {
             y = transposed(&y, rows, self.batch)?.reshape(&[self.batch, rows]);
             if y.is_unique() {
-                y.book_as(category);
+                y.tag_memory(category);
             }
         }
         Ok(y)
@@ -130,14 +130,14 @@ fn transposed(x: &Tensor, rows: usize, columns: usize) -> Result<Tensor> {
 /// The product with a matrix in bf16 of which two in every four neighbours of a row are zero (2:4), by cuSPARSELt.
 #[derive(Debug)]
 pub struct TwoFour {
-    product: HalfProduct,
+    product: TwoFourProduct,
     batch: usize,
     rows: usize,
     columns: usize,
 }
 
 impl TwoFour {
-    /// Compresses a dense W `[out, in]`; what it has beyond two in four is lost. The card must have the pattern, and
+    /// Compresses a dense W `[out, in]`; what it has beyond two in four is lost. The GPU must have the pattern, and
     /// cuSPARSELt be there.
     pub fn new(w: &Tensor, batch: usize) -> Result<TwoFour> {
         let &[rows, columns] = w.shape() else { panic!("a matrix was expected, got {:?}", w.shape()) };
@@ -157,7 +157,7 @@ impl TwoFour {
         let examples = (x.cuda_buffer().address(), y.cuda_buffer().address());
         let sizes = (rows, batch, columns);
         // SAFETY: tensors of these sizes, all bf16 and alive in the stream's order.
-        let product = unsafe { HalfProduct::new(&cuda, sizes, w.cuda_buffer().address(), examples) }?;
+        let product = unsafe { TwoFourProduct::new(&cuda, sizes, w.cuda_buffer().address(), examples) }?;
         Ok(TwoFour { product, batch, rows, columns })
     }
 

@@ -8,14 +8,14 @@
 //! In bf16 a cell of 32 bits holds two of x's rows, so that half the bytes are read: a shift and a mask make f32 of them.
 
 use crate::cpu::gemm::Lanes;
-use crate::cpu::scratch::Disjoint;
+use crate::cpu::scratch::DisjointSlice;
 use crate::cpu::{Cpu, Isa};
 use crate::error::Result;
 use crate::tensor::Tensor;
 use crate::{bf16, with_float};
 
-use super::panels::{self, Packed, Panels, Sums};
-use super::{Csr, Pattern};
+use super::panels::{self, InputPanels, PanelElement, PanelSums};
+use super::{Csr, SparsityPattern};
 
 /// Rows of W whose sums wait to be written out together: some lines of y are then filled at once.
 const ROWS: usize = 64;
@@ -29,23 +29,23 @@ const TASK: usize = 1 << 17;
 /// `y = x W^T + bias`.
 pub(super) fn matmul(cpu: &Cpu, x: &Tensor, w: &Csr, bias: Option<&Tensor>, y: &mut Tensor) -> Result<()> {
     with_float!(x.dtype(), T => {
-        let panels = Panels::turn::<T>(cpu, x)?;
+        let panels = InputPanels::turn::<T>(cpu, x)?;
         product::<T>(cpu, &panels, w, bias.map(|bias| bias.slice::<T>()), y.slice_mut::<T>());
     });
     Ok(())
 }
 
 /// An element type with its kernels.
-trait Kernel: Packed {
+trait SparseKernel: PanelElement {
     /// Adds up the rows of a job, with a panel of so many vectors.
     ///
     /// # Safety
     /// The processor has `isa`, and the job's parts fit each other.
-    unsafe fn run(isa: Isa, vectors: usize, job: Job<'_, Self>);
+    unsafe fn run(isa: Isa, vectors: usize, job: SpmmTile<'_, Self>);
 }
 
-impl Kernel for f32 {
-    unsafe fn run(isa: Isa, vectors: usize, job: Job<'_, f32>) {
+impl SparseKernel for f32 {
+    unsafe fn run(isa: Isa, vectors: usize, job: SpmmTile<'_, f32>) {
         // SAFETY: the caller's promise.
         unsafe {
             match isa {
@@ -59,8 +59,8 @@ impl Kernel for f32 {
     }
 }
 
-impl Kernel for bf16 {
-    unsafe fn run(isa: Isa, vectors: usize, job: Job<'_, bf16>) {
+impl SparseKernel for bf16 {
+    unsafe fn run(isa: Isa, vectors: usize, job: SpmmTile<'_, bf16>) {
         // SAFETY: the caller's promise.
         unsafe {
             match isa {
@@ -74,15 +74,16 @@ impl Kernel for bf16 {
     }
 }
 
-fn product<T: Kernel>(cpu: &Cpu, panels: &Panels, w: &Csr, bias: Option<&[T]>, y: &mut [T]) {
-    let Pattern { offsets, places, rows: w_rows, columns } = &w.pattern;
-    let (offsets, places, values) = (offsets.slice::<u32>(), places.slice::<u32>(), w.values.slice::<T>());
+fn product<T: SparseKernel>(cpu: &Cpu, panels: &InputPanels, w: &Csr, bias: Option<&[T]>, y: &mut [T]) {
+    let SparsityPattern { offsets, col_indices, rows: w_rows, columns } = &w.pattern;
+    let (offsets, col_indices, values) =
+        (offsets.slice::<u32>(), col_indices.slice::<u32>(), w.values.slice::<T>());
     let (w_rows, columns) = (*w_rows, *columns);
     // Rows of a task by what W keeps on average: a matter of its size, not of the threads.
     let a_row = (w.kept() / w_rows.max(1)).max(1) * panels.width;
     let rows = TASK.div_ceil(a_row).next_multiple_of(ROWS);
     let tasks = w_rows.div_ceil(rows);
-    let y = Disjoint::new(y);
+    let y = DisjointSlice::new(y);
     cpu.for_each(panels.count() * tasks, |task| {
         let (panel, task) = (task / tasks, task % tasks);
         let (cells, vectors) = (panels.panel(panel), panels.vectors(panel));
@@ -96,9 +97,9 @@ fn product<T: Kernel>(cpu: &Cpu, panels: &Panels, w: &Csr, bias: Option<&[T]>, y
             for step in (0..count).step_by(STEP) {
                 let (first, last) = (start + step, start + (step + STEP).min(count));
                 let (offsets, sums) = (&offsets[first..=last], &mut sums[step * wide..]);
-                let job = Job {
+                let job = SpmmTile {
                     offsets,
-                    places,
+                    col_indices,
                     values,
                     cells,
                     columns,
@@ -115,7 +116,7 @@ fn product<T: Kernel>(cpu: &Cpu, panels: &Panels, w: &Csr, bias: Option<&[T]>, y
                     fetch(unsafe { y.piece(at + b * w_rows..at + b * w_rows + count) });
                 }
             }
-            let sums = Sums { sums: &sums, wide, rows: count, live, y: &y, at, stride: w_rows };
+            let sums = PanelSums { sums: &sums, wide, rows: count, live, y: &y, at, stride: w_rows };
             // SAFETY: no other task has these rows of x and of W, and the processor has its `Isa`.
             unsafe { panels::write(cpu.isa(), sums) };
         }
@@ -136,10 +137,10 @@ fn fetch<T>(slice: &[T]) {
 }
 
 /// Some rows of W and a panel.
-struct Job<'a, T> {
+struct SpmmTile<'a, T> {
     /// Of these rows, and one more.
     offsets: &'a [u32],
-    places: &'a [u32],
+    col_indices: &'a [u32],
     values: &'a [T],
     /// `[columns][vectors][lanes]`.
     cells: &'a [u32],
@@ -151,7 +152,7 @@ struct Job<'a, T> {
 }
 
 /// How a vector of cells becomes `EACH` vectors of numbers.
-trait Cells<L: Lanes, const EACH: usize>: Kernel {
+trait Cells<L: Lanes, const EACH: usize>: SparseKernel {
     /// # Safety
     /// The caller is compiled for `L`, and a vector of cells is there.
     unsafe fn load(from: *const u32) -> [L; EACH];
@@ -211,18 +212,18 @@ mod x86 {
 /// The caller is compiled for `L`; offsets end within places and values, places within the columns, and `sums` holds
 /// all rows.
 #[inline(always)]
-unsafe fn rows<L: Lanes, T: Cells<L, EACH>, const EACH: usize, const V: usize>(job: &mut Job<'_, T>) {
+unsafe fn rows<L: Lanes, T: Cells<L, EACH>, const EACH: usize, const V: usize>(job: &mut SpmmTile<'_, T>) {
     debug_assert!(job.cells.len() == job.columns * V * L::N);
     debug_assert!(job.sums.len() >= (job.offsets.len() - 1) * EACH * V * L::N);
     let mut out = job.sums.as_mut_ptr();
     for (row, ends) in job.offsets.windows(2).enumerate() {
         let kept = ends[0] as usize..ends[1] as usize;
-        let (places, values) = (&job.places[kept.clone()], &job.values[kept]);
+        let (col_indices, values) = (&job.col_indices[kept.clone()], &job.values[kept]);
         // SAFETY: the caller's promise covers every access.
         unsafe {
             let start = job.bias.map_or(0.0, |bias| bias[row].to_f32());
             let mut sums = [[L::splat(start); EACH]; V];
-            for (&place, value) in places.iter().zip(values) {
+            for (&place, value) in col_indices.iter().zip(values) {
                 debug_assert!((place as usize) < job.columns);
                 let weight = L::splat(value.to_f32());
                 let cells = job.cells.as_ptr().add(place as usize * V * L::N);
@@ -249,7 +250,7 @@ macro_rules! kernel {
         /// # Safety
         /// The processor has the features that this is compiled for, and the job's parts fit each other.
         $(#[target_feature(enable = $feature)])?
-        unsafe fn $name(vectors: usize, mut job: Job<'_, $type>) {
+        unsafe fn $name(vectors: usize, mut job: SpmmTile<'_, $type>) {
             // SAFETY: the caller's promise.
             unsafe {
                 match vectors {

@@ -4,7 +4,7 @@
 //! ten times as much: loops over single numbers took as long as the products of a layer of 512 x 512.
 
 use crate::bf16;
-use crate::cpu::scratch::Disjoint;
+use crate::cpu::scratch::DisjointSlice;
 use crate::cpu::{Cpu, Isa};
 use crate::dtype::{DType, Float};
 use crate::error::Result;
@@ -17,10 +17,10 @@ const SIDE: usize = 16;
 const STRIP: usize = 512;
 
 /// 16 rows of 16 numbers.
-type Block = [[u32; SIDE]; SIDE];
+type TransposeBlock = [[u32; SIDE]; SIDE];
 
 /// An element type as panels hold it, in cells of 32 bits.
-pub(super) trait Packed: Float {
+pub(super) trait PanelElement: Float {
     /// Rows of x in a cell.
     const EACH: usize;
     /// Vectors of cells in a full panel: as many as give the most products a second, measured with AVX-512.
@@ -29,7 +29,7 @@ pub(super) trait Packed: Float {
     fn fill(cells: &mut [u32], row: usize, elements: &[Self]);
 }
 
-impl Packed for f32 {
+impl PanelElement for f32 {
     const EACH: usize = 1;
     const VECTORS: usize = 4;
     #[inline(always)]
@@ -38,7 +38,7 @@ impl Packed for f32 {
     }
 }
 
-impl Packed for bf16 {
+impl PanelElement for bf16 {
     const EACH: usize = 2;
     const VECTORS: usize = 3;
     #[inline(always)]
@@ -63,7 +63,7 @@ fn lanes(isa: Isa) -> usize {
 /// of x as it has lanes, or twice as many: then the lower halves of its cells are the first of them. Rows that do not
 /// exist are zeros.
 #[derive(Debug)]
-pub(super) struct Panels {
+pub(super) struct InputPanels {
     cells: Tensor,
     /// Rows of x.
     batch: usize,
@@ -77,13 +77,13 @@ pub(super) struct Panels {
     vector: usize,
 }
 
-impl Panels {
+impl InputPanels {
     /// Turns x `[batch, columns]`.
-    pub(super) fn turn<T: Packed>(cpu: &Cpu, x: &Tensor) -> Result<Panels> {
+    pub(super) fn turn<T: PanelElement>(cpu: &Cpu, x: &Tensor) -> Result<InputPanels> {
         let (batch, columns, lanes) = (x.rows(), x.width(), lanes(cpu.isa()));
         let vector = T::EACH * lanes;
         let cells = columns * batch.div_ceil(vector) * lanes;
-        let mut panels = Panels {
+        let mut panels = InputPanels {
             cells: Tensor::empty(&x.device(), &[cells], DType::U32, Category::Workspace)?,
             batch,
             columns,
@@ -92,24 +92,24 @@ impl Panels {
             vector,
         };
         let strips = columns.div_ceil(STRIP);
-        let places: Vec<_> =
+        let col_indices: Vec<_> =
             (0..panels.count()).map(|panel| (panels.start(panel), panels.wide(panel))).collect();
         let (x, width) = (x.slice::<T>(), panels.width);
-        let cells = Disjoint::new(panels.cells.slice_mut::<u32>());
-        cpu.for_each(places.len() * strips, |task| {
+        let cells = DisjointSlice::new(panels.cells.slice_mut::<u32>());
+        cpu.for_each(col_indices.len() * strips, |task| {
             let (panel, from) = (task / strips, task % strips * STRIP);
             let to = (from + STRIP).min(columns);
-            let (start, wide) = places[panel];
+            let (start, wide) = col_indices[panel];
             // SAFETY: each task has columns of a panel of its own.
             let out = unsafe { cells.piece(start + from * wide..start + to * wide) };
-            let strip = Strip { x, columns, batch, first: panel * width, from, wide, out };
+            let strip = PanelStrip { x, columns, batch, first: panel * width, from, wide, out };
             // SAFETY: the processor has its `Isa`.
             unsafe {
                 match cpu.isa() {
                     #[cfg(target_arch = "x86_64")]
                     Isa::Avx512(_) | Isa::Amx(_) => turn_avx512(strip),
-                    Isa::Avx2(_) => turn_strip::<T, Plain, 8>(strip),
-                    _ => turn_strip::<T, Plain, 4>(strip),
+                    Isa::Avx2(_) => turn_strip::<T, PortableTranspose, 8>(strip),
+                    _ => turn_strip::<T, PortableTranspose, 4>(strip),
                 }
             }
         });
@@ -147,7 +147,7 @@ impl Panels {
 }
 
 /// Some columns of some rows of x.
-struct Strip<'a, T> {
+struct PanelStrip<'a, T> {
     x: &'a [T],
     columns: usize,
     batch: usize,
@@ -164,14 +164,14 @@ struct Strip<'a, T> {
 /// # Safety
 /// The caller is compiled for what `X` takes.
 #[inline(always)]
-unsafe fn turn_strip<T: Packed, X: Transpose, const LANES: usize>(strip: Strip<'_, T>) {
-    let Strip { x, columns, batch, first, from, wide, out } = strip;
+unsafe fn turn_strip<T: PanelElement, X: BlockTranspose, const LANES: usize>(strip: PanelStrip<'_, T>) {
+    let PanelStrip { x, columns, batch, first, from, wide, out } = strip;
     let count = out.len() / wide;
     for cell in (0..wide).step_by(LANES) {
         let first = first + cell * T::EACH;
         for j in (0..count).step_by(SIDE) {
             let steps = SIDE.min(count - j);
-            let mut block: Block = [[0; SIDE]; SIDE];
+            let mut block: TransposeBlock = [[0; SIDE]; SIDE];
             for lane in 0..LANES {
                 for each in 0..T::EACH {
                     let row = first + each * LANES + lane;
@@ -195,7 +195,7 @@ unsafe fn turn_strip<T: Packed, X: Transpose, const LANES: usize>(strip: Strip<'
 }
 
 /// Sums `[rows of W][wide]` of one panel on their way to y.
-pub(super) struct Sums<'a, T> {
+pub(super) struct PanelSums<'a, T> {
     /// The sums of `rows` rows of W with `live` rows of x, and some that nobody asked for.
     pub sums: &'a [f32],
     /// From one row of W to the next.
@@ -205,7 +205,7 @@ pub(super) struct Sums<'a, T> {
     /// Rows of x.
     pub live: usize,
     /// y.
-    pub y: &'a Disjoint<'a, T>,
+    pub y: &'a DisjointSlice<'a, T>,
     /// Where the first of them stands in y.
     pub at: usize,
     /// From one row of x to the next in y.
@@ -216,13 +216,13 @@ pub(super) struct Sums<'a, T> {
 ///
 /// # Safety
 /// No one else writes to these rows of x and of W, and the processor has `isa`.
-pub(super) unsafe fn write<T: Float>(isa: Isa, sums: Sums<'_, T>) {
+pub(super) unsafe fn write<T: Float>(isa: Isa, sums: PanelSums<'_, T>) {
     // SAFETY: the caller's promise.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512(_) | Isa::Amx(_) => write_avx512(sums),
-            _ => write_blocks::<T, Plain>(sums),
+            _ => write_blocks::<T, PortableTranspose>(sums),
         }
     }
 }
@@ -230,13 +230,13 @@ pub(super) unsafe fn write<T: Float>(isa: Isa, sums: Sums<'_, T>) {
 /// # Safety
 /// As [`write`], and the caller is compiled for what `X` takes.
 #[inline(always)]
-unsafe fn write_blocks<T: Float, X: Transpose>(sums: Sums<'_, T>) {
-    let Sums { sums, wide, rows, live, y, at, stride } = sums;
+unsafe fn write_blocks<T: Float, X: BlockTranspose>(sums: PanelSums<'_, T>) {
+    let PanelSums { sums, wide, rows, live, y, at, stride } = sums;
     // What stands side by side in y is written one after the other.
     for b in (0..live).step_by(SIDE) {
         for r in (0..rows).step_by(SIDE) {
             let count = SIDE.min(rows - r);
-            let mut block: Block = [[0; SIDE]; SIDE];
+            let mut block: TransposeBlock = [[0; SIDE]; SIDE];
             for i in 0..count {
                 let from = &sums[(r + i) * wide + b..(r + i + 1) * wide];
                 match from.first_chunk::<SIDE>() {
@@ -265,18 +265,18 @@ fn round<T: Float>(bits: &[u32; SIDE], y: &mut [T]) {
 }
 
 /// Rows become columns.
-trait Transpose {
+trait BlockTranspose {
     /// # Safety
     /// The caller is compiled for the instructions that this takes.
-    unsafe fn transpose(block: &Block) -> Block;
+    unsafe fn transpose(block: &TransposeBlock) -> TransposeBlock;
 }
 
 /// Number after number.
-struct Plain;
+struct PortableTranspose;
 
-impl Transpose for Plain {
+impl BlockTranspose for PortableTranspose {
     #[inline(always)]
-    unsafe fn transpose(block: &Block) -> Block {
+    unsafe fn transpose(block: &TransposeBlock) -> TransposeBlock {
         std::array::from_fn(|i| std::array::from_fn(|j| block[j][i]))
     }
 }
@@ -285,16 +285,16 @@ impl Transpose for Plain {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Block, SIDE, Transpose};
+    use super::{BlockTranspose, SIDE, TransposeBlock};
     use crate::cpu::gemm::transpose;
 
     /// In the registers of AVX-512.
-    pub(super) struct Registers;
+    pub(super) struct Avx512Transpose;
 
-    impl Transpose for Registers {
+    impl BlockTranspose for Avx512Transpose {
         #[inline(always)]
-        unsafe fn transpose(block: &Block) -> Block {
-            let mut out: Block = [[0; SIDE]; SIDE];
+        unsafe fn transpose(block: &TransposeBlock) -> TransposeBlock {
+            let mut out: TransposeBlock = [[0; SIDE]; SIDE];
             // SAFETY: rows of 16 numbers, and the caller's promise.
             unsafe {
                 let rows = std::array::from_fn(|i| _mm512_loadu_si512(block[i].as_ptr().cast()));
@@ -313,9 +313,9 @@ mod x86 {
 /// The processor has it.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn turn_avx512<T: Packed>(strip: Strip<'_, T>) {
+unsafe fn turn_avx512<T: PanelElement>(strip: PanelStrip<'_, T>) {
     // SAFETY: compiled for it.
-    unsafe { turn_strip::<T, x86::Registers, SIDE>(strip) }
+    unsafe { turn_strip::<T, x86::Avx512Transpose, SIDE>(strip) }
 }
 
 /// [`write_blocks`] with AVX-512.
@@ -324,7 +324,7 @@ unsafe fn turn_avx512<T: Packed>(strip: Strip<'_, T>) {
 /// The processor has it; as [`write`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn write_avx512<T: Float>(sums: Sums<'_, T>) {
+unsafe fn write_avx512<T: Float>(sums: PanelSums<'_, T>) {
     // SAFETY: the caller's promise.
-    unsafe { write_blocks::<T, x86::Registers>(sums) }
+    unsafe { write_blocks::<T, x86::Avx512Transpose>(sums) }
 }

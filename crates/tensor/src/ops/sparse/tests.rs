@@ -86,7 +86,7 @@ fn what_is_kept_is_counted_and_booked() {
     assert_eq!(device.ledger().current(Category::Mask), 4 * 4 + 4 * 4, "columns, and four offsets");
 }
 
-/// The cards among the devices.
+/// The GPUs among the devices.
 fn gpus() -> impl Iterator<Item = &'static Device> {
     devices().iter().map(|threads| &threads[0]).filter(|device| matches!(device, Device::Cuda(_)))
 }
@@ -101,8 +101,8 @@ fn every_way_that_a_card_accepts_is_right() {
         for (dtype, tolerance) in [(DType::F32, 5e-5), (DType::Bf16, 1.0 / 128.0)] {
             let x = tensor(device, dtype, &[batch, columns], &x);
             let w = Csr::from_dense(&tensor(device, dtype, &[rows, columns], &w)).unwrap();
-            for way in cuda::Way::all() {
-                let ran = cuda::Plan::new(&w, batch, way).and_then(|mut plan| {
+            for way in cuda::SpmmOptions::all() {
+                let ran = cuda::SpmmPlan::new(&w, batch, way).and_then(|mut plan| {
                     let first = plan.run(&x, Category::Transient)?;
                     let second = plan.run(&x, Category::Transient)?;
                     device.synchronize()?;
@@ -111,7 +111,7 @@ fn every_way_that_a_card_accepts_is_right() {
                 match ran {
                     Ok(both) => both.iter().for_each(|y| assert_close(&y.to_f32(), &expected, tolerance)),
                     Err(why) => {
-                        assert_ne!(way, cuda::Way::REPEATABLE, "{why}");
+                        assert_ne!(way, cuda::SpmmOptions::REPEATABLE, "{why}");
                         eprintln!("{way} in {dtype:?}: {why}");
                     }
                 }

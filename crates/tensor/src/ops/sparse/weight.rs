@@ -15,7 +15,7 @@ use crate::memory::Category;
 use crate::ops::compress::compress;
 use crate::tensor::Tensor;
 
-use super::{Csr, Pattern, check, host, offset, sampled};
+use super::{Csr, SparsityPattern, check, host, offset, sddmm};
 
 /// Kept elements that one task picks.
 const PICK: usize = 1 << 14;
@@ -25,8 +25,8 @@ const PICK: usize = 1 << 14;
 pub struct SparseWeight {
     mask: Mask,
     cpu: Cpu,
-    by_rows: Pattern,
-    by_columns: Pattern,
+    by_rows: SparsityPattern,
+    by_columns: SparsityPattern,
     /// u32 `[kept]`: of each kept element by columns, its place among those by rows.
     order: Tensor,
 }
@@ -41,35 +41,36 @@ impl SparseWeight {
             return Err(Error::Unsupported { what: "sparse weights are for processors".to_owned() });
         };
         offset(mask.kept())?;
-        let places: Vec<usize> = ones(&mask.words()).collect();
+        let col_indices: Vec<usize> = ones(&mask.words()).collect();
         let (mut row_ends, mut column_ends) = (vec![0u32; rows + 1], vec![0u32; columns + 1]);
-        for place in &places {
+        for place in &col_indices {
             row_ends[place / columns + 1] += 1;
             column_ends[place % columns + 1] += 1;
         }
         for ends in [&mut row_ends, &mut column_ends] {
             (1..ends.len()).for_each(|i| ends[i] += ends[i - 1]);
         }
-        let (mut rows_of, mut order) = (vec![0u32; places.len()], vec![0u32; places.len()]);
+        let (mut rows_of, mut order) = (vec![0u32; col_indices.len()], vec![0u32; col_indices.len()]);
         let mut next = column_ends.clone();
-        for (k, place) in places.iter().enumerate() {
+        for (k, place) in col_indices.iter().enumerate() {
             let at = &mut next[place % columns];
             (rows_of[*at as usize], order[*at as usize]) = ((place / columns) as u32, k as u32);
             *at += 1;
         }
-        let columns_of: Vec<u32> = places.iter().map(|place| (place % columns) as u32).collect();
+        let columns_of: Vec<u32> = col_indices.iter().map(|place| (place % columns) as u32).collect();
         Ok(SparseWeight {
             mask: mask.clone(),
             cpu,
-            by_rows: Pattern::new(&device, columns, &row_ends, &columns_of)?,
-            by_columns: Pattern::new(&device, rows, &column_ends, &rows_of)?,
+            by_rows: SparsityPattern::new(&device, columns, &row_ends, &columns_of)?,
+            by_columns: SparsityPattern::new(&device, rows, &column_ends, &rows_of)?,
             order: Tensor::from_slice(&device, &[order.len()], &order, Category::Mask)?,
         })
     }
 
     /// Bytes that it holds beside the mask.
     pub fn bytes(&self) -> usize {
-        let patterns = [&self.by_rows, &self.by_columns].into_iter().flat_map(|p| [&p.offsets, &p.places]);
+        let patterns =
+            [&self.by_rows, &self.by_columns].into_iter().flat_map(|p| [&p.offsets, &p.col_indices]);
         patterns.chain([&self.order]).map(Tensor::byte_len).sum()
     }
 
@@ -100,10 +101,10 @@ impl SparseWeight {
     /// The kept elements of `a^T b`, in their order: the gradient of W where a row of `a` meets its rows and one of `b` its
     /// columns. a: `[batch, rows]`, b: `[batch, columns]`.
     pub fn sampled_product(&self, a: &Tensor, b: &Tensor, category: Category) -> Result<Tensor> {
-        let Pattern { rows, columns, .. } = &self.by_rows;
+        let SparsityPattern { rows, columns, .. } = &self.by_rows;
         assert_eq!((a.width(), b.width(), a.rows()), (*rows, *columns, b.rows()), "a sampled product");
         let mut sums = Tensor::empty(&a.device(), &[self.mask.kept()], DType::F32, category)?;
-        sampled::product(&self.cpu, a, b, &self.by_rows, sums.slice_mut())?;
+        sddmm::product(&self.cpu, a, b, &self.by_rows, sums.slice_mut())?;
         Ok(sums)
     }
 

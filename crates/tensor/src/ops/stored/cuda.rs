@@ -1,13 +1,14 @@
-//! Batches of stored images on a card: one launch for pixels and labels.
+//! Batches of stored images on a GPU: one launch for pixels and labels.
 
 use super::StoredImages;
-use crate::cuda::{Args, Build, Cuda, Source};
+use crate::cuda::{Args, Build, Cuda, KernelSource};
 use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = lanes::source("stored.cu", include_str!("../stored.cu"), Build::FLOATS);
+pub(crate) static SOURCE: KernelSource =
+    lanes::source("stored.cu", include_str!("../stored.cu"), Build::FLOATS);
 
 /// Pixels of an image that a block takes.
 const PIXELS: usize = 1024;
@@ -21,7 +22,7 @@ pub(super) fn batch(
 ) -> Result<()> {
     let sent = Tensor::from_slice(&x.device(), &[picks.len()], picks, Category::Workspace)?;
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "stored_batch")?;
-    // The images may have been copied through another handle of this card, which is no argument of ours.
+    // The images may have been copied through another handle of this GPU, which is no argument of ours.
     let args = [&stored.pixels, &stored.labels, &stored.values]
         .into_iter()
         .fold(Args::new(), |args, table| args.pointer(table.cuda_buffer().address()));

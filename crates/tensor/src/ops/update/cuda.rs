@@ -1,13 +1,13 @@
-//! Optimizer steps on a card: one launch for a whole list of tensors.
+//! Optimizer steps on a GPU: one launch for a whole list of tensors.
 //!
-//! What the kernels work on is described by arrays that go to the card with each step, in one upload: norms, the
+//! What the kernels work on is described by arrays that go to the GPU with each step, in one upload: norms, the
 //! targets, the list of blocks, and the first block of each tensor.
 
 use std::marker::PhantomData;
 
-use super::rule::Moments;
-use super::{Norms, Rounding, Rule, SquaredNorms, Step, Target};
-use crate::cuda::{Args, Build, Cuda, Part, Source};
+use super::rule::AdamMoments;
+use super::{ParamUpdate, Rounding, SquaredNorms, StepParams, TrustNorms, UpdateRule};
+use crate::cuda::{Args, Build, Cuda, KernelInclude, KernelSource};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -16,10 +16,10 @@ use crate::ops::compress;
 use crate::ops::lanes::{self, THREADS, TILE};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = Source {
+pub(crate) static SOURCE: KernelSource = KernelSource {
     // Memory is what a step waits for: exact arithmetic costs nothing, and dense, masked and compressed state step alike.
     exact: true,
-    parts: &[Part::LANES, Part::KEPT, Part::RANDOM],
+    parts: &[KernelInclude::LANES, KernelInclude::KEPT, KernelInclude::RANDOM],
     ..lanes::source("update.cu", include_str!("../update.cu"), &[Build::PLAIN])
 };
 
@@ -32,13 +32,13 @@ const COMPRESSED_WEIGHT: u32 = 16;
 const NARROW_STATES: u32 = 32;
 const KEPT_VALUES: u32 = 64;
 
-fn kernel_of(rule: &Rule) -> &'static str {
+fn kernel_of(rule: &UpdateRule) -> &'static str {
     match rule {
-        Rule::Sgd => "update_sgd",
-        Rule::Momentum { .. } => "update_momentum",
-        Rule::Adam { .. } => "update_adam",
-        Rule::Lars { .. } => "update_lars",
-        Rule::Lamb { .. } => "update_lamb",
+        UpdateRule::Sgd => "update_sgd",
+        UpdateRule::Momentum { .. } => "update_momentum",
+        UpdateRule::Adam { .. } => "update_adam",
+        UpdateRule::Lars { .. } => "update_lars",
+        UpdateRule::Lamb { .. } => "update_lamb",
     }
 }
 
@@ -46,44 +46,44 @@ fn kernel_of(rule: &Rule) -> &'static str {
 const FIELDS: usize = 13;
 
 /// A step's numbers in the order of the kernels' struct; those that a rule does not name are ignored.
-fn settings(rule: Rule, step: Step) -> [u32; FIELDS] {
+fn settings(rule: UpdateRule, step: StepParams) -> [u32; FIELDS] {
     let (momentum, trust) = match rule {
-        Rule::Momentum { momentum, .. } => (momentum, 0.0),
-        Rule::Lars { momentum, trust, .. } => (momentum, trust),
-        Rule::Sgd | Rule::Adam { .. } | Rule::Lamb { .. } => (0.0, 0.0),
+        UpdateRule::Momentum { momentum, .. } => (momentum, 0.0),
+        UpdateRule::Lars { momentum, trust, .. } => (momentum, trust),
+        UpdateRule::Sgd | UpdateRule::Adam { .. } | UpdateRule::Lamb { .. } => (0.0, 0.0),
     };
-    let Moments { beta1, beta2, eps, unbias1, unbias2 } = Moments::new(rule, step);
-    let eps = if let Rule::Lars { eps, .. } = rule { eps } else { eps };
-    let max_norm = if let Rule::Lamb { max_norm, .. } = rule { max_norm } else { f32::INFINITY };
+    let AdamMoments { beta1, beta2, eps, unbias1, unbias2 } = AdamMoments::new(rule, step);
+    let eps = if let UpdateRule::Lars { eps, .. } = rule { eps } else { eps };
+    let max_norm = if let UpdateRule::Lamb { max_norm, .. } = rule { max_norm } else { f32::INFINITY };
     let floats =
         [step.lr, step.gradient_scale, momentum, beta1, beta2, eps, unbias1, unbias2, trust, max_norm];
-    let nesterov = matches!(rule, Rule::Momentum { nesterov: true, .. });
-    let decoupled = matches!(rule, Rule::Adam { decoupled: true, .. });
+    let nesterov = matches!(rule, UpdateRule::Momentum { nesterov: true, .. });
+    let decoupled = matches!(rule, UpdateRule::Adam { decoupled: true, .. });
     let mut fields = [0; FIELDS];
     for (field, float) in fields.iter_mut().zip(floats) {
         *field = float.to_bits();
     }
-    let outside = matches!(rule, Rule::Lars { rate_in_velocity: false, .. });
+    let outside = matches!(rule, UpdateRule::Lars { rate_in_velocity: false, .. });
     fields[floats.len()..].copy_from_slice(&[nesterov.into(), decoupled.into(), outside.into()]);
     fields
 }
 
-/// Words of 8 bytes that a target takes on the card.
+/// Words of 8 bytes that a target takes on the GPU.
 const WORDS: usize = 22;
 
-/// A tensor as the kernels see it: addresses on the card, or 0 for what is not there.
+/// A tensor as the kernels see it: addresses on the GPU, or 0 for what is not there.
 #[derive(Debug)]
-struct Described<'a> {
+struct TensorDescriptor<'a> {
     words: [u64; WORDS],
     blocks: u32,
     gpu: &'a Cuda,
     tensors: PhantomData<&'a mut Tensor>,
 }
 
-impl<'a> Described<'a> {
+impl<'a> TensorDescriptor<'a> {
     /// A target, whose lengths and types have been checked.
-    fn target(target: &'a Target<'_>, step: Step) -> Described<'a> {
-        let Target { weight, master, gradient, states, mask, weight_decay, adapt, .. } = target;
+    fn target(target: &'a ParamUpdate<'_>, step: StepParams) -> TensorDescriptor<'a> {
+        let ParamUpdate { weight, master, gradient, states, mask, weight_decay, adapt, .. } = target;
         let gpu = gradient.cuda_buffer().cuda();
         let address = |tensor: &Tensor| {
             assert!(tensor.cuda_buffer().cuda().is(gpu), "update: a target on two GPUs");
@@ -116,7 +116,7 @@ impl<'a> Described<'a> {
         let fields = tensors.into_iter().chain(walked).chain([decay]);
         let rounding = rounding.iter().flat_map(|one| rounding_words(one, step, weight.len()));
         words.iter_mut().zip(fields.chain(rounding)).for_each(|(word, field)| *word = field);
-        Described {
+        TensorDescriptor {
             words,
             blocks: mask.map_or(lanes::blocks(weight.len(), TILE), compress::cuda::blocks),
             gpu,
@@ -125,12 +125,12 @@ impl<'a> Described<'a> {
     }
 
     /// A gradient alone, to be measured.
-    fn gradient(gradient: &'a Tensor) -> Described<'a> {
+    fn gradient(gradient: &'a Tensor) -> TensorDescriptor<'a> {
         let (buffer, length) = (gradient.cuda_buffer(), gradient.len() as u64);
         let flags = pair(0, width_flag(gradient));
         let mut words = [0; WORDS];
         words[..11].copy_from_slice(&[0, 0, buffer.address(), 0, 0, 0, 0, 0, length, length, flags]);
-        Described {
+        TensorDescriptor {
             words,
             blocks: lanes::blocks(gradient.len(), TILE),
             gpu: buffer.cuda(),
@@ -140,7 +140,7 @@ impl<'a> Described<'a> {
 }
 
 /// How a target of so many elements is rounded, as the kernels' struct lies in memory.
-fn rounding_words(rounding: &Rounding<'_>, step: Step, elements: usize) -> [u64; 11] {
+fn rounding_words(rounding: &Rounding<'_>, step: StepParams, elements: usize) -> [u64; 11] {
     let Rounding { first, positions, .. } = *rounding;
     let [a, b, c] = positions.ranges;
     let ranges = [a.0, b.0, c.0, a.1, b.1, c.1];
@@ -162,13 +162,13 @@ fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// A step over all targets, which are on this card.
+/// A step over all targets, which are on this GPU.
 pub(super) fn step(
     cuda: &Cuda,
-    rule: Rule,
-    step: Step,
-    mut targets: Vec<Target<'_>>,
-    norms: Norms<'_>,
+    rule: UpdateRule,
+    step: StepParams,
+    mut targets: Vec<ParamUpdate<'_>>,
+    norms: TrustNorms<'_>,
 ) -> Result<()> {
     for target in &mut targets {
         let beside = target.states.iter_mut().map(|state| &mut **state).chain(target.master.as_deref_mut());
@@ -177,16 +177,17 @@ pub(super) fn step(
             written.cuda_buffer_mut();
         }
     }
-    let all: Vec<Described<'_>> = targets.iter().map(|target| Described::target(target, step)).collect();
+    let all: Vec<TensorDescriptor<'_>> =
+        targets.iter().map(|target| TensorDescriptor::target(target, step)).collect();
     let settings = settings(rule, step);
     let given = match norms {
-        Norms::Given(norms) => norms,
-        Norms::Measured => &[],
+        TrustNorms::Given(norms) => norms,
+        TrustNorms::Measured => &[],
     };
-    let table = Table::new(cuda, &all, given)?;
+    let table = UpdateTable::new(cuda, &all, given)?;
     let mut args = table.args(&settings);
     if rule.adapts() {
-        if let Norms::Measured = norms {
+        if let TrustNorms::Measured = norms {
             table.measure(cuda, norms_of(rule), &settings, table.norms())?;
         }
         args = args.pointer(table.norms());
@@ -200,28 +201,30 @@ pub(super) fn step(
 /// The squared norms that a rule takes, of each target; the host waits for them, once.
 pub(super) fn norms(
     cuda: &Cuda,
-    rule: Rule,
-    step: Step,
-    targets: &[Target<'_>],
+    rule: UpdateRule,
+    step: StepParams,
+    targets: &[ParamUpdate<'_>],
 ) -> Result<Vec<SquaredNorms>> {
-    let all: Vec<Described<'_>> = targets.iter().map(|target| Described::target(target, step)).collect();
+    let all: Vec<TensorDescriptor<'_>> =
+        targets.iter().map(|target| TensorDescriptor::target(target, step)).collect();
     read_norms(cuda, norms_of(rule), &all, &settings(rule, step))
 }
 
 /// The squared norm of each tensor; the host waits for them, once.
 pub(crate) fn squared_norms(cuda: &Cuda, tensors: &[&Tensor]) -> Result<Vec<f64>> {
-    let all: Vec<Described<'_>> = tensors.iter().map(|tensor| Described::gradient(tensor)).collect();
-    let norms = read_norms(cuda, Kind::Gradient, &all, &[0; FIELDS])?;
+    let all: Vec<TensorDescriptor<'_>> =
+        tensors.iter().map(|tensor| TensorDescriptor::gradient(tensor)).collect();
+    let norms = read_norms(cuda, MeasuredNorm::Gradient, &all, &[0; FIELDS])?;
     Ok(norms.iter().map(|norms| norms.direction).collect())
 }
 
 fn read_norms(
     cuda: &Cuda,
-    kind: Kind,
-    all: &[Described<'_>],
+    kind: MeasuredNorm,
+    all: &[TensorDescriptor<'_>],
     settings: &[u32; FIELDS],
 ) -> Result<Vec<SquaredNorms>> {
-    let table = Table::new(cuda, all, &[])?;
+    let table = UpdateTable::new(cuda, all, &[])?;
     let norms = lanes::doubles(&table.words.device(), 2 * all.len())?;
     table.measure(cuda, kind, settings, norms.cuda_buffer().address())?;
     let mut numbers = vec![0.0f64; 2 * all.len()];
@@ -232,30 +235,30 @@ fn read_norms(
 
 /// What is measured; the kernel's numbers.
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+enum MeasuredNorm {
     Gradient = 0,
     Lars = 1,
     Lamb = 2,
 }
 
-fn norms_of(rule: Rule) -> Kind {
+fn norms_of(rule: UpdateRule) -> MeasuredNorm {
     match rule {
-        Rule::Lars { .. } => Kind::Lars,
-        Rule::Lamb { .. } => Kind::Lamb,
-        Rule::Sgd | Rule::Momentum { .. } | Rule::Adam { .. } => Kind::Gradient,
+        UpdateRule::Lars { .. } => MeasuredNorm::Lars,
+        UpdateRule::Lamb { .. } => MeasuredNorm::Lamb,
+        UpdateRule::Sgd | UpdateRule::Momentum { .. } | UpdateRule::Adam { .. } => MeasuredNorm::Gradient,
     }
 }
 
-/// The arrays that describe a list of tensors, on the card: norms (double2), targets, blocks, first blocks.
+/// The arrays that describe a list of tensors, on the GPU: norms (double2), targets, blocks, first blocks.
 #[derive(Debug)]
-struct Table {
+struct UpdateTable {
     words: Tensor,
     tensors: usize,
     blocks: usize,
 }
 
-impl Table {
-    fn new(cuda: &Cuda, all: &[Described<'_>], norms: &[SquaredNorms]) -> Result<Table> {
+impl UpdateTable {
+    fn new(cuda: &Cuda, all: &[TensorDescriptor<'_>], norms: &[SquaredNorms]) -> Result<UpdateTable> {
         assert!(all.iter().all(|one| one.gpu.is(cuda)), "update: targets on two GPUs");
         let tensors = all.len();
         let blocks: usize = all.iter().map(|one| one.blocks as usize).sum();
@@ -273,7 +276,7 @@ impl Table {
         words.extend(firsts.chunks(2).map(|two| pair(two[0], two.get(1).copied().unwrap_or_default())));
         let (device, shape) = (Device::Cuda(cuda.clone()), [words.len(), 2]);
         let halves: &[u32] = bytemuck::cast_slice(&words);
-        Ok(Table {
+        Ok(UpdateTable {
             words: Tensor::from_slice(&device, &shape, halves, Category::Workspace)?,
             tensors,
             blocks,
@@ -302,7 +305,7 @@ impl Table {
     }
 
     /// Leaves two doubles for each tensor at `to`, which has room for them.
-    fn measure(&self, cuda: &Cuda, kind: Kind, settings: &[u32; FIELDS], to: u64) -> Result<()> {
+    fn measure(&self, cuda: &Cuda, kind: MeasuredNorm, settings: &[u32; FIELDS], to: u64) -> Result<()> {
         let kernel = |name| cuda.kernel(&SOURCE, Build::PLAIN, name);
         let mut partial = lanes::doubles(&self.words.device(), 2 * self.blocks)?;
         let args = self.args(settings).i32(kind as i32).output(&mut partial);

@@ -5,13 +5,13 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use super::rounding::{of_state, round_run, stochastic, widen};
-use super::rule::Prepared;
-use super::{Norms, Rounding, Rule, SquaredNorms, Step, Target};
-use crate::cpu::scratch::Scratch;
+use super::rule::PreparedRule;
+use super::{ParamUpdate, Rounding, SquaredNorms, StepParams, TrustNorms, UpdateRule};
+use crate::cpu::scratch::ScratchPool;
 use crate::cpu::{Cpu, Isa};
 use crate::dtype::{DType, Float};
 use crate::error::Result;
-use crate::mask::{Mask, Span, cut};
+use crate::mask::{KeptSpan, Mask, cut};
 use crate::memory::Category;
 use crate::ops::pieces::{self, PIECE};
 use crate::tensor::Tensor;
@@ -19,26 +19,31 @@ use crate::{bf16, random, simd, with_float};
 
 pub(super) fn step(
     cpu: &Cpu,
-    rule: Rule,
-    step: Step,
-    targets: Vec<Target<'_>>,
-    norms: Norms<'_>,
+    rule: UpdateRule,
+    step: StepParams,
+    targets: Vec<ParamUpdate<'_>>,
+    norms: TrustNorms<'_>,
 ) -> Result<()> {
     for (i, target) in targets.into_iter().enumerate() {
         let norms = match norms {
             _ if !(rule.adapts() && target.adapt) => None,
-            Norms::Given(given) => Some(given[i]),
-            Norms::Measured => Some(self::norms(cpu, rule, step, &target)?),
+            TrustNorms::Given(given) => Some(given[i]),
+            TrustNorms::Measured => Some(self::norms(cpu, rule, step, &target)?),
         };
-        let prepared = Prepared::new(rule, step, target.weight_decay, norms);
+        let prepared = PreparedRule::new(rule, step, target.weight_decay, norms);
         with_float!(target.gradient.dtype(), G => advance::<G>(cpu, target, &prepared, step)?);
     }
     Ok(())
 }
 
-pub(super) fn norms(cpu: &Cpu, rule: Rule, step: Step, target: &Target<'_>) -> Result<SquaredNorms> {
-    let prepared = Prepared::new(rule, step, target.weight_decay, None);
-    let walk = Walk::new(target);
+pub(super) fn norms(
+    cpu: &Cpu,
+    rule: UpdateRule,
+    step: StepParams,
+    target: &ParamUpdate<'_>,
+) -> Result<SquaredNorms> {
+    let prepared = PreparedRule::new(rule, step, target.weight_decay, None);
+    let walk = UpdateSpans::new(target);
     let parts = with_float!(target.gradient.dtype(), G => {
         let gradient = target.gradient.slice::<G>();
         cpu.map_pieces(walk.spans.len(), 1, |i| {
@@ -57,29 +62,37 @@ pub(super) fn norms(cpu: &Cpu, rule: Rule, step: Step, target: &Target<'_>) -> R
     Ok(parts.into_iter().fold(SquaredNorms::default(), join))
 }
 
-fn advance<G: Float>(cpu: &Cpu, target: Target<'_>, rule: &Prepared, step: Step) -> Result<()> {
-    let walk = Walk::new(&target);
+fn advance<G: Float>(
+    cpu: &Cpu,
+    target: ParamUpdate<'_>,
+    rule: &PreparedRule,
+    step: StepParams,
+) -> Result<()> {
+    let walk = UpdateSpans::new(&target);
     let rounding = target.placed_rounding().map(|rounding| (rounding, rounding.stream(step)));
-    let Target { weight, master, gradient, states, .. } = target;
+    let ParamUpdate { weight, master, gradient, states, .. } = target;
     // Room for w, two states and g.
     let longest = walk.spans.iter().map(|span| span.kept.len()).max().unwrap_or(0);
-    let scratch = Scratch::new(cpu, walk.spans.len(), || {
+    let scratch = ScratchPool::new(cpu, walk.spans.len(), || {
         Tensor::empty(&weight.device(), &[4, longest], DType::F32, Category::Workspace)
     })?;
     let dense = || walk.spans.iter().map(|span| span.dense.clone());
     let stored = || walk.spans.iter().map(|span| walk.stored(span));
-    let mut exact: Vec<Exact<'_>> = match master {
-        None => cut(weight.slice_mut::<f32>(), dense()).into_iter().map(Exact::Weight).collect(),
+    let mut exact: Vec<ExactWeights<'_>> = match master {
+        None => cut(weight.slice_mut::<f32>(), dense()).into_iter().map(ExactWeights::Weight).collect(),
         Some(master) => {
             let weights = cut(weight.slice_mut::<bf16>(), dense()).into_iter();
             match master.dtype() {
                 DType::U16 => {
                     let low = cut(master.slice_mut::<u16>(), stored());
-                    weights.zip(low).map(|(weight, low)| Exact::Low { weight, low }).collect()
+                    weights.zip(low).map(|(weight, low)| ExactWeights::Low { weight, low }).collect()
                 }
                 _ => {
                     let master = cut(master.slice_mut::<f32>(), stored());
-                    weights.zip(master).map(|(weight, master)| Exact::Master { weight, master }).collect()
+                    weights
+                        .zip(master)
+                        .map(|(weight, master)| ExactWeights::Master { weight, master })
+                        .collect()
                 }
             }
         }
@@ -93,7 +106,7 @@ fn advance<G: Float>(cpu: &Cpu, target: Target<'_>, rule: &Prepared, step: Step)
     let parts = parts.map(|((span, exact), states)| (span, exact, states, &gradient[walk.stored(span)]));
     pieces::each(cpu, parts, |(span, exact, states, g)| {
         scratch.lend(|room| {
-            let part = Part { walk: &walk, span, exact, states, rounding };
+            let part = SpanUpdate { walk: &walk, span, exact, states, rounding };
             part.advance(cpu.isa(), g, rule, room.slice_mut::<f32>());
         });
     });
@@ -101,35 +114,36 @@ fn advance<G: Float>(cpu: &Cpu, target: Target<'_>, rule: &Prepared, step: Step)
 }
 
 /// The weights that a step goes over, and where things stand for each of them.
-struct Walk<'a> {
+struct UpdateSpans<'a> {
     mask: Option<&'a Mask>,
     /// Whether gradient and state hold kept elements alone.
     compressed: bool,
-    spans: Vec<Span>,
+    spans: Vec<KeptSpan>,
 }
 
-impl<'a> Walk<'a> {
-    fn new(target: &Target<'a>) -> Walk<'a> {
+impl<'a> UpdateSpans<'a> {
+    fn new(target: &ParamUpdate<'a>) -> UpdateSpans<'a> {
         let piece = |i: usize, len: usize| i * PIECE..((i + 1) * PIECE).min(len);
         let spans = match target.mask {
             Some(mask) if target.weight_is_compressed() && target.is_compressed() => {
                 // All that there is stands side by side; cut as under the mask, so that norms have the same bits.
                 let spans = mask.spans().into_iter();
-                let spans = spans.map(|Span { kept, .. }| Span { dense: kept.clone(), kept }).collect();
-                return Walk { mask: None, compressed: false, spans };
+                let spans =
+                    spans.map(|KeptSpan { kept, .. }| KeptSpan { dense: kept.clone(), kept }).collect();
+                return UpdateSpans { mask: None, compressed: false, spans };
             }
             Some(mask) => mask.spans(),
             None => {
                 let len = target.weight.len();
-                let span = |i| Span { dense: piece(i, len), kept: piece(i, len) };
+                let span = |i| KeptSpan { dense: piece(i, len), kept: piece(i, len) };
                 (0..len.div_ceil(PIECE)).map(span).collect()
             }
         };
-        Walk { mask: target.mask, compressed: target.is_compressed(), spans }
+        UpdateSpans { mask: target.mask, compressed: target.is_compressed(), spans }
     }
 
     /// The range of a span in gradient and state.
-    fn stored(&self, span: &Span) -> Range<usize> {
+    fn stored(&self, span: &KeptSpan) -> Range<usize> {
         if self.compressed { span.kept.clone() } else { span.dense.clone() }
     }
 
@@ -140,7 +154,7 @@ impl<'a> Walk<'a> {
 
     /// Calls `visit(k, p)` for each weight of a span: its number among those stepped, and among the span's.
     #[inline(always)]
-    fn each(&self, span: &Span, mut visit: impl FnMut(usize, usize)) {
+    fn each(&self, span: &KeptSpan, mut visit: impl FnMut(usize, usize)) {
         match self.mask {
             Some(mask) => mask.each(span, visit),
             None => (0..span.dense.len()).for_each(|i| visit(i, i)),
@@ -148,7 +162,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The numbers of gradient or state that a span steps, side by side.
-    fn read<'t, T: Float>(&self, span: &Span, all: &'t [T]) -> Cow<'t, [T]> {
+    fn read<'t, T: Float>(&self, span: &KeptSpan, all: &'t [T]) -> Cow<'t, [T]> {
         let part = &all[self.stored(span)];
         if self.side_by_side() {
             return Cow::Borrowed(part);
@@ -159,7 +173,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The same of a state of either type, as f32.
-    fn read_widened<'t>(&self, span: &Span, state: &'t Tensor) -> Cow<'t, [f32]> {
+    fn read_widened<'t>(&self, span: &KeptSpan, state: &'t Tensor) -> Cow<'t, [f32]> {
         match state.dtype() {
             DType::F32 => self.read(span, state.slice::<f32>()),
             _ => self.read(span, state.slice::<bf16>()).iter().map(|x| x.to_f32()).collect(),
@@ -170,7 +184,7 @@ impl<'a> Walk<'a> {
     fn put_rounded(
         &self,
         isa: Isa,
-        span: &Span,
+        span: &KeptSpan,
         (rounding, key): (Rounding<'_>, u64),
         from: &[&mut [f32]],
         states: &mut [&mut [bf16]],
@@ -198,7 +212,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The exact weights that a span steps, side by side.
-    fn exact<'t>(&self, span: &Span, weight: &'t Tensor, master: Option<&'t Tensor>) -> Cow<'t, [f32]> {
+    fn exact<'t>(&self, span: &KeptSpan, weight: &'t Tensor, master: Option<&'t Tensor>) -> Cow<'t, [f32]> {
         match master {
             Some(master) if master.dtype() == DType::F32 => self.read(span, master.slice::<f32>()),
             Some(low) => {
@@ -219,18 +233,18 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Where a span's exact weights are. Weights are dense; what stands beside them is as [`Walk::stored`].
-enum Exact<'a> {
+/// Where a span's exact weights are. Weights are dense; what stands beside them is as [`UpdateSpans::stored`].
+enum ExactWeights<'a> {
     Weight(&'a mut [f32]),
     Master { weight: &'a mut [bf16], master: &'a mut [f32] },
     Low { weight: &'a mut [bf16], low: &'a mut [u16] },
 }
 
 /// A span with its share of all that is written.
-struct Part<'a> {
-    walk: &'a Walk<'a>,
-    span: &'a Span,
-    exact: Exact<'a>,
+struct SpanUpdate<'a> {
+    walk: &'a UpdateSpans<'a>,
+    span: &'a KeptSpan,
+    exact: ExactWeights<'a>,
     states: States<'a>,
     /// With the step's stream of random bits.
     rounding: Option<(Rounding<'a>, u64)>,
@@ -256,9 +270,9 @@ fn of_spans<T: Float, R: Iterator<Item = Range<usize>>>(
     (0..count).map(next)
 }
 
-impl Part<'_> {
-    fn advance<G: Float>(self, isa: Isa, g: &[G], rule: &Prepared, room: &mut [f32]) {
-        let Part { walk, span, exact, states, rounding } = self;
+impl SpanUpdate<'_> {
+    fn advance<G: Float>(self, isa: Isa, g: &[G], rule: &PreparedRule, room: &mut [f32]) {
+        let SpanUpdate { walk, span, exact, states, rounding } = self;
         let n = span.kept.len();
         let (w_room, rest) = room.split_at_mut(n);
         let (first, rest) = rest.split_at_mut(n);
@@ -297,8 +311,8 @@ impl Part<'_> {
 
         /// A mask with dense state: brings states and gradient side by side too.
         fn bring<G: Float, S: Float>(
-            walk: &Walk<'_>,
-            span: &Span,
+            walk: &UpdateSpans<'_>,
+            span: &KeptSpan,
             g: &[G],
             states: &[&mut [S]],
             g_room: &mut [f32],
@@ -314,34 +328,34 @@ impl Part<'_> {
 
         fn step_exact(
             isa: Isa,
-            walk: &Walk<'_>,
-            span: &Span,
-            exact: Exact<'_>,
+            walk: &UpdateSpans<'_>,
+            span: &KeptSpan,
+            exact: ExactWeights<'_>,
             room: &mut [f32],
             step: impl FnOnce(&mut [f32]),
         ) {
             let place = |k: usize, p: usize| if walk.compressed { k } else { p };
             match exact {
-                Exact::Weight(weight) if walk.mask.is_none() => step(weight),
-                Exact::Weight(weight) => {
+                ExactWeights::Weight(weight) if walk.mask.is_none() => step(weight),
+                ExactWeights::Weight(weight) => {
                     walk.each(span, |k, p| room[k] = weight[p]);
                     step(room);
                     walk.each(span, |k, p| weight[p] = room[k]);
                 }
-                Exact::Master { weight, master } if walk.mask.is_none() => {
+                ExactWeights::Master { weight, master } if walk.mask.is_none() => {
                     step(master);
                     narrow(isa, master, weight);
                 }
-                Exact::Master { weight, master } if walk.compressed => {
+                ExactWeights::Master { weight, master } if walk.compressed => {
                     step(master);
                     walk.each(span, |k, p| weight[p] = nearest(master[k]));
                 }
-                Exact::Master { weight, master } => {
+                ExactWeights::Master { weight, master } => {
                     walk.each(span, |k, p| room[k] = master[p]);
                     step(room);
                     walk.each(span, |k, p| (master[p], weight[p]) = (room[k], nearest(room[k])));
                 }
-                Exact::Low { weight, low } => {
+                ExactWeights::Low { weight, low } => {
                     walk.each(span, |k, p| room[k] = join(weight[p], low[place(k, p)]));
                     step(room);
                     walk.each(span, |k, p| (weight[p], low[place(k, p)]) = split(room[k]));

@@ -7,7 +7,7 @@
 //! The random bits are a function of the seed, the step, the parameter and an element's position in the full, dense tensor. So
 //! ranks that have all of a parameter, a shard, a part of its kept values or kept values alone round it alike, on every device.
 
-use super::Step;
+use super::StepParams;
 use crate::mask::Mask;
 use crate::{bf16, random, simd};
 
@@ -26,7 +26,7 @@ pub struct Rounding<'a> {
 
 impl Rounding<'_> {
     /// The stream of a step.
-    pub(super) fn stream(&self, step: Step) -> u64 {
+    pub(super) fn stream(&self, step: StepParams) -> u64 {
         random::key(self.key, step.number)
     }
 }

@@ -1,6 +1,6 @@
 //! The arithmetic of the rules on the host: plain loops over kept weights that lie side by side.
 
-use super::{Rule, SquaredNorms, Step};
+use super::{SquaredNorms, StepParams, UpdateRule};
 use crate::cpu::math::power;
 use crate::cpu::{Isa, lanes};
 use crate::dtype::Float;
@@ -8,31 +8,36 @@ use crate::simd;
 
 /// A rule with the numbers of a step and of a target filled in.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Prepared {
-    rule: Rule,
+pub(super) struct PreparedRule {
+    rule: UpdateRule,
     /// The learning rate, times the trust ratio where there is one,
     rate: f32,
     /// but for this factor of it, which is applied to a velocity: 1, unless LARS keeps its rate outside.
     outer: f32,
     decay: f32,
     scale: f32,
-    moments: Moments,
+    moments: AdamMoments,
 }
 
-impl Prepared {
-    pub(super) fn new(rule: Rule, step: Step, decay: f32, norms: Option<SquaredNorms>) -> Prepared {
+impl PreparedRule {
+    pub(super) fn new(
+        rule: UpdateRule,
+        step: StepParams,
+        decay: f32,
+        norms: Option<SquaredNorms>,
+    ) -> PreparedRule {
         let ratio = norms.map_or(1.0, |norms| trust_ratio(rule, step, decay, norms));
         let (inner, outer) = match rule {
-            Rule::Lars { rate_in_velocity: false, .. } => (1.0, step.lr),
+            UpdateRule::Lars { rate_in_velocity: false, .. } => (1.0, step.lr),
             _ => (step.lr, 1.0),
         };
-        Prepared {
+        PreparedRule {
             rule,
             rate: (f64::from(inner) * ratio) as f32,
             outer,
             decay,
             scale: step.gradient_scale,
-            moments: Moments::new(rule, step),
+            moments: AdamMoments::new(rule, step),
         }
     }
 
@@ -40,11 +45,13 @@ impl Prepared {
     pub(super) fn advance<G: Float>(&self, isa: Isa, w: &mut [f32], states: &mut [&mut [f32]], g: &[G]) {
         let s = *self;
         match (self.rule, states) {
-            (Rule::Sgd, _) => sgd(isa, w, g, s),
-            (Rule::Momentum { momentum, nesterov }, [v]) => velocity(isa, w, v, g, momentum, nesterov, s),
-            (Rule::Adam { decoupled, .. }, [m, v]) => adam(isa, w, m, v, g, decoupled, s),
-            (Rule::Lars { momentum, .. }, [v]) => lars(isa, w, v, g, momentum, s),
-            (Rule::Lamb { .. }, [m, v]) => lamb(isa, w, m, v, g, s),
+            (UpdateRule::Sgd, _) => sgd(isa, w, g, s),
+            (UpdateRule::Momentum { momentum, nesterov }, [v]) => {
+                velocity(isa, w, v, g, momentum, nesterov, s)
+            }
+            (UpdateRule::Adam { decoupled, .. }, [m, v]) => adam(isa, w, m, v, g, decoupled, s),
+            (UpdateRule::Lars { momentum, .. }, [v]) => lars(isa, w, v, g, momentum, s),
+            (UpdateRule::Lamb { .. }, [m, v]) => lamb(isa, w, m, v, g, s),
             (rule, states) => panic!("{rule:?} with {} states", states.len()),
         }
     }
@@ -52,7 +59,7 @@ impl Prepared {
     /// The squared norms of a part of a layer.
     pub(super) fn norms<G: Float>(&self, isa: Isa, w: &[f32], states: &[&[f32]], g: &[G]) -> SquaredNorms {
         let direction = match (self.rule, states) {
-            (Rule::Lamb { .. }, [m, v]) => direction_norm(isa, w, m, v, g, *self),
+            (UpdateRule::Lamb { .. }, [m, v]) => direction_norm(isa, w, m, v, g, *self),
             _ => square(isa, g),
         };
         SquaredNorms { weight: square(isa, w), direction }
@@ -60,23 +67,23 @@ impl Prepared {
 }
 
 /// r in the formulas: 1 where a norm is zero, so that a layer that is still zero moves at all.
-fn trust_ratio(rule: Rule, step: Step, decay: f32, norms: SquaredNorms) -> f64 {
+fn trust_ratio(rule: UpdateRule, step: StepParams, decay: f32, norms: SquaredNorms) -> f64 {
     let (w, d) = (norms.weight.sqrt(), norms.direction.sqrt());
     match rule {
         _ if w == 0.0 || d == 0.0 => 1.0,
-        Rule::Lars { trust, eps, .. } => {
+        UpdateRule::Lars { trust, eps, .. } => {
             let g = d * f64::from(step.gradient_scale).abs();
             if g > 0.0 { f64::from(trust) * w / (g + f64::from(decay) * w + f64::from(eps)) } else { 1.0 }
         }
-        Rule::Lamb { max_norm, .. } if w > f64::from(max_norm) => f64::from(max_norm) / d,
-        Rule::Lamb { .. } => (norms.weight / norms.direction).sqrt(),
+        UpdateRule::Lamb { max_norm, .. } if w > f64::from(max_norm) => f64::from(max_norm) / d,
+        UpdateRule::Lamb { .. } => (norms.weight / norms.direction).sqrt(),
         _ => 1.0,
     }
 }
 
 /// What Adam and LAMB share: the moments and the direction they give.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Moments {
+pub(super) struct AdamMoments {
     pub(super) beta1: f32,
     pub(super) beta2: f32,
     pub(super) eps: f32,
@@ -86,16 +93,17 @@ pub(super) struct Moments {
     pub(super) unbias2: f32,
 }
 
-impl Moments {
+impl AdamMoments {
     /// Those of a rule at a step; zeros for a rule that has none.
-    pub(super) fn new(rule: Rule, step: Step) -> Moments {
-        let (Rule::Adam { beta1, beta2, eps, .. } | Rule::Lamb { beta1, beta2, eps, .. }) = rule else {
-            return Moments::default();
+    pub(super) fn new(rule: UpdateRule, step: StepParams) -> AdamMoments {
+        let (UpdateRule::Adam { beta1, beta2, eps, .. } | UpdateRule::Lamb { beta1, beta2, eps, .. }) = rule
+        else {
+            return AdamMoments::default();
         };
         assert!(step.number > 0, "update: steps are counted from 1");
         let rest = |beta: f32| 1.0 - power(f64::from(beta), step.number);
         let (unbias1, unbias2) = ((1.0 / rest(beta1)) as f32, (1.0 / rest(beta2).sqrt()) as f32);
-        Moments { beta1, beta2, eps, unbias1, unbias2 }
+        AdamMoments { beta1, beta2, eps, unbias1, unbias2 }
     }
 
     /// The new moments.
@@ -112,13 +120,13 @@ impl Moments {
 }
 
 simd! {
-    fn sgd[G: Float](w: &mut [f32], g: &[G], s: Prepared) {
+    fn sgd[G: Float](w: &mut [f32], g: &[G], s: PreparedRule) {
         for (w, g) in w.iter_mut().zip(g) {
             *w -= s.rate * (g.to_f32() * s.scale + s.decay * *w);
         }
     }
 
-    fn velocity[G: Float](w: &mut [f32], v: &mut [f32], g: &[G], momentum: f32, nesterov: bool, s: Prepared) {
+    fn velocity[G: Float](w: &mut [f32], v: &mut [f32], g: &[G], momentum: f32, nesterov: bool, s: PreparedRule) {
         // Nesterov's step is lr (d + momentum v), the plain one lr (0 d + 1 v).
         let (now, ahead) = if nesterov { (1.0, momentum) } else { (0.0, 1.0) };
         for ((w, v), g) in w.iter_mut().zip(v).zip(g) {
@@ -128,7 +136,7 @@ simd! {
         }
     }
 
-    fn adam[G: Float](w: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[G], decoupled: bool, s: Prepared) {
+    fn adam[G: Float](w: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[G], decoupled: bool, s: PreparedRule) {
         let (coupled, keep) = if decoupled { (0.0, 1.0 - s.rate * s.decay) } else { (s.decay, 1.0) };
         for (((w, m), v), g) in w.iter_mut().zip(m).zip(v).zip(g) {
             let g = g.to_f32() * s.scale + coupled * *w;
@@ -137,7 +145,7 @@ simd! {
         }
     }
 
-    fn lars[G: Float](w: &mut [f32], v: &mut [f32], g: &[G], momentum: f32, s: Prepared) {
+    fn lars[G: Float](w: &mut [f32], v: &mut [f32], g: &[G], momentum: f32, s: PreparedRule) {
         for ((w, v), g) in w.iter_mut().zip(v).zip(g) {
             let d = g.to_f32() * s.scale + s.decay * *w;
             *v = momentum * *v + s.rate * d;
@@ -145,14 +153,14 @@ simd! {
         }
     }
 
-    fn lamb[G: Float](w: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[G], s: Prepared) {
+    fn lamb[G: Float](w: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[G], s: PreparedRule) {
         for (((w, m), v), g) in w.iter_mut().zip(m).zip(v).zip(g) {
             (*m, *v) = s.moments.next(*m, *v, g.to_f32() * s.scale);
             *w -= s.rate * (s.moments.direction(*m, *v) + s.decay * *w);
         }
     }
 
-    fn direction_norm[G: Float](w: &[f32], m: &[f32], v: &[f32], g: &[G], s: Prepared) -> f64 {
+    fn direction_norm[G: Float](w: &[f32], m: &[f32], v: &[f32], g: &[G], s: PreparedRule) -> f64 {
         // Through a short array, so that the sum has its lanes and its order.
         const SHORT: usize = 512;
         let mut u = [0f32; SHORT];

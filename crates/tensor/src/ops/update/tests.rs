@@ -20,24 +20,24 @@ const BETA2: f32 = 0.96875;
 const EPS: f32 = 1e-3;
 const TRUST: f32 = 0.0625;
 
-const RULES: [Rule; 9] = [
-    Rule::Sgd,
-    Rule::Momentum { momentum: BETA1, nesterov: false },
-    Rule::Momentum { momentum: BETA1, nesterov: true },
-    Rule::Adam { beta1: BETA1, beta2: BETA2, eps: EPS, decoupled: false },
-    Rule::Adam { beta1: BETA1, beta2: BETA2, eps: EPS, decoupled: true },
-    Rule::Lars { momentum: BETA1, trust: TRUST, eps: EPS, rate_in_velocity: true },
-    Rule::Lars { momentum: BETA1, trust: TRUST, eps: EPS, rate_in_velocity: false },
-    Rule::Lamb { beta1: BETA1, beta2: BETA2, eps: EPS, max_norm: f32::INFINITY },
-    Rule::Lamb { beta1: BETA1, beta2: BETA2, eps: EPS, max_norm: 4.0 },
+const RULES: [UpdateRule; 9] = [
+    UpdateRule::Sgd,
+    UpdateRule::Momentum { momentum: BETA1, nesterov: false },
+    UpdateRule::Momentum { momentum: BETA1, nesterov: true },
+    UpdateRule::Adam { beta1: BETA1, beta2: BETA2, eps: EPS, decoupled: false },
+    UpdateRule::Adam { beta1: BETA1, beta2: BETA2, eps: EPS, decoupled: true },
+    UpdateRule::Lars { momentum: BETA1, trust: TRUST, eps: EPS, rate_in_velocity: true },
+    UpdateRule::Lars { momentum: BETA1, trust: TRUST, eps: EPS, rate_in_velocity: false },
+    UpdateRule::Lamb { beta1: BETA1, beta2: BETA2, eps: EPS, max_norm: f32::INFINITY },
+    UpdateRule::Lamb { beta1: BETA1, beta2: BETA2, eps: EPS, max_norm: 4.0 },
 ];
 
-fn numbered(number: u64) -> Step {
-    Step { lr: LR, gradient_scale: CLIP, number }
+fn numbered(number: u64) -> StepParams {
+    StepParams { lr: LR, gradient_scale: CLIP, number }
 }
 
 /// A parameter and its state.
-struct Layer {
+struct TestParam {
     weight: Tensor,
     master: Option<Tensor>,
     states: Vec<Tensor>,
@@ -58,32 +58,32 @@ struct Rounded {
 
 /// How a parameter is kept exactly.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Master {
+enum TestMaster {
     Itself,
     Full,
     Low,
 }
 
-impl Layer {
-    fn new(device: &Device, rule: &Rule, start: &[f32], master: Master) -> Layer {
+impl TestParam {
+    fn new(device: &Device, rule: &UpdateRule, start: &[f32], master: TestMaster) -> TestParam {
         let n = start.len();
         let zeros = |dtype| Tensor::zeros(device, &[n], dtype, Category::Optimizer).unwrap();
         let weight = match master {
-            Master::Itself => tensor(device, DType::F32, &[n], start),
-            Master::Full | Master::Low => tensor(device, DType::Bf16, &[n], start),
+            TestMaster::Itself => tensor(device, DType::F32, &[n], start),
+            TestMaster::Full | TestMaster::Low => tensor(device, DType::Bf16, &[n], start),
         };
         let master = match master {
-            Master::Itself => None,
-            Master::Full => Some(tensor(device, DType::F32, &[n], start)),
+            TestMaster::Itself => None,
+            TestMaster::Full => Some(tensor(device, DType::F32, &[n], start)),
             // The start is a bf16 number: no bit was lost.
-            Master::Low => Some(zeros(DType::U16)),
+            TestMaster::Low => Some(zeros(DType::U16)),
         };
         let states = (0..rule.states()).map(|_| zeros(DType::F32)).collect();
-        Layer { weight, master, states, rounded: None, mask: None, decay: DECAY, adapt: true }
+        TestParam { weight, master, states, rounded: None, mask: None, decay: DECAY, adapt: true }
     }
 
     /// Under a mask: what is not kept becomes zero, and state is dense or compressed.
-    fn masked(mut self, words: &[u32], compressed: bool) -> Layer {
+    fn masked(mut self, words: &[u32], compressed: bool) -> TestParam {
         let mask = Mask::new(&self.weight.device(), self.weight.len(), words).unwrap();
         apply(&mut self.weight, &mask).unwrap();
         for state in self.states.iter_mut().chain(&mut self.master) {
@@ -98,14 +98,14 @@ impl Layer {
     }
 
     /// The same with the weight compressed too.
-    fn packed(mut self) -> Layer {
+    fn packed(mut self) -> TestParam {
         let mask = self.mask.as_ref().expect("it was masked before");
         self.weight = compress(&self.weight, mask, Category::Weights).unwrap();
         self
     }
 
-    fn target<'a>(&'a mut self, gradient: &'a Tensor) -> Target<'a> {
-        Target {
+    fn target<'a>(&'a mut self, gradient: &'a Tensor) -> ParamUpdate<'a> {
+        ParamUpdate {
             weight: &mut self.weight,
             master: self.master.as_mut(),
             gradient,
@@ -122,8 +122,8 @@ impl Layer {
         }
     }
 
-    fn step(&mut self, rule: Rule, number: u64, gradient: &Tensor) {
-        step(rule, numbered(number), vec![self.target(gradient)], Norms::Measured).unwrap();
+    fn step(&mut self, rule: UpdateRule, number: u64, gradient: &Tensor) {
+        step(rule, numbered(number), vec![self.target(gradient)], TrustNorms::Measured).unwrap();
     }
 
     /// The exact weights, dense.
@@ -156,7 +156,7 @@ fn norm(x: &[f64]) -> f64 {
 }
 
 /// A step in f64, as the rules' documentation has it.
-fn plain(rule: Rule, t: u64, w: &mut [f64], states: &mut [Vec<f64>; 2], g: &[f64], adapt: bool) {
+fn plain(rule: UpdateRule, t: u64, w: &mut [f64], states: &mut [Vec<f64>; 2], g: &[f64], adapt: bool) {
     let (lr, wd, clip) = (f64::from(LR), f64::from(DECAY), f64::from(CLIP));
     let [m, v] = states;
     let g: Vec<f64> = g.iter().map(|g| clip * g).collect();
@@ -172,22 +172,22 @@ fn plain(rule: Rule, t: u64, w: &mut [f64], states: &mut [Vec<f64>; 2], g: &[f64
         (0..n).map(one).collect()
     };
     match rule {
-        Rule::Sgd => (0..n).for_each(|i| w[i] -= lr * (g[i] + wd * w[i])),
-        Rule::Momentum { momentum, nesterov } => {
+        UpdateRule::Sgd => (0..n).for_each(|i| w[i] -= lr * (g[i] + wd * w[i])),
+        UpdateRule::Momentum { momentum, nesterov } => {
             for i in 0..n {
                 let (d, momentum) = (g[i] + wd * w[i], f64::from(momentum));
                 m[i] = momentum * m[i] + d;
                 w[i] -= lr * if nesterov { d + momentum * m[i] } else { m[i] };
             }
         }
-        Rule::Adam { beta1, beta2, eps, decoupled } => {
+        UpdateRule::Adam { beta1, beta2, eps, decoupled } => {
             let l2 = if decoupled { 0.0 } else { wd };
             let g: Vec<f64> = (0..n).map(|i| g[i] + l2 * w[i]).collect();
             let u = direction(&g, beta1, beta2, eps);
             let keep = if decoupled { 1.0 - lr * wd } else { 1.0 };
             (0..n).for_each(|i| w[i] = keep * w[i] - lr * u[i]);
         }
-        Rule::Lars { momentum, trust, eps, rate_in_velocity } => {
+        UpdateRule::Lars { momentum, trust, eps, rate_in_velocity } => {
             let (wn, gn) = (norm(w), norm(&g));
             let r = f64::from(trust) * wn / (gn + wd * wn + f64::from(eps));
             let r = if adapt && wn > 0.0 && gn > 0.0 { r } else { 1.0 };
@@ -197,7 +197,7 @@ fn plain(rule: Rule, t: u64, w: &mut [f64], states: &mut [Vec<f64>; 2], g: &[f64
                 w[i] -= outer * m[i];
             }
         }
-        Rule::Lamb { beta1, beta2, eps, max_norm } => {
+        UpdateRule::Lamb { beta1, beta2, eps, max_norm } => {
             let mut u = direction(&g, beta1, beta2, eps);
             (0..n).for_each(|i| u[i] += wd * w[i]);
             let (wn, un) = (norm(w), norm(&u));
@@ -221,25 +221,25 @@ proptest! {
                 plain(rule, i as u64 + 1, &mut expected, &mut states, &wide(g), adapt);
             }
             for threads in devices() {
-                let run = |device: &Device, dtype: DType, master: Master| {
-                    let mut layer = Layer { adapt, ..Layer::new(device, &rule, &start, master) };
+                let run = |device: &Device, dtype: DType, master: TestMaster| {
+                    let mut layer = TestParam { adapt, ..TestParam::new(device, &rule, &start, master) };
                     for (i, g) in gradients.iter().enumerate() {
                         layer.step(rule, i as u64 + 1, &tensor(device, dtype, &[n], g));
                     }
-                    if master != Master::Itself {
+                    if master != TestMaster::Itself {
                         let rounded: Vec<f32> = layer.exact().iter().map(|&w| nearest(w).to_f32()).collect();
                         assert_eq!(layer.weight.to_f32(), rounded);
                     }
                     layer.exact()
                 };
                 for dtype in [DType::F32, DType::Bf16] {
-                    let [one, two, three] = threads.each_ref().map(|device| run(device, dtype, Master::Itself));
+                    let [one, two, three] = threads.each_ref().map(|device| run(device, dtype, TestMaster::Itself));
                     prop_assert!(one == two && one == three);
                     assert_close(&one, &expected, 2e-5);
                 }
-                let full = run(&threads[0], DType::Bf16, Master::Full);
+                let full = run(&threads[0], DType::Bf16, TestMaster::Full);
                 assert_close(&full, &expected, 2e-5);
-                prop_assert!(full == run(&threads[1], DType::Bf16, Master::Low), "low bits, {:?}", rule);
+                prop_assert!(full == run(&threads[1], DType::Bf16, TestMaster::Low), "low bits, {:?}", rule);
             }
         }
     }
@@ -256,12 +256,12 @@ proptest! {
         for rule in RULES {
             for [device, other, _] in devices() {
                 for (master, dtype) in
-                    [(Master::Itself, DType::F32), (Master::Full, DType::Bf16), (Master::Low, DType::Bf16)]
+                    [(TestMaster::Itself, DType::F32), (TestMaster::Full, DType::Bf16), (TestMaster::Low, DType::Bf16)]
                 {
-                    let mut small = Layer::new(device, &rule, &start, master).masked(&words, true);
-                    let mut packed = Layer::new(device, &rule, &start, master).masked(&words, true).packed();
-                    let mut large = Layer::new(other, &rule, &start, master).masked(&words, false);
-                    let mut plain = Layer { mask: None, ..Layer::new(device, &rule, &start, master).masked(&words, false) };
+                    let mut small = TestParam::new(device, &rule, &start, master).masked(&words, true);
+                    let mut packed = TestParam::new(device, &rule, &start, master).masked(&words, true).packed();
+                    let mut large = TestParam::new(other, &rule, &start, master).masked(&words, false);
+                    let mut plain = TestParam { mask: None, ..TestParam::new(device, &rule, &start, master).masked(&words, false) };
                     for &(number, ref g) in &gradients {
                         let mask = small.mask.clone().unwrap();
                         let dense = tensor(device, dtype, &[n], g);
@@ -304,28 +304,28 @@ proptest! {
 #[test]
 fn a_list_of_targets_steps_as_each_of_them_alone() {
     let kinds = [
-        (70_001, Master::Itself, DType::F32, None),
-        (3, Master::Full, DType::Bf16, None),
-        (0, Master::Itself, DType::F32, None),
-        (4096, Master::Low, DType::F32, None),
-        (9000, Master::Full, DType::Bf16, Some(0.3)),
-        (9000, Master::Full, DType::Bf16, Some(0.01)),
+        (70_001, TestMaster::Itself, DType::F32, None),
+        (3, TestMaster::Full, DType::Bf16, None),
+        (0, TestMaster::Itself, DType::F32, None),
+        (4096, TestMaster::Low, DType::F32, None),
+        (9000, TestMaster::Full, DType::Bf16, Some(0.3)),
+        (9000, TestMaster::Full, DType::Bf16, Some(0.01)),
     ];
     const DECAYS: [f32; 6] = [0.0, 0.125, 0.25, 0.5, 0.25, 0.0];
-    let fresh = |device: &Device, rule: &Rule| -> Vec<(Layer, Tensor)> {
-        let layer = |(i, &(n, master, dtype, share)): (usize, &(usize, Master, DType, Option<f64>))| {
-            let mut layer = Layer::new(device, rule, &values(i as u64, n, 0.5), master);
+    let fresh = |device: &Device, rule: &UpdateRule| -> Vec<(TestParam, Tensor)> {
+        let layer = |(i, &(n, master, dtype, share)): (usize, &(usize, TestMaster, DType, Option<f64>))| {
+            let mut layer = TestParam::new(device, rule, &values(i as u64, n, 0.5), master);
             let mut gradient = tensor(device, dtype, &[n], &values(i as u64 + 10, n, 0.1));
             if let Some(share) = share {
                 layer = layer.masked(&mask_words(i as u64, n, share), true);
                 gradient = compress(&gradient, layer.mask.as_ref().unwrap(), Category::Gradients).unwrap();
             }
-            (Layer { decay: DECAYS[i], adapt: i % 2 == 0, ..layer }, gradient)
+            (TestParam { decay: DECAYS[i], adapt: i % 2 == 0, ..layer }, gradient)
         };
         kinds.iter().enumerate().map(layer).collect()
     };
     let bytes =
-        |layers: &[(Layer, Tensor)]| -> Vec<_> { layers.iter().flat_map(|(l, _)| l.bytes()).collect() };
+        |layers: &[(TestParam, Tensor)]| -> Vec<_> { layers.iter().flat_map(|(l, _)| l.bytes()).collect() };
     for [device, ..] in devices() {
         for rule in RULES {
             let (mut alone, mut together, mut given) =
@@ -333,27 +333,32 @@ fn a_list_of_targets_steps_as_each_of_them_alone() {
             for (layer, gradient) in &mut alone {
                 layer.step(rule, 3, gradient);
             }
-            step(rule, numbered(3), together.iter_mut().map(|(l, g)| l.target(g)).collect(), Norms::Measured)
-                .unwrap();
+            step(
+                rule,
+                numbered(3),
+                together.iter_mut().map(|(l, g)| l.target(g)).collect(),
+                TrustNorms::Measured,
+            )
+            .unwrap();
             let stepped = bytes(&alone);
             assert_ne!(stepped, bytes(&given));
             assert_eq!(stepped, bytes(&together));
-            let targets: Vec<Target<'_>> = given.iter_mut().map(|(l, g)| l.target(g)).collect();
+            let targets: Vec<ParamUpdate<'_>> = given.iter_mut().map(|(l, g)| l.target(g)).collect();
             let norms = squared_norms(rule, numbered(3), &targets).unwrap();
-            step(rule, numbered(3), targets, Norms::Given(&norms)).unwrap();
+            step(rule, numbered(3), targets, TrustNorms::Given(&norms)).unwrap();
             assert_eq!(stepped, bytes(&given), "norms taken apart");
         }
     }
-    step(Rule::Sgd, numbered(1), vec![], Norms::Measured).unwrap();
+    step(UpdateRule::Sgd, numbered(1), vec![], TrustNorms::Measured).unwrap();
 }
 
 /// One weight stepped through `(gradient, expected weight)` at decay 0.1.
-fn by_hand(device: &Device, rule: Rule, lr: f32, start: f32, steps: &[(f32, f64)]) {
-    let mut layer = Layer { decay: 0.1, ..Layer::new(device, &rule, &[start], Master::Itself) };
+fn by_hand(device: &Device, rule: UpdateRule, lr: f32, start: f32, steps: &[(f32, f64)]) {
+    let mut layer = TestParam { decay: 0.1, ..TestParam::new(device, &rule, &[start], TestMaster::Itself) };
     for (i, &(g, expected)) in steps.iter().enumerate() {
-        let now = Step { lr, gradient_scale: 1.0, number: i as u64 + 1 };
+        let now = StepParams { lr, gradient_scale: 1.0, number: i as u64 + 1 };
         let gradient = tensor(device, DType::F32, &[1], &[g]);
-        step(rule, now, vec![layer.target(&gradient)], Norms::Measured).unwrap();
+        step(rule, now, vec![layer.target(&gradient)], TrustNorms::Measured).unwrap();
         assert_close(&layer.weight.to_f32(), &[expected], 1e-5);
     }
 }
@@ -364,7 +369,7 @@ fn by_hand(device: &Device, rule: Rule, lr: f32, start: f32, steps: &[(f32, f64)
 #[test]
 fn momentum_by_hand() {
     for [device, ..] in devices() {
-        let rule = |nesterov| Rule::Momentum { momentum: 0.9, nesterov };
+        let rule = |nesterov| UpdateRule::Momentum { momentum: 0.9, nesterov };
         by_hand(device, rule(false), 0.1, 1.0, &[(0.5, 0.94), (0.25, 0.8516)]);
         by_hand(device, rule(true), 0.1, 1.0, &[(0.5, 0.886)]);
     }
@@ -377,7 +382,7 @@ fn momentum_by_hand() {
 #[test]
 fn adamw_by_hand() {
     for [device, ..] in devices() {
-        let rule = Rule::Adam { beta1: 0.9, beta2: 0.999, eps: 0.0, decoupled: true };
+        let rule = UpdateRule::Adam { beta1: 0.9, beta2: 0.999, eps: 0.0, decoupled: true };
         by_hand(device, rule, 0.1, 1.0, &[(0.5, 0.89), (-0.25, 0.854_466_19)]);
     }
 }
@@ -387,10 +392,10 @@ fn adamw_by_hand() {
 fn the_ratio_is_one_where_a_norm_is_zero() {
     for [device, ..] in devices() {
         for rate_in_velocity in [true, false] {
-            let lars = Rule::Lars { momentum: 0.0, trust: 0.001, eps: 0.0, rate_in_velocity };
+            let lars = UpdateRule::Lars { momentum: 0.0, trust: 0.001, eps: 0.0, rate_in_velocity };
             by_hand(device, lars, 0.5, 0.0, &[(1.0, -0.5)]);
         }
-        let lamb = Rule::Lamb { beta1: 0.5, beta2: 0.5, eps: 0.0, max_norm: f32::INFINITY };
+        let lamb = UpdateRule::Lamb { beta1: 0.5, beta2: 0.5, eps: 0.0, max_norm: f32::INFINITY };
         by_hand(device, lamb, 0.5, 0.0, &[(1.0, -0.5)]);
     }
 }
@@ -402,12 +407,13 @@ fn the_ratio_is_one_where_a_norm_is_zero() {
 fn lars_by_hand_when_the_rate_falls() {
     for [device, ..] in devices() {
         for (rate_in_velocity, expected) in [(true, 1.602), (false, 1.764)] {
-            let rule = Rule::Lars { momentum: 0.9, trust: 0.1, eps: 0.0, rate_in_velocity };
-            let mut layer = Layer { decay: 0.1, ..Layer::new(device, &rule, &[2.0], Master::Itself) };
+            let rule = UpdateRule::Lars { momentum: 0.9, trust: 0.1, eps: 0.0, rate_in_velocity };
+            let mut layer =
+                TestParam { decay: 0.1, ..TestParam::new(device, &rule, &[2.0], TestMaster::Itself) };
             let gradient = tensor(device, DType::F32, &[1], &[0.3]);
             for (number, lr) in [(1, 1.0), (2, 0.1)] {
-                let now = Step { lr, gradient_scale: 1.0, number };
-                step(rule, now, vec![layer.target(&gradient)], Norms::Measured).unwrap();
+                let now = StepParams { lr, gradient_scale: 1.0, number };
+                step(rule, now, vec![layer.target(&gradient)], TrustNorms::Measured).unwrap();
             }
             assert_close(&layer.weight.to_f32(), &[expected], 1e-5);
         }
@@ -420,7 +426,7 @@ fn lars_by_hand_when_the_rate_falls() {
 fn lamb_by_hand_with_a_limited_norm() {
     for [device, ..] in devices() {
         for (max_norm, expected) in [(f32::INFINITY, 18.0), (10.0, 19.0), (30.0, 18.0)] {
-            let rule = Rule::Lamb { beta1: 0.9, beta2: 0.999, eps: 0.0, max_norm };
+            let rule = UpdateRule::Lamb { beta1: 0.9, beta2: 0.999, eps: 0.0, max_norm };
             by_hand(device, rule, 0.1, 20.0, &[(0.5, expected)]);
         }
     }
@@ -430,7 +436,8 @@ fn lamb_by_hand_with_a_limited_norm() {
 #[test]
 fn nothing_kept_is_a_step_of_nothing() {
     for [device, ..] in devices() {
-        let mut layer = Layer::new(device, &RULES[4], &[1.0; 100], Master::Full).masked(&[0; 4], true);
+        let mut layer =
+            TestParam::new(device, &RULES[4], &[1.0; 100], TestMaster::Full).masked(&[0; 4], true);
         layer.step(RULES[4], 1, &Tensor::empty(device, &[0], DType::Bf16, Category::Gradients).unwrap());
         assert_eq!(layer.weight.to_f32(), [0.0; 100]);
     }

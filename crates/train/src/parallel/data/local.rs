@@ -17,7 +17,7 @@ use crate::state::ParamStore;
 
 /// A vector that is averaged.
 #[derive(Debug, Clone, Copy)]
-enum Vector {
+enum AveragedVector {
     /// A parameter's kept weights, which are exact.
     Weight(ParameterId),
     /// One of the tensors of its state.
@@ -30,24 +30,25 @@ pub(crate) fn average(params: &mut ParamStore, group: &Communicator) -> Result<(
     let (device, mut vectors) = (first.device(), Vec::new());
     for (id, param) in params.iter() {
         if param.dtype() == DType::F32 {
-            vectors.push((Vector::Weight(id), param.state_len()));
+            vectors.push((AveragedVector::Weight(id), param.state_len()));
         }
-        vectors.extend(param.state().enumerate().map(|(i, state)| (Vector::State(id, i), state.len())));
+        vectors
+            .extend(param.state().enumerate().map(|(i, state)| (AveragedVector::State(id, i), state.len())));
     }
     // All of them travel as f32: where weights are bf16 the exact ones are the masters, and a mean of moments in bf16 is rounded once, to
     // the nearest, since nothing is added to it bit by bit.
     let bytes: Vec<u64> = vectors.iter().map(|(_, length)| 4 * *length as u64).collect();
     for packet in packets(&bytes) {
-        let packet: Vec<(Vector, usize)> = packet.into_iter().map(|i| vectors[i]).collect();
+        let packet: Vec<(AveragedVector, usize)> = packet.into_iter().map(|i| vectors[i]).collect();
         let length = packet.iter().map(|(_, length)| length).sum();
         let mut message = Tensor::empty(&device, &[length], DType::F32, Category::Communication)?;
         let mut start = 0;
         for (vector, length) in &packet {
             match *vector {
-                Vector::Weight(id) => {
+                AveragedVector::Weight(id) => {
                     flat::put(&mut message, start, &params.param(id).values()?, 0..*length)?
                 }
-                Vector::State(id, i) => {
+                AveragedVector::State(id, i) => {
                     let state = params.param(id).state().nth(i).expect("listed above");
                     match state.dtype() {
                         DType::F32 => flat::put(&mut message, start, state, 0..*length)?,
@@ -67,10 +68,10 @@ pub(crate) fn average(params: &mut ParamStore, group: &Communicator) -> Result<(
             let at = start..start + length;
             start = at.end;
             match vector {
-                Vector::Weight(id) => {
+                AveragedVector::Weight(id) => {
                     params.param_mut(id).set_values(&flat::take(&mean, at, Category::Workspace)?)?;
                 }
-                Vector::State(id, i) => {
+                AveragedVector::State(id, i) => {
                     let state = params.param_mut(id).state_mut().nth(i).expect("listed above");
                     match state.dtype() {
                         DType::F32 => flat::put(state, 0, &mean, at)?,

@@ -9,7 +9,7 @@
 //! A step goes through the same four calls in each: gradients are accepted as layers make them, sums are finished, parameters are
 //! stepped, new weights are gathered.
 
-mod filling;
+mod bucket_filler;
 pub(crate) mod local;
 mod replicated;
 pub(crate) mod zero;
@@ -18,15 +18,15 @@ use std::time::Instant;
 
 use espalier_nn::layers::{GradientSink, WeightGradients};
 use espalier_nn::weights::ParameterId;
-use espalier_plan::sharing::Sharing;
+use espalier_plan::data_parallel::DataParallelMode;
 use espalier_plan::traffic::Buckets;
-use espalier_tensor::ops::update::{self, Norms, Step, Target, squared_norms};
+use espalier_tensor::ops::update::{self, ParamUpdate, StepParams, TrustNorms, squared_norms};
 use espalier_tensor::{DType, Tensor};
 
 use self::replicated::Replicated;
 use self::zero::Zero;
-use super::groups::Groups;
 use super::model::ModelParallel;
+use super::reduce_groups::ReduceGroups;
 use crate::Result;
 use crate::state::{Accumulator, NoiseNorms, Optimizer, ParamStore, wanted};
 
@@ -40,7 +40,7 @@ pub enum DataParallel<'a> {
     Local(Accumulator),
 }
 
-/// When the sum of a bucket was under way.
+/// When the all-reduce of a bucket was under way.
 #[derive(Debug, Clone, Copy)]
 pub struct BucketTime {
     /// Its number in [`Buckets::list`].
@@ -51,12 +51,12 @@ pub struct BucketTime {
     pub end: Instant,
 }
 
-/// What the sums of a step came to.
+/// What the gradient all-reduces of a step came to.
 #[derive(Debug)]
-pub struct Finished {
+pub struct ReduceReport {
     /// Bytes of the gradients that pruning may touch, when all of each was here.
     pub bytes: usize,
-    /// When the sums over ranks were under way.
+    /// When the all-reduces were under way.
     pub times: Vec<BucketTime>,
 }
 
@@ -64,33 +64,33 @@ impl<'a> DataParallel<'a> {
     /// For parameters that these groups share, whose gradients travel in these buckets. Where `several` micro-batches come in a type,
     /// they are summed in f32. A rank that is `local` now steps by itself.
     pub fn new(
-        sharing: Sharing,
+        sharing: DataParallelMode,
         is_local: bool,
         params: &ParamStore,
         several: Option<DType>,
-        groups: &'a Groups,
+        groups: &'a ReduceGroups,
         buckets: &'a Buckets,
     ) -> DataParallel<'a> {
-        let sums = Accumulator::new(params.len(), several);
+        let accumulator = Accumulator::new(params.len(), several);
         match sharing {
-            _ if is_local => DataParallel::Local(sums),
-            Sharing::Sharded { gradients } if !groups.is_empty() => {
-                DataParallel::Zero(Zero::new(sums, groups, buckets, gradients))
+            _ if is_local => DataParallel::Local(accumulator),
+            DataParallelMode::Sharded { gradients } if !groups.is_empty() => {
+                DataParallel::Zero(Zero::new(accumulator, groups, buckets, gradients))
             }
-            _ => DataParallel::Replicated(Replicated::new(sums, groups, buckets)),
+            _ => DataParallel::Replicated(Replicated::new(accumulator, groups, buckets)),
         }
     }
 
     /// Takes a gradient that is complete, on a rank that is alone.
     pub fn put(&mut self, id: ParameterId, gradient: Tensor) {
-        self.sums().put_whole(id, gradient);
+        self.accumulator().put_local(id, gradient);
     }
 
-    fn sums(&mut self) -> &mut Accumulator {
+    fn accumulator(&mut self) -> &mut Accumulator {
         match self {
-            DataParallel::Replicated(replicated) => &mut replicated.sums,
-            DataParallel::Zero(zero) => &mut zero.sums,
-            DataParallel::Local(sums) => sums,
+            DataParallel::Replicated(replicated) => &mut replicated.accumulator,
+            DataParallel::Zero(zero) => &mut zero.accumulator,
+            DataParallel::Local(accumulator) => accumulator,
         }
     }
 
@@ -108,18 +108,18 @@ impl<'a> DataParallel<'a> {
         match self {
             DataParallel::Replicated(replicated) => replicated.accept(params, gradients),
             DataParallel::Zero(zero) => zero.accept(params, gradients),
-            DataParallel::Local(sums) => {
-                gradients.into_iter().try_for_each(|(id, one)| sums.add(id, params.param(id), one))
+            DataParallel::Local(accumulator) => {
+                gradients.into_iter().try_for_each(|(id, one)| accumulator.add(id, params.param(id), one))
             }
         }
     }
 
     /// Sends these now, and zeros for those that nothing came for. Copies of a part see other micro-batches, perhaps none, and
     /// must send alike.
-    pub fn send_all(&mut self, params: &ParamStore, ids: &[ParameterId]) -> Result<()> {
+    pub fn reduce_all(&mut self, params: &ParamStore, ids: &[ParameterId]) -> Result<()> {
         for id in ids {
-            if !self.sums().has(*id) {
-                self.sums().put(*id, zeros(params, *id)?);
+            if !self.accumulator().has(*id) {
+                self.accumulator().put(*id, zeros(params, *id)?);
             }
         }
         match self {
@@ -130,13 +130,13 @@ impl<'a> DataParallel<'a> {
     }
 
     /// Waits for all sums, and gives each parameter its gradient: where ranks split its state, this rank's part.
-    pub fn finish(&mut self, params: &mut ParamStore) -> Result<Finished> {
+    pub fn finish(&mut self, params: &mut ParamStore) -> Result<ReduceReport> {
         let times = match self {
             DataParallel::Replicated(replicated) => replicated.finish(params)?,
             DataParallel::Zero(zero) => zero.finish(params)?,
             DataParallel::Local(_) => Vec::new(),
         };
-        Ok(Finished { bytes: self.sums().finish(params), times })
+        Ok(ReduceReport { bytes: self.accumulator().finish(params), times })
     }
 
     /// Whether each rank of a group has a part of a gradient alone, so that all of them count towards its norm.
@@ -160,20 +160,20 @@ impl<'a> DataParallel<'a> {
         &mut self,
         params: &mut ParamStore,
         optimizer: &Optimizer,
-        step: Step,
-        peers: &ModelParallel,
+        step: StepParams,
+        model_parallel: &ModelParallel,
     ) -> Result<()> {
         if let DataParallel::Zero(zero) = self {
-            return zero.step(params, optimizer, step, peers);
+            return zero.step(params, optimizer, step, model_parallel);
         }
         let targets = params.iter_mut().filter_map(|(id, param)| Some((id, optimizer.target(param, None)?)));
-        let (ids, targets): (Vec<ParameterId>, Vec<Target<'_>>) = targets.unzip();
-        if !optimizer.rule.adapts() || peers.is_single() {
-            return Ok(update::step(optimizer.rule, step, targets, Norms::Measured)?);
+        let (ids, targets): (Vec<ParameterId>, Vec<ParamUpdate<'_>>) = targets.unzip();
+        if !optimizer.rule.adapts() || model_parallel.is_single() {
+            return Ok(update::step(optimizer.rule, step, targets, TrustNorms::Measured)?);
         }
         let mut norms = squared_norms(optimizer.rule, step, &targets)?;
-        peers.full_norms(&ids, &mut norms)?;
-        Ok(update::step(optimizer.rule, step, targets, Norms::Given(&norms))?)
+        model_parallel.full_norms(&ids, &mut norms)?;
+        Ok(update::step(optimizer.rule, step, targets, TrustNorms::Given(&norms))?)
     }
 
     /// Gives all weights the values that the ranks have stepped, each its part; nothing where no step was taken.
@@ -185,28 +185,28 @@ impl<'a> DataParallel<'a> {
     }
 }
 
-/// The door through which layers hand their gradients to what shares them; who measures noise looks at each.
-pub struct Door<'b, 'a> {
-    pub(crate) shared: &'b mut DataParallel<'a>,
+/// The sink through which layers hand their gradients to what shares them; who measures noise looks at each.
+pub struct DataParallelSink<'b, 'a> {
+    pub(crate) data_parallel: &'b mut DataParallel<'a>,
     pub(crate) params: &'b ParamStore,
     pub(crate) noise: Option<&'b mut NoiseNorms>,
 }
 
-impl<'b, 'a> Door<'b, 'a> {
+impl<'b, 'a> DataParallelSink<'b, 'a> {
     /// Nobody measures noise.
-    pub fn new(shared: &'b mut DataParallel<'a>, params: &'b ParamStore) -> Door<'b, 'a> {
-        Door { shared, params, noise: None }
+    pub fn new(data_parallel: &'b mut DataParallel<'a>, params: &'b ParamStore) -> DataParallelSink<'b, 'a> {
+        DataParallelSink { data_parallel, params, noise: None }
     }
 }
 
-impl GradientSink for Door<'_, '_> {
+impl GradientSink for DataParallelSink<'_, '_> {
     fn accept(&mut self, ids: &[ParameterId], gradients: WeightGradients) -> espalier_nn::Result<()> {
         let made: Vec<(ParameterId, Tensor)> =
             ids.iter().copied().zip(gradients.make(wanted(self.params))?).collect();
         if let Some(noise) = &mut self.noise {
             made.iter().try_for_each(|(id, gradient)| noise.add(*id, self.params.param(*id), gradient))?;
         }
-        Ok(self.shared.accept(self.params, made)?)
+        Ok(self.data_parallel.accept(self.params, made)?)
     }
 }
 

@@ -17,21 +17,21 @@ use espalier_tensor::ops::rows;
 use espalier_tensor::{Category, Tensor};
 
 use super::BucketTime;
-use super::filling::{Filling, Full};
+use super::bucket_filler::{BucketFiller, FullBucket};
 use crate::Result;
-use crate::parallel::groups::Groups;
+use crate::parallel::reduce_groups::ReduceGroups;
 use crate::state::{Accumulator, ParamStore};
 
 /// Gradients that become those of all ranks.
 pub struct Replicated<'a> {
-    pub(super) sums: Accumulator,
-    filling: Filling<'a>,
+    pub(super) accumulator: Accumulator,
+    filler: BucketFiller<'a>,
     pub(super) is_last: bool,
-    in_flight: Vec<InFlight>,
+    in_flight: Vec<InFlightBucket>,
 }
 
-/// The sum of a bucket that is on its way: of gradients of these shapes, one after the other.
-struct InFlight {
+/// The all-reduce of a bucket that is on its way: of gradients of these shapes, one after the other.
+struct InFlightBucket {
     bucket: usize,
     start: Instant,
     shapes: Vec<(ParameterId, Vec<usize>)>,
@@ -39,8 +39,17 @@ struct InFlight {
 }
 
 impl<'a> Replicated<'a> {
-    pub(super) fn new(sums: Accumulator, groups: &'a Groups, buckets: &'a Buckets) -> Replicated<'a> {
-        Replicated { sums, filling: Filling::new(groups, buckets), is_last: false, in_flight: Vec::new() }
+    pub(super) fn new(
+        accumulator: Accumulator,
+        groups: &'a ReduceGroups,
+        buckets: &'a Buckets,
+    ) -> Replicated<'a> {
+        Replicated {
+            accumulator,
+            filler: BucketFiller::new(groups, buckets),
+            is_last: false,
+            in_flight: Vec::new(),
+        }
     }
 
     pub(super) fn accept(
@@ -50,7 +59,7 @@ impl<'a> Replicated<'a> {
     ) -> Result<()> {
         let ids: Vec<ParameterId> = gradients.iter().map(|(id, _)| *id).collect();
         for (id, gradient) in gradients {
-            self.sums.add(id, params.param(id), gradient)?;
+            self.accumulator.add(id, params.param(id), gradient)?;
         }
         if self.is_last { self.send_complete(params, &ids) } else { Ok(()) }
     }
@@ -58,7 +67,7 @@ impl<'a> Replicated<'a> {
     /// Sends those of some gradients that are complete.
     pub(super) fn send_complete(&mut self, params: &ParamStore, ids: &[ParameterId]) -> Result<()> {
         for id in ids {
-            if self.filling.is_complete_early(*id) {
+            if self.filler.is_complete_early(*id) {
                 self.send(params, *id)?;
             }
         }
@@ -67,42 +76,42 @@ impl<'a> Replicated<'a> {
 
     /// Sends a gradient as far as it has been summed.
     fn send(&mut self, params: &ParamStore, id: ParameterId) -> Result<()> {
-        if !self.filling.is_shared(params, id) {
+        if !self.filler.is_shared(params, id) {
             return Ok(());
         }
-        let Some(gradient) = self.sums.take_rounded(id)? else { return Ok(()) };
-        let Some(Full { bucket, gradients, group }) = self.filling.put(params, id, gradient) else {
+        let Some(gradient) = self.accumulator.take_rounded(id)? else { return Ok(()) };
+        let Some(FullBucket { bucket, gradients, group }) = self.filler.put(params, id, gradient) else {
             return Ok(());
         };
-        let shapes = gradients.iter().map(|(id, part)| (*id, part.shape().to_vec())).collect();
+        let shapes = gradients.iter().map(|(id, gradient)| (*id, gradient.shape().to_vec())).collect();
         let request = group.start_all_reduce(packed(gradients)?, Reduce::Sum)?;
-        self.in_flight.push(InFlight { bucket, start: Instant::now(), shapes, request });
+        self.in_flight.push(InFlightBucket { bucket, start: Instant::now(), shapes, request });
         Ok(())
     }
 
     pub(super) fn finish(&mut self, params: &ParamStore) -> Result<Vec<BucketTime>> {
         // What is still here came more than once.
-        self.sums.ids().try_for_each(|id| self.send(params, id))?;
-        assert!(self.filling.is_empty(), "every parameter that a rank holds has a gradient");
+        self.accumulator.ids().try_for_each(|id| self.send(params, id))?;
+        assert!(self.filler.is_empty(), "every parameter that a rank holds has a gradient");
         let mut times = Vec::new();
-        for InFlight { bucket, start, shapes, request } in std::mem::take(&mut self.in_flight) {
+        for InFlightBucket { bucket, start, shapes, request } in std::mem::take(&mut self.in_flight) {
             self.unpack(shapes, request.wait()?)?;
             times.push(BucketTime { bucket, start, end: Instant::now() });
         }
         Ok(times)
     }
 
-    /// Puts the sums of a bucket where its gradients were.
+    /// Puts the all-reduce of a bucket where its gradients were.
     fn unpack(&mut self, shapes: Vec<(ParameterId, Vec<usize>)>, sum: Tensor) -> Result<()> {
         if let [(id, _)] = shapes[..] {
-            self.sums.put(id, sum);
+            self.accumulator.put(id, sum);
             return Ok(());
         }
         let mut start = 0;
         for (id, shape) in shapes {
             let end = start + shape.iter().product::<usize>();
-            let part = rows::take(&sum, start..end, Category::Gradients)?;
-            self.sums.put(id, part.reshape(&shape));
+            let gradient = rows::take(&sum, start..end, Category::Gradients)?;
+            self.accumulator.put(id, gradient.reshape(&shape));
             start = end;
         }
         Ok(())
@@ -113,17 +122,17 @@ impl<'a> Replicated<'a> {
 fn packed(mut gradients: Vec<(ParameterId, Tensor)>) -> Result<Tensor> {
     if let [(_, alone)] = &mut gradients[..] {
         if (alone.byte_len() as u64) < BUCKET {
-            alone.book_as(Category::Communication);
+            alone.tag_memory(Category::Communication);
         }
         return Ok(gradients.remove(0).1);
     }
-    let elements = gradients.iter().map(|(_, part)| part.len()).sum();
+    let elements = gradients.iter().map(|(_, gradient)| gradient.len()).sum();
     let (device, dtype) = (gradients[0].1.device(), gradients[0].1.dtype());
     let mut flat = Tensor::empty(&device, &[elements, 1], dtype, Category::Communication)?;
     let mut start = 0;
-    for (_, part) in gradients {
-        let len = part.len();
-        rows::put(&mut flat, start, &part.reshape(&[len, 1]))?;
+    for (_, gradient) in gradients {
+        let len = gradient.len();
+        rows::put(&mut flat, start, &gradient.reshape(&[len, 1]))?;
         start += len;
     }
     Ok(flat)

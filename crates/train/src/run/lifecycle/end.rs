@@ -1,20 +1,20 @@
 //! The end of a run, at its last step or before: the trace, the summary, and what cannot be called a result.
 
-use espalier_comm::Traffic;
+use espalier_comm::TrafficKind;
 use espalier_nn::weights::hash_of;
 use espalier_tensor::{Category, Device};
 
 use super::Run;
 use crate::checkpoint::first_not_finite;
-use crate::parallel::together;
-use crate::run::trace::{Event, TraceFile};
-use crate::run::{Observer, Outcome, SUMMARY_FILE, write};
-use crate::summary::{Rates, Summary, Validation};
+use crate::parallel::all_gather_results;
+use crate::run::trace::{TraceEvent, TraceFile};
+use crate::run::{Observer, RunOutcome, SUMMARY_FILE, write};
+use crate::summary::{RunSummary, Throughput, Validation};
 use crate::{Error, Result, durable};
 
 impl Run {
     /// The end of a run, at its last step or before.
-    pub(super) fn end(mut self, interrupted: bool, observer: &mut dyn Observer) -> Result<Outcome> {
+    pub(super) fn end(mut self, interrupted: bool, observer: &mut dyn Observer) -> Result<RunOutcome> {
         self.write_trace()?;
         // A rank that does not lead has no file, and a run of which nothing was left to do has none either.
         let writes = self.metrics.is_open();
@@ -31,13 +31,13 @@ impl Run {
                 observer.warning(&error.to_string());
             }
         }
-        Ok(Outcome { summary, interrupted })
+        Ok(RunOutcome { summary, interrupted })
     }
 
     /// An error where a weight is not finite: what is saved was looked at when it was.
     pub(super) fn refuse_not_finite(&self) -> Result<()> {
         let find = || first_not_finite(self.trainer.params()).map_err(|why| why.to_string());
-        let found = together(self.trainer.ranks(), find)?;
+        let found = all_gather_results(self.trainer.ranks(), find)?;
         let found = found.map_err(|why| Error::RankEnded { rank: 0, how: "failed", why })?;
         match found.into_iter().flatten().next() {
             Some(what) => Err(Error::NotFinite { step: self.trainer.progress().step, what }),
@@ -49,10 +49,10 @@ impl Run {
     fn write_trace(&self) -> Result<()> {
         let (Some(path), Some(trace)) = (&self.trace, self.trainer.trace()) else { return Ok(()) };
         let ranks = self.trainer.ranks();
-        let events = |(number, span)| Event::of(ranks.rank(), number, span);
+        let events = |(number, span)| TraceEvent::of(ranks.rank(), number, span);
         let own = || Ok(trace.spans.iter().enumerate().flat_map(events).collect());
-        let file = TraceFile::new(together(ranks, own)?.expect("no rank can fail at it"));
-        if self.leads() {
+        let file = TraceFile::new(all_gather_results(ranks, own)?.expect("no rank can fail at it"));
+        if self.is_rank0() {
             let text = serde_json::to_string(&file).expect("a trace is plain data");
             durable::replace(path, text.as_bytes()).map_err(|why| Error::unwritten(path, why))?;
         }
@@ -71,23 +71,27 @@ impl Run {
     }
 
     /// What the run came to; bytes are the largest over ranks.
-    fn summary(&self) -> Result<Summary> {
+    fn summary(&self) -> Result<RunSummary> {
         let device = self.trainer.device();
         let ledger = device.ledger();
-        let sent = Traffic::ALL.map(|traffic| self.trainer.sent().of(traffic));
+        let sent = TrafficKind::ALL.map(|traffic| self.trainer.sent().of(traffic));
         let peaks = Category::ALL.map(|category| ledger.peak(category) as u64);
         let totals = [ledger, device.host_ledger()].map(|ledger| ledger.total_peak() as u64);
         let bytes = [&totals[..], &sent[..], &peaks[..], &self.trainer.state_peak()].concat();
-        let (ranks, peers) = (self.trainer.ranks(), self.trainer.peers());
-        let digests = self.trainer.params().digests(|param| peers.digest(param.id(), &param.dense()?))?;
-        ranks.agree("weights at the end", &hash_of(&digests))?;
-        let bytes = ranks.largest(bytes)?;
-        let hash = hash_of(&ranks.of_replica(digests)?);
+        let (ranks, model_parallel) = (self.trainer.ranks(), self.trainer.model_parallel());
+        let digests =
+            self.trainer.params().digests(|param| model_parallel.digest(param.id(), &param.dense()?))?;
+        ranks.check_replicas_agree("weights at the end", &hash_of(&digests))?;
+        let bytes = ranks.all_reduce_max(bytes)?;
+        let hash = hash_of(&ranks.gather_over_replica(digests)?);
         let (sent, peaks) = bytes[totals.len()..].split_at(sent.len());
         let (peaks, state) = peaks.split_at(Category::ALL.len());
-        let rates =
-            Rates::from_steps(self.pace.last(usize::MAX), self.plan.batch.samples, self.tokens_per_sample);
-        let mut summary = Summary::planned(&self.plan, device.name());
+        let rates = Throughput::from_steps(
+            self.step_timer.last(usize::MAX),
+            self.plan.batch.samples,
+            self.tokens_per_sample,
+        );
+        let mut summary = RunSummary::planned(&self.plan, device.name());
         summary.scored(self.trainer.scoring());
         summary.steps = self.trainer.progress().step;
         summary.loss = self.last_loss;
@@ -103,7 +107,7 @@ impl Run {
         summary.state_peak.pruned_after = self.plan.pruned_after(self.trainer.steps());
         summary.peak_bytes = Some(bytes[0] as usize);
         summary.host_peak_bytes = matches!(device, Device::Cuda(_)).then_some(bytes[1] as usize);
-        let names = Traffic::ALL.map(|traffic| traffic.name().to_owned());
+        let names = TrafficKind::ALL.map(|traffic| traffic.name().to_owned());
         summary.bytes_sent = names.into_iter().zip(sent.iter().copied()).collect();
         summary.seconds = Some(self.begin.elapsed().as_secs_f64());
         summary.weights_hash = Some(hash);

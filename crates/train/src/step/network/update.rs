@@ -5,18 +5,18 @@ use std::sync::atomic::Ordering;
 use espalier_comm::Reduce;
 use espalier_nn::layers::BatchStatistics;
 use espalier_nn::weights::ParameterId;
-use espalier_plan::schedule::{Topic, Updates};
+use espalier_plan::schedule::{ControlKind, Updates};
 use espalier_tensor::Tensor;
-use espalier_tensor::ops::update::Step;
+use espalier_tensor::ops::update::StepParams;
 
 use super::{NetworkWorker, StepContext, StepOutcome};
 use crate::Result;
-use crate::context::Context;
+use crate::context::TrainContext;
 use crate::parallel::statistics::fold_together;
 use crate::step::Totals;
 
 /// What the ranks have found before a step.
-pub(super) struct Agreed {
+pub(super) struct GlobalNorm {
     grad_norm: f64,
     /// Whether the step can be taken, as far as this rank knows.
     finite: bool,
@@ -26,7 +26,7 @@ pub(super) struct Agreed {
 
 /// An update that waits for the first stage's decision: 2BW's stages behind it.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct DeferredUpdate {
     sums: Vec<(ParameterId, Tensor)>,
     grad_norm: f64,
     /// Whether all stages found it finite, once that was heard.
@@ -39,11 +39,11 @@ impl NetworkWorker<'_> {
     /// Adds up losses and norms over the ranks that can wait for each other: all, with whether one is asked to stop, where a flush ends a batch; otherwise the
     /// replicas of the stage where the model ends add up their losses, and stages tell each other what they found.
     pub(super) fn agree(&mut self) -> Result<()> {
-        let StepContext { context: Context { ranks, .. }, local, .. } = self.step;
+        let StepContext { context: TrainContext { ranks, .. }, local, .. } = self.step;
         let params = &*self.step.params;
-        let mut squares = self.shared.squared_norm(params)?;
+        let mut squares = self.data_parallel.squared_norm(params)?;
         let noise = self.noise.as_mut().map(|noise| noise.finish(params)).transpose()?;
-        // All passes were queued before a card was waited for, and the norm behind them: what is left is to fetch the loss.
+        // All passes were queued before a GPU was waited for, and the norm behind them: what is left is to fetch the loss.
         let mut totals = Totals::default();
         for (sum, predictions) in self.sums.drain(..) {
             totals.add(Totals::of(sum.read()?, predictions));
@@ -52,16 +52,16 @@ impl NetworkWorker<'_> {
         let has_loss = flushes || ranks.stages().rank() + 1 == ranks.stages().size();
         if flushes && !local {
             // Each has its parts, or replicas have the same gradients: then the first ones speak for all.
-            let owned = self.shared.splits_gradients() || ranks.data().rank() == 0;
+            let owned = self.data_parallel.splits_gradients() || ranks.data().rank() == 0;
             let own = if owned { squares } else { 0.0 };
-            let counted = if ranks.counts() { totals } else { Totals::default() };
+            let counted = if ranks.counts_losses() { totals } else { Totals::default() };
             let stop = f64::from(u8::from(self.step.stop.load(Ordering::Relaxed)));
-            let all = ranks.sum([vec![own, stop], counted.to_numbers()].concat())?;
+            let all = ranks.all_reduce_sum([vec![own, stop], counted.to_numbers()].concat())?;
             (squares, totals) = (all[0], Totals::from_numbers(&all[2..]));
             self.outcome.stop = all[1] > 0.0;
         } else if !flushes {
             // What ranks have of the same layers they step together.
-            squares = ranks.peers().all_reduce(vec![squares], Reduce::Sum)?[0];
+            squares = ranks.model_parallel().all_reduce(vec![squares], Reduce::Sum)?[0];
         }
         if !flushes && has_loss {
             totals = Totals::from_numbers(&ranks.data().all_reduce(totals.to_numbers(), Reduce::Sum)?);
@@ -69,47 +69,49 @@ impl NetworkWorker<'_> {
         let grad_norm = squares.sqrt();
         let finite = grad_norm.is_finite() && (!has_loss || totals.loss().is_finite());
         self.outcome.totals.add(totals);
-        self.agreed = Some(Agreed { grad_norm, finite, noise });
+        self.global_norm = Some(GlobalNorm { grad_norm, finite, noise });
         Ok(())
     }
 
     /// What this rank tells another.
-    pub(super) fn told(&self, topic: Topic) -> Vec<f64> {
+    pub(super) fn scalars_of(&self, topic: ControlKind) -> Vec<f64> {
         match topic {
-            Topic::Verdict | Topic::Decision => {
-                let agreed = self.agreed.as_ref().expect("ranks agree before they tell");
-                vec![f64::from(u8::from(agreed.finite))]
+            ControlKind::Verdict | ControlKind::Decision => {
+                let global_norm = self.global_norm.as_ref().expect("ranks agree before they tell");
+                vec![f64::from(u8::from(global_norm.finite))]
             }
-            Topic::Totals => self.outcome.totals.to_numbers(),
-            Topic::Token => unreachable!("a step writes no text"),
+            ControlKind::Totals => self.outcome.totals.to_numbers(),
+            ControlKind::Token => unreachable!("a step writes no text"),
         }
     }
 
     /// Takes in what another rank has told.
-    pub(super) fn heard(&mut self, topic: Topic, told: &[f64]) {
+    pub(super) fn take_scalars(&mut self, topic: ControlKind, scalars: &[f64]) {
         match topic {
-            Topic::Verdict => {
-                self.agreed.as_mut().expect("ranks agree before they hear").finite &= told[0] > 0.0;
+            ControlKind::Verdict => {
+                self.global_norm.as_mut().expect("ranks agree before they hear").finite &= scalars[0] > 0.0;
             }
-            Topic::Decision => {
-                self.step.pipeline.waiting.as_mut().expect("a step was put off").finite = told[0] > 0.0;
+            ControlKind::Decision => {
+                self.step.pipeline.deferred_update.as_mut().expect("a step was put off").finite =
+                    scalars[0] > 0.0;
             }
-            Topic::Totals => self.outcome.totals = Totals::from_numbers(told),
-            Topic::Token => unreachable!("a step writes no text"),
+            ControlKind::Totals => self.outcome.totals = Totals::from_numbers(scalars),
+            ControlKind::Token => unreachable!("a step writes no text"),
         }
     }
 
     pub(super) fn step(&mut self) -> Result<()> {
-        let agreed = self.agreed.take().expect("a step is agreed before it is taken");
+        let global_norm = self.global_norm.take().expect("a step is agreed before it is taken");
         let (lr, statistics) = (self.step.lr, std::mem::take(&mut self.statistics));
-        self.outcome.grad_norm = agreed.grad_norm;
+        self.outcome.grad_norm = global_norm.grad_norm;
         let behind = self.step.context.ranks.stages().rank() > 0;
         if behind && self.step.updates == Updates::DoubleBuffered {
             let sums = self.step.params.take_gradients();
-            let Agreed { grad_norm, finite, .. } = agreed;
-            self.step.pipeline.waiting = Some(Waiting { sums, grad_norm, finite, lr, statistics });
+            let GlobalNorm { grad_norm, finite, .. } = global_norm;
+            self.step.pipeline.deferred_update =
+                Some(DeferredUpdate { sums, grad_norm, finite, lr, statistics });
         } else {
-            self.update(agreed, lr, statistics)?;
+            self.update(global_norm, lr, statistics)?;
         }
         self.step.pipeline.newest += 1;
         Ok(())
@@ -117,12 +119,12 @@ impl NetworkWorker<'_> {
 
     /// Takes the update that was put off, or skips it.
     pub(super) fn commit(&mut self) -> Result<()> {
-        let waiting = self.step.pipeline.waiting.take().expect("a step was put off");
-        let Waiting { sums, grad_norm, finite, lr, statistics } = waiting;
+        let deferred_update = self.step.pipeline.deferred_update.take().expect("a step was put off");
+        let DeferredUpdate { sums, grad_norm, finite, lr, statistics } = deferred_update;
         // Those of the next update may be there already: they wait meanwhile.
         let next = self.step.params.take_gradients();
         self.give(sums);
-        self.update(Agreed { grad_norm, finite, noise: None }, lr, statistics)?;
+        self.update(GlobalNorm { grad_norm, finite, noise: None }, lr, statistics)?;
         self.give(next);
         Ok(())
     }
@@ -135,20 +137,20 @@ impl NetworkWorker<'_> {
 
     /// Takes over what the first stages have counted, which speak for all.
     pub(super) fn settle(&mut self) -> Result<()> {
-        let StepContext { context: Context { ranks, .. }, ref progress, stop, .. } = self.step;
+        let StepContext { context: TrainContext { ranks, .. }, ref progress, stop, .. } = self.step;
         let counted = match ranks.stages().rank() {
             0 => [progress.updates, self.bad_steps()],
             _ => [0; 2],
         };
         let stop = u64::from(stop.load(Ordering::Relaxed));
-        let all = ranks.largest(vec![counted[0], counted[1], stop])?;
+        let all = ranks.all_reduce_max(vec![counted[0], counted[1], stop])?;
         (self.counts, self.outcome.stop) = (Some((all[0], all[1])), all[2] > 0);
         Ok(())
     }
 
     /// Gives all weights the values that the ranks have stepped; nothing, where the update was skipped.
     pub(super) fn gather(&mut self) -> Result<()> {
-        self.shared.gather(self.step.params)
+        self.data_parallel.gather(self.step.params)
     }
 
     /// What the steps came to; those that were skipped are counted.
@@ -164,30 +166,35 @@ impl NetworkWorker<'_> {
     }
 
     /// Takes an update, or skips it.
-    fn update(&mut self, agreed: Agreed, lr: f64, statistics: Vec<(usize, BatchStatistics)>) -> Result<()> {
-        let Agreed { grad_norm, finite, noise } = agreed;
+    fn update(
+        &mut self,
+        global_norm: GlobalNorm,
+        lr: f64,
+        statistics: Vec<(usize, BatchStatistics)>,
+    ) -> Result<()> {
+        let GlobalNorm { grad_norm, finite, noise } = global_norm;
         self.outcome.taken &= finite;
         if !finite {
             drop(self.step.params.take_gradients());
             return Ok(());
         }
-        let StepContext { context: Context { plan, ranks, peers, .. }, .. } = self.step;
+        let StepContext { context: TrainContext { plan, ranks, model_parallel, .. }, .. } = self.step;
         let context = &mut self.step;
         let scale = plan.optimization.clip.map_or(1.0, |clip| (clip / grad_norm).min(1.0));
         context.progress.updates += 1;
         let number = context.progress.updates;
-        let step = Step { lr: lr as f32, gradient_scale: scale as f32, number };
-        self.shared.step(context.params, context.optimizer, step, peers)?;
+        let step = StepParams { lr: lr as f32, gradient_scale: scale as f32, number };
+        self.data_parallel.step(context.params, context.optimizer, step, model_parallel)?;
         drop(context.params.take_gradients());
         if let Some((small, large)) = noise {
-            let sums = ranks.sum(vec![small, large])?;
-            let large = match self.shared.splits_gradients() {
+            let sums = ranks.all_reduce_sum(vec![small, large])?;
+            let large = match self.data_parallel.splits_gradients() {
                 true => sums[1],
-                false => ranks.peers().all_reduce(vec![large], Reduce::Sum)?[0],
+                false => ranks.model_parallel().all_reduce(vec![large], Reduce::Sum)?[0],
             };
             let small = sums[0];
             let (batch, size) = (plan.batch.samples as f64, plan.batch.micro_batch as f64);
-            // The parts were scaled by their share of the batch: undo that to get the gradient of a micro-batch's mean.
+            // The parts were scaled by their fraction of the batch: undo that to get the gradient of a micro-batch's mean.
             context.progress.noise.observe(size, small * (batch / size), batch, large);
         }
         self.fold(statistics)
@@ -197,7 +204,7 @@ impl NetworkWorker<'_> {
     /// whatever the order of the schedule.
     fn fold(&mut self, mut measured: Vec<(usize, BatchStatistics)>) -> Result<()> {
         let (micro_batches, replicas) = (self.micro_batches_of_an_update(), self.step.replicas());
-        let StepContext { context: Context { plan, ranks, .. }, groups, .. } = self.step;
+        let StepContext { context: TrainContext { plan, ranks, .. }, groups, .. } = self.step;
         let params = &mut *self.step.params;
         let is_ghost = plan.batch.norm_group.is_some();
         measured.sort_by_key(|(micro_batch, _)| *micro_batch);
@@ -214,8 +221,8 @@ impl NetworkWorker<'_> {
         // Copies of a part have measured other micro-batches each, and replicas other groups of samples.
         let each = plan.batch.norm_group.map_or(1, |group| plan.batch.micro_batch / group);
         let before = if is_ghost { ranks.data().rank() * micro_batches * each } else { 0 };
-        for (place, one) in &mut measured {
-            *place = before + *place % micro_batches * each + one.group;
+        for (position, one) in &mut measured {
+            *position = before + *position % micro_batches * each + one.group;
         }
         let (count, factor) = match is_ghost {
             true => (replicas * micro_batches * each, 1.0),

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use espalier_tensor::Device;
 use espalier_train::Error;
-use espalier_train::hub::{Export, ExportType};
+use espalier_train::hub::{ExportOptions, ExportPrecision};
 use espalier_train::parallel::Ranks;
 use safetensors::Dtype;
 
@@ -21,7 +21,7 @@ fn floats(numbers: &Numbers) -> Vec<f32> {
 /// The weights of a run as f32, by way of a folder.
 fn exported(run: &Path, name: &str) -> BTreeMap<String, Numbers> {
     let folder = run.with_file_name(format!("{name}-f32"));
-    open(run).export(&folder, &Export { dtype: Some(ExportType::F32), ..AS_IT_IS }).unwrap();
+    open(run).export(&folder, &ExportOptions { dtype: Some(ExportPrecision::F32), ..AS_IT_IS }).unwrap();
     tensors(&folder.join("model.safetensors"))
 }
 
@@ -60,7 +60,7 @@ fn f32_weights_stay_what_they_are_in_the_masters_of_bf16() {
             let (mut expected, got) = (floats(numbers), floats(&ours[key]));
             // Of the positions those that the run has.
             expected.truncate(got.len());
-            for (place, (expected, got)) in expected.iter().zip(&got).enumerate() {
+            for (index, (expected, got)) in expected.iter().zip(&got).enumerate() {
                 if name.ends_with("pruned") && *got == 0.0 {
                     gone += 1;
                     continue;
@@ -68,7 +68,7 @@ fn f32_weights_stay_what_they_are_in_the_masters_of_bf16() {
                 assert_eq!(
                     expected.to_bits(),
                     got.to_bits(),
-                    "{name}: {key} at {place}: {expected} and {got}"
+                    "{name}: {key} at {index}: {expected} and {got}"
                 );
             }
         }
@@ -92,12 +92,12 @@ fn weights_that_are_no_numbers_are_named() {
     });
     let trained = open(&broken);
     let (plan, device) = (trained.plan(&[]).unwrap(), Device::cpu(1).unwrap());
-    let weights = trained.params(&plan, &device, &Ranks::alone()).unwrap_err();
+    let weights = trained.params(&plan, &device, &Ranks::single()).unwrap_err();
     let written = trained.export(&at("hf"), &AS_IT_IS).unwrap_err();
     let ids: Vec<u8> = ids().iter().flat_map(|id| (*id as u16).to_le_bytes()).collect();
     fs::write(at("ids.bin"), ids).unwrap();
-    let data = trained.data_to_judge(Some(&at("ids.bin")), &[]).unwrap();
-    let judged = trained.score(plan, data, None, &device, None).unwrap_err();
+    let data = trained.eval_dataset(Some(&at("ids.bin")), &[]).unwrap();
+    let judged = trained.evaluate(plan, data, None, &device, None).unwrap_err();
     for error in [weights, written, judged] {
         assert!(
             matches!(&error, Error::BrokenWeights { tensor, .. } if tensor == "h.1.mlp.c_fc.weight"),

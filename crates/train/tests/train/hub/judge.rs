@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use espalier_tensor::Device;
 use espalier_testing::{Need, skipped};
-use espalier_train::hub::{Export, ExportType};
+use espalier_train::hub::{ExportOptions, ExportPrecision};
 use espalier_train::infer::{Sampler, Sampling};
 use espalier_train::parallel::Ranks;
-use espalier_train::trained::Trained;
+use espalier_train::trained::TrainedModel;
 use espalier_train::trained::on_ranks;
 
 use super::{AS_IT_IS, furthest, logits, newest, open, oracle, start_from, tokens};
@@ -40,20 +40,20 @@ impl Judge {
     }
 
     /// Our logits of its tokens are those that it says; `precision` is one of a run file.
-    fn same_logits(&self, ours: &Trained, precision: &str, theirs: &[f32], what: &str) {
+    fn same_logits(&self, ours: &TrainedModel, precision: &str, theirs: &[f32], what: &str) {
         let ours = logits(ours, &[format!("train.precision={precision}").into()], &self.ids()[..16]);
         let (off, most) = (furthest(&ours, theirs), if precision == "f32" { 1e-5 } else { 2e-2 });
         assert!(off < most, "{what}: logits in {precision} are off by {off}");
     }
 
     /// What we write behind its prompts is what it writes.
-    fn same_tokens(&self, ours: &Trained, theirs: &Fixture, what: &str) {
+    fn same_tokens(&self, ours: &TrainedModel, theirs: &Fixture, what: &str) {
         let plan = ours.plan(&[]).unwrap();
         for length in PROMPTS {
             let (prompt, said) = (&self.ids()[..length], tokens(theirs, &format!("greedy/{length}")));
             let written =
                 on_ranks(ours, &plan, &Device::cpu(2).unwrap(), Duration::from_secs(60), None, |writer| {
-                    writer.write(prompt, 16 - length, &mut Sampler::new(Sampling::GREEDY), &mut |_| true)
+                    writer.generate(prompt, 16 - length, &mut Sampler::new(Sampling::GREEDY), &mut |_| true)
                 });
             assert_eq!(written.unwrap().tokens, said[length..], "{what}: behind {prompt:?}");
         }
@@ -71,11 +71,11 @@ impl Judge {
     }
 
     /// A step of AdamW from its weights; returns the run's folder.
-    fn judges_a_step(&self, run: &Path) -> Trained {
+    fn judges_a_step(&self, run: &Path) -> TrainedModel {
         start_from(&self.gpt2(), &self.ids(), run, &[]);
         let trained = open(run);
         let (plan, device) = (trained.plan(&[]).unwrap(), Device::cpu(1).unwrap());
-        let weights = trained.params(&plan, &device, &Ranks::alone()).unwrap();
+        let weights = trained.params(&plan, &device, &Ranks::single()).unwrap();
         for (name, weight) in weights.named() {
             let (mut ours, mut theirs) =
                 (weight.to_f32(), self.expected.f32[&format!("after/{name}")].clone());
@@ -136,8 +136,8 @@ fn the_transformers_that_is_here_says_the_same() {
 
     let theirs = open(&judge.gpt2());
     theirs.export(&at("again"), &AS_IT_IS).unwrap();
-    stepped.export(&at("shards"), &Export { dtype: None, shard_bytes: 9_000 }).unwrap();
-    stepped.export(&at("narrow"), &Export { dtype: Some(ExportType::Bf16), ..AS_IT_IS }).unwrap();
+    stepped.export(&at("shards"), &ExportOptions { dtype: None, shard_bytes: 9_000 }).unwrap();
+    stepped.export(&at("narrow"), &ExportOptions { dtype: Some(ExportPrecision::Bf16), ..AS_IT_IS }).unwrap();
     let checkpoint = newest(&at("run"));
     let written = [at("again"), at("shards"), at("narrow"), checkpoint.clone()];
     let arguments = [Path::new("--read"), &made].into_iter().chain(written.iter().map(PathBuf::as_path));

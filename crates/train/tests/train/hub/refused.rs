@@ -12,7 +12,7 @@ fn weights_refused(folder: &std::path::Path) -> String {
     let trained = open(folder);
     let device = espalier_tensor::Device::cpu(1).unwrap();
     let plan = trained.plan(&[]).unwrap();
-    trained.params(&plan, &device, &espalier_train::parallel::Ranks::alone()).unwrap_err().to_string()
+    trained.params(&plan, &device, &espalier_train::parallel::Ranks::single()).unwrap_err().to_string()
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_tensor_that_is_missing_too_many_or_of_another_shape_is_named() {
     assert!(whole.contains("wte.weight is I8 [40, 16] there"), "{whole}");
     let short = open(&gpt2()).plan(&["model.context=99".into()]).unwrap();
     let device = espalier_tensor::Device::cpu(1).unwrap();
-    let alone = espalier_train::parallel::Ranks::alone();
+    let alone = espalier_train::parallel::Ranks::single();
     let short = open(&gpt2()).params(&short, &device, &alone).unwrap_err().to_string();
     assert!(short.ends_with("wpe.weight is F32 [16, 16] there, and F32 [99, 16] in this run"), "{short}");
 }

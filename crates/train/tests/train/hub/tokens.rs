@@ -6,8 +6,8 @@ use std::path::Path;
 
 use espalier_plan::RunFile;
 use espalier_tensor::Device;
-use espalier_train::hub::{self, Described};
-use espalier_train::trained::{Score, Trained};
+use espalier_train::hub::{self, ModelDescription};
+use espalier_train::trained::{EvalResult, TrainedModel};
 use serde_json::json;
 
 use super::{folder_with, ids, newest, open, start_from};
@@ -22,10 +22,10 @@ fn add_tokenizer(folder: &Path) {
     fs::write(folder.join("merges.txt"), "#version: 0.2\nt h\nth e\nĠ the\n").unwrap();
 }
 
-fn score(trained: &Trained, path: &Path) -> Score {
-    let dataset = trained.data_to_judge(Some(path), &[]).unwrap();
+fn score(trained: &TrainedModel, path: &Path) -> EvalResult {
+    let dataset = trained.eval_dataset(Some(path), &[]).unwrap();
     let plan = trained.plan_for(&dataset, &[]).unwrap();
-    trained.score(plan, dataset, None, &Device::cpu(2).unwrap(), None).unwrap()
+    trained.evaluate(plan, dataset, None, &Device::cpu(2).unwrap(), None).unwrap()
 }
 
 /// Text is read by it where the model is judged and where it is trained on, and checkpoints have it in one file.
@@ -54,7 +54,7 @@ fn a_tokenizer_in_two_files_is_read_and_handed_on() {
     assert!(newest(&at("run")).join("tokenizer.json").is_file());
     let handed_on = open(&at("run"));
     assert_eq!(handed_on.tokenizer().unwrap().encode("the cat").unwrap(), text[..5]);
-    let Described { tokenizer, .. } = hub::model_of(&from, |_| {}).unwrap();
+    let ModelDescription { tokenizer, .. } = hub::model_of(&from, |_| {}).unwrap();
     assert_eq!(tokenizer, Some(from.join("vocab.json")));
 }
 
@@ -65,7 +65,7 @@ fn text_for_a_model_without_a_tokenizer_is_refused() {
     let at = |name: &str| folder.path().join(name);
     let from = folder_with(at("from"), |_| {});
     fs::write(at("text.txt"), "short").unwrap();
-    let refused = open(&from).data_to_judge(Some(&at("text.txt")), &[]).unwrap_err().to_string();
+    let refused = open(&from).eval_dataset(Some(&at("text.txt")), &[]).unwrap_err().to_string();
     assert!(
         refused.contains(
             "text.txt is text: expected a file of token ids, since the model comes without a tokenizer"
@@ -82,7 +82,7 @@ fn text_for_a_model_without_a_tokenizer_is_refused() {
         let run = RunFile::parse(&text, &[]).unwrap();
         let dataset = espalier_data::Dataset::open(&run).unwrap();
         let plan = espalier_plan::Plan::new(run, dataset.facts()).unwrap();
-        let whole = hub::find(&from, &espalier_train::parallel::Ranks::alone(), |_| {}).unwrap();
+        let whole = hub::find(&from, &espalier_train::parallel::Ranks::single(), |_| {}).unwrap();
         hub::check_tokens(&whole, &plan).map_err(|why| why.to_string())
     };
     let bytes = train("").unwrap_err();

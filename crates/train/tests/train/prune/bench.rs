@@ -1,19 +1,19 @@
 //! A network outside of any run, to be shown to a method by hand, and a small perceptron worked out in f64.
 
-use espalier_data::{Dataset, Inputs, Split};
+use espalier_data::{DataSplit, Dataset, Inputs};
 use espalier_nn::weights::ParameterId;
 use espalier_plan::Plan;
 use espalier_tensor::Mask;
-use espalier_train::context::Context;
+use espalier_train::context::TrainContext;
 use espalier_train::parallel::Ranks;
-use espalier_train::prune::{Decision, Draw, Network, Pruner, Words, is_kept};
+use espalier_train::prune::{Decision, MaskBits, Network, NewMasks, Pruner, is_kept};
 use espalier_train::state::ParamStore;
 
 use crate::support::{Base, prepare, tiny_cnn};
 
 /// All that a [`Network`] borrows.
 pub struct Bench {
-    pub context: Context,
+    pub context: TrainContext,
     pub params: ParamStore,
     pub candidates: Vec<ParameterId>,
     pub passes: usize,
@@ -24,13 +24,13 @@ impl Bench {
         let (plan, dataset, device) = prepare(base, 2);
         let prune = plan.pruning.as_ref().expect("a run file with pruning");
         let covered = plan.model.parameters().iter().map(|p| prune.covers(p)).collect::<Vec<_>>();
-        let context = Context::new(plan, dataset, &device, Ranks::alone()).unwrap();
-        let Context { plan, params, dtype, .. } = &context;
+        let context = TrainContext::new(plan, dataset, &device, Ranks::single()).unwrap();
+        let TrainContext { plan, params, dtype, .. } = &context;
         Bench {
             params: ParamStore::new(params, context.local(), &device, *dtype, plan.seed, false).unwrap(),
             candidates: (0..covered.len()).filter(|i| covered[*i]).map(ParameterId).collect(),
             passes: 1,
-            context: Context { steps: 100, ..context },
+            context: TrainContext { steps: 100, ..context },
         }
     }
 
@@ -47,7 +47,7 @@ impl Bench {
     }
 
     /// Asks a method before a step, and expects it to prune.
-    pub fn draw(&mut self, pruner: &mut dyn Pruner, step: u64) -> Draw {
+    pub fn draw(&mut self, pruner: &mut dyn Pruner, step: u64) -> NewMasks {
         match pruner.before_step(&mut self.network(step)).unwrap() {
             Decision::Prune(draw) => draw,
             other => panic!("before step {step}: {other:?}"),
@@ -70,7 +70,7 @@ impl Bench {
     }
 
     /// Puts masks and weights in force, as the trainer does.
-    pub fn apply(&mut self, draw: Draw) {
+    pub fn apply(&mut self, draw: NewMasks) {
         for (id, words) in draw.masks {
             let kept = values_where(&self.values(id), &words);
             self.set(id, &kept);
@@ -94,7 +94,7 @@ pub fn least_memory(plan: &Plan) -> u64 {
 }
 
 /// What a mask leaves of values.
-pub fn values_where(values: &[f32], words: &Words) -> Vec<f32> {
+pub fn values_where(values: &[f32], words: &MaskBits) -> Vec<f32> {
     values.iter().enumerate().map(|(i, v)| if is_kept(words, i) { *v } else { 0.0 }).collect()
 }
 
@@ -129,7 +129,7 @@ fn layer(x: &[f64], parameters: &[f64], inputs: usize, outputs: usize) -> Vec<f6
 
 impl Reference {
     pub fn new(dataset: &Dataset, picks: &[(u64, usize)], temperature: f64) -> Reference {
-        let batch = dataset.batch(Split::Train, picks).unwrap();
+        let batch = dataset.batch(DataSplit::Train, picks).unwrap();
         let Inputs::Images { pixels, .. } = batch.inputs else { panic!("images") };
         // channels, rows and columns of windows: the order in which images are flattened.
         let mean = |image: &[f32], feature: usize| {
@@ -248,7 +248,7 @@ impl Bench {
 }
 
 /// Which candidates a draw keeps, one after the other.
-pub fn kept(bench: &Bench, draw: &Draw) -> Vec<bool> {
+pub fn kept(bench: &Bench, draw: &NewMasks) -> Vec<bool> {
     let of = |id: &ParameterId| {
         let (_, words) = draw.masks.iter().find(|(other, _)| other == id).expect("a mask for each");
         (0..bench.params.param(*id).len()).map(|i| is_kept(words, i)).collect::<Vec<_>>()

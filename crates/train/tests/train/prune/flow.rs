@@ -1,7 +1,7 @@
 //! GraSP's product with the Hessian against PyTorch's double backward in f64, where it is hardest: twenty convolutions with batch
 //! norm (`../../oracle/make.py` says how it was made).
 
-use espalier_train::prune::gradient::Scored;
+use espalier_train::prune::gradient::ScoringSamples;
 use espalier_train::prune::hessian::Curvature;
 use espalier_train::prune::is_kept;
 
@@ -40,7 +40,8 @@ fn the_product_with_the_hessian_is_that_of_double_backward() {
     let samples: Vec<(u64, usize)> = (0..count[0]).map(|i| (0, i)).collect();
     let network = bench.network(0);
     let temperature = fixture.metadata["temperature"].parse().unwrap();
-    let scored = Scored { temperature, ..Scored::new(&samples, samples.len(), network.context) };
+    let scored =
+        ScoringSamples { temperature, ..ScoringSamples::new(&samples, samples.len(), network.context) };
     let mut curvature = Curvature::new(network.params, network.candidates, scored).unwrap();
     let direction = curvature.gradient().unwrap();
     let product = curvature.hessian_product(&direction).unwrap();

@@ -1,9 +1,9 @@
 //! Pruning methods: each by hand on a small network, and what all of them promise.
 
 mod bench;
-mod cut;
 mod flow;
 mod promises;
 mod ranks;
 mod scores;
+mod sharded;
 mod tickets;

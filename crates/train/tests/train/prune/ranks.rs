@@ -1,4 +1,4 @@
-//! Scores that ranks share out: the masks of one rank, but where scores are nearly equal.
+//! Scores that ranks split: the masks of one rank, but where scores are nearly equal.
 
 use std::collections::BTreeMap;
 
@@ -62,7 +62,7 @@ fn scores_of_all_ranks_are_those_of_one() {
     }
 }
 
-/// Batch norms see the groups of samples that they see on one rank, however replicas share them out: also a last group of fewer samples than
+/// Batch norms see the groups of samples that they see on one rank, however replicas split them: also a last group of fewer samples than
 /// there are ranks, groups of a size that is asked for, and ghost groups, whole and not.
 #[test]
 fn scores_behind_batch_norms_are_those_of_one_rank() {

@@ -1,18 +1,18 @@
 //! SNIP, GraSP and RigL against derivatives of a perceptron worked out in f64.
 
-use espalier_data::Split;
+use espalier_data::DataSplit;
 use espalier_nn::weights::ParameterId;
-use espalier_plan::pruning::{Distribution, FlowScore, Moving, Scope};
+use espalier_plan::pruning::{Distribution, DynamicSparsity, FlowScore, Scope};
 use espalier_tensor::{Category, Tensor, random};
-use espalier_train::prune::gradient::{Scored, gradient};
+use espalier_train::prune::drop_and_grow::{DropAndGrow, best_free};
+use espalier_train::prune::gradient::{ScoringSamples, gradient};
 use espalier_train::prune::grasp::Grasp;
 use espalier_train::prune::hessian::Curvature;
-use espalier_train::prune::moving::{Moves, best_free};
 use espalier_train::prune::rigl::Rigl;
 use espalier_train::prune::set::Set;
 use espalier_train::prune::snip::Snip;
 use espalier_train::prune::wanda::Wanda;
-use espalier_train::prune::{count, is_kept, places, pruner};
+use espalier_train::prune::{count, is_kept, kept_indices, pruner};
 
 use super::bench::{Bench, Reference, assert_best, kept, least_memory, perceptron, perceptron_with};
 use crate::support::{refused, tiny_cnn, tiny_gpt};
@@ -75,8 +75,10 @@ fn grasp_multiplies_by_the_hessian_and_removes_the_highest_scores() {
                 score: FlowScore::Signed,
             };
             let picks = grasp.chosen(&bench.network(0));
-            let labels: Vec<u32> =
-                picks.iter().map(|(_, i)| bench.context.dataset.label(Split::Train, *i).unwrap()).collect();
+            let labels: Vec<u32> = picks
+                .iter()
+                .map(|(_, i)| bench.context.dataset.label(DataSplit::Train, *i).unwrap())
+                .collect();
             assert!((0..10).all(|class| labels.iter().filter(|label| **label == class).count() == 2));
 
             let mut reference = Reference::new(&bench.context.dataset, &picks, temperature);
@@ -112,7 +114,7 @@ fn the_hessian_of_a_network_with_kinks_is_symmetric() {
     let mut bench = Bench::new(&tiny_cnn(&["prune.method=grasp"]));
     let picks = bench.context.order.indices(0, 12);
     let network = bench.network(0);
-    let scored = Scored::new(&picks, 8, network.context);
+    let scored = ScoringSamples::new(&picks, 8, network.context);
     let mut curvature = Curvature::new(network.params, network.candidates, scored).unwrap();
     let direction = |seed: u64| -> Vec<Tensor> {
         let of = |id: &ParameterId| {
@@ -141,7 +143,7 @@ fn the_hessian_of_a_network_with_kinks_is_symmetric() {
 #[test]
 fn a_plain_set_is_balanced_and_text_has_plain_samples() {
     let label = |bench: &Bench, picks: &[(u64, usize)], class| {
-        let labels = picks.iter().map(|(_, i)| bench.context.dataset.label(Split::Train, *i));
+        let labels = picks.iter().map(|(_, i)| bench.context.dataset.label(DataSplit::Train, *i));
         labels.filter(|label| *label == Some(class)).count()
     };
     let grasp = |samples| Grasp { sparsity: 0.9, samples, temperature: 200.0, score: FlowScore::Signed };
@@ -152,7 +154,7 @@ fn a_plain_set_is_balanced_and_text_has_plain_samples() {
     let counts: Vec<usize> = (0..10).map(|class| label(&bench, &picks, class)).collect();
     assert_eq!(counts, [2, 2, 2, 1, 1, 1, 1, 1, 1, 1]);
     let picks = grasp(100_000).chosen(&bench.network(0));
-    assert_eq!(picks.len(), bench.context.dataset.len(Split::Train), "all there are");
+    assert_eq!(picks.len(), bench.context.dataset.len(DataSplit::Train), "all there are");
     let mut text = Bench::new(&tiny_gpt(&["prune.method=grasp"]));
     assert_eq!(grasp(0).chosen(&text.network(0)), text.context.order.indices(0, 10));
     assert_eq!(grasp(7).chosen(&text.network(0)), text.context.order.indices(0, 7));
@@ -205,9 +207,9 @@ fn masks_do_not_depend_on_how_much_is_scored_at_a_time() {
     }
 }
 
-fn moves() -> Moves {
+fn moves() -> DropAndGrow {
     let (distribution, dense_first) = (Distribution::Uniform, false);
-    Moves::new(Moving { every: 10, fraction: 0.4, until: 0.5, distribution, dense_first })
+    DropAndGrow::new(DynamicSparsity { every: 10, fraction: 0.4, until: 0.5, distribution, dense_first })
 }
 
 /// The gradient is that of the whole batch, in however many micro-batches; what was just dropped may grow again.
@@ -239,7 +241,7 @@ fn rigl_drops_the_smallest_and_grows_where_the_gradient_is_largest() {
             assert!(slope(&free[moving - 1]) > slope(&free[moving]) + 1e-7, "rounding decides nothing here");
             kept.extend(&free[..moving]);
             kept.sort_unstable();
-            assert_eq!(places(after), kept, "{micro_batches}");
+            assert_eq!(kept_indices(after), kept, "{micro_batches}");
             offset += len;
         }
     }
@@ -253,7 +255,7 @@ fn what_was_just_dropped_may_grow_again() {
     let start = bench.draw(&mut set, 0);
     bench.apply(start);
     let id = bench.candidates[0];
-    let before = places(&bench.params.mask(id).unwrap().words());
+    let before = kept_indices(&bench.params.mask(id).unwrap().words());
     let network = bench.network(10);
     let dropped = *before
         .iter()
@@ -324,8 +326,8 @@ fn rigl_adds_up_the_parts_of_a_tied_gradient() {
     let before = bench.params.mask(id).unwrap().words();
     let picks = bench.context.order.indices(10 * 4, 4);
     let network = bench.network(10);
-    let scored = Scored::new(&picks, 4, network.context);
-    let sum = gradient(network.sweep(), &[id], scored).unwrap()[0].to_f32();
+    let scored = ScoringSamples::new(&picks, 4, network.context);
+    let sum = gradient(network.no_update_pass(), &[id], scored).unwrap()[0].to_f32();
     let draw = bench.draw(&mut rigl, 10);
     let (_, after) = draw.masks.iter().find(|(other, _)| *other == id).unwrap();
     let slope = |i: &usize| sum[*i].abs();

@@ -4,7 +4,7 @@ use std::fs;
 
 use espalier_nn::weights::ParameterId;
 use espalier_tensor::random;
-use espalier_train::prune::{Decision, Observation, Pruner, count, places, pruner};
+use espalier_train::prune::{Decision, Observation, Pruner, count, kept_indices, pruner};
 use espalier_train::trainer::Trainer;
 
 use super::bench::{Bench, perceptron, values_where};
@@ -17,7 +17,7 @@ fn method(bench: &Bench, steps: u64) -> Box<dyn Pruner> {
 
 fn look(bench: &mut Bench, pruner: &mut dyn Pruner, step: u64) -> Observation {
     match pruner.before_step(&mut bench.network(step)).unwrap() {
-        Decision::Look(seen) => seen,
+        Decision::Observe(seen) => seen,
         other => panic!("before step {step}: {other:?}"),
     }
 }
@@ -65,7 +65,7 @@ fn a_ticket_is_drawn_when_the_newest_mask_is_near_all_others() {
     let draw = bench.draw(&mut *early, 40);
     assert_eq!(draw.distances, [2.0 / 11.0, 1.0 / 11.0]);
     assert!(draw.note.starts_with("mask drawn after step 40, converged: keeps 11 of 110"), "{}", draw.note);
-    assert_eq!(places(&draw.masks[0].1), (5..16).collect::<Vec<_>>());
+    assert_eq!(kept_indices(&draw.masks[0].1), (5..16).collect::<Vec<_>>());
     assert_eq!(bench.draw(&mut *resumed, 40).masks, draw.masks);
     // Once.
     let mut after = method(&bench, 100);
@@ -139,7 +139,7 @@ fn channels_go_with_all_that_makes_them() {
     // 7 of 10 stay: 0.01 of the first and 0.0 and 0.1 of the second go.
     let kept = |id: usize| {
         let (_, words) = draw.masks.iter().find(|(other, _)| other.0 == id).expect("a mask");
-        places(words)
+        kept_indices(words)
     };
     for id in [1, 2] {
         assert_eq!(kept(id), [0, 2, 3], "{}", names[id]);
@@ -241,7 +241,7 @@ fn a_network_with_pruned_channels_is_a_smaller_network() {
     }
     let samples: Vec<(u64, usize)> = (0..8).map(|i| (0, i)).collect();
     let [whole, small] = [&mut bench, &mut small]
-        .map(|bench| bench.network(1).sweep().evaluate(&samples, samples.len()).unwrap().loss());
+        .map(|bench| bench.network(1).no_update_pass().evaluate(&samples, samples.len()).unwrap().loss());
     assert!((whole - small).abs() < 1e-6 * whole.abs(), "{whole} pruned, {small} small");
 }
 

@@ -1,6 +1,6 @@
 //! What follows a product, by kernels of ours, where cuBLASLt cannot do it on the way out.
 
-use super::{Epilogue, Product, SOURCE};
+use super::{GpuMatmul, MatmulEpilogue, SOURCE};
 use crate::cuda::{Args, Build, Cuda, Kernel};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -8,35 +8,40 @@ use crate::tensor::Tensor;
 
 const THREADS: u32 = 256;
 
-pub(super) fn run(cuda: &Cuda, product: &Product<'_>, epilogue: Epilogue<'_>, c: &mut Tensor) -> Result<()> {
+pub(super) fn run(
+    cuda: &Cuda,
+    product: &GpuMatmul<'_>,
+    epilogue: MatmulEpilogue<'_>,
+    c: &mut Tensor,
+) -> Result<()> {
     let (elements, width) = (c.len(), product.n);
     let kernel = |name| cuda.kernel(&SOURCE, Build::of(c.dtype()), name);
     let grid = u32::try_from(elements.div_ceil(THREADS as usize))
         .unwrap_or(u32::MAX)
         .min(cuda.gpu().multiprocessors * 16);
     match epilogue {
-        Epilogue::None => Ok(()),
-        Epilogue::Bias(bias) => {
+        MatmulEpilogue::None => Ok(()),
+        MatmulEpilogue::Bias(bias) => {
             let kernel = kernel("add_bias")?;
             let args = Args::new().output(c).input(bias).size(elements).size(width);
             // SAFETY: `add_bias(c, bias, elements, width)`; c: [.., width], bias: [width], checked before.
             unsafe { kernel.launch(grid, THREADS, 0, args) }
         }
-        Epilogue::Gelu { bias, pre } => {
+        MatmulEpilogue::Gelu { bias, pre } => {
             let kernel = kernel("bias_gelu")?;
             let args = Args::new().output(c).optional_input(bias).output(pre).size(elements).size(width);
             // SAFETY: `bias_gelu(c, bias, pre, elements, width)`; pre has c's length, checked before.
             unsafe { kernel.launch(grid, THREADS, 0, args) }
         }
-        Epilogue::GeluBackward { pre } => {
+        MatmulEpilogue::GeluBackward { pre } => {
             let kernel = kernel("gelu_backward")?;
             let args = Args::new().output(c).input(pre).size(elements);
             // SAFETY: `gelu_backward(c, pre, elements)`; pre has c's length, checked before.
             unsafe { kernel.launch(grid, THREADS, 0, args) }
         }
         // Sums over k: of a stored [m, k] they go along rows, of one stored [k, m] along columns.
-        Epilogue::SumsOfA(out) => sums(cuda, product.a, !product.ta, out),
-        Epilogue::SumsOfB(out) => sums(cuda, product.b, product.tb, out),
+        MatmulEpilogue::SumsOfA(out) => sums(cuda, product.a, !product.ta, out),
+        MatmulEpilogue::SumsOfB(out) => sums(cuda, product.b, product.tb, out),
     }
 }
 

@@ -9,20 +9,20 @@ use crate::random::{bits, key};
 
 const KEY: u64 = 0x5eed_0000_0000_0001;
 
-impl Layer {
+impl TestParam {
     /// Its states, which are zeros, in bf16: those of all elements of a full tensor.
-    fn narrow(mut self) -> Layer {
+    fn narrow(mut self) -> TestParam {
         let narrow = |state: &Tensor| cast(state, DType::Bf16, Category::Optimizer).unwrap();
         self.states = self.states.iter().map(narrow).collect();
         let rounded = Rounded { key: KEY, kept_by: None, first: 0, positions: Positions::FULL };
-        Layer { rounded: Some(rounded), ..self }
+        TestParam { rounded: Some(rounded), ..self }
     }
 }
 
 /// A copy with a memory of its own.
-fn copy(layer: &Layer) -> Layer {
+fn copy(layer: &TestParam) -> TestParam {
     let one = |tensor: &Tensor| tensor.duplicate(Category::Optimizer).unwrap();
-    Layer {
+    TestParam {
         weight: one(&layer.weight),
         master: layer.master.as_ref().map(one),
         states: layer.states.iter().map(one).collect(),
@@ -33,10 +33,10 @@ fn copy(layer: &Layer) -> Layer {
 }
 
 /// The same layer with states of as many bits as they are stepped in.
-fn widened(layer: &Layer) -> Layer {
+fn widened(layer: &TestParam) -> TestParam {
     let wide = copy(layer);
     let states = wide.states.iter().map(|state| cast(state, DType::F32, Category::Optimizer).unwrap());
-    Layer { states: states.collect(), rounded: None, ..wide }
+    TestParam { states: states.collect(), rounded: None, ..wide }
 }
 
 /// What f32 states become when a step leaves them, given where their elements stand.
@@ -61,9 +61,9 @@ proptest! {
         for rule in RULES {
             for [device, ..] in devices() {
                 for (master, dtype) in
-                    [(Master::Itself, DType::F32), (Master::Full, DType::Bf16), (Master::Low, DType::Bf16)]
+                    [(TestMaster::Itself, DType::F32), (TestMaster::Full, DType::Bf16), (TestMaster::Low, DType::Bf16)]
                 {
-                    let fresh = || Layer::new(device, &rule, &start, master);
+                    let fresh = || TestParam::new(device, &rule, &start, master);
                     for (what, mut layer) in [
                         ("dense", fresh().narrow()),
                         ("compressed", fresh().masked(&words, true).narrow()),
@@ -84,7 +84,7 @@ proptest! {
                             };
                             let got: Vec<Vec<f32>> = layer.states.iter().map(Tensor::to_f32).collect();
                             prop_assert!(got == expected, "{}: {:?} {:?}", what, rule, master);
-                            let exact = |layer: &Layer| layer.bytes()[..layer.bytes().len() - layer.states.len()].to_vec();
+                            let exact = |layer: &TestParam| layer.bytes()[..layer.bytes().len() - layer.states.len()].to_vec();
                             prop_assert!(exact(&layer) == exact(&wide), "{}: {:?} {:?}", what, rule, master);
                         }
                     }
@@ -100,15 +100,15 @@ proptest! {
         let (start, words) = (values(seed, n, 0.5), mask_words(seed, n, share));
         for rule in RULES.into_iter().filter(|rule| !rule.adapts() && rule.states() > 0) {
             for [device, ..] in devices() {
-                for (master, dtype) in [(Master::Itself, DType::F32), (Master::Full, DType::Bf16), (Master::Low, DType::Bf16)] {
-                    let mut dense = Layer::new(device, &rule, &start, master).masked(&words, true).narrow();
+                for (master, dtype) in [(TestMaster::Itself, DType::F32), (TestMaster::Full, DType::Bf16), (TestMaster::Low, DType::Bf16)] {
+                    let mut dense = TestParam::new(device, &rule, &start, master).masked(&words, true).narrow();
                     let mut packed = copy(&dense).packed();
                     let mask = dense.mask.clone().unwrap();
                     let values_of = |weight: &Tensor| compress(weight, &mask, Category::Weights).unwrap();
                     let kept = mask.kept();
-                    let mut parts: Vec<Layer> = [0..kept / 3, kept / 3..kept].map(|at| {
+                    let mut parts: Vec<TestParam> = [0..kept / 3, kept / 3..kept].map(|at| {
                         let part = |tensor: &Tensor| flat::take(tensor, at.clone(), Category::Optimizer).unwrap();
-                        Layer {
+                        TestParam {
                             weight: part(&values_of(&dense.weight)),
                             master: dense.master.as_ref().map(part),
                             states: dense.states.iter().map(part).collect(),
@@ -131,7 +131,7 @@ proptest! {
                         }
                     }
                     prop_assert!(dense.bytes() == packed.bytes(), "{:?}: kept values alone", rule);
-                    let together = |of: &dyn Fn(&Layer) -> Vec<u8>| [of(&parts[0]), of(&parts[1])].concat();
+                    let together = |of: &dyn Fn(&TestParam) -> Vec<u8>| [of(&parts[0]), of(&parts[1])].concat();
                     prop_assert!(values_of(&dense.weight).host_bytes() == together(&|one| one.weight.host_bytes().into_owned()));
                     for i in 0..rule.states() {
                         prop_assert!(dense.states[i].host_bytes() == together(&|one| one.states[i].host_bytes().into_owned()), "{:?}", rule);
@@ -152,7 +152,7 @@ fn shards_are_rounded_as_the_full_tensor() {
     for [device, ..] in devices() {
         let gradient = |number| values(number, rows * width, 0.1);
         let start = values(9, rows * width, 0.5);
-        let mut full = Layer::new(device, &rule, &start, Master::Itself).narrow();
+        let mut full = TestParam::new(device, &rule, &start, TestMaster::Itself).narrow();
         for number in 1..4 {
             full.step(rule, number, &tensor(device, DType::F32, &[rows * width], &gradient(number)));
         }
@@ -172,7 +172,8 @@ fn shards_are_rounded_as_the_full_tensor() {
             let positions = Positions { row: end as u64, full_row: width as u64, ranges };
             let len = rows * end;
             for at in [0..len, 0..len / 3, len / 3..len] {
-                let mut shard = Layer::new(device, &rule, &of(&start)[at.clone()], Master::Itself).narrow();
+                let mut shard =
+                    TestParam::new(device, &rule, &of(&start)[at.clone()], TestMaster::Itself).narrow();
                 shard.rounded = Some(Rounded { key: KEY, kept_by: None, first: at.start, positions });
                 for number in 1..4 {
                     let gradient = &of(&gradient(number))[at.clone()];
@@ -191,9 +192,9 @@ fn shards_are_rounded_as_the_full_tensor() {
 #[test]
 fn a_mean_square_that_is_rounded_at_random_follows_the_exact_one() {
     let n = 4096;
-    let rule = Rule::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, decoupled: true };
+    let rule = UpdateRule::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, decoupled: true };
     for [device, ..] in devices() {
-        let mut layer = Layer::new(device, &rule, &vec![0.0; n], Master::Itself).narrow();
+        let mut layer = TestParam::new(device, &rule, &vec![0.0; n], TestMaster::Itself).narrow();
         layer.states[1] = tensor(device, DType::Bf16, &[n], &vec![1.0; n]);
         let none = tensor(device, DType::F32, &[n], &vec![0.0; n]);
         for number in 1..694 {

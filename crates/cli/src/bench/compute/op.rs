@@ -1,0 +1,295 @@
+//! What is timed: the operations of layers, each with what a planner counts of it.
+
+use std::fmt;
+
+use espalier_plan::cluster::ConvolutionPass;
+use espalier_tensor::ops::activation::{self, ActivationFn};
+use espalier_tensor::ops::conv::{self, ConvParams};
+use espalier_tensor::ops::matmul::matmul;
+use espalier_tensor::ops::{attention, elementwise, flat, layer_norm};
+use espalier_tensor::{Category, DType, Device, Result, Tensor, random};
+
+use crate::bench::timing::TimedWork;
+
+/// Numbers that are made on the host; larger tensors repeat them.
+const RANDOM_NUMBERS: usize = 1 << 20;
+/// Bytes of weights, or of activations, that a step goes through before it is at the same ones again, and in how many layers at most.
+const OTHER_LAYERS: usize = 16 << 20;
+const MOST_LAYERS: usize = 64;
+
+/// An operation of a layer, forward and backward.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum BenchOp {
+    /// The three products of a linear layer.
+    Linear { rows: usize, input: usize, output: usize },
+    /// The three passes of a convolution over square images, padded so that windows are as many as pixels over strides.
+    Convolution(ConvolutionSize),
+    /// One pass of such a convolution.
+    ConvolutionPass { of: ConvolutionSize, pass: ConvolutionGradient },
+    /// Both passes of causal attention.
+    Attention { batch: usize, positions: usize, heads: usize, width: usize },
+    /// A sum, an activation, and both passes of a norm.
+    Elementwise { rows: usize, width: usize },
+    /// A sum, and both passes of a ReLU: numbers are moved, and next to nothing is done with them.
+    LightElementwise { rows: usize, width: usize },
+    /// So few numbers that only the start of an operation takes time.
+    Launch,
+}
+
+/// A convolution with as many windows as pixels over strides.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ConvolutionSize {
+    pub batch: usize,
+    pub side: usize,
+    pub input: usize,
+    pub output: usize,
+    pub kernel: usize,
+    pub stride: usize,
+}
+
+/// The passes of a convolution.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ConvolutionGradient {
+    Forward,
+    Input,
+    Weight,
+}
+
+impl ConvolutionSize {
+    /// Each pass, with its sizes as a planner counts them.
+    pub fn passes(self) -> [(BenchOp, ConvolutionPass); 3] {
+        let ConvolutionSize { batch, side, input, output, kernel, stride } = self;
+        let outputs = side.div_ceil(stride);
+        let pixels = [batch * side * side, batch * outputs * outputs].map(|pixels| pixels as f64);
+        let [forward, of_input, of_weight] = ConvolutionPass::all(kernel, input, output, pixels);
+        let op = |pass| BenchOp::ConvolutionPass { of: self, pass };
+        [
+            (op(ConvolutionGradient::Forward), forward),
+            (op(ConvolutionGradient::Input), of_input),
+            (op(ConvolutionGradient::Weight), of_weight),
+        ]
+    }
+}
+
+impl BenchOp {
+    /// Flops of a pass, or bytes that it reads and writes.
+    pub fn size(&self, dtype: DType) -> f64 {
+        let product = |sizes: &[usize]| sizes.iter().map(|&n| n as f64).product::<f64>();
+        match *self {
+            BenchOp::Linear { rows, input, output } => 2.0 * product(&[rows, input, output]),
+            BenchOp::Convolution(of) | BenchOp::ConvolutionPass { of, .. } => {
+                let ConvolutionSize { batch, side, input, output, kernel, stride } = of;
+                let windows = side.div_ceil(stride);
+                2.0 * product(&[batch, windows, windows, input, output, kernel, kernel])
+            }
+            // Two products of all positions with half of them.
+            BenchOp::Attention { batch, positions, heads: _, width } => {
+                2.0 * product(&[batch, positions, positions, width])
+            }
+            // The sum moves three tensors, the activation two, the norm two and three.
+            BenchOp::Elementwise { rows, width } => 2.5 * product(&[rows, width, dtype.bytes()]),
+            // Three tensors, two and three.
+            BenchOp::LightElementwise { rows, width } => 8.0 / 3.0 * product(&[rows, width, dtype.bytes()]),
+            BenchOp::Launch => 0.0,
+        }
+    }
+
+    /// Passes that are timed together. Attention's backward pass counts as two.
+    pub fn pass_count(&self) -> f64 {
+        match self {
+            BenchOp::Linear { .. }
+            | BenchOp::Convolution(_)
+            | BenchOp::Attention { .. }
+            | BenchOp::LightElementwise { .. } => 3.0,
+            BenchOp::Elementwise { .. } => 4.0,
+            BenchOp::Launch | BenchOp::ConvolutionPass { .. } => 1.0,
+        }
+    }
+
+    /// In one word.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            BenchOp::Linear { .. } => "product",
+            BenchOp::Convolution(_) | BenchOp::ConvolutionPass { .. } => "convolution",
+            BenchOp::Attention { .. } => "attention",
+            BenchOp::Elementwise { .. } => "pass",
+            BenchOp::LightElementwise { .. } => "light pass",
+            BenchOp::Launch => "start",
+        }
+    }
+
+    /// All its passes, ready to be run again and again.
+    pub fn prepare(&self, device: &Device, dtype: DType) -> Result<TimedWork<'static>> {
+        let tensor = |shape: &[usize]| random_tensor(device, shape, dtype);
+        let activations = Category::Activations;
+        Ok(match *self {
+            BenchOp::Linear { rows, input, output } => {
+                let shapes = [vec![rows, input], vec![output, input], vec![rows, output]];
+                RepeatedLayers::with_shapes(device, dtype, shapes)?.each(move |[x, w, dy]| {
+                    Ok(vec![
+                        matmul(x, w.t(), None, activations)?,
+                        matmul(dy, w, None, activations)?,
+                        matmul(dy.t(), x, None, activations)?,
+                    ])
+                })
+            }
+            BenchOp::Convolution(of) | BenchOp::ConvolutionPass { of, .. } => {
+                let ConvolutionSize { batch, side, input, output, kernel, stride } = of;
+                let conv = ConvParams { kernel, stride, padding: (kernel / 2).into() };
+                let [height, width] = conv.output_size([side, side]);
+                let shapes = [
+                    vec![batch, side, side, input],
+                    vec![output, input, kernel, kernel],
+                    vec![batch, height, width, output],
+                ];
+                let layers = RepeatedLayers::with_shapes(device, dtype, shapes)?;
+                let passes = match *self {
+                    BenchOp::ConvolutionPass { pass, .. } => vec![pass],
+                    _ => vec![
+                        ConvolutionGradient::Forward,
+                        ConvolutionGradient::Input,
+                        ConvolutionGradient::Weight,
+                    ],
+                };
+                layers.each(move |[x, w, dy]| {
+                    let pass = |pass: &ConvolutionGradient| match pass {
+                        ConvolutionGradient::Forward => conv::forward(x, w, None, conv),
+                        ConvolutionGradient::Input => conv::backward_input(dy, w, conv, x.shape()),
+                        ConvolutionGradient::Weight => conv::backward_weight(x, dy, conv),
+                    };
+                    passes.iter().map(pass).collect()
+                })
+            }
+            BenchOp::Attention { batch, positions, heads, width } => {
+                let qkv = tensor(&[batch, positions, 3 * width])?;
+                let dy = tensor(&[batch, positions, width])?;
+                Box::new(move || {
+                    let (y, logsumexp) = attention::forward(&qkv, heads, heads)?;
+                    attention::backward(&dy, &qkv, &y, &logsumexp, heads, heads).map(drop)
+                })
+            }
+            BenchOp::Elementwise { rows, width } => {
+                let (x, dy) = (tensor(&[rows, width])?, tensor(&[rows, width])?);
+                let (scale, shift) = (tensor(&[width])?, tensor(&[width])?);
+                Box::new(move || {
+                    elementwise::add(&x, &dy)?;
+                    activation::forward(ActivationFn::Gelu, &x)?;
+                    let (_, statistics) = layer_norm::forward(&x, &scale, &shift, 1e-5)?;
+                    layer_norm::backward_input(&dy, &x, &scale, &statistics).map(drop)
+                })
+            }
+            BenchOp::LightElementwise { rows, width } => {
+                let (x, y) = (tensor(&[rows, width])?, tensor(&[rows, width])?);
+                Box::new(move || {
+                    let sum = elementwise::add(&x, &y)?;
+                    activation::forward(ActivationFn::Relu, &x)?;
+                    activation::backward(ActivationFn::Relu, &x, sum).map(drop)
+                })
+            }
+            BenchOp::Launch => {
+                let (x, y) = (tensor(&[16])?, tensor(&[16])?);
+                Box::new(move || elementwise::add(&x, &y).map(drop))
+            }
+        })
+    }
+}
+
+/// Layers of one kind, one after the other, as a step goes through them: when it is back at a layer's weights or activations it has been
+/// at all others, so they are in no near cache, nor is room for what becomes of them.
+struct RepeatedLayers(Vec<[Tensor; 3]>);
+
+impl RepeatedLayers {
+    /// With what each reads, of these shapes: input, weight, gradient of the output.
+    fn with_shapes(device: &Device, dtype: DType, shapes: [Vec<usize>; 3]) -> Result<RepeatedLayers> {
+        let bytes = |shape: &Vec<usize>| shape.iter().product::<usize>() * dtype.bytes();
+        let largest = shapes.iter().map(bytes).max().unwrap_or(1).max(1);
+        let number = (OTHER_LAYERS / largest).clamp(1, MOST_LAYERS);
+        let tensor = |shape: &Vec<usize>| random_tensor(device, shape, dtype);
+        let layer = |_| Ok([tensor(&shapes[0])?, tensor(&shapes[1])?, tensor(&shapes[2])?]);
+        Ok(RepeatedLayers((0..number).map(layer).collect::<Result<_>>()?))
+    }
+
+    /// The next of them at every turn; what it makes is kept until its next.
+    fn each(self, pass: impl Fn(&[Tensor; 3]) -> Result<Vec<Tensor>> + Send + 'static) -> TimedWork<'static> {
+        let mut outputs: Vec<Vec<Tensor>> = self.0.iter().map(|_| Vec::new()).collect();
+        let mut at = 0;
+        Box::new(move || {
+            at = (at + 1) % outputs.len();
+            outputs[at].clear();
+            outputs[at] = pass(&self.0[at])?;
+            Ok(())
+        })
+    }
+}
+
+impl fmt::Display for BenchOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            BenchOp::Linear { rows, input, output } => write!(f, "{rows} x {input} x {output}"),
+            BenchOp::Convolution(ConvolutionSize { batch, side, input, output, kernel, stride }) => {
+                write!(f, "{batch} of {side} x {side}, {input} to {output}, {kernel} x {kernel}")?;
+                if stride > 1 { write!(f, " / {stride}") } else { Ok(()) }
+            }
+            BenchOp::ConvolutionPass { of, pass } => {
+                let outputs = match pass {
+                    ConvolutionGradient::Forward => "y",
+                    ConvolutionGradient::Input => "dx",
+                    ConvolutionGradient::Weight => "dw",
+                };
+                write!(f, "{}, {outputs}", BenchOp::Convolution(of))
+            }
+            BenchOp::Attention { batch, positions, heads, width } => {
+                write!(f, "{batch} of {positions} x {width}, {heads} heads")
+            }
+            BenchOp::Elementwise { rows, width } | BenchOp::LightElementwise { rows, width } => {
+                write!(f, "{rows} x {width}")
+            }
+            BenchOp::Launch => write!(f, "16"),
+        }
+    }
+}
+
+/// Numbers around zero: a GPU that multiplies zeros is cooler, and faster than it would be.
+fn random_tensor(device: &Device, shape: &[usize], dtype: DType) -> Result<Tensor> {
+    let len: usize = shape.iter().product();
+    let key = random::key(4, len as u64);
+    let some: Vec<f32> =
+        (0..len.min(RANDOM_NUMBERS) as u64).map(|i| random::uniform(key, i) as f32 - 0.5).collect();
+    let some = Tensor::from_f32(device, &[some.len()], dtype, &some, Category::Activations)?;
+    if some.len() == len {
+        return Ok(some.reshape(shape));
+    }
+    let mut full = Tensor::empty(device, &[len], dtype, Category::Activations)?;
+    for first in (0..len).step_by(RANDOM_NUMBERS) {
+        flat::put(&mut full, first, &some, 0..RANDOM_NUMBERS.min(len - first))?;
+    }
+    Ok(full.reshape(shape))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_that_a_planner_counts() {
+        let linear = BenchOp::Linear { rows: 3, input: 5, output: 7 };
+        assert_eq!(linear.size(DType::F32), 210.0);
+        let of = ConvolutionSize { batch: 2, side: 7, input: 3, output: 5, kernel: 3, stride: 2 };
+        assert_eq!(BenchOp::Convolution(of).size(DType::F32), 2.0 * 2.0 * 16.0 * 3.0 * 5.0 * 9.0);
+        for (op, counted) in of.passes() {
+            assert_eq!(op.size(DType::F32), counted.flops, "{op}");
+        }
+        let attention = BenchOp::Attention { batch: 2, positions: 8, heads: 2, width: 4 };
+        assert_eq!(attention.size(DType::Bf16), 0.5 * 4.0 * 2.0 * 64.0 * 4.0);
+        assert_eq!(BenchOp::Elementwise { rows: 4, width: 8 }.size(DType::Bf16), 2.5 * 64.0);
+    }
+
+    /// Larger than what is drawn, and by no multiple of it.
+    #[test]
+    fn numbers_repeat_to_the_end() {
+        let device = Device::cpu(1).unwrap();
+        let x = random_tensor(&device, &[RANDOM_NUMBERS + 5], DType::F32).unwrap().to_f32();
+        assert_eq!(x[..5], x[RANDOM_NUMBERS..]);
+        assert!(x[0] != x[1] && x.iter().all(|x| x.abs() <= 0.5));
+    }
+}

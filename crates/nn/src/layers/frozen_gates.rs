@@ -1,0 +1,113 @@
+//! FrozenGates held where they are: ReLU and max pool that choose as they chose at other weights.
+//!
+//! Second derivatives by differences of gradients go wrong at kinks. Between the two points some units cross theirs,
+//! each crossing changes the gradient by a jump that does not shrink with the distance, and divided by the distance it
+//! is noise: on a network of four ReLU layers, half of GraSP's mask. With every choice held as it is at the point in the
+//! middle, the loss is smooth along the way, and its derivatives there are those of the network itself.
+
+use std::sync::{Arc, Mutex};
+
+use espalier_tensor::Tensor;
+use espalier_tensor::ops::activation::{self, ActivationFn};
+use espalier_tensor::ops::pool::{self, PoolParams};
+
+use super::{BackwardContext, ForwardContext, Layer};
+use crate::Result;
+
+/// The choices of a model's kinks: those of the last pass, or those that passes have to follow.
+#[derive(Debug, Clone, Default)]
+pub struct FrozenGates(Arc<Mutex<GateChoices>>);
+
+#[derive(Debug, Default)]
+struct GateChoices {
+    held: bool,
+    /// What the choice of each kink is read from.
+    seen: Vec<Option<Tensor>>,
+}
+
+impl FrozenGates {
+    /// From here on passes choose for themselves, and leave what they chose.
+    pub fn release(&self) {
+        let mut choices = self.0.lock().expect("no pass panicked");
+        choices.held = false;
+        choices.seen.fill(None);
+    }
+
+    /// From here on passes choose as the last one before did, which must have had the same samples.
+    pub fn hold(&self) {
+        self.0.lock().expect("no pass panicked").held = true;
+    }
+
+    /// Room for what one more layer chooses.
+    pub(crate) fn add(&self) -> FrozenGate {
+        let mut choices = self.0.lock().expect("no pass panicked");
+        choices.seen.push(None);
+        FrozenGate { frozen_gates: self.clone(), index: choices.seen.len() - 1 }
+    }
+}
+
+/// One of a model's kinks.
+#[derive(Debug)]
+pub(crate) struct FrozenGate {
+    frozen_gates: FrozenGates,
+    index: usize,
+}
+
+impl FrozenGate {
+    /// What it chose where it is held.
+    fn held(&self) -> Option<Tensor> {
+        let choices = self.frozen_gates.0.lock().expect("no pass panicked");
+        choices.held.then(|| choices.seen[self.index].clone().expect("a pass before the one that is held"))
+    }
+
+    fn leave(&self, chosen: &Tensor) {
+        self.frozen_gates.0.lock().expect("no pass panicked").seen[self.index] = Some(chosen.clone());
+    }
+}
+
+/// ReLU; an output above zero stands for a gate that is open.
+#[derive(Debug)]
+pub(crate) struct FrozenRelu(pub FrozenGate);
+
+impl Layer for FrozenRelu {
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        if let Some(gates) = self.0.held() {
+            ctx.stash.push(gates.clone());
+            // Through the gates as a gradient goes.
+            return Ok(activation::backward(ActivationFn::Relu, &gates, x)?);
+        }
+        let y = activation::forward(ActivationFn::Relu, &x)?;
+        self.0.leave(&y);
+        ctx.stash.push(y.clone());
+        Ok(y)
+    }
+
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
+        Ok(Some(activation::backward(ActivationFn::Relu, &ctx.stash.pop(), dy)?))
+    }
+}
+
+/// Max pool; the input says which of a window is taken.
+#[derive(Debug)]
+pub(crate) struct FrozenMaxPool {
+    pub gate: FrozenGate,
+    pub pool: PoolParams,
+}
+
+impl Layer for FrozenMaxPool {
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        if let Some(like) = self.gate.held() {
+            let y = pool::max_take(&x, &like, self.pool)?;
+            ctx.stash.push(like);
+            return Ok(y);
+        }
+        let y = pool::max_forward(&x, self.pool)?;
+        self.gate.leave(&x);
+        ctx.stash.push(x);
+        Ok(y)
+    }
+
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
+        Ok(Some(pool::max_backward(&dy, &ctx.stash.pop(), self.pool)?))
+    }
+}

@@ -1,0 +1,296 @@
+//! The work of a study: workers take trials of any cell, run them to where they are compared, and write down where they stand.
+//!
+//! Cells are taken in their order, and the next one is opened where those before have nothing to do for a worker but wait. A trial that waits is kept in memory, so
+//! that it goes on without taking its steps again, and with the worker that began it, whose device it is on, and on disk ([`PausedTrialStore`]); killed, a study loses those that run, as far as they went since they last waited. What
+//! was decided stays decided.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use espalier_train::Error;
+
+use crate::advance;
+use crate::bracket::{Bracket, TrialJob};
+use crate::file::{Cell, Study};
+use crate::paused_trials::PausedTrialStore;
+use crate::results::Results;
+use crate::trial::{Trial, TrialRecord, TrialRunner};
+use crate::widen;
+
+/// How often the files of others are looked at.
+const REFRESH: Duration = Duration::from_secs(2);
+
+/// A share of a study's trials: of each cell's trials every n-th.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TrialShard {
+    /// Which of them, from 1.
+    pub index: u32,
+    /// How many share the study.
+    pub of: u32,
+}
+
+impl TrialShard {
+    /// All of it.
+    pub const ALL: TrialShard = TrialShard { index: 1, of: 1 };
+
+    fn has(self, trial: u32) -> bool {
+        trial % self.of == self.index % self.of
+    }
+}
+
+/// How far a study has come.
+#[derive(Debug, Clone, Copy)]
+pub struct SearchProgress {
+    /// Trials that have come to their end, of this process's share.
+    pub done: usize,
+    /// All trials of it.
+    pub trials: usize,
+    /// K* of the cell that was heard of last, as far as it is known.
+    pub best: Option<u64>,
+}
+
+/// Hears how a study goes.
+pub trait StudyObserver: Send {
+    /// A trial has come to its end, or to a place where it waits.
+    fn trial_updated(&mut self, record: &TrialRecord, progress: SearchProgress);
+
+    /// A range of a cell has grown.
+    fn widened(&mut self, cell: Cell, field: &str, low: f64, high: f64);
+}
+
+/// Runs what is left of a study's trials, as far as they are of a shard, on so many workers; false where it was stopped before the end.
+pub fn run_trials(
+    study: &Study,
+    runner: &dyn TrialRunner,
+    results: &mut Results,
+    workers: usize,
+    shard: TrialShard,
+    stop: &AtomicBool,
+    observer: &mut dyn StudyObserver,
+) -> Result<bool, Error> {
+    let chance_level = runner.chance_level(study.goal);
+    let numbers = || (1..=study.search.trials).filter(|&trial| shard.has(trial));
+    let brackets =
+        study.cells.iter().map(|&cell| Bracket::new(study, cell, numbers(), chance_level)).collect();
+    run_brackets(study, runner, results, brackets, workers, stop, observer)
+}
+
+/// Looks beyond the ends of ranges at which best trials lie, until none does or the run file allows no more; false where it was stopped before the end.
+pub fn widen_ranges(
+    study: &Study,
+    runner: &dyn TrialRunner,
+    results: &mut Results,
+    workers: usize,
+    stop: &AtomicBool,
+    observer: &mut dyn StudyObserver,
+) -> Result<bool, Error> {
+    let chance_level = runner.chance_level(study.goal);
+    loop {
+        let mut brackets = Vec::new();
+        for &cell in &study.cells {
+            // What was begun is ended first.
+            for begun in results.widened(cell) {
+                brackets.push(Bracket::new(study, cell, begun.numbers(), chance_level));
+            }
+            for wider in widen::next(study, results, cell) {
+                brackets.push(Bracket::new(study, cell, wider.numbers(), chance_level));
+                let range = widen::range(study, results, &wider);
+                observer.widened(cell, &wider.field, range.low, range.high);
+                results.widen(wider)?;
+            }
+        }
+        let before = results.finished();
+        if !run_brackets(study, runner, results, brackets, workers, stop, observer)? {
+            return Ok(false);
+        }
+        if results.finished() == before {
+            return Ok(true);
+        }
+    }
+}
+
+/// A trial that waits.
+struct PausedTrial<'a> {
+    /// Who began it.
+    worker: usize,
+    trial: Box<dyn Trial + Send + 'a>,
+    /// What its steps took that are not on disk.
+    unsaved: Duration,
+}
+
+/// What workers share.
+struct SearchState<'a> {
+    brackets: Vec<Bracket>,
+    /// Trials that wait, by bracket and number.
+    paused: HashMap<(usize, u32), PausedTrial<'a>>,
+    results: &'a mut Results,
+    refreshed: Instant,
+    observer: &'a mut dyn StudyObserver,
+    failed: Option<Error>,
+}
+
+fn run_brackets(
+    study: &Study,
+    runner: &dyn TrialRunner,
+    results: &mut Results,
+    mut brackets: Vec<Bracket>,
+    workers: usize,
+    stop: &AtomicBool,
+    observer: &mut dyn StudyObserver,
+) -> Result<bool, Error> {
+    let mut stopped = Vec::new();
+    for bracket in &mut brackets {
+        for record in results.of_cell(bracket.cell) {
+            bracket.replay(record);
+        }
+        stopped.extend(bracket.compare());
+    }
+    results.append(&stopped)?;
+    let store = PausedTrialStore::of(results.folder(), runner.min_unsaved_time());
+    // Also what a study left that was killed between the line of a trial's end and this.
+    results.records().filter(|record| record.status.is_final()).for_each(|record| store.remove(record));
+    let state = SearchState {
+        brackets,
+        paused: HashMap::new(),
+        results,
+        refreshed: Instant::now(),
+        observer,
+        failed: None,
+    };
+    let (state, changed) = (Mutex::new(state), Condvar::new());
+    thread::scope(|scope| {
+        for worker in 0..workers {
+            let (state, changed, store) = (&state, &changed, &store);
+            scope.spawn(move || work(worker, study, runner, store, state, changed, stop));
+        }
+    });
+    let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
+    match state.failed {
+        Some(error) => Err(error),
+        None => Ok(state.brackets.iter().all(Bracket::is_over)),
+    }
+}
+
+/// Takes jobs until there are none.
+fn work<'a>(
+    worker: usize,
+    study: &Study,
+    runner: &'a dyn TrialRunner,
+    store: &PausedTrialStore,
+    state: &Mutex<SearchState<'a>>,
+    changed: &Condvar,
+    stop: &AtomicBool,
+) {
+    let mut guard = lock(state);
+    while !stop.load(Ordering::Relaxed) && guard.failed.is_none() {
+        let Some((index, job)) = guard.take(worker) else {
+            if guard.brackets.iter().all(Bracket::is_over) {
+                break;
+            }
+            // Others run what this waits for; a signal to stop wakes nobody.
+            guard = changed
+                .wait_timeout(guard, Duration::from_millis(200))
+                .map_or_else(|e| e.into_inner().0, |w| w.0);
+            continue;
+        };
+        let bracket = &guard.brackets[index];
+        let bound = bracket.cuts().then(|| bracket.bound.clone());
+        let known = bracket.record(job.trial).cloned();
+        let settings = widen::settings(study, guard.results, bracket.cell, job.trial);
+        let paused = guard.paused.remove(&(index, job.trial));
+        drop(guard);
+        let mut unsaved = paused.as_ref().map_or(Duration::ZERO, |paused| paused.unsaved);
+        let begun = match paused {
+            Some(paused) => Ok((paused.trial, known)),
+            None => store.begin(runner, worker, &settings),
+        };
+        let outcome = begun.and_then(|(mut trial, known)| {
+            let began = Instant::now();
+            let record = advance::advance_trial(
+                study,
+                &settings,
+                trial.as_mut(),
+                known,
+                job.until,
+                bound.as_ref(),
+                stop,
+            )?;
+            unsaved += began.elapsed();
+            Ok(record.map(|record| {
+                let unsaved = store.save(trial.as_mut(), &record, unsaved);
+                (PausedTrial { worker, trial, unsaved }, record)
+            }))
+        });
+        guard = lock(state);
+        match outcome {
+            Err(error) => guard.failed = guard.failed.take().or(Some(error)),
+            Ok(None) => break,
+            Ok(Some((paused, record))) => {
+                let ended = guard.settle(index, paused, record);
+                ended.iter().for_each(|record| store.remove(record));
+            }
+        }
+        changed.notify_all();
+    }
+    changed.notify_all();
+}
+
+impl<'a> SearchState<'a> {
+    /// The next job of the first bracket that has one for this worker.
+    fn take(&mut self, worker: usize) -> Option<(usize, TrialJob)> {
+        let paused = &self.paused;
+        let job = |(index, bracket): (usize, &mut Bracket)| {
+            let may_run = |trial| paused.get(&(index, trial)).is_none_or(|paused| paused.worker == worker);
+            bracket.next(may_run).map(|job| (index, job))
+        };
+        self.brackets.iter_mut().enumerate().find_map(job)
+    }
+
+    /// Writes down what a job has come to, and what follows from it; returns the trials that have ended.
+    fn settle(&mut self, index: usize, paused: PausedTrial<'a>, record: TrialRecord) -> Vec<TrialRecord> {
+        let mut records = vec![record.clone()];
+        if !record.status.is_final() {
+            self.paused.insert((index, record.trial), paused);
+        }
+        records.extend(self.brackets[index].report(record));
+        for record in records.iter().filter(|record| record.status.is_final()) {
+            self.paused.remove(&(index, record.trial));
+        }
+        if let Err(error) = self.results.append(&records).and_then(|()| self.read_others()) {
+            self.failed = Some(error);
+        }
+        let best = self.brackets[index].bound.get();
+        let counts = self.brackets.iter().map(Bracket::progress);
+        let (done, trials) = counts.fold((0, 0), |sum, bracket| (sum.0 + bracket.0, sum.1 + bracket.1));
+        for record in &records {
+            self.observer.trial_updated(record, SearchProgress { done, trials, best });
+        }
+        records.retain(|record| record.status.is_final());
+        records
+    }
+
+    /// Reads what other processes have found: their best trials bound those here.
+    fn read_others(&mut self) -> Result<(), Error> {
+        if self.refreshed.elapsed() < REFRESH {
+            return Ok(());
+        }
+        self.refreshed = Instant::now();
+        for record in self.results.refresh()? {
+            for bracket in self.brackets.iter_mut().filter(|bracket| bracket.cell == record.cell()) {
+                bracket.replay(&record);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A worker that panicked has said so, and ends the study when it is waited for.
+fn lock<'m, 'a>(state: &'m Mutex<SearchState<'a>>) -> MutexGuard<'m, SearchState<'a>> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

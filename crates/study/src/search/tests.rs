@@ -1,0 +1,287 @@
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::summary::StudySummary;
+use crate::synthetic::{Landscape, study};
+use crate::workload::TrialSettings;
+
+/// Hears, and may ask to stop after so many records.
+#[derive(Default)]
+struct Listener<'a> {
+    records: Vec<TrialRecord>,
+    widened: Vec<String>,
+    stop: Option<(usize, &'a AtomicBool)>,
+}
+
+impl StudyObserver for Listener<'_> {
+    fn trial_updated(&mut self, record: &TrialRecord, _: SearchProgress) {
+        self.records.push(record.clone());
+        if let Some((after, stop)) = self.stop {
+            stop.store(self.records.len() >= after, Ordering::Relaxed);
+        }
+    }
+
+    fn widened(&mut self, _: Cell, field: &str, _: f64, _: f64) {
+        self.widened.push(field.into());
+    }
+}
+
+/// Runs a study in a folder of its own.
+fn run_study(study: &Study, landscape: &Landscape, workers: usize) -> StudySummary {
+    let folder = tempfile::tempdir().unwrap();
+    let mut results = Results::open(folder.path(), study).unwrap();
+    let never = AtomicBool::new(false);
+    let ended = run_trials(
+        study,
+        landscape,
+        &mut results,
+        workers,
+        TrialShard::ALL,
+        &never,
+        &mut Listener::default(),
+    )
+    .unwrap();
+    assert!(ended);
+    StudySummary::of(study, &results, Vec::new())
+}
+
+fn k_stars(summary: &StudySummary) -> Vec<Option<u64>> {
+    summary.cells.iter().map(|cell| cell.k_star).collect()
+}
+
+/// All trials of Sobol's sequence, each to its end: what the paper did, and what the others are compared with.
+const UNCUT: [&str; 2] = ["search.method=sobol", "search.cut=false"];
+
+#[test]
+fn sobol_without_cuts_runs_every_trial_to_its_end() {
+    let study = study(&[&UNCUT[..], &["search.trials=16"]].concat());
+    let landscape = Landscape::new(0.2, 0.0);
+    let summary = run_study(&study, &landscape, 3);
+    for cell in &summary.cells {
+        assert_eq!((cell.cut, cell.stopped, cell.running), (0, 0, 0));
+        assert_eq!(cell.complete + cell.incomplete + cell.infeasible, 16);
+        assert!(cell.infeasible > 0, "some diverge: {cell:?}");
+        let of = Cell { batch: cell.batch, sparsity: cell.sparsity };
+        let all = (1..=16)
+            .filter_map(|number| landscape.steps_to_goal(&study.settings(of, number, &study.search.ranges)));
+        let least = all.fold(f64::INFINITY, f64::min);
+        let expected = (least / 16.0).ceil() as u64 * 16;
+        assert_eq!(cell.k_star, Some(expected));
+    }
+    assert_eq!(summary.steps, landscape.taken.into_inner());
+}
+
+/// Cutting is exact: the same K* from far fewer steps, whatever trials overtake each other, and no trial is given up that could have lowered it.
+#[test]
+fn sobol_with_cuts_finds_the_same() {
+    for (crossing, shift, workers) in [(0.0, 0.0, 1), (0.1, 0.5, 2), (0.2, -0.5, 5), (0.3, 0.0, 1)] {
+        let all = run_study(&study(&UNCUT), &Landscape::new(crossing, shift), 1);
+        let landscape = Landscape::new(crossing, shift);
+        let few = run_study(&study(&["search.method=sobol"]), &landscape, workers);
+        assert_eq!(k_stars(&few), k_stars(&all), "crossing {crossing}, shift {shift}");
+        for (all, few) in all.cells.iter().zip(&few.cells) {
+            assert_eq!((few.stopped, few.running), (0, 0), "{few:?}");
+            assert!(few.cut > 0 && few.infeasible == all.infeasible, "{few:?} and {all:?}");
+            // To where the steps have doubled, and no trial past that.
+            assert!(few.steps <= 2 * 32 * few.k_star.unwrap(), "{few:?}");
+            assert!(few.steps < all.steps, "{few:?} of {all:?}");
+        }
+        assert_eq!(few.steps, landscape.taken.into_inner());
+        let curves =
+            |summary: &StudySummary| summary.fits.iter().map(|fit| fit.fit.curve).collect::<Vec<_>>();
+        assert_eq!(curves(&few), curves(&all));
+    }
+}
+
+/// The promise of halving, over landscapes whose best rate lies elsewhere each time and whose trials overtake each other.
+#[test]
+fn halving_finds_the_same_with_a_third_of_the_steps() {
+    // How much trials overtake each other, where the best rate lies, and by how much K* may be missed for that.
+    let landscapes = [(0.0, 0.0, 1.0), (0.1, -1.0, 1.0), (0.1, 0.0, 1.0), (0.1, 0.5, 1.0), (0.2, -0.5, 1.2)];
+    for (crossing, shift, missed) in landscapes {
+        let (sobol, halving) = (study(&UNCUT), study(&[]));
+        let all = run_study(&sobol, &Landscape::new(crossing, shift), 1);
+        let few = run_study(&halving, &Landscape::new(crossing, shift), 2);
+        for (all, few) in all.cells.iter().zip(&few.cells) {
+            let (all, few) = (all.k_star.unwrap() as f64, few.k_star.unwrap() as f64);
+            assert!(
+                all <= few && few <= missed * all,
+                "{few} steps, not {all}: crossing {crossing}, shift {shift}"
+            );
+        }
+        assert!(
+            3 * few.steps <= all.steps,
+            "{} of {} steps: crossing {crossing}, shift {shift}",
+            few.steps,
+            all.steps
+        );
+        for (all, few) in all.cells.iter().zip(&few.cells) {
+            assert!(2 * few.steps <= all.steps, "{few:?} of {all:?}");
+        }
+    }
+}
+
+/// Judged even against trials that are left when they have passed the best one, which is exact.
+#[test]
+fn halving_saves_more_than_leaving_those_that_have_lost() {
+    let halving = study(&[]);
+    let summary = run_study(&halving, &Landscape::new(0.1, 0.0), 1);
+    for cell in &summary.cells {
+        let k_star = cell.k_star.unwrap();
+        assert!(cell.steps < 12 * k_star, "{} steps of 32 trials with K* = {k_star}", cell.steps);
+    }
+}
+
+#[test]
+fn workers_do_not_change_what_is_found() {
+    let halving = study(&[]);
+    let [one, many] = [1, 7].map(|workers| run_study(&halving, &Landscape::new(0.2, 0.0), workers));
+    assert_eq!(k_stars(&one), k_stars(&many));
+}
+
+#[test]
+fn a_study_that_was_stopped_goes_on_and_finds_the_same() {
+    let halving = study(&[]);
+    let undisturbed = run_study(&halving, &Landscape::new(0.2, 0.0), 1);
+    let folder = tempfile::tempdir().unwrap();
+    let landscape = Landscape::new(0.2, 0.0);
+    let mut ended = false;
+    let mut starts = 0;
+    while !ended {
+        starts += 1;
+        let mut results = Results::open(folder.path(), &halving).unwrap();
+        let ended_before = results.records().filter(|record| record.status.is_final());
+        let done: BTreeSet<_> =
+            ended_before.map(|record| (record.batch, record.sparsity.to_bits(), record.trial)).collect();
+        let stop = AtomicBool::new(false);
+        let mut listener = Listener { stop: Some((25, &stop)), ..Listener::default() };
+        ended =
+            run_trials(&halving, &landscape, &mut results, 2, TrialShard::ALL, &stop, &mut listener).unwrap();
+        let again = listener
+            .records
+            .iter()
+            .find(|record| done.contains(&(record.batch, record.sparsity.to_bits(), record.trial)));
+        assert_eq!(again, None, "what has ended is not begun again");
+    }
+    assert!(starts > 3, "it was stopped {starts} times");
+    let results = Results::open(folder.path(), &halving).unwrap();
+    assert_eq!(k_stars(&StudySummary::of(&halving, &results, Vec::new())), k_stars(&undisturbed));
+}
+
+/// Stopped again and again, with trials that wait on disk: the same K*, and not one step taken twice. One worker, who is told to stop where a trial waits, so that none runs then.
+#[test]
+fn trials_that_wait_outlive_their_study() {
+    let halving = study(&[]);
+    let undisturbed = Landscape::new(0.2, 0.0);
+    let expected = k_stars(&run_study(&halving, &undisturbed, 1));
+    let landscape = Landscape { saves: true, ..Landscape::new(0.2, 0.0) };
+    let folder = tempfile::tempdir().unwrap();
+    let mut ended = false;
+    while !ended {
+        let mut results = Results::open(folder.path(), &halving).unwrap();
+        let stop = AtomicBool::new(false);
+        let mut listener = Listener { stop: Some((25, &stop)), ..Listener::default() };
+        ended =
+            run_trials(&halving, &landscape, &mut results, 1, TrialShard::ALL, &stop, &mut listener).unwrap();
+        let waiting = results.records().filter(|record| !record.status.is_final()).count();
+        let kept = std::fs::read_dir(folder.path().join("waiting")).map_or(0, Iterator::count);
+        assert_eq!(kept, waiting, "those that wait, and no others");
+    }
+    assert!(landscape.resumed.into_inner() > 10);
+    assert_eq!(landscape.taken.into_inner(), undisturbed.taken.into_inner());
+    let results = Results::open(folder.path(), &halving).unwrap();
+    assert_eq!(k_stars(&StudySummary::of(&halving, &results, Vec::new())), expected);
+    assert!(!folder.path().join("waiting").exists());
+}
+
+#[test]
+fn shards_share_a_folder_and_bests() {
+    let halving = study(&["search.trials=31"]);
+    let folder = tempfile::tempdir().unwrap();
+    let landscape = Landscape::new(0.1, 0.0);
+    let never = AtomicBool::new(false);
+    for index in [2, 1, 3] {
+        let mut results = Results::open(folder.path(), &halving).unwrap();
+        let shard = TrialShard { index, of: 3 };
+        let mut listener = Listener::default();
+        assert!(run_trials(&halving, &landscape, &mut results, 2, shard, &never, &mut listener).unwrap());
+        assert!(listener.records.iter().all(|record| record.trial % 3 == index % 3));
+    }
+    let results = Results::open(folder.path(), &halving).unwrap();
+    let summary = StudySummary::of(&halving, &results, Vec::new());
+    assert_eq!((summary.finished, summary.trials), (4 * 31, 4 * 31));
+    let alone = run_study(&halving, &Landscape::new(0.1, 0.0), 1);
+    assert_eq!(k_stars(&summary), k_stars(&alone));
+    // All is done, whoever asks again.
+    let taken = landscape.taken.load(Ordering::Relaxed);
+    let mut results = Results::open(folder.path(), &halving).unwrap();
+    run_trials(&halving, &landscape, &mut results, 2, TrialShard::ALL, &never, &mut Listener::default())
+        .unwrap();
+    assert_eq!(landscape.taken.load(Ordering::Relaxed), taken);
+}
+
+#[test]
+fn a_goal_out_of_reach_ends_when_the_steps_are_spent() {
+    let halving = study(&["search.steps=640", "search.trials=8"]);
+    let summary = run_study(&halving, &Landscape { scale: 0.0, ..Landscape::new(0.0, 0.0) }, 2);
+    for cell in &summary.cells {
+        assert_eq!((cell.k_star, cell.complete, cell.running), (None, 0, 0));
+        assert!(cell.incomplete > 0 && cell.incomplete + cell.infeasible + cell.stopped == 8, "{cell:?}");
+    }
+    assert!(summary.fits.is_empty() && summary.ratios.is_empty());
+}
+
+#[test]
+fn a_best_trial_at_the_edge_is_flagged_and_widening_finds_a_better_one() {
+    // The best effective rate is above what the range allows with the momentum left at its smallest.
+    let narrow = [
+        "search.ranges.learning_rate.peak.log=[1e-4, 2e-3]",
+        "search.trials=16",
+        "cells.batches=[256]",
+        "cells.sparsities=[0]",
+    ];
+    let (study, landscape) = (study(&narrow), Landscape::new(0.0, 1.0));
+    let folder = tempfile::tempdir().unwrap();
+    let mut results = Results::open(folder.path(), &study).unwrap();
+    let never = AtomicBool::new(false);
+    let mut listener = Listener::default();
+    run_trials(&study, &landscape, &mut results, 2, TrialShard::ALL, &never, &mut listener).unwrap();
+    let before = StudySummary::of(&study, &results, Vec::new());
+    assert!(!before.cells[0].at_edge.is_empty(), "{:?}", before.cells[0]);
+    assert!(widen_ranges(&study, &landscape, &mut results, 2, &never, &mut listener).unwrap());
+    assert!(!listener.widened.is_empty());
+    // Read again from the disk.
+    let results = Results::open(folder.path(), &study).unwrap();
+    let after = StudySummary::of(&study, &results, Vec::new());
+    assert!(after.cells[0].k_star < before.cells[0].k_star, "{:?} {:?}", before.cells[0], after.cells[0]);
+    assert_eq!(after.cells[0].running, 0);
+    // The values of a trial beyond the range follow from its number again.
+    let beyond = results.of_cell(study.cells[0]).into_iter().find(|record| record.trial > 1000).unwrap();
+    let settings = widen::settings(&study, &results, study.cells[0], beyond.trial);
+    assert_eq!(settings.fields, beyond.fields);
+}
+
+/// A trial that fails otherwise than by diverging ends the study with its sentence.
+#[test]
+fn an_error_of_a_trial_is_the_studys() {
+    struct Broken;
+    impl TrialRunner for Broken {
+        fn begin<'a>(&'a self, _: usize, _: &TrialSettings) -> Result<Box<dyn Trial + Send + 'a>, Error> {
+            Err(Error::File { path: "weights".into(), why: "torn".into() })
+        }
+        fn chance_level(&self, _: crate::file::Goal) -> f64 {
+            0.9
+        }
+        fn training_samples(&self) -> usize {
+            1
+        }
+    }
+    let study = study(&[]);
+    let folder = tempfile::tempdir().unwrap();
+    let mut results = Results::open(folder.path(), &study).unwrap();
+    let never = AtomicBool::new(false);
+    let message =
+        run_trials(&study, &Broken, &mut results, 2, TrialShard::ALL, &never, &mut Listener::default())
+            .unwrap_err();
+    assert_eq!(message.to_string(), "weights: torn");
+}

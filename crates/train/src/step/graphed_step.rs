@@ -1,0 +1,87 @@
+//! The passes of a batch through an unsharded model and back, on a GPU: a small network's take longer to launch than to run, so they
+//! are captured as a CUDA graph ([`Graphed`]). They give the bits that they give one by one.
+
+use espalier_nn::layers::BatchStatistics;
+use espalier_nn::weights::{ParameterId, WeightStore};
+use espalier_tensor::ops::cross_entropy::BatchLoss;
+use espalier_tensor::ops::rows;
+use espalier_tensor::{Category, Device, Tensor};
+
+use crate::Result;
+use crate::context::TrainContext;
+use crate::graphed::Graphed;
+use crate::state::ParamStore;
+
+/// Passes over the same weights, under the same masks.
+#[derive(Debug, Default)]
+pub(crate) struct GraphedStep {
+    /// Where they read a batch: what the model sees, and what it should say.
+    batch: Option<[Tensor; 2]>,
+    passes: Graphed<PassOutput>,
+    /// Where weights and masks lay when they were made.
+    addresses: Vec<u64>,
+}
+
+/// What they come to.
+#[derive(Debug, Clone)]
+pub(crate) struct PassOutput {
+    pub gradients: Vec<(ParameterId, Tensor)>,
+    /// The sum of the losses, and their number.
+    pub total: (BatchLoss, usize),
+    pub statistics: Vec<BatchStatistics>,
+}
+
+impl GraphedStep {
+    /// Whether each step of a rank queues the same work: it is alone on a GPU that keeps the data, takes a batch at once, and
+    /// nothing of it is drawn by chance or measured on the way.
+    pub fn is_supported(context: &TrainContext) -> bool {
+        let TrainContext { plan, ranks, stage, device, dataset, .. } = context;
+        let mut by_chance = false;
+        plan.model.for_each(&mut |layer| by_chance |= layer.properties().is_random);
+        matches!(device, Device::Cuda(_))
+            && dataset.is_on(device)
+            && ranks.is_single()
+            && stage.chunks().len() == 1
+            && plan.batch.micro_batches == 1
+            && !plan.optimization.noise_scale
+            && !by_chance
+    }
+
+    /// Whether the last ones were a replay of the graph.
+    pub fn is_captured(&self) -> bool {
+        self.passes.is_captured()
+    }
+
+    /// Takes the batch that the next passes read.
+    pub fn take(&mut self, inputs: &Tensor, targets: &Tensor) -> Result<()> {
+        let [here_inputs, here_targets] = match &mut self.batch {
+            Some(batch) => batch,
+            none => {
+                let like = |tensor: &Tensor| tensor.empty_like(Category::Transient);
+                none.insert([like(inputs)?, like(targets)?])
+            }
+        };
+        rows::put(here_inputs, 0, inputs)?;
+        Ok(rows::put(here_targets, 0, targets)?)
+    }
+
+    /// Runs them; `pass` makes them of a batch.
+    pub fn run(
+        &mut self,
+        params: &ParamStore,
+        mut pass: impl FnMut(Tensor, Tensor) -> Result<PassOutput>,
+    ) -> Result<PassOutput> {
+        let [inputs, targets] = self.batch.as_ref().expect("a batch was taken before");
+        if params.ids().any(|id| params.sparse(id).is_some()) {
+            // What products without zeros read is made anew at times.
+            return pass(inputs.clone(), targets.clone());
+        }
+        let masks = params.masks().flat_map(|(_, mask)| mask.tensors());
+        let tensors = params.iter().filter_map(|(_, param)| param.at_rest()).chain(masks);
+        let addresses = tensors.filter_map(Tensor::cuda_address).collect();
+        if self.addresses != addresses {
+            (self.passes, self.addresses) = (Graphed::New, addresses);
+        }
+        self.passes.run(&inputs.device(), || pass(inputs.clone(), targets.clone()))
+    }
+}

@@ -1,0 +1,97 @@
+//! How well a trained model does on data: what `espalier eval` says.
+
+use std::sync::Arc;
+
+use espalier_data::{DataSplit, Dataset, spread};
+use espalier_plan::Plan;
+use espalier_tensor::Device;
+use espalier_tensor::ops::cross_entropy::IGNORED;
+use serde::Serialize;
+
+use super::TrainedModel;
+use crate::Result;
+use crate::parallel::{AbortFn, Ranks, on_threads_with_timeout};
+use crate::trainer::Evaluation;
+
+/// What a model comes to on some samples; the fields are promised in the contract of the command line.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct EvalResult {
+    /// The mean loss of a prediction, in nats.
+    pub loss: f64,
+    /// e to the loss, for text.
+    pub perplexity: Option<f64>,
+    /// The loss in bits for each byte of text: comparable between tokenizers. None where nobody knows what ids stand for.
+    pub bits_per_byte: Option<f64>,
+    /// The fraction of right predictions, for images.
+    pub accuracy: Option<f64>,
+    /// Samples that were looked at.
+    pub samples: usize,
+    /// Tokens that were predicted, for text.
+    pub tokens: Option<usize>,
+}
+
+impl TrainedModel {
+    /// Runs it over the validation split of a data set, or over so many samples of it, spread evenly, on the ranks of a plan
+    /// that was made [for it](TrainedModel::plan_for). `abort` ends a process in which a rank hangs.
+    pub fn evaluate(
+        &self,
+        plan: Plan,
+        dataset: Dataset,
+        samples: Option<usize>,
+        device: &Device,
+        abort: Option<AbortFn>,
+    ) -> Result<EvalResult> {
+        let dataset = Arc::new(dataset);
+        let all = dataset.len(DataSplit::Validation);
+        let count = samples.map_or(all, |samples| samples.min(all));
+        let work = |ranks: Ranks, device: &Device| {
+            let mut rank = self.trainer(plan.clone(), dataset.clone(), device, ranks)?;
+            rank.evaluate_samples(Some(count))
+        };
+        let evaluation = match plan.mesh.size() {
+            1 => device.enter(|| work(Ranks::single(), device))?,
+            _ => {
+                let all = on_threads_with_timeout(plan.timeout, abort, &plan.mesh, device, work)?;
+                all.into_iter().next().expect("there is a rank 0")
+            }
+        };
+        let Some(Evaluation { loss, accuracy, .. }) = evaluation else {
+            return Err(self
+                .checkpoint()
+                .refuse("there is nothing to evaluate on: the data have no validation split"));
+        };
+        if !loss.is_finite() {
+            if let Some(name) = self.checkpoint().first_not_finite(&plan.model)? {
+                return Err(self.checkpoint().not_finite(&name));
+            }
+            return Err(self.checkpoint().refuse(format!("its loss on these data is {loss}")));
+        }
+        if plan.facts.vocab.is_none() {
+            let accuracy = Some(accuracy);
+            return Ok(EvalResult {
+                loss,
+                perplexity: None,
+                bits_per_byte: None,
+                accuracy,
+                samples: count,
+                tokens: None,
+            });
+        }
+        let (mut tokens, mut bytes) = (0, 0);
+        for i in 0..count {
+            let mut targets = dataset.batch(DataSplit::Validation, &[(0, spread(i, count, all))])?.targets;
+            targets.retain(|target| *target != IGNORED);
+            tokens += targets.len();
+            bytes += self.tokenizer().map_or(0, |tokenizer| tokenizer.text_bytes(&targets));
+        }
+        let bits = loss * tokens as f64 / std::f64::consts::LN_2;
+        Ok(EvalResult {
+            loss,
+            perplexity: Some(loss.exp()),
+            bits_per_byte: (bytes > 0).then(|| bits / bytes as f64),
+            accuracy: None,
+            samples: count,
+            tokens: Some(tokens),
+        })
+    }
+}

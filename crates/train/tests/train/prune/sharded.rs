@@ -1,0 +1,122 @@
+//! Methods on ranks that hold shards of every weight: each has its part of the mask of the full tensor.
+
+use std::collections::BTreeMap;
+
+use espalier_plan::Shard;
+use espalier_plan::mesh::{Mesh, PerAxis};
+use espalier_plan::pruning::{Distribution, DynamicSparsity, Scope};
+use espalier_tensor::{Category, Device, Tensor};
+use espalier_train::parallel::model::ModelParallel;
+use espalier_train::parallel::{Ranks, on_threads};
+use espalier_train::prune::drop_and_grow::DropAndGrow;
+use espalier_train::prune::magnitude::Magnitude;
+use espalier_train::prune::random::Random;
+use espalier_train::prune::set::Set;
+use espalier_train::prune::two_of_four::TwoOfFour;
+use espalier_train::prune::{Pruner, kept_indices};
+
+use super::bench::Bench;
+use crate::support::{Base, tiny_gpt};
+
+/// The places of the full tensor that each drawn mask keeps, by step and parameter.
+type Drawn = BTreeMap<(u64, usize), Vec<usize>>;
+
+fn draw_all(bench: &mut Bench, method: &mut dyn Pruner, steps: &[u64]) -> Drawn {
+    let mut drawn = Drawn::new();
+    for step in steps {
+        let draw = bench.draw(method, *step);
+        for (id, words) in &draw.masks {
+            let shard = bench.context.model_parallel.local_shard(*id);
+            drawn
+                .insert((*step, id.0), kept_indices(words).into_iter().map(|at| shard.in_full(at)).collect());
+        }
+        bench.apply(draw);
+    }
+    drawn
+}
+
+/// What a rank of three holds of a tensor: of some every third column, of others rows whose borders divide no four; of norms and
+/// biases all.
+fn shard(shape: &[usize], id: usize, rank: usize) -> Shard {
+    if shape.len() == 1 {
+        return Shard::full(shape);
+    }
+    let (dim, extent) = match id % 2 {
+        0 => (shape.len() - 1, shape[shape.len() - 1]),
+        _ => (0, shape[0]),
+    };
+    let held = (0..extent).filter(|place| match id % 2 {
+        0 => place % 3 == rank,
+        _ => place * 3 / extent == rank,
+    });
+    Shard::full(shape).narrow(dim, &held.map(|place| place..place + 1).collect::<Vec<_>>())
+}
+
+/// Keeps of a bench what a rank holds.
+fn cut(bench: &mut Bench, ranks: Ranks, device: &Device) {
+    let shapes: Vec<Vec<usize>> = bench.params.iter().map(|(_, param)| param.plan.shard.shape()).collect();
+    let of = |rank: usize| shapes.iter().enumerate().map(|(id, shape)| shard(shape, id, rank)).collect();
+    bench.context.model_parallel = ModelParallel::new(ranks.stages().clone(), (0..3).map(of).collect());
+    bench.context.ranks = ranks;
+    for id in bench.params.ids() {
+        let (values, shard) = (bench.values(id), bench.context.model_parallel.local_shard(id).clone());
+        let at = shard.runs().flat_map(|run| run.in_full..run.in_full + run.length);
+        let own: Vec<f32> = at.map(|place| values[place]).collect();
+        let own = Tensor::from_slice(device, &shard.shape(), &own, Category::Weights).unwrap();
+        let plan = &mut bench.context.params.params[id.0];
+        (plan.shard, plan.is_split) = (shard.clone(), bench.context.model_parallel.is_split(id));
+        let param = bench.params.param_mut(id);
+        (*param.weight_mut(), param.plan.shard) = (own, shard);
+    }
+}
+
+/// A bench whose weights have few different values.
+fn with_ties(base: &Base) -> Bench {
+    let mut bench = Bench::new(base);
+    for id in bench.params.ids() {
+        let values: Vec<f32> = bench.values(id).iter().map(|value| (50.0 * value).round() / 50.0).collect();
+        bench.set(id, &values);
+    }
+    bench
+}
+
+fn compare(base: &Base, steps: &[u64], method: impl Fn() -> Box<dyn Pruner> + Sync) {
+    let expected = draw_all(&mut with_ties(base), &mut *method(), steps);
+    assert!(!expected.is_empty());
+    let mesh = Mesh::new(PerAxis { pipeline: 3, ..PerAxis::ONES }).unwrap();
+    let drawn = on_threads(&mesh, &Device::cpu(1).unwrap(), |ranks, device| {
+        let mut bench = with_ties(base);
+        cut(&mut bench, ranks, device);
+        Ok(draw_all(&mut bench, &mut *method(), steps))
+    });
+    let mut joined = Drawn::new();
+    for drawn in drawn.unwrap() {
+        drawn.into_iter().for_each(|(mask, places)| joined.entry(mask).or_default().extend(places));
+    }
+    for places in joined.values_mut() {
+        places.sort_unstable();
+        // What is whole is on all of them.
+        places.dedup();
+    }
+    assert_eq!(joined, expected, "{:?}", method());
+}
+
+#[test]
+fn a_model_in_pieces_is_pruned_as_a_whole_one() {
+    let base = tiny_gpt(&["prune.method=magnitude", "prune.sparsity=0.7"]);
+    let (sparsity, at) = (0.7, 0);
+    for scope in [Scope::Layer, Scope::Row, Scope::Global] {
+        compare(&base, &[0], || Box::new(Magnitude { sparsity, scope, at }));
+        compare(&base, &[0], || Box::new(Random { sparsity, scope, at }));
+    }
+    compare(&base, &[0], || Box::new(TwoOfFour { at }));
+    let moving = DynamicSparsity {
+        every: 10,
+        fraction: 0.5,
+        until: 0.75,
+        distribution: Distribution::Uniform,
+        dense_first: false,
+    };
+    let base = tiny_gpt(&["prune.method=set", "prune.sparsity=0.7"]);
+    compare(&base, &[0, 10, 20], || Box::new(Set(DropAndGrow::new(moving))));
+}
