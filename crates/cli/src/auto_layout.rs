@@ -1,5 +1,5 @@
-//! `parallel = "auto"`: the fastest layout that fits on the machine at hand takes its place, before anything else is done. Ranks that a
-//! launcher has started each find it by themselves, by the same rule.
+//! `parallel = "auto"`: the fastest layout that fits on the machine at hand takes its place, before anything
+//! else is done. Ranks that a launcher has started each find it by themselves, by the same rule.
 
 use std::path::{Path, PathBuf};
 
@@ -56,7 +56,8 @@ impl AutoLayout<'_> {
         self.launched.map(|launched| launched.size).or(self.ranks)
     }
 
-    /// What the run in the folder was, where it goes on with as many ranks. What cannot be read there is told when it goes on.
+    /// What the run in the folder was, where it goes on with as many ranks. What cannot be read there is told
+    /// when it goes on.
     fn as_before(&self) -> Option<RunFile> {
         let path = self.resumed.as_ref()?.join("run.toml");
         let run_file = RunFile::parse(&read_resolved(&path).ok()??, &[]).ok()?;
@@ -106,8 +107,8 @@ impl AutoLayout<'_> {
         Err(refused.map_or_else(|| self.none(&found, &cluster), Error::Plan).into())
     }
 
-    /// The best layouts of the ranks that are asked for; else of every number of ranks that shares out the cores evenly. A process
-    /// has one GPU.
+    /// The best layouts of the ranks that are asked for; else of every number of ranks that shares out the
+    /// cores evenly. A process has one GPU.
     fn search(&self, job: &Simulation, on_gpus: bool) -> Result<SearchResult> {
         let of = |devices: usize| {
             let search = LayoutSearch { job, devices, fixed: &SearchConstraints::default(), rows: TRIED };

@@ -1,7 +1,8 @@
 //! `espalier chat`: a conversation with a trained model, line by line.
 //!
-//! What was said stays in the model's cache: a line and its answer are read once. A model knows no roles unless it was trained
-//! with them, so the conversation is a plain text, a line of the person and then what the model writes behind it.
+//! What was said stays in the model's cache: a line and its answer are read once. A model knows no roles
+//! unless it was trained with them, so the conversation is a plain text, a line of the person and then what
+//! the model writes behind it.
 
 use std::io::{self, BufRead, IsTerminal};
 use std::path::PathBuf;

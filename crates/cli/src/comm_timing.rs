@@ -1,5 +1,5 @@
-//! What messages take on this machine, among threads of this process or among its GPUs: alpha and beta from patterns of messages of
-//! several sizes, and any exchange at its real size.
+//! What messages take on this machine, among threads of this process or among its GPUs: alpha and beta from
+//! patterns of messages of several sizes, and any exchange at its real size.
 
 use std::net::TcpListener;
 use std::thread;
@@ -16,8 +16,8 @@ use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::{Category, DType, Device, Tensor};
 use espalier_train::Error;
 
-/// No exchange is measured with more elements than this on a rank, nor with more than sixteen times that on all of them: a longer
-/// one is taken to last as many times as long.
+/// No exchange is measured with more elements than this on a rank, nor with more than sixteen times that on
+/// all of them: a longer one is taken to last as many times as long.
 const MAX_ELEMENTS: usize = 1 << 22;
 /// An exchange is repeated for about so long, and a few times at least.
 const SAMPLE: Duration = Duration::from_millis(20);
@@ -121,7 +121,8 @@ const PATTERNS: [MessagePattern; 3] = [
     (POINT_TO_POINT, TimedTransfer::Message, |_, _, elements| point_to_point(elements)),
 ];
 
-/// Measures each pattern with messages of some sizes, in elements. All-reduces are reckoned to be made as `all_reduce` says.
+/// Measures each pattern with messages of some sizes, in elements. All-reduces are reckoned to be made as
+/// `all_reduce` says.
 pub fn links(
     ranks: BenchRanks,
     all_reduce: AllReduce,
@@ -153,7 +154,8 @@ pub fn time(ranks: BenchRanks, precision: Precision, work: &[TimedTransfer]) -> 
     Ok((0..work.len()).map(|i| each.iter().map(|rank| rank[i]).fold(0.0, f64::max)).collect())
 }
 
-/// The share of a rank's computing that an all-reduce of so many elements takes away while it runs, from 0 up to, but without, 1.
+/// The share of a rank's computing that an all-reduce of so many elements takes away while it runs, from 0 up
+/// to, but without, 1.
 pub fn occupies(ranks: BenchRanks, precision: Precision, elements: f64) -> Result<f64, Error> {
     let each = on_ranks(ranks, precision, |rank| rank.overlap_cost(elements))?;
     Ok((each.iter().sum::<f64>() / each.len() as f64).clamp(0.0, 0.99))
@@ -162,8 +164,8 @@ pub fn occupies(ranks: BenchRanks, precision: Precision, elements: f64) -> Resul
 /// What it costs threads to meet where two take turns on each core.
 #[derive(Debug, Clone, Copy)]
 pub struct OversubscriptionCost {
-    /// Seconds that each of them works for it: half of what a small all-reduce of pairs adds to a interval of computing. While a pair wakes up
-    /// another computes, so no core waits.
+    /// Seconds that each of them works for it: half of what a small all-reduce of pairs adds to a interval of
+    /// computing. While a pair wakes up another computes, so no core waits.
     pub meet_seconds: f64,
     /// Seconds for which cores have nothing to do where all meet: what an all-reduce of all adds beyond that.
     pub idle_seconds: f64,
@@ -267,8 +269,8 @@ impl BenchRank<'_> {
         }
     }
 
-    /// Sends elements to one rank while as many come from another, for each of some (to, from, elements) at once. Those at the
-    /// edge of the world have no neighbour there.
+    /// Sends elements to one rank while as many come from another, for each of some (to, from, elements) at
+    /// once. Those at the edge of the world have no neighbour there.
     fn send_and_receive(&self, all: &[(Option<usize>, Option<usize>, f64)]) -> Result<f64, Error> {
         let there = |rank: Option<usize>| rank.filter(|rank| *rank < self.comm.size());
         let (mut sends, mut receives, mut longest) = (Vec::new(), Vec::new(), 1.0);
@@ -296,8 +298,8 @@ impl BenchRank<'_> {
         Ok(longest * seconds)
     }
 
-    /// How much longer products take beside an all-reduce of so many elements, as a share of the all-reduce's own time. The products last about
-    /// twice as long as the all-reduce, so that it can hide.
+    /// How much longer products take beside an all-reduce of so many elements, as a share of the all-reduce's
+    /// own time. The products last about twice as long as the all-reduce, so that it can hide.
     fn overlap_cost(&self, elements: f64) -> Result<f64, Error> {
         let all_reduce_seconds =
             self.seconds(TimedTransfer::Layers(CollectivePattern::AllReduce(elements)))?;
@@ -327,7 +329,8 @@ impl BenchRank<'_> {
         Ok((median(overlapped) - median(without)) / all_reduce_seconds)
     }
 
-    /// What an all-reduce of a few elements after each interval of computing adds to a interval: of all ranks, and of pairs.
+    /// What an all-reduce of a few elements after each interval of computing adds to a interval: of all
+    /// ranks, and of pairs.
     fn oversubscription(&self) -> Result<[f64; 2], Error> {
         let square = || Ok::<_, Error>(self.zeros(SIDE * SIDE)?.reshape(&[SIDE, SIDE]));
         let (a, b) = (square()?, square()?);

@@ -9,7 +9,8 @@ use espalier_train::parallel::launched::ProcessGroup;
 
 use crate::output::print_err;
 
-/// Threads on a core, or on a few, beyond which they do nothing but wait for each other: a step of microseconds takes seconds.
+/// Threads on a core, or on a few, beyond which they do nothing but wait for each other: a step of
+/// microseconds takes seconds.
 const MOST_ON_A_CORE: usize = 4;
 const MOST_ON_FEW_CORES: usize = 64;
 
@@ -30,8 +31,8 @@ pub fn precision() -> impl TypedValueParser<Value = Precision> {
     })
 }
 
-/// Threads of the processor for a run whose `device.threads` is this; 0 is all cores, `all`. The same run on far fewer cores than it
-/// was written for gets fewer threads, and the same bits.
+/// Threads of the processor for a run whose `device.threads` is this; 0 is all cores, `all`. The same run on
+/// far fewer cores than it was written for gets fewer threads, and the same bits.
 pub fn threads(asked: usize, all: usize) -> std::io::Result<usize> {
     let cores = std::thread::available_parallelism()?.get();
     let most = MOST_ON_FEW_CORES.max(MOST_ON_A_CORE * cores);

@@ -41,8 +41,8 @@ pub struct EvalArguments {
     /// Number of ranks, as threads of this process; sets data = N / (pipeline x tensor x spatial).
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
-    /// Override a field of the run file, as in `--set train.precision=f32`; `--set FIELD=` removes it. Paths are relative to the
-    /// current folder. May be repeated.
+    /// Override a field of the run file, as in `--set train.precision=f32`; `--set FIELD=` removes it. Paths
+    /// are relative to the current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<Override>,
     /// Print the result as one line of JSON on standard output.

@@ -1,5 +1,5 @@
-//! `espalier explain`: what every layer of a run has to say to other ranks by data, model and domain parallelism, which is
-//! the cheapest, and which mixture is the cheapest for all of them.
+//! `espalier explain`: what every layer of a run has to say to other ranks by data, model and domain
+//! parallelism, which is the cheapest, and which mixture is the cheapest for all of them.
 //!
 //! The arithmetic is `plan::cost`'s.
 
@@ -38,8 +38,8 @@ pub struct ExplainArguments {
     /// Number of ranks, at least 2.
     #[arg(long, value_name = "P")]
     ranks: usize,
-    /// Override a field of the run file, as in `--set train.batch=256`; `--set FIELD=` removes it. Paths are relative to the
-    /// current folder. May be repeated.
+    /// Override a field of the run file, as in `--set train.batch=256`; `--set FIELD=` removes it. Paths are
+    /// relative to the current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<Override>,
     /// Latency of a message in seconds [default: 2e-6, or as measured by --measure].
@@ -62,8 +62,8 @@ pub struct ExplainArguments {
     json: bool,
 }
 
-/// Ranks that messages are measured among at most: where many threads take turns on a few cores, what is measured is how these are
-/// shared, and it takes minutes.
+/// Ranks that messages are measured among at most: where many threads take turns on a few cores, what is
+/// measured is how these are shared, and it takes minutes.
 const MOST_MEASURED: usize = 512;
 
 pub fn explain(arguments: &ExplainArguments) -> Result<ExitCode> {

@@ -1,4 +1,5 @@
-//! What `generate` and `chat` share: a trained model that is opened to generate text, and how it chooses its tokens.
+//! What `generate` and `chat` share: a trained model that is opened to generate text, and how it chooses its
+//! tokens.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -58,8 +59,8 @@ pub struct GenerationArguments {
     /// A tokenizer.json, for models trained on token files, or to replace the model's own.
     #[arg(long, value_name = "FILE", help_heading = "Model")]
     tokenizer: Option<PathBuf>,
-    /// Override a field of the run file, as in `--set device.kind=cpu` or `--set parallel.tensor=2`; `--set FIELD=`
-    /// removes it. Paths are relative to the current folder. May be repeated.
+    /// Override a field of the run file, as in `--set device.kind=cpu` or `--set parallel.tensor=2`;
+    /// `--set FIELD=` removes it. Paths are relative to the current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting, help_heading = "Model")]
     overrides: Vec<Override>,
 }
@@ -194,7 +195,8 @@ impl GenerationSession {
         Ok(on_ranks(trained, plan, device, limit, Some(ranks::abort), work)?)
     }
 
-    /// Generates text from some tokens, on one rank, and shows the text as it comes where `prints`; returns that text too.
+    /// Generates text from some tokens, on one rank, and shows the text as it comes where `prints`; returns
+    /// that text too.
     pub fn generate(
         &self,
         arguments: &GenerationArguments,

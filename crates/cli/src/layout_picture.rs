@@ -1,5 +1,5 @@
-//! The picture of a layout, for `--dry-run`: which ranks there are, what each holds of the model and of the image, and what it sends
-//! in a step. Nothing of it is computed here.
+//! The picture of a layout, for `--dry-run`: which ranks there are, what each holds of the model and of the
+//! image, and what it sends in a step. Nothing of it is computed here.
 
 use std::fmt::Write;
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! The machine at hand as the planner sees it: what `espalier bench` has written down of it, or the nearest cluster that comes with
-//! the program.
+//! The machine at hand as the planner sees it: what `espalier bench` has written down of it, or the nearest
+//! cluster that comes with the program.
 
 use std::path::{Path, PathBuf};
 
@@ -19,8 +19,8 @@ pub struct LocalCluster {
 }
 
 impl LocalCluster {
-    /// For ranks on GPUs, or on cores: the cluster file beside the run file, or in the current folder, where there is one of such
-    /// devices; else one that comes with the program, of as many cores as there are.
+    /// For ranks on GPUs, or on cores: the cluster file beside the run file, or in the current folder, where
+    /// there is one of such devices; else one that comes with the program, of as many cores as there are.
     pub fn here(run_file: &Path, on_gpus: bool) -> Result<LocalCluster> {
         let beside = run_file.parent().unwrap_or(Path::new("")).join(FILE);
         for path in [beside, PathBuf::from(FILE)] {

@@ -1,5 +1,5 @@
-//! `--log LEVEL`: what the libraries tell by `tracing`, one line each, for whoever has to find out where a run hangs. Off
-//! unless asked for; then nothing is even formatted.
+//! `--log LEVEL`: what the libraries tell by `tracing`, one line each, for whoever has to find out where a
+//! run hangs. Off unless asked for; then nothing is even formatted.
 //!
 //! ```text
 //!     0.041822 DEBUG rank 1: step 2: waits for all_reduce (sum) of 3 f64, 24 bytes, among ranks 0 and 1
@@ -29,8 +29,8 @@ use crate::output;
 #[derive(Args)]
 #[command(next_help_heading = "Log")]
 pub struct LogArguments {
-    /// Log what each rank does to standard error: error, warn, info (milestones of the run), debug (each action and each
-    /// wait, before it starts) or trace (also when it ends).
+    /// Log what each rank does to standard error: error, warn, info (milestones of the run), debug (each
+    /// action and each wait, before it starts) or trace (also when it ends).
     #[arg(long = "log", value_name = "LEVEL", hide_possible_values = true,
           value_parser = PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"]))]
     level: Option<String>,

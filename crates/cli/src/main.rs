@@ -117,7 +117,8 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return refuse(&error),
     };
-    // A file that grows beyond the limit of this process is an error where it is written, like a full disk, and no end.
+    // A file that grows beyond the limit of this process is an error where it is written, like a full disk,
+    // and no end.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::<AtomicBool>::default());
     let outcome = match arguments.command {
         Command::Train(arguments) => train::train(&arguments),
@@ -189,7 +190,8 @@ fn refuse(error: &clap::Error) -> ExitCode {
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
-/// How a field of a run file is set, where an argument that there is not is called like one, here or in other tools.
+/// How a field of a run file is set, where an argument that there is not is called like one, here or in other
+/// tools.
 fn field_meant(error: &clap::Error) -> String {
     let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else {
         return String::new();
@@ -252,7 +254,8 @@ fn sentence(error: &anyhow::Error) -> String {
     sentence + advice
 }
 
-/// 2: the user's input; 3: a rank, a device or the disk; 4: diverged; 1: our fault. (Interrupted and saved, 130, is no error.)
+/// 2: the user's input; 3: a rank, a device or the disk; 4: diverged; 1: our fault. (Interrupted and saved,
+/// 130, is no error.)
 fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<espalier_tensor::Error>() {
         return 3;

@@ -60,8 +60,8 @@ pub struct MeasureArguments {
     /// Spectral density of the Hessian.
     #[arg(long, help_heading = "Measures")]
     spectrum: bool,
-    /// Override a field of the run file, as in `--set device.kind=cpu`; `--set FIELD=` removes it. Paths are relative to the
-    /// current folder. May be repeated.
+    /// Override a field of the run file, as in `--set device.kind=cpu`; `--set FIELD=` removes it. Paths are
+    /// relative to the current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<Override>,
     /// Print the measures as one line of JSON on standard output.

@@ -1,10 +1,10 @@
-//! What is said, and to whom. What a command was asked for goes to standard output (`print_out!`), progress and notes to standard
-//! error (`print_err!`); with `--json` standard output belongs to the one line for a program (`json`), and answers for people join
-//! the notes.
+//! What is said, and to whom. What a command was asked for goes to standard output (`print_out!`), progress
+//! and notes to standard error (`print_err!`); with `--json` standard output belongs to the one line for a
+//! program (`json`), and answers for people join the notes.
 //!
-//! Words may be lost. Whoever reads them can close the pipe (`| head`) or fill the disk that they go to, and that must not
-//! end hours of training: what cannot be said is dropped. `eprintln!` and `println!` panic there, so this program does not
-//! use them (see the lint in `main`).
+//! Words may be lost. Whoever reads them can close the pipe (`| head`) or fill the disk that they go to, and
+//! that must not end hours of training: what cannot be said is dropped. `eprintln!` and `println!` panic
+//! there, so this program does not use them (see the lint in `main`).
 
 use std::fmt;
 use std::io::{self, ErrorKind, IsTerminal, Write};
@@ -41,8 +41,8 @@ macro_rules! print_out {
 }
 pub(crate) use print_out;
 
-/// The bar that is on the terminal, where there is one: whatever else is written takes it away first and puts it back behind, so
-/// that no half of it stays.
+/// The bar that is on the terminal, where there is one: whatever else is written takes it away first and puts
+/// it back behind, so that no half of it stays.
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 /// Has a bar step aside for all that is said from now on; with none, no longer.
@@ -66,7 +66,8 @@ pub fn on_standard_error(text: fmt::Arguments<'_>) {
     suspending_bar(|| drop(io::stderr().write_all(text.as_bytes())));
 }
 
-/// Writes what the command was asked for. Whoever closed the pipe has read enough; of any other reason a person hears once.
+/// Writes what the command was asked for. Whoever closed the pipe has read enough; of any other reason a
+/// person hears once.
 pub fn on_standard_output(text: fmt::Arguments<'_>) {
     if IS_FOR_PROGRAM.load(Ordering::Relaxed) {
         return on_standard_error(text);
@@ -103,8 +104,8 @@ pub fn width() -> usize {
     found.filter(|columns| *columns >= NARROWEST).unwrap_or(USUAL_WIDTH)
 }
 
-/// Writes the one line for a program. Where it cannot be written a person hears of it; what it tells of has happened, so the
-/// exit code stays that of the command.
+/// Writes the one line for a program. Where it cannot be written a person hears of it; what it tells of has
+/// happened, so the exit code stays that of the command.
 pub fn json(value: &impl fmt::Display) {
     let mut stdout = io::stdout().lock();
     if let Err(why) = writeln!(stdout, "{value}").and_then(|()| stdout.flush()) {

@@ -1,5 +1,5 @@
-//! What a command writes at its end: a place that can be written to is found before a minute is spent, nothing half-written is left
-//! under the name, and nobody else's file is written over.
+//! What a command writes at its end: a place that can be written to is found before a minute is spent,
+//! nothing half-written is left under the name, and nobody else's file is written over.
 
 use std::fs;
 use std::io::Read;
@@ -61,8 +61,9 @@ impl Drop for OutputFile {
     }
 }
 
-/// Refuses to write over a file whose beginning is not that of one of ours: a slip of the pen must not cost a run its metrics.
-/// An empty file is nobody's. `what` it would have to be is said, and what else can be done about it.
+/// Refuses to write over a file whose beginning is not that of one of ours: a slip of the pen must not cost a
+/// run its metrics. An empty file is nobody's. `what` it would have to be is said, and what else can be done
+/// about it.
 pub fn may_replace(file: &Path, what: &str, is_ours: impl Fn(&[u8]) -> bool, advice: &str) -> Result<()> {
     if !file.is_file() {
         return Ok(());

@@ -1,4 +1,5 @@
-//! `espalier plan`: which layout of so many devices is the fastest that fits, why, and what more memory or pruning would buy.
+//! `espalier plan`: which layout of so many devices is the fastest that fits, why, and what more memory or
+//! pruning would buy.
 //!
 //! The arithmetic is `plan::search`'s. Tables and `--json` go to standard output, notes to standard error.
 
@@ -77,8 +78,8 @@ pub struct PlanArguments {
         help_heading = "Search"
     )]
     layout: String,
-    /// Override a field of the run file, as in `--set train.batch=256`; `--set FIELD=` removes it. Paths are relative to the
-    /// current folder. May be repeated.
+    /// Override a field of the run file, as in `--set train.batch=256`; `--set FIELD=` removes it. Paths are
+    /// relative to the current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<Override>,
     /// Fraction of the prunable weights that is pruned [default: that of the run file]; `0..0.95` gives a table.
@@ -87,8 +88,8 @@ pub struct PlanArguments {
     /// Number of layouts to list.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..), help_heading = "Search")]
     top: u16,
-    /// Compare the best layouts under several forms of training state: dense, samo (24 f + 2 bytes per weight at density f),
-    /// espalier.
+    /// Compare the best layouts under several forms of training state: dense, samo (24 f + 2 bytes per weight
+    /// at density f), espalier.
     #[arg(long, value_name = "KIND,...", value_delimiter = ',', help_heading = "Search")]
     compare: Vec<String>,
     /// Best layout for each power of two, as in `gpus=64..2048`.
@@ -103,15 +104,15 @@ pub struct PlanArguments {
     /// Write a run file with the best layout.
     #[arg(long, value_name = "FILE", conflicts_with = "fits", help_heading = "Files")]
     apply: Option<PathBuf>,
-    /// Write the simulated timeline of one step of the best layout for chrome://tracing or Perfetto: one rank per pipeline
-    /// stage, with the event names of `espalier train --trace`.
+    /// Write the simulated timeline of one step of the best layout for chrome://tracing or Perfetto: one rank
+    /// per pipeline stage, with the event names of `espalier train --trace`.
     #[arg(long, value_name = "FILE", conflicts_with = "fits", help_heading = "Files")]
     trace: Option<PathBuf>,
     /// Let --apply, --svg and --trace overwrite any file, the run file included.
     #[arg(long, help_heading = "Files")]
     force: bool,
-    /// Refit the rates of a cluster file to the measured step times of these runs [cluster file: that of --cluster, or
-    /// cluster.toml, or the built-in one].
+    /// Refit the rates of a cluster file to the measured step times of these runs
+    /// [cluster file: that of --cluster, or cluster.toml, or the built-in one].
     #[arg(long, value_name = "RUN_FOLDER", num_args = 1.., conflicts_with_all = ["run_file", "gpus", "engine", "layout", "overrides",
         "sparsity", "top", "compare", "sweep", "svg", "fits", "apply", "trace", "force"], help_heading = "Calibration")]
     calibrate: Vec<PathBuf>,

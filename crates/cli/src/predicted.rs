@@ -1,4 +1,5 @@
-//! What the planner says of a run, beside what came of it. A run never fails for it: where there is nothing to say, nothing is said.
+//! What the planner says of a run, beside what came of it. A run never fails for it: where there is nothing
+//! to say, nothing is said.
 
 use std::path::Path;
 
@@ -29,7 +30,8 @@ pub fn predict(plan: &Plan, run_file: &Path, on_gpus: bool) -> Option<PredictedS
     step_ms.is_finite().then_some(PredictedStep { step_ms, cluster: source })
 }
 
-/// One sentence: the predicted time of a step beside the measured one, and the category of memory that is furthest off, if one is.
+/// One sentence: the predicted time of a step beside the measured one, and the category of memory that is
+/// furthest off, if one is.
 pub fn sentence(summary: &RunSummary) -> Option<String> {
     let PredictedStep { step_ms, cluster } = summary.predicted.as_ref()?;
     let message = format!("predicted {step_ms:.1} ms/step ({cluster})");
@@ -42,8 +44,8 @@ pub fn sentence(summary: &RunSummary) -> Option<String> {
     })
 }
 
-/// What each category of memory took of what was predicted; those that are next to nothing are left out, and so is workspace, of which
-/// expanded blocks alone are predicted.
+/// What each category of memory took of what was predicted; those that are next to nothing are left out, and
+/// so is workspace, of which expanded blocks alone are predicted.
 fn memory(summary: &RunSummary) -> Vec<(&str, f64)> {
     let all: usize = summary.memory.values().filter_map(|bytes| bytes.measured).sum();
     let ratio = |bytes: &CategoryBytes| {

@@ -1,4 +1,5 @@
-//! A run file with its data, ready to be run, judged or measured: the plan, the samples and the device that it asks for.
+//! A run file with its data, ready to be run, judged or measured: the plan, the samples and the device that
+//! it asks for.
 
 use std::path::Path;
 
@@ -53,8 +54,8 @@ impl PreparedRun {
     }
 }
 
-/// Reads a run file, as if it stood at `path`, and the data that it names. A run that goes on from a `checkpoint`, or is judged
-/// there, has its tokenizer in that folder where the one that it names is gone.
+/// Reads a run file, as if it stood at `path`, and the data that it names. A run that goes on from a
+/// `checkpoint`, or is judged there, has its tokenizer in that folder where the one that it names is gone.
 pub fn prepare(
     run: &RunTable,
     path: &Path,
@@ -66,7 +67,8 @@ pub fn prepare(
     prepare_with(run_file, path, launched, checkpoint, |run_file, _, _| Ok(run_file))
 }
 
-/// The same of a run file whose layout may still be open: `lay_out` completes it, knowing what the data are and who runs it.
+/// The same of a run file whose layout may still be open: `lay_out` completes it, knowing what the data are
+/// and who runs it.
 pub fn prepare_with(
     run_file: RunFile,
     path: &Path,

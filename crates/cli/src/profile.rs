@@ -1,4 +1,5 @@
-//! `--profile`: where the GPU's time went, by family of kernels, and how near the products came to its matrix rate.
+//! `--profile`: where the GPU's time went, by family of kernels, and how near the products came to its matrix
+//! rate.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
-//! What a person sees of a run: a bar on a terminal, plain lines elsewhere, on standard error; and the closing tables, which are the
-//! answer to the command.
+//! What a person sees of a run: a bar on a terminal, plain lines elsewhere, on standard error; and the
+//! closing tables, which are the answer to the command.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -92,7 +92,8 @@ impl Drop for ProgressPrinter {
     }
 }
 
-/// A bar where standard error is a terminal. It takes one line: of what does not fit into that, the end is left out.
+/// A bar where standard error is a terminal. It takes one line: of what does not fit into that, the end is
+/// left out.
 pub fn bar(template: &str) -> Option<ProgressBar> {
     std::io::stderr().is_terminal().then(|| {
         let style = ProgressStyle::with_template(template).expect("a fixed template");
@@ -357,7 +358,7 @@ pub fn summarise(summary: &RunSummary) {
 /// What the model itself takes before and after pruning: measured where there was a run.
 pub fn state_peak(peak: &StatePeak) -> String {
     let StatePeak { before, after, pruned_after, may_prune_earlier, scoring } = peak;
-    let shown = |of: &Bytes| bytes(of.measured.unwrap_or(of.predicted.unwrap_or(0) as usize));
+    let shown = |of: &CategoryBytes| bytes(of.measured.unwrap_or(of.predicted.unwrap_or(0) as usize));
     let latest = if *may_prune_earlier { " at the latest" } else { "" };
     let mut text = match pruned_after {
         Some(0) => format!("training state: {} from the first step", shown(after)),
@@ -367,7 +368,8 @@ pub fn state_peak(peak: &StatePeak) -> String {
         None => format!("training state: {} until it has pruned, {} after", shown(before), shown(after)),
     };
     let predicted = [before, after].map(|one| one.predicted.unwrap_or(0) as usize);
-    let differs = |(of, predicted): (&Bytes, usize)| of.measured.is_some_and(|bytes| bytes != predicted);
+    let differs =
+        |(of, predicted): (&CategoryBytes, usize)| of.measured.is_some_and(|bytes| bytes != predicted);
     if [before, after].into_iter().zip(predicted).any(differs) {
         text += &match pruned_after {
             Some(0) => format!(" ({} predicted)", bytes(predicted[1])),

@@ -33,8 +33,8 @@ pub struct PruneArguments {
     /// Fraction of weights to prune, in [0, 1).
     #[arg(long, allow_negative_numbers = true)]
     sparsity: Option<f64>,
-    /// Override a field of the run file, as in `--set prune.scope=layer`; `--set FIELD=` removes it. Paths are relative to the
-    /// current folder. May be repeated.
+    /// Override a field of the run file, as in `--set prune.scope=layer`; `--set FIELD=` removes it. Paths
+    /// are relative to the current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<Override>,
     /// Output run folder.
@@ -82,8 +82,8 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The run file of what is pruned, with the method and the overrides in it, and where it stands or would stand. Somebody else's model has
-/// none: its architecture is known, and its data must be set.
+/// The run file of what is pruned, with the method and the overrides in it, and where it stands or would
+/// stand. Somebody else's model has none: its architecture is known, and its data must be set.
 fn run_of(
     arguments: &PruneArguments,
     checkpoint: &Checkpoint,

@@ -1,6 +1,7 @@
-//! Ranks that end badly. Those of a launcher but the first say nothing unless they are the cause of what went wrong: what is
-//! wrong with a run file is wrong on every rank, and a rank that fails stops all others. A person should read each sentence
-//! once. Those that are threads here end with the process, even where one of them hangs.
+//! Ranks that end badly. Those of a launcher but the first say nothing unless they are the cause of what went
+//! wrong: what is wrong with a run file is wrong on every rank, and a rank that fails stops all others. A
+//! person should read each sentence once. Those that are threads here end with the process, even where one of
+//! them hangs.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -13,8 +14,8 @@ use espalier_train::Error;
 use crate::signals::INTERRUPTED;
 use crate::{exit_code, print_error};
 
-/// How long a rank leaves the word to rank 0, which may be about to say the same. A launcher ends the job with the first
-/// process that ends badly, and this one with it.
+/// How long a rank leaves the word to rank 0, which may be about to say the same. A launcher ends the job
+/// with the first process that ends badly, and this one with it.
 const AFTER_YOU: Duration = Duration::from_secs(3);
 
 /// Runs the work of a rank that a launcher has started; those behind the first are quiet.
@@ -41,8 +42,9 @@ pub fn launched(rank: usize, work: impl FnOnce() -> Result<ExitCode>) -> ! {
     }
 }
 
-/// Ends the process. Nothing is run on the way out: NCCL's threads are still there, and one that sits in a call that never returns may
-/// hold a lock that a handler of the C library or of the GPU's driver would wait for.
+/// Ends the process. Nothing is run on the way out: NCCL's threads are still there, and one that sits in a
+/// call that never returns may hold a lock that a handler of the C library or of the GPU's driver would wait
+/// for.
 fn leave(code: u8) -> ! {
     let _ = std::io::stdout().flush();
     signal_hook::low_level::exit(code.into())

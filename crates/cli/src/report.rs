@@ -1,5 +1,5 @@
-//! `espalier report`: what runs or a study came to, or have come to so far, as pictures. It reads their folders and changes nothing in them but the
-//! page that it writes.
+//! `espalier report`: what runs or a study came to, or have come to so far, as pictures. It reads their
+//! folders and changes nothing in them but the page that it writes.
 
 mod curves;
 mod page;

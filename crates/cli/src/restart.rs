@@ -1,11 +1,12 @@
 //! `--max-restarts N`: a run that falls over goes on from its last good checkpoint.
 //!
-//! The run is a process of its own and this one waits for it. So it does not matter how it fell over: a rank that panicked, a
-//! GPU that no longer answers, a kernel that was out of memory and killed it. What a person did wrong (exit code 2), a run
-//! that diverged (4) and one that was interrupted (130) are left as they are: they would come to the same end again.
+//! The run is a process of its own and this one waits for it. So it does not matter how it fell over: a rank
+//! that panicked, a GPU that no longer answers, a kernel that was out of memory and killed it. What a person
+//! did wrong (exit code 2), a run that diverged (4) and one that was interrupted (130) are left as they are:
+//! they would come to the same end again.
 //!
-//! Of ranks that a launcher has started, each process waits for its own rank. Where one falls over all do, since NCCL's ranks end
-//! with each other; so all are started again, and meet where they met before.
+//! Of ranks that a launcher has started, each process waits for its own rank. Where one falls over all do,
+//! since NCCL's ranks end with each other; so all are started again, and meet where they met before.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -27,8 +28,8 @@ use crate::signals;
 /// Exit codes after which nothing is gained by trying again.
 const FINAL: [i32; 4] = [0, 2, 4, 130];
 
-/// Runs this program with `first`, and, as often as it may, with `again`, for as long as it falls over. The claim on its folder
-/// is held throughout, so that nobody comes in between.
+/// Runs this program with `first`, and, as often as it may, with `again`, for as long as it falls over. The
+/// claim on its folder is held throughout, so that nobody comes in between.
 pub fn supervise(
     restarts: usize,
     claim: Option<&FolderLock>,
@@ -63,15 +64,15 @@ pub fn supervise(
     unreachable!("restarts are counted without end")
 }
 
-/// Whether another attempt may come further. Where the run had not begun, what stopped it will stop it again, unless it was killed; and
-/// in a folder of another the run of another may be.
+/// Whether another attempt may come further. Where the run had not begun, what stopped it will stop it again,
+/// unless it was killed; and in a folder of another the run of another may be.
 fn helps(status: ExitStatus, is_there: bool, has_begun: bool) -> bool {
     has_begun || (is_there && status.signal().is_some())
 }
 
-/// Starts this program again, in a group of its own: the terminal's signals come here and are passed on, once.
-/// It inherits the lock of the run folder as its standard input, which it does not read: where this process is killed, the
-/// folder is taken until the run has saved and stopped.
+/// Starts this program again, in a group of its own: the terminal's signals come here and are passed on,
+/// once. It inherits the lock of the run folder as its standard input, which it does not read: where this
+/// process is killed, the folder is taken until the run has saved and stopped.
 fn start(arguments: &[OsString], claim: Option<&FolderLock>) -> Result<Child> {
     let program = std::env::current_exe().context("where this program is")?;
     let lock = claim
@@ -151,8 +152,9 @@ fn forward(run: Pid, signal: i32) {
     let _ = kill_process(run, signal);
 }
 
-/// Asks this process to stop where the one that waits for it, of this number, ends. By a signal that only asks: the kernel may send
-/// it more than once, and a second SIGTERM would not let the run save. False where that one has ended already: of this nobody tells.
+/// Asks this process to stop where the one that waits for it, of this number, ends. By a signal that only
+/// asks: the kernel may send it more than once, and a second SIGTERM would not let the run save. False where
+/// that one has ended already: of this nobody tells.
 pub fn stop_with_parent(parent: i32) -> Result<bool> {
     #[cfg(target_os = "linux")]
     rustix::process::set_parent_process_death_signal(Some(Signal::USR1))?;

@@ -1,7 +1,7 @@
 //! `espalier schedule`: a pipeline schedule as a picture, as figures, or as lines that can be read back.
 //!
-//! Standard output has what was asked for: the picture and the figures, or the lines of `--actions`, beside which the picture goes
-//! to standard error.
+//! Standard output has what was asked for: the picture and the figures, or the lines of `--actions`, beside
+//! which the picture goes to standard error.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write as _};
@@ -127,7 +127,8 @@ fn figures(report: &ScheduleReport) -> String {
         None => line("bubble", format!("{percent} ({of_all})")),
         Some(once) => {
             line("bubble", format!("{percent} once the pipeline is full ({of_all})"));
-            // The first two batches of 2bw use the same weights: where a batch waits for those before, they do not.
+            // The first two batches of 2bw use the same weights: where a batch waits for those before, they
+            // do not.
             let fewer: Vec<f64> = once.iter().map(|once| -once).collect();
             match fewer.iter().all(|fewer| *fewer > 0.0) {
                 false => line("fill and drain", format!("idle {} units, once per run", idle(once))),

@@ -4,7 +4,8 @@ use std::convert::Infallible;
 
 use espalier_plan::config::Override;
 
-/// A setting. Paths in it are relative to where the command is run, as everything else on a command line is, and not to the run file.
+/// A setting. Paths in it are relative to where the command is run, as everything else on a command line is,
+/// and not to the run file.
 pub fn setting(text: &str) -> Result<Override, Infallible> {
     let setting = Override::from(text);
     Ok(match std::env::current_dir() {

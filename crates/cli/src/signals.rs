@@ -1,9 +1,10 @@
 //! Signals that ask a run to stop: what a person (SIGINT), a batch system (SIGTERM, or SIGUSR1 as in Slurm's
 //! `--signal=USR1@60`) and a terminal that closes (SIGHUP) send.
 //!
-//! Once steps are taken, the first signal lets the step end, and the run saves. Until then, as long as files are read,
-//! there is nothing to save, and the process ends at once: a read that takes long, or hangs, would not let it end otherwise. A
-//! second SIGINT or SIGTERM does not wait. The others only ask: Slurm sends SIGTERM behind them.
+//! Once steps are taken, the first signal lets the step end, and the run saves. Until then, as long as files
+//! are read, there is nothing to save, and the process ends at once: a read that takes long, or hangs, would
+//! not let it end otherwise. A second SIGINT or SIGTERM does not wait. The others only ask: Slurm sends
+//! SIGTERM behind them.
 
 use std::fs;
 use std::sync::Arc;

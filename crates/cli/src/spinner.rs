@@ -1,5 +1,5 @@
-//! What is being worked on while an answer takes long: a line on a terminal that goes away again, a sentence every few seconds
-//! elsewhere. An answer that is there at once comes without either.
+//! What is being worked on while an answer takes long: a line on a terminal that goes away again, a sentence
+//! every few seconds elsewhere. An answer that is there at once comes without either.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};

@@ -46,15 +46,15 @@ use progress::StudyProgressPrinter;
 pub struct StudyArguments {
     /// The study file (TOML); docs/study.md lists its fields.
     study_file: PathBuf,
-    /// Override a field of the study file, as in `--set search.trials=8`; `--set FIELD=` removes it. Paths are relative to the
-    /// current folder. May be repeated.
+    /// Override a field of the study file, as in `--set search.trials=8`; `--set FIELD=` removes it. Paths
+    /// are relative to the current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<Override>,
     /// Study folder; an unfinished study there is resumed [default: `out/NAME`].
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Run only the I-th of N parts of the trials, as in `2/8`; other processes, on any machine with access to the folder,
-    /// run the others.
+    /// Run only the I-th of N parts of the trials, as in `2/8`; other processes, on any machine with access
+    /// to the folder, run the others.
     #[arg(long, value_name = "I/N", value_parser = parse_shard, help_heading = "Trials")]
     shard: Option<TrialShard>,
     /// Extend a search range if the best trial is near its edge, and search there.
@@ -63,8 +63,8 @@ pub struct StudyArguments {
     /// Number of concurrent trials [default: one per core, or 16 on a GPU].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Trials")]
     workers: Option<u32>,
-    /// Serve a live page of the study over HTTP while it runs [default address: 127.0.0.1:8700]. For a study that was
-    /// started without it: `espalier report DIR --serve`.
+    /// Serve a live page of the study over HTTP while it runs [default address: 127.0.0.1:8700]. For a study
+    /// that was started without it: `espalier report DIR --serve`.
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = serve::ADDRESS,
           conflicts_with = "dry_run")]
     serve: Option<String>,

@@ -1,5 +1,5 @@
-//! Rows of words as columns of a terminal. What is wider than the terminal is turned: a block for each row, with the names of its
-//! columns beside the values, so that no line is broken in the middle of a number.
+//! Rows of words as columns of a terminal. What is wider than the terminal is turned: a block for each row,
+//! with the names of its columns beside the values, so that no line is broken in the middle of a number.
 
 /// How far the values of a turned row stand below its name.
 const INDENT: usize = 4;

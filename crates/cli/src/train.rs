@@ -47,8 +47,8 @@ use crate::{device, log, profile, ranks, restart, start};
 pub struct TrainArguments {
     /// The run file (TOML); docs/run-file.md lists its fields.
     run_file: PathBuf,
-    /// Override a field of the run file, as in `--set train.batch=16`; `--set FIELD=` removes it. Paths are relative to the
-    /// current folder. May be repeated.
+    /// Override a field of the run file, as in `--set train.batch=16`; `--set FIELD=` removes it. Paths are
+    /// relative to the current folder. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<Override>,
     /// Number of ranks, as threads of this process; sets parallel.data = N / (pipeline x tensor x spatial).
@@ -63,12 +63,13 @@ pub struct TrainArguments {
     /// Allow this field (or section) of the run file to differ when resuming. May be repeated.
     #[arg(long, value_name = "FIELD", requires = "resume", help_heading = "Resuming")]
     allow: Vec<String>,
-    /// With --resume: restart from step 0 in the same run folder; old checkpoints and metrics are moved to a subfolder.
+    /// With --resume: restart from step 0 in the same run folder; old checkpoints and metrics are moved to a
+    /// subfolder.
     #[arg(long, requires = "resume", help_heading = "Resuming")]
     fresh: bool,
-    /// Initialize weights (and masks) from a checkpoint, a run folder (its newest checkpoint), a Hugging Face checkpoint or a
-    /// weights file (docs/models.md). With --resume: the new path of the same initial weights, if they were moved; with
-    /// --resume --fresh: other initial weights.
+    /// Initialize weights (and masks) from a checkpoint, a run folder (its newest checkpoint), a Hugging Face
+    /// checkpoint or a weights file (docs/models.md). With --resume: the new path of the same initial
+    /// weights, if they were moved; with --resume --fresh: other initial weights.
     #[arg(long, value_name = "CHECKPOINT", help_heading = "Resuming")]
     from: Option<PathBuf>,
     /// If the run crashes, restart it from the last good checkpoint, up to N times.

@@ -1,4 +1,5 @@
-//! `espalier verify`: which checkpoints of a run folder are whole, and what is wrong with the others. It changes nothing.
+//! `espalier verify`: which checkpoints of a run folder are whole, and what is wrong with the others. It
+//! changes nothing.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,8 +1,8 @@
 //! The speed of an all-reduce among threads, beside what the memory gives in the same run.
 //!
-//! An all-reduce in place must read what every rank has and write it again: `2 P n` bytes. The bound is the time in which
-//! the ranks do just that, each to its own buffer, with nothing to add up and nobody to wait for. Small calls are all
-//! waiting: their time is that of waking threads.
+//! An all-reduce in place must read what every rank has and write it again: `2 P n` bytes. The bound is the
+//! time in which the ranks do just that, each to its own buffer, with nothing to add up and nobody to wait
+//! for. Small calls are all waiting: their time is that of waking threads.
 //!
 //! `cargo bench -p espalier-comm --bench all_reduce -- [MiB]`; `gloo.py` measures the same in PyTorch.
 

@@ -1,8 +1,9 @@
 //! An all-reduce through MPI beside a bare call of `MPI_Allreduce` on the same data.
 //!
-//! The program starts itself under `mpirun`, in turn as a rank of ours and as one that only calls MPI. A launch gives the median
-//! of its rounds; the ratio is the median over pairs of launches. Ours reduces by itself, in the order of ranks, from another thread, with a limit to every wait.
-//! Where others use the machine too, the least disturbed round of all says more: those are the last columns.
+//! The program starts itself under `mpirun`, in turn as a rank of ours and as one that only calls MPI. A
+//! launch gives the median of its rounds; the ratio is the median over pairs of launches. Ours reduces by
+//! itself, in the order of ranks, from another thread, with a limit to every wait. Where others use the
+//! machine too, the least disturbed round of all says more: those are the last columns.
 //!
 //! `cargo bench -p espalier-comm --features mpi --bench mpi -- [MiB]`; `ESPALIER_MPIRUN` names the launcher.
 

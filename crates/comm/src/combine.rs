@@ -1,5 +1,5 @@
-//! Elements of several ranks made one on a GPU: in the order of ranks, bf16 in f32 and rounded once, as [`crate::reduce`]
-//! does on the host.
+//! Elements of several ranks made one on a GPU: in the order of ranks, bf16 in f32 and rounded once, as
+//! [`crate::reduce`] does on the host.
 
 use cudarc::driver::sys::CUdeviceptr;
 use espalier_tensor::DType;
@@ -22,8 +22,9 @@ static SOURCE: KernelSource = KernelSource {
 /// Queues the reduction of `x`, element by element, to all of `y`.
 ///
 /// # Safety
-/// Every address is of at least `elements` on this GPU, which nothing that is queued elsewhere touches meanwhile. A `y` may
-/// be one of the `x`: an element is written by the thread that has read it; otherwise they do not overlap.
+/// Every address is of at least `elements` on this GPU, which nothing that is queued elsewhere touches
+/// meanwhile. A `y` may be one of the `x`: an element is written by the thread that has read it; otherwise
+/// they do not overlap.
 pub(crate) unsafe fn combine(
     cuda: &Cuda,
     how: Reduce,
@@ -65,8 +66,8 @@ fn dtype(element: ElementType) -> DType {
 /// Queues the sum of `parts` runs that follow each other from `x` on, each of so many elements, to `y`.
 ///
 /// # Safety
-/// The addresses are of so many elements on this GPU, which nothing that is queued elsewhere touches meanwhile; the two do
-/// not overlap.
+/// The addresses are of so many elements on this GPU, which nothing that is queued elsewhere touches
+/// meanwhile; the two do not overlap.
 pub(crate) unsafe fn sum_parts(
     cuda: &Cuda,
     element: ElementType,

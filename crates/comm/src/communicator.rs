@@ -1,7 +1,8 @@
 //! One rank's end of a group, as it is used: checks every call, counts what it sends, and carries the time limit.
 //!
-//! Data goes in by value and comes back by value. A call comes in two forms: `all_reduce` waits; `start_all_reduce`
-//! returns a [`Request`] at once, so that the rank can compute while its message is on the way.
+//! Data goes in by value and comes back by value. A call comes in two forms: `all_reduce` waits;
+//! `start_all_reduce` returns a [`Request`] at once, so that the rank can compute while its message is on the
+//! way.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -17,9 +18,9 @@ use crate::watch::WaitTrace;
 
 /// One rank's end of a group; clones are the same end.
 ///
-/// The members of a group must make the same collective calls in the same order. A rank that computes on several threads
-/// talks to a group from one of them at a time. Data that a call may write to (all but what is sent, gathered from or
-/// scattered) must have no other owner.
+/// The members of a group must make the same collective calls in the same order. A rank that computes on
+/// several threads talks to a group from one of them at a time. Data that a call may write to (all but what
+/// is sent, gathered from or scattered) must have no other owner.
 #[derive(Debug, Clone)]
 pub struct Communicator {
     transport: Arc<dyn Transport>,
@@ -69,15 +70,15 @@ impl Communicator {
         Communicator { halo: true, ..self.clone() }
     }
 
-    /// The same end on a slower network: what this rank sends sets off only after so long, in groups split from it too. For tests of
-    /// what hides behind computing. All members must delay theirs.
+    /// The same end on a slower network: what this rank sends sets off only after so long, in groups split
+    /// from it too. For tests of what hides behind computing. All members must delay theirs.
     pub fn delayed(&self, latency: Duration) -> Communicator {
         let transport = Arc::new(DelayedTransport::new(self.transport.clone(), SimulatedLink::late(latency)));
         Communicator { transport, ..self.clone() }
     }
 
-    /// The same on a network of so much latency and so many bytes a second from every rank, over which collectives go in rings of
-    /// halves: for steps on a network that is not there.
+    /// The same on a network of so much latency and so many bytes a second from every rank, over which
+    /// collectives go in rings of halves: for steps on a network that is not there.
     pub fn over(&self, latency: Duration, bytes_per_second: f64) -> Communicator {
         let link = SimulatedLink::of(latency, bytes_per_second);
         let transport = Arc::new(DelayedTransport::new(self.transport.clone(), link));
@@ -89,7 +90,8 @@ impl Communicator {
         self.counter.sent()
     }
 
-    /// Connects this rank with those that it will send to. Nobody need do so: the first message to each does otherwise.
+    /// Connects this rank with those that it will send to. Nobody need do so: the first message to each does
+    /// otherwise.
     pub fn connect(&self, to: &[usize]) -> Result<()> {
         self.transport.connect(to, self.limit)
     }
@@ -134,8 +136,8 @@ impl Communicator {
         self.begin(in_place(Operation::AllReduce(how), data.into_buffer()), false)
     }
 
-    /// Reduces `whole` over all ranks and leaves each rank its part: the `rank`-th of as many equal ones as there are
-    /// ranks.
+    /// Reduces `whole` over all ranks and leaves each rank its part: the `rank`-th of as many equal ones as
+    /// there are ranks.
     pub fn reduce_scatter<D: IntoCommBuffer>(&self, full: D, shard: D, how: Reduce) -> Result<D> {
         self.begin(self.scatter_parcel(full.into_buffer(), shard.into_buffer(), how)?, true)?.wait()
     }
@@ -169,8 +171,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Parts the group: ranks of one colour form a new group, in the order of their keys and, where these are equal, of
-    /// their ranks. A rank without a colour gets `None`. All members must call it.
+    /// Parts the group: ranks of one colour form a new group, in the order of their keys and, where these are
+    /// equal, of their ranks. A rank without a colour gets `None`. All members must call it.
     pub fn split(&self, colour: Option<usize>, key: usize) -> Result<Option<Communicator>> {
         let watch = WaitTrace::begin(Call::empty(Operation::Split), self.members(), true);
         let transport = self.transport.split(colour, key, self.limit)?;

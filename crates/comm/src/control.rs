@@ -1,9 +1,10 @@
-//! What the ranks of a run tell each other beside their data: who has ended, who has failed and why, who has come to which
-//! call, and letters of a few bytes.
+//! What the ranks of a run tell each other beside their data: who has ended, who has failed and why, who has
+//! come to which call, and letters of a few bytes.
 //!
-//! It goes over the connections of the rendezvous: each rank's to rank 0, which hands on what is for others. A rank that is
-//! killed closes its connection, so that all know of it within a moment, whatever they are waiting for; one that hangs still
-//! answers, since a thread of its own does. A process that is stopped does not: it is among those who are missing.
+//! It goes over the connections of the rendezvous: each rank's to rank 0, which hands on what is for others.
+//! A rank that is killed closes its connection, so that all know of it within a moment, whatever they are
+//! waiting for; one that hangs still answers, since a thread of its own does. A process that is stopped does
+//! not: it is among those who are missing.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -155,8 +156,8 @@ impl ControlPlane {
         }
     }
 
-    /// Tells all that this rank's work is done, and waits for theirs; returns whether they have ended within the limit, or one
-    /// of them has failed.
+    /// Tells all that this rank's work is done, and waits for theirs; returns whether they have ended within
+    /// the limit, or one of them has failed.
     pub(crate) fn end(&self, limit: Duration) -> bool {
         self.heard().ended[self.rank] = true;
         self.send(self.frame(FrameKind::Ended, ALL, 0));

@@ -1,7 +1,8 @@
 //! What messages are made of: tensors, and plain numbers of the host for what ranks must agree on.
 //!
-//! A message owns its data while it is on its way. That is what makes waiting with a limit sound: a rank that gives up
-//! leaves its buffer behind, and whoever is still writing to it writes to memory that nobody else uses.
+//! A message owns its data while it is on its way. That is what makes waiting with a limit sound: a rank that
+//! gives up leaves its buffer behind, and whoever is still writing to it writes to memory that nobody else
+//! uses.
 
 use std::fmt;
 

@@ -1,11 +1,13 @@
-//! A transport behind which every message comes late: for tests of what hides behind computing, and for steps on a network that is not
-//! there.
+//! A transport behind which every message comes late: for tests of what hides behind computing, and for steps
+//! on a network that is not there.
 //!
-//! What a rank sends, and its part in a collective, reaches the transport beneath it a given time after the rank has handed it over;
-//! until then the rank goes on, as it would while a slow network carries the message. So a collective is done that long after the
-//! last rank has come to it, and a message arrives that long after it was sent. Receives are not put off: to wait is not to send.
-//! A thread for each end of a group waits in the rank's place, in the order of its calls. Where the network has a rate, a rank's messages
-//! leave one after the other, those of all its groups over one link, and a collective starts as many as a ring of halves would.
+//! What a rank sends, and its part in a collective, reaches the transport beneath it a given time after the
+//! rank has handed it over; until then the rank goes on, as it would while a slow network carries the
+//! message. So a collective is done that long after the last rank has come to it, and a message arrives that
+//! long after it was sent. Receives are not put off: to wait is not to send. A thread for each end of a group
+//! waits in the rank's place, in the order of its calls. Where the network has a rate, a rank's messages
+//! leave one after the other, those of all its groups over one link, and a collective starts as many as a
+//! ring of halves would.
 
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex};

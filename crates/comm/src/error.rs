@@ -1,5 +1,5 @@
-//! What can go wrong between ranks. Every wait that ends badly says who waited, for whom and in what: ranks are those of
-//! the world, as the launcher numbers them, whatever group the call was made in.
+//! What can go wrong between ranks. Every wait that ends badly says who waited, for whom and in what: ranks
+//! are those of the world, as the launcher numbers them, whatever group the call was made in.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,16 +1,17 @@
 //! What a launcher says of its ranks, in the variables that it sets for each process.
 //!
-//! [`LaunchedProcess`] is read before anything is connected: whether there is a launcher at all, which rank this process is to be,
-//! and of how many. [`RendezvousConfig`](crate::rendezvous::RendezvousConfig) is what the rendezvous needs beyond that.
+//! [`LaunchedProcess`] is read before anything is connected: whether there is a launcher at all, which rank
+//! this process is to be, and of how many. [`RendezvousConfig`](crate::rendezvous::RendezvousConfig) is what
+//! the rendezvous needs beyond that.
 //!
-//! A known trap: a program that was linked with one MPI and started by another's launcher, or without a launcher's plugin,
-//! does not fail. Every copy believes to be rank 0 of 1, and all do the same work. So what a transport found is held
-//! against what the launcher meant.
+//! A known trap: a program that was linked with one MPI and started by another's launcher, or without a
+//! launcher's plugin, does not fail. Every copy believes to be rank 0 of 1, and all do the same work. So what
+//! a transport found is held against what the launcher meant.
 
 use crate::error::{Error, Result};
 
-/// Variables that hold the number of ranks, the one that knows best first: `mpirun` inside a Slurm job may well start
-/// fewer ranks than the job has tasks.
+/// Variables that hold the number of ranks, the one that knows best first: `mpirun` inside a Slurm job may
+/// well start fewer ranks than the job has tasks.
 const SIZES: [&str; 4] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"];
 
 /// Who started this process as one of several.
@@ -33,7 +34,8 @@ struct LauncherVariables {
     local_size: Option<&'static str>,
 }
 
-/// The one that knows best first, as for [`SIZES`]; torchrun inside a Slurm job was started by Slurm, not the other way round.
+/// The one that knows best first, as for [`SIZES`]; torchrun inside a Slurm job was started by Slurm, not the
+/// other way round.
 const LAUNCHERS: [LauncherVariables; 4] = [
     LauncherVariables {
         launcher: Launcher::Mpi,

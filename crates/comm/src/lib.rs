@@ -1,9 +1,9 @@
 //! Groups of ranks and their messages: one interface, several ways to carry them.
 //!
-//! A [`Communicator`] is one rank's end of a group. It sends and receives, reduces and gathers [`CommBuffer`]: tensors, or
-//! plain numbers of the host. Whoever starts a message hands its data over and gets it back when the message is done, so
-//! that nobody can touch a buffer while it is on its way; and every wait has a limit, after which an [`Error`] says who
-//! waited for whom, in what, and how long.
+//! A [`Communicator`] is one rank's end of a group. It sends and receives, reduces and gathers
+//! [`CommBuffer`]: tensors, or plain numbers of the host. Whoever starts a message hands its data over and
+//! gets it back when the message is done, so that nobody can touch a buffer while it is on its way; and every
+//! wait has a limit, after which an [`Error`] says who waited for whom, in what, and how long.
 //!
 //! The ways are [`Transport`]s:
 //! - [`threads`]: ranks are threads of one process and share its memory;

@@ -1,7 +1,8 @@
 //! Elements of several ranks made one: plain loops that vectorise, in the order of ranks and no other.
 //!
-//! x: one slice a rank, all of one length; y: where the result goes. Every element is `((x0 + x1) + x2) + ..` whichever thread computes it and
-//! however the slices are cut, so that the same call gives the same bits every time.
+//! x: one slice a rank, all of one length; y: where the result goes. Every element is `((x0 + x1) + x2) + ..`
+//! whichever thread computes it and however the slices are cut, so that the same call gives the same bits
+//! every time.
 
 use std::slice;
 
@@ -143,8 +144,8 @@ const CHUNK: usize = 1024;
 /// Combines `len` elements of every `x`, in their order, and writes the result to every `y`.
 ///
 /// # Safety
-/// Every address is aligned and valid for `len` elements, and nobody else uses them meanwhile. A `y` may be one of the
-/// `x`; otherwise they do not overlap.
+/// Every address is aligned and valid for `len` elements, and nobody else uses them meanwhile. A `y` may be
+/// one of the `x`; otherwise they do not overlap.
 pub(crate) unsafe fn reduce<T: Reducible>(how: Reduce, x: &[*const T], y: &[*mut T], len: usize) {
     // SAFETY: what the caller promises.
     unsafe {
@@ -155,7 +156,8 @@ pub(crate) unsafe fn reduce<T: Reducible>(how: Reduce, x: &[*const T], y: &[*mut
     }
 }
 
-/// The same of few numbers that were gathered: `all` has those of each rank, `n` of them, one rank's after the other's.
+/// The same of few numbers that were gathered: `all` has those of each rank, `n` of them, one rank's after
+/// the other's.
 pub(crate) fn reduce_gathered<T: Reducible>(how: Reduce, all: &[T], n: usize) -> Vec<T> {
     let ranks = all.len() / n.max(1);
     let one = |i: usize| {

@@ -1,8 +1,8 @@
 //! Where ranks that were started one by one find each other: a TCP connection from each to rank 0.
 //!
-//! Launchers (`torchrun --no-python`, Slurm, a shell) tell each process where rank 0 is, which rank it is and how many there
-//! are, in the variables MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE and LOCAL_RANK. That is enough to agree on the few bytes
-//! by which NCCL then connects them: so all this can do is gather bytes.
+//! Launchers (`torchrun --no-python`, Slurm, a shell) tell each process where rank 0 is, which rank it is and
+//! how many there are, in the variables MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE and LOCAL_RANK. That is
+//! enough to agree on the few bytes by which NCCL then connects them: so all this can do is gather bytes.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -125,7 +125,8 @@ impl Rendezvous {
         self.peers
     }
 
-    /// Where each rank listens that opened a port: as rank 0 sees it, and rank 0 as each sees it. All must call it.
+    /// Where each rank listens that opened a port: as rank 0 sees it, and rank 0 as each sees it. All must
+    /// call it.
     pub(crate) fn addresses(&mut self, port: u16, limit: Duration) -> Result<Vec<SocketAddr>> {
         let launch = |error: std::io::Error| Error::Launch { what: format!("a rank is gone: {error}") };
         let ports = self.gather(&port.to_le_bytes(), limit)?;

@@ -1,8 +1,8 @@
 //! Bytes that a rank sends, by what they are for.
 //!
-//! A collective is booked as what it must move at least, whatever algorithm carries it: so the count is the same on every
-//! transport, and the plan can predict it to the byte. An all-reduce is a reduce-scatter and an all-gather: of `n` bytes
-//! among `P` ranks each sends `2 (P - 1) / P n`.
+//! A collective is booked as what it must move at least, whatever algorithm carries it: so the count is the
+//! same on every transport, and the plan can predict it to the byte. An all-reduce is a reduce-scatter and an
+//! all-gather: of `n` bytes among `P` ranks each sends `2 (P - 1) / P n`.
 
 use std::fmt;
 use std::ops::{Range, Sub};
@@ -101,7 +101,8 @@ impl SentCounter {
     }
 }
 
-/// The chunk of a message that a rank adds up: as even as can be, the first ranks one more. It is the rule by which `plan` splits too.
+/// The chunk of a message that a rank adds up: as even as can be, the first ranks one more. It is the rule by
+/// which `plan` splits too.
 pub fn chunk(elements: usize, size: usize, rank: usize) -> Range<usize> {
     let (each, left) = (elements / size, elements % size);
     let start = rank * each + rank.min(left);

@@ -1,5 +1,5 @@
-//! What a way of carrying messages must offer. [`Communicator`](crate::Communicator) is what is used; this is what it
-//! stands on: checked calls whose data the transport owns until they are done.
+//! What a way of carrying messages must offer. [`Communicator`](crate::Communicator) is what is used; this is
+//! what it stands on: checked calls whose data the transport owns until they are done.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,21 +17,21 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// The ranks of the world that form the group, in the group's order.
     fn members(&self) -> &[usize];
 
-    /// Begins a call. `attended` says that the caller goes straight on to wait for it; otherwise it has other work to do
-    /// meanwhile, and the call should go on without it.
+    /// Begins a call. `attended` says that the caller goes straight on to wait for it; otherwise it has other
+    /// work to do meanwhile, and the call should go on without it.
     ///
     /// Calls of a group are matched in the order in which its members make them, messages between two ranks in the
     /// order of those with the same tag.
     fn start(&self, buffers: CallBuffers, attended: bool) -> Result<Box<dyn Pending>>;
 
-    /// Connects this rank with those of the group that it will send to, where that takes time of its own: otherwise its first
-    /// message to each would.
+    /// Connects this rank with those of the group that it will send to, where that takes time of its own:
+    /// otherwise its first message to each would.
     fn connect(&self, _to: &[usize], _limit: Duration) -> Result<()> {
         Ok(())
     }
 
-    /// Parts the group: those of one colour form a new group, in the order of their keys and, where these are equal, of
-    /// their ranks. Without a colour a rank is in no new group. All members must call it.
+    /// Parts the group: those of one colour form a new group, in the order of their keys and, where these are
+    /// equal, of their ranks. Without a colour a rank is in no new group. All members must call it.
     fn split(&self, colour: Option<usize>, key: usize, limit: Duration)
     -> Result<Option<Arc<dyn Transport>>>;
 }
@@ -90,8 +90,8 @@ impl NewGroup {
         self.members.iter().copied().min().expect("a group has members")
     }
 
-    /// A name for the group of a colour that the `seq_no`-th call of its parent makes: the same on all its ranks, and no other
-    /// group's but by a chance of 1 in 2^64.
+    /// A name for the group of a colour that the `seq_no`-th call of its parent makes: the same on all its
+    /// ranks, and no other group's but by a chance of 1 in 2^64.
     pub(crate) fn name(parent: u64, seq_no: u64, colour: u64) -> u64 {
         [seq_no, colour, 1].into_iter().fold(parent, |name, word| {
             let mixed = (name ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);

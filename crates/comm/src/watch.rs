@@ -1,5 +1,5 @@
-//! What a rank waits for, for whoever listens (`tracing`): said before the wait, so that the last line of a rank that hangs
-//! says what it hangs in. Ranks are those of the world, as in errors.
+//! What a rank waits for, for whoever listens (`tracing`): said before the wait, so that the last line of a
+//! rank that hangs says what it hangs in. Ranks are those of the world, as in errors.
 
 use std::fmt;
 use std::time::Instant;

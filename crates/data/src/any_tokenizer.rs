@@ -1,11 +1,13 @@
-//! Any `tokenizer.json` at all, through Hugging Face's own crate: what our own reader (`tokenizer_json`, byte-level BPE) refuses.
+//! Any `tokenizer.json` at all, through Hugging Face's own crate: what our own reader (`tokenizer_json`,
+//! byte-level BPE) refuses.
 //!
-//! Built with the feature `tokenizers` alone: the crate and what it needs take about half as long to build as all the rest of
-//! the program together (log/2026-11-16-packages-tokenizers-torchvision.md), and whoever trains on bytes, token files or with a tokenizer of GPT-2's kind needs none of it.
-//! `no_tokenizer` stands in its place otherwise.
+//! Built with the feature `tokenizers` alone: the crate and what it needs take about half as long to build as
+//! all the rest of the program together (log/2026-11-16-packages-tokenizers-torchvision.md), and whoever
+//! trains on bytes, token files or with a tokenizer of GPT-2's kind needs none of it. `no_tokenizer` stands
+//! in its place otherwise.
 //!
-//! Ids are those of Python's `encode(text, add_special_tokens=False)`. Truncation and padding are left aside, since they
-//! concern single inputs, not a stream to learn from.
+//! Ids are those of Python's `encode(text, add_special_tokens=False)`. Truncation and padding are left aside,
+//! since they concern single inputs, not a stream to learn from.
 
 use crate::{Error, charsmap, regular_file::RECORDS, tokenizer_json::alphabet};
 use serde_json::Value;
@@ -165,8 +167,8 @@ fn kinds(part: &Value) -> Vec<&str> {
     }
 }
 
-/// Splits by which a space between two words begins the second one, or is dropped: GPT-2's, Llama 3's and Qwen's. Whatever else
-/// there is may look across it.
+/// Splits by which a space between two words begins the second one, or is dropped: GPT-2's, Llama 3's and
+/// Qwen's. Whatever else there is may look across it.
 const SPLITS: [&str; 3] = [
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",

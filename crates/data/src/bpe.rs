@@ -1,11 +1,13 @@
 //! Byte-level pair encoding: GPT-2's way from text to ids, and its descendants'.
 //!
-//! Split the text into words (`split`), spell each word in bytes, and merge the pair of lowest rank until none is left
-//! (Sennrich et al. 2016). Ids are those of Hugging Face's `encode(text, add_special_tokens=False)`.
+//! Split the text into words (`split`), spell each word in bytes, and merge the pair of lowest rank until
+//! none is left (Sennrich et al. 2016). Ids are those of Hugging Face's
+//! `encode(text, add_special_tokens=False)`.
 //!
-//! Why our own: the `tokenizers` crate (0.23, no default features, `fancy-regex`) takes 67 s to build on two cores under
-//! this workspace's profile, where serde, serde_json, thiserror and rayon alone take 11 s; the first command a
-//! newcomer types would wait a minute longer for what is three small files here. The tests hold them to its output.
+//! Why our own: the `tokenizers` crate (0.23, no default features, `fancy-regex`) takes 67 s to build on two
+//! cores under this workspace's profile, where serde, serde_json, thiserror and rayon alone take 11 s; the
+//! first command a newcomer types would wait a minute longer for what is three small files here. The tests
+//! hold them to its output.
 
 use crate::{Error, pre_tokenize::PreTokens};
 use std::{
@@ -124,8 +126,8 @@ impl Bpe {
         Ok(())
     }
 
-    /// Merges the bytes of a word, lowest rank first and leftmost among equals. A heap holds the pairs that can merge,
-    /// so that a word of a million bytes takes n log n steps.
+    /// Merges the bytes of a word, lowest rank first and leftmost among equals. A heap holds the pairs that
+    /// can merge, so that a word of a million bytes takes n log n steps.
     fn merge(&self, word: &str) -> Result<Vec<u32>, Error> {
         const NONE: usize = usize::MAX;
         let id = |byte: u8| {
@@ -239,7 +241,8 @@ mod tests {
         ),
     ];
 
-    /// The trainer's file: first the special token, then the bytes in the order of their characters, then the merges.
+    /// The trainer's file: first the special token, then the bytes in the order of their characters, then the
+    /// merges.
     fn trained(prefix_space: bool) -> Bpe {
         let mut bytes = crate::tokenizer_json::alphabet().map(String::from).to_vec();
         bytes.sort_unstable();

@@ -1,9 +1,11 @@
-//! SentencePiece's map of characters, which a `tokenizer.json` carries as the normalizer `Precompiled`: checked before the crate
-//! that follows it gets it, since that trusts every offset in it and panics where one leads nowhere.
+//! SentencePiece's map of characters, which a `tokenizer.json` carries as the normalizer `Precompiled`:
+//! checked before the crate that follows it gets it, since that trusts every offset in it and panics where
+//! one leads nowhere.
 //!
-//! The map is base64 of: the bytes of a trie (u32), the trie, and texts that each end with a zero. The trie is a double array
-//! (Aoe 1989, as Darts has it) of u32 units. From a node `p` the child by a byte `c` is the unit at `p ^ c`, if its label is `c`;
-//! that unit's offset leads on to the next node, where a value stands if it has a leaf: the place of a text.
+//! The map is base64 of: the bytes of a trie (u32), the trie, and texts that each end with a zero. The trie
+//! is a double array (Aoe 1989, as Darts has it) of u32 units. From a node `p` the child by a byte `c` is the
+//! unit at `p ^ c`, if its label is `c`; that unit's offset leads on to the next node, where a value stands
+//! if it has a leaf: the place of a text.
 
 use serde_json::Value;
 
@@ -89,7 +91,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// A trie that makes `A` into the text at some place: node 256, whose child by `A` leads to node 512, where the value is.
+    /// A trie that makes `A` into the text at some place: node 256, whose child by `A` leads to node 512,
+    /// where the value is.
     fn map(value: u32, texts: &[u8]) -> Vec<u8> {
         let mut units = vec![0u32; 768];
         units[0] = 256 << 10;

@@ -1,5 +1,5 @@
-//! CIFAR-10's binary version: records of a label byte and three planes (red, green, blue) of 32 x 32 bytes. The planes
-//! are woven into channels-last pixels, as the kernels want them.
+//! CIFAR-10's binary version: records of a label byte and three planes (red, green, blue) of 32 x 32 bytes.
+//! The planes are woven into channels-last pixels, as the kernels want them.
 
 use crate::{Error, raw::RawImages};
 use std::path::{Path, PathBuf};
@@ -18,8 +18,9 @@ pub(crate) fn read(path: &Path) -> Result<RawImages, Error> {
     Ok(RawImages { path: path.into(), pixels, labels, shape: [SIDE, SIDE, 3], classes: CLASSES })
 }
 
-/// The files of a folder that hold training images; one file alone is what is meant. A set of which one is missing is not the one that results are known for, and nobody
-/// would notice: whoever wants fewer images names a file.
+/// The files of a folder that hold training images; one file alone is what is meant. A set of which one is
+/// missing is not the one that results are known for, and nobody would notice: whoever wants fewer images
+/// names a file.
 pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let missing = |path: PathBuf| Error::Missing {
         path,

@@ -1,8 +1,9 @@
 //! Text files to ids, on all cores, and the same ids whatever their number.
 //!
-//! Files are read in order, in parts of about a megabyte where the tokenizer allows it (`can_split`): a part ends before a
-//! space between two letters or digits of ASCII, where no word that a tokenizer knows goes on. Parts depend on the text alone.
-//! Threads make ids of several parts at once; these are handed on in order, so no more than a few parts are in memory.
+//! Files are read in order, in parts of about a megabyte where the tokenizer allows it (`can_split`): a part
+//! ends before a space between two letters or digits of ASCII, where no word that a tokenizer knows goes on.
+//! Parts depend on the text alone. Threads make ids of several parts at once; these are handed on in order,
+//! so no more than a few parts are in memory.
 
 use crate::{Error, Tokenizer, error::reading};
 use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
@@ -16,8 +17,8 @@ use std::{
 /// Bytes of text in a part.
 const PART: usize = 1 << 20;
 
-/// Hands on the ids of all files in order, with how many bytes of text they are of; the token that ends a text follows each
-/// file that is not empty. Whoever takes them says whether to go on.
+/// Hands on the ids of all files in order, with how many bytes of text they are of; the token that ends a
+/// text follows each file that is not empty. Whoever takes them says whether to go on.
 pub(crate) fn encode_files(
     files: &[PathBuf],
     tokenizer: &Tokenizer,
@@ -60,14 +61,16 @@ fn encode_chunks(
     }
 }
 
-/// Where parts are encoded: on the threads that the caller is one of, or on as many of our own as the system gives, be it none.
+/// Where parts are encoded: on the threads that the caller is one of, or on as many of our own as the system
+/// gives, be it none.
 enum Threads {
     Callers,
     Own(ThreadPool),
 }
 
 impl Threads {
-    /// `build` makes a pool of so many threads, 0 for one of each core. Rayon's global pool would panic where none can be started.
+    /// `build` makes a pool of so many threads, 0 for one of each core. Rayon's global pool would panic where
+    /// none can be started.
     fn find(build: impl Fn(usize) -> Option<ThreadPool>) -> Threads {
         if rayon::current_thread_index().is_some() {
             return Threads::Callers;

@@ -1,5 +1,5 @@
-//! What can be wrong with data. Each error is one sentence that names the file, what was expected there and what was
-//! found instead; a well-known set that is missing comes with the way to get it.
+//! What can be wrong with data. Each error is one sentence that names the file, what was expected there and
+//! what was found instead; a well-known set that is missing comes with the way to get it.
 
 use std::{fs, io, path::PathBuf};
 

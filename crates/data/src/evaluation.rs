@@ -1,8 +1,9 @@
-//! Data to evaluate a trained model on: all of what a path names is its validation split, and nothing is learnt from it.
+//! Data to evaluate a trained model on: all of what a path names is its validation split, and nothing is
+//! learnt from it.
 //!
-//! The model says how it is read: as text by its tokenizer, as token ids where that is what it learnt from or the name ends in
-//! `.bin`, as images standardised as those were that it learnt from. Text for a model without a tokenizer is refused, and ids of four
-//! bytes are read as such, whatever width it learnt from.
+//! The model says how it is read: as text by its tokenizer, as token ids where that is what it learnt from or
+//! the name ends in `.bin`, as images standardised as those were that it learnt from. Text for a model
+//! without a tokenizer is refused, and ids of four bytes are read as such, whatever width it learnt from.
 
 use crate::{
     Dataset, Error, ImageDataset, PixelStats, TokenDataset, TokenWidth, Tokenizer, cifar, idx, mapped,
@@ -86,8 +87,8 @@ fn is_cifar(folder: &Path) -> bool {
     (1..=5).any(|i| folder.join(format!("data_batch_{i}.bin")).is_file())
 }
 
-/// Whether a file of images is one of MNIST's format: its magic number begins with two zeros, unless it is zipped. CIFAR's begin
-/// with a label and the first pixels, and bear another name.
+/// Whether a file of images is one of MNIST's format: its magic number begins with two zeros, unless it is
+/// zipped. CIFAR's begin with a label and the first pixels, and bear another name.
 fn is_idx(path: &Path) -> Result<bool, Error> {
     let expected = "images in MNIST's or CIFAR-10's format";
     let mut head = [0; 4];

@@ -1,9 +1,10 @@
-//! Which files a run reads, and what they held: so that a run that goes on can tell whether they are still the same.
+//! Which files a run reads, and what they held: so that a run that goes on can tell whether they are still
+//! the same.
 //!
-//! A file's fingerprint is its size and a blake3 of its bytes. Up to 1 GiB of data every byte is hashed. Of larger sets 64
-//! pieces of each file are, spread evenly from its first byte to its last and together about 1 GiB over all files: a run must
-//! not wait minutes for a hash of hundreds of gigabytes. A file that was written anew, cut or extended is noticed by that; a few
-//! bytes that changed between two pieces are not.
+//! A file's fingerprint is its size and a blake3 of its bytes. Up to 1 GiB of data every byte is hashed. Of
+//! larger sets 64 pieces of each file are, spread evenly from its first byte to its last and together about 1
+//! GiB over all files: a run must not wait minutes for a hash of hundreds of gigabytes. A file that was
+//! written anew, cut or extended is noticed by that; a few bytes that changed between two pieces are not.
 
 use crate::{Dataset, Error, TextFiles, Tokenizer, cifar, error, evaluation, idx, mapped, regular_file};
 use espalier_plan::data::{DatasetSource, DatasetSpec, HeldOut, IdxFiles};

@@ -1,7 +1,9 @@
-//! The IDX format of MNIST and Fashion-MNIST: a magic number, whose last byte counts the sizes that follow, big-endian, then bytes.
+//! The IDX format of MNIST and Fashion-MNIST: a magic number, whose last byte counts the sizes that follow,
+//! big-endian, then bytes.
 //!
-//! Images: 0x00000803, count, rows, columns, pixels; in colour, of any size, 0x00000804, count, rows, columns, channels, pixels with their
-//! channels together. Labels: 0x00000801, count, labels. Each may be gzipped, which the file's first two bytes tell, not its name.
+//! Images: 0x00000803, count, rows, columns, pixels; in colour, of any size, 0x00000804, count, rows,
+//! columns, channels, pixels with their channels together. Labels: 0x00000801, count, labels. Each may be
+//! gzipped, which the file's first two bytes tell, not its name.
 
 use crate::{
     Error,

@@ -1,8 +1,9 @@
 //! Images with labels, kept as bytes and standardised on the way into a batch.
 //!
-//! The validation split is held out by a shuffle that depends on the number of images alone, so every run judges by
-//! the same samples; or it is files of its own. A pixel becomes (value - mean) / std, with the mean and standard deviation of its channel over the
-//! training split, both exact since the sums are integers, unless the run file says others. A channel that never varies is divided by 1.
+//! The validation split is held out by a shuffle that depends on the number of images alone, so every run
+//! judges by the same samples; or it is files of its own. A pixel becomes (value - mean) / std, with the mean
+//! and standard deviation of its channel over the training split, both exact since the sums are integers,
+//! unless the run file says others. A channel that never varies is divided by 1.
 
 use crate::{
     Batch, DataFacts, DataSplit, Error, HostBatch, Inputs, error::check_validation, order::Permutation,
@@ -72,7 +73,8 @@ impl ImageDataset {
         ImageDataset::new(super::idx::read_pair(images, labels)?, validation)
     }
 
-    /// CIFAR-10's binary version: a folder with `data_batch_1.bin` and its sisters. `test_batch.bin` is left alone.
+    /// CIFAR-10's binary version: a folder with `data_batch_1.bin` and its sisters. `test_batch.bin` is left
+    /// alone.
     pub fn cifar10(folder: &Path, validation: f64) -> Result<ImageDataset, Error> {
         ImageDataset::new(super::cifar::read(folder)?, validation)
     }
@@ -98,8 +100,8 @@ impl ImageDataset {
         Ok(ImageDataset::standardised(raw, Some(shuffle), held_out, standard))
     }
 
-    /// Images of which nothing is learnt: all are to be evaluated on, standardised as those were that a model learnt from, or by
-    /// themselves where nobody knows that.
+    /// Images of which nothing is learnt: all are to be evaluated on, standardised as those were that a model
+    /// learnt from, or by themselves where nobody knows that.
     pub(crate) fn for_evaluation(raw: RawImages, standard: Option<PixelStats>) -> ImageDataset {
         let count = raw.labels.len();
         let standard = standard.unwrap_or_else(|| PixelStats::of(&raw, 0..count));

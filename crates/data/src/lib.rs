@@ -1,9 +1,9 @@
 //! What a model learns from: images and streams of tokens, read from files or made up.
 //!
-//! A dataset is opened once, has a training and a validation split, and gives any sample by its number; `order` says
-//! which sample is met when. Nothing here keeps a position, so stopping, resuming and sharing a batch between ranks
-//! need no state but the run's sample count. Batches are made on the host; `loader` moves them to a device, ahead of their time
-//! where that is a GPU.
+//! A dataset is opened once, has a training and a validation split, and gives any sample by its number;
+//! `order` says which sample is met when. Nothing here keeps a position, so stopping, resuming and sharing a
+//! batch between ranks need no state but the run's sample count. Batches are made on the host; `loader` moves
+//! them to a device, ahead of their time where that is a GPU.
 //!
 //! | where the data come from | file |
 //! |---|---|
@@ -124,9 +124,9 @@ impl Dataset {
         self.len(split) == 0
     }
 
-    /// The samples named by (epoch, index), in this order, as `SampleOrder::indices` gives them. The epoch moves the windows
-    /// of training tokens and is ignored elsewhere. Fails only on a token file with an id past the vocabulary that
-    /// was too large to check when it was opened.
+    /// The samples named by (epoch, index), in this order, as `SampleOrder::indices` gives them. The epoch
+    /// moves the windows of training tokens and is ignored elsewhere. Fails only on a token file with an id
+    /// past the vocabulary that was too large to check when it was opened.
     pub fn batch(&self, split: DataSplit, picks: &[(u64, usize)]) -> Result<HostBatch> {
         match self {
             Dataset::Images(images) => Ok(images.batch(split, picks)),
@@ -134,8 +134,9 @@ impl Dataset {
         }
     }
 
-    /// Targets of these samples that do not count, being [`IGNORED`](espalier_tensor::ops::cross_entropy::IGNORED): where a text that a
-    /// model is evaluated on ends within a window.
+    /// Targets of these samples that do not count, being
+    /// [`IGNORED`](espalier_tensor::ops::cross_entropy::IGNORED): where a text that a model is evaluated on
+    /// ends within a window.
     pub fn ignored(&self, split: DataSplit, picks: &[(u64, usize)]) -> usize {
         match self {
             Dataset::Images(_) => 0,
@@ -143,8 +144,9 @@ impl Dataset {
         }
     }
 
-    /// Copies a data set of images to a GPU, once: batches for it, and for other handles of it, are then made there of the
-    /// numbers of their samples. Text stays where it is, and so does everything where the device is the host.
+    /// Copies a data set of images to a GPU, once: batches for it, and for other handles of it, are then made
+    /// there of the numbers of their samples. Text stays where it is, and so does everything where the device
+    /// is the host.
     pub fn keep_on(&self, device: &Device) -> espalier_tensor::Result<()> {
         match (self, device) {
             (Dataset::Images(images), Device::Cuda(_)) => images.keep_on(device),

@@ -1,8 +1,10 @@
-//! Token files: ids as little-endian u16 or u32, without a header, in one file or many that are read as one stream.
+//! Token files: ids as little-endian u16 or u32, without a header, in one file or many that are read as one
+//! stream.
 //!
-//! They are mapped into memory, so a set larger than memory costs what is read of it, and ranks of one machine share
-//! the pages. An id past the vocabulary would index outside the embedding, so it is an error: found at opening in files
-//! below 1 GB, and on reading in those above, where looking at every id first would delay the start by minutes.
+//! They are mapped into memory, so a set larger than memory costs what is read of it, and ranks of one
+//! machine share the pages. An id past the vocabulary would index outside the embedding, so it is an error:
+//! found at opening in files below 1 GB, and on reading in those above, where looking at every id first would
+//! delay the start by minutes.
 //!
 //! The `unsafe` here is the only block outside the tensor and comm crates: no safe function maps a file.
 
@@ -16,8 +18,8 @@ use std::{
 /// Files below this are checked at opening.
 const CHECKED: u64 = 1 << 30;
 
-/// Bytes at a file's beginning by which text and ids of another width are known, and the fewest that say anything: fewer ids may
-/// spell a word by chance.
+/// Bytes at a file's beginning by which text and ids of another width are known, and the fewest that say
+/// anything: fewer ids may spell a word by chance.
 const LOOKED_AT: usize = 8192;
 const FEWEST: usize = 64;
 
@@ -117,9 +119,10 @@ impl MappedTokens {
     fn push(&mut self, path: PathBuf, checked: u64) -> Result<(), Error> {
         let expected = "a token file of little-endian ids";
         let file = crate::error::open(&path, expected)?;
-        // SAFETY: the map is read-only and lives as long as the bytes we lend. Whoever cuts the file short while a run
-        // reads it ends that run with SIGBUS, and whoever overwrites it changes the ids, which are checked at each read:
-        // both are the contract of every mapped file, and neither can be ruled out by code here.
+        // SAFETY: the map is read-only and lives as long as the bytes we lend. Whoever cuts the file short
+        // while a run reads it ends that run with SIGBUS, and whoever overwrites it changes the ids, which
+        // are checked at each read: both are the contract of every mapped file, and neither can be ruled out
+        // by code here.
         let bytes = unsafe { Mmap::map(&file) }.map_err(reading(&path, expected))?;
         let (size, width) = (bytes.len() as u64, self.width.bytes() as u64);
         if size % width != 0 {

@@ -18,8 +18,8 @@ use crate::{
 };
 
 impl Dataset {
-    /// Opens the data that a run file names; reads its `[data]`, its seed, and the model's context and vocabulary. What
-    /// is held in memory must fit there, unless the file says not to ask.
+    /// Opens the data that a run file names; reads its `[data]`, its seed, and the model's context and
+    /// vocabulary. What is held in memory must fit there, unless the file says not to ask.
     pub fn open(run: &RunFile) -> Result<Dataset, Error> {
         let left = if run.device.check_memory { memory_left() } else { None };
         Dataset::open_within(run, left)

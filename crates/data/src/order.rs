@@ -4,9 +4,9 @@
 //! `0..len` that is a pure function of (seed, epoch). A run resumed at p, and any number of ranks that share the
 //! positions of a batch between them, therefore agree without a word.
 //!
-//! The permutation is a Feistel network on the smallest even number of bits that holds `len`; a value that falls
-//! outside is sent through again until it lands inside ("cycle walking", Black and Rogaway 2002). The domain is less
-//! than four times `len`, so that takes four passes at most on average.
+//! The permutation is a Feistel network on the smallest even number of bits that holds `len`; a value that
+//! falls outside is sent through again until it lands inside ("cycle walking", Black and Rogaway 2002). The
+//! domain is less than four times `len`, so that takes four passes at most on average.
 
 use espalier_tensor::random;
 
@@ -27,8 +27,8 @@ impl SampleOrder {
         SampleOrder { key: random::key(seed, PURPOSE), len }
     }
 
-    /// The samples at global positions `position .. position + count`, each as (epoch, index). Panics if there are no
-    /// samples.
+    /// The samples at global positions `position .. position + count`, each as (epoch, index). Panics if
+    /// there are no samples.
     pub fn indices(&self, position: u64, count: usize) -> Vec<(u64, usize)> {
         assert!(self.len > 0, "an order needs at least one sample");
         let len = self.len as u64;
@@ -45,8 +45,8 @@ impl SampleOrder {
     }
 }
 
-/// The `i`th of `count` samples out of `all`: the middle of each of `count` equal parts, in order. Files of a split stand one
-/// after another, so the first samples would be those of one or two of them.
+/// The `i`th of `count` samples out of `all`: the middle of each of `count` equal parts, in order. Files of a
+/// split stand one after another, so the first samples would be those of one or two of them.
 pub fn spread(i: usize, count: usize, all: usize) -> usize {
     debug_assert!(i < count && count <= all);
     ((2 * i as u128 + 1) * all as u128 / (2 * count as u128)) as usize
@@ -119,7 +119,8 @@ mod tests {
             prop_assert_eq!(order.indices(start, cuts.iter().sum()), pieces);
         }
 
-        /// Different samples, the largest gap between them one more than the smallest, and no end of the split left out.
+        /// Different samples, the largest gap between them one more than the smallest, and no end of the
+        /// split left out.
         #[test]
         fn a_part_is_spread_over_the_whole(all in 1usize..5000, count in 1usize..300) {
             let count = count.min(all);

@@ -4,8 +4,8 @@
 //! 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //! ```
 //!
-//! That is: an English ending; a run of letters, of digits or of other signs, each with the blank before it; else white
-//! space, which leaves its last character to the word that follows.
+//! That is: an English ending; a run of letters, of digits or of other signs, each with the blank before it;
+//! else white space, which leaves its last character to the word that follows.
 
 use unicode_properties::{GeneralCategoryGroup, UnicodeGeneralCategory};
 

@@ -1,7 +1,8 @@
 //! Files that a person or a run folder names, read without waiting and with an end.
 //!
-//! A FIFO would be waited for until somebody writes into it, a device may have no end, and opening one may do something. So only
-//! regular files are opened, and of these no more is read than a file of its kind can be large.
+//! A FIFO would be waited for until somebody writes into it, a device may have no end, and opening one may do
+//! something. So only regular files are opened, and of these no more is read than a file of its kind can be
+//! large.
 
 use espalier_tensor::memory::ByteSize;
 use std::{
@@ -10,13 +11,14 @@ use std::{
     path::Path,
 };
 
-/// The most bytes of what people write and programs describe a run by: run, study, cluster and schedule files, configurations.
+/// The most bytes of what people write and programs describe a run by: run, study, cluster and schedule
+/// files, configurations.
 pub const SETTINGS: u64 = 64 << 20;
 /// The most bytes of what grows with the work that is done: metrics, trials, timelines, vocabularies.
 pub const RECORDS: u64 = 4 << 30;
 
-/// Opens a regular file. What else has this name is refused before it is opened; what takes its place in between is refused
-/// behind, and not waited for.
+/// Opens a regular file. What else has this name is refused before it is opened; what takes its place in
+/// between is refused behind, and not waited for.
 pub fn open(path: &Path) -> io::Result<File> {
     check(fs::metadata(path)?.file_type())?;
     let mut options = File::options();

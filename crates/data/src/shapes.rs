@@ -1,10 +1,10 @@
 //! Drawn shapes: a labelled set of colour images that needs no download, for first runs, tests and studies.
 //!
-//! Each image shows one of ten shapes somewhere, at some size, turned and stretched, in some bright colour on a dim,
-//! striped gradient, under noise, with lines and dots strewn about that belong to no class. Classes are equally
-//! frequent, and neither place nor colour tells them apart. On 2,000 of 10,000 images of 32 x 32 (PyTorch, AdamW): after
-//! six epochs a linear model had 17 % right and four 3 x 3 convolutions with batch norm had 97 %; two 5 x 5
-//! convolutions with neither norm nor padding had 86 % after five.
+//! Each image shows one of ten shapes somewhere, at some size, turned and stretched, in some bright colour on
+//! a dim, striped gradient, under noise, with lines and dots strewn about that belong to no class. Classes
+//! are equally frequent, and neither place nor colour tells them apart. On 2,000 of 10,000 images of 32 x 32
+//! (PyTorch, AdamW): after six epochs a linear model had 17 % right and four 3 x 3 convolutions with batch
+//! norm had 97 %; two 5 x 5 convolutions with neither norm nor padding had 86 % after five.
 //!
 //! Image i is a pure function of (seed, i), so a larger set begins with the smaller one.
 
@@ -126,7 +126,8 @@ impl Scene {
             drawn += 1;
             low + (high - low) * random::uniform(key, drawn)
         };
-        // Dim paper and an ink with one bright channel: the shape always stands out, in a colour that tells nothing.
+        // Dim paper and an ink with one bright channel: the shape always stands out, in a colour that tells
+        // nothing.
         let paper = [[0.0; 3]; 2].map(|colour| colour.map(|_: f64| between(0.0, 0.5)));
         let mut ink = [0.0; 3].map(|_: f64| between(0.2, 1.0));
         ink[between(0.0, 3.0) as usize] = between(0.8, 1.0);
@@ -226,8 +227,8 @@ impl Stroke {
     }
 }
 
-/// Most pixels lie outside of most strokes. Written out, like all that is done for every pixel: tests draw many images in a build
-/// that hardly optimises.
+/// Most pixels lie outside of most strokes. Written out, like all that is done for every pixel: tests draw
+/// many images in a build that hardly optimises.
 fn blend(colour: &mut Colour, over: &Colour, share: f64) {
     if share != 0.0 {
         for c in 0..3 {
@@ -240,7 +241,8 @@ fn length(x: f64, y: f64) -> f64 {
     (x * x + y * y).sqrt()
 }
 
-/// Four bytes' sum: near enough to a normal number, and much cheaper where there is one for every value of an image.
+/// Four bytes' sum: near enough to a normal number, and much cheaper where there is one for every value of an
+/// image.
 fn noise(key: u64, at: usize) -> f64 {
     let [a, b, c, d] = random::bits(key, at as u64).to_le_bytes();
     let sum = u32::from(a) + u32::from(b) + u32::from(c) + u32::from(d);

@@ -1,12 +1,12 @@
 //! Text files, or folders of them, as one stream of bytes or of a tokenizer's ids.
 //!
-//! A folder is read to its depths in the order of its names, without hidden files and folders, without build outputs
-//! (`target`, `node_modules`), without links to folders, and without binary files (a zero byte among the first 8,192,
-//! as git has it). Binary files, devices and FIFOs in it are listed as skipped. A regular file that is named itself is
-//! read whatever it is.
+//! A folder is read to its depths in the order of its names, without hidden files and folders, without build
+//! outputs (`target`, `node_modules`), without links to folders, and without binary files (a zero byte among
+//! the first 8,192, as git has it). Binary files, devices and FIFOs in it are listed as skipped. A regular
+//! file that is named itself is read whatever it is.
 //!
-//! As bytes, files follow each other as they are. A tokenizer that knows what ends a text (`<|endoftext|>`, `</s>`) puts it
-//! after each file, as GPT-2's training data had it.
+//! As bytes, files follow each other as they are. A tokenizer that knows what ends a text (`<|endoftext|>`,
+//! `</s>`) puts it after each file, as GPT-2's training data had it.
 
 use crate::{Error, Tokenizer, encode::encode_files, error::reading, stream::TokenStream};
 use std::{

@@ -1,7 +1,7 @@
 //! Text to token files, once, for runs that read them again and again (`data.kind = "tokens"`).
 //!
-//! What is written appears under its name when it is whole, and not before: one file, or a folder of files of at most so many
-//! bytes, which are read in the order of their names.
+//! What is written appears under its name when it is whole, and not before: one file, or a folder of files of
+//! at most so many bytes, which are read in the order of their names.
 
 use crate::{Error, TextFiles, TokenWidth, Tokenizer, encode::encode_files, files};
 use std::{
@@ -38,8 +38,8 @@ pub struct Tokenized {
     pub skipped: Vec<PathBuf>,
 }
 
-/// Writes the ids of a text by a tokenizer. `progress` hears how many bytes of text were read, and of how many; where it says
-/// no, nothing is left behind, and nothing comes back.
+/// Writes the ids of a text by a tokenizer. `progress` hears how many bytes of text were read, and of how
+/// many; where it says no, nothing is left behind, and nothing comes back.
 pub fn tokenize(
     text: &TextFiles,
     tokenizer: &Tokenizer,

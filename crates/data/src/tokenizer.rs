@@ -23,8 +23,9 @@ pub enum Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`, or GPT-2's `vocab.json` with its `merges.txt`, or those of a folder: byte-level BPE by ourselves,
-    /// every other kind where the program is built with the feature `tokenizers`.
+    /// Reads a `tokenizer.json`, or GPT-2's `vocab.json` with its `merges.txt`, or those of a folder:
+    /// byte-level BPE by ourselves, every other kind where the program is built with the feature
+    /// `tokenizers`.
     pub fn open(path: &Path) -> Result<Tokenizer, Error> {
         let path = Tokenizer::file_at(path);
         match Bpe::open(&path) {
@@ -36,13 +37,15 @@ impl Tokenizer {
         }
     }
 
-    /// The file to open of a folder that has a tokenizer: its `tokenizer.json`, or else its `vocab.json`, where `merges.txt` is there too.
+    /// The file to open of a folder that has a tokenizer: its `tokenizer.json`, or else its `vocab.json`,
+    /// where `merges.txt` is there too.
     pub fn in_folder(folder: &Path) -> Option<PathBuf> {
         let one = Some(folder.join(FILE)).filter(|path| path.is_file());
         one.or_else(|| vocab_merges::of_folder(folder).map(|[vocab, _]| vocab))
     }
 
-    /// The file that [`Tokenizer::open`] opens at a path, which may be a folder; a `vocab.json` stands for the `merges.txt` beside it too.
+    /// The file that [`Tokenizer::open`] opens at a path, which may be a folder; a `vocab.json` stands for
+    /// the `merges.txt` beside it too.
     pub fn file_at(path: &Path) -> PathBuf {
         match path.is_dir() {
             true => Tokenizer::in_folder(path).unwrap_or_else(|| path.join(FILE)),
@@ -50,7 +53,8 @@ impl Tokenizer {
         }
     }
 
-    /// The `tokenizer.json` in the place of a `vocab.json` and its `merges.txt`, whether or not we can read it ourselves.
+    /// The `tokenizer.json` in the place of a `vocab.json` and its `merges.txt`, whether or not we can read
+    /// it ourselves.
     pub fn joined(vocab: &Path) -> Result<Option<String>, Error> {
         vocab_merges::is_vocab(vocab).then(|| vocab_merges::to_json(vocab)).transpose()
     }
@@ -124,7 +128,8 @@ impl Tokenizer {
         }
     }
 
-    /// How many bytes of text these ids stand for: those that only mark something, such as the end of a document, for none.
+    /// How many bytes of text these ids stand for: those that only mark something, such as the end of a
+    /// document, for none.
     pub fn text_bytes(&self, ids: &[u32]) -> usize {
         match self {
             Tokenizer::Bpe(bpe) => {

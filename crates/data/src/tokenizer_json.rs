@@ -1,8 +1,8 @@
 //! Hugging Face's `tokenizer.json`, of the byte-level BPE kind.
 //!
-//! Whatever in the file would change ids and is not done here, such as a normalizer or another split, is refused by
-//! name, never approximated; `any_tokenizer` reads these, in a build that has it. Post-processing, truncation and padding
-//! are left aside: they concern single inputs, not a stream to learn from.
+//! Whatever in the file would change ids and is not done here, such as a normalizer or another split, is
+//! refused by name, never approximated; `any_tokenizer` reads these, in a build that has it. Post-processing,
+//! truncation and padding are left aside: they concern single inputs, not a stream to learn from.
 
 use crate::{Bpe, Error, regular_file::RECORDS, vocab_merges};
 use serde::Deserialize;
@@ -204,8 +204,8 @@ enum Merge {
     Pair(String, String),
 }
 
-/// The character each byte is written as: those that are printable in Latin-1 stand for themselves, the others follow
-/// from U+0100 on.
+/// The character each byte is written as: those that are printable in Latin-1 stand for themselves, the
+/// others follow from U+0100 on.
 pub(crate) fn alphabet() -> [char; 256] {
     let mut others = ('\u{100}'..).take(68);
     std::array::from_fn(|byte| match byte as u8 {

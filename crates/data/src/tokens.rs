@@ -1,9 +1,10 @@
 //! A stream of tokens, cut into windows.
 //!
-//! Sample i of an epoch is `ids[offset + i * seq ..][.. seq + 1]`: `seq` inputs, and the same shifted by one as
-//! targets. The offset lies in `0..seq` and is a pure function of (seed, epoch), so that a text is not cut at the same
-//! places every time. The validation split is the end of the stream, or another stream, in windows that never move. Of what a trained
-//! model is evaluated on no token is left out: the last window may be short, and is filled up with targets that do not count.
+//! Sample i of an epoch is `ids[offset + i * seq ..][.. seq + 1]`: `seq` inputs, and the same shifted by one
+//! as targets. The offset lies in `0..seq` and is a pure function of (seed, epoch), so that a text is not cut
+//! at the same places every time. The validation split is the end of the stream, or another stream, in
+//! windows that never move. Of what a trained model is evaluated on no token is left out: the last window may
+//! be short, and is filled up with targets that do not count.
 
 use crate::{
     DataFacts, DataSplit, Error, HostBatch, Inputs,
@@ -88,8 +89,8 @@ impl TokenDataset {
         Ok(tokens)
     }
 
-    /// Token files or folders of them: ids of this width, little-endian, without a header, all below `vocab`; `apart` are
-    /// those that are held out, in the place of a share.
+    /// Token files or folders of them: ids of this width, little-endian, without a header, all below `vocab`;
+    /// `apart` are those that are held out, in the place of a share.
     pub fn files(
         paths: &[PathBuf],
         apart: Option<&[PathBuf]>,
@@ -106,8 +107,8 @@ impl TokenDataset {
         tokens.hold_out(&paths[0], TokenStream::Files(apart))
     }
 
-    /// Text or token files of which nothing is learnt: all windows are to be evaluated on. Text becomes ids by `tokenizer`; an error
-    /// names the first of the paths.
+    /// Text or token files of which nothing is learnt: all windows are to be evaluated on. Text becomes ids
+    /// by `tokenizer`; an error names the first of the paths.
     pub(crate) fn for_evaluation(
         source: &EvalTokens<'_>,
         paths: &[PathBuf],
@@ -304,7 +305,8 @@ mod tests {
     }
 
     proptest! {
-        /// An epoch's windows lie end to end, targets follow inputs, and no training window touches what is held out.
+        /// An epoch's windows lie end to end, targets follow inputs, and no training window touches what is
+        /// held out.
         #[test]
         fn windows_tile_their_split(length in 2u32..3000, seq in 1usize..80, percent in 0u32..60, seed: u64, epoch in 0u64..50) {
             let windows = TokenWindows { seq, validation: f64::from(percent) / 100.0, seed };

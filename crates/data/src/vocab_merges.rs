@@ -1,10 +1,11 @@
-//! GPT-2's older files, `vocab.json` and `merges.txt`, as the `tokenizer.json` that gives the same ids: what transformers makes of
-//! them when it converts its slow tokenizer (`GPT2Converter`).
+//! GPT-2's older files, `vocab.json` and `merges.txt`, as the `tokenizer.json` that gives the same ids: what
+//! transformers makes of them when it converts its slow tokenizer (`GPT2Converter`).
 //!
-//! Tokens that mark something stand in files of their own: `added_tokens.json` and the `added_tokens_decoder` of
-//! `tokenizer_config.json` have their ids, that file and `special_tokens_map.json` say which mark the beginning, the end or
-//! padding. GPT-2's own is `<|endoftext|>`. Other tokenizers come in two files of these names too (CLIP's, Qwen's), and split text
-//! otherwise: where `tokenizer_class` names one of them it is refused.
+//! Tokens that mark something stand in files of their own: `added_tokens.json` and the `added_tokens_decoder`
+//! of `tokenizer_config.json` have their ids, that file and `special_tokens_map.json` say which mark the
+//! beginning, the end or padding. GPT-2's own is `<|endoftext|>`. Other tokenizers come in two files of these
+//! names too (CLIP's, Qwen's), and split text otherwise: where `tokenizer_class` names one of them it is
+//! refused.
 
 use crate::{Error, error, regular_file::RECORDS};
 use serde_json::{Map, Value, json};
@@ -165,7 +166,8 @@ mod tests {
         folder
     }
 
-    /// By its folder or by its first file; the token that ends a text is known, and a `tokenizer.json` comes of it that says the same.
+    /// By its folder or by its first file; the token that ends a text is known, and a `tokenizer.json` comes
+    /// of it that says the same.
     #[test]
     fn two_files_are_a_tokenizer() {
         let folder = folder(&[]);

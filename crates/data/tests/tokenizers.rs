@@ -1,4 +1,5 @@
-//! Ids of every style of tokenizer that people have are those of Python's `tokenizers` (`oracle/tokenizer_styles.py`).
+//! Ids of every style of tokenizer that people have are those of Python's `tokenizers`
+//! (`oracle/tokenizer_styles.py`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -87,7 +88,8 @@ fn tokenizers_are_built_in() {
 mod built_in {
     use super::*;
 
-    /// Of each style the token that ends a text, the tokens that are no text, and whether threads may share out a text.
+    /// Of each style the token that ends a text, the tokens that are no text, and whether threads may share
+    /// out a text.
     #[test]
     fn what_a_style_has_is_known() {
         let facts = |style| {

@@ -1,13 +1,15 @@
-//! A convolution of images that are cut over ranks, against one rank: 3 x 3, 64 channels to 64, batch 32, at 128, 256 and 512
-//! pixels a side, which is what Dryden et al. (2019) measured on V100s.
+//! A convolution of images that are cut over ranks, against one rank: 3 x 3, 64 channels to 64, batch 32, at
+//! 128, 256 and 512 pixels a side, which is what Dryden et al. (2019) measured on V100s.
 //! `cargo bench -p espalier-nn --bench spatial [-- --sides 128,256,512] [--grid 2x1] [--batch 32] [--rounds 7] [--passes 4]`
 //!
-//! Ranks are threads, each with one thread to compute. Forward is the exchange of halos and the convolution; backward is the
-//! gradients of tile and halo, the halo's return, the gradient of the weight and its sum over the ranks. The slowest rank counts.
+//! Ranks are threads, each with one thread to compute. Forward is the exchange of halos and the convolution;
+//! backward is the gradients of tile and halo, the halo's return, the gradient of the weight and its sum over
+//! the ranks. The slowest rank counts.
 //!
-//! A round measures one rank, the ranks, and one rank again, each in some passes, of which the shortest counts. Cores that others
-//! share change their speed, so the round that is reported is the steadiest: the one in which the passes of all three, for the same
-//! work on as many ranks, differ least. It is chosen by that alone; beside it stands the median of all rounds.
+//! A round measures one rank, the ranks, and one rank again, each in some passes, of which the shortest
+//! counts. Cores that others share change their speed, so the round that is reported is the steadiest: the
+//! one in which the passes of all three, for the same work on as many ranks, differ least. It is chosen by
+//! that alone; beside it stands the median of all rounds.
 
 use std::time::{Duration, Instant};
 

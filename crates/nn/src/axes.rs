@@ -31,7 +31,8 @@ impl AxisGroups {
         })
     }
 
-    /// The ranks of a mesh that differ from this one along some axes alone, in their order; all ranks of the world must ask.
+    /// The ranks of a mesh that differ from this one along some axes alone, in their order; all ranks of the
+    /// world must ask.
     pub fn slice(world: &Communicator, mesh: &Mesh, axes: &[Axis]) -> Result<Communicator> {
         let slice = mesh.slice(world.rank(), axes);
         Ok(world.split(Some(slice.number), slice.index)?.expect("a colour was given"))

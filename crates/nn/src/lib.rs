@@ -1,8 +1,9 @@
 //! Networks: layers with their backward passes, the model built of them, and its weights.
 //!
-//! A pass goes through here and leaves nothing behind but tensors: what samples they are of, what becomes of gradients and when
-//! weights change is for whoever runs it to know. So nothing here reads a run's plan, keeps optimizer state or writes a file.
-//! Of other ranks layers know the [groups](AxisGroups) that they exchange with.
+//! A pass goes through here and leaves nothing behind but tensors: what samples they are of, what becomes of
+//! gradients and when weights change is for whoever runs it to know. So nothing here reads a run's plan,
+//! keeps optimizer state or writes a file. Of other ranks layers know the [groups](AxisGroups) that they
+//! exchange with.
 
 #![forbid(unsafe_code)]
 

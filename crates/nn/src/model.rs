@@ -1,5 +1,6 @@
-//! From the model as data to layers that run: names become parameter ids, linear layers and the cheap operations before
-//! them become chains, and each block, or the inside of each attention, is wrapped for recomputation where that is asked for.
+//! From the model as data to layers that run: names become parameter ids, linear layers and the cheap
+//! operations before them become chains, and each block, or the inside of each attention, is wrapped for
+//! recomputation where that is asked for.
 
 mod builder;
 #[cfg(test)]
@@ -140,7 +141,8 @@ impl Model {
         self.end().read_logits(own)
     }
 
-    /// Sends the gradient of what [`Model::forward`] gave back through all blocks; what comes out is for the part before.
+    /// Sends the gradient of what [`Model::forward`] gave back through all blocks; what comes out is for the
+    /// part before.
     pub fn backward(&self, gradient: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Option<Tensor>> {
         let mut gradient = Some(gradient);
         for (i, block) in self.blocks.iter().enumerate().rev() {

@@ -25,7 +25,8 @@ pub struct ParameterId(pub usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BufferId(pub usize);
 
-/// Where layers get their weights from. At rest these may be in a form that takes less room; a block's are dense while it works.
+/// Where layers get their weights from. At rest these may be in a form that takes less room; a block's are
+/// dense while it works.
 pub trait WeightStore: Sync {
     /// A parameter, dense, in the precision of the kernels: one of the block that is at work.
     fn get(&self, id: ParameterId) -> &Tensor;
@@ -46,8 +47,8 @@ pub trait WeightStore: Sync {
     /// A running statistic.
     fn buffer(&self, id: BufferId) -> &Tensor;
 
-    /// Makes the weights of a block dense for as long as what comes back lives; nothing where they are anyway. Where it is known
-    /// which block the pass enters next, its weights may be made dense meanwhile.
+    /// Makes the weights of a block dense for as long as what comes back lives; nothing where they are
+    /// anyway. Where it is known which block the pass enters next, its weights may be made dense meanwhile.
     fn enter(&self, _block: usize, _next: Option<usize>) -> Result<Option<Box<dyn WeightStore + '_>>> {
         Ok(None)
     }
@@ -203,7 +204,8 @@ impl Weights {
         Ok(weights)
     }
 
-    /// A copy whose parameters are f32 and are multiplied with their zeros, which may be moved; statistics are shared.
+    /// A copy whose parameters are f32 and are multiplied with their zeros, which may be moved; statistics
+    /// are shared.
     pub fn widened(&self) -> Result<Weights> {
         self.copied(|weights, id| weights.widened_one(id, Category::Scoring))
     }

@@ -1,7 +1,8 @@
 //! Every backward pass against finite differences of its own forward pass, summed in f64.
 //!
-//! The loss is that of training. For each parameter tensor the derivative along random directions is compared with the
-//! gradient. A layer without parameters stands behind one that has some, so that its input gradient is tested too.
+//! The loss is that of training. For each parameter tensor the derivative along random directions is compared
+//! with the gradient. A layer without parameters stands behind one that has some, so that its input gradient
+//! is tested too.
 
 use std::collections::HashMap;
 
@@ -176,7 +177,8 @@ fn check(input_shape: Input, layers: Vec<LayerSpec>, classes: usize) {
         }
     }
 
-    // The same bits when weight gradients are put off, and when blocks or the insides of attentions are recomputed.
+    // The same bits when weight gradients are put off, and when blocks or the insides of attentions are
+    // recomputed.
     let mut deferred = DeferredGradients::default();
     backward(&built, &weights, x.clone(), &targets, &mut deferred);
     let mut sink = SummedGradients::default();
@@ -246,8 +248,8 @@ fn linear_in_both_orders_and_every_activation() {
     }
 }
 
-/// Linear layers behind a norm or an activation, whose inputs are made again: after a norm, between two linear layers,
-/// behind an activation that stands alone, and several in a row.
+/// Linear layers behind a norm or an activation, whose inputs are made again: after a norm, between two
+/// linear layers, behind an activation that stands alone, and several in a row.
 #[test]
 fn chains_of_linear_layers() {
     let norms = [
@@ -302,7 +304,8 @@ fn a_tied_head() {
     check(TEXT, layers, 11);
 }
 
-/// With an epsilon that counts, and without a shift, alone and before a linear layer that has its input made again.
+/// With an epsilon that counts, and without a shift, alone and before a linear layer that has its input made
+/// again.
 #[test]
 fn norms_with_an_epsilon_and_without_a_shift() {
     let layer = |bias| LayerSpec::LayerNorm(LayerNorm { name: "norm".into(), width: 8, eps: 0.5, bias });
@@ -344,7 +347,8 @@ fn attention_with_grouped_queries() {
     }
 }
 
-/// Two and three ways, empty ones among them, that are added, multiplied and put side by side; of sequences and of images.
+/// Two and three ways, empty ones among them, that are added, multiplied and put side by side; of sequences
+/// and of images.
 #[test]
 fn branches_of_every_join() {
     for join in [BranchJoin::Sum, BranchJoin::Product, BranchJoin::Concat] {
@@ -413,7 +417,8 @@ fn pools() {
     }
 }
 
-/// Over the batch, and over groups of one sample each; behind it a bend, or a sample's mean would not depend on it.
+/// Over the batch, and over groups of one sample each; behind it a bend, or a sample's mean would not depend
+/// on it.
 #[test]
 fn batch_norm() {
     for group in [0, 1] {

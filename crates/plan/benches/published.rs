@@ -1,7 +1,8 @@
 //! Published training times against what the planner predicts, each through the engine that made them.
 //!
-//! `cargo bench -p espalier-plan --bench published [-- mosaic|megatron|samo] [-- --fit]`: with `--fit` the constants of the cluster
-//! file and of the engine that stand in `tables` are fitted to the rows, and what comes out is printed.
+//! `cargo bench -p espalier-plan --bench published [-- mosaic|megatron|samo] [-- --fit]`: with `--fit` the
+//! constants of the cluster file and of the engine that stand in `tables` are fitted to the rows, and what
+//! comes out is printed.
 
 #[path = "published/fit.rs"]
 mod fit;

@@ -1,13 +1,13 @@
-//! What a model that writes text keeps of what it has read: the keys and values of every position, so that no position goes
-//! through the model twice.
+//! What a model that writes text keeps of what it has read: the keys and values of every position, so that no
+//! position goes through the model twice.
 
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::spec::Input;
 
 impl Plan {
-    /// Bytes of the keys and values that a rank keeps: of each attention layer of its stages, for every position of the model's
-    /// context, whether it comes to be read or not. Nothing for models of images.
+    /// Bytes of the keys and values that a rank keeps: of each attention layer of its stages, for every
+    /// position of the model's context, whether it comes to be read or not. Nothing for models of images.
     pub fn cache_bytes(&self, rank: usize) -> Result<u64, Error> {
         let Input::Tokens { seq, .. } = self.model.input else { return Ok(0) };
         let coords = self.mesh.coordinates(rank);

@@ -18,8 +18,8 @@ pub struct DatasetSpec {
     pub pixels: PixelScaling,
 }
 
-/// What is subtracted from pixels of 0 to 1, and what they are then divided by: one number for all channels or one for
-/// each; left out: what makes the channels of the training split standard.
+/// What is subtracted from pixels of 0 to 1, and what they are then divided by: one number for all channels
+/// or one for each; left out: what makes the channels of the training split standard.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PixelScaling {
     /// Subtracted first.

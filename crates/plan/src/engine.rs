@@ -1,7 +1,8 @@
 //! Engines: what a program that trains keeps, runs again, hides and waits for, apart from the machine it runs on.
 //!
-//! Ours is exact: its memory is what [`memory`](crate::memory) predicts and the ledger measures. The others are what their papers
-//! say of them, so that published runs can be predicted through the engine that made them.
+//! Ours is exact: its memory is what [`memory`](crate::memory) predicts and the ledger measures. The others
+//! are what their papers say of them, so that published runs can be predicted through the engine that made
+//! them.
 
 use crate::edit_distance::nearest;
 use crate::schedule::ScheduleName;
@@ -36,7 +37,8 @@ pub struct EngineProfile {
     pub hides: f64,
     /// Bytes that handling a weight's gradient moves in every micro-batch, of each weight and of each kept one.
     pub sink: [f64; 2],
-    /// Whether recomputing attention begins with the linear layer that makes queries, keys and values, or with their product.
+    /// Whether recomputing attention begins with the linear layer that makes queries, keys and values, or
+    /// with their product.
     pub remakes_queries: bool,
     /// Whether layers can be cut over ranks.
     pub tensor: bool,
@@ -65,8 +67,8 @@ pub enum EngineState {
 }
 
 impl EngineState {
-    /// Bytes of so many weights, of which so many have gradients and state, where so many replicas shard what `zero` says; none
-    /// where the plan predicts them itself.
+    /// Bytes of so many weights, of which so many have gradients and state, where so many replicas shard what
+    /// `zero` says; none where the plan predicts them itself.
     pub fn bytes(&self, all: f64, stored: f64, zero: u8, replicas: usize) -> Option<f64> {
         let EngineState::Bytes { weight, kept, shared, .. } = *self else { return None };
         let (whole, elsewhere) = (weight * all + kept * stored, 1.0 - 1.0 / replicas as f64);
@@ -83,8 +85,9 @@ impl EngineState {
 pub enum EngineStash {
     /// What the layers of the spec save, to the byte.
     Exact,
-    /// Of a transformer block of width h over s positions with a heads, s h (34 + 5 a s/h) bytes a sample (Korthikanti et al. 2022);
-    /// without the second term where scores are not kept. Other blocks: twice what ours keep.
+    /// Of a transformer block of width h over s positions with a heads, s h (34 + 5 a s/h) bytes a sample
+    /// (Korthikanti et al. 2022); without the second term where scores are not kept. Other blocks: twice what
+    /// ours keep.
     Megatron,
 }
 
@@ -112,8 +115,8 @@ impl AttentionKernel {
     pub const OUR_SHARE: f64 = 0.5;
 }
 
-/// Those that some run may want: GPipe takes as long as 1F1B and holds more, Chimera's copies cost more than they hide, and the
-/// others change what is learnt.
+/// Those that some run may want: GPipe takes as long as 1F1B and holds more, Chimera's copies cost more than
+/// they hide, and the others change what is learnt.
 const SEARCHED: &[ScheduleName] = &[ScheduleName::OneFOneB, ScheduleName::Interleaved, ScheduleName::ZbH1];
 const EVERY_RECOMPUTE: &[RecomputeMode] =
     &[RecomputeMode::None, RecomputeMode::Attention, RecomputeMode::Block];
@@ -145,7 +148,8 @@ impl EngineProfile {
         name: "axonn",
         state: EngineState::Bytes { weight: 20.0, kept: 0.0, shared: 12.0, summed: 2.0 },
         stash: EngineStash::Megatron,
-        // 80.16 GB of GPT-3 2.7B on eight GPUs are 53 GB of state and a gigabyte of activations on each; the rest is this.
+        // 80.16 GB of GPT-3 2.7B on eight GPUs are 53 GB of state and a gigabyte of activations on each; the
+        // rest is this.
         workspace: 2_400_000_000,
         attention: AttentionKernel::Unfused { bytes: 6.0 },
         passes: 1.3,
@@ -245,7 +249,8 @@ impl EngineProfile {
 mod tests {
     use super::*;
 
-    /// The totals of SAMO's paper at nine tenths, and what sixteen replicas leave of them where they share out 12 bytes.
+    /// The totals of SAMO's paper at nine tenths, and what sixteen replicas leave of them where they share
+    /// out 12 bytes.
     #[test]
     fn bytes_of_a_weight_are_those_of_the_paper() {
         let bytes = |engine: EngineProfile, stored, zero| engine.state.bytes(1.0, stored, zero, 16).unwrap();

@@ -1,6 +1,6 @@
-//! A field of a file that people write, as data: its name, what it takes, what it is where it is left out, and what it is for.
-//! A section of a run file is a list of these (`config/fields`), and so is a kind of layer; one reader reads them all
-//! ([`Section::read`](crate::config::reader::Section::read)).
+//! A field of a file that people write, as data: its name, what it takes, what it is where it is left out,
+//! and what it is for. A section of a run file is a list of these (`config/fields`), and so is a kind of
+//! layer; one reader reads them all ([`Section::read`](crate::config::reader::Section::read)).
 
 use toml::Value;
 

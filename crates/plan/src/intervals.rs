@@ -13,8 +13,8 @@ pub enum RunLength {
 }
 
 impl RunLength {
-    /// Steps of the run when an epoch has `samples` samples; the last, smaller batch of an epoch is left out, but a
-    /// run has at least one step.
+    /// Steps of the run when an epoch has `samples` samples; the last, smaller batch of an epoch is left out,
+    /// but a run has at least one step.
     pub fn steps(self, samples: usize, batch: usize) -> usize {
         match self {
             RunLength::Steps(steps) => steps,

@@ -1,8 +1,9 @@
 //! How large a step is, from the first to the last.
 //!
-//! Steps count from 0. During the warm-up the rate rises in a line and is first at its peak at its end: step s has
-//! peak (s + 1)/warmup. From a rate of its own (`warmup_from`; Goyal et al. 2017 begin at the rate of a small batch) it is
-//! from + (peak - from) s/warmup, which is that rate at first and the peak after the warm-up. Then the schedule lowers it; with t the share of the decay that is behind,
+//! Steps count from 0. During the warm-up the rate rises in a line and is first at its peak at its end: step
+//! s has peak (s + 1)/warmup. From a rate of its own (`warmup_from`; Goyal et al. 2017 begin at the rate of a
+//! small batch) it is from + (peak - from) s/warmup, which is that rate at first and the peak after the
+//! warm-up. Then the schedule lowers it; with t the share of the decay that is behind,
 //!
 //! - constant: 1
 //! - linear: 1 - (1 - end_factor) t

@@ -1,9 +1,10 @@
 //! What runs where, and what it should cost: pure arithmetic on a run file. No device, no thread, no file.
 //!
-//! [`RunFile::parse`](config::RunFile::parse) reads what a person wrote; [`Plan::new`] joins it with what the data
-//! says and resolves it: the model as data ([`spec`]), and the bytes it should take ([`memory`]). A [`Mesh`] says which
-//! ranks there are, a [`schedule`] in which order the ranks of a pipeline run their micro-batches, [`stages`] which blocks of the model each has, and [`rounds`] how a
-//! lottery ticket's trainings divide the steps.
+//! [`RunFile::parse`](config::RunFile::parse) reads what a person wrote; [`Plan::new`] joins it with what the
+//! data says and resolves it: the model as data ([`spec`]), and the bytes it should take ([`memory`]). A
+//! [`Mesh`] says which ranks there are, a [`schedule`] in which order the ranks of a pipeline run their
+//! micro-batches, [`stages`] which blocks of the model each has, and [`rounds`] how a lottery ticket's
+//! trainings divide the steps.
 
 #![forbid(unsafe_code)]
 

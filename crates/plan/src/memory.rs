@@ -1,10 +1,11 @@
 //! Predicted bytes of one rank, by the categories in which memory is counted while a run goes on.
 //!
-//! For each parameter: its weight and its gradient in the precision of the run (over several micro-batches the gradient
-//! is summed in f32), the optimizer's moments in f32 or bf16, and in
-//! bf16 a master weight in f32 (or its low bits). Pruned, gradients and state are those of kept weights, and a mask is added. Buffers are f32 whatever the precision. Where ranks
-//! shard the optimizer's state, or gradients too, a rank has its part of each parameter's (exact where it is known how much of
-//! each is kept). Activations are those of one micro-batch.
+//! For each parameter: its weight and its gradient in the precision of the run (over several micro-batches
+//! the gradient is summed in f32), the optimizer's moments in f32 or bf16, and in bf16 a master weight in f32
+//! (or its low bits). Pruned, gradients and state are those of kept weights, and a mask is added. Buffers are
+//! f32 whatever the precision. Where ranks shard the optimizer's state, or gradients too, a rank has its part
+//! of each parameter's (exact where it is known how much of each is kept). Activations are those of one
+//! micro-batch.
 
 mod inputs;
 mod messages;
@@ -39,37 +40,42 @@ pub use state_phases::StatePhases;
 /// Bytes by category.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct MemoryPlan {
-    /// Weights, and the running statistics of norms, at the peak: weights that rest compressed are dense before, where passes over them
-    /// say which are kept.
+    /// Weights, and the running statistics of norms, at the peak: weights that rest compressed are dense
+    /// before, where passes over them say which are kept.
     pub weights: u64,
     /// The same while it trains.
     #[serde(skip)]
     pub weights_at_rest: u64,
-    /// Gradients of all parameters, as they are summed over micro-batches. What is summed over ranks as well is rounded to the
-    /// precision of the run when it is sent, so this is the most that is held before. Where gradients are scattered as they are
-    /// made, the rank's parts of their sums, and all of what several places of the model use.
+    /// Gradients of all parameters, as they are summed over micro-batches. What is summed over ranks as well
+    /// is rounded to the precision of the run when it is sent, so this is the most that is held before. Where
+    /// gradients are scattered as they are made, the rank's parts of their sums, and all of what several
+    /// places of the model use.
     pub gradients: u64,
     /// Master weights and moments.
     pub optimizer: u64,
     /// Which weights are kept; nothing without pruning.
     pub mask: u64,
-    /// What scoring by gradients holds before the first step, in one pass, or RigL before some steps; nothing for other methods of pruning.
+    /// What scoring by gradients holds before the first step, in one pass, or RigL before some steps; nothing
+    /// for other methods of pruning.
     pub scoring: u64,
-    /// What choosing the masks of weights that do not exist yet takes, one parameter at a time: its first values, and a key for each.
+    /// What choosing the masks of weights that do not exist yet takes, one parameter at a time: its first
+    /// values, and a key for each.
     #[serde(skip)]
     pub setup: u64,
     /// Whether the optimizer's state is there by then.
     #[serde(skip)]
     pub scores_beside_state: bool,
-    /// What forward passes keep for backward passes of all micro-batches in flight, at the peak: what the head reads is in it, and
-    /// what is made again or put off. What flows between layers and ranks is not: it is measured as `transient`.
+    /// What forward passes keep for backward passes of all micro-batches in flight, at the peak: what the
+    /// head reads is in it, and what is made again or put off. What flows between layers and ranks is not: it
+    /// is measured as `transient`.
     pub activations: u64,
-    /// Where weights rest compressed, the blocks that are dense at once. Scratch space of the kernels, packed operands and copies on the
-    /// host come on top: theirs to know, so not predicted. The ledger measures them; `tensor` holds each operation to a bound that its
-    /// sizes and the number of threads give.
+    /// Where weights rest compressed, the blocks that are dense at once. Scratch space of the kernels, packed
+    /// operands and copies on the host come on top: theirs to know, so not predicted. The ledger measures
+    /// them; `tensor` holds each operation to a bound that its sizes and the number of threads give.
     pub workspace: Option<u64>,
-    /// Buffers of messages to other ranks, which small gradients are packed into; nothing on one rank. Where gradients are
-    /// scattered as they are made they are messages from the beginning, and this is the most that they can take.
+    /// Buffers of messages to other ranks, which small gradients are packed into; nothing on one rank. Where
+    /// gradients are scattered as they are made they are messages from the beginning, and this is the most
+    /// that they can take.
     pub communication: u64,
 }
 
@@ -109,8 +115,8 @@ impl MemoryPlan {
         }
     }
 
-    /// What is held at one moment at least: gradients may come as activations go, and scratch space of the kernels and messages are
-    /// not counted.
+    /// What is held at one moment at least: gradients may come as activations go, and scratch space of the
+    /// kernels and messages are not counted.
     pub fn least(&self) -> u64 {
         let state = [self.weights_at_rest, self.optimizer, self.mask, self.gradients.max(self.activations)];
         let training = state.into_iter().chain(self.workspace).fold(0, u64::saturating_add);
@@ -187,8 +193,8 @@ impl<'a> Prediction<'a> {
         Prediction { model_parallel, ..self }
     }
 
-    /// Of the ranks of a pipeline, at the peak of each category: where pruning comes after the first step, state is dense until
-    /// then.
+    /// Of the ranks of a pipeline, at the peak of each category: where pruning comes after the first step,
+    /// state is dense until then.
     pub fn stages(
         &self,
         model: &ModelSpec,
@@ -240,8 +246,8 @@ impl<'a> Prediction<'a> {
         Ok((0..schedule.stages()).map(of_rank).collect())
     }
 
-    /// How many ranks share each parameter: those with a partial sum of its gradient, in every copy of the parts that use it and in
-    /// every replica.
+    /// How many ranks share each parameter: those with a partial sum of its gradient, in every copy of the
+    /// parts that use it and in every replica.
     fn sharers(&self, stage_blocks: &StageBlocks, placement: &Placement) -> Vec<u64> {
         let mut stages: Vec<HashSet<usize>> = vec![HashSet::new(); self.parameters.len()];
         for (virtual_stage, blocks) in stage_blocks.iter().enumerate() {
@@ -254,8 +260,8 @@ impl<'a> Prediction<'a> {
         sharers.map(|(stages, partial_ranks)| replicas * partial_ranks * stages.len().max(1) as u64).collect()
     }
 
-    /// What some blocks of a model need, beside activations and old versions of the weights. So many ranks share each parameter; `copies` says
-    /// whether those of one replica have copies of each other's blocks.
+    /// What some blocks of a model need, beside activations and old versions of the weights. So many ranks
+    /// share each parameter; `copies` says whether those of one replica have copies of each other's blocks.
     fn of_blocks(
         &self,
         blocks: &[Range<usize>],
@@ -405,7 +411,8 @@ impl<'a> Prediction<'a> {
         stage_blocks.iter().map(of_stage).max().unwrap_or(0)
     }
 
-    /// Whether a parameter that rests compressed is dense while it works: some of it is gone, and products read its zeros.
+    /// Whether a parameter that rests compressed is dense while it works: some of it is gone, and products
+    /// read its zeros.
     fn is_expanded(&self, id: usize) -> bool {
         let elements = self.parameters[id].elements();
         let Some(kept) = self.kept.as_ref().and_then(|kept| kept[id]) else { return false };
@@ -559,8 +566,8 @@ mod tests {
         assert_eq!(bytes(&[bf16, many, stages, "parallel.schedule=pipedream"]), 2, "a step after each");
     }
 
-    /// bf16 with Adam: 2.125 + 14 f bytes and the directory (SAMO: 24 f + 2, dense: 20), or 12 f with the low bits,
-    /// and 8 f with moments in bf16.
+    /// bf16 with Adam: 2.125 + 14 f bytes and the directory (SAMO: 24 f + 2, dense: 20), or 12 f with the low
+    /// bits, and 8 f with moments in bf16.
     #[test]
     fn bytes_for_each_pruned_parameter() {
         let model = resnet(ResNet::R18, (32, 32, 3), 10, StemForm::Small);

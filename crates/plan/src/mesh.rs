@@ -1,12 +1,12 @@
 //! Ranks on named axes. A mesh is a value: it says where a rank stands, and which ranks it shares a slice with.
 //!
-//! Ranks are numbered with `tensor` running fastest, then `spatial`, `data` and `pipeline`. Launchers put neighbouring
-//! ranks on one machine, so that the axes that talk most (every layer, every convolution) stay on its fast links, and
-//! those that talk least (once a step, one activation a stage) cross the network.
+//! Ranks are numbered with `tensor` running fastest, then `spatial`, `data` and `pipeline`. Launchers put
+//! neighbouring ranks on one machine, so that the axes that talk most (every layer, every convolution) stay
+//! on its fast links, and those that talk least (once a step, one activation a stage) cross the network.
 //!
-//! A group of ranks is a slice: all ranks that agree on every axis but the ones named. Its members are in the order of
-//! their ranks, and its number tells it apart from its siblings: the two together are the colour and the key by which
-//! a communicator is split.
+//! A group of ranks is a slice: all ranks that agree on every axis but the ones named. Its members are in the
+//! order of their ranks, and its number tells it apart from its siblings: the two together are the colour and
+//! the key by which a communicator is split.
 
 use std::fmt;
 use std::ops::{Index, IndexMut};
@@ -30,7 +30,8 @@ pub enum Axis {
 }
 
 impl Axis {
-    /// All of them, from the one along which ranks lie farthest apart to the one whose neighbours are next in number.
+    /// All of them, from the one along which ranks lie farthest apart to the one whose neighbours are next in
+    /// number.
     pub const ALL: [Axis; 4] = [Axis::Pipeline, Axis::Data, Axis::Spatial, Axis::Tensor];
 
     /// The name in run files, tables and JSON.
@@ -162,7 +163,8 @@ impl Mesh {
         if expected == ranks {
             return Ok(mesh);
         }
-        // Replicas are what is easiest to have more or fewer of; then the others, in the order of the cost to change.
+        // Replicas are what is easiest to have more or fewer of; then the others, in the order of the cost to
+        // change.
         let hint = [Axis::Data, Axis::Pipeline, Axis::Spatial, Axis::Tensor].into_iter().find_map(|axis| {
             let others = expected / axis_sizes[axis];
             (ranks > 0 && ranks.is_multiple_of(others)).then_some((axis, ranks / others))
@@ -222,7 +224,8 @@ impl Mesh {
         Slice { number, ranks, index }
     }
 
-    /// Where a rank stands in its slice along the axes named; who else is in it is not listed, since they may be millions.
+    /// Where a rank stands in its slice along the axes named; who else is in it is not listed, since they may
+    /// be millions.
     pub fn rank_along(&self, rank: usize, axes: &[Axis]) -> GroupRank {
         let coordinates = self.coordinates(rank);
         let named = Axis::ALL.into_iter().filter(|axis| axes.contains(axis));

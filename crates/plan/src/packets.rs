@@ -1,14 +1,16 @@
-//! Which vectors travel in one message, and what messages of shared vectors take (ZeRO, Rajbhandari et al. 2020): every parameter's
-//! vector of kept weights is split over the ranks that share it, so that one large embedding does not sit on one of them.
+//! Which vectors travel in one message, and what messages of shared vectors take (ZeRO, Rajbhandari et al.
+//! 2020): every parameter's vector of kept weights is split over the ranks that share it, so that one large
+//! embedding does not sit on one of them.
 //!
 //! In a message the shards of all ranks have the length of the longest, as messages need them.
 
-/// Gradients of at least so many bytes are summed over ranks one by one, smaller ones packed into messages of at most so
-/// many: enough to make the cost of starting a message small beside the cost of its bytes.
+/// Gradients of at least so many bytes are summed over ranks one by one, smaller ones packed into messages of
+/// at most so many: enough to make the cost of starting a message small beside the cost of its bytes.
 pub const BUCKET: u64 = 1 << 20;
 
-/// Buckets that are on their way at once where each micro-batch's gradients are scattered as they are made: one more is sent
-/// when the one before the last has arrived, so that what waits for its sum does not add up to a model's gradients.
+/// Buckets that are on their way at once where each micro-batch's gradients are scattered as they are made:
+/// one more is sent when the one before the last has arrived, so that what waits for its sum does not add up
+/// to a model's gradients.
 pub const SCATTERED_AT_ONCE: usize = 2;
 
 /// Which parameters travel together, given the bytes of each, in their order: large ones alone, small ones packed.
@@ -63,8 +65,8 @@ impl SharedVector {
     }
 }
 
-/// Bytes of messages at their peak when vectors of numbers of so many bytes are shared: gradients are all on their way at once,
-/// new weights in two packets.
+/// Bytes of messages at their peak when vectors of numbers of so many bytes are shared: gradients are all on
+/// their way at once, new weights in two packets.
 pub(crate) fn message_bytes(vectors: &[SharedVector], size: u64) -> u64 {
     let gradient =
         |one: &SharedVector| if one.is_sent_as_it_is(size) { one.shard_elements() } else { one.message() };
@@ -72,8 +74,9 @@ pub(crate) fn message_bytes(vectors: &[SharedVector], size: u64) -> u64 {
     gradients.max(gathered_bytes(vectors, size))
 }
 
-/// Bytes of messages at most when gradients are scattered as each of so many micro-batches makes them, in this order: those of a packet
-/// until it is full, its message, and [those before](SCATTERED_AT_ONCE) that have not arrived. `last` are scattered once, at the end.
+/// Bytes of messages at most when gradients are scattered as each of so many micro-batches makes them, in
+/// this order: those of a packet until it is full, its message, and [those before](SCATTERED_AT_ONCE) that
+/// have not arrived. `last` are scattered once, at the end.
 pub(crate) fn scattered_bytes(
     vectors: &[SharedVector],
     last: &[SharedVector],

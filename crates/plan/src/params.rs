@@ -1,8 +1,10 @@
-//! The parameters of a model as one rank has them: made once, from the plan alone, for whoever splits, sums, counts, saves or steps them.
+//! The parameters of a model as one rank has them: made once, from the plan alone, for whoever splits, sums,
+//! counts, saves or steps them.
 //!
-//! A parameter belongs to the parts of the model that use it: one, or several where it is tied. Every copy of such a part, in every
-//! pipeline and every replica, makes a partial sum of its gradient. Of the ranks of one model-parallel group those who hold the same
-//! shard of it do, if the layout says that each has a partial sum; otherwise they have the same gradient already.
+//! A parameter belongs to the parts of the model that use it: one, or several where it is tied. Every copy of
+//! such a part, in every pipeline and every replica, makes a partial sum of its gradient. Of the ranks of one
+//! model-parallel group those who hold the same shard of it do, if the layout says that each has a partial
+//! sum; otherwise they have the same gradient already.
 
 use std::collections::HashMap;
 use std::mem::take;
@@ -30,7 +32,8 @@ pub struct ParamPlan {
     pub is_split: bool,
     /// Which of [`RankParams::groups`] has the other partial sums of its gradient.
     pub group: usize,
-    /// Which of the ranks that split its optimizer state this one is (ZeRO); the only one where each has all of it.
+    /// Which of the ranks that split its optimizer state this one is (ZeRO); the only one where each has all
+    /// of it.
     pub zero: GroupRank,
     /// Whether this rank speaks for its shard where each element must be counted once in a replica.
     pub is_owner: bool,
@@ -40,14 +43,16 @@ pub struct ParamPlan {
     pub decays: bool,
     /// Whether pruning may touch it; without pruning, whether it could.
     pub prunable: bool,
-    /// The blocks that use it, ascending. Its weight must be dense while one of them runs forward, is recomputed or runs backward; a
-    /// gradient of the weight alone, where backwards are split, needs it no longer.
+    /// The blocks that use it, ascending. Its weight must be dense while one of them runs forward, is
+    /// recomputed or runs backward; a gradient of the weight alone, where backwards are split, needs it no
+    /// longer.
     pub blocks: Vec<usize>,
     /// Whether several layers use it, so that its gradient is complete when the whole pass is.
     pub is_tied: bool,
 }
 
-/// Ranks that have partial sums of the same gradients: those at these stages, of these that are in the same model-parallel group, in every replica.
+/// Ranks that have partial sums of the same gradients: those at these stages, of these that are in the same
+/// model-parallel group, in every replica.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GroupPlan {
     /// Ascending.
@@ -132,8 +137,8 @@ impl Plan {
         Ok(RankParams { params, statistics, groups, members })
     }
 
-    /// Which of the ranks of a group a rank is, if it is one. They count stages slowest, then replicas, then those that have parts of the
-    /// same layers. They are not listed: replicas may be millions.
+    /// Which of the ranks of a group a rank is, if it is one. They count stages slowest, then replicas, then
+    /// those that have parts of the same layers. They are not listed: replicas may be millions.
     pub(crate) fn member(&self, rank: usize, group: &GroupPlan) -> Option<GroupRank> {
         let coords = self.mesh.coordinates(rank);
         let of = |all: &[usize], one: usize| {

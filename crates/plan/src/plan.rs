@@ -46,8 +46,8 @@ pub struct DataFacts {
     pub classes: Option<usize>,
 }
 
-/// A resolved run: what was decided, and what follows from it. The same on every rank; [`Plan::rank`] says what one of them
-/// holds.
+/// A resolved run: what was decided, and what follows from it. The same on every rank; [`Plan::rank`] says
+/// what one of them holds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     /// What the data said.
@@ -243,8 +243,8 @@ impl Plan {
         Plan::new(self.record.0.single_rank(), self.facts)
     }
 
-    /// The same ranks as they write a text: each has the same parameters, and nothing is cut along the sequence, of which one position
-    /// comes at a time. None where they can as they are.
+    /// The same ranks as they write a text: each has the same parameters, and nothing is cut along the
+    /// sequence, of which one position comes at a time. None where they can as they are.
     pub fn for_writing(&self) -> Result<Option<Plan>, Error> {
         if !self.layout.has_sequence() {
             return Ok(None);
@@ -296,8 +296,8 @@ impl Plan {
         StateBytes::predict(self.storage, self.data_parallel, self.batch.replicas, self.pruning.as_ref())
     }
 
-    /// Steps of a run of so many after which all is pruned that is to go, at the latest: 0 before the first one, none where nothing is
-    /// pruned.
+    /// Steps of a run of so many after which all is pruned that is to go, at the latest: 0 before the first
+    /// one, none where nothing is pruned.
     pub fn pruned_after(&self, steps: u64) -> Option<u64> {
         let pruning = self.pruning.as_ref()?;
         match Rounds::of(&self.model, pruning) {
@@ -315,8 +315,8 @@ impl Plan {
         ScoredBatch::of(method, &self.batch, !self.model.buffers().is_empty())
     }
 
-    /// How candidates are scored on a device of so much memory, what the system and the kernels take included; None where
-    /// the method needs no gradients. An error where it does not fit, however it is cut.
+    /// How candidates are scored on a device of so much memory, what the system and the kernels take
+    /// included; None where the method needs no gradients. An error where it does not fit, however it is cut.
     pub fn scoring(&self, memory: Option<u64>) -> Result<Option<Scoring>, Error> {
         let Some(pruning) = &self.pruning else { return Ok(None) };
         let placement = self.schedule(1)?.placement;

@@ -20,7 +20,8 @@ pub struct Pruning {
     pub biases: bool,
     /// Parameters whose names contain one of these are not candidates.
     pub exclude: Vec<String>,
-    /// Whether gradients and optimizer state are to hold kept weights alone; what came of it is the plan's storage.
+    /// Whether gradients and optimizer state are to hold kept weights alone; what came of it is the plan's
+    /// storage.
     pub state: StateForm,
     /// In which form pruned weights rest while the block that uses them does not run.
     pub weights: WeightForm,
@@ -59,7 +60,8 @@ pub enum PruneMethod {
         /// Steps from one pruning to the next.
         every: usize,
     },
-    /// Sun et al. 2024: the smallest products of a weight and the norm of its input go, which samples show on one pass forward.
+    /// Sun et al. 2024: the smallest products of a weight and the norm of its input go, which samples show on
+    /// one pass forward.
     Wanda {
         /// Over what the threshold is.
         scope: Scope,
@@ -96,7 +98,8 @@ pub enum PruneMethod {
         every: usize,
         /// How many masks must agree.
         window: usize,
-        /// How far apart they may be: of weights, differing places over twice the kept ones; of channels, over all.
+        /// How far apart they may be: of weights, differing places over twice the kept ones; of channels,
+        /// over all.
         tolerance: f64,
         /// The pull of batch-norm scales towards 0 until then; for channels.
         l1: f64,
@@ -143,13 +146,14 @@ pub struct DynamicSparsity {
 pub enum Distribution {
     /// The same share of each.
     Uniform,
-    /// Of a weight of extents n_i a share in proportion to `sum n_i / product n_i`, at most all of it: small layers keep
-    /// more (Mocanu et al. 2018; with the extents of kernels, Evci et al. 2020).
+    /// Of a weight of extents n_i a share in proportion to `sum n_i / product n_i`, at most all of it: small
+    /// layers keep more (Mocanu et al. 2018; with the extents of kernels, Evci et al. 2020).
     ErdosRenyiKernel,
 }
 
 impl DynamicSparsity {
-    /// The share that each candidate keeps, where together they keep so much of all; a first layer that is dense comes on top.
+    /// The share that each candidate keeps, where together they keep so much of all; a first layer that is
+    /// dense comes on top.
     fn shares(&self, shapes: &[&[usize]], kept: f64) -> Vec<f64> {
         let first = usize::from(self.dense_first).min(shapes.len());
         let mut shares = vec![1.0; shapes.len()];
@@ -161,8 +165,8 @@ impl DynamicSparsity {
     }
 }
 
-/// Shares in proportion to `sum n_i / product n_i`. Layers that would keep more than there is keep all, and the others share
-/// out what is left, until none is above 1.
+/// Shares in proportion to `sum n_i / product n_i`. Layers that would keep more than there is keep all, and
+/// the others share out what is left, until none is above 1.
 fn erdos_renyi_kernel(shapes: &[&[usize]], kept: f64) -> Vec<f64> {
     let elements = |shape: &[usize]| shape.iter().product::<usize>() as f64;
     let raw = |shape: &[usize]| shape.iter().sum::<usize>() as f64 / elements(shape);
@@ -182,7 +186,8 @@ fn erdos_renyi_kernel(shapes: &[&[usize]], kept: f64) -> Vec<f64> {
     }
 }
 
-/// The sparsity of gradual pruning before a step (Zhu & Gupta 2017): `s_f + (s_i - s_f) (1 - (t - start) / (end - start))^3`.
+/// The sparsity of gradual pruning before a step (Zhu & Gupta 2017):
+/// `s_f + (s_i - s_f) (1 - (t - start) / (end - start))^3`.
 pub fn cubic(initial: f64, last: f64, step: u64, start: u64, end: u64) -> f64 {
     let left = 1.0 - (step - start) as f64 / (end - start) as f64;
     last + (initial - last) * left.powi(3)
@@ -312,16 +317,16 @@ impl PruneMethod {
         }
     }
 
-    /// Whether its masks before the first step follow from the weights' first values, or from chance, with no pass of the network over
-    /// them: then a weight need not exist before it is pruned.
+    /// Whether its masks before the first step follow from the weights' first values, or from chance, with no
+    /// pass of the network over them: then a weight need not exist before it is pruned.
     pub fn needs_no_pass(&self) -> bool {
         let passes =
             matches!(self, PruneMethod::Snip { .. } | PruneMethod::Grasp { .. } | PruneMethod::Wanda { .. });
         self.at_start() && !passes
     }
 
-    /// Steps of a run of so many after which all has gone that is to go, at the latest; 0 before the first one. A lottery's rounds
-    /// [say it themselves](crate::rounds::Trainings::last_begins).
+    /// Steps of a run of so many after which all has gone that is to go, at the latest; 0 before the first
+    /// one. A lottery's rounds [say it themselves](crate::rounds::Trainings::last_begins).
     pub fn pruned_after(&self, steps: u64) -> u64 {
         match *self {
             PruneMethod::Gradual { start, end: 0, .. } => (steps * 3 / 4).max(start as u64 + 1),
@@ -419,7 +424,8 @@ impl Pruning {
         }
     }
 
-    /// The share that has gone once some has, in a run of such a length. Where that is not known before the data is, the least it can be.
+    /// The share that has gone once some has, in a run of such a length. Where that is not known before the
+    /// data is, the least it can be.
     pub(crate) fn first_sparsity(&self, length: RunLength) -> f64 {
         match self.method {
             PruneMethod::Gradual { initial, start, end, every, .. } if initial == 0.0 => {
@@ -461,13 +467,14 @@ impl Pruning {
         (!channels).then_some(self.sparsity)
     }
 
-    /// How many weights of a candidate of so many stay; where one threshold is over all candidates, its even share.
+    /// How many weights of a candidate of so many stay; where one threshold is over all candidates, its even
+    /// share.
     pub fn kept_of(&self, elements: u64) -> u64 {
         ((1.0 - self.sparsity) * elements as f64).round() as u64
     }
 
-    /// How many weights of each parameter of a model stay, none for those that are no candidates; where one threshold is over
-    /// all candidates, their even share.
+    /// How many weights of each parameter of a model stay, none for those that are no candidates; where one
+    /// threshold is over all candidates, their even share.
     pub fn kept_by_parameter(&self, parameters: &[Parameter]) -> Vec<Option<u64>> {
         let covered: Vec<usize> = (0..parameters.len()).filter(|i| self.covers(&parameters[*i])).collect();
         let shapes: Vec<&[usize]> = covered.iter().map(|i| &parameters[*i].shape[..]).collect();
@@ -493,7 +500,8 @@ impl Pruning {
 mod tests {
     use super::*;
 
-    /// GPT-2's 8 x 24 weight `[input, output]` has 24 rows of eight, of each of which 2.4 stay: two. All of it together keeps 57.6.
+    /// GPT-2's 8 x 24 weight `[input, output]` has 24 rows of eight, of each of which 2.4 stay: two. All of
+    /// it together keeps 57.6.
     #[test]
     fn every_row_keeps_its_own_share() {
         let text = "[model]\nlayers = 1\nheads = 1\nwidth = 8\ncontext = 4\n[prune]\nmethod = \"magnitude\"\nsparsity = 0.7\nscope = ";
@@ -519,7 +527,8 @@ mod tests {
         for (share, raw) in shares.iter().zip([14.0 / 40.0, 70.0 / 1200.0, 18.0 / 288.0]) {
             assert!((share - factor * raw).abs() < 1e-12, "{shares:?}");
         }
-        // 0.3 1528 = 458.4: a factor of 4.49 would give the first 1.57, so it keeps its 40, and 418.4 go to 70 : 18.
+        // 0.3 1528 = 458.4: a factor of 4.49 would give the first 1.57, so it keeps its 40, and 418.4 go to
+        // 70 : 18.
         let shares = erdos_renyi_kernel(&shapes, 0.3);
         let factor = 418.4 / 88.0;
         assert_eq!(shares[0], 1.0);

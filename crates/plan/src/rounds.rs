@@ -1,9 +1,10 @@
-//! The rounds of a lottery ticket (Frankle & Carbin 2019): how many, what each keeps, and which steps belong to which.
+//! The rounds of a lottery ticket (Frankle & Carbin 2019): how many, what each keeps, and which steps belong
+//! to which.
 //!
-//! A round removes `rate` of what is left, and half of that rate of the output layer. There are as many rounds as the
-//! sparsity needs; the last one removes less, so that exactly the right number is left. One training stands before
-//! each round and one behind the last. With k = `rewind`, the first has L steps and the others, which begin where it
-//! was after k, L - k:
+//! A round removes `rate` of what is left, and half of that rate of the output layer. There are as many
+//! rounds as the sparsity needs; the last one removes less, so that exactly the right number is left. One
+//! training stands before each round and one behind the last. With k = `rewind`, the first has L steps and
+//! the others, which begin where it was after k, L - k:
 //!
 //! ```text
 //! L + rounds (L - k) = steps        what does not divide goes to the last training
@@ -191,7 +192,8 @@ mod tests {
             assert_eq!(last, prune.kept_of(candidates), "{sparsity}");
         }
         assert_eq!(rounds(&run(&["prune.sparsity=0"])).kept, []);
-        // 52,000 weights and 10,240 of the output layer to 6,224: 52000 0.8^12 + 10240 0.9^12 = 6465, with 13: 5461.
+        // 52,000 weights and 10,240 of the output layer to 6,224: 52000 0.8^12 + 10240 0.9^12 = 6465, with
+        // 13: 5461.
         assert_eq!(rounds(&run(&["prune.sparsity=0.9"])).kept.len(), 13);
     }
 

@@ -1,10 +1,11 @@
-//! What a method that scores by gradients holds before the first step, and in how many passes it does so where memory is
-//! short.
+//! What a method that scores by gradients holds before the first step, and in how many passes it does so
+//! where memory is short.
 //!
-//! SNIP sums gradients of all candidates in f32: 4 bytes each. GraSP has a copy of all weights in f32 that moves (4), the direction
-//! in which it moves (4), and sums the product with the Hessian (4). All of it is gone before gradients and the optimizer's
-//! state exist. The sums may be made for some of the candidates at a time: a pass then goes over all samples for these alone, and since the best
-//! are found by looking three times, P passes cost 3 P times the work of one. The masks are the same.
+//! SNIP sums gradients of all candidates in f32: 4 bytes each. GraSP has a copy of all weights in f32 that
+//! moves (4), the direction in which it moves (4), and sums the product with the Hessian (4). All of it is
+//! gone before gradients and the optimizer's state exist. The sums may be made for some of the candidates at
+//! a time: a pass then goes over all samples for these alone, and since the best are found by looking three
+//! times, P passes cost 3 P times the work of one. The masks are the same.
 
 use std::ops::Range;
 
@@ -27,9 +28,9 @@ pub struct Scoring {
 
 /// How the samples that weights are scored by run.
 ///
-/// Without batch norms each replica takes its part of them, in micro-batches as large as those of its steps. A batch norm sees whatever
-/// runs at a time, and masks are to be the same on every layout: so its groups are those that one rank would have, and replicas share
-/// out each of them and measure it together.
+/// Without batch norms each replica takes its part of them, in micro-batches as large as those of its steps.
+/// A batch norm sees whatever runs at a time, and masks are to be the same on every layout: so its groups are
+/// those that one rank would have, and replicas share out each of them and measure it together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScoredBatch {
     /// Samples that run at a time: on a replica, or on all of them together.
@@ -55,8 +56,8 @@ impl ScoredBatch {
         ScoredBatch { samples, replicas, norm_group: batch.norm_group }
     }
 
-    /// What a replica runs of `count` samples that run at a time, and whether batch norms measure them over all replicas: not where these are
-    /// whole ghost groups, of which each has some.
+    /// What a replica runs of `count` samples that run at a time, and whether batch norms measure them over
+    /// all replicas: not where these are whole ghost groups, of which each has some.
     pub fn part(&self, count: usize, replica: usize) -> (Range<usize>, bool) {
         match self.norm_group.filter(|group| count.is_multiple_of(*group)) {
             Some(group) => {
@@ -107,15 +108,17 @@ impl ScoringMemory {
         self.held.saturating_add(largest.unwrap_or(0))
     }
 
-    /// Passes that fit into so many bytes beside what is held; none where the largest candidate alone is too large.
+    /// Passes that fit into so many bytes beside what is held; none where the largest candidate alone is too
+    /// large.
     fn passes(&self, room: u64) -> Option<usize> {
         let largest = self.sums.iter().copied().max().unwrap_or(0);
         (largest <= room).then(|| fill(&self.sums, room).len().max(1))
     }
 }
 
-/// How candidates are scored by ranks of these needs on devices of so much memory, what the system and the kernels take
-/// included, beside weights and activations of so many bytes. An error where it does not fit, however it is cut.
+/// How candidates are scored by ranks of these needs on devices of so much memory, what the system and the
+/// kernels take included, beside weights and activations of so many bytes. An error where it does not fit,
+/// however it is cut.
 pub(crate) fn fit(
     method: &str,
     needs: &[ScoringMemory],
@@ -153,8 +156,8 @@ pub(crate) fn fit(
 /// The parts in which RigL sums dense gradients over several micro-batches, one after the other.
 const GROWTH_CHUNKS: usize = 4;
 
-/// Which of the candidates that move, of so many elements each, RigL sums gradients of in each pass over the batch: about a quarter of all
-/// elements, the last pass whatever is left.
+/// Which of the candidates that move, of so many elements each, RigL sums gradients of in each pass over the
+/// batch: about a quarter of all elements, the last pass whatever is left.
 pub fn growth_chunks(elements: &[u64]) -> Vec<Range<usize>> {
     let most = sum(elements).div_ceil(GROWTH_CHUNKS as u64);
     let mut start = 0;
@@ -183,8 +186,8 @@ pub(crate) struct GrowthCandidate {
     pub kept: u64,
 }
 
-/// Bytes that RigL's sums of dense gradients take at most, in f32; nothing where one micro-batch makes the gradient of a step, since each layer's is
-/// then let go as soon as its growth is chosen.
+/// Bytes that RigL's sums of dense gradients take at most, in f32; nothing where one micro-batch makes the
+/// gradient of a step, since each layer's is then let go as soon as its growth is chosen.
 pub(crate) fn growth_bytes(pruning: &Pruning, micro_batches: usize, candidates: &[GrowthCandidate]) -> u64 {
     let PruneMethod::Rigl(moving) = pruning.method else { return 0 };
     if micro_batches == 1 {
@@ -204,7 +207,8 @@ fn sum(sizes: &[u64]) -> u64 {
     sizes.iter().fold(0, |sum, size| sum.saturating_add(*size))
 }
 
-/// Cuts consecutive things of some sizes into so many parts, the largest as small as can be; the last may be empty.
+/// Cuts consecutive things of some sizes into so many parts, the largest as small as can be; the last may be
+/// empty.
 pub fn parts(sizes: &[u64], parts: usize) -> Vec<Range<usize>> {
     let (mut low, mut high) = (sizes.iter().copied().max().unwrap_or(0), sum(sizes));
     while low < high {
@@ -261,7 +265,8 @@ mod tests {
         assert_eq!(parts(&[5, 5, 5], 1), std::slice::from_ref(&(0..3)));
     }
 
-    /// Every replica has samples of each group, or whole ghost groups; together they have all of it, and none more than was planned.
+    /// Every replica has samples of each group, or whole ghost groups; together they have all of it, and none
+    /// more than was planned.
     #[test]
     fn replicas_share_out_what_batch_norms_see_at_a_time() {
         let batch = |norm_group| BatchSizes {
@@ -296,7 +301,8 @@ mod tests {
         assert_eq!(growth_chunks(&[]), [0..0, 0..0, 0..0, 0..0]);
     }
 
-    /// 13 billion weights in bf16 take 26 GB and their gradients in f32 51 GB: one pass on a GPU of 141 GB, more on one of 80.
+    /// 13 billion weights in bf16 take 26 GB and their gradients in f32 51 GB: one pass on a GPU of 141 GB,
+    /// more on one of 80.
     #[test]
     fn snip_scores_13_billion_weights_on_one_card() {
         let plan = plan("gpt3-13b", "snip", "bf16");

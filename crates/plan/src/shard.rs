@@ -1,5 +1,5 @@
-//! Which part of a tensor is here: some ranges of each dimension, and all elements whose positions lie in them; of these perhaps the
-//! kept ones alone; of those perhaps a flat range.
+//! Which part of a tensor is here: some ranges of each dimension, and all elements whose positions lie in
+//! them; of these perhaps the kept ones alone; of those perhaps a flat range.
 //!
 //! ```text
 //! the full tensor      0 1 2 3 | 4 5 6 7      two rows of four
@@ -7,10 +7,11 @@
 //! the kept ones of it  3 6                    where the mask keeps 0 3 4 6, and the kept vector of the full tensor is 0 3 4 6
 //! ```
 //!
-//! A linear layer split by its outputs has a range of one dimension; the queries, keys and values of some heads, side by side in one
-//! weight, are three. Ranges ascend, so the elements of a shard are in the order in which the full tensor has them: what is earlier in
-//! a shard is earlier in the full tensor, and the kept weights of a shard are a subsequence of those of the full tensor. So any shard is
-//! put together from any others, run by run.
+//! A linear layer split by its outputs has a range of one dimension; the queries, keys and values of some
+//! heads, side by side in one weight, are three. Ranges ascend, so the elements of a shard are in the order
+//! in which the full tensor has them: what is earlier in a shard is earlier in the full tensor, and the kept
+//! weights of a shard are a subsequence of those of the full tensor. So any shard is put together from any
+//! others, run by run.
 
 use std::ops::Range;
 
@@ -24,7 +25,8 @@ pub struct Shard {
     /// Of each dimension the ranges that are here: ascending, apart, none empty unless the shard is.
     ranges: Vec<Vec<Range<usize>>>,
     values: ShardValues,
-    /// Where what is here begins among these values, if ranks with the same ranges split them (ZeRO): then no other rank has this shard.
+    /// Where what is here begins among these values, if ranks with the same ranges split them (ZeRO): then no
+    /// other rank has this shard.
     start: Option<usize>,
 }
 
@@ -121,7 +123,8 @@ impl Shard {
         self.start
     }
 
-    /// The elements that it is about, whatever there is for each and whoever else has some: what ranks with the same weights share.
+    /// The elements that it is about, whatever there is for each and whoever else has some: what ranks with
+    /// the same weights share.
     pub fn elements(&self) -> Shard {
         Shard { values: ShardValues::Dense, start: None, ..self.clone() }
     }

@@ -1,8 +1,10 @@
-//! How so many things are split over the ranks of a group: the one rule for samples, heads, classes, rows and ZeRO's shards.
+//! How so many things are split over the ranks of a group: the one rule for samples, heads, classes, rows and
+//! ZeRO's shards.
 
 use std::ops::Range;
 
-/// What falls to a rank of `n` things in a row: as many as to the others, and one more on the first ranks where they do not come out even.
+/// What falls to a rank of `n` things in a row: as many as to the others, and one more on the first ranks
+/// where they do not come out even.
 pub fn split(n: usize, ranks: usize, rank: usize) -> Range<usize> {
     let (each, left) = (n / ranks, n % ranks);
     let start = rank * each + rank.min(left);

@@ -10,8 +10,8 @@ use crate::spec::{ModelSpec, Shape, ShapeError};
 /// The blocks of each virtual stage, in order; one virtual stage without a pipeline.
 pub type StageBlocks = Vec<Range<usize>>;
 
-/// Cuts a model for a pipeline: where it is said (the first block of every virtual stage but the first), or so that the costliest virtual stage
-/// costs least. `bytes` are those of each weight with its state.
+/// Cuts a model for a pipeline: where it is said (the first block of every virtual stage but the first), or
+/// so that the costliest virtual stage costs least. `bytes` are those of each weight with its state.
 pub fn stage_blocks(
     model: &ModelSpec,
     pipeline: &PipelinePlan,
@@ -78,12 +78,12 @@ fn costs(model: &ModelSpec, each: u64) -> Result<Vec<BlockCost>, Error> {
         .collect())
 }
 
-/// The cut into consecutive virtual stages whose largest cost is least in time, then in memory; where several are, the one whose
-/// virtual stages are nearest to equal. No virtual stage is empty unless there are more virtual stages than blocks, and never the first and the
-/// last, which take the samples and make the loss.
+/// The cut into consecutive virtual stages whose largest cost is least in time, then in memory; where several
+/// are, the one whose virtual stages are nearest to equal. No virtual stage is empty unless there are more
+/// virtual stages than blocks, and never the first and the last, which take the samples and make the loss.
 ///
-/// Whether a limit can be kept is found by filling one virtual stage after the other, so the least limit is found by halving, and
-/// the work grows with the number of blocks alone.
+/// Whether a limit can be kept is found by filling one virtual stage after the other, so the least limit is
+/// found by halving, and the work grows with the number of blocks alone.
 fn balanced(costs: &[BlockCost], virtual_stages: usize) -> StageBlocks {
     let mut sums = vec![BlockCost::NONE];
     for cost in costs {
@@ -163,7 +163,8 @@ impl StagePartition {
         from == self.blocks()
     }
 
-    /// Where each virtual stage begins at the earliest, so that no virtual stage from it on costs more than the limit.
+    /// Where each virtual stage begins at the earliest, so that no virtual stage from it on costs more than
+    /// the limit.
     fn earliest(&self, limit: BlockCost) -> Vec<usize> {
         let mut begins = vec![self.blocks(); self.virtual_stages + 1];
         for virtual_stage in (0..self.virtual_stages).rev() {
@@ -251,8 +252,8 @@ impl ModelSpec {
         Ok(borders)
     }
 
-    /// How many samples of a micro-batch of `all` a rank has where each block begins, and behind the last: a rank's own model may
-    /// share them out.
+    /// How many samples of a micro-batch of `all` a rank has where each block begins, and behind the last: a
+    /// rank's own model may share them out.
     pub fn samples_at_borders(&self, all: u64) -> Vec<u64> {
         let mut samples = vec![all];
         samples.extend(self.blocks.iter().scan(all, |now, block| {

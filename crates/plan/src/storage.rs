@@ -22,13 +22,14 @@ pub struct StorageForms {
 }
 
 impl StorageForms {
-    /// Bytes of each number of a gradient while it is made: that of one micro-batch has the precision of the run, a sum over
-    /// several is f32. In bf16 a sum of 256 equal numbers stands still.
+    /// Bytes of each number of a gradient while it is made: that of one micro-batch has the precision of the
+    /// run, a sum over several is f32. In bf16 a sum of 256 equal numbers stands still.
     pub fn gradient_bytes(&self) -> u64 {
         if self.accumulates { 4 } else { self.precision.size() }
     }
 
-    /// Vectors of f32 in which ranks that step by themselves average a parameter: its exact weight, and each moment.
+    /// Vectors of f32 in which ranks that step by themselves average a parameter: its exact weight, and each
+    /// moment.
     pub(crate) fn averaged_vectors(&self) -> u64 {
         1 + self.moments
     }

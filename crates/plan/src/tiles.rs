@@ -1,13 +1,16 @@
-//! Images cut over ranks (Jin, Ginsburg & Keutzer 2018; Dryden et al. 2019): along the height, or along height and width.
+//! Images cut over ranks (Jin, Ginsburg & Keutzer 2018; Dryden et al. 2019): along the height, or along
+//! height and width.
 //!
-//! Each rank holds a tile. A window that reaches past it sees pixels of a neighbour, the halo, which have to come here first; what a
-//! window sees past the whole image is padding, so a tile's padding is zero on its cut sides. An output pixel belongs to the rank
-//! that holds the pixel under the middle of its window: so outputs are cut where inputs are, halos are as thin as they can be, and
-//! the ways of a residual block, whose windows differ, come out cut alike. With a cut at a multiple of the stride a window of k
-//! with padding p needs p rows from before and k - s - p from behind.
+//! Each rank holds a tile. A window that reaches past it sees pixels of a neighbour, the halo, which have to
+//! come here first; what a window sees past the whole image is padding, so a tile's padding is zero on its
+//! cut sides. An output pixel belongs to the rank that holds the pixel under the middle of its window: so
+//! outputs are cut where inputs are, halos are as thin as they can be, and the ways of a residual block,
+//! whose windows differ, come out cut alike. With a cut at a multiple of the stride a window of k with
+//! padding p needs p rows from before and k - s - p from behind.
 //!
-//! A convolution is linear in its image. So what a tile makes is the sum of what its own pixels add and of what each neighbour's
-//! add ([`HaloPlan::contribution`]), and the first, by far the largest, can be computed while the others are on their way.
+//! A convolution is linear in its image. So what a tile makes is the sum of what its own pixels add and of
+//! what each neighbour's add ([`HaloPlan::contribution`]), and the first, by far the largest, can be computed
+//! while the others are on their way.
 
 mod padding;
 mod region;
@@ -105,8 +108,8 @@ pub struct TileGrid {
 }
 
 impl TileGrid {
-    /// An image of `size` rows and columns on a grid of `ranks`, cut where the `strides` of the layers to come like it (see
-    /// [`Slabs::cut`]).
+    /// An image of `size` rows and columns on a grid of `ranks`, cut where the `strides` of the layers to
+    /// come like it (see [`Slabs::cut`]).
     pub fn cut(size: [usize; 2], ranks: [usize; 2], strides: &[usize]) -> TileGrid {
         TileGrid {
             rows: Slabs::cut(size[0], ranks[0], strides),
@@ -134,7 +137,8 @@ impl TileGrid {
         [rank / self.columns.ranks(), rank % self.columns.ranks()]
     }
 
-    /// The tiles that windows sliding over these make, and what each rank exchanges before; `layer` is what an error calls it.
+    /// The tiles that windows sliding over these make, and what each rank exchanges before; `layer` is what
+    /// an error calls it.
     pub fn slide(&self, layer: &str, window: SlidingWindow) -> Result<(TileGrid, Vec<HaloPlan>), TileError> {
         let (padding, kernel) = (window.padding.most(), window.kernel);
         if padding >= kernel {
@@ -217,8 +221,9 @@ impl HaloPlan {
         self.neighbours.is_empty()
     }
 
-    /// What these pixels add to the rank's outputs. Over all of [`HaloPlan::reads`] it is the outputs themselves, and the padding is
-    /// what is left of the whole image's: zero on the sides where the image was cut.
+    /// What these pixels add to the rank's outputs. Over all of [`HaloPlan::reads`] it is the outputs
+    /// themselves, and the padding is what is left of the whole image's: zero on the sides where the image
+    /// was cut.
     pub fn contribution(&self, pixels: &Region) -> Contribution {
         let (rows, columns) = (self.window.rows(), self.window.columns());
         let rows = rows.reach(pixels.rows.clone(), self.output.rows.clone());

@@ -1,4 +1,5 @@
-//! The planner against training times that others published. `cargo bench -p espalier-plan --bench published` prints the tables.
+//! The planner against training times that others published. `cargo bench -p espalier-plan --bench published`
+//! prints the tables.
 
 #[path = "../benches/published/tables.rs"]
 #[allow(dead_code, reason = "the program that prints them uses the rest")]

@@ -8,8 +8,8 @@ use crate::style::{BOLD, fill, stroke};
 pub struct Bars {
     /// What it shows.
     pub title: String,
-    /// What the bars of a row are, in their order; one alone needs no name. The first of several is drawn as an outline: what was
-    /// expected, beside what came.
+    /// What the bars of a row are, in their order; one alone needs no name. The first of several is drawn as
+    /// an outline: what was expected, beside what came.
     pub series: Vec<String>,
     /// From above.
     pub rows: Vec<BarRow>,

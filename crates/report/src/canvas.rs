@@ -54,7 +54,8 @@ impl Canvas {
         let _ = writeln!(self.svg, "<circle class=\"{class}\" cx=\"{x}\" cy=\"{y}\" r=\"{r}\"/>");
     }
 
-    /// A rectangle; `tip` is shown where a pointer rests on it, if it is not empty. `opacity` is 1 for what is solid.
+    /// A rectangle; `tip` is shown where a pointer rests on it, if it is not empty. `opacity` is 1 for what
+    /// is solid.
     pub fn rect(&mut self, class: &str, corner: (f64, f64), size: (f64, f64), opacity: f64, tip: &str) {
         let [x, y, width, height] = [corner.0, corner.1, size.0.max(0.0), size.1.max(0.0)].map(coordinate);
         let _ = write!(
@@ -113,7 +114,8 @@ fn list(points: &[(f64, f64)]) -> String {
     pairs.join(" ")
 }
 
-/// Text for HTML and XML, in elements and in attributes. Control characters, which XML does not have at all, become U+FFFD.
+/// Text for HTML and XML, in elements and in attributes. Control characters, which XML does not have at all,
+/// become U+FFFD.
 pub fn escape(text: &str) -> Cow<'_, str> {
     let is_plain =
         |c: char| !matches!(c, '&' | '<' | '>' | '"' | '\'' | '\u{fffe}' | '\u{ffff}') && !c.is_control();
@@ -136,7 +138,8 @@ pub fn escape(text: &str) -> Cow<'_, str> {
     escaped.into()
 }
 
-/// About how wide a text of 12 pixels is, in the widest of the common sans-serif fonts (DejaVu): what room to leave for it.
+/// About how wide a text of 12 pixels is, in the widest of the common sans-serif fonts (DejaVu): what room to
+/// leave for it.
 pub fn width_of(text: &str) -> f64 {
     let of = |c: char| match c {
         'i' | 'j' | 'l' | '\'' | '|' => 3.4,

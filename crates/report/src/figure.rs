@@ -120,7 +120,8 @@ impl Figure {
         }
         html += "<div class=\"panels\">\n";
         for panel in &self.panels {
-            // A plot over the full width would be too small to read on a telephone: it is there in both sizes, one of which shows.
+            // A plot over the full width would be too small to read on a telephone: it is there in both
+            // sizes, one of which shows.
             let (class, sizes): (_, &[(&str, f64, f64)]) = match panel {
                 Panel::Plot(plot) if plot.wide => {
                     ("panel wide full", &[("broad", WIDE, WIDE_HEIGHT), ("slim", WIDTH, HEIGHT)])
@@ -238,7 +239,8 @@ mod tests {
         assert_eq!(titles, [vec!["a", "b"], vec!["c"], vec!["d"], vec!["e"]]);
     }
 
-    /// A file stands alone: it names no other, has its own colours for both modes, and every tag that is opened is closed.
+    /// A file stands alone: it names no other, has its own colours for both modes, and every tag that is
+    /// opened is closed.
     #[test]
     fn a_file_needs_nothing_else() {
         let svg = Figure::new("\"t\" <script>").with_subtitle("& so on").with(plot("a")).svg();

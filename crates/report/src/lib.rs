@@ -1,5 +1,5 @@
-//! Records in, pictures out. Knows no tensors: whoever has something to show makes a [`Figure`] of it, and a figure becomes SVG or
-//! part of a [`Page`].
+//! Records in, pictures out. Knows no tensors: whoever has something to show makes a [`Figure`] of it, and a
+//! figure becomes SVG or part of a [`Page`].
 //!
 //! ```
 //! use espalier_report::{PlotAxis, Curve, Figure, Guide, Page, Plot};

@@ -1,8 +1,9 @@
 //! Colours and strokes, by class: one sheet for all pictures, with a second set of colours for dark surroundings.
 //!
-//! The five colours differ in lightness as well as in hue, so that they stay apart for the colour-blind and in print, and each has a
-//! contrast of at least 4.5 to its background, since names of curves are written in them. Classes are spelt out, without variables
-//! of CSS: a picture that stands alone is also read by programs that know no variables.
+//! The five colours differ in lightness as well as in hue, so that they stay apart for the colour-blind and
+//! in print, and each has a contrast of at least 4.5 to its background, since names of curves are written in
+//! them. Classes are spelt out, without variables of CSS: a picture that stands alone is also read by
+//! programs that know no variables.
 
 use std::fmt::Write;
 

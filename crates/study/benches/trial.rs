@@ -1,10 +1,11 @@
-//! How fast trials of a study run: steps a second of so many at once, and what a look at the validation set takes.
-//! `cargo bench -p espalier-study --bench trial -- [--device cuda] [--trials 8] [--batch 64] [--steps 64] [--sparsity 0.9] [--goal 0.12]
-//! [--eval-batch 500] [--field train.micro_batches=4]`
+//! How fast trials of a study run: steps a second of so many at once, and what a look at the validation set
+//! takes.
+//! `cargo bench -p espalier-study --bench trial -- [--device cuda] [--trials 8] [--batch 64] [--steps 64] [--sparsity 0.9] [--goal 0.12] [--eval-batch 500] [--field train.micro_batches=4]`
 //!
-//! The study's simple-cnn with momentum on made-up images of 28 x 28, of which 6000 are held out. Each trial has a thread and a
-//! device of its own: one thread of the processor, or a stream of the GPU. All begin together; the first steps are not timed.
-//! Prints one line of JSON; `benches/trial.py` puts it beside PyTorch.
+//! The study's simple-cnn with momentum on made-up images of 28 x 28, of which 6000 are held out. Each trial
+//! has a thread and a device of its own: one thread of the processor, or a stream of the GPU. All begin
+//! together; the first steps are not timed. Prints one line of JSON; `benches/trial.py` puts it beside
+//! PyTorch.
 
 use std::path::Path;
 use std::sync::Barrier;

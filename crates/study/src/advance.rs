@@ -1,4 +1,5 @@
-//! A trial on its way to the next comparison: validated as it goes, and left as soon as it is known what becomes of it.
+//! A trial on its way to the next comparison: validated as it goes, and left as soon as it is known what
+//! becomes of it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,8 +13,9 @@ use crate::workload::TrialSettings;
 /// Steps grow at least by this factor from one kept check to the next: forty-odd of them describe any run.
 const CURVE_SPACING: f64 = 1.25;
 
-/// Runs a trial until it has taken so many steps in all, or has come to its end. `known` is what is known of its earlier steps; `bound` is given where a trial that has passed the
-/// best one is to be left. None where `stop` was set on the way.
+/// Runs a trial until it has taken so many steps in all, or has come to its end. `known` is what is known of
+/// its earlier steps; `bound` is given where a trial that has passed the best one is to be left. None where
+/// `stop` was set on the way.
 pub fn advance_trial(
     study: &Study,
     settings: &TrialSettings,

@@ -1,16 +1,24 @@
 //! The trials of one cell, and who of them runs on.
 //!
-//! Whatever the method, a trial that has taken as many steps as the best one needed is *cut*: K* is a minimum, and stays the same whatever the trial would have come to. With `sobol` that is
-//! all that saves steps. So that one that reaches the goal is soon known, all trials go on together, to a number of steps that doubles: one after the other, those that were begun before the first that reaches
-//! the goal would spend all the steps there are. A study that wants the K of every trial sets `search.cut = false`; each then runs to its end.
+//! Whatever the method, a trial that has taken as many steps as the best one needed is *cut*: K* is a
+//! minimum, and stays the same whatever the trial would have come to. With `sobol` that is all that saves
+//! steps. So that one that reaches the goal is soon known, all trials go on together, to a number of steps
+//! that doubles: one after the other, those that were begun before the first that reaches the goal would
+//! spend all the steps there are. A study that wants the K of every trial sets `search.cut = false`; each
+//! then runs to its end.
 //!
-//! With `halving` they race. All of them are compared after a few steps, and again whenever the steps have doubled. How many then go on depends on how far the first of them has come: with p the share of the way from chance to the goal that it has
-//! behind it, in logarithms of the measure, n^(1-p) + 1 of n trials do. So nobody is judged while there is nothing to see, and few are left when the end is near,
-//! whether that is after 100 steps or 20,000: no number of steps has to be guessed. (Successive halving, Jamieson & Talwalkar 2016, halves at fixed steps.)
+//! With `halving` they race. All of them are compared after a few steps, and again whenever the steps have
+//! doubled. How many then go on depends on how far the first of them has come: with p the share of the way
+//! from chance to the goal that it has behind it, in logarithms of the measure, n^(1-p) + 1 of n trials do.
+//! So nobody is judged while there is nothing to see, and few are left when the end is near, whether that is
+//! after 100 steps or 20,000: no number of steps has to be guessed. (Successive halving, Jamieson & Talwalkar
+//! 2016, halves at fixed steps.)
 //!
-//! And a trial that is behind where the first one was after a quarter of the steps is *stopped*, whatever its place.
+//! And a trial that is behind where the first one was after a quarter of the steps is *stopped*, whatever its
+//! place.
 //!
-//! A bracket is a function of its records: told those of an earlier process, it goes on from there. Whoever runs the trials asks [`Bracket::next`] and tells [`Bracket::report`].
+//! A bracket is a function of its records: told those of an earlier process, it goes on from there. Whoever
+//! runs the trials asks [`Bracket::next`] and tells [`Bracket::report`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -124,7 +132,8 @@ impl Bracket {
         }
     }
 
-    /// Takes over what is known of a trial, of this bracket or another of the same cell, from an earlier process or another machine.
+    /// Takes over what is known of a trial, of this bracket or another of the same cell, from an earlier
+    /// process or another machine.
     pub fn replay(&mut self, record: &TrialRecord) {
         if let Some(steps) = record.result() {
             self.bound.lower(steps);
@@ -140,7 +149,8 @@ impl Bracket {
         entry.record = Some(record.clone());
     }
 
-    /// A trial that can run now, of those that `may_run`; from here on it does. None where all wait for those that run, or the bracket is over.
+    /// A trial that can run now, of those that `may_run`; from here on it does. None where all wait for those
+    /// that run, or the bracket is over.
     pub fn next(&mut self, may_run: impl Fn(u32) -> bool) -> Option<TrialJob> {
         let rung = self.rung;
         let ready = |entry: &BracketEntry| !entry.running && !entry.is_final() && entry.steps() < rung;
@@ -181,7 +191,8 @@ impl Bracket {
         (self.entries.values().filter(|entry| entry.is_final()).count(), self.entries.len())
     }
 
-    /// Once all have come to the place where they are compared: cuts those that cannot lower K* any more, stops those that are too far behind, and moves on to the next such place.
+    /// Once all have come to the place where they are compared: cuts those that cannot lower K* any more,
+    /// stops those that are too far behind, and moves on to the next such place.
     pub fn compare(&mut self) -> Vec<TrialRecord> {
         let mut ended = Vec::new();
         loop {

@@ -1,6 +1,8 @@
-//! The study file: an ordinary run file without what the study varies, the batch sizes and sparsities, the goal, and where metaparameters are looked for.
+//! The study file: an ordinary run file without what the study varies, the batch sizes and sparsities, the
+//! goal, and where metaparameters are looked for.
 //!
-//! Read with the machinery of run files, so mistakes get the same sentences. Nothing here touches the disk. `docs/study.md` has a line for each field.
+//! Read with the machinery of run files, so mistakes get the same sentences. Nothing here touches the disk.
+//! `docs/study.md` has a line for each field.
 
 use espalier_plan::Error;
 use espalier_plan::config::reader::Section;
@@ -142,7 +144,8 @@ impl Study {
         Ok(study)
     }
 
-    /// The run file of a trial. Its errors name fields as the study file has them. What is dense is not pruned, whatever method the study names.
+    /// The run file of a trial. Its errors name fields as the study file has them. What is dense is not
+    /// pruned, whatever method the study names.
     pub fn run_file(&self, settings: &TrialSettings) -> Result<RunFile, Error> {
         let mut run = self.run.clone();
         if settings.sparsity == 0.0 {
@@ -187,8 +190,8 @@ impl Study {
         sparsities
     }
 
-    /// What makes results comparable, as a hash: all but the names, how many trials and cells there are, and what computes them. So a study can be given more
-    /// of both, and go on elsewhere.
+    /// What makes results comparable, as a hash: all but the names, how many trials and cells there are, and
+    /// what computes them. So a study can be given more of both, and go on elsewhere.
     pub fn fingerprint(&self) -> String {
         let mut run = self.run.fields().clone();
         run.remove("device");
@@ -203,7 +206,8 @@ impl Study {
         blake3::hash(same.to_string().as_bytes()).to_hex()[..16].to_string()
     }
 
-    /// What no section can see alone: the run file must do without what the study gives, and every trial of it must be a run.
+    /// What no section can see alone: the run file must do without what the study gives, and every trial of
+    /// it must be a run.
     fn check(&self) -> Result<(), Error> {
         refuse_given(&self.run, &GIVEN)?;
         if self.run.has("parallel") {

@@ -1,9 +1,12 @@
-//! The curve that steps-to-result follow, K* = c1/B + c2 (Lee et al. 2021): below the critical batch c1/c2 twice the batch takes half the steps; far above it more samples a step buy nothing.
+//! The curve that steps-to-result follow, K* = c1/B + c2 (Lee et al. 2021): below the critical batch c1/c2
+//! twice the batch takes half the steps; far above it more samples a step buy nothing.
 //!
-//! Fitted in relative least squares, sum of ((c1/B + c2)/K - 1)^2 over the cells: K* spans two orders of magnitude, and a step more or less matters by its share. That is linear in
-//! c1 and c2. Intervals come from a bootstrap over trials: each cell's trials are drawn anew with replacement, K* is the least of those that are drawn, and the middle
-//! 95 % of the fits are the interval. Trials that were cut or given up count as drawn and not complete: nobody knows when they would have been. Where most were, few draws differ, and intervals are narrower than
-//! the truth.
+//! Fitted in relative least squares, sum of ((c1/B + c2)/K - 1)^2 over the cells: K* spans two orders of
+//! magnitude, and a step more or less matters by its share. That is linear in c1 and c2. Intervals come from
+//! a bootstrap over trials: each cell's trials are drawn anew with replacement, K* is the least of those that
+//! are drawn, and the middle 95 % of the fits are the interval. Trials that were cut or given up count as
+//! drawn and not complete: nobody knows when they would have been. Where most were, few draws differ, and
+//! intervals are narrower than the truth.
 
 use serde::Serialize;
 
@@ -42,7 +45,8 @@ pub struct StepsCurve {
     pub c1: f64,
     /// Steps that the goal takes whatever the batch.
     pub c2: f64,
-    /// The share of the relative variance of K* that it explains; none of two points, through which it goes in any case.
+    /// The share of the relative variance of K* that it explains; none of two points, through which it goes
+    /// in any case.
     pub r2: Option<f64>,
 }
 
@@ -61,7 +65,8 @@ pub struct Fit {
 }
 
 impl StepsCurve {
-    /// The curve through at least two points of different batch sizes. Neither constant is below 0: where the best curve's were, it is the best one with 0.
+    /// The curve through at least two points of different batch sizes. Neither constant is below 0: where the
+    /// best curve's were, it is the best one with 0.
     pub fn through(points: &[StepsAtBatch]) -> Option<StepsCurve> {
         let first = points.first()?;
         if points.iter().all(|point| point.batch == first.batch) {
@@ -165,7 +170,8 @@ mod tests {
         assert_eq!(two.r2, None, "a curve of two constants goes through two points");
     }
 
-    /// Lee et al. 2021, every other batch size as it can be read off a figure, against the fits that they give of all of them.
+    /// Lee et al. 2021, every other batch size as it can be read off a figure, against the fits that they
+    /// give of all of them.
     #[test]
     fn published_fits_are_found_in_published_points() {
         let batches = [4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0];

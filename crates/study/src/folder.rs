@@ -1,5 +1,6 @@
-//! A study's folder as somebody finds it who did not start the study: `study.json` says what it is a study of, files of results how far it has come, and both make its page. Nothing in the folder is
-//! changed by looking at it.
+//! A study's folder as somebody finds it who did not start the study: `study.json` says what it is a study
+//! of, files of results how far it has come, and both make its page. Nothing in the folder is changed by
+//! looking at it.
 
 use std::fs;
 use std::io::ErrorKind;

@@ -1,7 +1,9 @@
-//! Many runs as one measurement: how many steps a result takes over batch sizes and sparsities, what curve that follows, and why.
+//! Many runs as one measurement: how many steps a result takes over batch sizes and sparsities, what curve
+//! that follows, and why.
 //!
-//! After Lee, Ajanthan, Torr & Jaggi (ICLR 2021), whose method is that of Shallue et al. (2019): for every batch size B and every sparsity the metaparameters are searched,
-//! and K*, the fewest steps to a goal of validation, is recorded; K* = c1/B + c2 is fitted to that.
+//! After Lee, Ajanthan, Torr & Jaggi (ICLR 2021), whose method is that of Shallue et al. (2019): for every
+//! batch size B and every sparsity the metaparameters are searched, and K*, the fewest steps to a goal of
+//! validation, is recorded; K* = c1/B + c2 is fitted to that.
 //!
 //! ```text
 //! study file --> cells x points --> trials --> results --> summary, page

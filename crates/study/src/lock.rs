@@ -1,8 +1,8 @@
-//! Whose a study's folder is: of one process, or of several that share its trials out (`--shard`). Two that run all of them would run
-//! each twice, and write what they find beside each other.
+//! Whose a study's folder is: of one process, or of several that share its trials out (`--shard`). Two that
+//! run all of them would run each twice, and write what they find beside each other.
 //!
-//! A lock (`flock`) on the file `.lock`, which the system takes back from a process however it ends: alone, or shared with those that
-//! have other shards, each of which has a file of its own.
+//! A lock (`flock`) on the file `.lock`, which the system takes back from a process however it ends: alone,
+//! or shared with those that have other shards, each of which has a file of its own.
 
 use std::fs::{self, File, TryLockError};
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! What runs of a study came to, a line of JSON each in a file that is only added to. A study that is started again finds there what it need not
-//! run again.
+//! What runs of a study came to, a line of JSON each in a file that is only added to. A study that is started
+//! again finds there what it need not run again.
 
 use std::fmt::Display;
 use std::fs::{self, OpenOptions};
@@ -28,7 +28,8 @@ struct OutcomeLine<T> {
 }
 
 impl<T: Serialize + DeserializeOwned + Clone> Outcomes<T> {
-    /// Those in a folder, which is made. A last line that a power cut has torn is dropped; any other that cannot be read is an error.
+    /// Those in a folder, which is made. A last line that a power cut has torn is dropped; any other that
+    /// cannot be read is an error.
     pub fn open(folder: &Path) -> Result<Outcomes<T>, Error> {
         fs::create_dir_all(folder).map_err(|why| Error::unwritten(folder, why))?;
         let (outcomes, torn) = Outcomes::load(folder)?;

@@ -1,4 +1,5 @@
-//! The page of a study: K* against the batch, the metaparameters of all trials, smoothness along training, and the numbers.
+//! The page of a study: K* against the batch, the metaparameters of all trials, smoothness along training,
+//! and the numbers.
 
 use std::fs;
 use std::path::PathBuf;
@@ -68,7 +69,8 @@ pub fn page(study: &Study, results: &Results, summary: &StudySummary, curves: &[
     page
 }
 
-/// K* against the batch, a curve a sparsity, with the fit behind it and what would be perfect scaling and none at all.
+/// K* against the batch, a curve a sparsity, with the fit behind it and what would be perfect scaling and
+/// none at all.
 pub fn steps_to_result(study: &Study, summary: &StudySummary) -> Figure {
     let mut batches: Vec<usize> = study.cells.iter().map(|cell| cell.batch).collect();
     batches.sort_unstable();
@@ -103,7 +105,8 @@ fn points(summary: &StudySummary, sparsity: f64) -> Vec<(f64, f64)> {
     points
 }
 
-/// The first two metaparameters of every trial at a sparsity, a panel for each batch size, the best one ringed; with one metaparameter, its value against the steps.
+/// The first two metaparameters of every trial at a sparsity, a panel for each batch size, the best one
+/// ringed; with one metaparameter, its value against the steps.
 fn metaparameters(study: &Study, results: &Results, sparsity: f64) -> Option<Figure> {
     let title = format!("Hyperparameters of all trials, {}", percent(sparsity));
     let mut figure = Figure::new(title).with_subtitle("ring: the best trial");

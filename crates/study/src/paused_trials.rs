@@ -1,9 +1,12 @@
 //! Trials that wait, on disk: a study that is killed goes on with them where they stood.
 //!
-//! A trial that has come to where trials are compared is written to `waiting/` in the study's folder, as the checkpoint of a run with its record beside the tensors, so that both are of one step or absent. Its
-//! line of results is written after that. Killed in between, the study finds it further than its line says, and goes on from there: a bracket hears the same of it as it would have heard then. What has ended is removed.
+//! A trial that has come to where trials are compared is written to `waiting/` in the study's folder, as the
+//! checkpoint of a run with its record beside the tensors, so that both are of one step or absent. Its line
+//! of results is written after that. Killed in between, the study finds it further than its line says, and
+//! goes on from there: a bracket hears the same of it as it would have heard then. What has ended is removed.
 //!
-//! Writing takes a few milliseconds and the disk; steps that took less than [`TrialRunner::min_unsaved_time`] since the trial was written last are rather taken again.
+//! Writing takes a few milliseconds and the disk; steps that took less than [`TrialRunner::min_unsaved_time`]
+//! since the trial was written last are rather taken again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -46,7 +49,9 @@ impl PausedTrialStore {
         runner.begin(worker, settings).map(|trial| (trial, None))
     }
 
-    /// Saves a trial where its steps since it was saved last are worth that; returns what they took that is not saved. A disk that cannot hold it is no reason to end the study: it costs steps if somebody kills it.
+    /// Saves a trial where its steps since it was saved last are worth that; returns what they took that is
+    /// not saved. A disk that cannot hold it is no reason to end the study: it costs steps if somebody kills
+    /// it.
     pub fn save(&self, trial: &mut dyn Trial, record: &TrialRecord, unsaved: Duration) -> Duration {
         if record.status.is_final() || unsaved < self.min_unsaved {
             return unsaved;

@@ -1,5 +1,5 @@
-//! A metaparameter and where it is looked for. Points of the search lie in the unit cube; a range says which value a coordinate stands for, and
-//! where between its ends a value lies.
+//! A metaparameter and where it is looked for. Points of the search lie in the unit cube; a range says which
+//! value a coordinate stands for, and where between its ends a value lies.
 
 use espalier_plan::Error;
 use espalier_plan::config::reader::{Section, show};
@@ -35,7 +35,8 @@ pub enum RangeScale {
     Linear,
     /// Whole numbers, evenly.
     Whole,
-    /// One minus the value evenly in the logarithm, as suits a momentum: `low` and `high` are those of one minus the value.
+    /// One minus the value evenly in the logarithm, as suits a momentum: `low` and `high` are those of one
+    /// minus the value.
     OneMinusLog,
 }
 
@@ -104,7 +105,8 @@ impl SearchRange {
         }
     }
 
-    /// The range with a quarter more at one end, and the part of it that is new together with the outer tenth that made one look there.
+    /// The range with a quarter more at one end, and the part of it that is new together with the outer tenth
+    /// that made one look there.
     pub fn widened(&self, end: RangeEnd) -> (SearchRange, SearchRange) {
         let (low, high) = (self.scale.transform(self.low), self.scale.transform(self.high));
         let span = high - low;
@@ -169,8 +171,8 @@ impl SearchRange {
     }
 }
 
-/// Reads `[search.ranges]`. A field stands there with its full path, in quotes or as sections: `"learning_rate.peak" = ..` and `learning_rate.peak = ..` are
-/// the same.
+/// Reads `[search.ranges]`. A field stands there with its full path, in quotes or as sections:
+/// `"learning_rate.peak" = ..` and `learning_rate.peak = ..` are the same.
 pub fn read_all(path: &str, table: &Table) -> Result<Vec<SearchRange>, Error> {
     let mut ranges = Vec::new();
     for (key, value) in table {

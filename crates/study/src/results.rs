@@ -1,9 +1,10 @@
 //! What trials have come to, on disk: lines of JSON, a file for each process that writes, all in one folder.
 //!
-//! A file begins with what study it belongs to; a line is written in one call, and nobody adds to another's file. So processes of several machines share a
-//! folder without asking each other, whoever is killed leaves at most a torn last line in a file that nobody writes to again, and what is known is what all
-//! files say together, read in any order: the line of a trial that has taken more steps counts. Each line carries a checksum: a digit that a disk has changed
-//! would be another result.
+//! A file begins with what study it belongs to; a line is written in one call, and nobody adds to another's
+//! file. So processes of several machines share a folder without asking each other, whoever is killed leaves
+//! at most a torn last line in a file that nobody writes to again, and what is known is what all files say
+//! together, read in any order: the line of a trial that has taken more steps counts. Each line carries a
+//! checksum: a digit that a disk has changed would be another result.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -82,7 +83,8 @@ pub struct Results {
 }
 
 impl Results {
-    /// Opens the folder of a study, which need not be there until something is written, and reads what others have left in it.
+    /// Opens the folder of a study, which need not be there until something is written, and reads what others
+    /// have left in it.
     pub fn open(folder: &Path, study: &Study) -> Result<Results, Error> {
         let header =
             ResultsHeader { schema: SCHEMA, name: study.name.clone(), fingerprint: study.fingerprint() };

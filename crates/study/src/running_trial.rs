@@ -1,7 +1,8 @@
 //! A trial under way: a run without a folder that can be paused at any step, kept, and gone on with.
 //!
-//! It is [`Trainer`]'s run on one rank and nothing else: the same steps as `espalier train` takes of the same file, to the bit. What
-//! a search adds is when it stops to look. Between two calls a trial is its weights and the optimizer's state on the device.
+//! It is [`Trainer`]'s run on one rank and nothing else: the same steps as `espalier train` takes of the same
+//! file, to the bit. What a search adds is when it stops to look. Between two calls a trial is its weights
+//! and the optimizer's state on the device.
 
 mod saved;
 #[cfg(test)]
@@ -43,8 +44,9 @@ impl RunningTrial {
         self.trainer.steps()
     }
 
-    /// Takes steps until `step` of them are taken, and looks at the whole validation split (or as much of it as
-    /// [`Workload::with_goal`] asks for). A trial that diverges on the way stops at the step that did, and stays there.
+    /// Takes steps until `step` of them are taken, and looks at the whole validation split (or as much of it
+    /// as [`Workload::with_goal`] asks for). A trial that diverges on the way stops at the step that did, and
+    /// stays there.
     pub fn advance(&mut self, step: u64) -> Result<TrialCheck> {
         if let Some(end) = self.end {
             return Ok(end);

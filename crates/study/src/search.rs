@@ -1,8 +1,10 @@
-//! The work of a study: workers take trials of any cell, run them to where they are compared, and write down where they stand.
+//! The work of a study: workers take trials of any cell, run them to where they are compared, and write down
+//! where they stand.
 //!
-//! Cells are taken in their order, and the next one is opened where those before have nothing to do for a worker but wait. A trial that waits is kept in memory, so
-//! that it goes on without taking its steps again, and with the worker that began it, whose device it is on, and on disk ([`PausedTrialStore`]); killed, a study loses those that run, as far as they went since they last waited. What
-//! was decided stays decided.
+//! Cells are taken in their order, and the next one is opened where those before have nothing to do for a
+//! worker but wait. A trial that waits is kept in memory, so that it goes on without taking its steps again,
+//! and with the worker that began it, whose device it is on, and on disk ([`PausedTrialStore`]); killed, a
+//! study loses those that run, as far as they went since they last waited. What was decided stays decided.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,7 +63,8 @@ pub trait StudyObserver: Send {
     fn widened(&mut self, cell: Cell, field: &str, low: f64, high: f64);
 }
 
-/// Runs what is left of a study's trials, as far as they are of a shard, on so many workers; false where it was stopped before the end.
+/// Runs what is left of a study's trials, as far as they are of a shard, on so many workers; false where it
+/// was stopped before the end.
 pub fn run_trials(
     study: &Study,
     runner: &dyn TrialRunner,
@@ -78,7 +81,8 @@ pub fn run_trials(
     run_brackets(study, runner, results, brackets, workers, stop, observer)
 }
 
-/// Looks beyond the ends of ranges at which best trials lie, until none does or the run file allows no more; false where it was stopped before the end.
+/// Looks beyond the ends of ranges at which best trials lie, until none does or the run file allows no more;
+/// false where it was stopped before the end.
 pub fn widen_ranges(
     study: &Study,
     runner: &dyn TrialRunner,

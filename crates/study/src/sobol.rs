@@ -1,13 +1,15 @@
-//! Sobol's points: evenly spread in the unit cube however many are taken, so that a search can stop or go on anywhere.
+//! Sobol's points: evenly spread in the unit cube however many are taken, so that a search can stop or go on
+//! anywhere.
 //!
-//! Point n is the exclusive or of the direction numbers v_i of the bits i of n's Gray code (Antonov & Saleev 1979). Directions come from a primitive
-//! polynomial and some odd numbers for each dimension, those of Joe & Kuo (2008), `new-joe-kuo-6`.
+//! Point n is the exclusive or of the direction numbers v_i of the bits i of n's Gray code (Antonov & Saleev
+//! 1979). Directions come from a primitive polynomial and some odd numbers for each dimension, those of Joe &
+//! Kuo (2008), `new-joe-kuo-6`.
 
 /// Bits of a coordinate, and so of a point's number.
 const BITS: usize = 32;
 
-/// Of each dimension but the first: coefficients of the primitive polynomial between its first and its last one, and the first odd numbers, as
-/// many as the polynomial's degree.
+/// Of each dimension but the first: coefficients of the primitive polynomial between its first and its last
+/// one, and the first odd numbers, as many as the polynomial's degree.
 const JOE_KUO: [(u32, &[u32]); 9] = [
     (0, &[1]),
     (1, &[1, 3]),
@@ -23,8 +25,8 @@ const JOE_KUO: [(u32, &[u32]); 9] = [
 /// The most dimensions that there are directions for.
 pub const DIMENSIONS: usize = JOE_KUO.len() + 1;
 
-/// Point `number` of the sequence in so many dimensions, each coordinate in [0, 1). Number 0 is the origin, a corner of the search, so whoever searches
-/// begins at 1.
+/// Point `number` of the sequence in so many dimensions, each coordinate in [0, 1). Number 0 is the origin, a
+/// corner of the search, so whoever searches begins at 1.
 ///
 /// # Panics
 /// Panics with more than [`DIMENSIONS`] dimensions.
@@ -89,7 +91,8 @@ mod tests {
         }
     }
 
-    /// The property that makes them worth their trouble, in every dimension: of the first 2^k points one lies in each 2^k-th of the line.
+    /// The property that makes them worth their trouble, in every dimension: of the first 2^k points one lies
+    /// in each 2^k-th of the line.
     #[test]
     fn every_interval_has_its_share() {
         for dimension in 0..DIMENSIONS {

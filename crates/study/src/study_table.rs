@@ -1,4 +1,5 @@
-//! What files of all kinds of study have: a name, a run file, sections, lists; and errors that name fields as the study file has them.
+//! What files of all kinds of study have: a name, a run file, sections, lists; and errors that name fields as
+//! the study file has them.
 
 use espalier_plan::Error;
 use espalier_plan::config::reader::{Section, show};

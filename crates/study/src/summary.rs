@@ -1,4 +1,5 @@
-//! A study in numbers: K* of every cell, the curves through them, what sparsity costs. What `--json` prints, and what the page shows.
+//! A study in numbers: K* of every cell, the curves through them, what sparsity costs. What `--json` prints,
+//! and what the page shows.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

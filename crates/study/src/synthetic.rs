@@ -1,4 +1,5 @@
-//! Landscapes for tests: trials whose steps to the goal are a known function of their metaparameters, and take no time.
+//! Landscapes for tests: trials whose steps to the goal are a known function of their metaparameters, and
+//! take no time.
 
 use std::fs;
 use std::path::Path;
@@ -11,8 +12,9 @@ use crate::file::{Goal, Study};
 use crate::trial::{ResumedTrial, Trial, TrialCheck, TrialRecord, TrialRunner};
 use crate::workload::TrialSettings;
 
-/// Trials that reach the goal after K steps, K being least at a rate of its own for each cell, and diverge above another. On the way the error falls as a power of the
-/// share of K that is behind, not the same power for all: who is ahead at first need not be ahead in the end.
+/// Trials that reach the goal after K steps, K being least at a rate of its own for each cell, and diverge
+/// above another. On the way the error falls as a power of the share of K that is behind, not the same power
+/// for all: who is ahead at first need not be ahead in the end.
 #[derive(Debug, Default)]
 pub struct Landscape {
     /// How much the powers differ.

@@ -1,8 +1,9 @@
 //! What theory says of the ratio between sparse and dense networks, from what can be measured of both.
 //!
-//! For stochastic gradient descent on an L-smooth function, K* = c1/B + c2 with c1 = D L v/(mu^2 e^2) and c2 = D/(eta mu e): D is the gap between the loss at first and
-//! at best, v the variance of a sample's gradient, and the best rate eta goes as 1/L (Lee et al. 2021, section 4). mu and e, a constant of the method and the precision asked for, are the same at every
-//! sparsity. So c1 goes as D L v and c2 as D L.
+//! For stochastic gradient descent on an L-smooth function, K* = c1/B + c2 with c1 = D L v/(mu^2 e^2) and c2
+//! = D/(eta mu e): D is the gap between the loss at first and at best, v the variance of a sample's gradient,
+//! and the best rate eta goes as 1/L (Lee et al. 2021, section 4). mu and e, a constant of the method and the
+//! precision asked for, are the same at every sparsity. So c1 goes as D L v and c2 as D L.
 
 use serde::Serialize;
 
@@ -21,7 +22,8 @@ pub struct MeasuredConstants {
     /// The training loss at first, less the least one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gap: Option<f64>,
-    /// The critical batch that the noise of gradients along training says (McCandlish et al. 2018): variance over squared gradient.
+    /// The critical batch that the noise of gradients along training says (McCandlish et al. 2018): variance
+    /// over squared gradient.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub noise_scale: Option<f64>,
 }
@@ -56,7 +58,8 @@ impl CoefficientRatios {
 mod tests {
     use super::*;
 
-    /// By the published smoothness of a small network alone, 0.57 dense and 1.76 at 90 %, three times the steps: the published curves are 3.4 (c1) and 2.5 (c2) times as high.
+    /// By the published smoothness of a small network alone, 0.57 dense and 1.76 at 90 %, three times the
+    /// steps: the published curves are 3.4 (c1) and 2.5 (c2) times as high.
     #[test]
     fn the_smoothness_alone_predicts_about_what_was_published() {
         let measured = |sparsity, mean| MeasuredConstants {

@@ -1,6 +1,7 @@
 //! One run of a study: what it is started with, what is seen of it, and what becomes of it.
 //!
-//! A search knows trials by the two traits here, so that it is tested with landscapes that are known and take no time.
+//! A search knows trials by the two traits here, so that it is tested with landscapes that are known and take
+//! no time.
 
 use std::path::Path;
 use std::time::Duration;
@@ -42,7 +43,8 @@ pub trait TrialRunner: Sync {
         settings: &TrialSettings,
     ) -> Result<Box<dyn Trial + Send + 'a>, Error>;
 
-    /// A trial that was kept in a folder ([`Trial::save`]), and how it stood; none where what is there is damaged or of another trial.
+    /// A trial that was kept in a folder ([`Trial::save`]), and how it stood; none where what is there is
+    /// damaged or of another trial.
     fn resume<'a>(
         &'a self,
         _worker: usize,
@@ -69,10 +71,12 @@ pub type ResumedTrial<'a> = (Box<dyn Trial + Send + 'a>, TrialRecord);
 
 /// A trial that has begun, and can be kept while others run.
 pub trait Trial {
-    /// Takes steps until so many were taken in all, and validates there. One that diverges on the way stops there, and says so.
+    /// Takes steps until so many were taken in all, and validates there. One that diverges on the way stops
+    /// there, and says so.
     fn advance(&mut self, step: u64) -> Result<TrialCheck, Error>;
 
-    /// Writes to a folder all that it needs to go on from where it stands, and its record, in the place of what it wrote there before.
+    /// Writes to a folder all that it needs to go on from where it stands, and its record, in the place of
+    /// what it wrote there before.
     fn save(&mut self, _folder: &Path, _record: &TrialRecord) -> Result<(), Error> {
         Ok(())
     }
@@ -90,7 +94,8 @@ pub enum TrialStatus {
     Incomplete,
     /// It diverged.
     Infeasible,
-    /// Another trial of its cell had reached the goal by that step: whatever it would have come to, K* is the same.
+    /// Another trial of its cell had reached the goal by that step: whatever it would have come to, K* is the
+    /// same.
     Cut,
     /// It was too far behind others of its cell to be worth more steps. It might have caught up.
     Stopped,

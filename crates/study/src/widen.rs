@@ -1,7 +1,9 @@
-//! Ranges that were too narrow. Where the best trial of a cell lies in the outer tenth of a range, the K* that was found is only that of the range: `--widen` moves the end
-//! outwards by a quarter and looks there, again and again until the best trial lies inside.
+//! Ranges that were too narrow. Where the best trial of a cell lies in the outer tenth of a range, the K*
+//! that was found is only that of the range: `--widen` moves the end outwards by a quarter and looks there,
+//! again and again until the best trial lies inside.
 //!
-//! Which range a trial's values come from follows from its number and from what was written down, so that a study that goes on gives the same trials.
+//! Which range a trial's values come from follows from its number and from what was written down, so that a
+//! study that goes on gives the same trials.
 
 use crate::file::{Cell, Study};
 use crate::range::{RangeEnd, SearchRange};
@@ -9,7 +11,8 @@ use crate::results::{Results, WidenedRange};
 use crate::trial::TrialRecord;
 use crate::workload::TrialSettings;
 
-/// Numbers of trials beyond a range begin here, so that the study can be given more trials within its ranges later.
+/// Numbers of trials beyond a range begin here, so that the study can be given more trials within its ranges
+/// later.
 const BEYOND: u32 = 1 << 20;
 
 /// A range of a cell grows at most so many times.

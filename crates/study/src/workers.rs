@@ -12,7 +12,8 @@ use crate::running_trial::RunningTrial;
 use crate::trial::{ResumedTrial, Trial, TrialCheck, TrialRecord, TrialRunner};
 use crate::workload::{TrialSettings, Workload};
 
-/// Workloads that share their data, each on a device of its own: threads that run trials side by side do not wait for each other.
+/// Workloads that share their data, each on a device of its own: threads that run trials side by side do not
+/// wait for each other.
 #[derive(Debug)]
 pub struct WorkerPool {
     workloads: Vec<Workload>,

@@ -1,8 +1,8 @@
 //! What all trials of a study share: a run file, and its data, opened once.
 //!
-//! A trial is the run of that file with a batch size, a sparsity, a seed and some fields of its own. The data are those of the
-//! file's own seed, whatever the trial's: with another seed a trial starts from other weights, meets the samples in another
-//! order and so is pruned otherwise, and is judged by the same samples.
+//! A trial is the run of that file with a batch size, a sparsity, a seed and some fields of its own. The data
+//! are those of the file's own seed, whatever the trial's: with another seed a trial starts from other
+//! weights, meets the samples in another order and so is pruned otherwise, and is judged by the same samples.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use espalier_plan::{Error, Plan, RunFile};
 use espalier_tensor::Device;
 use espalier_train::Result;
 
-/// Samples that run at a time, unless the run file says how many: on a processor so few that what a layer makes of them stays in
-/// the second-level cache (simple-cnn's first layer makes 74 KB of each image).
+/// Samples that run at a time, unless the run file says how many: on a processor so few that what a layer
+/// makes of them stays in the second-level cache (simple-cnn's first layer makes 74 KB of each image).
 const CPU_BATCH: usize = 16;
 
 /// The same on a GPU, which is waited for after each of them.
@@ -40,12 +40,14 @@ pub struct TrialSettings {
     pub sparsity: f64,
     /// `seed`
     pub seed: u64,
-    /// Other fields of the run file by their full names, as in `learning_rate.peak`. A whole number is written as one.
+    /// Other fields of the run file by their full names, as in `learning_rate.peak`. A whole number is
+    /// written as one.
     pub fields: Vec<(String, f64)>,
 }
 
 impl Workload {
-    /// Opens the data of a run file; where the device is a GPU they are kept there. An error where nothing of it is held out, since trials are judged by that.
+    /// Opens the data of a run file; where the device is a GPU they are kept there. An error where nothing of
+    /// it is held out, since trials are judged by that.
     pub fn open(run: &RunFile, device: &Device) -> Result<Workload> {
         let dataset = Dataset::open(run)?;
         if dataset.is_empty(DataSplit::Validation) {
@@ -61,20 +63,21 @@ impl Workload {
         })
     }
 
-    /// The same data for trials on another device: each thread that runs trials beside others has one of its own, as
-    /// [`Device::another`] makes them.
+    /// The same data for trials on another device: each thread that runs trials beside others has one of its
+    /// own, as [`Device::another`] makes them.
     pub fn on_device(&self, device: &Device) -> Workload {
         Workload { device: device.clone(), ..self.clone() }
     }
 
-    /// The same for trials of which one only asks whether their error is at most `goal`. A check that has seen more wrong
-    /// predictions than that allows leaves the other samples out: its error is of those seen, and above the goal too.
+    /// The same for trials of which one only asks whether their error is at most `goal`. A check that has
+    /// seen more wrong predictions than that allows leaves the other samples out: its error is of those seen,
+    /// and above the goal too.
     pub fn with_goal(&self, goal: f64) -> Workload {
         Workload { goal: Some(goal), ..self.clone() }
     }
 
-    /// What a trial with these settings does: `plan.record().to_toml()` is its run file. How many samples run at a time is chosen
-    /// for the device where the file leaves it open; that changes no more than rounding.
+    /// What a trial with these settings does: `plan.record().to_toml()` is its run file. How many samples run
+    /// at a time is chosen for the device where the file leaves it open; that changes no more than rounding.
     pub fn plan(&self, settings: &TrialSettings) -> Result<Plan> {
         let mut run = RunTable::clone(&self.run).with(&settings.overrides())?.read()?;
         if settings.sparsity == 0.0 {
@@ -137,8 +140,8 @@ impl Workload {
     }
 }
 
-/// Into how many micro-batches a step is cut on a processor: the fewest of a size that it can hold at hand, or one where none
-/// divides the batch well.
+/// Into how many micro-batches a step is cut on a processor: the fewest of a size that it can hold at hand,
+/// or one where none divides the batch well.
 fn micro_batches_of(batch: usize) -> usize {
     let fits = |micro_batch: &usize| batch.is_multiple_of(*micro_batch);
     (CPU_BATCH / 2..=CPU_BATCH).rev().find(fits).map_or(1, |micro_batch| batch / micro_batch)

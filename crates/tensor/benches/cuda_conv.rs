@@ -1,10 +1,12 @@
-//! The speed of a GPU's convolutions at the layers of known networks, in microseconds: our own kernels beside cuDNN,
-//! in f32, TF32 and bf16. Every time is that of the whole operation, with what it does to weights and scratch space.
+//! The speed of a GPU's convolutions at the layers of known networks, in microseconds: our own kernels beside
+//! cuDNN, in f32, TF32 and bf16. Every time is that of the whole operation, with what it does to weights and
+//! scratch space.
 //!
 //! `cargo bench -p espalier-tensor --bench cuda_conv -- [--json] [--offers]`
 //!
-//! `--json` prints a line for each time, which `conv_check.py` sets beside PyTorch's; `--offers` prints every algorithm
-//! that cuDNN ranks for the layers, channels filled up to 16 bytes, with its time, and marks those that we would use.
+//! `--json` prints a line for each time, which `conv_check.py` sets beside PyTorch's; `--offers` prints every
+//! algorithm that cuDNN ranks for the layers, channels filled up to 16 bytes, with its time, and marks those
+//! that we would use.
 
 use std::time::Instant;
 

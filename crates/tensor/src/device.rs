@@ -26,8 +26,8 @@ impl Device {
         Ok(Device::Cuda(Cuda::open(ordinal)?))
     }
 
-    /// The same device as if it were another one, for work beside its own: a processor with as many threads again, or a handle
-    /// of the same GPU with a stream and memory of its own.
+    /// The same device as if it were another one, for work beside its own: a processor with as many threads
+    /// again, or a handle of the same GPU with a stream and memory of its own.
     pub fn another(&self) -> Result<Device> {
         match self {
             Device::Cpu(cpu) => Ok(Device::Cpu(Cpu::with_isa(cpu.threads(), cpu.isa())?)),
@@ -43,7 +43,8 @@ impl Device {
         }
     }
 
-    /// The same of the host's memory that its work takes: its own ledger where it is the host, another beside a GPU's.
+    /// The same of the host's memory that its work takes: its own ledger where it is the host, another beside
+    /// a GPU's.
     pub fn host_ledger(&self) -> &Ledger {
         match self {
             Device::Cpu(cpu) => cpu.ledger(),
@@ -51,8 +52,8 @@ impl Device {
         }
     }
 
-    /// Bytes that it has for tensors, those that it holds already included: a GPU's memory, or what the system says is
-    /// available. None where the system does not say.
+    /// Bytes that it has for tensors, those that it holds already included: a GPU's memory, or what the
+    /// system says is available. None where the system does not say.
     pub fn memory(&self) -> Option<usize> {
         match self {
             Device::Cpu(cpu) => Some(memory_left()? as usize + cpu.ledger().total()),
@@ -76,7 +77,8 @@ impl Device {
         }
     }
 
-    /// Does some work that consists of many short operations: for the CPU, with threads that stay awake between them.
+    /// Does some work that consists of many short operations: for the CPU, with threads that stay awake
+    /// between them.
     pub fn awake<R>(&self, work: impl FnOnce() -> R) -> R {
         match self {
             Device::Cpu(cpu) => cpu.awake(work),
@@ -84,7 +86,8 @@ impl Device {
         }
     }
 
-    /// Whether it does work beside what is queued: ahead of its use, on a stream of its own. Not while work is recorded.
+    /// Whether it does work beside what is queued: ahead of its use, on a stream of its own. Not while work
+    /// is recorded.
     pub fn works_ahead(&self) -> bool {
         matches!(self, Device::Cuda(cuda) if !cuda.is_recording())
     }
@@ -114,7 +117,8 @@ impl Device {
     }
 }
 
-/// The end of a host-only path that was handed a tensor of a GPU: each public operation chooses before it comes here.
+/// The end of a host-only path that was handed a tensor of a GPU: each public operation chooses before it
+/// comes here.
 #[track_caller]
 pub(crate) fn host_only() -> ! {
     panic!("the host's code of an operation was given a tensor of a GPU")

@@ -1,5 +1,5 @@
-//! Every file of kernels, gathered for the test that compiles them all without a GPU. Nothing else reads the list: an operation
-//! hands its own source to the GPU, so that `cuda` knows no operation.
+//! Every file of kernels, gathered for the test that compiles them all without a GPU. Nothing else reads the
+//! list: an operation hands its own source to the GPU, so that `cuda` knows no operation.
 
 use crate::cuda::KernelSource;
 use crate::cuda::compile::{CompileTarget, compile, compile_quickly, version};
@@ -64,7 +64,8 @@ fn every_source_compiles_for_ampere_and_hopper() {
     for source in SOURCES {
         assert!(!source.builds.is_empty(), "{} is never built", source.name);
         for (number, build) in source.builds.iter().enumerate() {
-            // No line of a kernel depends on which of the two it is for: what the first build shows of both, the others need not.
+            // No line of a kernel depends on which of the two it is for: what the first build shows of both,
+            // the others need not.
             let both = number == 0 || espalier_testing::long();
             for target in
                 [CompileTarget::Machine(80), CompileTarget::Machine(90)].into_iter().skip(usize::from(!both))

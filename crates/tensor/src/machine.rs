@@ -1,8 +1,8 @@
-//! How much memory the machine has left for this process: what the kernel says is available, or less where the process
-//! stands in control groups with a limit, as in a container or a batch job.
+//! How much memory the machine has left for this process: what the kernel says is available, or less where
+//! the process stands in control groups with a limit, as in a container or a batch job.
 //!
-//! Pages of files count as left: the kernel drops them when memory is asked for. Swap does not: a step touches all of its
-//! memory, and one that waits for a disk each time is not what anybody wants.
+//! Pages of files count as left: the kernel drops them when memory is asked for. Swap does not: a step
+//! touches all of its memory, and one that waits for a disk each time is not what anybody wants.
 
 use std::fs;
 use std::path::Path;
@@ -46,8 +46,8 @@ impl ControlGroup<'_> {
         counts.then_some(ControlGroup { is_second, path: path.trim_start_matches('/') })
     }
 
-    /// What it and each group around it has left, where they have a limit. In a container its path may be that of the
-    /// machine, of which only the end is to be seen: the folders that are there are asked.
+    /// What it and each group around it has left, where they have a limit. In a container its path may be
+    /// that of the machine, of which only the end is to be seen: the folders that are there are asked.
     fn left(&self, root: &Path) -> Vec<u64> {
         let (base, limit, usage, files) = match self.is_second {
             true => ("sys/fs/cgroup", "memory.max", "memory.current", ["inactive_file", "active_file"]),

@@ -1,8 +1,8 @@
 //! Which weights of a tensor are kept: one bit a weight with a directory of ranks, or the places of the kept ones.
 //!
-//! Bits cost 1/8 byte a weight and a 128th for the directory, whatever is kept; places cost 4 bytes a kept weight, which
-//! is less once fewer than about 3.3 % are kept. The smaller form is chosen. *Compressed* means: the kept elements
-//! alone, in the order of their places in the flattened tensor.
+//! Bits cost 1/8 byte a weight and a 128th for the directory, whatever is kept; places cost 4 bytes a kept
+//! weight, which is less once fewer than about 3.3 % are kept. The smaller form is chosen. *Compressed*
+//! means: the kept elements alone, in the order of their places in the flattened tensor.
 
 use std::ops::Range;
 
@@ -28,7 +28,8 @@ pub struct Mask {
 /// How a mask is stored.
 #[derive(Debug, Clone)]
 pub enum MaskStorage {
-    /// Bit `i % 32` of word `i / 32` says whether weight `i` is kept; `ranks[b]` counts the kept ones before block `b`.
+    /// Bit `i % 32` of word `i / 32` says whether weight `i` is kept; `ranks[b]` counts the kept ones before
+    /// block `b`.
     Bits {
         /// u32 `[ceil(len / 32)]`; bits past the end are zero.
         words: Tensor,
@@ -55,7 +56,8 @@ impl Mask {
         Mask::within(device, len, words, Category::Mask)
     }
 
-    /// The same, booked under another category: one that is let go at once, or has yet to take an older one's place.
+    /// The same, booked under another category: one that is let go at once, or has yet to take an older one's
+    /// place.
     pub fn within(device: &Device, len: usize, words: &[u32], category: Category) -> Result<Mask> {
         let kept = words.iter().map(|word| word.count_ones() as usize).sum();
         if 4 * kept < Mask::bytes_as_bits(len) {
@@ -205,8 +207,8 @@ impl Mask {
         }
     }
 
-    /// Calls `visit(k, p)` for each kept weight of a span, in order: its place among the span's kept ones, and among
-    /// all of the span's weights.
+    /// Calls `visit(k, p)` for each kept weight of a span, in order: its place among the span's kept ones,
+    /// and among all of the span's weights.
     #[inline(always)]
     pub(crate) fn each(&self, span: &KeptSpan, mut visit: impl FnMut(usize, usize)) {
         match &self.form {
@@ -224,8 +226,8 @@ impl Mask {
         }
     }
 
-    /// Calls `visit(k, p)` for the kept weights of these numbers, in order: its number counted from the first of them, and its place
-    /// among all weights.
+    /// Calls `visit(k, p)` for the kept weights of these numbers, in order: its number counted from the first
+    /// of them, and its place among all weights.
     #[inline(always)]
     pub(crate) fn each_number(&self, numbers: Range<usize>, mut visit: impl FnMut(usize, usize)) {
         match &self.form {
@@ -265,7 +267,8 @@ pub fn ones(words: &[u32]) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Copies so many bits of words of 32, counted from the lowest of the first one, to a place at which there are zeros.
+/// Copies so many bits of words of 32, counted from the lowest of the first one, to a place at which there
+/// are zeros.
 pub fn copy_bits(from: &[u32], mut first: usize, into: &mut [u32], mut to: usize, mut bits: usize) {
     while bits > 0 {
         // As many as there are left in both words.

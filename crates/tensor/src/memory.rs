@@ -21,7 +21,8 @@ pub enum Category {
     Scoring,
     /// What the forward pass keeps for the backward pass; see [`StashedTensor`](crate::StashedTensor).
     Activations,
-    /// What flows between layers and ranks: outputs on their way, gradients of activations, samples, messages of a pipeline.
+    /// What flows between layers and ranks: outputs on their way, gradients of activations, samples, messages
+    /// of a pipeline.
     Transient,
     /// Keys and values of the positions that a text which is being written has so far.
     Cache,
@@ -130,7 +131,8 @@ struct Gauges {
     total: Gauge,
 }
 
-/// What a buffer is booked as: its category or, where that is transient and a backward pass waits for it, activations.
+/// What a buffer is booked as: its category or, where that is transient and a backward pass waits for it,
+/// activations.
 #[derive(Debug)]
 pub(crate) struct BufferLabel {
     category: Category,
@@ -176,7 +178,8 @@ impl Drop for Booking {
     }
 }
 
-/// Numbers in host memory that are no tensor (a copy of one, keys by which weights are compared), booked as workspace.
+/// Numbers in host memory that are no tensor (a copy of one, keys by which weights are compared), booked as
+/// workspace.
 #[derive(Debug)]
 pub struct HostCopy<T> {
     values: Vec<T>,
@@ -239,7 +242,8 @@ impl Ledger {
         self.0.categories[category as usize].peak.load(Relaxed)
     }
 
-    /// The most bytes that a category has held at once since the last such call; what it holds now begins the next span.
+    /// The most bytes that a category has held at once since the last such call; what it holds now begins the
+    /// next span.
     pub fn take_recent_peak(&self, category: Category) -> usize {
         let gauge = &self.0.categories[category as usize];
         gauge.recent.swap(gauge.now.load(Relaxed), Relaxed)

@@ -2,7 +2,8 @@
 
 use crate::tensor::Tensor;
 
-/// A tensor read as a matrix; every dimension but the last counts as rows. A `&Tensor` is one, [`Tensor::t`] its transpose.
+/// A tensor read as a matrix; every dimension but the last counts as rows. A `&Tensor` is one, [`Tensor::t`]
+/// its transpose.
 #[derive(Debug, Clone, Copy)]
 pub struct Operand<'a> {
     /// As it is stored.

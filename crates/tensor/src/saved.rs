@@ -2,8 +2,8 @@
 
 use crate::tensor::Tensor;
 
-/// A tensor that is kept for a backward pass. While one of these holds it, what would be transient is booked as activations,
-/// however many do: so that category is what lies between forward and backward, to the byte.
+/// A tensor that is kept for a backward pass. While one of these holds it, what would be transient is booked
+/// as activations, however many do: so that category is what lies between forward and backward, to the byte.
 #[derive(Debug)]
 pub struct StashedTensor(Tensor);
 

@@ -234,8 +234,8 @@ impl Tensor {
         Ok(())
     }
 
-    /// Books its memory under another category: what an operation made as workspace may be kept. This must be its only
-    /// owner.
+    /// Books its memory under another category: what an operation made as workspace may be kept. This must be
+    /// its only owner.
     pub fn tag_memory(&mut self, category: Category) {
         match &mut self.storage {
             TensorStorage::Cpu(buffer) => only(buffer).tag_memory(category),
@@ -288,7 +288,8 @@ impl Tensor {
         Ok(self.read_bytes()?.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect())
     }
 
-    /// As [`Tensor::read_f32`], booked as the host's workspace for as long as it lives: for tensors that may be large.
+    /// As [`Tensor::read_f32`], booked as the host's workspace for as long as it lives: for tensors that may
+    /// be large.
     pub fn copy_to_host(&self) -> Result<HostCopy<f32>> {
         Ok(HostCopy::new(self.device().host_ledger(), self.read_f32()?))
     }

@@ -1,8 +1,10 @@
-//! What the tests of all crates share: how one says that it could not test something here, and how long it may take.
+//! What the tests of all crates share: how one says that it could not test something here, and how long it
+//! may take.
 //!
-//! A test that finds no GPU, no MPI or no Python passes, since there is nothing wrong with the program. So that nobody takes
-//! that for having been tested, it goes through [`skipped`]: `./check` lists all of them at its end, and where
-//! `ESPALIER_REQUIRE=cuda,mpi` says that a machine has these, skipping for want of them is a failure.
+//! A test that finds no GPU, no MPI or no Python passes, since there is nothing wrong with the program. So
+//! that nobody takes that for having been tested, it goes through [`skipped`]: `./check` lists all of them at
+//! its end, and where `ESPALIER_REQUIRE=cuda,mpi` says that a machine has these, skipping for want of them is
+//! a failure.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -81,8 +83,8 @@ impl Need {
     }
 }
 
-/// Says that the test on this thread leaves out what needs something that is not here, and why it is not. The caller then
-/// returns, or goes on with the rest.
+/// Says that the test on this thread leaves out what needs something that is not here, and why it is not. The
+/// caller then returns, or goes on with the rest.
 ///
 /// # Panics
 /// Where `ESPALIER_REQUIRE` names the need.
@@ -103,7 +105,8 @@ pub fn skipped(need: Need, why: impl Display) {
     written.unwrap_or_else(|problem| panic!("{}: {problem}", path.display()));
 }
 
-/// Whether long forms of tests are to run: more rounds, sizes or moments of the same; the short form can fail for the same bug.
+/// Whether long forms of tests are to run: more rounds, sizes or moments of the same; the short form can fail
+/// for the same bug.
 pub fn long() -> bool {
     std::env::var("ESPALIER_LONG").is_ok_and(|value| value == "1")
 }

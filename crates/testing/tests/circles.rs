@@ -1,10 +1,11 @@
-//! No circle of modules: what imports each other, by however many steps, is one thing in several files, and can neither be read nor
-//! changed one file at a time.
+//! No circle of modules: what imports each other, by however many steps, is one thing in several files, and
+//! can neither be read nor changed one file at a time.
 //!
-//! Every crate's sources are read for the paths that begin with `crate`, `super` or `self`, in imports and elsewhere, tests left out.
-//! A name that a module hands on (`pub use`) counts as an import from where it is declared. The modules of one folder are then looked
-//! at together, each with all that is under it: among siblings there must be an order. A module and those in its own folder may
-//! know each other, since `mod.rs` hands on what they hold, and holds what they share.
+//! Every crate's sources are read for the paths that begin with `crate`, `super` or `self`, in imports and
+//! elsewhere, tests left out. A name that a module hands on (`pub use`) counts as an import from where it is
+//! declared. The modules of one folder are then looked at together, each with all that is under it: among
+//! siblings there must be an order. A module and those in its own folder may know each other, since `mod.rs`
+//! hands on what they hold, and holds what they share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,7 +19,8 @@ fn modules_of_a_folder_have_an_order() {
     assert!(circles.is_empty(), "modules that import each other:\n{circles}");
 }
 
-/// A small crate with a circle through a name that is handed on, one that only tests close, and one of parent and child.
+/// A small crate with a circle through a name that is handed on, one that only tests close, and one of parent
+/// and child.
 #[test]
 fn a_circle_is_found_through_what_is_handed_on() {
     let files = [
@@ -95,7 +97,8 @@ impl Crate {
         Self { name: name.to_owned(), modules }
     }
 
-    /// Where `path`, as the module `from` writes it, is declared. A name that is handed on in a circle ends where it begins.
+    /// Where `path`, as the module `from` writes it, is declared. A name that is handed on in a circle ends
+    /// where it begins.
     fn resolve(&self, from: &str, path: &str, depth: usize) -> Option<String> {
         let mut at = from.to_owned();
         for (index, segment) in path.split("::").enumerate() {

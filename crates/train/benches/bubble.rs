@@ -1,12 +1,13 @@
-//! The bubble of every schedule, measured from the executor's own timeline beside the one that the schedule has in ideal
-//! time: `cargo bench -p espalier-train --bench bubble`.
+//! The bubble of every schedule, measured from the executor's own timeline beside the one that the schedule
+//! has in ideal time: `cargo bench -p espalier-train --bench bubble`.
 //!
-//! Ranks are threads. Where there are as many cores they compute: a forward is a matrix product, a backward two. At 4 and 8
-//! stages they also sleep for as long. Schedules take turns.
+//! Ranks are threads. Where there are as many cores they compute: a forward is a matrix product, a backward
+//! two. At 4 and 8 stages they also sleep for as long. Schedules take turns.
 //!
-//! Cores that others share run at half their speed for a while and at full speed again, and a pipeline waits for its slowest
-//! stage; so beside the median stands the steadiest round, the one whose passes took most nearly the same time for the same
-//! work, and the spread of that time. It is chosen by the spread alone, not by its bubble.
+//! Cores that others share run at half their speed for a while and at full speed again, and a pipeline waits
+//! for its slowest stage; so beside the median stands the steadiest round, the one whose passes took most
+//! nearly the same time for the same work, and the spread of that time. It is chosen by the spread alone, not
+//! by its bubble.
 
 mod paced;
 

@@ -1,8 +1,10 @@
-//! The planner against ranks that sleep for the planned time and send what a run would: every layout of 4, 8 and 16 ranks for a GPT and a
-//! CNN, on a network as slow as the cluster below says: `cargo bench -p espalier-train --bench planner`.
+//! The planner against ranks that sleep for the planned time and send what a run would: every layout of 4, 8
+//! and 16 ranks for a GPT and a CNN, on a network as slow as the cluster below says:
+//! `cargo bench -p espalier-train --bench planner`.
 //!
-//! What is compared is all that a planner reckons with but the time of kernels, which is taken from it: order, waiting, messages, what hides
-//! behind what. Each rank behaves as with a device of its own, however few cores there are.
+//! What is compared is all that a planner reckons with but the time of kernels, which is taken from it:
+//! order, waiting, messages, what hides behind what. Each rank behaves as with a device of its own, however
+//! few cores there are.
 
 mod paced;
 

@@ -1,8 +1,9 @@
 //! How far every synchronous schedule is from one rank, over all layouts that one cares for:
-//! `cargo bench -p espalier-train --bench schedules [-- STEPS MODEL]`. The tests walk a few of them; this walks all.
+//! `cargo bench -p espalier-train --bench schedules [-- STEPS MODEL]`. The tests walk a few of them; this
+//! walks all.
 //!
-//! Losses are compared, and norms of gradients: those jump by more where rounding moves an activation across the kink of
-//! a ReLU, on one rank and on many.
+//! Losses are compared, and norms of gradients: those jump by more where rounding moves an activation across
+//! the kink of a ReLU, on one rank and on many.
 
 use std::sync::Arc;
 

@@ -1,9 +1,10 @@
 //! Training steps of a GPT whose layers are cut over two ranks, against one rank: 4 layers of width 512 in f32.
 //! `cargo bench -p espalier-train --bench tensor [-- --rounds 9] [--batch 8] [--context 128] [--sequence]`
 //!
-//! Ranks are threads, each with one thread to compute. A round measures one rank of one thread, the two ranks, one rank of two
-//! threads, and one rank of one thread again. Cores that others share change their speed, so the round that is reported is the
-//! steadiest: the one whose two measurements of one rank differ least. Beside it stands the median of all rounds.
+//! Ranks are threads, each with one thread to compute. A round measures one rank of one thread, the two
+//! ranks, one rank of two threads, and one rank of one thread again. Cores that others share change their
+//! speed, so the round that is reported is the steadiest: the one whose two measurements of one rank differ
+//! least. Beside it stands the median of all rounds.
 
 use std::sync::Arc;
 

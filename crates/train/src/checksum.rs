@@ -1,7 +1,7 @@
 //! Checksums of texts that people and programs read as they are: a changed digit in one of them would be believed.
 //!
-//! A resolved run file has one in its first line, a line of JSON as its last field. Texts of older programs have none, and are read as
-//! before: where a flipped bit hides the checksum, what it is of is as it was.
+//! A resolved run file has one in its first line, a line of JSON as its last field. Texts of older programs
+//! have none, and are read as before: where a flipped bit hides the checksum, what it is of is as it was.
 
 use std::borrow::Cow;
 
@@ -17,7 +17,8 @@ pub fn add_to_toml(text: &str) -> String {
     format!("{FIRST_LINE}{}\n{text}", blake3::hash(text.as_bytes()).to_hex())
 }
 
-/// A run file without its checksum, if that is right or it has none; an error is the end of a sentence about the file.
+/// A run file without its checksum, if that is right or it has none; an error is the end of a sentence about
+/// the file.
 pub fn check_toml(text: &str) -> Result<&str, &'static str> {
     // One that was cut off within the line, down to nothing.
     if FIRST_LINE.starts_with(text) {
@@ -59,7 +60,8 @@ pub fn digits(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Any bit of the text that flips is noticed; one of the checksum's own line hides it or is noticed, and changes nothing.
+    /// Any bit of the text that flips is noticed; one of the checksum's own line hides it or is noticed, and
+    /// changes nothing.
     #[test]
     fn no_flipped_bit_changes_what_is_read() {
         let (run, object) = ("seed = 4\n[train]\nbatch = 16\n", "{\"step\":16,\"loss\":0.25}");

@@ -1,7 +1,8 @@
 //! Files that a power cut or a full disk leaves either as they were or as they should be.
 //!
-//! A new name is on the disk once the folder that holds it was synced, and not before: so whoever makes a file or a folder
-//! syncs its parent too. All syncing goes through [`sync`], which tests can ask what was synced, and in which order.
+//! A new name is on the disk once the folder that holds it was synced, and not before: so whoever makes a
+//! file or a folder syncs its parent too. All syncing goes through [`sync`], which tests can ask what was
+//! synced, and in which order.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -32,8 +33,8 @@ pub(crate) fn create_folders(path: &Path, made: &mut Vec<PathBuf>) -> io::Result
     }
 }
 
-/// Gives a file these bytes at once: whoever looks sees the old ones or the new ones, also after a kill. Where it fails,
-/// nothing else is left.
+/// Gives a file these bytes at once: whoever looks sees the old ones or the new ones, also after a kill.
+/// Where it fails, nothing else is left.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = path.with_file_name(format!(".{name}.writing"));
@@ -50,8 +51,8 @@ pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
     sync_folder(parent(to))
 }
 
-/// The same without waiting for the disk. A file system that a signal has interrupted, as those of a network may be, is asked again,
-/// a few times.
+/// The same without waiting for the disk. A file system that a signal has interrupted, as those of a network
+/// may be, is asked again, a few times.
 pub(crate) fn rename_unsynced(from: &Path, to: &Path) -> io::Result<()> {
     for _ in 0..8 {
         match fs::rename(from, to) {
@@ -96,8 +97,8 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// What was synced, in this order, by all tests of the process: nobody could see it from outside but with a debugger or by
-/// pulling the plug. A test asks for what lies in a folder of its own.
+/// What was synced, in this order, by all tests of the process: nobody could see it from outside but with a
+/// debugger or by pulling the plug. A test asks for what lies in a folder of its own.
 #[cfg(test)]
 pub(crate) mod record {
     use super::*;

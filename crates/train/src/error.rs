@@ -101,7 +101,8 @@ pub enum Error {
         /// What the system said.
         why: String,
     },
-    /// The disk is full or failed, or the system has no more of something; nothing is wrong with what was asked for.
+    /// The disk is full or failed, or the system has no more of something; nothing is wrong with what was
+    /// asked for.
     #[error("{}: {why}", path.display())]
     Disk {
         /// What was to be read or written.
@@ -221,7 +222,8 @@ impl Error {
         Error::File { path: path.into(), why: why.to_string() }
     }
 
-    /// What a system error with a file is, in the words of `why`: the fault of the disk, or of whoever chose the file.
+    /// What a system error with a file is, in the words of `why`: the fault of the disk, or of whoever chose
+    /// the file.
     pub fn of_io(path: impl Into<PathBuf>, error: &io::Error, why: impl ToString) -> Error {
         let (path, why) = (path.into(), why.to_string());
         match is_failure(error) {
@@ -241,7 +243,8 @@ impl Error {
     }
 }
 
-/// Whether a system error is that of a disk or a machine: the same command may do better elsewhere, or later, as it is.
+/// Whether a system error is that of a disk or a machine: the same command may do better elsewhere, or later,
+/// as it is.
 pub fn is_failure(error: &io::Error) -> bool {
     use io::ErrorKind::{
         FileTooLarge, Interrupted, OutOfMemory, QuotaExceeded, StaleNetworkFileHandle, StorageFull, TimedOut,

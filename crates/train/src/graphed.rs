@@ -1,7 +1,7 @@
 //! Work that is done again and again on the same tensors: on a GPU, hundreds of launches that become one call.
 //!
-//! The first time it loads what it needs, the second time it is captured as a CUDA graph, and from then on the graph is replayed. What cannot
-//! be captured (work that waits for the GPU) is done anew each time.
+//! The first time it loads what it needs, the second time it is captured as a CUDA graph, and from then on
+//! the graph is replayed. What cannot be captured (work that waits for the GPU) is done anew each time.
 
 use espalier_tensor::Device;
 use espalier_tensor::cuda::CudaGraph;
@@ -28,7 +28,8 @@ impl<R: Clone> Graphed<R> {
         matches!(self, Graphed::Captured(_))
     }
 
-    /// Does the work once more. It must queue the same each time: what changes lies in tensors that it reads, at the same places.
+    /// Does the work once more. It must queue the same each time: what changes lies in tensors that it reads,
+    /// at the same places.
     pub fn run(&mut self, device: &Device, mut work: impl FnMut() -> Result<R>) -> Result<R> {
         if let (Graphed::WarmedUp, Device::Cuda(cuda)) = (&*self, device) {
             *self = match cuda.record(&mut work) {

@@ -1,8 +1,9 @@
-//! Whether a run fits into the memory that is left, asked before any of it is taken: of the machine for all ranks that
-//! share it, of a GPU for those on it.
+//! Whether a run fits into the memory that is left, asked before any of it is taken: of the machine for all
+//! ranks that share it, of a GPU for those on it.
 //!
-//! What is compared is what the run holds at least ([`espalier_plan::MemoryPlan::least`]), so that none is refused that
-//! would have gone through; one that is just too large is still told by the allocation that fails.
+//! What is compared is what the run holds at least ([`espalier_plan::MemoryPlan::least`]), so that none is
+//! refused that would have gone through; one that is just too large is still told by the allocation that
+//! fails.
 
 use espalier_plan::optimizer::{MasterForm, MomentDtype};
 use espalier_plan::spec::{Precision, RecomputeMode};
@@ -13,8 +14,8 @@ use espalier_tensor::{Category, Device, machine};
 use crate::parallel::launched::ProcessGroup;
 use crate::{Error, Result};
 
-/// Refuses a plan that needs more than is left for its ranks here, unless its run file says not to ask. `join` says
-/// which of its ranks these are, where a launcher has started them.
+/// Refuses a plan that needs more than is left for its ranks here, unless its run file says not to ask.
+/// `join` says which of its ranks these are, where a launcher has started them.
 pub fn check(plan: &Plan, device: &Device, process_group: Option<&ProcessGroup>) -> Result<()> {
     if !plan.device.check_memory {
         return Ok(());
@@ -32,7 +33,8 @@ pub fn check(plan: &Plan, device: &Device, process_group: Option<&ProcessGroup>)
             let place = format!("the GPU ({})", cuda.name());
             match process_group {
                 Some(process_group) => {
-                    // Those who share it may have taken theirs already: all of them are held against all that it has.
+                    // Those who share it may have taken theirs already: all of them are held against all that
+                    // it has.
                     let ranks_per_device = process_group.ranks_per_device(Cuda::probe().gpus.len()) as f64;
                     let all = cuda.gpu().memory as u64;
                     let (ranks, left) = match fits(&plan.memory, ranks_per_device, all) {

@@ -1,5 +1,6 @@
-//! `run.toml` in a run folder: the resolved run file, which says what the run was to whoever goes on with it, evaluates or prunes it.
-//! A digit of it that a disk has changed would make another run of it without a word, so it carries a checksum.
+//! `run.toml` in a run folder: the resolved run file, which says what the run was to whoever goes on with it,
+//! evaluates or prunes it. A digit of it that a disk has changed would make another run of it without a word,
+//! so it carries a checksum.
 
 use std::io::ErrorKind;
 use std::path::Path;

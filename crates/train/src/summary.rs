@@ -43,7 +43,8 @@ pub struct RunSummary {
     pub kept: u64,
     /// The fraction of prunable parameters that is gone.
     pub sparsity: f64,
-    /// What is kept of each, in the order of the model; none where nothing is pruned, or where only a run can know.
+    /// What is kept of each, in the order of the model; none where nothing is pruned, or where only a run can
+    /// know.
     pub kept_by_layer: Option<Vec<LayerDensity>>,
     /// Bytes of weights, gradients, optimizer state and mask for each prunable parameter.
     pub state_bytes_per_parameter: f64,
@@ -56,7 +57,8 @@ pub struct RunSummary {
     pub memory: BTreeMap<String, CategoryBytes>,
     /// The most bytes in use at once, on the device.
     pub peak_bytes: Option<usize>,
-    /// The most bytes in use at once of the host's copies of what is on a GPU. A processor's are among its workspace: none.
+    /// The most bytes in use at once of the host's copies of what is on a GPU. A processor's are among its
+    /// workspace: none.
     pub host_peak_bytes: Option<usize>,
     /// Bytes that a rank must send in a step at least, whatever carries them: not counted on the wire.
     pub bytes_sent: BTreeMap<String, u64>,
@@ -90,15 +92,16 @@ pub struct CategoryBytes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct StatePeak {
     /// Until all is pruned that is to go: measured, in any step.
-    pub before: Bytes,
+    pub before: CategoryBytes,
     /// From then on, the same where that is before the first step: measured, in the last step.
-    pub after: Bytes,
-    /// Steps after which all is pruned, at the latest: 0 before the first one; none where nothing is pruned, or where only the data says
-    /// how long the run is.
+    pub after: CategoryBytes,
+    /// Steps after which all is pruned, at the latest: 0 before the first one; none where nothing is pruned,
+    /// or where only the data says how long the run is.
     pub pruned_after: Option<u64>,
     /// Whether that may also be earlier.
     pub may_prune_earlier: bool,
-    /// PredictedStep, while weights are scored by gradients: scores and whatever of these is there by then; none for methods that do not.
+    /// PredictedStep, while weights are scored by gradients: scores and whatever of these is there by then;
+    /// none for methods that do not.
     pub scoring: Option<u64>,
 }
 

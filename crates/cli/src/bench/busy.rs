@@ -21,7 +21,8 @@ pub fn warn_if_busy() {
     }
 }
 
-/// The share of all processors' time that was taken while nothing was done here; none where the system does not say.
+/// The share of all processors' time that was taken while nothing was done here; none where the system does
+/// not say.
 fn watched(read: impl Fn() -> String) -> Option<f64> {
     let before = ticks(&read())?;
     thread::sleep(WATCHED);
@@ -30,8 +31,9 @@ fn watched(read: impl Fn() -> String) -> Option<f64> {
     (all > 0.0).then(|| taken / all)
 }
 
-/// Ticks of all processors since the machine began: those that somebody took, and all. From the first line of `/proc/stat`: user,
-/// nice, system, idle, waiting for a disk, interrupts (two), stolen by the host; guests come after these and are counted as users.
+/// Ticks of all processors since the machine began: those that somebody took, and all. From the first line of
+/// `/proc/stat`: user, nice, system, idle, waiting for a disk, interrupts (two), stolen by the host; guests
+/// come after these and are counted as users.
 fn ticks(stat: &str) -> Option<[u64; 2]> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let numbers: Vec<u64> =

@@ -21,7 +21,8 @@ pub struct ClusterFile {
 }
 
 impl ClusterFile {
-    /// Finds out whether the file can be written, and that it is a cluster file where there is one: others are left alone.
+    /// Finds out whether the file can be written, and that it is a cluster file where there is one: others
+    /// are left alone.
     pub fn open(path: &Path) -> Result<ClusterFile> {
         let refused = |why: String| Error::File { path: path.into(), why };
         let output = OutputFile::open(path, "--out")?;

@@ -1,7 +1,8 @@
-//! `espalier bench comm`: how fast messages between the devices of this machine are, as the `[node.link]` of a cluster file says it.
+//! `espalier bench comm`: how fast messages between the devices of this machine are, as the `[node.link]` of
+//! a cluster file says it.
 //!
-//! Ranks are threads of this process on a processor, and GPUs joined by NCCL where there are several. All send at once, so what they
-//! share is shared.
+//! Ranks are threads of this process on a processor, and GPUs joined by NCCL where there are several. All
+//! send at once, so what they share is shared.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

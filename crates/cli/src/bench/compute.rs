@@ -1,7 +1,8 @@
 //! `espalier bench compute`: how fast a device is, as the `[device]` of a cluster file says it.
 //!
-//! On a processor a device is one core, and all cores work at once: that is what a rank has when all ranks are busy. A core alone is
-//! timed too, which gives the peak that shares are of, and shows what company costs.
+//! On a processor a device is one core, and all cores work at once: that is what a rank has when all ranks
+//! are busy. A core alone is timed too, which gives the peak that shares are of, and shows what company
+//! costs.
 
 mod op;
 mod sizes;

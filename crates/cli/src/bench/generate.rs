@@ -1,8 +1,9 @@
 //! `espalier bench generate`: how fast a model writes, and what share of the memory's bandwidth that is.
 //!
-//! A token reads every weight of every product once, and the keys and values of all positions before it: so tokens for each
-//! second are at most the bandwidth over those bytes. The bandwidth is measured in the same run, by reading a block of memory
-//! that no cache holds, before and after. Weights are random: nothing here depends on their values.
+//! A token reads every weight of every product once, and the keys and values of all positions before it: so
+//! tokens for each second are at most the bandwidth over those bytes. The bandwidth is measured in the same
+//! run, by reading a block of memory that no cache holds, before and after. Weights are random: nothing here
+//! depends on their values.
 
 use std::process::ExitCode;
 use std::time::Instant;

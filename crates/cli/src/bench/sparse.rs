@@ -1,9 +1,10 @@
 //! `espalier bench sparse`: the figure behind the decision to keep pruned weights dense.
 //!
-//! SAMO (Singh and Bhatele, 2023) multiplies with dense weights although nine in ten are zero, because the dense product
-//! of a fully connected layer was 6 to 22 times faster than the sparse one. This measures the same layer here: batch 576,
-//! weights from 128^2 to 4096^2, dense against our own CSR kernel on the processor or cuSPARSE on a GPU; then, for the
-//! largest sizes, from how many zeros on the sparse product would win.
+//! SAMO (Singh and Bhatele, 2023) multiplies with dense weights although nine in ten are zero, because the
+//! dense product of a fully connected layer was 6 to 22 times faster than the sparse one. This measures the
+//! same layer here: batch 576, weights from 128^2 to 4096^2, dense against our own CSR kernel on the
+//! processor or cuSPARSE on a GPU; then, for the largest sizes, from how many zeros on the sparse product
+//! would win.
 
 mod measure;
 mod report;

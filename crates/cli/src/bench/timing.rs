@@ -1,5 +1,5 @@
-//! How things are timed beside each other: in turns, so that a machine that slows down slows all of them down; and, where ranks
-//! share a machine, by all of them at once, since each is slower then.
+//! How things are timed beside each other: in turns, so that a machine that slows down slows all of them
+//! down; and, where ranks share a machine, by all of them at once, since each is slower then.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,8 @@ pub fn round_robin(device: &Device, budget: Duration, cases: &mut [TimedWork<'_>
     rounds(device, budget, cases, Ok)
 }
 
-/// The same on several devices that all do the same at the same time, each with contestants of its own: means over devices.
+/// The same on several devices that all do the same at the same time, each with contestants of its own: means
+/// over devices.
 pub fn at_once(
     devices: &[Device],
     budget: Duration,

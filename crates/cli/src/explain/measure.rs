@@ -1,4 +1,5 @@
-//! What the exchanges of every layer take on this machine at their real sizes, where ranks are threads of one process.
+//! What the exchanges of every layer take on this machine at their real sizes, where ranks are threads of one
+//! process.
 
 use anyhow::Result;
 use espalier_plan::cost::explanation::LayerCosts;

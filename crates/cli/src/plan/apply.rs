@@ -16,8 +16,8 @@ use crate::run_file::{conflict, in_file, resolve};
 /// Stands in the first line of every run file that is written here.
 const MARK: &str = " by `espalier plan`: ";
 
-/// Finds out whether it can be written. The run file that is planned for, and others that were not written here, are not written over
-/// unless that is asked for.
+/// Finds out whether it can be written. The run file that is planned for, and others that were not written
+/// here, are not written over unless that is asked for.
 pub fn open(arguments: &PlanArguments, file: &Path) -> Result<OutputFile> {
     if arguments.engine != "espalier" {
         let problem =

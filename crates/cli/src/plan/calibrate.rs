@@ -1,5 +1,5 @@
-//! `espalier plan --calibrate`: the rates of a cluster file, refitted to what finished runs took. The arithmetic is
-//! `simulate::calibrate`'s.
+//! `espalier plan --calibrate`: the rates of a cluster file, refitted to what finished runs took. The
+//! arithmetic is `simulate::calibrate`'s.
 
 use std::path::{Path, PathBuf};
 

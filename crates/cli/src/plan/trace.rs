@@ -1,5 +1,6 @@
-//! A step of a layout in virtual time, as the file that a run's `--trace` writes: the same types, and the same names for what ranks
-//! do. The bytes of messages, and buckets of gradients that travel beside the passes, only a run has.
+//! A step of a layout in virtual time, as the file that a run's `--trace` writes: the same types, and the
+//! same names for what ranks do. The bytes of messages, and buckets of gradients that travel beside the
+//! passes, only a run has.
 
 use anyhow::Result;
 use espalier_plan::schedule::ActionSpan as Planned;

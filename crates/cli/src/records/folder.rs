@@ -1,5 +1,5 @@
-//! A run folder, read: what the run was asked to do, what it has done so far, and what it came to. Read again while it goes on, only
-//! what is new is read.
+//! A run folder, read: what the run was asked to do, what it has done so far, and what it came to. Read again
+//! while it goes on, only what is new is read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -111,7 +111,8 @@ impl RunRecord {
 
     /// Reads what is new.
     pub fn update(&mut self) {
-        // In this order: a run that ends meanwhile is seen to run once too often, and not to have ended without its end.
+        // In this order: a run that ends meanwhile is seen to run once too often, and not to have ended
+        // without its end.
         self.is_running = FolderLock::check_free(&self.folder).is_err();
         let new_lines = self.metrics.read_new();
         if new_lines.restarted {
@@ -164,8 +165,8 @@ impl RunRecord {
         self.evaluations.last().map(|(_, validation)| validation)
     }
 
-    /// Tokens or images a second, with what they are: at the median time of a step, as the summary of a run has it, and by the
-    /// lines that there are where there is none yet.
+    /// Tokens or images a second, with what they are: at the median time of a step, as the summary of a run
+    /// has it, and by the lines that there are where there is none yet.
     pub fn rate(&self) -> Option<(f64, &'static str)> {
         let of = |tokens: Option<f64>, images: Option<f64>| match (tokens, images) {
             (Some(tokens), _) => Some((tokens, "tokens/s")),
@@ -182,7 +183,8 @@ impl RunRecord {
         rates.get(rates.len() / 2).copied()
     }
 
-    /// Seconds that a running run still takes, if its steps go on as the last ones did, with all that is done between them.
+    /// Seconds that a running run still takes, if its steps go on as the last ones did, with all that is done
+    /// between them.
     pub fn seconds_left(&self) -> Option<f64> {
         let (last, planned_steps) = (self.steps.last()?, self.planned_steps()?);
         // A run that was resumed counts its seconds anew.
@@ -306,7 +308,8 @@ pub fn disambiguate(runs: &mut [RunRecord]) {
     }
 }
 
-/// What is in a file, if it is there, is one, and holds that. One that is still being written is read the next time.
+/// What is in a file, if it is there, is one, and holds that. One that is still being written is read the
+/// next time.
 fn read_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
     serde_json::from_slice(&regular_file::read(path, RECORDS).ok()?).ok()
 }

@@ -1,4 +1,5 @@
-//! A file that grows by lines: what it has got since the last look. A line that is not whole yet is left for the next.
+//! A file that grows by lines: what it has got since the last look. A line that is not whole yet is left for
+//! the next.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;

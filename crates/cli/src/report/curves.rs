@@ -6,7 +6,8 @@ use espalier_train::run::metric_record::StepRecord;
 
 use crate::records::RunRecord;
 
-/// From so many points on a curve of single batches is shown with its course: it is too restless to be read by itself.
+/// From so many points on a curve of single batches is shown with its course: it is too restless to be read
+/// by itself.
 const NOISY: usize = 60;
 /// A point of its course is the mean of one in so many points on each side.
 const WINDOW_FRACTION: usize = 50;
@@ -126,7 +127,8 @@ fn is_noisy(points: &[(f64, f64)]) -> bool {
     values.len() >= NOISY && reversals > values.len() / 3
 }
 
-/// The mean of the points around each, as many on one side as on the other, so that it does not lag behind; gaps stay gaps.
+/// The mean of the points around each, as many on one side as on the other, so that it does not lag behind;
+/// gaps stay gaps.
 fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let finite: Vec<(f64, f64)> = points.iter().copied().filter(|point| point.1.is_finite()).collect();
     let mut sums = vec![0.0];

@@ -64,8 +64,8 @@ fn kind(spent: &CompleteEvent) -> Option<usize> {
     }
 }
 
-/// From the end of the update before the last steps to the end of the last one, in microseconds. Updates are those of the first
-/// rank; several in a row are one.
+/// From the end of the update before the last steps to the end of the last one, in microseconds. Updates are
+/// those of the first rank; several in a row are one.
 fn window(spent: &[&CompleteEvent]) -> Option<(f64, f64)> {
     let begin = spent.iter().map(|spent| spent.ts).fold(f64::INFINITY, f64::min);
     let end = spent.iter().map(|spent| spent.ts + spent.dur).fold(f64::NEG_INFINITY, f64::max);

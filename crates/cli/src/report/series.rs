@@ -54,7 +54,8 @@ pub fn of(run: &RunRecord) -> Vec<Series> {
     all.filter(|series| !series.points.is_empty()).collect()
 }
 
-/// A table for spreadsheets: a line a step of a run, a column a number. What a run does not have at a step is empty.
+/// A table for spreadsheets: a line a step of a run, a column a number. What a run does not have at a step is
+/// empty.
 pub fn csv(runs: &[RunRecord]) -> String {
     let of_runs: Vec<Vec<Series>> = runs.iter().map(of).collect();
     let mut names: Vec<&str> = of_runs.iter().flatten().map(|series| series.name).collect();
@@ -76,7 +77,8 @@ pub fn csv(runs: &[RunRecord]) -> String {
     text
 }
 
-/// A cell of text (RFC 4180). Spreadsheets take what begins like a formula for one: it is not given to them as such.
+/// A cell of text (RFC 4180). Spreadsheets take what begins like a formula for one: it is not given to them
+/// as such.
 fn quoted(text: &str) -> String {
     let is_formula = text.starts_with(['=', '+', '-', '@', '\t', '\r']);
     let text = if is_formula { format!("'{text}") } else { text.to_owned() };

@@ -1,5 +1,5 @@
-//! Event files, as TensorBoard reads them: records of a length, its checksum, an `Event` in the encoding of protocol buffers, and a
-//! checksum of that. The few fields that scalars need are written by hand.
+//! Event files, as TensorBoard reads them: records of a length, its checksum, an `Event` in the encoding of
+//! protocol buffers, and a checksum of that. The few fields that scalars need are written by hand.
 
 use std::fs;
 use std::path::Path;

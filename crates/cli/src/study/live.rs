@@ -11,8 +11,8 @@ use super::StudyArguments;
 use crate::run_file::{folder_of, read};
 use crate::watch::watch_beside;
 
-/// Writes down what a study is that is about to run in its folder, and serves its page from now on where that was asked for. Its results are read from the folder, as by anybody: what runs does not know of
-/// it.
+/// Writes down what a study is that is about to run in its folder, and serves its page from now on where that
+/// was asked for. Its results are read from the folder, as by anybody: what runs does not know of it.
 pub fn begin(arguments: &StudyArguments, folder: &Path) -> Result<()> {
     let path = &arguments.study_file;
     folder::write_study_json(folder, &read(path)?, &arguments.overrides, &folder_of(path)?)?;

@@ -1,5 +1,5 @@
-//! What kinds of studies share: whose their folder is, where their files are, and the device that runs have to themselves which are
-//! trained one after the other.
+//! What kinds of studies share: whose their folder is, where their files are, and the device that runs have
+//! to themselves which are trained one after the other.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,8 @@ use crate::device;
 use crate::output::{print_err, print_out};
 use crate::run_file::conflict;
 
-/// What a study works with whose runs are trained one after the other; the folder is its own for as long as this is there.
+/// What a study works with whose runs are trained one after the other; the folder is its own for as long as
+/// this is there.
 pub struct StudyResources {
     pub dataset: Arc<Dataset>,
     pub device: Device,
@@ -26,7 +27,8 @@ pub struct StudyResources {
     _claim: StudyLock,
 }
 
-/// Says what the study is to do, and opens what that takes, the data of one of its runs; nothing where that is all that was asked for.
+/// Says what the study is to do, and opens what that takes, the data of one of its runs; nothing where that
+/// is all that was asked for.
 pub fn open(
     arguments: &StudyArguments,
     name: &str,

@@ -208,8 +208,8 @@ fn a_checkpoint_of_devices_or_of_files_elsewhere() {
     refused(&folder, TINY, &["--from", "first"], &["manifest.json", "a device"]);
 }
 
-/// Wherever a person or a run folder names a file: each is refused before it is waited for, and one that is too long before it is
-/// read. Whoever opens one of them does not end.
+/// Wherever a person or a run folder names a file: each is refused before it is waited for, and one that is
+/// too long before it is read. Whoever opens one of them does not end.
 #[cfg(unix)]
 #[test]
 fn files_that_never_begin_or_end() {

@@ -97,7 +97,8 @@ fn a_device_that_is_not_one() {
     assert_eq!(fs::read_to_string(folder.join("file")).unwrap(), "in the way");
 }
 
-/// With a card each column has numbers or a reason; without one the machine is at fault, and nothing is left behind.
+/// With a card each column has numbers or a reason; without one the machine is at fault, and nothing is left
+/// behind.
 #[test]
 fn a_card_is_measured_or_missed() {
     let folder = TestDir::new();

@@ -1,4 +1,5 @@
-//! Pages in a real browser: scripts run without a complaint, nothing overflows on a phone, and no word is outside its picture.
+//! Pages in a real browser: scripts run without a complaint, nothing overflows on a phone, and no word is
+//! outside its picture.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,8 +37,8 @@ fn opened(browser: &Path, profile: &Path, address: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Looks at the page from within: how much wider than its window it is, and which words of pictures lie outside of them. Says it to
-/// the page around it.
+/// Looks at the page from within: how much wider than its window it is, and which words of pictures lie
+/// outside of them. Says it to the page around it.
 const PROBE: &str = "<script>addEventListener('load', () => {
     const outside = [...document.querySelectorAll('svg text')].filter(text => {
         const box = text.getBBox(), view = text.ownerSVGElement.viewBox.baseVal;

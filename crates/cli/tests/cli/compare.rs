@@ -9,7 +9,8 @@ use serde_json::Value;
 
 use crate::{TestDir, refused, stderr, succeeded};
 
-/// `python3 benches/compare.py --peers peers ARGUMENTS` in a folder with peers that do nothing; `None` without Python.
+/// `python3 benches/compare.py --peers peers ARGUMENTS` in a folder with peers that do nothing; `None`
+/// without Python.
 fn compare(folder: &Path, arguments: &[&str]) -> Option<Output> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/compare.py");
     let mut command = Command::new("python3");
@@ -43,8 +44,8 @@ fn words(command: &Value) -> Vec<&str> {
     command.as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect()
 }
 
-/// Shapes that everybody quotes, and others: a fast case must not stand for all. Every run file among them is one that the
-/// program takes, of the size that its name says, and the peer is given the same.
+/// Shapes that everybody quotes, and others: a fast case must not stand for all. Every run file among them is
+/// one that the program takes, of the size that its name says, and the peer is given the same.
 #[test]
 fn every_shape_is_one_that_both_sides_can_run() {
     let folder = peers();

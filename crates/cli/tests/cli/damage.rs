@@ -103,8 +103,8 @@ fn without_a_whole_checkpoint_a_run_is_not_resumed_unless_it_starts_over() {
     refused(train_in(at, TINY, &["--fresh", "--out", "other"]), &[]);
 }
 
-/// A disk that takes no file of that size: the run says so at every checkpoint, goes on, and fails in the end; nothing is lost
-/// and nothing half-written is left.
+/// A disk that takes no file of that size: the run says so at every checkpoint, goes on, and fails in the
+/// end; nothing is lost and nothing half-written is left.
 #[test]
 fn a_full_disk_is_no_end_before_the_end() {
     let at = &TestDir::new();

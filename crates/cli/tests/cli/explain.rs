@@ -1,4 +1,5 @@
-//! `espalier explain`: numbers worked out by hand, what pruning changes, measuring, mistakes, and the page about it.
+//! `espalier explain`: numbers worked out by hand, what pruning changes, measuring, mistakes, and the page
+//! about it.
 
 use std::fs;
 use std::process::Output;

@@ -169,7 +169,8 @@ fn restarts_come_to_an_end_and_are_not_for_mistakes() {
         launched.env("OMPI_COMM_WORLD_SIZE", "2").env("OMPI_COMM_WORLD_RANK", "0").output().unwrap(),
         &[],
     );
-    // NCCL's ranks are restarted each by its own process; MPI's cannot be, and a program without MPI says that first.
+    // NCCL's ranks are restarted each by its own process; MPI's cannot be, and a program without MPI says
+    // that first.
     let mistake = "error: `--max-restarts` restarts the ranks of one process, or those that NCCL joins";
     assert!(text.starts_with(mistake) || text.contains("was built without MPI"), "{text}");
 }
@@ -224,8 +225,8 @@ fn a_run_whose_starter_has_ended_before_it_does_not_begin() {
     succeeded(train_in(&folder, TINY, &["--supervised", &own, "--out", "run"]));
 }
 
-/// Rank 0 hangs where it opens a file, as on a disk that no longer answers: the other names it, and the process ends with that,
-/// to be started again where that is wanted.
+/// Rank 0 hangs where it opens a file, as on a disk that no longer answers: the other names it, and the
+/// process ends with that, to be started again where that is wanted.
 #[test]
 fn a_run_ends_although_a_rank_hangs() {
     for (restarts, said_last) in [("0", "another 1.0 s\n"), ("1", "no restart is left of 1\n")] {

@@ -56,7 +56,8 @@ fn a_model_goes_on_from_a_text() {
     assert!(stderr(&output).contains("9 new tokens"), "{}", stderr(&output));
 }
 
-/// The same seed, the same text; another, another. Without temperature no seed matters. On two stages and on two tensor ranks the same.
+/// The same seed, the same text; another, another. Without temperature no seed matters. On two stages and on
+/// two tensor ranks the same.
 #[test]
 fn a_text_repeats() {
     let folder = TestDir::trained();
@@ -173,7 +174,8 @@ fn an_interrupted_text_ends_cleanly() {
     assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
 }
 
-/// Lines are answered until there are no more, or one says so; a conversation that outgrows the model goes on without its beginning.
+/// Lines are answered until there are no more, or one says so; a conversation that outgrows the model goes on
+/// without its beginning.
 #[test]
 fn a_conversation_goes_on_line_by_line() {
     let folder = TestDir::trained();

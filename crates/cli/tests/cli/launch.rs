@@ -1,5 +1,5 @@
-//! `espalier train` under a launcher's variables: never several copies of rank 0, and one sentence where ranks cannot be
-//! joined. What happens where they can is in `mpi`.
+//! `espalier train` under a launcher's variables: never several copies of rank 0, and one sentence where
+//! ranks cannot be joined. What happens where they can is in `mpi`.
 
 use crate::{TINY, TestDir, command, stderr};
 

@@ -1,5 +1,6 @@
-//! A file that nobody can open for writing, as on a disk that no longer answers: who tries waits, for up to 45 s, until the lease of
-//! another process on it is given up. Linux lets a program take such a lease; Python's standard library has the call.
+//! A file that nobody can open for writing, as on a disk that no longer answers: who tries waits, for up to
+//! 45 s, until the lease of another process on it is given up. Linux lets a program take such a lease;
+//! Python's standard library has the call.
 
 use std::fs;
 use std::io::{BufRead, BufReader};

@@ -25,7 +25,8 @@ fn a_checkpoint_has_a_sharpness_an_eigenvalue_a_spectrum_and_a_critical_batch() 
     assert!(number("/loss") > 0.0 && number("/gradient_norm") > 0.0 && number("/noise/variance") > 0.0);
     assert!(number("/sharpness/value") > 0.0 && number("/sharpness/highest") > number("/loss"));
     assert!(number("/eigenvalue/value") > 0.0);
-    // Weights that are gone are no dimensions of the space: half of the layer's 3072, and of the head's nothing, which is tied.
+    // Weights that are gone are no dimensions of the space: half of the layer's 3072, and of the head's
+    // nothing, which is tied.
     let all = json(&train_in(at, TINY, &["--dry-run", "--json"]).stdout)["parameters"].as_u64().unwrap();
     assert_eq!(number("/dimension") as u64, all - 1536);
     assert!(usual["spectrum"].is_null());

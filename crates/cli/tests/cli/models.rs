@@ -49,7 +49,8 @@ fn a_model_of_hugging_faces_is_trained_on_and_goes_back() {
     assert_eq!(&json_of(train_in(at, AUTO, &zero))["weights_hash"], hash);
 }
 
-/// The run file of docs/models.md, in small: steps that suit trained weights, and nothing to say again where the run goes on.
+/// The run file of docs/models.md, in small: steps that suit trained weights, and nothing to say again where
+/// the run goes on.
 #[test]
 fn the_recipe_for_fine_tuning_is_whole() {
     let at = &TestDir::new();
@@ -115,7 +116,8 @@ fn a_trained_model_is_judged_by_any_data_on_any_layout() {
     assert!((one["loss"].as_f64().unwrap() - two["loss"].as_f64().unwrap()).abs() < 1e-5);
 }
 
-/// In one shot, of weights that another program wrote; then trained on, and back to them as a dense folder with zeros.
+/// In one shot, of weights that another program wrote; then trained on, and back to them as a dense folder
+/// with zeros.
 #[test]
 fn a_model_of_hugging_faces_is_pruned() {
     let at = &TestDir::new();

@@ -1,7 +1,7 @@
 //! `espalier train` under `mpirun`: processes train as threads do, and as one rank does.
 //!
-//! `ESPALIER_MPIRUN` names a launcher other than the one of the MPI that the program is linked with. Where there is none,
-//! standard error says that nothing was tested.
+//! `ESPALIER_MPIRUN` names a launcher other than the one of the MPI that the program is linked with. Where
+//! there is none, standard error says that nothing was tested.
 
 use std::fs;
 use std::path::Path;
@@ -41,8 +41,8 @@ const GPT: &str = r#"
     kind = "cpu"
 "#;
 
-/// The same of a resnet8, on images of 16 x 16, at a rate at which an activation that rounding moves across the kink of a ReLU
-/// does not show.
+/// The same of a resnet8, on images of 16 x 16, at a rate at which an activation that rounding moves across
+/// the kink of a ReLU does not show.
 const RESNET8: &str = r#"
     seed = 4
     [model]
@@ -104,8 +104,9 @@ fn trained(folder: &Path, out: &str, output: &Output) -> (Vec<f64>, Value) {
     (lines.filter_map(|line| line["loss"].as_f64()).collect(), json(&output.stdout))
 }
 
-/// Over 40 steps with AdamW (100 in the long form), dense and with nine weights of ten gone: losses within 1e-6 of those of one rank, and weights
-/// with the very bits that threads give, since both add up in the order of ranks.
+/// Over 40 steps with AdamW (100 in the long form), dense and with nine weights of ten gone: losses within
+/// 1e-6 of those of one rank, and weights with the very bits that threads give, since both add up in the
+/// order of ranks.
 fn processes_train_as_threads_and_as_one_rank(run_file: &str, learns: bool) {
     let folder = TestDir::new();
     fs::write(folder.join("run.toml"), run_file).unwrap();
@@ -186,7 +187,8 @@ fn every_schedule_runs_in_processes() {
     }
 }
 
-/// Layers that are cut, each way that has a run file of its own, and mixtures on samples and on tiles: the bits of threads.
+/// Layers that are cut, each way that has a run file of its own, and mixtures on samples and on tiles: the
+/// bits of threads.
 #[test]
 fn cut_layers_run_in_processes() {
     const TEXT: &[&str] = &[
@@ -293,8 +295,8 @@ fn marked(mark: &str) -> Vec<(u32, Option<usize>)> {
     fs::read_dir("/proc").unwrap().filter_map(|entry| of(entry.ok()?)).collect()
 }
 
-/// Starts four ranks, sends one of them a signal at a step, and returns what came of it and what was said. All ranks are
-/// connected by then, and the launcher has to end the job by itself.
+/// Starts four ranks, sends one of them a signal at a step, and returns what came of it and what was said.
+/// All ranks are connected by then, and the launcher has to end the job by itself.
 fn struck(signal: &str, rank: usize, step: u64, folder: &Path, settings: &[&str]) -> Option<Output> {
     let moment = || wait_for_step(&folder.join("broken"), step);
     let Struck { output, launcher_hung } = struck_after(moment, signal, rank, folder, settings)?;
@@ -355,7 +357,8 @@ fn struck_after(
     panic!("still there: {:?}\n{}", marked(&mark), stderr(&output));
 }
 
-/// A rank that is killed ends the run, which goes on from its last checkpoint with the bits of never having been killed.
+/// A rank that is killed ends the run, which goes on from its last checkpoint with the bits of never having
+/// been killed.
 fn goes_on_after_a_kill(layout: &[&str]) {
     let folder = TestDir::with_run_file();
     // Four processes on few cores take long for a step.
@@ -398,8 +401,8 @@ fn is_named_when_the_time_limit_is_over(layout: &[&str]) {
     let Some(output) = struck("-STOP", 2, 5, &folder, &settings) else { return };
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
     let text = stderr(&output);
-    // `error: rank 1 waited 2.1 s for ranks 0 and 2 in ...`: who waits for the one that hangs may be missing too, to a third. How long
-    // it took to notice is the machine's affair.
+    // `error: rank 1 waited 2.1 s for ranks 0 and 2 in ...`: who waits for the one that hangs may be missing
+    // too, to a third. How long it took to notice is the machine's affair.
     let names_it = |line: &str| {
         let missing = line.split_once(" waited ").and_then(|(_, rest)| rest.split_once(" s for rank"));
         let missing = missing.and_then(|(_, rest)| rest.split_once(" in ")).map_or("", |(ranks, _)| ranks);
@@ -419,7 +422,8 @@ fn a_stage_that_hangs_is_named() {
     is_named_when_the_time_limit_is_over(&STAGES);
 }
 
-/// Before its first step a rank is waited for by MPI itself, which has no limit: in its start, and where groups are made.
+/// Before its first step a rank is waited for by MPI itself, which has no limit: in its start, and where
+/// groups are made.
 #[test]
 fn a_rank_that_stops_before_its_first_step_is_given_up() {
     let folder = TestDir::with_run_file();
@@ -432,10 +436,11 @@ fn a_rank_that_stops_before_its_first_step_is_given_up() {
             return;
         };
         let text = stderr(&output);
-        // Open MPI's launcher waits without limit for a rank that is stopped while the two are being connected, also when
-        // another rank has aborted the job. Then it is killed and has no exit code; what the ranks have said counts. No other
-        // launcher is known to, and one that ends by itself must pass on the code of the rank that gave up.
-        // It has also been seen to crash on its way out, once every rank had ended.
+        // Open MPI's launcher waits without limit for a rank that is stopped while the two are being
+        // connected, also when another rank has aborted the job. Then it is killed and has no exit code; what
+        // the ranks have said counts. No other launcher is known to, and one that ends by itself must pass on
+        // the code of the rank that gave up. It has also been seen to crash on its way out, once every rank
+        // had ended.
         let crashed = output.status.code().is_none() && text.contains("PMIx_server_finalize");
         let lost = (launcher_hung || crashed) && mpi::library().contains("Open MPI");
         let expected = if lost { None } else { Some(3) };

@@ -1,4 +1,5 @@
-//! What a command writes at its end: files that are not ours stay as they are unless that is asked for, and nothing is written in place.
+//! What a command writes at its end: files that are not ours stay as they are unless that is asked for, and
+//! nothing is written in place.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

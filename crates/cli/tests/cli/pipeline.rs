@@ -90,7 +90,8 @@ fn a_pipeline_goes_on_from_the_checkpoint_of_another_layout() {
     assert_eq!(last["steps"], 6);
 }
 
-/// The order of a named schedule, written to a file and brought back, is the same run; one for other numbers is refused.
+/// The order of a named schedule, written to a file and brought back, is the same run; one for other numbers
+/// is refused.
 #[test]
 fn a_schedule_of_ones_own_runs() {
     let folder = TestDir::new();

@@ -1,4 +1,5 @@
-//! The planner beside runs: its traces and theirs, layouts that are left to it, what it predicts, and rates refitted to what runs took.
+//! The planner beside runs: its traces and theirs, layouts that are left to it, what it predicts, and rates
+//! refitted to what runs took.
 
 use std::fs;
 use std::path::Path;

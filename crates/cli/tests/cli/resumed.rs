@@ -1,4 +1,5 @@
-//! `--resume` with another run file or other `--set`s: what would make another run of it is named and must be allowed.
+//! `--resume` with another run file or other `--set`s: what would make another run of it is named and must be
+//! allowed.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Signals that ask a run to stop, beside SIGINT and SIGTERM: those of a batch system and of a terminal that closes.
+//! Signals that ask a run to stop, beside SIGINT and SIGTERM: those of a batch system and of a terminal that
+//! closes.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +10,8 @@ use crate::faults::{LONG, kill, wait_for_step};
 use crate::lease::Lease;
 use crate::{TINY, TestDir};
 
-/// A run without an end in `broken`, with SIGHUP as `env` is told to leave it, whatever these tests were started with.
+/// A run without an end in `broken`, with SIGHUP as `env` is told to leave it, whatever these tests were
+/// started with.
 fn start(folder: &Path, hup: &str, more: &[&str]) -> Child {
     fs::write(folder.join("run.toml"), TINY).unwrap();
     let mut command = Command::new("env");

@@ -1,5 +1,5 @@
-//! Standard output has what a command was asked for, standard error what is said beside it; with `--json` standard output has one
-//! line for a program, and the answer for people joins the notes.
+//! Standard output has what a command was asked for, standard error what is said beside it; with `--json`
+//! standard output has one line for a program, and the answer for people joins the notes.
 
 use std::process::Command;
 

@@ -80,7 +80,8 @@ fn images_report_images_and_accuracy() {
     assert_eq!(summary["parameters"], 75_050);
 }
 
-/// Interrupts a long run once it has begun, and checks that it saved and goes on to the same end as an unbroken one.
+/// Interrupts a long run once it has begun, and checks that it saved and goes on to the same end as an
+/// unbroken one.
 fn interrupted_by(signal: &str, ranks: &str) {
     let folder = TestDir::new();
     let steps = ["--set", "train.steps=400", "--set", "model.width=64", "--ranks", ranks];
@@ -166,7 +167,8 @@ fn a_card_is_used_or_what_is_missing_is_said() {
     assert!(!folder.join("asked").exists(), "nothing is left behind");
 }
 
-/// Paths in the run file are relative to it, those of `--set` to where the command is run; a name that is missing is said.
+/// Paths in the run file are relative to it, those of `--set` to where the command is run; a name that is
+/// missing is said.
 #[test]
 fn a_path_that_is_set_lies_where_the_command_is_run() {
     let at = &TestDir::new();

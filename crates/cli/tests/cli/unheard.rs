@@ -1,5 +1,6 @@
-//! Where nobody listens: standard error or standard output is a full disk (`/dev/full`) or a pipe whose reader has gone
-//! (`2>&1 | head`). What is said is lost; the work is not. With `eprintln!` and `println!` each of these would be a panic.
+//! Where nobody listens: standard error or standard output is a full disk (`/dev/full`) or a pipe whose
+//! reader has gone (`2>&1 | head`). What is said is lost; the work is not. With `eprintln!` and `println!`
+//! each of these would be a panic.
 
 use std::fs::{self, File};
 use std::path::Path;

@@ -1,7 +1,8 @@
-//! Whether a progress thread may keep a core to itself while its rank waits: whether the ranks of this machine have one each.
+//! Whether a progress thread may keep a core to itself while its rank waits: whether the ranks of this
+//! machine have one each.
 //!
-//! Launchers often bind a rank to a core of its own, so that what one process may use says nothing of the machine. Therefore
-//! the ranks of a machine put together what each may use.
+//! Launchers often bind a rank to a core of its own, so that what one process may use says nothing of the
+//! machine. Therefore the ranks of a machine put together what each may use.
 
 use std::fs;
 use std::thread;
@@ -45,8 +46,8 @@ fn count(cores: &CoreSet) -> usize {
     cores.iter().map(|word| word.count_ones() as usize).sum()
 }
 
-/// What Linux says of a process: `Cpus_allowed:` and words of 32 bits in hexadecimal, the last for the first cores. None
-/// where it says nothing of the kind.
+/// What Linux says of a process: `Cpus_allowed:` and words of 32 bits in hexadecimal, the last for the first
+/// cores. None where it says nothing of the kind.
 fn allowed(status: &str) -> CoreSet {
     let mut cores = [0; _];
     let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed:"));

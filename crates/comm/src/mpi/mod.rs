@@ -1,13 +1,14 @@
 //! Ranks as processes that MPI started and connects.
 //!
-//! One thread of each process, the progress thread, makes all calls of MPI; ranks hand it their calls and wait for it with a limit.
-//! So a wait can be given up although MPI's cannot, a call goes on while its rank computes, any MPI will do (no more than
-//! `MPI_THREAD_FUNNELED` is asked for), and a rank that is busy or stuck still answers when others ask what it is at: that
-//! is how a time-out can name the rank that is missing.
+//! One thread of each process, the progress thread, makes all calls of MPI; ranks hand it their calls and
+//! wait for it with a limit. So a wait can be given up although MPI's cannot, a call goes on while its rank
+//! computes, any MPI will do (no more than `MPI_THREAD_FUNNELED` is asked for), and a rank that is busy or
+//! stuck still answers when others ask what it is at: that is how a time-out can name the rank that is
+//! missing.
 //!
-//! The binding is ferrompi: it returns MPI's errors, where rsmpi leaves MPI to abort the process, and it needs no libclang
-//! to build. MPI only carries: reductions are ours (`task`), in the order of ranks, so that sums have the bits that they
-//! have among threads, bf16 is summed in f32, and a NaN shows.
+//! The binding is ferrompi: it returns MPI's errors, where rsmpi leaves MPI to abort the process, and it
+//! needs no libclang to build. MPI only carries: reductions are ours (`task`), in the order of ranks, so that
+//! sums have the bits that they have among threads, bf16 is summed in f32, and a NaN shows.
 
 mod cores;
 mod progress;
@@ -34,19 +35,19 @@ use crate::transport::{CallBuffers, Pending, Transport, choice};
 /// How long others are given to say whether they have come, once a wait is over.
 const ROLL_CALL: Duration = Duration::from_millis(500);
 
-/// How much later than the rank that failed first all others end: a launcher ends the whole job with the first process
-/// that ends badly, and that one should have said why, which it does when its farewell is over.
+/// How much later than the rank that failed first all others end: a launcher ends the whole job with the
+/// first process that ends badly, and that one should have said why, which it does when its farewell is over.
 const AFTER_YOU: Duration = Duration::from_millis(1200);
 
-/// How long the progress thread of a rank that failed is given to tell the others. It needs 300 ms, unless it is in a call of MPI that
-/// waits for a rank that does not come.
+/// How long the progress thread of a rank that failed is given to tell the others. It needs 300 ms, unless it
+/// is in a call of MPI that waits for a rank that does not come.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Runs `work` as the rank that this process is, and returns what it returns.
 ///
-/// A call waits at most `limit`, and so do the two that MPI makes of all ranks by itself, its start and its end. Where a rank
-/// fails or panics, the waits of all others end at once. MPI cannot be started twice, so neither can this be called twice in a
-/// process; after a failure, the process should end.
+/// A call waits at most `limit`, and so do the two that MPI makes of all ranks by itself, its start and its
+/// end. Where a rank fails or panics, the waits of all others end at once. MPI cannot be started twice, so
+/// neither can this be called twice in a process; after a failure, the process should end.
 pub fn run<R, E>(limit: Duration, work: impl FnOnce(Communicator) -> Result<R, E>) -> Result<R, Failure<E>>
 where
     E: Debug + Display,
@@ -135,7 +136,8 @@ type DeliveryTicket = crate::ticket::Ticket<Delivery>;
 #[derive(Debug)]
 enum Delivery {
     Data(Option<CommBuffer>),
-    /// A split: the progress thread's number of the new group, its members in the world, and the rank's place among them.
+    /// A split: the progress thread's number of the new group, its members in the world, and the rank's place
+    /// among them.
     Group(Option<(usize, Arc<[usize]>, usize)>),
 }
 

@@ -1,7 +1,8 @@
-//! The thread that makes all calls of MPI: begins what it is told to, looks whether it is done, and answers those of other ranks.
+//! The thread that makes all calls of MPI: begins what it is told to, looks whether it is done, and answers
+//! those of other ranks.
 //!
-//! Progress threads talk among themselves on a communicator of their own: who has come to a call (asked after a time-out), who has
-//! ended, who has failed. That is why it also looks around while its rank computes.
+//! Progress threads talk among themselves on a communicator of their own: who has come to a call (asked after
+//! a time-out), who has ended, who has failed. That is why it also looks around while its rank computes.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,11 +27,12 @@ const AROUND: Duration = Duration::from_millis(1);
 const REST: Duration = Duration::from_micros(50);
 /// Looks at what is under way between two looks around.
 const LOOKS: u32 = 64;
-/// How long it keeps its core to itself while somebody waits, before it rests: a message of a megabyte is there by then. It does
-/// not yield: on a core that others compute on, that would give them milliseconds, and one who wakes up is let in at once.
+/// How long it keeps its core to itself while somebody waits, before it rests: a message of a megabyte is
+/// there by then. It does not yield: on a core that others compute on, that would give them milliseconds, and
+/// one who wakes up is let in at once.
 const EAGER: Duration = Duration::from_millis(1);
-/// The same where there are more ranks than cores: the time of a short message. After that the core may be needed by the very
-/// rank that is waited for, and then it does yield.
+/// The same where there are more ranks than cores: the time of a short message. After that the core may be
+/// needed by the very rank that is waited for, and then it does yield.
 const BRIEF: Duration = Duration::from_micros(20);
 /// How long a failed world is given to learn of it before the process ends.
 const GRACE: Duration = Duration::from_millis(300);
@@ -67,8 +69,9 @@ pub(super) type ProgressContext = (Arc<MpiWorld>, Arc<[usize]>, usize);
 struct CommPair {
     /// For the first requests of calls, in the order of calls.
     comm: Communicator,
-    /// For second requests. MPI wants all ranks to begin collective requests of a communicator in one order, and second
-    /// ones are begun when first ones are done: in the order of calls again, but anywhere between first ones.
+    /// For second requests. MPI wants all ranks to begin collective requests of a communicator in one order,
+    /// and second ones are begun when first ones are done: in the order of calls again, but anywhere between
+    /// first ones.
     second: Communicator,
     members: Arc<[usize]>,
     /// Tells the group apart from all others, on all its ranks alike.
@@ -201,8 +204,8 @@ impl ProgressThread<'_, '_> {
         }
     }
 
-    /// Waits a little, less where somebody waits for what is under way and it has `moved` lately; an order that comes meanwhile
-    /// is an `Err`.
+    /// Waits a little, less where somebody waits for what is under way and it has `moved` lately; an order
+    /// that comes meanwhile is an `Err`.
     fn rest(&self, orders: &Receiver<ProgressCommand>, moved: &mut Instant) -> Result<(), ProgressCommand> {
         let waited_for = self.world.waiting.load(Ordering::Relaxed) > 0;
         let time = match (self.tasks.is_empty(), waited_for) {

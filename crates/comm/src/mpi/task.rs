@@ -2,9 +2,10 @@
 //!
 //! P: ranks of the group; n: elements of the call.
 //!
-//! A reduction is never MPI's. Where little moves, all gather what all have, and each reduces it (one round of messages).
-//! Otherwise each rank gets everyone's share of what it is to reduce (all-to-all), reduces it in the order of ranks, and all
-//! gather the results: `2 (P - 1) / P n` elements sent by each, as little as a ring. Both give the same bits.
+//! A reduction is never MPI's. Where little moves, all gather what all have, and each reduces it (one round
+//! of messages). Otherwise each rank gets everyone's share of what it is to reduce (all-to-all), reduces it
+//! in the order of ranks, and all gather the results: `2 (P - 1) / P n` elements sent by each, as little as a
+//! ring. Both give the same bits.
 
 use std::slice;
 use std::sync::Arc;
@@ -298,7 +299,8 @@ impl MpiCall {
     }
 }
 
-/// What goes to each rank and where it lies in the whole; what comes from each, and where it goes in the scratch space.
+/// What goes to each rank and where it lies in the whole; what comes from each, and where it goes in the
+/// scratch space.
 fn exchange(job: &MpiCall) -> [Vec<i32>; 4] {
     let (elements, scale) = (job.call().elements, scale(job.call().element));
     // `MpiCall::new` has compared the largest of these with MPI's limit.

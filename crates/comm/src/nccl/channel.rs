@@ -1,7 +1,7 @@
 //! A communicator of NCCL with a stream of its own, beside the GPU's compute stream.
 //!
-//! Some of NCCL's calls wait for other ranks inside the call, and cannot be given up. So every channel belongs to one thread that
-//! does nothing else, and ranks wait for that thread with a limit.
+//! Some of NCCL's calls wait for other ranks inside the call, and cannot be given up. So every channel
+//! belongs to one thread that does nothing else, and ranks wait for that thread with a limit.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -61,12 +61,13 @@ impl NcclRank {
     }
 }
 
-/// A communicator and its stream. Neither is given back before the process ends: NCCL's own way to do so waits for the other ranks, which
-/// may be gone, or give theirs back in another order.
+/// A communicator and its stream. Neither is given back before the process ends: NCCL's own way to do so
+/// waits for the other ranks, which may be gone, or give theirs back in another order.
 pub(super) struct NcclChannel {
     nccl: &'static Nccl,
     comm: NcclComm,
-    /// The same GPU as if it were another: its compute stream is the channel's, so that kernels can be queued there too.
+    /// The same GPU as if it were another: its compute stream is the channel's, so that kernels can be queued
+    /// there too.
     beside: &'static Cuda,
 }
 

@@ -145,8 +145,9 @@ impl CollectiveWorker {
                     }
                 };
             }
-            // SAFETY: the addresses are of tensors on this GPU with as many elements, which the job keeps until the
-            // call is done, and which the compute stream has finished with where the mark has passed.
+            // SAFETY: the addresses are of tensors on this GPU with as many elements, which the job keeps
+            // until the call is done, and which the compute stream has finished with where the mark has
+            // passed.
             let code = unsafe {
                 match job.operation {
                     Operation::Broadcast { root } => {

@@ -15,7 +15,8 @@ pub(super) type GroupTag = (u64, u32);
 pub(super) struct LinkTransfer {
     pub(super) key: GroupTag,
     pub(super) data: CommBuffer,
-    /// Behind the work of the compute stream that made the data, or last used the room for it; nothing for what is on the host.
+    /// Behind the work of the compute stream that made the data, or last used the room for it; nothing for
+    /// what is on the host.
     pub(super) ready: Option<StreamEvent>,
     pub(super) ticket: Arc<Ticket<CommBuffer>>,
 }

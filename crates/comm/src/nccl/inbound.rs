@@ -193,7 +193,8 @@ impl Inbound {
         // First the answer: NCCL's own call may take a moment.
         stream.write_all(&number.to_le_bytes()).map_err(|e| e.to_string())?;
         channel.queue(ready, |nccl, comm, beside| {
-            // SAFETY: the tensor is on this GPU, nobody else writes to it, and it is kept until the mark has passed.
+            // SAFETY: the tensor is on this GPU, nobody else writes to it, and it is kept until the mark has
+            // passed.
             nccl.check(unsafe { (nccl.receive)(address, n, kind, 0, comm, beside.compute().raw()) })
         })
     }

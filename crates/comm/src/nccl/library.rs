@@ -1,7 +1,8 @@
 //! NCCL itself, opened when it is first asked for.
 //!
-//! Not by way of cudarc: that looks for `libnccl.so` and for endings of CUDA's versions, but NVIDIA's packages and Python
-//! wheels only have `libnccl.so.2`. What is used of NCCL has not changed since 2.10, the first with bf16.
+//! Not by way of cudarc: that looks for `libnccl.so` and for endings of CUDA's versions, but NVIDIA's
+//! packages and Python wheels only have `libnccl.so.2`. What is used of NCCL has not changed since 2.10, the
+//! first with bf16.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;

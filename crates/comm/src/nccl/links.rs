@@ -1,12 +1,13 @@
 //! Messages between two ranks: a link for each direction.
 //!
-//! A link is a TCP connection and, once a tensor of a GPU went over it, a communicator of NCCL of its two ranks. The sender says over the
-//! connection what it has, the receiver when it has room for it, and only then does NCCL carry it. So nothing waits on a GPU for a
-//! message that may not come soon, ranks send and receive in whatever order they like, messages are told apart by their tags, and
-//! one to or from a third rank holds up no other. Numbers and tensors of the host go over the connection itself.
+//! A link is a TCP connection and, once a tensor of a GPU went over it, a communicator of NCCL of its two
+//! ranks. The sender says over the connection what it has, the receiver when it has room for it, and only
+//! then does NCCL carry it. So nothing waits on a GPU for a message that may not come soon, ranks send and
+//! receive in whatever order they like, messages are told apart by their tags, and one to or from a third
+//! rank holds up no other. Numbers and tensors of the host go over the connection itself.
 //!
-//! Without it, messages of one communicator are carried out in the order of calls, each waiting for its peer's: two ranks that
-//! each post a receive before they send would wait for each other for ever.
+//! Without it, messages of one communicator are carried out in the order of calls, each waiting for its
+//! peer's: two ranks that each post a receive before they send would wait for each other for ever.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};

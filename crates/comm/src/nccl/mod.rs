@@ -1,15 +1,18 @@
 //! Ranks as processes with a GPU each, or a part of one, connected by NCCL.
 //!
-//! A launcher says who they are and where rank 0 is ([`RendezvousConfig`]). Over that rendezvous they find each other; it stays open and
-//! tells them of one that fails or is killed (`control`). Collective calls of a group are carried out by a thread of its own
-//! (`collectives`), messages by one for each pair of ranks and direction (`links`), beside the GPU's compute stream. A rank itself
-//! makes no call of NCCL: it waits for those threads, and at most as long as its limit. The process should end without the
-//! handlers of the C library: NCCL's own threads are still there and, after a failure, one of ours in a call that never returns.
+//! A launcher says who they are and where rank 0 is ([`RendezvousConfig`]). Over that rendezvous they find
+//! each other; it stays open and tells them of one that fails or is killed (`control`). Collective calls of a
+//! group are carried out by a thread of its own (`collectives`), messages by one for each pair of ranks and
+//! direction (`links`), beside the GPU's compute stream. A rank itself makes no call of NCCL: it waits for
+//! those threads, and at most as long as its limit. The process should end without the handlers of the C
+//! library: NCCL's own threads are still there and, after a failure, one of ours in a call that never
+//! returns.
 //!
 //! Where NCCL differs from the other transports, and why:
 //! - A rank sends nothing to itself.
-//! - Sums of floating-point numbers are ours, in the order of ranks, so that they have the bits that they have among threads
-//!   (`exchange`); NCCL's own are those of two ranks in f32, where there is only one order.
+//! - Sums of floating-point numbers are ours, in the order of ranks, so that they have the bits that they
+//!   have among threads (`exchange`); NCCL's own are those of two ranks in f32, where there is only one
+//!   order.
 //! - Ranks that share a GPU are refused by NCCL, unless it is 2.30 or newer and NCCL_MULTI_RANK_GPU_ENABLE is 1.
 
 mod channel;
@@ -56,8 +59,8 @@ use crate::transport::{CallBuffers, NewGroup, Pending, Transport, choice};
 const EAGER: Duration = Duration::from_millis(1);
 /// How long it then sleeps before it looks whether a rank has failed.
 const GLANCE: Duration = Duration::from_millis(20);
-/// How much later than the rank that failed first all others end: a launcher ends the whole job with the first process
-/// that ends badly, and that one should have said why.
+/// How much later than the rank that failed first all others end: a launcher ends the whole job with the
+/// first process that ends badly, and that one should have said why.
 const AFTER_YOU: Duration = Duration::from_millis(200);
 
 /// The version of NCCL that was found, or why none was.
@@ -67,8 +70,8 @@ pub fn version() -> Result<String> {
 
 /// Runs `work` as the rank that a launcher made this process, and returns what it returns.
 ///
-/// A call waits at most `limit`, and so do finding and connecting the others. Where a rank fails, panics or is killed, the waits of
-/// all others end at once.
+/// A call waits at most `limit`, and so do finding and connecting the others. Where a rank fails, panics or
+/// is killed, the waits of all others end at once.
 pub fn run<R, E>(
     cuda: &Cuda,
     config: &RendezvousConfig,

@@ -1,10 +1,11 @@
 //! Sums in the order of ranks: bf16 on the wire as it is, added in f32, rounded once.
 //!
-//! NCCL's own sum would round bf16 at every rank that it passes (widened to f32 it would send twice the bytes), and add up f32 of three
-//! and more ranks in an order of its own, so that a run on GPUs would not be that on threads. So each rank gets
-//! every rank's copy of its share (all to all), adds them up, and hands the sum to all (an all-gather): `2 (P - 1) / P` of
-//! the bytes, as any all-reduce. A reduce-scatter is the first half. Shares are equal, as an all-gather needs them; the rest,
-//! fewer elements than ranks, goes to all and is added up by all.
+//! NCCL's own sum would round bf16 at every rank that it passes (widened to f32 it would send twice the
+//! bytes), and add up f32 of three and more ranks in an order of its own, so that a run on GPUs would not be
+//! that on threads. So each rank gets every rank's copy of its share (all to all), adds them up, and hands
+//! the sum to all (an all-gather): `2 (P - 1) / P` of the bytes, as any all-reduce. A reduce-scatter is the
+//! first half. Shares are equal, as an all-gather needs them; the rest, fewer elements than ranks, goes to
+//! all and is added up by all.
 //!
 //! data: `[elements]`; scratch: `[ranks, share | rest]`.
 
@@ -26,7 +27,8 @@ pub(super) struct OrderedReduce {
     pub(super) rank: usize,
 }
 
-/// Runs of elements, one of each rank, that follow each other in the scratch space from `at` on; their sum goes to `to`.
+/// Runs of elements, one of each rank, that follow each other in the scratch space from `at` on; their sum
+/// goes to `to`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ReduceRun {
     at: usize,
@@ -91,12 +93,12 @@ impl ReduceContext<'_> {
     /// Queues an all-reduce in place.
     ///
     /// # Safety
-    /// The data has the exchange's elements, the scratch space its; both are on the GPU, and are kept and left alone
-    /// until the call is done.
+    /// The data has the exchange's elements, the scratch space its; both are on the GPU, and are kept and
+    /// left alone until the call is done.
     pub(super) unsafe fn all_reduce(&self, exchange: OrderedReduce, data: CUdeviceptr) -> Result<(), String> {
         let kind = datatype(self.element);
-        // SAFETY: what the caller promises; the stream adds up when all has come, and gathers when all is added up. A rank's
-        // share of the data is where an all-gather in place expects it.
+        // SAFETY: what the caller promises; the stream adds up when all has come, and gathers when all is
+        // added up. A rank's share of the data is where an all-gather in place expects it.
         unsafe {
             self.exchange(exchange, data)?;
             for ReduceRun { at, to } in exchange.sums() {
@@ -259,7 +261,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// Every element of every rank is summed once, by whoever is to, whatever is left over; and nothing lies on another.
+        /// Every element of every rank is summed once, by whoever is to, whatever is left over; and nothing
+        /// lies on another.
         #[test]
         fn every_element_comes_to_the_one_who_adds_it_up(elements in 0usize..200, ranks in 1usize..20) {
             let device = Device::cpu(1).unwrap();

@@ -190,8 +190,8 @@ impl Outbound {
     }
 }
 
-/// The communicator of a link, with its first message behind it: only that connects its two ranks. Of these 0 sends and 1
-/// receives.
+/// The communicator of a link, with its first message behind it: only that connects its two ranks. Of these 0
+/// sends and 1 receives.
 pub(super) fn first_message(shared: &NcclRank, id: UniqueId, rank: usize) -> Result<NcclChannel, String> {
     let channel = NcclChannel::connect(shared, id, rank, 2)?;
     let device = Device::Cuda(channel.beside().clone());

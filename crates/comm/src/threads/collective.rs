@@ -1,8 +1,8 @@
 //! Where ranks meet: one lock for the whole world, and a waker (a condition variable) for each rank.
 //!
-//! The lock is only held for the moment of coming and going; data is moved outside of it. A call is a [`ThreadCollective`]: ranks
-//! fill their slots, the last to come opens the work, and whoever waits helps with it. Calls whose ranks all compute
-//! meanwhile are done by helpers, threads of the world's own.
+//! The lock is only held for the moment of coming and going; data is moved outside of it. A call is a
+//! [`ThreadCollective`]: ranks fill their slots, the last to come opens the work, and whoever waits helps
+//! with it. Calls whose ranks all compute meanwhile are done by helpers, threads of the world's own.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,10 +1,11 @@
-//! Messages between ranks whose tensors are on one GPU: threads of one process share the GPU's memory as they share
-//! the host's.
+//! Messages between ranks whose tensors are on one GPU: threads of one process share the GPU's memory as they
+//! share the host's.
 //!
-//! Each rank queues its work on a stream of its own. A rank that comes to a call leaves a mark in its stream; when all have
-//! come, a stream of its own waits for their marks, moves and adds what the call says, and leaves a mark that
-//! each rank's stream waits for when the rank takes its data back. The host only queues: nobody waits for the GPU, and a
-//! call goes on while its ranks compute. Sums are taken in the order of ranks.
+//! Each rank queues its work on a stream of its own. A rank that comes to a call leaves a mark in its stream;
+//! when all have come, a stream of its own waits for their marks, moves and adds what the call says, and
+//! leaves a mark that each rank's stream waits for when the rank takes its data back. The host only queues:
+//! nobody waits for the GPU, and a call goes on while its ranks compute. Sums are taken in the order of
+//! ranks.
 
 use cudarc::driver::sys::{self, CUdeviceptr};
 use espalier_tensor::Device;
@@ -127,7 +128,8 @@ impl TransferStream {
             Operation::AllReduce(_) if places.len() == 1 => Ok(()),
             Operation::AllReduce(how) => {
                 let all: Vec<_> = places.iter().map(|place| place.write).collect();
-                // SAFETY: these are of as many elements, in tensors that the collective owns until the call is done.
+                // SAFETY: these are of as many elements, in tensors that the collective owns until the call
+                // is done.
                 unsafe { combine(&self.0, how, element, &all, &all, call.elements) }
             }
             Operation::ReduceScatter(how) => (0..places.len()).try_for_each(|rank| {
@@ -146,8 +148,8 @@ impl TransferStream {
     }
 
     fn copy(&self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> Result<(), String> {
-        // SAFETY: both are `bytes` of tensors on this GPU that the collective owns until the call is done; they are
-        // different tensors. The GPU is current on this thread.
+        // SAFETY: both are `bytes` of tensors on this GPU that the collective owns until the call is done;
+        // they are different tensors. The GPU is current on this thread.
         check(unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.0.compute().raw()) })
     }
 }

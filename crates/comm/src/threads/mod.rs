@@ -1,12 +1,14 @@
-//! Ranks as threads of one process. Messages are shared memory: a receiver's data is copied from the sender's, once, and a
-//! reduction reads and writes the ranks' own buffers.
+//! Ranks as threads of one process. Messages are shared memory: a receiver's data is copied from the
+//! sender's, once, and a reduction reads and writes the ranks' own buffers.
 //!
-//! [`run`] starts the ranks and waits for them. A rank that fails or panics ends the waits of all others at once, and its
-//! own message is what the caller gets. [`run_or_give_up`] is for a caller who will not wait for a rank that hangs.
+//! [`run`] starts the ranks and waits for them. A rank that fails or panics ends the waits of all others at
+//! once, and its own message is what the caller gets. [`run_or_give_up`] is for a caller who will not wait
+//! for a rank that hangs.
 //!
-//! A call that was only started goes on while its ranks compute: the last rank to come does it on the spot where it is
-//! small, and helpers do it where it is large, one thread for each rank but no more than there are cores. A rank that waits
-//! helps too, so that blocking calls need no other thread. Every sum is taken in the order of ranks, whoever takes it.
+//! A call that was only started goes on while its ranks compute: the last rank to come does it on the spot
+//! where it is small, and helpers do it where it is large, one thread for each rank but no more than there
+//! are cores. A rank that waits helps too, so that blocking calls need no other thread. Every sum is taken in
+//! the order of ranks, whoever takes it.
 //!
 //! Tensors may be on a GPU, the same one for all ranks: then a stream of its own is given what the call says
 //! (`GPU`), and the host moves nothing.

@@ -1,4 +1,5 @@
-//! The life of ranks on threads: they are started, heard of as they end, and not waited for longer than the caller wants.
+//! The life of ranks on threads: they are started, heard of as they end, and not waited for longer than the
+//! caller wants.
 
 use std::convert::Infallible;
 use std::fmt::{Debug, Display};
@@ -14,21 +15,24 @@ use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::failure::{Failure, panic_message};
 
-/// How long ranks are given to come to their end once one has failed, if the limit of a call is not shorter. They do so at
-/// their next call; a process that ends before them loses no more than one that is killed.
+/// How long ranks are given to come to their end once one has failed, if the limit of a call is not shorter.
+/// They do so at their next call; a process that ends before them loses no more than one that is killed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Mappings that a rank is reckoned to take: a stack, its guard, a stack for signals and its guard, of the rank, of a thread of
-/// its processor and of one that fetches its data; and as many again for what these hold.
+/// Mappings that a rank is reckoned to take: a stack, its guard, a stack for signals and its guard, of the
+/// rank, of a thread of its processor and of one that fetches its data; and as many again for what these
+/// hold.
 const MAPPINGS: usize = 24;
 
-/// Addresses that it is reckoned to take where these are limited (`ulimit -v`): stacks of 2 MiB, and what it holds.
+/// Addresses that it is reckoned to take where these are limited (`ulimit -v`): stacks of 2 MiB, and what it
+/// holds.
 const SPACE: usize = 16 << 20;
 
-/// Runs `work` on this many ranks, each on a thread of its own, and returns what they return, in the order of ranks.
+/// Runs `work` on this many ranks, each on a thread of its own, and returns what they return, in the order of
+/// ranks.
 ///
-/// A call of theirs waits at most `limit`. A rank that hangs outside of any call is named by the others, and still waited for
-/// here, since it may hold what `work` borrows: [`run_or_give_up`] does not.
+/// A call of theirs waits at most `limit`. A rank that hangs outside of any call is named by the others, and
+/// still waited for here, since it may hold what `work` borrows: [`run_or_give_up`] does not.
 ///
 /// ```
 /// use std::time::Duration;
@@ -51,12 +55,14 @@ where
     run_watched(ranks, limit, None::<fn(Failure<E>) -> Infallible>, work)
 }
 
-/// The same for a caller who would rather end the process than wait for a rank that hangs: once a rank has failed, the
-/// others are given a little time to come to their end, and then `give_up` is called with what to say.
+/// The same for a caller who would rather end the process than wait for a rank that hangs: once a rank has
+/// failed, the others are given a little time to come to their end, and then `give_up` is called with what to
+/// say.
 ///
-/// It cannot return. A thread cannot be ended from outside, and one that borrows from its caller cannot be left to itself
-/// either; so the end of the process is the only way on. To lend `work` nothing would be the other choice: every caller
-/// would have to share what now is plainly borrowed, and the thread would still be there.
+/// It cannot return. A thread cannot be ended from outside, and one that borrows from its caller cannot be
+/// left to itself either; so the end of the process is the only way on. To lend `work` nothing would be the
+/// other choice: every caller would have to share what now is plainly borrowed, and the thread would still be
+/// there.
 pub fn run_or_give_up<R, E>(
     ranks: usize,
     limit: Duration,
@@ -70,8 +76,9 @@ where
     run_watched(ranks, limit, Some(give_up), work)
 }
 
-/// The most ranks that one process can have as threads. Of all that a thread takes the mappings of memory run out first, and the
-/// standard library aborts the process where a thread that has started gets none for its signals: so they are counted before.
+/// The most ranks that one process can have as threads. Of all that a thread takes the mappings of memory run
+/// out first, and the standard library aborts the process where a thread that has started gets none for its
+/// signals: so they are counted before.
 pub fn most_ranks() -> usize {
     let known = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
     let mappings: usize = known.and_then(|text| text.trim().parse().ok()).unwrap_or(65_530);
@@ -156,8 +163,8 @@ where
 /// What a rank came to: the result of its work, or its panic; or there was no thread for it.
 type ThreadOutcome<R, E> = Result<thread::Result<Result<R, E>>, Failure<E>>;
 
-/// Waits for all ranks; returns what those who have ended came to, and who has not. Once a rank `has_failed`, the others have
-/// as long as `patience` says, or as they need.
+/// Waits for all ranks; returns what those who have ended came to, and who has not. Once a rank `has_failed`,
+/// the others have as long as `patience` says, or as they need.
 fn gather<R, E: Debug + Display>(
     ends: &Receiver<(usize, ThreadOutcome<R, E>)>,
     ranks: usize,

@@ -1,8 +1,9 @@
 //! The moving and adding of a call on which all its ranks have met, cut into pieces that any thread may take.
 //!
-//! Pieces are cut by size and claimed from a counter. Which thread does which piece is left to chance; what is computed is
-//! not: an element's sum is taken in the order of ranks. An all-reduce reads every rank's piece once, and writes the result
-//! back to lines that are still in the cache: it moves `2 P n` bytes, the least there is.
+//! Pieces are cut by size and claimed from a counter. Which thread does which piece is left to chance; what
+//! is computed is not: an element's sum is taken in the order of ranks. An all-reduce reads every rank's
+//! piece once, and writes the result back to lines that are still in the cache: it moves `2 P n` bytes, the
+//! least there is.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -46,8 +47,8 @@ pub(super) struct CollectiveWork {
     done: AtomicUsize,
 }
 
-// SAFETY: the places are memory of data that the collective owns while the work exists; `piece` says why threads that
-// work on different pieces never touch the same bytes, but to read.
+// SAFETY: the places are memory of data that the collective owns while the work exists; `piece` says why
+// threads that work on different pieces never touch the same bytes, but to read.
 unsafe impl Send for CollectiveWork {}
 // SAFETY: as above.
 unsafe impl Sync for CollectiveWork {}
@@ -148,7 +149,8 @@ impl CollectiveWork {
             let start = rank * self.part();
             let bytes = self.element.bytes();
             for place in &self.places {
-                // SAFETY: a part has `part()` elements and a whole as many for every rank; they are different data.
+                // SAFETY: a part has `part()` elements and a whole as many for every rank; they are different
+                // data.
                 unsafe {
                     let source = self.places[rank].read.add((range.start - start) * bytes);
                     copy(source, place.write.add(range.start * bytes), 0..range.len() * bytes);

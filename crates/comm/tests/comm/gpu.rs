@@ -69,7 +69,8 @@ fn parts_of_any_length() {
     }
 }
 
-/// Many calls in flight, waited for late, while the ranks' own streams write to what they get back: nothing may overtake.
+/// Many calls in flight, waited for late, while the ranks' own streams write to what they get back: nothing
+/// may overtake.
 #[test]
 fn streams_keep_their_order() {
     let n = 300_000;

@@ -1,8 +1,8 @@
 //! The transport of MPI: the suite under `mpirun`, and what happens where a rank fails or is late.
 //!
-//! A test starts this very program under `mpirun`, to run [`worker`] with the part that an environment variable names.
-//! It writes what it has to say into files: `mpirun` loses lines of a job that it ends. Where there is no `mpirun`,
-//! standard error says that nothing was tested. `ESPALIER_MPIRUN` names another one.
+//! A test starts this very program under `mpirun`, to run [`worker`] with the part that an environment
+//! variable names. It writes what it has to say into files: `mpirun` loses lines of a job that it ends. Where
+//! there is no `mpirun`, standard error says that nothing was tested. `ESPALIER_MPIRUN` names another one.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;

@@ -1,6 +1,7 @@
-//! The transport of NCCL: the suite on as many ranks as the machine has GPUs, in a process each; and on two and four ranks of one
-//! GPU, where NCCL can do that (`ESPALIER_NCCL` names one of 2.30 or newer, `NCCL_MULTI_RANK_GPU_ENABLE` is 1). What ranks do
-//! when one of them is late, fails or is killed is tested there too.
+//! The transport of NCCL: the suite on as many ranks as the machine has GPUs, in a process each; and on two
+//! and four ranks of one GPU, where NCCL can do that (`ESPALIER_NCCL` names one of 2.30 or newer,
+//! `NCCL_MULTI_RANK_GPU_ENABLE` is 1). What ranks do when one of them is late, fails or is killed is tested
+//! there too.
 //!
 //! Where there is no GPU, or no NCCL, what was skipped is said.
 
@@ -71,8 +72,9 @@ fn suite(comm: &Communicator) -> Result<(), Error> {
     Ok(())
 }
 
-/// Every rank posts its receives before it sends, to all others at once and in an order of its own, messages too long to be stored on the
-/// way: whoever counted on the order in which ranks post, or on room between them, would wait for ever.
+/// Every rank posts its receives before it sends, to all others at once and in an order of its own, messages
+/// too long to be stored on the way: whoever counted on the order in which ranks post, or on room between
+/// them, would wait for ever.
 fn crossed(comm: &Communicator) -> Result<(), Error> {
     const N: usize = 3 << 20;
     let (rank, size) = (comm.rank(), comm.size());

@@ -12,7 +12,8 @@ use espalier_comm::rendezvous::{Rendezvous, RendezvousConfig};
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(1500);
 
-/// A port that nobody listens on, below those that systems give to outgoing connections; no two calls give the same.
+/// A port that nobody listens on, below those that systems give to outgoing connections; no two calls give
+/// the same.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let start = 20_000 + (std::process::id() % 500) as u16 * 20;
@@ -114,7 +115,8 @@ fn strangers_on_ports_beside_are_passed_over() {
     });
     let places: Vec<RendezvousConfig> = (0..3)
         .map(|rank| {
-            // Rank 0 would not be able to listen where they do, but would if they listened on other addresses only.
+            // Rank 0 would not be able to listen where they do, but would if they listened on other addresses
+            // only.
             let ports = if rank == 0 { ports[2..].to_vec() } else { ports.clone() };
             RendezvousConfig { ports, ..config(rank, 3, 0) }
         })

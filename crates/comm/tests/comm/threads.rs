@@ -63,7 +63,8 @@ fn the_suite_over_a_slow_network() {
     }
 }
 
-/// Two messages of a rank share its link, in groups split from each other too: the second arrives when both have left.
+/// Two messages of a rank share its link, in groups split from each other too: the second arrives when both
+/// have left.
 #[test]
 fn messages_leave_one_after_the_other() {
     let each = Duration::from_millis(40);
@@ -146,8 +147,8 @@ fn a_late_rank_is_named_by_those_who_wait() {
     assert!(matches!(failure, Err(Failure::Failed { error: Error::TimedOut { .. }, .. })), "{failure:?}");
 }
 
-/// A rank hangs for ever, as far as the others can tell, and two wait for each other's sake: whatever the first to give up says,
-/// the one that hangs is named.
+/// A rank hangs for ever, as far as the others can tell, and two wait for each other's sake: whatever the
+/// first to give up says, the one that hangs is named.
 #[test]
 fn a_rank_that_hangs_is_given_up() {
     let (wake, asleep) = mpsc::channel::<()>();
@@ -361,7 +362,8 @@ fn different_calls_are_told_apart() {
     assert!(text.contains("send (tag 0) of 5 f32") && text.contains("receive (tag 0) of 6 f32"), "{text}");
 }
 
-/// A tensor that somebody else holds is a mistake of the caller's: it panics, and does not take the world's lock along.
+/// A tensor that somebody else holds is a mistake of the caller's: it panics, and does not take the world's
+/// lock along.
 #[test]
 fn a_shared_tensor_is_not_written_to() {
     let failure = run(2, LONG, |comm| {
@@ -405,8 +407,8 @@ proptest! {
     }
 }
 
-/// A rank that begins to wait at the very moment at which the last one comes may take the only piece; the last one does not
-/// go on before that is done.
+/// A rank that begins to wait at the very moment at which the last one comes may take the only piece; the
+/// last one does not go on before that is done.
 #[test]
 fn nobody_goes_on_before_the_last_piece_is_done() {
     const LEN: usize = 8_000;

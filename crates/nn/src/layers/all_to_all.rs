@@ -1,7 +1,9 @@
-//! An all-to-all: ranks that have some samples each, with all their columns, and those that have all samples, with some columns each.
+//! An all-to-all: ranks that have some samples each, with all their columns, and those that have all samples,
+//! with some columns each.
 //!
-//! x: `[samples, .., columns]`. Every rank sends every other what is that one's, and puts what comes to its own. Messages have the
-//! sizes that they have: parts need not be equal, and nothing is sent of a part that is empty.
+//! x: `[samples, .., columns]`. Every rank sends every other what is that one's, and puts what comes to its
+//! own. Messages have the sizes that they have: parts need not be equal, and nothing is sent of a part that
+//! is empty.
 
 use std::ops::Range;
 
@@ -117,7 +119,8 @@ mod tests {
 
     use super::*;
 
-    /// Uneven parts, more ranks than samples among them: what is dealt out is what a slice of the whole would be, and back.
+    /// Uneven parts, more ranks than samples among them: what is dealt out is what a slice of the whole would
+    /// be, and back.
     #[test]
     fn what_is_dealt_out_is_a_slice_of_the_whole() {
         for (ranks, samples, width) in [(2, 4, 6), (3, 7, 5), (4, 3, 9), (4, 1, 4)] {

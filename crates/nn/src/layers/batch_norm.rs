@@ -11,8 +11,9 @@ use crate::weights::{BufferId, ParameterId};
 
 /// Over batch, height and width; running statistics serve evaluation.
 ///
-/// With a `group`, over so many samples at a time: ghost batch norm (Hoffer, Hubara & Soudry 2017), which makes the
-/// statistics of a large batch as noisy as those of a small one. A group is a batch of its own, forwards and backwards.
+/// With a `group`, over so many samples at a time: ghost batch norm (Hoffer, Hubara & Soudry 2017), which
+/// makes the statistics of a large batch as noisy as those of a small one. A group is a batch of its own,
+/// forwards and backwards.
 #[derive(Debug)]
 pub(crate) struct BatchNorm {
     pub scale: ParameterId,
@@ -54,8 +55,8 @@ impl BatchNorm {
         Ok(y)
     }
 
-    /// The way back through [`BatchNorm::normalise`]. `everywhere` adds up what it is given over all that hold rows of the batch;
-    /// gradients of scale and shift are those of the own rows.
+    /// The way back through [`BatchNorm::normalise`]. `everywhere` adds up what it is given over all that
+    /// hold rows of the batch; gradients of scale and shift are those of the own rows.
     pub fn backward_through(
         &self,
         dy: Tensor,

@@ -49,8 +49,8 @@ impl Layer for Sequence {
     }
 }
 
-/// `branch(x) + shortcut(x)`. Where the shortcut passes x on, the branch's last layer adds it, and the branch's first layer
-/// adds the gradient of what has passed.
+/// `branch(x) + shortcut(x)`. Where the shortcut passes x on, the branch's last layer adds it, and the
+/// branch's first layer adds the gradient of what has passed.
 #[derive(Debug)]
 pub(crate) struct Residual {
     pub branch: Sequence,
@@ -89,7 +89,8 @@ pub(crate) struct Branches {
     pub all: Vec<Sequence>,
     /// Of what each gives: its last extent.
     pub widths: Vec<usize>,
-    /// Of a product: the smooth activation behind each, where there is one. What it makes is made again on the way back.
+    /// Of a product: the smooth activation behind each, where there is one. What it makes is made again on
+    /// the way back.
     pub gates: Vec<Option<ActivationFn>>,
 }
 
@@ -121,7 +122,8 @@ impl Branches {
         parts.iter().zip(&self.gates).map(factor).collect()
     }
 
-    /// The gradient of what branch `i` gives; of a product, `parts` are what all of them gave, and `factors` what became of it.
+    /// The gradient of what branch `i` gives; of a product, `parts` are what all of them gave, and `factors`
+    /// what became of it.
     fn gradient_of(&self, i: usize, dy: &Tensor, parts: &[Tensor], factors: &[Tensor]) -> Result<Tensor> {
         match self.join {
             BranchJoin::Sum => Ok(dy.clone()),
@@ -143,7 +145,8 @@ impl Branches {
     }
 }
 
-/// Leaves what its branches leave, in their order, and then, where they are multiplied, what each gave before its activation.
+/// Leaves what its branches leave, in their order, and then, where they are multiplied, what each gave before
+/// its activation.
 impl Layer for Branches {
     fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
         let mut parts = Vec::with_capacity(self.all.len());

@@ -1,7 +1,9 @@
-//! What attention keeps of a sequence that is read in parts: the keys and values of all positions so far, layer by layer.
+//! What attention keeps of a sequence that is read in parts: the keys and values of all positions so far,
+//! layer by layer.
 //!
-//! A pass over some positions puts theirs behind those that are there. Room is for all positions that the model can tell
-//! apart and is taken when a layer is first met, so a rank holds that of its own layers, and of these its own heads.
+//! A pass over some positions puts theirs behind those that are there. Room is for all positions that the
+//! model can tell apart and is taken when a layer is first met, so a rank holds that of its own layers, and
+//! of these its own heads.
 
 use std::collections::HashMap;
 

@@ -1,16 +1,18 @@
-//! Linear layers with nothing but cheap operations between them, as one layer, so that no linear layer's input need be
-//! kept that a pass over memory makes again.
+//! Linear layers with nothing but cheap operations between them, as one layer, so that no linear layer's
+//! input need be kept that a pass over memory makes again.
 //!
-//! A weight's gradient wants the input of its product. Behind a norm or an activation that input is a function of what
-//! the norm or the activation keeps for itself anyway, and making it again costs little more than the write: the very
-//! kernel that sends the gradient through the cheap operation makes it on the way. Of the 32 d bytes that a layer of a
-//! GPT of width d would keep for each token in bf16, 12 d need not be: both norms' outputs and the activation's.
+//! A weight's gradient wants the input of its product. Behind a norm or an activation that input is a
+//! function of what the norm or the activation keeps for itself anyway, and making it again costs little more
+//! than the write: the very kernel that sends the gradient through the cheap operation makes it on the way.
+//! Of the 32 d bytes that a layer of a GPT of width d would keep for each token in bf16, 12 d need not be:
+//! both norms' outputs and the activation's.
 //!
-//! What was made again lives as long as the closure that the sink gets: a sink that puts gradients off keeps it till then.
-//! Of ReLU the output is kept, as its own backward pass reads it, and nothing is made again. An activation between two
-//! linear layers runs in the epilogue of the first one's product. What ranks do before the first linear layer is a part of the chain
-//! too: nothing is kept behind it, and what is gathered there is gathered again. With `train.recompute = "attention"` an attention's
-//! inside stands before the linear layer that reads it, and is run again where that layer's gradient needs its input.
+//! What was made again lives as long as the closure that the sink gets: a sink that puts gradients off keeps
+//! it till then. Of ReLU the output is kept, as its own backward pass reads it, and nothing is made again. An
+//! activation between two linear layers runs in the epilogue of the first one's product. What ranks do before
+//! the first linear layer is a part of the chain too: nothing is kept behind it, and what is gathered there
+//! is gathered again. With `train.recompute = "attention"` an attention's inside stands before the linear
+//! layer that reads it, and is run again where that layer's gradient needs its input.
 
 use espalier_tensor::ops::activation::{self, ActivationFn};
 use espalier_tensor::{Category, Tensor};
@@ -76,8 +78,8 @@ impl Chain {
         Ok(h)
     }
 
-    /// The whole chain for one position of a text that is being written, and `plus` added. There is no way back: nothing is kept
-    /// between products, and norm, activation and sum are parts of them.
+    /// The whole chain for one position of a text that is being written, and `plus` added. There is no way
+    /// back: nothing is kept between products, and norm, activation and sum are parts of them.
     fn one_row(&self, x: Tensor, plus: Option<&Tensor>, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
         let (mut h, mut norm) = match &self.before {
             ChainPrologue::Norm(norm) if self.enter.is_none() => {
@@ -139,8 +141,8 @@ impl Chain {
         Ok(dx)
     }
 
-    /// Runs what stands before the first linear layer again, and goes back through that layer; what was left has yet to be gone
-    /// back through.
+    /// Runs what stands before the first linear layer again, and goes back through that layer; what was left
+    /// has yet to be gone back through.
     fn to_again(
         &self,
         layers: &RecomputeLayer,

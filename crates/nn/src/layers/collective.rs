@@ -1,5 +1,5 @@
-//! What ranks do with a tensor between two layers: sums, gathers and cuts over one axis of the mesh. The only layers that know of
-//! other ranks.
+//! What ranks do with a tensor between two layers: sums, gathers and cuts over one axis of the mesh. The only
+//! layers that know of other ranks.
 
 use std::ops::Range;
 
@@ -36,7 +36,8 @@ impl CollectiveLayer {
         }
     }
 
-    /// A gradient that nothing before is trained by, and that is therefore not sent: zeros, as the layers before made it.
+    /// A gradient that nothing before is trained by, and that is therefore not sent: zeros, as the layers
+    /// before made it.
     fn unwanted(&self, forward: CollectiveOp, dy: Tensor, samples: usize) -> Result<Tensor> {
         let cut = |along| self.cut(along, samples);
         let own = |along| cut(along).own().max(1);
@@ -99,7 +100,8 @@ impl CollectiveLayer {
         DimShards { along, parts, rank: self.spec.rank }
     }
 
-    /// The rank's own part. One without samples gets one of zeros, which stands in for what has no gradient and goes nowhere.
+    /// The rank's own part. One without samples gets one of zeros, which stands in for what has no gradient
+    /// and goes nowhere.
     fn slice(&self, x: Tensor, cut: DimShards) -> Result<Tensor> {
         let own = cut.columns(&x).swap_remove(cut.rank);
         if own.is_empty() {

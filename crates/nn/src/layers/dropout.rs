@@ -1,6 +1,6 @@
-//! Dropout whose mask is never stored: both passes draw it from the same key. What is dropped of a sample depends on its
-//! number within the step, and not on the micro-batch or the rank that it is in; of an element that lies in a part of a tensor, on its
-//! place in the whole.
+//! Dropout whose mask is never stored: both passes draw it from the same key. What is dropped of a sample
+//! depends on its number within the step, and not on the micro-batch or the rank that it is in; of an element
+//! that lies in a part of a tensor, on its place in the whole.
 
 use espalier_plan::spec::DropoutIndices;
 use espalier_plan::split::split;

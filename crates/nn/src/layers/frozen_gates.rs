@@ -1,9 +1,10 @@
 //! FrozenGates held where they are: ReLU and max pool that choose as they chose at other weights.
 //!
-//! Second derivatives by differences of gradients go wrong at kinks. Between the two points some units cross theirs,
-//! each crossing changes the gradient by a jump that does not shrink with the distance, and divided by the distance it
-//! is noise: on a network of four ReLU layers, half of GraSP's mask. With every choice held as it is at the point in the
-//! middle, the loss is smooth along the way, and its derivatives there are those of the network itself.
+//! Second derivatives by differences of gradients go wrong at kinks. Between the two points some units cross
+//! theirs, each crossing changes the gradient by a jump that does not shrink with the distance, and divided
+//! by the distance it is noise: on a network of four ReLU layers, half of GraSP's mask. With every choice
+//! held as it is at the point in the middle, the loss is smooth along the way, and its derivatives there are
+//! those of the network itself.
 
 use std::sync::{Arc, Mutex};
 

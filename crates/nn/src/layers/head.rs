@@ -2,14 +2,14 @@
 //!
 //! x: `[rows, width]`, logits: `[rows, classes]`, a row per prediction.
 //!
-//! The logits of a language model are its largest tensor. But a row's loss needs that row alone: so rows are taken in
-//! chunks, each sent forward to its logits and at once back again, and only one chunk's logits exist, in whose place
-//! their gradient is made. Nothing of a chunk stays but its rows of the input's gradient, in the input's place, and a
-//! summand of the weight's gradient. Those summands are added in f32 and rounded once, so that chunks cost no
-//! precision. A batch of one chunk goes through in one piece.
+//! The logits of a language model are its largest tensor. But a row's loss needs that row alone: so rows are
+//! taken in chunks, each sent forward to its logits and at once back again, and only one chunk's logits
+//! exist, in whose place their gradient is made. Nothing of a chunk stays but its rows of the input's
+//! gradient, in the input's place, and a summand of the weight's gradient. Those summands are added in f32
+//! and rounded once, so that chunks cost no precision. A batch of one chunk goes through in one piece.
 //!
-//! Where ranks have the logits of some classes each, a row needs the others' maximum and sum: four numbers of each rank, gathered
-//! between two readings of a chunk. The logits themselves are never sent.
+//! Where ranks have the logits of some classes each, a row needs the others' maximum and sum: four numbers of
+//! each rank, gathered between two readings of a chunk. The logits themselves are never sent.
 
 #[cfg(test)]
 mod tests;
@@ -33,8 +33,8 @@ use super::{BackwardContext, GradientSink, Linear, WeightGradients};
 use crate::Result;
 use crate::weights::WeightStore;
 
-/// Bytes of a chunk's logits. Each chunk reads and writes the f32 sum of the weight's gradient, which must cost little
-/// beside its products; on the host, it also packs the weight anew.
+/// Bytes of a chunk's logits. Each chunk reads and writes the f32 sum of the weight's gradient, which must
+/// cost little beside its products; on the host, it also packs the weight anew.
 fn chunk_bytes(device: &Device) -> usize {
     match device {
         Device::Cpu(_) => LOGITS_ON_HOST,
@@ -125,7 +125,8 @@ impl LossScaling {
 }
 
 impl Head {
-    /// The loss of a batch, and the gradients of `scale` times it: those of the head's own parameters go to the sink.
+    /// The loss of a batch, and the gradients of `scale` times it: those of the head's own parameters go to
+    /// the sink.
     pub fn loss(
         &self,
         x: Tensor,
@@ -191,9 +192,10 @@ impl Head {
     }
 }
 
-/// What the products of a head read. On a GPU, a table whose rows are not a multiple of what tensor cores take at once
-/// (GPT-2 has 50257 tokens) would be multiplied at a third of the speed: then this is a copy with rows of zeros behind it,
-/// and a bias of minus infinity there, so that the added logits count for nothing and have no gradient.
+/// What the products of a head read. On a GPU, a table whose rows are not a multiple of what tensor cores
+/// take at once (GPT-2 has 50257 tokens) would be multiplied at a third of the speed: then this is a copy
+/// with rows of zeros behind it, and a bias of minus infinity there, so that the added logits count for
+/// nothing and have no gradient.
 struct HeadOperands {
     weight: Tensor,
     bias: Option<Tensor>,

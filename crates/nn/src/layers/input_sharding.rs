@@ -7,8 +7,8 @@ use espalier_tensor::{Category, Tensor};
 use super::{BackwardContext, BatchSlice, CollectiveLayer, ForwardContext, Layer, Sequence};
 use crate::Result;
 
-/// Takes what is its own, and runs the layers behind it. It holds them, since nobody wants the gradient of images: so the first of
-/// them neither makes it nor sends its halo.
+/// Takes what is its own, and runs the layers behind it. It holds them, since nobody wants the gradient of
+/// images: so the first of them neither makes it nor sends its halo.
 #[derive(Debug)]
 pub(crate) struct InputSharding {
     pub own: InputShard,

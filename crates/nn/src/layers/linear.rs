@@ -1,5 +1,5 @@
-//! `y = x W + b` over the last dimension: the product by itself, its two gradients, and no word on what is kept. The
-//! layers that run it ([`Chain`](super::Chain), [`Head`](super::Head)) decide that.
+//! `y = x W + b` over the last dimension: the product by itself, its two gradients, and no word on what is
+//! kept. The layers that run it ([`Chain`](super::Chain), [`Head`](super::Head)) decide that.
 
 use espalier_plan::spec::WeightOrder;
 use espalier_tensor::ops::activation::{self, ActivationFn};
@@ -42,8 +42,9 @@ impl Linear {
         Ok(with_rows_of(x, y))
     }
 
-    /// `f(x W + b) + plus` of one row, at the speed of memory: for a pass that writes text. x goes through a norm first where there is
-    /// one. Its sums run in another order than those of [`Linear::product`], whose bits do not depend on the number of rows.
+    /// `f(x W + b) + plus` of one row, at the speed of memory: for a pass that writes text. x goes through a
+    /// norm first where there is one. Its sums run in another order than those of [`Linear::product`], whose
+    /// bits do not depend on the number of rows.
     pub fn row_product(
         &self,
         x: &Tensor,
@@ -61,7 +62,8 @@ impl Linear {
         Ok(with_rows_of(x, y))
     }
 
-    /// `x W^T + b` where the stored weight is to be transposed, otherwise `x W + b`: without its zeros where that is chosen.
+    /// `x W^T + b` where the stored weight is to be transposed, otherwise `x W + b`: without its zeros where
+    /// that is chosen.
     fn multiply(
         &self,
         x: &Tensor,

@@ -2,8 +2,9 @@
 //!
 //! A layer is immutable and holds only the ids of its parameters. What the backward pass needs is pushed on a
 //! [`Stash`] by the forward pass and popped in reverse: one stash per micro-batch in flight. Gradients of
-//! parameters leave through the [`GradientSink`] the moment they can be computed; they are handed over as a closure, so
-//! that a sink may also compute them later (zero-bubble pipelines run input and weight gradients apart).
+//! parameters leave through the [`GradientSink`] the moment they can be computed; they are handed over as a
+//! closure, so that a sink may also compute them later (zero-bubble pipelines run input and weight gradients
+//! apart).
 
 mod activation;
 mod all_to_all;
@@ -85,7 +86,8 @@ pub trait Layer: Send + Sync + Debug {
         sum(self.forward(x, ctx)?, plus)
     }
 
-    /// The gradient of the input plus a tensor of its shape. A layer that begins with a norm can add on its way out.
+    /// The gradient of the input plus a tensor of its shape. A layer that begins with a norm can add on its
+    /// way out.
     fn backward_plus(&self, dy: Tensor, plus: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Tensor> {
         let dx = self.backward(dy, ctx, true)?.expect("an input to which something is added has a gradient");
         sum(dx, plus)
@@ -121,16 +123,17 @@ pub struct ForwardContext<'a> {
     pub observer: Option<&'a mut dyn InputObserver>,
 }
 
-/// Looks at what every linear layer reads on the way forward, the head's included: statistics of activations that a
-/// one-shot pruner scores weights by. What runs again on the way back is not shown a second time.
+/// Looks at what every linear layer reads on the way forward, the head's included: statistics of activations
+/// that a one-shot pruner scores weights by. What runs again on the way back is not shown a second time.
 pub trait InputObserver {
-    /// `x`: `[rows, in_features]`, of the layer that has this weight. Where tensor parallelism splits the layer by its
-    /// inputs, these are the rank's own.
+    /// `x`: `[rows, in_features]`, of the layer that has this weight. Where tensor parallelism splits the
+    /// layer by its inputs, these are the rank's own.
     fn observe(&mut self, weight: ParameterId, x: &Tensor) -> Result<()>;
 }
 
 impl<'a> ForwardContext<'a> {
-    /// A pass of whole sequences that nobody looks at. Its stash keeps what is pushed where a backward pass follows.
+    /// A pass of whole sequences that nobody looks at. Its stash keeps what is pushed where a backward pass
+    /// follows.
     pub fn new(
         weights: &'a dyn WeightStore,
         mode: Mode,
@@ -153,7 +156,8 @@ impl<'a> ForwardContext<'a> {
         }
     }
 
-    /// Runs some layers with the weights of their block; `next` is the one that the pass comes to behind it, where there is one.
+    /// Runs some layers with the weights of their block; `next` is the one that the pass comes to behind it,
+    /// where there is one.
     pub(crate) fn in_block<T>(
         &mut self,
         block: usize,
@@ -186,7 +190,8 @@ impl<'a> ForwardContext<'a> {
         }
     }
 
-    /// Whether it takes one position of a text that is being written through the model, as what a layer reads of it.
+    /// Whether it takes one position of a text that is being written through the model, as what a layer reads
+    /// of it.
     fn is_of_one_row(&self, x: &Tensor) -> bool {
         self.cache.is_some() && x.rows() == 1
     }
@@ -235,8 +240,8 @@ impl<'a> BackwardContext<'a> {
 /// A micro-batch among the samples of its step. The default is one that is alone.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct BatchSlice {
-    /// Samples of the step before its first, over all micro-batches and ranks. Random numbers are counted from there, so
-    /// that they do not depend on how a batch is cut.
+    /// Samples of the step before its first, over all micro-batches and ranks. Random numbers are counted
+    /// from there, so that they do not depend on how a batch is cut.
     pub first: usize,
     /// How many samples it has.
     pub samples: usize,
@@ -244,11 +249,12 @@ pub struct BatchSlice {
     pub norms: NormGroup,
 }
 
-/// Whose samples batch norms measure together: in any case those of ranks that have other pixels of the same images, or other samples
-/// of the same micro-batch.
+/// Whose samples batch norms measure together: in any case those of ranks that have other pixels of the same
+/// images, or other samples of the same micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NormGroup {
-    /// A replica's own: where samples are only looked at, another may have fewer micro-batches, and would not come.
+    /// A replica's own: where samples are only looked at, another may have fewer micro-batches, and would not
+    /// come.
     #[default]
     Replica,
     /// Those that steps of training measure together: every replica has a micro-batch beside this one.
@@ -356,14 +362,15 @@ impl WeightGradients {
 pub enum GradientElements {
     /// All elements, in the shape of the parameter.
     All,
-    /// Those of kept weights: a layer that can spare itself the others gives `[kept]`, in their order, and one that cannot
-    /// gives all.
+    /// Those of kept weights: a layer that can spare itself the others gives `[kept]`, in their order, and
+    /// one that cannot gives all.
     Kept,
 }
 
 /// The one door that every gradient of a parameter passes.
 pub trait GradientSink {
-    /// Takes the gradients of `parameters`, in their order, of one micro-batch. A tied parameter comes once per use.
+    /// Takes the gradients of `parameters`, in their order, of one micro-batch. A tied parameter comes once
+    /// per use.
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()>;
 }
 

@@ -1,5 +1,5 @@
-//! Activations for time: some layers keep only their input and run their forward pass again before their backward pass. A
-//! block does, or what stands inside an attention.
+//! Activations for time: some layers keep only their input and run their forward pass again before their
+//! backward pass. A block does, or what stands inside an attention.
 
 use espalier_tensor::Tensor;
 

@@ -1,5 +1,6 @@
-//! A batch norm between two sums over ranks: of what it measures on the way forward, and of what its gradient needs on the way back.
-//! As with a halo and its convolution, the sums stand before the norm in a rank's model, and are built as one layer with it.
+//! A batch norm between two sums over ranks: of what it measures on the way forward, and of what its gradient
+//! needs on the way back. As with a halo and its convolution, the sums stand before the norm in a rank's
+//! model, and are built as one layer with it.
 
 use espalier_comm::{Communicator, Reduce};
 use espalier_plan::split::split;
@@ -15,7 +16,8 @@ pub(crate) struct SyncBatchNorm {
     pub norm: BatchNorm,
     /// In the steps of training.
     pub in_step: Option<Communicator>,
-    /// Where samples are only looked at: the ranks with other pixels of the same images, or other samples of the same micro-batch.
+    /// Where samples are only looked at: the ranks with other pixels of the same images, or other samples of
+    /// the same micro-batch.
     pub in_sweep: Option<Communicator>,
     /// The same ranks of all replicas, for groups of samples that these have shared out.
     pub over_replicas: Option<Communicator>,

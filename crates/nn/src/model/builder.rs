@@ -1,5 +1,5 @@
-//! Builds layers one after the other from a rank's own spec. Linear layers take what stands before them into a chain, and exchanges take
-//! the layer that they stand before.
+//! Builds layers one after the other from a rank's own spec. Linear layers take what stands before them into
+//! a chain, and exchanges take the layer that they stand before.
 
 use std::collections::{HashMap, HashSet};
 
@@ -148,7 +148,8 @@ impl<'a> Builder<'a> {
         self.shape = layers.iter().try_fold(self.shape, output).expect("a spec whose shapes were checked");
     }
 
-    /// The chain that `layers` begin with, and how many of them it takes; none where they begin with something else.
+    /// The chain that `layers` begin with, and how many of them it takes; none where they begin with
+    /// something else.
     fn chain(&mut self, layers: &[spec::LayerSpec]) -> Option<(Chain, usize)> {
         let (before, at) = match (&layers[0], layers.get(1)) {
             (spec::LayerSpec::Activation(kind), Some(_)) if !self.holds(*kind) => {

@@ -1,4 +1,5 @@
-//! What an observer is shown: the input of every linear layer, once, whatever runs again and however layers are split.
+//! What an observer is shown: the input of every linear layer, once, whatever runs again and however layers
+//! are split.
 
 use std::time::Duration;
 
@@ -166,8 +167,8 @@ fn what_runs_again_is_shown_once() {
     }
 }
 
-/// A layer that is split by its outputs reads all of its input, one that is split by its inputs the rank's own; the same where
-/// positions are split in between.
+/// A layer that is split by its outputs reads all of its input, one that is split by its inputs the rank's
+/// own; the same where positions are split in between.
 #[test]
 fn layers_of_tensor_parallel_ranks_show_what_they_read_there() {
     let spec = perceptron();
@@ -213,8 +214,8 @@ fn one_row(model: &Model, weights: &Weights, id: u32, observer: Option<&mut dyn 
     model.forward(x, &mut ctx).unwrap().to_f32()
 }
 
-/// A text that is written one token after the other runs norms in its products: what comes of them is shown all the same, and what
-/// is written does not depend on who looks.
+/// A text that is written one token after the other runs norms in its products: what comes of them is shown
+/// all the same, and what is written does not depend on who looks.
 #[test]
 fn one_position_at_a_time_shows_what_a_whole_sequence_shows() {
     let spec = perceptron();

@@ -1,5 +1,5 @@
-//! The values that weights start from: functions of the seed, the parameter's name and an element's place in it alone, never of the
-//! layout.
+//! The values that weights start from: functions of the seed, the parameter's name and an element's place in
+//! it alone, never of the layout.
 
 use espalier_plan::Shard;
 use espalier_plan::spec::{self, Init};
@@ -82,7 +82,8 @@ pub fn name_key(name: &str) -> u64 {
     u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes"))
 }
 
-/// Fills an empty list with `len` numbers: element `i` is a function of the seed, the name and its place in the whole parameter.
+/// Fills an empty list with `len` numbers: element `i` is a function of the seed, the name and its place in
+/// the whole parameter.
 fn draw_initial(
     values: &mut Vec<f32>,
     name: &str,
@@ -106,7 +107,8 @@ fn draw_initial(
     }
 }
 
-/// `[f(0), f(1), ...]`, on all cores: each number is a function of its place, so it does not matter who computes it.
+/// `[f(0), f(1), ...]`, on all cores: each number is a function of its place, so it does not matter who
+/// computes it.
 fn draw(values: &mut Vec<f32>, len: usize, f: impl Fn(u64) -> f64 + Sync + Send) {
     (0..len).into_par_iter().map(|i| f(i as u64) as f32).collect_into_vec(values);
 }

@@ -1,4 +1,5 @@
-//! Published training times, and the clusters and engines that predict them. For a program that prints and fits, and for a test.
+//! Published training times, and the clusters and engines that predict them. For a program that prints and
+//! fits, and for a test.
 
 use espalier_plan::cluster::{Cluster, builtin};
 use espalier_plan::engine::{AttentionKernel, EngineProfile};
@@ -56,7 +57,8 @@ impl Table {
         fastest(&job, &row.candidate).step_seconds
     }
 
-    /// The trivial planner beside ours: one rate for all, times the bubble. The rate is that of the rows that constants were fitted to.
+    /// The trivial planner beside ours: one rate for all, times the bubble. The rate is that of the rows that
+    /// constants were fitted to.
     pub fn baseline(&self) -> Vec<f64> {
         let ideal = |row: &Row| {
             let Candidate { pipeline, chunks, recompute, .. } = row.candidate;

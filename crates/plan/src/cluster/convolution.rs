@@ -1,7 +1,8 @@
 //! How fast convolutions are: one share of a product's rate, or pass by pass.
 //!
-//! A share says enough of a GPU. On a core, layers that are cut among ranks have so few channels that most of a vector is empty,
-//! and so few pixels to each weight that laying the weights out costs as much as multiplying them. So there a pass takes
+//! A share says enough of a GPU. On a core, layers that are cut among ranks have so few channels that most of
+//! a vector is empty, and so few pixels to each weight that laying the weights out costs as much as
+//! multiplying them. So there a pass takes
 //!
 //! ```text
 //! start_us + flops / (peak x share of its channels) + weights x weight_ns + pixels x pixel_ns + numbers under all windows x window_ns
@@ -32,8 +33,9 @@ pub enum Convolution {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ByPass {
-    /// `[channels, share]`: what a pass that makes so many channels reaches of the peak. Between two points the share is on the line
-    /// where both are logarithms; with fewer channels than the first, a pass takes as long as there.
+    /// `[channels, share]`: what a pass that makes so many channels reaches of the peak. Between two points
+    /// the share is on the line where both are logarithms; with fewer channels than the first, a pass takes
+    /// as long as there.
     pub channels: Vec<[f64; 2]>,
     /// To begin: microseconds.
     pub start_us: f64,
@@ -61,8 +63,8 @@ pub struct ConvolutionPass {
 }
 
 impl ConvolutionPass {
-    /// Forward, the input's gradient and the weight's, of a convolution whose windows are as many as the output has pixels.
-    /// Pixels are those of all images.
+    /// Forward, the input's gradient and the weight's, of a convolution whose windows are as many as the
+    /// output has pixels. Pixels are those of all images.
     pub fn all(kernel: usize, input: usize, output: usize, pixels: [f64; 2]) -> [ConvolutionPass; 3] {
         let (area, [read, made]) = ((kernel * kernel) as f64, pixels);
         let (input, output) = (input as f64, output as f64);
@@ -87,8 +89,8 @@ impl ByPass {
         self.start_us * 1e-6 + multiplied + laid_out * 1e-9
     }
 
-    /// What comes closest, by relative error, to passes that took so many seconds on a device with such a peak. There is a point for
-    /// each number of channels that was seen.
+    /// What comes closest, by relative error, to passes that took so many seconds on a device with such a
+    /// peak. There is a point for each number of channels that was seen.
     pub fn fit(seen: &[(ConvolutionPass, f64)], peak: f64) -> ByPass {
         let mut points: Vec<f64> = seen.iter().map(|(pass, _)| pass.channels).collect();
         points.sort_by(f64::total_cmp);
@@ -115,8 +117,8 @@ const MOST_SHARE: f64 = 1.5;
 /// Rounds of the descent below; a dozen unknowns settle in hundreds.
 const ROUNDS: usize = 20_000;
 
-/// Numbers, none below its least, by which every row's sum comes nearest to 1 by least squares: one number after the other is set to
-/// where the squares are least.
+/// Numbers, none below its least, by which every row's sum comes nearest to 1 by least squares: one number
+/// after the other is set to where the squares are least.
 fn nearest_to_one(rows: &[Vec<f64>], least: &[f64]) -> Vec<f64> {
     let mut found = least.to_vec();
     let mut missing: Vec<f64> =

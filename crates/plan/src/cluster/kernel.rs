@@ -1,5 +1,5 @@
-//! What kernels take on a device: products by their flops, everything else by the bytes that pass through memory, and never less
-//! than it takes to start them.
+//! What kernels take on a device: products by their flops, everything else by the bytes that pass through
+//! memory, and never less than it takes to start them.
 
 use super::{Convolution, ConvolutionPass, DeviceSpec};
 use crate::spec::Precision;
@@ -35,8 +35,8 @@ impl DeviceKernels<'_> {
         }
     }
 
-    /// Seconds of a kernel that multiplies and reads and writes so many bytes: whichever is longer. `share` is what it reaches
-    /// of a product of as many flops.
+    /// Seconds of a kernel that multiplies and reads and writes so many bytes: whichever is longer. `share`
+    /// is what it reaches of a product of as many flops.
     pub fn work(&self, flops: f64, share: f64, bytes: f64) -> f64 {
         let matrix = self.device.matrix(self.precision);
         (self.each(flops, |flops| matrix.seconds(flops)) / share).max(self.pass(bytes))

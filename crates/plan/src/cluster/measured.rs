@@ -1,4 +1,5 @@
-//! From what was seen on a machine to the few numbers of a cluster file. Only arithmetic: who measures is `espalier bench`.
+//! From what was seen on a machine to the few numbers of a cluster file. Only arithmetic: who measures is
+//! `espalier bench`.
 
 use super::Fabric;
 use crate::cost::{AlphaBeta, Cost};
@@ -24,11 +25,11 @@ pub fn best_rate(samples: &[OpTiming]) -> f64 {
     samples.iter().map(OpTiming::rate).fold(0.0, f64::max)
 }
 
-/// An efficiency as a file has it: one point for each decade of sizes, at the middle of those that were seen, with the median of
-/// their shares of `peak`. `unit` is what sizes are written in: 1e9 for Gflop.
+/// An efficiency as a file has it: one point for each decade of sizes, at the middle of those that were seen,
+/// with the median of their shares of `peak`. `unit` is what sizes are written in: 1e9 for Gflop.
 ///
-/// No point takes longer than a larger one: what a machine did with more in less time it can do with less too, so the smaller one
-/// was held up.
+/// No point takes longer than a larger one: what a machine did with more in less time it can do with less
+/// too, so the smaller one was held up.
 pub fn efficiency(samples: &[OpTiming], unit: f64, peak: f64) -> Vec<[f64; 2]> {
     let decade = |sample: &OpTiming| sample.size.log10().round() as i32;
     let mut decades: Vec<i32> = samples.iter().map(decade).collect();
@@ -46,23 +47,26 @@ pub fn efficiency(samples: &[OpTiming], unit: f64, peak: f64) -> Vec<[f64; 2]> {
     points.into_iter().map(|[size, share]| [size, rounded(share)]).collect()
 }
 
-/// What samples reach of the rate by which an operation of a size is expected to take so many seconds: their median.
+/// What samples reach of the rate by which an operation of a size is expected to take so many seconds: their
+/// median.
 pub fn share_of(expected: impl Fn(f64) -> f64, seen: &[OpTiming]) -> f64 {
     rounded(median(seen.iter().map(|sample| expected(sample.size) / sample.seconds)))
 }
 
 impl Fabric {
-    /// The link that comes closest to what was seen, by relative error: each exchange with its words, of so many bytes.
-    /// `efficiency` is what rings reach of the rate of messages between two.
+    /// The link that comes closest to what was seen, by relative error: each exchange with its words, of so
+    /// many bytes. `efficiency` is what rings reach of the rate of messages between two.
     pub fn fit(point_to_point: &[(Cost, f64)], rings: &[(Cost, f64)], word_bytes: f64) -> Fabric {
         let efficiency = AlphaBeta::fit(point_to_point).beta / AlphaBeta::fit(rings).beta;
         let efficiency = if efficiency.is_finite() && efficiency > 0.0 { efficiency } else { 1.0 };
-        // As many words as a message between two would have sent in that time: then one alpha and one beta hold for both.
+        // As many words as a message between two would have sent in that time: then one alpha and one beta
+        // hold for both.
         let scaled =
             |(cost, seconds): &(Cost, f64)| (Cost { words: cost.words / efficiency, ..*cost }, *seconds);
         let all: Vec<_> = point_to_point.iter().copied().chain(rings.iter().map(scaled)).collect();
         let AlphaBeta { alpha, beta } = AlphaBeta::fit(&all);
-        // Where times do not grow with the words, nothing is known of the rate but that it is at least the highest seen.
+        // Where times do not grow with the words, nothing is known of the rate but that it is at least the
+        // highest seen.
         let seen = all.iter().map(|(cost, seconds)| cost.words / seconds).fold(f64::MIN_POSITIVE, f64::max);
         let beta = if beta > 0.0 { beta } else { 1.0 / seen };
         Fabric {

@@ -1,5 +1,5 @@
-//! Putting what was measured into a cluster file that is there: sections that were measured anew are replaced, and all else stays
-//! as it was written, comments included.
+//! Putting what was measured into a cluster file that is there: sections that were measured anew are
+//! replaced, and all else stays as it was written, comments included.
 
 use serde::Serialize;
 
@@ -104,7 +104,8 @@ fn replaced(text: &str, section: &str, new: &str) -> String {
     merged.join("\n\n") + "\n"
 }
 
-/// What stands before the first header, and each section with its header's name. Comments right above a header are its own.
+/// What stands before the first header, and each section with its header's name. Comments right above a
+/// header are its own.
 fn chunks(text: &str) -> Vec<(Option<String>, String)> {
     let mut chunks = vec![(None, String::new())];
     let mut above = String::new();

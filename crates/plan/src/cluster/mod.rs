@@ -1,8 +1,8 @@
-//! A cluster as a planner sees it: what one device computes and holds, and how fast messages travel inside a node and between
-//! nodes. It is read from a file that a person can write or `espalier bench` measures.
+//! A cluster as a planner sees it: what one device computes and holds, and how fast messages travel inside a
+//! node and between nodes. It is read from a file that a person can write or `espalier bench` measures.
 //!
-//! Rates are the datasheet's; what is reached of them is a share that grows with the size of the operation. Sizes, rates and
-//! times are in the units that datasheets use, and each field's name says which.
+//! Rates are the datasheet's; what is reached of them is a share that grows with the size of the operation.
+//! Sizes, rates and times are in the units that datasheets use, and each field's name says which.
 
 mod builtin;
 mod convolution;
@@ -66,15 +66,15 @@ pub struct DeviceSpec {
 pub struct MatmulRates {
     /// The datasheet's.
     pub peak_tflops: f64,
-    /// `[Gflop, share]`: what a product of so many flops reaches of it. Between two sizes the share is on the line where both
-    /// are logarithms; below the first a product takes as long as there.
+    /// `[Gflop, share]`: what a product of so many flops reaches of it. Between two sizes the share is on the
+    /// line where both are logarithms; below the first a product takes as long as there.
     pub efficiency: Vec<[f64; 2]>,
-    /// What this program's attention reaches of a product of as many flops: of scores that are not masked, the backward pass
-    /// counted as twice the forward one. None where nobody measured it.
+    /// What this program's attention reaches of a product of as many flops: of scores that are not masked,
+    /// the backward pass counted as twice the forward one. None where nobody measured it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<f64>,
-    /// How many times as fast a product is where nine tenths of its weights are zeros, as dense as they are: a GPU that multiplies
-    /// zeros draws less power.
+    /// How many times as fast a product is where nine tenths of its weights are zeros, as dense as they are:
+    /// a GPU that multiplies zeros draws less power.
     #[serde(default = "whole", skip_serializing_if = "is_whole")]
     pub zeros: f64,
     /// What a convolution reaches of that. The last field: it may be a section of its own.
@@ -90,12 +90,12 @@ pub struct Copy {
     pub gb_per_s: f64,
     /// `[MB, share]`: what an operation over so many bytes reaches of it, of 32-bit numbers.
     pub efficiency: Vec<[f64; 2]>,
-    /// What an operation over as many bytes of 16-bit numbers reaches of that: less than 1 where a device takes its time for each
-    /// number, as a core does.
+    /// What an operation over as many bytes of 16-bit numbers reaches of that: less than 1 where a device
+    /// takes its time for each number, as a core does.
     #[serde(default = "whole")]
     pub bf16: f64,
-    /// How many times as fast an operation is that only adds, compares or moves numbers, where norms and exponentials keep a device
-    /// busy for longer than its memory does.
+    /// How many times as fast an operation is that only adds, compares or moves numbers, where norms and
+    /// exponentials keep a device busy for longer than its memory does.
     #[serde(default = "whole", skip_serializing_if = "is_whole")]
     pub light: f64,
 }
@@ -131,8 +131,8 @@ pub struct Fabric {
     /// The share of a device's computing that a collective takes away while it runs.
     #[serde(default)]
     pub occupies: f64,
-    /// What each of several ranks that take turns on a core has to do to meet others, in the place of `alpha_us`: to make way and come
-    /// back.
+    /// What each of several ranks that take turns on a core has to do to meet others, in the place of
+    /// `alpha_us`: to make way and come back.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub meet_us: f64,
     /// For how long cores have nothing to do where all such ranks meet: until those that came first are awake.

@@ -1,8 +1,9 @@
 //! What differs between two run files, and which of it makes another run of the same folder.
 //!
-//! How long a run is, how it is spread over ranks, how often it looks and saves, and what computes it do not say what is
-//! learnt: in exact arithmetic the weights after a step are the same. Everything else does. `train.steps` moves the end of schedules that
-//! are measured by the length of the run, which is [said](RunFile::new_length), since a longer run is the usual reason to go on.
+//! How long a run is, how it is spread over ranks, how often it looks and saves, and what computes it do not
+//! say what is learnt: in exact arithmetic the weights after a step are the same. Everything else does.
+//! `train.steps` moves the end of schedules that are measured by the length of the run, which is
+//! [said](RunFile::new_length), since a longer run is the usual reason to go on.
 
 use toml::{Table, Value};
 
@@ -32,7 +33,8 @@ impl std::fmt::Display for FieldChange {
 }
 
 impl RunFile {
-    /// What differs from what the run `was`, in the order of names. `same_file` says whether two paths lead to one file.
+    /// What differs from what the run `was`, in the order of names. `same_file` says whether two paths lead
+    /// to one file.
     pub fn changes(
         &self,
         was: &RunFile,
@@ -63,8 +65,8 @@ impl RunFile {
         Ok(fields.iter().filter_map(change).collect())
     }
 
-    /// One sentence where the run has another length than the run `was`, and its rate is another from now on; `done` steps
-    /// of both are behind, and the data has `samples` to train on.
+    /// One sentence where the run has another length than the run `was`, and its rate is another from now on;
+    /// `done` steps of both are behind, and the data has `samples` to train on.
     pub fn new_length(&self, was: &RunFile, done: u64, samples: usize) -> Option<String> {
         let steps = |run: &RunFile| run.train.length.steps(samples, run.train.batch);
         let (before, now) = (steps(was), steps(self));

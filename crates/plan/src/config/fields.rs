@@ -1,6 +1,6 @@
-//! Every field of a run file, section by section: what it takes and what it is for. Hints that point into another section, overrides,
-//! what makes another run, and what of a run a trained model still reads all come from this table; a test compares it with the
-//! documentation.
+//! Every field of a run file, section by section: what it takes and what it is for. Hints that point into
+//! another section, overrides, what makes another run, and what of a run a trained model still reads all come
+//! from this table; a test compares it with the documentation.
 
 use super::LAYERS_MOST;
 use crate::field::{
@@ -179,13 +179,14 @@ const METHODS: &[&str] = &[
 ];
 const SCOPES: &[&str] = &["global", "layer", "row"];
 
-/// Defaults that were published: GraSP scores at a temperature of 200; Early-Bird compares the last five masks; a lottery round removes a
-/// fifth; SET and RigL move 0.3 of the kept weights at first, every 100 steps, until three quarters of the run.
+/// Defaults that were published: GraSP scores at a temperature of 200; Early-Bird compares the last five
+/// masks; a lottery round removes a fifth; SET and RigL move 0.3 of the kept weights at first, every 100
+/// steps, until three quarters of the run.
 ///
-/// Magnitudes are compared within a layer, as Zhu & Gupta do: layers differ in the scale that they are initialised with (a
-/// GPT's output projections are smaller by the root of twice its depth), which says nothing of what they are worth, and
-/// one threshold for all would empty the smaller ones. A lottery, which has trained the weights to the end, has one for all,
-/// as published for deep networks.
+/// Magnitudes are compared within a layer, as Zhu & Gupta do: layers differ in the scale that they are
+/// initialised with (a GPT's output projections are smaller by the root of twice its depth), which says
+/// nothing of what they are worth, and one threshold for all would empty the smaller ones. A lottery, which
+/// has trained the weights to the end, has one for all, as published for deep networks.
 pub(super) const PRUNE: &[Field] = &[
     word("method", "", METHODS).or_missing("\"magnitude\", \"snip\", \"early-bird\" or another method"),
     number("sparsity", 0.9, GOING).with(|method| method != "2:4").usual(),
@@ -293,7 +294,8 @@ fn join(section: &str, key: &str) -> String {
     if section.is_empty() { key.into() } else { format!("{section}.{key}") }
 }
 
-/// The rows of a field by its full path, several where its section has it in several forms; of a section all of them.
+/// The rows of a field by its full path, several where its section has it in several forms; of a section all
+/// of them.
 pub(super) fn named(name: &str) -> impl Iterator<Item = &'static Field> {
     let mut keys = name.split('.');
     let first = keys.next().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! `model.layers` of a custom model: a list of tables, each with a `type`. What fields a type has is the layer's own to say
-//! ([`LayerKind`]); here they are read, whatever they are.
+//! `model.layers` of a custom model: a list of tables, each with a `type`. What fields a type has is the
+//! layer's own to say ([`LayerKind`]); here they are read, whatever they are.
 
 use toml::Value as Toml;
 

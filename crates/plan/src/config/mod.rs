@@ -1,8 +1,9 @@
 //! The run file: what a person writes, checked and completed.
 //!
-//! TOML in, a [`RunFile`] with a value for every field out, or one sentence naming the field that is wrong. Written
-//! back with [`RunFile::to_toml`] and read again it is the same value. Nothing here touches the disk: the caller
-//! reads the text, and [`RunFile::resolve_paths`] only joins paths. `docs/run-file.md` has a line for each field.
+//! TOML in, a [`RunFile`] with a value for every field out, or one sentence naming the field that is wrong.
+//! Written back with [`RunFile::to_toml`] and read again it is the same value. Nothing here touches the disk:
+//! the caller reads the text, and [`RunFile::resolve_paths`] only joins paths. `docs/run-file.md` has a line
+//! for each field.
 
 mod changes;
 mod data;
@@ -101,8 +102,8 @@ impl RunFile {
         run.read()
     }
 
-    /// The run after an edit, which must be one that could have been written so. A schedule of the user's own is to be
-    /// [brought](RunFile::bring_schedule) again.
+    /// The run after an edit, which must be one that could have been written so. A schedule of the user's own
+    /// is to be [brought](RunFile::bring_schedule) again.
     pub fn with(&self, edit: impl FnOnce(&mut RunFile)) -> Result<RunFile, Error> {
         let mut edited = self.clone();
         edit(&mut edited);

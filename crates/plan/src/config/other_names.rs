@@ -1,8 +1,9 @@
-//! What other tools call our fields: the hint for who writes `batch_size` or `n_layer` out of habit. Nothing is read under these
-//! names, so a run file says each thing in one way.
+//! What other tools call our fields: the hint for who writes `batch_size` or `n_layer` out of habit. Nothing
+//! is read under these names, so a run file says each thing in one way.
 
-/// Our fields with the names that they have elsewhere: in PyTorch, transformers, Megatron, nanoGPT, Lightning, DeepSpeed. A name may
-/// stand in several rows: the first whose field exists where it was written is meant.
+/// Our fields with the names that they have elsewhere: in PyTorch, transformers, Megatron, nanoGPT,
+/// Lightning, DeepSpeed. A name may stand in several rows: the first whose field exists where it was written
+/// is meant.
 const NAMES: &[(&str, &[&str])] = &[
     ("seed", &["random_seed", "manual_seed", "rng_seed", "random_state"]),
     ("model.name", &["model_type", "arch", "architecture", "model_name", "model_name_or_path"]),

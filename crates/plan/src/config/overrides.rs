@@ -1,5 +1,6 @@
-//! `--set a.b=c`: a field and the value that it is given before the run file is read, so that it passes the same checks; `--set a.b=`
-//! takes one out. What a person types is text until here; what the program itself sets has a constructor of its own.
+//! `--set a.b=c`: a field and the value that it is given before the run file is read, so that it passes the
+//! same checks; `--set a.b=` takes one out. What a person types is text until here; what the program itself
+//! sets has a constructor of its own.
 
 use std::fmt;
 use std::path::Path;
@@ -11,8 +12,8 @@ use super::{Error, check_name, fields};
 use crate::device::DeviceKind;
 use crate::spec::Precision;
 
-/// A field and what it is set to. Numbers in its path count items of a list, from 0; the number behind the last item adds one, so
-/// that a list need not stand in the file.
+/// A field and what it is set to. Numbers in its path count items of a list, from 0; the number behind the
+/// last item adds one, so that a list need not stand in the file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Override {
     /// As it is typed.
@@ -108,7 +109,8 @@ impl Override {
         self.keys.join(".")
     }
 
-    /// With its relative paths below `folder`: a field that names files, set by whoever stands there, means files there.
+    /// With its relative paths below `folder`: a field that names files, set by whoever stands there, means
+    /// files there.
     pub fn below(self, folder: &Path) -> Override {
         // A study file has its run file in a section.
         let own = usize::from(self.keys[0] == "run");
@@ -238,8 +240,8 @@ pub(super) fn value_of<'a>(overrides: &'a [Override], field: &str) -> Option<&'a
     own.next().and_then(|setting| setting.value.as_ref())
 }
 
-/// TOML where it parses as such and a plain text elsewhere, so that `model.name=gpt` needs no quotes, nor the items of
-/// `data.extensions=[rs, md]`.
+/// TOML where it parses as such and a plain text elsewhere, so that `model.name=gpt` needs no quotes, nor the
+/// items of `data.extensions=[rs, md]`.
 fn parse(value: &str) -> Value {
     match format!("value = {value}").parse::<Table>() {
         // More than one key: the text held a line break and was not one value.

@@ -29,7 +29,8 @@ pub struct Parallel {
     pub integrated: Option<Mixture>,
     /// Over which samples batch norm takes its statistics.
     pub batch_norm: BatchNormSync,
-    /// What ranks along the data axis share out, as ZeRO counts it: nothing, the optimizer's state, or summed gradients too.
+    /// What ranks along the data axis share out, as ZeRO counts it: nothing, the optimizer's state, or summed
+    /// gradients too.
     pub zero: usize,
     /// Steps that a rank takes by itself until weights are averaged: local SGD.
     pub average_every: usize,

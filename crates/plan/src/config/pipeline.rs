@@ -41,7 +41,8 @@ pub struct PipelineConfig {
     /// The first block of every part but the first; empty: parts of about equal cost.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cut: Vec<usize>,
-    /// Steps between which an asynchronous pipeline runs empty, besides those after which it is evaluated or saved.
+    /// Steps between which an asynchronous pipeline runs empty, besides those after which it is evaluated or
+    /// saved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drain: Option<usize>,
 }
@@ -94,8 +95,8 @@ impl PipelineConfig {
         }
     }
 
-    /// Where an override makes one stage of a file's pipeline, its other fields go, but for those that are overrides
-    /// themselves. Returns a sentence on what went.
+    /// Where an override makes one stage of a file's pipeline, its other fields go, but for those that are
+    /// overrides themselves. Returns a sentence on what went.
     pub(super) fn drop_moot(table: &mut Table, overrides: &[Override]) -> Vec<String> {
         let is_set = |key: &str| overrides::value_of(overrides, &format!("parallel.{key}"));
         if is_set("pipeline") != Some(&Value::Integer(1)) {
@@ -118,7 +119,8 @@ impl PipelineConfig {
         }
     }
 
-    /// Takes the text of the user's own schedule, which must be for as many stages and micro-batches, and end every step.
+    /// Takes the text of the user's own schedule, which must be for as many stages and micro-batches, and end
+    /// every step.
     pub(super) fn bring(&mut self, text: &str, micro_batches: usize) -> Result<(), Error> {
         let conflict = |problem: String| Error::Conflict { field: "parallel.schedule_file".into(), problem };
         let schedule = Schedule::parse(text).map_err(|error| conflict(format!("cannot be read: {error}")))?;

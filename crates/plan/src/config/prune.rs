@@ -4,9 +4,9 @@ use super::reader::Section;
 use super::{DeviceKind, Error, Precision, RunFile, fields};
 use crate::pruning::{PruneMethod, PrunedKernels, Pruning, Scope, StateForm, TicketForm, WeightForm};
 
-/// How far apart masks of weights may be for Early-Bird: four fifths of what is kept must have stayed the same over the whole
-/// window. Random masks at 90 % are 0.9 apart. At 0.5, which there is the published 0.1 of all places, a GPT-2 124M drew its
-/// ticket after a sixth of its run and ended at twice the perplexity
+/// How far apart masks of weights may be for Early-Bird: four fifths of what is kept must have stayed the
+/// same over the whole window. Random masks at 90 % are 0.9 apart. At 0.5, which there is the published 0.1
+/// of all places, a GPT-2 124M drew its ticket after a sixth of its run and ended at twice the perplexity
 /// (log/2026-11-15-quality-124m-350m.md).
 const WEIGHTS_TOLERANCE: f64 = 0.2;
 

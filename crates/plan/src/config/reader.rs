@@ -1,4 +1,5 @@
-//! Reading one section of a run file, or of another file that people write: a table, its path for messages, and the keys that were asked for.
+//! Reading one section of a run file, or of another file that people write: a table, its path for messages,
+//! and the keys that were asked for.
 //!
 //! A reader written by hand, since errors are for people: each names the full field, what it takes and what was
 //! written, and what is left over after reading is either a misspelling or a setting without effect.

@@ -1,6 +1,7 @@
-//! A run file before it is read: what a person wrote and set, in which two things may be left open. `parallel = "auto"` leaves the
-//! layout to the planner: whoever runs it finds one and puts it in, whoever reads it for another reason reads a run on one rank.
-//! `model.name = "auto"` leaves the model to what the run starts from: until somebody has put it in there is no run file.
+//! A run file before it is read: what a person wrote and set, in which two things may be left open.
+//! `parallel = "auto"` leaves the layout to the planner: whoever runs it finds one and puts it in, whoever
+//! reads it for another reason reads a run on one rank. `model.name = "auto"` leaves the model to what the
+//! run starts from: until somebody has put it in there is no run file.
 
 use std::path::{Path, PathBuf};
 
@@ -74,7 +75,8 @@ impl RunTable {
         self.read_for(None)
     }
 
-    /// The same for a rank of as many as a launcher has `started`, where one has: `[parallel]` must fit their number.
+    /// The same for a rank of as many as a launcher has `started`, where one has: `[parallel]` must fit their
+    /// number.
     pub fn read_for(&self, started: Option<usize>) -> Result<RunFile, Error> {
         overrides::check_unset(&self.overrides)?;
         let mut fields = self.fields.clone();
@@ -86,7 +88,8 @@ impl RunTable {
         Ok(run)
     }
 
-    /// The ranks of one replica that it asks for, along each axis: their product must divide the ranks whatever else it says.
+    /// The ranks of one replica that it asks for, along each axis: their product must divide the ranks
+    /// whatever else it says.
     pub fn replica(&self) -> Result<PerAxis, Error> {
         let (mut fields, empty) = (self.fields.clone(), Table::new());
         PipelineConfig::drop_moot(&mut fields, &self.overrides);
@@ -104,8 +107,8 @@ impl RunTable {
         self.fields.get("model").and_then(|model| model.get("name")).is_some_and(model::is_open)
     }
 
-    /// Puts a model in. Fields that are written beside the word stay, such as a shorter context. Text is read by `tokenizer`, unless
-    /// another one is named.
+    /// Puts a model in. Fields that are written beside the word stay, such as a shorter context. Text is read
+    /// by `tokenizer`, unless another one is named.
     pub fn set_model(&mut self, model: &ModelConfig, tokenizer: Option<&Path>) -> Result<(), Error> {
         let mut model = Table::try_from(model).map_err(|why| Error::Value {
             field: "model".into(),
@@ -137,8 +140,8 @@ impl RunTable {
         Some(self.fields.get("data")?.get("tokenizer")?.as_str()?.into())
     }
 
-    /// Puts another pruning method in the place of its own: what says which weights are candidates stays, and the sparsity where
-    /// both have one; the fields of the old method go.
+    /// Puts another pruning method in the place of its own: what says which weights are candidates stays, and
+    /// the sparsity where both have one; the fields of the old method go.
     pub fn set_method(&mut self, method: &str) {
         let prune = self.fields.entry("prune").or_insert_with(|| Value::Table(Table::new()));
         let Value::Table(prune) = prune else { return };

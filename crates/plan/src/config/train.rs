@@ -64,7 +64,8 @@ impl Train {
         Ok(train)
     }
 
-    /// Takes out of the file's table the length that an override in the other unit takes the place of, and says so.
+    /// Takes out of the file's table the length that an override in the other unit takes the place of, and
+    /// says so.
     pub(super) fn drop_moot(table: &mut Table, overrides: &[Override]) -> Option<String> {
         let is_set = |key: &str| overrides::value_of(overrides, &format!("train.{key}")).is_some();
         let (set, moot) = match (is_set("steps"), is_set("epochs")) {

@@ -1,5 +1,5 @@
-//! A trained model in use: what is left of its run where nothing is learnt any more, and what of it may be overridden. A field that would
-//! change nothing is refused, since whoever sets it believes that it does.
+//! A trained model in use: what is left of its run where nothing is learnt any more, and what of it may be
+//! overridden. A field that would change nothing is refused, since whoever sets it believes that it does.
 
 use super::changes::{check_name, covers};
 use super::{Error, Override, RunFile, RunTable, Train, fields, overridden};
@@ -49,7 +49,8 @@ impl Purpose {
 }
 
 impl RunFile {
-    /// An error where an override of a trained model's run has no effect, or would judge it by samples that it has learnt from.
+    /// An error where an override of a trained model's run has no effect, or would judge it by samples that
+    /// it has learnt from.
     pub fn check_overrides(&self, overrides: &[Override], purpose: Purpose) -> Result<(), Error> {
         for field in overrides.iter().map(Override::field) {
             // One that is no field at all is named where the run is read.
@@ -65,7 +66,8 @@ impl RunFile {
         Ok(())
     }
 
-    /// Refuses to hold out more than the run did, or to draw other samples than it drew: the model has learnt from some of them.
+    /// Refuses to hold out more than the run did, or to draw other samples than it drew: the model has learnt
+    /// from some of them.
     fn check_held_out(&self, overrides: &[Override]) -> Result<(), Error> {
         let run = self.in_use(overrides)?;
         let instead = "--data names other data to evaluate on";
@@ -97,8 +99,9 @@ impl RunFile {
         Ok(())
     }
 
-    /// The run as its model is used: on one rank of whatever device there is, with nothing pruned or learnt, in micro-batches as
-    /// large as they were. `overrides` may ask for ranks and precision; a batch is as many micro-batches as then are under way.
+    /// The run as its model is used: on one rank of whatever device there is, with nothing pruned or learnt,
+    /// in micro-batches as large as they were. `overrides` may ask for ranks and precision; a batch is as
+    /// many micro-batches as then are under way.
     pub fn in_use(&self, overrides: &[Override]) -> Result<RunFile, Error> {
         let standard = RunFile::parse("", &[])?;
         let micro_batch = self.batch().micro_batch;

@@ -1,7 +1,8 @@
 //! One function a pattern of messages: how many a rank sends one after another, and how many words.
 //!
-//! `ranks` is P and `words` is n, the length of what a rank ends with: the vector that is summed, or the whole that is put
-//! together. Rings send P - 1 messages of n / P words; trees and halvings go through log2 P rounds, rounded up.
+//! `ranks` is P and `words` is n, the length of what a rank ends with: the vector that is summed, or the
+//! whole that is put together. Rings send P - 1 messages of n / P words; trees and halvings go through log2 P
+//! rounds, rounded up.
 
 use serde::Serialize;
 
@@ -46,8 +47,8 @@ pub enum CollectivePattern {
     Halo(f64, f64),
 }
 
-/// A reduce-scatter and an all-gather, each once around a ring: 2 (P - 1) messages, 2 (P - 1)/P n words. The words hardly
-/// depend on P, the messages do.
+/// A reduce-scatter and an all-gather, each once around a ring: 2 (P - 1) messages, 2 (P - 1)/P n words. The
+/// words hardly depend on P, the messages do.
 pub fn ring_all_reduce(ranks: usize, words: f64) -> Cost {
     reduce_scatter(ranks, words) + all_gather(ranks, words)
 }
@@ -57,8 +58,8 @@ pub fn tree_all_reduce(ranks: usize, words: f64) -> Cost {
     exchange(2.0 * rounds(ranks), 2.0 * rounds(ranks) * words)
 }
 
-/// Reduce-scatter by halving the vector and all-gather by doubling it (Rabenseifner): the few messages of a tree and the few
-/// words of a ring, 2 log2 P and 2 (P - 1)/P n. It wants links between all ranks.
+/// Reduce-scatter by halving the vector and all-gather by doubling it (Rabenseifner): the few messages of a
+/// tree and the few words of a ring, 2 log2 P and 2 (P - 1)/P n. It wants links between all ranks.
 pub fn halving_all_reduce(ranks: usize, words: f64) -> Cost {
     exchange(2.0 * rounds(ranks), 2.0 * others(ranks) / ranks as f64 * words)
 }
@@ -73,8 +74,8 @@ pub fn all_gather(ranks: usize, words: f64) -> Cost {
     exchange(others(ranks), others(ranks) / ranks as f64 * words)
 }
 
-/// What is cut one way becomes cut another way: of its n/P words each rank sends a P-th to every other. n is the length of
-/// all parts together.
+/// What is cut one way becomes cut another way: of its n/P words each rank sends a P-th to every other. n is
+/// the length of all parts together.
 pub fn all_to_all(ranks: usize, words: f64) -> Cost {
     let own = words / ranks as f64;
     exchange(others(ranks), others(ranks) / ranks as f64 * own)
@@ -85,7 +86,8 @@ pub fn point_to_point(words: f64) -> Cost {
     exchange(1.0, words)
 }
 
-/// Edges of an image that is cut into slabs, to the neighbours on both sides at once: the longer of the two counts.
+/// Edges of an image that is cut into slabs, to the neighbours on both sides at once: the longer of the two
+/// counts.
 pub fn halo(to_before: f64, to_after: f64) -> Cost {
     point_to_point(to_before.max(to_after))
 }
@@ -125,8 +127,8 @@ mod tests {
         assert_eq!(halo(300.0, 200.0), cost(1.0, 300.0));
     }
 
-    /// AlexNet's 61 million gradients on 512 ranks at 2 microseconds and 6 GB/s: 81 ms on the wire, and 2 more for a ring's
-    /// messages; a tree sends the whole vector 18 times.
+    /// AlexNet's 61 million gradients on 512 ranks at 2 microseconds and 6 GB/s: 81 ms on the wire, and 2
+    /// more for a ring's messages; a tree sends the whole vector 18 times.
     #[test]
     fn seconds_of_a_published_size() {
         let link = AlphaBeta::published(4);

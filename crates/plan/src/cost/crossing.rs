@@ -17,8 +17,9 @@ pub struct Crossover {
 }
 
 impl LayerSizes {
-    /// The smallest batch at which data parallelism costs no more than model parallelism, were there samples for all ranks:
-    /// weight gradients do not grow with the batch, activations do. None where the layer is no product.
+    /// The smallest batch at which data parallelism costs no more than model parallelism, were there samples
+    /// for all ranks: weight gradients do not grow with the batch, activations do. None where the layer is no
+    /// product.
     ///
     /// With a square weight of width d and no time to start messages it is d / 1.5: 2 d^2 words against 3 B d.
     pub fn data_from_batch(&self, at: &Setting) -> Option<usize> {
@@ -82,8 +83,8 @@ mod tests {
         }
     }
 
-    /// A gather and a sum are three rounds of a ring, one sum is two: 3 alpha (P - 1) against 2 alpha (P - 1), which is
-    /// alpha P / beta words in favour of data.
+    /// A gather and a sum are three rounds of a ring, one sum is two: 3 alpha (P - 1) against 2 alpha (P -
+    /// 1), which is alpha P / beta words in favour of data.
     #[test]
     fn messages_that_take_long_to_start_favour_data() {
         let saved: f64 = 2.0 * 9e6 - 1e-6 * 8.0 / 1e-9;

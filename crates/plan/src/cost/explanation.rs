@@ -1,5 +1,5 @@
-//! Everything about a model's messages in one value: each layer by each parallelism, which wins, where that changes, totals,
-//! and the cheapest mixture. What `espalier explain` prints.
+//! Everything about a model's messages in one value: each layer by each parallelism, which wins, where that
+//! changes, totals, and the cheapest mixture. What `espalier explain` prints.
 
 use serde::Serialize;
 
@@ -35,7 +35,8 @@ pub struct LayerCosts {
     /// Messages, words and seconds of each parallelism.
     #[serde(flatten)]
     pub costs: ByParallelism,
-    /// The cheapest of a layer that multiplies, where so many ranks can share it; what does not follows its neighbours.
+    /// The cheapest of a layer that multiplies, where so many ranks can share it; what does not follows its
+    /// neighbours.
     pub cheapest: Option<Parallelism>,
     /// The smallest batch at which data costs no more than model.
     pub data_from_batch: Option<usize>,

@@ -1,14 +1,16 @@
 //! Integrated parallelism (Gholami et al. 2018): each layer by the parallelism that suits it, over the same ranks.
 //!
-//! What one layer gives lies on the ranks in some way, and the next may want it in another: that exchange costs messages too.
-//! So the cheapest choice for each layer by itself need not be the cheapest for all of them. It is a shortest path: a layer is
-//! a table of what it costs to come from one `ActivationSplit` of its input to one of its output, layers behind one another add up,
-//! ways that part and meet add up from the same split to the same split, and between any two layers there may be an exchange.
+//! What one layer gives lies on the ranks in some way, and the next may want it in another: that exchange
+//! costs messages too. So the cheapest choice for each layer by itself need not be the cheapest for all of
+//! them. It is a shortest path: a layer is a table of what it costs to come from one `ActivationSplit` of its
+//! input to one of its output, layers behind one another add up, ways that part and meet add up from the same
+//! split to the same split, and between any two layers there may be an exchange.
 //!
-//! A layer that multiplies is shared out by samples, by rows of the image, by its outputs (its input whole on every rank) or
-//! by its inputs (each rank has some of its columns; what they make is summed). Two linear layers of the last two kinds, one
-//! behind the other, are the pair of Shoeybi et al. 2019, which no rule here names. A weight that two layers share is shared
-//! out the same way for both; its gradient is summed once, with the layer that it belongs to.
+//! A layer that multiplies is shared out by samples, by rows of the image, by its outputs (its input whole on
+//! every rank) or by its inputs (each rank has some of its columns; what they make is summed). Two linear
+//! layers of the last two kinds, one behind the other, are the pair of Shoeybi et al. 2019, which no rule
+//! here names. A weight that two layers share is shared out the same way for both; its gradient is summed
+//! once, with the layer that it belongs to.
 
 mod run;
 mod table;
@@ -287,7 +289,8 @@ impl CostWalk<'_> {
         table
     }
 
-    /// What a layer costs on slabs. Ranks may lie on a grid that is not as thin: whether a tile can be is `tiles`' to say.
+    /// What a layer costs on slabs. Ranks may lie on a grid that is not as thin: whether a tile can be is
+    /// `tiles`' to say.
     fn by_domain(&self, sizes: &LayerSizes) -> Option<Cost> {
         let slabs = sizes.cost(Parallelism::Domain, self.at);
         let tiles = self.group.filter(|group| group.begins() == ActivationSplit::Rows);

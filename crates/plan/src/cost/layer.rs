@@ -1,14 +1,16 @@
 //! What a layer has to say to other ranks in a step, by the three kinds of parallelism (Gholami et al. 2018).
 //!
-//! With P ranks, a batch of B samples, d_in and d_out words of a sample before and behind the layer, and |W| weights of which
-//! a share f is kept:
+//! With P ranks, a batch of B samples, d_in and d_out words of a sample before and behind the layer, and |W|
+//! weights of which a share f is kept:
 //!
-//! - **data**: each rank has B/P samples and all weights. The weight gradients are summed: f|W| words, all-reduced.
-//! - **model**: each rank has a P-th of the outputs and the weights that make them. Forward the outputs are gathered, B d_out
-//!   words; backward the gradient of the input is summed, B d_in words all-reduced, unless nothing before the layer is trained.
-//!   The weight gradient stays where it is made.
-//! - **domain**: each rank has a slab of the rows of every image and all weights. Forward a convolution needs its neighbours'
-//!   edges, backward it gives their gradients back; the weight gradients are summed as under data.
+//! - **data**: each rank has B/P samples and all weights. The weight gradients are summed: f|W| words,
+//!   all-reduced.
+//! - **model**: each rank has a P-th of the outputs and the weights that make them. Forward the outputs are
+//!   gathered, B d_out words; backward the gradient of the input is summed, B d_in words all-reduced, unless
+//!   nothing before the layer is trained. The weight gradient stays where it is made.
+//! - **domain**: each rank has a slab of the rows of every image and all weights. Forward a convolution needs
+//!   its neighbours' edges, backward it gives their gradients back; the weight gradients are summed as under
+//!   data.
 //!
 //! Pruning makes the sums of weight gradients shorter and nothing else.
 
@@ -89,8 +91,8 @@ pub struct Edges {
 }
 
 impl Edges {
-    /// Windows of `kernel` rows at a step of `stride` need `padding` rows before a slab and kernel - stride - padding behind
-    /// it; a layer that has no windows looks at nothing but its own pixels.
+    /// Windows of `kernel` rows at a step of `stride` need `padding` rows before a slab and kernel - stride -
+    /// padding behind it; a layer that has no windows looks at nothing but its own pixels.
     fn new(layer: &LayerSpec, input: Shape, output: Shape) -> Option<Edges> {
         let (Shape::Image { height, width, channels }, Shape::Image { height: made, .. }) = (input, output)
         else {
@@ -106,7 +108,8 @@ impl Edges {
         Some(Edges { rows: (height, made), row: width as f64 * channels as f64, before, behind })
     }
 
-    /// Whether each of so many ranks can have a row of the output, and the edges of its slab from its neighbours alone.
+    /// Whether each of so many ranks can have a row of the output, and the edges of its slab from its
+    /// neighbours alone.
     fn can_be_cut(&self, ranks: usize) -> bool {
         self.rows.1 >= ranks && self.rows.0 / ranks >= self.before.max(self.behind)
     }
@@ -119,8 +122,8 @@ impl Edges {
 }
 
 impl LayerSizes {
-    /// The layers of a model that have something to say under some parallelism, in the order of execution; `pruning` says
-    /// what is kept of their weights.
+    /// The layers of a model that have something to say under some parallelism, in the order of execution;
+    /// `pruning` says what is kept of their weights.
     pub fn of_model(model: &ModelSpec, pruning: Option<&Pruning>) -> Result<Vec<LayerSizes>, ShapeError> {
         let (kept, mut trained, mut all) = (KeptElements::new(model, pruning), false, Vec::new());
         model.for_each_layer(|_, layer, input, output| {
@@ -256,8 +259,8 @@ mod tests {
         assert_eq!(layer.cost(Domain, &on(4, 128)), None);
     }
 
-    /// By hand: VGG's second convolution is 3 x 3 from 64 channels to 64 on 224 x 224; two ranks, eight samples. A neighbour
-    /// needs one row of 224 x 64 forward, and gives its gradient back.
+    /// By hand: VGG's second convolution is 3 x 3 from 64 channels to 64 on 224 x 224; two ranks, eight
+    /// samples. A neighbour needs one row of 224 x 64 forward, and gives its gradient back.
     #[test]
     fn a_convolution_sends_its_edges_too() {
         let model = vgg(Vgg::V16, (224, 224, 3), 1000, StemForm::ImageNet, false);
@@ -274,7 +277,8 @@ mod tests {
         assert_eq!(first.cost(ByOutputs, &on(2, 8)), cost(1.0, 0.5 * image));
     }
 
-    /// 7 x 7 at stride 2: three rows before and two behind. 2 x 2 pools need none, 3 x 3 at stride 2 with a border one before.
+    /// 7 x 7 at stride 2: three rows before and two behind. 2 x 2 pools need none, 3 x 3 at stride 2 with a
+    /// border one before.
     #[test]
     fn edges_follow_kernel_stride_and_padding() {
         let net = resnet(ResNet::R18, (224, 224, 3), 1000, StemForm::ImageNet);

@@ -1,12 +1,13 @@
-//! What messages cost, by the alpha-beta model: a message takes `alpha` seconds to start and `beta` seconds for each word.
+//! What messages cost, by the alpha-beta model: a message takes `alpha` seconds to start and `beta` seconds
+//! for each word.
 //!
-//! [`collective`] has one function for each pattern of messages. [`layer`] puts them together into what a layer costs under
-//! data, model and domain parallelism (Gholami et al. 2018), [`crossing`] says where one overtakes another, [`integrated`]
-//! which mixture of them is the cheapest for a whole model, exchanges between layers included, and [`explanation`] gathers
-//! what `espalier explain` prints.
+//! [`collective`] has one function for each pattern of messages. [`layer`] puts them together into what a
+//! layer costs under data, model and domain parallelism (Gholami et al. 2018), [`crossing`] says where one
+//! overtakes another, [`integrated`] which mixture of them is the cheapest for a whole model, exchanges
+//! between layers included, and [`explanation`] gathers what `espalier explain` prints.
 //!
-//! Only messages are counted. Computing is shared out evenly by all three, but for what is not worth it (norms, activations),
-//! and nothing is assumed to overlap.
+//! Only messages are counted. Computing is shared out evenly by all three, but for what is not worth it
+//! (norms, activations), and nothing is assumed to overlap.
 
 pub mod collective;
 pub mod crossing;
@@ -41,7 +42,8 @@ impl AlphaBeta {
 }
 
 impl AlphaBeta {
-    /// The alpha and beta that come closest to what exchanges were seen to take, by relative error; neither is below 0.
+    /// The alpha and beta that come closest to what exchanges were seen to take, by relative error; neither
+    /// is below 0.
     pub fn fit(seen: &[(Cost, f64)]) -> AlphaBeta {
         // Normal equations of sum ((alpha messages + beta words) / seconds - 1)^2.
         let scaled = seen.iter().map(|(cost, seconds)| (cost.messages / seconds, cost.words / seconds));

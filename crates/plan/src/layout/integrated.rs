@@ -1,8 +1,10 @@
-//! Integrated parallelism (Gholami et al. 2018): one group of ranks shares out each layer in the way that suits it, by samples or by
-//! tiles of images where activations outweigh weights, by columns where weights outweigh activations.
+//! Integrated parallelism (Gholami et al. 2018): one group of ranks shares out each layer in the way that
+//! suits it, by samples or by tiles of images where activations outweigh weights, by columns where weights
+//! outweigh activations.
 //!
-//! Which way a layer goes is the cheapest [route](Integrated) by the alpha-beta model, or the cheapest of those on which the layers
-//! that a person names are by model and the others are not. The layout follows it: `tensor::route` has the layers.
+//! Which way a layer goes is the cheapest [route](Integrated) by the alpha-beta model, or the cheapest of
+//! those on which the layers that a person names are by model and the others are not. The layout follows it:
+//! `tensor::route` has the layers.
 
 use serde::{Serialize, Serializer};
 

@@ -7,7 +7,8 @@ use crate::spec::{LayerSpec, ModelSpec, Named, TensorRole};
 /// How linear layers are cut over tensor ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum LinearForm {
-    /// Two behind one another are a pair, of columns and of rows, with one sum forward and one backward (Shoeybi et al. 2019).
+    /// Two behind one another are a pair, of columns and of rows, with one sum forward and one backward
+    /// (Shoeybi et al. 2019).
     #[default]
     Paired,
     /// Each by itself by its columns: a gather forward, a sum backward (Gholami et al. 2018).

@@ -1,8 +1,9 @@
 //! How the tensors of a model lie on the mesh: each rank's own model, made of the whole one.
 //!
-//! A rank's model is a spec like any other, of the sizes that the rank has, with what it exchanges with others as layers of their
-//! own. Its parameters are as many as the whole's, in the same order and of the same names; a [`Shard`] says where each lies in the
-//! whole. All that counts, builds, saves or masks reads that model, so an axis that cuts tensors is known here alone.
+//! A rank's model is a spec like any other, of the sizes that the rank has, with what it exchanges with
+//! others as layers of their own. Its parameters are as many as the whole's, in the same order and of the
+//! same names; a [`Shard`] says where each lies in the whole. All that counts, builds, saves or masks reads
+//! that model, so an axis that cuts tensors is known here alone.
 
 mod integrated;
 mod linear_form;
@@ -47,8 +48,8 @@ pub struct LocalModel {
     pub parameters: Vec<Parameter>,
     /// Of each parameter, what the rank holds.
     pub shards: Vec<Shard>,
-    /// Of each parameter, along which axes those who hold the same shard have a partial sum of its gradient each. Along others they have
-    /// the same gradient.
+    /// Of each parameter, along which axes those who hold the same shard have a partial sum of its gradient
+    /// each. Along others they have the same gradient.
     pub partial: Vec<PartialAxes>,
     /// The classes whose logits the rank makes, where that is not all.
     pub classes: Option<ClassShard>,
@@ -109,8 +110,8 @@ impl LocalModel {
         tile
     }
 
-    /// Weights of each parameter that a rank keeps where so many of the whole stay: its fair share, since only the run knows
-    /// where they lie.
+    /// Weights of each parameter that a rank keeps where so many of the whole stay: its fair share, since
+    /// only the run knows where they lie.
     pub(crate) fn kept(&self, mut full: Vec<Option<u64>>) -> Vec<Option<u64>> {
         for (kept, shard) in full.iter_mut().zip(&self.shards).filter(|(_, shard)| !shard.is_full()) {
             let share = shard.len() as f64 / shard.full_shape().iter().product::<usize>() as f64;

@@ -1,5 +1,5 @@
-//! Batch norms that replicas measure together: before each stands the sum of what they measure, so that the norm itself need not know
-//! of other ranks. Over tiles of images `spatial` puts it there.
+//! Batch norms that replicas measure together: before each stands the sum of what they measure, so that the
+//! norm itself need not know of other ranks. Over tiles of images `spatial` puts it there.
 
 use std::convert::Infallible;
 

@@ -1,7 +1,8 @@
-//! A rank's own model where images are cut: windows slide over its tile and a halo, and a mean over the image ends the cut.
+//! A rank's own model where images are cut: windows slide over its tile and a halo, and a mean over the image
+//! ends the cut.
 //!
-//! Norms, convolutions and what else has weights before that end see other pixels on each rank, so that each has a partial sum of their
-//! gradients; what follows is the same on all of them.
+//! Norms, convolutions and what else has weights before that end see other pixels on each rank, so that each
+//! has a partial sum of their gradients; what follows is the same on all of them.
 
 use std::collections::HashSet;
 
@@ -13,8 +14,8 @@ use crate::spec::{
 };
 use crate::tiles::{SlidingWindow, TileGrid};
 
-/// The strides that an image meets on its way through layers, in order, those of a residual block's branch among them: what
-/// [`TileGrid::cut`] wants to know.
+/// The strides that an image meets on its way through layers, in order, those of a residual block's branch
+/// among them: what [`TileGrid::cut`] wants to know.
 pub fn strides(layers: &[LayerSpec]) -> Vec<usize> {
     let of = |layer: &LayerSpec| match (layer.properties().tile_role, layer.description().branches()) {
         (TileRole::Window(window), _) => vec![window.stride],
@@ -24,7 +25,8 @@ pub fn strides(layers: &[LayerSpec]) -> Vec<usize> {
     layers.iter().flat_map(of).filter(|stride| *stride > 1).collect()
 }
 
-/// The model of one of the ranks of a grid, and the names of the parameters of whose gradients each has a partial sum.
+/// The model of one of the ranks of a grid, and the names of the parameters of whose gradients each has a
+/// partial sum.
 pub(crate) fn shard(
     model: &ModelSpec,
     grid: [usize; 2],

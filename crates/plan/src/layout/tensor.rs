@@ -1,5 +1,5 @@
-//! Tensor parallelism (Shoeybi et al. 2019): linear layers cut by their outputs, then by their inputs, so that between the two
-//! nothing is sent.
+//! Tensor parallelism (Shoeybi et al. 2019): linear layers cut by their outputs, then by their inputs, so
+//! that between the two nothing is sent.
 //!
 //! | layers of the model | what a rank runs |
 //! |---|---|
@@ -9,10 +9,11 @@
 //! | another linear layer, or any that is to be plain; a convolution | `enter`, its outputs, a gather of them |
 //! | norms, positions, dropout, all else | the same on every rank |
 //!
-//! `enter` is nothing forward and a sum backward, `leave` a sum forward and nothing backward. Where nothing before a layer is trained
-//! nobody wants that gradient, and there is no `enter`. With sequence-parallel norms
-//! (Korthikanti et al. 2022) what lies between `leave` and `enter` is cut along the sequence: `enter` gathers it and `leave` sums and
-//! cuts, and gradients of what is there are sums over ranks. A layer too small to be cut runs whole on every rank.
+//! `enter` is nothing forward and a sum backward, `leave` a sum forward and nothing backward. Where nothing
+//! before a layer is trained nobody wants that gradient, and there is no `enter`. With sequence-parallel
+//! norms (Korthikanti et al. 2022) what lies between `leave` and `enter` is cut along the sequence: `enter`
+//! gathers it and `leave` sums and cuts, and gradients of what is there are sums over ranks. A layer too
+//! small to be cut runs whole on every rank.
 
 mod collectives;
 mod pair;
@@ -91,7 +92,8 @@ struct TensorSharder<'a> {
     tensor_split: TensorSplit<'a>,
     /// Whether a layer before the place reached is trained: what comes behind it has a gradient.
     trained: bool,
-    /// What the rank holds of a parameter, by name; of the others it is all, and its gradient the same on every rank.
+    /// What the rank holds of a parameter, by name; of the others it is all, and its gradient the same on
+    /// every rank.
     held: HashMap<String, ParamShard>,
     classes: Option<ClassShard>,
 }

@@ -1,5 +1,5 @@
-//! What predictions of memory have in common: lists of a model's tensors and messages, made once for the thousands of candidates
-//! that a search holds against each other.
+//! What predictions of memory have in common: lists of a model's tensors and messages, made once for the
+//! thousands of candidates that a search holds against each other.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -8,8 +8,8 @@ use crate::spec::message_sizes::BlockMessages;
 use crate::spec::{BufferSpec, ModelSpec, Parameter};
 use crate::stages::BlockTensors;
 
-/// The tensors of a model: which blocks use them, and which are treated in ways of their own. They are the same whatever the batch,
-/// so a search lists them once for many predictions.
+/// The tensors of a model: which blocks use them, and which are treated in ways of their own. They are the
+/// same whatever the batch, so a search lists them once for many predictions.
 pub struct Tensors {
     /// Which parameters and buffers each block uses.
     pub blocks: BlockTensors,

@@ -1,7 +1,8 @@
 //! Bytes of messages of a rank whose gradients are summed as a backward pass makes them.
 //!
-//! A packet of small gradients is a message from the moment in which the last of them is made until the step waits for it, and what layers
-//! exchange in the passes behind that moment lies beside it. So the peak is found by going through the pass that completes the gradients.
+//! A packet of small gradients is a message from the moment in which the last of them is made until the step
+//! waits for it, and what layers exchange in the passes behind that moment lies beside it. So the peak is
+//! found by going through the pass that completes the gradients.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -18,8 +19,9 @@ pub(super) struct ReducedGradient {
     pub bytes: u64,
 }
 
-/// The most bytes of messages in the passes of a rank's chunks, which have these blocks: of each the messages are known, and of a parameter
-/// whether and how it is summed. `copies`: where another rank has a copy of a chunk all packets of that start together, when it is complete.
+/// The most bytes of messages in the passes of a rank's chunks, which have these blocks: of each the messages
+/// are known, and of a parameter whether and how it is summed. `copies`: where another rank has a copy of a
+/// chunk all packets of that start together, when it is complete.
 pub(super) fn most_in_passes(
     chunks: &[Range<usize>],
     blocks: &[BlockMessages],
@@ -57,7 +59,8 @@ pub(super) fn most_in_passes(
 
 /// The packets of a chunk.
 struct ChunkPackets {
-    /// Of each: gradients that are missing, and the bytes of its message; none of a gradient that is sent as it is.
+    /// Of each: gradients that are missing, and the bytes of its message; none of a gradient that is sent as
+    /// it is.
     packets: Vec<(usize, u64)>,
     /// The packet of a parameter.
     of: HashMap<usize, usize>,

@@ -1,5 +1,5 @@
-//! What a model itself takes before and after pruning. A method that prunes after the first step holds dense state until then, so that
-//! its peak is that of dense training, however little is left in the end.
+//! What a model itself takes before and after pruning. A method that prunes after the first step holds dense
+//! state until then, so that its peak is that of dense training, however little is left in the end.
 
 use serde::Serialize;
 
@@ -12,8 +12,8 @@ pub struct StatePhases {
     pub before: u64,
     /// From then on; the same where that is before the first step.
     pub after: u64,
-    /// What is held while weights are scored by gradients, in one pass: scores and whatever of these is there by then. None for methods
-    /// that do not.
+    /// What is held while weights are scored by gradients, in one pass: scores and whatever of these is there
+    /// by then. None for methods that do not.
     pub scoring: Option<u64>,
 }
 

@@ -70,8 +70,8 @@ fn pruning_that_does_not_fit_the_model() {
     insta::assert_snapshot!(sentence(lottery, TEXT), @"`train.steps` is 5, but the lottery trains 12 times (11 rounds of `prune.rate`) and `prune.rewind` is 0: at least 12 are needed");
 }
 
-/// Each name was looked for among all others, and each stage walked the whole model: 10,000 layers, as the long form has them, took
-/// a minute.
+/// Each name was looked for among all others, and each stage walked the whole model: 10,000 layers, as the
+/// long form has them, took a minute.
 #[test]
 fn models_of_many_layers_and_pipelines_of_many_stages_are_planned_at_once() {
     let layers = if espalier_testing::long() { 10_000 } else { 3_000 };
@@ -112,8 +112,8 @@ fn ranks_share_the_batch() {
     assert!(plan(&ghost(8, "[parallel]\ndata = 3"), IMAGES).is_ok());
 }
 
-/// Layers are walked a few times in all, however many there are and on however many stages: a walk for each stage, or a look
-/// through all names for each, took 47 seconds for 10,000 layers.
+/// Layers are walked a few times in all, however many there are and on however many stages: a walk for each
+/// stage, or a look through all names for each, took 47 seconds for 10,000 layers.
 #[test]
 fn planning_walks_the_model_a_few_times() {
     use crate::spec::layer::looks::LOOKS;

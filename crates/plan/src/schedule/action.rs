@@ -2,8 +2,9 @@
 //!
 //! Which virtual stage a chunk is, and who else holds it, is the [`Placement`](super::Placement)'s to say.
 //!
-//! The rules that every list keeps, and every transport must offer: a send does not wait for its receiver; a receive
-//! waits for its message; two messages with the same sender, receiver and payload arrive in the order of their sends.
+//! The rules that every list keeps, and every transport must offer: a send does not wait for its receiver; a
+//! receive waits for its message; two messages with the same sender, receiver and payload arrive in the order
+//! of their sends.
 
 /// One thing that a rank does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -20,16 +21,17 @@ pub enum Action {
     Send(StageMessage),
     /// Wait for what the next forward or backward of this micro-batch and chunk takes.
     Receive(StageMessage),
-    /// Start what is not yet on its way of the sums of a chunk's gradients over its copies: those of the schedule, and those of
-    /// data parallelism. A large gradient's sum starts within the backward that completes it.
+    /// Start what is not yet on its way of the sums of a chunk's gradients over its copies: those of the
+    /// schedule, and those of data parallelism. A large gradient's sum starts within the backward that
+    /// completes it.
     AllReduce {
         /// Which of the rank's chunks.
         chunk: usize,
     },
     /// Wait for the sums of all gradients of the update.
     WaitReduce,
-    /// Add up losses and norms over the ranks that can wait for each other: over all, where a flush ends a batch, and with them
-    /// whether one was asked to stop.
+    /// Add up losses and norms over the ranks that can wait for each other: over all, where a flush ends a
+    /// batch, and with them whether one was asked to stop.
     Agree,
     /// Tell another rank what came of an update: where there is no flush, stages do not wait for each other.
     SendControl(ControlMessage),
@@ -43,8 +45,8 @@ pub enum Action {
     Gather,
     /// Average weights and state over replicas that have stepped by themselves.
     Average,
-    /// At the end of lists without a flush, when nothing is under way: all ranks take over what the first stage has counted, and hear
-    /// whether any of them was asked to stop.
+    /// At the end of lists without a flush, when nothing is under way: all ranks take over what the first
+    /// stage has counted, and hear whether any of them was asked to stop.
     Settle,
     /// Keep the newest version beyond the next step.
     Stash {

@@ -1,12 +1,13 @@
-//! What a step implies, added once for all schedules: waiting for the sums of its gradients, and agreeing whether it is taken.
-//! Lines of text say `step` for all of it.
+//! What a step implies, added once for all schedules: waiting for the sums of its gradients, and agreeing
+//! whether it is taken. Lines of text say `step` for all of it.
 //!
-//! Where a flush ends a batch, all ranks agree in one sum. Where none does, nobody may wait for a rank that is behind it in
-//! time, so stages tell each other what they found. The verdict on an update goes the way of its gradients, from each stage to
-//! the one before; a stage of PipeDream, whose new weights are needed at once, takes it for what it is. Of 2BW, whose new weights
-//! nobody needs for a batch, the first stage tells all others the decision, and they put the update off until then. What a
-//! batch came to is told by the last stage to the first; at the end of a list nothing is under way, and all settle what the first has
-//! counted in one maximum.
+//! Where a flush ends a batch, all ranks agree in one sum. Where none does, nobody may wait for a rank that
+//! is behind it in time, so stages tell each other what they found. The verdict on an update goes the way of
+//! its gradients, from each stage to the one before; a stage of PipeDream, whose new weights are needed at
+//! once, takes it for what it is. Of 2BW, whose new weights nobody needs for a batch, the first stage tells
+//! all others the decision, and they put the update off until then. What a batch came to is told by the last
+//! stage to the first; at the end of a list nothing is under way, and all settle what the first has counted
+//! in one maximum.
 
 use super::{Action, ControlKind, ControlMessage, Placement, Updates};
 

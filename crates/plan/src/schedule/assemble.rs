@@ -1,10 +1,12 @@
-//! From every rank's passes to a schedule: sums, steps, messages and what steps imply are added once for all of them.
+//! From every rank's passes to a schedule: sums, steps, messages and what steps imply are added once for all
+//! of them.
 
 use super::action::PassTask;
 use super::{Action, Placement, Schedule, ScheduleOptions, Updates, agreement, messages};
 
 impl Schedule {
-    /// The same for ranks that shard the optimizer's state: each gathers after a step what the others have stepped.
+    /// The same for ranks that shard the optimizer's state: each gathers after a step what the others have
+    /// stepped.
     pub fn gathering(mut self) -> Schedule {
         for list in &mut self.ranks {
             let with = |action: Action| [Some(action), (action == Action::Step).then_some(Action::Gather)];
@@ -28,7 +30,8 @@ impl Schedule {
         Schedule::flushed_eagerly(name, options, placement, order, reduced)
     }
 
-    /// The same where ranks start the sums of their chunks among the passes of a batch, in the order in which they are given.
+    /// The same where ranks start the sums of their chunks among the passes of a batch, in the order in which
+    /// they are given.
     pub(super) fn flushed_eagerly(
         name: super::ScheduleName,
         options: &ScheduleOptions,
@@ -107,8 +110,8 @@ pub(super) fn reduce_and_step(placement: &Placement, rank: usize) -> Vec<Action>
     sums.chain([Action::Step]).collect()
 }
 
-/// A rank's chunks by the number of their virtual stage: one order everywhere, so that ranks which share several of them never wait for one another in a
-/// circle, even where an all-reduce blocks.
+/// A rank's chunks by the number of their virtual stage: one order everywhere, so that ranks which share
+/// several of them never wait for one another in a circle, even where an all-reduce blocks.
 fn in_order_of_virtual_stages(placement: &Placement, rank: usize) -> impl Iterator<Item = usize> {
     let chunks = placement.chunks(rank);
     let mut order: Vec<usize> = (0..chunks.len()).collect();

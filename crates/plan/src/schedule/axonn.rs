@@ -1,14 +1,16 @@
-//! AxoNN's message-driven order (Singh & Bhatele, 2022): a rank runs whatever message has arrived. The first rank lets
-//! p micro-batches in, then one more for each that has come back; the last runs a backward right after its forward.
+//! AxoNN's message-driven order (Singh & Bhatele, 2022): a rank runs whatever message has arrived. The first
+//! rank lets p micro-batches in, then one more for each that has come back; the last runs a backward right
+//! after its forward.
 //!
-//! There is no order to write down but the one that comes of the times, so this plays the rule out. Where a forward and a
-//! backward lie there, a rank takes the one that 1F1B would: the forward while fewer than p - s micro-batches are in
-//! flight on it. (Taking the older message instead loses against 1F1B on even stages from p = 6 on.) So even stages have
-//! 1F1B's bubble, given backwards that take no less than forwards. Uneven ones can have less, since no rank waits for one
-//! message while another lies there, and now and then more: what is taken early can keep a slow stage from its turn.
+//! There is no order to write down but the one that comes of the times, so this plays the rule out. Where a
+//! forward and a backward lie there, a rank takes the one that 1F1B would: the forward while fewer than p - s
+//! micro-batches are in flight on it. (Taking the older message instead loses against 1F1B on even stages
+//! from p = 6 on.) So even stages have 1F1B's bubble, given backwards that take no less than forwards. Uneven
+//! ones can have less, since no rank waits for one message while another lies there, and now and then more:
+//! what is taken early can keep a slow stage from its turn.
 //!
-//! The schedule is marked as message-driven: its executor may take what has arrived instead, and the gradient all-reduces
-//! then depend on the run; in the order of the lists they repeat.
+//! The schedule is marked as message-driven: its executor may take what has arrived instead, and the gradient
+//! all-reduces then depend on the run; in the order of the lists they repeat.
 
 use std::collections::BTreeSet;
 
@@ -23,8 +25,8 @@ pub(super) fn schedule(options: &ScheduleOptions) -> Result<Schedule, ScheduleEr
     })
 }
 
-/// The order that comes of these times: `time(rank, pass)` is what a forward or backward of one micro-batch takes, and
-/// must be finite and above 0.
+/// The order that comes of these times: `time(rank, pass)` is what a forward or backward of one micro-batch
+/// takes, and must be finite and above 0.
 pub fn message_driven(
     options: &ScheduleOptions,
     time: impl Fn(usize, Pass) -> f64,
@@ -53,8 +55,8 @@ struct AxonnRank {
     order: Vec<PassTask>,
 }
 
-/// When a rank starts next: then, with what is due or not, since when it lies there. Times are at least 0, so that their bits have
-/// their order.
+/// When a rank starts next: then, with what is due or not, since when it lies there. Times are at least 0, so
+/// that their bits have their order.
 type StartTime = (u64, bool, u64);
 
 impl AxonnRank {
@@ -73,7 +75,8 @@ fn order(stages: usize, micro_batches: usize, time: impl Fn(usize, Pass) -> f64)
     let mut ranks: Vec<AxonnRank> = (0..stages).map(|_| AxonnRank::default()).collect();
     let mut let_in = stages.min(micro_batches);
     ranks[0].inbox.extend((0..let_in).map(|k| InboxMessage { at: 0.0, pass: Pass::Forward, micro_batch: k }));
-    // One entry a rank that has a message. The earliest start anywhere comes first: what is sent later arrives later than that.
+    // One entry a rank that has a message. The earliest start anywhere comes first: what is sent later
+    // arrives later than that.
     let mut starts = BTreeSet::new();
     starts.extend(ranks[0].next(stages).map(|(start, _)| (start, 0)));
     while let Some((_, rank)) = starts.pop_first() {

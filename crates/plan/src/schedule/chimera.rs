@@ -1,30 +1,34 @@
-//! Chimera (Li & Hoefler, 2021): copies of the model in both directions, so that one pipeline's backwards fill the other
-//! one's bubbles.
+//! Chimera (Li & Hoefler, 2021): copies of the model in both directions, so that one pipeline's backwards
+//! fill the other one's bubbles.
 //!
-//! With D stages and 2f pipelines, f run down and f run up: stage j of the i-th down is on worker i D/f + j, and of the
-//! i-th up on worker i D/f + D - 1 - j (modulo D). A unit of D micro-batches gives every pipeline D / 2f of them. In
-//! slots of one pass each, the k-th of a pipeline in unit u runs forward on stage j at 2D u + j + 2k and backward at
-//! 2D u + 2D - 1 - j + 2k. No two of these meet on a worker: down and up differ in parity, the pipelines of one
-//! direction are D/f slots apart, and where one unit's forwards or backwards end the next run begins. So units follow
-//! each other without a gap, and a list is the passes of a worker in the order of their slots.
+//! With D stages and 2f pipelines, f run down and f run up: stage j of the i-th down is on worker i D/f + j,
+//! and of the i-th up on worker i D/f + D - 1 - j (modulo D). A unit of D micro-batches gives every pipeline
+//! D / 2f of them. In slots of one pass each, the k-th of a pipeline in unit u runs forward on stage j at 2D
+//! u + j + 2k and backward at 2D u + 2D - 1 - j + 2k. No two of these meet on a worker: down and up differ in
+//! parity, the pipelines of one direction are D/f slots apart, and where one unit's forwards or backwards end
+//! the next run begins. So units follow each other without a gap, and a list is the passes of a worker in the
+//! order of their slots.
 //!
-//! In slots the bubble is (D - 2f) / (2f N + D - 2f) of the time, which is what one gets where a backward takes as long
-//! as a forward and D divides N. Where it takes twice as long, two pipelines wait in the middle of each unit: at
-//! N = D the ratio is then (D - 2) / (3N/2 + D - 2).
+//! In slots the bubble is (D - 2f) / (2f N + D - 2f) of the time, which is what one gets where a backward
+//! takes as long as a forward and D divides N. Where it takes twice as long, two pipelines wait in the middle
+//! of each unit: at N = D the ratio is then (D - 2) / (3N/2 + D - 2).
 //!
-//! **Forward doubling** (the paper's section 3.5) takes that wait away where N > D: a unit has 2D micro-batches, and a slot is a
-//! backward or the forwards of two micro-batches, which take as long. The k-th pair of a pipeline runs forward at
-//! 3D u + j + 2k; its backwards, D/f of a pipeline in a unit, go in two waves of the base unit, at 3D u + 2D - 1 - j + 2k and D slots
-//! later. Each wave begins where the one before it ends, and so does the next unit, so that again no two meet and nothing is left
-//! between. What is left over after whole units is one more, doubled if it has more than D micro-batches, and the base unit otherwise. The paper runs a pair as one
-//! batch of twice the size; here its forwards are two actions in a row, so that the next stage begins with the first of them while this one
-//! runs the second. The bubble is then (D - 2f) / (2f N + D - 2f) where a backward takes twice as long as a forward and 2D divides N,
-//! and D more micro-batches are in flight than without doubling.
+//! **Forward doubling** (the paper's section 3.5) takes that wait away where N > D: a unit has 2D
+//! micro-batches, and a slot is a backward or the forwards of two micro-batches, which take as long. The k-th
+//! pair of a pipeline runs forward at 3D u + j + 2k; its backwards, D/f of a pipeline in a unit, go in two
+//! waves of the base unit, at 3D u + 2D - 1 - j + 2k and D slots later. Each wave begins where the one before
+//! it ends, and so does the next unit, so that again no two meet and nothing is left between. What is left
+//! over after whole units is one more, doubled if it has more than D micro-batches, and the base unit
+//! otherwise. The paper runs a pair as one batch of twice the size; here its forwards are two actions in a
+//! row, so that the next stage begins with the first of them while this one runs the second. The bubble is
+//! then (D - 2f) / (2f N + D - 2f) where a backward takes twice as long as a forward and 2D divides N, and D
+//! more micro-batches are in flight than without doubling.
 //!
-//! **Gradients are summed eagerly** (section 3.2): both holders of a virtual stage start its sum as soon as the later of their copies is complete, and
-//! go on with their other stage meanwhile. Counted in slots that is one moment for all of them, and every message is sent in an earlier slot than
-//! that in which it is needed: so holders come to their sums in one order, and nobody waits in a circle even where a sum blocks and whatever
-//! comes behind it waits.
+//! **Gradients are summed eagerly** (section 3.2): both holders of a virtual stage start its sum as soon as
+//! the later of their copies is complete, and go on with their other stage meanwhile. Counted in slots that
+//! is one moment for all of them, and every message is sent in an earlier slot than that in which it is
+//! needed: so holders come to their sums in one order, and nobody waits in a circle even where a sum blocks
+//! and whatever comes behind it waits.
 
 use super::action::PassTask;
 use super::assemble::ReducePoint;
@@ -132,7 +136,8 @@ impl UnitShape {
         unit_slots
     }
 
-    /// The first slot of a unit: its forwards and its one or two waves of backwards take as many slots as there are stages, each.
+    /// The first slot of a unit: its forwards and its one or two waves of backwards take as many slots as
+    /// there are stages, each.
     fn begin(self, unit: usize) -> usize {
         (if self.doubles { 3 } else { 2 }) * self.stages * unit
     }

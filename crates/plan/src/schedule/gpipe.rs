@@ -1,8 +1,8 @@
 //! GPipe (Huang et al., 2019): all forwards of a batch, then all its backwards, then a flush.
 //!
-//! Bubble (p - 1) / (m + p - 1) of the time, all m micro-batches in flight. The paper runs the backwards in reverse;
-//! here they run in the order of the forwards, which costs the same, and adds gradients up in the order in which one
-//! device and every other schedule add them.
+//! Bubble (p - 1) / (m + p - 1) of the time, all m micro-batches in flight. The paper runs the backwards in
+//! reverse; here they run in the order of the forwards, which costs the same, and adds gradients up in the
+//! order in which one device and every other schedule add them.
 
 use super::action::PassTask;
 use super::{Pass, Placement, Schedule, ScheduleName, ScheduleOptions};

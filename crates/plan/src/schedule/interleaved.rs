@@ -1,9 +1,10 @@
-//! Interleaved 1F1B (Narayanan et al., 2021): the pipeline goes v times round the ranks, so that it fills v times as
-//! fast: chunk c of rank s is virtual stage c p + s of the model.
+//! Interleaved 1F1B (Narayanan et al., 2021): the pipeline goes v times round the ranks, so that it fills v
+//! times as fast: chunk c of rank s is virtual stage c p + s of the model.
 //!
-//! Micro-batches go in groups of p: a rank runs a group through its first chunk, then through its second, and so on.
-//! Rank s runs 2 (p - 1 - s) + (v - 1) p forwards ahead, then a forward and a backward in turn. The bubble is
-//! (p - 1) / (v m) of the ideal time, at the price of v times the messages and of more chunks in flight.
+//! Micro-batches go in groups of p: a rank runs a group through its first chunk, then through its second, and
+//! so on. Rank s runs 2 (p - 1 - s) + (v - 1) p forwards ahead, then a forward and a backward in turn. The
+//! bubble is (p - 1) / (v m) of the ideal time, at the price of v times the messages and of more chunks in
+//! flight.
 
 use super::action::PassTask;
 use super::{Pass, Placement, Schedule, ScheduleError, ScheduleName, ScheduleOptions};

@@ -1,5 +1,5 @@
-//! The messages that follow from an order of computing: a receive right before the pass that takes it, a send right
-//! after the pass that made it, none between two virtual stages on the same rank.
+//! The messages that follow from an order of computing: a receive right before the pass that takes it, a send
+//! right after the pass that made it, none between two virtual stages on the same rank.
 
 use super::{Action, Pass, Payload, Placement, StageMessage};
 

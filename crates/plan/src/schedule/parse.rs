@@ -1,7 +1,7 @@
 //! Reading a schedule that a person brings, in the format of [`text`](super::text).
 //!
-//! Lines without messages get those that follow from their order, and lines without steps get a flush and a step at the
-//! end of each batch: so the order of computing alone is a schedule already.
+//! Lines without messages get those that follow from their order, and lines without steps get a flush and a
+//! step at the end of each batch: so the order of computing alone is a schedule already.
 
 use std::collections::HashSet;
 
@@ -282,8 +282,8 @@ impl Token {
     }
 }
 
-/// The actions of a line, with the chunks and versions that it leaves out: the newest version, or where steps are left
-/// out too, that of its batch.
+/// The actions of a line, with the chunks and versions that it leaves out: the newest version, or where steps
+/// are left out too, that of its batch.
 fn actions(
     placement: &Placement,
     rank: usize,

@@ -1,8 +1,8 @@
 //! A timeline as people draw it: a row for every rank, a box for every pass.
 //!
-//! A box begins with the micro-batch and is filled up with what tells the passes apart without colour: `0>` a forward,
-//! `0<<<` a backward of twice its time, `0=` a weight half. Dots are idle. A box of the shortest pass is just wide
-//! enough for its label, so equal times are equally wide.
+//! A box begins with the micro-batch and is filled up with what tells the passes apart without colour: `0>` a
+//! forward, `0<<<` a backward of twice its time, `0=` a weight half. Dots are idle. A box of the shortest
+//! pass is just wide enough for its label, so equal times are equally wide.
 
 use super::{Pass, Schedule, Timeline};
 
@@ -108,8 +108,8 @@ impl ColumnScale {
         ColumnScale { columns_per_unit: width as f64 / shortest }
     }
 
-    /// Rounded down, so that what is as long as the shortest pass is as wide; the little more is for sums that are a
-    /// rounding error short of a whole number.
+    /// Rounded down, so that what is as long as the shortest pass is as wide; the little more is for sums
+    /// that are a rounding error short of a whole number.
     fn column(&self, time: f64) -> usize {
         (time * self.columns_per_unit + 1e-6) as usize
     }

@@ -1,5 +1,5 @@
-//! PipeDream (Narayanan et al., 2019): 1F1B that never flushes, with a step after every micro-batch. A backward uses
-//! the weights that its forward used, so stage s keeps p - s versions.
+//! PipeDream (Narayanan et al., 2019): 1F1B that never flushes, with a step after every micro-batch. A
+//! backward uses the weights that its forward used, so stage s keeps p - s versions.
 //!
 //! Once the pipeline is full there is no bubble. With stages counted from 0 and micro-batches from 0, stage s runs
 //! micro-batch k on version max(0, k + 1 - (p - s)), and the step after it makes version k + 1.

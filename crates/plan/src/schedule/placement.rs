@@ -1,9 +1,10 @@
 //! Which rank holds which virtual stage, and which way each micro-batch goes.
 //!
-//! A model is cut into virtual stages, numbered in the order of its forward. A pipeline is one copy of the model: for every
-//! virtual stage, the rank that holds it. Most schedules have one pipeline with a virtual stage on every rank; interleaving goes round
-//! the ranks several times; Chimera has several pipelines, and a micro-batch goes through one of them. What a rank
-//! holds of one pipeline's virtual stage is called a chunk, and a rank's chunks are numbered by pipeline, then virtual stage.
+//! A model is cut into virtual stages, numbered in the order of its forward. A pipeline is one copy of the
+//! model: for every virtual stage, the rank that holds it. Most schedules have one pipeline with a virtual
+//! stage on every rank; interleaving goes round the ranks several times; Chimera has several pipelines, and a
+//! micro-batch goes through one of them. What a rank holds of one pipeline's virtual stage is called a chunk,
+//! and a rank's chunks are numbered by pipeline, then virtual stage.
 
 use super::ScheduleError;
 

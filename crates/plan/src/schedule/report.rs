@@ -1,8 +1,8 @@
 //! The figures of a schedule in ideal time, as a person or a program asks for them.
 //!
-//! A schedule with a flush is what one batch of it is. One without goes on for as long as the run does, so its figures
-//! are those of a pipeline that is full: they are taken from longer lists, as what one more batch adds. What it costs
-//! to fill and drain the pipeline, once in a run, is told beside them.
+//! A schedule with a flush is what one batch of it is. One without goes on for as long as the run does, so
+//! its figures are those of a pipeline that is full: they are taken from longer lists, as what one more batch
+//! adds. What it costs to fill and drain the pipeline, once in a run, is told beside them.
 
 use serde::Serialize;
 

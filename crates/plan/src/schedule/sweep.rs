@@ -1,11 +1,13 @@
-//! Lists for what is no step: evaluation, writing text, scores by gradients, products with the Hessian, averages of replicas. They run over the
-//! placement of the schedule that trains, and the same executor runs them.
+//! Lists for what is no step: evaluation, writing text, scores by gradients, products with the Hessian,
+//! averages of replicas. They run over the placement of the schedule that trains, and the same executor runs
+//! them.
 
 use super::{Action, ChunkWork, ControlKind, ControlMessage, Pass, Placement, Schedule, Updates, messages};
 
 impl Schedule {
-    /// Takes micro-batches forward through one copy of the model, each rank as soon as it has its input. A rank with
-    /// several chunks takes all micro-batches through one before it turns to the next, so that it does not wait for each to come round.
+    /// Takes micro-batches forward through one copy of the model, each rank as soon as it has its input. A
+    /// rank with several chunks takes all micro-batches through one before it turns to the next, so that it
+    /// does not wait for each to come round.
     pub fn forward_only(placement: &Placement, micro_batches: usize) -> Schedule {
         let placement = placement.with_routes(vec![0; micro_batches]);
         let list = |rank: usize| {
@@ -16,8 +18,9 @@ impl Schedule {
         sweep("forward", placement, micro_batches, lists)
     }
 
-    /// Takes a micro-batch forward and back through every copy of the model, one copy after the other: each holder of a virtual stage has
-    /// its gradients then. To the list it is a micro-batch of its own in every copy.
+    /// Takes a micro-batch forward and back through every copy of the model, one copy after the other: each
+    /// holder of a virtual stage has its gradients then. To the list it is a micro-batch of its own in every
+    /// copy.
     pub fn forward_and_backward(placement: &Placement) -> Schedule {
         let copies = placement.copies();
         let placement = placement.with_routes((0..copies).collect());
@@ -34,7 +37,8 @@ impl Schedule {
         sweep("forward-and-backward", placement, copies, lists)
     }
 
-    /// Takes some positions of a sequence forward, and tells all ranks the token that follows, which is known where the model ends.
+    /// Takes some positions of a sequence forward, and tells all ranks the token that follows, which is known
+    /// where the model ends.
     pub fn next_token(placement: &Placement) -> Schedule {
         let mut schedule = Schedule::forward_only(placement, 1);
         let end = *schedule.placement.pipeline(0).last().expect("a model has a part");

@@ -1,9 +1,11 @@
-//! Schedules as text: one line a rank, which a person can read, write and bring. `docs/schedules.md` explains the format.
+//! Schedules as text: one line a rank, which a person can read, write and bring. `docs/schedules.md` explains
+//! the format.
 //!
-//! `F0` is the forward of micro-batch 0, `B0` its backward; where a `W0` stands in the same line, `B0` is the input half
-//! and `W0` the weight half. `F0.1` says which of the rank's chunks, where the micro-batch goes through several;
-//! `F0@2` which version of the weights, where it is not the newest. `a0>1` sends the activation of micro-batch 0 to
-//! rank 1, `g0<1` receives its gradient from there. `reduce`, `step`, `keep2` and `drop2` are what they say.
+//! `F0` is the forward of micro-batch 0, `B0` its backward; where a `W0` stands in the same line, `B0` is the
+//! input half and `W0` the weight half. `F0.1` says which of the rank's chunks, where the micro-batch goes
+//! through several; `F0@2` which version of the weights, where it is not the newest. `a0>1` sends the
+//! activation of micro-batch 0 to rank 1, `g0<1` receives its gradient from there. `reduce`, `step`, `keep2`
+//! and `drop2` are what they say.
 
 use std::fmt;
 

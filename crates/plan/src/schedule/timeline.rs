@@ -1,9 +1,10 @@
 //! The lists in virtual time: when each action starts and ends, and what follows from it.
 //!
-//! A rank does its actions one after another. A send ends at once for the sender unless [`Costs`] says otherwise, and its
-//! message arrives after its journey; a receive ends when the message is there; an all-reduce begins when all holders
-//! of the virtual stage have come. One that passes follow is left to itself, but for the share of it that keeps its rank from computing: only the step waits for
-//! it, and one rank's go on one after the other. Waiting is idle time, whatever an action takes is not.
+//! A rank does its actions one after another. A send ends at once for the sender unless [`Costs`] says
+//! otherwise, and its message arrives after its journey; a receive ends when the message is there; an
+//! all-reduce begins when all holders of the virtual stage have come. One that passes follow is left to
+//! itself, but for the share of it that keeps its rank from computing: only the step waits for it, and one
+//! rank's go on one after the other. Waiting is idle time, whatever an action takes is not.
 
 use std::collections::HashMap;
 
@@ -55,18 +56,19 @@ pub struct Timeline {
     pub end: f64,
     /// Of each rank, until the end.
     pub idle: Vec<f64>,
-    /// Of each rank, the most forwards of a micro-batch through a chunk at a time whose gradient was still to come.
+    /// Of each rank, the most forwards of a micro-batch through a chunk at a time whose gradient was still to
+    /// come.
     pub in_flight: Vec<usize>,
-    /// The same, counted until the gradients of the weights are made: what has to be kept in memory. It differs where
-    /// backwards are cut in two.
+    /// The same, counted until the gradients of the weights are made: what has to be kept in memory. It
+    /// differs where backwards are cut in two.
     pub held: Vec<usize>,
     /// Of each rank, the most versions of its weights at a time.
     pub weight_versions: Vec<usize>,
 }
 
 impl UnitCosts {
-    /// The units are those of a rank's whole share of one copy of the model; where it is cut into chunks, each takes
-    /// its part.
+    /// The units are those of a rank's whole share of one copy of the model; where it is cut into chunks,
+    /// each takes its part.
     pub fn new(schedule: &Schedule, units: PassUnits) -> UnitCosts {
         let share = schedule.stages() as f64 / schedule.placement.virtual_stages() as f64;
         UnitCosts { forward: units.forward * share, backward: units.backward * share }

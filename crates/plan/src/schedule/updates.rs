@@ -1,7 +1,8 @@
 //! When weights change, and which version of them a micro-batch uses.
 //!
-//! Versions are counted in steps: version 0 is what the lists begin with, and the n-th step makes version n. A step
-//! overwrites the newest version, unless it was stashed before; what was stashed is held until it is dropped.
+//! Versions are counted in steps: version 0 is what the lists begin with, and the n-th step makes version n.
+//! A step overwrites the newest version, unless it was stashed before; what was stashed is held until it is
+//! dropped.
 
 /// The rule of the versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

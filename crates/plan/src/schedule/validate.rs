@@ -1,6 +1,6 @@
-//! Whether lists can be run, and do what training needs: no deadlock, every message sent once and received once in
-//! order, every micro-batch forward and backward once through every virtual stage, no pass before what it takes, and the right
-//! version of the weights for each.
+//! Whether lists can be run, and do what training needs: no deadlock, every message sent once and received
+//! once in order, every micro-batch forward and backward once through every virtual stage, no pass before
+//! what it takes, and the right version of the weights for each.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -82,7 +82,8 @@ impl Schedule {
         Ok(())
     }
 
-    /// What AxoNN's rule takes for granted: an arrived message says what to run, and what the pass makes goes on at once.
+    /// What AxoNN's rule takes for granted: an arrived message says what to run, and what the pass makes goes
+    /// on at once.
     fn check_message_driven(&self) -> Result<(), ScheduleError> {
         let refuse = |expected, got| Err(ScheduleError::MessageDriven { expected, got });
         let ranks = self.placement.pipeline(0);
@@ -106,8 +107,8 @@ impl Schedule {
     }
 }
 
-/// The tags that are under way from one rank to another, those of notices apart. What is left there at the end needs no check of its own: the
-/// pass that it was for cannot have run.
+/// The tags that are under way from one rank to another, those of notices apart. What is left there at the
+/// end needs no check of its own: the pass that it was for cannot have run.
 type MessageQueues = HashMap<(usize, usize, Option<Payload>), VecDeque<u64>>;
 
 /// Takes a message that has arrived: whether there was any.

@@ -4,16 +4,18 @@ use std::collections::HashMap;
 
 use super::{Action, Schedule, ScheduleError};
 
-/// Lets every rank act until all have finished. `act(rank, position, action)` returns whether the action could be done;
-/// where it could not, it is tried again later. Returns how many looks at a rank's list that took, whether it could go on or not.
+/// Lets every rank act until all have finished. `act(rank, position, action)` returns whether the action
+/// could be done; where it could not, it is tried again later. Returns how many looks at a rank's list that
+/// took, whether it could go on or not.
 pub(super) fn walk(
     schedule: &Schedule,
     mut act: impl FnMut(usize, usize, &Action) -> Result<bool, ScheduleError>,
 ) -> Result<u64, ScheduleError> {
     let mut positions = vec![0; schedule.ranks.len()];
     let mut looks = 0;
-    // Activations go up the ranks and gradients down. Going both ways in turns lets either pass all of them in one sweep: with
-    // upward sweeps alone a gradient would get one rank further in each, and the work would grow with the square of the stages.
+    // Activations go up the ranks and gradients down. Going both ways in turns lets either pass all of them
+    // in one sweep: with upward sweeps alone a gradient would get one rank further in each, and the work
+    // would grow with the square of the stages.
     for upwards in [true, false].into_iter().cycle() {
         let mut moved = false;
         for index in 0..positions.len() {
@@ -70,7 +72,8 @@ impl AllReduces {
         meeting
     }
 
-    /// When the last of some all-reduces is over that go on one after the other and take so long each; none while one has not begun.
+    /// When the last of some all-reduces is over that go on one after the other and take so long each; none
+    /// while one has not begun.
     pub fn ended(&self, schedule: &Schedule, meetings: &[(AllReduceRound, f64)]) -> Option<f64> {
         meetings.iter().try_fold(
             f64::NEG_INFINITY,
@@ -122,8 +125,8 @@ mod tests {
         looks.unwrap() as f64 / schedule.ranks.iter().map(Vec::len).sum::<usize>() as f64
     }
 
-    /// What made 30,000 stages take half a minute: looks that grow with the square of the stages. Sweeps in one direction
-    /// alone need hundreds for each action here.
+    /// What made 30,000 stages take half a minute: looks that grow with the square of the stages. Sweeps in
+    /// one direction alone need hundreds for each action here.
     #[test]
     fn a_walk_takes_a_few_looks_for_each_action_however_many_stages_or_micro_batches() {
         for name in ScheduleName::ALL {

@@ -1,5 +1,5 @@
-//! ZB-H1 (Qi et al., 2024, "Zero Bubble Pipeline Parallelism"): the order of 1F1B with the backward cut in two. The
-//! input half B goes up the pipeline at once; the weight half W waits, and fills what was the drain.
+//! ZB-H1 (Qi et al., 2024, "Zero Bubble Pipeline Parallelism"): the order of 1F1B with the backward cut in
+//! two. The input half B goes up the pipeline at once; the weight half W waits, and fills what was the drain.
 //!
 //! Stage s runs the W of a micro-batch s backwards later than its B. The bubble shrinks from
 //! (p - 1) (F + B + W) to (p - 1) (F + B - W); s micro-batches that wait for their W are held beside the p - s in

@@ -47,8 +47,8 @@ mod tests {
     const RESNET: &str = "[model]\nname = \"resnet8\"\n[data]\nkind = \"shapes\"\n[train]\nbatch = 16\n";
     const ALEXNET: &str = "[model]\nname = \"alexnet\"\n[data]\nkind = \"shapes\"\n[train]\nbatch = 16\n";
 
-    /// What the search looks at is what a run would be: a plan takes every candidate that can be simulated, and predicts the bytes
-    /// that the search reckoned with.
+    /// What the search looks at is what a run would be: a plan takes every candidate that can be simulated,
+    /// and predicts the bytes that the search reckoned with.
     #[test]
     fn every_candidate_makes_a_plan_of_the_same_bytes() {
         let facts = DataFacts { vocab: Some(256), image: Some((32, 32, 3)), classes: Some(10) };

@@ -57,7 +57,8 @@ fn variants(search: &LayoutSearch, mesh: Candidate, samples: usize, all: &mut Ve
     let sequences: &[bool] = if mesh.tensor > 1 && has_attention { &[false, true] } else { &[false] };
     let zeros: &[u8] = match (engine.gathers_weights, mesh.data > 1 && engine.is_ours()) {
         (true, _) => &[3],
-        // Gradients that are scattered with every micro-batch save little beside compressed state: only where a person asks.
+        // Gradients that are scattered with every micro-batch save little beside compressed state: only where
+        // a person asks.
         (false, true) if fixed.zero == Some(2) => &[2],
         (false, true) => &[0, 1],
         (false, false) => &[0],
@@ -116,15 +117,15 @@ fn orders(
     all
 }
 
-/// Ranks along an axis of so many: what was fixed, or up to the most that gain something. Devices may be many more than can be
-/// counted through, what they are put to is not.
+/// Ranks along an axis of so many: what was fixed, or up to the most that gain something. Devices may be many
+/// more than can be counted through, what they are put to is not.
 fn axis_sizes(devices: usize, fixed: Option<usize>, most: usize) -> impl Iterator<Item = usize> {
     let range = fixed.map_or(1..=most.min(devices), |extent| extent..=extent);
     range.filter(move |extent| *extent > 0 && devices.is_multiple_of(*extent))
 }
 
-/// Replicas that share out a batch evenly, and the grid of ranks over the images of each, if they are cut: by rows, and square
-/// ones, of no more ranks than an image of `image` rows and columns has of these.
+/// Replicas that share out a batch evenly, and the grid of ranks over the images of each, if they are cut: by
+/// rows, and square ones, of no more ranks than an image of `image` rows and columns has of these.
 fn replicas(ranks: usize, batch: usize, image: Option<[usize; 2]>) -> Vec<(usize, [usize; 2])> {
     let Some([height, width]) = image else {
         return if batch.is_multiple_of(ranks) { vec![(ranks, [1, 1])] } else { Vec::new() };

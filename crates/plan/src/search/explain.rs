@@ -1,5 +1,5 @@
-//! Why the first is the first, what stops the others, and what more memory or more pruning would buy: sentences about what a
-//! search found.
+//! Why the first is the first, what stops the others, and what more memory or more pruning would buy:
+//! sentences about what a search found.
 
 use super::{LayoutSearch, SearchResult};
 use crate::cluster::Cluster;

@@ -1,4 +1,5 @@
-//! What a person has decided of a layout before the search: `data=32,pipeline=1,tensor=2,micro_batch=4,recompute=block`.
+//! What a person has decided of a layout before the search:
+//! `data=32,pipeline=1,tensor=2,micro_batch=4,recompute=block`.
 
 use crate::edit_distance::nearest;
 use crate::error::Error;

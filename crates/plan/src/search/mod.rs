@@ -1,11 +1,13 @@
-//! Which layout is the fastest that fits: enumerates all that so many devices can be put to, bounds each from below, simulates the
-//! most promising and ranks them.
+//! Which layout is the fastest that fits: enumerates all that so many devices can be put to, bounds each from
+//! below, simulates the most promising and ranks them.
 //!
-//! A bound is what a step takes at least: the passes of all micro-batches, shared out evenly, with the bubble that the schedule
-//! cannot do without. Candidates are walked in the order of their bounds, until what is left cannot get into the table any more.
+//! A bound is what a step takes at least: the passes of all micro-batches, shared out evenly, with the bubble
+//! that the schedule cannot do without. Candidates are walked in the order of their bounds, until what is
+//! left cannot get into the table any more.
 //!
-//! Weights that rest as kept values change no bit and, on a GPU, hardly any time: which form they have is a matter of memory alone. So all
-//! candidates have the form of the run file, and only where none of them fits is a pruned model tried with compressed weights.
+//! Weights that rest as kept values change no bit and, on a GPU, hardly any time: which form they have is a
+//! matter of memory alone. So all candidates have the form of the run file, and only where none of them fits
+//! is a pruned model tried with compressed weights.
 
 mod apply;
 mod choices;

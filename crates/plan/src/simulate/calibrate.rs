@@ -1,5 +1,6 @@
-//! The rates of a cluster, refitted to runs: one factor on what products and passes over memory reach of their peaks, by which the
-//! predicted steps become, on the mean of logarithms, those that were measured. Launches, links and the peaks stay.
+//! The rates of a cluster, refitted to runs: one factor on what products and passes over memory reach of
+//! their peaks, by which the predicted steps become, on the mean of logarithms, those that were measured.
+//! Launches, links and the peaks stay.
 
 use super::{Candidate, Simulation};
 use crate::cluster::{Cluster, Convolution};
@@ -40,7 +41,8 @@ impl Calibrated {
     /// Refits a cluster's rates to runs, of which there is at least one.
     pub fn new(cluster: &Cluster, runs: &[MeasuredRun]) -> Result<Calibrated, Error> {
         let before = predicted(cluster, runs)?;
-        // How much longer the steps took than they would with rates of this factor, as a logarithm: it grows with the factor.
+        // How much longer the steps took than they would with rates of this factor, as a logarithm: it grows
+        // with the factor.
         let late = |factor: f64| -> Result<f64, Error> {
             let seconds = predicted(&scaled(cluster, runs, factor), runs)?;
             let ratios = runs.iter().zip(&seconds).map(|(run, seconds)| (run.seconds / seconds).ln());

@@ -33,7 +33,8 @@ pub struct Candidate {
     pub chunks: Option<usize>,
     /// What is computed twice.
     pub recompute: RecomputeMode,
-    /// What replicas share out: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 weights too (other engines').
+    /// What replicas share out: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 weights too (other
+    /// engines').
     pub zero: u8,
     /// Whether gradients and optimizer state are those of kept weights alone.
     pub compressed: bool,
@@ -60,8 +61,8 @@ impl Candidate {
         }
     }
 
-    /// The layout of a run; none where it is one that no step stands for: a schedule of the user's own, one that never flushes,
-    /// replicas that step by themselves, or layers that are each cut in another way.
+    /// The layout of a run; none where it is one that no step stands for: a schedule of the user's own, one
+    /// that never flushes, replicas that step by themselves, or layers that are each cut in another way.
     pub fn of(plan: &Plan) -> Option<Candidate> {
         let ScheduleSource::Named { name: schedule, chunks, pipelines: None } = plan.pipeline.order else {
             return None;

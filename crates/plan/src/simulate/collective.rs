@@ -1,4 +1,5 @@
-//! What collectives take on a cluster: rings that run inside a node, or from node to node over what its devices share.
+//! What collectives take on a cluster: rings that run inside a node, or from node to node over what its
+//! devices share.
 
 use crate::cluster::{Cluster, Fabric};
 
@@ -46,8 +47,8 @@ impl<'a> RankGroup<'a> {
         self.start(1.0) + bytes / (fabric.bandwidth(senders) * fabric.efficiency.min(1.0))
     }
 
-    /// Seconds of messages of so many bytes each to several of them: they travel at once, but a core that ranks share copies one after
-    /// the other.
+    /// Seconds of messages of so many bytes each to several of them: they travel at once, but a core that
+    /// ranks share copies one after the other.
     pub fn messages(&self, bytes: impl Iterator<Item = f64>) -> f64 {
         let each = bytes.map(|bytes| self.message(bytes));
         if self.is_crowded() { each.sum() } else { each.fold(0.0, f64::max) }
@@ -64,13 +65,15 @@ impl<'a> RankGroup<'a> {
         self.fabric().0.occupies
     }
 
-    /// The share of a message that its receiver computes: where ranks take turns on cores, no other core is left to copy it.
+    /// The share of a message that its receiver computes: where ranks take turns on cores, no other core is
+    /// left to copy it.
     pub fn copied(&self) -> f64 {
         if self.is_crowded() { self.fabric().0.occupies } else { 0.0 }
     }
 
-    /// Seconds for which cores that ranks take turns on have nothing to do behind a meeting. The last to come goes on at once, the others
-    /// have to be woken: one core works for each group that meets by itself, and any more wait.
+    /// Seconds for which cores that ranks take turns on have nothing to do behind a meeting. The last to come
+    /// goes on at once, the others have to be woken: one core works for each group that meets by itself, and
+    /// any more wait.
     pub fn stall(&self) -> f64 {
         let Some(groups) = self.groups.filter(|_| self.ranks > 1) else { return 0.0 };
         let others = (self.cluster.node.devices - 1).max(1) as f64;
@@ -96,8 +99,8 @@ impl<'a> RankGroup<'a> {
         self.start(times * rounds) + times * moved
     }
 
-    /// What it takes to start so many messages one after the other; on cores that ranks take turns on, what each has to do to meet the
-    /// others, however many they are: to wait costs no work.
+    /// What it takes to start so many messages one after the other; on cores that ranks take turns on, what
+    /// each has to do to meet the others, however many they are: to wait costs no work.
     fn start(&self, messages: f64) -> f64 {
         let fabric = self.fabric().0;
         if self.is_crowded() && fabric.meet_us > 0.0 {
@@ -139,7 +142,8 @@ mod tests {
         assert_eq!(group(1, 1).all_reduce(bytes), 0.0);
     }
 
-    /// Two cores: one group of four leaves a core idle until the second of them is awake; of two groups each keeps a core busy.
+    /// Two cores: one group of four leaves a core idle until the second of them is awake; of two groups each
+    /// keeps a core busy.
     #[test]
     fn a_group_that_waits_is_filled_by_another() {
         let mut cores = builtin("this-machine").unwrap();

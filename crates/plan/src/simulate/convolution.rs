@@ -1,5 +1,5 @@
-//! What the three passes of a convolution take: of a whole image, of a tile with its neighbours' pixels, and of the first layer, whose
-//! input needs no gradient.
+//! What the three passes of a convolution take: of a whole image, of a tile with its neighbours' pixels, and
+//! of the first layer, whose input needs no gradient.
 
 use super::passes::{PassContext, PassSeconds, Passes, is_convolution};
 use crate::cluster::{Convolution, ConvolutionPass};
@@ -23,8 +23,8 @@ impl PassContext<'_> {
         Passes { forward, again: PassSeconds::default(), backward_input, backward_weight }
     }
 
-    /// What a convolution of a tile takes beside its flops for the pixels of each neighbour: they are a convolution of their own,
-    /// whose weights are laid out once more.
+    /// What a convolution of a tile takes beside its flops for the pixels of each neighbour: they are a
+    /// convolution of their own, whose weights are laid out once more.
     pub(super) fn halo_parts(&self, before: Option<&LayerSpec>, layer: &LayerSpec) -> Passes {
         let (Some(LayerSpec::Halo(halo)), LayerKernel::Convolution { kernel, size }) =
             (before, layer.properties().kernel)
@@ -114,7 +114,8 @@ mod tests {
         assert!((ratio - 1.0).abs() < 1e-9, "{ratio}");
     }
 
-    /// A tile makes no gradient of its pixels of the images, as a whole image has none: the same flops are left out of both.
+    /// A tile makes no gradient of its pixels of the images, as a whole image has none: the same flops are
+    /// left out of both.
     #[test]
     fn no_layout_makes_the_gradient_of_images() {
         let flat = core(bare(vec![[1.0, 1.0]]));
@@ -123,7 +124,8 @@ mod tests {
         assert!(spatial > 0.95 * data && spatial < 1.1 * data, "{spatial} {data}");
     }
 
-    /// Replicas lay weights out once in a pass; tiles do in each of four micro-batches, and once more for each neighbour's pixels.
+    /// Replicas lay weights out once in a pass; tiles do in each of four micro-batches, and once more for
+    /// each neighbour's pixels.
     #[test]
     fn tiles_pay_for_weights_more_often() {
         let never = core(bare(vec![[1.0, 1.0], [64.0, 1.0]]));

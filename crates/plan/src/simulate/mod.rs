@@ -1,8 +1,10 @@
-//! A step in virtual time, and what it holds: the schedule's own actions, with what kernels and messages take on a cluster under an
-//! engine.
+//! A step in virtual time, and what it holds: the schedule's own actions, with what kernels and messages take
+//! on a cluster under an engine.
 //!
-//! [`passes`] says what the blocks of a rank's model take (`convolution` its convolutions), [`collective`] what ranks take to talk, `sums` what they sum of gradients, [`state`] what they hold;
-//! `rank_model` keeps what candidates have in common; `step` walks the lists; `script` is a rank's part for a worker that takes the planned time; `calibrate` refits a cluster's rates to what runs took.
+//! [`passes`] says what the blocks of a rank's model take (`convolution` its convolutions), [`collective`]
+//! what ranks take to talk, `sums` what they sum of gradients, [`state`] what they hold; `rank_model` keeps
+//! what candidates have in common; `step` walks the lists; `script` is a rank's part for a worker that takes
+//! the planned time; `calibrate` refits a cluster's rates to what runs took.
 
 mod block_weights;
 mod breakdown;
@@ -42,7 +44,8 @@ use passes::{Passes, block_passes};
 use rank_model::RankModel;
 use schedules::ScheduleCache;
 
-/// What is to run, on what and by what. Candidates for it share what they have in common: ranks' models and what their passes take.
+/// What is to run, on what and by what. Candidates for it share what they have in common: ranks' models and
+/// what their passes take.
 pub struct Simulation<'a> {
     /// The run, on one rank.
     pub plan: &'a Plan,
@@ -57,11 +60,12 @@ pub struct Simulation<'a> {
     schedules: Rc<ScheduleCache>,
 }
 
-/// What tells two cuts of a model's tensors apart: tensor ranks, along the sequence or not, and the grid over images.
+/// What tells two cuts of a model's tensors apart: tensor ranks, along the sequence or not, and the grid over
+/// images.
 type CutKey = (usize, bool, [usize; 2]);
 
-/// What tells the passes of two candidates apart: the cut, samples of a micro-batch, what is run again, and how many ranks share
-/// the cores.
+/// What tells the passes of two candidates apart: the cut, samples of a micro-batch, what is run again, and
+/// how many ranks share the cores.
 type PassKey = (CutKey, usize, RecomputeMode, usize);
 
 /// A rank's model, or why there is none.

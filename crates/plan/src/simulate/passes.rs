@@ -1,4 +1,5 @@
-//! What the passes of each block of a rank's model take: kernels, and what its layers exchange with the ranks of other axes.
+//! What the passes of each block of a rank's model take: kernels, and what its layers exchange with the ranks
+//! of other axes.
 
 use super::collective::RankGroup;
 pub use super::seconds::{PassSeconds, Passes};
@@ -220,7 +221,8 @@ impl PassContext<'_> {
         };
         let seconds = |how, shape| {
             let bytes = |elements: f64| elements * self.kernels.element();
-            // Columns of several ranks lie apart in a message, and side by side in a row: taken out of it, and woven in by short runs.
+            // Columns of several ranks lie apart in a message, and side by side in a row: taken out of it,
+            // and woven in by short runs.
             let woven = match how {
                 CollectiveOp::AllGather(ShardDim::Last) | CollectiveOp::ReduceScatter(ShardDim::Last)
                     if self.engine.is_ours() =>
@@ -260,8 +262,8 @@ impl PassContext<'_> {
         Passes { forward: once, backward_input: once, ..Passes::default() }
     }
 
-    /// The messages of a halo that travel while the tile's own pixels are convolved, and backwards while the gradients of tile and weights
-    /// are made.
+    /// The messages of a halo that travel while the tile's own pixels are convolved, and backwards while the
+    /// gradients of tile and weights are made.
     fn behind(&self, halo: Passes, conv: &Passes) -> Passes {
         let late = |message: PassSeconds, beside: f64| {
             let exchange = self.spatial.late(message.exchange, beside);

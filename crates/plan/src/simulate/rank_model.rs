@@ -1,5 +1,5 @@
-//! A rank's own model, with what all candidates that cut the model in the same way ask of it: listed once, since a search has thousands
-//! of them.
+//! A rank's own model, with what all candidates that cut the model in the same way ask of it: listed once,
+//! since a search has thousands of them.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -31,7 +31,8 @@ pub struct RankModel {
     activations: RefCell<HashMap<ActivationKey, Rc<Vec<StageActivations>>>>,
 }
 
-/// What tells apart what two cuts into stages keep: how many virtual stages there are, samples of a micro-batch, and what is run again.
+/// What tells apart what two cuts into stages keep: how many virtual stages there are, samples of a
+/// micro-batch, and what is run again.
 type ActivationKey = (usize, usize, RecomputeMode);
 
 impl RankModel {
@@ -66,7 +67,8 @@ impl RankModel {
         PredictionInputs { tensors: self.tensors.clone(), messages, logit_rows }
     }
 
-    /// What each of a number of virtual stages keeps of a micro-batch of so many samples. A number of virtual stages is always cut in one way.
+    /// What each of a number of virtual stages keeps of a micro-batch of so many samples. A number of virtual
+    /// stages is always cut in one way.
     pub fn activations(
         &self,
         plan: &Plan,

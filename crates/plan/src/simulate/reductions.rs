@@ -1,4 +1,5 @@
-//! Gradient all-reduces: which ranks have partial sums of what, and how long their sums go on behind the backward pass that makes them.
+//! Gradient all-reduces: which ranks have partial sums of what, and how long their sums go on behind the
+//! backward pass that makes them.
 
 use std::ops::Range;
 
@@ -19,8 +20,8 @@ pub(super) struct GradientReductions<'a> {
     job: &'a Simulation<'a>,
     candidate: &'a Candidate,
     model: &'a RankModel,
-    /// How many ranks of a replica have partial sums of a gradient: every number that there is. Other engines' papers have none but
-    /// replicas.
+    /// How many ranks of a replica have partial sums of a gradient: every number that there is. Other
+    /// engines' papers have none but replicas.
     partial_ranks: Vec<u64>,
     /// Whether a gradient that several stages make is summed by itself, when all of them have.
     ties: bool,
@@ -99,7 +100,8 @@ impl<'a> GradientReductions<'a> {
         each.sum()
     }
 
-    /// How long the sums of a virtual stage go on behind the backward pass that makes their partial sums, block by block from the last.
+    /// How long the sums of a virtual stage go on behind the backward pass that makes their partial sums,
+    /// block by block from the last.
     pub fn behind(
         &self,
         virtual_stage: Range<usize>,
@@ -124,7 +126,8 @@ impl<'a> GradientReductions<'a> {
         PassSeconds::meeting(&group, late + (all - late).min(backward) * group.occupies())
     }
 
-    /// Of each virtual stage what it takes to sum the gradients that it makes together with other stages; nothing hides it.
+    /// Of each virtual stage what it takes to sum the gradients that it makes together with other stages;
+    /// nothing hides it.
     pub fn tied(&self, stage_blocks: &StageBlocks) -> Vec<PassSeconds> {
         let mut found = vec![PassSeconds::default(); stage_blocks.len()];
         if !self.ties {
@@ -181,7 +184,8 @@ mod tests {
         ask(&GradientReductions::new(&job, &candidate, &model))
     }
 
-    /// Tiles have partial sums of the gradients of all convolutions, and of the head's none: less is summed than by replicas, but not nothing.
+    /// Tiles have partial sums of the gradients of all convolutions, and of the head's none: less is summed
+    /// than by replicas, but not nothing.
     #[test]
     fn tiles_sum_gradients_as_replicas_do() {
         let seconds = |axis| {

@@ -86,8 +86,9 @@ pub fn memory(
     Ok(ranks.into_iter().max_by_key(MemoryPlan::total).unwrap_or(MemoryPlan::NONE))
 }
 
-/// What kernels and passes of ours take for a while, as it was measured: what flows between layers, and on a GPU room for the
-/// gradient of the model's largest table, twice in f32 and once in bf16, beside what its libraries want.
+/// What kernels and passes of ours take for a while, as it was measured: what flows between layers, and on a
+/// GPU room for the gradient of the model's largest table, twice in f32 and once in bf16, beside what its
+/// libraries want.
 struct WorkspaceEstimate {
     /// Of each block, bytes that flow.
     blocks: Vec<u64>,

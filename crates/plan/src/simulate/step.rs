@@ -64,8 +64,8 @@ impl Simulation<'_> {
         })
     }
 
-    /// Every action of one replica's stages in virtual time, a rank of each: all micro-batches of a step, none left out. Where ranks
-    /// take turns on cores, it is what each would do with a core of its own.
+    /// Every action of one replica's stages in virtual time, a rank of each: all micro-batches of a step,
+    /// none left out. Where ranks take turns on cores, it is what each would do with a core of its own.
     pub fn timeline(&self, candidate: &Candidate) -> Result<Timeline, Error> {
         let micro_batches = self.micro_batches(candidate)?;
         let schedule = self.schedule(candidate, micro_batches)?;
@@ -173,9 +173,9 @@ fn walk(schedule: &Schedule, times: &StageTimes, messages: bool) -> Result<Timel
         .map_err(|error| Error::Ranks(error.to_string()))
 }
 
-/// How long lists last where ranks take turns on cores: a stretch of time in which more ranks work than there are cores lasts as
-/// many times as long, and cores that have nothing to do behind a meeting add to that. `load` is the ranks of one stage over all cores:
-/// 0.5 where a stage of one rank works on two cores.
+/// How long lists last where ranks take turns on cores: a stretch of time in which more ranks work than there
+/// are cores lasts as many times as long, and cores that have nothing to do behind a meeting add to that.
+/// `load` is the ranks of one stage over all cores: 0.5 where a stage of one rank works on two cores.
 fn crowded(timeline: &Timeline, costs: &StepCosts, load: f64) -> f64 {
     // When a rank begins or ends to work, and for how many seconds of each of its own no core does.
     let mut changes: Vec<(f64, bool, f64)> = Vec::new();
@@ -221,8 +221,8 @@ mod tests {
     use crate::engine::EngineProfile;
     use crate::plan::{DataFacts, Plan};
 
-    /// Four ranks on two cores: replicas take twice as long as with a core each, stages less, since one works while another waits,
-    /// but no less than their work.
+    /// Four ranks on two cores: replicas take twice as long as with a core each, stages less, since one works
+    /// while another waits, but no less than their work.
     #[test]
     fn ranks_that_wait_leave_their_core_to_others() {
         let mut few = builtin("this-machine").unwrap();

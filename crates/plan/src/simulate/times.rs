@@ -1,4 +1,5 @@
-//! What the actions of every stage take: passes of its virtual stage, messages, sums as far as they are not hidden, the step.
+//! What the actions of every stage take: passes of its virtual stage, messages, sums as far as they are not
+//! hidden, the step.
 
 use std::ops::Range;
 
@@ -194,7 +195,8 @@ impl StageTimer<'_> {
         self.block_weights.weights(virtual_stage, self.candidate.compressed)
     }
 
-    /// The passes of some blocks; where weights are gathered or expanded block by block, with what of that is not hidden.
+    /// The passes of some blocks; where weights are gathered or expanded block by block, with what of that is
+    /// not hidden.
     fn passes(&self, virtual_stage: Range<usize>, blocks: &[Passes]) -> Passes {
         let of_block = |block: usize| {
             let mut passes = blocks[block];

@@ -1,22 +1,25 @@
 //! Activation bytes: what is kept of a micro-batch for its backward pass.
 //!
-//! The rule: a tensor between two layers (an *edge*) is kept if the layer after it saves its input or the layer
-//! before it saves its output; each edge counts once, however many want it. What a layer saves it says itself
-//! ([`SavedForBackward`](super::layer::SavedForBackward)). The input edge of branches is shared by all of them, and their joined output is a new edge; where
-//! they are multiplied, what each gives is kept too, unless a smooth activation made it. One kind of edge is
-//! made again instead, just before the backward pass needs it: what a norm of rows or a smooth activation gives a linear
-//! layer, since that is a cheap function of what the norm or the activation saves.
+//! The rule: a tensor between two layers (an *edge*) is kept if the layer after it saves its input or the
+//! layer before it saves its output; each edge counts once, however many want it. What a layer saves it says
+//! itself ([`SavedForBackward`](super::layer::SavedForBackward)). The input edge of branches is shared by all
+//! of them, and their joined output is a new edge; where they are multiplied, what each gives is kept too,
+//! unless a smooth activation made it. One kind of edge is made again instead, just before the backward pass
+//! needs it: what a norm of rows or a smooth activation gives a linear layer, since that is a cheap function
+//! of what the norm or the activation saves.
 //!
-//! The model's [head](ModelSpec::head) runs together with the loss, so what it reads is kept until then, whatever made it;
-//! its logits come and go in chunks, which are scratch space.
+//! The model's [head](ModelSpec::head) runs together with the loss, so what it reads is kept until then,
+//! whatever made it; its logits come and go in chunks, which are scratch space.
 //!
-//! With `recompute = "block"` every block but the model's last keeps its input edge alone, and its forward runs again just before
-//! its backward: then its own edges are there, and those of the blocks behind it are not any more. With `"attention"` the same
-//! holds of what stands [inside](super::recompute::AttentionSpan) each attention, wherever it is.
+//! With `recompute = "block"` every block but the model's last keeps its input edge alone, and its forward
+//! runs again just before its backward: then its own edges are there, and those of the blocks behind it are
+//! not any more. With `"attention"` the same holds of what stands [inside](super::recompute::AttentionSpan)
+//! each attention, wherever it is.
 //!
 //! Where the gradients of weights are deferred (zero-bubble schedules), what they read is kept in turn
-//! ([`GradientReads`](super::layer::GradientReads)): inputs of products, made again where need be, and gradients of outputs. A backward pass that
-//! puts off lets go of the one while it takes in the other, so its peak is found by going through it layer by layer (`turns`).
+//! ([`GradientReads`](super::layer::GradientReads)): inputs of products, made again where need be, and
+//! gradients of outputs. A backward pass that puts off lets go of the one while it takes in the other, so its
+//! peak is found by going through it layer by layer (`turns`).
 
 mod steps;
 
@@ -172,17 +175,19 @@ mod tests {
         model.activation_bytes(samples, Precision::F32, recompute).unwrap()
     }
 
-    /// By hand: image (conv1 saves it), conv1's 24x24x32 (pool1), relu1 12x12x32 (conv2), conv2's 8x8x64 (pool2), relu2 4x4x64
-    /// and the vector of 1024 that a flatten makes of it (head). Not kept: what a pool gives its relu.
+    /// By hand: image (conv1 saves it), conv1's 24x24x32 (pool1), relu1 12x12x32 (conv2), conv2's 8x8x64
+    /// (pool2), relu2 4x4x64 and the vector of 1024 that a flatten makes of it (head). Not kept: what a pool
+    /// gives its relu.
     #[test]
     fn simple_cnn_by_hand() {
         let edges = 28 * 28 + 24 * 24 * 32 + 12 * 12 * 32 + 8 * 8 * 64 + 4 * 4 * 64 + 1024;
         assert_eq!(bytes(&simple_cnn((28, 28, 1), 10), 3, RecomputeMode::None), 3 * 4 * edges);
     }
 
-    /// By hand, per token in f32: ids 1; layer: ln_1 input w + 2, qkv 3w, attention output w and a number a head, ln_2
-    /// input w + 2, gelu input 4w; ln_f input w + 2, head input w. What the token embedding gives the position embedding is
-    /// not kept, and what the norms and gelu give the linear layers in a block is made again.
+    /// By hand, per token in f32: ids 1; layer: ln_1 input w + 2, qkv 3w, attention output w and a number a
+    /// head, ln_2 input w + 2, gelu input 4w; ln_f input w + 2, head input w. What the token embedding gives
+    /// the position embedding is not kept, and what the norms and gelu give the linear layers in a block is
+    /// made again.
     #[test]
     fn gpt_by_hand() {
         let (w, h, s, v) = (8, 2, 4, 16);
@@ -191,8 +196,8 @@ mod tests {
         let layer = w + 2 + 3 * w + w + h + w + 2 + 4 * w;
         let head = w + 2 + w;
         assert_eq!(bytes(&model, 5, RecomputeMode::None), (5 * 4 * s * (1 + 2 * layer + head)) as u64);
-        // Recomputing: the inputs of embedding and two layers, and all of the head's; then, as the second layer runs again, its
-        // own edges behind the inputs of the embedding and of both layers.
+        // Recomputing: the inputs of embedding and two layers, and all of the head's; then, as the second
+        // layer runs again, its own edges behind the inputs of the embedding and of both layers.
         let parts = |recompute| {
             let whole = std::iter::once(0..model.blocks.len());
             model.stage_activations(whole, 5, Precision::F32, recompute).unwrap()[0]
@@ -200,21 +205,22 @@ mod tests {
         let again = parts(RecomputeMode::Block);
         assert_eq!(again.kept, (5 * 4 * s * (1 + 2 * w + head)) as u64);
         assert_eq!(again.backward, (5 * 4 * s * (1 + w + layer)) as u64);
-        // Put off, of a layer: both norms' inputs, statistics, outputs made again and their gradients; the gradients of queries,
-        // keys and values; attention's output; the gradients of both sums; gelu's output and the gradient of its input. Of
-        // the embeddings: ids and one gradient. Of the head: what it reads, and ln_f's input, statistics and gradient.
+        // Put off, of a layer: both norms' inputs, statistics, outputs made again and their gradients; the
+        // gradients of queries, keys and values; attention's output; the gradients of both sums; gelu's
+        // output and the gradient of its input. Of the embeddings: ids and one gradient. Of the head: what it
+        // reads, and ln_f's input, statistics and gradient.
         let deferred =
             2 * (2 * (w + 2 + w + w) + 3 * w + w + 2 * w + 4 * w + 4 * w) + 1 + w + (w + w + 2 + w);
         // The gradient of the last layer's output, and of the first's input, are counted once.
         assert_eq!(parts(RecomputeMode::None).deferred, (5 * 4 * s * deferred) as u64);
         assert_eq!(again.deferred, parts(RecomputeMode::None).deferred, "whatever was made twice");
-        // Attention's inside again: a layer keeps the inputs of both norms, the second's statistics, and gelu's input; the last one
-        // runs again behind all the others' and its own.
+        // Attention's inside again: a layer keeps the inputs of both norms, the second's statistics, and
+        // gelu's input; the last one runs again behind all the others' and its own.
         let attention = parts(RecomputeMode::Attention);
         let outside = w + w + 2 + 4 * w;
         assert_eq!(attention.kept, (5 * 4 * s * (1 + 2 * outside + head)) as u64);
-        // What the second half of that layer kept, and the head, is gone by then: the beginning of the backward pass is the peak,
-        // until the widths of attention are more than those of the perceptron.
+        // What the second half of that layer kept, and the head, is gone by then: the beginning of the
+        // backward pass is the peak, until the widths of attention are more than those of the perceptron.
         let inside = (2 + 3 * w + w + h) as i64 - (2 * w + 2 + 4 * w + 2 + w) as i64;
         assert_eq!(attention.backward as i64, attention.kept as i64 + (5 * 4 * s) as i64 * inside.max(0));
         assert_eq!(attention.deferred, again.deferred, "whatever was made twice");

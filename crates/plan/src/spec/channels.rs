@@ -2,8 +2,8 @@
 
 use super::{BatchNorm, BranchJoin, Conv, LayerSpec, Linear, ModelSpec, PadChannels, WeightOrder};
 
-/// The channels of a convolution whose output goes straight into a batch norm: each has one scale, and with a scale of
-/// 0 nothing of it passes.
+/// The channels of a convolution whose output goes straight into a batch norm: each has one scale, and with a
+/// scale of 0 nothing of it passes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScaledChannels {
     /// Prefix of the convolution's parameters.
@@ -29,8 +29,8 @@ pub struct ChannelReader {
     pub inputs: Vec<ChannelSource>,
 }
 
-/// The channels that an element of an activation is the sum of, each as the place of its [`ScaledChannels`] in the model and
-/// its number there. The element is zero where all of them are pruned.
+/// The channels that an element of an activation is the sum of, each as the place of its [`ScaledChannels`]
+/// in the model and its number there. The element is zero where all of them are pruned.
 pub type ChannelSource = Vec<(usize, usize)>;
 
 impl ModelSpec {
@@ -62,8 +62,8 @@ impl ModelSpec {
     }
 }
 
-/// Follows channels through a model. All that stands between a channel and its readers makes zeros of zeros: ReLU, GELU,
-/// SiLU, pools and dropout.
+/// Follows channels through a model. All that stands between a channel and its readers makes zeros of zeros:
+/// ReLU, GELU, SiLU, pools and dropout.
 #[derive(Default)]
 struct Tracer {
     found: Vec<ScaledChannels>,
@@ -180,7 +180,8 @@ mod tests {
     fn readers_know_the_channels_of_their_inputs() {
         let model = vgg(Vgg::V16, (32, 32, 3), 10, StemForm::Small, true);
         let readers = model.channel_readers();
-        // The first convolution reads the image; the first linear layer reads the last convolution's channels, flattened.
+        // The first convolution reads the image; the first linear layer reads the last convolution's
+        // channels, flattened.
         assert_eq!(readers.len(), 13, "{:?}", readers.iter().map(|r| &r.weight).collect::<Vec<_>>());
         let last = readers.last().unwrap();
         let elements =

@@ -1,8 +1,9 @@
 //! Parameters, buffers and flops of a model.
 //!
-//! Flops count two for a multiply-add, in the products alone: linear layers, convolutions, and attention's two
-//! (counted in full, as is usual, although the causal half would do). Biases, norms and element-wise work, below one
-//! per cent in every model here, are left out, so that the figures compare with published ones.
+//! Flops count two for a multiply-add, in the products alone: linear layers, convolutions, and attention's
+//! two (counted in full, as is usual, although the causal half would do). Biases, norms and element-wise
+//! work, below one per cent in every model here, are left out, so that the figures compare with published
+//! ones.
 
 use std::collections::HashSet;
 
@@ -29,8 +30,8 @@ impl ModelSpec {
         });
     }
 
-    /// Lets all linear layers and convolutions start from a truncated normal with a variance of 1 / fan-in, whatever follows
-    /// them: TensorFlow's `variance_scaling_initializer`.
+    /// Lets all linear layers and convolutions start from a truncated normal with a variance of 1 / fan-in,
+    /// whatever follows them: TensorFlow's `variance_scaling_initializer`.
     pub fn start_by_fan_in(&mut self) {
         self.for_each_mut(&mut |layer| match layer {
             LayerSpec::Linear(Linear { init, input, .. }) => *init = Init::fan_in(1.0, *input),
@@ -118,10 +119,10 @@ impl ModelSpec {
         Ok(blocks)
     }
 
-    /// Flops of forward and backward: the backward costs twice the forward, one product for the gradient of the
-    /// input and one for that of the weight. Recomputing adds the forward of every block but the last, whose
-    /// backward follows at once; for GPT this is the formula of Narayanan et al. 2021. Or it adds attention, and what gives it
-    /// queries, keys and values.
+    /// Flops of forward and backward: the backward costs twice the forward, one product for the gradient of
+    /// the input and one for that of the weight. Recomputing adds the forward of every block but the last,
+    /// whose backward follows at once; for GPT this is the formula of Narayanan et al. 2021. Or it adds
+    /// attention, and what gives it queries, keys and values.
     pub fn train_flops(&self, samples: usize, recompute: RecomputeMode) -> Result<f64, ShapeError> {
         let blocks = self.block_flops(samples)?;
         let again: f64 = match recompute {

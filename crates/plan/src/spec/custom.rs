@@ -1,11 +1,12 @@
 //! Models written in a run file, layer by layer.
 //!
-//! A person writes what a layer makes; what it takes follows from the layers before it. Parameters are named for
-//! their position: `layers.3.weight`, inside a residual `layers.3.branch.0.weight`, inside branches `layers.3.branches.1.0.weight`. Weights start from a truncated
-//! normal over the fan-in, of variance 2/fan-in where a non-linearity comes next and 1/fan-in elsewhere; embeddings
-//! from a normal of 0.02.
+//! A person writes what a layer makes; what it takes follows from the layers before it. Parameters are named
+//! for their position: `layers.3.weight`, inside a residual `layers.3.branch.0.weight`, inside branches
+//! `layers.3.branches.1.0.weight`. Weights start from a truncated normal over the fan-in, of variance
+//! 2/fan-in where a non-linearity comes next and 1/fan-in elsewhere; embeddings from a normal of 0.02.
 //!
-//! A residual, branches, a convolution, a linear layer and a token embedding each open a block, which lasts up to the next.
+//! A residual, branches, a convolution, a linear layer and a token embedding each open a block, which lasts
+//! up to the next.
 
 use super::layer::{LayerContext, WrittenLayer, active};
 use super::{BlockSpec, Input, ModelSpec, ShapeError};
@@ -121,8 +122,9 @@ mod tests {
         assert_eq!(model.blocks.len(), 3);
     }
 
-    /// A layer of Llama's: RMS norm, separate queries, keys and values with fewer heads of the latter two, SwiGLU, no biases.
-    /// Counted by hand: 8 + 8 x 8 + 2 (8 x 4) + 8 x 8 and 8 + 2 (8 x 12) + 12 x 8 weights; flops twice the products, a position.
+    /// A layer of Llama's: RMS norm, separate queries, keys and values with fewer heads of the latter two,
+    /// SwiGLU, no biases. Counted by hand: 8 + 8 x 8 + 2 (8 x 4) + 8 x 8 and 8 + 2 (8 x 12) + 12 x 8 weights;
+    /// flops twice the products, a position.
     #[test]
     fn llama_s_layers_can_be_written() {
         let bare = |output| {
@@ -149,9 +151,10 @@ mod tests {
         let names: Vec<_> = model.parameters().into_iter().map(|p| p.name).collect();
         assert!(names.contains(&"layers.1.branch.1.branches.2.0.weight".to_string()), "{names:?}");
         assert_eq!(model.blocks.len(), 4);
-        // Kept of a position, in f32: the id; the residual's input with its rstd, the norm's output, all queries, keys and values,
-        // attention's output with a number a head; then the input with its rstd, the norm's output, the gate before SiLU, what
-        // it multiplies and the product; the last norm's input and rstd, and what the head reads.
+        // Kept of a position, in f32: the id; the residual's input with its rstd, the norm's output, all
+        // queries, keys and values, attention's output with a number a head; then the input with its rstd,
+        // the norm's output, the gate before SiLU, what it multiplies and the product; the last norm's input
+        // and rstd, and what the head reads.
         let kept = 1 + (8 + 1 + 8 + 16 + 8 + 4) + (8 + 1 + 8 + 12 + 12 + 12) + (8 + 1 + 8);
         let bytes = model.activation_bytes(3, Precision::F32, RecomputeMode::None).unwrap();
         assert_eq!(bytes, 3 * 5 * 4 * kept);

@@ -1,5 +1,6 @@
-//! Room for what ranks exchange between two layers: a message of several ranks' parts lies beside the tensor that it is made of, or
-//! becomes, while it travels. And for what they tell each other about logits, where each makes those of some classes.
+//! Room for what ranks exchange between two layers: a message of several ranks' parts lies beside the tensor
+//! that it is made of, or becomes, while it travels. And for what they tell each other about logits, where
+//! each makes those of some classes.
 
 use std::collections::HashMap;
 
@@ -15,8 +16,8 @@ pub const LOGITS_ON_GPU: usize = 256 << 20;
 /// Numbers that a rank tells of a row of logits, in f32.
 pub const NUMBERS_OF_A_ROW: usize = 4;
 
-/// Rows of logits that exist at once, of `rows` in all: about equal chunks, and whole tiles of the products. A row has so many
-/// `bytes`, of at most `most` together.
+/// Rows of logits that exist at once, of `rows` in all: about equal chunks, and whole tiles of the products.
+/// A row has so many `bytes`, of at most `most` together.
 pub fn chunk_rows(rows: usize, bytes: usize, most: usize) -> usize {
     let count = rows.div_ceil((most / bytes.max(1)).max(1)).max(1);
     rows.div_ceil(count).next_multiple_of(128)
@@ -41,7 +42,8 @@ pub enum BackwardEvent {
 }
 
 impl ModelSpec {
-    /// What each block exchanges in a pass of so many samples; nothing where no layer does. The model has these parameters.
+    /// What each block exchanges in a pass of so many samples; nothing where no layer does. The model has
+    /// these parameters.
     pub fn messages(
         &self,
         parameters: &[Parameter],

@@ -4,8 +4,8 @@
 //! and a pipeline is cut. A layer knows its sizes and the names of its parameters: those of the Hugging Face model
 //! of the same family (GPT-2), torchvision's for CNNs.
 //!
-//! Shapes are those of one sample: text is `[seq]` ids, then `[seq, width]`; images are `[height, width, channels]`
-//! (channels last, as the kernels want them), whatever the order in a file.
+//! Shapes are those of one sample: text is `[seq]` ids, then `[seq, width]`; images are
+//! `[height, width, channels]` (channels last, as the kernels want them), whatever the order in a file.
 
 pub mod activations;
 mod channels;

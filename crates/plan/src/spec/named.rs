@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-/// Layers by their names in a checkpoint, or by what such names begin with: `classifier` is `classifier.1` and `classifier.4`.
+/// Layers by their names in a checkpoint, or by what such names begin with: `classifier` is `classifier.1`
+/// and `classifier.4`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[serde(transparent)]
 pub struct Named(pub Vec<String>);

@@ -13,7 +13,8 @@ pub struct Parameter {
     pub init: Init,
     /// Whether a mask may cover it: weights of two dimensions and more.
     pub prunable: bool,
-    /// Whether weight decay applies where biases and norm parameters are left out: weights of two dimensions and more.
+    /// Whether weight decay applies where biases and norm parameters are left out: weights of two dimensions
+    /// and more.
     pub decays: bool,
     /// Whether it is a table of tokens or positions, which pruning methods often leave whole.
     pub embedding: bool,
@@ -28,8 +29,8 @@ impl Parameter {
         product(&self.shape)
     }
 
-    /// How many outputs it makes, and how many of its weights each of them has: rows of a weight `[output, input]`. What has one
-    /// dimension is one row.
+    /// How many outputs it makes, and how many of its weights each of them has: rows of a weight
+    /// `[output, input]`. What has one dimension is one row.
     pub fn output_rows(&self) -> (u64, u64) {
         let rows = if self.shape.len() < 2 { 1 } else { self.shape[self.output_dim] as u64 };
         (rows, self.elements() / rows.max(1))
@@ -99,13 +100,14 @@ pub enum Init {
     Constant(f32),
     /// Normal with this standard deviation.
     Normal(f32),
-    /// Normal with this standard deviation, cut at two of them and rescaled so that the deviation is the one given.
+    /// Normal with this standard deviation, cut at two of them and rescaled so that the deviation is the one
+    /// given.
     TruncatedNormal(f32),
 }
 
 impl Init {
-    /// Truncated normal over the fan-in. `gain` is 2 where a ReLU follows, which halves the variance (He et al. 2015),
-    /// and 1 at the logits, where nothing follows.
+    /// Truncated normal over the fan-in. `gain` is 2 where a ReLU follows, which halves the variance (He et
+    /// al. 2015), and 1 at the logits, where nothing follows.
     pub(crate) fn fan_in(gain: f32, fan: usize) -> Init {
         Init::TruncatedNormal((gain / fan.max(1) as f32).sqrt())
     }

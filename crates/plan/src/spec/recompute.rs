@@ -1,9 +1,9 @@
 //! What is computed twice to save memory: nothing, attention's inside, or blocks.
 //!
-//! Korthikanti et al. 2022 make again what attention keeps alone, since that is large and cheap. Their kernels kept matrices of
-//! positions by positions; ours keep none, so what is left is the way from the norm to what attention gives: queries, keys,
-//! values and output, four of the ten widths that a layer of a GPT keeps of each token, for the product that makes three of
-//! them and for attention itself.
+//! Korthikanti et al. 2022 make again what attention keeps alone, since that is large and cheap. Their
+//! kernels kept matrices of positions by positions; ours keep none, so what is left is the way from the norm
+//! to what attention gives: queries, keys, values and output, four of the ten widths that a layer of a GPT
+//! keeps of each token, for the product that makes three of them and for attention itself.
 
 use std::ops::Range;
 
@@ -49,8 +49,8 @@ impl ModelSpec {
 pub struct AttentionSpan {
     /// The norm, what ranks do behind it, the linear layers, and attention: of these as many as stand there.
     pub again: Range<usize>,
-    /// The place behind the linear layer that reads what attention gives, and so need not keep it; where there is none, behind
-    /// attention.
+    /// The place behind the linear layer that reads what attention gives, and so need not keep it; where
+    /// there is none, behind attention.
     pub read: usize,
 }
 
@@ -96,7 +96,8 @@ fn enters(layer: &LayerSpec) -> bool {
     matches!(layer, LayerSpec::Collective(exchange) if exchange.is_entrance())
 }
 
-/// How many of the layers behind an attention end in the one that reads it: none, or a linear layer and what ranks do before.
+/// How many of the layers behind an attention end in the one that reads it: none, or a linear layer and what
+/// ranks do before.
 fn reader(behind: &[LayerSpec]) -> usize {
     match behind {
         [linear, ..] if linear.properties().takes_remade => 1,

@@ -1,7 +1,8 @@
 //! Shapes: what goes into a layer, what comes out, and one clear sentence where the two do not fit.
 //!
-//! A shape is that of one sample; the batch is never part of it. Every layer's rule stands in its own file (`LayerSpec::output`), and
-//! everything else that needs shapes (flops, activation bytes, models written by hand) walks through it.
+//! A shape is that of one sample; the batch is never part of it. Every layer's rule stands in its own file
+//! (`LayerSpec::output`), and everything else that needs shapes (flops, activation bytes, models written by
+//! hand) walks through it.
 
 use serde::Serialize;
 

@@ -1,8 +1,10 @@
-//! What flows between layers: tensors that no backward pass waits for. They come and go within a pass, so what counts is the most at
-//! one time, which is in the backward of one layer: the gradients of what it gave and of what it read, what it had made again for
-//! the linear layer behind it, and the gradient that waits at the end of the residual around it.
+//! What flows between layers: tensors that no backward pass waits for. They come and go within a pass, so
+//! what counts is the most at one time, which is in the backward of one layer: the gradients of what it gave
+//! and of what it read, what it had made again for the linear layer behind it, and the gradient that waits at
+//! the end of the residual around it.
 //!
-//! Logits come and go in chunks, which are scratch space. An estimate, held against what the ledger measures: for a GPT it is the gelu's 4 + 4 + 4 + 1 widths, to the byte.
+//! Logits come and go in chunks, which are scratch space. An estimate, held against what the ledger measures:
+//! for a GPT it is the gelu's 4 + 4 + 4 + 1 widths, to the byte.
 
 use super::shape::Shape;
 use super::{LayerSpec, ModelSpec, ShapeError};

@@ -1,4 +1,5 @@
-//! The way through a model's layers, each with the shape that it gets: what is counted or built later has been walked here.
+//! The way through a model's layers, each with the shape that it gets: what is counted or built later has
+//! been walked here.
 
 use std::collections::HashSet;
 

@@ -14,8 +14,9 @@ pub struct Slabs {
 }
 
 impl Slabs {
-    /// `extent` pixels for so many ranks. Cuts lie at multiples of as many of the `strides` to come, first ones first, as the balance
-    /// allows: the longest slab has at most an eighth more than the even cut's. So halos stay thin and every rank's the same.
+    /// `extent` pixels for so many ranks. Cuts lie at multiples of as many of the `strides` to come, first
+    /// ones first, as the balance allows: the longest slab has at most an eighth more than the even cut's. So
+    /// halos stay thin and every rank's the same.
     pub fn cut(extent: usize, ranks: usize, strides: &[usize]) -> Slabs {
         assert!(ranks > 0, "a side is cut over at least one rank");
         let at_multiples_of = |unit: usize| {

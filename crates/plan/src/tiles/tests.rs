@@ -52,8 +52,8 @@ impl Image {
     }
 }
 
-/// That the tiles of a grid, each from its own pixels, its halo and its padding, make the whole output: at once over all that they
-/// read, and as a sum of what each region adds.
+/// That the tiles of a grid, each from its own pixels, its halo and its padding, make the whole output: at
+/// once over all that they read, and as a sum of what each region adds.
 fn check(tiles: &TileGrid, output: &TileGrid, exchanges: &[HaloPlan], window: SlidingWindow) {
     let image = Image::noise(tiles.size());
     let whole = image.convolved(window.kernel, window.stride, window.padding);
@@ -119,7 +119,8 @@ prop_compose! {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
-    /// A chain of windows over an image that is cut anywhere: each layer is right, or one sentence says which cannot be cut.
+    /// A chain of windows over an image that is cut anywhere: each layer is right, or one sentence says which
+    /// cannot be cut.
     #[test]
     fn every_output_comes_from_own_pixels_halo_and_padding(
         (h, w, down, across, free) in (1usize..40, 1usize..24, 1usize..5, 1usize..4, any::<bool>()),

@@ -1,4 +1,5 @@
-//! Which gradients travel together: a large one by itself, small ones packed, since a message has a cost however short it is.
+//! Which gradients travel together: a large one by itself, small ones packed, since a message has a cost
+//! however short it is.
 
 use crate::packets::packets_of;
 

@@ -1,5 +1,5 @@
-//! What layers exchange within a pass: sums and gathers of tensor ranks, halos, and what batch norms measure together. All of it is in
-//! a rank's own model; the schedule says how often a chunk of it runs.
+//! What layers exchange within a pass: sums and gathers of tensor ranks, halos, and what batch norms measure
+//! together. All of it is in a rank's own model; the schedule says how often a chunk of it runs.
 
 use std::ops::Range;
 
@@ -40,7 +40,8 @@ impl MessageTotals {
 /// What a rank's layers send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct LayerTraffic {
-    /// Sums of activations and of their gradients that every rank gets: over tensor ranks, and where a cut of images ends.
+    /// Sums of activations and of their gradients that every rank gets: over tensor ranks, and where a cut of
+    /// images ends.
     pub sums: MessageTotals,
     /// Parts of activations that every tensor rank gets, and what they tell each other of their logits.
     pub gathers: MessageTotals,
@@ -254,8 +255,8 @@ mod tests {
         assert_eq!(exchanges(""), [LayerTraffic::default()]);
     }
 
-    /// Two sums forward and two backward in each of four blocks, one of the embedding and one before the head; each of 32 x 64 x 128
-    /// f32, of which a rank of two sends as much as there is.
+    /// Two sums forward and two backward in each of four blocks, one of the embedding and one before the
+    /// head; each of 32 x 64 x 128 f32, of which a rank of two sends as much as there is.
     #[test]
     fn a_transformer_block_sums_twice_on_the_way_and_twice_on_the_way_back() {
         let text =
@@ -265,7 +266,8 @@ mod tests {
             assert_eq!(rank.gathers, MessageTotals { count: 1, bytes: 32 * 64 * 4 * 4 });
             assert_eq!([rank.scatters, rank.halos], [MessageTotals::default(); 2]);
         }
-        // Split along the sequence each sum is a scatter and a gather, and a linear layer's input is gathered once more.
+        // Split along the sequence each sum is a scatter and a gather, and a linear layer's input is gathered
+        // once more.
         for rank in exchanges(&format!("{text}\nsequence = true")) {
             let half = 32 * 32 * 128 * 4;
             assert_eq!(rank.scatters, MessageTotals { count: 18, bytes: 18 * half });

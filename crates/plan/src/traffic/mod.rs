@@ -1,8 +1,10 @@
-//! Bytes that the actions of a rank's list move, known before any of them is run, and the buckets in which its gradients travel.
+//! Bytes that the actions of a rank's list move, known before any of them is run, and the buckets in which
+//! its gradients travel.
 //!
-//! A collective is counted as the least that any algorithm must send, as the transports count it: what is predicted here is what
-//! they measure, to the byte (`crates/train/tests/train/traffic.rs`). What layers exchange within a pass, with those that have parts of the same ones,
-//! and where batch norms are synchronised over ranks, is no action's: [`exchanges`] counts it.
+//! A collective is counted as the least that any algorithm must send, as the transports count it: what is
+//! predicted here is what they measure, to the byte (`crates/train/tests/train/traffic.rs`). What layers
+//! exchange within a pass, with those that have parts of the same ones, and where batch norms are
+//! synchronised over ranks, is no action's: [`exchanges`] counts it.
 
 mod buckets;
 pub mod layers;
@@ -47,8 +49,8 @@ pub struct RankTraffic {
 }
 
 impl RankTraffic {
-    /// Bytes that a rank sends in an action; those of a receive are what arrives. Sums of a chunk's gradients are counted in
-    /// its all-reduce, whether they started there or within the backward.
+    /// Bytes that a rank sends in an action; those of a receive are what arrives. Sums of a chunk's gradients
+    /// are counted in its all-reduce, whether they started there or within the backward.
     pub fn bytes(&self, action: &Action) -> u64 {
         let sums = |chunk: Option<usize>| {
             self.of(chunk).fold(0, |sum: u64, (bytes, turns)| sum.saturating_add(bytes.saturating_mul(turns)))
@@ -73,7 +75,8 @@ impl RankTraffic {
         }
     }
 
-    /// How many sums the gradients of a chunk, or of what several places use, take in a step; those that send nothing not counted.
+    /// How many sums the gradients of a chunk, or of what several places use, take in a step; those that send
+    /// nothing not counted.
     fn sums_of(&self, chunk: Option<usize>) -> u64 {
         self.of(chunk).filter(|(bytes, _)| *bytes > 0).map(|(_, turns)| turns).sum()
     }
@@ -91,8 +94,8 @@ impl RankTraffic {
 }
 
 impl Plan {
-    /// Numbers of each parameter's gradient that travel from a rank, as far as can be known before pruning: kept ones alone,
-    /// where state is compressed from the beginning.
+    /// Numbers of each parameter's gradient that travel from a rank, as far as can be known before pruning:
+    /// kept ones alone, where state is compressed from the beginning.
     pub fn gradient_lengths(&self, rank: usize) -> Vec<u64> {
         let local = self.layout.of(self.mesh.coordinates(rank));
         let pruning = self.pruning.as_ref().filter(|_| self.storage.compressed);
@@ -138,8 +141,8 @@ impl Plan {
         })
     }
 
-    /// How often in a step the gradients of a chunk are summed over ranks. What several places of the model use is summed once,
-    /// when the last of them has made its gradient.
+    /// How often in a step the gradients of a chunk are summed over ranks. What several places of the model
+    /// use is summed once, when the last of them has made its gradient.
     fn sums_of_a_step(&self) -> u64 {
         if self.data_parallel.scatters_gradients() { self.batch.micro_batches as u64 } else { 1 }
     }
@@ -198,7 +201,8 @@ impl TrafficRank<'_> {
         self.params.members[group].expect("it holds what the group shares")
     }
 
-    /// Its gradients by those who share them: of each chunk in the order of the backward, then what several places use.
+    /// Its gradients by those who share them: of each chunk in the order of the backward, then what several
+    /// places use.
     fn gradients(&self) -> Vec<SharedGradients> {
         let mut shared = Vec::new();
         let mut several: BTreeMap<usize, BTreeMap<usize, Gradient>> = BTreeMap::new();
@@ -252,8 +256,8 @@ impl TrafficRank<'_> {
         Ok(parts.map(|part| [bytes(part.start), bytes(part.end)]).collect())
     }
 
-    /// A norm, the totals and whether to stop over all ranks; without a flush the norm over those of the same model-parallel group, and the
-    /// totals over the replicas that have them.
+    /// A norm, the totals and whether to stop over all ranks; without a flush the norm over those of the same
+    /// model-parallel group, and the totals over the replicas that have them.
     fn agree(&self) -> u64 {
         let norm = all_reduce(self.peers(), 1, 8);
         match self.plan.pipeline.updates() == Updates::Flush {

@@ -16,8 +16,8 @@ pub struct StepTraffic {
     /// What layers send within forward and backward passes.
     #[serde(flatten)]
     pub exchanges: LayerTraffic,
-    /// Sums of weight gradients, and weights that come back where state is shared out; where replicas go apart, a step's part of
-    /// their average.
+    /// Sums of weight gradients, and weights that come back where state is shared out; where replicas go
+    /// apart, a step's part of their average.
     pub gradients: MessageTotals,
     /// Losses and norms, and running statistics.
     pub numbers: MessageTotals,
@@ -53,8 +53,8 @@ impl StepTraffic {
 }
 
 impl Plan {
-    /// What a rank sends in a step, as far as can be known before pruning. A pipeline that never flushes is counted for a step by
-    /// itself.
+    /// What a rank sends in a step, as far as can be known before pruning. A pipeline that never flushes is
+    /// counted for a step by itself.
     pub fn step_traffic(&self, rank: usize) -> Result<StepTraffic, Error> {
         let schedule = self.schedule(1)?;
         let traffic = self.traffic(rank, &self.gradient_lengths(rank))?;

@@ -1,4 +1,5 @@
-//! One HTML page that needs nothing else: no network, no other file, no library. Everything in it that comes from elsewhere is text.
+//! One HTML page that needs nothing else: no network, no other file, no library. Everything in it that comes
+//! from elsewhere is text.
 
 mod table;
 
@@ -82,7 +83,8 @@ impl Page {
         self.document(&self.content(), "")
     }
 
-    /// The same for a server that has newer [`content`](Page::content) under the path `live`, which the page asks for by itself.
+    /// The same for a server that has newer [`content`](Page::content) under the path `live`, which the page
+    /// asks for by itself.
     pub fn live_html(&self) -> String {
         self.document(&self.content(), LIVE)
     }

@@ -51,7 +51,8 @@ impl PlotAxis {
         PlacedAxis { scale: self.scale, low, high, from, to }
     }
 
-    /// What is counted, and that equal distances are ratios where they are: nobody should have to find that out by the ticks.
+    /// What is counted, and that equal distances are ratios where they are: nobody should have to find that
+    /// out by the ticks.
     pub(super) fn caption(&self) -> String {
         match (self.scale, self.label.as_str()) {
             (AxisScale::Linear, label) => label.into(),
@@ -135,7 +136,8 @@ impl PlacedAxis {
         format!("{name} {:e} {:e} {:.1} {:.1}", self.low, self.high, self.from, self.to)
     }
 
-    /// Values between the ticks of a logarithmic axis, which get a tick without a number; none over many powers of ten.
+    /// Values between the ticks of a logarithmic axis, which get a tick without a number; none over many
+    /// powers of ten.
     pub fn minor_ticks(&self) -> Vec<f64> {
         if self.scale == AxisScale::Linear || self.high / self.low > 1e6 {
             return Vec::new();
@@ -170,8 +172,8 @@ fn linear_ticks(low: f64, high: f64, most: usize) -> Vec<(f64, String)> {
 /// The values at which people mark such an axis.
 const LADDERS: [&[f64]; 3] = [&[1.0, 2.0, 5.0], &[1.0, 3.0], &[1.0]];
 
-/// Powers of ten; between them 2 and 5, or 3, as far as there is room, and three in all even where there is less; over less than
-/// that the ticks of a linear axis.
+/// Powers of ten; between them 2 and 5, or 3, as far as there is room, and three in all even where there is
+/// less; over less than that the ticks of a linear axis.
 fn log_ticks(low: f64, high: f64, most: usize) -> Vec<(f64, String)> {
     let powers = low.log10().floor() as i32..=high.log10().ceil() as i32;
     let through = |steps: &'static [f64]| -> Vec<f64> {
@@ -245,7 +247,8 @@ mod tests {
         assert!((ten - one - (hundred - ten)).abs() < 1e-9 && one > 0.0 && hundred < 300.0);
     }
 
-    /// A place for every value that can be drawn, and ticks, whatever there is to draw: one value, none, the largest.
+    /// A place for every value that can be drawn, and ticks, whatever there is to draw: one value, none, the
+    /// largest.
     #[test]
     fn an_axis_has_a_length_whatever_lies_on_it() {
         let cases: [&[f64]; 8] =

@@ -192,7 +192,8 @@ impl Curve {
     }
 }
 
-/// Of many points in one column of pixels the first, the lowest, the highest and the last: what can be seen of them.
+/// Of many points in one column of pixels the first, the lowest, the highest and the last: what can be seen
+/// of them.
 fn decimate(run: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     let columns = run.last().map_or(0.0, |last| (last.0 - run[0].0).abs()).ceil() as usize + 1;
     if run.len() <= 3 * columns {

@@ -1,4 +1,5 @@
-//! Guides, and the words on them: each word stands where it covers no other word and no line, as far as there is such a place.
+//! Guides, and the words on them: each word stands where it covers no other word and no line, as far as there
+//! is such a place.
 
 use super::axis::Axes;
 use super::{Guide, GuidePath};
@@ -150,7 +151,8 @@ mod tests {
         assert_eq!(drawn.matches("class=\"guide\"").count(), 3, "{drawn}");
     }
 
-    /// The first picture of a study: both guides end where the lower curve does, which is where both names would be.
+    /// The first picture of a study: both guides end where the lower curve does, which is where both names
+    /// would be.
     #[test]
     fn names_of_guides_cover_neither_each_other_nor_a_curve() {
         let axes = Axes {

@@ -39,7 +39,8 @@ pub(super) fn draw(canvas: &mut Canvas, curves: &[Curve], axes: &Axes, width: f6
     }
 }
 
-/// Heights near those that are wanted (ascending), at least a line apart where there is room for that, and between two others.
+/// Heights near those that are wanted (ascending), at least a line apart where there is room for that, and
+/// between two others.
 fn apart(wanted: &[f64], top: f64, bottom: f64) -> Vec<f64> {
     let line = LINE_HEIGHT.min((bottom - top) / wanted.len().saturating_sub(1).max(1) as f64);
     let mut heights = Vec::with_capacity(wanted.len());

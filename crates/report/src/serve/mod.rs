@@ -1,10 +1,11 @@
-//! A page over HTTP, for whoever wants to watch something that goes on: on `std::net` alone, since all there is to do is to answer two
-//! paths.
+//! A page over HTTP, for whoever wants to watch something that goes on: on `std::net` alone, since all there
+//! is to do is to answer two paths.
 //!
-//! Nothing of a request names a file: the page is made by a function, whatever was asked for. A flood costs little: the page is made
-//! at most once a second, and less often where that takes long; so many connections are served at once and no more; each has a few
-//! seconds, and a request a few kilobytes. A page of somebody else's cannot read this one through a browser that has both open: on a
-//! loopback address only requests for that address, or for `localhost`, are answered.
+//! Nothing of a request names a file: the page is made by a function, whatever was asked for. A flood costs
+//! little: the page is made at most once a second, and less often where that takes long; so many connections
+//! are served at once and no more; each has a few seconds, and a request a few kilobytes. A page of somebody
+//! else's cannot read this one through a browser that has both open: on a loopback address only requests for
+//! that address, or for `localhost`, are answered.
 //!
 //! | path | answer |
 //! |---|---|
@@ -44,7 +45,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at `ADDRESS`, `:PORT`, `HOST` or `HOST:PORT`; the host is this machine's loopback unless it is named.
+    /// Listens at `ADDRESS`, `:PORT`, `HOST` or `HOST:PORT`; the host is this machine's loopback unless it is
+    /// named.
     pub fn bind(address: &str) -> io::Result<Server> {
         let (host, port) = split_address(address);
         let addresses = (host, port.parse::<u16>().map_err(|_| not_an_address(port))?).to_socket_addrs()?;
@@ -69,7 +71,8 @@ impl Server {
         let open = Arc::new(AtomicUsize::new(0));
         for connection in self.listener.incoming() {
             let Ok(stream) = connection else {
-                // Of what can go wrong here most is over in a moment: no more file descriptors, a client that left at once.
+                // Of what can go wrong here most is over in a moment: no more file descriptors, a client that
+                // left at once.
                 thread::sleep(Duration::from_millis(20));
                 continue;
             };
@@ -117,7 +120,8 @@ fn serve(mut stream: TcpStream, responder: &Responder) -> io::Result<()> {
     };
     write_within(&mut stream, &response.bytes(), Instant::now() + TAKEN_WITHIN)?;
     stream.shutdown(Shutdown::Write)?;
-    // What is still on its way is read, a little of it: closed over unread bytes, the connection would take the answer with it.
+    // What is still on its way is read, a little of it: closed over unread bytes, the connection would take
+    // the answer with it.
     stream.set_read_timeout(Some(Duration::from_millis(200)))?;
     let mut rest = [0; 4096];
     for _ in 0..16 {

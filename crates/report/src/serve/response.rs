@@ -134,8 +134,8 @@ impl Response {
     }
 }
 
-/// Whether a host, with or without a port, is `localhost` or an address in numbers: a name of somebody else's that he lets point
-/// here is neither.
+/// Whether a host, with or without a port, is `localhost` or an address in numbers: a name of somebody else's
+/// that he lets point here is neither.
 fn is_this_machine(host: &str) -> bool {
     let is_address = |text: &str| text.parse::<IpAddr>().is_ok();
     let bare = match host.rsplit_once(':') {

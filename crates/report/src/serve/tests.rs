@@ -116,8 +116,8 @@ fn a_head_that_does_not_end_is_cut_off() {
     assert_eq!(status(&get(address, "/")), "200");
 }
 
-/// Connections that say nothing take every place there is; those beyond are dropped at once, and when the time of the silent ones is
-/// over there are places again.
+/// Connections that say nothing take every place there is; those beyond are dropped at once, and when the
+/// time of the silent ones is over there are places again.
 #[test]
 fn clients_that_say_nothing_are_not_waited_for() {
     let address = started();
@@ -134,7 +134,8 @@ fn clients_that_say_nothing_are_not_waited_for() {
     drop(silent);
 }
 
-/// However many ask, a page is made once in a second of the server's clock, which stands still here until it is turned.
+/// However many ask, a page is made once in a second of the server's clock, which stands still here until it
+/// is turned.
 #[test]
 fn a_flood_makes_no_more_pages() {
     let server = Server::bind("127.0.0.1:0").unwrap();

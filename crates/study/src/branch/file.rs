@@ -29,7 +29,8 @@ pub struct BranchStudy {
     /// What it is called, on pages and in folders.
     pub name: String,
     run: RunTable,
-    /// A checkpoint that branches begin at, or a run folder, whose newest is meant: the base run is not trained then, and `run` changes fields of its run file.
+    /// A checkpoint that branches begin at, or a run folder, whose newest is meant: the base run is not
+    /// trained then, and `run` changes fields of its run file.
     pub from: Option<PathBuf>,
     /// Steps of the base run after which branches begin, ascending; none where a checkpoint says it.
     pub at: Vec<u64>,
@@ -160,7 +161,8 @@ impl BranchStudy {
         self.samples.unwrap_or(16 * batch * self.factors.last().expect("there is a 1"))
     }
 
-    /// The run file of a branch from a base run that begins after so many steps: its rate is that of the base run there, scaled and constant.
+    /// The run file of a branch from a base run that begins after so many steps: its rate is that of the base
+    /// run there, scaled and constant.
     pub fn branch(
         &self,
         base: &RunFile,

@@ -78,15 +78,17 @@ impl BranchPoint {
     }
 }
 
-/// The largest batch whose loss, and that of all smaller ones, is at most `tolerance` above that of the first; none where the first diverged. A larger one that
-/// is good again after one that is not has been lucky.
+/// The largest batch whose loss, and that of all smaller ones, is at most `tolerance` above that of the
+/// first; none where the first diverged. A larger one that is good again after one that is not has been
+/// lucky.
 pub fn critical_batch(branches: &[Branch], tolerance: f64) -> Option<usize> {
     let base_loss = branches.first()?.loss?;
     let good = |branch: &&Branch| branch.loss.is_some_and(|loss| loss <= base_loss + tolerance);
     branches.iter().take_while(good).last().map(|branch| branch.batch)
 }
 
-/// What branches leave: a run, and the checkpoint of it where the study names one. Paths of the study file are relative to `base_dir`.
+/// What branches leave: a run, and the checkpoint of it where the study names one. Paths of the study file
+/// are relative to `base_dir`.
 #[derive(Debug)]
 pub struct BranchOrigin {
     /// Its run file, with paths that are resolved.
@@ -138,7 +140,8 @@ pub fn known(points: &[(u64, [String; 3])], folder: &Path) -> Result<Vec<BranchP
     Ok(points.iter().filter_map(branch_point).collect())
 }
 
-/// Trains the base run, or takes it up where its checkpoint is, and branches from it; what is in `folder` already is taken from there. `report` hears of each branch point.
+/// Trains the base run, or takes it up where its checkpoint is, and branches from it; what is in `folder`
+/// already is taken from there. `report` hears of each branch point.
 pub fn run(
     study: &BranchStudy,
     origin: &BranchOrigin,
@@ -385,7 +388,8 @@ mod tests {
         }
     }
 
-    /// The base run of another study stands where a run's checkpoints do: branches from there are those of that study.
+    /// The base run of another study stands where a run's checkpoints do: branches from there are those of
+    /// that study.
     #[test]
     fn branches_from_a_checkpoint_are_those_of_its_run() {
         let study = BranchStudy::parse(TEXT, &["branch.at=[10]".into()]).unwrap();

@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use super::file::{Arm, GapStudy};
 use crate::outcomes::Outcomes;
 
-/// Samples that run at a time when sharpness is measured, whatever the batch: to batch norm another number is another loss, and arms are to be compared.
+/// Samples that run at a time when sharpness is measured, whatever the batch: to batch norm another number is
+/// another loss, and arms are to be compared.
 const MICRO_BATCH: usize = 100;
 
 /// What an arm came to at a batch.
@@ -53,7 +54,8 @@ impl FinalMetrics {
     }
 }
 
-/// Runs all arms at all batches, or takes what is in `folder` already; `report` hears of each as it ends. Paths of the study file are relative to `base_dir`.
+/// Runs all arms at all batches, or takes what is in `folder` already; `report` hears of each as it ends.
+/// Paths of the study file are relative to `base_dir`.
 pub fn run(
     gap: &GapStudy,
     dataset: &Arc<Dataset>,

@@ -69,7 +69,8 @@ fn a_trial_that_is_paused_is_the_trial_that_is_not() {
     }
 }
 
-/// A study that was killed goes on with the trials that waited, dense and pruned, to the bit; with none that is damaged, of another trial or of another step than its record says.
+/// A study that was killed goes on with the trials that waited, dense and pruned, to the bit; with none that
+/// is damaged, of another trial or of another step than its record says.
 #[test]
 fn a_trial_that_was_kept_on_disk_is_the_trial_that_was_not() {
     let workload = workload();
@@ -116,7 +117,8 @@ fn a_trial_that_was_kept_on_disk_is_the_trial_that_was_not() {
     }
 }
 
-/// No second training loop: the trial's own run file, given to `espalier train`, ends with the same weights and the same error.
+/// No second training loop: the trial's own run file, given to `espalier train`, ends with the same weights
+/// and the same error.
 #[test]
 fn a_trial_is_what_train_makes_of_its_run_file() {
     let (workload, settings) = (workload(), settings(8, 0.9, 0.05));
@@ -164,8 +166,8 @@ fn trials_beside_each_other_do_not_disturb_each_other() {
     }
 }
 
-/// 16 x 16 images of three colours: 2432 + 51,264 + 650 parameters, of which 106 are biases. These start at 0, so that nothing
-/// depends on them at first, and go before any weight that something depends on.
+/// 16 x 16 images of three colours: 2432 + 51,264 + 650 parameters, of which 106 are biases. These start at
+/// 0, so that nothing depends on them at first, and go before any weight that something depends on.
 #[test]
 fn sparsity_counts_biases_and_takes_them_first() {
     let mut trial = RunningTrial::begin(&workload(), &settings(8, 0.9, 0.05)).unwrap();

@@ -71,7 +71,8 @@ fn sobol_without_cuts_runs_every_trial_to_its_end() {
     assert_eq!(summary.steps, landscape.taken.into_inner());
 }
 
-/// Cutting is exact: the same K* from far fewer steps, whatever trials overtake each other, and no trial is given up that could have lowered it.
+/// Cutting is exact: the same K* from far fewer steps, whatever trials overtake each other, and no trial is
+/// given up that could have lowered it.
 #[test]
 fn sobol_with_cuts_finds_the_same() {
     for (crossing, shift, workers) in [(0.0, 0.0, 1), (0.1, 0.5, 2), (0.2, -0.5, 5), (0.3, 0.0, 1)] {
@@ -93,7 +94,8 @@ fn sobol_with_cuts_finds_the_same() {
     }
 }
 
-/// The promise of halving, over landscapes whose best rate lies elsewhere each time and whose trials overtake each other.
+/// The promise of halving, over landscapes whose best rate lies elsewhere each time and whose trials overtake
+/// each other.
 #[test]
 fn halving_finds_the_same_with_a_third_of_the_steps() {
     // How much trials overtake each other, where the best rate lies, and by how much K* may be missed for that.
@@ -168,7 +170,8 @@ fn a_study_that_was_stopped_goes_on_and_finds_the_same() {
     assert_eq!(k_stars(&StudySummary::of(&halving, &results, Vec::new())), k_stars(&undisturbed));
 }
 
-/// Stopped again and again, with trials that wait on disk: the same K*, and not one step taken twice. One worker, who is told to stop where a trial waits, so that none runs then.
+/// Stopped again and again, with trials that wait on disk: the same K*, and not one step taken twice. One
+/// worker, who is told to stop where a trial waits, so that none runs then.
 #[test]
 fn trials_that_wait_outlive_their_study() {
     let halving = study(&[]);

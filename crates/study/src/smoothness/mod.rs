@@ -1,7 +1,8 @@
-//! Local smoothness along training, by sparsity: why sparse networks need more steps (Lee, Ajanthan, Torr & Jaggi 2021, section 4).
+//! Local smoothness along training, by sparsity: why sparse networks need more steps (Lee, Ajanthan, Torr &
+//! Jaggi 2021, section 4).
 //!
-//! As a kind of study of its own it takes one run at several sparsities and measures each on the way. In a study of steps-to-result the same is done
-//! with the best trial of each sparsity.
+//! As a kind of study of its own it takes one run at several sparsities and measures each on the way. In a
+//! study of steps-to-result the same is done with the best trial of each sparsity.
 
 mod best;
 mod file;
@@ -34,8 +35,8 @@ pub struct SparsityCurve {
     pub trace: SmoothnessTrace,
 }
 
-/// Trains the run at every sparsity and measures, or takes what is in `folder` already; `report` hears of each. Paths of the study file are relative to
-/// `base_dir`.
+/// Trains the run at every sparsity and measures, or takes what is in `folder` already; `report` hears of
+/// each. Paths of the study file are relative to `base_dir`.
 pub fn run(
     study: &SmoothnessStudy,
     dataset: &Arc<Dataset>,

@@ -1,4 +1,5 @@
-//! Local smoothness along the training of one run, and the other two constants of [`crate::theory`]: the variance of a sample's gradient, and the loss that goes.
+//! Local smoothness along the training of one run, and the other two constants of [`crate::theory`]: the
+//! variance of a sample's gradient, and the loss that goes.
 
 use std::sync::Arc;
 
@@ -14,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use crate::measure_schedule::MeasureSchedule;
 use crate::theory::MeasuredConstants;
 
-/// The most samples that run at a time where there is no batch norm: to the loss it makes no difference, and passes of two samples would take hours.
+/// The most samples that run at a time where there is no batch norm: to the loss it makes no difference, and
+/// passes of two samples would take hours.
 const MAX_MICRO_BATCH: usize = 250;
 
 /// The fewest micro-batches that say how much gradients vary.
@@ -61,7 +63,8 @@ impl SmoothnessTrace {
     }
 }
 
-/// Trains for so many steps and measures on the way, up to where the run diverges if it does; nothing where that is at once.
+/// Trains for so many steps and measures on the way, up to where the run diverges if it does; nothing where
+/// that is at once.
 pub fn trace_smoothness(
     plan: Plan,
     dataset: Arc<Dataset>,

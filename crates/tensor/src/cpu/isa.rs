@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// Proof that the processor has AVX2 with FMA. Only detection makes one, so holding it is what a call of such code rests on.
+/// Proof that the processor has AVX2 with FMA. Only detection makes one, so holding it is what a call of such
+/// code rests on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Avx2(());
 
@@ -10,14 +11,15 @@ pub struct Avx2(());
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Avx512(());
 
-/// Proof that the processor has AVX-512 and AMX tiles with bf16 products, and that the system has granted the tiles.
+/// Proof that the processor has AVX-512 and AMX tiles with bf16 products, and that the system has granted the
+/// tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Amx(());
 
 /// An instruction set, from the plainest to the richest; each includes the ones before it.
 ///
-/// It carries the proof that the processor has it, which takes no memory. The portable one is always to be had; another
-/// comes from [`Isa::best`] or [`Isa::available`] and from nowhere else:
+/// It carries the proof that the processor has it, which takes no memory. The portable one is always to be
+/// had; another comes from [`Isa::best`] or [`Isa::available`] and from nowhere else:
 ///
 /// ```compile_fail,E0423
 /// let made_up = espalier_tensor::cpu::Isa::Amx(espalier_tensor::cpu::isa::Amx(()));
@@ -118,8 +120,8 @@ fn amx_granted() -> bool {
 /// Compiles a function once for each [`Isa`] and picks one at run time by its first argument.
 ///
 /// The body is plain Rust; the compiler vectorises it for each target. Helpers that it calls must be
-/// `#[inline(always)]`, or they would be compiled for the base target. Type parameters stand in brackets, and a constant
-/// behind them: `[T: Float; const N]`.
+/// `#[inline(always)]`, or they would be compiled for the base target. Type parameters stand in brackets, and
+/// a constant behind them: `[T: Float; const N]`.
 ///
 /// ```
 /// espalier_tensor::simd! {

@@ -1,6 +1,7 @@
-//! Elementary functions of our own: those in f32 vectorise, being branch-free, and are accurate to a few units in the last place;
-//! those in f64 are there so that a number does not depend on the platform's library, whose last bit changes with its version
-//! and, in one and the same library, with the instructions that the processor has.
+//! Elementary functions of our own: those in f32 vectorise, being branch-free, and are accurate to a few
+//! units in the last place; those in f64 are there so that a number does not depend on the platform's
+//! library, whose last bit changes with its version and, in one and the same library, with the instructions
+//! that the processor has.
 
 /// e^x. Cephes' polynomial on [-ln 2 / 2, ln 2 / 2]; below -87.3, where f32 would turn subnormal, it is 0.
 #[inline(always)]
@@ -50,8 +51,8 @@ pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// The natural logarithm, to one unit in the last place (FreeBSD's `e_log.c`): x = 2^k (1 + f) with sqrt(2)/2 < 1 + f < sqrt(2), and
-/// ln(1 + f) = 2 s + s R(s^2) with s = f / (2 + f).
+/// The natural logarithm, to one unit in the last place (FreeBSD's `e_log.c`): x = 2^k (1 + f) with sqrt(2)/2
+/// < 1 + f < sqrt(2), and ln(1 + f) = 2 s + s R(s^2) with s = f / (2 + f).
 pub fn ln(x: f64) -> f64 {
     const LN2_HIGH: f64 = f64::from_bits(0x3fe6_2e42_fee0_0000);
     const LN2_LOW: f64 = f64::from_bits(0x3dea_39ef_3579_3c76);

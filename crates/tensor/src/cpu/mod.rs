@@ -24,7 +24,8 @@ use buffer::{HostBuffer, HostFreeBlocks};
 pub use isa::Isa;
 use scratch::DisjointSlice;
 
-/// Elements of a piece of work: enough to hide the cost of handing it to a thread, and within the second-level cache.
+/// Elements of a piece of work: enough to hide the cost of handing it to a thread, and within the
+/// second-level cache.
 pub const PIECE: usize = 1 << 14;
 
 /// A handle to the processor; clones share its threads, its ledger and its cache of blocks.

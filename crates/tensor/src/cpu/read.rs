@@ -1,4 +1,5 @@
-//! Reading memory and doing next to nothing with it: what the speed of an operation that waits for memory is held against.
+//! Reading memory and doing next to nothing with it: what the speed of an operation that waits for memory is
+//! held against.
 
 use super::Cpu;
 use crate::simd;

@@ -1,12 +1,12 @@
 //! Threads that stay awake between operations.
 //!
-//! A token that a model writes is some hundred operations of a few milliseconds and less, one after the other. A pool's threads fall
-//! asleep between them, and on a virtual machine one that is woken comes so late that the caller has done much of the work alone.
-//! [`Cpu::awake`] gives them company for a while: members that look for work without sleeping, and doze between two looks only when
-//! there has been none for a while.
+//! A token that a model writes is some hundred operations of a few milliseconds and less, one after the
+//! other. A pool's threads fall asleep between them, and on a virtual machine one that is woken comes so late
+//! that the caller has done much of the work alone. [`Cpu::awake`] gives them company for a while: members
+//! that look for work without sleeping, and doze between two looks only when there has been none for a while.
 //!
-//! Nobody waits for a member that has not begun: whoever comes late finds the round closed. So a core that another program takes costs
-//! its own work and no more.
+//! Nobody waits for a member that has not begun: whoever comes late finds the round closed. So a core that
+//! another program takes costs its own work and no more.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -50,8 +50,8 @@ pub(super) struct Team {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `round` is written by the caller alone, while the gate is closed and nobody is at work; members read it after they have passed
-// the open gate. What it points to is `Sync`. `owner` is only compared.
+// SAFETY: `round` is written by the caller alone, while the gate is closed and nobody is at work; members
+// read it after they have passed the open gate. What it points to is `Sync`. `owner` is only compared.
 unsafe impl Sync for Team {}
 
 thread_local! {
@@ -128,7 +128,8 @@ impl Team {
 
     /// A round: returns when all tasks are done.
     fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        // SAFETY: only the lifetime is forgotten: this returns when nobody uses the reference any more, and `work` never unwinds.
+        // SAFETY: only the lifetime is forgotten: this returns when nobody uses the reference any more, and
+        // `work` never unwinds.
         let task: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
         // SAFETY: the gate is closed and nobody is at work.
         unsafe { *self.round.get() = Round { task, tasks } };
@@ -148,7 +149,8 @@ impl Team {
 
     /// Does tasks until none is left. Whoever called the round or has passed the gate may.
     fn work(&self) {
-        // SAFETY: the round stays as it is while the gate is open or somebody is at work, and its task lives as long.
+        // SAFETY: the round stays as it is while the gate is open or somebody is at work, and its task lives
+        // as long.
         let (task, tasks) = unsafe { ((*self.round.get()).task, (*self.round.get()).tasks) };
         let all = || {
             loop {

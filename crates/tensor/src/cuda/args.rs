@@ -11,8 +11,8 @@ use super::buffer::CudaBuffer;
 /// The most arguments that a kernel takes, and the most words of 8 bytes that they fill.
 const MOST: usize = 32;
 
-/// A kernel's arguments, in its order. Borrows buffers until the launch is queued; after that the stream's order protects them.
-/// `tensor::arguments` gives it tensors.
+/// A kernel's arguments, in its order. Borrows buffers until the launch is queued; after that the stream's
+/// order protects them. `tensor::arguments` gives it tensors.
 #[derive(Debug)]
 pub struct Args<'a> {
     cells: [u64; MOST],
@@ -109,7 +109,8 @@ impl<'a> Args<'a> {
         self.argument(place, 4 * fields.len())
     }
 
-    /// A struct by value, whose fields are of 8 bytes: addresses in memory that the caller keeps until the launch is queued, and numbers.
+    /// A struct by value, whose fields are of 8 bytes: addresses in memory that the caller keeps until the
+    /// launch is queued, and numbers.
     pub fn words(mut self, fields: &[u64]) -> Args<'a> {
         let place = self.used;
         for field in fields {

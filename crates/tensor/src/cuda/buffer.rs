@@ -44,8 +44,8 @@ impl CudaBuffer {
         CudaBuffer { block, len, label: BufferLabel::new(category), sent: true, cuda: cuda.clone() }
     }
 
-    /// Marks the last use of its block and puts it back to those that are filled over the copy stream; gives it back where
-    /// the GPU is broken.
+    /// Marks the last use of its block and puts it back to those that are filled over the copy stream; gives
+    /// it back where the GPU is broken.
     fn retire(&self, block: CudaBlock) -> Result<(), CudaBlock> {
         let mark = || -> Result<Event> {
             self.cuda.bind()?;
@@ -143,8 +143,8 @@ impl CudaBuffer {
         self.copy_part_from(0, other, 0, self.len)
     }
 
-    /// Overwrites `len` bytes from `at` on with those of another buffer of the same GPU from `from` on, in the order
-    /// of the compute stream.
+    /// Overwrites `len` bytes from `at` on with those of another buffer of the same GPU from `from` on, in
+    /// the order of the compute stream.
     pub fn copy_part_from(&mut self, at: usize, other: &CudaBuffer, from: usize, len: usize) -> Result<()> {
         assert!(at + len <= self.len && from + len <= other.len, "a copy beyond a buffer's end");
         assert!(self.cuda.is(&other.cuda), "a copy between two GPUs");

@@ -1,9 +1,9 @@
 //! Kernels from source: NVRTC compiles them on the machine they run on, for the GPU that is there.
 //!
-//! A source is CUDA C++ that includes nothing; `prelude.cuh` is put before it, and the parts that it names. One
-//! source can be built several ways: for an element type (the define ELEMENT, which the prelude turns into `T`) and with integer defines.
-//! What was compiled is kept in a folder of the user's cache under a hash of all that went in, so that only the
-//! first run waits for the compiler.
+//! A source is CUDA C++ that includes nothing; `prelude.cuh` is put before it, and the parts that it names.
+//! One source can be built several ways: for an element type (the define ELEMENT, which the prelude turns
+//! into `T`) and with integer defines. What was compiled is kept in a folder of the user's cache under a hash
+//! of all that went in, so that only the first run waits for the compiler.
 
 use std::ffi::{CStr, CString};
 use std::fmt;
@@ -28,8 +28,8 @@ pub struct KernelSource {
     pub parts: &'static [KernelInclude],
     /// CUDA C++.
     pub text: &'static str,
-    /// Whether a product and a sum are always rounded apart, as on the host. Otherwise the compiler joins them where it
-    /// likes, and the same formula in two kernels may differ in its last bit.
+    /// Whether a product and a sum are always rounded apart, as on the host. Otherwise the compiler joins
+    /// them where it likes, and the same formula in two kernels may differ in its last bit.
     pub exact: bool,
     /// The ways in which it is built, for the check that every source compiles.
     pub builds: &'static [Build],
@@ -159,7 +159,8 @@ pub fn compile(source: &KernelSource, build: &Build, target: CompileTarget) -> R
     compile_with(source, options(source, build, target), target)
 }
 
-/// As [`compile`], hardly optimised where this NVRTC knows how: a third of the time, for those who only ask whether it compiles.
+/// As [`compile`], hardly optimised where this NVRTC knows how: a third of the time, for those who only ask
+/// whether it compiles.
 #[cfg(test)]
 pub(crate) fn compile_quickly(
     source: &KernelSource,

@@ -103,12 +103,14 @@ impl Kernel {
         self.queue(stream, grid, shared, args, queue)
     }
 
-    /// Queues a kernel that waits by itself for the work before it (`wait_for_work_before` in the prelude): where the GPU can
-    /// (from compute capability 9.0 on), its blocks begin while that work ends, and read what does not depend on it. `cluster` blocks, neighbours along y, run
-    /// at the same time and read each other's shared memory; a GPU that cannot takes 1 alone.
+    /// Queues a kernel that waits by itself for the work before it (`wait_for_work_before` in the prelude):
+    /// where the GPU can (from compute capability 9.0 on), its blocks begin while that work ends, and read
+    /// what does not depend on it. `cluster` blocks, neighbours along y, run at the same time and read each
+    /// other's shared memory; a GPU that cannot takes 1 alone.
     ///
     /// # Safety
-    /// As for [`Kernel::launch`], and the kernel does wait before it reads or writes what earlier work may write or read.
+    /// As for [`Kernel::launch`], and the kernel does wait before it reads or writes what earlier work may
+    /// write or read.
     pub unsafe fn launch_early(
         &self,
         grid: impl Into<Dim3>,

@@ -110,7 +110,8 @@ unsafe impl Sync for Library {}
 impl Library {
     fn open(file: &Path) -> Option<Library> {
         let path = CString::new(file.as_os_str().as_bytes()).ok()?;
-        // SAFETY: a NUL-terminated path; the library's initialisers are NVIDIA's, as on every other way to load it.
+        // SAFETY: a NUL-terminated path; the library's initialisers are NVIDIA's, as on every other way to
+        // load it.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
         (!handle.is_null()).then_some(Library(handle))
     }

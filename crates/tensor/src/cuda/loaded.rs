@@ -1,4 +1,5 @@
-//! What is loaded of the kernels' sources: modules, the functions and constants in them, once for all handles of a GPU.
+//! What is loaded of the kernels' sources: modules, the functions and constants in them, once for all handles
+//! of a GPU.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -205,7 +206,8 @@ impl LoadedKernels {
 }
 
 impl GpuKernels {
-    /// Two handles must not have two of the same function: what one is allowed of shared memory the other would take back.
+    /// Two handles must not have two of the same function: what one is allowed of shared memory the other
+    /// would take back.
     fn function(
         &self,
         cuda: &Cuda,

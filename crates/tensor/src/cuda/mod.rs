@@ -5,8 +5,10 @@
 //! result. Nothing here uses atomics or lets timing choose the arithmetic: the same run gives the same bits.
 //!
 //! - [`library`], [`probe`]: what the machine has;
-//! - [`stream`], `staging`, [`buffer`], [`ahead`], [`side_stream`]: order, copies, memory, and what is copied or computed ahead of its use;
-//! - [`compile`], `loaded`, [`args`], [`kernel`], [`recording`]: from source to launch, and to many launches at once;
+//! - [`stream`], `staging`, [`buffer`], [`ahead`], [`side_stream`]: order, copies, memory, and what is copied
+//!   or computed ahead of its use;
+//! - [`compile`], `loaded`, [`args`], [`kernel`], [`recording`]: from source to launch, and to many launches
+//!   at once;
 //! - [`blas`], [`dnn`]: matrix products, convolutions.
 
 pub mod args;
@@ -114,9 +116,9 @@ impl Cuda {
         })))
     }
 
-    /// The same GPU as if it were another one, with the same settings: streams, ledger and memory of its own; kernels that
-    /// one of the two has loaded both have. The two can read each other's memory; it is for whoever does so to put their streams
-    /// in order.
+    /// The same GPU as if it were another one, with the same settings: streams, ledger and memory of its own;
+    /// kernels that one of the two has loaded both have. The two can read each other's memory; it is for
+    /// whoever does so to put their streams in order.
     pub fn another(&self) -> Result<Cuda> {
         let other = Cuda::with_kernels(self.gpu().ordinal, self.0.loaded.beside())?;
         other.convolutions().as_in(&self.convolutions());
@@ -153,7 +155,8 @@ impl Cuda {
         self.0.free.held()
     }
 
-    /// Bytes of the GPU that can still be taken, by whomever: what the driver says is free, and freed blocks kept for reuse.
+    /// Bytes of the GPU that can still be taken, by whomever: what the driver says is free, and freed blocks
+    /// kept for reuse.
     pub fn memory_left(&self) -> Result<usize> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
@@ -225,7 +228,8 @@ impl Cuda {
         self.0.loaded.constant(self, source, build, name)
     }
 
-    /// Whether a kernel can begin while the one before it ends, and blocks of it share memory: from compute capability 9.0 on.
+    /// Whether a kernel can begin while the one before it ends, and blocks of it share memory: from compute
+    /// capability 9.0 on.
     pub(crate) fn overlaps_kernels(&self) -> bool {
         self.gpu().capability >= 90
     }
@@ -264,7 +268,8 @@ impl Cuda {
         Staging::with(&self.0.staging, |staging| work(staging, self.compute()))
     }
 
-    /// Copies in the order of the copy stream, through slots of its own: whoever waits for the one does not hold up the other.
+    /// Copies in the order of the copy stream, through slots of its own: whoever waits for the one does not
+    /// hold up the other.
     fn with_sending<R>(&self, work: impl FnOnce(&mut Staging, &Stream) -> Result<R>) -> Result<R> {
         self.bind()?;
         Staging::with(&self.0.sending, |staging| work(staging, self.copy()))

@@ -1,7 +1,7 @@
 //! Where a GPU's time goes: an event before and after each piece of work, summed by the family that it belongs to.
 //!
-//! Off, it costs a load of a flag for each launch. On, the events lie in the work's own stream and wait for nothing; they are
-//! read when many have come, or when the result is asked for.
+//! Off, it costs a load of a flag for each launch. On, the events lie in the work's own stream and wait for
+//! nothing; they are read when many have come, or when the result is asked for.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -93,7 +93,8 @@ impl Cuda {
         self.time_on(self.compute(), family, flops)
     }
 
-    /// The same on another stream. What runs there beside the compute stream's work is counted as what it takes, hidden or not.
+    /// The same on another stream. What runs there beside the compute stream's work is counted as what it
+    /// takes, hidden or not.
     pub(super) fn time_on<'a>(
         &'a self,
         stream: &'a Stream,

@@ -1,9 +1,10 @@
 //! Work that is recorded once and then queued again and again in one call: CUDA's graphs.
 //!
-//! A launch costs the host several microseconds, more than many kernels of a single token take on the GPU. Recorded work is
-//! checked and laid out by the driver once. It reads and writes the same addresses each time: what changes from one run to
-//! the next must lie in tensors that the work reads, and the blocks of memory that it used on the way are its own as long as
-//! it lives, so that nobody else's tensors come to lie there.
+//! A launch costs the host several microseconds, more than many kernels of a single token take on the GPU.
+//! Recorded work is checked and laid out by the driver once. It reads and writes the same addresses each
+//! time: what changes from one run to the next must lie in tensors that the work reads, and the blocks of
+//! memory that it used on the way are its own as long as it lives, so that nobody else's tensors come to lie
+//! there.
 
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode};
 
@@ -23,9 +24,10 @@ pub struct CudaGraph<R> {
 }
 
 impl Cuda {
-    /// Records what `work` queues on the compute stream, without running it. It may launch kernels and products and copy on the
-    /// GPU; it may not read from the GPU nor copy to it, which is an error here. What it needs loaded or planned should have been used
-    /// before. Nobody else may take memory of this handle meanwhile.
+    /// Records what `work` queues on the compute stream, without running it. It may launch kernels and
+    /// products and copy on the GPU; it may not read from the GPU nor copy to it, which is an error here.
+    /// What it needs loaded or planned should have been used before. Nobody else may take memory of this
+    /// handle meanwhile.
     pub fn record<R, E: From<Error>>(&self, work: impl FnOnce() -> Result<R, E>) -> Result<CudaGraph<R>, E> {
         self.bind()?;
         let stream = self.compute().raw();
@@ -52,7 +54,8 @@ impl Cuda {
         }
     }
 
-    /// An error where work is being recorded: what follows waits for the GPU, or lies in host memory that is used again.
+    /// An error where work is being recorded: what follows waits for the GPU, or lies in host memory that is
+    /// used again.
     pub(super) fn is_not_recording(&self, doing: &'static str) -> Result<()> {
         match self.free_blocks().is_setting_aside() {
             true => Err(Error::Cuda { doing, why: "work is being recorded".into() }),
@@ -123,8 +126,8 @@ mod tests {
     use crate::testing::{devices, tensor};
     use crate::{Category, DType, Device, Tensor};
 
-    /// The work reads a tensor that changes and adds up in another; tensors that come and go meanwhile do not disturb what it
-    /// holds, nor does it disturb them.
+    /// The work reads a tensor that changes and adds up in another; tensors that come and go meanwhile do not
+    /// disturb what it holds, nor does it disturb them.
     #[test]
     fn recorded_work_runs_again_on_what_its_tensors_hold_by_then() {
         for [shared, ..] in devices() {

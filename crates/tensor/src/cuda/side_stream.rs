@@ -1,8 +1,8 @@
 //! Kernels that run beside the compute stream, ahead of those that need what they make.
 //!
-//! They wait for what the compute stream has been given so far, so that they may write to memory which that work was the last to
-//! use, and run while it takes what it is given next. Whoever needs what they make, or is about to change or free what they read,
-//! orders the compute stream behind them.
+//! They wait for what the compute stream has been given so far, so that they may write to memory which that
+//! work was the last to use, and run while it takes what it is given next. Whoever needs what they make, or
+//! is about to change or free what they read, orders the compute stream behind them.
 
 use super::Cuda;
 use super::stream::{Event, Stream};

@@ -1,8 +1,9 @@
 //! Memory that is filled over the copy stream while the compute stream is at work.
 //!
-//! A block of the usual kind may still be in use by queued work when it is handed on, which is no matter to those who queue
-//! behind that work. The copy stream does not. So these blocks go round among themselves, each with a mark of its last use
-//! in the compute stream, and what is copied into one waits for that mark alone.
+//! A block of the usual kind may still be in use by queued work when it is handed on, which is no matter to
+//! those who queue behind that work. The copy stream does not. So these blocks go round among themselves,
+//! each with a mark of its last use in the compute stream, and what is copied into one waits for that mark
+//! alone.
 
 use std::sync::Mutex;
 
@@ -58,7 +59,8 @@ impl Cuda {
             None => CudaBlock::fresh(self, bytes.len(), category)?,
         };
         let buffer = CudaBuffer::sent(self, block, bytes.len(), category);
-        // SAFETY: the block holds as many bytes, and no queued work that comes after the mark of its last use knows it.
+        // SAFETY: the block holds as many bytes, and no queued work that comes after the mark of its last use
+        // knows it.
         self.with_sending(|staging, stream| unsafe { staging.upload(stream, buffer.address(), bytes) })?;
         let arrived = Event::new()?;
         arrived.record(self.copy())?;
@@ -67,7 +69,8 @@ impl Cuda {
 }
 
 impl CudaUpload {
-    /// The buffer, for work that is queued on the compute stream from now on: that waits for the copy, the host does not.
+    /// The buffer, for work that is queued on the compute stream from now on: that waits for the copy, the
+    /// host does not.
     pub fn wait(self) -> Result<CudaBuffer> {
         let cuda = self.buffer.cuda();
         cuda.bind()?;
@@ -82,8 +85,8 @@ mod tests {
     use crate::testing::{devices, values};
     use crate::{AsyncUpload, Category, DType, Device, Tensor};
 
-    /// Sent from another thread, while the tensors of earlier rounds are still added up and dropped: every element arrives,
-    /// none too early, and no block is overwritten while it is read.
+    /// Sent from another thread, while the tensors of earlier rounds are still added up and dropped: every
+    /// element arrives, none too early, and no block is overwritten while it is read.
     #[test]
     fn what_is_sent_ahead_arrives_whole_and_in_its_turn() {
         const LEN: usize = 100_003;

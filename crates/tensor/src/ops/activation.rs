@@ -37,7 +37,8 @@ pub fn forward_owned(kind: ActivationFn, mut x: Tensor) -> Result<Tensor> {
     }
 }
 
-/// dx = dy f'(x); `saved` is the output for ReLU, the input for GELU and SiLU. Overwrites dy if nobody else holds it.
+/// dx = dy f'(x); `saved` is the output for ReLU, the input for GELU and SiLU. Overwrites dy if nobody else
+/// holds it.
 pub fn backward(kind: ActivationFn, saved: &Tensor, dy: Tensor) -> Result<Tensor> {
     assert_eq!(saved.shape(), dy.shape(), "activation: what was saved and dy");
     match saved.device() {

@@ -1,4 +1,5 @@
-//! Where the largest of some numbers stands: of logits, the likeliest token. On a GPU the logits need not come to the host for it.
+//! Where the largest of some numbers stands: of logits, the likeliest token. On a GPU the logits need not
+//! come to the host for it.
 
 pub(crate) mod cuda;
 
@@ -22,7 +23,8 @@ pub fn argmax(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// The index of the largest number; of equal ones the first. What is no number is never it; where there is none, it is 0.
+/// The index of the largest number; of equal ones the first. What is no number is never it; where there is
+/// none, it is 0.
 pub fn of_slice(x: &[f32]) -> u32 {
     // In two passes, the first of which compares many at a time.
     const LANES: usize = 16;

@@ -4,9 +4,10 @@
 //! s = q k' / sqrt(d) where key <= query,   p = softmax(s),   y = p v
 //! dv = p' dy,   dp = dy v',   ds = p (dp - rowsum(dy y)) / sqrt(d),   dq = ds k,   dk = ds' q
 //! ```
-//! qkv: [batch, seq, c + 2 kv_heads d], queries, keys and values side by side: [heads, d], c = heads d, then [kv_heads, d] twice;
-//! y: [batch, seq, c]; logsumexp of the scores of each query: f32 [batch, heads, seq]. Where there are fewer heads of keys and
-//! values, each serves heads / kv_heads neighbouring heads of queries, and its gradient is the sum over them.
+//! qkv: [batch, seq, c + 2 kv_heads d], queries, keys and values side by side: [heads, d], c = heads d, then
+//! [kv_heads, d] twice; y: [batch, seq, c]; logsumexp of the scores of each query: f32 [batch, heads, seq].
+//! Where there are fewer heads of keys and values, each serves heads / kv_heads neighbouring heads of
+//! queries, and its gradient is the sum over them.
 //!
 //! Probabilities enter products in the tensor's own type, sums are f32.
 

@@ -10,10 +10,11 @@
 //! Statistics are taken over pieces of rows, in two passes while a piece is in the cache, and joined in f64 by
 //! the rule of Chan, Golub and LeVeque (1979): no cancellation, and the same bits on any number of threads.
 //!
-//! Where x holds only some of the rows of a batch, both ways come in two halves: [`measure`] and [`normalise`],
-//! [`measure_gradient`] and [`input_gradient`]. Between them the caller adds up a few numbers a channel over all that hold the
-//! others: `sum x` and `sum x^2` on the way forward, `sum dy` and `sum dy (x - mean)` on the way back. They travel in f64, in
-//! which the squares of f32 numbers leave room enough.
+//! Where x holds only some of the rows of a batch, both ways come in two halves: [`measure`] and
+//! [`normalise`], [`measure_gradient`] and [`input_gradient`]. Between them the caller adds up a few numbers
+//! a channel over all that hold the others: `sum x` and `sum x^2` on the way forward, `sum dy` and
+//! `sum dy (x - mean)` on the way back. They travel in f64, in which the squares of f32 numbers leave room
+//! enough.
 
 pub(crate) mod cuda;
 mod host;
@@ -115,7 +116,8 @@ fn check_gradient(dy: &Tensor, x: &Tensor, scale: &Tensor, mean: &Tensor, rstd: 
     check_channels(x.width(), [(scale, "scale"), (mean, "mean"), (rstd, "deviation")]);
 }
 
-/// Each channel's sum of dy, its sum of dy (x - mean), and the rows: numbers that add up over all that hold rows of a batch.
+/// Each channel's sum of dy, its sum of dy (x - mean), and the rows: numbers that add up over all that hold
+/// rows of a batch.
 pub fn measure_gradient(dy: &Tensor, x: &Tensor, mean: &Tensor) -> Result<Vec<f64>> {
     let (device, c) = (x.device(), x.width());
     let parts = match &device {

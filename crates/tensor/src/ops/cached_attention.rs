@@ -1,5 +1,5 @@
-//! Attention of the last positions of a sequence whose earlier keys and values are kept: what was read before is not
-//! read through the model again.
+//! Attention of the last positions of a sequence whose earlier keys and values are kept: what was read before
+//! is not read through the model again.
 //!
 //! ```text
 //! position first + i:   s = q_i k' / sqrt(d) over keys 0 ..= first + i,   p = softmax(s),   y_i = p v
@@ -7,8 +7,8 @@
 //! qkv: [1, t, c + 2 kv_heads d] as in [`attention`](super::attention), of positions first .. first + t;
 //! cache: [2, kv_heads, context, d], keys and then values, each head's one after the other; y: [1, t, c].
 //!
-//! With one position this reads each kept key and value once and computes next to nothing; heads of queries that share
-//! keys and values read them together. Sums and probabilities are f32.
+//! With one position this reads each kept key and value once and computes next to nothing; heads of queries
+//! that share keys and values read them together. Sums and probabilities are f32.
 
 pub(crate) mod cuda;
 mod host;
@@ -102,8 +102,8 @@ mod tests {
         y
     }
 
-    /// The sequence in parts of these lengths, each with what the parts before have left in the cache: on every device
-    /// what the whole sequence gives at once.
+    /// The sequence in parts of these lengths, each with what the parts before have left in the cache: on
+    /// every device what the whole sequence gives at once.
     fn compare(parts: &[usize], heads: usize, kv_heads: usize, d: usize, seed: u64) {
         let (t, width) = (parts.iter().sum::<usize>(), (heads + 2 * kv_heads) * d);
         let qkv = values(seed, t * width, 1.5);
@@ -143,7 +143,8 @@ mod tests {
         }
     }
 
-    /// Heads of keys and values that serve several heads of queries, one of them all, and the largest head of a GPU.
+    /// Heads of keys and values that serve several heads of queries, one of them all, and the largest head of
+    /// a GPU.
     #[test]
     fn grouped_queries_agree_with_plain_loops() {
         for (heads, kv_heads, d) in [(4, 2, 32), (6, 2, 64), (4, 1, 128), (6, 3, 24), (2, 1, 256)] {

@@ -1,4 +1,5 @@
-//! Some columns of a tensor, out of it and back into it: what branches that stand side by side are made of, and cut into.
+//! Some columns of a tensor, out of it and back into it: what branches that stand side by side are made of,
+//! and cut into.
 //!
 //! x: `[.., c]`, every dimension but the last counts as rows.
 
@@ -37,7 +38,8 @@ pub fn take(x: &Tensor, at: Range<usize>, category: Category) -> Result<Tensor> 
     Ok(part)
 }
 
-/// Overwrites the columns of x from `first` on with those of `part`, which must have as many rows; x must have one owner.
+/// Overwrites the columns of x from `first` on with those of `part`, which must have as many rows; x must
+/// have one owner.
 pub fn put(x: &mut Tensor, first: usize, part: &Tensor) -> Result<()> {
     let (c, width) = (x.width(), part.width());
     assert!(first + width <= c, "columns of {:?} into {:?} from {first} on", part.shape(), x.shape());

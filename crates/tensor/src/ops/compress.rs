@@ -26,8 +26,8 @@ pub fn compress(dense: &Tensor, mask: &Mask, category: Category) -> Result<Tenso
     Ok(kept)
 }
 
-/// Adds the kept elements of a dense tensor to a compressed one, which may be of the other float type: gradients of
-/// several micro-batches.
+/// Adds the kept elements of a dense tensor to a compressed one, which may be of the other float type:
+/// gradients of several micro-batches.
 pub fn compress_add(kept: &mut Tensor, dense: &Tensor, mask: &Mask) -> Result<()> {
     assert_eq!((dense.len(), kept.len()), (mask.len(), mask.kept()), "compress_add");
     match dense.device() {

@@ -3,12 +3,13 @@
 //! ```text
 //! y[n, i, j, o] = bias[o] + sum over u, v, c of x[n, i s + u - top, j s + v - left, c] w[o, c, u, v]
 //! ```
-//! with stride s and zeros outside the image; the padding below it and to its right only says how many windows there are.
-//! x: [batch, h, w, c]; w: [o, c, kernel, kernel]; bias: `[o]`; y: [batch, oh, ow, o].
+//! with stride s and zeros outside the image; the padding below it and to its right only says how many
+//! windows there are. x: [batch, h, w, c]; w: [o, c, kernel, kernel]; bias: `[o]`; y: [batch, oh, ow, o].
 //!
-//! In f32 the images are read where they lie (`direct`). Where most numbers are zeros, AVX-512 takes the others alone: of a pruned
-//! weight in the forward pass (`pruned`), of a dy behind a max pool in the backward passes (`scattered`). In bf16 the windows are copied into the rows of a
-//! matrix (`patches`), because the processor's bf16 unit multiplies whole matrices.
+//! In f32 the images are read where they lie (`direct`). Where most numbers are zeros, AVX-512 takes the
+//! others alone: of a pruned weight in the forward pass (`pruned`), of a dy behind a max pool in the backward
+//! passes (`scattered`). In bf16 the windows are copied into the rows of a matrix (`patches`), because the
+//! processor's bf16 unit multiplies whole matrices.
 
 mod correlate;
 mod cuda;
@@ -237,8 +238,8 @@ mod tests {
         (dx, dw)
     }
 
-    /// The first GPU, where there is one, with or without cuDNN, in TF32 where that is allowed; opened for this alone,
-    /// since other tests use other settings at the same time.
+    /// The first GPU, where there is one, with or without cuDNN, in TF32 where that is allowed; opened for
+    /// this alone, since other tests use other settings at the same time.
     fn gpu(cudnn: bool) -> Option<[Device; 3]> {
         if !testing::devices().iter().any(|devices| matches!(devices[0], Device::Cuda(_))) {
             return None;
@@ -273,8 +274,9 @@ mod tests {
     /// Makes numbers: of a seed, how many, and how far they spread.
     type Values = fn(u64, usize, f64) -> Vec<f32>;
 
-    /// All three passes against the plain loops, everywhere, on numbers that bf16 holds exactly. So does TF32, hence
-    /// its products are exact too; but the tensor cores cut off where others round when they add up.
+    /// All three passes against the plain loops, everywhere, on numbers that bf16 holds exactly. So does
+    /// TF32, hence its products are exact too; but the tensor cores cut off where others round when they add
+    /// up.
     fn compare(shape: [usize; 4], o: usize, conv: ConvParams, seed: u64) {
         let bf16 = (DType::Bf16, 1.0 / 128.0);
         compare_on(exact_devices(), &[(DType::F32, 5e-5), bf16], [values; 2], shape, o, conv, seed);
@@ -383,8 +385,8 @@ mod tests {
         }
     }
 
-    /// Simple-cnn's layers and resnet8's, with batches that fill vectors and one that does not, and strides and small batches, which
-    /// are left to the dense kernels.
+    /// Simple-cnn's layers and resnet8's, with batches that fill vectors and one that does not, and strides
+    /// and small batches, which are left to the dense kernels.
     #[test]
     fn pruned_weights_agree_with_plain_loops() {
         for (shape, o, kernel, stride, padding) in [
@@ -401,8 +403,8 @@ mod tests {
         }
     }
 
-    /// Simple-cnn's second layer, a stride, runs of more vectors than registers hold, and shapes that are left to the dense
-    /// kernels: few channels, channels that fill no vector, a border.
+    /// Simple-cnn's second layer, a stride, runs of more vectors than registers hold, and shapes that are
+    /// left to the dense kernels: few channels, channels that fill no vector, a border.
     #[test]
     fn gradients_of_what_is_mostly_zeros_agree_with_plain_loops() {
         for (shape, o, kernel, stride, padding) in [
@@ -426,8 +428,8 @@ mod tests {
         (0..n as u64).map(|i| (random::normal(key, i) * spread) as f32).collect()
     }
 
-    /// A layer of a VGG, a ResNet's stride, and a photograph's channels: f32 means f32, unless TF32 is allowed, which
-    /// rounds each operand to within 2^-11.
+    /// A layer of a VGG, a ResNet's stride, and a photograph's channels: f32 means f32, unless TF32 is
+    /// allowed, which rounds each operand to within 2^-11.
     #[test]
     fn f32_is_exact_unless_tf32_is_allowed() {
         for (shape, o, kernel, stride, padding) in

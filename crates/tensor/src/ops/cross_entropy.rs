@@ -5,9 +5,9 @@
 //!
 //! A row whose target is [`IGNORED`] is worth nothing where losses are measured; there is no gradient of one.
 //!
-//! The logits of all rows are the largest tensor of a language model. So they come a few rows at a time, and the
-//! gradient takes their place: a row is read for its maximum, read for its sum and then overwritten, all while it is
-//! in the cache.
+//! The logits of all rows are the largest tensor of a language model. So they come a few rows at a time, and
+//! the gradient takes their place: a row is read for its maximum, read for its sum and then overwritten, all
+//! while it is in the cache.
 
 pub(crate) mod cuda;
 mod split;
@@ -82,8 +82,9 @@ impl LossAccumulator {
         Ok(LossAccumulator { targets: targets.clone(), done: 0, found })
     }
 
-    /// Takes the logits of the next rows; returns the gradient of `scale` times their loss, in the logits' place if
-    /// nobody else holds them. A target beyond the classes panics on the host and is a loss of NaN on a GPU.
+    /// Takes the logits of the next rows; returns the gradient of `scale` times their loss, in the logits'
+    /// place if nobody else holds them. A target beyond the classes panics on the host and is a loss of NaN
+    /// on a GPU.
     pub fn differentiate(&mut self, logits: Tensor, scale: f32) -> Result<Tensor> {
         let mut logits = pieces::writable(logits)?;
         let (at, v) = (self.next(&logits), logits.width());
@@ -108,7 +109,8 @@ impl LossAccumulator {
         Ok(logits)
     }
 
-    /// As [`LossAccumulator::differentiate`], without the gradient; rows whose target is [`IGNORED`] count for nothing.
+    /// As [`LossAccumulator::differentiate`], without the gradient; rows whose target is [`IGNORED`] count
+    /// for nothing.
     pub fn measure(&mut self, logits: &Tensor) -> Result<()> {
         let (at, v) = (self.next(logits), logits.width());
         match (logits.device(), &mut self.found) {

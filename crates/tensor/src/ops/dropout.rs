@@ -38,7 +38,8 @@ impl ElementNumbering {
     }
 }
 
-/// The elements of `x` that survive, by their numbers, scaled so that their mean is kept; the same call maps dy to dx.
+/// The elements of `x` that survive, by their numbers, scaled so that their mean is kept; the same call maps
+/// dy to dx.
 pub fn apply(x: &Tensor, rate: f32, key: u64, numbers: ElementNumbering) -> Result<Tensor> {
     assert!((0.0..1.0).contains(&rate), "dropout: a rate of {rate} is not in [0, 1)");
     let threshold = (f64::from(rate) * 4_294_967_296.0) as u32;

@@ -2,8 +2,8 @@
 //!
 //! ids: u32 `[b, t]`; table: `[v, c]`; x, dy: `[b, t, c]`; positions: `[context, c]`, first + t <= context.
 //!
-//! A table may be a part of one whose other rows are elsewhere: then its first row has a number, and an id that is not in it
-//! gives zeros and no gradient. Likewise x may begin at a later position.
+//! A table may be a part of one whose other rows are elsewhere: then its first row has a number, and an id
+//! that is not in it gives zeros and no gradient. Likewise x may begin at a later position.
 //!
 //! The gradient of a table adds up the rows of dy that share an id. They are first brought together by a counting
 //! sort, so that each sum has one owner and a fixed order, without atomics.
@@ -294,7 +294,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(12))]
-        /// The parts of a table give summands of what the whole gives, and its gradient row by row; so do parts of a sequence.
+        /// The parts of a table give summands of what the whole gives, and its gradient row by row; so do
+        /// parts of a sequence.
         #[test]
         fn parts_of_a_table_and_of_a_sequence(
             b in 1usize..4, t in 2usize..20, c in 1usize..40, vocab in 2usize..60, at in 0.0f64..1.0, seed: u64,

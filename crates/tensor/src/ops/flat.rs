@@ -1,4 +1,5 @@
-//! A range of a tensor's elements, as they lie in memory, out of it and into another: for what is shared out to ranks.
+//! A range of a tensor's elements, as they lie in memory, out of it and into another: for what is shared out
+//! to ranks.
 
 use std::ops::Range;
 
@@ -16,8 +17,8 @@ pub fn take(x: &Tensor, at: Range<usize>, category: Category) -> Result<Tensor> 
     Ok(part)
 }
 
-/// Overwrites the elements of `into` from `first` on with elements `at` of `from`, which has its type; `into` must have
-/// one owner.
+/// Overwrites the elements of `into` from `first` on with elements `at` of `from`, which has its type; `into`
+/// must have one owner.
 pub fn put(into: &mut Tensor, first: usize, from: &Tensor, at: Range<usize>) -> Result<()> {
     assert!(at.start <= at.end && at.end <= from.len(), "elements {at:?} of {:?}", from.shape());
     assert!(first + at.len() <= into.len(), "elements {at:?} into {:?} from {first} on", into.shape());

@@ -16,7 +16,8 @@ use crate::ops::elementwise;
 use crate::tensor::Tensor;
 use crate::with_float;
 
-/// `a b + bias`, as a new tensor `[m, n]` of `a`'s type; `bias: [n]`. `matmul(x, w.t(), ..)` multiplies by a transpose.
+/// `a b + bias`, as a new tensor `[m, n]` of `a`'s type; `bias: [n]`. `matmul(x, w.t(), ..)` multiplies by a
+/// transpose.
 pub fn matmul<'a>(
     a: impl Into<Operand<'a>>,
     b: impl Into<Operand<'a>>,
@@ -33,8 +34,8 @@ pub fn matmul<'a>(
     Ok(c)
 }
 
-/// `a b + bias + plus`, as a new tensor of `plus`'s shape. A GPU adds before it rounds; the host rounds the product
-/// first, as two operations would.
+/// `a b + bias + plus`, as a new tensor of `plus`'s shape. A GPU adds before it rounds; the host rounds the
+/// product first, as two operations would.
 pub fn matmul_plus<'a>(
     a: impl Into<Operand<'a>>,
     b: impl Into<Operand<'a>>,
@@ -162,8 +163,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(12))]
-        /// In all four ways of storing the operands: a product, the same one with a tensor added to it, and added in two
-        /// parts of k to an f32 tensor and to one of the operands' type.
+        /// In all four ways of storing the operands: a product, the same one with a tensor added to it, and
+        /// added in two parts of k to an f32 tensor and to one of the operands' type.
         #[test]
         fn products_and_sums_of_products(m in 1usize..70, n in 1usize..70, k in 2usize..90, seed: u64) {
             let (a, b) = (values(seed, m * k, 1.0), values(seed ^ 1, k * n, 1.0));

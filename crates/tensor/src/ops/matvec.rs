@@ -2,11 +2,12 @@
 //!
 //! `x: [1, k]`, `w: [k, n]` or the transpose of what is stored ([`Operand`]), `y: [1, n]`.
 //!
-//! Every weight is used once, so all there is to do is to read them at the speed of memory: nothing is packed, and a
-//! matrix is cut so that each task reads one stretch of it from end to end. A weight that is stored by outputs gives
-//! each task whole sums; one that is stored by inputs gives it summands of all outputs, which are added in the order
-//! of the tasks. Tasks are cut by the matrix's size alone, so the bits do not depend on the number of threads. They are
-//! not those of a product of several rows, whose sums run in another order.
+//! Every weight is used once, so all there is to do is to read them at the speed of memory: nothing is
+//! packed, and a matrix is cut so that each task reads one stretch of it from end to end. A weight that is
+//! stored by outputs gives each task whole sums; one that is stored by inputs gives it summands of all
+//! outputs, which are added in the order of the tasks. Tasks are cut by the matrix's size alone, so the bits
+//! do not depend on the number of threads. They are not those of a product of several rows, whose sums run in
+//! another order.
 
 pub(crate) mod cuda;
 mod host;
@@ -20,7 +21,8 @@ use crate::ops::elementwise::add_into;
 use crate::ops::{layer_norm, rms_norm};
 use crate::tensor::Tensor;
 
-/// What becomes of the product `x w`: `f(x w + bias) + plus`, each where it is there. On a GPU that costs no pass of its own.
+/// What becomes of the product `x w`: `f(x w + bias) + plus`, each where it is there. On a GPU that costs no
+/// pass of its own.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MatvecEpilogue<'a> {
     /// `[n]`

@@ -1,8 +1,9 @@
 //! What layer norm and RMS norm share: how they walk over rows, on the host and on a GPU.
 //!
-//! Both bring each row to a unit spread, give each channel N weights and keep N numbers of each row for the way back:
-//! layer norm two (scale, shift; mean, rstd), RMS norm one (scale; rstd). What happens to one row is their own, a
-//! [`NormFormula`]. It is a trait although the set is closed: a row's loops must be compiled with the formula in them.
+//! Both bring each row to a unit spread, give each channel N weights and keep N numbers of each row for the
+//! way back: layer norm two (scale, shift; mean, rstd), RMS norm one (scale; rstd). What happens to one row
+//! is their own, a [`NormFormula`]. It is a trait although the set is closed: a row's loops must be compiled
+//! with the formula in them.
 //!
 //! x, y: `[rows, c]`; weights: N of `[c]`, the scale first; statistics: f32 `[rows, N]`, or `[rows]` where N is 1.
 

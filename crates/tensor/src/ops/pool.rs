@@ -68,8 +68,8 @@ impl Tile {
         Tile { full_size: [h, w], first: [0, 0] }
     }
 
-    /// `size` x `size` windows that cover the larger image: window i is `floor(i h / size) .. ceil((i + 1) h / size)`, as in
-    /// PyTorch.
+    /// `size` x `size` windows that cover the larger image: window i is
+    /// `floor(i h / size) .. ceil((i + 1) h / size)`, as in PyTorch.
     fn grid(&self, shape: &[usize], size: usize) -> WindowGrid {
         let shape = image::shape(shape);
         let along = |axis: usize| {
@@ -180,7 +180,8 @@ pub fn adaptive_avg_backward(dy: &Tensor, input_shape: &[usize]) -> Result<Tenso
     adaptive_avg_backward_part(dy, input_shape, Tile::all(input_shape))
 }
 
-/// What `x` adds to the means of the larger image that it is a tile of: summed over all tiles, they are those means.
+/// What `x` adds to the means of the larger image that it is a tile of: summed over all tiles, they are those
+/// means.
 pub fn adaptive_avg_forward_part(x: &Tensor, size: usize, tile: Tile) -> Result<Tensor> {
     mean(x, &tile.grid(x.shape(), size), None)
 }

@@ -1,5 +1,5 @@
-//! Where in a sequence the next positions stand, for work that is recorded once and runs for one position after the other: what
-//! a launch is given stays, what it reads may change.
+//! Where in a sequence the next positions stand, for work that is recorded once and runs for one position
+//! after the other: what a launch is given stays, what it reads may change.
 
 use crate::device::Device;
 use crate::error::Result;

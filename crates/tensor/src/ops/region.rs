@@ -1,8 +1,8 @@
-//! A rectangle of pixels of every image of a batch, out of a tensor and back into it: what neighbours send each other where an
-//! image is cut over ranks.
+//! A rectangle of pixels of every image of a batch, out of a tensor and back into it: what neighbours send
+//! each other where an image is cut over ranks.
 //!
-//! x: [batch, h, w, c]; part: [batch, rows, columns, c], contiguous, so that it can be a message. Gradients of pixels that
-//! several ranks have read are added back, each sum in f32 and rounded once.
+//! x: [batch, h, w, c]; part: [batch, rows, columns, c], contiguous, so that it can be a message. Gradients
+//! of pixels that several ranks have read are added back, each sum in f32 and rounded once.
 
 pub(crate) mod cuda;
 

@@ -1,7 +1,9 @@
-//! The best of many scores, exactly: keys, their histograms, and the mask of those above a threshold. keys: u32 `[len]`.
+//! The best of many scores, exactly: keys, their histograms, and the mask of those above a threshold. keys:
+//! u32 `[len]`.
 //!
-//! A key is a whole number of its score's order, so that a k-th largest is found digit by digit from two histograms, and
-//! devices cannot disagree about it. Counting is exact in any order: a GPU adds with atomics and still repeats its bits.
+//! A key is a whole number of its score's order, so that a k-th largest is found digit by digit from two
+//! histograms, and devices cannot disagree about it. Counting is exact in any order: a GPU adds with atomics
+//! and still repeats its bits.
 
 pub(crate) mod cuda;
 
@@ -25,7 +27,8 @@ const COUNTED: usize = 1 << 22;
 /// Keys among which ties are counted: a multiple of a word's bits.
 const TILE: usize = 1 << 16;
 
-/// A score as a whole number: larger is better, what is not a number is worst, and nothing is as low as [`EXCLUDED`].
+/// A score as a whole number: larger is better, what is not a number is worst, and nothing is as low as
+/// [`EXCLUDED`].
 pub fn key(score: f32) -> u32 {
     if score.is_nan() {
         return EXCLUDED + 1;
@@ -95,8 +98,8 @@ pub fn random_keys(device: &Device, len: usize, stream: u64) -> Result<Tensor> {
     Ok(keys)
 }
 
-/// The random keys of some places of a longer vector, runs of them in order, each its first place and how many there are: those that
-/// [`random_keys`] gives the vector there.
+/// The random keys of some places of a longer vector, runs of them in order, each its first place and how
+/// many there are: those that [`random_keys`] gives the vector there.
 pub fn random_keys_at(device: &Device, runs: &[(usize, usize)], stream: u64) -> Result<Tensor> {
     let starts = runs.iter().scan(0, |next, (_, length)| {
         let start = *next;
@@ -173,8 +176,8 @@ impl Histogram {
         self.0.iter_mut().zip(&other.0).for_each(|(sum, count)| *sum += count);
     }
 
-    /// The digit of the `keep`-th largest key, and how many keys have a larger one. Above every digit where none is
-    /// kept, so that nothing reaches the threshold.
+    /// The digit of the `keep`-th largest key, and how many keys have a larger one. Above every digit where
+    /// none is kept, so that nothing reaches the threshold.
     pub fn holder_of(&self, keep: usize) -> (u32, usize) {
         let mut above = 0;
         for (digit, count) in self.0.iter().enumerate().rev() {

@@ -1,10 +1,11 @@
 //! A weight matrix without its zeros, and the product of a linear layer with it: `y = x W^T`.
 //!
-//! x: [batch, in]; W: [out, in], by rows (CSR: the kept weights of each row, each with its column); y: [batch, out].
+//! x: [batch, in]; W: [out, in], by rows (CSR: the kept weights of each row, each with its column); y:
+//! [batch, out].
 //!
-//! On a GPU, and in bf16, training does not use this: dense products are faster there at the sparsities that pruning
-//! reaches. In f32 on a processor sparse ones are, and a layer may be trained with them ([`SparseWeight`]). `espalier bench
-//! sparse` measures both on the machine at hand.
+//! On a GPU, and in bf16, training does not use this: dense products are faster there at the sparsities that
+//! pruning reaches. In f32 on a processor sparse ones are, and a layer may be trained with them
+//! ([`SparseWeight`]). `espalier bench sparse` measures both on the machine at hand.
 
 pub mod cuda;
 mod host;

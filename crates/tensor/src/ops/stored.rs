@@ -1,12 +1,14 @@
-//! Labelled images that stay on a device as bytes, and batches picked out of them by number, standardised on the way.
+//! Labelled images that stay on a device as bytes, and batches picked out of them by number, standardised on
+//! the way.
 //!
 //! ```text
 //! x[i, p] = values[p mod channels, pixels[picks[i], p]]        targets[i] = labels[picks[i]]
 //! ```
-//! pixels: bytes `[count, len]`; labels: u32 `[count]`; values: f32 `[channels, 256]`; picks: u32 `[n]`; x: `[n, len]`.
+//! pixels: bytes `[count, len]`; labels: u32 `[count]`; values: f32 `[channels, 256]`; picks: u32 `[n]`; x:
+//! `[n, len]`.
 //!
-//! A GPU's copy serves every handle of that GPU: many small trainings beside each other read the same bytes, each on its own
-//! stream, and the only thing that is sent for a batch is which images are in it.
+//! A GPU's copy serves every handle of that GPU: many small trainings beside each other read the same bytes,
+//! each on its own stream, and the only thing that is sent for a batch is which images are in it.
 
 pub(crate) mod cuda;
 
@@ -67,7 +69,8 @@ impl StoredImages {
         self.labels.len()
     }
 
-    /// These images as `[n, len]` in a float type, and their labels, on a device that they [serve](StoredImages::serve).
+    /// These images as `[n, len]` in a float type, and their labels, on a device that they
+    /// [serve](StoredImages::serve).
     pub fn batch(&self, device: &Device, dtype: DType, picks: &[u32]) -> Result<(Tensor, Tensor)> {
         assert!(self.serve(device), "images of another device");
         assert!(picks.iter().all(|pick| (*pick as usize) < self.count()), "a pick beyond the last image");

@@ -1,16 +1,19 @@
 //! Optimizer steps: one pass over a weight, its gradient and its state. Any shape; state is f32, or bf16 that is
 //! [rounded at random](Rounding).
 //!
-//! Each reads g (times `gradient_scale`, which is how clipping arrives), updates the exact weight w and, where that is
-//! not the weight itself, writes the rounded weight. Formulas are those of PyTorch; LARS (You, Gitman & Ginsburg
-//! 2017) and LAMB (You et al. 2020) scale a layer's step by a ratio of norms. A layer may be spread over several ranks, so
-//! its squared norms can also be taken apart, for the caller to add up.
+//! Each reads g (times `gradient_scale`, which is how clipping arrives), updates the exact weight w and,
+//! where that is not the weight itself, writes the rounded weight. Formulas are those of PyTorch; LARS (You,
+//! Gitman & Ginsburg
+//! 2017) and LAMB (You et al. 2020) scale a layer's step by a ratio of norms. A layer may be spread over
+//!       several ranks, so its squared norms can also be taken apart, for the caller to add up.
 //!
-//! Under a [`Mask`] only kept weights are read and written, whether the gradient and the state are dense or compressed:
-//! both walk over the same weights in the same order with the same arithmetic, so both give the same bits, norms included.
+//! Under a [`Mask`] only kept weights are read and written, whether the gradient and the state are dense or
+//! compressed: both walk over the same weights in the same order with the same arithmetic, so both give the
+//! same bits, norms included.
 //!
-//! An exact weight that is not the weight itself is a *master*: f32, or the 16 low bits that a bf16 weight lost. For the
-//! second to be possible, a tie is rounded away from zero: then the weight and the low bits determine the f32 number.
+//! An exact weight that is not the weight itself is a *master*: f32, or the 16 low bits that a bf16 weight
+//! lost. For the second to be possible, a tie is rounded away from zero: then the weight and the low bits
+//! determine the f32 number.
 
 pub(crate) mod cuda;
 mod host;
@@ -31,7 +34,8 @@ pub use rounding::{Positions, Rounding};
 /// A parameter with all that a step reads and writes.
 #[derive(Debug)]
 pub struct ParamUpdate<'a> {
-    /// The weight that the kernels read: dense, zero where it is not kept; or its kept elements, where all else is compressed too.
+    /// The weight that the kernels read: dense, zero where it is not kept; or its kept elements, where all
+    /// else is compressed too.
     pub weight: &'a mut Tensor,
     /// Its exact value, which the step updates; none where the weight itself is f32.
     pub master: Option<&'a mut Tensor>,
@@ -60,7 +64,8 @@ impl<'a> ParamUpdate<'a> {
         self.mask.is_some_and(|mask| mask.kept() == self.weight.len())
     }
 
-    /// How states are rounded, and by which mask it is known where kept values stand, if the weight is no more than these.
+    /// How states are rounded, and by which mask it is known where kept values stand, if the weight is no
+    /// more than these.
     fn placed_rounding(&self) -> Option<Rounding<'a>> {
         let mask = self.mask.filter(|_| self.weight_is_compressed() && self.is_compressed());
         self.rounding.map(|rounding| Rounding { kept_by: rounding.kept_by.or(mask), ..rounding })
@@ -126,9 +131,9 @@ pub enum UpdateRule {
         /// AdamW: first w *= 1 - lr wd. Otherwise g += wd w.
         decoupled: bool,
     },
-    /// v = momentum v + lr r (g + wd w); w -= v, with r = trust |w| / (|g| + wd |w| + eps). Or with the rate outside:
-    /// v = momentum v + r (g + wd w); w -= lr v. Both are the same while the rate stays; when it changes, only the
-    /// second scales what the velocity has gathered.
+    /// v = momentum v + lr r (g + wd w); w -= v, with r = trust |w| / (|g| + wd |w| + eps). Or with the rate
+    /// outside: v = momentum v + r (g + wd w); w -= lr v. Both are the same while the rate stays; when it
+    /// changes, only the second scales what the velocity has gathered.
     Lars {
         /// How much of the velocity stays.
         momentum: f32,
@@ -139,7 +144,8 @@ pub enum UpdateRule {
         /// Whether the rate is inside the velocity, as published.
         rate_in_velocity: bool,
     },
-    /// u = m_hat / (sqrt(v_hat) + eps) + wd w, with Adam's moments; w -= lr r u, with r = min(|w|, max_norm) / |u|.
+    /// u = m_hat / (sqrt(v_hat) + eps) + wd w, with Adam's moments; w -= lr r u, with r = min(|w|, max_norm)
+    /// / |u|.
     Lamb {
         /// b1.
         beta1: f32,

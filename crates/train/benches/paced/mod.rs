@@ -1,8 +1,8 @@
-//! A worker that takes the planned time: the executor, the schedule and the messages are those of a run, and nothing is computed. So many
-//! ranks behave on few cores as they would with one each.
+//! A worker that takes the planned time: the executor, the schedule and the messages are those of a run, and
+//! nothing is computed. So many ranks behave on few cores as they would with one each.
 //!
-//! A pass is a list of pieces: time to take, messages of layers, gradients to hand to the sink of training. [`of_plan`] makes the lists of
-//! a planned rank; a bench of schedules alone has lists of its own.
+//! A pass is a list of pieces: time to take, messages of layers, gradients to hand to the sink of training.
+//! [`of_plan`] makes the lists of a planned rank; a bench of schedules alone has lists of its own.
 
 #![allow(dead_code, reason = "each bench uses a part of it")]
 

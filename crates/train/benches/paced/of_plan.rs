@@ -1,7 +1,7 @@
 //! A planned rank as pieces: what its layers take by the planner, and what they send by their own specs.
 //!
-//! Where the backward of a layer makes both gradients before anything is sent on, both are taken there: no schedule that puts those of
-//! weights off is run with these lists.
+//! Where the backward of a layer makes both gradients before anything is sent on, both are taken there: no
+//! schedule that puts those of weights off is run with these lists.
 
 use std::time::{Duration, Instant};
 
@@ -58,7 +58,8 @@ pub struct Held {
     pub measured: f64,
 }
 
-/// Holds a plan's step on a cluster against the clock, several times. The cluster's devices are GPUs: each rank has one.
+/// Holds a plan's step on a cluster against the clock, several times. The cluster's devices are GPUs: each
+/// rank has one.
 pub fn hold(plan: &Plan, cluster: &Cluster, steps: usize) -> Result<Held> {
     let candidate = Candidate::of(plan).expect("a layout that a candidate stands for");
     let job = Simulation::new(plan, cluster, EngineProfile::ESPALIER);

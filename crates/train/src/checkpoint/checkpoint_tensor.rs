@@ -16,7 +16,8 @@ pub enum CheckpointTensor<'a> {
     Tensor(&'a Tensor),
     /// A part of a tensor; every rank that holds this one holds the same, and a range of it no other.
     Shard(&'a Tensor, Shard),
-    /// A weight that does not rest dense, or the shard of it that is here: made dense when it is written. As a tensor.
+    /// A weight that does not rest dense, or the shard of it that is here: made dense when it is written. As
+    /// a tensor.
     Weight(&'a Param),
     /// u32 values of the host; as a tensor.
     U32(Vec<u32>),

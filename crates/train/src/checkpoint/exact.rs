@@ -1,5 +1,6 @@
-//! The f32 numbers of weights. Those of a bf16 run are roundings of masters, which its checkpoints have beside them: in f32, or as the
-//! 16 bits that each weight lost; of a pruned parameter those of its kept weights, where state is compressed.
+//! The f32 numbers of weights. Those of a bf16 run are roundings of masters, which its checkpoints have
+//! beside them: in f32, or as the 16 bits that each weight lost; of a pruned parameter those of its kept
+//! weights, where state is compressed.
 
 use espalier_plan::shard::{Shard, ShardValues};
 use espalier_plan::spec::ModelSpec;
@@ -81,7 +82,8 @@ impl Checkpoint {
         weights.into_iter().any(|(_, entry)| matches!(entry.dtype, Dtype::F32 | Dtype::F16))
     }
 
-    /// The numbers of shards of a model's weights, by name, one at a time: none of those that are bf16 there, which lose nothing.
+    /// The numbers of shards of a model's weights, by name, one at a time: none of those that are bf16 there,
+    /// which lose nothing.
     pub(crate) fn exact_shards<'a>(
         &'a self,
         model: &ModelSpec,

@@ -1,8 +1,9 @@
 //! Why a checkpoint cannot be read or written, and whose fault that is.
 //!
-//! Only what was read and is not what was written damns a checkpoint: then the one before it may be used. A disk that does not answer,
-//! or a process that has too many files open, says nothing about it. That is tried again, and then ends the run, which otherwise
-//! would put its newest steps aside for a fault that lasted a second.
+//! Only what was read and is not what was written damns a checkpoint: then the one before it may be used. A
+//! disk that does not answer, or a process that has too many files open, says nothing about it. That is tried
+//! again, and then ends the run, which otherwise would put its newest steps aside for a fault that lasted a
+//! second.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -28,7 +29,8 @@ pub(crate) enum ReadFault {
 }
 
 impl ReadFault {
-    /// What a system error with a file of the checkpoint is. A file that is not there, or shorter than it should be, is a hole.
+    /// What a system error with a file of the checkpoint is. A file that is not there, or shorter than it
+    /// should be, is a hole.
     pub(crate) fn of(name: &str, error: &io::Error) -> ReadFault {
         let why = format!("{name}: {error}");
         match is_of_content(error) {

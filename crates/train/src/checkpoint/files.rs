@@ -5,7 +5,8 @@ use std::cmp::Reverse;
 /// Folders that are being written start with this.
 pub(super) const WRITING: &str = ".writing-";
 
-/// What the `rank`-th of `size` ranks calls its part of a file: `model-00002-of-00004.safetensors`; one alone has it all.
+/// What the `rank`-th of `size` ranks calls its part of a file: `model-00002-of-00004.safetensors`; one alone
+/// has it all.
 pub(crate) fn file_name(file: &str, rank: usize, size: usize) -> String {
     match file.strip_suffix(".safetensors") {
         Some(stem) if size > 1 => format!("{stem}-{:05}-of-{size:05}.safetensors", rank + 1),
@@ -32,7 +33,8 @@ pub(super) struct Holders {
     pub(super) members: Vec<usize>,
 }
 
-/// Which member of which replica writes each tensor: the next largest goes to whoever of its holders has the fewest bytes.
+/// Which member of which replica writes each tensor: the next largest goes to whoever of its holders has the
+/// fewest bytes.
 pub(super) fn assign_writers(tensors: &[&Holders], members: usize, replicas: usize) -> Vec<(usize, usize)> {
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&i| (Reverse(tensors[i].bytes), i));

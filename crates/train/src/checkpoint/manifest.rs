@@ -1,8 +1,8 @@
 //! `manifest.json`: what a checkpoint is, the hash of every other file, and one of itself.
 //!
-//! Its own hash is that of its bytes with zeros in the place of the hash, so that a bit that flips anywhere in it, in
-//! `step` as in a space, makes it damaged instead of another run. Manifests of older programs have no hash of themselves;
-//! they are read as before.
+//! Its own hash is that of its bytes with zeros in the place of the hash, so that a bit that flips anywhere
+//! in it, in `step` as in a space, makes it damaged instead of another run. Manifests of older programs have
+//! no hash of themselves; they are read as before.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -12,16 +12,16 @@
 //! ```
 //!
 //! Of several ranks each writes files of its own, in the form that Hugging Face's tools know:
-//! `model-00001-of-00004.safetensors`, with `model.safetensors.index.json`. Which tensors a rank writes is said in
-//! `write`; reading (`read`) joins whatever files there are, so that any number of ranks in any layout can go on
-//! from what any other number left. Where ranks hold shards of tensors, their files hold shards (`shard`), and say in the
-//! description that the format leaves to its users which they are.
+//! `model-00001-of-00004.safetensors`, with `model.safetensors.index.json`. Which tensors a rank writes is
+//! said in `write`; reading (`read`) joins whatever files there are, so that any number of ranks in any
+//! layout can go on from what any other number left. Where ranks hold shards of tensors, their files hold
+//! shards (`shard`), and say in the description that the format leaves to its users which they are.
 //!
-//! A checkpoint is written under a temporary name, synced and renamed. Rank 0 writes the manifest last, when all ranks
-//! have said that their files are on the disk, and renames. Loading checks every hash and every shape before the first
-//! weight is touched; a damaged checkpoint is reported and the one before it is used, one that cannot be read ends the run
-//! (`fault`). A damaged one is never removed or
-//! written over: a run that goes on from the one before it gives it another name (`retention`).
+//! A checkpoint is written under a temporary name, synced and renamed. Rank 0 writes the manifest last, when
+//! all ranks have said that their files are on the disk, and renames. Loading checks every hash and every
+//! shape before the first weight is touched; a damaged checkpoint is reported and the one before it is used,
+//! one that cannot be read ends the run (`fault`). A damaged one is never removed or written over: a run that
+//! goes on from the one before it gives it another name (`retention`).
 
 mod checkpoint_tensor;
 mod convert;

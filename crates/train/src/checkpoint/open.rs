@@ -1,4 +1,5 @@
-//! Opening a checkpoint: its manifest, the headers of its files, and all their hashes, of which each rank compares a part.
+//! Opening a checkpoint: its manifest, the headers of its files, and all their hashes, of which each rank
+//! compares a part.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -36,8 +37,8 @@ pub(super) struct ShardFile {
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint at `path`, or the newest intact one of the run folder there; `report` hears of newer ones that are
-    /// damaged.
+    /// Opens the checkpoint at `path`, or the newest intact one of the run folder there; `report` hears of
+    /// newer ones that are damaged.
     pub fn find(path: &Path, ranks: &Ranks, mut report: impl FnMut(&Error)) -> Result<Checkpoint> {
         let manifest = path.join(MANIFEST);
         let is_one = retry(|| manifest.try_exists());
@@ -93,8 +94,8 @@ impl Checkpoint {
         Ok(opened.expect("nothing was wrong"))
     }
 
-    /// Files of weights in a folder that another program wrote: no hashes, no masks, nothing beside. `path` is what a person
-    /// calls it.
+    /// Files of weights in a folder that another program wrote: no hashes, no masks, nothing beside. `path`
+    /// is what a person calls it.
     pub(crate) fn of_files(path: &Path, folder: &Path, names: &[String]) -> Result<Checkpoint, ReadFault> {
         let (mut shards, mut tensors) = (Vec::new(), BTreeMap::new());
         for name in names {
@@ -106,7 +107,8 @@ impl Checkpoint {
         Ok(Checkpoint { path: path.into(), manifest, shards, files })
     }
 
-    /// The files that tell it from any other: the manifest, which has the hashes of the others, or all that another program wrote.
+    /// The files that tell it from any other: the manifest, which has the hashes of the others, or all that
+    /// another program wrote.
     pub(crate) fn identifying_files(&self) -> Vec<PathBuf> {
         if !self.manifest.files.is_empty() {
             return vec![self.path.join(MANIFEST)];
@@ -243,8 +245,8 @@ fn check_entries(files: &BTreeMap<String, BTreeMap<String, TensorEntry>>) -> Res
     Ok(())
 }
 
-/// Refuses what no checkpoint of ours has in its list: a file outside its folder, and what is no file, of which a FIFO
-/// would be waited for and a device read without end.
+/// Refuses what no checkpoint of ours has in its list: a file outside its folder, and what is no file, of
+/// which a FIFO would be waited for and a device read without end.
 fn regular(folder: &Path, name: &str) -> Result<(), ReadFault> {
     let mut file_shards = Path::new(name).components();
     if !matches!((file_shards.next(), file_shards.next()), (Some(Component::Normal(_)), None)) {

@@ -1,5 +1,5 @@
-//! Parameters as checkpoints hold them: weights in the shards that a rank has, running statistics, and the optimizer's state as
-//! `master/NAME` and `moment0/NAME`, all of it or what this rank has of its shard.
+//! Parameters as checkpoints hold them: weights in the shards that a rank has, running statistics, and the
+//! optimizer's state as `master/NAME` and `moment0/NAME`, all of it or what this rank has of its shard.
 
 use espalier_plan::Shard;
 
@@ -24,8 +24,8 @@ pub(crate) fn weights_load_request(params: &mut ParamStore) -> Result<LoadReques
     Ok(weights)
 }
 
-/// Load targets for weights, statistics and the optimizer's state, to be filled from a checkpoint that has so many tensors of state for each
-/// parameter.
+/// Load targets for weights, statistics and the optimizer's state, to be filled from a checkpoint that has so
+/// many tensors of state for each parameter.
 pub(crate) fn load_requests(params: &mut ParamStore, state_tensors: usize) -> Result<[LoadRequest<'_>; 2]> {
     let (all, missing) = (params.len() + params.statistics().len(), params.len() - params.iter().count());
     let described: Vec<_> = params
@@ -55,7 +55,8 @@ pub(crate) fn load_requests(params: &mut ParamStore, state_tensors: usize) -> Re
     let elsewhere = all - weights.len();
     Ok([
         LoadRequest { file: MODEL, tensors: weights, elsewhere, converts: false },
-        // A run that may go on with moments of another type takes those that are there; masters are never of two float types.
+        // A run that may go on with moments of another type takes those that are there; masters are never of
+        // two float types.
         LoadRequest { file: OPTIMIZER, tensors: state, elsewhere: missing * state_tensors, converts: true },
     ])
 }

@@ -1,6 +1,7 @@
 //! Reading: the files of a checkpoint, however many wrote it, joined into tensors by name.
 //!
-//! Only what is asked for is read, a tensor at a time: of each part of it that has some of what is wanted, from the first number of that to the last.
+//! Only what is asked for is read, a tensor at a time: of each part of it that has some of what is wanted,
+//! from the first number of that to the last.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -150,8 +151,8 @@ impl Checkpoint {
         }
     }
 
-    /// Fills tensors from its files. Names, types and shapes are compared before the first one is touched; types may differ
-    /// only where [`LoadRequest::converts`] says so.
+    /// Fills tensors from its files. Names, types and shapes are compared before the first one is touched;
+    /// types may differ only where [`LoadRequest::converts`] says so.
     pub fn fill(&self, wanted: &mut [LoadRequest<'_>]) -> Result<()> {
         for LoadRequest { file, tensors, elsewhere, converts } in &*wanted {
             let stored = self.files.get(*file);
@@ -189,8 +190,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// All of a tensor of numbers, whoever wrote which parts of it: its type and bytes; none where the file has no such tensor, or
-    /// one of another shape.
+    /// All of a tensor of numbers, whoever wrote which parts of it: its type and bytes; none where the file
+    /// has no such tensor, or one of another shape.
     pub fn numbers(&self, file: &str, name: &str, shape: &[usize]) -> Result<Option<(Dtype, Vec<u8>)>> {
         let entry = self.files.get(file).and_then(|tensors| tensors.get(name));
         let Some(entry) = entry.filter(|entry| entry.shape == shape && entry.values == ShardValues::Dense)

@@ -1,7 +1,8 @@
 //! Which checkpoints go, and which are put aside.
 //!
-//! Of those that are intact the newest stay. A damaged one neither counts as one of them nor is removed: of the only copy of
-//! a week's work, a file may still be rescued. It is put aside under another name where it stands in the way.
+//! Of those that are intact the newest stay. A damaged one neither counts as one of them nor is removed: of
+//! the only copy of a week's work, a file may still be rescued. It is put aside under another name where it
+//! stands in the way.
 
 use std::fs;
 use std::io;
@@ -18,8 +19,8 @@ const REMOVING: &str = ".removing-";
 const DAMAGED: &str = "damaged-";
 
 impl Checkpoints {
-    /// Removes those that are too old, once that of step `newest` was written. What cannot be removed is told to `report`: it
-    /// costs room, and nothing else.
+    /// Removes those that are too old, once that of step `newest` was written. What cannot be removed is told
+    /// to `report`: it costs room, and nothing else.
     pub fn remove_old(&self, newest: u64, mut report: impl FnMut(&str)) {
         let numbered = match self.numbered() {
             Ok(numbered) => numbered,
@@ -34,7 +35,8 @@ impl Checkpoints {
         }
     }
 
-    /// Removes what a run left that ended while it wrote or removed a checkpoint. What cannot be removed is not in the way.
+    /// Removes what a run left that ended while it wrote or removed a checkpoint. What cannot be removed is
+    /// not in the way.
     pub(crate) fn remove_leftovers(&self) -> io::Result<()> {
         for entry in fs::read_dir(&self.folder)? {
             let path = entry?.path();
@@ -47,7 +49,8 @@ impl Checkpoints {
     }
 }
 
-/// Takes a checkpoint's name away at once, and then its files, each at a second attempt where a disk did not answer the first.
+/// Takes a checkpoint's name away at once, and then its files, each at a second attempt where a disk did not
+/// answer the first.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     let nameless = rename_free(path, REMOVING).or_else(|_| rename_free(path, REMOVING))?;
     fs::remove_dir_all(&nameless).or_else(|_| fs::remove_dir_all(&nameless))

@@ -1,8 +1,9 @@
 //! One file of tensors, in the format safetensors: a header that says where each lies, and their bytes.
 //!
-//! The hash is taken of what is meant to be on the disk, while it is written, not of what the disk gives back. A number
-//! that is not finite ends it: weights that cannot go on are no checkpoint. A file of full tensors says that they lie as
-//! PyTorch has them (`{"format": "pt"}`), without which some tools do not read it.
+//! The hash is taken of what is meant to be on the disk, while it is written, not of what the disk gives
+//! back. A number that is not finite ends it: weights that cannot go on are no checkpoint. A file of full
+//! tensors says that they lie as PyTorch has them (`{"format": "pt"}`), without which some tools do not read
+//! it.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -1,7 +1,8 @@
-//! Shards of tensors in a checkpoint's files: how a file describes one, and what two shards of one tensor have in common.
+//! Shards of tensors in a checkpoint's files: how a file describes one, and what two shards of one tensor
+//! have in common.
 //!
-//! A shard is a list of runs, each of elements that follow each other in the shard and in the full tensor. Of kept weights the full tensor
-//! is their vector, and the mask says at which position of it a run begins.
+//! A shard is a list of runs, each of elements that follow each other in the shard and in the full tensor. Of
+//! kept weights the full tensor is their vector, and the mask says at which position of it a run begins.
 
 use std::collections::BTreeMap;
 use std::iter;
@@ -16,7 +17,8 @@ pub(super) const SHARDS_KEY: &str = "pieces";
 /// What a file says of its shards, by name.
 pub(super) type ShardDescriptions = BTreeMap<String, ShardDescription>;
 
-/// The elements of a shard as runs, given how many it has; of kept weights as runs of the full tensor's vector of them.
+/// The elements of a shard as runs, given how many it has; of kept weights as runs of the full tensor's
+/// vector of them.
 pub(super) fn runs<'a>(
     shard: &'a Shard,
     length: usize,

@@ -1,5 +1,6 @@
-//! What a run starts from, or a trained model is used with: the weights of any checkpoint, in the precision that is asked for and
-//! with as many positions as the model has. Of a checkpoint with a longer context the first positions are taken.
+//! What a run starts from, or a trained model is used with: the weights of any checkpoint, in the precision
+//! that is asked for and with as many positions as the model has. Of a checkpoint with a longer context the
+//! first positions are taken.
 
 use std::collections::HashSet;
 

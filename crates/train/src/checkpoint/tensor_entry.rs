@@ -64,7 +64,8 @@ impl TensorEntry {
         }
     }
 
-    /// The parts must be all of it, each element once. How many a mask keeps is not known yet ([`TensorEntry::check_kept`]).
+    /// The parts must be all of it, each element once. How many a mask keeps is not known yet
+    /// ([`TensorEntry::check_kept`]).
     pub(super) fn check(&self) -> Result<(), String> {
         let all: usize = self.shape.iter().product();
         let mut covered = 0;
@@ -189,8 +190,8 @@ pub(super) fn add_tensors(
     Ok(())
 }
 
-/// Fills bytes from a place of a file, whoever else reads it at the same time: threads of one process may share it. What fails
-/// for a moment is tried again.
+/// Fills bytes from a place of a file, whoever else reads it at the same time: threads of one process may
+/// share it. What fails for a moment is tried again.
 pub(super) fn read_at(file: &File, at: u64, into: &mut [u8]) -> io::Result<()> {
     retry(|| file.read_exact_at(into, at))
 }

@@ -1,13 +1,13 @@
 //! Writing: each rank its own files, rank 0 the manifest.
 //!
-//! **Who writes what.** Ranks along the data axis hold the same tensors, those of one replica its stages' and of these perhaps
-//! shards: each tensor, and each shard of one, is written by one of those that hold it (a tied embedding is at both ends of a
-//! pipeline, a norm replicated beside shards of matrices), dealt out so that all write alike many bytes. A range of shared state is
-//! this rank's alone, so it writes it.
+//! **Who writes what.** Ranks along the data axis hold the same tensors, those of one replica its stages' and
+//! of these perhaps shards: each tensor, and each shard of one, is written by one of those that hold it (a
+//! tied embedding is at both ends of a pipeline, a norm replicated beside shards of matrices), dealt out so
+//! that all write alike many bytes. A range of shared state is this rank's alone, so it writes it.
 //!
-//! **Whole or absent.** Rank 0 makes the temporary folder; all write into it and sync; all hear how it went; rank 0 writes the
-//! manifest and renames. A rank that dies at any moment before leaves a temporary folder, which the next checkpoint
-//! removes.
+//! **Whole or absent.** Rank 0 makes the temporary folder; all write into it and sync; all hear how it went;
+//! rank 0 writes the manifest and renames. A rank that dies at any moment before leaves a temporary folder,
+//! which the next checkpoint removes.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -38,7 +38,8 @@ pub struct SidecarFile {
     pub name: String,
     /// All of it.
     pub bytes: Vec<u8>,
-    /// Whether it would be misleading where ranks have written shards of the weights, which other programs cannot read.
+    /// Whether it would be misleading where ranks have written shards of the weights, which other programs
+    /// cannot read.
     pub needs_unsharded_weights: bool,
 }
 
@@ -54,8 +55,8 @@ struct WrittenFile {
 }
 
 impl Checkpoints {
-    /// Writes a checkpoint. All ranks must call it, each with what it holds. Where the disk fails ([`Error::Disk`](crate::Error::Disk), on every
-    /// rank), those before it and nothing else are there.
+    /// Writes a checkpoint. All ranks must call it, each with what it holds. Where the disk fails
+    /// ([`Error::Disk`](crate::Error::Disk), on every rank), those before it and nothing else are there.
     pub fn save(
         &self,
         progress: &RunProgress,
@@ -83,7 +84,8 @@ impl Checkpoints {
         outcome.map(|()| target)
     }
 
-    /// Makes an empty folder to write to, and returns its name. What a run left that ended while it wrote goes, if it can.
+    /// Makes an empty folder to write to, and returns its name. What a run left that ended while it wrote
+    /// goes, if it can.
     fn make_temporary_folder(&self, name: &str) -> io::Result<String> {
         durable::create_folder(&self.folder)?;
         self.remove_leftovers()?;
@@ -215,7 +217,8 @@ fn tensors_to_write<'a>(
     Ok(files.into_iter().map(part).collect())
 }
 
-/// Writes a rank's files. One rank alone writes all of them; of several, one that has nothing for a file writes none.
+/// Writes a rank's files. One rank alone writes all of them; of several, one that has nothing for a file
+/// writes none.
 fn write_local_files(
     folder: &Path,
     files: Vec<(&str, NamedTensors<'_>)>,
@@ -237,8 +240,8 @@ fn write_local_files(
     .collect()
 }
 
-/// Which file has which tensor of the model, as Hugging Face's tools read it, where there are several. Also checks that
-/// no two ranks wrote the same tensor.
+/// Which file has which tensor of the model, as Hugging Face's tools read it, where there are several. Also
+/// checks that no two ranks wrote the same tensor.
 fn index(written: &[WrittenFile]) -> io::Result<Option<serde_json::Value>> {
     let mut seen = HashSet::new();
     for WrittenFile { file, tensors, .. } in written {

@@ -1,8 +1,9 @@
-//! A family of models as other programs write them: what their configuration says of the network, what they call its tensors, and the
-//! configuration of one of ours. The next family is a file with one of these, and its line in `families`.
+//! A family of models as other programs write them: what their configuration says of the network, what they
+//! call its tensors, and the configuration of one of ours. The next family is a file with one of these, and
+//! its line in `families`.
 //!
-//! A weight has no rule of transposition: the spec of a linear layer says in which order it lies (`WeightOrder`), and a family's
-//! network has the order of the family's files.
+//! A weight has no rule of transposition: the spec of a linear layer says in which order it lies
+//! (`WeightOrder`), and a family's network has the order of the family's files.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,6 @@
-//! A folder of Hugging Face's from any checkpoint: full tensors, in one file or several with an index, under the names that
-//! transformers or torchvision give them. Written under another name and renamed: it is whole or absent.
+//! A folder of Hugging Face's from any checkpoint: full tensors, in one file or several with an index, under
+//! the names that transformers or torchvision give them. Written under another name and renamed: it is whole
+//! or absent.
 
 use std::collections::BTreeMap;
 use std::fs;

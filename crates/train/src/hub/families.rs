@@ -47,8 +47,8 @@ pub(super) fn find(config: &Value) -> Result<&'static dyn Architecture, String> 
     })
 }
 
-/// Our name of a tensor of files whose configuration names their family; where it names none that is known, by the rules of all, which
-/// do not contradict each other.
+/// Our name of a tensor of files whose configuration names their family; where it names none that is known,
+/// by the rules of all, which do not contradict each other.
 pub(super) fn our_name(config: &Value, theirs: &str) -> Option<String> {
     let named = find(config).ok().filter(|family| family.model_type().is_some());
     let families = named.map_or(ALL.to_vec(), |family| vec![family]);

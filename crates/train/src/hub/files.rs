@@ -1,5 +1,5 @@
-//! Which files hold the weights of a model that another program wrote: `model.safetensors`, the files that an index names, or one
-//! file of any name.
+//! Which files hold the weights of a model that another program wrote: `model.safetensors`, the files that an
+//! index names, or one file of any name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,7 +1,7 @@
 //! GPT-2's config.json: what of it our `gpt` can be, and one for each `gpt` that is a GPT-2.
 //!
-//! Read in both dialects of transformers, 4 (`torch_dtype`) and 5 (`dtype`); written in that of 4, which both read. Dropout is a
-//! matter of how a model is trained: the run file's counts, not the file's.
+//! Read in both dialects of transformers, 4 (`torch_dtype`) and 5 (`dtype`); written in that of 4, which both
+//! read. Dropout is a matter of how a model is trained: the run file's counts, not the file's.
 
 use espalier_plan::config::{Family, ModelConfig};
 use espalier_plan::spec::presets::NormKind;
@@ -23,7 +23,8 @@ const ACTIVATIONS: [(&str, Activation); 6] = [
     ("swish", Activation::Silu),
 ];
 
-/// GPT-2, whose names are ours but for the prefix of transformers' class. Its Conv1D weights lie input by output, as ours do.
+/// GPT-2, whose names are ours but for the prefix of transformers' class. Its Conv1D weights lie input by
+/// output, as ours do.
 pub(super) struct Gpt2;
 
 impl Architecture for Gpt2 {
@@ -31,8 +32,8 @@ impl Architecture for Gpt2 {
         Some("gpt2")
     }
 
-    /// Where there is a weight of the head that is not the token embedding's, it is used, whether or not the file says that they are
-    /// one.
+    /// Where there is a weight of the head that is not the token embedding's, it is used, whether or not the
+    /// file says that they are one.
     fn read(&self, files: &ForeignFiles<'_>) -> Result<ForeignModel, String> {
         let config = files.config;
         let positive_integer = |field: &str| {
@@ -131,7 +132,8 @@ impl Architecture for Gpt2 {
     }
 }
 
-/// A field that is true or false, where it is there. Of another type it is no default: nobody knows what was meant.
+/// A field that is true or false, where it is there. Of another type it is no default: nobody knows what was
+/// meant.
 fn flag(config: &Value, field: &str) -> Result<Option<bool>, String> {
     match &config[field] {
         Value::Null => Ok(None),

@@ -1,5 +1,6 @@
-//! Other people's files: what a folder of Hugging Face's, or a state dict of torchvision's, says of a model, and such folders made
-//! of ours. The engine knows nothing of them: it is handed a model as a run file has it and tensors under its own names.
+//! Other people's files: what a folder of Hugging Face's, or a state dict of torchvision's, says of a model,
+//! and such folders made of ours. The engine knows nothing of them: it is handed a model as a run file has it
+//! and tensors under its own names.
 //!
 //! | what | file |
 //! |---|---|
@@ -11,8 +12,8 @@
 //! | what stands beside weights: configuration, tokenizer, how pixels are standardised | `sidecar_files` |
 //! | a folder of Hugging Face's, from any checkpoint | `export` |
 //!
-//! Our tensors bear the names of Hugging Face's GPT-2, or of torchvision, and lie in memory as theirs do, so that reading is a
-//! matter of prefixes and of what is left out.
+//! Our tensors bear the names of Hugging Face's GPT-2, or of torchvision, and lie in memory as theirs do, so
+//! that reading is a matter of prefixes and of what is left out.
 
 mod architecture;
 mod export;
@@ -49,8 +50,9 @@ const CONFIG: &str = "config.json";
 /// The tokenizer's vocabulary and rules.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 
-/// Opens what a run can start from: a checkpoint of ours or the newest intact one of a run folder, of which `report` hears as
-/// [`Checkpoint::find`] says; or files of weights that another program wrote. All ranks must.
+/// Opens what a run can start from: a checkpoint of ours or the newest intact one of a run folder, of which
+/// `report` hears as [`Checkpoint::find`] says; or files of weights that another program wrote. All ranks
+/// must.
 pub fn find(path: &Path, ranks: &Ranks, report: impl FnMut(&Error)) -> Result<Checkpoint> {
     if !is_foreign(path) {
         return Checkpoint::find(path, ranks, report);
@@ -88,8 +90,8 @@ fn open(path: &Path) -> Result<Checkpoint, ReadFault> {
     Ok(checkpoint)
 }
 
-/// Whether the head of a model that should share the token embedding's weight is a copy of it. One that is not has been trained by
-/// itself, whatever the configuration says: transformers uses it, and so do we.
+/// Whether the head of a model that should share the token embedding's weight is a copy of it. One that is
+/// not has been trained by itself, whatever the configuration says: transformers uses it, and so do we.
 fn has_copied_head(checkpoint: &Checkpoint, is_embedding: impl Fn(&str) -> bool) -> Result<bool, String> {
     let mut embedding = checkpoint.names(MODEL).filter(|name| is_embedding(name));
     let embedding = embedding.find_map(|name| Some((name, checkpoint.shape(MODEL, name)?)));
@@ -107,7 +109,8 @@ pub struct ModelDescription {
     pub model: ModelConfig,
     /// What images it takes, unless others are at hand: none where it takes text, or where the run file says it.
     pub image: Option<ImageSize>,
-    /// The tokenizer's file beside it, a tokenizer.json, or a vocab.json with its merges.txt; of a run of ours that which it names.
+    /// The tokenizer's file beside it, a tokenizer.json, or a vocab.json with its merges.txt; of a run of
+    /// ours that which it names.
     pub tokenizer: Option<PathBuf>,
 }
 
@@ -126,7 +129,8 @@ pub(crate) fn describe(checkpoint: &Checkpoint) -> Result<ModelDescription> {
     Ok(ModelDescription { model, image, tokenizer: Tokenizer::in_folder(folder_of(path)) })
 }
 
-/// Has text read by the tokenizer in a checkpoint's folder where the one that is meant is gone: what a run starts from need not stay.
+/// Has text read by the tokenizer in a checkpoint's folder where the one that is meant is gone: what a run
+/// starts from need not stay.
 pub fn find_tokenizer(data: &mut DatasetSpec, checkpoint: &Path) {
     if let DatasetSource::Text { tokenizer: Some(path), .. } = &mut data.source
         && !path.exists()
@@ -163,8 +167,8 @@ pub fn check_tokens(checkpoint: &Checkpoint, plan: &Plan) -> Result<()> {
     Err(espalier_plan::Error::Conflict { field: "data.tokenizer".into(), problem }.into())
 }
 
-/// The `[model]` that a run file means by "auto", whose run starts from `path`: that of the checkpoint's own run, or what
-/// `describe` finds.
+/// The `[model]` that a run file means by "auto", whose run starts from `path`: that of the checkpoint's own
+/// run, or what `describe` finds.
 pub fn model_of(path: &Path, report: impl FnMut(&Error)) -> Result<ModelDescription> {
     let checkpoint = find(path, &Ranks::single(), report)?;
     let run_file = checkpoint.run_file();

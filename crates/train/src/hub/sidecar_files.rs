@@ -1,5 +1,6 @@
-//! What stands beside the weights, so that other programs know what they are: a configuration, a tokenizer, and how pixels become
-//! numbers. With them the folder of a checkpoint whose tensors are unsharded is one of Hugging Face's.
+//! What stands beside the weights, so that other programs know what they are: a configuration, a tokenizer,
+//! and how pixels become numbers. With them the folder of a checkpoint whose tensors are unsharded is one of
+//! Hugging Face's.
 
 use std::path::Path;
 
@@ -29,8 +30,8 @@ struct Preprocessor {
     image_std: Vec<f64>,
 }
 
-/// The files beside the weights of a run's checkpoints. A tokenizer that the data does not know is that of what the run starts
-/// `from`.
+/// The files beside the weights of a run's checkpoints. A tokenizer that the data does not know is that of
+/// what the run starts `from`.
 pub fn sidecar_files(plan: &Plan, dataset: &Dataset, from: Option<&Path>) -> Result<Vec<SidecarFile>> {
     let dtype = match plan.storage.precision {
         Precision::F32 => "float32",
@@ -42,9 +43,10 @@ pub fn sidecar_files(plan: &Plan, dataset: &Dataset, from: Option<&Path>) -> Res
     }
 }
 
-/// Those of a text model whose weights are of a type that PyTorch calls `dtype`. From `source_folder`, beside which they are made, travel
-/// along how the model is asked to write (temperature, top_k and the like) and how a conversation becomes a text. Names of weights have the `prefix` of
-/// transformers' class, or not: without it, it takes a separate head for one that it does not know.
+/// Those of a text model whose weights are of a type that PyTorch calls `dtype`. From `source_folder`, beside
+/// which they are made, travel along how the model is asked to write (temperature, top_k and the like) and
+/// how a conversation becomes a text. Names of weights have the `prefix` of transformers' class, or not:
+/// without it, it takes a separate head for one that it does not know.
 pub(super) fn for_text(
     plan: &Plan,
     dtype: &str,

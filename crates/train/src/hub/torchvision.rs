@@ -1,4 +1,5 @@
-//! State dicts of torchvision's networks: they bear no configuration, but their names and shapes are those of one network alone.
+//! State dicts of torchvision's networks: they bear no configuration, but their names and shapes are those of
+//! one network alone.
 
 use std::collections::BTreeMap;
 

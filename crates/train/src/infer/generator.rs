@@ -1,8 +1,9 @@
 //! A model that generates text, as one of its ranks: it reads positions and says what follows.
 //!
-//! A pass is the list [`Schedule::next_token`] of the executor that trains: positions enter where the model begins, go from stage
-//! to stage, and the token that is chosen where it ends is told to all. A prompt goes through in one pass, and then each token
-//! by itself, with the keys and values of those before it in the cache. Tensor ranks have the same logits and choose the same.
+//! A pass is the list [`Schedule::next_token`] of the executor that trains: positions enter where the model
+//! begins, go from stage to stage, and the token that is chosen where it ends is told to all. A prompt goes
+//! through in one pass, and then each token by itself, with the keys and values of those before it in the
+//! cache. Tensor ranks have the same logits and choose the same.
 
 use std::time::{Duration, Instant};
 
@@ -134,8 +135,9 @@ impl<'a> Generator<'a> {
         self.cache.clear();
     }
 
-    /// Reads tokens behind those that it has read, and says which follows: what `choose` makes of the logits, where the model
-    /// ends. All ranks must; there must be one to read, and no more than the context has room for.
+    /// Reads tokens behind those that it has read, and says which follows: what `choose` makes of the logits,
+    /// where the model ends. All ranks must; there must be one to read, and no more than the context has room
+    /// for.
     pub fn read(&mut self, ids: &[u32], choose: &mut dyn FnMut(&[f32]) -> u32) -> Result<u32> {
         self.next_token(ids, &mut TokenChoice::FromLogits(choose))
     }
@@ -166,8 +168,8 @@ impl<'a> Generator<'a> {
         Ok(gathered[0].as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect())
     }
 
-    /// Reads a prompt and generates up to `max_tokens` tokens behind it. `should_continue` hears each and says whether there should be more: where one
-    /// rank says no, all stop.
+    /// Reads a prompt and generates up to `max_tokens` tokens behind it. `should_continue` hears each and
+    /// says whether there should be more: where one rank says no, all stop.
     pub fn generate(
         &mut self,
         prompt: &[u32],

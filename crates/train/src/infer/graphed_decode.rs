@@ -1,5 +1,6 @@
-//! The pass of one token through an unsharded model on a GPU: from one to the next only the token and its position differ, and both lie
-//! in tensors that the pass reads. So it can be captured as a CUDA graph ([`Graphed`]).
+//! The pass of one token through an unsharded model on a GPU: from one to the next only the token and its
+//! position differ, and both lie in tensors that the pass reads. So it can be captured as a CUDA graph
+//! ([`Graphed`]).
 
 use espalier_tensor::{Category, Device, Tensor};
 

@@ -1,10 +1,11 @@
 //! From logits to a token: the likeliest, or one that is drawn from the likely ones.
 //!
-//! Logits are divided by the temperature; of the tokens the `top_k` likeliest stay, and of these the fewest whose
-//! probabilities add up to `top_p` (nucleus sampling, Holtzman et al. 2020), without those that are less than `min_p` times as likely
-//! as the likeliest (Nguyen et al. 2024). Before that the logits of tokens that the text has already are divided by the repetition
-//! penalty where they are positive, and multiplied by it where they are not (Keskar et al. 2019). What is drawn depends on the seed and the
-//! number of the token alone, so a text repeats on any layout of ranks that gives the same logits.
+//! Logits are divided by the temperature; of the tokens the `top_k` likeliest stay, and of these the fewest
+//! whose probabilities add up to `top_p` (nucleus sampling, Holtzman et al. 2020), without those that are
+//! less than `min_p` times as likely as the likeliest (Nguyen et al. 2024). Before that the logits of tokens
+//! that the text has already are divided by the repetition penalty where they are positive, and multiplied by
+//! it where they are not (Keskar et al. 2019). What is drawn depends on the seed and the number of the token
+//! alone, so a text repeats on any layout of ranks that gives the same logits.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,7 @@
 //! From tokens to text as they come: whole characters only, and nothing behind a word that ends the text.
 //!
-//! A token of a byte-level tokenizer may end within a character, and a word may begin in one token and end in another. So
-//! what could still become part of either is held back until it is known.
+//! A token of a byte-level tokenizer may end within a character, and a word may begin in one token and end in
+//! another. So what could still become part of either is held back until it is known.
 
 use espalier_data::Tokenizer;
 
@@ -62,7 +62,8 @@ impl<'a> TextStream<'a> {
         &self.text[start..self.given]
     }
 
-    /// Moves whole characters from the bytes to the text; bytes that are no part of any become the replacement character.
+    /// Moves whole characters from the bytes to the text; bytes that are no part of any become the
+    /// replacement character.
     fn take_characters(&mut self) {
         loop {
             match std::str::from_utf8(&self.bytes) {

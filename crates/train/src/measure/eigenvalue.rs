@@ -1,8 +1,9 @@
 //! The largest eigenvalue of the Hessian by power iteration.
 //!
-//! Products with the Hessian turn any direction towards the eigenvector whose eigenvalue is the largest in magnitude; v H v of a unit
-//! vector v is then that eigenvalue. Where it is negative, as on the way out of a saddle, the same is done once more with the
-//! Hessian minus that eigenvalue, of which no eigenvalue is negative: what is asked for is how sharply the loss rises.
+//! Products with the Hessian turn any direction towards the eigenvector whose eigenvalue is the largest in
+//! magnitude; v H v of a unit vector v is then that eigenvalue. Where it is negative, as on the way out of a
+//! saddle, the same is done once more with the Hessian minus that eigenvalue, of which no eigenvalue is
+//! negative: what is asked for is how sharply the loss rises.
 
 use serde::Serialize;
 

@@ -1,8 +1,9 @@
 //! Lanczos: an orthogonal basis in which a symmetric matrix, known by its products alone, is tridiagonal; and what
 //! eigenvalues that has.
 //!
-//! Each new vector is made orthogonal to all before it, twice: in f32 the three-term recurrence alone loses that after a few steps and
-//! finds large eigenvalues several times. All vectors are held, 4 bytes a weight each.
+//! Each new vector is made orthogonal to all before it, twice: in f32 the three-term recurrence alone loses
+//! that after a few steps and finds large eigenvalues several times. All vectors are held, 4 bytes a weight
+//! each.
 
 use super::surface::{Direction, LossSurface, add_direction, scale};
 use crate::Result;
@@ -16,8 +17,8 @@ pub struct Tridiagonal {
     pub off_diagonal: Vec<f64>,
 }
 
-/// The Hessian of a surface in the basis that grows from a direction, after at most so many products; fewer where what the direction
-/// reaches has no more dimensions.
+/// The Hessian of a surface in the basis that grows from a direction, after at most so many products; fewer
+/// where what the direction reaches has no more dimensions.
 pub fn tridiagonal(surface: &LossSurface<'_>, start: Direction, steps: usize) -> Result<Tridiagonal> {
     let mut matrix = Tridiagonal::default();
     let mut basis: Vec<Direction> = Vec::new();
@@ -59,8 +60,9 @@ pub fn tridiagonal(surface: &LossSurface<'_>, start: Direction, steps: usize) ->
 const ROUNDING: f64 = 1e-4;
 
 impl Tridiagonal {
-    /// Its eigenvalues, ascending, each with the squared first component of its eigenvector: nodes and weights of the quadrature that Golub & Welsch
-    /// (1969) found in it. By Jacobi's rotations, which are slow and exact; there are a few dozen rows.
+    /// Its eigenvalues, ascending, each with the squared first component of its eigenvector: nodes and
+    /// weights of the quadrature that Golub & Welsch (1969) found in it. By Jacobi's rotations, which are
+    /// slow and exact; there are a few dozen rows.
     pub fn quadrature(&self) -> Vec<(f64, f64)> {
         let n = self.diagonal.len();
         let mut a = vec![vec![0.0; n]; n];
@@ -117,7 +119,8 @@ fn rotate(a: &mut [Vec<f64>], first: &mut [f64], p: usize, q: usize) {
 mod tests {
     use super::*;
 
-    /// The matrix with 2 on the diagonal and -1 beside it has eigenvalues 2 - 2 cos(k pi / (n + 1)), and eigenvectors of sines.
+    /// The matrix with 2 on the diagonal and -1 beside it has eigenvalues 2 - 2 cos(k pi / (n + 1)), and
+    /// eigenvectors of sines.
     #[test]
     fn a_matrix_of_known_eigenvalues_has_them() {
         let n = 30;

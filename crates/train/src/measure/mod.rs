@@ -1,8 +1,9 @@
-//! Measures of the loss around a network's weights, one file each: how fast the gradient turns, how high the loss rises
-//! nearby, how it curves, and how much single samples disagree.
+//! Measures of the loss around a network's weights, one file each: how fast the gradient turns, how high the
+//! loss rises nearby, how it curves, and how much single samples disagree.
 //!
-//! All of them ask a [`LossSurface`]: the mean loss over training samples as a function of the kept weights. Nothing that trains
-//! is touched, and passes run in f32 whatever the precision of the run, since all this is differences of nearby numbers.
+//! All of them ask a [`LossSurface`]: the mean loss over training samples as a function of the kept weights.
+//! Nothing that trains is touched, and passes run in f32 whatever the precision of the run, since all this is
+//! differences of nearby numbers.
 
 mod eigenvalue;
 mod lanczos;

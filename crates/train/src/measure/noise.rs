@@ -1,5 +1,6 @@
-//! How much the gradients of single samples disagree: their variance, and the noise scale that follows from it (McCandlish et al. 2018), at
-//! weights that stand still. [`NoiseScale`] smooths the same two numbers in the course of a run.
+//! How much the gradients of single samples disagree: their variance, and the noise scale that follows from
+//! it (McCandlish et al. 2018), at weights that stand still. [`NoiseScale`] smooths the same two numbers in
+//! the course of a run.
 //!
 //! Both come from the squared norms of gradients of micro-batches and of their mean. Over kept weights alone.
 
@@ -23,13 +24,15 @@ pub struct GradientNoise {
 }
 
 impl GradientNoise {
-    /// The batch at which noise and signal are equal: an estimate of the critical batch. None where noise hides the signal.
+    /// The batch at which noise and signal are equal: an estimate of the critical batch. None where noise
+    /// hides the signal.
     pub fn critical_batch(&self) -> Option<f64> {
         (self.signal > 0.0 && self.variance > 0.0).then(|| self.variance / self.signal)
     }
 }
 
-/// Signal and noise at the surface's own weights, from its micro-batches; an error where there are fewer than two whole ones.
+/// Signal and noise at the surface's own weights, from its micro-batches; an error where there are fewer than
+/// two whole ones.
 pub fn gradient_noise(surface: &LossSurface<'_>) -> Result<GradientNoise> {
     gradient_noise_at(surface, &surface.center()?)
 }
@@ -56,7 +59,8 @@ pub fn gradient_noise_at(surface: &LossSurface<'_>, at: &Weights) -> Result<Grad
             &mut Vec::new(),
             &mut sums,
         )?;
-        // Replicas have micro-batches of their own; parts of a model see the same ones, and a parameter that two of them share has a gradient on both.
+        // Replicas have micro-batches of their own; parts of a model see the same ones, and a parameter that
+        // two of them share has a gradient on both.
         let gradient = if replicas > 1 { sums.take_local(ids, context)? } else { sums.take(ids, context)? };
         let gradient = surface.kept(gradient)?;
         squares += surface.norm(&gradient)?.powi(2);

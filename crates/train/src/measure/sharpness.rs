@@ -1,14 +1,15 @@
-//! Sharpness (Keskar, Mudigere, Nocedal, Smelyanskiy & Tang 2017, metric 2.1 in the whole space): how far above the loss at the weights it rises within a box
-//! around them,
+//! Sharpness (Keskar, Mudigere, Nocedal, Smelyanskiy & Tang 2017, metric 2.1 in the whole space): how far
+//! above the loss at the weights it rises within a box around them,
 //!
 //! ```text
 //! 100 (max f(w + y) - f(w)) / (1 + f(w))        |y_i| <= epsilon (|w_i| + 1)
 //! ```
 //!
-//! The maximum is sought by projected ascent: from the best point so far a step of sign(gradient), in units of the box, cut off at its
-//! walls. The first step goes to the corner that the gradient points to, which for a convex loss is never a step down
-//! and mostly the maximum already; one that finds nothing higher is halved. What is found is a lower bound of the
-//! maximum, as is that of the ten steps of L-BFGS-B in the paper. Pruned weights have no side in the box.
+//! The maximum is sought by projected ascent: from the best point so far a step of sign(gradient), in units
+//! of the box, cut off at its walls. The first step goes to the corner that the gradient points to, which for
+//! a convex loss is never a step down and mostly the maximum already; one that finds nothing higher is
+//! halved. What is found is a lower bound of the maximum, as is that of the ten steps of L-BFGS-B in the
+//! paper. Pruned weights have no side in the box.
 
 use espalier_nn::weights::Weights;
 use espalier_tensor::{Category, DType, Tensor};

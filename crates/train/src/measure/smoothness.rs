@@ -1,13 +1,13 @@
-//! Local smoothness (Lee, Ajanthan, Torr & Jaggi 2021, after Zhang, He, Sra & Jadbabaie 2020): how fast the gradient turns
-//! along a step,
+//! Local smoothness (Lee, Ajanthan, Torr & Jaggi 2021, after Zhang, He, Sra & Jadbabaie 2020): how fast the
+//! gradient turns along a step,
 //!
 //! ```text
 //! L(w_k) = max over gamma in {0.1, 0.2 ... 1.0} of |grad f(w_k + gamma d) - grad f(w_k)| / |gamma d|        d = w_{k+1} - w_k
 //! ```
 //!
-//! Eleven gradients of the whole sum of samples for one number. The difference of two gradients in f32 says nothing below
-//! about 1e-6 of their length, so a step that is far shorter than the weights has a smoothness that is mostly rounding: where L
-//! times the step is not well above that, it is not to be trusted.
+//! Eleven gradients of the whole sum of samples for one number. The difference of two gradients in f32 says
+//! nothing below about 1e-6 of their length, so a step that is far shorter than the weights has a smoothness
+//! that is mostly rounding: where L times the step is not well above that, it is not to be trusted.
 
 use espalier_nn::weights::Weights;
 use serde::Serialize;
@@ -57,8 +57,8 @@ pub fn smoothness(surface: &LossSurface<'_>, from: &Weights) -> Result<Option<Sm
     Ok(Some(found))
 }
 
-/// Takes a step and measures it; no smoothness where the step was skipped. Where weights are pruned before the step, it begins
-/// at what is left of them.
+/// Takes a step and measures it; no smoothness where the step was skipped. Where weights are pruned before
+/// the step, it begins at what is left of them.
 pub fn step_and_measure(
     trainer: &mut Trainer,
     over: LossSamples,

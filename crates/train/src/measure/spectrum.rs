@@ -1,9 +1,10 @@
-//! How the eigenvalues of the Hessian are distributed, by stochastic Lanczos quadrature (Golub & Meurant 1994; for networks Ghorbani, Krishnan &
-//! Xiao 2019).
+//! How the eigenvalues of the Hessian are distributed, by stochastic Lanczos quadrature (Golub & Meurant
+//! 1994; for networks Ghorbani, Krishnan & Xiao 2019).
 //!
-//! For a random direction v of signs, v f(H) v / n has the mean of f over all eigenvalues as its expectation, whatever f; some steps of Lanczos
-//! from v turn it into a sum over a few nodes. Nodes of several directions together stand for the whole distribution: the
-//! largest and smallest of them are eigenvalues as good as exact, those between say how many lie thereabouts.
+//! For a random direction v of signs, v f(H) v / n has the mean of f over all eigenvalues as its expectation,
+//! whatever f; some steps of Lanczos from v turn it into a sum over a few nodes. Nodes of several directions
+//! together stand for the whole distribution: the largest and smallest of them are eigenvalues as good as
+//! exact, those between say how many lie thereabouts.
 
 use serde::Serialize;
 
@@ -63,7 +64,8 @@ impl Spectrum {
         self.nodes.iter().filter(|(value, _)| *value < limit).map(|(_, fraction)| fraction).sum()
     }
 
-    /// The density at so many places from end to end, each node a bell of a hundredth of the width: what a picture shows.
+    /// The density at so many places from end to end, each node a bell of a hundredth of the width: what a
+    /// picture shows.
     pub fn density(&self, points: usize) -> Vec<(f64, f64)> {
         let Some((low, high)) = self.ends() else { return Vec::new() };
         let width = ((high - low) / 100.0).max(f64::MIN_POSITIVE);

@@ -1,10 +1,10 @@
 //! The mean loss over training samples as a function of the kept weights, with its first and second derivatives.
 //!
-//! A point is a set of weights in f32, a direction a tensor for each parameter, zero wherever a weight is pruned: what is
-//! gone is no dimension of this space. Biases and the parameters of norms are.
+//! A point is a set of weights in f32, a direction a tensor for each parameter, zero wherever a weight is
+//! pruned: what is gone is no dimension of this space. Biases and the parameters of norms are.
 //!
-//! The loss is the one that training sees: batch norm normalises each micro-batch by itself, dropout drops what it would
-//! drop in the first step, so that the function is the same whenever it is asked.
+//! The loss is the one that training sees: batch norm normalises each micro-batch by itself, dropout drops
+//! what it would drop in the first step, so that the function is the same whenever it is asked.
 
 use espalier_data::{DataSplit, spread};
 use espalier_nn::weights::{ParameterId, Weights, name_key};
@@ -23,7 +23,8 @@ use crate::{Error, Result};
 /// Apart from every other use of the run's seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"measure ");
 
-/// A vector of the space of kept weights: a tensor for each parameter of [`LossSurface::ids`], zero where weights are pruned.
+/// A vector of the space of kept weights: a tensor for each parameter of [`LossSurface::ids`], zero where
+/// weights are pruned.
 pub type Direction = Vec<Tensor>;
 
 /// Which samples the loss is a mean over.
@@ -31,7 +32,8 @@ pub type Direction = Vec<Tensor>;
 pub struct LossSamples {
     /// Training samples, spread evenly over all of them; none: all.
     pub samples: Option<usize>,
-    /// How many run at a time; none: as many as in the run. To a model with batch norm another number is another loss.
+    /// How many run at a time; none: as many as in the run. To a model with batch norm another number is
+    /// another loss.
     pub micro_batch: Option<usize>,
 }
 
@@ -46,8 +48,8 @@ pub struct LossSurface<'a> {
 }
 
 impl<'a> LossSurface<'a> {
-    /// Around the weights of a trainer as they are now; nothing of the run changes by it. All ranks must, and those that have gone apart must
-    /// have come together ([`Trainer::average`]).
+    /// Around the weights of a trainer as they are now; nothing of the run changes by it. All ranks must, and
+    /// those that have gone apart must have come together ([`Trainer::average`]).
     pub fn of(trainer: &'a Trainer, over: LossSamples) -> Result<LossSurface<'a>> {
         LossSurface::new(trainer.context(), trainer.params(), over)
     }

@@ -27,9 +27,9 @@ pub(crate) fn all_gather_bytes(group: &Communicator, local: &[u8]) -> Result<Vec
     Ok(lengths.iter().enumerate().map(gathered).collect())
 }
 
-/// Does a rank's part of some work, and hears of all others' how it went: their results in the order of ranks or, the
-/// same on every rank, what the first of those that failed said. The outer error is that of a rank that is no longer
-/// there.
+/// Does a rank's part of some work, and hears of all others' how it went: their results in the order of ranks
+/// or, the same on every rank, what the first of those that failed said. The outer error is that of a rank
+/// that is no longer there.
 pub fn all_gather_results<T: Serialize + DeserializeOwned>(
     ranks: &Ranks,
     work: impl FnOnce() -> Result<T, String>,
@@ -47,7 +47,8 @@ pub fn all_gather_results<T: Serialize + DeserializeOwned>(
     Ok(all.map(|(rank, bytes)| read(bytes).map_err(|why| format!("rank {rank}: {why}"))).collect())
 }
 
-/// What the first rank finds, on every rank: what they are to look at in the same order, or to do alike. All must call it.
+/// What the first rank finds, on every rank: what they are to look at in the same order, or to do alike. All
+/// must call it.
 pub(crate) fn from_rank0<T: Serialize + DeserializeOwned>(
     ranks: &Ranks,
     look: impl FnOnce() -> Result<T>,

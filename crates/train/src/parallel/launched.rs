@@ -1,8 +1,8 @@
 //! Ranks as processes that a launcher has started, each with its own device.
 //!
-//! Which transport joins them follows from what they compute on: MPI carries what is in the memory of the host, NCCL what is on
-//! GPUs. Where neither can, one sentence says what to build or how to start instead: a process that trained on by itself
-//! would be one of several copies of rank 0.
+//! Which transport joins them follows from what they compute on: MPI carries what is in the memory of the
+//! host, NCCL what is on GPUs. Where neither can, one sentence says what to build or how to start instead: a
+//! process that trained on by itself would be one of several copies of rank 0.
 
 use std::time::Duration;
 
@@ -40,8 +40,9 @@ enum ProcessTransport {
 }
 
 impl ProcessGroup {
-    /// Decides for a rank that is to compute on a device of this kind. `gpus` says whether it has a GPU that can be used,
-    /// which decides where the kind is left open; `variable` looks a variable of the launcher up.
+    /// Decides for a rank that is to compute on a device of this kind. `gpus` says whether it has a GPU that
+    /// can be used, which decides where the kind is left open; `variable` looks a variable of the launcher
+    /// up.
     pub fn new(
         launched: LaunchedProcess,
         kind: DeviceKind,
@@ -80,7 +81,8 @@ impl ProcessGroup {
         }
     }
 
-    /// Which of its machine's GPUs is its, where there are so many: ranks beyond them share these, where NCCL is asked to let them.
+    /// Which of its machine's GPUs is its, where there are so many: ranks beyond them share these, where NCCL
+    /// is asked to let them.
     pub fn gpu(&self, gpus: usize) -> usize {
         match &self.carrier {
             ProcessTransport::Mpi => 0,
@@ -89,7 +91,8 @@ impl ProcessGroup {
         }
     }
 
-    /// How many ranks share the memory that it computes in: its machine's, or that of its GPU, of which the machine has so many.
+    /// How many ranks share the memory that it computes in: its machine's, or that of its GPU, of which the
+    /// machine has so many.
     pub fn ranks_per_device(&self, gpus: usize) -> usize {
         // Where the launcher does not say how many are here, all may be.
         let here = self.launched.local_size.unwrap_or(self.launched.size).max(1);
@@ -121,7 +124,8 @@ impl ProcessGroup {
         }
     }
 
-    /// Joins the others in a mesh and runs `work` as the rank that this process is. A call of its waits at most `limit`.
+    /// Joins the others in a mesh and runs `work` as the rank that this process is. A call of its waits at
+    /// most `limit`.
     pub fn run<R>(
         &self,
         limit: Duration,

@@ -10,8 +10,9 @@
 //!
 //! Where ranks come from: `threads` of this process, or processes that a launcher has started (`launched`).
 //!
-//! Ranks start from the same bits and take the same steps, so that weights need not be sent; only those that share
-//! out their state, or go apart, do. That they are the same is checked where it could go wrong ([`Ranks::agree`]), and an error names who differs.
+//! Ranks start from the same bits and take the same steps, so that weights need not be sent; only those that
+//! share out their state, or go apart, do. That they are the same is checked where it could go wrong
+//! ([`Ranks::agree`]), and an error names who differs.
 
 pub mod data;
 mod gather;
@@ -135,8 +136,9 @@ impl Ranks {
         &self.replica
     }
 
-    /// Connects this rank with those that its layers will send to: neighbours of its tile, and those that it deals out columns
-    /// or samples to. A transport that has to connect ranks does so now, and not while the first step computes.
+    /// Connects this rank with those that its layers will send to: neighbours of its tile, and those that it
+    /// deals out columns or samples to. A transport that has to connect ranks does so now, and not while the
+    /// first step computes.
     pub fn connect(&self, plan: &Plan) -> Result<()> {
         let tiles = self.along(Axis::Spatial);
         let [_, columns] = plan.layout.grid();

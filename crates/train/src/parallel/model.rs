@@ -1,8 +1,10 @@
-//! Tensor and spatial parallelism: the ranks that have parts of the same layers, and which shard of each parameter each of them has.
+//! Tensor and spatial parallelism: the ranks that have parts of the same layers, and which shard of each
+//! parameter each of them has.
 //!
-//! A parameter that is cut has another shard on each of them, or the same on some; one that is not is replicated on all. What is
-//! found in shards and must be that of the full tensor, a count, a digest, is put together here. Shards are in the order of the
-//! full tensor, so that masks, ties and compressed state of a shard are those of the full tensor where they lie.
+//! A parameter that is cut has another shard on each of them, or the same on some; one that is not is
+//! replicated on all. What is found in shards and must be that of the full tensor, a count, a digest, is put
+//! together here. Shards are in the order of the full tensor, so that masks, ties and compressed state of a
+//! shard are those of the full tensor where they lie.
 
 use espalier_comm::{Communicator, IntoCommBuffer, Reduce};
 use espalier_nn::weights::{ParameterId, digest};
@@ -15,8 +17,8 @@ use espalier_tensor::ops::update::SquaredNorms;
 use super::{Ranks, all_gather_bytes};
 use crate::Result;
 
-/// What the ranks of a stage hold of each parameter of the model, also of those of other stages: which are cut is the same
-/// everywhere.
+/// What the ranks of a stage hold of each parameter of the model, also of those of other stages: which are
+/// cut is the same everywhere.
 #[derive(Debug, Clone)]
 pub struct ModelParallel {
     group: Communicator,
@@ -72,12 +74,14 @@ impl ModelParallel {
         Ok(self.group.all_reduce(numbers, Reduce::Sum)?)
     }
 
-    /// What all model-parallel ranks together count of a parameter, from what each counts of its shard. Where it is cut all must ask.
+    /// What all model-parallel ranks together count of a parameter, from what each counts of its shard. Where
+    /// it is cut all must ask.
     pub fn count(&self, id: ParameterId, local: usize) -> Result<usize> {
         Ok(self.total(id, vec![local as u64])?[0] as usize)
     }
 
-    /// Sums over all of a parameter, from those over this rank's shard. Where it is cut all model-parallel ranks must ask.
+    /// Sums over all of a parameter, from those over this rank's shard. Where it is cut all model-parallel
+    /// ranks must ask.
     pub fn total<T: Copy + Default>(&self, id: ParameterId, local: Vec<T>) -> Result<Vec<T>>
     where
         Vec<T>: IntoCommBuffer,
@@ -89,8 +93,8 @@ impl ModelParallel {
         }
     }
 
-    /// Makes the norms of this rank's shards those of full parameters, by which LARS and LAMB measure a step. All model-parallel ranks must
-    /// ask.
+    /// Makes the norms of this rank's shards those of full parameters, by which LARS and LAMB measure a step.
+    /// All model-parallel ranks must ask.
     pub(crate) fn full_norms(&self, ids: &[ParameterId], norms: &mut [SquaredNorms]) -> Result<()> {
         let cut: Vec<usize> = (0..ids.len()).filter(|i| self.is_split(ids[*i])).collect();
         let local = cut.iter().flat_map(|&i| match self.is_owner(ids[i]) {
@@ -104,8 +108,8 @@ impl ModelParallel {
         Ok(())
     }
 
-    /// blake3 of the bytes of a full parameter. Where it is cut, its shards come together on the host of every model-parallel rank; all must
-    /// ask.
+    /// blake3 of the bytes of a full parameter. Where it is cut, its shards come together on the host of
+    /// every model-parallel rank; all must ask.
     pub fn digest(&self, id: ParameterId, local: &Tensor) -> Result<[u8; 32]> {
         match self.is_split(id) {
             false => Ok(digest(local)?),
@@ -113,7 +117,8 @@ impl ModelParallel {
         }
     }
 
-    /// The bytes of a full parameter, or of what has a number for each of its weights. All model-parallel ranks must ask.
+    /// The bytes of a full parameter, or of what has a number for each of its weights. All model-parallel
+    /// ranks must ask.
     pub(crate) fn join(&self, id: ParameterId, local: &Tensor) -> Result<Vec<u8>> {
         let each = local.dtype().bytes();
         let mut full = vec![0; self.local_shard(id).full_shape().iter().product::<usize>() * each];
@@ -140,7 +145,8 @@ mod tests {
     use super::*;
     use crate::parallel::on_threads;
 
-    /// Rows, columns, three ranges as of heads, and one that is on two ranks: each time the digest of the uncut tensor.
+    /// Rows, columns, three ranges as of heads, and one that is on two ranks: each time the digest of the
+    /// uncut tensor.
     #[test]
     fn a_digest_of_pieces_is_that_of_the_whole() {
         let (shape, device) = ([5, 12], Device::cpu(1).unwrap());

@@ -1,4 +1,5 @@
-//! The groups of ranks that share parameters and statistics, as the plan has them ([`RankParams`]), with a communicator each.
+//! The groups of ranks that share parameters and statistics, as the plan has them ([`RankParams`]), with a
+//! communicator each.
 
 use std::collections::HashMap;
 
@@ -24,8 +25,8 @@ pub struct ReduceGroups {
     copies: bool,
 }
 
-/// What all ranks know a group of parameters by: the stages that use them, and for each of those that have parts of the same layers the
-/// first with whom it sums.
+/// What all ranks know a group of parameters by: the stages that use them, and for each of those that have
+/// parts of the same layers the first with whom it sums.
 type GroupKey = (Vec<usize>, Vec<usize>);
 
 impl ReduceGroups {

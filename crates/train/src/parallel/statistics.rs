@@ -1,14 +1,14 @@
 //! Running statistics of batch norms whose batches several ranks have measured, as one rank would fold them.
 //!
-//! Folding is linear. With momentum a and k = 1 - a, the statistics s(0) .. s(n - 1) of a step, folded one after the other,
-//! make of a running value r
+//! Folding is linear. With momentum a and k = 1 - a, the statistics s(0) .. s(n - 1) of a step, folded one
+//! after the other, make of a running value r
 //!
 //! ```text
 //! k^n r + a sum over i of k^(n - 1 - i) s(i)
 //! ```
 //!
-//! So each rank weighs its own by their places in that order, the sums are added up over ranks, and the message is no
-//! longer than the statistics themselves.
+//! So each rank weighs its own by their places in that order, the sums are added up over ranks, and the
+//! message is no longer than the statistics themselves.
 
 use std::collections::HashMap;
 
@@ -23,8 +23,8 @@ use super::reduce_groups::ReduceGroups;
 use crate::Result;
 use crate::state::ParamStore;
 
-/// Folds what all ranks have measured, `count` batches of each norm: this rank's own, with their places in the order of
-/// all. `factor` is one over how many ranks measure each place. All ranks of the groups must.
+/// Folds what all ranks have measured, `count` batches of each norm: this rank's own, with their places in
+/// the order of all. `factor` is one over how many ranks measure each place. All ranks of the groups must.
 pub fn fold_together(
     local: &[(usize, BatchStatistics)],
     count: usize,

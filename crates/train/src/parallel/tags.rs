@@ -1,5 +1,5 @@
-//! The tags of messages between stages: a communicator tells messages of the same two ranks apart by them. Those within a layer have
-//! groups, and tags, of their own.
+//! The tags of messages between stages: a communicator tells messages of the same two ranks apart by them.
+//! Those within a layer have groups, and tags, of their own.
 
 use espalier_plan::schedule::{Action, Schedule};
 

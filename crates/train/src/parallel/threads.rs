@@ -1,5 +1,5 @@
-//! Ranks as threads of this process, each with its own device: a fair part of the processor's threads, or the one GPU
-//! with streams, a ledger and memory of its own.
+//! Ranks as threads of this process, each with its own device: a fair part of the processor's threads, or the
+//! one GPU with streams, a ledger and memory of its own.
 
 use std::time::Duration;
 
@@ -26,9 +26,9 @@ pub fn on_threads<R: Send>(
     on_threads_with_timeout(LIMIT, None, mesh, device, work)
 }
 
-/// The same where a rank waits at most `limit` for another. One that fails is noticed at once; the limit is for one that
-/// hangs, and must be longer than rank 0 takes to write a checkpoint. What hangs is waited for, unless there is somebody to
-/// `abort`, which is to end the process.
+/// The same where a rank waits at most `limit` for another. One that fails is noticed at once; the limit is
+/// for one that hangs, and must be longer than rank 0 takes to write a checkpoint. What hangs is waited for,
+/// unless there is somebody to `abort`, which is to end the process.
 pub fn on_threads_with_timeout<R: Send>(
     limit: Duration,
     abort: Option<AbortFn>,

@@ -1,10 +1,11 @@
 //! What SET and RigL share: a sparse network that moves.
 //!
-//! It starts from a random mask, each layer at the sparsity, or as the Erdos-Renyi-kernel distribution has it. Every so many
-//! steps, until T_end, each layer drops `alpha_t = fraction / 2 (1 + cos(pi t / T_end))` of its kept weights, the smallest, and
-//! grows as many where none is kept then: what has just been dropped may come back, as published, with its value and
-//! state. Other grown weights start at zero, as does their first moment; their second moment starts at the mean of the layer's
-//! (see `trainer/state_mask`). A layer's count never changes.
+//! It starts from a random mask, each layer at the sparsity, or as the Erdos-Renyi-kernel distribution has
+//! it. Every so many steps, until T_end, each layer drops `alpha_t = fraction / 2 (1 + cos(pi t / T_end))` of
+//! its kept weights, the smallest, and grows as many where none is kept then: what has just been dropped may
+//! come back, as published, with its value and state. Other grown weights start at zero, as does their first
+//! moment; their second moment starts at the mean of the layer's (see `trainer/state_mask`). A layer's count
+//! never changes.
 
 use espalier_nn::weights::ParameterId;
 use espalier_plan::pruning::DynamicSparsity;

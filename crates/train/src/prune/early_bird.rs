@@ -1,17 +1,20 @@
-//! Early-Bird tickets (You et al. 2020): train densely until it is settled which weights are small, then prune them.
+//! Early-Bird tickets (You et al. 2020): train densely until it is settled which weights are small, then
+//! prune them.
 //!
-//! Every so many steps the mask that pruning now would give is drawn. When the newest is nearer than a tolerance to each of
-//! the others in a window of the last few, it is the ticket.
+//! Every so many steps the mask that pruning now would give is drawn. When the newest is nearer than a
+//! tolerance to each of the others in a window of the last few, it is the ticket.
 //!
-//! The paper's masks are of channels: those with the smallest `|gamma|` of their batch norm, over all layers together,
-//! while `l1 sign(gamma)` is added to the gradients of these scales until the ticket is drawn. Pruning a channel removes
-//! the convolution's weights and bias that make it, its scale and shift, and the weights of the layers behind that read it:
-//! where residual branches are summed, if the channels of all of them are pruned. Networks without batch norm have masks of
-//! weights by their magnitude, with the same window.
+//! The paper's masks are of channels: those with the smallest `|gamma|` of their batch norm, over all layers
+//! together, while `l1 sign(gamma)` is added to the gradients of these scales until the ticket is drawn.
+//! Pruning a channel removes the convolution's weights and bias that make it, its scale and shift, and the
+//! weights of the layers behind that read it: where residual branches are summed, if the channels of all of
+//! them are pruned. Networks without batch norm have masks of weights by their magnitude, with the same
+//! window.
 //!
-//! The distance of two masks of channels is the paper's: differing places over all places. Of weights, of which few are
-//! kept, that could not fail: two masks that have nothing in common differ in `2 (1 - s)` of all places, 0.1 at 95 %. There it
-//! is differing places over twice the kept ones: 0 for equal masks, 1 for disjoint ones, at any sparsity.
+//! The distance of two masks of channels is the paper's: differing places over all places. Of weights, of
+//! which few are kept, that could not fail: two masks that have nothing in common differ in `2 (1 - s)` of
+//! all places, 0.1 at 95 %. There it is differing places over twice the kept ones: 0 for equal masks, 1 for
+//! disjoint ones, at any sparsity.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -120,7 +123,8 @@ impl EarlyBird {
         }
     }
 
-    /// The masks of all that a draw removes. Norms are replicated on every rank; what makes and reads their channels may be cut.
+    /// The masks of all that a draw removes. Norms are replicated on every rank; what makes and reads their
+    /// channels may be cut.
     fn masks(
         &self,
         network: &Network<'_>,

@@ -1,13 +1,13 @@
 //! The gradient of the loss over chosen samples, for methods that score by it.
 //!
-//! Gradients of the micro-batches are added up in f32 whatever the precision of the run: in bf16 a sum over a data set
-//! stands still after a few hundred of them. Only wanted gradients are made. Nothing of the model changes: what batch
-//! norm measures is let go.
+//! Gradients of the micro-batches are added up in f32 whatever the precision of the run: in bf16 a sum over a
+//! data set stands still after a few hundred of them. Only wanted gradients are made. Nothing of the model
+//! changes: what batch norm measures is let go.
 //!
-//! Ranks along the data axis split the samples and add up what they found, in the order of ranks, so that all have
-//! the same bits; stages that share a parameter add up what each has of its gradient. Dropout drops what it would drop on
-//! one rank. Where batch norms measure over replicas each group of samples is split, so that they see what they would see on one rank
-//! ([`ScoredBatch`]).
+//! Ranks along the data axis split the samples and add up what they found, in the order of ranks, so that all
+//! have the same bits; stages that share a parameter add up what each has of its gradient. Dropout drops what
+//! it would drop on one rank. Where batch norms measure over replicas each group of samples is split, so that
+//! they see what they would see on one rank ([`ScoredBatch`]).
 
 use std::collections::HashMap;
 

@@ -1,9 +1,10 @@
 //! GraSP (Wang, Zhang & Grosse 2020): before the first step, keep the weights that the flow of gradients needs.
 //!
-//! With g the gradient of the loss over a class-balanced set, its logits divided by a temperature, and H the Hessian,
-//! removing weight w changes `|g|^2` by about `-2 w (H g)`. Those with the highest score `-w (H g)` go: their removal
-//! takes least from the flow, or adds to it. Frankle, Dziugaite, Roy & Carbin (2021) found that what adds most to the flow is
-//! not what a network can do without, and keep the scores of the largest magnitude instead: both are offered.
+//! With g the gradient of the loss over a class-balanced set, its logits divided by a temperature, and H the
+//! Hessian, removing weight w changes `|g|^2` by about `-2 w (H g)`. Those with the highest score `-w (H g)`
+//! go: their removal takes least from the flow, or adds to it. Frankle, Dziugaite, Roy & Carbin (2021) found
+//! that what adds most to the flow is not what a network can do without, and keep the scores of the largest
+//! magnitude instead: both are offered.
 //!
 //! H g is a difference of gradients ([`Curvature`]).
 
@@ -73,8 +74,8 @@ impl Grasp {
         Curvature::new(network.params, network.candidates, scored)
     }
 
-    /// The samples scored, in the order in which the run will meet them: for images as many of each class (the first
-    /// classes have one more where the number does not divide), fewer of those with fewer images.
+    /// The samples scored, in the order in which the run will meet them: for images as many of each class
+    /// (the first classes have one more where the number does not divide), fewer of those with fewer images.
     pub fn chosen(&self, network: &Network<'_>) -> Vec<(u64, usize)> {
         let dataset = &network.context.dataset;
         let all = dataset.len(DataSplit::Train);

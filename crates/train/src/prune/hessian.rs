@@ -4,14 +4,15 @@
 //! H v = (8 (g(w + e v) - g(w - e v)) - (g(w + 2 e v) - g(w - 2 e v))) / 12 e + O(e^4)        e = STEP |w| / |v|
 //! ```
 //!
-//! Norms are over all parameters that move, so that they move by the same fraction whatever the scale of the loss. The
-//! error of the difference grows with STEP^4, that of rounding to f32 with 1 / STEP. Batch norm bends the gradient so much along
-//! the way that with two points no step is good: on resnet-18 the best is off by 3e-4, four points at the step below by
-//! 1e-4, and two at the step that suits networks without norms (3e-4) by 4e-2, which is 2 % of GraSP's mask.
+//! Norms are over all parameters that move, so that they move by the same fraction whatever the scale of the
+//! loss. The error of the difference grows with STEP^4, that of rounding to f32 with 1 / STEP. Batch norm
+//! bends the gradient so much along the way that with two points no step is good: on resnet-18 the best is
+//! off by 3e-4, four points at the step below by 1e-4, and two at the step that suits networks without norms
+//! (3e-4) by 4e-2, which is 2 % of GraSP's mask.
 //!
-//! ReLU and max pool choose at both points as they do at w ([`FrozenGates`]): without that the difference is noise. In bf16
-//! it would drown in rounding, so the passes run in f32 on a copy of the weights, whatever the run's precision. The copy
-//! is what moves: the weights themselves are never touched.
+//! ReLU and max pool choose at both points as they do at w ([`FrozenGates`]): without that the difference is
+//! noise. In bf16 it would drown in rounding, so the passes run in f32 on a copy of the weights, whatever the
+//! run's precision. The copy is what moves: the weights themselves are never touched.
 
 use espalier_nn::layers::FrozenGates;
 use espalier_nn::model::Model;

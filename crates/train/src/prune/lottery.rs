@@ -1,12 +1,13 @@
 //! Lottery tickets (Frankle & Carbin 2019): train, prune the smallest weights that are left, go back, repeat.
 //!
-//! [`Rounds`] says how many rounds the run is cut into and what each keeps. One threshold is over all candidates but the
-//! output layer, which loses half as much and has its own. After a round, weights and running statistics are what they
-//! were at first, or after `rewind` steps of the first training, and optimizer state and learning rate start there
-//! afresh. The data go on: no training meets the same batches again.
+//! [`Rounds`] says how many rounds the run is cut into and what each keeps. One threshold is over all
+//! candidates but the output layer, which loses half as much and has its own. After a round, weights and
+//! running statistics are what they were at first, or after `rewind` steps of the first training, and
+//! optimizer state and learning rate start there afresh. The data go on: no training meets the same batches
+//! again.
 //!
-//! First values are made again from seed and name, not stored. Others are kept on the host in the precision of the run
-//! (in bf16 without the bits that only the master has), and in every checkpoint.
+//! First values are made again from seed and name, not stored. Others are kept on the host in the precision
+//! of the run (in bf16 without the bits that only the master has), and in every checkpoint.
 
 use std::collections::BTreeMap;
 

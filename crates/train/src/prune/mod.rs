@@ -1,8 +1,9 @@
 //! Pruning methods, one file each: scores in, masks out.
 //!
-//! Before every step the run asks its [`Pruner`] whether it is time. A method reads the [`Network`] (and may change its
-//! weights, which only rewinding does) and draws new masks; what these do to weights and state is the trainer's.
-//! Scores become whole numbers, of which the best are found exactly, so the same scores give the same masks everywhere.
+//! Before every step the run asks its [`Pruner`] whether it is time. A method reads the [`Network`] (and may
+//! change its weights, which only rewinding does) and draws new masks; what these do to weights and state is
+//! the trainer's. Scores become whole numbers, of which the best are found exactly, so the same scores give
+//! the same masks everywhere.
 
 pub mod drop_and_grow;
 pub mod early_bird;
@@ -58,8 +59,8 @@ pub trait Pruner: Debug + Send {
         (step, steps)
     }
 
-    /// Parameters that are pulled towards zero in the next step, and how strongly: `strength * sign(w)` is added to
-    /// their gradients.
+    /// Parameters that are pulled towards zero in the next step, and how strongly: `strength * sign(w)` is
+    /// added to their gradients.
     fn penalty(&self) -> Option<(Vec<ParameterId>, f32)> {
         None
     }
@@ -154,7 +155,8 @@ impl Network<'_> {
         StepClock { step: self.step, steps: self.context.steps, epoch: self.epoch }
     }
 
-    /// Samples as weights are scored by them: batch norms measure the groups that one rank would have, on every layout.
+    /// Samples as weights are scored by them: batch norms measure the groups that one rank would have, on
+    /// every layout.
     pub fn scored<'a>(&'a self, samples: &'a [(u64, usize)]) -> ScoringSamples<'a> {
         let scored_batch = self.context.plan.scored_batch();
         ScoringSamples { scored_batch, ..ScoringSamples::new(samples, scored_batch.samples, self.context) }
@@ -200,7 +202,8 @@ impl Network<'_> {
         ((1.0 - sparsity) * elements as f64).round() as usize
     }
 
-    /// The masks that keep the best candidates at a sparsity: `keys` gives those of a parameter, in which larger is better.
+    /// The masks that keep the best candidates at a sparsity: `keys` gives those of a parameter, in which
+    /// larger is better.
     pub fn keep_best(
         &self,
         sparsity: f64,
@@ -233,8 +236,8 @@ impl Network<'_> {
         }
     }
 
-    /// A mask that is drawn of all keys of a parameter and its shape. Where it is cut, a group of weights may be on two ranks: each looks
-    /// at all of the tensor and keeps what is its own.
+    /// A mask that is drawn of all keys of a parameter and its shape. Where it is cut, a group of weights may
+    /// be on two ranks: each looks at all of the tensor and keeps what is its own.
     pub fn mask_on_host(
         &self,
         id: ParameterId,
@@ -250,8 +253,8 @@ impl Network<'_> {
         Ok(self.local_bits(id, draw(&keys, full_shape)))
     }
 
-    /// The masks that keep the `count` best of some parameters, over all stages. What is gone already stays gone: where
-    /// fewer are left than `count`, these stay.
+    /// The masks that keep the `count` best of some parameters, over all stages. What is gone already stays
+    /// gone: where fewer are left than `count`, these stay.
     pub fn keep(
         &self,
         ids: &[ParameterId],
@@ -261,7 +264,8 @@ impl Network<'_> {
         self.keep_visited(ids, count, select::one_by_one(ids.len(), |i| keys(ids[i])))
     }
 
-    /// The same where `visit_all` shows the keys of each parameter by its place among `ids`, each time that it is called.
+    /// The same where `visit_all` shows the keys of each parameter by its place among `ids`, each time that
+    /// it is called.
     pub fn keep_visited(
         &self,
         ids: &[ParameterId],
@@ -286,7 +290,8 @@ impl Network<'_> {
         Ok(ids.iter().copied().zip(bits).collect())
     }
 
-    /// The mask that keeps the `count` best of a parameter, over all of it. Where it is cut all that hold a shard must ask.
+    /// The mask that keeps the `count` best of a parameter, over all of it. Where it is cut all that hold a
+    /// shard must ask.
     pub fn best(&self, id: ParameterId, keys: &Tensor, count: usize) -> Result<MaskBits> {
         if !self.context.param(id).is_split {
             return select::best(keys, count);
@@ -313,7 +318,8 @@ impl Network<'_> {
         self.params.param(id).kept()
     }
 
-    /// A number for each place of a parameter, which depends on the place in the full tensor and on the stream alone.
+    /// A number for each place of a parameter, which depends on the place in the full tensor and on the
+    /// stream alone.
     pub fn random_keys(&self, id: ParameterId, stream: u64) -> Result<Tensor> {
         let device = &self.context.device;
         if !self.context.param(id).is_split {

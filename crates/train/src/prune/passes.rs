@@ -1,7 +1,9 @@
-//! Scores of all candidates, some of them at a time where the sums of all would not fit: see [`espalier_plan::scoring`].
+//! Scores of all candidates, some of them at a time where the sums of all would not fit: see
+//! [`espalier_plan::scoring`].
 //!
-//! A sum does not depend on which others are made beside it, so the masks are the same bit for bit. Every rank makes as many
-//! passes as the one that needs most: a stage with nothing to score in a pass still sends its samples on.
+//! A sum does not depend on which others are made beside it, so the masks are the same bit for bit. Every
+//! rank makes as many passes as the one that needs most: a stage with nothing to score in a pass still sends
+//! its samples on.
 
 use std::ops::Range;
 
@@ -14,8 +16,9 @@ use super::{MaskBits, Network, select};
 use crate::Result;
 
 impl Network<'_> {
-    /// The masks that keep the candidates with the largest scores at a sparsity, over all of the model. `make` gives a tensor for each of
-    /// some candidates, in their order, and the score of a weight follows from its product with the tensor's element.
+    /// The masks that keep the candidates with the largest scores at a sparsity, over all of the model.
+    /// `make` gives a tensor for each of some candidates, in their order, and the score of a weight follows
+    /// from its product with the tensor's element.
     pub(super) fn keep_scored(
         &self,
         sparsity: f64,

@@ -1,4 +1,5 @@
-//! What a pruning method reports: what it saw, or what it did. Both are written into `metrics.jsonl` as they are here.
+//! What a pruning method reports: what it saw, or what it did. Both are written into `metrics.jsonl` as they
+//! are here.
 
 use serde::{Deserialize, Serialize};
 

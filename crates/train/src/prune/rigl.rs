@@ -1,10 +1,10 @@
 //! RigL (Evci et al. 2020): the smallest weights of each layer go, as many grow where the gradient is largest.
 //!
-//! The gradient is that of the step to come: of its whole batch, on all ranks. Where a rank has one micro-batch, each layer's is
-//! dense for the moment in which its growth is chosen and then let go, so that a dense gradient of the model never exists;
-//! one of a tied parameter comes in parts, and is held until the pass is over. Over several micro-batches gradients must be
-//! added up: for a quarter of the candidates at a time, in f32, so that a quarter of the dense gradient is held and the batch is
-//! passed four times.
+//! The gradient is that of the step to come: of its whole batch, on all ranks. Where a rank has one
+//! micro-batch, each layer's is dense for the moment in which its growth is chosen and then let go, so that a
+//! dense gradient of the model never exists; one of a tied parameter comes in parts, and is held until the
+//! pass is over. Over several micro-batches gradients must be added up: for a quarter of the candidates at a
+//! time, in f32, so that a quarter of the dense gradient is held and the batch is passed four times.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,7 +1,7 @@
 //! The best of many, exactly: so many places, ties going to the earlier one, so that every rank agrees.
 //!
-//! The k-th largest key is found digit by digit from two histograms, which the device makes. Keys are shown three times instead
-//! of being held, as a model's may be larger than what is free.
+//! The k-th largest key is found digit by digit from two histograms, which the device makes. Keys are shown
+//! three times instead of being held, as a model's may be larger than what is free.
 
 use std::cmp::Reverse;
 
@@ -21,8 +21,8 @@ pub struct DistributedTensors<'a> {
     pub owned: Vec<bool>,
     /// Tensors of all stages.
     pub all: usize,
-    /// The shard of a tensor that a rank of this kind holds, by its place among all, where the tensor is cut: all ranks say of
-    /// the same ones that they are.
+    /// The shard of a tensor that a rank of this kind holds, by its place among all, where the tensor is cut:
+    /// all ranks say of the same ones that they are.
     pub shard: &'a dyn Fn(usize) -> Option<&'a Shard>,
     /// Sums over all these ranks.
     pub sum: &'a SumOverRanks<'a>,
@@ -39,9 +39,10 @@ pub fn one_by_one(
     move |visit| (0..tensors).try_for_each(|i| visit(i, keys(i)?))
 }
 
-/// Keeps the `keep` places with the largest keys over the tensors of all stages. `visit_all` shows the keys of each tensor of this one, in whatever order, and must show
-/// the same ones each of the three times that it is called. Ties go to the earlier tensor, wherever it is, and within a tensor to the
-/// earlier place of the full tensor, whoever holds it.
+/// Keeps the `keep` places with the largest keys over the tensors of all stages. `visit_all` shows the keys
+/// of each tensor of this one, in whatever order, and must show the same ones each of the three times that it
+/// is called. Ties go to the earlier tensor, wherever it is, and within a tensor to the earlier place of the
+/// full tensor, whoever holds it.
 pub fn best_of_distributed(
     distributed: &DistributedTensors<'_>,
     keep: usize,
@@ -104,7 +105,8 @@ pub fn best_of_distributed(
     Ok(bits)
 }
 
-/// Keeps the `keep` places with the largest keys of one tensor, of which this rank holds a shard, and says whether it speaks for it.
+/// Keeps the `keep` places with the largest keys of one tensor, of which this rank holds a shard, and says
+/// whether it speaks for it.
 pub fn best_of_shards(
     keys: &Tensor,
     keep: usize,
@@ -124,8 +126,8 @@ pub fn best(keys: &Tensor, keep: usize) -> crate::Result<MaskBits> {
     Ok(at_least(keys, digit << 16 | rest, keep - above - above_low)?)
 }
 
-/// Keeps the `keep` places with the largest keys of each output of a tensor, which lie along a dimension; what has no key stays out. Ties
-/// go to the earlier place.
+/// Keeps the `keep` places with the largest keys of each output of a tensor, which lie along a dimension;
+/// what has no key stays out. Ties go to the earlier place.
 pub fn best_of_rows(keys: &[u32], shape: &[usize], dim: usize, keep: usize) -> MaskBits {
     let (rows, inner) = (shape[dim], shape[dim + 1..].iter().product::<usize>());
     let outer = keys.len().checked_div(rows * inner).unwrap_or(0);
@@ -266,8 +268,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// Against a stable sort of the full tensors: the columns of each are on three ranks, of which the third may hold what
-        /// the first does. Over all tensors together, and of each by itself.
+        /// Against a stable sort of the full tensors: the columns of each are on three ranks, of which the
+        /// third may hold what the first does. Over all tensors together, and of each by itself.
         #[test]
         fn the_best_of_pieces_are_the_best_of_the_whole(
             tensors in prop::collection::vec(cut_tensors(), 1..4), share in 0.0f64..=1.0, copies in any::<bool>(),

@@ -1,8 +1,8 @@
 //! SNIP (Lee, Ajanthan & Torr 2019): before the first step, keep the weights whose removal changes the loss most.
 //!
-//! The score is `|w dL/dw|`, with L the mean loss over the chosen samples: gradients are summed before the absolute
-//! value is taken. The paper divides by the sum of all scores, which changes no order. Dropout drops and batch norm
-//! measures, as in the step that follows.
+//! The score is `|w dL/dw|`, with L the mean loss over the chosen samples: gradients are summed before the
+//! absolute value is taken. The paper divides by the sum of all scores, which changes no order. Dropout drops
+//! and batch norm measures, as in the step that follows.
 
 use espalier_data::DataSplit;
 use espalier_nn::weights::ParameterId;

@@ -1,9 +1,10 @@
-//! Keys at the threshold of a tensor that several ranks hold in shards: those that are earliest in the full tensor stay, so that a mask does
-//! not depend on how the tensor is cut.
+//! Keys at the threshold of a tensor that several ranks hold in shards: those that are earliest in the full
+//! tensor stay, so that a mask does not depend on how the tensor is cut.
 //!
-//! The place of the first that goes is found as a key is: by counting the ties in 65,536 ranges of places and again within one of
-//! them, sums over the ranks that hold the shards. It takes two rounds up to 2^32 weights, and only for a tensor that is
-//! cut and keeps some of its ties but not all: at most one under a threshold.
+//! The place of the first that goes is found as a key is: by counting the ties in 65,536 ranges of places and
+//! again within one of them, sums over the ranks that hold the shards. It takes two rounds up to 2^32
+//! weights, and only for a tensor that is cut and keeps some of its ties but not all: at most one under a
+//! threshold.
 
 use espalier_plan::Shard;
 use espalier_tensor::Tensor;
@@ -54,8 +55,8 @@ impl ThresholdTies {
     }
 }
 
-/// The place in the full tensor of the first tie that goes, if `stay` of them stay and others do not. `local` are those that this rank
-/// counts, if any; all ranks of the sum must ask.
+/// The place in the full tensor of the first tie that goes, if `stay` of them stay and others do not. `local`
+/// are those that this rank counts, if any; all ranks of the sum must ask.
 pub(super) fn first_to_go(
     local: Option<&ThresholdTies>,
     shard: &Shard,

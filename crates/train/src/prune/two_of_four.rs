@@ -1,11 +1,11 @@
 //! 2:4: of each four neighbours along the dimension that a product sums over, the two largest stay.
 //!
-//! That dimension is the one which sparse tensor cores compress: a product reads two of four numbers of a row of the
-//! left matrix, or of a column of the right one, and skips the matching inputs. It is the last one of a weight
-//! `[output, input]`, the first one of GPT-2's `[input, output]`, and the second of a convolution's `[output, input,
-//! kernel, kernel]`, where neighbours are the same place of the kernel in neighbouring channels (images lie channels
-//! last, so these follow each other in the product). Where four do not divide it, the rest keeps its larger half,
-//! rounded up: a single one stays, one of two, two of three.
+//! That dimension is the one which sparse tensor cores compress: a product reads two of four numbers of a row
+//! of the left matrix, or of a column of the right one, and skips the matching inputs. It is the last one of
+//! a weight `[output, input]`, the first one of GPT-2's `[input, output]`, and the second of a convolution's
+//! `[output, input, kernel, kernel]`, where neighbours are the same place of the kernel in neighbouring
+//! channels (images lie channels last, so these follow each other in the product). Where four do not divide
+//! it, the rest keeps its larger half, rounded up: a single one stays, one of two, two of three.
 
 use espalier_nn::weights::ParameterId;
 use rayon::prelude::*;
@@ -40,7 +40,8 @@ impl Pruner for TwoOfFour {
     }
 }
 
-/// Keeps the larger half of every four neighbours along a dimension; what has no key stays out. Ties go to the earlier.
+/// Keeps the larger half of every four neighbours along a dimension; what has no key stays out. Ties go to
+/// the earlier.
 fn larger_halves(keys: &[u32], shape: &[usize], dim: usize) -> MaskBits {
     let inner: usize = shape[dim + 1..].iter().product();
     let (row, four) = (shape[dim] * inner, 4 * inner);

@@ -1,11 +1,13 @@
-//! Wanda (Sun et al. 2024): a weight is worth its magnitude times the norm of the input that it is multiplied with.
+//! Wanda (Sun et al. 2024): a weight is worth its magnitude times the norm of the input that it is multiplied
+//! with.
 //!
 //! ```text
 //! score = |w_ij| |x_j|        x_j: the j-th input of the layer, over all positions of the samples
 //! ```
 //!
-//! Scores are compared within each output, as published. One pass forward measures all layers, with the weights as they are: those of a
-//! layer are not those that remain of the layers before it, which the paper prunes one after the other.
+//! Scores are compared within each output, as published. One pass forward measures all layers, with the
+//! weights as they are: those of a layer are not those that remain of the layers before it, which the paper
+//! prunes one after the other.
 
 use std::collections::HashMap;
 
@@ -59,7 +61,8 @@ impl Pruner for Wanda {
 }
 
 impl Wanda {
-    /// Of each candidate the norms of its inputs, over the samples of all ranks. The plan has checked that each is a weight of a linear layer.
+    /// Of each candidate the norms of its inputs, over the samples of all ranks. The plan has checked that
+    /// each is a weight of a linear layer.
     fn input_norms(&self, network: &Network<'_>) -> Result<HashMap<ParameterId, Vec<f32>>> {
         let context = network.context;
         let all = context.dataset.len(DataSplit::Train);
@@ -71,7 +74,8 @@ impl Wanda {
         let parameters = context.plan.model.parameters();
         let norms = network.candidates.iter().map(|id| {
             let plan = context.param(*id);
-            // How many ranks have seen it, and the squares: another copy of this layer was run, or there were fewer samples than ranks.
+            // How many ranks have seen it, and the squares: another copy of this layer was run, or there were
+            // fewer samples than ranks.
             let mut sums = match seen.0.remove(id) {
                 Some(sum) => [vec![1.0], sum.read_f32()?].concat(),
                 None => match plan.shard.shape()[..] {

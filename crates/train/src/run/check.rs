@@ -1,5 +1,5 @@
-//! What `--dry-run` can know of a run without training: whether its folder can be had, what it would go on or start from is
-//! there and fits, and its trace could be written. Nothing is left behind.
+//! What `--dry-run` can know of a run without training: whether its folder can be had, what it would go on or
+//! start from is there and fits, and its trace could be written. Nothing is left behind.
 
 use std::fs;
 use std::path::Path;
@@ -17,8 +17,8 @@ use super::{
 use crate::parallel::Ranks;
 use crate::{Error, Result, hub};
 
-/// The error with which the run would end before its first step, as far as that takes no device; `samples` is what the data
-/// has to train on.
+/// The error with which the run would end before its first step, as far as that takes no device; `samples` is
+/// what the data has to train on.
 pub fn check(plan: &Plan, samples: usize, run_dir: &RunDir, observer: &mut dyn Observer) -> Result<()> {
     let steps = plan.total_steps(samples);
     if let Some(prune) = &plan.pruning {

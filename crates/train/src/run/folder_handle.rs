@@ -1,7 +1,8 @@
 //! A run folder that a process is at work in, told from another of the same name.
 //!
-//! A folder can be removed or renamed under a run. What is written by its name from then on would make a second folder, with half of a
-//! run in it and without its lock; so a run looks before it writes, and ends where the folder is not the one that it began in.
+//! A folder can be removed or renamed under a run. What is written by its name from then on would make a
+//! second folder, with half of a run in it and without its lock; so a run looks before it writes, and ends
+//! where the folder is not the one that it began in.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -23,7 +24,8 @@ impl FolderHandle {
         Ok(FolderHandle { path: path.into(), file: File::open(path)? })
     }
 
-    /// Whether the name is still that of this folder. Where nobody can tell, it is: what is written next finds out.
+    /// Whether the name is still that of this folder. Where nobody can tell, it is: what is written next
+    /// finds out.
     pub fn is_there(&self) -> bool {
         let gone = |error: &io::Error| {
             use io::ErrorKind::{NotADirectory, NotFound, StaleNetworkFileHandle};
@@ -45,8 +47,8 @@ impl FolderHandle {
         Err(Error::Disk { path: self.path.clone(), why: why.into() })
     }
 
-    /// Locks the folder itself, which stays locked where the file of the claim is removed from it. False where another process
-    /// has it; a file system that cannot do so leaves it to that file.
+    /// Locks the folder itself, which stays locked where the file of the claim is removed from it. False
+    /// where another process has it; a file system that cannot do so leaves it to that file.
     pub(super) fn lock(&self, mut attempt: impl FnMut(&File) -> Result<(), TryLockError>) -> bool {
         !matches!(attempt(&self.file), Err(TryLockError::WouldBlock))
     }

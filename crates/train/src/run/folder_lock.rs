@@ -1,12 +1,13 @@
 //! Whose a run folder is: one process writes to it at a time.
 //!
-//! It is a lock (`flock`) on the file `.lock` in the folder, which the system takes back from a process however it
-//! ends: nothing has to be cleaned up after a kill. The file holds a few words about the process for whoever comes second. It
-//! stays there behind a run; a run that did not begin leaves neither it nor a folder that was made for it. The folder itself is
-//! locked too, where its file system can do that: then the lock outlives a `.lock` that somebody removes.
+//! It is a lock (`flock`) on the file `.lock` in the folder, which the system takes back from a process
+//! however it ends: nothing has to be cleaned up after a kill. The file holds a few words about the process
+//! for whoever comes second. It stays there behind a run; a run that did not begin leaves neither it nor a
+//! folder that was made for it. The folder itself is locked too, where its file system can do that: then the
+//! lock outlives a `.lock` that somebody removes.
 //!
-//! A numbered folder is taken in the same way: the first whose lock can be had and that holds no run. So of runs that are
-//! started at once each gets its own.
+//! A numbered folder is taken in the same way: the first whose lock can be had and that holds no run. So of
+//! runs that are started at once each gets its own.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, Write};
@@ -25,8 +26,8 @@ use crate::{Error, Result, durable, is_failure};
 const LOCK: &str = ".lock";
 /// How often a folder is made again that others remove.
 const TRIES: usize = 100;
-/// Whoever only looks whether a folder is taken (`espalier report`, a dry run) holds its lock for a moment: so often it is tried
-/// again, after so long.
+/// Whoever only looks whether a folder is taken (`espalier report`, a dry run) holds its lock for a moment:
+/// so often it is tried again, after so long.
 const GLANCES: usize = 20;
 const GLANCE: Duration = Duration::from_millis(5);
 

@@ -1,5 +1,5 @@
-//! A run in its course: over the steps, with their evaluations, prunings and checkpoints. `start` is what is before the first, `end` what is
-//! behind the last.
+//! A run in its course: over the steps, with their evaluations, prunings and checkpoints. `start` is what is
+//! before the first, `end` what is behind the last.
 
 mod end;
 mod start;
@@ -107,8 +107,8 @@ impl Run {
                     report.loss, report.grad_norm
                 ));
             }
-            // What one rank alone has counted, the others hear of when they are together, or the pipeline is empty: then all
-            // of them end.
+            // What one rank alone has counted, the others hear of when they are together, or the pipeline is
+            // empty: then all of them end.
             let bad_steps = self.trainer.progress().bad_steps;
             let all_know = self.trainer.is_in_sync() && self.trainer.is_idle();
             if bad_steps >= self.plan.optimization.max_bad_steps && all_know {
@@ -131,7 +131,8 @@ impl Run {
                 self.evaluate(observer)?;
                 sample(&self.trainer, &self.plan, &self.prompt, last, observer)?;
             }
-            // Ranks that have gone apart stop when they are together again: so the run goes on as if it had not stopped.
+            // Ranks that have gone apart stop when they are together again: so the run goes on as if it had
+            // not stopped.
             let interrupted = (self.trainer.should_stop() && !last) || self.trainer.progress().evaluation_due;
             // While steps are being skipped a checkpoint would say nothing new, and push out one from before.
             let due = intervals.saves(step) && !self.any(self.trainer.progress().bad_steps > 0)?;
@@ -167,7 +168,8 @@ impl Run {
         }
     }
 
-    /// Saves, and removes what is too old. A disk that is full is told and no reason to stop: it may have room the next time.
+    /// Saves, and removes what is too old. A disk that is full is told and no reason to stop: it may have
+    /// room the next time.
     fn save(&mut self, observer: &mut dyn Observer) -> Result<()> {
         info!("begins the checkpoint after step {}", self.trainer.progress().step);
         self.check_folder()?;

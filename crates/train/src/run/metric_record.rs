@@ -1,4 +1,5 @@
-//! A line of `metrics.jsonl`: written from these types, and read back into them. `docs/outputs.md` has every field.
+//! A line of `metrics.jsonl`: written from these types, and read back into them. `docs/outputs.md` has every
+//! field.
 //!
 //! JSON has no NaN: what need not be finite is an `Option`, and none is written as null.
 

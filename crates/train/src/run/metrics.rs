@@ -27,8 +27,8 @@ pub(super) struct MetricsFile {
     torn: bool,
 }
 
-/// Writes down that a run ended because it had diverged, so that its folder says so; nothing for any other error. What cannot be written is
-/// left out: the error itself is told.
+/// Writes down that a run ended because it had diverged, so that its folder says so; nothing for any other
+/// error. What cannot be written is left out: the error itself is told.
 pub(super) fn note_divergence(metrics: Option<&Path>, error: &Error) {
     let (Some(path), &(Error::Diverged { step, .. } | Error::NotFinite { step, .. })) = (metrics, error)
     else {
@@ -102,8 +102,8 @@ impl MetricsFile {
         }
     }
 
-    /// Waits until all lines are on the disk. A checkpoint that outlives a power cut without the lines up to it would be of a
-    /// run with a hole in its past.
+    /// Waits until all lines are on the disk. A checkpoint that outlives a power cut without the lines up to
+    /// it would be of a run with a hole in its past.
     pub fn sync(&mut self, observer: &mut dyn Observer) {
         self.reopen_if_removed(observer);
         if let Some(Err(why)) = self.file.as_ref().map(|file| durable::sync(file, &self.path)) {
@@ -112,7 +112,8 @@ impl MetricsFile {
         }
     }
 
-    /// Begins a new file where somebody has removed or replaced the one that lines go to: they would be written to nowhere.
+    /// Begins a new file where somebody has removed or replaced the one that lines go to: they would be
+    /// written to nowhere.
     fn reopen_if_removed(&mut self, observer: &mut dyn Observer) {
         let number = |found: io::Result<fs::Metadata>| found.map(|found| (found.dev(), found.ino()));
         let Some(own) = self.file.as_ref().and_then(|file| number(file.metadata()).ok()) else { return };
@@ -210,7 +211,8 @@ fn append_to(path: &Path) -> io::Result<(File, u64)> {
 mod tests {
     use super::*;
 
-    /// The file that was there is replaced, never written to: a kill at any moment leaves the old lines or the new ones.
+    /// The file that was there is replaced, never written to: a kill at any moment leaves the old lines or
+    /// the new ones.
     #[test]
     fn lines_of_steps_that_are_taken_again_go_all_at_once() {
         let folder = tempfile::tempdir().unwrap();

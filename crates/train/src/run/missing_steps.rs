@@ -1,4 +1,5 @@
-//! Steps that have no line in `metrics.jsonl` and should have one: a curve with a hole in it looks like one without.
+//! Steps that have no line in `metrics.jsonl` and should have one: a curve with a hole in it looks like one
+//! without.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -15,11 +16,11 @@ impl fmt::Display for MissingSteps {
     }
 }
 
-/// Where lines are missing of a run that began behind `began` steps, has `done` so many by now, and writes a line at least for each
-/// `every` of them (`train.log_every`).
+/// Where lines are missing of a run that began behind `began` steps, has `done` so many by now, and writes a
+/// line at least for each `every` of them (`train.log_every`).
 ///
-/// How often lines are written may change in the course of a run. So it is no hole where lines are as far apart as those beside them:
-/// only what is further apart than its neighbours, and than `every`, is one.
+/// How often lines are written may change in the course of a run. So it is no hole where lines are as far
+/// apart as those beside them: only what is further apart than its neighbours, and than `every`, is one.
 pub fn missing_steps(steps: &[u64], began: u64, done: u64, every: u64) -> Vec<MissingSteps> {
     let every = every.max(1);
     let last = steps.last().copied().unwrap_or(began);

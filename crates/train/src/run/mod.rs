@@ -4,8 +4,8 @@
 //! run.toml  start.json  plan.json  metrics.jsonl  summary.json  checkpoints/  .lock
 //! ```
 //!
-//! The loop talks to an [`Observer`], so that the binary can draw a progress bar and a test can listen. Of several ranks
-//! all go through the same loop; rank 0 alone writes and talks.
+//! The loop talks to an [`Observer`], so that the binary can draw a progress bar and a test can listen. Of
+//! several ranks all go through the same loop; rank 0 alone writes and talks.
 
 mod check;
 mod folder_handle;
@@ -76,8 +76,8 @@ pub trait Observer {
     fn pruned(&mut self, _step: u64, _pruned: &PruneReport) {}
     /// A checkpoint was written.
     fn saved(&mut self, _path: &Path) {}
-    /// The first step is about to be taken: until then nothing is lost where the process ends. Also heard on ranks that are
-    /// processes and not the first.
+    /// The first step is about to be taken: until then nothing is lost where the process ends. Also heard on
+    /// ranks that are processes and not the first.
     fn begins(&mut self) {}
     /// Something that is as it should be, and that one might overlook.
     fn note(&mut self, _text: &str) {}
@@ -111,7 +111,8 @@ pub struct RunOutcome {
 pub struct RunDir {
     /// The run folder.
     pub folder: PathBuf,
-    /// Whether the folder is the first of `FOLDER`, `FOLDER-2`, ... that is free or, to resume, the last that is not.
+    /// Whether the folder is the first of `FOLDER`, `FOLDER-2`, ... that is free or, to resume, the last that
+    /// is not.
     pub numbered: bool,
     /// Whether the process that started this one has claimed the folder.
     pub locked_by_parent: bool,
@@ -119,7 +120,8 @@ pub struct RunDir {
     pub resume: bool,
     /// Start over in a folder that holds a run, whose checkpoints and metrics are put aside.
     pub fresh: bool,
-    /// Fields, or sections, of the run file that may differ from what the run was, although that makes another run of it.
+    /// Fields, or sections, of the run file that may differ from what the run was, although that makes
+    /// another run of it.
     pub allow: Vec<String>,
     /// A checkpoint whose weights and masks a new run starts from; one that goes on, where that is by now.
     pub from: Option<PathBuf>,
@@ -170,20 +172,21 @@ pub fn holds_run(folder: &Path) -> Result<bool> {
     }
 }
 
-/// How the ranks of a run are started, and what ends it before its last step. By default nothing does, and ranks are threads of this process,
-/// which share the threads of the device.
+/// How the ranks of a run are started, and what ends it before its last step. By default nothing does, and
+/// ranks are threads of this process, which share the threads of the device.
 #[derive(Debug, Clone, Default)]
 pub struct Launch<'a> {
     /// Once it is set, the run saves and stops.
     pub stop: Arc<AtomicBool>,
     /// The launcher that made this process one of the ranks, with the others that it started.
     pub process_group: Option<&'a ProcessGroup>,
-    /// Ends this process where a rank that is a thread hangs: its thread borrows all this, so there is no way back. Without it, what
-    /// hangs is waited for.
+    /// Ends this process where a rank that is a thread hangs: its thread borrows all this, so there is no way
+    /// back. Without it, what hangs is waited for.
     pub abort: Option<AbortFn>,
 }
 
-/// Trains to the end, or until it is to stop: on as many ranks as the plan says, of which the first alone is heard.
+/// Trains to the end, or until it is to stop: on as many ranks as the plan says, of which the first alone is
+/// heard.
 pub fn run(
     plan: Plan,
     dataset: Dataset,

@@ -1,9 +1,10 @@
 //! A run that goes on: whether it still is the run that it was.
 //!
-//! The run folder's resolved file says what the run was. What differs from it and would change what is learnt must be allowed
-//! by name, since a forgotten `--set` would otherwise go unnoticed for the rest of the run; the file that was true until then
-//! is kept beside the new one. The same holds for what the data files held, which is in `data.json`: a file that was moved is
-//! the same, one that was written anew under its old name is not.
+//! The run folder's resolved file says what the run was. What differs from it and would change what is learnt
+//! must be allowed by name, since a forgotten `--set` would otherwise go unnoticed for the rest of the run;
+//! the file that was true until then is kept beside the new one. The same holds for what the data files held,
+//! which is in `data.json`: a file that was moved is the same, one that was written anew under its old name
+//! is not.
 
 use std::fs;
 use std::path::Path;
@@ -30,8 +31,8 @@ pub struct PreviousRun {
 }
 
 impl PreviousRun {
-    /// Compares what the run in `folder` was with what it is to be. An error names what would change the result, unless
-    /// `allow` has the field or its section. `current` is what the data files hold now.
+    /// Compares what the run in `folder` was with what it is to be. An error names what would change the
+    /// result, unless `allow` has the field or its section. `current` is what the data files hold now.
     pub fn compare(
         folder: &Path,
         run: &ResolvedRun,

@@ -1,4 +1,5 @@
-//! The landmarks of a run for whoever listens (`tracing`), on every rank: what an [`Observer`] hears on rank 0 alone.
+//! The landmarks of a run for whoever listens (`tracing`), on every rank: what an [`Observer`] hears on rank
+//! 0 alone.
 
 use std::path::Path;
 

@@ -17,8 +17,8 @@ use crate::summary::RunSummary;
 use crate::trainer::Trainer;
 use crate::{Error, Result, hub, memory_check};
 
-/// Prunes a checkpoint, optimizer state included, by the method of a plan, into a new run folder that can be resumed. One
-/// rank does it, however many the run has.
+/// Prunes a checkpoint, optimizer state included, by the method of a plan, into a new run folder that can be
+/// resumed. One rank does it, however many the run has.
 pub fn prune(
     plan: Plan,
     dataset: Dataset,

@@ -12,7 +12,8 @@ use crate::resolved::RUN_FILE;
 use crate::trainer::Trainer;
 use crate::{Error, Result, durable};
 
-/// Goes back to the newest intact checkpoint, if there is any. Damaged ones are put aside; where there are no others, that is refused.
+/// Goes back to the newest intact checkpoint, if there is any. Damaged ones are put aside; where there are no
+/// others, that is refused.
 pub(super) fn resume(
     trainer: &mut Trainer,
     checkpoints: &Checkpoints,
@@ -43,7 +44,8 @@ pub(super) fn resume(
     Ok(loaded)
 }
 
-/// That a run cannot be resumed, though there is something that might be rescued; `newest` is what is wrong with the newest.
+/// That a run cannot be resumed, though there is something that might be rescued; `newest` is what is wrong
+/// with the newest.
 pub(super) fn no_intact_checkpoint(folder: &Path, newest: &str) -> Error {
     let verify = format!("`espalier verify {}`", folder.display());
     Error::file(
@@ -55,7 +57,8 @@ pub(super) fn no_intact_checkpoint(folder: &Path, newest: &str) -> Error {
     )
 }
 
-/// Puts checkpoints, metrics and summary of a run that starts over, and a copy of its resolved file, into a folder beside them.
+/// Puts checkpoints, metrics and summary of a run that starts over, and a copy of its resolved file, into a
+/// folder beside them.
 pub(super) fn set_aside(folder: &Path, observer: &mut dyn Observer) -> Result<()> {
     let there = |name: &str| folder.join(name).symlink_metadata().is_ok();
     let parts = ["checkpoints", "metrics.jsonl", SUMMARY_FILE];

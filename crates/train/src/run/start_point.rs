@@ -1,8 +1,8 @@
 //! What a run started from (`--from`): which weights these were, written down in `start.json`.
 //!
-//! Until its first checkpoint a run has nothing else to go back to. A run that is killed before then starts again from the same
-//! weights, or is refused where these are gone or are others by now: otherwise it would go on from random ones, and nobody would
-//! know.
+//! Until its first checkpoint a run has nothing else to go back to. A run that is killed before then starts
+//! again from the same weights, or is refused where these are gone or are others by now: otherwise it would
+//! go on from random ones, and nobody would know.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -32,13 +32,15 @@ pub struct StartPoint {
     path: PathBuf,
     /// What their files held; of a checkpoint of ours its manifest, which has the hashes of all others.
     weights: Fingerprint,
-    /// Steps that the run counts as done before its own: those of a checkpoint that was pruned, which it goes on behind.
+    /// Steps that the run counts as done before its own: those of a checkpoint that was pruned, which it goes
+    /// on behind.
     #[serde(default)]
     step: u64,
 }
 
 impl StartPoint {
-    /// What the run in a folder started from; none where it was its seed, or an older program that did not write it down.
+    /// What the run in a folder started from; none where it was its seed, or an older program that did not
+    /// write it down.
     pub fn read(folder: &Path) -> Result<Option<StartPoint>> {
         let path = folder.join(START_FILE);
         let text = match retry(|| regular_file::read(&path, SETTINGS)) {
@@ -55,7 +57,8 @@ impl StartPoint {
         &self.path
     }
 
-    /// Steps that were done when the run began in its folder: 0, unless it goes on behind a checkpoint that was pruned.
+    /// Steps that were done when the run began in its folder: 0, unless it goes on behind a checkpoint that
+    /// was pruned.
     pub fn step(&self) -> u64 {
         self.step
     }
@@ -72,8 +75,9 @@ impl StartPoint {
         write(folder, START_FILE, &text)
     }
 
-    /// Opens what a run is to start from, as `run_dir` says and `recorded` was; none where it starts from its seed, or `resumes` from a
-    /// checkpoint of its own. An error where these are not the weights that it started from. All ranks must.
+    /// Opens what a run is to start from, as `run_dir` says and `recorded` was; none where it starts from its
+    /// seed, or `resumes` from a checkpoint of its own. An error where these are not the weights that it
+    /// started from. All ranks must.
     pub(super) fn find(
         run_dir: &RunDir,
         folder: &Path,
@@ -123,7 +127,8 @@ impl StartPoint {
         Ok(Some((checkpoint, found)))
     }
 
-    /// Gives a trainer the weights that its run is to start from, as [`StartPoint::find`] says; where these were. All ranks must.
+    /// Gives a trainer the weights that its run is to start from, as [`StartPoint::find`] says; where these
+    /// were. All ranks must.
     pub(super) fn start(
         trainer: &mut Trainer,
         plan: &Plan,

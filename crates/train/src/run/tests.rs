@@ -26,7 +26,8 @@ fn prepare(overrides: &[&str]) -> (Plan, Dataset) {
     (Plan::new(run_file, dataset.facts()).unwrap(), dataset)
 }
 
-/// Runs as ranks on threads, each with a flag and an observer of its own; what each came to, and the bytes that it sent.
+/// Runs as ranks on threads, each with a flag and an observer of its own; what each came to, and the bytes
+/// that it sent.
 fn on_ranks<O: Observer>(
     overrides: &[&str],
     folder: &Path,
@@ -44,8 +45,9 @@ fn on_ranks<O: Observer>(
     ran.unwrap()
 }
 
-/// What a power cut leaves: a folder under its name, then the files that say what the run is, then for each checkpoint the
-/// metrics up to it, its tensors and what is beside them, its manifest, their names, and last the name that makes it one.
+/// What a power cut leaves: a folder under its name, then the files that say what the run is, then for each
+/// checkpoint the metrics up to it, its tensors and what is beside them, its manifest, their names, and last
+/// the name that makes it one.
 #[test]
 fn everything_that_a_run_leaves_is_synced_in_an_order_that_a_power_cut_may_interrupt() {
     let folder = tempfile::tempdir().unwrap();
@@ -127,7 +129,8 @@ fn one_rank_that_is_asked_to_stop_stops_all_after_the_same_step() {
     }
 }
 
-/// Whether to stop is agreed on with all else: between two steps a run makes no collective of its own, or it would be counted here.
+/// Whether to stop is agreed on with all else: between two steps a run makes no collective of its own, or it
+/// would be counted here.
 #[test]
 fn a_run_sends_what_the_plan_says_of_its_steps_and_nothing_more() {
     for layout in LAYOUTS {

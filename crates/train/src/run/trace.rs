@@ -1,4 +1,5 @@
-//! The file of a run's timeline, as Chrome's tracing and Perfetto read it: written from these types, and read back into them.
+//! The file of a run's timeline, as Chrome's tracing and Perfetto read it: written from these types, and read
+//! back into them.
 
 use std::fs::{self, File};
 use std::io::Read;

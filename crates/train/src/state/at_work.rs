@@ -1,9 +1,10 @@
 //! Weights at work: a block's, dense while it runs.
 //!
-//! A pass enters one block after the other. What rests compressed is expanded into scratch memory when its block is entered, which is given
-//! back when the block is left: of the model one block is dense at a time. A GPU does better with two: while one block runs, the next
-//! is expanded beside it. At a turn (from the last block's forward to the loss and to its backward) the same block is entered
-//! again, and what was expanded for it serves again.
+//! A pass enters one block after the other. What rests compressed is expanded into scratch memory when its
+//! block is entered, which is given back when the block is left: of the model one block is dense at a time. A
+//! GPU does better with two: while one block runs, the next is expanded beside it. At a turn (from the last
+//! block's forward to the loss and to its backward) the same block is entered again, and what was expanded
+//! for it serves again.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -72,7 +73,8 @@ impl ExpansionScratch {
         *self.scratch.ready.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = ready;
     }
 
-    /// The parameters of a block that are expanded when it is entered, and those that something may ask for all the same.
+    /// The parameters of a block that are expanded when it is entered, and those that something may ask for
+    /// all the same.
     fn to_expand(&self, weights: &dyn StoredWeights, block: usize) -> (Vec<ParameterId>, Vec<ParameterId>) {
         let ids = self.blocks.get(block).into_iter().flatten().copied();
         let rests = |id: &ParameterId| {
@@ -209,7 +211,8 @@ impl Drop for EnteredBlock<'_> {
     }
 }
 
-/// The weights of a rank as they were at some update, for passes that began with them: running statistics are no part of them.
+/// The weights of a rank as they were at some update, for passes that began with them: running statistics are
+/// no part of them.
 #[derive(Debug)]
 pub struct WeightVersion {
     // Before the weights, which something may still be expanded from.

@@ -1,10 +1,11 @@
 //! Gradients of a step while they are made: one sum per parameter over micro-batches.
 //!
-//! Where there is one micro-batch a gradient is kept as it comes; those of several are added up in f32, whatever the
-//! precision of the run: a bf16 number has 8 bits, so that a sum in bf16 takes nothing more in once it is 256 times what
-//! comes. One rank's step is taken from that f32 sum. What is summed over ranks too is rounded once before, so that messages
-//! have the bytes of the run's precision. Under a mask the kept elements of a gradient are taken the moment it is made and
-//! the rest is let go: no dense gradient of the model ever exists.
+//! Where there is one micro-batch a gradient is kept as it comes; those of several are added up in f32,
+//! whatever the precision of the run: a bf16 number has 8 bits, so that a sum in bf16 takes nothing more in
+//! once it is 256 times what comes. One rank's step is taken from that f32 sum. What is summed over ranks too
+//! is rounded once before, so that messages have the bytes of the run's precision. Under a mask the kept
+//! elements of a gradient are taken the moment it is made and the rest is let go: no dense gradient of the
+//! model ever exists.
 
 use espalier_nn::layers::{GradientElements, GradientSink, WeightGradients};
 use espalier_nn::weights::ParameterId;
@@ -93,7 +94,8 @@ impl Accumulator {
         Ok(Some(rounded))
     }
 
-    /// Hands the sums over to their parameters, and begins anew. What it took of the memory of those that pruning may touch.
+    /// Hands the sums over to their parameters, and begins anew. What it took of the memory of those that
+    /// pruning may touch.
     pub fn finish(&mut self, params: &mut ParamStore) -> usize {
         let mut bytes = 0;
         for (id, param) in params.iter_mut() {

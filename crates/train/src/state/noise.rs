@@ -1,8 +1,9 @@
 //! The gradient noise scale (McCandlish et al. 2018): the batch size at which noise and signal are equal.
 //!
 //! From the mean squared norm of micro-batch gradients (batch b) and that of their mean (batch B):
-//! `|G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b)`, `tr S = (|G_b|^2 - |G_B|^2) / (1/b - 1/B)`, `B_simple = tr S / |G|^2`.
-//! Both are noisy and unbiased, their ratio is not: so each is smoothed before dividing.
+//! `|G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b)`, `tr S = (|G_b|^2 - |G_B|^2) / (1/b - 1/B)`,
+//! `B_simple = tr S / |G|^2`. Both are noisy and unbiased, their ratio is not: so each is smoothed before
+//! dividing.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,5 @@
-//! Squared norms of single micro-batches' gradients, for the gradient noise scale: looked at on their way to the sum.
+//! Squared norms of single micro-batches' gradients, for the gradient noise scale: looked at on their way to
+//! the sum.
 
 use std::collections::HashSet;
 
@@ -17,7 +18,8 @@ use crate::Result;
 pub(crate) struct NoiseNorms {
     /// What another rank counts.
     skipped: HashSet<ParameterId>,
-    /// Tied parameters come once for each use, and what counts is the norm of the sum: so these wait until their micro-batch has ended.
+    /// Tied parameters come once for each use, and what counts is the norm of the sum: so these wait until
+    /// their micro-batch has ended.
     uses: Vec<(ParameterId, Tensor)>,
     squares: f64,
 }
@@ -72,7 +74,8 @@ mod tests {
     use super::*;
     use crate::state::Accumulator;
 
-    /// A tied table comes twice for each micro-batch, from the head and from the embedding: what counts is the norm of their sum.
+    /// A tied table comes twice for each micro-batch, from the head and from the embedding: what counts is
+    /// the norm of their sum.
     #[test]
     fn the_norms_of_a_tied_table_are_those_of_the_sum_of_its_uses() {
         let device = Device::cpu(1).unwrap();

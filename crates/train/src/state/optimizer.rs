@@ -1,8 +1,9 @@
 //! Optimizers: which state each keeps for a parameter, and the step over all of them.
 //!
-//! In f32 the weight is its own master; in bf16 each parameter has an f32 master (or the 16 bits that the weight
-//! lost), and the weight is its rounding. Moments are f32, or bf16 that is rounded at random. Under a mask that compresses, master and moments hold kept weights alone.
-//! Ranks may split them (ZeRO): then each has its part of these vectors.
+//! In f32 the weight is its own master; in bf16 each parameter has an f32 master (or the 16 bits that the
+//! weight lost), and the weight is its rounding. Moments are f32, or bf16 that is rounded at random. Under a
+//! mask that compresses, master and moments hold kept weights alone. Ranks may split them (ZeRO): then each
+//! has its part of these vectors.
 
 use espalier_nn::weights::name_key;
 use espalier_plan::optimizer::{self, MasterForm, MomentDtype};
@@ -84,7 +85,8 @@ impl Optimizer {
         self.rule.states() + usize::from(dtype != DType::F32)
     }
 
-    /// What a step of a parameter reads and writes, where it has a gradient. A rank that steps a part of it gives that part.
+    /// What a step of a parameter reads and writes, where it has a gradient. A rank that steps a part of it
+    /// gives that part.
     pub(crate) fn target<'a>(
         &self,
         param: &'a mut Param,
@@ -113,8 +115,8 @@ impl Optimizer {
     }
 }
 
-/// Where the elements of a shard stand in the full tensor. A shard in more ranges than the kernels know has positions of its own: as good
-/// random bits, but other ones than the full tensor has.
+/// Where the elements of a shard stand in the full tensor. A shard in more ranges than the kernels know has
+/// positions of its own: as good random bits, but other ones than the full tensor has.
 fn positions(shard: &Shard) -> Positions {
     let full = shard.full_shape();
     let is_cut = |dim: &usize| shard.ranges(*dim)[..] != [0..full[*dim]];
@@ -139,8 +141,9 @@ fn positions(shard: &Shard) -> Positions {
 }
 
 impl ParamStore {
-    /// Has fresh masters begin at what `exact` says of a parameter's name and of the shard of it that is here, where a bf16 run starts
-    /// from more digits than it has itself; where that is nothing, they stay at the weight.
+    /// Has fresh masters begin at what `exact` says of a parameter's name and of the shard of it that is
+    /// here, where a bf16 run starts from more digits than it has itself; where that is nothing, they stay at
+    /// the weight.
     pub(crate) fn start_masters(
         &mut self,
         exact: impl Fn(&str, &Shard) -> Result<Option<Vec<f32>>>,
@@ -211,7 +214,8 @@ fn rule_of(rule: optimizer::OptimizerRule) -> UpdateRule {
 mod tests {
     use super::*;
 
-    /// Rows, columns, some heads' queries, keys and values, fewer keys than queries, and channels of a convolution.
+    /// Rows, columns, some heads' queries, keys and values, fewer keys than queries, and channels of a
+    /// convolution.
     #[test]
     fn positions_are_those_of_the_shard() {
         let linear = || Shard::full(&[6, 24]);

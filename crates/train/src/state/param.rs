@@ -1,6 +1,7 @@
 //! A parameter as one value: what the plan says of it, its mask, weight, gradient and optimizer state.
 //!
-//! Whoever reads or writes a weight at rest asks for what it means: all of it as a dense tensor, or the values that are kept.
+//! Whoever reads or writes a weight at rest asks for what it means: all of it as a dense tensor, or the
+//! values that are kept.
 
 use espalier_nn::weights::ParameterId;
 use espalier_plan::ParamPlan;
@@ -170,7 +171,8 @@ impl Param {
         Ok(())
     }
 
-    /// Gives the weight other values, all of them, from the host's bytes. What its mask does not keep is not to be kept.
+    /// Gives the weight other values, all of them, from the host's bytes. What its mask does not keep is not
+    /// to be kept.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         if let ParamWeight::Dense(weight) = &mut self.resting.stored {
             return Ok(weight.copy_from_host(bytes)?);
@@ -195,8 +197,9 @@ impl Param {
         Ok(flat::take(&values, self.plan.zero.split(values.len()), Category::Workspace)?)
     }
 
-    /// Puts it under a mask, whose only owner this is, and has it multiplied by a pattern of that mask where `sparse` makes one.
-    /// A weight that stays dense must be zero already where that keeps nothing, and state be that of the mask.
+    /// Puts it under a mask, whose only owner this is, and has it multiplied by a pattern of that mask where
+    /// `sparse` makes one. A weight that stays dense must be zero already where that keeps nothing, and state
+    /// be that of the mask.
     pub fn set_mask(
         &mut self,
         mask: Mask,

@@ -1,8 +1,9 @@
 //! A weight at rest: in the form that it has while no block that uses it runs.
 //!
-//! Kernels read dense weights, but each only while its block runs. Between, a pruned one may be its kept values behind the mask, which are
-//! all that the optimizer changes; and one that is pruned before anything else is done with it may not exist at all: its first values
-//! are a function of seed, name and place, made whenever they are asked for.
+//! Kernels read dense weights, but each only while its block runs. Between, a pruned one may be its kept
+//! values behind the mask, which are all that the optimizer changes; and one that is pruned before anything
+//! else is done with it may not exist at all: its first values are a function of seed, name and place, made
+//! whenever they are asked for.
 
 use espalier_nn::weights::{fresh, fresh_kept};
 use espalier_plan::{Shard, spec};
@@ -131,8 +132,8 @@ impl StoredWeight {
         Ok(StoredWeight { stored, mask, sparse, shape })
     }
 
-    /// The form that it has under a new mask, where that is another: kept values if `compresses`, unless all are kept. What a dense one
-    /// has where nothing is kept is left as it is.
+    /// The form that it has under a new mask, where that is another: kept values if `compresses`, unless all
+    /// are kept. What a dense one has where nothing is kept is left as it is.
     fn under(&self, new: &Mask, compresses: bool) -> Result<Option<ParamWeight>, Error> {
         // Workspace until it stands in the place of the old one.
         let category = Category::Workspace;

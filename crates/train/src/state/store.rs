@@ -1,8 +1,9 @@
-//! The parameters that a rank trains: of each, in one value, what the plan says of it, its mask, weight, gradient and optimizer state.
+//! The parameters that a rank trains: of each, in one value, what the plan says of it, its mask, weight,
+//! gradient and optimizer state.
 //!
-//! A weight at rest may take another form than kernels read. This store alone knows the way from rest to work: layers are given a
-//! block's weights by [`WeightStore::enter`], and whoever else reads or writes a weight asks [`Param`] for what it means: all of it as a
-//! dense tensor, or the values that are kept.
+//! A weight at rest may take another form than kernels read. This store alone knows the way from rest to
+//! work: layers are given a block's weights by [`WeightStore::enter`], and whoever else reads or writes a
+//! weight asks [`Param`] for what it means: all of it as a dense tensor, or the values that are kept.
 
 use std::sync::Arc;
 
@@ -45,7 +46,8 @@ pub struct ParamStore {
 }
 
 impl ParamStore {
-    /// Fresh weights of what a rank holds of a model. `compresses` says whether gradients and state will hold kept weights alone.
+    /// Fresh weights of what a rank holds of a model. `compresses` says whether gradients and state will hold
+    /// kept weights alone.
     pub fn new(
         params: &RankParams,
         local: &LocalModel,
@@ -271,7 +273,8 @@ impl ParamStore {
         two.map(|statistic| statistic.as_mut().expect("a statistic of this stage"))
     }
 
-    /// Weights as they rest, and behind them running statistics, with their names: what is here, in the order of the model.
+    /// Weights as they rest, and behind them running statistics, with their names: what is here, in the order
+    /// of the model.
     pub fn named(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         let weights = self.iter().filter_map(|(id, param)| Some((self.names.name(id), param.at_rest()?)));
         let statistics =
@@ -297,8 +300,8 @@ impl ParamStore {
         )
     }
 
-    /// Gives all weights and statistics here the values that `of` has for their names, as bytes of dense tensors; those of an odd number of
-    /// bf16 may be followed by two more.
+    /// Gives all weights and statistics here the values that `of` has for their names, as bytes of dense
+    /// tensors; those of an odd number of bf16 may be followed by two more.
     pub(crate) fn write_all(&mut self, of: impl Fn(&str) -> Vec<u8>) -> Result<()> {
         for (_, param) in self.iter_mut() {
             let bytes = of(&param.plan.name);
@@ -321,7 +324,8 @@ impl ParamStore {
         Ok((rooms, self.statistics.iter_mut().flatten().collect()))
     }
 
-    /// A digest of each weight, made by `of`, and of each statistic, in the order of the model's, with zeros for what is not here.
+    /// A digest of each weight, made by `of`, and of each statistic, in the order of the model's, with zeros
+    /// for what is not here.
     pub fn digests(&self, of: impl Fn(&Param) -> Result<[u8; 32]>) -> Result<Vec<[u8; 32]>> {
         let weights = self.params.iter().map(|param| if param.is_here() { of(param) } else { Ok([0; 32]) });
         let statistics = self.statistics.iter().map(|tensor| match tensor {
@@ -336,7 +340,8 @@ impl ParamStore {
         Ok(hash_of(&self.digests(|param| Ok(digest(&param.dense()?)?))?))
     }
 
-    /// blake3 of the bits of all masks in the order of the parameters: ranks compare it to know that they prune alike.
+    /// blake3 of the bits of all masks in the order of the parameters: ranks compare it to know that they
+    /// prune alike.
     pub fn mask_hash(&self) -> Result<String> {
         let mut hasher = blake3::Hasher::new();
         for (id, mask) in self.masks() {
@@ -348,14 +353,15 @@ impl ParamStore {
         Ok(hasher.finalize().to_hex().to_string())
     }
 
-    /// A copy whose weights are f32 and are multiplied with their zeros, which may be moved; statistics are shared.
+    /// A copy whose weights are f32 and are multiplied with their zeros, which may be moved; statistics are
+    /// shared.
     pub fn widened(&self) -> Result<Weights> {
         let copy = |param: &Param| param.widened(Category::Scoring);
         self.copied(self.statistics.clone(), vec![None; self.len()], copy)
     }
 
-    /// A copy of the weights as they are now, for passes that train, in the form in which they rest: running statistics are no part of
-    /// them.
+    /// A copy of the weights as they are now, for passes that train, in the form in which they rest: running
+    /// statistics are no part of them.
     pub fn version(&self) -> Result<WeightVersion> {
         let copy = |param: &Param| param.resting.duplicate(Category::Weights);
         let weights = self.params.iter().map(copy).collect::<Result<_, _>>()?;
@@ -383,7 +389,8 @@ impl ParamStore {
         Ok(Weights::of_tensors(self.names.clone(), parameters, statistics, sparse))
     }
 
-    /// The squared norm of the gradients of some parameters, of those that are pruned over what is kept; NaN or infinite if any element is.
+    /// The squared norm of the gradients of some parameters, of those that are pruned over what is kept; NaN
+    /// or infinite if any element is.
     pub fn squared_gradient_norm(&self, counts: impl Fn(&ParamPlan) -> bool) -> Result<f64> {
         let counted = self.params.iter().filter(|param| counts(&param.plan));
         let kept =

@@ -243,8 +243,8 @@ impl Executor {
         }
     }
 
-    /// AxoNN's rule: runs whatever message has arrived, up to the end of the batch. Forwards and backwards each keep their
-    /// order, so that sums of gradients do not depend on who was faster.
+    /// AxoNN's rule: runs whatever message has arrived, up to the end of the batch. Forwards and backwards
+    /// each keep their order, so that sums of gradients do not depend on who was faster.
     fn run_message_driven(&mut self, worker: &mut dyn ActionWorker) -> Result<()> {
         let end = self.list().iter().position(|action| matches!(action, Action::AllReduce { .. }));
         let end = end.expect("a batch ends with a sum");

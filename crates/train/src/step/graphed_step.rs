@@ -1,5 +1,6 @@
-//! The passes of a batch through an unsharded model and back, on a GPU: a small network's take longer to launch than to run, so they
-//! are captured as a CUDA graph ([`Graphed`]). They give the bits that they give one by one.
+//! The passes of a batch through an unsharded model and back, on a GPU: a small network's take longer to
+//! launch than to run, so they are captured as a CUDA graph ([`Graphed`]). They give the bits that they give
+//! one by one.
 
 use espalier_nn::layers::BatchStatistics;
 use espalier_nn::weights::{ParameterId, WeightStore};
@@ -32,8 +33,8 @@ pub(crate) struct PassOutput {
 }
 
 impl GraphedStep {
-    /// Whether each step of a rank queues the same work: it is alone on a GPU that keeps the data, takes a batch at once, and
-    /// nothing of it is drawn by chance or measured on the way.
+    /// Whether each step of a rank queues the same work: it is alone on a GPU that keeps the data, takes a
+    /// batch at once, and nothing of it is drawn by chance or measured on the way.
     pub fn is_supported(context: &TrainContext) -> bool {
         let TrainContext { plan, ranks, stage, device, dataset, .. } = context;
         let mut by_chance = false;

@@ -35,7 +35,8 @@ pub(super) struct BackwardOutput {
 }
 
 impl InFlightMicroBatch {
-    /// Runs a chunk forward in training. What comes second is for the next part; `targets` are there where the model ends.
+    /// Runs a chunk forward in training. What comes second is for the next part; `targets` are there where
+    /// the model ends.
     pub fn forward(
         model: &Model,
         weights: &dyn WeightStore,

@@ -1,7 +1,7 @@
 //! What is on its way between the ranks of a pipeline.
 //!
-//! A send never waits: what it sends is held until it has arrived. A receive is posted before it is needed, so that it
-//! arrives while the rank computes.
+//! A send never waits: what it sends is held until it has arrived. A receive is posted before it is needed,
+//! so that it arrives while the rank computes.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,8 @@
 //! A step as a list of actions: one loop runs them, whatever the schedule, the transport and the device.
 //!
-//! The [`Executor`] knows order and messages, an [`ActionWorker`] what an action does: to a network in training (`network`), in passes that
-//! change no weights (`no_update_pass`), or only taking the planned time. On a GPU, a small network's passes may run as one call (`graphed_step`).
+//! The [`Executor`] knows order and messages, an [`ActionWorker`] what an action does: to a network in
+//! training (`network`), in passes that change no weights (`no_update_pass`), or only taking the planned
+//! time. On a GPU, a small network's passes may run as one call (`graphed_step`).
 
 mod averaging;
 mod executor;
@@ -29,8 +30,8 @@ use crate::stage::ChunkSide;
 
 /// What the actions of a list do. A worker knows those that its lists have.
 pub trait ActionWorker {
-    /// Runs a chunk forward: on samples where it is the first part, on what the part before gave otherwise. What it returns
-    /// is for the next part; the last part keeps its own.
+    /// Runs a chunk forward: on samples where it is the first part, on what the part before gave otherwise.
+    /// What it returns is for the next part; the last part keeps its own.
     fn forward(&mut self, work: ChunkWork, _input: Option<Tensor>) -> Result<Option<Tensor>> {
         unreachable!("{work:?} forward in a list without passes")
     }

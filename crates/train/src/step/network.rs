@@ -1,4 +1,5 @@
-//! What the actions of a list do to a network: passes of its micro-batches, the all-reduce of their gradients, and the update.
+//! What the actions of a list do to a network: passes of its micro-batches, the all-reduce of their
+//! gradients, and the update.
 
 mod update;
 

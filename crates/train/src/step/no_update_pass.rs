@@ -1,4 +1,5 @@
-//! Passes that change no weights, on the lists of [`Schedule::forward_only`] and [`Schedule::forward_and_backward`].
+//! Passes that change no weights, on the lists of [`Schedule::forward_only`] and
+//! [`Schedule::forward_and_backward`].
 
 use std::collections::HashMap;
 
@@ -47,8 +48,8 @@ impl<'a> NoUpdatePass<'a> {
 }
 
 impl NoUpdatePass<'_> {
-    /// Training samples forward and backward, a slice of a step's batch: their gradients go to the sink, what batch norm saw to
-    /// `statistics`.
+    /// Training samples forward and backward, a slice of a step's batch: their gradients go to the sink, what
+    /// batch norm saw to `statistics`.
     pub fn train(
         &self,
         samples: &[(u64, usize)],
@@ -73,15 +74,15 @@ impl NoUpdatePass<'_> {
         Ok(worker.totals)
     }
 
-    /// Validation samples forward, `micro_batch` at a time, each rank running ahead of those behind it; what came of it is known
-    /// where the model ends.
+    /// Validation samples forward, `micro_batch` at a time, each rank running ahead of those behind it; what
+    /// came of it is known where the model ends.
     pub fn evaluate(&self, samples: &[(u64, usize)], micro_batch: usize) -> Result<Totals> {
         self.forward_only(DataSplit::Validation, samples, micro_batch, None)
     }
 
-    /// Training samples forward, `micro_batch` at a time, as in evaluation: dropout passes, and batch norms use what they have measured. The
-    /// observer sees what each linear layer of this rank reads, and no loss is made. Of a model in several copies one is run, so
-    /// that each layer is seen once.
+    /// Training samples forward, `micro_batch` at a time, as in evaluation: dropout passes, and batch norms
+    /// use what they have measured. The observer sees what each linear layer of this rank reads, and no loss
+    /// is made. Of a model in several copies one is run, so that each layer is seen once.
     pub fn observe(
         &self,
         samples: &[(u64, usize)],

@@ -11,7 +11,8 @@ use crate::parallel::Ranks;
 pub struct LossConfig {
     /// The key of the random numbers.
     pub random: u64,
-    /// Samples of all micro-batches together: each weighs by its fraction of them, so that their sum is the gradient of the mean.
+    /// Samples of all micro-batches together: each weighs by its fraction of them, so that their sum is the
+    /// gradient of the mean.
     pub samples: usize,
     /// The logits are divided by this; 1 in training.
     pub temperature: f32,

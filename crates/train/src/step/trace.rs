@@ -1,4 +1,5 @@
-//! What a rank did when: spans of time. [`TraceFile`](crate::run::trace::TraceFile) is where other tools read them.
+//! What a rank did when: spans of time. [`TraceFile`](crate::run::trace::TraceFile) is where other tools read
+//! them.
 
 use std::time::Instant;
 
@@ -29,7 +30,8 @@ pub enum TraceKind {
     Wait,
     /// Starting all-reduces of gradients, or waiting for them and for all ranks' loss and norm.
     AllReduce,
-    /// The all-reduce of a bucket of gradients, from the backward that completes it to the wait for it: beside all others.
+    /// The all-reduce of a bucket of gradients, from the backward that completes it to the wait for it:
+    /// beside all others.
     Bucket {
         /// Its number in the plan's list.
         number: usize,
@@ -122,7 +124,8 @@ impl TraceKind {
         })
     }
 
-    /// What a row of a timeline shows: `F3` is the forward of micro-batch 3, `F3+B3 graph` both of its passes replayed.
+    /// What a row of a timeline shows: `F3` is the forward of micro-batch 3, `F3+B3 graph` both of its passes
+    /// replayed.
     pub fn name(self) -> String {
         match self {
             TraceKind::Compute { pass, micro_batch, .. } => {

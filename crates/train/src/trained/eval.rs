@@ -20,7 +20,8 @@ pub struct EvalResult {
     pub loss: f64,
     /// e to the loss, for text.
     pub perplexity: Option<f64>,
-    /// The loss in bits for each byte of text: comparable between tokenizers. None where nobody knows what ids stand for.
+    /// The loss in bits for each byte of text: comparable between tokenizers. None where nobody knows what
+    /// ids stand for.
     pub bits_per_byte: Option<f64>,
     /// The fraction of right predictions, for images.
     pub accuracy: Option<f64>,
@@ -31,8 +32,9 @@ pub struct EvalResult {
 }
 
 impl TrainedModel {
-    /// Runs it over the validation split of a data set, or over so many samples of it, spread evenly, on the ranks of a plan
-    /// that was made [for it](TrainedModel::plan_for). `abort` ends a process in which a rank hangs.
+    /// Runs it over the validation split of a data set, or over so many samples of it, spread evenly, on the
+    /// ranks of a plan that was made [for it](TrainedModel::plan_for). `abort` ends a process in which a rank
+    /// hangs.
     pub fn evaluate(
         &self,
         plan: Plan,

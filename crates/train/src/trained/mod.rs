@@ -1,9 +1,9 @@
-//! A trained model, opened to be used: evaluated, asked for text, written in another form. Nothing is learnt, so there is no
-//! optimizer and no state.
+//! A trained model, opened to be used: evaluated, asked for text, written in another form. Nothing is learnt,
+//! so there is no optimizer and no state.
 //!
-//! What the model is stands in the folder of its run, beside the checkpoint; of a folder of Hugging Face's, or a checkpoint that
-//! was taken out of its run, `hub` says it. Weights are read as those that a run starts from (`--from`): by any layout of ranks,
-//! in either precision.
+//! What the model is stands in the folder of its run, beside the checkpoint; of a folder of Hugging Face's,
+//! or a checkpoint that was taken out of its run, `hub` says it. Weights are read as those that a run starts
+//! from (`--from`): by any layout of ranks, in either precision.
 
 mod eval;
 mod ranks;
@@ -49,9 +49,9 @@ struct ResolvedFacts {
 }
 
 impl TrainedModel {
-    /// Opens the checkpoint at `path`, or the newest intact one of the run folder there, and compares every hash; `report` hears
-    /// of newer ones that are damaged. Or opens a folder of Hugging Face's, or a file of weights. A process does so once, for all
-    /// ranks that are its threads.
+    /// Opens the checkpoint at `path`, or the newest intact one of the run folder there, and compares every
+    /// hash; `report` hears of newer ones that are damaged. Or opens a folder of Hugging Face's, or a file of
+    /// weights. A process does so once, for all ranks that are its threads.
     pub fn open(path: &Path, report: impl FnMut(&Error)) -> Result<TrainedModel> {
         let checkpoint = hub::find(path, &Ranks::single(), report)?;
         let run_file = checkpoint.run_file();
@@ -127,8 +127,9 @@ impl TrainedModel {
         self.tokenizer.as_ref()
     }
 
-    /// The model laid out for use: on one rank, unless `overrides` of the run file ask for more (`parallel.tensor=2`), and in
-    /// the precision that it was trained in, unless they ask for another (`train.precision=f32`).
+    /// The model laid out for use: on one rank, unless `overrides` of the run file ask for more
+    /// (`parallel.tensor=2`), and in the precision that it was trained in, unless they ask for another
+    /// (`train.precision=f32`).
     pub fn plan(&self, overrides: &[Override]) -> Result<Plan> {
         Ok(Plan::new(self.run.in_use(overrides)?, self.facts)?)
     }
@@ -145,7 +146,8 @@ impl TrainedModel {
         }
     }
 
-    /// The weights that a rank of such a plan holds, all finite; [`Stage::new`](crate::stage::Stage::new) has the layers that read them.
+    /// The weights that a rank of such a plan holds, all finite; [`Stage::new`](crate::stage::Stage::new) has
+    /// the layers that read them.
     pub fn params(&self, plan: &Plan, device: &Device, ranks: &Ranks) -> Result<ParamStore> {
         let (local, params) = (plan.layout.of(ranks.coords()), plan.params(ranks.rank())?);
         let dtype = espalier_nn::dtype(plan.storage.precision);
@@ -176,8 +178,8 @@ impl TrainedModel {
         Ok(trainer)
     }
 
-    /// All of a file or folder, to evaluate it on as `overrides` lay it out; without a path, what its run held out. An override that has
-    /// no effect on that is an error.
+    /// All of a file or folder, to evaluate it on as `overrides` lay it out; without a path, what its run
+    /// held out. An override that has no effect on that is an error.
     pub fn eval_dataset(&self, path: Option<&Path>, overrides: &[Override]) -> Result<Dataset> {
         let purpose = if path.is_none() { Purpose::HeldOut } else { Purpose::OtherData };
         self.run.check_overrides(overrides, purpose)?;
@@ -208,15 +210,16 @@ impl TrainedModel {
         Ok(Dataset::for_evaluation(path, takes)?)
     }
 
-    /// Its run, to be evaluated on what it held out; text is read by the checkpoint's own tokenizer where that of the run is gone.
+    /// Its run, to be evaluated on what it held out; text is read by the checkpoint's own tokenizer where
+    /// that of the run is gone.
     fn eval_run(&self, overrides: &[Override]) -> Result<RunFile> {
         let mut run = self.run.in_use(overrides)?;
         hub::find_tokenizer(&mut run.data, self.checkpoint.path());
         Ok(run)
     }
 
-    /// What its run's data files hold now that they did not hold then, as the end of a sentence: some of what would be held out may have
-    /// been learnt from.
+    /// What its run's data files hold now that they did not hold then, as the end of a sentence: some of what
+    /// would be held out may have been learnt from.
     pub fn changed_data(&self, overrides: &[Override]) -> Result<Option<String>> {
         let was = regular_file::read(&self.checkpoint.run_file().with_file_name(DATA_FILE), SETTINGS).ok();
         let Some(was) = was.and_then(|text| serde_json::from_slice::<Fingerprint>(&text).ok()) else {

@@ -11,8 +11,9 @@ use crate::infer::Generator;
 use crate::parallel::{AbortFn, Ranks, on_threads_with_timeout};
 use crate::stage::Stage;
 
-/// Opens a trained model on the ranks of a plan, and does some work on each of them; what rank 0 returns is returned. A rank waits at most
-/// `limit` for another; one that hangs is the end where there is somebody to `abort`.
+/// Opens a trained model on the ranks of a plan, and does some work on each of them; what rank 0 returns is
+/// returned. A rank waits at most `limit` for another; one that hangs is the end where there is somebody to
+/// `abort`.
 pub fn on_ranks<R: Send>(
     trained: &TrainedModel,
     plan: &Plan,

@@ -1,4 +1,5 @@
-//! What a trainer saves, and how it goes back to it: its own run's checkpoints, or the weights and masks of another's.
+//! What a trainer saves, and how it goes back to it: its own run's checkpoints, or the weights and masks of
+//! another's.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -59,9 +60,9 @@ impl Trainer {
         Ok(())
     }
 
-    /// Starts from the weights and masks of a checkpoint of another run, dense or pruned, in either precision, with fresh
-    /// state: an exact master, where there is one, begins at the number that is there, before it is rounded to the weight. What is zero
-    /// there stays so where the run file asks for it.
+    /// Starts from the weights and masks of a checkpoint of another run, dense or pruned, in either
+    /// precision, with fresh state: an exact master, where there is one, begins at the number that is there,
+    /// before it is rounded to the weight. What is zero there stays so where the run file asks for it.
     pub fn start_from(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         self.take_masks(checkpoint)?;
         let plan = &self.context.plan;
@@ -125,8 +126,8 @@ impl Trainer {
         Ok(recalled)
     }
 
-    /// Of which shard, and in how many bits a weight, a method remembers something, if not the same on every rank; nothing where
-    /// it is of a tensor that this rank does not hold.
+    /// Of which shard, and in how many bits a weight, a method remembers something, if not the same on every
+    /// rank; nothing where it is of a tensor that this rank does not hold.
     fn packing(&self, memory: PrunerState<'_>) -> Option<Option<(Shard, usize)>> {
         let (name, is_mask) = match memory {
             PrunerState::Replicated => return Some(None),

@@ -1,4 +1,5 @@
-//! How well a model does on what it never learns from: the validation split, or a part of it that is spread evenly.
+//! How well a model does on what it never learns from: the validation split, or a part of it that is spread
+//! evenly.
 
 use espalier_data::{DataSplit, spread};
 
@@ -36,13 +37,15 @@ impl Evaluation {
 }
 
 impl Trainer {
-    /// Runs the model over the validation split, or `eval_samples` of it, spread evenly; nothing where none is held out.
+    /// Runs the model over the validation split, or `eval_samples` of it, spread evenly; nothing where none
+    /// is held out.
     pub fn evaluate(&mut self) -> Result<Option<Evaluation>> {
         self.evaluate_unless_stopped(&|| false)
     }
 
-    /// The same; between batches every rank is asked whether to `stop`. Where one says so there is no evaluation, and
-    /// [`RunProgress::evaluation_due`](super::RunProgress::evaluation_due) stays set on all of them.
+    /// The same; between batches every rank is asked whether to `stop`. Where one says so there is no
+    /// evaluation, and [`RunProgress::evaluation_due`](super::RunProgress::evaluation_due) stays set on all
+    /// of them.
     pub fn evaluate_unless_stopped(&mut self, stop: &dyn Fn() -> bool) -> Result<Option<Evaluation>> {
         self.progress.evaluation_due = true;
         let samples = self.context.plan.intervals.eval_samples;
@@ -62,20 +65,23 @@ impl Trainer {
         Ok(Some(evaluation))
     }
 
-    /// The same as [`Trainer::evaluate`] for one who asks whether at most so many predictions are wrong: once more are, the rest
-    /// is left out, and what comes back is of the samples seen. On several ranks one that has seen so many ends it for all.
+    /// The same as [`Trainer::evaluate`] for one who asks whether at most so many predictions are wrong: once
+    /// more are, the rest is left out, and what comes back is of the samples seen. On several ranks one that
+    /// has seen so many ends it for all.
     pub fn evaluate_up_to(&mut self, wrong: usize) -> Result<Option<Evaluation>> {
         let enough = |seen: &Totals| seen.predictions - seen.correct > wrong;
         let samples = self.context.plan.intervals.eval_samples;
         Ok(self.evaluate_until(samples, &enough)?.map(|(totals, _)| Evaluation::of(totals)))
     }
 
-    /// The same as [`Trainer::evaluate`] over so many samples, or all, whatever the run asks for; its progress stays what it was.
+    /// The same as [`Trainer::evaluate`] over so many samples, or all, whatever the run asks for; its
+    /// progress stays what it was.
     pub fn evaluate_samples(&mut self, samples: Option<usize>) -> Result<Option<Evaluation>> {
         Ok(self.evaluate_until(samples, &|_| false)?.map(|(totals, _)| Evaluation::of(totals)))
     }
 
-    /// What came of so many samples, or all, seen until a rank has seen `enough`, and whether these are all; nothing where none is held out.
+    /// What came of so many samples, or all, seen until a rank has seen `enough`, and whether these are all;
+    /// nothing where none is held out.
     fn evaluate_until(
         &mut self,
         samples: Option<usize>,

@@ -1,9 +1,9 @@
 //! One rank that trains: it joins a plan, a data set and a device, and takes steps.
 //!
-//! A step runs the rank's list of actions ([`crate::step`]): its part of the batch, at a position that depends on the step's
-//! number alone, goes through the model in micro-batches, and the optimizer's step is taken if every number is finite.
-//! Otherwise nothing changes but the count. Before a step the pruning method is asked whether it is time; where it prunes
-//! before the first one, dense state never exists.
+//! A step runs the rank's list of actions ([`crate::step`]): its part of the batch, at a position that
+//! depends on the step's number alone, goes through the model in micro-batches, and the optimizer's step is
+//! taken if every number is finite. Otherwise nothing changes but the count. Before a step the pruning method
+//! is asked whether it is time; where it prunes before the first one, dense state never exists.
 
 mod checkpointing;
 mod evaluation;
@@ -75,7 +75,8 @@ pub struct Trainer {
     stop_agreed: bool,
     /// Bytes of the last step's gradients of candidates.
     gradient_bytes: usize,
-    /// The most that weights, gradients, optimizer state and masks took in a step, and what they took in the last one.
+    /// The most that weights, gradients, optimizer state and masks took in a step, and what they took in the
+    /// last one.
     state_peak: [u64; 2],
     /// What a step sent to them, of late.
     sent: SentBytes,
@@ -217,8 +218,9 @@ impl Trainer {
         self.scoring
     }
 
-    /// Has the passes of a batch captured as a CUDA graph, where they can be: steps of a small network are then several times as fast on a GPU, which
-    /// keeps what they work on as long as this lives. Whether they can be.
+    /// Has the passes of a batch captured as a CUDA graph, where they can be: steps of a small network are
+    /// then several times as fast on a GPU, which keeps what they work on as long as this lives. Whether they
+    /// can be.
     pub fn enable_graphed_step(&mut self) -> bool {
         self.graphed_step = GraphedStep::is_supported(&self.context).then(GraphedStep::default);
         self.graphed_step.is_some()
@@ -239,7 +241,8 @@ impl Trainer {
         &self.traffic
     }
 
-    /// Bytes that a step sends to other ranks: the last one or, where ranks go apart, each of the last few on average.
+    /// Bytes that a step sends to other ranks: the last one or, where ranks go apart, each of the last few on
+    /// average.
     pub fn sent(&self) -> SentBytes {
         self.sent
     }
@@ -249,8 +252,9 @@ impl Trainer {
         self.stop = stop;
     }
 
-    /// Whether a rank was asked to stop, as all of them know: from what they agree on in a step, at the end of a list or in an average,
-    /// never by a message of its own. So one that is asked later stops a step later.
+    /// Whether a rank was asked to stop, as all of them know: from what they agree on in a step, at the end
+    /// of a list or in an average, never by a message of its own. So one that is asked later stops a step
+    /// later.
     pub fn should_stop(&self) -> bool {
         self.stop_agreed || (self.context.ranks.is_single() && self.stop.load(Ordering::Relaxed))
     }
@@ -264,8 +268,8 @@ impl Trainer {
         Ok(StepReport { seconds: begin.elapsed().as_secs_f64(), ..report })
     }
 
-    /// The same, and leaves a GPU at work on the optimizer's step: what comes next queues behind it. Its `seconds` are those until
-    /// the loss was there.
+    /// The same, and leaves a GPU at work on the optimizer's step: what comes next queues behind it. Its
+    /// `seconds` are those until the loss was there.
     pub fn step_queued(&mut self) -> Result<StepReport> {
         let _span = tracing::error_span!("step", number = self.progress.step + 1).entered();
         let begin = Instant::now();
@@ -418,8 +422,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// The next step after which an asynchronous pipeline runs empty: a function of the run file alone, so that a run that
-    /// is resumed does what it would have done.
+    /// The next step after which an asynchronous pipeline runs empty: a function of the run file alone, so
+    /// that a run that is resumed does what it would have done.
     fn next_drain(&self, step: u64) -> u64 {
         let drain = self.context.plan.pipeline.drain;
         let next = [
@@ -452,8 +456,8 @@ impl Trainer {
         !self.is_local() || self.last_sync.0 == self.progress.step
     }
 
-    /// Averages over ranks that have gone apart; all must. They also come together before anything looks at the weights:
-    /// pruning, evaluation, a checkpoint.
+    /// Averages over ranks that have gone apart; all must. They also come together before anything looks at
+    /// the weights: pruning, evaluation, a checkpoint.
     pub fn average(&mut self) -> Result<()> {
         if self.is_in_sync() {
             return Ok(());

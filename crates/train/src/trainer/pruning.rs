@@ -56,7 +56,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// The candidates of which fewer than one in a hundred is left; where no more is asked for, fewer than half of it.
+    /// The candidates of which fewer than one in a hundred is left; where no more is asked for, fewer than
+    /// half of it.
     fn thin(&self) -> Vec<LayerDensity> {
         let wanted = self.context.plan.pruning.as_ref().map_or(1.0, |prune| 1.0 - prune.sparsity);
         let least = if wanted > 0.01 { 0.01 } else { wanted / 2.0 };
@@ -69,8 +70,8 @@ impl Trainer {
         if all == 0 { 0.0 } else { 1.0 - kept as f64 / all as f64 }
     }
 
-    /// Bytes held for each candidate weight, as they are now, over all stages: one may have no candidate. All ranks must
-    /// ask.
+    /// Bytes held for each candidate weight, as they are now, over all stages: one may have no candidate. All
+    /// ranks must ask.
     pub fn state_bytes(&self) -> Result<StateBytes> {
         let candidates: Vec<&Param> =
             self.params.iter().map(|(_, param)| param).filter(|param| param.plan.prunable).collect();
@@ -152,7 +153,8 @@ impl Trainer {
         self.context.plan.scoring(memory).map_err(Error::Plan)
     }
 
-    /// How all candidates are scored by gradients before the next step, where they are: it may take as long as many steps.
+    /// How all candidates are scored by gradients before the next step, where they are: it may take as long
+    /// as many steps.
     pub fn scores_next(&self) -> Result<Option<Scoring>> {
         if self.should_run(self.progress.step) { self.scoring_in_memory() } else { Ok(None) }
     }
@@ -259,8 +261,8 @@ pub(super) fn sparse_products(
     Ok(names.iter().filter_map(|name| params.find(name)).filter(|id| params.holds(*id)).collect())
 }
 
-/// What became of the parameters that got masks, counted by parameter: stages add it up, since the one that speaks does not
-/// hold them all.
+/// What became of the parameters that got masks, counted by parameter: stages add it up, since the one that
+/// speaks does not hold them all.
 struct MaskStats {
     parameters: usize,
     counts: Vec<u64>,

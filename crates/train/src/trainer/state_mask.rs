@@ -16,10 +16,11 @@ use crate::state::Param;
 /// comes back starts at zero. One tensor at a time, so that there is never a second copy of the state. Those that
 /// share what is here of the parameter are the `group`; all that hold shards of it must call.
 ///
-/// But for the mean square that Adam divides by. Late in a run nothing corrects its start any more: from zero it would be
-/// `(1 - beta2) g^2` after the first step and the weight would move by `(1 - beta1) / sqrt(1 - beta2)`, three times the
-/// rate, and up to seven times in the steps after it, all grown weights at once. It starts at the mean over the
-/// parameter's weights that stay, so that a grown weight moves as they do while its mean gradient builds up.
+/// But for the mean square that Adam divides by. Late in a run nothing corrects its start any more: from zero
+/// it would be `(1 - beta2) g^2` after the first step and the weight would move by
+/// `(1 - beta1) / sqrt(1 - beta2)`, three times the rate, and up to seven times in the steps after it, all
+/// grown weights at once. It starts at the mean over the parameter's weights that stay, so that a grown
+/// weight moves as they do while its mean gradient builds up.
 pub(super) fn set_state_mask(
     param: &mut Param,
     new: &Mask,
@@ -62,9 +63,10 @@ pub(super) fn set_state_mask(
     Ok(())
 }
 
-/// Gives the weights that a new mask has grown the mean of those that stay. `at` says where a weight's number is, from its
-/// place in the parameter and its number among the kept ones. On the host, where masks are chosen: sums are in the order of
-/// places, so that dense and compressed state agree in every bit; the mean is over all of a parameter that is split.
+/// Gives the weights that a new mask has grown the mean of those that stay. `at` says where a weight's number
+/// is, from its place in the parameter and its number among the kept ones. On the host, where masks are
+/// chosen: sums are in the order of places, so that dense and compressed state agree in every bit; the mean
+/// is over all of a parameter that is split.
 fn warm_up(
     state: &mut Tensor,
     old: &Mask,

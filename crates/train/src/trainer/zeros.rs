@@ -1,5 +1,5 @@
-//! Zeros of what a run starts from. Checkpoints of ours say by masks which weights were pruned; a folder that another program wrote, or
-//! that was exported, has zeros in their place, and training would bring them back.
+//! Zeros of what a run starts from. Checkpoints of ours say by masks which weights were pruned; a folder that
+//! another program wrote, or that was exported, has zeros in their place, and training would bring them back.
 
 use espalier_nn::weights::ParameterId;
 use espalier_tensor::Mask;

@@ -1,4 +1,5 @@
-//! Checkpoints of ranks that hold shards of tensors: whatever the cut under which they were written, any other reads the same bits.
+//! Checkpoints of ranks that hold shards of tensors: whatever the cut under which they were written, any
+//! other reads the same bits.
 
 use std::ops::Range;
 use std::path::Path;
@@ -32,7 +33,8 @@ fn moment_at(place: usize) -> f32 {
     1.0 / (1.0 + place as f32)
 }
 
-/// Who holds what: the dimension that is cut, whose each place is one of the shards', and the shard of each rank of a replica.
+/// Who holds what: the dimension that is cut, whose each place is one of the shards', and the shard of each
+/// rank of a replica.
 #[derive(Debug, Clone)]
 struct Layout {
     dim: usize,
@@ -206,7 +208,8 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// Up to three shards on up to four ranks: runs of places go to them in turn, so that a shard may be three ranges.
+    /// Up to three shards on up to four ranks: runs of places go to them in turn, so that a shard may be
+    /// three ranges.
     fn layouts()(
         pieces in 1usize..4, more in 0usize..2, runs in prop::collection::vec(1usize..4, 9), turn in 0usize..3,
         dim in 0usize..3, replicas in 1usize..3, shared in any::<bool>(),
@@ -314,7 +317,8 @@ fn a_piece_on_several_ranks_is_written_by_one() {
     read(folder.path(), &whole, &layout);
 }
 
-/// A bit that flips where a file says which shards it has makes it damaged, not another shard, and nothing panics over it.
+/// A bit that flips where a file says which shards it has makes it damaged, not another shard, and nothing
+/// panics over it.
 #[test]
 fn a_description_with_a_flipped_bit_is_noticed() {
     let (whole, layout) = alternating();

@@ -35,8 +35,8 @@ fn train(base: &Base, steps: usize) -> (Vec<f64>, String) {
     let losses = (0..steps).map(|_| trainer.step().unwrap().loss).collect();
     for (id, mask) in trainer.params().masks() {
         let weights = trainer.params().param(id).weight().to_f32();
-        // Equal bits of weights that nothing moves would show nothing. A few may stand still: those that make a query's
-        // element where no weight of the key's is left. (In bf16 it is the master that moves.)
+        // Equal bits of weights that nothing moves would show nothing. A few may stand still: those that make
+        // a query's element where no weight of the key's is left. (In bf16 it is the master that moves.)
         let still = ones(&mask.words()).filter(|i| weights[*i] == first[id.0][*i]).count();
         let name = trainer.params().name(id);
         assert!(!moves || still * 10 <= mask.kept(), "{still} of {} of {name} stand still", mask.kept());

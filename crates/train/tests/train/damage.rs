@@ -1,5 +1,5 @@
-//! What a run does where checkpoints are damaged, the disk fails or its numbers do: nothing that might be rescued is lost,
-//! and nothing that cannot be gone on from is called a checkpoint.
+//! What a run does where checkpoints are damaged, the disk fails or its numbers do: nothing that might be
+//! rescued is lost, and nothing that cannot be gone on from is called a checkpoint.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,8 @@ fn damage(checkpoint: &Path) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Where no checkpoint is whole, resuming is refused and changes nothing; starting over is asked for, and puts them aside.
+/// Where no checkpoint is whole, resuming is refused and changes nothing; starting over is asked for, and
+/// puts them aside.
 #[test]
 fn what_might_be_rescued_is_never_written_over() {
     let base = support::tiny_gpt(&["checkpoint.every=2", "train.log_every=1"]);
@@ -109,8 +110,8 @@ fn damaged_checkpoints_neither_count_nor_go() {
     assert_eq!(names(at)[2..], ["step-000006", "step-000007", "step-000008"]);
 }
 
-/// A manifest that says something else is damaged, not another run's: `step` used to be believed, and `model` to end the run
-/// although the checkpoint before was whole.
+/// A manifest that says something else is damaged, not another run's: `step` used to be believed, and `model`
+/// to end the run although the checkpoint before was whole.
 #[test]
 fn a_changed_manifest_is_a_damaged_one() {
     let base = support::tiny_gpt(&["checkpoint.every=2"]);
@@ -158,7 +159,8 @@ fn checkpoints_that_cannot_be_listed_are_an_error() {
     assert!(error.contains("checkpoints: ") && !error.contains("no whole"), "{error}");
 }
 
-/// A fault of a moment used to put the newest checkpoint aside: that the system cannot read it does not say that it is damaged.
+/// A fault of a moment used to put the newest checkpoint aside: that the system cannot read it does not say
+/// that it is damaged.
 #[test]
 fn a_checkpoint_that_cannot_be_read_ends_the_run_and_keeps_its_name() {
     for ranks in [1, 2] {
@@ -186,7 +188,8 @@ fn a_checkpoint_that_cannot_be_read_ends_the_run_and_keeps_its_name() {
     }
 }
 
-/// A disk that takes nothing at step 4, and at step 6 where it `recovers`: there is a file where the folder should be.
+/// A disk that takes nothing at step 4, and at step 6 where it `recovers`: there is a file where the folder
+/// should be.
 struct Disk {
     folder: PathBuf,
     recovers: bool,
@@ -216,8 +219,8 @@ impl Observer for Disk {
     }
 }
 
-/// A checkpoint that the disk does not take is told; the run goes on, the ones before stay, the next is tried; and where that was
-/// the last one, the run has failed.
+/// A checkpoint that the disk does not take is told; the run goes on, the ones before stay, the next is
+/// tried; and where that was the last one, the run has failed.
 #[test]
 fn a_disk_that_fails_is_tried_again() {
     for ranks in [1, 2] {

@@ -118,8 +118,8 @@ fn text_of_folders_is_held_out_as_well() {
     assert!(open("in").unwrap_err().contains("does not train on"));
 }
 
-/// Images of files of their own, in either format: none of them is learnt from, and what is learnt from says how they are
-/// standardised.
+/// Images of files of their own, in either format: none of them is learnt from, and what is learnt from says
+/// how they are standardised.
 #[test]
 fn images_of_other_files_are_held_out() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Text out of a model: what is written with a cache is what the model says of the whole text, on every layout of ranks, and what
-//! Hugging Face's GPT-2 writes with the same weights.
+//! Text out of a model: what is written with a cache is what the model says of the whole text, on every
+//! layout of ranks, and what Hugging Face's GPT-2 writes with the same weights.
 
 use std::path::Path;
 use std::time::Duration;
@@ -66,8 +66,8 @@ fn without_cache(
     Ok(all.split_off(prompt.len()))
 }
 
-/// Dense and pruned, a prompt of one token and of several, on one rank and on several: the same tokens with a cache and without,
-/// and on every layout those of one rank.
+/// Dense and pruned, a prompt of one token and of several, on one rank and on several: the same tokens with a
+/// cache and without, and on every layout those of one rank.
 #[test]
 fn tokens_are_those_of_reading_the_whole_text_every_time() {
     let folder = tempfile::tempdir().unwrap();
@@ -96,8 +96,8 @@ fn tokens_are_those_of_reading_the_whole_text_every_time() {
     }
 }
 
-/// The logits of every position, as the forward pass that trains makes them: in f32 to 1e-5; in bf16 to what its roundings leave, which
-/// other orders of sums move.
+/// The logits of every position, as the forward pass that trains makes them: in f32 to 1e-5; in bf16 to what
+/// its roundings leave, which other orders of sums move.
 #[test]
 fn logits_are_those_of_the_forward_pass_that_trains() {
     let folder = tempfile::tempdir().unwrap();
@@ -242,8 +242,8 @@ fn what_cannot_write_is_refused() {
     );
 }
 
-/// Greedy tokens of transformers' GPT2LMHeadModel with the weights of `../oracle/gpt.safetensors`, dense and masked, up to the end
-/// of its context (`../oracle/generate.py`).
+/// Greedy tokens of transformers' GPT2LMHeadModel with the weights of `../oracle/gpt.safetensors`, dense and
+/// masked, up to the end of its context (`../oracle/generate.py`).
 #[test]
 fn tokens_are_those_of_hugging_faces_gpt_2() {
     let fixture = Fixture::read(include_bytes!("../oracle/gpt.safetensors"));
@@ -293,7 +293,8 @@ impl Observer for Listener {
     }
 }
 
-/// A run that writes samples: when it says, what its checkpoint would write, and nothing else is another for it, on one rank and several.
+/// A run that writes samples: when it says, what its checkpoint would write, and nothing else is another for
+/// it, on one rank and several.
 #[test]
 fn a_run_shows_what_its_model_writes() {
     let layouts = [

@@ -1,14 +1,16 @@
 //! Golden runs: the losses and the weights of small runs, bit for bit, as they stand in `golden/runs.json`.
 //!
-//! A change that is meant to leave behaviour as it is must leave these alone; one that is meant to change numbers writes them anew,
+//! A change that is meant to leave behaviour as it is must leave these alone; one that is meant to change
+//! numbers writes them anew,
 //!
 //! ```text
 //! ESPALIER_GOLDEN=write cargo test --workspace --test train golden
 //! ```
 //!
-//! and says why. The text and the drawn shapes are the test's own, and the processor is held to portable instructions, of which
-//! every machine has the same: richer sets add in other orders. What is left of the platform is its sine and cosine in f64, whose
-//! last bit is lost when a learning rate becomes an f32 and a colour a byte.
+//! and says why. The text and the drawn shapes are the test's own, and the processor is held to portable
+//! instructions, of which every machine has the same: richer sets add in other orders. What is left of the
+//! platform is its sine and cosine in f64, whose last bit is lost when a learning rate becomes an f32 and a
+//! colour a byte.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

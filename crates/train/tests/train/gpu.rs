@@ -1,4 +1,5 @@
-//! On a GPU: it learns as the processor does, and ranks that share one learn as one rank does, as copies and as stages.
+//! On a GPU: it learns as the processor does, and ranks that share one learn as one rank does, as copies and
+//! as stages.
 //!
 //! Where there is no GPU, standard error says that nothing was tested.
 
@@ -44,7 +45,8 @@ fn shown(trainer: &mut Trainer) -> espalier_train::Result<Shown> {
     Ok(Shown { losses, validation, hashes: vec![trainer.params().hash().unwrap()] })
 }
 
-/// A network with batch norm, whole, pruned before the first step and pruned while it learns: recorded passes change no bit.
+/// A network with batch norm, whole, pruned before the first step and pruned while it learns: recorded passes
+/// change no bit.
 #[test]
 fn recorded_passes_are_those_that_are_launched_one_by_one() {
     let Some(gpu) = gpu() else { return };
@@ -189,7 +191,8 @@ fn stages_that_share_a_card_learn_as_one() {
     }
 }
 
-/// Ranks with parts of the same layers, and with tiles of the same images. In bf16 a sum over ranks is rounded once more.
+/// Ranks with parts of the same layers, and with tiles of the same images. In bf16 a sum over ranks is
+/// rounded once more.
 #[test]
 fn parts_and_tiles_that_share_a_gpu_learn_as_one() {
     let Some(gpu) = gpu() else { return };
@@ -226,8 +229,8 @@ fn parts_and_tiles_that_share_a_gpu_learn_as_one() {
     }
 }
 
-/// Moments in bf16: the same bits with dense state, compressed state and compressed weights, and on ranks that share it out; near those of
-/// the CPU, whose gradients differ in their last bits.
+/// Moments in bf16: the same bits with dense state, compressed state and compressed weights, and on ranks
+/// that share it out; near those of the CPU, whose gradients differ in their last bits.
 #[test]
 fn moments_in_bf16_are_rounded_alike_on_a_gpu() {
     let Some(gpu) = gpu() else { return };
@@ -249,8 +252,8 @@ fn moments_in_bf16_are_rounded_alike_on_a_gpu() {
     assert!(far < 1e-2, "{far:e} apart from the CPU");
 }
 
-/// Weights that rest as kept values: a block's are expanded beside the work of the block before it. The bits of dense weights, for every
-/// way through the blocks.
+/// Weights that rest as kept values: a block's are expanded beside the work of the block before it. The bits
+/// of dense weights, for every way through the blocks.
 #[test]
 fn compressed_weights_give_the_bits_of_dense_weights_on_a_gpu() {
     let Some(gpu) = gpu() else { return };
@@ -334,7 +337,8 @@ fn compressed_weights_on_a_gpu_take_what_is_planned_and_write_the_same_text() {
     assert_eq!(text("prune.weights=dense"), text("prune.weights=compressed"));
 }
 
-/// With a cache and without, on one rank and on two that share the GPU: in f32 the tokens of the processor; in bf16 the same every time.
+/// With a cache and without, on one rank and on two that share the GPU: in f32 the tokens of the processor;
+/// in bf16 the same every time.
 #[test]
 fn a_card_writes_what_the_processor_writes() {
     let Some(gpu) = gpu() else { return };

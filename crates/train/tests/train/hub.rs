@@ -1,5 +1,5 @@
-//! Other people's models: what transformers says of a tiny GPT-2 (`../oracle/hub.py`), read in every form that its files come in,
-//! trained on, and written as a folder of Hugging Face's again.
+//! Other people's models: what transformers says of a tiny GPT-2 (`../oracle/hub.py`), read in every form
+//! that its files come in, trained on, and written as a folder of Hugging Face's again.
 
 mod exact;
 mod judge;
@@ -87,7 +87,8 @@ fn ids() -> Vec<u32> {
     tokens(&expected(), "ids")
 }
 
-/// A run of one step that starts from the folder, with the model that it describes, on the tokens that transformers saw.
+/// A run of one step that starts from the folder, with the model that it describes, on the tokens that
+/// transformers saw.
 fn start_from(from: &Path, ids: &[u32], out: &Path, overrides: &[Override]) -> String {
     started(from, ids, out, overrides, &mut ()).unwrap().weights_hash.unwrap()
 }
@@ -275,8 +276,8 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Of one rank or of replicas, whatever else is beside; taken out of its run it is still known. Of ranks that hold shards it is
-/// none, and says so by having no configuration.
+/// Of one rank or of replicas, whatever else is beside; taken out of its run it is still known. Of ranks that
+/// hold shards it is none, and says so by having no configuration.
 #[test]
 fn a_checkpoint_of_whole_tensors_is_a_folder_of_hugging_faces() {
     let folder = tempfile::tempdir().unwrap();
@@ -322,7 +323,8 @@ fn a_checkpoint_of_whole_tensors_is_a_folder_of_hugging_faces() {
     assert!(!written.has_config && !at("rms-hf").join("config.json").exists());
 }
 
-/// The tokenizer goes with the weights, from what a run starts from to its own checkpoints, though token files do not need it.
+/// The tokenizer goes with the weights, from what a run starts from to its own checkpoints, though token
+/// files do not need it.
 #[test]
 fn a_tokenizer_is_handed_on() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Integrated parallelism: one group of ranks by samples or by tiles for convolutions, by columns for linear layers, trains as one rank
-//! does, and sends and holds what the plan says.
+//! Integrated parallelism: one group of ranks by samples or by tiles for convolutions, by columns for linear
+//! layers, trains as one rank does, and sends and holds what the plan says.
 
 use espalier_plan::cost::Parallelism::{self, Data, Domain, Model};
 use espalier_tensor::Category::{Activations, Gradients, Optimizer, Weights};
@@ -8,8 +8,8 @@ use crate::support::{Base, base, files, images, on_every_rank, passed_on, prepar
 use crate::tensor::{masks, on, same_as};
 use crate::traffic::check;
 
-/// As VGG and AlexNet are: convolutions and pools, then three linear layers with dropout between them; smooth, since a kink is no
-/// rounding. Widths and samples that three ranks do not divide.
+/// As VGG and AlexNet are: convolutions and pools, then three linear layers with dropout between them;
+/// smooth, since a kink is no rounding. Widths and samples that three ranks do not divide.
 fn net(overrides: &[&str]) -> Base {
     const TEXT: &str = r#"
         seed = 4
@@ -53,7 +53,8 @@ fn steps() -> usize {
     if espalier_testing::long() { 50 } else { 8 }
 }
 
-/// The mixtures that are compared: what the alpha-beta model chooses, all linear layers, one in the middle, the first, a convolution.
+/// The mixtures that are compared: what the alpha-beta model chooses, all linear layers, one in the middle,
+/// the first, a convolution.
 const MIXTURES: [&str; 5] = [
     "auto",
     "[\"layers.8\",\"layers.11\",\"layers.13\"]",
@@ -84,8 +85,8 @@ fn mixtures_learn_what_one_rank_learns() {
     }
 }
 
-/// Nothing is trained before the first layer that multiplies, so nobody wants the gradient of what it reads; what stands before it still goes
-/// back through its own shapes.
+/// Nothing is trained before the first layer that multiplies, so nobody wants the gradient of what it reads;
+/// what stands before it still goes back through its own shapes.
 #[test]
 fn what_nothing_trained_stands_before_is_cut_without_a_way_back() {
     for (what, net) in [
@@ -149,7 +150,8 @@ fn pruning_by_gradients_sees_the_gradients_of_one_rank() {
         ("grasp", vec!["prune.method=grasp", "prune.sparsity=0.6", "prune.samples=20"]),
         ("rigl", vec!["prune.method=rigl", "prune.sparsity=0.6", "prune.every=3"]),
     ] {
-        // GraSP's differences of gradients behind a norm that ranks measure together round to another mask, on tiles too.
+        // GraSP's differences of gradients behind a norm that ranks measure together round to another mask,
+        // on tiles too.
         let norms: &[&str] = if what == "grasp" { &["gelu"] } else { &["gelu", "batch_norm"] };
         for norm in norms {
             let base = net(&["model.layers.0.bias=false"]).with(&fields);
@@ -216,8 +218,8 @@ fn mixtures_send_what_the_plan_says() {
     check("recomputed", &base.with(["parallel.tensor=2", "train.recompute=block"]));
 }
 
-/// What activations move is what the formulas say, but for the loss, whose ranks tell each other four numbers of each row in the
-/// place of two sums.
+/// What activations move is what the formulas say, but for the loss, whose ranks tell each other four numbers
+/// of each row in the place of two sums.
 #[test]
 fn a_route_costs_what_the_formulas_say() {
     // Sizes that two ranks divide.

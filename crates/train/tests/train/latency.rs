@@ -1,8 +1,8 @@
-//! Messages that come late hide behind computing where the timeline says that they can, and cost all of their time where they
-//! cannot.
+//! Messages that come late hide behind computing where the timeline says that they can, and cost all of their
+//! time where they cannot.
 //!
-//! Times are compared, not asserted: of the shortest of several rounds in turns, since others on the machine only ever make a round
-//! longer. More rounds are taken until what must hide does, up to a limit.
+//! Times are compared, not asserted: of the shortest of several rounds in turns, since others on the machine
+//! only ever make a round longer. More rounds are taken until what must hide does, up to a limit.
 
 use std::time::{Duration, Instant};
 
@@ -99,8 +99,8 @@ fn one_after_the_other(world: Communicator) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// Of all sums only the last has nothing left to hide behind. Where gradients are scattered two at a time, a latency of less than two
-/// layers hides as well.
+/// Of all sums only the last has nothing left to hide behind. Where gradients are scattered two at a time, a
+/// latency of less than two layers hides as well.
 #[test]
 fn sums_of_gradients_hide_behind_the_backward_pass() {
     let latency = Duration::from_millis(15);
@@ -151,8 +151,8 @@ fn model() -> ModelSpec {
     ModelSpec { name: "conv".into(), input, blocks, classes: CHANNELS }
 }
 
-/// A forward and a backward pass of a layer over half of an image: a convolution, which has work that needs no halo, or the
-/// exchange by itself, which has none.
+/// A forward and a backward pass of a layer over half of an image: a convolution, which has work that needs
+/// no halo, or the exchange by itself, which has none.
 fn passes(world: Communicator, is_conv: bool) -> Result<Duration> {
     let device = Device::cpu(1)?;
     device.enter(|| {
@@ -184,14 +184,15 @@ fn passes(world: Communicator, is_conv: bool) -> Result<Duration> {
     })
 }
 
-/// A convolution computes what its own pixels make while the halo travels, and the gradients of tile and weight while the halo's
-/// return. An exchange by itself waits for both.
+/// A convolution computes what its own pixels make while the halo travels, and the gradients of tile and
+/// weight while the halo's return. An exchange by itself waits for both.
 #[test]
 fn halos_hide_behind_the_convolution_of_the_tile() {
     let round = |is_conv: bool| move |latency| slowest(latency, |world| passes(world, is_conv));
     let mut shortest = f64::INFINITY;
-    // The latency is a fifth of what the passes take, so that each of the two halos has enough to hide behind. Passes that were
-    // measured while others had the processors give one that is too long for this: then it is measured again.
+    // The latency is a fifth of what the passes take, so that each of the two halos has enough to hide
+    // behind. Passes that were measured while others had the processors give one that is too long for this:
+    // then it is measured again.
     for attempt in 0.. {
         shortest = (0..5).map(|_| round(true)(Duration::ZERO)).fold(shortest, f64::min);
         let latency = Duration::from_secs_f64((shortest / 5.0).max(2e-3));

@@ -1,5 +1,5 @@
-//! All axes at once: every layout of up to eight ranks, or some drawn at random, trains as one rank does, dense and with nine weights
-//! of ten gone.
+//! All axes at once: every layout of up to eight ranks, or some drawn at random, trains as one rank does,
+//! dense and with nine weights of ten gone.
 
 use espalier_tensor::random::{key, uniform};
 

@@ -44,8 +44,8 @@ fn shared_state_gives_the_bits_of_whole_state_on_every_stage() {
     }
 }
 
-/// A model of grouped queries and gates learns, and learns the same in stages, on replicas, recomputed, and pruned in
-/// compressed state.
+/// A model of grouped queries and gates learns, and learns the same in stages, on replicas, recomputed, and
+/// pruned in compressed state.
 #[test]
 fn llama_s_layers_learn_and_every_layout_is_the_same_run() {
     let base = tiny_llama(&["train.batch=8", "train.micro_batches=4", "train.eval_samples=8"]);

@@ -17,7 +17,8 @@ fn pruned(base: &Base) -> Base {
     base.set("prune.method=magnitude").set("prune.sparsity=0.8").set("prune.state=compressed")
 }
 
-/// Takes steps on so many ranks, coming together after each if asked to, and returns every rank's losses and weights.
+/// Takes steps on so many ranks, coming together after each if asked to, and returns every rank's losses and
+/// weights.
 fn on(ranks: usize, base: &Base, steps: usize, always: bool) -> Vec<(Vec<f64>, Vec<f32>)> {
     let base = base.replicas(ranks).steps(steps);
     on_every_rank(&base, |mut trainer| {
@@ -95,8 +96,8 @@ fn way(from: &[f32], to: &[f32]) -> f64 {
     from.iter().zip(to).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt()
 }
 
-/// Rank 1 does not even begin before rank 0 has taken its three steps: anything that one asked of the other would wait
-/// for ever. And no byte is counted.
+/// Rank 1 does not even begin before rank 0 has taken its three steps: anything that one asked of the other
+/// would wait for ever. And no byte is counted.
 #[test]
 fn between_averages_ranks_say_nothing() {
     let base = tiny_gpt(&["train.batch=12", "train.clip=0.5", "train.steps=8", "parallel.average_every=4"]);
@@ -127,8 +128,8 @@ fn between_averages_ranks_say_nothing() {
     }
 }
 
-/// A step that is clipped is as long as the rate and the limit say, on every rank: by the norm of all ranks' gradients it
-/// would be shorter on one and longer on the other.
+/// A step that is clipped is as long as the rate and the limit say, on every rank: by the norm of all ranks'
+/// gradients it would be shorter on one and longer on the other.
 #[test]
 fn each_rank_clips_by_its_own_norm() {
     let base = tiny_gpt(&["train.batch=12", "train.steps=4", "parallel.average_every=4"])
@@ -148,8 +149,8 @@ fn each_rank_clips_by_its_own_norm() {
     }
 }
 
-/// A gradient that is not finite is one rank's own affair: it skips its step, and the others take theirs. When they are
-/// averaged, all count alike.
+/// A gradient that is not finite is one rank's own affair: it skips its step, and the others take theirs.
+/// When they are averaged, all count alike.
 #[test]
 fn a_bad_gradient_skips_the_step_of_its_rank() {
     for optimizer in ["momentum", "adamw"] {
@@ -254,7 +255,8 @@ fn every_method_prunes_alike_on_ranks_that_go_apart() {
     ] {
         let summary = base.steps(16).run();
         assert!(summary.sparsity > 0.45, "{what}: {}", summary.sparsity);
-        // The last step is not one after which they come together by themselves: evaluation and checkpoint make them.
+        // The last step is not one after which they come together by themselves: evaluation and checkpoint
+        // make them.
         assert_eq!(summary.weights_hash, base.steps(16).run().weights_hash, "{what}");
     }
 }

@@ -138,8 +138,8 @@ fn the_largest_eigenvalue_is_lapacks() {
     }
 }
 
-/// With as many steps as there are dimensions the nodes are the eigenvalues that the direction reaches; with a quarter of them
-/// the ends are as good as exact.
+/// With as many steps as there are dimensions the nodes are the eigenvalues that the direction reaches; with
+/// a quarter of them the ends are as good as exact.
 #[test]
 fn the_spectrum_has_lapacks_ends_and_trace() {
     for measured in Measured::all() {
@@ -159,8 +159,8 @@ fn the_spectrum_has_lapacks_ends_and_trace() {
     }
 }
 
-/// Where the loss is convex its maximum over the box is at a corner, and all corners were looked at; elsewhere twenty ascents of a hundred steps each found
-/// hardly more.
+/// Where the loss is convex its maximum over the box is at a corner, and all corners were looked at;
+/// elsewhere twenty ascents of a hundred steps each found hardly more.
 #[test]
 fn sharpness_is_the_highest_corner_of_a_convex_loss() {
     for measured in Measured::all() {

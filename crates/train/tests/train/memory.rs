@@ -86,8 +86,8 @@ fn activations_in_flight_are_exactly_those_predicted_for_every_rank() {
                     (0..stages).map(|rank| plan.rank(rank).unwrap().memory.activations).collect();
                 let case = format!("model {number}, {schedule} of {stages} stages, recompute = {recompute}");
                 if schedule == "axonn" && stages > 2 {
-                    // Ranks between the ends run what arrives first: backwards that come early leave less in flight, down to what
-                    // 1F1B has.
+                    // Ranks between the ends run what arrives first: backwards that come early leave less in
+                    // flight, down to what 1F1B has.
                     let (plan, ..) = prepare(&base.set("parallel.schedule=1f1b"), 1);
                     let least = (0..stages).map(|rank| plan.rank(rank).unwrap().memory.activations);
                     let between = least
@@ -103,7 +103,8 @@ fn activations_in_flight_are_exactly_those_predicted_for_every_rank() {
     }
 }
 
-/// Ranks that have their heads of each attention, and perhaps their part of the sequence around it, keep what the plan says.
+/// Ranks that have their heads of each attention, and perhaps their part of the sequence around it, keep what
+/// the plan says.
 #[test]
 fn activations_of_ranks_along_the_tensor_axis_are_exactly_those_predicted() {
     let gpt = tiny_gpt(&["model.tied=false", "parallel.tensor=2"]);
@@ -205,8 +206,9 @@ fn gradients_of_ranks_are_exactly_those_predicted() {
     }
 }
 
-/// Masks that move: state and masks stay as large as they are, one parameter's old and new ones side by side for a moment as scratch space; where
-/// several micro-batches make a gradient, RigL sums a part of the dense one in f32.
+/// Masks that move: state and masks stay as large as they are, one parameter's old and new ones side by side
+/// for a moment as scratch space; where several micro-batches make a gradient, RigL sums a part of the dense
+/// one in f32.
 #[test]
 fn moving_masks_hold_exactly_what_is_predicted() {
     let gpt = tiny_gpt(&["model.tied=false", "train.batch=8", "model.layers=3", "prune.every=2"]);
@@ -276,8 +278,8 @@ fn messages_of_ranks_along_the_tensor_axis_are_exactly_those_predicted() {
     }
 }
 
-/// What choosing masks takes is in the ledger: the keys of a parameter at a time, all of it gone afterwards, and the weights that a
-/// lottery goes back to for as long as it may.
+/// What choosing masks takes is in the ledger: the keys of a parameter at a time, all of it gone afterwards,
+/// and the weights that a lottery goes back to for as long as it may.
 #[test]
 fn what_pruning_takes_is_counted() {
     let counts = |base: &crate::support::Base| -> (usize, usize) {
@@ -308,8 +310,8 @@ fn what_pruning_takes_is_counted() {
     assert_eq!(device.ledger().total(), 0);
 }
 
-/// Scratch space is measured, not predicted, and is what sizes and threads say: the same in every run, and on each thread more
-/// no more than that thread's packed rows and sums.
+/// Scratch space is measured, not predicted, and is what sizes and threads say: the same in every run, and on
+/// each thread more no more than that thread's packed rows and sums.
 #[test]
 fn workspace_is_the_same_in_every_run_and_bounded() {
     let peak = |threads: usize| {
@@ -333,8 +335,8 @@ fn recomputation_lowers_the_peak_of_activations() {
         let device = trainer.device();
         device.ledger().peak(Category::Activations)
     };
-    // Of each token in f32: the id; of six layers ten widths and 6 numbers, or six widths and 2; of the head two widths and 2.
-    // By blocks: five layers' inputs, and the sixth in full as it runs again.
+    // Of each token in f32: the id; of six layers ten widths and 6 numbers, or six widths and 2; of the head
+    // two widths and 2. By blocks: five layers' inputs, and the sixth in full as it runs again.
     let bytes = |numbers: usize| 4 * 4 * 24 * numbers;
     assert_eq!(peak("none"), bytes(1 + 6 * (10 * 16 + 6) + 34));
     assert_eq!(peak("attention"), bytes(1 + 6 * (6 * 16 + 2) + 34));

@@ -95,7 +95,8 @@ fn compressed_moments_are_those_of_masked_dense_ones_bit_for_bit() {
     }
 }
 
-/// Replicas, state and gradients that they share out, and stages: layouts that make a gradient in the same bits leave the same moments.
+/// Replicas, state and gradients that they share out, and stages: layouts that make a gradient in the same
+/// bits leave the same moments.
 #[test]
 fn layouts_round_alike() {
     let gpt = tiny_gpt(&["train.batch=8", "model.layers=3", "model.tied=false"]);
@@ -124,8 +125,8 @@ fn layouts_round_alike() {
     }
 }
 
-/// Sums of other layouts are in another order, so that some numbers are rounded the other way: hardly any where the bits are the same,
-/// one of three where they are not.
+/// Sums of other layouts are in another order, so that some numbers are rounded the other way: hardly any
+/// where the bits are the same, one of three where they are not.
 #[test]
 fn shards_of_a_tensor_are_rounded_by_the_bits_of_the_full_one() {
     let gpt = tiny_gpt(&["train.batch=8", "model.tied=false"]);

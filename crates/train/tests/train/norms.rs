@@ -44,8 +44,8 @@ fn cnn(settings: &str) -> Base {
     base.with(settings.split_whitespace())
 }
 
-/// A group is a batch of its own: six micro-batches of four, or one batch in six groups of four, are the same run, on
-/// every layout that keeps the groups whole, running statistics included.
+/// A group is a batch of its own: six micro-batches of four, or one batch in six groups of four, are the same
+/// run, on every layout that keeps the groups whole, running statistics included.
 #[test]
 fn ghost_batch_norm_is_the_same_on_every_layout_that_keeps_groups_whole() {
     let small = run(&cnn("train.micro_batches=6"), 3);
@@ -80,8 +80,8 @@ fn statistics_of_groups_are_counted() {
     }
 }
 
-/// The two copies of a part see half of the micro-batches each; their running statistics are those of one rank that
-/// sees all, one after the other. With replicas, the mean of theirs, as on any schedule.
+/// The two copies of a part see half of the micro-batches each; their running statistics are those of one
+/// rank that sees all, one after the other. With replicas, the mean of theirs, as on any schedule.
 #[test]
 fn running_statistics_of_chimera_are_those_of_one_rank() {
     let chimera = "parallel.pipeline=2 parallel.schedule=chimera train.micro_batches=4";

@@ -29,7 +29,8 @@ impl InputObserver for Squares {
     }
 }
 
-/// A forward-only pass over training samples: every linear layer is seen once a sample, wherever it is, and without dropout.
+/// A forward-only pass over training samples: every linear layer is seen once a sample, wherever it is, and
+/// without dropout.
 #[test]
 fn what_layers_read_of_training_samples_does_not_depend_on_stages() {
     let samples: Vec<(u64, usize)> = (0..7).map(|i| (0, 3 * i)).collect();

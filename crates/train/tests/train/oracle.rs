@@ -1,10 +1,12 @@
-//! The same numbers as PyTorch: what three small networks give there, stored with the script that made them (`../oracle`).
+//! The same numbers as PyTorch: what three small networks give there, stored with the script that made them
+//! (`../oracle`).
 //!
-//! A tiny GPT-2 of Hugging Face's, a layer as Llama has it (RMS norm, grouped queries by torch's own attention, SwiGLU) and a network
-//! of convolutions and batch norms, each dense and masked: logits, loss,
-//! all gradients and three steps of AdamW in f32, and in bf16 the gradients of many micro-batches and three steps over their sums.
-//! Everything is compared with f64. How far PyTorch itself is off that in the same precision stands in the file, and
-//! [`SLACK`] times as much is allowed here: sums are taken in another order, and bf16 is rounded at other places.
+//! A tiny GPT-2 of Hugging Face's, a layer as Llama has it (RMS norm, grouped queries by torch's own
+//! attention, SwiGLU) and a network of convolutions and batch norms, each dense and masked: logits, loss, all
+//! gradients and three steps of AdamW in f32, and in bf16 the gradients of many micro-batches and three steps
+//! over their sums. Everything is compared with f64. How far PyTorch itself is off that in the same precision
+//! stands in the file, and [`SLACK`] times as much is allowed here: sums are taken in another order, and bf16
+//! is rounded at other places.
 
 mod sharded;
 
@@ -38,8 +40,8 @@ use crate::support::Collected;
 const SLACK: f64 = 2.0;
 /// Whatever PyTorch's error is: that of a few roundings to f32.
 const LEAST: f64 = 2e-6;
-/// A tensor's error is measured against its norm, or against this share of the norm of all of them: the gradient of a
-/// bias that a softmax cannot see is rounding and nothing else.
+/// A tensor's error is measured against its norm, or against this share of the norm of all of them: the
+/// gradient of a bias that a softmax cannot see is rounding and nothing else.
 const SMALL: f64 = 0.01;
 
 /// What the script wrote, and the network it is of.
@@ -276,8 +278,8 @@ fn alone(params: &ParamStore, micro_batches: usize) -> DataParallel<'static> {
     DataParallel::new(DataParallelMode::Replicated, false, params, several, &ALONE.0, &ALONE.1)
 }
 
-/// Sends a micro-batch through a model: its loss, what the head read, and what batch norm measured; gradients of the loss, divided by
-/// `samples`, go to the sink.
+/// Sends a micro-batch through a model: its loss, what the head read, and what batch norm measured; gradients
+/// of the loss, divided by `samples`, go to the sink.
 fn pass(
     model: &Model,
     weights: &dyn WeightStore,

@@ -1,4 +1,5 @@
-//! Parallel equals serial: any number of ranks trains as one rank does, and the same number twice gives the same bits.
+//! Parallel equals serial: any number of ranks trains as one rank does, and the same number twice gives the
+//! same bits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -114,7 +115,8 @@ fn adamw_learns_the_same_on_any_number_of_ranks() {
     any_number_of_ranks_gives_the_losses_of_one(gpt().with(small), 40);
 }
 
-/// At a rate at which kinks do not show: an activation that rounding moves across one changes a gradient by 1e-5 at once.
+/// At a rate at which kinks do not show: an activation that rounding moves across one changes a gradient by
+/// 1e-5 at once.
 #[test]
 fn a_resnet8_learns_the_same_on_any_number_of_ranks() {
     let small =
@@ -244,7 +246,8 @@ fn buckets_of_any_size_give_the_same_sums() {
     }
 }
 
-/// Bytes are those of a ring's all-reduce, 2 (P - 1) / P for each byte of gradient; compressed, those of kept weights alone.
+/// Bytes are those of a ring's all-reduce, 2 (P - 1) / P for each byte of gradient; compressed, those of kept
+/// weights alone.
 #[test]
 fn bytes_on_the_wire_are_those_of_kept_weights() {
     let base = tiny_gpt(&["train.batch=8", "train.steps=2", "model.width=64", "prune.method=magnitude"]);

@@ -112,8 +112,8 @@ fn every_synchronous_schedule_gives_what_one_rank_gives() {
     compare(&resnet8(), &LAYOUTS, 2);
 }
 
-/// The threshold is that of all stages together, and a tied table is counted once. In the short form each method is on every third
-/// schedule, and every schedule has several methods.
+/// The threshold is that of all stages together, and a tied table is counted once. In the short form each
+/// method is on every third schedule, and every schedule has several methods.
 #[test]
 fn pruned_pipelines_too() {
     const METHODS: [&str; 9] =
@@ -141,8 +141,9 @@ fn pruned_pipelines_too() {
     compare(&resnet8().set("prune.method=magnitude").set("prune.sparsity=0.9"), &[(3, 4, 1)], 3);
 }
 
-/// By hand on one rank: the weights of every step are kept, and each stage's part of a micro-batch runs on the version
-/// that the definition says. An update may be skipped by a stage. Returns losses, and the weights at the end.
+/// By hand on one rank: the weights of every step are kept, and each stage's part of a micro-batch runs on
+/// the version that the definition says. An update may be skipped by a stage. Returns losses, and the weights
+/// at the end.
 fn by_hand(
     base: &Base,
     steps: usize,
@@ -229,7 +230,8 @@ fn asynchronous(base: &Base, steps: usize) -> (Vec<f64>, Vec<Vec<f32>>) {
     (losses, weights)
 }
 
-/// The same where a stage's gradient of an update is spoilt, on all replicas, as their sum would be; also which steps rank 0 says were taken.
+/// The same where a stage's gradient of an update is spoilt, on all replicas, as their sum would be; also
+/// which steps rank 0 says were taken.
 fn with_a_fault(
     base: &Base,
     steps: usize,
@@ -279,9 +281,9 @@ fn unflushed(schedule: &str, stages: usize, micro_batches: usize, steps: usize) 
     (base, if schedule == "pipedream" { micro_batches } else { 1 })
 }
 
-/// A gradient that is not finite, on any stage. 2BW: no stage takes the update. PipeDream: none at or before the stage
-/// where it arose takes it; those behind had stepped before that gradient was made. In both the run is from there on the
-/// one that the definition gives.
+/// A gradient that is not finite, on any stage. 2BW: no stage takes the update. PipeDream: none at or before
+/// the stage where it arose takes it; those behind had stepped before that gradient was made. In both the run
+/// is from there on the one that the definition gives.
 #[test]
 fn a_bad_gradient_skips_one_update_on_all_stages() {
     for (stages, micro_batches, bad) in [(3, 4, 2), (3, 2, 1), (3, 3, 5), (2, 1, 3)] {
@@ -382,8 +384,8 @@ fn a_stage_that_panics_or_fails_ends_the_run_by_its_name() {
     }
 }
 
-/// Weights, gradients and state are predicted to the byte for the rank that has most of each; what is in flight, no less
-/// than it is.
+/// Weights, gradients and state are predicted to the byte for the rank that has most of each; what is in
+/// flight, no less than it is.
 #[test]
 fn bytes_of_stages_are_those_predicted() {
     for (schedule, stages, prune) in

@@ -1,4 +1,5 @@
-//! What a run writes for programs is read back into the types it was written from, with nothing lost and nothing more in it.
+//! What a run writes for programs is read back into the types it was written from, with nothing lost and
+//! nothing more in it.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;

@@ -1,7 +1,9 @@
-//! A planned step against ranks that sleep for the planned time: the executor, its messages and the sink of training are those of a run. So
-//! what is planned of order, waiting and hiding is held against the clock; `benches/planner.rs` has the long form.
+//! A planned step against ranks that sleep for the planned time: the executor, its messages and the sink of
+//! training are those of a run. So what is planned of order, waiting and hiding is held against the clock;
+//! `benches/planner.rs` has the long form.
 //!
-//! Others on the machine only ever make a step longer, so a layout gets more steps until it is as short as planned, up to a limit.
+//! Others on the machine only ever make a step longer, so a layout gets more steps until it is as short as
+//! planned, up to a limit.
 
 use espalier_plan::cluster::Cluster;
 
@@ -13,8 +15,8 @@ const CNN: &str = "[model]\nname = \"resnet8\"\n";
 const STEPS: usize = 2;
 const ROUNDS: usize = 10;
 
-/// Every axis by itself and two pairs. A step that sleeps cannot be shorter than it was planned, but for what is planned wrongly; nor,
-/// left alone, much longer.
+/// Every axis by itself and two pairs. A step that sleeps cannot be shorter than it was planned, but for what
+/// is planned wrongly; nor, left alone, much longer.
 #[test]
 fn steps_take_the_planned_time() {
     let cluster = Cluster::parse(SLOW).unwrap();

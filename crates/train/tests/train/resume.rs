@@ -1,4 +1,5 @@
-//! Stopping and resuming gives the bits of never having stopped; a broken checkpoint is passed over; a wrong one is refused.
+//! Stopping and resuming gives the bits of never having stopped; a broken checkpoint is passed over; a wrong
+//! one is refused.
 
 use std::cell::Cell;
 use std::fs;
@@ -156,7 +157,8 @@ fn the_noise_scale_is_resumed_too() {
     }
 }
 
-/// A long evaluation does not keep a run that is to stop, and it is not lost either: at a step in the middle, and at the last.
+/// A long evaluation does not keep a run that is to stop, and it is not lost either: at a step in the middle,
+/// and at the last.
 #[test]
 fn an_evaluation_that_a_stop_interrupts_is_done_first_when_the_run_goes_on() {
     let layouts: [&[&str]; 3] =

@@ -1,4 +1,5 @@
-//! Checkpoints that several ranks write: any number of ranks reads them, and they are whole or absent whoever fails.
+//! Checkpoints that several ranks write: any number of ranks reads them, and they are whole or absent whoever
+//! fails.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -46,8 +47,8 @@ fn pass_on(base: &Base, ranks: usize, from: Option<&Path>, steps: usize, to: &Pa
     });
 }
 
-/// Through any chain of rank counts, what one rank wrote comes back byte for byte: weights, state, masks, the pruner's
-/// memory.
+/// Through any chain of rank counts, what one rank wrote comes back byte for byte: weights, state, masks, the
+/// pruner's memory.
 #[test]
 fn a_checkpoint_goes_through_any_numbers_of_ranks_unchanged() {
     let lottery =

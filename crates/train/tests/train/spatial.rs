@@ -1,4 +1,5 @@
-//! Spatial parallelism: ranks that have a tile of every image each train as one rank does, alone and with the other axes.
+//! Spatial parallelism: ranks that have a tile of every image each train as one rank does, alone and with the
+//! other axes.
 
 use crate::support::{Base, images, refused, tiny_cnn};
 use crate::tensor::{on, same_as};

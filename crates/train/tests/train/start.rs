@@ -1,5 +1,5 @@
-//! What a run starts from, where its folder goes, and how its end is written down: a run that is stopped at the wrong moment is the run
-//! that it was, or says why not.
+//! What a run starts from, where its folder goes, and how its end is written down: a run that is stopped at
+//! the wrong moment is the run that it was, or says why not.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -135,7 +135,8 @@ fn a_claim_on_a_folder_that_went_away_leaves_anothers_alone() {
     FolderLock::check_free(&run).expect_err("and so whoever looks is told");
 }
 
-/// Killed behind its last checkpoint, a run lacked its summary for ever, and kept what was being written or removed.
+/// Killed behind its last checkpoint, a run lacked its summary for ever, and kept what was being written or
+/// removed.
 #[test]
 fn the_end_of_a_run_that_was_killed_behind_its_last_checkpoint_is_written_down() {
     let base =

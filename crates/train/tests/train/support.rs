@@ -137,8 +137,8 @@ pub fn tiny_gpt(overrides: &[&str]) -> Base {
     base(TEXT, overrides)
 }
 
-/// Two layers as Llama has them (RMS norm, separate queries, keys and values, grouped queries, SwiGLU, no biases), written layer by
-/// layer; docs/run-file.md has the same at another width.
+/// Two layers as Llama has them (RMS norm, separate queries, keys and values, grouped queries, SwiGLU, no
+/// biases), written layer by layer; docs/run-file.md has the same at another width.
 pub fn tiny_llama(overrides: &[&str]) -> Base {
     const TEXT: &str = r#"
         seed = 4

@@ -1,4 +1,5 @@
-//! Tensor parallelism: ranks that have a part of every large layer each train as one rank does, alone and with the other axes.
+//! Tensor parallelism: ranks that have a part of every large layer each train as one rank does, alone and
+//! with the other axes.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,8 @@ use crate::support::{
     Base, apart, files, on_every_rank, passed_on, prepare, saved, tiny_cnn, tiny_gpt, tiny_llama,
 };
 
-/// What a rank has to show after some steps: what all ranks see alike, and how far its weights are from those of one rank alone.
+/// What a rank has to show after some steps: what all ranks see alike, and how far its weights are from those
+/// of one rank alone.
 #[derive(Debug, Clone)]
 pub struct Shown {
     losses: Vec<f64>,
@@ -84,7 +86,8 @@ pub fn same_as(alone: &Shown, base: &Base, steps: usize, tolerance: f64, what: &
     }
 }
 
-/// A GPT with dropout, a vocabulary and heads that do not divide evenly, at a rate at which rounding does not grow.
+/// A GPT with dropout, a vocabulary and heads that do not divide evenly, at a rate at which rounding does not
+/// grow.
 fn gpt() -> Base {
     let base = tiny_gpt(&["train.batch=8", "train.eval_samples=11", "model.dropout=0.1", "model.context=11"]);
     let base = base.with(["model.heads=5", "model.width=20", "train.micro_batches=2", "train.clip=0.5"]);
@@ -111,7 +114,8 @@ fn a_gpt_in_parts_learns_what_a_whole_one_learns() {
     }
 }
 
-/// The lecture's form of a linear layer, for all of them or for those that are named: the same weights by other messages.
+/// The lecture's form of a linear layer, for all of them or for those that are named: the same weights by
+/// other messages.
 #[test]
 fn plain_linear_layers_learn_what_pairs_learn() {
     for (how, base) in [("tied", gpt()), ("own head", gpt().set("model.tied=false"))] {
@@ -175,8 +179,8 @@ fn trust_ratios_are_those_of_whole_tensors() {
     }
 }
 
-/// Separate projections, gates, and fewer heads of keys and values than ranks: these are repeated where they have weights of their
-/// own, and gathered where one weight makes queries, keys and values.
+/// Separate projections, gates, and fewer heads of keys and values than ranks: these are repeated where they
+/// have weights of their own, and gathered where one weight makes queries, keys and values.
 #[test]
 fn llama_s_layers_are_cut_by_heads() {
     let base = tiny_llama(&["train.batch=8", "train.micro_batches=2", "train.eval_samples=8"]);
@@ -225,8 +229,8 @@ pub fn masks(base: &Base, steps: usize) -> BTreeMap<String, Vec<usize>> {
     all
 }
 
-/// Where scores are the weights themselves or numbers drawn by place, a mask is the same to the bit however tensors are cut; in
-/// bf16 many weights are equal.
+/// Where scores are the weights themselves or numbers drawn by place, a mask is the same to the bit however
+/// tensors are cut; in bf16 many weights are equal.
 #[test]
 fn a_mask_does_not_depend_on_how_tensors_are_cut() {
     let bf16 = gpt().set("train.precision=bf16").set("prune.embeddings=true");
@@ -276,7 +280,8 @@ fn pruned_models_in_parts_learn_what_whole_ones_learn() {
     }
 }
 
-/// Gradients that ranks of one replica sum, and what layers gather of each other: the larger of both is held at a time.
+/// Gradients that ranks of one replica sum, and what layers gather of each other: the larger of both is held
+/// at a time.
 #[test]
 fn messages_within_a_replica_are_as_large_as_predicted() {
     let base = tiny_cnn(&["train.micro_batches=2"]);
@@ -337,7 +342,8 @@ fn a_run_goes_on_under_another_cut() {
     }
 }
 
-/// What every rank takes of each category that is predicted, in training: dense, and with state of kept weights alone.
+/// What every rank takes of each category that is predicted, in training: dense, and with state of kept
+/// weights alone.
 #[test]
 fn memory_of_every_rank_is_what_the_plan_predicts() {
     for (what, base, layouts) in [

@@ -155,8 +155,8 @@ fn layers_exchange_what_the_plan_says() {
     check("synchronised over tiles", &synchronised.set("parallel.spatial=2"));
 }
 
-/// The lecture's form: of each linear layer a gather of its outputs forward, a sum of its inputs' gradient backward, whose words are
-/// those of the formulas; so are the bytes that the transport counts.
+/// The lecture's form: of each linear layer a gather of its outputs forward, a sum of its inputs' gradient
+/// backward, whose words are those of the formulas; so are the bytes that the transport counts.
 #[test]
 fn plain_linear_layers_send_what_the_formulas_say() {
     let base = images().set("model.name=mlp").set("model.hidden=[48,24,36]").set("data.count=120");
@@ -212,8 +212,8 @@ fn averages_move_what_the_plan_predicts() {
     }
 }
 
-/// Both holders of a stage start its sums when their copies are complete, and compute their other stage meanwhile: only then do they wait for
-/// all of them.
+/// Both holders of a stage start its sums when their copies are complete, and compute their other stage
+/// meanwhile: only then do they wait for all of them.
 #[test]
 fn chimera_starts_the_sums_of_complete_copies_before_its_last_backward() {
     for (stages, micro_batches) in [(2, 4), (4, 4)] {
@@ -248,8 +248,8 @@ fn chimera_starts_the_sums_of_complete_copies_before_its_last_backward() {
     }
 }
 
-/// The list of the plan is the one that the backward works through: a bucket starts when its block is done, and the last of
-/// them when the pass is over.
+/// The list of the plan is the one that the backward works through: a bucket starts when its block is done,
+/// and the last of them when the pass is over.
 #[test]
 fn the_timeline_shows_every_bucket_of_the_plan() {
     // The first weight has 3 * 32 * 32 * 90 numbers, more than a bucket takes.

@@ -1,4 +1,5 @@
-//! A trained model opened to be used: the weights that its run ended with, on any layout of ranks, without its data.
+//! A trained model opened to be used: the weights that its run ended with, on any layout of ranks, without
+//! its data.
 
 use std::path::Path;
 
@@ -55,7 +56,8 @@ fn images_are_known_without_their_files() {
     assert_eq!(weights.hash().unwrap(), hash);
 }
 
-/// On one rank, on ranks that share layers, stages or samples, in the form of a checkpoint or of ranks' shards: the same numbers.
+/// On one rank, on ranks that share layers, stages or samples, in the form of a checkpoint or of ranks'
+/// shards: the same numbers.
 #[test]
 fn a_score_is_the_same_on_every_layout() {
     let folder = tempfile::tempdir().unwrap();

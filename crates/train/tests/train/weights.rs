@@ -1,5 +1,5 @@
-//! Weights that rest as kept values train as dense ones do, bit for bit, with every method, optimizer, schedule and axis; in the memory
-//! that the plan says.
+//! Weights that rest as kept values train as dense ones do, bit for bit, with every method, optimizer,
+//! schedule and axis; in the memory that the plan says.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -136,7 +136,8 @@ fn compressed_weights_train_as_dense_weights_bit_for_bit() {
             (of.weights_hash.clone(), of.loss, format!("{:?} {:?}", of.validation, of.kept_by_layer))
         };
         assert_eq!(shown(&dense), shown(&compressed), "{name}");
-        // The optimizer has not a byte more; where it is pruned from the start, weights have as many fewer as the plan says.
+        // The optimizer has not a byte more; where it is pruned from the start, weights have as many fewer as
+        // the plan says.
         let peak = |of: &RunSummary, category: &str| of.memory[category].measured.unwrap();
         assert_eq!(peak(&dense, "optimizer"), peak(&compressed, "optimizer"), "{name}");
     }
@@ -198,7 +199,8 @@ fn weights_that_were_not_drawn_yet_are_what_they_will_be() {
     }
 }
 
-/// From the first step on, where the method needs no pass over dense weights: weights, state and mask to the byte, at the peak.
+/// From the first step on, where the method needs no pass over dense weights: weights, state and mask to the
+/// byte, at the peak.
 #[test]
 fn every_byte_is_predicted() {
     for (method, precision, more) in [

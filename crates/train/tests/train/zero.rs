@@ -41,7 +41,8 @@ fn on(ranks: usize, base: &Base, steps: usize, zero: usize) -> Shown {
     all.remove(0)
 }
 
-/// Weights and losses to the bit; norms are sums of parts. Of one micro-batch gradients are summed alike wherever their sums are.
+/// Weights and losses to the bit; norms are sums of parts. Of one micro-batch gradients are summed alike
+/// wherever their sums are.
 fn the_same(base: &Base, ranks: usize, steps: usize, what: &str) {
     let (whole, shared) = (on(ranks, base, steps, 0), on(ranks, base, steps, 1));
     if prepare(&base.replicas(ranks), 1).0.batch.micro_batches == 1 {
@@ -97,7 +98,8 @@ fn large_parameters_travel_alone() {
     }
 }
 
-/// Several buckets a micro-batch, two of them on their way at once: never more than the plan says, and not much less.
+/// Several buckets a micro-batch, two of them on their way at once: never more than the plan says, and not
+/// much less.
 #[test]
 fn messages_of_shared_gradients_keep_below_what_is_predicted() {
     for (tied, micro_batches) in [(true, 4), (false, 4), (true, 1), (false, 1)] {
@@ -118,7 +120,8 @@ fn messages_of_shared_gradients_keep_below_what_is_predicted() {
     }
 }
 
-/// Sums over ranks come before sums over micro-batches, so rounding is another; what is learnt is what one rank learns.
+/// Sums over ranks come before sums over micro-batches, so rounding is another; what is learnt is what one
+/// rank learns.
 #[test]
 fn shared_gradients_of_several_micro_batches_are_those_of_one_rank() {
     let gpt =

@@ -13,7 +13,8 @@ use crate::bench::timing::TimedWork;
 
 /// Numbers that are made on the host; larger tensors repeat them.
 const RANDOM_NUMBERS: usize = 1 << 20;
-/// Bytes of weights, or of activations, that a step goes through before it is at the same ones again, and in how many layers at most.
+/// Bytes of weights, or of activations, that a step goes through before it is at the same ones again, and in
+/// how many layers at most.
 const OTHER_LAYERS: usize = 16 << 20;
 const MOST_LAYERS: usize = 64;
 
@@ -22,7 +23,8 @@ const MOST_LAYERS: usize = 64;
 pub enum BenchOp {
     /// The three products of a linear layer.
     Linear { rows: usize, input: usize, output: usize },
-    /// The three passes of a convolution over square images, padded so that windows are as many as pixels over strides.
+    /// The three passes of a convolution over square images, padded so that windows are as many as pixels
+    /// over strides.
     Convolution(ConvolutionSize),
     /// One pass of such a convolution.
     ConvolutionPass { of: ConvolutionSize, pass: ConvolutionGradient },
@@ -194,8 +196,9 @@ impl BenchOp {
     }
 }
 
-/// Layers of one kind, one after the other, as a step goes through them: when it is back at a layer's weights or activations it has been
-/// at all others, so they are in no near cache, nor is room for what becomes of them.
+/// Layers of one kind, one after the other, as a step goes through them: when it is back at a layer's weights
+/// or activations it has been at all others, so they are in no near cache, nor is room for what becomes of
+/// them.
 struct RepeatedLayers(Vec<[Tensor; 3]>);
 
 impl RepeatedLayers {

@@ -26,7 +26,8 @@ pub struct BenchSizes {
 pub enum ConvolutionSizes {
     /// The three passes together, for one share of a product's rate.
     Together(&'static [BenchOp]),
-    /// Each pass by itself, for what passes take by their sizes: the convolutions of a core are our own, and cut layers are narrow.
+    /// Each pass by itself, for what passes take by their sizes: the convolutions of a core are our own, and
+    /// cut layers are narrow.
     EachPass(&'static [ConvolutionSize]),
 }
 
@@ -120,7 +121,8 @@ const fn attention(batch: usize, positions: usize, heads: usize, width: usize) -
 }
 
 impl BenchSizes {
-    /// Linear layers of about so many flops a product: square, with eight times as many rows as they are wide, and with an eighth.
+    /// Linear layers of about so many flops a product: square, with eight times as many rows as they are
+    /// wide, and with an eighth.
     pub fn layers(&self, decade: i32) -> Vec<BenchOp> {
         let layer = |ratio: f64| {
             let width = (10f64.powi(decade) / (2.0 * ratio)).cbrt() / self.granule as f64;

@@ -33,7 +33,8 @@ pub struct SparseRow {
     pub sparse: Result<f64, String>,
     /// How cuSPARSE was asked for it.
     pub algorithm: Option<SpmmOptions>,
-    /// Milliseconds of the product with two zeros in every four weights, or why there are none; none on a processor.
+    /// Milliseconds of the product with two zeros in every four weights, or why there are none; none on a
+    /// processor.
     pub two_four: Option<Result<f64, String>>,
 }
 

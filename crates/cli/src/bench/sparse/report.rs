@@ -47,8 +47,8 @@ enum Crossing {
 }
 
 impl SparsitySweep {
-    /// After the last share at which the sparse product lost; between two, where a line through the logarithms of the
-    /// kept share and of the ratio is at 1: times grow as powers of what is kept.
+    /// After the last share at which the sparse product lost; between two, where a line through the
+    /// logarithms of the kept share and of the ratio is at 1: times grow as powers of what is kept.
     fn crossing(&self) -> Crossing {
         let (Some(first), Some(last)) = (self.points.first(), self.points.last()) else {
             return Crossing::Unknown;

@@ -157,7 +157,8 @@ fn many_chunks_cost_no_precision() {
     assert!(many < 1.01 * one, "{many} with a chunk a row, {one} in one piece");
 }
 
-/// Ten chunks take no more scratch space than one, whatever the products in them take; in one piece all logits exist.
+/// Ten chunks take no more scratch space than one, whatever the products in them take; in one piece all
+/// logits exist.
 #[test]
 fn one_chunk_of_logits_exists_at_a_time() {
     let peak = |rows: usize| {

@@ -1,9 +1,10 @@
 //! A convolution over a tile, while the halo is on its way.
 //!
-//! A convolution is linear in its image: the output is what the own tile makes, zeros around it, plus what each neighbour's pixels
-//! add to the few outputs whose windows see them. The first is nearly all of the work and needs no message. Nothing is computed
-//! twice, and nothing is copied but the halo: each part is a convolution of its own with padding where its pixels end. Backwards
-//! the gradients of the halo are made first and sent; those of tile and weight are made while they travel.
+//! A convolution is linear in its image: the output is what the own tile makes, zeros around it, plus what
+//! each neighbour's pixels add to the few outputs whose windows see them. The first is nearly all of the work
+//! and needs no message. Nothing is computed twice, and nothing is copied but the halo: each part is a
+//! convolution of its own with padding where its pixels end. Backwards the gradients of the halo are made
+//! first and sent; those of tile and weight are made while they travel.
 
 use espalier_plan::tiles::{Contribution, Region, SlidingWindow};
 use espalier_tensor::ops::conv::{self, ConvParams};

@@ -1,7 +1,8 @@
-//! The exchange of a halo as a layer by itself: the tile comes out with what windows see of the neighbours' around it.
+//! The exchange of a halo as a layer by itself: the tile comes out with what windows see of the neighbours'
+//! around it.
 //!
-//! It copies the tile, so a convolution, whose windows see much of the tile and little of the halo, does better with
-//! [`TiledConv`](super::TiledConv). It serves layers that are not linear: max pool.
+//! It copies the tile, so a convolution, whose windows see much of the tile and little of the halo, does
+//! better with [`TiledConv`](super::TiledConv). It serves layers that are not linear: max pool.
 
 use espalier_plan::tiles::Region;
 use espalier_tensor::ops::region;
@@ -12,7 +13,8 @@ use super::halo::PixelFormat;
 use crate::Result;
 use crate::layers::{BackwardContext, ForwardContext, Layer};
 
-/// From the own tile to all that the windows of the next layer see; backwards the gradients of the halo return and are added.
+/// From the own tile to all that the windows of the next layer see; backwards the gradients of the halo
+/// return and are added.
 #[derive(Debug)]
 pub struct HaloExchange(pub HaloComm);
 

@@ -1,8 +1,8 @@
 //! The messages of a halo, started and waited for apart, so that a rank can compute in between.
 //!
-//! Forwards a rank sends pixels that neighbours read and receives those that it reads itself; backwards gradients go the same ways
-//! in reverse. Diagonal neighbours send their corners directly: all messages of an exchange start at once, and none waits for
-//! another, as it would if corners travelled along two sides.
+//! Forwards a rank sends pixels that neighbours read and receives those that it reads itself; backwards
+//! gradients go the same ways in reverse. Diagonal neighbours send their corners directly: all messages of an
+//! exchange start at once, and none waits for another, as it would if corners travelled along two sides.
 
 use espalier_comm::{Communicator, Request};
 use espalier_plan::tiles::{HaloPlan, Neighbour, Region};
@@ -57,7 +57,8 @@ impl HaloComm {
         self.start(goes.collect::<Result<_>>()?, |peer| &peer.takes, &PixelFormat::of(x))
     }
 
-    /// Sends back the gradients of what came, one for each neighbour that sent any, and makes room for those of what went.
+    /// Sends back the gradients of what came, one for each neighbour that sent any, and makes room for those
+    /// of what went.
     pub(super) fn start_backward(&self, ghosts: Vec<Tensor>, like: PixelFormat) -> Result<HaloRequests> {
         let mut ghosts = ghosts.into_iter();
         let next = |peer: &Neighbour| {

@@ -1,5 +1,6 @@
-//! The mean over windows that cover an image which is cut: each rank adds its tile's part, and the sum is on all of them. Here the cut
-//! ends; what follows, a classifier, is the same on every rank of it, and so are the gradients of its weights.
+//! The mean over windows that cover an image which is cut: each rank adds its tile's part, and the sum is on
+//! all of them. Here the cut ends; what follows, a classifier, is the same on every rank of it, and so are
+//! the gradients of its weights.
 
 use espalier_comm::{Communicator, Reduce};
 use espalier_plan::tiles::TileGrid;

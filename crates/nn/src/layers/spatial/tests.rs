@@ -1,4 +1,5 @@
-//! Networks over tiles against the same networks over whole images: outputs, gradients of the input and of every weight.
+//! Networks over tiles against the same networks over whole images: outputs, gradients of the input and of
+//! every weight.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -413,7 +414,8 @@ const GRIDS: [[usize; 2]; 6] = [[1, 1], [2, 1], [3, 1], [4, 1], [2, 2], [3, 2]];
 #[test]
 fn a_network_over_tiles_is_the_network_over_the_image() {
     for grid in GRIDS {
-        // 26 rows divide by neither of the strides' products nor most of the ranks: cuts are uneven, and not all at strides.
+        // 26 rows divide by neither of the strides' products nor most of the ranks: cuts are uneven, and not
+        // all at strides.
         for size in [[32, 32], [26, 19]] {
             compare(&residual_like(), size, 1, grid, DType::F32, 1e-5, true);
         }

@@ -1,8 +1,8 @@
 //! Which mixtures a group of ranks can run: what the layout has layers for.
 //!
-//! Ranks that all read the same samples take theirs of them where a layer is by data, or begin with a tile of every image, which only
-//! a pool or a flatten ends. Columns are those of the last dimension, so a flatten, which puts channels of many pixels side by side,
-//! wants all of them.
+//! Ranks that all read the same samples take theirs of them where a layer is by data, or begin with a tile of
+//! every image, which only a pool or a flatten ends. Columns are those of the last dimension, so a flatten,
+//! which puts channels of many pixels side by side, wants all of them.
 
 use super::{ActivationSplit, LayerSplit};
 use crate::mesh::Axis;

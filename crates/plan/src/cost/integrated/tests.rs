@@ -17,8 +17,9 @@ fn pure(model: &ModelSpec, by: Parallelism, at: &Setting) -> Option<f64> {
     Some(at.seconds(costs.into_iter().sum()))
 }
 
-/// By hand, with one sample, so that it cannot be data: the first layer by its outputs, the second by its inputs, and
-/// the ten logits are summed. Nothing is exchanged, and nothing goes back: the pair of Shoeybi et al.
+/// By hand, with one sample, so that it cannot be data: the first layer by its outputs, the second by its
+/// inputs, and the ten logits are summed. Nothing is exchanged, and nothing goes back: the pair of Shoeybi et
+/// al.
 #[test]
 fn two_linear_layers_make_a_pair() {
     let model = mlp((28, 28, 1), &[1000], 10);
@@ -28,7 +29,8 @@ fn two_linear_layers_make_a_pair() {
     assert!(found.layers.iter().all(|choice| choice.by == Parallelism::Model), "{found:?}");
 }
 
-/// A block of a transformer by model parallelism alone is four sums: forward and backward, attention and perceptron.
+/// A block of a transformer by model parallelism alone is four sums: forward and backward, attention and
+/// perceptron.
 #[test]
 fn a_transformer_needs_four_sums_a_block() {
     let words = |layers| {
@@ -39,7 +41,8 @@ fn a_transformer_needs_four_sums_a_block() {
     assert_eq!(words(3) - words(2), 4.0 * 1.5 * 16.0 * 64.0);
 }
 
-/// The example of Gholami et al.: convolutions by samples while there are enough of them, linear layers by their outputs.
+/// The example of Gholami et al.: convolutions by samples while there are enough of them, linear layers by
+/// their outputs.
 #[test]
 fn convolutions_and_linear_layers_want_different_things() {
     for model in [
@@ -66,9 +69,9 @@ fn slabs_of_images_go_on_where_samples_end() {
     assert!(by[6..].iter().all(|by| *by != Parallelism::Data) && by[15] == Parallelism::Model, "{by:?}");
 }
 
-/// By hand, on eight ranks and 64 samples: five convolutions sum their weights; the 9216 columns of each sample are dealt
-/// out by an all-to-all, and their gradients back; the first linear layer sums its outputs, the second the gradient of
-/// its inputs, the third its outputs.
+/// By hand, on eight ranks and 64 samples: five convolutions sum their weights; the 9216 columns of each
+/// sample are dealt out by an all-to-all, and their gradients back; the first linear layer sums its outputs,
+/// the second the gradient of its inputs, the third its outputs.
 #[test]
 fn alexnets_messages_are_these() {
     let found = Integrated::of(&alexnet((224, 224, 3), 1000, StemForm::ImageNet), None, &on(8, 64)).unwrap();

@@ -1,5 +1,5 @@
-//! Two linear layers with activations, dropout or an attention between them: the first cut by its outputs, the second by its inputs,
-//! so that between the two nothing is sent. An attention is cut by whole heads.
+//! Two linear layers with activations, dropout or an attention between them: the first cut by its outputs,
+//! the second by its inputs, so that between the two nothing is sent. An attention is cut by whole heads.
 
 use std::ops::Range;
 
@@ -17,7 +17,8 @@ pub(super) struct Pair {
     opening: Vec<Range<usize>>,
     /// Whether other ranks have some of these columns too.
     repeated: bool,
-    /// What stands behind the opening layer, where that makes only parts of the keys and values that the rank reads.
+    /// What stands behind the opening layer, where that makes only parts of the keys and values that the rank
+    /// reads.
     gather: Option<LayerSpec>,
     /// Columns of what the closing layer reads that are the rank's.
     closing: Range<usize>,
@@ -138,9 +139,10 @@ impl TensorSharder<'_> {
         Some(heads.map_err(|few| self.conflict(few)))
     }
 
-    /// Keys and values that several ranks read, made by one linear layer together with the queries. A weight has one owner for each of
-    /// its columns, so each rank makes a part of all keys and of all values beside its queries; behind them stands a layer that
-    /// gathers all and takes the rank's head. On the way back gradients of all who read a head are summed.
+    /// Keys and values that several ranks read, made by one linear layer together with the queries. A weight
+    /// has one owner for each of its columns, so each rank makes a part of all keys and of all values beside
+    /// its queries; behind them stands a layer that gathers all and takes the rank's head. On the way back
+    /// gradients of all who read a head are summed.
     fn kv_ranges(&self, heads: &HeadShard) -> Result<(Vec<Range<usize>>, LayerSpec), Error> {
         let ([queries, keys, _], [width, all]) = (&heads.reads, heads.of);
         if all < self.tensor_split.ranks {
@@ -170,7 +172,8 @@ fn pairs(layer: &LayerSpec) -> bool {
     layer.properties().tensor_role == TensorRole::ColumnOrRowParallel
 }
 
-/// Whether a layer can be cut by its outputs: one, or several side by side with nothing but elements' functions behind them.
+/// Whether a layer can be cut by its outputs: one, or several side by side with nothing but elements'
+/// functions behind them.
 fn opens(layer: &LayerSpec, is_plain: &dyn Fn(&LayerSpec) -> bool) -> bool {
     match layer {
         LayerSpec::Branches(Branches { branches, .. }) => branches.iter().all(|branch| {

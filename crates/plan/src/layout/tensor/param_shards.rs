@@ -41,8 +41,8 @@ impl TensorSharder<'_> {
         shard.layer
     }
 
-    /// A layer with some of its inputs, the sum of what ranks make of theirs, and what is added to that. `shape` is what the whole
-    /// layer reads.
+    /// A layer with some of its inputs, the sum of what ranks make of theirs, and what is added to that.
+    /// `shape` is what the whole layer reads.
     pub(super) fn split_inputs(
         &mut self,
         layer: &LayerSpec,

@@ -1,4 +1,5 @@
-//! The layers of a rank along a route: each finds its input as the route says, moved there where the layer before left it otherwise.
+//! The layers of a rank along a route: each finds its input as the route says, moved there where the layer
+//! before left it otherwise.
 //!
 //! | a layer that multiplies | what a rank runs |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! Schedules as text: what is written can be read, what a person leaves out is filled in, and what is wrong is said.
+//! Schedules as text: what is written can be read, what a person leaves out is filled in, and what is wrong
+//! is said.
 
 use proptest::prelude::*;
 
@@ -90,8 +91,8 @@ fn every_action_has_its_word() {
     ");
 }
 
-/// A placement that none of ours has: the model goes down the ranks and comes back (ZB-V's), so that the first rank
-/// holds both ends.
+/// A placement that none of ours has: the model goes down the ranks and comes back (ZB-V's), so that the
+/// first rank holds both ends.
 #[test]
 fn a_schedule_of_ones_own() {
     let schedule = read(

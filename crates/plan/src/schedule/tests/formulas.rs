@@ -147,8 +147,8 @@ fn chimera() {
     });
 }
 
-/// Where a backward takes twice as long as a forward and 2D divides N, the bubble that Chimera has in slots of equal length; and D
-/// micro-batches more in flight.
+/// Where a backward takes twice as long as a forward and 2D divides N, the bubble that Chimera has in slots
+/// of equal length; and D micro-batches more in flight.
 #[test]
 fn chimera_doubling() {
     each(ScheduleName::ChimeraDoubling, |options, report, f, b| {

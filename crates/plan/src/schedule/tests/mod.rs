@@ -7,8 +7,8 @@ mod validity;
 
 use super::*;
 
-/// Every stage and micro-batch count that is tried. In the short form only 16 and 24 stand for the many micro-batches, which eight
-/// stages divide, and 13 for those that nothing divides.
+/// Every stage and micro-batch count that is tried. In the short form only 16 and 24 stand for the many
+/// micro-batches, which eight stages divide, and 13 for those that nothing divides.
 fn grid() -> impl Iterator<Item = (usize, usize)> {
     let is_tried = |n: &usize| *n <= 13 || n.is_multiple_of(8) || espalier_testing::long();
     (1..=8)

@@ -212,8 +212,9 @@ fn sums(schedule: &Schedule, rank: usize) -> Vec<(usize, usize)> {
     sums.collect()
 }
 
-/// Ranks that have both stages come to their sums in one order, whatever is left of a batch behind whole units; where all pipelines have
-/// as many micro-batches, the stage that is complete first is summed while each rank still computes the other.
+/// Ranks that have both stages come to their sums in one order, whatever is left of a batch behind whole
+/// units; where all pipelines have as many micro-batches, the stage that is complete first is summed while
+/// each rank still computes the other.
 #[test]
 fn chimera_sums_eagerly_and_in_one_order() {
     for name in [ScheduleName::Chimera, ScheduleName::ChimeraDoubling] {
@@ -276,7 +277,8 @@ proptest! {
         }
     }
 
-    /// Ideal time is only the simplest case: no choice of costs makes a valid list stop, and a journey only delays.
+    /// Ideal time is only the simplest case: no choice of costs makes a valid list stop, and a journey only
+    /// delays.
     #[test]
     fn any_costs_can_be_walked(
         index in 0usize..8,

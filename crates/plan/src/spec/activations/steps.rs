@@ -81,8 +81,8 @@ impl ActivationWalk {
         ActivationWalk { precision, recompute, saved_tensors: 0, steps: Vec::new() }
     }
 
-    /// The steps of blocks, of which the first reads `input` and the first `before_last` are not the model's last, and the edge
-    /// behind them.
+    /// The steps of blocks, of which the first reads `input` and the first `before_last` are not the model's
+    /// last, and the edge behind them.
     pub fn blocks(
         mut self,
         blocks: &[&[LayerSpec]],
@@ -257,8 +257,8 @@ fn remakes(from: &LayerSpec, to: &LayerSpec) -> bool {
     from.properties().remakes_output && to.properties().takes_remade
 }
 
-/// Whether the edges on both sides of a layer are one: an exchange whose result is its input, or is gathered again when a linear
-/// layer's gradient needs it.
+/// Whether the edges on both sides of a layer are one: an exchange whose result is its input, or is gathered
+/// again when a linear layer's gradient needs it.
 fn is_entrance(layer: &LayerSpec, next: Option<&LayerSpec>) -> bool {
     match layer {
         LayerSpec::SharedStatistics(_) => true,

@@ -1,8 +1,9 @@
 //! Causal attention proper; the projections around it are linear layers.
 //!
-//! Queries, keys and values come side by side, `[heads d | kv_heads d | kv_heads d]`, from one linear layer, or from several in a
-//! [`Branches`](super::Branches) that puts them side by side. With fewer heads of keys and values than of queries each serves a
-//! group of neighbouring queries' heads (grouped-query attention, Ainslie et al. 2023; with one, Shazeer 2019).
+//! Queries, keys and values come side by side, `[heads d | kv_heads d | kv_heads d]`, from one linear layer,
+//! or from several in a [`Branches`](super::Branches) that puts them side by side. With fewer heads of keys
+//! and values than of queries each serves a group of neighbouring queries' heads (grouped-query attention,
+//! Ainslie et al. 2023; with one, Shazeer 2019).
 
 use std::ops::Range;
 
@@ -82,8 +83,8 @@ impl LayerDescription for Attention {
         SavedForBackward { input: true, output: true, numbers }
     }
 
-    /// By whole heads of keys and values, with the queries that read them; where ranks are more than these, by heads of queries, and
-    /// each reads one head of keys and values that others read too.
+    /// By whole heads of keys and values, with the queries that read them; where ranks are more than these,
+    /// by heads of queries, and each reads one head of keys and values that others read too.
     fn split_heads(&self, ranks: usize, rank: usize) -> Option<Result<HeadShard, String>> {
         Some(self.heads_of(ranks, rank))
     }

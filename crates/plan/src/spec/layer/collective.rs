@@ -1,5 +1,5 @@
-//! What the ranks of an axis do with a tensor between two layers. A person does not write it: the layout puts it into each rank's
-//! own model, so that the layers around it need not know of other ranks.
+//! What the ranks of an axis do with a tensor between two layers. A person does not write it: the layout puts
+//! it into each rank's own model, so that the layers around it need not know of other ranks.
 
 use std::ops::Range;
 
@@ -19,7 +19,8 @@ pub struct CollectiveLayer {
     pub forward: CollectiveOp,
     /// What becomes of its gradient.
     pub backward: CollectiveOp,
-    /// What each rank has of the dimension that is cut, where one is; of samples only a batch says how many there are.
+    /// What each rank has of the dimension that is cut, where one is; of samples only a batch says how many
+    /// there are.
     pub parts: Vec<usize>,
     /// Which of them this rank is.
     pub rank: usize,
@@ -64,14 +65,14 @@ pub enum ShardDim {
     Last,
 }
 
-/// What the batch norm behind it measures, summed over ranks before it normalises; backwards likewise what the gradient of its input
-/// needs of all rows. The tensor itself stays where it is.
+/// What the batch norm behind it measures, summed over ranks before it normalises; backwards likewise what
+/// the gradient of its input needs of all rows. The tensor itself stays where it is.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SharedStatistics {
     /// Channels of that norm.
     pub channels: usize,
-    /// The axes whose ranks measure together. Those along the data axis do in the steps of training alone: elsewhere some may have
-    /// fewer micro-batches than others.
+    /// The axes whose ranks measure together. Those along the data axis do in the steps of training alone:
+    /// elsewhere some may have fewer micro-batches than others.
     pub over: Vec<Axis>,
     /// Whether the ranks of one replica among them have other samples of a micro-batch, rather than other pixels.
     pub shares_samples: bool,
@@ -99,8 +100,8 @@ impl LayerDescription for SharedStatistics {
 }
 
 impl CollectiveLayer {
-    /// Whether what it gives is what it gets, or is gathered anew for the backward pass: then a linear layer behind it keeps
-    /// what stands before it.
+    /// Whether what it gives is what it gets, or is gathered anew for the backward pass: then a linear layer
+    /// behind it keeps what stands before it.
     pub fn is_entrance(&self) -> bool {
         matches!(self.forward, CollectiveOp::Identity | CollectiveOp::AllGather(ShardDim::Sequence))
     }

@@ -20,7 +20,8 @@ pub struct Dropout {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DropoutIndices {
-    /// Runs of equal length at equal distances. Element i is the whole's `first + i / run * of + i % run`, counted over all samples.
+    /// Runs of equal length at equal distances. Element i is the whole's `first + i / run * of + i % run`,
+    /// counted over all samples.
     Runs {
         /// The whole's number of the first element.
         first: usize,

@@ -1,6 +1,7 @@
 //! How a run file writes a layer: its word, and its fields with their defaults, as data.
 //!
-//! A person writes what a layer makes; what it takes, its name and how it starts follow from where it stands ([`LayerContext`]).
+//! A person writes what a layer makes; what it takes, its name and how it starts follow from where it stands
+//! ([`LayerContext`]).
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
@@ -31,7 +32,8 @@ impl LayerKind {
     }
 }
 
-/// What is known of how activations go on behind a weight: one that a non-linearity halves starts with twice the variance.
+/// What is known of how activations go on behind a weight: one that a non-linearity halves starts with twice
+/// the variance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Downstream {
     /// A non-linearity.
@@ -64,7 +66,8 @@ pub enum FieldValue {
 }
 
 impl FieldValue {
-    /// What a field of a kind is that is left out; none where it must be written. `before` are the values of the fields before it.
+    /// What a field of a kind is that is left out; none where it must be written. `before` are the values of
+    /// the fields before it.
     pub fn left_out(field: &Field, kind: &LayerKind, before: &[FieldValue]) -> Option<FieldValue> {
         Some(match field.otherwise {
             FieldDefault::Missing(_) => return None,
@@ -207,14 +210,15 @@ pub struct LayerContext<'a> {
 }
 
 impl LayerContext<'_> {
-    /// A truncated normal over the fan-in, of variance 2/fan-in where a non-linearity comes next and 1/fan-in elsewhere.
+    /// A truncated normal over the fan-in, of variance 2/fan-in where a non-linearity comes next and 1/fan-in
+    /// elsewhere.
     pub fn fan_in(&self, fan: usize) -> Init {
         let gain = if self.then_active { 2.0 } else { 1.0 };
         Init::fan_in(gain, fan)
     }
 
-    /// The layers of one way through a layer called `word`, whose parameters' names begin with `side` and which messages call
-    /// `label`.
+    /// The layers of one way through a layer called `word`, whose parameters' names begin with `side` and
+    /// which messages call `label`.
     pub fn side(
         &self,
         word: &str,
@@ -238,8 +242,8 @@ impl LayerContext<'_> {
     }
 }
 
-/// Whether the next layer that is not a norm, a pool or a reshaping is a non-linearity. `after` is the answer at the
-/// end of the list.
+/// Whether the next layer that is not a norm, a pool or a reshaping is a non-linearity. `after` is the answer
+/// at the end of the list.
 pub fn active(rest: &[WrittenLayer], after: bool) -> bool {
     for (i, layer) in rest.iter().enumerate() {
         match layer.kind.then {

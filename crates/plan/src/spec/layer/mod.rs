@@ -1,11 +1,12 @@
-//! What a layer is, one file each: its fields, its shape rule, its parameters, its flops, what it keeps for the backward pass,
-//! and how a run file writes it.
+//! What a layer is, one file each: its fields, its shape rule, its parameters, its flops, what it keeps for
+//! the backward pass, and how a run file writes it.
 //!
-//! A layer is a struct that implements [`LayerDescription`]; whatever it leaves out has a default that holds for most. All that walks through
-//! a model (shapes, counts, activation bytes, channels) asks the entry; all that times, splits, recomputes or prunes it asks its
-//! [`Properties`]. What a run file may write is a [`LayerKind`]: its word and its
-//! fields with their defaults, from which the reader, its hints and the check of docs/run-file.md are made. To add a layer, write
-//! its file, a variant of [`LayerSpec`] with its line in `entry`, and, where a run file may name it, its line in [`KINDS`].
+//! A layer is a struct that implements [`LayerDescription`]; whatever it leaves out has a default that holds
+//! for most. All that walks through a model (shapes, counts, activation bytes, channels) asks the entry; all
+//! that times, splits, recomputes or prunes it asks its [`Properties`]. What a run file may write is a
+//! [`LayerKind`]: its word and its fields with their defaults, from which the reader, its hints and the check
+//! of docs/run-file.md are made. To add a layer, write its file, a variant of [`LayerSpec`] with its line in
+//! `entry`, and, where a run file may name it, its line in [`KINDS`].
 
 mod activation;
 mod attention;
@@ -134,7 +135,8 @@ pub enum LayerSpec {
     TiledMean(TiledMean),
 }
 
-/// What a layer says of itself. Flops, parameters and what is kept are its own, without those of the layers inside it.
+/// What a layer says of itself. Flops, parameters and what is kept are its own, without those of the layers
+/// inside it.
 pub trait LayerDescription {
     /// The word for this kind of layer in run files and messages.
     fn word(&self) -> &'static str;
@@ -296,7 +298,8 @@ impl LayerSpec {
         }
     }
 
-    /// Its own parameters, without those of the layers inside it; a tied weight belongs to the layer it is tied to.
+    /// Its own parameters, without those of the layers inside it; a tied weight belongs to the layer it is
+    /// tied to.
     pub fn parameters(&self) -> Vec<Parameter> {
         #[cfg(test)]
         looks::LOOKS.with(|looks| looks.set(looks.get() + 1));
@@ -372,8 +375,8 @@ fn sequence(input: Shape) -> Result<(usize, usize), String> {
     }
 }
 
-/// The image that windows of `kernel` x `kernel` make at a step of `stride`: floor((n + padding - kernel) / stride) + 1, with the
-/// padding of both ends.
+/// The image that windows of `kernel` x `kernel` make at a step of `stride`: floor((n + padding - kernel) /
+/// stride) + 1, with the padding of both ends.
 fn windows(input: Shape, kernel: usize, stride: usize, padding: WindowPadding) -> Result<Shape, String> {
     let Shape::Image { height, width, channels } = input else { return image(input) };
     if kernel == 0 || stride == 0 {

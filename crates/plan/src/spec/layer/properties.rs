@@ -1,21 +1,24 @@
-//! What a layer is to those who time it, split it over ranks, run it again or prune it. They ask its properties and know no layer by
-//! its name.
+//! What a layer is to those who time it, split it over ranks, run it again or prune it. They ask its
+//! properties and know no layer by its name.
 
 use std::ops::Range;
 
 use super::LayerSpec;
 use crate::tiles::SlidingWindow;
 
-/// A row of the table that all layers are; a layer says what is special about it and leaves the rest [plain](Properties::PLAIN).
+/// A row of the table that all layers are; a layer says what is special about it and leaves the rest
+/// [plain](Properties::PLAIN).
 #[derive(Debug, Clone, Copy)]
 pub struct Properties {
     /// What its passes run on a device, beside what it exchanges with other ranks.
     pub kernel: LayerKernel,
-    /// What the gradients of its parameters are made from, where that is left to be done once the gradient of its input is there.
+    /// What the gradients of its parameters are made from, where that is left to be done once the gradient of
+    /// its input is there.
     pub weight_reads: GradientReads,
     /// Whether the gradient of its input is that of its output, the same tensor.
     pub passes_gradient: bool,
-    /// Whether its output is a cheap function of what it saves, so that a linear layer behind it need not keep its input.
+    /// Whether its output is a cheap function of what it saves, so that a linear layer behind it need not
+    /// keep its input.
     pub remakes_output: bool,
     /// Whether it takes what the layer before makes again.
     pub takes_remade: bool,
@@ -35,8 +38,8 @@ pub struct Properties {
     pub product_size: Option<ProductSize>,
     /// What it is under tensor parallelism.
     pub tensor_role: TensorRole,
-    /// The most ranks that can have some of its channels each and need nothing of the others': 0 where each output sees all of
-    /// them.
+    /// The most ranks that can have some of its channels each and need nothing of the others': 0 where each
+    /// output sees all of them.
     pub channel_groups: usize,
     /// Whether a position's output depends on other positions.
     pub mixes_positions: bool,
@@ -174,7 +177,8 @@ pub struct ProductSize {
 pub struct LayerShard {
     /// The layer, of the rank's sizes.
     pub layer: LayerSpec,
-    /// Of each parameter of the whole layer the dimension that is split; none where the rank's layer does not have it.
+    /// Of each parameter of the whole layer the dimension that is split; none where the rank's layer does not
+    /// have it.
     pub dims: Vec<Option<usize>>,
     /// What is added once ranks' results are summed.
     pub behind: Option<LayerSpec>,
@@ -202,7 +206,8 @@ pub enum TileRole {
     Window(SlidingWindow),
     /// Each pixel by itself.
     Pixels,
-    /// The mean over the image, or over so many windows along each side, summed over tiles: behind it every rank has all.
+    /// The mean over the image, or over so many windows along each side, summed over tiles: behind it every
+    /// rank has all.
     Mean(Option<usize>),
     /// It wants all of the image.
     Gathered,

@@ -22,7 +22,8 @@ pub struct PadChannels {
     pub output: usize,
 }
 
-/// Some columns of what comes. A person does not write it: the layout does, for what ranks exchange of a part of a tensor alone.
+/// Some columns of what comes. A person does not write it: the layout does, for what ranks exchange of a part
+/// of a tensor alone.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FeatureSlice {
     /// Those that go on,

@@ -1,4 +1,5 @@
-//! What a rank does where images are cut over several. A person does not write these: the layout puts them into each rank's own model.
+//! What a rank does where images are cut over several. A person does not write these: the layout puts them
+//! into each rank's own model.
 
 use serde::Serialize;
 
@@ -15,7 +16,8 @@ pub struct Crop {
     pub region: Region,
 }
 
-/// From a tile to all that the windows of the next layer see; backwards the gradients of what came return and are added.
+/// From a tile to all that the windows of the next layer see; backwards the gradients of what came return and
+/// are added.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Halo(pub HaloPlan);
 

@@ -1,11 +1,11 @@
-//! AlexNet as torchvision has it (Krizhevsky 2014, one tower), with torchvision's names: layers are numbered among all of
-//! `features` and of `classifier`.
+//! AlexNet as torchvision has it (Krizhevsky 2014, one tower), with torchvision's names: layers are numbered
+//! among all of `features` and of `classifier`.
 //!
-//! 96 of each 100 weights are in the three linear layers, and nine tenths of the flops in the convolutions: no other network
-//! shows as plainly why one kind of parallelism does not suit all layers.
+//! 96 of each 100 weights are in the three linear layers, and nine tenths of the flops in the convolutions:
+//! no other network shows as plainly why one kind of parallelism does not suit all layers.
 //!
-//! Convolutions start from a truncated normal over the fan-in (the published normal of 0.01 lets activations fade from layer
-//! to layer), linear layers from the published normal of 0.01, and biases at 0.
+//! Convolutions start from a truncated normal over the fan-in (the published normal of 0.01 lets activations
+//! fade from layer to layer), linear layers from the published normal of 0.01, and biases at 0.
 
 use super::super::{AdaptiveAvgPool, Dropout, Init, LayerSpec, MaxPool, ModelSpec};
 use super::{ImageSize, RELU, StemForm, block, conv, input, linear};

@@ -1,7 +1,8 @@
-//! The small models: a multi-layer perceptron, and the two networks of the data-parallelism study (Lee et al. 2021).
+//! The small models: a multi-layer perceptron, and the two networks of the data-parallelism study (Lee et al.
+//! 2021).
 //!
-//! All start from a truncated normal over the fan-in, with a gain of 2 before a ReLU ([`ModelSpec::start_by_fan_in`] leaves that
-//! out, as the study's own program does), and with biases at 0.
+//! All start from a truncated normal over the fan-in, with a gain of 2 before a ReLU
+//! ([`ModelSpec::start_by_fan_in`] leaves that out, as the study's own program does), and with biases at 0.
 
 use super::super::{AvgPool, Init, LayerSpec, MaxPool, ModelSpec, PadChannels, Residual};
 use super::{ImageSize, RELU, block, conv, input, linear, windows};
@@ -24,9 +25,10 @@ pub fn mlp(image: ImageSize, hidden: &[usize], classes: usize) -> ModelSpec {
     ModelSpec { name: "mlp".into(), input: input(image), blocks, classes }
 }
 
-/// Two valid 5 x 5 convolutions of 32 and 64 channels, each with a max pool of 2 and ReLU, then one linear layer.
-/// 62,346 parameters at 28 x 28 x 1 and 10 classes. ReLU comes after the pool, where a quarter of the elements is left: the largest
-/// of a window stays the largest, so all numbers are those of ReLU before it, forward and backward.
+/// Two valid 5 x 5 convolutions of 32 and 64 channels, each with a max pool of 2 and ReLU, then one linear
+/// layer. 62,346 parameters at 28 x 28 x 1 and 10 classes. ReLU comes after the pool, where a quarter of the
+/// elements is left: the largest of a window stays the largest, so all numbers are those of ReLU before it,
+/// forward and backward.
 pub fn simple_cnn(image: ImageSize, classes: usize) -> ModelSpec {
     let (height, width, channels) = image;
     let stage = |name: &str, input, output| {

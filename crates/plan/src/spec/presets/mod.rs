@@ -1,4 +1,5 @@
-//! The built-in models. Each constructor returns data; [`ModelSpec::check`](super::ModelSpec::check) says whether its sizes fit.
+//! The built-in models. Each constructor returns data; [`ModelSpec::check`](super::ModelSpec::check) says
+//! whether its sizes fit.
 //!
 //! Where a convolutional model ends in a flatten, the width of the next linear layer follows from the image. An
 //! image too small for the model gives a width of 0 here, and the check names the layer whose window does not fit.

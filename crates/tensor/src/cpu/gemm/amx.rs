@@ -2,9 +2,10 @@
 //! x 16 columns, the two of a pair side by side; a tile of `c` is 16 x 16 sums in f32.
 //!
 //! Packed, both are 1 KiB blocks that follow each other along the depth, so the kernel only walks forward.
-//! Seen as 32-bit lanes, a pair of depth is one lane: a block of `a` is [row, pair], a block of `b` [pair, column].
-//! An operand whose depth is contiguous loads as [outer, pair]; one whose rows (columns) are contiguous loads
-//! as [pair, outer] by interleaving two of its lines. So packing is one of two loads and perhaps a transposition.
+//! Seen as 32-bit lanes, a pair of depth is one lane: a block of `a` is [row, pair], a block of `b`
+//! [pair, column]. An operand whose depth is contiguous loads as [outer, pair]; one whose rows (columns) are
+//! contiguous loads as [pair, outer] by interleaving two of its lines. So packing is one of two loads and
+//! perhaps a transposition.
 //!
 //! The intrinsics are not stable yet, hence the assembly, one instruction each. The compiler never uses tile
 //! registers itself, so they keep their content from one to the next.
@@ -150,7 +151,8 @@ impl GemmKernel for Amx {
 /// `R` x 2 tiles of sums.
 ///
 /// # Safety
-/// Tiles are configured on this thread; `a` and `b` hold `steps` packed steps, and `c` can be read and written for `R` x 2 tiles.
+/// Tiles are configured on this thread; `a` and `b` hold `steps` packed steps, and `c` can be read and
+/// written for `R` x 2 tiles.
 unsafe fn wide<const R: usize>(
     steps: usize,
     a: PackedRows<bf16>,

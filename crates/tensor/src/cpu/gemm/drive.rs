@@ -379,7 +379,8 @@ fn block<E: GemmKernel, T: Float, O: Float>(
     let session = engine.begin();
     let (one_slab, one_pass) = (job.k <= E::SLAB, job.k <= E::DEPTH);
     let in_place = O::DTYPE == DType::F32 && job.plain();
-    // A tile is finished after the next one has been started, so that the units for either have work: hence two places.
+    // A tile is finished after the next one has been started, so that the units for either have work: hence
+    // two places.
     let (stride, place_len) = waiting_sums::<E>(job.k, rows.len(), cols.len());
     let sums: *mut f32 = scratch.sums.room(2 * place_len);
     let (mut second, mut unfinished) = (false, None);
@@ -435,7 +436,8 @@ fn block<E: GemmKernel, T: Float, O: Float>(
     drop(session);
 }
 
-/// `range` in parts of at most `len`; an empty range is one empty part, so that a product of no depth writes zeros.
+/// `range` in parts of at most `len`; an empty range is one empty part, so that a product of no depth writes
+/// zeros.
 fn steps(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
     let count = range.len().div_ceil(len).max(1);
     (0..count).map(move |i| range.start + i * len..range.end.min(range.start + (i + 1) * len))

@@ -20,8 +20,9 @@ pub(super) struct PackedRows<C> {
     pub tile: usize,
 }
 
-/// A kernel with its packed form. A value of it proves that the processor has its instructions: the loops take one before
-/// they call any of its functions, which are unsafe for that reason and for their bare pointers.
+/// A kernel with its packed form. A value of it proves that the processor has its instructions: the loops
+/// take one before they call any of its functions, which are unsafe for that reason and for their bare
+/// pointers.
 pub(super) trait GemmKernel: Copy + Sync {
     /// What a packed number is stored as.
     type Cell: Copy;
@@ -80,8 +81,9 @@ pub(super) trait GemmKernel: Copy + Sync {
     /// `c = a b`, or `c += a b` if `add`, for one panel of columns and at most `rows(cols)` rows.
     ///
     /// # Safety
-    /// A session has begun on this thread. `a` and `b` hold `depth` packed steps of `rows` and `cols`. `c` can be read and
-    /// written for `rows` x `cols` at `c_stride`, or, where the kernel is not `EXACT`, for these rounded up to its tiles.
+    /// A session has begun on this thread. `a` and `b` hold `depth` packed steps of `rows` and `cols`. `c`
+    /// can be read and written for `rows` x `cols` at `c_stride`, or, where the kernel is not `EXACT`, for
+    /// these rounded up to its tiles.
     unsafe fn tile(
         rows: usize,
         cols: usize,
@@ -189,7 +191,8 @@ pub(super) unsafe fn registers<L: Lanes, const R: usize, const V: usize>(
     }
 }
 
-/// Makes the proof of an instruction set an f32 [`GemmKernel`] over a vector type: `rows` x two vectors, one vector for narrow panels.
+/// Makes the proof of an instruction set an f32 [`GemmKernel`] over a vector type: `rows` x two vectors, one
+/// vector for narrow panels.
 macro_rules! float_engine {
     ($name:ty, $lanes:ty, features: [$($feature:literal)?], rows: $rows:literal,
      each: [$($r:literal)*], depth: $depth:literal, slab: $slab:literal, pack: $pack:path) => {

@@ -7,7 +7,8 @@
 //! - `drive`: the loops over blocks, and what runs on which thread;
 //! - `engine`: what a kernel offers to those loops; `avx512`, `avx2`, `portable` for f32, `amx` for bf16;
 //! - `pack` and `finish`: the way in and the way out;
-//! - `scratch`: memory that a thread keeps between calls; [`packing`]: how much of it a product takes, in the ledger.
+//! - `scratch`: memory that a thread keeps between calls; [`packing`]: how much of it a product takes, in the
+//!   ledger.
 //!
 //! An element of `c` is summed over `k` in an order that only `k` decides. Blocks of rows and columns, and so
 //! the number of threads, never change its bits.

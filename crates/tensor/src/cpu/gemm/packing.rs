@@ -1,16 +1,18 @@
 //! What a product takes beside its operands, in bytes, and its booking.
 //!
-//! Three things: the packed columns of `b`, at most 16 MiB or 512 columns, once for all threads; for each thread at work a packed
-//! block of rows of `a` and the sums of its tiles. All of it is a function of the sizes, the kernel and the number of threads, so
-//! the ledger's workspace is the same in every run. Rows of `a` that turn out to be readable where they lie are booked too.
+//! Three things: the packed columns of `b`, at most 16 MiB or 512 columns, once for all threads; for each
+//! thread at work a packed block of rows of `a` and the sums of its tiles. All of it is a function of the
+//! sizes, the kernel and the number of threads, so the ledger's workspace is the same in every run. Rows of
+//! `a` that turn out to be readable where they lie are booked too.
 
 use super::drive;
 use crate::cpu::{Cpu, Isa};
 use crate::dtype::{DType, Float};
 use crate::memory::{Booking, Category};
 
-/// Leave to run products on the calling threads, with their scratch space booked for as long as this lives. One is made
-/// before an operation goes to the threads: booking each product by itself would have them all write to one counter.
+/// Leave to run products on the calling threads, with their scratch space booked for as long as this lives.
+/// One is made before an operation goes to the threads: booking each product by itself would have them all
+/// write to one counter.
 #[derive(Debug)]
 pub struct GemmWorkspace {
     isa: Isa,
@@ -20,8 +22,8 @@ pub struct GemmWorkspace {
 }
 
 impl GemmWorkspace {
-    /// For `tasks` of an operation on operands of type `T`, in each of which products `(m, n, k)` of these sizes or smaller
-    /// run one at a time.
+    /// For `tasks` of an operation on operands of type `T`, in each of which products `(m, n, k)` of these
+    /// sizes or smaller run one at a time.
     pub fn new<T: Float>(cpu: &Cpu, tasks: usize, products: &[(usize, usize, usize)]) -> GemmWorkspace {
         let sizes = products.iter().map(|&(m, n, k)| serial_bytes(cpu.isa(), T::DTYPE, m, n, k));
         let each = sizes.max().unwrap_or(0);

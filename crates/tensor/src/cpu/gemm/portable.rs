@@ -37,8 +37,8 @@ impl Lanes for Vec4 {
     }
     #[inline(always)]
     unsafe fn add_product(self, x: Vec4, y: Vec4) -> Vec4 {
-        // Not `mul_add`: without the instruction it is a call to a slow exact function. Nor `from_fn`, whose closure is a call where
-        // the compiler looks at one piece of the crate at a time.
+        // Not `mul_add`: without the instruction it is a call to a slow exact function. Nor `from_fn`, whose
+        // closure is a call where the compiler looks at one piece of the crate at a time.
         let mut sum = self;
         for i in 0..4 {
             sum[i] += x[i] * y[i];

@@ -1,7 +1,8 @@
 //! Memory that a thread keeps between products, so that a small one does not pay for an allocation.
 //!
-//! What a product takes of it is booked in the device's ledger while the product runs ([`super::packing`]). Between products it
-//! waits unbooked, as freed blocks do: at most what the largest product of the thread took.
+//! What a product takes of it is booked in the device's ledger while the product runs ([`super::packing`]).
+//! Between products it waits unbooked, as freed blocks do: at most what the largest product of the thread
+//! took.
 
 use std::cell::Cell;
 

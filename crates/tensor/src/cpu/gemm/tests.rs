@@ -210,7 +210,8 @@ fn threads_do_not_change_the_bits() {
         let cpus = [1, 2, 3].map(|threads| Cpu::with_isa(threads, isa).unwrap());
         for (number, (m, n, k, ta, tb)) in cases.into_iter().enumerate() {
             for activation in [None, Some(ActivationFn::Gelu)] {
-                // What is cut and what is done to a finished sum know nothing of each other: one of each is enough.
+                // What is cut and what is done to a finished sum know nothing of each other: one of each is
+                // enough.
                 if !espalier_testing::long() && activation.is_some() != (number % 2 == 1) {
                     continue;
                 }
@@ -238,9 +239,9 @@ fn large_results_are_streamed_whole() {
     }
 }
 
-/// Every byte is counted, those of packing too: what is booked is at most what the sizes say
-/// (16 MiB or 512 columns of `b`, partial sums where `k` is cut, and for each thread 1 MiB of `a`, rounded up to tiles and to at
-/// least 64 rows, and its sums), and gone afterwards.
+/// Every byte is counted, those of packing too: what is booked is at most what the sizes say (16 MiB or 512
+/// columns of `b`, partial sums where `k` is cut, and for each thread 1 MiB of `a`, rounded up to tiles and
+/// to at least 64 rows, and its sums), and gone afterwards.
 #[test]
 fn packing_is_booked_and_bounded() {
     for (m, n, k) in [(300, 700, 600), (300, 4200, 1024), (40, 30, 9000), (8, 8, 8), (64, 900, 5000)] {

@@ -65,7 +65,8 @@ impl Cuda {
     }
 }
 
-/// A product as cuBLASLt is asked for it: what tells it from others, and the addresses of what it reads and writes.
+/// A product as cuBLASLt is asked for it: what tells it from others, and the addresses of what it reads and
+/// writes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MatmulCall {
     pub key: MatmulKey,
@@ -119,7 +120,8 @@ impl Blas {
     /// Whether it ran; `false` where cuBLASLt cannot do it.
     ///
     /// # Safety
-    /// At the call's addresses are matrices of the extents and types that its key says, and they stay alive in the stream's order.
+    /// At the call's addresses are matrices of the extents and types that its key says, and they stay alive
+    /// in the stream's order.
     pub(crate) unsafe fn run(&mut self, cuda: &Cuda, call: &MatmulCall) -> Result<bool> {
         let key = call.key;
         if !key.possible() {
@@ -150,8 +152,8 @@ impl Blas {
         Ok(ran)
     }
 
-    /// Queues a call that [`Blas::run`] was given. `elsewhere`: where the result goes instead of `c`, which is then only read, if at
-    /// all.
+    /// Queues a call that [`Blas::run`] was given. `elsewhere`: where the result goes instead of `c`, which
+    /// is then only read, if at all.
     fn queue(
         &self,
         cuda: &Cuda,
@@ -167,8 +169,8 @@ impl Blas {
         let beta = if key.accumulate { 1.0f32 } else { 0.0 };
         let flops = 2.0 * (key.batch * key.m * key.n) as f64 * key.k as f64;
         let timer = cuda.time("products", flops)?;
-        // SAFETY: the plan's layouts are those of the call's matrices, as whoever called `run` has promised; the scratch space
-        // belongs to this handle, whose work is all on one stream.
+        // SAFETY: the plan's layouts are those of the call's matrices, as whoever called `run` has promised;
+        // the scratch space belongs to this handle, whose work is all on one stream.
         unsafe {
             sys::cublasLtMatmul(
                 self.handle.0,

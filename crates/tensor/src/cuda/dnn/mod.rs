@@ -1,8 +1,9 @@
 //! Convolutions by cuDNN, where it is found.
 //!
-//! The library ranks its algorithms for a shape; the first that uses the tensor cores, multiplies what it is given and
-//! repeats bit for bit is planned once and kept. Never a measurement: another run would pick another one, whose sums
-//! round otherwise. Where cuDNN is missing, or has nothing for a shape, the caller's own kernels serve.
+//! The library ranks its algorithms for a shape; the first that uses the tensor cores, multiplies what it is
+//! given and repeats bit for bit is planned once and kept. Never a measurement: another run would pick
+//! another one, whose sums round otherwise. Where cuDNN is missing, or has nothing for a shape, the caller's
+//! own kernels serve.
 
 mod bindings;
 mod descriptor;
@@ -58,8 +59,8 @@ impl Cuda {
         Ok((version / 10_000, version / 100 % 100, version % 100))
     }
 
-    /// Lets convolutions in f32 round their operands to TF32 (10 bits of precision), as PyTorch does: several times
-    /// faster. Off at first; matrix products have a switch of their own.
+    /// Lets convolutions in f32 round their operands to TF32 (10 bits of precision), as PyTorch does: several
+    /// times faster. Off at first; matrix products have a switch of their own.
     pub fn allow_tf32_in_convolutions(&self, allow: bool) {
         self.convolutions().tf32 = allow;
     }
@@ -94,8 +95,8 @@ impl Cuda {
         unsafe { plan.queue(self, cudnn, handle, tensors) }
     }
 
-    /// Every algorithm that cuDNN ranks for a convolution, best first, measured: for benchmarks. Empty where cuDNN is
-    /// not used.
+    /// Every algorithm that cuDNN ranks for a convolution, best first, measured: for benchmarks. Empty where
+    /// cuDNN is not used.
     pub fn convolution_offers(&self, key: &ConvKey) -> Result<Vec<AlgorithmOffer>> {
         const TIMES: u32 = 10;
         self.bind()?;

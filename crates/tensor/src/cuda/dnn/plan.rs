@@ -68,8 +68,8 @@ pub struct AlgorithmTraits {
 }
 
 impl AlgorithmTraits {
-    /// Whether it may serve. Without the tensor cores our own kernels are as fast, and among cuDNN's that claim to be
-    /// plain some err by 2e-3 in f32.
+    /// Whether it may serve. Without the tensor cores our own kernels are as fast, and among cuDNN's that
+    /// claim to be plain some err by 2e-3 in f32.
     pub(super) fn suit(&self) -> bool {
         self.repeats && self.plain && self.tensor_cores
     }

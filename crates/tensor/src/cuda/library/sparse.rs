@@ -1,4 +1,5 @@
-//! The libraries of sparse products, which only a benchmark asks for: cuSPARSE, and cuSPARSELt for the 2:4 pattern.
+//! The libraries of sparse products, which only a benchmark asks for: cuSPARSE, and cuSPARSELt for the 2:4
+//! pattern.
 //!
 //! Bound by hand and asked by their handles: each offers a few functions that we need among very many.
 

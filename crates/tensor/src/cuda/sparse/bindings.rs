@@ -1,7 +1,8 @@
 //! The functions of cuSPARSE and cuSPARSELt that a product takes, and the numbers of their headers.
 //!
-//! Bound by hand: they are few, a result code that a later version invents stays a number, and a library that lacks one
-//! is an error instead of a panic. Types are those of `cusparse.h` of CUDA 12 and 13 and of `cusparseLt.h` of 0.6 to 0.10.
+//! Bound by hand: they are few, a result code that a later version invents stays a number, and a library that
+//! lacks one is an error instead of a panic. Types are those of `cusparse.h` of CUDA 12 and 13 and of
+//! `cusparseLt.h` of 0.6 to 0.10.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::OnceLock;

@@ -1,7 +1,8 @@
 //! NVIDIA's libraries of sparse products, as far as a benchmark needs them: cuSPARSE for matrices whose zeros are
 //! anywhere, cuSPARSELt for two zeros in every four.
 //!
-//! What is made here belongs to one matrix and one thread at a time: descriptions point to the operands of the call.
+//! What is made here belongs to one matrix and one thread at a time: descriptions point to the operands of
+//! the call.
 
 mod bindings;
 mod structured;
@@ -52,8 +53,8 @@ pub(crate) struct SparseProduct {
 unsafe impl Send for SparseProduct {}
 
 impl SparseProduct {
-    /// Plans with an algorithm, by cuSPARSE's number for it, for dense matrices that lie row after row or column after
-    /// column. `b` and `c` are places of their sizes, which planning may look at.
+    /// Plans with an algorithm, by cuSPARSE's number for it, for dense matrices that lie row after row or
+    /// column after column. `b` and `c` are places of their sizes, which planning may look at.
     ///
     /// # Safety
     /// The addresses of `a` hold what it says for as long as the plan lives, those of `b` and `c` for the call.

@@ -1,5 +1,5 @@
-//! Products with a matrix of which two in every four neighbours of a row are zero, by cuSPARSELt: the pattern that GPUs
-//! from compute capability 8.0 on multiply twice as fast as a dense one.
+//! Products with a matrix of which two in every four neighbours of a row are zero, by cuSPARSELt: the pattern
+//! that GPUs from compute capability 8.0 on multiply twice as fast as a dense one.
 
 use std::ffi::c_void;
 
@@ -35,7 +35,8 @@ pub(crate) struct TwoFourProduct {
 unsafe impl Send for TwoFourProduct {}
 
 impl TwoFourProduct {
-    /// Compresses A and lets the library search for its fastest algorithm, with `x` and `y` as places of their sizes.
+    /// Compresses A and lets the library search for its fastest algorithm, with `x` and `y` as places of
+    /// their sizes.
     ///
     /// # Safety
     /// The addresses hold bf16 matrices of these sizes, alive in the order of the compute stream.

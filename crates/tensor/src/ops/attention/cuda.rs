@@ -148,16 +148,18 @@ impl AttentionKernels<'_> {
             Tensor::empty(&qkv.device(), &[z.batch, z.heads, z.t, 2], DType::F32, Category::Workspace)?;
         let args = Args::new().input(qkv).input(y).input(dy).input(logsumexp).output(&mut rows);
         let args = args.output(&mut dqkv);
-        // SAFETY: qkv and dqkv are [batch, t, columns], y and dy [batch, t, c], the logsumexp [batch, heads, t], and
-        // `rows` has two numbers for each of these.
+        // SAFETY: qkv and dqkv are [batch, t, columns], y and dy [batch, t, c], the logsumexp
+        // [batch, heads, t], and `rows` has two numbers for each of these.
         unsafe { self.launch(AttentionPass::BackwardQuery, args)? };
         let args = Args::new().input(qkv).input(dy).input(&rows);
         if z.group() == 1 {
-            // SAFETY: as above; the kernel before has filled `rows`, and this one writes the other columns of dqkv.
+            // SAFETY: as above; the kernel before has filled `rows`, and this one writes the other columns of
+            // dqkv.
             unsafe { self.launch(AttentionPass::BackwardKey, args.output(&mut dqkv))? };
             return Ok(dqkv);
         }
-        // Each head of queries leaves what it gives to the keys and values that it shares, to be added up in their order.
+        // Each head of queries leaves what it gives to the keys and values that it shares, to be added up in
+        // their order.
         let mut each =
             Tensor::empty(&qkv.device(), &[z.batch, z.t, 2 * z.c], self.dtype, Category::Workspace)?;
         // SAFETY: as above, with keys' and values' gradients of every head of queries.
@@ -170,7 +172,8 @@ impl AttentionKernels<'_> {
         let args = Args::new().input(&each).output(&mut dqkv).size(n);
         let args = args.i32(z.heads as i32).i32(z.kv_heads as i32);
         let kernel = self.cuda.kernel(source, self.build, name)?;
-        // SAFETY: a thread for each of the n elements that it writes, and as many for every head of a group in `each`.
+        // SAFETY: a thread for each of the n elements that it writes, and as many for every head of a group
+        // in `each`.
         unsafe { kernel.launch(lanes::blocks(n, 256), 256, 0, args)? };
         Ok(dqkv)
     }

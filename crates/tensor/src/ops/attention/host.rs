@@ -1,5 +1,5 @@
-//! Attention on the host: one task owns one head of one sequence; backwards, one head of keys and values with all heads of queries
-//! that share it, one after the other.
+//! Attention on the host: one task owns one head of one sequence; backwards, one head of keys and values with
+//! all heads of queries that share it, one after the other.
 //!
 //! Forward, a block of queries meets the keys block by block and keeps a running maximum and sum; backward, the
 //! probabilities are formed again from the logsumexp. Queries before a block of keys are left out of its products.

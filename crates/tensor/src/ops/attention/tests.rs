@@ -64,8 +64,9 @@ fn grouped(batch: usize, t: usize, heads: usize, kv_heads: usize, d: usize) -> A
     AttentionDims { batch, t, c: heads * d, heads, kv_heads, d, scale: 1.0 / (d as f32).sqrt() }
 }
 
-/// Both passes against the plain loops, everywhere. The gradient in bf16 may be off by a 48th of its
-/// largest element: y, the probabilities and ds are rounded on the way to it (heads of two numbers have been seen 2^-5.98 off).
+/// Both passes against the plain loops, everywhere. The gradient in bf16 may be off by a 48th of its largest
+/// element: y, the probabilities and ds are rounded on the way to it (heads of two numbers have been seen
+/// 2^-5.98 off).
 fn compare(z: &AttentionDims, seed: u64) {
     let shape = [z.batch, z.t, z.width()];
     let qkv = values(seed, shape.iter().product(), 1.5);
@@ -121,8 +122,8 @@ fn usual_head_sizes_agree_with_plain_loops() {
     }
 }
 
-/// Heads of keys and values that serve several heads of queries, one of them all; head sizes with kernels of their own on a GPU,
-/// in both forms of the backward one, and without.
+/// Heads of keys and values that serve several heads of queries, one of them all; head sizes with kernels of
+/// their own on a GPU, in both forms of the backward one, and without.
 #[test]
 fn grouped_queries_agree_with_plain_loops() {
     for (heads, kv_heads, d) in [(4, 2, 32), (6, 2, 64), (4, 1, 128), (2, 1, 80), (6, 3, 24)] {

@@ -30,8 +30,8 @@ pub(super) fn append(
     let kernel = cuda.kernel(&SOURCE, Build::of(qkv.dtype()), "cached_attention_append")?;
     let args = Args::new().input(qkv).output(cache).size(n).input(first.on_card()).size(context);
     let args = args.i32(z.heads as i32).i32(z.kv_heads as i32).i32(z.d as i32);
-    // SAFETY: a thread for each of the n keys' and values' elements of qkv [t, columns]; positions up to first + t are in
-    // the cache [2, kv_heads, context, d], as was checked.
+    // SAFETY: a thread for each of the n keys' and values' elements of qkv [t, columns]; positions up to
+    // first + t are in the cache [2, kv_heads, context, d], as was checked.
     unsafe { kernel.launch(lanes::blocks(n, 256), 256, 0, args) }
 }
 
@@ -59,8 +59,9 @@ pub(super) fn forward(
         .i32(z.d as i32)
         .i32(threads_of_a_key(z.d, qkv.dtype()));
     let cluster = if z.t == 1 && cuda.overlaps_kernels() { CLUSTER } else { 1 };
-    // SAFETY: a block for each head of each of the t positions of qkv and y, which waits before it reads; keys and values of positions
-    // before `first` are in the cache, and there is room for t more, as was checked.
+    // SAFETY: a block for each head of each of the t positions of qkv and y, which waits before it reads;
+    // keys and values of positions before `first` are in the cache, and there is room for t more, as was
+    // checked.
     unsafe { kernel.launch_early((lanes::blocks(z.t * z.heads, 1), cluster), 256, cluster, args)? };
     Ok(y)
 }

@@ -1,5 +1,5 @@
-//! Attention with a cache on the host: one task has one position and one head of keys and values, with all heads of
-//! queries that share it.
+//! Attention with a cache on the host: one task has one position and one head of keys and values, with all
+//! heads of queries that share it.
 
 use crate::cpu::Cpu;
 use crate::cpu::lanes::{max, sum, sum2};

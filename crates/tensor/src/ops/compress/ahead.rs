@@ -1,4 +1,5 @@
-//! Expanding ahead of use: on a GPU beside the compute stream, so that it hides behind the work that is queued there next.
+//! Expanding ahead of use: on a GPU beside the compute stream, so that it hides behind the work that is
+//! queued there next.
 
 use super::{cuda, expand};
 use crate::cuda::side_stream::SideWork;
@@ -26,8 +27,8 @@ impl Compressed<'_> {
     }
 }
 
-/// Dense tensors that are being made. As long as this lives nobody may change or free what they are made of; its end puts
-/// whatever the compute stream is given next behind them.
+/// Dense tensors that are being made. As long as this lives nobody may change or free what they are made of;
+/// its end puts whatever the compute stream is given next behind them.
 #[derive(Debug)]
 pub struct Expanding {
     // Before the tensors: these are freed to whoever queues next on the compute stream.
@@ -61,7 +62,8 @@ pub fn expand_ahead(all: &[Compressed<'_>], category: Category) -> Result<Expand
         return Ok(Expanding::ready(expand_all(all, category)?));
     };
     let device = Device::Cuda(gpu.clone());
-    // Memory first: what it was used for before is on the compute stream by then, behind which the side stream comes.
+    // Memory first: what it was used for before is on the compute stream by then, behind which the side
+    // stream comes.
     let empty = |one: &Compressed<'_>| {
         assert_eq!(one.shape.iter().product::<usize>(), one.mask.len(), "expand");
         assert_eq!(one.kept.len(), one.mask.kept(), "expand");
@@ -99,8 +101,8 @@ mod tests {
     use crate::testing::{devices, mask_words, tensor, values};
     use crate::{DType, Mask};
 
-    /// Rounds of what training does: the next tensors are made while those before are read, what they are made of then changes,
-    /// and memory goes from one to the other. Each round sees its own numbers.
+    /// Rounds of what training does: the next tensors are made while those before are read, what they are
+    /// made of then changes, and memory goes from one to the other. Each round sees its own numbers.
     #[test]
     fn what_is_expanded_ahead_is_what_is_expanded() {
         const LEN: usize = 300_007;

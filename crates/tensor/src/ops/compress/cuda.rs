@@ -75,8 +75,9 @@ pub(super) fn compress_add(cuda: &Cuda, dense: &Tensor, mask: &Mask, kept: &mut 
     unsafe { kernel.launch(blocks(mask), THREADS, 0, args) }
 }
 
-/// Puts whatever the compute stream is given next behind what was expanded, also a kernel that begins early and reads weights before it
-/// waits for the work before it ([`Kernel::launch_early`](crate::cuda::Kernel::launch_early)).
+/// Puts whatever the compute stream is given next behind what was expanded, also a kernel that begins early
+/// and reads weights before it waits for the work before it
+/// ([`Kernel::launch_early`](crate::cuda::Kernel::launch_early)).
 pub(super) fn fence(cuda: &Cuda) -> Result<()> {
     let kernel = cuda.kernel(&EXPAND, Build::F32, "expand_fence")?;
     // SAFETY: it takes nothing and does nothing.

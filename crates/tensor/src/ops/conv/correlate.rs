@@ -322,7 +322,8 @@ macro_rules! kernels {
     ($pixels:ident, $outer:ident, $lanes:ty, [$($feature:literal)?], pixels: $most:literal [$($p:literal)*],
      rows: [$($r:literal)*]) => {
         /// # Safety
-        /// As for [`pixels`], of all pixels of the job, and the processor has the features that this is compiled for.
+        /// As for [`pixels`], of all pixels of the job, and the processor has the features that this is
+        /// compiled for.
         $(#[target_feature(enable = $feature)])?
         unsafe fn $pixels(mut job: CorrelateArgs<'_>) {
             let wide = job.cols > <$lanes>::N;

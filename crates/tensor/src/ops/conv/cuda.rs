@@ -1,5 +1,5 @@
-//! Convolution on a GPU: by cuDNN where it loads and serves the shape, otherwise by kernels of ours, the product of
-//! patches, gathered on the way, with the reordered weight.
+//! Convolution on a GPU: by cuDNN where it loads and serves the shape, otherwise by kernels of ours, the
+//! product of patches, gathered on the way, with the reordered weight.
 
 use super::kernels::{SOURCE, filter_rows, shape};
 use super::{ConvDims, dnn, thin};

@@ -1,9 +1,9 @@
 //! Convolution by cuDNN. It reads images as we keep them, channels last, and wants filters so too: a weight passes
 //! through a copy in that order, and its gradient back.
 //!
-//! The tensor cores take channels by 16 bytes. An image with an odd number of them is given zeros to fill up. Where
-//! there are fewer, as in the first layer of a network, and the window is small too, those zeros would be most of the
-//! work, and our own kernels are faster.
+//! The tensor cores take channels by 16 bytes. An image with an odd number of them is given zeros to fill up.
+//! Where there are fewer, as in the first layer of a network, and the window is small too, those zeros would
+//! be most of the work, and our own kernels are faster.
 
 use super::kernels::{add_bias, filter_back, filter_rows};
 use super::{ConvDims, ConvParams};

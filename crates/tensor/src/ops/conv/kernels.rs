@@ -1,5 +1,5 @@
-//! Our kernels of convolutions: their source, the sizes that all of them get, and those that serve cuDNN too: weights in the order
-//! of rows, and the bias.
+//! Our kernels of convolutions: their source, the sizes that all of them get, and those that serve cuDNN too:
+//! weights in the order of rows, and the bias.
 
 use super::{ConvDims, ConvParams};
 use crate::cuda::{Args, Build, Cuda, KernelInclude, KernelSource};

@@ -34,7 +34,8 @@ impl ConvDims {
         self.conv == ConvParams { kernel: 1, stride: 1, padding: Padding::NONE }
     }
 
-    /// Which of the kernel's rows fall on the image at output row `i`, and on which of its rows the first of them does.
+    /// Which of the kernel's rows fall on the image at output row `i`, and on which of its rows the first of
+    /// them does.
     fn clip_rows(&self, i: usize) -> (Range<usize>, usize) {
         self.clip(i, self.h, self.conv.padding.top)
     }

@@ -1,9 +1,10 @@
 //! The forward pass of a convolution whose weight is mostly zeros, in f32 with AVX-512.
 //!
-//! Which weights are left differs from one output to the next, so the lanes of a vector cannot be outputs, nor channels. They are
-//! sixteen images: these are turned so that the same pixel of all of them is one vector, and then each weight that is not zero
-//! is one multiply-add for each pixel and none for any other. Few channels are taken at a time, so that their planes stay in the
-//! first-level cache while all outputs go by.
+//! Which weights are left differs from one output to the next, so the lanes of a vector cannot be outputs,
+//! nor channels. They are sixteen images: these are turned so that the same pixel of all of them is one
+//! vector, and then each weight that is not zero is one multiply-add for each pixel and none for any other.
+//! Few channels are taken at a time, so that their planes stay in the first-level cache while all outputs go
+//! by.
 //!
 //! Within, x: [c, h + border, w + border, 16 images], y: [o, oh, ow, 16 images]; windows step by one pixel.
 
@@ -166,7 +167,8 @@ fn bring_back(proof: Avx512, sums: &[f32], y: &mut [f32], z: &ConvDims) {
     }
 }
 
-/// Adds what the weights of a list see of some planes to the sums of an output, which begin at `begin` where that is said.
+/// Adds what the weights of a list see of some planes to the sums of an output, which begin at `begin` where
+/// that is said.
 fn correlate(
     _: Avx512,
     list: (&[u32], &[f32]),
@@ -176,7 +178,8 @@ fn correlate(
     images: &PaddedImages<'_>,
 ) {
     let ConvDims { oh, ow, .. } = *images.z;
-    // Every place lies in a window of the first pixel, so from the last pixel on as many numbers are left behind it.
+    // Every place lies in a window of the first pixel, so from the last pixel on as many numbers are left
+    // behind it.
     let last = ((oh - 1) * images.w + ow) * LANES;
     assert!(list.0.iter().all(|place| *place as usize + last <= planes.len()), "windows within the planes");
     assert!(list.0.len() == list.1.len() && sums.len() == oh * ow * LANES, "a sum for each pixel");

@@ -1,14 +1,14 @@
 //! The gradients of a convolution whose dy is mostly zeros, in f32 with AVX-512.
 //!
-//! Behind a max pool of 2 x 2 at least three of four numbers of dy are zeros, behind a ReLU more, at places that differ from
-//! channel to channel. Dense kernels multiply by all of them. Here the others are listed, channel by channel, each with the
-//! window that it belongs to:
+//! Behind a max pool of 2 x 2 at least three of four numbers of dy are zeros, behind a ReLU more, at places
+//! that differ from channel to channel. Dense kernels multiply by all of them. Here the others are listed,
+//! channel by channel, each with the window that it belongs to:
 //!
 //! ```text
 //! dw[o] = sum over the list of o of g x[window]        dx[window] += g w[o]
 //! ```
-//! A window is `kernel` runs of `kernel` c consecutive numbers, so both are sums of whole vectors. Images must not be padded,
-//! so that every window is whole, and runs must fill vectors.
+//! A window is `kernel` runs of `kernel` c consecutive numbers, so both are sums of whole vectors. Images
+//! must not be padded, so that every window is whole, and runs must fill vectors.
 //!
 //! x, dx: [batch, h, w, c]; dy: [batch, oh, ow, o]; w and its gradient here: [o, kernel, kernel, c].
 
@@ -151,7 +151,8 @@ pub(super) fn backward_weight(
                 let x = &x[n * image..(n + 1) * image];
                 for (channel, sums) in sums.chunks_exact_mut(window).enumerate() {
                     for_runs(z, |from, to, held| {
-                        // SAFETY: the processor has the instructions; every window is whole, so that each of its runs is in x.
+                        // SAFETY: the processor has the instructions; every window is whole, so that each of
+                        // its runs is in x.
                         unsafe { sum_runs(held, lists.of(channel), &x[from..], &mut sums[to..]) }
                     });
                 }
@@ -212,7 +213,8 @@ fn by_output(cpu: &Cpu, w: &Tensor, z: &ConvDims) -> Result<Tensor> {
     Ok(rows)
 }
 
-/// Calls `work(place in the image from a window's first number on, place in the window, vectors)` for pieces of every run.
+/// Calls `work(place in the image from a window's first number on, place in the window, vectors)` for pieces
+/// of every run.
 #[inline(always)]
 fn for_runs(z: &ConvDims, mut work: impl FnMut(usize, usize, usize)) {
     let run = z.conv.kernel * z.c;

@@ -1,5 +1,5 @@
-//! Convolution of images with few channels on a GPU, where cuDNN does not serve: the first layer of a small network, whose windows
-//! have so few elements that the tiles of a product would mostly be padding.
+//! Convolution of images with few channels on a GPU, where cuDNN does not serve: the first layer of a small
+//! network, whose windows have so few elements that the tiles of a product would mostly be padding.
 
 use super::ConvDims;
 use super::kernels::{SOURCE, shape};
@@ -51,7 +51,8 @@ pub(super) fn forward(
     let grid = lanes::blocks(z.batch * z.oh * z.ow, SUMS / z.o);
     let args = Args::new().input(x).input(w).optional_input(bias).output(y).fields(&shape(z));
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "conv_thin_forward")?;
-    // SAFETY: x, w and y have the shapes of this call, the bias is [o], and `serves` has checked what the kernel asks for.
+    // SAFETY: x, w and y have the shapes of this call, the bias is [o], and `serves` has checked what the
+    // kernel asks for.
     unsafe { kernel.launch(grid, THREADS, forward_shared(z) as u32, args) }
 }
 
@@ -65,7 +66,8 @@ pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &ConvDims
         Tensor::empty(&x.device(), &[splits, z.o, z.window()], DType::F32, Category::Workspace)?;
     let args = Args::new().input(x).input(dy).output(&mut partial).fields(&shape(z)).i32(share as i32);
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "conv_thin_weight")?;
-    // SAFETY: x and dy have the shapes of this call, each split has its o x window numbers, and `serves` has checked the rest.
+    // SAFETY: x and dy have the shapes of this call, each split has its o x window numbers, and `serves` has
+    // checked the rest.
     unsafe { kernel.launch(splits as u32, THREADS, weight_shared(z) as u32, args)? };
     Ok(partial)
 }

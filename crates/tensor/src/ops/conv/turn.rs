@@ -8,8 +8,8 @@ use crate::cpu::isa::Avx512;
 /// Numbers of a vector.
 pub(super) const LANES: usize = 16;
 
-/// Rows of x as lanes: `y[j y_stride + i] = x[i x_stride + j]` for each of `columns` columns j and of at most [`LANES`] rows i. The
-/// lanes that have no row are zero.
+/// Rows of x as lanes: `y[j y_stride + i] = x[i x_stride + j]` for each of `columns` columns j and of at most
+/// [`LANES`] rows i. The lanes that have no row are zero.
 pub(super) fn to_lanes(
     proof: Avx512,
     (x, x_stride): (&[f32], usize),
@@ -118,7 +118,8 @@ mod tests {
     use super::*;
     use crate::cpu::Isa;
 
-    /// Whole blocks, parts of one, and several beside and below each other; nothing beside what is asked for is written.
+    /// Whole blocks, parts of one, and several beside and below each other; nothing beside what is asked for
+    /// is written.
     #[test]
     fn rows_become_columns_and_lanes_become_rows() {
         for proof in Isa::available().filter_map(Isa::avx512) {

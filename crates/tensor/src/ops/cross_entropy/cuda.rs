@@ -50,8 +50,8 @@ impl RowLosses {
         let shared = (kept * logits.dtype().bytes()) as u32;
         let kernel = cuda.kernel(&SOURCE, Build::of(logits.dtype()), "cross_entropy_forward_backward")?;
         let args = self.from(Args::new().output(logits), targets, first).size(v).f32(scale).size(kept);
-        // SAFETY: the logits are [rows, v], the other three have as many rows from `first` on, which the caller has
-        // checked; the block has room for what it keeps.
+        // SAFETY: the logits are [rows, v], the other three have as many rows from `first` on, which the
+        // caller has checked; the block has room for what it keeps.
         unsafe { kernel.launch(lanes::blocks(rows, 1), BLOCK, shared, args) }
     }
 
@@ -84,8 +84,8 @@ impl RowLosses {
         let address = sums.cuda_buffer().address();
         let args = Args::new().input(&losses).input(&correct).size(correct.len());
         let args = args.pointer(address).pointer(address + 8);
-        // SAFETY: losses and correct have as many rows; the two sums, of 8 bytes each, are room for nobody else. Its
-        // code is the same in both builds.
+        // SAFETY: losses and correct have as many rows; the two sums, of 8 bytes each, are room for nobody
+        // else. Its code is the same in both builds.
         unsafe {
             cuda.kernel(&SOURCE, Build::of(DType::F32), "cross_entropy_total")?.launch(1, 1024, 0, args)?;
         }
@@ -99,8 +99,8 @@ impl RowLosses {
         let (ranks, rows) = (all.shape()[0], all.shape()[1]);
         let kernel = cuda.kernel(&SOURCE, Build::of(DType::F32), "cross_entropy_join")?;
         let args = self.from(Args::new().input(all), targets, first).size(rows).size(ranks);
-        // SAFETY: the numbers are [ranks, rows, 4]; targets, losses and hits have as many rows from `first` on, which the
-        // caller has checked.
+        // SAFETY: the numbers are [ranks, rows, 4]; targets, losses and hits have as many rows from `first`
+        // on, which the caller has checked.
         unsafe { kernel.launch(lanes::blocks(rows, 256), 256, 0, args) }
     }
 }
@@ -122,8 +122,8 @@ pub(super) fn read_part(
     let kernel = cuda.kernel(&SOURCE, Build::of(logits.dtype()), "cross_entropy_read_part")?;
     let args = Args::new().input(logits).pointer(from_row(targets, first)).output(numbers);
     let args = args.size(v).u32(classes.start as u32).u32(classes.len() as u32);
-    // SAFETY: the logits are [rows, v] with at least as many columns as classes, the numbers [rows, 4], and there are as many
-    // targets from `first` on, which the caller has checked.
+    // SAFETY: the logits are [rows, v] with at least as many columns as classes, the numbers [rows, 4], and
+    // there are as many targets from `first` on, which the caller has checked.
     unsafe { kernel.launch(lanes::blocks(rows, 1), BLOCK, 0, args) }
 }
 

@@ -1,9 +1,9 @@
-//! The loss where each of several ranks has the logits of some classes: two readings with one exchange of four numbers a row between
-//! them, so that no logit is ever sent.
+//! The loss where each of several ranks has the logits of some classes: two readings with one exchange of
+//! four numbers a row between them, so that no logit is ever sent.
 //!
-//! The first reading gives, for each row, the largest logit here, the sum of exp(x - largest), the number of its class, and the
-//! target's logit, minus infinity where the target is another's. Put together in the order of classes, they say what the second
-//! reading needs: the maximum and the sum over all classes.
+//! The first reading gives, for each row, the largest logit here, the sum of exp(x - largest), the number of
+//! its class, and the target's logit, minus infinity where the target is another's. Put together in the order
+//! of classes, they say what the second reading needs: the maximum and the sum over all classes.
 
 use std::ops::Range;
 
@@ -21,8 +21,9 @@ use crate::{simd, with_float};
 pub const NUMBERS: usize = 4;
 
 impl LossAccumulator {
-    /// The first reading of the next rows, whose logits are those of some `classes`: f32 `[rows, 4]`. Logits behind them are
-    /// padding, of minus infinity. They are taken by [`LossAccumulator::differentiate_part`] or [`LossAccumulator::measure_part`].
+    /// The first reading of the next rows, whose logits are those of some `classes`: f32 `[rows, 4]`. Logits
+    /// behind them are padding, of minus infinity. They are taken by [`LossAccumulator::differentiate_part`]
+    /// or [`LossAccumulator::measure_part`].
     pub fn read_part(&self, logits: &Tensor, classes: &Range<usize>) -> Result<Tensor> {
         assert!(classes.end < 1 << 24, "cross_entropy: the number of a class is told as an f32");
         let (rows, v) = (logits.rows(), logits.width());
@@ -44,8 +45,9 @@ impl LossAccumulator {
         Ok(numbers)
     }
 
-    /// The second reading of the next rows: the gradient of `scale` times their loss, in the logits' place if nobody else holds them.
-    /// `all` is what all ranks have read, `[ranks, rows, 4]`, in the order of classes.
+    /// The second reading of the next rows: the gradient of `scale` times their loss, in the logits' place if
+    /// nobody else holds them. `all` is what all ranks have read, `[ranks, rows, 4]`, in the order of
+    /// classes.
     pub fn differentiate_part(
         &mut self,
         logits: Tensor,

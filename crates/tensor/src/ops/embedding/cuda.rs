@@ -94,8 +94,8 @@ pub(super) fn add_positions(
     let y = other.as_mut().unwrap_or(&mut x);
     let args = Args::new().pointer(from).input(&table).i32(wide.into()).output(y);
     let args = args.size(n).size(t).size(c).size(first).optional_input(behind.map(Position::on_card));
-    // SAFETY: x and y are [n, c] of one type, and may be one; the table has at least first + t rows behind the position, in the
-    // type that `wide` says.
+    // SAFETY: x and y are [n, c] of one type, and may be one; the table has at least first + t rows behind
+    // the position, in the type that `wide` says.
     unsafe { kernel.launch(lanes::blocks(n, ROWS), BLOCK, 0, args)? };
     Ok(other.unwrap_or(x))
 }

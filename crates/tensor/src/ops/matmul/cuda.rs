@@ -1,4 +1,5 @@
-//! Matrix products on a GPU: by cuBLASLt, with what follows them done on the way out where it can, by kernels of ours where it cannot.
+//! Matrix products on a GPU: by cuBLASLt, with what follows them done on the way out where it can, by kernels
+//! of ours where it cannot.
 //!
 //! `a: [m, k]`, `b: [k, n]`, `c: [m, n]`, row after row.
 

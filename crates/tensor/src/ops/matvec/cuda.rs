@@ -29,11 +29,11 @@ const BY_INPUTS: KernelInclude = KernelInclude { name: "by_inputs.cuh", text: in
 const ACROSS: usize = 8;
 /// The most blocks that add their sums up.
 const CLUSTER: usize = 8;
-/// A matrix is cut into as many blocks as it can be up to this: two for each processor of a large GPU, which leaves room for those
-/// of the next product to begin.
+/// A matrix is cut into as many blocks as it can be up to this: two for each processor of a large GPU, which
+/// leaves room for those of the next product to begin.
 const BLOCKS: usize = 264;
-/// Rows of a piece, where blocks cannot read each other's memory: few, so that even a small matrix fills a GPU. A thread of
-/// a block (32, 8) reads four of them, all under way at once.
+/// Rows of a piece, where blocks cannot read each other's memory: few, so that even a small matrix fills a
+/// GPU. A thread of a block (32, 8) reads four of them, all under way at once.
 const PIECE: usize = 32;
 
 /// Whether the norm of x can be a part of the product's kernel.
@@ -53,7 +53,8 @@ pub(super) fn matvec(
     let (k, n) = w.extents();
     if w.transposed {
         let args = after_as_argument(Args::new().input(x).input(w.tensor).output(y).size(k).size(n), after);
-        // SAFETY: x is [k], w [n, k], what is added and y [n], of one type; each row has a warp, which waits before it reads x.
+        // SAFETY: x is [k], w [n, k], what is added and y [n], of one type; each row has a warp, which waits
+        // before it reads x.
         return unsafe {
             kernel(cuda, x, "matvec_by_outputs")?.launch_early(lanes::blocks(n, 8), (32, 8), 1, args)
         };
@@ -80,8 +81,8 @@ fn by_inputs(
     let args = norm_as_argument(Args::new().input(x), norm);
     let args = after_as_argument(args.input(w).output(y).size(k).size(n).size(piece), after);
     let kernel = kernel(cuda, x, "matvec_by_inputs")?;
-    // SAFETY: x and the norm's weights are [k], w [k, n], what is added and y [n], of one type; every column and every row have a block, which waits
-    // before it reads x.
+    // SAFETY: x and the norm's weights are [k], w [k, n], what is added and y [n], of one type; every column
+    // and every row have a block, which waits before it reads x.
     unsafe { kernel.launch_early((strips as u32, cluster as u32), 256, cluster as u32, args) }
 }
 

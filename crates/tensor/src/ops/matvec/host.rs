@@ -1,8 +1,9 @@
 //! A row times a matrix on the host: stretches of the matrix over the threads, each read once from end to end.
 //!
-//! One stream of reads does not reach the memory's bandwidth: the processor fetches ahead only within a page and only so
-//! much for each. So a task reads its stretch in [`STREAMS`] places at once, each of which goes on without a gap, and asks
-//! for what it will need [`AHEAD`] bytes later. (On two cores of a Xeon: one stream 20.7 GB/s, sixteen with such wishes 33.9.)
+//! One stream of reads does not reach the memory's bandwidth: the processor fetches ahead only within a page
+//! and only so much for each. So a task reads its stretch in [`STREAMS`] places at once, each of which goes
+//! on without a gap, and asks for what it will need [`AHEAD`] bytes later. (On two cores of a Xeon: one
+//! stream 20.7 GB/s, sixteen with such wishes 33.9.)
 
 use crate::cpu::Cpu;
 use crate::cpu::lanes::sum2;
@@ -124,8 +125,8 @@ fn fold(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// Rows that lie as far apart as streams do, times x. Each sum has an array of its own: an array of arrays would not stay in
-/// registers.
+/// Rows that lie as far apart as streams do, times x. Each sum has an array of its own: an array of arrays
+/// would not stay in registers.
 #[inline(always)]
 fn abreast<T: Float>(x: &[f32], rows: [&[T]; STREAMS]) -> [f32; STREAMS] {
     let zero = [0f32; LANES];

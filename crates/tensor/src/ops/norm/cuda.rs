@@ -91,8 +91,8 @@ pub(super) fn backward_remaking<const N: usize>(
     let args = args.i32(wide.into()).input(statistics);
     let args = args.pointer(dx.from).output(&mut dx.sum).output(&mut y).size(rows).size(c);
     let (grid, block) = lanes::rows(rows, c, x.dtype());
-    // SAFETY: dy, x, what is added, dx and y are [rows, c], the statistics [rows, N], the N weights [c] in the type
-    // that `wide` says; the kernel lets dx be what is added.
+    // SAFETY: dy, x, what is added, dx and y are [rows, c], the statistics [rows, N], the N weights [c] in
+    // the type that `wide` says; the kernel lets dx be what is added.
     unsafe { kernel.launch(grid, block, 0, args)? };
     Ok((dx.sum, y))
 }

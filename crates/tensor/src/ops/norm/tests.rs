@@ -61,8 +61,8 @@ const RMS_NORM: NormFunctions<1> = NormFunctions {
 };
 
 impl<const N: usize> NormFunctions<N> {
-    /// y, the statistics, dx, dx plus another gradient, the weights' gradients as `dtype`. y and dx are made in two
-    /// ways, which must agree.
+    /// y, the statistics, dx, dx plus another gradient, the weights' gradients as `dtype`. y and dx are made
+    /// in two ways, which must agree.
     fn all_passes(
         &self,
         [dy, x]: [&Tensor; 2],
@@ -91,7 +91,8 @@ impl<const N: usize> NormFunctions<N> {
     }
 
     fn agrees_with_the_formula(&self, rows: usize, c: usize, seed: u64) {
-        // As large as a square: dx of a row with one or two numbers is what eps leaves of a difference, and loses digits by less.
+        // As large as a square: dx of a row with one or two numbers is what eps leaves of a difference, and
+        // loses digits by less.
         let eps = 1.0;
         let (x, dy) = (values(seed, rows * c, 2.0), values(seed ^ 1, rows * c, 1.0));
         let weights: [Vec<f32>; N] = std::array::from_fn(|i| values(seed ^ (2 + i as u64), c, 1.0));

@@ -168,8 +168,8 @@ proptest! {
         });
     }
 
-    /// A tile of the image adds its part of each window, and gets its part of each gradient; windows that it has nothing of
-    /// get a zero from it.
+    /// A tile of the image adds its part of each window, and gets its part of each gradient; windows that it
+    /// has nothing of get a zero from it.
     #[test]
     fn tiles_add_up_to_the_means_of_the_whole(
         (batch, h, w, c) in (1usize..3, 2usize..11, 2usize..11, 1usize..40),
@@ -207,8 +207,8 @@ proptest! {
     }
 }
 
-/// So a network may have either; behind the pool there is less to do. Rounded values have windows of several maxima, of zeros, and
-/// of nothing above zero.
+/// So a network may have either; behind the pool there is less to do. Rounded values have windows of several
+/// maxima, of zeros, and of nothing above zero.
 #[test]
 fn relu_behind_a_maximum_is_relu_before_it() {
     let (pool, shape) = (PoolParams { kernel: 2, stride: 2, padding: 0.into() }, [3, 6, 8, 20]);

@@ -25,6 +25,7 @@ fn launch(cuda: &Cuda, kernel: &'static str, args: Args, at: &Rectangle, dtype: 
     let numbers = [batch * rows, rows, run, image, row, first, c];
     let args = numbers.into_iter().fold(args, Args::size);
     let grid = lanes::blocks(batch * rows, down as usize);
-    // SAFETY: the part is [batch rows, run]; each of its lines lies within the images of x, as the rectangle was checked.
+    // SAFETY: the part is [batch rows, run]; each of its lines lies within the images of x, as the rectangle
+    // was checked.
     unsafe { cuda.kernel(&SOURCE, Build::of(dtype), kernel)?.launch(grid, (across, down), 0, args) }
 }

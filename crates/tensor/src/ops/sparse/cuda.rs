@@ -1,5 +1,5 @@
-//! The product on a GPU, by cuSPARSE: `y^T = W x^T`, with x and y as they lie or transposed on the way; and the product
-//! with half of the weights in a fixed pattern, by cuSPARSELt.
+//! The product on a GPU, by cuSPARSE: `y^T = W x^T`, with x and y as they lie or transposed on the way; and
+//! the product with half of the weights in a fixed pattern, by cuSPARSELt.
 
 use std::fmt;
 
@@ -12,13 +12,15 @@ use crate::memory::Category;
 use crate::ops::layout;
 use crate::tensor::Tensor;
 
-/// How cuSPARSE is asked for a product. Which is the fastest depends on the GPU, the sizes and the library's version.
+/// How cuSPARSE is asked for a product. Which is the fastest depends on the GPU, the sizes and the library's
+/// version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpmmOptions {
     /// One of cuSPARSE's algorithms for matrices by rows.
     pub algorithm: SpmmAlgorithm,
-    /// Whether x and y are transposed, so that a kept weight reads a contiguous run: the library is faster then, and two
-    /// transposes are added. What lies row after row is else column after column of its transpose.
+    /// Whether x and y are transposed, so that a kept weight reads a contiguous run: the library is faster
+    /// then, and two transposes are added. What lies row after row is else column after column of its
+    /// transpose.
     pub transposed: bool,
 }
 
@@ -91,7 +93,8 @@ impl SpmmPlan {
                 |width: usize| Tensor::zeros(&w.device(), &[batch, width], w.dtype(), Category::Workspace);
             let (x, y) = (example(w.columns())?, example(w.rows())?);
             let examples = (x.cuda_buffer().address(), y.cuda_buffer().address());
-            // SAFETY: the plan keeps the matrix; its tensors hold what a `Csr` says, the examples batch x width numbers.
+            // SAFETY: the plan keeps the matrix; its tensors hold what a `Csr` says, the examples batch x
+            // width numbers.
             let product =
                 unsafe { SparseProduct::new(&cuda, rows, batch, way.transposed, number, examples) }?;
             plan.product = Some(product);
@@ -137,8 +140,8 @@ pub struct TwoFour {
 }
 
 impl TwoFour {
-    /// Compresses a dense W `[out, in]`; what it has beyond two in four is lost. The GPU must have the pattern, and
-    /// cuSPARSELt be there.
+    /// Compresses a dense W `[out, in]`; what it has beyond two in four is lost. The GPU must have the
+    /// pattern, and cuSPARSELt be there.
     pub fn new(w: &Tensor, batch: usize) -> Result<TwoFour> {
         let &[rows, columns] = w.shape() else { panic!("a matrix was expected, got {:?}", w.shape()) };
         let Device::Cuda(cuda) = w.device() else { host_only() };

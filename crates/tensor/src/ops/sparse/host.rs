@@ -1,11 +1,13 @@
 //! The product on the processor.
 //!
-//! x is turned into panels: some of its rows, side by side, column after column. A kept weight then takes one contiguous
-//! run of a panel, multiplies it and adds it to sums that stay in registers until the row of W is done. The panel waits
-//! in the second-level cache while all rows of W pass over it. Wider blocking, by columns of W so that a piece of the
-//! panel stays in the first-level cache, gained a fifth at 90 % zeros in f32 and lost as much at 98 %.
+//! x is turned into panels: some of its rows, side by side, column after column. A kept weight then takes one
+//! contiguous run of a panel, multiplies it and adds it to sums that stay in registers until the row of W is
+//! done. The panel waits in the second-level cache while all rows of W pass over it. Wider blocking, by
+//! columns of W so that a piece of the panel stays in the first-level cache, gained a fifth at 90 % zeros in
+//! f32 and lost as much at 98 %.
 //!
-//! In bf16 a cell of 32 bits holds two of x's rows, so that half the bytes are read: a shift and a mask make f32 of them.
+//! In bf16 a cell of 32 bits holds two of x's rows, so that half the bytes are read: a shift and a mask make
+//! f32 of them.
 
 use crate::cpu::gemm::Lanes;
 use crate::cpu::scratch::DisjointSlice;
@@ -106,9 +108,9 @@ fn product<T: SparseKernel>(cpu: &Cpu, panels: &InputPanels, w: &Csr, bias: Opti
                     bias: bias.map(|bias| &bias[first..last]),
                     sums,
                 };
-                // SAFETY: the processor has its `Isa`. A `Csr` has offsets up to its number of places and values, and
-                // places below its columns, of which each panel has as many as x; the sums hold ROWS of the widest
-                // panel.
+                // SAFETY: the processor has its `Isa`. A `Csr` has offsets up to its number of places and
+                // values, and places below its columns, of which each panel has as many as x; the sums hold
+                // ROWS of the widest panel.
                 unsafe { T::run(cpu.isa(), vectors, job) };
                 // The lines that will be written are asked for meanwhile: rows of y lie far apart.
                 for b in live * step / count..live * (last - start) / count {
@@ -209,8 +211,8 @@ mod x86 {
 /// The sums of some rows of W over a panel of `V` vectors.
 ///
 /// # Safety
-/// The caller is compiled for `L`; offsets end within places and values, places within the columns, and `sums` holds
-/// all rows.
+/// The caller is compiled for `L`; offsets end within places and values, places within the columns, and
+/// `sums` holds all rows.
 #[inline(always)]
 unsafe fn rows<L: Lanes, T: Cells<L, EACH>, const EACH: usize, const V: usize>(job: &mut SpmmTile<'_, T>) {
     debug_assert!(job.cells.len() == job.columns * V * L::N);

@@ -1,7 +1,8 @@
 //! x as the kernel reads it, and sums as y stores them: both are transposed, in blocks of 16 x 16 numbers.
 //!
-//! At 90 % zeros a weight of x meets only a tenth of the products that it meets in a dense layer, so that moving it counts
-//! ten times as much: loops over single numbers took as long as the products of a layer of 512 x 512.
+//! At 90 % zeros a weight of x meets only a tenth of the products that it meets in a dense layer, so that
+//! moving it counts ten times as much: loops over single numbers took as long as the products of a layer of
+//! 512 x 512.
 
 use crate::bf16;
 use crate::cpu::scratch::DisjointSlice;
@@ -59,9 +60,9 @@ fn lanes(isa: Isa) -> usize {
     }
 }
 
-/// x in panels, each `[columns of x][vectors][lanes]` cells, one behind the other. A vector of cells holds as many rows
-/// of x as it has lanes, or twice as many: then the lower halves of its cells are the first of them. Rows that do not
-/// exist are zeros.
+/// x in panels, each `[columns of x][vectors][lanes]` cells, one behind the other. A vector of cells holds as
+/// many rows of x as it has lanes, or twice as many: then the lower halves of its cells are the first of
+/// them. Rows that do not exist are zeros.
 #[derive(Debug)]
 pub(super) struct InputPanels {
     cells: Tensor,

@@ -1,13 +1,13 @@
 //! A product of which only some elements are wanted: `(a^T b)[i, j]` for the kept places of a matrix.
 //!
-//! a and b are turned into panels: some rows of the batch, side by side, column after column. For a row i of the matrix the
-//! vectors of a's column i stay in registers while the columns of b at its kept places pass by; what each adds up to stays a
-//! vector until the last panel, and becomes one number then.
+//! a and b are turned into panels: some rows of the batch, side by side, column after column. For a row i of
+//! the matrix the vectors of a's column i stay in registers while the columns of b at its kept places pass
+//! by; what each adds up to stays a vector until the last panel, and becomes one number then.
 //!
-//! A task is a tile of the matrix: few enough columns that their part of a panel waits in the second-level cache while all
-//! rows of the tile pass over it, and as many rows as leave room there for the vectors. (Tiles of whole rows read b from
-//! memory again for every few of them, and took as long as the dense product.) Sums depend on the sizes alone, not on the
-//! threads.
+//! A task is a tile of the matrix: few enough columns that their part of a panel waits in the second-level
+//! cache while all rows of the tile pass over it, and as many rows as leave room there for the vectors.
+//! (Tiles of whole rows read b from memory again for every few of them, and took as long as the dense
+//! product.) Sums depend on the sizes alone, not on the threads.
 
 use std::ops::Range;
 
@@ -55,8 +55,9 @@ pub(super) fn product(
                     col_indices,
                     vectors: &mut *vectors,
                 };
-                // SAFETY: the processor has its `Isa`. Segments lie within the places, which are below the columns of the
-                // pattern, of which b has as many; a has a column for each of its rows. Both panels are as wide.
+                // SAFETY: the processor has its `Isa`. Segments lie within the places, which are below the
+                // columns of the pattern, of which b has as many; a has a column for each of its rows. Both
+                // panels are as wide.
                 unsafe { run(cpu.isa(), a.vectors(panel), job) };
             }
             let mut vectors = vectors.chunks_exact(a.lanes);

@@ -91,7 +91,8 @@ fn gpus() -> impl Iterator<Item = &'static Device> {
     devices().iter().map(|threads| &threads[0]).filter(|device| matches!(device, Device::Cuda(_)))
 }
 
-/// cuSPARSE may refuse a way, with a reason; what it accepts must be right, and the repeatable way must be accepted.
+/// cuSPARSE may refuse a way, with a reason; what it accepts must be right, and the repeatable way must be
+/// accepted.
 #[test]
 fn every_way_that_a_card_accepts_is_right() {
     let (batch, rows, columns) = (96, 130, 250);
@@ -156,8 +157,8 @@ fn mask_of(device: &Device, w: &[f32]) -> Mask {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Both products of a linear layer and the gradient of its weight, against plain loops, on one thread and on several
-    /// with the same bits.
+    /// Both products of a linear layer and the gradient of its weight, against plain loops, on one thread and
+    /// on several with the same bits.
     #[test]
     fn a_sparse_weight_does_what_a_dense_one_does(
         batch in 1usize..230, rows in 1usize..100, columns in 1usize..90, share in 0.0f64..1.0, seed: u64,

@@ -1,8 +1,10 @@
-//! A pruned weight of a linear layer that is trained with sparse products: where its kept elements are, in both directions.
+//! A pruned weight of a linear layer that is trained with sparse products: where its kept elements are, in
+//! both directions.
 //!
-//! Where the weight itself is dense, as everything else knows it, each product takes the kept elements out of it anew, which
-//! costs little beside the product and leaves no second copy that could be out of date. Only where they are is held, until
-//! the mask changes: by rows, by columns, and in which order the second meets the first.
+//! Where the weight itself is dense, as everything else knows it, each product takes the kept elements out of
+//! it anew, which costs little beside the product and leaves no second copy that could be out of date. Only
+//! where they are is held, until the mask changes: by rows, by columns, and in which order the second meets
+//! the first.
 //!
 //! W: `[rows, columns]`, f32, on the processor.
 
@@ -74,8 +76,8 @@ impl SparseWeight {
         patterns.chain([&self.order]).map(Tensor::byte_len).sum()
     }
 
-    /// `x W^T + bias` where `transposed`, otherwise `x W + bias`: a row for each row of x. The weight is dense, or its kept
-    /// elements.
+    /// `x W^T + bias` where `transposed`, otherwise `x W + bias`: a row for each row of x. The weight is
+    /// dense, or its kept elements.
     pub fn product(
         &self,
         x: &Tensor,
@@ -98,8 +100,8 @@ impl SparseWeight {
         Ok(y)
     }
 
-    /// The kept elements of `a^T b`, in their order: the gradient of W where a row of `a` meets its rows and one of `b` its
-    /// columns. a: `[batch, rows]`, b: `[batch, columns]`.
+    /// The kept elements of `a^T b`, in their order: the gradient of W where a row of `a` meets its rows and
+    /// one of `b` its columns. a: `[batch, rows]`, b: `[batch, columns]`.
     pub fn sampled_product(&self, a: &Tensor, b: &Tensor, category: Category) -> Result<Tensor> {
         let SparsityPattern { rows, columns, .. } = &self.by_rows;
         assert_eq!((a.width(), b.width(), a.rows()), (*rows, *columns, b.rows()), "a sampled product");

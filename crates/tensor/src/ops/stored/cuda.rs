@@ -28,7 +28,7 @@ pub(super) fn batch(
         .fold(Args::new(), |args, table| args.pointer(table.cuda_buffer().address()));
     let args = args.input(&sent).output(x).output(targets).size(stored.len).size(stored.values.rows());
     let grid = (lanes::blocks(picks.len(), 1), lanes::blocks(stored.len, PIXELS));
-    // SAFETY: the tables have as many bytes, labels and values as their sizes say, and live as long as `stored`; every pick is
-    // one of them; x is [picks, len], targets [picks].
+    // SAFETY: the tables have as many bytes, labels and values as their sizes say, and live as long as
+    // `stored`; every pick is one of them; x is [picks, len], targets [picks].
     unsafe { kernel.launch(grid, THREADS, 0, args) }
 }

@@ -17,7 +17,8 @@ use crate::ops::lanes::{self, THREADS, TILE};
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: KernelSource = KernelSource {
-    // Memory is what a step waits for: exact arithmetic costs nothing, and dense, masked and compressed state step alike.
+    // Memory is what a step waits for: exact arithmetic costs nothing, and dense, masked and compressed state
+    // step alike.
     exact: true,
     parts: &[KernelInclude::LANES, KernelInclude::KEPT, KernelInclude::RANDOM],
     ..lanes::source("update.cu", include_str!("../update.cu"), &[Build::PLAIN])

@@ -1,5 +1,5 @@
-//! How a step walks over a parameter on the host: in spans, each of which is brought side by side, stepped while it is
-//! in the cache, and put back.
+//! How a step walks over a parameter on the host: in spans, each of which is brought side by side, stepped
+//! while it is in the cache, and put back.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -377,8 +377,8 @@ pub fn split(x: f32) -> (bf16, u16) {
     (nearest(x), x.to_bits() as u16)
 }
 
-/// The f32 number of which `weight` is the nearest bf16 and `low` the lower half: where that half rounds up, the upper
-/// half is one below the weight's.
+/// The f32 number of which `weight` is the nearest bf16 and `low` the lower half: where that half rounds up,
+/// the upper half is one below the weight's.
 #[inline(always)]
 pub fn join(weight: bf16, low: u16) -> f32 {
     let upper = weight.to_bits().wrapping_sub(low >> 15);

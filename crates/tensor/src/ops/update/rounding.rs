@@ -1,11 +1,12 @@
-//! Optimizer state in bf16: arithmetic is f32, and what a step leaves is rounded at random, up with the probability that keeps the
-//! mean where it was.
+//! Optimizer state in bf16: arithmetic is f32, and what a step leaves is rounded at random, up with the
+//! probability that keeps the mean where it was.
 //!
-//! To the nearest it would stand still: Adam's mean square moves by a thousandth of itself a step where beta2 is 0.999, and
-//! half of the distance between two numbers of bf16 is two to four thousandths.
+//! To the nearest it would stand still: Adam's mean square moves by a thousandth of itself a step where beta2
+//! is 0.999, and half of the distance between two numbers of bf16 is two to four thousandths.
 //!
-//! The random bits are a function of the seed, the step, the parameter and an element's position in the full, dense tensor. So
-//! ranks that have all of a parameter, a shard, a part of its kept values or kept values alone round it alike, on every device.
+//! The random bits are a function of the seed, the step, the parameter and an element's position in the full,
+//! dense tensor. So ranks that have all of a parameter, a shard, a part of its kept values or kept values
+//! alone round it alike, on every device.
 
 use super::StepParams;
 use crate::mask::Mask;
@@ -16,7 +17,8 @@ use crate::{bf16, random, simd};
 pub struct Rounding<'a> {
     /// The stream of random bits: of a seed and a parameter. Each step has one of its own in it.
     pub key: u64,
-    /// The mask that says where elements stand, if all that the target has are kept values and it has no mask itself.
+    /// The mask that says where elements stand, if all that the target has are kept values and it has no mask
+    /// itself.
     pub kept_by: Option<&'a Mask>,
     /// The number of the target's first element: among those values, or else among all of the shard.
     pub first: usize,
@@ -38,8 +40,8 @@ pub struct Positions {
     pub row: u64,
     /// Elements of a row of the full tensor.
     pub full_row: u64,
-    /// Of each range, where it ends in a row here, and how much further on it is in a row of the full tensor. They ascend, and the
-    /// last one is repeated where there are fewer.
+    /// Of each range, where it ends in a row here, and how much further on it is in a row of the full tensor.
+    /// They ascend, and the last one is repeated where there are fewer.
     pub ranges: [(u64, u64); Positions::MOST_RANGES],
 }
 
@@ -69,8 +71,8 @@ impl Positions {
     }
 }
 
-/// One of the two bf16 numbers around x, by the 16 random bits: up where they and what is to be lost carry over. Numbers of bf16
-/// stay as they are; a number that is not finite never gets here.
+/// One of the two bf16 numbers around x, by the 16 random bits: up where they and what is to be lost carry
+/// over. Numbers of bf16 stay as they are; a number that is not finite never gets here.
 #[inline(always)]
 pub(super) fn stochastic(x: f32, bits: u32) -> bf16 {
     bf16::from_bits((x.to_bits().wrapping_add(bits & 0xffff) >> 16) as u16)

@@ -244,8 +244,8 @@ proptest! {
         }
     }
 
-    /// Bit for bit, norms included; and what is not kept stays zero. The third witness is a dense step under no mask
-    /// whose gradient is zero where nothing is kept: equal bits where no norm is taken.
+    /// Bit for bit, norms included; and what is not kept stays zero. The third witness is a dense step under
+    /// no mask whose gradient is zero where nothing is kept: equal bits where no norm is taken.
     #[test]
     fn compressed_state_steps_as_dense_state_under_the_same_mask(
         n in 1usize..150_000, seed: u64, share in 0.0f64..1.0,
@@ -400,9 +400,10 @@ fn the_ratio_is_one_where_a_norm_is_zero() {
     }
 }
 
-/// LARS with its rate inside and outside, trust 0.1, momentum 0.9, wd 0.1, w = 2, g = 0.3, then 0.3 at a tenth of the rate.
-/// r = 0.1 2 / (0.3 + 0.1 2) = 0.4, d = 0.5; at a rate of 1 both step by 0.2 to 1.8. Then r = 0.18 / 0.48 = 0.375,
-/// d = 0.48, r d = 0.18. Inside: v = 0.9 0.2 + 0.1 0.18 = 0.198, w = 1.602. Outside: v = 0.18 + 0.18, w = 1.8 - 0.036.
+/// LARS with its rate inside and outside, trust 0.1, momentum 0.9, wd 0.1, w = 2, g = 0.3, then 0.3 at a
+/// tenth of the rate. r = 0.1 2 / (0.3 + 0.1 2) = 0.4, d = 0.5; at a rate of 1 both step by 0.2 to 1.8. Then
+/// r = 0.18 / 0.48 = 0.375, d = 0.48, r d = 0.18. Inside: v = 0.9 0.2 + 0.1 0.18 = 0.198, w = 1.602. Outside:
+/// v = 0.18 + 0.18, w = 1.8 - 0.036.
 #[test]
 fn lars_by_hand_when_the_rate_falls() {
     for [device, ..] in devices() {

@@ -33,7 +33,8 @@ impl<'a> BucketFiller<'a> {
         self.groups.of(params.param(id).plan.group).is_some()
     }
 
-    /// Whether a parameter's gradient is complete as soon as its layer's backward is: what several places use is when the pass is over.
+    /// Whether a parameter's gradient is complete as soon as its layer's backward is: what several places use
+    /// is when the pass is over.
     pub fn is_complete_early(&self, id: ParameterId) -> bool {
         self.buckets.of(id.0).is_some_and(|bucket| self.buckets.list()[bucket].chunk.is_some())
     }

@@ -1,8 +1,9 @@
 //! Local SGD (Stich 2019): ranks along the data axis step by themselves, and every so many steps their weights are
 //! averaged. What is pruned is zero on all of them, so only kept values travel.
 //!
-//! Momentum and moments are averaged with the weights (Yu, Jin & Yang 2019): after it all ranks are the same again, so a
-//! checkpoint is that of one of them, and averaging after every step is synchronous SGD, with momentum or without.
+//! Momentum and moments are averaged with the weights (Yu, Jin & Yang 2019): after it all ranks are the same
+//! again, so a checkpoint is that of one of them, and averaging after every step is synchronous SGD, with
+//! momentum or without.
 
 use espalier_comm::{Communicator, Reduce};
 use espalier_nn::weights::ParameterId;
@@ -35,8 +36,8 @@ pub(crate) fn average(params: &mut ParamStore, group: &Communicator) -> Result<(
         vectors
             .extend(param.state().enumerate().map(|(i, state)| (AveragedVector::State(id, i), state.len())));
     }
-    // All of them travel as f32: where weights are bf16 the exact ones are the masters, and a mean of moments in bf16 is rounded once, to
-    // the nearest, since nothing is added to it bit by bit.
+    // All of them travel as f32: where weights are bf16 the exact ones are the masters, and a mean of moments
+    // in bf16 is rounded once, to the nearest, since nothing is added to it bit by bit.
     let bytes: Vec<u64> = vectors.iter().map(|(_, length)| 4 * *length as u64).collect();
     for packet in packets(&bytes) {
         let packet: Vec<(AveragedVector, usize)> = packet.into_iter().map(|i| vectors[i]).collect();

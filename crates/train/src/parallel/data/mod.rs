@@ -1,4 +1,5 @@
-//! Data parallelism: how replicas come to the same weights, by what they share of gradients, state and weights, and when.
+//! Data parallelism: how replicas come to the same weights, by what they share of gradients, state and
+//! weights, and when.
 //!
 //! | | gradients | optimizer state | after a step |
 //! |---|---|---|---|
@@ -6,8 +7,8 @@
 //! | `zero` | summed where the state is: by the step (stage 1), or as each micro-batch makes them (stage 2) | a part on each rank | kept weights are gathered |
 //! | `local` | each rank's own | all of it on each rank | now and then weights and state are averaged |
 //!
-//! A step goes through the same four calls in each: gradients are accepted as layers make them, sums are finished, parameters are
-//! stepped, new weights are gathered.
+//! A step goes through the same four calls in each: gradients are accepted as layers make them, sums are
+//! finished, parameters are stepped, new weights are gathered.
 
 mod bucket_filler;
 pub(crate) mod local;
@@ -61,8 +62,8 @@ pub struct ReduceReport {
 }
 
 impl<'a> DataParallel<'a> {
-    /// For parameters that these groups share, whose gradients travel in these buckets. Where `several` micro-batches come in a type,
-    /// they are summed in f32. A rank that is `local` now steps by itself.
+    /// For parameters that these groups share, whose gradients travel in these buckets. Where `several`
+    /// micro-batches come in a type, they are summed in f32. A rank that is `local` now steps by itself.
     pub fn new(
         sharing: DataParallelMode,
         is_local: bool,
@@ -114,8 +115,8 @@ impl<'a> DataParallel<'a> {
         }
     }
 
-    /// Sends these now, and zeros for those that nothing came for. Copies of a part see other micro-batches, perhaps none, and
-    /// must send alike.
+    /// Sends these now, and zeros for those that nothing came for. Copies of a part see other micro-batches,
+    /// perhaps none, and must send alike.
     pub fn reduce_all(&mut self, params: &ParamStore, ids: &[ParameterId]) -> Result<()> {
         for id in ids {
             if !self.accumulator().has(*id) {
@@ -144,8 +145,8 @@ impl<'a> DataParallel<'a> {
         matches!(self, DataParallel::Zero(_))
     }
 
-    /// The squared norm of what this rank has of the gradients and counts: each element once in a replica, or where ranks split it, once
-    /// in all.
+    /// The squared norm of what this rank has of the gradients and counts: each element once in a replica, or
+    /// where ranks split it, once in all.
     pub fn squared_norm(&self, params: &ParamStore) -> Result<f64> {
         params.squared_gradient_norm(|plan| match self {
             DataParallel::Replicated(_) => plan.is_owner,
@@ -154,8 +155,8 @@ impl<'a> DataParallel<'a> {
         })
     }
 
-    /// Steps every parameter that has a gradient: on a GPU, in one launch. Norms that count are those of full tensors. Where ranks split
-    /// the state weights are those of before until [`DataParallel::gather`].
+    /// Steps every parameter that has a gradient: on a GPU, in one launch. Norms that count are those of full
+    /// tensors. Where ranks split the state weights are those of before until [`DataParallel::gather`].
     pub fn step(
         &mut self,
         params: &mut ParamStore,

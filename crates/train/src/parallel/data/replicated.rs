@@ -1,11 +1,12 @@
 //! Replicas that have everything: the gradients of all ranks are added up while the backward pass goes on.
 //!
-//! A parameter's gradient is complete when the step's last micro-batch has made it. Which of them travel together is the
-//! plan's to say ([`Buckets`]): a large one by itself, small ones packed, since a message has a cost however short it is. The
-//! sum of a bucket over the ranks that share it starts when the last of its gradients is complete, so in the same order on all
-//! of them. Sums are waited for at the end of the pass, before the norm. What is compressed travels compressed, and in the
-//! precision of the run: a rank's sum over micro-batches is rounded once when it is sent, the ranks' sums are added in f32, and
-//! their sum is rounded once.
+//! A parameter's gradient is complete when the step's last micro-batch has made it. Which of them travel
+//! together is the plan's to say ([`Buckets`]): a large one by itself, small ones packed, since a message has
+//! a cost however short it is. The sum of a bucket over the ranks that share it starts when the last of its
+//! gradients is complete, so in the same order on all of them. Sums are waited for at the end of the pass,
+//! before the norm. What is compressed travels compressed, and in the precision of the run: a rank's sum over
+//! micro-batches is rounded once when it is sent, the ranks' sums are added in f32, and their sum is rounded
+//! once.
 
 use std::time::Instant;
 
@@ -118,7 +119,8 @@ impl<'a> Replicated<'a> {
     }
 }
 
-/// Gradients one after the other in a tensor; one alone as it is, booked as the message that it would be with others.
+/// Gradients one after the other in a tensor; one alone as it is, booked as the message that it would be with
+/// others.
 fn packed(mut gradients: Vec<(ParameterId, Tensor)>) -> Result<Tensor> {
     if let [(_, alone)] = &mut gradients[..] {
         if (alone.byte_len() as u64) < BUCKET {

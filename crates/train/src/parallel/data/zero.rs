@@ -1,17 +1,18 @@
-//! ZeRO, stages 1 and 2 (Rajbhandari et al. 2020): the ranks that share a parameter split its master weights and moments, and
-//! perhaps the sum of its gradients.
+//! ZeRO, stages 1 and 2 (Rajbhandari et al. 2020): the ranks that share a parameter split its master weights
+//! and moments, and perhaps the sum of its gradients.
 //!
-//! Each rank has its [split] of every parameter's kept weights. A gradient's sum goes in parts, each to the rank that steps
-//! it; the new weights, kept values in the weights' own type, come back from all. A reduce-scatter and an all-gather move
-//! what one all-reduce moves, so nothing more is sent than without.
+//! Each rank has its [split] of every parameter's kept weights. A gradient's sum goes in parts, each to the
+//! rank that steps it; the new weights, kept values in the weights' own type, come back from all. A
+//! reduce-scatter and an all-gather move what one all-reduce moves, so nothing more is sent than without.
 //!
-//! In stage 1 gradients are summed over micro-batches and then over ranks. In stage 2 a bucket is sent by every micro-batch: its sum
-//! over ranks is rounded once, and each rank adds its part to those of the micro-batches before, in f32. Of such sums few are on their way
-//! at once, so that no rank ever has the full gradient of the model. What several places use is kept unsharded until the pass is over.
+//! In stage 1 gradients are summed over micro-batches and then over ranks. In stage 2 a bucket is sent by
+//! every micro-batch: its sum over ranks is rounded once, and each rank adds its part to those of the
+//! micro-batches before, in f32. Of such sums few are on their way at once, so that no rank ever has the full
+//! gradient of the model. What several places use is kept unsharded until the pass is over.
 //!
-//! Messages are packed by rank: `[ranks, part of a | part of b | ..]`, parts padded with zeros to one length. Steps are
-//! taken element by element, so the bits are those of ranks that hold everything; norms are sums of parts in f64, which
-//! are rounded away in the step's own f32.
+//! Messages are packed by rank: `[ranks, part of a | part of b | ..]`, parts padded with zeros to one length.
+//! Steps are taken element by element, so the bits are those of ranks that hold everything; norms are sums of
+//! parts in f64, which are rounded away in the step's own f32.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -126,8 +127,8 @@ impl<'a> Zero<'a> {
         }
     }
 
-    /// Puts a gradient into its bucket, and starts the sum of that once it is full: of those that go at once, when sums before it have
-    /// arrived.
+    /// Puts a gradient into its bucket, and starts the sum of that once it is full: of those that go at once,
+    /// when sums before it have arrived.
     fn fill(&mut self, params: &ParamStore, id: ParameterId, gradient: Tensor) -> Result<()> {
         let Some(FullBucket { bucket, gradients, group }) = self.filler.put(params, id, gradient) else {
             return Ok(());
@@ -198,7 +199,8 @@ impl<'a> Zero<'a> {
         Ok(step(optimizer.rule, number, targets, TrustNorms::Given(&given))?)
     }
 
-    /// Gives every weight the values that ranks have stepped: while one message is on its way, the one before is put in place.
+    /// Gives every weight the values that ranks have stepped: while one message is on its way, the one before
+    /// is put in place.
     pub(super) fn gather(&mut self, params: &mut ParamStore) -> Result<()> {
         let stepped_shards = std::mem::take(&mut self.stepped_shards);
         let mut before: Option<PendingAllGather> = None;
@@ -219,8 +221,8 @@ impl<'a> Zero<'a> {
     }
 }
 
-/// The norms of all that a rank holds of parameters, from those of every rank's parts: each parameter has a group, and this
-/// rank steps those at `indices`.
+/// The norms of all that a rank holds of parameters, from those of every rank's parts: each parameter has a
+/// group, and this rank steps those at `indices`.
 fn joined_norms(
     group_of: &[usize],
     indices: &[usize],

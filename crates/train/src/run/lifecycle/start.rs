@@ -1,5 +1,5 @@
-//! What is before the first step: the folder and whose it is, weights that are fresh, restored or somebody else's, and what is written down
-//! of the run.
+//! What is before the first step: the folder and whose it is, weights that are fresh, restored or somebody
+//! else's, and what is written down of the run.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;

@@ -6,7 +6,8 @@ use espalier_plan::pruning::PruneMethod;
 use super::Run;
 
 impl Run {
-    /// Where evaluating or saving is part of what is trained, since a pipeline that never flushes runs empty for it.
+    /// Where evaluating or saving is part of what is trained, since a pipeline that never flushes runs empty
+    /// for it.
     pub(super) fn drains_change_training(&self) -> Option<String> {
         let Plan { pipeline, intervals, .. } = &self.plan;
         if !pipeline.is_asynchronous() {

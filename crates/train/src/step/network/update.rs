@@ -36,14 +36,16 @@ pub(super) struct DeferredUpdate {
 }
 
 impl NetworkWorker<'_> {
-    /// Adds up losses and norms over the ranks that can wait for each other: all, with whether one is asked to stop, where a flush ends a batch; otherwise the
-    /// replicas of the stage where the model ends add up their losses, and stages tell each other what they found.
+    /// Adds up losses and norms over the ranks that can wait for each other: all, with whether one is asked
+    /// to stop, where a flush ends a batch; otherwise the replicas of the stage where the model ends add up
+    /// their losses, and stages tell each other what they found.
     pub(super) fn agree(&mut self) -> Result<()> {
         let StepContext { context: TrainContext { ranks, .. }, local, .. } = self.step;
         let params = &*self.step.params;
         let mut squares = self.data_parallel.squared_norm(params)?;
         let noise = self.noise.as_mut().map(|noise| noise.finish(params)).transpose()?;
-        // All passes were queued before a GPU was waited for, and the norm behind them: what is left is to fetch the loss.
+        // All passes were queued before a GPU was waited for, and the norm behind them: what is left is to
+        // fetch the loss.
         let mut totals = Totals::default();
         for (sum, predictions) in self.sums.drain(..) {
             totals.add(Totals::of(sum.read()?, predictions));
@@ -194,14 +196,15 @@ impl NetworkWorker<'_> {
             };
             let small = sums[0];
             let (batch, size) = (plan.batch.samples as f64, plan.batch.micro_batch as f64);
-            // The parts were scaled by their fraction of the batch: undo that to get the gradient of a micro-batch's mean.
+            // The parts were scaled by their fraction of the batch: undo that to get the gradient of a
+            // micro-batch's mean.
             context.progress.noise.observe(size, small * (batch / size), batch, large);
         }
         self.fold(statistics)
     }
 
-    /// Folds what the batch norms of an update have measured into their running statistics, in the order of micro-batches
-    /// whatever the order of the schedule.
+    /// Folds what the batch norms of an update have measured into their running statistics, in the order of
+    /// micro-batches whatever the order of the schedule.
     fn fold(&mut self, mut measured: Vec<(usize, BatchStatistics)>) -> Result<()> {
         let (micro_batches, replicas) = (self.micro_batches_of_an_update(), self.step.replicas());
         let StepContext { context: TrainContext { plan, ranks, .. }, groups, .. } = self.step;

@@ -1,5 +1,5 @@
-//! Numbers that are rounded and those that are not: a bf16 run keeps in its masters what it starts from in f32, and `--dtype f32` writes them.
-//! And numbers that are none.
+//! Numbers that are rounded and those that are not: a bf16 run keeps in its masters what it starts from in
+//! f32, and `--dtype f32` writes them. And numbers that are none.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,7 +25,8 @@ fn exported(run: &Path, name: &str) -> BTreeMap<String, Numbers> {
     tensors(&folder.join("model.safetensors"))
 }
 
-/// In either form of the master, shared out or not, of all weights or of kept ones alone. Without a step nothing has changed.
+/// In either form of the master, shared out or not, of all weights or of kept ones alone. Without a step
+/// nothing has changed.
 #[test]
 fn f32_weights_stay_what_they_are_in_the_masters_of_bf16() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
-//! transformers as a judge: logits, a step of AdamW and greedy tokens of a model that it made, and the same of what we export, read by
-//! its `from_pretrained`. Once of what is kept in `../oracle/hub`, and where Python has transformers of what is made now.
+//! transformers as a judge: logits, a step of AdamW and greedy tokens of a model that it made, and the same
+//! of what we export, read by its `from_pretrained`. Once of what is kept in `../oracle/hub`, and where
+//! Python has transformers of what is made now.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -80,8 +81,8 @@ impl Judge {
             let (mut ours, mut theirs) =
                 (weight.to_f32(), self.expected.f32[&format!("after/{name}")].clone());
             if name.ends_with("attn.c_attn.bias") {
-                // A bias of all keys moves every score of a query alike, which a softmax does not see: its gradient is rounding, and
-                // AdamW makes steps of that.
+                // A bias of all keys moves every score of a query alike, which a softmax does not see: its
+                // gradient is rounding, and AdamW makes steps of that.
                 ours.drain(16..32);
                 theirs.drain(16..32);
             }
@@ -120,8 +121,8 @@ fn python<'a>(arguments: impl IntoIterator<Item = &'a Path>) -> bool {
     false
 }
 
-/// The same made now, by whatever version is installed; and what that version reads of what we write: its own weights again,
-/// the checkpoint of a run, and exports of it, in shards and in half the bytes.
+/// The same made now, by whatever version is installed; and what that version reads of what we write: its own
+/// weights again, the checkpoint of a run, and exports of it, in shards and in half the bytes.
 #[test]
 fn the_transformers_that_is_here_says_the_same() {
     let folder = tempfile::tempdir().unwrap();

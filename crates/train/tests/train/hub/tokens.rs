@@ -1,5 +1,5 @@
-//! Which tokens a model knows: those of a tokenizer in two files, as older folders have it, and what is said where there is none. And whether
-//! its head is the table of its tokens.
+//! Which tokens a model knows: those of a tokenizer in two files, as older folders have it, and what is said
+//! where there is none. And whether its head is the table of its tokens.
 
 use std::fs;
 use std::path::Path;
@@ -97,8 +97,8 @@ fn text_for_a_model_without_a_tokenizer_is_refused() {
     assert_eq!(train(&format!("tokenizer = \"{}\"", from.display())), Ok(()));
 }
 
-/// A head of its own is used, though the configuration says that it is the table of tokens: as transformers 5 does. One that is all zeros
-/// finds every token equally likely.
+/// A head of its own is used, though the configuration says that it is the table of tokens: as transformers 5
+/// does. One that is all zeros finds every token equally likely.
 #[test]
 fn a_head_that_is_no_copy_is_used() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Zeros of a folder that was pruned and exported: trained on, they are kept where the run file says so, and told of where it does not.
+//! Zeros of a folder that was pruned and exported: trained on, they are kept where the run file says so, and
+//! told of where it does not.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +17,8 @@ impl Observer for Notes {
     }
 }
 
-/// The fixture without three of four weights of its layers: 4,608, of 7,040 with the tables of tokens and positions, which can be pruned too.
+/// The fixture without three of four weights of its layers: 4,608, of 7,040 with the tables of tokens and
+/// positions, which can be pruned too.
 fn pruned(at: PathBuf) -> PathBuf {
     folder_with(at, |all| {
         for (name, (_, shape, bytes)) in all {

@@ -1,5 +1,6 @@
-//! Models that are cut over ranks, against the same file: their loss and their gradients, put together from the shards and the
-//! summands that the ranks have, are PyTorch's. So a cut is held against something that nobody here wrote, not against one rank alone.
+//! Models that are cut over ranks, against the same file: their loss and their gradients, put together from
+//! the shards and the summands that the ranks have, are PyTorch's. So a cut is held against something that
+//! nobody here wrote, not against one rank alone.
 
 use espalier_nn::weights::LocalTensors;
 use espalier_plan::layout::PartialAxes;
@@ -42,7 +43,8 @@ fn start(oracle: &Oracle, name: &str, masked: bool) -> Vec<f32> {
     values
 }
 
-/// The gradient of a full parameter. A rank's counts unless one before it has the same: the same shard, and not another summand of it.
+/// The gradient of a full parameter. A rank's counts unless one before it has the same: the same shard, and
+/// not another summand of it.
 fn together(id: usize, length: usize, locals: &[LocalModel], tensor: usize, made: &[Made]) -> Vec<f32> {
     let mut whole = vec![0.0; length];
     for (rank, local) in locals.iter().enumerate() {

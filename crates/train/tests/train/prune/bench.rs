@@ -146,7 +146,8 @@ impl Reference {
         Reference { samples, temperature, gates: None }
     }
 
-    /// With ReLUs that stay open or closed as they are at these parameters, which is how their derivatives are meant.
+    /// With ReLUs that stay open or closed as they are at these parameters, which is how their derivatives
+    /// are meant.
     pub fn with_relu(mut self, parameters: &[f64]) -> Reference {
         let open = |(x, _): &(Vec<f64>, usize)| -> Vec<bool> {
             layer(x, parameters, SIZES[0], SIZES[1]).iter().map(|h| *h > 0.0).collect()
@@ -204,8 +205,8 @@ impl Reference {
         wanted.iter().map(&mut one).collect()
     }
 
-    /// Second derivatives with respect to each of them and to a direction in them, by central differences of the loss: the
-    /// product of the Hessian and the direction.
+    /// Second derivatives with respect to each of them and to a direction in them, by central differences of
+    /// the loss: the product of the Hessian and the direction.
     pub fn hessian_times(&self, parameters: &[f64], wanted: &[usize], direction: &[f64]) -> Vec<f64> {
         let length = direction.iter().map(|d| d * d).sum::<f64>().sqrt();
         let h = 3e-3;

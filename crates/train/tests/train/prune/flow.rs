@@ -1,5 +1,5 @@
-//! GraSP's product with the Hessian against PyTorch's double backward in f64, where it is hardest: twenty convolutions with batch
-//! norm (`../../oracle/make.py` says how it was made).
+//! GraSP's product with the Hessian against PyTorch's double backward in f64, where it is hardest: twenty
+//! convolutions with batch norm (`../../oracle/make.py` says how it was made).
 
 use espalier_train::prune::gradient::ScoringSamples;
 use espalier_train::prune::hessian::Curvature;
@@ -9,8 +9,8 @@ use super::bench::Bench;
 use crate::fixture::Fixture;
 use crate::support::base;
 
-/// With two points and the step that suits shallow networks (3e-4 of the weights' norm) the product is off by 1.4e-2; a good
-/// program's rounding leaves 5e-5 with four.
+/// With two points and the step that suits shallow networks (3e-4 of the weights' norm) the product is off by
+/// 1.4e-2; a good program's rounding leaves 5e-5 with four.
 #[test]
 fn the_product_with_the_hessian_is_that_of_double_backward() {
     let fixture = Fixture::read(include_bytes!("../../oracle/flow.safetensors"));

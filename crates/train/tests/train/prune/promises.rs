@@ -1,5 +1,5 @@
-//! What every method promises: the same masks on any number of threads, the same bits after a stop, nothing back to
-//! life but where a method grows it, and one sentence for what cannot be.
+//! What every method promises: the same masks on any number of threads, the same bits after a stop, nothing
+//! back to life but where a method grows it, and one sentence for what cannot be.
 
 use espalier_tensor::mask::ones;
 use espalier_train::checkpoint::Checkpoints;
@@ -82,7 +82,8 @@ fn a_run_stopped_anywhere_goes_on_as_if_it_had_not_been() {
                 state(&whole)
             })
             .collect();
-        // Before, between and after the draws of every method above. That saving itself changes nothing is seen too.
+        // Before, between and after the draws of every method above. That saving itself changes nothing is
+        // seen too.
         let mut first = trainer(&base, 2);
         for cut in 1..STEPS {
             let folder = tempfile::tempdir().unwrap();
@@ -137,7 +138,8 @@ fn counts_are_exact() {
         let share = |all: usize| (0.4 * all as f64).round() as usize;
         match name {
             "early-bird channels" => {
-                // Eight channels of one convolution: 3.2 stay, which is 3, with 27 weights each; the next reads these.
+                // Eight channels of one convolution: 3.2 stay, which is 3, with 27 weights each; the next
+                // reads these.
                 let masks: Vec<_> =
                     trainer.params().masks().map(|(_, mask)| (mask.len(), mask.kept())).collect();
                 assert_eq!(masks, [(8 * 27, 3 * 27), (8, 3), (8, 3), (8 * 72, 8 * 27)]);
@@ -230,8 +232,9 @@ fn a_layer_of_which_nothing_is_left_is_named() {
     }
 }
 
-/// A GPT's output projections start smaller than its other matrices by the root of twice its depth. One threshold for all
-/// magnitudes leaves next to nothing of them, which is said by name and once; by default each layer keeps its share.
+/// A GPT's output projections start smaller than its other matrices by the root of twice its depth. One
+/// threshold for all magnitudes leaves next to nothing of them, which is said by name and once; by default
+/// each layer keeps its share.
 #[test]
 fn no_layer_is_emptied_for_the_scale_it_starts_at() {
     let settings = ["prune.method=gradual", "prune.initial=0.89", "prune.end=3", "train.steps=4"];
@@ -316,9 +319,9 @@ fn a_resumed_lottery_without_its_early_weights_says_so() {
     assert!(error.starts_with("`prune.rewind` is 2, but the checkpoint"), "{error}");
 }
 
-/// Adam divides by a mean square. One that starts at zero late in a run makes the first step of a grown weight
-/// `sqrt(1 / (1 - beta2))` rates long, here 3.2 for every one of them, and the loss jumps. Starting at the mean of its layer,
-/// a grown weight moves as the others do.
+/// Adam divides by a mean square. One that starts at zero late in a run makes the first step of a grown
+/// weight `sqrt(1 / (1 - beta2))` rates long, here 3.2 for every one of them, and the loss jumps. Starting at
+/// the mean of its layer, a grown weight moves as the others do.
 #[test]
 fn grown_weights_move_as_the_others_do() {
     let base = tiny_gpt(&["prune.method=set", "prune.every=40", "prune.until=1.0", "train.steps=60"])

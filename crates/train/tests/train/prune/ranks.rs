@@ -62,8 +62,9 @@ fn scores_of_all_ranks_are_those_of_one() {
     }
 }
 
-/// Batch norms see the groups of samples that they see on one rank, however replicas split them: also a last group of fewer samples than
-/// there are ranks, groups of a size that is asked for, and ghost groups, whole and not.
+/// Batch norms see the groups of samples that they see on one rank, however replicas split them: also a last
+/// group of fewer samples than there are ranks, groups of a size that is asked for, and ghost groups, whole
+/// and not.
 #[test]
 fn scores_behind_batch_norms_are_those_of_one_rank() {
     let cnn = tiny_cnn(&["train.batch=24", "model.layers.2.type=gelu", "prune.sparsity=0.7"]);
@@ -85,15 +86,16 @@ fn scores_behind_batch_norms_are_those_of_one_rank() {
         for ranks in [2, 4, 8] {
             let (many, _) = masks(&many, ranks, steps);
             let apart: usize = one.iter().zip(&many).map(|(a, b)| differing(a, b)).sum();
-            // Two places for each whose score rounds to the other side of the threshold; GraSP's are differences of gradients.
+            // Two places for each whose score rounds to the other side of the threshold; GraSP's are
+            // differences of gradients.
             let most = if what == "grasp" { kept / 100 } else { 2 };
             assert!(apart <= most, "{what}: {apart} places of {kept} differ on {ranks} ranks");
         }
     }
 }
 
-/// The masks that ranks on two axes draw before the first step, by parameter, with as much memory as they want or as little
-/// as they can; and in how many passes.
+/// The masks that ranks on two axes draw before the first step, by parameter, with as much memory as they
+/// want or as little as they can; and in how many passes.
 fn masks_within(
     base: &Base,
     data: usize,

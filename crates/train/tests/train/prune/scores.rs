@@ -173,8 +173,8 @@ fn scoring_changes_nothing_of_the_model() {
     }
 }
 
-/// Where the sums of all candidates would not fit, they are made for some at a time: the same masks, from fewer bytes at
-/// once, which are those that the plan says.
+/// Where the sums of all candidates would not fit, they are made for some at a time: the same masks, from
+/// fewer bytes at once, which are those that the plan says.
 #[test]
 fn masks_do_not_depend_on_how_much_is_scored_at_a_time() {
     for (method, precision) in [("snip", "f32"), ("snip", "bf16"), ("grasp", "f32"), ("grasp", "bf16")] {

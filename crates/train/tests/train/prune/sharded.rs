@@ -35,8 +35,8 @@ fn draw_all(bench: &mut Bench, method: &mut dyn Pruner, steps: &[u64]) -> Drawn 
     drawn
 }
 
-/// What a rank of three holds of a tensor: of some every third column, of others rows whose borders divide no four; of norms and
-/// biases all.
+/// What a rank of three holds of a tensor: of some every third column, of others rows whose borders divide no
+/// four; of norms and biases all.
 fn shard(shape: &[usize], id: usize, rank: usize) -> Shard {
     if shape.len() == 1 {
         return Shard::full(shape);

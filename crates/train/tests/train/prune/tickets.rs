@@ -75,7 +75,8 @@ fn a_ticket_is_drawn_when_the_newest_mask_is_near_all_others() {
     }
 }
 
-/// At 95 % masks of random weights differ in at most a tenth of all places, though they have next to nothing in common.
+/// At 95 % masks of random weights differ in at most a tenth of all places, though they have next to nothing
+/// in common.
 #[test]
 fn random_masks_do_not_settle_at_a_high_sparsity() {
     for scope in ["prune.scope=layer", "prune.scope=global"] {
@@ -175,8 +176,8 @@ fn streamed(stream: usize, last: usize) -> Base {
         .set(layers)
 }
 
-/// A network with pruned channels is one that never had them: what is left of its weights fits the smaller one, whose logits
-/// are the same.
+/// A network with pruned channels is one that never had them: what is left of its weights fits the smaller
+/// one, whose logits are the same.
 #[test]
 fn a_network_with_pruned_channels_is_a_smaller_network() {
     let mut bench = Bench::new(&streamed(4, 5));
@@ -192,7 +193,8 @@ fn a_network_with_pruned_channels_is_a_smaller_network() {
     let mut early = method(&bench, 100);
     let draw = bench.draw(&mut *early, 1);
     let counts: Vec<(usize, usize)> = draw.masks.iter().map(|(id, words)| (id.0, count(words))).collect();
-    // The stem's two rows; the branch's two rows of two inputs; four rows of three inputs; ten of four times sixteen.
+    // The stem's two rows; the branch's two rows of two inputs; four rows of three inputs; ten of four times
+    // sixteen.
     let expected = [(0, 2 * 27), (1, 2), (2, 2), (3, 2 * 2 * 9), (4, 2), (5, 2), (6, 2)];
     assert_eq!(counts[..7], expected);
     assert_eq!(counts[7..], [(7, 4 * 3), (8, 4), (9, 4), (10, 4), (11, 10 * 64)]);

@@ -1,4 +1,5 @@
-//! States in bf16: f32 arithmetic, then rounding by bits that depend on where an element stands in the full tensor and on nothing else.
+//! States in bf16: f32 arithmetic, then rounding by bits that depend on where an element stands in the full
+//! tensor and on nothing else.
 
 use super::super::rounding::{of_state, stochastic};
 use super::*;
@@ -53,7 +54,8 @@ fn rounded(states: &[Tensor], step: u64, position: impl Fn(usize) -> usize) -> V
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(6))]
 
-    /// On every device: the step is that of f32 states of the same values, and what it leaves is rounded by the same bits.
+    /// On every device: the step is that of f32 states of the same values, and what it leaves is rounded by
+    /// the same bits.
     #[test]
     fn a_step_is_one_in_f32_and_a_rounding_by_keyed_bits(n in 1usize..40_000, seed: u64, share in 0.0f64..1.0) {
         let (start, words) = (values(seed, n, 0.5), mask_words(seed, n, share));
@@ -142,7 +144,8 @@ proptest! {
     }
 }
 
-/// Columns of a matrix: those of some queries, fewer keys and fewer values, on two ranks that split them, and parts of such a shard.
+/// Columns of a matrix: those of some queries, fewer keys and fewer values, on two ranks that split them, and
+/// parts of such a shard.
 #[test]
 fn shards_are_rounded_as_the_full_tensor() {
     let (rows, width) = (70, 40);
@@ -188,7 +191,8 @@ fn shards_are_rounded_as_the_full_tensor() {
     }
 }
 
-/// A mean square that should halve stands still when it is rounded to the nearest, and falls as it should on average.
+/// A mean square that should halve stands still when it is rounded to the nearest, and falls as it should on
+/// average.
 #[test]
 fn a_mean_square_that_is_rounded_at_random_follows_the_exact_one() {
     let n = 4096;
