@@ -101,7 +101,6 @@ impl Communicator {
         self.begin(self.send_parcel(data.into_buffer(), to, tag)?, true)?.wait()
     }
 
-    /// Starts to send.
     pub fn start_send<D: IntoCommBuffer>(&self, data: D, to: usize, tag: u32) -> Result<Request<D>> {
         self.begin(self.send_parcel(data.into_buffer(), to, tag)?, false)
     }
@@ -111,7 +110,6 @@ impl Communicator {
         self.begin(self.receive_parcel(data.into_buffer(), from, tag)?, true)?.wait()
     }
 
-    /// Starts to receive.
     pub fn start_receive<D: IntoCommBuffer>(&self, data: D, from: usize, tag: u32) -> Result<Request<D>> {
         self.begin(self.receive_parcel(data.into_buffer(), from, tag)?, false)
     }
@@ -121,7 +119,6 @@ impl Communicator {
         self.begin(self.broadcast_parcel(data.into_buffer(), root)?, true)?.wait()
     }
 
-    /// Starts a broadcast.
     pub fn start_broadcast<D: IntoCommBuffer>(&self, data: D, root: usize) -> Result<Request<D>> {
         self.begin(self.broadcast_parcel(data.into_buffer(), root)?, false)
     }

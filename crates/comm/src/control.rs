@@ -38,7 +38,6 @@ enum FrameKind {
     Ask,
     /// The text says so.
     Answer,
-    /// A letter.
     Letter,
 }
 

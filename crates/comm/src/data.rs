@@ -87,7 +87,7 @@ impl CommBuffer {
     }
 
     /// Whether the host can read it where it is.
-    pub fn on_host(&self) -> bool {
+    pub(crate) fn on_host(&self) -> bool {
         match self {
             CommBuffer::Tensor(tensor) => matches!(tensor.device(), Device::Cpu(_)),
             CommBuffer::U64(_) | CommBuffer::F64(_) => true,

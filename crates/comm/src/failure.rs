@@ -21,7 +21,6 @@ pub enum Failure<E: Debug + Display> {
         /// What it returned.
         error: E,
     },
-    /// A rank panicked.
     #[error("rank {rank} panicked: {message}")]
     Panicked {
         /// Its number in the world.

@@ -109,7 +109,7 @@ impl AnyTokenizer {
     }
 
     /// Whether an id marks something and is no text.
-    pub fn is_special(&self, id: u32) -> bool {
+    pub(crate) fn is_special(&self, id: u32) -> bool {
         self.special.binary_search(&id).is_ok()
     }
 
@@ -119,7 +119,7 @@ impl AnyTokenizer {
     }
 
     /// What an id stands for in the middle of a text; nothing if it has no meaning.
-    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+    pub(crate) fn token_bytes(&self, id: u32) -> Vec<u8> {
         let Some(token) = self.inner.id_to_token(id) else { return Vec::new() };
         let is_added = || self.inner.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id);
         match &self.spelling {

@@ -56,7 +56,7 @@ impl Bpe {
     }
 
     /// Whether an id marks something and is no text.
-    pub fn is_special(&self, id: u32) -> bool {
+    pub(crate) fn is_special(&self, id: u32) -> bool {
         self.special.binary_search(&id).is_ok()
     }
 
@@ -66,7 +66,7 @@ impl Bpe {
     }
 
     /// What an id stands for; nothing if it has no meaning.
-    pub fn token_bytes(&self, id: u32) -> &[u8] {
+    pub(crate) fn token_bytes(&self, id: u32) -> &[u8] {
         self.token_bytes.get(id as usize).map_or(&[], |token_bytes| token_bytes)
     }
 

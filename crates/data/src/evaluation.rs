@@ -29,7 +29,6 @@ pub enum ModelInput<'a> {
         /// How wide ids are in token files.
         width: TokenWidth,
     },
-    /// Images.
     Images {
         /// How those were standardised that it learnt from, where that is known.
         standard: Option<PixelStats>,

@@ -68,11 +68,6 @@ impl ImageDataset {
         Ok(ImageDataset::standardised(raw, None, held_out, standard))
     }
 
-    /// The same from a file of images and a file of labels, whatever their names.
-    pub fn idx_pair(images: &Path, labels: &Path, validation: f64) -> Result<ImageDataset, Error> {
-        ImageDataset::new(super::idx::read_pair(images, labels)?, validation)
-    }
-
     /// CIFAR-10's binary version: a folder with `data_batch_1.bin` and its sisters. `test_batch.bin` is left
     /// alone.
     pub fn cifar10(folder: &Path, validation: f64) -> Result<ImageDataset, Error> {

@@ -32,7 +32,6 @@ pub struct Batch {
 pub enum Fetched {
     /// In host memory, to be sent.
     Host(HostBatch),
-    /// On the device.
     Device(Batch),
 }
 

@@ -30,7 +30,7 @@ impl AnyTokenizer {
     }
 
     /// Whether an id marks something and is no text.
-    pub fn is_special(&self, _id: u32) -> bool {
+    pub(crate) fn is_special(&self, _id: u32) -> bool {
         match *self {}
     }
 
@@ -40,7 +40,7 @@ impl AnyTokenizer {
     }
 
     /// What an id stands for in the middle of a text; nothing if it has no meaning.
-    pub fn token_bytes(&self, _id: u32) -> Vec<u8> {
+    pub(crate) fn token_bytes(&self, _id: u32) -> Vec<u8> {
         match *self {}
     }
 

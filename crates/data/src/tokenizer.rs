@@ -46,7 +46,7 @@ impl Tokenizer {
 
     /// The file that [`Tokenizer::open`] opens at a path, which may be a folder; a `vocab.json` stands for
     /// the `merges.txt` beside it too.
-    pub fn file_at(path: &Path) -> PathBuf {
+    pub(crate) fn file_at(path: &Path) -> PathBuf {
         match path.is_dir() {
             true => Tokenizer::in_folder(path).unwrap_or_else(|| path.join(FILE)),
             false => path.to_owned(),

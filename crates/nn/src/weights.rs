@@ -125,7 +125,6 @@ impl TensorNames {
         }
     }
 
-    /// A parameter's name.
     pub fn name(&self, id: ParameterId) -> &str {
         &self.parameters[id.0]
     }
@@ -267,7 +266,6 @@ impl Weights {
             .map(|(place, _)| ParameterId(place))
     }
 
-    /// A parameter's name.
     pub fn name(&self, id: ParameterId) -> &str {
         &self.names.parameters[id.0]
     }

@@ -145,12 +145,12 @@ impl DatasetSpec {
     }
 
     /// Whether samples are made up by the run's seed, and read from no file.
-    pub fn is_synthetic(&self) -> bool {
+    pub(crate) fn is_synthetic(&self) -> bool {
         matches!(self.source, DatasetSource::Shapes { .. } | DatasetSource::Arithmetic { .. })
     }
 
     /// Whether nothing is held out, so that there is nothing to validate on.
-    pub fn holds_out_nothing(&self) -> bool {
+    pub(crate) fn holds_out_nothing(&self) -> bool {
         self.held_out == HeldOut::Share { validation: 0.0 }
     }
 

@@ -29,7 +29,7 @@ impl DataParallelMode {
     }
 
     /// Whether it has a part of the summed gradients too.
-    pub fn scatters_gradients(&self) -> bool {
+    pub(crate) fn scatters_gradients(&self) -> bool {
         matches!(self, DataParallelMode::Sharded { gradients: true })
     }
 

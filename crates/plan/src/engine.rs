@@ -112,7 +112,7 @@ pub enum AttentionKernel {
 
 impl AttentionKernel {
     /// What ours reaches of a product's rate where nobody measured it.
-    pub const OUR_SHARE: f64 = 0.5;
+    pub(crate) const OUR_SHARE: f64 = 0.5;
 }
 
 /// Those that some run may want: GPipe takes as long as 1F1B and holds more, Chimera's copies cost more than

@@ -18,11 +18,10 @@ pub const POSITIVE: NumberRule = ("a number above 0", |x| x > 0.0);
 /// Any number that is not negative.
 pub const NOT_NEGATIVE: NumberRule = ("a number of at least 0", |x| x >= 0.0);
 /// A share of something that is neither nothing nor all of it.
-pub const INSIDE: NumberRule = ("a number in (0, 1)", |x| x > 0.0 && x < 1.0);
+pub(crate) const INSIDE: NumberRule = ("a number in (0, 1)", |x| x > 0.0 && x < 1.0);
 /// A share of something that may be nothing.
-pub const BELOW_ONE: NumberRule = ("a number in [0, 1)", |x| (0.0..1.0).contains(&x));
+pub(crate) const BELOW_ONE: NumberRule = ("a number in [0, 1)", |x| (0.0..1.0).contains(&x));
 
-/// A field.
 #[derive(Debug, Clone, Copy)]
 pub struct Field {
     /// Its key.
@@ -122,7 +121,7 @@ pub const fn size(name: &'static str) -> Field {
 }
 
 /// A size of at least 1; left out, another field that stands before it.
-pub const fn size_like(name: &'static str, other: &'static str) -> Field {
+pub(crate) const fn size_like(name: &'static str, other: &'static str) -> Field {
     Field::new(name, FieldType::Integer(1, LARGEST), FieldDefault::Like(other))
 }
 
@@ -168,7 +167,7 @@ pub const fn layers(name: &'static str) -> Field {
 }
 
 /// A list of at least two lists of layers.
-pub const fn two_lists(name: &'static str) -> Field {
+pub(crate) const fn two_lists(name: &'static str) -> Field {
     Field::new(name, FieldType::Lists(2), FieldDefault::Missing("a list of at least 2 lists of layers"))
 }
 

@@ -91,7 +91,7 @@ impl LearningRate {
     }
 
     /// The same with the peak for this batch, if it was meant for another.
-    pub fn for_batch(&self, batch: usize) -> LearningRate {
+    pub(crate) fn for_batch(&self, batch: usize) -> LearningRate {
         let scale = self.scale_from_batch.map_or(1.0, |base| batch as f64 / base as f64);
         LearningRate { peak: self.peak * scale, scale_from_batch: None, ..*self }
     }

@@ -184,7 +184,7 @@ impl<'a> Prediction<'a> {
     }
 
     /// The same once it has pruned, whenever that is.
-    pub fn once_pruned(self) -> Prediction<'a> {
+    pub(crate) fn once_pruned(self) -> Prediction<'a> {
         Prediction { is_pruned: true, ..self }
     }
 
@@ -209,7 +209,7 @@ impl<'a> Prediction<'a> {
     }
 
     /// The same where it is known what each part keeps of a micro-batch of so many samples.
-    pub fn stages_with<E>(
+    pub(crate) fn stages_with<E>(
         &self,
         stage_blocks: &StageBlocks,
         schedule: &Schedule,

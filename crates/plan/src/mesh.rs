@@ -226,7 +226,7 @@ impl Mesh {
 
     /// Where a rank stands in its slice along the axes named; who else is in it is not listed, since they may
     /// be millions.
-    pub fn rank_along(&self, rank: usize, axes: &[Axis]) -> GroupRank {
+    pub(crate) fn rank_along(&self, rank: usize, axes: &[Axis]) -> GroupRank {
         let coordinates = self.coordinates(rank);
         let named = Axis::ALL.into_iter().filter(|axis| axes.contains(axis));
         named.fold(GroupRank::SINGLE, |GroupRank { ranks, rank }, axis| {

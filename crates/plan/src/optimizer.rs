@@ -138,7 +138,7 @@ impl OptimizerSpec {
     }
 
     /// The learning rate where none is written.
-    pub fn usual_rate(&self) -> f64 {
+    pub(crate) fn usual_rate(&self) -> f64 {
         match self.rule {
             OptimizerRule::Sgd => 0.1,
             OptimizerRule::Momentum { .. } | OptimizerRule::Nesterov { .. } => 0.05,

@@ -50,7 +50,7 @@ pub(crate) struct SharedVector {
 
 impl SharedVector {
     /// The largest part of a rank.
-    pub fn shard_elements(self) -> u64 {
+    pub(crate) fn shard_elements(self) -> u64 {
         self.elements.div_ceil(self.ranks)
     }
 

@@ -343,7 +343,7 @@ impl PruneMethod {
     }
 
     /// Samples that run at a time where gradients are scored, in a run whose steps take `micro_batch`.
-    pub fn scored_at_once(&self, micro_batch: usize) -> usize {
+    pub(crate) fn scored_at_once(&self, micro_batch: usize) -> usize {
         match *self {
             PruneMethod::Snip { score_batch, .. } | PruneMethod::Grasp { score_batch, .. }
                 if score_batch > 0 =>
@@ -444,7 +444,7 @@ impl Pruning {
     }
 
     /// Whether linear layers will skip the zeros of weights that are pruned to the share asked for.
-    pub fn multiplies_sparsely(&self) -> bool {
+    pub(crate) fn multiplies_sparsely(&self) -> bool {
         self.kernels == PrunedKernels::Sparse && 1.0 - self.sparsity <= PrunedKernels::MOST_KEPT
     }
 

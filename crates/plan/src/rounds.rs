@@ -136,7 +136,7 @@ impl Trainings {
     }
 
     /// The step before which all rounds are over.
-    pub fn last_begins(&self) -> u64 {
+    pub(crate) fn last_begins(&self) -> u64 {
         if self.rounds == 0 { 0 } else { self.begin(self.rounds) }
     }
 

@@ -254,7 +254,7 @@ impl ModelSpec {
 
     /// How many samples of a micro-batch of `all` a rank has where each block begins, and behind the last: a
     /// rank's own model may share them out.
-    pub fn samples_at_borders(&self, all: u64) -> Vec<u64> {
+    pub(crate) fn samples_at_borders(&self, all: u64) -> Vec<u64> {
         let mut samples = vec![all];
         samples.extend(self.blocks.iter().scan(all, |now, block| {
             *now = block.layers.iter().fold(*now, |now, layer| layer.samples_behind(now, all));

@@ -237,13 +237,15 @@ impl HaloPlan {
     }
 
     /// Bytes that go to the neighbours forwards, of images with pixels of so many bytes.
-    pub fn forward_bytes(&self, samples: u64, pixel: u64) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn forward_bytes(&self, samples: u64, pixel: u64) -> u64 {
         let pixels: u64 = self.neighbours.iter().map(|peer| peer.gives.pixels()).sum();
         samples.saturating_mul(pixel).saturating_mul(pixels)
     }
 
     /// Bytes that go to the neighbours backwards: the gradients of what came from them.
-    pub fn backward_bytes(&self, samples: u64, pixel: u64) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn backward_bytes(&self, samples: u64, pixel: u64) -> u64 {
         let pixels: u64 = self.neighbours.iter().map(|peer| peer.takes.pixels()).sum();
         samples.saturating_mul(pixel).saturating_mul(pixels)
     }

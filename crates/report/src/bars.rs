@@ -26,7 +26,6 @@ pub struct BarRow {
     pub bars: Vec<Bar>,
 }
 
-/// One bar.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bar {
     /// Its length; not below zero. What is not finite is not drawn.

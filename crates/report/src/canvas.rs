@@ -23,7 +23,7 @@ impl Canvas {
     }
 
     /// Everything that `draw` adds, moved.
-    pub fn translated(&mut self, x: f64, y: f64, draw: impl FnOnce(&mut Canvas)) {
+    pub(crate) fn translated(&mut self, x: f64, y: f64, draw: impl FnOnce(&mut Canvas)) {
         self.raw(&format!("<g transform=\"translate({} {})\">\n", coordinate(x), coordinate(y)));
         draw(self);
         self.raw("</g>\n");
@@ -41,11 +41,11 @@ impl Canvas {
     }
 
     /// A line through all of these; one alone would be nothing to see.
-    pub fn polyline(&mut self, class: &str, points: &[(f64, f64)]) {
+    pub(crate) fn polyline(&mut self, class: &str, points: &[(f64, f64)]) {
         let _ = writeln!(self.svg, "<polyline class=\"{class}\" points=\"{}\"/>", list(points));
     }
 
-    pub fn polygon(&mut self, class: &str, points: &[(f64, f64)]) {
+    pub(crate) fn polygon(&mut self, class: &str, points: &[(f64, f64)]) {
         let _ = writeln!(self.svg, "<polygon class=\"{class}\" points=\"{}\"/>", list(points));
     }
 
@@ -56,7 +56,14 @@ impl Canvas {
 
     /// A rectangle; `tip` is shown where a pointer rests on it, if it is not empty. `opacity` is 1 for what
     /// is solid.
-    pub fn rect(&mut self, class: &str, corner: (f64, f64), size: (f64, f64), opacity: f64, tip: &str) {
+    pub(crate) fn rect(
+        &mut self,
+        class: &str,
+        corner: (f64, f64),
+        size: (f64, f64),
+        opacity: f64,
+        tip: &str,
+    ) {
         let [x, y, width, height] = [corner.0, corner.1, size.0.max(0.0), size.1.max(0.0)].map(coordinate);
         let _ = write!(
             self.svg,
@@ -78,7 +85,14 @@ impl Canvas {
     }
 
     /// A text that is cut where it would be wider than that; all of it is shown where a pointer rests on it.
-    pub fn text_within(&mut self, class: &str, at: (f64, f64), anchor: Anchor, text: &str, width: f64) {
+    pub(crate) fn text_within(
+        &mut self,
+        class: &str,
+        at: (f64, f64),
+        anchor: Anchor,
+        text: &str,
+        width: f64,
+    ) {
         let shortened = shorten_to(text, width);
         let [x, y] = [at.0, at.1].map(coordinate);
         let anchor = match anchor {

@@ -18,7 +18,6 @@ pub struct Heatmap {
     pub range: (f64, f64),
 }
 
-/// One cell.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HeatmapCell {
     /// How dark it is.

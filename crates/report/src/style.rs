@@ -23,7 +23,7 @@ const DARK: [&str; 4] = ["#14171a", "#e8eaed", "#9aa2ab", "#2b3036"];
 pub const COUNT: usize = COLOURS.len();
 
 /// How many times as wide as other text a title is: larger, and bold.
-pub const BOLD: f64 = 1.25;
+pub(crate) const BOLD: f64 = 1.25;
 
 /// The class that gives a stroke a style's colour.
 pub fn stroke(style: usize) -> String {
@@ -67,7 +67,7 @@ fn colours(
 }
 
 /// Colours of a page around its pictures: background, ink, quiet ink and lines, as declarations of CSS variables.
-pub fn of_page() -> String {
+pub(crate) fn of_page() -> String {
     let declared = |[ground, ink, quiet, grid]: [&str; 4], accent: &str| {
         format!(":root{{--ground:{ground};--ink:{ink};--quiet:{quiet};--line:{grid};--accent:{accent}}}")
     };

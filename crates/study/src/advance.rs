@@ -16,7 +16,7 @@ const CURVE_SPACING: f64 = 1.25;
 /// Runs a trial until it has taken so many steps in all, or has come to its end. `known` is what is known of
 /// its earlier steps; `bound` is given where a trial that has passed the best one is to be left. None where
 /// `stop` was set on the way.
-pub fn advance_trial(
+pub(crate) fn advance_trial(
     study: &Study,
     settings: &TrialSettings,
     trial: &mut dyn Trial,

@@ -174,7 +174,6 @@ impl Study {
         }
     }
 
-    /// The largest batch.
     pub fn largest_batch(&self) -> usize {
         self.cells.iter().map(|cell| cell.batch).max().unwrap_or(0)
     }

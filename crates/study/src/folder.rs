@@ -24,7 +24,7 @@ use crate::smoothness::{self, SmoothnessStudy, SparsityCurve};
 use crate::summary::StudySummary;
 
 /// What says that a folder is a study's.
-pub const STUDY_JSON: &str = "study.json";
+pub(crate) const STUDY_JSON: &str = "study.json";
 
 /// The form of that file.
 const SCHEMA: u32 = 1;

@@ -7,7 +7,7 @@ use espalier_plan::field::{Field, MOST, integer};
 use serde::Serialize;
 
 /// The fields of a [`MeasureSchedule`].
-pub const MEASURE_FIELDS: [Field; 3] =
+pub(crate) const MEASURE_FIELDS: [Field; 3] =
     [integer("from", 1, 1, MOST), integer("every", 16, 1, MOST), integer("samples", 0, 0, MOST)];
 
 /// `[smoothness]`: how a training is looked at, in this kind of study and in steps-to-result.

@@ -76,7 +76,11 @@ impl<T: Serialize + DeserializeOwned + Clone> Outcomes<T> {
     }
 
     /// The outcome of what these texts say, from before or made now and kept.
-    pub fn get_or(&mut self, texts: &[&str], make: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    pub(crate) fn get_or(
+        &mut self,
+        texts: &[&str],
+        make: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<T, Error> {
         if let Some(known) = self.get(texts) {
             return Ok(known.clone());
         }

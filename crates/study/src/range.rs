@@ -173,7 +173,7 @@ impl SearchRange {
 
 /// Reads `[search.ranges]`. A field stands there with its full path, in quotes or as sections:
 /// `"learning_rate.peak" = ..` and `learning_rate.peak = ..` are the same.
-pub fn read_all(path: &str, table: &Table) -> Result<Vec<SearchRange>, Error> {
+pub(crate) fn read_all(path: &str, table: &Table) -> Result<Vec<SearchRange>, Error> {
     let mut ranges = Vec::new();
     for (key, value) in table {
         collect(key.clone(), &format!("{path}.{key}"), value, &mut ranges)?;

@@ -113,7 +113,6 @@ impl Results {
         &self.skipped
     }
 
-    /// The folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -129,7 +128,7 @@ impl Results {
     }
 
     /// The trials of a cell.
-    pub fn of_cell(&self, cell: Cell) -> Vec<&TrialRecord> {
+    pub(crate) fn of_cell(&self, cell: Cell) -> Vec<&TrialRecord> {
         self.records.values().filter(|record| record.cell() == cell).collect()
     }
 

@@ -35,7 +35,6 @@ pub struct TrialShard {
 }
 
 impl TrialShard {
-    /// All of it.
     pub const ALL: TrialShard = TrialShard { index: 1, of: 1 };
 
     fn has(self, trial: u32) -> bool {

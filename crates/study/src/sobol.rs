@@ -23,7 +23,7 @@ const JOE_KUO: [(u32, &[u32]); 9] = [
 ];
 
 /// The most dimensions that there are directions for.
-pub const DIMENSIONS: usize = JOE_KUO.len() + 1;
+pub(crate) const DIMENSIONS: usize = JOE_KUO.len() + 1;
 
 /// Point `number` of the sequence in so many dimensions, each coordinate in [0, 1). Number 0 is the origin, a
 /// corner of the search, so whoever searches begins at 1.

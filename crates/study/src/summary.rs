@@ -16,7 +16,6 @@ use crate::widen;
 /// Everything that a study has found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StudySummary {
-    /// The study's name.
     pub name: String,
     /// What trials were to reach.
     pub goal: Goal,

@@ -64,7 +64,7 @@ impl Landscape {
     }
 
     /// Steps to the goal; none where it diverges.
-    pub fn steps_to_goal(&self, settings: &TrialSettings) -> Option<f64> {
+    pub(crate) fn steps_to_goal(&self, settings: &TrialSettings) -> Option<f64> {
         let field = |name: &str| settings.fields.iter().find(|(field, _)| field == name).unwrap().1;
         let effective = field("learning_rate.peak") / (1.0 - field("optimizer.momentum"));
         let best = 10f64.powf(-0.5 + self.shift) * (settings.batch as f64 / 256.0).sqrt();

@@ -31,9 +31,7 @@ pub struct MeasuredConstants {
 /// How a curve should differ from that of the dense network.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CoefficientRatios {
-    /// Of c1.
     pub c1: f64,
-    /// Of c2.
     pub c2: f64,
 }
 

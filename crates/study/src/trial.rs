@@ -103,7 +103,7 @@ pub enum TrialStatus {
 
 impl TrialStatus {
     /// Whether nothing more comes of it.
-    pub fn is_final(self) -> bool {
+    pub(crate) fn is_final(self) -> bool {
         self != TrialStatus::Paused
     }
 }
@@ -112,7 +112,6 @@ impl TrialStatus {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ValidationPoint {
-    /// Steps taken.
     pub step: u64,
     /// The mean loss.
     pub loss: f64,
@@ -155,7 +154,6 @@ pub struct TrialRecord {
     pub trial: u32,
     /// What became of it.
     pub status: TrialStatus,
-    /// Steps taken.
     pub steps: u64,
     /// The least measure of the goal so far; absent where it was never a number.
     pub best: Option<f64>,

@@ -13,7 +13,7 @@ use crate::memory::Category;
 use crate::tensor::Tensor;
 
 /// Weights of one entry of the directory.
-pub const BLOCK: usize = 512;
+pub(crate) const BLOCK: usize = 512;
 /// Weights that a thread of the host takes at once.
 const SPAN: usize = 128 * BLOCK;
 
@@ -80,7 +80,8 @@ impl Mask {
     }
 
     /// As [`Mask::new`], held to one bit a weight.
-    pub fn as_bits(device: &Device, len: usize, words: &[u32]) -> Result<Mask> {
+    #[cfg(test)]
+    pub(crate) fn as_bits(device: &Device, len: usize, words: &[u32]) -> Result<Mask> {
         Mask::bits_within(device, len, words, Category::Mask)
     }
 
@@ -142,7 +143,8 @@ impl Mask {
     }
 
     /// Bytes of a mask of `len` weights, `kept` of them, in the smaller form.
-    pub fn bytes_for(len: usize, kept: usize) -> usize {
+    #[cfg(test)]
+    pub(crate) fn bytes_for(len: usize, kept: usize) -> usize {
         Mask::bytes_as_bits(len).min(4 * kept)
     }
 

@@ -227,7 +227,7 @@ impl Ledger {
     }
 
     /// Moves an allocation to another category; the total stays.
-    pub fn rebook(&self, from: Category, to: Category, bytes: usize) {
+    pub(crate) fn rebook(&self, from: Category, to: Category, bytes: usize) {
         self.0.categories[from as usize].subtract(bytes);
         self.0.categories[to as usize].add(bytes);
     }

@@ -80,7 +80,7 @@ pub fn check(expected: &[Vec<f64>], compute: impl Fn(&Device, DType) -> Vec<Tens
 }
 
 /// As [`check`], on these devices and in these types, each with its tolerance.
-pub fn check_on(
+pub(crate) fn check_on(
     devices: &[[Device; 3]],
     tolerances: &[(DType, f64)],
     expected: &[Vec<f64>],
@@ -104,7 +104,7 @@ pub fn check_on(
 }
 
 /// As [`check`], against what the first host device makes of f32: for sizes at which a plain reference is slow.
-pub fn check_like_host(compute: impl Fn(&Device, DType) -> Vec<Tensor>) {
+pub(crate) fn check_like_host(compute: impl Fn(&Device, DType) -> Vec<Tensor>) {
     let host = compute(&devices()[0][0], DType::F32);
     let expected: Vec<Vec<f64>> = host.iter().map(|x| wide(&x.to_f32())).collect();
     check(&expected, compute);
@@ -157,7 +157,7 @@ pub fn dot(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// The bits of a mask that keeps about this share of `len` weights.
-pub fn mask_words(seed: u64, len: usize, share: f64) -> Vec<u32> {
+pub(crate) fn mask_words(seed: u64, len: usize, share: f64) -> Vec<u32> {
     let key = random::key(seed, len as u64);
     let mut words = vec![0u32; len.div_ceil(32)];
     for i in (0..len).filter(|&i| random::uniform(key, i as u64) < share) {

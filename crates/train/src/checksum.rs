@@ -13,13 +13,13 @@ const LAST_FIELD: &str = ",\"blake3\":\"";
 const DIGITS: usize = 16;
 
 /// A run file with its checksum ahead of it.
-pub fn add_to_toml(text: &str) -> String {
+pub(crate) fn add_to_toml(text: &str) -> String {
     format!("{FIRST_LINE}{}\n{text}", blake3::hash(text.as_bytes()).to_hex())
 }
 
 /// A run file without its checksum, if that is right or it has none; an error is the end of a sentence about
 /// the file.
-pub fn check_toml(text: &str) -> Result<&str, &'static str> {
+pub(crate) fn check_toml(text: &str) -> Result<&str, &'static str> {
     // One that was cut off within the line, down to nothing.
     if FIRST_LINE.starts_with(text) {
         return Err("is cut off: it is not the file that the run wrote");

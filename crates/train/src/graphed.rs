@@ -24,7 +24,7 @@ pub(crate) enum Graphed<R> {
 
 impl<R: Clone> Graphed<R> {
     /// Whether the last time was a replay of the graph.
-    pub fn is_captured(&self) -> bool {
+    pub(crate) fn is_captured(&self) -> bool {
         matches!(self, Graphed::Captured(_))
     }
 

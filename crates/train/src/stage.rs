@@ -82,7 +82,7 @@ impl Stage {
     }
 
     /// A receive buffer for what enters a chunk of some positions of one sequence.
-    pub fn recv_buffer_for_positions(
+    pub(crate) fn recv_buffer_for_positions(
         &self,
         chunk: usize,
         positions: usize,

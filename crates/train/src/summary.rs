@@ -37,7 +37,6 @@ pub struct RunSummary {
     pub precision: String,
     /// How the run is spread over ranks.
     pub layout: LayoutSummary,
-    /// All parameters.
     pub parameters: u64,
     /// Prunable parameters that are kept.
     pub kept: u64,
@@ -178,7 +177,7 @@ pub struct Throughput {
 
 impl Throughput {
     /// From the times of some steps.
-    pub fn from_steps(seconds: &[f64], batch: usize, tokens_per_sample: Option<usize>) -> Throughput {
+    pub(crate) fn from_steps(seconds: &[f64], batch: usize, tokens_per_sample: Option<usize>) -> Throughput {
         let mut sorted = seconds.to_vec();
         sorted.sort_by(f64::total_cmp);
         let median = sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN);

@@ -233,7 +233,6 @@ impl NcclGroup {
         ticket.wait(Duration::ZERO).unwrap_or(Err(Error::TimedOut { rank, call, among, waited, missing }))
     }
 
-    /// Starts a message.
     fn start_message(&self, buffers: CallBuffers, peer: usize, tag: u32) -> Result<NcclMessage> {
         let (call, rank) = (buffers.call, self.seat.world_rank());
         if peer == self.seat.rank {

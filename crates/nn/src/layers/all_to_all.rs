@@ -27,7 +27,7 @@ pub(super) struct AllToAll<'a> {
 
 impl AllToAll<'_> {
     /// From own samples and all columns to all samples and own columns.
-    pub fn to_columns(&self, x: Tensor) -> Result<Tensor> {
+    pub(crate) fn to_columns(&self, x: Tensor) -> Result<Tensor> {
         let (rank, shape) = (self.group.rank(), x.shape().to_vec());
         let (inner, all) = (inner(&shape), end(&self.samples));
         let part = |peer: usize| columns::take(&x, self.columns[peer].clone(), Category::Communication);
@@ -42,7 +42,7 @@ impl AllToAll<'_> {
     }
 
     /// From all samples and own columns to own samples and all columns. A rank without samples gets one of zeros.
-    pub fn to_samples(&self, x: Tensor) -> Result<Tensor> {
+    pub(crate) fn to_samples(&self, x: Tensor) -> Result<Tensor> {
         let (rank, shape) = (self.group.rank(), x.shape().to_vec());
         let (inner, width) = (inner(&shape), end(&self.columns));
         let part = |peer: usize| {

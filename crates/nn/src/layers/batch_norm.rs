@@ -57,7 +57,7 @@ impl BatchNorm {
 
     /// The way back through [`BatchNorm::normalise`]. `everywhere` adds up what it is given over all that
     /// hold rows of the batch; gradients of scale and shift are those of the own rows.
-    pub fn backward_through(
+    pub(crate) fn backward_through(
         &self,
         dy: Tensor,
         everywhere: impl FnOnce(Vec<f64>) -> Result<Vec<f64>>,

@@ -21,12 +21,12 @@ pub(crate) struct CollectiveLayer {
 
 impl CollectiveLayer {
     /// What becomes of an activation.
-    pub fn run_forward(&self, x: Tensor, batch_slice: &BatchSlice) -> Result<Tensor> {
+    pub(crate) fn run_forward(&self, x: Tensor, batch_slice: &BatchSlice) -> Result<Tensor> {
         self.carry(self.spec.forward, x, batch_slice.samples)
     }
 
     /// What becomes of its gradient.
-    pub fn run_backward(&self, dy: Tensor, batch_slice: &BatchSlice) -> Result<Tensor> {
+    pub(crate) fn run_backward(&self, dy: Tensor, batch_slice: &BatchSlice) -> Result<Tensor> {
         match (self.spec.forward, self.spec.backward) {
             (CollectiveOp::Identity | CollectiveOp::AllReduce, _) => {
                 self.carry(self.spec.backward, dy, batch_slice.samples)

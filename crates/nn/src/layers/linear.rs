@@ -45,7 +45,7 @@ impl Linear {
     /// `f(x W + b) + plus` of one row, at the speed of memory: for a pass that writes text. x goes through a
     /// norm first where there is one. Its sums run in another order than those of [`Linear::product`], whose
     /// bits do not depend on the number of rows.
-    pub fn row_product(
+    pub(crate) fn row_product(
         &self,
         x: &Tensor,
         norm: Option<&NormLayer>,
@@ -79,7 +79,12 @@ impl Linear {
     }
 
     /// `x W + b + plus`, which has the output's shape.
-    pub fn product_plus(&self, x: &Tensor, plus: &Tensor, weights: &dyn WeightStore) -> Result<Tensor> {
+    pub(crate) fn product_plus(
+        &self,
+        x: &Tensor,
+        plus: &Tensor,
+        weights: &dyn WeightStore,
+    ) -> Result<Tensor> {
         if weights.sparse(self.weight).is_some() {
             let mut y = self.product(x, weights, Category::Transient)?;
             add_into(&mut y, plus)?;
@@ -92,7 +97,7 @@ impl Linear {
     }
 
     /// The values before and after an activation, which runs in the epilogue of the product.
-    pub fn product_activated(
+    pub(crate) fn product_activated(
         &self,
         x: &Tensor,
         kind: ActivationFn,
@@ -118,7 +123,7 @@ impl Linear {
     }
 
     /// Hands the gradients of weight and bias to the sink.
-    pub fn send_gradients(&self, x: Tensor, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<()> {
+    pub(crate) fn send_gradients(&self, x: Tensor, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<()> {
         let (order, bias) = (self.order, self.bias);
         let sparse = ctx.weights.sparse(self.weight).cloned();
         let reads = [x.clone(), dy.clone()];

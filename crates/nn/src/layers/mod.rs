@@ -268,7 +268,7 @@ pub enum NormGroup {
 
 impl BatchSlice {
     /// The number within the step of the first element of a tensor that has so many for each sample.
-    pub fn first_element(&self, of_each: usize) -> u64 {
+    pub(crate) fn first_element(&self, of_each: usize) -> u64 {
         self.first as u64 * of_each as u64
     }
 }
@@ -306,7 +306,7 @@ impl Stash {
     }
 
     /// A stash that forgets at once: for evaluation, and for a block that will be recomputed.
-    pub fn forgetful() -> Stash {
+    pub(crate) fn forgetful() -> Stash {
         Stash { saved: Vec::new(), keep: false }
     }
 

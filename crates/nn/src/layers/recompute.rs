@@ -31,7 +31,7 @@ impl RecomputeLayer {
     }
 
     /// The same, and something is added to the gradient of what they read.
-    pub fn through_plus(
+    pub(crate) fn through_plus(
         &self,
         dy: Tensor,
         plus: Tensor,

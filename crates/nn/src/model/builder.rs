@@ -64,7 +64,7 @@ impl<'a> Builder<'a> {
     }
 
     /// The parameters that more than one layer was found to use.
-    pub fn into_tied(self) -> HashSet<ParameterId> {
+    pub(crate) fn into_tied(self) -> HashSet<ParameterId> {
         self.tied
     }
 

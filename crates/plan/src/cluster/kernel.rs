@@ -52,7 +52,7 @@ impl DeviceKernels<'_> {
     }
 
     /// Seconds of a kernel that reads and writes so many bytes and does next to nothing with them.
-    pub fn light_pass(&self, bytes: f64) -> f64 {
+    pub(crate) fn light_pass(&self, bytes: f64) -> f64 {
         if bytes == 0.0 {
             return 0.0;
         }

@@ -174,7 +174,7 @@ impl Node {
     }
 
     /// Devices that each of so many ranks has while it works: GPUs have one rank each, cores are shared out.
-    pub fn devices_each(&self, ranks: usize) -> f64 {
+    pub(crate) fn devices_each(&self, ranks: usize) -> f64 {
         if self.cores { (self.devices as f64 / ranks as f64).max(1.0) } else { 1.0 }
     }
 
@@ -194,7 +194,7 @@ impl DeviceSpec {
     }
 
     /// The same, to be changed.
-    pub fn matrix_mut(&mut self, precision: Precision) -> &mut MatmulRates {
+    pub(crate) fn matrix_mut(&mut self, precision: Precision) -> &mut MatmulRates {
         match precision {
             Precision::F32 => &mut self.f32,
             Precision::Bf16 => &mut self.bf16,

@@ -122,7 +122,6 @@ pub enum Family {
         /// Tokens in a sample, where the first layer is an embedding.
         #[serde(skip_serializing_if = "Option::is_none")]
         context: Option<usize>,
-        /// The layers.
         layers: Vec<WrittenLayer>,
     },
 }
@@ -175,7 +174,7 @@ pub enum InitVariance {
 
 impl ModelConfig {
     /// Whether it takes text; images otherwise.
-    pub fn takes_text(&self) -> bool {
+    pub(crate) fn takes_text(&self) -> bool {
         match &self.family {
             Family::Gpt { .. } | Family::GptPreset { .. } => true,
             Family::Custom { context, .. } => context.is_some(),

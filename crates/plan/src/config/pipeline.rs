@@ -159,7 +159,7 @@ impl PipelineConfig {
     }
 
     /// Steps between which an asynchronous pipeline runs empty.
-    pub fn drains_every(&self) -> u64 {
+    pub(crate) fn drains_every(&self) -> u64 {
         self.drain.unwrap_or(DRAIN) as u64
     }
 

@@ -63,7 +63,7 @@ impl<'a> Section<'a> {
     }
 
     /// The same where the word of the first field, or else `usual`, decides which others there are.
-    pub fn read_variant(&mut self, fields: &[Field], usual: &str) -> Result<FieldValues, Error> {
+    pub(crate) fn read_variant(&mut self, fields: &[Field], usual: &str) -> Result<FieldValues, Error> {
         let word = self.read_field(&fields[0])?;
         let word = word.as_ref().and_then(Value::as_str).unwrap_or(usual);
         let mut values = self.read_with(fields, word)?;
@@ -72,7 +72,7 @@ impl<'a> Section<'a> {
     }
 
     /// The same for a word that is known.
-    pub fn read_with(&mut self, fields: &[Field], word: &str) -> Result<FieldValues, Error> {
+    pub(crate) fn read_with(&mut self, fields: &[Field], word: &str) -> Result<FieldValues, Error> {
         self.known.clear();
         let mut values = Table::new();
         for field in fields.iter().filter(|field| (field.with)(word)) {
@@ -140,7 +140,12 @@ impl<'a> Section<'a> {
     }
 
     /// The error for a word outside a closed set, with the nearest one as a hint.
-    pub fn not_one_of(&self, key: &str, value: &Value, words: impl Iterator<Item = &'static str>) -> Error {
+    pub(crate) fn not_one_of(
+        &self,
+        key: &str,
+        value: &Value,
+        words: impl Iterator<Item = &'static str>,
+    ) -> Error {
         let words: Vec<_> = words.collect();
         // First: "gpu" is one letter from "cpu".
         let hint =
@@ -180,7 +185,7 @@ impl<'a> Section<'a> {
     }
 
     /// The same where the word `word` of `key` decides which fields there are; `others` exist with other words.
-    pub fn finish_variant(&self, key: &str, word: &str, others: &[&str]) -> Result<(), Error> {
+    pub(crate) fn finish_variant(&self, key: &str, word: &str, others: &[&str]) -> Result<(), Error> {
         let Some(left) = self.table.keys().find(|left| !self.known.contains(&left.as_str())) else {
             return Ok(());
         };
@@ -251,7 +256,7 @@ impl FieldValues {
     }
 
     /// Gives a field that was left out a value.
-    pub fn set_left_out(&mut self, key: &str, value: impl Serialize) {
+    pub(crate) fn set_left_out(&mut self, key: &str, value: impl Serialize) {
         if !self.0.contains_key(key) {
             self.set(key, value);
         }

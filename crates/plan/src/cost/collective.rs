@@ -26,7 +26,6 @@ impl AllReduce {
     pub const ALL: [(&'static str, AllReduce); 3] =
         [("ring", AllReduce::Ring), ("tree", AllReduce::Tree), ("halving", AllReduce::Halving)];
 
-    /// What it costs.
     pub fn cost(self, ranks: usize, words: f64) -> Cost {
         match self {
             AllReduce::Ring => ring_all_reduce(ranks, words),
@@ -49,18 +48,18 @@ pub enum CollectivePattern {
 
 /// A reduce-scatter and an all-gather, each once around a ring: 2 (P - 1) messages, 2 (P - 1)/P n words. The
 /// words hardly depend on P, the messages do.
-pub fn ring_all_reduce(ranks: usize, words: f64) -> Cost {
+pub(crate) fn ring_all_reduce(ranks: usize, words: f64) -> Cost {
     reduce_scatter(ranks, words) + all_gather(ranks, words)
 }
 
 /// Up a tree and down again: 2 log2 P messages of all n words. For short vectors.
-pub fn tree_all_reduce(ranks: usize, words: f64) -> Cost {
+pub(crate) fn tree_all_reduce(ranks: usize, words: f64) -> Cost {
     exchange(2.0 * rounds(ranks), 2.0 * rounds(ranks) * words)
 }
 
 /// Reduce-scatter by halving the vector and all-gather by doubling it (Rabenseifner): the few messages of a
 /// tree and the few words of a ring, 2 log2 P and 2 (P - 1)/P n. It wants links between all ranks.
-pub fn halving_all_reduce(ranks: usize, words: f64) -> Cost {
+pub(crate) fn halving_all_reduce(ranks: usize, words: f64) -> Cost {
     exchange(2.0 * rounds(ranks), 2.0 * others(ranks) / ranks as f64 * words)
 }
 

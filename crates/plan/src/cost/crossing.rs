@@ -33,7 +33,7 @@ impl LayerSizes {
     }
 
     /// How many times as many ranks, in powers of two, have another cheapest parallelism.
-    pub fn change_with_ranks(&self, at: &Setting) -> Option<Crossover> {
+    pub(crate) fn change_with_ranks(&self, at: &Setting) -> Option<Crossover> {
         let cheapest = |ranks| self.cheapest(&Setting { ranks, ..*at }).map(|(by, _)| by);
         let now = cheapest(at.ranks);
         let more = std::iter::successors(Some(at.ranks), |ranks| ranks.checked_mul(2)).skip(1);

@@ -62,7 +62,6 @@ pub struct ClassShard {
     pub axis: Axis,
     /// so many with this one.
     pub ranks: usize,
-    /// The rank's own.
     pub own: Range<usize>,
 }
 
@@ -249,7 +248,7 @@ impl Layout {
     }
 
     /// How many of these have a partial sum of the gradient that one of them has of a parameter, itself included.
-    pub fn partial_ranks(&self, parameter: usize, of: usize) -> usize {
+    pub(crate) fn partial_ranks(&self, parameter: usize, of: usize) -> usize {
         (0..self.locals.len()).filter(|peer| *peer == of || self.are_reduced(parameter, of, *peer)).count()
     }
 }

@@ -41,7 +41,6 @@ impl Tensors {
 /// What predictions of a model for micro-batches of one size have in common.
 #[derive(Clone)]
 pub struct PredictionInputs {
-    /// Its tensors.
     pub tensors: Rc<Tensors>,
     /// What each block exchanges.
     pub messages: Rc<Vec<BlockMessages>>,

@@ -7,7 +7,7 @@ use super::{Action, Placement, Schedule, ScheduleOptions, Updates, agreement, me
 impl Schedule {
     /// The same for ranks that shard the optimizer's state: each gathers after a step what the others have
     /// stepped.
-    pub fn gathering(mut self) -> Schedule {
+    pub(crate) fn gathering(mut self) -> Schedule {
         for list in &mut self.ranks {
             let with = |action: Action| [Some(action), (action == Action::Step).then_some(Action::Gather)];
             *list = list.drain(..).flat_map(with).flatten().collect();

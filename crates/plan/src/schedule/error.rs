@@ -16,7 +16,6 @@ pub enum ScheduleError {
     /// A number that the schedule cannot work with.
     #[error("{name} needs {expected}, got {got}")]
     Options {
-        /// The schedule's name.
         name: &'static str,
         /// `an even number of stages`
         expected: String,
@@ -36,7 +35,6 @@ pub enum ScheduleError {
     NoEffect {
         /// `chunks`
         option: &'static str,
-        /// The schedule's name.
         name: &'static str,
         /// The schedule that has it.
         only: &'static str,

@@ -273,7 +273,7 @@ impl Schedule {
     }
 
     /// Micro-batches of all batches.
-    pub fn all_micro_batches(&self) -> usize {
+    pub(crate) fn all_micro_batches(&self) -> usize {
         self.micro_batches * self.batches
     }
 

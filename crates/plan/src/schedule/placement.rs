@@ -86,7 +86,7 @@ impl Placement {
     }
 
     /// Parts of the model.
-    pub fn virtual_stages(&self) -> usize {
+    pub(crate) fn virtual_stages(&self) -> usize {
         self.pipelines[0].len()
     }
 
@@ -106,7 +106,7 @@ impl Placement {
     }
 
     /// The pipeline that a micro-batch goes through.
-    pub fn route(&self, micro_batch: usize) -> usize {
+    pub(crate) fn route(&self, micro_batch: usize) -> usize {
         self.routes[micro_batch % self.routes.len()]
     }
 
@@ -121,7 +121,7 @@ impl Placement {
     }
 
     /// The chunks of a rank that a micro-batch goes through.
-    pub fn chunks_for(&self, rank: usize, micro_batch: usize) -> impl Iterator<Item = usize> {
+    pub(crate) fn chunks_for(&self, rank: usize, micro_batch: usize) -> impl Iterator<Item = usize> {
         let route = self.route(micro_batch);
         let chunks = self.chunks[rank].iter().enumerate();
         chunks.filter(move |(_, chunk)| chunk.pipeline == route).map(|(index, _)| index)
@@ -144,7 +144,7 @@ impl Placement {
     }
 
     /// The rank of a chunk.
-    pub fn rank_of(&self, chunk: Chunk) -> usize {
+    pub(crate) fn rank_of(&self, chunk: Chunk) -> usize {
         self.pipelines[chunk.pipeline][chunk.virtual_stage]
     }
 }

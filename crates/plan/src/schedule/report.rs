@@ -13,7 +13,6 @@ use super::{
 /// What `espalier schedule --json` prints.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ScheduleReport {
-    /// The schedule's name.
     pub name: String,
     /// Ranks of the pipeline.
     pub stages: usize,

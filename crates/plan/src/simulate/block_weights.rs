@@ -44,7 +44,7 @@ impl BlockWeights {
     }
 
     /// Those of some blocks whose places among the parameters are chosen.
-    pub fn weights_where(
+    pub(crate) fn weights_where(
         &self,
         blocks: Range<usize>,
         compressed: bool,
@@ -70,7 +70,12 @@ impl BlockWeights {
     }
 
     /// Those of each virtual stage; equal shares, where an engine's authors reckon so.
-    pub fn of_stages(&self, stage_blocks: &StageBlocks, compressed: bool, even: bool) -> Vec<WeightCounts> {
+    pub(crate) fn of_stages(
+        &self,
+        stage_blocks: &StageBlocks,
+        compressed: bool,
+        even: bool,
+    ) -> Vec<WeightCounts> {
         let each: Vec<WeightCounts> =
             stage_blocks.iter().map(|part| self.weights(part.clone(), compressed)).collect();
         if !even {

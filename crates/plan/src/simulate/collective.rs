@@ -74,7 +74,7 @@ impl<'a> RankGroup<'a> {
     /// Seconds for which cores that ranks take turns on have nothing to do behind a meeting. The last to come
     /// goes on at once, the others have to be woken: one core works for each group that meets by itself, and
     /// any more wait.
-    pub fn stall(&self) -> f64 {
+    pub(crate) fn stall(&self) -> f64 {
         let Some(groups) = self.groups.filter(|_| self.ranks > 1) else { return 0.0 };
         let others = (self.cluster.node.devices - 1).max(1) as f64;
         let idle = 1.0 - (groups as f64 - 1.0) / others;

@@ -15,9 +15,7 @@ use crate::spec::{
 /// What computes and who takes part.
 #[derive(Debug, Clone, Copy)]
 pub struct PassContext<'a> {
-    /// The device.
     pub kernels: DeviceKernels<'a>,
-    /// The engine.
     pub engine: &'a EngineProfile,
     /// Ranks of one model-parallel group,
     pub tensor: RankGroup<'a>,
@@ -45,13 +43,13 @@ pub struct TimedLayer<'m> {
 }
 
 /// The passes of each block of a rank's own model.
-pub fn block_passes(model: &ModelSpec, at: &PassContext) -> Result<Vec<Passes>, ShapeError> {
+pub(crate) fn block_passes(model: &ModelSpec, at: &PassContext) -> Result<Vec<Passes>, ShapeError> {
     let sum = |layers: Vec<TimedLayer>| layers.into_iter().map(|timed| timed.passes).sum();
     Ok(layer_passes(model, at)?.into_iter().map(sum).collect())
 }
 
 /// The passes of each layer, block by block.
-pub fn layer_passes<'m>(
+pub(crate) fn layer_passes<'m>(
     model: &'m ModelSpec,
     at: &PassContext,
 ) -> Result<Vec<Vec<TimedLayer<'m>>>, ShapeError> {

@@ -17,7 +17,6 @@ use crate::stages::StageBlocks;
 
 /// The model of the first of the ranks of one model-parallel group: none has more.
 pub struct RankModel {
-    /// The model.
     pub local: LocalModel,
     /// What it has of the layers that it shares.
     pub model_parallel: ModelParallelRank,
@@ -25,7 +24,6 @@ pub struct RankModel {
     pub block_weights: BlockWeights,
     /// Elements of a sample that flow between the layers of each block.
     pub transient: Vec<u64>,
-    /// Its tensors.
     pub tensors: Rc<Tensors>,
     messages: RefCell<HashMap<usize, Rc<Vec<BlockMessages>>>>,
     activations: RefCell<HashMap<ActivationKey, Rc<Vec<StageActivations>>>>,

@@ -154,7 +154,7 @@ impl<'a> GradientReductions<'a> {
     }
 
     /// What all ranks take to agree on a step.
-    pub fn agreement(&self) -> PassSeconds {
+    pub(crate) fn agreement(&self) -> PassSeconds {
         let world = RankGroup::new(self.job.cluster, self.candidate.ranks(), 1).among(self.candidate.ranks());
         let seconds = if self.job.engine.is_ours() { world.all_reduce(AGREED_BYTES) } else { 0.0 };
         PassSeconds::meeting(&world, seconds)

@@ -75,7 +75,6 @@ impl Mul<f64> for PassSeconds {
 /// The passes of a micro-batch through some layers.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Passes {
-    /// Forward.
     pub forward: PassSeconds,
     /// What of the forward is run again before the backward.
     pub again: PassSeconds,

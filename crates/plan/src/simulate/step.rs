@@ -100,7 +100,7 @@ impl Simulation<'_> {
     }
 
     /// Seconds of the passes of a micro-batch through the whole model, and how many micro-batches a replica has.
-    pub fn micro_batch_seconds(&self, candidate: &Candidate) -> Result<(f64, usize), Error> {
+    pub(crate) fn micro_batch_seconds(&self, candidate: &Candidate) -> Result<(f64, usize), Error> {
         let passes: Passes = self.passes(candidate)?.iter().copied().sum();
         Ok((passes.forward.total() + passes.backward().total(), self.micro_batches(candidate)?))
     }

@@ -102,7 +102,7 @@ impl StageTimes {
     }
 
     /// What a virtual stage takes to store the gradients of a micro-batch, and to step.
-    pub fn of_stage(&self, virtual_stage: usize) -> [f64; 2] {
+    pub(crate) fn of_stage(&self, virtual_stage: usize) -> [f64; 2] {
         [self.sinks[virtual_stage], self.steps[virtual_stage]]
     }
 
@@ -125,7 +125,7 @@ impl StageTimes {
     }
 
     /// Seconds for which cores have nothing to do behind the meetings of all lists, on the mean over ranks.
-    pub fn stalls(&self, schedule: &Schedule, times: f64) -> f64 {
+    pub(crate) fn stalls(&self, schedule: &Schedule, times: f64) -> f64 {
         let costs = StepCosts { times: self, schedule, messages: true };
         let of_rank = |(rank, list): (usize, &Vec<Action>)| -> f64 {
             let times = |action: &Action| if action.compute().is_some() { times } else { 1.0 };
@@ -275,7 +275,7 @@ pub(super) struct StepCosts<'a> {
 
 impl StepCosts<'_> {
     /// Seconds for which cores have nothing to do behind the meetings of an action.
-    pub fn stall(&self, rank: usize, action: &Action) -> f64 {
+    pub(crate) fn stall(&self, rank: usize, action: &Action) -> f64 {
         let chunks = self.schedule.placement.chunks(rank);
         if let Some((pass, work)) = action.compute() {
             return self.times.pass(pass, chunks[work.chunk].virtual_stage).stall;

@@ -74,7 +74,7 @@ pub struct StageActivations {
 
 impl ModelSpec {
     /// The most bytes that one micro-batch of `samples` keeps for its backward pass, or in it.
-    pub fn activation_bytes(
+    pub(crate) fn activation_bytes(
         &self,
         samples: usize,
         precision: Precision,

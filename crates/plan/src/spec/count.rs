@@ -22,7 +22,7 @@ impl BlockSpec {
 
 impl ModelSpec {
     /// Lets all batch norms take their statistics over so many samples at a time; 0: over a micro-batch.
-    pub fn group_batch_norms(&mut self, samples: usize) {
+    pub(crate) fn group_batch_norms(&mut self, samples: usize) {
         self.for_each_mut(&mut |layer| {
             if let LayerSpec::BatchNorm(norm) = layer {
                 norm.group = samples;
@@ -32,7 +32,7 @@ impl ModelSpec {
 
     /// Lets all linear layers and convolutions start from a truncated normal with a variance of 1 / fan-in,
     /// whatever follows them: TensorFlow's `variance_scaling_initializer`.
-    pub fn start_by_fan_in(&mut self) {
+    pub(crate) fn start_by_fan_in(&mut self) {
         self.for_each_mut(&mut |layer| match layer {
             LayerSpec::Linear(Linear { init, input, .. }) => *init = Init::fan_in(1.0, *input),
             LayerSpec::Conv(Conv { init, input, kernel, .. }) => {
@@ -59,7 +59,7 @@ impl ModelSpec {
     }
 
     /// The weights of all linear layers, the head's too, by name: an observer sees what these read.
-    pub fn observed_weights(&self) -> HashSet<String> {
+    pub(crate) fn observed_weights(&self) -> HashSet<String> {
         let mut all = HashSet::new();
         self.for_each(&mut |layer| match layer {
             LayerSpec::Linear(Linear { name, .. }) => drop(all.insert(format!("{name}.weight"))),
@@ -111,7 +111,7 @@ impl ModelSpec {
     }
 
     /// Flops of the forward pass, block by block.
-    pub fn block_flops(&self, samples: usize) -> Result<Vec<f64>, ShapeError> {
+    pub(crate) fn block_flops(&self, samples: usize) -> Result<Vec<f64>, ShapeError> {
         let mut blocks = vec![0.0; self.blocks.len()];
         self.for_each_layer(|block, layer, input, output| {
             blocks[block] += layer.description().flops(input, output) * samples as f64;

@@ -67,7 +67,7 @@ impl ModelSpec {
     }
 
     /// Rows of the logits, in a pass of so many samples.
-    pub fn logit_rows(&self, samples: usize) -> Result<usize, ShapeError> {
+    pub(crate) fn logit_rows(&self, samples: usize) -> Result<usize, ShapeError> {
         let (borders, samples) = (self.borders()?, self.samples_at_borders(samples as u64));
         let end = borders.last().zip(samples.last());
         Ok(end.map_or(0, |(shape, samples)| shape.rows().saturating_mul(*samples) as usize))
@@ -75,7 +75,7 @@ impl ModelSpec {
 }
 
 /// Bytes of what ranks that have the logits of some of all classes each tell one another about a chunk of rows.
-pub fn shared_logit_bytes(
+pub(crate) fn shared_logit_bytes(
     rows: usize,
     classes: usize,
     ranks: usize,

@@ -37,7 +37,7 @@ impl Parameter {
     }
 
     /// Whether it is added to what a layer makes: the shift of a norm is one too.
-    pub fn is_bias(&self) -> bool {
+    pub(crate) fn is_bias(&self) -> bool {
         self.name.ends_with(".bias")
     }
 }

@@ -11,7 +11,7 @@ use super::{LayerSpec, ModelSpec, ShapeError};
 
 impl ModelSpec {
     /// The most elements of one sample that flow between the layers of each block.
-    pub fn transient_elements(&self) -> Result<Vec<u64>, ShapeError> {
+    pub(crate) fn transient_elements(&self) -> Result<Vec<u64>, ShapeError> {
         let borders = self.borders()?;
         let blocks = (0..self.blocks.len()).zip(borders);
         Ok(blocks.map(|(block, shape)| most(self.layers_before_head(block), shape, 0)).collect())

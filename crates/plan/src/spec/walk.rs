@@ -66,7 +66,7 @@ impl ModelSpec {
 
     /// Calls `visit(block, layer, input, output)` for every layer in the order of execution, those inside residual
     /// branches and shortcuts included (the `Residual` itself comes after them); returns the shape at the end.
-    pub fn for_each_layer(
+    pub(crate) fn for_each_layer(
         &self,
         mut visit: impl FnMut(usize, &LayerSpec, Shape, Shape),
     ) -> Result<Shape, ShapeError> {

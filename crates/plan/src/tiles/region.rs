@@ -24,7 +24,6 @@ impl Region {
         [self.rows.len(), self.columns.len()]
     }
 
-    /// How many pixels.
     pub fn pixels(&self) -> u64 {
         (self.rows.len() as u64).saturating_mul(self.columns.len() as u64)
     }

@@ -85,7 +85,7 @@ impl Page {
 
     /// The same for a server that has newer [`content`](Page::content) under the path `live`, which the page
     /// asks for by itself.
-    pub fn live_html(&self) -> String {
+    pub(crate) fn live_html(&self) -> String {
         self.document(&self.content(), LIVE)
     }
 

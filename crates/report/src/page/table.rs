@@ -11,7 +11,6 @@ pub struct Table {
     pub rows: Vec<Vec<String>>,
 }
 
-/// A column.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Column {
     /// Its head.

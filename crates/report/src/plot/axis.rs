@@ -131,14 +131,14 @@ impl PlacedAxis {
     }
 
     /// How a script finds values by places: the scale, the least and the greatest value, and their places.
-    pub fn data_attribute(&self) -> String {
+    pub(crate) fn data_attribute(&self) -> String {
         let name = if self.scale == AxisScale::Log { "log" } else { "linear" };
         format!("{name} {:e} {:e} {:.1} {:.1}", self.low, self.high, self.from, self.to)
     }
 
     /// Values between the ticks of a logarithmic axis, which get a tick without a number; none over many
     /// powers of ten.
-    pub fn minor_ticks(&self) -> Vec<f64> {
+    pub(crate) fn minor_ticks(&self) -> Vec<f64> {
         if self.scale == AxisScale::Linear || self.high / self.low > 1e6 {
             return Vec::new();
         }

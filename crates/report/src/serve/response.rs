@@ -44,7 +44,7 @@ impl Responder {
     }
 
     /// The same by another clock, which tests turn themselves.
-    pub fn with_clock(
+    pub(crate) fn with_clock(
         render: impl FnMut() -> Page + Send + 'static,
         is_loopback: bool,
         now: impl Fn() -> Instant + Send + Sync + 'static,
@@ -55,7 +55,7 @@ impl Responder {
         Responder { cached: Mutex::new(cached), now: Box::new(now), is_loopback }
     }
 
-    pub fn respond_to(&self, head: &RequestHead) -> Response {
+    pub(crate) fn respond_to(&self, head: &RequestHead) -> Response {
         if self.is_loopback && !head.host.as_deref().is_none_or(is_this_machine) {
             return Response::plain("421 Misdirected Request", "ask for this machine by its address");
         }

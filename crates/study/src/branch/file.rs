@@ -139,7 +139,7 @@ impl BranchStudy {
     }
 
     /// The run file of the base run: the study's own, or that of its checkpoint's run with what the study changes.
-    pub fn base_run_file(&self, of_checkpoint: Option<&str>) -> Result<RunFile, Error> {
+    pub(crate) fn base_run_file(&self, of_checkpoint: Option<&str>) -> Result<RunFile, Error> {
         let base = match (&self.from, of_checkpoint) {
             (None, _) => self.run.read().map_err(in_run)?,
             (Some(_), None) => return Err(missing("branch.from", "a checkpoint in the folder of its run")),

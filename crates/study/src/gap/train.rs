@@ -26,7 +26,6 @@ pub struct GapOutcome {
     pub batch: usize,
     /// The arm's name.
     pub arm: String,
-    /// The run's seed.
     pub seed: u64,
     /// Steps of the run.
     pub steps: u64,

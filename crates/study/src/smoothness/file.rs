@@ -13,7 +13,6 @@ pub struct SmoothnessStudy {
     /// What it is called, on pages and in folders.
     pub name: String,
     run: RunTable,
-    /// At which sparsities.
     pub sparsities: Vec<f64>,
     /// How often, and over how many samples.
     pub schedule: MeasureSchedule,

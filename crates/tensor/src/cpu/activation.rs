@@ -7,7 +7,6 @@
 
 use super::math;
 
-/// An activation function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ActivationFn {
     /// max(x, 0).

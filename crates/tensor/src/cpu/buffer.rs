@@ -60,7 +60,6 @@ impl HostBuffer {
         self.label.release(self.cpu.ledger(), self.len);
     }
 
-    /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the block holds at least `len` bytes, all initialised: blocks are born zeroed.
         unsafe { std::slice::from_raw_parts(self.block.pointer.as_ptr(), self.len) }

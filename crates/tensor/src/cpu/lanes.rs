@@ -9,7 +9,7 @@ use super::math;
 use crate::dtype::Float;
 
 /// How many partial results run beside each other: two vectors of AVX-512, eight of SSE.
-pub const LANES: usize = 32;
+pub(crate) const LANES: usize = 32;
 
 /// The sum of `f(x)` over a row; `A` is f32, or f64 where more digits are wanted.
 #[inline(always)]
@@ -31,7 +31,7 @@ pub fn sum<T: Float, A: Copy + Default + AddAssign>(x: &[T], f: impl Fn(f32) -> 
 
 /// The sum of `f(a, b)` over two rows of one length.
 #[inline(always)]
-pub fn sum2<T: Float, U: Float, A: Copy + Default + AddAssign>(
+pub(crate) fn sum2<T: Float, U: Float, A: Copy + Default + AddAssign>(
     a: &[T],
     b: &[U],
     f: impl Fn(f32, f32) -> A,
@@ -53,7 +53,7 @@ pub fn sum2<T: Float, U: Float, A: Copy + Default + AddAssign>(
 
 /// The sum of `f(a, b, c)` over three rows of one length.
 #[inline(always)]
-pub fn sum3<T: Float, U: Float, V: Float, A: Copy + Default + AddAssign>(
+pub(crate) fn sum3<T: Float, U: Float, V: Float, A: Copy + Default + AddAssign>(
     a: &[T],
     b: &[U],
     c: &[V],
@@ -79,7 +79,7 @@ pub fn sum3<T: Float, U: Float, V: Float, A: Copy + Default + AddAssign>(
 ///
 /// Not [`sum`] with a closure: the exponential is long enough that the compiler would leave it as a call.
 #[inline(always)]
-pub fn sum_exp<T: Float>(x: &[T], max: f32) -> f64 {
+pub(crate) fn sum_exp<T: Float>(x: &[T], max: f32) -> f64 {
     let mut sum = 0.0;
     for x in x.chunks(4096) {
         let mut lanes = [0f32; LANES];

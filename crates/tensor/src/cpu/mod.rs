@@ -95,7 +95,7 @@ impl Cpu {
     }
 
     /// Cuts `data` into pieces of at most `piece` elements and runs `task(piece's range, piece)` on each.
-    pub fn for_pieces<T: Send>(
+    pub(crate) fn for_pieces<T: Send>(
         &self,
         data: &mut [T],
         piece: usize,
@@ -111,7 +111,7 @@ impl Cpu {
     }
 
     /// Cuts `0..len` into pieces, maps each, and returns the results in the order of the pieces.
-    pub fn map_pieces<R: Send>(
+    pub(crate) fn map_pieces<R: Send>(
         &self,
         len: usize,
         piece: usize,

@@ -138,14 +138,20 @@ impl CudaBuffer {
     }
 
     /// Overwrites it with another buffer of the same GPU and length, in the order of the compute stream.
-    pub fn copy_from(&mut self, other: &CudaBuffer) -> Result<()> {
+    pub(crate) fn copy_from(&mut self, other: &CudaBuffer) -> Result<()> {
         assert_eq!(other.len, self.len, "a copy of another length");
         self.copy_part_from(0, other, 0, self.len)
     }
 
     /// Overwrites `len` bytes from `at` on with those of another buffer of the same GPU from `from` on, in
     /// the order of the compute stream.
-    pub fn copy_part_from(&mut self, at: usize, other: &CudaBuffer, from: usize, len: usize) -> Result<()> {
+    pub(crate) fn copy_part_from(
+        &mut self,
+        at: usize,
+        other: &CudaBuffer,
+        from: usize,
+        len: usize,
+    ) -> Result<()> {
         assert!(at + len <= self.len && from + len <= other.len, "a copy beyond a buffer's end");
         assert!(self.cuda.is(&other.cuda), "a copy between two GPUs");
         if len == 0 {

@@ -81,7 +81,7 @@ impl Build {
     /// With `T` as bf16.
     pub const BF16: Build = Build::of(DType::Bf16);
     /// Once per floating type.
-    pub const FLOATS: &[Build] = &[Build::F32, Build::BF16];
+    pub(crate) const FLOATS: &[Build] = &[Build::F32, Build::BF16];
 
     /// With `T` as this type.
     pub const fn of(element: DType) -> Build {

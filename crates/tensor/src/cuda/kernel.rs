@@ -75,7 +75,7 @@ impl Kernel {
     ///
     /// # Safety
     /// As for [`Kernel::launch`], and the streams that use the tensors are in order.
-    pub unsafe fn launch_on(
+    pub(crate) unsafe fn launch_on(
         &self,
         stream: &Stream,
         grid: impl Into<Dim3>,
@@ -111,7 +111,7 @@ impl Kernel {
     /// # Safety
     /// As for [`Kernel::launch`], and the kernel does wait before it reads or writes what earlier work may
     /// write or read.
-    pub unsafe fn launch_early(
+    pub(crate) unsafe fn launch_early(
         &self,
         grid: impl Into<Dim3>,
         block: impl Into<Dim3>,

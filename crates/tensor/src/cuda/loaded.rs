@@ -63,7 +63,7 @@ impl KernelFunction {
     }
 
     /// A kernel gets more than 48 KiB only after asking.
-    pub fn allow_shared(&self, bytes: u32) -> Result<()> {
+    pub(crate) fn allow_shared(&self, bytes: u32) -> Result<()> {
         let mut shared = self.shared.lock().expect("no panic while locked");
         if bytes <= *shared {
             return Ok(());

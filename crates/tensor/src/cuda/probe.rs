@@ -86,7 +86,6 @@ pub(super) fn count() -> Result<usize> {
 pub struct Probe {
     /// The newest CUDA that the driver serves, such as (13, 0).
     pub driver: Option<(u32, u32)>,
-    /// The GPUs.
     pub gpus: Vec<Gpu>,
     /// NVRTC's version.
     pub nvrtc: Option<(u32, u32)>,

@@ -17,7 +17,7 @@ pub struct SideWork {
 
 impl Cuda {
     /// Queues what `work` launches on the side stream, behind what the compute stream has now.
-    pub fn on_side_stream(&self, work: impl FnOnce(&Stream) -> Result<()>) -> Result<SideWork> {
+    pub(crate) fn on_side_stream(&self, work: impl FnOnce(&Stream) -> Result<()>) -> Result<SideWork> {
         let side = &self.0.side;
         self.order(self.compute(), side)?;
         let queued = work(side);

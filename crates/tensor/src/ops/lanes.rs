@@ -79,7 +79,6 @@ pub(crate) fn doubles(device: &Device, n: usize) -> Result<Tensor> {
 pub(crate) struct Addend {
     /// Where what is added lies; 0 for nothing.
     pub(crate) from: u64,
-    /// The sum.
     pub(crate) sum: Tensor,
     /// What is added, where the sum lies elsewhere: it must outlive the launch.
     _plus: Option<Tensor>,

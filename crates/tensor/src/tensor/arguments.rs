@@ -15,7 +15,7 @@ impl<'a> Args<'a> {
     }
 
     /// A tensor to read, or a null pointer.
-    pub fn optional_input(self, tensor: Option<&'a Tensor>) -> Args<'a> {
+    pub(crate) fn optional_input(self, tensor: Option<&'a Tensor>) -> Args<'a> {
         match tensor {
             Some(tensor) => self.input(tensor),
             None => self.null(),
@@ -23,7 +23,7 @@ impl<'a> Args<'a> {
     }
 
     /// A tensor to write, or a null pointer.
-    pub fn optional_output(self, tensor: Option<&'a mut Tensor>) -> Args<'a> {
+    pub(crate) fn optional_output(self, tensor: Option<&'a mut Tensor>) -> Args<'a> {
         match tensor {
             Some(tensor) => self.output(tensor),
             None => self.null(),

@@ -37,7 +37,7 @@ impl<'a> CheckpointTensor<'a> {
     }
 
     /// A parameter's weight, which must be here.
-    pub fn weight_of(param: &'a Param) -> CheckpointTensor<'a> {
+    pub(crate) fn weight_of(param: &'a Param) -> CheckpointTensor<'a> {
         match param.at_rest().filter(|weight| weight.len() == param.len()) {
             Some(weight) => CheckpointTensor::of(weight, &param.plan.shard),
             None => CheckpointTensor::Weight(param),

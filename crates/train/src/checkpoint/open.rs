@@ -196,7 +196,7 @@ impl Checkpoint {
     }
 
     /// The error of a weight that has a NaN or an infinity.
-    pub fn not_finite(&self, tensor: &str) -> Error {
+    pub(crate) fn not_finite(&self, tensor: &str) -> Error {
         Error::BrokenWeights { path: self.path.clone(), tensor: tensor.to_owned() }
     }
 

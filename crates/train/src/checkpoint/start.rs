@@ -27,7 +27,7 @@ impl Checkpoint {
     }
 
     /// An error where it does not hold the weights of a model.
-    pub fn check_fits(&self, model: &ModelSpec) -> Result<()> {
+    pub(crate) fn check_fits(&self, model: &ModelSpec) -> Result<()> {
         let positions = positions(model);
         for parameter in model.parameters() {
             let (name, here) = (&parameter.name, &parameter.shape);

@@ -56,7 +56,7 @@ impl Sampler {
     }
 
     /// Whether nothing but the logits has a part in it: it is the likeliest token, always.
-    pub fn is_argmax(&self) -> bool {
+    pub(crate) fn is_argmax(&self) -> bool {
         self.is_greedy() && !self.has_penalty()
     }
 

@@ -11,7 +11,6 @@ use crate::Result;
 /// A symmetric tridiagonal matrix.
 #[derive(Debug, Clone, Default)]
 pub struct Tridiagonal {
-    /// On the diagonal.
     pub diagonal: Vec<f64>,
     /// Beside it: one fewer.
     pub off_diagonal: Vec<f64>,
@@ -19,7 +18,7 @@ pub struct Tridiagonal {
 
 /// The Hessian of a surface in the basis that grows from a direction, after at most so many products; fewer
 /// where what the direction reaches has no more dimensions.
-pub fn tridiagonal(surface: &LossSurface<'_>, start: Direction, steps: usize) -> Result<Tridiagonal> {
+pub(crate) fn tridiagonal(surface: &LossSurface<'_>, start: Direction, steps: usize) -> Result<Tridiagonal> {
     let mut matrix = Tridiagonal::default();
     let mut basis: Vec<Direction> = Vec::new();
     let (mut next, mut largest) = (start, 0.0f64);
@@ -63,7 +62,7 @@ impl Tridiagonal {
     /// Its eigenvalues, ascending, each with the squared first component of its eigenvector: nodes and
     /// weights of the quadrature that Golub & Welsch (1969) found in it. By Jacobi's rotations, which are
     /// slow and exact; there are a few dozen rows.
-    pub fn quadrature(&self) -> Vec<(f64, f64)> {
+    pub(crate) fn quadrature(&self) -> Vec<(f64, f64)> {
         let n = self.diagonal.len();
         let mut a = vec![vec![0.0; n]; n];
         for (i, x) in self.diagonal.iter().enumerate() {

@@ -158,7 +158,7 @@ impl<'a> LossSurface<'a> {
     }
 
     /// A direction of signs, each as likely as the other: element for element the same on any layout of ranks.
-    pub fn random_signs(&self, number: u64) -> Result<Direction> {
+    pub(crate) fn random_signs(&self, number: u64) -> Result<Direction> {
         let one = |id: &ParameterId| {
             let param = self.params.param(*id);
             let stream = random::key(self.context.plan.seed ^ PURPOSE, name_key(&param.plan.name));

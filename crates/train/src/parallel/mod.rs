@@ -155,7 +155,7 @@ impl Ranks {
     }
 
     /// The same where so many ranks compute in the memory of one device, and not all of the world.
-    pub fn with_ranks_per_device(self, ranks: usize) -> Ranks {
+    pub(crate) fn with_ranks_per_device(self, ranks: usize) -> Ranks {
         Ranks { ranks_per_device: ranks, ..self }
     }
 
@@ -170,7 +170,7 @@ impl Ranks {
     }
 
     /// Whether it counts what all ranks with parts of the same layers see alike: losses, and samples.
-    pub fn counts_losses(&self) -> bool {
+    pub(crate) fn counts_losses(&self) -> bool {
         self.model_parallel.rank() == 0
     }
 
@@ -180,22 +180,22 @@ impl Ranks {
     }
 
     /// Which of so many samples fall to it.
-    pub fn batch_range(&self, samples: usize) -> Range<usize> {
+    pub(crate) fn batch_range(&self, samples: usize) -> Range<usize> {
         split(samples, self.data().size(), self.data().rank())
     }
 
     /// All-reduce (sum) over all ranks.
-    pub fn all_reduce_sum(&self, numbers: Vec<f64>) -> Result<Vec<f64>> {
+    pub(crate) fn all_reduce_sum(&self, numbers: Vec<f64>) -> Result<Vec<f64>> {
         Ok(self.world.all_reduce(numbers, Reduce::Sum)?)
     }
 
     /// All-reduce (sum) over the ranks of a replica.
-    pub fn all_reduce_over_replica(&self, numbers: Vec<u64>) -> Result<Vec<u64>> {
+    pub(crate) fn all_reduce_over_replica(&self, numbers: Vec<u64>) -> Result<Vec<u64>> {
         Ok(self.replica.all_reduce(numbers, Reduce::Sum)?)
     }
 
     /// What the ranks of a replica hold together, where each has zeros for what it does not hold.
-    pub fn gather_over_replica(&self, local: Vec<[u8; 32]>) -> Result<Vec<[u8; 32]>> {
+    pub(crate) fn gather_over_replica(&self, local: Vec<[u8; 32]>) -> Result<Vec<[u8; 32]>> {
         let words = local.as_flattened().as_chunks::<8>().0.iter().map(|b| u64::from_le_bytes(*b)).collect();
         // Two that hold the same thing say the same.
         let all = self.replica.all_reduce::<Vec<u64>>(words, Reduce::Max)?;
@@ -204,7 +204,7 @@ impl Ranks {
     }
 
     /// The largest over all ranks.
-    pub fn all_reduce_max(&self, numbers: Vec<u64>) -> Result<Vec<u64>> {
+    pub(crate) fn all_reduce_max(&self, numbers: Vec<u64>) -> Result<Vec<u64>> {
         Ok(self.world.all_reduce(numbers, Reduce::Max)?)
     }
 

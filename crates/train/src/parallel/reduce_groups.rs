@@ -92,7 +92,7 @@ impl ReduceGroups {
     }
 
     /// Whether one replica measures a statistic on several ranks.
-    pub fn has_copies(&self) -> bool {
+    pub(crate) fn has_copies(&self) -> bool {
         self.copies
     }
 
@@ -102,12 +102,12 @@ impl ReduceGroups {
     }
 
     /// Makes the running statistics of batch norms those of all ranks: their mean, in the same bits everywhere.
-    pub fn average_statistics(&self, params: &mut ParamStore) -> Result<()> {
+    pub(crate) fn average_statistics(&self, params: &mut ParamStore) -> Result<()> {
         self.sum_statistics(params, |group| 1.0 / group.size() as f32)
     }
 
     /// Adds up what stands in the place of running statistics, and multiplies it by a factor.
-    pub fn sum_statistics(
+    pub(crate) fn sum_statistics(
         &self,
         params: &mut ParamStore,
         factor: impl Fn(&Communicator) -> f32,

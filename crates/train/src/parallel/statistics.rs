@@ -25,7 +25,7 @@ use crate::state::ParamStore;
 
 /// Folds what all ranks have measured, `count` batches of each norm: this rank's own, with their places in
 /// the order of all. `factor` is one over how many ranks measure each place. All ranks of the groups must.
-pub fn fold_together(
+pub(crate) fn fold_together(
     local: &[(usize, BatchStatistics)],
     count: usize,
     factor: f32,

@@ -30,7 +30,7 @@ impl DropAndGrow {
     }
 
     /// Whether masks are drawn before a step.
-    pub fn should_run(&self, at: StepClock) -> bool {
+    pub(crate) fn should_run(&self, at: StepClock) -> bool {
         at.step == 0 || self.due(at.step, at.steps).is_some()
     }
 

@@ -181,7 +181,11 @@ impl GradientSums {
     }
 
     /// The sums of all of them, of this rank's samples.
-    pub fn take_local(mut self, wanted: &[ParameterId], context: &TrainContext) -> Result<Vec<Tensor>> {
+    pub(crate) fn take_local(
+        mut self,
+        wanted: &[ParameterId],
+        context: &TrainContext,
+    ) -> Result<Vec<Tensor>> {
         let local = |id| match self.sums.remove(id).expect("a parameter is wanted once") {
             Some(sum) => Ok(sum),
             // There were fewer samples than ranks.

@@ -93,7 +93,6 @@ pub enum PrunerState<'a> {
 /// A time in a run.
 #[derive(Debug, Clone, Copy)]
 pub struct StepClock {
-    /// Steps taken.
     pub step: u64,
     /// Steps of the whole run.
     pub steps: u64,
@@ -137,7 +136,6 @@ impl NewMasks {
 pub struct Network<'a> {
     /// The rank that asks: its plan, its place among the others, its part of the model, its data and its device.
     pub context: &'a TrainContext,
-    /// Steps taken.
     pub step: u64,
     /// Steps of one pass over the training data.
     pub epoch: u64,
@@ -151,7 +149,7 @@ pub struct Network<'a> {
 
 impl Network<'_> {
     /// The time at which the method is asked.
-    pub fn step_clock(&self) -> StepClock {
+    pub(crate) fn step_clock(&self) -> StepClock {
         StepClock { step: self.step, steps: self.context.steps, epoch: self.epoch }
     }
 
@@ -173,7 +171,7 @@ impl Network<'_> {
     }
 
     /// Elements of all of it.
-    pub fn full_len(&self, id: ParameterId) -> usize {
+    pub(crate) fn full_len(&self, id: ParameterId) -> usize {
         self.context.param(id).shard.full_shape().iter().product()
     }
 
@@ -183,7 +181,11 @@ impl Network<'_> {
     }
 
     /// A sum over all stages, each weight counted on one rank.
-    pub fn sum_over(&self, ids: &[ParameterId], count: impl Fn(ParameterId) -> usize) -> Result<usize> {
+    pub(crate) fn sum_over(
+        &self,
+        ids: &[ParameterId],
+        count: impl Fn(ParameterId) -> usize,
+    ) -> Result<usize> {
         self.sum(ids.iter().filter(|id| self.is_owner(**id)).map(|id| count(*id)).sum())
     }
 
@@ -204,7 +206,7 @@ impl Network<'_> {
 
     /// The masks that keep the best candidates at a sparsity: `keys` gives those of a parameter, in which
     /// larger is better.
-    pub fn keep_best(
+    pub(crate) fn keep_best(
         &self,
         sparsity: f64,
         scope: Scope,
@@ -238,7 +240,7 @@ impl Network<'_> {
 
     /// A mask that is drawn of all keys of a parameter and its shape. Where it is cut, a group of weights may
     /// be on two ranks: each looks at all of the tensor and keeps what is its own.
-    pub fn mask_on_host(
+    pub(crate) fn mask_on_host(
         &self,
         id: ParameterId,
         keys: &Tensor,
@@ -266,7 +268,7 @@ impl Network<'_> {
 
     /// The same where `visit_all` shows the keys of each parameter by its place among `ids`, each time that
     /// it is called.
-    pub fn keep_visited(
+    pub(crate) fn keep_visited(
         &self,
         ids: &[ParameterId],
         count: usize,
@@ -301,7 +303,7 @@ impl Network<'_> {
     }
 
     /// What is here of a mask of all of a parameter.
-    pub fn local_bits(&self, id: ParameterId, full: MaskBits) -> MaskBits {
+    pub(crate) fn local_bits(&self, id: ParameterId, full: MaskBits) -> MaskBits {
         if self.context.param(id).is_split {
             bits_of_shard(&full, &self.context.param(id).shard)
         } else {
@@ -310,7 +312,7 @@ impl Network<'_> {
     }
 
     /// Weights of all of a parameter that are not gone. Where it is cut all that hold a shard must ask.
-    pub fn kept_count(&self, id: ParameterId) -> Result<usize> {
+    pub(crate) fn kept_count(&self, id: ParameterId) -> Result<usize> {
         self.context.model_parallel.count(id, self.local_kept_count(id))
     }
 
@@ -336,7 +338,7 @@ impl Network<'_> {
     }
 
     /// Keys in which weights that are pruned already come last: any other is above them.
-    pub fn exclude_pruned(&self, id: ParameterId, mut keys: Tensor) -> Result<Tensor> {
+    pub(crate) fn exclude_pruned(&self, id: ParameterId, mut keys: Tensor) -> Result<Tensor> {
         if let Some(mask) = self.params.mask(id) {
             apply(&mut keys, mask)?;
         }

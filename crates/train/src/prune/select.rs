@@ -32,7 +32,7 @@ pub struct DistributedTensors<'a> {
 pub type KeyVisitor<'a> = dyn FnMut(usize, Tensor) -> crate::Result<()> + 'a;
 
 /// Shows the keys of each tensor, which `keys` gives.
-pub fn one_by_one(
+pub(crate) fn one_by_one(
     tensors: usize,
     mut keys: impl FnMut(usize) -> crate::Result<Tensor>,
 ) -> impl FnMut(&mut KeyVisitor<'_>) -> crate::Result<()> {
@@ -43,7 +43,7 @@ pub fn one_by_one(
 /// of each tensor of this one, in whatever order, and must show the same ones each of the three times that it
 /// is called. Ties go to the earlier tensor, wherever it is, and within a tensor to the earlier place of the
 /// full tensor, whoever holds it.
-pub fn best_of_distributed(
+pub(crate) fn best_of_distributed(
     distributed: &DistributedTensors<'_>,
     keep: usize,
     mut visit_all: impl FnMut(&mut KeyVisitor<'_>) -> crate::Result<()>,
@@ -107,7 +107,7 @@ pub fn best_of_distributed(
 
 /// Keeps the `keep` places with the largest keys of one tensor, of which this rank holds a shard, and says
 /// whether it speaks for it.
-pub fn best_of_shards(
+pub(crate) fn best_of_shards(
     keys: &Tensor,
     keep: usize,
     (shard, owned): (&Shard, bool),
@@ -128,7 +128,7 @@ pub fn best(keys: &Tensor, keep: usize) -> crate::Result<MaskBits> {
 
 /// Keeps the `keep` places with the largest keys of each output of a tensor, which lie along a dimension;
 /// what has no key stays out. Ties go to the earlier place.
-pub fn best_of_rows(keys: &[u32], shape: &[usize], dim: usize, keep: usize) -> MaskBits {
+pub(crate) fn best_of_rows(keys: &[u32], shape: &[usize], dim: usize, keep: usize) -> MaskBits {
     let (rows, inner) = (shape[dim], shape[dim + 1..].iter().product::<usize>());
     let outer = keys.len().checked_div(rows * inner).unwrap_or(0);
     let best = |row: usize| {

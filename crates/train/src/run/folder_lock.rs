@@ -50,7 +50,7 @@ impl FolderLock {
     }
 
     /// Locks the first of `BASE`, `BASE-2`, ... behind those that hold a run.
-    pub fn acquire_next(base: &Path) -> Result<FolderLock> {
+    pub(crate) fn acquire_next(base: &Path) -> Result<FolderLock> {
         for number in last_number(base) + 1.. {
             let folder = numbered(base, number);
             let Some(acquired) = FolderLock::attempt(&folder)? else { continue };
@@ -63,7 +63,7 @@ impl FolderLock {
     }
 
     /// The last of `BASE`, `BASE-2`, ... that holds a run; `BASE` where none does.
-    pub fn last_used(base: &Path) -> PathBuf {
+    pub(crate) fn last_used(base: &Path) -> PathBuf {
         numbered(base, last_number(base).max(1))
     }
 

@@ -56,7 +56,6 @@ pub struct StepRecord {
     pub skipped: bool,
 }
 
-/// An evaluation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationRecord {
     /// Steps done.

@@ -177,7 +177,7 @@ impl PastMetrics {
     }
 
     /// Says which lines a run should have and has not, as [`missing_steps`] finds them.
-    pub fn warn_of_gaps(
+    pub(crate) fn warn_of_gaps(
         &self,
         path: &Path,
         [began, done]: [u64; 2],

@@ -109,7 +109,6 @@ pub struct RunOutcome {
 /// Where a run lives, and whether it goes on from a checkpoint there.
 #[derive(Debug, Clone, Default)]
 pub struct RunDir {
-    /// The run folder.
     pub folder: PathBuf,
     /// Whether the folder is the first of `FOLDER`, `FOLDER-2`, ... that is free or, to resume, the last that
     /// is not.

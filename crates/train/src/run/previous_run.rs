@@ -95,7 +95,13 @@ impl PreviousRun {
     }
 
     /// Says what another length does to a run of which `done` steps are behind.
-    pub fn note_length(&self, run: &ResolvedRun, done: u64, samples: usize, observer: &mut dyn Observer) {
+    pub(crate) fn note_length(
+        &self,
+        run: &ResolvedRun,
+        done: u64,
+        samples: usize,
+        observer: &mut dyn Observer,
+    ) {
         if let Some(note) = self.run.as_ref().and_then(|was| run.new_length(was, done, samples)) {
             observer.note(&note);
         }

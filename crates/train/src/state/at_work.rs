@@ -59,7 +59,7 @@ impl ExpansionScratch {
     }
 
     /// The same for a copy of the weights.
-    pub fn for_copy(&self) -> ExpansionScratch {
+    pub(crate) fn for_copy(&self) -> ExpansionScratch {
         let owner = self.scratch.owners.fetch_add(1, Relaxed) + 1;
         ExpansionScratch { blocks: self.blocks.clone(), scratch: self.scratch.clone(), owner }
     }

@@ -51,7 +51,7 @@ impl Accumulator {
     }
 
     /// Adds this rank's part of a micro-batch's gradient that was summed over ranks.
-    pub fn add_shard(&mut self, id: ParameterId, shard: Tensor) -> Result<()> {
+    pub(crate) fn add_shard(&mut self, id: ParameterId, shard: Tensor) -> Result<()> {
         match &mut self.gradients[id.0] {
             Some(sum) => add_into(sum, &shard)?,
             empty => *empty = Some(begin_sum(shard, self.rounded)?),
@@ -67,7 +67,7 @@ impl Accumulator {
     }
 
     /// The same, of a gradient that was made elsewhere.
-    pub fn put_local(&mut self, id: ParameterId, gradient: Tensor) {
+    pub(crate) fn put_local(&mut self, id: ParameterId, gradient: Tensor) {
         self.bytes[id.0] = gradient.byte_len();
         self.gradients[id.0] = Some(gradient);
     }
@@ -84,7 +84,7 @@ impl Accumulator {
     }
 
     /// Takes a sum out for a message: rounded to the type in which its summands came.
-    pub fn take_rounded(&mut self, id: ParameterId) -> Result<Option<Tensor>> {
+    pub(crate) fn take_rounded(&mut self, id: ParameterId) -> Result<Option<Tensor>> {
         let Some(sum) = self.gradients[id.0].take() else { return Ok(None) };
         let Some(dtype) = self.rounded.filter(|dtype| *dtype != sum.dtype()) else { return Ok(Some(sum)) };
         // Scratch until the sum is gone: of a gradient there is one.

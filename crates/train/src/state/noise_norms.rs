@@ -53,7 +53,7 @@ impl NoiseNorms {
     }
 
     /// Says that what comes next is another micro-batch's.
-    pub fn end_micro_batch(&mut self) -> Result<()> {
+    pub(crate) fn end_micro_batch(&mut self) -> Result<()> {
         for (_, sum) in self.uses.drain(..) {
             self.squares += squared_norm(&sum)?;
         }

@@ -82,7 +82,7 @@ impl Param {
     }
 
     /// The shape of its gradient and state, were all of them here: that of the weight, or a vector of kept values.
-    pub fn state_shape(&self) -> Vec<usize> {
+    pub(crate) fn state_shape(&self) -> Vec<usize> {
         match self.compressing_mask() {
             Some(mask) => vec![mask.kept()],
             None => self.plan.shard.shape(),

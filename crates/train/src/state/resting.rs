@@ -57,7 +57,7 @@ impl InitialWeight {
         fresh(&self.parameter, &self.shard, &self.device, self.dtype, self.seed, category)
     }
 
-    pub fn draw_kept(&self, mask: &Mask, category: Category) -> Result<Tensor, Error> {
+    pub(crate) fn draw_kept(&self, mask: &Mask, category: Category) -> Result<Tensor, Error> {
         fresh_kept(&self.parameter, &self.shard, mask, self.dtype, self.seed, category)
     }
 }
@@ -188,7 +188,7 @@ impl StoredWeight {
     }
 
     /// Makes room for values that are about to be read, where there is none yet.
-    pub fn make_room(&mut self) -> Result<(), Error> {
+    pub(crate) fn make_room(&mut self) -> Result<(), Error> {
         if let ParamWeight::Initial(initial) = &self.stored {
             let room = Tensor::zeros(&initial.device, &self.shape, initial.dtype, Category::Weights)?;
             self.stored = ParamWeight::Dense(room);
@@ -197,7 +197,7 @@ impl StoredWeight {
     }
 
     /// Writes new values of what its mask keeps to their places in a dense weight.
-    pub fn set_kept(&mut self, values: &Tensor) -> Result<(), Error> {
+    pub(crate) fn set_kept(&mut self, values: &Tensor) -> Result<(), Error> {
         match (&mut self.stored, &self.mask) {
             (ParamWeight::Dense(weight), Some(mask)) => expand_into(values, mask, weight),
             (other, _) => panic!("kept values of a weight that is {}", other.name()),

@@ -141,7 +141,7 @@ impl ParamStore {
     }
 
     /// Gives all weights and statistics the values that they started with, one at a time.
-    pub fn initialise_again(&mut self, local: &LocalModel, seed: u64) -> Result<()> {
+    pub(crate) fn initialise_again(&mut self, local: &LocalModel, seed: u64) -> Result<()> {
         self.workplace.clear();
         for (param, parameter) in self.params.iter_mut().zip(&local.parameters) {
             // What was not drawn yet has them anyway.
@@ -160,7 +160,7 @@ impl ParamStore {
     }
 
     /// Whether they are those values.
-    pub fn are_initial(&self, local: &LocalModel, seed: u64) -> Result<bool> {
+    pub(crate) fn are_initial(&self, local: &LocalModel, seed: u64) -> Result<bool> {
         for (param, parameter) in self.params.iter().zip(&local.parameters) {
             let Some(weight) = param.at_rest() else { continue };
             let (device, dtype) = (weight.device(), weight.dtype());
@@ -232,7 +232,6 @@ impl ParamStore {
         self.params[id.0].is_here()
     }
 
-    /// A parameter's name.
     pub fn name(&self, id: ParameterId) -> &str {
         self.names.name(id)
     }
@@ -247,7 +246,6 @@ impl ParamStore {
         self.params[id.0].mask()
     }
 
-    /// All masks.
     pub fn masks(&self) -> impl Iterator<Item = (ParameterId, &Mask)> {
         self.iter().filter_map(|(id, param)| Some((id, param.mask()?)))
     }
@@ -263,7 +261,7 @@ impl ParamStore {
     }
 
     /// A running statistic, to be changed.
-    pub fn buffer_mut(&mut self, id: BufferId) -> &mut Tensor {
+    pub(crate) fn buffer_mut(&mut self, id: BufferId) -> &mut Tensor {
         self.statistics[id.0].as_mut().expect("a statistic of this stage")
     }
 
@@ -391,7 +389,7 @@ impl ParamStore {
 
     /// The squared norm of the gradients of some parameters, of those that are pruned over what is kept; NaN
     /// or infinite if any element is.
-    pub fn squared_gradient_norm(&self, counts: impl Fn(&ParamPlan) -> bool) -> Result<f64> {
+    pub(crate) fn squared_gradient_norm(&self, counts: impl Fn(&ParamPlan) -> bool) -> Result<f64> {
         let counted = self.params.iter().filter(|param| counts(&param.plan));
         let kept =
             counted.filter_map(|param| param.kept_gradient().transpose()).collect::<Result<Vec<_>>>()?;
@@ -399,7 +397,7 @@ impl ParamStore {
     }
 
     /// Takes all gradients out.
-    pub fn take_gradients(&mut self) -> Vec<(ParameterId, Tensor)> {
+    pub(crate) fn take_gradients(&mut self) -> Vec<(ParameterId, Tensor)> {
         self.iter_mut().filter_map(|(id, param)| Some((id, param.gradient.take()?))).collect()
     }
 

@@ -107,7 +107,7 @@ impl Executor {
     }
 
     /// Runs another list that takes no step, between two of its own.
-    pub fn run_between(&mut self, list: Schedule, worker: &mut dyn ActionWorker) -> Result<()> {
+    pub(crate) fn run_between(&mut self, list: Schedule, worker: &mut dyn ActionWorker) -> Result<()> {
         debug_assert!(self.is_idle());
         let own = std::mem::replace(&mut self.schedule, list);
         (self.position, self.posted) = (0, 0);
@@ -117,7 +117,7 @@ impl Executor {
     }
 
     /// Runs all of a list that takes no step.
-    pub fn run_to_end(&mut self, worker: &mut dyn ActionWorker) -> Result<()> {
+    pub(crate) fn run_to_end(&mut self, worker: &mut dyn ActionWorker) -> Result<()> {
         while let Some(&action) = self.list().get(self.position) {
             self.post_ahead(worker)?;
             self.act(action, worker)?;

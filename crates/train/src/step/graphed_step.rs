@@ -35,7 +35,7 @@ pub(crate) struct PassOutput {
 impl GraphedStep {
     /// Whether each step of a rank queues the same work: it is alone on a GPU that keeps the data, takes a
     /// batch at once, and nothing of it is drawn by chance or measured on the way.
-    pub fn is_supported(context: &TrainContext) -> bool {
+    pub(crate) fn is_supported(context: &TrainContext) -> bool {
         let TrainContext { plan, ranks, stage, device, dataset, .. } = context;
         let mut by_chance = false;
         plan.model.for_each(&mut |layer| by_chance |= layer.properties().is_random);
@@ -49,7 +49,7 @@ impl GraphedStep {
     }
 
     /// Whether the last ones were a replay of the graph.
-    pub fn is_captured(&self) -> bool {
+    pub(crate) fn is_captured(&self) -> bool {
         self.passes.is_captured()
     }
 

@@ -60,7 +60,7 @@ impl Messages {
     }
 
     /// Whether a message that was posted has arrived.
-    pub fn has_arrived(&mut self, message: &StageMessage) -> Result<bool> {
+    pub(crate) fn has_arrived(&mut self, message: &StageMessage) -> Result<bool> {
         match self.posted.get_mut(&key(message)) {
             Some(request) => Ok(request.is_done()?),
             None => Ok(self.here.contains_key(&key(message))),
@@ -73,7 +73,7 @@ impl Messages {
     }
 
     /// How many receives are posted.
-    pub fn posted(&self) -> usize {
+    pub(crate) fn posted(&self) -> usize {
         self.posted.len()
     }
 
@@ -83,7 +83,7 @@ impl Messages {
     }
 
     /// Leaves a tensor for the send that follows.
-    pub fn queue_send(&mut self, key: TensorKey, tensor: Tensor) {
+    pub(crate) fn queue_send(&mut self, key: TensorKey, tensor: Tensor) {
         self.to_send.insert(key, tensor);
     }
 

@@ -33,7 +33,6 @@ pub struct Totals {
     pub loss_sum: f64,
     /// Right predictions.
     pub correct: usize,
-    /// All predictions.
     pub predictions: usize,
 }
 

@@ -95,7 +95,7 @@ impl Trace {
     }
 
     /// Adds what was under way beside the rank's actions.
-    pub fn add_bucket_span(&mut self, span: BucketSpan) {
+    pub(crate) fn add_bucket_span(&mut self, span: BucketSpan) {
         let since = |time: Instant| time.saturating_duration_since(self.origin).as_secs_f64();
         let BucketSpan { kind, bytes, start, end } = span;
         self.spans.push(TraceSpan { kind, start: since(start), end: since(end), bytes });

@@ -76,7 +76,7 @@ impl Trainer {
     }
 
     /// An error if a checkpoint, whose masks were taken, is pruned further than this run will prune.
-    pub fn refuse_more_pruned(&self, checkpoint: &Checkpoint) -> Result<()> {
+    pub(crate) fn refuse_more_pruned(&self, checkpoint: &Checkpoint) -> Result<()> {
         let (kept, all) = self.kept();
         let wanted = self.context.plan.pruning.as_ref().map(|prune| prune.sparsity);
         if let Some(sparsity) = wanted.filter(|sparsity| self.is_pruned_beyond(*sparsity)) {
@@ -89,7 +89,7 @@ impl Trainer {
     }
 
     /// Whether more is gone than so large a fraction of the candidates.
-    pub fn is_pruned_beyond(&self, sparsity: f64) -> bool {
+    pub(crate) fn is_pruned_beyond(&self, sparsity: f64) -> bool {
         self.sparsity() > sparsity + 0.5 / self.kept().1.max(1) as f64
     }
 

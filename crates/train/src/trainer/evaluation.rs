@@ -16,7 +16,6 @@ pub struct Evaluation {
     pub accuracy: f64,
     /// Wrong predictions.
     pub wrong: usize,
-    /// All predictions.
     pub predictions: usize,
 }
 
@@ -76,7 +75,7 @@ impl Trainer {
 
     /// The same as [`Trainer::evaluate`] over so many samples, or all, whatever the run asks for; its
     /// progress stays what it was.
-    pub fn evaluate_samples(&mut self, samples: Option<usize>) -> Result<Option<Evaluation>> {
+    pub(crate) fn evaluate_samples(&mut self, samples: Option<usize>) -> Result<Option<Evaluation>> {
         Ok(self.evaluate_until(samples, &|_| false)?.map(|(totals, _)| Evaluation::of(totals)))
     }
 

@@ -248,14 +248,14 @@ impl Trainer {
     }
 
     /// Listens to who asks this rank to stop.
-    pub fn set_stop_flag(&mut self, stop: Arc<AtomicBool>) {
+    pub(crate) fn set_stop_flag(&mut self, stop: Arc<AtomicBool>) {
         self.stop = stop;
     }
 
     /// Whether a rank was asked to stop, as all of them know: from what they agree on in a step, at the end
     /// of a list or in an average, never by a message of its own. So one that is asked later stops a step
     /// later.
-    pub fn should_stop(&self) -> bool {
+    pub(crate) fn should_stop(&self) -> bool {
         self.stop_agreed || (self.context.ranks.is_single() && self.stop.load(Ordering::Relaxed))
     }
 
@@ -370,12 +370,12 @@ impl Trainer {
     }
 
     /// Has an evaluation done before the next step.
-    pub fn evaluate_first(&mut self) {
+    pub(crate) fn evaluate_first(&mut self) {
         self.progress.evaluation_due = true;
     }
 
     /// Forgets the best validation loss: from here on it is another model.
-    pub fn forget_best(&mut self) {
+    pub(crate) fn forget_best(&mut self) {
         self.progress.best_validation = None;
     }
 

@@ -155,7 +155,7 @@ impl Trainer {
 
     /// How all candidates are scored by gradients before the next step, where they are: it may take as long
     /// as many steps.
-    pub fn scores_next(&self) -> Result<Option<Scoring>> {
+    pub(crate) fn scores_next(&self) -> Result<Option<Scoring>> {
         if self.should_run(self.progress.step) { self.scoring_in_memory() } else { Ok(None) }
     }
 

@@ -35,7 +35,6 @@ pub(super) enum ActivationStep {
     },
 }
 
-/// An edge.
 #[derive(Clone, Copy)]
 struct Edge {
     at: Flow,
@@ -54,7 +53,6 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// Behind a layer.
     fn behind(self, layer: &LayerSpec) -> Flow {
         Flow {
             shape: output(self.shape, layer),

@@ -24,7 +24,7 @@ impl BranchJoin {
         [("sum", BranchJoin::Sum), ("product", BranchJoin::Product), ("concat", BranchJoin::Concat)];
 
     /// Whether the backward pass needs what each way gives.
-    pub fn reads_outputs(self) -> bool {
+    pub(crate) fn reads_outputs(self) -> bool {
         self == BranchJoin::Product
     }
 }

@@ -117,7 +117,7 @@ impl CollectiveLayer {
     }
 
     /// How many samples of a micro-batch of `all` this rank has behind it, of the `now` that it has before.
-    pub fn samples_behind(&self, now: u64, all: u64) -> u64 {
+    pub(crate) fn samples_behind(&self, now: u64, all: u64) -> u64 {
         match self.forward {
             CollectiveOp::Slice(ShardDim::Samples)
             | CollectiveOp::ReduceScatter(ShardDim::Samples)

@@ -55,9 +55,7 @@ pub enum FieldValue {
     Integer(usize),
     /// true or false.
     Flag(bool),
-    /// A number.
     Number(f64),
-    /// A word.
     Word(&'static str),
     /// A list of layers.
     Layers(Vec<WrittenLayer>),
@@ -212,7 +210,7 @@ pub struct LayerContext<'a> {
 impl LayerContext<'_> {
     /// A truncated normal over the fan-in, of variance 2/fan-in where a non-linearity comes next and 1/fan-in
     /// elsewhere.
-    pub fn fan_in(&self, fan: usize) -> Init {
+    pub(crate) fn fan_in(&self, fan: usize) -> Init {
         let gain = if self.then_active { 2.0 } else { 1.0 };
         Init::fan_in(gain, fan)
     }

@@ -228,9 +228,9 @@ pub struct SavedForBackward {
 
 impl SavedForBackward {
     /// Its input alone.
-    pub const INPUT: SavedForBackward = SavedForBackward { input: true, output: false, numbers: 0 };
+    pub(crate) const INPUT: SavedForBackward = SavedForBackward { input: true, output: false, numbers: 0 };
     /// Its output alone.
-    pub const OUTPUT: SavedForBackward = SavedForBackward { input: false, output: true, numbers: 0 };
+    pub(crate) const OUTPUT: SavedForBackward = SavedForBackward { input: false, output: true, numbers: 0 };
 }
 
 impl LayerSpec {
@@ -291,7 +291,7 @@ impl LayerSpec {
     }
 
     /// How many samples of a micro-batch of `all` a rank has behind it, of the `now` that it has before.
-    pub fn samples_behind(&self, now: u64, all: u64) -> u64 {
+    pub(crate) fn samples_behind(&self, now: u64, all: u64) -> u64 {
         match self {
             LayerSpec::Collective(exchange) => exchange.samples_behind(now, all),
             _ => now,

@@ -108,7 +108,7 @@ pub struct MemoryPass {
 
 impl LayerKernel {
     /// Elements are read and written and nothing else, both ways.
-    pub const COPY: LayerKernel = LayerKernel::light([1.0, 1.0], [1.0, 1.0]);
+    pub(crate) const COPY: LayerKernel = LayerKernel::light([1.0, 1.0], [1.0, 1.0]);
 
     /// Elements that something is done with.
     pub const fn pass(forward: [f64; 2], backward: [f64; 2]) -> LayerKernel {
@@ -158,7 +158,7 @@ impl TensorRole {
     }
 
     /// Whether a rank can run it on its own channels.
-    pub fn is_between(self) -> bool {
+    pub(crate) fn is_between(self) -> bool {
         matches!(self, TensorRole::Elementwise | TensorRole::Between)
     }
 }
@@ -228,11 +228,11 @@ pub struct GradientReads {
 
 impl GradientReads {
     /// There are none.
-    pub const NOTHING: GradientReads = GradientReads { input: false, gradient: false, numbers: false };
+    pub(crate) const NOTHING: GradientReads = GradientReads { input: false, gradient: false, numbers: false };
     /// Of a product of the two.
-    pub const PRODUCT: GradientReads = GradientReads { input: true, gradient: true, numbers: false };
+    pub(crate) const PRODUCT: GradientReads = GradientReads { input: true, gradient: true, numbers: false };
     /// Of a sum of it.
-    pub const GRADIENT: GradientReads = GradientReads { input: false, gradient: true, numbers: false };
+    pub(crate) const GRADIENT: GradientReads = GradientReads { input: false, gradient: true, numbers: false };
     /// Of a norm: input, gradient and statistics.
     pub const ALL: GradientReads = GradientReads { input: true, gradient: true, numbers: true };
 }

@@ -65,7 +65,7 @@ impl Default for Gpt {
 
 impl Gpt {
     /// Names of the published sizes.
-    pub const PRESETS: [&str; 6] =
+    pub(crate) const PRESETS: [&str; 6] =
         ["gpt2-124m", "gpt2-350m", "gpt3-xl", "gpt3-2.7b", "gpt3-6.7b", "gpt3-13b"];
 
     /// A published size by name. GPT-3 XL has 16 heads here (the paper's 24 do not divide its width) and 13B a

@@ -36,7 +36,7 @@ pub enum StemForm {
 
 impl StemForm {
     /// The form that suits an image: the small one up to 64 pixels a side.
-    pub fn for_image((height, width, _): ImageSize) -> StemForm {
+    pub(crate) fn for_image((height, width, _): ImageSize) -> StemForm {
         if height.max(width) <= 64 { StemForm::Small } else { StemForm::ImageNet }
     }
 }

@@ -97,40 +97,40 @@ pub(super) enum DescriptorKind {
 
 /// The attributes of descriptors.
 pub(super) mod attribute {
-    pub const CONVOLUTION_COMPUTE: i32 = 100;
-    pub const CONVOLUTION_MODE: i32 = 101;
-    pub const CONVOLUTION_DILATIONS: i32 = 102;
-    pub const CONVOLUTION_STRIDES: i32 = 103;
-    pub const CONVOLUTION_PADDING_AFTER: i32 = 104;
-    pub const CONVOLUTION_PADDING_BEFORE: i32 = 105;
-    pub const CONVOLUTION_DIMENSIONS: i32 = 106;
-    pub const HEURISTICS_MODE: i32 = 200;
-    pub const HEURISTICS_GRAPH: i32 = 201;
-    pub const HEURISTICS_RESULTS: i32 = 202;
-    pub const CONFIG_ENGINE: i32 = 300;
-    pub const PLAN_HANDLE: i32 = 400;
-    pub const PLAN_CONFIG: i32 = 401;
-    pub const PLAN_WORKSPACE: i32 = 402;
+    pub(crate) const CONVOLUTION_COMPUTE: i32 = 100;
+    pub(crate) const CONVOLUTION_MODE: i32 = 101;
+    pub(crate) const CONVOLUTION_DILATIONS: i32 = 102;
+    pub(crate) const CONVOLUTION_STRIDES: i32 = 103;
+    pub(crate) const CONVOLUTION_PADDING_AFTER: i32 = 104;
+    pub(crate) const CONVOLUTION_PADDING_BEFORE: i32 = 105;
+    pub(crate) const CONVOLUTION_DIMENSIONS: i32 = 106;
+    pub(crate) const HEURISTICS_MODE: i32 = 200;
+    pub(crate) const HEURISTICS_GRAPH: i32 = 201;
+    pub(crate) const HEURISTICS_RESULTS: i32 = 202;
+    pub(crate) const CONFIG_ENGINE: i32 = 300;
+    pub(crate) const PLAN_HANDLE: i32 = 400;
+    pub(crate) const PLAN_CONFIG: i32 = 401;
+    pub(crate) const PLAN_WORKSPACE: i32 = 402;
     /// Of a forward pass, then of the two backward ones: alpha, beta, the convolution, and three tensors.
-    pub const FORWARD: PassAttributes =
+    pub(crate) const FORWARD: PassAttributes =
         PassAttributes { alpha: 700, beta: 701, convolution: 702, w: 703, x: 704, y: 705 };
-    pub const BACKWARD_DATA: PassAttributes =
+    pub(crate) const BACKWARD_DATA: PassAttributes =
         PassAttributes { alpha: 706, beta: 707, convolution: 708, w: 709, x: 710, y: 711 };
-    pub const BACKWARD_FILTER: PassAttributes =
+    pub(crate) const BACKWARD_FILTER: PassAttributes =
         PassAttributes { alpha: 712, beta: 713, convolution: 714, w: 715, x: 716, y: 717 };
-    pub const GRAPH_HANDLE: i32 = 800;
-    pub const GRAPH_OPERATIONS: i32 = 801;
-    pub const TENSOR_ALIGNMENT: i32 = 900;
-    pub const TENSOR_TYPE: i32 = 901;
-    pub const TENSOR_DIMENSIONS: i32 = 902;
-    pub const TENSOR_STRIDES: i32 = 903;
-    pub const TENSOR_ID: i32 = 906;
-    pub const OPERANDS_IDS: i32 = 1000;
-    pub const OPERANDS_POINTERS: i32 = 1001;
-    pub const OPERANDS_WORKSPACE: i32 = 1003;
-    pub const ENGINE_INDEX: i32 = 1301;
-    pub const ENGINE_NUMERICAL_NOTE: i32 = 1303;
-    pub const ENGINE_BEHAVIOUR_NOTE: i32 = 1305;
+    pub(crate) const GRAPH_HANDLE: i32 = 800;
+    pub(crate) const GRAPH_OPERATIONS: i32 = 801;
+    pub(crate) const TENSOR_ALIGNMENT: i32 = 900;
+    pub(crate) const TENSOR_TYPE: i32 = 901;
+    pub(crate) const TENSOR_DIMENSIONS: i32 = 902;
+    pub(crate) const TENSOR_STRIDES: i32 = 903;
+    pub(crate) const TENSOR_ID: i32 = 906;
+    pub(crate) const OPERANDS_IDS: i32 = 1000;
+    pub(crate) const OPERANDS_POINTERS: i32 = 1001;
+    pub(crate) const OPERANDS_WORKSPACE: i32 = 1003;
+    pub(crate) const ENGINE_INDEX: i32 = 1301;
+    pub(crate) const ENGINE_NUMERICAL_NOTE: i32 = 1303;
+    pub(crate) const ENGINE_BEHAVIOUR_NOTE: i32 = 1305;
 
     /// The attributes of one of the three operations.
     pub struct PassAttributes {

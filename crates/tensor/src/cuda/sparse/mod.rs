@@ -20,9 +20,7 @@ pub(crate) use structured::TwoFourProduct;
 /// A matrix by rows on a GPU, as cuSPARSE is told of it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DeviceCsr {
-    /// Rows.
     pub rows: usize,
-    /// Columns.
     pub columns: usize,
     /// Weights kept.
     pub kept: usize,

@@ -101,7 +101,7 @@ fn widths(isa: Isa) -> (usize, usize) {
 }
 
 /// `y[out .. out + columns] = bias + window at x[at] times weight` for each pixel `[at, out]`.
-pub fn correlate(
+pub(crate) fn correlate(
     cpu: &Cpu,
     taps: Taps,
     pixels: &[[u32; 2]],
@@ -140,7 +140,7 @@ pub fn correlate(
 
 /// `sums[l, columns] += window[l] dy[out, columns]` over all pixels `[at, out]`, whose windows begin at `x[at]`
 /// and whose gradients begin at `dy[out]`; `sums` is [weights, columns].
-pub fn correlate_weight(
+pub(crate) fn correlate_weight(
     cpu: &Cpu,
     taps: Taps,
     pixels: &[[u32; 2]],

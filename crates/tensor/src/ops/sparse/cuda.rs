@@ -37,7 +37,8 @@ pub enum SpmmAlgorithm {
 
 impl SpmmOptions {
     /// What gives the same bits in every run.
-    pub const REPEATABLE: SpmmOptions = SpmmOptions { algorithm: SpmmAlgorithm::Csr3, transposed: false };
+    pub(crate) const REPEATABLE: SpmmOptions =
+        SpmmOptions { algorithm: SpmmAlgorithm::Csr3, transposed: false };
 
     /// Every way, for a benchmark to choose from.
     pub fn all() -> impl Iterator<Item = SpmmOptions> {

@@ -35,7 +35,7 @@ impl<'a> BucketFiller<'a> {
 
     /// Whether a parameter's gradient is complete as soon as its layer's backward is: what several places use
     /// is when the pass is over.
-    pub fn is_complete_early(&self, id: ParameterId) -> bool {
+    pub(crate) fn is_complete_early(&self, id: ParameterId) -> bool {
         self.buckets.of(id.0).is_some_and(|bucket| self.buckets.list()[bucket].chunk.is_some())
     }
 

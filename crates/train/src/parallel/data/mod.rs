@@ -117,7 +117,7 @@ impl<'a> DataParallel<'a> {
 
     /// Sends these now, and zeros for those that nothing came for. Copies of a part see other micro-batches,
     /// perhaps none, and must send alike.
-    pub fn reduce_all(&mut self, params: &ParamStore, ids: &[ParameterId]) -> Result<()> {
+    pub(crate) fn reduce_all(&mut self, params: &ParamStore, ids: &[ParameterId]) -> Result<()> {
         for id in ids {
             if !self.accumulator().has(*id) {
                 self.accumulator().put(*id, zeros(params, *id)?);
@@ -141,7 +141,7 @@ impl<'a> DataParallel<'a> {
     }
 
     /// Whether each rank of a group has a part of a gradient alone, so that all of them count towards its norm.
-    pub fn splits_gradients(&self) -> bool {
+    pub(crate) fn splits_gradients(&self) -> bool {
         matches!(self, DataParallel::Zero(_))
     }
 
