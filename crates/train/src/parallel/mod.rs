@@ -12,7 +12,7 @@
 //!
 //! Ranks start from the same bits and take the same steps, so that weights need not be sent; only those that
 //! share out their state, or go apart, do. That they are the same is checked where it could go wrong
-//! ([`Ranks::agree`]), and an error names who differs.
+//! ([`Ranks::check_replicas_agree`]), and an error names who differs.
 
 pub mod data;
 mod gather;

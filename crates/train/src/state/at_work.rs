@@ -91,16 +91,16 @@ impl ExpansionScratch {
         next: Option<usize>,
     ) -> espalier_nn::Result<Option<Box<dyn WeightStore + 'a>>> {
         let (ids, lazy) = self.to_expand(weights, block);
-        let Some(first) = ids.first().or(lazy.first()) else {
-            self.begin(weights, next)?;
-            return Ok(None);
-        };
-        let is_captured = weights.resting(*first).place().0.is_recording();
+        let Some(first) = ids.first().or(lazy.first()) else { return Ok(None) };
+        let (device, _) = weights.resting(*first).place();
+        let is_captured = device.is_recording();
         let dense = match if is_captured { None } else { self.take(block) } {
             Some(ready) => ready.wait()?,
             None => expanded(weights, &ids)?,
         };
-        self.begin(weights, next)?;
+        if let Some(next) = next.filter(|_| device.works_ahead()) {
+            self.begin(weights, next)?;
+        }
         Ok(Some(Box::new(EnteredBlock {
             weights,
             // What is recorded is there when it runs, not now.
@@ -117,23 +117,14 @@ impl ExpansionScratch {
         Some(ready.filter(|ready| (ready.owner, ready.block) == (self.owner, block))?.dense)
     }
 
-    /// Begins to expand a block ahead of its use, where the device does such work beside its queue.
-    fn begin(&self, weights: &dyn StoredWeights, next: Option<usize>) -> espalier_nn::Result<()> {
-        let Some(block) = next.filter(|next| !self.is_ready(*next)) else { return Ok(()) };
+    /// Begins to expand a block ahead of its use.
+    fn begin(&self, weights: &dyn StoredWeights, block: usize) -> espalier_nn::Result<()> {
         let (ids, _) = self.to_expand(weights, block);
-        let Some(compressed) = all_compressed(weights, &ids) else { return Ok(()) };
-        if compressed.first().is_some_and(|first| first.kept.device().works_ahead()) {
-            // One at a time beside the block that a pass is in.
-            self.clear();
+        if let Some(compressed) = all_compressed(weights, &ids).filter(|all| !all.is_empty()) {
             let dense = expand_ahead(&compressed, Category::Workspace)?;
             self.put(Some(ReadyBlock { owner: self.owner, block, dense }));
         }
         Ok(())
-    }
-
-    fn is_ready(&self, block: usize) -> bool {
-        let ready = self.scratch.ready.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        ready.as_ref().is_some_and(|ready| (ready.owner, ready.block) == (self.owner, block))
     }
 
     /// Keeps what was dense of a block that is left, unless another is ready.
