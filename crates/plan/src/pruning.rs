@@ -326,7 +326,7 @@ impl PruneMethod {
     }
 
     /// Steps of a run of so many after which all has gone that is to go, at the latest; 0 before the first
-    /// one. A lottery's rounds [say it themselves](crate::rounds::Trainings::last_begins).
+    /// one. A lottery's rounds say it themselves.
     pub fn pruned_after(&self, steps: u64) -> u64 {
         match *self {
             PruneMethod::Gradual { start, end: 0, .. } => (steps * 3 / 4).max(start as u64 + 1),

@@ -29,7 +29,7 @@ pub(crate) const DIMENSIONS: usize = JOE_KUO.len() + 1;
 /// corner of the search, so whoever searches begins at 1.
 ///
 /// # Panics
-/// Panics with more than [`DIMENSIONS`] dimensions.
+/// Panics with more than `DIMENSIONS` dimensions.
 pub fn point(number: u32, dimensions: usize) -> Vec<f64> {
     assert!(
         dimensions <= DIMENSIONS,

@@ -317,7 +317,7 @@ impl Tensor {
     }
 }
 
-/// A tensor that is on its way to its device, while that is at work on others: see [`AsyncUpload::land`].
+/// A tensor that is on its way to its device, while that is at work on others: see [`AsyncUpload::wait`].
 #[derive(Debug)]
 pub struct AsyncUpload {
     storage: UploadStorage,

@@ -12,12 +12,12 @@ use super::Cost;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AllReduce {
-    /// [`ring_all_reduce`]
+    /// `ring_all_reduce`
     #[default]
     Ring,
-    /// [`tree_all_reduce`]
+    /// `tree_all_reduce`
     Tree,
-    /// [`halving_all_reduce`]
+    /// `halving_all_reduce`
     Halving,
 }
 

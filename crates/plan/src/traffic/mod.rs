@@ -3,8 +3,8 @@
 //!
 //! A collective is counted as the least that any algorithm must send, as the transports count it: what is
 //! predicted here is what they measure, to the byte (`crates/train/tests/train/traffic.rs`). What layers
-//! exchange within a pass, with those that have parts of the same ones, and where batch norms are
-//! synchronised over ranks, is no action's: [`exchanges`] counts it.
+//! exchange within a pass, with ranks that have shards of the same ones, and where batch norms are
+//! synchronised over ranks, is no action's: [`layers`] counts it.
 
 mod buckets;
 pub mod layers;

@@ -1,6 +1,6 @@
 //! Sums and maxima of rows that vectorise.
 //!
-//! The compiler may not reorder a sum of floats. These fix an order with room for vectors: [`LANES`] interleaved
+//! The compiler may not reorder a sum of floats. These fix an order with room for vectors: `LANES` interleaved
 //! partial results, folded by halves at the end. It is the same order on every instruction set.
 
 use std::ops::AddAssign;

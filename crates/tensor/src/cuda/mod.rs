@@ -5,7 +5,7 @@
 //! result. Nothing here uses atomics or lets timing choose the arithmetic: the same run gives the same bits.
 //!
 //! - [`library`], [`probe`]: what the machine has;
-//! - [`stream`], `staging`, [`buffer`], [`ahead`], [`side_stream`]: order, copies, memory, and what is copied
+//! - [`stream`], `staging`, [`buffer`], [`upload`], [`side_stream`]: order, copies, memory, and what is copied
 //!   or computed ahead of its use;
 //! - [`compile`], `loaded`, [`args`], [`kernel`], [`recording`]: from source to launch, and to many launches
 //!   at once;
