@@ -85,15 +85,32 @@ pub fn write_study_json(
     study_json.blake3 = Some(study_json.checksum());
     let text = serde_json::to_string_pretty(&study_json).expect("a note is plain data") + "\n";
     let path = folder.join(STUDY_JSON);
-    if regular_file::read_text(&path, SETTINGS).is_ok_and(|known| known == text) {
-        return Ok(());
+    let is_written = || regular_file::read_text(&path, SETTINGS).is_ok_and(|known| known == text);
+    if !is_written() {
+        // Several processes may share the folder.
+        let temporary = folder.join(format!("{STUDY_JSON}.{}.part", std::process::id()));
+        let written = fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&temporary, &text))
+            .and_then(|()| fs::rename(&temporary, &path));
+        if let Err(why) = written
+            && !is_written()
+        {
+            return Err(Error::Disk { path: path.clone(), why: format!("cannot be written: {why}") });
+        }
     }
-    // Several processes may share the folder.
-    let temporary = folder.join(format!("{STUDY_JSON}.{}.part", std::process::id()));
-    let written = fs::create_dir_all(folder)
-        .and_then(|()| fs::write(&temporary, text))
-        .and_then(|()| fs::rename(&temporary, &path));
-    written.map_err(|why| Error::Disk { path, why: format!("cannot be written: {why}") })
+    remove_temporaries(folder);
+    Ok(())
+}
+
+/// Takes away what processes left that were killed while they wrote `study.json`. One that is still at it finds its
+/// file gone, and the same words in their place.
+fn remove_temporaries(folder: &Path) {
+    let is_temporary = |name: &str| name.starts_with(STUDY_JSON) && name.ends_with(".part");
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(is_temporary) {
+            fs::remove_file(entry.path()).ok();
+        }
+    }
 }
 
 impl StudyFolder {
@@ -254,6 +271,18 @@ mod tests {
             best: Some(0.1),
             fields,
             curve: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_killed_processes_left_is_taken_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let left = folder.path().join("study.json.7.part");
+        for _ in ["written anew", "there already"] {
+            fs::write(&left, "half").unwrap();
+            write_study_json(folder.path(), TEXT, &[], Path::new(".")).unwrap();
+            assert!(!left.exists());
+            assert!(StudyFolder::open(folder.path()).is_ok());
         }
     }
 
