@@ -34,7 +34,7 @@ enum Spelling {
     /// A character for each byte.
     Bytes(HashMap<char, u8>),
     /// As the decoder has it behind another token, which is this one; with `bytes`, `<0x0A>` is a byte.
-    TextFiles { behind: Option<u32>, bytes: bool },
+    Text { behind: Option<u32>, bytes: bool },
 }
 
 impl AnyTokenizer {
