@@ -171,7 +171,7 @@ fn restarts_come_to_an_end_and_are_not_for_mistakes() {
     );
     // NCCL's ranks are restarted each by its own process; MPI's cannot be, and a program without MPI says
     // that first.
-    let mistake = "error: `--max-restarts` restarts the ranks of one process, or those that NCCL joins";
+    let mistake = "error: `--max-restarts` restarts ranks of one process or of NCCL";
     assert!(text.starts_with(mistake) || text.contains("was built without MPI"), "{text}");
 }
 

@@ -147,9 +147,12 @@ fn each_process_logs_under_its_rank() {
         let text = fs::read_to_string(folder.join(format!("a.log.{rank}"))).unwrap();
         let name = format!("rank {rank}: ");
         assert!(text.lines().all(|line| line.contains(&name)), "{text}");
-        for landmark in
-            ["joins the others by MPI", "step 4: F0", "step 4: waits for all_reduce", "the run has ended"]
-        {
+        for landmark in [
+            "connects to the others by MPI",
+            "step 4: F0",
+            "step 4: waits for all_reduce",
+            "the run has ended",
+        ] {
             assert!(text.contains(&format!("{name}{landmark}")), "{landmark}: {text}");
         }
     }

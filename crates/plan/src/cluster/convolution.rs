@@ -245,7 +245,7 @@ mod tests {
             said(&format!("channels = [[4, 1]], colours = 3, {rest}")).contains("unknown field `colours`")
         );
         assert!(
-            with("convolution = \"fast\"\n").unwrap_err().contains("expected a share, or a section with")
+            with("convolution = \"fast\"\n").unwrap_err().contains("expected a fraction, or a section with")
         );
         assert!(with("convolution = 0\n").unwrap_err().contains("must be a number above 0, got 0"));
     }

@@ -296,7 +296,7 @@ fn what_cannot_be_mixed_is_one_sentence() {
     );
     assert_eq!(
         refused(&named("layers.0").with(["parallel.tensor=16", "train.batch=64"])),
-        "`parallel.integrated` cannot be: 16 ranks are more than some layer of it can be shared out to"
+        "`parallel.integrated` cannot be: some layer cannot be split over 16 ranks"
     );
     for (fields, expected) in [
         (&["parallel.tensor=1"][..], "`parallel.integrated` has no effect with `parallel.tensor` = 1"),
@@ -306,7 +306,7 @@ fn what_cannot_be_mixed_is_one_sentence() {
         ),
         (
             &["parallel.tensor=8"],
-            "`parallel.tensor` is 8, but with `parallel.integrated` these ranks share out the 7 samples",
+            "`parallel.tensor` is 8, but with `parallel.integrated` these ranks split the 7 samples",
         ),
         (&["parallel.tensor=2", "train.noise_scale=true"], "`train.noise_scale` is true"),
         (

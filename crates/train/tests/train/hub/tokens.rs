@@ -87,13 +87,13 @@ fn text_for_a_model_without_a_tokenizer_is_refused() {
     };
     let bytes = train("").unwrap_err();
     assert!(
-        bytes.starts_with("`data.tokenizer` is not said, and ")
+        bytes.starts_with("`data.tokenizer` is missing, and ")
             && bytes.ends_with("text would be read as bytes by a model of 300 tokens"),
         "{bytes}"
     );
     add_tokenizer(&from);
     let bytes = train("").unwrap_err();
-    assert!(bytes.ends_with("from has a tokenizer, which is meant"), "{bytes}");
+    assert!(bytes.ends_with("from has a tokenizer; use it"), "{bytes}");
     assert_eq!(train(&format!("tokenizer = \"{}\"", from.display())), Ok(()));
 }
 

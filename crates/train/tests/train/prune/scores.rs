@@ -57,7 +57,7 @@ fn wanda_keeps_of_each_output_the_largest_products_of_weight_and_input() {
     }
     assert!(weights.next().is_none());
     let refused = refused(&tiny_cnn(&["prune.method=wanda"]));
-    assert!(refused.contains("is no weight of one: leave it out by `prune.exclude`"), "{refused}");
+    assert!(refused.contains("is not the weight of one: exclude it with `prune.exclude`"), "{refused}");
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn masks_do_not_depend_on_how_much_is_scored_at_a_time() {
             assert!(many.passes > 1 && many.bytes < one.bytes, "{many:?} after {one:?}");
             assert_eq!(same, masks, "{method} {precision}");
             let error = plan.scoring(Some(least - 1)).unwrap_err().to_string();
-            assert!(error.contains("even a parameter at a time"), "{error}");
+            assert!(error.contains("even one parameter at a time"), "{error}");
         }
     }
 }
