@@ -56,8 +56,8 @@ impl AutoLayout<'_> {
         self.launched.map(|launched| launched.size).or(self.ranks)
     }
 
-    /// What the run in the folder was, where it goes on with as many ranks. What cannot be read there is told
-    /// when it goes on.
+    /// What the run in the folder was, where it resumes with as many ranks. What cannot be read there is an error
+    /// when it resumes.
     fn as_before(&self) -> Option<RunFile> {
         let path = self.resumed.as_ref()?.join("run.toml");
         let run_file = RunFile::parse(&read_resolved(&path).ok()??, &[]).ok()?;
@@ -107,7 +107,7 @@ impl AutoLayout<'_> {
         Err(refused.map_or_else(|| self.none(&found, &cluster), Error::Plan).into())
     }
 
-    /// The best layouts of the ranks that are asked for; else of every number of ranks that shares out the
+    /// The best layouts of the ranks that are asked for; else of every number of ranks that divides the
     /// cores evenly. A process has one GPU.
     fn search(&self, job: &Simulation, on_gpus: bool) -> Result<SearchResult> {
         let of = |devices: usize| {

@@ -52,7 +52,7 @@ pub fn chat(arguments: &ChatArguments) -> Result<ExitCode> {
         loop {
             stop.begun.store(false, Ordering::SeqCst);
             let line = if is_rank0 { chat.listen() } else { None };
-            // The end of the conversation is a word of no tokens.
+            // The end of the conversation is a line of no tokens.
             let line = generator.broadcast_from_rank0(&line.unwrap_or_default())?;
             if line.is_empty() {
                 return Ok(false);

@@ -1,5 +1,5 @@
 //! What messages take on this machine, among threads of this process or among its GPUs: alpha and beta from
-//! patterns of messages of several sizes, and any exchange at its real size.
+//! patterns of messages of several sizes, and any collective at its real size.
 
 use std::net::TcpListener;
 use std::thread;
@@ -16,10 +16,10 @@ use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::{Category, DType, Device, Tensor};
 use espalier_train::Error;
 
-/// No exchange is measured with more elements than this on a rank, nor with more than sixteen times that on
+/// No collective is measured with more elements than this on a rank, nor with more than sixteen times that on
 /// all of them: a longer one is taken to last as many times as long.
 const MAX_ELEMENTS: usize = 1 << 22;
-/// An exchange is repeated for about so long, and a few times at least.
+/// A collective is repeated for about so long, and a few times at least.
 const SAMPLE: Duration = Duration::from_millis(20);
 const REPEATS: (usize, usize) = (3, 50);
 /// How long a rank waits for another.
@@ -27,7 +27,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// The side of the products that an all-reduce is overlapped with.
 const SIDE: usize = 128;
 
-/// Products of such a side in a interval of computing between two meetings, and how many intervals are timed.
+/// Products of such a side in an interval of computing between two synchronizations, and how many intervals are timed.
 const PRODUCTS_PER_INTERVAL: usize = 4;
 const INTERVALS: usize = 100;
 
@@ -154,20 +154,20 @@ pub fn time(ranks: BenchRanks, precision: Precision, work: &[TimedTransfer]) -> 
     Ok((0..work.len()).map(|i| each.iter().map(|rank| rank[i]).fold(0.0, f64::max)).collect())
 }
 
-/// The share of a rank's computing that an all-reduce of so many elements takes away while it runs, from 0 up
+/// The fraction of a rank's computing that an all-reduce of so many elements takes away while it runs, from 0 up
 /// to, but without, 1.
 pub fn occupies(ranks: BenchRanks, precision: Precision, elements: f64) -> Result<f64, Error> {
     let each = on_ranks(ranks, precision, |rank| rank.overlap_cost(elements))?;
     Ok((each.iter().sum::<f64>() / each.len() as f64).clamp(0.0, 0.99))
 }
 
-/// What it costs threads to meet where two take turns on each core.
+/// What a synchronization costs threads of which two share each core.
 #[derive(Debug, Clone, Copy)]
 pub struct OversubscriptionCost {
-    /// Seconds that each of them works for it: half of what a small all-reduce of pairs adds to a interval of
+    /// Seconds that each of them works for it: half of what a small all-reduce of pairs adds to an interval of
     /// computing. While a pair wakes up another computes, so no core waits.
-    pub meet_seconds: f64,
-    /// Seconds for which cores have nothing to do where all meet: what an all-reduce of all adds beyond that.
+    pub sync_seconds: f64,
+    /// Seconds for which cores have nothing to do where all synchronize: what an all-reduce of all adds beyond that.
     pub idle_seconds: f64,
 }
 
@@ -177,7 +177,7 @@ pub fn oversubscription(ranks: BenchRanks) -> Result<Option<OversubscriptionCost
     let each = on_ranks(BenchRanks::Threads(2 * cores), Precision::F32, |rank| rank.oversubscription())?;
     let longest = |of: usize| each.iter().map(|added| added[of]).fold(0.0, f64::max);
     let [all, pairs] = [longest(0), longest(1)];
-    Ok(Some(OversubscriptionCost { meet_seconds: pairs / 2.0, idle_seconds: (all - pairs).max(0.0) }))
+    Ok(Some(OversubscriptionCost { sync_seconds: pairs / 2.0, idle_seconds: (all - pairs).max(0.0) }))
 }
 
 /// Runs `work` on every rank.
@@ -298,7 +298,7 @@ impl BenchRank<'_> {
         Ok(longest * seconds)
     }
 
-    /// How much longer products take beside an all-reduce of so many elements, as a share of the all-reduce's
+    /// How much longer products take beside an all-reduce of so many elements, as a fraction of the all-reduce's
     /// own time. The products last about twice as long as the all-reduce, so that it can hide.
     fn overlap_cost(&self, elements: f64) -> Result<f64, Error> {
         let all_reduce_seconds =
@@ -329,19 +329,19 @@ impl BenchRank<'_> {
         Ok((median(overlapped) - median(without)) / all_reduce_seconds)
     }
 
-    /// What an all-reduce of a few elements after each interval of computing adds to a interval: of all
+    /// What an all-reduce of a few elements after each interval of computing adds to an interval: of all
     /// ranks, and of pairs.
     fn oversubscription(&self) -> Result<[f64; 2], Error> {
         let square = || Ok::<_, Error>(self.zeros(SIDE * SIDE)?.reshape(&[SIDE, SIDE]));
         let (a, b) = (square()?, square()?);
         let pair =
             self.comm.split(Some(self.comm.rank() / 2), self.comm.rank())?.expect("a colour was given");
-        let intervals = |meeting: Option<&Communicator>| {
+        let intervals = |group: Option<&Communicator>| {
             self.clock(|| {
                 for _ in 0..INTERVALS {
                     (0..PRODUCTS_PER_INTERVAL)
                         .try_for_each(|_| matmul(&a, &b, None, Category::Activations).map(drop))?;
-                    if let Some(group) = meeting {
+                    if let Some(group) = group {
                         group.all_reduce(vec![0.0], Reduce::Sum)?;
                     }
                 }
@@ -350,10 +350,10 @@ impl BenchRank<'_> {
         };
         intervals(Some(self.comm))?;
         let [all, pairs, none] = [intervals(Some(self.comm))?, intervals(Some(&pair))?, intervals(None)?];
-        Ok([all, pairs].map(|met| ((met - none) / INTERVALS as f64).max(0.0)))
+        Ok([all, pairs].map(|seconds| ((seconds - none) / INTERVALS as f64).max(0.0)))
     }
 
-    /// So many elements, or fewer, and how many times as long the exchange then is.
+    /// So many elements, or fewer, and how many times as long the collective then is.
     fn capped(&self, elements: f64) -> (usize, f64) {
         let most = MAX_ELEMENTS.min(16 * MAX_ELEMENTS / self.comm.size()) as f64;
         if elements <= most { (elements as usize, 1.0) } else { (most as usize, elements / most) }
@@ -367,9 +367,9 @@ impl BenchRank<'_> {
     fn clock<R>(&self, work: impl FnOnce() -> Result<R, Error>) -> Result<f64, Error> {
         self.comm.barrier()?;
         let start = Instant::now();
-        let made = work()?;
+        let output = work()?;
         let seconds = start.elapsed().as_secs_f64();
-        drop(made);
+        drop(output);
         Ok(seconds)
     }
 }

@@ -114,7 +114,7 @@ fn in_words(score: &EvalResult) -> String {
         score.accuracy.map(|accuracy| format!("accuracy {:.2} %", 100.0 * accuracy)),
         score.tokens.map(|tokens| format!("{tokens} tokens")),
     ];
-    let more: String = more.into_iter().flatten().map(|words| format!(", {words}")).collect();
+    let more: String = more.into_iter().flatten().map(|text| format!(", {text}")).collect();
     format!("loss {:.4}{more}, {} samples", score.loss, score.samples)
 }
 

@@ -1,4 +1,4 @@
-//! `espalier explain`: what every layer of a run has to say to other ranks by data, model and domain
+//! `espalier explain`: what every layer of a run sends to other ranks by data, model and domain
 //! parallelism, which is the cheapest, and which mixture is the cheapest for all of them.
 //!
 //! The arithmetic is `plan::cost`'s.

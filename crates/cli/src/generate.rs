@@ -56,7 +56,7 @@ struct GenerateReport {
 
 #[derive(Serialize, Clone)]
 struct GeneratedSample {
-    /// What was written, without the prompt.
+    /// What was generated, without the prompt.
     text: String,
     /// Its tokens, those of a word that ended it included.
     tokens: Vec<u32>,
@@ -76,7 +76,7 @@ pub fn generate(arguments: &GenerateArguments) -> Result<ExitCode> {
     let prompt = arguments.prompt()?;
     let session = GenerationSession::open(&arguments.checkpoint, &arguments.generation)?;
     let ids = session.prompt(&prompt)?;
-    let written = session.on_ranks(session.limit(), |generator| {
+    let generated = session.on_ranks(session.limit(), |generator| {
         stop.begun.store(true, Ordering::SeqCst);
         let mut all = Vec::new();
         for number in 0..arguments.samples {
@@ -90,14 +90,15 @@ pub fn generate(arguments: &GenerateArguments) -> Result<ExitCode> {
         }
         Ok(all)
     })?;
-    let interrupted =
-        |written: &Generation| written.end == FinishReason::Stopped && stop.requested.load(Ordering::SeqCst);
-    let last = written.len() - 1;
-    let (mut samples, mut is_interrupted) = (Vec::new(), written.len() < arguments.samples as usize);
-    for (number, (written, text)) in written.into_iter().enumerate() {
-        let cut = number == last && interrupted(&written);
-        is_interrupted |= cut;
-        let sample = GeneratedSample::new(&session, ids.len(), written, text, cut);
+    let interrupted = |generation: &Generation| {
+        generation.end == FinishReason::Stopped && stop.requested.load(Ordering::SeqCst)
+    };
+    let last = generated.len() - 1;
+    let (mut samples, mut is_interrupted) = (Vec::new(), generated.len() < arguments.samples as usize);
+    for (number, (generation, text)) in generated.into_iter().enumerate() {
+        let was_interrupted = number == last && interrupted(&generation);
+        is_interrupted |= was_interrupted;
+        let sample = GeneratedSample::new(&session, ids.len(), generation, text, was_interrupted);
         sample.print(session.context());
         samples.push(sample);
     }
@@ -159,24 +160,24 @@ impl GeneratedSample {
     fn new(
         session: &GenerationSession,
         prompt_tokens: usize,
-        written: Generation,
+        generation: Generation,
         text: String,
         interrupted: bool,
     ) -> GeneratedSample {
         GeneratedSample {
             text,
             prompt_tokens,
-            new_tokens: written.tokens.len(),
-            tokens_per_s: written.rate(),
-            prompt_tokens_per_s: prompt_tokens as f64 / written.prompt_time.as_secs_f64(),
+            new_tokens: generation.tokens.len(),
+            tokens_per_s: generation.rate(),
+            prompt_tokens_per_s: prompt_tokens as f64 / generation.prompt_time.as_secs_f64(),
             format: session.format(),
-            end: match written.end {
+            end: match generation.end {
                 FinishReason::MaxTokens => "length",
                 FinishReason::ContextFull => "context",
                 FinishReason::Stopped if interrupted => "interrupted",
                 FinishReason::Stopped => "stop",
             },
-            tokens: written.tokens,
+            tokens: generation.tokens,
         }
     }
 

@@ -216,7 +216,7 @@ impl GenerationSession {
             let is_read = !prints || show(text);
             is_read && !stream.is_ended() && !stop.requested.load(Ordering::SeqCst)
         };
-        let written =
+        let generation =
             generator.generate(ids, arguments.max_new_tokens as usize, sampler, &mut should_continue)?;
         let rest = stream.finish();
         if prints {
@@ -225,7 +225,7 @@ impl GenerationSession {
                 show("\n");
             }
         }
-        Ok((written, stream.text().to_owned()))
+        Ok((generation, stream.text().to_owned()))
     }
 
     /// How long a rank waits for another, as the run file has it.

@@ -27,11 +27,11 @@ pub struct LayoutPicture {
     /// Ranks along each axis.
     mesh: PerAxis,
     ranks: usize,
-    /// How many of them hold and send the same: those that differ in their place along the data axis alone.
+    /// How many of them hold and send the same: those that differ in their data coordinate alone.
     alike: usize,
     /// Those that are shown.
     rows: Vec<RankRow>,
-    /// Which layers are by what, where ranks share out each in its own way.
+    /// Which layers are by what, where each is split in its own way.
     #[serde(skip_serializing_if = "Option::is_none")]
     integrated: Option<String>,
     #[serde(skip)]
@@ -64,7 +64,7 @@ impl LayoutPicture {
         let row = |rank: usize| -> Result<RankRow> {
             let RankPlan { coordinates, blocks, tile, parameters, memory } =
                 plan.rank(rank).map_err(Error::Plan)?;
-            let share = parameters as f64 / plan.parameters as f64;
+            let fraction = parameters as f64 / plan.parameters as f64;
             let sends = plan.step_traffic(rank).map_err(Error::Plan)?;
             Ok(RankRow {
                 rank,
@@ -72,7 +72,7 @@ impl LayoutPicture {
                 blocks,
                 tile,
                 parameters,
-                share,
+                share: fraction,
                 memory: memory.total(),
                 sends,
             })
@@ -93,8 +93,8 @@ impl LayoutPicture {
     fn text(&self, width: usize) -> String {
         let used: Vec<Axis> = Axis::ALL.into_iter().filter(|axis| self.mesh[*axis] > 1).collect();
         let on_axes = |numbers: PerAxis, between: &str| {
-            let words: Vec<String> = used.iter().map(|axis| format!("{axis} {}", numbers[*axis])).collect();
-            words.join(between)
+            let coords: Vec<String> = used.iter().map(|axis| format!("{axis} {}", numbers[*axis])).collect();
+            coords.join(between)
         };
         let mut text = format!("layout: {} = {} ranks\n", on_axes(self.mesh, " x "), self.ranks);
         let has_tiles = self.rows.iter().any(|row| row.tile.is_some());

@@ -1,4 +1,4 @@
-//! `--log LEVEL`: what the libraries tell by `tracing`, one line each, for whoever has to find out where a
+//! `--log LEVEL`: what the libraries log by `tracing`, one line each, for whoever has to find out where a
 //! run hangs. Off unless asked for; then nothing is even formatted.
 //!
 //! ```text
@@ -25,7 +25,7 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::output;
 
-/// Who wants to hear how much.
+/// How much is logged.
 #[derive(Args)]
 #[command(next_help_heading = "Log")]
 pub struct LogArguments {
@@ -65,16 +65,16 @@ impl LogArguments {
             File::options().append(true).create(true).open(&path).map_err(why)
         });
         let file = file.transpose()?;
-        // What is told on no rank's thread is told by the process, which is one.
+        // What is logged on no rank's thread is logged by the process, which is one.
         let line = LogLineFormat { begin: Instant::now(), rank };
-        let words = debug_fn(|writer, field, value| match field.name() {
+        let fields = debug_fn(|writer, field, value| match field.name() {
             "message" | "number" => write!(writer, "{value:?}"),
             name => write!(writer, "{name}={value:?}"),
         });
         let format = tracing_subscriber::fmt()
             .with_max_level(level)
             .log_internal_errors(false)
-            .fmt_fields(words)
+            .fmt_fields(fields)
             .event_format(line);
         let file = file.map(Arc::new);
         format.with_writer(move || LossyWriter(file.clone())).init();
@@ -124,7 +124,7 @@ struct LossyWriter(Option<Arc<File>>);
 impl Write for LossyWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         match &self.0 {
-            // In one piece, as the lines of several ranks share it.
+            // In one call, as the lines of several ranks share it.
             Some(file) => drop((&**file).write_all(line)),
             None => output::on_standard_error(format_args!("{}", String::from_utf8_lossy(line))),
         }

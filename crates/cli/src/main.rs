@@ -80,7 +80,7 @@ enum Command {
     Chat(chat::ChatArguments),
     /// Evaluate a trained model on data.
     Eval(eval::EvalArguments),
-    /// ExportOptions a checkpoint in Hugging Face format.
+    /// Export a checkpoint in Hugging Face format.
     Export(export::ExportArguments),
     /// Tokenize text into binary token files.
     Tokenize(tokenize::TokenizeArguments),
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(sentence(&panicked), "rank 1 panicked: out of luck");
     }
 
-    /// Whatever was the first to go wrong, on a card or among ranks, the rank that hangs is named behind it.
+    /// Whatever was the first to go wrong, on a GPU or among ranks, the rank that hangs is named behind it.
     #[test]
     fn a_rank_that_hangs_is_named_and_no_fault_of_the_user() {
         let refused = espalier_tensor::Error::OutOfMemory {
@@ -356,7 +356,7 @@ mod tests {
     /// `-o` is where something is written, whatever the command, and `--ranks` how many of them there are.
     #[test]
     fn options_of_a_name_mean_the_same() {
-        fn look(command: &clap::Command) {
+        fn check(command: &clap::Command) {
             for option in command.get_arguments() {
                 let (name, long) = (command.get_name(), option.get_long().unwrap_or_default());
                 let others = option.get_visible_aliases().unwrap_or_default();
@@ -368,17 +368,18 @@ mod tests {
                     assert_eq!(option.get_id(), "json", "{name}");
                 }
             }
-            command.get_subcommands().for_each(look);
+            command.get_subcommands().for_each(check);
         }
         let mut all = Cli::command();
         all.build();
-        look(&all);
+        check(&all);
     }
 
     #[test]
     fn arguments_that_are_wrong_get_one_sentence() {
-        let message = |words: &[&str]| {
-            let error = Cli::try_parse_from(["espalier"].iter().chain(words)).err().expect("they are wrong");
+        let message = |arguments: &[&str]| {
+            let error =
+                Cli::try_parse_from(["espalier"].iter().chain(arguments)).err().expect("they are wrong");
             one_sentence(&error.render().to_string()) + &field_meant(&error)
         };
         assert_eq!(

@@ -205,7 +205,7 @@ fn distribution(surface: &LossSurface<'_>) -> Result<Value> {
         "spectrum            from {smallest:.4} to {largest:.4}, trace {trace:.3}; {:.1} % of the eigenvalues are negative",
         100.0 * negative
     );
-    // The bulk lies around 0, so what lies beyond a share of the largest says how it thins out.
+    // The bulk lies around 0, so what lies beyond a fraction of the largest says how it thins out.
     for fraction in [0.01, 0.1, 0.5] {
         let above = found.dimension as f64 * (1.0 - found.below(fraction * largest));
         print_out!(

@@ -21,7 +21,7 @@ const NARROWEST: usize = 20;
 
 /// Whether standard output is for a program. Set once, before anything is said.
 static IS_FOR_PROGRAM: AtomicBool = AtomicBool::new(false);
-/// Whether a person has heard that answers are lost.
+/// Whether it was reported that answers are lost.
 static IS_WARNED: AtomicBool = AtomicBool::new(false);
 
 /// Keeps standard output free for the line of JSON: answers go to standard error from now on.

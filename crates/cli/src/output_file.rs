@@ -1,4 +1,4 @@
-//! What a command writes at its end: a place that can be written to is found before a minute is spent,
+//! What a command writes at its end: whether its path can be written to is found out before a minute is spent,
 //! nothing half-written is left under the name, and nobody else's file is written over.
 
 use std::fs;

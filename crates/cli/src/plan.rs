@@ -325,7 +325,7 @@ impl<'a> PlanRequest<'a> {
         })
     }
 
-    /// The best layout at each of some shares of pruned weights.
+    /// The best layout at each of some sparsities.
     fn sparsities(&self, range: &str) -> Result<Value> {
         let (from, to) = range.split_once("..").expect("it was seen");
         let (from, to) = (sparsity(from)?, sparsity(to)?);
@@ -453,7 +453,7 @@ fn find_cluster(name: &str) -> Result<Cluster> {
     local_cluster::read(path)
 }
 
-/// The run on one rank, with another share of pruned weights where one is given.
+/// The run on one rank, with another sparsity where one is given.
 fn resolved(run: &RunTable, arguments: &PlanArguments, sparsity: Option<f64>) -> Result<Plan> {
     let path = arguments.run_file();
     let read = |run: &RunTable| run.read().map_err(|error| in_file(path, error));

@@ -12,7 +12,7 @@ use espalier_train::{CategoryBytes, PredictedStep, RunSummary};
 use crate::local_cluster::LocalCluster;
 use crate::output::print_err;
 
-/// What differs by less than this share is as predicted.
+/// What differs by less than this fraction is as predicted.
 const ALIKE: f64 = 0.01;
 
 /// The time of a step of a run in its own layout, on the machine at hand.

@@ -20,15 +20,15 @@ pub fn report(device: &Device, steps: u64, precision: Precision, step_ms: Option
         print_err!("profile: only GPU kernels are profiled; on the CPU, use perf");
         return Ok(());
     };
-    let taken = cuda.take_profile()?;
-    if taken.is_empty() {
+    let profile = cuda.take_profile()?;
+    if profile.is_empty() {
         print_err!("profile: the run has no steps after its {WARM_UP} warm-up steps");
         return Ok(());
     }
     let rate = matrix_rate(cuda, precision)?;
     let steps = steps as f64;
-    let total: f64 = taken.values().map(|one| one.seconds).sum();
-    let mut rows: Vec<_> = taken.into_iter().collect();
+    let total: f64 = profile.values().map(|one| one.seconds).sum();
+    let mut rows: Vec<_> = profile.into_iter().collect();
     rows.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
     print_out!("\n{:<16}{:>12}{:>12}{:>9}", "GPU time", "launches", "ms/step", "of total");
     for (family, one) in rows {

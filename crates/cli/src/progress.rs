@@ -180,8 +180,8 @@ impl Observer for ProgressPrinter {
         print_err!("step {step:>6}: sample, prompt {prompt:?}:\n{}", indented(&format!("{prompt}{text}")));
     }
 
-    fn observed(&mut self, step: u64, seen: &Observation) {
-        print_err!("before step {step}: {}", seen.note);
+    fn observed(&mut self, step: u64, observation: &Observation) {
+        print_err!("before step {step}: {}", observation.note);
     }
 
     fn pruned(&mut self, step: u64, pruned: &PruneReport) {
@@ -269,22 +269,22 @@ fn ranks(plan: &Plan, transport: Option<&str>) -> String {
         DataParallelMode::Sharded { gradients: true } => " with ZeRO-2",
         DataParallelMode::Replicated | DataParallelMode::Local { .. } => "",
     };
-    let mut words = Vec::new();
+    let mut axes = Vec::new();
     if let Some(order) = plan.pipeline.name() {
-        words.push(format!("{} pipeline stages ({order})", plan.pipeline.stages));
+        axes.push(format!("{} pipeline stages ({order})", plan.pipeline.stages));
     }
     if spatial > 1 {
-        words.push(format!("{spatial} spatial-parallel ranks"));
+        axes.push(format!("{spatial} spatial-parallel ranks"));
     }
     if tensor > 1 {
-        words.push(format!("{tensor} tensor-parallel ranks"));
+        axes.push(format!("{tensor} tensor-parallel ranks"));
     }
-    match (data, words.is_empty()) {
+    match (data, axes.is_empty()) {
         (1, true) => String::new(),
         (ranks, true) => format!(" over {ranks} data-parallel ranks{zero}{joined}, each"),
-        (1, false) => format!(" over {}{joined}, each", words.join(" x ")),
+        (1, false) => format!(" over {}{joined}, each", axes.join(" x ")),
         (replicas, false) => {
-            format!(" over {replicas} data-parallel replicas{zero} x {}{joined}, each", words.join(" x "))
+            format!(" over {replicas} data-parallel replicas{zero} x {}{joined}, each", axes.join(" x "))
         }
     }
 }
@@ -406,7 +406,7 @@ fn state(summary: &RunSummary) {
     }
 }
 
-/// The share of each layer that is kept; of many layers those with the least and the most.
+/// The density of each layer; of many layers those with the least and the most.
 fn layers(summary: &RunSummary) {
     let Some(layers) = summary.kept_by_layer.as_ref().filter(|_| summary.sparsity > 0.0) else { return };
     let line = |layer: &LayerDensity| {

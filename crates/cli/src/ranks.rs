@@ -14,9 +14,9 @@ use espalier_train::Error;
 use crate::signals::INTERRUPTED;
 use crate::{exit_code, print_error};
 
-/// How long a rank leaves the word to rank 0, which may be about to say the same. A launcher ends the job
+/// How long a rank waits for rank 0, which may be about to print the same. A launcher ends the job
 /// with the first process that ends badly, and this one with it.
-const AFTER_YOU: Duration = Duration::from_secs(3);
+const RANK0_HEAD_START: Duration = Duration::from_secs(3);
 
 /// Runs the work of a rank that a launcher has started; those behind the first are quiet.
 pub fn launched(rank: usize, work: impl FnOnce() -> Result<ExitCode>) -> ! {
@@ -36,7 +36,7 @@ pub fn launched(rank: usize, work: impl FnOnce() -> Result<ExitCode>) -> ! {
         // They name the rank.
         Some(Error::RankFailed { .. } | Error::RankEnded { .. }) => leave(print_error(&error)),
         _ => {
-            thread::sleep(AFTER_YOU);
+            thread::sleep(RANK0_HEAD_START);
             leave(print_error(&error.context(format!("rank {rank}"))))
         }
     }

@@ -1,4 +1,4 @@
-//! What runs have written, read back: one run folder or several, whole or torn, ended or still going on.
+//! What runs have written, read back: one run folder or several, complete or torn, ended or still going on.
 
 pub mod facts;
 mod folder;

@@ -29,23 +29,23 @@ use crate::signals;
 const FINAL: [i32; 4] = [0, 2, 4, 130];
 
 /// Runs this program with `first`, and, as often as it may, with `again`, for as long as it falls over. The
-/// claim on its folder is held throughout, so that nobody comes in between.
+/// lock of its folder is held throughout, so that nobody comes in between.
 pub fn supervise(
     restarts: usize,
-    claim: Option<&FolderLock>,
+    folder_lock: Option<&FolderLock>,
     first: &[OsString],
     again: &[OsString],
 ) -> Result<ExitCode> {
     let signals = SignalForwarder::start()?;
     let mut arguments = first;
     for restart in 1.. {
-        let status = signals.wait(start(arguments, claim)?)?;
+        let status = signals.wait(start(arguments, folder_lock)?)?;
         if status.code().is_some_and(|code| FINAL.contains(&code)) {
             return Ok(exit_code(status));
         }
-        let is_there = claim.is_none_or(FolderLock::is_there);
-        let has_begun = match claim {
-            Some(claim) => is_there && holds_run(claim.folder())?,
+        let is_there = folder_lock.is_none_or(FolderLock::is_there);
+        let has_begun = match folder_lock {
+            Some(lock) => is_there && holds_run(lock.folder())?,
             None => true,
         };
         if restart > restarts || signals.asked_to_stop() || !helps(status, is_there, has_begun) {
@@ -73,9 +73,9 @@ fn helps(status: ExitStatus, is_there: bool, has_begun: bool) -> bool {
 /// Starts this program again, in a group of its own: the terminal's signals come here and are passed on,
 /// once. It inherits the lock of the run folder as its standard input, which it does not read: where this
 /// process is killed, the folder is taken until the run has saved and stopped.
-fn start(arguments: &[OsString], claim: Option<&FolderLock>) -> Result<Child> {
+fn start(arguments: &[OsString], folder_lock: Option<&FolderLock>) -> Result<Child> {
     let program = std::env::current_exe().context("where this program is")?;
-    let lock = claim
+    let lock = folder_lock
         .and_then(FolderLock::lock)
         .map(File::try_clone)
         .transpose()
@@ -154,7 +154,7 @@ fn forward(run: Pid, signal: i32) {
 
 /// Asks this process to stop where the one that waits for it, of this number, ends. By a signal that only
 /// asks: the kernel may send it more than once, and a second SIGTERM would not let the run save. False where
-/// that one has ended already: of this nobody tells.
+/// that one has ended already: of this there is no signal.
 pub fn stop_with_parent(parent: i32) -> Result<bool> {
     #[cfg(target_os = "linux")]
     rustix::process::set_parent_process_death_signal(Some(Signal::USR1))?;

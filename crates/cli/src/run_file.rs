@@ -45,7 +45,7 @@ pub fn read_run(path: &Path) -> Result<String> {
     Ok(run::read_resolved(path)?.ok_or_else(missing)?)
 }
 
-/// An error of a run file's text; one that names only a line is told with the file.
+/// An error of a run file's text; one that names only a line gets the file's name.
 pub fn in_file(path: &Path, error: espalier_plan::Error) -> Error {
     match error {
         espalier_plan::Error::Syntax { .. } => Error::File { path: path.to_owned(), why: error.to_string() },

@@ -21,11 +21,11 @@ use crate::output::print_err;
 /// Exit code of a run that was interrupted and has saved.
 pub const INTERRUPTED: u8 = 130;
 
-/// The signals that are heard. SIGHUP is not where whoever started this does not want it to be, as `nohup` does.
+/// The signals that are handled. SIGHUP is not where whoever started this does not want it to be, as `nohup` does.
 pub fn handled_signals() -> Vec<i32> {
-    let mut heard = vec![SIGINT, SIGTERM, SIGUSR1];
-    heard.extend((!is_ignored(SIGHUP)).then_some(SIGHUP));
-    heard
+    let mut signals = vec![SIGINT, SIGTERM, SIGUSR1];
+    signals.extend((!is_ignored(SIGHUP)).then_some(SIGHUP));
+    signals
 }
 
 /// What was asked for, and whether there is something to save.
@@ -43,19 +43,19 @@ impl StopSignal {
         StopSignal::listen_with_message("interrupted before the first step: there is nothing to save")
     }
 
-    /// The same of any command: `at_once` is what a person hears where nothing has begun, and the process ends.
+    /// The same of any command: `at_once` is printed where nothing has begun, and the process ends.
     pub fn listen_with_message(at_once: &'static str) -> Result<StopSignal> {
         let stop = StopSignal::default();
-        let (mut signals, heard) = (Signals::new(handled_signals())?, stop.clone());
+        let (mut signals, signalled) = (Signals::new(handled_signals())?, stop.clone());
         let listener = thread::Builder::new().name("espalier-signals".into()).spawn(move || {
             let mut insisted = false;
             for signal in signals.forever() {
-                if !heard.begun.load(Ordering::SeqCst) {
+                if !signalled.begun.load(Ordering::SeqCst) {
                     print_err!("{at_once}");
                     // Nothing is run on the way out: what hangs may hold what a destructor would wait for.
                     low_level::exit(INTERRUPTED.into());
                 }
-                heard.requested.store(true, Ordering::SeqCst);
+                signalled.requested.store(true, Ordering::SeqCst);
                 if [SIGINT, SIGTERM].contains(&signal) {
                     if insisted {
                         let _ = low_level::emulate_default_handler(signal);

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::print_err;
 
-/// Between two sentences where nobody looks at a terminal.
+/// Between two sentences where there is no terminal.
 const EVERY: Duration = Duration::from_secs(5);
 /// A line that is gone sooner than it can be read is not shown.
 const SHOWN_AFTER: Duration = Duration::from_millis(500);

@@ -108,7 +108,7 @@ fn steps_to_result(arguments: &StudyArguments) -> Result<ExitCode> {
         print_json(arguments, &StudySummary::of(&study, &Results::open(&folder, &study)?, Vec::new()));
         return Ok(ExitCode::SUCCESS);
     }
-    let _claim = single::claim(arguments, &folder)?;
+    let _lock = single::lock_folder(arguments, &folder)?;
     let mut results = Results::open(&folder, &study)?;
     for skipped in results.skipped() {
         print_err!("warning: {skipped}");
@@ -178,8 +178,8 @@ fn print_json(arguments: &StudyArguments, summary: &StudySummary) {
 
 /// `2/8`
 fn parse_shard(text: &str) -> Result<TrialShard, String> {
-    let parts = text.split_once('/').and_then(|(index, of)| Some((index.parse().ok()?, of.parse().ok()?)));
-    match parts {
+    let numbers = text.split_once('/').and_then(|(index, of)| Some((index.parse().ok()?, of.parse().ok()?)));
+    match numbers {
         Some((index, of)) if (1..=of).contains(&index) => Ok(TrialShard { index, of }),
         _ => Err("expected I/N with I from 1 to N, as in 2/8".into()),
     }

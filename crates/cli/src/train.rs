@@ -99,10 +99,10 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
     if arguments.max_restarts > 0 && !arguments.dry_run {
         // Of the processes of a launcher, rank 0 has the folder; the others learn of it from there.
         let is_rank0 = launched.is_none_or(|launched| launched.rank == 0);
-        let claim = is_rank0.then(|| run_dir(arguments).lock()).transpose()?;
-        let folder = claim.as_ref().map(|claim| claim.folder()).or(arguments.out.as_deref());
+        let lock = is_rank0.then(|| run_dir(arguments).lock()).transpose()?;
+        let folder = lock.as_ref().map(|lock| lock.folder()).or(arguments.out.as_deref());
         let (first, again) = (arguments.supervised_in(folder, false), arguments.supervised_in(folder, true));
-        return restart::supervise(arguments.max_restarts, claim.as_ref(), &first, &again);
+        return restart::supervise(arguments.max_restarts, lock.as_ref(), &first, &again);
     }
     arguments.log.start(launched.as_ref().map(|launched| launched.rank))?;
     match launched {
@@ -251,8 +251,8 @@ fn dry_run(arguments: &TrainArguments, prepared: &PreparedRun) -> Result<()> {
 impl TrainArguments {
     /// The arguments of a process that is started, and started `again`, to make this run in a folder.
     fn supervised_in(&self, folder: Option<&Path>, again: bool) -> Vec<OsString> {
-        let mut words: Vec<OsString> = vec!["train".into()];
-        let mut option = |name: &str, value: &OsStr| words.extend([name.into(), value.to_owned()]);
+        let mut command_line: Vec<OsString> = vec!["train".into()];
+        let mut option = |name: &str, value: &OsStr| command_line.extend([name.into(), value.to_owned()]);
         option("--supervised", std::process::id().to_string().as_ref());
         if let Some(folder) = folder {
             option("--out", folder.as_os_str());
@@ -283,11 +283,11 @@ impl TrainArguments {
             ("--profile", self.profile),
             ("--json", self.json),
         ] {
-            words.extend(set.then(|| name.into()));
+            command_line.extend(set.then(|| name.into()));
         }
         // Last, and marked as no option, whatever it is called.
-        words.extend(["--".into(), self.run_file.clone().into()]);
-        words
+        command_line.extend(["--".into(), self.run_file.clone().into()]);
+        command_line
     }
 }
 

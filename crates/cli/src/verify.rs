@@ -1,4 +1,4 @@
-//! `espalier verify`: which checkpoints of a run folder are whole, and what is wrong with the others. It
+//! `espalier verify`: which checkpoints of a run folder are complete, and what is wrong with the others. It
 //! changes nothing.
 
 use std::path::PathBuf;
@@ -71,7 +71,7 @@ pub fn verify(arguments: &VerifyArguments) -> Result<ExitCode> {
     Ok(ExitCode::from(if damaged { 2 } else { 0 }))
 }
 
-/// What there is to look at, oldest first.
+/// What there is to verify, oldest first.
 fn found(arguments: &VerifyArguments) -> Result<Vec<(u64, PathBuf)>> {
     let run = &arguments.run;
     let inside = Checkpoints::of_run(run).numbered()?;

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Where a text stands beside its place.
+/// Which end of a text is at its coordinates.
 #[derive(Debug, Clone, Copy)]
 pub enum Anchor {
     Start,
@@ -128,7 +128,7 @@ fn list(points: &[(f64, f64)]) -> String {
     pairs.join(" ")
 }
 
-/// Text for HTML and XML, in elements and in attributes. Control characters, which XML does not have at all,
+/// Escapes a text for HTML and XML, in elements and in attributes. Control characters, which XML does not have at all,
 /// become U+FFFD.
 pub fn escape(text: &str) -> Cow<'_, str> {
     let is_plain =
@@ -190,7 +190,7 @@ mod tests {
     fn text_is_never_markup() {
         assert_eq!(escape("plain – text"), "plain – text");
         assert_eq!(escape("a<b> & \"c\" 'd'"), "a&lt;b&gt; &amp; &quot;c&quot; &#39;d&#39;");
-        // A colour of a terminal and a NUL would make the whole file unreadable to an XML parser.
+        // A colour of a terminal and a NUL would make the file unreadable to an XML parser.
         assert_eq!(escape("\u{1b}[31mred\0\nnext"), "\u{fffd}[31mred\u{fffd}\nnext");
     }
 
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn places_have_a_tenth_where_they_need_it() {
+    fn coordinates_have_a_tenth_where_they_need_it() {
         assert_eq!([1.0, -0.04, 2.25, -3.5, 120.96].map(coordinate), ["1", "0", "2.2", "-3.5", "121"]);
     }
 }

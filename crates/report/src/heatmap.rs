@@ -1,4 +1,4 @@
-//! Shades in rows and columns: many shares at a glance, such as what is kept of each parameter of each block.
+//! Shades in rows and columns: many fractions at a glance, such as the density of each parameter of each block.
 
 use crate::canvas::{Anchor, Canvas, width_of};
 use crate::style::{BOLD, fill};
@@ -31,7 +31,7 @@ const CELL: f64 = 24.0;
 const BOTTOM: f64 = 38.0;
 
 impl Heatmap {
-    /// No rows yet; shares between nothing and all.
+    /// No rows yet; shades go from 0 to 1.
     pub fn new(title: impl Into<String>) -> Heatmap {
         let (x_label, columns, rows) = Default::default();
         Heatmap { title: title.into(), x_label, columns, rows, range: (0.0, 1.0) }
@@ -40,7 +40,7 @@ impl Heatmap {
     /// With a row more: for each column a value with its text, or nothing.
     pub fn row(&mut self, name: impl Into<String>, cells: Vec<Option<(f64, String)>>) {
         let cell = |(value, text)| HeatmapCell { value, text };
-        self.rows.push((name.into(), cells.into_iter().map(|found| found.map(cell)).collect()));
+        self.rows.push((name.into(), cells.into_iter().map(|value| value.map(cell)).collect()));
     }
 
     pub(crate) fn height(&self) -> f64 {

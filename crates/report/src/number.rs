@@ -19,7 +19,7 @@ pub fn short(value: f64) -> String {
     format!("{}{letter}", trimmed(&text))
 }
 
-/// The same with a sign that a reader expects of a share: `12.5 %`.
+/// The same of a fraction as a percentage: `12.5 %`.
 pub fn percent(fraction: f64) -> String {
     match fraction.is_finite() {
         true => format!("{} %", short(100.0 * fraction)),

@@ -81,11 +81,11 @@ mod tests {
 
     /// Relative luminance as WCAG defines it.
     fn luminance(colour: &str) -> f64 {
-        let part = |at: usize| {
+        let channel = |at: usize| {
             let value = f64::from(u8::from_str_radix(&colour[at..at + 2], 16).unwrap()) / 255.0;
             if value <= 0.040_45 { value / 12.92 } else { ((value + 0.055) / 1.055).powf(2.4) }
         };
-        0.2126 * part(1) + 0.7152 * part(3) + 0.0722 * part(5)
+        0.2126 * channel(1) + 0.7152 * channel(3) + 0.0722 * channel(5)
     }
 
     fn contrast(a: &str, b: &str) -> f64 {

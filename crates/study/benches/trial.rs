@@ -1,5 +1,4 @@
-//! How fast trials of a study run: steps a second of so many at once, and what a look at the validation set
-//! takes.
+//! How fast trials of a study run: steps a second of so many at once, and what a validation takes.
 //! `cargo bench -p espalier-study --bench trial -- [--device cuda] [--trials 8] [--batch 64] [--steps 64] [--sparsity 0.9] [--goal 0.12] [--eval-batch 500] [--field train.micro_batches=4]`
 //!
 //! The study's simple-cnn with momentum on made-up images of 28 x 28, of which 6000 are held out. Each trial
@@ -22,8 +21,8 @@ const IMAGES: usize = 60_000;
 const WARM_UP: u64 = 8;
 const CHECKS: usize = 3;
 
-/// Seconds that a trial took for its steps, and for a look.
-struct Taken {
+/// Seconds that a trial took for its steps, and for a validation.
+struct TrialSeconds {
     steps: f64,
     check_seconds: f64,
 }
@@ -40,10 +39,10 @@ fn main() {
     let kind = value("--device").unwrap_or_else(|| "cpu".into());
     let device = match kind.as_str() {
         "cuda" => {
-            let card = Cuda::open(0).expect("a card");
+            let cuda = Cuda::open(0).expect("a GPU");
             // As PyTorch's convolutions do by themselves, and `device.tf32` in a run file.
-            card.allow_tf32_in_convolutions(true);
-            Device::Cuda(card)
+            cuda.allow_tf32_in_convolutions(true);
+            Device::Cuda(cuda)
         }
         _ => Device::cpu(1).expect("a processor"),
     };
@@ -84,9 +83,9 @@ fn main() {
         let begin = Instant::now();
         let check = trial.advance(WARM_UP + steps).expect("steps");
         assert!(!check.diverged, "a trial that diverges has no speed");
-        Taken { steps: begin.elapsed().as_secs_f64() - check_seconds, check_seconds }
+        TrialSeconds { steps: begin.elapsed().as_secs_f64() - check_seconds, check_seconds }
     };
-    let all: Vec<Taken> = thread::scope(|scope| {
+    let all: Vec<TrialSeconds> = thread::scope(|scope| {
         let threads: Vec<_> = (0..trials)
             .map(|seed| {
                 let begin = &begin;
@@ -95,8 +94,8 @@ fn main() {
             .collect();
         threads.into_iter().map(|thread| thread.join().expect("a trial that ends well")).collect()
     });
-    let longest = |of: fn(&Taken) -> f64| all.iter().map(of).fold(0.0, f64::max);
-    let (seconds, check_seconds) = (longest(|taken| taken.steps), longest(|taken| taken.check_seconds));
+    let longest = |of: fn(&TrialSeconds) -> f64| all.iter().map(of).fold(0.0, f64::max);
+    let (seconds, check_seconds) = (longest(|trial| trial.steps), longest(|trial| trial.check_seconds));
     println!(
         "{{\"device\": \"{kind}\", \"trials\": {trials}, \"batch\": {batch}, \"sparsity\": {sparsity}, \"step_ms\": {:.4}, \
          \"steps_per_s\": {:.1}, \"look_ms\": {:.3}, \"looks_per_s\": {:.2}}}",
@@ -135,8 +134,8 @@ fn write_images(folder: &Path) {
         (0..count).map(|_| next()).collect()
     };
     let head = |magic: u32, sizes: &[usize]| {
-        let words = std::iter::once(magic).chain(sizes.iter().map(|size| *size as u32));
-        words.flat_map(u32::to_be_bytes).collect::<Vec<u8>>()
+        let header = std::iter::once(magic).chain(sizes.iter().map(|size| *size as u32));
+        header.flat_map(u32::to_be_bytes).collect::<Vec<u8>>()
     };
     fs::create_dir_all(folder).expect("a folder for images");
     let images = [head(0x803, &[IMAGES, 28, 28]), bytes(IMAGES * 784, 256)].concat();

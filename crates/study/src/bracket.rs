@@ -8,17 +8,17 @@
 //! then runs to its end.
 //!
 //! With `halving` they race. All of them are compared after a few steps, and again whenever the steps have
-//! doubled. How many then go on depends on how far the first of them has come: with p the share of the way
-//! from chance to the goal that it has behind it, in logarithms of the measure, n^(1-p) + 1 of n trials do.
-//! So nobody is judged while there is nothing to see, and few are left when the end is near, whether that is
+//! doubled. How many then go on depends on how far the first of them has come: with p the fraction of the
+//! way from chance to the goal that it has behind it, in logarithms of the measure, n^(1-p) + 1 of n trials do.
+//! So no trial is stopped while there is nothing to see, and few are left when the end is near, whether that is
 //! after 100 steps or 20,000: no number of steps has to be guessed. (Successive halving, Jamieson & Talwalkar
 //! 2016, halves at fixed steps.)
 //!
 //! And a trial that is behind where the first one was after a quarter of the steps is *stopped*, whatever its
-//! place.
+//! rank among them.
 //!
-//! A bracket is a function of its records: told those of an earlier process, it goes on from there. Whoever
-//! runs the trials asks [`Bracket::next`] and tells [`Bracket::report`].
+//! A bracket is a function of its records: given those of an earlier process ([`Bracket::replay`]), it resumes
+//! from there. Whoever runs the trials asks [`Bracket::next`] and calls [`Bracket::report`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl StepsBound {
         Some(self.0.load(Ordering::Relaxed)).filter(|&steps| steps != u64::MAX)
     }
 
-    /// Hears of a trial that reached the goal.
+    /// Lowers it to the steps of a trial that reached the goal.
     pub fn lower(&self, steps: u64) {
         self.0.fetch_min(steps, Ordering::Relaxed);
     }
@@ -90,7 +90,7 @@ impl BracketEntry {
         self.record.as_ref().map_or(0, |record| record.steps)
     }
 
-    /// Ends a trial that waits; its last record.
+    /// Ends a paused trial; its last record.
     fn end(&mut self, status: TrialStatus) -> Option<TrialRecord> {
         let record = self.record.as_mut()?;
         record.status = status;
@@ -142,7 +142,7 @@ impl Bracket {
         if entry.running || entry.is_final() {
             return;
         }
-        // Places before this were decided when it was let on.
+        // Comparisons before this one were decided when it was let on.
         if record.status == TrialStatus::Paused {
             self.rung = self.rung.max(record.steps);
         }
@@ -160,7 +160,7 @@ impl Bracket {
         Some(TrialJob { trial, until: rung })
     }
 
-    /// The record that a trial goes on from.
+    /// The record that a trial resumes from.
     pub fn record(&self, trial: u32) -> Option<&TrialRecord> {
         self.entries.get(&trial)?.record.as_ref()
     }
@@ -170,7 +170,7 @@ impl Bracket {
         self.cut
     }
 
-    /// Hears what a job has come to. Where that was the last of a comparison, those that end by it are returned.
+    /// Takes the record of a job. Where that was the last of a comparison, those that end by it are returned.
     pub fn report(&mut self, record: TrialRecord) -> Vec<TrialRecord> {
         if let Some(steps) = record.result() {
             self.bound.lower(steps);
@@ -191,8 +191,8 @@ impl Bracket {
         (self.entries.values().filter(|entry| entry.is_final()).count(), self.entries.len())
     }
 
-    /// Once all have come to the place where they are compared: cuts those that cannot lower K* any more,
-    /// stops those that are too far behind, and moves on to the next such place.
+    /// Once all have come to the rung where they are compared: cuts those that cannot lower K* any more, stops
+    /// those that are too far behind, and moves on to the next rung.
     pub fn compare(&mut self) -> Vec<TrialRecord> {
         let mut ended = Vec::new();
         loop {
@@ -234,13 +234,13 @@ impl Bracket {
         (trials as f64).powf(1.0 - self.log_progress(measure)).ceil() as usize + 1
     }
 
-    /// The share of the way from chance to the goal, in logarithms.
+    /// The fraction of the way from chance to the goal, in logarithms.
     fn log_progress(&self, measure: f64) -> f64 {
-        let way = (self.chance_level / self.goal.value()).ln();
-        if way <= 0.0 || !measure.is_finite() {
+        let distance = (self.chance_level / self.goal.value()).ln();
+        if distance <= 0.0 || !measure.is_finite() {
             return 0.0;
         }
-        ((self.chance_level / measure.max(f64::MIN_POSITIVE)).ln() / way).clamp(0.0, 1.0)
+        ((self.chance_level / measure.max(f64::MIN_POSITIVE)).ln() / distance).clamp(0.0, 1.0)
     }
 
     /// The least measure of a trial within its first steps; infinite where there is none.

@@ -1,5 +1,5 @@
 //! The study file: an ordinary run file without what the study varies, the batch sizes and sparsities, the
-//! goal, and where metaparameters are looked for.
+//! goal, and where hyperparameters are searched.
 //!
 //! Read with the machinery of run files, so mistakes get the same sentences. Nothing here touches the disk.
 //! `docs/study.md` has a line for each field.
@@ -56,9 +56,9 @@ pub struct Study {
     pub cells: Vec<Cell>,
     /// What a trial must reach.
     pub goal: Goal,
-    /// How metaparameters are found.
+    /// How hyperparameters are found.
     pub search: SearchConfig,
-    /// How the best trials are looked at once they are known, where they are.
+    /// How the smoothness of the best trials is measured once they are known, where it is.
     pub smoothness: Option<MeasureSchedule>,
 }
 
@@ -67,7 +67,7 @@ pub struct Study {
 pub struct Cell {
     /// Samples in a step.
     pub batch: usize,
-    /// The share of the candidates that goes.
+    /// The fraction of the candidates that is pruned.
     pub sparsity: f64,
 }
 
@@ -75,7 +75,7 @@ pub struct Cell {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Goal {
-    /// A share of samples that are answered wrongly.
+    /// A fraction of samples that are answered wrongly.
     Error(f64),
     /// A mean loss.
     Loss(f64),
@@ -84,7 +84,7 @@ pub enum Goal {
 /// `[search]`
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SearchConfig {
-    /// Whether every trial runs until nothing can come of it any more, or the slow ones are given up.
+    /// Whether every trial runs until nothing can come of it any more, or the slow ones are stopped.
     pub method: SearchMethod,
     /// Whether a trial that has taken as many steps as the best of its cell is left there, which changes no K*.
     pub cut: bool,
@@ -94,7 +94,7 @@ pub struct SearchConfig {
     pub steps: u64,
     /// Steps between validations: what K* is a multiple of.
     pub eval_every: u64,
-    /// The metaparameters.
+    /// The hyperparameters.
     pub ranges: Vec<SearchRange>,
 }
 
@@ -162,7 +162,7 @@ impl Study {
         self.run.clone().with(&steps).and_then(|run| run.read()).map_err(in_run)
     }
 
-    /// The metaparameters of a cell's trial, of which the seed is the number.
+    /// The hyperparameters of a cell's trial, of which the seed is the number.
     pub fn settings(&self, cell: Cell, number: u32, ranges: &[SearchRange]) -> TrialSettings {
         let point = sobol::point(number, ranges.len());
         let fields = ranges.iter().zip(point).map(|(range, at)| (range.field.clone(), range.at(at)));

@@ -2,16 +2,16 @@
 //! twice the batch takes half the steps; far above it more samples a step buy nothing.
 //!
 //! Fitted in relative least squares, sum of ((c1/B + c2)/K - 1)^2 over the cells: K* spans two orders of
-//! magnitude, and a step more or less matters by its share. That is linear in c1 and c2. Intervals come from
-//! a bootstrap over trials: each cell's trials are drawn anew with replacement, K* is the least of those that
-//! are drawn, and the middle 95 % of the fits are the interval. Trials that were cut or given up count as
-//! drawn and not complete: nobody knows when they would have been. Where most were, few draws differ, and
+//! magnitude, and a step more or less matters by its fraction of K*. That is linear in c1 and c2. Intervals come from
+//! a bootstrap over trials: each cell's trials are resampled with replacement, K* is the least of those that
+//! are sampled, and the middle 95 % of the fits are the interval. Trials that were cut or stopped count as
+//! sampled and not complete: nobody knows when they would have been. Where most were, few samples differ, and
 //! intervals are narrower than the truth.
 
 use serde::Serialize;
 
-/// How often trials are drawn anew.
-const DRAWS: usize = 400;
+/// How often trials are resampled.
+const RESAMPLES: usize = 400;
 
 /// Steps to the goal at a batch size.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -45,12 +45,12 @@ pub struct StepsCurve {
     pub c1: f64,
     /// Steps that the goal takes whatever the batch.
     pub c2: f64,
-    /// The share of the relative variance of K* that it explains; none of two points, through which it goes
+    /// The fraction of the relative variance of K* that it explains; none of two points, through which it goes
     /// in any case.
     pub r2: Option<f64>,
 }
 
-/// The same with what trials that were drawn otherwise would have given.
+/// The same with the intervals of the bootstrap.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Fit {
     /// From all trials.
@@ -112,15 +112,16 @@ pub fn fit(cells: &[TrialsAtBatch]) -> Option<Fit> {
         cells.iter().filter_map(|cell| cell.point(cell.steps.iter().copied())).collect();
     let curve = StepsCurve::through(&points)?;
     let mut rng = SplitMix64(0x9e37_79b9_7f4a_7c15);
-    let again = |_| {
+    let refit = |_| {
         let one = |cell: &TrialsAtBatch| {
-            let drawn: Vec<_> = cell.steps.iter().map(|_| cell.steps[rng.below(cell.steps.len())]).collect();
-            cell.point(drawn.into_iter())
+            let resampled: Vec<_> =
+                cell.steps.iter().map(|_| cell.steps[rng.below(cell.steps.len())]).collect();
+            cell.point(resampled.into_iter())
         };
         let points: Vec<StepsAtBatch> = cells.iter().filter_map(one).collect();
         StepsCurve::through(&points)
     };
-    let curves: Vec<StepsCurve> = (0..DRAWS).filter_map(again).collect();
+    let curves: Vec<StepsCurve> = (0..RESAMPLES).filter_map(refit).collect();
     let interval =
         |of: fn(&StepsCurve) -> f64| middle(curves.iter().map(of).collect()).unwrap_or([of(&curve); 2]);
     Some(Fit {
@@ -138,7 +139,7 @@ fn middle(mut values: Vec<f64>) -> Option<[f64; 2]> {
     if values.is_empty() { None } else { Some([at(0.025)?, at(0.975)?]) }
 }
 
-/// Numbers that are drawn the same way each time (splitmix64).
+/// Random numbers that are the same each time (splitmix64).
 struct SplitMix64(u64);
 
 impl SplitMix64 {

@@ -56,7 +56,7 @@ pub struct StudyFolder {
     folder: PathBuf,
     beside: PathBuf,
     study: OpenStudy,
-    /// When it was looked at first, and how far it had come by then.
+    /// When it was read first, and how far it had come by then.
     first_read: Option<(Instant, usize)>,
 }
 
@@ -73,7 +73,8 @@ pub fn is_study(folder: &Path) -> bool {
     folder.join(STUDY_JSON).is_file()
 }
 
-/// Writes down what a folder is a study of. The file is whole or what it was before: whoever looks may look now.
+/// Writes down what a folder is a study of. The file is complete or what it was before, so that it can be read
+/// meanwhile.
 pub fn write_study_json(
     folder: &Path,
     text: &str,
@@ -102,8 +103,8 @@ pub fn write_study_json(
     Ok(())
 }
 
-/// Takes away what processes left that were killed while they wrote `study.json`. One that is still at it finds its
-/// file gone, and the same words in their place.
+/// Removes what processes left that were killed while they wrote `study.json`. One that is still writing finds
+/// its file gone, and a `study.json` of the same text.
 fn remove_temporaries(folder: &Path) {
     let is_temporary = |name: &str| name.starts_with(STUDY_JSON) && name.ends_with(".part");
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -181,13 +182,13 @@ impl StudyFolder {
         })
     }
 
-    /// Its page as it is by now; with how long it may take yet, where it has come further since the first look.
+    /// Its page as it is by now; with how long it may take yet, where it has come further since the first reading.
     pub fn page(&mut self) -> Result<Page, Error> {
         let (done, all, _) = self.progress()?;
         let &mut (since, before) = self.first_read.get_or_insert_with(|| (Instant::now(), done));
         let mut page = self.page_of_now()?;
-        let (ended, to_come) = (done.saturating_sub(before), all.saturating_sub(done));
-        if let Some(left) = time_left(since.elapsed(), ended, to_come) {
+        let (ended, left_over) = (done.saturating_sub(before), all.saturating_sub(done));
+        if let Some(left) = time_left(since.elapsed(), ended, left_over) {
             page.note_first(left);
         }
         Ok(page)
@@ -226,12 +227,12 @@ impl StudyFolder {
     }
 }
 
-/// What is to come takes about as long as what has ended since somebody looks; early ends make it a guess.
-fn time_left(elapsed: Duration, ended: usize, to_come: usize) -> Option<String> {
-    if ended == 0 || to_come == 0 {
+/// What is left takes about as long as what has ended since the first reading; early ends make it a guess.
+fn time_left(elapsed: Duration, ended: usize, left_over: usize) -> Option<String> {
+    if ended == 0 || left_over == 0 {
         return None;
     }
-    let seconds = elapsed.as_secs_f64() * to_come as f64 / ended as f64;
+    let seconds = elapsed.as_secs_f64() * left_over as f64 / ended as f64;
     Some(format!("About {} left, if the rest takes as long as what has ended.", number::seconds(seconds)))
 }
 
@@ -288,7 +289,7 @@ mod tests {
 
     #[test]
     fn the_time_that_is_left_is_known_once_something_has_ended() {
-        let after = |ended, to_come| time_left(Duration::from_secs(30), ended, to_come);
+        let after = |ended, left_over| time_left(Duration::from_secs(30), ended, left_over);
         assert_eq!((after(0, 5), after(5, 0)), (None, None));
         let message = after(3, 6).unwrap();
         assert_eq!(message, "About 60 s left, if the rest takes as long as what has ended.");

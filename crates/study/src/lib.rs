@@ -2,7 +2,7 @@
 //! that follows, and why.
 //!
 //! After Lee, Ajanthan, Torr & Jaggi (ICLR 2021), whose method is that of Shallue et al. (2019): for every
-//! batch size B and every sparsity the metaparameters are searched, and K*, the fewest steps to a goal of
+//! batch size B and every sparsity the hyperparameters are searched, and K*, the fewest steps to a goal of
 //! validation, is recorded; K* = c1/B + c2 is fitted to that.
 //!
 //! ```text

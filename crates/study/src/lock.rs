@@ -1,8 +1,8 @@
-//! Whose a study's folder is: of one process, or of several that share its trials out (`--shard`). Two that
+//! Whose a study's folder is: of one process, or of several that split its trials (`--shard`). Two that
 //! run all of them would run each twice, and write what they find beside each other.
 //!
-//! A lock (`flock`) on the file `.lock`, which the system takes back from a process however it ends: alone,
-//! or shared with those that have other shards, each of which has a file of its own.
+//! A lock (`flock`) on the file `.lock`, which the system takes back from a process however it ends:
+//! exclusive, or shared with those that have other shards, each of which has a file of its own.
 
 use std::fs::{self, File, TryLockError};
 use std::path::Path;
@@ -19,7 +19,7 @@ pub struct StudyLock {
 }
 
 impl StudyLock {
-    /// Claims a folder, which is made where it is not there, for all trials or for a shard of them.
+    /// Locks a folder, which is made where it is not there, for all trials or for a shard of them.
     pub fn acquire(folder: &Path, shard: Option<TrialShard>) -> Result<StudyLock, Error> {
         fs::create_dir_all(folder).map_err(|why| Error::unwritten(folder, why))?;
         let open = |name: &str| {

@@ -10,7 +10,7 @@ use serde::Serialize;
 pub(crate) const MEASURE_FIELDS: [Field; 3] =
     [integer("from", 1, 1, MOST), integer("every", 16, 1, MOST), integer("samples", 0, 0, MOST)];
 
-/// `[smoothness]`: how a training is looked at, in this kind of study and in steps-to-result.
+/// `[smoothness]`: how the smoothness of a training is measured, in this kind of study and in steps-to-result.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct MeasureSchedule {
     /// The first step that is measured, from 1.

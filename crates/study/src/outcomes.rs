@@ -39,12 +39,12 @@ impl<T: Serialize + DeserializeOwned + Clone> Outcomes<T> {
         Ok(outcomes)
     }
 
-    /// Those in a folder that others write to, as far as they are whole lines; nothing is changed.
+    /// Those in a folder that others write to, as far as lines are complete; nothing is changed.
     pub fn read(folder: &Path) -> Result<Outcomes<T>, Error> {
         Ok(Outcomes::load(folder)?.0)
     }
 
-    /// What a file holds, and its whole lines where there is more than these.
+    /// What a file holds, and its complete lines where there is more than these.
     fn load(folder: &Path) -> Result<(Outcomes<T>, Option<String>), Error> {
         let path = folder.join("outcomes.jsonl");
         let problem = |why: String| Error::File { path: path.clone(), why };
@@ -131,10 +131,10 @@ mod tests {
         let mut torn = fs::read(&path).unwrap();
         torn.truncate(torn.len() - 5);
         fs::write(&path, &torn).unwrap();
-        // Whoever only looks does not mend it.
-        let seen = Outcomes::<TestOutcome>::read(&at).unwrap();
-        assert_eq!(seen.outcomes().collect::<Vec<_>>(), [&TestOutcome { value: 1.0 }]);
-        assert_eq!((seen.get(&["a", "b"]), seen.get(&["ab", ""])), (Some(&TestOutcome { value: 1.0 }), None));
+        // Reading does not mend it.
+        let read = Outcomes::<TestOutcome>::read(&at).unwrap();
+        assert_eq!(read.outcomes().collect::<Vec<_>>(), [&TestOutcome { value: 1.0 }]);
+        assert_eq!((read.get(&["a", "b"]), read.get(&["ab", ""])), (Some(&TestOutcome { value: 1.0 }), None));
         assert_eq!(fs::read(&path).unwrap(), torn);
         assert_eq!(get(&at, &["a", "b"], 4.0).value, 1.0);
         assert_eq!(get(&at, &["ab", ""], 5.0).value, 5.0);

@@ -1,4 +1,4 @@
-//! The page of a study: K* against the batch, the metaparameters of all trials, smoothness along training,
+//! The page of a study: K* against the batch, the hyperparameters of all trials, smoothness along training,
 //! and the numbers.
 
 use std::fs;
@@ -35,7 +35,6 @@ pub fn write(
     Ok(path)
 }
 
-/// The whole page.
 pub fn page(study: &Study, results: &Results, summary: &StudySummary, curves: &[SparsityCurve]) -> Page {
     let mut page = Page::new(format!("Study {}", study.name));
     page.text(format!(
@@ -62,7 +61,7 @@ pub fn page(study: &Study, results: &Results, summary: &StudySummary, curves: &[
         page.table(smoothness::table(curves));
     }
     for sparsity in study.sparsities() {
-        if let Some(figure) = metaparameters(study, results, sparsity) {
+        if let Some(figure) = hyperparameters(study, results, sparsity) {
             page.figure(figure);
         }
     }
@@ -105,9 +104,9 @@ fn points(summary: &StudySummary, sparsity: f64) -> Vec<(f64, f64)> {
     points
 }
 
-/// The first two metaparameters of every trial at a sparsity, a panel for each batch size, the best one
-/// ringed; with one metaparameter, its value against the steps.
-fn metaparameters(study: &Study, results: &Results, sparsity: f64) -> Option<Figure> {
+/// The first two hyperparameters of every trial at a sparsity, a panel for each batch size, the best one
+/// ringed; with one hyperparameter, its value against the steps.
+fn hyperparameters(study: &Study, results: &Results, sparsity: f64) -> Option<Figure> {
     let title = format!("Hyperparameters of all trials, {}", percent(sparsity));
     let mut figure = Figure::new(title).with_subtitle("ring: the best trial");
     for &cell in study.cells.iter().filter(|cell| cell.sparsity == sparsity) {
@@ -155,7 +154,7 @@ fn scatter(study: &Study, results: &Results, cell: Cell, records: &[&TrialRecord
     }
 }
 
-/// The axis of a metaparameter, as far as its range goes.
+/// The axis of a hyperparameter, as far as its range goes.
 fn axis(range: &SearchRange) -> PlotAxis {
     let axis = match range.scale {
         RangeScale::Log => PlotAxis::log(range.field.clone()),
@@ -231,7 +230,7 @@ fn ratios(summary: &StudySummary) -> Table {
     table
 }
 
-/// `90 % sparse`
+/// `90 % sparsity`
 fn percent(sparsity: f64) -> String {
     format!("{} % sparsity", (sparsity * 1000.0).round() / 10.0)
 }

@@ -1,12 +1,12 @@
-//! Trials that wait, on disk: a study that is killed goes on with them where they stood.
+//! Paused trials on disk: a study that is killed resumes them where they stood.
 //!
 //! A trial that has come to where trials are compared is written to `waiting/` in the study's folder, as the
 //! checkpoint of a run with its record beside the tensors, so that both are of one step or absent. Its line
 //! of results is written after that. Killed in between, the study finds it further than its line says, and
-//! goes on from there: a bracket hears the same of it as it would have heard then. What has ended is removed.
+//! resumes from there: a bracket gets the record that it would have got then. What has ended is removed.
 //!
 //! Writing takes a few milliseconds and the disk; steps that took less than [`TrialRunner::min_unsaved_time`]
-//! since the trial was written last are rather taken again.
+//! since the trial was saved last are rather taken again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use espalier_train::Error;
 use crate::trial::{Trial, TrialRecord, TrialRunner};
 use crate::workload::TrialSettings;
 
-/// A trial on its way, with what is known of it.
+/// A trial before its first step, or resumed with its record.
 pub type StartedTrial<'a> = (Box<dyn Trial + Send + 'a>, Option<TrialRecord>);
 
-/// Where the trials of a study wait.
+/// The folder of a study's paused trials.
 #[derive(Debug)]
 pub struct PausedTrialStore {
     folder: PathBuf,
@@ -28,7 +28,7 @@ pub struct PausedTrialStore {
 }
 
 impl PausedTrialStore {
-    /// Those of the study in a folder. Nothing is made there before the first one waits.
+    /// Those of the study in a folder. Nothing is made there before the first one is saved.
     pub fn of(study: &Path, min_unsaved: Duration) -> PausedTrialStore {
         PausedTrialStore { folder: study.join("waiting"), min_unsaved }
     }
@@ -66,7 +66,7 @@ impl PausedTrialStore {
     /// Removes what is saved of a trial that has ended, and the folder with the last of them.
     pub fn remove(&self, record: &TrialRecord) {
         let folder = self.trial_folder(record.batch, record.sparsity, record.trial.into());
-        // What was never saved is not there; what cannot be removed is never looked at again.
+        // What was never saved is not there; what cannot be removed is never read again.
         if fs::remove_dir_all(folder).is_ok() {
             let _ = fs::remove_dir(&self.folder);
         }

@@ -1,4 +1,4 @@
-//! A metaparameter and where it is looked for. Points of the search lie in the unit cube; a range says which
+//! A hyperparameter and the values that are searched. Points of the search lie in the unit cube; a range says which
 //! value a coordinate stands for, and where between its ends a value lies.
 
 use espalier_plan::Error;
@@ -6,7 +6,7 @@ use espalier_plan::config::reader::{Section, show};
 use serde::Serialize;
 use toml::{Table, Value};
 
-/// The share of a range, at either end, in which a best trial says that the range may be too narrow.
+/// The fraction of a range, at either end, in which a best trial says that the range may be too narrow.
 const EDGE: f64 = 0.1;
 
 /// By how much of itself a range grows when it is widened.
@@ -106,7 +106,7 @@ impl SearchRange {
     }
 
     /// The range with a quarter more at one end, and the part of it that is new together with the outer tenth
-    /// that made one look there.
+    /// that was the reason.
     pub fn widened(&self, end: RangeEnd) -> (SearchRange, SearchRange) {
         let (low, high) = (self.scale.transform(self.low), self.scale.transform(self.high));
         let span = high - low;
@@ -197,7 +197,7 @@ fn collect(field: String, path: &str, value: &Value, ranges: &mut Vec<SearchRang
     Ok(())
 }
 
-/// A number, whole or not.
+/// An integer or a float.
 pub fn number(value: &Value) -> Option<f64> {
     match value {
         Value::Float(x) => Some(*x),

@@ -41,7 +41,7 @@ struct ResultsHeader {
     fingerprint: String,
 }
 
-/// A range that was too narrow for a cell, and the trials that look beyond its end.
+/// A range that was too narrow for a cell, and the trials beyond its end.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WidenedRange {
@@ -53,7 +53,7 @@ pub struct WidenedRange {
     pub field: String,
     /// Whether its upper end was moved.
     pub upwards: bool,
-    /// The number of the first trial that looks there.
+    /// The number of the first trial there.
     pub first: u32,
     /// How many do.
     pub trials: u32,
@@ -137,7 +137,7 @@ impl Results {
         self.widened.iter().filter(|widened| widened.cell() == cell).collect()
     }
 
-    /// Writes where trials stand, in one piece.
+    /// Writes where trials stand, in one call.
     pub fn append(&mut self, records: &[TrialRecord]) -> Result<(), Error> {
         let lines: Vec<ResultLine> = records.iter().cloned().map(ResultLine::Trial).collect();
         self.write(&lines)?;
@@ -232,7 +232,7 @@ impl Results {
         Ok(())
     }
 
-    /// Adds lines to the own file in one call, and waits until they are on the disk.
+    /// Appends lines to this process's file in one call, and waits until they are on the disk.
     fn write(&mut self, lines: &[ResultLine]) -> Result<(), Error> {
         if lines.is_empty() {
             return Ok(());
@@ -278,7 +278,7 @@ fn push(text: &mut String, line: &ResultLine) {
     text.push('\n');
 }
 
-/// The whole lines of a file from a place on.
+/// The complete lines of a file from a byte offset on.
 fn read_lines(path: &Path, from: u64) -> io::Result<String> {
     let mut bytes = regular_file::read_from(path, from, RECORDS)?;
     let complete = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);

@@ -1,7 +1,7 @@
-//! A trial under way: a run without a folder that can be paused at any step, kept, and gone on with.
+//! A trial under way: a run without a folder that can be paused at any step, saved and resumed.
 //!
 //! It is [`Trainer`]'s run on one rank and nothing else: the same steps as `espalier train` takes of the same
-//! file, to the bit. What a search adds is when it stops to look. Between two calls a trial is its weights
+//! file, to the bit. What a search adds is when it pauses to validate. Between two calls a trial is its weights
 //! and the optimizer's state on the device.
 
 mod saved;
@@ -39,13 +39,13 @@ impl RunningTrial {
         Ok(RunningTrial { trainer, model, precision, max_wrong, end: None })
     }
 
-    /// Steps of the whole run, `train.steps`: no trial goes further, since its learning rate is not said beyond.
+    /// Steps of the complete run, `train.steps`: no trial goes further, since its learning rate is not said beyond.
     pub fn steps(&self) -> u64 {
         self.trainer.steps()
     }
 
-    /// Takes steps until `step` of them are taken, and looks at the whole validation split (or as much of it
-    /// as [`Workload::with_goal`] asks for). A trial that diverges on the way stops at the step that did, and
+    /// Takes steps until `step` of them are taken, and evaluates on the full validation split (or as much of
+    /// it as [`Workload::with_goal`] asks for). A trial that diverges on the way stops at the step that did, and
     /// stays there.
     pub fn advance(&mut self, step: u64) -> Result<TrialCheck> {
         if let Some(end) = self.end {

@@ -2,9 +2,9 @@
 //! where they stand.
 //!
 //! Cells are taken in their order, and the next one is opened where those before have nothing to do for a
-//! worker but wait. A trial that waits is kept in memory, so that it goes on without taking its steps again,
+//! worker but wait. A paused trial stays in memory, so that it resumes without taking its steps again,
 //! and with the worker that began it, whose device it is on, and on disk ([`PausedTrialStore`]); killed, a
-//! study loses those that run, as far as they went since they last waited. What was decided stays decided.
+//! study loses those that run, as far as they went since they were last paused. What was decided stays decided.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,15 +22,15 @@ use crate::results::Results;
 use crate::trial::{Trial, TrialRecord, TrialRunner};
 use crate::widen;
 
-/// How often the files of others are looked at.
+/// How often the files of other processes are read.
 const REFRESH: Duration = Duration::from_secs(2);
 
-/// A share of a study's trials: of each cell's trials every n-th.
+/// A shard of a study's trials: of each cell's trials every n-th.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TrialShard {
     /// Which of them, from 1.
     pub index: u32,
-    /// How many share the study.
+    /// How many shards there are.
     pub of: u32,
 }
 
@@ -45,17 +45,17 @@ impl TrialShard {
 /// How far a study has come.
 #[derive(Debug, Clone, Copy)]
 pub struct SearchProgress {
-    /// Trials that have come to their end, of this process's share.
+    /// Trials that have come to their end, of this process's shard.
     pub done: usize,
     /// All trials of it.
     pub trials: usize,
-    /// K* of the cell that was heard of last, as far as it is known.
+    /// K* of the cell that was reported last, as far as it is known.
     pub best: Option<u64>,
 }
 
-/// Hears how a study goes.
+/// Is called as a study goes on.
 pub trait StudyObserver: Send {
-    /// A trial has come to its end, or to a place where it waits.
+    /// A trial has come to its end, or is paused.
     fn trial_updated(&mut self, record: &TrialRecord, progress: SearchProgress);
 
     /// A range of a cell has grown.
@@ -115,7 +115,6 @@ pub fn widen_ranges(
     }
 }
 
-/// A trial that waits.
 struct PausedTrial<'a> {
     /// Who began it.
     worker: usize,
@@ -127,7 +126,7 @@ struct PausedTrial<'a> {
 /// What workers share.
 struct SearchState<'a> {
     brackets: Vec<Bracket>,
-    /// Trials that wait, by bracket and number.
+    /// By bracket and number.
     paused: HashMap<(usize, u32), PausedTrial<'a>>,
     results: &'a mut Results,
     refreshed: Instant,
@@ -267,7 +266,7 @@ impl<'a> SearchState<'a> {
         }
         let best = self.brackets[index].bound.get();
         let counts = self.brackets.iter().map(Bracket::progress);
-        let (done, trials) = counts.fold((0, 0), |sum, bracket| (sum.0 + bracket.0, sum.1 + bracket.1));
+        let (done, trials) = counts.fold((0, 0), |total, bracket| (total.0 + bracket.0, total.1 + bracket.1));
         for record in &records {
             self.observer.trial_updated(record, SearchProgress { done, trials, best });
         }

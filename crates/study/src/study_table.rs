@@ -113,14 +113,14 @@ pub(crate) fn read_batches(section: &mut Section, expected: &str) -> Result<Vec<
     read_list(section, "batches", expected, |value| positive_integer(value, LARGEST))
 }
 
-/// `sparsities`: shares of weights that go.
+/// `sparsities`: fractions of weights that are pruned.
 pub(crate) fn read_sparsities(section: &mut Section) -> Result<Vec<f64>, Error> {
     read_list(section, "sparsities", "a list of numbers in [0, 1), such as [0, 0.9]", |value| {
         number(value).filter(|sparsity| (0.0..1.0).contains(sparsity))
     })
 }
 
-/// A whole number from 1.
+/// An integer from 1.
 pub(crate) fn positive_integer(value: &Value, most: usize) -> Option<usize> {
     let number = value.as_integer().and_then(|number| usize::try_from(number).ok());
     number.filter(|number| (1..=most).contains(number))

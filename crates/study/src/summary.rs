@@ -42,7 +42,7 @@ pub struct StudySummary {
 pub struct CellSummary {
     /// Samples in a step.
     pub batch: usize,
-    /// The share of the candidates that is pruned.
+    /// The fraction of the candidates that is pruned.
     pub sparsity: f64,
     /// The fewest steps to the goal; none where no trial reached it.
     pub k_star: Option<u64>,
@@ -54,13 +54,13 @@ pub struct CellSummary {
     pub infeasible: usize,
     /// Trials that were left when they had passed the best one.
     pub cut: usize,
-    /// Trials that were given up as too far behind.
+    /// Trials that were stopped as too far behind.
     pub stopped: usize,
     /// Trials that have not come to their end.
     pub running: usize,
     /// Steps of all of them.
     pub steps: u64,
-    /// The metaparameters of the best trial, by field; a learning rate also as `lr`.
+    /// The hyperparameters of the best trial, by field; a learning rate also as `lr`.
     pub best: BTreeMap<String, f64>,
     /// Its number.
     pub best_trial: Option<u32>,
@@ -71,7 +71,7 @@ pub struct CellSummary {
 /// The curve of a sparsity.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct SparsityFit {
-    /// The share of the candidates that is pruned.
+    /// The fraction of the candidates that is pruned.
     pub sparsity: f64,
     /// K* = c1/B + c2.
     #[serde(flatten)]
@@ -83,7 +83,7 @@ pub struct SparsityFit {
 pub struct StepsRatio {
     /// Samples in a step.
     pub batch: usize,
-    /// The share of the candidates that is pruned.
+    /// The fraction of the candidates that is pruned.
     pub sparsity: f64,
     /// K* over K* at sparsity 0.
     pub measured: f64,

@@ -1,4 +1,4 @@
-//! Landscapes for tests: trials whose steps to the goal are a known function of their metaparameters, and
+//! Landscapes for tests: trials whose steps to the goal are a known function of their hyperparameters, and
 //! take no time.
 
 use std::fs;
@@ -13,7 +13,7 @@ use crate::trial::{ResumedTrial, Trial, TrialCheck, TrialRecord, TrialRunner};
 use crate::workload::TrialSettings;
 
 /// Trials that reach the goal after K steps, K being least at a rate of its own for each cell, and diverge
-/// above another. On the way the error falls as a power of the share of K that is behind, not the same power
+/// above another. On the way the error falls as a power of the fraction of K that is behind, not the same power
 /// for all: who is ahead at first need not be ahead in the end.
 #[derive(Debug, Default)]
 pub struct Landscape {
@@ -24,8 +24,8 @@ pub struct Landscape {
     /// Multiplies K: 0 where the goal is out of reach.
     pub scale: f64,
     /// Steps that all trials have taken.
-    pub taken: AtomicU64,
-    /// Whether trials that wait are kept on disk, and how many were gone on with.
+    pub steps_taken: AtomicU64,
+    /// Whether paused trials are saved on disk, and how many were resumed.
     pub saves: bool,
     pub resumed: AtomicU64,
 }
@@ -132,7 +132,7 @@ impl TrialRunner for Landscape {
 impl Trial for SyntheticTrial<'_> {
     fn advance(&mut self, step: u64) -> Result<TrialCheck, Error> {
         assert!(step > self.step, "a trial goes on from where it was");
-        self.landscape.taken.fetch_add(step - self.step, Ordering::Relaxed);
+        self.landscape.steps_taken.fetch_add(step - self.step, Ordering::Relaxed);
         self.step = step;
         let Some(steps_to_goal) = self.steps_to_goal else {
             return Ok(TrialCheck { step, loss: f64::NAN, error: 1.0, diverged: true });

@@ -12,7 +12,7 @@ use crate::fit::StepsCurve;
 /// What was measured of the networks of one sparsity along their training.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct MeasuredConstants {
-    /// The share of the candidates that is pruned.
+    /// The fraction of the candidates that is pruned.
     pub sparsity: f64,
     /// The local smoothness L, its mean over training.
     pub mean: f64,

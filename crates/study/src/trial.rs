@@ -26,7 +26,7 @@ impl TrialSettings {
             overrides.push(Override::sparsity(self.sparsity));
         }
         overrides.extend(self.fields.iter().map(|(field, value)| {
-            // A whole number may be a number of steps.
+            // An integer may be a number of steps.
             let is_integer = value.fract() == 0.0 && value.abs() < 1e15;
             Override::new(field, if is_integer { (*value as i64).into() } else { (*value).into() })
         }));
@@ -43,7 +43,7 @@ pub trait TrialRunner: Sync {
         settings: &TrialSettings,
     ) -> Result<Box<dyn Trial + Send + 'a>, Error>;
 
-    /// A trial that was kept in a folder ([`Trial::save`]), and how it stood; none where what is there is
+    /// A trial that was saved in a folder ([`Trial::save`]), and how it stood; none where what is there is
     /// damaged or of another trial.
     fn resume<'a>(
         &'a self,
@@ -54,7 +54,7 @@ pub trait TrialRunner: Sync {
         Ok(None)
     }
 
-    /// How long steps must have taken to be kept on disk while their trial waits.
+    /// How long steps must have taken for a paused trial to be saved.
     fn min_unsaved_time(&self) -> Duration {
         Duration::from_secs(1)
     }
@@ -66,7 +66,7 @@ pub trait TrialRunner: Sync {
     fn training_samples(&self) -> usize;
 }
 
-/// A trial that goes on from where it was kept, and its record there.
+/// A trial that resumes from where it was saved, and its record there.
 pub type ResumedTrial<'a> = (Box<dyn Trial + Send + 'a>, TrialRecord);
 
 /// A trial that has begun, and can be kept while others run.
@@ -75,7 +75,7 @@ pub trait Trial {
     /// there, and says so.
     fn advance(&mut self, step: u64) -> Result<TrialCheck, Error>;
 
-    /// Writes to a folder all that it needs to go on from where it stands, and its record, in the place of
+    /// Writes to a folder all that it needs to go on from where it stands, and its record, instead of
     /// what it wrote there before.
     fn save(&mut self, _folder: &Path, _record: &TrialRecord) -> Result<(), Error> {
         Ok(())
@@ -86,7 +86,7 @@ pub trait Trial {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TrialStatus {
-    /// It has reached a place where the trials of its cell are compared, and waits.
+    /// It has reached a rung, where the trials of its cell are compared, and waits.
     Paused,
     /// It reached the goal, at its last step.
     Complete,
@@ -115,7 +115,7 @@ pub struct ValidationPoint {
     pub step: u64,
     /// The mean loss.
     pub loss: f64,
-    /// The share of wrong answers.
+    /// The fraction of wrong predictions.
     pub error: f64,
 }
 
@@ -136,7 +136,7 @@ pub struct TrialCheck {
     pub step: u64,
     /// The mean loss over the validation split; of a trial that has diverged, that of the batch.
     pub loss: f64,
-    /// The share of the validation samples that it gets wrong; 1 of a trial that has diverged.
+    /// The fraction of the validation samples that it gets wrong; 1 of a trial that has diverged.
     pub error: f64,
     /// Whether a loss or a gradient was not a finite number: it will not come back from there.
     pub diverged: bool,
@@ -157,7 +157,7 @@ pub struct TrialRecord {
     pub steps: u64,
     /// The least measure of the goal so far; absent where it was never a number.
     pub best: Option<f64>,
-    /// The metaparameters, in the order of the ranges.
+    /// The hyperparameters, in the order of the ranges.
     pub fields: Vec<(String, f64)>,
     /// Validation on the way, at steps that grow by a factor.
     pub curve: Vec<ValidationPoint>,

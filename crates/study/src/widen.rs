@@ -1,5 +1,5 @@
 //! Ranges that were too narrow. Where the best trial of a cell lies in the outer tenth of a range, the K*
-//! that was found is only that of the range: `--widen` moves the end outwards by a quarter and looks there,
+//! that was found is only that of the range: `--widen` moves the end outwards by a quarter and searches there,
 //! again and again until the best trial lies inside.
 //!
 //! Which range a trial's values come from follows from its number and from what was written down, so that a
@@ -19,7 +19,7 @@ const BEYOND: u32 = 1 << 20;
 const MAX_WIDENINGS: usize = 4;
 
 impl WidenedRange {
-    /// The numbers of the trials that look there.
+    /// The numbers of the trials there.
     pub fn numbers(&self) -> impl Iterator<Item = u32> + use<> {
         self.first..self.first + self.trials
     }

@@ -2,7 +2,7 @@
 //!
 //! A trial is the run of that file with a batch size, a sparsity, a seed and some fields of its own. The data
 //! are those of the file's own seed, whatever the trial's: with another seed a trial starts from other
-//! weights, meets the samples in another order and so is pruned otherwise, and is judged by the same samples.
+//! weights, meets the samples in another order and so is pruned otherwise, and is evaluated on the same samples.
 
 use std::sync::Arc;
 
@@ -40,14 +40,14 @@ pub struct TrialSettings {
     pub sparsity: f64,
     /// `seed`
     pub seed: u64,
-    /// Other fields of the run file by their full names, as in `learning_rate.peak`. A whole number is
+    /// Other fields of the run file by their full names, as in `learning_rate.peak`. An integer is
     /// written as one.
     pub fields: Vec<(String, f64)>,
 }
 
 impl Workload {
     /// Opens the data of a run file; where the device is a GPU they are kept there. An error where nothing of
-    /// it is held out, since trials are judged by that.
+    /// it is held out, since trials are evaluated on that.
     pub fn open(run: &RunFile, device: &Device) -> Result<Workload> {
         let dataset = Dataset::open(run)?;
         if dataset.is_empty(DataSplit::Validation) {
@@ -118,7 +118,7 @@ impl Workload {
         &self.device
     }
 
-    /// What they learn from and are judged by.
+    /// What they are trained and evaluated on.
     pub fn dataset(&self) -> &Arc<Dataset> {
         &self.dataset
     }
@@ -140,7 +140,7 @@ impl Workload {
     }
 }
 
-/// Into how many micro-batches a step is cut on a processor: the fewest of a size that it can hold at hand,
+/// Into how many micro-batches a step is split on a processor: the fewest of a size that it can hold at hand,
 /// or one where none divides the batch well.
 fn micro_batches_of(batch: usize) -> usize {
     let fits = |micro_batch: &usize| batch.is_multiple_of(*micro_batch);
@@ -152,8 +152,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_cut_into_portions_that_divide_them() {
+    fn steps_are_split_into_micro_batches_that_divide_them() {
         assert_eq!([1, 2, 16, 64, 16384].map(micro_batches_of), [1, 1, 1, 4, 1024]);
-        assert_eq!([40, 24, 17].map(micro_batches_of), [4, 2, 1], "of 10, of 12, and whole");
+        assert_eq!([40, 24, 17].map(micro_batches_of), [4, 2, 1], "of 10, of 12, and all of it");
     }
 }

@@ -7,10 +7,10 @@ use crate::output::print_err;
 
 /// How long the processors are watched before a benchmark begins.
 const WATCHED: Duration = Duration::from_millis(300);
-/// The share of their time from which a person hears of it.
+/// The fraction of their time from which there is a warning.
 const MUCH: f64 = 0.1;
 
-/// Warns where other programs, or other machines on the same host, take a share of the processors.
+/// Warns where other programs, or other machines on the same host, take a fraction of the processors.
 pub fn warn_if_busy() {
     let taken = watched(|| fs::read_to_string("/proc/stat").unwrap_or_default());
     if let Some(fraction) = taken.filter(|fraction| *fraction >= MUCH) {
@@ -21,7 +21,7 @@ pub fn warn_if_busy() {
     }
 }
 
-/// The share of all processors' time that was taken while nothing was done here; none where the system does
+/// The fraction of all processors' time that was taken while nothing was done here; none where the system does
 /// not say.
 fn watched(read: impl Fn() -> String) -> Option<f64> {
     let before = ticks(&read())?;

@@ -47,15 +47,15 @@ impl ClusterFile {
         self.path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Puts a part in. Where there is no file, `begin` makes one.
+    /// Puts a section in. Where there is no file, `begin` makes one.
     pub fn finish(
         self,
-        part: &ClusterSection,
+        section: &ClusterSection,
         comment: &str,
         begin: impl FnOnce(&str) -> String,
     ) -> Result<()> {
         let text = match &self.text {
-            Some(text) => merge::insert(text, part, comment).expect("it was read as a cluster file"),
+            Some(text) => merge::insert(text, section, comment).expect("it was read as a cluster file"),
             None => begin(&self.name()),
         };
         self.output.finish(&text)?;

@@ -82,7 +82,7 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
     let middle = |of: fn(&OversubscriptionCost) -> f64| {
         costs.as_ref().map_or(0.0, |costs| rounded(median(costs.iter().map(of)) * 1e6))
     };
-    let (meet_us, turn_us) = (middle(|costs| costs.meet_seconds), middle(|costs| costs.idle_seconds));
+    let (meet_us, turn_us) = (middle(|costs| costs.sync_seconds), middle(|costs| costs.idle_seconds));
     let link = Fabric { occupies, meet_us, turn_us, ..Fabric::fit(&two, &rings, bytes) };
     print_out!(
         "link: latency {} us, {} GB/s, of which ring collectives reach {:.0} %; an all-reduce takes {:.0} % of the compute it \
@@ -135,11 +135,11 @@ fn ranks(kind: DeviceKind) -> Result<BenchRanks> {
 }
 
 /// A line for each pattern and size.
-fn table(links: &LinkSamples, word_bytes: f64) -> String {
+fn table(links: &LinkSamples, element_bytes: f64) -> String {
     let lines = links.0.iter().map(|sample| {
-        let sent = sample.cost.words * word_bytes;
+        let sent = sample.cost.words * element_bytes;
         let (kb, us, rate) =
-            (sample.elements * word_bytes * 1e-3, sample.seconds * 1e6, sent / sample.seconds * 1e-9);
+            (sample.elements * element_bytes * 1e-3, sample.seconds * 1e6, sent / sample.seconds * 1e-9);
         let pattern = sample.pattern.replace('_', "-");
         format!("  {pattern:<15} {kb:>10.1} kB {us:>11.1} us {rate:>8.2} GB/s sent by each rank\n")
     });

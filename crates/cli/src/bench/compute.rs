@@ -1,7 +1,7 @@
 //! `espalier bench compute`: how fast a device is, as the `[device]` of a cluster file says it.
 //!
 //! On a processor a device is one core, and all cores work at once: that is what a rank has when all ranks
-//! are busy. A core alone is timed too, which gives the peak that shares are of, and shows what company
+//! are busy. A core alone is timed too, which gives the peak that fractions are of, and shows what company
 //! costs.
 
 mod op;
@@ -66,8 +66,10 @@ pub fn compute(arguments: &ComputeArguments) -> Result<ExitCode> {
     print_out!("{}", summary(&device));
     let comment = format!("Measured by `espalier bench compute`: {}.", devices.in_words());
     let note = "measured by `espalier bench`";
-    let part = ClusterSection::device(device.clone());
-    file.finish(&part, &comment, |name| merge::begin(name, note, device.clone(), &devices.node(), &comment))?;
+    let section = ClusterSection::device(device.clone());
+    file.finish(&section, &comment, |name| {
+        merge::begin(name, note, device.clone(), &devices.node(), &comment)
+    })?;
     if arguments.json {
         output::json(&json!({
             "file": arguments.out,
@@ -335,8 +337,8 @@ impl ComputeRow {
 }
 
 /// What convolutions reach, in words.
-fn convolutions(found: &Convolution) -> String {
-    match found {
+fn convolutions(convolution: &Convolution) -> String {
+    match convolution {
         Convolution::Share(fraction) => format!("{fraction:.2} of matmul"),
         Convolution::Passes(ByPass { channels, start_us, weight_ns, pixel_ns, window_ns }) => {
             let each = channels

@@ -1,4 +1,4 @@
-//! `espalier bench generate`: how fast a model writes, and what share of the memory's bandwidth that is.
+//! `espalier bench generate`: how fast a model generates, and what fraction of the memory's bandwidth that is.
 //!
 //! A token reads every weight of every product once, and the keys and values of all positions before it: so
 //! tokens for each second are at most the bandwidth over those bytes. The bandwidth is measured in the same
@@ -91,7 +91,7 @@ pub fn generate(arguments: &BenchGenerateArguments) -> Result<ExitCode> {
     let (prompt, tokens) = (arguments.prompt as usize, arguments.tokens as usize);
     let plan = plan(arguments, prompt + tokens)?;
     let device = device::choose(arguments.device, std::thread::available_parallelism()?.get())?;
-    let (reads, written, times) = device.enter(|| -> espalier_train::Result<_> {
+    let (reads, generation, times) = device.enter(|| -> espalier_train::Result<_> {
         let mut reads = time_reads(&device)?;
         let dtype = espalier_nn::dtype(plan.storage.precision);
         let weights = Weights::initialise(&plan.model, &device, dtype, 0)?;
@@ -107,9 +107,9 @@ pub fn generate(arguments: &BenchGenerateArguments) -> Result<ExitCode> {
             times.extend(last.replace(Instant::now()).map(|last: Instant| last.elapsed().as_secs_f64()));
             true
         };
-        let written = generator.generate(&ids, tokens, &mut sampler, &mut tick)?;
+        let generation = generator.generate(&ids, tokens, &mut sampler, &mut tick)?;
         reads.extend(time_reads(&device)?);
-        Ok((reads, written, times))
+        Ok((reads, generation, times))
     })?;
     // Medians: a machine that others share takes much longer now and then.
     let (bandwidth, tokens_per_s) = (1.0 / median(reads), 1.0 / median(times));
@@ -122,7 +122,7 @@ pub fn generate(arguments: &BenchGenerateArguments) -> Result<ExitCode> {
         format: format!("dense-{}", plan.storage.precision.name()),
         parameters: plan.parameters,
         prompt_tokens: prompt,
-        prompt_tokens_per_s: prompt as f64 / written.prompt_time.as_secs_f64(),
+        prompt_tokens_per_s: prompt as f64 / generation.prompt_time.as_secs_f64(),
         new_tokens: tokens,
         tokens_per_s,
         bytes_per_token,

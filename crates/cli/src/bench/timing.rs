@@ -25,7 +25,7 @@ pub fn round_robin(device: &Device, budget: Duration, cases: &mut [TimedWork<'_>
     rounds(device, budget, cases, Ok)
 }
 
-/// The same on several devices that all do the same at the same time, each with contestants of its own: means
+/// The same on several devices that all do the same at the same time, each with cases of its own: means
 /// over devices.
 pub fn at_once(
     devices: &[Device],

@@ -1,4 +1,4 @@
-//! What the exchanges of every layer take on this machine at their real sizes, where ranks are threads of one
+//! What the collectives of every layer take on this machine at their real sizes, where ranks are threads of one
 //! process.
 
 use anyhow::Result;
@@ -77,22 +77,23 @@ pub fn links(at: &Setting, precision: Precision) -> Result<LinkSamples> {
     Ok(comm_timing::links(BenchRanks::Threads(at.ranks), at.all_reduce, precision, &SIZES)?)
 }
 
-/// Measures the exchanges of all layers.
+/// Measures the collectives of all layers.
 pub fn layers(links: LinkSamples, explanation: &Explanation, precision: Precision) -> Result<MeasuredCosts> {
     let at = &explanation.setting;
     let of = |row: &LayerCosts, by| row.sizes.exchanges(by, at).unwrap_or_default();
-    // Layers of a transformer are all alike: each exchange is measured once.
+    // Layers of a transformer are all alike: each collective is measured once.
     let mut work: Vec<TimedTransfer> = Vec::new();
-    for exchange in explanation.layers.iter().flat_map(|row| Parallelism::ALL.map(|by| of(row, by))).flatten()
+    for collective in
+        explanation.layers.iter().flat_map(|row| Parallelism::ALL.map(|by| of(row, by))).flatten()
     {
-        let timed = TimedTransfer::Layers(exchange);
-        if at.cost(exchange) != Cost::FREE && !work.contains(&timed) {
+        let timed = TimedTransfer::Layers(collective);
+        if at.cost(collective) != Cost::FREE && !work.contains(&timed) {
             work.push(timed);
         }
     }
     let times = comm_timing::time(BenchRanks::Threads(at.ranks), precision, &work)?;
-    let seconds = |exchange| {
-        work.iter().position(|timed| *timed == TimedTransfer::Layers(exchange)).map_or(0.0, |i| times[i])
+    let seconds = |collective| {
+        work.iter().position(|timed| *timed == TimedTransfer::Layers(collective)).map_or(0.0, |i| times[i])
     };
     let of = |row: &LayerCosts, by| Some(row.sizes.exchanges(by, at)?.into_iter().map(seconds).sum());
     let layers = explanation.layers.iter().map(|row| SecondsByParallelism::new(|by| of(row, by)));

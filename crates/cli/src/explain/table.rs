@@ -11,7 +11,7 @@ use crate::text_table::TextTable;
 /// Everything, in tables of so many letters; with the mixture that the run file asks for, where it does.
 pub fn text(
     explanation: &Explanation,
-    word_bytes: u64,
+    element_bytes: u64,
     measured: Option<&MeasuredCosts>,
     run: Option<&Integrated>,
     width: usize,
@@ -26,14 +26,14 @@ pub fn text(
         explanation.model,
         at.batch,
         at.ranks,
-        link(at.link, word_bytes)
+        link(at.link, element_bytes)
     );
     text += &TextTable::new(&costs(explanation)).with_total().render(width);
     if let Some(measured) = measured {
-        let fitted = link(measured.links.fitted(), word_bytes);
+        let fitted = link(measured.links.fitted(), element_bytes);
         let _ = writeln!(text, "\nmeasured among {} threads of this process: {fitted}", at.ranks);
         for (name, each) in measured.links.by_pattern() {
-            let _ = writeln!(text, "  {}: {}", name.replace('_', "-"), link(each, word_bytes));
+            let _ = writeln!(text, "  {}: {}", name.replace('_', "-"), link(each, element_bytes));
         }
         text += "\nmilliseconds, predicted and measured\n\n";
         text += &TextTable::new(&times(explanation, measured)).with_total().render(width);
@@ -80,10 +80,10 @@ pub fn conclusion(explanation: &Explanation) -> String {
 fn mixture(found: &Integrated) -> String {
     let moved = match found.exchanged.words {
         0.0 => String::new(),
-        words => format!(", {} of them to redistribute activations", count(words)),
+        elements => format!(", {} of them to redistribute activations", count(elements)),
     };
-    let (seconds, words) = (milliseconds(found.seconds), count(found.cost.words));
-    format!("{}: {seconds} ms, {words} elements{moved}", found.sentence())
+    let (seconds, elements) = (milliseconds(found.seconds), count(found.cost.words));
+    format!("{}: {seconds} ms, {elements} elements{moved}", found.sentence())
 }
 
 /// One row a layer, then the totals.
@@ -142,13 +142,13 @@ fn times(explanation: &Explanation, measured: &MeasuredCosts) -> Vec<Vec<String>
     rows
 }
 
-/// Those that some layer could be shared out by: text has no rows of an image.
+/// Those that some layer could be split by: text has no rows of an image.
 fn possible(explanation: &Explanation) -> Vec<Parallelism> {
     let some = |by: &Parallelism| explanation.layers.iter().any(|row| row.costs.of(*by).is_some());
     Parallelism::ALL.into_iter().filter(some).collect()
 }
 
-/// Words and milliseconds.
+/// Elements and milliseconds.
 fn cost(cost: Option<TimedCost>) -> [String; 2] {
     match cost {
         Some(timed) => [count(timed.cost.words), milliseconds(timed.seconds)],
@@ -157,13 +157,13 @@ fn cost(cost: Option<TimedCost>) -> [String; 2] {
 }
 
 /// `latency 2 us, 0.667 ns per element of 4 bytes (6.0 GB/s)`
-fn link(link: AlphaBeta, word_bytes: u64) -> String {
+fn link(link: AlphaBeta, element_bytes: u64) -> String {
     let rate = match link.beta > 0.0 {
-        true => format!(" ({} GB/s)", digits(word_bytes as f64 / link.beta / 1e9)),
+        true => format!(" ({} GB/s)", digits(element_bytes as f64 / link.beta / 1e9)),
         false => String::new(),
     };
     format!(
-        "latency {} us, {} ns per element of {word_bytes} bytes{rate}",
+        "latency {} us, {} ns per element of {element_bytes} bytes{rate}",
         digits(1e6 * link.alpha),
         digits(1e9 * link.beta)
     )

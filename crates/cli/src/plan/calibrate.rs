@@ -33,15 +33,15 @@ struct PlanJsonFacts {
 pub fn calibrate(arguments: &PlanArguments) -> Result<Value> {
     let folders = &arguments.calibrate;
     let runs = folders.iter().map(|folder| finished(folder)).collect::<Result<Vec<MeasuredRun>>>()?;
-    let (local, own_file) = match arguments.cluster.as_deref() {
+    let (local, cluster_file) = match arguments.cluster.as_deref() {
         Some(name) => {
             let cluster = find_cluster(name)?;
-            let own_file = Path::new(name).exists().then(|| PathBuf::from(name));
-            (LocalCluster { cluster, source: name.into() }, own_file)
+            let cluster_file = Path::new(name).exists().then(|| PathBuf::from(name));
+            (LocalCluster { cluster, source: name.into() }, cluster_file)
         }
         None => (LocalCluster::here(Path::new(local_cluster::FILE), runs.iter().any(is_on_gpu))?, None),
     };
-    let out = arguments.out.clone().or(own_file).unwrap_or_else(|| local_cluster::FILE.into());
+    let out = arguments.out.clone().or(cluster_file).unwrap_or_else(|| local_cluster::FILE.into());
     let file = ClusterFile::open(&out)?;
     let found = Calibrated::new(&local.cluster, &runs).map_err(Error::Plan)?;
     let times = folders.iter().zip(&runs).zip(found.before.iter().zip(&found.after));
@@ -69,9 +69,9 @@ pub fn calibrate(arguments: &PlanArguments) -> Result<Value> {
     );
     let names: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
     let comment = format!("Refitted by `espalier plan --calibrate` to {}.", names.join(", "));
-    let part = ClusterSection::device(found.cluster.device.clone());
-    let text = merge::insert(&found.cluster.to_toml(), &part, &comment).expect("it was just written");
-    file.finish(&part, &comment, |_| text)?;
+    let section = ClusterSection::device(found.cluster.device.clone());
+    let text = merge::insert(&found.cluster.to_toml(), &section, &comment).expect("it was just written");
+    file.finish(&section, &comment, |_| text)?;
     Ok(json!({ "file": out, "factor": found.factor, "runs": rows }))
 }
 

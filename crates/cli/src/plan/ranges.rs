@@ -1,10 +1,10 @@
-//! Sizes, shares and ranges as arguments write them.
+//! Sizes, fractions and ranges as arguments write them.
 
 use anyhow::Result;
 
 use super::wrong;
 
-/// A share of pruned weights.
+/// The fraction of weights to prune.
 pub fn sparsity(text: &str) -> Result<f64> {
     let fraction = text.trim().parse::<f64>().ok().filter(|fraction| (0.0..1.0).contains(fraction));
     Ok(fraction

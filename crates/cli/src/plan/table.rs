@@ -89,7 +89,7 @@ pub fn curve(plan: &Plan, cluster: &Cluster, engine: &str, best: &[(usize, Estim
     text
 }
 
-/// The best layout for each share of pruned weights.
+/// The best layout for each sparsity.
 pub fn sparsities(
     plan: &Plan,
     cluster: &Cluster,

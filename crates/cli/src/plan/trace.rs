@@ -21,8 +21,8 @@ pub fn write(request: &PlanRequest, candidate: &Candidate, output: &OutputFile) 
     let mesh = Mesh::new(candidate.axis_sizes()).expect("a candidate has ranks on every axis");
     let rows = timeline.spans.iter().enumerate().map(|(stage, spans)| {
         let rank = mesh.rank(PerAxis { pipeline: stage, ..PerAxis::ZEROS });
-        let seen = spans.iter().filter_map(shown).enumerate();
-        (rank, seen.flat_map(|(number, span)| TraceEvent::of(rank, number, &span)).collect())
+        let visible = spans.iter().filter_map(shown).enumerate();
+        (rank, visible.flat_map(|(number, span)| TraceEvent::of(rank, number, &span)).collect())
     });
     let text = serde_json::to_string(&TraceFile::of_ranks(rows.collect())).expect("a trace is plain data");
     output.finish(&text)?;

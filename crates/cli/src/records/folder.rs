@@ -195,7 +195,7 @@ impl RunRecord {
             .then(|| each * (planned_steps - last.step) as f64)
     }
 
-    /// The share of prunable weights that is gone.
+    /// The fraction of prunable weights that is pruned.
     pub fn sparsity(&self) -> f64 {
         self.steps.last().map_or(0.0, |step| step.sparsity)
     }
@@ -228,17 +228,17 @@ impl RunRecord {
 
     /// For a person, in one line.
     pub fn sentence(&self) -> String {
-        let mut words = format!("{}, {} steps", self.state(), self.progress());
+        let mut text = format!("{}, {} steps", self.state(), self.progress());
         if let Some(loss) = self.loss() {
-            words += &format!(", loss {}", number::short(loss));
+            text += &format!(", loss {}", number::short(loss));
         }
         if let Some(loss) = self.validation().and_then(|validation| validation.loss) {
-            words += &format!(", validation loss {}", number::short(loss));
+            text += &format!(", validation loss {}", number::short(loss));
         }
         if let Some((rate, of)) = self.rate() {
-            words += &format!(", {} {of}", number::short(rate));
+            text += &format!(", {} {of}", number::short(rate));
         }
-        words
+        text
     }
 
     /// What a person should know of what is shown.

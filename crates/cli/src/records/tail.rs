@@ -1,4 +1,4 @@
-//! A file that grows by lines: what it has got since the last look. A line that is not whole yet is left for
+//! A file that grows by lines: what it has got since it was read last. A line that is not complete yet is left for
 //! the next.
 
 use std::io::{Read, Seek, SeekFrom};
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use espalier_data::regular_file;
 
-/// Where the last look ended.
+/// Where the last reading ended.
 pub struct Tail {
     path: PathBuf,
     /// Of the file that was looked at: another under its name is read from its beginning.

@@ -13,7 +13,7 @@ const NOISY: usize = 60;
 const WINDOW_FRACTION: usize = 50;
 /// A loss that falls by more than this is shown on a logarithmic axis.
 const LOG_AXIS_RATIO: f64 = 8.0;
-/// Prunings of one run that are marked; of more, only the curve of the sparsity tells.
+/// Prunings of one run that are marked; of more, only the curve of the sparsity shows them.
 const MARKED: usize = 4;
 
 /// All curves of the runs.
@@ -131,17 +131,17 @@ fn is_noisy(points: &[(f64, f64)]) -> bool {
 /// gaps stay gaps.
 fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let finite: Vec<(f64, f64)> = points.iter().copied().filter(|point| point.1.is_finite()).collect();
-    let mut sums = vec![0.0];
-    finite.iter().for_each(|point| sums.push(sums[sums.len() - 1] + point.1));
+    let mut prefix_sums = vec![0.0];
+    finite.iter().for_each(|point| prefix_sums.push(prefix_sums[prefix_sums.len() - 1] + point.1));
     let reach = (finite.len() / WINDOW_FRACTION).max(1);
-    let mut seen = 0;
+    let mut index = 0;
     let smooth = |(x, y): &(f64, f64)| {
         if !y.is_finite() {
             return (*x, *y);
         }
-        let around = reach.min(seen).min(finite.len() - 1 - seen);
-        seen += 1;
-        let sum = sums[seen + around] - sums[seen - 1 - around];
+        let around = reach.min(index).min(finite.len() - 1 - index);
+        index += 1;
+        let sum = prefix_sums[index + around] - prefix_sums[index - 1 - around];
         (*x, sum / (2 * around + 1) as f64)
     };
     points.iter().map(smooth).collect()

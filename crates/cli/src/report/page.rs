@@ -67,12 +67,12 @@ fn what_differs(page: &mut Page, runs: &[RunRecord]) {
 
 /// `gpt, 636 k parameters, f32 on cpu, data 2 x pipeline 2; running`
 fn description(run: &RunRecord) -> String {
-    let mut words = Vec::new();
+    let mut facts = Vec::new();
     if let (Some(model), Some(plan)) = (run.model(), &run.plan) {
-        words.push(format!("{model}, {} parameters", count(plan.parameters as f64)));
+        facts.push(format!("{model}, {} parameters", count(plan.parameters as f64)));
     }
     if let Some(RunSummary { precision, device, .. }) = &run.summary {
-        words.push(format!("{precision} on {device}"));
+        facts.push(format!("{precision} on {device}"));
     }
     let axes = ["data", "pipeline", "tensor", "spatial"].map(|axis| {
         let ranks = run.settings.get(&format!("parallel.{axis}"))?;
@@ -80,10 +80,10 @@ fn description(run: &RunRecord) -> String {
     });
     let axes: Vec<String> = axes.into_iter().flatten().collect();
     if !axes.is_empty() {
-        words.push(axes.join(" x "));
+        facts.push(axes.join(" x "));
     }
-    words.push(run.state().to_owned());
-    words.join("; ")
+    facts.push(run.state().to_owned());
+    facts.join("; ")
 }
 
 /// The facts of several runs: a row a run, and a column for whatever one of them has.

@@ -1,4 +1,4 @@
-//! What a run holds: bytes by category, predicted beside measured, and what is kept of each layer.
+//! What a run holds: bytes by category, predicted beside measured, and the density of each layer.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ pub fn memory(run: &RunRecord, of: &str) -> Option<Bars> {
     (!bars.rows.is_empty()).then_some(bars)
 }
 
-/// The share of each layer that is kept; none where nothing is pruned, or before the end of the run.
+/// The density of each layer; none where nothing is pruned, or before the end of the run.
 pub fn kept(run: &RunRecord, of: &str) -> Vec<Panel> {
     let Some(layers) = run.summary.as_ref().and_then(|summary| summary.kept_by_layer.as_ref()) else {
         return Vec::new();
@@ -89,7 +89,7 @@ pub fn kept(run: &RunRecord, of: &str) -> Vec<Panel> {
     panels
 }
 
-/// `transformer.h.`, 3, `.attn.c_attn.weight`: what stands around the first number that is a part of the name.
+/// `transformer.h.`, 3, `.attn.c_attn.weight`: what stands around the first number in the name.
 fn numbered(name: &str) -> Option<(String, usize, String)> {
     let parts: Vec<&str> = name.split('.').collect();
     let index = parts.iter().position(|part| part.parse::<usize>().is_ok())?;

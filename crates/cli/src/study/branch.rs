@@ -1,4 +1,4 @@
-//! `espalier study` of a critical batch by branches: a base run, and a table for each point where it forks.
+//! `espalier study` of a critical batch by branches: a base run, and a table for each point where branches leave it.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! What a study tells whoever looks at its folder: what it is, and, with `--serve`, its page while it runs.
+//! What a study shows whoever reads its folder: what it is, and, with `--serve`, its page while it runs.
 
 use std::path::Path;
 

@@ -82,7 +82,7 @@ pub fn name(cell: Cell) -> String {
     format!("batch {}, {} % sparsity", cell.batch, (cell.sparsity * 1000.0).round() / 10.0)
 }
 
-/// The metaparameters of a trial, by the last word of their names.
+/// The hyperparameters of a trial, by the last word of their names.
 fn values(record: &TrialRecord) -> String {
     let one = |(field, value): &(String, f64)| {
         let word = field.rsplit('.').next().unwrap_or(field);

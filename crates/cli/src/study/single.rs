@@ -24,7 +24,7 @@ pub struct StudyResources {
     pub dataset: Arc<Dataset>,
     pub device: Device,
     pub folder: PathBuf,
-    _claim: StudyLock,
+    _lock: StudyLock,
 }
 
 /// Says what the study is to do, and opens what that takes, the data of one of its runs; nothing where that
@@ -44,9 +44,9 @@ pub fn open(
     let dataset = Arc::new(Dataset::open(&run_file).map_err(Error::Data)?);
     let device = device::open_here(&run_file.device, 1)?;
     let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(name));
-    let _claim = claim(arguments, &folder)?;
+    let _lock = lock_folder(arguments, &folder)?;
     live::begin(arguments, &folder)?;
-    Ok(Some(StudyResources { dataset, device, folder, _claim }))
+    Ok(Some(StudyResources { dataset, device, folder, _lock }))
 }
 
 /// Refuses options that are for studies of many trials.
@@ -62,16 +62,16 @@ pub fn refuse_others(arguments: &StudyArguments) -> Result<()> {
     }
 }
 
-/// Takes the folder of a study that is about to run, unless another process is at work in it.
-pub fn claim(arguments: &StudyArguments, folder: &Path) -> Result<StudyLock> {
-    let claim = StudyLock::acquire(folder, arguments.shard)?;
-    if !claim.is_locked() {
+/// Locks the folder of a study that is about to run, unless another process is at work in it.
+pub fn lock_folder(arguments: &StudyArguments, folder: &Path) -> Result<StudyLock> {
+    let lock = StudyLock::acquire(folder, arguments.shard)?;
+    if !lock.is_locked() {
         print_err!(
             "warning: the file system of {} has no locks: nothing keeps another process out of this study",
             folder.display()
         );
     }
-    Ok(claim)
+    Ok(lock)
 }
 
 /// Writes `study.html` into the study's folder; returns its path.

@@ -96,7 +96,7 @@ pub fn summarise(summary: &StudySummary) {
     }
 }
 
-/// The best metaparameters of a cell, and which of them lie at the edge of their range.
+/// The best hyperparameters of a cell, and which of them lie at the edge of their range.
 fn best(cell: &CellSummary) -> String {
     let fields = cell.best.iter().filter(|(field, _)| *field != "lr");
     let one = |(field, value): (&String, &f64)| {

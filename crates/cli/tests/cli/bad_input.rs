@@ -229,7 +229,7 @@ fn files_that_never_begin_or_end() {
                  [search.ranges]\nlearning_rate.peak = { log = [1e-3, 0.1] }\n";
     fs::write(at("study.toml"), study).unwrap();
     symlink(at("fifo"), at("trials/trials-a.jsonl")).unwrap();
-    let said_by = |arguments: &[&str]| {
+    let message_of = |arguments: &[&str]| {
         let output = espalier(&folder, arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
         let text = stderr(&output);
@@ -250,7 +250,7 @@ fn files_that_never_begin_or_end() {
         (&["bench", "comm", "--out", "fifo"], "it is a FIFO"),
     ];
     for (arguments, words) in cases {
-        let sentence = said_by(arguments);
+        let sentence = message_of(arguments);
         assert!(sentence.contains(words), "{arguments:?}: {sentence}");
     }
     // A run folder whose files were replaced.
@@ -259,7 +259,7 @@ fn files_that_never_begin_or_end() {
         let kept = fs::read(&path).unwrap();
         fs::remove_file(&path).unwrap();
         symlink(at("fifo"), &path).unwrap();
-        let sentence = said_by(&["train", "run.toml", "--out", "run", command, "--set", "train.steps=6"]);
+        let sentence = message_of(&["train", "run.toml", "--out", "run", command, "--set", "train.steps=6"]);
         assert!(sentence.contains(name) && sentence.contains("it is a FIFO"), "{name}: {sentence}");
         fs::remove_file(&path).unwrap();
         fs::write(&path, kept).unwrap();

@@ -37,8 +37,8 @@ fn both_products_are_measured_drawn_and_told() {
             assert!(number("dense_ms") > 0.0 && number("sparse_ms") > 0.0, "{row}");
             let ratio = number("sparse_ms") / number("dense_ms");
             assert!((number("ratio") - ratio).abs() < 1e-9 * ratio, "{row}");
-            let share = number("kept") / number("size").powi(2);
-            assert!((0.1..0.3).contains(&share), "a fifth is kept: {row}");
+            let density = number("kept") / number("size").powi(2);
+            assert!((0.1..0.3).contains(&density), "a fifth is kept: {row}");
         }
         let sweeps = found["sweeps"].as_array().unwrap();
         let swept: Vec<u64> = sweeps.iter().rev().map(|sweep| sweep["size"].as_u64().unwrap()).collect();
@@ -97,10 +97,10 @@ fn a_device_that_is_not_one() {
     assert_eq!(fs::read_to_string(folder.join("file")).unwrap(), "in the way");
 }
 
-/// With a card each column has numbers or a reason; without one the machine is at fault, and nothing is left
+/// With a GPU each column has numbers or a reason; without one the machine is at fault, and nothing is left
 /// behind.
 #[test]
-fn a_card_is_measured_or_missed() {
+fn a_gpu_is_measured_or_missed() {
     let folder = TestDir::new();
     let output = bench(&folder, &["--device", "cuda", "--sizes", "64,128", "--batch", "64", "--json"]);
     if crate::doctor()["cuda"]["found"] == true {

@@ -1,4 +1,4 @@
-//! `benches/compare.py`, as far as it goes without PyTorch and without a card: what it would run, and how.
+//! `benches/compare.py`, as far as it goes without PyTorch and without a GPU: what it would run, and how.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use crate::faults::assert_whole;
+use crate::faults::assert_complete;
 use crate::{TINY, TestDir, assert_contains, espalier, json, refused, stderr, succeeded, train_in};
 
 /// The command `espalier ARGUMENTS` in `folder`, from a shell that has set its limits first.
@@ -127,7 +127,7 @@ fn a_full_disk_is_no_end_before_the_end() {
             "{:?}",
             names(&at.join("run"))
         );
-        assert_whole(&at.join("run"));
+        assert_complete(&at.join("run"));
     }
     let output = succeeded(espalier(at, [&resume[..], &["--json"]].concat()));
     let unbroken = train_in(at, TINY, &[&steps("train.steps=7", "unbroken")[..], &["--json"]].concat());

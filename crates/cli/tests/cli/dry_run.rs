@@ -78,7 +78,7 @@ fn it_accepts_what_the_run_would_and_leaves_nothing() {
 
 /// A laptop can check what a cluster will run.
 #[test]
-fn it_plans_for_a_card_that_is_not_here() {
+fn it_plans_for_a_gpu_that_is_not_here() {
     let folder = TestDir::new();
     let output = succeeded(train_in(&folder, TINY, &["--dry-run", "--json", "--set", "device.kind=cuda"]));
     let plan = json(&output.stdout);

@@ -46,7 +46,7 @@ fn two_layers_by_hand() {
 
 /// The mixture that a run file asks for stands beside the cheapest one, and in the picture of its layout.
 #[test]
-fn the_mixture_of_a_run_is_told() {
+fn the_mixture_of_a_run_is_printed() {
     let run = "runs/integrated.toml";
     let by = "layers.0 to layers.6 data-parallel, layers.11 to layers.16 model-parallel";
     let output = explain(&format!("{run} --ranks 2"));
@@ -87,7 +87,7 @@ fn linear_layers_want_model_and_convolutions_data_or_domain() {
 }
 
 #[test]
-fn pruning_shortens_sums_of_weight_gradients_alone() {
+fn pruning_shortens_weight_gradient_all_reduces_only() {
     let [dense, pruned] =
         ["", " --sparsity 0.9"].map(|more| figures(&format!("runs/alexnet.toml --ranks 8{more}")));
     let written = "runs/alexnet.toml --ranks 8 --set prune.method=magnitude --set prune.sparsity=0.9";
@@ -128,10 +128,10 @@ fn measuring_fits_alpha_and_beta_and_times_every_layer() {
     for (layer, seen) in layers.iter().zip(measured["layers"].as_array().unwrap()) {
         assert_eq!(layer["name"], seen["name"]);
         for by in ["data", "model", "domain"] {
-            let words = layer[by]["words"].as_f64();
+            let elements = layer[by]["words"].as_f64();
             assert_eq!(
                 seen[by].as_f64().map(|seconds| seconds > 0.0),
-                words.map(|words| words > 0.0),
+                elements.map(|elements| elements > 0.0),
                 "{seen} {by}"
             );
         }

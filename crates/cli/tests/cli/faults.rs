@@ -52,7 +52,7 @@ pub fn wait_for_step(folder: &Path, step: u64) {
 }
 
 /// All checkpoints that are there under their names can be used.
-pub fn assert_whole(run: &Path) {
+pub fn assert_complete(run: &Path) {
     let Ok(checkpoints) = fs::read_dir(run.join("checkpoints")) else { return };
     for entry in checkpoints.map(|entry| entry.unwrap().path()) {
         if entry.file_name().unwrap().to_str().unwrap().starts_with("step-") {
@@ -86,7 +86,7 @@ fn a_killed_run_leaves_whole_checkpoints_and_goes_on_with_the_same_bits() {
             wait_for_step(&run, step);
             kill("-KILL", child.id());
             assert_eq!(child.wait().unwrap().code(), None, "killed at {first} and {second}");
-            assert_whole(&run);
+            assert_complete(&run);
         }
         let output = succeeded(command(&folder, &[&arguments[..], &["--resume"]].concat()).output().unwrap());
         assert!(stderr(&output).contains("resumed after step"), "{}", stderr(&output));

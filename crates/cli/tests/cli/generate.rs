@@ -19,7 +19,7 @@ fn generate(folder: &Path, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn a_model_goes_on_from_a_text() {
+fn a_model_generates_text_after_a_prompt() {
     let folder = TestDir::trained();
     let asked = ["run", "12+", "--tokens", "9", "--seed", "3"];
     let output = succeeded(generate(&folder, &asked));
@@ -28,8 +28,8 @@ fn a_model_goes_on_from_a_text() {
     // The prompt, what was written, and a line's end; a program gets what was written alone.
     let written = report["text"].as_str().unwrap();
     assert_eq!(text.trim_end_matches('\n'), format!("12+{written}").trim_end_matches('\n'));
-    let alone = generate(&folder, &[&asked[..], &["--no-echo"]].concat());
-    assert_eq!(stdout(&alone).trim_end_matches('\n'), written.trim_end_matches('\n'));
+    let without_prompt = generate(&folder, &[&asked[..], &["--no-echo"]].concat());
+    assert_eq!(stdout(&without_prompt).trim_end_matches('\n'), written.trim_end_matches('\n'));
     let mut from_input = espalier_command(&folder, ["generate", "run", "--tokens", "9", "--seed", "3"]);
     let mut child = from_input.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"12+\n").unwrap();

@@ -36,10 +36,10 @@ fn study(folder: &Path, kind: &str, rest: &str, arguments: &[&str]) -> Output {
 /// What a study prints, the first time and again: it runs nothing twice.
 fn twice(kind: &str, rest: &str) -> Value {
     let folder = TestDir::new();
-    let go = || json_of(study(&folder, kind, rest, &["--json"]));
-    let found = go();
+    let run_study = || json_of(study(&folder, kind, rest, &["--json"]));
+    let found = run_study();
     let outcomes = fs::read_to_string(folder.join("out/small/outcomes.jsonl")).unwrap();
-    assert_eq!(go(), found);
+    assert_eq!(run_study(), found);
     assert_eq!(fs::read_to_string(folder.join("out/small/outcomes.jsonl")).unwrap(), outcomes);
     let page = fs::read_to_string(folder.join(found["report"].as_str().unwrap())).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.contains("<svg"), "{page}");

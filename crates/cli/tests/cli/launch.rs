@@ -35,7 +35,7 @@ fn a_program_without_mpi_does_not_train_beside_its_copies() {
 }
 
 #[test]
-fn torchrun_joins_cards_alone() {
+fn torchrun_joins_gpus_only() {
     let (code, text) = launched(&[("WORLD_SIZE", "2"), ("RANK", "0")], &[]);
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("WORLD_SIZE=2") && text.contains("mpirun") && text.contains("--ranks 2"), "{text}");

@@ -3,7 +3,6 @@
 mod bad_input;
 mod bench;
 mod browser;
-mod claimed;
 mod compare;
 mod completions;
 mod damage;
@@ -11,6 +10,7 @@ mod doctor;
 mod dry_run;
 mod explain;
 mod faults;
+mod folder_lock;
 mod generate;
 mod hello;
 mod killed;

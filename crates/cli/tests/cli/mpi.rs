@@ -12,7 +12,7 @@ use espalier_comm::mpi;
 use espalier_testing::{Need, skipped};
 use serde_json::Value;
 
-use crate::faults::{LONG, assert_whole, kill, random, wait_for_step};
+use crate::faults::{LONG, assert_complete, kill, random, wait_for_step};
 use crate::{TestDir, command, json, json_of, pipeline, stderr, succeeded};
 
 /// A small GPT.
@@ -374,7 +374,7 @@ fn goes_on_after_a_kill(layout: &[&str]) {
     let output = struck("-KILL", rank, step, &folder, &settings).unwrap();
     assert!(!output.status.success(), "rank {rank} was killed at step {step}: {}", stderr(&output));
     assert!(stderr(&output).to_lowercase().contains("killed"), "the launcher says so: {}", stderr(&output));
-    assert_whole(&folder.join("broken"));
+    assert_complete(&folder.join("broken"));
     let resume = [&out("broken")[..], &["--resume"]].concat();
     assert_eq!(
         json_of(mpi_command(4, &folder, &resume).unwrap().output().unwrap())["weights_hash"],
@@ -412,7 +412,7 @@ fn is_named_when_the_time_limit_is_over(layout: &[&str]) {
         missing.split([' ', ',', 's']).any(|rank| rank == "2")
     };
     assert!(text.lines().any(|line| line.starts_with("error: rank ") && names_it(line)), "{text}");
-    assert_whole(&folder.join("broken"));
+    assert_complete(&folder.join("broken"));
 }
 
 #[test]

@@ -106,8 +106,8 @@ fn a_schedule_of_ones_own_runs() {
     };
     let named = json(&run(&["--json", "--out", "named"]).stdout);
     let file = format!("parallel.schedule_file={}", mine.display());
-    let own = json_of(run(&["--json", "--out", "mine", "--set", &file]));
-    assert_eq!(own["weights_hash"], named["weights_hash"]);
+    let from_file = json_of(run(&["--json", "--out", "mine", "--set", &file]));
+    assert_eq!(from_file["weights_hash"], named["weights_hash"]);
     // The first rank holds both ends of the model: what no named schedule has.
     let bent = "name there-and-back\npipeline 0 1 1 0\nF0.0 F1.0 F0.1 B0.1 F1.1 B1.1 B0.0 B1.0\n\
                 F0.0 F0.1 F1.0 F1.1 B0.1 B0.0 B1.1 B1.0\n";

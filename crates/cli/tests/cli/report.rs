@@ -59,8 +59,8 @@ fn a_page_shows_what_a_run_has() {
     }
     assert!(page.contains("validation") && page.contains("; finished</p>"), "{page}");
     assert!(!page.contains("NaN") && page.len() < 150_000, "{}", page.len());
-    let told = crate::stdout(&output);
-    assert!(told.contains("run: finished, 4 steps"), "{told}");
+    let printed = crate::stdout(&output);
+    assert!(printed.contains("run: finished, 4 steps"), "{printed}");
 
     let output = reported(at, &["run", "--svg", "curves.svg", "--json"]);
     let found = json(&output.stdout);

@@ -134,9 +134,9 @@ fn a_diverging_run_exits_with_4() {
     assert!(stderr(&output).contains("diverged"), "{}", stderr(&output));
 }
 
-/// A card where one works, and otherwise one sentence that says what is missing and what to do.
+/// A GPU where one works, and otherwise one sentence that says what is missing and what to do.
 #[test]
-fn a_card_is_used_or_what_is_missing_is_said() {
+fn a_gpu_is_used_or_what_is_missing_is_said() {
     let folder = TestDir::new();
     let run = |kind: &str, out: &str| {
         let setting = format!("device.kind={kind}");

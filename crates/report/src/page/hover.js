@@ -3,8 +3,8 @@
   const axis = text => {
     const [kind, ...rest] = text.split(' '), [low, high, from, to] = rest.map(Number);
     return at => {
-      const share = (at - from) / (to - from);
-      return kind == 'log' ? low * Math.pow(high / low, share) : low + share * (high - low);
+      const fraction = (at - from) / (to - from);
+      return kind == 'log' ? low * Math.pow(high / low, fraction) : low + fraction * (high - low);
     };
   };
   const short = value => value == 0 || Math.abs(value) >= 1e-3 && Math.abs(value) < 1e6
@@ -15,7 +15,7 @@
   document.body.append(tip);
   let rule;
   const leave = () => { tip.hidden = true; rule?.remove(); };
-  const places = group => [
+  const coordinates = group => [
     ...[...group.querySelectorAll('polyline')].flatMap(line => [...line.points].map(p => [p.x, p.y])),
     ...[...group.querySelectorAll('circle')].map(c => [c.cx.baseVal.value, c.cy.baseVal.value])];
   document.addEventListener('pointermove', event => {
@@ -26,7 +26,7 @@
     if (at.x < ends[0] - 4 || at.x > ends[1] + 4) return leave();
     let nearest, lines = [];
     for (const group of plot.querySelectorAll('g[data-name]')) {
-      const all = places(group);
+      const all = coordinates(group);
       // Of a curve without a name only its course, not what stands behind it.
       if (!all.length || !group.dataset.name && group.querySelector('.faint, .dashed')) continue;
       const own = all.reduce((a, b) => Math.abs(b[0] - at.x) < Math.abs(a[0] - at.x) ? b : a);

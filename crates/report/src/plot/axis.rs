@@ -1,4 +1,4 @@
-//! Axes: from values to places, and where they have a tick.
+//! Axes: from values to pixels, and where they have a tick.
 
 use crate::number;
 
@@ -61,12 +61,12 @@ impl PlotAxis {
         }
     }
 
-    /// Whether the axis has a place for the value.
+    /// Whether the value can be drawn on the axis.
     pub(super) fn accepts(&self, value: f64) -> bool {
         value.is_finite() && (self.scale == AxisScale::Linear || value > 0.0)
     }
 
-    /// The axis over these values, and those that it reaches in any case, between two places.
+    /// The axis over these values, and those that it reaches in any case, between two pixel coordinates.
     pub(crate) fn placed_over(&self, values: impl Iterator<Item = f64>, from: f64, to: f64) -> PlacedAxis {
         let ticks = self.ticks.iter().map(|tick| tick.0);
         let all =
@@ -103,7 +103,7 @@ fn around_log(low: f64, high: f64) -> (f64, f64) {
     ((low / margin).max(f64::MIN_POSITIVE), (high * margin).min(f64::MAX))
 }
 
-/// An axis between two places of a picture.
+/// An axis between two pixel coordinates of a picture.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlacedAxis {
     scale: AxisScale,
@@ -116,7 +116,7 @@ pub(crate) struct PlacedAxis {
 }
 
 impl PlacedAxis {
-    /// The place of a value, if the axis has one for it.
+    /// The pixel coordinate of a value that lies on the axis.
     pub fn at(&self, value: f64) -> Option<f64> {
         let fraction = match self.scale {
             AxisScale::Linear => (value - self.low) / (self.high - self.low),
@@ -130,7 +130,7 @@ impl PlacedAxis {
         self.at(value).filter(|_| (self.low..=self.high).contains(&value))
     }
 
-    /// How a script finds values by places: the scale, the least and the greatest value, and their places.
+    /// How a script finds values by pixels: the scale, the least and the greatest value, and their coordinates.
     pub(crate) fn data_attribute(&self) -> String {
         let name = if self.scale == AxisScale::Log { "log" } else { "linear" };
         format!("{name} {:e} {:e} {:.1} {:.1}", self.low, self.high, self.from, self.to)
@@ -183,19 +183,19 @@ fn log_ticks(low: f64, high: f64, most: usize) -> Vec<(f64, String)> {
     let fine = through(&[1.0, 2.0, 5.0]);
     if fine.len() < 3 {
         let linear = linear_ticks(low, high, most.min(4));
-        return if linear.len() > fine.len() { linear } else { written(fine) };
+        return if linear.len() > fine.len() { linear } else { labelled(fine) };
     }
     let ladders = LADDERS.map(through);
     let fits = ladders.iter().find(|ticks| (3..=most.max(3)).contains(&ticks.len()));
     if let Some(ticks) = fits.or_else(|| ladders.iter().rfind(|ticks| (3..=6).contains(&ticks.len()))) {
-        return written(ticks.clone());
+        return labelled(ticks.clone());
     }
     let [.., tens] = ladders;
     let every = tens.len().div_ceil(most.max(1)).max(1);
-    written(tens.into_iter().step_by(every).collect())
+    labelled(tens.into_iter().step_by(every).collect())
 }
 
-fn written(values: Vec<f64>) -> Vec<(f64, String)> {
+fn labelled(values: Vec<f64>) -> Vec<(f64, String)> {
     values.into_iter().map(|value| (value, number::short(value))).collect()
 }
 
@@ -247,7 +247,7 @@ mod tests {
         assert!((ten - one - (hundred - ten)).abs() < 1e-9 && one > 0.0 && hundred < 300.0);
     }
 
-    /// A place for every value that can be drawn, and ticks, whatever there is to draw: one value, none, the
+    /// A coordinate for every value that can be drawn, and ticks, whatever there is to draw: one value, none, the
     /// largest.
     #[test]
     fn an_axis_has_a_length_whatever_lies_on_it() {

@@ -1,5 +1,5 @@
-//! Guides, and the words on them: each word stands where it covers no other word and no line, as far as there
-//! is such a place.
+//! Guides and their names: each name stands where it covers no other name and no line, as far as there is such
+//! a position.
 
 use super::axis::Axes;
 use super::{Guide, GuidePath};
@@ -16,7 +16,7 @@ const FALL: f64 = 3.0;
 const ASIDE: f64 = 5.0;
 const ABOVE: f64 = -6.0;
 const BELOW: f64 = 14.0;
-/// Where along a guide a word may stand, best first.
+/// Where along a guide its name may stand, best first.
 const FRACTIONS: [f64; 11] = [1.0, 0.0, 0.75, 0.5, 0.25, 0.9, 0.8, 0.6, 0.4, 0.2, 0.1];
 
 /// Draws the guides, and their names where the lines in `drawn`, of the curves, leave room.
@@ -27,14 +27,14 @@ pub(super) fn draw(canvas: &mut Canvas, guides: &[Guide], axes: &Axes, drawn: &[
     for run in drawn {
         lines.extend(run.windows(2).map(|pair| (pair[0], pair[1])));
     }
-    let mut taken: Vec<LabelBox> = Vec::new();
+    let mut placed_labels: Vec<LabelBox> = Vec::new();
     for (guide, (from, to)) in placed {
         canvas.line("guide", from, to);
         let candidates = candidates(&guide.name, from, to);
-        let best = candidates.into_iter().min_by_key(|label| label.cost(axes, &taken, &lines));
+        let best = candidates.into_iter().min_by_key(|label| label.cost(axes, &placed_labels, &lines));
         if let Some(label) = best.filter(|_| !guide.name.is_empty()) {
             canvas.text("quiet small", label.at, label.anchor, &guide.name);
-            taken.push(label);
+            placed_labels.push(label);
         }
     }
 }
@@ -51,7 +51,7 @@ impl Guide {
     }
 }
 
-/// A name at a place that it could have.
+/// A name at a position that it could have.
 struct LabelBox {
     at: PixelPoint,
     anchor: Anchor,
@@ -84,12 +84,12 @@ impl LabelBox {
         [left, left + self.width, self.at.1 - RISE, self.at.1 + FALL]
     }
 
-    /// What would be wrong with them here: worst is what is cut off or cannot be read, then what lies over a line.
-    fn cost(&self, axes: &Axes, taken: &[LabelBox], lines: &[(PixelPoint, PixelPoint)]) -> usize {
+    /// What is wrong with the name here: worst is what is cut off or cannot be read, then what lies over a line.
+    fn cost(&self, axes: &Axes, placed_labels: &[LabelBox], lines: &[(PixelPoint, PixelPoint)]) -> usize {
         let [left, right, top, bottom] = self.bounds();
         let (x, y) = (&axes.x, &axes.y);
         let outside = left < x.from || right > x.to || top < y.to || bottom > y.from;
-        let covered = taken.iter().filter(|other| {
+        let covered = placed_labels.iter().filter(|other| {
             let [a, b, c, d] = other.bounds();
             left < b + ASIDE && a - ASIDE < right && top < d && c < bottom
         });
@@ -105,12 +105,12 @@ fn length_within(from: PixelPoint, to: PixelPoint, rectangle: [f64; 4]) -> f64 {
     fraction * (to.0 - from.0).hypot(to.1 - from.1)
 }
 
-/// The shares of a straight line between which it lies in a rectangle (Liang and Barsky).
+/// The fractions of a straight line between which it lies in a rectangle (Liang and Barsky).
 fn within(from: PixelPoint, to: PixelPoint, [left, right, top, bottom]: [f64; 4]) -> Option<(f64, f64)> {
     let (dx, dy) = (to.0 - from.0, to.1 - from.1);
-    let sides = [(-dx, from.0 - left), (dx, right - from.0), (-dy, from.1 - top), (dy, bottom - from.1)];
+    let bounds = [(-dx, from.0 - left), (dx, right - from.0), (-dy, from.1 - top), (dy, bottom - from.1)];
     let (mut begin, mut end) = (0f64, 1f64);
-    for (p, q) in sides {
+    for (p, q) in bounds {
         match p {
             0.0 if q < 0.0 => return None,
             0.0 => {}

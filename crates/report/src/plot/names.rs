@@ -9,7 +9,7 @@ use crate::style::fill;
 const LINE_HEIGHT: f64 = 15.0;
 /// Between the axes and the names.
 const GAP: f64 = 9.0;
-/// Of a picture's width names take at most this share; longer ones are cut.
+/// Of a picture's width names take at most this fraction; longer ones are cut.
 const MAX_FRACTION: f64 = 0.34;
 
 /// What the names need beside the axes.

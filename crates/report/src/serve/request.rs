@@ -30,8 +30,8 @@ impl RequestHead {
     pub fn parse(bytes: &[u8]) -> Result<RequestHead, RequestError> {
         let text = str::from_utf8(bytes).map_err(|_| RequestError::Malformed)?;
         let mut lines = text.split("\r\n");
-        let words: Vec<&str> = lines.next().unwrap_or_default().split(' ').collect();
-        let [method, target, "HTTP/1.0" | "HTTP/1.1"] = words[..] else {
+        let fields: Vec<&str> = lines.next().unwrap_or_default().split(' ').collect();
+        let [method, target, "HTTP/1.0" | "HTTP/1.1"] = fields[..] else {
             return Err(RequestError::Malformed);
         };
         let is_method = !method.is_empty() && method.bytes().all(|byte| byte.is_ascii_uppercase());

@@ -152,8 +152,8 @@ mod tests {
 
     #[test]
     fn a_name_of_somebody_elses_is_not_this_machine() {
-        for own in ["localhost", "localhost:8700", "127.0.0.1:8700", "[::1]:8700", "::1", "10.0.0.7"] {
-            assert!(is_this_machine(own), "{own}");
+        for host in ["localhost", "localhost:8700", "127.0.0.1:8700", "[::1]:8700", "::1", "10.0.0.7"] {
+            assert!(is_this_machine(host), "{host}");
         }
         for foreign in
             ["evil.example", "evil.example:8700", "localhost.evil.example", "", "127.0.0.1.evil.example:80"]

@@ -116,8 +116,8 @@ fn a_head_that_does_not_end_is_cut_off() {
     assert_eq!(status(&get(address, "/")), "200");
 }
 
-/// Connections that say nothing take every place there is; those beyond are dropped at once, and when the
-/// time of the silent ones is over there are places again.
+/// Connections that say nothing take every slot there is; those beyond are dropped at once, and when the
+/// time of the silent ones is over there are slots again.
 #[test]
 fn clients_that_say_nothing_are_not_waited_for() {
     let address = started();
@@ -146,7 +146,7 @@ fn a_flood_makes_no_more_pages() {
     thread::spawn(move || server.respond(responder));
     for (millis, expected) in [(0, 1), (999, 1), (1000, 2), (1999, 2), (60_000, 3)] {
         clock.store(millis, Ordering::SeqCst);
-        // One that finds no place, since the server's threads are behind, asks again.
+        // One that finds no slot, since the server's threads are behind, asks again.
         let ask = move || {
             let responses =
                 std::iter::repeat_with(|| get(address, "/live")).filter(|response| !response.is_empty());

@@ -4,7 +4,7 @@
 //! tolerance of the base run's own is the critical batch there.
 //!
 //! Branches begin with the base run's weights and optimizer state. Theirs is a constant rate: the one that
-//! the base run had there, scaled. They are judged by the loss on held-out samples at their end; the paper's,
+//! the base run had there, scaled. They are compared by the loss on held-out samples at their end; the paper's,
 //! which see no sample twice, by the smoothed training loss. Beside it stands what the gradient noise scale
 //! says at the same point.
 

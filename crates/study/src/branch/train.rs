@@ -141,7 +141,7 @@ pub fn known(points: &[(u64, [String; 3])], folder: &Path) -> Result<Vec<BranchP
 }
 
 /// Trains the base run, or takes it up where its checkpoint is, and branches from it; what is in `folder`
-/// already is taken from there. `report` hears of each branch point.
+/// already is taken from there. `report` is called for each branch point.
 pub fn run(
     study: &BranchStudy,
     origin: &BranchOrigin,
@@ -342,22 +342,22 @@ mod tests {
     }
 
     #[test]
-    fn branches_leave_the_trunk_as_it_was_and_are_found_again() {
+    fn branches_leave_the_base_run_as_it_was_and_are_found_again() {
         let study = BranchStudy::parse(TEXT, &[]).unwrap();
         let dataset = Arc::new(Dataset::open(&study.base_run_file(None).unwrap()).unwrap());
         let (folder, device) = (tempfile::tempdir().unwrap(), Device::cpu(2).unwrap());
-        let go = |study: &BranchStudy, folder: &Path| {
+        let run_study = |study: &BranchStudy, folder: &Path| {
             let origin = BranchOrigin::open(study, Path::new("/")).unwrap();
             let branch_points = run(study, &origin, &dataset, &device, folder, |_| ()).unwrap();
             assert_eq!(known(&origin.points(study), folder).unwrap(), branch_points);
             branch_points
         };
-        let branch_points = go(&study, folder.path());
+        let branch_points = run_study(&study, folder.path());
         assert_eq!(branch_points.iter().map(|branch_point| branch_point.step).collect::<Vec<_>>(), [10, 30]);
         for branch_point in &branch_points {
-            let seen: Vec<_> =
+            let steps_by_batch: Vec<_> =
                 branch_point.branches.iter().map(|branch| (branch.batch, branch.steps)).collect();
-            assert_eq!(seen, [(4, 48), (16, 12), (64, 3)]);
+            assert_eq!(steps_by_batch, [(4, 48), (16, 12), (64, 3)]);
             assert!(
                 (branch_point.branches[2].lr / branch_point.branches[0].lr - 16.0).abs() < 1e-9,
                 "{branch_point:?}"
@@ -371,14 +371,14 @@ mod tests {
                     && branch_point.noise_scale.is_none_or(|scale| scale > 0.0)
             );
         }
-        assert_eq!(go(&study, folder.path()), branch_points);
-        // The second fork alone, from nothing: what was branched before it makes no difference.
+        assert_eq!(run_study(&study, folder.path()), branch_points);
+        // The second branch point alone, from nothing: what was branched before it makes no difference.
         let later = BranchStudy::parse(&TEXT.replace("at = [10, 30]", "at = [30]"), &[]).unwrap();
         let elsewhere = tempfile::tempdir().unwrap();
-        assert_eq!(go(&later, elsewhere.path()), branch_points[1..]);
+        assert_eq!(run_study(&later, elsewhere.path()), branch_points[1..]);
         // With a second seed the first is as it was, and the other saw samples in another order.
         let twice = BranchStudy::parse(TEXT, &["branch.at=[30]".into(), "branch.seeds=2".into()]).unwrap();
-        let branches = &go(&twice, elsewhere.path())[0].branches;
+        let branches = &run_study(&twice, elsewhere.path())[0].branches;
         for (two, one) in branches.iter().zip(&branch_points[1].branches) {
             assert_eq!(two.losses[0], one.loss);
             assert_ne!(two.losses[1], one.loss);

@@ -40,7 +40,7 @@ pub struct FinalMetrics {
     pub training_loss: f64,
     /// The mean loss over what was held out.
     pub validation_loss: f64,
-    /// The share of it that is answered wrongly.
+    /// The fraction of it that is answered wrongly.
     pub error: f64,
     /// Keskar's, in percent.
     pub sharpness: f64,
@@ -53,7 +53,7 @@ impl FinalMetrics {
     }
 }
 
-/// Runs all arms at all batches, or takes what is in `folder` already; `report` hears of each as it ends.
+/// Runs all arms at all batches, or takes what is in `folder` already; `report` is called as each ends.
 /// Paths of the study file are relative to `base_dir`.
 pub fn run(
     gap: &GapStudy,
@@ -150,16 +150,16 @@ fn train_rank(
         LossSamples { samples: Some(gap.samples), micro_batch: Some(MICRO_BATCH) },
     )?;
     let within = Neighbourhood { epsilon: gap.epsilon, ..Neighbourhood::default() };
-    let found = match sharpness(&surface, within) {
-        Ok(found) if validation.loss.is_finite() => found,
+    let sharpness = match sharpness(&surface, within) {
+        Ok(sharpness) if validation.loss.is_finite() => sharpness,
         Ok(_) | Err(Error::Unmeasurable { .. }) => return Ok((steps, None)),
         Err(other) => return Err(other),
     };
     let ended = FinalMetrics {
-        training_loss: found.loss,
+        training_loss: sharpness.loss,
         validation_loss: validation.loss,
         error: 1.0 - validation.accuracy,
-        sharpness: found.value,
+        sharpness: sharpness.value,
     };
     Ok((steps, Some(ended)))
 }
@@ -199,8 +199,8 @@ mod tests {
         let run_file = gap.run_file(10, &gap.arms[0], 0).unwrap();
         let dataset = Arc::new(Dataset::open(&run_file).unwrap());
         let (folder, device) = (tempfile::tempdir().unwrap(), Device::cpu(2).unwrap());
-        let go = || run(&gap, &dataset, &device, folder.path(), Path::new("/"), |_| ()).unwrap();
-        let first = go();
+        let run_study = || run(&gap, &dataset, &device, folder.path(), Path::new("/"), |_| ()).unwrap();
+        let first = run_study();
         assert_eq!(first.len(), 6);
         for outcome in &first {
             assert_eq!(outcome.steps, 2 * (270 / outcome.batch) as u64, "{outcome:?}");
@@ -216,7 +216,7 @@ mod tests {
         let arms = |name: &str| first.iter().find(|outcome| outcome.arm == name).unwrap().ended;
         assert_ne!(arms("as-it-is"), arms("post-local"));
         let lines = std::fs::read_to_string(folder.path().join("outcomes.jsonl")).unwrap();
-        assert_eq!(go(), first);
+        assert_eq!(run_study(), first);
         assert_eq!(known(&gap, folder.path(), Path::new("/")).unwrap(), first);
         assert_eq!(std::fs::read_to_string(folder.path().join("outcomes.jsonl")).unwrap(), lines);
     }

@@ -1,4 +1,4 @@
-//! A trial on disk while it waits: a checkpoint as any run writes it, with the trial's record beside the tensors.
+//! A paused trial on disk: a checkpoint as any run writes it, with the trial's record beside the tensors.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ impl RunningTrial {
         Ok(())
     }
 
-    /// A trial as it was saved, and its record; none where nothing whole is there, or what is there is another's.
+    /// A trial as it was saved, and its record; none where nothing complete is there, or what is there is another's.
     pub fn resume(
         workload: &Workload,
         settings: &TrialSettings,

@@ -48,7 +48,7 @@ fn settings(batch: usize, sparsity: f64, peak: f64) -> TrialSettings {
     TrialSettings { batch, sparsity, seed: 3, fields: vec![("learning_rate.peak".into(), peak)] }
 }
 
-/// All steps with looks after some of them, and the weights that came of it.
+/// All steps with checks after some of them, and the weights that came of it.
 fn take(workload: &Workload, settings: &TrialSettings, check_steps: &[u64]) -> (Vec<TrialCheck>, String) {
     let mut trial = RunningTrial::begin(workload, settings).unwrap();
     let checks = check_steps.iter().map(|step| trial.advance(*step).unwrap()).collect();
@@ -69,10 +69,10 @@ fn a_trial_that_is_paused_is_the_trial_that_is_not() {
     }
 }
 
-/// A study that was killed goes on with the trials that waited, dense and pruned, to the bit; with none that
+/// A study that was killed resumes its paused trials, dense and pruned, to the bit; with none that
 /// is damaged, of another trial or of another step than its record says.
 #[test]
-fn a_trial_that_was_kept_on_disk_is_the_trial_that_was_not() {
+fn a_trial_that_was_saved_is_the_trial_that_was_not() {
     let workload = workload();
     for sparsity in [0.0, 0.9] {
         let settings = settings(32, sparsity, 0.05);
@@ -149,9 +149,9 @@ fn trials_beside_each_other_do_not_disturb_each_other() {
     let shared = workload();
     let all = [settings(8, 0.0, 0.05), settings(4, 0.9, 0.02), settings(16, 0.5, 0.01)];
     let check_steps = [4, 12];
-    let alone: Vec<_> = all.iter().map(|settings| take(&shared, settings, &check_steps)).collect();
+    let sequential: Vec<_> = all.iter().map(|settings| take(&shared, settings, &check_steps)).collect();
     for own_device in [false, true] {
-        let beside: Vec<_> = thread::scope(|scope| {
+        let concurrent: Vec<_> = thread::scope(|scope| {
             let threads: Vec<_> = all
                 .iter()
                 .map(|settings| {
@@ -162,7 +162,7 @@ fn trials_beside_each_other_do_not_disturb_each_other() {
                 .collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
-        assert_eq!(alone, beside, "devices of their own: {own_device}");
+        assert_eq!(sequential, concurrent, "devices of their own: {own_device}");
     }
 }
 

@@ -68,11 +68,11 @@ fn sobol_without_cuts_runs_every_trial_to_its_end() {
         let expected = (least / 16.0).ceil() as u64 * 16;
         assert_eq!(cell.k_star, Some(expected));
     }
-    assert_eq!(summary.steps, landscape.taken.into_inner());
+    assert_eq!(summary.steps, landscape.steps_taken.into_inner());
 }
 
 /// Cutting is exact: the same K* from far fewer steps, whatever trials overtake each other, and no trial is
-/// given up that could have lowered it.
+/// stopped that could have lowered it.
 #[test]
 fn sobol_with_cuts_finds_the_same() {
     for (crossing, shift, workers) in [(0.0, 0.0, 1), (0.1, 0.5, 2), (0.2, -0.5, 5), (0.3, 0.0, 1)] {
@@ -87,7 +87,7 @@ fn sobol_with_cuts_finds_the_same() {
             assert!(few.steps <= 2 * 32 * few.k_star.unwrap(), "{few:?}");
             assert!(few.steps < all.steps, "{few:?} of {all:?}");
         }
-        assert_eq!(few.steps, landscape.taken.into_inner());
+        assert_eq!(few.steps, landscape.steps_taken.into_inner());
         let curves =
             |summary: &StudySummary| summary.fits.iter().map(|fit| fit.fit.curve).collect::<Vec<_>>();
         assert_eq!(curves(&few), curves(&all));
@@ -170,8 +170,8 @@ fn a_study_that_was_stopped_goes_on_and_finds_the_same() {
     assert_eq!(k_stars(&StudySummary::of(&halving, &results, Vec::new())), k_stars(&undisturbed));
 }
 
-/// Stopped again and again, with trials that wait on disk: the same K*, and not one step taken twice. One
-/// worker, who is told to stop where a trial waits, so that none runs then.
+/// Stopped again and again, with paused trials on disk: the same K*, and not one step taken twice. One
+/// worker, which is stopped where a trial is paused, so that none runs then.
 #[test]
 fn trials_that_wait_outlive_their_study() {
     let halving = study(&[]);
@@ -186,12 +186,12 @@ fn trials_that_wait_outlive_their_study() {
         let mut listener = Listener { stop: Some((25, &stop)), ..Listener::default() };
         ended =
             run_trials(&halving, &landscape, &mut results, 1, TrialShard::ALL, &stop, &mut listener).unwrap();
-        let waiting = results.records().filter(|record| !record.status.is_final()).count();
-        let kept = std::fs::read_dir(folder.path().join("waiting")).map_or(0, Iterator::count);
-        assert_eq!(kept, waiting, "those that wait, and no others");
+        let paused = results.records().filter(|record| !record.status.is_final()).count();
+        let saved = std::fs::read_dir(folder.path().join("waiting")).map_or(0, Iterator::count);
+        assert_eq!(saved, paused, "those that wait, and no others");
     }
     assert!(landscape.resumed.into_inner() > 10);
-    assert_eq!(landscape.taken.into_inner(), undisturbed.taken.into_inner());
+    assert_eq!(landscape.steps_taken.into_inner(), undisturbed.steps_taken.into_inner());
     let results = Results::open(folder.path(), &halving).unwrap();
     assert_eq!(k_stars(&StudySummary::of(&halving, &results, Vec::new())), expected);
     assert!(!folder.path().join("waiting").exists());
@@ -213,14 +213,14 @@ fn shards_share_a_folder_and_bests() {
     let results = Results::open(folder.path(), &halving).unwrap();
     let summary = StudySummary::of(&halving, &results, Vec::new());
     assert_eq!((summary.finished, summary.trials), (4 * 31, 4 * 31));
-    let alone = run_study(&halving, &Landscape::new(0.1, 0.0), 1);
-    assert_eq!(k_stars(&summary), k_stars(&alone));
+    let single = run_study(&halving, &Landscape::new(0.1, 0.0), 1);
+    assert_eq!(k_stars(&summary), k_stars(&single));
     // All is done, whoever asks again.
-    let taken = landscape.taken.load(Ordering::Relaxed);
+    let taken = landscape.steps_taken.load(Ordering::Relaxed);
     let mut results = Results::open(folder.path(), &halving).unwrap();
     run_trials(&halving, &landscape, &mut results, 2, TrialShard::ALL, &never, &mut Listener::default())
         .unwrap();
-    assert_eq!(landscape.taken.load(Ordering::Relaxed), taken);
+    assert_eq!(landscape.steps_taken.load(Ordering::Relaxed), taken);
 }
 
 #[test]

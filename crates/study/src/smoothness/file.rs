@@ -7,7 +7,7 @@ use espalier_plan::field::any;
 use crate::measure_schedule::{MEASURE_FIELDS, MeasureSchedule};
 use crate::study_table::{StudyTable, in_run, missing, read_sparsities, refuse_given};
 
-/// Which run is looked at, and how.
+/// Which run is measured, and how.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SmoothnessStudy {
     /// What it is called, on pages and in folders.

@@ -28,15 +28,15 @@ use crate::outcomes::Outcomes;
 /// What the training of one sparsity was like.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SparsityCurve {
-    /// The share of the candidates that is pruned.
+    /// The fraction of the candidates that is pruned.
     pub sparsity: f64,
     /// Step by step.
     #[serde(flatten)]
     pub trace: SmoothnessTrace,
 }
 
-/// Trains the run at every sparsity and measures, or takes what is in `folder` already; `report` hears of
-/// each. Paths of the study file are relative to `base_dir`.
+/// Trains the run at every sparsity and measures, or takes what is in `folder` already; `report` is
+/// called for each. Paths of the study file are relative to `base_dir`.
 pub fn run(
     study: &SmoothnessStudy,
     dataset: &Arc<Dataset>,

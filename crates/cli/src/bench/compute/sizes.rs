@@ -24,7 +24,7 @@ pub struct BenchSizes {
 
 /// Convolutions that are timed.
 pub enum ConvolutionSizes {
-    /// The three passes together, for one share of a product's rate.
+    /// The three passes together, for one fraction of a product's rate.
     Together(&'static [BenchOp]),
     /// Each pass by itself, for what passes take by their sizes: the convolutions of a core are our own, and
     /// cut layers are narrow.

@@ -46,7 +46,7 @@ impl SparseRow {
 }
 
 impl SparseBench {
-    /// Measures a layer with this share of zeros, for about as long as `budget`.
+    /// Measures a layer with this fraction of zeros, for about as long as `budget`.
     pub fn measure(&self, size: usize, sparsity: f64, two_four: bool, budget: Duration) -> Result<SparseRow> {
         let x = self.tensor(self.batch, size, inputs(self.batch * size))?;
         let w = self.tensor(size, size, pruned(size, sparsity))?;
@@ -107,7 +107,7 @@ impl SparseBench {
         Tensor::from_f32(&self.device, &[rows, columns], self.dtype, &values, Category::Weights)
     }
 
-    /// The fastest way of cuSPARSE's that gives the right result; else why the last one did not.
+    /// The fastest algorithm of cuSPARSE that gives the right result; else why the last one did not.
     fn fastest(&self, x: &Tensor, w: &Csr, expected: &[f32]) -> Result<(SpmmOptions, SpmmPlan)> {
         let mut best: Result<(f64, SpmmOptions, SpmmPlan)> =
             Err(Error::Unsupported { what: "cuSPARSE cannot be queried".into() });
@@ -170,7 +170,7 @@ fn inputs(len: usize) -> Vec<f32> {
     (0..len as u64).map(|i| random::uniform(key, i) as f32 - 0.5).collect()
 }
 
-/// A square of weights, of which this share is zero, at random places.
+/// A square of weights, of which this fraction is zero, at random positions.
 fn pruned(size: usize, sparsity: f64) -> Vec<f32> {
     let (which, values) = (random::key(2, size as u64), random::key(3, size as u64));
     let weight = |i| match random::uniform(which, i) < sparsity {

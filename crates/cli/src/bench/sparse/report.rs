@@ -36,19 +36,19 @@ pub struct SparsitySweep {
 /// Where a sparse product overtakes the dense one.
 #[derive(Debug, PartialEq)]
 enum Crossing {
-    /// It is faster wherever it was measured, from this share of zeros on.
+    /// It is faster wherever it was measured, from this fraction of zeros on.
     Before(f64),
     /// Here.
     At(f64),
-    /// It is slower up to this share of zeros.
+    /// It is slower up to this fraction of zeros.
     Beyond(f64),
     /// It was never measured.
     Unknown,
 }
 
 impl SparsitySweep {
-    /// After the last share at which the sparse product lost; between two, where a line through the
-    /// logarithms of the kept share and of the ratio is at 1: times grow as powers of what is kept.
+    /// After the last sparsity at which the sparse product lost; between two, where a line through the
+    /// logarithms of the density and of the ratio is at 1: times grow as powers of what is kept.
     fn crossing(&self) -> Crossing {
         let (Some(first), Some(last)) = (self.points.first(), self.points.last()) else {
             return Crossing::Unknown;
@@ -66,8 +66,8 @@ impl SparsitySweep {
     }
 
     fn sentence(&self) -> String {
-        let (layer, says) = (square(self.size), self.crossing());
-        match says {
+        let (layer, crossing) = (square(self.size), self.crossing());
+        match crossing {
             Crossing::Before(s) => {
                 format!(
                     "at {layer} sparse matmul is faster already at {} sparsity, the lowest measured",
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn the_crossing_is_where_the_ratio_is_one() {
         let crossing = |points: &[(f64, f64)]| SparsitySweep { size: 8, points: points.to_vec() }.crossing();
-        // A time that is proportional to what is kept: 10 times the kept share is 1 at 90 %.
+        // A time that is proportional to what is kept: 10 times the density is 1 at 90 %.
         let fair: Vec<(f64, f64)> = [0.5, 0.8, 0.95, 0.99].map(|s: f64| (s, 10.0 * (1.0 - s))).into();
         let Crossing::At(at) = crossing(&fair) else { panic!("{:?}", crossing(&fair)) };
         assert!((at - 0.9).abs() < 1e-9, "{at}");
