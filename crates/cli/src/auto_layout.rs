@@ -56,8 +56,8 @@ impl AutoLayout<'_> {
         self.launched.map(|launched| launched.size).or(self.ranks)
     }
 
-    /// What the run in the folder was, where it resumes with as many ranks. What cannot be read there is an error
-    /// when it resumes.
+    /// What the run in the folder was, where it resumes with as many ranks. What cannot be read there is an
+    /// error when it resumes.
     fn as_before(&self) -> Option<RunFile> {
         let path = self.resumed.as_ref()?.join("run.toml");
         let run_file = RunFile::parse(&read_resolved(&path).ok()??, &[]).ok()?;

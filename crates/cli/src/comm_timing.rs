@@ -27,7 +27,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// The side of the products that an all-reduce is overlapped with.
 const SIDE: usize = 128;
 
-/// Products of such a side in an interval of computing between two synchronizations, and how many intervals are timed.
+/// Products of such a side in an interval of computing between two synchronizations, and how many intervals
+/// are timed.
 const PRODUCTS_PER_INTERVAL: usize = 4;
 const INTERVALS: usize = 100;
 
@@ -154,8 +155,8 @@ pub fn time(ranks: BenchRanks, precision: Precision, work: &[TimedTransfer]) -> 
     Ok((0..work.len()).map(|i| each.iter().map(|rank| rank[i]).fold(0.0, f64::max)).collect())
 }
 
-/// The fraction of a rank's computing that an all-reduce of so many elements takes away while it runs, from 0 up
-/// to, but without, 1.
+/// The fraction of a rank's computing that an all-reduce of so many elements takes away while it runs, from 0
+/// up to, but without, 1.
 pub fn occupies(ranks: BenchRanks, precision: Precision, elements: f64) -> Result<f64, Error> {
     let each = on_ranks(ranks, precision, |rank| rank.overlap_cost(elements))?;
     Ok((each.iter().sum::<f64>() / each.len() as f64).clamp(0.0, 0.99))
@@ -167,7 +168,8 @@ pub struct OversubscriptionCost {
     /// Seconds that each of them works for it: half of what a small all-reduce of pairs adds to an interval of
     /// computing. While a pair wakes up another computes, so no core waits.
     pub sync_seconds: f64,
-    /// Seconds for which cores have nothing to do where all synchronize: what an all-reduce of all adds beyond that.
+    /// Seconds for which cores have nothing to do where all synchronize: what an all-reduce of all adds
+    /// beyond that.
     pub idle_seconds: f64,
 }
 

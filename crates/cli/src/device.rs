@@ -50,7 +50,8 @@ pub fn open_here(asked: &espalier_plan::device::DeviceChoice, ranks: usize) -> a
     Ok(open(&shared(asked, ranks), threads).map_err(espalier_train::Error::Tensor)?)
 }
 
-/// What so many ranks of this process ask for: they share its processor, and where the choice is ours, that is it.
+/// What so many ranks of this process ask for: they share its processor, and where the choice is ours, that
+/// is it.
 pub fn shared(
     asked: &espalier_plan::device::DeviceChoice,
     ranks: usize,

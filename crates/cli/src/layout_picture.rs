@@ -85,7 +85,6 @@ impl LayoutPicture {
         Ok(Some(LayoutPicture { mesh, ranks, alike, rows, integrated, sharing: plan.data_parallel }))
     }
 
-    /// For a person.
     pub fn print(&self) {
         print_out!("\n{}", self.text(output::width()));
     }

@@ -21,7 +21,8 @@ use crate::output::print_err;
 /// Exit code of a run that was interrupted and has saved.
 pub const INTERRUPTED: u8 = 130;
 
-/// The signals that are handled. SIGHUP is not where whoever started this does not want it to be, as `nohup` does.
+/// The signals that are handled. SIGHUP is not where whoever started this does not want it to be, as `nohup`
+/// does.
 pub fn handled_signals() -> Vec<i32> {
     let mut signals = vec![SIGINT, SIGTERM, SIGUSR1];
     signals.extend((!is_ignored(SIGHUP)).then_some(SIGHUP));

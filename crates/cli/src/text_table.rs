@@ -91,7 +91,8 @@ impl<'a> TextTable<'a> {
     }
 }
 
-/// A text in lines of at most `width` letters, broken between words; those behind the first stand in by `indent`.
+/// A text in lines of at most `width` letters, broken between words; those behind the first stand in by
+/// `indent`.
 pub fn wrapped(text: &str, indent: usize, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     let mut is_new = true;

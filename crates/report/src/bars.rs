@@ -3,10 +3,8 @@
 use crate::canvas::{Anchor, Canvas, width_of};
 use crate::style::{BOLD, fill, stroke};
 
-/// Rows of bars.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bars {
-    /// What it shows.
     pub title: String,
     /// What the bars of a row are, in their order; one alone needs no name. The first of several is drawn as
     /// an outline: what was expected, beside what came.
@@ -41,7 +39,6 @@ const THICK: f64 = 10.0;
 const GAPS: (f64, f64) = (3.0, 8.0);
 
 impl Bars {
-    /// No rows yet.
     pub fn new(title: impl Into<String>, series: &[&str]) -> Bars {
         let series = series.iter().map(|name| (*name).to_owned()).collect();
         Bars { title: title.into(), series, rows: Vec::new(), full: None }

@@ -128,8 +128,8 @@ fn list(points: &[(f64, f64)]) -> String {
     pairs.join(" ")
 }
 
-/// Escapes a text for HTML and XML, in elements and in attributes. Control characters, which XML does not have at all,
-/// become U+FFFD.
+/// Escapes a text for HTML and XML, in elements and in attributes. Control characters, which XML does not
+/// have at all, become U+FFFD.
 pub fn escape(text: &str) -> Cow<'_, str> {
     let is_plain =
         |c: char| !matches!(c, '&' | '<' | '>' | '"' | '\'' | '\u{fffe}' | '\u{ffff}') && !c.is_control();

@@ -6,7 +6,6 @@ use crate::{Bars, Heatmap, Plot, TimelineChart, style};
 /// Panels under one title.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figure {
-    /// What it shows.
     pub title: String,
     /// Under which conditions; may be empty.
     pub subtitle: String,
@@ -39,7 +38,6 @@ const MARGIN: f64 = 20.0;
 const STYLED: &[u8] = b".ground{fill:";
 
 impl Figure {
-    /// No panels yet.
     pub fn new(title: impl Into<String>) -> Figure {
         Figure { title: title.into(), subtitle: String::new(), panels: Vec::new() }
     }
@@ -147,7 +145,6 @@ impl Figure {
 }
 
 impl Panel {
-    /// What it shows.
     pub fn title(&self) -> &str {
         match self {
             Panel::Plot(plot) => &plot.title,

@@ -6,7 +6,6 @@ use crate::style::{BOLD, fill};
 /// A table of shades.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Heatmap {
-    /// What it shows.
     pub title: String,
     /// What is counted from left to right.
     pub x_label: String,

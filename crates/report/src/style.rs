@@ -1,4 +1,5 @@
-//! Colours and strokes, by class: one sheet for all pictures, with a second set of colours for dark surroundings.
+//! Colours and strokes, by class: one sheet for all pictures, with a second set of colours for dark
+//! surroundings.
 //!
 //! The five colours differ in lightness as well as in hue, so that they stay apart for the colour-blind and
 //! in print, and each has a contrast of at least 4.5 to its background, since names of curves are written in
@@ -66,7 +67,8 @@ fn colours(
     rules
 }
 
-/// Colours of a page around its pictures: background, ink, quiet ink and lines, as declarations of CSS variables.
+/// Colours of a page around its pictures: background, ink, quiet ink and lines, as declarations of CSS
+/// variables.
 pub(crate) fn of_page() -> String {
     let declared = |[ground, ink, quiet, grid]: [&str; 4], accent: &str| {
         format!(":root{{--ground:{ground};--ink:{ink};--quiet:{quiet};--line:{grid};--accent:{accent}}}")

@@ -8,7 +8,6 @@ use crate::style::{BOLD, fill};
 /// Rows of spans over one axis of time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TimelineChart {
-    /// What it shows.
     pub title: String,
     /// In what time is counted.
     pub unit: String,
@@ -30,9 +29,7 @@ pub struct TimelineRow {
 /// Time that was spent on something.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TimelineSpan {
-    /// Its beginning,
     pub start: f64,
-    /// and its end.
     pub end: f64,
     /// An index into [`TimelineChart::kinds`].
     pub kind: usize,
@@ -47,7 +44,6 @@ const BOTTOM: f64 = 40.0;
 const NARROW: f64 = 0.7;
 
 impl TimelineChart {
-    /// No rows yet.
     pub fn new(title: impl Into<String>, unit: impl Into<String>, kinds: &[&str]) -> TimelineChart {
         let kinds = kinds.iter().map(|kind| (*kind).to_owned()).collect();
         TimelineChart { title: title.into(), unit: unit.into(), kinds, rows: Vec::new() }

@@ -2,11 +2,11 @@
 //! twice the batch takes half the steps; far above it more samples a step buy nothing.
 //!
 //! Fitted in relative least squares, sum of ((c1/B + c2)/K - 1)^2 over the cells: K* spans two orders of
-//! magnitude, and a step more or less matters by its fraction of K*. That is linear in c1 and c2. Intervals come from
-//! a bootstrap over trials: each cell's trials are resampled with replacement, K* is the least of those that
-//! are sampled, and the middle 95 % of the fits are the interval. Trials that were cut or stopped count as
-//! sampled and not complete: nobody knows when they would have been. Where most were, few samples differ, and
-//! intervals are narrower than the truth.
+//! magnitude, and a step more or less matters by its fraction of K*. That is linear in c1 and c2. Intervals
+//! come from a bootstrap over trials: each cell's trials are resampled with replacement, K* is the least of
+//! those that are sampled, and the middle 95 % of the fits are the interval. Trials that were cut or stopped
+//! count as sampled and not complete: nobody knows when they would have been. Where most were, few samples
+//! differ, and intervals are narrower than the truth.
 
 use serde::Serialize;
 

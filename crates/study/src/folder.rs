@@ -182,13 +182,14 @@ impl StudyFolder {
         })
     }
 
-    /// Its page as it is by now; with how long it may take yet, where it has come further since the first reading.
+    /// Its page as it is by now; with how long it may take yet, where it has come further since the first
+    /// reading.
     pub fn page(&mut self) -> Result<Page, Error> {
         let (done, all, _) = self.progress()?;
         let &mut (since, before) = self.first_read.get_or_insert_with(|| (Instant::now(), done));
         let mut page = self.page_of_now()?;
-        let (ended, left_over) = (done.saturating_sub(before), all.saturating_sub(done));
-        if let Some(left) = time_left(since.elapsed(), ended, left_over) {
+        let (ended, remaining) = (done.saturating_sub(before), all.saturating_sub(done));
+        if let Some(left) = time_left(since.elapsed(), ended, remaining) {
             page.note_first(left);
         }
         Ok(page)
@@ -228,11 +229,11 @@ impl StudyFolder {
 }
 
 /// What is left takes about as long as what has ended since the first reading; early ends make it a guess.
-fn time_left(elapsed: Duration, ended: usize, left_over: usize) -> Option<String> {
-    if ended == 0 || left_over == 0 {
+fn time_left(elapsed: Duration, ended: usize, remaining: usize) -> Option<String> {
+    if ended == 0 || remaining == 0 {
         return None;
     }
-    let seconds = elapsed.as_secs_f64() * left_over as f64 / ended as f64;
+    let seconds = elapsed.as_secs_f64() * remaining as f64 / ended as f64;
     Some(format!("About {} left, if the rest takes as long as what has ended.", number::seconds(seconds)))
 }
 
@@ -289,7 +290,7 @@ mod tests {
 
     #[test]
     fn the_time_that_is_left_is_known_once_something_has_ended() {
-        let after = |ended, left_over| time_left(Duration::from_secs(30), ended, left_over);
+        let after = |ended, remaining| time_left(Duration::from_secs(30), ended, remaining);
         assert_eq!((after(0, 5), after(5, 0)), (None, None));
         let message = after(3, 6).unwrap();
         assert_eq!(message, "About 60 s left, if the rest takes as long as what has ended.");

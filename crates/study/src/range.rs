@@ -1,5 +1,5 @@
-//! A hyperparameter and the values that are searched. Points of the search lie in the unit cube; a range says which
-//! value a coordinate stands for, and where between its ends a value lies.
+//! A hyperparameter and the values that are searched. Points of the search lie in the unit cube; a range says
+//! which value a coordinate stands for, and where between its ends a value lies.
 
 use espalier_plan::Error;
 use espalier_plan::config::reader::{Section, show};
@@ -33,7 +33,7 @@ pub enum RangeScale {
     Log,
     /// Evenly.
     Linear,
-    /// Whole numbers, evenly.
+    /// Integers, evenly.
     Whole,
     /// One minus the value evenly in the logarithm, as suits a momentum: `low` and `high` are those of one
     /// minus the value.
@@ -65,7 +65,6 @@ impl RangeScale {
         }
     }
 
-    /// Back again.
     fn inverse(self, even: f64) -> f64 {
         match self {
             RangeScale::Log | RangeScale::OneMinusLog => even.exp(),

@@ -45,9 +45,7 @@ struct ResultsHeader {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WidenedRange {
-    /// Of the cell.
     pub batch: usize,
-    /// Of the cell.
     pub sparsity: f64,
     /// Whose range it is.
     pub field: String,
@@ -55,7 +53,7 @@ pub struct WidenedRange {
     pub upwards: bool,
     /// The number of the first trial there.
     pub first: u32,
-    /// How many do.
+    /// How many there are.
     pub trials: u32,
 }
 

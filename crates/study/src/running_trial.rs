@@ -39,7 +39,8 @@ impl RunningTrial {
         Ok(RunningTrial { trainer, model, precision, max_wrong, end: None })
     }
 
-    /// Steps of the complete run, `train.steps`: no trial goes further, since its learning rate is not said beyond.
+    /// Steps of the complete run, `train.steps`: no trial goes further, since its learning rate is not said
+    /// beyond.
     pub fn steps(&self) -> u64 {
         self.trainer.steps()
     }

@@ -146,9 +146,7 @@ pub struct TrialCheck {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrialRecord {
-    /// Of its cell.
     pub batch: usize,
-    /// Of its cell.
     pub sparsity: f64,
     /// Its number in the cell, from 1, which is its seed.
     pub trial: u32,

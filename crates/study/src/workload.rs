@@ -2,7 +2,8 @@
 //!
 //! A trial is the run of that file with a batch size, a sparsity, a seed and some fields of its own. The data
 //! are those of the file's own seed, whatever the trial's: with another seed a trial starts from other
-//! weights, meets the samples in another order and so is pruned otherwise, and is evaluated on the same samples.
+//! weights, meets the samples in another order and so is pruned otherwise, and is evaluated on the same
+//! samples.
 
 use std::sync::Arc;
 
@@ -21,7 +22,8 @@ const CPU_BATCH: usize = 16;
 /// The same on a GPU, which is waited for after each of them.
 const GPU_BATCH: usize = 1000;
 
-/// A run file and its data on a device. Clones share the data; they and their trials may be on different threads.
+/// A run file and its data on a device. Clones share the data; they and their trials may be on different
+/// threads.
 #[derive(Debug, Clone)]
 pub struct Workload {
     /// The resolved file, which trials put their settings into.

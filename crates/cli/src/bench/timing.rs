@@ -19,8 +19,8 @@ const ROUNDS: (usize, usize) = (3, 41);
 /// How long a device waits for another.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The median milliseconds of each, over as many rounds as fit into about `budget`. In a round each has one turn;
-/// one run of each comes before and does not count.
+/// The median milliseconds of each, over as many rounds as fit into about `budget`. In a round each has one
+/// turn; one run of each comes before and does not count.
 pub fn round_robin(device: &Device, budget: Duration, cases: &mut [TimedWork<'_>]) -> Result<Vec<f64>> {
     rounds(device, budget, cases, Ok)
 }

@@ -15,7 +15,6 @@ const SIZES: [f64; 2] = [1024.0, 1_048_576.0];
 pub struct MeasuredCosts {
     /// Of the machine.
     pub links: LinkSamples,
-    /// Of every layer.
     pub layers: Vec<SecondsByParallelism>,
 }
 

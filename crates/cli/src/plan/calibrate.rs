@@ -97,7 +97,8 @@ fn finished(folder: &Path) -> Result<MeasuredRun> {
     Ok(MeasuredRun { plan, candidate, seconds })
 }
 
-/// The median time of a step, by the rates in the lines of `metrics.jsonl`: each is that of the steps before it.
+/// The median time of a step, by the rates in the lines of `metrics.jsonl`: each is that of the steps before
+/// it.
 fn step_seconds(plan: &Plan, metrics: &str) -> Option<f64> {
     let samples = plan.batch.samples as f64;
     let tokens = match plan.model.input {

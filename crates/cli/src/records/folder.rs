@@ -278,7 +278,6 @@ impl RunRecord {
         notes
     }
 
-    /// For programs.
     pub fn json(&self) -> Value {
         let rate = |of: &str| self.rate().filter(|rate| rate.1 == of).map(|rate| rate.0);
         json!({

@@ -1,5 +1,5 @@
-//! A file that grows by lines: what it has got since it was read last. A line that is not complete yet is left for
-//! the next.
+//! A file that grows by lines: what it has got since it was read last. A line that is not complete yet is
+//! left for the next.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;

@@ -11,7 +11,8 @@ use espalier_train::Error;
 use super::series::{self, Series, SeriesPoint};
 use crate::records::RunRecord;
 
-/// The file of a run in a folder of its name; one that is there is replaced, so that a reader sees each step once.
+/// The file of a run in a folder of its name; one that is there is replaced, so that a reader sees each step
+/// once.
 pub fn write(run: &RunRecord, folder: &Path) -> Result<()> {
     // A name may be a path, where two runs are called the same.
     let name: String = run.name.chars().map(|c| if c == '/' { '-' } else { c }).collect();

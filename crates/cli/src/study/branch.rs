@@ -1,4 +1,5 @@
-//! `espalier study` of a critical batch by branches: a base run, and a table for each point where branches leave it.
+//! `espalier study` of a critical batch by branches: a base run, and a table for each point where branches
+//! leave it.
 
 use std::process::ExitCode;
 

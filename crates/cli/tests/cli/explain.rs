@@ -112,7 +112,8 @@ fn a_transformer_has_no_rows() {
     );
 }
 
-/// Times are this machine's; that there are some, for what can be done and for nothing else, is the same on all.
+/// Times are this machine's; that there are some, for what can be done and for nothing else, is the same on
+/// all.
 #[test]
 fn measuring_fits_alpha_and_beta_and_times_every_layer() {
     let figures = figures("runs/shapes.toml --ranks 2 --measure");

@@ -1,4 +1,4 @@
-//! Runs that are killed: what is left is whole, and going on from it gives the bits of never having been killed.
+//! Runs that are killed: what is left is complete, and resuming it gives the bits of never having been killed.
 
 use std::fs;
 use std::io::Read;
@@ -212,7 +212,8 @@ fn a_run_that_is_restarted_before_its_first_checkpoint_has_the_weights_it_starte
     assert_eq!(json(&output.stdout)["weights_hash"], json(&expected.stdout)["weights_hash"]);
 }
 
-/// One that is killed before the run has asked to be told of it leaves no run behind, which nobody would wait for.
+/// One that is killed before the run has asked to be told of it leaves no run behind, which nobody would wait
+/// for.
 #[test]
 fn a_run_whose_starter_has_ended_before_it_does_not_begin() {
     let folder = TestDir::new();

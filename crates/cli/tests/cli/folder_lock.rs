@@ -63,7 +63,8 @@ fn a_second_process_is_refused_until_the_first_has_ended() {
     assert!(output.status.success(), "{}", stderr(&output));
 }
 
-/// A run that is started again keeps its folder in between, and one whose starter was killed until it has saved.
+/// A run that is started again keeps its folder in between, and one whose starter was killed until it has
+/// saved.
 #[test]
 fn a_restarted_run_holds_its_folder() {
     let folder = TestDir::with_run_file();

@@ -1,4 +1,5 @@
-//! `runs/hello.toml`, the first thing that anybody runs: it takes its text along, and that text stays what it is.
+//! `runs/hello.toml`, the first thing that anybody runs: it takes its text along, and that text stays what it
+//! is.
 
 use std::fs;
 use std::path::{Path, PathBuf};

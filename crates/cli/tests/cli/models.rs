@@ -169,7 +169,8 @@ fn a_run_outlives_the_folder_that_it_began_from() {
     assert!(stderr(&other).contains("warning: the data files have changed: "), "{}", stderr(&other));
 }
 
-/// A NaN among the weights is no empty text and no folder with a NaN: the run diverged, and the exit code says so.
+/// A NaN among the weights is no empty text and no folder with a NaN: the run diverged, and the exit code
+/// says so.
 #[test]
 fn weights_that_are_no_numbers_end_as_a_diverged_run_does() {
     let at = &TestDir::trained();

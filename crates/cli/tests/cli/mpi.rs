@@ -15,7 +15,6 @@ use serde_json::Value;
 use crate::faults::{LONG, assert_complete, kill, random, wait_for_step};
 use crate::{TestDir, command, json, json_of, pipeline, stderr, succeeded};
 
-/// A small GPT.
 const GPT: &str = r#"
     seed = 4
     [model]
@@ -313,7 +312,8 @@ const LAUNCHER: Duration = Duration::from_secs(30);
 /// What came of a job in which a rank was struck.
 struct Struck {
     output: Output,
-    /// The launcher had not ended after [`LAUNCHER`], and the test killed it: then it has no exit code of its own.
+    /// The launcher had not ended after [`LAUNCHER`], and the test killed it: then it has no exit code of its
+    /// own.
     launcher_hung: bool,
 }
 
@@ -396,7 +396,8 @@ fn a_run_goes_on_after_a_stage_was_killed() {
 /// Two stages of two replicas.
 const STAGES: [&str; 4] = ["--set", "parallel.pipeline=2", "--set", "train.micro_batches=2"];
 
-/// A rank that no longer answers, as one whose machine is gone: the launcher notices nothing, the time limit does.
+/// A rank that no longer answers, as one whose machine is gone: the launcher notices nothing, the time limit
+/// does.
 fn is_named_when_the_time_limit_is_over(layout: &[&str]) {
     let folder = TestDir::with_run_file();
     let settings = ["--out", "broken", "--set", "parallel.timeout_s=2", "--set", "train.steps=100000"];

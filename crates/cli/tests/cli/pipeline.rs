@@ -9,7 +9,6 @@ use serde_json::Value;
 
 use crate::{TestDir, espalier, json, json_of, refused, stderr};
 
-/// All schedules.
 pub const ALL: [&str; 9] =
     ["gpipe", "1f1b", "interleaved", "pipedream", "2bw", "chimera", "chimera-doubling", "zb-h1", "axonn"];
 

@@ -70,7 +70,8 @@ fn whoever_ignores_a_closed_terminal_is_left_alone() {
     assert!(text.contains("interrupted and saved"), "{text}");
 }
 
-/// Before the first step there is nothing to save, and a read that does not come back must not keep the process.
+/// Before the first step there is nothing to save, and a read that does not come back must not keep the
+/// process.
 #[test]
 fn a_slow_read_answers_the_first_signal() {
     let folder = TestDir::new();

@@ -38,7 +38,6 @@ impl Page {
         Page { title: title.into(), blocks: Vec::new() }
     }
 
-    /// Adds a heading.
     pub fn heading(&mut self, text: impl Into<String>) {
         self.blocks.push(PageBlock::Heading(text.into()));
     }
@@ -63,7 +62,6 @@ impl Page {
         self.blocks.push(PageBlock::Facts(facts));
     }
 
-    /// Adds a table.
     pub fn table(&mut self, table: Table) {
         self.blocks.push(PageBlock::Table(table));
     }
@@ -73,7 +71,6 @@ impl Page {
         self.blocks.push(PageBlock::Folded(heading.into(), table));
     }
 
-    /// Adds a figure.
     pub fn figure(&mut self, figure: Figure) {
         self.blocks.push(PageBlock::Figure(Box::new(figure)));
     }

@@ -20,12 +20,10 @@ pub struct Column {
 }
 
 impl Column {
-    /// Of words.
     pub fn text(name: impl Into<String>) -> Column {
         Column { name: name.into(), is_number: false }
     }
 
-    /// Of numbers.
     pub fn number(name: impl Into<String>) -> Column {
         Column { name: name.into(), is_number: true }
     }

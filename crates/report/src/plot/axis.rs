@@ -247,8 +247,8 @@ mod tests {
         assert!((ten - one - (hundred - ten)).abs() < 1e-9 && one > 0.0 && hundred < 300.0);
     }
 
-    /// A coordinate for every value that can be drawn, and ticks, whatever there is to draw: one value, none, the
-    /// largest.
+    /// A coordinate for every value that can be drawn, and ticks, whatever there is to draw: one value, none,
+    /// the largest.
     #[test]
     fn an_axis_has_a_length_whatever_lies_on_it() {
         let cases: [&[f64]; 8] =

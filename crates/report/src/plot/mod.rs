@@ -10,11 +10,8 @@ pub use axis::{AxisScale, PlotAxis};
 /// What lies over one pair of axes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plot {
-    /// What it shows.
     pub title: String,
-    /// The horizontal axis.
     pub x: PlotAxis,
-    /// The vertical one.
     pub y: PlotAxis,
     /// Drawn under all curves.
     pub bands: Vec<Band>,
@@ -26,7 +23,8 @@ pub struct Plot {
     pub wide: bool,
 }
 
-/// Points, and how they are drawn. Those that are not finite, or not above zero on a logarithmic axis, are gaps.
+/// Points, and how they are drawn. Those that are not finite, or not above zero on a logarithmic axis, are
+/// gaps.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Curve {
     /// Written beside its last point; empty: it has none.
@@ -83,7 +81,6 @@ pub struct Band {
 pub struct Guide {
     /// Written on it.
     pub name: String,
-    /// Where it goes.
     pub path: GuidePath,
 }
 

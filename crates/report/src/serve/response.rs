@@ -31,7 +31,6 @@ struct CachedPage {
     tag: String,
 }
 
-/// What goes back.
 pub struct Response {
     status: &'static str,
     headers: String,

@@ -138,7 +138,8 @@ impl BranchStudy {
         Ok(study)
     }
 
-    /// The run file of the base run: the study's own, or that of its checkpoint's run with what the study changes.
+    /// The run file of the base run: the study's own, or that of its checkpoint's run with what the study
+    /// changes.
     pub(crate) fn base_run_file(&self, of_checkpoint: Option<&str>) -> Result<RunFile, Error> {
         let base = match (&self.from, of_checkpoint) {
             (None, _) => self.run.read().map_err(in_run)?,

@@ -27,7 +27,6 @@ pub struct Branch {
     pub batch: usize,
     /// Steps that it took.
     pub steps: u64,
-    /// Its rate.
     pub lr: f64,
     /// The mean loss over what is held out, a mean over seeds too; none where it diverged with any of them.
     pub loss: Option<f64>,

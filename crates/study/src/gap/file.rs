@@ -21,7 +21,6 @@ pub struct GapStudy {
     /// What it is called, on pages and in folders.
     pub name: String,
     run: RunTable,
-    /// Batch sizes.
     pub batches: Vec<usize>,
     /// Changes of the run, the first of them usually none.
     pub arms: Vec<Arm>,

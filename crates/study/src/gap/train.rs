@@ -24,7 +24,6 @@ const MICRO_BATCH: usize = 100;
 pub struct GapOutcome {
     /// Samples in a step.
     pub batch: usize,
-    /// The arm's name.
     pub arm: String,
     pub seed: u64,
     /// Steps of the run.

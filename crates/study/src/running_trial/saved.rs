@@ -27,7 +27,8 @@ impl RunningTrial {
         Ok(())
     }
 
-    /// A trial as it was saved, and its record; none where nothing complete is there, or what is there is another's.
+    /// A trial as it was saved, and its record; none where nothing complete is there, or what is there is
+    /// another's.
     pub fn resume(
         workload: &Workload,
         settings: &TrialSettings,

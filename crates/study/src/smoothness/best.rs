@@ -11,8 +11,8 @@ use crate::trial::TrialRecord;
 use crate::widen;
 use crate::workload::{TrialSettings, Workload};
 
-/// Trains the best trial of each sparsity again, up to its K*, and measures on the way; `report` is
-/// called for each. All at one batch, the largest at which every sparsity reached the goal, since smoothness changes
+/// Trains the best trial of each sparsity again, up to its K*, and measures on the way; `report` is called
+/// for each. All at one batch, the largest at which every sparsity reached the goal, since smoothness changes
 /// with the batch; nothing where there is none.
 pub fn of_best(
     study: &Study,

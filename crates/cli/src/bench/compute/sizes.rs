@@ -1,4 +1,5 @@
-//! How large what is timed is: from where only the start of an operation counts to where a device is at its best.
+//! How large what is timed is: from where only the start of an operation counts to where a device is at its
+//! best.
 
 use std::ops::RangeInclusive;
 
@@ -31,7 +32,6 @@ pub enum ConvolutionSizes {
     EachPass(&'static [ConvolutionSize]),
 }
 
-/// Of a core.
 pub const CORE: BenchSizes = BenchSizes {
     products: |dtype| if dtype == DType::F32 { 5..=9 } else { 5..=10 },
     granule: 16,
@@ -64,7 +64,6 @@ pub const CORE: BenchSizes = BenchSizes {
     width: 256,
 };
 
-/// Of a GPU.
 pub const GPU: BenchSizes = BenchSizes {
     products: |dtype| if dtype == DType::F32 { 7..=12 } else { 7..=13 },
     granule: 64,

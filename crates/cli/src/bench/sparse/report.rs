@@ -84,7 +84,6 @@ impl SparsitySweep {
 }
 
 impl SparseReport {
-    /// Nothing measured yet.
     pub fn new(bench: &SparseBench, sparsity: f64) -> SparseReport {
         SparseReport {
             device: bench.device.name(),
@@ -202,7 +201,6 @@ impl SparseReport {
         figure
     }
 
-    /// For programs.
     pub fn json(&self, figure: &Path) -> Value {
         let reason = |outcome: Option<&Result<f64, String>>| outcome.and_then(|o| o.as_ref().err().cloned());
         let last = self.rows.last();
