@@ -43,11 +43,11 @@ impl AutoLayout<'_> {
     /// Reads the run file, opens its data, and finds its layout.
     pub fn prepare(&self) -> Result<PreparedRun> {
         let run_file = self.run.read().map_err(|error| in_file(self.path, error))?;
-        prepare_with(run_file, self.path, self.launched, self.checkpoint, |run_file, facts, join| match self
+        prepare_with(run_file, self.path, self.launched, self.checkpoint, |run_file, facts, group| match self
             .as_before()
         {
             Some(before) => Ok(run_file.laid_out_as(&before).map_err(Error::Plan)?),
-            None => self.lay_out(&run_file, facts, join),
+            None => self.lay_out(&run_file, facts, group),
         })
     }
 
@@ -70,19 +70,19 @@ impl AutoLayout<'_> {
     }
 
     /// Whether ranks compute on GPUs: those of one process share its processor.
-    fn on_gpus(&self, kind: DeviceKind, join: Option<&ProcessGroup>) -> bool {
-        match (join.map_or(kind, ProcessGroup::device_kind), self.asked()) {
+    fn on_gpus(&self, kind: DeviceKind, group: Option<&ProcessGroup>) -> bool {
+        match (group.map_or(kind, ProcessGroup::device_kind), self.asked()) {
             (DeviceKind::Cuda, _) => true,
             (DeviceKind::Auto, None | Some(1)) => Cuda::probe().usable(),
             (DeviceKind::Auto | DeviceKind::Cpu, _) => false,
         }
     }
 
-    fn lay_out(&self, run_file: &RunFile, facts: DataFacts, join: Option<&ProcessGroup>) -> Result<RunFile> {
+    fn lay_out(&self, run_file: &RunFile, facts: DataFacts, group: Option<&ProcessGroup>) -> Result<RunFile> {
         if self.ranks == Some(0) {
             return Err(conflict("--ranks", "is 0: a run has at least one rank").into());
         }
-        let on_gpus = self.on_gpus(run_file.device.kind, join);
+        let on_gpus = self.on_gpus(run_file.device.kind, group);
         let LocalCluster { cluster, source } = LocalCluster::here(self.path, on_gpus)?;
         let single_rank = Plan::new(run_file.single_rank(), facts).map_err(Error::Plan)?;
         let job = Simulation::new(&single_rank, &cluster, EngineProfile::ESPALIER);

@@ -1,4 +1,4 @@
-//! `espalier bench`: measures this machine, one subcommand a question.
+//! `espalier bench`: measures this machine, one subcommand for each kind of measurement.
 
 mod busy;
 pub mod cluster_file;
@@ -17,7 +17,7 @@ use clap::{Args, Subcommand};
 #[command(arg_required_else_help = true)]
 pub struct BenchArguments {
     #[command(subcommand)]
-    question: BenchCommand,
+    command: BenchCommand,
 }
 
 #[derive(Subcommand)]
@@ -34,7 +34,7 @@ enum BenchCommand {
 
 pub fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
     busy::warn_if_busy();
-    match &arguments.question {
+    match &arguments.command {
         BenchCommand::Compute(arguments) => compute::compute(arguments),
         BenchCommand::Comm(arguments) => comm::comm(arguments),
         BenchCommand::Generate(arguments) => generate::generate(arguments),

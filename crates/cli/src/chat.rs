@@ -119,9 +119,9 @@ impl Conversation<'_> {
             generator.reset_cache();
         }
         let unread = &self.history[generator.length()..];
-        let (written, _) =
+        let (generation, _) =
             self.session.generate(self.generation, generator, unread, sampler, self.stop, prints)?;
-        self.history.extend(written.tokens);
+        self.history.extend(generation.tokens);
         Ok(())
     }
 }

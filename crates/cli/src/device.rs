@@ -68,15 +68,15 @@ pub fn open(asked: &espalier_plan::device::DeviceChoice, threads: usize) -> Resu
 
 /// Opens what a rank computes on that a launcher has started: its own GPU, or its part of the processor.
 pub fn open_for(
-    join: &ProcessGroup,
+    group: &ProcessGroup,
     asked: &espalier_plan::device::DeviceChoice,
     threads: usize,
 ) -> Result<Device> {
-    let device = match join.device_kind() {
+    let device = match group.device_kind() {
         DeviceKind::Cuda => {
             let probe = Cuda::probe();
             probe.require()?;
-            Device::cuda(join.gpu(probe.gpus.len()))?
+            Device::cuda(group.gpu(probe.gpus.len()))?
         }
         DeviceKind::Cpu | DeviceKind::Auto => Device::cpu(threads)?,
     };

@@ -66,7 +66,7 @@ pub fn eval(arguments: &EvalArguments) -> Result<ExitCode> {
         );
     }
     let plan = trained.plan_for(&dataset, &overrides)?;
-    let prepared = PreparedRun { plan, dataset, join: None };
+    let prepared = PreparedRun { plan, dataset, process_group: None };
     let device = prepared.open_device()?;
     let PreparedRun { plan, dataset, .. } = prepared;
     let samples = arguments.samples.map(|samples| samples as usize);

@@ -1,4 +1,4 @@
-//! A run file with its data, ready to be run, judged or measured: the plan, the samples and the device that
+//! A run file with its data, ready to be run, evaluated or measured: the plan, the samples and the device that
 //! it asks for.
 
 use std::path::Path;
@@ -21,14 +21,14 @@ pub struct PreparedRun {
     pub plan: Plan,
     pub dataset: Dataset,
     /// How it becomes one of several ranks, where a launcher has started them.
-    pub join: Option<ProcessGroup>,
+    pub process_group: Option<ProcessGroup>,
 }
 
 impl PreparedRun {
     /// Opens the device that the run computes on.
     pub fn open_device(&self) -> Result<Device> {
-        let device = match &self.join {
-            Some(join) => device::open_for(join, &self.asked_device(), self.threads()?),
+        let device = match &self.process_group {
+            Some(group) => device::open_for(group, &self.asked_device(), self.threads()?),
             None => device::open(&self.asked_device(), self.threads()?),
         };
         Ok(device.map_err(Error::Tensor)?)
@@ -36,26 +36,26 @@ impl PreparedRun {
 
     /// The kind of device that it would be, and that in a few words; nothing is opened.
     pub fn planned_device(&self) -> Result<(&'static str, String)> {
-        let kind = self.join.as_ref().map_or(self.asked_device().kind, ProcessGroup::device_kind);
+        let kind = self.process_group.as_ref().map_or(self.asked_device().kind, ProcessGroup::device_kind);
         Ok(device::plan(kind, self.threads()?))
     }
 
     /// The device asked for, as far as it is not left to us.
     fn asked_device(&self) -> espalier_plan::device::DeviceChoice {
-        let ranks = if self.join.is_some() { 1 } else { self.plan.mesh.size() };
+        let ranks = if self.process_group.is_some() { 1 } else { self.plan.mesh.size() };
         device::shared(&self.plan.device, ranks)
     }
 
     /// Threads of the processor.
     fn threads(&self) -> Result<usize> {
         let cores = std::thread::available_parallelism()?.get();
-        let all = self.join.as_ref().map_or(cores, |join| join.threads(cores));
+        let all = self.process_group.as_ref().map_or(cores, |group| group.threads(cores));
         Ok(device::threads(self.plan.device.threads, all)?)
     }
 }
 
 /// Reads a run file, as if it stood at `path`, and the data that it names. A run that goes on from a
-/// `checkpoint`, or is judged there, has its tokenizer in that folder where the one that it names is gone.
+/// `checkpoint`, or is evaluated there, has its tokenizer in that folder where the one that it names is gone.
 pub fn prepare(
     run: &RunTable,
     path: &Path,
@@ -76,19 +76,19 @@ pub fn prepare_with(
     checkpoint: Option<&Path>,
     lay_out: impl FnOnce(RunFile, DataFacts, Option<&ProcessGroup>) -> Result<RunFile>,
 ) -> Result<PreparedRun> {
-    let join = join(&run_file, launched)?;
+    let process_group = process_group(&run_file, launched)?;
     let mut run_file = resolve(run_file, path)?;
     if let Some(checkpoint) = checkpoint {
         hub::find_tokenizer(&mut run_file.data, checkpoint);
     }
     let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
-    let run_file = lay_out(run_file, dataset.facts(), join.as_ref())?;
+    let run_file = lay_out(run_file, dataset.facts(), process_group.as_ref())?;
     let plan = Plan::new(run_file, dataset.facts()).map_err(Error::Plan)?;
-    Ok(PreparedRun { plan, dataset, join })
+    Ok(PreparedRun { plan, dataset, process_group })
 }
 
 /// How this process becomes one of the ranks that a launcher has started.
-fn join(run_file: &RunFile, launched: Option<&LaunchedProcess>) -> Result<Option<ProcessGroup>> {
+fn process_group(run_file: &RunFile, launched: Option<&LaunchedProcess>) -> Result<Option<ProcessGroup>> {
     let of = |launched: &LaunchedProcess| {
         let gpus = || Cuda::probe().usable();
         ProcessGroup::new(launched.clone(), run_file.device.kind, gpus, |name| std::env::var(name).ok())

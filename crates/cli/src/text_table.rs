@@ -96,12 +96,12 @@ impl<'a> TextTable<'a> {
 pub fn wrapped(text: &str, indent: usize, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     let mut is_new = true;
-    for cell in text.split_inclusive(' ') {
+    for word in text.split_inclusive(' ') {
         let line = lines.last_mut().expect("there is one");
-        if !is_new && length(line) + length(cell.trim_end()) > width {
-            lines.push(format!("{:indent$}{cell}", ""));
+        if !is_new && length(line) + length(word.trim_end()) > width {
+            lines.push(format!("{:indent$}{word}", ""));
         } else {
-            line.push_str(cell);
+            line.push_str(word);
         }
         is_new = false;
     }

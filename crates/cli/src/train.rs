@@ -155,24 +155,25 @@ fn train_here(arguments: &TrainArguments, launched: Option<&LaunchedProcess>) ->
         return Ok(ExitCode::SUCCESS);
     }
     if arguments.supervised.is_some()
-        && prepared.join.as_ref().is_some_and(|join| join.device_kind() == DeviceKind::Cpu)
+        && prepared.process_group.as_ref().is_some_and(|group| group.device_kind() == DeviceKind::Cpu)
     {
         let problem = "restarts ranks of one process or of NCCL; MPI ranks are restarted by their launcher, with --resume";
         return Err(conflict("--max-restarts", problem).into());
     }
     let device = prepared.open_device()?;
-    let PreparedRun { plan, dataset, join } = prepared;
+    let PreparedRun { plan, dataset, process_group } = prepared;
     let (ranks, opened) = (plan.mesh.size(), device::describe(&device));
     info!("the plan is resolved: {}, {} ranks, {opened}", plan.model.name, ranks);
     if is_rank0 {
-        let transport = join.as_ref().map(ProcessGroup::transport);
+        let transport = process_group.as_ref().map(ProcessGroup::transport);
         print_err!("{}", progress::describe(&plan, &dataset, &device::describe(&device), transport));
         progress::notes(&plan, &dataset);
     }
-    memory_check::check(&plan, &device, join.as_ref())?;
+    memory_check::check(&plan, &device, process_group.as_ref())?;
     // Said now, not once the weights of a large model have been made. A run that goes on has its masks.
     if !arguments.resume {
-        let ranks = join.as_ref().map_or(ranks, |join| join.ranks_per_device(Cuda::probe().gpus.len()));
+        let ranks =
+            process_group.as_ref().map_or(ranks, |group| group.ranks_per_device(Cuda::probe().gpus.len()));
         let scoring = plan.scoring(prune::memory_per_rank(&device, ranks)).map_err(Error::Plan)?;
         if is_rank0 && let Some(scoring) = scoring.as_ref().and_then(progress::scoring) {
             print_err!("{scoring}");
@@ -190,7 +191,8 @@ fn train_here(arguments: &TrainArguments, launched: Option<&LaunchedProcess>) ->
         observer.profile(&device);
     }
     let precision = plan.storage.precision;
-    let launch = Launch { stop: stop.requested, process_group: join.as_ref(), abort: Some(ranks::abort) };
+    let launch =
+        Launch { stop: stop.requested, process_group: process_group.as_ref(), abort: Some(ranks::abort) };
     let RunOutcome { summary, interrupted } =
         run::run(plan, dataset, &device, &run_dir, &launch, &mut observer)?;
     if !is_rank0 {
@@ -217,14 +219,17 @@ fn train_here(arguments: &TrainArguments, launched: Option<&LaunchedProcess>) ->
 
 /// Says what would run, on a machine that need not have what it would run on, and what would stop it.
 fn dry_run(arguments: &TrainArguments, prepared: &PreparedRun) -> Result<()> {
-    let PreparedRun { plan, dataset, join } = prepared;
+    let PreparedRun { plan, dataset, process_group } = prepared;
     let (kind, device) = prepared.planned_device()?;
-    print_out!("{}", progress::describe(plan, dataset, &device, join.as_ref().map(ProcessGroup::transport)));
+    print_out!(
+        "{}",
+        progress::describe(plan, dataset, &device, process_group.as_ref().map(ProcessGroup::transport))
+    );
     progress::notes(plan, dataset);
     run::check(plan, dataset.len(DataSplit::Train), &run_dir(arguments), &mut ProgressPrinter::lines())?;
     // Whoever asks what a run would need may ask it of a smaller machine, or of one without the GPU.
     if kind == "cpu"
-        && let Err(error) = memory_check::check(plan, &prepared.open_device()?, join.as_ref())
+        && let Err(error) = memory_check::check(plan, &prepared.open_device()?, process_group.as_ref())
     {
         print_err!("note: {error}");
     }

@@ -190,8 +190,8 @@ impl BenchDevices {
             convolution: Convolution::Share(1.0),
         };
         matrix.convolution = match self.sizes.convolutions {
-            ConvolutionSizes::Together(op) => {
-                Convolution::Share(self.fraction_of_product(op, precision, dtype, &matrix, rows)?)
+            ConvolutionSizes::Together(ops) => {
+                Convolution::Share(self.fraction_of_product(ops, precision, dtype, &matrix, rows)?)
             }
             ConvolutionSizes::EachPass(of) => {
                 let mut took: Vec<(ConvolutionPass, f64)> = Vec::new();
@@ -213,13 +213,13 @@ impl BenchDevices {
     /// What some work reaches of a product of as many flops.
     fn fraction_of_product(
         &self,
-        op: &[BenchOp],
+        ops: &[BenchOp],
         precision: &'static str,
         dtype: DType,
         products: &MatmulRates,
         rows: &mut Vec<ComputeRow>,
     ) -> Result<f64> {
-        let timed = self.time(op, precision, dtype)?;
+        let timed = self.time(ops, precision, dtype)?;
         let fraction = measured::share_of(|flops| products.seconds(flops), &busy(&timed));
         rows.extend(timed);
         Ok(fraction)
@@ -244,23 +244,23 @@ impl BenchDevices {
     }
 
     /// Times some work in turns: on all devices at once, then on one alone where there are others.
-    fn time(&self, op: &[BenchOp], precision: &'static str, dtype: DType) -> Result<Vec<ComputeRow>> {
+    fn time(&self, ops: &[BenchOp], precision: &'static str, dtype: DType) -> Result<Vec<ComputeRow>> {
         let prepare =
-            |device: &Device| op.iter().map(|op| op.prepare(device, dtype)).collect::<Result<_, _>>();
+            |device: &Device| ops.iter().map(|op| op.prepare(device, dtype)).collect::<Result<_, _>>();
         let samples = |devices: &[Device]| -> Result<Vec<OpTiming>> {
             let times = at_once(devices, self.budget, prepare)?;
             let sample = |(op, ms): (&BenchOp, f64)| OpTiming {
                 size: op.size(dtype),
                 seconds: ms * 1e-3 / op.pass_count(),
             };
-            Ok(op.iter().zip(times).map(sample).collect())
+            Ok(ops.iter().zip(times).map(sample).collect())
         };
         let busy = samples(&self.devices)?;
         let single: Vec<Option<OpTiming>> = match self.devices.len() {
-            1 => vec![None; op.len()],
+            1 => vec![None; ops.len()],
             _ => samples(&self.devices[..1])?.into_iter().map(Some).collect(),
         };
-        let timed = op.iter().zip(busy).zip(single);
+        let timed = ops.iter().zip(busy).zip(single);
         let rows: Vec<ComputeRow> =
             timed.map(|((op, busy), single)| ComputeRow { op: *op, precision, busy, single }).collect();
         rows.iter().for_each(|row| print_out!("{}", row.line()));

@@ -18,8 +18,8 @@ impl RunningTrial {
     /// Writes a checkpoint to a folder, with the record, and removes the one that was there before.
     pub fn save(&mut self, folder: &Path, record: &TrialRecord) -> Result<()> {
         let bytes = serde_json::to_vec(record).expect("a record is plain data");
-        let companion = SidecarFile { name: RECORD.into(), bytes, needs_unsharded_weights: false };
-        let checkpoints = self.checkpoints(folder).with_sidecar_files(vec![companion]);
+        let sidecar = SidecarFile { name: RECORD.into(), bytes, needs_unsharded_weights: false };
+        let checkpoints = self.checkpoints(folder).with_sidecar_files(vec![sidecar]);
         let device = self.trainer.device().clone();
         device.enter(|| self.trainer.save(&checkpoints))?;
         // What stays costs room, and nothing else.

@@ -27,7 +27,7 @@ pub enum BenchOp {
     /// over strides.
     Convolution(ConvolutionSize),
     /// One pass of such a convolution.
-    ConvolutionPass { of: ConvolutionSize, pass: ConvolutionGradient },
+    ConvolutionPass { of: ConvolutionSize, pass: TimedConvPass },
     /// Both passes of causal attention.
     Attention { batch: usize, positions: usize, heads: usize, width: usize },
     /// A sum, an activation, and both passes of a norm.
@@ -51,7 +51,7 @@ pub struct ConvolutionSize {
 
 /// The passes of a convolution.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum ConvolutionGradient {
+pub enum TimedConvPass {
     Forward,
     Input,
     Weight,
@@ -66,9 +66,9 @@ impl ConvolutionSize {
         let [forward, of_input, of_weight] = ConvolutionPass::all(kernel, input, output, pixels);
         let op = |pass| BenchOp::ConvolutionPass { of: self, pass };
         [
-            (op(ConvolutionGradient::Forward), forward),
-            (op(ConvolutionGradient::Input), of_input),
-            (op(ConvolutionGradient::Weight), of_weight),
+            (op(TimedConvPass::Forward), forward),
+            (op(TimedConvPass::Input), of_input),
+            (op(TimedConvPass::Weight), of_weight),
         ]
     }
 }
@@ -147,17 +147,13 @@ impl BenchOp {
                 let layers = RepeatedLayers::with_shapes(device, dtype, shapes)?;
                 let passes = match *self {
                     BenchOp::ConvolutionPass { pass, .. } => vec![pass],
-                    _ => vec![
-                        ConvolutionGradient::Forward,
-                        ConvolutionGradient::Input,
-                        ConvolutionGradient::Weight,
-                    ],
+                    _ => vec![TimedConvPass::Forward, TimedConvPass::Input, TimedConvPass::Weight],
                 };
                 layers.each(move |[x, w, dy]| {
-                    let pass = |pass: &ConvolutionGradient| match pass {
-                        ConvolutionGradient::Forward => conv::forward(x, w, None, conv),
-                        ConvolutionGradient::Input => conv::backward_input(dy, w, conv, x.shape()),
-                        ConvolutionGradient::Weight => conv::backward_weight(x, dy, conv),
+                    let pass = |pass: &TimedConvPass| match pass {
+                        TimedConvPass::Forward => conv::forward(x, w, None, conv),
+                        TimedConvPass::Input => conv::backward_input(dy, w, conv, x.shape()),
+                        TimedConvPass::Weight => conv::backward_weight(x, dy, conv),
                     };
                     passes.iter().map(pass).collect()
                 })
@@ -234,12 +230,12 @@ impl fmt::Display for BenchOp {
                 if stride > 1 { write!(f, " / {stride}") } else { Ok(()) }
             }
             BenchOp::ConvolutionPass { of, pass } => {
-                let outputs = match pass {
-                    ConvolutionGradient::Forward => "y",
-                    ConvolutionGradient::Input => "dx",
-                    ConvolutionGradient::Weight => "dw",
+                let result = match pass {
+                    TimedConvPass::Forward => "y",
+                    TimedConvPass::Input => "dx",
+                    TimedConvPass::Weight => "dw",
                 };
-                write!(f, "{}, {outputs}", BenchOp::Convolution(of))
+                write!(f, "{}, {result}", BenchOp::Convolution(of))
             }
             BenchOp::Attention { batch, positions, heads, width } => {
                 write!(f, "{batch} of {positions} x {width}, {heads} heads")

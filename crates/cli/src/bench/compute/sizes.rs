@@ -37,26 +37,26 @@ pub const CORE: BenchSizes = BenchSizes {
     granule: 16,
     convolutions: ConvolutionSizes::EachPass(&[
         // As wide as they are deep, down to what ranks have that cut a narrow layer,
-        windows(4, 32, 4, 4, 3, 1),
-        windows(4, 32, 8, 8, 3, 1),
-        windows(4, 32, 16, 16, 3, 1),
-        windows(4, 16, 32, 32, 3, 1),
-        windows(4, 16, 64, 64, 3, 1),
-        windows(8, 8, 128, 128, 3, 1),
+        conv_size(4, 32, 4, 4, 3, 1),
+        conv_size(4, 32, 8, 8, 3, 1),
+        conv_size(4, 32, 16, 16, 3, 1),
+        conv_size(4, 16, 32, 32, 3, 1),
+        conv_size(4, 16, 64, 64, 3, 1),
+        conv_size(8, 8, 128, 128, 3, 1),
         // cut by their output or by their input,
-        windows(4, 32, 16, 4, 3, 1),
-        windows(4, 32, 4, 16, 3, 1),
-        windows(4, 8, 64, 16, 3, 1),
-        windows(4, 8, 16, 64, 3, 1),
+        conv_size(4, 32, 16, 4, 3, 1),
+        conv_size(4, 32, 4, 16, 3, 1),
+        conv_size(4, 8, 64, 16, 3, 1),
+        conv_size(4, 8, 16, 64, 3, 1),
         // with few pixels to a weight, as tiles and their halos have,
-        windows(4, 1, 16, 16, 3, 1),
-        windows(4, 2, 64, 64, 3, 1),
-        windows(4, 4, 32, 32, 3, 1),
-        windows(4, 4, 128, 128, 3, 1),
+        conv_size(4, 1, 16, 16, 3, 1),
+        conv_size(4, 2, 64, 64, 3, 1),
+        conv_size(4, 4, 32, 32, 3, 1),
+        conv_size(4, 4, 128, 128, 3, 1),
         // and with few flops to a pixel.
-        windows(8, 32, 4, 4, 1, 1),
-        windows(8, 16, 16, 32, 1, 1),
-        windows(8, 16, 32, 64, 3, 2),
+        conv_size(8, 32, 4, 4, 1, 1),
+        conv_size(8, 16, 16, 32, 1, 1),
+        conv_size(8, 16, 32, 64, 3, 2),
     ]),
     attention: &[attention(4, 64, 4, 256), attention(4, 128, 4, 128), attention(1, 256, 8, 512)],
     elementwise: 3..=8,
@@ -86,14 +86,14 @@ pub const GPU: BenchSizes = BenchSizes {
 pub const QUICK: BenchSizes = BenchSizes {
     products: |_| 5..=6,
     granule: 16,
-    convolutions: ConvolutionSizes::EachPass(&[windows(1, 4, 4, 4, 3, 1), windows(1, 2, 16, 16, 1, 1)]),
+    convolutions: ConvolutionSizes::EachPass(&[conv_size(1, 4, 4, 4, 3, 1), conv_size(1, 2, 16, 16, 1, 1)]),
     attention: &[attention(1, 16, 2, 32)],
     elementwise: 3..=4,
     light: 3..=4,
     width: 64,
 };
 
-const fn windows(
+const fn conv_size(
     batch: usize,
     side: usize,
     input: usize,
@@ -112,7 +112,7 @@ const fn convolution(
     kernel: usize,
     stride: usize,
 ) -> BenchOp {
-    BenchOp::Convolution(windows(batch, side, input, output, kernel, stride))
+    BenchOp::Convolution(conv_size(batch, side, input, output, kernel, stride))
 }
 
 const fn attention(batch: usize, positions: usize, heads: usize, width: usize) -> BenchOp {
