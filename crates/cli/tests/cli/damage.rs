@@ -41,10 +41,10 @@ fn a_run_folder_is_verified_and_what_is_damaged_is_passed_over_aloud() {
     let found = json(&output.stdout);
     assert_eq!(found["newest_whole"], 4);
     let steps = found["checkpoints"].as_array().unwrap();
-    let uninterrupted: Vec<_> =
+    let intact: Vec<_> =
         steps.iter().map(|one| (one["step"].as_u64(), &one["whole"], &one["problem"])).collect();
     let (yes, null) = (&serde_json::Value::Bool(true), &serde_json::Value::Null);
-    assert_eq!(uninterrupted, [(Some(2), yes, null), (Some(4), yes, null)]);
+    assert_eq!(intact, [(Some(2), yes, null), (Some(4), yes, null)]);
 
     flip(&at.join("run/checkpoints/step-000004/optimizer.safetensors"));
     let output = espalier(at, ["verify", "run", "--json"]);

@@ -97,13 +97,10 @@ fn a_word_and_the_context_end_a_text() {
         ));
         (json(&output.stdout), stderr(&output))
     };
-    let (uninterrupted, text) = report(&[]);
-    assert_eq!(
-        (&uninterrupted["end"], &uninterrupted["new_tokens"]),
-        (&Value::from("context"), &Value::from(16))
-    );
+    let (unstopped, text) = report(&[]);
+    assert_eq!((&unstopped["end"], &unstopped["new_tokens"]), (&Value::from("context"), &Value::from(16)));
     assert!(text.contains("the context length of 16 tokens"), "{text}");
-    let written = uninterrupted["text"].as_str().unwrap();
+    let written = unstopped["text"].as_str().unwrap();
     let word = &written[4..6];
     let (cut, _) = report(&["--stop", word]);
     assert_eq!(cut["end"], "stop");

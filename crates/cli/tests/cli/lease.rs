@@ -31,10 +31,10 @@ impl Lease {
             skipped(Need::Python, "there is no python3 to take a lease of a file");
             return None;
         };
-        let mut stderr = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut stderr).unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let lease = Lease(child);
-        if stderr != "taken\n" {
+        if line != "taken\n" {
             skipped(Need::Python, "no lease of a file can be taken here");
             return None;
         }

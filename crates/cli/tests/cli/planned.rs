@@ -63,8 +63,8 @@ fn parallel(folder: &Path) -> String {
 fn a_layout_that_is_left_open_is_found_said_and_written_down() {
     let at = &TestDir::new();
     let dry = succeeded(train_in(at, &auto(), &["--dry-run", "--json", "--ranks", "2"]));
-    let said_once = stderr(&dry).matches("note: `parallel` = \"auto\" chose ").count();
-    assert_eq!(said_once, 1, "{}", stderr(&dry));
+    let notes = stderr(&dry).matches("note: `parallel` = \"auto\" chose ").count();
+    assert_eq!(notes, 1, "{}", stderr(&dry));
     let layout = &json(&dry.stdout)["layout"];
     let axes = ["data", "pipeline", "tensor"].map(|axis| layout[axis].as_u64().unwrap());
     assert_eq!(axes.iter().product::<u64>(), 2, "{layout}");

@@ -51,11 +51,11 @@ fn a_page_shows_what_a_run_has() {
     run(at, "run", &settings, &["--trace", "run/trace.json"]);
     let output = succeeded(reported(at, &["run"]));
     let page = fs::read_to_string(at.join("run/report.html")).unwrap();
-    let stdout = ["Loss", "Learning rate", "Gradient norm", "Throughput", "Memory", "activations"];
+    let headings = ["Loss", "Learning rate", "Gradient norm", "Throughput", "Memory", "activations"];
     let more =
         ["Density per block", "Timeline of the last steps", "idle", "All settings of run", "train.batch"];
-    for words in stdout.iter().chain(&more) {
-        assert!(page.contains(words), "{words}");
+    for text in headings.iter().chain(&more) {
+        assert!(page.contains(text), "{text}");
     }
     assert!(page.contains("validation") && page.contains("; finished</p>"), "{page}");
     assert!(!page.contains("NaN") && page.len() < 150_000, "{}", page.len());

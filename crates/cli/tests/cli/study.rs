@@ -148,11 +148,11 @@ fn shards_add_up_to_the_study() {
     let both = done(&folder, &["--json", "--out", "shared", "--shard", "2/2"]);
     assert_eq!(finished(&both), (16, 16));
     assert_eq!(files(&folder.join("shared")).len(), 2);
-    let uninterrupted = done(&folder, &["--json", "--out", "alone"]);
+    let unsharded = done(&folder, &["--json", "--out", "alone"]);
     let k_stars = |summary: &Value| -> Vec<Value> {
         summary["cells"].as_array().unwrap().iter().map(|cell| cell["k_star"].clone()).collect()
     };
-    assert!(k_stars(&both).iter().all(Value::is_u64) && k_stars(&uninterrupted).iter().all(Value::is_u64));
+    assert!(k_stars(&both).iter().all(Value::is_u64) && k_stars(&unsharded).iter().all(Value::is_u64));
 }
 
 #[test]
@@ -181,8 +181,8 @@ fn a_study_that_was_killed_goes_on() {
     let ended_before = ended(at);
     // A line that was torn, as by a full disk, is skipped aloud.
     let torn = &files(&at.join("out/tiny"))[0];
-    let uninterrupted = fs::read(torn).unwrap();
-    fs::write(torn, [&uninterrupted[..], b"{\"kind\":\"tri"].concat()).unwrap();
+    let intact = fs::read(torn).unwrap();
+    fs::write(torn, [&intact[..], b"{\"kind\":\"tri"].concat()).unwrap();
     let output = succeeded(command(at, &slow).output().unwrap());
     assert_contains(&stderr(&output), &["warning: ", "the last line is torn, and is skipped"]);
     assert_eq!(finished(&json(&output.stdout)), (48, 48));
