@@ -299,7 +299,9 @@ impl Network<'_> {
             return select::best(keys, count);
         }
         let held = (&self.context.param(id).shard, self.context.model_parallel.is_owner(id));
-        select::best_of_shards(keys, count, held, &|counts| self.context.model_parallel.sum(counts))
+        select::best_of_shards(keys, count, held, &|counts| {
+            self.context.model_parallel.all_reduce_sum(counts)
+        })
     }
 
     /// What is here of a mask of all of a parameter.

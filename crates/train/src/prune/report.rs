@@ -54,8 +54,8 @@ pub struct LayerDensity {
 }
 
 impl LayerDensity {
-    /// As a fraction of all.
-    pub fn share(&self) -> f64 {
+    /// The fraction that is kept.
+    pub fn density(&self) -> f64 {
         self.kept as f64 / self.of.max(1) as f64
     }
 }

@@ -276,7 +276,7 @@ fn announce(observer: &mut dyn Observer, step: u64, pruned: &PruneReport, warned
             layer.kept,
             layer.of,
             layer.name,
-            100.0 * layer.share()
+            100.0 * layer.density()
         ));
     }
 }

@@ -244,13 +244,13 @@ fn no_layer_is_emptied_for_the_scale_it_starts_at() {
     assert_eq!(heard.warnings, [""; 0]);
     let layers = summary.kept_by_layer.unwrap();
     assert_eq!(layers.len(), 16, "four matrices in each layer, no tables");
-    assert!(layers.iter().all(|layer| (layer.share() - 0.1).abs() < 1e-3), "{layers:?}");
+    assert!(layers.iter().all(|layer| (layer.density() - 0.1).abs() < 1e-3), "{layers:?}");
     assert_eq!(layers.iter().map(|layer| layer.kept).sum::<u64>(), summary.kept);
 
     let (summary, heard) = base.set("prune.scope=global").hear();
     let summary = summary.unwrap();
     let layers = summary.kept_by_layer.unwrap();
-    let thin: Vec<_> = layers.iter().filter(|layer| layer.share() < 0.01).collect();
+    let thin: Vec<_> = layers.iter().filter(|layer| layer.density() < 0.01).collect();
     assert!(thin.len() == 8 && thin.iter().all(|layer| layer.name.ends_with("c_proj.weight")), "{layers:?}");
     assert_eq!(heard.warnings.len(), 8, "each once, though it is pruned twice: {:?}", heard.warnings);
     for layer in thin {
