@@ -60,7 +60,7 @@ pub fn kept(run: &RunRecord, of: &str) -> Vec<Panel> {
     unnumbered.extend(few.into_iter().flat_map(|(_, blocks)| blocks.into_iter().map(|(_, layer)| layer)));
     let order = |layer: &&LayerDensity| layers.iter().position(|other| other.name == layer.name);
     unnumbered.sort_by_key(order);
-    let most = layers.iter().map(LayerDensity::share).fold(0.0, f64::max);
+    let most = layers.iter().map(LayerDensity::density).fold(0.0, f64::max);
     let mut panels = Vec::new();
     if !table.is_empty() {
         let mut heatmap = Heatmap::new(format!("Density per block{of}"));
