@@ -411,7 +411,7 @@ fn layers(summary: &RunSummary) {
     let Some(layers) = summary.kept_by_layer.as_ref().filter(|_| summary.sparsity > 0.0) else { return };
     let line = |layer: &LayerDensity| {
         let LayerDensity { name, kept, of } = layer;
-        print_out!("  {:>6.2} %  {name} ({kept} of {of})", 100.0 * layer.share());
+        print_out!("  {:>6.2} %  {name} ({kept} of {of})", 100.0 * layer.density());
     };
     const ENDS: usize = 4;
     if layers.len() <= 4 * ENDS {
@@ -419,8 +419,8 @@ fn layers(summary: &RunSummary) {
         return layers.iter().for_each(line);
     }
     let mut sorted: Vec<&LayerDensity> = layers.iter().collect();
-    sorted.sort_by(|a, b| a.share().total_cmp(&b.share()));
-    let (least, most) = (sorted[0].share(), sorted[sorted.len() - 1].share());
+    sorted.sort_by(|a, b| a.density().total_cmp(&b.density()));
+    let (least, most) = (sorted[0].density(), sorted[sorted.len() - 1].density());
     if most - least < 0.001 {
         print_out!("\ndensity per layer: {:.2} % in all {}", 100.0 * least, layers.len());
         return;

@@ -88,13 +88,13 @@ fn types(text: &str) -> Vec<String> {
         };
         let (kind, rest) = start.strip_prefix("unsafe ").unwrap_or(start).split_once(' ')?;
         // A type that is set in is one that a trait asks for.
-        let own = match kind {
+        let is_type = match kind {
             "struct" | "enum" | "trait" | "union" => true,
             "type" => !line.starts_with(' '),
             _ => false,
         };
         let name: String = rest.chars().take_while(|letter| letter.is_alphanumeric()).collect();
-        (own && name.starts_with(char::is_uppercase)).then_some(name)
+        (is_type && name.starts_with(char::is_uppercase)).then_some(name)
     };
     text.lines().filter_map(declared).collect()
 }

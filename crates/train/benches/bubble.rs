@@ -22,7 +22,7 @@ use espalier_tensor::{Category, DType, Device, Tensor};
 use espalier_train::step::{Executor, Trace, TraceKind, TraceSpan};
 use espalier_train::{Error, Result};
 
-use paced::{Effort, Paced, Passes, Piece};
+use paced::{Effort, Paced, PassStep, Passes};
 
 const SIDE: usize = 1024;
 const NAP: Duration = Duration::from_millis(6);
@@ -33,13 +33,13 @@ const STEADY: f64 = 0.01;
 
 /// A pass of a chunk takes a unit forward, and one for each half of its backward; its messages are short.
 fn passes() -> Passes {
-    let unit = || vec![Piece::Take(1.0)];
+    let unit = || vec![PassStep::Take(1.0)];
     Passes {
         forward: unit(),
         backward_input: unit(),
         backward_weight: unit(),
         borders: [64; 2],
-        // No sums of gradients are waited for, so it does not matter which backward is the last.
+        // No all-reduces of gradients are waited for, so it does not matter which backward is the last.
         backwards: usize::MAX,
     }
 }

@@ -2,7 +2,7 @@
 //! and 16 ranks for a GPT and a CNN, on a network as slow as the cluster below says:
 //! `cargo bench -p espalier-train --bench planner`.
 //!
-//! What is compared is all that a planner reckons with but the time of kernels, which is taken from it:
+//! What is compared is all that a planner models but the time of kernels, which is taken from it:
 //! order, waiting, messages, what hides behind what. Each rank behaves as with a device of its own, however
 //! few cores there are.
 
@@ -13,7 +13,7 @@ use std::time::Instant;
 use espalier_plan::Plan;
 use espalier_plan::cluster::Cluster;
 
-use paced::of_plan::{Held, SLOW, hold, plan};
+use paced::of_plan::{Comparison, SLOW, compare, plan};
 
 const MODELS: [(&str, &str, bool); 2] = [
     ("gpt", "[model]\nname = \"gpt\"\nlayers = 8\nwidth = 64\nheads = 16\ncontext = 32\n", false),
@@ -30,19 +30,19 @@ fn main() {
     let mut all = Vec::new();
     for (name, model, images) in MODELS {
         for ranks in [4, 8, 16] {
-            let mut held = Vec::new();
+            let mut compared = Vec::new();
             for layout in layouts(ranks, images) {
-                match planned(model, layout).map(|plan| hold(&plan, &cluster, STEPS)) {
+                match planned(model, layout).map(|plan| compare(&plan, &cluster, STEPS)) {
                     Ok(Ok(one)) => {
                         println!("| {name} | {ranks} | {} |", line(&one));
-                        held.push(one);
+                        compared.push(one);
                     }
                     Ok(Err(why)) => panic!("{layout:?}: {why}"),
                     Err(why) => println!("| {name} | {ranks} | {layout:?} | | | {why} |"),
                 }
             }
-            println!("{name}, {ranks} ranks: {}", summary(&held));
-            all.extend(held);
+            println!("{name}, {ranks} ranks: {}", summary(&compared));
+            all.extend(compared);
         }
     }
     println!("\nall: {}; {:.0} s", summary(&all), begin.elapsed().as_secs_f64());
@@ -68,25 +68,26 @@ fn planned(model: &str, layout: [usize; 4]) -> Result<Plan, espalier_plan::Error
     plan(model, layout, SAMPLES, (SAMPLES / layout[0] / 2).max(1))
 }
 
-fn line(held: &Held) -> String {
-    let Held { candidate, predicted, measured } = held;
+fn line(compared: &Comparison) -> String {
+    let Comparison { candidate, predicted, measured } = compared;
     let error = 100.0 * (predicted / measured - 1.0);
     format!("{candidate} | {:.1} | {:.1} | {error:+.1} %", 1e3 * measured, 1e3 * predicted)
 }
 
 /// Errors, the order, and what it costs to take the layout that is predicted to be the fastest.
-fn summary(held: &[Held]) -> String {
-    let errors: Vec<f64> = held.iter().map(|one| (one.predicted / one.measured - 1.0).abs()).collect();
+fn summary(compared: &[Comparison]) -> String {
+    let errors: Vec<f64> = compared.iter().map(|one| (one.predicted / one.measured - 1.0).abs()).collect();
     let mean = errors.iter().sum::<f64>() / errors.len() as f64;
     let most = errors.iter().copied().fold(0.0, f64::max);
     let mut agreed = 0.0;
-    for (i, a) in held.iter().enumerate() {
-        for b in &held[..i] {
+    for (i, a) in compared.iter().enumerate() {
+        for b in &compared[..i] {
             agreed += ((a.predicted - b.predicted) * (a.measured - b.measured)).signum();
         }
     }
-    let pairs = held.len() * (held.len() - 1) / 2;
-    let by = |of: fn(&Held) -> f64| held.iter().min_by(|a, b| of(a).total_cmp(&of(b))).expect("some");
+    let pairs = compared.len() * (compared.len() - 1) / 2;
+    let by =
+        |of: fn(&Comparison) -> f64| compared.iter().min_by(|a, b| of(a).total_cmp(&of(b))).expect("some");
     let regret = by(|one| one.predicted).measured / by(|one| one.measured).measured - 1.0;
     format!(
         "mean error {:.1} %, most {:.1} %, Kendall's tau {:.3}, regret {:.1} %",

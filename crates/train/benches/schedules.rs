@@ -1,4 +1,4 @@
-//! How far every synchronous schedule is from one rank, over all layouts that one cares for:
+//! How far every synchronous schedule is from one rank, over all layouts of interest:
 //! `cargo bench -p espalier-train --bench schedules [-- STEPS MODEL]`. The tests walk a few of them; this
 //! walks all.
 //!
@@ -54,7 +54,7 @@ const RESNET8: &str = r#"
 fn run(text: &str, set: &[String], steps: usize) -> Option<Vec<[f64; 2]>> {
     let set: Vec<_> = set.iter().map(|text| text.as_str().into()).collect();
     let run_file = RunFile::parse(text, &set).ok()?;
-    let dataset = Dataset::open(&run_file).expect("made-up data");
+    let dataset = Dataset::open(&run_file).expect("synthetic data");
     let plan = Plan::new(run_file, dataset.facts()).expect("a plan");
     let mesh = plan.mesh;
     let (device, dataset) = (Device::cpu(2).expect("a processor"), Arc::new(dataset));
@@ -98,8 +98,8 @@ fn main() {
                 if pruned {
                     base.extend(["prune.method=magnitude", "prune.sparsity=0.9"].map(String::from));
                 }
-                let alone = [&base[..], &[format!("train.micro_batches={}", micro_batches * data)]].concat();
-                let alone = run(text, &alone, steps).expect("one rank can always");
+                let single = [&base[..], &[format!("train.micro_batches={}", micro_batches * data)]].concat();
+                let single = run(text, &single, steps).expect("one rank can always");
                 let mut line = String::new();
                 for name in [
                     ScheduleName::Gpipe,
@@ -119,7 +119,7 @@ fn main() {
                         None => format!(" {name} -"),
                         Some(together) => {
                             let apart = [0, 1].map(|of| {
-                                let pairs = alone.iter().zip(&together).map(|(a, b)| (a[of], b[of]));
+                                let pairs = single.iter().zip(&together).map(|(a, b)| (a[of], b[of]));
                                 pairs.map(|(a, b)| ((a - b) / a).abs()).fold(0.0, f64::max)
                             });
                             worst = [0, 1].map(|of| apart[of].max(worst[of]));

@@ -1,4 +1,4 @@
-//! Training steps of a GPT whose layers are cut over two ranks, against one rank: 4 layers of width 512 in f32.
+//! Training steps of a GPT whose layers are sharded over two ranks, against one rank: 4 layers of width 512 in f32.
 //! `cargo bench -p espalier-train --bench tensor [-- --rounds 9] [--batch 8] [--context 128] [--sequence]`
 //!
 //! Ranks are threads, each with one thread to compute. A round measures one rank of one thread, the two
@@ -21,17 +21,17 @@ const STEPS: usize = 4;
 
 struct Setting {
     fields: Vec<String>,
-    cut: Vec<String>,
+    sharding: Vec<String>,
 }
 
 impl Setting {
     /// Seconds of a step with so many threads, on two ranks or on one.
-    fn step(&self, threads: usize, is_cut: bool) -> f64 {
+    fn step(&self, threads: usize, is_sharded: bool) -> f64 {
         let mut fields = self.fields.clone();
-        fields.extend(self.cut.iter().filter(|_| is_cut).cloned());
+        fields.extend(self.sharding.iter().filter(|_| is_sharded).cloned());
         let run = RunFile::parse("", &fields.into_iter().map(Override::from).collect::<Vec<_>>())
             .expect("a run file");
-        let dataset = Dataset::open(&run).expect("drawn data");
+        let dataset = Dataset::open(&run).expect("synthetic data");
         let plan = Plan::new(run, dataset.facts()).expect("a plan");
         let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
         let device = Device::cpu(threads).expect("a processor");
@@ -47,7 +47,7 @@ impl Setting {
 /// Seconds of a step.
 struct Round {
     one: f64,
-    parts: f64,
+    two_ranks: f64,
     two_threads: f64,
     spread: f64,
 }
@@ -55,15 +55,15 @@ struct Round {
 impl Round {
     fn measure(setting: &Setting) -> Round {
         let before = setting.step(1, false);
-        let (parts, two_threads) = (setting.step(2, true), setting.step(2, false));
+        let (two_ranks, two_threads) = (setting.step(2, true), setting.step(2, false));
         let after = setting.step(1, false);
         let one = (before + after) / 2.0;
-        Round { one, parts, two_threads, spread: (before - after).abs() / one }
+        Round { one, two_ranks, two_threads, spread: (before - after).abs() / one }
     }
 
     /// How many times faster the ranks are than one of one thread, and than one of two.
     fn gains(&self) -> [f64; 2] {
-        [self.one / self.parts, self.two_threads / self.parts]
+        [self.one / self.two_ranks, self.two_threads / self.two_ranks]
     }
 }
 
@@ -75,11 +75,11 @@ fn main() {
     };
     let (rounds, batch, context) = (number("--rounds", 9), number("--batch", 8), number("--context", 128));
     let is_sequence = arguments.iter().any(|argument| argument == "--sequence");
-    let mut cut = vec!["parallel.tensor=2".to_owned()];
-    cut.extend(is_sequence.then(|| "parallel.sequence=true".into()));
+    let mut sharding = vec!["parallel.tensor=2".to_owned()];
+    sharding.extend(is_sequence.then(|| "parallel.sequence=true".into()));
     let model = ["layers=4", "width=512", "heads=8"].map(|field| format!("model.{field}"));
     let fields = [format!("model.context={context}"), format!("train.batch={batch}")];
-    let setting = Setting { fields: model.into_iter().chain(fields).collect(), cut };
+    let setting = Setting { fields: model.into_iter().chain(fields).collect(), sharding };
     let mut all: Vec<Round> = (0..rounds).map(|_| Round::measure(&setting)).collect();
     all.sort_by(|a, b| a.spread.total_cmp(&b.spread));
     let median = [0, 1].map(|which: usize| {
@@ -87,7 +87,7 @@ fn main() {
         gains.sort_by(f64::total_cmp);
         gains[gains.len() / 2]
     });
-    let Round { one, parts, two_threads, spread } = &all[0];
+    let Round { one, two_ranks, two_threads, spread } = &all[0];
     let gains = all[0].gains();
     println!(
         "gpt 4 x 512, f32, batch {batch} x {context}{}; {rounds} rounds, the steadiest (spread {:.1} %)",
@@ -97,7 +97,7 @@ fn main() {
     println!("  one rank of one thread    {:8.1} ms", one * 1e3);
     println!(
         "  two ranks of one thread   {:8.1} ms   {:.2}x (median {:.2}x)",
-        parts * 1e3,
+        two_ranks * 1e3,
         gains[0],
         median[0]
     );

@@ -23,15 +23,15 @@ pub struct TrainContext {
     pub plan: Plan,
     /// Steps of the whole run.
     pub steps: u64,
-    /// Its place on the mesh, and its groups along the axes.
+    /// Its coordinates on the mesh, and its groups along the axes.
     pub ranks: Ranks,
     /// What it has of each parameter, and with whom.
     pub params: RankParams,
     /// The groups that share parameters.
     pub groups: ReduceGroups,
-    /// The ranks that have parts of the same layers.
+    /// The ranks that have shards of the same layers.
     pub model_parallel: ModelParallel,
-    /// The parts of the model that it holds.
+    /// The chunks of the model that it holds.
     pub stage: Stage,
     /// The device that holds its tensors.
     pub device: Device,
@@ -46,7 +46,7 @@ pub struct TrainContext {
 }
 
 impl TrainContext {
-    /// A rank of a plan; all ranks of the world must come.
+    /// A rank of a plan; all ranks of the world must call it.
     pub fn new(
         plan: Plan,
         dataset: impl Into<Arc<Dataset>>,
@@ -73,7 +73,7 @@ impl TrainContext {
         })
     }
 
-    /// The rank's own model, cut along every axis that cuts tensors.
+    /// The rank's own model, sharded along every axis that shards tensors.
     pub fn local(&self) -> &LocalModel {
         self.plan.layout.of(self.ranks.coords())
     }

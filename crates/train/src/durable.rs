@@ -33,7 +33,7 @@ pub(crate) fn create_folders(path: &Path, made: &mut Vec<PathBuf>) -> io::Result
     }
 }
 
-/// Gives a file these bytes at once: whoever looks sees the old ones or the new ones, also after a kill.
+/// Gives a file these bytes at once: whoever reads sees the old ones or the new ones, also after a kill.
 /// Where it fails, nothing else is left.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -29,11 +29,11 @@ impl<R: Clone> Graphed<R> {
     }
 
     /// Does the work once more. It must queue the same each time: what changes lies in tensors that it reads,
-    /// at the same places.
+    /// at the same addresses.
     pub fn run(&mut self, device: &Device, mut work: impl FnMut() -> Result<R>) -> Result<R> {
         if let (Graphed::WarmedUp, Device::Cuda(cuda)) = (&*self, device) {
             *self = match cuda.record(&mut work) {
-                Ok(recorded) => Graphed::Captured(recorded),
+                Ok(graph) => Graphed::Captured(graph),
                 Err(error) => {
                     tracing::debug!(%error, "work that cannot be recorded");
                     Graphed::Eager
@@ -41,7 +41,7 @@ impl<R: Clone> Graphed<R> {
             };
         }
         match self {
-            Graphed::Captured(recorded) => Ok(recorded.replay()?.clone()),
+            Graphed::Captured(graph) => Ok(graph.replay()?.clone()),
             Graphed::Eager => work(),
             Graphed::New | Graphed::WarmedUp => {
                 let made = work()?;

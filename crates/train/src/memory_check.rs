@@ -15,7 +15,7 @@ use crate::parallel::launched::ProcessGroup;
 use crate::{Error, Result};
 
 /// Refuses a plan that needs more than is left for its ranks here, unless its run file says not to ask.
-/// `join` says which of its ranks these are, where a launcher has started them.
+/// `process_group` says which of its ranks these are, where a launcher has started them.
 pub fn check(plan: &Plan, device: &Device, process_group: Option<&ProcessGroup>) -> Result<()> {
     if !plan.device.check_memory {
         return Ok(());
@@ -23,7 +23,7 @@ pub fn check(plan: &Plan, device: &Device, process_group: Option<&ProcessGroup>)
     let replicas = plan.batch.replicas as f64;
     let (memory, ranks, left, place) = match device {
         Device::Cpu(_) => {
-            // All ranks, or as large a part of them as this machine has.
+            // All ranks, or as large a fraction of them as this machine has.
             let here = process_group
                 .map_or(1.0, |process_group| process_group.local_size() as f64 / process_group.size() as f64);
             (plan.replica_memory, replicas * here, machine::memory_left(), "this machine".to_owned())
@@ -90,9 +90,9 @@ fn advice(plan: &Plan, category: Category) -> String {
     let moments = optimizer.moments == MomentDtype::F32 && optimizer.moments() > 0;
     let moments = moments.then_some("optimizer.moments = \"bf16\"");
     let pruned = plan.pruning.is_none().then_some("pruning before the first step");
-    let rest_dense = plan.pruning.is_some() && !plan.storage.compressed_weights;
-    let kept = rest_dense.then_some("prune.weights = \"compressed\"");
-    let ways: Vec<&str> = match category {
+    let stored_dense = plan.pruning.is_some() && !plan.storage.compressed_weights;
+    let kept = stored_dense.then_some("prune.weights = \"compressed\"");
+    let options: Vec<&str> = match category {
         Category::Activations => {
             let less = ["a smaller train.batch", "more train.micro_batches"];
             less.into_iter().chain(again).chain(half).collect()
@@ -102,10 +102,10 @@ fn advice(plan: &Plan, category: Category) -> String {
         }
         _ => ["a smaller model", "fewer ranks on it"].into_iter().chain(half).chain(kept).collect(),
     };
-    match ways.split_last() {
+    match options.split_last() {
         Some((last, [])) => (*last).to_owned(),
         Some((last, others)) => format!("{} or {last}", others.join(", ")),
-        None => unreachable!("there is always a way"),
+        None => unreachable!("there is always one"),
     }
 }
 
@@ -131,7 +131,7 @@ mod tests {
         assert!(memory.least() < memory.total(), "gradients come as activations go");
     }
 
-    /// Weights that rest compressed are dense while their block runs.
+    /// Weights that are stored compressed are dense while their block runs.
     #[test]
     fn blocks_that_do_not_fit_while_they_run_are_named() {
         let one_block = "[model]\nlayers = 1\nwidth = 512\nheads = 4\ncontext = 8\n[train]\nbatch = 1\n\
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(device.ledger().total_peak(), 0);
     }
 
-    /// Threads of one process share its memory, stages of a replica take their parts of it.
+    /// Threads of one process share its memory, stages of a replica have their shards of it.
     #[test]
     fn ranks_of_a_machine_are_added_up() {
         let stages =

@@ -10,7 +10,6 @@ use espalier_data::regular_file::{self, SETTINGS};
 use crate::checkpoint::retry;
 use crate::{Error, Result, checksum, durable};
 
-/// Its name.
 pub(crate) const RUN_FILE: &str = "run.toml";
 
 /// Beside it, what the data files of the run held.

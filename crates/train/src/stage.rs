@@ -1,6 +1,6 @@
-//! The parts of a model that a rank holds, and where the others are.
+//! The chunks of a model that a rank holds, and where the others are.
 //!
-//! Without a pipeline there is one part, which is the model.
+//! Without a pipeline there is one chunk, which is the model.
 
 use espalier_nn::model::Model;
 use espalier_nn::weights::ParameterId;
@@ -21,7 +21,7 @@ pub struct Stage {
     parameters: Vec<Vec<ParameterId>>,
     placement: Placement,
     rank: usize,
-    /// What a sample looks like before each part.
+    /// The shape of a sample before each virtual stage.
     borders: Vec<Shape>,
 }
 
@@ -51,11 +51,11 @@ impl Stage {
             let param_indices = tensors.parameters(plan.stage_blocks[chunk.virtual_stage].clone());
             param_indices.into_iter().map(ParameterId).collect()
         };
-        let mut take = |chunk: &Chunk| models[chunk.virtual_stage].take().expect("a rank holds a part once");
+        let mut take = |chunk: &Chunk| models[chunk.virtual_stage].take().expect("a rank holds a chunk once");
         Ok(Stage {
             models: placement.chunks(rank).iter().map(&mut take).collect(),
             parameters: placement.chunks(rank).iter().map(parameters).collect(),
-            borders: plan.stage_blocks.iter().map(|part| borders[part.start]).collect(),
+            borders: plan.stage_blocks.iter().map(|blocks| borders[blocks.start]).collect(),
             placement,
             rank,
         })
@@ -76,7 +76,7 @@ impl Stage {
         self.placement.chunks(self.rank)
     }
 
-    /// Which rank holds which part, in every pipeline.
+    /// Which rank holds which chunk, in every pipeline.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
@@ -103,17 +103,17 @@ impl Stage {
         device: &Device,
         dtype: DType,
     ) -> Result<Tensor> {
-        let part = self.placement.chunks(self.rank)[chunk].virtual_stage;
+        let stage = self.placement.chunks(self.rank)[chunk].virtual_stage;
         let border = match side {
-            ChunkSide::Input => part,
-            ChunkSide::Output => part + 1,
+            ChunkSide::Input => stage,
+            ChunkSide::Output => stage + 1,
         };
         let shape = dimensions(self.borders[border], samples);
         Ok(Tensor::empty(device, &shape, dtype, Category::Transient)?)
     }
 }
 
-/// A side of a part.
+/// A side of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChunkSide {
     /// Where activations enter and gradients leave.

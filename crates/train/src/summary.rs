@@ -74,7 +74,7 @@ pub struct RunSummary {
 pub struct PredictedStep {
     /// The time of a step.
     pub step_ms: f64,
-    /// Whose rates it was reckoned with: a cluster file, or the name of one that comes with the program.
+    /// Whose rates it was computed with: a cluster file, or the name of one that comes with the program.
     pub cluster: String,
 }
 
@@ -99,7 +99,7 @@ pub struct StatePeak {
     pub pruned_after: Option<u64>,
     /// Whether that may also be earlier.
     pub may_prune_earlier: bool,
-    /// PredictedStep, while weights are scored by gradients: scores and whatever of these is there by then;
+    /// Predicted, while weights are scored by gradients: scores and whatever of these is there by then;
     /// none for methods that do not.
     pub scoring: Option<u64>,
 }

@@ -60,7 +60,7 @@ pub fn kept(run: &RunRecord, of: &str) -> Vec<Panel> {
     unnumbered.extend(few.into_iter().flat_map(|(_, blocks)| blocks.into_iter().map(|(_, layer)| layer)));
     let order = |layer: &&LayerDensity| layers.iter().position(|other| other.name == layer.name);
     unnumbered.sort_by_key(order);
-    let most = layers.iter().map(LayerDensity::share).fold(0.0, f64::max);
+    let most = layers.iter().map(LayerDensity::density).fold(0.0, f64::max);
     let mut panels = Vec::new();
     if !table.is_empty() {
         let mut heatmap = Heatmap::new(format!("Density per block{of}"));
@@ -71,7 +71,7 @@ pub fn kept(run: &RunRecord, of: &str) -> Vec<Panel> {
         for ((before, after), blocks) in table {
             let mut cells = vec![None; count];
             for (number, layer) in blocks {
-                cells[number] = Some((layer.share(), number::percent(layer.share())));
+                cells[number] = Some((layer.density(), number::percent(layer.density())));
             }
             heatmap.row(format!("{before}*{after}"), cells);
         }
@@ -81,8 +81,8 @@ pub fn kept(run: &RunRecord, of: &str) -> Vec<Panel> {
         let mut bars = Bars::new(format!("Density per layer{of}"), &["density"]);
         bars.full = Some(most);
         for layer in unnumbered {
-            let text = format!("{} of {}", number::percent(layer.share()), number::short(layer.of as f64));
-            bars.row(&layer.name, [(layer.share(), text)]);
+            let text = format!("{} of {}", number::percent(layer.density()), number::short(layer.of as f64));
+            bars.row(&layer.name, [(layer.density(), text)]);
         }
         panels.push(bars.into());
     }

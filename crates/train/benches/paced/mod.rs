@@ -1,10 +1,10 @@
 //! A worker that takes the planned time: the executor, the schedule and the messages are those of a run, and
 //! nothing is computed. So many ranks behave on few cores as they would with one each.
 //!
-//! A pass is a list of pieces: time to take, messages of layers, gradients to hand to the sink of training.
+//! A pass is a list of steps: time to take, messages of layers, gradients to hand to the sink of training.
 //! [`of_plan`] makes the lists of a planned rank; a bench of schedules alone has lists of its own.
 
-#![allow(dead_code, reason = "each bench uses a part of it")]
+#![allow(dead_code, reason = "each bench uses some of it")]
 
 pub mod of_plan;
 
@@ -30,7 +30,7 @@ pub enum Effort {
 }
 
 impl Effort {
-    /// Sleep for so long in the place of a second.
+    /// Sleep for so long instead of a second.
     pub fn sleep(second: Duration) -> Effort {
         Effort::Sleep { second, over: Duration::ZERO }
     }
@@ -61,17 +61,17 @@ impl Effort {
     }
 }
 
-/// A part of a pass.
+/// A step of a pass.
 #[derive(Debug, Clone)]
-pub enum Piece {
+pub enum PassStep {
     /// Seconds to take.
     Take(f64),
-    /// A sum of so many numbers that all get.
-    Sum(Communicator, usize, DType),
-    /// Parts of so many numbers that all get.
-    Gather(Communicator, usize),
-    /// A sum of which each gets so many numbers.
-    Scatter(Communicator, usize),
+    /// Of so many numbers.
+    AllReduce(Communicator, usize, DType),
+    /// Of shards of so many numbers.
+    AllGather(Communicator, usize),
+    /// Of which each gets so many numbers.
+    ReduceScatter(Communicator, usize),
     /// Numbers to neighbours and from them, which travel while seconds are taken.
     Halo(Communicator, Vec<Neighbour>, f64),
     /// Gradients of so many numbers each that are made.
@@ -91,16 +91,15 @@ pub struct Neighbour {
 /// The passes of a chunk.
 #[derive(Debug, Clone, Default)]
 pub struct Passes {
-    pub forward: Vec<Piece>,
-    pub backward_input: Vec<Piece>,
-    pub backward_weight: Vec<Piece>,
+    pub forward: Vec<PassStep>,
+    pub backward_input: Vec<PassStep>,
+    pub backward_weight: Vec<PassStep>,
     /// Numbers of a micro-batch as it enters and as it leaves.
     pub borders: [usize; 2],
     /// How many backwards make the gradients of a step.
     pub backwards: usize,
 }
 
-/// The worker.
 pub struct Paced<'a> {
     pub effort: Effort,
     pub device: Device,
@@ -116,7 +115,7 @@ pub struct Paced<'a> {
 }
 
 impl<'a> Paced<'a> {
-    /// With passes for each chunk, alone with its messages between stages.
+    /// With passes for each chunk, and no messages but those between stages.
     pub fn new(effort: Effort, device: Device, chunks: Vec<Passes>) -> Paced<'a> {
         let missing = chunks.iter().map(|chunk| chunk.backwards).collect();
         Paced { effort, device, chunks, step: 0.0, world: None, shared: None, missing }
@@ -126,74 +125,74 @@ impl<'a> Paced<'a> {
         Ok(Tensor::zeros(&self.device, &[numbers], dtype, Category::Transient)?)
     }
 
-    fn perform(&mut self, pieces: &[Piece]) -> Result<()> {
-        pieces.iter().try_for_each(|piece| self.piece(piece))
+    fn perform(&mut self, steps: &[PassStep]) -> Result<()> {
+        steps.iter().try_for_each(|step| self.perform_one(step))
     }
 
-    fn piece(&mut self, piece: &Piece) -> Result<()> {
-        match piece {
-            Piece::Take(seconds) => self.effort.take(*seconds)?,
-            Piece::Sum(group, numbers, dtype) => {
+    fn perform_one(&mut self, step: &PassStep) -> Result<()> {
+        match step {
+            PassStep::Take(seconds) => self.effort.take(*seconds)?,
+            PassStep::AllReduce(group, numbers, dtype) => {
                 drop(group.all_reduce(self.numbers(*numbers, *dtype)?, Reduce::Sum)?);
             }
-            Piece::Gather(group, part) => {
-                let [own, whole] = [*part, part * group.size()].map(|n| self.numbers(n, DType::F32));
-                drop(group.all_gather(own?, whole?)?);
+            PassStep::AllGather(group, shard) => {
+                let [local, full] = [*shard, shard * group.size()].map(|n| self.numbers(n, DType::F32));
+                drop(group.all_gather(local?, full?)?);
             }
-            Piece::Scatter(group, part) => {
-                let [whole, own] = [part * group.size(), *part].map(|n| self.numbers(n, DType::F32));
-                drop(group.reduce_scatter(whole?, own?, Reduce::Sum)?);
+            PassStep::ReduceScatter(group, shard) => {
+                let [full, local] = [shard * group.size(), *shard].map(|n| self.numbers(n, DType::F32));
+                drop(group.reduce_scatter(full?, local?, Reduce::Sum)?);
             }
-            Piece::Halo(group, neighbours, beside) => {
-                let (mut coming, mut going) = (Vec::new(), Vec::new());
+            PassStep::Halo(group, neighbours, beside) => {
+                let (mut receives, mut sends) = (Vec::new(), Vec::new());
                 for peer in neighbours.iter().filter(|peer| peer.takes > 0) {
-                    let room = self.numbers(peer.takes, DType::F32)?;
-                    coming.push(group.start_receive(room, peer.rank, 0)?);
+                    let buffer = self.numbers(peer.takes, DType::F32)?;
+                    receives.push(group.start_receive(buffer, peer.rank, 0)?);
                 }
                 for peer in neighbours.iter().filter(|peer| peer.gives > 0) {
                     let pixels = self.numbers(peer.gives, DType::F32)?;
-                    going.push(group.start_send(pixels, peer.rank, 0)?);
+                    sends.push(group.start_send(pixels, peer.rank, 0)?);
                 }
                 self.effort.take(*beside)?;
-                for request in coming.into_iter().chain(going) {
+                for request in receives.into_iter().chain(sends) {
                     request.wait()?;
                 }
             }
-            Piece::Gradients(all) => {
+            PassStep::Gradients(all) => {
                 let Some((shared, params)) = &mut self.shared else { return Ok(()) };
-                let mut door = DataParallelSink::new(shared, params);
+                let mut sink = DataParallelSink::new(shared, params);
                 for (id, numbers) in all {
                     let made = Tensor::zeros(&self.device, &[*numbers], DType::F32, Category::Workspace)?;
-                    door.accept(&[*id], WeightGradients::new([], move |_| Ok(vec![made])))?;
+                    sink.accept(&[*id], WeightGradients::new([], move |_| Ok(vec![made])))?;
                 }
             }
         }
         Ok(())
     }
 
-    /// The gradients of weights of a micro-batch; the last ones are whole.
+    /// The gradients of weights of a micro-batch; the last ones are complete.
     fn weights(&mut self, chunk: usize) -> Result<()> {
         self.missing[chunk] -= 1;
         let is_last = self.missing[chunk] == 0;
         if let Some((shared, _)) = &mut self.shared {
             shared.last_micro_batch(is_last);
         }
-        let pieces = self.chunks[chunk].backward_weight.clone();
-        self.perform(&pieces)
+        let steps = self.chunks[chunk].backward_weight.clone();
+        self.perform(&steps)
     }
 }
 
 impl ActionWorker for Paced<'_> {
     fn forward(&mut self, work: ChunkWork, _: Option<Tensor>) -> Result<Option<Tensor>> {
-        let pieces = self.chunks[work.chunk].forward.clone();
-        self.perform(&pieces)?;
+        let steps = self.chunks[work.chunk].forward.clone();
+        self.perform(&steps)?;
         self.numbers(self.chunks[work.chunk].borders[1], DType::F32).map(Some)
     }
 
-    fn backward(&mut self, work: ChunkWork, _: Option<Tensor>, whole: bool) -> Result<Option<Tensor>> {
-        let pieces = self.chunks[work.chunk].backward_input.clone();
-        self.perform(&pieces)?;
-        if whole {
+    fn backward(&mut self, work: ChunkWork, _: Option<Tensor>, with_weights: bool) -> Result<Option<Tensor>> {
+        let steps = self.chunks[work.chunk].backward_input.clone();
+        self.perform(&steps)?;
+        if with_weights {
             self.weights(work.chunk)?;
         }
         self.numbers(self.chunks[work.chunk].borders[0], DType::F32).map(Some)

@@ -1,7 +1,7 @@
-//! A planned rank as pieces: what its layers take by the planner, and what they send by their own specs.
+//! A planned rank as lists of steps: what its layers take by the planner, and what they send by their own specs.
 //!
 //! Where the backward of a layer makes both gradients before anything is sent on, both are taken there: no
-//! schedule that puts those of weights off is run with these lists.
+//! schedule that defers those of weights is run with these lists.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use espalier_train::state::ParamStore;
 use espalier_train::step::Executor;
 use espalier_train::{Error, Result};
 
-use super::{Effort, Neighbour, Paced, Passes, Piece};
+use super::{Effort, Neighbour, Paced, PassStep, Passes};
 
 /// A cluster of devices so slow that copies of messages and the waking of threads are next to nothing.
 pub const SLOW: &str = "\
@@ -51,22 +51,22 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a step was predicted to take, and took.
 #[derive(Debug, Clone)]
-pub struct Held {
+pub struct Comparison {
     pub candidate: Candidate,
     pub predicted: f64,
     /// The shortest of the steps.
     pub measured: f64,
 }
 
-/// Holds a plan's step on a cluster against the clock, several times. The cluster's devices are GPUs: each
+/// Compares a plan's step on a cluster with the clock, several times. The cluster's devices are GPUs: each
 /// rank has one.
-pub fn hold(plan: &Plan, cluster: &Cluster, steps: usize) -> Result<Held> {
+pub fn compare(plan: &Plan, cluster: &Cluster, steps: usize) -> Result<Comparison> {
     let candidate = Candidate::of(plan).expect("a layout that a candidate stands for");
     let job = Simulation::new(plan, cluster, EngineProfile::ESPALIER);
     let predicted = job.estimate(&candidate)?.step_seconds;
-    let place = |rank| plan.mesh.coordinates(rank);
+    let coords = |rank| plan.mesh.coordinates(rank);
     let scripts: Vec<Script> =
-        (0..plan.mesh.size()).map(|rank| job.script(&candidate, place(rank))).collect::<Result<_, _>>()?;
+        (0..plan.mesh.size()).map(|rank| job.script(&candidate, coords(rank))).collect::<Result<_, _>>()?;
     let link = cluster.node.link();
     let (latency, rate) = (Duration::from_secs_f64(link.alpha_us * 1e-6), link.gb_per_s * 1e9);
     let run = |world: Communicator| {
@@ -76,7 +76,7 @@ pub fn hold(plan: &Plan, cluster: &Cluster, steps: usize) -> Result<Held> {
     let times = threads::run(plan.mesh.size(), PATIENCE, run).map_err(Error::from)?;
     let slowest = |step: usize| times.iter().map(|rank| rank[step]).fold(0.0, f64::max);
     let measured = (0..steps).map(slowest).fold(f64::INFINITY, f64::min);
-    Ok(Held { candidate, predicted, measured })
+    Ok(Comparison { candidate, predicted, measured })
 }
 
 /// A model on data x pipeline x tensor x spatial ranks.
@@ -101,17 +101,17 @@ fn step_times(plan: &Plan, script: &Script, world: Communicator, steps: usize) -
         let schedule = plan.schedule(1)?;
         let ranks = Ranks::join(world, &plan.mesh)?;
         let stage = ranks.coords().pipeline;
-        let held = schedule.placement.chunks(stage).to_vec();
+        let local = schedule.placement.chunks(stage).to_vec();
         let rank = PlannedRank { plan, ranks: &ranks };
         let traffic = plan.traffic(ranks.rank(), &plan.gradient_lengths(ranks.rank()))?;
         let params = plan.params(ranks.rank())?;
         let groups = ReduceGroups::form(plan, &params, &ranks)?;
         let params = ParamStore::without_weights(&params);
         let chunks =
-            held.iter().map(|chunk| rank.passes(chunk.virtual_stage, &script.stages[chunk.virtual_stage]));
+            local.iter().map(|chunk| rank.passes(chunk.virtual_stage, &script.stages[chunk.virtual_stage]));
         let mut worker =
             Paced::new(Effort::sleep(Duration::from_secs(1)), device.clone(), chunks.collect::<Result<_>>()?);
-        worker.step = held.iter().map(|chunk| script.stages[chunk.virtual_stage].step).sum();
+        worker.step = local.iter().map(|chunk| script.stages[chunk.virtual_stage].step).sum();
         worker.world = Some(ranks.world().clone());
         let shared = DataParallel::new(plan.data_parallel, false, &params, None, &groups, &traffic.buckets);
         worker.shared = Some((shared, params));
@@ -135,25 +135,25 @@ struct PlannedRank<'a> {
 }
 
 impl PlannedRank<'_> {
-    fn passes(&self, number: usize, part: &ScriptStage) -> Result<Passes> {
+    fn passes(&self, number: usize, stage: &ScriptStage) -> Result<Passes> {
         let local = self.plan.layout.of(self.ranks.coords());
         let (blocks, borders) = (
             self.plan.stage_blocks[number].clone(),
             local.model.borders().map_err(espalier_plan::Error::from)?,
         );
         let tensors = self.plan.model.block_tensors();
-        let elements = |place: usize| local.parameters[place].elements() as usize;
+        let elements = |index: usize| local.parameters[index].elements() as usize;
         let [mut forward, mut backward] = [Vec::new(), Vec::new()];
-        for layers in &part.blocks {
+        for layers in &stage.blocks {
             self.forward(layers, &mut forward);
         }
-        for (layers, block) in part.blocks.iter().zip(blocks.clone()).rev() {
+        for (layers, block) in stage.blocks.iter().zip(blocks.clone()).rev() {
             self.backward(layers, &mut backward);
             let made = tensors.parameters(block..block + 1).into_iter().rev();
             backward
-                .push(Piece::Gradients(made.map(|place| (ParameterId(place), elements(place))).collect()));
+                .push(PassStep::Gradients(made.map(|index| (ParameterId(index), elements(index))).collect()));
         }
-        backward.push(Piece::Take(part.sink));
+        backward.push(PassStep::Take(stage.sink));
         let samples = self.plan.batch.micro_batch;
         let entering = |border: usize| samples * borders[border].elements() as usize;
         Ok(Passes {
@@ -165,55 +165,57 @@ impl PlannedRank<'_> {
         })
     }
 
-    fn forward(&self, layers: &[ScriptLayer], pieces: &mut Vec<Piece>) {
+    fn forward(&self, layers: &[ScriptLayer], steps: &mut Vec<PassStep>) {
         let mut hidden = false;
         for (i, ScriptLayer { layer, input, output, passes }) in layers.iter().enumerate() {
             match layer {
-                LayerSpec::Collective(exchange) => {
-                    pieces.push(Piece::Take(passes.forward.compute));
-                    pieces.extend(self.moved(exchange, exchange.forward, *input));
+                LayerSpec::Collective(collective) => {
+                    steps.push(PassStep::Take(passes.forward.compute));
+                    steps.extend(self.collective(collective, collective.forward, *input));
                 }
                 LayerSpec::Halo(_) => {
                     let conv = layers.get(i + 1).filter(|next| matches!(next.layer, LayerSpec::Conv(_)));
                     let beside = conv.map_or(0.0, |conv| conv.passes.forward.compute);
-                    pieces.push(self.halo(layer, *input, beside, true));
+                    steps.push(self.halo(layer, *input, beside, true));
                     hidden = conv.is_some();
                     continue;
                 }
                 LayerSpec::TiledMean(_) => {
-                    pieces.push(Piece::Take(passes.forward.compute));
-                    pieces.push(self.sum(Axis::Spatial, self.micro_batch() * output.elements() as usize));
+                    steps.push(PassStep::Take(passes.forward.compute));
+                    steps.push(
+                        self.all_reduce(Axis::Spatial, self.micro_batch() * output.elements() as usize),
+                    );
                 }
                 LayerSpec::SharedStatistics(statistics) => {
                     let group = self.ranks.axes().over(&statistics.over).clone();
-                    pieces.push(Piece::Sum(group, 2 * statistics.numbers() as usize, DType::F32));
+                    steps.push(PassStep::AllReduce(group, 2 * statistics.numbers() as usize, DType::F32));
                 }
                 _ if hidden => {}
-                _ => pieces.push(Piece::Take(passes.forward.compute)),
+                _ => steps.push(PassStep::Take(passes.forward.compute)),
             }
             hidden = false;
         }
     }
 
-    fn backward(&self, layers: &[ScriptLayer], pieces: &mut Vec<Piece>) {
+    fn backward(&self, layers: &[ScriptLayer], steps: &mut Vec<PassStep>) {
         for (i, ScriptLayer { layer, input, output, passes }) in layers.iter().enumerate().rev() {
             let compute = passes.backward().compute;
             match layer {
-                LayerSpec::Collective(exchange) => {
-                    pieces.extend(self.moved(exchange, exchange.backward, *output));
-                    pieces.push(Piece::Take(compute));
+                LayerSpec::Collective(collective) => {
+                    steps.extend(self.collective(collective, collective.backward, *output));
+                    steps.push(PassStep::Take(compute));
                 }
                 LayerSpec::Halo(_) => {
                     let conv = layers.get(i + 1).filter(|next| matches!(next.layer, LayerSpec::Conv(_)));
                     let beside = conv.map_or(0.0, |conv| conv.passes.backward().compute);
-                    pieces.push(self.halo(layer, *input, beside, false));
+                    steps.push(self.halo(layer, *input, beside, false));
                 }
                 LayerSpec::Conv(_) if i > 0 && matches!(layers[i - 1].layer, LayerSpec::Halo(_)) => {}
                 LayerSpec::SharedStatistics(statistics) => {
                     let group = self.ranks.axes().over(&statistics.over).clone();
-                    pieces.push(Piece::Sum(group, 2 * statistics.numbers() as usize, DType::F32));
+                    steps.push(PassStep::AllReduce(group, 2 * statistics.numbers() as usize, DType::F32));
                 }
-                _ => pieces.push(Piece::Take(compute)),
+                _ => steps.push(PassStep::Take(compute)),
             }
         }
     }
@@ -222,31 +224,31 @@ impl PlannedRank<'_> {
         self.plan.batch.micro_batch
     }
 
-    fn sum(&self, axis: Axis, numbers: usize) -> Piece {
-        Piece::Sum(self.ranks.along(axis).clone(), numbers, DType::F32)
+    fn all_reduce(&self, axis: Axis, numbers: usize) -> PassStep {
+        PassStep::AllReduce(self.ranks.along(axis).clone(), numbers, DType::F32)
     }
 
-    /// What becomes of a tensor of some shape.
-    fn moved(&self, exchange: &CollectiveLayer, how: CollectiveOp, shape: Shape) -> Option<Piece> {
-        let widest = exchange.parts.iter().copied().max().unwrap_or(0);
-        let part = |along| match along {
-            ShardDim::Samples => self.micro_batch().div_ceil(exchange.ranks()) * shape.elements() as usize,
+    /// What a collective does to a tensor of some shape.
+    fn collective(&self, layer: &CollectiveLayer, op: CollectiveOp, shape: Shape) -> Option<PassStep> {
+        let widest = layer.parts.iter().copied().max().unwrap_or(0);
+        let shard = |along| match along {
+            ShardDim::Samples => self.micro_batch().div_ceil(layer.ranks()) * shape.elements() as usize,
             ShardDim::Sequence => self.micro_batch() * widest * shape.last(),
             ShardDim::Last => self.micro_batch() * widest * shape.rows() as usize,
         };
-        let group = || self.ranks.along(exchange.axis).clone();
-        match how {
+        let group = || self.ranks.along(layer.axis).clone();
+        match op {
             CollectiveOp::Identity | CollectiveOp::Slice(_) => None,
             CollectiveOp::AllReduce => {
-                Some(self.sum(exchange.axis, self.micro_batch() * shape.elements() as usize))
+                Some(self.all_reduce(layer.axis, self.micro_batch() * shape.elements() as usize))
             }
-            CollectiveOp::AllGather(along) => Some(Piece::Gather(group(), part(along))),
-            CollectiveOp::ReduceScatter(along) => Some(Piece::Scatter(group(), part(along))),
-            CollectiveOp::AllToAll { .. } => unreachable!("no candidate deals out"),
+            CollectiveOp::AllGather(along) => Some(PassStep::AllGather(group(), shard(along))),
+            CollectiveOp::ReduceScatter(along) => Some(PassStep::ReduceScatter(group(), shard(along))),
+            CollectiveOp::AllToAll { .. } => unreachable!("no candidate has one"),
         }
     }
 
-    fn halo(&self, layer: &LayerSpec, input: Shape, beside: f64, forward: bool) -> Piece {
+    fn halo(&self, layer: &LayerSpec, input: Shape, beside: f64, forward: bool) -> PassStep {
         let LayerSpec::Halo(halo) = layer else { unreachable!("a halo") };
         let pixel = self.micro_batch() * input.last();
         let neighbours = halo.0.neighbours.iter().map(|peer| {
@@ -254,6 +256,6 @@ impl PlannedRank<'_> {
             let (gives, takes) = if forward { (gives, takes) } else { (takes, gives) };
             Neighbour { rank: peer.rank, gives, takes }
         });
-        Piece::Halo(self.ranks.along(Axis::Spatial).for_halos(), neighbours.collect(), beside)
+        PassStep::Halo(self.ranks.along(Axis::Spatial).for_halos(), neighbours.collect(), beside)
     }
 }

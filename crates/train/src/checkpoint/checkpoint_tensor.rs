@@ -14,9 +14,9 @@ pub type NamedTensors<'a> = Vec<(String, CheckpointTensor<'a>)>;
 pub enum CheckpointTensor<'a> {
     /// A tensor, from whichever device; every rank that holds one of this name holds the same.
     Tensor(&'a Tensor),
-    /// A part of a tensor; every rank that holds this one holds the same, and a range of it no other.
+    /// A shard of a tensor; every rank that holds this one holds the same, and a range of it no other.
     Shard(&'a Tensor, Shard),
-    /// A weight that does not rest dense, or the shard of it that is here: made dense when it is written. As
+    /// A weight that is not stored dense, or the shard of it that is here: made dense when it is written. As
     /// a tensor.
     Weight(&'a Param),
     /// u32 values of the host; as a tensor.
@@ -52,7 +52,7 @@ impl<'a> CheckpointTensor<'a> {
         }
     }
 
-    /// Which part of a tensor it is, if it is not all.
+    /// Which shard of a tensor it is, if it is not all.
     pub(super) fn shard(&self) -> Option<&Shard> {
         match self {
             CheckpointTensor::Tensor(_) | CheckpointTensor::U32(_) | CheckpointTensor::Bytes(..) => None,
@@ -61,9 +61,9 @@ impl<'a> CheckpointTensor<'a> {
         }
     }
 
-    /// Whether it is nothing of something: another rank may hold all of it, and write it as what was never cut.
+    /// Whether it is nothing of something: another rank may hold all of it, and write it as what was never split.
     pub(super) fn is_nothing(&self) -> bool {
-        let nothing = |shard: &Shard| shard.is_empty() && shard.full_shape().iter().all(|extent| *extent > 0);
+        let nothing = |shard: &Shard| shard.is_empty() && shard.full_shape().iter().all(|size| *size > 0);
         self.shard().is_some_and(nothing)
     }
 

@@ -80,13 +80,13 @@ pub(crate) fn retry<T>(mut read: impl FnMut() -> io::Result<T>) -> io::Result<T>
     read()
 }
 
-/// Whether an error says what is there, and not that the system could not look.
+/// Whether an error says what is there, and not that the system could not read it.
 fn is_of_content(error: &io::Error) -> bool {
     use ErrorKind::{InvalidData, IsADirectory, NotADirectory, NotFound, UnexpectedEof};
     matches!(error.kind(), NotFound | NotADirectory | IsADirectory | UnexpectedEof | InvalidData)
 }
 
-/// Why a rank could not do its part.
+/// Why a rank could not write.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum WriteFault {
     /// The disk is full, or failed.
@@ -97,7 +97,7 @@ pub(crate) enum WriteFault {
     Device {
         why: String,
         #[serde(skip)]
-        own: Option<espalier_tensor::Error>,
+        error: Option<espalier_tensor::Error>,
     },
     /// Something of this name is NaN or infinite.
     NotFinite(String),
@@ -111,7 +111,7 @@ impl From<io::Error> for WriteFault {
 
 impl From<espalier_tensor::Error> for WriteFault {
     fn from(why: espalier_tensor::Error) -> WriteFault {
-        WriteFault::Device { why: why.to_string(), own: Some(why) }
+        WriteFault::Device { why: why.to_string(), error: Some(why) }
     }
 }
 
@@ -127,8 +127,8 @@ impl WriteFault {
             WriteFault::NotShared(why) => {
                 Error::file(path, format!("the checkpoint cannot be written: {by}{why}"))
             }
-            WriteFault::Device { own: Some(own), .. } => Error::Tensor(own),
-            WriteFault::Device { why, own: None } => {
+            WriteFault::Device { error: Some(error), .. } => Error::Tensor(error),
+            WriteFault::Device { why, error: None } => {
                 Error::RankEnded { rank: rank.unwrap_or(0), how: "failed", why }
             }
             WriteFault::NotFinite(name) => Error::NotFinite { step, what: name },
@@ -165,11 +165,11 @@ mod tests {
 
     /// Every rank calls it what it is, and by the number of the rank: no file is at fault.
     #[test]
-    fn a_card_that_cannot_be_read_is_no_fault_of_the_disk() {
+    fn a_gpu_that_cannot_be_read_is_no_fault_of_the_disk() {
         let why = "CUDA: copying to the host failed: out of luck".to_owned();
-        let broken = WriteFault::Device { why, own: None };
-        let heard = broken.of(Some(1), Path::new("checkpoints/step-000003"), 3);
-        let ended = Error::from(Failure::Failed { rank: 0, error: heard });
+        let broken = WriteFault::Device { why, error: None };
+        let received = broken.of(Some(1), Path::new("checkpoints/step-000003"), 3);
+        let ended = Error::from(Failure::Failed { rank: 0, error: received });
         assert!(matches!(ended, Error::RankEnded { rank: 1, .. }), "{ended}");
         assert_eq!(ended.to_string(), "rank 1 failed: CUDA: copying to the host failed: out of luck");
     }

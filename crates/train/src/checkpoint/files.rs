@@ -1,12 +1,12 @@
-//! How a file of a checkpoint is cut into those of several ranks: their names, and who writes which tensor.
+//! How a file of a checkpoint is split into those of several ranks: their names, and who writes which tensor.
 
 use std::cmp::Reverse;
 
 /// Folders that are being written start with this.
 pub(super) const WRITING: &str = ".writing-";
 
-/// What the `rank`-th of `size` ranks calls its part of a file: `model-00002-of-00004.safetensors`; one alone
-/// has it all.
+/// What the `rank`-th of `size` ranks calls its shard of a file: `model-00002-of-00004.safetensors`; a
+/// single rank has it all.
 pub(crate) fn file_name(file: &str, rank: usize, size: usize) -> String {
     match file.strip_suffix(".safetensors") {
         Some(stem) if size > 1 => format!("{stem}-{:05}-of-{size:05}.safetensors", rank + 1),
@@ -14,16 +14,16 @@ pub(crate) fn file_name(file: &str, rank: usize, size: usize) -> String {
     }
 }
 
-/// The file of which a file is a part, perhaps the only one; nothing for a file that holds no tensors.
+/// The file of which a file is a shard, perhaps the only one; nothing for a file that holds no tensors.
 pub(super) fn logical_file(name: &str) -> Option<String> {
     let stem = name.strip_suffix(".safetensors")?;
-    let cut = || {
+    let front = || {
         let (front, size) = stem.rsplit_once("-of-")?;
         let (front, rank) = front.rsplit_once('-')?;
         let number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
         (number(rank) && number(size)).then_some(front)
     };
-    Some(format!("{}.safetensors", cut().unwrap_or(stem)))
+    Some(format!("{}.safetensors", front().unwrap_or(stem)))
 }
 
 /// A tensor or a shard of one, and the ranks of a replica that hold it; all replicas hold the same.
@@ -56,7 +56,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn names_of_parts_lead_back_to_their_file() {
+    fn names_of_shards_lead_back_to_their_file() {
         assert_eq!(file_name("model.safetensors", 0, 1), "model.safetensors");
         assert_eq!(file_name("model.safetensors", 1, 4), "model-00002-of-00004.safetensors");
         for name in ["model.safetensors", "model-00002-of-00004.safetensors"] {
@@ -73,20 +73,20 @@ mod tests {
             bytes in prop::collection::vec((0usize..1000, 0usize..3), 0..50),
             replicas in 1usize..9,
         ) {
-            let held: Vec<Holders> = bytes.iter().map(|(bytes, member)| Holders {
+            let tensors: Vec<Holders> = bytes.iter().map(|(bytes, member)| Holders {
                 bytes: *bytes,
                 members: if bytes.is_multiple_of(7) { vec![0, 2] } else { vec![*member] },
             }).collect();
-            let held: Vec<&Holders> = held.iter().collect();
-            let owners = assign_writers(&held, 3, replicas);
+            let tensors: Vec<&Holders> = tensors.iter().collect();
+            let owners = assign_writers(&tensors, 3, replicas);
             for member in 0..3 {
                 let mut load = vec![0; replicas];
-                let own: Vec<_> = owners.iter().zip(&held).filter(|((of, _), _)| *of == member).collect();
-                for ((_, replica), held) in &own {
-                    prop_assert!(held.members.contains(&member));
-                    load[*replica] += held.bytes;
+                let written: Vec<_> = owners.iter().zip(&tensors).filter(|((of, _), _)| *of == member).collect();
+                for ((_, replica), tensor) in &written {
+                    prop_assert!(tensor.members.contains(&member));
+                    load[*replica] += tensor.bytes;
                 }
-                let most = own.iter().map(|(_, held)| held.bytes).sum::<usize>() / replicas + 1000;
+                let most = written.iter().map(|(_, tensor)| tensor.bytes).sum::<usize>() / replicas + 1000;
                 prop_assert!(load.iter().all(|load| *load <= most), "{:?}", load);
             }
         }

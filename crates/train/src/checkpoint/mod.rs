@@ -15,10 +15,10 @@
 //! `model-00001-of-00004.safetensors`, with `model.safetensors.index.json`. Which tensors a rank writes is
 //! said in `write`; reading (`read`) joins whatever files there are, so that any number of ranks in any
 //! layout can go on from what any other number left. Where ranks hold shards of tensors, their files hold
-//! shards (`shard`), and say in the description that the format leaves to its users which they are.
+//! shards (`sharded`), and say in the description that the format leaves to its users which they are.
 //!
 //! A checkpoint is written under a temporary name, synced and renamed. Rank 0 writes the manifest last, when
-//! all ranks have said that their files are on the disk, and renames. Loading checks every hash and every
+//! all ranks have reported that their files are on the disk, and renames. Loading checks every hash and every
 //! shape before the first weight is touched; a damaged checkpoint is reported and the one before it is used,
 //! one that cannot be read ends the run (`fault`). A damaged one is never removed or written over: a run that
 //! goes on from the one before it gives it another name (`retention`).
@@ -115,7 +115,7 @@ impl Checkpoints {
         Checkpoints { sidecar_files, ..self }
     }
 
-    /// Those of a run folder, to be looked at.
+    /// Those of a run folder, to be read.
     pub fn of_run(folder: &Path) -> Checkpoints {
         Checkpoints::new(folder.join("checkpoints"), usize::MAX, "", "")
     }
@@ -149,7 +149,7 @@ impl Checkpoints {
     ///
     /// A checkpoint of another model or precision is an error, not a broken checkpoint.
     pub fn latest(&self, ranks: &Ranks, mut report: impl FnMut(&Error)) -> Result<Option<Checkpoint>> {
-        for path in self.list_of_first(ranks)?.into_iter().rev() {
+        for path in self.list_from_rank0(ranks)?.into_iter().rev() {
             match Checkpoint::read(&path, ranks) {
                 Ok(checkpoint) => {
                     for (what, theirs, ours) in [
@@ -171,8 +171,8 @@ impl Checkpoints {
         Ok(None)
     }
 
-    /// What rank 0 sees in the folder: all must look at the same checkpoints in the same order.
-    fn list_of_first(&self, ranks: &Ranks) -> Result<Vec<PathBuf>> {
+    /// What rank 0 sees in the folder: all must check the same checkpoints in the same order.
+    fn list_from_rank0(&self, ranks: &Ranks) -> Result<Vec<PathBuf>> {
         from_rank0(ranks, || self.list())
     }
 }

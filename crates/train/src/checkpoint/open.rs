@@ -1,5 +1,5 @@
 //! Opening a checkpoint: its manifest, the headers of its files, and all their hashes, of which each rank
-//! compares a part.
+//! compares some.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -55,7 +55,7 @@ impl Checkpoint {
             return Err(Error::file(path, why));
         }
         let mut damaged = Vec::new();
-        for path in Checkpoints::of_run(path).list_of_first(ranks)?.into_iter().rev() {
+        for path in Checkpoints::of_run(path).list_from_rank0(ranks)?.into_iter().rev() {
             match Checkpoint::read(&path, ranks) {
                 Ok(checkpoint) => {
                     damaged.iter().for_each(&mut report);
@@ -82,7 +82,7 @@ impl Checkpoint {
             opened = Some(checkpoint);
             Ok(())
         };
-        let outcomes = all_gather_results(ranks, || Ok(read()))?.expect("faults are told as results");
+        let outcomes = all_gather_results(ranks, || Ok(read()))?.expect("faults are gathered as results");
         let several = !ranks.is_single();
         for (rank, outcome) in outcomes.into_iter().enumerate() {
             let of_rank = |fault: ReadFault| match several {
@@ -133,7 +133,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The file that holds a tensor of the weights, or a part of it.
+    /// The file that holds a tensor of the weights, or a shard of it.
     pub(crate) fn file_of(&self, tensor: &str) -> Option<&str> {
         let entry = self.files.get(MODEL)?.get(tensor)?;
         Some(&self.shards[entry.file_shards.first()?.file].name)
@@ -159,7 +159,7 @@ impl Checkpoint {
         Ok(Checkpoint { path: path.into(), manifest, shards, files })
     }
 
-    /// Compares the hashes of this rank's part of the files.
+    /// Compares the hashes of the files that fall to this rank.
     fn verify(&self, ranks: &Ranks) -> Result<(), ReadFault> {
         let (rank, size) = (ranks.rank(), ranks.size());
         for (name, expected) in self.manifest.files.iter().skip(rank).step_by(size) {
@@ -235,7 +235,7 @@ fn add_file(
     Ok(())
 }
 
-/// An error where the parts of a tensor are not all of it.
+/// An error where the shards of a tensor are not all of it.
 fn check_entries(files: &BTreeMap<String, BTreeMap<String, TensorEntry>>) -> Result<(), String> {
     for (file, tensors) in files {
         for (name, entry) in tensors {
@@ -248,8 +248,8 @@ fn check_entries(files: &BTreeMap<String, BTreeMap<String, TensorEntry>>) -> Res
 /// Refuses what no checkpoint of ours has in its list: a file outside its folder, and what is no file, of
 /// which a FIFO would be waited for and a device read without end.
 fn regular(folder: &Path, name: &str) -> Result<(), ReadFault> {
-    let mut file_shards = Path::new(name).components();
-    if !matches!((file_shards.next(), file_shards.next()), (Some(Component::Normal(_)), None)) {
+    let mut components = Path::new(name).components();
+    if !matches!((components.next(), components.next()), (Some(Component::Normal(_)), None)) {
         return Err(format!("it names {name}, which is not in its folder").into());
     }
     let found = retry(|| fs::metadata(folder.join(name))).map_err(|why| ReadFault::of(name, &why))?;

@@ -6,7 +6,7 @@ use espalier_plan::Shard;
 use super::safetensors_file::tensor_is_finite;
 use super::{CheckpointTensor, LoadRequest, LoadTarget, MODEL, NamedTensors, OPTIMIZER};
 use crate::Result;
-use crate::state::{Param, ParamRooms, ParamStore, WeightTarget};
+use crate::state::{Param, ParamStore, ParamTargets, WeightTarget};
 
 /// The weights and statistics that are here, to be saved.
 pub(crate) fn weights_to_save(params: &ParamStore) -> NamedTensors<'_> {
@@ -37,9 +37,9 @@ pub(crate) fn load_requests(params: &mut ParamStore, state_tensors: usize) -> Re
     let here = params.statistics().filter(|(_, tensor)| tensor.is_some()).map(|(id, _)| id);
     let names: Vec<String> = here.map(|id| params.statistic_name(id).to_owned()).collect();
     let (mut weights, mut state) = (Vec::new(), Vec::new());
-    let (tensors, statistics) = params.rooms()?;
-    for (rooms, (name, shard, labels, state_shard)) in tensors.into_iter().zip(described) {
-        let ParamRooms { weight, state: of_state } = rooms;
+    let (tensors, statistics) = params.load_targets()?;
+    for (targets, (name, shard, labels, state_shard)) in tensors.into_iter().zip(described) {
+        let ParamTargets { weight, state: of_state } = targets;
         let weight = match weight {
             WeightTarget::Dense(weight) => LoadTarget::of(weight, &shard),
             WeightTarget::Compressed(kept, mask) => LoadTarget::Compressed(kept, mask, shard),
@@ -63,7 +63,7 @@ pub(crate) fn load_requests(params: &mut ParamStore, state_tensors: usize) -> Re
 
 /// The optimizer's state that is here, to be saved.
 pub(crate) fn state_to_save(params: &ParamStore) -> NamedTensors<'_> {
-    // Parts of the same shard that another group splits too are written by the first of them.
+    // Ranges of the same shard that another group splits too are written by the first of them.
     let written = |param: &&Param| param.plan.zero.is_single() || param.plan.is_first_copy;
     let state = params.iter().map(|(_, param)| param).filter(written).flat_map(|param| {
         let shard = state_shard(param);

@@ -1,6 +1,6 @@
 //! Reading: the files of a checkpoint, however many wrote it, joined into tensors by name.
 //!
-//! Only what is asked for is read, a tensor at a time: of each part of it that has some of what is wanted,
+//! Only what is asked for is read, a tensor at a time: of each shard of it that has some of what is wanted,
 //! from the first number of that to the last.
 
 use std::borrow::Cow;
@@ -38,9 +38,9 @@ pub struct LoadRequest<'a> {
 pub enum LoadTarget<'a> {
     /// With a full tensor.
     Tensor(&'a mut Tensor),
-    /// With a part of one.
+    /// With a shard of one.
     Shard(&'a mut Tensor, Shard),
-    /// With the numbers of a part, or of all, that a mask of it keeps.
+    /// With the numbers of a shard, or of all, that a mask of it keeps.
     Compressed(&'a mut Tensor, &'a Mask, Shard),
 }
 
@@ -75,7 +75,7 @@ impl<'a> LoadTarget<'a> {
             LoadTarget::Tensor(tensor) | LoadTarget::Shard(tensor, _) => Ok(tensor.copy_from_host(bytes)?),
             LoadTarget::Compressed(tensor, mask, _) => {
                 let each = tensor.dtype().bytes();
-                let number = |place: usize| &bytes[place * each..(place + 1) * each];
+                let number = |index: usize| &bytes[index * each..(index + 1) * each];
                 let kept: Vec<u8> = ones(&mask.read_words()?).flat_map(number).copied().collect();
                 Ok(tensor.copy_from_host(&kept)?)
             }
@@ -153,8 +153,8 @@ impl Checkpoint {
 
     /// Fills tensors from its files. Names, types and shapes are compared before the first one is touched;
     /// types may differ only where [`LoadRequest::converts`] says so.
-    pub fn fill(&self, wanted: &mut [LoadRequest<'_>]) -> Result<()> {
-        for LoadRequest { file, tensors, elsewhere, converts } in &*wanted {
+    pub fn fill(&self, requests: &mut [LoadRequest<'_>]) -> Result<()> {
+        for LoadRequest { file, tensors, elsewhere, converts } in &*requests {
             let stored = self.files.get(*file);
             if stored.is_none() && !tensors.is_empty() {
                 return Err(self.refuse(format!("it has no {file}")));
@@ -177,7 +177,7 @@ impl Checkpoint {
                 return Err(self.refuse(format!("{file} holds {there} tensors, this run {here}")));
             }
         }
-        for LoadRequest { file, tensors, .. } in wanted {
+        for LoadRequest { file, tensors, .. } in requests {
             for (name, target) in tensors {
                 let entry = &self.files[*file][name];
                 let shard = target.shard();
@@ -190,7 +190,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// All of a tensor of numbers, whoever wrote which parts of it: its type and bytes; none where the file
+    /// All of a tensor of numbers, whoever wrote which shards of it: its type and bytes; none where the file
     /// has no such tensor, or one of another shape.
     pub fn numbers(&self, file: &str, name: &str, shape: &[usize]) -> Result<Option<(Dtype, Vec<u8>)>> {
         let entry = self.files.get(file).and_then(|tensors| tensors.get(name));
@@ -294,7 +294,7 @@ impl Checkpoint {
         Ok(bytes)
     }
 
-    /// The bytes of a part from one of its numbers on.
+    /// The bytes of a file's shard from one of its numbers on.
     fn read_file_shard(
         &self,
         entry: &TensorEntry,

@@ -19,8 +19,8 @@ const REMOVING: &str = ".removing-";
 const DAMAGED: &str = "damaged-";
 
 impl Checkpoints {
-    /// Removes those that are too old, once that of step `newest` was written. What cannot be removed is told
-    /// to `report`: it costs room, and nothing else.
+    /// Removes those that are too old, once that of step `newest` was written. What cannot be removed goes
+    /// to `report`: it costs disk space, and nothing else.
     pub fn remove_old(&self, newest: u64, mut report: impl FnMut(&str)) {
         let numbered = match self.numbered() {
             Ok(numbered) => numbered,

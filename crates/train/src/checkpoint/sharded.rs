@@ -45,7 +45,7 @@ pub(super) struct ShardDescription {
     start: Option<usize>,
     /// The shape of the full tensor.
     shape: Vec<usize>,
-    /// The ranges that are held of each dimension that is cut, `[first, end]`.
+    /// The ranges that are held of each dimension that is split, `[first, end]`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     held: BTreeMap<usize, Vec<[usize; 2]>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -76,17 +76,17 @@ impl ShardDescription {
 
     /// What it describes, or why it cannot be: a file may say anything.
     pub(super) fn shard(self) -> Result<Shard, String> {
-        let elements = self.shape.iter().try_fold(1usize, |product, extent| product.checked_mul(*extent));
+        let elements = self.shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
         // Bits of all of them must be countable too.
         if elements.is_none_or(|elements| elements > usize::MAX / 64) {
             return Err(format!("it is a shard of {:?}", self.shape));
         }
         let mut shard = Shard::full(&self.shape);
         for (dim, ranges) in self.held {
-            let extent = self.shape.get(dim).copied();
+            let size = self.shape.get(dim).copied();
             let ends = ranges.iter().flatten();
             let ascend = ranges.iter().all(|[first, end]| first < end) && ends.clone().is_sorted();
-            if extent.is_none() || !ascend || ends.last().copied() > extent {
+            if size.is_none() || !ascend || ends.last().copied() > size {
                 return Err(format!("it holds {ranges:?} of dimension {dim} of {:?}", self.shape));
             }
             shard = shard.narrow(dim, &ranges.iter().map(|[first, end]| *first..*end).collect::<Vec<_>>());
@@ -129,7 +129,7 @@ impl MaskIndex {
         self.before[self.words.len()]
     }
 
-    /// Weights kept before a place.
+    /// Weights kept before an index.
     fn rank(&self, index: usize) -> usize {
         let below = |word: &u32| (word & !(u32::MAX << (index % 32))).count_ones() as usize;
         self.before[index / 32] + self.words.get(index / 32).map_or(0, below)
@@ -155,7 +155,7 @@ impl MaskIndex {
 /// Elements that two shards have in common, and that follow each other in both.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Overlap {
-    /// The place of the first in the one,
+    /// The index of the first in the one,
     pub(super) from: usize,
     /// and in the other.
     pub(super) to: usize,

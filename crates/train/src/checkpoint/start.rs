@@ -13,17 +13,17 @@ use crate::Result;
 
 impl Checkpoint {
     /// Fills the weights of a model, or those of them that a rank holds.
-    pub fn start(&self, wanted: LoadRequest<'_>, model: &ModelSpec) -> Result<()> {
+    pub fn start(&self, request: LoadRequest<'_>, model: &ModelSpec) -> Result<()> {
         let positions = positions(model);
-        let mut tensors = Vec::with_capacity(wanted.tensors.len());
-        for (name, target) in wanted.tensors {
-            let target = match self.shape(wanted.file, &name) {
+        let mut tensors = Vec::with_capacity(request.tensors.len());
+        for (name, target) in request.tensors {
+            let target = match self.shape(request.file, &name) {
                 Some(there) if positions.contains(&name) => longer(target, there),
                 _ => target,
             };
             tensors.push((name, target));
         }
-        self.fill(&mut [LoadRequest { tensors, converts: true, ..wanted }])
+        self.fill(&mut [LoadRequest { tensors, converts: true, ..request }])
     }
 
     /// An error where it does not hold the weights of a model.

@@ -1,4 +1,4 @@
-//! A tensor of a checkpoint: which files have which parts of it. All of this is known from their headers.
+//! A tensor of a checkpoint: which files have which shards of it. All of this is known from their headers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -15,12 +15,12 @@ use super::sharded::{MaskIndex, Overlap, SHARDS_KEY, ShardDescriptions, overlap,
 /// The largest header of a file that is believed, as the format has it.
 const LARGEST_HEADER: u64 = 100_000_000;
 
-/// A tensor, in one part or several.
+/// A tensor, in one shard or several.
 #[derive(Debug, Clone)]
 pub(super) struct TensorEntry {
     pub(super) dtype: Dtype,
     pub(super) values: ShardValues,
-    /// Of the whole; where kept weights are stored, of all weights.
+    /// Of the full tensor; where kept weights are stored, of all weights.
     pub(super) shape: Vec<usize>,
     pub(super) file_shards: Vec<FileShard>,
 }
@@ -64,7 +64,7 @@ impl TensorEntry {
         }
     }
 
-    /// The parts must be all of it, each element once. How many a mask keeps is not known yet
+    /// The shards must be all of it, each element once. How many a mask keeps is not known yet
     /// ([`TensorEntry::check_kept`]).
     pub(super) fn check(&self) -> Result<(), String> {
         let all: usize = self.shape.iter().product();
@@ -96,7 +96,7 @@ impl TensorEntry {
         }
     }
 
-    /// The parts of kept weights must be all that the mask keeps.
+    /// The shards of kept weights must be all that the mask keeps.
     pub(super) fn check_kept(&self, kept: &MaskIndex) -> Result<(), String> {
         for (shard, file_shards) in self.by_elements() {
             let (found, expected) = (ranges_follow(&file_shards)?, kept.count_in(&shard));
@@ -107,7 +107,7 @@ impl TensorEntry {
         Ok(())
     }
 
-    /// The parts that ranks have split among them, in their order, by what they are parts of.
+    /// The ranges that ranks have split a shard into, in their order, by that shard.
     fn by_elements(&self) -> HashMap<Shard, Vec<&FileShard>> {
         let mut shards: HashMap<Shard, Vec<&FileShard>> = HashMap::new();
         self.file_shards
@@ -134,7 +134,7 @@ fn ranges_follow(file_shards: &[&FileShard]) -> Result<usize, String> {
     Ok(next)
 }
 
-/// Takes in the tensors of a file, after a look at its header alone.
+/// Takes in the tensors of a file, from its header alone.
 pub(super) fn add_tensors(
     tensors: &mut BTreeMap<String, TensorEntry>,
     file: &File,
@@ -190,7 +190,7 @@ pub(super) fn add_tensors(
     Ok(())
 }
 
-/// Fills bytes from a place of a file, whoever else reads it at the same time: threads of one process may
+/// Fills bytes from an offset of a file, whoever else reads it at the same time: threads of one process may
 /// share it. What fails for a moment is tried again.
 pub(super) fn read_at(file: &File, at: u64, into: &mut [u8]) -> io::Result<()> {
     retry(|| file.read_exact_at(into, at))

@@ -5,7 +5,7 @@
 //! tied embedding is at both ends of a pipeline, a norm replicated beside shards of matrices), dealt out so
 //! that all write alike many bytes. A range of shared state is this rank's alone, so it writes it.
 //!
-//! **Whole or absent.** Rank 0 makes the temporary folder; all write into it and sync; all hear how it went;
+//! **Complete or absent.** Rank 0 makes the temporary folder; all write into it and sync; all learn how it went;
 //! rank 0 writes the manifest and renames. A rank that dies at any moment before leaves a temporary folder,
 //! which the next checkpoint removes.
 
@@ -36,7 +36,6 @@ const SHARED: &str = "the run folder must be one that all ranks share";
 pub struct SidecarFile {
     /// Its name in the folder.
     pub name: String,
-    /// All of it.
     pub bytes: Vec<u8>,
     /// Whether it would be misleading where ranks have written shards of the weights, which other programs
     /// cannot read.
@@ -51,7 +50,7 @@ struct WrittenFile {
     /// Tensors that it holds unsharded, and their bytes.
     tensors: BTreeMap<String, usize>,
     /// Whether it holds nothing but unsharded ones.
-    is_whole: bool,
+    is_unsharded: bool,
 }
 
 impl Checkpoints {
@@ -125,7 +124,7 @@ impl Checkpoints {
             files.insert(name, FileRecord::of(&text));
         }
         let model = |written: &&WrittenFile| logical_file(&written.file).as_deref() == Some(MODEL);
-        let unsharded = written.iter().filter(model).all(|written| written.is_whole);
+        let unsharded = written.iter().filter(model).all(|written| written.is_unsharded);
         for SidecarFile { name, bytes, needs_unsharded_weights } in &self.sidecar_files {
             if unsharded || !needs_unsharded_weights {
                 durable::write_synced(&temporary.join(name), bytes)?;
@@ -155,15 +154,15 @@ struct CollectiveWrite<'a> {
 }
 
 impl CollectiveWrite<'_> {
-    /// Does this rank's part; returns that of all or, on all alike, what the first to fail came to.
-    fn run<T>(&self, part: impl FnOnce() -> Result<T, WriteFault>) -> Result<Vec<T>>
+    /// Does this rank's work; returns the results of all or, on all alike, what the first to fail came to.
+    fn run<T>(&self, work: impl FnOnce() -> Result<T, WriteFault>) -> Result<Vec<T>>
     where
         T: Serialize + serde::de::DeserializeOwned,
     {
-        let results = all_gather_results(self.ranks, || Ok(part()))?.expect("faults are told as results");
+        let results = all_gather_results(self.ranks, || Ok(work()))?.expect("faults are gathered as results");
         let several = !self.ranks.is_single();
-        let of = |(rank, part): (usize, Result<T, WriteFault>)| {
-            part.map_err(|fault| fault.of(several.then_some(rank), self.target, self.step))
+        let of = |(rank, result): (usize, Result<T, WriteFault>)| {
+            result.map_err(|fault| fault.of(several.then_some(rank), self.target, self.step))
         };
         results.into_iter().enumerate().map(of).collect()
     }
@@ -204,20 +203,20 @@ fn tensors_to_write<'a>(
             tensors.entry(id).or_insert(Holders { bytes, members: Vec::new() }).members.push(member);
         }
     }
-    let dealt = assign_writers(&tensors.values().collect::<Vec<_>>(), replica.size(), ranks.data().size());
+    let writers = assign_writers(&tensors.values().collect::<Vec<_>>(), replica.size(), ranks.data().size());
     let local = (replica.rank(), ranks.data().rank());
     let local: HashSet<&TensorId> =
-        tensors.keys().zip(dealt).filter(|(_, owner)| *owner == local).map(|(id, _)| id).collect();
+        tensors.keys().zip(writers).filter(|(_, owner)| *owner == local).map(|(id, _)| id).collect();
     let is_local = |file: &str, (name, stored): &(String, CheckpointTensor<'_>)| {
         !stored.is_shared() || local.contains(&id(stored, file, name))
     };
-    let part = |(file, saved): (&'a str, NamedTensors<'a>)| {
+    let written_here = |(file, saved): (&'a str, NamedTensors<'a>)| {
         (file, saved.into_iter().filter(|one| is_local(file, one)).collect())
     };
-    Ok(files.into_iter().map(part).collect())
+    Ok(files.into_iter().map(written_here).collect())
 }
 
-/// Writes a rank's files. One rank alone writes all of them; of several, one that has nothing for a file
+/// Writes a rank's files. A single rank writes all of them; of several, one that has nothing for a file
 /// writes none.
 fn write_local_files(
     folder: &Path,
@@ -235,7 +234,7 @@ fn write_local_files(
         let all = saved.len();
         let unsharded = saved.into_iter().filter(|(_, stored)| stored.shard().is_none());
         let tensors: BTreeMap<_, _> = unsharded.map(|(name, stored)| (name, stored.byte_len())).collect();
-        Ok(WrittenFile { file: name, record, is_whole: tensors.len() == all, tensors })
+        Ok(WrittenFile { file: name, record, is_unsharded: tensors.len() == all, tensors })
     })
     .collect()
 }

@@ -1,6 +1,6 @@
 //! A folder of Hugging Face's from any checkpoint: full tensors, in one file or several with an index, under
-//! the names that transformers or torchvision give them. Written under another name and renamed: it is whole
-//! or absent.
+//! the names that transformers or torchvision give them. Written under another name and renamed: it is
+//! complete or absent.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -39,7 +39,6 @@ pub enum ExportPrecision {
     F16,
 }
 
-/// What was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportReport {
     /// Files of weights.

@@ -83,13 +83,13 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_named() {
-        let said = |kind: Value| find(&json!({ "model_type": kind })).err().unwrap();
-        let llama = said(json!("llama"));
+        let message = |kind: Value| find(&json!({ "model_type": kind })).err().unwrap();
+        let llama = message(json!("llama"));
         assert!(llama.starts_with(
             "its `model_type` is \"llama\", which is not supported (missing: rotary positions);"
         ));
-        assert!(said(json!("qwen3_moe")).contains("rotary positions and mixture of experts"));
-        assert!(said(json!("new")).contains("(missing: its layers)"));
-        assert_eq!(said(json!(2)), "`model_type` must be a text, got 2");
+        assert!(message(json!("qwen3_moe")).contains("rotary positions and mixture of experts"));
+        assert!(message(json!("new")).contains("(missing: its layers)"));
+        assert_eq!(message(json!(2)), "`model_type` must be a text, got 2");
     }
 }

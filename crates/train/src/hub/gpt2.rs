@@ -180,25 +180,25 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_named() {
-        let said = |field: &str, value: Value| {
+        let message = |field: &str, value: Value| {
             let mut config = config(&written("")).unwrap();
             config[field] = value;
             read(&config).unwrap_err()
         };
         assert_eq!(
-            said("n_inner", json!(100)),
+            message("n_inner", json!(100)),
             "`n_inner` is 100, and a layer here has 4 widths inside, 512"
         );
         assert_eq!(
-            said("layer_norm_epsilon", json!(1e-6)),
+            message("layer_norm_epsilon", json!(1e-6)),
             "`layer_norm_epsilon` is 1e-6, and norms here have 0.00001"
         );
-        assert!(said("activation_function", json!("gelu")).contains("those read are gelu_new"));
+        assert!(message("activation_function", json!("gelu")).contains("those read are gelu_new"));
         assert_eq!(
-            said("scale_attn_by_inverse_layer_idx", json!(true)),
+            message("scale_attn_by_inverse_layer_idx", json!(true)),
             "`scale_attn_by_inverse_layer_idx` is true, and it is false here"
         );
-        assert_eq!(said("n_embd", json!(-3)), "`n_embd` must be a whole number above 0, got -3");
+        assert_eq!(message("n_embd", json!(-3)), "`n_embd` must be a whole number above 0, got -3");
         // Of another type than it should be, a field is none that was left out.
         for (field, value, expected) in [
             ("tie_word_embeddings", json!("false"), "must be true or false, got \"false\""),
@@ -207,7 +207,7 @@ mod tests {
             ("activation_function", json!(["relu"]), "must be a text, got [\"relu\"]"),
             ("n_positions", json!("1024"), "must be a whole number above 0, got \"1024\""),
         ] {
-            assert_eq!(said(field, value), format!("`{field}` {expected}"));
+            assert_eq!(message(field, value), format!("`{field}` {expected}"));
         }
     }
 }

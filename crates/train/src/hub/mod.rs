@@ -60,7 +60,7 @@ pub fn find(path: &Path, ranks: &Ranks, report: impl FnMut(&Error)) -> Result<Ch
     let mut opened = None;
     let outcome = all_gather_results(ranks, || Ok(open(path).map(|found| opened = Some(found))))?;
     let outcomes: Result<Vec<()>, ReadFault> =
-        outcome.expect("faults are told as results").into_iter().collect();
+        outcome.expect("faults are gathered as results").into_iter().collect();
     outcomes.map_err(|fault| of_fault(path, fault))?;
     Ok(opened.expect("nothing was wrong"))
 }
@@ -79,7 +79,7 @@ fn open(path: &Path) -> Result<Checkpoint, ReadFault> {
     let our_name = |theirs: &str| families::our_name(&config, theirs);
     let tied_to = match families::find(&config) {
         Ok(family) => family.tied_to(&config)?,
-        // Whoever asks what it is hears of it.
+        // Whoever asks what it is gets the error.
         Err(_) => None,
     };
     let is_copy = match tied_to {
@@ -192,7 +192,7 @@ fn config(path: &Path) -> Result<Value, ReadFault> {
     serde_json::from_slice(&text).map_err(|why| format!("{CONFIG} is not JSON: {why}").into())
 }
 
-/// What is wrong with files of another program; none of them is a checkpoint that another could take the place of.
+/// What is wrong with files of another program; none of them is a checkpoint that another could replace.
 fn of_fault(path: &Path, fault: ReadFault) -> Error {
     match fault {
         ReadFault::Damaged(why) => Error::file(path, why),

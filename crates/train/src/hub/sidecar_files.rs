@@ -44,7 +44,7 @@ pub fn sidecar_files(plan: &Plan, dataset: &Dataset, from: Option<&Path>) -> Res
 }
 
 /// Those of a text model whose weights are of a type that PyTorch calls `dtype`. From `source_folder`, beside
-/// which they are made, travel along how the model is asked to write (temperature, top_k and the like) and
+/// which they are made, travel along how the model is to generate (temperature, top_k and the like) and
 /// how a conversation becomes a text. Names of weights have the `prefix` of transformers' class, or not:
 /// without it, it takes a separate head for one that it does not know.
 pub(super) fn for_text(
@@ -119,7 +119,7 @@ pub(super) fn preprocessor(standard: &PixelStats) -> SidecarFile {
     json_file(PREPROCESSOR, &serde_json::to_value(written).expect("plain data"), false)
 }
 
-/// How text is to be written by the model in a folder, where it says so.
+/// How the model in a folder is to generate text, where it says so.
 fn generation_of(folder: Option<&Path>) -> Result<Option<Map<String, Value>>> {
     let Some(path) = folder.map(|folder| folder.join(GENERATION)).filter(|path| path.is_file()) else {
         return Ok(None);
@@ -130,7 +130,7 @@ fn generation_of(folder: Option<&Path>) -> Result<Option<Map<String, Value>>> {
         .map_err(|why| Error::file(path, format!("it is no JSON object: {why}")))
 }
 
-/// How pixels are standardised for the weights in a folder, where it says so in our way.
+/// How pixels are standardised for the weights in a folder, where it says so as we do.
 pub fn standard_of(folder: &Path) -> Result<Option<PixelStats>> {
     let path = folder.join(PREPROCESSOR);
     if !path.is_file() {

@@ -1,7 +1,7 @@
 //! A model that generates text, as one of its ranks: it reads positions and says what follows.
 //!
 //! A pass is the list [`Schedule::next_token`] of the executor that trains: positions enter where the model
-//! begins, go from stage to stage, and the token that is chosen where it ends is told to all. A prompt goes
+//! begins, go from stage to stage, and the token that is chosen where it ends is sent to all. A prompt goes
 //! through in one pass, and then each token by itself, with the keys and values of those before it in the
 //! cache. Tensor ranks have the same logits and choose the same.
 
@@ -21,7 +21,7 @@ use crate::parallel::{Ranks, all_gather_bytes};
 use crate::stage::Stage;
 use crate::step::{ActionWorker, Executor};
 
-/// A rank's part of a model that generates text, and what it has read.
+/// A rank's stage of a model that generates text, and what it has read.
 pub struct Generator<'a> {
     inference: InferenceModel<'a>,
     ranks: &'a Ranks,
@@ -94,11 +94,11 @@ impl<'a> Generator<'a> {
             return Err(PlanError::Conflict { field: "model.name".into(), problem }.into());
         };
         if plan.layout.has_sequence() || plan.layout.mixture().is_some() {
-            let (field, cut) = match plan.layout.has_sequence() {
+            let (field, split) = match plan.layout.has_sequence() {
                 true => ("parallel.sequence", "the positions of a sequence"),
                 false => ("parallel.integrated", "samples"),
             };
-            let problem = format!("splits {cut}, and generation has one at a time");
+            let problem = format!("splits {split}, and generation has one at a time");
             return Err(PlanError::Conflict { field: field.into(), problem }.into());
         }
         let schedule = Schedule::next_token(stage.placement());
@@ -110,7 +110,6 @@ impl<'a> Generator<'a> {
         Ok(Generator { inference, ranks, executor, cache: KvCache::new(context, device)?, graphed_decode })
     }
 
-    /// Its place among the ranks.
     pub fn ranks(&self) -> &Ranks {
         self.ranks
     }
@@ -156,12 +155,12 @@ impl<'a> Generator<'a> {
         };
         self.executor.rewind();
         self.executor.run_to_end(&mut worker)?;
-        let token = worker.token.expect("the last rank has told it");
+        let token = worker.token.expect("the last rank has sent it");
         self.cache.advance(ids.len());
         Ok(token)
     }
 
-    /// What rank 0 has to say, on every rank.
+    /// Rank 0's ids, on every rank.
     pub fn broadcast_from_rank0(&self, local: &[u32]) -> Result<Vec<u32>> {
         let bytes: Vec<u8> = local.iter().flat_map(|id| id.to_le_bytes()).collect();
         let gathered = all_gather_bytes(self.ranks.world(), &bytes)?;
@@ -227,7 +226,7 @@ struct DecodeWorker<'a, 'b, 'c> {
 }
 
 impl InferenceModel<'_> {
-    /// Through a part of the model: what comes out of it, which at its end are logits.
+    /// Through a chunk of the model: what comes out of it, which at its end are logits.
     fn forward(&self, chunk: usize, x: Tensor, cache: &mut KvCache) -> Result<Tensor> {
         let (model, weights) = (self.stage.model(chunk), self.weights);
         let batch_slice = BatchSlice { samples: 1, ..BatchSlice::default() };

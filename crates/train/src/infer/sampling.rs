@@ -1,10 +1,10 @@
-//! From logits to a token: the likeliest, or one that is drawn from the likely ones.
+//! From logits to a token: the likeliest, or one that is sampled from the likely ones.
 //!
 //! Logits are divided by the temperature; of the tokens the `top_k` likeliest stay, and of these the fewest
 //! whose probabilities add up to `top_p` (nucleus sampling, Holtzman et al. 2020), without those that are
 //! less than `min_p` times as likely as the likeliest (Nguyen et al. 2024). Before that the logits of tokens
 //! that the text has already are divided by the repetition penalty where they are positive, and multiplied by
-//! it where they are not (Keskar et al. 2019). What is drawn depends on the seed and the number of the token
+//! it where they are not (Keskar et al. 2019). What is sampled depends on the seed and the number of the token
 //! alone, so a text repeats on any layout of ranks that gives the same logits.
 
 use std::collections::BTreeSet;
@@ -20,15 +20,14 @@ const PURPOSE: u64 = u64::from_be_bytes(*b"sampling");
 pub struct Sampling {
     /// What logits are divided by; 0: the likeliest token, always.
     pub temperature: f64,
-    /// How many of the likeliest tokens can be drawn; 0: all.
+    /// How many of the likeliest tokens can be sampled; 0: all.
     pub top_k: usize,
-    /// The fraction of probability that can be drawn, in (0, 1].
+    /// The fraction of probability that can be sampled, in (0, 1].
     pub top_p: f64,
-    /// Tokens that are less than this times as likely as the likeliest cannot be drawn; 0: all can.
+    /// Tokens that are less than this times as likely as the likeliest cannot be sampled; 0: all can.
     pub min_p: f64,
     /// Above 1 tokens of the prompt and of the text so far are less likely; 1: as likely as ever.
     pub repetition_penalty: f64,
-    /// Where chance comes from.
     pub seed: u64,
 }
 
@@ -78,7 +77,7 @@ impl Sampler {
     /// The next token. Of equally likely ones the first comes first; a logit that is no number is never chosen.
     pub fn choose(&mut self, logits: &[f32]) -> u32 {
         if !self.has_penalty() {
-            return self.draw(logits);
+            return self.sample(logits);
         }
         let (mut logits, penalty) = (logits.to_vec(), self.sampling.repetition_penalty as f32);
         for token in &self.seen {
@@ -86,12 +85,12 @@ impl Sampler {
                 *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
             }
         }
-        let token = self.draw(&logits);
+        let token = self.sample(&logits);
         self.seen.insert(token);
         token
     }
 
-    fn draw(&mut self, logits: &[f32]) -> u32 {
+    fn sample(&mut self, logits: &[f32]) -> u32 {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
         self.chosen += 1;
         if self.is_greedy() {
@@ -112,10 +111,10 @@ impl Sampler {
         let weights: Vec<f64> = tokens.iter().map(weight).collect();
         let mut total: f64 = weights.iter().sum();
         if top_p < 1.0 {
-            let (share, mut sum) = (top_p * total, 0.0);
+            let (mass, mut sum) = (top_p * total, 0.0);
             let enough = weights.iter().position(|weight| {
                 sum += weight;
-                sum >= share
+                sum >= mass
             });
             tokens.truncate(enough.map_or(tokens.len(), |last| last + 1));
         }
@@ -125,11 +124,11 @@ impl Sampler {
             total = weights[..tokens.len()].iter().sum();
         }
         let mut left = random::uniform(self.key, self.chosen - 1) * total;
-        let drawn = weights[..tokens.len()].iter().position(|weight| {
+        let sampled = weights[..tokens.len()].iter().position(|weight| {
             left -= weight;
             left < 0.0
         });
-        tokens[drawn.unwrap_or(tokens.len() - 1)]
+        tokens[sampled.unwrap_or(tokens.len() - 1)]
     }
 }
 
@@ -139,30 +138,30 @@ mod tests {
 
     const LOGITS: [f32; 6] = [0.0, 2.0, f32::NAN, 1.0, 2.0, -1.0];
 
-    fn drawn(sampling: Sampling, count: usize) -> Vec<u32> {
+    fn sampled(sampling: Sampling, count: usize) -> Vec<u32> {
         let mut sampler = Sampler::new(sampling);
         (0..count).map(|_| sampler.choose(&LOGITS)).collect()
     }
 
     #[test]
     fn without_temperature_the_first_of_the_likeliest_is_chosen() {
-        assert_eq!(drawn(Sampling::GREEDY, 3), [1, 1, 1]);
-        assert_eq!(drawn(Sampling { temperature: 5.0, top_k: 1, ..Sampling::GREEDY }, 3), [1, 1, 1]);
+        assert_eq!(sampled(Sampling::GREEDY, 3), [1, 1, 1]);
+        assert_eq!(sampled(Sampling { temperature: 5.0, top_k: 1, ..Sampling::GREEDY }, 3), [1, 1, 1]);
     }
 
-    /// Frequencies over many draws against the softmax, at two temperatures.
+    /// Frequencies over many samples against the softmax, at two temperatures.
     #[test]
-    fn tokens_are_drawn_as_often_as_they_are_likely() {
+    fn tokens_are_sampled_as_often_as_they_are_likely() {
         for temperature in [0.7, 1.5] {
             let sampling = Sampling { temperature, seed: 3, ..Sampling::GREEDY };
-            let (count, all) = (40_000, drawn(sampling, 40_000));
+            let (count, all) = (40_000, sampled(sampling, 40_000));
             let weight = |token: usize| (f64::from(LOGITS[token]) / temperature).exp();
             let tokens = [0, 1, 3, 4, 5];
             let total: f64 = tokens.iter().map(|token| weight(*token)).sum();
             for token in tokens {
-                let seen = all.iter().filter(|drawn| **drawn as usize == token).count() as f64;
-                let share = seen / f64::from(count);
-                assert!((share - weight(token) / total).abs() < 0.01, "{token}: {share}");
+                let seen = all.iter().filter(|sampled| **sampled as usize == token).count() as f64;
+                let frequency = seen / f64::from(count);
+                assert!((frequency - weight(token) / total).abs() < 0.01, "{token}: {frequency}");
             }
             assert!(!all.contains(&2), "a logit that is no number");
         }
@@ -171,7 +170,7 @@ mod tests {
     #[test]
     fn the_unlikely_are_left_out() {
         let seen = |sampling| {
-            let mut seen = drawn(sampling, 4000);
+            let mut seen = sampled(sampling, 4000);
             seen.sort_unstable();
             seen.dedup();
             seen
@@ -205,7 +204,7 @@ mod tests {
 
     #[test]
     fn a_seed_gives_its_tokens_again_and_another_gives_others() {
-        let hot = |seed| drawn(Sampling { temperature: 2.0, seed, ..Sampling::GREEDY }, 50);
+        let hot = |seed| sampled(Sampling { temperature: 2.0, seed, ..Sampling::GREEDY }, 50);
         assert_eq!(hot(7), hot(7));
         assert_ne!(hot(7), hot(8));
     }

@@ -1,7 +1,7 @@
-//! From tokens to text as they come: whole characters only, and nothing behind a word that ends the text.
+//! From tokens to text as they come: whole characters only, and nothing behind a stop sequence.
 //!
-//! A token of a byte-level tokenizer may end within a character, and a word may begin in one token and end in
-//! another. So what could still become part of either is held back until it is known.
+//! A token of a byte-level tokenizer may end within a character, and a stop sequence may begin in one token and end
+//! in another. So what could still become part of either is held back until it is known.
 
 use espalier_data::Tokenizer;
 
@@ -9,7 +9,7 @@ use espalier_data::Tokenizer;
 #[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
-    /// Words that end the text, and are no part of it.
+    /// Stop sequences, which are no part of the text.
     stops: &'a [String],
     /// Bytes that are not yet whole characters.
     bytes: Vec<u8>,
@@ -21,7 +21,7 @@ pub struct TextStream<'a> {
 }
 
 impl<'a> TextStream<'a> {
-    /// At the beginning of a text that ends before the first of these words.
+    /// At the beginning of a text that ends before the first of these stop sequences.
     pub fn new(tokenizer: &'a Tokenizer, stops: &'a [String]) -> TextStream<'a> {
         TextStream { tokenizer, stops, bytes: Vec::new(), text: String::new(), given: 0, ended: false }
     }
@@ -37,7 +37,7 @@ impl<'a> TextStream<'a> {
         self.give(self.text.len() - held_back)
     }
 
-    /// Whether a word has ended it.
+    /// Whether a stop sequence has ended it.
     pub fn is_ended(&self) -> bool {
         self.ended
     }
@@ -87,7 +87,7 @@ impl<'a> TextStream<'a> {
         }
     }
 
-    /// Cuts the text before the first word that ends it.
+    /// Truncates the text before the first stop sequence.
     fn find_stop(&mut self) {
         let found = self.stops.iter().filter_map(|stop| self.text[self.given..].find(stop.as_str())).min();
         if let Some(at) = found {
@@ -96,7 +96,7 @@ impl<'a> TextStream<'a> {
         }
     }
 
-    /// Bytes at the end of the text with which such a word may have begun.
+    /// Bytes at the end of the text with which a stop sequence may have begun.
     fn begun_stop(&self) -> usize {
         let rest = &self.text[self.given..];
         let begun = |stop: &String| {
@@ -112,40 +112,40 @@ mod tests {
     use super::*;
 
     /// What each byte of a text lets be read, and what the end does.
-    fn pieces(bytes: &[u8], stops: &[&str]) -> (Vec<String>, String, String) {
+    fn streamed(bytes: &[u8], stops: &[&str]) -> (Vec<String>, String, String) {
         let stops: Vec<String> = stops.iter().map(|stop| stop.to_string()).collect();
         let mut stream = TextStream::new(&Tokenizer::Bytes, &stops);
-        let pieces = bytes.iter().map(|byte| stream.push(u32::from(*byte)).to_owned()).collect();
-        (pieces, stream.finish().to_owned(), stream.text().to_owned())
+        let outputs = bytes.iter().map(|byte| stream.push(u32::from(*byte)).to_owned()).collect();
+        (outputs, stream.finish().to_owned(), stream.text().to_owned())
     }
 
     #[test]
     fn characters_are_given_out_whole() {
-        let (pieces, rest, text) = pieces("aé€😀".as_bytes(), &[]);
-        assert_eq!(pieces, ["a", "", "é", "", "", "€", "", "", "", "😀"]);
+        let (outputs, rest, text) = streamed("aé€😀".as_bytes(), &[]);
+        assert_eq!(outputs, ["a", "", "é", "", "", "€", "", "", "", "😀"]);
         assert_eq!((&*rest, &*text), ("", "aé€😀"));
     }
 
     #[test]
     fn bytes_that_are_no_character_are_replaced() {
-        assert_eq!(pieces(b"a\xffb", &[]).2, "a\u{fffd}b");
+        assert_eq!(streamed(b"a\xffb", &[]).2, "a\u{fffd}b");
         // The beginning of a character that never ends, in the middle and at the end.
-        assert_eq!(pieces(b"\xe2\x82x", &[]).0, ["", "", "\u{fffd}x"]);
-        let (_, rest, text) = pieces(b"a\xe2\x82", &[]);
+        assert_eq!(streamed(b"\xe2\x82x", &[]).0, ["", "", "\u{fffd}x"]);
+        let (_, rest, text) = streamed(b"a\xe2\x82", &[]);
         assert_eq!((&*rest, &*text), ("\u{fffd}", "a\u{fffd}"));
     }
 
     #[test]
-    fn a_word_that_ends_the_text_is_not_shown_not_even_its_beginning() {
-        let (pieces_, rest, text) = pieces(b"one END two", &["END"]);
-        assert_eq!(pieces_.concat() + &rest, "one ");
+    fn a_stop_sequence_is_not_shown_not_even_its_beginning() {
+        let (outputs, rest, text) = streamed(b"one END two", &["END"]);
+        assert_eq!(outputs.concat() + &rest, "one ");
         assert_eq!(text, "one ");
         // What only seemed to be one is given out when that is known.
-        let (pieces_, rest, _) = pieces(b"ENE\nEN", &["END"]);
-        assert_eq!(pieces_, ["", "", "EN", "E\n", "", ""]);
+        let (outputs, rest, _) = streamed(b"ENE\nEN", &["END"]);
+        assert_eq!(outputs, ["", "", "EN", "E\n", "", ""]);
         assert_eq!(rest, "EN");
         // The first of several, also where another begins before it.
-        assert_eq!(pieces(b"abcabd", &["abd", "ca"]).2, "ab");
+        assert_eq!(streamed(b"abcabd", &["abd", "ca"]).2, "ab");
     }
 
     #[test]

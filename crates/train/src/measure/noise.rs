@@ -10,14 +10,14 @@ use serde::Serialize;
 
 use super::surface::{LossSurface, add_direction, scale};
 use crate::Result;
-use crate::prune::gradient::{GradientSums, sum_over_ranks};
+use crate::prune::gradient::{GradientSums, all_reduce_gradient};
 use crate::state::NoiseScale;
 use crate::step::LossConfig;
 
 /// Signal and noise of the gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct GradientNoise {
-    /// The squared length of the gradient of the whole; can be below 0 where noise hides it.
+    /// The squared length of the gradient over all samples; can be below 0 where noise hides it.
     pub signal: f64,
     /// The variance of one sample's gradient, added up over all weights.
     pub variance: f64,
@@ -32,18 +32,18 @@ impl GradientNoise {
 }
 
 /// Signal and noise at the surface's own weights, from its micro-batches; an error where there are fewer than
-/// two whole ones.
+/// two full ones.
 pub fn gradient_noise(surface: &LossSurface<'_>) -> Result<GradientNoise> {
     gradient_noise_at(surface, &surface.center()?)
 }
 
-/// The same at any point of it. Ranks may be replicas of the whole model or hold parts of one, not both.
+/// The same at any point of it. Ranks may be replicas of the full model or hold shards of one, not both.
 pub fn gradient_noise_at(surface: &LossSurface<'_>, at: &Weights) -> Result<GradientNoise> {
     let (context, size, ids) = (surface.context, surface.micro_batch, surface.ids());
-    let (replicas, parts) = (context.ranks.data().size(), context.ranks.replica().size());
-    if replicas > 1 && parts > 1 {
+    let (replicas, shards) = (context.ranks.data().size(), context.ranks.replica().size());
+    if replicas > 1 && shards > 1 {
         let problem =
-            format!("has {replicas} replicas of {parts} ranks: gradient noise is measured on one rank");
+            format!("has {replicas} replicas of {shards} ranks: gradient noise is measured on one rank");
         return Err(espalier_plan::Error::Conflict { field: "parallel".into(), problem }.into());
     }
     let (mut squares, mut count, mut total) = (0.0, 0usize, None);
@@ -59,7 +59,7 @@ pub fn gradient_noise_at(surface: &LossSurface<'_>, at: &Weights) -> Result<Grad
             &mut Vec::new(),
             &mut sums,
         )?;
-        // Replicas have micro-batches of their own; parts of a model see the same ones, and a parameter that
+        // Replicas have micro-batches of their own; shards of a model see the same ones, and a parameter that
         // two of them share has a gradient on both.
         let gradient = if replicas > 1 { sums.take_local(ids, context)? } else { sums.take(ids, context)? };
         let gradient = surface.kept(gradient)?;
@@ -85,8 +85,8 @@ pub fn gradient_noise_at(surface: &LossSurface<'_>, at: &Weights) -> Result<Grad
         None => GradientSums::of(ids).take_local(ids, context)?,
     };
     if replicas > 1 {
-        let sums = ids.iter().zip(mean).map(|(id, own)| sum_over_ranks(context, *id, own));
-        mean = sums.collect::<Result<Vec<_>>>()?;
+        let reduced = ids.iter().zip(mean).map(|(id, local)| all_reduce_gradient(context, *id, local));
+        mean = reduced.collect::<Result<Vec<_>>>()?;
     }
     scale(&mut mean, 1.0 / count as f64)?;
     let (small, large) = (size as f64, (size * count) as f64);

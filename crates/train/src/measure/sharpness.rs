@@ -1,4 +1,4 @@
-//! Sharpness (Keskar, Mudigere, Nocedal, Smelyanskiy & Tang 2017, metric 2.1 in the whole space): how far
+//! Sharpness (Keskar, Mudigere, Nocedal, Smelyanskiy & Tang 2017, metric 2.1 in the full space): how far
 //! above the loss at the weights it rises within a box around them,
 //!
 //! ```text
@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The maximum is sought by projected ascent: from the best point so far a step of sign(gradient), in units
-//! of the box, cut off at its walls. The first step goes to the corner that the gradient points to, which for
+//! of the box, clamped to its bounds. The first step goes to the corner that the gradient points to, which for
 //! a convex loss is never a step down and mostly the maximum already; one that finds nothing higher is
 //! halved. What is found is a lower bound of the maximum, as is that of the ten steps of L-BFGS-B in the
 //! paper. Pruned weights have no side in the box.
@@ -77,7 +77,7 @@ impl SearchBox {
         Ok(SearchBox { middle, epsilon: epsilon as f32 })
     }
 
-    /// From a point in the box so many half sides along the signs of the slope, up to the walls.
+    /// From a point in the box so many half sides along the signs of the slope, up to its bounds.
     fn step(
         &self,
         surface: &LossSurface<'_>,

@@ -5,7 +5,7 @@
 //! L(w_k) = max over gamma in {0.1, 0.2 ... 1.0} of |grad f(w_k + gamma d) - grad f(w_k)| / |gamma d|        d = w_{k+1} - w_k
 //! ```
 //!
-//! Eleven gradients of the whole sum of samples for one number. The difference of two gradients in f32 says
+//! Eleven gradients over all samples for one number. The difference of two gradients in f32 says
 //! nothing below about 1e-6 of their length, so a step that is far shorter than the weights has a smoothness
 //! that is mostly rounding: where L times the step is not well above that, it is not to be trusted.
 
@@ -16,15 +16,15 @@ use super::surface::{LossSamples, LossSurface, add_direction, scale};
 use crate::Result;
 use crate::trainer::{StepReport, Trainer};
 
-/// How far along the step the gradient is looked at.
-const SHARES: [f64; 10] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
+/// How far along the step the gradient is evaluated.
+const FRACTIONS: [f64; 10] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
 
 /// How fast the gradient turned along a step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Smoothness {
-    /// L: change of the gradient for each unit of way, the largest of those looked at.
+    /// L: change of the gradient for each unit of distance, the largest of those evaluated.
     pub value: f64,
-    /// Where on the way it was found, as a fraction of the step.
+    /// Where along the step it was found, as a fraction of the step.
     pub share: f64,
     /// The length of the step.
     pub length: f64,
@@ -34,11 +34,11 @@ pub struct Smoothness {
     pub gradient: f64,
 }
 
-/// Smoothness on the way from some weights to those of the surface; none where the two are the same.
+/// Smoothness along the step from some weights to those of the surface; none where the two are the same.
 pub fn smoothness(surface: &LossSurface<'_>, from: &Weights) -> Result<Option<Smoothness>> {
     let start = surface.masked(from)?;
-    let way = surface.between(&start, &surface.center()?)?;
-    let length = surface.norm(&way)?;
+    let step = surface.between(&start, &surface.center()?)?;
+    let length = surface.norm(&step)?;
     if length == 0.0 {
         return Ok(None);
     }
@@ -46,8 +46,8 @@ pub fn smoothness(surface: &LossSurface<'_>, from: &Weights) -> Result<Option<Sm
     let gradient = surface.norm(&back)?;
     scale(&mut back, -1.0)?;
     let mut found = Smoothness { value: 0.0, share: 0.0, length, loss, gradient };
-    for share in SHARES {
-        let (_, mut change) = surface.loss_and_gradient(&surface.moved(&start, &way, share)?)?;
+    for share in FRACTIONS {
+        let (_, mut change) = surface.loss_and_gradient(&surface.moved(&start, &step, share)?)?;
         add_direction(&mut change, 1.0, &back)?;
         let value = surface.finite("the local smoothness", surface.norm(&change)? / (share * length))?;
         if value > found.value {

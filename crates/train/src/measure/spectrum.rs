@@ -64,7 +64,7 @@ impl Spectrum {
         self.nodes.iter().filter(|(value, _)| *value < limit).map(|(_, fraction)| fraction).sum()
     }
 
-    /// The density at so many places from end to end, each node a bell of a hundredth of the width: what a
+    /// The density at so many points from end to end, each node a bell of a hundredth of the width: what a
     /// picture shows.
     pub fn density(&self, points: usize) -> Vec<(f64, f64)> {
         let Some((low, high)) = self.ends() else { return Vec::new() };

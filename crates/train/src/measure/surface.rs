@@ -85,7 +85,7 @@ impl<'a> LossSurface<'a> {
         self.samples.len()
     }
 
-    /// How many whole micro-batches they are.
+    /// How many full micro-batches they are.
     pub fn micro_batches(&self) -> usize {
         self.samples.len() / self.micro_batch
     }
@@ -140,10 +140,10 @@ impl<'a> LossSurface<'a> {
     /// From one point to another.
     pub fn between(&self, from: &Weights, to: &Weights) -> Result<Direction> {
         let one = |id: &ParameterId| {
-            let mut way = from.widened_one(*id, Category::Scoring)?;
-            scale_into(&mut way, -1.0)?;
-            add_into(&mut way, to.get(*id))?;
-            Ok(way)
+            let mut difference = from.widened_one(*id, Category::Scoring)?;
+            scale_into(&mut difference, -1.0)?;
+            add_into(&mut difference, to.get(*id))?;
+            Ok(difference)
         };
         self.kept(self.ids.iter().map(one).collect::<Result<_>>()?)
     }

@@ -27,7 +27,7 @@ pub const MPI: bool = cfg!(feature = "mpi");
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessGroup {
     launched: LaunchedProcess,
-    carrier: ProcessTransport,
+    transport: ProcessTransport,
     /// Whether several ranks may have one GPU: NCCL does that where it is asked to.
     shares_gpus: bool,
 }
@@ -49,18 +49,18 @@ impl ProcessGroup {
         gpus: impl FnOnce() -> bool,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<ProcessGroup> {
-        let place = || RendezvousConfig::from_variables(&variable);
-        let carrier = match kind {
-            DeviceKind::Cuda => ProcessTransport::Nccl(place()?),
+        let rendezvous = || RendezvousConfig::from_variables(&variable);
+        let transport = match kind {
+            DeviceKind::Cuda => ProcessTransport::Nccl(rendezvous()?),
             DeviceKind::Cpu => by_mpi(&launched)?,
             // Where nothing says how GPUs could be joined, the processors can be.
-            DeviceKind::Auto => match place() {
-                Ok(place) if gpus() => ProcessTransport::Nccl(place),
+            DeviceKind::Auto => match rendezvous() {
+                Ok(config) if gpus() => ProcessTransport::Nccl(config),
                 _ => by_mpi(&launched)?,
             },
         };
         let shares_gpus = variable(MULTI_RANK).is_some_and(|value| value.trim() == "1");
-        Ok(ProcessGroup { launched, carrier, shares_gpus })
+        Ok(ProcessGroup { launched, transport, shares_gpus })
     }
 
     /// Its number in the world.
@@ -75,7 +75,7 @@ impl ProcessGroup {
 
     /// The kind of device that its transport joins.
     pub fn device_kind(&self) -> DeviceKind {
-        match self.carrier {
+        match self.transport {
             ProcessTransport::Mpi => DeviceKind::Cpu,
             ProcessTransport::Nccl(_) => DeviceKind::Cuda,
         }
@@ -84,10 +84,10 @@ impl ProcessGroup {
     /// Which of its machine's GPUs is its, where there are so many: ranks beyond them share these, where NCCL
     /// is asked to let them.
     pub fn gpu(&self, gpus: usize) -> usize {
-        match &self.carrier {
+        match &self.transport {
             ProcessTransport::Mpi => 0,
-            ProcessTransport::Nccl(place) if self.shares_gpus && gpus > 0 => place.local_rank % gpus,
-            ProcessTransport::Nccl(place) => place.local_rank,
+            ProcessTransport::Nccl(config) if self.shares_gpus && gpus > 0 => config.local_rank % gpus,
+            ProcessTransport::Nccl(config) => config.local_rank,
         }
     }
 
@@ -96,12 +96,12 @@ impl ProcessGroup {
     pub fn ranks_per_device(&self, gpus: usize) -> usize {
         // Where the launcher does not say how many are here, all may be.
         let here = self.launched.local_size.unwrap_or(self.launched.size).max(1);
-        match self.carrier {
+        match self.transport {
             ProcessTransport::Mpi => here,
             ProcessTransport::Nccl(_) if !self.shares_gpus || gpus == 0 => 1,
             ProcessTransport::Nccl(_) => {
-                let own_gpu = self.gpu(gpus);
-                (0..here).filter(|local| local % gpus == own_gpu).count().max(1)
+                let gpu = self.gpu(gpus);
+                (0..here).filter(|local| local % gpus == gpu).count().max(1)
             }
         }
     }
@@ -116,9 +116,8 @@ impl ProcessGroup {
         self.launched.local_size.unwrap_or(1).max(1)
     }
 
-    /// Its transport's name.
     pub fn transport(&self) -> &'static str {
-        match self.carrier {
+        match self.transport {
             ProcessTransport::Mpi => "MPI",
             ProcessTransport::Nccl(_) => "NCCL",
         }
@@ -141,9 +140,9 @@ impl ProcessGroup {
             )
         };
         tracing::info!("connects to the others by {}", self.transport());
-        let outcome = match (&self.carrier, device) {
+        let outcome = match (&self.transport, device) {
             (ProcessTransport::Mpi, _) => on_mpi(limit, work),
-            (ProcessTransport::Nccl(place), Device::Cuda(cuda)) => nccl::run(cuda, place, limit, work),
+            (ProcessTransport::Nccl(config), Device::Cuda(cuda)) => nccl::run(cuda, config, limit, work),
             (ProcessTransport::Nccl(_), Device::Cpu(_)) => unreachable!("NCCL was chosen for a GPU"),
         };
         outcome.map_err(Error::from)
@@ -181,7 +180,7 @@ fn on_mpi<R>(_: Duration, _: impl FnOnce(Communicator) -> Result<R>) -> Result<R
 mod tests {
     use super::*;
 
-    const PLACE: [(&str, &str); 5] = [
+    const VARIABLES: [(&str, &str); 5] = [
         ("RANK", "1"),
         ("WORLD_SIZE", "2"),
         ("LOCAL_RANK", "1"),
@@ -201,17 +200,17 @@ mod tests {
     }
 
     #[test]
-    fn cards_are_joined_by_nccl_whoever_starts_them() {
+    fn gpus_are_joined_by_nccl_whoever_starts_them() {
         for launcher in [Launcher::Mpi, Launcher::Slurm, Launcher::Torchrun] {
             for kind in [DeviceKind::Cuda, DeviceKind::Auto] {
-                let join = join(launcher, kind, true, &PLACE).unwrap();
+                let join = join(launcher, kind, true, &VARIABLES).unwrap();
                 assert_eq!(
                     (join.transport(), join.device_kind(), join.gpu(8)),
                     ("NCCL", DeviceKind::Cuda, 1)
                 );
             }
         }
-        let missing = join(Launcher::Slurm, DeviceKind::Cuda, true, &PLACE[..3]).unwrap_err();
+        let missing = join(Launcher::Slurm, DeviceKind::Cuda, true, &VARIABLES[..3]).unwrap_err();
         assert!(missing.starts_with("MASTER_ADDR is not set"), "{missing}");
     }
 
@@ -230,7 +229,7 @@ mod tests {
                 [("LOCAL_RANK", local), ("NCCL_MULTI_RANK_GPU_ENABLE", if shared { "1" } else { "0" })];
             let variables: Vec<_> = variables
                 .into_iter()
-                .chain(PLACE.into_iter().filter(|(name, _)| *name != "LOCAL_RANK"))
+                .chain(VARIABLES.into_iter().filter(|(name, _)| *name != "LOCAL_RANK"))
                 .collect();
             let variable = |name: &str| Some(variables.iter().find(|(n, _)| *n == name)?.1.to_owned());
             ProcessGroup::new(launched, DeviceKind::Cuda, || true, variable).unwrap()
@@ -245,7 +244,7 @@ mod tests {
     #[test]
     fn processors_are_joined_by_mpi_or_the_sentence_says_how() {
         for (kind, variables) in
-            [(DeviceKind::Cpu, &PLACE[..]), (DeviceKind::Auto, &PLACE[..]), (DeviceKind::Auto, &[])]
+            [(DeviceKind::Cpu, &VARIABLES[..]), (DeviceKind::Auto, &VARIABLES[..]), (DeviceKind::Auto, &[])]
         {
             for launcher in [Launcher::Mpi, Launcher::Slurm] {
                 let join = join(launcher, kind, false, variables);

@@ -1,17 +1,17 @@
-//! What a rank knows of the others, and what it does with them. One rank alone knows of none and pays nothing.
+//! What a rank knows of the others, and what it does with them. A single rank knows of none and pays nothing.
 //!
 //! | axis | file |
 //! |---|---|
 //! | data: each rank has the full model, or stage, and a slice of every batch | `data`: replicated, ZeRO, local |
 //! | pipeline: each rank has a stage; `crate::step` runs them | `reduce_groups`: who shares what |
-//! | tensor: each rank has a shard of every large layer; collectives are layers of its model | `model`; `espalier_nn::layers`, `exchange` |
+//! | tensor: each rank has a shard of every large layer; collectives are layers of its model | `model`; `espalier_nn::layers::collective` |
 //! | spatial: each rank has a tile of every image; halos are layers too | `model`; `espalier_nn::layers::spatial` |
 //! | any: batches of batch norms that several ranks measure | `statistics` |
 //!
 //! Where ranks come from: `threads` of this process, or processes that a launcher has started (`launched`).
 //!
 //! Ranks start from the same bits and take the same steps, so that weights need not be sent; only those that
-//! share out their state, or go apart, do. That they are the same is checked where it could go wrong
+//! shard their state, or go apart, do. That they are the same is checked where it could go wrong
 //! ([`Ranks::check_replicas_agree`]), and an error names who differs.
 
 pub mod data;
@@ -37,7 +37,7 @@ pub use threads::{AbortFn, on_threads, on_threads_with_timeout};
 
 use crate::{Error, Result};
 
-/// A rank's place among the others.
+/// A rank among the others: its coordinates and its groups.
 #[derive(Debug, Clone)]
 pub struct Ranks {
     world: Communicator,
@@ -96,7 +96,7 @@ impl Ranks {
         self.world.size()
     }
 
-    /// Whether it is the one that talks.
+    /// Whether it is the one that prints and writes what is written once.
     pub fn is_rank0(&self) -> bool {
         self.rank() == 0
     }
@@ -121,12 +121,12 @@ impl Ranks {
         self.axes.along(axis)
     }
 
-    /// The groups that layers exchange with.
+    /// The groups that the collectives of layers run over.
     pub fn axes(&self) -> &AxisGroups {
         &self.axes
     }
 
-    /// Those that have parts of the same layers: of their tensors, or of the images that they see.
+    /// Those that have shards of the same layers: of their tensors, or of the images that they see.
     pub fn model_parallel(&self) -> &Communicator {
         &self.model_parallel
     }
@@ -136,8 +136,8 @@ impl Ranks {
         &self.replica
     }
 
-    /// Connects this rank with those that its layers will send to: neighbours of its tile, and those that it
-    /// deals out columns or samples to. A transport that has to connect ranks does so now, and not while the
+    /// Connects this rank with those that its layers will send to: neighbours of its tile, and those that
+    /// all-to-alls of features or samples reach. A transport that has to connect ranks does so now, and not while the
     /// first step computes.
     pub fn connect(&self, plan: &Plan) -> Result<()> {
         let tiles = self.along(Axis::Spatial);
@@ -164,12 +164,12 @@ impl Ranks {
         self.ranks_per_device
     }
 
-    /// Its place on the mesh.
+    /// Its coordinates on the mesh.
     pub fn coords(&self) -> PerAxis {
         self.coords
     }
 
-    /// Whether it counts what all ranks with parts of the same layers see alike: losses, and samples.
+    /// Whether it counts what all ranks with shards of the same layers see alike: losses, and samples.
     pub(crate) fn counts_losses(&self) -> bool {
         self.model_parallel.rank() == 0
     }

@@ -1,7 +1,7 @@
-//! Tensor and spatial parallelism: the ranks that have parts of the same layers, and which shard of each
+//! Tensor and spatial parallelism: the ranks that have shards of the same layers, and which of each
 //! parameter each of them has.
 //!
-//! A parameter that is cut has another shard on each of them, or the same on some; one that is not is
+//! A parameter that is split has another shard on each of them, or the same on some; one that is not is
 //! replicated on all. What is found in shards and must be that of the full tensor, a count, a digest, is put
 //! together here. Shards are in the order of the full tensor, so that masks, ties and compressed state of a
 //! shard are those of the full tensor where they lie.
@@ -18,7 +18,7 @@ use super::{Ranks, all_gather_bytes};
 use crate::Result;
 
 /// What the ranks of a stage hold of each parameter of the model, also of those of other stages: which are
-/// cut is the same everywhere.
+/// split is the same everywhere.
 #[derive(Debug, Clone)]
 pub struct ModelParallel {
     group: Communicator,
@@ -69,18 +69,18 @@ impl ModelParallel {
             == Some(self.group.rank())
     }
 
-    /// All-reduce over the model-parallel ranks, all of which must ask.
-    pub fn sum(&self, numbers: Vec<u64>) -> Result<Vec<u64>> {
+    /// All-reduce (sum) over the model-parallel ranks, all of which must ask.
+    pub fn all_reduce_sum(&self, numbers: Vec<u64>) -> Result<Vec<u64>> {
         Ok(self.group.all_reduce(numbers, Reduce::Sum)?)
     }
 
     /// What all model-parallel ranks together count of a parameter, from what each counts of its shard. Where
-    /// it is cut all must ask.
+    /// it is split all must ask.
     pub fn count(&self, id: ParameterId, local: usize) -> Result<usize> {
         Ok(self.total(id, vec![local as u64])?[0] as usize)
     }
 
-    /// Sums over all of a parameter, from those over this rank's shard. Where it is cut all model-parallel
+    /// Sums over all of a parameter, from those over this rank's shard. Where it is split all model-parallel
     /// ranks must ask.
     pub fn total<T: Copy + Default>(&self, id: ParameterId, local: Vec<T>) -> Result<Vec<T>>
     where
@@ -96,19 +96,19 @@ impl ModelParallel {
     /// Makes the norms of this rank's shards those of full parameters, by which LARS and LAMB measure a step.
     /// All model-parallel ranks must ask.
     pub(crate) fn full_norms(&self, ids: &[ParameterId], norms: &mut [SquaredNorms]) -> Result<()> {
-        let cut: Vec<usize> = (0..ids.len()).filter(|i| self.is_split(ids[*i])).collect();
-        let local = cut.iter().flat_map(|&i| match self.is_owner(ids[i]) {
+        let split: Vec<usize> = (0..ids.len()).filter(|i| self.is_split(ids[*i])).collect();
+        let local = split.iter().flat_map(|&i| match self.is_owner(ids[i]) {
             true => [norms[i].weight, norms[i].direction],
             false => [0.0; 2],
         });
-        let sums: Vec<f64> = self.group.all_reduce(local.collect(), Reduce::Sum)?;
-        for (i, &[weight, direction]) in cut.into_iter().zip(sums.as_chunks::<2>().0) {
+        let reduced: Vec<f64> = self.group.all_reduce(local.collect(), Reduce::Sum)?;
+        for (i, &[weight, direction]) in split.into_iter().zip(reduced.as_chunks::<2>().0) {
             norms[i] = SquaredNorms { weight, direction };
         }
         Ok(())
     }
 
-    /// blake3 of the bytes of a full parameter. Where it is cut, its shards come together on the host of
+    /// blake3 of the bytes of a full parameter. Where it is split, its shards come together on the host of
     /// every model-parallel rank; all must ask.
     pub fn digest(&self, id: ParameterId, local: &Tensor) -> Result<[u8; 32]> {
         match self.is_split(id) {
@@ -146,13 +146,13 @@ mod tests {
     use crate::parallel::on_threads;
 
     /// Rows, columns, three ranges as of heads, and one that is on two ranks: each time the digest of the
-    /// uncut tensor.
+    /// full tensor.
     #[test]
-    fn a_digest_of_pieces_is_that_of_the_whole() {
+    fn a_digest_of_shards_is_that_of_the_full_tensor() {
         let (shape, device) = ([5, 12], Device::cpu(1).unwrap());
         let full = Shard::full(&shape);
         let heads = |at: usize| full.clone().narrow(1, &[at..at + 1, 4 + at..5 + at, 8 + at..9 + at]);
-        let cuts: [[Shard; 4]; 4] = [
+        let splits: [[Shard; 4]; 4] = [
             [0..2, 2..3, 3..3, 3..5].map(|rows| full.clone().narrow(0, &[rows])),
             [0..1, 1..6, 6..11, 11..12].map(|columns| full.clone().narrow(1, &[columns])),
             [0, 1, 2, 3].map(heads),
@@ -164,20 +164,21 @@ mod tests {
             let expected = *blake3::hash(&all.read_bytes().unwrap()).as_bytes();
             let mesh = Mesh::new(PerAxis { pipeline: 4, ..PerAxis::ONES }).unwrap();
             let digests = on_threads(&mesh, &device, |ranks, device| {
-                let id = |cut: usize| ParameterId(cut);
-                let held = |rank: usize| {
-                    let mut held: Vec<Shard> = cuts.iter().map(|cut| cut[rank].clone()).collect();
-                    held.push(full.clone());
-                    held
+                let id = |split: usize| ParameterId(split);
+                let shards_of = |rank: usize| {
+                    let mut shards: Vec<Shard> = splits.iter().map(|split| split[rank].clone()).collect();
+                    shards.push(full.clone());
+                    shards
                 };
-                let shards = ModelParallel::new(ranks.stages().clone(), (0..4).map(held).collect());
-                let digest = |cut: usize| {
-                    let shard = shards.local_shard(id(cut));
+                let model_parallel =
+                    ModelParallel::new(ranks.stages().clone(), (0..4).map(shards_of).collect());
+                let digest = |split: usize| {
+                    let shard = model_parallel.local_shard(id(split));
                     let at = shard.runs().flat_map(|run| run.in_full..run.in_full + run.length);
-                    let local: Vec<f32> = at.map(|place| values[place]).collect();
+                    let local: Vec<f32> = at.map(|index| values[index]).collect();
                     let local = Tensor::from_f32(device, &shard.shape(), dtype, &local, Category::Weights)?;
-                    assert_eq!(shards.count(id(cut), local.len())?, 60);
-                    shards.digest(id(cut), &local)
+                    assert_eq!(model_parallel.count(id(split), local.len())?, 60);
+                    model_parallel.digest(id(split), &local)
                 };
                 (0..5).map(digest).collect::<Result<Vec<_>>>()
             });

@@ -25,27 +25,27 @@ pub struct ReduceGroups {
     copies: bool,
 }
 
-/// What all ranks know a group of parameters by: the stages that use them, and for each of those that have
-/// parts of the same layers the first with whom it sums.
+/// What all ranks know a group of parameters by: the stages that use them, and for each model-parallel rank
+/// the first that it reduces with.
 type GroupKey = (Vec<usize>, Vec<usize>);
 
 impl ReduceGroups {
-    /// Those of a plan; all ranks of the world must form them. One rank alone has none.
+    /// Those of a plan; all ranks of the world must form them. A single rank has none.
     pub fn form(plan: &Plan, params: &RankParams, ranks: &Ranks) -> Result<ReduceGroups> {
         let copies = plan.schedule(1)?.placement.copies() > 1;
         let statistics = params.statistics.clone();
         if ranks.is_single() {
             return Ok(ReduceGroups { groups: Vec::new(), statistics, copies });
         }
-        let (peers, own) =
+        let (peers, local) =
             (plan.layout.local_models().len(), plan.layout.model_parallel_rank(ranks.coords()));
-        let first_summed = |id: usize, peer: usize| {
+        let first_reduced = |id: usize, peer: usize| {
             (0..peer).find(|other| plan.layout.are_reduced(id, peer, *other)).unwrap_or(peer)
         };
         let apart: Vec<usize> = (0..peers).collect();
         let of_params = params.params.iter().map(|param| {
-            let summed = (0..peers).map(|peer| first_summed(param.id, peer)).collect();
-            (param.group, (params.groups[param.group].stages.clone(), summed))
+            let reduced = (0..peers).map(|peer| first_reduced(param.id, peer)).collect();
+            (param.group, (params.groups[param.group].stages.clone(), reduced))
         });
         let of_statistics =
             statistics.iter().map(|group| (*group, (params.groups[*group].stages.clone(), apart.clone())));
@@ -60,7 +60,7 @@ impl ReduceGroups {
                     GroupPlan { stages, .. } if stages.len() == 1 && key.1 == apart => {
                         Some(ranks.data().clone())
                     }
-                    _ => ranks.world().split(is_member.then_some(key.1[own]), ranks.rank())?,
+                    _ => ranks.world().split(is_member.then_some(key.1[local]), ranks.rank())?,
                 };
                 known.insert(key.clone(), group.filter(|group| is_member && group.size() > 1));
             }
@@ -86,7 +86,6 @@ impl ReduceGroups {
         self.groups.iter().enumerate().filter_map(|(number, group)| Some((number, group.as_ref()?)))
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.iter().next().is_none()
     }
@@ -103,11 +102,11 @@ impl ReduceGroups {
 
     /// Makes the running statistics of batch norms those of all ranks: their mean, in the same bits everywhere.
     pub(crate) fn average_statistics(&self, params: &mut ParamStore) -> Result<()> {
-        self.sum_statistics(params, |group| 1.0 / group.size() as f32)
+        self.all_reduce_statistics(params, |group| 1.0 / group.size() as f32)
     }
 
-    /// Adds up what stands in the place of running statistics, and multiplies it by a factor.
-    pub(crate) fn sum_statistics(
+    /// All-reduces what stands in the running statistics, and multiplies it by a factor.
+    pub(crate) fn all_reduce_statistics(
         &self,
         params: &mut ParamStore,
         factor: impl Fn(&Communicator) -> f32,

@@ -7,8 +7,8 @@
 //! k^n r + a sum over i of k^(n - 1 - i) s(i)
 //! ```
 //!
-//! So each rank weighs its own by their places in that order, the sums are added up over ranks, and the
-//! message is no longer than the statistics themselves.
+//! So each rank weighs its own by their positions in that order, the results are all-reduced, and the message
+//! is no longer than the statistics themselves.
 
 use std::collections::HashMap;
 
@@ -23,8 +23,8 @@ use super::reduce_groups::ReduceGroups;
 use crate::Result;
 use crate::state::ParamStore;
 
-/// Folds what all ranks have measured, `count` batches of each norm: this rank's own, with their places in
-/// the order of all. `factor` is one over how many ranks measure each place. All ranks of the groups must.
+/// Folds what all ranks have measured, `count` batches of each norm: this rank's own, with their positions
+/// in the order of all. `factor` is one over how many ranks measure each position. All ranks of the groups must.
 pub(crate) fn fold_together(
     local: &[(usize, BatchStatistics)],
     count: usize,
@@ -32,7 +32,7 @@ pub(crate) fn fold_together(
     groups: &ReduceGroups,
     params: &mut ParamStore,
 ) -> Result<()> {
-    let kept = |times: usize| (1.0 - f64::from(MOMENTUM)).powi(times as i32) as f32;
+    let decay = |times: usize| (1.0 - f64::from(MOMENTUM)).powi(times as i32) as f32;
     let shared: Vec<BufferId> = groups.shared_statistics().collect();
     let mut before: Vec<Tensor> = Vec::new();
     for id in &shared {
@@ -40,12 +40,12 @@ pub(crate) fn fold_together(
         before.push(flat::take(buffer, 0..buffer.len(), Category::Workspace)?);
         scale_into(params.buffer_mut(*id), 0.0)?;
     }
-    // The place after the last that each norm has folded.
+    // The position after the last that each norm has folded.
     let mut next: HashMap<BufferId, usize> = HashMap::new();
     for (position, measured) in local {
         let at = next.entry(measured.mean_id).or_insert(*position);
         for id in [measured.mean_id, measured.variance_id] {
-            scale_into(params.buffer_mut(id), kept(position - *at))?;
+            scale_into(params.buffer_mut(id), decay(position - *at))?;
         }
         measured.fold_into(params.buffers_mut([measured.mean_id, measured.variance_id]))?;
         *at = position + 1;
@@ -53,11 +53,11 @@ pub(crate) fn fold_together(
     let ends = local.iter().flat_map(|(_, one)| [(one.mean_id, one.mean_id), (one.variance_id, one.mean_id)]);
     let ends: HashMap<BufferId, usize> = ends.map(|(id, norm)| (id, next[&norm])).collect();
     for (id, end) in ends {
-        scale_into(params.buffer_mut(id), kept(count - end))?;
+        scale_into(params.buffer_mut(id), decay(count - end))?;
     }
-    groups.sum_statistics(params, |_| factor)?;
+    groups.all_reduce_statistics(params, |_| factor)?;
     for (id, mut old) in shared.into_iter().zip(before) {
-        scale_into(&mut old, kept(count))?;
+        scale_into(&mut old, decay(count))?;
         add_into(params.buffer_mut(id), &old)?;
     }
     Ok(())

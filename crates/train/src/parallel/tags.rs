@@ -3,7 +3,7 @@
 
 use espalier_plan::schedule::{Action, Schedule};
 
-/// Of a message or a notice of a schedule.
+/// The tag of a message of a schedule, with a tensor or with control numbers.
 pub(crate) fn tag(schedule: &Schedule, rank: usize, action: &Action) -> u32 {
     let tag = schedule.tag(rank, action).expect("a message has a tag");
     u32::try_from(tag).expect("lists are short enough for their tags")

@@ -1,4 +1,4 @@
-//! Ranks as threads of this process, each with its own device: a fair part of the processor's threads, or the
+//! Ranks as threads of this process, each with its own device: an equal number of the processor's threads, or the
 //! one GPU with streams, a ledger and memory of its own.
 
 use std::time::Duration;
@@ -36,14 +36,14 @@ pub fn on_threads_with_timeout<R: Send>(
     device: &Device,
     work: impl Fn(Ranks, &Device) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
-    let own = |rank: usize| match device {
+    let device_of = |rank: usize| match device {
         Device::Cpu(cpu) => Cpu::with_isa((cpu.threads() / mesh.size()).max(1), cpu.isa()).map(Device::Cpu),
         // The GPU as it was opened, with what was asked of it, is rank 0's.
         Device::Cuda(_) if rank == 0 => Ok(device.clone()),
         Device::Cuda(cuda) => cuda.another().map(Device::Cuda),
     };
     let rank = |world: Communicator| -> Result<R> {
-        let device = own(world.rank())?;
+        let device = device_of(world.rank())?;
         device.enter(|| {
             let _name = Ranks::name(&world);
             work(Ranks::join(world, mesh)?, &device)

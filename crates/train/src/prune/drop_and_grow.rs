@@ -29,12 +29,12 @@ impl DropAndGrow {
         DropAndGrow { every: moving.every as u64, fraction: moving.fraction, until: moving.until }
     }
 
-    /// Whether masks are drawn before a step.
+    /// Whether masks change before a step.
     pub(crate) fn should_run(&self, at: StepClock) -> bool {
         at.step == 0 || self.due(at.step, at.steps).is_some()
     }
 
-    /// The masks before the first step: drawn at random.
+    /// The masks before the first step: random ones.
     pub fn start(&self, network: &Network<'_>) -> Result<NewMasks> {
         let prune = network.context.plan.pruning.as_ref().expect("a run that prunes");
         let kept = prune.kept_by_parameter(&network.context.plan.model.parameters());
@@ -54,8 +54,8 @@ impl DropAndGrow {
         now.then(|| self.fraction / 2.0 * (1.0 + (std::f64::consts::PI * step as f64 / end).cos()))
     }
 
-    /// Moves a fraction of each layer: `growth` gives the places that grow, so many of those that are free.
-    pub fn draw(
+    /// Moves a fraction of each layer: `growth` gives the positions that grow, so many of those that are free.
+    pub fn update_masks(
         network: &Network<'_>,
         fraction: f64,
         mut growth: impl FnMut(ParameterId, usize) -> Result<MaskBits>,
@@ -81,7 +81,7 @@ impl DropAndGrow {
             }
             masks.push((id, bits));
         }
-        let moved = network.sum(moved)?;
+        let moved = network.all_reduce_sum(moved)?;
         match moved {
             0 => Ok(Decision::Wait),
             _ => Ok(Decision::Prune(NewMasks {
@@ -105,7 +105,7 @@ fn staying(network: &Network<'_>, id: ParameterId, moving: usize) -> Result<Mask
     network.best(id, &keys, network.kept_count(id)? - moving)
 }
 
-/// Of the places that are free once `count` weights are dropped, the `count` with the largest keys.
+/// Of the positions that are free once `count` weights are dropped, the `count` with the largest keys.
 pub fn best_free(network: &Network<'_>, id: ParameterId, mut keys: Tensor, count: usize) -> Result<MaskBits> {
     let len = network.len(id);
     let mut free: MaskBits = staying(network, id, count)?.into_iter().map(|word| !word).collect();
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_share_falls_with_a_cosine_and_ends() {
+    fn the_fraction_falls_with_a_cosine_and_ends() {
         let moves = DropAndGrow { every: 10, fraction: 0.4, until: 0.5 };
         let due: Vec<(u64, f64)> = (0..100).filter_map(|t| Some((t, moves.due(t, 100)?))).collect();
         assert_eq!(due.iter().map(|(t, _)| *t).collect::<Vec<_>>(), [10, 20, 30, 40]);

@@ -1,7 +1,7 @@
 //! Early-Bird tickets (You et al. 2020): train densely until it is settled which weights are small, then
 //! prune them.
 //!
-//! Every so many steps the mask that pruning now would give is drawn. When the newest is nearer than a
+//! Every so many steps the mask that pruning now would give is computed. When the newest is nearer than a
 //! tolerance to each of the others in a window of the last few, it is the ticket.
 //!
 //! The paper's masks are of channels: those with the smallest `|gamma|` of their batch norm, over all layers
@@ -11,9 +11,9 @@
 //! them are pruned. Networks without batch norm have masks of weights by their magnitude, with the same
 //! window.
 //!
-//! The distance of two masks of channels is the paper's: differing places over all places. Of weights, of
+//! The distance of two masks of channels is the paper's: differing positions over all positions. Of weights, of
 //! which few are kept, that could not fail: two masks that have nothing in common differ in `2 (1 - s)` of
-//! all places, 0.1 at 95 %. There it is differing places over twice the kept ones: 0 for equal masks, 1 for
+//! all positions, 0.1 at 95 %. There it is differing positions over twice the kept ones: 0 for equal masks, 1 for
 //! disjoint ones, at any sparsity.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -44,7 +44,7 @@ pub struct EarlyBird {
     tolerance: f64,
     l1: f32,
     latest: u64,
-    /// None: weights are drawn.
+    /// None: masks are of weights.
     channels: Option<Vec<ChannelParams>>,
     /// What reads the channels.
     readers: Vec<(ParameterId, ChannelReader)>,
@@ -75,7 +75,7 @@ impl EarlyBird {
         };
         let parameters = plan.model.parameters();
         let ids = ids_by_name(parameters.iter().map(|parameter| parameter.name.as_str()));
-        let id = |layer: &str, part: &str| ParameterId(ids[&format!("{layer}.{part}")]);
+        let id = |layer: &str, suffix: &str| ParameterId(ids[&format!("{layer}.{suffix}")]);
         let layers = plan.model.scaled_channels();
         let layers = layers.iter().enumerate().filter(|(_, layer)| prune.covers_channels(layer));
         let layers = layers.map(|(index, layer)| ChannelParams {
@@ -110,21 +110,22 @@ impl EarlyBird {
         at.step >= latest
     }
 
-    /// What is drawn: weights, or one scale for each channel.
-    fn draw(&self, network: &Network<'_>) -> Result<Vec<(ParameterId, MaskBits)>> {
+    /// The mask that pruning now would give: of weights, or of one scale for each channel.
+    fn new_bits(&self, network: &Network<'_>) -> Result<Vec<(ParameterId, MaskBits)>> {
         let magnitudes = |id| network.magnitudes(id);
         match &self.channels {
             None => network.keep_best(self.sparsity, self.scope, magnitudes),
             Some(layers) => {
-                let scales: Vec<ParameterId> = here(layers, network).map(|layer| layer.scale).collect();
-                let all = network.sum_over(&scales, |id| network.len(id))?;
+                let scales: Vec<ParameterId> =
+                    local_layers(layers, network).map(|layer| layer.scale).collect();
+                let all = network.count_over(&scales, |id| network.len(id))?;
                 network.keep(&scales, Network::kept_of(all, self.sparsity), magnitudes)
             }
         }
     }
 
-    /// The masks of all that a draw removes. Norms are replicated on every rank; what makes and reads their
-    /// channels may be cut.
+    /// The masks of all that new bits remove. Norms are replicated on every rank; what makes and reads their
+    /// channels may be split.
     fn masks(
         &self,
         network: &Network<'_>,
@@ -141,7 +142,7 @@ impl EarlyBird {
             masks
         };
         let mut masks: BTreeMap<ParameterId, MaskBits> =
-            here(layers, network).zip(new_bits).flat_map(of_layer).collect();
+            local_layers(layers, network).zip(new_bits).flat_map(of_layer).collect();
         for (id, reader) in self.readers.iter().filter(|(id, _)| network.params.holds(*id)) {
             let zero = |source: &ChannelSource| {
                 !source.is_empty() && source.iter().all(|channel| pruned.contains(channel))
@@ -158,7 +159,7 @@ impl EarlyBird {
     }
 }
 
-/// The channels that a draw prunes, of all stages: one reads what another makes.
+/// The channels that new bits prune, of all stages: one reads what another makes.
 fn pruned_channels(
     layers: &[ChannelParams],
     network: &Network<'_>,
@@ -168,7 +169,7 @@ fn pruned_channels(
         layers.iter().filter(|layer| layer.index < index).map(|layer| layer.channels).sum()
     };
     let mut counts = vec![0u64; before(usize::MAX)];
-    for (layer, (scale, bits)) in here(layers, network).zip(new_bits) {
+    for (layer, (scale, bits)) in local_layers(layers, network).zip(new_bits) {
         if network.is_owner(*scale) {
             let start = before(layer.index);
             let gone = (0..layer.channels).filter(|channel| !is_kept(bits, *channel));
@@ -193,7 +194,7 @@ fn clear_inputs(bits: &mut MaskBits, reader: &ChannelReader, inputs: &[usize]) {
 }
 
 /// The layers of this stage.
-fn here<'a>(
+fn local_layers<'a>(
     layers: &'a [ChannelParams],
     network: &'a Network<'_>,
 ) -> impl Iterator<Item = &'a ChannelParams> {
@@ -221,19 +222,19 @@ impl Pruner for EarlyBird {
         if !self.should_run(network.step_clock()) {
             return Ok(Decision::Wait);
         }
-        let new_bits = self.draw(network)?;
+        let new_bits = self.new_bits(network)?;
         let ids: Vec<ParameterId> = new_bits.iter().map(|(id, _)| *id).collect();
-        let total = network.sum_over(&ids, |id| network.len(id))?;
+        let total = network.count_over(&ids, |id| network.len(id))?;
         let name = |id: ParameterId| network.params.name(id).to_owned();
         let newest: BTreeMap<String, MaskBits> =
             new_bits.iter().map(|(id, bits)| (name(*id), bits.clone())).collect();
         let kept: HashMap<ParameterId, usize> =
             new_bits.iter().map(|(id, bits)| (*id, count(bits))).collect();
-        let kept = network.sum_over(&ids, |id| kept[&id])?;
+        let kept = network.count_over(&ids, |id| kept[&id])?;
         let most = if self.channels.is_some() { total } else { 2 * kept.max(1) };
         let distance = |older: &BTreeMap<String, MaskBits>| -> Result<f64> {
             let differs = |id| differing(&older[&name(id)], &newest[&name(id)]);
-            Ok(network.sum_over(&ids, differs)? as f64 / most as f64)
+            Ok(network.count_over(&ids, differs)? as f64 / most as f64)
         };
         let distances: Vec<f64> = self.recent_masks.iter().map(distance).collect::<Result<_>>()?;
         let settled =
@@ -288,13 +289,13 @@ impl Pruner for EarlyBird {
     fn load(&mut self, mut saved: BTreeMap<String, Vec<u32>>) {
         self.ticket = saved.remove(TICKET).map(|step| u64::from(step[1]) << 32 | u64::from(step[0]));
         // The names sort by age.
-        let mut new_bits: BTreeMap<String, BTreeMap<String, MaskBits>> = BTreeMap::new();
+        let mut by_age: BTreeMap<String, BTreeMap<String, MaskBits>> = BTreeMap::new();
         for (name, mask) in saved {
             if let Some((age, name)) = name.strip_prefix(MASK).and_then(|rest| rest.split_once('/')) {
-                new_bits.entry(age.into()).or_default().insert(name.into(), mask);
+                by_age.entry(age.into()).or_default().insert(name.into(), mask);
             }
         }
-        self.recent_masks = new_bits.into_values().collect();
+        self.recent_masks = by_age.into_values().collect();
     }
 }
 

@@ -37,12 +37,12 @@ pub struct ScoringSamples<'a> {
     pub random: u64,
     /// The logits are divided by this.
     pub temperature: f32,
-    /// The rank, which takes its part of them.
+    /// The rank, which takes its slice of them.
     pub context: &'a TrainContext,
 }
 
 /// A parameter's gradient over all ranks' samples, as f32, from this rank's.
-pub(crate) fn sum_over_ranks(context: &TrainContext, id: ParameterId, local: Tensor) -> Result<Tensor> {
+pub(crate) fn all_reduce_gradient(context: &TrainContext, id: ParameterId, local: Tensor) -> Result<Tensor> {
     let TrainContext { ranks, groups, stage, .. } = context;
     let local = match local.dtype() {
         DType::F32 => local,
@@ -50,16 +50,16 @@ pub(crate) fn sum_over_ranks(context: &TrainContext, id: ParameterId, local: Ten
     };
     let is_partial = context.local().partial[id.0] != PartialAxes::default();
     if !context.param(id).is_tied && !is_partial {
-        // Every copy of its part saw all samples of the replica.
+        // Every copy of its stage saw all samples of the replica.
         return Ok(ranks.data().all_reduce(local, Reduce::Sum)?);
     }
     let Some(group) = groups.of(context.param(id).group) else { return Ok(local) };
-    let mut sum = group.all_reduce(local, Reduce::Sum)?;
+    let mut reduced = group.all_reduce(local, Reduce::Sum)?;
     let copies = stage.placement().copies();
     if copies > 1 {
-        scale_into(&mut sum, 1.0 / copies as f32)?;
+        scale_into(&mut reduced, 1.0 / copies as f32)?;
     }
-    Ok(sum)
+    Ok(reduced)
 }
 
 /// A micro-batch of samples that are scored.
@@ -77,7 +77,7 @@ impl ScoringMicroBatch<'_> {
 }
 
 impl<'a> ScoringSamples<'a> {
-    /// Samples that each rank takes its part of, so many at a time.
+    /// Samples that each rank takes its slice of, so many at a time.
     pub fn new(
         samples: &'a [(u64, usize)],
         micro_batch: usize,
@@ -91,11 +91,11 @@ impl<'a> ScoringSamples<'a> {
         let ScoringSamples { samples, scored_batch, norms, .. } = *self;
         if scored_batch.replicas == 1 {
             let local = self.context.ranks.batch_range(samples.len());
-            let micro_batch = |(number, part): (usize, &'a [(u64, usize)])| {
+            let micro_batch = |(number, samples): (usize, &'a [(u64, usize)])| {
                 let first = local.start + number * scored_batch.samples;
                 ScoringMicroBatch {
-                    samples: part,
-                    batch_slice: BatchSlice { first, samples: part.len(), norms },
+                    samples,
+                    batch_slice: BatchSlice { first, samples: samples.len(), norms },
                 }
             };
             return samples[local.clone()]
@@ -109,7 +109,7 @@ impl<'a> ScoringSamples<'a> {
             let (local, together) = scored_batch.part(group.len(), replica);
             let stands_in = local.is_empty();
             let norms = if together { NormGroup::AllReplicas { stands_in } } else { NormGroup::Replica };
-            // Whoever has none comes to the sums of the norms all the same, with a sample of somebody else's.
+            // A rank that has none joins the all-reduces of the norms all the same, with another rank's sample.
             let local = if stands_in && together { 0..1 } else { local };
             let batch_slice = BatchSlice {
                 first: number * scored_batch.samples + local.start,
@@ -177,7 +177,7 @@ impl GradientSums {
     /// The sums of all of them, over all ranks.
     pub fn take(self, wanted: &[ParameterId], context: &TrainContext) -> Result<Vec<Tensor>> {
         let local = self.take_local(wanted, context)?;
-        wanted.iter().zip(local).map(|(id, local)| sum_over_ranks(context, *id, local)).collect()
+        wanted.iter().zip(local).map(|(id, local)| all_reduce_gradient(context, *id, local)).collect()
     }
 
     /// The sums of all of them, of this rank's samples.

@@ -63,7 +63,7 @@ mod tests {
         assert_eq!(steps, [10, 25, 40, 50]);
         // By hand: 0.9 - 0.4 (1 - 15/40)^3 = 0.9 - 0.4 0.244140625.
         assert!((due[1].1 - 0.80234375).abs() < 1e-12 && due[0].1 == 0.5 && due[3].1 == 0.9);
-        let whole = Gradual { end: 0, ..gradual };
-        assert_eq!((0..=100).rev().find_map(|t| whole.due(t, 100)), Some(0.9));
+        let open_ended = Gradual { end: 0, ..gradual };
+        assert_eq!((0..=100).rev().find_map(|t| open_ended.due(t, 100)), Some(0.9));
     }
 }

@@ -83,11 +83,11 @@ impl Grasp {
             let count = if self.samples == 0 { USUAL } else { self.samples };
             return network.context.order.indices(0, count.min(all));
         };
-        let share = |class: usize| match self.samples {
+        let count_of = |class: usize| match self.samples {
             0 => USUAL,
             samples => samples / classes + usize::from(class < samples % classes),
         };
-        let mut missing: Vec<usize> = (0..classes).map(share).collect();
+        let mut missing: Vec<usize> = (0..classes).map(count_of).collect();
         let mut rest: usize = missing.iter().sum();
         let mut chosen = Vec::with_capacity(rest);
         for sample in network.context.order.indices(0, all) {

@@ -63,7 +63,7 @@ impl<'a> Curvature<'a> {
         self.hessian_product_of(direction, self.ids)
     }
 
-    /// Some parameters' part of it.
+    /// The same for some parameters.
     pub(super) fn hessian_product_of(
         &mut self,
         direction: &[Tensor],
@@ -128,7 +128,7 @@ impl<'a> Curvature<'a> {
             Ok(moved)
         };
         for (id, direction) in self.ids.iter().zip(direction) {
-            // Workspace until it stands in the place of the old one.
+            // Workspace until it replaces the old one.
             let weight = self.copy.get_mut(*id);
             *weight = fresh(id, direction)?;
             weight.tag_memory(Category::Scoring);

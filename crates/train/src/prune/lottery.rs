@@ -1,6 +1,6 @@
 //! Lottery tickets (Frankle & Carbin 2019): train, prune the smallest weights that are left, go back, repeat.
 //!
-//! [`Rounds`] says how many rounds the run is cut into and what each keeps. One threshold is over all
+//! [`Rounds`] says how many rounds the run is split into and what each keeps. One threshold is over all
 //! candidates but the output layer, which loses half as much and has its own. After a round, weights and
 //! running statistics are what they were at first, or after `rewind` steps of the first training, and
 //! optimizer state and learning rate start there afresh. The data go on: no training meets the same batches
@@ -32,7 +32,7 @@ pub struct Lottery {
     /// Where the weights go back to, by name; empty where seed and name say it.
     early: BTreeMap<String, Vec<u32>>,
     /// The early weights, in the ledger of the host's memory.
-    booked: Option<Booking>,
+    tracked: Option<Booking>,
 }
 
 impl Lottery {
@@ -45,7 +45,7 @@ impl Lottery {
             trainings,
             output: plan.model.output_weight(),
             early: BTreeMap::new(),
-            booked: None,
+            tracked: None,
         })
     }
 
@@ -69,14 +69,14 @@ impl Lottery {
             }
         }
         self.early = early;
-        self.book(network);
+        self.track_memory(network);
         Ok(())
     }
 
-    fn book(&mut self, network: &Network<'_>) {
+    fn track_memory(&mut self, network: &Network<'_>) {
         let bytes = self.early.values().map(|words| 4 * words.len()).sum();
-        self.booked = None;
-        self.booked = Some(network.context.device.host_ledger().book(Category::Workspace, bytes));
+        self.tracked = None;
+        self.tracked = Some(network.context.device.host_ledger().book(Category::Workspace, bytes));
     }
 
     /// Puts the weights back.
@@ -97,8 +97,8 @@ impl Pruner for Lottery {
 
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         // Those of a checkpoint were read before there was a device.
-        if self.booked.is_none() && !self.early.is_empty() {
-            self.book(network);
+        if self.tracked.is_none() && !self.early.is_empty() {
+            self.track_memory(network);
         }
         let (step, rewind) = (network.step, self.trainings.rewind());
         let seed = network.context.plan.seed;

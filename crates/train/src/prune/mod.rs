@@ -1,7 +1,7 @@
 //! Pruning methods, one file each: scores in, masks out.
 //!
 //! Before every step the run asks its [`Pruner`] whether it is time. A method reads the [`Network`] (and may
-//! change its weights, which only rewinding does) and draws new masks; what these do to weights and state is
+//! change its weights, which only rewinding does) and chooses new masks; what these do to weights and state is
 //! the trainer's. Scores become whole numbers, of which the best are found exactly, so the same scores give
 //! the same masks everywhere.
 
@@ -48,7 +48,7 @@ pub type MaskBits = Vec<u32>;
 
 /// A pruning method in the course of a run.
 pub trait Pruner: Debug + Send {
-    /// Whether it looks at the network at a moment. Ranks that go apart for some steps come together for it.
+    /// Whether it runs at a moment. Ranks that go apart for some steps come together for it.
     fn should_run(&self, at: StepClock) -> bool;
 
     /// What it does before the next step, `network.step` steps having been taken. Asked once before each step.
@@ -103,15 +103,15 @@ pub struct StepClock {
 /// What a method does before a step.
 #[derive(Debug)]
 pub enum Decision {
-    /// It does not look at the weights before this step.
+    /// It does nothing before this step.
     Wait,
-    /// It looked, and prunes nothing yet.
+    /// It compared masks, and prunes nothing yet.
     Observe(Observation),
-    /// It draws new masks.
+    /// It has new masks.
     Prune(NewMasks),
 }
 
-/// Masks that a method has drawn, and what it says of them.
+/// Masks that a method has chosen, and what it says of them.
 #[derive(Debug, Default)]
 pub struct NewMasks {
     /// Bits for each parameter that has a mask from now on.
@@ -134,7 +134,8 @@ impl NewMasks {
 /// A model as a method sees it.
 #[derive(Debug)]
 pub struct Network<'a> {
-    /// The rank that asks: its plan, its place among the others, its part of the model, its data and its device.
+    /// The rank that asks: its plan, its coordinates and groups, its stage of the model, its data and its
+    /// device.
     pub context: &'a TrainContext,
     pub step: u64,
     /// Steps of one pass over the training data.
@@ -143,7 +144,7 @@ pub struct Network<'a> {
     pub candidates: &'a [ParameterId],
     /// The parameters of this rank's stages, as they are now.
     pub params: &'a mut ParamStore,
-    /// In how many parts a method that needs gradients of all candidates at once scores them ([`Plan::scoring`]).
+    /// In how many passes a method that needs gradients of all candidates scores them ([`Plan::scoring`]).
     pub passes: usize,
 }
 
@@ -180,23 +181,23 @@ impl Network<'_> {
         self.context.is_owner(id)
     }
 
-    /// A sum over all stages, each weight counted on one rank.
-    pub(crate) fn sum_over(
+    /// A count over all stages, each weight counted on one rank.
+    pub(crate) fn count_over(
         &self,
         ids: &[ParameterId],
         count: impl Fn(ParameterId) -> usize,
     ) -> Result<usize> {
-        self.sum(ids.iter().filter(|id| self.is_owner(**id)).map(|id| count(*id)).sum())
+        self.all_reduce_sum(ids.iter().filter(|id| self.is_owner(**id)).map(|id| count(*id)).sum())
     }
 
-    /// A sum over all stages.
-    pub fn sum(&self, local: usize) -> Result<usize> {
+    /// All-reduce (sum) over all stages.
+    pub fn all_reduce_sum(&self, local: usize) -> Result<usize> {
         Ok(self.context.ranks.all_reduce_over_replica(vec![local as u64])?[0] as usize)
     }
 
     /// Elements of all candidates.
     pub fn total(&self) -> Result<usize> {
-        self.sum_over(self.candidates, |id| self.len(id))
+        self.count_over(self.candidates, |id| self.len(id))
     }
 
     /// How many weights stay of so many.
@@ -238,21 +239,21 @@ impl Network<'_> {
         }
     }
 
-    /// A mask that is drawn of all keys of a parameter and its shape. Where it is cut, a group of weights may
-    /// be on two ranks: each looks at all of the tensor and keeps what is its own.
+    /// A mask that is chosen from all keys of a parameter and its shape. Where it is split, a group of weights
+    /// may be on two ranks: each reads all of the tensor and keeps its own bits.
     pub(crate) fn mask_on_host(
         &self,
         id: ParameterId,
         keys: &Tensor,
-        draw: impl FnOnce(&[u32], &[usize]) -> MaskBits,
+        choose: impl FnOnce(&[u32], &[usize]) -> MaskBits,
     ) -> Result<MaskBits> {
         let full_shape = self.context.param(id).shard.full_shape();
         if !self.context.param(id).is_split {
-            return Ok(draw(&keys.read_u32()?, full_shape));
+            return Ok(choose(&keys.read_u32()?, full_shape));
         }
         let keys = self.context.model_parallel.join(id, keys)?;
         let keys: Vec<u32> = keys.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-        Ok(self.local_bits(id, draw(&keys, full_shape)))
+        Ok(self.local_bits(id, choose(&keys, full_shape)))
     }
 
     /// The masks that keep the `count` best of some parameters, over all stages. What is gone already stays
@@ -266,7 +267,7 @@ impl Network<'_> {
         self.keep_visited(ids, count, select::one_by_one(ids.len(), |i| keys(ids[i])))
     }
 
-    /// The same where `visit_all` shows the keys of each parameter by its place among `ids`, each time that
+    /// The same where `visit_all` shows the keys of each parameter by its index among `ids`, each time that
     /// it is called.
     pub(crate) fn keep_visited(
         &self,
@@ -274,7 +275,7 @@ impl Network<'_> {
         count: usize,
         mut visit_all: impl FnMut(&mut select::KeyVisitor<'_>) -> Result<()>,
     ) -> Result<Vec<(ParameterId, MaskBits)>> {
-        let count = count.min(self.sum_over(ids, |id| self.local_kept_count(id))?);
+        let count = count.min(self.count_over(ids, |id| self.local_kept_count(id))?);
         let visit_all = |visit: &mut select::KeyVisitor<'_>| {
             visit_all(&mut |i, keys| visit(i, self.exclude_pruned(ids[i], keys)?))
         };
@@ -286,20 +287,22 @@ impl Network<'_> {
                 let id = ParameterId(index);
                 self.context.param(id).is_split.then(|| &self.context.param(id).shard)
             },
-            sum: &|counts| self.context.ranks.all_reduce_over_replica(counts),
+            all_reduce: &|counts| self.context.ranks.all_reduce_over_replica(counts),
         };
         let bits = select::best_of_distributed(&distributed, count, visit_all)?;
         Ok(ids.iter().copied().zip(bits).collect())
     }
 
-    /// The mask that keeps the `count` best of a parameter, over all of it. Where it is cut all that hold a
+    /// The mask that keeps the `count` best of a parameter, over all of it. Where it is split all that hold a
     /// shard must ask.
     pub fn best(&self, id: ParameterId, keys: &Tensor, count: usize) -> Result<MaskBits> {
         if !self.context.param(id).is_split {
             return select::best(keys, count);
         }
-        let held = (&self.context.param(id).shard, self.context.model_parallel.is_owner(id));
-        select::best_of_shards(keys, count, held, &|counts| self.context.model_parallel.sum(counts))
+        let local = (&self.context.param(id).shard, self.context.model_parallel.is_owner(id));
+        select::best_of_shards(keys, count, local, &|counts| {
+            self.context.model_parallel.all_reduce_sum(counts)
+        })
     }
 
     /// What is here of a mask of all of a parameter.
@@ -311,7 +314,7 @@ impl Network<'_> {
         }
     }
 
-    /// Weights of all of a parameter that are not gone. Where it is cut all that hold a shard must ask.
+    /// Weights of all of a parameter that are not gone. Where it is split all that hold a shard must ask.
     pub(crate) fn kept_count(&self, id: ParameterId) -> Result<usize> {
         self.context.model_parallel.count(id, self.local_kept_count(id))
     }
@@ -320,7 +323,7 @@ impl Network<'_> {
         self.params.param(id).kept()
     }
 
-    /// A number for each place of a parameter, which depends on the place in the full tensor and on the
+    /// A number for each position of a parameter, which depends on the position in the full tensor and on the
     /// stream alone.
     pub fn random_keys(&self, id: ParameterId, stream: u64) -> Result<Tensor> {
         let device = &self.context.device;
@@ -385,22 +388,22 @@ pub fn memory_per_rank(device: &Device, ranks: usize) -> Option<u64> {
     Some((device.memory()? / ranks) as u64)
 }
 
-/// Whether a mask keeps a place.
+/// Whether a mask keeps the weight of an index.
 pub fn is_kept(bits: &[u32], index: usize) -> bool {
     bits[index / 32] >> (index % 32) & 1 == 1
 }
 
-/// The fraction of places in which two masks of one parameter differ counts as `differing / all`.
+/// In how many positions two masks of one parameter differ.
 pub fn differing(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).map(|(a, b)| (a ^ b).count_ones() as usize).sum()
 }
 
-/// How many places a mask keeps.
+/// How many weights a mask keeps.
 pub fn count(bits: &[u32]) -> usize {
     bits.iter().map(|word| word.count_ones() as usize).sum()
 }
 
-/// The places that a mask keeps.
+/// The indices that a mask keeps.
 pub fn kept_indices(bits: &[u32]) -> Vec<usize> {
     ones(bits).collect()
 }
@@ -417,7 +420,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_piece_has_its_bits_of_the_whole_mask() {
+    fn a_shard_has_its_bits_of_the_full_mask() {
         let heads = Shard::full(&[2, 6]).narrow(1, &[1..2, 4..6]);
         // Columns 1, 4 and 5 of each row.
         let rows = [0b10_0110, 0b01_0001];

@@ -25,12 +25,12 @@ impl Network<'_> {
         mut make: impl FnMut(&[ParameterId]) -> Result<Vec<Tensor>>,
         score: ScoreOrder,
     ) -> Result<Vec<(ParameterId, MaskBits)>> {
-        let parts = self.passes()?;
-        // One pass is made once and held, as there is room for it.
-        let once = if parts.len() == 1 { Some(make(self.candidates)?) } else { None };
+        let passes = self.passes()?;
+        // One pass is made once and kept, as there is memory for it.
+        let once = if passes.len() == 1 { Some(make(self.candidates)?) } else { None };
         let show =
-            |visit: &mut select::KeyVisitor<'_>, part: Range<usize>, tensors: &[Tensor]| -> Result<()> {
-                for (i, tensor) in part.zip(tensors) {
+            |visit: &mut select::KeyVisitor<'_>, range: Range<usize>, tensors: &[Tensor]| -> Result<()> {
+                for (i, tensor) in range.zip(tensors) {
                     let weight = self.params.param(self.candidates[i]).dense()?;
                     visit(i, product_keys(&weight, tensor, score)?)?;
                 }
@@ -38,10 +38,10 @@ impl Network<'_> {
             };
         let count = Self::kept_of(self.total()?, sparsity);
         self.keep_visited(self.candidates, count, |visit| {
-            for part in &parts {
+            for range in &passes {
                 match &once {
-                    Some(tensors) => show(visit, part.clone(), tensors)?,
-                    None => show(visit, part.clone(), &make(&self.candidates[part.clone()])?)?,
+                    Some(tensors) => show(visit, range.clone(), tensors)?,
+                    None => show(visit, range.clone(), &make(&self.candidates[range.clone()])?)?,
                 }
             }
             Ok(())

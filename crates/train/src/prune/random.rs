@@ -1,6 +1,6 @@
 //! Any weights, all alike: the baseline that every method must beat.
 //!
-//! A place's number depends on the seed, the parameter's name and the place alone.
+//! A position's key depends on the seed, the parameter's name and the position alone.
 
 use espalier_nn::weights::{ParameterId, name_key};
 use espalier_plan::pruning::Scope;
@@ -12,7 +12,7 @@ use crate::Result;
 /// Apart from every other use of the run's seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"prune   ");
 
-/// Pruning by numbers that are drawn for each place of the full tensor.
+/// Pruning by random numbers, one for each position of the full tensor.
 #[derive(Debug)]
 pub struct Random {
     /// The fraction of weights to prune.
@@ -37,7 +37,7 @@ impl Pruner for Random {
     }
 }
 
-/// A number for each place of a parameter.
+/// A key for each position of a parameter.
 pub fn keys(network: &Network<'_>, id: ParameterId) -> Result<Tensor> {
     let seed = random::key(network.context.plan.seed, PURPOSE);
     let key = random::key(seed, name_key(network.params.name(id)));

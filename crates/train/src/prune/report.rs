@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct Observation {
     /// What it saw, in words.
     pub note: String,
-    /// How far the mask drawn now is from those drawn before, oldest first: 0 is equal.
+    /// How far the newest mask is from those before it, oldest first: 0 is equal.
     #[serde(rename = "mask_distances")]
     pub distances: Vec<f64>,
 }
@@ -45,7 +45,6 @@ pub struct PruneReport {
 /// What is kept of one prunable parameter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerDensity {
-    /// The parameter.
     pub name: String,
     /// Its weights that are kept,
     pub kept: u64,
@@ -54,8 +53,8 @@ pub struct LayerDensity {
 }
 
 impl LayerDensity {
-    /// As a fraction of all.
-    pub fn share(&self) -> f64 {
+    /// The fraction that is kept.
+    pub fn density(&self) -> f64 {
         self.kept as f64 / self.of.max(1) as f64
     }
 }

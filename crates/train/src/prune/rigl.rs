@@ -1,6 +1,6 @@
 //! RigL (Evci et al. 2020): the smallest weights of each layer go, as many grow where the gradient is largest.
 //!
-//! The gradient is that of the step to come: of its whole batch, on all ranks. Where a rank has one
+//! The gradient is that of the step to come: of its full batch, on all ranks. Where a rank has one
 //! micro-batch, each layer's is dense for the moment in which its growth is chosen and then let go, so that a
 //! dense gradient of the model never exists; one of a tied parameter comes in parts, and is held until the
 //! pass is over. Over several micro-batches gradients must be added up: for a quarter of the candidates at a
@@ -16,7 +16,7 @@ use espalier_tensor::ops::select::{ScoreOrder, keys};
 use espalier_tensor::{Tensor, random};
 
 use super::drop_and_grow::{DropAndGrow, best_free, moving};
-use super::gradient::{ScoringSamples, gradient, sum_over_ranks};
+use super::gradient::{ScoringSamples, all_reduce_gradient, gradient};
 use super::{Decision, MaskBits, Network, Pruner, StepClock};
 use crate::Result;
 use crate::step::LossConfig;
@@ -38,15 +38,15 @@ impl Pruner for Rigl {
             return Ok(Decision::Wait);
         };
         let mut growth = growth(network, fraction)?;
-        DropAndGrow::draw(network, fraction, |id, _| Ok(growth.remove(&id).expect("it moves")))
+        DropAndGrow::update_masks(network, fraction, |id, _| Ok(growth.remove(&id).expect("it moves")))
     }
 }
 
-/// The places that grow in each layer that moves.
+/// The positions that grow in each layer that moves.
 fn growth(network: &Network<'_>, fraction: f64) -> Result<HashMap<ParameterId, MaskBits>> {
     let (batch, seed) = (network.context.plan.batch, network.context.plan.seed);
     if batch.micro_batches > 1 {
-        return growth_of_sums(network, fraction);
+        return growth_over_micro_batches(network, fraction);
     }
     let each = batch.micro_batch;
     let data = network.context.ranks.data();
@@ -66,8 +66,8 @@ fn growth(network: &Network<'_>, fraction: f64) -> Result<HashMap<ParameterId, M
     Ok(sink.chosen)
 }
 
-/// The same from gradients that are summed over micro-batches.
-fn growth_of_sums(network: &Network<'_>, fraction: f64) -> Result<HashMap<ParameterId, MaskBits>> {
+/// The same from gradients that are accumulated over micro-batches.
+fn growth_over_micro_batches(network: &Network<'_>, fraction: f64) -> Result<HashMap<ParameterId, MaskBits>> {
     let (batch, seed) = (network.context.plan.batch, network.context.plan.seed);
     let samples = network.context.order.indices(network.step * batch.samples as u64, batch.samples);
     let scored = ScoringSamples {
@@ -82,10 +82,10 @@ fn growth_of_sums(network: &Network<'_>, fraction: f64) -> Result<HashMap<Parame
     let lengths: Vec<u64> = moves.iter().map(|(id, _)| network.full_len(*id) as u64).collect();
     let mut chosen = HashMap::new();
     // Every stage passes as often, whatever it holds.
-    for part in growth_chunks(&lengths) {
-        let wanted: Vec<ParameterId> = moves[part.clone()].iter().map(|(id, _)| *id).collect();
+    for range in growth_chunks(&lengths) {
+        let wanted: Vec<ParameterId> = moves[range.clone()].iter().map(|(id, _)| *id).collect();
         let sums = gradient(network.no_update_pass(), &wanted, scored)?;
-        for ((id, count), sum) in moves[part].iter().zip(sums) {
+        for ((id, count), sum) in moves[range].iter().zip(sums) {
             chosen.insert(*id, best_free(network, *id, keys(&sum, ScoreOrder::Magnitude)?, *count)?);
         }
     }
@@ -108,7 +108,7 @@ impl GrowthSink<'_> {
     }
 
     fn choose(&mut self, id: ParameterId, gradient: Tensor) -> Result<()> {
-        let gradient = sum_over_ranks(self.network.context, id, gradient)?;
+        let gradient = all_reduce_gradient(self.network.context, id, gradient)?;
         let bits = best_free(self.network, id, keys(&gradient, ScoreOrder::Magnitude)?, self.moving(id))?;
         self.chosen.insert(id, bits);
         Ok(())

@@ -1,4 +1,4 @@
-//! The best of many, exactly: so many places, ties going to the earlier one, so that every rank agrees.
+//! The best of many, exactly: so many positions, ties going to the earlier one, so that every rank agrees.
 //!
 //! The k-th largest key is found digit by digit from two histograms, which the device makes. Keys are shown
 //! three times instead of being held, as a model's may be larger than what is free.
@@ -11,21 +11,21 @@ use espalier_tensor::ops::select::{Digit, EXCLUDED, Histogram, at_least, histogr
 use rayon::prelude::*;
 
 use super::MaskBits;
-use super::ties::{SumOverRanks, ThresholdTies, first_to_go};
+use super::ties::{AllReduceCounts, ThresholdTies, first_to_go};
 
 /// Tensors of which each rank has some, or shards of some: those of its stage.
 pub struct DistributedTensors<'a> {
-    /// The place of each tensor here among the tensors of all stages, ascending.
+    /// The index of each tensor here among the tensors of all stages, ascending.
     pub positions: Vec<usize>,
     /// Whether what is here of it is counted here: what several ranks hold is counted on one of them.
     pub owned: Vec<bool>,
     /// Tensors of all stages.
     pub all: usize,
-    /// The shard of a tensor that a rank of this kind holds, by its place among all, where the tensor is cut:
+    /// The shard of a tensor that a rank of this kind holds, by its index among all, where the tensor is split:
     /// all ranks say of the same ones that they are.
     pub shard: &'a dyn Fn(usize) -> Option<&'a Shard>,
-    /// Sums over all these ranks.
-    pub sum: &'a SumOverRanks<'a>,
+    /// All-reduce over all these ranks.
+    pub all_reduce: &'a AllReduceCounts<'a>,
 }
 
 /// What is shown the keys of a tensor.
@@ -39,10 +39,10 @@ pub(crate) fn one_by_one(
     move |visit| (0..tensors).try_for_each(|i| visit(i, keys(i)?))
 }
 
-/// Keeps the `keep` places with the largest keys over the tensors of all stages. `visit_all` shows the keys
+/// Keeps the `keep` positions with the largest keys over the tensors of all stages. `visit_all` shows the keys
 /// of each tensor of this one, in whatever order, and must show the same ones each of the three times that it
-/// is called. Ties go to the earlier tensor, wherever it is, and within a tensor to the earlier place of the
-/// full tensor, whoever holds it.
+/// is called. Ties go to the earlier tensor, wherever it is, and within a tensor to the earlier position of
+/// the full tensor, whoever holds it.
 pub(crate) fn best_of_distributed(
     distributed: &DistributedTensors<'_>,
     keep: usize,
@@ -56,19 +56,20 @@ pub(crate) fn best_of_distributed(
         }
         Ok(())
     })?;
-    let (digit, above) = Histogram::of((distributed.sum)(high.into_counts())?).holder_of(keep);
+    let (digit, above) = Histogram::of((distributed.all_reduce)(high.into_counts())?).holder_of(keep);
     // By tensor, since how many of each are at the threshold must be known too: a quarter of a megabyte each.
     let mut low: Vec<Vec<u32>> = vec![Vec::new(); tensors];
     let mut sum = Histogram::default();
     visit_all(&mut |i, keys| {
         if distributed.owned[i] {
-            let own = histogram(&keys, Digit::LowOf(digit))?;
-            sum.add(&own);
-            low[i] = own.narrow();
+            let local = histogram(&keys, Digit::LowOf(digit))?;
+            sum.add(&local);
+            low[i] = local.narrow();
         }
         Ok(())
     })?;
-    let (rest, above_low) = Histogram::of((distributed.sum)(sum.into_counts())?).holder_of(keep - above);
+    let (rest, above_low) =
+        Histogram::of((distributed.all_reduce)(sum.into_counts())?).holder_of(keep - above);
     let threshold = digit << 16 | rest;
     // As many of those at the threshold as are still missing, the first ones.
     let missing = keep - above - above_low;
@@ -77,7 +78,7 @@ pub(crate) fn best_of_distributed(
         at_threshold[*position] = counts.get(rest as usize).map_or(0, |n| u64::from(*n));
     }
     drop(low);
-    let at_threshold = (distributed.sum)(at_threshold)?;
+    let at_threshold = (distributed.all_reduce)(at_threshold)?;
     let stay =
         |position: usize| missing.saturating_sub(at_threshold[..position].iter().sum::<u64>() as usize);
     // Of all tensors before it the ties stay, of all behind it they go.
@@ -96,8 +97,8 @@ pub(crate) fn best_of_distributed(
         Ok(())
     })?;
     if let Some((position, shard)) = divided {
-        let own = ties.as_ref().filter(|(i, _)| distributed.owned[*i]).map(|(_, ties)| ties);
-        let end = first_to_go(own, shard, stay(position), distributed.sum)?;
+        let local = ties.as_ref().filter(|(i, _)| distributed.owned[*i]).map(|(_, ties)| ties);
+        let end = first_to_go(local, shard, stay(position), distributed.all_reduce)?;
         if let Some((i, ties)) = ties {
             bits[i] = ties.keep_before(end, shard);
         }
@@ -105,29 +106,34 @@ pub(crate) fn best_of_distributed(
     Ok(bits)
 }
 
-/// Keeps the `keep` places with the largest keys of one tensor, of which this rank holds a shard, and says
+/// Keeps the `keep` positions with the largest keys of one tensor, of which this rank holds a shard, and says
 /// whether it speaks for it.
 pub(crate) fn best_of_shards(
     keys: &Tensor,
     keep: usize,
     (shard, owned): (&Shard, bool),
-    sum: &SumOverRanks<'_>,
+    all_reduce: &AllReduceCounts<'_>,
 ) -> crate::Result<MaskBits> {
-    let distributed =
-        DistributedTensors { positions: vec![0], owned: vec![owned], all: 1, shard: &|_| Some(shard), sum };
+    let distributed = DistributedTensors {
+        positions: vec![0],
+        owned: vec![owned],
+        all: 1,
+        shard: &|_| Some(shard),
+        all_reduce,
+    };
     let bits = best_of_distributed(&distributed, keep, one_by_one(1, |_| Ok(keys.clone())))?;
     Ok(bits.into_iter().next().expect("one tensor"))
 }
 
-/// Keeps the `keep` places with the largest keys of one tensor.
+/// Keeps the `keep` positions with the largest keys of one tensor.
 pub fn best(keys: &Tensor, keep: usize) -> crate::Result<MaskBits> {
     let (digit, above) = histogram(keys, Digit::High)?.holder_of(keep);
     let (rest, above_low) = histogram(keys, Digit::LowOf(digit))?.holder_of(keep - above);
     Ok(at_least(keys, digit << 16 | rest, keep - above - above_low)?)
 }
 
-/// Keeps the `keep` places with the largest keys of each output of a tensor, which lie along a dimension;
-/// what has no key stays out. Ties go to the earlier place.
+/// Keeps the `keep` positions with the largest keys of each output of a tensor, which lie along a dimension;
+/// what has no key stays out. Ties go to the earlier position.
 pub(crate) fn best_of_rows(keys: &[u32], shape: &[usize], dim: usize, keep: usize) -> MaskBits {
     let (rows, inner) = (shape[dim], shape[dim + 1..].iter().product::<usize>());
     let outer = keys.len().checked_div(rows * inner).unwrap_or(0);
@@ -168,7 +174,7 @@ mod tests {
             owned: vec![true; tensors],
             all: tensors,
             shard: &|_| None,
-            sum: &Ok,
+            all_reduce: &Ok,
         };
         best_of_distributed(&distributed, keep, one_by_one(tensors, keys))
     }
@@ -181,13 +187,13 @@ mod tests {
         #[test]
         fn the_best_are_those_of_a_stable_sort(
             tensors in prop::collection::vec(prop::collection::vec(-6i8..6, 0..80), 1..5),
-            share in 0.0f64..=1.0,
+            fraction in 0.0f64..=1.0,
         ) {
             let keys: Vec<Vec<u32>> =
                 tensors.iter().map(|t| t.iter().map(|x| key(f32::from(*x) / 3.0)).collect()).collect();
             let tensor = |keys: &Vec<u32>| Tensor::from_slice(&DEVICE, &[keys.len()], keys, Category::Workspace).unwrap();
             let total: usize = keys.iter().map(Vec::len).sum();
-            let keep = (share * total as f64) as usize;
+            let keep = (fraction * total as f64) as usize;
             let mut all: Vec<(usize, usize)> =
                 keys.iter().enumerate().flat_map(|(t, k)| (0..k.len()).map(move |i| (t, i))).collect();
             all.sort_by_key(|&(t, i)| std::cmp::Reverse(keys[t][i]));
@@ -197,33 +203,33 @@ mod tests {
             let positions: Vec<(usize, usize)> =
                 chosen.iter().enumerate().flat_map(|(t, bits)| ones(bits).map(move |i| (t, i))).collect();
             prop_assert_eq!(positions, all);
-            // Two stages, the first tensor on both: each asks for the sums of its own histograms and the other's.
+            // Two stages, the first tensor on both: histograms are all-reduced over them.
             if keys.len() > 1 {
-                let cut = keys.len() / 2;
+                let middle = keys.len() / 2;
                 let (here, there) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
-                let stage = |own: Vec<usize>, owned: Vec<bool>, give: std::sync::mpsc::Sender<Vec<u64>>, take: std::sync::mpsc::Receiver<Vec<u64>>| {
+                let stage = |indices: Vec<usize>, owned: Vec<bool>, give: std::sync::mpsc::Sender<Vec<u64>>, take: std::sync::mpsc::Receiver<Vec<u64>>| {
                     let sum = move |counts: Vec<u64>| {
                         give.send(counts.clone()).unwrap();
                         Ok(take.recv().unwrap().iter().zip(counts).map(|(a, b)| a + b).collect())
                     };
-                    let distributed = DistributedTensors { positions: own.clone(), owned, all: keys.len(), shard: &|_| None, sum: &sum };
-                    best_of_distributed(&distributed, keep, one_by_one(own.len(), |i| Ok(tensor(&keys[own[i]])))).unwrap()
+                    let distributed = DistributedTensors { positions: indices.clone(), owned, all: keys.len(), shard: &|_| None, all_reduce: &sum };
+                    best_of_distributed(&distributed, keep, one_by_one(indices.len(), |i| Ok(tensor(&keys[indices[i]])))).unwrap()
                 };
-                let second: Vec<usize> = [0].into_iter().chain(cut..keys.len()).collect();
-                let first: Vec<usize> = (0..cut).collect();
+                let second: Vec<usize> = [0].into_iter().chain(middle..keys.len()).collect();
+                let first: Vec<usize> = (0..middle).collect();
                 let mut owned = vec![true; second.len()];
-                owned[0] = cut == 0;
-                let second = if cut == 0 { second[1..].to_vec() } else { second };
+                owned[0] = middle == 0;
+                let second = if middle == 0 { second[1..].to_vec() } else { second };
                 let (a, b) = std::thread::scope(|scope| {
                     let other = scope.spawn(|| stage(second.clone(), owned, there.0, here.1));
-                    (stage(first.clone(), vec![true; cut], here.0, there.1), other.join().unwrap())
+                    (stage(first.clone(), vec![true; middle], here.0, there.1), other.join().unwrap())
                 });
                 for (position, bits) in first.iter().zip(a).chain(second.iter().zip(b)) {
                     prop_assert_eq!(&bits, &chosen[*position]);
                 }
             }
             for keys in &keys {
-                let keep = (share * keys.len() as f64) as usize;
+                let keep = (fraction * keys.len() as f64) as usize;
                 prop_assert_eq!(best(&tensor(keys), keep).unwrap(), best_of_all(1, keep, |_| Ok(tensor(keys))).unwrap().remove(0));
             }
         }
@@ -254,14 +260,14 @@ mod tests {
 
     prop_compose! {
         /// A tensor with many ties, and which of three shards each of its columns is in.
-        fn cut_tensors()(rows in 1usize..6, columns in 1usize..14)
+        fn split_tensors()(rows in 1usize..6, columns in 1usize..14)
             (scores in prop::collection::vec(-2i8..2, rows * columns), at in prop::collection::vec(0usize..3, columns),
              columns in Just(columns)) -> (usize, Vec<u32>, Vec<usize>) {
             (columns, scores.iter().map(|x| key(f32::from(*x))).collect(), at)
         }
     }
 
-    /// The places of the full tensor that masks of shards keep.
+    /// The indices of the full tensor that masks of shards keep.
     fn in_full(bits: &MaskBits, shard: &Shard) -> Vec<usize> {
         ones(bits).map(|at| shard.in_full(at)).collect()
     }
@@ -271,21 +277,21 @@ mod tests {
         /// Against a stable sort of the full tensors: the columns of each are on three ranks, of which the
         /// third may hold what the first does. Over all tensors together, and of each by itself.
         #[test]
-        fn the_best_of_pieces_are_the_best_of_the_whole(
-            tensors in prop::collection::vec(cut_tensors(), 1..4), share in 0.0f64..=1.0, copies in any::<bool>(),
-            cut in prop::collection::vec(any::<bool>(), 4),
+        fn the_best_of_shards_are_the_best_of_the_full_tensors(
+            tensors in prop::collection::vec(split_tensors(), 1..4), fraction in 0.0f64..=1.0, copies in any::<bool>(),
+            is_split in prop::collection::vec(any::<bool>(), 4),
         ) {
             let ranks = 3;
             // With copies there are two shards, and the first is on two ranks.
             let distinct = if copies { 2 } else { ranks };
-            let piece_of = |t: usize, rank: usize| {
+            let shard_of = |t: usize, rank: usize| {
                 let (columns, keys, at) = &tensors[t];
                 let full = Shard::full(&[keys.len() / columns, *columns]);
-                let held = (0..*columns).filter(|column| at[*column] % distinct == rank % distinct);
-                if cut[t] { full.narrow(1, &held.map(|column| column..column + 1).collect::<Vec<_>>()) } else { full }
+                let local = (0..*columns).filter(|column| at[*column] % distinct == rank % distinct);
+                if is_split[t] { full.narrow(1, &local.map(|column| column..column + 1).collect::<Vec<_>>()) } else { full }
             };
-            let is_owner = |t: usize, rank: usize| if cut[t] { rank < distinct } else { rank == 0 };
-            let count = |keys: &[u32]| (share * keys.len() as f64) as usize;
+            let is_owner = |t: usize, rank: usize| if is_split[t] { rank < distinct } else { rank == 0 };
+            let count = |keys: &[u32]| (fraction * keys.len() as f64) as usize;
             let keep: usize = tensors.iter().map(|(_, keys, _)| count(keys)).sum();
             let sorted = |some: &[usize], keep: usize| {
                 let positions = |t: usize| (0..tensors[t].1.len()).map(move |i| (t, i));
@@ -298,9 +304,9 @@ mod tests {
             let mesh = Mesh::new(PerAxis { pipeline: ranks, ..PerAxis::ONES }).unwrap();
             let chosen = on_threads(&mesh, &DEVICE, |world, device| {
                 let rank = world.rank();
-                let pieces: Vec<Shard> = (0..tensors.len()).map(|t| piece_of(t, rank)).collect();
+                let shards: Vec<Shard> = (0..tensors.len()).map(|t| shard_of(t, rank)).collect();
                 let keys = |t: usize| {
-                    let at = pieces[t].runs().flat_map(|run| run.in_full..run.in_full + run.length);
+                    let at = shards[t].runs().flat_map(|run| run.in_full..run.in_full + run.length);
                     let keys: Vec<u32> = at.map(|position| tensors[t].1[position]).collect();
                     Ok(Tensor::from_slice(device, &[keys.len()], &keys, Category::Workspace)?)
                 };
@@ -309,32 +315,32 @@ mod tests {
                     positions: (0..tensors.len()).collect(),
                     owned: (0..tensors.len()).map(|t| is_owner(t, rank)).collect(),
                     all: tensors.len(),
-                    shard: &|t| cut[t].then(|| &pieces[t]),
-                    sum: &sum,
+                    shard: &|t| is_split[t].then(|| &shards[t]),
+                    all_reduce: &sum,
                 };
                 let together = best_of_distributed(&distributed, keep, one_by_one(tensors.len(), keys))?;
-                let alone = |t: usize| {
-                    let held = (&pieces[t], is_owner(t, rank));
-                    best_of_shards(&keys(t)?, count(&tensors[t].1), held, &sum)
+                let single = |t: usize| {
+                    let local = (&shards[t], is_owner(t, rank));
+                    best_of_shards(&keys(t)?, count(&tensors[t].1), local, &sum)
                 };
-                let alone = (0..tensors.len()).map(alone).collect::<crate::Result<Vec<_>>>()?;
+                let single = (0..tensors.len()).map(single).collect::<crate::Result<Vec<_>>>()?;
                 let positions = |bits: &[MaskBits]| {
-                    bits.iter().zip(&pieces).map(|(bits, shard)| in_full(bits, shard)).collect::<Vec<_>>()
+                    bits.iter().zip(&shards).map(|(bits, shard)| in_full(bits, shard)).collect::<Vec<_>>()
                 };
-                Ok((positions(&together), positions(&alone)))
+                Ok((positions(&together), positions(&single)))
             }).unwrap();
             for t in 0..tensors.len() {
                 let expected = |some: &[usize], keep| -> Vec<usize> {
                     sorted(some, keep).into_iter().filter(|(of, _)| *of == t).map(|(_, i)| i).collect()
                 };
                 let all: Vec<usize> = (0..tensors.len()).collect();
-                for (rank, (together, alone)) in chosen.iter().enumerate() {
-                    let shard = piece_of(t, rank);
+                for (rank, (together, single)) in chosen.iter().enumerate() {
+                    let shard = shard_of(t, rank);
                     let here = |positions: Vec<usize>| -> Vec<usize> {
                         positions.into_iter().filter(|position| shard.runs().any(|run| (run.in_full..run.in_full + run.length).contains(position))).collect()
                     };
                     prop_assert_eq!(&together[t], &here(expected(&all, keep)), "all, rank {}", rank);
-                    prop_assert_eq!(&alone[t], &here(expected(&[t], count(&tensors[t].1))), "{}, rank {}", t, rank);
+                    prop_assert_eq!(&single[t], &here(expected(&[t], count(&tensors[t].1))), "{}, rank {}", t, rank);
                 }
             }
         }

@@ -26,9 +26,9 @@ impl Pruner for Set {
         let Some(fraction) = self.0.due(network.step, network.context.steps) else {
             return Ok(Decision::Wait);
         };
-        // A place's number depends on the seed, the step, the parameter's name and the place alone.
+        // A position's key depends on the seed, the step, the parameter's name and the position alone.
         let seed = random::key(random::key(network.context.plan.seed, PURPOSE), network.step);
-        DropAndGrow::draw(network, fraction, |id, count| {
+        DropAndGrow::update_masks(network, fraction, |id, count| {
             let key = random::key(seed, name_key(network.params.name(id)));
             best_free(network, id, network.random_keys(id, key)?, count)
         })

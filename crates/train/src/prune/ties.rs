@@ -1,9 +1,9 @@
 //! Keys at the threshold of a tensor that several ranks hold in shards: those that are earliest in the full
-//! tensor stay, so that a mask does not depend on how the tensor is cut.
+//! tensor stay, so that a mask does not depend on how the tensor is split.
 //!
-//! The place of the first that goes is found as a key is: by counting the ties in 65,536 ranges of places and
-//! again within one of them, sums over the ranks that hold the shards. It takes two rounds up to 2^32
-//! weights, and only for a tensor that is cut and keeps some of its ties but not all: at most one under a
+//! The index of the first that goes is found as a key is: by counting the ties in 65,536 ranges of indices and
+//! again within one of them, all-reduced over the ranks that hold the shards. It takes two rounds up to 2^32
+//! weights, and only for a tensor that is split and keeps some of its ties but not all: at most one under a
 //! threshold.
 
 use espalier_plan::Shard;
@@ -14,8 +14,8 @@ use espalier_tensor::ops::select::{DIGITS, at_least_before};
 use super::MaskBits;
 use crate::Result;
 
-/// Sums over the ranks that choose together, each of which must ask for the same ones in the same order.
-pub type SumOverRanks<'a> = dyn Fn(Vec<u64>) -> crate::Result<Vec<u64>> + 'a;
+/// All-reduce (sum) over the ranks that choose together, each of which must call it in the same order.
+pub type AllReduceCounts<'a> = dyn Fn(Vec<u64>) -> crate::Result<Vec<u64>> + 'a;
 
 /// A shard of a tensor with ties, on the host.
 pub(super) struct ThresholdTies {
@@ -33,7 +33,7 @@ impl ThresholdTies {
         Ok(ThresholdTies { above, tied })
     }
 
-    /// The places of ties in the full tensor, ascending.
+    /// The indices of ties in the full tensor, ascending.
     fn positions<'a>(&'a self, shard: &'a Shard) -> impl Iterator<Item = usize> + 'a {
         let mut runs = shard.runs();
         let mut run = runs.next();
@@ -41,12 +41,12 @@ impl ThresholdTies {
             while run.is_some_and(|run| run.at + run.length <= at) {
                 run = runs.next();
             }
-            let run = run.expect("a place of the shard");
+            let run = run.expect("an index of the shard");
             run.in_full + at - run.at
         })
     }
 
-    /// All above the threshold, and the ties before a place of the full tensor.
+    /// All above the threshold, and the ties before an index of the full tensor.
     pub(super) fn keep_before(self, end: usize, shard: &Shard) -> MaskBits {
         let before = self.positions(shard).take_while(|position| *position < end).count();
         let mut bits = self.above;
@@ -55,13 +55,13 @@ impl ThresholdTies {
     }
 }
 
-/// The place in the full tensor of the first tie that goes, if `stay` of them stay and others do not. `local`
-/// are those that this rank counts, if any; all ranks of the sum must ask.
+/// The index in the full tensor of the first tie that goes, if `stay` of them stay and others do not. `local`
+/// are those that this rank counts, if any; all ranks must call it.
 pub(super) fn first_to_go(
     local: Option<&ThresholdTies>,
     shard: &Shard,
     stay: usize,
-    sum: &SumOverRanks<'_>,
+    all_reduce: &AllReduceCounts<'_>,
 ) -> Result<usize> {
     let (mut within, mut stay) = (0..shard.full_shape().iter().product::<usize>(), stay as u64);
     while within.len() > 1 {
@@ -72,7 +72,7 @@ pub(super) fn first_to_go(
         {
             counts[(position - within.start) / width] += 1;
         }
-        let counts = sum(counts)?;
+        let counts = all_reduce(counts)?;
         let holder = counts.iter().position(|count| {
             let holds = stay < *count;
             stay -= if holds { 0 } else { *count };

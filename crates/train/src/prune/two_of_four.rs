@@ -3,7 +3,7 @@
 //! That dimension is the one which sparse tensor cores compress: a product reads two of four numbers of a row
 //! of the left matrix, or of a column of the right one, and skips the matching inputs. It is the last one of
 //! a weight `[output, input]`, the first one of GPT-2's `[input, output]`, and the second of a convolution's
-//! `[output, input, kernel, kernel]`, where neighbours are the same place of the kernel in neighbouring
+//! `[output, input, kernel, kernel]`, where neighbours are the same position of the kernel in neighbouring
 //! channels (images lie channels last, so these follow each other in the product). Where four do not divide
 //! it, the rest keeps its larger half, rounded up: a single one stays, one of two, two of three.
 
@@ -67,7 +67,7 @@ fn larger_halves(keys: &[u32], shape: &[usize], dim: usize) -> MaskBits {
 mod tests {
     use super::*;
 
-    /// The places kept of magnitudes given as digits.
+    /// The indices kept of magnitudes given as digits.
     fn kept(digits: &[u32], shape: &[usize], dim: usize) -> Vec<usize> {
         let keys: Vec<u32> = digits.iter().map(|digit| digit + 1).collect();
         super::super::kept_indices(&larger_halves(&keys, shape, dim))
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(kept(&digits, &[2, 6], 1), [1, 3, 4, 6, 7, 10]);
         // Six rows of two along the first: columns 3 1 7 5 | 5 0 and 9 4 2 5 | 5 0.
         assert_eq!(kept(&digits, &[6, 2], 0), [1, 4, 6, 7, 8, 9]);
-        // A convolution of three channels and a kernel of two places: 3 1 7 and 9 4 2, then 5 5 0 and 5 5 0.
+        // A convolution of three channels and a kernel of two positions: 3 1 7 and 9 4 2, then 5 5 0 and 5 5 0.
         assert_eq!(kept(&digits, &[2, 3, 2], 1), [0, 1, 3, 4, 6, 7, 8, 9]);
         assert_eq!(kept(&[2, 0, 1], &[3, 1], 1), [0, 1, 2], "single ones stay");
     }

@@ -51,7 +51,7 @@ impl Pruner for Wanda {
         let parameters = network.context.plan.model.parameters();
         let keys = |id: ParameterId| {
             let weight = network.params.param(id).dense()?;
-            let norms = spread(&norms[&id], weight.shape(), parameters[id.0].output_dim);
+            let norms = broadcast(&norms[&id], weight.shape(), parameters[id.0].output_dim);
             let norms =
                 Tensor::from_f32(&weight.device(), weight.shape(), DType::F32, &norms, Category::Workspace)?;
             Ok(product_keys(&weight, &norms, ScoreOrder::Magnitude)?)
@@ -68,15 +68,15 @@ impl Wanda {
         let all = context.dataset.len(DataSplit::Train);
         let count = if self.samples == 0 { all } else { self.samples.min(all) };
         let samples = context.order.indices(0, count);
-        let mut seen = InputSquares::default();
+        let mut squares = InputSquares::default();
         let local = &samples[context.ranks.batch_range(count)];
-        network.no_update_pass().observe(local, context.plan.batch.micro_batch, &mut seen)?;
+        network.no_update_pass().observe(local, context.plan.batch.micro_batch, &mut squares)?;
         let parameters = context.plan.model.parameters();
         let norms = network.candidates.iter().map(|id| {
             let plan = context.param(*id);
             // How many ranks have seen it, and the squares: another copy of this layer was run, or there were
             // fewer samples than ranks.
-            let mut sums = match seen.0.remove(id) {
+            let mut totals = match squares.0.remove(id) {
                 Some(sum) => [vec![1.0], sum.read_f32()?].concat(),
                 None => match plan.shard.shape()[..] {
                     [rows, columns] => vec![0.0; 1 + [columns, rows][parameters[id.0].output_dim]],
@@ -84,12 +84,12 @@ impl Wanda {
                 },
             };
             if let Some(group) = context.groups.of(plan.group) {
-                let local = sums.iter().map(|square| f64::from(*square)).collect();
-                sums =
+                let local = totals.iter().map(|square| f64::from(*square)).collect();
+                totals =
                     group.all_reduce::<Vec<f64>>(local, Reduce::Sum)?.iter().map(|sum| *sum as f32).collect();
             }
-            assert!(sums[0] > 0.0, "the plan has checked that {} is read by a linear layer", plan.name);
-            Ok((*id, sums[1..].iter().map(|square| square.sqrt()).collect()))
+            assert!(totals[0] > 0.0, "the plan has checked that {} is read by a linear layer", plan.name);
+            Ok((*id, totals[1..].iter().map(|square| square.sqrt()).collect()))
         });
         norms.collect()
     }
@@ -112,7 +112,7 @@ impl InputObserver for InputSquares {
 }
 
 /// A number for each weight, from one for each input.
-fn spread(inputs: &[f32], shape: &[usize], output_dim: usize) -> Vec<f32> {
+fn broadcast(inputs: &[f32], shape: &[usize], output_dim: usize) -> Vec<f32> {
     match output_dim {
         0 => (0..shape[0]).flat_map(|_| inputs.iter().copied()).collect(),
         _ => inputs.iter().flat_map(|norm| std::iter::repeat_n(*norm, shape[1])).collect(),

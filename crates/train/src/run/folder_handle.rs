@@ -1,7 +1,7 @@
 //! A run folder that a process is at work in, told from another of the same name.
 //!
 //! A folder can be removed or renamed under a run. What is written by its name from then on would make a
-//! second folder, with half of a run in it and without its lock; so a run looks before it writes, and ends
+//! second folder, with half of a run in it and without its lock; so a run checks before it writes, and ends
 //! where the folder is not the one that it began in.
 
 use std::fs::{self, File, TryLockError};
@@ -32,7 +32,7 @@ impl FolderHandle {
             matches!(error.kind(), NotFound | NotADirectory | StaleNetworkFileHandle)
         };
         match (self.file.metadata(), fs::metadata(&self.path)) {
-            (Ok(own), Ok(found)) => (own.dev(), own.ino()) == (found.dev(), found.ino()),
+            (Ok(opened), Ok(found)) => (opened.dev(), opened.ino()) == (found.dev(), found.ino()),
             (Err(error), _) | (_, Err(error)) => !gone(&error),
         }
     }
@@ -47,7 +47,7 @@ impl FolderHandle {
         Err(Error::Disk { path: self.path.clone(), why: why.into() })
     }
 
-    /// Locks the folder itself, which stays locked where the file of the claim is removed from it. False
+    /// Locks the folder itself, which stays locked where the lock file is removed from it. False
     /// where another process has it; a file system that cannot do so leaves it to that file.
     pub(super) fn lock(&self, mut attempt: impl FnMut(&File) -> Result<(), TryLockError>) -> bool {
         !matches!(attempt(&self.file), Err(TryLockError::WouldBlock))
@@ -68,8 +68,8 @@ mod tests {
         fs::rename(&run, &moved).unwrap();
         assert!(matches!(handle.check(), Err(Error::Disk { .. })));
         fs::create_dir(&run).unwrap();
-        let said = handle.check().unwrap_err().to_string();
-        assert!(said.contains("run: the run folder was removed or renamed"), "{said}");
+        let message = handle.check().unwrap_err().to_string();
+        assert!(message.contains("run: the run folder was removed or renamed"), "{message}");
         fs::remove_dir(&run).unwrap();
         fs::rename(&moved, &run).unwrap();
         handle.check().unwrap();

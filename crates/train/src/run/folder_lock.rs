@@ -26,10 +26,10 @@ use crate::{Error, Result, durable, is_failure};
 const LOCK: &str = ".lock";
 /// How often a folder is made again that others remove.
 const TRIES: usize = 100;
-/// Whoever only looks whether a folder is taken (`espalier report`, a dry run) holds its lock for a moment:
+/// Whoever only checks whether a folder is taken (`espalier report`, a dry run) holds its lock for a moment:
 /// so often it is tried again, after so long.
-const GLANCES: usize = 20;
-const GLANCE: Duration = Duration::from_millis(5);
+const RETRIES: usize = 20;
+const RETRY_PAUSE: Duration = Duration::from_millis(5);
 
 /// A run folder that is ours until this is dropped, or the process ends.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub struct FolderLock {
     folder: PathBuf,
     /// None on a file system that has no locks.
     lock: Option<File>,
-    /// The folder as it was claimed; none until it is.
+    /// The folder as it was locked; none until it is.
     folder_handle: Option<FolderHandle>,
     /// Folders that were made for it, the innermost first.
     made: Vec<PathBuf>,
@@ -54,7 +54,7 @@ impl FolderLock {
         for number in last_number(base) + 1.. {
             let folder = numbered(base, number);
             let Some(acquired) = FolderLock::attempt(&folder)? else { continue };
-            // Its owner may have come to its end between the two looks.
+            // Its owner may have come to its end between the two checks.
             if !holds_run(&folder)? {
                 return Ok(acquired);
             }
@@ -67,11 +67,11 @@ impl FolderLock {
         numbered(base, last_number(base).max(1))
     }
 
-    /// An error where another process has it; nothing is made or claimed.
+    /// An error where another process has it; nothing is made or locked.
     pub fn check_free(folder: &Path) -> Result<()> {
         let is_taken = |path: &Path| {
-            let glance = regular_file::open(path).map(|file| file.try_lock_shared());
-            matches!(glance, Ok(Err(TryLockError::WouldBlock)))
+            let shared = regular_file::open(path).map(|file| file.try_lock_shared());
+            matches!(shared, Ok(Err(TryLockError::WouldBlock)))
         };
         match is_taken(&folder.join(LOCK)) || is_taken(folder) {
             true => Err(taken(folder)),
@@ -117,7 +117,7 @@ impl FolderLock {
                 Err(why) if why.kind() == ErrorKind::NotFound => continue,
                 opened => opened.map_err(fail)?,
             };
-            match past_glances(&lock) {
+            match lock_with_retries(&lock) {
                 Err(TryLockError::WouldBlock) => {
                     // It is not for us to remove.
                     acquired.made.clear();
@@ -139,14 +139,16 @@ impl FolderLock {
             if !folder_handle.is_there() {
                 continue;
             }
-            if !folder_handle.lock(past_glances) {
+            if !folder_handle.lock(lock_with_retries) {
                 acquired.made.clear();
                 return Ok(None);
             }
             acquired.folder_handle = Some(folder_handle);
             // Words for people; the lock holds without them.
-            let _ =
-                lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| writeln!(lock, "{}", ourselves()));
+            let _ = lock
+                .set_len(0)
+                .and_then(|()| lock.rewind())
+                .and_then(|()| writeln!(lock, "{}", process_name()));
             acquired.lock = Some(lock);
             return Ok(Some(acquired));
         }
@@ -168,11 +170,11 @@ impl Drop for FolderLock {
     }
 }
 
-/// The lock, unless somebody holds it for longer than a glance.
-fn past_glances(lock: &File) -> std::result::Result<(), TryLockError> {
-    for _ in 0..GLANCES {
+/// The lock, unless somebody holds it for longer than a check takes.
+fn lock_with_retries(lock: &File) -> std::result::Result<(), TryLockError> {
+    for _ in 0..RETRIES {
         match lock.try_lock() {
-            Err(TryLockError::WouldBlock) => thread::sleep(GLANCE),
+            Err(TryLockError::WouldBlock) => thread::sleep(RETRY_PAUSE),
             outcome => return outcome,
         }
     }
@@ -191,11 +193,11 @@ fn taken(folder: &Path) -> Error {
 }
 
 /// `process 1234 on node7`
-fn ourselves() -> String {
-    let own = format!("process {}", std::process::id());
+fn process_name() -> String {
+    let process = format!("process {}", std::process::id());
     match fs::read_to_string("/proc/sys/kernel/hostname") {
-        Ok(host) => format!("{own} on {}", host.trim()),
-        Err(_) => own,
+        Ok(host) => format!("{process} on {}", host.trim()),
+        Err(_) => process,
     }
 }
 
@@ -232,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_is_claimed_once_and_free_again_behind_the_claim() {
+    fn a_folder_is_locked_once_and_free_again_behind_the_lock() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("out/run");
         let acquired = FolderLock::acquire(&run).unwrap();
@@ -250,20 +252,20 @@ mod tests {
         FolderLock::acquire(&run).unwrap();
     }
 
-    /// A look at a folder, however often, is in nobody's way.
+    /// Checking a folder, however often, is in nobody's way.
     #[test]
-    fn a_folder_that_is_looked_at_can_be_claimed() {
+    fn a_folder_that_is_checked_can_be_locked() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
         fs::create_dir(&run).unwrap();
         fs::write(run.join(RUN_FILE), "").unwrap();
         drop(FolderLock::acquire(&run).unwrap());
-        let glance = File::open(run.join(LOCK)).unwrap();
-        glance.try_lock_shared().unwrap();
+        let shared = File::open(run.join(LOCK)).unwrap();
+        shared.try_lock_shared().unwrap();
         thread::scope(|scope| {
             scope.spawn(|| {
-                thread::sleep(GLANCE / 2);
-                drop(glance);
+                thread::sleep(RETRY_PAUSE / 2);
+                drop(shared);
             });
             FolderLock::acquire(&run).unwrap();
         });

@@ -30,7 +30,7 @@ use crate::{Error, Result};
 fn scoring_note(candidates: u64, scoring: Scoring) -> String {
     let passes = match scoring.passes {
         1 => "1 pass".into(),
-        // The best are found by looking three times.
+        // The best are found in three passes over the scores.
         passes => format!("{passes} passes, each run 3 times"),
     };
     format!("scoring {:.2} M weights by gradient ({passes})", candidates as f64 / 1e6)
@@ -59,14 +59,14 @@ pub(super) struct Run {
     trace: Option<PathBuf>,
     predicted: Option<PredictedStep>,
     begin: Instant,
-    /// The tokens that it is asked to go on from; none where nobody asks.
+    /// The tokens of the prompt of its samples; none where it generates none.
     pub(super) prompt: Vec<u32>,
-    /// The layers of which it was said that little is left.
+    /// The layers of which a warning said that little is left.
     warned: HashSet<String>,
 }
 
 impl Run {
-    pub(super) fn go(mut self, observer: &mut dyn Observer) -> Result<RunOutcome> {
+    pub(super) fn run_to_end(mut self, observer: &mut dyn Observer) -> Result<RunOutcome> {
         let intervals = self.plan.intervals;
         let steps = self.trainer.steps();
         observer.started(self.trainer.progress().step, steps);
@@ -107,7 +107,7 @@ impl Run {
                     report.loss, report.grad_norm
                 ));
             }
-            // What one rank alone has counted, the others hear of when they are together, or the pipeline is
+            // What one rank alone has counted, the others learn when they are together, or the pipeline is
             // empty: then all of them end.
             let bad_steps = self.trainer.progress().bad_steps;
             let all_know = self.trainer.is_in_sync() && self.trainer.is_idle();
@@ -168,8 +168,8 @@ impl Run {
         }
     }
 
-    /// Saves, and removes what is too old. A disk that is full is told and no reason to stop: it may have
-    /// room the next time.
+    /// Saves, and removes what is too old. A full disk is reported and no reason to stop: it may have
+    /// space the next time.
     fn save(&mut self, observer: &mut dyn Observer) -> Result<()> {
         info!("begins the checkpoint after step {}", self.trainer.progress().step);
         self.check_folder()?;
@@ -215,7 +215,7 @@ impl Run {
 
     fn observed(&mut self, step: u64, observation: &Observation, observer: &mut dyn Observer) {
         observer.observed(step, observation);
-        self.metrics.write(&MetricRecord::of_look(step, observation), observer);
+        self.metrics.write(&MetricRecord::of_observation(step, observation), observer);
     }
 
     fn pruned(&mut self, step: u64, pruned: &PruneReport, observer: &mut dyn Observer) {

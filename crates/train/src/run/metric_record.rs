@@ -19,7 +19,7 @@ pub enum MetricRecord {
     Evaluation(EvaluationRecord),
     /// Weights were pruned before the step.
     Pruned(PruneRecord),
-    /// The pruning method looked before the step and pruned nothing yet.
+    /// The pruning method compared masks before the step and pruned nothing yet.
     Observed(ObservationRecord),
     /// The run ended, since it had diverged.
     Diverged(DivergedRecord),
@@ -122,7 +122,7 @@ impl MetricRecord {
     }
 
     /// Of what a pruning method saw.
-    pub(super) fn of_look(step: u64, observation: &Observation) -> MetricRecord {
+    pub(super) fn of_observation(step: u64, observation: &Observation) -> MetricRecord {
         MetricRecord::Observed(ObservationRecord { step, pruner: observation.clone() })
     }
 }

@@ -20,7 +20,7 @@ use crate::{Error, Result, durable};
 pub(super) struct MetricsFile {
     file: Option<File>,
     path: PathBuf,
-    /// Bytes of whole lines: a full disk may take half of the next one.
+    /// Bytes of complete lines: a full disk may take half of the next one.
     len: u64,
     /// Lines that the disk did not take, and whether the last is one of them.
     lost: u64,
@@ -28,7 +28,7 @@ pub(super) struct MetricsFile {
 }
 
 /// Writes down that a run ended because it had diverged, so that its folder says so; nothing for any other
-/// error. What cannot be written is left out: the error itself is told.
+/// error. What cannot be written is left out: the error itself is reported.
 pub(super) fn note_divergence(metrics: Option<&Path>, error: &Error) {
     let (Some(path), &(Error::Diverged { step, .. } | Error::NotFinite { step, .. })) = (metrics, error)
     else {
@@ -78,7 +78,7 @@ impl MetricsFile {
         self.file.is_some()
     }
 
-    /// Adds a line. A disk that is full is told once and no reason to stop.
+    /// Adds a line. A full disk is reported once and no reason to stop.
     pub fn write(&mut self, line: &impl Serialize, observer: &mut dyn Observer) {
         let Some(file) = &mut self.file else { return };
         let value = serde_json::to_value(line).expect("a line is plain data");
@@ -116,9 +116,9 @@ impl MetricsFile {
     /// written to nowhere.
     fn reopen_if_removed(&mut self, observer: &mut dyn Observer) {
         let number = |found: io::Result<fs::Metadata>| found.map(|found| (found.dev(), found.ino()));
-        let Some(own) = self.file.as_ref().and_then(|file| number(file.metadata()).ok()) else { return };
+        let Some(opened) = self.file.as_ref().and_then(|file| number(file.metadata()).ok()) else { return };
         match number(fs::metadata(&self.path)) {
-            Ok(found) if found == own => return,
+            Ok(found) if found == opened => return,
             Err(why) if why.kind() != io::ErrorKind::NotFound => return,
             _ => {}
         }
@@ -171,7 +171,7 @@ impl PastMetrics {
                 self.validation = Some((evaluation.step, evaluation.validation));
             }
             Some(MetricRecord::Pruned(_) | MetricRecord::Observed(_) | MetricRecord::Diverged(_)) => {}
-            // It stays where it is; that its step has no line of ours is told as a gap.
+            // It stays where it is; that its step has no line of ours is reported as a gap.
             None => {}
         }
     }
@@ -239,7 +239,7 @@ mod tests {
 
     /// A line that was damaged, lines that were lost: a curve with a hole looks like one without.
     #[test]
-    fn lines_that_are_missing_are_said() {
+    fn lines_that_are_missing_are_reported() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let line = |step: u64| {
@@ -247,42 +247,42 @@ mod tests {
                 "\"loss\":1.5,\"lr\":0.1,\"grad_norm\":1.0,\"accuracy\":0.5,\"sparsity\":0.0,\"time\":1.0";
             format!("{{\"step\":{step},{fields}}}\n")
         };
-        let whole: String = (1..=9).map(line).collect();
-        let said = |text: &str, done: u64| {
+        let complete: String = (1..=9).map(line).collect();
+        let warnings = |text: &str, done: u64| {
             fs::write(&path, text).unwrap();
             let (_, past) = MetricsFile::open(&path, done).unwrap();
-            let mut heard = Warned::default();
-            past.warn_of_gaps(Path::new("metrics.jsonl"), [0, done], 1, &mut heard);
-            heard.0
+            let mut observer = Warned::default();
+            past.warn_of_gaps(Path::new("metrics.jsonl"), [0, done], 1, &mut observer);
+            observer.0
         };
-        assert_eq!(said(&whole, 9), [""; 0]);
+        assert_eq!(warnings(&complete, 9), [""; 0]);
         let holes: String = [1, 2, 3, 6, 7, 8].map(line).concat() + "{\"step";
-        assert_eq!(said(&holes, 9), ["metrics.jsonl: there is no line for steps 4 to 5, step 9"]);
-        let damaged = whole.replacen("\"step\":5,", "\"stfp\":5,", 1);
+        assert_eq!(warnings(&holes, 9), ["metrics.jsonl: there is no line for steps 4 to 5, step 9"]);
+        let damaged = complete.replacen("\"step\":5,", "\"stfp\":5,", 1);
         let expected = [
             "metrics.jsonl: 1 lines were not written by a run, and are ignored",
             "metrics.jsonl: there is no line for step 5",
         ];
-        assert_eq!(said(&damaged, 9), expected);
-        assert_eq!(said("", 2), ["metrics.jsonl: there is no line for steps 1 to 2"]);
+        assert_eq!(warnings(&damaged, 9), expected);
+        assert_eq!(warnings("", 2), ["metrics.jsonl: there is no line for steps 1 to 2"]);
     }
 
     #[test]
-    fn a_file_that_is_removed_under_a_run_is_begun_again_aloud() {
+    fn a_file_that_is_removed_under_a_run_is_begun_again_with_a_warning() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let (mut metrics, _) = MetricsFile::open(&path, 0).unwrap();
-        let mut heard = Warned::default();
-        metrics.write(&serde_json::json!({ "step": 1 }), &mut heard);
-        metrics.sync(&mut heard);
-        assert_eq!(heard.0, [""; 0]);
+        let mut observer = Warned::default();
+        metrics.write(&serde_json::json!({ "step": 1 }), &mut observer);
+        metrics.sync(&mut observer);
+        assert_eq!(observer.0, [""; 0]);
         fs::remove_file(&path).unwrap();
-        metrics.write(&serde_json::json!({ "step": 2 }), &mut heard);
-        metrics.sync(&mut heard);
-        assert!(heard.0.len() == 1 && heard.0[0].contains("removed or replaced"), "{:?}", heard.0);
-        metrics.write(&serde_json::json!({ "step": 3 }), &mut heard);
-        metrics.sync(&mut heard);
-        assert_eq!(heard.0.len(), 1, "{:?}", heard.0);
+        metrics.write(&serde_json::json!({ "step": 2 }), &mut observer);
+        metrics.sync(&mut observer);
+        assert!(observer.0.len() == 1 && observer.0[0].contains("removed or replaced"), "{:?}", observer.0);
+        metrics.write(&serde_json::json!({ "step": 3 }), &mut observer);
+        metrics.sync(&mut observer);
+        assert_eq!(observer.0.len(), 1, "{:?}", observer.0);
         assert_eq!(fs::read_to_string(&path).unwrap(), "{\"step\":3}\n");
     }
 }

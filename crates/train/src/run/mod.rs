@@ -1,11 +1,11 @@
-//! A whole run: the folder it leaves, the loop over steps, and the summary at its end.
+//! A run: the folder it leaves, the loop over steps, and the summary at its end.
 //!
 //! ```text
 //! run.toml  start.json  plan.json  metrics.jsonl  summary.json  checkpoints/  .lock
 //! ```
 //!
 //! The loop talks to an [`Observer`], so that the binary can draw a progress bar and a test can listen. Of
-//! several ranks all go through the same loop; rank 0 alone writes and talks.
+//! several ranks all go through the same loop; rank 0 alone writes and reports.
 
 mod check;
 mod folder_handle;
@@ -60,7 +60,7 @@ pub use start_point::StartPoint;
 /// What a run came to: there from its end on, until it is resumed.
 const SUMMARY_FILE: &str = "summary.json";
 
-/// Hears what happens; every method may be left out.
+/// Is called with what happens; every method may be left out.
 pub trait Observer {
     /// The run begins (or goes on) after `done` of `steps` steps.
     fn started(&mut self, _done: u64, _steps: u64) {}
@@ -68,15 +68,15 @@ pub trait Observer {
     fn step(&mut self, _report: &StepReport, _rates: Throughput, _memory: usize) {}
     /// The model was evaluated after `step` steps.
     fn evaluated(&mut self, _step: u64, _evaluation: Evaluation) {}
-    /// The model has written a text of its own behind a prompt, after `step` steps.
+    /// The model has generated a text behind a prompt, after `step` steps.
     fn sampled(&mut self, _step: u64, _prompt: &str, _text: &str) {}
-    /// The pruning method looked before step `step` and pruned nothing yet.
+    /// The pruning method compared masks before step `step` and pruned nothing yet.
     fn observed(&mut self, _step: u64, _observation: &Observation) {}
     /// Weights were pruned before step `step`.
     fn pruned(&mut self, _step: u64, _pruned: &PruneReport) {}
     /// A checkpoint was written.
     fn saved(&mut self, _path: &Path) {}
-    /// The first step is about to be taken: until then nothing is lost where the process ends. Also heard on
+    /// The first step is about to be taken: until then nothing is lost where the process ends. Also called on
     /// ranks that are processes and not the first.
     fn begins(&mut self) {}
     /// Something that is as it should be, and that one might overlook.
@@ -85,10 +85,10 @@ pub trait Observer {
     fn warning(&mut self, _text: &str) {}
 }
 
-/// An observer that hears nothing.
+/// An observer that ignores everything.
 impl Observer for () {}
 
-/// What a process hears whose rank is not the first.
+/// The observer of a process whose rank is not 0.
 struct QuietObserver<'a>(&'a mut dyn Observer);
 
 impl Observer for QuietObserver<'_> {
@@ -113,7 +113,7 @@ pub struct RunDir {
     /// Whether the folder is the first of `FOLDER`, `FOLDER-2`, ... that is free or, to resume, the last that
     /// is not.
     pub numbered: bool,
-    /// Whether the process that started this one has claimed the folder.
+    /// Whether the process that started this one has locked the folder.
     pub locked_by_parent: bool,
     /// Continue what is there; otherwise the folder must not hold a run.
     pub resume: bool,
@@ -136,7 +136,7 @@ impl RunDir {
         RunDir { folder: folder.into(), ..RunDir::default() }
     }
 
-    /// The run folder as far as it is known before the run begins; a new numbered one is known by its claim.
+    /// The run folder as far as it is known before the run begins; a new numbered one is known by its lock.
     pub fn find(&self) -> PathBuf {
         if self.numbered { FolderLock::last_used(&self.folder) } else { self.folder.clone() }
     }
@@ -161,7 +161,7 @@ impl RunDir {
     }
 }
 
-/// Whether a folder holds a run. That nobody can look does not mean that there is none.
+/// Whether a folder holds a run. That it cannot be read does not mean that there is none.
 pub fn holds_run(folder: &Path) -> Result<bool> {
     let path = folder.join(RUN_FILE);
     match retry(|| path.try_exists()) {
@@ -179,13 +179,13 @@ pub struct Launch<'a> {
     pub stop: Arc<AtomicBool>,
     /// The launcher that made this process one of the ranks, with the others that it started.
     pub process_group: Option<&'a ProcessGroup>,
-    /// Ends this process where a rank that is a thread hangs: its thread borrows all this, so there is no way
-    /// back. Without it, what hangs is waited for.
+    /// Ends this process where a rank that is a thread hangs: its thread borrows all this, so it cannot
+    /// return. Without it, what hangs is waited for.
     pub abort: Option<AbortFn>,
 }
 
-/// Trains to the end, or until it is to stop: on as many ranks as the plan says, of which the first alone is
-/// heard.
+/// Trains to the end, or until it is to stop: on as many ranks as the plan says, of which rank 0 alone
+/// reports.
 pub fn run(
     plan: Plan,
     dataset: Dataset,
@@ -210,7 +210,9 @@ pub fn run(
         from_start_to_end(plan.clone(), dataset.clone(), device, run_dir, ranks, &launch.stop, observer)
     };
     match launch.process_group {
-        Some(join) => device.enter(|| join.run(limit, &mesh, device, |ranks| rank(ranks, device))),
+        Some(process_group) => {
+            device.enter(|| process_group.run(limit, &mesh, device, |ranks| rank(ranks, device)))
+        }
         None if mesh.size() == 1 => device.enter(|| rank(Ranks::single(), device)),
         None => {
             let outcomes = on_threads_with_timeout(limit, launch.abort, &mesh, device, rank)?;
@@ -233,12 +235,12 @@ fn from_start_to_end(
     let run = Run::start(plan, dataset, device, run_dir, ranks, stop, &mut observer);
     let outcome = run.and_then(|run| {
         let metrics = run.metrics_path();
-        run.go(&mut observer).inspect_err(|error| note_divergence(metrics.as_deref(), error))
+        run.run_to_end(&mut observer).inspect_err(|error| note_divergence(metrics.as_deref(), error))
     });
     match &outcome {
         Ok(RunOutcome { interrupted: false, .. }) => info!("the run has ended"),
         Ok(RunOutcome { interrupted: true, .. }) => info!("the run was interrupted and has saved"),
-        // Of several ranks one alone tells a person.
+        // Of several ranks only one prints it.
         Err(error) => error!("the run ends here: {error}"),
     }
     outcome
@@ -264,7 +266,7 @@ fn refuse_zeros_of_nothing(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Tells what was pruned, and of what nothing or next to nothing is left: of each parameter once in a run.
+/// Reports what was pruned, and of what nothing or next to nothing is left: of each parameter once in a run.
 fn announce(observer: &mut dyn Observer, step: u64, pruned: &PruneReport, warned: &mut HashSet<String>) {
     observer.pruned(step, pruned);
     for name in pruned.emptied.iter().filter(|name| warned.insert(format!("nothing of {name}"))) {
@@ -276,7 +278,7 @@ fn announce(observer: &mut dyn Observer, step: u64, pruned: &PruneReport, warned
             layer.kept,
             layer.of,
             layer.name,
-            100.0 * layer.share()
+            100.0 * layer.density()
         ));
     }
 }
@@ -286,7 +288,7 @@ fn checkpoints_of(plan: &Plan, folder: &Path) -> Checkpoints {
     Checkpoints::new(folder, keep, &plan.model.name, plan.storage.precision.name())
 }
 
-/// Writes a file of the run folder whole or not at all.
+/// Writes a file of the run folder completely or not at all.
 fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
     let path = folder.join(name);
     let written = durable::create_folder(folder).and_then(|()| durable::replace(&path, text.as_bytes()));

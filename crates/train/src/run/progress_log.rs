@@ -1,5 +1,5 @@
-//! The landmarks of a run for whoever listens (`tracing`), on every rank: what an [`Observer`] hears on rank
-//! 0 alone.
+//! The log of a run's progress (`tracing`), on every rank: what an [`Observer`] is called with on rank 0
+//! alone.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::prune::{Observation, PruneReport};
 use crate::summary::Throughput;
 use crate::trainer::{Evaluation, StepReport};
 
-/// Writes down what it passes on.
+/// Logs what it passes on.
 pub(super) struct ProgressLog<'a>(pub(super) &'a mut dyn Observer);
 
 impl Observer for ProgressLog<'_> {

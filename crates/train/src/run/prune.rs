@@ -35,9 +35,9 @@ pub fn prune(
     hub::check_tokens(checkpoint, &plan)?;
     let sidecar_files = hub::sidecar_files(&plan, &dataset, Some(checkpoint.path()))?;
     let checkpoints = checkpoints_of(&plan, folder).with_sidecar_files(sidecar_files);
-    let alone = plan.single_rank().map_err(Error::Plan)?;
-    memory_check::check(&alone, device, None)?;
-    let mut trainer = Trainer::new(alone, dataset, device)?;
+    let single = plan.single_rank().map_err(Error::Plan)?;
+    memory_check::check(&single, device, None)?;
+    let mut trainer = Trainer::new(single, dataset, device)?;
     if hub::is_foreign(checkpoint.path()) {
         // Weights alone, without the state of an optimizer.
         trainer.start_from(checkpoint)?;
@@ -58,7 +58,7 @@ pub fn prune(
     write(folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
     let mut summary = RunSummary::planned(&plan, device.name());
     summary.steps = trainer.progress().step;
-    // No step was taken, so no gradient was held yet.
+    // No step was taken, so there was no gradient yet.
     let state = StateBytes { gradients: plan.state_bytes().gradients, ..trainer.state_bytes()? };
     summary.pruned(&trainer, state);
     summary.weights_hash = Some(trainer.params().hash()?);

@@ -1,4 +1,4 @@
-//! The way back to a checkpoint, past damaged ones; and what is put aside where a run starts over.
+//! Going back to a checkpoint, past damaged ones; and what is put aside where a run starts over.
 
 use std::fs;
 use std::path::Path;
@@ -61,17 +61,17 @@ pub(super) fn no_intact_checkpoint(folder: &Path, newest: &str) -> Error {
 /// folder beside them.
 pub(super) fn set_aside(folder: &Path, observer: &mut dyn Observer) -> Result<()> {
     let there = |name: &str| folder.join(name).symlink_metadata().is_ok();
-    let parts = ["checkpoints", "metrics.jsonl", SUMMARY_FILE];
-    let parts: Vec<&str> = parts.into_iter().filter(|name| there(name)).collect();
-    if parts.is_empty() {
+    let files = ["checkpoints", "metrics.jsonl", SUMMARY_FILE];
+    let files: Vec<&str> = files.into_iter().filter(|name| there(name)).collect();
+    if files.is_empty() {
         return Ok(());
     }
     let names = (1..).map(|n| format!("set-aside-{n}"));
     let aside = folder.join(names.into_iter().find(|name| !there(name)).expect("some name is free"));
     let attempt = || -> std::io::Result<()> {
         durable::create_folder(&aside)?;
-        for part in parts {
-            fs::rename(folder.join(part), aside.join(part))?;
+        for file in files {
+            fs::rename(folder.join(file), aside.join(file))?;
         }
         for copied in [RUN_FILE, START_FILE].into_iter().filter(|name| there(name)) {
             durable::replace(&aside.join(copied), &regular_file::read(&folder.join(copied), SETTINGS)?)?;

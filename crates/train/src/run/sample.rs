@@ -1,4 +1,4 @@
-//! What the model of a run writes on the way, for a person to see.
+//! Samples that the model of a run generates on the way, for a person to see.
 
 use espalier_data::{Dataset, Tokenizer};
 use espalier_plan::Plan;
@@ -30,7 +30,7 @@ fn tokenizer(dataset: &Dataset) -> &Tokenizer {
     }
 }
 
-/// Lets the model write behind the tokens of a prompt, where it is time to. All ranks must.
+/// Lets the model generate behind the tokens of a prompt, where it is time to. All ranks must.
 pub(super) fn sample(
     trainer: &Trainer,
     plan: &Plan,
@@ -52,12 +52,12 @@ pub(super) fn sample(
         seed: plan.seed,
         ..Sampling::GREEDY
     };
-    observer.sampled(step, &sample.prompt, &write(trainer, prompt, sample.tokens, sampling)?);
+    observer.sampled(step, &sample.prompt, &generate(trainer, prompt, sample.tokens, sampling)?);
     Ok(())
 }
 
-/// What the model in training writes behind some tokens.
-fn write(trainer: &Trainer, prompt: &[u32], tokens: usize, sampling: Sampling) -> Result<String> {
+/// What the model in training generates behind some tokens.
+fn generate(trainer: &Trainer, prompt: &[u32], tokens: usize, sampling: Sampling) -> Result<String> {
     let mut generator = trainer.generator()?;
     let tokenizer = tokenizer(trainer.dataset());
     let mut stream = TextStream::new(tokenizer, &[]);

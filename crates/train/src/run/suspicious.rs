@@ -1,4 +1,4 @@
-//! Settings that do something, but hardly what was meant: each is told before the first step.
+//! Settings that do something, but hardly what was meant: each is reported before the first step.
 
 use espalier_plan::Plan;
 use espalier_plan::pruning::PruneMethod;
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hardly_meant_is_told() {
+    fn what_is_hardly_meant_is_reported() {
         assert_eq!(warnings(&["train.batch=50", "train.steps=10", "learning_rate.warmup=10"]), [""; 0]);
         assert_eq!(
             warnings(&["train.batch=51"]),

@@ -37,9 +37,16 @@ fn on_ranks<O: Observer>(
     let (run_dir, dataset) = (RunDir::at(folder), Arc::new(dataset));
     let ran = on_threads(&plan.mesh, &Device::cpu(1).unwrap(), |ranks, device| {
         let (stop, sent) = (Arc::default(), ranks.clone());
-        let mut heard = observer(&ranks, &stop);
-        let outcome =
-            from_start_to_end(plan.clone(), dataset.clone(), device, &run_dir, ranks, &stop, &mut heard)?;
+        let mut rank_observer = observer(&ranks, &stop);
+        let outcome = from_start_to_end(
+            plan.clone(),
+            dataset.clone(),
+            device,
+            &run_dir,
+            ranks,
+            &stop,
+            &mut rank_observer,
+        )?;
         Ok((outcome, sent.sent().total()))
     });
     ran.unwrap()
@@ -73,7 +80,7 @@ fn everything_that_a_run_leaves_is_synced_in_an_order_that_a_power_cut_may_inter
     assert_eq!(record::below(folder.path()), expected);
 }
 
-/// Layouts that agree in different ways: in a sum over all ranks, at the end of a list, in an average.
+/// Layouts that agree in different ways: in an all-reduce over all ranks, at the end of a list, in an average.
 const LAYOUTS: [&[&str]; 7] = [
     &["parallel.data=2"],
     &["parallel.data=2", "parallel.zero=true"],

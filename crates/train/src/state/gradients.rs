@@ -2,7 +2,7 @@
 //!
 //! Where there is one micro-batch a gradient is kept as it comes; those of several are added up in f32,
 //! whatever the precision of the run: a bf16 number has 8 bits, so that a sum in bf16 takes nothing more in
-//! once it is 256 times what comes. One rank's step is taken from that f32 sum. What is summed over ranks too
+//! once it is 256 times what comes. One rank's step is taken from that f32 sum. What is reduced over ranks too
 //! is rounded once before, so that messages have the bytes of the run's precision. Under a mask the kept
 //! elements of a gradient are taken the moment it is made and the rest is let go: no dense gradient of the
 //! model ever exists.
@@ -50,7 +50,7 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Adds this rank's part of a micro-batch's gradient that was summed over ranks.
+    /// Adds this rank's shard of a micro-batch's gradient that was reduced over ranks.
     pub(crate) fn add_shard(&mut self, id: ParameterId, shard: Tensor) -> Result<()> {
         match &mut self.gradients[id.0] {
             Some(sum) => add_into(sum, &shard)?,
@@ -60,27 +60,27 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Puts in what is complete: a sum over ranks.
-    pub fn put(&mut self, id: ParameterId, mut gradient: Tensor) {
+    /// Stores a complete gradient: one that was reduced over ranks.
+    pub fn set_reduced(&mut self, id: ParameterId, mut gradient: Tensor) {
         gradient.tag_memory(Category::Gradients);
         self.gradients[id.0] = Some(gradient);
     }
 
     /// The same, of a gradient that was made elsewhere.
-    pub(crate) fn put_local(&mut self, id: ParameterId, gradient: Tensor) {
+    pub(crate) fn set_local(&mut self, id: ParameterId, gradient: Tensor) {
         self.bytes[id.0] = gradient.byte_len();
         self.gradients[id.0] = Some(gradient);
     }
 
-    /// Whether a gradient has come.
+    /// Whether a gradient has arrived.
     pub fn has(&self, id: ParameterId) -> bool {
         self.gradients[id.0].is_some()
     }
 
-    /// The parameters that gradients have come of.
+    /// The parameters whose gradients have arrived.
     pub fn ids(&self) -> impl Iterator<Item = ParameterId> + use<> {
-        let come = (0..self.gradients.len()).filter(|id| self.gradients[*id].is_some()).map(ParameterId);
-        come.collect::<Vec<_>>().into_iter()
+        let arrived = (0..self.gradients.len()).filter(|id| self.gradients[*id].is_some()).map(ParameterId);
+        arrived.collect::<Vec<_>>().into_iter()
     }
 
     /// Takes a sum out for a message: rounded to the type in which its summands came.
@@ -123,7 +123,7 @@ fn begin_sum(mut first: Tensor, rounded: Option<DType>) -> Result<Tensor> {
 }
 
 /// What a sink asks layers to make of gradients.
-pub(crate) fn wanted(params: &ParamStore) -> GradientElements {
+pub(crate) fn gradient_elements(params: &ParamStore) -> GradientElements {
     if params.compresses() { GradientElements::Kept } else { GradientElements::All }
 }
 
@@ -135,12 +135,10 @@ pub struct MicroBatchGradients<'a> {
 }
 
 impl<'a> MicroBatchGradients<'a> {
-    /// Of these parameters.
     pub fn new(params: &'a ParamStore) -> MicroBatchGradients<'a> {
         MicroBatchGradients { params, gradients: Accumulator::new(params.len(), None) }
     }
 
-    /// What has come.
     pub fn take(self) -> Vec<(ParameterId, Tensor)> {
         let gradients = self.gradients.gradients.into_iter().enumerate();
         gradients.filter_map(|(id, sum)| Some((ParameterId(id), sum?))).collect()
@@ -149,7 +147,7 @@ impl<'a> MicroBatchGradients<'a> {
 
 impl GradientSink for MicroBatchGradients<'_> {
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> espalier_nn::Result<()> {
-        for (id, gradient) in parameters.iter().zip(gradients.make(wanted(self.params))?) {
+        for (id, gradient) in parameters.iter().zip(gradients.make(gradient_elements(self.params))?) {
             self.gradients.add(*id, self.params.param(*id), gradient)?;
         }
         Ok(())

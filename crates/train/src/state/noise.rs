@@ -69,9 +69,9 @@ mod tests {
             let samples: Vec<Vec<f64>> = (0..batch as u64)
                 .map(|s| (0..dims).map(|d| mean + deviation * normal(k, s * dims + d)).collect())
                 .collect();
-            let norm = |part: &[Vec<f64>]| -> f64 {
+            let norm = |group: &[Vec<f64>]| -> f64 {
                 (0..dims as usize)
-                    .map(|d| (part.iter().map(|g| g[d]).sum::<f64>() / part.len() as f64).powi(2))
+                    .map(|d| (group.iter().map(|g| g[d]).sum::<f64>() / group.len() as f64).powi(2))
                     .sum()
             };
             let small = samples.chunks(batch / micro).map(norm).sum::<f64>() / micro as f64;

@@ -1,5 +1,5 @@
-//! Squared norms of single micro-batches' gradients, for the gradient noise scale: looked at on their way to
-//! the sum.
+//! Squared norms of single micro-batches' gradients, for the gradient noise scale: measured before they are
+//! accumulated.
 
 use std::collections::HashSet;
 
@@ -45,7 +45,7 @@ impl NoiseNorms {
             self.squares += squared_norm(&kept)?;
             return Ok(());
         }
-        match self.uses.iter_mut().find(|(of, _)| *of == id) {
+        match self.uses.iter_mut().find(|(tied, _)| *tied == id) {
             Some((_, sum)) => add_into(sum, &kept)?,
             None => self.uses.push((id, kept)),
         }

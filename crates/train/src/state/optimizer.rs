@@ -3,7 +3,7 @@
 //! In f32 the weight is its own master; in bf16 each parameter has an f32 master (or the 16 bits that the
 //! weight lost), and the weight is its rounding. Moments are f32, or bf16 that is rounded at random. Under a
 //! mask that compresses, master and moments hold kept weights alone. Ranks may split them (ZeRO): then each
-//! has its part of these vectors.
+//! has its shard of these vectors.
 
 use espalier_nn::weights::name_key;
 use espalier_plan::optimizer::{self, MasterForm, MomentDtype};
@@ -57,11 +57,11 @@ impl Optimizer {
         for (_, param) in params.iter_mut() {
             (param.master, param.moments) = (None, Vec::new());
             let (device, dtype) = (param.device(), param.dtype());
-            let own = match param.plan.zero.is_single() {
+            let shape = match param.plan.zero.is_single() {
                 true => param.state_shape(),
                 false => vec![param.plan.zero.split(param.state_len()).len()],
             };
-            let zeros = |dtype| Tensor::zeros(&device, &own, dtype, Category::Optimizer);
+            let zeros = |dtype| Tensor::zeros(&device, &shape, dtype, Category::Optimizer);
             let moment = match self.moments {
                 MomentDtype::F32 => DType::F32,
                 MomentDtype::Bf16 => DType::Bf16,
@@ -85,8 +85,8 @@ impl Optimizer {
         self.rule.states() + usize::from(dtype != DType::F32)
     }
 
-    /// What a step of a parameter reads and writes, where it has a gradient. A rank that steps a part of it
-    /// gives that part.
+    /// What a step of a parameter reads and writes, where it has a gradient. A rank that steps a shard of it
+    /// gives that shard.
     pub(crate) fn target<'a>(
         &self,
         param: &'a mut Param,
@@ -119,9 +119,9 @@ impl Optimizer {
 /// positions of its own: as good random bits, but other ones than the full tensor has.
 fn positions(shard: &Shard) -> Positions {
     let full = shard.full_shape();
-    let is_cut = |dim: &usize| shard.ranges(*dim)[..] != [0..full[*dim]];
-    let cut: Vec<usize> = (0..full.len()).filter(is_cut).collect();
-    let &[dim] = &cut[..] else { return Positions::FULL };
+    let is_split = |dim: &usize| shard.ranges(*dim)[..] != [0..full[*dim]];
+    let split_dims: Vec<usize> = (0..full.len()).filter(is_split).collect();
+    let &[dim] = &split_dims[..] else { return Positions::FULL };
     let inner: usize = full[dim + 1..].iter().product();
     let mut end = 0;
     let range = |range: &std::ops::Range<usize>| {
@@ -174,10 +174,10 @@ impl Param {
             Some(bits) => ones(&bits).map(|index| exact[index]).collect(),
             None => exact,
         };
-        let own = &stored[self.plan.zero.split(stored.len())];
+        let local = &stored[self.plan.zero.split(stored.len())];
         let bytes: Vec<u8> = match low_bits {
-            true => own.iter().flat_map(|number| split(*number).1.to_le_bytes()).collect(),
-            false => own.iter().flat_map(|number| number.to_le_bytes()).collect(),
+            true => local.iter().flat_map(|number| split(*number).1.to_le_bytes()).collect(),
+            false => local.iter().flat_map(|number| number.to_le_bytes()).collect(),
         };
         match &mut self.master {
             Some(master) => Ok(master.copy_from_host(&bytes)?),

@@ -12,7 +12,7 @@ use espalier_tensor::ops::flat;
 use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor};
 
-use super::resting::{ParamWeight, StoredWeight};
+use super::stored_weight::{StoredForm, StoredWeight};
 use crate::Result;
 
 /// A parameter, and what this rank has of it.
@@ -20,8 +20,8 @@ use crate::Result;
 pub struct Param {
     /// What follows from the plan: which shard, with whom, by which rules.
     pub plan: ParamPlan,
-    /// Its weight, in the form that it has while it does no work, and its mask.
-    pub(super) resting: StoredWeight,
+    /// Its weight, in the form that it has while no block uses it, and its mask.
+    pub(super) stored: StoredWeight,
     /// The exact weight where [`Param::weight`] is rounded: in f32, or as the 16 bits that were lost.
     pub(crate) master: Option<Tensor>,
     /// Of the optimizer; none before the first step.
@@ -34,10 +34,10 @@ pub struct Param {
 }
 
 impl Param {
-    pub(super) fn new(plan: ParamPlan, weight: ParamWeight, compresses: bool) -> Param {
-        let resting = StoredWeight::new(weight, plan.shard.shape());
+    pub(super) fn new(plan: ParamPlan, weight: StoredForm, compresses: bool) -> Param {
+        let stored = StoredWeight::new(weight, plan.shard.shape());
         let (master, moments, gradient) = (None, Vec::new(), None);
-        Param { plan, resting, master, moments, gradient, compresses, compresses_weight: false }
+        Param { plan, stored, master, moments, gradient, compresses, compresses_weight: false }
     }
 
     /// The same, whose weight rests as kept values under a mask that compresses gradient and state.
@@ -53,7 +53,7 @@ impl Param {
 
     /// Whether a stage of this rank has it.
     pub fn is_here(&self) -> bool {
-        self.resting.is_here()
+        self.stored.is_here()
     }
 
     /// Weights in this rank's shard, kept or not.
@@ -61,7 +61,6 @@ impl Param {
         self.plan.shard.len()
     }
 
-    /// Whether the shard has none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -73,7 +72,7 @@ impl Param {
 
     /// Which weights are kept; none while all are.
     pub fn mask(&self) -> Option<&Mask> {
-        self.resting.mask.as_ref()
+        self.stored.mask.as_ref()
     }
 
     /// The mask by which gradient and state are compressed.
@@ -96,38 +95,38 @@ impl Param {
 
     /// The weight where it rests dense.
     pub fn weight(&self) -> &Tensor {
-        match &self.resting.stored {
-            ParamWeight::Dense(weight) => weight,
+        match &self.stored.form {
+            StoredForm::Dense(weight) => weight,
             other => panic!("{} is not dense at rest but {}", self.plan.name, other.name()),
         }
     }
 
     /// The same, to be changed; what is pruned must stay zero.
     pub fn weight_mut(&mut self) -> &mut Tensor {
-        match &mut self.resting.stored {
-            ParamWeight::Dense(weight) => weight,
+        match &mut self.stored.form {
+            StoredForm::Dense(weight) => weight,
             other => panic!("{} is not dense at rest but {}", self.plan.name, other.name()),
         }
     }
 
     /// The weight, dense, however it rests: one that is made for this is workspace as long as it is held.
     pub fn dense(&self) -> Result<Tensor, espalier_tensor::Error> {
-        self.resting.dense(Category::Workspace)
+        self.stored.dense(Category::Workspace)
     }
 
-    /// The weight as it rests, dense or its kept values; none where it was not drawn yet.
+    /// The weight as it rests, dense or its kept values; none where it is not initialised yet.
     pub fn at_rest(&self) -> Option<&Tensor> {
-        self.resting.tensor()
+        self.stored.tensor()
     }
 
     /// What the weight is on.
     pub fn device(&self) -> Device {
-        self.resting.place().0
+        self.stored.device_and_dtype().0
     }
 
     /// The type of the weight.
     pub fn dtype(&self) -> DType {
-        self.resting.place().1
+        self.stored.device_and_dtype().1
     }
 
     /// Bytes of the weight at rest.
@@ -142,7 +141,7 @@ impl Param {
 
     /// What of the weight its state is about, in order: kept values, or all of it where state is not compressed.
     pub fn values(&self) -> Result<Tensor> {
-        Ok(match (self.resting.compressed(), self.compressing_mask()) {
+        Ok(match (self.stored.compressed(), self.compressing_mask()) {
             (Some(Compressed { kept, .. }), _) => kept.clone(),
             (None, Some(mask)) => compress(&self.dense()?, mask, Category::Workspace)?,
             (None, None) => self.dense()?,
@@ -152,9 +151,9 @@ impl Param {
     /// The same to be changed, where it rests as that.
     pub(crate) fn values_mut(&mut self) -> Option<&mut Tensor> {
         let is_dense = self.compressing_mask().is_none();
-        match &mut self.resting.stored {
-            ParamWeight::Compressed(kept) => Some(kept),
-            ParamWeight::Dense(weight) if is_dense => Some(weight),
+        match &mut self.stored.form {
+            StoredForm::Compressed(kept) => Some(kept),
+            StoredForm::Dense(weight) if is_dense => Some(weight),
             _ => None,
         }
     }
@@ -166,7 +165,7 @@ impl Param {
         }
         match self.values_mut() {
             Some(at_rest) => flat::put(at_rest, 0, values, 0..values.len())?,
-            None => self.resting.set_kept(values)?,
+            None => self.stored.set_kept(values)?,
         }
         Ok(())
     }
@@ -174,24 +173,24 @@ impl Param {
     /// Gives the weight other values, all of them, from the host's bytes. What its mask does not keep is not
     /// to be kept.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        if let ParamWeight::Dense(weight) = &mut self.resting.stored {
+        if let StoredForm::Dense(weight) = &mut self.stored.form {
             return Ok(weight.copy_from_host(bytes)?);
         }
-        let ((device, dtype), shape) = (self.resting.place(), &self.resting.shape);
+        let ((device, dtype), shape) = (self.stored.device_and_dtype(), &self.stored.shape);
         let mut dense = Tensor::empty(&device, shape, dtype, Category::Workspace)?;
         dense.copy_from_host(bytes)?;
-        Ok(self.resting.write(dense)?)
+        Ok(self.stored.write(dense)?)
     }
 
     /// Sets to zero what a mask that it is about to get does not keep, where it stays dense under it.
     pub(crate) fn zero_pruned(&mut self, mask: &Mask) -> Result<()> {
-        match &mut self.resting.stored {
-            ParamWeight::Dense(weight) if !self.compresses_weight => Ok(apply(weight, mask)?),
+        match &mut self.stored.form {
+            StoredForm::Dense(weight) if !self.compresses_weight => Ok(apply(weight, mask)?),
             _ => Ok(()),
         }
     }
 
-    /// This rank's part of the values, where ranks split its state.
+    /// This rank's shard of the values, where ranks split its state.
     pub(crate) fn local_values(&self) -> Result<Tensor> {
         let values = self.values()?;
         Ok(flat::take(&values, self.plan.zero.split(values.len()), Category::Workspace)?)
@@ -205,14 +204,14 @@ impl Param {
         mask: Mask,
         sparse: impl FnOnce(&Mask) -> Result<Option<SparseWeight>>,
     ) -> Result<()> {
-        let mask = self.resting.set_mask(mask, self.compresses_weight)?;
-        self.resting.sparse = sparse(mask)?;
+        let mask = self.stored.set_mask(mask, self.compresses_weight)?;
+        self.stored.sparse = sparse(mask)?;
         Ok(())
     }
 
     /// Bytes of mask and pattern.
     pub fn mask_bytes(&self) -> usize {
-        self.mask().map_or(0, Mask::bytes) + self.resting.sparse.as_ref().map_or(0, SparseWeight::bytes)
+        self.mask().map_or(0, Mask::bytes) + self.stored.sparse.as_ref().map_or(0, SparseWeight::bytes)
     }
 
     /// The tensors of its optimizer state: the master, where there is one, and the moments.
@@ -232,8 +231,8 @@ impl Param {
 
     /// What a step reads and writes, where there is a gradient.
     pub(crate) fn step_tensors(&mut self) -> Option<StepTensors<'_>> {
-        let StoredWeight { stored, mask, .. } = &mut self.resting;
-        let (ParamWeight::Dense(weight) | ParamWeight::Compressed(weight)) = stored else { return None };
+        let StoredWeight { form, mask, .. } = &mut self.stored;
+        let (StoredForm::Dense(weight) | StoredForm::Compressed(weight)) = form else { return None };
         Some(StepTensors {
             weight,
             master: self.master.as_mut(),
@@ -244,16 +243,16 @@ impl Param {
         })
     }
 
-    /// Room for the weight, which must be here, and for the tensors of its state.
-    pub(super) fn rooms(&mut self) -> Result<ParamRooms<'_>> {
-        self.resting.make_room()?;
-        let StoredWeight { stored, mask, .. } = &mut self.resting;
-        let weight = match (stored, mask) {
-            (ParamWeight::Dense(weight), _) => WeightTarget::Dense(weight),
-            (ParamWeight::Compressed(kept), Some(mask)) => WeightTarget::Compressed(kept, mask),
+    /// Where the weight, which must be here, and the tensors of its state are read to.
+    pub(super) fn load_targets(&mut self) -> Result<ParamTargets<'_>> {
+        self.stored.allocate()?;
+        let StoredWeight { form, mask, .. } = &mut self.stored;
+        let weight = match (form, mask) {
+            (StoredForm::Dense(weight), _) => WeightTarget::Dense(weight),
+            (StoredForm::Compressed(kept), Some(mask)) => WeightTarget::Compressed(kept, mask),
             _ => panic!("{} is on another stage", self.plan.name),
         };
-        Ok(ParamRooms { weight, state: self.master.iter_mut().chain(&mut self.moments).collect() })
+        Ok(ParamTargets { weight, state: self.master.iter_mut().chain(&mut self.moments).collect() })
     }
 
     /// What counts of its gradient: kept elements, in the order in which compressed state has them.
@@ -291,20 +290,20 @@ impl Param {
     }
 }
 
-/// Room for what is about to be read of a parameter.
+/// Where what is about to be read of a parameter goes.
 #[derive(Debug)]
-pub(crate) struct ParamRooms<'a> {
+pub(crate) struct ParamTargets<'a> {
     pub weight: WeightTarget<'a>,
     /// The tensors of its state, the master first.
     pub state: Vec<&'a mut Tensor>,
 }
 
-/// Room for a weight whose values are about to be read.
+/// Where the values of a weight that are about to be read go.
 #[derive(Debug)]
 pub(crate) enum WeightTarget<'a> {
-    /// For all of them.
+    /// All of them.
     Dense(&'a mut Tensor),
-    /// For those that a mask keeps.
+    /// Those that a mask keeps.
     Compressed(&'a mut Tensor, &'a Mask),
 }
 

@@ -1,8 +1,8 @@
 //! The parameters that a rank trains: of each, in one value, what the plan says of it, its mask, weight,
 //! gradient and optimizer state.
 //!
-//! A weight at rest may take another form than kernels read. This store alone knows the way from rest to
-//! work: layers are given a block's weights by [`WeightStore::enter`], and whoever else reads or writes a
+//! A weight may be stored in another form than kernels read. This store alone turns the one into the other:
+//! layers are given a block's weights by [`WeightStore::enter`], and whoever else reads or writes a
 //! weight asks [`Param`] for what it means: all of it as a dense tensor, or the values that are kept.
 
 use std::sync::Arc;
@@ -16,27 +16,27 @@ use espalier_tensor::ops::reduce::squared_norm_all;
 use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor};
 
-use super::at_work::{ExpansionScratch, StoredWeights, WeightVersion};
-use super::param::{Param, ParamRooms};
-use super::resting::{InitialWeight, ParamWeight, StoredWeight};
+use super::expansion::{ExpansionScratch, StoredWeights, WeightVersion};
+use super::param::{Param, ParamTargets};
+use super::stored_weight::{InitialWeight, StoredForm, StoredWeight};
 use crate::Result;
 
-/// In which form weights rest that pruning may touch.
+/// How weights that pruning may touch are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WeightStorageMode {
     /// As kernels read them.
     Dense,
     /// As kept values from when they have masks on.
     Compressed,
-    /// The same, and until then they are not drawn: the masks of now are found without a pass over them.
-    Undrawn,
+    /// The same, and until then they are not initialised: their masks are found without a pass over them.
+    Uninitialised,
 }
 
 /// All parameters of a model, those of other stages without weights, and the running statistics of batch norms.
 #[derive(Debug)]
 pub struct ParamStore {
     // Before the parameters, which something may still be expanded from.
-    workplace: ExpansionScratch,
+    scratch: ExpansionScratch,
     params: Vec<Param>,
     statistics: Vec<Option<Tensor>>,
     names: Arc<TensorNames>,
@@ -56,11 +56,11 @@ impl ParamStore {
         seed: u64,
         compresses: bool,
     ) -> Result<ParamStore> {
-        ParamStore::resting(params, local, device, dtype, seed, compresses, WeightStorageMode::Dense)
+        ParamStore::with_storage(params, local, device, dtype, seed, compresses, WeightStorageMode::Dense)
     }
 
-    /// The same with weights that rest in another form.
-    pub(crate) fn resting(
+    /// The same with weights that are stored in another form.
+    pub(crate) fn with_storage(
         params: &RankParams,
         local: &LocalModel,
         device: &Device,
@@ -75,21 +75,21 @@ impl ParamStore {
             let (parameter, shard) = (parameter.clone(), plan.shard.clone());
             let initial = InitialWeight { parameter, shard, device: device.clone(), dtype, seed };
             let weight = match plan.is_here {
-                false => ParamWeight::Elsewhere,
-                true if plan.prunable && weights == WeightStorageMode::Undrawn => {
-                    ParamWeight::Initial(Box::new(initial))
+                false => StoredForm::Elsewhere,
+                true if plan.prunable && weights == WeightStorageMode::Uninitialised => {
+                    StoredForm::Initial(Box::new(initial))
                 }
-                true => ParamWeight::Dense(initial.draw(Category::Weights)?),
+                true => StoredForm::Dense(initial.init(Category::Weights)?),
             };
             let param = Param::new(plan.clone(), weight, compresses);
             Ok(param.compressing_weight(weights != WeightStorageMode::Dense))
         };
-        let stored = params.params.iter().zip(&local.parameters).map(param).collect::<Result<_>>()?;
+        let params_here = params.params.iter().zip(&local.parameters).map(param).collect::<Result<_>>()?;
         let statistic = |(group, buffer): (&usize, _)| {
             params.members[*group].map(|_| Ok(started(buffer, device)?)).transpose()
         };
         let statistics = params.statistics.iter().zip(&buffers).map(statistic).collect::<Result<_>>()?;
-        Ok(ParamStore::of_params(stored, statistics, names, compresses, dtype))
+        Ok(ParamStore::of_params(params_here, statistics, names, compresses, dtype))
     }
 
     fn of_params(
@@ -100,13 +100,13 @@ impl ParamStore {
         dtype: DType,
     ) -> ParamStore {
         let here = params.iter().filter(|param| param.is_here());
-        let workplace = ExpansionScratch::new(here.map(|param| (param.id(), &param.plan.blocks[..])));
-        ParamStore { workplace, params, statistics, names, compresses, dtype }
+        let scratch = ExpansionScratch::new(here.map(|param| (param.id(), &param.plan.blocks[..])));
+        ParamStore { scratch, params, statistics, names, compresses, dtype }
     }
 
     /// Parameters of a rank without weights: for whoever sends their gradients and no more.
     pub fn without_weights(params: &RankParams) -> ParamStore {
-        let elsewhere = |plan: &ParamPlan| Param::new(plan.clone(), ParamWeight::Elsewhere, false);
+        let elsewhere = |plan: &ParamPlan| Param::new(plan.clone(), StoredForm::Elsewhere, false);
         let names =
             TensorNames::new(params.params.iter().map(|plan| plan.name.clone()).collect(), Vec::new());
         let params = params.params.iter().map(elsewhere).collect();
@@ -133,7 +133,7 @@ impl ParamStore {
                 blocks: vec![id],
                 is_tied: false,
             };
-            Param::new(plan, ParamWeight::Dense(weight), compresses)
+            Param::new(plan, StoredForm::Dense(weight), compresses)
         };
         let dtype = weights.first().map_or(DType::F32, |(_, weight)| weight.dtype());
         let params = weights.into_iter().enumerate().map(param).collect();
@@ -142,14 +142,14 @@ impl ParamStore {
 
     /// Gives all weights and statistics the values that they started with, one at a time.
     pub(crate) fn initialise_again(&mut self, local: &LocalModel, seed: u64) -> Result<()> {
-        self.workplace.clear();
+        self.scratch.clear();
         for (param, parameter) in self.params.iter_mut().zip(&local.parameters) {
-            // What was not drawn yet has them anyway.
+            // What is not initialised yet has them anyway.
             let Some(weight) = param.at_rest() else { continue };
             let (device, dtype) = (weight.device(), weight.dtype());
-            // The new one is booked as workspace until it stands in the place of the old.
+            // The new one is counted as workspace until it replaces the old.
             let first = fresh(parameter, &param.plan.shard, &device, dtype, seed, Category::Workspace)?;
-            param.resting.write(first)?;
+            param.stored.write(first)?;
         }
         for (tensor, buffer) in self.statistics.iter_mut().zip(&local.model.buffers()) {
             if let Some(tensor) = tensor {
@@ -193,7 +193,6 @@ impl ParamStore {
         self.params.len()
     }
 
-    /// Whether the model has none.
     pub fn is_empty(&self) -> bool {
         self.params.is_empty()
     }
@@ -206,7 +205,7 @@ impl ParamStore {
 
     /// The same, to be changed.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (ParameterId, &mut Param)> {
-        self.workplace.clear();
+        self.scratch.clear();
         let params = self.params.iter_mut().enumerate().map(|(id, param)| (ParameterId(id), param));
         params.filter(|(_, param)| param.is_here())
     }
@@ -223,7 +222,7 @@ impl ParamStore {
 
     /// The same, to be changed.
     pub fn param_mut(&mut self, id: ParameterId) -> &mut Param {
-        self.workplace.clear();
+        self.scratch.clear();
         &mut self.params[id.0]
     }
 
@@ -282,14 +281,14 @@ impl ParamStore {
 
     /// The same, to be changed.
     pub fn named_mut(&mut self) -> impl Iterator<Item = (&str, &mut Tensor)> {
-        self.workplace.clear();
+        self.scratch.clear();
         let names = &self.names;
         let weights =
-            self.params.iter_mut().enumerate().filter_map(|(id, param)| match &mut param.resting.stored {
-                ParamWeight::Dense(weight) | ParamWeight::Compressed(weight) => {
+            self.params.iter_mut().enumerate().filter_map(|(id, param)| match &mut param.stored.form {
+                StoredForm::Dense(weight) | StoredForm::Compressed(weight) => {
                     Some((names.name(ParameterId(id)), weight))
                 }
-                ParamWeight::Elsewhere | ParamWeight::Initial(_) => None,
+                StoredForm::Elsewhere | StoredForm::Initial(_) => None,
             });
         let statistics = self.statistics.iter_mut().enumerate();
         weights.chain(
@@ -315,11 +314,11 @@ impl ParamStore {
     }
 
     /// Of each parameter here the weight and the tensors of its state, and the statistics here, to be filled.
-    pub(crate) fn rooms(&mut self) -> Result<(Vec<ParamRooms<'_>>, Vec<&mut Tensor>)> {
-        self.workplace.clear();
+    pub(crate) fn load_targets(&mut self) -> Result<(Vec<ParamTargets<'_>>, Vec<&mut Tensor>)> {
+        self.scratch.clear();
         let here = self.params.iter_mut().filter(|param| param.is_here());
-        let rooms = here.map(Param::rooms).collect::<Result<_>>()?;
-        Ok((rooms, self.statistics.iter_mut().flatten().collect()))
+        let targets = here.map(Param::load_targets).collect::<Result<_>>()?;
+        Ok((targets, self.statistics.iter_mut().flatten().collect()))
     }
 
     /// A digest of each weight, made by `of`, and of each statistic, in the order of the model's, with zeros
@@ -361,17 +360,17 @@ impl ParamStore {
     /// A copy of the weights as they are now, for passes that train, in the form in which they rest: running
     /// statistics are no part of them.
     pub fn version(&self) -> Result<WeightVersion> {
-        let copy = |param: &Param| param.resting.duplicate(Category::Weights);
+        let copy = |param: &Param| param.stored.duplicate(Category::Weights);
         let weights = self.params.iter().map(copy).collect::<Result<_, _>>()?;
-        Ok(WeightVersion::new(&self.workplace, weights))
+        Ok(WeightVersion::new(&self.scratch, weights))
     }
 
     /// A copy of the weights as they are now, dense, to measure from: running statistics are no part of them.
     pub fn dense_copy(&self) -> Result<Weights> {
-        let sparse = self.params.iter().map(|param| param.resting.sparse.clone()).collect();
-        let copy = |param: &Param| match param.resting.stored {
-            ParamWeight::Dense(ref weight) => Ok(weight.duplicate(Category::Weights)?),
-            _ => Ok(param.resting.dense(Category::Weights)?),
+        let sparse = self.params.iter().map(|param| param.stored.sparse.clone()).collect();
+        let copy = |param: &Param| match param.stored.form {
+            StoredForm::Dense(ref weight) => Ok(weight.duplicate(Category::Weights)?),
+            _ => Ok(param.stored.dense(Category::Weights)?),
         };
         self.copied(vec![None; self.statistics.len()], sparse, copy)
     }
@@ -419,7 +418,7 @@ impl WeightStore for ParamStore {
     }
 
     fn sparse(&self, id: ParameterId) -> Option<&SparseWeight> {
-        self.params[id.0].resting.sparse.as_ref()
+        self.params[id.0].stored.sparse.as_ref()
     }
 
     fn buffer(&self, id: BufferId) -> &Tensor {
@@ -431,12 +430,12 @@ impl WeightStore for ParamStore {
         block: usize,
         next: Option<usize>,
     ) -> espalier_nn::Result<Option<Box<dyn WeightStore + '_>>> {
-        self.workplace.enter(self, block, next)
+        self.scratch.enter(self, block, next)
     }
 }
 
 impl StoredWeights for ParamStore {
-    fn resting(&self, id: ParameterId) -> &StoredWeight {
-        &self.params[id.0].resting
+    fn stored(&self, id: ParameterId) -> &StoredWeight {
+        &self.params[id.0].stored
     }
 }

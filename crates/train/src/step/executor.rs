@@ -19,8 +19,8 @@ use crate::parallel::tags::tag;
 /// Receives that are posted before their turn: one message arrives while another is being used.
 const POSTED: usize = 2;
 
-/// How often a rank that waits for either of two messages looks.
-const GLANCE: Duration = Duration::from_micros(20);
+/// How often a rank that waits for either of two messages polls.
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
 /// A rank in the course of its list.
 #[derive(Debug)]
@@ -28,9 +28,9 @@ pub struct Executor {
     schedule: Schedule,
     rank: usize,
     pipeline_group: Communicator,
-    /// The place of the next action in the list.
+    /// The index of the next action in the list.
     position: usize,
-    /// Receives before this place of the list are posted.
+    /// Receives before this index of the list are posted.
     posted: usize,
     messages: Messages,
     in_order: bool,
@@ -39,7 +39,7 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// At the beginning of a list. `others` are the ranks of the pipeline, in their order.
+    /// At the beginning of a list. `pipeline_group` has the ranks of the pipeline, in their order.
     pub fn new(schedule: Schedule, pipeline_group: Communicator) -> Executor {
         let (rank, messages) = (pipeline_group.rank(), Messages::default());
         let (position, posted, in_order, trace) = (0, 0, false, None);
@@ -109,10 +109,10 @@ impl Executor {
     /// Runs another list that takes no step, between two of its own.
     pub(crate) fn run_between(&mut self, list: Schedule, worker: &mut dyn ActionWorker) -> Result<()> {
         debug_assert!(self.is_idle());
-        let own = std::mem::replace(&mut self.schedule, list);
+        let schedule = std::mem::replace(&mut self.schedule, list);
         (self.position, self.posted) = (0, 0);
         self.run_to_end(worker)?;
-        self.load(own);
+        self.load(schedule);
         Ok(())
     }
 
@@ -150,7 +150,7 @@ impl Executor {
         self.messages.post(&self.schedule, self.rank, message, &self.pipeline_group, worker)
     }
 
-    /// An action for whoever listens.
+    /// An action, for the log.
     fn describe(&self, action: Action) -> String {
         match action {
             Action::WaitReduce => "wait for reduce".into(),
@@ -169,14 +169,14 @@ impl Executor {
     }
 
     fn act(&mut self, action: Action, worker: &mut dyn ActionWorker) -> Result<()> {
-        // Said before it is begun: the last line of a rank that hangs.
+        // Logged before it is begun: the last line of a rank that hangs.
         let watched = enabled!(Level::DEBUG).then(|| (self.describe(action), Instant::now()));
-        if let Some((word, _)) = &watched {
-            debug!("{word}");
+        if let Some((name, _)) = &watched {
+            debug!("{name}");
         }
         self.perform(action, worker)?;
-        if let Some((word, begin)) = watched {
-            trace!("done: {word}, after {:.3} ms", begin.elapsed().as_secs_f64() * 1e3);
+        if let Some((name, begin)) = watched {
+            trace!("done: {name}, after {:.3} ms", begin.elapsed().as_secs_f64() * 1e3);
         }
         Ok(())
     }
@@ -191,15 +191,15 @@ impl Executor {
             Action::Send(message) => {
                 self.messages.send(&self.schedule, self.rank, &message, &self.pipeline_group)?;
             }
-            Action::SendControl(notice) => {
+            Action::SendControl(message) => {
                 let tag = tag(&self.schedule, self.rank, &action);
                 // It is on its way, and nobody needs it back.
-                drop(self.pipeline_group.start_send(worker.scalars_to_send(notice), notice.peer, tag)?);
+                drop(self.pipeline_group.start_send(worker.scalars_to_send(message), message.peer, tag)?);
             }
-            Action::RecvControl(notice) => {
+            Action::RecvControl(message) => {
                 let tag = tag(&self.schedule, self.rank, &action);
-                let buffer = vec![0.0; notice.topic.numbers()];
-                worker.receive_scalars(notice, &self.pipeline_group.receive(buffer, notice.peer, tag)?);
+                let buffer = vec![0.0; message.topic.numbers()];
+                worker.receive_scalars(message, &self.pipeline_group.receive(buffer, message.peer, tag)?);
             }
             _ => match action.compute() {
                 Some((pass, work)) => self.compute(pass, work, worker)?,
@@ -215,17 +215,17 @@ impl Executor {
 
     fn compute(&mut self, pass: Pass, work: ChunkWork, worker: &mut dyn ActionWorker) -> Result<()> {
         let ChunkWork { micro_batch, chunk, .. } = work;
-        let held = self.schedule.placement.chunks(self.rank)[chunk];
+        let current = self.schedule.placement.chunks(self.rank)[chunk];
         let (payload, made, next) = match pass {
             Pass::Forward => {
                 let input = self.messages.take((Payload::Activation, micro_batch, chunk));
                 let output = worker.forward(work, input)?;
-                (Payload::Activation, output, self.schedule.placement.after(held))
+                (Payload::Activation, output, self.schedule.placement.after(current))
             }
             Pass::Backward | Pass::BackwardInput => {
                 let gradient = self.messages.take((Payload::Gradient, micro_batch, chunk));
                 let made = worker.backward(work, gradient, pass == Pass::Backward)?;
-                (Payload::Gradient, made, self.schedule.placement.before(held))
+                (Payload::Gradient, made, self.schedule.placement.before(current))
             }
             Pass::BackwardWeight => return worker.act(pass.on(work)),
         };
@@ -247,7 +247,7 @@ impl Executor {
     /// each keep their order, so that sums of gradients do not depend on who was faster.
     fn run_message_driven(&mut self, worker: &mut dyn ActionWorker) -> Result<()> {
         let end = self.list().iter().position(|action| matches!(action, Action::AllReduce { .. }));
-        let end = end.expect("a batch ends with a sum");
+        let end = end.expect("a batch ends with an all-reduce");
         let (mut forwards, mut backwards) = units(&self.list()[..end]);
         let stages = self.schedule.stages();
         let (mut entered, mut left) = (0, 0);
@@ -262,7 +262,7 @@ impl Executor {
             let may_enter = self.rank > 0 || in_flight < stages;
             let forward = may_enter && self.is_ready(forwards.front())?;
             let backward = in_flight > 0 && self.is_ready(backwards.front())?;
-            // Where both lie there, what 1F1B would do.
+            // Where both are ready, what 1F1B would do.
             let due = in_flight < stages - self.rank;
             match (forward, backward) {
                 (true, false) => self.run_unit(forwards.pop_front(), &mut entered, worker)?,
@@ -305,8 +305,8 @@ impl Executor {
         let (start, begin) = (self.now(), Instant::now());
         let limit = self.pipeline_group.limit();
         if enabled!(Level::DEBUG) {
-            let words = wanted.iter().flatten().map(|message| self.describe(Action::Receive(*message)));
-            debug!("waits for {}, whichever is first", words.collect::<Vec<_>>().join(" or "));
+            let names = wanted.iter().flatten().map(|message| self.describe(Action::Receive(*message)));
+            debug!("waits for {}, whichever is first", names.collect::<Vec<_>>().join(" or "));
         }
         loop {
             for message in wanted.iter().flatten() {
@@ -321,7 +321,7 @@ impl Executor {
                 let message = wanted.iter().flatten().next().expect("it waits for something");
                 return self.messages.wait(message);
             }
-            std::thread::sleep(GLANCE);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }

@@ -33,19 +33,19 @@ pub(crate) struct PassOutput {
 }
 
 impl GraphedStep {
-    /// Whether each step of a rank queues the same work: it is alone on a GPU that keeps the data, takes a
-    /// batch at once, and nothing of it is drawn by chance or measured on the way.
+    /// Whether each step of a rank queues the same work: it is the only one, on a GPU that keeps the data,
+    /// takes a batch at once, and nothing in it is random or measured on the way.
     pub(crate) fn is_supported(context: &TrainContext) -> bool {
         let TrainContext { plan, ranks, stage, device, dataset, .. } = context;
-        let mut by_chance = false;
-        plan.model.for_each(&mut |layer| by_chance |= layer.properties().is_random);
+        let mut is_random = false;
+        plan.model.for_each(&mut |layer| is_random |= layer.properties().is_random);
         matches!(device, Device::Cuda(_))
             && dataset.is_on(device)
             && ranks.is_single()
             && stage.chunks().len() == 1
             && plan.batch.micro_batches == 1
             && !plan.optimization.noise_scale
-            && !by_chance
+            && !is_random
     }
 
     /// Whether the last ones were a replay of the graph.
@@ -53,8 +53,8 @@ impl GraphedStep {
         self.passes.is_captured()
     }
 
-    /// Takes the batch that the next passes read.
-    pub fn take(&mut self, inputs: &Tensor, targets: &Tensor) -> Result<()> {
+    /// Copies the batch that the next passes read.
+    pub fn load_batch(&mut self, inputs: &Tensor, targets: &Tensor) -> Result<()> {
         let [here_inputs, here_targets] = match &mut self.batch {
             Some(batch) => batch,
             none => {
@@ -72,7 +72,7 @@ impl GraphedStep {
         params: &ParamStore,
         mut pass: impl FnMut(Tensor, Tensor) -> Result<PassOutput>,
     ) -> Result<PassOutput> {
-        let [inputs, targets] = self.batch.as_ref().expect("a batch was taken before");
+        let [inputs, targets] = self.batch.as_ref().expect("a batch was loaded before");
         if params.ids().any(|id| params.sparse(id).is_some()) {
             // What products without zeros read is made anew at times.
             return pass(inputs.clone(), targets.clone());

@@ -28,14 +28,14 @@ pub(super) struct InFlightMicroBatch {
 
 /// What a backward makes.
 pub(super) struct BackwardOutput {
-    /// The gradient of the chunk's input, for the part before.
+    /// The gradient of the chunk's input, for the chunk before.
     pub gradient: Option<Tensor>,
     /// The sum of the losses and their number, where the model ends here: on a GPU, yet to be read.
     pub total: Option<(BatchLoss, usize)>,
 }
 
 impl InFlightMicroBatch {
-    /// Runs a chunk forward in training. What comes second is for the next part; `targets` are there where
+    /// Runs a chunk forward in training. What comes second is for the next chunk; `targets` are there where
     /// the model ends.
     pub fn forward(
         model: &Model,
@@ -64,12 +64,12 @@ impl InFlightMicroBatch {
         loss: LossConfig,
         sink: &mut dyn GradientSink,
     ) -> Result<BackwardOutput> {
-        let (share, stash) = (self.batch_slice, &mut self.stash);
-        let mut pass = BackwardContext { weights, random: self.random, batch_slice: share, stash, sink };
+        let (batch_slice, stash) = (self.batch_slice, &mut self.stash);
+        let mut pass = BackwardContext { weights, random: self.random, batch_slice, stash, sink };
         let (gradient, total) = match self.read.take() {
-            None => (gradient.expect("the next part made it"), None),
+            None => (gradient.expect("the next chunk made it"), None),
             Some((x, targets)) => {
-                let scale = loss.scale(targets.len(), share.samples);
+                let scale = loss.scale(targets.len(), batch_slice.samples);
                 let HeadOutput { total, gradient } = model.loss(x.take(), &targets, scale, &mut pass)?;
                 (gradient, Some((total, targets.len())))
             }

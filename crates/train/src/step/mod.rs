@@ -30,13 +30,13 @@ use crate::stage::ChunkSide;
 
 /// What the actions of a list do. A worker knows those that its lists have.
 pub trait ActionWorker {
-    /// Runs a chunk forward: on samples where it is the first part, on what the part before gave otherwise.
-    /// What it returns is for the next part; the last part keeps its own.
+    /// Runs a chunk forward: on samples where it is the first, on what the chunk before gave otherwise. What
+    /// it returns is for the next chunk; the last chunk keeps its output.
     fn forward(&mut self, work: ChunkWork, _input: Option<Tensor>) -> Result<Option<Tensor>> {
         unreachable!("{work:?} forward in a list without passes")
     }
 
-    /// Runs a chunk backward, from the loss where it is the last part. What it returns is for the part before. The
+    /// Runs a chunk backward, from the loss where it is the last. What it returns is for the chunk before. The
     /// gradients of weights are deferred unless `with_weights`.
     fn backward(
         &mut self,
@@ -52,13 +52,13 @@ pub trait ActionWorker {
         unreachable!("{message:?} in a list without messages")
     }
 
-    /// What it has to tell another rank.
-    fn scalars_to_send(&mut self, notice: ControlMessage) -> Vec<f64> {
-        vec![0.0; notice.topic.numbers()]
+    /// The numbers of a control message that this rank sends.
+    fn scalars_to_send(&mut self, message: ControlMessage) -> Vec<f64> {
+        vec![0.0; message.topic.numbers()]
     }
 
-    /// Takes in what another rank has told.
-    fn receive_scalars(&mut self, _notice: ControlMessage, _told: &[f64]) {}
+    /// Takes in the numbers of a control message.
+    fn receive_scalars(&mut self, _message: ControlMessage, _scalars: &[f64]) {}
 
     /// Bytes that an action moves, for whoever notes them.
     fn bytes(&self, _action: &Action) -> u64 {
@@ -70,7 +70,7 @@ pub trait ActionWorker {
         TraceKind::of(action)
     }
 
-    /// Sums that were under way beside the actions and have ended since it was last asked.
+    /// All-reduces of buckets that ran beside the actions and have ended since it was last asked.
     fn bucket_spans(&mut self) -> Vec<BucketSpan> {
         Vec::new()
     }

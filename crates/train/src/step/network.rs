@@ -33,7 +33,7 @@ pub(crate) struct PipelineState {
     versions: HashMap<usize, WeightVersion>,
     /// The number of the newest weights, counted from the beginning of the list.
     newest: usize,
-    /// The update that makes them, while it is put off.
+    /// The update that makes them, while it is deferred.
     deferred_update: Option<DeferredUpdate>,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct StepContext<'a> {
     /// Whether the rank steps by itself: its loss, its norm and whether they are finite are then its own.
     pub local: bool,
     pub lr: f64,
-    /// Whether this rank is asked to stop, which all hear of when they agree.
+    /// Whether this rank is asked to stop, which all learn when they agree.
     pub stop: &'a AtomicBool,
     /// The update whose gradient is made not finite, for a drill.
     pub fault: Option<u64>,
@@ -104,7 +104,7 @@ pub(crate) struct NetworkWorker<'a> {
     /// Backward passes of each chunk before its gradients are complete.
     missing: Vec<usize>,
     /// Of the micro-batches that have ended, yet to be read: that waits for a GPU.
-    sums: Vec<(BatchLoss, usize)>,
+    losses: Vec<(BatchLoss, usize)>,
     /// By micro-batch, so that running statistics do not depend on the order of the schedule.
     statistics: Vec<(usize, BatchStatistics)>,
     /// When the all-reduces of the update's buckets were under way, until somebody asks.
@@ -121,13 +121,13 @@ impl<'a> NetworkWorker<'a> {
         let outcome = StepOutcome { totals, grad_norm: 0.0, taken: true, gradient_bytes: 0, stop: false };
         let (data_parallel, noise) = (data_parallel(&step), noise(&step));
         let missing = missing(&step);
-        let (sums, statistics) = (Vec::new(), Vec::new());
+        let (losses, statistics) = (Vec::new(), Vec::new());
         NetworkWorker {
             step,
             data_parallel,
             noise,
             missing,
-            sums,
+            losses,
             statistics,
             bucket_times: Vec::new(),
             global_norm: None,
@@ -136,7 +136,7 @@ impl<'a> NetworkWorker<'a> {
         }
     }
 
-    /// Where a micro-batch of the list stands: the number of its step, and its place among the step's own.
+    /// Where a micro-batch of the list stands: the number of its step, and its index within the step.
     fn position(&self, micro_batch: usize) -> (u64, usize) {
         let count = self.step.context.plan.batch.micro_batches;
         (self.step.first_step + (micro_batch / count) as u64, micro_batch % count)
@@ -189,7 +189,7 @@ impl<'a> NetworkWorker<'a> {
     /// Runs gradients of weights into the sink; the last ones of a chunk are complete.
     fn accumulate(&mut self, chunk: usize, run: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         self.missing[chunk] -= 1;
-        // Copies of a part send when they are told to: each sees other micro-batches.
+        // Copies of a stage send when the schedule says so: each sees other micro-batches.
         self.data_parallel.last_micro_batch(self.missing[chunk] == 0 && !self.step.groups.has_copies());
         run(self)?;
         self.noise.as_mut().map_or(Ok(()), NoiseNorms::end_micro_batch)
@@ -211,8 +211,8 @@ fn data_parallel<'a>(step: &StepContext<'a>) -> DataParallel<'a> {
 
 fn noise(step: &StepContext<'_>) -> Option<NoiseNorms> {
     let measures = step.context.plan.optimization.noise_scale;
-    let pipeline_group = step.params.ids().filter(|id| !step.context.model_parallel.is_owner(*id));
-    measures.then(|| NoiseNorms::new(pipeline_group.collect()))
+    let counted_elsewhere = step.params.ids().filter(|id| !step.context.model_parallel.is_owner(*id));
+    measures.then(|| NoiseNorms::new(counted_elsewhere.collect()))
 }
 
 fn missing(step: &StepContext<'_>) -> Vec<usize> {
@@ -248,8 +248,8 @@ impl ActionWorker for NetworkWorker<'_> {
         if model.is_first() || model.is_last() {
             let batch = feed.take(&self.samples(micro_batch))?;
             feed.prepare(|| self.samples(micro_batch + 1));
-            if let Some(passes) = &mut self.step.graphed_step {
-                passes.take(&batch.inputs, &batch.targets)?;
+            if let Some(graphed_step) = &mut self.step.graphed_step {
+                graphed_step.load_batch(&batch.inputs, &batch.targets)?;
                 return Ok(None);
             }
             if model.is_first() {
@@ -257,7 +257,7 @@ impl ActionWorker for NetworkWorker<'_> {
             }
             targets = Some(batch.targets).filter(|_| model.is_last());
         }
-        let inputs = inputs.expect("samples, or what the part before made");
+        let inputs = inputs.expect("samples, or what the chunk before made");
         let weights = version(params, pipeline, work.version);
         let (micro_batch_state, sent) =
             InFlightMicroBatch::forward(model, weights, inputs, targets, batch_slice, random)?;
@@ -296,9 +296,9 @@ impl ActionWorker for NetworkWorker<'_> {
             };
             let sink: &mut dyn GradientSink =
                 if with_weights { &mut data_parallel_sink } else { &mut deferred };
-            let returned = micro_batch_state.backward(model, weights, gradient, loss, sink)?;
-            worker.sums.extend(returned.total);
-            sent = returned.gradient;
+            let output = micro_batch_state.backward(model, weights, gradient, loss, sink)?;
+            worker.losses.extend(output.total);
+            sent = output.gradient;
             Ok(())
         };
         if with_weights {
@@ -324,8 +324,8 @@ impl ActionWorker for NetworkWorker<'_> {
         match (action.compute(), &self.step.graphed_step) {
             // It only takes the batch: both passes run where the backward stands.
             (Some((Pass::Forward, _)), Some(_)) => None,
-            (Some((_, ChunkWork { micro_batch, .. })), Some(passes)) => {
-                Some(TraceKind::BothPasses { micro_batch, replayed: passes.is_captured() })
+            (Some((_, ChunkWork { micro_batch, .. })), Some(graphed_step)) => {
+                Some(TraceKind::BothPasses { micro_batch, replayed: graphed_step.is_captured() })
             }
             _ => TraceKind::of(action),
         }
@@ -333,20 +333,20 @@ impl ActionWorker for NetworkWorker<'_> {
 
     fn bucket_spans(&mut self) -> Vec<BucketSpan> {
         let traffic = self.step.traffic;
-        let bucket_times = |BucketTime { bucket: number, start, end }: BucketTime| {
+        let span = |BucketTime { bucket: number, start, end }: BucketTime| {
             let bucket = &traffic.buckets.list()[number];
             let kind = TraceKind::Bucket { number, block: bucket.block, parameters: bucket.parameters.len() };
             BucketSpan { kind, bytes: traffic.of_bucket(number), start, end }
         };
-        self.bucket_times.drain(..).map(bucket_times).collect()
+        self.bucket_times.drain(..).map(span).collect()
     }
 
-    fn scalars_to_send(&mut self, notice: ControlMessage) -> Vec<f64> {
-        self.scalars_of(notice.topic)
+    fn scalars_to_send(&mut self, message: ControlMessage) -> Vec<f64> {
+        self.scalars_of(message.topic)
     }
 
-    fn receive_scalars(&mut self, notice: ControlMessage, scalars: &[f64]) {
-        self.take_scalars(notice.topic, scalars);
+    fn receive_scalars(&mut self, message: ControlMessage, scalars: &[f64]) {
+        self.take_scalars(message.topic, scalars);
     }
 
     fn act(&mut self, action: Action) -> Result<()> {
@@ -381,16 +381,16 @@ impl NetworkWorker<'_> {
             let (mut micro_batch_state, _) =
                 InFlightMicroBatch::forward(model, params, inputs, Some(targets), batch_slice, loss.random)?;
             let mut gradients = MicroBatchGradients::new(params);
-            let returned = micro_batch_state.backward(model, params, None, loss, &mut gradients)?;
+            let output = micro_batch_state.backward(model, params, None, loss, &mut gradients)?;
             let gradients = gradients.take();
-            let total = returned.total.expect("the model ends here");
+            let total = output.total.expect("the model ends here");
             Ok(PassOutput { gradients, total, statistics: micro_batch_state.statistics })
         };
-        let passes = graphed_step.as_mut().expect("who has none does not come here");
-        let PassOutput { gradients, total, statistics } = passes.run(params, pass)?;
-        self.sums.push(total);
+        let graphed_step = graphed_step.as_mut().expect("who has none does not come here");
+        let PassOutput { gradients, total, statistics } = graphed_step.run(params, pass)?;
+        self.losses.push(total);
         self.statistics.extend(statistics.into_iter().map(|measured| (work.micro_batch, measured)));
-        gradients.into_iter().for_each(|(id, gradient)| self.data_parallel.put(id, gradient));
+        gradients.into_iter().for_each(|(id, gradient)| self.data_parallel.set_gradient(id, gradient));
         Ok(())
     }
 
@@ -398,7 +398,7 @@ impl NetworkWorker<'_> {
         let key = (work.micro_batch, work.chunk);
         let micro_batch_state =
             self.step.pipeline.in_flight.remove(&key).expect("its input half came before");
-        let deferred = micro_batch_state.deferred.expect("its input half put them off");
+        let deferred = micro_batch_state.deferred.expect("its input half deferred them");
         self.accumulate(work.chunk, |worker| {
             let params: &ParamStore = worker.step.params;
             Ok(deferred.run(&mut DataParallelSink {
@@ -411,7 +411,7 @@ impl NetworkWorker<'_> {
 
     fn all_reduce(&mut self, chunk: usize) -> Result<()> {
         if !self.step.groups.has_copies() {
-            // The backwards that completed them have started all sums.
+            // The backwards that completed them have started all reductions.
             return Ok(());
         }
         self.data_parallel.reduce_all(self.step.params, self.step.context.stage.parameters(chunk))
@@ -419,14 +419,14 @@ impl NetworkWorker<'_> {
 
     /// Waits for the all-reduces of this update's gradients.
     fn wait_reduce(&mut self) -> Result<()> {
-        let spoils = self.step.fault == Some(self.update_number());
+        let injects_nan = self.step.fault == Some(self.update_number());
         let params = &mut *self.step.params;
         let ReduceReport { bytes, times } = self.data_parallel.finish(params)?;
         self.outcome.gradient_bytes = bytes;
         self.bucket_times.extend(times);
         self.missing = missing(&self.step);
         let params = &mut *self.step.params;
-        if spoils {
+        if injects_nan {
             inject_nan(params)?;
         }
         if let Some((ids, strength)) = &self.step.penalty {

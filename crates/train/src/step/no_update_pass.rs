@@ -91,8 +91,9 @@ impl NoUpdatePass<'_> {
     ) -> Result<()> {
         // As many micro-batches are under way as there are stages.
         let mut groups = samples.chunks(micro_batch * self.stage.placement().ranks());
-        groups
-            .try_for_each(|of| self.forward_only(DataSplit::Train, of, micro_batch, Some(observer)).map(drop))
+        groups.try_for_each(|samples| {
+            self.forward_only(DataSplit::Train, samples, micro_batch, Some(observer)).map(drop)
+        })
     }
 
     /// Who is observed is not evaluated.
@@ -109,7 +110,7 @@ impl NoUpdatePass<'_> {
             no_update_pass: *self,
             batches: batches.collect::<Result<_>>()?,
             samples: micro_batches.iter().map(|samples| samples.len()).collect(),
-            ignored: micro_batches.iter().map(|of| self.dataset.ignored(split, of)).collect(),
+            ignored: micro_batches.iter().map(|samples| self.dataset.ignored(split, samples)).collect(),
             observer,
             totals: Totals::default(),
         };
@@ -128,14 +129,15 @@ impl NoUpdatePass<'_> {
         Ok(needed.then(|| self.dataset.fetch(self.device, self.dtype, split, samples)).transpose()?)
     }
 
-    /// What a chunk reads: what the part before made, or samples.
+    /// What a chunk reads: what the chunk before made, or samples.
     fn input(&self, made: Option<Tensor>, batch: &Option<Fetched>) -> Result<Tensor> {
-        let samples = || batch.as_ref().expect("a first part has read them").inputs(self.device, self.dtype);
+        let samples =
+            || batch.as_ref().expect("the first chunk has read them").inputs(self.device, self.dtype);
         Ok(made.map_or_else(samples, Ok)?)
     }
 
     fn targets(&self, batch: &Option<Fetched>) -> Result<Tensor> {
-        Ok(batch.as_ref().expect("a last part has read them").targets(self.device)?)
+        Ok(batch.as_ref().expect("the last chunk has read them").targets(self.device)?)
     }
 
     fn recv_buffer(&self, message: &StageMessage, samples: usize) -> Result<Tensor> {
@@ -175,17 +177,17 @@ impl ActionWorker for GradientWorker<'_> {
         gradient: Option<Tensor>,
         with_weights: bool,
     ) -> Result<Option<Tensor>> {
-        debug_assert!(with_weights, "a sweep makes whole gradients");
+        debug_assert!(with_weights, "such a pass makes all gradients of weights");
         let mut micro_batch_state =
             self.in_flight.remove(&(work.micro_batch, work.chunk)).expect("a forward came before");
         let model = self.no_update_pass.stage.model(work.chunk);
-        let returned =
+        let output =
             micro_batch_state.backward(model, self.no_update_pass.weights, gradient, self.loss, self.sink)?;
-        if let Some((total, predictions)) = returned.total {
+        if let Some((total, predictions)) = output.total {
             // Every copy of the model sees the same samples.
             self.totals = Totals::of(total.read()?, predictions);
         }
-        Ok(returned.gradient)
+        Ok(output.gradient)
     }
 
     fn recv_buffer(&mut self, message: &StageMessage) -> Result<Tensor> {

@@ -31,7 +31,6 @@ impl LossConfig {
 pub struct Totals {
     /// The sum of the losses of all predictions.
     pub loss_sum: f64,
-    /// Right predictions.
     pub correct: usize,
     pub predictions: usize,
 }

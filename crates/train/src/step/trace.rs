@@ -21,7 +21,7 @@ pub enum TraceKind {
     BothPasses {
         /// Counted through all batches of the list.
         micro_batch: usize,
-        /// Whether they were replayed from a recorded graph, in one call.
+        /// Whether they were replayed from a captured graph, in one call.
         replayed: bool,
     },
     /// Handing over a message.
@@ -60,13 +60,10 @@ pub struct TraceSpan {
 /// A span by the clock of the machine.
 #[derive(Debug, Clone, Copy)]
 pub struct BucketSpan {
-    /// What was under way,
+    /// What was under way.
     pub kind: TraceKind,
-    /// of how many bytes,
     pub bytes: u64,
-    /// from here
     pub start: Instant,
-    /// to there.
     pub end: Instant,
 }
 

@@ -25,7 +25,7 @@ pub struct EvalResult {
     pub bits_per_byte: Option<f64>,
     /// The fraction of right predictions, for images.
     pub accuracy: Option<f64>,
-    /// Samples that were looked at.
+    /// Samples that were evaluated.
     pub samples: usize,
     /// Tokens that were predicted, for text.
     pub tokens: Option<usize>,

@@ -36,8 +36,8 @@ pub use ranks::on_ranks;
 pub struct TrainedModel {
     checkpoint: Checkpoint,
     run: RunFile,
-    /// Whether the run is one that was made, and its data are those that it learnt from.
-    is_own: bool,
+    /// Whether the run is one that trained it, and its data are those that it learnt from.
+    is_of_run: bool,
     facts: DataFacts,
     tokenizer: Option<Tokenizer>,
 }
@@ -90,7 +90,7 @@ impl TrainedModel {
             _ if beside.is_file() => Some(Tokenizer::open(&beside)?),
             _ => None,
         };
-        Ok(TrainedModel { checkpoint, run, is_own: true, facts, tokenizer })
+        Ok(TrainedModel { checkpoint, run, is_of_run: true, facts, tokenizer })
     }
 
     /// Weights that nothing is known of but what stands beside them.
@@ -99,7 +99,7 @@ impl TrainedModel {
         let classes = described.image.and_then(|_| run.model.classes());
         let facts = DataFacts { vocab: run.model.vocab(), image: described.image, classes };
         let tokenizer = described.tokenizer.as_deref().map(Tokenizer::open).transpose()?;
-        Ok(TrainedModel { checkpoint, run, is_own: false, facts, tokenizer })
+        Ok(TrainedModel { checkpoint, run, is_of_run: false, facts, tokenizer })
     }
 
     /// Where its weights are.
@@ -114,7 +114,7 @@ impl TrainedModel {
 
     /// What it learnt from, where that is known.
     pub fn data(&self) -> Option<&DatasetSpec> {
-        self.is_own.then_some(&self.run.data)
+        self.is_of_run.then_some(&self.run.data)
     }
 
     /// What its data said.
@@ -184,7 +184,7 @@ impl TrainedModel {
         let purpose = if path.is_none() { Purpose::HeldOut } else { Purpose::OtherData };
         self.run.check_overrides(overrides, purpose)?;
         let Some(path) = path else {
-            if !self.is_own {
+            if !self.is_of_run {
                 let why = "its training data are unknown: give data to evaluate on with --data";
                 return Err(self.checkpoint.refuse(why));
             }
@@ -192,22 +192,22 @@ impl TrainedModel {
         };
         let run = self.run.in_use(overrides)?;
         let pixels = run.data.pixels.clone();
-        let takes = match Plan::new(run, self.facts)?.model.input {
+        let input = match Plan::new(run, self.facts)?.model.input {
             Input::Image { .. } => {
                 let standard = hub::standard_of(self.checkpoint.path())?;
                 ModelInput::Images { standard, pixels }
             }
             Input::Tokens { seq, vocab } => {
                 let width = match self.run.data.source {
-                    DatasetSource::Tokens { dtype: TokenType::U32, .. } if self.is_own => TokenWidth::U32,
-                    DatasetSource::Tokens { dtype: TokenType::U16, .. } if self.is_own => TokenWidth::U16,
+                    DatasetSource::Tokens { dtype: TokenType::U32, .. } if self.is_of_run => TokenWidth::U32,
+                    DatasetSource::Tokens { dtype: TokenType::U16, .. } if self.is_of_run => TokenWidth::U16,
                     _ if vocab > 1 << 16 => TokenWidth::U32,
                     _ => TokenWidth::U16,
                 };
                 ModelInput::Tokens { tokenizer: self.tokenizer(), vocab, seq, width }
             }
         };
-        Ok(Dataset::for_evaluation(path, takes)?)
+        Ok(Dataset::for_evaluation(path, input)?)
     }
 
     /// Its run, to be evaluated on what it held out; text is read by the checkpoint's own tokenizer where

@@ -29,10 +29,10 @@ impl Trainer {
             Ok((plan.name.clone(), CheckpointTensor::packed(mask.read_words()?, &plan.shard, 1)))
         };
         let masks: NamedTensors<'_> = masked.map(mask).collect::<Result<_>>()?;
-        let remembered: NamedTensors<'_> =
+        let pruner_state: NamedTensors<'_> =
             self.pruner.iter().flat_map(|pruner| self.pruner_tensors(&**pruner)).collect();
         files.extend(
-            [(MASKS, masks), (PRUNER, remembered)].into_iter().filter(|(_, saved)| !saved.is_empty()),
+            [(MASKS, masks), (PRUNER, pruner_state)].into_iter().filter(|(_, saved)| !saved.is_empty()),
         );
         checkpoints.save(&self.progress, files, &self.context.ranks)
     }
@@ -95,11 +95,11 @@ impl Trainer {
 
     /// What the pruning method remembers, as a checkpoint holds it.
     fn pruner_tensors(&self, pruner: &dyn Pruner) -> NamedTensors<'_> {
-        let stored = |(name, words): (String, Vec<u32>)| {
-            let memory = pruner.state_kind(&name).expect("a name that the method has given");
-            let stored = match self.packing(memory).flatten() {
-                Some((shard, bits)) => CheckpointTensor::packed(words, &shard, bits),
-                None => CheckpointTensor::U32(words),
+        let stored = |(name, values): (String, Vec<u32>)| {
+            let kind = pruner.state_kind(&name).expect("a name that the method has given");
+            let stored = match self.packing(kind).flatten() {
+                Some((shard, bits)) => CheckpointTensor::packed(values, &shard, bits),
+                None => CheckpointTensor::U32(values),
             };
             (name, stored)
         };
@@ -114,22 +114,22 @@ impl Trainer {
     ) -> Result<BTreeMap<String, Vec<u32>>> {
         let mut recalled = BTreeMap::new();
         for name in checkpoint.names(PRUNER) {
-            let Some(packing) = pruner.state_kind(name).and_then(|memory| self.packing(memory)) else {
+            let Some(packing) = pruner.state_kind(name).and_then(|kind| self.packing(kind)) else {
                 continue;
             };
-            let words = match packing {
+            let values = match packing {
                 Some((shard, bits)) => checkpoint.packed(PRUNER, name, &shard, bits)?,
                 None => checkpoint.u32_values(PRUNER, name)?,
             };
-            recalled.extend(words.map(|words| (name.to_owned(), words)));
+            recalled.extend(values.map(|values| (name.to_owned(), values)));
         }
         Ok(recalled)
     }
 
-    /// Of which shard, and in how many bits a weight, a method remembers something, if not the same on every
-    /// rank; nothing where it is of a tensor that this rank does not hold.
-    fn packing(&self, memory: PrunerState<'_>) -> Option<Option<(Shard, usize)>> {
-        let (name, is_mask) = match memory {
+    /// Of which shard, and in how many bits a weight, a method saves something, if not the same on every rank;
+    /// nothing where it is of a tensor that this rank does not hold.
+    fn packing(&self, kind: PrunerState<'_>) -> Option<Option<(Shard, usize)>> {
+        let (name, is_mask) = match kind {
             PrunerState::Replicated => return Some(None),
             PrunerState::MaskOf(name) => (name, true),
             PrunerState::ValuesOf(name) => (name, false),
@@ -138,7 +138,7 @@ impl Trainer {
             Some(param) if param.is_here() => (param.plan.shard.clone(), param.dtype()),
             Some(_) => return None,
             None => {
-                let (_, statistic) = self.params.named().find(|(held, _)| *held == name)?;
+                let (_, statistic) = self.params.named().find(|(named, _)| *named == name)?;
                 (Shard::full(statistic.shape()), statistic.dtype())
             }
         };
@@ -151,8 +151,8 @@ impl Trainer {
                 return Err(checkpoint.refuse(format!("it has a mask for {name}, which this model has not")));
             };
             let ParamPlan { shard, is_here: true, .. } = self.context.param(id) else { continue };
-            let words = checkpoint.packed(MASKS, name, shard, 1)?.expect("a name of this file");
-            self.set_mask(id, Mask::new(&self.context.device, shard.len(), &words)?)?;
+            let bits = checkpoint.packed(MASKS, name, shard, 1)?.expect("a name of this file");
+            self.set_mask(id, Mask::new(&self.context.device, shard.len(), &bits)?)?;
         }
         self.count_kept()
     }

@@ -14,7 +14,6 @@ pub struct Evaluation {
     pub loss: f64,
     /// The fraction of right predictions.
     pub accuracy: f64,
-    /// Wrong predictions.
     pub wrong: usize,
     pub predictions: usize,
 }
@@ -94,8 +93,8 @@ impl Trainer {
         if count == 0 {
             return Ok(None);
         }
-        let part = self.context.ranks.batch_range(count);
-        let samples: Vec<(u64, usize)> = part.map(|i| (0, spread(i, count, all))).collect();
+        let local = self.context.ranks.batch_range(count);
+        let samples: Vec<(u64, usize)> = local.map(|i| (0, spread(i, count, all))).collect();
         let micro_batch = intervals.eval_batch.unwrap_or(self.context.plan.batch.micro_batch);
         // As many micro-batches are under way as there are stages.
         let mut groups = samples.chunks(micro_batch * self.context.stage.placement().ranks());

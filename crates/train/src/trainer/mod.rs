@@ -1,6 +1,6 @@
 //! One rank that trains: it joins a plan, a data set and a device, and takes steps.
 //!
-//! A step runs the rank's list of actions ([`crate::step`]): its part of the batch, at a position that
+//! A step runs the rank's list of actions ([`crate::step`]): its slice of the batch, at a position that
 //! depends on the step's number alone, goes through the model in micro-batches, and the optimizer's step is
 //! taken if every number is finite. Otherwise nothing changes but the count. Before a step the pruning method
 //! is asked whether it is time; where it prunes before the first one, dense state never exists.
@@ -52,7 +52,7 @@ pub struct Trainer {
     /// Steps that had been taken when the executor's list began.
     list_start: u64,
     params: ParamStore,
-    /// What is kept of each candidate of the whole model.
+    /// What is kept of each candidate of the full model.
     kept: Vec<LayerDensity>,
     /// What its actions move, under the masks of now.
     traffic: RankTraffic,
@@ -78,13 +78,13 @@ pub struct Trainer {
     /// The most that weights, gradients, optimizer state and masks took in a step, and what they took in the
     /// last one.
     state_peak: [u64; 2],
-    /// What a step sent to them, of late.
+    /// What a step sent to other ranks, of late.
     sent: SentBytes,
     /// Where ranks go apart: after how many steps they last were the same, and what had been sent by then.
     last_sync: (u64, SentBytes),
     /// Groups of ranks that share nothing, for steps that each takes by itself.
     no_groups: ReduceGroups,
-    /// The ranks as they write a text, where they differ, once one was asked for.
+    /// The layout in which the ranks generate text, where it differs, once one was asked for.
     generation_layout: OnceLock<(Plan, Stage)>,
     /// The update that a drill spoils.
     fault: Option<u64>,
@@ -95,7 +95,7 @@ pub struct Trainer {
 pub struct StepReport {
     /// Its number, from 1.
     pub step: u64,
-    /// The mean loss over the batch, before the step; where ranks step by themselves, over the rank's part of it.
+    /// The mean loss over the batch, before the step; where ranks step by themselves, over the rank's slice.
     pub loss: f64,
     /// The fraction of right predictions in the batch.
     pub accuracy: f64,
@@ -118,7 +118,7 @@ pub struct StepReport {
 }
 
 impl Trainer {
-    /// Fresh weights and state, on one rank alone.
+    /// Fresh weights and state, on a single rank.
     pub fn new(plan: Plan, dataset: impl Into<Arc<Dataset>>, device: &Device) -> Result<Trainer> {
         Trainer::distributed(plan, dataset, device, Ranks::single())
     }
@@ -134,21 +134,28 @@ impl Trainer {
         let TrainContext { plan, ranks, dtype, steps, .. } = &context;
         // Ranks that split state split that of kept weights, also where masks come from what the run starts from.
         let compresses = plan.storage.compressed || plan.data_parallel.is_sharded();
-        let at_rest = match &plan.pruning {
+        let storage_mode = match &plan.pruning {
             Some(pruning) if plan.storage.compressed_weights => match pruning.method.needs_no_pass() {
-                true => WeightStorageMode::Undrawn,
+                true => WeightStorageMode::Uninitialised,
                 false => WeightStorageMode::Compressed,
             },
             _ => WeightStorageMode::Dense,
         };
         let local = context.local();
-        let params =
-            ParamStore::resting(&context.params, local, device, *dtype, plan.seed, compresses, at_rest)?;
+        let params = ParamStore::with_storage(
+            &context.params,
+            local,
+            device,
+            *dtype,
+            plan.seed,
+            compresses,
+            storage_mode,
+        )?;
         let mut executor = Executor::new(plan.schedule(1)?, ranks.stages().clone());
         executor.connect()?;
         ranks.connect(plan)?;
         if (!ranks.is_single() && plan.batch.synchronises_norms()) || ranks.model_parallel().size() > 1 {
-            // Ranks that took what arrived would meet in their batch norms, or in exchanges, in different orders.
+            // Ranks that took what arrived would call the collectives of their layers in different orders.
             executor = executor.in_order();
         }
         let traffic = plan.traffic(ranks.rank(), &plan.gradient_lengths(ranks.rank()))?;
@@ -198,7 +205,7 @@ impl Trainer {
         &self.params
     }
 
-    /// The ranks that have parts of the same layers.
+    /// The ranks that have shards of the same layers.
     pub fn model_parallel(&self) -> &ModelParallel {
         &self.context.model_parallel
     }
@@ -208,7 +215,6 @@ impl Trainer {
         &self.context.device
     }
 
-    /// Its place among all ranks.
     pub fn ranks(&self) -> &Ranks {
         &self.context.ranks
     }
@@ -280,8 +286,8 @@ impl Trainer {
         };
         self.ready_optimizer()?;
         if self.state_peak == [0; 2] {
-            // What was held to make the model, or to score it, is none of its first step's.
-            self.recent_state();
+            // What was allocated to make the model, or to score it, is none of its first step's.
+            self.take_state_peak();
         }
         self.begin_list()?;
         let (position, length) = match &self.pruner {
@@ -301,10 +307,10 @@ impl Trainer {
         }
         let local = self.is_local();
         self.progress.step += 1;
-        let plain = penalty.is_some() || self.fault.is_some();
+        let eager = penalty.is_some() || self.fault.is_some();
         let mut worker = NetworkWorker::new(StepContext {
             context: &self.context,
-            graphed_step: self.graphed_step.as_mut().filter(|_| !plain),
+            graphed_step: self.graphed_step.as_mut().filter(|_| !eager),
             groups: if local { &self.no_groups } else { &self.context.groups },
             traffic: &self.traffic,
             params: &mut self.params,
@@ -322,7 +328,7 @@ impl Trainer {
         self.executor.run(count, &mut worker)?;
         let StepOutcome { totals, grad_norm, taken, gradient_bytes, stop } = worker.finish();
         (self.gradient_bytes, self.stop_agreed) = (gradient_bytes, stop);
-        self.look_at_state();
+        self.record_state_peak();
         if !local {
             self.sent = self.context.ranks.sent() - before;
             self.last_sync = (self.progress.step, self.context.ranks.sent());
@@ -350,7 +356,7 @@ impl Trainer {
         &self.context
     }
 
-    /// The model as it is now, to write text. All ranks must, at rest.
+    /// The model as it is now, to generate text. All ranks must call it, between steps.
     pub fn generator(&self) -> Result<Generator<'_>> {
         let TrainContext { plan, stage, ranks, device, .. } = &self.context;
         let (plan, stage) = match plan.for_writing()? {
@@ -456,7 +462,7 @@ impl Trainer {
         !self.is_local() || self.last_sync.0 == self.progress.step
     }
 
-    /// Averages over ranks that have gone apart; all must. They also come together before anything looks at
+    /// Averages over ranks that have gone apart; all must. They also come together before anything reads
     /// the weights: pruning, evaluation, a checkpoint.
     pub fn average(&mut self) -> Result<()> {
         if self.is_in_sync() {

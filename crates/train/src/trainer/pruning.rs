@@ -1,4 +1,4 @@
-//! Pruning in the course of a run: asking the method, and putting weights and state under what it has drawn.
+//! Pruning in the course of a run: asking the method, and putting weights and state under its new masks.
 
 use std::collections::HashSet;
 
@@ -61,7 +61,7 @@ impl Trainer {
     fn thin(&self) -> Vec<LayerDensity> {
         let wanted = self.context.plan.pruning.as_ref().map_or(1.0, |prune| 1.0 - prune.sparsity);
         let least = if wanted > 0.01 { 0.01 } else { wanted / 2.0 };
-        self.kept.iter().filter(|layer| layer.kept > 0 && layer.share() < least).cloned().collect()
+        self.kept.iter().filter(|layer| layer.kept > 0 && layer.density() < least).cloned().collect()
     }
 
     /// The fraction of candidates that is gone.
@@ -70,37 +70,37 @@ impl Trainer {
         if all == 0 { 0.0 } else { 1.0 - kept as f64 / all as f64 }
     }
 
-    /// Bytes held for each candidate weight, as they are now, over all stages: one may have no candidate. All
+    /// Bytes for each candidate weight, as they are now, over all stages: one may have no candidate. All
     /// ranks must ask.
     pub fn state_bytes(&self) -> Result<StateBytes> {
         let candidates: Vec<&Param> =
             self.params.iter().map(|(_, param)| param).filter(|param| param.plan.prunable).collect();
-        let sum = |of: &dyn Fn(&Param) -> usize| candidates.iter().map(|param| of(param) as u64).sum();
-        let sums: Vec<u64> = vec![
-            sum(&Param::len),
-            sum(&Param::weight_bytes),
+        let total = |of: &dyn Fn(&Param) -> usize| candidates.iter().map(|param| of(param) as u64).sum();
+        let totals: Vec<u64> = vec![
+            total(&Param::len),
+            total(&Param::weight_bytes),
             self.gradient_bytes as u64,
-            sum(&Param::state_bytes),
-            sum(&Param::mask_bytes),
+            total(&Param::state_bytes),
+            total(&Param::mask_bytes),
         ];
-        let sums = self.context.ranks.all_reduce_over_replica(sums)?;
-        let each = |bytes: u64| bytes as f64 / sums[0].max(1) as f64;
+        let totals = self.context.ranks.all_reduce_over_replica(totals)?;
+        let each = |bytes: u64| bytes as f64 / totals[0].max(1) as f64;
         Ok(StateBytes {
-            weights: each(sums[1]),
-            gradients: each(sums[2]),
-            optimizer: each(sums[3]),
-            mask: each(sums[4]),
+            weights: each(totals[1]),
+            gradients: each(totals[2]),
+            optimizer: each(totals[3]),
+            mask: each(totals[4]),
         })
     }
 
-    /// Takes down what weights, gradients, optimizer state and masks took in a step, at the peak of each.
-    pub(super) fn look_at_state(&mut self) {
-        let last = self.recent_state();
+    /// Records what weights, gradients, optimizer state and masks took in a step, at the peak of each.
+    pub(super) fn record_state_peak(&mut self) {
+        let last = self.take_state_peak();
         self.state_peak = [self.state_peak[0].max(last), last];
     }
 
     /// The most that each of these took since it was last asked, together.
-    pub(super) fn recent_state(&self) -> u64 {
+    pub(super) fn take_state_peak(&self) -> u64 {
         const STATE: [Category; 4] =
             [Category::Weights, Category::Gradients, Category::Optimizer, Category::Mask];
         let ledger = self.context.device.ledger();
@@ -175,7 +175,7 @@ impl Trainer {
         for (id, bits) in new_masks.masks {
             let compresses = self.params.compresses();
             let param = self.params.param_mut(id);
-            // Workspace until it stands in the place of the old one.
+            // Workspace until it replaces the old one.
             let mask = Mask::within(&self.context.device, param.len(), &bits, Category::Workspace)?;
             param.zero_pruned(&mask)?;
             if self.has_state {
@@ -185,7 +185,7 @@ impl Trainer {
             mask_stats.add(
                 id,
                 if matches!(mask.form(), MaskStorage::Indices(_)) {
-                    MaskOutcome::Places
+                    MaskOutcome::Indices
                 } else {
                     MaskOutcome::Bits
                 },
@@ -216,7 +216,7 @@ impl Trainer {
             note: new_masks.note,
             distances: new_masks.distances,
             form: mask_stats.forms(),
-            sparse: mask_stats.met(MaskOutcome::Sparse).count(),
+            sparse: mask_stats.with_outcome(MaskOutcome::Sparse).count(),
             bytes: [before, self.context.device.ledger().total()],
         })
     }
@@ -261,8 +261,8 @@ pub(super) fn sparse_products(
     Ok(names.iter().filter_map(|name| params.find(name)).filter(|id| params.holds(*id)).collect())
 }
 
-/// What became of the parameters that got masks, counted by parameter: stages add it up, since the one that
-/// speaks does not hold them all.
+/// What became of the parameters that got masks, counted by parameter: stages add it up, since rank 0
+/// does not hold them all.
 struct MaskStats {
     parameters: usize,
     counts: Vec<u64>,
@@ -273,8 +273,8 @@ struct MaskStats {
 enum MaskOutcome {
     /// Its mask is stored as bits.
     Bits,
-    /// Its mask is stored as a list of kept places, which is smaller where few are kept.
-    Places,
+    /// Its mask is stored as a list of kept indices, which is smaller where few are kept.
+    Indices,
     /// Something is left of it, here or in another rank's shard.
     Left,
     /// It is multiplied without its zeros.
@@ -290,8 +290,8 @@ impl MaskStats {
         self.counts[outcome as usize * self.parameters + id.0] += 1;
     }
 
-    /// The parameters that met a fate, on whatever stage.
-    fn met(&self, outcome: MaskOutcome) -> impl Iterator<Item = ParameterId> {
+    /// The parameters with an outcome, on whatever stage.
+    fn with_outcome(&self, outcome: MaskOutcome) -> impl Iterator<Item = ParameterId> {
         let counts = self.counts[outcome as usize * self.parameters..][..self.parameters].iter().enumerate();
         counts.filter(|(_, count)| **count > 0).map(|(i, _)| ParameterId(i))
     }
@@ -299,7 +299,7 @@ impl MaskStats {
     /// The parameters that got masks which leave nothing, on whatever rank.
     fn emptied(&self) -> impl Iterator<Item = ParameterId> {
         let count = |outcome: MaskOutcome, id: usize| self.counts[outcome as usize * self.parameters + id];
-        let masked = move |id: &usize| count(MaskOutcome::Bits, *id) + count(MaskOutcome::Places, *id) > 0;
+        let masked = move |id: &usize| count(MaskOutcome::Bits, *id) + count(MaskOutcome::Indices, *id) > 0;
         (0..self.parameters)
             .filter(masked)
             .filter(move |id| count(MaskOutcome::Left, *id) == 0)
@@ -307,8 +307,8 @@ impl MaskStats {
     }
 
     fn forms(&self) -> String {
-        let forms = [(MaskOutcome::Bits, "bits"), (MaskOutcome::Places, "index")];
-        let mask_stats = forms.into_iter().filter(|(outcome, _)| self.met(*outcome).next().is_some());
-        mask_stats.map(|(_, form)| form).collect::<Vec<_>>().join(" and ")
+        let forms = [(MaskOutcome::Bits, "bits"), (MaskOutcome::Indices, "index")];
+        let used = forms.into_iter().filter(|(outcome, _)| self.with_outcome(*outcome).next().is_some());
+        used.map(|(_, form)| form).collect::<Vec<_>>().join(" and ")
     }
 }

@@ -12,7 +12,7 @@ use crate::parallel::data::zero::join;
 use crate::parallel::model::ModelParallel;
 use crate::state::Param;
 
-/// Puts a parameter's state under a mask in the place of an older one: what is no longer kept is let go, and what
+/// Puts a parameter's state under a mask that replaces an older one: what is no longer kept is let go, and what
 /// comes back starts at zero. One tensor at a time, so that there is never a second copy of the state. Those that
 /// share what is here of the parameter are the `group`; all that hold shards of it must call.
 ///
@@ -56,7 +56,7 @@ pub(super) fn set_state_mask(
         if !zero.is_single() {
             kept = flat::take(&kept, zero.split(kept.len()), Category::Workspace)?;
         }
-        // Workspace until it stands in the place of the old one.
+        // Workspace until it replaces the old one.
         *state = kept;
         state.tag_memory(Category::Optimizer);
     }
@@ -64,8 +64,8 @@ pub(super) fn set_state_mask(
 }
 
 /// Gives the weights that a new mask has grown the mean of those that stay. `at` says where a weight's number
-/// is, from its place in the parameter and its number among the kept ones. On the host, where masks are
-/// chosen: sums are in the order of places, so that dense and compressed state agree in every bit; the mean
+/// is, from its index in the parameter and its number among the kept ones. On the host, where masks are
+/// chosen: sums are in the order of indices, so that dense and compressed state agree in every bit; the mean
 /// is over all of a parameter that is split.
 fn warm_up(
     state: &mut Tensor,

@@ -19,7 +19,7 @@ use espalier_train::trainer::StepReport;
 
 use crate::support::{Base, on_every_rank, prepare, tiny_gpt};
 
-/// Elements of the parameters: small, kept in part, and larger than a bucket of messages is here.
+/// Elements of the parameters: small, partly kept, and larger than a bucket of messages is here.
 const SIZES: [usize; 3] = [33, 500, 1200];
 /// The one under a mask.
 const PRUNED: usize = 1;
@@ -69,20 +69,20 @@ fn exact(micro_batches: usize) -> Vec<Vec<f64>> {
     sums
 }
 
-/// How the micro-batches of a step are shared out, and what becomes of their sums.
+/// How the micro-batches of a step are split over ranks, and what becomes of their sums.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
     ranks: usize,
     compress: bool,
-    /// Which part of every sum each rank gets, and when.
-    sharing: DataParallelMode,
+    /// Which shard of every sum each rank gets, and when.
+    mode: DataParallelMode,
     /// Whether sums are held in f32, as they are in a run.
     wide: bool,
 }
 
-/// The sums as the sink of each rank has them in the end, joined where each has a part.
+/// The sums as the sink of each rank has them in the end, joined where each has a shard.
 fn summed(layout: Layout, micro_batches: usize) -> Vec<Vec<f32>> {
-    let Layout { ranks, compress, sharing, wide } = layout;
+    let Layout { ranks, compress, mode, wide } = layout;
     let (.., device) = prepare(&tiny_gpt(&[]), 1);
     let mesh = Mesh::new(PerAxis { data: ranks, ..PerAxis::ONES }).unwrap();
     let all = on_threads(&mesh, &device, |ranks, device| {
@@ -97,10 +97,10 @@ fn summed(layout: Layout, micro_batches: usize) -> Vec<Vec<f32>> {
             _ => ReduceGroups::of_replicas(&ranks),
         };
         let several = wide.then_some(DType::Bf16);
-        let mut shared = DataParallel::new(sharing, false, &params, several, &groups, &buckets);
-        let own = micro_batches / ranks.size();
-        for micro_batch in ranks.rank() * own..(ranks.rank() + 1) * own {
-            shared.last_micro_batch(micro_batch + 1 == (ranks.rank() + 1) * own);
+        let mut shared = DataParallel::new(mode, false, &params, several, &groups, &buckets);
+        let local = micro_batches / ranks.size();
+        for micro_batch in ranks.rank() * local..(ranks.rank() + 1) * local {
+            shared.last_micro_batch(micro_batch + 1 == (ranks.rank() + 1) * local);
             for parameter in 0..SIZES.len() {
                 let values = gradient(parameter, micro_batch);
                 let made = Tensor::from_slice(device, &[SIZES[parameter]], &values, Category::Workspace)?;
@@ -120,7 +120,7 @@ fn summed(layout: Layout, micro_batches: usize) -> Vec<Vec<f32>> {
         Ok((0..SIZES.len()).map(shown).collect::<Vec<Vec<f32>>>())
     });
     let all = all.unwrap();
-    match sharing.is_sharded() {
+    match mode.is_sharded() {
         true => (0..SIZES.len()).map(|id| all.iter().flat_map(|rank| rank[id].clone()).collect()).collect(),
         false => {
             assert!(all.iter().all(|rank| *rank == all[0]), "all ranks have the same bits");
@@ -141,27 +141,27 @@ fn off(sums: &[Vec<f32>], exact: &[Vec<f64>]) -> (f64, f64) {
         .collect();
     let length =
         |of: &dyn Fn(&(f64, f64)) -> f64| pairs.iter().map(|pair| of(pair).powi(2)).sum::<f64>().sqrt();
-    let whole = length(&|pair| pair.1);
-    (length(&|pair| pair.0 - pair.1) / whole, 1.0 - length(&|pair| pair.0) / whole)
+    let norm = length(&|pair| pair.1);
+    (length(&|pair| pair.0 - pair.1) / norm, 1.0 - length(&|pair| pair.0) / norm)
 }
 
 /// Held in bf16 the sums of these numbers are 0.8, 1.8 and 6.4 % off.
 #[test]
 fn sums_of_many_bf16_gradients_are_those_in_f64() {
-    let alone = Layout { ranks: 1, compress: false, sharing: DataParallelMode::Replicated, wide: true };
+    let single = Layout { ranks: 1, compress: false, mode: DataParallelMode::Replicated, wide: true };
     for micro_batches in [64, 256, 1024] {
         let exact = exact(micro_batches);
-        let (narrow, short) = off(&summed(Layout { wide: false, ..alone }, micro_batches), &exact);
+        let (narrow, short) = off(&summed(Layout { wide: false, ..single }, micro_batches), &exact);
         eprintln!("{micro_batches} micro-batches: held in bf16 {narrow:.4} off, {short:.4} short");
         assert!(narrow > 5e-3, "the sums here are ones that bf16 cannot hold: {narrow}");
-        for layout in [alone, Layout { compress: true, ..alone }] {
+        for layout in [single, Layout { compress: true, ..single }] {
             let (error, _) = off(&summed(layout, micro_batches), &exact);
             eprintln!("{micro_batches} micro-batches: {layout:?} {error:.2e} off");
             assert!(error < 1e-6, "{micro_batches} micro-batches, {layout:?}: {error}");
         }
         let (sharded, scattered) =
             (DataParallelMode::Sharded { gradients: false }, DataParallelMode::Sharded { gradients: true });
-        for (ranks, compress, sharing) in [
+        for (ranks, compress, mode) in [
             (2, false, DataParallelMode::Replicated),
             (2, true, sharded),
             (4, true, DataParallelMode::Replicated),
@@ -169,7 +169,7 @@ fn sums_of_many_bf16_gradients_are_those_in_f64() {
             (2, true, scattered),
             (4, true, scattered),
         ] {
-            let layout = Layout { ranks, compress, sharing, wide: true };
+            let layout = Layout { ranks, compress, mode, wide: true };
             let (error, short) = off(&summed(layout, micro_batches), &exact);
             eprintln!("{micro_batches} micro-batches: {layout:?} {error:.4} off, {short:.1e} short");
             // Two roundings of at most 2^-8 each, of which most are smaller.
@@ -213,10 +213,10 @@ fn a_bf16_run_of_1024_micro_batches_has_the_gradient_of_f32() {
         let base = base.set(format!("train.precision={precision}"));
         steps(&base.set(format!("train.micro_batches={}", samples / data)), stages, data, schedule, zero)
     };
-    let (exact, alone) = (on("f32", 1, 1, "", 0), on("bf16", 1, 1, "", 0));
-    let error = far(alone[0].grad_norm, exact[0].grad_norm);
-    eprintln!("norm of 1024 micro-batches: f32 {}, bf16 {}", exact[0].grad_norm, alone[0].grad_norm);
-    assert!(error < 5e-3, "a norm of {} in bf16, {} in f32", alone[0].grad_norm, exact[0].grad_norm);
+    let (exact, single) = (on("f32", 1, 1, "", 0), on("bf16", 1, 1, "", 0));
+    let error = far(single[0].grad_norm, exact[0].grad_norm);
+    eprintln!("norm of 1024 micro-batches: f32 {}, bf16 {}", exact[0].grad_norm, single[0].grad_norm);
+    assert!(error < 5e-3, "a norm of {} in bf16, {} in f32", single[0].grad_norm, exact[0].grad_norm);
     for (stages, data, schedule, zero) in [
         (1, 2, "", 0),
         (1, 4, "", 1),
@@ -227,7 +227,7 @@ fn a_bf16_run_of_1024_micro_batches_has_the_gradient_of_f32() {
     ] {
         let many = on("bf16", stages, data, schedule, zero);
         let layout = format!("{stages} stages, {data} replicas, {schedule}, shared {zero}");
-        for (a, b) in many.iter().zip(&alone) {
+        for (a, b) in many.iter().zip(&single) {
             let (norm, loss) = (far(a.grad_norm, b.grad_norm), far(a.loss, b.loss));
             eprintln!("{layout}: norm {norm:.1e}, loss {loss:.1e}");
             assert!(norm < 2e-3 && loss < 1e-4, "{layout}: norm {norm}, loss {loss}");

@@ -1,4 +1,4 @@
-//! Checkpoints of ranks that hold shards of tensors: whatever the cut under which they were written, any
+//! Checkpoints of ranks that hold shards of tensors: whatever the layout under which they were written, any
 //! other reads the same bits.
 
 use std::ops::Range;
@@ -16,37 +16,37 @@ use espalier_train::checkpoint::{
 use espalier_train::parallel::{Ranks, on_threads};
 use proptest::prelude::*;
 
-/// A weight, its mask, and what is kept of its state, before anyone has cut them.
+/// A weight, its mask, and what is kept of its state, before anyone has split them.
 #[derive(Debug, Clone)]
-struct Whole {
+struct FullState {
     shape: Vec<usize>,
     kept: Vec<bool>,
 }
 
-/// The weight at a place of the full tensor: no two are the same.
-fn weight_at(place: usize) -> f32 {
-    place as f32 - 7.0
+/// The weight at an index of the full tensor: no two are the same.
+fn weight_at(index: usize) -> f32 {
+    index as f32 - 7.0
 }
 
 /// Its state.
-fn moment_at(place: usize) -> f32 {
-    1.0 / (1.0 + place as f32)
+fn moment_at(index: usize) -> f32 {
+    1.0 / (1.0 + index as f32)
 }
 
-/// Who holds what: the dimension that is cut, whose each place is one of the shards', and the shard of each
+/// Who holds what: the dimension that is split, whose each index is one of the shards', and the shard of each
 /// rank of a replica.
 #[derive(Debug, Clone)]
 struct Layout {
     dim: usize,
-    piece_of_place: Vec<usize>,
-    piece_of_rank: Vec<usize>,
+    shard_of_index: Vec<usize>,
+    shard_of_rank: Vec<usize>,
     replicas: usize,
     /// Whether those that hold a shard split its state.
     shared: bool,
 }
 
 /// What one rank holds.
-struct Own {
+struct LocalState {
     shard: Shard,
     member: GroupRank,
     weight: Vec<f32>,
@@ -59,39 +59,41 @@ struct Own {
 
 impl Layout {
     fn members(&self) -> usize {
-        self.piece_of_rank.len()
+        self.shard_of_rank.len()
     }
 
     /// What a rank of a replica holds of a tensor.
-    fn own(&self, whole: &Whole, member: usize, replica: usize) -> Own {
-        let number = self.piece_of_rank[member];
-        let held = (0..whole.shape[self.dim]).filter(|place| self.piece_of_place[*place] == number);
-        let ranges: Vec<Range<usize>> = held.map(|place| place..place + 1).collect();
-        let shard = Shard::full(&whole.shape).narrow(self.dim, &ranges);
+    fn local(&self, full: &FullState, member: usize, replica: usize) -> LocalState {
+        let number = self.shard_of_rank[member];
+        let local_indices = (0..full.shape[self.dim]).filter(|index| self.shard_of_index[*index] == number);
+        let ranges: Vec<Range<usize>> = local_indices.map(|index| index..index + 1).collect();
+        let shard = Shard::full(&full.shape).narrow(self.dim, &ranges);
         let holders: Vec<(usize, usize)> = (0..self.members())
-            .filter(|other| self.piece_of_rank[*other] == number)
+            .filter(|other| self.shard_of_rank[*other] == number)
             .flat_map(|other| (0..self.replicas).map(move |replica| (other, replica)))
             .collect();
         let rank = holders.iter().position(|holder| *holder == (member, replica)).unwrap();
-        let share = if self.shared { GroupRank { ranks: holders.len(), rank } } else { GroupRank::SINGLE };
-        let places: Vec<usize> = shard.runs().flat_map(|run| run.in_full..run.in_full + run.length).collect();
-        let of = |numbers: Vec<f32>| numbers[share.split(numbers.len())].to_vec();
-        let mut mask = vec![0; places.len().div_ceil(32)];
-        let mut halves = vec![0; places.len().div_ceil(2)];
-        for (at, place) in places.iter().enumerate() {
-            mask[at / 32] |= u32::from(whole.kept[*place]) << (at % 32);
-            halves[at / 2] |= ((40_503 * (*place as u32 + 1)) & 0xffff) << (16 * (at % 2));
+        let group_rank =
+            if self.shared { GroupRank { ranks: holders.len(), rank } } else { GroupRank::SINGLE };
+        let indices: Vec<usize> =
+            shard.runs().flat_map(|run| run.in_full..run.in_full + run.length).collect();
+        let of = |numbers: Vec<f32>| numbers[group_rank.split(numbers.len())].to_vec();
+        let mut mask = vec![0; indices.len().div_ceil(32)];
+        let mut halves = vec![0; indices.len().div_ceil(2)];
+        for (at, index) in indices.iter().enumerate() {
+            mask[at / 32] |= u32::from(full.kept[*index]) << (at % 32);
+            halves[at / 2] |= ((40_503 * (*index as u32 + 1)) & 0xffff) << (16 * (at % 2));
         }
-        Own {
-            weight: places.iter().map(|place| weight_at(*place)).collect(),
-            dense_state: of(places.iter().map(|place| moment_at(*place)).collect()),
-            kept_state: of(places
+        LocalState {
+            weight: indices.iter().map(|index| weight_at(*index)).collect(),
+            dense_state: of(indices.iter().map(|index| moment_at(*index)).collect()),
+            kept_state: of(indices
                 .iter()
-                .filter(|place| whole.kept[**place])
-                .map(|place| moment_at(*place))
+                .filter(|index| full.kept[**index])
+                .map(|index| moment_at(*index))
                 .collect()),
             shard,
-            member: share,
+            member: group_rank,
             mask,
             halves,
         }
@@ -101,30 +103,30 @@ impl Layout {
         let mesh =
             Mesh::new(PerAxis { pipeline: self.members(), data: self.replicas, ..PerAxis::ONES }).unwrap();
         let device = Device::cpu(1).unwrap();
-        let own = |ranks: Ranks, device: &Device| {
-            let place = (ranks.stages().rank(), ranks.data().rank());
-            work(ranks, device, place)
+        let run = |ranks: Ranks, device: &Device| {
+            let coords = (ranks.stages().rank(), ranks.data().rank());
+            work(ranks, device, coords)
         };
-        on_threads(&mesh, &device, own).unwrap();
+        on_threads(&mesh, &device, run).unwrap();
     }
 }
 
-impl Own {
+impl LocalState {
     /// Which shard of the state this rank has, of all weights or of the kept ones.
     fn shard(&self, kept: Option<&str>) -> Option<Shard> {
-        let (own, all) = match kept {
+        let (local, all) = match kept {
             Some(_) => (self.kept_state.len(), ones(&self.mask).count()),
             None => (self.dense_state.len(), self.shard.len()),
         };
-        assert_eq!(self.member.split(all).len(), own);
-        let whole = self.shard.is_full();
+        assert_eq!(self.member.split(all).len(), local);
+        let is_full = self.shard.is_full();
         let shard = match kept {
-            Some(_) if whole => Shard::full(&[all]),
+            Some(_) if is_full => Shard::full(&[all]),
             Some(mask) => self.shard.clone().kept_by(mask),
             None => self.shard.clone(),
         };
         match self.member.is_single() {
-            true => (!whole).then_some(shard),
+            true => (!is_full).then_some(shard),
             false => Some(shard.starting_at(self.member.split(all).start)),
         }
     }
@@ -135,125 +137,128 @@ fn tensor(device: &Device, shape: &[usize], values: &[f32]) -> Tensor {
 }
 
 /// The shape of what a rank has of dense state.
-fn dense_shape(own: &Own) -> Vec<usize> {
-    if own.member.is_single() { own.shard.shape() } else { vec![own.dense_state.len()] }
+fn dense_shape(local: &LocalState) -> Vec<usize> {
+    if local.member.is_single() { local.shard.shape() } else { vec![local.dense_state.len()] }
 }
 
 const DENSE: &str = "moment0/w";
 const KEPT: &str = "moment1/w";
 
-fn save(folder: &Path, whole: &Whole, layout: &Layout) {
+fn save(folder: &Path, full: &FullState, layout: &Layout) {
     layout.on_ranks(|ranks, device, (member, replica)| {
-        let own = layout.own(whole, member, replica);
-        let weight = tensor(device, &own.shard.shape(), &own.weight);
-        let dense = tensor(device, &dense_shape(&own), &own.dense_state);
-        let kept = tensor(device, &[own.kept_state.len()], &own.kept_state);
+        let local = layout.local(full, member, replica);
+        let weight = tensor(device, &local.shard.shape(), &local.weight);
+        let dense = tensor(device, &dense_shape(&local), &local.dense_state);
+        let kept = tensor(device, &[local.kept_state.len()], &local.kept_state);
         let state = |tensor, shard: Option<Shard>| match shard {
             None => CheckpointTensor::Tensor(tensor),
             Some(shard) => CheckpointTensor::Shard(tensor, shard),
         };
         let files = vec![
-            (MODEL, vec![("w".to_owned(), CheckpointTensor::of(&weight, &own.shard))]),
+            (MODEL, vec![("w".to_owned(), CheckpointTensor::of(&weight, &local.shard))]),
             (
                 OPTIMIZER,
                 vec![
-                    (DENSE.to_owned(), state(&dense, own.shard(None))),
-                    (KEPT.to_owned(), state(&kept, own.shard(Some("w")))),
+                    (DENSE.to_owned(), state(&dense, local.shard(None))),
+                    (KEPT.to_owned(), state(&kept, local.shard(Some("w")))),
                 ],
             ),
-            (MASKS, vec![("w".to_owned(), CheckpointTensor::packed(own.mask.clone(), &own.shard, 1))]),
+            (MASKS, vec![("w".to_owned(), CheckpointTensor::packed(local.mask.clone(), &local.shard, 1))]),
             (
                 PRUNER,
-                vec![("early/w".to_owned(), CheckpointTensor::packed(own.halves.clone(), &own.shard, 16))],
+                vec![(
+                    "early/w".to_owned(),
+                    CheckpointTensor::packed(local.halves.clone(), &local.shard, 16),
+                )],
             ),
         ];
         Checkpoints::new(folder, 1, "m", "f32").save(&RunProgress::default(), files, &ranks).map(drop)
     });
 }
 
-fn read(folder: &Path, whole: &Whole, layout: &Layout) {
+fn read(folder: &Path, full: &FullState, layout: &Layout) {
     layout.on_ranks(|ranks, device, (member, replica)| {
-        let own = layout.own(whole, member, replica);
+        let local = layout.local(full, member, replica);
         let checkpoint = Checkpoint::read(&folder.join("step-000000"), &ranks)?;
-        assert_eq!(checkpoint.packed(MASKS, "w", &own.shard, 1)?.unwrap(), own.mask);
-        assert_eq!(checkpoint.packed(PRUNER, "early/w", &own.shard, 16)?.unwrap(), own.halves);
+        assert_eq!(checkpoint.packed(MASKS, "w", &local.shard, 1)?.unwrap(), local.mask);
+        assert_eq!(checkpoint.packed(PRUNER, "early/w", &local.shard, 16)?.unwrap(), local.halves);
         let empty = |shape: &[usize]| tensor(device, shape, &vec![f32::MAX; shape.iter().product()]);
-        let mut weight = empty(&own.shard.shape());
-        let (mut dense, mut kept) = (empty(&dense_shape(&own)), empty(&[own.kept_state.len()]));
-        let dense_room = match own.shard(None) {
+        let mut weight = empty(&local.shard.shape());
+        let (mut dense, mut kept) = (empty(&dense_shape(&local)), empty(&[local.kept_state.len()]));
+        let dense_target = match local.shard(None) {
             None => LoadTarget::Tensor(&mut dense),
             Some(shard) => LoadTarget::Shard(&mut dense, shard),
         };
-        let kept_room = match own.shard(Some("w")) {
+        let kept_target = match local.shard(Some("w")) {
             None => LoadTarget::Tensor(&mut kept),
             Some(shard) => LoadTarget::Shard(&mut kept, shard),
         };
-        let wanted = |file, tensors| LoadRequest { file, tensors, elsewhere: 0, converts: false };
+        let request = |file, tensors| LoadRequest { file, tensors, elsewhere: 0, converts: false };
         checkpoint.fill(&mut [
-            wanted(MODEL, vec![("w".to_owned(), LoadTarget::of(&mut weight, &own.shard))]),
-            wanted(OPTIMIZER, vec![(DENSE.to_owned(), dense_room), (KEPT.to_owned(), kept_room)]),
+            request(MODEL, vec![("w".to_owned(), LoadTarget::of(&mut weight, &local.shard))]),
+            request(OPTIMIZER, vec![(DENSE.to_owned(), dense_target), (KEPT.to_owned(), kept_target)]),
         ])?;
-        assert_eq!(weight.to_f32(), own.weight);
-        assert_eq!(dense.to_f32(), own.dense_state);
-        assert_eq!(kept.to_f32(), own.kept_state);
+        assert_eq!(weight.to_f32(), local.weight);
+        assert_eq!(dense.to_f32(), local.dense_state);
+        assert_eq!(kept.to_f32(), local.kept_state);
         Ok(())
     });
 }
 
 prop_compose! {
     fn tensors()(shape in prop::collection::vec(1usize..9, 2..4))
-        (kept in prop::collection::vec(any::<bool>(), shape.iter().product::<usize>()), shape in Just(shape)) -> Whole {
-        Whole { shape, kept }
+        (kept in prop::collection::vec(any::<bool>(), shape.iter().product::<usize>()), shape in Just(shape)) -> FullState {
+        FullState { shape, kept }
     }
 }
 
 prop_compose! {
-    /// Up to three shards on up to four ranks: runs of places go to them in turn, so that a shard may be
+    /// Up to three shards on up to four ranks: runs of indices go to them in turn, so that a shard may be
     /// three ranges.
     fn layouts()(
-        pieces in 1usize..4, more in 0usize..2, runs in prop::collection::vec(1usize..4, 9), turn in 0usize..3,
+        shards in 1usize..4, more in 0usize..2, runs in prop::collection::vec(1usize..4, 9), turn in 0usize..3,
         dim in 0usize..3, replicas in 1usize..3, shared in any::<bool>(),
     ) -> Layout {
-        let piece_of_place =
-            runs.iter().enumerate().flat_map(|(i, run)| vec![(i + turn) % pieces; *run]).collect();
-        let piece_of_rank = (0..pieces + more).map(|rank| rank % pieces).collect();
-        Layout { dim, piece_of_place, piece_of_rank, replicas, shared }
+        let shard_of_index =
+            runs.iter().enumerate().flat_map(|(i, run)| vec![(i + turn) % shards; *run]).collect();
+        let shard_of_rank = (0..shards + more).map(|rank| rank % shards).collect();
+        Layout { dim, shard_of_index, shard_of_rank, replicas, shared }
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
-    fn what_one_cut_writes_any_other_reads(whole in tensors(), mut from in layouts(), mut to in layouts()) {
+    fn what_one_layout_writes_any_other_reads(full in tensors(), mut from in layouts(), mut to in layouts()) {
         for layout in [&mut from, &mut to] {
-            layout.dim %= whole.shape.len();
+            layout.dim %= full.shape.len();
         }
         let folder = tempfile::tempdir().unwrap();
-        save(folder.path(), &whole, &from);
-        read(folder.path(), &whole, &to);
+        save(folder.path(), &full, &from);
+        read(folder.path(), &full, &to);
     }
 }
 
 /// Column `i` of a row of 32 on rank `i % 2` of two.
-fn alternating() -> (Whole, Layout) {
-    let whole = Whole { shape: vec![2, 32], kept: (0..64).map(|i| i % 3 == 0).collect() };
-    let piece_of_place = (0..32).map(|place| place % 2).collect();
-    (whole, Layout { dim: 1, piece_of_place, piece_of_rank: vec![0, 1], replicas: 1, shared: false })
+fn alternating() -> (FullState, Layout) {
+    let full = FullState { shape: vec![2, 32], kept: (0..64).map(|i| i % 3 == 0).collect() };
+    let shard_of_index = (0..32).map(|index| index % 2).collect();
+    (full, Layout { dim: 1, shard_of_index, shard_of_rank: vec![0, 1], replicas: 1, shared: false })
 }
 
 /// Where two ranks say that they hold the same column, or none says that it holds one, the checkpoint is not one.
 #[test]
-fn pieces_that_overlap_or_leave_something_out_are_refused() {
-    for (moved, said) in [(vec![], "hold 62 elements of 64"), (vec![0, 1], "in two files")] {
-        let (whole, layout) = alternating();
+fn shards_that_overlap_or_leave_something_out_are_refused() {
+    for (moved, message) in [(vec![], "hold 62 elements of 64"), (vec![0, 1], "in two files")] {
+        let (full, layout) = alternating();
         let folder = tempfile::tempdir().unwrap();
         layout.on_ranks(|ranks, device, (member, _)| {
-            let columns = (0..32).filter(|place| match place {
+            let columns = (0..32).filter(|index| match index {
                 5 => moved.contains(&member),
-                place => place % 2 == member,
+                index => index % 2 == member,
             });
-            let ranges: Vec<Range<usize>> = columns.map(|place| place..place + 1).collect();
-            let shard = Shard::full(&whole.shape).narrow(1, &ranges);
+            let ranges: Vec<Range<usize>> = columns.map(|index| index..index + 1).collect();
+            let shard = Shard::full(&full.shape).narrow(1, &ranges);
             let weight = tensor(device, &shard.shape(), &vec![1.0; shard.len()]);
             let files = vec![(MODEL, vec![("w".to_owned(), CheckpointTensor::of(&weight, &shard))])];
             Checkpoints::new(folder.path(), 1, "m", "f32")
@@ -262,51 +267,51 @@ fn pieces_that_overlap_or_leave_something_out_are_refused() {
         });
         let read = Checkpoint::read(&folder.path().join("step-000000"), &Ranks::single());
         let error = read.unwrap_err().to_string();
-        assert!(error.contains(said), "{error}");
+        assert!(error.contains(message), "{error}");
     }
 }
 
 /// State of other kept weights than the mask's is found before anything is touched.
 #[test]
 fn state_that_is_not_of_the_mask_is_refused() {
-    let (whole, layout) = alternating();
+    let (full, layout) = alternating();
     let folder = tempfile::tempdir().unwrap();
     layout.on_ranks(|ranks, device, (member, replica)| {
-        let own = layout.own(&whole, member, replica);
+        let local = layout.local(&full, member, replica);
         // One weight more than there is state for.
-        let mut mask = own.mask.clone();
+        let mut mask = local.mask.clone();
         mask[0] |= if member == 0 { 0b10 } else { 0 };
         assert_eq!(
             ones(&mask).count(),
-            ones(&own.mask).count() + usize::from(member == 0),
+            ones(&local.mask).count() + usize::from(member == 0),
             "the test's own mask"
         );
-        let kept = tensor(device, &[own.kept_state.len()], &own.kept_state);
-        let shard = own.shard(Some("w")).unwrap();
+        let kept = tensor(device, &[local.kept_state.len()], &local.kept_state);
+        let shard = local.shard(Some("w")).unwrap();
         let files = vec![
             (OPTIMIZER, vec![(KEPT.to_owned(), CheckpointTensor::Shard(&kept, shard))]),
-            (MASKS, vec![("w".to_owned(), CheckpointTensor::packed(mask, &own.shard, 1))]),
+            (MASKS, vec![("w".to_owned(), CheckpointTensor::packed(mask, &local.shard, 1))]),
         ];
         Checkpoints::new(folder.path(), 1, "m", "f32").save(&RunProgress::default(), files, &ranks).map(drop)
     });
     let checkpoint = Checkpoint::read(&folder.path().join("step-000000"), &Ranks::single()).unwrap();
     let device = Device::cpu(1).unwrap();
-    let kept = whole.kept.iter().filter(|kept| **kept).count();
+    let kept = full.kept.iter().filter(|kept| **kept).count();
     let mut state = tensor(&device, &[kept], &vec![5.0; kept]);
     let tensors = vec![(KEPT.to_owned(), LoadTarget::Tensor(&mut state))];
-    let wanted = LoadRequest { file: OPTIMIZER, tensors, elsewhere: 0, converts: false };
-    let error = checkpoint.fill(&mut [wanted]).unwrap_err().to_string();
+    let request = LoadRequest { file: OPTIMIZER, tensors, elsewhere: 0, converts: false };
+    let error = checkpoint.fill(&mut [request]).unwrap_err().to_string();
     assert!(error.contains("where its mask keeps"), "{error}");
     assert!(state.to_f32().iter().all(|x| *x == 5.0), "nothing was touched");
 }
 
 /// Each shard is in one file, whoever else holds it.
 #[test]
-fn a_piece_on_several_ranks_is_written_by_one() {
-    let (whole, layout) = alternating();
-    let layout = Layout { piece_of_rank: vec![0, 1, 0, 1], replicas: 2, ..layout };
+fn a_shard_on_several_ranks_is_written_by_one() {
+    let (full, layout) = alternating();
+    let layout = Layout { shard_of_rank: vec![0, 1, 0, 1], replicas: 2, ..layout };
     let folder = tempfile::tempdir().unwrap();
-    save(folder.path(), &whole, &layout);
+    save(folder.path(), &full, &layout);
     let path = folder.path().join("step-000000");
     let of = |file: &str| {
         let stem = file.strip_suffix(".safetensors").unwrap().to_owned() + "-";
@@ -314,16 +319,16 @@ fn a_piece_on_several_ranks_is_written_by_one() {
         names.filter(|name| name.to_string_lossy().starts_with(&stem)).count()
     };
     assert_eq!((of(MODEL), of(MASKS)), (2, 2));
-    read(folder.path(), &whole, &layout);
+    read(folder.path(), &full, &layout);
 }
 
 /// A bit that flips where a file says which shards it has makes it damaged, not another shard, and nothing
 /// panics over it.
 #[test]
 fn a_description_with_a_flipped_bit_is_noticed() {
-    let (whole, layout) = alternating();
+    let (full, layout) = alternating();
     let folder = tempfile::tempdir().unwrap();
-    save(folder.path(), &whole, &Layout { shared: true, replicas: 2, ..layout });
+    save(folder.path(), &full, &Layout { shared: true, replicas: 2, ..layout });
     let path = folder.path().join("step-000000");
     let file = path.join("optimizer-00001-of-00004.safetensors");
     let bytes = std::fs::read(&file).unwrap();

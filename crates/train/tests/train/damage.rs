@@ -9,7 +9,7 @@ use espalier_train::checkpoint::Checkpoint;
 use espalier_train::parallel::Ranks;
 use espalier_train::run::{Observer, RunDir};
 
-use crate::support::{self, Base, Heard, resumed};
+use crate::support::{self, Base, RecordingObserver, resumed};
 
 /// Names in the folder of checkpoints, in order.
 fn names(folder: &Path) -> Vec<String> {
@@ -42,7 +42,7 @@ fn damage(checkpoint: &Path) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Where no checkpoint is whole, resuming is refused and changes nothing; starting over is asked for, and
+/// Where no checkpoint is intact, resuming is refused and changes nothing; starting over is asked for, and
 /// puts them aside.
 #[test]
 fn what_might_be_rescued_is_never_written_over() {
@@ -56,19 +56,24 @@ fn what_might_be_rescued_is_never_written_over() {
     let before = contents(at);
     let error = base.steps(6).run_to_hash(&resumed(at), &mut ()).unwrap_err();
     assert!(matches!(error, Error::File { .. }), "{error:?}");
-    let said = error.to_string();
+    let message = error.to_string();
     assert!(
-        said.contains("no intact checkpoint is left") && said.contains("step-000004: model.safetensors"),
-        "{said}"
+        message.contains("no intact checkpoint is left")
+            && message.contains("step-000004: model.safetensors"),
+        "{message}"
     );
-    assert!(said.contains("espalier verify") && said.contains("--resume --fresh"), "{said}");
+    assert!(message.contains("espalier verify") && message.contains("--resume --fresh"), "{message}");
     assert!(contents(at) == before, "nothing was changed");
 
     let fresh = RunDir { fresh: true, ..resumed(at) };
-    let mut heard = Heard::default();
-    assert_eq!(base.steps(4).run_to_hash(&fresh, &mut heard).unwrap(), expected, "it is the same run again");
-    assert_eq!(heard.resumed_after, Some(0));
-    assert!(heard.warnings.iter().any(|text| text.contains("set-aside-1")), "{:?}", heard.warnings);
+    let mut observer = RecordingObserver::default();
+    assert_eq!(
+        base.steps(4).run_to_hash(&fresh, &mut observer).unwrap(),
+        expected,
+        "it is the same run again"
+    );
+    assert_eq!(observer.resumed_after, Some(0));
+    assert!(observer.warnings.iter().any(|text| text.contains("set-aside-1")), "{:?}", observer.warnings);
     assert_eq!(names(at), ["step-000002", "step-000004"]);
     for (path, bytes) in before.iter().filter(|(path, _)| path.starts_with(at.join("checkpoints"))) {
         let aside = at.join("set-aside-1").join(path.strip_prefix(at).unwrap());
@@ -88,16 +93,16 @@ fn damaged_checkpoints_neither_count_nor_go() {
     damage(&at.join("checkpoints/step-000004"));
     let manifest = at.join("checkpoints/step-000005/manifest.json");
     fs::write(&manifest, "").unwrap();
-    let mut heard = Heard::default();
-    base.steps(6).run_to_hash(&resumed(at), &mut heard).unwrap();
-    assert_eq!(heard.resumed_after, Some(3));
-    assert_eq!(heard.warnings.iter().filter(|text| text.contains("the one before it is used")).count(), 2);
+    let mut observer = RecordingObserver::default();
+    base.steps(6).run_to_hash(&resumed(at), &mut observer).unwrap();
+    assert_eq!(observer.resumed_after, Some(3));
+    assert_eq!(observer.warnings.iter().filter(|text| text.contains("the one before it is used")).count(), 2);
     let expected = ["damaged-step-000004", "damaged-step-000005", "step-000005", "step-000006"];
     assert_eq!(names(at), expected);
     for step in &expected[2..] {
         Checkpoint::read(&at.join("checkpoints").join(step), &Ranks::single()).unwrap();
     }
-    // One that is damaged while the run goes on neither pushes out a whole one nor goes itself.
+    // One that is damaged while the run goes on neither pushes out an intact one nor goes itself.
     struct Damages(PathBuf);
     impl Observer for Damages {
         fn saved(&mut self, path: &Path) {
@@ -111,7 +116,7 @@ fn damaged_checkpoints_neither_count_nor_go() {
 }
 
 /// A manifest that says something else is damaged, not another run's: `step` used to be believed, and `model`
-/// to end the run although the checkpoint before was whole.
+/// to end the run although the checkpoint before was intact.
 #[test]
 fn a_changed_manifest_is_a_damaged_one() {
     let base = support::tiny_gpt(&["checkpoint.every=2"]);
@@ -125,9 +130,9 @@ fn a_changed_manifest_is_a_damaged_one() {
         let text = fs::read_to_string(&manifest).unwrap();
         assert!(text.contains(old), "{text}");
         fs::write(&manifest, text.replacen(old, new_text, 1)).unwrap();
-        let mut heard = Heard::default();
-        base.steps(6).run_to_hash(&resumed(at), &mut heard).unwrap();
-        assert_eq!(heard.resumed_after, Some(2), "{new_text}: {:?}", heard.warnings);
+        let mut observer = RecordingObserver::default();
+        base.steps(6).run_to_hash(&resumed(at), &mut observer).unwrap();
+        assert_eq!(observer.resumed_after, Some(2), "{new_text}: {:?}", observer.warnings);
     }
 }
 
@@ -141,9 +146,9 @@ fn a_checkpoint_of_an_older_program_is_gone_on_from() {
     let mut value: serde_json::Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
     assert!(value.as_object_mut().unwrap().remove("blake3").is_some());
     fs::write(&manifest, value.to_string()).unwrap();
-    let mut heard = Heard::default();
-    base.steps(4).run_to_hash(&resumed(folder.path()), &mut heard).unwrap();
-    assert_eq!(heard.resumed_after, Some(2));
+    let mut observer = RecordingObserver::default();
+    base.steps(4).run_to_hash(&resumed(folder.path()), &mut observer).unwrap();
+    assert_eq!(observer.resumed_after, Some(2));
 }
 
 /// That the folder cannot be read does not mean that it is empty.
@@ -175,16 +180,16 @@ fn a_checkpoint_that_cannot_be_read_ends_the_run_and_keeps_its_name() {
         std::os::unix::fs::symlink(&manifest, &manifest).unwrap();
         let error = base.steps(6).run_to_hash(&resumed(at), &mut ()).unwrap_err();
         assert!(matches!(error, Error::Disk { .. }), "{ranks} ranks: {error:?}");
-        let said = error.to_string();
+        let message = error.to_string();
         assert!(
-            said.contains("step-000004: the checkpoint cannot be read, and is not known to be damaged"),
-            "{said}"
+            message.contains("step-000004: the checkpoint cannot be read, and is not known to be damaged"),
+            "{message}"
         );
         assert_eq!(names(at), ["step-000002", "step-000004"], "{ranks} ranks: nothing was changed");
         fs::rename(&aside, &manifest).unwrap();
-        let mut heard = Heard::default();
-        base.steps(6).run_to_hash(&resumed(at), &mut heard).unwrap();
-        assert_eq!((heard.resumed_after, heard.warnings), (Some(4), Vec::new()));
+        let mut observer = RecordingObserver::default();
+        base.steps(6).run_to_hash(&resumed(at), &mut observer).unwrap();
+        assert_eq!((observer.resumed_after, observer.warnings), (Some(4), Vec::new()));
     }
 }
 
@@ -193,7 +198,7 @@ fn a_checkpoint_that_cannot_be_read_ends_the_run_and_keeps_its_name() {
 struct Disk {
     folder: PathBuf,
     recovers: bool,
-    heard: Heard<'static>,
+    observer: RecordingObserver<'static>,
 }
 
 impl Observer for Disk {
@@ -215,11 +220,11 @@ impl Observer for Disk {
     }
 
     fn warning(&mut self, text: &str) {
-        self.heard.warning(text);
+        self.observer.warning(text);
     }
 }
 
-/// A checkpoint that the disk does not take is told; the run goes on, the ones before stay, the next is
+/// A checkpoint that the disk does not take is reported; the run goes on, the ones before stay, the next is
 /// tried; and where that was the last one, the run has failed.
 #[test]
 fn a_disk_that_fails_is_tried_again() {
@@ -229,9 +234,9 @@ fn a_disk_that_fails_is_tried_again() {
         for (recovers, steps, kept) in [(true, 7, "step-000006"), (false, 7, "step-000002")] {
             let folder = tempfile::tempdir().unwrap();
             let at = folder.path();
-            let mut disk = Disk { folder: at.into(), recovers, heard: Heard::default() };
+            let mut disk = Disk { folder: at.into(), recovers, observer: RecordingObserver::default() };
             let outcome = base.steps(steps).run_to_hash(&RunDir::at(at), &mut disk);
-            let warnings = &disk.heard.warnings;
+            let warnings = &disk.observer.warnings;
             assert!(warnings[0].contains("step-000004: the checkpoint cannot be written"), "{warnings:?}");
             assert!(warnings[0].contains("continues without it"), "{warnings:?}");
             assert_eq!(warnings.len(), if recovers { 1 } else { 2 }, "{warnings:?}");
@@ -276,17 +281,17 @@ fn what_is_not_finite_is_neither_saved_nor_a_success() {
         assert!(error.to_string().contains("the validation loss is NaN or infinite after step 1"), "{error}");
         assert!(!folder.path().join("checkpoints").exists());
 
-        // Nobody looks at validation data: the weights themselves do, where they are saved and where they are not.
+        // Nobody evaluates validation data: the weights themselves do, where they are saved and where they are not.
         for last in ["checkpoint.last=true", "checkpoint.last=false"] {
             let folder = tempfile::tempdir().unwrap();
             let blind =
                 ["data.validation=0", "train.eval_samples=0", "optimizer.weight_decay=1e6", last, &ranks];
             let error =
                 exploding(&blind).steps(1).run_to_hash(&RunDir::at(folder.path()), &mut ()).unwrap_err();
-            let said = error.to_string();
+            let message = error.to_string();
             assert!(
-                matches!(error, Error::NotFinite { step: 1, .. }) && said.contains(".weight is NaN"),
-                "{said}"
+                matches!(error, Error::NotFinite { step: 1, .. }) && message.contains(".weight is NaN"),
+                "{message}"
             );
             let inside = folder.path().join("checkpoints");
             assert!(!inside.exists() || names(folder.path()).is_empty(), "{last}");

@@ -1,5 +1,5 @@
-//! Text out of a model: what is written with a cache is what the model says of the whole text, on every
-//! layout of ranks, and what Hugging Face's GPT-2 writes with the same weights.
+//! Text out of a model: what is generated with a cache is what the model says of the full text, on every
+//! layout of ranks, and what Hugging Face's GPT-2 generates with the same weights.
 
 use std::path::Path;
 use std::time::Duration;
@@ -41,7 +41,7 @@ fn pruned() -> Base {
 }
 
 /// What a trained model does on the ranks of a layout.
-fn writing<R: Send>(
+fn generating<R: Send>(
     trained: &TrainedModel,
     set: &[&str],
     work: impl Fn(&mut Generator<'_>) -> espalier_train::Result<R> + Sync,
@@ -51,7 +51,7 @@ fn writing<R: Send>(
     on_ranks(trained, &plan, &Device::cpu(2).unwrap(), LIMIT, None, work).unwrap()
 }
 
-/// Tokens written behind a prompt, each from a pass over the whole text without anything kept.
+/// Tokens generated behind a prompt, each from a pass over the full text without a cache.
 fn without_cache(
     generator: &mut Generator<'_>,
     prompt: &[u32],
@@ -83,14 +83,14 @@ fn tokens_are_those_of_reading_the_whole_text_every_time() {
                 assert_eq!(written.tokens, again, "{name} {text}");
                 Ok(written.tokens)
             };
-            let alone = writing(&trained, &[], both);
+            let single = generating(&trained, &[], both);
             for set in [
                 &["parallel.pipeline=2"][..],
                 &["parallel.tensor=2"],
                 &["parallel.pipeline=2", "parallel.tensor=2"],
                 &["parallel.pipeline=2", "parallel.schedule=interleaved", "parallel.chunks=2"],
             ] {
-                assert_eq!(writing(&trained, set, both), alone, "{name} {text} {set:?}");
+                assert_eq!(generating(&trained, set, both), single, "{name} {text} {set:?}");
             }
         }
     }
@@ -112,8 +112,8 @@ fn logits_are_those_of_the_forward_pass_that_trains() {
         let (ranks, stage) = (Ranks::single(), Stage::new(&plan, &Ranks::single()).unwrap());
         let mut generator = Generator::new(&plan, &stage, &weights, &ranks, &device).unwrap();
         for end in 1..=ids.len() {
-            let share = BatchSlice { samples: 1, ..BatchSlice::default() };
-            let mut pass = ForwardContext::new(&weights, Mode::Evaluate, 0, share);
+            let batch_slice = BatchSlice { samples: 1, ..BatchSlice::default() };
+            let mut pass = ForwardContext::new(&weights, Mode::Evaluate, 0, batch_slice);
             let x = Tensor::from_slice(&device, &[1, end], &ids[..end], Category::Transient).unwrap();
             let x = model.forward(x, &mut pass).unwrap();
             let expected = model.read_logits(&model.last_logits(&x, &weights).unwrap()).unwrap();
@@ -135,22 +135,22 @@ fn logits_are_those_of_the_forward_pass_that_trains() {
     }
 }
 
-/// What was said before is read once: parts behind each other are the text in one shard.
+/// What was read stays in the cache: a text in several chunks is the text at once.
 #[test]
-fn a_text_may_be_read_in_parts() {
+fn a_text_may_be_read_in_chunks() {
     let folder = tempfile::tempdir().unwrap();
     let trained = trained(&pruned(), folder.path());
     let ids = trained.tokenizer().unwrap().encode("12+7=19\n31-4=27\n5").unwrap();
     for set in [&[][..], &["parallel.pipeline=2"], &["parallel.tensor=2"]] {
-        writing(&trained, set, |generator| {
+        generating(&trained, set, |generator| {
             let mut greedy = Sampler::new(Sampling::GREEDY);
             let mut choose = |logits: &[f32]| greedy.choose(logits);
-            let whole = generator.read(&ids, &mut choose)?;
+            let at_once = generator.read(&ids, &mut choose)?;
             generator.reset_cache();
             generator.read(&ids[..7], &mut choose)?;
             generator.read(&ids[7..12], &mut choose)?;
             assert_eq!(generator.length(), 12);
-            assert_eq!(generator.read(&ids[12..], &mut choose)?, whole, "{set:?}");
+            assert_eq!(generator.read(&ids[12..], &mut choose)?, at_once, "{set:?}");
             Ok(())
         });
     }
@@ -163,7 +163,7 @@ fn a_text_ends_where_the_context_does_or_where_somebody_says_so() {
     let trained = trained(&dense(), folder.path());
     let prompt = trained.tokenizer().unwrap().encode("12+7=").unwrap();
     for set in [&[][..], &["parallel.pipeline=2"]] {
-        writing(&trained, set, |generator| {
+        generating(&trained, set, |generator| {
             let mut sampler = Sampler::new(HOT);
             let written = generator.generate(&prompt, 1000, &mut sampler, &mut |_| true)?;
             // The last token follows the last position that can be read.
@@ -197,13 +197,13 @@ fn the_cache_is_as_large_as_planned() {
         ] {
             let owned: Vec<_> = set.iter().map(|&set| set.into()).collect();
             let plan = trained.plan(&owned).unwrap();
-            writing(&trained, set, |generator| {
+            generating(&trained, set, |generator| {
                 generator.generate(&[1, 2, 3], 3, &mut Sampler::new(HOT), &mut |_| true)?;
-                let (held, planned) = (
+                let (in_use, planned) = (
                     generator.device().ledger().current(Category::Cache),
                     plan.cache_bytes(generator.ranks().rank())?,
                 );
-                assert!(planned > 0 && held as u64 == planned, "{name} {set:?}: {held} and {planned}");
+                assert!(planned > 0 && in_use as u64 == planned, "{name} {set:?}: {in_use} and {planned}");
                 assert_eq!(generator.device().ledger().current(Category::Activations), 0);
                 Ok(())
             });
@@ -216,7 +216,7 @@ fn the_same_seed_writes_the_same_text_in_bf16_too() {
     let folder = tempfile::tempdir().unwrap();
     let trained = trained(&dense(), folder.path());
     let write = |seed| {
-        writing(&trained, &["train.precision=bf16"], |generator| {
+        generating(&trained, &["train.precision=bf16"], |generator| {
             let mut sampler = Sampler::new(Sampling { seed, ..HOT });
             Ok(generator.generate(&[3, 1], 20, &mut sampler, &mut |_| true)?.tokens)
         })
@@ -282,21 +282,21 @@ fn tokens_are_those_of_hugging_faces_gpt_2() {
     assert!(compared > 50, "{compared} tokens were compared");
 }
 
-/// Hears what a run writes.
+/// Records the samples of a run.
 #[derive(Default)]
-struct Listener(Vec<(u64, String)>);
+struct SampleObserver(Vec<(u64, String)>);
 
-impl Observer for Listener {
+impl Observer for SampleObserver {
     fn sampled(&mut self, step: u64, prompt: &str, text: &str) {
         assert_eq!(prompt, "12+");
         self.0.push((step, text.to_owned()));
     }
 }
 
-/// A run that writes samples: when it says, what its checkpoint would write, and nothing else is another for
+/// A run that generates samples: when it says, what its checkpoint would generate, and nothing else changes by
 /// it, on one rank and several.
 #[test]
-fn a_run_shows_what_its_model_writes() {
+fn a_run_shows_what_its_model_generates() {
     let layouts = [
         &[][..],
         &["parallel.pipeline=2", "train.micro_batches=2"],
@@ -308,19 +308,19 @@ fn a_run_shows_what_its_model_writes() {
         let quiet = tiny_gpt(&["train.steps=6", "train.eval_every=2"]).with(layout);
         let asks = ["sample.prompt=12+", "sample.tokens=12", "sample.every=2", "sample.temperature=0.5"];
         let talks = quiet.with(asks);
-        let outcome = |base: &Base, name: &str, heard: &mut Listener| {
-            base.run_at(&RunDir::at(folder.path().join(name)), heard).unwrap().summary
+        let outcome = |base: &Base, name: &str, observer: &mut SampleObserver| {
+            base.run_at(&RunDir::at(folder.path().join(name)), observer).unwrap().summary
         };
-        let mut heard = Listener::default();
-        let with = outcome(&talks, "talks", &mut heard);
-        let without = outcome(&quiet, "quiet", &mut Listener::default());
+        let mut observer = SampleObserver::default();
+        let with = outcome(&talks, "talks", &mut observer);
+        let without = outcome(&quiet, "quiet", &mut SampleObserver::default());
         assert_eq!((with.weights_hash, with.loss), (without.weights_hash, without.loss), "{layout:?}");
-        assert_eq!(heard.0.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [4, 6], "{layout:?}");
+        assert_eq!(observer.0.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [4, 6], "{layout:?}");
 
         let trained = TrainedModel::open(&folder.path().join("talks"), |broken| panic!("{broken}")).unwrap();
         let tokenizer = trained.tokenizer().unwrap();
         let sampling = Sampling { temperature: 0.5, top_k: 0, top_p: 1.0, seed: 4, ..Sampling::GREEDY };
-        let text = writing(&trained, &[], |generator| {
+        let text = generating(&trained, &[], |generator| {
             let prompt = tokenizer.encode("12+").unwrap();
             let mut stream = TextStream::new(tokenizer, &[]);
             let mut go_on = |token| {
@@ -331,7 +331,7 @@ fn a_run_shows_what_its_model_writes() {
             stream.finish();
             Ok(stream.text().to_owned())
         });
-        assert_eq!(heard.0[1].1, text, "{layout:?}");
+        assert_eq!(observer.0[1].1, text, "{layout:?}");
     }
 }
 
@@ -340,7 +340,7 @@ fn a_run_shows_what_its_model_writes() {
 fn a_prompt_that_is_too_long_for_the_model_is_refused_at_once() {
     let base = tiny_gpt(&["train.steps=1"]).set(format!("sample.prompt=\"{}\"", "1".repeat(25)));
     assert_eq!(
-        base.hear().0.unwrap_err().to_string(),
+        base.run_observed().0.unwrap_err().to_string(),
         "`sample.prompt` has 25 tokens, more than `model.context` = 24: shorten it"
     );
 }

@@ -7,7 +7,7 @@
 //! ESPALIER_GOLDEN=write cargo test --workspace --test train golden
 //! ```
 //!
-//! and says why. The text and the drawn shapes are the test's own, and the processor is held to portable
+//! and says why. The text and the synthetic shapes are the test's own, and the processor is held to portable
 //! instructions, of which every machine has the same: richer sets add in other orders. What is left of the
 //! platform is its sine and cosine in f64, whose last bit is lost when a learning rate becomes an f32 and a
 //! colour a byte.
@@ -21,7 +21,7 @@ use espalier_tensor::cpu::{Cpu, Isa};
 use espalier_train::run::{Launch, RunDir, run};
 use serde::{Deserialize, Serialize};
 
-use crate::support::{Base, Heard, base, hash, prepare, tiny_cnn};
+use crate::support::{Base, RecordingObserver, base, hash, prepare, tiny_cnn};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/train/golden/runs.json");
 const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/train/golden/text.txt");
@@ -38,12 +38,12 @@ fn golden(base: &Base) -> Golden {
     let (plan, dataset, _) = prepare(base, 1);
     let device = Device::Cpu(Cpu::with_isa(1, Isa::Portable).unwrap());
     let folder = tempfile::tempdir().unwrap();
-    let mut heard = Heard::default();
+    let mut observer = RecordingObserver::default();
     let run_dir = RunDir::at(folder.path());
-    let outcome = run(plan, dataset, &device, &run_dir, &Launch::default(), &mut heard).unwrap();
+    let outcome = run(plan, dataset, &device, &run_dir, &Launch::default(), &mut observer).unwrap();
     Golden {
-        losses: heard.losses.iter().map(|loss| format!("{loss:?}")).collect(),
-        evaluations: heard.evaluations.iter().map(|(_, loss)| format!("{loss:?}")).collect(),
+        losses: observer.losses.iter().map(|loss| format!("{loss:?}")).collect(),
+        evaluations: observer.evaluations.iter().map(|(_, loss)| format!("{loss:?}")).collect(),
         weights: hash(outcome.summary),
     }
 }
@@ -153,7 +153,7 @@ fn golden_cnn() {
     check(on_layouts("cnn", &base, &LAYOUTS).chain([synchronised]));
 }
 
-/// Methods that need gradients of all weights, and those that look at several steps.
+/// Methods that need gradients of all weights, and those that compare several steps.
 #[test]
 fn golden_pruning_methods() {
     let set = |changes: &[&str]| changes.iter().fold(gpt("f32"), change);

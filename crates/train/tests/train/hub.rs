@@ -66,8 +66,8 @@ fn logits(trained: &TrainedModel, overrides: &[Override], ids: &[u32]) -> Vec<f3
     let (plan, device) = (trained.plan(overrides).unwrap(), Device::cpu(2).unwrap());
     let weights = trained.params(&plan, &device, &Ranks::single()).unwrap();
     let ids = Tensor::from_slice(&device, &[1, ids.len()], ids, Category::Transient).unwrap();
-    let share = BatchSlice { samples: 1, ..BatchSlice::default() };
-    let mut pass = ForwardContext::new(&weights, Mode::Evaluate, 0, share);
+    let batch_slice = BatchSlice { samples: 1, ..BatchSlice::default() };
+    let mut pass = ForwardContext::new(&weights, Mode::Evaluate, 0, batch_slice);
     let x = Model::build(&plan.model, RecomputeMode::None).forward(ids, &mut pass).unwrap();
     let table = weights.param(weights.find("wte.weight").unwrap()).weight();
     matmul(&x, table.t(), None, Category::Workspace).unwrap().to_f32()
@@ -193,9 +193,9 @@ fn every_form_of_the_files_holds_the_same_weights() {
     });
     assert_eq!(hash(&open(&plain)), whole);
     // One file by itself says nothing of its model.
-    let alone = plain.join("model.safetensors");
+    let file = plain.join("model.safetensors");
     fs::remove_file(plain.join("config.json")).unwrap();
-    assert!(refusal(&alone).contains("no supported network"));
+    assert!(refusal(&file).contains("no supported network"));
 
     let cut = folder_with(at("cut"), |_| {});
     let mut all = tensors(&cut.join("model.safetensors"));

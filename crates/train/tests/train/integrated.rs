@@ -1,4 +1,4 @@
-//! Integrated parallelism: one group of ranks by samples or by tiles for convolutions, by columns for linear
+//! Integrated parallelism: one group of ranks by samples or by tiles for convolutions, by features for linear
 //! layers, trains as one rank does, and sends and holds what the plan says.
 
 use espalier_plan::cost::Parallelism::{self, Data, Domain, Model};
@@ -70,7 +70,7 @@ fn pruned(base: &Base) -> Base {
 #[test]
 fn mixtures_learn_what_one_rank_learns() {
     for (how, base) in [("dense", net(&[])), ("pruned", pruned(&net(&[])))] {
-        let alone = on(&base, steps()).remove(0);
+        let single = on(&base, steps()).remove(0);
         for mixture in MIXTURES {
             for axis in ["tensor=2", "tensor=3", "spatial=2", "spatial=[2,2]"] {
                 let fields = [format!("parallel.{axis}"), format!("parallel.integrated={mixture}")];
@@ -79,7 +79,7 @@ fn mixtures_learn_what_one_rank_learns() {
                     continue;
                 }
                 let many = base.with([&fields[0], &fields[1]]);
-                same_as(&alone, &many, steps(), 1e-5, &format!("{how}: {fields:?}"));
+                same_as(&single, &many, steps(), 1e-5, &format!("{how}: {fields:?}"));
             }
         }
     }
@@ -96,10 +96,10 @@ fn what_nothing_trained_stands_before_is_cut_without_a_way_back() {
             net(&["model.layers=[{type=\"max_pool\",kernel=2},{type=\"flatten\"},{type=\"linear\"}]"]),
         ),
     ] {
-        let alone = on(&net, 3).remove(0);
+        let single = on(&net, 3).remove(0);
         for axis in ["parallel.tensor=2", "parallel.tensor=3", "parallel.spatial=2"] {
             same_as(
-                &alone,
+                &single,
                 &net.with([axis, "parallel.integrated=auto"]),
                 3,
                 1e-5,
@@ -114,7 +114,7 @@ fn what_nothing_trained_stands_before_is_cut_without_a_way_back() {
 fn mixtures_go_with_the_other_settings() {
     let linear = "parallel.integrated=[\"layers.8\",\"layers.11\",\"layers.13\"]";
     let base = net(&["train.batch=24"]);
-    let alone = on(&base, 5).remove(0);
+    let single = on(&base, 5).remove(0);
     for axis in ["parallel.tensor=2", "parallel.spatial=2"] {
         for other in [
             &["parallel.data=2", "train.micro_batches=1"][..],
@@ -122,24 +122,24 @@ fn mixtures_go_with_the_other_settings() {
             &["train.recompute=block"],
         ] {
             let many = base.with([axis, linear]).with(other);
-            same_as(&alone, &many, 5, 1e-5, &format!("{axis} with {other:?}"));
+            same_as(&single, &many, 5, 1e-5, &format!("{axis} with {other:?}"));
         }
     }
     for optimizer in ["lamb", "lars"] {
         let base = base.set(format!("optimizer.name={optimizer}"));
-        let alone = on(&base, 5).remove(0);
-        same_as(&alone, &base.with(["parallel.tensor=2", linear]), 5, 1e-5, optimizer);
+        let single = on(&base, 5).remove(0);
+        same_as(&single, &base.with(["parallel.tensor=2", linear]), 5, 1e-5, optimizer);
     }
     // A bias before a norm has no gradient but rounding.
     let norm = base.with(["model.layers.0.bias=false", "model.layers.1.type=batch_norm"]);
-    let alone = on(&norm, 5).remove(0);
+    let single = on(&norm, 5).remove(0);
     for axis in ["parallel.tensor=3", "parallel.spatial=2"] {
-        same_as(&alone, &norm.with([axis, linear]), 5, 1e-5, &format!("batch norm on {axis}"));
+        same_as(&single, &norm.with([axis, linear]), 5, 1e-5, &format!("batch norm on {axis}"));
     }
     let whole = norm.with(["train.micro_batches=1"]);
-    let alone = on(&whole, 5).remove(0);
+    let single = on(&whole, 5).remove(0);
     let both = ["parallel.tensor=2", "parallel.data=2", "parallel.batch_norm=synchronised", linear];
-    same_as(&alone, &whole.with(both), 5, 1e-5, "batch norm over replicas too");
+    same_as(&single, &whole.with(both), 5, 1e-5, "batch norm over replicas too");
 }
 
 /// Scores of gradients, over samples that do not divide: more ranks than there are in the last micro-batch.
@@ -156,9 +156,9 @@ fn pruning_by_gradients_sees_the_gradients_of_one_rank() {
         for norm in norms {
             let base = net(&["model.layers.0.bias=false"]).with(&fields);
             let base = base.set(format!("model.layers.1.type={norm}"));
-            let alone = on(&base, 6).remove(0);
+            let single = on(&base, 6).remove(0);
             let many = base.with(["parallel.tensor=3", "parallel.integrated=auto"]);
-            same_as(&alone, &many, 6, 1e-3, &format!("{what}, {norm}"));
+            same_as(&single, &many, 6, 1e-3, &format!("{what}, {norm}"));
         }
     }
     let base = pruned(&net(&["train.precision=bf16"]));
@@ -182,10 +182,10 @@ fn vgg_and_alexnet_by_samples_and_by_columns() {
         let base = images().set(format!("model.name={name}"));
         let base = base.with(["data.count=40", "train.batch=2", "train.eval_samples=3"]);
         let base = base.with(["learning_rate.peak=0.0001", "optimizer.name=sgd"]);
-        let alone = on(&base, 2).remove(0);
+        let single = on(&base, 2).remove(0);
         let many = base.with(["parallel.tensor=2", "parallel.integrated=[\"classifier\"]"]);
         assert!(choices(&many).iter().all(|(name, by)| (*by == Model) == (name == "classifier")));
-        same_as(&alone, &many, 2, 1e-4, name);
+        same_as(&single, &many, 2, 1e-4, name);
         let large =
             many.with(["data.size=224", "data.count=20", "train.batch=16", "parallel.integrated=auto"]);
         let spatial = large.with(["parallel.tensor=1", "parallel.spatial=2"]);
@@ -218,8 +218,8 @@ fn mixtures_send_what_the_plan_says() {
     check("recomputed", &base.with(["parallel.tensor=2", "train.recompute=block"]));
 }
 
-/// What activations move is what the formulas say, but for the loss, whose ranks tell each other four numbers
-/// of each row in the place of two sums.
+/// What activations move is what the formulas say, but for the loss, whose ranks gather four numbers of each
+/// row instead of two all-reduces.
 #[test]
 fn a_route_costs_what_the_formulas_say() {
     // Sizes that two ranks divide.

@@ -88,7 +88,7 @@ fn backward(world: Communicator, sharing: DataParallelMode) -> Result<Duration> 
     Ok(took)
 }
 
-/// The same, where each sum is waited for before the next layer.
+/// The same, where each all-reduce is waited for before the next layer.
 fn one_after_the_other(world: Communicator) -> Result<Duration> {
     world.barrier()?;
     let start = Instant::now();
@@ -99,7 +99,7 @@ fn one_after_the_other(world: Communicator) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// Of all sums only the last has nothing left to hide behind. Where gradients are scattered two at a time, a
+/// Of all reductions only the last has nothing left to hide behind. Where gradients are scattered two at a time, a
 /// latency of less than two layers hides as well.
 #[test]
 fn sums_of_gradients_hide_behind_the_backward_pass() {
@@ -126,7 +126,7 @@ const CHANNELS: usize = 32;
 const SIDE: usize = 96;
 const BATCH: usize = 8;
 
-/// Takes gradients and drops them: their sums are another test's.
+/// Takes gradients and drops them: their reduction is another test's.
 struct Dropped;
 
 impl GradientSink for Dropped {
@@ -152,18 +152,18 @@ fn model() -> ModelSpec {
 }
 
 /// A forward and a backward pass of a layer over half of an image: a convolution, which has work that needs
-/// no halo, or the exchange by itself, which has none.
+/// no halo, or the halo exchange by itself, which has none.
 fn passes(world: Communicator, is_conv: bool) -> Result<Duration> {
     let device = Device::cpu(1)?;
     device.enter(|| {
         let tiles = TileGrid::cut([SIDE, SIDE], [2, 1], &[]);
         let weights = Weights::initialise(&model(), &device, DType::F32, 1)?;
         let window = SlidingWindow { kernel: 3, stride: 1, padding: 1.into() };
-        let (_, exchanges) = tiles.slide("conv", window).expect("slabs thick enough");
-        let exchange = exchanges[world.rank()].clone();
+        let (_, halos) = tiles.slide("conv", window).expect("slabs thick enough");
+        let halo = halos[world.rank()].clone();
         let [rows, columns] = tiles.of(world.rank()).size();
-        let seen = if is_conv { [rows, columns] } else { exchange.reads.size() };
-        let halo = HaloComm::new(exchange, &world);
+        let seen = if is_conv { [rows, columns] } else { halo.reads.size() };
+        let halo = HaloComm::new(halo, &world);
         let layer: Box<dyn Layer> = match is_conv {
             true => Box::new(TiledConv::new(weights.parameter("conv.weight").expect("a weight"), None, halo)),
             false => Box::new(HaloExchange(halo)),
@@ -174,10 +174,10 @@ fn passes(world: Communicator, is_conv: bool) -> Result<Duration> {
             Tensor::from_slice(&device, &shape, &pixels, Category::Transient)
         };
         let (x, dy) = (image([rows, columns])?, image(seen)?);
-        let share = BatchSlice { samples: BATCH, ..Default::default() };
+        let batch_slice = BatchSlice { samples: BATCH, ..Default::default() };
         world.barrier()?;
         let start = Instant::now();
-        let mut forward = ForwardContext::new(&weights, Mode::Train, 1, share);
+        let mut forward = ForwardContext::new(&weights, Mode::Train, 1, batch_slice);
         layer.forward(x, &mut forward)?;
         layer.backward(dy, &mut BackwardContext::of(&mut forward, &mut Dropped), true)?;
         Ok(start.elapsed())
@@ -185,7 +185,7 @@ fn passes(world: Communicator, is_conv: bool) -> Result<Duration> {
 }
 
 /// A convolution computes what its own pixels make while the halo travels, and the gradients of tile and
-/// weight while the halo's return. An exchange by itself waits for both.
+/// weight while the halo's return. A halo exchange by itself waits for both.
 #[test]
 fn halos_hide_behind_the_convolution_of_the_tile() {
     let round = |is_conv: bool| move |latency| slowest(latency, |world| passes(world, is_conv));

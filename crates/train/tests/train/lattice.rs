@@ -1,4 +1,4 @@
-//! All axes at once: every layout of up to eight ranks, or some drawn at random, trains as one rank does,
+//! All axes at once: every layout of up to eight ranks, or some chosen at random, trains as one rank does,
 //! dense and with nine weights of ten gone.
 
 use espalier_tensor::random::{key, uniform};
@@ -9,7 +9,7 @@ use crate::tensor::{on, same_as};
 /// The most ranks.
 const MOST: usize = 8;
 
-/// All ways to write up to eight ranks as four extents.
+/// All ways to write up to eight ranks as the sizes of four axes.
 fn axis_sizes() -> impl Iterator<Item = [usize; 4]> {
     let up_to = |most: usize| 1..=most;
     up_to(MOST).flat_map(move |a| {
@@ -42,10 +42,10 @@ fn pruned(base: &Base) -> Base {
 /// Runs layouts, each a list of fields, against one rank.
 fn all_same(base: &Base, layouts: Vec<Vec<String>>) {
     for (how, base) in [("dense", base.clone()), ("pruned", pruned(base))] {
-        let alone = on(&base, steps()).remove(0);
+        let single = on(&base, steps()).remove(0);
         for layout in &layouts {
             let fields: Vec<&str> = layout.iter().map(String::as_str).collect();
-            same_as(&alone, &base.with(fields), steps(), 1e-5, &format!("{how}: {layout:?}"));
+            same_as(&single, &base.with(fields), steps(), 1e-5, &format!("{how}: {layout:?}"));
         }
     }
 }

@@ -22,7 +22,7 @@ fn on(base: &Base, stages: usize, data: usize, schedule: &str) -> Base {
     if stages > 1 { base.set(format!("parallel.schedule={schedule}")) } else { base }
 }
 
-/// A tied table is shared by the replicas of two stages; copies of a part by the ranks that hold them.
+/// A tied table is shared by the replicas of two stages; copies of a stage by the ranks that hold them.
 #[test]
 fn shared_state_gives_the_bits_of_whole_state_on_every_stage() {
     let pruned = gpt().set("prune.method=gradual").set("prune.sparsity=0.8").set("prune.end=4");
@@ -34,12 +34,12 @@ fn shared_state_gives_the_bits_of_whole_state_on_every_stage() {
     ] {
         for (stages, schedule) in [(2, "1f1b"), (2, "chimera"), (2, "zb-h1"), (3, "gpipe")] {
             let base = on(&base, stages, 2, schedule);
-            let (whole, shared) = (base.steps(6).run(), base.set("parallel.zero=true").steps(6).run());
+            let (replicated, shared) = (base.steps(6).run(), base.set("parallel.zero=true").steps(6).run());
             let what = format!("{what}, {stages} stages, {schedule}");
-            assert_eq!(whole.weights_hash, shared.weights_hash, "{what}");
-            assert_eq!(whole.loss, shared.loss, "{what}");
-            let held = |of: &RunSummary| of.memory["optimizer"].measured.unwrap() as f64;
-            assert!(held(&shared) < 0.55 * held(&whole), "{what}");
+            assert_eq!(replicated.weights_hash, shared.weights_hash, "{what}");
+            assert_eq!(replicated.loss, shared.loss, "{what}");
+            let in_use = |of: &RunSummary| of.memory["optimizer"].measured.unwrap() as f64;
+            assert!(in_use(&shared) < 0.55 * in_use(&replicated), "{what}");
         }
     }
 }
@@ -53,14 +53,14 @@ fn llama_s_layers_learn_and_every_layout_is_the_same_run() {
     let long = loss(&base.set("train.batch=16"), 40);
     let first = loss(&base, 1);
     assert!(long < 0.8 * first, "{first} at first, {} after 40 steps", long);
-    let alone = base.steps(6).run();
+    let single = base.steps(6).run();
     for (stages, data, schedule) in [(2, 1, "1f1b"), (3, 1, "zb-h1"), (1, 2, ""), (2, 2, "gpipe")] {
-        let (got, wanted) = (loss(&on(&base, stages, data, schedule), 6), alone.loss.unwrap());
+        let (got, wanted) = (loss(&on(&base, stages, data, schedule), 6), single.loss.unwrap());
         assert!((got - wanted).abs() < 2e-5, "{stages} stages of {data}, {schedule}: {got}, alone {wanted}");
     }
     for again in ["block", "attention"] {
         let recomputed = base.set(format!("train.recompute={again}"));
-        assert_eq!(recomputed.steps(6).run().weights_hash, alone.weights_hash, "{again} recomputed");
+        assert_eq!(recomputed.steps(6).run().weights_hash, single.weights_hash, "{again} recomputed");
         for schedule in ["1f1b", "zb-h1"] {
             let [kept, made] =
                 [&base, &recomputed].map(|base| on(base, 2, 1, schedule).steps(6).run().weights_hash);
@@ -77,16 +77,16 @@ fn llama_s_layers_learn_and_every_layout_is_the_same_run() {
 #[test]
 fn what_is_said_of_pruning_is_of_all_stages() {
     let base = gpt().set("model.tied=false").set("prune.method=magnitude");
-    let said = |base: &Base| {
-        let (ended, heard) = base.set("train.steps=2").hear();
-        (ended.unwrap().state_bytes_per_parameter, heard.warnings)
+    let message = |base: &Base| {
+        let (ended, observer) = base.set("train.steps=2").run_observed();
+        (ended.unwrap().state_bytes_per_parameter, observer.warnings)
     };
     for sparsity in ["prune.sparsity=0.3", "prune.sparsity=0.9995"] {
         let base = base.set(sparsity);
-        let (bytes, warnings) = said(&base);
+        let (bytes, warnings) = message(&base);
         assert_eq!(warnings.is_empty(), sparsity == "prune.sparsity=0.3", "{warnings:?}");
         for (stages, data, schedule) in [(2, 1, "1f1b"), (5, 1, "gpipe"), (2, 2, "chimera")] {
-            let (there, theirs) = said(&on(&base, stages, data, schedule));
+            let (there, theirs) = message(&on(&base, stages, data, schedule));
             assert!((there - bytes).abs() < 1e-9, "{stages} stages: {there} {bytes}");
             assert_eq!(theirs, warnings, "{stages} stages");
         }
@@ -131,9 +131,9 @@ fn a_checkpoint_goes_through_any_layout_unchanged() {
 fn masks(base: &Base, steps: usize) -> (BTreeMap<String, Vec<u32>>, f64) {
     let folder = tempfile::tempdir().unwrap();
     let loss = base.steps(steps).run_in(folder.path()).loss.unwrap();
-    let whole = Checkpoint::find(folder.path(), &Ranks::single(), |_| ()).unwrap();
-    let words = |name: &str| whole.u32_values("masks.safetensors", name).unwrap().unwrap();
-    let masks = whole.names("masks.safetensors").map(|name| (name.to_owned(), words(name)));
+    let checkpoint = Checkpoint::find(folder.path(), &Ranks::single(), |_| ()).unwrap();
+    let words = |name: &str| checkpoint.u32_values("masks.safetensors", name).unwrap().unwrap();
+    let masks = checkpoint.names("masks.safetensors").map(|name| (name.to_owned(), words(name)));
     (masks.collect(), loss)
 }
 
@@ -150,10 +150,10 @@ fn scores_on_stages_and_replicas_are_those_of_one_rank() {
         for (stages, data, schedule) in
             [(2, 1, "1f1b"), (2, 2, "1f1b"), (3, 1, "gpipe"), (2, 2, "chimera"), (2, 1, "interleaved")]
         {
-            // RigL looks at a micro-batch: of one rank it is as large as those of all replicas together.
-            let alone = base.set(format!("train.micro_batches={}", 4 / data));
+            // RigL uses a micro-batch: of one rank it is as large as those of all replicas together.
+            let single = base.set(format!("train.micro_batches={}", 4 / data));
             let ((one, loss), (many, near)) =
-                (masks(&alone, steps), masks(&on(&base, stages, data, schedule), steps));
+                (masks(&single, steps), masks(&on(&base, stages, data, schedule), steps));
             let layout = format!("{method}: {stages} stages, {data} replicas, {schedule}");
             assert!(one.keys().eq(many.keys()), "{layout}");
             let all: usize = one.values().map(|words| 32 * words.len()).sum();

@@ -11,7 +11,7 @@ use espalier_train::parallel::on_threads_with_timeout;
 use espalier_train::run::{RunDir, RunOutcome};
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, Heard, on_every_rank, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{Base, RecordingObserver, on_every_rank, prepare, tiny_cnn, tiny_gpt};
 
 fn pruned(base: &Base) -> Base {
     base.set("prune.method=magnitude").set("prune.sparsity=0.8").set("prune.state=compressed")
@@ -91,8 +91,8 @@ fn flat(trainer: &Trainer) -> Vec<f32> {
     trainer.params().named().flat_map(|(_, tensor)| tensor.to_f32()).collect()
 }
 
-/// The length of the way from one set of weights to another.
-fn way(from: &[f32], to: &[f32]) -> f64 {
+/// The distance from one set of weights to another.
+fn distance(from: &[f32], to: &[f32]) -> f64 {
     from.iter().zip(to).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt()
 }
 
@@ -139,7 +139,7 @@ fn each_rank_clips_by_its_own_norm() {
     let steps = two(&base, |_, trainer| {
         let before = flat(trainer);
         let report = trainer.step()?;
-        Ok((report.grad_norm, way(&before, &flat(trainer)), report.lr))
+        Ok((report.grad_norm, distance(&before, &flat(trainer)), report.lr))
     });
     let steps = steps.unwrap();
     assert_ne!(steps[0].0, steps[1].0, "norms are each rank's own");
@@ -184,7 +184,7 @@ fn a_rank_that_diverges_alone_ends_the_run() {
         .set("optimizer.name=sgd")
         .set("learning_rate.peak=1e38")
         .set("train.max_bad_steps=2");
-    let (ended, _) = base.steps(9).hear();
+    let (ended, _) = base.steps(9).run_observed();
     assert!(matches!(ended, Err(Error::Diverged { step: 3, bad_steps: 2, .. })), "{ended:?}");
 }
 
@@ -204,10 +204,14 @@ fn ranks_can_go_apart_later() {
     // Averages stand where they would have stood: after 6 steps, and 9.
     assert_eq!([4, 5, 6, 7, 9].map(same), [true, false, true, false, true]);
     let late = late.replicas(2).steps(9);
-    let (whole, again) = (late.run(), tempfile::tempdir().unwrap());
+    let (uninterrupted, again) = (late.run(), tempfile::tempdir().unwrap());
     assert!(stopped_at(3, &late, again.path()).interrupted);
-    assert_eq!(late.run_in(again.path()).weights_hash, whole.weights_hash, "resumed before the switch");
-    let bytes = whole.memory["communication"];
+    assert_eq!(
+        late.run_in(again.path()).weights_hash,
+        uninterrupted.weights_hash,
+        "resumed before the switch"
+    );
+    let bytes = uninterrupted.memory["communication"];
     assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "either kind of message was predicted");
 }
 
@@ -227,7 +231,7 @@ fn a_run_that_goes_apart_learns_and_sends_little() {
             "{optimizer}: {one} to {loss}, together {synchronous}"
         );
         assert_ne!(every.weights_hash, local.weights_hash, "it is another path");
-        // Weights and moments once in eight steps, in the place of gradients in each.
+        // Weights and moments once in eight steps, instead of gradients in each.
         let vectors = if optimizer == "adamw" { 3.0 } else { 2.0 };
         let ratio = local.bytes_sent["all_reduce"] as f64 / every.bytes_sent["all_reduce"] as f64;
         assert!((ratio / (vectors / 8.0) - 1.0).abs() < 0.02, "{optimizer}: {ratio} of the bytes");
@@ -238,7 +242,7 @@ fn a_run_that_goes_apart_learns_and_sends_little() {
     }
 }
 
-/// Masks are drawn from averaged weights, whenever that is, or ranks would disagree and the run would end.
+/// Masks are chosen from averaged weights, whenever that is, or ranks would disagree and the run would end.
 #[test]
 fn every_method_prunes_alike_on_ranks_that_go_apart() {
     let gpt =
@@ -265,7 +269,7 @@ fn every_method_prunes_alike_on_ranks_that_go_apart() {
 fn stopped_at(step: u64, base: &Base, folder: &Path) -> RunOutcome {
     let stop = Arc::<AtomicBool>::default();
     let asks = || stop.store(true, Ordering::Relaxed);
-    base.run_until(&stop, &RunDir::at(folder), &mut Heard::then(step, &asks)).unwrap()
+    base.run_until(&stop, &RunDir::at(folder), &mut RecordingObserver::then(step, &asks)).unwrap()
 }
 
 /// A stop waits until ranks are together, and the run goes on as if there had been none.

@@ -1,4 +1,4 @@
-//! What the crate promises as a whole, one file a promise.
+//! What the crate promises, one file a promise.
 
 mod accumulation;
 mod checkpoint_shards;

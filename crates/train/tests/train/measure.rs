@@ -151,15 +151,15 @@ fn the_spectrum_has_lapacks_ends_and_trace() {
             let (low, high) = found.ends().unwrap();
             assert!((low - truth[0]).abs() < 5e-3 * size, "{steps} steps: {low}, not {}", truth[0]);
             assert!((high - truth.last().unwrap()).abs() < 1e-3 * size, "{steps} steps: {high}");
-            let shares: f64 = found.nodes.iter().map(|(_, share)| share).sum();
-            assert!((shares - 1.0).abs() < 1e-6, "{shares}");
+            let fractions: f64 = found.nodes.iter().map(|(_, fraction)| fraction).sum();
+            assert!((fractions - 1.0).abs() < 1e-6, "{fractions}");
             // Eight directions of signs: off by the elements beside the diagonal.
             assert!((found.trace() / trace - 1.0).abs() < 0.25, "{} is not {trace}", found.trace());
         }
     }
 }
 
-/// Where the loss is convex its maximum over the box is at a corner, and all corners were looked at;
+/// Where the loss is convex its maximum over the box is at a corner, and all corners were tried;
 /// elsewhere twenty ascents of a hundred steps each found hardly more.
 #[test]
 fn sharpness_is_the_highest_corner_of_a_convex_loss() {
@@ -217,7 +217,7 @@ fn two_ranks_measure_what_one_does() {
     }
 }
 
-/// A run that is looked at on the way is the run that it would have been.
+/// A run that is measured on the way is the run that it would have been.
 #[test]
 fn measuring_changes_nothing_of_a_run() {
     let run = tiny_cnn(&["prune.method=snip", "prune.sparsity=0.5"]);

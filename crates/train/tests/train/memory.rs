@@ -38,10 +38,10 @@ fn kept_activations_are_exactly_those_predicted() {
         let x = StashedTensor::new(x);
         let measured = device.ledger().current(Category::Activations) as u64;
         let StorageForms { precision, recompute, .. } = plan.storage;
-        let whole = std::iter::once(0..plan.model.blocks.len());
-        let parts =
-            plan.model.stage_activations(whole, plan.batch.micro_batch, precision, recompute).unwrap();
-        assert_eq!(measured, parts[0].kept, "{}, {}", plan.model.name, recompute.name());
+        let full = std::iter::once(0..plan.model.blocks.len());
+        let stages =
+            plan.model.stage_activations(full, plan.batch.micro_batch, precision, recompute).unwrap();
+        assert_eq!(measured, stages[0].kept, "{}, {}", plan.model.name, recompute.name());
         drop((x, pass));
         assert_eq!(device.ledger().current(Category::Activations), 0);
         assert_eq!(device.ledger().current(Category::Workspace), 0);
@@ -103,7 +103,7 @@ fn activations_in_flight_are_exactly_those_predicted_for_every_rank() {
     }
 }
 
-/// Ranks that have their heads of each attention, and perhaps their part of the sequence around it, keep what
+/// Ranks that have their heads of each attention, and perhaps their shard of the sequence around it, keep what
 /// the plan says.
 #[test]
 fn activations_of_ranks_along_the_tensor_axis_are_exactly_those_predicted() {
@@ -129,7 +129,7 @@ fn activations_of_ranks_along_the_tensor_axis_are_exactly_those_predicted() {
     }
 }
 
-/// The same where gradients of weights are put off: what they read of an exchange's gradient is kept once.
+/// The same where gradients of weights are deferred: what they read of a collective's gradient is kept once.
 #[test]
 fn activations_put_off_along_the_tensor_axis_are_exactly_those_predicted() {
     let stages = ["parallel.pipeline=2", "parallel.schedule=zb-h1", "train.batch=8", "train.micro_batches=4"];
@@ -207,7 +207,7 @@ fn gradients_of_ranks_are_exactly_those_predicted() {
 }
 
 /// Masks that move: state and masks stay as large as they are, one parameter's old and new ones side by side
-/// for a moment as scratch space; where several micro-batches make a gradient, RigL sums a part of the dense
+/// for a moment as scratch space; where several micro-batches make a gradient, RigL accumulates a quarter of the dense
 /// one in f32.
 #[test]
 fn moving_masks_hold_exactly_what_is_predicted() {
@@ -232,16 +232,16 @@ fn moving_masks_hold_exactly_what_is_predicted() {
             let base = if layout.is_empty() { base } else { base.set(layout) };
             let (plan, ..) = prepare(&base, 1);
             // Of a parameter in shards only the run knows where kept weights lie: a fair share is planned.
-            let cut = layout.starts_with("parallel.tensor");
+            let is_split = layout.starts_with("parallel.tensor");
             let peaks = on_every_rank(&base, |mut trainer| {
                 (0..4).try_for_each(|_| trainer.step().map(drop))?;
                 let peak = |category| trainer.device().ledger().peak(category) as u64;
-                let optimizer = if cut { 0 } else { peak(Category::Optimizer) };
+                let optimizer = if is_split { 0 } else { peak(Category::Optimizer) };
                 Ok([optimizer, peak(Category::Mask), peak(Category::Scoring)])
             });
             let predicted = |rank: usize| {
                 let memory = plan.rank(rank).unwrap().memory;
-                [if cut { 0 } else { memory.optimizer }, memory.mask, memory.scoring]
+                [if is_split { 0 } else { memory.optimizer }, memory.mask, memory.scoring]
             };
             let predicted: Vec<_> = (0..peaks.len()).map(predicted).collect();
             let case = format!("{what}, {method}, {precision} in {micro_batches} {layout}");
@@ -251,7 +251,7 @@ fn moving_masks_hold_exactly_what_is_predicted() {
     }
 }
 
-/// Beside sums of gradients: what ranks gather between layers, and what they tell each other about logits.
+/// Beside all-reduces of gradients: what ranks gather between layers, and of logits.
 #[test]
 fn messages_of_ranks_along_the_tensor_axis_are_exactly_those_predicted() {
     let gpt = tiny_gpt(&["train.batch=8", "parallel.tensor=2"]);

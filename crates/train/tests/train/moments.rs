@@ -37,11 +37,11 @@ fn moments(trainer: &Trainer) -> Moments {
             let mut local = 0..;
             positions.retain(|_| local.next().is_some_and(|i: usize| words[i / 32] >> (i % 32) & 1 == 1));
         }
-        let own = param.plan.zero.split(positions.len());
+        let local = param.plan.zero.split(positions.len());
         for (i, moment) in param.state().skip(usize::from(trainer.params().dtype() != DType::F32)).enumerate()
         {
             assert_eq!(moment.dtype(), DType::Bf16);
-            let values = positions[own.clone()].iter().copied().zip(moment.to_f32());
+            let values = positions[local.clone()].iter().copied().zip(moment.to_f32());
             found.entry(format!("moment{i}/{}", param.plan.name)).or_default().extend(values);
         }
     }
@@ -95,7 +95,7 @@ fn compressed_moments_are_those_of_masked_dense_ones_bit_for_bit() {
     }
 }
 
-/// Replicas, state and gradients that they share out, and stages: layouts that make a gradient in the same
+/// Replicas, state and gradients that they shard, and stages: layouts that make a gradient in the same
 /// bits leave the same moments.
 #[test]
 fn layouts_round_alike() {
@@ -238,7 +238,7 @@ fn a_checkpoint_of_them_goes_through_layouts_unchanged() {
     }
 }
 
-/// It is another run, and said so; where it is allowed, moments are widened, or rounded once.
+/// It is another run, and reported so; where it is allowed, moments are widened, or rounded once.
 #[test]
 fn another_type_of_moments_must_be_allowed() {
     for (first, then) in [("f32", "bf16"), ("bf16", "f32")] {
@@ -249,8 +249,8 @@ fn another_type_of_moments_must_be_allowed() {
         base(first).steps(4).run_in(folder.path());
         let refused = base(then).run_to_hash(&resumed(folder.path()), &mut ()).unwrap_err().to_string();
         assert!(refused.contains("optimizer.moments") && refused.contains("--allow"), "{refused}");
-        let place = RunDir { allow: vec!["optimizer.moments".into()], ..resumed(folder.path()) };
-        let ended = base(then).run_at(&place, &mut ()).unwrap().summary;
+        let run_dir = RunDir { allow: vec!["optimizer.moments".into()], ..resumed(folder.path()) };
+        let ended = base(then).run_at(&run_dir, &mut ()).unwrap().summary;
         assert_eq!(ended.steps, 8);
     }
 }

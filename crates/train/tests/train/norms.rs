@@ -80,7 +80,7 @@ fn statistics_of_groups_are_counted() {
     }
 }
 
-/// The two copies of a part see half of the micro-batches each; their running statistics are those of one
+/// The two copies of a stage see half of the micro-batches each; their running statistics are those of one
 /// rank that sees all, one after the other. With replicas, the mean of theirs, as on any schedule.
 #[test]
 fn running_statistics_of_chimera_are_those_of_one_rank() {

@@ -1,4 +1,4 @@
-//! Forward-only passes over training samples, for methods that look at activations.
+//! Forward-only passes over training samples, for methods that use activations.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

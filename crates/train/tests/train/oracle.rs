@@ -6,7 +6,7 @@
 //! gradients and three steps of AdamW in f32, and in bf16 the gradients of many micro-batches and three steps
 //! over their sums. Everything is compared with f64. How far PyTorch itself is off that in the same precision
 //! stands in the file, and [`SLACK`] times as much is allowed here: sums are taken in another order, and bf16
-//! is rounded at other places.
+//! is rounded at other points.
 
 mod sharded;
 
@@ -40,7 +40,7 @@ use crate::support::Collected;
 const SLACK: f64 = 2.0;
 /// Whatever PyTorch's error is: that of a few roundings to f32.
 const LEAST: f64 = 2e-6;
-/// A tensor's error is measured against its norm, or against this share of the norm of all of them: the
+/// A tensor's error is measured against its norm, or against this fraction of the norm of all of them: the
 /// gradient of a bias that a softmax cannot see is rounding and nothing else.
 const SMALL: f64 = 0.01;
 
@@ -273,7 +273,7 @@ const fn cases(dtype: DType) -> [Case; 3] {
 static ALONE: LazyLock<(ReduceGroups, Buckets)> = LazyLock::new(Default::default);
 
 /// Where the gradients of so many micro-batches go.
-fn alone(params: &ParamStore, micro_batches: usize) -> DataParallel<'static> {
+fn single_rank(params: &ParamStore, micro_batches: usize) -> DataParallel<'static> {
     let several = (micro_batches > 1).then_some(params.dtype());
     DataParallel::new(DataParallelMode::Replicated, false, params, several, &ALONE.0, &ALONE.1)
 }
@@ -288,8 +288,8 @@ fn pass(
     samples: f32,
     sink: &mut dyn GradientSink,
 ) -> (f64, Tensor, Vec<BatchStatistics>) {
-    let share = BatchSlice { first: 0, samples: x.shape()[0], norms };
-    let mut forward = ForwardContext::new(weights, Mode::Train, 0, share);
+    let batch_slice = BatchSlice { first: 0, samples: x.shape()[0], norms };
+    let mut forward = ForwardContext::new(weights, Mode::Train, 0, batch_slice);
     let x = model.forward(x, &mut forward).unwrap();
     let read = x.duplicate(Category::Workspace).unwrap();
     let mut backward = BackwardContext::of(&mut forward, sink);
@@ -379,7 +379,7 @@ impl Network<'_> {
         for number in 1..=3 {
             let mut statistics = Vec::new();
             let batches = batches(number - 1);
-            let mut shared = alone(&self.params, batches.len());
+            let mut shared = single_rank(&self.params, batches.len());
             for i in &batches {
                 statistics.extend(self.pass(*i, batches.len() as f32, &mut shared).2);
             }
@@ -412,7 +412,7 @@ fn logits_losses_gradients_and_steps_of_adamw_are_pytorchs() {
     for oracle in [Oracle::gpt(), Oracle::llama(), Oracle::cnn()] {
         for case in F32 {
             let mut network = oracle.network(case);
-            let mut shared = alone(&network.params, 1);
+            let mut shared = single_rank(&network.params, 1);
             let (loss, read, _) = network.pass(0, 1.0, &mut shared);
             let expected = f64::from(oracle.tensors[&network.what("loss")][0]);
             assert!((loss - expected).abs() < LEAST * expected, "{case:?}: {loss}, not {expected}");
@@ -443,7 +443,7 @@ fn bf16_gradients_of_many_micro_batches_add_up() {
         // Masked and dense is masked and compressed, bit for bit (compressed.rs).
         for case in [BF16[0], BF16[2]] {
             let mut network = oracle.network(case);
-            let mut shared = alone(&network.params, all.len());
+            let mut shared = single_rank(&network.params, all.len());
             for i in &all {
                 network.pass(*i, all.len() as f32, &mut shared);
             }

@@ -20,7 +20,8 @@ use espalier_train::state::ParamStore;
 use espalier_train::trainer::{StepReport, Trainer};
 
 use crate::support::{
-    Base, Heard, apart, images, on_every_rank, prepare, resumed, tiny_cnn, tiny_gpt, try_on_every_rank,
+    Base, RecordingObserver, apart, images, on_every_rank, prepare, resumed, tiny_cnn, tiny_gpt,
+    try_on_every_rank,
 };
 
 fn mesh(data: usize) -> Mesh {
@@ -133,10 +134,10 @@ fn a_resnet8_learns_the_same_on_any_number_of_ranks() {
 fn micro_batches_and_ranks_drop_the_same_elements() {
     let base = gpt().set("model.dropout=0.5");
     let one = on(1, &base, 5);
-    for (ranks, pieces) in [(1, 4), (2, 3), (4, 2), (3, 8)] {
-        let cut = on(ranks, &base.set(format!("train.micro_batches={pieces}")), 5);
-        let far = apart(&one.losses, &cut.losses);
-        assert!(far < 1e-6, "{far:e} apart on {ranks} ranks with {pieces} micro-batches");
+    for (ranks, micro_batches) in [(1, 4), (2, 3), (4, 2), (3, 8)] {
+        let many = on(ranks, &base.set(format!("train.micro_batches={micro_batches}")), 5);
+        let far = apart(&one.losses, &many.losses);
+        assert!(far < 1e-6, "{far:e} apart on {ranks} ranks with {micro_batches} micro-batches");
     }
     assert!(apart(&one.losses, &on(1, &base.set("seed=5"), 5).losses) > 1e-3, "the numbers matter");
 }
@@ -153,7 +154,7 @@ fn the_same_layout_gives_the_same_bits() {
     }
 }
 
-/// Local statistics differ from those of the whole batch; the running ones are the same on all ranks all the same.
+/// Local statistics differ from those of the full batch; the running ones are the same on all ranks all the same.
 #[test]
 fn local_batch_norm_is_another_function_with_statistics_that_all_share() {
     let base = tiny_cnn(&["train.batch=24", "train.eval_samples=11"]);
@@ -168,9 +169,9 @@ fn local_batch_norm_is_another_function_with_statistics_that_all_share() {
 
 #[test]
 fn the_noise_scale_is_that_of_as_many_micro_batches() {
-    let scale = |ranks: usize, pieces: usize| {
+    let scale = |ranks: usize, micro_batches: usize| {
         let base = tiny_gpt(&["train.batch=24", "train.noise_scale=true", "optimizer.name=sgd"])
-            .set(format!("train.micro_batches={pieces}"))
+            .set(format!("train.micro_batches={micro_batches}"))
             .replicas(ranks);
         let all = on_every_rank(&base, |mut trainer| {
             (0..10).map(|_| Ok(trainer.step()?.noise_scale)).collect::<Result<Vec<_>, Error>>()
@@ -181,7 +182,7 @@ fn the_noise_scale_is_that_of_as_many_micro_batches() {
     assert!(apart(&[expected, expected], &[scale(4, 1), scale(2, 2)]) < 1e-3);
 }
 
-/// Gradients of every size and shape, packed or alone, come back as the sum over ranks.
+/// Gradients of every size and shape, packed or single, come back as the sum over ranks.
 #[test]
 fn buckets_of_any_size_give_the_same_sums() {
     let (.., device) = prepare(&tiny_gpt(&[]), 1);
@@ -212,12 +213,12 @@ fn buckets_of_any_size_give_the_same_sums() {
                 let of = Tensor::from_slice(&device, shape, &values, Category::Workspace);
                 move |_| Ok(vec![of?])
             };
-            let own = (ranks.rank() + 1) as f32;
+            let local = (ranks.rank() + 1) as f32;
             for last in [false, true] {
                 shared.last_micro_batch(last);
                 // The tied one comes twice.
                 for id in [0, 4, 2, 1, 0, 3] {
-                    let made = WeightGradients::new([], gradient(id, own));
+                    let made = WeightGradients::new([], gradient(id, local));
                     DataParallelSink::new(&mut shared, &params).accept(&[ParameterId(id)], made)?;
                 }
             }
@@ -262,7 +263,7 @@ fn bytes_on_the_wire_are_those_of_kept_weights() {
         };
         let (dense, summary) = sent(0.9, "dense");
         let ring = |elements: u64| 2.0 * (ranks - 1) as f64 / ranks as f64 * 4.0 * elements as f64;
-        // Beside the gradients: three numbers of the loss. A rank's part is rounded up to whole elements.
+        // Beside the gradients: three numbers of the loss. A rank's shard is rounded up to full elements.
         let slack = 8.0 * 3.0 * 2.0 + 64.0;
         assert!((dense - ring(summary.parameters)).abs() < slack, "{dense} on {ranks} ranks");
         let (compressed, summary) = sent(0.9, "compressed");
@@ -302,11 +303,14 @@ fn a_run_goes_on_with_another_number_of_ranks() {
             // Nothing left to do: what was loaded is what was saved, bit for bit.
             let loaded = steps(3).replicas(second).run_in(folder.path());
             assert_eq!(half.weights_hash, loaded.weights_hash, "{first} to {second}");
-            let whole = steps(6).replicas(second).run();
+            let uninterrupted = steps(6).replicas(second).run();
             let resumed = steps(6).replicas(second).run_in(folder.path());
-            assert!(apart(&[whole.loss.unwrap()], &[resumed.loss.unwrap()]) < 1e-5, "{first} to {second}");
+            assert!(
+                apart(&[uninterrupted.loss.unwrap()], &[resumed.loss.unwrap()]) < 1e-5,
+                "{first} to {second}"
+            );
         }
-        // On the same number of ranks, two halves are the whole.
+        // On the same number of ranks, two halves are the uninterrupted run.
         let folder = tempfile::tempdir().unwrap();
         steps(3).replicas(4).run_in(folder.path());
         let resumed = steps(6).replicas(4).run_in(folder.path());
@@ -318,19 +322,19 @@ fn a_run_goes_on_with_another_number_of_ranks() {
 fn a_stop_ends_all_ranks_after_the_same_step() {
     let (folder, stop) = (tempfile::tempdir().unwrap(), Arc::<AtomicBool>::default());
     let asks = || stop.store(true, Ordering::Relaxed);
-    let (base, mut heard) = (gpt().steps(50).replicas(4), Heard::then(3, &asks));
-    let outcome = base.run_until(&stop, &RunDir::at(folder.path()), &mut heard).unwrap();
+    let (base, mut observer) = (gpt().steps(50).replicas(4), RecordingObserver::then(3, &asks));
+    let outcome = base.run_until(&stop, &RunDir::at(folder.path()), &mut observer).unwrap();
     // The other ranks may see it a step later, never at different steps.
     let steps = outcome.summary.steps;
     assert!(outcome.interrupted && (3..=4).contains(&steps), "stopped after {steps}");
-    assert_eq!(heard.losses.len() as u64, steps, "rank 0 alone talks");
+    assert_eq!(observer.losses.len() as u64, steps, "rank 0 alone talks");
     assert!(folder.path().join(format!("checkpoints/step-{steps:06}/manifest.json")).exists());
 }
 
 #[test]
 fn a_rank_that_panics_or_fails_ends_the_run_by_its_name() {
     let (base, folder) = (gpt().steps(50).replicas(4), tempfile::tempdir().unwrap());
-    let mut falls_over = Heard::then(2, &|| panic!("the observer fell over"));
+    let mut falls_over = RecordingObserver::then(2, &|| panic!("the observer fell over"));
     let error = base.run_at(&RunDir::at(folder.path()), &mut falls_over).unwrap_err();
     assert_eq!(error.to_string(), "rank 0 panicked: the observer fell over");
 
@@ -357,7 +361,7 @@ fn a_rank_that_panics_or_fails_ends_the_run_by_its_name() {
     assert!(matches!(error, Error::Diverged { .. }), "{error}");
 }
 
-/// Whichever step it falls over at, what is left is whole, and two halves are the whole.
+/// Whichever step it falls over at, what is left is intact, and two halves are the uninterrupted run.
 #[test]
 fn a_run_that_panicked_goes_on_with_the_same_bits() {
     let base = pruned(&gpt()).set("train.steps=12").set("checkpoint.every=1").set("optimizer.name=adamw");
@@ -366,7 +370,7 @@ fn a_run_that_panicked_goes_on_with_the_same_bits() {
         let expected = base.run().weights_hash;
         for step in [1, 5, 12] {
             let folder = tempfile::tempdir().unwrap();
-            let mut falls_over = Heard::then(step, &|| panic!("out of luck"));
+            let mut falls_over = RecordingObserver::then(step, &|| panic!("out of luck"));
             let broken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 base.run_at(&RunDir::at(folder.path()), &mut falls_over)
             }));
@@ -375,12 +379,12 @@ fn a_run_that_panicked_goes_on_with_the_same_bits() {
                 // One rank is no group: its panic is the process's.
                 Err(_) => assert_eq!(ranks, 1),
             }
-            let mut heard = Heard::default();
-            let again = base.run_at(&resumed(folder.path()), &mut heard).unwrap().summary;
+            let mut observer = RecordingObserver::default();
+            let again = base.run_at(&resumed(folder.path()), &mut observer).unwrap().summary;
             assert_eq!(again.weights_hash, expected, "{ranks} ranks, step {step}");
             // The step at which it fell over was not saved yet; before the first there is nothing to go on from.
-            assert_eq!(heard.resumed_after, Some(step - 1), "{ranks} ranks, step {step}");
-            assert_eq!(heard.warnings.len(), usize::from(step == 1), "{:?}", heard.warnings);
+            assert_eq!(observer.resumed_after, Some(step - 1), "{ranks} ranks, step {step}");
+            assert_eq!(observer.warnings.len(), usize::from(step == 1), "{:?}", observer.warnings);
         }
     }
 }
@@ -391,17 +395,17 @@ fn a_rank_that_hangs_is_named() {
     let base = gpt().steps(50).set("parallel.timeout_s=1").replicas(4);
     let hang = || std::thread::sleep(std::time::Duration::from_millis(2500));
     let run_dir = RunDir::at(tempfile::tempdir().unwrap().path());
-    let error = base.run_at(&run_dir, &mut Heard::then(2, &hang)).unwrap_err().to_string();
+    let error = base.run_at(&run_dir, &mut RecordingObserver::then(2, &hang)).unwrap_err().to_string();
     assert!(error.contains(" waited 1.0 s for rank 0 in "), "{error}");
 }
 
 #[test]
 fn bad_steps_are_bad_on_all_ranks() {
     let base = gpt().set("learning_rate.peak=1e38").set("learning_rate.warmup=0");
-    let (ended, heard) = base.set("train.max_bad_steps=3").steps(20).replicas(3).hear();
+    let (ended, observer) = base.set("train.max_bad_steps=3").steps(20).replicas(3).run_observed();
     let error = ended.unwrap_err();
     assert!(matches!(error, Error::Diverged { bad_steps: 3, .. }), "{error}");
-    assert_eq!(heard.warnings.len(), 3, "rank 0 alone warns: {:?}", heard.warnings);
+    assert_eq!(observer.warnings.len(), 3, "rank 0 alone warns: {:?}", observer.warnings);
 }
 
 #[test]

@@ -88,7 +88,7 @@ fn compare(base: &Base, layouts: &[(usize, usize, usize)], steps: usize) {
 fn compare_on(wanted: impl Fn(usize) -> bool, base: &Base, layouts: &[(usize, usize, usize)], steps: usize) {
     for &(stages, micro_batches, data) in layouts {
         let base = base.set(format!("train.batch={}", 2 * micro_batches * data));
-        let alone = run(&base.set(format!("train.micro_batches={}", micro_batches * data)), steps);
+        let single = run(&base.set(format!("train.micro_batches={}", micro_batches * data)), steps);
         let schedules = synchronous(stages, micro_batches).enumerate().filter(|(i, _)| wanted(*i));
         for (_, schedule) in schedules {
             let together = base
@@ -96,7 +96,7 @@ fn compare_on(wanted: impl Fn(usize) -> bool, base: &Base, layouts: &[(usize, us
                 .set(format!("parallel.pipeline={stages}"))
                 .set(format!("parallel.data={data}"))
                 .set(format!("parallel.schedule={schedule}"));
-            let apart = apart(&alone, &run(&together, steps));
+            let apart = apart(&single, &run(&together, steps));
             let layout = format!("{stages} stages, {micro_batches} micro-batches, {data} replicas");
             assert!(apart < 1e-6, "{schedule}, {layout}: {apart}");
         }
@@ -141,14 +141,14 @@ fn pruned_pipelines_too() {
     compare(&resnet8().set("prune.method=magnitude").set("prune.sparsity=0.9"), &[(3, 4, 1)], 3);
 }
 
-/// By hand on one rank: the weights of every step are kept, and each stage's part of a micro-batch runs on
+/// By hand on one rank: the weights of every step are kept, and each stage runs a micro-batch on
 /// the version that the definition says. An update may be skipped by a stage. Returns losses, and the weights
 /// at the end.
 fn by_hand(
     base: &Base,
     steps: usize,
     version: impl Fn(usize, usize) -> usize,
-    pieces: usize,
+    updates: usize,
     skips: impl Fn(usize, usize) -> bool,
 ) -> (Vec<f64>, Vec<Vec<f32>>) {
     let (plan, dataset, device) = prepare(base, 2);
@@ -160,12 +160,12 @@ fn by_hand(
         .stage_blocks
         .iter()
         .enumerate()
-        .flat_map(|(part, blocks)| {
+        .flat_map(|(stage, blocks)| {
             plan.model
                 .block_tensors()
                 .parameters(blocks.clone())
                 .into_iter()
-                .map(move |id| (ParameterId(id), part))
+                .map(move |id| (ParameterId(id), stage))
         })
         .collect();
     let copy = |from: &Weights| {
@@ -178,9 +178,9 @@ fn by_hand(
     for step in 0..steps {
         let mut totals = Totals::default();
         let lr = plan.optimization.learning_rate.at(step, steps) as f32;
-        for update in 0..pieces {
+        for update in 0..updates {
             // What one update is for: a micro-batch, or a batch of them.
-            let number = step * pieces + update;
+            let number = step * updates + update;
             let mut used = copy(&history[0]);
             for id in used.ids() {
                 let from = &history[version(number, stage_of[&id])];
@@ -188,13 +188,13 @@ fn by_hand(
             }
             let mut gradients = Collected::default();
             let size = batch / micro_batches;
-            for shard in 0..micro_batches / pieces {
+            for shard in 0..micro_batches / updates {
                 let first = update * size + shard * size;
                 let samples = order.indices((step * batch + first) as u64, size);
                 let random = random::key(random::key(plan.seed, step as u64), 0);
-                let loss = LossConfig { random, samples: batch / pieces, temperature: 1.0 };
-                let share = BatchSlice { first, samples: size, norms: NormGroup::Replica };
-                let sweep = NoUpdatePass {
+                let loss = LossConfig { random, samples: batch / updates, temperature: 1.0 };
+                let batch_slice = BatchSlice { first, samples: size, norms: NormGroup::Replica };
+                let no_update_pass = NoUpdatePass {
                     stage: &stage,
                     pipeline_group: &Communicator::single_rank(),
                     weights: &used,
@@ -202,7 +202,11 @@ fn by_hand(
                     device: &device,
                     dtype: DType::F32,
                 };
-                totals.add(sweep.train(&samples, loss, &share, &mut Vec::new(), &mut gradients).unwrap());
+                totals.add(
+                    no_update_pass
+                        .train(&samples, loss, &batch_slice, &mut Vec::new(), &mut gradients)
+                        .unwrap(),
+                );
             }
             let mut next = copy(history.last().unwrap());
             for id in next.ids().filter(|id| !skips(number, stage_of[id])) {
@@ -224,7 +228,7 @@ fn by_hand(
     (losses, last.ids().map(|id| last.get(id).to_f32()).collect())
 }
 
-/// Losses as rank 0 hears them, and the weights of all stages.
+/// Losses as rank 0 has them, and the weights of all stages.
 fn asynchronous(base: &Base, steps: usize) -> (Vec<f64>, Vec<Vec<f32>>) {
     let (losses, weights, _) = with_a_fault(base, steps, None);
     (losses, weights)
@@ -288,22 +292,22 @@ fn unflushed(schedule: &str, stages: usize, micro_batches: usize, steps: usize) 
 fn a_bad_gradient_skips_one_update_on_all_stages() {
     for (stages, micro_batches, bad) in [(3, 4, 2), (3, 2, 1), (3, 3, 5), (2, 1, 3)] {
         for fault in 0..stages {
-            let (base, pieces) = unflushed("2bw", stages, micro_batches, 6);
-            let expected = by_hand(&base, 6, |t, _| t.saturating_sub(1), pieces, |t, _| t == bad);
+            let (base, updates) = unflushed("2bw", stages, micro_batches, 6);
+            let expected = by_hand(&base, 6, |t, _| t.saturating_sub(1), updates, |t, _| t == bad);
             let (losses, weights, taken) = with_a_fault(&base, 6, Some((fault, bad as u64)));
             assert_near(expected, (losses, weights), &format!("2bw, {stages} x {micro_batches}, {fault}"));
             assert_eq!(taken, (0..6).map(|t| t != bad).collect::<Vec<_>>(), "rank 0 knows at once");
-            let (base, pieces) = unflushed("pipedream", stages, micro_batches, 6);
-            let bad = bad * pieces;
+            let (base, updates) = unflushed("pipedream", stages, micro_batches, 6);
+            let bad = bad * updates;
             let skips = |k: usize, stage: usize| k == bad && stage <= fault;
-            let expected = by_hand(&base, 6, stale(stages), pieces, skips);
+            let expected = by_hand(&base, 6, stale(stages), updates, skips);
             let (losses, weights, taken) = with_a_fault(&base, 6, Some((fault, bad as u64)));
             assert_near(
                 expected,
                 (losses, weights),
                 &format!("pipedream, {stages} x {micro_batches}, {fault}"),
             );
-            assert_eq!(taken, (0..6).map(|t| t != bad / pieces).collect::<Vec<_>>());
+            assert_eq!(taken, (0..6).map(|t| t != bad / updates).collect::<Vec<_>>());
         }
     }
 }
@@ -326,7 +330,7 @@ fn bad_updates_of_all_stages_end_the_run() {
     for schedule in ["2bw", "pipedream"] {
         let (base, _) = unflushed(schedule, 2, 2, 12);
         let base = base.set("learning_rate.peak=1e38").set("train.max_bad_steps=2").set("parallel.drain=4");
-        let (ended, _) = base.hear();
+        let (ended, _) = base.run_observed();
         assert!(matches!(ended, Err(Error::Diverged { step: 4, .. })), "{schedule}: {ended:?}");
     }
 }
@@ -336,11 +340,11 @@ fn pipedream_and_2bw_do_what_their_definitions_say() {
     for (stages, micro_batches) in [(2, 1), (2, 4), (3, 2), (4, 3)] {
         let (steps, what) = (6, format!("{stages} x {micro_batches}"));
         let never = |_: usize, _: usize| false;
-        let (base, pieces) = unflushed("pipedream", stages, micro_batches, steps);
-        let expected = by_hand(&base, steps, stale(stages), pieces, never);
+        let (base, updates) = unflushed("pipedream", stages, micro_batches, steps);
+        let expected = by_hand(&base, steps, stale(stages), updates, never);
         assert_near(expected, asynchronous(&base, steps), &format!("pipedream, {what}"));
-        let (base, pieces) = unflushed("2bw", stages, micro_batches, steps);
-        let expected = by_hand(&base, steps, |t, _| t.saturating_sub(1), pieces, never);
+        let (base, updates) = unflushed("2bw", stages, micro_batches, steps);
+        let expected = by_hand(&base, steps, |t, _| t.saturating_sub(1), updates, never);
         assert_near(expected, asynchronous(&base, steps), &format!("2bw, {what}"));
     }
 }
@@ -350,11 +354,11 @@ fn pipedream_and_2bw_do_what_their_definitions_say() {
 fn a_run_says_that_looking_changes_it() {
     for (schedule, every, says) in [("2bw", 2, true), ("pipedream", 0, false), ("1f1b", 2, false)] {
         let (base, _) = unflushed(schedule, 2, 2, 4);
-        let (ended, heard) = base.set(format!("train.eval_every={every}")).hear();
+        let (ended, observer) = base.set(format!("train.eval_every={every}")).run_observed();
         ended.unwrap();
-        let said =
-            heard.warnings.iter().any(|text| text.contains("`train.eval_every` = 2 changes the result"));
-        assert_eq!(said, says, "{schedule}: {:?}", heard.warnings);
+        let message =
+            observer.warnings.iter().any(|text| text.contains("`train.eval_every` = 2 changes the result"));
+        assert_eq!(message, says, "{schedule}: {:?}", observer.warnings);
     }
 }
 
@@ -378,8 +382,8 @@ fn a_stage_that_panics_or_fails_ends_the_run_by_its_name() {
             }
             Ok(())
         });
-        let said = ended.unwrap_err().to_string();
-        assert!(said.starts_with("rank 1 panicked: out of luck"), "{schedule}: {said}");
+        let message = ended.unwrap_err().to_string();
+        assert!(message.starts_with("rank 1 panicked: out of luck"), "{schedule}: {message}");
         assert!(begin.elapsed().as_secs() < 60, "nobody waits for the limit");
     }
 }

@@ -17,8 +17,8 @@ use crate::support::{tiny_cnn, tiny_gpt};
 /// Reads a record, and fails where the text has a field that the type lacks, or the other way round.
 fn read<T: Serialize + DeserializeOwned + Debug>(text: &str) -> T {
     let record: T = serde_json::from_str(text).unwrap_or_else(|why| panic!("{text}: {why}"));
-    let whole: serde_json::Value = serde_json::from_str(text).unwrap();
-    assert_eq!(serde_json::to_value(&record).unwrap(), whole, "{record:?}");
+    let value: serde_json::Value = serde_json::from_str(text).unwrap();
+    assert_eq!(serde_json::to_value(&record).unwrap(), value, "{record:?}");
     record
 }
 

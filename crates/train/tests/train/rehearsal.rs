@@ -1,5 +1,5 @@
 //! A planned step against ranks that sleep for the planned time: the executor, its messages and the sink of
-//! training are those of a run. So what is planned of order, waiting and hiding is held against the clock;
+//! training are those of a run. So what is planned of order, waiting and hiding is compared with the clock;
 //! `benches/planner.rs` has the long form.
 //!
 //! Others on the machine only ever make a step longer, so a layout gets more steps until it is as short as
@@ -7,7 +7,7 @@
 
 use espalier_plan::cluster::Cluster;
 
-use crate::paced::of_plan::{SLOW, hold, plan};
+use crate::paced::of_plan::{SLOW, compare, plan};
 
 const GPT: &str = "[model]\nname = \"gpt\"\nlayers = 4\nwidth = 64\nheads = 16\ncontext = 32\n";
 const CNN: &str = "[model]\nname = \"resnet8\"\n";
@@ -32,8 +32,8 @@ fn steps_take_the_planned_time() {
         let plan = plan(model, layout, 8, 4 / layout[0]).unwrap();
         let mut ratio = f64::INFINITY;
         for _ in 0..ROUNDS {
-            let held = hold(&plan, &cluster, STEPS).unwrap();
-            ratio = ratio.min(held.measured / held.predicted);
+            let compared = compare(&plan, &cluster, STEPS).unwrap();
+            ratio = ratio.min(compared.measured / compared.predicted);
             if ratio < 1.15 {
                 break;
             }

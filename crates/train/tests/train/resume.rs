@@ -11,10 +11,10 @@ use espalier_train::Error;
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::run::{Observer, RunDir};
 
-use crate::support::{self, Base, Heard, hash, resumed};
+use crate::support::{self, Base, RecordingObserver, hash, resumed};
 
 /// Goes on in a folder. What the checkpoint itself does not fit is to be found, not what the run file says.
-fn go_on(folder: &Path, base: &Base, observer: &mut (dyn Observer + Send)) -> Result<String, Error> {
+fn resume_run(folder: &Path, base: &Base, observer: &mut (dyn Observer + Send)) -> Result<String, Error> {
     let allow = vec!["model".into(), "train.precision".into()];
     base.run_to_hash(&RunDir { allow, ..resumed(folder) }, observer)
 }
@@ -31,11 +31,11 @@ fn two_halves_equal_the_whole_bit_for_bit() {
                 "model.dropout=0.1",
                 "train.micro_batches=2",
             ]);
-            let (whole, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-            let expected = base.steps(8).run_to_hash(&RunDir::at(whole.path()), &mut ()).unwrap();
+            let (uninterrupted, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            let expected = base.steps(8).run_to_hash(&RunDir::at(uninterrupted.path()), &mut ()).unwrap();
             let half = base.steps(4).run_to_hash(&RunDir::at(halves.path()), &mut ()).unwrap();
             assert_ne!(half, expected, "{optimizer} {precision}: the second half changes something");
-            let resumed = go_on(halves.path(), &base.steps(8), &mut ()).unwrap();
+            let resumed = resume_run(halves.path(), &base.steps(8), &mut ()).unwrap();
             assert_eq!(resumed, expected, "{optimizer} {precision}");
         }
     }
@@ -44,10 +44,10 @@ fn two_halves_equal_the_whole_bit_for_bit() {
 #[test]
 fn running_statistics_of_batch_norm_are_resumed_too() {
     let base = support::tiny_cnn(&[]);
-    let (whole, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let expected = base.steps(6).run_to_hash(&RunDir::at(whole.path()), &mut ()).unwrap();
+    let (uninterrupted, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let expected = base.steps(6).run_to_hash(&RunDir::at(uninterrupted.path()), &mut ()).unwrap();
     base.steps(3).run_to_hash(&RunDir::at(halves.path()), &mut ()).unwrap();
-    assert_eq!(go_on(halves.path(), &base.steps(6), &mut ()).unwrap(), expected);
+    assert_eq!(resume_run(halves.path(), &base.steps(6), &mut ()).unwrap(), expected);
 }
 
 #[test]
@@ -72,11 +72,11 @@ fn a_damaged_checkpoint_is_reported_and_the_one_before_it_used() {
         let folder = tempfile::tempdir().unwrap();
         base.steps(4).run_to_hash(&RunDir::at(folder.path()), &mut ()).unwrap();
         damage(&folder.path().join("checkpoints/step-000004"));
-        let mut heard = Heard::default();
-        let resumed = go_on(folder.path(), &base.steps(6), &mut heard).unwrap();
+        let mut observer = RecordingObserver::default();
+        let resumed = resume_run(folder.path(), &base.steps(6), &mut observer).unwrap();
         assert_eq!(resumed, expected, "{what}");
-        assert!(heard.warnings.iter().any(|w| w.contains(what)), "{what}: {:?}", heard.warnings);
-        assert_eq!(heard.resumed_after, Some(2), "{what}");
+        assert!(observer.warnings.iter().any(|w| w.contains(what)), "{what}: {:?}", observer.warnings);
+        assert_eq!(observer.resumed_after, Some(2), "{what}");
     }
 }
 
@@ -85,10 +85,11 @@ fn a_checkpoint_of_another_model_is_refused_and_nothing_is_lost() {
     let folder = tempfile::tempdir().unwrap();
     support::tiny_gpt(&[]).steps(2).run_to_hash(&RunDir::at(folder.path()), &mut ()).unwrap();
     let before = fs::read(folder.path().join("run.toml")).unwrap();
-    for (change, said) in [("model.width=32", "wte.weight"), ("train.precision=bf16", "precision")] {
-        let error =
-            go_on(folder.path(), &support::tiny_gpt(&[change]).steps(4), &mut ()).unwrap_err().to_string();
-        assert!(error.contains(said), "{error}");
+    for (change, message) in [("model.width=32", "wte.weight"), ("train.precision=bf16", "precision")] {
+        let error = resume_run(folder.path(), &support::tiny_gpt(&[change]).steps(4), &mut ())
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(message), "{error}");
         assert_eq!(fs::read(folder.path().join("run.toml")).unwrap(), before, "the run folder is untouched");
     }
 }
@@ -97,7 +98,7 @@ fn a_checkpoint_of_another_model_is_refused_and_nothing_is_lost() {
 fn a_used_folder_and_an_empty_one_are_told_apart() {
     let folder = tempfile::tempdir().unwrap();
     let base = support::tiny_gpt(&[]);
-    let error = go_on(folder.path(), &base.steps(2), &mut ()).unwrap_err().to_string();
+    let error = resume_run(folder.path(), &base.steps(2), &mut ()).unwrap_err().to_string();
     assert!(error.contains("no run here to resume"), "{error}");
     base.steps(2).run_to_hash(&RunDir::at(folder.path()), &mut ()).unwrap();
     let error = base.steps(2).run_to_hash(&RunDir::at(folder.path()), &mut ()).unwrap_err().to_string();
@@ -127,7 +128,7 @@ fn a_stop_saves_and_metrics_hold_each_step_once() {
     let outcome = base.steps(6).run_until(&stop, &RunDir::at(folder.path()), &mut ()).unwrap();
     assert!(outcome.interrupted);
     assert_eq!(outcome.summary.steps, 1, "it finishes the step and stops");
-    let resumed = go_on(folder.path(), &base.steps(6), &mut ()).unwrap();
+    let resumed = resume_run(folder.path(), &base.steps(6), &mut ()).unwrap();
     assert_eq!(resumed, hash(base.steps(6).run()));
     let metrics = fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
     let steps: Vec<u64> = metrics
@@ -144,14 +145,14 @@ fn a_stop_saves_and_metrics_hold_each_step_once() {
 fn the_noise_scale_is_resumed_too() {
     let base = support::tiny_gpt(&["train.batch=16", "train.micro_batches=4", "train.noise_scale=true"]);
     let trainer = || base.set("train.steps=8").trainer(2);
-    let (folder, mut whole) = (tempfile::tempdir().unwrap(), trainer());
+    let (folder, mut uninterrupted) = (tempfile::tempdir().unwrap(), trainer());
     let checkpoints = Checkpoints::new(folder.path(), 1, "gpt", "f32");
-    (0..4).for_each(|_| drop(whole.step().unwrap()));
-    whole.save(&checkpoints).unwrap();
+    (0..4).for_each(|_| drop(uninterrupted.step().unwrap()));
+    uninterrupted.save(&checkpoints).unwrap();
     let mut again = trainer();
     again.load(&checkpoints, |broken| panic!("{broken}")).unwrap().expect("a checkpoint");
     for _ in 0..4 {
-        let (expected, resumed) = (whole.step().unwrap(), again.step().unwrap());
+        let (expected, resumed) = (uninterrupted.step().unwrap(), again.step().unwrap());
         assert!(expected.noise_scale.is_some());
         assert_eq!(resumed.noise_scale, expected.noise_scale, "after step {}", expected.step);
     }
@@ -169,12 +170,12 @@ fn an_evaluation_that_a_stop_interrupts_is_done_first_when_the_run_goes_on() {
             let run_dir = RunDir { resume, ..RunDir::at(folder) };
             let stop = Arc::<AtomicBool>::default();
             let asks = || stop.store(true, Ordering::Relaxed);
-            let mut heard = Heard::then(stop_at, &asks);
-            let outcome = base.run_until(&stop, &run_dir, &mut heard).unwrap();
-            (heard.evaluations, outcome.interrupted, outcome.summary)
+            let mut observer = RecordingObserver::then(stop_at, &asks);
+            let outcome = base.run_until(&stop, &run_dir, &mut observer).unwrap();
+            (observer.evaluations, outcome.interrupted, outcome.summary)
         };
-        let (whole, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let (expected, interrupted, at_end) = part(whole.path(), false, u64::MAX);
+        let (uninterrupted, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (expected, interrupted, at_end) = part(uninterrupted.path(), false, u64::MAX);
         assert!(!interrupted && expected.len() == 2, "{settings:?}: {expected:?}");
         let stop_at = if last { 6 } else { 3 };
         let (first, interrupted, _) = part(halves.path(), false, stop_at);

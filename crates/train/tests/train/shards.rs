@@ -1,4 +1,4 @@
-//! Checkpoints that several ranks write: any number of ranks reads them, and they are whole or absent whoever
+//! Checkpoints that several ranks write: any number of ranks reads them, and they are complete or absent whoever
 //! fails.
 
 use std::collections::BTreeMap;
@@ -104,17 +104,17 @@ fn range_from(shape: &[usize], start: usize) -> Shard {
 }
 
 /// Saves shards of a tensor of 10 x 3, one range a rank.
-fn save_pieces(folder: &Path, cuts: &[std::ops::Range<usize>]) {
+fn save_shards(folder: &Path, ranges: &[std::ops::Range<usize>]) {
     let device = Device::cpu(1).unwrap();
-    on_threads(&mesh(cuts.len(), 1), &device, |ranks, device| {
-        let cut = cuts[ranks.rank()].clone();
-        let (part, own) = (numbers(device, cut.clone()), range_from(&[10, 3], cut.start));
-        let whole = numbers(device, 0..7);
+    on_threads(&mesh(ranges.len(), 1), &device, |ranks, device| {
+        let range = ranges[ranks.rank()].clone();
+        let (shard_values, shard) = (numbers(device, range.clone()), range_from(&[10, 3], range.start));
+        let unsharded = numbers(device, 0..7);
         let files = vec![(
             "state.safetensors",
             vec![
-                ("a".to_owned(), CheckpointTensor::Shard(&part, own)),
-                ("b".to_owned(), CheckpointTensor::Tensor(&whole)),
+                ("a".to_owned(), CheckpointTensor::Shard(&shard_values, shard)),
+                ("b".to_owned(), CheckpointTensor::Tensor(&unsharded)),
             ],
         )];
         Checkpoints::new(folder, 1, "m", "f32").save(&after(1), files, &ranks)
@@ -123,29 +123,29 @@ fn save_pieces(folder: &Path, cuts: &[std::ops::Range<usize>]) {
 }
 
 #[test]
-fn pieces_are_joined_and_cut_anew() {
+fn shards_are_joined_and_split_anew() {
     let folder = tempfile::tempdir().unwrap();
-    save_pieces(folder.path(), &[0..4, 4..4, 4..29, 29..30]);
-    let whole = Checkpoint::read(&folder.path().join("step-000001"), &Ranks::single()).unwrap();
+    save_shards(folder.path(), &[0..4, 4..4, 4..29, 29..30]);
+    let checkpoint = Checkpoint::read(&folder.path().join("step-000001"), &Ranks::single()).unwrap();
     let device = Device::cpu(1).unwrap();
-    for cut in [0..30, 0..1, 3..5, 10..20, 28..30, 30..30] {
-        let (mut part, mut other) = (numbers(&device, 0..cut.len()), numbers(&device, 1..8));
-        let own = range_from(&[10, 3], cut.start);
+    for range in [0..30, 0..1, 3..5, 10..20, 28..30, 30..30] {
+        let (mut shard_values, mut other) = (numbers(&device, 0..range.len()), numbers(&device, 1..8));
+        let shard = range_from(&[10, 3], range.start);
         let tensors = vec![
-            ("a".to_owned(), LoadTarget::Shard(&mut part, own)),
+            ("a".to_owned(), LoadTarget::Shard(&mut shard_values, shard)),
             ("b".to_owned(), LoadTarget::Tensor(&mut other)),
         ];
-        whole
+        checkpoint
             .fill(&mut [LoadRequest { file: "state.safetensors", tensors, elsewhere: 0, converts: false }])
             .unwrap();
-        assert_eq!(part.to_f32(), numbers(&device, cut).to_f32());
+        assert_eq!(shard_values.to_f32(), numbers(&device, range).to_f32());
         assert_eq!(other.to_f32(), numbers(&device, 0..7).to_f32());
     }
     let mut dense = numbers(&device, 0..30).reshape(&[10, 3]);
     dense.fill_zero().unwrap();
     let mut wanted = |elsewhere| {
         let tensors = vec![("a".to_owned(), LoadTarget::Tensor(&mut dense))];
-        whole.fill(&mut [LoadRequest { file: "state.safetensors", tensors, elsewhere, converts: false }])
+        checkpoint.fill(&mut [LoadRequest { file: "state.safetensors", tensors, elsewhere, converts: false }])
     };
     let error = wanted(0).unwrap_err().to_string();
     assert!(error.contains("holds 2 tensors, this run 1"), "{error}");
@@ -154,31 +154,31 @@ fn pieces_are_joined_and_cut_anew() {
 }
 
 #[test]
-fn pieces_that_leave_a_gap_or_overlap_are_refused() {
-    for (cuts, said) in [
+fn shards_that_leave_a_gap_or_overlap_are_refused() {
+    for (ranges, message) in [
         ([0..4, 5..30], "elements 4 to 5 are in no file"),
         ([0..6, 5..30], "elements 5 to 6 are in two files"),
         ([0..6, 6..29], "29 elements of 30"),
     ] {
         let folder = tempfile::tempdir().unwrap();
-        save_pieces(folder.path(), &cuts);
+        save_shards(folder.path(), &ranges);
         let error =
             Checkpoint::read(&folder.path().join("step-000001"), &Ranks::single()).unwrap_err().to_string();
-        assert!(error.contains(said), "{error}");
+        assert!(error.contains(message), "{error}");
     }
 }
 
-/// Ranks with other parts of the model: what they hold is joined, and what two of them hold is written once.
+/// Ranks with other stages of the model: what they hold is joined, and what two of them hold is written once.
 #[test]
 fn stages_write_what_they_hold() {
     let device = Device::cpu(1).unwrap();
     let folder = tempfile::tempdir().unwrap();
     on_threads(&mesh(2, 2), &device, |ranks, device| {
         let stage = ranks.stages().rank();
-        let (own, tied) = (numbers(device, 0..3 + stage), numbers(device, 7..9));
+        let (shard, tied) = (numbers(device, 0..3 + stage), numbers(device, 7..9));
         let name = ["a", "b"][stage].to_owned();
         let saved = vec![
-            (name, CheckpointTensor::Tensor(&own)),
+            (name, CheckpointTensor::Tensor(&shard)),
             ("tied".to_owned(), CheckpointTensor::Tensor(&tied)),
         ];
         let files = vec![("model.safetensors", saved)];
@@ -186,20 +186,21 @@ fn stages_write_what_they_hold() {
     })
     .unwrap();
     let path = folder.path().join("step-000001");
-    let held = |name: &String| {
+    let tensors_in = |name: &String| {
         let bytes = fs::read(path.join(name)).unwrap();
         safetensors::SafeTensors::deserialize(&bytes).unwrap().len()
     };
-    let parts: Vec<String> = names(&path).into_iter().filter(|name| name.starts_with("model-")).collect();
-    assert_eq!(parts.iter().map(held).sum::<usize>(), 3, "{parts:?}");
-    let whole = Checkpoint::read(&path, &Ranks::single()).unwrap();
+    let files_of_model: Vec<String> =
+        names(&path).into_iter().filter(|name| name.starts_with("model-")).collect();
+    assert_eq!(files_of_model.iter().map(tensors_in).sum::<usize>(), 3, "{files_of_model:?}");
+    let checkpoint = Checkpoint::read(&path, &Ranks::single()).unwrap();
     let (mut a, mut b, mut tied) = (numbers(&device, 5..8), numbers(&device, 5..9), numbers(&device, 0..2));
     let tensors = vec![
         ("b".to_owned(), LoadTarget::Tensor(&mut b)),
         ("tied".to_owned(), LoadTarget::Tensor(&mut tied)),
         ("a".to_owned(), LoadTarget::Tensor(&mut a)),
     ];
-    whole
+    checkpoint
         .fill(&mut [LoadRequest { file: "model.safetensors", tensors, elsewhere: 0, converts: false }])
         .unwrap();
     assert_eq!((a.to_f32().len(), b.to_f32()), (3, vec![0.0, 1.0, 2.0, 3.0]));
@@ -207,7 +208,7 @@ fn stages_write_what_they_hold() {
 }
 
 /// A rank that cannot write, one that has gone, and one that ends while it writes: the last checkpoint stays, and
-/// every rank hears of it.
+/// every rank gets the error.
 #[test]
 fn whoever_fails_the_checkpoint_is_absent_and_the_one_before_stays() {
     let device = Device::cpu(1).unwrap();
@@ -219,18 +220,23 @@ fn whoever_fails_the_checkpoint_is_absent_and_the_one_before_stays() {
             if last && failing == "gone" {
                 return Err(Error::File { path: "x".into(), why: "gone".into() });
             }
-            let part = numbers(device, 0..1);
-            let own = |rank| range_from(&[3], rank);
+            let shard_values = numbers(device, 0..1);
+            let shard = |rank| range_from(&[3], rank);
             // No such folder can be written to.
             let file = if last && failing == "cannot" { "no/state.safetensors" } else { "state.safetensors" };
-            let files =
-                vec![(file, vec![("a".to_owned(), CheckpointTensor::Shard(&part, own(ranks.rank())))])];
+            let files = vec![(
+                file,
+                vec![("a".to_owned(), CheckpointTensor::Shard(&shard_values, shard(ranks.rank())))],
+            )];
             let saved = checkpoints.save(&after(step), files, &ranks);
             if failing == "cannot" {
                 let error = saved.as_ref().unwrap_err();
                 assert!(matches!(error, Error::Disk { .. }), "{error:?}");
-                let said = error.to_string();
-                assert!(said.contains("step-000002: the checkpoint cannot be written: rank 2:"), "{said}");
+                let message = error.to_string();
+                assert!(
+                    message.contains("step-000002: the checkpoint cannot be written: rank 2:"),
+                    "{message}"
+                );
             }
             saved
         })
@@ -252,16 +258,18 @@ fn whoever_fails_the_checkpoint_is_absent_and_the_one_before_stays() {
 
 /// One damaged file of one rank is found by all ranks, which then go on from the checkpoint before.
 #[test]
-fn a_damaged_part_is_heard_of_by_all() {
+fn a_damaged_file_is_reported_to_all() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::new(folder.path(), 2, "m", "f32");
     let device = Device::cpu(1).unwrap();
     on_threads(&mesh(2, 1), &device, |ranks, device| {
         for step in [1, 2] {
-            let part = numbers(device, 0..5);
-            let own = range_from(&[10], 5 * ranks.rank());
-            let files =
-                vec![("state.safetensors", vec![("a".to_owned(), CheckpointTensor::Shard(&part, own))])];
+            let shard_values = numbers(device, 0..5);
+            let shard = range_from(&[10], 5 * ranks.rank());
+            let files = vec![(
+                "state.safetensors",
+                vec![("a".to_owned(), CheckpointTensor::Shard(&shard_values, shard))],
+            )];
             checkpoints.save(&after(step), files, &ranks)?;
         }
         Ok(())
@@ -272,13 +280,13 @@ fn a_damaged_part_is_heard_of_by_all() {
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&path, bytes).unwrap();
     let steps = on_threads(&mesh(3, 1), &device, |ranks, _| {
-        let mut heard = Vec::new();
-        let whole = checkpoints.latest(&ranks, |broken| heard.push(broken.to_string()))?;
+        let mut reported = Vec::new();
+        let checkpoint = checkpoints.latest(&ranks, |broken| reported.push(broken.to_string()))?;
         assert!(
-            heard.len() == 1 && heard[0].contains("state-00002-of-00002.safetensors is damaged"),
-            "{heard:?}"
+            reported.len() == 1 && reported[0].contains("state-00002-of-00002.safetensors is damaged"),
+            "{reported:?}"
         );
-        Ok(whole.expect("the one before").progress().step)
+        Ok(checkpoint.expect("the one before").progress().step)
     });
     assert_eq!(steps.unwrap(), [1, 1, 1]);
 }

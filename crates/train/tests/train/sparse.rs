@@ -54,12 +54,12 @@ fn every_method_learns_the_same() {
 #[test]
 fn ranks_learn_the_same_without_zeros() {
     let base = gpt("magnitude").set("prune.kernels=sparse");
-    let alone = train(&base.set("train.micro_batches=4"), 5);
+    let single = train(&base.set("train.micro_batches=4"), 5);
     for schedule in ["1f1b", "zb-h1"] {
         let layout = base.set("parallel.data=2").set("parallel.pipeline=2");
         let (losses, _, sparse) = train(&layout.set(format!("parallel.schedule={schedule}")), 5);
         assert_eq!(sparse, 4, "of one stage");
-        assert_near(&alone.0, &losses, schedule);
+        assert_near(&single.0, &losses, schedule);
     }
 }
 
@@ -78,11 +78,11 @@ fn the_pattern_is_predicted_booked_and_shown() {
     let predicted = plan.memory.mask;
     let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
     trainer.step().unwrap();
-    let held = device.ledger().current(Category::Mask);
-    assert_eq!(held as u64, predicted);
+    let in_use = device.ledger().current(Category::Mask);
+    assert_eq!(in_use as u64, predicted);
     let candidates: Vec<ParameterId> = trainer.params().masks().map(|(id, _)| id).collect();
     let elements: usize = candidates.iter().map(|id| trainer.params().param(*id).len()).sum();
-    assert_eq!(trainer.state_bytes().unwrap().mask, held as f64 / elements as f64);
+    assert_eq!(trainer.state_bytes().unwrap().mask, in_use as f64 / elements as f64);
     let bare: usize = trainer.params().masks().map(|(_, mask)| Mask::bytes(mask)).sum();
-    assert!(bare < held);
+    assert!(bare < in_use);
 }

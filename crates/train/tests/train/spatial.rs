@@ -25,18 +25,18 @@ fn resnet8() -> Base {
 fn an_image_net_over_tiles_learns_what_it_learns_over_images() {
     let steps = if espalier_testing::long() { 50 } else { 10 };
     for base in [smooth(16), smooth(19)] {
-        let alone = on(&base, steps).remove(0);
+        let single = on(&base, steps).remove(0);
         for grid in ["2", "3", "[2,2]", "[1,3]"] {
-            same_as(&alone, &base.set(format!("parallel.spatial={grid}")), steps, 1e-5, grid);
+            same_as(&single, &base.set(format!("parallel.spatial={grid}")), steps, 1e-5, grid);
         }
     }
 }
 
-/// Residual blocks whose ways differ, and strides: over few steps, since a kink is not rounding.
+/// Residual blocks whose branches differ, and strides: over few steps, since a kink is not rounding.
 #[test]
 fn a_residual_net_over_tiles_with_every_other_axis() {
     let base = resnet8();
-    let alone = on(&base, 3).remove(0);
+    let single = on(&base, 3).remove(0);
     for layout in [
         vec!["parallel.spatial=2"],
         vec!["parallel.spatial=[2,2]"],
@@ -44,7 +44,7 @@ fn a_residual_net_over_tiles_with_every_other_axis() {
         vec!["parallel.spatial=2", "parallel.pipeline=2"],
         vec!["parallel.spatial=2", "parallel.pipeline=2", "parallel.schedule=zb-h1", "parallel.tensor=2"],
     ] {
-        same_as(&alone, &base.with(&layout), 3, 1e-4, &format!("{layout:?}"));
+        same_as(&single, &base.with(&layout), 3, 1e-4, &format!("{layout:?}"));
     }
 }
 
@@ -52,13 +52,13 @@ fn a_residual_net_over_tiles_with_every_other_axis() {
 #[test]
 fn batch_norms_measure_whole_images() {
     let base = smooth(16).set("model.layers.1.type=batch_norm");
-    let alone = on(&base, 6).remove(0);
+    let single = on(&base, 6).remove(0);
     for layout in [
         vec!["parallel.spatial=2"],
         vec!["parallel.spatial=[2,2]"],
         vec!["parallel.spatial=3", "parallel.tensor=2"],
     ] {
-        same_as(&alone, &base.with(&layout), 6, 1e-5, &format!("{layout:?}"));
+        same_as(&single, &base.with(&layout), 6, 1e-5, &format!("{layout:?}"));
     }
     let base = base.with(["parallel.batch_norm=synchronised", "parallel.data=2"]);
     for layout in [
@@ -66,7 +66,7 @@ fn batch_norms_measure_whole_images() {
         vec!["parallel.spatial=2", "parallel.zero=true"],
         vec!["parallel.spatial=2", "parallel.tensor=2"],
     ] {
-        same_as(&alone, &base.with(&layout), 6, 1e-5, &format!("{layout:?} with replicas"));
+        same_as(&single, &base.with(&layout), 6, 1e-5, &format!("{layout:?} with replicas"));
     }
 }
 
@@ -79,24 +79,24 @@ fn pruned_nets_over_tiles_learn_what_whole_ones_learn() {
         ("rigl", vec!["prune.method=rigl", "prune.sparsity=0.6", "prune.every=3"]),
     ] {
         let base = smooth(16).with(fields);
-        let alone = on(&base, 8).remove(0);
+        let single = on(&base, 8).remove(0);
         // A score that is a sum over ranks may round to the other side of the threshold.
         let tolerance = if what == "grasp" { 1e-3 } else { 1e-4 };
-        same_as(&alone, &base.set("parallel.spatial=2"), 8, tolerance, what);
+        same_as(&single, &base.set("parallel.spatial=2"), 8, tolerance, what);
     }
 }
 
-/// What is dropped of an image depends on the place in it, whichever other axis cuts its layers too.
+/// What is dropped of an image depends on the position in it, whichever other axis shards its layers too.
 #[test]
 fn dropout_on_tiles_drops_what_it_drops_on_images() {
     let base = smooth(16).with(["model.layers.2.type=dropout", "model.layers.2.rate=0.3"]);
-    let alone = on(&base, 2).remove(0);
+    let single = on(&base, 2).remove(0);
     for layout in [
         vec!["parallel.spatial=2"],
         vec!["parallel.spatial=2", "parallel.tensor=2"],
         vec!["parallel.spatial=2", "parallel.integrated=auto"],
     ] {
-        same_as(&alone, &base.with(&layout), 2, 1e-5, &format!("{layout:?}"));
+        same_as(&single, &base.with(&layout), 2, 1e-5, &format!("{layout:?}"));
     }
 }
 

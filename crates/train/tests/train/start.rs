@@ -8,7 +8,7 @@ use espalier_train::run::{FolderLock, Observer, RunDir};
 use espalier_train::trainer::StepReport;
 use espalier_train::{Error, RunSummary, Throughput};
 
-use crate::support::{self, Heard};
+use crate::support::{self, RecordingObserver};
 
 /// As a kill before the first checkpoint leaves it.
 fn without_checkpoints(run: &Path) {
@@ -42,18 +42,21 @@ fn a_run_without_a_checkpoint_starts_again_from_the_weights_it_started_from() {
             .expect("a checkpoint is enough to go on from");
         without_checkpoints(&tuned);
         let before = fs::read(tuned.join("metrics.jsonl")).unwrap();
-        let said = base.run_to_hash(&resumed, &mut ()).unwrap_err().to_string();
+        let message = base.run_to_hash(&resumed, &mut ()).unwrap_err().to_string();
         assert!(
-            said.contains("start.json: the run started from ") && said.contains("which is gone"),
-            "{said}"
+            message.contains("start.json: the run started from ") && message.contains("which is gone"),
+            "{message}"
         );
         let other = folder.path().join("other");
         base.set("seed=9").run_to_hash(&RunDir::at(&other), &mut ()).unwrap();
-        let said = base
+        let message = base
             .run_to_hash(&RunDir { from: Some(other.clone()), ..resumed.clone() }, &mut ())
             .unwrap_err()
             .to_string();
-        assert!(said.contains("the run did not start from ") && said.contains("have changed"), "{said}");
+        assert!(
+            message.contains("the run did not start from ") && message.contains("have changed"),
+            "{message}"
+        );
         assert!(fs::read(tuned.join("metrics.jsonl")).unwrap() == before, "nothing was changed");
         let elsewhere = RunDir { from: Some(moved.clone()), ..resumed.clone() };
         assert_eq!(base.run_to_hash(&elsewhere, &mut ()).unwrap(), expected, "{ranks}");
@@ -64,15 +67,15 @@ fn a_run_without_a_checkpoint_starts_again_from_the_weights_it_started_from() {
             "where they are is written down anew"
         );
 
-        let said = base
+        let message = base
             .set("seed=9")
             .run_to_hash(&RunDir { from: Some(moved), resume: true, ..RunDir::at(&other) }, &mut ());
-        let said = said.unwrap_err().to_string();
-        assert!(said.contains("this run did not start from other weights"), "{said}");
+        let message = message.unwrap_err().to_string();
+        assert!(message.contains("this run did not start from other weights"), "{message}");
         without_checkpoints(&tuned);
         fs::write(tuned.join("start.json"), "{}").unwrap();
-        let said = base.run_to_hash(&resumed, &mut ()).unwrap_err().to_string();
-        assert!(said.contains("does not record what the run started from"), "{said}");
+        let message = base.run_to_hash(&resumed, &mut ()).unwrap_err().to_string();
+        assert!(message.contains("does not record what the run started from"), "{message}");
     }
 }
 
@@ -98,8 +101,8 @@ fn a_run_folder_that_goes_away_ends_the_run_and_none_is_made_in_its_place() {
     for settings in [&["checkpoint.every=2"][..], &["checkpoint.every=2", "parallel.data=2"]] {
         let base = support::tiny_gpt(settings).set("train.steps=6");
         let folder = tempfile::tempdir().unwrap();
-        let [whole, at, to] = ["whole", "run", "moved"].map(|name| folder.path().join(name));
-        let expected = base.run_to_hash(&RunDir::at(&whole), &mut ()).unwrap();
+        let [uninterrupted, at, to] = ["whole", "run", "moved"].map(|name| folder.path().join(name));
+        let expected = base.run_to_hash(&RunDir::at(&uninterrupted), &mut ()).unwrap();
         for moved in [None, Some(to.clone())] {
             let mut takes_away = TakesAway { run: at.clone(), to: moved.clone() };
             let error = base.run_at(&RunDir::at(&at), &mut takes_away).unwrap_err();
@@ -143,18 +146,21 @@ fn the_end_of_a_run_that_was_killed_behind_its_last_checkpoint_is_written_down()
         support::tiny_gpt(&["train.steps=4", "checkpoint.every=2", "checkpoint.keep=1", "train.log_every=1"]);
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    let whole = base.set("checkpoint.keep=2").run_in(at);
+    let uninterrupted = base.set("checkpoint.keep=2").run_in(at);
     fs::remove_file(at.join("summary.json")).unwrap();
     fs::create_dir(at.join("checkpoints/.removing-step-000001")).unwrap();
     let metrics = fs::read(at.join("metrics.jsonl")).unwrap();
     let resumed = support::resumed(at);
-    let mut heard = Heard::default();
-    let again = base.run_at(&resumed, &mut heard).unwrap().summary;
-    assert_eq!(heard.warnings, [""; 0]);
-    assert_eq!((&again.weights_hash, again.loss, again.steps), (&whole.weights_hash, whole.loss, 4));
-    assert_eq!(again.validation, whole.validation);
+    let mut observer = RecordingObserver::default();
+    let again = base.run_at(&resumed, &mut observer).unwrap().summary;
+    assert_eq!(observer.warnings, [""; 0]);
+    assert_eq!(
+        (&again.weights_hash, again.loss, again.steps),
+        (&uninterrupted.weights_hash, uninterrupted.loss, 4)
+    );
+    assert_eq!(again.validation, uninterrupted.validation);
     let written: RunSummary = serde_json::from_slice(&fs::read(at.join("summary.json")).unwrap()).unwrap();
-    assert_eq!(written.weights_hash, whole.weights_hash);
+    assert_eq!(written.weights_hash, uninterrupted.weights_hash);
     assert!(fs::read(at.join("metrics.jsonl")).unwrap() == metrics);
     let names = || -> Vec<_> {
         fs::read_dir(at.join("checkpoints")).unwrap().map(|entry| entry.unwrap().file_name()).collect()
@@ -162,11 +168,11 @@ fn the_end_of_a_run_that_was_killed_behind_its_last_checkpoint_is_written_down()
     assert_eq!(names(), ["step-000004"]);
     // What a disk that failed for a moment has left goes too, although nothing else is to be done.
     fs::create_dir(at.join("checkpoints/.removing-step-000002")).unwrap();
-    base.run_at(&resumed, &mut Heard::default()).unwrap();
+    base.run_at(&resumed, &mut RecordingObserver::default()).unwrap();
     assert_eq!(names(), ["step-000004"]);
 }
 
-/// What was lost of the metrics is said by whoever goes on.
+/// What was lost of the metrics is reported by whoever goes on.
 #[test]
 fn holes_in_the_metrics_are_said_where_a_run_goes_on() {
     let base = support::tiny_gpt(&["train.steps=4", "train.log_every=1"]);
@@ -178,9 +184,9 @@ fn holes_in_the_metrics_are_said_where_a_run_goes_on() {
     let kept: String = lines.split_inclusive('\n').filter(|line| !line.contains("\"step\":2,")).collect();
     assert_ne!(kept, lines);
     fs::write(&path, kept).unwrap();
-    let mut heard = Heard::default();
-    base.set("train.steps=5").run_at(&support::resumed(at), &mut heard).unwrap();
-    assert_eq!(heard.warnings, [format!("{}: there is no line for step 2", path.display())]);
+    let mut observer = RecordingObserver::default();
+    base.set("train.steps=5").run_at(&support::resumed(at), &mut observer).unwrap();
+    assert_eq!(observer.warnings, [format!("{}: there is no line for step 2", path.display())]);
 }
 
 /// A changed digit used to make another run of it, or another evaluation.

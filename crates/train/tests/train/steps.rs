@@ -42,9 +42,9 @@ fn the_seed_changes_the_run() {
 
 #[test]
 fn micro_batches_add_up_to_the_batch() {
-    let whole = losses(&tiny_gpt(&["optimizer.name=sgd", "learning_rate.peak=0.1"]), 10);
-    let pieces = tiny_gpt(&["optimizer.name=sgd", "learning_rate.peak=0.1", "train.micro_batches=4"]);
-    for (a, b) in whole.iter().zip(losses(&pieces, 10)) {
+    let one_batch = losses(&tiny_gpt(&["optimizer.name=sgd", "learning_rate.peak=0.1"]), 10);
+    let micro_batched = tiny_gpt(&["optimizer.name=sgd", "learning_rate.peak=0.1", "train.micro_batches=4"]);
+    for (a, b) in one_batch.iter().zip(losses(&micro_batched, 10)) {
         assert!((a - b).abs() < 1e-5 * a.abs(), "{a} whole, {b} in pieces");
     }
 }
@@ -122,10 +122,10 @@ fn bad_steps_change_nothing_and_end_the_run_after_a_few() {
     assert_eq!(trainer.params().hash().unwrap(), broken, "a bad step leaves the weights");
     assert_eq!(trainer.progress().bad_steps, 2);
 
-    let (ended, heard) = base.hear();
+    let (ended, observer) = base.run_observed();
     let error = ended.unwrap_err();
     assert!(matches!(error, Error::Diverged { bad_steps: 3, .. }), "{error}");
-    assert_eq!(heard.warnings.len(), 3);
+    assert_eq!(observer.warnings.len(), 3);
 }
 
 #[test]

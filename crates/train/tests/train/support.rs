@@ -1,4 +1,4 @@
-//! Small pieces that several tests use.
+//! What several tests use.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
@@ -51,7 +51,7 @@ impl Base {
         self.set(format!("parallel.data={ranks}"))
     }
 
-    /// Fresh weights on one rank alone.
+    /// Fresh weights on a single rank.
     pub fn trainer(&self, threads: usize) -> Trainer {
         let (plan, dataset, device) = prepare(self, threads);
         Trainer::new(plan, dataset, &device).unwrap()
@@ -68,11 +68,11 @@ impl Base {
         self.run_at(&RunDir { resume, ..RunDir::at(folder) }, &mut ()).unwrap().summary
     }
 
-    /// How a run of it ends, and what is heard of it.
-    pub fn hear(&self) -> (Result<RunSummary>, Heard<'static>) {
-        let (folder, mut heard) = (tempfile::tempdir().unwrap(), Heard::default());
-        let ended = self.run_at(&RunDir::at(folder.path()), &mut heard);
-        (ended.map(|outcome| outcome.summary), heard)
+    /// How a run of it ends, and what its observer was called with.
+    pub fn run_observed(&self) -> (Result<RunSummary>, RecordingObserver<'static>) {
+        let (folder, mut observer) = (tempfile::tempdir().unwrap(), RecordingObserver::default());
+        let ended = self.run_at(&RunDir::at(folder.path()), &mut observer);
+        (ended.map(|outcome| outcome.summary), observer)
     }
 
     /// The hash of the weights that a run ends with.
@@ -198,7 +198,7 @@ pub fn tiny_llama(overrides: &[&str]) -> Base {
     base(TEXT, overrides)
 }
 
-/// A convolutional network with batch norm and a residual branch on drawn shapes.
+/// A convolutional network with batch norm and a residual branch on synthetic shapes.
 pub fn tiny_cnn(overrides: &[&str]) -> Base {
     const TEXT: &str = r#"
         seed = 4
@@ -229,7 +229,7 @@ pub fn tiny_cnn(overrides: &[&str]) -> Base {
     base(TEXT, overrides)
 }
 
-/// A few drawn shapes of 32 x 32, for a model to be named.
+/// A few synthetic shapes of 32 x 32, for a model to be named.
 pub fn images() -> Base {
     base("[data]\nkind = \"shapes\"\ncount = 16\n[train]\nbatch = 4", &[])
 }
@@ -281,10 +281,10 @@ pub fn checkpoints(base: &Base, folder: &Path) -> Checkpoints {
     Checkpoints::new(folder, 1, &plan.model.name, plan.storage.precision.name())
 }
 
-/// An observer that remembers.
+/// An observer that records what it is called with.
 #[derive(Default)]
-pub struct Heard<'a> {
-    /// What `started` was told.
+pub struct RecordingObserver<'a> {
+    /// The steps done, as `started` was called.
     pub resumed_after: Option<u64>,
     /// All warnings.
     pub warnings: Vec<String>,
@@ -296,14 +296,14 @@ pub struct Heard<'a> {
     then: Option<(u64, &'a (dyn Fn() + Sync))>,
 }
 
-impl<'a> Heard<'a> {
+impl<'a> RecordingObserver<'a> {
     /// One that does something after a step.
-    pub fn then(step: u64, then: &'a (dyn Fn() + Sync)) -> Heard<'a> {
-        Heard { then: Some((step, then)), ..Heard::default() }
+    pub fn then(step: u64, then: &'a (dyn Fn() + Sync)) -> RecordingObserver<'a> {
+        RecordingObserver { then: Some((step, then)), ..RecordingObserver::default() }
     }
 }
 
-impl Observer for Heard<'_> {
+impl Observer for RecordingObserver<'_> {
     fn started(&mut self, done: u64, _: u64) {
         self.resumed_after = Some(done);
     }

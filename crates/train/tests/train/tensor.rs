@@ -1,4 +1,4 @@
-//! Tensor parallelism: ranks that have a part of every large layer each train as one rank does, alone and
+//! Tensor parallelism: ranks that have a shard of every large layer each train as one rank does, alone and
 //! with the other axes.
 
 use std::collections::BTreeMap;
@@ -24,14 +24,14 @@ pub struct Shown {
 
 fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown, Error> {
     let reports = (0..steps).map(|_| trainer.step()).collect::<Result<Vec<StepReport>, _>>()?;
-    let (weights, pieces) = (trainer.params(), trainer.model_parallel());
-    let places = |id| {
-        let runs = pieces.local_shard(id).runs();
+    let (weights, model_parallel) = (trainer.params(), trainer.model_parallel());
+    let indices = |id| {
+        let runs = model_parallel.local_shard(id).runs();
         runs.flat_map(|run| run.in_full..run.in_full + run.length).collect::<Vec<_>>()
     };
     let weights = weights
         .ids()
-        .map(|id| (weights.name(id).to_owned(), places(id), weights.param(id).weight().to_f32()))
+        .map(|id| (weights.name(id).to_owned(), indices(id), weights.param(id).weight().to_f32()))
         .collect();
     let evaluation = trainer.evaluate()?.expect("some samples are held out");
     Ok(Shown {
@@ -49,37 +49,37 @@ pub fn on(base: &Base, steps: usize) -> Vec<Shown> {
 }
 
 /// Runs a layout and compares it with one rank alone.
-pub fn same_as(alone: &Shown, base: &Base, steps: usize, tolerance: f64, what: &str) {
+pub fn same_as(single: &Shown, base: &Base, steps: usize, tolerance: f64, what: &str) {
     for (rank, many) in on(base, steps).iter().enumerate() {
-        let far = apart(&alone.losses, &many.losses);
+        let far = apart(&single.losses, &many.losses);
         assert!(
             far < tolerance,
             "{what}, rank {rank}: losses {far:e} apart\n{:?}\n{:?}",
-            alone.losses,
+            single.losses,
             many.losses
         );
-        let far = apart(&alone.norms, &many.norms);
+        let far = apart(&single.norms, &many.norms);
         assert!(
             far < 20.0 * tolerance,
             "{what}, rank {rank}: norms {far:e} apart\n{:?}\n{:?}",
-            alone.norms,
+            single.norms,
             many.norms
         );
         assert!(
-            apart(&[alone.validation], &[many.validation]) < tolerance,
+            apart(&[single.validation], &[many.validation]) < tolerance,
             "{what}, rank {rank}: validation"
         );
-        assert!((alone.accuracy - many.accuracy).abs() < 0.02, "{what}, rank {rank}: accuracy");
-        for (name, places, values) in &many.weights {
-            let (_, _, whole) =
-                alone.weights.iter().find(|(of, ..)| of == name).expect("a parameter of the model");
-            let largest = whole.iter().fold(0f32, |most, x| most.max(x.abs()));
-            for (place, value) in places.iter().zip(values) {
-                let off = (whole[*place] - value).abs() / largest;
+        assert!((single.accuracy - many.accuracy).abs() < 0.02, "{what}, rank {rank}: accuracy");
+        for (name, indices, values) in &many.weights {
+            let (_, _, full) =
+                single.weights.iter().find(|(of, ..)| of == name).expect("a parameter of the model");
+            let largest = full.iter().fold(0f32, |most, x| most.max(x.abs()));
+            for (index, value) in indices.iter().zip(values) {
+                let off = (full[*index] - value).abs() / largest;
                 assert!(
                     off < 1e-3,
-                    "{what}, rank {rank}: {name} at {place} is {value}, alone {}",
-                    whole[*place]
+                    "{what}, rank {rank}: {name} at {index} is {value}, alone {}",
+                    full[*index]
                 );
             }
         }
@@ -98,14 +98,14 @@ fn gpt() -> Base {
 fn a_gpt_in_parts_learns_what_a_whole_one_learns() {
     let steps = if espalier_testing::long() { 50 } else { 12 };
     for (how, base) in [("tied", gpt()), ("own head", gpt().set("model.tied=false"))] {
-        let alone = on(&base, steps).remove(0);
-        assert!(alone.losses[steps - 1] < alone.losses[0], "it learns");
+        let single = on(&base, steps).remove(0);
+        assert!(single.losses[steps - 1] < single.losses[0], "it learns");
         for ranks in [2, 3, 5] {
-            let parts = base.set(format!("parallel.tensor={ranks}"));
-            same_as(&alone, &parts, steps, 1e-5, &format!("{how}, {ranks} ranks"));
+            let sharded = base.set(format!("parallel.tensor={ranks}"));
+            same_as(&single, &sharded, steps, 1e-5, &format!("{how}, {ranks} ranks"));
             same_as(
-                &alone,
-                &parts.set("parallel.sequence=true"),
+                &single,
+                &sharded.set("parallel.sequence=true"),
                 steps,
                 1e-5,
                 &format!("{how}, {ranks} ranks, sequence"),
@@ -119,28 +119,28 @@ fn a_gpt_in_parts_learns_what_a_whole_one_learns() {
 #[test]
 fn plain_linear_layers_learn_what_pairs_learn() {
     for (how, base) in [("tied", gpt()), ("own head", gpt().set("model.tied=false"))] {
-        let alone = on(&base, 8).remove(0);
+        let single = on(&base, 8).remove(0);
         for form in ["plain", "[\"h.0\"]", "[\"h.0.mlp.c_fc\",\"h.1.attn\"]"] {
             for layout in [&["parallel.tensor=2"][..], &["parallel.tensor=3", "parallel.pipeline=2"]] {
-                let parts = base.with(layout).set(format!("parallel.linear={form}"));
-                same_as(&alone, &parts, 8, 1e-5, &format!("{how}, {form} on {layout:?}"));
+                let sharded = base.with(layout).set(format!("parallel.linear={form}"));
+                same_as(&single, &sharded, 8, 1e-5, &format!("{how}, {form} on {layout:?}"));
             }
         }
     }
     let net = tiny_cnn(&["train.batch=8", "train.eval_samples=11", "learning_rate.peak=0.01"]);
-    let alone = on(&net, 8).remove(0);
-    same_as(&alone, &net.with(["parallel.tensor=2", "parallel.linear=plain"]), 8, 1e-5, "the head of a net");
+    let single = on(&net, 8).remove(0);
+    same_as(&single, &net.with(["parallel.tensor=2", "parallel.linear=plain"]), 8, 1e-5, "the head of a net");
 }
 
 /// With every other axis and what goes with them.
 #[test]
 fn all_axes_together_are_one_run() {
     let base = gpt().set("train.micro_batches=4").set("model.layers=3");
-    let alone = on(&base, 8).remove(0);
+    let single = on(&base, 8).remove(0);
     let both = |base: &Base, what: &str| {
-        let parts = base.set("parallel.tensor=2");
-        same_as(&alone, &parts, 8, 1e-5, what);
-        same_as(&alone, &parts.set("parallel.sequence=true"), 8, 1e-5, &format!("{what}, sequence"));
+        let sharded = base.set("parallel.tensor=2");
+        same_as(&single, &sharded, 8, 1e-5, what);
+        same_as(&single, &sharded.set("parallel.sequence=true"), 8, 1e-5, &format!("{what}, sequence"));
     };
     let data = base.with(["parallel.data=2", "train.micro_batches=2"]);
     both(&data, "replicas");
@@ -159,11 +159,11 @@ fn all_axes_together_are_one_run() {
 #[test]
 fn the_noise_scale_is_that_of_whole_gradients() {
     let base = gpt().with(["train.noise_scale=true", "train.micro_batches=4"]);
-    let alone = on(&base, 6).remove(0);
-    assert!(!alone.noise.is_empty());
-    same_as(&alone, &base.set("parallel.tensor=2"), 6, 1e-5, "tensor");
+    let single = on(&base, 6).remove(0);
+    assert!(!single.noise.is_empty());
+    same_as(&single, &base.set("parallel.tensor=2"), 6, 1e-5, "tensor");
     let both = base.with(["parallel.tensor=2", "parallel.data=2", "train.micro_batches=2"]);
-    same_as(&alone, &both, 6, 1e-5, "tensor and data");
+    same_as(&single, &both, 6, 1e-5, "tensor and data");
 }
 
 /// Norms of full tensors decide how far LAMB and LARS go.
@@ -171,11 +171,11 @@ fn the_noise_scale_is_that_of_whole_gradients() {
 fn trust_ratios_are_those_of_whole_tensors() {
     for optimizer in ["lamb", "lars"] {
         let base = gpt().with([&format!("optimizer.name={optimizer}"), "learning_rate.peak=0.01"]);
-        let alone = on(&base, 6).remove(0);
-        let parts = base.set("parallel.tensor=2");
-        same_as(&alone, &parts, 6, 1e-5, optimizer);
-        let shared = parts.with(["parallel.data=2", "train.micro_batches=1", "parallel.zero=true"]);
-        same_as(&alone, &shared, 6, 1e-5, &format!("{optimizer}, shared state"));
+        let single = on(&base, 6).remove(0);
+        let sharded = base.set("parallel.tensor=2");
+        same_as(&single, &sharded, 6, 1e-5, optimizer);
+        let shared = sharded.with(["parallel.data=2", "train.micro_batches=1", "parallel.zero=true"]);
+        same_as(&single, &shared, 6, 1e-5, &format!("{optimizer}, shared state"));
     }
 }
 
@@ -185,11 +185,17 @@ fn trust_ratios_are_those_of_whole_tensors() {
 fn llama_s_layers_are_cut_by_heads() {
     let base = tiny_llama(&["train.batch=8", "train.micro_batches=2", "train.eval_samples=8"]);
     let base = base.with(["optimizer.name=sgd", "learning_rate.peak=0.3", "learning_rate.decay_steps=100"]);
-    let alone = on(&base, 8).remove(0);
+    let single = on(&base, 8).remove(0);
     for ranks in [2, 4] {
-        let parts = base.set(format!("parallel.tensor={ranks}"));
-        same_as(&alone, &parts, 8, 1e-5, &format!("{ranks} ranks"));
-        same_as(&alone, &parts.set("parallel.sequence=true"), 8, 1e-5, &format!("{ranks} ranks, sequence"));
+        let sharded = base.set(format!("parallel.tensor={ranks}"));
+        same_as(&single, &sharded, 8, 1e-5, &format!("{ranks} ranks"));
+        same_as(
+            &single,
+            &sharded.set("parallel.sequence=true"),
+            8,
+            1e-5,
+            &format!("{ranks} ranks, sequence"),
+        );
     }
 }
 
@@ -197,42 +203,42 @@ fn llama_s_layers_are_cut_by_heads() {
 fn convolutions_are_cut_by_their_channels() {
     let base = tiny_cnn(&["train.batch=8", "train.eval_samples=11", "model.layers.0.stride=2"]);
     let base = base.with(["learning_rate.peak=0.01", "model.layers.1.type=gelu"]);
-    let alone = on(&base, 12).remove(0);
+    let single = on(&base, 12).remove(0);
     for ranks in [2, 3] {
-        same_as(&alone, &base.set(format!("parallel.tensor={ranks}")), 12, 1e-5, &format!("{ranks} ranks"));
+        same_as(&single, &base.set(format!("parallel.tensor={ranks}")), 12, 1e-5, &format!("{ranks} ranks"));
     }
 }
 
-/// The masks of all ranks put together: by parameter, the places of the full tensor that are kept.
+/// The masks of all ranks put together: by parameter, the indices of the full tensor that are kept.
 pub fn masks(base: &Base, steps: usize) -> BTreeMap<String, Vec<usize>> {
     let ranks = on_every_rank(&base.set("train.steps=20"), |mut trainer| {
         (0..steps).try_for_each(|_| trainer.step().map(drop))?;
         let kept = |(id, mask): (_, &espalier_tensor::Mask)| {
             let words = mask.read_words().unwrap();
-            let places = espalier_train::prune::kept_indices(&words).into_iter();
+            let indices = espalier_train::prune::kept_indices(&words).into_iter();
             let shard = trainer.model_parallel().local_shard(id);
             (
                 trainer.params().name(id).to_owned(),
-                places.map(|place| shard.in_full(place)).collect::<Vec<_>>(),
+                indices.map(|index| shard.in_full(index)).collect::<Vec<_>>(),
             )
         };
         Ok(trainer.params().masks().map(kept).collect::<Vec<_>>())
     });
     let mut all: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    for (name, places) in ranks.into_iter().flatten() {
-        all.entry(name).or_default().extend(places);
+    for (name, indices) in ranks.into_iter().flatten() {
+        all.entry(name).or_default().extend(indices);
     }
-    for places in all.values_mut() {
-        places.sort_unstable();
-        places.dedup();
+    for indices in all.values_mut() {
+        indices.sort_unstable();
+        indices.dedup();
     }
     all
 }
 
-/// Where scores are the weights themselves or numbers drawn by place, a mask is the same to the bit however
-/// tensors are cut; in bf16 many weights are equal.
+/// Where scores are the weights themselves or random numbers by position, a mask is the same to the bit however
+/// tensors are split; in bf16 many weights are equal.
 #[test]
-fn a_mask_does_not_depend_on_how_tensors_are_cut() {
+fn a_mask_does_not_depend_on_how_tensors_are_split() {
     let bf16 = gpt().set("train.precision=bf16").set("prune.embeddings=true");
     for (what, fields) in [
         ("magnitude", vec!["prune.method=magnitude", "prune.sparsity=0.9"]),
@@ -242,13 +248,13 @@ fn a_mask_does_not_depend_on_how_tensors_are_cut() {
         ("set", vec!["prune.method=set", "prune.sparsity=0.8"]),
     ] {
         let base = bf16.with(fields);
-        let whole = masks(&base, 1);
-        assert!(!whole.is_empty(), "{what}");
+        let full = masks(&base, 1);
+        assert!(!full.is_empty(), "{what}");
         for layout in [&["parallel.tensor=2"][..], &["parallel.tensor=3", "parallel.sequence=true"]] {
-            assert_eq!(masks(&base.with(layout), 1), whole, "{what} on {layout:?}");
+            assert_eq!(masks(&base.with(layout), 1), full, "{what} on {layout:?}");
         }
         let stages = ["parallel.tensor=2", "parallel.pipeline=2"];
-        assert_eq!(masks(&base.with(stages), 1), whole, "{what} in stages");
+        assert_eq!(masks(&base.with(stages), 1), full, "{what} in stages");
     }
 }
 
@@ -265,7 +271,7 @@ fn pruned_models_in_parts_learn_what_whole_ones_learn() {
         ("rigl", vec!["prune.method=rigl", "prune.sparsity=0.7", "prune.every=3"]),
     ] {
         let base = base.with(fields);
-        let alone = on(&base, 8).remove(0);
+        let single = on(&base, 8).remove(0);
         // A score that is a sum over ranks may round to the other side of the threshold.
         let tolerance = if what == "grasp" { 1e-3 } else { 1e-4 };
         for layout in [
@@ -274,14 +280,14 @@ fn pruned_models_in_parts_learn_what_whole_ones_learn() {
             &["parallel.tensor=2", "parallel.data=2", "train.micro_batches=1", "parallel.zero=true"],
         ] {
             let many = on(&base.with(layout), 8).remove(0);
-            let far = apart(&alone.losses, &many.losses);
-            assert!(far < tolerance, "{what} on {layout:?}: {far:e}\n{:?}\n{:?}", alone.losses, many.losses);
+            let far = apart(&single.losses, &many.losses);
+            assert!(far < tolerance, "{what} on {layout:?}: {far:e}\n{:?}\n{:?}", single.losses, many.losses);
         }
     }
 }
 
-/// Gradients that ranks of one replica sum, and what layers gather of each other: the larger of both is held
-/// at a time.
+/// Gradients that ranks of one replica reduce, and what layers gather of each other: the larger of both is
+/// allocated at a time.
 #[test]
 fn messages_within_a_replica_are_as_large_as_predicted() {
     let base = tiny_cnn(&["train.micro_batches=2"]);
@@ -307,9 +313,9 @@ fn a_checkpoint_goes_through_layouts_that_cut_tensors_unchanged() {
     for (what, base) in [("dense", base), ("pruned", pruned)] {
         let first = saved(&base, 3);
         let before = files(first.path());
-        let held =
+        let in_use =
             ["model", "optimizer", "masks"].map(|name| before.contains_key(&format!("{name}.safetensors")));
-        assert_eq!(held, [true, true, what == "pruned"]);
+        assert_eq!(in_use, [true, true, what == "pruned"]);
         let layouts = [
             vec!["parallel.tensor=2"],
             vec!["parallel.tensor=3", "parallel.sequence=true"],
@@ -322,23 +328,23 @@ fn a_checkpoint_goes_through_layouts_that_cut_tensors_unchanged() {
     }
 }
 
-/// A run in parts ends, goes on elsewhere, and says of the whole model what one rank says.
+/// A sharded run ends, goes on elsewhere, and reports of the full model what one rank reports.
 #[test]
-fn a_run_goes_on_under_another_cut() {
+fn a_run_goes_on_under_another_layout() {
     let base = gpt().with(["prune.method=magnitude", "prune.sparsity=0.8", "checkpoint.every=4"]);
     let folder = tempfile::tempdir().unwrap();
-    let alone = base.steps(8).run();
-    let parts = base.with(["parallel.tensor=2"]);
-    let both = parts.steps(8).run();
-    let again = parts.steps(8).run();
+    let single = base.steps(8).run();
+    let sharded = base.with(["parallel.tensor=2"]);
+    let both = sharded.steps(8).run();
+    let again = sharded.steps(8).run();
     assert_eq!(both.weights_hash, again.weights_hash, "the same layout gives the same bits");
-    parts.steps(4).run_in(folder.path());
-    let resumed = parts.steps(8).run_in(folder.path());
+    sharded.steps(4).run_in(folder.path());
+    let resumed = sharded.steps(8).run_in(folder.path());
     assert_eq!(resumed.weights_hash, both.weights_hash, "stopped and resumed");
     for run in [&both, &resumed] {
-        assert!((run.loss.unwrap() - alone.loss.unwrap()).abs() < 1e-4);
-        assert_eq!(run.parameters, alone.parameters);
-        assert!((run.state_bytes_per_parameter - alone.state_bytes_per_parameter).abs() < 0.1);
+        assert!((run.loss.unwrap() - single.loss.unwrap()).abs() < 1e-4);
+        assert_eq!(run.parameters, single.parameters);
+        assert!((run.state_bytes_per_parameter - single.state_bytes_per_parameter).abs() < 0.1);
     }
 }
 

@@ -155,8 +155,8 @@ fn layers_exchange_what_the_plan_says() {
     check("synchronised over tiles", &synchronised.set("parallel.spatial=2"));
 }
 
-/// The lecture's form: of each linear layer a gather of its outputs forward, a sum of its inputs' gradient
-/// backward, whose words are those of the formulas; so are the bytes that the transport counts.
+/// The lecture's form: of each linear layer an all-gather of its outputs forward, an all-reduce of its inputs'
+/// gradient backward, whose elements are those of the formulas; so are the bytes that the transport counts.
 #[test]
 fn plain_linear_layers_send_what_the_formulas_say() {
     let base = images().set("model.name=mlp").set("model.hidden=[48,24,36]").set("data.count=120");
@@ -212,7 +212,7 @@ fn averages_move_what_the_plan_predicts() {
     }
 }
 
-/// Both holders of a stage start its sums when their copies are complete, and compute their other stage
+/// Both holders of a stage start its all-reduces when their copies are complete, and compute their other stage
 /// meanwhile: only then do they wait for all of them.
 #[test]
 fn chimera_starts_the_sums_of_complete_copies_before_its_last_backward() {

@@ -99,9 +99,9 @@ fn a_score_is_the_same_on_every_layout() {
     assert_eq!((short.samples, short.tokens, exact.tokens), (1, Some(12), Some(12)));
     assert!((short.loss - exact.loss).abs() < 1e-6, "{} and {}", short.loss, exact.loss);
     // Without a path: what the run held out, and what it said of that at its end.
-    let own = score(&[], None, Some(4)).loss;
+    let held_out = score(&[], None, Some(4)).loss;
     let validation = last_validation(&at("run"));
-    assert!((own - validation).abs() < 1e-5, "{own} and {validation}");
+    assert!((held_out - validation).abs() < 1e-5, "{held_out} and {validation}");
 }
 
 /// The last validation loss that a run wrote down.

@@ -1,4 +1,4 @@
-//! Weights that rest as kept values train as dense ones do, bit for bit, with every method, optimizer,
+//! Weights that are stored as kept values train as dense ones do, bit for bit, with every method, optimizer,
 //! schedule and axis; in the memory that the plan says.
 
 use std::collections::BTreeMap;
@@ -177,7 +177,7 @@ fn a_run_goes_on_with_the_other_form() {
     }
 }
 
-/// What stands before the first step is what dense weights are too: they are drawn when they are asked for.
+/// What stands before the first step is what dense weights are too: they are initialised when they are asked for.
 #[test]
 fn weights_that_were_not_drawn_yet_are_what_they_will_be() {
     let base = gpt().set("prune.method=random").set("prune.sparsity=0.9");
@@ -220,15 +220,15 @@ fn every_byte_is_predicted() {
         let ranks = on_every_rank(&base, |mut trainer| {
             (0..3).try_for_each(|_| trainer.step().map(drop))?;
             let ledger = trainer.device().ledger();
-            let held =
+            let in_use =
                 [Category::Weights, Category::Optimizer, Category::Mask].map(|one| ledger.peak(one) as u64);
             let at_rest = ledger.current(Category::Weights) as u64;
-            Ok((held, at_rest, expanded(&trainer), ledger.peak(Category::Workspace) as u64))
+            Ok((in_use, at_rest, expanded(&trainer), ledger.peak(Category::Workspace) as u64))
         });
-        for (rank, (held, at_rest, expanded, workspace)) in ranks.into_iter().enumerate() {
+        for (rank, (in_use, at_rest, expanded, workspace)) in ranks.into_iter().enumerate() {
             let predicted = plan.rank(rank).unwrap().memory;
             let case = format!("{method} {precision} {more}, rank {rank}");
-            assert_eq!(held, [predicted.weights, predicted.optimizer, predicted.mask], "{case}");
+            assert_eq!(in_use, [predicted.weights, predicted.optimizer, predicted.mask], "{case}");
             assert_eq!(at_rest, predicted.weights_at_rest, "{case}");
             assert_eq!(
                 Some(expanded),
@@ -250,9 +250,9 @@ fn expanded(trainer: &Trainer) -> u64 {
         .flat_map(|Chunk { virtual_stage, .. }| trainer.context().plan.stage_blocks[*virtual_stage].clone());
     let of_block = |block: usize| {
         let entered = params.enter(block, None).unwrap();
-        let held = ledger.current(Category::Workspace) as u64;
+        let in_use = ledger.current(Category::Workspace) as u64;
         drop(entered);
-        held
+        in_use
     };
     blocks.map(of_block).max().unwrap_or(0)
 }
@@ -273,7 +273,7 @@ fn bytes_of_a_prunable_weight() {
     }
 }
 
-/// Drawn, pruned and compressed one parameter at a time.
+/// Initialised, pruned and compressed one parameter at a time.
 #[test]
 fn the_dense_model_is_never_there() {
     for method in ["random", "magnitude", "2:4", "set", "rigl"] {
@@ -307,11 +307,11 @@ fn weights_that_are_pruned_on_the_way_are_compressed_from_then_on() {
     trainer.step().unwrap();
     let gone: usize = trainer.params().masks().map(|(_, mask)| 4 * (mask.len() - mask.kept())).sum();
     assert_eq!(weights(&trainer), before - gone);
-    let held = trainer.device().ledger().peak(Category::Weights);
-    assert_eq!(held, before, "no second copy");
+    let in_use = trainer.device().ledger().peak(Category::Weights);
+    assert_eq!(in_use, before, "no second copy");
 }
 
-/// Text that a model writes while it trains.
+/// Text that a model generates while it trains.
 #[test]
 fn a_model_of_compressed_weights_writes_the_same_text() {
     for set in [&[][..], &["prune.kernels=sparse"], &["parallel.tensor=2"], &["parallel.pipeline=2"]] {

@@ -41,17 +41,23 @@ fn on(ranks: usize, base: &Base, steps: usize, zero: usize) -> Shown {
     all.remove(0)
 }
 
-/// Weights and losses to the bit; norms are sums of parts. Of one micro-batch gradients are summed alike
+/// Weights and losses to the bit; norms are sums over shards. Of one micro-batch gradients are summed alike
 /// wherever their sums are.
 fn the_same(base: &Base, ranks: usize, steps: usize, what: &str) {
-    let (whole, shared) = (on(ranks, base, steps, 0), on(ranks, base, steps, 1));
+    let (replicated, shared) = (on(ranks, base, steps, 0), on(ranks, base, steps, 1));
     if prepare(&base.replicas(ranks), 1).0.batch.micro_batches == 1 {
         assert_eq!(on(ranks, base, steps, 2), shared, "{what} on {ranks} ranks");
     }
-    assert_eq!(whole.losses, shared.losses, "{what} on {ranks} ranks");
-    assert_eq!((&whole.weights, &whole.masks), (&shared.weights, &shared.masks), "{what} on {ranks} ranks");
+    assert_eq!(replicated.losses, shared.losses, "{what} on {ranks} ranks");
+    assert_eq!(
+        (&replicated.weights, &replicated.masks),
+        (&shared.weights, &shared.masks),
+        "{what} on {ranks} ranks"
+    );
     let far = |a: &f64, b: &f64| (a - b).abs() / a.abs().max(1e-300);
-    for (a, b) in whole.norms.iter().chain(&whole.noise).zip(shared.norms.iter().chain(&shared.noise)) {
+    for (a, b) in
+        replicated.norms.iter().chain(&replicated.noise).zip(shared.norms.iter().chain(&shared.noise))
+    {
         assert!(far(a, b) < 1e-9, "{what} on {ranks} ranks: a norm of {a} is {b}");
     }
 }
@@ -138,7 +144,7 @@ fn shared_gradients_of_several_micro_batches_are_those_of_one_rank() {
         ("pruned", pruned(&gpt)),
         ("noise", gpt.set("train.noise_scale=true")),
     ] {
-        let alone = tensor::on(&base, 8).remove(0);
+        let single = tensor::on(&base, 8).remove(0);
         for layout in [
             "parallel.data=3",
             "parallel.data=2 parallel.pipeline=2",
@@ -149,7 +155,7 @@ fn shared_gradients_of_several_micro_batches_are_those_of_one_rank() {
                 continue; // It is measured on whole models.
             }
             let fields: Vec<&str> = layout.split(' ').chain(["parallel.zero=2"]).collect();
-            same_as(&alone, &base.with(fields), 8, 1e-5, &format!("{what}: {layout}"));
+            same_as(&single, &base.with(fields), 8, 1e-5, &format!("{what}: {layout}"));
         }
     }
 }
@@ -185,7 +191,7 @@ fn the_noise_scale_and_local_statistics_are_the_same() {
 }
 
 #[test]
-fn bytes_are_those_predicted_and_state_is_a_part() {
+fn bytes_are_those_predicted_and_state_is_a_shard() {
     for optimizer in ["sgd", "momentum", "adamw", "lamb"] {
         for precision in ["f32", "bf16"] {
             for (ranks, sparsity) in [(2, None), (3, None), (4, Some(0.75)), (3, Some(0.75))] {
@@ -199,7 +205,7 @@ fn bytes_are_those_predicted_and_state_is_a_part() {
                         .set(format!("prune.sparsity={sparsity}"));
                 }
                 let what = format!("{optimizer} {precision} {ranks} {sparsity:?}");
-                let (whole, shared) =
+                let (replicated, shared) =
                     (base.replicas(ranks).run(), base.set("parallel.zero=true").replicas(ranks).run());
                 for category in
                     [Category::Weights, Category::Optimizer, Category::Communication, Category::Mask]
@@ -208,14 +214,14 @@ fn bytes_are_those_predicted_and_state_is_a_part() {
                     assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "{what} {category}");
                 }
                 let part = |of: &RunSummary| of.memory["optimizer"].measured.unwrap() as f64;
-                assert!(part(&shared) <= part(&whole) / ranks as f64 + 2000.0, "{what}");
-                let (all, own) = (whole.state_bytes.optimizer, shared.state_bytes.optimizer);
+                assert!(part(&shared) <= part(&replicated) / ranks as f64 + 2000.0, "{what}");
+                let (all, local) = (replicated.state_bytes.optimizer, shared.state_bytes.optimizer);
                 assert!(
-                    (own * ranks as f64 - all).abs() <= 0.02 * all,
-                    "{what}: {own} of {all} bytes a weight"
+                    (local * ranks as f64 - all).abs() <= 0.02 * all,
+                    "{what}: {local} of {all} bytes a weight"
                 );
-                assert_eq!(whole.state_bytes.gradients, shared.state_bytes.gradients, "{what}");
-                assert!(whole.weights_hash == shared.weights_hash, "{what}");
+                assert_eq!(replicated.state_bytes.gradients, shared.state_bytes.gradients, "{what}");
+                assert!(replicated.weights_hash == shared.weights_hash, "{what}");
                 let scattered = base.set("parallel.zero=2").replicas(ranks).run();
                 for category in ["weights", "gradients", "optimizer", "communication", "mask"] {
                     let bytes = scattered.memory[category];
@@ -224,7 +230,7 @@ fn bytes_are_those_predicted_and_state_is_a_part() {
                 assert_eq!(scattered.memory["optimizer"], shared.memory["optimizer"], "{what}");
                 let gradients = |of: &RunSummary| of.memory["gradients"].measured.unwrap() as f64;
                 assert!(gradients(&scattered) <= gradients(&shared) / ranks as f64 + 2000.0, "{what}");
-                assert!(whole.weights_hash == scattered.weights_hash, "{what}");
+                assert!(replicated.weights_hash == scattered.weights_hash, "{what}");
             }
         }
     }
@@ -267,13 +273,13 @@ fn checkpoints_of_pieces_load_on_any_number_of_ranks() {
         for (ranks, zero) in [(3, 1), (2, 2), (4, 0), (6, 1)] {
             let (copy, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
             save_again(&shared(&base, ranks, zero), &folder.path().join("checkpoints"), copy.path());
-            let pieces = fs::read_dir(copy.path().join("step-000005")).unwrap().count();
-            assert!(pieces > ranks, "{pieces} files of {ranks} ranks");
+            let count = fs::read_dir(copy.path().join("step-000005")).unwrap().count();
+            assert!(count > ranks, "{count} files of {ranks} ranks");
             save_again(&base, copy.path(), target.path());
             let after = files.map(|name| fs::read(target.path().join("step-000005").join(name)).unwrap());
             assert!(before == after, "through {ranks} ranks, shared: {zero}");
         }
-        // Two halves are the whole, whoever takes them.
+        // Two halves are the uninterrupted run, whoever takes them.
         let expected = hash(shared(&base, 3, 0).steps(9).run());
         for (first, second) in [(1, 1), (1, 0), (0, 1), (2, 0), (1, 2)] {
             let folder = tempfile::tempdir().unwrap();

@@ -8,7 +8,7 @@ use espalier_tensor::Tensor;
 use crate::parallel::reduce_groups::ReduceGroups;
 use crate::state::ParamStore;
 
-/// What has come of each bucket.
+/// The gradients that have arrived for each bucket.
 pub(super) struct BucketFiller<'a> {
     pub groups: &'a ReduceGroups,
     buckets: &'a Buckets,
@@ -28,19 +28,19 @@ impl<'a> BucketFiller<'a> {
         BucketFiller { groups, buckets, waiting }
     }
 
-    /// Whether other ranks have summands of a parameter's gradient.
+    /// Whether a parameter's gradient is reduced over ranks.
     pub fn is_shared(&self, params: &ParamStore, id: ParameterId) -> bool {
         self.groups.of(params.param(id).plan.group).is_some()
     }
 
-    /// Whether a parameter's gradient is complete as soon as its layer's backward is: what several places use
-    /// is when the pass is over.
+    /// Whether a parameter's gradient is complete as soon as its layer's backward is: that of
+    /// a tied one is when the pass is over.
     pub(crate) fn is_complete_early(&self, id: ParameterId) -> bool {
         self.buckets.of(id.0).is_some_and(|bucket| self.buckets.list()[bucket].chunk.is_some())
     }
 
-    /// Puts a gradient into its bucket, which it may fill.
-    pub fn put(&mut self, params: &ParamStore, id: ParameterId, gradient: Tensor) -> Option<FullBucket<'a>> {
+    /// Adds a gradient to its bucket, which it may fill.
+    pub fn add(&mut self, params: &ParamStore, id: ParameterId, gradient: Tensor) -> Option<FullBucket<'a>> {
         let groups: &'a ReduceGroups = self.groups;
         let (group, bucket) = (groups.of(params.param(id).plan.group)?, self.buckets.of(id.0)?);
         self.waiting[bucket].push((id, gradient));
@@ -48,7 +48,6 @@ impl<'a> BucketFiller<'a> {
         is_full.then(|| FullBucket { bucket, gradients: std::mem::take(&mut self.waiting[bucket]), group })
     }
 
-    /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.iter().all(Vec::is_empty)
     }

@@ -3,12 +3,12 @@
 //!
 //! | | gradients | optimizer state | after a step |
 //! |---|---|---|---|
-//! | `replicated` | summed everywhere, while the backward pass goes on | all of it on each rank | nothing |
-//! | `zero` | summed where the state is: by the step (stage 1), or as each micro-batch makes them (stage 2) | a part on each rank | kept weights are gathered |
+//! | `replicated` | all-reduced, while the backward pass goes on | all of it on each rank | nothing |
+//! | `zero` | reduce-scattered to where the state is: by the step (stage 1), or as each micro-batch makes them (stage 2) | a shard on each rank | kept weights are gathered |
 //! | `local` | each rank's own | all of it on each rank | now and then weights and state are averaged |
 //!
-//! A step goes through the same four calls in each: gradients are accepted as layers make them, sums are
-//! finished, parameters are stepped, new weights are gathered.
+//! A step goes through the same four calls in each: gradients are accepted as layers make them, reductions
+//! are finished, parameters are stepped, new weights are gathered.
 
 mod bucket_filler;
 pub(crate) mod local;
@@ -29,13 +29,13 @@ use self::zero::Zero;
 use super::model::ModelParallel;
 use super::reduce_groups::ReduceGroups;
 use crate::Result;
-use crate::state::{Accumulator, NoiseNorms, Optimizer, ParamStore, wanted};
+use crate::state::{Accumulator, NoiseNorms, Optimizer, ParamStore, gradient_elements};
 
 /// How the updates of a step are shared.
 pub enum DataParallel<'a> {
     /// Every replica has everything.
     Replicated(Replicated<'a>),
-    /// Each rank has a part of the optimizer's state.
+    /// Each rank has a shard of the optimizer's state.
     Zero(Zero<'a>),
     /// Each rank steps by itself.
     Local(Accumulator),
@@ -65,7 +65,7 @@ impl<'a> DataParallel<'a> {
     /// For parameters that these groups share, whose gradients travel in these buckets. Where `several`
     /// micro-batches come in a type, they are summed in f32. A rank that is `local` now steps by itself.
     pub fn new(
-        sharing: DataParallelMode,
+        mode: DataParallelMode,
         is_local: bool,
         params: &ParamStore,
         several: Option<DType>,
@@ -73,7 +73,7 @@ impl<'a> DataParallel<'a> {
         buckets: &'a Buckets,
     ) -> DataParallel<'a> {
         let accumulator = Accumulator::new(params.len(), several);
-        match sharing {
+        match mode {
             _ if is_local => DataParallel::Local(accumulator),
             DataParallelMode::Sharded { gradients } if !groups.is_empty() => {
                 DataParallel::Zero(Zero::new(accumulator, groups, buckets, gradients))
@@ -82,9 +82,9 @@ impl<'a> DataParallel<'a> {
         }
     }
 
-    /// Takes a gradient that is complete, on a rank that is alone.
-    pub fn put(&mut self, id: ParameterId, gradient: Tensor) {
-        self.accumulator().put_local(id, gradient);
+    /// Stores a gradient that is complete, on a single rank.
+    pub fn set_gradient(&mut self, id: ParameterId, gradient: Tensor) {
+        self.accumulator().set_local(id, gradient);
     }
 
     fn accumulator(&mut self) -> &mut Accumulator {
@@ -115,12 +115,12 @@ impl<'a> DataParallel<'a> {
         }
     }
 
-    /// Sends these now, and zeros for those that nothing came for. Copies of a part see other micro-batches,
+    /// Sends these now, and zeros for those that nothing came for. Copies of a stage see other micro-batches,
     /// perhaps none, and must send alike.
     pub(crate) fn reduce_all(&mut self, params: &ParamStore, ids: &[ParameterId]) -> Result<()> {
         for id in ids {
             if !self.accumulator().has(*id) {
-                self.accumulator().put(*id, zeros(params, *id)?);
+                self.accumulator().set_reduced(*id, zeros(params, *id)?);
             }
         }
         match self {
@@ -130,7 +130,8 @@ impl<'a> DataParallel<'a> {
         }
     }
 
-    /// Waits for all sums, and gives each parameter its gradient: where ranks split its state, this rank's part.
+    /// Waits for all reductions, and gives each parameter its gradient: where ranks split its state, this
+    /// rank's shard.
     pub fn finish(&mut self, params: &mut ParamStore) -> Result<ReduceReport> {
         let times = match self {
             DataParallel::Replicated(replicated) => replicated.finish(params)?,
@@ -140,7 +141,7 @@ impl<'a> DataParallel<'a> {
         Ok(ReduceReport { bytes: self.accumulator().finish(params), times })
     }
 
-    /// Whether each rank of a group has a part of a gradient alone, so that all of them count towards its norm.
+    /// Whether each rank of a group has but a shard of a gradient, so that all of them count towards its norm.
     pub(crate) fn splits_gradients(&self) -> bool {
         matches!(self, DataParallel::Zero(_))
     }
@@ -177,7 +178,7 @@ impl<'a> DataParallel<'a> {
         Ok(update::step(optimizer.rule, step, targets, TrustNorms::Given(&norms))?)
     }
 
-    /// Gives all weights the values that the ranks have stepped, each its part; nothing where no step was taken.
+    /// Gives all weights the values that the ranks have stepped, each its shard; nothing where no step was taken.
     pub fn gather(&mut self, params: &mut ParamStore) -> Result<()> {
         match self {
             DataParallel::Zero(zero) => zero.gather(params),
@@ -186,7 +187,7 @@ impl<'a> DataParallel<'a> {
     }
 }
 
-/// The sink through which layers hand their gradients to what shares them; who measures noise looks at each.
+/// The sink through which layers hand their gradients to what reduces them; who measures noise sees each.
 pub struct DataParallelSink<'b, 'a> {
     pub(crate) data_parallel: &'b mut DataParallel<'a>,
     pub(crate) params: &'b ParamStore,
@@ -194,7 +195,7 @@ pub struct DataParallelSink<'b, 'a> {
 }
 
 impl<'b, 'a> DataParallelSink<'b, 'a> {
-    /// Nobody measures noise.
+    /// Without a measurement of noise.
     pub fn new(data_parallel: &'b mut DataParallel<'a>, params: &'b ParamStore) -> DataParallelSink<'b, 'a> {
         DataParallelSink { data_parallel, params, noise: None }
     }
@@ -203,7 +204,7 @@ impl<'b, 'a> DataParallelSink<'b, 'a> {
 impl GradientSink for DataParallelSink<'_, '_> {
     fn accept(&mut self, ids: &[ParameterId], gradients: WeightGradients) -> espalier_nn::Result<()> {
         let made: Vec<(ParameterId, Tensor)> =
-            ids.iter().copied().zip(gradients.make(wanted(self.params))?).collect();
+            ids.iter().copied().zip(gradients.make(gradient_elements(self.params))?).collect();
         if let Some(noise) = &mut self.noise {
             made.iter().try_for_each(|(id, gradient)| noise.add(*id, self.params.param(*id), gradient))?;
         }

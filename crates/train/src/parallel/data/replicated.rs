@@ -2,8 +2,8 @@
 //!
 //! A parameter's gradient is complete when the step's last micro-batch has made it. Which of them travel
 //! together is the plan's to say ([`Buckets`]): a large one by itself, small ones packed, since a message has
-//! a cost however short it is. The sum of a bucket over the ranks that share it starts when the last of its
-//! gradients is complete, so in the same order on all of them. Sums are waited for at the end of the pass,
+//! a cost however short it is. The all-reduce of a bucket over the ranks that share it starts when the last of its
+//! gradients is complete, so in the same order on all of them. They are waited for at the end of the pass,
 //! before the norm. What is compressed travels compressed, and in the precision of the run: a rank's sum over
 //! micro-batches is rounded once when it is sent, the ranks' sums are added in f32, and their sum is rounded
 //! once.
@@ -81,7 +81,7 @@ impl<'a> Replicated<'a> {
             return Ok(());
         }
         let Some(gradient) = self.accumulator.take_rounded(id)? else { return Ok(()) };
-        let Some(FullBucket { bucket, gradients, group }) = self.filler.put(params, id, gradient) else {
+        let Some(FullBucket { bucket, gradients, group }) = self.filler.add(params, id, gradient) else {
             return Ok(());
         };
         let shapes = gradients.iter().map(|(id, gradient)| (*id, gradient.shape().to_vec())).collect();
@@ -103,28 +103,28 @@ impl<'a> Replicated<'a> {
     }
 
     /// Puts the all-reduce of a bucket where its gradients were.
-    fn unpack(&mut self, shapes: Vec<(ParameterId, Vec<usize>)>, sum: Tensor) -> Result<()> {
+    fn unpack(&mut self, shapes: Vec<(ParameterId, Vec<usize>)>, reduced: Tensor) -> Result<()> {
         if let [(id, _)] = shapes[..] {
-            self.accumulator.put(id, sum);
+            self.accumulator.set_reduced(id, reduced);
             return Ok(());
         }
         let mut start = 0;
         for (id, shape) in shapes {
             let end = start + shape.iter().product::<usize>();
-            let gradient = rows::take(&sum, start..end, Category::Gradients)?;
-            self.accumulator.put(id, gradient.reshape(&shape));
+            let gradient = rows::take(&reduced, start..end, Category::Gradients)?;
+            self.accumulator.set_reduced(id, gradient.reshape(&shape));
             start = end;
         }
         Ok(())
     }
 }
 
-/// Gradients one after the other in a tensor; one alone as it is, booked as the message that it would be with
-/// others.
+/// Gradients one after the other in a tensor; a single one as it is, counted as the message that it would be
+/// with others.
 fn packed(mut gradients: Vec<(ParameterId, Tensor)>) -> Result<Tensor> {
-    if let [(_, alone)] = &mut gradients[..] {
-        if (alone.byte_len() as u64) < BUCKET {
-            alone.tag_memory(Category::Communication);
+    if let [(_, single)] = &mut gradients[..] {
+        if (single.byte_len() as u64) < BUCKET {
+            single.tag_memory(Category::Communication);
         }
         return Ok(gradients.remove(0).1);
     }

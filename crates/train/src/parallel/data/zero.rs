@@ -1,18 +1,18 @@
 //! ZeRO, stages 1 and 2 (Rajbhandari et al. 2020): the ranks that share a parameter split its master weights
 //! and moments, and perhaps the sum of its gradients.
 //!
-//! Each rank has its [split] of every parameter's kept weights. A gradient's sum goes in parts, each to the
-//! rank that steps it; the new weights, kept values in the weights' own type, come back from all. A
+//! Each rank has its [split] of every parameter's kept weights. A gradient is reduce-scattered, each shard to
+//! the rank that steps it; the new weights, kept values in the weights' own type, come back from all. A
 //! reduce-scatter and an all-gather move what one all-reduce moves, so nothing more is sent than without.
 //!
 //! In stage 1 gradients are summed over micro-batches and then over ranks. In stage 2 a bucket is sent by
-//! every micro-batch: its sum over ranks is rounded once, and each rank adds its part to those of the
-//! micro-batches before, in f32. Of such sums few are on their way at once, so that no rank ever has the full
-//! gradient of the model. What several places use is kept unsharded until the pass is over.
+//! every micro-batch: its sum over ranks is rounded once, and each rank adds its shard to those of the
+//! micro-batches before, in f32. Few such reductions are on their way at once, so that no rank ever has the full
+//! gradient of the model. That of a tied parameter is kept unsharded until the pass is over.
 //!
-//! Messages are packed by rank: `[ranks, part of a | part of b | ..]`, parts padded with zeros to one length.
-//! Steps are taken element by element, so the bits are those of ranks that hold everything; norms are sums of
-//! parts in f64, which are rounded away in the step's own f32.
+//! Messages are packed by rank: `[ranks, shard of a | shard of b | ..]`, shards padded with zeros to one length.
+//! Steps are taken element by element, so the bits are those of ranks that hold everything; norms are sums over
+//! shards in f64, which are rounded away in the step's own f32.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -34,27 +34,27 @@ use crate::parallel::model::ModelParallel;
 use crate::parallel::reduce_groups::ReduceGroups;
 use crate::state::{Accumulator, Optimizer, ParamStore, mask_for};
 
-/// Gradients of which each rank gets its part.
+/// Gradients of which each rank gets its shard.
 pub struct Zero<'a> {
     pub(super) accumulator: Accumulator,
     filler: BucketFiller<'a>,
-    /// Whether a sum is scattered as each micro-batch makes it (stage 2).
+    /// Whether gradients are scattered as each micro-batch makes them (stage 2).
     each_micro_batch: bool,
     pub(super) is_last: bool,
     in_flight: VecDeque<(usize, Instant, PendingReduceScatter)>,
     times: Vec<BucketTime>,
-    /// This rank's parts of what has been stepped, until all have those of the others.
+    /// This rank's shards of what has been stepped, until all have those of the others.
     stepped_shards: Vec<SteppedShard>,
 }
 
-/// A parameter whose parts the ranks have stepped, each its own.
+/// A parameter whose shards the ranks have stepped, each its own.
 struct SteppedShard {
     id: ParameterId,
     /// The number of the group that shares it.
     group: usize,
     /// Kept weights of all ranks.
     length: usize,
-    /// This rank's part of them.
+    /// This rank's shard of them.
     local: Tensor,
 }
 
@@ -127,26 +127,26 @@ impl<'a> Zero<'a> {
         }
     }
 
-    /// Puts a gradient into its bucket, and starts the sum of that once it is full: of those that go at once,
-    /// when sums before it have arrived.
+    /// Puts a gradient into its bucket, and starts its reduction once it is full: of those that go at once, when
+    /// earlier ones have arrived.
     fn fill(&mut self, params: &ParamStore, id: ParameterId, gradient: Tensor) -> Result<()> {
-        let Some(FullBucket { bucket, gradients, group }) = self.filler.put(params, id, gradient) else {
+        let Some(FullBucket { bucket, gradients, group }) = self.filler.add(params, id, gradient) else {
             return Ok(());
         };
         while self.is_scattered_at_once(id) && self.in_flight.len() >= SCATTERED_AT_ONCE {
-            self.arrive()?;
+            self.wait_first()?;
         }
         self.in_flight.push_back((bucket, Instant::now(), PendingReduceScatter::start(gradients, group)?));
         Ok(())
     }
 
-    /// Waits for the sum that was sent first of those on their way; whether there was any.
-    fn arrive(&mut self) -> Result<bool> {
-        let Some((bucket, start, sum)) = self.in_flight.pop_front() else { return Ok(false) };
-        for (id, shard) in sum.wait()? {
+    /// Waits for the reduction that was started first of those on their way; whether there was any.
+    fn wait_first(&mut self) -> Result<bool> {
+        let Some((bucket, start, pending)) = self.in_flight.pop_front() else { return Ok(false) };
+        for (id, shard) in pending.wait()? {
             match self.is_scattered_at_once(id) {
                 true => self.accumulator.add_shard(id, shard)?,
-                false => self.accumulator.put(id, shard),
+                false => self.accumulator.set_reduced(id, shard),
             }
         }
         self.times.push(BucketTime { bucket, start, end: Instant::now() });
@@ -159,16 +159,16 @@ impl<'a> Zero<'a> {
             self.send(params, id)?;
         }
         assert!(self.filler.is_empty(), "every parameter that a rank holds has a gradient");
-        while self.arrive()? {}
+        while self.wait_first()? {}
         Ok(std::mem::take(&mut self.times))
     }
 
-    /// Steps this rank's part of every parameter.
+    /// Steps this rank's shard of every parameter.
     pub(super) fn step(
         &mut self,
         params: &mut ParamStore,
         optimizer: &Optimizer,
-        number: StepParams,
+        step_params: StepParams,
         model_parallel: &ModelParallel,
     ) -> Result<()> {
         let with_gradient = params.iter().filter(|(_, param)| param.gradient.is_some());
@@ -184,23 +184,23 @@ impl<'a> Zero<'a> {
             params.iter_mut().filter(|(_, param)| param.gradient.is_some()).filter_map(|(_, param)| {
                 optimizer.target(param, Some(&mut local.next().expect("one for each gradient").local))
             });
-        // One that has nothing of a parameter steps nothing; its place among the norms stays.
+        // One that has nothing of a parameter steps nothing; its index among the norms stays.
         let (indices, targets): (Vec<usize>, Vec<ParamUpdate<'_>>) =
             targets.enumerate().filter(|(_, target)| !target.weight.is_empty()).unzip();
         let given = match optimizer.rule.adapts() {
             true => {
-                let local = squared_norms(optimizer.rule, number, &targets)?;
+                let local = squared_norms(optimizer.rule, step_params, &targets)?;
                 let mut all = joined_norms(&group_of, &indices, &local, self.filler.groups)?;
                 model_parallel.full_norms(&ids, &mut all)?;
                 indices.iter().map(|index| all[*index]).collect()
             }
             false => vec![SquaredNorms::default(); targets.len()],
         };
-        Ok(step(optimizer.rule, number, targets, TrustNorms::Given(&given))?)
+        Ok(step(optimizer.rule, step_params, targets, TrustNorms::Given(&given))?)
     }
 
     /// Gives every weight the values that ranks have stepped: while one message is on its way, the one before
-    /// is put in place.
+    /// is unpacked.
     pub(super) fn gather(&mut self, params: &mut ParamStore) -> Result<()> {
         let stepped_shards = std::mem::take(&mut self.stepped_shards);
         let mut before: Option<PendingAllGather> = None;
@@ -213,15 +213,15 @@ impl<'a> Zero<'a> {
                 let shard = |i: &usize| (shared[*i].id, shared[*i].length, &shared[*i].local);
                 let now = PendingAllGather::start(&packet.iter().map(shard).collect::<Vec<_>>(), group)?;
                 if let Some(arrived) = before.replace(now) {
-                    put_in_place(arrived, params)?;
+                    write_gathered(arrived, params)?;
                 }
             }
         }
-        before.map_or(Ok(()), |arrived| put_in_place(arrived, params))
+        before.map_or(Ok(()), |arrived| write_gathered(arrived, params))
     }
 }
 
-/// The norms of all that a rank holds of parameters, from those of every rank's parts: each parameter has a
+/// The norms of all that a rank holds of parameters, from those of every rank's shards: each parameter has a
 /// group, and this rank steps those at `indices`.
 fn joined_norms(
     group_of: &[usize],
@@ -244,7 +244,7 @@ fn joined_norms(
     Ok(all.into_iter().map(|[weight, direction]| SquaredNorms { weight, direction }).collect())
 }
 
-fn put_in_place(arrived: PendingAllGather, params: &mut ParamStore) -> Result<()> {
+fn write_gathered(arrived: PendingAllGather, params: &mut ParamStore) -> Result<()> {
     let arrived = arrived.wait()?;
     for &(id, length) in &arrived.packet.lengths {
         let param = params.param_mut(id);
@@ -261,19 +261,19 @@ fn put_in_place(arrived: PendingAllGather, params: &mut ParamStore) -> Result<()
     Ok(())
 }
 
-/// Vectors that travel in one message, with their lengths, in the order of their places in it.
+/// Vectors that travel in one message, with their lengths, in their order in it.
 struct PackedMessage {
     member: GroupRank,
     lengths: Vec<(ParameterId, usize)>,
 }
 
 impl PackedMessage {
-    /// Elements of one rank's part of the message.
+    /// Elements of one rank's shard of the message.
     fn shard_len(&self) -> usize {
         self.lengths.iter().map(|(_, length)| self.member.largest(*length)).sum()
     }
 
-    /// Each vector with its length and its first element's place within a rank's part.
+    /// Each vector with its length and its offset within a rank's shard.
     fn offsets(&self) -> impl Iterator<Item = (ParameterId, usize, usize)> {
         self.lengths.iter().scan(0, |next, &(id, length)| {
             let offset = *next;
@@ -321,7 +321,7 @@ impl PendingReduceScatter {
         Ok(PendingReduceScatter { packet, request: group.start_reduce_scatter(full, local, Reduce::Sum)? })
     }
 
-    /// Waits for this rank's parts, which the caller books as what they are to be.
+    /// Waits for this rank's shards, whose memory category the caller sets.
     fn wait(self) -> Result<Vec<(ParameterId, Tensor)>> {
         let shard = self.request.wait()?;
         if let [(id, length)] = *self.packet.lengths
@@ -344,7 +344,7 @@ struct PendingAllGather {
 }
 
 impl PendingAllGather {
-    /// Hands this rank's parts of some vectors, of such lengths, to all.
+    /// Hands this rank's shards of some vectors, of such lengths, to all.
     fn start(shards: &[(ParameterId, usize, &Tensor)], group: &Communicator) -> Result<PendingAllGather> {
         let member = member_of(group);
         let packet =
@@ -364,14 +364,14 @@ impl PendingAllGather {
     }
 }
 
-/// A message with the parts of all ranks.
+/// A message with the shards of all ranks.
 struct GatheredShards {
     packet: PackedMessage,
     all: Tensor,
 }
 
 impl GatheredShards {
-    /// Puts the parts of a vector together, in a tensor of its length.
+    /// Joins the shards of a vector, in a tensor of its length.
     fn join(&self, id: ParameterId, into: &mut Tensor) -> Result<()> {
         let (member, shard_len) = (self.packet.member, self.packet.shard_len());
         let (_, length, offset) =

@@ -16,7 +16,7 @@ impl Run {
     /// The end of a run, at its last step or before.
     pub(super) fn end(mut self, interrupted: bool, observer: &mut dyn Observer) -> Result<RunOutcome> {
         self.write_trace()?;
-        // A rank that does not lead has no file, and a run of which nothing was left to do has none either.
+        // A rank other than 0 has no file, and a run of which nothing was left to do has none either.
         let writes = self.metrics.is_open();
         self.check_folder()?;
         self.metrics.sync(observer);
@@ -34,7 +34,7 @@ impl Run {
         Ok(RunOutcome { summary, interrupted })
     }
 
-    /// An error where a weight is not finite: what is saved was looked at when it was.
+    /// An error where a weight is not finite: what is saved was checked when it was.
     pub(super) fn refuse_not_finite(&self) -> Result<()> {
         let find = || first_not_finite(self.trainer.params()).map_err(|why| why.to_string());
         let found = all_gather_results(self.trainer.ranks(), find)?;
@@ -50,8 +50,8 @@ impl Run {
         let (Some(path), Some(trace)) = (&self.trace, self.trainer.trace()) else { return Ok(()) };
         let ranks = self.trainer.ranks();
         let events = |(number, span)| TraceEvent::of(ranks.rank(), number, span);
-        let own = || Ok(trace.spans.iter().enumerate().flat_map(events).collect());
-        let file = TraceFile::new(all_gather_results(ranks, own)?.expect("no rank can fail at it"));
+        let local = || Ok(trace.spans.iter().enumerate().flat_map(events).collect());
+        let file = TraceFile::new(all_gather_results(ranks, local)?.expect("no rank can fail at it"));
         if self.is_rank0() {
             let text = serde_json::to_string(&file).expect("a trace is plain data");
             durable::replace(path, text.as_bytes()).map_err(|why| Error::unwritten(path, why))?;

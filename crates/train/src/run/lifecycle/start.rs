@@ -97,14 +97,14 @@ impl Run {
                 .check_replicas_agree("weights at the start", &format!("{step} {weights} {masks}"))?;
         }
         if run_dir.trace.is_some() {
-            // The clocks of all ranks begin when the last has come.
+            // The clocks of all ranks begin when the last has arrived.
             trainer.ranks().world().barrier()?;
             trainer.trace_since(Instant::now());
         }
         let (mut metrics, mut past) = (MetricsFile::default(), PastMetrics::default());
         let (done, steps) = (trainer.progress().step, trainer.steps());
         if steps == 0 && !resumes {
-            // What a run of no steps is for: to say how well that does which it starts from.
+            // What a run of no steps is for: to evaluate what it starts from.
             trainer.evaluate_first();
         }
         let is_over = run_dir.resume && done >= steps && !trainer.progress().evaluation_due;
@@ -190,7 +190,7 @@ impl Run {
     }
 }
 
-/// The run folder, which rank 0 claims unless its supervisor has.
+/// The run folder, which rank 0 locks unless its supervisor has.
 fn lock_folder(
     run_dir: &RunDir,
     ranks: &Ranks,
@@ -200,7 +200,7 @@ fn lock_folder(
     let mut folder =
         folder_lock.as_ref().map_or(run_dir.folder.clone(), |folder_lock| folder_lock.folder().to_owned());
     if !ranks.is_single() {
-        // It is rank 0 that knows where a numbered one is, or one that its supervisor has claimed.
+        // It is rank 0 that knows where a numbered one is, or one that its supervisor has locked.
         let gathered = all_gather_bytes(ranks.world(), folder.as_os_str().as_bytes())?;
         folder = OsStr::from_bytes(&gathered[0]).into();
     }

@@ -38,7 +38,7 @@ impl Run {
                 prune.method.name()
             ));
         }
-        // The others draw once, and then all of it.
+        // The others prune once, and then all of it.
         let is_gradual = matches!(prune.method, PruneMethod::Gradual { .. });
         let (reached, wanted) = (self.trainer.sparsity(), prune.sparsity);
         // Of each row so many stay as its length is rounded to.

@@ -1,4 +1,4 @@
-//! The update: what ranks add up and tell each other before it, and what it changes.
+//! The update: what ranks all-reduce and send each other before it, and what it changes.
 
 use std::sync::atomic::Ordering;
 
@@ -27,9 +27,9 @@ pub(super) struct GlobalNorm {
 /// An update that waits for the first stage's decision: 2BW's stages behind it.
 #[derive(Debug)]
 pub(super) struct DeferredUpdate {
-    sums: Vec<(ParameterId, Tensor)>,
+    gradients: Vec<(ParameterId, Tensor)>,
     grad_norm: f64,
-    /// Whether all stages found it finite, once that was heard.
+    /// Whether all stages found it finite, once that was received.
     finite: bool,
     lr: f64,
     statistics: Vec<(usize, BatchStatistics)>,
@@ -38,7 +38,7 @@ pub(super) struct DeferredUpdate {
 impl NetworkWorker<'_> {
     /// Adds up losses and norms over the ranks that can wait for each other: all, with whether one is asked
     /// to stop, where a flush ends a batch; otherwise the replicas of the stage where the model ends add up
-    /// their losses, and stages tell each other what they found.
+    /// their losses, and stages send each other what they found.
     pub(super) fn agree(&mut self) -> Result<()> {
         let StepContext { context: TrainContext { ranks, .. }, local, .. } = self.step;
         let params = &*self.step.params;
@@ -47,18 +47,18 @@ impl NetworkWorker<'_> {
         // All passes were queued before a GPU was waited for, and the norm behind them: what is left is to
         // fetch the loss.
         let mut totals = Totals::default();
-        for (sum, predictions) in self.sums.drain(..) {
+        for (sum, predictions) in self.losses.drain(..) {
             totals.add(Totals::of(sum.read()?, predictions));
         }
         let flushes = self.step.updates == Updates::Flush;
         let has_loss = flushes || ranks.stages().rank() + 1 == ranks.stages().size();
         if flushes && !local {
-            // Each has its parts, or replicas have the same gradients: then the first ones speak for all.
+            // Each has its shard, or replicas have the same gradients: then the first one counts for all.
             let owned = self.data_parallel.splits_gradients() || ranks.data().rank() == 0;
-            let own = if owned { squares } else { 0.0 };
+            let counted_squares = if owned { squares } else { 0.0 };
             let counted = if ranks.counts_losses() { totals } else { Totals::default() };
             let stop = f64::from(u8::from(self.step.stop.load(Ordering::Relaxed)));
-            let all = ranks.all_reduce_sum([vec![own, stop], counted.to_numbers()].concat())?;
+            let all = ranks.all_reduce_sum([vec![counted_squares, stop], counted.to_numbers()].concat())?;
             (squares, totals) = (all[0], Totals::from_numbers(&all[2..]));
             self.outcome.stop = all[1] > 0.0;
         } else if !flushes {
@@ -75,30 +75,31 @@ impl NetworkWorker<'_> {
         Ok(())
     }
 
-    /// What this rank tells another.
-    pub(super) fn scalars_of(&self, topic: ControlKind) -> Vec<f64> {
-        match topic {
+    /// The numbers of a control message that this rank sends.
+    pub(super) fn scalars_of(&self, kind: ControlKind) -> Vec<f64> {
+        match kind {
             ControlKind::Verdict | ControlKind::Decision => {
-                let global_norm = self.global_norm.as_ref().expect("ranks agree before they tell");
+                let global_norm = self.global_norm.as_ref().expect("ranks agree before they send");
                 vec![f64::from(u8::from(global_norm.finite))]
             }
             ControlKind::Totals => self.outcome.totals.to_numbers(),
-            ControlKind::Token => unreachable!("a step writes no text"),
+            ControlKind::Token => unreachable!("a step generates no text"),
         }
     }
 
-    /// Takes in what another rank has told.
-    pub(super) fn take_scalars(&mut self, topic: ControlKind, scalars: &[f64]) {
-        match topic {
+    /// Takes in the numbers of a control message.
+    pub(super) fn take_scalars(&mut self, kind: ControlKind, scalars: &[f64]) {
+        match kind {
             ControlKind::Verdict => {
-                self.global_norm.as_mut().expect("ranks agree before they hear").finite &= scalars[0] > 0.0;
+                self.global_norm.as_mut().expect("ranks agree before they receive").finite &=
+                    scalars[0] > 0.0;
             }
             ControlKind::Decision => {
-                self.step.pipeline.deferred_update.as_mut().expect("a step was put off").finite =
+                self.step.pipeline.deferred_update.as_mut().expect("a step was deferred").finite =
                     scalars[0] > 0.0;
             }
             ControlKind::Totals => self.outcome.totals = Totals::from_numbers(scalars),
-            ControlKind::Token => unreachable!("a step writes no text"),
+            ControlKind::Token => unreachable!("a step generates no text"),
         }
     }
 
@@ -108,10 +109,10 @@ impl NetworkWorker<'_> {
         self.outcome.grad_norm = global_norm.grad_norm;
         let behind = self.step.context.ranks.stages().rank() > 0;
         if behind && self.step.updates == Updates::DoubleBuffered {
-            let sums = self.step.params.take_gradients();
+            let gradients = self.step.params.take_gradients();
             let GlobalNorm { grad_norm, finite, .. } = global_norm;
             self.step.pipeline.deferred_update =
-                Some(DeferredUpdate { sums, grad_norm, finite, lr, statistics });
+                Some(DeferredUpdate { gradients, grad_norm, finite, lr, statistics });
         } else {
             self.update(global_norm, lr, statistics)?;
         }
@@ -119,19 +120,19 @@ impl NetworkWorker<'_> {
         Ok(())
     }
 
-    /// Takes the update that was put off, or skips it.
+    /// Takes the update that was deferred, or skips it.
     pub(super) fn commit(&mut self) -> Result<()> {
-        let deferred_update = self.step.pipeline.deferred_update.take().expect("a step was put off");
-        let DeferredUpdate { sums, grad_norm, finite, lr, statistics } = deferred_update;
+        let deferred_update = self.step.pipeline.deferred_update.take().expect("a step was deferred");
+        let DeferredUpdate { gradients, grad_norm, finite, lr, statistics } = deferred_update;
         // Those of the next update may be there already: they wait meanwhile.
         let next = self.step.params.take_gradients();
-        self.give(sums);
+        self.set_gradients(gradients);
         self.update(GlobalNorm { grad_norm, finite, noise: None }, lr, statistics)?;
-        self.give(next);
+        self.set_gradients(next);
         Ok(())
     }
 
-    fn give(&mut self, gradients: Vec<(ParameterId, Tensor)>) {
+    fn set_gradients(&mut self, gradients: Vec<(ParameterId, Tensor)>) {
         for (id, gradient) in gradients {
             self.step.params.param_mut(id).gradient = Some(gradient);
         }
@@ -189,14 +190,14 @@ impl NetworkWorker<'_> {
         self.data_parallel.step(context.params, context.optimizer, step, model_parallel)?;
         drop(context.params.take_gradients());
         if let Some((small, large)) = noise {
-            let sums = ranks.all_reduce_sum(vec![small, large])?;
+            let reduced = ranks.all_reduce_sum(vec![small, large])?;
             let large = match self.data_parallel.splits_gradients() {
-                true => sums[1],
+                true => reduced[1],
                 false => ranks.model_parallel().all_reduce(vec![large], Reduce::Sum)?[0],
             };
-            let small = sums[0];
+            let small = reduced[0];
             let (batch, size) = (plan.batch.samples as f64, plan.batch.micro_batch as f64);
-            // The parts were scaled by their fraction of the batch: undo that to get the gradient of a
+            // Micro-batches were scaled by their fraction of the batch: undo that to get the gradient of a
             // micro-batch's mean.
             context.progress.noise.observe(size, small * (batch / size), batch, large);
         }
@@ -221,7 +222,7 @@ impl NetworkWorker<'_> {
             }
             return Ok(());
         }
-        // Copies of a part have measured other micro-batches each, and replicas other groups of samples.
+        // Copies of a stage have measured other micro-batches each, and replicas other groups of samples.
         let each = plan.batch.norm_group.map_or(1, |group| plan.batch.micro_batch / group);
         let before = if is_ghost { ranks.data().rank() * micro_batches * each } else { 0 };
         for (position, one) in &mut measured {

@@ -25,7 +25,7 @@ fn exported(run: &Path, name: &str) -> BTreeMap<String, Numbers> {
     tensors(&folder.join("model.safetensors"))
 }
 
-/// In either form of the master, shared out or not, of all weights or of kept ones alone. Without a step
+/// In either form of the master, sharded or not, of all weights or of kept ones alone. Without a step
 /// nothing has changed.
 #[test]
 fn f32_weights_stay_what_they_are_in_the_masters_of_bf16() {

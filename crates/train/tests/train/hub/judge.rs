@@ -17,7 +17,7 @@ use espalier_train::trained::on_ranks;
 use super::{AS_IT_IS, furthest, logits, newest, open, oracle, start_from, tokens};
 use crate::fixture::Fixture;
 
-/// Prompts that tokens are written behind.
+/// Prompts that tokens are generated behind.
 const PROMPTS: [usize; 4] = [1, 2, 5, 11];
 
 /// What `hub.py` has made in a folder.
@@ -47,7 +47,7 @@ impl Judge {
         assert!(off < most, "{what}: logits in {precision} are off by {off}");
     }
 
-    /// What we write behind its prompts is what it writes.
+    /// What we generate behind its prompts is what it generates.
     fn same_tokens(&self, ours: &TrainedModel, theirs: &Fixture, what: &str) {
         let plan = ours.plan(&[]).unwrap();
         for length in PROMPTS {

@@ -61,8 +61,8 @@ fn a_tensor_that_is_missing_too_many_or_of_another_shape_is_named() {
     assert!(whole.contains("wte.weight is I8 [40, 16] there"), "{whole}");
     let short = open(&gpt2()).plan(&["model.context=99".into()]).unwrap();
     let device = espalier_tensor::Device::cpu(1).unwrap();
-    let alone = espalier_train::parallel::Ranks::single();
-    let short = open(&gpt2()).params(&short, &device, &alone).unwrap_err().to_string();
+    let single = espalier_train::parallel::Ranks::single();
+    let short = open(&gpt2()).params(&short, &device, &single).unwrap_err().to_string();
     assert!(short.ends_with("wpe.weight is F32 [16, 16] there, and F32 [99, 16] in this run"), "{short}");
 }
 
@@ -73,10 +73,10 @@ fn a_tokenizer_of_another_size_is_refused() {
     let vocab: serde_json::Map<_, _> = (0..41).map(|id| (format!("t{id}"), json!(id))).collect();
     let tokenizer = json!({ "pre_tokenizer": { "type": "ByteLevel" }, "model": { "type": "BPE", "vocab": vocab, "merges": [] } });
     fs::write(at.join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    let said = refusal(&at);
+    let message = refusal(&at);
     assert!(
-        said.ends_with("its tokenizer has 41 tokens, and the model 40: it is that of another model"),
-        "{said}"
+        message.ends_with("its tokenizer has 41 tokens, and the model 40: it is that of another model"),
+        "{message}"
     );
 }
 
@@ -90,10 +90,11 @@ fn headers_and_indices_that_lie_are_refused() {
     let mut bytes = good.clone();
     bytes[..8].copy_from_slice(&1_000_000_000_000_000_000_u64.to_le_bytes());
     fs::write(&weights, &bytes).unwrap();
-    let said = refusal(&at);
+    let message = refusal(&at);
     assert!(
-        said.ends_with("model.safetensors: its header is damaged: it would have 1000000000000000000 bytes"),
-        "{said}"
+        message
+            .ends_with("model.safetensors: its header is damaged: it would have 1000000000000000000 bytes"),
+        "{message}"
     );
     fs::write(&weights, &good[..good.len() - 1]).unwrap();
     assert!(refusal(&at).ends_with("its header is not that of a file of its size"));
@@ -104,10 +105,10 @@ fn headers_and_indices_that_lie_are_refused() {
     let name =
         |file: &str| all.keys().map(|name| (name.clone(), json!(file))).collect::<serde_json::Map<_, _>>();
     fs::write(&index, json!({ "weight_map": name("gone.safetensors") }).to_string()).unwrap();
-    let said = refusal(&at);
+    let message = refusal(&at);
     assert!(
-        said.ends_with("model.safetensors.index.json names gone.safetensors, which is not there"),
-        "{said}"
+        message.ends_with("model.safetensors.index.json names gone.safetensors, which is not there"),
+        "{message}"
     );
     write(&at.join("part.safetensors"), &all);
     let mut map = name("part.safetensors");

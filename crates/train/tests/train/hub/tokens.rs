@@ -82,8 +82,8 @@ fn text_for_a_model_without_a_tokenizer_is_refused() {
         let run = RunFile::parse(&text, &[]).unwrap();
         let dataset = espalier_data::Dataset::open(&run).unwrap();
         let plan = espalier_plan::Plan::new(run, dataset.facts()).unwrap();
-        let whole = hub::find(&from, &espalier_train::parallel::Ranks::single(), |_| {}).unwrap();
-        hub::check_tokens(&whole, &plan).map_err(|why| why.to_string())
+        let checkpoint = hub::find(&from, &espalier_train::parallel::Ranks::single(), |_| {}).unwrap();
+        hub::check_tokens(&checkpoint, &plan).map_err(|why| why.to_string())
     };
     let bytes = train("").unwrap_err();
     assert!(
@@ -108,14 +108,14 @@ fn a_head_that_is_no_copy_is_used() {
     let copied = folder_with(at("copied"), |all| {
         all.insert("lm_head.weight".into(), all["transformer.wte.weight"].clone());
     });
-    let own = folder_with(at("own"), |all| {
+    let separate = folder_with(at("own"), |all| {
         let mut head = all["transformer.wte.weight"].clone();
         head.2.fill(0);
         all.insert("lm_head.weight".into(), head);
     });
-    let (tied, untied) = (score(&open(&copied), &at("ids.bin")), score(&open(&own), &at("ids.bin")));
+    let (tied, untied) = (score(&open(&copied), &at("ids.bin")), score(&open(&separate), &at("ids.bin")));
     assert!((untied.loss - 40f64.ln()).abs() < 1e-6, "{}", untied.loss);
     assert!((tied.loss - untied.loss).abs() > 1e-3, "{} and {}", tied.loss, untied.loss);
     let is_tied = |folder: &Path| hub::model_of(folder, |_| {}).unwrap().model.gpt(40).unwrap().tied;
-    assert!(is_tied(&copied) && !is_tied(&own));
+    assert!(is_tied(&copied) && !is_tied(&separate));
 }

@@ -1,5 +1,5 @@
 //! Zeros of a folder that was pruned and exported: trained on, they are kept where the run file says so, and
-//! told of where it does not.
+//! reported where it does not.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use espalier_train::run::Observer;
 
 use super::{AS_IT_IS, folder_with, ids, open, started, tensors};
 
-/// What is said on the way.
+/// What is reported on the way.
 #[derive(Default)]
 struct Notes(Vec<String>);
 
@@ -58,10 +58,10 @@ fn zeros_of_a_pruned_folder_can_be_kept() {
             notes.0.into_iter().filter(|note| note.contains("are zero")).collect::<Vec<_>>(),
         )
     };
-    let (_, left, told) = train("lost", &[]);
+    let (_, left, notes) = train("lost", &[]);
     assert!(left < all / 10, "{left} of {all}");
     assert_eq!(
-        told,
+        notes,
         [
             "65 % of the prunable weights that it starts from are zero, and training changes them: `train.keep_zeros` = true keeps these zeros"
         ]
@@ -72,12 +72,12 @@ fn zeros_of_a_pruned_folder_can_be_kept() {
         ("staged", &["parallel.pipeline=2"]),
         ("shared", &["parallel.data=2", "parallel.zero=1", "train.batch=2"]),
     ] {
-        let (summary, left, told) = train(name, &[&["train.keep_zeros=true"], layout].concat());
-        assert_eq!((left, told.len()), (all, 0), "{name}");
+        let (summary, left, notes) = train(name, &[&["train.keep_zeros=true"], layout].concat());
+        assert_eq!((left, notes.len()), (all, 0), "{name}");
         assert!((summary.sparsity - 4608.0 / 7040.0).abs() < 1e-9, "{name}: {}", summary.sparsity);
     }
     // With nothing to start from there are none.
     let run = crate::support::tiny_gpt(&["train.keep_zeros=true"]);
-    let error = run.hear().0.unwrap_err().to_string();
+    let error = run.run_observed().0.unwrap_err().to_string();
     assert!(error.starts_with("`train.keep_zeros` has no effect without --from"), "{error}");
 }

@@ -1,6 +1,6 @@
-//! Models that are cut over ranks, against the same file: their loss and their gradients, put together from
-//! the shards and the summands that the ranks have, are PyTorch's. So a cut is held against something that
-//! nobody here wrote, not against one rank alone.
+//! Models that are sharded over ranks, against the same file: their loss and their gradients, put together from
+//! the shards and the partial sums that the ranks have, are PyTorch's. So a layout is compared with something
+//! that nobody here wrote, not against one rank alone.
 
 use espalier_nn::weights::LocalTensors;
 use espalier_plan::layout::PartialAxes;
@@ -18,12 +18,12 @@ fn made_by(oracle: &Oracle, plan: &Plan, masked: bool, ranks: &Ranks, device: &D
     let held = LocalTensors::all(&plan.model);
     let mut weights = Weights::initialise_local(local, &held, device, DType::F32, 0)?;
     for id in weights.ids().collect::<Vec<_>>() {
-        let whole = start(oracle, weights.name(id), masked);
+        let full = start(oracle, weights.name(id), masked);
         let runs = local.shards[id.0].runs();
-        let own: Vec<f32> =
-            runs.flat_map(|run| whole[run.in_full..run.in_full + run.length].to_vec()).collect();
+        let local: Vec<f32> =
+            runs.flat_map(|run| full[run.in_full..run.in_full + run.length].to_vec()).collect();
         let shape = weights.get(id).shape().to_vec();
-        *weights.get_mut(id) = Tensor::from_f32(device, &shape, DType::F32, &own, Category::Weights)?;
+        *weights.get_mut(id) = Tensor::from_f32(device, &shape, DType::F32, &local, Category::Weights)?;
     }
     let model = Model::of_rank(local, ranks.axes(), RecomputeMode::None, None);
     let mut gradients = Collected::default();
@@ -44,9 +44,9 @@ fn start(oracle: &Oracle, name: &str, masked: bool) -> Vec<f32> {
 }
 
 /// The gradient of a full parameter. A rank's counts unless one before it has the same: the same shard, and
-/// not another summand of it.
+/// not another partial sum of it.
 fn together(id: usize, length: usize, locals: &[LocalModel], tensor: usize, made: &[Made]) -> Vec<f32> {
-    let mut whole = vec![0.0; length];
+    let mut full = vec![0.0; length];
     for (rank, local) in locals.iter().enumerate() {
         let PartialAxes { tensor: parts, spatial: tiles } = local.partial[id];
         let is_same = |other: usize| {
@@ -58,11 +58,11 @@ fn together(id: usize, length: usize, locals: &[LocalModel], tensor: usize, made
             continue;
         }
         for run in local.shards[id].runs() {
-            let own = &made[rank].1[id][run.at..run.at + run.length];
-            whole[run.in_full..run.in_full + run.length].iter_mut().zip(own).for_each(|(sum, x)| *sum += x);
+            let local = &made[rank].1[id][run.at..run.at + run.length];
+            full[run.in_full..run.in_full + run.length].iter_mut().zip(local).for_each(|(sum, x)| *sum += x);
         }
     }
-    whole
+    full
 }
 
 fn check(oracle: &Oracle, layout: &[&str]) {

@@ -248,7 +248,7 @@ impl Bench {
     }
 }
 
-/// Which candidates a draw keeps, one after the other.
+/// Which candidates new masks keep, one after the other.
 pub fn kept(bench: &Bench, draw: &NewMasks) -> Vec<bool> {
     let of = |id: &ParameterId| {
         let (_, words) = draw.masks.iter().find(|(other, _)| other == id).expect("a mask for each");

@@ -9,7 +9,7 @@ use crate::support::{Base, checkpoints, prepare, tiny_cnn, tiny_gpt};
 
 const STEPS: usize = 12;
 
-/// Every method on a network that it suits, with all of its draws within twelve steps.
+/// Every method on a network that it suits, with all of its prunings within twelve steps.
 fn methods() -> Vec<(&'static str, Base)> {
     let gpt = |settings: &[&str]| tiny_gpt(&["model.dropout=0.1", "prune.sparsity=0.6"]).with(settings);
     let cnn = |settings: &[&str]| tiny_cnn(&["prune.sparsity=0.6"]).with(settings);
@@ -75,14 +75,14 @@ fn masks_and_weights_do_not_depend_on_the_number_of_threads() {
 #[test]
 fn a_run_stopped_anywhere_goes_on_as_if_it_had_not_been() {
     for (name, base) in methods() {
-        let mut whole = trainer(&base, 2);
+        let mut uninterrupted = trainer(&base, 2);
         let states: Vec<_> = (1..=STEPS)
             .map(|step| {
-                go(&mut whole, step);
-                state(&whole)
+                go(&mut uninterrupted, step);
+                state(&uninterrupted)
             })
             .collect();
-        // Before, between and after the draws of every method above. That saving itself changes nothing is
+        // Before, between and after the prunings of every method above. That saving itself changes nothing is
         // seen too.
         let mut first = trainer(&base, 2);
         for cut in 1..STEPS {
@@ -104,9 +104,9 @@ fn nothing_that_was_pruned_comes_back_unless_it_is_grown() {
         let grows = name.starts_with("set") || name.starts_with("rigl");
         let mut trainer = trainer(&base, 2);
         let mut before: Vec<Option<Vec<u32>>> = Vec::new();
-        let (mut draws, mut grown) = (0, false);
+        let (mut prunings, mut grown) = (0, false);
         for step in 0..STEPS {
-            draws += usize::from(trainer.step().unwrap().pruned.is_some());
+            prunings += usize::from(trainer.step().unwrap().pruned.is_some());
             let masks: Vec<Option<Vec<u32>>> =
                 trainer.params().ids().map(|id| trainer.params().mask(id).map(|mask| mask.words())).collect();
             for (id, words) in trainer.params().ids().zip(&masks) {
@@ -123,7 +123,7 @@ fn nothing_that_was_pruned_comes_back_unless_it_is_grown() {
             }
             before = masks;
         }
-        assert!(draws > 0, "{name}");
+        assert!(prunings > 0, "{name}");
         assert_eq!(grown, grows, "{name}");
     }
 }
@@ -135,7 +135,7 @@ fn counts_are_exact() {
         let mut trainer = trainer(&base, 2);
         go(&mut trainer, STEPS);
         let (kept, all) = trainer.kept();
-        let share = |all: usize| (0.4 * all as f64).round() as usize;
+        let fraction = |all: usize| (0.4 * all as f64).round() as usize;
         match name {
             "early-bird channels" => {
                 // Eight channels of one convolution: 3.2 stay, which is 3, with 27 weights each; the next
@@ -152,10 +152,10 @@ fn counts_are_exact() {
                     // GPT-2's weights lie input first.
                     let rows = if layer.starts_with("h.") { shape[1] } else { shape[0] };
                     let rows = if name.ends_with("by row") { rows } else { 1 };
-                    assert_eq!(mask.kept(), rows * share(mask.len() / rows), "{name}: {layer}");
+                    assert_eq!(mask.kept(), rows * fraction(mask.len() / rows), "{name}: {layer}");
                 }
             }
-            _ => assert_eq!(kept as usize, share(all as usize), "{name}"),
+            _ => assert_eq!(kept as usize, fraction(all as usize), "{name}"),
         }
     }
 }
@@ -170,12 +170,12 @@ fn the_largest_weights_stay() {
             .flat_map(|(g, values)| (0..values.len()).map(move |i| (g, i)))
             .collect();
         all.sort_by(|&(g, i), &(h, j)| groups[h][j].abs().total_cmp(&groups[g][i].abs()));
-        let mut places = vec![Vec::new(); groups.len()];
-        all[..kept].iter().for_each(|&(g, i)| places[g].push(i));
-        places.iter_mut().for_each(|places| places.sort_unstable());
-        places
+        let mut indices = vec![Vec::new(); groups.len()];
+        all[..kept].iter().for_each(|&(g, i)| indices[g].push(i));
+        indices.iter_mut().for_each(|indices| indices.sort_unstable());
+        indices
     };
-    for (settings, share, global) in [
+    for (settings, fraction, global) in [
         (&["prune.method=magnitude", "prune.sparsity=0.7", "prune.scope=global"][..], 0.3, true),
         (&["prune.method=magnitude", "prune.sparsity=0.7"], 0.3, false),
         (&["prune.method=gradual", "prune.initial=0.6"], 0.4, false),
@@ -190,13 +190,13 @@ fn the_largest_weights_stay() {
         let values: Vec<Vec<f32>> =
             found.iter().map(|(id, _)| before.params().param(*id).weight().to_f32()).collect();
         let kept = |values: &[Vec<f32>]| {
-            (share * values.iter().map(Vec::len).sum::<usize>() as f64).round() as usize
+            (fraction * values.iter().map(Vec::len).sum::<usize>() as f64).round() as usize
         };
         let expected = match global {
             true => by_hand(&values, kept(&values)),
             false => values.chunks(1).flat_map(|layer| by_hand(layer, kept(layer))).collect(),
         };
-        let found: Vec<Vec<usize>> = found.into_iter().map(|(_, places)| places).collect();
+        let found: Vec<Vec<usize>> = found.into_iter().map(|(_, indices)| indices).collect();
         assert_eq!(found, expected, "{settings:?}");
     }
 }
@@ -224,38 +224,44 @@ fn two_of_every_four_inputs_stay() {
 #[test]
 fn a_layer_of_which_nothing_is_left_is_named() {
     let settings = ["prune.method=magnitude", "prune.scope=global", "prune.sparsity=0.999", "train.steps=2"];
-    let (_, heard) = tiny_cnn(&settings).hear();
+    let (_, observer) = tiny_cnn(&settings).run_observed();
     // One of 872 weights stays, so two of three layers are empty.
-    assert_eq!(heard.warnings.len(), 2, "{:?}", heard.warnings);
-    for warning in &heard.warnings {
+    assert_eq!(observer.warnings.len(), 2, "{:?}", observer.warnings);
+    for warning in &observer.warnings {
         assert!(warning.starts_with("nothing is left of ") && warning.contains(".weight"), "{warning}");
     }
 }
 
 /// A GPT's output projections start smaller than its other matrices by the root of twice its depth. One
-/// threshold for all magnitudes leaves next to nothing of them, which is said by name and once; by default
-/// each layer keeps its share.
+/// threshold for all magnitudes leaves next to nothing of them, which is reported by name and once; by default
+/// each layer keeps its fraction.
 #[test]
 fn no_layer_is_emptied_for_the_scale_it_starts_at() {
     let settings = ["prune.method=gradual", "prune.initial=0.89", "prune.end=3", "train.steps=4"];
     let base = tiny_gpt(&settings).set("model.width=32").set("model.layers=4").set("learning_rate.peak=1e-5");
-    let (summary, heard) = base.hear();
+    let (summary, observer) = base.run_observed();
     let summary = summary.unwrap();
-    assert_eq!(heard.warnings, [""; 0]);
+    assert_eq!(observer.warnings, [""; 0]);
     let layers = summary.kept_by_layer.unwrap();
     assert_eq!(layers.len(), 16, "four matrices in each layer, no tables");
-    assert!(layers.iter().all(|layer| (layer.share() - 0.1).abs() < 1e-3), "{layers:?}");
+    assert!(layers.iter().all(|layer| (layer.density() - 0.1).abs() < 1e-3), "{layers:?}");
     assert_eq!(layers.iter().map(|layer| layer.kept).sum::<u64>(), summary.kept);
 
-    let (summary, heard) = base.set("prune.scope=global").hear();
+    let (summary, observer) = base.set("prune.scope=global").run_observed();
     let summary = summary.unwrap();
     let layers = summary.kept_by_layer.unwrap();
-    let thin: Vec<_> = layers.iter().filter(|layer| layer.share() < 0.01).collect();
+    let thin: Vec<_> = layers.iter().filter(|layer| layer.density() < 0.01).collect();
     assert!(thin.len() == 8 && thin.iter().all(|layer| layer.name.ends_with("c_proj.weight")), "{layers:?}");
-    assert_eq!(heard.warnings.len(), 8, "each once, though it is pruned twice: {:?}", heard.warnings);
+    assert_eq!(observer.warnings.len(), 8, "each once, though it is pruned twice: {:?}", observer.warnings);
     for layer in thin {
         let named = |warning: &&String| warning.contains(&format!("left of {}", layer.name));
-        assert_eq!(heard.warnings.iter().filter(named).count(), 1, "{}: {:?}", layer.name, heard.warnings);
+        assert_eq!(
+            observer.warnings.iter().filter(named).count(),
+            1,
+            "{}: {:?}",
+            layer.name,
+            observer.warnings
+        );
     }
 }
 
@@ -270,18 +276,18 @@ fn a_run_too_short_to_prune_says_so() {
         (&["prune.method=gradual", "prune.every=1", "prune.end=9"], "4 steps were too few: pruned to 0."),
     ];
     for (settings, expected) in cases {
-        let (ended, heard) = tiny_gpt(settings).set("train.steps=4").hear();
+        let (ended, observer) = tiny_gpt(settings).set("train.steps=4").run_observed();
         ended.unwrap();
-        let last = heard.warnings.last().unwrap();
-        assert!(last.starts_with(expected), "{:?}", heard.warnings);
-        // What of it could be known before the first step was said then.
+        let last = observer.warnings.last().unwrap();
+        assert!(last.starts_with(expected), "{:?}", observer.warnings);
+        // What of it could be known before the first step was reported then.
         let early =
-            heard.warnings.iter().any(|text| text.starts_with("`prune.latest` = 9 is beyond the end"));
-        assert_eq!((early, heard.warnings.len()), (settings.len() == 2, 1 + usize::from(early)));
+            observer.warnings.iter().any(|text| text.starts_with("`prune.latest` = 9 is beyond the end"));
+        assert_eq!((early, observer.warnings.len()), (settings.len() == 2, 1 + usize::from(early)));
     }
 }
 
-/// What is known before the first step is not said behind the last.
+/// What is known before the first step is not reported behind the last.
 #[test]
 fn a_prune_behind_the_last_epoch_is_refused() {
     let base = tiny_cnn(&["prune.method=magnitude", "prune.at=2", "train.epochs=1", "train.batch=64"]);

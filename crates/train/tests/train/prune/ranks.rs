@@ -63,7 +63,7 @@ fn scores_of_all_ranks_are_those_of_one() {
 }
 
 /// Batch norms see the groups of samples that they see on one rank, however replicas split them: also a last
-/// group of fewer samples than there are ranks, groups of a size that is asked for, and ghost groups, whole
+/// group of fewer samples than there are ranks, groups of a size that is asked for, and ghost groups, full
 /// and not.
 #[test]
 fn scores_behind_batch_norms_are_those_of_one_rank() {
@@ -86,7 +86,7 @@ fn scores_behind_batch_norms_are_those_of_one_rank() {
         for ranks in [2, 4, 8] {
             let (many, _) = masks(&many, ranks, steps);
             let apart: usize = one.iter().zip(&many).map(|(a, b)| differing(a, b)).sum();
-            // Two places for each whose score rounds to the other side of the threshold; GraSP's are
+            // Two positions for each whose score rounds to the other side of the threshold; GraSP's are
             // differences of gradients.
             let most = if what == "grasp" { kept / 100 } else { 2 };
             assert!(apart <= most, "{what}: {apart} places of {kept} differ on {ranks} ranks");
@@ -94,7 +94,7 @@ fn scores_behind_batch_norms_are_those_of_one_rank() {
     }
 }
 
-/// The masks that ranks on two axes draw before the first step, by parameter, with as much memory as they
+/// The masks that ranks on two axes choose before the first step, by parameter, with as much memory as they
 /// want or as little as they can; and in how many passes.
 fn masks_within(
     base: &Base,
@@ -126,10 +126,10 @@ fn ranks_that_score_some_weights_at_a_time_draw_the_same_masks() {
     for method in ["snip", "grasp"] {
         let base = base.set(format!("prune.method={method}"));
         for (data, stages) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
-            let (whole, one) = masks_within(&base, data, stages, false);
-            let (parts, many) = masks_within(&base, data, stages, true);
+            let (unlimited, one) = masks_within(&base, data, stages, false);
+            let (limited, many) = masks_within(&base, data, stages, true);
             assert!(one == 1 && many > 1, "{method}: {one} and {many} passes");
-            assert_eq!(whole, parts, "{method} on {data} x {stages} ranks");
+            assert_eq!(unlimited, limited, "{method} on {data} x {stages} ranks");
         }
     }
 }

@@ -99,7 +99,7 @@ fn grasp_multiplies_by_the_hessian_and_removes_the_highest_scores() {
             let scores: Vec<f64> =
                 candidates.iter().zip(&expected).map(|(i, hg)| parameters[*i] * hg).collect();
             assert_best(&kept(&bench, &draw), &scores, 22);
-            // By magnitude the furthest from 0 stay, whichever way they change the flow.
+            // By magnitude the furthest from 0 stay, in whichever direction they change the flow.
             grasp.score = FlowScore::Magnitude;
             let draw = bench.draw(&mut grasp, 0);
             let sizes: Vec<f64> = scores.iter().map(|score| score.abs()).collect();
@@ -180,7 +180,7 @@ fn masks_do_not_depend_on_how_much_is_scored_at_a_time() {
     for (method, precision) in [("snip", "f32"), ("snip", "bf16"), ("grasp", "f32"), ("grasp", "bf16")] {
         for base in [tiny_gpt(&["prune.embeddings=true"]), tiny_cnn(&[])] {
             let base = base.set(format!("prune.method={method}")).set(format!("train.precision={precision}"));
-            let drawn = |memory: Option<u64>| {
+            let chosen = |memory: Option<u64>| {
                 let mut bench = Bench::new(&base);
                 let scoring = bench.context.plan.scoring(memory).unwrap().unwrap();
                 bench.passes = scoring.passes;
@@ -194,11 +194,11 @@ fn masks_do_not_depend_on_how_much_is_scored_at_a_time() {
                 assert_eq!(bench.context.device.ledger().current(Category::Scoring), 0);
                 (scoring, masks)
             };
-            let (one, masks) = drawn(None);
+            let (one, masks) = chosen(None);
             assert_eq!(one.passes, 1);
             let plan = Bench::new(&base).context.plan;
             let least = least_memory(&plan);
-            let (many, same) = drawn(Some(least));
+            let (many, same) = chosen(Some(least));
             assert!(many.passes > 1 && many.bytes < one.bytes, "{many:?} after {one:?}");
             assert_eq!(same, masks, "{method} {precision}");
             let error = plan.scoring(Some(least - 1)).unwrap_err().to_string();
@@ -212,7 +212,7 @@ fn moves() -> DropAndGrow {
     DropAndGrow::new(DynamicSparsity { every: 10, fraction: 0.4, until: 0.5, distribution, dense_first })
 }
 
-/// The gradient is that of the whole batch, in however many micro-batches; what was just dropped may grow again.
+/// The gradient is that of the full batch, in however many micro-batches; what was just dropped may grow again.
 #[test]
 fn rigl_drops_the_smallest_and_grows_where_the_gradient_is_largest() {
     for micro_batches in ["train.micro_batches=1", "train.micro_batches=4"] {
@@ -291,7 +291,7 @@ fn layers_keep_what_the_distribution_says() {
 
 #[test]
 fn set_drops_the_smallest_and_grows_anywhere_by_seed_and_step() {
-    let drawn = |step: u64, seed: &str| {
+    let chosen = |step: u64, seed: &str| {
         let mut bench = Bench::new(&perceptron(&["prune.method=set", "prune.sparsity=0.8", seed]));
         let mut set = Set(moves());
         let start = bench.draw(&mut set, 0);
@@ -307,11 +307,11 @@ fn set_drops_the_smallest_and_grows_anywhere_by_seed_and_step() {
         assert_eq!(count(after), 12);
         (0..60).filter(|i| of(*i) == (false, true)).collect::<Vec<_>>()
     };
-    let grown = drawn(10, "seed=1");
+    let grown = chosen(10, "seed=1");
     assert!((1..=4).contains(&grown.len()), "four, less those that were just dropped: {grown:?}");
-    assert_eq!(grown, drawn(10, "seed=1"));
-    assert_ne!(grown, drawn(10, "seed=2"));
-    assert_ne!(grown, drawn(20, "seed=1"));
+    assert_eq!(grown, chosen(10, "seed=1"));
+    assert_ne!(grown, chosen(10, "seed=2"));
+    assert_ne!(grown, chosen(20, "seed=1"));
 }
 
 /// A tied table's gradient comes from the embedding and from the head: growth follows their sum.
@@ -338,7 +338,7 @@ fn rigl_adds_up_the_parts_of_a_tied_gradient() {
     assert!(least > 0.0 && left_out.map(|i| slope(&i)).fold(0.0, f32::max) <= least);
 }
 
-/// Where nearly all places are kept, most of what is dropped grows again, and the count stays.
+/// Where nearly all positions are kept, most of what is dropped grows again, and the count stays.
 #[test]
 fn a_nearly_dense_network_keeps_its_count() {
     let mut bench = Bench::new(&perceptron(&["prune.method=set", "prune.sparsity=0.05"]));
@@ -351,7 +351,7 @@ fn a_nearly_dense_network_keeps_its_count() {
         assert_eq!(count(after), count(before));
     }
     let moved: usize = draw.note.split(' ').next().unwrap().parse().unwrap();
-    // Three free places of 60, and two of 50 (47.5 are kept, which is 48).
+    // Three free positions of 60, and two of 50 (47.5 are kept, which is 48).
     assert!((1..=5).contains(&moved), "{}", draw.note);
 }
 

@@ -1,4 +1,4 @@
-//! Methods on ranks that hold shards of every weight: each has its part of the mask of the full tensor.
+//! Methods on ranks that hold shards of every weight: each has its shard of the mask of the full tensor.
 
 use std::collections::BTreeMap;
 
@@ -18,21 +18,21 @@ use espalier_train::prune::{Pruner, kept_indices};
 use super::bench::Bench;
 use crate::support::{Base, tiny_gpt};
 
-/// The places of the full tensor that each drawn mask keeps, by step and parameter.
-type Drawn = BTreeMap<(u64, usize), Vec<usize>>;
+/// The indices of the full tensor that each mask keeps, by step and parameter.
+type ChosenMasks = BTreeMap<(u64, usize), Vec<usize>>;
 
-fn draw_all(bench: &mut Bench, method: &mut dyn Pruner, steps: &[u64]) -> Drawn {
-    let mut drawn = Drawn::new();
+fn draw_all(bench: &mut Bench, method: &mut dyn Pruner, steps: &[u64]) -> ChosenMasks {
+    let mut chosen = ChosenMasks::new();
     for step in steps {
         let draw = bench.draw(method, *step);
         for (id, words) in &draw.masks {
             let shard = bench.context.model_parallel.local_shard(*id);
-            drawn
+            chosen
                 .insert((*step, id.0), kept_indices(words).into_iter().map(|at| shard.in_full(at)).collect());
         }
         bench.apply(draw);
     }
-    drawn
+    chosen
 }
 
 /// What a rank of three holds of a tensor: of some every third column, of others rows whose borders divide no
@@ -41,15 +41,15 @@ fn shard(shape: &[usize], id: usize, rank: usize) -> Shard {
     if shape.len() == 1 {
         return Shard::full(shape);
     }
-    let (dim, extent) = match id % 2 {
+    let (dim, size) = match id % 2 {
         0 => (shape.len() - 1, shape[shape.len() - 1]),
         _ => (0, shape[0]),
     };
-    let held = (0..extent).filter(|place| match id % 2 {
-        0 => place % 3 == rank,
-        _ => place * 3 / extent == rank,
+    let local_indices = (0..size).filter(|index| match id % 2 {
+        0 => index % 3 == rank,
+        _ => index * 3 / size == rank,
     });
-    Shard::full(shape).narrow(dim, &held.map(|place| place..place + 1).collect::<Vec<_>>())
+    Shard::full(shape).narrow(dim, &local_indices.map(|index| index..index + 1).collect::<Vec<_>>())
 }
 
 /// Keeps of a bench what a rank holds.
@@ -61,12 +61,12 @@ fn cut(bench: &mut Bench, ranks: Ranks, device: &Device) {
     for id in bench.params.ids() {
         let (values, shard) = (bench.values(id), bench.context.model_parallel.local_shard(id).clone());
         let at = shard.runs().flat_map(|run| run.in_full..run.in_full + run.length);
-        let own: Vec<f32> = at.map(|place| values[place]).collect();
-        let own = Tensor::from_slice(device, &shard.shape(), &own, Category::Weights).unwrap();
+        let local: Vec<f32> = at.map(|index| values[index]).collect();
+        let local = Tensor::from_slice(device, &shard.shape(), &local, Category::Weights).unwrap();
         let plan = &mut bench.context.params.params[id.0];
         (plan.shard, plan.is_split) = (shard.clone(), bench.context.model_parallel.is_split(id));
         let param = bench.params.param_mut(id);
-        (*param.weight_mut(), param.plan.shard) = (own, shard);
+        (*param.weight_mut(), param.plan.shard) = (local, shard);
     }
 }
 
@@ -84,19 +84,19 @@ fn compare(base: &Base, steps: &[u64], method: impl Fn() -> Box<dyn Pruner> + Sy
     let expected = draw_all(&mut with_ties(base), &mut *method(), steps);
     assert!(!expected.is_empty());
     let mesh = Mesh::new(PerAxis { pipeline: 3, ..PerAxis::ONES }).unwrap();
-    let drawn = on_threads(&mesh, &Device::cpu(1).unwrap(), |ranks, device| {
+    let chosen = on_threads(&mesh, &Device::cpu(1).unwrap(), |ranks, device| {
         let mut bench = with_ties(base);
         cut(&mut bench, ranks, device);
         Ok(draw_all(&mut bench, &mut *method(), steps))
     });
-    let mut joined = Drawn::new();
-    for drawn in drawn.unwrap() {
-        drawn.into_iter().for_each(|(mask, places)| joined.entry(mask).or_default().extend(places));
+    let mut joined = ChosenMasks::new();
+    for chosen in chosen.unwrap() {
+        chosen.into_iter().for_each(|(mask, indices)| joined.entry(mask).or_default().extend(indices));
     }
-    for places in joined.values_mut() {
-        places.sort_unstable();
-        // What is whole is on all of them.
-        places.dedup();
+    for indices in joined.values_mut() {
+        indices.sort_unstable();
+        // What is not split is on all of them.
+        indices.dedup();
     }
     assert_eq!(joined, expected, "{:?}", method());
 }

@@ -24,18 +24,18 @@ fn look(bench: &mut Bench, pruner: &mut dyn Pruner, step: u64) -> Observation {
 
 /// Weights of the perceptron's candidates whose largest stand at `from..from + 11`.
 fn peak_at(bench: &mut Bench, from: usize) {
-    let mut place = 0;
+    let mut index = 0;
     for id in bench.candidates.clone() {
         let len = bench.params.param(id).len();
-        let value = |i: usize| if (from..from + 11).contains(&(place + i)) { -5.0 } else { 0.01 };
+        let value = |i: usize| if (from..from + 11).contains(&(index + i)) { -5.0 } else { 0.01 };
         bench.set(id, &(0..len).map(value).collect::<Vec<f32>>());
-        place += len;
+        index += len;
     }
 }
 
 #[test]
 fn a_ticket_is_drawn_when_the_newest_mask_is_near_all_others() {
-    // 11 of 110 weights are kept: moving k of them changes 2 k places, which is k / 11 of them.
+    // 11 of 110 weights are kept: moving k of them changes 2 k positions, which is k / 11 of them.
     let base = perceptron(&[
         "prune.method=early-bird",
         "prune.scope=global",
@@ -75,7 +75,7 @@ fn a_ticket_is_drawn_when_the_newest_mask_is_near_all_others() {
     }
 }
 
-/// At 95 % masks of random weights differ in at most a tenth of all places, though they have next to nothing
+/// At 95 % masks of random weights differ in at most a tenth of all positions, though they have next to nothing
 /// in common.
 #[test]
 fn random_masks_do_not_settle_at_a_high_sparsity() {
@@ -151,11 +151,11 @@ fn channels_go_with_all_that_makes_them() {
     // Rows of 3 x 3 x 3 weights, and of 4.
     assert_eq!(kept(0), (0..27).chain(54..108).collect::<Vec<_>>());
     // Of these four, that of the first convolution's second channel goes too, and so do the third's inputs.
-    let places = |rows: &[usize], inputs: &[usize], width: usize| -> Vec<usize> {
+    let indices = |rows: &[usize], inputs: &[usize], width: usize| -> Vec<usize> {
         rows.iter().flat_map(|row| inputs.iter().map(move |input| row * width + input)).collect()
     };
-    assert_eq!(kept(3), places(&[0, 1, 3, 5], &[0, 2, 3], 4));
-    assert_eq!(kept(7), places(&[0, 1, 2, 3, 4], &[0, 1, 3, 5], 6));
+    assert_eq!(kept(3), indices(&[0, 1, 3, 5], &[0, 2, 3], 4));
+    assert_eq!(kept(7), indices(&[0, 1, 2, 3, 4], &[0, 1, 3, 5], 6));
     assert_eq!(
         draw.masks.len(),
         8,
@@ -204,7 +204,7 @@ fn a_network_with_pruned_channels_is_a_smaller_network() {
     let (stream, last): (&[usize], &[usize]) = (&[0, 2, 3], &[1, 2, 3, 4]);
     let flat: Vec<usize> = last.iter().flat_map(|channel| channel * 16..channel * 16 + 16).collect();
     for id in bench.params.ids() {
-        // What is left of the outer and of the next extent; the rest is taken whole.
+        // What is left of the outer and of the next dimension; the rest is taken in full.
         let (rows, columns): (&[usize], Option<&[usize]>) = match id.0 {
             0 => (stream, None),
             3 => (stream, Some(stream)),
@@ -222,7 +222,7 @@ fn a_network_with_pruned_channels_is_a_smaller_network() {
         let left: Vec<f32> = rows
             .iter()
             .flat_map(|r| columns.iter().flat_map(move |c| (0..each).map(move |i| r * row + c * each + i)))
-            .map(|place| values[place])
+            .map(|index| values[index])
             .collect();
         small.set(id, &left);
     }
@@ -235,16 +235,16 @@ fn a_network_with_pruned_channels_is_a_smaller_network() {
     let kept: Vec<f32> = [(0, stream), (4, stream), (8, stream), (12, stream), (16, last), (21, last)]
         .into_iter()
         .flat_map(|(start, channels)| channels.iter().map(move |channel| start + channel))
-        .map(|place| all[place])
+        .map(|index| all[index])
         .collect();
     let mut kept = kept.into_iter();
     for (_, tensor) in small.params.named_mut().filter(|(name, _)| name.contains("running")) {
         tensor.slice_mut::<f32>().fill_with(|| kept.next().unwrap());
     }
     let samples: Vec<(u64, usize)> = (0..8).map(|i| (0, i)).collect();
-    let [whole, small] = [&mut bench, &mut small]
+    let [full, small] = [&mut bench, &mut small]
         .map(|bench| bench.network(1).no_update_pass().evaluate(&samples, samples.len()).unwrap().loss());
-    assert!((whole - small).abs() < 1e-6 * whole.abs(), "{whole} pruned, {small} small");
+    assert!((full - small).abs() < 1e-6 * full.abs(), "{full} pruned, {small} small");
 }
 
 #[test]
@@ -282,9 +282,9 @@ fn distances_and_the_step_of_the_ticket_are_written_down() {
     let text = fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
     let lines: Vec<serde_json::Value> =
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let looks: Vec<_> = lines.iter().filter(|line| line.get("pruner").is_some()).collect();
-    assert_eq!(looks.len(), 2);
-    assert_eq!(looks[1]["pruner"]["mask_distances"].as_array().unwrap().len(), 1);
+    let observations: Vec<_> = lines.iter().filter(|line| line.get("pruner").is_some()).collect();
+    assert_eq!(observations.len(), 2);
+    assert_eq!(observations[1]["pruner"]["mask_distances"].as_array().unwrap().len(), 1);
     let ticket = lines.iter().find(|line| line.get("pruned").is_some()).expect("a ticket");
     assert_eq!(ticket["step"], 4);
     assert_eq!(ticket["pruned"]["mask_distances"].as_array().unwrap().len(), 2);
