@@ -37,13 +37,13 @@ pub enum Operation {
     },
     /// All get the reduction of all.
     AllReduce(Reduce),
-    /// Each gets its part of the reduction of all.
+    /// Each gets its shard of the reduction of all.
     ReduceScatter(Reduce),
-    /// All get the parts of all, in the order of ranks.
+    /// All get the shards of all, in the order of ranks.
     AllGather,
-    /// Nobody goes on before all have come.
+    /// Nobody goes on before all have made the call.
     Barrier,
-    /// The group parts into smaller ones.
+    /// The group splits into smaller ones.
     Split,
 }
 
@@ -69,11 +69,11 @@ impl fmt::Display for Operation {
 /// An operation and how much it moves: all members of a group must make the same calls in the same order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Call {
-    /// The operation, with its extents and peers.
+    /// With its peers.
     pub operation: Operation,
-    /// To what; `None` where no data moves.
+    /// The type of its elements; `None` where no data moves.
     pub element: Option<ElementType>,
-    /// How many elements: of the whole where there are parts.
+    /// How many elements: of the full data where ranks have shards of it.
     pub elements: usize,
 }
 

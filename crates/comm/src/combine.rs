@@ -1,4 +1,4 @@
-//! Elements of several ranks made one on a GPU: in the order of ranks, bf16 in f32 and rounded once, as
+//! Reductions over ranks on a GPU: in the order of ranks, bf16 in f32 and rounded once, as
 //! [`crate::reduce`] does on the host.
 
 use cudarc::driver::sys::CUdeviceptr;
@@ -41,14 +41,14 @@ pub(crate) unsafe fn combine(
         Reduce::Sum => "combine_sum",
         Reduce::Max => "combine_max",
     };
-    let places = |addresses: &[CUdeviceptr]| {
+    let halves = |addresses: &[CUdeviceptr]| {
         let mut words = [0u32; 2 * MOST];
         for (words, address) in words.chunks_mut(2).zip(addresses) {
             words.copy_from_slice(&[*address as u32, (*address >> 32) as u32]);
         }
         words
     };
-    let args = Args::new().fields(&places(x)).fields(&places(y));
+    let args = Args::new().fields(&halves(x)).fields(&halves(y));
     let args = args.u32(x.len() as u32).u32(y.len() as u32).size(elements);
     // SAFETY: what the caller promises.
     unsafe { launch(cuda, dtype, name, elements, args) }
@@ -63,20 +63,20 @@ fn dtype(element: ElementType) -> DType {
     }
 }
 
-/// Queues the sum of `parts` runs that follow each other from `x` on, each of so many elements, to `y`.
+/// Queues the sum of `runs` ranges that follow each other from `x` on, each of so many elements, to `y`.
 ///
 /// # Safety
 /// The addresses are of so many elements on this GPU, which nothing that is queued elsewhere touches
 /// meanwhile; the two do not overlap.
-pub(crate) unsafe fn sum_parts(
+pub(crate) unsafe fn sum_runs(
     cuda: &Cuda,
     element: ElementType,
     x: CUdeviceptr,
-    parts: usize,
+    runs: usize,
     y: CUdeviceptr,
     elements: usize,
 ) -> Result<(), String> {
-    let args = Args::new().pointer(x).u32(parts as u32).pointer(y).size(elements);
+    let args = Args::new().pointer(x).u32(runs as u32).pointer(y).size(elements);
     // SAFETY: what the caller promises.
     unsafe { launch(cuda, dtype(element), "combine_parts", elements, args) }
 }

@@ -70,10 +70,11 @@ impl Communicator {
         Communicator { halo: true, ..self.clone() }
     }
 
-    /// The same end on a slower network: what this rank sends sets off only after so long, in groups split
+    /// The same end on a slower network: what this rank sends leaves only after so long, in groups split
     /// from it too. For tests of what hides behind computing. All members must delay theirs.
     pub fn delayed(&self, latency: Duration) -> Communicator {
-        let transport = Arc::new(DelayedTransport::new(self.transport.clone(), SimulatedLink::late(latency)));
+        let transport =
+            Arc::new(DelayedTransport::new(self.transport.clone(), SimulatedLink::with_latency(latency)));
         Communicator { transport, ..self.clone() }
     }
 
@@ -128,18 +129,16 @@ impl Communicator {
         self.begin(in_place(Operation::AllReduce(how), data.into_buffer()), true)?.wait()
     }
 
-    /// Starts an all-reduce.
     pub fn start_all_reduce<D: IntoCommBuffer>(&self, data: D, how: Reduce) -> Result<Request<D>> {
         self.begin(in_place(Operation::AllReduce(how), data.into_buffer()), false)
     }
 
-    /// Reduces `whole` over all ranks and leaves each rank its part: the `rank`-th of as many equal ones as
+    /// Reduces `full` over all ranks and leaves each rank its shard: the `rank`-th of as many equal ones as
     /// there are ranks.
     pub fn reduce_scatter<D: IntoCommBuffer>(&self, full: D, shard: D, how: Reduce) -> Result<D> {
         self.begin(self.scatter_parcel(full.into_buffer(), shard.into_buffer(), how)?, true)?.wait()
     }
 
-    /// Starts a reduce-scatter.
     pub fn start_reduce_scatter<D: IntoCommBuffer>(
         &self,
         full: D,
@@ -149,17 +148,16 @@ impl Communicator {
         self.begin(self.scatter_parcel(full.into_buffer(), shard.into_buffer(), how)?, false)
     }
 
-    /// Puts the parts of all ranks, which have one length, into `whole`, in the order of ranks.
+    /// Writes the shards of all ranks, which have one length, into `full`, in the order of ranks.
     pub fn all_gather<D: IntoCommBuffer>(&self, shard: D, full: D) -> Result<D> {
         self.begin(self.gather_parcel(shard.into_buffer(), full.into_buffer())?, true)?.wait()
     }
 
-    /// Starts an all-gather.
     pub fn start_all_gather<D: IntoCommBuffer>(&self, shard: D, full: D) -> Result<Request<D>> {
         self.begin(self.gather_parcel(shard.into_buffer(), full.into_buffer())?, false)
     }
 
-    /// Waits until all ranks of the group have come.
+    /// Waits until all ranks of the group have made the call.
     pub fn barrier(&self) -> Result<()> {
         let buffers = CallBuffers { call: Call::empty(Operation::Barrier), read: None, write: None };
         let watch = WaitTrace::begin(buffers.call, self.members(), true);
@@ -168,7 +166,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Parts the group: ranks of one colour form a new group, in the order of their keys and, where these are
+    /// Splits the group: ranks of one colour form a new group, in the order of their keys and, where these are
     /// equal, of their ranks. A rank without a colour gets `None`. All members must call it.
     pub fn split(&self, colour: Option<usize>, key: usize) -> Result<Option<Communicator>> {
         let watch = WaitTrace::begin(Call::empty(Operation::Split), self.members(), true);
@@ -249,7 +247,7 @@ fn in_place(operation: Operation, data: CommBuffer) -> CallBuffers {
 
 /// A call that goes on while the rank computes; [`Request::wait`] gives its data back.
 ///
-/// Dropping it gives up the result: the other ranks still get theirs.
+/// Dropping it discards the result: the other ranks still get theirs.
 #[must_use = "a message is only certain to have arrived once it was waited for"]
 pub struct Request<D> {
     pending: Box<dyn Pending>,

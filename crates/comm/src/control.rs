@@ -1,7 +1,7 @@
-//! What the ranks of a run tell each other beside their data: who has ended, who has failed and why, who has
-//! come to which call, and letters of a few bytes.
+//! What the ranks of a run send each other beside their data: who has ended, who has failed and why, who has
+//! made which call, and messages of a few bytes.
 //!
-//! It goes over the connections of the rendezvous: each rank's to rank 0, which hands on what is for others.
+//! It goes over the connections of the rendezvous: each rank's to rank 0, which forwards what is for others.
 //! A rank that is killed closes its connection, so that all know of it within a moment, whatever they are
 //! waiting for; one that hangs still answers, since a thread of its own does. A process that is stopped does
 //! not: it is among those who are missing.
@@ -17,9 +17,9 @@ use crate::error::{Error, Result};
 use crate::failure::RankFailure;
 use crate::rendezvous::Rendezvous;
 
-/// How long others are given to say whether they have come to a call, once a wait is over.
-const ROLL_CALL: Duration = Duration::from_millis(500);
-/// How long one who does not read holds up those who tell it something.
+/// How long other ranks have to answer whether they made a call, once a wait for it has timed out.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long a rank that does not read holds up those that write to it.
 const WRITE: Duration = Duration::from_secs(2);
 /// The longest text of a frame: an error's sentence, an id of NCCL's.
 const LONGEST: usize = 64 << 10;
@@ -27,18 +27,18 @@ const LONGEST: usize = 64 << 10;
 const ALL: u32 = u32::MAX;
 const HEADER: usize = 29;
 
-/// What a frame says; the numbers are those on the wire.
+/// The numbers are those on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FrameKind {
     /// The sender's work is done.
     Ended = 1,
-    /// The rank `seq_no` has come to a bad end: the first letter of the text says how, the rest why.
+    /// A rank, whose number is in `seq_no`, has failed: the first byte of the text says how, the rest why.
     Failed,
-    /// Whether the `seq_no`-th call of the group `name` was made.
+    /// Asks whether call `seq_no` of the group `name` was made.
     Ask,
-    /// The text says so.
+    /// To that: a byte, 1 for yes.
     Answer,
-    Letter,
+    Message,
 }
 
 #[derive(Debug, Clone)]
@@ -51,13 +51,13 @@ struct ControlFrame {
     text: Vec<u8>,
 }
 
-/// One rank's end of what all hear of each other.
+/// One rank's end of the connections over which ranks learn of each other's state.
 #[derive(Debug)]
 pub(crate) struct ControlPlane {
     rank: usize,
     /// Of rank 0, to all others, in the order of ranks; of the others, to rank 0.
     streams: Vec<Mutex<TcpStream>>,
-    heard: Mutex<ControlState>,
+    state: Mutex<ControlState>,
     changed: Condvar,
     failed: OnceLock<RankFailure>,
 }
@@ -66,14 +66,14 @@ pub(crate) struct ControlPlane {
 struct ControlState {
     ended: Vec<bool>,
     /// Calls that this rank has made, by the group's name.
-    turns: HashMap<u64, u64>,
-    /// Whether a rank has come to a call, by name and turn.
+    call_counts: HashMap<u64, u64>,
+    /// Whether a rank has made a call, by the group's name and the call's `seq_no`.
     answers: HashMap<(u64, u64), Vec<(usize, bool)>>,
-    letters: HashMap<u64, Vec<u8>>,
+    messages: HashMap<u64, Vec<u8>>,
 }
 
 impl ControlPlane {
-    /// Listens from now on to what those of the rendezvous say.
+    /// Starts a thread for each connection of the rendezvous, which receives what its peer sends.
     pub(crate) fn start(rendezvous: Rendezvous) -> Result<Arc<ControlPlane>> {
         let (rank, size) = (rendezvous.rank(), rendezvous.size());
         let peers = rendezvous.into_streams();
@@ -82,14 +82,14 @@ impl ControlPlane {
         };
         let mut streams = Vec::new();
         for peer in &peers {
-            let own = peer.try_clone().map_err(launch)?;
-            own.set_write_timeout(Some(WRITE)).map_err(launch)?;
-            own.set_read_timeout(None).map_err(launch)?;
-            streams.push(Mutex::new(own));
+            let writer = peer.try_clone().map_err(launch)?;
+            writer.set_write_timeout(Some(WRITE)).map_err(launch)?;
+            writer.set_read_timeout(None).map_err(launch)?;
+            streams.push(Mutex::new(writer));
         }
-        let heard = Mutex::new(ControlState { ended: vec![false; size], ..ControlState::default() });
+        let state = Mutex::new(ControlState { ended: vec![false; size], ..ControlState::default() });
         let (changed, failed) = (Condvar::new(), OnceLock::new());
-        let control = Arc::new(ControlPlane { rank, streams, heard, changed, failed });
+        let control = Arc::new(ControlPlane { rank, streams, state, changed, failed });
         for (index, stream) in peers.into_iter().enumerate() {
             let (control, peer) = (control.clone(), if rank == 0 { index + 1 } else { 0 });
             let thread = thread::Builder::new().name("espalier-control".into());
@@ -108,132 +108,132 @@ impl ControlPlane {
         self.failed.get()
     }
 
-    /// Counts a call of a group, and returns its turn.
+    /// Counts a call of a group, and returns its `seq_no`.
     pub(crate) fn begin_call(&self, name: u64) -> u64 {
-        let mut heard = self.heard();
-        let seq_no = heard.turns.entry(name).or_default();
+        let mut state = self.state();
+        let seq_no = state.call_counts.entry(name).or_default();
         *seq_no += 1;
         *seq_no - 1
     }
 
-    /// Those of `members` who have not made a call, or do not answer.
-    pub(crate) fn call_roll(&self, name: u64, seq_no: u64, members: &[usize]) -> Vec<usize> {
+    /// Asks the other `members` whether they made a call; returns those that have not, or do not answer.
+    pub(crate) fn find_missing(&self, name: u64, seq_no: u64, members: &[usize]) -> Vec<usize> {
         let others: Vec<usize> = members.iter().copied().filter(|&member| member != self.rank).collect();
-        self.heard().answers.insert((name, seq_no), Vec::new());
+        self.state().answers.insert((name, seq_no), Vec::new());
         for &other in &others {
             self.send(ControlFrame { seq_no, ..self.frame(FrameKind::Ask, other as u32, name) });
         }
-        let (until, mut heard) = (Instant::now() + ROLL_CALL, self.heard());
+        let (until, mut state) = (Instant::now() + ANSWER_TIMEOUT, self.state());
         loop {
-            let answers = &heard.answers[&(name, seq_no)];
+            let answers = &state.answers[&(name, seq_no)];
             let left = until.saturating_duration_since(Instant::now());
             if answers.len() == others.len() || left.is_zero() {
                 break;
             }
-            heard = self.changed.wait_timeout(heard, left).expect("no panic while locked").0;
+            state = self.changed.wait_timeout(state, left).expect("no panic while locked").0;
         }
-        let answers = heard.answers.remove(&(name, seq_no)).expect("inserted above");
+        let answers = state.answers.remove(&(name, seq_no)).expect("inserted above");
         others.into_iter().filter(|&other| !answers.contains(&(other, true))).collect()
     }
 
-    /// Sends a letter, which the other finds under its name.
+    /// Sends a message, which the receiver fetches by its name.
     pub(crate) fn post(&self, to: usize, name: u64, text: Vec<u8>) {
-        self.send(ControlFrame { text, ..self.frame(FrameKind::Letter, to as u32, name) });
+        self.send(ControlFrame { text, ..self.frame(FrameKind::Message, to as u32, name) });
     }
 
-    /// Waits for a letter, for as long as no rank has failed.
+    /// Waits for a message, for as long as no rank has failed.
     pub(crate) fn fetch(&self, name: u64) -> Result<Vec<u8>, String> {
-        let mut heard = self.heard();
+        let mut state = self.state();
         loop {
-            if let Some(text) = heard.letters.remove(&name) {
+            if let Some(text) = state.messages.remove(&name) {
                 return Ok(text);
             }
             if let Some(RankFailure { rank, how, why }) = self.failed() {
                 return Err(format!("rank {rank} {how}: {why}"));
             }
-            heard = self.changed.wait(heard).expect("no panic while locked");
+            state = self.changed.wait(state).expect("no panic while locked");
         }
     }
 
-    /// Tells all that this rank's work is done, and waits for theirs; returns whether they have ended within
+    /// Sends all that this rank's work is done, and waits for theirs; returns whether they have ended within
     /// the limit, or one of them has failed.
     pub(crate) fn end(&self, limit: Duration) -> bool {
-        self.heard().ended[self.rank] = true;
+        self.state().ended[self.rank] = true;
         self.send(self.frame(FrameKind::Ended, ALL, 0));
         let is_over =
-            |heard: &mut ControlState| self.failed().is_some() || heard.ended.iter().all(|&ended| ended);
-        let waited = self.changed.wait_timeout_while(self.heard(), limit, |heard| !is_over(heard));
+            |state: &mut ControlState| self.failed().is_some() || state.ended.iter().all(|&ended| ended);
+        let waited = self.changed.wait_timeout_while(self.state(), limit, |state| !is_over(state));
         let in_time = !waited.expect("no panic while locked").1.timed_out();
         if in_time {
-            // Those who listen here, and there, end with it.
-            self.say_no_more();
+            // The threads that listen, here and there, end with it.
+            self.shutdown_writes();
         }
         in_time
     }
 
-    /// Tells all that this rank has failed, or which one did before it.
+    /// Sends all that this rank has failed, or which one did before it.
     pub(crate) fn fail(&self, how: &'static str, why: String) {
-        self.heard().ended[self.rank] = true;
+        self.state().ended[self.rank] = true;
         self.note(RankFailure { rank: self.rank, how, why });
-        // The first failure, whosever it is: the thread that heard of it may not have come to telling it.
-        self.tell_failed();
-        self.say_no_more();
+        // The first failure, whosever it is: the thread that received it may not have sent it on yet.
+        self.broadcast_failure();
+        self.shutdown_writes();
     }
 
-    /// Ends what this rank says; what was said is delivered before that.
-    fn say_no_more(&self) {
+    /// Closes the connections for writing; what was sent is delivered before that.
+    fn shutdown_writes(&self) {
         for stream in &self.streams {
             let _ = stream.lock().expect("no panic while locked").shutdown(Shutdown::Write);
         }
     }
 
-    fn heard(&self) -> MutexGuard<'_, ControlState> {
-        self.heard.lock().expect("no panic while locked")
+    fn state(&self) -> MutexGuard<'_, ControlState> {
+        self.state.lock().expect("no panic while locked")
     }
 
     fn frame(&self, kind: FrameKind, to: u32, name: u64) -> ControlFrame {
         ControlFrame { kind, from: self.rank as u32, to, name, seq_no: 0, text: Vec::new() }
     }
 
-    /// Hears one connection until it is closed.
+    /// Receives from one connection until it is closed.
     fn listen(&self, peer: usize, mut stream: TcpStream) {
         while let Ok(frame) = ControlFrame::read(&mut stream) {
             self.send(frame);
         }
-        if !self.heard().ended[peer] {
+        if !self.state().ended[peer] {
             let why = "its connection was closed, as of a process that was killed".to_owned();
             if self.note(RankFailure { rank: peer, how: "was lost", why }) {
-                self.tell_failed();
+                self.broadcast_failure();
             }
         }
     }
 
-    /// Hands a frame to whom it is for: that may be this rank, or, on rank 0, others.
+    /// Hands a frame to its receiver: this rank or, on rank 0, others.
     fn send(&self, frame: ControlFrame) {
-        let (own, from) = (self.rank as u32, frame.from);
+        let (rank, from) = (self.rank as u32, frame.from);
         let is_hub = self.rank == 0;
         let bytes = frame.bytes();
         for (index, stream) in self.streams.iter().enumerate() {
             let receiver = index as u32 + 1;
             let wanted = match is_hub {
                 true => frame.to == receiver || frame.to == ALL && from != receiver,
-                false => from == own && frame.to != own,
+                false => from == rank && frame.to != rank,
             };
             if wanted {
-                // One that cannot be told is found missing.
+                // A rank that cannot be reached is found missing.
                 let _ = stream.lock().expect("no panic while locked").write_all(&bytes);
             }
         }
-        // It was handed on first: whoever hears that all have ended may end the process.
-        if from != own && (frame.to == own || frame.to == ALL) {
-            self.hear(&frame);
+        // It was forwarded first: whoever learns that all have ended may end the process.
+        if from != rank && (frame.to == rank || frame.to == ALL) {
+            self.receive(&frame);
         }
     }
 
-    fn hear(&self, frame: &ControlFrame) {
+    fn receive(&self, frame: &ControlFrame) {
         let from = frame.from as usize;
         match frame.kind {
-            FrameKind::Ended => self.heard().ended[from] = true,
+            FrameKind::Ended => self.state().ended[from] = true,
             FrameKind::Failed => {
                 let how = match frame.text.first() {
                     Some(b'p') => "panicked",
@@ -241,21 +241,21 @@ impl ControlPlane {
                     _ => "failed",
                 };
                 let why = String::from_utf8_lossy(frame.text.get(1..).unwrap_or_default()).into_owned();
-                self.heard().ended[from] = true;
+                self.state().ended[from] = true;
                 self.note(RankFailure { rank: frame.seq_no as usize, how, why });
             }
             FrameKind::Ask => {
-                let made = self.heard().turns.get(&frame.name).copied().unwrap_or(0);
+                let made = self.state().call_counts.get(&frame.name).copied().unwrap_or(0);
                 let answer = self.frame(FrameKind::Answer, frame.from, frame.name);
                 let text = vec![u8::from(made > frame.seq_no)];
                 self.send(ControlFrame { seq_no: frame.seq_no, text, ..answer });
             }
             FrameKind::Answer => {
-                if let Some(answers) = self.heard().answers.get_mut(&(frame.name, frame.seq_no)) {
+                if let Some(answers) = self.state().answers.get_mut(&(frame.name, frame.seq_no)) {
                     answers.push((from, frame.text == [1]));
                 }
             }
-            FrameKind::Letter => drop(self.heard().letters.insert(frame.name, frame.text.clone())),
+            FrameKind::Message => drop(self.state().messages.insert(frame.name, frame.text.clone())),
         }
         self.changed.notify_all();
     }
@@ -263,13 +263,13 @@ impl ControlPlane {
     /// Notes who failed; returns whether it is the first.
     fn note(&self, failed: RankFailure) -> bool {
         let is_first = self.failed.set(failed).is_ok();
-        // Whoever is about to wait has looked, or will be woken up.
-        drop(self.heard());
+        // Whoever is about to wait has checked, or will be woken up.
+        drop(self.state());
         self.changed.notify_all();
         is_first
     }
 
-    fn tell_failed(&self) {
+    fn broadcast_failure(&self) {
         let Some(RankFailure { rank, how, why }) = self.failed() else { return };
         let mut text = vec![how.as_bytes()[0]];
         text.extend(why.bytes().take(LONGEST - 1));
@@ -292,18 +292,25 @@ impl ControlFrame {
     fn read(stream: &mut impl Read) -> std::io::Result<ControlFrame> {
         let mut header = [0; HEADER];
         stream.read_exact(&mut header)?;
-        let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
-        let long = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("eight bytes"));
+        let read_u32 = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
+        let read_u64 = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("eight bytes"));
         let kinds =
-            [FrameKind::Ended, FrameKind::Failed, FrameKind::Ask, FrameKind::Answer, FrameKind::Letter];
+            [FrameKind::Ended, FrameKind::Failed, FrameKind::Ask, FrameKind::Answer, FrameKind::Message];
         let kind = kinds.into_iter().find(|kind| *kind as u8 == header[0]);
-        let length = word(25) as usize;
+        let length = read_u32(25) as usize;
         let Some(kind) = kind.filter(|_| length <= LONGEST) else {
             return Err(std::io::ErrorKind::InvalidData.into());
         };
         let mut text = vec![0; length];
         stream.read_exact(&mut text)?;
-        Ok(ControlFrame { kind, from: word(1), to: word(5), name: long(9), seq_no: long(17), text })
+        Ok(ControlFrame {
+            kind,
+            from: read_u32(1),
+            to: read_u32(5),
+            name: read_u64(9),
+            seq_no: read_u64(17),
+            text,
+        })
     }
 }
 
@@ -322,7 +329,7 @@ mod tests {
         let one = |rank: usize| {
             let (host, ports) = ("127.0.0.1".to_owned(), vec![free.port()]);
             let config = RendezvousConfig { rank, size, local_rank: rank, host, ports };
-            work(rank, ControlPlane::start(Rendezvous::meet(&config, LONG).unwrap()).unwrap())
+            work(rank, ControlPlane::start(Rendezvous::connect(&config, LONG).unwrap()).unwrap())
         };
         thread::scope(|scope| {
             let threads: Vec<_> = (0..size).map(|rank| scope.spawn(move || one(rank))).collect();
@@ -341,7 +348,7 @@ mod tests {
 
     #[test]
     fn letters_arrive_and_all_wait_for_the_last() {
-        let letters = ranks(4, |rank, control| {
+        let received = ranks(4, |rank, control| {
             (0..4)
                 .filter(|&to| to != rank)
                 .for_each(|to| control.post(to, rank as u64, vec![rank as u8, to as u8]));
@@ -350,7 +357,7 @@ mod tests {
             assert!(control.end(LONG) && control.failed().is_none());
             (letter, from)
         });
-        for (rank, (letter, from)) in letters.into_iter().enumerate() {
+        for (rank, (letter, from)) in received.into_iter().enumerate() {
             assert_eq!(letter, [from as u8, rank as u8]);
         }
     }
@@ -364,7 +371,7 @@ mod tests {
                     let seq_no = control.begin_call(7);
                     // Until the others have made their calls.
                     (0..4).filter(|&from| from != 1).for_each(|from| drop(control.fetch(100 + from as u64)));
-                    control.call_roll(7, seq_no, &[0, 1, 2, 3])
+                    control.find_missing(7, seq_no, &[0, 1, 2, 3])
                 }
                 // Rank 2 has made one call less.
                 _ => {
@@ -382,23 +389,23 @@ mod tests {
     #[test]
     fn a_rank_that_fails_is_known_to_all_with_its_words() {
         for bad in [0, 2] {
-            let heard = ranks(3, |rank, control| {
+            let failures = ranks(3, |rank, control| {
                 if rank == bad {
                     control.fail("panicked", "the disk is on fire".into());
                 }
                 first_failure(&control)
             });
-            for failed in heard {
+            for failed in failures {
                 assert_eq!((failed.rank, failed.how, &*failed.why), (bad, "panicked", "the disk is on fire"));
             }
         }
     }
 
-    /// As when a process is killed: its connections close, and nothing was said.
+    /// As when a process is killed: its connections close, and nothing was sent.
     #[test]
     fn a_rank_whose_connection_closes_is_lost() {
         for bad in [0, 1] {
-            let heard = ranks(3, |rank, control| {
+            let failures = ranks(3, |rank, control| {
                 if rank == bad {
                     for stream in &control.streams {
                         stream.lock().unwrap().shutdown(Shutdown::Both).unwrap();
@@ -407,7 +414,7 @@ mod tests {
                 let failed = first_failure(&control);
                 (rank != bad).then_some((failed.rank, failed.how))
             });
-            assert_eq!(heard.into_iter().flatten().collect::<Vec<_>>(), [(bad, "was lost"); 2]);
+            assert_eq!(failures.into_iter().flatten().collect::<Vec<_>>(), [(bad, "was lost"); 2]);
         }
     }
 }

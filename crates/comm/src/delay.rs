@@ -25,7 +25,7 @@ pub(crate) struct DelayedTransport {
     beneath: Arc<dyn Transport>,
     link: SimulatedLink,
     /// Calls on their way to the thread that hands them on.
-    late: Mutex<Sender<DelayedCall>>,
+    queue: Mutex<Sender<DelayedCall>>,
 }
 
 /// What leads out of a rank.
@@ -38,7 +38,7 @@ pub(crate) struct SimulatedLink {
 
 impl SimulatedLink {
     /// Whatever is sent sets off after so long.
-    pub(crate) fn late(latency: Duration) -> SimulatedLink {
+    pub(crate) fn with_latency(latency: Duration) -> SimulatedLink {
         SimulatedLink { latency, rate: None }
     }
 
@@ -74,7 +74,7 @@ struct DelayedCall {
 
 impl DelayedTransport {
     pub(crate) fn new(beneath: Arc<dyn Transport>, link: SimulatedLink) -> DelayedTransport {
-        let (late, calls) = channel::<DelayedCall>();
+        let (queue, calls) = channel::<DelayedCall>();
         let below = beneath.clone();
         thread::spawn(move || {
             for DelayedCall { due, buffers, started } in calls {
@@ -83,7 +83,7 @@ impl DelayedTransport {
                 let _ = started.send(below.start(buffers, false));
             }
         });
-        DelayedTransport { beneath, link, late: Mutex::new(late) }
+        DelayedTransport { beneath, link, queue: Mutex::new(queue) }
     }
 }
 
@@ -106,14 +106,14 @@ impl Transport for DelayedTransport {
         if matches!(buffers.call.operation, Operation::Receive { .. }) {
             return self.beneath.start(buffers, attended);
         }
-        let (started, coming) = channel();
+        let (started, receiver) = channel();
         let call = buffers.call;
         let due = self.link.due(&call, self.rank(), self.members().len());
-        let late = DelayedCall { due, buffers, started };
+        let delayed = DelayedCall { due, buffers, started };
         let rank = self.members()[self.rank()];
-        let sent = self.late.lock().is_ok_and(|thread| thread.send(late).is_ok());
+        let sent = self.queue.lock().is_ok_and(|thread| thread.send(delayed).is_ok());
         match sent {
-            true => Ok(Box::new(DelayedPending { rank, call, coming, there: None })),
+            true => Ok(Box::new(DelayedPending { rank, call, receiver, there: None })),
             false => Err(lost(rank, call)),
         }
     }
@@ -138,14 +138,14 @@ impl Transport for DelayedTransport {
 struct DelayedPending {
     rank: usize,
     call: Call,
-    coming: Receiver<Result<Box<dyn Pending>>>,
+    receiver: Receiver<Result<Box<dyn Pending>>>,
     there: Option<Box<dyn Pending>>,
 }
 
 impl Pending for DelayedPending {
     fn is_done(&mut self) -> Result<bool> {
         if self.there.is_none() {
-            match self.coming.try_recv() {
+            match self.receiver.try_recv() {
                 Ok(started) => self.there = Some(started?),
                 Err(TryRecvError::Empty) => return Ok(false),
                 Err(TryRecvError::Disconnected) => return Err(lost(self.rank, self.call)),
@@ -157,7 +157,7 @@ impl Pending for DelayedPending {
     fn wait(self: Box<Self>, limit: Duration) -> Result<Option<CommBuffer>> {
         let pending = match self.there {
             Some(pending) => pending,
-            None => self.coming.recv().map_err(|_| lost(self.rank, self.call))??,
+            None => self.receiver.recv().map_err(|_| lost(self.rank, self.call))??,
         };
         pending.wait(limit)
     }

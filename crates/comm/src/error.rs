@@ -12,7 +12,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// What a peer, a machine or a wrong call can cause.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
-    /// Somebody did not come within the limit.
+    /// A rank did not make the call within the limit.
     #[error(
         "rank {rank} waited {} for {} in {call}{}; a rank that is missing has stopped, is slower than the limit, or \
          made another call",
@@ -27,7 +27,7 @@ pub enum Error {
         among: Vec<usize>,
         /// How long it did, which is the limit or a little more.
         waited: Duration,
-        /// Those of them that had not come.
+        /// Those of them that had not made it.
         missing: Vec<usize>,
     },
     /// Another rank failed, and with it all that is waited for.
@@ -44,14 +44,14 @@ pub enum Error {
         /// That rank's own message.
         why: String,
     },
-    /// Another rank came to its end without making a call that this one waits for.
+    /// Another rank ended without making a call that this one waits for.
     #[error("rank {rank} waits in {call} for {}, which ended without it", ranks(.ended))]
     PeerEnded {
         /// The rank that would wait for ever.
         rank: usize,
         /// The call that it was in.
         call: Call,
-        /// Those that will not come.
+        /// Those that will not make it.
         ended: Vec<usize>,
     },
     /// Two ranks made calls that do not belong together.

@@ -1,4 +1,4 @@
-//! How the work of ranks comes to nothing: what a transport's `run` returns.
+//! How the work of ranks fails: the error that a transport's `run` returns.
 
 use std::any::Any;
 use std::fmt::{Debug, Display};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::call::Call;
 use crate::error::{DisplaySeconds, Error, ranks};
 
-/// The first rank to fail, and what it said.
+/// The first rank to fail, and its message.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure<E: Debug + Display> {
     /// The ranks could not be started, or did not find each other.
@@ -28,7 +28,7 @@ pub enum Failure<E: Debug + Display> {
         /// The panic's message.
         message: String,
     },
-    /// This rank came to its end, but another did not.
+    /// This rank's work is done, but another failed.
     #[error("rank {rank} {how}: {why}")]
     Peer {
         /// Its number in the world.
@@ -38,13 +38,13 @@ pub enum Failure<E: Debug + Display> {
         /// The message of its error or panic.
         why: String,
     },
-    /// A rank came to a bad end, and others to none.
+    /// A rank failed, and others did not end.
     #[error(
         "{}; the run ends without {}, not heard of for another {}",
-        words(.first), ranks(.left), DisplaySeconds(*.waited)
+        sentence(.first), ranks(.left), DisplaySeconds(*.waited)
     )]
     LeftBehind {
-        /// What the one that failed came to.
+        /// The failure of the first.
         first: Box<Failure<E>>,
         /// Those who hang, or compute on.
         left: Vec<usize>,
@@ -53,12 +53,12 @@ pub enum Failure<E: Debug + Display> {
     },
 }
 
-/// What a failure says. A function, since the derived bounds of a type that holds itself would never end.
-fn words<E: Debug + Display>(failure: &Failure<E>) -> String {
+/// The message of a failure. A function, since the derived bounds of a type that holds itself would never end.
+fn sentence<E: Debug + Display>(failure: &Failure<E>) -> String {
     failure.to_string()
 }
 
-/// The first rank of a world that is known to have come to a bad end.
+/// The first rank of a world that is known to have failed.
 #[derive(Debug, Clone)]
 pub(crate) struct RankFailure {
     pub(crate) rank: usize,
@@ -68,13 +68,13 @@ pub(crate) struct RankFailure {
 }
 
 impl RankFailure {
-    /// What it is to a rank that is in a call.
+    /// The error of a rank that is in a call.
     pub(crate) fn stops(&self, rank: usize, call: Call) -> Error {
         Error::PeerFailed { rank, call, failed: self.rank, how: self.how, why: self.why.clone() }
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(|s| &**s));
     text.unwrap_or("without a message").to_owned()

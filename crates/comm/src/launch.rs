@@ -1,4 +1,4 @@
-//! What a launcher says of its ranks, in the variables that it sets for each process.
+//! What a launcher sets for its ranks, in the variables of each process.
 //!
 //! [`LaunchedProcess`] is read before anything is connected: whether there is a launcher at all, which rank
 //! this process is to be, and of how many. [`RendezvousConfig`](crate::rendezvous::RendezvousConfig) is what
@@ -6,7 +6,7 @@
 //!
 //! A known trap: a program that was linked with one MPI and started by another's launcher, or without a
 //! launcher's plugin, does not fail. Every copy believes to be rank 0 of 1, and all do the same work. So what
-//! a transport found is held against what the launcher meant.
+//! a transport found is compared with what the launcher meant.
 
 use crate::error::{Error, Result};
 
@@ -30,7 +30,7 @@ struct LauncherVariables {
     launcher: Launcher,
     size: &'static str,
     rank: &'static str,
-    /// How many ranks the machine has, where that is said.
+    /// How many ranks the machine has, where the launcher sets that.
     local_size: Option<&'static str>,
 }
 
@@ -80,7 +80,7 @@ pub struct LaunchedProcess {
 }
 
 impl LaunchedProcess {
-    /// From the variables of this process; `None` where it is alone.
+    /// From the variables of this process; `None` where it is the only one.
     pub fn from_environment() -> Result<Option<LaunchedProcess>> {
         LaunchedProcess::from_variables(|name| std::env::var(name).ok())
     }
@@ -120,8 +120,8 @@ impl LaunchedProcess {
 
 /// Checks that `found` ranks are as many as the launcher started. `variable` looks a variable up.
 pub fn check_size(found: usize, variable: impl Fn(&str) -> Option<String>) -> Result<()> {
-    let said = SIZES.into_iter().find_map(|name| Some((name, variable(name)?)));
-    let Some((name, value)) = said else { return Ok(()) };
+    let named = SIZES.into_iter().find_map(|name| Some((name, variable(name)?)));
+    let Some((name, value)) = named else { return Ok(()) };
     let trimmed = value.trim();
     if trimmed.parse() == Ok(found) {
         return Ok(());
@@ -180,18 +180,18 @@ mod tests {
 
     #[test]
     fn variables_that_make_no_rank_are_named() {
-        let say = |variables: &[(&str, &str)]| launched(variables).unwrap_err();
+        let message_of = |variables: &[(&str, &str)]| launched(variables).unwrap_err();
         assert_eq!(
-            say(&[("WORLD_SIZE", "4")]),
+            message_of(&[("WORLD_SIZE", "4")]),
             "WORLD_SIZE is set but RANK is not, which says which rank this is"
         );
         assert_eq!(
-            say(&[("OMPI_COMM_WORLD_SIZE", "0"), ("OMPI_COMM_WORLD_RANK", "0")]),
+            message_of(&[("OMPI_COMM_WORLD_SIZE", "0"), ("OMPI_COMM_WORLD_RANK", "0")]),
             "OMPI_COMM_WORLD_SIZE is 0, but this process is a rank: there is at least 1"
         );
-        assert_eq!(say(&[("WORLD_SIZE", "x")]), "WORLD_SIZE must be a whole number, got `x`");
+        assert_eq!(message_of(&[("WORLD_SIZE", "x")]), "WORLD_SIZE must be a whole number, got `x`");
         assert_eq!(
-            say(&[("PMI_SIZE", "4"), ("PMI_RANK", "4")]),
+            message_of(&[("PMI_SIZE", "4"), ("PMI_RANK", "4")]),
             "PMI_RANK is 4, but PMI_SIZE is 4: ranks are numbered from 0"
         );
     }

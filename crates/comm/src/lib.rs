@@ -1,11 +1,11 @@
-//! Groups of ranks and their messages: one interface, several ways to carry them.
+//! Groups of ranks and their messages: one interface, several transports.
 //!
 //! A [`Communicator`] is one rank's end of a group. It sends and receives, reduces and gathers
 //! [`CommBuffer`]: tensors, or plain numbers of the host. Whoever starts a message hands its data over and
 //! gets it back when the message is done, so that nobody can touch a buffer while it is on its way; and every
 //! wait has a limit, after which an [`Error`] says who waited for whom, in what, and how long.
 //!
-//! The ways are [`Transport`]s:
+//! The transports:
 //! - [`threads`]: ranks are threads of one process and share its memory;
 //! - `mpi`: ranks are processes that MPI starts and connects. It must be linked, so it is a feature of this crate;
 //! - [`Communicator::single_rank`]: a world of one;

@@ -1,4 +1,4 @@
-//! Elements of several ranks made one: plain loops that vectorise, in the order of ranks and no other.
+//! Reductions over ranks on the host: plain loops that vectorise, in the order of ranks and no other.
 //!
 //! x: one slice a rank, all of one length; y: where the result goes. Every element is `((x0 + x1) + x2) + ..`
 //! whichever thread computes it and however the slices are cut, so that the same call gives the same bits

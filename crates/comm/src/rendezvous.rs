@@ -20,7 +20,7 @@ const LARGEST: usize = 64 << 20;
 /// Ports that are tried where the launcher itself sits on the one it names.
 const PORTS_BESIDE: u16 = 8;
 
-/// What a launcher tells a process.
+/// What a launcher sets for a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RendezvousConfig {
     /// Its number in the world.
@@ -96,8 +96,8 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// Waits until all ranks have come, or names those that have not.
-    pub fn meet(config: &RendezvousConfig, limit: Duration) -> Result<Rendezvous> {
+    /// Waits until all ranks have connected, or names those that have not.
+    pub fn connect(config: &RendezvousConfig, limit: Duration) -> Result<Rendezvous> {
         let until = Deadline::new(limit);
         let peers = match config {
             RendezvousConfig { size: 1, .. } => Vec::new(),
@@ -105,7 +105,7 @@ impl Rendezvous {
             _ => vec![join(config, until)?],
         };
         let mut met = Rendezvous { rank: config.rank, size: config.size, peers };
-        // Nobody goes on before all have come.
+        // Nobody goes on before all have connected.
         met.gather(&[], until.left().max(PAUSE))?;
         Ok(met)
     }
@@ -136,13 +136,13 @@ impl Rendezvous {
             .map(|peer| peer.peer_addr().map(|address| address.ip().to_canonical()))
             .collect::<std::io::Result<_>>()
             .map_err(launch)?;
-        let words: Vec<String> = seen.iter().map(IpAddr::to_string).collect();
-        let table = self.gather(words.join(" ").as_bytes(), limit)?.swap_remove(0);
-        let own = IpAddr::from([127, 0, 0, 1]);
-        let root = if self.rank == 0 { own } else { seen[0] };
+        let addresses: Vec<String> = seen.iter().map(IpAddr::to_string).collect();
+        let table = self.gather(addresses.join(" ").as_bytes(), limit)?.swap_remove(0);
+        let local = IpAddr::from([127, 0, 0, 1]);
+        let root = if self.rank == 0 { local } else { seen[0] };
         let table = String::from_utf8_lossy(&table).into_owned();
         // Who comes over the loopback is on rank 0's machine: others reach it where they reach rank 0.
-        let others = table.split_whitespace().map(|word| match word.parse() {
+        let others = table.split_whitespace().map(|address| match address.parse() {
             Ok(ip) if !IpAddr::is_loopback(&ip) => ip,
             _ => root,
         });
@@ -151,8 +151,8 @@ impl Rendezvous {
         Ok(std::iter::once(root).chain(others).zip(ports).map(|(ip, port)| (ip, port).into()).collect())
     }
 
-    /// What all ranks give, in the order of ranks. All must call it.
-    pub fn gather(&mut self, own: &[u8], limit: Duration) -> Result<Vec<Vec<u8>>> {
+    /// An all-gather of a few bytes, in the order of ranks. All must call it.
+    pub fn gather(&mut self, local: &[u8], limit: Duration) -> Result<Vec<Vec<u8>>> {
         let until = Deadline::new(limit);
         let lost = |rank: usize, peer: usize, error: std::io::Error| -> Error {
             let why = if timed_out(&error) {
@@ -167,23 +167,25 @@ impl Rendezvous {
         if self.rank > 0 {
             let rank = self.rank;
             let root = &mut self.peers[0];
-            send(root, own, until).map_err(|error| lost(rank, 0, error))?;
+            send(root, local, until).map_err(|error| lost(rank, 0, error))?;
             return (0..self.size)
                 .map(|_| receive(root, until).map_err(|error| lost(rank, 0, error)))
                 .collect();
         }
-        let mut all = vec![own.to_vec()];
+        let mut all = vec![local.to_vec()];
         for (i, peer) in self.peers.iter_mut().enumerate() {
             all.push(receive(peer, until).map_err(|error| lost(0, i + 1, error))?);
         }
         for (i, peer) in self.peers.iter_mut().enumerate() {
-            all.iter().try_for_each(|part| send(peer, part, until)).map_err(|error| lost(0, i + 1, error))?;
+            all.iter()
+                .try_for_each(|bytes| send(peer, bytes, until))
+                .map_err(|error| lost(0, i + 1, error))?;
         }
         Ok(all)
     }
 }
 
-/// Rank 0: listens until all others have come.
+/// Rank 0: listens until all others have connected.
 fn welcome(config: &RendezvousConfig, until: Deadline) -> Result<Vec<TcpStream>> {
     let listener = listen(config)?;
     listener.set_nonblocking(true).map_err(|e| Error::Launch { what: format!("cannot listen: {e}") })?;
@@ -239,7 +241,7 @@ fn listen(config: &RendezvousConfig) -> Result<TcpListener> {
     launch(format!("rank 0 cannot listen on MASTER_PORT {refused}; choose another port"))
 }
 
-/// All others: come to rank 0, as soon as it listens.
+/// All others: connect to rank 0, as soon as it listens.
 fn join(config: &RendezvousConfig, until: Deadline) -> Result<TcpStream> {
     let mut last = String::from("nothing answered");
     loop {
@@ -286,12 +288,12 @@ fn knock(config: &RendezvousConfig, port: u16, until: Deadline) -> std::io::Resu
     Ok((magic == MAGIC).then_some(root))
 }
 
-/// What a rank says first: who it is, of how many.
+/// What a rank sends first: its number, and of how many it is one.
 fn hello(config: &RendezvousConfig) -> Vec<u8> {
     [&MAGIC[..], &(config.rank as u64).to_le_bytes(), &(config.size as u64).to_le_bytes()].concat()
 }
 
-/// Hears who has come, and says that this is the place; `None` for a stranger.
+/// Receives who has connected, and confirms that this is rank 0; `None` for a stranger.
 fn greeted(peer: &mut TcpStream, until: Deadline) -> std::io::Result<Option<(usize, usize)>> {
     peer.set_nonblocking(false)?;
     peer.set_nodelay(true)?;
@@ -302,8 +304,9 @@ fn greeted(peer: &mut TcpStream, until: Deadline) -> std::io::Result<Option<(usi
         return Ok(None);
     }
     write(peer, &MAGIC, soon)?;
-    let word = |at: usize| u64::from_le_bytes(hello[at..at + 8].try_into().expect("eight bytes")) as usize;
-    Ok(Some((word(8), word(16))))
+    let read_u64 =
+        |at: usize| u64::from_le_bytes(hello[at..at + 8].try_into().expect("eight bytes")) as usize;
+    Ok(Some((read_u64(8), read_u64(16))))
 }
 
 /// A length and as many bytes.
@@ -326,7 +329,7 @@ fn receive(peer: &mut TcpStream, until: Deadline) -> std::io::Result<Vec<u8>> {
 
 fn write(peer: &mut TcpStream, mut bytes: &[u8], until: Deadline) -> std::io::Result<()> {
     while !bytes.is_empty() {
-        peer.set_write_timeout(Some(until.left_or_late()?))?;
+        peer.set_write_timeout(Some(until.left_or_timed_out()?))?;
         match peer.write(bytes) {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
             Ok(n) => bytes = &bytes[n..],
@@ -339,7 +342,7 @@ fn write(peer: &mut TcpStream, mut bytes: &[u8], until: Deadline) -> std::io::Re
 
 fn read(peer: &mut TcpStream, mut bytes: &mut [u8], until: Deadline) -> std::io::Result<()> {
     while !bytes.is_empty() {
-        peer.set_read_timeout(Some(until.left_or_late()?))?;
+        peer.set_read_timeout(Some(until.left_or_timed_out()?))?;
         match peer.read(bytes) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(n) => bytes = &mut bytes[n..],
@@ -362,7 +365,7 @@ fn launch<T>(what: String) -> Result<T> {
     Err(Error::Launch { what })
 }
 
-/// Until when something may take.
+/// When an operation must be done.
 #[derive(Debug, Clone, Copy)]
 struct Deadline {
     start: Instant,
@@ -383,7 +386,7 @@ impl Deadline {
     }
 
     /// For sockets, to which no time at all means no limit.
-    fn left_or_late(&self) -> std::io::Result<Duration> {
+    fn left_or_timed_out(&self) -> std::io::Result<Duration> {
         let left = self.left();
         if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
     }
@@ -438,14 +441,23 @@ mod tests {
 
     #[test]
     fn what_is_missing_or_wrong_is_named() {
-        let say = |name, value| torchrun_with(name, value).unwrap_err();
+        let message_of = |name, value| torchrun_with(name, value).unwrap_err();
         assert_eq!(
-            say("RANK", None),
+            message_of("RANK", None),
             "RANK is not set: start the ranks with torchrun --no-python or srun, or set it, for example RANK=0"
         );
-        assert_eq!(say("RANK", Some("three")), "RANK must be a whole number, got `three`");
-        assert_eq!(say("RANK", Some("4")), "RANK is 4, but WORLD_SIZE is 4: ranks are numbered from 0");
-        assert!(say("MASTER_ADDR", None).starts_with("MASTER_ADDR is not set: it is the machine of rank 0"));
-        assert_eq!(say("MASTER_PORT", Some("70000")), "MASTER_PORT must be from 1 to 65535, got 70000");
+        assert_eq!(message_of("RANK", Some("three")), "RANK must be a whole number, got `three`");
+        assert_eq!(
+            message_of("RANK", Some("4")),
+            "RANK is 4, but WORLD_SIZE is 4: ranks are numbered from 0"
+        );
+        assert!(
+            message_of("MASTER_ADDR", None)
+                .starts_with("MASTER_ADDR is not set: it is the machine of rank 0")
+        );
+        assert_eq!(
+            message_of("MASTER_PORT", Some("70000")),
+            "MASTER_PORT must be from 1 to 65535, got 70000"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! A world of one rank: what it reduces is its own, what it gathers its own part, and there is nobody to send to.
+//! A world of one rank: a reduction or a gather gives back what went in, and there is nobody to send to.
 //!
 //! So a program need not ask whether there are others.
 
@@ -19,9 +19,9 @@ impl Communicator {
     /// ```
     /// use espalier_comm::{Communicator, Reduce};
     ///
-    /// let alone = Communicator::single_rank();
-    /// assert_eq!(alone.all_reduce(vec![7u64], Reduce::Sum)?, [7]);
-    /// assert_eq!(alone.sent().total(), 0);
+    /// let comm = Communicator::single_rank();
+    /// assert_eq!(comm.all_reduce(vec![7u64], Reduce::Sum)?, [7]);
+    /// assert_eq!(comm.sent().total(), 0);
     /// # Ok::<(), espalier_comm::Error>(())
     /// ```
     pub fn single_rank() -> Communicator {
@@ -77,7 +77,7 @@ impl Transport for SingleRank {
     }
 }
 
-/// The whole of one rank is its part.
+/// The shard of a single rank is the full data.
 fn copy(from: &CommBuffer, into: &mut CommBuffer) -> espalier_tensor::Result<()> {
     match (from, into) {
         (CommBuffer::Tensor(from), CommBuffer::Tensor(into)) => flat::put(into, 0, from, 0..from.len()),

@@ -26,8 +26,8 @@ impl StreamEvent {
         Ok(mark)
     }
 
-    /// Lets later work of a stream wait until the mark has passed.
-    pub(crate) fn hold_back(&self, stream: CUstream) -> Result<(), String> {
+    /// Has later work of a stream wait until the mark has passed.
+    pub(crate) fn make_wait(&self, stream: CUstream) -> Result<(), String> {
         // SAFETY: both handles live; the driver remembers the mark after it is destroyed.
         check(unsafe { sys::cuStreamWaitEvent(stream, self.0, 0) })
     }

@@ -1,6 +1,6 @@
 //! The promise of a result, between the thread of a rank and the one that carries out its calls.
 //!
-//! A rank never waits inside a call of MPI or NCCL, which could not be given up: another thread makes the
+//! A rank never waits inside a call of MPI or NCCL, which could not be abandoned: another thread makes the
 //! call, and the rank waits here, with a limit.
 
 use std::sync::{Arc, Condvar, Mutex, OnceLock};

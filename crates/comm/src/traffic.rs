@@ -1,6 +1,6 @@
 //! Bytes that a rank sends, by what they are for.
 //!
-//! A collective is booked as what it must move at least, whatever algorithm carries it: so the count is the
+//! A collective is counted as what it must move at least, whatever algorithm carries it: so the count is the
 //! same on every transport, and the plan can predict it to the byte. An all-reduce is a reduce-scatter and an
 //! all-gather: of `n` bytes among `P` ranks each sends `2 (P - 1) / P n`.
 
@@ -13,11 +13,11 @@ use crate::call::{Call, Operation};
 /// What a message is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TrafficKind {
-    /// Sums (and maxima) that all get.
+    /// Of sums or maxima, which all get.
     AllReduce,
-    /// Parts that all get.
+    /// Of shards, which all get.
     AllGather,
-    /// Sums of which each gets a part.
+    /// Of sums or maxima, of which each gets a shard.
     ReduceScatter,
     /// One rank's data to all.
     Broadcast,
@@ -101,7 +101,7 @@ impl SentCounter {
     }
 }
 
-/// The chunk of a message that a rank adds up: as even as can be, the first ranks one more. It is the rule by
+/// The chunk of a message that a rank reduces: as even as can be, the first ranks one more. It is the rule by
 /// which `plan` splits too.
 pub fn chunk(elements: usize, size: usize, rank: usize) -> Range<usize> {
     let (each, left) = (elements / size, elements % size);
@@ -118,8 +118,8 @@ pub(crate) fn sent_by(call: &Call, rank: usize, size: usize, halo: bool) -> Opti
         Operation::Send { .. } => Some((TrafficKind::PointToPoint, bytes)),
         Operation::Broadcast { root } if root == rank => Some((TrafficKind::Broadcast, bytes * others)),
         Operation::AllReduce(_) => {
-            let own = chunk(call.elements, size, rank).len() * call.element?.bytes();
-            Some((TrafficKind::AllReduce, bytes - own + own * others))
+            let local_len = chunk(call.elements, size, rank).len() * call.element?.bytes();
+            Some((TrafficKind::AllReduce, bytes - local_len + local_len * others))
         }
         Operation::ReduceScatter(_) => Some((TrafficKind::ReduceScatter, bytes / size * others)),
         Operation::AllGather => Some((TrafficKind::AllGather, bytes / size * others)),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     proptest! {
-        /// All ranks together send exactly what the formula says, however uneven the shares.
+        /// All ranks together send exactly what the formula says, however uneven the chunks.
         #[test]
         fn an_all_reduce_moves_everything_twice_to_all_but_one(size in 1..9usize, elements in 0..100usize) {
             let call = call(Operation::AllReduce(Reduce::Sum), elements);
@@ -151,10 +151,10 @@ mod tests {
         }
 
         #[test]
-        fn shares_part_the_elements(size in 1..9usize, elements in 0..100usize) {
-            let shares: Vec<_> = (0..size).map(|rank| chunk(elements, size, rank)).collect();
-            prop_assert_eq!(shares.iter().cloned().flatten().collect::<Vec<_>>(), (0..elements).collect::<Vec<_>>());
-            let lengths = shares.iter().map(ExactSizeIterator::len);
+        fn chunks_cover_the_elements(size in 1..9usize, elements in 0..100usize) {
+            let chunks: Vec<_> = (0..size).map(|rank| chunk(elements, size, rank)).collect();
+            prop_assert_eq!(chunks.iter().cloned().flatten().collect::<Vec<_>>(), (0..elements).collect::<Vec<_>>());
+            let lengths = chunks.iter().map(ExactSizeIterator::len);
             prop_assert!(lengths.clone().max().unwrap() - lengths.min().unwrap() <= 1);
         }
     }

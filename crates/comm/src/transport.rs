@@ -1,4 +1,4 @@
-//! What a way of carrying messages must offer. [`Communicator`](crate::Communicator) is what is used; this is
+//! What a transport must offer. [`Communicator`](crate::Communicator) is what is used; this is
 //! what it stands on: checked calls whose data the transport owns until they are done.
 
 use std::fmt;
@@ -30,7 +30,7 @@ pub trait Transport: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Parts the group: those of one colour form a new group, in the order of their keys and, where these are
+    /// Splits the group: those of one colour form a new group, in the order of their keys and, where these are
     /// equal, of their ranks. Without a colour a rank is in no new group. All members must call it.
     fn split(&self, colour: Option<usize>, key: usize, limit: Duration)
     -> Result<Option<Arc<dyn Transport>>>;
@@ -39,15 +39,15 @@ pub trait Transport: Send + Sync + fmt::Debug {
 /// A call with its data.
 #[derive(Debug)]
 pub struct CallBuffers {
-    /// What is asked for.
+    /// The operation and its size.
     pub call: Call,
-    /// Data that is only read: what is sent, the parts of an all-gather, the whole of a reduce-scatter.
+    /// Data that is only read: what is sent, the shard of an all-gather, the full data of a reduce-scatter.
     pub read: Option<CommBuffer>,
     /// Data that is written: what is received, or both read and written by an all-reduce.
     pub write: Option<CommBuffer>,
 }
 
-/// A call that was begun. Dropping it gives up its result, not the call: others still get theirs.
+/// A call that was begun. Dropping it discards its result, not the call: others still get theirs.
 pub trait Pending: Send {
     /// Whether it is done, without waiting.
     fn is_done(&mut self) -> Result<bool>;
@@ -56,7 +56,7 @@ pub trait Pending: Send {
     fn wait(self: Box<Self>, limit: Duration) -> Result<Option<CommBuffer>>;
 }
 
-/// What a rank says in a split, for all to gather: its colour, if it has one, and its key.
+/// What a rank gives to a split, for all to gather: its colour, if it has one, and its key.
 pub(crate) fn choice(colour: Option<usize>, key: usize) -> [u64; 2] {
     [colour.map_or(0, |colour| colour as u64 + 1), key as u64]
 }

@@ -1,4 +1,4 @@
-//! What a rank waits for, for whoever listens (`tracing`): said before the wait, so that the last line of a
+//! What a rank waits for, for whoever listens (`tracing`): reported before the wait, so that the last line of a
 //! rank that hangs says what it hangs in. Ranks are those of the world, as in errors.
 
 use std::fmt;
@@ -9,17 +9,17 @@ use tracing::{Level, debug, enabled, trace};
 use crate::call::{Call, Operation};
 use crate::error::ranks;
 
-/// A call under somebody's eyes.
+/// A call that `tracing` reports.
 pub(crate) struct WaitTrace {
-    /// In words that outlive the call's data.
+    /// As text that outlives the call's data.
     what: String,
     begin: Instant,
-    /// Whether it was said that the rank waits for it.
+    /// Whether it was reported that the rank waits for it.
     awaited: bool,
 }
 
 impl WaitTrace {
-    /// Says that a call begins. Nothing where nobody listens, or there is nobody to wait for.
+    /// Reports that a call begins. Nothing where nobody listens, or there is nobody to wait for.
     pub(crate) fn begin(call: Call, members: &[usize], attended: bool) -> Option<WaitTrace> {
         if !enabled!(Level::DEBUG) || members.len() == 1 {
             return None;
@@ -35,7 +35,7 @@ impl WaitTrace {
         Some(watch)
     }
 
-    /// Says that the rank does nothing else any more.
+    /// Reports that the rank only waits from now on.
     pub(crate) fn wait(&mut self) {
         if !self.awaited {
             debug!("waits for {}", self.what);
@@ -43,7 +43,7 @@ impl WaitTrace {
         }
     }
 
-    /// Says that the wait is over, if it was said that it began.
+    /// Reports that the wait is over, if its beginning was.
     pub(crate) fn done(watch: Option<WaitTrace>) {
         if let Some(WaitTrace { what, begin, .. }) = watch {
             trace!("done: {what}, {:.3} ms after it began", begin.elapsed().as_secs_f64() * 1e3);
@@ -77,22 +77,22 @@ mod tests {
 
     #[test]
     fn a_call_names_ranks_of_the_world_and_bytes() {
-        let said = |operation, element: Option<ElementType>| {
+        let text = |operation, element: Option<ElementType>| {
             CallDisplay(Call { operation, element, elements: 12 }, &[1, 3, 5]).to_string()
         };
         let f32 = Some(ElementType::F32);
         assert_eq!(
-            said(Operation::Receive { from: 2, tag: 7 }, f32),
+            text(Operation::Receive { from: 2, tag: 7 }, f32),
             "receive (tag 7) of 12 f32, 48 bytes, from rank 5"
         );
         assert_eq!(
-            said(Operation::Send { to: 1, tag: 7 }, f32),
+            text(Operation::Send { to: 1, tag: 7 }, f32),
             "send (tag 7) of 12 f32, 48 bytes, to rank 3"
         );
         assert_eq!(
-            said(Operation::AllReduce(Reduce::Sum), f32),
+            text(Operation::AllReduce(Reduce::Sum), f32),
             "all_reduce (sum) of 12 f32, 48 bytes, among ranks 1, 3 and 5"
         );
-        assert_eq!(said(Operation::Barrier, None), "barrier among ranks 1, 3 and 5");
+        assert_eq!(text(Operation::Barrier, None), "barrier among ranks 1, 3 and 5");
     }
 }

@@ -1,10 +1,10 @@
-//! A convolution of images that are cut over ranks, against one rank: 3 x 3, 64 channels to 64, batch 32, at
-//! 128, 256 and 512 pixels a side, which is what Dryden et al. (2019) measured on V100s.
+//! A convolution of images that are tiled over ranks, against one rank: 3 x 3, 64 channels to 64, batch 32,
+//! at 128, 256 and 512 pixels a side, which is what Dryden et al. (2019) measured on V100s.
 //! `cargo bench -p espalier-nn --bench spatial [-- --sides 128,256,512] [--grid 2x1] [--batch 32] [--rounds 7] [--passes 4]`
 //!
 //! Ranks are threads, each with one thread to compute. Forward is the exchange of halos and the convolution;
-//! backward is the gradients of tile and halo, the halo's return, the gradient of the weight and its sum over
-//! the ranks. The slowest rank counts.
+//! backward is the gradients of tile and halo, the halo's return, the gradient of the weight and its
+//! all-reduce over the ranks. The slowest rank counts.
 //!
 //! A round measures one rank, the ranks, and one rank again, each in some passes, of which the shortest
 //! counts. Cores that others share change their speed, so the round that is reported is the steadiest: the
@@ -70,8 +70,8 @@ fn rank(world: &Communicator, tiles: &TileGrid, batch: usize, passes: usize) -> 
         let spec = model(tiles.size()[0]);
         let weights = Weights::initialise(&spec, &device, DType::F32, 1)?;
         let window = SlidingWindow { kernel: WINDOW, stride: 1, padding: (WINDOW / 2).into() };
-        let (_, exchanges) = tiles.slide("conv", window).expect("slabs thick enough");
-        let halo = HaloComm::new(exchanges[world.rank()].clone(), world);
+        let (_, halo_plans) = tiles.slide("conv", window).expect("slabs thick enough");
+        let halo = HaloComm::new(halo_plans[world.rank()].clone(), world);
         let layer = TiledConv::new(weights.parameter("conv.weight").expect("a weight"), None, halo);
         let [rows, columns] = tiles.of(world.rank()).size();
         let (x, dy) = (

@@ -1,4 +1,4 @@
-//! The groups of ranks that layers exchange with.
+//! The groups of ranks that layers communicate in.
 
 use espalier_comm::Communicator;
 use espalier_plan::mesh::{Axis, Mesh};
@@ -13,7 +13,7 @@ pub struct AxisGroups {
     stages: Communicator,
     spatial: Communicator,
     tensor: Communicator,
-    /// All that see parts of the batch's images.
+    /// All that have tiles or samples of the batch's images.
     pixels: Communicator,
 }
 
@@ -32,22 +32,22 @@ impl AxisGroups {
     }
 
     /// The ranks of a mesh that differ from this one along some axes alone, in their order; all ranks of the
-    /// world must ask.
+    /// world must call it.
     pub fn slice(world: &Communicator, mesh: &Mesh, axes: &[Axis]) -> Result<Communicator> {
         let slice = mesh.slice(world.rank(), axes);
         Ok(world.split(Some(slice.number), slice.index)?.expect("a colour was given"))
     }
 
     /// Those of the only rank of its world.
-    pub fn alone() -> AxisGroups {
+    pub fn single_rank() -> AxisGroups {
         let world = Communicator::single_rank();
-        let alone = || world.clone();
+        let group = || world.clone();
         AxisGroups {
-            data: alone(),
-            stages: alone(),
-            spatial: alone(),
-            tensor: alone(),
-            pixels: alone(),
+            data: group(),
+            stages: group(),
+            spatial: group(),
+            tensor: group(),
+            pixels: group(),
             world,
         }
     }
@@ -67,7 +67,7 @@ impl AxisGroups {
         match axes {
             [axis] => self.along(*axis),
             [Axis::Data, Axis::Spatial] => &self.pixels,
-            // Where tensor ranks share out samples there are neither stages nor tiles.
+            // Where tensor ranks split samples there are neither stages nor tiles.
             [Axis::Data, Axis::Tensor] => &self.world,
             other => unreachable!("no layer sums over {other:?}"),
         }

@@ -3,7 +3,7 @@
 //! A pass goes through here and leaves nothing behind but tensors: what samples they are of, what becomes of
 //! gradients and when weights change is for whoever runs it to know. So nothing here reads a run's plan,
 //! keeps optimizer state or writes a file. Of other ranks layers know the [groups](AxisGroups) that they
-//! exchange with.
+//! communicate in.
 
 #![forbid(unsafe_code)]
 

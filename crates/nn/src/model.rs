@@ -19,13 +19,13 @@ use crate::weights::{ParameterId, WeightStore};
 use crate::{AxisGroups, Result};
 use builder::Builder;
 
-/// A model that runs, or a part of one.
+/// A model that runs, or a stage of one.
 #[derive(Debug)]
 pub struct Model {
     blocks: Vec<Box<dyn Layer>>,
-    /// The number of the first of them in the whole model.
+    /// The number of the first of them in the full model.
     first_block: usize,
-    /// What ends the model, where this part does.
+    /// The end of the model, where this is the last stage.
     head: Option<Head>,
     /// Whether samples enter here, whose gradient nobody wants.
     is_first: bool,
@@ -33,12 +33,12 @@ pub struct Model {
 }
 
 impl Model {
-    /// Builds the layers of a whole model whose shapes have been checked.
+    /// Builds the layers of an unsharded model whose shapes have been checked.
     pub fn build(spec: &spec::ModelSpec, recompute: spec::RecomputeMode) -> Model {
-        Model::of_rank(&LocalModel::unsharded(spec), &AxisGroups::alone(), recompute, None)
+        Model::of_rank(&LocalModel::unsharded(spec), &AxisGroups::single_rank(), recompute, None)
     }
 
-    /// Builds the layers of a rank's own model, where asked with kinks that can be held.
+    /// Builds the layers of a rank's model, where asked with gates that can be frozen.
     pub fn of_rank(
         local: &LocalModel,
         groups: &AxisGroups,
@@ -64,24 +64,24 @@ impl Model {
             .collect();
         let classes = local.classes.as_ref().map(|classes| {
             let group = groups.along(classes.axis).clone();
-            LogitShard { group, own: classes.own.clone(), count: spec.classes }
+            LogitShard { group, local: classes.own.clone(), count: spec.classes }
         });
         let head = Head { linear: spec.head().and_then(|layer| builder.linear(layer)), classes };
         Model { blocks, first_block: 0, head: Some(head), is_first: true, tied: builder.into_tied() }
     }
 
-    /// Cuts it into parts of consecutive blocks.
-    pub fn cut(self, parts: &[Range<usize>]) -> Vec<Model> {
+    /// Splits it into stages of consecutive blocks.
+    pub fn into_stages(self, block_ranges: &[Range<usize>]) -> Vec<Model> {
         let Model { blocks, mut head, tied, .. } = self;
         let mut blocks = blocks.into_iter();
-        let part = |(i, part): (usize, &Range<usize>)| Model {
-            blocks: blocks.by_ref().take(part.len()).collect(),
-            first_block: part.start,
-            head: if i + 1 == parts.len() { head.take() } else { None },
+        let stage = |(i, range): (usize, &Range<usize>)| Model {
+            blocks: blocks.by_ref().take(range.len()).collect(),
+            first_block: range.start,
+            head: if i + 1 == block_ranges.len() { head.take() } else { None },
             is_first: i == 0,
             tied: tied.clone(),
         };
-        parts.iter().enumerate().map(part).collect()
+        block_ranges.iter().enumerate().map(stage).collect()
     }
 
     /// Whether samples enter here.
@@ -94,7 +94,7 @@ impl Model {
         self.head.is_some()
     }
 
-    /// What the head, or the next part, reads of a batch.
+    /// What the head, or the next stage, reads of a batch.
     pub fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
         let mut blocks = (self.first_block..).zip(&self.blocks);
         let x = blocks.try_fold(x, |x, (number, block)| {
@@ -119,7 +119,7 @@ impl Model {
         ctx.in_block(self.last_block(), None, |ctx| self.end().loss(x, targets, scale, ctx))
     }
 
-    /// The loss and right predictions, without gradients.
+    /// The loss and correct predictions, without gradients.
     pub fn evaluate(&self, x: &Tensor, targets: &Tensor, weights: &dyn WeightStore) -> Result<LossTotal> {
         let dense = weights.enter(self.last_block(), None)?;
         self.end().evaluate(x, targets, dense.as_deref().unwrap_or(weights))
@@ -137,12 +137,12 @@ impl Model {
     }
 
     /// Such a row on the host, of all classes.
-    pub fn read_logits(&self, own: &Tensor) -> Result<Vec<f32>> {
-        self.end().read_logits(own)
+    pub fn read_logits(&self, logits: &Tensor) -> Result<Vec<f32>> {
+        self.end().read_logits(logits)
     }
 
     /// Sends the gradient of what [`Model::forward`] gave back through all blocks; what comes out is for the
-    /// part before.
+    /// stage before.
     pub fn backward(&self, gradient: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Option<Tensor>> {
         let mut gradient = Some(gradient);
         for (i, block) in self.blocks.iter().enumerate().rev() {

@@ -17,15 +17,15 @@ use espalier_tensor::{Category, DType, Device, Tensor};
 use crate::Result;
 pub use initial::{fresh, fresh_kept, name_key, started};
 
-/// Which parameter: its place in [`spec::ModelSpec::parameters`].
+/// Which parameter: its index in [`spec::ModelSpec::parameters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParameterId(pub usize);
 
-/// Which running statistic: its place in [`spec::ModelSpec::buffers`].
+/// Which running statistic: its index in [`spec::ModelSpec::buffers`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BufferId(pub usize);
 
-/// Where layers get their weights from. At rest these may be in a form that takes less room; a block's are
+/// Where layers get their weights from. At rest these may be in a form that takes less memory; a block's are
 /// dense while it works.
 pub trait WeightStore: Sync {
     /// A parameter, dense, in the precision of the kernels: one of the block that is at work.
@@ -44,7 +44,6 @@ pub trait WeightStore: Sync {
     /// Where a parameter that is multiplied without its zeros has its other elements.
     fn sparse(&self, id: ParameterId) -> Option<&SparseWeight>;
 
-    /// A running statistic.
     fn buffer(&self, id: BufferId) -> &Tensor;
 
     /// Makes the weights of a block dense for as long as what comes back lives; nothing where they are
@@ -71,35 +70,35 @@ impl WeightStore for Weights {
 /// Which parameters and statistics of a model a rank holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalTensors {
-    /// Places in [`spec::ModelSpec::parameters`], ascending.
+    /// Indices in [`spec::ModelSpec::parameters`], ascending.
     pub parameters: Vec<usize>,
-    /// Places in [`spec::ModelSpec::buffers`], ascending.
+    /// Indices in [`spec::ModelSpec::buffers`], ascending.
     pub buffers: Vec<usize>,
 }
 
 impl LocalTensors {
-    /// What a rank holds that has the whole model.
+    /// Those of a rank that has the full model.
     pub fn all(model: &spec::ModelSpec) -> LocalTensors {
         LocalTensors::of(model, std::iter::once(0..model.blocks.len()))
     }
 
-    /// What some ranges of blocks use.
-    pub fn of(model: &spec::ModelSpec, parts: impl IntoIterator<Item = Range<usize>>) -> LocalTensors {
+    /// Those that some ranges of blocks use.
+    pub fn of(model: &spec::ModelSpec, block_ranges: impl IntoIterator<Item = Range<usize>>) -> LocalTensors {
         let tensors = model.block_tensors();
         let mut local_tensors = LocalTensors { parameters: Vec::new(), buffers: Vec::new() };
-        for part in parts {
-            local_tensors.parameters.extend(tensors.parameters(part.clone()));
-            local_tensors.buffers.extend(tensors.buffers(part));
+        for range in block_ranges {
+            local_tensors.parameters.extend(tensors.parameters(range.clone()));
+            local_tensors.buffers.extend(tensors.buffers(range));
         }
-        for places in [&mut local_tensors.parameters, &mut local_tensors.buffers] {
-            places.sort_unstable();
-            places.dedup();
+        for indices in [&mut local_tensors.parameters, &mut local_tensors.buffers] {
+            indices.sort_unstable();
+            indices.dedup();
         }
         local_tensors
     }
 }
 
-/// The names of a model's tensors, and their places by name.
+/// The names of a model's tensors, and their indices by name.
 #[derive(Debug)]
 pub struct TensorNames {
     parameters: Vec<String>,
@@ -187,18 +186,18 @@ impl Weights {
             names: Arc::new(TensorNames::of(parameters, &buffers)),
             sparse: vec![None; parameters.len()],
         };
-        for &place in &local_tensors.parameters {
-            weights.parameters[place] = Some(fresh(
-                &parameters[place],
-                &local.shards[place],
+        for &index in &local_tensors.parameters {
+            weights.parameters[index] = Some(fresh(
+                &parameters[index],
+                &local.shards[index],
                 device,
                 dtype,
                 seed,
                 Category::Weights,
             )?);
         }
-        for &place in &local_tensors.buffers {
-            weights.buffers[place] = Some(started(&buffers[place], device)?);
+        for &index in &local_tensors.buffers {
+            weights.buffers[index] = Some(started(&buffers[index], device)?);
         }
         Ok(weights)
     }
@@ -210,10 +209,10 @@ impl Weights {
     }
 
     fn copied(&self, copy: impl Fn(&Weights, ParameterId) -> Result<Tensor>) -> Result<Weights> {
-        let one = |place: usize| self.parameters[place].is_some().then(|| copy(self, ParameterId(place)));
+        let one = |index: usize| self.parameters[index].is_some().then(|| copy(self, ParameterId(index)));
         Ok(Weights {
             parameters: (0..self.parameters.len())
-                .map(|place| one(place).transpose())
+                .map(|index| one(index).transpose())
                 .collect::<Result<_>>()?,
             buffers: self.buffers.clone(),
             names: self.names.clone(),
@@ -251,7 +250,6 @@ impl Weights {
         self.names.buffer_ids.get(name).copied().map(BufferId)
     }
 
-    /// A running statistic.
     pub fn buffer(&self, id: BufferId) -> &Tensor {
         self.buffers[id.0].as_ref().expect("a statistic of this stage")
     }
@@ -263,7 +261,7 @@ impl Weights {
             .into_iter()
             .enumerate()
             .filter(|(_, local_tensors)| *local_tensors)
-            .map(|(place, _)| ParameterId(place))
+            .map(|(index, _)| ParameterId(index))
     }
 
     pub fn name(&self, id: ParameterId) -> &str {
@@ -288,7 +286,7 @@ pub fn hash_of(digests: &[[u8; 32]]) -> String {
     blake3::hash(digests.as_flattened()).to_hex().to_string()
 }
 
-/// The places of names in their list, found without going through it.
+/// The indices of names in their list.
 pub fn ids_by_name<'a>(names: impl IntoIterator<Item = &'a str>) -> HashMap<String, usize> {
     names.into_iter().enumerate().map(|(i, name)| (name.to_owned(), i)).collect()
 }

@@ -44,7 +44,8 @@ impl Stage {
     pub fn of_model(model: Model, plan: &Plan, ranks: &Ranks) -> Result<Stage> {
         let placement = plan.schedule(1)?.placement;
         let (rank, local) = (ranks.stages().rank(), &plan.layout.of(ranks.coords()).model);
-        let mut models: Vec<Option<Model>> = model.cut(&plan.stage_blocks).into_iter().map(Some).collect();
+        let mut models: Vec<Option<Model>> =
+            model.into_stages(&plan.stage_blocks).into_iter().map(Some).collect();
         let (tensors, borders) =
             (local.block_tensors(), local.borders().map_err(espalier_plan::Error::from)?);
         let parameters = |chunk: &Chunk| {

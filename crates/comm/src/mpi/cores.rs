@@ -28,12 +28,12 @@ impl CoreSubscription {
     /// Of this machine. All ranks of the world must ask.
     pub(super) fn of(world: &Communicator) -> Result<CoreSubscription> {
         let machine = world.split_shared()?;
-        let own = fs::read_to_string("/proc/self/status").map_or([0; _], |status| allowed(&status));
-        let mut all = own;
+        let local = fs::read_to_string("/proc/self/status").map_or([0; _], |status| allowed(&status));
+        let mut all = local;
         machine.allreduce_inplace(&mut all, ReduceOp::BitwiseOr)?;
         // A container may be granted the time of fewer cores than it may run on.
         let granted = thread::available_parallelism().map_or(1, usize::from);
-        let cores = if granted < count(&own) { granted } else { count(&all) };
+        let cores = if granted < count(&local) { granted } else { count(&all) };
         Ok(if cores < machine.size() as usize {
             CoreSubscription::Oversubscribed
         } else {

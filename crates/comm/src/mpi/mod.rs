@@ -32,8 +32,8 @@ use crate::error::{DisplaySeconds, Error, Result};
 use crate::failure::{Failure, RankFailure, panic_message};
 use crate::transport::{CallBuffers, Pending, Transport, choice};
 
-/// How long others are given to say whether they have come, once a wait is over.
-const ROLL_CALL: Duration = Duration::from_millis(500);
+/// How long other ranks have to answer whether they made a call, once a wait for it has timed out.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How much later than the rank that failed first all others end: a launcher ends the whole job with the
 /// first process that ends badly, and that one should have said why, which it does when its farewell is over.
@@ -80,7 +80,7 @@ where
         Err(panic) => RankEnding::Panicked(panic_message(panic.as_ref())),
     };
     let message = ending.clone();
-    let _ = post.orders.send(ProgressCommand::MpiGroup(ending));
+    let _ = post.orders.send(ProgressCommand::Ended(ending));
     let (well, farewell) = match &message {
         RankEnding::Well => (true, limit),
         RankEnding::Failed(_) | RankEnding::Panicked(_) => (false, FAREWELL),
@@ -108,19 +108,19 @@ where
     }
 }
 
-/// Which MPI the program is linked with, as that says itself.
+/// Which MPI the program is linked with, as the library reports it.
 pub fn library() -> String {
     ferrompi::Mpi::library_version().unwrap_or_else(|e| format!("unknown ({e})"))
 }
 
-/// The way to the progress thread.
+/// The channel to the progress thread.
 #[derive(Debug)]
 struct ProgressHandle {
     orders: Sender<ProgressCommand>,
     world: Arc<MpiWorld>,
 }
 
-/// What the rank and its progress thread both see.
+/// What a rank and its progress thread share.
 #[derive(Debug, Default)]
 struct MpiWorld {
     /// Threads that wait for something: while there are any, the progress thread does not rest.
@@ -136,8 +136,7 @@ type DeliveryTicket = crate::ticket::Ticket<Delivery>;
 #[derive(Debug)]
 enum Delivery {
     Data(Option<CommBuffer>),
-    /// A split: the progress thread's number of the new group, its members in the world, and the rank's place
-    /// among them.
+    /// A split: the progress thread's number of the new group, its members in the world, and its rank among them.
     Group(Option<(usize, Arc<[usize]>, usize)>),
 }
 
@@ -226,17 +225,17 @@ impl MpiPending {
             Operation::Send { to, .. } => peer(to),
             Operation::Receive { from, .. } => peer(from),
             _ => {
-                let (answer, roll_call) = mpsc::channel();
+                let (answer, missing_ranks) = mpsc::channel();
                 let order =
-                    ProgressCommand::RollCall { group: self.group, ticket: self.ticket.clone(), answer };
+                    ProgressCommand::QueryMissing { group: self.group, ticket: self.ticket.clone(), answer };
                 let _ = self.post.orders.send(order);
                 // Without an answer all that is known is that it was one of the others.
-                let missing = roll_call.recv_timeout(2 * ROLL_CALL).unwrap_or_default();
+                let missing = missing_ranks.recv_timeout(2 * ANSWER_TIMEOUT).unwrap_or_default();
                 let others = || self.members.iter().copied().filter(|&member| member != rank).collect();
                 (self.members.to_vec(), if missing.is_empty() { others() } else { missing })
             }
         };
-        // It may have come while the roll was called.
+        // It may have arrived while the others were asked.
         self.ticket.wait(Duration::ZERO).unwrap_or(Err(Error::TimedOut {
             rank,
             call,

@@ -1,8 +1,9 @@
-//! The thread that makes all calls of MPI: begins what it is told to, looks whether it is done, and answers
-//! those of other ranks.
+//! The thread that makes all calls of MPI: begins what it is ordered to, tests whether it is done, and answers
+//! the progress threads of other ranks.
 //!
-//! Progress threads talk among themselves on a communicator of their own: who has come to a call (asked after
-//! a time-out), who has ended, who has failed. That is why it also looks around while its rank computes.
+//! Progress threads talk among themselves on a communicator of their own: who has made a call (asked after a
+//! time-out), who has ended, who has failed. That is why it also polls for their messages while its rank
+//! computes.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +14,7 @@ use ferrompi::{Communicator, Mpi, Request, Scope, Source, Tag, ThreadLevel};
 
 use super::cores::CoreSubscription;
 use super::task::{MpiCall, StartedCall};
-use super::{Delivery, DeliveryTicket, MpiWorld, ROLL_CALL};
+use super::{ANSWER_TIMEOUT, Delivery, DeliveryTicket, MpiWorld};
 use crate::call::Operation;
 use crate::data::CommBuffer;
 use crate::error::{Error, Result};
@@ -21,12 +22,12 @@ use crate::failure::RankFailure;
 use crate::launch::check_size;
 use crate::transport::NewGroup;
 
-/// How often it looks around while nothing is under way.
-const AROUND: Duration = Duration::from_millis(1);
+/// How often it polls for messages of other progress threads while nothing is under way.
+const IDLE_POLL: Duration = Duration::from_millis(1);
 /// How long it rests while calls are under way that nobody waits for.
 const REST: Duration = Duration::from_micros(50);
-/// Looks at what is under way between two looks around.
-const LOOKS: u32 = 64;
+/// Polls of what is under way between two polls for such messages.
+const POLLS: u32 = 64;
 /// How long it keeps its core to itself while somebody waits, before it rests: a message of a megabyte is
 /// there by then. It does not yield: on a core that others compute on, that would give them milliseconds, and
 /// one who wakes up is let in at once.
@@ -44,15 +45,15 @@ const ENDED: i32 = 3;
 const FAILED: i32 = 4;
 const PANICKED: i32 = 5;
 
-/// What a progress thread is told.
+/// What a progress thread is ordered to do.
 #[derive(Debug)]
 pub(super) enum ProgressCommand {
     /// Carry out a call.
     Call(Box<MpiCall>),
-    /// Find out who has not come to a call.
-    RollCall { group: usize, ticket: Arc<DeliveryTicket>, answer: Sender<Vec<usize>> },
-    /// The rank has come to its end.
-    MpiGroup(RankEnding),
+    /// Find out which ranks have not made a call.
+    QueryMissing { group: usize, ticket: Arc<DeliveryTicket>, answer: Sender<Vec<usize>> },
+    /// The rank's work has ended.
+    Ended(RankEnding),
 }
 
 /// How a rank ends.
@@ -99,7 +100,7 @@ pub(super) struct ProgressThread<'s, 'env> {
     control: Communicator,
     /// Messages to progress threads that are still being sent.
     sending: Vec<(Request<'s>, Box<[u8]>)>,
-    rolls: Vec<MissingRanksQuery>,
+    queries: Vec<MissingRanksQuery>,
     ended: Vec<bool>,
     cores: CoreSubscription,
 }
@@ -145,7 +146,7 @@ impl ProgressThread<'_, '_> {
                 tasks: Vec::new(),
                 control,
                 sending: Vec::new(),
-                rolls: Vec::new(),
+                queries: Vec::new(),
                 ended: vec![false; ranks],
                 cores,
             };
@@ -165,19 +166,19 @@ impl ProgressThread<'_, '_> {
 
     /// Works until all ranks have ended; returns whether MPI can be shut down.
     fn work(&mut self, orders: &Receiver<ProgressCommand>) -> bool {
-        let (mut ending, mut looks, mut moved) = (None, 0u32, Instant::now());
+        let (mut ending, mut polls, mut moved) = (None, 0u32, Instant::now());
         loop {
             let mut busy = false;
             while let Ok(order) = orders.try_recv() {
                 busy = true;
-                if self.obey(order) {
+                if self.execute(order) {
                     ending = Some(Instant::now());
                 }
             }
-            busy |= self.look();
-            looks = looks.wrapping_add(1);
-            if self.tasks.is_empty() || looks.is_multiple_of(LOOKS) {
-                self.look_around();
+            busy |= self.poll_calls();
+            polls = polls.wrapping_add(1);
+            if self.tasks.is_empty() || polls.is_multiple_of(POLLS) {
+                self.poll_control();
             }
             if let Some(since) = ending {
                 let (all, failed) =
@@ -197,7 +198,7 @@ impl ProgressThread<'_, '_> {
                 moved = Instant::now();
             } else if let Err(order) = self.rest(orders, &mut moved) {
                 moved = Instant::now();
-                if self.obey(order) {
+                if self.execute(order) {
                     ending = Some(moved);
                 }
             }
@@ -209,11 +210,11 @@ impl ProgressThread<'_, '_> {
     fn rest(&self, orders: &Receiver<ProgressCommand>, moved: &mut Instant) -> Result<(), ProgressCommand> {
         let waited_for = self.world.waiting.load(Ordering::Relaxed) > 0;
         let time = match (self.tasks.is_empty(), waited_for) {
-            (true, _) => AROUND,
+            (true, _) => IDLE_POLL,
             (false, false) => REST,
             (false, true) => match (self.cores, moved.elapsed()) {
                 (CoreSubscription::CoreEach, still) if still >= EAGER => {
-                    // Long messages move only while they are looked at: after this rest it is eager again.
+                    // Long messages move only while they are polled: after this rest it is eager again.
                     *moved = Instant::now() + REST;
                     REST
                 }
@@ -237,21 +238,23 @@ impl ProgressThread<'_, '_> {
     }
 
     /// Carries out an order; returns whether it was the last.
-    fn obey(&mut self, order: ProgressCommand) -> bool {
+    fn execute(&mut self, order: ProgressCommand) -> bool {
         match order {
             ProgressCommand::Call(job) => self.begin(job),
-            ProgressCommand::RollCall { group, ticket, answer } => self.call_roll(group, &ticket, answer),
-            ProgressCommand::MpiGroup(ending) => {
+            ProgressCommand::QueryMissing { group, ticket, answer } => {
+                self.query_missing(group, &ticket, answer)
+            }
+            ProgressCommand::Ended(ending) => {
                 let (tag, text) = match ending {
                     RankEnding::Well => (ENDED, String::new()),
                     RankEnding::Failed(text) => (FAILED, text),
                     RankEnding::Panicked(text) => (PANICKED, text),
                 };
-                let own = self.rank;
-                for rank in (0..self.ended.len()).filter(|&rank| rank != own) {
-                    self.tell(rank, tag, text.as_bytes());
+                let this_rank = self.rank;
+                for rank in (0..self.ended.len()).filter(|&rank| rank != this_rank) {
+                    self.send_control(rank, tag, text.as_bytes());
                 }
-                self.hear_end(own, tag, &text);
+                self.note_end(this_rank, tag, &text);
                 return true;
             }
         }
@@ -276,23 +279,23 @@ impl ProgressThread<'_, '_> {
         }
     }
 
-    /// Looks at everything under way; returns whether anything moved.
-    fn look(&mut self) -> bool {
+    /// Polls everything under way; returns whether anything moved.
+    fn poll_calls(&mut self) -> bool {
         let mut moved = false;
         let mut at = 0;
         // Groups in which a call is before its second request, so that later ones must wait with theirs.
-        let mut held = Vec::new();
+        let mut blocked = Vec::new();
         while at < self.tasks.len() {
             let task = &mut self.tasks[at];
             let group = task.job.group;
-            let result = if task.has_second() && held.contains(&group) {
+            let result = if task.has_second() && blocked.contains(&group) {
                 Ok(false)
             } else {
                 task.step(&self.groups[group].second, self.scope)
             };
             if let Ok(false) = result {
                 if task.has_second() {
-                    held.push(group);
+                    blocked.push(group);
                 }
                 at += 1;
                 continue;
@@ -320,8 +323,8 @@ impl ProgressThread<'_, '_> {
         let Some(CommBuffer::U64(choices)) = &job.buffers.write else {
             unreachable!("a split gathers numbers")
         };
-        let own = group.comm.rank() as usize;
-        let new = NewGroup::of(choices, own);
+        let group_rank = group.comm.rank() as usize;
+        let new = NewGroup::of(choices, group_rank);
         let (number, key) = (new.as_ref().map(NewGroup::number), new.as_ref().map_or(0, |new| new.rank));
         // All ranks of the group have made this call, or their choices would not be here: it waits for nobody.
         let made = group.comm.split(number.map(|number| number as i32), key as i32);
@@ -332,12 +335,12 @@ impl ProgressThread<'_, '_> {
         let second = comm.duplicate().map_err(refused)?;
         let members: Arc<[usize]> = new.members.iter().map(|&rank| group.members[rank]).collect();
         let seq_no = job.ticket.seq_no.get().copied().unwrap_or_default();
-        let name = NewGroup::name(group.name, seq_no, choices[2 * own]);
+        let name = NewGroup::name(group.name, seq_no, choices[2 * group_rank]);
         self.groups.push(CommPair { comm, second, members: members.clone(), name, seq_no: 0 });
         Ok(Delivery::Group(Some((self.groups.len() - 1, members, new.rank))))
     }
 
-    fn call_roll(&mut self, group: usize, ticket: &DeliveryTicket, answer: Sender<Vec<usize>>) {
+    fn query_missing(&mut self, group: usize, ticket: &DeliveryTicket, answer: Sender<Vec<usize>>) {
         let (group, Some(&seq_no)) = (&self.groups[group], ticket.seq_no.get()) else {
             return drop(answer.send(Vec::new()));
         };
@@ -345,26 +348,26 @@ impl ProgressThread<'_, '_> {
         let silent: Vec<usize> = group.members.iter().copied().filter(|&rank| rank != self.rank).collect();
         let question = bytes(&[name, seq_no]);
         for &rank in &silent {
-            self.tell(rank, ASK, &question);
+            self.send_control(rank, ASK, &question);
         }
-        let until = Instant::now() + ROLL_CALL;
-        self.rolls.push(MissingRanksQuery { name, seq_no, silent, missing: Vec::new(), until, answer });
+        let until = Instant::now() + ANSWER_TIMEOUT;
+        self.queries.push(MissingRanksQuery { name, seq_no, silent, missing: Vec::new(), until, answer });
     }
 
     /// Sends a few bytes to another progress thread.
-    fn tell(&mut self, rank: usize, tag: i32, message: &[u8]) {
-        // Longer ones might wait for the other side to look.
+    fn send_control(&mut self, rank: usize, tag: i32, message: &[u8]) {
+        // Longer ones might wait for the other side to poll.
         let message: Box<[u8]> = message[..message.len().min(2048)].into();
         // SAFETY: the box stays in `sending` until it was sent.
         let still: &'static [u8] = unsafe { std::slice::from_raw_parts(message.as_ptr(), message.len()) };
-        // One that cannot be told will time out by itself.
+        // A rank that cannot be reached will time out by itself.
         if let Ok(request) = self.control.isend(self.scope, still, rank as i32, tag) {
             self.sending.push((request, message));
         }
     }
 
-    /// Hears what those of other ranks say, and answers.
-    fn look_around(&mut self) {
+    /// Receives the messages of other progress threads, and answers.
+    fn poll_control(&mut self) {
         self.sending.retain_mut(|(request, _)| !matches!(request.test(), Ok(Some(_))));
         while let Ok(Some(status)) = self.control.iprobe::<u8>(Source::Any, Tag::Any) {
             let (Source::Rank(from), Tag::Value(tag)) = (status.source, status.tag) else { break };
@@ -372,42 +375,44 @@ impl ProgressThread<'_, '_> {
             if self.control.recv(&mut message, from, tag).is_err() {
                 break;
             }
-            self.hear(from as usize, tag, &message);
+            self.handle_control(from as usize, tag, &message);
         }
         let now = Instant::now();
-        self.rolls.retain_mut(|roll| {
-            let over = roll.silent.is_empty() || now >= roll.until;
+        self.queries.retain_mut(|query| {
+            let over = query.silent.is_empty() || now >= query.until;
             if over {
-                let mut missing = std::mem::take(&mut roll.missing);
-                missing.append(&mut roll.silent);
+                let mut missing = std::mem::take(&mut query.missing);
+                missing.append(&mut query.silent);
                 missing.sort_unstable();
-                let _ = roll.answer.send(missing);
+                let _ = query.answer.send(missing);
             }
             !over
         });
     }
 
-    fn hear(&mut self, from: usize, tag: i32, message: &[u8]) {
-        match (tag, &words(message)[..]) {
+    fn handle_control(&mut self, from: usize, tag: i32, message: &[u8]) {
+        match (tag, &to_u64s(message)[..]) {
             (ASK, &[name, seq_no]) => {
-                let came = self.groups.iter().any(|group| group.name == name && group.seq_no > seq_no);
-                self.tell(from, ANSWER, &bytes(&[name, seq_no, came.into()]));
+                let arrived = self.groups.iter().any(|group| group.name == name && group.seq_no > seq_no);
+                self.send_control(from, ANSWER, &bytes(&[name, seq_no, arrived.into()]));
             }
-            (ANSWER, &[name, seq_no, came]) => {
-                for roll in self.rolls.iter_mut().filter(|roll| (roll.name, roll.seq_no) == (name, seq_no)) {
-                    roll.silent.retain(|&rank| rank != from);
-                    if came == 0 {
-                        roll.missing.push(from);
+            (ANSWER, &[name, seq_no, arrived]) => {
+                for query in
+                    self.queries.iter_mut().filter(|query| (query.name, query.seq_no) == (name, seq_no))
+                {
+                    query.silent.retain(|&rank| rank != from);
+                    if arrived == 0 {
+                        query.missing.push(from);
                     }
                 }
             }
-            (ENDED | FAILED | PANICKED, _) => self.hear_end(from, tag, &String::from_utf8_lossy(message)),
+            (ENDED | FAILED | PANICKED, _) => self.note_end(from, tag, &String::from_utf8_lossy(message)),
             _ => {}
         }
     }
 
     /// A rank has ended; where it failed, so does everything that is under way.
-    fn hear_end(&mut self, rank: usize, tag: i32, text: &str) {
+    fn note_end(&mut self, rank: usize, tag: i32, text: &str) {
         self.ended[rank] = true;
         let how = match tag {
             FAILED => "failed",
@@ -422,10 +427,10 @@ impl ProgressThread<'_, '_> {
     }
 }
 
-fn bytes(words: &[u64]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+fn bytes(numbers: &[u64]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
-fn words(bytes: &[u8]) -> Vec<u64> {
-    bytes.as_chunks().0.iter().map(|&word| u64::from_le_bytes(word)).collect()
+fn to_u64s(bytes: &[u8]) -> Vec<u64> {
+    bytes.as_chunks().0.iter().map(|&number| u64::from_le_bytes(number)).collect()
 }

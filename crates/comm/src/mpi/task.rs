@@ -3,9 +3,9 @@
 //! P: ranks of the group; n: elements of the call.
 //!
 //! A reduction is never MPI's. Where little moves, all gather what all have, and each reduces it (one round
-//! of messages). Otherwise each rank gets everyone's share of what it is to reduce (all-to-all), reduces it
-//! in the order of ranks, and all gather the results: `2 (P - 1) / P n` elements sent by each, as little as a
-//! ring. Both give the same bits.
+//! of messages). Otherwise each rank gets everyone's copy of the chunk that it is to reduce (all-to-all),
+//! reduces it in the order of ranks, and all gather the results: `2 (P - 1) / P n` elements sent by each, as
+//! little as a ring. Both give the same bits.
 
 use std::slice;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::traffic::chunk;
 use crate::transport::CallBuffers;
 
 /// Bytes that a rank gathers at most to reduce them by itself.
-const LITTLE: usize = 64 << 10;
+const GATHER_BYTES: usize = 64 << 10;
 
 /// A call with all the memory that it needs.
 #[derive(Debug)]
@@ -55,7 +55,8 @@ impl MpiCall {
             return Err(Error::Unsupported { what });
         }
         let refuse = |problem: String| Err(Error::Argument { rank: ticket.rank, call, problem });
-        let gathers = matches!(call.operation, Operation::AllReduce(_)) && call.bytes() * size <= LITTLE;
+        let gathers =
+            matches!(call.operation, Operation::AllReduce(_)) && call.bytes() * size <= GATHER_BYTES;
         let scratch = match call.operation {
             Operation::AllReduce(_) if size == 1 => None,
             Operation::AllReduce(_) if gathers => Some(call.elements * size),
@@ -74,7 +75,7 @@ impl MpiCall {
             return refuse(format!("MPI's tags end at {}", i32::MAX));
         }
         let scratch = match (scratch, data().next()) {
-            (Some(len), Some(like)) => Some(room_like(like, len).map_err(|why| Error::Carrier {
+            (Some(len), Some(like)) => Some(alloc_like(like, len).map_err(|why| Error::Carrier {
                 rank: ticket.rank,
                 call,
                 why: format!("no room to reduce in: {why}"),
@@ -104,7 +105,7 @@ enum RequestStage {
     Last,
     /// Everyone's data is gathered in the scratch space, to be reduced.
     Gathered(Reduce),
-    /// Everyone's share for this rank is in the scratch space, to be reduced.
+    /// Everyone's copy of this rank's chunk is in the scratch space, to be reduced.
     Exchanged(Reduce),
 }
 
@@ -164,19 +165,19 @@ impl<'s> StartedCall<'s> {
                         comm.iallgather(scope, view::<U>(&job.buffers.read), full).map(Some)
                     }
                     Operation::AllReduce(_) if size == 1 => Ok(None),
-                    Operation::AllReduce(how) if call.bytes() * size <= LITTLE => {
+                    Operation::AllReduce(how) if call.bytes() * size <= GATHER_BYTES => {
                         stage = RequestStage::Gathered(how);
                         let all = view_mut::<U>(&mut job.scratch);
                         comm.iallgather(scope, view::<U>(&job.buffers.write), all).map(Some)
                     }
                     Operation::AllReduce(how) | Operation::ReduceScatter(how) => {
                         stage = RequestStage::Exchanged(how);
-                        job.counts = exchange(&job);
+                        job.counts = all_to_all_counts(&job);
                         let [sent, from, received, to] = job.counts.each_ref().map(|counts| still(counts));
                         let full = if job.buffers.read.is_some() { &job.buffers.read } else { &job.buffers.write };
                         let full = view::<U>(full);
-                        let shares = view_mut::<U>(&mut job.scratch);
-                        comm.ialltoallv(scope, full, sent, from, shares, received, to).map(Some)
+                        let chunks = view_mut::<U>(&mut job.scratch);
+                        comm.ialltoallv(scope, full, sent, from, chunks, received, to).map(Some)
                     }
                 }
             }
@@ -195,7 +196,7 @@ impl<'s> StartedCall<'s> {
         )
     }
 
-    /// Looks whether the request is done, and goes on to the next, on `comm`; true when there is none left.
+    /// Tests whether the request is done, and goes on to the next, on `comm`; true when there is none left.
     pub(super) fn step(&mut self, comm: &Communicator, scope: &'s Scope<'s, '_>) -> Result<bool> {
         let (rank, call) = (self.job.ticket.rank, self.job.call());
         let fail = |error: ferrompi::Error| Error::Carrier { rank, call, why: error.to_string() };
@@ -213,20 +214,20 @@ impl<'s> StartedCall<'s> {
                 Ok(true)
             }
             RequestStage::Exchanged(how) => {
-                let own = chunk(call.elements, self.job.size, self.job.rank).len();
+                let local_len = chunk(call.elements, self.job.size, self.job.rank).len();
                 if let Operation::ReduceScatter(_) = call.operation {
-                    self.job.reduce(how, own, ReduceTarget::Data);
+                    self.job.reduce(how, local_len, ReduceTarget::Data);
                     return Ok(true);
                 }
-                self.job.reduce(how, own, ReduceTarget::Scratch);
+                self.job.reduce(how, local_len, ReduceTarget::Scratch);
                 self.stage = RequestStage::Last;
-                let (job, units) = (&mut *self.job, own * scale(call.element));
+                let (job, units) = (&mut *self.job, local_len * scale(call.element));
                 let element = call.element.expect("a reduction of something");
-                // SAFETY: as for `start`; the exchange, which read the data, is over.
+                // SAFETY: as for `start`; the all-to-all, which read the data, is over.
                 let request = with_unit!(element, U => unsafe {
-                    let [shares, at, ..] = job.counts.each_ref().map(|counts| still(counts));
-                    let own = &view::<U>(&job.scratch)[..units];
-                    comm.iallgatherv(scope, own, view_mut::<U>(&mut job.buffers.write), shares, at)
+                    let [chunks, at, ..] = job.counts.each_ref().map(|counts| still(counts));
+                    let local = &view::<U>(&job.scratch)[..units];
+                    comm.iallgatherv(scope, local, view_mut::<U>(&mut job.buffers.write), chunks, at)
                 });
                 self.request = Some(request.map_err(fail)?);
                 Ok(false)
@@ -299,24 +300,24 @@ impl MpiCall {
     }
 }
 
-/// What goes to each rank and where it lies in the whole; what comes from each, and where it goes in the
+/// What goes to each rank and where it lies in the full data; what comes from each, and where it goes in the
 /// scratch space.
-fn exchange(job: &MpiCall) -> [Vec<i32>; 4] {
+fn all_to_all_counts(job: &MpiCall) -> [Vec<i32>; 4] {
     let (elements, scale) = (job.call().elements, scale(job.call().element));
     // `MpiCall::new` has compared the largest of these with MPI's limit.
     let units = |elements: usize| (elements * scale) as i32;
-    let shares = || (0..job.size).map(|rank| chunk(elements, job.size, rank));
-    let own = chunk(elements, job.size, job.rank).len();
+    let chunks = || (0..job.size).map(|rank| chunk(elements, job.size, rank));
+    let local_len = chunk(elements, job.size, job.rank).len();
     [
-        shares().map(|share| units(share.len())).collect(),
-        shares().map(|share| units(share.start)).collect(),
-        vec![units(own); job.size],
-        (0..job.size).map(|rank| units(rank * own)).collect(),
+        chunks().map(|range| units(range.len())).collect(),
+        chunks().map(|range| units(range.start)).collect(),
+        vec![units(local_len); job.size],
+        (0..job.size).map(|rank| units(rank * local_len)).collect(),
     ]
 }
 
-/// Memory of the same kind as `data`, booked as communication where there is a ledger.
-fn room_like(data: &CommBuffer, len: usize) -> espalier_tensor::Result<CommBuffer> {
+/// Memory of the same kind as `data`, counted as communication where there is a ledger.
+fn alloc_like(data: &CommBuffer, len: usize) -> espalier_tensor::Result<CommBuffer> {
     Ok(match data {
         CommBuffer::Tensor(tensor) => CommBuffer::Tensor(Tensor::empty(
             &tensor.device(),

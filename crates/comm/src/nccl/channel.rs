@@ -16,7 +16,7 @@ use super::library::{Nccl, NcclComm, UniqueId};
 use crate::control::ControlPlane;
 use crate::stream_event::StreamEvent;
 
-/// How long a thread keeps its core while it looks after calls, before it lets others have it between two looks.
+/// How long a thread keeps its core while it polls calls, before it yields it between two polls.
 const EAGER: Duration = Duration::from_millis(1);
 const PAUSE: Duration = Duration::from_micros(50);
 
@@ -66,9 +66,9 @@ impl NcclRank {
 pub(super) struct NcclChannel {
     nccl: &'static Nccl,
     comm: NcclComm,
-    /// The same GPU as if it were another: its compute stream is the channel's, so that kernels can be queued
+    /// A handle of the same GPU whose compute stream is the channel's, so that kernels can be queued
     /// there too.
-    beside: &'static Cuda,
+    cuda: &'static Cuda,
 }
 
 impl NcclChannel {
@@ -80,16 +80,16 @@ impl NcclChannel {
         size: usize,
     ) -> Result<NcclChannel, String> {
         shared.cuda.bind().map_err(|e| e.to_string())?;
-        let beside = shared.cuda.another().map_err(|e| e.to_string())?;
+        let cuda = shared.cuda.another().map_err(|e| e.to_string())?;
         let (nccl, mut comm) = (shared.nccl, null_mut());
         // SAFETY: the GPU is current on this thread; NCCL writes the handle.
         nccl.check(unsafe { (nccl.comm_init_rank)(&mut comm, size as c_int, id, rank as c_int) })?;
-        Ok(NcclChannel { nccl, comm, beside: Box::leak(Box::new(beside)) })
+        Ok(NcclChannel { nccl, comm, cuda: Box::leak(Box::new(cuda)) })
     }
 
-    /// The channel's own handle of the GPU.
-    pub(super) fn beside(&self) -> &Cuda {
-        self.beside
+    /// The channel's handle of the GPU.
+    pub(super) fn cuda(&self) -> &Cuda {
+        self.cuda
     }
 
     /// Queues calls of NCCL, and kernels, behind a mark; the one that is returned passes when they are done.
@@ -98,9 +98,9 @@ impl NcclChannel {
         ready: &StreamEvent,
         calls: impl FnOnce(&Nccl, NcclComm, &Cuda) -> Result<(), String>,
     ) -> Result<StreamEvent, String> {
-        let stream: CUstream = self.beside.compute().raw();
-        ready.hold_back(stream)?;
-        calls(self.nccl, self.comm, self.beside)?;
+        let stream: CUstream = self.cuda.compute().raw();
+        ready.make_wait(stream)?;
+        calls(self.nccl, self.comm, self.cuda)?;
         StreamEvent::new(stream)
     }
 
@@ -114,7 +114,7 @@ impl NcclChannel {
     }
 }
 
-/// The rest between two looks at what is under way.
+/// The rest between two polls of what is under way.
 pub(super) struct PollBackoff(Instant);
 
 impl PollBackoff {

@@ -23,25 +23,25 @@ pub(super) type StagedBuffers = (Option<StagedBuffer>, Option<StagedBuffer>);
 pub(super) struct NcclCall {
     /// What NCCL is to do; the ticket says what was asked for.
     pub(super) operation: Operation,
-    pub(super) parts: StagedBuffers,
+    pub(super) staged: StagedBuffers,
     pub(super) element: ElementType,
-    /// How many elements: of the whole where there are parts.
+    /// How many elements: of the full data where ranks have shards of it.
     pub(super) elements: usize,
-    /// Room for the shares of other ranks, of a sum that is ours.
+    /// For other ranks' copies of what this one reduces, where the reduction is ours.
     pub(super) scratch: Option<Tensor>,
-    /// Behind the work of the compute stream that made the data, or last used the room for it.
+    /// Behind the work of the compute stream that made the data, or last used its memory.
     pub(super) ready: StreamEvent,
     pub(super) ticket: Arc<Ticket<StagedBuffers>>,
 }
 
-/// What the thread is told.
+/// What the thread is ordered to do.
 pub(super) enum CollectiveCommand {
     /// Connect the ranks of the group.
     Connect(Arc<Ticket<StagedBuffers>>),
     Call(Box<NcclCall>),
 }
 
-/// A rank's place in a group.
+/// A rank's number in a group, and the group.
 #[derive(Debug, Clone)]
 pub(super) struct GroupMembership {
     /// The group's, the same on all its ranks.
@@ -59,16 +59,16 @@ impl GroupMembership {
 }
 
 /// Starts the thread of a group.
-pub(super) fn start(shared: &NcclRank, seat: GroupMembership) -> Result<Sender<CollectiveCommand>, String> {
+pub(super) fn start(shared: &NcclRank, group: GroupMembership) -> Result<Sender<CollectiveCommand>, String> {
     let (orders, inbox) = mpsc::channel();
     shared
-        .spawn("collectives", move |shared| CollectiveWorker { shared, seat, channel: None }.work(&inbox))?;
+        .spawn("collectives", move |shared| CollectiveWorker { shared, group, channel: None }.work(&inbox))?;
     Ok(orders)
 }
 
 struct CollectiveWorker {
     channel: Option<NcclChannel>,
-    seat: GroupMembership,
+    group: GroupMembership,
     shared: NcclRank,
 }
 
@@ -88,7 +88,7 @@ impl CollectiveWorker {
                 }
                 Ok(CollectiveCommand::Call(job)) => match self.launch(&job) {
                     Ok(mark) => in_flight.push_back((mark, *job)),
-                    Err(why) => give_up(*job, why),
+                    Err(why) => abort(*job, why),
                 },
                 Err(TryRecvError::Disconnected) if in_flight.is_empty() => return,
                 Err(_) => {}
@@ -97,20 +97,20 @@ impl CollectiveWorker {
             match channel.has_passed(mark) {
                 Ok(true) => {
                     let (_, job) = in_flight.pop_front().expect("it is the first");
-                    job.ticket.deliver(Ok(job.parts));
+                    job.ticket.deliver(Ok(job.staged));
                     rest.moved();
                 }
                 Ok(false) if self.shared.control.failed().is_none() => rest.take(),
-                // Nobody comes any more. The GPU may still write: memory is given up.
+                // Another rank has failed. The GPU may still write: the memory is leaked.
                 Ok(false) => return in_flight.drain(..).for_each(|(_, job)| std::mem::forget(job)),
-                Err(why) => in_flight.drain(..).for_each(|(_, job)| give_up(job, why.clone())),
+                Err(why) => in_flight.drain(..).for_each(|(_, job)| abort(job, why.clone())),
             }
         }
     }
 
-    /// Rank 0 of the group makes an id and tells it to the others.
+    /// Rank 0 of the group makes an id and sends it to the others.
     fn connect(&mut self) -> Result<(), String> {
-        let GroupMembership { name, members, rank } = &self.seat;
+        let GroupMembership { name, members, rank } = &self.group;
         let id = if *rank == 0 {
             let id = self.shared.unique_id()?;
             let text = id.0.map(|letter| letter as u8);
@@ -127,16 +127,16 @@ impl CollectiveWorker {
 
     fn launch(&self, job: &NcclCall) -> Result<StreamEvent, String> {
         let channel = self.channel.as_ref().ok_or("the group is not connected")?;
-        let (n, size) = (job.elements, self.seat.members.len());
+        let (n, size) = (job.elements, self.group.members.len());
         let kind = datatype(job.element);
-        let address = |part: &Option<StagedBuffer>| part.as_ref().map_or(0, StagedBuffer::address);
-        let (from, to) = (address(&job.parts.0), address(&job.parts.1));
-        channel.queue(&job.ready, |nccl, comm, beside| {
-            let stream = beside.compute().raw();
+        let address = |buffer: &Option<StagedBuffer>| buffer.as_ref().map_or(0, StagedBuffer::address);
+        let (from, to) = (address(&job.staged.0), address(&job.staged.1));
+        channel.queue(&job.ready, |nccl, comm, cuda| {
+            let stream = cuda.compute().raw();
             if let Some(scratch) = &job.scratch {
-                let exchange = OrderedReduce { elements: n, ranks: size, rank: self.seat.rank };
+                let exchange = OrderedReduce { elements: n, ranks: size, rank: self.group.rank };
                 let (element, scratch) = (job.element, scratch.cuda_buffer().address());
-                let wire = ReduceContext { nccl, comm, beside, element, scratch };
+                let wire = ReduceContext { nccl, comm, cuda, element, scratch };
                 // SAFETY: as below; the scratch space too is kept until the call is done.
                 return unsafe {
                     match job.operation {
@@ -175,8 +175,8 @@ impl CollectiveWorker {
     }
 }
 
-/// Ends a call that NCCL refused. The GPU may still write to its memory, which is given up.
-fn give_up(job: NcclCall, why: String) {
+/// Ends a call that NCCL refused. The GPU may still write to its memory, which is leaked.
+fn abort(job: NcclCall, why: String) {
     let ticket = job.ticket.clone();
     std::mem::forget(job);
     ticket.deliver(Err(Error::Carrier { rank: ticket.rank, call: ticket.call, why }));

@@ -11,11 +11,11 @@ use crate::ticket::Ticket;
 /// What a message is told apart by: the name of the group, and the tag.
 pub(super) type GroupTag = (u64, u32);
 
-/// A message to send, or room for one.
+/// A message to send, or a buffer for one.
 pub(super) struct LinkTransfer {
     pub(super) key: GroupTag,
     pub(super) data: CommBuffer,
-    /// Behind the work of the compute stream that made the data, or last used the room for it; nothing for
+    /// Behind the work of the compute stream that made the data, or last used its memory; nothing for
     /// what is on the host.
     pub(super) ready: Option<StreamEvent>,
     pub(super) ticket: Arc<Ticket<CommBuffer>>,
@@ -32,12 +32,12 @@ impl LinkTransfer {
     }
 }
 
-/// What a sender says.
+/// What a sender writes.
 #[derive(Debug)]
 pub(super) enum LinkFrame {
     /// Connect to me by this id of NCCL's.
     Id(Box<[u8; 128]>),
-    /// I have a message of the GPU; the number is what to answer with when there is room.
+    /// I have a message of the GPU; the number is what to answer with when there is a buffer.
     Announced(u64, LinkHeader),
     /// A message of the host.
     Here(LinkHeader, Vec<u8>),
@@ -56,7 +56,7 @@ const ELEMENTS: [ElementType; 5] =
 
 impl LinkFrame {
     pub(super) fn write(&self, stream: &mut impl Write) -> std::io::Result<()> {
-        let words = |stream: &mut dyn Write, kind: u8, number: u64, header: &LinkHeader| {
+        let header_with = |stream: &mut dyn Write, kind: u8, number: u64, header: &LinkHeader| {
             let element = ELEMENTS.iter().position(|element| *element == header.element);
             let mut bytes = vec![kind, element.expect("all types are listed") as u8];
             bytes.extend(number.to_le_bytes());
@@ -70,9 +70,9 @@ impl LinkFrame {
                 stream.write_all(&[1])?;
                 stream.write_all(&id[..])
             }
-            LinkFrame::Announced(number, header) => words(stream, 2, *number, header),
+            LinkFrame::Announced(number, header) => header_with(stream, 2, *number, header),
             LinkFrame::Here(header, bytes) => {
-                words(stream, 3, 0, header)?;
+                header_with(stream, 3, 0, header)?;
                 stream.write_all(bytes)
             }
         }

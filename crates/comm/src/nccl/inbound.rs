@@ -1,4 +1,4 @@
-//! The receiver's end of a link: a thread that brings together what was announced and the room for it.
+//! The receiver's end of a link: a thread that matches announced messages with the buffers to receive them.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Write;
@@ -15,17 +15,17 @@ use crate::data::CommBuffer;
 use crate::error::Error;
 use crate::stream_event::StreamEvent;
 
-/// What the thread hears.
+/// What the thread reacts to.
 pub(super) enum InboundEvent {
-    /// The sender has come: the way to answer it.
+    /// The sender has connected: the stream to answer it.
     Joined(TcpStream),
     /// From the sender.
-    Heard(LinkFrame),
-    /// From its rank: room for a message.
-    Room(LinkTransfer),
+    Frame(LinkFrame),
+    /// From its rank: a buffer for a message.
+    RecvBuffer(LinkTransfer),
 }
 
-/// Starts the thread of a link from a rank, which need not have come yet.
+/// Starts the thread of a link from a rank, which need not have connected yet.
 pub(super) fn start(shared: &NcclRank, peer: usize, events: Receiver<InboundEvent>) -> Result<(), String> {
     shared.spawn("inbound", move |shared| {
         let (announced, recv_buffers) = Default::default();
@@ -35,7 +35,7 @@ pub(super) fn start(shared: &NcclRank, peer: usize, events: Receiver<InboundEven
     })
 }
 
-/// Hears a sender that has come, until it closes the connection.
+/// Receives from a sender that has connected, until it closes the connection.
 pub(super) fn listen(mut stream: TcpStream, events: Sender<InboundEvent>) -> std::io::Result<()> {
     let answers = stream.try_clone()?;
     if events.send(InboundEvent::Joined(answers)).is_err() {
@@ -43,7 +43,7 @@ pub(super) fn listen(mut stream: TcpStream, events: Sender<InboundEvent>) -> std
     }
     let work = move || {
         while let Ok(frame) = LinkFrame::read(&mut stream) {
-            if events.send(InboundEvent::Heard(frame)).is_err() {
+            if events.send(InboundEvent::Frame(frame)).is_err() {
                 return;
             }
         }
@@ -51,16 +51,16 @@ pub(super) fn listen(mut stream: TcpStream, events: Sender<InboundEvent>) -> std
     thread::Builder::new().name("espalier-announced".into()).spawn(work).map(drop)
 }
 
-/// A message that is on its way, or has come.
+/// A message that is on its way, or has arrived.
 enum AnnouncedMessage {
-    OnCard(u64, LinkHeader),
+    OnGpu(u64, LinkHeader),
     Here(LinkHeader, Vec<u8>),
 }
 
 impl AnnouncedMessage {
     fn header(&self) -> LinkHeader {
         match self {
-            AnnouncedMessage::OnCard(_, header) | AnnouncedMessage::Here(header, _) => *header,
+            AnnouncedMessage::OnGpu(_, header) | AnnouncedMessage::Here(header, _) => *header,
         }
     }
 }
@@ -72,7 +72,7 @@ struct Inbound {
     stream: Option<TcpStream>,
     announced: HashMap<GroupTag, VecDeque<AnnouncedMessage>>,
     recv_buffers: HashMap<GroupTag, VecDeque<LinkTransfer>>,
-    /// Announced, with room, which the compute stream still uses.
+    /// Announced, with buffers that the compute stream still uses.
     matched: VecDeque<(u64, LinkTransfer)>,
     in_flight: VecDeque<(StreamEvent, LinkTransfer)>,
     shared: NcclRank,
@@ -90,24 +90,24 @@ impl Inbound {
             let mut moved = event.is_ok();
             match event {
                 Ok(InboundEvent::Joined(stream)) => self.stream = Some(stream),
-                Ok(InboundEvent::Heard(LinkFrame::Id(id))) => self.connect(&id),
-                Ok(InboundEvent::Heard(LinkFrame::Announced(number, header))) => {
+                Ok(InboundEvent::Frame(LinkFrame::Id(id))) => self.connect(&id),
+                Ok(InboundEvent::Frame(LinkFrame::Announced(number, header))) => {
                     self.announced
                         .entry(header.key)
                         .or_default()
-                        .push_back(AnnouncedMessage::OnCard(number, header));
+                        .push_back(AnnouncedMessage::OnGpu(number, header));
                     self.bring_together(header.key);
                 }
-                Ok(InboundEvent::Heard(LinkFrame::Here(header, bytes))) => {
+                Ok(InboundEvent::Frame(LinkFrame::Here(header, bytes))) => {
                     self.announced
                         .entry(header.key)
                         .or_default()
                         .push_back(AnnouncedMessage::Here(header, bytes));
                     self.bring_together(header.key);
                 }
-                Ok(InboundEvent::Room(parcel)) => {
-                    let key = parcel.key;
-                    self.recv_buffers.entry(key).or_default().push_back(parcel);
+                Ok(InboundEvent::RecvBuffer(transfer)) => {
+                    let key = transfer.key;
+                    self.recv_buffers.entry(key).or_default().push_back(transfer);
                     self.bring_together(key);
                 }
                 Err(TryRecvError::Disconnected) if idle => break,
@@ -123,12 +123,12 @@ impl Inbound {
             }
         }
         if self.shared.control.failed().is_some() {
-            // The GPU may still write: memory is given up.
+            // The GPU may still write: the memory is leaked.
             std::mem::forget(self);
         }
     }
 
-    /// Where a message was announced and there is room for one of its key, the two are of one message.
+    /// Where a message was announced and there is a buffer of its key, the two belong together.
     fn bring_together(&mut self, key: GroupTag) {
         let (Some(announced), Some(recv_buffers)) =
             (self.announced.get_mut(&key), self.recv_buffers.get_mut(&key))
@@ -152,7 +152,7 @@ impl Inbound {
                     recv_buffer.data.bytes_mut().copy_from_slice(&bytes);
                     recv_buffer.ticket.deliver(Ok(recv_buffer.data));
                 }
-                AnnouncedMessage::OnCard(number, _) if recv_buffer.ready.is_some() => {
+                AnnouncedMessage::OnGpu(number, _) if recv_buffer.ready.is_some() => {
                     self.matched.push_back((number, recv_buffer))
                 }
                 _ => refuse(recv_buffer, "one of the two tensors is on a GPU, the other on the host".into()),
@@ -160,7 +160,7 @@ impl Inbound {
         }
     }
 
-    /// Has NCCL carry what there is room for, and says so; returns whether there was any.
+    /// Has NCCL carry what there are buffers for, and tells the sender; returns whether there was any.
     fn carry(&mut self) -> bool {
         let mut moved = false;
         while let Some((number, recv_buffer)) = self.matched.front() {
@@ -192,10 +192,10 @@ impl Inbound {
             (tensor.cuda_buffer().address(), tensor.len(), datatype(recv_buffer.data.element()));
         // First the answer: NCCL's own call may take a moment.
         stream.write_all(&number.to_le_bytes()).map_err(|e| e.to_string())?;
-        channel.queue(ready, |nccl, comm, beside| {
+        channel.queue(ready, |nccl, comm, cuda| {
             // SAFETY: the tensor is on this GPU, nobody else writes to it, and it is kept until the mark has
             // passed.
-            nccl.check(unsafe { (nccl.receive)(address, n, kind, 0, comm, beside.compute().raw()) })
+            nccl.check(unsafe { (nccl.receive)(address, n, kind, 0, comm, cuda.compute().raw()) })
         })
     }
 
@@ -208,7 +208,7 @@ impl Inbound {
     }
 }
 
-/// The room is not for what was sent.
+/// The buffer does not fit what was sent.
 fn mismatched(recv_buffer: LinkTransfer, peer: usize, header: LinkHeader) {
     let Call { operation, .. } = recv_buffer.call();
     let theirs = match operation {

@@ -1,7 +1,7 @@
 //! Messages between two ranks: a link for each direction.
 //!
 //! A link is a TCP connection and, once a tensor of a GPU went over it, a communicator of NCCL of its two
-//! ranks. The sender says over the connection what it has, the receiver when it has room for it, and only
+//! ranks. The sender announces over the connection what it has, the receiver when it has a buffer for it, and only
 //! then does NCCL carry it. So nothing waits on a GPU for a message that may not come soon, ranks send and
 //! receive in whatever order they like, messages are told apart by their tags, and one to or from a third
 //! rank holds up no other. Numbers and tensors of the host go over the connection itself.
@@ -25,16 +25,16 @@ use crate::ticket::Ticket;
 
 /// The first bytes on every connection: nobody else begins like this.
 const MAGIC: [u8; 8] = *b"espalr\x00\x02";
-/// How often the door is looked at.
+/// How often the listener is polled.
 const GLANCE: Duration = Duration::from_millis(5);
-/// How long somebody may stand in the door without a word.
+/// How long a new connection may send nothing.
 const GREETING: Duration = Duration::from_secs(2);
 
 /// The links of a rank with all others, each made when it is first asked for.
 #[derive(Debug)]
 pub(super) struct PeerLinks {
     shared: NcclRank,
-    /// Where each rank's door is.
+    /// Where each rank listens.
     addresses: Vec<SocketAddr>,
     /// How long it may take to reach one.
     limit: Duration,
@@ -43,7 +43,7 @@ pub(super) struct PeerLinks {
 }
 
 impl PeerLinks {
-    /// Opens the door: who knocks is heard, whatever this rank is at.
+    /// Starts to listen: connections are accepted whatever this rank is doing.
     pub(super) fn open(
         shared: NcclRank,
         door: TcpListener,
@@ -60,14 +60,16 @@ impl PeerLinks {
     }
 
     /// Sends to a rank of the world.
-    pub(super) fn send(&self, to: usize, parcel: LinkTransfer) -> Result<(), String> {
-        self.to(to)?.send(outbound::OutboundEvent::Send(parcel)).map_err(|_| "the link is broken".to_owned())
+    pub(super) fn send(&self, to: usize, transfer: LinkTransfer) -> Result<(), String> {
+        self.to(to)?
+            .send(outbound::OutboundEvent::Send(transfer))
+            .map_err(|_| "the link is broken".to_owned())
     }
 
-    /// Makes room for what a rank of the world sends.
-    pub(super) fn receive(&self, from: usize, parcel: LinkTransfer) -> Result<(), String> {
+    /// Gives a buffer for what a rank of the world sends.
+    pub(super) fn receive(&self, from: usize, transfer: LinkTransfer) -> Result<(), String> {
         self.from(from)?
-            .send(inbound::InboundEvent::Room(parcel))
+            .send(inbound::InboundEvent::RecvBuffer(transfer))
             .map_err(|_| "the link is broken".to_owned())
     }
 
@@ -87,8 +89,8 @@ impl PeerLinks {
         let mut stream = TcpStream::connect_timeout(&self.addresses[rank], self.limit)
             .map_err(|e| format!("rank {rank} cannot be reached at {}: {e}", self.addresses[rank]))?;
         let hello = [&MAGIC[..], &(self.shared.control.rank() as u32).to_le_bytes()].concat();
-        let said = stream.set_nodelay(true).and_then(|()| stream.write_all(&hello));
-        said.map_err(|e| format!("rank {rank} cannot be told: {e}"))?;
+        let sent = stream.set_nodelay(true).and_then(|()| stream.write_all(&hello));
+        sent.map_err(|e| format!("rank {rank} cannot be told: {e}"))?;
         outbound::start(&self.shared, stream, events.clone(), inbox)?;
         links.insert(rank, events.clone());
         Ok(events)
@@ -114,7 +116,7 @@ impl Drop for PeerLinks {
     }
 }
 
-/// Lets in who knocks, for as long as there is anybody to come to.
+/// Accepts connections, for as long as the links exist.
 fn attend(door: &TcpListener, links: &Weak<PeerLinks>) {
     loop {
         let accepted = door.accept();
@@ -133,7 +135,7 @@ fn attend(door: &TcpListener, links: &Weak<PeerLinks>) {
     }
 }
 
-/// Who has come; `None` for a stranger.
+/// The rank that has connected; `None` for a stranger.
 fn greeted(stream: &mut TcpStream) -> std::io::Result<Option<usize>> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;

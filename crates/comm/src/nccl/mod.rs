@@ -1,7 +1,7 @@
 //! Ranks as processes with a GPU each, or a part of one, connected by NCCL.
 //!
 //! A launcher says who they are and where rank 0 is ([`RendezvousConfig`]). Over that rendezvous they find
-//! each other; it stays open and tells them of one that fails or is killed (`control`). Collective calls of a
+//! each other; it stays open and reports a rank that fails or is killed (`control`). Collective calls of a
 //! group are carried out by a thread of its own (`collectives`), messages by one for each pair of ranks and
 //! direction (`links`), beside the GPU's compute stream. A rank itself makes no call of NCCL: it waits for
 //! those threads, and at most as long as its limit. The process should end without the handlers of the C
@@ -11,7 +11,7 @@
 //! Where NCCL differs from the other transports, and why:
 //! - A rank sends nothing to itself.
 //! - Sums of floating-point numbers are ours, in the order of ranks, so that they have the bits that they
-//!   have among threads (`exchange`); NCCL's own are those of two ranks in f32, where there is only one
+//!   have among threads (`ordered_reduce`); NCCL's own are those of two ranks in f32, where there is only one
 //!   order.
 //! - Ranks that share a GPU are refused by NCCL, unless it is 2.30 or newer and NCCL_MULTI_RANK_GPU_ENABLE is 1.
 
@@ -57,7 +57,7 @@ use crate::transport::{CallBuffers, NewGroup, Pending, Transport, choice};
 
 /// How long a rank that waits keeps its core.
 const EAGER: Duration = Duration::from_millis(1);
-/// How long it then sleeps before it looks whether a rank has failed.
+/// How long it then sleeps before it checks whether a rank has failed.
 const GLANCE: Duration = Duration::from_millis(20);
 /// How much later than the rank that failed first all others end: a launcher ends the whole job with the
 /// first process that ends badly, and that one should have said why.
@@ -135,7 +135,7 @@ fn join(
     let nccl = Nccl::get()?;
     let launch =
         |why: String| Error::Launch { what: format!("rank {} cannot be joined by NCCL: {why}", config.rank) };
-    let mut rendezvous = Rendezvous::meet(config, limit)?;
+    let mut rendezvous = Rendezvous::connect(config, limit)?;
     let door = TcpListener::bind(("::", 0)).or_else(|_| TcpListener::bind(("0.0.0.0", 0)));
     let door = door.map_err(|e| launch(format!("no port for its messages: {e}")))?;
     let port = door.local_addr().map_err(|e| launch(e.to_string()))?.port();
@@ -157,21 +157,25 @@ struct NcclWorld {
 #[derive(Debug, Clone)]
 struct NcclGroup {
     world: Arc<NcclWorld>,
-    seat: GroupMembership,
+    membership: GroupMembership,
     orders: Sender<CollectiveCommand>,
 }
 
 impl NcclGroup {
     /// Connects the ranks of a group, all of which must come.
-    fn connect(world: &Arc<NcclWorld>, seat: GroupMembership, limit: Duration) -> Result<Arc<dyn Transport>> {
-        let rank = seat.world_rank();
-        if seat.members.len() == 1 {
+    fn connect(
+        world: &Arc<NcclWorld>,
+        membership: GroupMembership,
+        limit: Duration,
+    ) -> Result<Arc<dyn Transport>> {
+        let rank = membership.world_rank();
+        if membership.members.len() == 1 {
             return Ok(Arc::new(SingleRank::new(rank)));
         }
         let call = Call::empty(Operation::Split);
         let failed = |why: String| Error::Carrier { rank, call, why };
-        let orders = collectives::start(&world.shared, seat.clone()).map_err(failed)?;
-        let group = NcclGroup { world: world.clone(), seat, orders };
+        let orders = collectives::start(&world.shared, membership.clone()).map_err(failed)?;
+        let group = NcclGroup { world: world.clone(), membership, orders };
         let ticket = group.ticket(call);
         group.order(CollectiveCommand::Connect(ticket.clone()), call)?;
         group.wait(&ticket, limit)?;
@@ -180,13 +184,13 @@ impl NcclGroup {
 
     /// A ticket of a collective call.
     fn ticket<T>(&self, call: Call) -> Arc<Ticket<T>> {
-        let ticket = Ticket::new(self.seat.world_rank(), call);
-        let _ = ticket.seq_no.set(self.world.shared.control.begin_call(self.seat.name));
+        let ticket = Ticket::new(self.membership.world_rank(), call);
+        let _ = ticket.seq_no.set(self.world.shared.control.begin_call(self.membership.name));
         ticket
     }
 
     fn order(&self, order: CollectiveCommand, call: Call) -> Result<()> {
-        let rank = self.seat.world_rank();
+        let rank = self.membership.world_rank();
         let control = &self.world.shared.control;
         if let Some(failed) = control.failed() {
             return Err(failed.stops(rank, call));
@@ -195,7 +199,7 @@ impl NcclGroup {
         self.orders.send(order).map_err(ended)
     }
 
-    /// Waits for what was ordered, or says who has not come.
+    /// Waits for what was ordered, or names the ranks that have not made the call.
     fn wait<T>(&self, ticket: &Ticket<T>, limit: Duration) -> Result<T> {
         let (start, control) = (Instant::now(), &self.world.shared.control);
         if let Some(result) = ticket.spin(limit.min(EAGER)) {
@@ -210,32 +214,32 @@ impl NcclGroup {
                 return Err(failed.stops(ticket.rank, ticket.call));
             }
             if left.is_zero() {
-                return self.late(ticket, start.elapsed());
+                return self.timed_out(ticket, start.elapsed());
             }
         }
     }
 
-    fn late<T>(&self, ticket: &Ticket<T>, waited: Duration) -> Result<T> {
+    fn timed_out<T>(&self, ticket: &Ticket<T>, waited: Duration) -> Result<T> {
         let Ticket { rank, call, .. } = *ticket;
-        let members = &self.seat.members;
+        let members = &self.membership.members;
         let (among, missing) = match call.operation {
             Operation::Send { to: peer, .. } | Operation::Receive { from: peer, .. } => {
                 (Vec::new(), vec![members[peer]])
             }
             _ => {
                 let seq_no = ticket.seq_no.get().copied().unwrap_or_default();
-                let missing = self.world.shared.control.call_roll(self.seat.name, seq_no, members);
+                let missing = self.world.shared.control.find_missing(self.membership.name, seq_no, members);
                 let others = || members.iter().copied().filter(|&member| member != rank).collect();
                 (members.to_vec(), if missing.is_empty() { others() } else { missing })
             }
         };
-        // It may have come while the roll was called.
+        // It may have arrived while the others were asked.
         ticket.wait(Duration::ZERO).unwrap_or(Err(Error::TimedOut { rank, call, among, waited, missing }))
     }
 
     fn start_message(&self, buffers: CallBuffers, peer: usize, tag: u32) -> Result<NcclMessage> {
-        let (call, rank) = (buffers.call, self.seat.world_rank());
-        if peer == self.seat.rank {
+        let (call, rank) = (buffers.call, self.membership.world_rank());
+        if peer == self.membership.rank {
             let problem = "NCCL carries no messages from a rank to itself".to_owned();
             return Err(Error::Argument { rank, call, problem });
         }
@@ -247,12 +251,12 @@ impl NcclGroup {
             (Some(read), _) => (true, read),
             (None, write) => (false, write.expect("a message has data")),
         };
-        let on_card = !data.on_host() && !data.is_empty();
-        let ready = on_card.then(|| self.world.shared.mark()).transpose().map_err(failed)?;
+        let on_gpu = !data.on_host() && !data.is_empty();
+        let ready = on_gpu.then(|| self.world.shared.mark()).transpose().map_err(failed)?;
         let ticket = Ticket::new(rank, call);
-        let parcel = LinkTransfer { key: (self.seat.name, tag), data, ready, ticket: ticket.clone() };
-        let (links, peer) = (&self.world.links, self.seat.members[peer]);
-        let started = if is_sent { links.send(peer, parcel) } else { links.receive(peer, parcel) };
+        let transfer = LinkTransfer { key: (self.membership.name, tag), data, ready, ticket: ticket.clone() };
+        let (links, peer) = (&self.world.links, self.membership.members[peer]);
+        let started = if is_sent { links.send(peer, transfer) } else { links.receive(peer, transfer) };
         started.map_err(failed)?;
         Ok(NcclMessage { group: self.clone(), ticket })
     }
@@ -260,7 +264,7 @@ impl NcclGroup {
     /// Starts a collective call.
     fn start_collective(&self, buffers: CallBuffers) -> Result<NcclCollective> {
         let CallBuffers { call, read, write } = buffers;
-        let (rank, size) = (self.seat.world_rank(), self.seat.members.len());
+        let (rank, size) = (self.membership.world_rank(), self.membership.members.len());
         let shared = &self.world.shared;
         let failed = |why: String| Error::Carrier { rank, call, why };
         let (mut operation, mut elements) = (call.operation, call.elements);
@@ -268,15 +272,15 @@ impl NcclGroup {
         match (operation, write.take()) {
             (Operation::Barrier, _) => write = Some(CommBuffer::U64(vec![0])),
             // Numbers of the host are few: all get those of all, and add them up in the order of ranks.
-            (Operation::AllReduce(how), Some(own)) if own.on_host() && !own.is_empty() => {
-                write = Some(match own.element() {
+            (Operation::AllReduce(how), Some(local)) if local.on_host() && !local.is_empty() => {
+                write = Some(match local.element() {
                     ElementType::U64 => CommBuffer::U64(vec![0; size * elements]),
                     ElementType::F64 => CommBuffer::F64(vec![0.0; size * elements]),
                     _ => return Err(failed("tensors of the host are not reduced by NCCL".into())),
                 });
                 (operation, elements) = (Operation::AllGather, size * elements);
                 reduced = Some(how);
-                read = Some(own);
+                read = Some(local);
             }
             (_, other) => write = other,
         }
@@ -284,23 +288,23 @@ impl NcclGroup {
         let in_place =
             matches!(operation, Operation::AllReduce(_) | Operation::Broadcast { .. } | Operation::Barrier);
         let element = call.element.unwrap_or(ElementType::U64);
-        let sums =
+        let reduces =
             matches!(operation, Operation::AllReduce(Reduce::Sum) | Operation::ReduceScatter(Reduce::Sum));
-        let ours = sums && (element == ElementType::Bf16 || element == ElementType::F32 && size > 2);
+        let ours = reduces && (element == ElementType::Bf16 || element == ElementType::F32 && size > 2);
         let scratch = ours.then(|| {
             let dtype = if element == ElementType::Bf16 { DType::Bf16 } else { DType::F32 };
-            let exchange = OrderedReduce { elements, ranks: size, rank: self.seat.rank };
+            let layout = OrderedReduce { elements, ranks: size, rank: self.membership.rank };
             let device = Device::Cuda(shared.cuda.clone());
-            Tensor::empty(&device, &[exchange.scratch()], dtype, Category::Communication)
+            Tensor::empty(&device, &[layout.scratch()], dtype, Category::Communication)
         });
         let scratch = scratch.transpose().map_err(|e| failed(e.to_string()))?;
-        let part = |data: Option<CommBuffer>, reads: bool| {
+        let stage = |data: Option<CommBuffer>, reads: bool| {
             data.map(|data| StagedBuffer::new(&shared.cuda, data, reads)).transpose().map_err(failed)
         };
-        let parts = (part(read, true)?, part(write, in_place)?);
+        let staged = (stage(read, true)?, stage(write, in_place)?);
         let ready = shared.mark().map_err(failed)?;
         let ticket = self.ticket(call);
-        let job = NcclCall { operation, parts, element, elements, scratch, ready, ticket: ticket.clone() };
+        let job = NcclCall { operation, staged, element, elements, scratch, ready, ticket: ticket.clone() };
         self.order(CollectiveCommand::Call(Box::new(job)), call)?;
         Ok(NcclCollective { group: self.clone(), ticket, reduced })
     }
@@ -308,11 +312,11 @@ impl NcclGroup {
 
 impl Transport for NcclGroup {
     fn rank(&self) -> usize {
-        self.seat.rank
+        self.membership.rank
     }
 
     fn members(&self) -> &[usize] {
-        &self.seat.members
+        &self.membership.members
     }
 
     fn start(&self, buffers: CallBuffers, _attended: bool) -> Result<Box<dyn Pending>> {
@@ -326,14 +330,14 @@ impl Transport for NcclGroup {
 
     fn connect(&self, peers: &[usize], limit: Duration) -> Result<()> {
         let start = Instant::now();
-        let rank = self.seat.world_rank();
+        let rank = self.membership.world_rank();
         let connect = |&peer: &usize| {
             let call = Call::empty(Operation::Send { to: peer, tag: 0 });
             let ticket = Ticket::new(rank, call);
-            let begun = self.world.links.connect(self.seat.members[peer], ticket.clone());
+            let begun = self.world.links.connect(self.membership.members[peer], ticket.clone());
             begun.map(|()| ticket).map_err(|why| Error::Carrier { rank, call, why })
         };
-        let others = peers.iter().filter(|&&peer| peer != self.seat.rank);
+        let others = peers.iter().filter(|&&peer| peer != self.membership.rank);
         let tickets = others.map(connect).collect::<Result<Vec<Arc<Ticket<CommBuffer>>>>>()?;
         let left = || limit.saturating_sub(start.elapsed());
         tickets.iter().try_for_each(|ticket| self.wait(ticket, left()).map(drop))
@@ -345,20 +349,23 @@ impl Transport for NcclGroup {
         key: usize,
         limit: Duration,
     ) -> Result<Option<Arc<dyn Transport>>> {
-        let own = choice(colour, key);
-        let choices = CommBuffer::U64(vec![0; 2 * self.seat.members.len()]);
+        let local = choice(colour, key);
+        let choices = CommBuffer::U64(vec![0; 2 * self.membership.members.len()]);
         let call = Call::of(Operation::Split, &choices);
-        let buffers = CallBuffers { call, read: Some(CommBuffer::U64(own.to_vec())), write: Some(choices) };
+        let buffers = CallBuffers { call, read: Some(CommBuffer::U64(local.to_vec())), write: Some(choices) };
         let waiting = self.start_collective(buffers)?;
         let seq_no = waiting.ticket.seq_no.get().copied().unwrap_or_default();
         let Some(CommBuffer::U64(choices)) = Box::new(waiting).wait(limit)? else {
             unreachable!("what was gathered comes back as it went in");
         };
-        let Some(new) = NewGroup::of(&choices, self.seat.rank) else { return Ok(None) };
-        let members = new.members.iter().map(|&rank| self.seat.members[rank]).collect();
-        let seat =
-            GroupMembership { name: NewGroup::name(self.seat.name, seq_no, own[0]), members, rank: new.rank };
-        NcclGroup::connect(&self.world, seat, limit).map(Some)
+        let Some(new) = NewGroup::of(&choices, self.membership.rank) else { return Ok(None) };
+        let members = new.members.iter().map(|&rank| self.membership.members[rank]).collect();
+        let membership = GroupMembership {
+            name: NewGroup::name(self.membership.name, seq_no, local[0]),
+            members,
+            rank: new.rank,
+        };
+        NcclGroup::connect(&self.world, membership, limit).map(Some)
     }
 }
 

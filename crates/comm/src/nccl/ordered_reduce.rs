@@ -1,13 +1,13 @@
-//! Sums in the order of ranks: bf16 on the wire as it is, added in f32, rounded once.
+//! All-reduce and reduce-scatter in the order of ranks: bf16 on the wire as it is, added in f32, rounded once.
 //!
 //! NCCL's own sum would round bf16 at every rank that it passes (widened to f32 it would send twice the
 //! bytes), and add up f32 of three and more ranks in an order of its own, so that a run on GPUs would not be
-//! that on threads. So each rank gets every rank's copy of its share (all to all), adds them up, and hands
+//! that on threads. So each rank gets every rank's copy of its shard (all-to-all), adds them up, and hands
 //! the sum to all (an all-gather): `2 (P - 1) / P` of the bytes, as any all-reduce. A reduce-scatter is the
-//! first half. Shares are equal, as an all-gather needs them; the rest, fewer elements than ranks, goes to
+//! first half. Shards are equal, as an all-gather needs them; the rest, fewer elements than ranks, goes to
 //! all and is added up by all.
 //!
-//! data: `[elements]`; scratch: `[ranks, share | rest]`.
+//! data: `[elements]`; scratch: `[ranks, shard | rest]`.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use espalier_tensor::cuda::Cuda;
 
 use super::library::{Nccl, NcclComm, datatype};
-use crate::combine::sum_parts;
+use crate::combine::sum_runs;
 use crate::data::ElementType;
 
 /// Which elements go where.
@@ -36,108 +36,108 @@ struct ReduceRun {
 }
 
 impl OrderedReduce {
-    fn share(&self) -> usize {
+    fn shard_len(&self) -> usize {
         self.elements / self.ranks
     }
 
-    /// The share of a rank.
-    fn share_of(&self, rank: usize) -> Range<usize> {
-        rank * self.share()..(rank + 1) * self.share()
+    /// The elements that a rank reduces.
+    fn shard_of(&self, rank: usize) -> Range<usize> {
+        rank * self.shard_len()..(rank + 1) * self.shard_len()
     }
 
-    /// What is no rank's share.
+    /// What is in no rank's shard: all reduce it.
     fn rest(&self) -> Range<usize> {
-        self.ranks * self.share()..self.elements
+        self.ranks * self.shard_len()..self.elements
     }
 
     /// Elements of the scratch space.
     pub(super) fn scratch(&self) -> usize {
-        self.ranks * (self.share() + self.rest().len())
+        self.ranks * (self.shard_len() + self.rest().len())
     }
 
-    /// What goes to a rank, by its place in the data.
+    /// What goes to a rank, by its range in the data.
     fn sent_to(&self, peer: usize) -> [Range<usize>; 2] {
-        [self.share_of(peer), self.rest()]
+        [self.shard_of(peer), self.rest()]
     }
 
-    /// Where in the scratch space that comes which a rank sends, in the same order.
+    /// Where in the scratch space what a rank sends is received, in the same order.
     fn received_from(&self, peer: usize) -> [Range<usize>; 2] {
         let (first, rest) = (self.rest().start, self.rest().len());
-        [self.share_of(peer), first + peer * rest..first + (peer + 1) * rest]
+        [self.shard_of(peer), first + peer * rest..first + (peer + 1) * rest]
     }
 
-    /// What is added up when all has come.
-    fn sums(&self) -> [ReduceRun; 2] {
+    /// What is added up when all is received.
+    fn reductions(&self) -> [ReduceRun; 2] {
         [
-            ReduceRun { at: 0, to: self.share_of(self.rank) },
+            ReduceRun { at: 0, to: self.shard_of(self.rank) },
             ReduceRun { at: self.rest().start, to: self.rest() },
         ]
     }
 }
 
-/// Where a sum's data lies on the GPU, and who carries and adds it.
+/// Where the data of a reduction lies on the GPU, and what carries and adds it.
 pub(super) struct ReduceContext<'a> {
     pub(super) nccl: &'a Nccl,
     pub(super) comm: NcclComm,
     /// Its compute stream is the channel's.
-    pub(super) beside: &'a Cuda,
+    pub(super) cuda: &'a Cuda,
     pub(super) element: ElementType,
     pub(super) scratch: CUdeviceptr,
 }
 
 impl ReduceContext<'_> {
     fn stream(&self) -> CUstream {
-        self.beside.compute().raw()
+        self.cuda.compute().raw()
     }
 
     /// Queues an all-reduce in place.
     ///
     /// # Safety
-    /// The data has the exchange's elements, the scratch space its; both are on the GPU, and are kept and
+    /// The data has the layout's elements, and so has the scratch space; both are on the GPU, and are kept and
     /// left alone until the call is done.
-    pub(super) unsafe fn all_reduce(&self, exchange: OrderedReduce, data: CUdeviceptr) -> Result<(), String> {
+    pub(super) unsafe fn all_reduce(&self, layout: OrderedReduce, data: CUdeviceptr) -> Result<(), String> {
         let kind = datatype(self.element);
-        // SAFETY: what the caller promises; the stream adds up when all has come, and gathers when all is
-        // added up. A rank's share of the data is where an all-gather in place expects it.
+        // SAFETY: what the caller promises; the stream adds up when all is received, and gathers when all is
+        // added up. A rank's shard of the data is where an all-gather in place expects it.
         unsafe {
-            self.exchange(exchange, data)?;
-            for ReduceRun { at, to } in exchange.sums() {
-                self.sum(exchange, at, data + self.bytes(to.start), to.len())?;
+            self.all_to_all(layout, data)?;
+            for ReduceRun { at, to } in layout.reductions() {
+                self.sum(layout, at, data + self.bytes(to.start), to.len())?;
             }
-            let own = data + self.bytes(exchange.share_of(exchange.rank).start);
-            let share = exchange.share();
-            self.nccl.check((self.nccl.all_gather)(own, data, share, kind, self.comm, self.stream()))
+            let local = data + self.bytes(layout.shard_of(layout.rank).start);
+            let shard_len = layout.shard_len();
+            self.nccl.check((self.nccl.all_gather)(local, data, shard_len, kind, self.comm, self.stream()))
         }
     }
 
-    /// Queues a reduce-scatter of a whole whose elements can be dealt out evenly.
+    /// Queues a reduce-scatter of data whose elements can be split evenly.
     ///
     /// # Safety
-    /// As for [`ReduceContext::all_reduce`]; `own` has a rank's share of the elements.
+    /// As for [`ReduceContext::all_reduce`]; `local` has the elements of a rank's shard.
     pub(super) unsafe fn reduce_scatter(
         &self,
-        exchange: OrderedReduce,
+        layout: OrderedReduce,
         full: CUdeviceptr,
-        own: CUdeviceptr,
+        local: CUdeviceptr,
     ) -> Result<(), String> {
-        assert!(exchange.rest().is_empty(), "the parts of a reduce-scatter are equal");
+        assert!(layout.rest().is_empty(), "the parts of a reduce-scatter are equal");
         // SAFETY: what the caller promises.
         unsafe {
-            self.exchange(exchange, full)?;
-            self.sum(exchange, 0, own, exchange.share())
+            self.all_to_all(layout, full)?;
+            self.sum(layout, 0, local, layout.shard_len())
         }
     }
 
-    /// Brings to the scratch space what all ranks have of this one's sums.
+    /// Brings all ranks' copies of what this one reduces to the scratch space.
     ///
     /// # Safety
     /// As for [`ReduceContext::all_reduce`].
-    unsafe fn exchange(&self, exchange: OrderedReduce, data: CUdeviceptr) -> Result<(), String> {
+    unsafe fn all_to_all(&self, layout: OrderedReduce, data: CUdeviceptr) -> Result<(), String> {
         let (nccl, kind) = (self.nccl, datatype(self.element));
         // SAFETY: the two open and close a group of calls on this thread.
         nccl.check(unsafe { (nccl.group_start)() })?;
-        let queued = (0..exchange.ranks).try_for_each(|peer| {
-            let pairs = exchange.sent_to(peer).into_iter().zip(exchange.received_from(peer));
+        let queued = (0..layout.ranks).try_for_each(|peer| {
+            let pairs = layout.sent_to(peer).into_iter().zip(layout.received_from(peer));
             for (out, into) in pairs.filter(|(out, _)| !out.is_empty()) {
                 let (peer, n) = (peer as c_int, out.len());
                 let (out, into) = (data + self.bytes(out.start), self.scratch + self.bytes(into.start));
@@ -155,17 +155,17 @@ impl ReduceContext<'_> {
     }
 
     /// # Safety
-    /// As for [`ReduceContext::all_reduce`]; `to` has room for so many elements.
+    /// As for [`ReduceContext::all_reduce`]; `to` is of at least so many elements.
     unsafe fn sum(
         &self,
-        exchange: OrderedReduce,
+        layout: OrderedReduce,
         at: usize,
         to: CUdeviceptr,
         elements: usize,
     ) -> Result<(), String> {
         // SAFETY: the scratch space has as many from there on for each rank; it is no part of the data.
         unsafe {
-            sum_parts(self.beside, self.element, self.scratch + self.bytes(at), exchange.ranks, to, elements)
+            sum_runs(self.cuda, self.element, self.scratch + self.bytes(at), layout.ranks, to, elements)
         }
     }
 
@@ -184,7 +184,7 @@ mod tests {
 
     use super::*;
 
-    fn exchanges(elements: usize, ranks: usize) -> Vec<OrderedReduce> {
+    fn layouts(elements: usize, ranks: usize) -> Vec<OrderedReduce> {
         (0..ranks).map(|rank| OrderedReduce { elements, ranks, rank }).collect()
     }
 
@@ -198,7 +198,7 @@ mod tests {
         data: &mut [Tensor],
         sum: impl Fn(&Tensor, usize, &mut Tensor, Range<usize>),
     ) {
-        let all = exchanges(elements, data.len());
+        let all = layouts(elements, data.len());
         let scratch_of = |at: &OrderedReduce| {
             Tensor::zeros(&data[0].device(), &[at.scratch()], data[0].dtype(), Category::Communication)
                 .unwrap()
@@ -214,17 +214,17 @@ mod tests {
             }
         }
         for (at, (scratch, data)) in all.iter().zip(scratch.iter().zip(&mut *data)) {
-            for one in at.sums() {
+            for one in at.reductions() {
                 sum(scratch, one.at, data, one.to);
             }
         }
-        let shares: Vec<Tensor> = all
+        let shards: Vec<Tensor> = all
             .iter()
-            .map(|at| flat::take(&data[at.rank], at.share_of(at.rank), Category::Communication).unwrap())
+            .map(|at| flat::take(&data[at.rank], at.shard_of(at.rank), Category::Communication).unwrap())
             .collect();
         for data in data {
-            for (at, share) in all.iter().zip(&shares) {
-                flat::put(data, at.rank * at.share(), share, 0..share.len()).unwrap();
+            for (at, shard) in all.iter().zip(&shards) {
+                flat::put(data, at.rank * at.shard_len(), shard, 0..shard.len()).unwrap();
             }
         }
     }
@@ -273,17 +273,17 @@ mod tests {
                 let sums = Tensor::from_slice(&device, &[to.len()], &sums, Category::Workspace).unwrap();
                 flat::put(data, to.start, &sums, 0..to.len()).unwrap();
             });
-            for at in exchanges(elements, ranks) {
-                let mut places: Vec<usize> = (0..ranks).flat_map(|peer| at.received_from(peer)).flatten().collect();
-                places.sort_unstable();
-                prop_assert_eq!(places, (0..at.scratch()).collect::<Vec<_>>());
+            for at in layouts(elements, ranks) {
+                let mut offsets: Vec<usize> = (0..ranks).flat_map(|peer| at.received_from(peer)).flatten().collect();
+                offsets.sort_unstable();
+                prop_assert_eq!(offsets, (0..at.scratch()).collect::<Vec<_>>());
             }
         }
     }
 
     /// The same with the GPU's sum: aligned or not, long and short, more ranks than any one process has.
     #[test]
-    fn a_card_adds_up_what_has_come() {
+    fn a_gpu_adds_up_what_was_received() {
         let probe = Cuda::probe();
         if !probe.usable() {
             return espalier_testing::skipped(espalier_testing::Need::Cuda, probe.missing.join("; "));
@@ -297,7 +297,7 @@ mod tests {
                     let x = scratch.cuda_buffer().address() + bytes(element, at);
                     let y = data.cuda_buffer().address() + bytes(element, to.start);
                     // SAFETY: both are within tensors that live until the GPU has been read from.
-                    unsafe { sum_parts(&cuda, element, x, ranks, y, to.len()) }.unwrap();
+                    unsafe { sum_runs(&cuda, element, x, ranks, y, to.len()) }.unwrap();
                 });
             }
         }

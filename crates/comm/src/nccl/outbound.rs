@@ -1,4 +1,4 @@
-//! The sender's end of a link: a thread that announces messages and has them carried when there is room for them.
+//! The sender's end of a link: a thread that announces messages and has them carried once the receiver is ready.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Read;
@@ -17,21 +17,21 @@ use crate::error::Error;
 use crate::stream_event::StreamEvent;
 use crate::ticket::Ticket;
 
-/// What the thread hears.
+/// What the thread reacts to.
 pub(super) enum OutboundEvent {
     /// From its rank: carry this.
     Send(LinkTransfer),
     /// From its rank: be connected.
     Connect(Arc<Ticket<CommBuffer>>),
-    /// From the other side: there is room for the message of this number.
-    Room(u64),
+    /// From the other side: there is a buffer for the message of this number.
+    RecvReady(u64),
     /// From its rank: that was all.
     End,
     /// The connection is gone.
     Lost,
 }
 
-/// Starts the threads of a link over a connection; `events` is the way to the one that works.
+/// Starts the threads of a link over a connection; `events` is the channel to the one that works.
 pub(super) fn start(
     shared: &NcclRank,
     stream: TcpStream,
@@ -48,11 +48,11 @@ pub(super) fn start(
     })
 }
 
-/// Hears where there is room, until the connection is closed.
+/// Receives which messages there are buffers for, until the connection is closed.
 fn listen(mut stream: TcpStream, events: &Sender<OutboundEvent>) {
     let mut number = [0; 8];
     while stream.read_exact(&mut number).is_ok() {
-        if events.send(OutboundEvent::Room(u64::from_le_bytes(number))).is_err() {
+        if events.send(OutboundEvent::RecvReady(u64::from_le_bytes(number))).is_err() {
             return;
         }
     }
@@ -86,19 +86,20 @@ impl Outbound {
             let moved = event.is_ok();
             match event {
                 // Those of one key keep their order.
-                Ok(OutboundEvent::Send(parcel))
-                    if parcel.ready.is_none() && self.waiting.iter().all(|other| other.key != parcel.key) =>
+                Ok(OutboundEvent::Send(transfer))
+                    if transfer.ready.is_none()
+                        && self.waiting.iter().all(|other| other.key != transfer.key) =>
                 {
-                    self.hand_over(parcel);
+                    self.hand_over(transfer);
                 }
-                Ok(OutboundEvent::Send(parcel)) => self.waiting.push_back(parcel),
+                Ok(OutboundEvent::Send(transfer)) => self.waiting.push_back(transfer),
                 Ok(OutboundEvent::Connect(ticket)) => {
                     let failed = |why| Error::Carrier { rank: ticket.rank, call: ticket.call, why };
                     ticket.deliver(self.connect().map(|()| CommBuffer::U64(Vec::new())).map_err(failed));
                 }
-                Ok(OutboundEvent::Room(number)) => self.carry(number),
+                Ok(OutboundEvent::RecvReady(number)) => self.carry(number),
                 Ok(OutboundEvent::End) => ending = true,
-                // The control connection says who is gone, and why.
+                // The control connection reports who is gone, and why.
                 Ok(OutboundEvent::Lost) | Err(TryRecvError::Disconnected) => break,
                 Err(TryRecvError::Empty) => {}
             }
@@ -112,42 +113,42 @@ impl Outbound {
         }
         let _ = self.stream.shutdown(Shutdown::Both);
         if !self.in_flight.is_empty() || self.shared.control.failed().is_some() {
-            // The GPU may still read: memory is given up.
+            // The GPU may still read: the memory is leaked.
             std::mem::forget(self);
         }
     }
 
     /// Sends a message of the host.
-    fn hand_over(&mut self, parcel: LinkTransfer) {
+    fn hand_over(&mut self, transfer: LinkTransfer) {
         // Nothing at all may well be on a GPU.
-        let bytes = if parcel.data.is_empty() { Vec::new() } else { parcel.data.bytes().to_vec() };
-        let frame = LinkFrame::Here(header(&parcel), bytes);
+        let bytes = if transfer.data.is_empty() { Vec::new() } else { transfer.data.bytes().to_vec() };
+        let frame = LinkFrame::Here(header(&transfer), bytes);
         match frame.write(&mut self.stream) {
-            Ok(()) => parcel.ticket.deliver(Ok(parcel.data)),
-            Err(error) => refuse(parcel, error.to_string()),
+            Ok(()) => transfer.ticket.deliver(Ok(transfer.data)),
+            Err(error) => refuse(transfer, error.to_string()),
         }
     }
 
     /// Announces what has been made; returns whether anything was.
     fn announce(&mut self) -> bool {
         let mut moved = false;
-        while let Some(parcel) = self.waiting.front() {
-            match parcel.is_ready() {
+        while let Some(transfer) = self.waiting.front() {
+            match transfer.is_ready() {
                 Ok(false) => break,
                 Ok(true) => {
-                    let parcel = self.waiting.pop_front().expect("it is the first");
+                    let transfer = self.waiting.pop_front().expect("it is the first");
                     moved = true;
-                    if parcel.ready.is_none() {
-                        self.hand_over(parcel);
+                    if transfer.ready.is_none() {
+                        self.hand_over(transfer);
                         continue;
                     }
-                    let said = self.connect().and_then(|()| {
-                        let frame = LinkFrame::Announced(self.next, header(&parcel));
+                    let sent = self.connect().and_then(|()| {
+                        let frame = LinkFrame::Announced(self.next, header(&transfer));
                         frame.write(&mut self.stream).map_err(|e| e.to_string())
                     });
-                    match said {
-                        Ok(()) => drop(self.announced.insert(self.next, parcel)),
-                        Err(why) => refuse(parcel, why),
+                    match sent {
+                        Ok(()) => drop(self.announced.insert(self.next, transfer)),
+                        Err(why) => refuse(transfer, why),
                     }
                     self.next += 1;
                 }
@@ -158,21 +159,21 @@ impl Outbound {
         moved
     }
 
-    /// There is room for a message: NCCL carries it.
+    /// The receiver has a buffer for a message: NCCL carries it.
     fn carry(&mut self, number: u64) {
-        let (Some(parcel), Some(channel)) = (self.announced.remove(&number), &self.channel) else { return };
-        let (CommBuffer::Tensor(tensor), Some(ready)) = (&parcel.data, &parcel.ready) else {
-            return refuse(parcel, "only what is on a GPU is announced".into());
+        let (Some(transfer), Some(channel)) = (self.announced.remove(&number), &self.channel) else { return };
+        let (CommBuffer::Tensor(tensor), Some(ready)) = (&transfer.data, &transfer.ready) else {
+            return refuse(transfer, "only what is on a GPU is announced".into());
         };
         let (address, n, kind) =
-            (tensor.cuda_buffer().address(), tensor.len(), datatype(parcel.data.element()));
-        let queued = channel.queue(ready, |nccl, comm, beside| {
+            (tensor.cuda_buffer().address(), tensor.len(), datatype(transfer.data.element()));
+        let queued = channel.queue(ready, |nccl, comm, cuda| {
             // SAFETY: the tensor is on this GPU and is kept until the mark has passed.
-            nccl.check(unsafe { (nccl.send)(address, n, kind, 1, comm, beside.compute().raw()) })
+            nccl.check(unsafe { (nccl.send)(address, n, kind, 1, comm, cuda.compute().raw()) })
         });
         match queued {
-            Ok(mark) => self.in_flight.push_back((mark, parcel)),
-            Err(why) => refuse(parcel, why),
+            Ok(mark) => self.in_flight.push_back((mark, transfer)),
+            Err(why) => refuse(transfer, why),
         }
     }
 
@@ -194,13 +195,13 @@ impl Outbound {
 /// sends and 1 receives.
 pub(super) fn first_message(shared: &NcclRank, id: UniqueId, rank: usize) -> Result<NcclChannel, String> {
     let channel = NcclChannel::connect(shared, id, rank, 2)?;
-    let device = Device::Cuda(channel.beside().clone());
+    let device = Device::Cuda(channel.cuda().clone());
     let word =
         Tensor::zeros(&device, &[1], DType::U32, Category::Communication).map_err(|e| e.to_string())?;
     let address = word.cuda_buffer().address();
-    let ready = StreamEvent::new(channel.beside().compute().raw())?;
-    let mark = channel.queue(&ready, |nccl, comm, beside| {
-        let (kind, stream) = (datatype(ElementType::U32), beside.compute().raw());
+    let ready = StreamEvent::new(channel.cuda().compute().raw())?;
+    let mark = channel.queue(&ready, |nccl, comm, cuda| {
+        let (kind, stream) = (datatype(ElementType::U32), cuda.compute().raw());
         // SAFETY: the word is on this GPU, and is kept until the mark has passed.
         nccl.check(unsafe {
             match rank {
@@ -230,21 +231,21 @@ pub(super) fn deliver(
     match channel.has_passed(mark) {
         Ok(false) => return false,
         Ok(true) => {
-            let (_, parcel) = in_flight.pop_front().expect("it is the first");
-            parcel.ticket.deliver(Ok(parcel.data));
+            let (_, transfer) = in_flight.pop_front().expect("it is the first");
+            transfer.ticket.deliver(Ok(transfer.data));
         }
-        Err(why) => in_flight.drain(..).for_each(|(_, parcel)| refuse(parcel, why.clone())),
+        Err(why) => in_flight.drain(..).for_each(|(_, transfer)| refuse(transfer, why.clone())),
     }
     true
 }
 
-fn header(parcel: &LinkTransfer) -> LinkHeader {
-    LinkHeader { key: parcel.key, element: parcel.data.element(), elements: parcel.data.len() }
+fn header(transfer: &LinkTransfer) -> LinkHeader {
+    LinkHeader { key: transfer.key, element: transfer.data.element(), elements: transfer.data.len() }
 }
 
-/// Ends a message that cannot be carried. The GPU may still read its memory, which is given up.
-pub(super) fn refuse(parcel: LinkTransfer, why: String) {
-    let ticket = parcel.ticket.clone();
-    std::mem::forget(parcel);
+/// Ends a message that cannot be carried. The GPU may still read its memory, which is leaked.
+pub(super) fn refuse(transfer: LinkTransfer, why: String) {
+    let ticket = transfer.ticket.clone();
+    std::mem::forget(transfer);
     ticket.deliver(Err(Error::Carrier { rank: ticket.rank, call: ticket.call, why }));
 }

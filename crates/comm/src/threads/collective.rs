@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::stream_event::StreamEvent;
 use crate::transport::CallBuffers;
 
-/// Collective calls by group and turn, messages by group, sender, receiver and tag.
+/// Collective calls by group and `seq_no`, messages by group, sender, receiver and tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum CallKey {
     Turn { group: u64, seq_no: u64 },
@@ -143,11 +143,11 @@ impl ThreadWorld {
             return Ok(collective);
         }
         let work = collective.open();
-        match work.pieces() {
+        match work.chunks() {
             0 => self.finish(&collective),
             1 => {
                 drop(state);
-                // A rank that began to wait just now may have taken the piece: then it says when that is done.
+                // A rank that began to wait just now may have taken the chunk: then it reports when that is done.
                 if work.help() {
                     let _state = self.state();
                     self.finish(&collective);
@@ -191,7 +191,7 @@ impl ThreadWorld {
                         self.finish(collective);
                     }
                 } else {
-                    // Others are at the last pieces, which takes them as long as it takes: no limit applies.
+                    // Others are at the last chunks, which takes them as long as it takes: no limit applies.
                     state = waker.wait(state).expect("no panic while the state is locked");
                 }
                 continue;
@@ -216,7 +216,7 @@ impl ThreadWorld {
             collective.slots().arrived[slot].take().expect("data is taken back once");
         let carried = match (collective.carried.get(), ready) {
             (Some(Err(why)), _) => Err(why.clone()),
-            (Some(Ok(mark)), Some(ready)) => ready.hold_back(mark),
+            (Some(Ok(mark)), Some(ready)) => ready.make_wait(mark),
             _ => Ok(()),
         };
         carried.map_err(|why| Error::Carrier { rank, call, why })?;
@@ -236,7 +236,7 @@ impl ThreadWorld {
         let mut transfer = self.transfer.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let stream = match &*transfer {
             Some(transfer) => transfer.clone(),
-            None => transfer.insert(Arc::new(TransferStream::beside(ranks[0].1)?)).clone(),
+            None => transfer.insert(Arc::new(TransferStream::on_gpu_of(ranks[0].1)?)).clone(),
         };
         drop(transfer);
         stream.carry(&slots.call(0), &ranks)
@@ -294,7 +294,7 @@ impl ThreadWorld {
             drop(state);
             let last = collective.work.get().expect("work that was opened").help();
             state = self.state();
-            // All its pieces are claimed now. Another helper may have taken it off already.
+            // All its chunks are claimed now. Another helper may have taken it off already.
             state.work.retain(|other| !Arc::ptr_eq(other, &collective));
             if last {
                 self.finish(&collective);
@@ -302,13 +302,13 @@ impl ThreadWorld {
         }
     }
 
-    /// Lets the threads that help with sums end.
+    /// Lets the helpers end.
     pub(super) fn close(&self) {
         self.state().closed = true;
         self.helpers.notify_all();
     }
 
-    /// Marks a call done and tells its ranks; the state is locked, so that nobody is about to start waiting.
+    /// Marks a call done and notifies its ranks; the state is locked, so that nobody is about to start waiting.
     fn finish(&self, collective: &ThreadCollective) {
         collective.done.store(true, Ordering::Release);
         self.wake(&collective.members);
@@ -385,9 +385,9 @@ impl ThreadCollective {
         let call = slots.call(0);
         let all =
             slots.arrived.iter_mut().map(|arrived| &mut arrived.as_mut().expect("all have come").buffers);
-        let places =
+        let buffers =
             all.map(|buffers| RankBuffers::of(buffers.read.as_ref(), buffers.write.as_mut())).collect();
-        self.work.get_or_init(|| CollectiveWork::new(&call, places))
+        self.work.get_or_init(|| CollectiveWork::new(&call, buffers))
     }
 }
 
@@ -397,7 +397,7 @@ impl Drop for ThreadCollective {
         let Some(Ok(mark)) = self.carried.get() else { return };
         let slots = self.slots.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
         for ready in slots.arrived.iter().flatten().filter_map(|arrived| arrived.ready.as_ref()) {
-            let _ = ready.hold_back(mark);
+            let _ = ready.make_wait(mark);
         }
     }
 }
@@ -420,7 +420,7 @@ impl ArrivalSlots {
     }
 }
 
-/// As the rank sees it that is told: its own call first, where it is one of the two.
+/// As the rank sees it that gets the error: its own call first, where it is one of the two.
 fn mismatch([a, b]: [(usize, Call); 2], rank: usize) -> Error {
     let ((rank, call), (other, theirs)) = if b.0 == rank { (b, a) } else { (a, b) };
     Error::Mismatch { rank, call, other, theirs }

@@ -1,8 +1,8 @@
 //! Messages between ranks whose tensors are on one GPU: threads of one process share the GPU's memory as they
 //! share the host's.
 //!
-//! Each rank queues its work on a stream of its own. A rank that comes to a call leaves a mark in its stream;
-//! when all have come, a stream of its own waits for their marks, moves and adds what the call says, and
+//! Each rank queues its work on a stream of its own. A rank that makes a call leaves a mark in its stream;
+//! when all have made it, a transfer stream waits for their marks, copies and reduces as the call says, and
 //! leaves a mark that each rank's stream waits for when the rank takes its data back. The host only queues:
 //! nobody waits for the GPU, and a call goes on while its ranks compute. Sums are taken in the order of
 //! ranks.
@@ -28,7 +28,7 @@ pub(super) fn gpu_of(data: &CommBuffer) -> Option<Cuda> {
     }
 }
 
-/// A rank's stream at the moment when it came to a call.
+/// A mark in a rank's stream at the moment when it made a call.
 #[derive(Debug)]
 pub(super) struct ReadyEvent {
     cuda: Cuda,
@@ -41,7 +41,7 @@ impl ReadyEvent {
         let data = [&buffers.read, &buffers.write];
         let mut gpus = data.into_iter().flatten().map(gpu_of);
         let Some(Some(cuda)) = gpus.next() else {
-            // A call has one or two pieces of data.
+            // A call has one buffer or two.
             return match gpus.next() {
                 Some(Some(_)) => Err("a part of its data is on the host, the other on a GPU".into()),
                 _ => Ok(None),
@@ -56,9 +56,9 @@ impl ReadyEvent {
     }
 
     /// Lets the rank's stream wait until a call is done.
-    pub(super) fn hold_back(&self, done: &StreamEvent) -> Result<(), String> {
+    pub(super) fn make_wait(&self, done: &StreamEvent) -> Result<(), String> {
         self.cuda.bind().map_err(|e| e.to_string())?;
-        done.hold_back(self.cuda.compute().raw())
+        done.make_wait(self.cuda.compute().raw())
     }
 }
 
@@ -79,17 +79,17 @@ impl DeviceAddresses {
     }
 }
 
-/// The stream that moves and adds messages on a GPU.
+/// The stream that copies and reduces messages on a GPU.
 #[derive(Debug)]
 pub(super) struct TransferStream(Cuda);
 
 impl TransferStream {
     /// On the GPU of this rank.
-    pub(super) fn beside(ready: &ReadyEvent) -> Result<TransferStream, String> {
+    pub(super) fn on_gpu_of(ready: &ReadyEvent) -> Result<TransferStream, String> {
         Cuda::open(ready.cuda.gpu().ordinal).map(TransferStream).map_err(|e| e.to_string())
     }
 
-    /// Queues a call on which all its ranks have met, by slot; the mark passes when it is done.
+    /// Queues a call that all its ranks have made, by slot; the mark passes when it is done.
     pub(super) fn carry(
         &self,
         call: &Call,
@@ -103,45 +103,54 @@ impl TransferStream {
         }
         cuda.bind().map_err(|e| e.to_string())?;
         for (_, ready) in ranks {
-            ready.mark.hold_back(cuda.compute().raw())?;
+            ready.mark.make_wait(cuda.compute().raw())?;
         }
-        let places: Vec<DeviceAddresses> =
+        let addresses: Vec<DeviceAddresses> =
             ranks.iter().map(|(buffers, _)| DeviceAddresses::of(buffers)).collect();
         if call.elements > 0 {
-            self.queue(call, &places)?;
+            self.queue(call, &addresses)?;
         }
         StreamEvent::new(cuda.compute().raw())
     }
 
-    fn queue(&self, call: &Call, places: &[DeviceAddresses]) -> Result<(), String> {
+    fn queue(&self, call: &Call, addresses: &[DeviceAddresses]) -> Result<(), String> {
         let element = call.element.expect("elements have a type");
-        let (full, part) = (call.bytes(), call.bytes() / places.len());
-        let at = |base: CUdeviceptr, rank: usize| base + (rank * part) as CUdeviceptr;
+        let (full_bytes, shard_bytes) = (call.bytes(), call.bytes() / addresses.len());
+        let at = |base: CUdeviceptr, rank: usize| base + (rank * shard_bytes) as CUdeviceptr;
         match call.operation {
             Operation::Send { .. } | Operation::Receive { .. } => {
-                self.copy(places[1].write, places[0].read, full)
+                self.copy(addresses[1].write, addresses[0].read, full_bytes)
             }
             Operation::Broadcast { root } => {
-                let others = (0..places.len()).filter(|&rank| rank != root);
-                others.into_iter().try_for_each(|r| self.copy(places[r].write, places[root].write, full))
+                let others = (0..addresses.len()).filter(|&rank| rank != root);
+                others
+                    .into_iter()
+                    .try_for_each(|r| self.copy(addresses[r].write, addresses[root].write, full_bytes))
             }
-            Operation::AllReduce(_) if places.len() == 1 => Ok(()),
+            Operation::AllReduce(_) if addresses.len() == 1 => Ok(()),
             Operation::AllReduce(how) => {
-                let all: Vec<_> = places.iter().map(|place| place.write).collect();
+                let all: Vec<_> = addresses.iter().map(|peer| peer.write).collect();
                 // SAFETY: these are of as many elements, in tensors that the collective owns until the call
                 // is done.
                 unsafe { combine(&self.0, how, element, &all, &all, call.elements) }
             }
-            Operation::ReduceScatter(how) => (0..places.len()).try_for_each(|rank| {
-                let x: Vec<_> = places.iter().map(|place| at(place.read, rank)).collect();
-                // SAFETY: as above; each rank's part begins within the whole.
+            Operation::ReduceScatter(how) => (0..addresses.len()).try_for_each(|rank| {
+                let x: Vec<_> = addresses.iter().map(|peer| at(peer.read, rank)).collect();
+                // SAFETY: as above; each rank's shard begins within the full data.
                 unsafe {
-                    combine(&self.0, how, element, &x, &[places[rank].write], call.elements / places.len())
+                    combine(
+                        &self.0,
+                        how,
+                        element,
+                        &x,
+                        &[addresses[rank].write],
+                        call.elements / addresses.len(),
+                    )
                 }
             }),
-            Operation::AllGather => (0..places.len()).try_for_each(|rank| {
-                let from = places[rank].read;
-                places.iter().try_for_each(|place| self.copy(at(place.write, rank), from, part))
+            Operation::AllGather => (0..addresses.len()).try_for_each(|rank| {
+                let from = addresses[rank].read;
+                addresses.iter().try_for_each(|peer| self.copy(at(peer.write, rank), from, shard_bytes))
             }),
             Operation::Barrier | Operation::Split => unreachable!("no tensor takes part in it"),
         }

@@ -2,7 +2,7 @@
 //! sender's, once, and a reduction reads and writes the ranks' own buffers.
 //!
 //! [`run`] starts the ranks and waits for them. A rank that fails or panics ends the waits of all others at
-//! once, and its own message is what the caller gets. [`run_or_give_up`] is for a caller who will not wait
+//! once, and its own message is what the caller gets. [`run_or_abort`] is for a caller who will not wait
 //! for a rank that hangs.
 //!
 //! A call that was only started goes on while its ranks compute: the last rank to come does it on the spot
@@ -10,8 +10,8 @@
 //! are cores. A rank that waits helps too, so that blocking calls need no other thread. Every sum is taken in
 //! the order of ranks, whoever takes it.
 //!
-//! Tensors may be on a GPU, the same one for all ranks: then a stream of its own is given what the call says
-//! (`GPU`), and the host moves nothing.
+//! Tensors may be on a GPU, the same one for all ranks: then a transfer stream is given what the call says
+//! (`gpu`), and the host moves nothing.
 
 mod collective;
 mod gpu;
@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use collective::{ArrivedRank, CallKey, ThreadCollective, ThreadWorld};
 use gpu::ReadyEvent;
-pub use run::{most_ranks, run, run_or_give_up};
+pub use run::{most_ranks, run, run_or_abort};
 
 use crate::call::{Call, Operation};
 use crate::data::CommBuffer;

@@ -1,4 +1,4 @@
-//! The life of ranks on threads: they are started, heard of as they end, and not waited for longer than the
+//! The life of ranks on threads: they are started, report as they end, and are not waited for longer than the
 //! caller wants.
 
 use std::convert::Infallible;
@@ -32,7 +32,7 @@ const SPACE: usize = 16 << 20;
 /// ranks.
 ///
 /// A call of theirs waits at most `limit`. A rank that hangs outside of any call is named by the others, and
-/// still waited for here, since it may hold what `work` borrows: [`run_or_give_up`] does not.
+/// still waited for here, since it may hold what `work` borrows: [`run_or_abort`] does not.
 ///
 /// ```
 /// use std::time::Duration;
@@ -56,24 +56,24 @@ where
 }
 
 /// The same for a caller who would rather end the process than wait for a rank that hangs: once a rank has
-/// failed, the others are given a little time to come to their end, and then `give_up` is called with what to
+/// failed, the others are given a little time to come to their end, and then `abort` is called with what to
 /// say.
 ///
 /// It cannot return. A thread cannot be ended from outside, and one that borrows from its caller cannot be
 /// left to itself either; so the end of the process is the only way on. To lend `work` nothing would be the
 /// other choice: every caller would have to share what now is plainly borrowed, and the thread would still be
 /// there.
-pub fn run_or_give_up<R, E>(
+pub fn run_or_abort<R, E>(
     ranks: usize,
     limit: Duration,
-    give_up: impl FnOnce(Failure<E>) -> Infallible,
+    abort: impl FnOnce(Failure<E>) -> Infallible,
     work: impl Fn(Communicator) -> Result<R, E> + Sync,
 ) -> Result<Vec<R>, Failure<E>>
 where
     R: Send,
     E: Debug + Display + Send,
 {
-    run_watched(ranks, limit, Some(give_up), work)
+    run_watched(ranks, limit, Some(abort), work)
 }
 
 /// The most ranks that one process can have as threads. Of all that a thread takes the mappings of memory run
@@ -91,7 +91,7 @@ pub fn most_ranks() -> usize {
 fn run_watched<R, E>(
     ranks: usize,
     limit: Duration,
-    give_up: Option<impl FnOnce(Failure<E>) -> Infallible>,
+    abort: Option<impl FnOnce(Failure<E>) -> Infallible>,
     work: impl Fn(Communicator) -> Result<R, E> + Sync,
 ) -> Result<Vec<R>, Failure<E>>
 where
@@ -128,7 +128,7 @@ where
         let (ended, ends) = mpsc::channel();
         let start = |r: usize| {
             let (thread, tell) = (thread::Builder::new().name(format!("espalier-rank-{r}")), ended.clone());
-            // Nobody listens any more where this rank was given up.
+            // Nobody listens any more where this rank is no longer waited for.
             let started = thread.spawn_scoped(scope, move || drop(tell.send((r, Ok(rank(r))))));
             if let Err(e) = started {
                 world.fail(r, "failed", format!("no thread for it: {e}"));
@@ -139,7 +139,7 @@ where
             }
         };
         (0..ranks).for_each(start);
-        let patience = give_up.is_some().then(|| limit.min(PATIENCE));
+        let patience = abort.is_some().then(|| limit.min(PATIENCE));
         let (mut outcomes, left) = gather(&ends, ranks, patience, || world.failed().is_some());
         world.close();
         let Some(failed) = world.failed() else {
@@ -151,9 +151,9 @@ where
             Ok(Ok(Err(error))) => Failure::Failed { rank: failed.rank, error },
             Ok(Ok(Ok(_))) => unreachable!("a rank that failed returned a result"),
         };
-        match (patience, give_up) {
-            (Some(waited), Some(give_up)) if !left.is_empty() => {
-                match give_up(Failure::LeftBehind { first: Box::new(failure), left, waited }) {}
+        match (patience, abort) {
+            (Some(waited), Some(abort)) if !left.is_empty() => {
+                match abort(Failure::LeftBehind { first: Box::new(failure), left, waited }) {}
             }
             _ => Err(failure),
         }
@@ -174,13 +174,13 @@ fn gather<R, E: Debug + Display>(
     let mut outcomes: Vec<_> = (0..ranks).map(|_| None).collect();
     let mut until: Option<Instant> = None;
     for _ in 0..ranks {
-        let heard = match until {
+        let ended = match until {
             None => ends.recv().ok(),
             Some(until) => ends.recv_timeout(until.saturating_duration_since(Instant::now())).ok(),
         };
-        let Some((rank, outcome)) = heard else { break };
+        let Some((rank, outcome)) = ended else { break };
         outcomes[rank] = Some(outcome);
-        // A rank that fails is heard of here as soon as others can know of it.
+        // A rank that fails is known here as soon as it is to others.
         if has_failed() {
             until = until.or(patience.map(|patience| Instant::now() + patience));
         }

@@ -56,10 +56,10 @@ fn parts_of_any_length() {
             let value = |r: usize, i: usize| ((5 * i + r + i / 997) % 11) as u32;
             run(3, |comm| {
                 let full = message(element, 3 * n, |i| value(comm.rank(), i));
-                let part = comm.reduce_scatter(full, receive_buffer(element, n), Reduce::Sum)?;
+                let shard = comm.reduce_scatter(full, receive_buffer(element, n), Reduce::Sum)?;
                 let at = n * comm.rank();
-                assert_holds("part", &part, n, |i| (0..3).map(|r| value(r, at + i)).sum());
-                let full = comm.all_gather(part, receive_buffer(element, 3 * n))?;
+                assert_holds("part", &shard, n, |i| (0..3).map(|r| value(r, at + i)).sum());
+                let full = comm.all_gather(shard, receive_buffer(element, 3 * n))?;
                 assert_holds("whole", &full, 3 * n, |i| (0..3).map(|r| value(r, i)).sum());
                 let most = comm.all_reduce(message(element, n, |i| value(comm.rank(), i)), Reduce::Max)?;
                 assert_holds("most", &most, n, |i| (0..3).map(|r| value(r, i)).max().unwrap());
@@ -83,9 +83,9 @@ fn streams_keep_their_order() {
             drop(message(ElementType::F32, n, |_| 1000 + round));
         }
         for (round, request) in flying.into_iter().enumerate() {
-            let CommBuffer::Tensor(mut sum) = request.wait()? else { unreachable!("a tensor went in") };
-            espalier_tensor::ops::elementwise::scale_into(&mut sum, 0.25).unwrap();
-            assert_holds("sum", &CommBuffer::Tensor(sum), n, |i| i as u32 % 7 + round as u32);
+            let CommBuffer::Tensor(mut reduced) = request.wait()? else { unreachable!("a tensor went in") };
+            espalier_tensor::ops::elementwise::scale_into(&mut reduced, 0.25).unwrap();
+            assert_holds("sum", &CommBuffer::Tensor(reduced), n, |i| i as u32 % 7 + round as u32);
         }
         Ok(())
     });
@@ -99,8 +99,8 @@ fn what_nobody_waits_for_harms_nobody() {
         for _ in 0..10 {
             drop(comm.start_all_reduce(message(ElementType::F32, n, |_| 3), Reduce::Sum)?);
             let fresh = message(ElementType::F32, n, |i| i as u32 % 9);
-            let sum = comm.all_reduce(message(ElementType::F32, n, |i| i as u32 % 5), Reduce::Sum)?;
-            assert_holds("sum", &sum, n, |i| 2 * (i as u32 % 5));
+            let reduced = comm.all_reduce(message(ElementType::F32, n, |i| i as u32 % 5), Reduce::Sum)?;
+            assert_holds("sum", &reduced, n, |i| 2 * (i as u32 % 5));
             assert_holds("fresh", &fresh, n, |i| i as u32 % 9);
         }
         Ok(())
@@ -112,11 +112,11 @@ fn what_nobody_waits_for_harms_nobody() {
 fn sums_are_taken_in_the_order_of_ranks() {
     let x: [[f32; 4]; 3] = [[1e8, 1.0, -1e8, f32::NAN], [-1e8, 1e8, 1.0, 1.0], [1.0, -1e8, 1e8, 2.0]];
     run(3, |comm| {
-        let own = &x[comm.rank()];
-        let sum = comm.all_reduce(floats(own), Reduce::Sum)?.to_f32();
-        let max = comm.all_reduce(floats(own), Reduce::Max)?.to_f32();
-        assert_eq!((&sum[..3], &max[..3]), (&[1.0, 0.0, 0.0][..], &[1e8, 1e8, 1e8][..]));
-        assert!(sum[3].is_nan() && max[3].is_nan());
+        let local = &x[comm.rank()];
+        let reduced = comm.all_reduce(floats(local), Reduce::Sum)?.to_f32();
+        let max = comm.all_reduce(floats(local), Reduce::Max)?.to_f32();
+        assert_eq!((&reduced[..3], &max[..3]), (&[1.0, 0.0, 0.0][..], &[1e8, 1e8, 1e8][..]));
+        assert!(reduced[3].is_nan() && max[3].is_nan());
         Ok(())
     });
 }

@@ -1,12 +1,12 @@
 //! What every transport must do, in one suite ([`suite`]), and what each does on its own.
 
-mod alone;
 mod data;
 mod gpu;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod nccl;
 mod rendezvous;
+mod single_rank;
 mod suite;
 mod threads;
 

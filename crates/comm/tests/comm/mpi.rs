@@ -17,15 +17,15 @@ use espalier_testing::{Need, skipped};
 use crate::data::{message, receive_buffer};
 use crate::suite::CASES;
 
-const PART: &str = "ESPALIER_MPI_PART";
-const SAID: &str = "ESPALIER_MPI_SAID";
+const SCENARIO: &str = "ESPALIER_MPI_PART";
+const MESSAGES: &str = "ESPALIER_MPI_SAID";
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(200);
 
-type Part = fn(&Communicator) -> Result<(), Error>;
+type Scenario = fn(&Communicator) -> Result<(), Error>;
 
 /// What a worker can be told to do, and the limit of its calls.
-const PARTS: &[(&str, Duration, Part)] = &[
+const SCENARIOS: &[(&str, Duration, Scenario)] = &[
     ("suite", LONG, suite),
     ("late", SHORT, late),
     ("silent", SHORT, silent),
@@ -35,8 +35,8 @@ const PARTS: &[(&str, Duration, Part)] = &[
 ];
 
 /// Writes a line that the test will read.
-fn say(line: &(impl Display + ?Sized)) {
-    let folder = PathBuf::from(std::env::var_os(SAID).expect("where to say it"));
+fn record(line: &(impl Display + ?Sized)) {
+    let folder = PathBuf::from(std::env::var_os(MESSAGES).expect("where to say it"));
     let file = folder.join(std::process::id().to_string());
     let mut file = OpenOptions::new().create(true).append(true).open(file).unwrap();
     writeln!(file, "{line}").unwrap();
@@ -44,7 +44,7 @@ fn say(line: &(impl Display + ?Sized)) {
 
 fn suite(comm: &Communicator) -> Result<(), Error> {
     for (name, case) in CASES {
-        case(comm).inspect_err(|error| say(&format!("{name}, {} ranks: {error}", comm.size())))?;
+        case(comm).inspect_err(|error| record(&format!("{name}, {} ranks: {error}", comm.size())))?;
     }
     Ok(())
 }
@@ -59,7 +59,7 @@ fn late(comm: &Communicator) -> Result<(), Error> {
         return others.into_iter().try_for_each(|rank| patient.send(vec![0u64], rank, 2).map(drop));
     }
     let error = comm.all_reduce(message(ElementType::F32, 12, |_| 1), Reduce::Sum).unwrap_err();
-    say(&error);
+    record(&error);
     patient.send(vec![0u64], comm.size() - 1, 1)?;
     patient.receive(vec![0u64], comm.size() - 1, 2)?;
     Err(error)
@@ -76,28 +76,28 @@ fn silent(comm: &Communicator) -> Result<(), Error> {
     let sent = comm.send(message(ElementType::F32, 1 << 20, |_| 1), last, 7).map(drop);
     let received = comm.receive(receive_buffer(ElementType::Bf16, 5), last, 8).map(drop);
     for result in [&sent, &received] {
-        say(result.as_ref().unwrap_err());
+        record(result.as_ref().unwrap_err());
     }
     sent
 }
 
 fn panic(comm: &Communicator) -> Result<(), Error> {
-    comm.barrier().inspect_err(say)?;
+    comm.barrier().inspect_err(record)?;
     if comm.rank() == comm.size() - 1 {
         panic!("the disk is on fire");
     }
     let error = comm.all_reduce(message(ElementType::F32, 5, |_| 1), Reduce::Sum).unwrap_err();
-    say(&error);
+    record(&error);
     Err(error)
 }
 
 fn error(comm: &Communicator) -> Result<(), Error> {
-    comm.barrier().inspect_err(say)?;
+    comm.barrier().inspect_err(record)?;
     if comm.rank() == comm.size() - 1 {
         return Err(Error::Unsupported { what: "the file data.bin is missing".into() });
     }
     let error = comm.receive(vec![0u64], comm.size() - 1, 0).unwrap_err();
-    say(&error);
+    record(&error);
     Err(error)
 }
 
@@ -105,7 +105,7 @@ fn error(comm: &Communicator) -> Result<(), Error> {
 fn longer(comm: &Communicator) -> Result<(), Error> {
     match comm.rank() {
         0 => comm.send(receive_buffer(ElementType::F32, 6), 1, 0).map(drop),
-        1 => comm.receive(receive_buffer(ElementType::F32, 5), 0, 0).map(drop).inspect_err(say),
+        1 => comm.receive(receive_buffer(ElementType::F32, 5), 0, 0).map(drop).inspect_err(record),
         _ => Ok(()),
     }
 }
@@ -114,14 +114,14 @@ fn longer(comm: &Communicator) -> Result<(), Error> {
 #[test]
 #[ignore = "run by the tests of MPI, under mpirun"]
 fn worker() {
-    let part = std::env::var(PART).expect("the part to run");
-    let (_, limit, work) = PARTS.iter().find(|(name, ..)| *name == part).expect("a part that exists");
+    let scenario = std::env::var(SCENARIO).expect("the part to run");
+    let (_, limit, work) = SCENARIOS.iter().find(|(name, ..)| *name == scenario).expect("a part that exists");
     // MPI's own start takes longer than the shortest limit.
     if let Err(failure) = mpi::run(LONG, |comm| work(&comm.with_limit(*limit))) {
-        say(&failure);
+        record(&failure);
         std::process::exit(3);
     }
-    say("well");
+    record("well");
 }
 
 /// The launcher that belongs to the MPI we are linked with.
@@ -142,9 +142,9 @@ fn mpirun() -> Option<String> {
     found
 }
 
-fn command(program: &str, part: &str) -> Command {
+fn command(program: &str, scenario: &str) -> Command {
     let mut command = Command::new(program);
-    command.env(PART, part).env("RUST_BACKTRACE", "0");
+    command.env(SCENARIO, scenario).env("RUST_BACKTRACE", "0");
     // More ranks than cores, and as root in a container: both on purpose.
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     command
@@ -158,45 +158,46 @@ const WORKER: [&str; 4] = ["--exact", "mpi::worker", "--ignored", "--nocapture"]
 /// Runs a command of workers; returns whether it went well, and what they said.
 fn run(mut command: Command) -> (bool, String) {
     let folder = tempfile::tempdir().unwrap();
-    let output = command.env(SAID, folder.path()).output().unwrap();
+    let output = command.env(MESSAGES, folder.path()).output().unwrap();
     let files = folder.path().read_dir().unwrap();
-    let said: String = files.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap()).collect();
-    if said.is_empty() {
+    let messages: String = files.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap()).collect();
+    if messages.is_empty() {
         panic!("nothing was said: {output:?}");
     }
-    (output.status.success(), said)
+    (output.status.success(), messages)
 }
 
 /// A part on so many ranks, each of them this program.
-fn ranks(ranks: usize, part: &str) -> Option<Command> {
-    let mut command = command(&mpirun()?, part);
+fn ranks(ranks: usize, scenario: &str) -> Option<Command> {
+    let mut command = command(&mpirun()?, scenario);
     command.args(["-n", &ranks.to_string()]).arg(std::env::current_exe().unwrap()).args(WORKER);
     Some(command)
 }
 
 /// What all ranks said, in a run that failed.
-fn failed(n: usize, part: &str) -> Option<String> {
-    let (well, said) = run(ranks(n, part)?);
-    assert!(!well, "{part} went well:\n{said}");
-    Some(said)
+fn failed(n: usize, scenario: &str) -> Option<String> {
+    let (well, messages) = run(ranks(n, scenario)?);
+    assert!(!well, "{scenario} went well:\n{messages}");
+    Some(messages)
 }
 
 #[test]
 fn the_suite() {
     for n in [1, 2, 3, 4] {
         let Some(command) = ranks(n, "suite") else { return };
-        let (well, said) = run(command);
-        assert!(well && said == "well\n".repeat(n), "{n} ranks:\n{said}");
+        let (well, messages) = run(command);
+        assert!(well && messages == "well\n".repeat(n), "{n} ranks:\n{messages}");
     }
 }
 
 /// Three wait, and all name the fourth, although it answers other calls.
 #[test]
 fn a_late_rank_is_named_by_those_who_wait() {
-    let Some(said) = failed(4, "late") else { return };
+    let Some(messages) = failed(4, "late") else { return };
     for rank in 0..3 {
         let begin = format!("rank {rank} waited ");
-        let sentence = said.lines().find(|line| line.starts_with(&begin)).unwrap_or_else(|| panic!("{said}"));
+        let sentence =
+            messages.lines().find(|line| line.starts_with(&begin)).unwrap_or_else(|| panic!("{messages}"));
         let end =
             "ms for rank 3 in all_reduce (sum) of 12 f32 among ranks 0, 1, 2 and 3; a rank that is missing";
         assert!(sentence.contains(end), "{sentence}");
@@ -205,36 +206,36 @@ fn a_late_rank_is_named_by_those_who_wait() {
 
 #[test]
 fn a_message_that_does_not_come_names_both_ranks() {
-    let Some(said) = failed(2, "silent") else { return };
+    let Some(messages) = failed(2, "silent") else { return };
     for call in ["send (tag 7) of 1048576 f32", "receive (tag 8) of 5 bf16"] {
         let named = |line: &str| {
             line.starts_with("rank 0 waited ") && line.contains(&format!("ms for rank 1 in {call};"))
         };
-        assert!(said.lines().any(named), "{call}\n{said}");
+        assert!(messages.lines().any(named), "{call}\n{messages}");
     }
 }
 
 #[test]
 fn a_failing_rank_frees_the_others_at_once() {
-    for (part, why) in [
+    for (scenario, why) in [
         ("panic", "because rank 3 panicked: the disk is on fire"),
         ("error", "because rank 3 failed: the file data.bin is missing"),
     ] {
-        let Some(said) = failed(4, part) else { return };
+        let Some(messages) = failed(4, scenario) else { return };
         for rank in 0..3 {
             // In the call that never will be done, or still in the barrier before it.
             let stopped = format!("rank {rank} stopped in ");
-            let told = |line: &str| line.contains(&stopped) && line.ends_with(why);
-            assert!(said.lines().any(told), "rank {rank}\n{said}");
+            let names_it = |line: &str| line.contains(&stopped) && line.ends_with(why);
+            assert!(messages.lines().any(names_it), "rank {rank}\n{messages}");
         }
     }
 }
 
 #[test]
 fn an_error_of_mpi_is_ours() {
-    let Some(said) = failed(2, "longer") else { return };
-    assert!(said.contains("rank 1 called receive (tag 0) of 5 f32, which failed: "), "{said}");
-    assert!(said.to_lowercase().contains("truncate"), "{said}");
+    let Some(messages) = failed(2, "longer") else { return };
+    assert!(messages.contains("rank 1 called receive (tag 0) of 5 f32, which failed: "), "{messages}");
+    assert!(messages.to_lowercase().contains("truncate"), "{messages}");
 }
 
 /// Started without a launcher that connects it, while the variables say that there is one.
@@ -242,9 +243,9 @@ fn an_error_of_mpi_is_ours() {
 fn copies_of_rank_0_are_noticed() {
     let mut command = command(std::env::current_exe().unwrap().to_str().unwrap(), "suite");
     command.args(WORKER).env("SLURM_NTASKS", "4");
-    let (well, said) = run(command);
+    let (well, messages) = run(command);
     assert!(
-        !well && said.contains("started 4 ranks (SLURM_NTASKS=4), but this one sees only itself"),
-        "{said}"
+        !well && messages.contains("started 4 ranks (SLURM_NTASKS=4), but this one sees only itself"),
+        "{messages}"
     );
 }

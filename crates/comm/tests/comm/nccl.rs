@@ -21,7 +21,7 @@ use crate::suite::{CASES, TO_ITSELF};
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(3);
 /// What a test's processes are told to do.
-const PART: &str = "ESPALIER_TEST_PART";
+const SCENARIO: &str = "ESPALIER_TEST_PART";
 
 /// Not a test by itself: a process of the tests below.
 #[test]
@@ -31,13 +31,13 @@ fn worker() {
     let gpus = Cuda::probe().gpus.len();
     let cuda = Cuda::open(config.local_rank % gpus).unwrap();
     use_device(Device::Cuda(cuda.clone()));
-    let part = std::env::var(PART).unwrap();
-    let outcome: Result<(), Failure<Error>> = nccl::run(&cuda, &config, LONG, |comm| match &*part {
+    let scenario = std::env::var(SCENARIO).unwrap();
+    let outcome: Result<(), Failure<Error>> = nccl::run(&cuda, &config, LONG, |comm| match &*scenario {
         "suite" => suite(&comm),
         "crossed" => crossed(&comm),
         "late" => late(&comm.with_limit(SHORT)),
         "silent" => silent(&comm.with_limit(SHORT)),
-        "killed" | "stopped" | "error" | "panic" => gone(&comm.with_limit(SHORT), &part),
+        "killed" | "stopped" | "error" | "panic" => gone(&comm.with_limit(SHORT), &scenario),
         other => panic!("no part is called {other}"),
     });
     match outcome {
@@ -175,11 +175,11 @@ fn missing(ranks: usize) -> Option<(Need, String)> {
 
 struct Ended {
     code: Option<i32>,
-    said: String,
+    stderr: String,
 }
 
 /// Runs a part on so many ranks; nothing where the machine cannot.
-fn ranks(n: usize, part: &str) -> Option<Vec<Ended>> {
+fn ranks(n: usize, scenario: &str) -> Option<Vec<Ended>> {
     if let Some((need, why)) = missing(n) {
         skipped(need, why);
         return None;
@@ -189,16 +189,16 @@ fn ranks(n: usize, part: &str) -> Option<Vec<Ended>> {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "nccl::worker", "--ignored", "--nocapture"]);
         command.env("MASTER_ADDR", "localhost").env("MASTER_PORT", &port).env("WORLD_SIZE", n.to_string());
-        command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string()).env(PART, part);
+        command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string()).env(SCENARIO, scenario);
         command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let mut children: Vec<Child> = (0..n).map(start).collect();
     // One that has stopped itself ends when all others have.
-    let stays = (part == "stopped").then(|| children.pop().unwrap());
+    let stays = (scenario == "stopped").then(|| children.pop().unwrap());
     let collect = |child: Child| {
         let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        Ended { code: output.status.code(), said }
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        Ended { code: output.status.code(), stderr }
     };
     let ended = children.into_iter().map(collect).collect();
     if let Some(mut stopped) = stays {
@@ -208,10 +208,10 @@ fn ranks(n: usize, part: &str) -> Option<Vec<Ended>> {
     Some(ended)
 }
 
-fn all_well(n: usize, part: &str) {
-    for (rank, end) in ranks(n, part).into_iter().flatten().enumerate() {
-        assert_eq!(end.code, Some(0), "{part}, rank {rank} of {n}:\n{}", end.said);
-        assert!(end.said.contains("well"), "{part}, rank {rank} of {n}:\n{}", end.said);
+fn all_well(n: usize, scenario: &str) {
+    for (rank, end) in ranks(n, scenario).into_iter().flatten().enumerate() {
+        assert_eq!(end.code, Some(0), "{scenario}, rank {rank} of {n}:\n{}", end.stderr);
+        assert!(end.stderr.contains("well"), "{scenario}, rank {rank} of {n}:\n{}", end.stderr);
     }
 }
 
@@ -233,15 +233,15 @@ fn nobody_counts_on_the_order_in_which_ranks_post() {
 /// Who waits is told within a moment of the limit, and who is missing.
 #[test]
 fn limits_hold_and_name_who_is_missing() {
-    for (part, n, call) in [
+    for (scenario, n, call) in [
         ("late", 3, "for rank 2 in all_reduce (sum) of 12 f32 among ranks 0, 1 and 2"),
         ("silent", 2, "for rank 1 in receive (tag 8) of 5 bf16"),
         ("stopped", 3, "for rank 2 in all_reduce (sum) of 1048576 f32 among ranks 0, 1 and 2"),
     ] {
-        for (rank, end) in ranks(n, part).into_iter().flatten().enumerate().take(n - 1) {
-            assert_eq!(end.code, Some(3), "{part}, rank {rank}:\n{}", end.said);
+        for (rank, end) in ranks(n, scenario).into_iter().flatten().enumerate().take(n - 1) {
+            assert_eq!(end.code, Some(3), "{scenario}, rank {rank}:\n{}", end.stderr);
             // The first to give up says so, the others that it did.
-            assert!(end.said.contains(call), "{part}, rank {rank}:\n{}", end.said);
+            assert!(end.stderr.contains(call), "{scenario}, rank {rank}:\n{}", end.stderr);
         }
     }
 }
@@ -249,15 +249,15 @@ fn limits_hold_and_name_who_is_missing() {
 /// A rank that fails, panics or is killed ends the others at once: they name it, and not a limit.
 #[test]
 fn a_rank_that_is_gone_ends_the_others() {
-    for (part, words) in [
+    for (scenario, words) in [
         ("killed", "because rank 2 was lost: its connection was closed"),
         ("error", "because rank 2 failed: the file data.bin is missing"),
         ("panic", "because rank 2 panicked: the disk is on fire"),
     ] {
-        let Some(ends) = ranks(3, part) else { return };
+        let Some(ends) = ranks(3, scenario) else { return };
         for (rank, end) in ends.iter().enumerate().take(2) {
-            assert_eq!(end.code, Some(3), "{part}, rank {rank}:\n{}", end.said);
-            assert!(end.said.contains(words), "{part}, rank {rank}:\n{}", end.said);
+            assert_eq!(end.code, Some(3), "{scenario}, rank {rank}:\n{}", end.stderr);
+            assert!(end.stderr.contains(words), "{scenario}, rank {rank}:\n{}", end.stderr);
         }
     }
 }

@@ -27,15 +27,15 @@ fn config(rank: usize, size: usize, port: u16) -> RendezvousConfig {
 
 /// Runs each place on a thread of its own, and returns what became of it.
 fn meet<R: Send>(
-    places: &[RendezvousConfig],
+    configs: &[RendezvousConfig],
     limit: Duration,
     work: impl Fn(Rendezvous) -> R + Sync,
 ) -> Vec<Result<R, String>> {
     let one = |config: &RendezvousConfig| {
-        Rendezvous::meet(config, limit).map(&work).map_err(|e: Error| e.to_string())
+        Rendezvous::connect(config, limit).map(&work).map_err(|e: Error| e.to_string())
     };
     thread::scope(|scope| {
-        let threads: Vec<_> = places.iter().map(|config| scope.spawn(|| one(config))).collect();
+        let threads: Vec<_> = configs.iter().map(|config| scope.spawn(|| one(config))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
@@ -44,8 +44,8 @@ fn meet<R: Send>(
 fn all_get_what_all_gave() {
     for size in [1, 2, 5] {
         let port = free_port();
-        let places: Vec<RendezvousConfig> = (0..size).map(|rank| config(rank, size, port)).collect();
-        let met = meet(&places, LONG, |mut rendezvous| {
+        let configs: Vec<RendezvousConfig> = (0..size).map(|rank| config(rank, size, port)).collect();
+        let results = meet(&configs, LONG, |mut rendezvous| {
             assert_eq!(rendezvous.size(), size);
             for round in 0..3 {
                 let bytes = |rank: usize| vec![rank as u8 + round; [0, 10, 300_000][round as usize] + rank];
@@ -54,20 +54,23 @@ fn all_get_what_all_gave() {
             }
             rendezvous.rank()
         });
-        assert_eq!(met.into_iter().map(Result::unwrap).collect::<Vec<_>>(), (0..size).collect::<Vec<_>>());
+        assert_eq!(
+            results.into_iter().map(Result::unwrap).collect::<Vec<_>>(),
+            (0..size).collect::<Vec<_>>()
+        );
     }
 }
 
 #[test]
 fn those_who_do_not_come_are_named() {
     let port = free_port();
-    let met = meet(&[config(0, 4, port), config(2, 4, port)], SHORT, drop);
-    let text = met[0].as_ref().unwrap_err();
+    let results = meet(&[config(0, 4, port), config(2, 4, port)], SHORT, drop);
+    let text = results[0].as_ref().unwrap_err();
     assert!(
         text.starts_with("rank 0 waited 1.5 s for ranks 1 and 3 at the rendezvous on 127.0.0.1:"),
         "{text}"
     );
-    assert!(met[1].as_ref().unwrap_err().contains("rank 2 waited for rank 0"), "{met:?}");
+    assert!(results[1].as_ref().unwrap_err().contains("rank 2 waited for rank 0"), "{results:?}");
 
     let text = meet(&[config(1, 2, free_port())], SHORT, drop).remove(0).unwrap_err();
     assert!(text.starts_with("rank 1 waited 1.5 s for rank 0 at 127.0.0.1:"), "{text}");
@@ -76,17 +79,17 @@ fn those_who_do_not_come_are_named() {
 #[test]
 fn ranks_of_another_job_are_refused() {
     let port = free_port();
-    let met = meet(&[config(0, 2, port), config(1, 3, port)], LONG, drop);
-    for end in &met {
+    let results = meet(&[config(0, 2, port), config(1, 3, port)], LONG, drop);
+    for end in &results {
         assert_eq!(
             end.as_ref().unwrap_err(),
             "rank 0 was started as one of 2 ranks, rank 1 as one of 3",
-            "{met:?}"
+            "{results:?}"
         );
     }
     let port = free_port();
-    let met = meet(&[config(0, 3, port), config(1, 3, port), config(1, 3, port)], LONG, drop);
-    let text = met[0].as_ref().unwrap_err();
+    let results = meet(&[config(0, 3, port), config(1, 3, port), config(1, 3, port)], LONG, drop);
+    let text = results[0].as_ref().unwrap_err();
     assert_eq!(text, "rank 1 came twice to the rendezvous: is another job using the same MASTER_PORT?");
 }
 
@@ -113,7 +116,7 @@ fn strangers_on_ports_beside_are_passed_over() {
             let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
         }
     });
-    let places: Vec<RendezvousConfig> = (0..3)
+    let configs: Vec<RendezvousConfig> = (0..3)
         .map(|rank| {
             // Rank 0 would not be able to listen where they do, but would if they listened on other addresses
             // only.
@@ -121,8 +124,8 @@ fn strangers_on_ports_beside_are_passed_over() {
             RendezvousConfig { ports, ..config(rank, 3, 0) }
         })
         .collect();
-    let met = meet(&places, LONG, |mut rendezvous| rendezvous.gather(&[7], LONG).unwrap());
-    assert!(met.iter().all(|all| *all == Ok(vec![vec![7]; 3])), "{met:?}");
+    let results = meet(&configs, LONG, |mut rendezvous| rendezvous.gather(&[7], LONG).unwrap());
+    assert!(results.iter().all(|all| *all == Ok(vec![vec![7]; 3])), "{results:?}");
     talk.join().unwrap();
 }
 
@@ -130,12 +133,12 @@ fn strangers_on_ports_beside_are_passed_over() {
 #[test]
 fn a_rank_that_is_lost_is_named() {
     let port = free_port();
-    let places: Vec<RendezvousConfig> = (0..3).map(|rank| config(rank, 3, port)).collect();
-    let met = meet(&places, LONG, |mut rendezvous| match rendezvous.rank() {
+    let configs: Vec<RendezvousConfig> = (0..3).map(|rank| config(rank, 3, port)).collect();
+    let results = meet(&configs, LONG, |mut rendezvous| match rendezvous.rank() {
         1 => String::new(),
         _ => rendezvous.gather(&[1], LONG).unwrap_err().to_string(),
     });
-    let text = met[0].as_ref().unwrap();
+    let text = results[0].as_ref().unwrap();
     assert!(text.starts_with("rank 0 waited for rank 1 at the rendezvous, which was lost: "), "{text}");
 }
 
@@ -144,7 +147,7 @@ fn a_rank_that_is_lost_is_named() {
 #[ignore = "run by the test of processes"]
 fn worker() {
     let config = RendezvousConfig::from_environment().unwrap();
-    let mut rendezvous = Rendezvous::meet(&config, LONG).unwrap();
+    let mut rendezvous = Rendezvous::connect(&config, LONG).unwrap();
     let all = rendezvous.gather(&[config.rank as u8; 3], LONG).unwrap();
     assert_eq!(all, (0..config.size).map(|rank| vec![rank as u8; 3]).collect::<Vec<_>>());
 }

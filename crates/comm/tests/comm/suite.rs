@@ -135,13 +135,13 @@ fn collectives(comm: &Communicator) -> Result<(), Error> {
     let ranks: Vec<usize> = (0..size).collect();
     for element in ELEMENTS {
         for n in SIZES {
-            let own = || message(element, n, |i| value(rank, i));
-            let data = comm.all_reduce(own(), Reduce::Sum)?;
+            let local = || message(element, n, |i| value(rank, i));
+            let data = comm.all_reduce(local(), Reduce::Sum)?;
             assert_holds("all_reduce, sum", &data, n, |i| sum(&ranks, i));
-            let data = comm.all_reduce(own(), Reduce::Max)?;
+            let data = comm.all_reduce(local(), Reduce::Max)?;
             assert_holds("all_reduce, max", &data, n, |i| max(&ranks, i));
 
-            let full = comm.all_gather(own(), receive_buffer(element, n * size))?;
+            let full = comm.all_gather(local(), receive_buffer(element, n * size))?;
             assert_holds("all_gather", &full, n * size, |i| value(i / n, i % n));
 
             let full = || message(element, n * size, |i| value(rank, i));
@@ -163,10 +163,10 @@ fn rounding(comm: &Communicator) -> Result<(), Error> {
         3 => exact + 1,
         _ => exact,
     };
-    let own = if comm.rank() == 0 { 256 } else { 1 };
-    let data = comm.all_reduce(message(ElementType::Bf16, 33, |_| own), Reduce::Sum)?;
+    let local = if comm.rank() == 0 { 256 } else { 1 };
+    let data = comm.all_reduce(message(ElementType::Bf16, 33, |_| local), Reduce::Sum)?;
     assert_holds("all_reduce in bf16", &data, 33, |_| nearest);
-    let full = message(ElementType::Bf16, 5 * comm.size(), |_| own);
+    let full = message(ElementType::Bf16, 5 * comm.size(), |_| local);
     let shard = comm.reduce_scatter(full, receive_buffer(ElementType::Bf16, 5), Reduce::Sum)?;
     assert_holds("reduce_scatter in bf16", &shard, 5, |_| nearest);
     Ok(())
@@ -266,8 +266,8 @@ fn mesh_groups(comm: &Communicator) -> Result<(), Error> {
                 assert_eq!((group.rank(), group.world_rank()), (slice.index, comm.rank()));
                 for round in 0..3 + slice.number {
                     let n = 10_000 + round;
-                    let own = message(ElementType::F32, n, |i| value(comm.rank(), i));
-                    let reduced = group.all_reduce(own, Reduce::Sum)?;
+                    let local = message(ElementType::F32, n, |i| value(comm.rank(), i));
+                    let reduced = group.all_reduce(local, Reduce::Sum)?;
                     assert_holds("in a slice", &reduced, n, |i| sum(&slice.ranks, i));
                 }
                 if group.size() > 1 {
@@ -325,9 +325,9 @@ fn counts(comm: &Communicator) -> Result<(), Error> {
     }
     comm.barrier()?;
     let sent = comm.sent() - before;
-    let own = chunk(n, size, rank).len();
+    let local = chunk(n, size, rank).len();
     let expected = [
-        (TrafficKind::AllReduce, 2 * (n - own + own * (size - 1))),
+        (TrafficKind::AllReduce, 2 * (n - local + local * (size - 1))),
         (TrafficKind::AllGather, 4 * n * (size - 1)),
         (TrafficKind::ReduceScatter, 4 * n * (size - 1)),
         (TrafficKind::Broadcast, if rank == 0 { 24 * (size - 1) } else { 0 }),
@@ -345,17 +345,21 @@ fn counts(comm: &Communicator) -> Result<(), Error> {
 /// Refused before anything is sent, so that the world still works afterwards.
 fn refused(comm: &Communicator) -> Result<(), Error> {
     let (rank, size) = (comm.rank(), comm.size());
-    let say = |refused: Result<CommBuffer, Error>| match refused {
+    let message_of = |refused: Result<CommBuffer, Error>| match refused {
         Err(error @ Error::Argument { .. }) => error.to_string(),
         other => panic!("not refused: {other:?}"),
     };
     assert_eq!(
-        say(comm.send(message(ElementType::F32, 4, |_| 1), size, 2)),
+        message_of(comm.send(message(ElementType::F32, 4, |_| 1), size, 2)),
         format!("rank {rank} called send (tag 2) of 4 f32: there is no rank {size} in a group of {size}")
     );
     assert_eq!(
-        say(comm
-            .all_gather(receive_buffer(ElementType::U32, 3), receive_buffer(ElementType::U32, 3 * size + 1))),
+        message_of(
+            comm.all_gather(
+                receive_buffer(ElementType::U32, 3),
+                receive_buffer(ElementType::U32, 3 * size + 1)
+            )
+        ),
         format!(
             "rank {rank} called all_gather of {} u32: {size} ranks with parts of 3 do not make a whole of {}",
             3 * size + 1,
@@ -363,7 +367,7 @@ fn refused(comm: &Communicator) -> Result<(), Error> {
         )
     );
     assert_eq!(
-        say(comm.reduce_scatter(
+        message_of(comm.reduce_scatter(
             receive_buffer(ElementType::F32, size),
             receive_buffer(ElementType::Bf16, 1),
             Reduce::Sum

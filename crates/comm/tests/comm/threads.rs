@@ -154,7 +154,7 @@ fn a_rank_that_hangs_is_given_up() {
     let (wake, asleep) = mpsc::channel::<()>();
     let asleep = Mutex::new(asleep);
     let ended = AtomicU64::new(0);
-    let give_up = |failure: Failure<Error>| -> Infallible {
+    let abort = |failure: Failure<Error>| -> Infallible {
         assert_eq!(ended.load(Ordering::Relaxed), 2, "the others have ended: {failure}");
         wake.send(()).unwrap();
         panic!("{failure}")
@@ -171,19 +171,19 @@ fn a_rank_that_hangs_is_given_up() {
         ended.fetch_add(1, Ordering::Relaxed);
         outcome
     };
-    let run = AssertUnwindSafe(|| threads::run_or_give_up(3, Duration::from_secs(1), give_up, work));
-    let said = catch_unwind(run).expect_err("it does not return");
-    let said = said.downcast_ref::<String>().unwrap();
-    assert!(said.contains(" waited 1.0 s for rank "), "{said}");
-    assert!(said.ends_with("; the run ends without rank 2, not heard of for another 1.0 s"), "{said}");
+    let run = AssertUnwindSafe(|| threads::run_or_abort(3, Duration::from_secs(1), abort, work));
+    let panic = catch_unwind(run).expect_err("it does not return");
+    let panic = panic.downcast_ref::<String>().unwrap();
+    assert!(panic.contains(" waited 1.0 s for rank "), "{panic}");
+    assert!(panic.ends_with("; the run ends without rank 2, not heard of for another 1.0 s"), "{panic}");
 }
 
 /// Whoever is only late comes to its end, and nothing is given up.
 #[test]
 fn a_rank_that_ends_after_another_failed_is_waited_for() {
     let limit = Duration::from_secs(30);
-    let give_up = |failure| -> Infallible { panic!("{failure}") };
-    let failure = threads::run_or_give_up(2, limit, give_up, |comm| match comm.rank() {
+    let abort = |failure| -> Infallible { panic!("{failure}") };
+    let failure = threads::run_or_abort(2, limit, abort, |comm| match comm.rank() {
         0 => Err("no luck".to_owned()),
         _ => {
             std::thread::sleep(4 * SHORT);
@@ -191,7 +191,7 @@ fn a_rank_that_ends_after_another_failed_is_waited_for() {
         }
     });
     assert_eq!(failure.unwrap_err().to_string(), "rank 0 failed: no luck");
-    let ranks = threads::run_or_give_up(2, limit, give_up, |comm| Ok(comm.rank()));
+    let ranks = threads::run_or_abort(2, limit, abort, |comm| Ok(comm.rank()));
     assert_eq!(ranks.unwrap(), [0, 1]);
 }
 
@@ -397,10 +397,10 @@ proptest! {
             if background {
                 std::thread::yield_now();
             }
-            let part = request.wait()?;
+            let shard = request.wait()?;
             let at = n * comm.rank();
-            assert_holds("part", &part, n, |i| (0..ranks).map(|r| value(r, at + i)).sum());
-            let full = comm.all_gather(part, receive_buffer(element, n * ranks))?;
+            assert_holds("part", &shard, n, |i| (0..ranks).map(|r| value(r, at + i)).sum());
+            let full = comm.all_gather(shard, receive_buffer(element, n * ranks))?;
             assert_holds("whole", &full, n * ranks, |i| (0..ranks).map(|r| value(r, i)).sum());
             Ok(())
         }).unwrap();
@@ -415,12 +415,12 @@ fn nobody_goes_on_before_the_last_piece_is_done() {
     let come = AtomicU64::new(0);
     let rounds = |comm: Communicator| -> Result<(), Error> {
         for round in 0..20_000u64 {
-            let own: Vec<u64> = vec![round + comm.rank() as u64; LEN];
+            let local: Vec<u64> = vec![round + comm.rank() as u64; LEN];
             // Both come at once, as far as a thread can see to that; but none waits for one that has failed.
             come.fetch_add(1, Ordering::Relaxed);
             let together = || come.load(Ordering::Relaxed) >= 2 * (round + 1);
             (0..10_000).take_while(|_| !together()).for_each(|_| std::hint::spin_loop());
-            let sum = comm.all_reduce(own, Reduce::Sum)?;
+            let sum = comm.all_reduce(local, Reduce::Sum)?;
             let wrong = sum.iter().position(|&it| it != 2 * round + 1);
             assert_eq!(wrong, None, "rank {} in round {round}", comm.rank());
         }

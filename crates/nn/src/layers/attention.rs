@@ -1,5 +1,5 @@
 //! Causal multi-head attention proper, with as many heads of keys and values as of queries or fewer; the
-//! projections around it are linear layers. Where a sequence comes in parts, earlier keys and values are in
+//! projections around it are linear layers. Where a sequence comes in pieces, earlier keys and values are in
 //! the pass's cache.
 
 use espalier_tensor::Tensor;

@@ -27,7 +27,7 @@ pub(crate) struct BatchNorm {
 }
 
 impl BatchNorm {
-    /// How many groups samples are cut into; those that do not fit (a few that a pruning method looks at) are one.
+    /// How many groups samples are split into; those that do not fit (a few that a pruning method reads) are one.
     fn groups(&self, x: &Tensor) -> usize {
         let samples = x.shape()[0];
         if self.group > 0 && samples.is_multiple_of(self.group) { samples / self.group } else { 1 }
@@ -55,20 +55,20 @@ impl BatchNorm {
         Ok(y)
     }
 
-    /// The way back through [`BatchNorm::normalise`]. `everywhere` adds up what it is given over all that
-    /// hold rows of the batch; gradients of scale and shift are those of the own rows.
+    /// The backward pass of [`BatchNorm::normalise`]. `all_reduce` adds up what it is given over all that
+    /// hold rows of the batch; gradients of scale and shift are those of the local rows.
     pub(crate) fn backward_through(
         &self,
         dy: Tensor,
-        everywhere: impl FnOnce(Vec<f64>) -> Result<Vec<f64>>,
+        all_reduce: impl FnOnce(Vec<f64>) -> Result<Vec<f64>>,
         ctx: &mut BackwardContext<'_>,
     ) -> Result<Tensor> {
         let (rstd, mean, x) = (ctx.stash.pop(), ctx.stash.pop(), ctx.stash.pop());
         let scale = ctx.weights.get(self.scale);
-        let own = batch_norm::measure_gradient(&dy, &x, &mean)?;
-        let all = everywhere(own.clone())?;
+        let local = batch_norm::measure_gradient(&dy, &x, &mean)?;
+        let all = all_reduce(local.clone())?;
         let dx = batch_norm::input_gradient(&dy, &x, scale, &mean, &rstd, &all)?;
-        let (of_scale, of_shift) = batch_norm::scale_and_shift(scale, &rstd, &own)?;
+        let (of_scale, of_shift) = batch_norm::scale_and_shift(scale, &rstd, &local)?;
         self.send_gradients(of_scale, of_shift, ctx)?;
         Ok(dx)
     }
@@ -85,9 +85,9 @@ impl BatchNorm {
         let rows = x.rows() / groups;
         let (mut y, mut left) = (x.empty_like(Category::Transient)?, Vec::new());
         for group in 0..groups {
-            let part = rows::take(&x, group * rows..(group + 1) * rows, Category::Workspace)?;
-            let (part, mean, rstd) = batch_norm::forward(&part, scale, shift, self.eps)?;
-            rows::put(&mut y, group * rows, &part)?;
+            let group_rows = rows::take(&x, group * rows..(group + 1) * rows, Category::Workspace)?;
+            let (group_rows, mean, rstd) = batch_norm::forward(&group_rows, scale, shift, self.eps)?;
+            rows::put(&mut y, group * rows, &group_rows)?;
             ctx.statistics.push(self.measured(&mean, &rstd, rows, group));
             left.extend([mean, rstd]);
         }
@@ -110,12 +110,13 @@ impl BatchNorm {
         let mut dx = x.empty_like(Category::Transient)?;
         let mut sums: Option<(Tensor, Tensor)> = None;
         for (group, (rstd, mean)) in left.into_iter().enumerate() {
-            let part = |of: &Tensor| rows::take(of, group * rows..(group + 1) * rows, Category::Workspace);
-            let (part, of_scale, of_shift) =
-                batch_norm::backward(&part(&dy)?, &part(&x)?, scale, &mean, &rstd)?;
-            rows::put(&mut dx, group * rows, &part)?;
+            let group_rows =
+                |of: &Tensor| rows::take(of, group * rows..(group + 1) * rows, Category::Workspace);
+            let (group_rows, of_scale, of_shift) =
+                batch_norm::backward(&group_rows(&dy)?, &group_rows(&x)?, scale, &mean, &rstd)?;
+            rows::put(&mut dx, group * rows, &group_rows)?;
             // Summed in f32, whatever the weights are.
-            let wide = |own: Tensor| cast(&own, DType::F32, Category::Workspace);
+            let wide = |local: Tensor| cast(&local, DType::F32, Category::Workspace);
             let (of_scale, of_shift) = (wide(of_scale)?, wide(of_shift)?);
             match &mut sums {
                 None => sums = Some((of_scale, of_shift)),

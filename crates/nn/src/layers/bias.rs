@@ -1,4 +1,4 @@
-//! A bias by itself, of a linear layer whose products are summed over ranks first.
+//! A bias by itself, of a linear layer whose products are all-reduced over ranks first.
 
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::embedding::add_positions;

@@ -1,4 +1,4 @@
-//! Layers in a row, and rows of layers that part and meet again: added up, multiplied, or side by side.
+//! Layers in a sequence, and branches that are joined: added up, multiplied, or concatenated.
 
 use std::ops::Range;
 
@@ -82,20 +82,20 @@ impl Layer for Residual {
     }
 }
 
-/// Rows of layers that read the same x and are joined.
+/// Sequences of layers that read the same x and are joined.
 #[derive(Debug)]
 pub(crate) struct Branches {
     pub join: BranchJoin,
     pub all: Vec<Sequence>,
-    /// Of what each gives: its last extent.
+    /// The last dimension of what each gives.
     pub widths: Vec<usize>,
-    /// Of a product: the smooth activation behind each, where there is one. What it makes is made again on
-    /// the way back.
+    /// Of a product: the smooth activation behind each, where there is one. What it makes is made again in
+    /// the backward pass.
     pub gates: Vec<Option<ActivationFn>>,
 }
 
 impl Branches {
-    /// The columns of each in what they give together, where they are side by side.
+    /// The columns of each in their concatenation.
     fn columns(&self) -> impl Iterator<Item = Range<usize>> {
         self.widths.iter().scan(0, |end, width| {
             *end += width;
@@ -103,28 +103,28 @@ impl Branches {
         })
     }
 
-    fn side_by_side(&self, parts: &[Tensor]) -> Result<Tensor> {
-        let mut shape = parts[0].shape().to_vec();
+    fn concat(&self, outputs: &[Tensor]) -> Result<Tensor> {
+        let mut shape = outputs[0].shape().to_vec();
         *shape.last_mut().expect("at least one dimension") = self.widths.iter().sum();
-        let mut y = Tensor::empty(&parts[0].device(), &shape, parts[0].dtype(), Category::Transient)?;
-        for (part, at) in parts.iter().zip(self.columns()) {
-            columns::put(&mut y, at.start, part)?;
+        let mut y = Tensor::empty(&outputs[0].device(), &shape, outputs[0].dtype(), Category::Transient)?;
+        for (output, at) in outputs.iter().zip(self.columns()) {
+            columns::put(&mut y, at.start, output)?;
         }
         Ok(y)
     }
 
     /// The factors of a product, from what its branches gave.
-    fn factors(&self, parts: &[Tensor]) -> Result<Vec<Tensor>> {
-        let factor = |(part, gate): (&Tensor, &Option<ActivationFn>)| match gate {
-            Some(kind) => Ok(activation::forward(*kind, part)?),
-            None => Ok(part.clone()),
+    fn factors(&self, outputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        let factor = |(output, gate): (&Tensor, &Option<ActivationFn>)| match gate {
+            Some(kind) => Ok(activation::forward(*kind, output)?),
+            None => Ok(output.clone()),
         };
-        parts.iter().zip(&self.gates).map(factor).collect()
+        outputs.iter().zip(&self.gates).map(factor).collect()
     }
 
-    /// The gradient of what branch `i` gives; of a product, `parts` are what all of them gave, and `factors`
-    /// what became of it.
-    fn gradient_of(&self, i: usize, dy: &Tensor, parts: &[Tensor], factors: &[Tensor]) -> Result<Tensor> {
+    /// The gradient of what branch `i` gives; of a product, `outputs` are what all of them gave, and
+    /// `factors` that behind their activations.
+    fn gradient_of(&self, i: usize, dy: &Tensor, outputs: &[Tensor], factors: &[Tensor]) -> Result<Tensor> {
         match self.join {
             BranchJoin::Sum => Ok(dy.clone()),
             BranchJoin::Concat => {
@@ -137,7 +137,7 @@ impl Branches {
                 let dy =
                     others.try_fold(dy.clone(), |dy, factor| Ok::<_, crate::Error>(mul(&dy, factor)?))?;
                 match self.gates[i] {
-                    Some(kind) => Ok(activation::backward(kind, &parts[i], dy)?),
+                    Some(kind) => Ok(activation::backward(kind, &outputs[i], dy)?),
                     None => Ok(dy),
                 }
             }
@@ -149,24 +149,25 @@ impl Branches {
 /// its activation.
 impl Layer for Branches {
     fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
-        let mut parts = Vec::with_capacity(self.all.len());
+        let mut outputs = Vec::with_capacity(self.all.len());
         for branch in &self.all {
-            parts.push(branch.forward(x.clone(), ctx)?);
+            outputs.push(branch.forward(x.clone(), ctx)?);
         }
         drop(x);
         match self.join {
-            BranchJoin::Concat => self.side_by_side(&parts),
+            BranchJoin::Concat => self.concat(&outputs),
             BranchJoin::Sum => {
-                let mut parts = parts.into_iter();
-                let first = parts.next().expect("at least one branch");
-                parts.try_fold(first, sum)
+                let mut outputs = outputs.into_iter();
+                let first = outputs.next().expect("at least one branch");
+                outputs.try_fold(first, sum)
             }
             BranchJoin::Product => {
-                let factors = self.factors(&parts)?;
+                let factors = self.factors(&outputs)?;
                 let (first, rest) = factors.split_first().expect("at least one branch");
-                let y =
-                    rest.iter().try_fold(first.clone(), |y, part| Ok::<_, crate::Error>(mul(&y, part)?))?;
-                parts.into_iter().for_each(|part| ctx.stash.push(part));
+                let y = rest
+                    .iter()
+                    .try_fold(first.clone(), |y, output| Ok::<_, crate::Error>(mul(&y, output)?))?;
+                outputs.into_iter().for_each(|output| ctx.stash.push(output));
                 Ok(y)
             }
         }
@@ -178,19 +179,19 @@ impl Layer for Branches {
         ctx: &mut BackwardContext<'_>,
         input_gradient: bool,
     ) -> Result<Option<Tensor>> {
-        let mut parts: Vec<Tensor> = match self.join {
+        let mut outputs: Vec<Tensor> = match self.join {
             BranchJoin::Product => (0..self.all.len()).map(|_| ctx.stash.pop()).collect(),
             BranchJoin::Sum | BranchJoin::Concat => Vec::new(),
         };
-        parts.reverse();
-        let factors = self.factors(&parts)?;
+        outputs.reverse();
+        let factors = self.factors(&outputs)?;
         let mut dx: Option<Tensor> = None;
         for (i, branch) in self.all.iter().enumerate().rev() {
-            let dy = self.gradient_of(i, &dy, &parts, &factors)?;
-            let own = branch.backward(dy, ctx, input_gradient)?;
-            dx = match (dx, own) {
-                (Some(dx), Some(own)) => Some(sum(dx, own)?),
-                (dx, own) => dx.or(own),
+            let dy = self.gradient_of(i, &dy, &outputs, &factors)?;
+            let branch_dx = branch.backward(dy, ctx, input_gradient)?;
+            dx = match (dx, branch_dx) {
+                (Some(dx), Some(branch_dx)) => Some(sum(dx, branch_dx)?),
+                (dx, branch_dx) => dx.or(branch_dx),
             };
         }
         Ok(dx)

@@ -1,8 +1,8 @@
-//! What attention keeps of a sequence that is read in parts: the keys and values of all positions so far,
+//! The KV cache: the keys and values of all positions of a sequence so far,
 //! layer by layer.
 //!
-//! A pass over some positions puts theirs behind those that are there. Room is for all positions that the
-//! model can tell apart and is taken when a layer is first met, so a rank holds that of its own layers, and
+//! A pass over some positions appends theirs. There is memory for all positions that the
+//! model can tell apart, allocated when a layer is first met, so a rank has that of its own layers, and
 //! of these its own heads.
 
 use std::collections::HashMap;
@@ -44,7 +44,7 @@ impl KvCache {
         &self.position
     }
 
-    /// Has the device know where the next pass begins.
+    /// Writes to the device where the next pass begins.
     pub fn begin_pass(&mut self) -> Result<()> {
         Ok(self.position.send()?)
     }
@@ -55,7 +55,7 @@ impl KvCache {
         self.position.set(self.length() + positions);
     }
 
-    /// Forgets all positions; the room stays.
+    /// Forgets all positions; the memory stays.
     pub fn clear(&mut self) {
         self.position.set(0);
     }
@@ -70,10 +70,10 @@ impl KvCache {
     ) -> Result<Tensor> {
         let (device, dtype, d) = (qkv.device(), qkv.dtype(), qkv.width() / (heads + 2 * kv_heads));
         if !self.layers.contains_key(&layer) {
-            let room = cached_attention::cache(&device, dtype, kv_heads, self.context, d)?;
-            self.layers.insert(layer, room);
+            let kv = cached_attention::cache(&device, dtype, kv_heads, self.context, d)?;
+            self.layers.insert(layer, kv);
         }
-        let kept = self.layers.get_mut(&layer).expect("there is room by now");
+        let kept = self.layers.get_mut(&layer).expect("inserted above");
         if self.position.at() > 0 {
             return Ok(cached_attention::forward(qkv, kept, &self.position, heads, kv_heads)?);
         }

@@ -7,11 +7,11 @@
 //! Of the 32 d bytes that a layer of a GPT of width d would keep for each token in bf16, 12 d need not be:
 //! both norms' outputs and the activation's.
 //!
-//! What was made again lives as long as the closure that the sink gets: a sink that puts gradients off keeps
-//! it till then. Of ReLU the output is kept, as its own backward pass reads it, and nothing is made again. An
-//! activation between two linear layers runs in the epilogue of the first one's product. What ranks do before
-//! the first linear layer is a part of the chain too: nothing is kept behind it, and what is gathered there
-//! is gathered again. With `train.recompute = "attention"` an attention's inside stands before the linear
+//! What was made again lives as long as the closure that the sink gets: a sink that defers gradients keeps it
+//! till then. Of ReLU the output is kept, as its own backward pass reads it, and nothing is made again. An
+//! activation between two linear layers runs in the epilogue of the first one's product. A collective before
+//! the first linear layer belongs to the chain too: nothing is kept behind it, and what is gathered there is
+//! gathered again. With `train.recompute = "attention"` what is inside an attention stands before the linear
 //! layer that reads it, and is run again where that layer's gradient needs its input.
 
 use espalier_tensor::ops::activation::{self, ActivationFn};
@@ -28,7 +28,7 @@ use crate::Result;
 #[derive(Debug)]
 pub(crate) struct Chain {
     pub before: ChainPrologue,
-    /// What ranks do with the first linear layer's input.
+    /// The collective on the first linear layer's input.
     pub enter: Option<CollectiveLayer>,
     pub first: Linear,
     pub rest: Vec<(ActivationFn, Linear)>,
@@ -41,7 +41,7 @@ pub(crate) enum ChainPrologue {
     Nothing,
     Norm(NormLayer),
     Activation(ActivationFn),
-    /// Whole layers that run again.
+    /// Layers that run again.
     Again(RecomputeLayer),
 }
 
@@ -78,8 +78,8 @@ impl Chain {
         Ok(h)
     }
 
-    /// The whole chain for one position of a text that is being written, and `plus` added. There is no way
-    /// back: nothing is kept between products, and norm, activation and sum are parts of them.
+    /// The chain for one position of a text that is being generated, and `plus` added. There is no backward
+    /// pass: nothing is kept between products, and norm, activation and sum are fused into them.
     fn one_row(&self, x: Tensor, plus: Option<&Tensor>, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
         let (mut h, mut norm) = match &self.before {
             ChainPrologue::Norm(norm) if self.enter.is_none() => {
@@ -125,7 +125,7 @@ impl Chain {
         self.rest.iter().rev().try_fold(dy, |dy, (kind, linear)| through_activation(*kind, linear, dy, ctx))
     }
 
-    /// Back through the first linear layer and the norm before it, and `plus` added.
+    /// Backward through the first linear layer and the norm before it, and `plus` added.
     fn through_norm(
         &self,
         norm: &NormLayer,
@@ -141,8 +141,8 @@ impl Chain {
         Ok(dx)
     }
 
-    /// Runs what stands before the first linear layer again, and goes back through that layer; what was left
-    /// has yet to be gone back through.
+    /// Runs what stands before the first linear layer again, and backward through that layer; the backward
+    /// pass of what ran again is yet to come.
     fn to_again(
         &self,
         layers: &RecomputeLayer,
@@ -215,7 +215,7 @@ impl Layer for Chain {
     }
 }
 
-/// Back through a linear layer and the activation before it.
+/// Backward through a linear layer and the activation before it.
 fn through_activation(
     kind: ActivationFn,
     linear: &Linear,

@@ -1,4 +1,4 @@
-//! Some columns of a tensor; backwards, zeros around their gradient.
+//! A slice of a tensor's features; backwards, zeros around its gradient.
 
 use std::ops::Range;
 

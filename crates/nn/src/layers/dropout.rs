@@ -1,6 +1,6 @@
-//! Dropout whose mask is never stored: both passes draw it from the same key. What is dropped of a sample
+//! Dropout whose mask is never stored: both passes sample it from the same key. What is dropped of a sample
 //! depends on its number within the step, and not on the micro-batch or the rank that it is in; of an element
-//! that lies in a part of a tensor, on its place in the whole.
+//! of a shard, on its index in the full tensor.
 
 use espalier_plan::spec::DropoutIndices;
 use espalier_plan::split::split;
@@ -15,7 +15,7 @@ use crate::Result;
 pub(crate) struct Dropout {
     pub rate: f32,
     pub index: u64,
-    /// Where the elements lie in the whole, where they are a part of it.
+    /// Where the elements lie in the full tensor, where they are a shard of it.
     pub counted: Option<DropoutIndices>,
 }
 

@@ -1,10 +1,10 @@
-//! FrozenGates held where they are: ReLU and max pool that choose as they chose at other weights.
+//! Gates frozen as they are: ReLU and max pool that choose as they chose at other weights.
 //!
-//! Second derivatives by differences of gradients go wrong at kinks. Between the two points some units cross
-//! theirs, each crossing changes the gradient by a jump that does not shrink with the distance, and divided
-//! by the distance it is noise: on a network of four ReLU layers, half of GraSP's mask. With every choice
-//! held as it is at the point in the middle, the loss is smooth along the way, and its derivatives there are
-//! those of the network itself.
+//! Second derivatives by differences of gradients go wrong where gates switch. Between the two points some
+//! units switch theirs, each switch changes the gradient by a jump that does not shrink with the distance,
+//! and divided by the distance it is noise: on a network of four ReLU layers, half of GraSP's mask. With
+//! every gate frozen as it is at the point in the middle, the loss is smooth along the way, and its
+//! derivatives there are those of the network itself.
 
 use std::sync::{Arc, Mutex};
 
@@ -15,39 +15,39 @@ use espalier_tensor::ops::pool::{self, PoolParams};
 use super::{BackwardContext, ForwardContext, Layer};
 use crate::Result;
 
-/// The choices of a model's kinks: those of the last pass, or those that passes have to follow.
+/// The states of a model's gates: those of the last pass, or those that passes have to follow.
 #[derive(Debug, Clone, Default)]
 pub struct FrozenGates(Arc<Mutex<GateChoices>>);
 
 #[derive(Debug, Default)]
 struct GateChoices {
-    held: bool,
-    /// What the choice of each kink is read from.
-    seen: Vec<Option<Tensor>>,
+    frozen: bool,
+    /// What the state of each gate is read from.
+    tensors: Vec<Option<Tensor>>,
 }
 
 impl FrozenGates {
     /// From here on passes choose for themselves, and leave what they chose.
     pub fn release(&self) {
         let mut choices = self.0.lock().expect("no pass panicked");
-        choices.held = false;
-        choices.seen.fill(None);
+        choices.frozen = false;
+        choices.tensors.fill(None);
     }
 
     /// From here on passes choose as the last one before did, which must have had the same samples.
-    pub fn hold(&self) {
-        self.0.lock().expect("no pass panicked").held = true;
+    pub fn freeze(&self) {
+        self.0.lock().expect("no pass panicked").frozen = true;
     }
 
-    /// Room for what one more layer chooses.
+    /// Adds the gate of one more layer.
     pub(crate) fn add(&self) -> FrozenGate {
         let mut choices = self.0.lock().expect("no pass panicked");
-        choices.seen.push(None);
-        FrozenGate { frozen_gates: self.clone(), index: choices.seen.len() - 1 }
+        choices.tensors.push(None);
+        FrozenGate { frozen_gates: self.clone(), index: choices.tensors.len() - 1 }
     }
 }
 
-/// One of a model's kinks.
+/// One of a model's gates.
 #[derive(Debug)]
 pub(crate) struct FrozenGate {
     frozen_gates: FrozenGates,
@@ -55,14 +55,14 @@ pub(crate) struct FrozenGate {
 }
 
 impl FrozenGate {
-    /// What it chose where it is held.
-    fn held(&self) -> Option<Tensor> {
+    /// What it is frozen at, where it is.
+    fn frozen(&self) -> Option<Tensor> {
         let choices = self.frozen_gates.0.lock().expect("no pass panicked");
-        choices.held.then(|| choices.seen[self.index].clone().expect("a pass before the one that is held"))
+        choices.frozen.then(|| choices.tensors[self.index].clone().expect("a pass before the frozen one"))
     }
 
-    fn leave(&self, chosen: &Tensor) {
-        self.frozen_gates.0.lock().expect("no pass panicked").seen[self.index] = Some(chosen.clone());
+    fn record(&self, chosen: &Tensor) {
+        self.frozen_gates.0.lock().expect("no pass panicked").tensors[self.index] = Some(chosen.clone());
     }
 }
 
@@ -72,13 +72,13 @@ pub(crate) struct FrozenRelu(pub FrozenGate);
 
 impl Layer for FrozenRelu {
     fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
-        if let Some(gates) = self.0.held() {
+        if let Some(gates) = self.0.frozen() {
             ctx.stash.push(gates.clone());
             // Through the gates as a gradient goes.
             return Ok(activation::backward(ActivationFn::Relu, &gates, x)?);
         }
         let y = activation::forward(ActivationFn::Relu, &x)?;
-        self.0.leave(&y);
+        self.0.record(&y);
         ctx.stash.push(y.clone());
         Ok(y)
     }
@@ -97,13 +97,13 @@ pub(crate) struct FrozenMaxPool {
 
 impl Layer for FrozenMaxPool {
     fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
-        if let Some(like) = self.gate.held() {
+        if let Some(like) = self.gate.frozen() {
             let y = pool::max_take(&x, &like, self.pool)?;
             ctx.stash.push(like);
             return Ok(y);
         }
         let y = pool::max_forward(&x, self.pool)?;
-        self.gate.leave(&x);
+        self.gate.record(&x);
         ctx.stash.push(x);
         Ok(y)
     }

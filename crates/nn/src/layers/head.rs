@@ -5,8 +5,8 @@
 //! The logits of a language model are its largest tensor. But a row's loss needs that row alone: so rows are
 //! taken in chunks, each sent forward to its logits and at once back again, and only one chunk's logits
 //! exist, in whose place their gradient is made. Nothing of a chunk stays but its rows of the input's
-//! gradient, in the input's place, and a summand of the weight's gradient. Those summands are added in f32
-//! and rounded once, so that chunks cost no precision. A batch of one chunk goes through in one piece.
+//! gradient, in the input's place, and a term of the weight's gradient. Those terms are added in f32
+//! and rounded once, so that chunks cost no precision. A batch of one chunk goes through at once.
 //!
 //! Where ranks have the logits of some classes each, a row needs the others' maximum and sum: four numbers of
 //! each rank, gathered between two readings of a chunk. The logits themselves are never sent.
@@ -52,11 +52,11 @@ pub(crate) struct Head {
     pub classes: Option<LogitShard>,
 }
 
-/// Some classes of several ranks'.
+/// The classes of one of several ranks.
 #[derive(Debug)]
 pub(crate) struct LogitShard {
     pub group: Communicator,
-    pub own: Range<usize>,
+    pub local: Range<usize>,
     /// All that there are.
     pub count: usize,
 }
@@ -68,31 +68,33 @@ impl LogitShard {
     }
 
     /// A row of all ranks' logits, in the order of classes, from this rank's.
-    fn gather(&self, own: &Tensor) -> Result<Vec<f32>> {
+    fn gather(&self, local: &Tensor) -> Result<Vec<f32>> {
         let (ranks, widest) = (self.group.size(), self.widest());
-        let room = |length| Tensor::zeros(&own.device(), &[length], own.dtype(), Category::Communication);
-        let mut padded = room(widest)?;
-        flat::put(&mut padded, 0, own, 0..own.len())?;
-        let all = self.group.all_gather(padded, room(ranks * widest)?)?.read_f32()?;
-        let own = |rank: usize| &all[rank * widest..][..split(self.count, ranks, rank).len()];
-        Ok((0..ranks).flat_map(own).copied().collect())
+        let buffer =
+            |length| Tensor::zeros(&local.device(), &[length], local.dtype(), Category::Communication);
+        let mut padded = buffer(widest)?;
+        flat::put(&mut padded, 0, local, 0..local.len())?;
+        let all = self.group.all_gather(padded, buffer(ranks * widest)?)?.read_f32()?;
+        let of_rank = |rank: usize| &all[rank * widest..][..split(self.count, ranks, rank).len()];
+        Ok((0..ranks).flat_map(of_rank).copied().collect())
     }
 
     /// What all ranks have read of the next rows.
     fn read(&self, losses: &LossAccumulator, logits: &Tensor) -> Result<Tensor> {
-        let own = losses.read_part(logits, &self.own)?;
-        let shape = [self.group.size(), own.rows(), NUMBERS];
-        let room =
-            Tensor::empty(&own.device(), &[shape.iter().product()], DType::F32, Category::Communication)?;
-        let length = own.len();
-        Ok(self.group.all_gather(own.reshape(&[length]), room)?.reshape(&shape))
+        let local = losses.read_part(logits, &self.local)?;
+        let shape = [self.group.size(), local.rows(), NUMBERS];
+        let buffer =
+            Tensor::empty(&local.device(), &[shape.iter().product()], DType::F32, Category::Communication)?;
+        let length = local.len();
+        Ok(self.group.all_gather(local.reshape(&[length]), buffer)?.reshape(&shape))
     }
 }
 
-/// What a batch was worth, and the gradient that goes on.
+/// The loss of a batch, and the gradient of the head's input.
 #[derive(Debug)]
 pub struct HeadOutput {
-    /// Its loss and its hits. To read them waits for a GPU, so whoever has more to queue does that first.
+    /// Its loss and its correct predictions. To read them waits for a GPU, so whoever has more to queue does
+    /// that first.
     pub total: BatchLoss,
     /// The gradient of what the head read.
     pub gradient: Tensor,
@@ -120,7 +122,7 @@ impl LossScaling {
         let scale = self.loss / self.temperature;
         let Some(classes) = classes else { return Ok(losses.differentiate(logits, scale)?) };
         let all = classes.read(losses, &logits)?;
-        Ok(losses.differentiate_part(logits, &classes.own, &all, scale)?)
+        Ok(losses.differentiate_part(logits, &classes.local, &all, scale)?)
     }
 }
 
@@ -145,7 +147,7 @@ impl Head {
         if chunk < x.rows() || operands.outputs() > operands.classes {
             head.in_chunks(&operands, x, targets, scale, chunk, ctx)
         } else {
-            head.in_one_piece(x, targets, scale, ctx)
+            head.in_one_chunk(x, targets, scale, ctx)
         }
     }
 
@@ -161,7 +163,7 @@ impl Head {
         LinearHead { linear, classes: self.classes.as_ref() }.measure(&operands, x, targets, chunk)
     }
 
-    /// The logits of the last row alone, of the classes that are made here: what a model that writes chooses from.
+    /// The logits of the last row alone, of the classes that are made here: what generation samples from.
     pub fn last_logits(&self, x: &Tensor, weights: &dyn WeightStore) -> Result<Tensor> {
         let row = match x.rows() {
             1 => x.clone(),
@@ -179,10 +181,10 @@ impl Head {
     }
 
     /// A row of logits on the host, with those of the classes that others make.
-    pub fn read_logits(&self, own: &Tensor) -> Result<Vec<f32>> {
+    pub fn read_logits(&self, local: &Tensor) -> Result<Vec<f32>> {
         match &self.classes {
-            Some(classes) => classes.gather(own),
-            None => Ok(own.read_f32()?),
+            Some(classes) => classes.gather(local),
+            None => Ok(local.read_f32()?),
         }
     }
 
@@ -256,7 +258,7 @@ struct LinearHead<'a> {
 }
 
 impl LinearHead<'_> {
-    fn in_one_piece(
+    fn in_one_chunk(
         self,
         x: Tensor,
         targets: &Tensor,
@@ -283,17 +285,17 @@ impl LinearHead<'_> {
     ) -> Result<HeadOutput> {
         let LinearHead { linear, classes } = self;
         let mut losses = LossAccumulator::new(targets)?;
-        let mut sums = HeadGradients::new(linear, operands)?;
+        let mut gradients = HeadGradients::new(linear, operands)?;
         // The gradient of rows that are done takes their place, unless somebody still wants them.
         let mut elsewhere = if x.is_unique() { None } else { Some(x.empty_like(Category::Transient)?) };
         for at in chunks(x.rows(), chunk) {
-            let part = rows::take(&x, at.clone(), Category::Workspace)?;
-            let dlogits = scale.differentiate(&mut losses, operands.logits(&part)?, classes)?;
+            let x_chunk = rows::take(&x, at.clone(), Category::Workspace)?;
+            let dlogits = scale.differentiate(&mut losses, operands.logits(&x_chunk)?, classes)?;
             let gradient = operands.input_gradient(&dlogits)?;
             rows::put(elsewhere.as_mut().unwrap_or(&mut x), at.start, &gradient)?;
-            sums.add(linear, &part, &dlogits)?;
+            gradients.add(linear, &x_chunk, &dlogits)?;
         }
-        sums.send(linear, ctx.sink)?;
+        gradients.send(linear, ctx.sink)?;
         Ok(HeadOutput { total: losses.sum()?, gradient: elsewhere.unwrap_or(x) })
     }
 
@@ -364,7 +366,7 @@ impl HeadGradients {
     fn send(self, linear: &Linear, sink: &mut dyn GradientSink) -> Result<()> {
         let HeadGradients { weight, bias, dtype, classes } = self;
         let make = move |_| {
-            let whole = |sum: Tensor| match classes {
+            let without_padding = |sum: Tensor| match classes {
                 None => Ok(sum),
                 Some(classes) if sum.shape().len() == 1 => {
                     Ok(rows::take(&column(sum), 0..classes, Category::Workspace)?.reshape(&[classes]))
@@ -372,7 +374,7 @@ impl HeadGradients {
                 Some(classes) => rows::take(&sum, 0..classes, Category::Workspace),
             };
             let all = [weight].into_iter().chain(bias);
-            all.map(|sum| rounded(whole(sum)?, dtype)).collect::<Result<_>>()
+            all.map(|sum| rounded(without_padding(sum)?, dtype)).collect::<Result<_>>()
         };
         sink.accept(&linear.parameters(), WeightGradients::new([], make))
     }

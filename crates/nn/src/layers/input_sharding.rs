@@ -1,4 +1,4 @@
-//! What of the images that enter a model is a rank's own: a tile of each, or some of them.
+//! The shard of the images that enter a model: a tile of each, or some of them.
 
 use espalier_plan::tiles::Region;
 use espalier_tensor::ops::region;
@@ -7,18 +7,18 @@ use espalier_tensor::{Category, Tensor};
 use super::{BackwardContext, BatchSlice, CollectiveLayer, ForwardContext, Layer, Sequence};
 use crate::Result;
 
-/// Takes what is its own, and runs the layers behind it. It holds them, since nobody wants the gradient of
+/// Takes the rank's shard, and runs the layers behind it. It holds them, since nobody wants the gradient of
 /// images: so the first of them neither makes it nor sends its halo.
 #[derive(Debug)]
 pub(crate) struct InputSharding {
-    pub own: InputShard,
+    pub shard: InputShard,
     pub behind: Sequence,
 }
 
-/// What is its own.
+/// A rank's shard of a batch of images.
 #[derive(Debug)]
 pub(crate) enum InputShard {
-    /// A part of every image.
+    /// A tile of every image.
     Tile(Region),
     /// Some of the samples.
     Samples(CollectiveLayer),
@@ -26,19 +26,19 @@ pub(crate) enum InputShard {
 
 impl InputSharding {
     fn take(&self, x: Tensor, batch_slice: &BatchSlice) -> Result<Tensor> {
-        match &self.own {
+        match &self.shard {
             InputShard::Tile(Region { rows, columns }) => {
                 Ok(region::take(&x, rows.clone(), columns.clone(), Category::Transient)?)
             }
-            InputShard::Samples(exchange) => exchange.run_forward(x, batch_slice),
+            InputShard::Samples(slice) => slice.run_forward(x, batch_slice),
         }
     }
 }
 
 impl Layer for InputSharding {
     fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
-        let own = self.take(x, &ctx.batch_slice)?;
-        self.behind.forward(own, ctx)
+        let x = self.take(x, &ctx.batch_slice)?;
+        self.behind.forward(x, ctx)
     }
 
     fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {

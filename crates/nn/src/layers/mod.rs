@@ -117,22 +117,22 @@ pub struct ForwardContext<'a> {
     pub stash: Stash,
     /// What batch norm measured, to be folded into the running statistics if the step is taken.
     pub statistics: Vec<BatchStatistics>,
-    /// Keys and values of the positions before these, where a sequence is read in parts.
+    /// Keys and values of the positions before these, where a sequence is read in pieces.
     pub cache: Option<&'a mut KvCache>,
-    /// Who looks at what linear layers read.
+    /// Observes what linear layers read.
     pub observer: Option<&'a mut dyn InputObserver>,
 }
 
-/// Looks at what every linear layer reads on the way forward, the head's included: statistics of activations
-/// that a one-shot pruner scores weights by. What runs again on the way back is not shown a second time.
+/// Observes what every linear layer reads in the forward pass, the head's included: statistics of activations
+/// that a one-shot pruner scores weights by. What runs again in the backward pass is not shown a second time.
 pub trait InputObserver {
     /// `x`: `[rows, in_features]`, of the layer that has this weight. Where tensor parallelism splits the
-    /// layer by its inputs, these are the rank's own.
+    /// layer by its inputs, these are the rank's.
     fn observe(&mut self, weight: ParameterId, x: &Tensor) -> Result<()>;
 }
 
 impl<'a> ForwardContext<'a> {
-    /// A pass of whole sequences that nobody looks at. Its stash keeps what is pushed where a backward pass
+    /// A pass of complete sequences without an observer. Its stash keeps what is pushed where a backward pass
     /// follows.
     pub fn new(
         weights: &'a dyn WeightStore,
@@ -190,7 +190,7 @@ impl<'a> ForwardContext<'a> {
         }
     }
 
-    /// Whether it takes one position of a text that is being written through the model, as what a layer reads
+    /// Whether it takes one position of a text that is being generated through the model, as what a layer reads
     /// of it.
     fn is_of_one_row(&self, x: &Tensor) -> bool {
         self.cache.is_some() && x.rows() == 1
@@ -212,7 +212,7 @@ pub struct BackwardContext<'a> {
 }
 
 impl<'a> BackwardContext<'a> {
-    /// Runs the way back through some layers with the weights of their block.
+    /// Runs the backward pass of some layers with the weights of their block.
     pub(crate) fn in_block<T>(
         &mut self,
         block: usize,
@@ -230,18 +230,18 @@ impl<'a> BackwardContext<'a> {
         }
     }
 
-    /// The way back of a forward pass.
+    /// The backward pass of a forward pass.
     pub fn of(forward: &'a mut ForwardContext<'_>, sink: &'a mut dyn GradientSink) -> BackwardContext<'a> {
         let ForwardContext { weights, random, batch_slice, ref mut stash, .. } = *forward;
         BackwardContext { weights, random, batch_slice, stash, sink }
     }
 }
 
-/// A micro-batch among the samples of its step. The default is one that is alone.
+/// A micro-batch among the samples of its step. The default is the only one.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct BatchSlice {
     /// Samples of the step before its first, over all micro-batches and ranks. Random numbers are counted
-    /// from there, so that they do not depend on how a batch is cut.
+    /// from there, so that they do not depend on how a batch is split.
     pub first: usize,
     /// How many samples it has.
     pub samples: usize,
@@ -253,13 +253,12 @@ pub struct BatchSlice {
 /// images, or other samples of the same micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NormGroup {
-    /// A replica's own: where samples are only looked at, another may have fewer micro-batches, and would not
-    /// come.
+    /// A replica's own: where no step is taken, another may have fewer micro-batches, and would not take part.
     #[default]
     Replica,
     /// Those that steps of training measure together: every replica has a micro-batch beside this one.
     Step,
-    /// Those of all replicas, which have shared out one group of samples.
+    /// Those of all replicas, over which one group of samples is split.
     AllReplicas {
         /// Whether this one has got none of them: the sample that it runs stands in, and is not counted.
         stands_in: bool,
@@ -334,7 +333,7 @@ impl Default for Stash {
     }
 }
 
-/// The gradients of some parameters, yet to be made: by the product that needs no neighbour's result.
+/// The gradients of some parameters, yet to be made: by a product that no other layer waits for.
 pub struct WeightGradients {
     /// What they are made from, of activations and their gradients.
     reads: Vec<Tensor>,

@@ -1,5 +1,5 @@
 //! Activations for time: some layers keep only their input and run their forward pass again before their
-//! backward pass. A block does, or what stands inside an attention.
+//! backward pass. A block does, or what is inside an attention.
 
 use espalier_tensor::Tensor;
 
@@ -19,7 +19,7 @@ impl RecomputeLayer {
         Ok((y, again.stash))
     }
 
-    /// Goes back through them with what they left when they ran again.
+    /// Their backward pass, with what they left when they ran again.
     pub fn through(
         &self,
         dy: Tensor,

@@ -1,6 +1,6 @@
-//! A batch norm between two sums over ranks: of what it measures on the way forward, and of what its gradient
-//! needs on the way back. As with a halo and its convolution, the sums stand before the norm in a rank's
-//! model, and are built as one layer with it.
+//! A batch norm with two all-reduces over ranks: of what it measures in the forward pass, and of what its
+//! gradient needs in the backward pass. As with a halo and its convolution, the all-reduces stand before the
+//! norm in a rank's model, and are built as one layer with it.
 
 use espalier_comm::{Communicator, Reduce};
 use espalier_plan::split::split;
@@ -16,12 +16,12 @@ pub(crate) struct SyncBatchNorm {
     pub norm: BatchNorm,
     /// In the steps of training.
     pub in_step: Option<Communicator>,
-    /// Where samples are only looked at: the ranks with other pixels of the same images, or other samples of
+    /// Where no step is taken: the ranks with other pixels of the same images, or other samples of
     /// the same micro-batch.
     pub in_sweep: Option<Communicator>,
-    /// The same ranks of all replicas, for groups of samples that these have shared out.
+    /// The same ranks of all replicas, for groups of samples that are split over these.
     pub over_replicas: Option<Communicator>,
-    /// Of those that share out a micro-batch: how many there are and which this is.
+    /// Of those that split a micro-batch: how many there are and which this is.
     pub shared: Option<(usize, usize)>,
 }
 
@@ -35,13 +35,13 @@ impl SyncBatchNorm {
     }
 
     /// What it has measured; nothing where it has no samples, but one that stands in.
-    fn counted(&self, mut own: Vec<f64>, batch_slice: &BatchSlice) -> Vec<f64> {
+    fn counted(&self, mut local: Vec<f64>, batch_slice: &BatchSlice) -> Vec<f64> {
         let has_none =
             self.shared.is_some_and(|(ranks, rank)| split(batch_slice.samples, ranks, rank).is_empty());
         if has_none || batch_slice.norms == (NormGroup::AllReplicas { stands_in: true }) {
-            own.fill(0.0);
+            local.fill(0.0);
         }
-        own
+        local
     }
 }
 
@@ -49,9 +49,9 @@ impl Layer for SyncBatchNorm {
     fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
         match self.group(&ctx.batch_slice) {
             Some(group) if ctx.mode == Mode::Train => {
-                let own = self.counted(measure(&x)?, &ctx.batch_slice);
-                let sums = group.all_reduce(own, Reduce::Sum)?;
-                self.norm.normalise(x, &sums, ctx)
+                let local = self.counted(measure(&x)?, &ctx.batch_slice);
+                let totals = group.all_reduce(local, Reduce::Sum)?;
+                self.norm.normalise(x, &totals, ctx)
             }
             _ => self.norm.forward(x, ctx),
         }
@@ -61,8 +61,9 @@ impl Layer for SyncBatchNorm {
         match self.group(&ctx.batch_slice) {
             Some(group) => {
                 let batch_slice = ctx.batch_slice;
-                let everywhere = |own| Ok(group.all_reduce(self.counted(own, &batch_slice), Reduce::Sum)?);
-                Ok(Some(self.norm.backward_through(dy, everywhere, ctx)?))
+                let all_reduce =
+                    |local| Ok(group.all_reduce(self.counted(local, &batch_slice), Reduce::Sum)?);
+                Ok(Some(self.norm.backward_through(dy, all_reduce, ctx)?))
             }
             None => self.norm.backward(dy, ctx, wanted),
         }

@@ -1,5 +1,5 @@
-//! Builds layers one after the other from a rank's own spec. Linear layers take what stands before them into
-//! a chain, and exchanges take the layer that they stand before.
+//! Builds layers one after the other from the spec of a rank's model. Linear layers take what stands before
+//! them into a chain, and halo exchanges and synchronised statistics the layer that they stand before.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,20 +19,20 @@ use crate::layers::spatial::{HaloComm, HaloExchange, TiledConv, TiledMean};
 use crate::layers::*;
 use crate::weights::{BufferId, ParameterId, ids_by_name};
 
-/// What is known at the place reached.
+/// What is known at the layer reached.
 pub(super) struct Builder<'a> {
     parameters: HashMap<String, usize>,
     buffers: HashMap<String, usize>,
-    /// The shape of one sample at the place reached.
+    /// The shape of one sample at the layer reached.
     shape: Shape,
     dropouts: u64,
     attentions: usize,
     tied: HashSet<ParameterId>,
-    /// Where they are to be held, no activation with one is fused.
+    /// Where they are to be frozen, no activation with a gate is fused.
     frozen_gates: Option<FrozenGates>,
-    /// Tokens of the whole model, of which an embedding may have some; 0 for images.
+    /// The vocabulary of the full model, of which an embedding may have a shard; 0 for images.
     vocab: usize,
-    /// Whom its exchanges are with.
+    /// The groups of its collectives.
     groups: &'a AxisGroups,
     recompute: spec::RecomputeMode,
 }
@@ -68,27 +68,30 @@ impl<'a> Builder<'a> {
         self.tied
     }
 
-    /// What is the rank's own of what enters the model, where the first layer says so.
-    fn own(&self, first: &spec::LayerSpec) -> Option<InputShard> {
+    /// The rank's shard of what enters the model, where the first layer says so.
+    fn input_shard(&self, first: &spec::LayerSpec) -> Option<InputShard> {
         match first {
             spec::LayerSpec::Crop(spec::Crop { region, .. }) => Some(InputShard::Tile(region.clone())),
-            spec::LayerSpec::Collective(exchange)
-                if exchange.forward == CollectiveOp::Slice(ShardDim::Samples)
-                    && exchange.backward == CollectiveOp::Identity =>
+            spec::LayerSpec::Collective(collective)
+                if collective.forward == CollectiveOp::Slice(ShardDim::Samples)
+                    && collective.backward == CollectiveOp::Identity =>
             {
-                Some(InputShard::Samples(self.exchange(exchange)))
+                Some(InputShard::Samples(self.collective(collective)))
             }
             _ => None,
         }
     }
 
-    /// Layers one after the other, what stands inside an attention made again where that is asked for.
+    /// Layers one after the other; what is inside an attention is recomputed where that is asked for.
     pub fn sequence(&mut self, layers: &[spec::LayerSpec]) -> Sequence {
         if let [first, behind @ ..] = layers
-            && let Some(own) = self.own(first)
+            && let Some(input_shard) = self.input_shard(first)
         {
             self.advance(&layers[..1]);
-            return Sequence(vec![Box::new(InputSharding { own, behind: self.sequence(behind) })]);
+            return Sequence(vec![Box::new(InputSharding {
+                shard: input_shard,
+                behind: self.sequence(behind),
+            })]);
         }
         let insides = match self.recompute {
             spec::RecomputeMode::Attention => attention_spans(layers),
@@ -116,7 +119,7 @@ impl<'a> Builder<'a> {
         Sequence(built)
     }
 
-    /// Layers one after the other, none of them made again.
+    /// Layers one after the other, none of them recomputed.
     fn row(&mut self, layers: &[spec::LayerSpec]) -> Vec<Box<dyn Layer>> {
         let mut built: Vec<Box<dyn Layer>> = Vec::new();
         let mut rest = layers;
@@ -152,7 +155,7 @@ impl<'a> Builder<'a> {
     /// something else.
     fn chain(&mut self, layers: &[spec::LayerSpec]) -> Option<(Chain, usize)> {
         let (before, at) = match (&layers[0], layers.get(1)) {
-            (spec::LayerSpec::Activation(kind), Some(_)) if !self.holds(*kind) => {
+            (spec::LayerSpec::Activation(kind), Some(_)) if !self.is_frozen(*kind) => {
                 (ChainPrologue::Activation(activation(*kind)), 1)
             }
             (norm, Some(_)) => {
@@ -170,10 +173,10 @@ impl<'a> Builder<'a> {
         let enter = match (&before, layers) {
             (
                 ChainPrologue::Nothing | ChainPrologue::Norm(_) | ChainPrologue::Again(_),
-                [spec::LayerSpec::Collective(exchange), _, ..],
-            ) if exchange.is_entrance() => {
+                [spec::LayerSpec::Collective(collective), _, ..],
+            ) if collective.is_entrance() => {
                 at += 1;
-                Some(self.exchange(exchange))
+                Some(self.collective(collective))
             }
             _ => None,
         };
@@ -181,7 +184,7 @@ impl<'a> Builder<'a> {
         at += 1;
         let mut rest = Vec::new();
         while let [spec::LayerSpec::Activation(kind), next, ..] = &layers[at..]
-            && !self.holds(*kind)
+            && !self.is_frozen(*kind)
             && let Some(linear) = self.linear(next)
         {
             rest.push((activation(*kind), linear));
@@ -264,7 +267,7 @@ impl<'a> Builder<'a> {
                 Box::new(self.norm(layer).expect("it is one"))
             }
             spec::LayerSpec::Activation(kind) => match &self.frozen_gates {
-                Some(frozen_gates) if self.holds(*kind) => Box::new(FrozenRelu(frozen_gates.add())),
+                Some(frozen_gates) if self.is_frozen(*kind) => Box::new(FrozenRelu(frozen_gates.add())),
                 _ => Box::new(ActivationLayer(activation(*kind))),
             },
             &spec::LayerSpec::Dropout(spec::Dropout { rate, counted }) => {
@@ -278,7 +281,7 @@ impl<'a> Builder<'a> {
             &spec::LayerSpec::PositionEmbedding(spec::PositionEmbedding {
                 ref name, context, first, ..
             }) => Box::new(PositionEmbedding { table: self.weight(name), context, first }),
-            spec::LayerSpec::Collective(exchange) => Box::new(self.exchange(exchange)),
+            spec::LayerSpec::Collective(collective) => Box::new(self.collective(collective)),
             spec::LayerSpec::Crop(_) => unreachable!("it takes the layers behind it"),
             spec::LayerSpec::Halo(halo) => Box::new(HaloExchange(self.halo(halo))),
             spec::LayerSpec::TiledMean(spec::TiledMean { tiles, size, .. }) => {
@@ -297,11 +300,11 @@ impl<'a> Builder<'a> {
                 Box::new(Attention { heads, kv_heads, number: self.attentions - 1 })
             }
             spec::LayerSpec::Residual(spec::Residual { branch, shortcut }) => {
-                Box::new(Residual { branch: self.way(branch).0, shortcut: self.way(shortcut).0 })
+                Box::new(Residual { branch: self.branch(branch).0, shortcut: self.branch(shortcut).0 })
             }
             spec::LayerSpec::Branches(spec::Branches { join, branches }) => {
                 let mut gates = vec![None; branches.len()];
-                let mut way = |(i, branch): (usize, &Vec<spec::LayerSpec>)| {
+                let mut build = |(i, branch): (usize, &Vec<spec::LayerSpec>)| {
                     let mut layers = &branch[..];
                     if let (spec::BranchJoin::Product, [before @ .., spec::LayerSpec::Activation(last)]) =
                         (join, layers)
@@ -310,9 +313,9 @@ impl<'a> Builder<'a> {
                         gates[i] = Some(activation(*last));
                         layers = before;
                     }
-                    self.way(layers)
+                    self.branch(layers)
                 };
-                let (all, widths) = branches.iter().enumerate().map(&mut way).unzip();
+                let (all, widths) = branches.iter().enumerate().map(&mut build).unzip();
                 Box::new(Branches { join: *join, all, widths, gates })
             }
         }
@@ -332,11 +335,11 @@ impl<'a> Builder<'a> {
     fn sync_batch_norm(&self, shared: &spec::SharedStatistics, norm: &spec::BatchNorm) -> SyncBatchNorm {
         let within = shared.over.iter().find(|axis| **axis != Axis::Data);
         let in_sweep = within.map(|axis| self.groups.along(*axis).clone());
-        let everywhere: Vec<Axis> = std::iter::once(Axis::Data).chain(within.copied()).collect();
+        let with_data: Vec<Axis> = std::iter::once(Axis::Data).chain(within.copied()).collect();
         SyncBatchNorm {
             norm: self.batch_norm(norm),
             in_step: Some(self.groups.over(&shared.over).clone()),
-            over_replicas: Some(self.groups.over(&everywhere).clone()),
+            over_replicas: Some(self.groups.over(&with_data).clone()),
             shared: in_sweep
                 .as_ref()
                 .filter(|_| shared.shares_samples)
@@ -345,16 +348,16 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn exchange(&self, spec: &spec::CollectiveLayer) -> CollectiveLayer {
+    fn collective(&self, spec: &spec::CollectiveLayer) -> CollectiveLayer {
         CollectiveLayer { group: self.groups.along(spec.axis).clone(), spec: spec.clone() }
     }
 
-    fn halo(&self, spec::Halo(exchange): &spec::Halo) -> HaloComm {
-        HaloComm::new(exchange.clone(), self.groups.along(Axis::Spatial))
+    fn halo(&self, spec::Halo(plan): &spec::Halo) -> HaloComm {
+        HaloComm::new(plan.clone(), self.groups.along(Axis::Spatial))
     }
 
-    /// A way that parts here, and the last extent at its end; the place reached stays.
-    fn way(&mut self, layers: &[spec::LayerSpec]) -> (Sequence, usize) {
+    /// A branch that begins here, and the last dimension of its output; the layer reached stays.
+    fn branch(&mut self, layers: &[spec::LayerSpec]) -> (Sequence, usize) {
         let input = self.shape;
         let built = self.sequence(layers);
         let width = self.shape.last();
@@ -362,8 +365,8 @@ impl<'a> Builder<'a> {
         (built, width)
     }
 
-    /// Whether an activation has a kink that is to be held.
-    fn holds(&self, kind: spec::Activation) -> bool {
+    /// Whether an activation has a gate that is to be frozen.
+    fn is_frozen(&self, kind: spec::Activation) -> bool {
         self.frozen_gates.is_some() && kind == spec::Activation::Relu
     }
 

@@ -1,4 +1,4 @@
-//! The values that weights start from: functions of the seed, the parameter's name and an element's place in
+//! The values that weights start from: functions of the seed, the parameter's name and an element's index in
 //! it alone, never of the layout.
 
 use espalier_plan::Shard;
@@ -16,18 +16,18 @@ pub fn fresh(
     seed: u64,
     category: Category,
 ) -> Result<Tensor, espalier_tensor::Error> {
-    let (mut values, len) = room_for(parameter.elements(), device, category)?;
+    let (mut values, len) = reserve(parameter.elements(), device, category)?;
     match shard.is_full() {
-        true => draw_initial(&mut values, &parameter.name, len, parameter.init, seed, |i| i),
+        true => sample_initial(&mut values, &parameter.name, len, parameter.init, seed, |i| i),
         false => {
             let in_full = |i: u64| shard.in_full(i as usize) as u64;
-            draw_initial(&mut values, &parameter.name, len, parameter.init, seed, in_full);
+            sample_initial(&mut values, &parameter.name, len, parameter.init, seed, in_full);
         }
     }
     Tensor::from_f32(device, &parameter.shape, dtype, &values, category)
 }
 
-/// Of the same those that a mask keeps, in order: no others are drawn.
+/// Of the same those that a mask keeps, in order: no others are sampled.
 pub fn fresh_kept(
     parameter: &spec::Parameter,
     shard: &Shard,
@@ -37,16 +37,16 @@ pub fn fresh_kept(
     category: Category,
 ) -> Result<Tensor, espalier_tensor::Error> {
     let device = mask.device();
-    let (mut values, len) = room_for(mask.kept() as u64, &device, category)?;
-    let places: Vec<u32> = ones(&mask.read_words()?).map(|place| place as u32).collect();
-    let place = |i: u64| places[i as usize] as usize;
+    let (mut values, len) = reserve(mask.kept() as u64, &device, category)?;
+    let kept_indices: Vec<u32> = ones(&mask.read_words()?).map(|index| index as u32).collect();
+    let index = |i: u64| kept_indices[i as usize] as usize;
     match shard.is_full() {
         true => {
-            draw_initial(&mut values, &parameter.name, len, parameter.init, seed, |i| place(i) as u64);
+            sample_initial(&mut values, &parameter.name, len, parameter.init, seed, |i| index(i) as u64);
         }
         false => {
-            let in_full = |i: u64| shard.in_full(place(i)) as u64;
-            draw_initial(&mut values, &parameter.name, len, parameter.init, seed, in_full);
+            let in_full = |i: u64| shard.in_full(index(i)) as u64;
+            sample_initial(&mut values, &parameter.name, len, parameter.init, seed, in_full);
         }
     }
     Tensor::from_f32(&device, &[len], dtype, &values, category)
@@ -54,13 +54,13 @@ pub fn fresh_kept(
 
 /// A running statistic as it starts.
 pub fn started(buffer: &spec::BufferSpec, device: &Device) -> Result<Tensor, espalier_tensor::Error> {
-    let (mut values, len) = room_for(buffer.elements(), device, Category::Weights)?;
+    let (mut values, len) = reserve(buffer.elements(), device, Category::Weights)?;
     values.resize(len, buffer.start);
     Tensor::from_slice(device, &buffer.shape, &values, Category::Weights)
 }
 
 /// Memory of the host for so many numbers, and their number, where it is to be had.
-fn room_for(
+fn reserve(
     numbers: u64,
     device: &Device,
     category: Category,
@@ -82,9 +82,9 @@ pub fn name_key(name: &str) -> u64 {
     u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes"))
 }
 
-/// Fills an empty list with `len` numbers: element `i` is a function of the seed, the name and its place in
-/// the whole parameter.
-fn draw_initial(
+/// Fills an empty list with `len` numbers: element `i` is a function of the seed, the name and its index in
+/// the full parameter.
+fn sample_initial(
     values: &mut Vec<f32>,
     name: &str,
     len: usize,
@@ -95,21 +95,21 @@ fn draw_initial(
     let key = random::key(seed, name_key(name));
     match init {
         Init::Constant(value) => values.resize(len, value),
-        Init::Normal(std) => draw(values, len, |i| std as f64 * random::normal(key, in_full(i))),
+        Init::Normal(std) => sample(values, len, |i| std as f64 * random::normal(key, in_full(i))),
         Init::TruncatedNormal(std) => {
             // Between -2 and 2 deviations lies this much of the distribution; what is left has this deviation.
             const LOW: f64 = 0.022_750_131_948;
             const WIDTH: f64 = 0.954_499_736_104;
             const DEVIATION: f64 = 0.879_625_661_034;
             let truncated = |i| random::normal_quantile(LOW + WIDTH * random::uniform(key, in_full(i)));
-            draw(values, len, |i| std as f64 / DEVIATION * truncated(i))
+            sample(values, len, |i| std as f64 / DEVIATION * truncated(i))
         }
     }
 }
 
-/// `[f(0), f(1), ...]`, on all cores: each number is a function of its place, so it does not matter who
+/// `[f(0), f(1), ...]`, on all cores: each number is a function of its index, so it does not matter who
 /// computes it.
-fn draw(values: &mut Vec<f32>, len: usize, f: impl Fn(u64) -> f64 + Sync + Send) {
+fn sample(values: &mut Vec<f32>, len: usize, f: impl Fn(u64) -> f64 + Sync + Send) {
     (0..len).into_par_iter().map(|i| f(i as u64) as f32).collect_into_vec(values);
 }
 
@@ -121,14 +121,14 @@ mod tests {
 
     fn initial_values(name: &str, len: usize, init: Init, seed: u64) -> Vec<f32> {
         let mut values = Vec::new();
-        draw_initial(&mut values, name, len, init, seed, |i| i);
+        sample_initial(&mut values, name, len, init, seed, |i| i);
         values
     }
 
     #[test]
-    fn those_that_are_kept_are_drawn_by_themselves() {
+    fn kept_values_are_those_of_the_dense_parameter() {
         let device = Device::cpu(2).unwrap();
-        let whole = Shard::full(&[40, 50]);
+        let unsharded = Shard::full(&[40, 50]);
         let parameter = |shape: Vec<usize>| spec::Parameter {
             name: "w".into(),
             init: Init::TruncatedNormal(0.02),
@@ -138,12 +138,12 @@ mod tests {
             embedding: false,
             output_dim: 0,
         };
-        for shard in [whole.clone(), whole.narrow(1, &[3..9, 20..37])] {
-            let mut words: Vec<u32> =
+        for shard in [unsharded.clone(), unsharded.narrow(1, &[3..9, 20..37])] {
+            let mut mask_words: Vec<u32> =
                 (0..shard.len().div_ceil(32) as u64).map(|word| random::bits(7, word)).collect();
-            *words.last_mut().unwrap() &= u32::MAX >> (31 - (shard.len() - 1) % 32);
+            *mask_words.last_mut().unwrap() &= u32::MAX >> (31 - (shard.len() - 1) % 32);
             let (mask, parameter) =
-                (Mask::new(&device, shard.len(), &words).unwrap(), parameter(shard.shape()));
+                (Mask::new(&device, shard.len(), &mask_words).unwrap(), parameter(shard.shape()));
             for dtype in [DType::F32, DType::Bf16] {
                 let all = fresh(&parameter, &shard, &device, dtype, 5, Category::Weights).unwrap();
                 let kept = fresh_kept(&parameter, &shard, &mask, dtype, 5, Category::Weights).unwrap();

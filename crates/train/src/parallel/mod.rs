@@ -72,7 +72,7 @@ impl Ranks {
     pub fn single() -> Ranks {
         let world = Communicator::single_rank();
         Ranks {
-            axes: AxisGroups::alone(),
+            axes: AxisGroups::single_rank(),
             model_parallel: world.clone(),
             replica: world.clone(),
             coords: PerAxis::ZEROS,

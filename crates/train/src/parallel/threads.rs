@@ -51,7 +51,7 @@ pub fn on_threads_with_timeout<R: Send>(
     };
     let outcome = match abort {
         None => threads::run(mesh.size(), limit, rank),
-        Some(abort) => threads::run_or_give_up(mesh.size(), limit, |failure| abort(failure.into()), rank),
+        Some(abort) => threads::run_or_abort(mesh.size(), limit, |failure| abort(failure.into()), rank),
     };
     outcome.map_err(Error::from)
 }

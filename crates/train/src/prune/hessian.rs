@@ -90,7 +90,7 @@ impl<'a> Curvature<'a> {
             };
             gates.release();
             train(self, &mut GradientSums::of(&[]))?;
-            gates.hold();
+            gates.freeze();
             for (steps, weight) in POINTS {
                 self.move_by(direction, steps * step as f32)?;
                 sums.factor = weight;

@@ -59,7 +59,7 @@ fn batch(weights: &Weights) -> (Tensor, Tensor) {
     (x, Tensor::from_slice(&device, &[ROWS], &targets, category).unwrap())
 }
 
-fn alone(linear: &Linear) -> LinearHead<'_> {
+fn unsharded(linear: &Linear) -> LinearHead<'_> {
     LinearHead { linear, classes: None }
 }
 
@@ -70,38 +70,41 @@ fn operands(linear: &Linear, weights: &Weights) -> HeadOperands {
 /// Loss, hits, and the gradients of input, weight and bias.
 fn run(linear: &Linear, weights: &Weights, chunk: usize, shared: bool) -> (LossTotal, [Vec<f32>; 3]) {
     let ((x, targets), mut sink) = (batch(weights), RecordedGradients::default());
-    let held = shared.then(|| x.clone());
+    let kept_alive = shared.then(|| x.clone());
     let before = x.to_f32();
     let mut forward = ForwardContext::new(weights, Mode::Train, 0, BatchSlice::default());
     let mut ctx = BackwardContext::of(&mut forward, &mut sink);
     let HeadOutput { total, gradient } = match chunk < ROWS {
-        true => {
-            alone(linear).in_chunks(&operands(linear, weights), x, &targets, HALF, chunk, &mut ctx).unwrap()
-        }
-        false => alone(linear).in_one_piece(x, &targets, HALF, &mut ctx).unwrap(),
+        true => unsharded(linear)
+            .in_chunks(&operands(linear, weights), x, &targets, HALF, chunk, &mut ctx)
+            .unwrap(),
+        false => unsharded(linear).in_one_chunk(x, &targets, HALF, &mut ctx).unwrap(),
     };
     assert_eq!(gradient.shape(), [5, ROWS / 5, WIDTH]);
-    assert!(held.is_none_or(|held| held.to_f32() == before), "somebody's x was overwritten");
+    assert!(
+        kept_alive.is_none_or(|kept_alive| kept_alive.to_f32() == before),
+        "somebody's x was overwritten"
+    );
     let [weight, bias] = [0, 1].map(|id| &sink.0[&ParameterId(id)]);
     assert_eq!(weight.dtype(), weights.get(ParameterId(0)).dtype());
     (total.read().unwrap(), [gradient.to_f32(), weight.to_f32(), bias.to_f32()])
 }
 
 #[test]
-fn chunks_give_what_one_piece_gives() {
+fn chunks_give_what_all_rows_at_once_give() {
     for order in [WeightOrder::OutIn, WeightOrder::InOut] {
         for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::Bf16, 0.01)] {
             let (linear, weights) = head(order, dtype);
-            let (total, whole) = run(&linear, &weights, ROWS, false);
+            let (total, at_once) = run(&linear, &weights, ROWS, false);
             for (chunk, shared) in [(1, false), (7, true), (16, false), (25, true), (49, false)] {
-                let (in_parts, parts) = run(&linear, &weights, chunk, shared);
-                assert_eq!(in_parts.correct, total.correct);
-                assert!((in_parts.loss_sum - total.loss_sum).abs() < 1e-9 * total.loss_sum);
+                let (in_chunks, chunked) = run(&linear, &weights, chunk, shared);
+                assert_eq!(in_chunks.correct, total.correct);
+                assert!((in_chunks.loss_sum - total.loss_sum).abs() < 1e-9 * total.loss_sum);
                 // A row of the input's gradient is one product either way.
-                assert_eq!(parts[0], whole[0], "chunks of {chunk}");
-                for (part, whole) in parts.iter().zip(&whole) {
-                    let largest = whole.iter().fold(0f32, |m, x| m.max(x.abs()));
-                    let worst = part.iter().zip(whole).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+                assert_eq!(chunked[0], at_once[0], "chunks of {chunk}");
+                for (chunked, at_once) in chunked.iter().zip(&at_once) {
+                    let largest = at_once.iter().fold(0f32, |m, x| m.max(x.abs()));
+                    let worst = chunked.iter().zip(at_once).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
                     assert!(worst <= tolerance * largest, "chunks of {chunk}: {worst} of {largest}");
                 }
             }
@@ -120,7 +123,7 @@ fn added_rows_count_for_nothing() {
             let ((x, targets), mut sink) = (batch(&weights), RecordedGradients::default());
             let mut forward = ForwardContext::new(&weights, Mode::Train, 0, BatchSlice::default());
             let mut ctx = BackwardContext::of(&mut forward, &mut sink);
-            let outcome = alone(&linear).in_chunks(operands, x, &targets, HALF, 20, &mut ctx).unwrap();
+            let outcome = unsharded(&linear).in_chunks(operands, x, &targets, HALF, 20, &mut ctx).unwrap();
             let [weight, bias] = [0, 1].map(|id| &sink.0[&ParameterId(id)]);
             assert_eq!((weight.shape(), bias.shape()), ([CLASSES, WIDTH].as_slice(), [CLASSES].as_slice()));
             (outcome.total.read().unwrap(), [outcome.gradient.to_f32(), weight.to_f32(), bias.to_f32()])
@@ -133,7 +136,7 @@ fn added_rows_count_for_nothing() {
             assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() <= tolerance * largest));
         }
         let (x, targets) = batch(&weights);
-        assert_eq!(alone(&linear).measure(&padded, &x, &targets, 20).unwrap(), added.0);
+        assert_eq!(unsharded(&linear).measure(&padded, &x, &targets, 20).unwrap(), added.0);
     }
 }
 
@@ -172,15 +175,15 @@ fn one_chunk_of_logits_exists_at_a_time() {
         let mut sink = RecordedGradients::default();
         let mut forward = ForwardContext::new(&weights, Mode::Train, 0, BatchSlice::default());
         let mut ctx = BackwardContext::of(&mut forward, &mut sink);
-        alone(&linear).in_chunks(&operands(&linear, &weights), x, &targets, HALF, 5, &mut ctx).unwrap();
+        unsharded(&linear).in_chunks(&operands(&linear, &weights), x, &targets, HALF, 5, &mut ctx).unwrap();
         device.ledger().peak(Category::Workspace)
     };
     let (one, ten) = (peak(5), peak(ROWS));
     assert!(ten <= one + 1024, "{ten} bytes of scratch space, and {one} for one chunk");
     let (linear, weights) = head(WeightOrder::InOut, DType::Bf16);
     run(&linear, &weights, ROWS, false);
-    let whole = weights.get(ParameterId(0)).device().ledger().peak(Category::Workspace);
-    assert!(whole > 2 * ROWS * CLASSES, "in one piece all logits exist");
+    let peak = weights.get(ParameterId(0)).device().ledger().peak(Category::Workspace);
+    assert!(peak > 2 * ROWS * CLASSES, "in one chunk all logits exist");
 }
 
 #[test]
@@ -188,7 +191,7 @@ fn evaluation_gives_the_loss_of_training() {
     let (linear, weights) = head(WeightOrder::OutIn, DType::Bf16);
     let (x, targets) = batch(&weights);
     for chunk in [1, 7, 25, ROWS] {
-        let total = alone(&linear).measure(&operands(&linear, &weights), &x, &targets, chunk).unwrap();
+        let total = unsharded(&linear).measure(&operands(&linear, &weights), &x, &targets, chunk).unwrap();
         assert_eq!(total, run(&linear, &weights, chunk, false).0);
     }
 }

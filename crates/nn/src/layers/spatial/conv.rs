@@ -1,9 +1,9 @@
 //! A convolution over a tile, while the halo is on its way.
 //!
-//! A convolution is linear in its image: the output is what the own tile makes, zeros around it, plus what
+//! A convolution is linear in its image: the output is what the local tile makes, zeros around it, plus what
 //! each neighbour's pixels add to the few outputs whose windows see them. The first is nearly all of the work
-//! and needs no message. Nothing is computed twice, and nothing is copied but the halo: each part is a
-//! convolution of its own with padding where its pixels end. Backwards the gradients of the halo are made
+//! and needs no message. Nothing is computed twice, and nothing is copied but the halo: each contribution is
+//! a convolution of its own with padding where its pixels end. Backwards the gradients of the halo are made
 //! first and sent; those of tile and weight are made while they travel.
 
 use espalier_plan::tiles::{Contribution, Region, SlidingWindow};
@@ -19,24 +19,24 @@ use crate::Result;
 use crate::layers::{BackwardContext, ForwardContext, Layer, WeightGradients, padding_of};
 use crate::weights::ParameterId;
 
-/// A convolution of an image that is cut over ranks.
+/// A convolution of an image that is tiled over ranks.
 #[derive(Debug)]
 pub struct TiledConv {
     weight: ParameterId,
     bias: Option<ParameterId>,
     halo: HaloComm,
-    /// What the own tile makes.
-    own: ConvRegion,
+    /// What the local tile makes.
+    tile: ConvRegion,
     /// What each neighbour's pixels add, where any come from it.
     from: Vec<Option<ConvRegion>>,
 }
 
-/// Some pixels, and the outputs that they have a part in.
+/// Some pixels, and the outputs that they contribute to.
 #[derive(Debug)]
 struct ConvRegion {
     /// All pixels that are there, and those of them that windows see: counted from the first.
     size: [usize; 2],
-    seen: Region,
+    visible: Region,
     /// Counted from the first of the rank's outputs.
     output: Region,
     conv: ConvParams,
@@ -45,35 +45,36 @@ struct ConvRegion {
 impl TiledConv {
     /// With the kernel, stride and padding of the halo's windows.
     pub fn new(weight: ParameterId, bias: Option<ParameterId>, halo: HaloComm) -> TiledConv {
-        let exchange = halo.exchange();
-        let part = |pixels: &Region| {
-            let Contribution { input, output, padding } = exchange.contribution(pixels);
-            let SlidingWindow { kernel, stride, .. } = exchange.window;
+        let plan = halo.plan();
+        let conv_region = |pixels: &Region| {
+            let Contribution { input, output, padding } = plan.contribution(pixels);
+            let SlidingWindow { kernel, stride, .. } = plan.window;
             (!output.is_empty()).then(|| ConvRegion {
                 size: pixels.size(),
-                seen: input.within(pixels),
-                output: output.within(&exchange.output),
+                visible: input.within(pixels),
+                output: output.within(&plan.output),
                 conv: ConvParams { kernel, stride, padding: padding_of(padding) },
             })
         };
-        let own = part(&exchange.own).expect("an output belongs to the tile under the middle of its window");
-        // What comes at all is seen: the outermost of it by the outermost window.
-        let from = exchange.neighbours.iter().map(|peer| part(&peer.takes)).collect();
-        TiledConv { weight, bias, halo, own, from }
+        let tile =
+            conv_region(&plan.own).expect("an output belongs to the tile under the middle of its window");
+        // What is received at all is visible: the outermost of it to the outermost window.
+        let from = plan.neighbours.iter().map(|peer| conv_region(&peer.takes)).collect();
+        TiledConv { weight, bias, halo, tile, from }
     }
 }
 
 impl ConvRegion {
     /// Of its pixels those that windows see.
-    fn seen(&self, pixels: &Tensor) -> Result<Tensor> {
-        if self.seen == Region::all(self.size) {
+    fn visible(&self, pixels: &Tensor) -> Result<Tensor> {
+        if self.visible == Region::all(self.size) {
             return Ok(pixels.clone());
         }
-        let Region { rows, columns } = self.seen.clone();
+        let Region { rows, columns } = self.visible.clone();
         Ok(region::take(pixels, rows, columns, Category::Workspace)?)
     }
 
-    /// Of the gradients of all outputs those that its pixels have a part in.
+    /// Of the gradients of all outputs those that its pixels contribute to.
     fn gradients(&self, dy: &Tensor) -> Result<Tensor> {
         let Region { rows, columns } = self.output.clone();
         Ok(region::take(dy, rows, columns, Category::Workspace)?)
@@ -82,13 +83,13 @@ impl ConvRegion {
     /// The gradient of its pixels from that of its outputs.
     fn input_gradient(&self, dy: &Tensor, w: &Tensor) -> Result<Tensor> {
         let (batch, c) = (dy.shape()[0], w.shape()[1]);
-        let [rows, columns] = self.seen.size();
+        let [rows, columns] = self.visible.size();
         let dx = conv::backward_input(dy, w, self.conv, &[batch, rows, columns, c])?;
-        if self.seen == Region::all(self.size) {
+        if self.visible == Region::all(self.size) {
             return Ok(dx);
         }
         let mut all = PixelFormat::of(&dx).zeros(&Region::all(self.size), Category::Transient)?;
-        region::put(&mut all, self.seen.first(), &dx)?;
+        region::put(&mut all, self.visible.first(), &dx)?;
         Ok(all)
     }
 }
@@ -99,12 +100,12 @@ impl Layer for TiledConv {
         let in_flight = self.halo.start_forward(&x)?;
         let w = ctx.weights.get(self.weight);
         let bias = self.bias.map(|id| ctx.weights.get(id));
-        let mut y = conv::forward(&self.own.seen(&x)?, w, bias, self.own.conv)?;
+        let mut y = conv::forward(&self.tile.visible(&x)?, w, bias, self.tile.conv)?;
         ctx.stash.push(x);
-        let came = in_flight.wait()?;
-        for (part, (_, pixels)) in self.from.iter().flatten().zip(came) {
-            let added = conv::forward(&part.seen(&pixels)?, w, None, part.conv)?;
-            region::add(&mut y, part.output.first(), &added)?;
+        let received = in_flight.wait()?;
+        for (conv_region, (_, pixels)) in self.from.iter().flatten().zip(received) {
+            let added = conv::forward(&conv_region.visible(&pixels)?, w, None, conv_region.conv)?;
+            region::add(&mut y, conv_region.output.first(), &added)?;
             ctx.stash.push(pixels);
         }
         Ok(y)
@@ -117,27 +118,29 @@ impl Layer for TiledConv {
         input_gradient: bool,
     ) -> Result<Option<Tensor>> {
         let w = ctx.weights.get(self.weight);
-        // Of each neighbour that sent pixels: these, and the gradients of the outputs that they have a part in.
+        // Of each neighbour that sent pixels: these, and the gradients of the outputs that they contribute to.
         let mut halo = Vec::new();
-        for part in self.from.iter().flatten().rev() {
-            halo.push((part, part.seen(&ctx.stash.pop())?, part.gradients(&dy)?));
+        for conv_region in self.from.iter().flatten().rev() {
+            halo.push((conv_region, conv_region.visible(&ctx.stash.pop())?, conv_region.gradients(&dy)?));
         }
         halo.reverse();
         let x = ctx.stash.pop();
         let mut in_flight = None;
         if input_gradient {
-            let ghosts = halo.iter().map(|(part, _, dy)| part.input_gradient(dy, w));
-            in_flight = Some(self.halo.start_backward(ghosts.collect::<Result<_>>()?, PixelFormat::of(&x))?);
+            let halo_gradients = halo.iter().map(|(conv_region, _, dy)| conv_region.input_gradient(dy, w));
+            in_flight =
+                Some(self.halo.start_backward(halo_gradients.collect::<Result<_>>()?, PixelFormat::of(&x))?);
         }
-        let dx = input_gradient.then(|| self.own.input_gradient(&dy, w)).transpose()?;
+        let dx = input_gradient.then(|| self.tile.input_gradient(&dy, w)).transpose()?;
 
         let (bias, ids) = (self.bias, [self.weight].into_iter().chain(self.bias).collect::<Vec<_>>());
-        let own = (self.own.conv, self.own.seen(&x)?, dy);
-        let halo: Vec<_> = halo.into_iter().map(|(part, pixels, dy)| (part.conv, pixels, dy)).collect();
-        let all = [&own].into_iter().chain(&halo);
+        let tile = (self.tile.conv, self.tile.visible(&x)?, dy);
+        let halo: Vec<_> =
+            halo.into_iter().map(|(conv_region, pixels, dy)| (conv_region.conv, pixels, dy)).collect();
+        let all = [&tile].into_iter().chain(&halo);
         let reads: Vec<Tensor> = all.flat_map(|(_, pixels, dy)| [pixels.clone(), dy.clone()]).collect();
         let make = move |_| {
-            let (conv, pixels, dy) = own;
+            let (conv, pixels, dy) = tile;
             let mut weight = conv::backward_weight(&pixels, &dy, conv)?;
             for (conv, pixels, dy) in halo {
                 add_into(&mut weight, &conv::backward_weight(&pixels, &dy, conv)?)?;
@@ -148,9 +151,9 @@ impl Layer for TiledConv {
         ctx.sink.accept(&ids, WeightGradients::new(reads, make))?;
 
         let (Some(mut dx), Some(in_flight)) = (dx, in_flight) else { return Ok(None) };
-        for (index, part) in in_flight.wait()? {
-            let at = self.halo.neighbour(index).gives.within(&self.halo.exchange().own);
-            region::add(&mut dx, at.first(), &part)?;
+        for (index, gradient) in in_flight.wait()? {
+            let at = self.halo.neighbour(index).gives.within(&self.halo.plan().own);
+            region::add(&mut dx, at.first(), &gradient)?;
         }
         Ok(Some(dx))
     }

@@ -13,44 +13,44 @@ use super::halo::PixelFormat;
 use crate::Result;
 use crate::layers::{BackwardContext, ForwardContext, Layer};
 
-/// From the own tile to all that the windows of the next layer see; backwards the gradients of the halo
+/// From the local tile to all that the windows of the next layer see; backwards the gradients of the halo
 /// return and are added.
 #[derive(Debug)]
 pub struct HaloExchange(pub HaloComm);
 
 impl HaloExchange {
-    /// Own pixels that windows see.
+    /// Local pixels that windows see.
     fn kept(&self) -> Region {
-        let exchange = self.0.exchange();
-        exchange.own.intersection(&exchange.reads)
+        let plan = self.0.plan();
+        plan.own.intersection(&plan.reads)
     }
 
     /// Whether the tile is all that windows see.
-    fn passes(&self) -> bool {
-        let exchange = self.0.exchange();
-        exchange.is_empty() && exchange.own == exchange.reads
+    fn is_identity(&self) -> bool {
+        let plan = self.0.plan();
+        plan.is_empty() && plan.own == plan.reads
     }
 }
 
 impl Layer for HaloExchange {
     fn forward(&self, x: Tensor, _: &mut ForwardContext<'_>) -> Result<Tensor> {
-        if self.passes() {
+        if self.is_identity() {
             return Ok(x);
         }
-        let exchange = self.0.exchange();
+        let plan = self.0.plan();
         let in_flight = self.0.start_forward(&x)?;
-        let mut y = PixelFormat::of(&x).empty(&exchange.reads, Category::Transient)?;
+        let mut y = PixelFormat::of(&x).empty(&plan.reads, Category::Transient)?;
         let kept = self.kept();
-        let own = if kept == exchange.own {
+        let local = if kept == plan.own {
             x
         } else {
-            let Region { rows, columns } = kept.within(&exchange.own);
+            let Region { rows, columns } = kept.within(&plan.own);
             region::take(&x, rows, columns, Category::Workspace)?
         };
-        region::put(&mut y, kept.within(&exchange.reads).first(), &own)?;
-        for (index, part) in in_flight.wait()? {
-            let at = self.0.neighbour(index).takes.within(&exchange.reads);
-            region::put(&mut y, at.first(), &part)?;
+        region::put(&mut y, kept.within(&plan.reads).first(), &local)?;
+        for (index, pixels) in in_flight.wait()? {
+            let at = self.0.neighbour(index).takes.within(&plan.reads);
+            region::put(&mut y, at.first(), &pixels)?;
         }
         Ok(y)
     }
@@ -64,27 +64,28 @@ impl Layer for HaloExchange {
         if !input_gradient {
             return Ok(None);
         }
-        if self.passes() {
+        if self.is_identity() {
             return Ok(Some(dy));
         }
-        let exchange = self.0.exchange();
-        let cut = |part: &Region, category| {
-            let Region { rows, columns } = part.within(&exchange.reads);
+        let plan = self.0.plan();
+        let region_of = |pixels: &Region, category| {
+            let Region { rows, columns } = pixels.within(&plan.reads);
             Ok(region::take(&dy, rows, columns, category)?)
         };
-        let takes = exchange.neighbours.iter().map(|peer| &peer.takes).filter(|takes| !takes.is_empty());
-        let ghosts = takes.map(|takes| cut(takes, Category::Communication)).collect::<Result<Vec<_>>>()?;
-        let in_flight = self.0.start_backward(ghosts, PixelFormat::of(&dy))?;
+        let takes = plan.neighbours.iter().map(|peer| &peer.takes).filter(|takes| !takes.is_empty());
+        let halo_gradients =
+            takes.map(|takes| region_of(takes, Category::Communication)).collect::<Result<Vec<_>>>()?;
+        let in_flight = self.0.start_backward(halo_gradients, PixelFormat::of(&dy))?;
         let kept = self.kept();
-        let mut dx = cut(&kept, Category::Transient)?;
-        if kept != exchange.own {
-            let seen =
-                std::mem::replace(&mut dx, PixelFormat::of(&dy).zeros(&exchange.own, Category::Transient)?);
-            region::put(&mut dx, kept.within(&exchange.own).first(), &seen)?;
+        let mut dx = region_of(&kept, Category::Transient)?;
+        if kept != plan.own {
+            let visible =
+                std::mem::replace(&mut dx, PixelFormat::of(&dy).zeros(&plan.own, Category::Transient)?);
+            region::put(&mut dx, kept.within(&plan.own).first(), &visible)?;
         }
-        for (index, part) in in_flight.wait()? {
-            let at = self.0.neighbour(index).gives.within(&exchange.own);
-            region::add(&mut dx, at.first(), &part)?;
+        for (index, pixels) in in_flight.wait()? {
+            let at = self.0.neighbour(index).gives.within(&plan.own);
+            region::add(&mut dx, at.first(), &pixels)?;
         }
         Ok(Some(dx))
     }

@@ -1,6 +1,6 @@
-//! The mean over windows that cover an image which is cut: each rank adds its tile's part, and the sum is on
-//! all of them. Here the cut ends; what follows, a classifier, is the same on every rank of it, and so are
-//! the gradients of its weights.
+//! The mean over windows that cover an image which is tiled over ranks: each adds its tile's pixels, and the
+//! sum is on all of them. Here the tiling ends; what follows, a classifier, is the same on every rank of it,
+//! and so are the gradients of its weights.
 
 use espalier_comm::{Communicator, Reduce};
 use espalier_plan::tiles::TileGrid;
@@ -10,7 +10,7 @@ use espalier_tensor::ops::pool::{self, Tile};
 use crate::Result;
 use crate::layers::{BackwardContext, ForwardContext, Layer};
 
-/// An average pool to `size` x `size`, or to one vector, of an image that is cut over a group of ranks.
+/// An average pool to `size` x `size`, or to one vector, of an image that is tiled over a group of ranks.
 #[derive(Debug)]
 pub struct TiledMean {
     tile: Tile,
@@ -33,17 +33,17 @@ impl TiledMean {
     }
 
     fn new(tiles: &TileGrid, channels: usize, size: Option<usize>, group: &Communicator) -> TiledMean {
-        let own = tiles.of(group.rank());
-        let [rows, columns] = own.size();
-        let tile = Tile { full_size: tiles.size(), first: own.first() };
+        let local = tiles.of(group.rank());
+        let [rows, columns] = local.size();
+        let tile = Tile { full_size: tiles.size(), first: local.first() };
         TiledMean { tile, input: [rows, columns, channels], size, group: group.clone() }
     }
 }
 
 impl Layer for TiledMean {
     fn forward(&self, x: Tensor, _: &mut ForwardContext<'_>) -> Result<Tensor> {
-        let part = pool::adaptive_avg_forward_part(&x, self.size.unwrap_or(1), self.tile)?;
-        let y = self.group.all_reduce(part, Reduce::Sum)?;
+        let partial = pool::adaptive_avg_forward_part(&x, self.size.unwrap_or(1), self.tile)?;
+        let y = self.group.all_reduce(partial, Reduce::Sum)?;
         let shape = [x.shape()[0], x.width()];
         Ok(if self.size.is_none() { y.reshape(&shape) } else { y })
     }

@@ -130,7 +130,7 @@ impl GradientSink for NamedGradients<'_> {
     }
 }
 
-/// How an image is cut: what a rank knows of it on its way through the layers.
+/// How an image is tiled: what a rank knows of it on its way through the layers.
 struct TiledImage<'a> {
     tiles: TileGrid,
     /// Those with tiles of the same images.
@@ -143,9 +143,9 @@ impl TiledImage<'_> {
     /// What this rank exchanges before a layer with windows.
     fn halo(&mut self, layer: &spec::LayerSpec) -> HaloComm {
         let TileRole::Window(window) = layer.properties().tile_role else { panic!("windows") };
-        let (output, exchanges) = self.tiles.slide("a layer", window).unwrap();
+        let (output, halo_plans) = self.tiles.slide("a layer", window).unwrap();
         self.tiles = output;
-        HaloComm::new(exchanges[self.group.rank()].clone(), self.group)
+        HaloComm::new(halo_plans[self.group.rank()].clone(), self.group)
     }
 }
 
@@ -154,7 +154,7 @@ fn build(
     specs: &[spec::LayerSpec],
     size: [usize; 2],
     weights: &Weights,
-    mut cut: Option<TiledImage<'_>>,
+    mut tiled: Option<TiledImage<'_>>,
 ) -> Vec<Box<dyn Layer>> {
     let id = |name: &str, of: &str| weights.parameter(&format!("{name}.{of}")).unwrap();
     let mut shape = Shape::Image { height: size[0], width: size[1], channels: 3 };
@@ -164,11 +164,11 @@ fn build(
             Shape::Image { height, width, channels } => [height, width, channels],
             _ => [0; 3],
         };
-        match (layer, &mut cut) {
-            (spec::LayerSpec::Conv(Conv { name, bias, kernel, stride, padding, .. }), cut) => {
+        match (layer, &mut tiled) {
+            (spec::LayerSpec::Conv(Conv { name, bias, kernel, stride, padding, .. }), tiled) => {
                 let (weight, bias) = (id(name, "weight"), bias.then(|| id(name, "bias")));
-                match cut {
-                    Some(cut) => built.push(Box::new(TiledConv::new(weight, bias, cut.halo(layer)))),
+                match tiled {
+                    Some(tiled) => built.push(Box::new(TiledConv::new(weight, bias, tiled.halo(layer)))),
                     None => {
                         let conv = conv::ConvParams {
                             kernel: *kernel,
@@ -179,12 +179,12 @@ fn build(
                     }
                 }
             }
-            (&spec::LayerSpec::MaxPool(MaxPool { kernel, stride, padding }), cut) => {
+            (&spec::LayerSpec::MaxPool(MaxPool { kernel, stride, padding }), tiled) => {
                 let mut padding = padding;
-                if let Some(cut) = cut {
-                    let halo = cut.halo(layer);
-                    let exchange: &HaloPlan = halo.exchange();
-                    padding = exchange.contribution(&exchange.reads).padding;
+                if let Some(tiled) = tiled {
+                    let halo = tiled.halo(layer);
+                    let plan: &HaloPlan = halo.plan();
+                    padding = plan.contribution(&plan.reads).padding;
                     built.push(Box::new(HaloExchange(halo)));
                 }
                 built.push(Box::new(layers::MaxPool(pool::PoolParams {
@@ -193,20 +193,20 @@ fn build(
                     padding: layers::padding_of(padding),
                 })));
             }
-            (spec::LayerSpec::GlobalAvgPool, Some(cut)) => {
-                built.push(Box::new(TiledMean::global(&cut.tiles, image[2], cut.group)));
+            (spec::LayerSpec::GlobalAvgPool, Some(tiled)) => {
+                built.push(Box::new(TiledMean::global(&tiled.tiles, image[2], tiled.group)));
             }
             (spec::LayerSpec::GlobalAvgPool, None) => {
                 built.push(Box::new(layers::GlobalAvgPool { input: image }))
             }
-            (spec::LayerSpec::AdaptiveAvgPool(AdaptiveAvgPool { size }), Some(cut)) => {
-                built.push(Box::new(TiledMean::adaptive(&cut.tiles, image[2], *size, cut.group)));
+            (spec::LayerSpec::AdaptiveAvgPool(AdaptiveAvgPool { size }), Some(tiled)) => {
+                built.push(Box::new(TiledMean::adaptive(&tiled.tiles, image[2], *size, tiled.group)));
             }
             (spec::LayerSpec::AdaptiveAvgPool(AdaptiveAvgPool { size }), None) => {
                 built.push(Box::new(layers::AdaptiveAvgPool { input: image, size: *size }));
             }
             (spec::LayerSpec::Flatten, _) => built.push(Box::new(layers::Flatten { input: image })),
-            (spec::LayerSpec::BatchNorm(BatchNorm { name, eps, .. }), cut) => {
+            (spec::LayerSpec::BatchNorm(BatchNorm { name, eps, .. }), tiled) => {
                 let norm = layers::BatchNorm {
                     scale: id(name, "weight"),
                     shift: id(name, "bias"),
@@ -215,9 +215,9 @@ fn build(
                     group: 0,
                     eps: *eps,
                 };
-                built.push(match cut {
-                    Some(cut) => {
-                        let (in_step, in_sweep) = (Some(cut.world.clone()), Some(cut.group.clone()));
+                built.push(match tiled {
+                    Some(tiled) => {
+                        let (in_step, in_sweep) = (Some(tiled.world.clone()), Some(tiled.group.clone()));
                         let (over_replicas, shared) = (in_step.clone(), None);
                         Box::new(layers::SyncBatchNorm { norm, in_step, in_sweep, over_replicas, shared })
                     }
@@ -280,14 +280,14 @@ fn pass(
 
 /// Rows and columns of some samples out of [batch, h, w, c].
 fn cut_out(x: &[f32], [h, w, c]: [usize; 3], samples: std::ops::Range<usize>, tile: &Region) -> Vec<f32> {
-    let mut cut = Vec::new();
+    let mut pixels = Vec::new();
     for n in samples {
         for i in tile.rows.clone() {
             let at = ((n * h + i) * w + tile.columns.start) * c;
-            cut.extend_from_slice(&x[at..at + tile.columns.len() * c]);
+            pixels.extend_from_slice(&x[at..at + tile.columns.len() * c]);
         }
     }
-    cut
+    pixels
 }
 
 #[track_caller]
@@ -363,9 +363,9 @@ fn compare_on(
             let samples = replica * each..(replica + 1) * each;
             let device = another(device)?;
             let weights = Weights::initialise(&spec, &device, dtype, 7)?;
-            let own = tiles.of(group.rank());
-            let [rows, columns] = own.size();
-            let x = cut_out(&image, [h, w, 3], samples.clone(), &own);
+            let tile = tiles.of(group.rank());
+            let [rows, columns] = tile.size();
+            let x = cut_out(&image, [h, w, 3], samples.clone(), &tile);
             let x = Tensor::from_f32(&device, &[each, rows, columns, 3], dtype, &x, Category::Transient)?;
             let built = build(
                 specs,
@@ -393,7 +393,7 @@ fn compare_on(
             (got, whole) => assert!(got.is_none() && whole.is_none() && !input_gradient),
         }
         for (name, gradient) in &passed.gradients {
-            // The classifier stands behind the sum: each rank of a cut has all of its gradient.
+            // The classifier stands behind the sum: each rank of a tiling has all of its gradient.
             if name.starts_with("fc") && tile > 0 {
                 let first = &ranks[replica * tiles.ranks()].gradients[name];
                 assert_close(name, gradient, first, tolerance);
