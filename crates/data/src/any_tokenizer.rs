@@ -44,15 +44,15 @@ impl AnyTokenizer {
         let refuse = |expected: &str, got: String| {
             Err(Error::Tokenizer { path: path.into(), expected: expected.into(), got })
         };
-        let parts: Value = match serde_json::from_slice(&bytes) {
-            Ok(parts) => parts,
+        let json: Value = match serde_json::from_slice(&bytes) {
+            Ok(json) => json,
             Err(why) => return refuse("a Hugging Face tokenizer.json", why.to_string()),
         };
-        if parts["model"]["dropout"].as_f64().is_some_and(|dropout| dropout > 0.0) {
+        if json["model"]["dropout"].as_f64().is_some_and(|dropout| dropout > 0.0) {
             // The same text would have other ids each time.
-            return refuse("a model without dropout", parts["model"]["dropout"].to_string());
+            return refuse("a model without dropout", json["model"]["dropout"].to_string());
         }
-        if let Err(got) = charsmap::check(&parts["normalizer"]) {
+        if let Err(got) = charsmap::check(&json["normalizer"]) {
             return refuse("a normalizer that can be followed", got);
         }
         let mut inner = match tokenizers::Tokenizer::from_bytes(&bytes) {
@@ -72,7 +72,7 @@ impl AnyTokenizer {
         let mut special: Vec<u32> =
             added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
         special.sort_unstable();
-        let decoders = kinds(&parts["decoder"]);
+        let decoders = kinds(&json["decoder"]);
         let spelling = if decoders.contains(&"ByteLevel") {
             Spelling::Bytes(alphabet().into_iter().zip(0..=255).collect())
         } else {
@@ -87,7 +87,7 @@ impl AnyTokenizer {
             let ends_in_word = token.content.ends_with(|c: char| c.is_ascii_alphanumeric());
             token.content.contains(' ') || token.rstrip && ends_in_word
         };
-        let can_split = can_split(&parts) && !added.values().any(breaks);
+        let can_split = can_split(&json) && !added.values().any(breaks);
         let (path, vocab) = (path.into(), largest as usize + 1);
         Ok(AnyTokenizer { path, inner, vocab, special, spelling, can_split })
     }
@@ -156,13 +156,13 @@ fn byte(token: &str) -> Option<u8> {
 }
 
 /// The types of a part of the file and of what it is made of.
-fn kinds(part: &Value) -> Vec<&str> {
-    match part {
+fn kinds(value: &Value) -> Vec<&str> {
+    match value {
         Value::Object(fields) => {
-            let own = fields.get("type").and_then(Value::as_str);
-            own.into_iter().chain(fields.values().flat_map(kinds)).collect()
+            let kind = fields.get("type").and_then(Value::as_str);
+            kind.into_iter().chain(fields.values().flat_map(kinds)).collect()
         }
-        Value::Array(parts) => parts.iter().flat_map(kinds).collect(),
+        Value::Array(json) => json.iter().flat_map(kinds).collect(),
         _ => Vec::new(),
     }
 }
@@ -176,7 +176,7 @@ const SPLITS: [&str; 3] = [
 ];
 
 /// Whether normalizer and pre-tokenizer are known not to look across a space between two words.
-fn can_split(parts: &Value) -> bool {
+fn can_split(json: &Value) -> bool {
     const NORMALIZERS: [&str; 10] = [
         "BertNormalizer",
         "Lowercase",
@@ -189,7 +189,7 @@ fn can_split(parts: &Value) -> bool {
         "Sequence",
         "StripAccents",
     ];
-    let splitter = &parts["pre_tokenizer"];
+    let splitter = &json["pre_tokenizer"];
     let (first, rest) = match splitter["pretokenizers"].as_array() {
         Some(all) => (all.first().unwrap_or(&Value::Null), all.get(1..).unwrap_or_default()),
         None => (splitter, &[][..]),
@@ -205,7 +205,7 @@ fn can_split(parts: &Value) -> bool {
         _ => false,
     };
     // The first word of a text is another than the first of a piece.
-    let same_everywhere = |part: &Value| part["prepend_scheme"] != "first";
-    let normalizers = kinds(&parts["normalizer"]);
+    let same_everywhere = |value: &Value| value["prepend_scheme"] != "first";
+    let normalizers = kinds(&json["normalizer"]);
     splits && rest.iter().all(same_everywhere) && normalizers.iter().all(|kind| NORMALIZERS.contains(kind))
 }

@@ -1,7 +1,7 @@
-//! Made-up sums, "17+25=42\n" and "17-25=-8\n", one after the other: text whose answers can be learnt, with a
-//! vocabulary so small that a tiny model shows it within minutes.
+//! Synthetic arithmetic, "17+25=42\n" and "17-25=-8\n", one line after the other: text whose answers can be
+//! learnt, with a vocabulary so small that a tiny model shows it within minutes.
 //!
-//! The sums are a pure function of the seed. Their operands cannot be foreseen, so the loss does not fall to
+//! The lines are a pure function of the seed. Their operands cannot be foreseen, so the loss does not fall to
 //! zero: with two digits a line carries ln(100 * 100 * 2) = 9.9 nats in 9.2 characters on average, and 1.08
 //! nats a character is the best any model can do. What follows "=" can be learnt wholly.
 

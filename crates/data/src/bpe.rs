@@ -81,7 +81,7 @@ impl Bpe {
     pub(crate) fn encode_into(
         &self,
         text: &str,
-        seen: &mut HashMap<String, Vec<u32>>,
+        cache: &mut HashMap<String, Vec<u32>>,
         ids: &mut Vec<u32>,
     ) -> Result<(), Error> {
         let [raw, normalized] = &self.added;
@@ -93,9 +93,9 @@ impl Bpe {
             match segment {
                 TextSegment::Added(id) => ids.push(id),
                 TextSegment::Text(text) if self.prefix_space && !text.starts_with(' ') => {
-                    self.plain(&format!(" {text}"), seen, ids)?;
+                    self.plain(&format!(" {text}"), cache, ids)?;
                 }
-                TextSegment::Text(text) => self.plain(text, seen, ids)?,
+                TextSegment::Text(text) => self.plain(text, cache, ids)?,
             }
         }
         Ok(())
@@ -105,7 +105,7 @@ impl Bpe {
     fn plain(
         &self,
         text: &str,
-        seen: &mut HashMap<String, Vec<u32>>,
+        cache: &mut HashMap<String, Vec<u32>>,
         ids: &mut Vec<u32>,
     ) -> Result<(), Error> {
         if !self.split {
@@ -113,14 +113,14 @@ impl Bpe {
             return Ok(());
         }
         for word in PreTokens(text) {
-            if let Some(known) = seen.get(word) {
+            if let Some(known) = cache.get(word) {
                 ids.extend_from_slice(known);
                 continue;
             }
             let merged = self.merge(word)?;
             ids.extend_from_slice(&merged);
-            if word.len() <= REMEMBERED.0 && seen.len() < REMEMBERED.1 {
-                seen.insert(word.to_owned(), merged);
+            if word.len() <= REMEMBERED.0 && cache.len() < REMEMBERED.1 {
+                cache.insert(word.to_owned(), merged);
             }
         }
         Ok(())

@@ -5,7 +5,7 @@
 //! The map is base64 of: the bytes of a trie (u32), the trie, and texts that each end with a zero. The trie
 //! is a double array (Aoe 1989, as Darts has it) of u32 units. From a node `p` the child by a byte `c` is the
 //! unit at `p ^ c`, if its label is `c`; that unit's offset leads on to the next node, where a value stands
-//! if it has a leaf: the place of a text.
+//! if it has a leaf: the offset of a text.
 
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ pub(crate) fn check(normalizer: &Value) -> Result<(), String> {
             }
             fields.values().try_for_each(check)
         }
-        Value::Array(parts) => parts.iter().try_for_each(check),
+        Value::Array(normalizers) => normalizers.iter().try_for_each(check),
         _ => Ok(()),
     }
 }
@@ -36,11 +36,11 @@ fn check_map(map: &[u8]) -> Result<(), String> {
     let texts = str::from_utf8(texts).map_err(|_| "a character map whose texts are not UTF-8".to_owned())?;
     let astray = || "a character map whose trie leads out of it".to_owned();
     let first = *units.first().ok_or_else(astray)?;
-    let (mut seen, mut nodes) = (vec![false; units.len()], vec![offset(first)]);
+    let (mut visited, mut nodes) = (vec![false; units.len()], vec![offset(first)]);
     while let Some(node) = nodes.pop() {
-        match seen.get_mut(node) {
-            Some(seen) if *seen => continue,
-            Some(seen) => *seen = true,
+        match visited.get_mut(node) {
+            Some(visited) if *visited => continue,
+            Some(visited) => *visited = true,
             None => return Err(astray()),
         }
         for byte in 1..=255 {
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// A trie that makes `A` into the text at some place: node 256, whose child by `A` leads to node 512,
+    /// A trie that makes `A` into the text at some offset: node 256, whose child by `A` leads to node 512,
     /// where the value is.
     fn map(value: u32, texts: &[u8]) -> Vec<u8> {
         let mut units = vec![0u32; 768];
@@ -128,19 +128,19 @@ mod tests {
 
     #[test]
     fn a_map_that_leads_nowhere_is_refused() {
-        let said = |map: &[u8]| check_map(map).unwrap_err();
+        let error = |map: &[u8]| check_map(map).unwrap_err();
         assert_eq!(check_map(&map(1, "xé\0".as_bytes())), Ok(()));
-        assert_eq!(said(&map(2, "xé\0".as_bytes())), "a character map with a text that begins nowhere");
-        assert_eq!(said(&map(9, b"a\0")), "a character map with a text that begins nowhere");
-        assert_eq!(said(&map(0, &[0xff])), "a character map whose texts are not UTF-8");
-        assert_eq!(said(&map(0, b"")[..80]), "a character map that ends within its trie");
-        assert_eq!(said(&[1]), "a character map that ends within its trie");
-        assert_eq!(said(&[0; 4]), "a character map whose trie leads out of it");
+        assert_eq!(error(&map(2, "xé\0".as_bytes())), "a character map with a text that begins nowhere");
+        assert_eq!(error(&map(9, b"a\0")), "a character map with a text that begins nowhere");
+        assert_eq!(error(&map(0, &[0xff])), "a character map whose texts are not UTF-8");
+        assert_eq!(error(&map(0, b"")[..80]), "a character map that ends within its trie");
+        assert_eq!(error(&[1]), "a character map that ends within its trie");
+        assert_eq!(error(&[0; 4]), "a character map whose trie leads out of it");
         // As long as it says, and shorter than its offsets lead.
         let mut short = map(0, b"");
         short.truncate(4 + 4 * 400);
         short[..4].copy_from_slice(&(4 * 400u32).to_le_bytes());
-        assert_eq!(said(&short), "a character map whose trie leads out of it");
+        assert_eq!(error(&short), "a character map whose trie leads out of it");
         // Wherever it stands in a normalizer.
         let nested = json!({ "type": "Sequence", "normalizers": [{ "type": "Precompiled", "precompiled_charsmap": "AAAA" }] });
         assert_eq!(check(&nested).unwrap_err(), "a character map that ends within its trie");

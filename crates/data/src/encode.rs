@@ -1,9 +1,9 @@
 //! Text files to ids, on all cores, and the same ids whatever their number.
 //!
-//! Files are read in order, in parts of about a megabyte where the tokenizer allows it (`can_split`): a part
-//! ends before a space between two letters or digits of ASCII, where no word that a tokenizer knows goes on.
-//! Parts depend on the text alone. Threads make ids of several parts at once; these are handed on in order,
-//! so no more than a few parts are in memory.
+//! Files are read in order, in chunks of about a megabyte where the tokenizer allows it (`can_split`): a
+//! chunk ends before a space between two letters or digits of ASCII, where no word that a tokenizer knows
+//! goes on. Chunks depend on the text alone. Threads make ids of several chunks at once; these are handed on
+//! in order, so no more than a few chunks are in memory.
 
 use crate::{Error, Tokenizer, error::reading};
 use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
@@ -14,17 +14,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Bytes of text in a part.
-const PART: usize = 1 << 20;
+/// Bytes of text in a chunk.
+const CHUNK: usize = 1 << 20;
 
 /// Hands on the ids of all files in order, with how many bytes of text they are of; the token that ends a
-/// text follows each file that is not empty. Whoever takes them says whether to go on.
+/// text follows each file that is not empty. `take` says whether to continue.
 pub(crate) fn encode_files(
     files: &[PathBuf],
     tokenizer: &Tokenizer,
     take: impl FnMut(&[u32], usize) -> Result<bool, Error>,
 ) -> Result<(), Error> {
-    encode_chunks(files, tokenizer, PART, take)
+    encode_chunks(files, tokenizer, CHUNK, take)
 }
 
 fn encode_chunks(
@@ -39,17 +39,17 @@ fn encode_chunks(
     let at_once = 2 * threads.count();
     loop {
         let mut read = Vec::new();
-        let mut held = 0;
-        // What cannot be cut may be large.
-        while read.len() < at_once && held < at_once * size {
+        let mut buffered = 0;
+        // What cannot be split may be large.
+        while read.len() < at_once && buffered < at_once * size {
             let Some(chunk) = chunks.next()? else { break };
-            held += chunk.text.len();
+            buffered += chunk.text.len();
             read.push(chunk);
         }
         if read.is_empty() {
             return Ok(());
         }
-        let encode = |seen: &mut _, chunk: &TextChunk| chunk.encode(tokenizer, seen);
+        let encode = |cache: &mut _, chunk: &TextChunk| chunk.encode(tokenizer, cache);
         let encoded: Vec<_> =
             threads.install(|| read.par_iter().map_init(HashMap::new, encode).collect::<Vec<_>>());
         // The first of several errors, whichever thread met its own first.
@@ -61,11 +61,11 @@ fn encode_chunks(
     }
 }
 
-/// Where parts are encoded: on the threads that the caller is one of, or on as many of our own as the system
-/// gives, be it none.
+/// Where chunks are encoded: in the pool that the caller is a thread of, or in one of as many threads as the
+/// system gives, be it none.
 enum Threads {
-    Callers,
-    Own(ThreadPool),
+    Caller,
+    Pool(ThreadPool),
 }
 
 impl Threads {
@@ -73,23 +73,23 @@ impl Threads {
     /// none can be started.
     fn find(build: impl Fn(usize) -> Option<ThreadPool>) -> Threads {
         if rayon::current_thread_index().is_some() {
-            return Threads::Callers;
+            return Threads::Caller;
         }
         let this_one = || ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().ok();
-        build(0).or_else(|| build(1)).or_else(this_one).map_or(Threads::Callers, Threads::Own)
+        build(0).or_else(|| build(1)).or_else(this_one).map_or(Threads::Caller, Threads::Pool)
     }
 
     fn count(&self) -> usize {
         match self {
-            Threads::Callers => rayon::current_num_threads(),
-            Threads::Own(pool) => pool.current_num_threads(),
+            Threads::Caller => rayon::current_num_threads(),
+            Threads::Pool(pool) => pool.current_num_threads(),
         }
     }
 
     fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         match self {
-            Threads::Callers => work(),
-            Threads::Own(pool) => pool.install(work),
+            Threads::Caller => work(),
+            Threads::Pool(pool) => pool.install(work),
         }
     }
 }
@@ -102,11 +102,15 @@ struct TextChunk {
 }
 
 impl TextChunk {
-    fn encode(&self, tokenizer: &Tokenizer, seen: &mut HashMap<String, Vec<u32>>) -> Result<Vec<u32>, Error> {
+    fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        cache: &mut HashMap<String, Vec<u32>>,
+    ) -> Result<Vec<u32>, Error> {
         let mut ids = match tokenizer {
             Tokenizer::Bpe(bpe) => {
                 let mut ids = Vec::new();
-                bpe.encode_into(&self.text, seen, &mut ids)?;
+                bpe.encode_into(&self.text, cache, &mut ids)?;
                 ids
             }
             other => other.encode(&self.text)?,
@@ -116,11 +120,11 @@ impl TextChunk {
     }
 }
 
-/// All files, part by part.
+/// All files, chunk by chunk.
 struct TextChunks<'a> {
     files: std::slice::Iter<'a, PathBuf>,
     open: Option<OpenFile<'a>>,
-    /// Bytes of a part, about; none: a file is one.
+    /// Bytes of a chunk, about; none: a file is one.
     size: Option<usize>,
 }
 
@@ -130,7 +134,7 @@ struct OpenFile<'a> {
     file: File,
     /// Where in the file what is pending begins.
     offset: usize,
-    /// What was read of it and is in no part yet.
+    /// What was read of it and is in no chunk yet.
     pending: Vec<u8>,
 }
 
@@ -160,7 +164,7 @@ impl TextChunks<'_> {
 }
 
 impl OpenFile<'_> {
-    /// Reads until a part is pending; returns where it ends, or none where the file does.
+    /// Reads until a chunk is pending; returns where it ends, or none where the file does.
     fn read_chunk(&mut self, size: Option<usize>) -> Result<Option<usize>, Error> {
         let failed = || reading(self.path, "a text file");
         let Some(size) = size else {
@@ -174,19 +178,19 @@ impl OpenFile<'_> {
                 return Ok(None);
             }
             // The first byte cannot be told apart from its neighbours that are not there.
-            if let Some(end) = last_cut(&self.pending, before.saturating_sub(1).max(1)) {
+            if let Some(end) = last_boundary(&self.pending, before.saturating_sub(1).max(1)) {
                 return Ok(Some(end));
             }
         }
     }
 }
 
-/// The last place, from `start` on, before which a text may be cut.
-fn last_cut(text: &[u8], start: usize) -> Option<usize> {
-    let cuts = |i: &usize| {
+/// The last index, from `start` on, before which a text may be split.
+fn last_boundary(text: &[u8], start: usize) -> Option<usize> {
+    let is_boundary = |i: &usize| {
         text[*i] == b' ' && text[i - 1].is_ascii_alphanumeric() && text[i + 1].is_ascii_alphanumeric()
     };
-    (start..text.len().saturating_sub(1)).rev().find(cuts)
+    (start..text.len().saturating_sub(1)).rev().find(is_boundary)
 }
 
 #[cfg(test)]
@@ -194,7 +198,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// Ids of files, by so many threads, in parts of so many bytes.
+    /// Ids of files, by so many threads, in chunks of so many bytes.
     fn ids(files: &[PathBuf], tokenizer: &Tokenizer, threads: usize, size: usize) -> Result<Vec<u32>, Error> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         let (mut all, mut bytes) = (Vec::new(), 0);
@@ -217,8 +221,8 @@ mod tests {
         fs::write(&path, "a tree ").unwrap();
         // A thread of its own, since it becomes one of a pool.
         let counts = std::thread::spawn(|| {
-            let alone = Threads::find(|_| None);
-            (alone.count(), alone.install(|| (0..100).into_par_iter().sum::<u32>()))
+            let single = Threads::find(|_| None);
+            (single.count(), single.install(|| (0..100).into_par_iter().sum::<u32>()))
         });
         assert_eq!(counts.join().unwrap(), (1, 4950));
         let one =
@@ -234,11 +238,11 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_whole_words_and_together_the_text() {
-        assert_eq!(last_cut(b"one two three", 1), Some(7));
-        assert_eq!(last_cut(b"one two three", 8), None);
-        for uncut in ["one  two", "one. two", "one .two", "one\ntwo", " one", "one ", "é e", ""] {
-            assert_eq!(last_cut(uncut.as_bytes(), 1), None, "{uncut:?}");
+    fn chunks_are_whole_words_and_together_the_text() {
+        assert_eq!(last_boundary(b"one two three", 1), Some(7));
+        assert_eq!(last_boundary(b"one two three", 8), None);
+        for unsplit in ["one  two", "one. two", "one .two", "one\ntwo", " one", "one ", "é e", ""] {
+            assert_eq!(last_boundary(unsplit.as_bytes(), 1), None, "{unsplit:?}");
         }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.txt");
@@ -257,9 +261,9 @@ mod tests {
         }
     }
 
-    /// Of every style that may be cut, on text with all kinds of things beside the places where it is.
+    /// Of every style that may be split, on text with all kinds of things beside the points where it is.
     #[test]
-    fn a_text_that_is_cut_has_the_ids_of_the_whole() {
+    fn a_text_in_chunks_has_the_ids_of_the_full_text() {
         let styles = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/oracle/tokenizers");
         let expected: serde_json::Value =
             serde_json::from_slice(&fs::read(styles.join("expected.json")).unwrap()).unwrap();
@@ -268,18 +272,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.txt");
         fs::write(&path, &text).unwrap();
-        let mut cut = 0;
+        let mut splittable = 0;
         for style in expected.as_object().unwrap().keys() {
             let Ok(tokenizer) = Tokenizer::open(&styles.join(style).with_extension("json")) else { continue };
-            let mut whole = tokenizer.encode(&text).unwrap();
-            whole.extend(tokenizer.end());
-            cut += usize::from(tokenizer.can_split());
+            let mut expected_ids = tokenizer.encode(&text).unwrap();
+            expected_ids.extend(tokenizer.end());
+            splittable += usize::from(tokenizer.can_split());
             for size in [1, 30, 200] {
                 let chunks = ids(std::slice::from_ref(&path), &tokenizer, 2, size).unwrap();
-                assert_eq!(chunks, whole, "{style} in parts of {size}");
+                assert_eq!(chunks, expected_ids, "{style} in chunks of {size}");
             }
         }
-        assert_eq!(cut, if cfg!(feature = "tokenizers") { 5 } else { 1 });
+        assert_eq!(splittable, if cfg!(feature = "tokenizers") { 5 } else { 1 });
     }
 
     #[test]
@@ -290,7 +294,7 @@ mod tests {
         fs::write(at("2.txt"), "").unwrap();
         fs::write(at("3.txt"), "1+1=2\n").unwrap();
         let files = ["1.txt", "2.txt", "3.txt"].map(at);
-        let one = ids(&files, &Tokenizer::Arithmetic, 1, PART).unwrap();
+        let one = ids(&files, &Tokenizer::Arithmetic, 1, CHUNK).unwrap();
         assert_eq!(one.len(), 100 * 16 + 6);
         for (threads, size) in [(1, 5), (3, 5), (2, 100)] {
             assert_eq!(ids(&files, &Tokenizer::Arithmetic, threads, size).unwrap(), one);

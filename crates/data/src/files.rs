@@ -1,10 +1,10 @@
-//! Which files a run reads, and what they held: so that a run that goes on can tell whether they are still
+//! Which files a run reads, and what they held: so that a resumed run can tell whether they are still
 //! the same.
 //!
 //! A file's fingerprint is its size and a blake3 of its bytes. Up to 1 GiB of data every byte is hashed. Of
-//! larger sets 64 pieces of each file are, spread evenly from its first byte to its last and together about 1
+//! larger sets 64 blocks of each file are, spread evenly from its first byte to its last and together about 1
 //! GiB over all files: a run must not wait minutes for a hash of hundreds of gigabytes. A file that was
-//! written anew, cut or extended is noticed by that; a few bytes that changed between two pieces are not.
+//! rewritten, truncated or extended is noticed by that; a few bytes that changed between two blocks are not.
 
 use crate::{Dataset, Error, TextFiles, Tokenizer, cifar, error, evaluation, idx, mapped, regular_file};
 use espalier_plan::data::{DatasetSource, DatasetSpec, HeldOut, IdxFiles};
@@ -17,8 +17,8 @@ use std::{
 
 /// Bytes that are hashed of all files together, about.
 const HASHED: u64 = 1 << 30;
-/// Pieces of a file that is not hashed whole.
-const PIECES: u64 = 64;
+/// Blocks of a file that is not hashed in full.
+const BLOCKS: u64 = 64;
 
 /// What the data files of a run held. Names are for people: files that were moved are the same.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -30,14 +30,14 @@ pub struct Fingerprint {
 struct DataFile {
     path: PathBuf,
     bytes: u64,
-    /// Of all bytes, or of pieces.
+    /// Of all bytes, or of blocks.
     blake3: String,
 }
 
 impl Dataset {
     /// All files that a run's data come from, in the order in which they are read; none where they are made up.
     pub fn files(data: &DatasetSpec) -> Result<Vec<PathBuf>, Error> {
-        let apart: &[PathBuf] = match &data.held_out {
+        let held_out: &[PathBuf] = match &data.held_out {
             HeldOut::Share { .. } => &[],
             HeldOut::Files { validation_path } => validation_path,
         };
@@ -46,22 +46,22 @@ impl Dataset {
                 let (paths, extensions) = (path.clone(), extensions.clone());
                 let text = TextFiles { paths, extensions, tokenizer: tokenizer.clone() };
                 let mut files = text.files()?.wanted;
-                if !apart.is_empty() {
-                    files.append(&mut text.held_out(apart).files()?.wanted);
+                if !held_out.is_empty() {
+                    files.append(&mut text.held_out(held_out).files()?.wanted);
                 }
                 files.extend(tokenizer.as_deref().map(Tokenizer::file_at));
                 files
             }
             DatasetSource::Tokens { path, .. } => {
                 let mut files = mapped::files(path)?;
-                if !apart.is_empty() {
-                    files.append(&mut mapped::files(apart)?);
+                if !held_out.is_empty() {
+                    files.append(&mut mapped::files(held_out)?);
                 }
                 files
             }
             DatasetSource::Idx { .. } | DatasetSource::Cifar10 { .. } => {
                 let mut files = learnt_images(&data.source)?;
-                for path in apart {
+                for path in held_out {
                     files.append(&mut evaluation::image_files(path)?);
                 }
                 files
@@ -114,15 +114,15 @@ impl Fingerprint {
     /// One of them may be the `tokenizer`'s.
     fn of_files(paths: &[PathBuf], tokenizer: Option<&Path>, hashed: u64) -> Result<Fingerprint, Error> {
         // None: every byte.
-        let token_bytes = (total(paths)? > hashed).then(|| (hashed / PIECES / paths.len() as u64).max(4096));
+        let block_bytes = (total(paths)? > hashed).then(|| (hashed / BLOCKS / paths.len() as u64).max(4096));
         let file = |path: &PathBuf| {
             // A tokenizer in two files is what the one file is that checkpoints have in their place.
             let joined = (tokenizer == Some(path)).then(|| Tokenizer::joined(path)).transpose()?.flatten();
             let (bytes, blake3) = match joined {
-                Some(text) => hash(Cursor::new(&text), text.len() as u64, token_bytes),
+                Some(text) => hash(Cursor::new(&text), text.len() as u64, block_bytes),
                 None => regular_file::open(path).and_then(|file| {
                     let bytes = file.metadata()?.len();
-                    hash(file, bytes, token_bytes)
+                    hash(file, bytes, block_bytes)
                 }),
             }
             .map_err(error::reading(path, "a data file"))?;
@@ -150,16 +150,16 @@ impl Fingerprint {
     }
 }
 
-/// The size of a file and the hash of all of it, or of pieces of so many bytes.
-fn hash(mut file: impl Read + Seek, bytes: u64, token_bytes: Option<u64>) -> std::io::Result<(u64, String)> {
+/// The size of a file and the hash of all of it, or of blocks of so many bytes.
+fn hash(mut file: impl Read + Seek, bytes: u64, block_bytes: Option<u64>) -> std::io::Result<(u64, String)> {
     let mut hasher = blake3::Hasher::new();
-    match token_bytes.filter(|token_bytes| PIECES * token_bytes < bytes) {
+    match block_bytes.filter(|block_bytes| BLOCKS * block_bytes < bytes) {
         None => drop(hasher.update_reader(file)?),
-        Some(token_bytes) => {
-            for i in 0..PIECES {
-                let start = (u128::from(bytes - token_bytes) * u128::from(i) / u128::from(PIECES - 1)) as u64;
+        Some(block_bytes) => {
+            for i in 0..BLOCKS {
+                let start = (u128::from(bytes - block_bytes) * u128::from(i) / u128::from(BLOCKS - 1)) as u64;
                 file.seek(SeekFrom::Start(start))?;
-                hasher.update_reader((&mut file).take(token_bytes))?;
+                hasher.update_reader((&mut file).take(block_bytes))?;
             }
         }
     }

@@ -81,7 +81,7 @@ fn parse(path: &Path, dimensions: &[usize]) -> Result<(Vec<usize>, Vec<u8>), Err
     let mut head = Vec::new();
     source.take(4).read_to_end(&mut head).map_err(failed())?;
     let (magic, mut header) = (|sizes: usize| UNSIGNED_BYTES | sizes as u32, 4 * (dimensions[0] + 1));
-    if let Some(got) = head.first_chunk().map(|word| u32::from_be_bytes(*word)) {
+    if let Some(got) = head.first_chunk().map(|field| u32::from_be_bytes(*field)) {
         let Some(&known) = dimensions.iter().find(|&&sizes| magic(sizes) == got) else {
             return Err(Error::Magic { path: path.into(), expected: magic(dimensions[0]), got });
         };
@@ -91,9 +91,9 @@ fn parse(path: &Path, dimensions: &[usize]) -> Result<(Vec<usize>, Vec<u8>), Err
     if head.len() < header {
         return Err(size(header as u64, head.len() as u64));
     }
-    let words = head.chunks_exact(4).skip(1);
+    let fields = head.chunks_exact(4).skip(1);
     let sizes: Vec<usize> =
-        words.map(|word| word.iter().fold(0, |size, byte| size << 8 | usize::from(*byte))).collect();
+        fields.map(|field| field.iter().fold(0, |size, byte| size << 8 | usize::from(*byte))).collect();
     let data = sizes.iter().try_fold(1u64, |product, &n| product.checked_mul(n as u64)).unwrap_or(u64::MAX);
     let fits = memory_left().is_none_or(|left| data <= left);
     if is_zipped && !fits {
@@ -118,8 +118,8 @@ mod tests {
     use std::{fs, io::Write};
 
     fn file(magic: u32, sizes: &[u32], data: &[u8]) -> Vec<u8> {
-        let words = std::iter::once(&magic).chain(sizes).flat_map(|w| w.to_be_bytes());
-        words.chain(data.iter().copied()).collect()
+        let fields = std::iter::once(&magic).chain(sizes).flat_map(|w| w.to_be_bytes());
+        fields.chain(data.iter().copied()).collect()
     }
 
     fn folder(images: &[u8], labels: &[u8]) -> tempfile::TempDir {

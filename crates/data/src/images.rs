@@ -1,9 +1,9 @@
 //! Images with labels, kept as bytes and standardised on the way into a batch.
 //!
 //! The validation split is held out by a shuffle that depends on the number of images alone, so every run
-//! judges by the same samples; or it is files of its own. A pixel becomes (value - mean) / std, with the mean
-//! and standard deviation of its channel over the training split, both exact since the sums are integers,
-//! unless the run file says others. A channel that never varies is divided by 1.
+//! evaluates on the same samples; or it is files of its own. A pixel becomes (value - mean) / std, with the
+//! mean and standard deviation of its channel over the training split, both exact since the sums are
+//! integers, unless the run file says others. A channel that never varies is divided by 1.
 
 use crate::{
     Batch, DataFacts, DataSplit, Error, HostBatch, Inputs, error::check_validation, order::Permutation,
@@ -50,9 +50,12 @@ impl ImageDataset {
     }
 
     /// Images to learn from, all of them, and others to judge by.
-    pub(crate) fn apart(mut raw: RawImages, others: Vec<RawImages>) -> Result<ImageDataset, Error> {
+    pub(crate) fn with_validation(
+        mut raw: RawImages,
+        validation: Vec<RawImages>,
+    ) -> Result<ImageDataset, Error> {
         let learnt = raw.labels.len();
-        for other in others {
+        for other in validation {
             if other.shape != raw.shape {
                 return Err(Error::Shape { path: other.path, expected: raw.shape, got: other.shape });
             }
@@ -221,18 +224,18 @@ fn in_bytes(field: &'static str, asked: &Option<Vec<f64>>, found: &[f64]) -> Res
 impl PixelStats {
     fn of(raw: &RawImages, samples: impl Iterator<Item = usize>) -> PixelStats {
         let channels = raw.shape[2];
-        let mut seen = vec![[0u64; 256]; channels];
+        let mut histograms = vec![[0u64; 256]; channels];
         for sample in samples {
             for pixel in raw.image(sample).chunks_exact(channels) {
-                pixel.iter().zip(&mut seen).for_each(|(&v, seen)| seen[usize::from(v)] += 1);
+                pixel.iter().zip(&mut histograms).for_each(|(&v, histogram)| histogram[usize::from(v)] += 1);
             }
         }
-        let moment = |seen: &[u64; 256], power: u32| -> f64 {
-            seen.iter().zip(0u64..).map(|(n, v)| n * v.pow(power)).sum::<u64>() as f64
-                / seen.iter().sum::<u64>() as f64
+        let moment = |histogram: &[u64; 256], power: u32| -> f64 {
+            histogram.iter().zip(0u64..).map(|(n, v)| n * v.pow(power)).sum::<u64>() as f64
+                / histogram.iter().sum::<u64>() as f64
         };
-        let mean: Vec<f64> = seen.iter().map(|s| moment(s, 1)).collect();
-        let variance = seen.iter().zip(&mean).map(|(s, m)| moment(s, 2) - m * m);
+        let mean: Vec<f64> = histograms.iter().map(|s| moment(s, 1)).collect();
+        let variance = histograms.iter().zip(&mean).map(|(s, m)| moment(s, 2) - m * m);
         let std = variance.map(|v| if v > 1e-6 { v.sqrt() } else { 1.0 }).collect();
         PixelStats { mean, std }
     }

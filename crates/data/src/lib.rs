@@ -1,8 +1,8 @@
 //! What a model learns from: images and streams of tokens, read from files or made up.
 //!
 //! A dataset is opened once, has a training and a validation split, and gives any sample by its number;
-//! `order` says which sample is met when. Nothing here keeps a position, so stopping, resuming and sharing a
-//! batch between ranks need no state but the run's sample count. Batches are made on the host; `loader` moves
+//! `order` says which sample is met when. Nothing here keeps a position, so stopping, resuming and splitting
+//! a batch over ranks need no state but the run's sample count. Batches are made on the host; `loader` moves
 //! them to a device, ahead of their time where that is a GPU.
 //!
 //! | where the data come from | file |

@@ -3,7 +3,7 @@
 //! Which samples a step reads is a function of its number, so the next batch can be gathered and sent while
 //! the GPU is at work on this one: by a thread of its own, over the GPU's copy stream. That changes when a
 //! batch is made and not what is in it, so runs repeat. A processor makes a batch when it is asked for: there
-//! is no one else to do it. So does a GPU that keeps the whole data set, in one launch: then there is no
+//! is no one else to do it. So does a GPU that keeps the full data set, in one launch: then there is no
 //! thread either.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -119,7 +119,7 @@ impl DataLoader {
         }
     }
 
-    /// Says which samples will be taken next. Where that is worth while they are made ready now, beside
+    /// Announces which samples will be taken next. Where that is worth while they are made ready now, beside
     /// whatever the caller does. Being wrong costs time alone.
     pub fn prepare(&self, samples: impl FnOnce() -> Samples) {
         if matches!(self.device, Device::Cpu(_)) || self.dataset.is_on(&self.device) {

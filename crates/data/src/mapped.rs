@@ -3,7 +3,7 @@
 //!
 //! They are mapped into memory, so a set larger than memory costs what is read of it, and ranks of one
 //! machine share the pages. An id past the vocabulary would index outside the embedding, so it is an error:
-//! found at opening in files below 1 GB, and on reading in those above, where looking at every id first would
+//! found at opening in files below 1 GB, and on reading in those above, where checking every id first would
 //! delay the start by minutes.
 //!
 //! The `unsafe` here is the only block outside the tensor and comm crates: no safe function maps a file.
@@ -20,7 +20,7 @@ const CHECKED: u64 = 1 << 30;
 
 /// Bytes at a file's beginning by which text and ids of another width are known, and the fewest that say
 /// anything: fewer ids may spell a word by chance.
-const LOOKED_AT: usize = 8192;
+const SNIFFED_BYTES: usize = 8192;
 const FEWEST: usize = 64;
 
 /// How wide an id is in a token file.
@@ -131,7 +131,7 @@ impl MappedTokens {
         if size == 0 {
             return Err(Error::Empty { path, expected: "at least one id".into() });
         }
-        let head = &bytes[..bytes.len().min(LOOKED_AT)];
+        let head = &bytes[..bytes.len().min(SNIFFED_BYTES)];
         if head.len() >= FEWEST && is_text(head) {
             let expected = "little-endian token ids, which `espalier tokenize` makes of text (`data.kind` = \"text\" reads text itself)";
             return Err(Error::IsText { path, expected });
@@ -175,7 +175,7 @@ pub(crate) fn head(path: &Path) -> Result<Vec<u8>, Error> {
     use std::io::Read;
     let (expected, mut head) = ("a token file of little-endian ids", Vec::new());
     let file = crate::error::open(path, expected)?;
-    file.take(LOOKED_AT as u64).read_to_end(&mut head).map_err(reading(path, expected))?;
+    file.take(SNIFFED_BYTES as u64).read_to_end(&mut head).map_err(reading(path, expected))?;
     Ok(head)
 }
 

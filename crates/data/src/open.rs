@@ -11,7 +11,7 @@ use espalier_tensor::{Category, DType, Device, Tensor};
 use crate::error::{FEWER, FEWER_IMAGES};
 use crate::evaluation::{image_files, images};
 use crate::files::{learnt_images, total};
-use crate::tokens::check_apart;
+use crate::tokens::check_disjoint;
 use crate::{
     Arithmetic, Dataset, Error, ImageDataset, Inputs, Shapes, TextFiles, TokenDataset, TokenWidth,
     TokenWindows, cifar, idx,
@@ -35,7 +35,7 @@ impl Dataset {
 
     /// The same as [`Dataset::open`] with so many bytes of memory.
     fn open_within(run: &RunFile, left: Option<u64>) -> Result<Dataset, Error> {
-        let (validation, apart) = match &run.data.held_out {
+        let (validation, validation_paths) = match &run.data.held_out {
             HeldOut::Share { validation } => (*validation, None),
             HeldOut::Files { validation_path } => (0.0, Some(validation_path)),
         };
@@ -50,7 +50,7 @@ impl Dataset {
                 let text = TextFiles { paths, extensions, tokenizer: tokenizer.clone() };
                 let mapped = "token files (`data.kind` = \"tokens\") are not held in memory";
                 fits(&text.paths[0], total(&Dataset::files(&run.data)?)?, mapped)?;
-                Dataset::Tokens(TokenDataset::text(&text, apart.map(Vec::as_slice), windows())?)
+                Dataset::Tokens(TokenDataset::text(&text, validation_paths.map(Vec::as_slice), windows())?)
             }
             DatasetSource::Tokens { path, dtype } => {
                 let width = match dtype {
@@ -58,7 +58,13 @@ impl Dataset {
                     TokenType::U32 => TokenWidth::U32,
                 };
                 let vocab = run.model.vocab().expect("a run file with token files says how many there are");
-                Dataset::Tokens(TokenDataset::files(path, apart.map(Vec::as_slice), width, vocab, windows())?)
+                Dataset::Tokens(TokenDataset::files(
+                    path,
+                    validation_paths.map(Vec::as_slice),
+                    width,
+                    vocab,
+                    windows(),
+                )?)
             }
             source @ (DatasetSource::Idx { .. } | DatasetSource::Cifar10 { .. }) => {
                 let learnt = learnt_images(source)?;
@@ -68,10 +74,10 @@ impl Dataset {
                     DatasetSource::Cifar10 { path } => cifar::read(path)?,
                     _ => idx::read_pair(&learnt[0], &learnt[1])?,
                 };
-                let images = match apart {
+                let images = match validation_paths {
                     None => ImageDataset::new(raw, validation)?,
                     Some(paths) => {
-                        check_apart(
+                        check_disjoint(
                             &learnt,
                             &paths
                                 .iter()
@@ -79,7 +85,7 @@ impl Dataset {
                                 .collect::<Result<Vec<_>, _>>()?
                                 .concat(),
                         )?;
-                        ImageDataset::apart(
+                        ImageDataset::with_validation(
                             raw,
                             paths.iter().map(|path| images(path)).collect::<Result<_, _>>()?,
                         )?
@@ -93,9 +99,9 @@ impl Dataset {
                 Dataset::Images(ImageDataset::shapes(&shapes, validation)?.with_pixels(&run.data.pixels)?)
             }
             &DatasetSource::Arithmetic { count, digits } => {
-                let sums = Arithmetic { count, digits: digits as u32, seed: run.seed };
-                fits(Path::new("data.arithmetic"), sums.least_bytes(), FEWER)?;
-                Dataset::Tokens(TokenDataset::arithmetic(&sums, windows())?)
+                let arithmetic = Arithmetic { count, digits: digits as u32, seed: run.seed };
+                fits(Path::new("data.arithmetic"), arithmetic.least_bytes(), FEWER)?;
+                Dataset::Tokens(TokenDataset::arithmetic(&arithmetic, windows())?)
             }
         })
     }

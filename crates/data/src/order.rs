@@ -1,8 +1,8 @@
 //! The order in which samples are met, by random access: nothing is shuffled, stored or replayed.
 //!
 //! The sample at global position p belongs to epoch p / len, and the samples of an epoch are a permutation of
-//! `0..len` that is a pure function of (seed, epoch). A run resumed at p, and any number of ranks that share the
-//! positions of a batch between them, therefore agree without a word.
+//! `0..len` that is a pure function of (seed, epoch). A run resumed at p, and any number of ranks that split
+//! the positions of a batch, therefore agree without a message.
 //!
 //! The permutation is a Feistel network on the smallest even number of bits that holds `len`; a value that
 //! falls outside is sent through again until it lands inside ("cycle walking", Black and Rogaway 2002). The
@@ -45,7 +45,7 @@ impl SampleOrder {
     }
 }
 
-/// The `i`th of `count` samples out of `all`: the middle of each of `count` equal parts, in order. Files of a
+/// The `i`th of `count` samples out of `all`: the middle of each of `count` equal ranges, in order. Files of a
 /// split stand one after another, so the first samples would be those of one or two of them.
 pub fn spread(i: usize, count: usize, all: usize) -> usize {
     debug_assert!(i < count && count <= all);
@@ -112,11 +112,11 @@ mod tests {
         #[test]
         fn chunks_do_not_matter(seed: u64, len in 1usize..500, start in 0u64..2000, cuts in prop::collection::vec(0usize..70, 1..9)) {
             let order = SampleOrder::new(seed, len);
-            let mut pieces = Vec::new();
+            let mut chunks = Vec::new();
             for cut in &cuts {
-                pieces.extend(order.indices(start + pieces.len() as u64, *cut));
+                chunks.extend(order.indices(start + chunks.len() as u64, *cut));
             }
-            prop_assert_eq!(order.indices(start, cuts.iter().sum()), pieces);
+            prop_assert_eq!(order.indices(start, cuts.iter().sum()), chunks);
         }
 
         /// Different samples, the largest gap between them one more than the smallest, and no end of the
@@ -141,13 +141,13 @@ mod tests {
 
     /// Over many epochs each sample stands at each place equally often, also where the network has few bits.
     #[test]
-    fn places_are_uniform() {
+    fn positions_are_uniform() {
         for len in [2usize, 3, 7, 10, 16, 17, 50] {
             let epochs = 400 * len as u64;
             let mut seen = vec![0u32; len * len];
             for epoch in 0..epochs {
-                for (place, index) in epoch_of(5, len, epoch).into_iter().enumerate() {
-                    seen[place * len + index] += 1;
+                for (position, index) in epoch_of(5, len, epoch).into_iter().enumerate() {
+                    seen[position * len + index] += 1;
                 }
             }
             let chi: f64 = seen.iter().map(|&n| (f64::from(n) - 400.0).powi(2) / 400.0).sum();

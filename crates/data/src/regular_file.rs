@@ -107,16 +107,16 @@ mod tests {
         // A terabyte that takes no room.
         File::create(&long).unwrap().set_len(1 << 40).unwrap();
         fs::write(&text, "seed = 1").unwrap();
-        let said = |path: &Path| read_text(path, SETTINGS).unwrap_err().to_string();
-        assert_eq!(said(&fifo), "it is a FIFO, not a regular file");
-        assert_eq!(said(&link), "it is a device, not a regular file");
-        assert_eq!(said(&long), "it has more than 67.1 MB");
+        let error = |path: &Path| read_text(path, SETTINGS).unwrap_err().to_string();
+        assert_eq!(error(&fifo), "it is a FIFO, not a regular file");
+        assert_eq!(error(&link), "it is a device, not a regular file");
+        assert_eq!(error(&long), "it has more than 67.1 MB");
         assert_eq!(read_text(&text, 8).unwrap(), "seed = 1");
         assert_eq!(read_text(&text, 7).unwrap_err().to_string(), "it has more than 7 B");
         fs::write(&text, [0xff, b'a']).unwrap();
-        assert_eq!(said(&text), "it is not text in UTF-8");
+        assert_eq!(error(&text), "it is not text in UTF-8");
         // Files of the system have no size, and an end.
         assert!(!read("/proc/self/status".as_ref(), SETTINGS).unwrap().is_empty());
-        assert_eq!(said(&folder.path().join("none")), "No such file or directory (os error 2)");
+        assert_eq!(error(&folder.path().join("none")), "No such file or directory (os error 2)");
     }
 }

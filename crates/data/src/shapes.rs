@@ -2,7 +2,7 @@
 //!
 //! Each image shows one of ten shapes somewhere, at some size, turned and stretched, in some bright colour on
 //! a dim, striped gradient, under noise, with lines and dots strewn about that belong to no class. Classes
-//! are equally frequent, and neither place nor colour tells them apart. On 2,000 of 10,000 images of 32 x 32
+//! are equally frequent, and neither position nor colour tells them apart. On 2,000 of 10,000 images of 32 x 32
 //! (PyTorch, AdamW): after six epochs a linear model had 17 % right and four 3 x 3 convolutions with batch
 //! norm had 97 %; two 5 x 5 convolutions with neither norm nor padding had 86 % after five.
 //!
@@ -54,12 +54,12 @@ impl Shapes {
         let mut pixels = Vec::new();
         pixels.try_reserve_exact(bytes).map_err(|_| refused())?;
         pixels.resize(bytes, 0);
-        let share = count.div_ceil(thread::available_parallelism().map_or(1, usize::from));
+        let per_thread = count.div_ceil(thread::available_parallelism().map_or(1, usize::from));
         thread::scope(|scope| {
-            for (part, images) in pixels.chunks_mut(share * stride).enumerate() {
+            for (number, images) in pixels.chunks_mut(per_thread * stride).enumerate() {
                 let draw = move || {
                     for (i, image) in images.chunks_exact_mut(stride).enumerate() {
-                        Scene::new(key, part * share + i).paint(size, image);
+                        Scene::new(key, number * per_thread + i).paint(size, image);
                     }
                 };
                 scope.spawn(draw);
@@ -179,8 +179,8 @@ impl Scene {
                 < self.radius + unit
             {
                 // Edges are smoothed by looking at nine places of each pixel.
-                let place = |n: usize| [corner[0] + THIRDS[n % 3] * unit, corner[1] + THIRDS[n / 3] * unit];
-                (0..9).filter(|&n| self.covers(place(n))).count()
+                let point = |n: usize| [corner[0] + THIRDS[n % 3] * unit, corner[1] + THIRDS[n / 3] * unit];
+                (0..9).filter(|&n| self.covers(point(n))).count()
             } else {
                 0
             };
@@ -229,10 +229,10 @@ impl Stroke {
 
 /// Most pixels lie outside of most strokes. Written out, like all that is done for every pixel: tests draw
 /// many images in a build that hardly optimises.
-fn blend(colour: &mut Colour, over: &Colour, share: f64) {
-    if share != 0.0 {
+fn blend(colour: &mut Colour, over: &Colour, alpha: f64) {
+    if alpha != 0.0 {
         for c in 0..3 {
-            colour[c] += share * (over[c] - colour[c]);
+            colour[c] += alpha * (over[c] - colour[c]);
         }
     }
 }

@@ -28,11 +28,11 @@ pub struct TextFiles {
 impl TextFiles {
     /// The text that is held out beside this one, read in the same way.
     pub(crate) fn held_out(&self, paths: &[PathBuf]) -> TextFiles {
-        let mut apart = TextFiles { paths: paths.to_vec(), ..self.clone() };
+        let mut held_out_files = TextFiles { paths: paths.to_vec(), ..self.clone() };
         if !paths.iter().any(|path| path.is_dir()) {
-            apart.extensions.clear(); // they are for folders, and may be meant for those of `path` alone
+            held_out_files.extensions.clear(); // they are for folders, and may be meant for those of `path` alone
         }
-        apart
+        held_out_files
     }
 
     /// All the text, as ids; what makes ids of text; and the files that were skipped.

@@ -1,6 +1,6 @@
 //! Text to token files, once, for runs that read them again and again (`data.kind = "tokens"`).
 //!
-//! What is written appears under its name when it is whole, and not before: one file, or a folder of files of
+//! What is written appears under its name when it is complete, and not before: one file, or a folder of files of
 //! at most so many bytes, which are read in the order of their names.
 
 use crate::{Error, TextFiles, TokenWidth, Tokenizer, encode::encode_files, files};
@@ -38,8 +38,8 @@ pub struct Tokenized {
     pub skipped: Vec<PathBuf>,
 }
 
-/// Writes the ids of a text by a tokenizer. `progress` hears how many bytes of text were read, and of how
-/// many; where it says no, nothing is left behind, and nothing comes back.
+/// Writes the ids of a text by a tokenizer. `progress` is called with how many bytes of text were read, and
+/// of how many; where it returns false, nothing is left behind, and nothing comes back.
 pub fn tokenize(
     text: &TextFiles,
     tokenizer: &Tokenizer,
@@ -230,14 +230,14 @@ mod tests {
         ] {
             let path = folder.path().join(name);
             let to = TokenFiles { path: path.clone(), width, shard_bytes, threads: 2 };
-            let mut heard = Vec::new();
+            let mut progress_calls = Vec::new();
             let mut progress = |read, of| {
-                heard.push((read, of));
+                progress_calls.push((read, of));
                 true
             };
             let done = tokenize(&text, &tokenizer, &to, &mut progress).unwrap().unwrap();
             assert_eq!((done.tokens, done.text_bytes, done.documents), (8, 6, 3));
-            assert_eq!((heard[0], heard[heard.len() - 1]), ((0, 6), (6, 6)));
+            assert_eq!((progress_calls[0], progress_calls[progress_calls.len() - 1]), ((0, 6), (6, 6)));
             assert_eq!(done.files.len(), if shard_bytes.is_some() { 3 } else { 1 });
             let windows = TokenWindows { seq: 7, validation: 0.0, seed: 0 };
             let data = Dataset::Tokens(TokenDataset::files(&[path], None, width, 3, windows).unwrap());

@@ -32,7 +32,7 @@ fn parse(path: &Path, text: &[u8]) -> Result<Bpe, Error> {
         |expected: &str, got: String| Error::Tokenizer { path: path.into(), expected: expected.into(), got };
     let broken = |e: serde_json::Error| refuse("a Hugging Face tokenizer.json", e.to_string());
     let file: TokenizerFile = serde_json::from_slice(text).map_err(broken)?;
-    let kind = |part: &Value| part.get("type").unwrap_or(part).to_string();
+    let kind = |value: &Value| value.get("type").unwrap_or(value).to_string();
     let must = |holds: bool, expected: &str, got: String| {
         if holds {
             Ok(())
@@ -207,10 +207,10 @@ enum Merge {
 /// The character each byte is written as: those that are printable in Latin-1 stand for themselves, the
 /// others follow from U+0100 on.
 pub(crate) fn alphabet() -> [char; 256] {
-    let mut others = ('\u{100}'..).take(68);
+    let mut unprintable = ('\u{100}'..).take(68);
     std::array::from_fn(|byte| match byte as u8 {
         b @ (b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff) => char::from(b),
-        _ => others.next().expect("68 bytes are not printable in Latin-1"),
+        _ => unprintable.next().expect("68 bytes are not printable in Latin-1"),
     })
 }
 
@@ -257,16 +257,16 @@ mod tests {
             ("/model/vocab", json!([]), "a Hugging Face tokenizer.json, got invalid type"),
             ("/added_tokens/0/id", json!(4_000_000), "ids that follow each other, got 4000000"),
         ];
-        for (place, value, message) in cases {
+        for (pointer, value, message) in cases {
             let mut file = small();
-            let (parent, field) = place.rsplit_once('/').unwrap();
+            let (parent, field) = pointer.rsplit_once('/').unwrap();
             match file.pointer_mut(parent).unwrap() {
                 Value::Array(list) => list[field.parse::<usize>().unwrap()] = value,
                 object => object[field] = value,
             }
             let error = open(&file).unwrap_err();
             assert!(matches!(error, Error::Tokenizer { .. } | Error::OtherTokenizer { .. }));
-            assert!(error.to_string().contains(message), "{place}: {error}");
+            assert!(error.to_string().contains(message), "{pointer}: {error}");
         }
         assert!(matches!(Bpe::open(Path::new("/no/tokenizer.json")), Err(Error::Missing { .. })));
     }

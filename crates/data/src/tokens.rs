@@ -1,8 +1,8 @@
-//! A stream of tokens, cut into windows.
+//! A stream of tokens, split into windows.
 //!
 //! Sample i of an epoch is `ids[offset + i * seq ..][.. seq + 1]`: `seq` inputs, and the same shifted by one
-//! as targets. The offset lies in `0..seq` and is a pure function of (seed, epoch), so that a text is not cut
-//! at the same places every time. The validation split is the end of the stream, or another stream, in
+//! as targets. The offset lies in `0..seq` and is a pure function of (seed, epoch), so that a text is not
+//! split at the same tokens every time. The validation split is the end of the stream, or another stream, in
 //! windows that never move. Of what a trained model is evaluated on no token is left out: the last window may
 //! be short, and is filled up with targets that do not count.
 
@@ -24,7 +24,7 @@ use std::{
 /// Apart from every other use of the run's seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"windows ");
 
-/// How a stream is cut into samples.
+/// How a stream is split into samples.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TokenWindows {
     /// Tokens in a sample.
@@ -35,12 +35,12 @@ pub struct TokenWindows {
     pub seed: u64,
 }
 
-/// A stream of tokens, cut into windows.
+/// A stream of tokens, split into windows.
 #[derive(Debug)]
 pub struct TokenDataset {
     stream: TokenStream,
     /// What is held out, where that is not the end of `stream`.
-    apart: Option<TokenStream>,
+    validation_stream: Option<TokenStream>,
     tokenizer: Option<Tokenizer>,
     vocab: usize,
     seq: usize,
@@ -68,10 +68,10 @@ pub(crate) enum EvalTokens<'a> {
 }
 
 impl TokenDataset {
-    /// Text files or folders of them; `apart` are those that are held out, in the place of a share.
+    /// Text files or folders of them; `held_out` are those of the validation split, instead of a fraction.
     pub fn text(
         text: &TextFiles,
-        apart: Option<&[PathBuf]>,
+        held_out: Option<&[PathBuf]>,
         windows: TokenWindows,
     ) -> Result<TokenDataset, Error> {
         let (stream, tokenizer, skipped) = text.read()?;
@@ -80,20 +80,20 @@ impl TokenDataset {
             skipped,
             ..TokenDataset::new(name, stream, tokenizer.vocab(), Some(tokenizer), windows)?
         };
-        let Some(paths) = apart else { return Ok(tokens) };
-        let apart = text.held_out(paths);
-        check_apart(&text.files()?.wanted, &apart.files()?.wanted)?;
-        let (held_out, _, skipped) = apart.read()?;
-        let mut tokens = tokens.hold_out(&paths[0], held_out)?;
+        let Some(paths) = held_out else { return Ok(tokens) };
+        let held_out = text.held_out(paths);
+        check_disjoint(&text.files()?.wanted, &held_out.files()?.wanted)?;
+        let (stream, _, skipped) = held_out.read()?;
+        let mut tokens = tokens.hold_out(&paths[0], stream)?;
         tokens.skipped.extend(skipped);
         Ok(tokens)
     }
 
     /// Token files or folders of them: ids of this width, little-endian, without a header, all below `vocab`;
-    /// `apart` are those that are held out, in the place of a share.
+    /// `held_out` are those of the validation split, instead of a fraction.
     pub fn files(
         paths: &[PathBuf],
-        apart: Option<&[PathBuf]>,
+        held_out: Option<&[PathBuf]>,
         width: TokenWidth,
         vocab: usize,
         windows: TokenWindows,
@@ -101,10 +101,10 @@ impl TokenDataset {
         let files = MappedTokens::open(paths, width, vocab)?;
         let trained = files.paths();
         let tokens = TokenDataset::new(paths[0].clone(), TokenStream::Files(files), vocab, None, windows)?;
-        let Some(paths) = apart else { return Ok(tokens) };
-        let apart = MappedTokens::open(paths, width, vocab)?;
-        check_apart(&trained, &apart.paths())?;
-        tokens.hold_out(&paths[0], TokenStream::Files(apart))
+        let Some(paths) = held_out else { return Ok(tokens) };
+        let held_out = MappedTokens::open(paths, width, vocab)?;
+        check_disjoint(&trained, &held_out.paths())?;
+        tokens.hold_out(&paths[0], TokenStream::Files(held_out))
     }
 
     /// Text or token files of which nothing is learnt: all windows are to be evaluated on. Text becomes ids
@@ -131,11 +131,11 @@ impl TokenDataset {
         }
         let validation = (got - 1).div_ceil(seq as u64) as usize;
         let missing = validation * seq - (got - 1) as usize;
-        let (apart, tokenizer) = (None, None);
+        let (validation_stream, tokenizer) = (None, None);
         let (key, held_out, train, slack) = (0, 0, 0, 0);
         Ok(TokenDataset {
             stream,
-            apart,
+            validation_stream,
             tokenizer,
             vocab,
             seq,
@@ -149,10 +149,9 @@ impl TokenDataset {
         })
     }
 
-    /// Made-up sums.
-    pub fn arithmetic(sums: &super::Arithmetic, windows: TokenWindows) -> Result<TokenDataset, Error> {
+    pub fn arithmetic(text: &super::Arithmetic, windows: TokenWindows) -> Result<TokenDataset, Error> {
         let tokenizer = Tokenizer::Arithmetic;
-        let stream = TokenStream::Bytes(sums.write()?);
+        let stream = TokenStream::Bytes(text.write()?);
         TokenDataset::new("data.arithmetic".into(), stream, tokenizer.vocab(), Some(tokenizer), windows)
     }
 
@@ -186,10 +185,10 @@ impl TokenDataset {
         let slack = (train_end - 1 - train * seq as u64).min(seq as u64 - 1);
         let (train, validation) = (train as usize, (kept_back.saturating_sub(1) / seq as u64) as usize);
         let key = random::key(seed, PURPOSE);
-        let (apart, held_out, skipped) = (None, train_end, Vec::new());
+        let (validation_stream, held_out, skipped) = (None, train_end, Vec::new());
         Ok(TokenDataset {
             stream,
-            apart,
+            validation_stream,
             tokenizer,
             vocab,
             seq,
@@ -204,13 +203,13 @@ impl TokenDataset {
     }
 
     /// The same with another stream as its validation split.
-    fn hold_out(mut self, path: &Path, apart: TokenStream) -> Result<TokenDataset, Error> {
-        let (got, expected) = (apart.len(), self.seq as u64 + 1);
+    fn hold_out(mut self, path: &Path, stream: TokenStream) -> Result<TokenDataset, Error> {
+        let (got, expected) = (stream.len(), self.seq as u64 + 1);
         if got < expected {
             return Err(Error::TooShort { path: path.into(), split: "validation", expected, got });
         }
         (self.held_out, self.validation) = (0, ((got - 1) / self.seq as u64) as usize);
-        self.apart = Some(apart);
+        self.validation_stream = Some(stream);
         Ok(self)
     }
 
@@ -243,7 +242,9 @@ impl TokenDataset {
             assert!(index < self.len(split), "window {index} of a split of {}", self.len(split));
             let (stream, offset) = match split {
                 DataSplit::Train => (&self.stream, self.offset(epoch)),
-                DataSplit::Validation => (self.apart.as_ref().unwrap_or(&self.stream), self.held_out),
+                DataSplit::Validation => {
+                    (self.validation_stream.as_ref().unwrap_or(&self.stream), self.held_out)
+                }
             };
             window.clear();
             let missing = self.missing(split, index);
@@ -271,7 +272,7 @@ impl TokenDataset {
 }
 
 /// What is trained on must not be what is measured on.
-pub(crate) fn check_apart(trained: &[PathBuf], held_out: &[PathBuf]) -> Result<(), Error> {
+pub(crate) fn check_disjoint(trained: &[PathBuf], held_out: &[PathBuf]) -> Result<(), Error> {
     let same = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
     let trained: HashSet<PathBuf> = trained.iter().map(same).collect();
     match held_out.iter().find(|path| trained.contains(&same(path))) {

@@ -67,9 +67,9 @@ fn ids_are_those_of_the_python_that_is_here() {
     match made {
         Ok(output) if output.status.success() => compare(folder.path()),
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let why = said.trim().lines().last().unwrap_or("python3 said nothing");
-            assert!(why.starts_with("ModuleNotFoundError"), "{said}");
+            let error = String::from_utf8_lossy(&output.stderr);
+            let why = error.trim().lines().last().unwrap_or("python3 said nothing");
+            assert!(why.starts_with("ModuleNotFoundError"), "{error}");
             espalier_testing::skipped(espalier_testing::Need::Tokenizers, why);
         }
         Err(why) => espalier_testing::skipped(espalier_testing::Need::Tokenizers, why),
@@ -88,8 +88,8 @@ fn tokenizers_are_built_in() {
 mod built_in {
     use super::*;
 
-    /// Of each style the token that ends a text, the tokens that are no text, and whether threads may share
-    /// out a text.
+    /// Of each style the token that ends a text, the tokens that are no text, and whether a text may be split
+    /// over threads.
     #[test]
     fn what_a_style_has_is_known() {
         let facts = |style| {
@@ -116,32 +116,32 @@ mod built_in {
     fn what_no_reader_can_read_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokenizer.json");
-        let refused = |place: &str, value: serde_json::Value| {
+        let refused = |pointer: &str, value: serde_json::Value| {
             let text = fs::read(oracle().join("tokenizers/bert.json")).unwrap();
             let mut file: serde_json::Value = serde_json::from_slice(&text).unwrap();
-            *file.pointer_mut(place).unwrap() = value;
+            *file.pointer_mut(pointer).unwrap() = value;
             fs::write(&path, file.to_string()).unwrap();
             // The folder of a model stands for its tokenizer.
             Tokenizer::open(folder.path()).unwrap_err().to_string()
         };
-        let said = refused("/model/type", "Wordpiece".into());
+        let error = refused("/model/type", "Wordpiece".into());
         assert!(
-            said.contains("is not a tokenizer we can read: expected a Hugging Face tokenizer.json"),
-            "{said}"
+            error.contains("is not a tokenizer we can read: expected a Hugging Face tokenizer.json"),
+            "{error}"
         );
-        let said = refused("/pre_tokenizer", serde_json::json!({ "type": "Unheard" }));
-        assert_eq!(said.lines().count(), 1, "{said}");
+        let error = refused("/pre_tokenizer", serde_json::json!({ "type": "Unheard" }));
+        assert_eq!(error.lines().count(), 1, "{error}");
         // A trie of one unit, which every byte leads out of.
         let map = serde_json::json!({ "type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAA=" });
-        let said = refused("/normalizer", map);
-        assert!(said.ends_with("got a character map whose trie leads out of it"), "{said}");
-        let said = refused("/model/vocab/[MASK]", 4_000_000.into());
-        assert!(said.contains("4000000") || said.contains("expected"), "{said}");
-        let said = refused(
+        let error = refused("/normalizer", map);
+        assert!(error.ends_with("got a character map whose trie leads out of it"), "{error}");
+        let error = refused("/model/vocab/[MASK]", 4_000_000.into());
+        assert!(error.contains("4000000") || error.contains("expected"), "{error}");
+        let error = refused(
             "/model",
             serde_json::json!({ "type": "BPE", "dropout": 0.1, "vocab": {}, "merges": [] }),
         );
-        assert!(said.ends_with("expected a model without dropout, got 0.1"), "{said}");
+        assert!(error.ends_with("expected a model without dropout, got 0.1"), "{error}");
     }
 
     /// A word that the vocabulary has no token for, and none in its place.

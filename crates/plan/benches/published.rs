@@ -95,7 +95,7 @@ fn samo_breakdown() {
                 data: gpus,
                 recompute: RecomputeMode::Block,
                 schedule: ScheduleName::Axonn,
-                ..Candidate::alone(1)
+                ..Candidate::single_rank(1)
             };
             let on = Candidate { compressed: !pruned.is_empty(), ..on };
             fastest(&Simulation::new(&plan, &summit, engine), &on)

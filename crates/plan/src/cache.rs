@@ -15,11 +15,11 @@ impl Plan {
         // Of several copies of the model the first writes.
         let chunks = placement.chunks(coords.pipeline).iter().filter(|chunk| chunk.pipeline == 0);
         let blocks = chunks.flat_map(|chunk| self.stage_blocks[chunk.virtual_stage].clone());
-        let mut columns = 0;
+        let mut features = 0;
         for block in blocks {
-            local.model.blocks[block].for_each(&mut |layer| columns += layer.properties().cached);
+            local.model.blocks[block].for_each(&mut |layer| features += layer.properties().cached);
         }
-        Ok(columns as u64 * seq as u64 * self.storage.precision.size())
+        Ok(features as u64 * seq as u64 * self.storage.precision.size())
     }
 }
 
@@ -36,14 +36,14 @@ mod tests {
     #[test]
     fn every_position_of_every_layer_is_counted() {
         let model = "[model]\nname = \"gpt\"\nlayers = 5\nheads = 4\nwidth = 32\ncontext = 24\n";
-        let alone = 5 * 2 * 32 * 24 * 4;
-        assert_eq!(bytes(model, 0), alone);
+        let one_rank = 5 * 2 * 32 * 24 * 4;
+        assert_eq!(bytes(model, 0), one_rank);
         let half = format!("{model}[train]\nprecision = \"bf16\"\n");
-        assert_eq!(bytes(&half, 0), alone / 2);
+        assert_eq!(bytes(&half, 0), one_rank / 2);
         let tensor = format!("{model}[parallel]\ntensor = 2\n");
-        assert_eq!((bytes(&tensor, 0), bytes(&tensor, 1)), (alone / 2, alone / 2));
+        assert_eq!((bytes(&tensor, 0), bytes(&tensor, 1)), (one_rank / 2, one_rank / 2));
         let stages = format!("{model}[train]\nmicro_batches = 2\nbatch = 4\n[parallel]\npipeline = 2\n");
-        assert_eq!(bytes(&stages, 0) + bytes(&stages, 1), alone);
+        assert_eq!(bytes(&stages, 0) + bytes(&stages, 1), one_rank);
         assert!(bytes(&stages, 0) > 0 && bytes(&stages, 1) > 0);
     }
 }

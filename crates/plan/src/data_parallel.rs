@@ -3,14 +3,14 @@
 /// What replicas do with each other's updates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataParallelMode {
-    /// Gradients are summed in every step, and each replica has all of the optimizer's state and takes the
+    /// Gradients are all-reduced in every step, and each replica has all of the optimizer's state and takes the
     /// same step.
     Replicated,
-    /// Gradients are summed in every step where the state is: each replica has a part of it, steps with that,
-    /// and sends its new weights to the others (ZeRO-1).
+    /// Gradients are reduce-scattered in every step to where the state is: each replica has a shard of it,
+    /// steps with that, and all-gathers the new weights (ZeRO-1).
     Sharded {
-        /// Whether it also has a part of the summed gradients alone: each micro-batch's are scattered as they
-        /// are made (ZeRO-2).
+        /// Whether it also keeps only its shard of the gradients: each micro-batch's are reduce-scattered as
+        /// they are made (ZeRO-2).
         gradients: bool,
     },
     /// Each replica takes steps by itself, and weights and state are averaged now and then (local SGD).

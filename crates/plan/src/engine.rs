@@ -59,7 +59,7 @@ pub enum EngineState {
         weight: f64,
         /// of every kept one,
         kept: f64,
-        /// of these what replicas may share out: exact weights and moments (ZeRO-1),
+        /// of these what replicas may shard: exact weights and moments (ZeRO-1),
         shared: f64,
         /// and what of its gradient is summed over replicas.
         summed: f64,
@@ -71,11 +71,11 @@ impl EngineState {
     /// `zero` says; none where the plan predicts them itself.
     pub fn bytes(&self, all: f64, stored: f64, zero: u8, replicas: usize) -> Option<f64> {
         let EngineState::Bytes { weight, kept, shared, .. } = *self else { return None };
-        let (whole, elsewhere) = (weight * all + kept * stored, 1.0 - 1.0 / replicas as f64);
+        let (full, elsewhere) = (weight * all + kept * stored, 1.0 - 1.0 / replicas as f64);
         Some(match zero {
-            0 => whole,
-            3 => whole * (1.0 - elsewhere),
-            _ => whole - shared * stored * elsewhere,
+            0 => full,
+            3 => full * (1.0 - elsewhere),
+            _ => full - shared * stored * elsewhere,
         })
     }
 }
@@ -101,7 +101,7 @@ pub enum AttentionKernel {
         /// The flops that it does of all positions by all positions.
         flops: f64,
         /// What it reaches of a product's rate.
-        share: f64,
+        efficiency: f64,
     },
     /// Two products with the scores between them.
     Unfused {
@@ -112,7 +112,7 @@ pub enum AttentionKernel {
 
 impl AttentionKernel {
     /// What ours reaches of a product's rate where nobody measured it.
-    pub(crate) const OUR_SHARE: f64 = 0.5;
+    pub(crate) const OUR_EFFICIENCY: f64 = 0.5;
 }
 
 /// Those that some run may want: GPipe takes as long as 1F1B and holds more, Chimera's copies cost more than
@@ -201,7 +201,7 @@ impl EngineProfile {
         state: EngineState::Bytes { weight: 16.0, kept: 0.0, shared: 12.0, summed: 4.0 },
         stash: EngineStash::Megatron,
         workspace: 0,
-        attention: AttentionKernel::Fused { flops: 0.5, share: 0.25 },
+        attention: AttentionKernel::Fused { flops: 0.5, efficiency: 0.25 },
         passes: 2.75,
         blocking: 0.0,
         all_reduce_efficiency: 1.0,
@@ -249,8 +249,8 @@ impl EngineProfile {
 mod tests {
     use super::*;
 
-    /// The totals of SAMO's paper at nine tenths, and what sixteen replicas leave of them where they share
-    /// out 12 bytes.
+    /// The totals of SAMO's paper at nine tenths, and what sixteen replicas leave of them where they shard 12
+    /// bytes.
     #[test]
     fn bytes_of_a_weight_are_those_of_the_paper() {
         let bytes = |engine: EngineProfile, stored, zero| engine.state.bytes(1.0, stored, zero, 16).unwrap();

@@ -3,7 +3,7 @@
 //! Steps count from 0. During the warm-up the rate rises in a line and is first at its peak at its end: step
 //! s has peak (s + 1)/warmup. From a rate of its own (`warmup_from`; Goyal et al. 2017 begin at the rate of a
 //! small batch) it is from + (peak - from) s/warmup, which is that rate at first and the peak after the
-//! warm-up. Then the schedule lowers it; with t the share of the decay that is behind,
+//! warm-up. Then the schedule lowers it; with t the fraction of the decay that is behind,
 //!
 //! - constant: 1
 //! - linear: 1 - (1 - end_factor) t
@@ -71,15 +71,15 @@ impl LearningRate {
         }
         let behind = step - self.warmup;
         let rest = total_steps.saturating_sub(self.warmup).max(1);
-        let share = |decay_steps: usize| {
+        let progress = |decay_steps: usize| {
             let steps = if decay_steps == 0 { rest } else { decay_steps };
             (behind as f64 / steps as f64).min(1.0)
         };
         let factor = match self.schedule {
             RateDecay::Constant => 1.0,
-            RateDecay::Linear { end_factor, decay_steps } => 1.0 - (1.0 - end_factor) * share(decay_steps),
+            RateDecay::Linear { end_factor, decay_steps } => 1.0 - (1.0 - end_factor) * progress(decay_steps),
             RateDecay::Cosine { end_factor, decay_steps } => {
-                let wave = 0.5 * (1.0 + (std::f64::consts::PI * share(decay_steps)).cos());
+                let wave = 0.5 * (1.0 + (std::f64::consts::PI * progress(decay_steps)).cos());
                 end_factor + (1.0 - end_factor) * wave
             }
             RateDecay::Step { step_every, step_factor } => {

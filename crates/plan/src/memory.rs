@@ -229,9 +229,9 @@ impl<'a> Prediction<'a> {
         let sharers = self.sharers(stage_blocks, &schedule.placement);
         let of_rank = |rank: usize| {
             let chunks = schedule.placement.chunks(rank);
-            let own = |chunk: &Chunk| stage_blocks[chunk.virtual_stage].clone();
+            let blocks_of = |chunk: &Chunk| stage_blocks[chunk.virtual_stage].clone();
             let held = in_flight(&schedule.ranks[rank], |chunk| each[chunks[chunk].virtual_stage]);
-            let blocks: Vec<Range<usize>> = chunks.iter().map(own).collect();
+            let blocks: Vec<Range<usize>> = chunks.iter().map(blocks_of).collect();
             let scored = scored.as_ref().map_or(0, |(each, list)| {
                 in_flight(&list.ranks[rank], |chunk| each[chunks[chunk].virtual_stage]).activations
             });
@@ -320,7 +320,7 @@ impl<'a> Prediction<'a> {
         let all: Vec<SharedVector> = vectors.iter().chain(&tied).copied().collect();
         let sum = |numbers: &mut dyn Iterator<Item = u64>| numbers.fold(0, u64::saturating_add);
         let shards = |of: &[SharedVector]| sum(&mut of.iter().map(|one| one.shard_elements()));
-        let (own, summed) = match data_parallel {
+        let (local, summed) = match data_parallel {
             DataParallelMode::Sharded { gradients: true } => {
                 // What several places use is whole until the last of them has made its gradient.
                 (shards(&all), shards(&vectors).saturating_add(sum(&mut tied.iter().map(|one| one.elements))))
@@ -377,7 +377,7 @@ impl<'a> Prediction<'a> {
             weights: versioned(weights).max(first.saturating_add(buffers)),
             weights_at_rest: versioned(weights),
             gradients: summed.saturating_mul(storage.gradient_bytes()),
-            optimizer: own.saturating_mul(each),
+            optimizer: local.saturating_mul(each),
             mask,
             scoring: scoring.max(grown),
             setup: match pruning.filter(|_| storage.compressed_weights) {
@@ -397,8 +397,8 @@ impl<'a> Prediction<'a> {
     fn expanded(&self, stage_blocks: &[Range<usize>]) -> u64 {
         let size = self.storage.precision.size();
         let of_block = |block: usize| -> u64 {
-            let places = self.inputs.tensors.blocks.parameters(block..block + 1);
-            places.into_iter().filter(|id| self.is_expanded(*id)).fold(0, |bytes, id| {
+            let ids = self.inputs.tensors.blocks.parameters(block..block + 1);
+            ids.into_iter().filter(|id| self.is_expanded(*id)).fold(0, |bytes, id| {
                 self.parameters[id].elements().saturating_mul(size).saturating_add(bytes)
             })
         };

@@ -154,14 +154,14 @@ pub enum Distribution {
 impl DynamicSparsity {
     /// The share that each candidate keeps, where together they keep so much of all; a first layer that is
     /// dense comes on top.
-    fn shares(&self, shapes: &[&[usize]], kept: f64) -> Vec<f64> {
+    fn fractions(&self, shapes: &[&[usize]], kept: f64) -> Vec<f64> {
         let first = usize::from(self.dense_first).min(shapes.len());
-        let mut shares = vec![1.0; shapes.len()];
-        shares[first..].copy_from_slice(&match self.distribution {
+        let mut fractions = vec![1.0; shapes.len()];
+        fractions[first..].copy_from_slice(&match self.distribution {
             Distribution::Uniform => vec![kept; shapes.len() - first],
             Distribution::ErdosRenyiKernel => erdos_renyi_kernel(&shapes[first..], kept),
         });
-        shares
+        fractions
     }
 }
 
@@ -179,8 +179,8 @@ fn erdos_renyi_kernel(shapes: &[&[usize]], kept: f64) -> Vec<f64> {
         let factor = if weight > 0.0 { left / weight } else { 0.0 };
         let above: Vec<usize> = of(false).into_iter().filter(|i| factor * raw(shapes[*i]) > 1.0).collect();
         if above.is_empty() {
-            let share = |i: usize| if dense[i] { 1.0 } else { factor * raw(shapes[i]) };
-            return (0..shapes.len()).map(share).collect();
+            let fraction = |i: usize| if dense[i] { 1.0 } else { factor * raw(shapes[i]) };
+            return (0..shapes.len()).map(fraction).collect();
         }
         above.into_iter().for_each(|i| dense[i] = true);
     }
@@ -478,19 +478,19 @@ impl Pruning {
     pub fn kept_by_parameter(&self, parameters: &[Parameter]) -> Vec<Option<u64>> {
         let covered: Vec<usize> = (0..parameters.len()).filter(|i| self.covers(&parameters[*i])).collect();
         let shapes: Vec<&[usize]> = covered.iter().map(|i| &parameters[*i].shape[..]).collect();
-        let shares = match self.method {
+        let fractions = match self.method {
             PruneMethod::Set(moving) | PruneMethod::Rigl(moving) => {
-                moving.shares(&shapes, 1.0 - self.sparsity)
+                moving.fractions(&shapes, 1.0 - self.sparsity)
             }
             _ => vec![1.0 - self.sparsity; covered.len()],
         };
         let mut kept = vec![None; parameters.len()];
-        for (id, share) in covered.into_iter().zip(shares) {
+        for (id, fraction) in covered.into_iter().zip(fractions) {
             let (rows, each) = match self.method.scope() {
                 Some(Scope::Row) => parameters[id].output_rows(),
                 _ => (1, parameters[id].elements()),
             };
-            kept[id] = Some(rows * (share * each as f64).round() as u64);
+            kept[id] = Some(rows * (fraction * each as f64).round() as u64);
         }
         kept
     }
@@ -521,20 +521,20 @@ mod tests {
     #[test]
     fn small_layers_keep_more_and_none_more_than_all() {
         let shapes: [&[usize]; 3] = [&[4, 10], &[30, 40], &[8, 4, 3, 3]];
-        let shares = erdos_renyi_kernel(&shapes, 0.05);
+        let fractions = erdos_renyi_kernel(&shapes, 0.05);
         // 0.05 1528 = 76.4 in proportion 14 : 70 : 18.
         let factor = 76.4 / 102.0;
-        for (share, raw) in shares.iter().zip([14.0 / 40.0, 70.0 / 1200.0, 18.0 / 288.0]) {
-            assert!((share - factor * raw).abs() < 1e-12, "{shares:?}");
+        for (fraction, raw) in fractions.iter().zip([14.0 / 40.0, 70.0 / 1200.0, 18.0 / 288.0]) {
+            assert!((fraction - factor * raw).abs() < 1e-12, "{fractions:?}");
         }
         // 0.3 1528 = 458.4: a factor of 4.49 would give the first 1.57, so it keeps its 40, and 418.4 go to
         // 70 : 18.
-        let shares = erdos_renyi_kernel(&shapes, 0.3);
+        let fractions = erdos_renyi_kernel(&shapes, 0.3);
         let factor = 418.4 / 88.0;
-        assert_eq!(shares[0], 1.0);
+        assert_eq!(fractions[0], 1.0);
         assert!(
-            (shares[1] - factor * 70.0 / 1200.0).abs() < 1e-12
-                && (shares[2] - factor * 18.0 / 288.0).abs() < 1e-12
+            (fractions[1] - factor * 70.0 / 1200.0).abs() < 1e-12
+                && (fractions[2] - factor * 18.0 / 288.0).abs() < 1e-12
         );
         assert_eq!(erdos_renyi_kernel(&shapes, 1.0), [1.0; 3]);
         let first = DynamicSparsity {
@@ -544,6 +544,6 @@ mod tests {
             distribution: Distribution::Uniform,
             dense_first: true,
         };
-        assert_eq!(first.shares(&shapes, 0.1), [1.0, 0.1, 0.1]);
+        assert_eq!(first.fractions(&shapes, 0.1), [1.0, 0.1, 0.1]);
     }
 }

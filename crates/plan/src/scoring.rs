@@ -1,11 +1,10 @@
 //! What a method that scores by gradients holds before the first step, and in how many passes it does so
 //! where memory is short.
 //!
-//! SNIP sums gradients of all candidates in f32: 4 bytes each. GraSP has a copy of all weights in f32 that
-//! moves (4), the direction in which it moves (4), and sums the product with the Hessian (4). All of it is
-//! gone before gradients and the optimizer's state exist. The sums may be made for some of the candidates at
-//! a time: a pass then goes over all samples for these alone, and since the best are found by looking three
-//! times, P passes cost 3 P times the work of one. The masks are the same.
+//! SNIP accumulates gradients of all candidates in f32: 4 bytes each. GraSP has a copy of all weights in f32
+//! that moves (4), the direction in which it moves (4), and accumulates the product with the Hessian (4). All
+//! of it is gone before gradients and the optimizer's state exist. Accumulators may be there for some of the
+//! candidates at a time: a pass then goes over all samples for these alone, and since the best are found by reading all scores three times, P passes cost 3 P times the work of one. The masks are the same.
 
 use std::ops::Range;
 
@@ -20,7 +19,7 @@ use crate::split::split;
 /// In how many passes weights are scored, and what that holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Scoring {
-    /// In how many parts the candidates are scored.
+    /// Into how many ranges the candidates are split, each scored in a pass of its own.
     pub passes: usize,
     /// The most bytes that a rank holds for it, beside weights and activations.
     pub bytes: u64,
@@ -28,14 +27,14 @@ pub struct Scoring {
 
 /// How the samples that weights are scored by run.
 ///
-/// Without batch norms each replica takes its part of them, in micro-batches as large as those of its steps.
+/// Without batch norms each replica takes its slice of them, in micro-batches as large as those of its steps.
 /// A batch norm sees whatever runs at a time, and masks are to be the same on every layout: so its groups are
-/// those that one rank would have, and replicas share out each of them and measure it together.
+/// those that one rank would have, and replicas split each of them and measure it together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScoredBatch {
     /// Samples that run at a time: on a replica, or on all of them together.
     pub samples: usize,
-    /// Replicas that share them out.
+    /// Replicas that split them.
     pub replicas: usize,
     /// Samples that are normalised together where steps do so (ghost batch norm).
     norm_group: Option<usize>,
@@ -57,8 +56,8 @@ impl ScoredBatch {
     }
 
     /// What a replica runs of `count` samples that run at a time, and whether batch norms measure them over
-    /// all replicas: not where these are whole ghost groups, of which each has some.
-    pub fn part(&self, count: usize, replica: usize) -> (Range<usize>, bool) {
+    /// all replicas: not where these are complete ghost groups, of which each has some.
+    pub fn replica_slice(&self, count: usize, replica: usize) -> (Range<usize>, bool) {
         match self.norm_group.filter(|group| count.is_multiple_of(*group)) {
             Some(group) => {
                 let groups = split(count / group, self.replicas, replica);
@@ -75,50 +74,55 @@ impl ScoredBatch {
     }
 }
 
-/// What a rank needs to score its part of a model.
+/// What a rank needs to score its shard of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ScoringMemory {
     /// Held from the first pass to the last.
-    held: u64,
-    /// The sums of each candidate.
-    sums: Vec<u64>,
+    persistent: u64,
+    /// The accumulators of each candidate.
+    accumulators: Vec<u64>,
 }
 
 impl ScoringMemory {
     /// Those of the rank that holds some of all parameters of a model; none where nothing is scored by gradients.
-    pub(crate) fn of(all: &[Parameter], held: &[usize], pruning: Option<&Pruning>) -> Option<ScoringMemory> {
+    pub(crate) fn of(all: &[Parameter], local: &[usize], pruning: Option<&Pruning>) -> Option<ScoringMemory> {
         let prune = pruning?;
         if !matches!(prune.method, PruneMethod::Snip { .. } | PruneMethod::Grasp { .. }) {
             return None;
         }
         // Sizes that no machine has are an error elsewhere, not an overflow here.
         let bytes = |parameter: &Parameter| parameter.elements().saturating_mul(4);
-        let held = held.iter().map(|id| &all[*id]);
-        let sums: Vec<u64> = held.clone().filter(|p| prune.covers(p)).map(bytes).collect();
-        let held = match prune.method {
-            PruneMethod::Grasp { .. } => sum(&held.map(bytes).collect::<Vec<_>>()).saturating_add(sum(&sums)),
+        let local = local.iter().map(|id| &all[*id]);
+        let accumulators: Vec<u64> = local.clone().filter(|p| prune.covers(p)).map(bytes).collect();
+        let persistent = match prune.method {
+            PruneMethod::Grasp { .. } => {
+                sum(&local.map(bytes).collect::<Vec<_>>()).saturating_add(sum(&accumulators))
+            }
             _ => 0,
         };
-        Some(ScoringMemory { held, sums })
+        Some(ScoringMemory { persistent, accumulators })
     }
 
     /// Bytes held at most in so many passes.
     pub(crate) fn bytes(&self, passes: usize) -> u64 {
-        let largest = parts(&self.sums, passes).into_iter().map(|part| sum(&self.sums[part])).max();
-        self.held.saturating_add(largest.unwrap_or(0))
+        let largest = partition(&self.accumulators, passes)
+            .into_iter()
+            .map(|range| sum(&self.accumulators[range]))
+            .max();
+        self.persistent.saturating_add(largest.unwrap_or(0))
     }
 
     /// Passes that fit into so many bytes beside what is held; none where the largest candidate alone is too
     /// large.
-    fn passes(&self, room: u64) -> Option<usize> {
-        let largest = self.sums.iter().copied().max().unwrap_or(0);
-        (largest <= room).then(|| fill(&self.sums, room).len().max(1))
+    fn passes(&self, headroom: u64) -> Option<usize> {
+        let largest = self.accumulators.iter().copied().max().unwrap_or(0);
+        (largest <= headroom).then(|| fill(&self.accumulators, headroom).len().max(1))
     }
 }
 
 /// How candidates are scored by ranks of these needs on devices of so much memory, what the system and the
 /// kernels take included, beside weights and activations of so many bytes. An error where it does not fit,
-/// however it is cut.
+/// however it is split.
 pub(crate) fn fit(
     method: &str,
     needs: &[ScoringMemory],
@@ -128,11 +132,11 @@ pub(crate) fn fit(
 ) -> Result<Scoring, Error> {
     let mut passes = 1;
     for (needs, memory) in needs.iter().filter_map(|needs| Some((needs, memory?))) {
-        let largest = needs.sums.iter().copied().max().unwrap_or(0);
+        let largest = needs.accumulators.iter().copied().max().unwrap_or(0);
         // A gradient as its layer makes it, logits, what kernels need: theirs to know, so a guess.
         let spare = largest.saturating_add(memory / 20);
-        let taken = sum(&[weights, activations, needs.held, spare]);
-        passes = needs.passes(memory.saturating_sub(taken)).map(|own| own.max(passes)).ok_or_else(|| {
+        let taken = sum(&[weights, activations, needs.persistent, spare]);
+        passes = needs.passes(memory.saturating_sub(taken)).map(|fitting| fitting.max(passes)).ok_or_else(|| {
             let gb = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
             Error::Conflict {
                 field: "prune.method".into(),
@@ -143,7 +147,7 @@ pub(crate) fn fit(
                     gb(taken.saturating_add(largest)),
                     gb(weights),
                     gb(activations),
-                    gb(needs.held.saturating_add(largest)),
+                    gb(needs.persistent.saturating_add(largest)),
                     gb(memory),
                 ),
             }
@@ -153,27 +157,28 @@ pub(crate) fn fit(
     Ok(Scoring { passes, bytes })
 }
 
-/// The parts in which RigL sums dense gradients over several micro-batches, one after the other.
+/// The chunks of candidates for which RigL accumulates dense gradients over several micro-batches, one after
+/// the other.
 const GROWTH_CHUNKS: usize = 4;
 
-/// Which of the candidates that move, of so many elements each, RigL sums gradients of in each pass over the
-/// batch: about a quarter of all elements, the last pass whatever is left.
+/// Which of the candidates that move, of so many elements each, RigL accumulates gradients of in each pass
+/// over the batch: about a quarter of all elements, the last pass whatever is left.
 pub fn growth_chunks(elements: &[u64]) -> Vec<Range<usize>> {
     let most = sum(elements).div_ceil(GROWTH_CHUNKS as u64);
     let mut start = 0;
-    let part = |part: usize| {
+    let chunk = |number: usize| {
         let (mut end, mut filled) = (start, 0u64);
         while let Some(size) = elements.get(end) {
-            if part < GROWTH_CHUNKS && filled > 0 && filled.saturating_add(*size) > most {
+            if number < GROWTH_CHUNKS && filled > 0 && filled.saturating_add(*size) > most {
                 break;
             }
             (end, filled) = (end + 1, filled.saturating_add(*size));
         }
-        let part = start..end;
+        let range = start..end;
         start = end;
-        part
+        range
     };
-    (1..=GROWTH_CHUNKS).map(part).collect()
+    (1..=GROWTH_CHUNKS).map(chunk).collect()
 }
 
 /// A candidate of RigL's, as a rank has it.
@@ -186,7 +191,7 @@ pub(crate) struct GrowthCandidate {
     pub kept: u64,
 }
 
-/// Bytes that RigL's sums of dense gradients take at most, in f32; nothing where one micro-batch makes the
+/// Bytes that RigL's accumulators of dense gradients take at most, in f32; nothing where one micro-batch makes the
 /// gradient of a step, since each layer's is then let go as soon as its growth is chosen.
 pub(crate) fn growth_bytes(pruning: &Pruning, micro_batches: usize, candidates: &[GrowthCandidate]) -> u64 {
     let PruneMethod::Rigl(moving) = pruning.method else { return 0 };
@@ -198,8 +203,8 @@ pub(crate) fn growth_bytes(pruning: &Pruning, micro_batches: usize, candidates: 
         one.kept < one.elements && moving.fraction * kept >= 0.5
     };
     let moving: Vec<&GrowthCandidate> = candidates.iter().filter(moves).collect();
-    let parts = growth_chunks(&moving.iter().map(|one| one.full).collect::<Vec<_>>()).into_iter();
-    let bytes = parts.map(|part| sum(&moving[part].iter().map(|one| one.elements).collect::<Vec<_>>()));
+    let chunks = growth_chunks(&moving.iter().map(|one| one.full).collect::<Vec<_>>()).into_iter();
+    let bytes = chunks.map(|chunk| sum(&moving[chunk].iter().map(|one| one.elements).collect::<Vec<_>>()));
     bytes.max().unwrap_or(0).saturating_mul(4)
 }
 
@@ -207,39 +212,39 @@ fn sum(sizes: &[u64]) -> u64 {
     sizes.iter().fold(0, |sum, size| sum.saturating_add(*size))
 }
 
-/// Cuts consecutive things of some sizes into so many parts, the largest as small as can be; the last may be
+/// Splits consecutive things of some sizes into so many ranges, the largest as small as can be; the last may be
 /// empty.
-pub fn parts(sizes: &[u64], parts: usize) -> Vec<Range<usize>> {
+pub fn partition(sizes: &[u64], ranges: usize) -> Vec<Range<usize>> {
     let (mut low, mut high) = (sizes.iter().copied().max().unwrap_or(0), sum(sizes));
     while low < high {
         let middle = low + (high - low) / 2;
-        match fill(sizes, middle).len() <= parts {
+        match fill(sizes, middle).len() <= ranges {
             true => high = middle,
             false => low = middle + 1,
         }
     }
-    let mut cut = fill(sizes, low);
-    cut.resize(parts.max(1), sizes.len()..sizes.len());
-    cut
+    let mut found = fill(sizes, low);
+    found.resize(ranges.max(1), sizes.len()..sizes.len());
+    found
 }
 
-/// Consecutive things in parts of at most `room` together, each filled before the next is begun.
-fn fill(sizes: &[u64], room: u64) -> Vec<Range<usize>> {
-    let mut cut: Vec<Range<usize>> = Vec::new();
+/// Consecutive things in ranges of at most `limit` together, each filled before the next is begun.
+fn fill(sizes: &[u64], limit: u64) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
     let mut filled = 0u64;
     for (i, size) in sizes.iter().enumerate() {
-        match cut.last_mut() {
-            Some(part) if filled.saturating_add(*size) <= room => {
-                part.end = i + 1;
+        match ranges.last_mut() {
+            Some(range) if filled.saturating_add(*size) <= limit => {
+                range.end = i + 1;
                 filled = filled.saturating_add(*size);
             }
             _ => {
-                cut.push(i..i + 1);
+                ranges.push(i..i + 1);
                 filled = *size;
             }
         }
     }
-    cut
+    ranges
 }
 
 #[cfg(test)]
@@ -257,18 +262,18 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_even_and_cover_everything() {
-        assert_eq!(parts(&[4, 1, 1, 1, 3], 2), [0..2, 2..5]);
-        assert_eq!(parts(&[4, 1, 1, 1, 3], 3), [0..1, 1..4, 4..5]);
-        assert_eq!(parts(&[2, 2], 4), [0..1, 1..2, 2..2, 2..2]);
-        assert_eq!(parts(&[], 2), [0..0, 0..0]);
-        assert_eq!(parts(&[5, 5, 5], 1), std::slice::from_ref(&(0..3)));
+    fn partitions_are_even_and_cover_everything() {
+        assert_eq!(partition(&[4, 1, 1, 1, 3], 2), [0..2, 2..5]);
+        assert_eq!(partition(&[4, 1, 1, 1, 3], 3), [0..1, 1..4, 4..5]);
+        assert_eq!(partition(&[2, 2], 4), [0..1, 1..2, 2..2, 2..2]);
+        assert_eq!(partition(&[], 2), [0..0, 0..0]);
+        assert_eq!(partition(&[5, 5, 5], 1), std::slice::from_ref(&(0..3)));
     }
 
-    /// Every replica has samples of each group, or whole ghost groups; together they have all of it, and none
+    /// Every replica has samples of each group, or complete ghost groups; together they have all of it, and none
     /// more than was planned.
     #[test]
-    fn replicas_share_out_what_batch_norms_see_at_a_time() {
+    fn replicas_split_what_batch_norms_see_at_a_time() {
         let batch = |norm_group| BatchSizes {
             samples: 24,
             replicas: 4,
@@ -285,9 +290,9 @@ mod tests {
         ] {
             let scored = ScoredBatch::of(None, &batch(norm_group), norms);
             assert_eq!((scored.samples, scored.replicas, scored.most()), (24, 4, 6));
-            let parts: Vec<_> = (0..4).map(|replica| scored.part(count, replica)).collect();
-            assert!(parts.iter().all(|(own, is)| own.len() <= 6 && *is == together), "{parts:?}");
-            let all: Vec<usize> = parts.into_iter().flat_map(|(own, _)| own).collect();
+            let slices: Vec<_> = (0..4).map(|replica| scored.replica_slice(count, replica)).collect();
+            assert!(slices.iter().all(|(slice, is)| slice.len() <= 6 && *is == together), "{slices:?}");
+            let all: Vec<usize> = slices.into_iter().flat_map(|(slice, _)| slice).collect();
             assert_eq!(all, (0..count).collect::<Vec<_>>());
         }
         assert_eq!(ScoredBatch::of(None, &batch(None), false), ScoredBatch::of_each(6));
@@ -304,7 +309,7 @@ mod tests {
     /// 13 billion weights in bf16 take 26 GB and their gradients in f32 51 GB: one pass on a GPU of 141 GB,
     /// more on one of 80.
     #[test]
-    fn snip_scores_13_billion_weights_on_one_card() {
+    fn snip_scores_13_billion_weights_on_one_gpu() {
         let plan = plan("gpt3-13b", "snip", "bf16");
         let one = plan.scoring(Some(150_000_000_000)).unwrap().unwrap();
         assert_eq!(one.passes, 1);

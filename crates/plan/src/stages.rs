@@ -85,12 +85,12 @@ fn costs(model: &ModelSpec, each: u64) -> Result<Vec<BlockCost>, Error> {
 /// Whether a limit can be kept is found by filling one virtual stage after the other, so the least limit is
 /// found by halving, and the work grows with the number of blocks alone.
 fn balanced(costs: &[BlockCost], virtual_stages: usize) -> StageBlocks {
-    let mut sums = vec![BlockCost::NONE];
+    let mut prefix_sums = vec![BlockCost::NONE];
     for cost in costs {
-        let sum = sums[sums.len() - 1].plus(*cost);
-        sums.push(sum);
+        let sum = prefix_sums[prefix_sums.len() - 1].plus(*cost);
+        prefix_sums.push(sum);
     }
-    let cutting = StagePartition { total: sums[costs.len()], sums, virtual_stages };
+    let cutting = StagePartition { total: prefix_sums[costs.len()], prefix_sums, virtual_stages };
     let flops =
         least(cutting.total.flops, |flops| cutting.can_keep(BlockCost { flops, bytes: cutting.total.bytes }));
     let bytes = least(cutting.total.bytes, |bytes| cutting.can_keep(BlockCost { flops, bytes }));
@@ -111,14 +111,14 @@ fn least(most: f64, fits: impl Fn(f64) -> bool) -> f64 {
 /// Blocks that are to be cut into so many virtual stages.
 struct StagePartition {
     /// What all blocks before each one cost, and at the end what all do.
-    sums: Vec<BlockCost>,
+    prefix_sums: Vec<BlockCost>,
     total: BlockCost,
     virtual_stages: usize,
 }
 
 impl StagePartition {
     fn blocks(&self) -> usize {
-        self.sums.len() - 1
+        self.prefix_sums.len() - 1
     }
 
     /// Blocks that a virtual stage must have.
@@ -140,7 +140,7 @@ impl StagePartition {
     }
 
     fn keeps(&self, from: usize, to: usize, limit: BlockCost) -> bool {
-        let (from, to) = (self.sums[from], self.sums[to]);
+        let (from, to) = (self.prefix_sums[from], self.prefix_sums[to]);
         to.flops - from.flops <= limit.flops && to.bytes - from.bytes <= limit.bytes
     }
 
@@ -183,7 +183,7 @@ impl StagePartition {
             let least = (from + self.needs(virtual_stage)).max(earliest[virtual_stage + 1]);
             let most = self.reach(virtual_stage, from, limit);
             let wanted = self.total.flops * (virtual_stage + 1) as f64 / self.virtual_stages as f64;
-            let off = |to: usize| (self.sums[to].flops - wanted).abs();
+            let off = |to: usize| (self.prefix_sums[to].flops - wanted).abs();
             let mut to = least;
             while to < most && off(to + 1) < off(to) {
                 to += 1;
@@ -202,7 +202,7 @@ pub struct BlockTensors {
 }
 
 impl BlockTensors {
-    /// The places in [`ModelSpec::parameters`] of what some blocks use, tied weights included, ascending.
+    /// The indices in [`ModelSpec::parameters`] of what some blocks use, tied weights included, ascending.
     pub fn parameters(&self, blocks: Range<usize>) -> Vec<usize> {
         let mut ids: Vec<usize> = self.parameters[blocks].iter().flatten().copied().collect();
         ids.sort_unstable();
@@ -210,7 +210,7 @@ impl BlockTensors {
         ids
     }
 
-    /// The places in [`ModelSpec::parameters`] of what several ranges of blocks use together, ascending.
+    /// The indices in [`ModelSpec::parameters`] of what several ranges of blocks use together, ascending.
     pub(crate) fn held(&self, virtual_stages: &[Range<usize>]) -> Vec<usize> {
         let mut ids: Vec<usize> =
             virtual_stages.iter().flat_map(|virtual_stage| self.parameters(virtual_stage.clone())).collect();
@@ -219,13 +219,13 @@ impl BlockTensors {
         ids
     }
 
-    /// The places in [`ModelSpec::parameters`] of what is used more than once.
+    /// The indices in [`ModelSpec::parameters`] of what is used more than once.
     pub(crate) fn tied(&self) -> HashSet<usize> {
         let mut seen = HashSet::new();
         self.parameters.iter().flatten().copied().filter(|id| !seen.insert(*id)).collect()
     }
 
-    /// The places in [`ModelSpec::buffers`] of what some blocks use, ascending.
+    /// The indices in [`ModelSpec::buffers`] of what some blocks use, ascending.
     pub fn buffers(&self, blocks: Range<usize>) -> Range<usize> {
         match &self.buffers[blocks] {
             [] => 0..0,
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn the_costliest_part_costs_least() {
+    fn the_costliest_stage_costs_least() {
         assert_eq!(cut(&[1.0; 12], 4), [0..3, 3..6, 6..9, 9..12]);
         assert_eq!(cut(&[0.0, 1.0, 1.0, 1.0, 1.0, 3.0], 2), [0..4, 4..6]);
         assert_eq!(cut(&[9.0, 1.0, 1.0], 3), [0..1, 1..2, 2..3]);
@@ -355,8 +355,8 @@ mod tests {
                 .map(|(flops, bytes)| BlockCost { flops: flops.into(), bytes: bytes.into() })
                 .collect();
             let largest = |cut: &[Range<usize>]| {
-                let sums = cut.iter().map(|virtual_stage| costs[virtual_stage.clone()].iter().fold(BlockCost::NONE, |sum, cost| sum.plus(*cost)));
-                sums.fold((0.0f64, 0.0f64), |most, sum| (most.0.max(sum.flops), most.1.max(sum.bytes)))
+                let prefix_sums = cut.iter().map(|virtual_stage| costs[virtual_stage.clone()].iter().fold(BlockCost::NONE, |sum, cost| sum.plus(*cost)));
+                prefix_sums.fold((0.0f64, 0.0f64), |most, sum| (most.0.max(sum.flops), most.1.max(sum.bytes)))
             };
             let found = balanced(&costs, virtual_stages);
             for choice in 0u32..1 << (costs.len() - 1) {
@@ -373,7 +373,7 @@ mod tests {
 
     /// Work that grew with virtual stages x blocks x blocks took a quarter of an hour here.
     #[test]
-    fn many_parts_of_many_blocks() {
+    fn many_stages_of_many_blocks() {
         let costs: Vec<f64> = (0..40_000).map(|block| f64::from(block % 7)).collect();
         let virtual_stages = cut(&costs, 15_000);
         assert_eq!((virtual_stages.len(), virtual_stages[14_999].end), (15_000, 40_000));
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_know_their_parameters_and_borders() {
+    fn stages_know_their_parameters_and_borders() {
         let model =
             gpt("gpt", &Gpt { layers: 2, width: 8, heads: 2, context: 4, vocab: 16, ..Gpt::default() });
         let all = model.parameters();

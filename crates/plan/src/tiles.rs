@@ -4,7 +4,7 @@
 //! Each rank holds a tile. A window that reaches past it sees pixels of a neighbour, the halo, which have to
 //! come here first; what a window sees past the whole image is padding, so a tile's padding is zero on its
 //! cut sides. An output pixel belongs to the rank that holds the pixel under the middle of its window: so
-//! outputs are cut where inputs are, halos are as thin as they can be, and the ways of a residual block,
+//! outputs are cut where inputs are, halos are as thin as they can be, and the branches of a residual block,
 //! whose windows differ, come out cut alike. With a cut at a multiple of the stride a window of k with
 //! padding p needs p rows from before and k - s - p from behind.
 //!
@@ -148,8 +148,8 @@ impl TileGrid {
             rows: self.rows.slide(layer, "rows", &window.rows())?,
             columns: self.columns.slide(layer, "columns", &window.columns())?,
         };
-        let exchanges = (0..self.ranks()).map(|rank| self.exchange(&output, rank, window)).collect();
-        Ok((output, exchanges))
+        let halos = (0..self.ranks()).map(|rank| self.halo_plan(&output, rank, window)).collect();
+        Ok((output, halos))
     }
 
     /// What the windows of a rank's outputs see of the image.
@@ -159,7 +159,7 @@ impl TileGrid {
         Region { rows: window.rows().see(rows, height), columns: window.columns().see(columns, width) }
     }
 
-    fn exchange(&self, output: &TileGrid, rank: usize, window: SlidingWindow) -> HaloPlan {
+    fn halo_plan(&self, output: &TileGrid, rank: usize, window: SlidingWindow) -> HaloPlan {
         let (own, reads) = (self.of(rank), self.reads(output, rank, window));
         let [row, column] = self.coords(rank);
         let beside = |peer: &usize| {

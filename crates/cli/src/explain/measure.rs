@@ -79,7 +79,7 @@ pub fn links(at: &Setting, precision: Precision) -> Result<LinkSamples> {
 /// Measures the collectives of all layers.
 pub fn layers(links: LinkSamples, explanation: &Explanation, precision: Precision) -> Result<MeasuredCosts> {
     let at = &explanation.setting;
-    let of = |row: &LayerCosts, by| row.sizes.exchanges(by, at).unwrap_or_default();
+    let of = |row: &LayerCosts, by| row.sizes.collectives(by, at).unwrap_or_default();
     // Layers of a transformer are all alike: each collective is measured once.
     let mut work: Vec<TimedTransfer> = Vec::new();
     for collective in
@@ -94,7 +94,7 @@ pub fn layers(links: LinkSamples, explanation: &Explanation, precision: Precisio
     let seconds = |collective| {
         work.iter().position(|timed| *timed == TimedTransfer::Layers(collective)).map_or(0.0, |i| times[i])
     };
-    let of = |row: &LayerCosts, by| Some(row.sizes.exchanges(by, at)?.into_iter().map(seconds).sum());
+    let of = |row: &LayerCosts, by| Some(row.sizes.collectives(by, at)?.into_iter().map(seconds).sum());
     let layers = explanation.layers.iter().map(|row| SecondsByParallelism::new(|by| of(row, by)));
     Ok(MeasuredCosts { links, layers: layers.collect() })
 }

@@ -128,7 +128,7 @@ fn constants() -> Vec<Constant> {
         Constant {
             name: "attention",
             get: |_, engine| match &mut engine.attention {
-                AttentionKernel::Fused { share, .. } => share,
+                AttentionKernel::Fused { efficiency, .. } => efficiency,
                 AttentionKernel::Unfused { bytes } => bytes,
                 AttentionKernel::Ours => unreachable!("an engine of others"),
             },
@@ -151,7 +151,7 @@ pub fn mosaic() -> Table {
                 data: gpus,
                 recompute: recompute(fields[9]),
                 zero: 3,
-                ..Candidate::alone(number(7))
+                ..Candidate::single_rank(number(7))
             },
             free_stages: false,
             seconds: fields[12].parse().unwrap(),
@@ -186,7 +186,7 @@ pub fn megatron() -> Table {
                 schedule: if chunks > 1 { ScheduleName::Interleaved } else { ScheduleName::OneFOneB },
                 chunks: Some(chunks).filter(|chunks| *chunks > 1),
                 recompute: recompute(fields[12]),
-                ..Candidate::alone(number(10))
+                ..Candidate::single_rank(number(10))
             },
             free_stages: false,
             seconds: fields[14].parse().unwrap(),
@@ -236,7 +236,7 @@ pub fn samo() -> Table {
                 recompute: RecomputeMode::Block,
                 schedule: ScheduleName::Axonn,
                 compressed: samo,
-                ..Candidate::alone(1)
+                ..Candidate::single_rank(1)
             },
             free_stages: true,
             seconds: flops / (gpus as f64 * 125e12 * share / 100.0),

@@ -1,4 +1,4 @@
-//! What datasheets say of GPUs that people have, without sparsity: the peak that shares are of.
+//! What datasheets say of GPUs that people have, without sparsity: the peak that efficiencies are fractions of.
 
 /// The rates of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -12,7 +12,7 @@ pub struct Datasheet {
 }
 
 /// Words that are all in a GPU's name, and its rates. The first that fits counts.
-const CARDS: [(&[&str], [f64; 3]); 10] = [
+const GPUS: [(&[&str], [f64; 3]); 10] = [
     (&["H200", "NVL"], [835.0, 60.0, 4800.0]),
     (&["H200"], [989.0, 67.0, 4800.0]),
     (&["H100", "NVL"], [835.0, 60.0, 3900.0]),
@@ -29,7 +29,7 @@ const CARDS: [(&[&str], [f64; 3]); 10] = [
 /// The datasheet of a GPU by NVIDIA's name for it, such as `NVIDIA A100-SXM4-80GB`.
 pub fn of(name: &str) -> Option<Datasheet> {
     let words: Vec<&str> = name.split([' ', '-']).collect();
-    let (_, rates) = CARDS.iter().find(|(all, _)| all.iter().all(|word| words.contains(word)))?;
+    let (_, rates) = GPUS.iter().find(|(all, _)| all.iter().all(|word| words.contains(word)))?;
     let [bf16_tflops, f32_tflops, gb_per_s] = *rates;
     Some(Datasheet { bf16_tflops, f32_tflops, gb_per_s })
 }
@@ -39,8 +39,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cards_are_known_by_whole_words_of_their_names() {
-        let memory = |name| of(name).map(|card| card.gb_per_s);
+    fn gpus_are_known_by_whole_words_of_their_names() {
+        let memory = |name| of(name).map(|gpu| gpu.gb_per_s);
         assert_eq!(memory("NVIDIA H200"), Some(4800.0));
         assert_eq!(memory("NVIDIA H100 80GB HBM3"), Some(3350.0));
         assert_eq!(memory("NVIDIA H100 PCIe"), Some(2000.0));

@@ -1,7 +1,7 @@
 //! A cluster as a planner sees it: what one device computes and holds, and how fast messages travel inside a
 //! node and between nodes. It is read from a file that a person can write or `espalier bench` measures.
 //!
-//! Rates are the datasheet's; what is reached of them is a share that grows with the size of the operation.
+//! Rates are the datasheet's; what is reached of them is a fraction that grows with the size of the operation.
 //! Sizes, rates and times are in the units that datasheets use, and each field's name says which.
 
 mod builtin;
@@ -75,7 +75,7 @@ pub struct MatmulRates {
     pub attention: Option<f64>,
     /// How many times as fast a product is where nine tenths of its weights are zeros, as dense as they are:
     /// a GPU that multiplies zeros draws less power.
-    #[serde(default = "whole", skip_serializing_if = "is_whole")]
+    #[serde(default = "unit", skip_serializing_if = "is_unit")]
     pub zeros: f64,
     /// What a convolution reaches of that. The last field: it may be a section of its own.
     #[serde(default = "as_products")]
@@ -92,11 +92,11 @@ pub struct Copy {
     pub efficiency: Vec<[f64; 2]>,
     /// What an operation over as many bytes of 16-bit numbers reaches of that: less than 1 where a device
     /// takes its time for each number, as a core does.
-    #[serde(default = "whole")]
+    #[serde(default = "unit")]
     pub bf16: f64,
     /// How many times as fast an operation is that only adds, compares or moves numbers, where norms and
     /// exponentials keep a device busy for longer than its memory does.
-    #[serde(default = "whole", skip_serializing_if = "is_whole")]
+    #[serde(default = "unit", skip_serializing_if = "is_unit")]
     pub light: f64,
 }
 
@@ -126,16 +126,17 @@ pub struct Fabric {
     #[serde(default = "one")]
     pub shared_by: usize,
     /// What of its rate a ring of many devices reaches.
-    #[serde(default = "whole")]
+    #[serde(default = "unit")]
     pub efficiency: f64,
-    /// The share of a device's computing that a collective takes away while it runs.
+    /// The fraction of a device's computing that a collective takes away while it runs.
     #[serde(default)]
     pub occupies: f64,
-    /// What each of several ranks that take turns on a core has to do to meet others, in the place of
-    /// `alpha_us`: to make way and come back.
+    /// What each of several ranks that take turns on a core has to do to join a collective, instead of
+    /// `alpha_us`: to yield the core and get it back.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub meet_us: f64,
-    /// For how long cores have nothing to do where all such ranks meet: until those that came first are awake.
+    /// For how long cores have nothing to do behind a collective of such ranks: until those that arrived
+    /// first are awake.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub turn_us: f64,
 }
@@ -144,15 +145,15 @@ fn is_zero(number: &f64) -> bool {
     *number == 0.0
 }
 
-fn is_whole(share: &f64) -> bool {
-    *share == 1.0
+fn is_unit(factor: &f64) -> bool {
+    *factor == 1.0
 }
 
 fn as_products() -> Convolution {
     Convolution::Share(1.0)
 }
 
-fn whole() -> f64 {
+fn unit() -> f64 {
     1.0
 }
 
@@ -173,7 +174,8 @@ impl Node {
         self.link.as_ref().unwrap_or(&Fabric::NONE)
     }
 
-    /// Devices that each of so many ranks has while it works: GPUs have one rank each, cores are shared out.
+    /// Devices that each of so many ranks has while it works: GPUs have one rank each, cores are split among
+    /// ranks.
     pub(crate) fn devices_each(&self, ranks: usize) -> f64 {
         if self.cores { (self.devices as f64 / ranks as f64).max(1.0) } else { 1.0 }
     }

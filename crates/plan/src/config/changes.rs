@@ -1,9 +1,9 @@
 //! What differs between two run files, and which of it makes another run of the same folder.
 //!
-//! How long a run is, how it is spread over ranks, how often it looks and saves, and what computes it do not
-//! say what is learnt: in exact arithmetic the weights after a step are the same. Everything else does.
+//! How long a run is, how it is spread over ranks, how often it evaluates and saves, and what computes it do
+//! not say what is learnt: in exact arithmetic the weights after a step are the same. Everything else does.
 //! `train.steps` moves the end of schedules that are measured by the length of the run, which is
-//! [said](RunFile::new_length), since a longer run is the usual reason to go on.
+//! [reported](RunFile::new_length), since a longer run is the usual reason to resume.
 
 use toml::{Table, Value};
 

@@ -190,12 +190,12 @@ impl RunFile {
                 format!("is {group}, but `parallel.batch_norm` = \"synchronised\" takes all ranks' samples");
             return Err(Error::Conflict { field: "train.batch_norm_group".into(), problem });
         }
-        let looks = [
+        let evaluations = [
             ("eval_every", train.eval_every),
             ("eval_samples", train.eval_samples),
             ("eval_batch", train.eval_batch),
         ];
-        for (key, value) in looks {
+        for (key, value) in evaluations {
             if value > 0 && self.data.holds_out_nothing() {
                 let why = "with `data.validation` = 0".into();
                 return Err(Error::NoEffect { field: format!("train.{key}"), why });
@@ -206,13 +206,13 @@ impl RunFile {
 
     /// The same run on one rank, in micro-batches of the same size and with the same form of state.
     pub fn single_rank(&self) -> RunFile {
-        let mut alone = self.clone();
-        alone.train.micro_batches *= self.parallel.data;
-        alone.parallel = Parallel { timeout_s: self.parallel.timeout_s, ..Parallel::default() };
-        if let Some(prune) = alone.prune.as_mut().filter(|_| self.storage().compressed) {
+        let mut single = self.clone();
+        single.train.micro_batches *= self.parallel.data;
+        single.parallel = Parallel { timeout_s: self.parallel.timeout_s, ..Parallel::default() };
+        if let Some(prune) = single.prune.as_mut().filter(|_| self.storage().compressed) {
             prune.state = StateForm::Compressed;
         }
-        alone
+        single
     }
 
     /// The run with the layout of another: its ranks, micro-batches, recomputation and form of state.

@@ -85,8 +85,8 @@ impl Override {
     }
 
     /// `prune.sparsity`
-    pub fn sparsity(share: f64) -> Override {
-        Override::of("prune.sparsity", share)
+    pub fn sparsity(fraction: f64) -> Override {
+        Override::of("prune.sparsity", fraction)
     }
 
     /// `parallel.data`
@@ -113,8 +113,8 @@ impl Override {
     /// files there.
     pub fn below(self, folder: &Path) -> Override {
         // A study file has its run file in a section.
-        let own = usize::from(self.keys[0] == "run");
-        let field = self.keys[own..].iter().take(2).cloned().collect::<Vec<_>>().join(".");
+        let skipped = usize::from(self.keys[0] == "run");
+        let field = self.keys[skipped..].iter().take(2).cloned().collect::<Vec<_>>().join(".");
         let joined = |value: Value| match value {
             Value::String(path) if !path.is_empty() => {
                 Value::String(folder.join(path).to_string_lossy().into_owned())

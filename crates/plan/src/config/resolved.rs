@@ -103,12 +103,13 @@ impl RunFile {
 
     /// The stages, and the order in which they work.
     pub(crate) fn stages_and_order(&self) -> PipelinePlan {
-        let alone = || ScheduleSource::Named { name: ScheduleName::OneFOneB, chunks: None, pipelines: None };
+        let unpipelined =
+            || ScheduleSource::Named { name: ScheduleName::OneFOneB, chunks: None, pipelines: None };
         let written = self.parallel.pipeline.as_ref();
         PipelinePlan {
             stages: self.parallel.stages(),
             micro_batches: self.train.micro_batches,
-            order: written.map_or_else(alone, PipelineConfig::order),
+            order: written.map_or_else(unpipelined, PipelineConfig::order),
             drain: written.map_or(0, PipelineConfig::drains_every),
         }
     }

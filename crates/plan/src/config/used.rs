@@ -49,8 +49,8 @@ impl Purpose {
 }
 
 impl RunFile {
-    /// An error where an override of a trained model's run has no effect, or would judge it by samples that
-    /// it has learnt from.
+    /// An error where an override of a trained model's run has no effect, or would evaluate it on samples
+    /// that it has learnt from.
     pub fn check_overrides(&self, overrides: &[Override], purpose: Purpose) -> Result<(), Error> {
         for field in overrides.iter().map(Override::field) {
             // One that is no field at all is named where the run is read.
@@ -66,7 +66,7 @@ impl RunFile {
         Ok(())
     }
 
-    /// Refuses to hold out more than the run did, or to draw other samples than it drew: the model has learnt
+    /// Refuses to hold out more than the run did, or to make other samples than it did: the model has learnt
     /// from some of them.
     fn check_held_out(&self, overrides: &[Override]) -> Result<(), Error> {
         let run = self.in_use(overrides)?;
@@ -88,8 +88,8 @@ impl RunFile {
             );
             return Err(Error::Conflict { field: "data.validation".into(), problem });
         }
-        let are_drawn = self.data.is_synthetic() && run.data.is_synthetic();
-        if are_drawn && (run.seed != self.seed || run.data.source != self.data.source) {
+        let are_synthetic = self.data.is_synthetic() && run.data.is_synthetic();
+        if are_synthetic && (run.seed != self.seed || run.data.source != self.data.source) {
             let field = if run.seed != self.seed { "seed" } else { "data" };
             let problem = format!(
                 "selects other samples than the run did: the model was trained on some of the new validation split ({instead})"
@@ -163,13 +163,13 @@ mod tests {
 
     #[test]
     fn what_has_no_effect_on_a_trained_model_is_refused() {
-        let said = |text: &str, purpose| {
+        let result = |text: &str, purpose| {
             trained().check_overrides(&[text.into()], purpose).map_err(|why| why.to_string())
         };
         for purpose in [Purpose::HeldOut, Purpose::OtherData, Purpose::Text] {
             for allowed in ["train.precision=f32", "parallel.tensor=2", "device.kind=cpu", "model.context=8"]
             {
-                assert_eq!(said(allowed, purpose), Ok(()), "{allowed}");
+                assert_eq!(result(allowed, purpose), Ok(()), "{allowed}");
             }
             for refused in [
                 "train.steps=7",
@@ -178,18 +178,18 @@ mod tests {
                 "model.dropout=0.5",
                 "parallel.zero=1",
             ] {
-                let why = said(refused, purpose).unwrap_err();
+                let why = result(refused, purpose).unwrap_err();
                 let field = refused.split('=').next().unwrap();
                 assert!(why.starts_with(&format!("`{field}` has no effect in ")), "{why}");
             }
         }
-        assert_eq!(said("train.eval_batch=4", Purpose::OtherData), Ok(()));
-        insta::assert_snapshot!(said("train.batch=4", Purpose::Text).unwrap_err(), @"`train.batch` has no effect in generation: nothing is trained, and no data are read");
-        insta::assert_snapshot!(said("seed=4", Purpose::Text).unwrap_err(), @"`seed` has no effect in generation: use --seed");
-        insta::assert_snapshot!(said("data.validation=0.5", Purpose::OtherData).unwrap_err(), @"`data.validation` has no effect with --data, which is what the model is evaluated on");
+        assert_eq!(result("train.eval_batch=4", Purpose::OtherData), Ok(()));
+        insta::assert_snapshot!(result("train.batch=4", Purpose::Text).unwrap_err(), @"`train.batch` has no effect in generation: nothing is trained, and no data are read");
+        insta::assert_snapshot!(result("seed=4", Purpose::Text).unwrap_err(), @"`seed` has no effect in generation: use --seed");
+        insta::assert_snapshot!(result("data.validation=0.5", Purpose::OtherData).unwrap_err(), @"`data.validation` has no effect with --data, which is what the model is evaluated on");
         // A name that is none is for whoever reads the run.
         assert_eq!(
-            said("train.stepz=7", Purpose::HeldOut),
+            result("train.stepz=7", Purpose::HeldOut),
             trained().in_use(&["train.stepz=7".into()]).map(|_| ()).map_err(|why| why.to_string())
         );
     }
@@ -197,17 +197,17 @@ mod tests {
     /// What was held out stays so: a smaller part of it is of it too.
     #[test]
     fn nothing_that_was_learnt_from_is_held_out() {
-        let said = |text: &str| {
+        let result = |text: &str| {
             trained().check_overrides(&[text.into()], Purpose::HeldOut).map_err(|why| why.to_string())
         };
-        assert_eq!(said("data.validation=0.05"), Ok(()));
-        insta::assert_snapshot!(said("data.validation=0.5").unwrap_err(), @"`data.validation` is 0.5, and the run held out 0.1: the model was trained on the rest of it (--data names other data to evaluate on)");
+        assert_eq!(result("data.validation=0.05"), Ok(()));
+        insta::assert_snapshot!(result("data.validation=0.5").unwrap_err(), @"`data.validation` is 0.5, and the run held out 0.1: the model was trained on the rest of it (--data names other data to evaluate on)");
         assert!(
-            said("data.count=20000")
+            result("data.count=20000")
                 .unwrap_err()
                 .starts_with("`data` selects other samples than the run did")
         );
-        assert!(said("seed=5").unwrap_err().starts_with("`seed` selects other samples than the run did"));
+        assert!(result("seed=5").unwrap_err().starts_with("`seed` selects other samples than the run did"));
     }
 
     /// What of the run would contradict them is not there any more.

@@ -1,14 +1,14 @@
 //! One function a pattern of messages: how many a rank sends one after another, and how many words.
 //!
-//! `ranks` is P and `words` is n, the length of what a rank ends with: the vector that is summed, or the
-//! whole that is put together. Rings send P - 1 messages of n / P words; trees and halvings go through log2 P
-//! rounds, rounded up.
+//! `ranks` is P and `words` is n, the length of what a rank ends with: the vector that is reduced, or the one
+//! that is gathered. Rings send P - 1 messages of n / P words; trees and halvings go through log2 P rounds,
+//! rounded up.
 
 use serde::Serialize;
 
 use super::Cost;
 
-/// How a sum over ranks that all get is made.
+/// The algorithm of an all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AllReduce {
@@ -38,9 +38,9 @@ impl AllReduce {
 /// A pattern of messages with its words, as a layer needs it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum CollectivePattern {
-    /// A sum over ranks that all get, of so many words.
+    /// Of so many words.
     AllReduce(f64),
-    /// Parts of all ranks, so many words together.
+    /// Shards of all ranks, so many words together.
     AllGather(f64),
     /// So many words to the rank before, and to the one behind: [`halo`].
     Halo(f64, f64),
@@ -54,45 +54,45 @@ pub(crate) fn ring_all_reduce(ranks: usize, words: f64) -> Cost {
 
 /// Up a tree and down again: 2 log2 P messages of all n words. For short vectors.
 pub(crate) fn tree_all_reduce(ranks: usize, words: f64) -> Cost {
-    exchange(2.0 * rounds(ranks), 2.0 * rounds(ranks) * words)
+    pattern(2.0 * rounds(ranks), 2.0 * rounds(ranks) * words)
 }
 
 /// Reduce-scatter by halving the vector and all-gather by doubling it (Rabenseifner): the few messages of a
 /// tree and the few words of a ring, 2 log2 P and 2 (P - 1)/P n. It wants links between all ranks.
 pub(crate) fn halving_all_reduce(ranks: usize, words: f64) -> Cost {
-    exchange(2.0 * rounds(ranks), 2.0 * others(ranks) / ranks as f64 * words)
+    pattern(2.0 * rounds(ranks), 2.0 * others(ranks) / ranks as f64 * words)
 }
 
 /// The sum over ranks, of which each gets its P-th: P - 1 messages, (P - 1)/P n words.
 pub fn reduce_scatter(ranks: usize, words: f64) -> Cost {
-    exchange(others(ranks), others(ranks) / ranks as f64 * words)
+    pattern(others(ranks), others(ranks) / ranks as f64 * words)
 }
 
-/// The ranks' parts put together, for all of them: P - 1 messages, (P - 1)/P n words.
+/// The shards of all ranks, for all of them: P - 1 messages, (P - 1)/P n words.
 pub fn all_gather(ranks: usize, words: f64) -> Cost {
-    exchange(others(ranks), others(ranks) / ranks as f64 * words)
+    pattern(others(ranks), others(ranks) / ranks as f64 * words)
 }
 
-/// What is cut one way becomes cut another way: of its n/P words each rank sends a P-th to every other. n is
-/// the length of all parts together.
+/// What is sharded along one dimension becomes sharded along another: of its n/P words each rank sends a P-th
+/// to every other. n is the length of all shards together.
 pub fn all_to_all(ranks: usize, words: f64) -> Cost {
-    let own = words / ranks as f64;
-    exchange(others(ranks), others(ranks) / ranks as f64 * own)
+    let local = words / ranks as f64;
+    pattern(others(ranks), others(ranks) / ranks as f64 * local)
 }
 
 /// One rank to another.
 pub fn point_to_point(words: f64) -> Cost {
-    exchange(1.0, words)
+    pattern(1.0, words)
 }
 
-/// Edges of an image that is cut into slabs, to the neighbours on both sides at once: the longer of the two
+/// Edges of an image that is split into slabs, to the neighbours on both sides at once: the longer of the two
 /// counts.
 pub fn halo(to_before: f64, to_after: f64) -> Cost {
     point_to_point(to_before.max(to_after))
 }
 
-/// Nothing is said where there is nothing to say, or nobody to say it to.
-fn exchange(messages: f64, words: f64) -> Cost {
+/// Costs nothing where there is nothing to send, or nobody to send it to.
+fn pattern(messages: f64, words: f64) -> Cost {
     if words > 0.0 { Cost { messages, words } } else { Cost::FREE }
 }
 

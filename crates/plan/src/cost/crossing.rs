@@ -23,7 +23,7 @@ impl LayerSizes {
     ///
     /// With a square weight of width d and no time to start messages it is d / 1.5: 2 d^2 words against 3 B d.
     pub fn data_from_batch(&self, at: &Setting) -> Option<usize> {
-        self.columns?;
+        self.features?;
         let model = |batch| Some(at.seconds(self.cost(Parallelism::Model, &Setting { batch, ..*at })?));
         let slope = model(2)? - model(1)?;
         let started = model(1)? - slope;

@@ -110,16 +110,16 @@ impl Explanation {
 impl LayerCosts {
     /// Whether it multiplies, so that its work is worth sharing.
     pub fn is_product(&self) -> bool {
-        self.sizes.columns.is_some()
+        self.sizes.features.is_some()
     }
 
     fn new(sizes: LayerSizes, at: &Setting) -> LayerCosts {
         let costs = ByParallelism::new(at, |by| sizes.cost(by, at));
         LayerCosts {
             costs,
-            cheapest: costs.cheapest().map(|(by, _)| by).filter(|_| sizes.columns.is_some()),
+            cheapest: costs.cheapest().map(|(by, _)| by).filter(|_| sizes.features.is_some()),
             data_from_batch: sizes.data_from_batch(at),
-            change: sizes.columns.and_then(|_| sizes.change_with_ranks(at)),
+            change: sizes.features.and_then(|_| sizes.change_with_ranks(at)),
             sizes,
         }
     }

@@ -1,16 +1,16 @@
 //! Integrated parallelism (Gholami et al. 2018): each layer by the parallelism that suits it, over the same ranks.
 //!
-//! What one layer gives lies on the ranks in some way, and the next may want it in another: that exchange
+//! What one layer gives is split over the ranks in some way, and the next may want it in another: moving it
 //! costs messages too. So the cheapest choice for each layer by itself need not be the cheapest for all of
 //! them. It is a shortest path: a layer is a table of what it costs to come from one `ActivationSplit` of its
-//! input to one of its output, layers behind one another add up, ways that part and meet add up from the same
-//! split to the same split, and between any two layers there may be an exchange.
+//! input to one of its output, layers behind one another add up, branches add up from the same split to the
+//! same split, and between any two layers an activation may be moved.
 //!
-//! A layer that multiplies is shared out by samples, by rows of the image, by its outputs (its input whole on
-//! every rank) or by its inputs (each rank has some of its columns; what they make is summed). Two linear
-//! layers of the last two kinds, one behind the other, are the pair of Shoeybi et al. 2019, which no rule
-//! here names. A weight that two layers share is shared out the same way for both; its gradient is summed
-//! once, with the layer that it belongs to.
+//! A layer that multiplies is split by samples, by rows of the image, by its outputs (its input replicated on
+//! every rank) or by its inputs (each rank has some of its features; what they make is all-reduced). Two
+//! linear layers of the last two kinds, one behind the other, are the pair of Shoeybi et al. 2019, which no
+//! rule here names. A weight that two layers share is split the same way for both; its gradient is
+//! all-reduced once, with the layer that it belongs to.
 
 mod run;
 mod table;
@@ -32,30 +32,30 @@ use self::table::{CostedRoute, RouteStep, RouteTable};
 /// The cheapest mixture for a model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Integrated {
-    /// All messages of a step, exchanges included.
+    /// All messages of a step, moves between layers included.
     pub cost: Cost,
     /// What all messages of the mixture take by alpha and beta.
     pub seconds: f64,
-    /// Of that the exchanges between layers.
+    /// Of that the moves between layers.
     pub exchanged: Cost,
     /// The layers that multiply, in the order of execution.
     pub layers: Vec<LayerChoice>,
-    /// All layers, in the order of execution; one with ways through it before what is inside it.
+    /// All layers, in the order of execution; one with branches before what is inside it.
     #[serde(skip)]
     pub route: Vec<LayerSplit>,
 }
 
-/// How a layer is shared out.
+/// How a layer is split.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LayerChoice {
     /// The prefix of its parameters, or the word for its kind.
     pub name: String,
-    /// What is cut there: samples, outputs or images.
+    /// What is split there: samples, outputs or images.
     pub by: Parallelism,
 }
 
 impl Integrated {
-    /// The cheapest mixture for a model whose shapes fit; none where no mixture can be shared by so many ranks.
+    /// The cheapest mixture for a model whose shapes fit; none where no mixture can be split over so many ranks.
     pub fn of(model: &ModelSpec, pruning: Option<&Pruning>, at: &Setting) -> Option<Integrated> {
         Integrated::on(model, pruning, at, None)
     }
@@ -77,9 +77,9 @@ impl Integrated {
         group: Option<&IntegratedGroup>,
     ) -> Option<Integrated> {
         let (kept, tied) = (KeptElements::new(model, pruning), tied(model));
-        let ways: &[_] =
+        let choices: &[_] =
             if tied.is_empty() { &[None] } else { &[Some(Parallelism::Data), Some(Parallelism::Model)] };
-        let found = ways.iter().filter_map(|by| {
+        let found = choices.iter().filter_map(|by| {
             let ties = TieConstraint { weights: &tied, by: *by };
             let walk = CostWalk { at, kept: &kept, ties, group, trained: false, steps: Vec::new() };
             walk.through(model)
@@ -91,7 +91,7 @@ impl Integrated {
 impl Integrated {
     /// Which layers are by what: `features.0 to features.10 data-parallel, classifier.1 model-parallel`.
     pub fn sentence(&self) -> String {
-        /// Of more changes than these the first are told.
+        /// Of more changes than these the first are named.
         const MOST: usize = 6;
         let runs: Vec<&[LayerChoice]> = self.layers.chunk_by(|a, b| a.by == b.by).collect();
         let named = |run: &&[LayerChoice]| match run {
@@ -99,11 +99,11 @@ impl Integrated {
             [first, .., last] => format!("{} to {} {}-parallel", first.name, last.name, first.by.name()),
             [] => unreachable!("a run of neighbours has one at least"),
         };
-        let mut said: Vec<String> = runs.iter().take(MOST).map(named).collect();
+        let mut text: Vec<String> = runs.iter().take(MOST).map(named).collect();
         if runs.len() > MOST {
-            said.push(format!("and {} more changes", runs.len() - MOST));
+            text.push(format!("and {} more changes", runs.len() - MOST));
         }
-        said.join(", ")
+        text.join(", ")
     }
 }
 
@@ -114,7 +114,7 @@ fn tied(model: &ModelSpec) -> HashSet<&str> {
     tied
 }
 
-/// How the layers that share a weight are shared out.
+/// How the layers that share a weight are split.
 #[derive(Debug, Clone, Copy)]
 struct TieConstraint<'a> {
     weights: &'a HashSet<&'a str>,
@@ -123,7 +123,7 @@ struct TieConstraint<'a> {
 }
 
 impl TieConstraint<'_> {
-    /// Whether they let a layer be shared out so.
+    /// Whether they let a layer be split so.
     fn allow(&self, layer: &LayerSpec, by: Parallelism) -> bool {
         let Some(all) = self.by else { return true };
         let is_tied = layer.description().tied_weight().is_some()
@@ -141,35 +141,35 @@ struct CostWalk<'a> {
     group: Option<&'a IntegratedGroup>,
     /// Whether a layer that was passed is trained: what comes behind it has a gradient.
     trained: bool,
-    /// What was decided on all ways, so that a way is a number.
+    /// What was decided on all routes, so that a route is a number.
     steps: Vec<RouteStep>,
 }
 
 impl CostWalk<'_> {
-    /// The cheapest way through a model.
+    /// The cheapest route through a model.
     fn through(mut self, model: &ModelSpec) -> Option<Integrated> {
         let at = self.at;
         let layers: Vec<&LayerSpec> = model.blocks.iter().flat_map(|block| &block.layers).collect();
         let (table, shape) = self.series(&layers, model.input.shape());
         let has_head = model.head().is_some();
         let mut best: Option<CostedRoute> = None;
-        for (from, to, way) in table.ways() {
+        for (from, to, found) in table.routes() {
             // Every rank reads of the data what it needs.
             if self.group.is_some_and(|group| from != group.begins()) {
                 continue;
             }
             let Some(loss) = self.loss(to, shape, has_head) else { continue };
-            let cost = way.cost + loss;
+            let cost = found.cost + loss;
             if best.is_none_or(|best| at.seconds(cost) < at.seconds(best.cost)) {
-                best = Some(CostedRoute { cost, ..way });
+                best = Some(CostedRoute { cost, ..found });
             }
         }
         let best = best?;
-        let ChosenRoute { layers, route, exchanged } = self.told(best.step);
+        let ChosenRoute { layers, route, exchanged } = self.chosen(best.step);
         Some(Integrated { cost: best.cost, seconds: at.seconds(best.cost), exchanged, layers, route })
     }
 
-    /// What it costs to take the loss from logits that lie so.
+    /// What it costs to take the loss from logits that are split so.
     fn loss(&self, split: ActivationSplit, logits: Shape, has_head: bool) -> Option<Cost> {
         let at = self.at;
         match split {
@@ -178,16 +178,17 @@ impl CostWalk<'_> {
                 Some(all_gather(at.ranks, at.of_batch(logits.elements() as f64)))
             }
             ActivationSplit::Samples | ActivationSplit::Replicated => Some(Cost::FREE),
-            ActivationSplit::Columns if self.group.is_some() && !has_head => None,
+            ActivationSplit::Features if self.group.is_some() && !has_head => None,
             // The largest of each row and the sum of exponentials, over ranks.
-            ActivationSplit::Columns => {
-                Some(at.sum(at.of_batch(logits.rows() as f64)) + at.sum(at.of_batch(logits.rows() as f64)))
-            }
+            ActivationSplit::Features => Some(
+                at.all_reduced(at.of_batch(logits.rows() as f64))
+                    + at.all_reduced(at.of_batch(logits.rows() as f64)),
+            ),
             ActivationSplit::Rows => None,
         }
     }
 
-    /// Layers behind one another, with an exchange before each; returns their table and the shape behind them.
+    /// Layers behind one another, with a move before each; returns their table and the shape behind them.
     fn series(
         &mut self,
         layers: &[impl std::borrow::Borrow<LayerSpec>],
@@ -197,10 +198,10 @@ impl CostWalk<'_> {
         let nothing = CostedRoute { cost: Cost::FREE, step: None };
         ActivationSplit::ALL.into_iter().for_each(|split| table.offer(split, split, nothing, self.at));
         for layer in layers {
-            let exchange = self.exchange(shape);
-            let (own, output) = self.layer(layer.borrow(), shape);
-            table = self.behind(&table, &exchange);
-            table = self.behind(&table, &own);
+            let moves = self.redistribute(shape);
+            let (costs, output) = self.layer(layer.borrow(), shape);
+            table = self.behind(&table, &moves);
+            table = self.behind(&table, &costs);
             shape = output;
         }
         (table, shape)
@@ -213,12 +214,12 @@ impl CostWalk<'_> {
             let mut ends = Vec::new();
             let mut all: Option<RouteTable> = None;
             let mut trains = trained;
-            for side in &branches.all {
+            for branch in &branches.all {
                 self.trained = trained;
-                let (table, shape) = self.series(side.layers, input);
-                // Ways meet in one split, whatever each was in.
-                let exchange = self.exchange(shape);
-                let table = self.behind(&table, &exchange);
+                let (table, shape) = self.series(branch.layers, input);
+                // Branches end in one split, whatever each was in.
+                let moves = self.redistribute(shape);
+                let table = self.behind(&table, &moves);
                 all = Some(match all {
                     None => table,
                     Some(other) => self.beside(&other, &table),
@@ -227,26 +228,26 @@ impl CostWalk<'_> {
                 ends.push(shape);
             }
             self.trained = trains;
-            let output = branches.meet(&ends).expect("shapes were checked");
+            let output = branches.joined(&ends).expect("shapes were checked");
             let inside = all.unwrap_or(RouteTable::NONE);
             let mut table = RouteTable::NONE;
-            // Columns side by side are not those of what is put together.
+            // The features of branches are not those of their concatenation.
             let cannot = |to| {
-                self.group.is_some() && branches.join == BranchJoin::Concat && to == ActivationSplit::Columns
+                self.group.is_some() && branches.join == BranchJoin::Concat && to == ActivationSplit::Features
             };
-            for (from, to, way) in inside.ways().filter(|(_, to, _)| !cannot(*to)).collect::<Vec<_>>() {
+            for (from, to, found) in inside.routes().filter(|(_, to, _)| !cannot(*to)).collect::<Vec<_>>() {
                 let step = self.note(RouteStep::Layer(LayerSplit { from, to }, None));
-                let way = self.then(CostedRoute { cost: Cost::FREE, step: Some(step) }, way);
-                table.offer(from, to, way, self.at);
+                let found = self.then(CostedRoute { cost: Cost::FREE, step: Some(step) }, found);
+                table.offer(from, to, found, self.at);
             }
             return (table, output);
         }
         let output = layer.output(input).expect("shapes were checked");
         let sizes = LayerSizes::new(layer, input, output, self.kept, self.trained);
         self.trained |= sizes.parameters > 0;
-        let table = match sizes.columns {
+        let table = match sizes.features {
             Some(_) => self.product(layer, &sizes),
-            None => self.passed(layer, &sizes),
+            None => self.elementwise(layer, &sizes),
         };
         (table, output)
     }
@@ -254,18 +255,18 @@ impl CostWalk<'_> {
     /// A layer that multiplies.
     fn product(&mut self, layer: &LayerSpec, sizes: &LayerSizes) -> RouteTable {
         let at = self.at;
-        let columns = sizes.columns.expect("a product has columns");
-        let whole = at.of_batch(sizes.output as f64);
-        let by_inputs = (at.ranks <= columns.input).then(|| at.sum(whole));
-        // Ids are no columns: a rank that has some rows of a table reads all of them.
+        let features = sizes.features.expect("a product has columns");
+        let output = at.of_batch(sizes.output as f64);
+        let by_inputs = (at.ranks <= features.input).then(|| at.all_reduced(output));
+        // Ids are no features: a rank that has some rows of a table reads all of them.
         let reads = match layer.properties().tensor_role {
             TensorRole::RowParallel => ActivationSplit::Replicated,
-            _ => ActivationSplit::Columns,
+            _ => ActivationSplit::Features,
         };
-        let by_outputs = (at.ranks <= columns.output)
+        let by_outputs = (at.ranks <= features.output)
             .then(|| sizes.input_gradient(at).map_or(Cost::FREE, |sum| at.cost(sum)));
         let mut table = RouteTable::NONE;
-        let ways = [
+        let options = [
             (
                 ActivationSplit::Samples,
                 ActivationSplit::Samples,
@@ -273,10 +274,10 @@ impl CostWalk<'_> {
                 sizes.cost(Parallelism::Data, at),
             ),
             (ActivationSplit::Rows, ActivationSplit::Rows, Parallelism::Domain, self.by_domain(sizes)),
-            (ActivationSplit::Replicated, ActivationSplit::Columns, Parallelism::Model, by_outputs),
+            (ActivationSplit::Replicated, ActivationSplit::Features, Parallelism::Model, by_outputs),
             (reads, ActivationSplit::Replicated, Parallelism::Model, by_inputs),
         ];
-        for (from, to, by, cost) in ways {
+        for (from, to, by, cost) in options {
             let stop = LayerSplit { from, to };
             let can = self.ties.allow(layer, by)
                 && self.group.is_none_or(|group| group.multiplies(layer, &sizes.name, stop));
@@ -297,21 +298,21 @@ impl CostWalk<'_> {
         slabs.or_else(|| tiles.map(|_| self.at.cost(sizes.weight_gradient())))
     }
 
-    /// A layer that passes on how its input lies.
-    fn passed(&mut self, layer: &LayerSpec, sizes: &LayerSizes) -> RouteTable {
+    /// A layer whose output is split as its input is.
+    fn elementwise(&mut self, layer: &LayerSpec, sizes: &LayerSizes) -> RouteTable {
         let at = self.at;
-        let columns = (at.ranks <= layer.properties().channel_groups).then_some(Cost::FREE);
+        let features = (at.ranks <= layer.properties().channel_groups).then_some(Cost::FREE);
         let ends = match self.group {
             None => layer.properties().tile_role == TileRole::Mean(None),
             Some(_) => run::ends_tiles(layer),
         };
-        let sum = ends.then(|| at.sum(at.of_batch(sizes.output as f64)));
+        let sum = ends.then(|| at.all_reduced(at.of_batch(sizes.output as f64)));
         let mut table = RouteTable::NONE;
         for (from, to, cost) in [
             (ActivationSplit::Samples, ActivationSplit::Samples, sizes.cost(Parallelism::Data, at)),
             (ActivationSplit::Rows, ActivationSplit::Rows, self.by_domain(sizes)),
             (ActivationSplit::Rows, ActivationSplit::Replicated, sum),
-            (ActivationSplit::Columns, ActivationSplit::Columns, columns),
+            (ActivationSplit::Features, ActivationSplit::Features, features),
             (ActivationSplit::Replicated, ActivationSplit::Replicated, sizes.cost(Parallelism::Model, at)),
         ] {
             let stop = LayerSplit { from, to };
@@ -325,7 +326,7 @@ impl CostWalk<'_> {
     }
 
     /// What it costs to move an activation of this shape from each split to each other, and its gradient back.
-    fn exchange(&mut self, shape: Shape) -> RouteTable {
+    fn redistribute(&mut self, shape: Shape) -> RouteTable {
         let (at, words) = (self.at, self.at.of_batch(shape.elements() as f64));
         let back = self.trained;
         let mut table = RouteTable::NONE;
@@ -336,16 +337,16 @@ impl CostWalk<'_> {
                 if is_impossible || self.group.is_some_and(|group| !group.moves(from, to)) {
                     continue;
                 }
-                // A part of what a rank has is its own to take.
-                let one_way = |from, to| match (from, to) {
+                // A slice of what a rank has costs nothing.
+                let cost_of = |from, to| match (from, to) {
                     (from, to) if from == to => Cost::FREE,
                     (ActivationSplit::Replicated, _) => Cost::FREE,
                     (_, ActivationSplit::Replicated) => all_gather(at.ranks, words),
                     _ => all_to_all(at.ranks, words),
                 };
-                let gradient = if back { one_way(to, from) } else { Cost::FREE };
-                let cost = one_way(from, to) + gradient;
-                let step = (cost != Cost::FREE).then(|| self.note(RouteStep::Exchange(cost)));
+                let gradient = if back { cost_of(to, from) } else { Cost::FREE };
+                let cost = cost_of(from, to) + gradient;
+                let step = (cost != Cost::FREE).then(|| self.note(RouteStep::Move(cost)));
                 table.offer(from, to, CostedRoute { cost, step }, at);
             }
         }
@@ -357,13 +358,13 @@ impl CostWalk<'_> {
         let mut table = RouteTable::NONE;
         for from in ActivationSplit::ALL {
             for to in ActivationSplit::ALL {
-                let ways = ActivationSplit::ALL
+                let pairs = ActivationSplit::ALL
                     .into_iter()
                     .filter_map(|via| Some((first.get(from, via)?, second.get(via, to)?)));
                 let seconds = |(a, b): &(CostedRoute, CostedRoute)| self.at.seconds(a.cost + b.cost);
-                if let Some((a, b)) = ways.min_by(|a, b| seconds(a).total_cmp(&seconds(b))) {
-                    let way = self.then(a, b);
-                    table.offer(from, to, way, self.at);
+                if let Some((a, b)) = pairs.min_by(|a, b| seconds(a).total_cmp(&seconds(b))) {
+                    let found = self.then(a, b);
+                    table.offer(from, to, found, self.at);
                 }
             }
         }
@@ -373,10 +374,10 @@ impl CostWalk<'_> {
     /// Both, from the same split to the same.
     fn beside(&mut self, one: &RouteTable, other: &RouteTable) -> RouteTable {
         let mut table = RouteTable::NONE;
-        for (from, to, way) in one.ways() {
+        for (from, to, found) in one.routes() {
             if let Some(other) = other.get(from, to) {
-                let way = self.then(way, other);
-                table.offer(from, to, way, self.at);
+                let found = self.then(found, other);
+                table.offer(from, to, found, self.at);
             }
         }
         table
@@ -395,25 +396,25 @@ impl CostWalk<'_> {
         self.steps.len() - 1
     }
 
-    /// What was decided on a way, in order, and what its exchanges cost.
-    fn told(&self, last: Option<usize>) -> ChosenRoute {
-        let mut told = ChosenRoute { layers: Vec::new(), route: Vec::new(), exchanged: Cost::FREE };
+    /// What was decided on a route, in order, and what its moves cost.
+    fn chosen(&self, last: Option<usize>) -> ChosenRoute {
+        let mut chosen = ChosenRoute { layers: Vec::new(), route: Vec::new(), exchanged: Cost::FREE };
         let mut open: Vec<usize> = last.into_iter().collect();
         while let Some(step) = open.pop() {
             match &self.steps[step] {
                 RouteStep::Layer(stop, choice) => {
-                    told.route.push(*stop);
-                    told.layers.extend(choice.clone());
+                    chosen.route.push(*stop);
+                    chosen.layers.extend(choice.clone());
                 }
-                RouteStep::Exchange(cost) => told.exchanged = told.exchanged + *cost,
+                RouteStep::Move(cost) => chosen.exchanged = chosen.exchanged + *cost,
                 RouteStep::Then(first, second) => open.extend([*second, *first]),
             }
         }
-        told
+        chosen
     }
 }
 
-/// What was decided on a way.
+/// What was decided on a route.
 struct ChosenRoute {
     layers: Vec<LayerChoice>,
     route: Vec<LayerSplit>,

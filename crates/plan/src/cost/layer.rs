@@ -1,18 +1,18 @@
-//! What a layer has to say to other ranks in a step, by the three kinds of parallelism (Gholami et al. 2018).
+//! What a layer sends to other ranks in a step, by the three kinds of parallelism (Gholami et al. 2018).
 //!
 //! With P ranks, a batch of B samples, d_in and d_out words of a sample before and behind the layer, and |W|
-//! weights of which a share f is kept:
+//! weights of which a fraction f is kept:
 //!
-//! - **data**: each rank has B/P samples and all weights. The weight gradients are summed: f|W| words,
-//!   all-reduced.
+//! - **data**: each rank has B/P samples and all weights. The weight gradients are all-reduced:
+//!   f|W| words.
 //! - **model**: each rank has a P-th of the outputs and the weights that make them. Forward the outputs are
-//!   gathered, B d_out words; backward the gradient of the input is summed, B d_in words all-reduced, unless
+//!   all-gathered, B d_out words; backward the gradient of the input is all-reduced, B d_in words, unless
 //!   nothing before the layer is trained. The weight gradient stays where it is made.
 //! - **domain**: each rank has a slab of the rows of every image and all weights. Forward a convolution needs
-//!   its neighbours' edges, backward it gives their gradients back; the weight gradients are summed as under
-//!   data.
+//!   its neighbours' edges, backward it gives their gradients back; the weight gradients are all-reduced as
+//!   under data.
 //!
-//! Pruning makes the sums of weight gradients shorter and nothing else.
+//! Pruning makes the all-reduces of weight gradients shorter and nothing else.
 
 use std::collections::HashMap;
 
@@ -23,11 +23,11 @@ use crate::pruning::Pruning;
 use crate::spec::{LayerSpec, ModelSpec, ProductSize, Shape, ShapeError, TileRole};
 use crate::tiles::SlidingWindow;
 
-/// How the work of a layer is shared out.
+/// How the work of a layer is split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Parallelism {
-    /// Samples are cut: every rank has the whole layer.
+    /// By samples: every rank has the full layer.
     Data,
     /// By outputs, with the weights that make them.
     Model,
@@ -66,10 +66,10 @@ pub struct LayerSizes {
     pub output: u64,
     /// Whether something before it is trained, so that its input needs a gradient.
     pub wants_input_gradient: bool,
-    /// How its work can be cut by columns, where there is any worth cutting.
+    /// How its work can be split by features, where there is any worth splitting.
     #[serde(skip)]
-    pub columns: Option<ProductSize>,
-    /// How its work can be cut by rows of the image.
+    pub features: Option<ProductSize>,
+    /// How its work can be split by rows of the image.
     #[serde(skip)]
     pub edges: Option<Edges>,
     /// Sums over the batch that it makes on the way, forward and backward each: those of a batch norm.
@@ -77,7 +77,7 @@ pub struct LayerSizes {
     pub statistics: usize,
 }
 
-/// What a layer reads of an image that is cut into slabs of rows.
+/// What a layer reads of an image that is split into slabs of rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Edges {
     /// Rows of the image before and behind the layer.
@@ -92,7 +92,7 @@ pub struct Edges {
 
 impl Edges {
     /// Windows of `kernel` rows at a step of `stride` need `padding` rows before a slab and kernel - stride -
-    /// padding behind it; a layer that has no windows looks at nothing but its own pixels.
+    /// padding behind it; a layer that has no windows reads nothing but its own pixels.
     fn new(layer: &LayerSpec, input: Shape, output: Shape) -> Option<Edges> {
         let (Shape::Image { height, width, channels }, Shape::Image { height: made, .. }) = (input, output)
         else {
@@ -110,7 +110,7 @@ impl Edges {
 
     /// Whether each of so many ranks can have a row of the output, and the edges of its slab from its
     /// neighbours alone.
-    fn can_be_cut(&self, ranks: usize) -> bool {
+    fn can_be_split(&self, ranks: usize) -> bool {
         self.rows.1 >= ranks && self.rows.0 / ranks >= self.before.max(self.behind)
     }
 
@@ -122,14 +122,14 @@ impl Edges {
 }
 
 impl LayerSizes {
-    /// The layers of a model that have something to say under some parallelism, in the order of execution;
+    /// The layers of a model that communicate under some parallelism, in the order of execution;
     /// `pruning` says what is kept of their weights.
     pub fn of_model(model: &ModelSpec, pruning: Option<&Pruning>) -> Result<Vec<LayerSizes>, ShapeError> {
         let (kept, mut trained, mut all) = (KeptElements::new(model, pruning), false, Vec::new());
         model.for_each_layer(|_, layer, input, output| {
             let sizes = LayerSizes::new(layer, input, output, &kept, trained);
             trained |= sizes.parameters > 0;
-            if sizes.speaks() {
+            if sizes.communicates() {
                 all.push(sizes);
             }
         })?;
@@ -152,7 +152,7 @@ impl LayerSizes {
             input: input.elements(),
             output: output.elements(),
             wants_input_gradient: trained,
-            columns: layer.properties().product_size,
+            features: layer.properties().product_size,
             edges: Edges::new(layer, input, output),
             // A sum and a sum of squares of each channel.
             statistics: layer.properties().batch_statistics.map_or(0, |channels| 2 * channels),
@@ -160,31 +160,31 @@ impl LayerSizes {
     }
 
     /// Whether a row of a table is worth it.
-    fn speaks(&self) -> bool {
+    fn communicates(&self) -> bool {
         self.parameters > 0
-            || self.columns.is_some()
+            || self.features.is_some()
             || self.edges.is_some_and(|edges| edges.before + edges.behind > 0)
     }
 
-    /// What it costs in a step; none where so many ranks cannot share it so.
+    /// What it costs in a step; none where it cannot be split so over so many ranks.
     pub fn cost(&self, by: Parallelism, at: &Setting) -> Option<Cost> {
-        Some(self.exchanges(by, at)?.into_iter().map(|exchange| at.cost(exchange)).sum())
+        Some(self.collectives(by, at)?.into_iter().map(|pattern| at.cost(pattern)).sum())
     }
 
-    /// The exchanges of a step, forward first; none where so many ranks cannot share it so.
-    pub fn exchanges(&self, by: Parallelism, at: &Setting) -> Option<Vec<CollectivePattern>> {
+    /// The collectives of a step, forward first; none where it cannot be split so over so many ranks.
+    pub fn collectives(&self, by: Parallelism, at: &Setting) -> Option<Vec<CollectivePattern>> {
         match by {
             Parallelism::Data => (at.ranks <= at.batch).then(|| vec![self.weight_gradient()]),
             // What is no product is done by all ranks alike.
-            Parallelism::Model => match self.columns {
+            Parallelism::Model => match self.features {
                 None => Some(Vec::new()),
-                Some(columns) => (at.ranks <= columns.output).then(|| {
+                Some(features) => (at.ranks <= features.output).then(|| {
                     let gathered = CollectivePattern::AllGather(at.of_batch(self.output as f64));
                     [gathered].into_iter().chain(self.input_gradient(at)).collect()
                 }),
             },
             Parallelism::Domain => {
-                let edges = self.edges.filter(|edges| edges.can_be_cut(at.ranks))?;
+                let edges = self.edges.filter(|edges| edges.can_be_split(at.ranks))?;
                 let halos = if self.wants_input_gradient { 2 } else { 1 };
                 let statistics = [CollectivePattern::AllReduce(self.statistics as f64); 2];
                 let halos = std::iter::repeat_n(edges.halo(at), halos);
@@ -193,12 +193,12 @@ impl LayerSizes {
         }
     }
 
-    /// The sum of the weights' gradient where each rank has some of the samples, or of their rows.
+    /// The all-reduce of the weights' gradient where each rank has some of the samples, or of their rows.
     pub(super) fn weight_gradient(&self) -> CollectivePattern {
         CollectivePattern::AllReduce(self.kept as f64)
     }
 
-    /// The sum of the input's gradient where each rank has some of the outputs.
+    /// The all-reduce of the input's gradient where each rank has some of the outputs.
     pub(super) fn input_gradient(&self, at: &Setting) -> Option<CollectivePattern> {
         self.wants_input_gradient.then(|| CollectivePattern::AllReduce(at.of_batch(self.input as f64)))
     }
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn pruning_shortens_sums_of_weight_gradients_alone() {
+    fn pruning_shortens_all_reduces_of_weight_gradients_alone() {
         let text = "[model]\nname = \"mlp\"\n[data]\nkind = \"shapes\"\n[prune]\nmethod = \"magnitude\"\nsparsity = 0.9";
         let pruning = RunFile::parse(text, &[]).unwrap().prune;
         let model = mlp((28, 28, 1), &[300, 100], 10);

@@ -3,10 +3,10 @@
 //!
 //! [`collective`] has one function for each pattern of messages. [`layer`] puts them together into what a
 //! layer costs under data, model and domain parallelism (Gholami et al. 2018), [`crossing`] says where one
-//! overtakes another, [`integrated`] which mixture of them is the cheapest for a whole model, exchanges
-//! between layers included, and [`explanation`] gathers what `espalier explain` prints.
+//! overtakes another, [`integrated`] which mixture of them is the cheapest for a model, moves between layers
+//! included, and [`explanation`] gathers what `espalier explain` prints.
 //!
-//! Only messages are counted. Computing is shared out evenly by all three, but for what is not worth it
+//! Only messages are counted. Computing is split evenly by all three, but for what is not worth it
 //! (norms, activations), and nothing is assumed to overlap.
 
 pub mod collective;
@@ -42,11 +42,11 @@ impl AlphaBeta {
 }
 
 impl AlphaBeta {
-    /// The alpha and beta that come closest to what exchanges were seen to take, by relative error; neither
-    /// is below 0.
-    pub fn fit(seen: &[(Cost, f64)]) -> AlphaBeta {
+    /// The alpha and beta that come closest to what patterns of messages were measured to take, by relative
+    /// error; neither is below 0.
+    pub fn fit(measured: &[(Cost, f64)]) -> AlphaBeta {
         // Normal equations of sum ((alpha messages + beta words) / seconds - 1)^2.
-        let scaled = seen.iter().map(|(cost, seconds)| (cost.messages / seconds, cost.words / seconds));
+        let scaled = measured.iter().map(|(cost, seconds)| (cost.messages / seconds, cost.words / seconds));
         let sums = scaled.fold([0.0; 5], |[mm, mw, ww, m1, w1], (m, w)| {
             [mm + m * m, mw + m * w, ww + w * w, m1 + m, w1 + w]
         });
@@ -62,7 +62,7 @@ impl AlphaBeta {
     }
 }
 
-/// What an exchange costs each of the ranks that take part, all of them at once.
+/// What a pattern of messages costs each of the ranks that take part, all of them at once.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Cost {
     /// Messages that a rank sends one after another.
@@ -105,7 +105,7 @@ pub struct Setting {
     /// How fast messages are.
     #[serde(flatten)]
     pub link: AlphaBeta,
-    /// How sums over ranks are made.
+    /// The algorithm of an all-reduce.
     pub all_reduce: AllReduce,
 }
 
@@ -115,22 +115,22 @@ impl Setting {
         cost.seconds(self.link)
     }
 
-    /// The words that the whole batch has, where a sample has so many.
+    /// The words of a batch, where a sample has so many.
     fn of_batch(&self, words: f64) -> f64 {
         self.batch as f64 * words
     }
 
     /// What a pattern of messages costs here.
-    pub fn cost(&self, exchange: CollectivePattern) -> Cost {
-        match exchange {
-            CollectivePattern::AllReduce(words) => self.sum(words),
+    pub fn cost(&self, pattern: CollectivePattern) -> Cost {
+        match pattern {
+            CollectivePattern::AllReduce(words) => self.all_reduced(words),
             CollectivePattern::AllGather(words) => collective::all_gather(self.ranks, words),
             CollectivePattern::Halo(to_before, to_behind) => collective::halo(to_before, to_behind),
         }
     }
 
-    /// The sum over ranks of so many words, which all get.
-    fn sum(&self, words: f64) -> Cost {
+    /// An all-reduce of so many words.
+    fn all_reduced(&self, words: f64) -> Cost {
         self.all_reduce.cost(self.ranks, words)
     }
 }

@@ -1,9 +1,9 @@
-//! How the tensors of a model lie on the mesh: each rank's own model, made of the whole one.
+//! How the tensors of a model lie on the mesh: each rank's local model, made of the full one.
 //!
 //! A rank's model is a spec like any other, of the sizes that the rank has, with what it exchanges with
-//! others as layers of their own. Its parameters are as many as the whole's, in the same order and of the
-//! same names; a [`Shard`] says where each lies in the whole. All that counts, builds, saves or masks reads
-//! that model, so an axis that cuts tensors is known here alone.
+//! others as layers of their own. Its parameters are as many as the full model's, in the same order and of
+//! the same names; a [`Shard`] says where each lies in the full one. All that counts, builds, saves or masks
+//! reads that model, so an axis that shards tensors is known here alone.
 
 mod integrated;
 mod linear_form;
@@ -88,13 +88,13 @@ impl LocalModel {
 
     /// That of a rank among those along an axis.
     fn of(shard: tensor::ShardedModel, axis: Axis) -> LocalModel {
-        let tensor::ShardedModel { model, parameters, held, classes } = shard;
+        let tensor::ShardedModel { model, parameters, shards, classes } = shard;
         let along = |is_partial: bool| PartialAxes {
             tensor: is_partial && axis == Axis::Tensor,
             spatial: is_partial && axis == Axis::Spatial,
         };
         let (shards, partial) =
-            held.into_iter().map(|(shard, is_partial)| (shard, along(is_partial))).unzip();
+            shards.into_iter().map(|(shard, is_partial)| (shard, along(is_partial))).unzip();
         LocalModel { model, parameters, shards, partial, classes }
     }
 
@@ -109,12 +109,12 @@ impl LocalModel {
         tile
     }
 
-    /// Weights of each parameter that a rank keeps where so many of the whole stay: its fair share, since
+    /// Weights of each parameter that a rank keeps where so many of the full one stay: its even fraction, since
     /// only the run knows where they lie.
     pub(crate) fn kept(&self, mut full: Vec<Option<u64>>) -> Vec<Option<u64>> {
         for (kept, shard) in full.iter_mut().zip(&self.shards).filter(|(_, shard)| !shard.is_full()) {
-            let share = shard.len() as f64 / shard.full_shape().iter().product::<usize>() as f64;
-            *kept = kept.map(|kept| (kept as f64 * share).round() as u64);
+            let fraction = shard.len() as f64 / shard.full_shape().iter().product::<usize>() as f64;
+            *kept = kept.map(|kept| (kept as f64 * fraction).round() as u64);
         }
         full
     }

@@ -35,7 +35,7 @@ fn in_row(layers: &[LayerSpec]) -> Vec<LayerSpec> {
                 _ => built.push(shared(channels, Axis::Data)),
             }
         }
-        let Ok(layer) = layer.map_branches(|side| Ok::<_, Infallible>(in_row(side)));
+        let Ok(layer) = layer.map_branches(|branch| Ok::<_, Infallible>(in_row(branch)));
         built.push(layer);
     }
     built

@@ -1,5 +1,5 @@
-//! A rank's own model where images are cut: windows slide over its tile and a halo, and a mean over the image
-//! ends the cut.
+//! A rank's own model where images are split: windows slide over its tile and a halo, and a mean over the
+//! image ends the split.
 //!
 //! Norms, convolutions and what else has weights before that end see other pixels on each rank, so that each
 //! has a partial sum of their gradients; what follows is the same on all of them.
@@ -19,7 +19,7 @@ use crate::tiles::{SlidingWindow, TileGrid};
 pub fn strides(layers: &[LayerSpec]) -> Vec<usize> {
     let of = |layer: &LayerSpec| match (layer.properties().tile_role, layer.description().branches()) {
         (TileRole::Window(window), _) => vec![window.stride],
-        (_, Some(branches)) => branches.all.first().map_or(Vec::new(), |side| strides(side.layers)),
+        (_, Some(branches)) => branches.all.first().map_or(Vec::new(), |branch| strides(branch.layers)),
         (_, None) => Vec::new(),
     };
     layers.iter().flat_map(of).filter(|stride| *stride > 1).collect()
@@ -122,7 +122,7 @@ impl SpatialSharder {
                 let over = shared.over.iter().copied().chain([Axis::Spatial]).collect();
                 LayerSpec::SharedStatistics(SharedStatistics { over, ..shared.clone() })
             }
-            (layer, None) if entry.branches().is_some() => self.ways(layer, &tiles, shape)?,
+            (layer, None) if entry.branches().is_some() => self.split_branches(layer, &tiles, shape)?,
             (layer, None) => layer.clone(),
         });
         Ok(())
@@ -138,24 +138,28 @@ impl SpatialSharder {
     ) -> Result<(), Error> {
         let called =
             layer.name().map_or(format!("a {}", layer.kind()), |name| format!("{} `{name}`", layer.kind()));
-        let (output, mut exchanges) =
-            tiles.slide(&called, window).map_err(|thin| conflict(thin.to_string()))?;
-        let exchange = exchanges.swap_remove(self.rank);
-        let padding = exchange.contribution(&exchange.reads).padding;
-        if !(exchange.is_empty() && exchange.own == exchange.reads) {
-            built.push(LayerSpec::Halo(Halo(exchange)));
+        let (output, mut halos) = tiles.slide(&called, window).map_err(|thin| conflict(thin.to_string()))?;
+        let halo = halos.swap_remove(self.rank);
+        let padding = halo.contribution(&halo.reads).padding;
+        if !(halo.is_empty() && halo.own == halo.reads) {
+            built.push(LayerSpec::Halo(Halo(halo)));
         }
         built.push(layer.description().padded(padding).expect("windows have a padding"));
         self.tiles = Some(output);
         Ok(())
     }
 
-    /// Ways that part here, and must come out cut alike.
-    fn ways(&mut self, layer: &LayerSpec, tiles: &TileGrid, shape: Shape) -> Result<LayerSpec, Error> {
+    /// Each branch by itself; all must come out split alike.
+    fn split_branches(
+        &mut self,
+        layer: &LayerSpec,
+        tiles: &TileGrid,
+        shape: Shape,
+    ) -> Result<LayerSpec, Error> {
         let mut ends = Vec::new();
-        let built = layer.map_branches(|way| {
+        let built = layer.map_branches(|branch| {
             self.tiles = Some(tiles.clone());
-            let built = self.layers(way, shape)?;
+            let built = self.layers(branch, shape)?;
             ends.push(self.tiles.clone());
             Ok::<_, Error>(built)
         })?;

@@ -1,4 +1,4 @@
-//! Tensor parallelism (Shoeybi et al. 2019): linear layers cut by their outputs, then by their inputs, so
+//! Tensor parallelism (Shoeybi et al. 2019): linear layers split by their outputs, then by their inputs, so
 //! that between the two nothing is sent.
 //!
 //! | layers of the model | what a rank runs |
@@ -6,14 +6,14 @@
 //! | linear, activations or attention, linear | `enter`, its columns, its channels or heads, its rows, `leave`, bias |
 //! | the head | `enter`, its classes; the loss takes a maximum and a sum over ranks |
 //! | an embedding | its rows, zeros for other ids, `leave` |
-//! | another linear layer, or any that is to be plain; a convolution | `enter`, its outputs, a gather of them |
+//! | another linear layer, or any that is to be plain; a convolution | `enter`, its outputs, an all-gather of them |
 //! | norms, positions, dropout, all else | the same on every rank |
 //!
-//! `enter` is nothing forward and a sum backward, `leave` a sum forward and nothing backward. Where nothing
-//! before a layer is trained nobody wants that gradient, and there is no `enter`. With sequence-parallel
-//! norms (Korthikanti et al. 2022) what lies between `leave` and `enter` is cut along the sequence: `enter`
-//! gathers it and `leave` sums and cuts, and gradients of what is there are sums over ranks. A layer too
-//! small to be cut runs whole on every rank.
+//! `enter` is the identity forward and an all-reduce backward, `leave` an all-reduce forward and the identity
+//! backward (Megatron's f and g). Where nothing before a layer is trained nobody wants that gradient, and
+//! there is no `enter`. With sequence-parallel norms (Korthikanti et al. 2022) what lies between `leave` and
+//! `enter` is split along the sequence: `enter` all-gathers it, `leave` reduce-scatters it, and ranks have
+//! partial sums of the gradients of what is there. A layer too small to be split runs in full on every rank.
 
 mod collectives;
 mod pair;
@@ -37,24 +37,24 @@ use crate::split::split;
 pub(super) struct ShardedModel {
     pub model: ModelSpec,
     pub parameters: Vec<Parameter>,
-    /// Of each parameter its shard, and whether all who have the same have a partial sum of its gradient.
-    pub held: Vec<(Shard, bool)>,
+    /// Of each parameter its shard, and whether ranks with the same shard have partial sums of its gradient.
+    pub shards: Vec<(Shard, bool)>,
     pub classes: Option<ClassShard>,
 }
 
-/// Which of the ranks along an axis one is, and how they cut.
+/// Which of the ranks along an axis one is, and how they split the model.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TensorSplit<'a> {
     pub axis: Axis,
     pub ranks: usize,
     pub rank: usize,
-    /// Whether what lies between layers that are cut is cut along the sequence.
+    /// Whether what lies between layers that are split is split along the sequence.
     pub sequence: bool,
     /// How linear layers follow each other.
     pub linear: &'a LinearForm,
 }
 
-/// That of a rank.
+/// The model of one rank.
 pub(super) fn shard(
     model: &ModelSpec,
     full: &[Parameter],
@@ -73,34 +73,34 @@ pub(super) fn shard(
 /// What a rank has whose layers were made.
 fn finish(mut sharder: TensorSharder<'_>, local: ModelSpec, full: &[Parameter]) -> ShardedModel {
     let parameters = local.parameters();
-    let held = parameters.iter().zip(full).map(|(own, full)| {
+    let shards = parameters.iter().zip(full).map(|(param, full)| {
         debug_assert_eq!(
-            own.name, full.name,
+            param.name, full.name,
             "a rank's model has the parameters of the whole, in their order"
         );
         let everything = || ParamShard { shard: Shard::full(&full.shape), is_partial: false };
-        let ParamShard { shard, is_partial } = sharder.held.remove(&own.name).unwrap_or_else(everything);
-        debug_assert_eq!(shard.shape(), own.shape, "{}", own.name);
+        let ParamShard { shard, is_partial } = sharder.shards.remove(&param.name).unwrap_or_else(everything);
+        debug_assert_eq!(shard.shape(), param.shape, "{}", param.name);
         (shard, is_partial)
     });
-    let held = held.collect();
-    ShardedModel { model: local, parameters, held, classes: sharder.classes }
+    let shards = shards.collect();
+    ShardedModel { model: local, parameters, shards, classes: sharder.classes }
 }
 
 /// Makes the layers of one rank.
 struct TensorSharder<'a> {
     tensor_split: TensorSplit<'a>,
-    /// Whether a layer before the place reached is trained: what comes behind it has a gradient.
+    /// Whether a layer before the point reached is trained: what comes behind it has a gradient.
     trained: bool,
     /// What the rank holds of a parameter, by name; of the others it is all, and its gradient the same on
     /// every rank.
-    held: HashMap<String, ParamShard>,
+    shards: HashMap<String, ParamShard>,
     classes: Option<ClassShard>,
 }
 
 impl TensorSharder<'_> {
     fn new(tensor_split: TensorSplit<'_>) -> TensorSharder<'_> {
-        TensorSharder { tensor_split, trained: false, held: HashMap::new(), classes: None }
+        TensorSharder { tensor_split, trained: false, shards: HashMap::new(), classes: None }
     }
 
     /// The layers of a rank for a row of layers that begins and ends with what every rank has.
@@ -120,8 +120,8 @@ impl TensorSharder<'_> {
                 // What comes from neighbours stays beside the convolution, which goes on meanwhile.
                 built.extend(self.enter(shape));
                 built.push(halo.clone());
-                built.push(self.split_outputs(next, &[self.own(outputs)], false));
-                built.push(self.exchange(
+                built.push(self.split_outputs(next, &[self.local_range(outputs)], false));
+                built.push(self.collective(
                     CollectiveOp::AllGather(ShardDim::Last),
                     CollectiveOp::Slice(ShardDim::Last),
                     outputs,
@@ -141,12 +141,12 @@ impl TensorSharder<'_> {
         Ok(built)
     }
 
-    /// Ways that part here: what one of them trains is not before the others.
-    fn ways(&mut self, layer: &LayerSpec, shape: Shape) -> Result<LayerSpec, Error> {
+    /// Each branch by itself: what one of them trains is not before the others.
+    fn split_branches(&mut self, layer: &LayerSpec, shape: Shape) -> Result<LayerSpec, Error> {
         let before = self.trained;
-        layer.map_branches(|way| {
+        layer.map_branches(|branch| {
             self.trained = before;
-            self.layers(way, shape, false)
+            self.layers(branch, shape, false)
         })
     }
 
@@ -161,17 +161,22 @@ impl TensorSharder<'_> {
         let is_head =
             is_head && !self.tensor_split.linear.is_plain(layer) && entry.properties().tensor_role.opens();
         if entry.branches().is_some() {
-            built.push(self.ways(layer, shape)?);
-        } else if let Some(outputs) = self.outputs_to_split(layer).filter(|_| is_head || !self.cuts(shape)) {
-            let own = self.own(outputs);
+            built.push(self.split_branches(layer, shape)?);
+        } else if let Some(outputs) =
+            self.outputs_to_split(layer).filter(|_| is_head || !self.splits_sequence(shape))
+        {
+            let range = self.local_range(outputs);
             built.extend(self.enter(shape));
-            built.push(self.split_outputs(layer, std::slice::from_ref(&own), false));
+            built.push(self.split_outputs(layer, std::slice::from_ref(&range), false));
             match is_head {
                 true => {
-                    self.classes =
-                        Some(ClassShard { axis: self.tensor_split.axis, ranks: self.tensor_split.ranks, own })
+                    self.classes = Some(ClassShard {
+                        axis: self.tensor_split.axis,
+                        ranks: self.tensor_split.ranks,
+                        own: range,
+                    })
                 }
-                false => built.push(self.exchange(
+                false => built.push(self.collective(
                     CollectiveOp::AllGather(ShardDim::Last),
                     CollectiveOp::Slice(ShardDim::Last),
                     outputs,
@@ -182,7 +187,7 @@ impl TensorSharder<'_> {
             built.push(layer.clone());
         } else if entry.properties().tensor_role == TensorRole::RowParallel {
             self.run_closing(layer, shape, built);
-        } else if entry.properties().mixes_positions && self.cuts(shape) {
+        } else if entry.properties().mixes_positions && self.splits_sequence(shape) {
             built.extend(self.gathered(shape));
             built.push(layer.clone());
             built.push(self.sliced(shape));
@@ -202,27 +207,29 @@ impl TensorSharder<'_> {
     fn run_closing(&mut self, layer: &LayerSpec, shape: Shape, built: &mut Vec<LayerSpec>) {
         let inputs = layer.properties().product_size.expect("a layer that closes multiplies").input;
         if inputs >= self.tensor_split.ranks {
-            return self.split_inputs(layer, &self.own(inputs), shape, built);
+            return self.split_inputs(layer, &self.local_range(inputs), shape, built);
         }
         let after = layer.output(shape).expect("the shapes were checked");
         built.push(layer.clone());
-        built.extend(self.cuts(after).then(|| self.sliced(after)));
+        built.extend(self.splits_sequence(after).then(|| self.sliced(after)));
     }
 
-    /// A layer that every rank runs, on its part of the sequence where that is cut.
+    /// A layer that every rank runs, on its slice of the sequence where that is split.
     fn on_positions(&mut self, layer: &LayerSpec, shape: Shape) -> LayerSpec {
-        let (Shape::Sequence { seq, width }, true) = (shape, self.cuts(shape)) else { return layer.clone() };
+        let (Shape::Sequence { seq, width }, true) = (shape, self.splits_sequence(shape)) else {
+            return layer.clone();
+        };
         self.hold_layer_full(layer);
-        let own = self.own(seq);
+        let range = self.local_range(seq);
         let elements =
-            DropoutIndices::Runs { first: own.start * width, run: own.len() * width, of: seq * width };
+            DropoutIndices::Runs { first: range.start * width, run: range.len() * width, of: seq * width };
         let entry = layer.description();
-        entry.at_position(own.start).or_else(|| entry.counting(elements)).unwrap_or_else(|| layer.clone())
+        entry.at_position(range.start).or_else(|| entry.counting(elements)).unwrap_or_else(|| layer.clone())
     }
 
-    /// Which of so many a rank has: equal parts, but for one more in some.
-    fn own(&self, extent: usize) -> Range<usize> {
-        split(extent, self.tensor_split.ranks, self.tensor_split.rank)
+    /// Which of so many are this rank's: as many as every other's, but for one more on some.
+    fn local_range(&self, size: usize) -> Range<usize> {
+        split(size, self.tensor_split.ranks, self.tensor_split.rank)
     }
 
     fn conflict(&self, problem: String) -> Error {

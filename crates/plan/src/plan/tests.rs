@@ -62,10 +62,10 @@ fn pruning_that_does_not_fit_the_model() {
     insta::assert_snapshot!(sentence(nothing, TEXT), @r#"`prune.method` is "random", but nothing of gpt is left to prune: see `prune.exclude`"#);
     let misspelt = "[prune]\nmethod = \"random\"\nexclude = [\"attn\", \"mpl\"]";
     insta::assert_snapshot!(sentence(misspelt, TEXT), @r#"`prune.exclude` has no effect for "mpl", which is in no name of gpt's parameters"#);
-    let late = |field: &str| format!("[prune]\n{field}\n[train]\nsteps = 5");
-    insta::assert_snapshot!(sentence(&late("method = \"magnitude\"\nat = 5"), TEXT), @"`prune.at` is 5, but the run has 5 steps: nothing would ever be pruned");
-    assert!(plan(&late("method = \"magnitude\"\nat = 4"), TEXT).is_ok());
-    insta::assert_snapshot!(sentence(&late("method = \"gradual\"\nstart = 7"), TEXT), @"`prune.start` is 7, but the run has 5 steps: nothing would ever be pruned");
+    let pruned = |field: &str| format!("[prune]\n{field}\n[train]\nsteps = 5");
+    insta::assert_snapshot!(sentence(&pruned("method = \"magnitude\"\nat = 5"), TEXT), @"`prune.at` is 5, but the run has 5 steps: nothing would ever be pruned");
+    assert!(plan(&pruned("method = \"magnitude\"\nat = 4"), TEXT).is_ok());
+    insta::assert_snapshot!(sentence(&pruned("method = \"gradual\"\nstart = 7"), TEXT), @"`prune.start` is 7, but the run has 5 steps: nothing would ever be pruned");
     let lottery = "[prune]\nmethod = \"lottery\"\n[train]\nsteps = 5";
     insta::assert_snapshot!(sentence(lottery, TEXT), @"`train.steps` is 5, but the lottery trains 12 times (11 rounds of `prune.rate`) and `prune.rewind` is 0: at least 12 are needed");
 }
@@ -116,16 +116,16 @@ fn ranks_share_the_batch() {
 /// stage, or a look through all names for each, took 47 seconds for 10,000 layers.
 #[test]
 fn planning_walks_the_model_a_few_times() {
-    use crate::spec::layer::looks::LOOKS;
-    let looks = |layers: usize, rest: &str| {
+    use crate::spec::layer::listings::LISTINGS;
+    let listings = |layers: usize, rest: &str| {
         let text = format!("[model]\nlayers = {layers}\nwidth = 8\nheads = 2\n{rest}");
-        let before = LOOKS.get();
+        let before = LISTINGS.get();
         let plan = plan(&text, TEXT).unwrap();
-        let (looks, mut all) = (LOOKS.get() - before, 0);
+        let (listings, mut all) = (LISTINGS.get() - before, 0);
         plan.model.for_each(&mut |_| all += 1);
         assert!(plan.rank(plan.mesh.size() - 1).is_ok());
-        assert!(looks <= 5 * all, "{looks} looks at {all} layers: {rest}");
-        looks
+        assert!(listings <= 5 * all, "{listings} listings of {all} layers: {rest}");
+        listings
     };
     for rest in [
         "",
@@ -134,7 +134,7 @@ fn planning_walks_the_model_a_few_times() {
         "[prune]\nmethod = \"rigl\"\ndistribution = \"erdos-renyi-kernel\"\n[parallel]\ndata = 4\nzero = true",
         "[prune]\nmethod = \"magnitude\"\nkernels = \"sparse\"",
     ] {
-        let (few, many) = (looks(50, rest), looks(500, rest));
+        let (few, many) = (listings(50, rest), listings(500, rest));
         assert!(many <= 10 * few, "{few} and {many}: {rest}");
     }
 }

@@ -21,9 +21,9 @@ pub enum Action {
     Send(StageMessage),
     /// Wait for what the next forward or backward of this micro-batch and chunk takes.
     Receive(StageMessage),
-    /// Start what is not yet on its way of the sums of a chunk's gradients over its copies: those of the
-    /// schedule, and those of data parallelism. A large gradient's sum starts within the backward that
-    /// completes it.
+    /// Start the all-reduces of a chunk's gradients that have not started yet: over its copies in the
+    /// schedule, and over data-parallel ranks. A large gradient's starts within the backward that completes
+    /// it.
     AllReduce {
         /// Which of the rank's chunks.
         chunk: usize,
@@ -45,8 +45,8 @@ pub enum Action {
     Gather,
     /// Average weights and state over replicas that have stepped by themselves.
     Average,
-    /// At the end of lists without a flush, when nothing is under way: all ranks take over what the first
-    /// stage has counted, and hear whether any of them was asked to stop.
+    /// At the end of lists without a flush, when nothing is in flight: all ranks take over what the first
+    /// stage has counted, and learn whether any of them was asked to stop.
     Settle,
     /// Keep the newest version beyond the next step.
     Stash {
@@ -147,14 +147,14 @@ pub enum Pass {
 impl Action {
     /// Whether a step implies it, so that lines of text leave it out.
     pub(super) fn is_implied(&self) -> bool {
-        let told = matches!(self, Action::SendControl(_) | Action::RecvControl(_) | Action::Commit);
-        told || matches!(self, Action::WaitReduce | Action::Agree | Action::Gather | Action::Settle)
+        let is_control = matches!(self, Action::SendControl(_) | Action::RecvControl(_) | Action::Commit);
+        is_control || matches!(self, Action::WaitReduce | Action::Agree | Action::Gather | Action::Settle)
     }
 
     /// Whether it belongs to the step before it.
     pub fn ends_step(&self) -> bool {
-        let told = matches!(self, Action::SendControl(_) | Action::RecvControl(_) | Action::Commit);
-        told || matches!(self, Action::Gather | Action::Drop { .. } | Action::Settle)
+        let is_control = matches!(self, Action::SendControl(_) | Action::RecvControl(_) | Action::Commit);
+        is_control || matches!(self, Action::Gather | Action::Drop { .. } | Action::Settle)
     }
 
     /// The pass and its work, where the action computes.

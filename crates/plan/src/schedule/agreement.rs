@@ -1,13 +1,13 @@
-//! What a step implies, added once for all schedules: waiting for the sums of its gradients, and agreeing
+//! What a step implies, added once for all schedules: waiting for the all-reduces of its gradients, and agreeing
 //! whether it is taken. Lines of text say `step` for all of it.
 //!
-//! Where a flush ends a batch, all ranks agree in one sum. Where none does, nobody may wait for a rank that
-//! is behind it in time, so stages tell each other what they found. The verdict on an update goes the way of
-//! its gradients, from each stage to the one before; a stage of PipeDream, whose new weights are needed at
-//! once, takes it for what it is. Of 2BW, whose new weights nobody needs for a batch, the first stage tells
-//! all others the decision, and they put the update off until then. What a batch came to is told by the last
-//! stage to the first; at the end of a list nothing is under way, and all settle what the first has counted
-//! in one maximum.
+//! Where a flush ends a batch, all ranks agree in one all-reduce. Where none does, nobody may wait for a rank
+//! that is behind it in time, so stages send each other what they found. The verdict on an update takes the
+//! route of its gradients, from each stage to the one before; a stage of PipeDream, whose new weights are
+//! needed at once, takes it for what it is. Of 2BW, whose new weights nobody needs for a batch, the first
+//! stage sends all others the decision, and they defer the update until then. The last stage sends the totals
+//! of a batch to the first; at the end of a list nothing is in flight, and all settle what the first has
+//! counted in one all-reduce, a maximum.
 
 use super::{Action, ControlKind, ControlMessage, Placement, Updates};
 
@@ -28,7 +28,7 @@ pub(super) fn fill_in(
     let list = |(rank, list): (usize, Vec<Action>)| match pipeline.iter().position(|of| *of == rank) {
         Some(stage) if each > 0 && in_a_row => {
             let decided = updates == Updates::DoubleBuffered;
-            AsyncStage { pipeline, stage, each, decided }.told(list)
+            AsyncStage { pipeline, stage, each, decided }.with_control(list)
         }
         _ => list.into_iter().flat_map(|action| [agreed(action), vec![action]].concat()).collect(),
     };
@@ -44,74 +44,74 @@ fn agreed(action: Action) -> Vec<Action> {
 struct AsyncStage<'a> {
     /// The rank of each.
     pipeline: &'a [usize],
-    /// Its place among them.
+    /// Its index among them.
     stage: usize,
     /// Updates in a batch.
     each: usize,
-    /// Whether the first stage decides on updates, and the others put them off until then.
+    /// Whether the first stage decides on updates, and the others defer them until then.
     decided: bool,
 }
 
 impl AsyncStage<'_> {
-    fn told(&self, list: Vec<Action>) -> Vec<Action> {
-        let (mut told, mut steps, mut undecided) = (Vec::with_capacity(list.len()), 0, false);
+    fn with_control(&self, list: Vec<Action>) -> Vec<Action> {
+        let (mut actions, mut steps, mut undecided) = (Vec::with_capacity(list.len()), 0, false);
         for action in list {
             let uses_newest = match action {
                 Action::Stash { .. } | Action::Step => true,
                 _ => action.compute().is_some_and(|(_, work)| work.version == steps),
             };
             if uses_newest && std::mem::take(&mut undecided) {
-                told.extend(self.commit(steps - 1));
+                actions.extend(self.commit(steps - 1));
             }
-            told.extend(agreed(action));
+            actions.extend(agreed(action));
             if action == Action::Step {
-                told.extend(self.verdict(steps));
+                actions.extend(self.verdict(steps));
             }
-            told.push(action);
+            actions.push(action);
             if action == Action::Step {
                 steps += 1;
                 undecided = self.decided && self.stage > 0;
                 if steps % self.each == 0 {
-                    told.extend(self.totals(steps - 1));
+                    actions.extend(self.totals(steps - 1));
                 }
             }
         }
         if let Some(last) = steps.checked_sub(1) {
-            told.extend(if undecided { self.commit(last) } else { Vec::new() });
-            told.push(Action::Settle);
+            actions.extend(if undecided { self.commit(last) } else { Vec::new() });
+            actions.push(Action::Settle);
         }
-        told
+        actions
     }
 
-    /// Hears of the stages behind, and tells the one before; the first one of 2BW decides.
+    /// Receives from the stage behind, and sends to the one before; the first one of 2BW decides.
     fn verdict(&self, update: usize) -> Vec<Action> {
         let behind = (self.stage + 1 < self.pipeline.len()).then(|| self.stage + 1);
         let before = self.stage.checked_sub(1);
-        let heard = behind.map(|stage| self.hear(ControlKind::Verdict, update, stage));
-        let told = before.map(|stage| self.tell(ControlKind::Verdict, update, stage));
+        let received = behind.map(|stage| self.receive(ControlKind::Verdict, update, stage));
+        let sent = before.map(|stage| self.send(ControlKind::Verdict, update, stage));
         let others = if self.decided && self.stage == 0 { 1..self.pipeline.len() } else { 0..0 };
-        let decision = others.map(|stage| self.tell(ControlKind::Decision, update, stage));
-        heard.into_iter().chain(told).chain(decision).collect()
+        let decision = others.map(|stage| self.send(ControlKind::Decision, update, stage));
+        received.into_iter().chain(sent).chain(decision).collect()
     }
 
     fn commit(&self, update: usize) -> Vec<Action> {
-        vec![self.hear(ControlKind::Decision, update, 0), Action::Commit]
+        vec![self.receive(ControlKind::Decision, update, 0), Action::Commit]
     }
 
     fn totals(&self, update: usize) -> Option<Action> {
         let last = self.pipeline.len() - 1;
         match self.stage {
             _ if last == 0 => None,
-            0 => Some(self.hear(ControlKind::Totals, update, last)),
-            stage => (stage == last).then(|| self.tell(ControlKind::Totals, update, 0)),
+            0 => Some(self.receive(ControlKind::Totals, update, last)),
+            stage => (stage == last).then(|| self.send(ControlKind::Totals, update, 0)),
         }
     }
 
-    fn tell(&self, topic: ControlKind, update: usize, stage: usize) -> Action {
+    fn send(&self, topic: ControlKind, update: usize, stage: usize) -> Action {
         Action::SendControl(ControlMessage { topic, update, peer: self.pipeline[stage] })
     }
 
-    fn hear(&self, topic: ControlKind, update: usize, stage: usize) -> Action {
+    fn receive(&self, topic: ControlKind, update: usize, stage: usize) -> Action {
         Action::RecvControl(ControlMessage { topic, update, peer: self.pipeline[stage] })
     }
 }
@@ -121,8 +121,8 @@ mod tests {
     use super::super::{ScheduleName, ScheduleOptions};
     use super::*;
 
-    /// What a rank tells and hears, and where it steps.
-    fn told(name: ScheduleName, rank: usize) -> String {
+    /// The control messages that a rank sends and receives, and where it steps.
+    fn control_actions(name: ScheduleName, rank: usize) -> String {
         let schedule = name.schedule(&ScheduleOptions { batches: 2, ..ScheduleOptions::new(3, 2) }).unwrap();
         let word = |action: &Action| match action {
             Action::SendControl(ControlMessage { topic, update, peer }) => {
@@ -140,8 +140,8 @@ mod tests {
 
     #[test]
     fn verdicts_go_to_the_stage_before_and_decisions_to_all() {
-        insta::assert_snapshot!(told(ScheduleName::TwoBw, 0), @"F0 F1 F2 F3 Verdict0<1 Decision0>1 Decision0>2 Step Totals0<2 Verdict1<1 Decision1>1 Decision1>2 Step Totals1<2 Settle");
-        insta::assert_snapshot!(told(ScheduleName::TwoBw, 2), @"F0 F1 Verdict0>1 Step Totals0>0 F2 F3 Decision0<0 Commit Verdict1>1 Step Totals1>0 Decision1<0 Commit Settle");
-        insta::assert_snapshot!(told(ScheduleName::PipeDream, 1), @"F0 F1 Verdict0<2 Verdict0>0 Step F2 Verdict1<2 Verdict1>0 Step F3 Verdict2<2 Verdict2>0 Step Verdict3<2 Verdict3>0 Step Settle");
+        insta::assert_snapshot!(control_actions(ScheduleName::TwoBw, 0), @"F0 F1 F2 F3 Verdict0<1 Decision0>1 Decision0>2 Step Totals0<2 Verdict1<1 Decision1>1 Decision1>2 Step Totals1<2 Settle");
+        insta::assert_snapshot!(control_actions(ScheduleName::TwoBw, 2), @"F0 F1 Verdict0>1 Step Totals0>0 F2 F3 Decision0<0 Commit Verdict1>1 Step Totals1>0 Decision1<0 Commit Settle");
+        insta::assert_snapshot!(control_actions(ScheduleName::PipeDream, 1), @"F0 F1 Verdict0<2 Verdict0>0 Step F2 Verdict1<2 Verdict1>0 Step F3 Verdict2<2 Verdict2>0 Step Verdict3<2 Verdict3>0 Step Settle");
     }
 }

@@ -1,5 +1,5 @@
-//! From every rank's passes to a schedule: sums, steps, messages and what steps imply are added once for all
-//! of them.
+//! From every rank's passes to a schedule: all-reduces, steps, messages and what steps imply are added once
+//! for all of them.
 
 use super::action::PassTask;
 use super::{Action, Placement, Schedule, ScheduleOptions, Updates, agreement, messages};
@@ -30,8 +30,8 @@ impl Schedule {
         Schedule::flushed_eagerly(name, options, placement, order, reduced)
     }
 
-    /// The same where ranks start the sums of their chunks among the passes of a batch, in the order in which
-    /// they are given.
+    /// The same where ranks start the all-reduces of their chunks among the passes of a batch, in the order
+    /// in which they are given.
     pub(super) fn flushed_eagerly(
         name: super::ScheduleName,
         options: &ScheduleOptions,
@@ -43,9 +43,11 @@ impl Schedule {
         let list = |(tasks, reduced): (Vec<PassTask>, Vec<ReducePoint>)| {
             let mut list = Vec::with_capacity(batches * (tasks.len() + reduced.len() + 1));
             for t in 0..batches {
-                let mut sums = reduced.iter().peekable();
+                let mut all_reduces = reduced.iter().peekable();
                 for behind in 0..=tasks.len() {
-                    while let Some(&ReducePoint { chunk, .. }) = sums.next_if(|one| one.behind <= behind) {
+                    while let Some(&ReducePoint { chunk, .. }) =
+                        all_reduces.next_if(|one| one.behind <= behind)
+                    {
                         list.push(Action::AllReduce { chunk });
                     }
                     list.extend(tasks.get(behind).map(|task| task.at(t * micro_batches, t)));
@@ -106,8 +108,8 @@ pub(super) struct ReducePoint {
 
 /// What ends a batch on a rank.
 pub(super) fn reduce_and_step(placement: &Placement, rank: usize) -> Vec<Action> {
-    let sums = in_order_of_virtual_stages(placement, rank).map(|chunk| Action::AllReduce { chunk });
-    sums.chain([Action::Step]).collect()
+    let all_reduces = in_order_of_virtual_stages(placement, rank).map(|chunk| Action::AllReduce { chunk });
+    all_reduces.chain([Action::Step]).collect()
 }
 
 /// A rank's chunks by the number of their virtual stage: one order everywhere, so that ranks which share

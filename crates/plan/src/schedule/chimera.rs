@@ -24,11 +24,11 @@
 //! then (D - 2f) / (2f N + D - 2f) where a backward takes twice as long as a forward and 2D divides N, and D
 //! more micro-batches are in flight than without doubling.
 //!
-//! **Gradients are summed eagerly** (section 3.2): both holders of a virtual stage start its sum as soon as
-//! the later of their copies is complete, and go on with their other stage meanwhile. Counted in slots that
-//! is one moment for all of them, and every message is sent in an earlier slot than that in which it is
-//! needed: so holders come to their sums in one order, and nobody waits in a circle even where a sum blocks
-//! and whatever comes behind it waits.
+//! **Gradients are all-reduced eagerly** (section 3.2): both holders of a virtual stage start its all-reduce
+//! as soon as the later of their copies is complete, and go on with their other stage meanwhile. Counted in
+//! slots that is one moment for all of them, and every message is sent in an earlier slot than that in which
+//! it is needed: so holders reach their all-reduces in one order, and nobody waits in a circle even where an
+//! all-reduce blocks and whatever comes behind it waits.
 
 use super::action::PassTask;
 use super::assemble::ReducePoint;
@@ -83,14 +83,14 @@ fn lists(name: ScheduleName, options: &ScheduleOptions) -> Result<Schedule, Sche
         passes.sort_by_key(|&(slot, _)| slot);
         debug_assert!(passes.windows(2).all(|pair| pair[0].0 < pair[1].0), "two passes in one slot");
         let chunks = placement.chunks(rank).iter().enumerate();
-        let mut sums: Vec<(ChimeraSlot, usize, usize)> =
-            chunks.map(|(chunk, held)| (complete[held.virtual_stage], held.virtual_stage, chunk)).collect();
-        sums.sort_unstable();
+        let mut all_reduces: Vec<(ChimeraSlot, usize, usize)> =
+            chunks.map(|(chunk, at)| (complete[at.virtual_stage], at.virtual_stage, chunk)).collect();
+        all_reduces.sort_unstable();
         let reduced = |(slot, _, chunk): (ChimeraSlot, usize, usize)| ReducePoint {
             behind: passes.partition_point(|pass| pass.0 <= slot),
             chunk,
         };
-        let reduced = sums.into_iter().map(reduced).collect();
+        let reduced = all_reduces.into_iter().map(reduced).collect();
         (passes.into_iter().map(|(_, task)| task).collect(), reduced)
     };
     let (order, reduced) = slots.into_iter().enumerate().map(in_order).unzip();
@@ -105,7 +105,7 @@ struct MicroBatchSlot {
     unit: usize,
     pipeline: usize,
     /// How many of its unit go before it in its pipeline.
-    turn: usize,
+    index: usize,
     /// Whether forwards of its unit run in pairs.
     paired: bool,
 }
@@ -119,7 +119,7 @@ struct UnitShape {
 }
 
 impl UnitShape {
-    /// The places of all micro-batches. A last unit that is not full is shared out as evenly as it can be.
+    /// The slots of all micro-batches. A last unit that is not full is split as evenly as it can be.
     fn unit_slots(self, micro_batches: usize) -> Vec<MicroBatchSlot> {
         let UnitShape { stages, pipelines, doubles } = self;
         let full = if doubles { 2 * stages } else { stages };
@@ -128,9 +128,9 @@ impl UnitShape {
             let count = full.min(micro_batches - unit * full);
             for pipeline in 0..pipelines {
                 // Down and up in turn get one more, so that both directions stay even.
-                let share = count / pipelines + usize::from(pipeline < count % pipelines);
-                let unit_slot = |turn| MicroBatchSlot { unit, pipeline, turn, paired: count > stages };
-                unit_slots.extend((0..share).map(unit_slot));
+                let of_pipeline = count / pipelines + usize::from(pipeline < count % pipelines);
+                let unit_slot = |index| MicroBatchSlot { unit, pipeline, index, paired: count > stages };
+                unit_slots.extend((0..of_pipeline).map(unit_slot));
             }
         }
         unit_slots
@@ -145,15 +145,15 @@ impl UnitShape {
     fn forward(self, unit_slot: &MicroBatchSlot, stage: usize) -> ChimeraSlot {
         let begin = self.begin(unit_slot.unit) + stage;
         match unit_slot.paired {
-            true => (begin + 2 * (unit_slot.turn / 2), unit_slot.turn % 2 == 1),
-            false => (begin + 2 * unit_slot.turn, false),
+            true => (begin + 2 * (unit_slot.index / 2), unit_slot.index % 2 == 1),
+            false => (begin + 2 * unit_slot.index, false),
         }
     }
 
     fn backward(self, unit_slot: &MicroBatchSlot, stage: usize) -> ChimeraSlot {
         let each = self.stages / self.pipelines;
-        let (wave, turn) = (unit_slot.turn / each, unit_slot.turn % each);
-        (self.begin(unit_slot.unit) + (2 + wave) * self.stages - 1 - stage + 2 * turn, false)
+        let (wave, index) = (unit_slot.index / each, unit_slot.index % each);
+        (self.begin(unit_slot.unit) + (2 + wave) * self.stages - 1 - stage + 2 * index, false)
     }
 }
 

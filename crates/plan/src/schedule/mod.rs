@@ -3,7 +3,7 @@
 //!
 //! A schedule's own file says in which order each rank computes. What follows from that order is added here,
 //! once for all: the messages (`messages`), the all-reduces, steps and kept versions (`updates`), and what
-//! ranks tell each other about a step (`agreement`).
+//! ranks send each other about a step (`agreement`).
 //!
 //! ```
 //! use espalier_plan::schedule::{ScheduleName, ScheduleOptions, Timeline, UnitCosts, PassUnits};
@@ -279,7 +279,7 @@ impl Schedule {
 
     /// A number that the sender and the receiver of a message agree on, and that no other message between
     /// them bears: for each crossing of a border between two virtual stages, one for the activation and one
-    /// for the gradient; above those, one for each notice of an update.
+    /// for the gradient; above those, one for each control message of an update.
     pub fn tag(&self, rank: usize, action: &Action) -> Option<u64> {
         let (message, out) = match action {
             Action::Send(message) => (message, true),

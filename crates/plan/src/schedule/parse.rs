@@ -232,7 +232,7 @@ impl Token {
             digits.parse::<usize>().ok().filter(|_| digits.starts_with(|c: char| c.is_ascii_digit()))
         };
         // `3.1` is micro-batch 3 in chunk 1.
-        let place = |text: &str| match text.split_once('.') {
+        let indices = |text: &str| match text.split_once('.') {
             Some((micro_batch, chunk)) => Some((read(micro_batch)?, Some(read(chunk)?))),
             None => Some((read(text)?, None)),
         };
@@ -241,12 +241,12 @@ impl Token {
                 Some((rest, version)) => (rest, Some(read(version)?)),
                 None => (rest, None),
             };
-            let (micro_batch, chunk) = place(rest)?;
+            let (micro_batch, chunk) = indices(rest)?;
             Some(Token::Compute { letter, micro_batch, chunk, version })
         };
         let message = |payload: Payload, rest: &str| {
             let (rest, peer) = rest.split_once(['<', '>'])?;
-            let (micro_batch, chunk) = place(rest)?;
+            let (micro_batch, chunk) = indices(rest)?;
             Some(Token::Message { payload, out: word.contains('>'), micro_batch, chunk, peer: read(peer)? })
         };
         let first = word.chars().next().ok_or_else(unknown)?;

@@ -108,7 +108,7 @@ impl ColumnScale {
         ColumnScale { columns_per_unit: width as f64 / shortest }
     }
 
-    /// Rounded down, so that what is as long as the shortest pass is as wide; the little more is for sums
+    /// Rounded down, so that what is as long as the shortest pass is as wide; the little more is for times
     /// that are a rounding error short of a whole number.
     fn column(&self, time: f64) -> usize {
         (time * self.columns_per_unit + 1e-6) as usize

@@ -1,6 +1,6 @@
-//! Which rank holds which virtual stage, and which way each micro-batch goes.
+//! Which rank holds which virtual stage, and which route each micro-batch takes.
 //!
-//! A model is cut into virtual stages, numbered in the order of its forward. A pipeline is one copy of the
+//! A model is split into virtual stages, numbered in the order of its forward. A pipeline is one copy of the
 //! model: for every virtual stage, the rank that holds it. Most schedules have one pipeline with a virtual
 //! stage on every rank; interleaving goes round the ranks several times; Chimera has several pipelines, and a
 //! micro-batch goes through one of them. What a rank holds of one pipeline's virtual stage is called a chunk,
@@ -11,7 +11,7 @@ use super::ScheduleError;
 /// Where every virtual stage is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
-    /// `[pipeline][part]`: its rank.
+    /// `[pipeline][virtual stage]`: its rank.
     pipelines: Vec<Vec<usize>>,
     /// `[micro-batch of a batch]`: its pipeline.
     routes: Vec<usize>,
@@ -75,7 +75,7 @@ impl Placement {
         Ok(Placement { pipelines, routes, chunks })
     }
 
-    /// The same virtual stages on the same ranks, for micro-batches that go other ways.
+    /// The same virtual stages on the same ranks, for micro-batches that take other routes.
     pub(super) fn with_routes(&self, routes: Vec<usize>) -> Placement {
         Placement { routes, ..self.clone() }
     }
@@ -159,19 +159,19 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_numbered_by_pipeline_then_part() {
+    fn chunks_are_numbered_by_pipeline_then_virtual_stage() {
         let twice = Placement::round_robin(3, 2, 6);
         assert_eq!(
             twice.chunks(1),
             [Chunk { pipeline: 0, virtual_stage: 1 }, Chunk { pipeline: 0, virtual_stage: 4 }]
         );
-        let both_ways = Placement::new(2, vec![vec![0, 1], vec![1, 0]], vec![0, 1]).unwrap();
+        let bidirectional = Placement::new(2, vec![vec![0, 1], vec![1, 0]], vec![0, 1]).unwrap();
         assert_eq!(
-            both_ways.chunks(1),
+            bidirectional.chunks(1),
             [Chunk { pipeline: 0, virtual_stage: 1 }, Chunk { pipeline: 1, virtual_stage: 0 }]
         );
-        assert_eq!(both_ways.chunks_for(1, 3).collect::<Vec<_>>(), [1]);
-        assert_eq!(both_ways.holders(0).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(bidirectional.chunks_for(1, 3).collect::<Vec<_>>(), [1]);
+        assert_eq!(bidirectional.holders(0).collect::<Vec<_>>(), [0, 1]);
     }
 
     #[test]

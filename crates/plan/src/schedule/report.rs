@@ -2,7 +2,7 @@
 //!
 //! A schedule with a flush is what one batch of it is. One without goes on for as long as the run does, so
 //! its figures are those of a pipeline that is full: they are taken from longer lists, as what one more batch
-//! adds. What it costs to fill and drain the pipeline, once in a run, is told beside them.
+//! adds. What it costs to fill and drain the pipeline, once in a run, stands beside them.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! Lists for what is no step: evaluation, writing text, scores by gradients, products with the Hessian,
+//! Lists for what is no step: evaluation, generating text, scores by gradients, products with the Hessian,
 //! averages of replicas. They run over the placement of the schedule that trains, and the same executor runs
 //! them.
 
@@ -37,17 +37,17 @@ impl Schedule {
         sweep("forward-and-backward", placement, copies, lists)
     }
 
-    /// Takes some positions of a sequence forward, and tells all ranks the token that follows, which is known
+    /// Takes some positions of a sequence forward, and sends all ranks the token that follows, which is known
     /// where the model ends.
     pub fn next_token(placement: &Placement) -> Schedule {
         let mut schedule = Schedule::forward_only(placement, 1);
-        let end = *schedule.placement.pipeline(0).last().expect("a model has a part");
-        let notice = |peer| ControlMessage { topic: ControlKind::Token, update: 0, peer };
-        let others: Vec<usize> = (0..schedule.stages()).filter(|rank| *rank != end).collect();
-        for rank in &others {
-            schedule.ranks[*rank].push(Action::RecvControl(notice(end)));
+        let end = *schedule.placement.pipeline(0).last().expect("a model has a stage");
+        let message = |peer| ControlMessage { topic: ControlKind::Token, update: 0, peer };
+        let peers: Vec<usize> = (0..schedule.stages()).filter(|rank| *rank != end).collect();
+        for rank in &peers {
+            schedule.ranks[*rank].push(Action::RecvControl(message(end)));
         }
-        schedule.ranks[end].extend(others.into_iter().map(|peer| Action::SendControl(notice(peer))));
+        schedule.ranks[end].extend(peers.into_iter().map(|peer| Action::SendControl(message(peer))));
         Schedule { name: "next-token".into(), ..schedule }
     }
 
@@ -60,12 +60,12 @@ impl Schedule {
 /// The chunks that a rank has of a copy, in the order of the forward.
 fn chunks_of(placement: &Placement, rank: usize, copy: usize) -> Vec<usize> {
     let chunks = placement.chunks(rank).iter().enumerate();
-    let mut own: Vec<(usize, usize)> = chunks
+    let mut in_order: Vec<(usize, usize)> = chunks
         .filter(|(_, chunk)| chunk.pipeline == copy)
         .map(|(index, chunk)| (chunk.virtual_stage, index))
         .collect();
-    own.sort_unstable();
-    own.into_iter().map(|(_, index)| index).collect()
+    in_order.sort_unstable();
+    in_order.into_iter().map(|(_, index)| index).collect()
 }
 
 fn on(pass: Pass, micro_batch: usize, chunk: usize) -> Action {
@@ -103,7 +103,7 @@ mod tests {
 
     /// Walked in virtual time, which ends only where every message that is waited for is sent.
     #[test]
-    fn every_micro_batch_goes_through_every_part_once_and_nobody_waits_for_ever() {
+    fn every_micro_batch_goes_through_every_virtual_stage_once_and_nobody_waits_for_ever() {
         for placement in placements() {
             for (schedule, passes, copies) in [
                 (Schedule::forward_only(&placement, 5), 1, 1),
@@ -129,10 +129,10 @@ mod tests {
         for (placement, end) in placements().into_iter().zip([0, 2, 1, 3]) {
             let schedule = Schedule::next_token(&placement);
             for (rank, list) in schedule.ranks.iter().enumerate() {
-                let heard = list.iter().filter(|action| matches!(action, Action::RecvControl(_))).count();
-                let told = list.iter().filter(|action| matches!(action, Action::SendControl(_))).count();
+                let received = list.iter().filter(|action| matches!(action, Action::RecvControl(_))).count();
+                let sent = list.iter().filter(|action| matches!(action, Action::SendControl(_))).count();
                 let expected = if rank == end { (0, placement.ranks() - 1) } else { (1, 0) };
-                assert_eq!((heard, told), expected, "rank {rank} of {}", placement.ranks());
+                assert_eq!((received, sent), expected, "rank {rank} of {}", placement.ranks());
             }
         }
     }

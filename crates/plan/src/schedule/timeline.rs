@@ -2,8 +2,8 @@
 //!
 //! A rank does its actions one after another. A send ends at once for the sender unless [`Costs`] says
 //! otherwise, and its message arrives after its journey; a receive ends when the message is there; an
-//! all-reduce begins when all holders of the virtual stage have come. One that passes follow is left to
-//! itself, but for the share of it that keeps its rank from computing: only the step waits for it, and one
+//! all-reduce begins when all holders of the virtual stage have arrived. One that passes follow is left to
+//! itself, but for the fraction of it that keeps its rank from computing: only the step waits for it, and one
 //! rank's go on one after the other. Waiting is idle time, whatever an action takes is not.
 
 use std::collections::HashMap;
@@ -60,18 +60,18 @@ pub struct Timeline {
     /// come.
     pub in_flight: Vec<usize>,
     /// The same, counted until the gradients of the weights are made: what has to be kept in memory. It
-    /// differs where backwards are cut in two.
+    /// differs where backwards are split in two.
     pub held: Vec<usize>,
     /// Of each rank, the most versions of its weights at a time.
     pub weight_versions: Vec<usize>,
 }
 
 impl UnitCosts {
-    /// The units are those of a rank's whole share of one copy of the model; where it is cut into chunks,
-    /// each takes its part.
+    /// The units are those of all that a rank has of one copy of the model; where that is several chunks,
+    /// each takes its fraction.
     pub fn new(schedule: &Schedule, units: PassUnits) -> UnitCosts {
-        let share = schedule.stages() as f64 / schedule.placement.virtual_stages() as f64;
-        UnitCosts { forward: units.forward * share, backward: units.backward * share }
+        let fraction = schedule.stages() as f64 / schedule.placement.virtual_stages() as f64;
+        UnitCosts { forward: units.forward * fraction, backward: units.backward * fraction }
     }
 }
 
@@ -95,9 +95,9 @@ impl Timeline {
         let mut spans: Vec<Vec<ActionSpan>> =
             schedule.ranks.iter().map(|list| Vec::with_capacity(list.len())).collect();
         let mut arrivals: HashMap<(usize, u64), f64> = HashMap::new();
-        let mut meetings = AllReduces::default();
-        // Of each rank, sums that passes follow: which, and what each takes.
-        let mut under_way: Vec<Vec<(AllReduceRound, f64)>> = vec![Vec::new(); stages];
+        let mut all_reduces = AllReduces::default();
+        // Of each rank, all-reduces that passes follow: which, and what each takes.
+        let mut in_flight_rounds: Vec<Vec<(AllReduceRound, f64)>> = vec![Vec::new(); stages];
         let last_passes = last_passes(schedule);
         walk(schedule, |rank, position, action| {
             let start = now[rank];
@@ -109,18 +109,24 @@ impl Timeline {
                     f64::max(start, arrival)
                 }
                 &Action::AllReduce { chunk } if last_passes[rank].is_before(position) => {
-                    under_way[rank].push((meetings.come(schedule, rank, chunk, start), cost));
+                    in_flight_rounds[rank].push((all_reduces.arrive(schedule, rank, chunk, start), cost));
                     cost *= costs.occupies();
                     start
                 }
                 &Action::AllReduce { chunk } => {
-                    let Some(ended) = meetings.ended(schedule, &under_way[rank]) else { return Ok(false) };
-                    let Some(begin) = meetings.meet(schedule, rank, chunk, start) else { return Ok(false) };
+                    let Some(ended) = all_reduces.ended(schedule, &in_flight_rounds[rank]) else {
+                        return Ok(false);
+                    };
+                    let Some(begin) = all_reduces.rendezvous(schedule, rank, chunk, start) else {
+                        return Ok(false);
+                    };
                     f64::max(begin, ended)
                 }
                 Action::WaitReduce => {
-                    let Some(ended) = meetings.ended(schedule, &under_way[rank]) else { return Ok(false) };
-                    under_way[rank].clear();
+                    let Some(ended) = all_reduces.ended(schedule, &in_flight_rounds[rank]) else {
+                        return Ok(false);
+                    };
+                    in_flight_rounds[rank].clear();
                     f64::max(start, ended)
                 }
                 _ => start,

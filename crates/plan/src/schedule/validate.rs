@@ -18,7 +18,7 @@ impl Schedule {
         self.check_implied()?;
         let mut ranks: Vec<RankState> = (0..self.stages()).map(|rank| RankState::new(self, rank)).collect();
         let mut channels: MessageQueues = HashMap::new();
-        let mut meetings = AllReduces::default();
+        let mut all_reduces = AllReduces::default();
         walk(self, |rank, position, action| {
             let tag = || self.tag(rank, action).expect("a message has a tag");
             let outcome = match *action {
@@ -36,7 +36,7 @@ impl Schedule {
                 }
                 Action::RecvControl(notice) => take(channels.get_mut(&(notice.peer, rank, None)), tag()),
                 Action::AllReduce { chunk } => {
-                    ranks[rank].all_reduce(chunk, || meetings.meet(self, rank, chunk, 0.0).is_some())
+                    ranks[rank].all_reduce(chunk, || all_reduces.rendezvous(self, rank, chunk, 0.0).is_some())
                 }
                 Action::Step => ranks[rank].step().map(|()| true),
                 action if action.is_implied() => Ok(true),
@@ -68,12 +68,12 @@ impl Schedule {
     fn check_implied(&self) -> Result<(), ScheduleError> {
         let written = |list: &Vec<Action>| list.iter().copied().filter(|a| !a.is_implied()).collect();
         let bare = self.ranks.iter().map(written).collect();
-        let whole = agreement::fill_in(&self.placement, self.updates, self.micro_batches, bare);
-        for (rank, (list, whole)) in self.ranks.iter().zip(whole).enumerate() {
+        let expected = agreement::fill_in(&self.placement, self.updates, self.micro_batches, bare);
+        for (rank, (list, expected)) in self.ranks.iter().zip(expected).enumerate() {
             // Whether state is shared out is not the schedule's to know.
             let list: Vec<Action> = list.iter().copied().filter(|a| *a != Action::Gather).collect();
-            if list != whole {
-                let same = list.iter().zip(&whole).take_while(|(is, should)| is == should);
+            if list != expected {
+                let same = list.iter().zip(&expected).take_while(|(is, should)| is == should);
                 let position = same.filter(|(action, _)| !action.is_implied()).count();
                 let problem = "before it or after it is not what steps imply".into();
                 return Err(ScheduleError::Invalid { rank, position, action: "step".into(), problem });
@@ -107,7 +107,7 @@ impl Schedule {
     }
 }
 
-/// The tags that are under way from one rank to another, those of notices apart. What is left there at the
+/// The tags in flight from one rank to another, those of control messages apart. What is left there at the
 /// end needs no check of its own: the pass that it was for cannot have run.
 type MessageQueues = HashMap<(usize, usize, Option<Payload>), VecDeque<u64>>;
 
@@ -182,11 +182,11 @@ impl<'a> RankState<'a> {
         ensure(micro_batch < self.progress.len(), || {
             format!("the last micro-batch is {}", self.progress.len() - 1)
         })?;
-        let held = *placement.chunks(self.rank).get(chunk).ok_or("the rank has no such chunk")?;
-        ensure(placement.route(micro_batch) == held.pipeline, || {
+        let at = *placement.chunks(self.rank).get(chunk).ok_or("the rank has no such chunk")?;
+        ensure(placement.route(micro_batch) == at.pipeline, || {
             format!("the micro-batch goes through pipeline {}", placement.route(micro_batch))
         })?;
-        Ok(held)
+        Ok(at)
     }
 
     /// What this rank has of a neighbouring virtual stage, where it holds that itself.
@@ -197,12 +197,12 @@ impl<'a> RankState<'a> {
 
     fn compute(&mut self, pass: Pass, work: ChunkWork) -> Validity {
         let ChunkWork { micro_batch, chunk, version } = work;
-        let held = self.chunk(micro_batch, chunk)?;
+        let at = self.chunk(micro_batch, chunk)?;
         let progress = &self.progress[micro_batch][chunk];
         match pass {
             Pass::Forward => {
                 ensure(progress.forward.is_none(), || "it has run already".into())?;
-                let ready = self.schedule.placement.before(held).is_none_or(|before| {
+                let ready = self.schedule.placement.before(at).is_none_or(|before| {
                     self.local(micro_batch, before)
                         .map_or(progress.activation.received, |before| before.forward.is_some())
                 });
@@ -212,7 +212,7 @@ impl<'a> RankState<'a> {
             Pass::Backward | Pass::BackwardInput => {
                 ensure(progress.forward.is_some(), || "its forward has not run".into())?;
                 ensure(!progress.input_gradient, || "it has run already".into())?;
-                let ready = self.schedule.placement.after(held).is_none_or(|after| {
+                let ready = self.schedule.placement.after(at).is_none_or(|after| {
                     self.local(micro_batch, after)
                         .map_or(progress.gradient.received, |after| after.input_gradient)
                 });
@@ -262,35 +262,35 @@ impl<'a> RankState<'a> {
 
     fn send(&mut self, message: StageMessage) -> Validity {
         let StageMessage { payload, micro_batch, chunk, peer } = message;
-        let held = self.chunk(micro_batch, chunk)?;
+        let at = self.chunk(micro_batch, chunk)?;
         let placement = &self.schedule.placement;
         let progress = &mut self.progress[micro_batch][chunk];
-        let (to, made, side) = match payload {
+        let (to, made, edge) = match payload {
             Payload::Activation => {
-                (placement.after(held), progress.forward.is_some(), &mut progress.activation)
+                (placement.after(at), progress.forward.is_some(), &mut progress.activation)
             }
-            Payload::Gradient => (placement.before(held), progress.input_gradient, &mut progress.gradient),
+            Payload::Gradient => (placement.before(at), progress.input_gradient, &mut progress.gradient),
         };
         self.schedule.is_peer(self.rank, peer, to)?;
         ensure(made, || "what it sends has not been made".into())?;
-        ensure(!side.sent, || "it was sent already".into())?;
-        side.sent = true;
+        ensure(!edge.sent, || "it was sent already".into())?;
+        edge.sent = true;
         Ok(())
     }
 
     fn receive(&mut self, message: StageMessage, arrived: impl FnOnce() -> Validity<bool>) -> Validity<bool> {
         let StageMessage { payload, micro_batch, chunk, peer } = message;
-        let held = self.chunk(micro_batch, chunk)?;
+        let at = self.chunk(micro_batch, chunk)?;
         let placement = &self.schedule.placement;
         let progress = &mut self.progress[micro_batch][chunk];
-        let (from, side) = match payload {
-            Payload::Activation => (placement.before(held), &mut progress.activation),
-            Payload::Gradient => (placement.after(held), &mut progress.gradient),
+        let (from, edge) = match payload {
+            Payload::Activation => (placement.before(at), &mut progress.activation),
+            Payload::Gradient => (placement.after(at), &mut progress.gradient),
         };
         self.schedule.is_peer(self.rank, peer, from)?;
-        ensure(!side.received, || "it was received already".into())?;
-        side.received = arrived()?;
-        Ok(side.received)
+        ensure(!edge.received, || "it was received already".into())?;
+        edge.received = arrived()?;
+        Ok(edge.received)
     }
 
     fn all_reduce(&mut self, chunk: usize, all_there: impl FnOnce() -> bool) -> Validity<bool> {

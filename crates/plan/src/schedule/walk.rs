@@ -5,15 +5,15 @@ use std::collections::HashMap;
 use super::{Action, Schedule, ScheduleError};
 
 /// Lets every rank act until all have finished. `act(rank, position, action)` returns whether the action
-/// could be done; where it could not, it is tried again later. Returns how many looks at a rank's list that
-/// took, whether it could go on or not.
+/// could be done; where it could not, it is tried again later. Returns how often a rank's list was visited,
+/// whether it could go on or not.
 pub(super) fn walk(
     schedule: &Schedule,
     mut act: impl FnMut(usize, usize, &Action) -> Result<bool, ScheduleError>,
 ) -> Result<u64, ScheduleError> {
     let mut positions = vec![0; schedule.ranks.len()];
-    let mut looks = 0;
-    // Activations go up the ranks and gradients down. Going both ways in turns lets either pass all of them
+    let mut visits = 0;
+    // Activations go up the ranks and gradients down. Alternating directions lets either pass all of them
     // in one sweep: with upward sweeps alone a gradient would get one rank further in each, and the work
     // would grow with the square of the stages.
     for upwards in [true, false].into_iter().cycle() {
@@ -21,9 +21,9 @@ pub(super) fn walk(
         for index in 0..positions.len() {
             let rank = if upwards { index } else { positions.len() - 1 - index };
             let list = &schedule.ranks[rank];
-            looks += 1;
+            visits += 1;
             while let Some(action) = list.get(positions[rank]) {
-                looks += 1;
+                visits += 1;
                 if !act(rank, positions[rank], action)? {
                     break;
                 }
@@ -40,65 +40,66 @@ pub(super) fn walk(
         .map(|(rank, action)| format!("rank {rank} waits at `{}`", schedule.token(rank, action)))
         .collect();
     match waiting.is_empty() {
-        true => Ok(looks),
+        true => Ok(visits),
         false => Err(ScheduleError::Deadlock { waiting: waiting.join(", ") }),
     }
 }
 
-/// The all-reduces: nobody leaves before all holders of the virtual stage have come.
+/// The all-reduces: nobody leaves before all holders of the virtual stage have arrived.
 #[derive(Default)]
 pub(super) struct AllReduces {
-    /// When each rank came to the n-th all-reduce of a virtual stage.
-    came: HashMap<(usize, usize, usize), f64>,
-    /// How many of a virtual stage each rank has left.
-    left: HashMap<(usize, usize), usize>,
+    /// When each rank arrived at the n-th all-reduce of a virtual stage.
+    arrived: HashMap<(usize, usize, usize), f64>,
+    /// How many of a virtual stage each rank is done with.
+    done: HashMap<(usize, usize), usize>,
 }
 
 /// The n-th all-reduce of a virtual stage.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AllReduceRound {
     virtual_stage: usize,
-    turn: usize,
+    round: usize,
 }
 
 impl AllReduces {
-    /// A rank comes to its next all-reduce of a chunk, and does not wait there.
-    pub fn come(&mut self, schedule: &Schedule, rank: usize, chunk: usize, now: f64) -> AllReduceRound {
+    /// A rank arrives at its next all-reduce of a chunk, and does not wait there.
+    pub fn arrive(&mut self, schedule: &Schedule, rank: usize, chunk: usize, now: f64) -> AllReduceRound {
         let virtual_stage = schedule.placement.chunks(rank)[chunk].virtual_stage;
-        let left = self.left.entry((rank, virtual_stage)).or_default();
-        let meeting = AllReduceRound { virtual_stage, turn: *left };
-        *left += 1;
-        self.came.insert((rank, virtual_stage, meeting.turn), now);
-        meeting
+        let done = self.done.entry((rank, virtual_stage)).or_default();
+        let reached = AllReduceRound { virtual_stage, round: *done };
+        *done += 1;
+        self.arrived.insert((rank, virtual_stage, reached.round), now);
+        reached
     }
 
     /// When the last of some all-reduces is over that go on one after the other and take so long each; none
     /// while one has not begun.
-    pub fn ended(&self, schedule: &Schedule, meetings: &[(AllReduceRound, f64)]) -> Option<f64> {
-        meetings.iter().try_fold(
+    pub fn ended(&self, schedule: &Schedule, rounds: &[(AllReduceRound, f64)]) -> Option<f64> {
+        rounds.iter().try_fold(
             f64::NEG_INFINITY,
-            |ended, (AllReduceRound { virtual_stage, turn }, takes)| {
+            |ended, (AllReduceRound { virtual_stage, round }, takes)| {
                 let times = schedule
                     .placement
                     .holders(*virtual_stage)
-                    .map(|holder| self.came.get(&(holder, *virtual_stage, *turn)));
+                    .map(|holder| self.arrived.get(&(holder, *virtual_stage, *round)));
                 let begin = times.collect::<Option<Vec<&f64>>>()?.into_iter().copied().fold(ended, f64::max);
                 Some(begin + takes)
             },
         )
     }
 
-    /// A rank comes to its next all-reduce of a chunk, or is still there: when all have come, if they have.
-    pub fn meet(&mut self, schedule: &Schedule, rank: usize, chunk: usize, now: f64) -> Option<f64> {
+    /// A rank arrives at its next all-reduce of a chunk, or still waits there: when all have arrived, if they
+    /// have.
+    pub fn rendezvous(&mut self, schedule: &Schedule, rank: usize, chunk: usize, now: f64) -> Option<f64> {
         let virtual_stage = schedule.placement.chunks(rank)[chunk].virtual_stage;
-        let turn = *self.left.entry((rank, virtual_stage)).or_default();
-        self.came.entry((rank, virtual_stage, turn)).or_insert(now);
+        let round = *self.done.entry((rank, virtual_stage)).or_default();
+        self.arrived.entry((rank, virtual_stage, round)).or_insert(now);
         let times = schedule
             .placement
             .holders(virtual_stage)
-            .map(|holder| self.came.get(&(holder, virtual_stage, turn)));
+            .map(|holder| self.arrived.get(&(holder, virtual_stage, round)));
         let all = times.collect::<Option<Vec<&f64>>>()?.into_iter().copied().fold(now, f64::max);
-        self.left.insert((rank, virtual_stage), turn + 1);
+        self.done.insert((rank, virtual_stage), round + 1);
         Some(all)
     }
 }
@@ -110,32 +111,32 @@ mod tests {
     use super::super::{ScheduleName, ScheduleOptions};
     use super::*;
 
-    /// Looks for each action, of a walk in which messages arrive at once.
-    fn looks_per_action(name: ScheduleName, stages: usize, micro_batches: usize) -> f64 {
+    /// Visits for each action, of a walk in which messages arrive at once.
+    fn visits_per_action(name: ScheduleName, stages: usize, micro_batches: usize) -> f64 {
         let schedule = name.schedule(&ScheduleOptions::new(stages, micro_batches)).unwrap();
-        let (mut sent, mut meetings) = (HashSet::new(), AllReduces::default());
-        let looks = walk(&schedule, |rank, _, action| {
+        let (mut sent, mut all_reduces) = (HashSet::new(), AllReduces::default());
+        let visits = walk(&schedule, |rank, _, action| {
             Ok(match *action {
                 Action::Send(message) => sent.insert((message.peer, schedule.tag(rank, action))),
                 Action::Receive(_) => sent.contains(&(rank, schedule.tag(rank, action))),
-                Action::AllReduce { chunk } => meetings.meet(&schedule, rank, chunk, 0.0).is_some(),
+                Action::AllReduce { chunk } => all_reduces.rendezvous(&schedule, rank, chunk, 0.0).is_some(),
                 _ => true,
             })
         });
-        looks.unwrap() as f64 / schedule.ranks.iter().map(Vec::len).sum::<usize>() as f64
+        visits.unwrap() as f64 / schedule.ranks.iter().map(Vec::len).sum::<usize>() as f64
     }
 
-    /// What made 30,000 stages take half a minute: looks that grow with the square of the stages. Sweeps in
+    /// What made 30,000 stages take half a minute: visits that grow with the square of the stages. Sweeps in
     /// one direction alone need hundreds for each action here.
     #[test]
-    fn a_walk_takes_a_few_looks_for_each_action_however_many_stages_or_micro_batches() {
+    fn a_walk_takes_a_few_visits_for_each_action_however_many_stages_or_micro_batches() {
         for name in ScheduleName::ALL {
             for (stages, micro_batches) in [(2_usize, 500_usize), (16, 64), (64, 64), (1000, 2)] {
                 if name == ScheduleName::Interleaved && !micro_batches.is_multiple_of(stages) {
                     continue;
                 }
-                let looks = looks_per_action(name, stages, micro_batches);
-                assert!(looks < 2.0, "{name}, {stages} stages, {micro_batches} micro-batches: {looks}");
+                let visits = visits_per_action(name, stages, micro_batches);
+                assert!(visits < 2.0, "{name}, {stages} stages, {micro_batches} micro-batches: {visits}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! ZB-H1 (Qi et al., 2024, "Zero Bubble Pipeline Parallelism"): the order of 1F1B with the backward cut in
+//! ZB-H1 (Qi et al., 2024, "Zero Bubble Pipeline Parallelism"): the order of 1F1B with the backward split in
 //! two. The input half B goes up the pipeline at once; the weight half W waits, and fills what was the drain.
 //!
 //! Stage s runs the W of a micro-batch s backwards later than its B. The bubble shrinks from

@@ -57,8 +57,8 @@ mod tests {
         let compressed = format!("{GPT}{PRUNED}weights = \"compressed\"\n");
         for text in [GPT.to_owned(), format!("{GPT}{PRUNED}"), compressed, RESNET.into(), ALEXNET.into()] {
             let run = RunFile::parse(&text, &[]).unwrap();
-            let alone = Plan::new(run.single_rank(), facts).unwrap();
-            let job = Simulation::new(&alone, &cluster, EngineProfile::ESPALIER);
+            let single = Plan::new(run.single_rank(), facts).unwrap();
+            let job = Simulation::new(&single, &cluster, EngineProfile::ESPALIER);
             let search =
                 LayoutSearch { job: &job, devices: 4, fixed: &SearchConstraints::default(), rows: 1 };
             for candidate in choices::candidates(&search).unwrap().iter().step_by(7) {

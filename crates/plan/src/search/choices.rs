@@ -32,7 +32,7 @@ pub(super) fn candidates(search: &LayoutSearch) -> Result<Vec<Candidate>, Error>
                 if !fixed.allows(fixed.grid, grid) || !fixed.allows(fixed.data, data) {
                     continue;
                 }
-                let mesh = Candidate { data, pipeline, tensor, grid, ..Candidate::alone(1) };
+                let mesh = Candidate { data, pipeline, tensor, grid, ..Candidate::single_rank(1) };
                 variants(search, mesh, batch / data, &mut all);
             }
         }

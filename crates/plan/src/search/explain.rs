@@ -60,14 +60,14 @@ fn differences(first: &Breakdown, second: &Breakdown, of: f64) -> (Vec<String>, 
         .iter()
         .zip(second.kinds())
         .map(|((name, mine), (_, other))| (*name, 100.0 * (other - mine) / of))
-        .filter(|(_, share)| share.abs() >= 0.5)
+        .filter(|(_, fraction)| fraction.abs() >= 0.5)
         .collect();
     kinds.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
-    let say = |kinds: Vec<&(&str, f64)>| {
-        kinds.into_iter().map(|(name, share)| format!("{name} ({:.1} %)", share.abs())).collect()
+    let named = |kinds: Vec<&(&str, f64)>| {
+        kinds.into_iter().map(|(name, fraction)| format!("{name} ({:.1} %)", fraction.abs())).collect()
     };
-    let (less, more) = kinds.iter().partition(|(_, share)| *share > 0.0);
-    (say(less), say(more))
+    let (less, more) = kinds.iter().partition(|(_, fraction)| *fraction > 0.0);
+    (named(less), named(more))
 }
 
 fn capital(text: &str) -> String {

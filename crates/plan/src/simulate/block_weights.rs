@@ -43,7 +43,7 @@ impl BlockWeights {
         self.weights_where(blocks, compressed, |_| true)
     }
 
-    /// Those of some blocks whose places among the parameters are chosen.
+    /// Those of some blocks whose parameters are chosen by their indices.
     pub(crate) fn weights_where(
         &self,
         blocks: Range<usize>,
@@ -69,7 +69,7 @@ impl BlockWeights {
         self.weights_where(block..block + 1, true, is_pruned)
     }
 
-    /// Those of each virtual stage; equal shares, where an engine's authors reckon so.
+    /// Those of each virtual stage; equal fractions, where an engine's authors reckon so.
     pub(crate) fn of_stages(
         &self,
         stage_blocks: &StageBlocks,
@@ -81,10 +81,10 @@ impl BlockWeights {
         if !even {
             return each;
         }
-        let (share, all) = (
+        let (fraction, all) = (
             1.0 / stage_blocks.len() as f64,
             self.weights(0..stage_blocks[stage_blocks.len() - 1].end, compressed),
         );
-        vec![WeightCounts { all: all.all * share, stored: all.stored * share }; stage_blocks.len()]
+        vec![WeightCounts { all: all.all * fraction, stored: all.stored * fraction }; stage_blocks.len()]
     }
 }

@@ -44,7 +44,7 @@ pub struct Candidate {
 
 impl Candidate {
     /// One rank that runs so many samples at a time.
-    pub const fn alone(micro_batch: usize) -> Candidate {
+    pub const fn single_rank(micro_batch: usize) -> Candidate {
         Candidate {
             data: 1,
             pipeline: 1,
@@ -115,7 +115,7 @@ impl Candidate {
     }
 
     /// What tells its cut of tensors apart from others.
-    pub(super) fn cut_key(&self) -> (usize, bool, [usize; 2]) {
+    pub(super) fn partition_key(&self) -> (usize, bool, [usize; 2]) {
         (self.tensor, self.sequence, self.grid)
     }
 

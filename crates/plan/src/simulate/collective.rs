@@ -27,12 +27,12 @@ impl<'a> RankGroup<'a> {
         RankGroup { groups: crowded.then(|| world / self.ranks.max(1)), ..self }
     }
 
-    /// Seconds of a sum of so many bytes that all get.
+    /// Seconds of an all-reduce of so many bytes.
     pub fn all_reduce(&self, bytes: f64) -> f64 {
         self.around(2.0, bytes)
     }
 
-    /// Seconds to put parts of so many bytes in all together, for all; or to sum and keep a part each.
+    /// Seconds of an all-gather, or of a reduce-scatter, of so many bytes in all.
     pub fn gather(&self, bytes: f64) -> f64 {
         self.around(1.0, bytes)
     }
@@ -55,7 +55,7 @@ impl<'a> RankGroup<'a> {
     }
 
     /// Seconds of a message that computing of so many seconds beside it does not hide.
-    pub fn late(&self, message: f64, beside: f64) -> f64 {
+    pub fn exposed(&self, message: f64, beside: f64) -> f64 {
         let hidden = message.min(beside);
         message - hidden + hidden * self.occupies()
     }
@@ -65,15 +65,15 @@ impl<'a> RankGroup<'a> {
         self.fabric().0.occupies
     }
 
-    /// The share of a message that its receiver computes: where ranks take turns on cores, no other core is
+    /// The fraction of a message that its receiver computes: where ranks take turns on cores, no other core is
     /// left to copy it.
     pub fn copied(&self) -> f64 {
         if self.is_crowded() { self.fabric().0.occupies } else { 0.0 }
     }
 
-    /// Seconds for which cores that ranks take turns on have nothing to do behind a meeting. The last to come
-    /// goes on at once, the others have to be woken: one core works for each group that meets by itself, and
-    /// any more wait.
+    /// Seconds for which cores that ranks take turns on have nothing to do behind a collective. The last to
+    /// arrive goes on at once, the others have to be woken: one core works for each group by itself, and any
+    /// more wait.
     pub(crate) fn stall(&self) -> f64 {
         let Some(groups) = self.groups.filter(|_| self.ranks > 1) else { return 0.0 };
         let others = (self.cluster.node.devices - 1).max(1) as f64;
@@ -100,7 +100,7 @@ impl<'a> RankGroup<'a> {
     }
 
     /// What it takes to start so many messages one after the other; on cores that ranks take turns on, what
-    /// each has to do to meet the others, however many they are: to wait costs no work.
+    /// each has to do to join the others, however many they are: to wait costs no work.
     fn start(&self, messages: f64) -> f64 {
         let fabric = self.fabric().0;
         if self.is_crowded() && fabric.meet_us > 0.0 {
@@ -167,10 +167,10 @@ mod tests {
     #[test]
     fn a_message_hides_behind_computing_as_far_as_it_leaves_the_device_alone() {
         let mut summit = builtin("summit").unwrap();
-        let late = |summit: &Cluster| RankGroup::new(summit, 2, 1).late(3.0, 2.0);
+        let exposed = |summit: &Cluster| RankGroup::new(summit, 2, 1).exposed(3.0, 2.0);
         summit.node.link.as_mut().unwrap().occupies = 0.0;
-        assert_eq!(late(&summit), 1.0);
+        assert_eq!(exposed(&summit), 1.0);
         summit.node.link.as_mut().unwrap().occupies = 0.5;
-        assert_eq!(late(&summit), 2.0);
+        assert_eq!(exposed(&summit), 2.0);
     }
 }

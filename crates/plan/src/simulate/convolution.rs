@@ -1,4 +1,4 @@
-//! What the three passes of a convolution take: of a whole image, of a tile with its neighbours' pixels, and
+//! What the three passes of a convolution take: of a full image, of a tile with its neighbours' pixels, and
 //! of the first layer, whose input needs no gradient.
 
 use super::passes::{PassContext, PassSeconds, Passes, is_convolution};
@@ -25,13 +25,13 @@ impl PassContext<'_> {
 
     /// What a convolution of a tile takes beside its flops for the pixels of each neighbour: they are a
     /// convolution of their own, whose weights are laid out once more.
-    pub(super) fn halo_parts(&self, before: Option<&LayerSpec>, layer: &LayerSpec) -> Passes {
+    pub(super) fn halo_passes(&self, before: Option<&LayerSpec>, layer: &LayerSpec) -> Passes {
         let (Some(LayerSpec::Halo(halo)), LayerKernel::Convolution { kernel, size }) =
             (before, layer.properties().kernel)
         else {
             return Passes::default();
         };
-        if !self.engine.is_ours() || !self.passes_are_told_apart() {
+        if !self.engine.is_ours() || !self.times_each_pass() {
             return Passes::default();
         }
         let of_neighbour = |pixels: &Region| {
@@ -47,25 +47,26 @@ impl PassContext<'_> {
         taken.map(of_neighbour).sum::<Passes>() * self.neighbours
     }
 
-    /// What the gradient of the images would take: the first layer makes none. A share for all passes counts it.
+    /// What the gradient of the images would take: the first layer makes none. One efficiency for all passes
+    /// counts it.
     pub(super) fn first_input_gradient(&self, layers: &[LayerSpec], input: Shape) -> PassSeconds {
-        // A tile is cut out first.
+        // A tile is cropped first.
         let crops = layers.iter().take_while(|layer| matches!(layer, LayerSpec::Crop(_))).count();
         let input = layers[..crops].iter().try_fold(input, |shape, crop| crop.output(shape));
         let (layers, input) = (&layers[crops..], input.expect("the shapes were checked"));
         let tile = matches!(layers.first(), Some(LayerSpec::Halo(_)));
         let layer = layers.get(usize::from(tile)).filter(|layer| is_convolution(layer));
-        let Some(layer) = layer.filter(|_| self.engine.is_ours() && self.passes_are_told_apart()) else {
+        let Some(layer) = layer.filter(|_| self.engine.is_ours() && self.times_each_pass()) else {
             return PassSeconds::default();
         };
         let before = tile.then(|| &layers[0]);
         let seen = before.map_or(Ok(input), |halo| halo.output(input)).expect("the shapes were checked");
         let made = layer.output(seen).expect("the shapes were checked");
-        let both = self.layer(layer, seen, made) + self.halo_parts(before, layer);
+        let both = self.layer(layer, seen, made) + self.halo_passes(before, layer);
         both.backward_input
     }
 
-    fn passes_are_told_apart(&self) -> bool {
+    fn times_each_pass(&self) -> bool {
         matches!(self.kernels.device.matrix(self.kernels.precision).convolution, Convolution::Passes(_))
     }
 }
@@ -114,7 +115,7 @@ mod tests {
         assert!((ratio - 1.0).abs() < 1e-9, "{ratio}");
     }
 
-    /// A tile makes no gradient of its pixels of the images, as a whole image has none: the same flops are
+    /// A tile makes no gradient of its pixels of the images, as a full image has none: the same flops are
     /// left out of both.
     #[test]
     fn no_layout_makes_the_gradient_of_images() {

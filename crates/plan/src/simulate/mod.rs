@@ -2,9 +2,9 @@
 //! on a cluster under an engine.
 //!
 //! [`passes`] says what the blocks of a rank's model take (`convolution` its convolutions), [`collective`]
-//! what ranks take to talk, `sums` what they sum of gradients, [`state`] what they hold; `rank_model` keeps
-//! what candidates have in common; `step` walks the lists; `script` is a rank's part for a worker that takes
-//! the planned time; `calibrate` refits a cluster's rates to what runs took.
+//! what collectives take, `reductions` which gradients are all-reduced, [`state`] what ranks hold;
+//! `rank_model` keeps what candidates have in common; `step` walks the lists; `script` is what a rank does,
+//! for a worker that takes the planned time; `calibrate` refits a cluster's rates to what runs took.
 
 mod block_weights;
 mod breakdown;
@@ -54,19 +54,19 @@ pub struct Simulation<'a> {
     /// What runs it.
     pub engine: EngineProfile,
     parameters: Vec<Parameter>,
-    locals: RefCell<HashMap<CutKey, RankModelResult>>,
+    locals: RefCell<HashMap<PartitionKey, RankModelResult>>,
     passes: RefCell<HashMap<PassKey, Rc<Vec<Passes>>>>,
     stage_blocks: RefCell<HashMap<usize, Rc<StageBlocks>>>,
     schedules: Rc<ScheduleCache>,
 }
 
-/// What tells two cuts of a model's tensors apart: tensor ranks, along the sequence or not, and the grid over
-/// images.
-type CutKey = (usize, bool, [usize; 2]);
+/// What tells two partitions of a model's tensors apart: tensor ranks, along the sequence or not, and the
+/// grid over images.
+type PartitionKey = (usize, bool, [usize; 2]);
 
-/// What tells the passes of two candidates apart: the cut, samples of a micro-batch, what is run again, and
+/// What tells the passes of two candidates apart: the partition, samples of a micro-batch, what is run again, and
 /// how many ranks share the cores.
-type PassKey = (CutKey, usize, RecomputeMode, usize);
+type PassKey = (PartitionKey, usize, RecomputeMode, usize);
 
 /// A rank's model, or why there is none.
 type RankModelResult = Result<Rc<RankModel>, Error>;
@@ -114,7 +114,7 @@ impl<'a> Simulation<'a> {
             let on_gpu = !self.cluster.node.cores;
             Ok(Rc::new(RankModel::new(self.plan, &self.parameters, &layout, on_gpu)?))
         };
-        self.locals.borrow_mut().entry(candidate.cut_key()).or_insert_with(make).clone()
+        self.locals.borrow_mut().entry(candidate.partition_key()).or_insert_with(make).clone()
     }
 
     /// What computes for a rank.
@@ -130,7 +130,7 @@ impl<'a> Simulation<'a> {
     /// What the passes of each block take.
     fn passes(&self, candidate: &Candidate) -> Result<Rc<Vec<Passes>>, Error> {
         let sharers = if self.cluster.node.cores { candidate.ranks() } else { 1 };
-        let key = (candidate.cut_key(), candidate.micro_batch, candidate.recompute, sharers);
+        let key = (candidate.partition_key(), candidate.micro_batch, candidate.recompute, sharers);
         if let Some(known) = self.passes.borrow().get(&key) {
             return Ok(known.clone());
         }

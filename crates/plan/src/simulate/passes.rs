@@ -32,7 +32,7 @@ pub struct PassContext<'a> {
 /// A layer, and what its passes take.
 #[derive(Debug, Clone, Copy)]
 pub struct TimedLayer<'m> {
-    /// The layer; one with sides stands behind those of its sides, for what it does itself.
+    /// The layer; one with branches stands behind those of its branches, for what it does itself.
     pub layer: &'m LayerSpec,
     /// What it reads of a sample.
     pub input: Shape,
@@ -89,15 +89,15 @@ impl PassContext<'_> {
             let before = i.checked_sub(1).map(|before| &layers[before]);
             let branches = layer.description().branches();
             let branches = branches.iter().flat_map(|branches| &branches.all);
-            branches.for_each(|side| self.layers(side.layers, shape, false, all));
-            let mut own = self.layer(layer, shape, output) + self.halo_parts(before, layer);
+            branches.for_each(|branch| self.layers(branch.layers, shape, false, all));
+            let mut passes = self.layer(layer, shape, output) + self.halo_passes(before, layer);
             let is_core = layer.properties().attention_role == AttentionRole::Core;
             let again = self.engine.remakes_queries || is_core;
             if again && insides.iter().any(|inside| inside.again.contains(&i)) {
-                own.again = own.again + own.forward;
+                passes.again = passes.again + passes.forward;
             }
             if head && i + 1 == layers.len() {
-                own = own + self.loss(output);
+                passes = passes + self.loss(output);
             }
             let next = layers.get(i + 1);
             if let (LayerSpec::Halo(_), Some(conv)) =
@@ -105,16 +105,16 @@ impl PassContext<'_> {
                 && self.engine.is_ours()
             {
                 let made = conv.output(output).expect("the shapes were checked");
-                own = self.behind(own, &self.layer(conv, output, made));
+                passes = self.behind(passes, &self.layer(conv, output, made));
             }
-            if let LayerSpec::Collective(exchange) = layer
-                && exchange.is_entrance()
+            if let LayerSpec::Collective(collective) = layer
+                && collective.is_entrance()
                 && next.is_some_and(|next| next.properties().takes_remade)
             {
                 // A linear layer keeps what stands before it, and has it gathered again for its gradient.
-                own.again = own.again + own.forward;
+                passes.again = passes.again + passes.forward;
             }
-            all.push(TimedLayer { layer, input: shape, output, passes: own });
+            all.push(TimedLayer { layer, input: shape, output, passes });
             shape = output;
         }
     }
@@ -129,15 +129,15 @@ impl PassContext<'_> {
         match layer {
             // A few numbers a channel.
             LayerSpec::SharedStatistics(_) => {
-                let sum = self.spatial.all_reduce(16.0 * input.last() as f64);
-                let sum = PassSeconds::meeting(&self.spatial, sum);
-                Passes { forward: sum, backward_input: sum, ..Passes::default() }
+                let seconds = self.spatial.all_reduce(16.0 * input.last() as f64);
+                let both = PassSeconds::collective(&self.spatial, seconds);
+                Passes { forward: both, backward_input: both, ..Passes::default() }
             }
-            LayerSpec::Collective(exchange) => self.exchange(exchange, input, output),
+            LayerSpec::Collective(collective) => self.collective(collective, input, output),
             LayerSpec::Halo(halo) => self.halo(halo, input),
             LayerSpec::TiledMean(_) => {
-                let sum = self.spatial.all_reduce(self.elements(output) * self.kernels.element());
-                Passes { forward: passes.forward + PassSeconds::meeting(&self.spatial, sum), ..passes }
+                let seconds = self.spatial.all_reduce(self.elements(output) * self.kernels.element());
+                Passes { forward: passes.forward + PassSeconds::collective(&self.spatial, seconds), ..passes }
             }
             _ => passes,
         }
@@ -162,14 +162,17 @@ impl PassContext<'_> {
         let (forward, backward) = match self.engine.attention {
             AttentionKernel::Ours => {
                 let matrix = self.kernels.device.matrix(self.kernels.precision);
-                let share = matrix.attention.unwrap_or(AttentionKernel::OUR_SHARE);
+                let efficiency = matrix.attention.unwrap_or(AttentionKernel::OUR_EFFICIENCY);
                 let done = flops / 2.0;
-                (self.kernels.work(done, share, moved), self.kernels.work(2.0 * done, share, 2.0 * moved))
+                (
+                    self.kernels.work(done, efficiency, moved),
+                    self.kernels.work(2.0 * done, efficiency, 2.0 * moved),
+                )
             }
-            AttentionKernel::Fused { flops: done, share } => (
-                self.kernels.work(done * flops, share, moved),
-                // Scores are made again: five products in the place of two.
-                self.kernels.work(2.5 * done * flops, share, 2.0 * moved),
+            AttentionKernel::Fused { flops: done, efficiency } => (
+                self.kernels.work(done * flops, efficiency, moved),
+                // Scores are made again: five products instead of two.
+                self.kernels.work(2.5 * done * flops, efficiency, 2.0 * moved),
             ),
             AttentionKernel::Unfused { bytes } => {
                 let scores = bytes * samples * heads as f64 * seq * seq;
@@ -206,49 +209,49 @@ impl PassContext<'_> {
         Passes { forward: once(pass.forward), backward_input: once(pass.backward), ..Passes::default() }
     }
 
-    fn exchange(&self, exchange: &CollectiveLayer, input: Shape, output: Shape) -> Passes {
-        let group = match exchange.axis {
+    fn collective(&self, collective: &CollectiveLayer, input: Shape, output: Shape) -> Passes {
+        let group = match collective.axis {
             Axis::Spatial => self.spatial,
             _ => self.tensor,
         };
-        let all: usize = exchange.parts.iter().sum();
-        let whole = |shape: Shape, along| match along {
+        let all: usize = collective.shard_sizes.iter().sum();
+        let full = |shape: Shape, along| match along {
             ShardDim::Samples => self.elements(shape),
             ShardDim::Sequence => self.samples as f64 * (all * shape.last()) as f64,
             ShardDim::Last => self.rows(shape) * all as f64,
         };
         let seconds = |how, shape| {
             let bytes = |elements: f64| elements * self.kernels.element();
-            // Columns of several ranks lie apart in a message, and side by side in a row: taken out of it,
-            // and woven in by short runs.
-            let woven = match how {
+            // Features of several ranks lie apart in a message, and side by side in a row: taken out of it,
+            // and interleaved by short runs.
+            let interleaved = match how {
                 CollectiveOp::AllGather(ShardDim::Last) | CollectiveOp::ReduceScatter(ShardDim::Last)
                     if self.engine.is_ours() =>
                 {
-                    let moved = 2.0 * bytes(whole(shape, ShardDim::Last));
+                    let moved = 2.0 * bytes(full(shape, ShardDim::Last));
                     self.kernels.light_pass(moved) + self.kernels.pass(moved)
                 }
                 CollectiveOp::Slice(ShardDim::Last) if self.engine.is_ours() => {
-                    self.kernels.pass(2.0 * bytes(whole(shape, ShardDim::Last)) / exchange.ranks() as f64)
+                    self.kernels.pass(2.0 * bytes(full(shape, ShardDim::Last)) / collective.ranks() as f64)
                 }
                 _ => 0.0,
             };
-            let met = match how {
+            let sent = match how {
                 CollectiveOp::Identity | CollectiveOp::Slice(_) => 0.0,
                 CollectiveOp::AllReduce => group.all_reduce(bytes(self.elements(shape))),
                 CollectiveOp::AllGather(along) | CollectiveOp::ReduceScatter(along) => {
-                    group.gather(bytes(whole(shape, along)))
+                    group.gather(bytes(full(shape, along)))
                 }
-                // Each has a part of all, and keeps as large a part of that.
+                // Each has a shard of all, and keeps as large a fraction of that.
                 CollectiveOp::AllToAll { .. } => {
-                    group.gather(bytes(whole(shape, ShardDim::Last)) / exchange.ranks() as f64)
+                    group.gather(bytes(full(shape, ShardDim::Last)) / collective.ranks() as f64)
                 }
             };
-            PassSeconds::computing(woven) + PassSeconds::meeting(&group, met)
+            PassSeconds::computing(interleaved) + PassSeconds::collective(&group, sent)
         };
         Passes {
-            forward: seconds(exchange.forward, input),
-            backward_input: seconds(exchange.backward, output),
+            forward: seconds(collective.forward, input),
+            backward_input: seconds(collective.backward, output),
             ..Passes::default()
         }
     }
@@ -256,21 +259,21 @@ impl PassContext<'_> {
     fn halo(&self, halo: &Halo, input: Shape) -> Passes {
         let pixel = input.last() as f64 * self.kernels.element() * self.samples as f64;
         let given = halo.0.neighbours.iter().map(|peer| peer.gives.pixels() as f64 * pixel);
-        let once = PassSeconds::exchanging(self.spatial.messages(given));
+        let once = PassSeconds::communicating(self.spatial.messages(given));
         Passes { forward: once, backward_input: once, ..Passes::default() }
     }
 
     /// The messages of a halo that travel while the tile's own pixels are convolved, and backwards while the
     /// gradients of tile and weights are made.
     fn behind(&self, halo: Passes, conv: &Passes) -> Passes {
-        let late = |message: PassSeconds, beside: f64| {
-            let exchange = self.spatial.late(message.exchange, beside);
-            PassSeconds { exchange, ..message }
+        let exposed = |message: PassSeconds, beside: f64| {
+            let communication = self.spatial.exposed(message.communication, beside);
+            PassSeconds { communication, ..message }
         };
         let backward = conv.backward_input.compute + conv.backward_weight.compute;
         Passes {
-            forward: late(halo.forward, conv.forward.compute),
-            backward_input: late(halo.backward_input, backward),
+            forward: exposed(halo.forward, conv.forward.compute),
+            backward_input: exposed(halo.backward_input, backward),
             ..halo
         }
     }

@@ -1,4 +1,4 @@
-//! A rank's own model, with what all candidates that cut the model in the same way ask of it: listed once,
+//! A rank's own model, with what all candidates that partition the model in the same way ask of it: listed once,
 //! since a search has thousands of them.
 
 use std::cell::RefCell;
@@ -65,8 +65,8 @@ impl RankModel {
         PredictionInputs { tensors: self.tensors.clone(), messages, logit_rows }
     }
 
-    /// What each of a number of virtual stages keeps of a micro-batch of so many samples. A number of virtual
-    /// stages is always cut in one way.
+    /// What each of a number of virtual stages keeps of a micro-batch of so many samples. A model is always
+    /// split into so many in one way.
     pub fn activations(
         &self,
         plan: &Plan,

@@ -1,4 +1,4 @@
-//! A rank's part in a step as a script: what each of its layers takes, for a worker that takes that time and
+//! What a rank does in a step as a script: what each of its layers takes, for a worker that takes that time and
 //! sends the messages that a run would. So a planned step can be held against the clock without the machine
 //! that it was planned for.
 
@@ -42,8 +42,8 @@ pub struct ScriptLayer {
 }
 
 impl Simulation<'_> {
-    /// What the rank at a place does in a step of the plan's own layout, which must be one that a candidate
-    /// stands for.
+    /// What the rank at some mesh coordinates does in a step of the plan's own layout, which must be one that
+    /// a candidate stands for.
     pub fn script(&self, candidate: &Candidate, coords: PerAxis) -> Result<Script, Error> {
         let micro_batches = self.plan.batch.micro_batches;
         let times = StageTimes::new(self, candidate, &self.plan.stage_blocks, micro_batches)?;

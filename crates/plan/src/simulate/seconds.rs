@@ -11,8 +11,8 @@ pub struct PassSeconds {
     /// In kernels.
     pub compute: f64,
     /// In collectives and halos.
-    pub exchange: f64,
-    /// Beside these, where ranks take turns on cores: for which cores have nothing to do behind meetings.
+    pub communication: f64,
+    /// Beside these, where ranks take turns on cores: for which cores have nothing to do behind collectives.
     pub stall: f64,
 }
 
@@ -21,22 +21,22 @@ impl PassSeconds {
         PassSeconds { compute, ..PassSeconds::default() }
     }
 
-    pub(super) fn exchanging(exchange: f64) -> PassSeconds {
-        PassSeconds { exchange, ..PassSeconds::default() }
+    pub(super) fn communicating(communication: f64) -> PassSeconds {
+        PassSeconds { communication, ..PassSeconds::default() }
     }
 
-    /// A meeting of a group, which takes so long.
-    pub(super) fn meeting(group: &RankGroup, exchange: f64) -> PassSeconds {
+    /// A collective of a group, which takes so long.
+    pub(super) fn collective(group: &RankGroup, communication: f64) -> PassSeconds {
         PassSeconds {
-            exchange,
-            stall: if exchange > 0.0 { group.stall() } else { 0.0 },
+            communication,
+            stall: if communication > 0.0 { group.stall() } else { 0.0 },
             ..PassSeconds::default()
         }
     }
 
     /// For which a rank is busy.
     pub fn total(self) -> f64 {
-        self.compute + self.exchange
+        self.compute + self.communication
     }
 }
 
@@ -46,7 +46,7 @@ impl Add for PassSeconds {
     fn add(self, other: PassSeconds) -> PassSeconds {
         PassSeconds {
             compute: self.compute + other.compute,
-            exchange: self.exchange + other.exchange,
+            communication: self.communication + other.communication,
             stall: self.stall + other.stall,
         }
     }
@@ -58,7 +58,7 @@ impl Sub for PassSeconds {
     fn sub(self, other: PassSeconds) -> PassSeconds {
         PassSeconds {
             compute: self.compute - other.compute,
-            exchange: self.exchange - other.exchange,
+            communication: self.communication - other.communication,
             stall: self.stall - other.stall,
         }
     }
@@ -68,7 +68,11 @@ impl Mul<f64> for PassSeconds {
     type Output = PassSeconds;
 
     fn mul(self, by: f64) -> PassSeconds {
-        PassSeconds { compute: self.compute * by, exchange: self.exchange * by, stall: self.stall * by }
+        PassSeconds {
+            compute: self.compute * by,
+            communication: self.communication * by,
+            stall: self.stall * by,
+        }
     }
 }
 

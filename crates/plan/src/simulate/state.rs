@@ -69,8 +69,8 @@ pub fn memory(
                     state.bytes(all, stored, candidate.zero, candidate.data)
                 });
                 let optimizer = bytes.sum::<f64>() as u64;
-                let held = in_flight(&schedule.ranks[rank], |chunk| stash[chunks[chunk].virtual_stage]);
-                MemoryPlan { optimizer, activations: held.activations, ..MemoryPlan::NONE }
+                let peak = in_flight(&schedule.ranks[rank], |chunk| stash[chunks[chunk].virtual_stage]);
+                MemoryPlan { optimizer, activations: peak.activations, ..MemoryPlan::NONE }
             };
             (0..schedule.stages()).map(of_rank).collect()
         }
@@ -87,7 +87,7 @@ pub fn memory(
 }
 
 /// What kernels and passes of ours take for a while, as it was measured: what flows between layers, and on a
-/// GPU room for the gradient of the model's largest table, twice in f32 and once in bf16, beside what its
+/// GPU a buffer for the gradient of the model's largest table, twice in f32 and once in bf16, beside what its
 /// libraries want.
 struct WorkspaceEstimate {
     /// Of each block, bytes that flow.
@@ -112,10 +112,10 @@ impl WorkspaceEstimate {
 
     /// Of a rank with some blocks.
     fn most(&self, chunks: impl Iterator<Item = Range<usize>>) -> u64 {
-        let own: Vec<Range<usize>> = chunks.collect();
-        let flows = own.iter().flat_map(|blocks| &self.blocks[blocks.clone()]).max();
+        let ranges: Vec<Range<usize>> = chunks.collect();
+        let flows = ranges.iter().flat_map(|blocks| &self.blocks[blocks.clone()]).max();
         // The table is where the model begins and, tied, where it ends.
-        let has_table = own.iter().any(|blocks| blocks.start == 0 || blocks.end == self.blocks.len());
+        let has_table = ranges.iter().any(|blocks| blocks.start == 0 || blocks.end == self.blocks.len());
         flows.copied().unwrap_or(0)
             + if has_table { self.tables } else { WorkspaceEstimate::LIBRARIES.min(self.tables) }
     }
@@ -162,26 +162,26 @@ fn stashes(
                     }
                     _ => 0.0,
                 };
-                let whole = match candidate.sequence {
+                let full = match candidate.sequence {
                     true => rows * (34.0 + scores) / tensor,
                     false => rows * (10.0 + (24.0 + scores) / tensor),
                 };
                 let input = 2.0 * rows / if candidate.sequence { tensor } else { 1.0 };
-                [input, whole]
+                [input, full]
             }
             _ => [2.0 * ours[i].kept as f64; 2],
         }
     };
     let of_stage = |virtual_stage: &Range<usize>| {
         let blocks: Vec<[f64; 2]> = virtual_stage.clone().map(block).collect();
-        let most = blocks.iter().map(|[_, whole]| *whole).fold(0.0, f64::max);
+        let most = blocks.iter().map(|[_, full]| *full).fold(0.0, f64::max);
         let (kept, backward) = match candidate.recompute {
             RecomputeMode::Block => {
                 let inputs: f64 = blocks.iter().map(|[input, _]| input).sum();
                 (inputs, inputs + most)
             }
             _ => {
-                let all: f64 = blocks.iter().map(|[_, whole]| whole).sum();
+                let all: f64 = blocks.iter().map(|[_, full]| full).sum();
                 (all, all)
             }
         };

@@ -174,7 +174,7 @@ fn walk(schedule: &Schedule, times: &StageTimes, messages: bool) -> Result<Timel
 }
 
 /// How long lists last where ranks take turns on cores: a stretch of time in which more ranks work than there
-/// are cores lasts as many times as long, and cores that have nothing to do behind a meeting add to that.
+/// are cores lasts as many times as long, and cores that have nothing to do behind a collective add to that.
 /// `load` is the ranks of one stage over all cores: 0.5 where a stage of one rank works on two cores.
 fn crowded(timeline: &Timeline, costs: &StepCosts, load: f64) -> f64 {
     // When a rank begins or ends to work, and for how many seconds of each of its own no core does.

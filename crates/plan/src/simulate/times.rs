@@ -1,5 +1,5 @@
-//! What the actions of every stage take: passes of its virtual stage, messages, sums as far as they are not
-//! hidden, the step.
+//! What the actions of every stage take: passes of its virtual stage, messages, all-reduces as far as they
+//! are not hidden, the step.
 
 use std::ops::Range;
 
@@ -22,11 +22,11 @@ pub(super) struct StageTimes {
     passes: Vec<Passes>,
     /// what its gradients take to be stored,
     sinks: Vec<f64>,
-    /// how long its sums over replicas go on behind its last backward,
-    sums: Vec<PassSeconds>,
+    /// how long its all-reduces over replicas go on behind its last backward,
+    all_reduces: Vec<PassSeconds>,
     /// those of gradients that several stages make,
     tied: Vec<PassSeconds>,
-    /// the share of its computing that a sum under way takes,
+    /// the fraction of its computing that an all-reduce in flight takes,
     occupies: f64,
     /// what its step takes,
     steps: Vec<f64>,
@@ -36,7 +36,7 @@ pub(super) struct StageTimes {
     agreement: PassSeconds,
     /// A message to the next virtual stage, behind each.
     messages: Vec<f64>,
-    /// The share of a message for which its sender and its receiver do nothing else,
+    /// The fraction of a message for which its sender and its receiver do nothing else,
     blocking: f64,
     /// and that for which the receiver does not.
     receiving: f64,
@@ -53,10 +53,10 @@ impl StageTimes {
         let model = job.local(candidate)?;
         let blocks = job.passes(candidate)?;
         let block_weights = &model.block_weights;
-        let near = candidate.tensor * candidate.spatial();
+        let model_parallel = candidate.tensor * candidate.spatial();
         let group = |ranks, stride| RankGroup::new(job.cluster, ranks, stride).among(candidate.ranks());
-        let replicas = group(candidate.data, near);
-        let stages = group(candidate.pipeline, near * candidate.data);
+        let replicas = group(candidate.data, model_parallel);
+        let stages = group(candidate.pipeline, model_parallel * candidate.data);
         let reductions = GradientReductions::new(job, candidate, &model);
         let each =
             StageTimer { job, candidate, replicas, block_weights, reductions: &reductions, micro_batches };
@@ -64,31 +64,31 @@ impl StageTimes {
             stage_blocks.iter().map(|virtual_stage| each.passes(virtual_stage.clone(), &blocks)).collect();
         let weights = block_weights.of_stages(stage_blocks, candidate.compressed, job.engine.even_stages);
         if job.engine.even_stages {
-            let share = 1.0 / stage_blocks.len() as f64;
-            passes = vec![passes.into_iter().sum::<Passes>() * share; stage_blocks.len()];
+            let fraction = 1.0 / stage_blocks.len() as f64;
+            passes = vec![passes.into_iter().sum::<Passes>() * fraction; stage_blocks.len()];
         }
         let borders = model.local.model.borders()?;
         let bytes = |virtual_stage: &Range<usize>| {
             let elements = candidate.micro_batch as u64 * borders[virtual_stage.end].elements();
             (elements * job.plan.storage.precision.size()) as f64
         };
-        let sums =
+        let all_reduces =
             stage_blocks.iter().zip(&weights).zip(&passes).map(|((virtual_stage, weights), passes)| {
                 if job.engine.gathers_weights {
                     return PassSeconds::default();
                 }
                 reductions.behind(virtual_stage.clone(), *weights, passes, &blocks)
             });
-        let mut sums: Vec<PassSeconds> = sums.collect();
+        let mut all_reduces: Vec<PassSeconds> = all_reduces.collect();
         if candidate.zero == 2 {
             // Those of every micro-batch are scattered, within its backward.
-            for (passes, sum) in passes.iter_mut().zip(&mut sums) {
-                passes.backward_weight = passes.backward_weight + std::mem::take(sum);
+            for (passes, all_reduce) in passes.iter_mut().zip(&mut all_reduces) {
+                passes.backward_weight = passes.backward_weight + std::mem::take(all_reduce);
             }
         }
         Ok(StageTimes {
             sinks: weights.iter().map(|weights| each.sink(*weights)).collect(),
-            sums,
+            all_reduces,
             tied: reductions.tied(stage_blocks),
             occupies: reductions.occupies(),
             agreement: reductions.agreement(),
@@ -116,7 +116,7 @@ impl StageTimes {
         }
     }
 
-    /// What the chunks of a rank take to sum what they make together with those of other stages.
+    /// What the chunks of a rank take to all-reduce what they make together with those of other stages.
     fn tied_of(&self, chunks: &[Chunk]) -> PassSeconds {
         chunks
             .iter()
@@ -124,7 +124,7 @@ impl StageTimes {
             .fold(PassSeconds::default(), |sum, one| sum + one)
     }
 
-    /// Seconds for which cores have nothing to do behind the meetings of all lists, on the mean over ranks.
+    /// Seconds for which cores have nothing to do behind the collectives of all lists, on the mean over ranks.
     pub(crate) fn stalls(&self, schedule: &Schedule, times: f64) -> f64 {
         let costs = StepCosts { times: self, schedule, messages: true };
         let of_rank = |(rank, list): (usize, &Vec<Action>)| -> f64 {
@@ -143,9 +143,9 @@ impl StageTimes {
             for (position, action) in list.iter().enumerate() {
                 if let Some((pass, work)) = action.compute() {
                     let virtual_stage = chunks[work.chunk].virtual_stage;
-                    let PassSeconds { compute, exchange, .. } = self.pass(pass, virtual_stage);
+                    let PassSeconds { compute, communication, .. } = self.pass(pass, virtual_stage);
                     sum.compute += times * compute;
-                    sum.collective += times * exchange;
+                    sum.collective += times * communication;
                     if matches!(pass, Pass::Backward | Pass::BackwardWeight) {
                         sum.compress += times * self.sinks[virtual_stage];
                     }
@@ -154,8 +154,9 @@ impl StageTimes {
                 match *action {
                     Action::AllReduce { chunk } => {
                         // Passes that follow hide it, as far as they can compute beside it.
-                        let share = if last_passes[rank].is_before(position) { self.occupies } else { 1.0 };
-                        sum.collective += share * self.sums[chunks[chunk].virtual_stage].total();
+                        let fraction =
+                            if last_passes[rank].is_before(position) { self.occupies } else { 1.0 };
+                        sum.collective += fraction * self.all_reduces[chunks[chunk].virtual_stage].total();
                     }
                     Action::WaitReduce => sum.collective += self.tied_of(chunks).total(),
                     Action::Agree => sum.collective += self.agreement.total(),
@@ -204,30 +205,30 @@ impl StageTimer<'_> {
                 let weights = self.weights(block..block + 1);
                 let gather = self.replicas.gather(2.0 * weights.all);
                 let scatter = self.replicas.gather(self.reductions.bytes(weights));
-                let late = |messages: f64, seconds: f64| {
-                    self.replicas.late(messages, self.job.engine.hides * seconds)
+                let exposed = |messages: f64, seconds: f64| {
+                    self.replicas.exposed(messages, self.job.engine.hides * seconds)
                 };
-                passes.forward.exchange += late(gather, passes.forward.total());
-                passes.backward_weight.exchange += late(gather + scatter, passes.backward().total());
+                passes.forward.communication += exposed(gather, passes.forward.total());
+                passes.backward_weight.communication += exposed(gather + scatter, passes.backward().total());
             }
             if self.candidate.compressed_weights {
                 let WeightCounts { all, stored } = self.block_weights.expanded(block);
                 let kernels = self.job.kernels(self.candidate);
                 let seconds = kernels.pass((all + stored) * self.job.plan.storage.precision.size() as f64);
                 // A GPU expands the next block while one runs; on cores the same threads do both.
-                let seen = |behind: f64| match self.job.cluster.node.cores {
+                let exposed = |behind: f64| match self.job.cluster.node.cores {
                     true => seconds,
                     false => (seconds - behind).max(0.0),
                 };
-                passes.forward.compute += seen(passes.forward.total());
-                passes.backward_input.compute += seen(passes.backward().total());
+                passes.forward.compute += exposed(passes.forward.total());
+                passes.backward_input.compute += exposed(passes.backward().total());
             }
             passes
         };
         virtual_stage.map(of_block).sum()
     }
 
-    /// The gradients of a micro-batch into their sums.
+    /// The gradients of a micro-batch into their accumulators.
     fn sink(&self, weights: WeightCounts) -> f64 {
         let [each, stored] = self.job.engine.sink;
         if self.micro_batches == 1 && !self.candidate.compressed {
@@ -238,7 +239,7 @@ impl StageTimer<'_> {
 
     fn step(&self, weights: WeightCounts) -> f64 {
         let WeightCounts { all, stored } = weights;
-        let share = if self.candidate.zero > 0 { self.candidate.data as f64 } else { 1.0 };
+        let shards = if self.candidate.zero > 0 { self.candidate.data as f64 } else { 1.0 };
         // Read and written, beside the gradient and the weight.
         let bytes = match self.job.engine.state {
             EngineState::Exact => stored * (2.0 * self.job.plan.storage.optimizer_bytes as f64 + 6.0),
@@ -246,7 +247,7 @@ impl StageTimer<'_> {
                 30.0 * stored + if self.candidate.compressed { 4.0 * all } else { 0.0 }
             }
         };
-        self.pass(bytes / share)
+        self.pass(bytes / shards)
     }
 
     fn gather(&self, weights: WeightCounts) -> f64 {
@@ -281,7 +282,7 @@ impl StepCosts<'_> {
             return self.times.pass(pass, chunks[work.chunk].virtual_stage).stall;
         }
         match *action {
-            Action::AllReduce { chunk } => self.times.sums[chunks[chunk].virtual_stage].stall,
+            Action::AllReduce { chunk } => self.times.all_reduces[chunks[chunk].virtual_stage].stall,
             Action::WaitReduce => self.times.tied_of(chunks).stall,
             Action::Agree => self.times.agreement.stall,
             _ => 0.0,
@@ -317,7 +318,7 @@ impl Costs for StepCosts<'_> {
         match *action {
             Action::Send(_) => self.times.blocking * self.message(rank, action),
             Action::Receive(_) => self.times.receiving * self.message(rank, action),
-            Action::AllReduce { chunk } => self.times.sums[chunks[chunk].virtual_stage].total(),
+            Action::AllReduce { chunk } => self.times.all_reduces[chunks[chunk].virtual_stage].total(),
             Action::WaitReduce => self.times.tied_of(chunks).total(),
             Action::Agree => self.times.agreement.total(),
             // What others have stepped is gathered behind the step, where state is shared out.

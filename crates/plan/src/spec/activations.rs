@@ -18,8 +18,8 @@
 //!
 //! Where the gradients of weights are deferred (zero-bubble schedules), what they read is kept in turn
 //! ([`GradientReads`](super::layer::GradientReads)): inputs of products, made again where need be, and
-//! gradients of outputs. A backward pass that puts off lets go of the one while it takes in the other, so its
-//! peak is found by going through it layer by layer (`turns`).
+//! gradients of outputs. A backward pass that defers them lets go of the one while it takes in the other, so
+//! its peak is found by going through it layer by layer (`steps`).
 
 mod steps;
 
@@ -59,7 +59,7 @@ impl Precision {
     }
 }
 
-/// What a part of a model keeps of a micro-batch, in bytes.
+/// What a stage of a model keeps of a micro-batch, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StageActivations {
     /// From its forward pass to its backward pass.
@@ -80,32 +80,32 @@ impl ModelSpec {
         precision: Precision,
         recompute: RecomputeMode,
     ) -> Result<u64, ShapeError> {
-        let whole = std::iter::once(0..self.blocks.len());
-        let parts = self.stage_activations(whole, samples, precision, recompute)?;
-        Ok(parts[0].backward)
+        let all_blocks = std::iter::once(0..self.blocks.len());
+        let stages = self.stage_activations(all_blocks, samples, precision, recompute)?;
+        Ok(stages[0].backward)
     }
 
     /// What each of some ranges of consecutive blocks keeps of one micro-batch of `samples`.
     pub fn stage_activations(
         &self,
-        parts: impl IntoIterator<Item = Range<usize>>,
+        stages: impl IntoIterator<Item = Range<usize>>,
         samples: usize,
         precision: Precision,
         recompute: RecomputeMode,
     ) -> Result<Vec<StageActivations>, ShapeError> {
         let flows = self.flows(samples as u64)?;
-        let of_stage = |part: Range<usize>| {
-            let part = StageSteps::new(self, part, &flows, ActivationWalk::new(precision, recompute));
-            let kept = part.forward();
-            let (whole, split) = (part.backward(kept.clone(), false), part.backward(kept.clone(), true));
+        let of_stage = |blocks: Range<usize>| {
+            let stage = StageSteps::new(self, blocks, &flows, ActivationWalk::new(precision, recompute));
+            let kept = stage.forward();
+            let (full, split) = (stage.backward(kept.clone(), false), stage.backward(kept.clone(), true));
             StageActivations {
                 kept: kept.now,
-                backward: whole.most,
+                backward: full.most,
                 backward_input: split.most,
                 deferred: split.now,
             }
         };
-        Ok(parts.into_iter().map(of_stage).collect())
+        Ok(stages.into_iter().map(of_stage).collect())
     }
 
     /// What a micro-batch of so many samples is like before each block.
@@ -123,45 +123,45 @@ impl ModelSpec {
     }
 }
 
-/// A part of a model, as its passes go through it.
+/// A stage of a model, as its passes go through it.
 struct StageSteps {
     steps: Vec<ActivationStep>,
     /// What the loss is made from, where the model ends here.
     read: Option<SavedTensor>,
-    /// Whether a weight makes it, whose gradient can be put off.
+    /// Whether a weight makes it, whose gradient can be deferred.
     has_head: bool,
 }
 
 impl StageSteps {
-    fn new(model: &ModelSpec, part: Range<usize>, flows: &[Flow], walk: ActivationWalk) -> StageSteps {
+    fn new(model: &ModelSpec, blocks: Range<usize>, flows: &[Flow], walk: ActivationWalk) -> StageSteps {
         let last = model.blocks.len() - 1;
-        let layers: Vec<_> = part.clone().map(|block| model.layers_before_head(block)).collect();
+        let layers: Vec<_> = blocks.clone().map(|block| model.layers_before_head(block)).collect();
         // The model's last block would run again just behind its own forward.
-        let before_last = layers.len().min(last.saturating_sub(part.start));
-        let (steps, read) = walk.blocks(&layers, flows[part.start], before_last);
+        let before_last = layers.len().min(last.saturating_sub(blocks.start));
+        let (steps, read) = walk.blocks(&layers, flows[blocks.start], before_last);
         StageSteps {
             steps,
-            read: Some(read).filter(|_| part.contains(&last)),
+            read: Some(read).filter(|_| blocks.contains(&last)),
             has_head: model.head().is_some(),
         }
     }
 
     /// What is kept behind the forward pass.
     fn forward(&self) -> LiveActivations {
-        let mut held = LiveActivations::default();
-        held.forward(&self.steps);
-        held.save(self.read.as_slice());
-        held
+        let mut live = LiveActivations::default();
+        live.forward(&self.steps);
+        live.save(self.read.as_slice());
+        live
     }
 
     /// What is left behind the backward pass, and the most in its course.
-    fn backward(&self, mut held: LiveActivations, deferred: bool) -> LiveActivations {
-        held.release(self.read.as_slice());
+    fn backward(&self, mut live: LiveActivations, deferred: bool) -> LiveActivations {
+        live.release(self.read.as_slice());
         if deferred && self.has_head {
-            held.save(self.read.as_slice());
+            live.save(self.read.as_slice());
         }
-        held.backward(&self.steps, deferred);
-        held
+        live.backward(&self.steps, deferred);
+        live
     }
 }
 
@@ -198,25 +198,25 @@ mod tests {
         assert_eq!(bytes(&model, 5, RecomputeMode::None), (5 * 4 * s * (1 + 2 * layer + head)) as u64);
         // Recomputing: the inputs of embedding and two layers, and all of the head's; then, as the second
         // layer runs again, its own edges behind the inputs of the embedding and of both layers.
-        let parts = |recompute| {
-            let whole = std::iter::once(0..model.blocks.len());
-            model.stage_activations(whole, 5, Precision::F32, recompute).unwrap()[0]
+        let bytes_of = |recompute| {
+            let all_blocks = std::iter::once(0..model.blocks.len());
+            model.stage_activations(all_blocks, 5, Precision::F32, recompute).unwrap()[0]
         };
-        let again = parts(RecomputeMode::Block);
+        let again = bytes_of(RecomputeMode::Block);
         assert_eq!(again.kept, (5 * 4 * s * (1 + 2 * w + head)) as u64);
         assert_eq!(again.backward, (5 * 4 * s * (1 + w + layer)) as u64);
-        // Put off, of a layer: both norms' inputs, statistics, outputs made again and their gradients; the
+        // Deferred, of a layer: both norms' inputs, statistics, outputs made again and their gradients; the
         // gradients of queries, keys and values; attention's output; the gradients of both sums; gelu's
         // output and the gradient of its input. Of the embeddings: ids and one gradient. Of the head: what it
         // reads, and ln_f's input, statistics and gradient.
         let deferred =
             2 * (2 * (w + 2 + w + w) + 3 * w + w + 2 * w + 4 * w + 4 * w) + 1 + w + (w + w + 2 + w);
         // The gradient of the last layer's output, and of the first's input, are counted once.
-        assert_eq!(parts(RecomputeMode::None).deferred, (5 * 4 * s * deferred) as u64);
-        assert_eq!(again.deferred, parts(RecomputeMode::None).deferred, "whatever was made twice");
+        assert_eq!(bytes_of(RecomputeMode::None).deferred, (5 * 4 * s * deferred) as u64);
+        assert_eq!(again.deferred, bytes_of(RecomputeMode::None).deferred, "whatever was made twice");
         // Attention's inside again: a layer keeps the inputs of both norms, the second's statistics, and
         // gelu's input; the last one runs again behind all the others' and its own.
-        let attention = parts(RecomputeMode::Attention);
+        let attention = bytes_of(RecomputeMode::Attention);
         let outside = w + w + 2 + 4 * w;
         assert_eq!(attention.kept, (5 * 4 * s * (1 + 2 * outside + head)) as u64);
         // What the second half of that layer kept, and the head, is gone by then: the beginning of the

@@ -29,7 +29,7 @@ pub struct ChannelReader {
     pub inputs: Vec<ChannelSource>,
 }
 
-/// The channels that an element of an activation is the sum of, each as the place of its [`ScaledChannels`]
+/// The channels that an element of an activation is the sum of, each as the index of its [`ScaledChannels`]
 /// in the model and its number there. The element is zero where all of them are pruned.
 pub type ChannelSource = Vec<(usize, usize)>;
 
@@ -115,8 +115,9 @@ impl Tracer {
                 }),
                 _ => match layer.description().branches() {
                     Some(branches) => {
-                        let ways = branches.all.iter().map(|side| self.pass(side.layers.iter(), now.clone()));
-                        meet(branches.join, ways.collect())
+                        let each =
+                            branches.all.iter().map(|branch| self.pass(branch.layers.iter(), now.clone()));
+                        join_sources(branches.join, each.collect())
                     }
                     None if layer.properties().keeps_zeros => now,
                     None => None,
@@ -134,15 +135,16 @@ impl Tracer {
     }
 }
 
-/// What joined ways are made of. A product is zero where any of its factors is, which no list of channels says.
-fn meet(join: BranchJoin, ways: Vec<ChannelSources>) -> ChannelSources {
-    let ways = ways.into_iter().collect::<Option<Vec<_>>>()?;
+/// The channels that joined branches are made of. A product is zero where any of its factors is, which no
+/// list of channels says.
+fn join_sources(join: BranchJoin, each: Vec<ChannelSources>) -> ChannelSources {
+    let each = each.into_iter().collect::<Option<Vec<_>>>()?;
     match join {
         BranchJoin::Product => None,
-        BranchJoin::Concat => Some(ways.into_iter().flatten().collect()),
+        BranchJoin::Concat => Some(each.into_iter().flatten().collect()),
         BranchJoin::Sum => {
             let sum = |a: Vec<ChannelSource>, b| a.into_iter().zip(b).map(|(a, b)| [a, b].concat()).collect();
-            ways.into_iter().reduce(sum)
+            each.into_iter().reduce(sum)
         }
     }
 }

@@ -142,13 +142,13 @@ impl ModelSpec {
 fn inside_flops(layers: &[LayerSpec], mut shape: Shape) -> Result<f64, ShapeError> {
     let (insides, mut flops) = (attention_spans(layers), 0.0);
     for (i, layer) in layers.iter().enumerate() {
-        let mut own = 0.0;
+        let mut of_layer = 0.0;
         let behind =
-            layer.step(shape, "", &mut |layer, from, to| own += layer.description().flops(from, to))?;
+            layer.step(shape, "", &mut |layer, from, to| of_layer += layer.description().flops(from, to))?;
         flops += match layer.description().branches() {
-            _ if insides.iter().any(|inside| inside.again.contains(&i)) => own,
+            _ if insides.iter().any(|inside| inside.again.contains(&i)) => of_layer,
             Some(branches) => {
-                let each = branches.all.iter().map(|side| inside_flops(side.layers, shape));
+                let each = branches.all.iter().map(|branch| inside_flops(branch.layers, shape));
                 each.sum::<Result<f64, ShapeError>>()?
             }
             None => 0.0,

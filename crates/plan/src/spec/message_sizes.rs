@@ -1,6 +1,6 @@
-//! Room for what ranks exchange between two layers: a message of several ranks' parts lies beside the tensor
-//! that it is made of, or becomes, while it travels. And for what they tell each other about logits, where
-//! each makes those of some classes.
+//! Buffers of the collectives between layers: a message of several ranks' shards lies beside the tensor that
+//! it is made of, or becomes, while it travels. And of what ranks send each other about logits, where each
+//! makes those of some classes.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use super::{
 pub const LOGITS_ON_HOST: usize = 64 << 20;
 /// The same on a GPU.
 pub const LOGITS_ON_GPU: usize = 256 << 20;
-/// Numbers that a rank tells of a row of logits, in f32.
+/// Numbers that a rank sends for a row of logits, in f32.
 pub const NUMBERS_OF_A_ROW: usize = 4;
 
 /// Rows of logits that exist at once, of `rows` in all: about equal chunks, and whole tiles of the products.
@@ -37,7 +37,7 @@ pub struct BlockMessages {
 pub enum BackwardEvent {
     /// A message of so many elements.
     Message(u64),
-    /// The gradients of parameters at these places are made.
+    /// The gradients of the parameters of these indices are made.
     Gradients(Vec<usize>),
 }
 
@@ -49,9 +49,9 @@ impl ModelSpec {
         parameters: &[Parameter],
         samples: usize,
     ) -> Result<Vec<BlockMessages>, ShapeError> {
-        let mut exchanges = false;
-        self.for_each(&mut |layer| exchanges |= matches!(layer, LayerSpec::Collective(_)));
-        if !exchanges {
+        let mut has_collectives = false;
+        self.for_each(&mut |layer| has_collectives |= matches!(layer, LayerSpec::Collective(_)));
+        if !has_collectives {
             return Ok(vec![BlockMessages::default(); self.blocks.len()]);
         }
         let borders = self.borders()?;
@@ -99,14 +99,14 @@ impl MessageWalk<'_> {
         for layer in layers {
             let output = layer.output(shape).expect("the shapes were checked");
             match (layer, layer.description().branches()) {
-                (_, Some(branches)) => branches.all.iter().for_each(|side| self.row(side.layers, shape)),
-                (LayerSpec::Collective(exchange), None) => {
-                    let room = |how, shape| elements(exchange, how, shape, self.samples);
+                (_, Some(branches)) => branches.all.iter().for_each(|branch| self.row(branch.layers, shape)),
+                (LayerSpec::Collective(collective), None) => {
+                    let sent = |how, shape| elements(collective, how, shape, self.samples);
                     let (forward, backward) =
-                        (room(exchange.forward, shape), room(exchange.backward, output));
+                        (sent(collective.forward, shape), sent(collective.backward, output));
                     self.found.most = self.found.most.max(forward).max(backward);
                     // What a linear layer reads may be gathered once more for its gradient.
-                    let again = if exchange.is_entrance() { forward } else { 0 };
+                    let again = if collective.is_entrance() { forward } else { 0 };
                     let message = backward.max(again);
                     self.found.backward.extend((message > 0).then_some(BackwardEvent::Message(message)));
                 }
@@ -125,15 +125,15 @@ impl MessageWalk<'_> {
     }
 }
 
-/// Of one move of a tensor of that shape: parts of all ranks, each as large as the largest.
-fn elements(exchange: &CollectiveLayer, how: CollectiveOp, shape: Shape, samples: u64) -> u64 {
+/// Elements of one collective on a tensor of that shape: the shards of all ranks, each as large as the largest.
+fn elements(collective: &CollectiveLayer, how: CollectiveOp, shape: Shape, samples: u64) -> u64 {
     let (CollectiveOp::AllGather(along) | CollectiveOp::ReduceScatter(along)) = how else { return 0 };
-    let ranks = exchange.ranks() as u64;
-    let parts = ranks * exchange.parts.iter().copied().max().unwrap_or(0) as u64;
+    let ranks = collective.ranks() as u64;
+    let padded = ranks * collective.shard_sizes.iter().copied().max().unwrap_or(0) as u64;
     let width = shape.last() as u64;
     match along {
         ShardDim::Samples => samples.next_multiple_of(ranks) * shape.elements(),
-        ShardDim::Sequence => samples * parts * width,
-        ShardDim::Last => samples * shape.rows() * parts,
+        ShardDim::Sequence => samples * padded * width,
+        ShardDim::Last => samples * shape.rows() * padded,
     }
 }

@@ -49,7 +49,7 @@ impl ModelSpec {
 pub struct AttentionSpan {
     /// The norm, what ranks do behind it, the linear layers, and attention: of these as many as stand there.
     pub again: Range<usize>,
-    /// The place behind the linear layer that reads what attention gives, and so need not keep it; where
+    /// The index behind the linear layer that reads what attention gives, and so need not keep it; where
     /// there is none, behind attention.
     pub read: usize,
 }
@@ -59,10 +59,10 @@ pub fn attention_spans(layers: &[LayerSpec]) -> Vec<AttentionSpan> {
     let is_attention = |index: &usize| is(AttentionRole::Core, &layers[*index]);
     let again: Vec<Range<usize>> =
         (0..layers.len()).filter(is_attention).map(|index| first(layers, index)..index + 1).collect();
-    let inside = |(i, own): (usize, &Range<usize>)| {
+    let inside = |(i, span): (usize, &Range<usize>)| {
         let next = again.get(i + 1).map_or(layers.len(), |next| next.start);
-        let read = own.end + reader(&layers[own.end..next]);
-        AttentionSpan { again: own.clone(), read }
+        let read = span.end + reader(&layers[span.end..next]);
+        AttentionSpan { again: span.clone(), read }
     };
     again.iter().enumerate().map(inside).collect()
 }
@@ -93,7 +93,7 @@ fn gathers(layer: &LayerSpec) -> bool {
 }
 
 fn enters(layer: &LayerSpec) -> bool {
-    matches!(layer, LayerSpec::Collective(exchange) if exchange.is_entrance())
+    matches!(layer, LayerSpec::Collective(collective) if collective.is_entrance())
 }
 
 /// How many of the layers behind an attention end in the one that reads it: none, or a linear layer and what
@@ -101,7 +101,7 @@ fn enters(layer: &LayerSpec) -> bool {
 fn reader(behind: &[LayerSpec]) -> usize {
     match behind {
         [linear, ..] if linear.properties().takes_remade => 1,
-        [exchange, linear, ..] if enters(exchange) && linear.properties().takes_remade => 2,
+        [collective, linear, ..] if enters(collective) && linear.properties().takes_remade => 2,
         _ => 0,
     }
 }

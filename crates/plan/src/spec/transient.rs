@@ -23,10 +23,10 @@ fn most(layers: &[LayerSpec], mut shape: Shape, outside: u64) -> u64 {
     let mut found = 0;
     for (i, layer) in layers.iter().enumerate() {
         let output = layer.output(shape).expect("the shapes were checked");
-        let own = match layer.description().branches() {
+        let within = match layer.description().branches() {
             Some(branches) => {
                 let beside = outside + output.elements();
-                branches.all.iter().map(|side| most(side.layers, shape, beside)).max().unwrap_or(0)
+                branches.all.iter().map(|branch| most(branch.layers, shape, beside)).max().unwrap_or(0)
             }
             None => {
                 let takes_again = layers.get(i + 1).is_some_and(|next| next.properties().takes_remade);
@@ -35,7 +35,7 @@ fn most(layers: &[LayerSpec], mut shape: Shape, outside: u64) -> u64 {
                 outside + shape.elements() + output.elements() + again
             }
         };
-        found = found.max(own);
+        found = found.max(within);
         shape = output;
     }
     found

@@ -52,54 +52,58 @@ impl Image {
     }
 }
 
-/// That the tiles of a grid, each from its own pixels, its halo and its padding, make the whole output: at
+/// That the tiles of a grid, each from its own pixels, its halo and its padding, make the full output: at
 /// once over all that they read, and as a sum of what each region adds.
-fn check(tiles: &TileGrid, output: &TileGrid, exchanges: &[HaloPlan], window: SlidingWindow) {
+fn check(tiles: &TileGrid, output: &TileGrid, halos: &[HaloPlan], window: SlidingWindow) {
     let image = Image::noise(tiles.size());
-    let whole = image.convolved(window.kernel, window.stride, window.padding);
-    assert_eq!(output.size(), whole.size);
+    let full = image.convolved(window.kernel, window.stride, window.padding);
+    assert_eq!(output.size(), full.size);
     let mut made = 0;
-    for (rank, exchange) in exchanges.iter().enumerate() {
-        assert_eq!((&exchange.own, &exchange.output), (&tiles.of(rank), &output.of(rank)));
-        let expected = whole.cut(&exchange.output);
+    for (rank, plan) in halos.iter().enumerate() {
+        assert_eq!((&plan.own, &plan.output), (&tiles.of(rank), &output.of(rank)));
+        let expected = full.cut(&plan.output);
         made += expected.pixels.len();
 
         // Every pixel that is read is here or comes from exactly one neighbour, who sends what is taken.
-        let here = exchange.own.intersection(&exchange.reads).pixels();
-        let come: u64 = exchange.neighbours.iter().map(|peer| peer.takes.pixels()).sum();
-        assert_eq!(here + come, exchange.reads.pixels());
-        for peer in &exchange.neighbours {
-            let back = exchanges[peer.rank].neighbours.iter().find(|other| other.rank == rank).unwrap();
+        let here = plan.own.intersection(&plan.reads).pixels();
+        let received: u64 = plan.neighbours.iter().map(|peer| peer.takes.pixels()).sum();
+        assert_eq!(here + received, plan.reads.pixels());
+        for peer in &plan.neighbours {
+            let back = halos[peer.rank].neighbours.iter().find(|other| other.rank == rank).unwrap();
             assert_eq!((&peer.takes, &peer.gives), (&back.gives, &back.takes));
         }
 
-        let all = exchange.contribution(&exchange.reads);
-        assert_eq!((&all.input, &all.output), (&exchange.reads, &exchange.output));
+        let all = plan.contribution(&plan.reads);
+        assert_eq!((&all.input, &all.output), (&plan.reads, &plan.output));
         let at_once = image.cut(&all.input).convolved(window.kernel, window.stride, all.padding);
-        assert_eq!((at_once.size, &at_once.pixels), (expected.size, &expected.pixels), "{exchange:?}");
+        assert_eq!((at_once.size, &at_once.pixels), (expected.size, &expected.pixels), "{plan:?}");
 
-        let own = exchange.contribution(&exchange.own);
-        assert_eq!(own.output, exchange.output, "the own tile has a part in every output");
+        let local = plan.contribution(&plan.own);
+        assert_eq!(local.output, plan.output, "the own tile has a part in every output");
         let mut sum = Image::new(expected.size, |_, _| 0);
-        for region in [&exchange.own].into_iter().chain(exchange.neighbours.iter().map(|peer| &peer.takes)) {
-            let part = exchange.contribution(region);
-            assert_eq!(part.output.is_empty(), region.is_empty(), "whatever comes has a part in some output");
+        for region in [&plan.own].into_iter().chain(plan.neighbours.iter().map(|peer| &peer.takes)) {
+            let added_by = plan.contribution(region);
+            assert_eq!(
+                added_by.output.is_empty(),
+                region.is_empty(),
+                "whatever comes has a part in some output"
+            );
             if region.is_empty() {
                 continue;
             }
-            let added = image.cut(&part.input).convolved(window.kernel, window.stride, part.padding);
-            let at = part.output.within(&exchange.output);
+            let added = image.cut(&added_by.input).convolved(window.kernel, window.stride, added_by.padding);
+            let at = added_by.output.within(&plan.output);
             assert_eq!(added.size, at.size());
             for (i, j) in at.rows.clone().flat_map(|i| at.columns.clone().map(move |j| (i, j))) {
                 sum.pixels[i * expected.size[1] + j] += added.at(i - at.rows.start, j - at.columns.start);
             }
         }
-        assert_eq!(sum.pixels, expected.pixels, "{exchange:?}");
+        assert_eq!(sum.pixels, expected.pixels, "{plan:?}");
     }
-    assert_eq!(made, whole.pixels.len());
+    assert_eq!(made, full.pixels.len());
 }
 
-/// Cuts at any place, or those of [`TileGrid::cut`].
+/// Cuts anywhere, or those of [`TileGrid::cut`].
 fn slabs(extent: usize, ranks: usize, seeds: &[u64], free: bool) -> Slabs {
     if !free {
         return Slabs::cut(extent, ranks, &[2, 2]);
@@ -122,7 +126,7 @@ proptest! {
     /// A chain of windows over an image that is cut anywhere: each layer is right, or one sentence says which
     /// cannot be cut.
     #[test]
-    fn every_output_comes_from_own_pixels_halo_and_padding(
+    fn every_output_comes_from_local_pixels_halo_and_padding(
         (h, w, down, across, free) in (1usize..40, 1usize..24, 1usize..5, 1usize..4, any::<bool>()),
         seeds in prop::collection::vec(any::<u64>(), 8),
         chain in prop::collection::vec(window(), 1..4),
@@ -135,8 +139,8 @@ proptest! {
                 break;
             }
             match tiles.slide("conv", window) {
-                Ok((output, exchanges)) => {
-                    check(&tiles, &output, &exchanges, window);
+                Ok((output, halos)) => {
+                    check(&tiles, &output, &halos, window);
                     tiles = output;
                 }
                 Err(thin) => {
@@ -165,8 +169,8 @@ proptest! {
 fn halo(extent: usize, ranks: usize, kernel: usize, stride: usize, padding: usize) -> [usize; 2] {
     let tiles = TileGrid::cut([extent, extent], [ranks, 1], &[stride]);
     let window = SlidingWindow { kernel, stride, padding: padding.into() };
-    let (_, exchanges) = tiles.slide("conv", window).unwrap();
-    let HaloPlan { own, reads, .. } = &exchanges[1];
+    let (_, halos) = tiles.slide("conv", window).unwrap();
+    let HaloPlan { own, reads, .. } = &halos[1];
     [own.rows.start.saturating_sub(reads.rows.start), reads.rows.end.saturating_sub(own.rows.end)]
 }
 
@@ -187,14 +191,14 @@ fn halos_are_as_thin_as_the_formula_says() {
 fn padding_is_left_at_the_true_border_alone() {
     let tiles = TileGrid::cut([32, 32], [2, 2], &[]);
     let window = SlidingWindow { kernel: 3, stride: 1, padding: 1.into() };
-    let (_, exchanges) = tiles.slide("conv", window).unwrap();
-    let padding = |rank: usize| exchanges[rank].contribution(&exchanges[rank].reads).padding;
+    let (_, halos) = tiles.slide("conv", window).unwrap();
+    let padding = |rank: usize| halos[rank].contribution(&halos[rank].reads).padding;
     assert_eq!(padding(0), WindowPadding { top: 1, bottom: 0, left: 1, right: 0 });
     assert_eq!(padding(3), WindowPadding { top: 0, bottom: 1, left: 0, right: 1 });
     // Two sides of sixteen pixels and a corner, to three neighbours.
-    assert_eq!(exchanges[0].neighbours.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [1, 2, 3]);
+    assert_eq!(halos[0].neighbours.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [1, 2, 3]);
     assert_eq!(
-        (exchanges[0].forward_bytes(4, 256), exchanges[0].backward_bytes(4, 256)),
+        (halos[0].forward_bytes(4, 256), halos[0].backward_bytes(4, 256)),
         (4 * 256 * 33, 4 * 256 * 33)
     );
 }

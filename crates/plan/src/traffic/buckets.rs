@@ -6,7 +6,7 @@ use crate::packets::packets_of;
 /// Gradients whose sum over ranks is one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bucket {
-    /// Places in [`ModelSpec::parameters`](crate::spec::ModelSpec::parameters).
+    /// Indices in [`ModelSpec::parameters`](crate::spec::ModelSpec::parameters).
     pub parameters: Vec<usize>,
     /// The chunk that uses them; none where several places of the model do, and the whole pass must be over.
     pub chunk: Option<usize>,
@@ -27,7 +27,7 @@ pub struct Buckets {
 /// A parameter's gradient, in the backward of a chunk or of several.
 #[derive(Debug, Clone, Copy)]
 pub struct Gradient {
-    /// Its place in [`ModelSpec::parameters`](crate::spec::ModelSpec::parameters).
+    /// Its index in [`ModelSpec::parameters`](crate::spec::ModelSpec::parameters).
     pub parameter: usize,
     /// The first block that uses it.
     pub block: usize,

@@ -1,4 +1,4 @@
-//! What layers exchange within a pass: sums and gathers of tensor ranks, halos, and what batch norms measure
+//! What layers exchange within a pass: collectives of tensor ranks, halos, and what batch norms measure
 //! together. All of it is in a rank's own model; the schedule says how often a chunk of it runs.
 
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::spec::{
 };
 use crate::split::GroupRank;
 
-/// Numbers of a row of logits that ranks with some classes each tell each other: f32.
+/// Numbers of a row of logits that ranks with some classes each send each other: f32.
 const NUMBERS_OF_A_ROW: u64 = 4;
 
 /// Messages of one kind.
@@ -40,14 +40,13 @@ impl MessageTotals {
 /// What a rank's layers send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct LayerTraffic {
-    /// Sums of activations and of their gradients that every rank gets: over tensor ranks, and where a cut of
-    /// images ends.
+    /// All-reduces of activations and of their gradients: over tensor ranks, and where a split of images ends.
     pub sums: MessageTotals,
-    /// Parts of activations that every tensor rank gets, and what they tell each other of their logits.
+    /// All-gathers of activations over tensor ranks, and what these send each other of their logits.
     pub gathers: MessageTotals,
-    /// Sums over tensor ranks of which each gets a part.
+    /// Reduce-scatters over tensor ranks.
     pub scatters: MessageTotals,
-    /// Parts of activations that ranks have along one dimension and deal out along another.
+    /// All-to-alls: activations sharded along one dimension become sharded along another.
     pub dealt: MessageTotals,
     /// Pixels that windows of neighbours see, and their gradients.
     pub halos: MessageTotals,
@@ -94,7 +93,7 @@ struct TrafficWalk<'a> {
     runs: u64,
     /// Forward passes of each: two, where the block is run again.
     forwards: u64,
-    /// Samples of each that the rank has at the place reached.
+    /// Samples of each that the rank has at the point reached.
     samples: u64,
     sent: LayerTraffic,
 }
@@ -121,7 +120,7 @@ impl TrafficWalk<'_> {
         }
     }
 
-    /// `wanted`: whether somebody wants the gradient of what enters. Nobody does of images, whole or cut.
+    /// `wanted`: whether somebody wants the gradient of what enters. Nobody does of images, full or split.
     fn layers(&mut self, layers: &[LayerSpec], mut shape: Shape, mut wanted: bool) {
         let insides = match self.plan.storage.recompute {
             RecomputeMode::Attention => attention_spans(layers),
@@ -132,13 +131,14 @@ impl TrafficWalk<'_> {
             let is_inside = insides.iter().any(|inside| inside.again.contains(&i));
             let forwards = self.forwards + u64::from(is_inside);
             match layer {
-                LayerSpec::Collective(exchange) => {
+                LayerSpec::Collective(collective) => {
                     // A linear layer keeps what stands before it, and has it gathered again for its gradient.
-                    let again = exchange.is_entrance()
+                    let again = collective.is_entrance()
                         && layers.get(i + 1).is_some_and(|next| next.properties().takes_remade);
-                    self.moved(exchange, exchange.forward, shape, forwards + u64::from(again));
-                    self.samples = exchange.samples_behind(self.samples, self.plan.batch.micro_batch as u64);
-                    self.moved(exchange, exchange.backward, output, u64::from(wanted));
+                    self.count(collective, collective.forward, shape, forwards + u64::from(again));
+                    self.samples =
+                        collective.samples_behind(self.samples, self.plan.batch.micro_batch as u64);
+                    self.count(collective, collective.backward, output, u64::from(wanted));
                 }
                 LayerSpec::Halo(halo) => self.halo(halo, shape, wanted),
                 LayerSpec::TiledMean(_) => {
@@ -151,7 +151,7 @@ impl TrafficWalk<'_> {
                     let once = std::mem::replace(&mut self.forwards, forwards);
                     let branches = other.description().branches();
                     let branches = branches.iter().flat_map(|branches| &branches.all);
-                    branches.for_each(|side| self.layers(side.layers, shape, wanted));
+                    branches.for_each(|branch| self.layers(branch.layers, shape, wanted));
                     self.forwards = once;
                 }
             }
@@ -160,33 +160,35 @@ impl TrafficWalk<'_> {
         }
     }
 
-    /// What becomes of a tensor of some shape, so many times a micro-batch.
-    fn moved(&mut self, exchange: &CollectiveLayer, how: CollectiveOp, shape: Shape, times: u64) {
-        let group = self.along(&[exchange.axis]);
+    /// A collective on a tensor of some shape, so many times a micro-batch.
+    fn count(&mut self, collective: &CollectiveLayer, how: CollectiveOp, shape: Shape, times: u64) {
+        let group = self.along(&[collective.axis]);
         let all = self.plan.batch.micro_batch;
-        let widest = |parts: &mut dyn Iterator<Item = usize>| parts.max().unwrap_or(0) as u64;
-        let part = |along| {
+        let widest = |sizes: &mut dyn Iterator<Item = usize>| sizes.max().unwrap_or(0) as u64;
+        let shard = |along| {
             let elements = match along {
                 ShardDim::Samples => {
-                    let samples = |rank| exchange.samples_of(rank, all).len();
+                    let samples = |rank| collective.samples_of(rank, all).len();
                     widest(&mut (0..group.ranks).map(samples)) * shape.elements()
                 }
                 ShardDim::Sequence => {
-                    self.samples * widest(&mut exchange.parts.iter().copied()) * shape.last() as u64
+                    self.samples * widest(&mut collective.shard_sizes.iter().copied()) * shape.last() as u64
                 }
-                ShardDim::Last => self.samples * widest(&mut exchange.parts.iter().copied()) * shape.rows(),
+                ShardDim::Last => {
+                    self.samples * widest(&mut collective.shard_sizes.iter().copied()) * shape.rows()
+                }
             };
             elements * self.element() * (group.ranks as u64 - 1)
         };
         let bytes = match how {
             CollectiveOp::Identity | CollectiveOp::Slice(_) => return,
-            CollectiveOp::AllGather(along) | CollectiveOp::ReduceScatter(along) => part(along),
+            CollectiveOp::AllGather(along) | CollectiveOp::ReduceScatter(along) => shard(along),
             CollectiveOp::AllReduce => all_reduce(group, self.samples * shape.elements(), self.element()),
             CollectiveOp::AllToAll { .. } => {
-                // What it has, but for what it keeps: its own samples of its own columns.
-                let own = exchange.samples_of(exchange.rank, all).len() as u64;
-                let kept = own * shape.rows() * exchange.parts[exchange.rank] as u64;
-                (self.samples_before(exchange, how) * shape.elements() - kept) * self.element()
+                // What it has, but for what it keeps: its own samples of its own features.
+                let local = collective.samples_of(collective.rank, all).len() as u64;
+                let kept = local * shape.rows() * collective.shard_sizes[collective.rank] as u64;
+                (self.samples_before(collective, how) * shape.elements() - kept) * self.element()
             }
         };
         let kind = match how {
@@ -198,10 +200,10 @@ impl TrafficWalk<'_> {
         kind.add(self.runs * times, bytes);
     }
 
-    fn halo(&mut self, Halo(exchange): &Halo, shape: Shape, wanted: bool) {
+    fn halo(&mut self, Halo(halo): &Halo, shape: Shape, wanted: bool) {
         let pixel = shape.last() as u64 * self.element();
         let (samples, backwards) = (self.samples, u64::from(wanted));
-        for peer in &exchange.neighbours {
+        for peer in &halo.neighbours {
             let passes = [(&peer.gives, self.forwards), (&peer.takes, backwards)];
             for (region, times) in passes.into_iter().filter(|(region, _)| !region.is_empty()) {
                 self.sent.halos.add(self.runs * times, samples * pixel * region.pixels());
@@ -209,18 +211,18 @@ impl TrafficWalk<'_> {
         }
     }
 
-    /// Once on the way forward and once on the way back.
+    /// Once forward and once backward.
     fn statistics(&mut self, statistics: &SharedStatistics) {
         let bytes = all_reduce(self.along(&statistics.over), statistics.numbers(), 8);
         self.sent.norms.add(self.runs * (self.forwards + 1), bytes);
     }
 
-    /// Samples that the rank has before it deals them out.
-    fn samples_before(&self, exchange: &CollectiveLayer, how: CollectiveOp) -> u64 {
+    /// Samples that the rank has before an all-to-all.
+    fn samples_before(&self, collective: &CollectiveLayer, how: CollectiveOp) -> u64 {
         let all = self.plan.batch.micro_batch;
         match how {
             CollectiveOp::AllToAll { from: ShardDim::Samples, .. } => {
-                exchange.samples_of(exchange.rank, all).len() as u64
+                collective.samples_of(collective.rank, all).len() as u64
             }
             _ => all as u64,
         }
@@ -231,7 +233,7 @@ impl TrafficWalk<'_> {
         self.plan.storage.precision.size()
     }
 
-    /// Its place among the ranks along some axes.
+    /// Its rank among those along some axes.
     fn along(&self, axes: &[Axis]) -> GroupRank {
         self.plan.mesh.rank_along(self.rank, axes)
     }
@@ -243,7 +245,7 @@ mod tests {
     use crate::config::RunFile;
     use crate::plan::DataFacts;
 
-    fn exchanges(text: &str) -> Vec<LayerTraffic> {
+    fn layer_traffic(text: &str) -> Vec<LayerTraffic> {
         let facts = DataFacts { vocab: Some(256), image: Some((32, 32, 3)), classes: Some(10) };
         let plan = Plan::new(RunFile::parse(text, &[]).unwrap(), facts).unwrap();
         let schedule = plan.schedule(1).unwrap();
@@ -252,23 +254,23 @@ mod tests {
 
     #[test]
     fn one_rank_sends_nothing() {
-        assert_eq!(exchanges(""), [LayerTraffic::default()]);
+        assert_eq!(layer_traffic(""), [LayerTraffic::default()]);
     }
 
-    /// Two sums forward and two backward in each of four blocks, one of the embedding and one before the
-    /// head; each of 32 x 64 x 128 f32, of which a rank of two sends as much as there is.
+    /// Two all-reduces forward and two backward in each of four blocks, one of the embedding and one before
+    /// the head; each of 32 x 64 x 128 f32, of which a rank of two sends as much as there is.
     #[test]
-    fn a_transformer_block_sums_twice_on_the_way_and_twice_on_the_way_back() {
+    fn a_transformer_block_all_reduces_twice_forward_and_twice_backward() {
         let text =
             "[model]\nlayers = 4\nwidth = 128\ncontext = 64\n[train]\nbatch = 32\n[parallel]\ntensor = 2";
-        for rank in exchanges(text) {
+        for rank in layer_traffic(text) {
             assert_eq!(rank.sums, MessageTotals { count: 18, bytes: 18 * 32 * 64 * 128 * 4 });
             assert_eq!(rank.gathers, MessageTotals { count: 1, bytes: 32 * 64 * 4 * 4 });
             assert_eq!([rank.scatters, rank.halos], [MessageTotals::default(); 2]);
         }
-        // Split along the sequence each sum is a scatter and a gather, and a linear layer's input is gathered
-        // once more.
-        for rank in exchanges(&format!("{text}\nsequence = true")) {
+        // Split along the sequence each all-reduce is a reduce-scatter and an all-gather, and a linear
+        // layer's input is gathered once more.
+        for rank in layer_traffic(&format!("{text}\nsequence = true")) {
             let half = 32 * 32 * 128 * 4;
             assert_eq!(rank.scatters, MessageTotals { count: 18, bytes: 18 * half });
             assert_eq!(rank.gathers, MessageTotals { count: 27, bytes: 26 * half + 32 * 64 * 4 * 4 });
@@ -276,7 +278,7 @@ mod tests {
         }
         // Attention's inside begins with one of the gathers.
         let again = text.replace("[train]", "[train]\nrecompute = \"attention\"");
-        for rank in exchanges(&format!("{again}\nsequence = true")) {
+        for rank in layer_traffic(&format!("{again}\nsequence = true")) {
             assert_eq!(rank.gathers.count, 27 + 4);
             assert_eq!(rank.scatters.count, 18);
         }

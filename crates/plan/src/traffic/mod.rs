@@ -3,7 +3,7 @@
 //!
 //! A collective is counted as the least that any algorithm must send, as the transports count it: what is
 //! predicted here is what they measure, to the byte (`crates/train/tests/train/traffic.rs`). What layers
-//! exchange within a pass, with ranks that have shards of the same ones, and where batch norms are
+//! exchange within a pass, with ranks that have shards of the same layers, and where batch norms are
 //! synchronised over ranks, is no action's: [`layers`] counts it.
 
 mod buckets;
@@ -31,12 +31,12 @@ use crate::stages::BlockTensors;
 /// What a rank moves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankTraffic {
-    /// The sums of its gradients.
+    /// The buckets in which its gradients are reduced.
     pub buckets: Buckets,
     /// What each of them sends,
-    sums: Vec<u64>,
+    bucket_bytes: Vec<u64>,
     /// and how often in a step: once, or where gradients are scattered as they come after every micro-batch.
-    turns: Vec<u64>,
+    times: Vec<u64>,
     /// Of each chunk, a micro-batch as it enters and as it leaves.
     borders: Vec<[u64; 2]>,
     agree: u64,
@@ -45,15 +45,15 @@ pub struct RankTraffic {
     gather: u64,
     average: u64,
     /// Whether updates are deferred, and what they move with them.
-    late: bool,
+    deferred: bool,
 }
 
 impl RankTraffic {
-    /// Bytes that a rank sends in an action; those of a receive are what arrives. Sums of a chunk's gradients
-    /// are counted in its all-reduce, whether they started there or within the backward.
+    /// Bytes that a rank sends in an action; those of a receive are what arrives. The reductions of a chunk's
+    /// gradients are counted in its all-reduce, whether they started there or within the backward.
     pub fn bytes(&self, action: &Action) -> u64 {
-        let sums = |chunk: Option<usize>| {
-            self.of(chunk).fold(0, |sum: u64, (bytes, turns)| sum.saturating_add(bytes.saturating_mul(turns)))
+        let reduced = |chunk: Option<usize>| {
+            self.of(chunk).fold(0, |sum: u64, (bytes, times)| sum.saturating_add(bytes.saturating_mul(times)))
         };
         match *action {
             Action::Send(message) => {
@@ -62,12 +62,12 @@ impl RankTraffic {
             Action::Receive(message) => {
                 self.borders[message.chunk][usize::from(message.payload == Payload::Gradient)]
             }
-            Action::AllReduce { chunk } => sums(Some(chunk)),
-            Action::WaitReduce => sums(None),
+            Action::AllReduce { chunk } => reduced(Some(chunk)),
+            Action::WaitReduce => reduced(None),
             Action::Agree => self.agree,
             Action::Settle => self.settle,
-            Action::SendControl(notice) | Action::RecvControl(notice) => 8 * notice.topic.numbers() as u64,
-            Action::Step if self.late => 0,
+            Action::SendControl(message) | Action::RecvControl(message) => 8 * message.topic.numbers() as u64,
+            Action::Step if self.deferred => 0,
             Action::Step | Action::Commit => self.update,
             Action::Gather => self.gather,
             Action::Average => self.average,
@@ -75,21 +75,22 @@ impl RankTraffic {
         }
     }
 
-    /// How many sums the gradients of a chunk, or of what several places use, take in a step; those that send
+    /// How many reductions the gradients of a chunk, or of tied parameters, take in a step; those that send
     /// nothing not counted.
-    fn sums_of(&self, chunk: Option<usize>) -> u64 {
-        self.of(chunk).filter(|(bytes, _)| *bytes > 0).map(|(_, turns)| turns).sum()
+    fn reductions_of(&self, chunk: Option<usize>) -> u64 {
+        self.of(chunk).filter(|(bytes, _)| *bytes > 0).map(|(_, times)| times).sum()
     }
 
-    /// Of the buckets of a chunk, or of what several places use, what each sends at a time and how often.
+    /// Of the buckets of a chunk, or of tied parameters, what each sends at a time and how often.
     fn of(&self, chunk: Option<usize>) -> impl Iterator<Item = (u64, u64)> {
-        let all = self.buckets.list().iter().zip(self.sums.iter().copied().zip(self.turns.iter().copied()));
+        let all =
+            self.buckets.list().iter().zip(self.bucket_bytes.iter().copied().zip(self.times.iter().copied()));
         all.filter(move |(bucket, _)| bucket.chunk == chunk).map(|(_, sent)| sent)
     }
 
-    /// What the sum of a bucket sends at a time.
+    /// What the reduction of a bucket sends at a time.
     pub fn of_bucket(&self, number: usize) -> u64 {
-        self.sums[number]
+        self.bucket_bytes[number]
     }
 }
 
@@ -120,12 +121,12 @@ impl Plan {
             size: self.storage.precision.size(),
         };
         let shared = rank.gradients();
-        let (mut buckets, mut sums, mut turns) = (Buckets::default(), Vec::new(), Vec::new());
+        let (mut buckets, mut bucket_bytes, mut times) = (Buckets::default(), Vec::new(), Vec::new());
         for SharedGradients { chunk, group, gradients, .. } in &shared {
             let known = buckets.list().len();
             buckets.pack(*chunk, gradients, BUCKET);
-            sums.extend(buckets.list()[known..].iter().map(|bucket| rank.sum(*group, bucket)));
-            turns.resize(sums.len(), if chunk.is_some() { self.sums_of_a_step() } else { 1 });
+            bucket_bytes.extend(buckets.list()[known..].iter().map(|bucket| rank.reduce(*group, bucket)));
+            times.resize(bucket_bytes.len(), if chunk.is_some() { self.reductions_per_step() } else { 1 });
         }
         Ok(RankTraffic {
             borders: rank.borders()?,
@@ -134,16 +135,16 @@ impl Plan {
             update: rank.update(&shared),
             gather: if self.data_parallel.is_sharded() { rank.gather(&shared) } else { 0 },
             average: rank.average(),
-            late: self.pipeline.updates() == Updates::DoubleBuffered && rank.stage > 0,
+            deferred: self.pipeline.updates() == Updates::DoubleBuffered && rank.stage > 0,
             buckets,
-            sums,
-            turns,
+            bucket_bytes,
+            times,
         })
     }
 
-    /// How often in a step the gradients of a chunk are summed over ranks. What several places of the model
-    /// use is summed once, when the last of them has made its gradient.
-    fn sums_of_a_step(&self) -> u64 {
+    /// How often in a step the gradients of a chunk are reduced over ranks. Those of tied parameters are
+    /// once, when the last use has made its gradient.
+    fn reductions_per_step(&self) -> u64 {
         if self.data_parallel.scatters_gradients() { self.batch.micro_batches as u64 } else { 1 }
     }
 }
@@ -166,7 +167,7 @@ struct TrafficRank<'a> {
 
 /// Gradients that the same ranks share.
 struct SharedGradients {
-    /// The chunk that makes them; none of what several places of the model use.
+    /// The chunk that makes them; none for tied parameters.
     chunk: Option<usize>,
     /// Which group of the rank's, and which of its ranks this one is.
     number: usize,
@@ -179,13 +180,13 @@ impl TrafficRank<'_> {
         self.placement.chunks(self.stage)
     }
 
-    /// Its place among those that hold the same weights and other samples.
+    /// Its rank among those that have the same weights and other samples.
     fn replicas(&self) -> GroupRank {
         self.along(&[Axis::Data])
     }
 
-    /// Its place among those of the same model-parallel group.
-    fn peers(&self) -> GroupRank {
+    /// Its rank in its model-parallel group.
+    fn model_parallel_group(&self) -> GroupRank {
         self.along(&[Axis::Spatial, Axis::Tensor])
     }
 
@@ -201,13 +202,13 @@ impl TrafficRank<'_> {
         self.params.members[group].expect("it holds what the group shares")
     }
 
-    /// Its gradients by those who share them: of each chunk in the order of the backward, then what several
-    /// places use.
+    /// Its gradients by those who share them: of each chunk in the order of the backward, then those of tied
+    /// parameters.
     fn gradients(&self) -> Vec<SharedGradients> {
         let mut shared = Vec::new();
-        let mut several: BTreeMap<usize, BTreeMap<usize, Gradient>> = BTreeMap::new();
+        let mut tied: BTreeMap<usize, BTreeMap<usize, Gradient>> = BTreeMap::new();
         for (index, chunk) in self.chunks().iter().enumerate() {
-            let mut own: BTreeMap<usize, Vec<Gradient>> = BTreeMap::new();
+            let mut untied: BTreeMap<usize, Vec<Gradient>> = BTreeMap::new();
             for block in self.plan.stage_blocks[chunk.virtual_stage].clone().rev() {
                 for parameter in self.tensors.parameters(block..block + 1).into_iter().rev() {
                     let (param, bytes) =
@@ -215,22 +216,22 @@ impl TrafficRank<'_> {
                     let gradient = Gradient { parameter, block, bytes };
                     match param.is_tied {
                         true => {
-                            let together = several.entry(param.group).or_default();
+                            let together = tied.entry(param.group).or_default();
                             let known = together.entry(parameter).or_insert(gradient);
                             known.block = known.block.min(block);
                         }
-                        false => own.entry(param.group).or_default().push(gradient),
+                        false => untied.entry(param.group).or_default().push(gradient),
                     }
                 }
             }
-            shared.extend(own.into_iter().map(|(group, gradients)| SharedGradients {
+            shared.extend(untied.into_iter().map(|(group, gradients)| SharedGradients {
                 chunk: Some(index),
                 number: group,
                 group: self.member(group),
                 gradients,
             }));
         }
-        shared.extend(several.into_iter().map(|(group, gradients)| SharedGradients {
+        shared.extend(tied.into_iter().map(|(group, gradients)| SharedGradients {
             chunk: None,
             number: group,
             group: self.member(group),
@@ -239,8 +240,8 @@ impl TrafficRank<'_> {
         shared
     }
 
-    /// The sum of a bucket, of which each rank gets its part alone where they shard state.
-    fn sum(&self, group: GroupRank, bucket: &Bucket) -> u64 {
+    /// The all-reduce of a bucket, or its reduce-scatter where ranks shard state.
+    fn reduce(&self, group: GroupRank, bucket: &Bucket) -> u64 {
         match self.plan.data_parallel.is_sharded() {
             true => scatter(group, bucket.parameters.iter().map(|one| self.lengths[*one]), self.size),
             false => all_reduce(group, bucket.bytes / self.size, self.size),
@@ -252,14 +253,14 @@ impl TrafficRank<'_> {
         let borders = self.local.model.borders()?;
         let samples = self.local.model.samples_at_borders(self.plan.batch.micro_batch as u64);
         let bytes = |block: usize| borders[block].elements().saturating_mul(samples[block] * self.size);
-        let parts = self.chunks().iter().map(|chunk| &self.plan.stage_blocks[chunk.virtual_stage]);
-        Ok(parts.map(|part| [bytes(part.start), bytes(part.end)]).collect())
+        let stages = self.chunks().iter().map(|chunk| &self.plan.stage_blocks[chunk.virtual_stage]);
+        Ok(stages.map(|blocks| [bytes(blocks.start), bytes(blocks.end)]).collect())
     }
 
-    /// A norm, the totals and whether to stop over all ranks; without a flush the norm over those of the same
+    /// A norm, the totals and whether to stop over all ranks; without a flush the norm over its
     /// model-parallel group, and the totals over the replicas that have them.
     fn agree(&self) -> u64 {
-        let norm = all_reduce(self.peers(), 1, 8);
+        let norm = all_reduce(self.model_parallel_group(), 1, 8);
         match self.plan.pipeline.updates() == Updates::Flush {
             true => all_reduce(self.world(), 5, 8),
             false if self.stage + 1 < self.plan.pipeline.stages => norm,
@@ -279,7 +280,8 @@ impl TrafficRank<'_> {
             *norms.entry(one.number).or_default() += 2 * one.gradients.len() as u64;
         }
         let norms: u64 = norms.into_iter().map(|(group, sum)| all_reduce(self.member(group), sum, 8)).sum();
-        let large = if data_parallel.is_sharded() { 0 } else { all_reduce(self.peers(), 1, 8) };
+        let large =
+            if data_parallel.is_sharded() { 0 } else { all_reduce(self.model_parallel_group(), 1, 8) };
         let noise = if optimization.noise_scale { all_reduce(self.world(), 2, 8) + large } else { 0 };
         folded + norms + noise
     }
@@ -308,29 +310,29 @@ impl TrafficRank<'_> {
     fn statistics(&self) -> u64 {
         let buffers = self.local.model.buffers();
         let mut numbers: BTreeMap<usize, u64> = BTreeMap::new();
-        for held in self
+        for buffer in self
             .chunks()
             .iter()
             .flat_map(|chunk| self.tensors.buffers(self.plan.stage_blocks[chunk.virtual_stage].clone()))
         {
-            *numbers.entry(self.params.statistics[held]).or_default() += buffers[held].elements();
+            *numbers.entry(self.params.statistics[buffer]).or_default() += buffers[buffer].elements();
         }
         // One message a group, whatever chunks its statistics are of.
         numbers.into_iter().map(|(group, numbers)| all_reduce(self.member(group), numbers, 4)).sum()
     }
 }
 
-/// What a rank sends to sum so many numbers, of so many bytes each, over a group.
+/// What a rank sends to all-reduce so many numbers, of so many bytes each, over a group.
 fn all_reduce(group: GroupRank, numbers: u64, size: u64) -> u64 {
     let ranks = group.ranks as u64;
-    let own = numbers / ranks + u64::from((group.rank as u64) < numbers % ranks);
-    (numbers - own).saturating_add(own.saturating_mul(ranks - 1)).saturating_mul(size)
+    let local = numbers / ranks + u64::from((group.rank as u64) < numbers % ranks);
+    (numbers - local).saturating_add(local.saturating_mul(ranks - 1)).saturating_mul(size)
 }
 
-/// What it sends of vectors of which each rank gets its part, or has it.
+/// What it sends to reduce-scatter, or to all-gather, vectors of which each rank has a shard.
 fn scatter(group: GroupRank, lengths: impl Iterator<Item = u64>, size: u64) -> u64 {
-    let parts = lengths.fold(0, |sum: u64, n| sum.saturating_add(n.div_ceil(group.ranks as u64)));
-    parts.saturating_mul(group.ranks as u64 - 1).saturating_mul(size)
+    let shard = lengths.fold(0, |sum: u64, n| sum.saturating_add(n.div_ceil(group.ranks as u64)));
+    shard.saturating_mul(group.ranks as u64 - 1).saturating_mul(size)
 }
 
 #[cfg(test)]
@@ -370,16 +372,16 @@ mod tests {
         assert!(list.iter().all(|bucket| bucket.parameters.len() == 1 || bucket.bytes <= BUCKET));
     }
 
-    /// By hand: of two ranks each sends all of a sum once, one alone sends nothing.
+    /// By hand: of two ranks each sends all of what is reduced once, a single one sends nothing.
     #[test]
     fn bytes_of_actions() {
         let (plan, two) = traffic("[parallel]\ndata = 2", 1);
-        let sums = two.bytes(&Action::AllReduce { chunk: 0 }) + two.bytes(&Action::WaitReduce);
-        assert_eq!(sums, 4 * plan.parameters);
+        let reduced = two.bytes(&Action::AllReduce { chunk: 0 }) + two.bytes(&Action::WaitReduce);
+        assert_eq!(reduced, 4 * plan.parameters);
         assert_eq!(two.bytes(&Action::Agree), 40);
         assert_eq!(two.bytes(&Action::Gather), 0);
-        let (_, alone) = traffic("", 0);
-        assert_eq!(alone.bytes(&Action::AllReduce { chunk: 0 }) + alone.bytes(&Action::Agree), 0);
+        let (_, single) = traffic("", 0);
+        assert_eq!(single.bytes(&Action::AllReduce { chunk: 0 }) + single.bytes(&Action::Agree), 0);
         let (plan, staged) = traffic("[parallel]\npipeline = 2\n[train]\nbatch = 6\nmicro_batches = 3", 0);
         let send = StageMessage { payload: Payload::Activation, micro_batch: 1, chunk: 0, peer: 1 };
         assert_eq!(staged.bytes(&Action::Send(send)), 2 * 8 * 256 * 4);

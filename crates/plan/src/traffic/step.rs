@@ -16,8 +16,8 @@ pub struct StepTraffic {
     /// What layers send within forward and backward passes.
     #[serde(flatten)]
     pub exchanges: LayerTraffic,
-    /// Sums of weight gradients, and weights that come back where state is shared out; where replicas go
-    /// apart, a step's part of their average.
+    /// Reductions of weight gradients, and all-gathers of weights where state is sharded; where replicas step
+    /// by themselves, a step's fraction of their average.
     pub gradients: MessageTotals,
     /// Losses and norms, and running statistics.
     pub numbers: MessageTotals,
@@ -67,8 +67,8 @@ impl Plan {
         for action in &schedule.ranks[self.mesh.coordinates(rank).pipeline] {
             let (kind, count) = match action {
                 Action::Send(_) => (&mut sent.stages, 1),
-                Action::AllReduce { chunk } => (&mut sent.gradients, traffic.sums_of(Some(*chunk))),
-                Action::WaitReduce => (&mut sent.gradients, traffic.sums_of(None)),
+                Action::AllReduce { chunk } => (&mut sent.gradients, traffic.reductions_of(Some(*chunk))),
+                Action::WaitReduce => (&mut sent.gradients, traffic.reductions_of(None)),
                 Action::Gather => (&mut sent.gradients, 1),
                 Action::Agree | Action::SendControl(_) | Action::Step | Action::Commit | Action::Settle => {
                     (&mut sent.numbers, 1)

@@ -230,7 +230,7 @@ impl PlannedRank<'_> {
 
     /// What a collective does to a tensor of some shape.
     fn collective(&self, layer: &CollectiveLayer, op: CollectiveOp, shape: Shape) -> Option<PassStep> {
-        let widest = layer.parts.iter().copied().max().unwrap_or(0);
+        let widest = layer.shard_sizes.iter().copied().max().unwrap_or(0);
         let shard = |along| match along {
             ShardDim::Samples => self.micro_batch().div_ceil(layer.ranks()) * shape.elements() as usize,
             ShardDim::Sequence => self.micro_batch() * widest * shape.last(),

@@ -106,7 +106,7 @@ impl<'a> ScoringSamples<'a> {
         }
         let replica = self.context.ranks.data().rank();
         let micro_batch = |(number, group): (usize, &'a [(u64, usize)])| {
-            let (local, together) = scored_batch.part(group.len(), replica);
+            let (local, together) = scored_batch.replica_slice(group.len(), replica);
             let stands_in = local.is_empty();
             let norms = if together { NormGroup::AllReplicas { stands_in } } else { NormGroup::Replica };
             // A rank that has none joins the all-reduces of the norms all the same, with another rank's sample.

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use espalier_nn::weights::ParameterId;
-use espalier_plan::scoring::parts;
+use espalier_plan::scoring::partition;
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::select::{ScoreOrder, product_keys};
 
@@ -52,6 +52,6 @@ impl Network<'_> {
     fn passes(&self) -> Result<Vec<Range<usize>>> {
         let passes = self.context.ranks.all_reduce_max(vec![self.passes as u64])?[0];
         let sizes: Vec<u64> = self.candidates.iter().map(|id| 4 * self.len(*id) as u64).collect();
-        Ok(parts(&sizes, passes as usize))
+        Ok(partition(&sizes, passes as usize))
     }
 }

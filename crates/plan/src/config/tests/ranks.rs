@@ -102,11 +102,14 @@ fn a_run_on_many_ranks_has_one_on_one() {
     let text = "[train]\nbatch = 16\nmicro_batches = 2\n[prune]\nmethod = \"magnitude\"\nsparsity = 0.001\n\
                 [parallel]\ndata = 4\npipeline = 2\nzero = true";
     let run = RunFile::parse(text, &[]).unwrap();
-    let alone = run.single_rank();
+    let single = run.single_rank();
     assert_eq!(
-        (alone.parallel.data, alone.parallel.stages(), alone.batch().micro_batch),
+        (single.parallel.data, single.parallel.stages(), single.batch().micro_batch),
         (1, 1, run.batch().micro_batch)
     );
-    assert!(run.storage().compressed && alone.storage().compressed, "state that is shared out is compressed");
-    assert_eq!(RunFile::parse(&alone.to_toml().unwrap(), &[]).unwrap(), alone);
+    assert!(
+        run.storage().compressed && single.storage().compressed,
+        "state that is shared out is compressed"
+    );
+    assert_eq!(RunFile::parse(&single.to_toml().unwrap(), &[]).unwrap(), single);
 }

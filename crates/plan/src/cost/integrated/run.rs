@@ -1,7 +1,7 @@
 //! Which mixtures a group of ranks can run: what the layout has layers for.
 //!
 //! Ranks that all read the same samples take theirs of them where a layer is by data, or begin with a tile of
-//! every image, which only a pool or a flatten ends. Columns are those of the last dimension, so a flatten,
+//! every image, which only a pool or a flatten ends. Features are those of the last dimension, so a flatten,
 //! which puts channels of many pixels side by side, wants all of them.
 
 use super::{ActivationSplit, LayerSplit};
@@ -18,7 +18,7 @@ pub struct IntegratedGroup {
 }
 
 impl IntegratedGroup {
-    /// How what is read of the data lies.
+    /// How what is read of the data is split.
     pub(super) fn begins(&self) -> ActivationSplit {
         if self.axis == Axis::Spatial { ActivationSplit::Rows } else { ActivationSplit::Replicated }
     }
@@ -27,14 +27,14 @@ impl IntegratedGroup {
     pub(super) fn multiplies(&self, layer: &LayerSpec, name: &str, stop: LayerSplit) -> bool {
         let by_model = matches!(
             stop,
-            LayerSplit { to: ActivationSplit::Columns, .. }
-                | LayerSplit { from: ActivationSplit::Columns, .. }
+            LayerSplit { to: ActivationSplit::Features, .. }
+                | LayerSplit { from: ActivationSplit::Features, .. }
         );
         let may = self.by_model.as_ref().is_none_or(|named| named.means(name) == by_model);
-        // Convolutions are cut by their outputs alone.
+        // Convolutions are split by their outputs alone.
         let can = match layer.properties().tensor_role {
             TensorRole::ColumnOrRowParallel => stop.from != ActivationSplit::Rows,
-            TensorRole::ColumnParallel => stop.from != ActivationSplit::Columns,
+            TensorRole::ColumnParallel => stop.from != ActivationSplit::Features,
             _ => !by_model,
         };
         may && can
@@ -44,7 +44,7 @@ impl IntegratedGroup {
     pub(super) fn passes(&self, layer: &LayerSpec, stop: LayerSplit) -> bool {
         match stop.from {
             ActivationSplit::Rows => ends_tiles(layer) == (stop.to == ActivationSplit::Replicated),
-            ActivationSplit::Columns => layer.properties().tensor_role.is_between(),
+            ActivationSplit::Features => layer.properties().tensor_role.is_between(),
             ActivationSplit::Samples | ActivationSplit::Replicated => true,
         }
     }
@@ -55,7 +55,7 @@ impl IntegratedGroup {
     }
 }
 
-/// Whether a layer ends a cut of images, by a sum over their tiles.
+/// Whether a layer ends a split of images, by an all-reduce over their tiles.
 pub(super) fn ends_tiles(layer: &LayerSpec) -> bool {
     matches!(layer.properties().tile_role, TileRole::Mean(_) | TileRole::Gathered)
 }

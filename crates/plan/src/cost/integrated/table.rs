@@ -1,17 +1,17 @@
-//! How activations lie between layers, and the cheapest ways from one split of them to another.
+//! How activations are split between layers, and the cheapest routes from one split to another.
 
 use super::super::{Cost, Setting};
 use super::LayerChoice;
 
-/// How an activation lies on the ranks between two layers.
+/// How an activation is split over the ranks between two layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ActivationSplit {
     /// Each has some of the samples.
     Samples,
     /// Each has a slab of every image.
     Rows,
-    /// Each has some of the channels, or of the columns.
-    Columns,
+    /// Each has some of the channels, or of the features.
+    Features,
     /// Each has all of it.
     Replicated,
 }
@@ -20,7 +20,7 @@ impl ActivationSplit {
     pub(super) const ALL: [ActivationSplit; 4] = [
         ActivationSplit::Samples,
         ActivationSplit::Rows,
-        ActivationSplit::Columns,
+        ActivationSplit::Features,
         ActivationSplit::Replicated,
     ];
 }
@@ -28,13 +28,13 @@ impl ActivationSplit {
 /// How a layer finds its input and leaves its output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerSplit {
-    /// How its input lies, moved there where the layer before left it otherwise.
+    /// The split of its input, moved there where the layer before left it otherwise.
     pub from: ActivationSplit,
-    /// How its output lies.
+    /// The split of its output.
     pub to: ActivationSplit,
 }
 
-/// A way through some layers, and what it costs.
+/// A route through some layers, and what it costs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CostedRoute {
     pub cost: Cost,
@@ -42,18 +42,18 @@ pub(super) struct CostedRoute {
     pub step: Option<usize>,
 }
 
-/// Something decided on a way.
+/// Something decided on a route.
 #[derive(Debug)]
 pub(super) enum RouteStep {
-    /// How a layer finds its input and leaves its output, and how it is shared out where it multiplies.
+    /// How a layer finds its input and leaves its output, and how its work is split where it multiplies.
     Layer(LayerSplit, Option<LayerChoice>),
     /// An activation is moved.
-    Exchange(Cost),
+    Move(Cost),
     /// Both, in this order.
     Then(usize, usize),
 }
 
-/// The cheapest way from each split to each split, where there is one.
+/// The cheapest route from each split to each split, where there is one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RouteTable([[Option<CostedRoute>; 4]; 4]);
 
@@ -64,15 +64,15 @@ impl RouteTable {
         self.0[from as usize][to as usize]
     }
 
-    /// Takes a way where it is cheaper than what is known.
-    pub fn offer(&mut self, from: ActivationSplit, to: ActivationSplit, way: CostedRoute, at: &Setting) {
+    /// Takes a route where it is cheaper than what is known.
+    pub fn offer(&mut self, from: ActivationSplit, to: ActivationSplit, route: CostedRoute, at: &Setting) {
         let known = &mut self.0[from as usize][to as usize];
-        if known.is_none_or(|known| at.seconds(way.cost) < at.seconds(known.cost)) {
-            *known = Some(way);
+        if known.is_none_or(|known| at.seconds(route.cost) < at.seconds(known.cost)) {
+            *known = Some(route);
         }
     }
 
-    pub fn ways(&self) -> impl Iterator<Item = (ActivationSplit, ActivationSplit, CostedRoute)> {
+    pub fn routes(&self) -> impl Iterator<Item = (ActivationSplit, ActivationSplit, CostedRoute)> {
         let table = *self;
         let pairs =
             ActivationSplit::ALL.into_iter().flat_map(|from| ActivationSplit::ALL.map(|to| (from, to)));

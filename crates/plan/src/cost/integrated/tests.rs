@@ -32,7 +32,7 @@ fn two_linear_layers_make_a_pair() {
 /// A block of a transformer by model parallelism alone is four sums: forward and backward, attention and
 /// perceptron.
 #[test]
-fn a_transformer_needs_four_sums_a_block() {
+fn a_transformer_needs_four_all_reduces_a_block() {
     let words = |layers| {
         let shape =
             Gpt { layers, width: 64, heads: 8, context: 16, vocab: 512, tied: false, ..Gpt::default() };
@@ -83,7 +83,7 @@ fn alexnets_messages_are_these() {
 
 /// By themselves an embedding of few ids would be shared out by its outputs and a head of many samples by data.
 #[test]
-fn layers_that_share_a_weight_are_shared_out_alike() {
+fn layers_that_share_a_weight_are_split_alike() {
     for (batch, expected) in [(64, Parallelism::Data), (1, Parallelism::Model)] {
         let shape = Gpt { layers: 1, width: 64, heads: 8, context: 16, vocab: 512, ..Gpt::default() };
         let found = Integrated::of(&gpt("gpt", &shape), None, &on(4, batch)).unwrap();
@@ -93,10 +93,10 @@ fn layers_that_share_a_weight_are_shared_out_alike() {
 }
 
 #[test]
-fn every_product_is_told_once_and_in_order() {
+fn every_product_is_listed_once_and_in_order() {
     let model = resnet(ResNet::R18, (64, 64, 3), 10, StemForm::Small);
     let sizes = LayerSizes::of_model(&model, None).unwrap();
-    let products: Vec<_> = sizes.iter().filter(|s| s.columns.is_some()).map(|s| s.name.clone()).collect();
+    let products: Vec<_> = sizes.iter().filter(|s| s.features.is_some()).map(|s| s.name.clone()).collect();
     let told = Integrated::of(&model, None, &on(4, 16)).unwrap();
     assert_eq!(told.layers.into_iter().map(|choice| choice.name).collect::<Vec<_>>(), products);
 }

@@ -5,8 +5,8 @@
 //! |---|---|
 //! | from samples to samples | all of it on its samples; its gradients are partial sums |
 //! | from rows to rows | the same on its tile of the image, which `spatial` makes of it |
-//! | from whole to columns | `enter`, its outputs |
-//! | from columns to whole | its inputs, `leave`, bias |
+//! | from replicated to features | `enter`, its outputs |
+//! | from features to replicated | its inputs, `leave`, bias |
 
 use std::convert::Infallible;
 
@@ -66,7 +66,7 @@ impl TensorSharder<'_> {
         built
     }
 
-    /// Ways that part here and meet again, all in the same split.
+    /// All branches begin in the same split, and end in the same.
     fn branches(
         &mut self,
         layer: &LayerSpec,
@@ -76,10 +76,10 @@ impl TensorSharder<'_> {
     ) -> LayerSpec {
         let before = self.trained;
         let mut trained = before;
-        let Ok(built) = layer.map_branches(|way| {
+        let Ok(built) = layer.map_branches(|branch| {
             self.trained = before;
             let (mut shape, mut split) = (input, stop.from);
-            let mut layers = self.along(way, &mut shape, &mut split, stops, false);
+            let mut layers = self.along(branch, &mut shape, &mut split, stops, false);
             layers.extend(self.moved(split, stop.to, shape));
             trained |= self.trained;
             Ok::<_, Infallible>(layers)
@@ -88,7 +88,7 @@ impl TensorSharder<'_> {
         built
     }
 
-    /// One layer.
+    /// A layer without branches.
     fn at_stop(
         &mut self,
         layer: &LayerSpec,
@@ -99,20 +99,21 @@ impl TensorSharder<'_> {
     ) {
         let (entry, ranks, rank) = (layer.description(), self.tensor_split.ranks, self.tensor_split.rank);
         match (entry.properties().product_size, stop.from, stop.to) {
-            (Some(size), ActivationSplit::Replicated, ActivationSplit::Columns) => {
-                let own = self.own(size.output);
+            (Some(size), ActivationSplit::Replicated, ActivationSplit::Features) => {
+                let range = self.local_range(size.output);
                 built.extend(self.enter(shape));
-                built.push(self.split_outputs(layer, std::slice::from_ref(&own), false));
+                built.push(self.split_outputs(layer, std::slice::from_ref(&range), false));
                 if is_head {
-                    self.classes = Some(ClassShard { axis: self.tensor_split.axis, ranks, own });
+                    self.classes = Some(ClassShard { axis: self.tensor_split.axis, ranks, own: range });
                 }
             }
-            (Some(size), ActivationSplit::Columns, ActivationSplit::Replicated) => {
-                self.split_inputs(layer, &self.own(size.input), shape, built);
+            (Some(size), ActivationSplit::Features, ActivationSplit::Replicated) => {
+                self.split_inputs(layer, &self.local_range(size.input), shape, built);
             }
-            (_, ActivationSplit::Columns, _) => {
-                let own = self.own(shape.last());
-                let elements = DropoutIndices::Runs { first: own.start, run: own.len(), of: shape.last() };
+            (_, ActivationSplit::Features, _) => {
+                let range = self.local_range(shape.last());
+                let elements =
+                    DropoutIndices::Runs { first: range.start, run: range.len(), of: shape.last() };
                 built.push(entry.counting(elements).unwrap_or_else(|| layer.clone()));
             }
             (_, ActivationSplit::Samples, _) => {
@@ -131,25 +132,25 @@ impl TensorSharder<'_> {
 
     /// An activation on its way from one split to another.
     fn moved(&self, from: ActivationSplit, to: ActivationSplit, shape: Shape) -> Option<LayerSpec> {
-        let one_way = |from, to| match (from, to) {
+        let op = |from, to| match (from, to) {
             (ActivationSplit::Samples, ActivationSplit::Replicated) => {
                 CollectiveOp::AllGather(ShardDim::Samples)
             }
             (ActivationSplit::Replicated, ActivationSplit::Samples) => CollectiveOp::Slice(ShardDim::Samples),
-            (ActivationSplit::Columns, ActivationSplit::Replicated) => {
+            (ActivationSplit::Features, ActivationSplit::Replicated) => {
                 CollectiveOp::AllGather(ShardDim::Last)
             }
-            (ActivationSplit::Replicated, ActivationSplit::Columns) => CollectiveOp::Slice(ShardDim::Last),
-            (ActivationSplit::Samples, ActivationSplit::Columns) => {
+            (ActivationSplit::Replicated, ActivationSplit::Features) => CollectiveOp::Slice(ShardDim::Last),
+            (ActivationSplit::Samples, ActivationSplit::Features) => {
                 CollectiveOp::AllToAll { from: ShardDim::Samples, to: ShardDim::Last }
             }
-            (ActivationSplit::Columns, ActivationSplit::Samples) => {
+            (ActivationSplit::Features, ActivationSplit::Samples) => {
                 CollectiveOp::AllToAll { from: ShardDim::Last, to: ShardDim::Samples }
             }
             (from, to) => unreachable!("no route goes from {from:?} to {to:?} between two layers"),
         };
         // Nobody wants the gradient of what no layer has trained.
-        let backward = || if self.trained { one_way(to, from) } else { CollectiveOp::Identity };
-        (from != to).then(|| self.exchange(one_way(from, to), backward(), shape.last()))
+        let backward = || if self.trained { op(to, from) } else { CollectiveOp::Identity };
+        (from != to).then(|| self.collective(op(from, to), backward(), shape.last()))
     }
 }

@@ -29,7 +29,7 @@ fn covers(model: &ModelSpec, locals: &[LocalModel]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]
-    fn shapes_fit_and_pieces_cover(
+    fn shapes_fit_and_shards_cover(
         heads in 1usize..7, each in 1usize..5, vocab in 2usize..40, ranks in 2usize..7, seq in 6usize..12, sequence: bool, tied: bool,
     ) {
         prop_assume!(heads >= ranks);
@@ -70,7 +70,7 @@ fn words(layers: &[LayerSpec]) -> String {
 }
 
 #[test]
-fn one_sum_forward_and_one_backward_for_attention_and_for_the_perceptron() {
+fn one_all_reduce_forward_and_one_backward_for_attention_and_for_the_perceptron() {
     let model = gpt("gpt", &Gpt { dropout: 0.0, ..Gpt::default() });
     let local = &locals(&model, 2, false)[1];
     assert_eq!(

@@ -123,9 +123,9 @@ fn zb_h1() {
 fn zb_h1_never_takes_longer_than_1f1b() {
     each(ScheduleName::ZbH1, |options, report, _, backward| {
         let units = PassUnits { forward: 1.0, backward };
-        let (_, _, whole) =
+        let (_, _, unsplit) =
             ScheduleReport::of(ScheduleName::OneFOneB, &ScheduleOptions { units, ..*options }).unwrap();
-        report.time <= whole.time + 1e-9
+        report.time <= unsplit.time + 1e-9
     });
 }
 
@@ -137,10 +137,10 @@ fn chimera() {
         let pipelines = options.pipelines.unwrap();
         let bubbles = (d - pipelines) as f64;
         let formula = bubbles / ((pipelines * n) as f64 + bubbles);
-        let whole_units = n % d == 0;
+        let full_units = n % d == 0;
         let between = |&in_flight: &usize| in_flight > d / 2 && in_flight <= d;
-        (!whole_units || f != b || close(report.bubble_ratio, formula))
-            && (!whole_units || pipelines > 2 || report.in_flight.iter().all(between))
+        (!full_units || f != b || close(report.bubble_ratio, formula))
+            && (!full_units || pipelines > 2 || report.in_flight.iter().all(between))
             && report.in_flight.iter().all(|&in_flight| in_flight <= d)
             && report.weight_versions == vec![1; d]
             && report.copies == pipelines
@@ -156,11 +156,11 @@ fn chimera_doubling() {
         let pipelines = options.pipelines.unwrap();
         let bubbles = (d - pipelines) as f64;
         let formula = bubbles / ((pipelines * n) as f64 + bubbles);
-        let whole_units = n % (2 * d) == 0;
+        let full_units = n % (2 * d) == 0;
         let (_, _, plain) = ScheduleReport::of(ScheduleName::Chimera, options).unwrap();
         let more: Vec<usize> = plain.in_flight.iter().map(|in_flight| in_flight + d).collect();
-        (!whole_units || b != 2.0 * f || close(report.bubble_ratio, formula))
-            && (!whole_units || report.in_flight == more)
+        (!full_units || b != 2.0 * f || close(report.bubble_ratio, formula))
+            && (!full_units || report.in_flight == more)
             && report.in_flight.iter().all(|&in_flight| in_flight <= 2 * d)
             && (b != 2.0 * f || report.time <= plain.time)
             && report.weight_versions == vec![1; d]

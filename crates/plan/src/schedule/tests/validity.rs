@@ -173,7 +173,7 @@ fn in_time(schedule: &Schedule) -> Result<(), String> {
         let after = |forward, virtual_stage| match ends.get(&(forward, k, virtual_stage)) {
             Some(&end) if end <= start => Ok(()),
             end => Err(format!(
-                "{pass:?} {k} of part {virtual_stage} at {start}, but what it needs ends at {end:?}"
+                "{pass:?} {k} of virtual stage {virtual_stage} at {start}, but what it needs ends at {end:?}"
             )),
         };
         match pass {
@@ -199,24 +199,24 @@ fn nothing_starts_before_what_it_needs() {
     }
 }
 
-/// The virtual stages that a rank sums in a batch, in order, each with the passes that follow it.
-fn sums(schedule: &Schedule, rank: usize) -> Vec<(usize, usize)> {
+/// The virtual stages that a rank all-reduces in a batch, in order, each with the passes that follow it.
+fn all_reduces(schedule: &Schedule, rank: usize) -> Vec<(usize, usize)> {
     let list = &schedule.ranks[rank];
-    let sums = list.iter().enumerate().filter_map(|(position, action)| match action {
+    let found = list.iter().enumerate().filter_map(|(position, action)| match action {
         Action::AllReduce { chunk } => {
             let left = list[position..].iter().filter(|action| action.compute().is_some()).count();
             Some((schedule.placement.chunks(rank)[*chunk].virtual_stage, left))
         }
         _ => None,
     });
-    sums.collect()
+    found.collect()
 }
 
-/// Ranks that have both stages come to their sums in one order, whatever is left of a batch behind whole
-/// units; where all pipelines have as many micro-batches, the stage that is complete first is summed while
-/// each rank still computes the other.
+/// Ranks that have both stages reach their all-reduces in one order, whatever is left of a batch behind full
+/// units; where all pipelines have as many micro-batches, the stage that is complete first is all-reduced
+/// while each rank still computes the other.
 #[test]
-fn chimera_sums_eagerly_and_in_one_order() {
+fn chimera_all_reduces_eagerly_and_in_one_order() {
     for name in [ScheduleName::Chimera, ScheduleName::ChimeraDoubling] {
         for (stages, micro_batches) in
             [(2, 1), (2, 2), (2, 5), (4, 4), (4, 6), (4, 7), (8, 8), (8, 16), (8, 19)]
@@ -224,7 +224,7 @@ fn chimera_sums_eagerly_and_in_one_order() {
             let schedule = name.schedule(&ScheduleOptions::new(stages, micro_batches)).unwrap();
             schedule.validate().unwrap();
             for rank in 0..stages / 2 {
-                let (one, other) = (sums(&schedule, rank), sums(&schedule, stages - 1 - rank));
+                let (one, other) = (all_reduces(&schedule, rank), all_reduces(&schedule, stages - 1 - rank));
                 let virtual_stages = |sums: &[(usize, usize)]| {
                     sums.iter().map(|(virtual_stage, _)| *virtual_stage).collect::<Vec<_>>()
                 };
@@ -247,7 +247,7 @@ fn chimera_sums_eagerly_and_in_one_order() {
 
 /// A sum that passes follow takes no time of its rank, unless it is not over when the step waits for it.
 #[test]
-fn sums_that_passes_follow_are_hidden_in_time() {
+fn all_reduces_that_passes_follow_are_hidden_in_time() {
     struct Summing(f64);
     impl Costs for Summing {
         fn busy(&self, _: usize, action: &Action) -> f64 {

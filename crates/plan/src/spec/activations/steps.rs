@@ -1,4 +1,4 @@
-//! A model's layers as turns: what each saves in its forward pass, and what it hands over in its backward pass.
+//! A model's layers as steps: what each saves in its forward pass, and what it hands over in its backward pass.
 
 use std::collections::HashMap;
 
@@ -27,7 +27,7 @@ pub(super) struct LayerActivations {
 /// What follows on each other in the forward pass; backwards in the reverse order.
 #[derive(Debug)]
 pub(super) enum ActivationStep {
-    Turn(LayerActivations),
+    Layer(LayerActivations),
     /// Some that run again just before their backward. Until then the edge before them is all that is kept.
     Again {
         input: SavedTensor,
@@ -41,7 +41,7 @@ struct Edge {
     saved: SavedTensor,
 }
 
-/// What a micro-batch is like at some place of a model.
+/// What a micro-batch is like at some point of a model.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Flow {
     /// Of a sample.
@@ -100,8 +100,8 @@ impl ActivationWalk {
         let mut behind = self.tensor(end);
         let mut gradients: Vec<Vec<SavedTensor>> = Vec::new();
         for (layers, flow) in blocks.iter().zip(&flows).rev() {
-            let (own, before) = self.gradients(layers, *flow, behind);
-            gradients.push(own);
+            let (of_layers, before) = self.gradients(layers, *flow, behind);
+            gradients.push(of_layers);
             behind = before;
         }
         for (i, (layers, gradients)) in blocks.iter().zip(gradients.iter().rev()).enumerate() {
@@ -187,7 +187,7 @@ impl ActivationWalk {
             }
             let remade = before.is_some_and(|before| remakes(before, layer));
             edge = match layer.description().branches() {
-                Some(_) => self.ways(layer, edge, *gradient),
+                Some(_) => self.branches(layer, edge, *gradient),
                 None => self.layer(layer, edge, *gradient, remade),
             };
             before = Some(layer);
@@ -209,7 +209,7 @@ impl ActivationWalk {
         };
         match self.steps.last_mut().filter(|_| remade) {
             // Both go backwards at once, the linear layer's gradients first.
-            Some(ActivationStep::Turn(before)) => {
+            Some(ActivationStep::Layer(before)) => {
                 before.saves.extend(chosen(saves));
                 before.reads.splice(0..0, chosen(reads));
             }
@@ -219,16 +219,16 @@ impl ActivationWalk {
     }
 
     fn layer_step(&mut self, saves: Vec<SavedTensor>, reads: Vec<SavedTensor>) {
-        self.steps.push(ActivationStep::Turn(LayerActivations { saves, reads }));
+        self.steps.push(ActivationStep::Layer(LayerActivations { saves, reads }));
     }
 
-    /// Ways that part and meet again.
-    fn ways(&mut self, layer: &LayerSpec, input: Edge, gradient: SavedTensor) -> Edge {
-        let branches = layer.description().branches().expect("a layer with ways through it");
+    /// The branches of a layer, and their join.
+    fn branches(&mut self, layer: &LayerSpec, input: Edge, gradient: SavedTensor) -> Edge {
+        let branches = layer.description().branches().expect("a layer with branches");
         let mut given = Vec::with_capacity(branches.all.len());
-        for side in &branches.all {
-            // A smooth activation before a product is a part of it.
-            let layers = match (branches.join, side.layers) {
+        for branch in &branches.all {
+            // A smooth activation before a product belongs to it.
+            let layers = match (branches.join, branch.layers) {
                 (BranchJoin::Product, [before @ .., last]) if last.properties().is_gate => before,
                 (_, all) => all,
             };
@@ -255,16 +255,16 @@ fn remakes(from: &LayerSpec, to: &LayerSpec) -> bool {
     from.properties().remakes_output && to.properties().takes_remade
 }
 
-/// Whether the edges on both sides of a layer are one: an exchange whose result is its input, or is gathered
+/// Whether the edges on both sides of a layer are one: a collective whose result is its input, or is gathered
 /// again when a linear layer's gradient needs it.
 fn is_entrance(layer: &LayerSpec, next: Option<&LayerSpec>) -> bool {
     match layer {
         LayerSpec::SharedStatistics(_) => true,
-        LayerSpec::Collective(exchange) if exchange.forward == CollectiveOp::Identity => true,
+        LayerSpec::Collective(collective) if collective.forward == CollectiveOp::Identity => true,
         // What comes from neighbours is kept beside the tile, as what it is: a message.
         LayerSpec::Halo(_) => next.is_some_and(|next| next.properties().hides_halo),
-        LayerSpec::Collective(exchange) => {
-            exchange.is_entrance() && next.is_some_and(|next| next.properties().takes_remade)
+        LayerSpec::Collective(collective) => {
+            collective.is_entrance() && next.is_some_and(|next| next.properties().takes_remade)
         }
         _ => false,
     }
@@ -273,7 +273,7 @@ fn is_entrance(layer: &LayerSpec, next: Option<&LayerSpec>) -> bool {
 /// What is kept at a moment, and the most that ever was.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LiveActivations {
-    /// How often each piece is.
+    /// How often each tensor is.
     counts: HashMap<usize, usize>,
     pub now: u64,
     pub most: u64,
@@ -295,7 +295,7 @@ impl LiveActivations {
     pub fn forward(&mut self, steps: &[ActivationStep]) {
         for step in steps {
             match step {
-                ActivationStep::Turn(layer_step) => self.save(&layer_step.saves),
+                ActivationStep::Layer(layer_step) => self.save(&layer_step.saves),
                 ActivationStep::Again { input, .. } => self.save(&[*input]),
             }
         }
@@ -305,7 +305,7 @@ impl LiveActivations {
     pub fn backward(&mut self, steps: &[ActivationStep], deferred: bool) {
         for step in steps.iter().rev() {
             match step {
-                ActivationStep::Turn(layer_step) => {
+                ActivationStep::Layer(layer_step) => {
                     self.release(&layer_step.saves);
                     if deferred {
                         self.save(&layer_step.reads);

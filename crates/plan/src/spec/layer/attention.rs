@@ -127,16 +127,16 @@ impl Attention {
                 return Err(format!("but an attention has {heads} heads"));
             }
             let kv = rank / sharers;
-            let own = split(group, sharers, rank % sharers);
-            (kv..kv + 1, kv * group + own.start..kv * group + own.end)
+            let queries = split(group, sharers, rank % sharers);
+            (kv..kv + 1, kv * group + queries.start..kv * group + queries.end)
         };
         let scaled =
             |range: &Range<usize>, first: usize| first + range.start * each..first + range.end * each;
         let gives = scaled(&queries, 0);
-        let mut own = self.clone();
-        (own.heads, own.kv_heads, own.width) = (queries.len(), kv.len(), gives.len());
+        let mut local = self.clone();
+        (local.heads, local.kv_heads, local.width) = (queries.len(), kv.len(), gives.len());
         Ok(HeadShard {
-            layer: LayerSpec::Attention(own),
+            layer: LayerSpec::Attention(local),
             reads: [gives.clone(), scaled(&kv, width), scaled(&kv, width + kv_heads * each)],
             gives,
             of: [width, kv_heads * each],

@@ -38,7 +38,7 @@ pub struct Residual {
     pub shortcut: Vec<LayerSpec>,
 }
 
-/// Ways from one input, joined; an empty one passes x on.
+/// Branches from one input, joined; an empty one passes x on.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Branches {
     /// What becomes of what they give.
@@ -47,7 +47,7 @@ pub struct Branches {
     pub branches: Vec<Vec<LayerSpec>>,
 }
 
-/// The ways through a layer.
+/// The branches of a layer.
 #[derive(Debug)]
 pub struct BranchList<'a> {
     /// What becomes of what they give.
@@ -56,7 +56,7 @@ pub struct BranchList<'a> {
     pub all: Vec<LayerBranch<'a>>,
 }
 
-/// One row of layers between a parting and a meeting.
+/// One row of layers between the common input and the join.
 #[derive(Debug)]
 pub struct LayerBranch<'a> {
     /// How messages call its layers, before their number.
@@ -66,8 +66,8 @@ pub struct LayerBranch<'a> {
 }
 
 impl BranchList<'_> {
-    /// The shape of all ways together, or what does not fit: `shapes` are theirs, one each.
-    pub fn meet(&self, shapes: &[Shape]) -> Result<Shape, String> {
+    /// The shape of all branches together, or what does not fit: `shapes` are theirs, one each.
+    pub fn joined(&self, shapes: &[Shape]) -> Result<Shape, String> {
         let (first, rest) = shapes.split_first().ok_or("needs at least one branch")?;
         let other = |fits: &dyn Fn(&Shape) -> bool| rest.iter().position(|shape| !fits(shape)).map(|i| i + 1);
         let gives = |i: usize| match self.join {
@@ -98,9 +98,10 @@ impl BranchList<'_> {
     }
 
     fn output(&self, input: Shape) -> Result<Shape, String> {
-        let of =
-            |side: &LayerBranch<'_>| side.layers.iter().try_fold(input, |shape, layer| layer.output(shape));
-        self.meet(&self.all.iter().map(of).collect::<Result<Vec<_>, _>>()?)
+        let of = |branch: &LayerBranch<'_>| {
+            branch.layers.iter().try_fold(input, |shape, layer| layer.output(shape))
+        };
+        self.joined(&self.all.iter().map(of).collect::<Result<Vec<_>, _>>()?)
     }
 }
 
@@ -111,8 +112,8 @@ pub(super) const RESIDUAL: LayerKind = LayerKind {
     opens: true,
     then: Downstream::Inside,
     complete: |written, at| {
-        let side = |field: &str| at.side("residual", written.layers(field), field, field);
-        Ok(LayerSpec::Residual(Residual { branch: side("branch")?, shortcut: side("shortcut")? }))
+        let branch = |field: &str| at.branch("residual", written.layers(field), field, field);
+        Ok(LayerSpec::Residual(Residual { branch: branch("branch")?, shortcut: branch("shortcut")? }))
     },
 };
 
@@ -126,10 +127,10 @@ pub(super) const BRANCHES: LayerKind = LayerKind {
         let word = written.word("join");
         let (_, join) =
             BranchJoin::ALL.into_iter().find(|(known, _)| *known == word).expect("a word of the field");
-        let side = |(i, layers): (usize, &Vec<_>)| {
-            at.side("branches", layers, &format!("branches.{i}"), &format!("branch {i}, layer"))
+        let branch = |(i, layers): (usize, &Vec<_>)| {
+            at.branch("branches", layers, &format!("branches.{i}"), &format!("branch {i}, layer"))
         };
-        let branches = written.lists("branches").iter().enumerate().map(side).collect::<Result<_, _>>()?;
+        let branches = written.lists("branches").iter().enumerate().map(branch).collect::<Result<_, _>>()?;
         Ok(LayerSpec::Branches(Branches { join, branches }))
     },
 };
@@ -158,10 +159,10 @@ impl LayerDescription for Residual {
 
 impl Residual {
     fn both(&self) -> BranchList<'_> {
-        let side = |label: &str, layers| LayerBranch { label: label.into(), layers };
+        let branch = |label: &str, layers| LayerBranch { label: label.into(), layers };
         BranchList {
             join: BranchJoin::Sum,
-            all: vec![side("branch", &self.branch[..]), side("shortcut", &self.shortcut[..])],
+            all: vec![branch("branch", &self.branch[..]), branch("shortcut", &self.shortcut[..])],
         }
     }
 }

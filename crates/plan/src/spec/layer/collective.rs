@@ -1,4 +1,4 @@
-//! What the ranks of an axis do with a tensor between two layers. A person does not write it: the layout puts
+//! A collective between two layers, over the ranks of an axis. A person does not write it: the layout puts
 //! it into each rank's own model, so that the layers around it need not know of other ranks.
 
 use std::ops::Range;
@@ -19,9 +19,10 @@ pub struct CollectiveLayer {
     pub forward: CollectiveOp,
     /// What becomes of its gradient.
     pub backward: CollectiveOp,
-    /// What each rank has of the dimension that is cut, where one is; of samples only a batch says how many
-    /// there are.
-    pub parts: Vec<usize>,
+    /// How much each rank has of the dimension that is sharded, where one is; of samples only a batch says
+    /// how many there are.
+    #[serde(rename = "parts")]
+    pub shard_sizes: Vec<usize>,
     /// Which of them this rank is.
     pub rank: usize,
 }
@@ -36,24 +37,24 @@ pub enum CollectiveOp {
     /// Every rank has a partial sum, and gets the sum.
     #[serde(rename = "sum")]
     AllReduce,
-    /// Every rank has its part, and gets all.
+    /// Every rank has its shard, and gets all.
     #[serde(rename = "gather")]
     AllGather(ShardDim),
-    /// Every rank has all, and keeps its part: nothing is sent.
+    /// Every rank has all, and keeps its shard: nothing is sent.
     Slice(ShardDim),
-    /// Every rank has a partial sum, and gets its part of the sum.
+    /// Every rank has a partial sum, and gets its shard of the sum.
     ReduceScatter(ShardDim),
-    /// Every rank has its part of one dimension, and gets its part of another: an all-to-all.
+    /// Every rank has its shard along one dimension, and gets its shard along another.
     #[serde(rename = "deal")]
     AllToAll {
-        /// The dimension that was cut,
+        /// The dimension that was sharded,
         from: ShardDim,
         /// and the one that then is.
         to: ShardDim,
     },
 }
 
-/// The dimension that is cut.
+/// The dimension that is sharded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShardDim {
@@ -61,7 +62,7 @@ pub enum ShardDim {
     Samples,
     /// The positions of a sequence: the last dimension but one.
     Sequence,
-    /// The last: channels, columns.
+    /// The last: channels, features.
     Last,
 }
 
@@ -108,10 +109,10 @@ impl CollectiveLayer {
 
     /// Ranks that take part.
     pub fn ranks(&self) -> usize {
-        self.parts.len()
+        self.shard_sizes.len()
     }
 
-    /// The samples of a micro-batch that are a rank's where they are cut.
+    /// The samples of a micro-batch that are a rank's where they are sharded.
     pub fn samples_of(&self, rank: usize, all: usize) -> Range<usize> {
         split(all, self.ranks(), rank)
     }
@@ -138,13 +139,15 @@ impl LayerDescription for CollectiveLayer {
 
     fn output(&self, input: Shape) -> Result<Shape, String> {
         let input = floats(input)?;
-        let (own, all) = (self.parts.get(self.rank).copied(), self.parts.iter().sum());
+        let (local, all) = (self.shard_sizes.get(self.rank).copied(), self.shard_sizes.iter().sum());
         let (along, before, after) = match self.forward {
             CollectiveOp::Identity | CollectiveOp::AllReduce => return Ok(input),
-            CollectiveOp::AllGather(along) => (along, own.unwrap_or(0), all),
-            CollectiveOp::Slice(along) | CollectiveOp::ReduceScatter(along) => (along, all, own.unwrap_or(0)),
-            CollectiveOp::AllToAll { from: ShardDim::Samples, to } => (to, all, own.unwrap_or(0)),
-            CollectiveOp::AllToAll { from, .. } => (from, own.unwrap_or(0), all),
+            CollectiveOp::AllGather(along) => (along, local.unwrap_or(0), all),
+            CollectiveOp::Slice(along) | CollectiveOp::ReduceScatter(along) => {
+                (along, all, local.unwrap_or(0))
+            }
+            CollectiveOp::AllToAll { from: ShardDim::Samples, to } => (to, all, local.unwrap_or(0)),
+            CollectiveOp::AllToAll { from, .. } => (from, local.unwrap_or(0), all),
         };
         let (found, output) = match (along, input) {
             // A shape is that of one sample.

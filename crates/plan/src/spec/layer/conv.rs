@@ -90,8 +90,8 @@ impl LayerDescription for Conv {
         SavedForBackward::INPUT
     }
 
-    fn split_outputs(&self, own: &[Range<usize>]) -> Option<LayerShard> {
-        let output = own.iter().map(ExactSizeIterator::len).sum();
+    fn split_outputs(&self, ranges: &[Range<usize>]) -> Option<LayerShard> {
+        let output = ranges.iter().map(ExactSizeIterator::len).sum();
         let layer = LayerSpec::Conv(Conv { output, ..self.clone() });
         Some(LayerShard { layer, dims: vec![Some(0); 2], behind: None })
     }

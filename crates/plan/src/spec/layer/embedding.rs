@@ -101,8 +101,9 @@ impl LayerDescription for Embedding {
     }
 
     /// Some rows of the table; ids of others give zeros.
-    fn split_inputs(&self, own: &Range<usize>) -> Option<LayerShard> {
-        let layer = LayerSpec::Embedding(Embedding { vocab: own.len(), first: own.start, ..self.clone() });
+    fn split_inputs(&self, range: &Range<usize>) -> Option<LayerShard> {
+        let layer =
+            LayerSpec::Embedding(Embedding { vocab: range.len(), first: range.start, ..self.clone() });
         Some(LayerShard { layer, dims: vec![Some(0)], behind: None })
     }
 

@@ -215,20 +215,20 @@ impl LayerContext<'_> {
         Init::fan_in(gain, fan)
     }
 
-    /// The layers of one way through a layer called `word`, whose parameters' names begin with `side` and
+    /// The layers of one branch of a layer called `word`, whose parameters' names begin with `branch` and
     /// which messages call `label`.
-    pub fn side(
+    pub fn branch(
         &self,
         word: &str,
         layers: &[WrittenLayer],
-        side: &str,
+        branch: &str,
         label: &str,
     ) -> Result<Vec<LayerSpec>, ShapeError> {
         let mut shape = self.shape;
         let mut all = Vec::with_capacity(layers.len());
         for (i, written) in layers.iter().enumerate() {
             let path = format!("{} ({word}), {label} {i}", self.path);
-            let name = format!("{}.{side}.{i}", self.name);
+            let name = format!("{}.{branch}.{i}", self.name);
             let then_active = active(&layers[i + 1..], self.then_active);
             let LayerContext { input, classes, .. } = *self;
             let at = LayerContext { name, shape, input, classes, then_active, path: &path };

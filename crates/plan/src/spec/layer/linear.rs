@@ -101,25 +101,25 @@ impl LayerDescription for Linear {
         SavedForBackward::INPUT
     }
 
-    fn split_outputs(&self, own: &[Range<usize>]) -> Option<LayerShard> {
+    fn split_outputs(&self, ranges: &[Range<usize>]) -> Option<LayerShard> {
         let weight = match self.order {
             WeightOrder::OutIn => 0,
             WeightOrder::InOut => 1,
         };
-        let output = own.iter().map(ExactSizeIterator::len).sum();
+        let output = ranges.iter().map(ExactSizeIterator::len).sum();
         let layer = LayerSpec::Linear(Linear { output, ..self.clone() });
         Some(LayerShard { layer, dims: vec![Some(weight), Some(0)], behind: None })
     }
 
     /// The bias is added behind the sum.
-    fn split_inputs(&self, own: &Range<usize>) -> Option<LayerShard> {
+    fn split_inputs(&self, range: &Range<usize>) -> Option<LayerShard> {
         let weight = match self.order {
             WeightOrder::OutIn => 1,
             WeightOrder::InOut => 0,
         };
         let bias = Bias { name: self.name.clone(), width: self.output };
         Some(LayerShard {
-            layer: LayerSpec::Linear(Linear { input: own.len(), bias: false, ..self.clone() }),
+            layer: LayerSpec::Linear(Linear { input: range.len(), bias: false, ..self.clone() }),
             dims: vec![Some(weight), None],
             behind: self.bias.then_some(LayerSpec::Bias(bias)),
         })
@@ -161,8 +161,8 @@ impl LayerDescription for TiedLinear {
     }
 
     /// The weight is split where its own layer is.
-    fn split_outputs(&self, own: &[Range<usize>]) -> Option<LayerShard> {
-        let output = own.iter().map(ExactSizeIterator::len).sum();
+    fn split_outputs(&self, ranges: &[Range<usize>]) -> Option<LayerShard> {
+        let output = ranges.iter().map(ExactSizeIterator::len).sum();
         let layer = LayerSpec::TiedLinear(TiedLinear { output, ..self.clone() });
         Some(LayerShard { layer, dims: Vec::new(), behind: None })
     }

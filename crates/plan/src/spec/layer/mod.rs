@@ -180,12 +180,12 @@ pub trait LayerDescription {
     }
 
     /// Some of its outputs, where it opens.
-    fn split_outputs(&self, _own: &[Range<usize>]) -> Option<LayerShard> {
+    fn split_outputs(&self, _ranges: &[Range<usize>]) -> Option<LayerShard> {
         None
     }
 
     /// Some of its inputs, where it closes.
-    fn split_inputs(&self, _own: &Range<usize>) -> Option<LayerShard> {
+    fn split_inputs(&self, _range: &Range<usize>) -> Option<LayerShard> {
         None
     }
 
@@ -293,7 +293,7 @@ impl LayerSpec {
     /// How many samples of a micro-batch of `all` a rank has behind it, of the `now` that it has before.
     pub(crate) fn samples_behind(&self, now: u64, all: u64) -> u64 {
         match self {
-            LayerSpec::Collective(exchange) => exchange.samples_behind(now, all),
+            LayerSpec::Collective(collective) => collective.samples_behind(now, all),
             _ => now,
         }
     }
@@ -302,7 +302,7 @@ impl LayerSpec {
     /// tied to.
     pub fn parameters(&self) -> Vec<Parameter> {
         #[cfg(test)]
-        looks::LOOKS.with(|looks| looks.set(looks.get() + 1));
+        listings::LISTINGS.with(|listings| listings.set(listings.get() + 1));
         self.description().parameters()
     }
 
@@ -314,22 +314,22 @@ impl LayerSpec {
     /// Calls `visit` for this layer and those inside it, in the order of execution.
     pub fn for_each<'a>(&'a self, visit: &mut dyn FnMut(&'a LayerSpec)) {
         visit(self);
-        for side in self.description().branches().into_iter().flat_map(|sides| sides.all) {
-            side.layers.iter().for_each(|layer| layer.for_each(visit));
+        for inner in self.description().branches().into_iter().flat_map(|list| list.all) {
+            inner.layers.iter().for_each(|layer| layer.for_each(visit));
         }
     }
 
-    /// The layer with what `side` makes of each row of layers inside it; the same where it has none.
+    /// The layer with what `inner` makes of each row of layers inside it; the same where it has none.
     pub(crate) fn map_branches<E>(
         &self,
-        mut side: impl FnMut(&[LayerSpec]) -> Result<Vec<LayerSpec>, E>,
+        mut inner: impl FnMut(&[LayerSpec]) -> Result<Vec<LayerSpec>, E>,
     ) -> Result<LayerSpec, E> {
         Ok(match self {
             LayerSpec::Residual(Residual { branch, shortcut }) => {
-                LayerSpec::Residual(Residual { branch: side(branch)?, shortcut: side(shortcut)? })
+                LayerSpec::Residual(Residual { branch: inner(branch)?, shortcut: inner(shortcut)? })
             }
             LayerSpec::Branches(Branches { join, branches }) => {
-                let branches = branches.iter().map(|branch| side(branch)).collect::<Result<_, E>>()?;
+                let branches = branches.iter().map(|branch| inner(branch)).collect::<Result<_, E>>()?;
                 LayerSpec::Branches(Branches { join: *join, branches })
             }
             other => other.clone(),
@@ -343,9 +343,11 @@ impl LayerSpec {
             |layers: &mut [LayerSpec]| layers.iter_mut().for_each(|layer| layer.for_each_mut(visit));
         match self {
             LayerSpec::Residual(Residual { branch, shortcut }) => {
-                [branch, shortcut].into_iter().for_each(|side| each(side))
+                [branch, shortcut].into_iter().for_each(|inner| each(inner))
             }
-            LayerSpec::Branches(Branches { branches, .. }) => branches.iter_mut().for_each(|side| each(side)),
+            LayerSpec::Branches(Branches { branches, .. }) => {
+                branches.iter_mut().for_each(|inner| each(inner))
+            }
             _ => {}
         }
     }
@@ -384,7 +386,7 @@ fn windows(input: Shape, kernel: usize, stride: usize, padding: WindowPadding) -
     }
     let along = |n: usize, [before, after]: [usize; 2]| {
         let padded = n.saturating_add(before).saturating_add(after);
-        padded.checked_sub(kernel).map(|room| room / stride + 1)
+        padded.checked_sub(kernel).map(|span| span / stride + 1)
     };
     match (along(height, padding.rows()), along(width, padding.columns())) {
         (Some(height), Some(width)) => Ok(Shape::Image { height, width, channels }),
@@ -398,10 +400,10 @@ fn windows(input: Shape, kernel: usize, stride: usize, padding: WindowPadding) -
 
 /// How often parameters of a layer were listed: what a plan's time grows with.
 #[cfg(test)]
-pub(crate) mod looks {
+pub(crate) mod listings {
     use std::cell::Cell;
 
     thread_local! {
-        pub(crate) static LOOKS: Cell<usize> = const { Cell::new(0) };
+        pub(crate) static LISTINGS: Cell<usize> = const { Cell::new(0) };
     }
 }

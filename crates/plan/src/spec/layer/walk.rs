@@ -27,7 +27,7 @@ impl LayerSpec {
                     }
                     ends.push(inner);
                 }
-                branches.meet(&ends).map_err(fail)?
+                branches.joined(&ends).map_err(fail)?
             }
             None => self.output(shape).map_err(fail)?,
         };

@@ -82,5 +82,5 @@ fn batch_norm(name: impl Into<String>, channels: usize) -> LayerSpec {
 
 /// The side of an image after windows of `kernel` at `stride`; 0 where none fits.
 fn windows(side: usize, kernel: usize, stride: usize) -> usize {
-    side.checked_sub(kernel).map_or(0, |room| room / stride + 1)
+    side.checked_sub(kernel).map_or(0, |span| span / stride + 1)
 }
