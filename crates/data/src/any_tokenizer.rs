@@ -3,8 +3,8 @@
 //!
 //! Built with the feature `tokenizers` alone: the crate and what it needs take about half as long to build as
 //! all the rest of the program together (log/2026-11-16-packages-tokenizers-torchvision.md), and whoever
-//! trains on bytes, token files or with a tokenizer of GPT-2's kind needs none of it. `no_tokenizer` stands
-//! in its place otherwise.
+//! trains on bytes, token files or with a tokenizer of GPT-2's kind needs none of it. `no_tokenizer` replaces
+//! it otherwise.
 //!
 //! Ids are those of Python's `encode(text, add_special_tokens=False)`. Truncation and padding are left aside,
 //! since they concern single inputs, not a stream to learn from.
@@ -155,7 +155,7 @@ fn byte(token: &str) -> Option<u8> {
     u8::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 2)
 }
 
-/// The types of a part of the file and of what it is made of.
+/// The types of a value of the file and of all values in it.
 fn kinds(value: &Value) -> Vec<&str> {
     match value {
         Value::Object(fields) => {
@@ -204,7 +204,7 @@ fn can_split(json: &Value) -> bool {
         }
         _ => false,
     };
-    // The first word of a text is another than the first of a piece.
+    // The first word of a text is another than the first of a chunk.
     let same_everywhere = |value: &Value| value["prepend_scheme"] != "first";
     let normalizers = kinds(&json["normalizer"]);
     splits && rest.iter().all(same_everywhere) && normalizers.iter().all(|kind| NORMALIZERS.contains(kind))

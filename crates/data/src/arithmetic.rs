@@ -14,19 +14,19 @@ pub(crate) const ALPHABET: &[u8; 14] = b"0123456789+-=\n";
 /// Ids are below this: two more than there are characters, so that a vocabulary split over ranks splits evenly.
 pub(crate) const VOCAB: usize = 16;
 
-/// Sums to make up.
+/// Lines of arithmetic to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arithmetic {
-    /// Sums in all splits together.
+    /// Lines in all splits together.
     pub count: usize,
     /// Operands have at most this many digits: 1 to 9.
     pub digits: u32,
-    /// Another seed, other sums.
+    /// Another seed, other operands.
     pub seed: u64,
 }
 
 impl Arithmetic {
-    /// The ids of all sums, one after the other.
+    /// The ids of all lines, one after the other.
     pub(crate) fn write(&self) -> Result<Vec<u8>, Error> {
         if !(1..=9).contains(&self.digits) {
             return Err(Error::Setting { field: "digits", expected: "1 to 9", got: self.digits.to_string() });
@@ -42,12 +42,11 @@ impl Arithmetic {
         Ok(ids)
     }
 
-    /// Bytes that all sums take at least: the shortest one is "0+0=0" and a line break.
+    /// Bytes that all lines take at least: the shortest one is "0+0=0" and a line break.
     pub(crate) fn least_bytes(&self) -> u64 {
         (self.count as u64).saturating_mul(6)
     }
 
-    /// Sum number `i`.
     fn line(&self, i: u64) -> String {
         let key = random::key(self.seed, i);
         let bound = 10i64.pow(self.digits);
@@ -75,7 +74,7 @@ mod tests {
         String::from_utf8(Tokenizer::Arithmetic.decode(&ids)).unwrap()
     }
 
-    /// Every line is a true sum, both signs occur, and operands fill their range.
+    /// Every line is true, both signs occur, and operands fill their range.
     #[test]
     fn sums_are_true() {
         let text = text(Arithmetic { count: 2000, digits: 2, seed: 4 });
@@ -93,7 +92,7 @@ mod tests {
         assert!((900..1100).contains(&pluses) && largest == 99);
     }
 
-    /// The same seed gives the same sums, fewer are the beginning of more, and another seed gives others.
+    /// The same seed gives the same lines, fewer are the beginning of more, and another seed gives others.
     #[test]
     fn the_seed_decides() {
         let sums = Arithmetic { count: 50, digits: 3, seed: 1 };

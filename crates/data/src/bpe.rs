@@ -19,7 +19,6 @@ use std::{
 /// Words longer than this are not remembered, and no more words than that.
 const REMEMBERED: (usize, usize) = (32, 1 << 20);
 
-/// Byte-level pair encoding.
 #[derive(Debug)]
 pub struct Bpe {
     pub(crate) path: PathBuf,

@@ -18,7 +18,6 @@ use std::{
 /// What a trained model takes.
 #[derive(Debug)]
 pub enum ModelInput<'a> {
-    /// Text.
     Tokens {
         /// What makes ids of it, where that is known.
         tokenizer: Option<&'a Tokenizer>,
@@ -32,7 +31,7 @@ pub enum ModelInput<'a> {
     Images {
         /// How those were standardised that it learnt from, where that is known.
         standard: Option<PixelStats>,
-        /// What is asked for in the place of it.
+        /// What is asked for instead.
         pixels: PixelScaling,
     },
 }

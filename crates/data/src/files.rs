@@ -38,7 +38,7 @@ impl Dataset {
     /// All files that a run's data come from, in the order in which they are read; none where they are made up.
     pub fn files(data: &DatasetSpec) -> Result<Vec<PathBuf>, Error> {
         let held_out: &[PathBuf] = match &data.held_out {
-            HeldOut::Share { .. } => &[],
+            HeldOut::Fraction { .. } => &[],
             HeldOut::Files { validation_path } => validation_path,
         };
         Ok(match &data.source {
@@ -187,7 +187,7 @@ mod tests {
             Fingerprint::of_files(&paths, tokenizer, hashed).unwrap()
         };
         let of = |paths: &[&PathBuf], hashed| of_all(paths, None, hashed);
-        // All of it; and, at 1 KiB, 64 pieces of 4 KiB of `a`.
+        // All of it; and, at 1 KiB, 64 blocks of 4 KiB of `a`.
         for hashed in [HASHED, 1 << 10] {
             write(&a, &text);
             let was = of(&[&a, &b], hashed);

@@ -23,7 +23,7 @@ const HELD_OUT: u64 = u64::from_be_bytes(*b"held out") | 1;
 pub struct ImageDataset {
     /// All of them; those of files that are held out stand at the end.
     raw: RawImages,
-    /// The first `held_out` places of the shuffle are the validation split; without one, the last images are.
+    /// The first `held_out` positions of the shuffle are the validation split; without one, the last images are.
     shuffle: Option<Permutation>,
     held_out: usize,
     standard: PixelStats,
@@ -49,7 +49,7 @@ impl ImageDataset {
         ImageDataset::new(super::idx::read(folder)?, validation)
     }
 
-    /// Images to learn from, all of them, and others to judge by.
+    /// Images to learn from, all of them, and others to evaluate on.
     pub(crate) fn with_validation(
         mut raw: RawImages,
         validation: Vec<RawImages>,
@@ -77,7 +77,6 @@ impl ImageDataset {
         ImageDataset::new(super::cifar::read(folder)?, validation)
     }
 
-    /// Drawn shapes.
     pub fn shapes(shapes: &super::Shapes, validation: f64) -> Result<ImageDataset, Error> {
         ImageDataset::new(shapes.draw()?, validation)
     }

@@ -63,7 +63,7 @@ pub use tokens::{TokenDataset, TokenWindows};
 use espalier_plan::DataFacts;
 use espalier_tensor::{DType, Device};
 
-/// Samples to learn from, and samples to judge by.
+/// Samples to learn from, and samples to evaluate on.
 #[derive(Debug)]
 pub enum Dataset {
     /// Images with one label each.
@@ -72,7 +72,7 @@ pub enum Dataset {
     Tokens(TokenDataset),
 }
 
-/// Which part of a dataset.
+/// Which split of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataSplit {
     /// What the model learns from.
@@ -101,7 +101,6 @@ pub enum Inputs {
         /// Batch, height, width, channels.
         shape: [usize; 4],
     },
-    /// Token ids.
     Tokens {
         /// All ids, a row per sample.
         ids: Vec<u32>,

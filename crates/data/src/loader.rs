@@ -55,7 +55,7 @@ impl Fetched {
     }
 }
 
-/// A batch that is under way.
+/// A batch in flight.
 #[derive(Debug)]
 struct UploadingBatch {
     inputs: AsyncUpload,

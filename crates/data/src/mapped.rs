@@ -218,7 +218,7 @@ mod tests {
         path
     }
 
-    /// Bytes of a text are ids of most vocabularies, and so are halves of wider ids: nobody would hear of it.
+    /// Bytes of a text are ids of most vocabularies, and so are halves of wider ids: nobody would notice.
     #[test]
     fn text_and_wider_ids_are_no_ids_of_two_bytes() {
         let folder = tempfile::tempdir().unwrap();
@@ -286,7 +286,7 @@ mod tests {
         ));
     }
 
-    /// The error names the file and the place in it, at opening and, for a file too large for that, on reading.
+    /// The error names the file and the offset in it, at opening and, for a file too large for that, on reading.
     #[test]
     fn a_token_past_the_vocabulary_is_found() {
         let folder = tempfile::tempdir().unwrap();

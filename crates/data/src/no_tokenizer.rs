@@ -1,4 +1,4 @@
-//! In the place of `any_tokenizer` where the program is built without the feature `tokenizers`: there is no
+//! Instead of `any_tokenizer` where the program is built without the feature `tokenizers`: there is no
 //! tokenizer but our own.
 
 use crate::Error;

@@ -36,7 +36,7 @@ impl Dataset {
     /// The same as [`Dataset::open`] with so many bytes of memory.
     fn open_within(run: &RunFile, left: Option<u64>) -> Result<Dataset, Error> {
         let (validation, validation_paths) = match &run.data.held_out {
-            HeldOut::Share { validation } => (*validation, None),
+            HeldOut::Fraction { validation } => (*validation, None),
             HeldOut::Files { validation_path } => (0.0, Some(validation_path)),
         };
         let fits = |name: &Path, needed: u64, advice| match left {

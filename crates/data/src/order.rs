@@ -68,7 +68,7 @@ impl Permutation {
         Permutation { len, half: bits.div_ceil(2).max(1), keys }
     }
 
-    /// The number that stands at place `i`.
+    /// The number at index `i`.
     pub(crate) fn at(&self, i: u64) -> u64 {
         debug_assert!(i < self.len);
         let mut x = self.once(i);
@@ -139,7 +139,7 @@ mod tests {
         }
     }
 
-    /// Over many epochs each sample stands at each place equally often, also where the network has few bits.
+    /// Over many epochs each sample stands at each position equally often, also where the network has few bits.
     #[test]
     fn positions_are_uniform() {
         for len in [2usize, 3, 7, 10, 16, 17, 50] {

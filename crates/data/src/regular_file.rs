@@ -37,7 +37,7 @@ pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     read_from(path, 0, limit)
 }
 
-/// The bytes from a place on, which are at most `limit`.
+/// The bytes from an offset on, which are at most `limit`.
 pub fn read_from(path: &Path, start: u64, limit: u64) -> io::Result<Vec<u8>> {
     let mut file = open(path)?;
     let too_long = || {

@@ -23,7 +23,6 @@ const THIRDS: [f64; 3] = [1.0 / 6.0, 0.5, 5.0 / 6.0];
 /// Apart from every other use of a seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"shapes  ");
 
-/// Images to draw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shapes {
     /// Images in all splits together.

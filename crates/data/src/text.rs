@@ -14,7 +14,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Text to read.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TextFiles {
     /// Files and folders.

@@ -53,7 +53,7 @@ impl Tokenizer {
         }
     }
 
-    /// The `tokenizer.json` in the place of a `vocab.json` and its `merges.txt`, whether or not we can read
+    /// The `tokenizer.json` that replaces a `vocab.json` and its `merges.txt`, whether or not we can read
     /// it ourselves.
     pub fn joined(vocab: &Path) -> Result<Option<String>, Error> {
         vocab_merges::is_vocab(vocab).then(|| vocab_merges::to_json(vocab)).transpose()

@@ -32,7 +32,7 @@ pub(crate) fn is_vocab(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name == VOCAB)
 }
 
-/// A `tokenizer.json` in the place of the two files; `vocab` is the path of the first.
+/// A `tokenizer.json` that replaces the two files; `vocab` is the path of the first.
 pub(crate) fn to_json(vocab: &Path) -> Result<String, Error> {
     let merges = vocab.with_file_name(MERGES);
     let refuse = |path: &Path, expected: &str, got: String| Error::Tokenizer {

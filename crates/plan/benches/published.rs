@@ -68,7 +68,7 @@ fn report(mut table: Table, fit: bool) {
     }
 }
 
-/// The share of pairs in the same order, less that of pairs in the other.
+/// The fraction of pairs in the same order, less that of pairs in the other.
 fn tau(a: &[f64], b: &[f64]) -> f64 {
     let mut sum = 0.0;
     for i in 0..a.len() {

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 pub struct BatchSizes {
     /// All of them, over all ranks.
     pub samples: usize,
-    /// Ranks along the data axis, which take equal parts of them.
+    /// Ranks along the data axis, which take equal slices of them.
     pub replicas: usize,
-    /// Portions of a replica's part that run one after the other.
+    /// Gradient-accumulation steps of a replica's slice, one after the other.
     pub micro_batches: usize,
     /// Samples that a rank runs at a time.
     pub micro_batch: usize,

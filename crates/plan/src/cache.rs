@@ -1,4 +1,4 @@
-//! What a model that writes text keeps of what it has read: the keys and values of every position, so that no
+//! The KV cache of a model that generates text: the keys and values of every position, so that no
 //! position goes through the model twice.
 
 use crate::error::Error;
@@ -32,7 +32,7 @@ mod tests {
         Plan::new(RunFile::parse(run, &[]).unwrap(), facts).unwrap().cache_bytes(rank).unwrap()
     }
 
-    /// By hand: layers x keys and values x columns x positions x bytes of each.
+    /// By hand: layers x keys and values x features x positions x bytes of each.
     #[test]
     fn every_position_of_every_layer_is_counted() {
         let model = "[model]\nname = \"gpt\"\nlayers = 5\nheads = 4\nwidth = 32\ncontext = 24\n";

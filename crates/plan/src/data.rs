@@ -35,8 +35,8 @@ pub struct PixelScaling {
 #[serde(untagged)]
 pub enum HeldOut {
     /// The end of the data.
-    Share {
-        /// The share of the samples, in [0, 1).
+    Fraction {
+        /// The fraction of the samples, in [0, 1).
         validation: f64,
     },
     /// Files of their own, of the same kind; all of `path` is then learnt from.
@@ -85,9 +85,9 @@ pub enum DatasetSource {
         /// Rows and columns of each.
         size: usize,
     },
-    /// Sums written out as text: tokens that need no download.
+    /// Synthetic arithmetic as text: tokens that need no download.
     Arithmetic {
-        /// Sums to write out.
+        /// Lines to write.
         count: usize,
         /// Digits of each number.
         digits: usize,
@@ -151,7 +151,7 @@ impl DatasetSpec {
 
     /// Whether nothing is held out, so that there is nothing to validate on.
     pub(crate) fn holds_out_nothing(&self) -> bool {
-        self.held_out == HeldOut::Share { validation: 0.0 }
+        self.held_out == HeldOut::Fraction { validation: 0.0 }
     }
 
     /// Makes relative paths relative to `folder`, that of the run file.

@@ -1,4 +1,5 @@
-//! How replicas come to the same weights: which of the gradient, the state and the weights they share, and when.
+//! How replicas come to the same weights: which of the gradient, the state and the weights they communicate,
+//! and when.
 
 /// What replicas do with each other's updates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,12 +24,12 @@ pub enum DataParallelMode {
 }
 
 impl DataParallelMode {
-    /// Whether each replica has a part of the optimizer's state.
+    /// Whether each replica has a shard of the optimizer's state.
     pub fn is_sharded(&self) -> bool {
         matches!(self, DataParallelMode::Sharded { .. })
     }
 
-    /// Whether it has a part of the summed gradients too.
+    /// Whether it has only a shard of the gradients too.
     pub(crate) fn scatters_gradients(&self) -> bool {
         matches!(self, DataParallelMode::Sharded { gradients: true })
     }

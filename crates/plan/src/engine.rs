@@ -23,17 +23,17 @@ pub struct EngineProfile {
     pub attention: AttentionKernel,
     /// Bytes that its norms, activations and sums move, of those that ours do.
     pub passes: f64,
-    /// The share of a message between stages during which neither end computes.
+    /// The fraction of a message between stages during which neither end computes.
     pub blocking: f64,
-    /// What its sums over replicas reach of the rate of what they travel over.
+    /// What its all-reduces over replicas reach of the rate of what they travel over.
     pub all_reduce_efficiency: f64,
     /// Whether gradient all-reduces start within the last backward pass.
     pub overlaps_all_reduce: bool,
-    /// Whether each stage has an equal share of the model's time, as its authors reckon, or whole blocks.
+    /// Whether each stage has an equal fraction of the model's time, as its authors reckon, or whole blocks.
     pub even_stages: bool,
     /// Whether weights are sharded over replicas and gathered block by block (ZeRO-3),
     pub gathers_weights: bool,
-    /// and the share of a block's computing that hides the gathering of the next.
+    /// and the fraction of a block's computing that hides the gathering of the next.
     pub hides: f64,
     /// Bytes that handling a weight's gradient moves in every micro-batch, of each weight and of each kept one.
     pub sink: [f64; 2],
@@ -61,7 +61,7 @@ pub enum EngineState {
         kept: f64,
         /// of these what replicas may shard: exact weights and moments (ZeRO-1),
         shared: f64,
-        /// and what of its gradient is summed over replicas.
+        /// and what of its gradient is all-reduced over replicas.
         summed: f64,
     },
 }
@@ -216,7 +216,6 @@ impl EngineProfile {
         recomputes: EVERY_RECOMPUTE,
     };
 
-    /// All of them.
     pub const ALL: [EngineProfile; 5] = [
         EngineProfile::ESPALIER,
         EngineProfile::AXONN,

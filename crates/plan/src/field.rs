@@ -17,9 +17,9 @@ pub type NumberRule = (&'static str, fn(f64) -> bool);
 pub const POSITIVE: NumberRule = ("a number above 0", |x| x > 0.0);
 /// Any number that is not negative.
 pub const NOT_NEGATIVE: NumberRule = ("a number of at least 0", |x| x >= 0.0);
-/// A share of something that is neither nothing nor all of it.
+/// A fraction of something that is neither nothing nor all of it.
 pub(crate) const INSIDE: NumberRule = ("a number in (0, 1)", |x| x > 0.0 && x < 1.0);
-/// A share of something that may be nothing.
+/// A fraction of something that may be nothing.
 pub(crate) const BELOW_ONE: NumberRule = ("a number in [0, 1)", |x| (0.0..1.0).contains(&x));
 
 #[derive(Debug, Clone, Copy)]
@@ -72,7 +72,6 @@ pub(crate) enum FieldDefault {
     Word(&'static str),
     /// What another field is, which stands before it.
     Like(&'static str),
-    /// An empty list.
     Empty,
     /// It must be written; what is missing, in words.
     Missing(&'static str),
@@ -100,7 +99,7 @@ pub(crate) enum FieldUse {
     /// Whoever judges it by what its run held out.
     HeldOut,
     /// Whoever judges it by any data.
-    Judging,
+    Evaluation,
     /// Everybody: it says how the model computes.
     Always,
 }
@@ -216,8 +215,8 @@ impl Field {
     }
 
     /// A trained model is evaluated on it.
-    pub(crate) const fn judging(mut self) -> Field {
-        self.used = FieldUse::Judging;
+    pub(crate) const fn for_evaluation(mut self) -> Field {
+        self.used = FieldUse::Evaluation;
         self
     }
 

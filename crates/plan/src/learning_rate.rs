@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 /// A rate for every step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LearningRate {
-    /// The largest rate.
     pub peak: f64,
     /// Steps of the linear rise to the peak.
     pub warmup: usize,

@@ -1,11 +1,11 @@
-//! Predicted bytes of one rank, by the categories in which memory is counted while a run goes on.
+//! Predicted bytes of one rank, by the categories in which memory is counted during a run.
 //!
 //! For each parameter: its weight and its gradient in the precision of the run (over several micro-batches
-//! the gradient is summed in f32), the optimizer's moments in f32 or bf16, and in bf16 a master weight in f32
-//! (or its low bits). Pruned, gradients and state are those of kept weights, and a mask is added. Buffers are
-//! f32 whatever the precision. Where ranks shard the optimizer's state, or gradients too, a rank has its part
-//! of each parameter's (exact where it is known how much of each is kept). Activations are those of one
-//! micro-batch.
+//! the gradient is accumulated in f32), the optimizer's moments in f32 or bf16, and in bf16 a master weight
+//! in f32 (or its low bits). Pruned, gradients and state are those of kept weights, and a mask is added.
+//! Buffers are f32 whatever the precision. Where ranks shard the optimizer's state, or gradients too, a rank
+//! has its shard of each parameter's (exact where it is known how much of each is kept). Activations are
+//! those of one micro-batch.
 
 mod inputs;
 mod messages;
@@ -37,7 +37,6 @@ pub use model_parallel::ModelParallelRank;
 pub use state_bytes::StateBytes;
 pub use state_phases::StatePhases;
 
-/// Bytes by category.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct MemoryPlan {
     /// Weights, and the running statistics of norms, at the peak: weights that rest compressed are dense
@@ -46,10 +45,9 @@ pub struct MemoryPlan {
     /// The same while it trains.
     #[serde(skip)]
     pub weights_at_rest: u64,
-    /// Gradients of all parameters, as they are summed over micro-batches. What is summed over ranks as well
+    /// Gradients of all parameters, as they are accumulated over micro-batches. What is all-reduced as well
     /// is rounded to the precision of the run when it is sent, so this is the most that is held before. Where
-    /// gradients are scattered as they are made, the rank's parts of their sums, and all of what several
-    /// places of the model use.
+    /// gradients are reduce-scattered as they are made, the rank's shards of them, and tied ones in full.
     pub gradients: u64,
     /// Master weights and moments.
     pub optimizer: u64,
@@ -66,7 +64,7 @@ pub struct MemoryPlan {
     #[serde(skip)]
     pub scores_beside_state: bool,
     /// What forward passes keep for backward passes of all micro-batches in flight, at the peak: what the
-    /// head reads is in it, and what is made again or put off. What flows between layers and ranks is not: it
+    /// head reads is in it, and what is made again or deferred. What flows between layers and ranks is not: it
     /// is measured as `transient`.
     pub activations: u64,
     /// Where weights rest compressed, the blocks that are dense at once. Scratch space of the kernels, packed
@@ -80,7 +78,7 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// What sums over ranks begin with.
+    /// What all-reduces begin with.
     pub(crate) const NONE: MemoryPlan = MemoryPlan {
         weights: 0,
         weights_at_rest: 0,
@@ -188,7 +186,7 @@ impl<'a> Prediction<'a> {
         Prediction { is_pruned: true, ..self }
     }
 
-    /// The same for a rank that has parts of layers.
+    /// The same for a rank that has shards of layers.
     pub fn among(self, model_parallel: ModelParallelRank) -> Prediction<'a> {
         Prediction { model_parallel, ..self }
     }
@@ -208,7 +206,7 @@ impl<'a> Prediction<'a> {
         self.stages_with(stage_blocks, schedule, activations)
     }
 
-    /// The same where it is known what each part keeps of a micro-batch of so many samples.
+    /// The same where it is known what each stage keeps of a micro-batch of so many samples.
     pub(crate) fn stages_with<E>(
         &self,
         stage_blocks: &StageBlocks,
@@ -247,7 +245,7 @@ impl<'a> Prediction<'a> {
     }
 
     /// How many ranks share each parameter: those with a partial sum of its gradient, in every copy of the
-    /// parts that use it and in every replica.
+    /// stages that use it and in every replica.
     fn sharers(&self, stage_blocks: &StageBlocks, placement: &Placement) -> Vec<u64> {
         let mut stages: Vec<HashSet<usize>> = vec![HashSet::new(); self.parameters.len()];
         for (virtual_stage, blocks) in stage_blocks.iter().enumerate() {
@@ -322,7 +320,7 @@ impl<'a> Prediction<'a> {
         let shards = |of: &[SharedVector]| sum(&mut of.iter().map(|one| one.shard_elements()));
         let (local, summed) = match data_parallel {
             DataParallelMode::Sharded { gradients: true } => {
-                // What several places use is whole until the last of them has made its gradient.
+                // Those of tied parameters are complete until the last use has made its gradient.
                 (shards(&all), shards(&vectors).saturating_add(sum(&mut tied.iter().map(|one| one.elements))))
             }
             DataParallelMode::Sharded { gradients: false } => (shards(&all), stored),
@@ -359,7 +357,7 @@ impl<'a> Prediction<'a> {
             shared_logit_bytes(rows, classes, ranks, precision, self.model_parallel.logits)
         });
         let gradients = match data_parallel {
-            // Until the step, what is packed travels beside what layers exchange.
+            // Until the step, what is packed travels beside the messages of layers.
             DataParallelMode::Replicated => passes(&|id| sent_bytes[id]).max(packed),
             DataParallelMode::Sharded { gradients: false } => message_bytes(&all, precision.size()),
             DataParallelMode::Sharded { gradients: true } => {
@@ -393,7 +391,7 @@ impl<'a> Prediction<'a> {
         }
     }
 
-    /// Bytes of the blocks of some parts that are dense at once, where weights rest compressed.
+    /// Bytes of the blocks of some stages that are dense at once, where weights rest compressed.
     fn expanded(&self, stage_blocks: &[Range<usize>]) -> u64 {
         let size = self.storage.precision.size();
         let of_block = |block: usize| -> u64 {

@@ -21,11 +21,11 @@ use crate::split::GroupRank;
 pub enum Axis {
     /// Stages: consecutive layers of the model.
     Pipeline,
-    /// Replicas: parts of the batch.
+    /// Replicas: slices of the batch.
     Data,
-    /// Parts of the image.
+    /// Tiles of the image.
     Spatial,
-    /// Parts of a layer's weights.
+    /// Shards of a layer's weights.
     Tensor,
 }
 
@@ -54,13 +54,9 @@ impl fmt::Display for Axis {
 /// A number for each axis: the extents of a mesh, or the coordinates of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct PerAxis {
-    /// Along [`Axis::Data`].
     pub data: usize,
-    /// Along [`Axis::Pipeline`].
     pub pipeline: usize,
-    /// Along [`Axis::Tensor`].
     pub tensor: usize,
-    /// Along [`Axis::Spatial`].
     pub spatial: usize,
 }
 
@@ -198,7 +194,7 @@ impl Mesh {
         coordinates
     }
 
-    /// The rank at a place: the last axis counts fastest.
+    /// The rank at some coordinates: the last axis counts fastest.
     pub fn rank(&self, coordinates: PerAxis) -> usize {
         Axis::ALL.into_iter().fold(0, |rank, axis| {
             let (at, extent) = (coordinates[axis], self.axis_sizes[axis]);

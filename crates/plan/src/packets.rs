@@ -1,15 +1,15 @@
-//! Which vectors travel in one message, and what messages of shared vectors take (ZeRO, Rajbhandari et al.
+//! Which vectors travel in one message, and what messages of sharded vectors take (ZeRO, Rajbhandari et al.
 //! 2020): every parameter's vector of kept weights is split over the ranks that share it, so that one large
 //! embedding does not sit on one of them.
 //!
 //! In a message the shards of all ranks have the length of the longest, as messages need them.
 
-/// Gradients of at least so many bytes are summed over ranks one by one, smaller ones packed into messages of
+/// Gradients of at least so many bytes are all-reduced one by one, smaller ones packed into messages of
 /// at most so many: enough to make the cost of starting a message small beside the cost of its bytes.
 pub const BUCKET: u64 = 1 << 20;
 
-/// Buckets that are on their way at once where each micro-batch's gradients are scattered as they are made:
-/// one more is sent when the one before the last has arrived, so that what waits for its sum does not add up
+/// Buckets that are in flight at once where each micro-batch's gradients are scattered as they are made:
+/// one more is sent when the one before the last has arrived, so that what waits for its reduction does not add up
 /// to a model's gradients.
 pub const SCATTERED_AT_ONCE: usize = 2;
 
@@ -49,12 +49,12 @@ pub(crate) struct SharedVector {
 }
 
 impl SharedVector {
-    /// The largest part of a rank.
+    /// The largest shard of a rank.
     pub(crate) fn shard_elements(self) -> u64 {
         self.elements.div_ceil(self.ranks)
     }
 
-    /// A message with all parts, padded to one length, and one more of them: that of the rank itself.
+    /// A message with all shards, padded to one length, and one more of them: that of the rank itself.
     fn message(self) -> u64 {
         self.shard_elements().saturating_mul(self.ranks + 1)
     }
@@ -65,8 +65,8 @@ impl SharedVector {
     }
 }
 
-/// Bytes of messages at their peak when vectors of numbers of so many bytes are shared: gradients are all on
-/// their way at once, new weights in two packets.
+/// Bytes of messages at their peak when vectors of numbers of so many bytes are shared: gradients are all in
+/// flight at once, new weights in two packets.
 pub(crate) fn message_bytes(vectors: &[SharedVector], size: u64) -> u64 {
     let gradient =
         |one: &SharedVector| if one.is_sent_as_it_is(size) { one.shard_elements() } else { one.message() };
@@ -84,7 +84,7 @@ pub(crate) fn scattered_bytes(
     micro_batches: usize,
 ) -> u64 {
     let bytes: Vec<u64> = vectors.iter().map(|one| one.elements.saturating_mul(size)).collect();
-    // What a packet holds while it is on its way, and before, while it is copied into its message.
+    // What a packet holds while it is in flight, and before, while it is copied into its message.
     let mut sent: Vec<[u64; 2]> = Vec::new();
     let mut waiting = 0;
     let packets = packets(&bytes);
@@ -100,7 +100,7 @@ pub(crate) fn scattered_bytes(
         }
     }
     if micro_batches > 1 {
-        // The last of one micro-batch are on their way with the first of the next.
+        // The last of one micro-batch are in flight with the first of the next.
         sent.extend(sent.clone());
     }
     sent.sort_unstable_by(|a, b| b.cmp(a));

@@ -1,10 +1,10 @@
-//! The parameters of a model as one rank has them: made once, from the plan alone, for whoever splits, sums,
-//! counts, saves or steps them.
+//! The parameters of a model as one rank has them: made once, from the plan alone, for whoever splits,
+//! reduces, counts, saves or steps them.
 //!
-//! A parameter belongs to the parts of the model that use it: one, or several where it is tied. Every copy of
-//! such a part, in every pipeline and every replica, makes a partial sum of its gradient. Of the ranks of one
-//! model-parallel group those who hold the same shard of it do, if the layout says that each has a partial
-//! sum; otherwise they have the same gradient already.
+//! A parameter belongs to the virtual stages that use it: one, or several where it is tied. Every copy of
+//! such a stage, in every pipeline and every replica, makes a partial sum of its gradient. Of the ranks of
+//! one model-parallel group those who hold the same shard of it do, if the layout says that each has a
+//! partial sum; otherwise they have the same gradient already.
 
 use std::collections::HashMap;
 use std::mem::take;
@@ -24,7 +24,7 @@ pub struct ParamPlan {
     pub id: usize,
     /// As in a checkpoint.
     pub name: String,
-    /// Which part of it is here; of a parameter of another stage, which part would be.
+    /// Which shard of it is here; of a parameter of another stage, which would be.
     pub shard: Shard,
     /// Whether a stage of this rank uses it.
     pub is_here: bool,
@@ -78,7 +78,7 @@ impl Plan {
     /// What a rank has of each parameter, and with whom.
     pub fn params(&self, rank: usize) -> Result<RankParams, Error> {
         let coords = self.mesh.coordinates(rank);
-        let (locals, own) = (self.layout.local_models(), self.layout.model_parallel_rank(coords));
+        let (locals, index) = (self.layout.local_models(), self.layout.model_parallel_rank(coords));
         let placement = self.schedule(1)?.placement;
         let tensors = self.model.block_tensors();
         let parameters = self.model.parameters();
@@ -103,29 +103,30 @@ impl Plan {
         let mut stages = stages_of(&|blocks| tensors.parameters(blocks), parameters.len());
         let param = |(id, parameter): (usize, Parameter)| {
             let (stages, blocks) = (take(&mut stages[id]), take(&mut blocks[id]));
-            let shard = &locals[own].shards[id];
-            let summed = |peer: &usize| *peer == own || self.layout.are_reduced(id, own, *peer);
-            let first = (0..own).find(|peer| locals[*peer].shards[id] == *shard).unwrap_or(own);
+            let shard = &locals[index].shards[id];
+            let reduces_with = |peer: &usize| *peer == index || self.layout.are_reduced(id, index, *peer);
+            let first = (0..index).find(|peer| locals[*peer].shards[id] == *shard).unwrap_or(index);
             ParamPlan {
                 id,
                 is_here: stages.contains(&coords.pipeline),
                 is_split: locals.iter().any(|local| !local.shards[id].is_full()),
-                is_owner: stages.first() == Some(&coords.pipeline) && first == own,
-                is_first_copy: summed(&first),
+                is_owner: stages.first() == Some(&coords.pipeline) && first == index,
+                is_first_copy: reduces_with(&first),
                 decays: parameter.decays,
                 prunable: self.pruning.as_ref().map_or(parameter.prunable, |prune| prune.covers(&parameter)),
                 name: parameter.name,
                 shard: shard.clone(),
-                group: groups.number(GroupPlan { stages, peers: (0..locals.len()).filter(summed).collect() }),
+                group: groups
+                    .number(GroupPlan { stages, peers: (0..locals.len()).filter(reduces_with).collect() }),
                 zero: GroupRank::SINGLE,
                 blocks,
                 is_tied: tied.contains(&id),
             }
         };
         let mut params: Vec<ParamPlan> = parameters.into_iter().enumerate().map(param).collect();
-        // Statistics are measured on the same activations by all that have parts of the same layers.
+        // Statistics are measured on the same activations by all that have shards of the same layers.
         let measured = stages_of(&|blocks| tensors.buffers(blocks).collect(), self.model.buffers().len());
-        let group = |stages| groups.number(GroupPlan { stages, peers: vec![own] });
+        let group = |stages| groups.number(GroupPlan { stages, peers: vec![index] });
         let statistics = measured.into_iter().map(group).collect();
         let groups = groups.list;
         let members: Vec<Option<GroupRank>> = groups.iter().map(|group| self.member(rank, group)).collect();
@@ -138,7 +139,7 @@ impl Plan {
     }
 
     /// Which of the ranks of a group a rank is, if it is one. They count stages slowest, then replicas, then
-    /// those that have parts of the same layers. They are not listed: replicas may be millions.
+    /// those that have shards of the same layers. They are not listed: replicas may be millions.
     pub(crate) fn member(&self, rank: usize, group: &GroupPlan) -> Option<GroupRank> {
         let coords = self.mesh.coordinates(rank);
         let of = |all: &[usize], one: usize| {

@@ -6,7 +6,7 @@ use crate::schedule::{Schedule, ScheduleName, ScheduleOptions, Updates};
 /// A model's stages and their order of work.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PipelinePlan {
-    /// Ranks that hold consecutive parts of the model.
+    /// Pipeline stages: ranks that hold consecutive blocks of the model.
     pub stages: usize,
     /// Micro-batches of a batch that pass through them.
     pub micro_batches: usize,
@@ -23,7 +23,7 @@ pub enum ScheduleSource {
     Named {
         /// The name that a run file gives it.
         name: ScheduleName,
-        /// Parts on a rank, for interleaving.
+        /// Virtual stages on a rank, for interleaving.
         chunks: Option<usize>,
         /// Copies of the model, for Chimera.
         pipelines: Option<usize>,

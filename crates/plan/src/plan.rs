@@ -78,11 +78,11 @@ pub struct Plan {
     pub layout: Layout,
     /// The stages, and the order in which they work.
     pub pipeline: PipelinePlan,
-    /// The blocks of each part of the pipeline.
+    /// The blocks of each virtual stage.
     pub stage_blocks: StageBlocks,
     /// What happens after which step.
     pub intervals: TrainIntervals,
-    /// What the model writes on the way, where a person wants to see it.
+    /// Text that the model generates in the course of the run, where a person wants to see it.
     pub sample: Option<SampleConfig>,
     /// What is to compute it.
     pub device: DeviceChoice,
@@ -134,7 +134,7 @@ impl ResolvedRun {
 /// What one rank of a plan holds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankPlan {
-    /// Its place on each axis.
+    /// Its coordinate on each axis.
     pub coordinates: PerAxis,
     /// The blocks of its chunks of the model, in the order of its chunks.
     pub blocks: Vec<Range<usize>>,
@@ -243,9 +243,9 @@ impl Plan {
         Plan::new(self.record.0.single_rank(), self.facts)
     }
 
-    /// The same ranks as they write a text: each has the same parameters, and nothing is cut along the
+    /// The same ranks as they generate text: each has the same parameters, and nothing is split along the
     /// sequence, of which one position comes at a time. None where they can as they are.
-    pub fn for_writing(&self) -> Result<Option<Plan>, Error> {
+    pub fn for_generation(&self) -> Result<Option<Plan>, Error> {
         if !self.layout.has_sequence() {
             return Ok(None);
         }
@@ -316,7 +316,7 @@ impl Plan {
     }
 
     /// How candidates are scored on a device of so much memory, what the system and the kernels take
-    /// included; None where the method needs no gradients. An error where it does not fit, however it is cut.
+    /// included; None where the method needs no gradients. An error where it does not fit, however it is split.
     pub fn scoring(&self, memory: Option<u64>) -> Result<Option<Scoring>, Error> {
         let Some(pruning) = &self.pruning else { return Ok(None) };
         let placement = self.schedule(1)?.placement;

@@ -6,13 +6,13 @@ use crate::error::Error;
 use crate::intervals::RunLength;
 use crate::spec::{Parameter, ScaledChannels};
 
-/// What is pruned, how and to what share: `[prune]` of a run file.
+/// What is pruned, how and to what sparsity: `[prune]` of a run file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Pruning {
     /// By which rule weights are chosen, with its own fields.
     #[serde(flatten)]
     pub method: PruneMethod,
-    /// The share of the candidates that goes.
+    /// The fraction of the candidates that goes.
     pub sparsity: f64,
     /// Whether tables of tokens and positions are candidates.
     pub embeddings: bool,
@@ -98,7 +98,7 @@ pub enum PruneMethod {
         every: usize,
         /// How many masks must agree.
         window: usize,
-        /// How far apart they may be: of weights, differing places over twice the kept ones; of channels,
+        /// How far apart they may be: of weights, differing positions over twice the kept ones; of channels,
         /// over all.
         tolerance: f64,
         /// The pull of batch-norm scales towards 0 until then; for channels.
@@ -108,7 +108,7 @@ pub enum PruneMethod {
     },
     /// Frankle & Carbin 2019: train, prune a few, rewind, repeat.
     Lottery {
-        /// The share of what is left that goes after a round.
+        /// The fraction of what is left that goes after a round.
         rate: f64,
         /// The weights go back to what they were after so many steps of the first round.
         rewind: usize,
@@ -128,11 +128,11 @@ pub enum PruneMethod {
 /// How a sparse network moves.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct DynamicSparsity {
-    /// Steps from one exchange of weights to the next.
+    /// Steps from one move of weights to the next.
     pub every: usize,
-    /// The share of kept weights that moves at first.
+    /// The fraction of kept weights that moves at first.
     pub fraction: f64,
-    /// The last move is before this share of the run.
+    /// The last move is before this fraction of the run.
     pub until: f64,
     /// How many weights each layer keeps.
     pub distribution: Distribution,
@@ -144,15 +144,15 @@ pub struct DynamicSparsity {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Distribution {
-    /// The same share of each.
+    /// The same fraction of each.
     Uniform,
-    /// Of a weight of extents n_i a share in proportion to `sum n_i / product n_i`, at most all of it: small
-    /// layers keep more (Mocanu et al. 2018; with the extents of kernels, Evci et al. 2020).
+    /// Of a weight of dimensions n_i a fraction in proportion to `sum n_i / product n_i`, at most all of it: small
+    /// layers keep more (Mocanu et al. 2018; with the dimensions of kernels, Evci et al. 2020).
     ErdosRenyiKernel,
 }
 
 impl DynamicSparsity {
-    /// The share that each candidate keeps, where together they keep so much of all; a first layer that is
+    /// The fraction that each candidate keeps, where together they keep so much of all; a first layer that is
     /// dense comes on top.
     fn fractions(&self, shapes: &[&[usize]], kept: f64) -> Vec<f64> {
         let first = usize::from(self.dense_first).min(shapes.len());
@@ -165,8 +165,8 @@ impl DynamicSparsity {
     }
 }
 
-/// Shares in proportion to `sum n_i / product n_i`. Layers that would keep more than there is keep all, and
-/// the others share out what is left, until none is above 1.
+/// Fractions in proportion to `sum n_i / product n_i`. Layers that would keep more than there is keep all,
+/// and the others divide what is left, until none is above 1.
 fn erdos_renyi_kernel(shapes: &[&[usize]], kept: f64) -> Vec<f64> {
     let elements = |shape: &[usize]| shape.iter().product::<usize>() as f64;
     let raw = |shape: &[usize]| shape.iter().sum::<usize>() as f64 / elements(shape);
@@ -221,7 +221,7 @@ pub enum TicketForm {
 pub enum FlowScore {
     /// What the flow of gradients would miss most, as in the paper.
     Signed,
-    /// What would change it most, either way (Frankle et al. 2021).
+    /// What would change it most, up or down (Frankle et al. 2021).
     Magnitude,
 }
 
@@ -258,7 +258,7 @@ pub enum PrunedKernels {
 }
 
 impl PrunedKernels {
-    /// The largest share of kept weights at which sparse products are used.
+    /// The largest fraction of kept weights at which sparse products are used.
     pub const MOST_KEPT: f64 = 0.4;
 }
 
@@ -366,7 +366,7 @@ impl PruneMethod {
         }
     }
 
-    /// Whether each candidate keeps a share that is known before anything is scored.
+    /// Whether each candidate keeps a fraction that is known before anything is scored.
     pub fn is_by_layer(&self) -> bool {
         match self.scope() {
             Some(scope) => scope != Scope::Global,
@@ -399,7 +399,7 @@ impl PruneMethod {
 }
 
 impl Pruning {
-    /// The same share of every weight of two dimensions that is no embedding.
+    /// The same fraction of every weight of two dimensions that is no embedding.
     pub fn evenly(sparsity: f64) -> Pruning {
         Pruning {
             method: PruneMethod::Magnitude { scope: Scope::Layer, at: 0 },
@@ -424,7 +424,7 @@ impl Pruning {
         }
     }
 
-    /// The share that has gone once some has, in a run of such a length. Where that is not known before the
+    /// The fraction that has gone once some has, in a run of such a length. Where that is not known before the
     /// data is, the least it can be.
     pub(crate) fn first_sparsity(&self, length: RunLength) -> f64 {
         match self.method {
@@ -443,7 +443,7 @@ impl Pruning {
         }
     }
 
-    /// Whether linear layers will skip the zeros of weights that are pruned to the share asked for.
+    /// Whether linear layers will skip the zeros of weights that are pruned to the sparsity asked for.
     pub(crate) fn multiplies_sparsely(&self) -> bool {
         self.kernels == PrunedKernels::Sparse && 1.0 - self.sparsity <= PrunedKernels::MOST_KEPT
     }
@@ -461,20 +461,20 @@ impl Pruning {
         !self.exclude.iter().any(|part| weight.contains(part.as_str()))
     }
 
-    /// The share of the candidates' weights that goes; none where what is counted are channels.
+    /// The fraction of the candidates' weights that goes; none where what is counted are channels.
     pub fn share_of_weights(&self) -> Option<f64> {
         let channels = matches!(self.method, PruneMethod::EarlyBird { form: TicketForm::Channels, .. });
         (!channels).then_some(self.sparsity)
     }
 
     /// How many weights of a candidate of so many stay; where one threshold is over all candidates, its even
-    /// share.
+    /// fraction.
     pub fn kept_of(&self, elements: u64) -> u64 {
         ((1.0 - self.sparsity) * elements as f64).round() as u64
     }
 
     /// How many weights of each parameter of a model stay, none for those that are no candidates; where one
-    /// threshold is over all candidates, their even share.
+    /// threshold is over all candidates, their even fraction.
     pub fn kept_by_parameter(&self, parameters: &[Parameter]) -> Vec<Option<u64>> {
         let covered: Vec<usize> = (0..parameters.len()).filter(|i| self.covers(&parameters[*i])).collect();
         let shapes: Vec<&[usize]> = covered.iter().map(|i| &parameters[*i].shape[..]).collect();

@@ -105,7 +105,7 @@ impl RoundKept {
         let surplus = (self.output + self.others - goal) as f64;
         let rate = surplus / (self.others as f64 + self.output as f64 / 2.0);
         let output = (self.output as f64 * (1.0 - rate / 2.0)).round() as usize;
-        // Neither part may grow by the rounding of the other.
+        // Neither may grow by the rounding of the other.
         let output = output.clamp(goal.saturating_sub(self.others), goal.min(self.output));
         RoundKept { output, others: goal - output }
     }

@@ -7,7 +7,7 @@ use crate::intervals::TrainIntervals;
 /// What is asked of the model, and when.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SampleConfig {
-    /// The text that it goes on from.
+    /// The prompt.
     pub prompt: String,
     /// How many tokens it writes, unless its context ends before.
     pub tokens: usize,
@@ -15,7 +15,7 @@ pub struct SampleConfig {
     pub temperature: f64,
     /// How many of the likeliest tokens can be drawn; 0: all.
     pub top_k: usize,
-    /// The share of probability that can be drawn.
+    /// Nucleus sampling: the fraction of probability that can be sampled (top-p).
     pub top_p: f64,
     /// Evaluations between two samples; 0: only at the end.
     pub every: usize,

@@ -4,7 +4,8 @@
 //! SNIP accumulates gradients of all candidates in f32: 4 bytes each. GraSP has a copy of all weights in f32
 //! that moves (4), the direction in which it moves (4), and accumulates the product with the Hessian (4). All
 //! of it is gone before gradients and the optimizer's state exist. Accumulators may be there for some of the
-//! candidates at a time: a pass then goes over all samples for these alone, and since the best are found by reading all scores three times, P passes cost 3 P times the work of one. The masks are the same.
+//! candidates at a time: a pass then goes over all samples for these alone, and since the best are found by
+//! reading all scores three times, P passes cost 3 P times the work of one. The masks are the same.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Which part of a tensor is here: some ranges of each dimension, and all elements whose positions lie in
+//! Which elements of a tensor are here: some ranges of each dimension, and all elements whose positions lie in
 //! them; of these perhaps the kept ones alone; of those perhaps a flat range.
 //!
 //! ```text
@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// Which part of a tensor a rank holds, or a file.
+/// Which elements of a tensor a rank holds, or a file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Shard {
     /// The shape of the full tensor.
@@ -201,7 +201,7 @@ pub struct ElementRuns<'a> {
     outer: usize,
     /// Elements behind that dimension.
     inner: usize,
-    /// In each dimension before it: the range, and the place in it.
+    /// In each dimension before it: the range, and the index in it.
     next: Vec<(usize, usize)>,
     /// The range of the cut dimension that is next.
     range: usize,
@@ -243,7 +243,7 @@ impl Iterator for ElementRuns<'_> {
 }
 
 impl ElementRuns<'_> {
-    /// The next place of the dimensions before the cut one, or none.
+    /// The next index of the dimensions before the split one, or none.
     fn step(&mut self) -> bool {
         for dim in (0..self.outer).rev() {
             let (range, index) = &mut self.next[dim];
@@ -276,7 +276,7 @@ mod tests {
         indices
     }
 
-    /// Some ranges of a dimension, from bits that say which of its places are held.
+    /// Some ranges of a dimension, from bits that say which of its indices are local.
     fn ranges_of(bits: &[bool]) -> Vec<Range<usize>> {
         (0..bits.len()).filter(|i| bits[*i]).map(|i| i..i + 1).collect()
     }

@@ -34,7 +34,7 @@ impl GroupRank {
         split(n, self.ranks, self.rank)
     }
 
-    /// The most that any rank has of `n` things: what messages that need equal parts are padded to.
+    /// The most that any rank has of `n` things: what messages that need equal shards are padded to.
     pub fn largest(&self, n: usize) -> usize {
         n.div_ceil(self.ranks)
     }

@@ -175,7 +175,7 @@ impl StagePartition {
         begins
     }
 
-    /// The cut that keeps a limit that can be kept, with ends as near as may be to those of equal parts.
+    /// The split that keeps a limit that can be kept, with ends as near as may be to those of equal stages.
     fn nearest_to_equal(&self, limit: BlockCost) -> StageBlocks {
         let earliest = self.earliest(limit);
         let mut from = 0;
@@ -253,7 +253,7 @@ impl ModelSpec {
     }
 
     /// How many samples of a micro-batch of `all` a rank has where each block begins, and behind the last: a
-    /// rank's own model may share them out.
+    /// rank's own model may split them.
     pub(crate) fn samples_at_borders(&self, all: u64) -> Vec<u64> {
         let mut samples = vec![all];
         samples.extend(self.blocks.iter().scan(all, |now, block| {

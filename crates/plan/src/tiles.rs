@@ -1,4 +1,4 @@
-//! Images cut over ranks (Jin, Ginsburg & Keutzer 2018; Dryden et al. 2019): along the height, or along
+//! Images split over ranks (Jin, Ginsburg & Keutzer 2018; Dryden et al. 2019): along the height, or along
 //! height and width.
 //!
 //! Each rank holds a tile. A window that reaches past it sees pixels of a neighbour, the halo, which have to
@@ -84,7 +84,7 @@ pub enum TileError {
         /// How many ranks there are.
         ranks: usize,
     },
-    /// Windows that lie in the padding altogether have no place.
+    /// Windows that lie in the padding altogether belong to no rank.
     #[error(
         "{layer} has a padding of {padding} for windows of {kernel}: with spatial parallelism padding must be smaller than the window"
     )]
@@ -122,7 +122,7 @@ impl TileGrid {
         self.rows.ranks() * self.columns.ranks()
     }
 
-    /// Rows and columns of the whole image.
+    /// Rows and columns of the full image.
     pub fn size(&self) -> [usize; 2] {
         [self.rows.extent(), self.columns.extent()]
     }

@@ -187,11 +187,11 @@ impl BenchDevices {
             efficiency,
             attention: None,
             zeros: 1.0,
-            convolution: Convolution::Share(1.0),
+            convolution: Convolution::Efficiency(1.0),
         };
         matrix.convolution = match self.sizes.convolutions {
             ConvolutionSizes::Together(ops) => {
-                Convolution::Share(self.fraction_of_product(ops, precision, dtype, &matrix, rows)?)
+                Convolution::Efficiency(self.fraction_of_product(ops, precision, dtype, &matrix, rows)?)
             }
             ConvolutionSizes::EachPass(of) => {
                 let mut took: Vec<(ConvolutionPass, f64)> = Vec::new();
@@ -339,7 +339,7 @@ impl ComputeRow {
 /// What convolutions reach, in words.
 fn convolutions(convolution: &Convolution) -> String {
     match convolution {
-        Convolution::Share(fraction) => format!("{fraction:.2} of matmul"),
+        Convolution::Efficiency(fraction) => format!("{fraction:.2} of matmul"),
         Convolution::Passes(ByPass { channels, start_us, weight_ns, pixel_ns, window_ns }) => {
             let each = channels
                 .iter()

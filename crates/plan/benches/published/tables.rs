@@ -17,7 +17,7 @@ pub struct Row {
     /// Where rows of a table are of several engines.
     pub engine: Option<EngineProfile>,
     pub candidate: Candidate,
-    /// Whether the number of stages is not told: then the fastest that fits counts.
+    /// Whether the number of stages is not published: then the fastest that fits counts.
     pub free_stages: bool,
     pub seconds: f64,
 }

@@ -1,11 +1,11 @@
-//! How fast convolutions are: one share of a product's rate, or pass by pass.
+//! How fast convolutions are: one fraction of a product's rate, or pass by pass.
 //!
-//! A share says enough of a GPU. On a core, layers that are cut among ranks have so few channels that most of
-//! a vector is empty, and so few pixels to each weight that laying the weights out costs as much as
+//! One fraction says enough of a GPU. On a core, layers that are split over ranks have so few channels that
+//! most of a vector is empty, and so few pixels to each weight that laying the weights out costs as much as
 //! multiplying them. So there a pass takes
 //!
 //! ```text
-//! start_us + flops / (peak x share of its channels) + weights x weight_ns + pixels x pixel_ns + numbers under all windows x window_ns
+//! start_us + flops / (peak x efficiency of its channels) + weights x weight_ns + pixels x pixel_ns + numbers under all windows x window_ns
 //! ```
 //!
 //! which is linear in what it says of a machine, so [`ByPass::fit`] finds all of it from passes of several shapes.
@@ -24,7 +24,7 @@ use super::share;
 #[serde(untagged)]
 pub enum Convolution {
     /// Of a product of as many flops, all three passes alike.
-    Share(f64),
+    Efficiency(f64),
     /// Each pass by its own sizes.
     Passes(ByPass),
 }
@@ -33,8 +33,8 @@ pub enum Convolution {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ByPass {
-    /// `[channels, share]`: what a pass that makes so many channels reaches of the peak. Between two points
-    /// the share is on the line where both are logarithms; with fewer channels than the first, a pass takes
+    /// `[channels, fraction]`: what a pass that makes so many channels reaches of the peak. Between two points
+    /// the fraction is on the line where both are logarithms; with fewer channels than the first, a pass takes
     /// as long as there.
     pub channels: Vec<[f64; 2]>,
     /// To begin: microseconds.
@@ -149,12 +149,12 @@ impl<'de> Deserialize<'de> for Convolution {
                 f.write_str("a fraction, or a section with `channels`, `start_us`, `weight_ns`, `pixel_ns` and `window_ns`")
             }
 
-            fn visit_f64<E>(self, share: f64) -> Result<Convolution, E> {
-                Ok(Convolution::Share(share))
+            fn visit_f64<E>(self, efficiency: f64) -> Result<Convolution, E> {
+                Ok(Convolution::Efficiency(efficiency))
             }
 
-            fn visit_i64<E>(self, share: i64) -> Result<Convolution, E> {
-                Ok(Convolution::Share(share as f64))
+            fn visit_i64<E>(self, efficiency: i64) -> Result<Convolution, E> {
+                Ok(Convolution::Efficiency(efficiency as f64))
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Convolution, A::Error> {
@@ -210,9 +210,9 @@ mod tests {
         assert_eq!(found, machine);
     }
 
-    /// A section in the place of a number, both in files that a person wrote.
+    /// A section instead of a number, both in files that a person wrote.
     #[test]
-    fn a_share_or_a_section_is_read_and_nothing_else() {
+    fn a_fraction_or_a_section_is_read_and_nothing_else() {
         let text = builtin("summit").unwrap().to_toml();
         let with = |section: &str| {
             Cluster::parse(&text.replacen("convolution = 1.0\n", section, 1))

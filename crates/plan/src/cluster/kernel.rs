@@ -11,7 +11,7 @@ pub struct DeviceKernels<'a> {
     pub device: &'a DeviceSpec,
     /// Of what is multiplied.
     pub precision: Precision,
-    /// The share of the weights that are zeros.
+    /// The fraction of the weights that are zeros.
     pub zeros: f64,
     /// How many such devices a rank has: cores can be several.
     pub devices: f64,
@@ -28,7 +28,9 @@ impl DeviceKernels<'_> {
     pub fn convolution(&self, pass: &ConvolutionPass, elements: f64) -> f64 {
         let (matrix, bytes) = (self.device.matrix(self.precision), self.element() * elements);
         match &matrix.convolution {
-            Convolution::Share(share) => self.work(pass.flops, share * self.with_zeros(), bytes),
+            Convolution::Efficiency(efficiency) => {
+                self.work(pass.flops, efficiency * self.with_zeros(), bytes)
+            }
             Convolution::Passes(by_pass) => {
                 (by_pass.seconds(pass, matrix.peak()) / self.devices).max(self.pass(bytes))
             }
@@ -64,7 +66,7 @@ impl DeviceKernels<'_> {
         1.0 + (self.device.matrix(self.precision).zeros - 1.0) * (self.zeros / 0.9).min(1.0)
     }
 
-    /// Several devices have a part of the work each.
+    /// Several devices split the work.
     fn each(&self, work: f64, seconds: impl Fn(f64) -> f64) -> f64 {
         seconds(work / self.devices)
     }

@@ -26,7 +26,7 @@ pub fn best_rate(samples: &[OpTiming]) -> f64 {
 }
 
 /// An efficiency as a file has it: one point for each decade of sizes, at the middle of those that were seen,
-/// with the median of their shares of `peak`. `unit` is what sizes are written in: 1e9 for Gflop.
+/// with the median of their fractions of `peak`. `unit` is what sizes are written in: 1e9 for Gflop.
 ///
 /// No point takes longer than a larger one: what a machine did with more in less time it can do with less
 /// too, so the smaller one was held up.
@@ -54,8 +54,8 @@ pub fn share_of(expected: impl Fn(f64) -> f64, seen: &[OpTiming]) -> f64 {
 }
 
 impl Fabric {
-    /// The link that comes closest to what was seen, by relative error: each exchange with its words, of so
-    /// many bytes. `efficiency` is what rings reach of the rate of messages between two.
+    /// The link that comes closest to what was seen, by relative error: each pattern of messages with its
+    /// words, of so many bytes. `efficiency` is what rings reach of the rate of messages between two.
     pub fn fit(point_to_point: &[(Cost, f64)], rings: &[(Cost, f64)], word_bytes: f64) -> Fabric {
         let efficiency = AlphaBeta::fit(point_to_point).beta / AlphaBeta::fit(rings).beta;
         let efficiency = if efficiency.is_finite() && efficiency > 0.0 { efficiency } else { 1.0 };
@@ -134,7 +134,7 @@ mod tests {
             efficiency: points,
             attention: None,
             zeros: 1.0,
-            convolution: Convolution::Share(1.0),
+            convolution: Convolution::Efficiency(1.0),
         };
         assert!((matrix.seconds(1e6) / 1e-5 - 1.0).abs() < 1e-9);
     }
@@ -146,7 +146,7 @@ mod tests {
             efficiency: vec![[1.0, 0.5], [10.0, 0.5]],
             attention: None,
             zeros: 1.0,
-            convolution: Convolution::Share(1.0),
+            convolution: Convolution::Efficiency(1.0),
         };
         let seen = [took(1e9, 4e-3), took(2e9, 8e-3), took(4e9, 8e-3)];
         assert_eq!(share_of(|flops| matrix.seconds(flops), &seen), 0.5);

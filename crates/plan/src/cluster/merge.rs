@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::{Cluster, ClusterError, DeviceSpec, Fabric, Node};
 
-/// A part of a cluster file.
+/// Sections of a cluster file.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum ClusterSection {
@@ -63,7 +63,8 @@ impl ClusterSection {
     }
 }
 
-/// The text of a file with a part measured anew. `comment` is one line, which the next measurement replaces too.
+/// The text of a file with some sections measured anew. `comment` is one line, which the next measurement
+/// replaces too.
 pub fn insert(text: &str, new_section: &ClusterSection, comment: &str) -> Result<String, ClusterError> {
     let mut expected = Cluster::parse_unlinked(text)?;
     new_section.put_into(&mut expected);
@@ -83,7 +84,7 @@ pub fn begin(name: &str, note: &str, device: DeviceSpec, node: &Node, comment: &
     format!("{}{}\n{device}\n[node]\n{node}", head("name", name), head("note", note))
 }
 
-/// A text with `new` in the place of a section and those below it, or behind all others.
+/// A text with `new` instead of a section and those below it, or behind all others.
 fn replaced(text: &str, section: &str, new: &str) -> String {
     let is_ours = |header: &str| header == section || header.starts_with(&format!("{section}."));
     let chunks = chunks(text);

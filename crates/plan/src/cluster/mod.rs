@@ -66,8 +66,8 @@ pub struct DeviceSpec {
 pub struct MatmulRates {
     /// The datasheet's.
     pub peak_tflops: f64,
-    /// `[Gflop, share]`: what a product of so many flops reaches of it. Between two sizes the share is on the
-    /// line where both are logarithms; below the first a product takes as long as there.
+    /// `[Gflop, fraction]`: what a product of so many flops reaches of it. Between two sizes the fraction is
+    /// on the line where both are logarithms; below the first a product takes as long as there.
     pub efficiency: Vec<[f64; 2]>,
     /// What this program's attention reaches of a product of as many flops: of scores that are not masked,
     /// the backward pass counted as twice the forward one. None where nobody measured it.
@@ -88,7 +88,7 @@ pub struct MatmulRates {
 pub struct Copy {
     /// Read and written together, by the datasheet.
     pub gb_per_s: f64,
-    /// `[MB, share]`: what an operation over so many bytes reaches of it, of 32-bit numbers.
+    /// `[MB, fraction]`: what an operation over so many bytes reaches of it, of 32-bit numbers.
     pub efficiency: Vec<[f64; 2]>,
     /// What an operation over as many bytes of 16-bit numbers reaches of that: less than 1 where a device
     /// takes its time for each number, as a core does.
@@ -100,13 +100,13 @@ pub struct Copy {
     pub light: f64,
 }
 
-/// A machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
     /// How many devices it has.
     pub devices: usize,
-    /// Whether they are cores: ranks share them out, so that fewer ranks have several each, and more take turns.
+    /// Whether they are cores: they are split among ranks, so that fewer ranks have several each, and more
+    /// take turns.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cores: bool,
     /// What joins them; one device needs none.
@@ -120,7 +120,7 @@ pub struct Node {
 pub struct Fabric {
     /// Time to start a message.
     pub alpha_us: f64,
-    /// One way.
+    /// In one direction.
     pub gb_per_s: f64,
     /// How many devices share that; 1: each has it for itself.
     #[serde(default = "one")]
@@ -150,7 +150,7 @@ fn is_unit(factor: &f64) -> bool {
 }
 
 fn as_products() -> Convolution {
-    Convolution::Share(1.0)
+    Convolution::Efficiency(1.0)
 }
 
 fn unit() -> f64 {
@@ -259,7 +259,7 @@ impl Fabric {
     }
 }
 
-/// The share at a size, from points in the order of sizes.
+/// The fraction at a size, from points in the order of sizes.
 fn share(points: &[[f64; 2]], size: f64) -> f64 {
     let after = points.partition_point(|point| point[0] <= size);
     match (after.checked_sub(1).map(|before| points[before]), points.get(after)) {

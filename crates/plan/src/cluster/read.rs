@@ -74,12 +74,12 @@ impl Cluster {
                 .attention
                 .map_or(Ok(()), |share| above_zero(&format!("device.{name}.attention"), share))?;
             above_zero(&format!("device.{name}.zeros"), matrix.zeros)?;
-            shares(&format!("device.{name}.efficiency"), &matrix.efficiency)?;
+            check_fractions(&format!("device.{name}.efficiency"), &matrix.efficiency)?;
         }
         above_zero("device.memory.gb_per_s", device.memory.gb_per_s)?;
         above_zero("device.memory.bf16", device.memory.bf16)?;
         above_zero("device.memory.light", device.memory.light)?;
-        shares("device.memory.efficiency", &device.memory.efficiency)?;
+        check_fractions("device.memory.efficiency", &device.memory.efficiency)?;
         if self.node.devices == 0 {
             return Err(wrong("node.devices", "at least 1", 0));
         }
@@ -91,9 +91,9 @@ impl Cluster {
 impl Convolution {
     fn check(&self, name: &str) -> Result<(), ClusterError> {
         match self {
-            Convolution::Share(share) => above_zero(name, *share),
+            Convolution::Efficiency(efficiency) => above_zero(name, *efficiency),
             Convolution::Passes(by_pass) => {
-                shares(&format!("{name}.channels"), &by_pass.channels)?;
+                check_fractions(&format!("{name}.channels"), &by_pass.channels)?;
                 at_least_zero(&format!("{name}.start_us"), by_pass.start_us)?;
                 at_least_zero(&format!("{name}.weight_ns"), by_pass.weight_ns)?;
                 at_least_zero(&format!("{name}.pixel_ns"), by_pass.pixel_ns)?;
@@ -134,8 +134,8 @@ fn at_least_zero(field: &str, number: f64) -> Result<(), ClusterError> {
     if fits { Ok(()) } else { Err(wrong(field, "a number of at least 0", number)) }
 }
 
-/// Sizes that grow, each with a share that can be reached.
-fn shares(field: &str, points: &[[f64; 2]]) -> Result<(), ClusterError> {
+/// Sizes that grow, each with a fraction that can be reached.
+fn check_fractions(field: &str, points: &[[f64; 2]]) -> Result<(), ClusterError> {
     let expected = "a list of [size, fraction] with ascending sizes and fractions above 0";
     let grow = points.windows(2).all(|pair| pair[0][0] < pair[1][0]);
     let fit = |point: &[f64; 2]| point.iter().all(|number| number.is_finite() && *number > 0.0);

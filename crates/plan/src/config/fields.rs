@@ -90,8 +90,10 @@ pub(super) const DATA: &[Field] = &[
     texts("validation_path", TOKEN_FILES).with(|kind| kind == "tokens").held_out().path(),
     texts("validation_path", IMAGE_FILES).with(|kind| matches!(kind, "idx" | "cifar10")).held_out().path(),
     optional_number("validation", BELOW_ONE).held_out(),
-    numbers("mean", ("a number, or one for each channel", |_| true)).with(images).judging(),
-    numbers("std", ("a number above 0, or one for each channel", |std| std > 0.0)).with(images).judging(),
+    numbers("mean", ("a number, or one for each channel", |_| true)).with(images).for_evaluation(),
+    numbers("std", ("a number above 0, or one for each channel", |std| std > 0.0))
+        .with(images)
+        .for_evaluation(),
 ];
 
 fn drawn(kind: &str) -> bool {
@@ -105,15 +107,15 @@ fn images(kind: &str) -> bool {
 pub(super) const TRAIN: &[Field] = &[
     optional_integer("steps", 0, MOST).free().usual(),
     optional_integer("epochs", 1, MOST).free(),
-    integer("batch", 32, 1, LARGEST).judging(),
-    integer("micro_batches", 1, 1, LARGEST).free().judging(),
+    integer("batch", 32, 1, LARGEST).for_evaluation(),
+    integer("micro_batches", 1, 1, LARGEST).free().for_evaluation(),
     word("precision", "f32", &["f32", "bf16"]).always(),
     word("recompute", "none", &["none", "attention", "block"]).free(),
     number("clip", 0.0, ("a number of at least 0 (0: off)", |x| x >= 0.0)),
     integer("max_bad_steps", 5, 1, MOST).free(),
     integer("eval_every", 0, 0, MOST).free(),
     integer("eval_samples", 0, 0, MOST).free(),
-    integer("eval_batch", 0, 0, LARGEST).free().judging(),
+    integer("eval_batch", 0, 0, LARGEST).free().for_evaluation(),
     integer("log_every", 10, 1, MOST).free(),
     flag("noise_scale", false).free(),
     integer("batch_norm_group", 0, 0, LARGEST),

@@ -79,7 +79,7 @@ pub struct RunFile {
     pub parallel: Parallel,
     /// When the state is saved.
     pub checkpoint: CheckpointPolicy,
-    /// What the model writes on the way.
+    /// Text that the model generates in the course of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sample: Option<SampleConfig>,
     /// The processor and its threads, or a GPU.

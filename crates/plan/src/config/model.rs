@@ -38,7 +38,6 @@ pub enum Family {
         /// Tokens there are; left out: as many as the data has.
         #[serde(skip_serializing_if = "Option::is_none")]
         vocab: Option<usize>,
-        /// Dropout rate.
         dropout: f64,
         /// Whether the head uses the token embedding's weight.
         tied: bool,
@@ -53,10 +52,8 @@ pub enum Family {
         context: usize,
         /// Tokens there are.
         vocab: usize,
-        /// Dropout rate.
         dropout: f64,
     },
-    /// `mlp`
     Mlp {
         /// Widths of the hidden layers.
         hidden: Vec<usize>,
@@ -66,7 +63,6 @@ pub enum Family {
         #[serde(skip_serializing_if = "Option::is_none")]
         classes: Option<usize>,
     },
-    /// `simple-cnn`
     SimpleCnn {
         /// What weights start from.
         init: InitVariance,
@@ -74,7 +70,6 @@ pub enum Family {
         #[serde(skip_serializing_if = "Option::is_none")]
         classes: Option<usize>,
     },
-    /// `resnet8`
     Resnet8 {
         /// What weights start from.
         init: InitVariance,
@@ -106,7 +101,6 @@ pub enum Family {
         /// Whether a batch norm follows every convolution.
         batch_norm: bool,
     },
-    /// `alexnet`
     AlexNet {
         /// Classes; left out: as many as the data has.
         #[serde(skip_serializing_if = "Option::is_none")]

@@ -18,7 +18,8 @@ use crate::spec::Precision;
 pub struct Override {
     /// As it is typed.
     text: String,
-    /// The path of the field; an empty one is that of a text that is no setting, which is told where it is put in.
+    /// The path of the field; an empty one is that of a text that is no setting, which is reported where it
+    /// is put in.
     keys: Vec<String>,
     /// None takes the field out.
     value: Option<Value>,
@@ -64,7 +65,6 @@ impl Override {
         }
     }
 
-    /// `seed`
     pub fn seed(seed: u64) -> Override {
         Override::integer("seed", seed)
     }

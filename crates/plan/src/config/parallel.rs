@@ -15,9 +15,9 @@ use crate::field::{Field, FieldType, LARGEST, texts};
 /// `[parallel]`
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Parallel {
-    /// Ranks that each hold the whole model and take a part of every batch.
+    /// Ranks that each hold the full model and take a slice of every batch.
     pub data: usize,
-    /// Ranks that each hold a part of every large layer.
+    /// Ranks that each hold a shard of every large layer.
     pub tensor: usize,
     /// Whether these cut what lies between such layers along the sequence.
     pub sequence: bool,
@@ -25,12 +25,11 @@ pub struct Parallel {
     pub linear: LinearForm,
     /// Ranks that each hold a tile of every image.
     pub spatial: SpatialGrid,
-    /// Whether the ranks of `tensor`, or of `spatial`, share out each layer in the way that suits it.
+    /// Whether the ranks of `tensor`, or of `spatial`, split each layer in the way that suits it.
     pub integrated: Option<Mixture>,
     /// Over which samples batch norm takes its statistics.
     pub batch_norm: BatchNormSync,
-    /// What ranks along the data axis share out, as ZeRO counts it: nothing, the optimizer's state, or summed
-    /// gradients too.
+    /// What ranks along the data axis shard, by ZeRO's stages: nothing, the optimizer's state, or gradients too.
     pub zero: usize,
     /// Steps that a rank takes by itself until weights are averaged: local SGD.
     pub average_every: usize,
@@ -174,7 +173,7 @@ impl Parallel {
         }
     }
 
-    /// Ranks that hold consecutive parts of the model.
+    /// Pipeline stages: ranks that hold consecutive blocks of the model.
     pub fn stages(&self) -> usize {
         self.pipeline.as_ref().map_or(1, |pipeline| pipeline.stages)
     }
@@ -190,7 +189,7 @@ impl Parallel {
         self.average_every > 1
     }
 
-    /// That ranks can share state, or go apart, as the file says.
+    /// That ranks can shard state, or step by themselves, as the file says.
     pub(super) fn check_state(&self, run: &RunFile) -> Result<(), Error> {
         let asked = [
             ("zero", self.zero > 0, self.zero.to_string()),
@@ -279,7 +278,7 @@ impl Parallel {
         Ok(())
     }
 
-    /// That one group of ranks can share out each layer in its own way.
+    /// That one group of ranks can split each layer in its own way.
     pub(super) fn check_integrated(&self, run: &RunFile) -> Result<(), Error> {
         if self.integrated.is_none() {
             return Ok(());

@@ -20,25 +20,25 @@ const OF_STAGES: [&str; 6] = ["schedule", "schedule_file", "chunks", "pipelines"
 /// A model cut into stages.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PipelineConfig {
-    /// Ranks that hold consecutive parts of the model.
+    /// Pipeline stages: ranks that hold consecutive blocks of the model.
     #[serde(rename = "pipeline")]
     pub stages: usize,
     /// The order of their work.
     #[serde(serialize_with = "word")]
     pub schedule: ScheduleName,
-    /// A file with a schedule of the user's own, in the place of a named one.
+    /// A file with a schedule of the user's own, instead of a named one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule_file: Option<PathBuf>,
     /// What is in it, once it was read.
     #[serde(skip)]
     brought: Option<Schedule>,
-    /// Parts on a rank, for interleaving.
+    /// Virtual stages on a rank, for interleaving.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunks: Option<usize>,
     /// Copies of the model, for Chimera.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pipelines: Option<usize>,
-    /// The first block of every part but the first; empty: parts of about equal cost.
+    /// The first block of every virtual stage but the first; empty: stages of about equal cost.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cut: Vec<usize>,
     /// Steps between which an asynchronous pipeline runs empty, besides those after which it is evaluated or

@@ -6,7 +6,7 @@ use crate::pruning::{PruneMethod, PrunedKernels, Pruning, Scope, StateForm, Tick
 
 /// How far apart masks of weights may be for Early-Bird: four fifths of what is kept must have stayed the
 /// same over the whole window. Random masks at 90 % are 0.9 apart. At 0.5, which there is the published 0.1
-/// of all places, a GPT-2 124M drew its ticket after a sixth of its run and ended at twice the perplexity
+/// of all positions, a GPT-2 124M drew its ticket after a sixth of its run and ended at twice the perplexity
 /// (log/2026-11-15-quality-124m-350m.md).
 const WEIGHTS_TOLERANCE: f64 = 0.2;
 

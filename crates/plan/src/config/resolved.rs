@@ -42,9 +42,9 @@ impl RunFile {
         };
         let moments = self.optimizer.moments();
         let optimizer_bytes = master + self.optimizer.moments.bytes() * moments;
-        // Not of sums: the form of a checkpoint must not depend on the number of micro-batches.
+        // Not of accumulated gradients: the form of a checkpoint must not depend on the number of micro-batches.
         let beside = precision.size() + optimizer_bytes;
-        // Ranks that shard state share out that of kept weights.
+        // Ranks that shard state shard that of kept weights.
         let compressed =
             self.prune.as_ref().is_some_and(|prune| self.parallel.zero > 0 || prune.compresses(beside));
         let accumulates = self.train.micro_batches > 1 && self.updates() != Updates::EveryMicroBatch;
@@ -114,7 +114,7 @@ impl RunFile {
         }
     }
 
-    /// The first block of every part but the first, where that is said.
+    /// The first block of every virtual stage but the first, where that is said.
     pub(crate) fn cut(&self) -> &[usize] {
         self.parallel.pipeline.as_ref().map_or(&[], |pipeline| &pipeline.cut)
     }
@@ -137,7 +137,6 @@ impl RunFile {
         Duration::from_secs(self.parallel.timeout_s as u64)
     }
 
-    /// When weights change.
     fn updates(&self) -> Updates {
         self.parallel.pipeline.as_ref().map_or(Updates::Flush, |pipeline| pipeline.schedule.updates())
     }

@@ -14,7 +14,7 @@ use super::{
 use crate::edit_distance::nearest;
 use crate::mesh::PerAxis;
 
-/// In the place of `[parallel]`.
+/// Instead of `[parallel]`.
 const WORD: &str = "auto";
 
 /// A run file's fields as they are written, with what is set put in.
@@ -140,7 +140,7 @@ impl RunTable {
         Some(self.fields.get("data")?.get("tokenizer")?.as_str()?.into())
     }
 
-    /// Puts another pruning method in the place of its own: what says which weights are candidates stays, and
+    /// Replaces its pruning method: what says which weights are candidates stays, and
     /// the sparsity where both have one; the fields of the old method go.
     pub fn set_method(&mut self, method: &str) {
         let prune = self.fields.entry("prune").or_insert_with(|| Value::Table(Table::new()));

@@ -16,7 +16,7 @@ pub struct Train {
     pub length: RunLength,
     /// Samples in a step, over all ranks.
     pub batch: usize,
-    /// Portions of a rank's part of the batch that run one after the other; they divide it.
+    /// Gradient-accumulation steps: so many micro-batches of a rank's slice of the batch run one after the other.
     pub micro_batches: usize,
     /// What weights, gradients and activations are stored in.
     pub precision: Precision,

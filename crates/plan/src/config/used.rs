@@ -23,7 +23,7 @@ impl Purpose {
     fn reads(self, field: &str) -> bool {
         let least = match self {
             Purpose::Text => FieldUse::Always,
-            Purpose::OtherData => FieldUse::Judging,
+            Purpose::OtherData => FieldUse::Evaluation,
             Purpose::HeldOut => FieldUse::HeldOut,
         };
         // Of a section by itself something is, unless nothing of it is.
@@ -71,13 +71,15 @@ impl RunFile {
     fn check_held_out(&self, overrides: &[Override]) -> Result<(), Error> {
         let run = self.in_use(overrides)?;
         let instead = "--data names other data to evaluate on";
-        if matches!((&self.data.held_out, &run.data.held_out), (HeldOut::Files { .. }, HeldOut::Share { .. }))
-            && run.data.source == self.data.source
+        if matches!(
+            (&self.data.held_out, &run.data.held_out),
+            (HeldOut::Files { .. }, HeldOut::Fraction { .. })
+        ) && run.data.source == self.data.source
         {
             let problem = format!("is removed, and the model was trained on all of `data.path` ({instead})");
             return Err(Error::Conflict { field: "data.validation_path".into(), problem });
         }
-        let (HeldOut::Share { validation: was }, HeldOut::Share { validation: is }) =
+        let (HeldOut::Fraction { validation: was }, HeldOut::Fraction { validation: is }) =
             (&self.data.held_out, &run.data.held_out)
         else {
             return Ok(());
@@ -101,7 +103,7 @@ impl RunFile {
 
     /// The run as its model is used: on one rank of whatever device there is, with nothing pruned or learnt,
     /// in micro-batches as large as they were. `overrides` may ask for ranks and precision; a batch is as
-    /// many micro-batches as then are under way.
+    /// many micro-batches as are then in flight.
     pub fn in_use(&self, overrides: &[Override]) -> Result<RunFile, Error> {
         let standard = RunFile::parse("", &[])?;
         let micro_batch = self.batch().micro_batch;
@@ -194,7 +196,7 @@ mod tests {
         );
     }
 
-    /// What was held out stays so: a smaller part of it is of it too.
+    /// What was held out stays so: a smaller fraction of it is among it too.
     #[test]
     fn nothing_that_was_learnt_from_is_held_out() {
         let result = |text: &str| {

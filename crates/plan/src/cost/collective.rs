@@ -12,12 +12,9 @@ use super::Cost;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AllReduce {
-    /// `ring_all_reduce`
     #[default]
     Ring,
-    /// `tree_all_reduce`
     Tree,
-    /// `halving_all_reduce`
     Halving,
 }
 
@@ -63,7 +60,7 @@ pub(crate) fn halving_all_reduce(ranks: usize, words: f64) -> Cost {
     pattern(2.0 * rounds(ranks), 2.0 * others(ranks) / ranks as f64 * words)
 }
 
-/// The sum over ranks, of which each gets its P-th: P - 1 messages, (P - 1)/P n words.
+/// Each rank gets its P-th of the sum: P - 1 messages, (P - 1)/P n words.
 pub fn reduce_scatter(ranks: usize, words: f64) -> Cost {
     pattern(others(ranks), others(ranks) / ranks as f64 * words)
 }

@@ -12,7 +12,7 @@ const MOST_RANKS: usize = 1 << 20;
 pub struct Crossover {
     /// On so many ranks.
     pub ranks: usize,
-    /// Which; none where so many ranks cannot share the layer in any way.
+    /// Which; none where the layer cannot be split over so many ranks in any way.
     pub to: Option<Parallelism>,
 }
 
@@ -83,8 +83,8 @@ mod tests {
         }
     }
 
-    /// A gather and a sum are three rounds of a ring, one sum is two: 3 alpha (P - 1) against 2 alpha (P -
-    /// 1), which is alpha P / beta words in favour of data.
+    /// An all-gather and an all-reduce are three rounds of a ring, one all-reduce is two: 3 alpha (P - 1)
+    /// against 2 alpha (P - 1), which is alpha P / beta words in favour of data.
     #[test]
     fn messages_that_take_long_to_start_favour_data() {
         let saved: f64 = 2.0 * 9e6 - 1e-6 * 8.0 / 1e-9;

@@ -11,22 +11,22 @@ use crate::spec::{ModelSpec, ShapeError};
 /// The messages of a step of a model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Explanation {
-    /// The model's name.
     pub model: String,
     /// The ranks, samples and machine that it is worked out for.
     #[serde(flatten)]
     pub setting: Setting,
-    /// The share of the prunable weights that is gone; 0 without pruning.
+    /// The fraction of the prunable weights that is gone; 0 without pruning.
     pub sparsity: f64,
     /// The layers that have something to say, in the order of execution.
     pub layers: Vec<LayerCosts>,
     /// All layers by the same parallelism, where they all can.
     pub total: ByParallelism,
-    /// The cheapest mixture, exchanges included; none where so many ranks cannot share the model.
+    /// The cheapest mixture, moves between layers included; none where the model cannot be split over so many
+    /// ranks.
     pub integrated: Option<Integrated>,
 }
 
-/// A layer, and what each way to share it out sends.
+/// A layer, and what each way to split it sends.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LayerCosts {
     /// The layer as the formulas see it.
@@ -35,8 +35,8 @@ pub struct LayerCosts {
     /// Messages, words and seconds of each parallelism.
     #[serde(flatten)]
     pub costs: ByParallelism,
-    /// The cheapest of a layer that multiplies, where so many ranks can share it; what does not follows its
-    /// neighbours.
+    /// The cheapest of a layer that multiplies, where it can be split over so many ranks; what does not
+    /// follows its neighbours.
     pub cheapest: Option<Parallelism>,
     /// The smallest batch at which data costs no more than model.
     pub data_from_batch: Option<usize>,
@@ -47,9 +47,9 @@ pub struct LayerCosts {
 /// A cost by each parallelism, none where it is impossible.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ByParallelism {
-    /// Samples are cut: sums of weight gradients.
+    /// By samples: all-reduces of weight gradients.
     pub data: Option<TimedCost>,
-    /// Outputs are cut: gathers of activations, sums of their gradients.
+    /// By outputs: all-gathers of activations, all-reduces of their gradients.
     pub model: Option<TimedCost>,
     /// By rows of the image.
     pub domain: Option<TimedCost>,

@@ -254,7 +254,7 @@ mod tests {
     fn a_linear_layer_sums_its_weights_or_moves_its_activations() {
         let layer = find(&alexnet((224, 224, 3), 1000, StemForm::ImageNet), "classifier.4");
         assert_eq!(layer.cost(Data, &on(4, 128)), cost(6.0, 1.5 * (4096.0 * 4096.0 + 4096.0)));
-        // Outputs are gathered, the gradient of the inputs is summed.
+        // Outputs are all-gathered, the gradient of the inputs is all-reduced.
         assert_eq!(layer.cost(ByOutputs, &on(4, 128)), cost(9.0, 0.75 * 128.0 * (4096.0 + 2.0 * 4096.0)));
         assert_eq!(layer.cost(Domain, &on(4, 128)), None);
     }
@@ -304,7 +304,7 @@ mod tests {
         assert!(find(&model, "features.0").cost(Domain, &on(45, 8)).is_none());
     }
 
-    /// Statistics of a batch norm are summed where ranks have parts of an image, forward and backward.
+    /// Statistics of a batch norm are all-reduced where ranks have slabs of an image, forward and backward.
     #[test]
     fn a_batch_norm_measures_over_slabs() {
         let layer = find(&resnet(ResNet::R18, (224, 224, 3), 1000, StemForm::ImageNet), "bn1");
@@ -313,7 +313,7 @@ mod tests {
         assert_eq!(layer.cost(ByOutputs, &on(2, 8)), Some(Cost::FREE));
     }
 
-    /// A tied table is summed once, and ids need no gradient.
+    /// A tied table is all-reduced once, and ids need no gradient.
     #[test]
     fn a_tied_head_has_no_weights_of_its_own() {
         let shape = Gpt { layers: 1, width: 8, heads: 2, context: 4, vocab: 16, ..Gpt::default() };

@@ -72,7 +72,6 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Nothing is sent.
     pub const FREE: Cost = Cost { messages: 0.0, words: 0.0 };
 
     /// `alpha` for each message and `beta` for each word.

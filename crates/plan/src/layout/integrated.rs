@@ -1,5 +1,5 @@
-//! Integrated parallelism (Gholami et al. 2018): one group of ranks shares out each layer in the way that
-//! suits it, by samples or by tiles of images where activations outweigh weights, by columns where weights
+//! Integrated parallelism (Gholami et al. 2018): one group of ranks splits each layer in the way that suits
+//! it, by samples or by tiles of images where activations outweigh weights, by features where weights
 //! outweigh activations.
 //!
 //! Which way a layer goes is the cheapest [route](Integrated) by the alpha-beta model, or the cheapest of
@@ -45,7 +45,7 @@ pub struct Mixing {
     pub samples: usize,
     /// Bytes of a word.
     pub word: u64,
-    /// What goes of the weights: it shortens the sums of their gradients.
+    /// What goes of the weights: it shortens the all-reduces of their gradients.
     pub pruning: Option<Pruning>,
 }
 

@@ -7,11 +7,11 @@ use crate::spec::{LayerSpec, ModelSpec, Named, TensorRole};
 /// How linear layers are cut over tensor ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum LinearForm {
-    /// Two behind one another are a pair, of columns and of rows, with one sum forward and one backward
+    /// Two behind one another are a pair, of columns and of rows, with one all-reduce forward and one backward
     /// (Shoeybi et al. 2019).
     #[default]
     Paired,
-    /// Each by itself by its columns: a gather forward, a sum backward (Gholami et al. 2018).
+    /// Each by itself by its columns: an all-gather forward, an all-reduce backward (Gholami et al. 2018).
     Plain,
     /// These by themselves, the others in pairs.
     PlainFor(Named),

@@ -1,9 +1,9 @@
 //! How the tensors of a model lie on the mesh: each rank's local model, made of the full one.
 //!
-//! A rank's model is a spec like any other, of the sizes that the rank has, with what it exchanges with
-//! others as layers of their own. Its parameters are as many as the full model's, in the same order and of
-//! the same names; a [`Shard`] says where each lies in the full one. All that counts, builds, saves or masks
-//! reads that model, so an axis that shards tensors is known here alone.
+//! A rank's model is a spec like any other, of the sizes that the rank has, with collectives as layers of
+//! their own. Its parameters are as many as the full model's, in the same order and of the same names; a
+//! [`Shard`] says where each lies in the full one. All that counts, builds, saves or masks reads that model,
+//! so an axis that shards tensors is known here alone.
 
 mod integrated;
 mod linear_form;
@@ -27,22 +27,22 @@ use crate::tiles::Region;
 /// The models of all ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layout {
-    /// By tile of the image, and of each by the place along the tensor axis.
+    /// By tile of the image, and of each by the coordinate along the tensor axis.
     locals: Vec<LocalModel>,
     /// Ranks along the tensor axis.
     tensor: usize,
     /// Whether these cut what lies between their layers along the sequence.
     sequence: bool,
-    /// Rows and columns of the grid of ranks over which images are cut.
+    /// Rows and columns of the grid of ranks over which images are split.
     grid: [usize; 2],
-    /// How the layers are shared out, where each is in the way that suits it.
+    /// How the layers are split, where each is in the way that suits it.
     mixture: Option<Integrated>,
 }
 
 /// One rank's own model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LocalModel {
-    /// The layers, with the sizes that the rank has, and the exchanges between them.
+    /// The layers, with the sizes that the rank has, and the collectives between them.
     pub model: ModelSpec,
     /// Its parameters, of the shapes that the rank has.
     pub parameters: Vec<Parameter>,
@@ -55,7 +55,7 @@ pub struct LocalModel {
     pub classes: Option<ClassShard>,
 }
 
-/// Some of the classes that ranks along an axis share out.
+/// Some of the classes that ranks along an axis split.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClassShard {
     /// Whose others the other ranks have,
@@ -123,17 +123,17 @@ impl LocalModel {
 /// How tensors are cut along the axes that cut them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Partition {
-    /// Ranks that have a part of every large layer,
+    /// Ranks that have a shard of every large layer,
     pub tensor: usize,
     /// whether these cut what lies between along the sequence,
     pub sequence: bool,
     /// and how linear layers follow each other on them.
     pub linear: LinearForm,
-    /// Rows and columns of the grid of ranks over which images are cut.
+    /// Rows and columns of the grid of ranks over which images are split.
     pub grid: [usize; 2],
     /// Whether batch norms measure over the samples of all replicas.
     pub synchronised: bool,
-    /// Whether the ranks of one of these axes share out each layer in the way that suits it.
+    /// Whether the ranks of one of these axes split each layer in the way that suits it.
     pub integrated: Option<Mixing>,
 }
 
@@ -208,22 +208,22 @@ impl Layout {
         Ok(Layout { locals, tensor, sequence, grid, mixture })
     }
 
-    /// Whether what lies between layers in parts is cut along the sequence.
+    /// Whether what lies between split layers is split along the sequence.
     pub fn has_sequence(&self) -> bool {
         self.sequence
     }
 
-    /// Rows and columns of the grid of ranks over which images are cut.
+    /// Rows and columns of the grid of ranks over which images are split.
     pub fn grid(&self) -> [usize; 2] {
         self.grid
     }
 
-    /// How the layers are shared out, where each is in the way that suits it.
+    /// How the layers are split, where each is in the way that suits it.
     pub fn mixture(&self) -> Option<&Integrated> {
         self.mixture.as_ref()
     }
 
-    /// The model of the rank at a place.
+    /// The model of the rank at some coordinates.
     pub fn of(&self, coords: PerAxis) -> &LocalModel {
         &self.locals[self.model_parallel_rank(coords)]
     }
@@ -238,7 +238,7 @@ impl Layout {
         &self.locals
     }
 
-    /// Whether two of these have partial sums of a parameter's gradient, which are added up.
+    /// Whether two of these have partial sums of a parameter's gradient, which are all-reduced.
     pub fn are_reduced(&self, parameter: usize, a: usize, b: usize) -> bool {
         let (one, other) = (&self.locals[a], &self.locals[b]);
         let PartialAxes { tensor, spatial } = one.partial[parameter];

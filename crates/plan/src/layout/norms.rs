@@ -1,4 +1,4 @@
-//! Batch norms that replicas measure together: before each stands the sum of what they measure, so that the
+//! Batch norms that replicas measure together: before each stands an all-reduce of what they measure, so that the
 //! norm itself need not know of other ranks. Over tiles of images `spatial` puts it there.
 
 use std::convert::Infallible;
@@ -6,12 +6,12 @@ use std::convert::Infallible;
 use crate::mesh::Axis;
 use crate::spec::{LayerSpec, ModelSpec, SharedStatistics};
 
-/// The sum before a batch norm of so many channels, over an axis.
+/// The all-reduce before a batch norm of so many channels, over an axis.
 pub(super) fn shared(channels: usize, axis: Axis) -> LayerSpec {
     LayerSpec::SharedStatistics(SharedStatistics { channels, over: vec![axis], shares_samples: false })
 }
 
-/// The same, where ranks along the axis share out the samples of a micro-batch.
+/// The same, where ranks along the axis split the samples of a micro-batch.
 pub(super) fn shared_by_samples(channels: usize, axis: Axis) -> LayerSpec {
     LayerSpec::SharedStatistics(SharedStatistics { channels, over: vec![axis], shares_samples: true })
 }

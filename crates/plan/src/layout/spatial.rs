@@ -56,7 +56,7 @@ pub(crate) fn shard(
 
 struct SpatialSharder {
     rank: usize,
-    /// How the image is cut at the place reached; none: it is whole again.
+    /// How the image is split at the point reached; none: it is complete again.
     tiles: Option<TileGrid>,
     partial: HashSet<String>,
 }

@@ -14,9 +14,9 @@ pub struct Tensors {
     /// Which parameters and buffers each block uses.
     pub blocks: BlockTensors,
     pub(super) buffers: Vec<BufferSpec>,
-    /// Places of parameters that several blocks use.
+    /// Indices of parameters that several blocks use.
     pub tied: HashSet<usize>,
-    /// Places of weights that may be multiplied without their zeros.
+    /// Indices of weights that may be multiplied without their zeros.
     pub(super) linear: HashSet<usize>,
     /// Classes of the logits.
     pub(super) classes: usize,
@@ -42,7 +42,7 @@ impl Tensors {
 #[derive(Clone)]
 pub struct PredictionInputs {
     pub tensors: Rc<Tensors>,
-    /// What each block exchanges.
+    /// The messages of each block.
     pub messages: Rc<Vec<BlockMessages>>,
     /// Rows of the logits.
     pub logit_rows: usize,

@@ -1,7 +1,7 @@
-//! Bytes of messages of a rank whose gradients are summed as a backward pass makes them.
+//! Bytes of messages of a rank whose gradients are all-reduced as a backward pass makes them.
 //!
 //! A packet of small gradients is a message from the moment in which the last of them is made until the step
-//! waits for it, and what layers exchange in the passes behind that moment lies beside it. So the peak is
+//! waits for it, and the messages of layers in the passes behind that moment lie beside it. So the peak is
 //! found by going through the pass that completes the gradients.
 
 use std::collections::{BTreeMap, HashMap};
@@ -10,7 +10,7 @@ use std::ops::Range;
 use crate::packets::{BUCKET, packets};
 use crate::spec::message_sizes::{BackwardEvent, BlockMessages};
 
-/// A gradient that is summed over ranks.
+/// A gradient that is all-reduced.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReducedGradient {
     /// How many ranks of a replica have a partial sum: gradients of other groups travel in other packets.
@@ -20,7 +20,7 @@ pub(super) struct ReducedGradient {
 }
 
 /// The most bytes of messages in the passes of a rank's chunks, which have these blocks: of each the messages
-/// are known, and of a parameter whether and how it is summed. `copies`: where another rank has a copy of a
+/// are known, and of a parameter whether and how it is all-reduced. `copies`: where another rank has a copy of a
 /// chunk all packets of that start together, when it is complete.
 pub(super) fn most_in_passes(
     chunks: &[Range<usize>],

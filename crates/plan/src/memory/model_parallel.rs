@@ -20,7 +20,7 @@ pub struct ModelParallelRank {
 }
 
 impl ModelParallelRank {
-    /// Of one of the ranks that have parts of a model of these parameters.
+    /// Of one of the ranks that have shards of a model of these parameters.
     pub fn of(layout: &Layout, peer: usize, parameters: &[Parameter], on_gpu: bool) -> ModelParallelRank {
         ModelParallelRank {
             partial_ranks: (0..parameters.len()).map(|id| layout.partial_ranks(id, peer) as u64).collect(),

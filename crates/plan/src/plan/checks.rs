@@ -32,7 +32,7 @@ pub(super) fn ties(
     Err(Error::Conflict { field: "model".into(), problem })
 }
 
-/// Copies of a part make gradients of other micro-batches, at other times: no two of them belong together
+/// Copies of a stage make gradients of other micro-batches, at other times: no two of them belong together
 /// before the last.
 pub(super) fn scattering(data_parallel: DataParallelMode, schedule: &Schedule) -> Result<(), Error> {
     if !data_parallel.scatters_gradients() || schedule.placement.copies() == 1 {

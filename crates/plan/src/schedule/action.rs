@@ -28,14 +28,14 @@ pub enum Action {
         /// Which of the rank's chunks.
         chunk: usize,
     },
-    /// Wait for the sums of all gradients of the update.
+    /// Wait for the all-reduces of all gradients of the update.
     WaitReduce,
     /// Add up losses and norms over the ranks that can wait for each other: over all, where a flush ends a
     /// batch, and with them whether one was asked to stop.
     Agree,
     /// Tell another rank what came of an update: where there is no flush, stages do not wait for each other.
     SendControl(ControlMessage),
-    /// Wait for what another rank tells.
+    /// Wait for what another rank sends.
     RecvControl(ControlMessage),
     /// Update the weights of all chunks: the newest version becomes the next one.
     Step,
@@ -96,7 +96,7 @@ pub enum Payload {
 /// A few numbers for another rank, as one of the two sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ControlMessage {
-    /// What they tell of an update.
+    /// What is sent of an update.
     pub topic: ControlKind,
     /// Of which update, counted from 0 through the list; 0 where nothing is updated.
     pub update: usize,
@@ -118,7 +118,6 @@ pub enum ControlKind {
 }
 
 impl ControlKind {
-    /// All of them.
     pub const ALL: [ControlKind; 4] =
         [ControlKind::Verdict, ControlKind::Decision, ControlKind::Totals, ControlKind::Token];
 
@@ -134,13 +133,9 @@ impl ControlKind {
 /// The four kinds of computing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pass {
-    /// See [`Action::Forward`].
     Forward,
-    /// See [`Action::Backward`].
     Backward,
-    /// See [`Action::BackwardInput`].
     BackwardInput,
-    /// See [`Action::BackwardWeight`].
     BackwardWeight,
 }
 

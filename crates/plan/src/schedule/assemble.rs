@@ -98,7 +98,7 @@ impl Schedule {
     }
 }
 
-/// Where a rank starts the sum of a chunk's gradients.
+/// Where a rank starts the all-reduce of a chunk's gradients.
 pub(super) struct ReducePoint {
     /// Behind so many passes of a batch.
     pub behind: usize,

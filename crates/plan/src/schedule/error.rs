@@ -45,7 +45,7 @@ pub enum ScheduleError {
         /// Forward passes of all ranks together.
         forwards: u128,
     },
-    /// Parts of the model where they cannot be.
+    /// Virtual stages where they cannot be.
     #[error("{problem}")]
     Placement {
         /// What is wrong, as a clause that the message ends with.

@@ -92,7 +92,7 @@ pub struct ScheduleOptions {
     pub micro_batches: usize,
     /// Batches in the lists. A flush ends each, or they run into one another, as the schedule has it.
     pub batches: usize,
-    /// Parts of the model on a rank, for interleaving; 2 unless said.
+    /// Virtual stages on a rank, for interleaving; 2 unless said.
     pub chunks: Option<usize>,
     /// Copies of the model, for Chimera; 2 unless said.
     pub pipelines: Option<usize>,
@@ -129,7 +129,6 @@ pub struct Schedule {
 }
 
 impl ScheduleName {
-    /// All of them.
     pub const ALL: [ScheduleName; 9] = [
         ScheduleName::Gpipe,
         ScheduleName::OneFOneB,

@@ -85,7 +85,7 @@ impl Placement {
         self.chunks.len()
     }
 
-    /// Parts of the model.
+    /// Virtual stages of the model.
     pub(crate) fn virtual_stages(&self) -> usize {
         self.pipelines[0].len()
     }

@@ -80,7 +80,7 @@ impl ScheduleReport {
         Ok((timeline, report))
     }
 
-    /// Puts the figures of a full pipeline in the place of those of a short list.
+    /// Replaces the figures of a short list by those of a full pipeline.
     fn make_steady(&mut self, name: ScheduleName, options: &ScheduleOptions) -> Result<(), ScheduleError> {
         // Past p micro-batches a batch changes nothing but how rarely weights do, and shorter lists say the same.
         let micro_batches = options.micro_batches.min(options.stages);

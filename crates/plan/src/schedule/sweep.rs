@@ -123,7 +123,7 @@ mod tests {
         }
     }
 
-    /// Once each, from where the model ends, and nothing where there is nobody to tell.
+    /// Once each, from where the model ends, and nothing where there is nobody to send it to.
     #[test]
     fn every_other_rank_hears_the_token() {
         for (placement, end) in placements().into_iter().zip([0, 2, 1, 3]) {

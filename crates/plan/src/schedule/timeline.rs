@@ -16,7 +16,7 @@ pub trait Costs {
     /// How long an action keeps its rank busy, waiting excluded.
     fn busy(&self, rank: usize, action: &Action) -> f64;
 
-    /// The share of an all-reduce under way that keeps its rank from computing.
+    /// The fraction of an all-reduce in flight that keeps its rank from computing.
     fn occupies(&self) -> f64 {
         0.0
     }
@@ -189,7 +189,7 @@ pub(crate) fn last_passes(schedule: &Schedule) -> Vec<LastPasses> {
     schedule.ranks.iter().map(of_list).collect()
 }
 
-/// The highest sum on the way.
+/// The highest partial sum.
 fn peak(rises: impl Iterator<Item = i64>, from: i64) -> usize {
     let mut now = from;
     rises.fold(from, |most, rise| {

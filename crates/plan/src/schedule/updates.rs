@@ -29,7 +29,6 @@ impl Updates {
         }
     }
 
-    /// All of them.
     pub const ALL: [Updates; 4] =
         [Updates::Flush, Updates::EveryMicroBatch, Updates::DoubleBuffered, Updates::Free];
 }

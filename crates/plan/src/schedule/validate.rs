@@ -70,7 +70,7 @@ impl Schedule {
         let bare = self.ranks.iter().map(written).collect();
         let expected = agreement::fill_in(&self.placement, self.updates, self.micro_batches, bare);
         for (rank, (list, expected)) in self.ranks.iter().zip(expected).enumerate() {
-            // Whether state is shared out is not the schedule's to know.
+            // Whether state is sharded is not the schedule's to know.
             let list: Vec<Action> = list.iter().copied().filter(|a| *a != Action::Gather).collect();
             if list != expected {
                 let same = list.iter().zip(&expected).take_while(|(is, should)| is == should);

@@ -6,7 +6,7 @@ use crate::pruning::{StateForm, WeightForm};
 use crate::simulate::Candidate;
 
 impl Candidate {
-    /// A run file with this layout in the place of its own.
+    /// A run file with this layout instead of its own.
     pub fn applied(&self, run: &RunFile) -> Result<RunFile, Error> {
         let batch = run.train.batch;
         let micro_batches = self.micro_batches(batch).ok_or_else(|| Error::Conflict {

@@ -10,7 +10,7 @@ use crate::spec::{Input, RecomputeMode};
 const LARGEST_MICRO_BATCH: usize = 256;
 /// Tensor ranks beyond a few nodes gain nothing.
 const MOST_TENSOR_NODES: usize = 2;
-/// Parts of the model on a rank.
+/// Virtual stages on a rank.
 const CHUNKS: [usize; 4] = [2, 3, 4, 6];
 
 /// Every candidate that the run, the engine and what is fixed allow.
@@ -124,7 +124,7 @@ fn axis_sizes(devices: usize, fixed: Option<usize>, most: usize) -> impl Iterato
     range.filter(move |extent| *extent > 0 && devices.is_multiple_of(*extent))
 }
 
-/// Replicas that share out a batch evenly, and the grid of ranks over the images of each, if they are cut: by
+/// Replicas that split a batch evenly, and the grid of ranks over the images of each, if they are split: by
 /// rows, and square ones, of no more ranks than an image of `image` rows and columns has of these.
 fn replicas(ranks: usize, batch: usize, image: Option<[usize; 2]>) -> Vec<(usize, [usize; 2])> {
     let Some([height, width]) = image else {
@@ -148,7 +148,7 @@ fn divisors(of: usize) -> Vec<usize> {
     small.iter().copied().chain(large).collect()
 }
 
-/// One sentence that says why there is no way at all.
+/// One sentence that says why there is no layout at all.
 fn none(search: &LayoutSearch) -> Error {
     let (devices, batch) = (search.devices, search.job.plan.batch.samples);
     let problem = if search.fixed.is_empty() {

@@ -23,11 +23,11 @@ pub struct SearchConstraints {
     pub micro_batch: Option<usize>,
     /// The order of a pipeline.
     pub schedule: Option<ScheduleName>,
-    /// Parts of the model on a rank.
+    /// Virtual stages on a rank.
     pub chunks: Option<usize>,
     /// What is computed twice.
     pub recompute: Option<RecomputeMode>,
-    /// What replicas share out.
+    /// What replicas shard.
     pub zero: Option<u8>,
     /// Whether state is that of kept weights alone.
     pub compressed: Option<bool>,

@@ -1,7 +1,7 @@
 //! Which layout is the fastest that fits: enumerates all that so many devices can be put to, bounds each from
 //! below, simulates the most promising and ranks them.
 //!
-//! A bound is what a step takes at least: the passes of all micro-batches, shared out evenly, with the bubble
+//! A bound is what a step takes at least: the passes of all micro-batches, split evenly, with the bubble
 //! that the schedule cannot do without. Candidates are walked in the order of their bounds, until what is
 //! left cannot get into the table any more.
 //!

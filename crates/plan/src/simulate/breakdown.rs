@@ -13,16 +13,15 @@ pub struct Breakdown {
     pub point_to_point: f64,
     /// Waiting for other stages.
     pub bubble: f64,
-    /// Sums, gathers and halos, as far as they are waited for.
+    /// All-reduces, all-gathers and halos, as far as they are waited for.
     pub collective: f64,
-    /// Gradients into their sums, compressed or dense.
+    /// Gradients into their accumulators, compressed or dense.
     pub compress: f64,
     /// The step itself.
     pub optimizer: f64,
 }
 
 impl Breakdown {
-    /// All of it.
     pub(super) fn total(&self) -> f64 {
         self.kinds().iter().map(|(_, seconds)| seconds).sum()
     }

@@ -8,7 +8,8 @@ use crate::engine::EngineProfile;
 use crate::error::Error;
 use crate::plan::Plan;
 
-/// Rates are looked for between this part and so many times what they were: beyond that, something else is wrong.
+/// Rates are searched between this fraction and so many times what they were: beyond that, something else is
+/// wrong.
 const WIDEST: f64 = 1000.0;
 /// Halvings of the range, in logarithms: the factor is then exact to a millionth.
 const HALVINGS: usize = 24;
@@ -16,9 +17,7 @@ const HALVINGS: usize = 24;
 /// A run whose step was measured.
 #[derive(Debug, Clone)]
 pub struct MeasuredRun {
-    /// The run.
     pub plan: Plan,
-    /// Its layout.
     pub candidate: Candidate,
     /// Of a step.
     pub seconds: f64,
@@ -89,7 +88,7 @@ fn scaled(cluster: &Cluster, runs: &[MeasuredRun], factor: f64) -> Cluster {
             precisions.push(precision);
             let matrix = device.matrix_mut(precision);
             scale(&mut matrix.efficiency);
-            // A share is of a product, which has the factor.
+            // An efficiency is of a product, which has the factor.
             if let Convolution::Passes(by_pass) = &mut matrix.convolution {
                 scale(&mut by_pass.channels);
                 for each in [&mut by_pass.weight_ns, &mut by_pass.pixel_ns, &mut by_pass.window_ns] {

@@ -19,21 +19,21 @@ pub struct Candidate {
     pub data: usize,
     /// Stages.
     pub pipeline: usize,
-    /// Ranks that have a part of every large layer,
+    /// Ranks that have a shard of every large layer,
     pub tensor: usize,
     /// and whether these cut what lies between along the sequence.
     pub sequence: bool,
-    /// Rows and columns of the grid over which images are cut.
+    /// Rows and columns of the grid over which images are split.
     pub grid: [usize; 2],
     /// Samples that a rank runs at a time.
     pub micro_batch: usize,
     /// The order of a pipeline; of no meaning with one stage.
     pub schedule: ScheduleName,
-    /// Parts of the model on a rank, for interleaving.
+    /// Virtual stages on a rank, for interleaving.
     pub chunks: Option<usize>,
     /// What is computed twice.
     pub recompute: RecomputeMode,
-    /// What replicas share out: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 weights too (other
+    /// What replicas shard: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 weights too (other
     /// engines').
     pub zero: u8,
     /// Whether gradients and optimizer state are those of kept weights alone.
@@ -62,7 +62,7 @@ impl Candidate {
     }
 
     /// The layout of a run; none where it is one that no step stands for: a schedule of the user's own, one
-    /// that never flushes, replicas that step by themselves, or layers that are each cut in another way.
+    /// that never flushes, replicas that step by themselves, or layers that are each split in another way.
     pub fn of(plan: &Plan) -> Option<Candidate> {
         let ScheduleSource::Named { name: schedule, chunks, pipelines: None } = plan.pipeline.order else {
             return None;
@@ -114,12 +114,12 @@ impl Candidate {
         Partition { tensor: self.tensor, sequence: self.sequence, grid: self.grid, ..Partition::NONE }
     }
 
-    /// What tells its cut of tensors apart from others.
+    /// What tells its partition of tensors apart from others.
     pub(super) fn partition_key(&self) -> (usize, bool, [usize; 2]) {
         (self.tensor, self.sequence, self.grid)
     }
 
-    /// Micro-batches of a step of so many samples; none where these cannot be shared out evenly.
+    /// Micro-batches of a step of so many samples; none where these cannot be split evenly.
     pub fn micro_batches(&self, batch: usize) -> Option<usize> {
         let each = self.data.checked_mul(self.micro_batch)?;
         batch.is_multiple_of(each).then_some(batch / each).filter(|number| *number > 0)
@@ -188,11 +188,11 @@ pub struct LayoutRecord {
     pub spatial: SpatialGrid,
     /// Whether activations are cut along the sequence.
     pub sequence: bool,
-    /// What replicas share out.
+    /// What replicas shard.
     pub zero: u8,
     /// The order of the pipeline, where there is one.
     pub schedule: Option<&'static str>,
-    /// Parts of the model on a rank.
+    /// Virtual stages on a rank.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunks: Option<usize>,
     /// Micro-batches of a step, of each replica.

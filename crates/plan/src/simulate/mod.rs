@@ -91,7 +91,7 @@ impl<'a> Simulation<'a> {
         Simulation { schedules: self.schedules.clone(), ..Simulation::new(plan, cluster, self.engine) }
     }
 
-    /// So many parts of the model.
+    /// So many virtual stages of the model.
     fn stage_blocks(&self, number: usize) -> Result<Rc<StageBlocks>, Error> {
         if let Some(known) = self.stage_blocks.borrow().get(&number) {
             return Ok(known.clone());

@@ -1,5 +1,4 @@
-//! What the passes of each block of a rank's model take: kernels, and what its layers exchange with the ranks
-//! of other axes.
+//! What the passes of each block of a rank's model take: kernels, and the collectives of its layers.
 
 use super::collective::RankGroup;
 pub use super::seconds::{PassSeconds, Passes};

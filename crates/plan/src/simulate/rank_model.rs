@@ -29,7 +29,7 @@ pub struct RankModel {
     activations: RefCell<HashMap<ActivationKey, Rc<Vec<StageActivations>>>>,
 }
 
-/// What tells apart what two cuts into stages keep: how many virtual stages there are, samples of a
+/// What tells apart what two splits into stages keep: how many virtual stages there are, samples of a
 /// micro-batch, and what is run again.
 type ActivationKey = (usize, usize, RecomputeMode);
 

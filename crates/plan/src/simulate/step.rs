@@ -17,7 +17,6 @@ use crate::stages::StageBlocks;
 /// What a candidate takes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Estimate {
-    /// The layout.
     pub candidate: Candidate,
     /// Bytes of the rank that has most.
     pub memory: MemoryPlan,

@@ -268,7 +268,6 @@ impl StageTimer<'_> {
 pub(super) struct StepCosts<'a> {
     /// Of the virtual stages.
     pub times: &'a StageTimes,
-    /// The lists.
     pub schedule: &'a Schedule,
     /// Whether messages between stages take time.
     pub messages: bool,
@@ -321,7 +320,7 @@ impl Costs for StepCosts<'_> {
             Action::AllReduce { chunk } => self.times.all_reduces[chunks[chunk].virtual_stage].total(),
             Action::WaitReduce => self.times.tied_of(chunks).total(),
             Action::Agree => self.times.agreement.total(),
-            // What others have stepped is gathered behind the step, where state is shared out.
+            // What others have stepped is gathered behind the step, where state is sharded.
             Action::Step => {
                 let of_chunk = |virtual_stage: usize| {
                     self.times.steps[virtual_stage] + self.times.gathers[virtual_stage]

@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(untied.output_weight().as_deref(), Some("lm_head.weight"));
     }
 
-    /// What reads a channel: the next convolution, or all that a residual sum goes on to.
+    /// What reads a channel: the next convolution, or all that a residual sum leads to.
     #[test]
     fn readers_know_the_channels_of_their_inputs() {
         let model = vgg(Vgg::V16, (32, 32, 3), 10, StemForm::Small, true);

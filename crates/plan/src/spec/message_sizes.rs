@@ -23,7 +23,7 @@ pub fn chunk_rows(rows: usize, bytes: usize, most: usize) -> usize {
     rows.div_ceil(count).next_multiple_of(128)
 }
 
-/// What a block exchanges.
+/// The messages of a block.
 #[derive(Debug, Clone, Default)]
 pub struct BlockMessages {
     /// Elements of the largest message, forward or backward.
@@ -42,7 +42,7 @@ pub enum BackwardEvent {
 }
 
 impl ModelSpec {
-    /// What each block exchanges in a pass of so many samples; nothing where no layer does. The model has
+    /// The messages of each block in a pass of so many samples; nothing where no layer does. The model has
     /// these parameters.
     pub fn messages(
         &self,
@@ -74,7 +74,7 @@ impl ModelSpec {
     }
 }
 
-/// Bytes of what ranks that have the logits of some of all classes each tell one another about a chunk of rows.
+/// Bytes of what ranks that have the logits of some of all classes each send one another about a chunk of rows.
 pub(crate) fn shared_logit_bytes(
     rows: usize,
     classes: usize,

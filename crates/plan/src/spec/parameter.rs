@@ -18,7 +18,7 @@ pub struct Parameter {
     pub decays: bool,
     /// Whether it is a table of tokens or positions, which pruning methods often leave whole.
     pub embedding: bool,
-    /// The dimension along which outputs lie: at each place of it are the weights of one output.
+    /// The dimension along which outputs lie: at each index of it are the weights of one output.
     #[serde(skip)]
     pub output_dim: usize,
 }

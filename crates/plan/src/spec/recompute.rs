@@ -1,7 +1,7 @@
 //! What is computed twice to save memory: nothing, attention's inside, or blocks.
 //!
 //! Korthikanti et al. 2022 make again what attention keeps alone, since that is large and cheap. Their
-//! kernels kept matrices of positions by positions; ours keep none, so what is left is the way from the norm
+//! kernels kept matrices of positions by positions; ours keep none, so what is left is the path from the norm
 //! to what attention gives: queries, keys, values and output, four of the ten widths that a layer of a GPT
 //! keeps of each token, for the product that makes three of them and for attention itself.
 
@@ -67,7 +67,7 @@ pub fn attention_spans(layers: &[LayerSpec]) -> Vec<AttentionSpan> {
     again.iter().enumerate().map(inside).collect()
 }
 
-/// The first layer that is run again for the attention at a place.
+/// The first layer that is run again for the attention at an index.
 fn first(layers: &[LayerSpec], attention: usize) -> usize {
     let mut at = attention;
     let mut goes_back = |over: fn(&LayerSpec) -> bool| {

@@ -16,7 +16,6 @@ pub enum Shape {
     },
     /// `[seq, width]`.
     Sequence {
-        /// Positions.
         seq: usize,
         /// Elements of each.
         width: usize,
@@ -31,10 +30,7 @@ pub enum Shape {
         channels: usize,
     },
     /// `[width]`.
-    Vector {
-        /// Elements.
-        width: usize,
-    },
+    Vector { width: usize },
 }
 
 impl Shape {

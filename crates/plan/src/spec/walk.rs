@@ -1,4 +1,4 @@
-//! The way through a model's layers, each with the shape that it gets: what is counted or built later has
+//! A walk through a model's layers, each with the shape that it gets: what is counted or built later has
 //! been walked here.
 
 use std::collections::HashSet;

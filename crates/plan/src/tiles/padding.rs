@@ -1,5 +1,5 @@
 //! How far the windows of a convolution or a pool reach past an image, side by side. A run file writes one
-//! number for all four; they differ where a rank holds a part of the image, whose border is the true one on
+//! number for all four; they differ where a rank holds a tile of the image, whose border is the true one on
 //! some of its sides only.
 
 use std::fmt;

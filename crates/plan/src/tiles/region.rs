@@ -19,7 +19,6 @@ impl Region {
         Region { rows: 0..height, columns: 0..width }
     }
 
-    /// Rows and columns.
     pub fn size(&self) -> [usize; 2] {
         [self.rows.len(), self.columns.len()]
     }

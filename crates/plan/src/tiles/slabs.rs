@@ -38,7 +38,7 @@ impl Slabs {
         aligned.unwrap_or_else(|| at_multiples_of(1))
     }
 
-    /// Slabs between these places, the first 0 and the last the extent.
+    /// Slabs between these bounds, the first 0 and the last the extent.
     pub fn at(bounds: Vec<usize>) -> Slabs {
         assert!(bounds.len() > 1 && bounds[0] == 0 && bounds.is_sorted(), "slabs between {bounds:?}");
         Slabs { bounds }
@@ -140,7 +140,7 @@ impl SideWindows {
 
     /// What pixels are to those of the windows `among`.
     pub(super) fn reach(&self, pixels: Range<usize>, among: Range<usize>) -> WindowReach {
-        // Counted from the first pixel of padding, so that no place is negative.
+        // Counted from the first pixel of padding, so that no index is negative.
         let (start, end) = (pixels.start + self.before, pixels.end + self.before);
         let first = (start + 1).saturating_sub(self.kernel).div_ceil(self.stride).max(among.start);
         let output = first..end.div_ceil(self.stride).min(among.end).max(first);

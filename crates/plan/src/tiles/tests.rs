@@ -226,7 +226,7 @@ fn a_slab_thinner_than_its_halo_is_one_sentence() {
     );
 }
 
-/// Cuts of a ResNet's image lie where all of its strides allow it, and all ways of a block come out cut alike.
+/// Cuts of a ResNet's image lie where all of its strides allow it, and all branches of a block come out cut alike.
 #[test]
 fn a_resnet_is_cut_where_its_strides_are() {
     let model = resnet(ResNet::R50, (224, 224, 3), 1000, StemForm::ImageNet);

@@ -3,12 +3,12 @@
 
 use crate::packets::packets_of;
 
-/// Gradients whose sum over ranks is one message.
+/// Gradients that are all-reduced in one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bucket {
     /// Indices in [`ModelSpec::parameters`](crate::spec::ModelSpec::parameters).
     pub parameters: Vec<usize>,
-    /// The chunk that uses them; none where several places of the model do, and the whole pass must be over.
+    /// The chunk that uses them; none for tied ones, for which the complete pass must be over.
     pub chunk: Option<usize>,
     /// The block whose backward completes it: the first that uses one of them.
     pub block: usize,
@@ -54,7 +54,6 @@ impl Buckets {
         }
     }
 
-    /// All of them.
     pub fn list(&self) -> &[Bucket] {
         &self.list
     }

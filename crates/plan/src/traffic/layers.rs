@@ -41,13 +41,17 @@ impl MessageTotals {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct LayerTraffic {
     /// All-reduces of activations and of their gradients: over tensor ranks, and where a split of images ends.
-    pub sums: MessageTotals,
+    #[serde(rename = "sums")]
+    pub all_reduces: MessageTotals,
     /// All-gathers of activations over tensor ranks, and what these send each other of their logits.
-    pub gathers: MessageTotals,
+    #[serde(rename = "gathers")]
+    pub all_gathers: MessageTotals,
     /// Reduce-scatters over tensor ranks.
-    pub scatters: MessageTotals,
+    #[serde(rename = "scatters")]
+    pub reduce_scatters: MessageTotals,
     /// All-to-alls: activations sharded along one dimension become sharded along another.
-    pub dealt: MessageTotals,
+    #[serde(rename = "dealt")]
+    pub all_to_alls: MessageTotals,
     /// Pixels that windows of neighbours see, and their gradients.
     pub halos: MessageTotals,
     /// What batch norms measure together.
@@ -116,7 +120,7 @@ impl TrafficWalk<'_> {
             let rows = samples[last + 1] * borders[last + 1].rows();
             let others = self.along(&[classes.axis]).ranks as u64 - 1;
             let bytes = rows * NUMBERS_OF_A_ROW * 4 * others;
-            self.sent.gathers.add(self.runs, bytes);
+            self.sent.all_gathers.add(self.runs, bytes);
         }
     }
 
@@ -144,7 +148,7 @@ impl TrafficWalk<'_> {
                 LayerSpec::TiledMean(_) => {
                     let elements = self.samples * output.elements();
                     let bytes = all_reduce(self.along(&[Axis::Spatial]), elements, self.element());
-                    self.sent.sums.add(self.runs * self.forwards, bytes);
+                    self.sent.all_reduces.add(self.runs * self.forwards, bytes);
                 }
                 LayerSpec::SharedStatistics(statistics) => self.statistics(statistics),
                 other => {
@@ -192,10 +196,10 @@ impl TrafficWalk<'_> {
             }
         };
         let kind = match how {
-            CollectiveOp::AllGather(_) => &mut self.sent.gathers,
-            CollectiveOp::ReduceScatter(_) => &mut self.sent.scatters,
-            CollectiveOp::AllToAll { .. } => &mut self.sent.dealt,
-            _ => &mut self.sent.sums,
+            CollectiveOp::AllGather(_) => &mut self.sent.all_gathers,
+            CollectiveOp::ReduceScatter(_) => &mut self.sent.reduce_scatters,
+            CollectiveOp::AllToAll { .. } => &mut self.sent.all_to_alls,
+            _ => &mut self.sent.all_reduces,
         };
         kind.add(self.runs * times, bytes);
     }
@@ -264,23 +268,23 @@ mod tests {
         let text =
             "[model]\nlayers = 4\nwidth = 128\ncontext = 64\n[train]\nbatch = 32\n[parallel]\ntensor = 2";
         for rank in layer_traffic(text) {
-            assert_eq!(rank.sums, MessageTotals { count: 18, bytes: 18 * 32 * 64 * 128 * 4 });
-            assert_eq!(rank.gathers, MessageTotals { count: 1, bytes: 32 * 64 * 4 * 4 });
-            assert_eq!([rank.scatters, rank.halos], [MessageTotals::default(); 2]);
+            assert_eq!(rank.all_reduces, MessageTotals { count: 18, bytes: 18 * 32 * 64 * 128 * 4 });
+            assert_eq!(rank.all_gathers, MessageTotals { count: 1, bytes: 32 * 64 * 4 * 4 });
+            assert_eq!([rank.reduce_scatters, rank.halos], [MessageTotals::default(); 2]);
         }
         // Split along the sequence each all-reduce is a reduce-scatter and an all-gather, and a linear
         // layer's input is gathered once more.
         for rank in layer_traffic(&format!("{text}\nsequence = true")) {
             let half = 32 * 32 * 128 * 4;
-            assert_eq!(rank.scatters, MessageTotals { count: 18, bytes: 18 * half });
-            assert_eq!(rank.gathers, MessageTotals { count: 27, bytes: 26 * half + 32 * 64 * 4 * 4 });
-            assert_eq!(rank.sums, MessageTotals::default());
+            assert_eq!(rank.reduce_scatters, MessageTotals { count: 18, bytes: 18 * half });
+            assert_eq!(rank.all_gathers, MessageTotals { count: 27, bytes: 26 * half + 32 * 64 * 4 * 4 });
+            assert_eq!(rank.all_reduces, MessageTotals::default());
         }
         // Attention's inside begins with one of the gathers.
         let again = text.replace("[train]", "[train]\nrecompute = \"attention\"");
         for rank in layer_traffic(&format!("{again}\nsequence = true")) {
-            assert_eq!(rank.gathers.count, 27 + 4);
-            assert_eq!(rank.scatters.count, 18);
+            assert_eq!(rank.all_gathers.count, 27 + 4);
+            assert_eq!(rank.reduce_scatters.count, 18);
         }
     }
 }

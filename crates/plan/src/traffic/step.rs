@@ -15,7 +15,7 @@ pub struct StepTraffic {
     pub stages: MessageTotals,
     /// What layers send within forward and backward passes.
     #[serde(flatten)]
-    pub exchanges: LayerTraffic,
+    pub layers: LayerTraffic,
     /// Reductions of weight gradients, and all-gathers of weights where state is sharded; where replicas step
     /// by themselves, a step's fraction of their average.
     pub gradients: MessageTotals,
@@ -24,9 +24,10 @@ pub struct StepTraffic {
 }
 
 impl StepTraffic {
-    /// All kinds, with what a person calls them where replicas share updates in this way.
+    /// All kinds, with what a person calls them where replicas communicate updates in this way.
     pub fn kinds(&self, data_parallel: DataParallelMode) -> [(&'static str, MessageTotals); 9] {
-        let LayerTraffic { sums, gathers, scatters, dealt, halos, norms } = self.exchanges;
+        let LayerTraffic { all_reduces, all_gathers, reduce_scatters, all_to_alls, halos, norms } =
+            self.layers;
         let gradients = match data_parallel {
             DataParallelMode::Replicated => "gradient all-reduce",
             DataParallelMode::Sharded { .. } => "gradient reduce-scatter + all-gather",
@@ -34,10 +35,10 @@ impl StepTraffic {
         };
         [
             ("pipeline send/recv", self.stages),
-            ("activation all-reduce", sums),
-            ("activation all-gather", gathers),
-            ("activation reduce-scatter", scatters),
-            ("activation all-to-all", dealt),
+            ("activation all-reduce", all_reduces),
+            ("activation all-gather", all_gathers),
+            ("activation reduce-scatter", reduce_scatters),
+            ("activation all-to-all", all_to_alls),
             ("halo exchange", halos),
             ("SyncBN all-reduce", norms),
             (gradients, self.gradients),
@@ -58,8 +59,8 @@ impl Plan {
     pub fn step_traffic(&self, rank: usize) -> Result<StepTraffic, Error> {
         let schedule = self.schedule(1)?;
         let traffic = self.traffic(rank, &self.gradient_lengths(rank))?;
-        let exchanges = self.layer_traffic(rank, &schedule)?;
-        let mut sent = StepTraffic { exchanges, ..StepTraffic::default() };
+        let layers = self.layer_traffic(rank, &schedule)?;
+        let mut sent = StepTraffic { layers, ..StepTraffic::default() };
         if let DataParallelMode::Local { every, .. } = self.data_parallel {
             sent.gradients.add(1, traffic.bytes(&Action::Average) / every);
             return Ok(sent);

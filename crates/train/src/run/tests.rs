@@ -154,8 +154,8 @@ fn a_run_sends_what_the_plan_says_of_its_steps_and_nothing_more() {
             let list = &schedule.ranks[plan.mesh.coordinates(rank).pipeline];
             let arrives = |action: &&Action| matches!(action, Action::Receive(_) | Action::RecvControl(_));
             let actions = list.iter().filter(|action| !arrives(action)).map(|action| traffic.bytes(action));
-            let exchanges = plan.layer_traffic(rank, &schedule).unwrap();
-            let exchanges = StepTraffic { exchanges, ..StepTraffic::default() };
+            let layers = plan.layer_traffic(rank, &schedule).unwrap();
+            let exchanges = StepTraffic { layers, ..StepTraffic::default() };
             let of_list = actions.sum::<u64>() + exchanges.total();
             let expected = match plan.data_parallel.averages_after(4) {
                 true => traffic.bytes(&Action::Average),

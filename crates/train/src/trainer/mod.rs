@@ -359,7 +359,7 @@ impl Trainer {
     /// The model as it is now, to generate text. All ranks must call it, between steps.
     pub fn generator(&self) -> Result<Generator<'_>> {
         let TrainContext { plan, stage, ranks, device, .. } = &self.context;
-        let (plan, stage) = match plan.for_writing()? {
+        let (plan, stage) = match plan.for_generation()? {
             None => (plan, stage),
             Some(generation_layout) => {
                 let built = Stage::new(&generation_layout, ranks)?;

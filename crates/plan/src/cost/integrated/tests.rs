@@ -10,7 +10,7 @@ fn on(ranks: usize, batch: usize) -> Setting {
     Setting { ranks, batch, link: AlphaBeta::published(4), all_reduce: AllReduce::Ring }
 }
 
-/// Seconds of a model whose layers are all shared out alike, where they can be.
+/// Seconds of a model whose layers are all split alike, where they can be.
 fn pure(model: &ModelSpec, by: Parallelism, at: &Setting) -> Option<f64> {
     let layers = LayerSizes::of_model(model, None).unwrap();
     let costs = layers.iter().map(|sizes| sizes.cost(by, at)).collect::<Option<Vec<_>>>()?;
@@ -18,7 +18,7 @@ fn pure(model: &ModelSpec, by: Parallelism, at: &Setting) -> Option<f64> {
 }
 
 /// By hand, with one sample, so that it cannot be data: the first layer by its outputs, the second by its
-/// inputs, and the ten logits are summed. Nothing is exchanged, and nothing goes back: the pair of Shoeybi et
+/// inputs, and the ten logits are all-reduced. Nothing is moved, and nothing goes back: the pair of Shoeybi et
 /// al.
 #[test]
 fn two_linear_layers_make_a_pair() {
@@ -29,7 +29,7 @@ fn two_linear_layers_make_a_pair() {
     assert!(found.layers.iter().all(|choice| choice.by == Parallelism::Model), "{found:?}");
 }
 
-/// A block of a transformer by model parallelism alone is four sums: forward and backward, attention and
+/// A block of a transformer by model parallelism alone is four all-reduces: forward and backward, attention and
 /// perceptron.
 #[test]
 fn a_transformer_needs_four_all_reduces_a_block() {
@@ -69,9 +69,9 @@ fn slabs_of_images_go_on_where_samples_end() {
     assert!(by[6..].iter().all(|by| *by != Parallelism::Data) && by[15] == Parallelism::Model, "{by:?}");
 }
 
-/// By hand, on eight ranks and 64 samples: five convolutions sum their weights; the 9216 columns of each
-/// sample are dealt out by an all-to-all, and their gradients back; the first linear layer sums its outputs,
-/// the second the gradient of its inputs, the third its outputs.
+/// By hand, on eight ranks and 64 samples: five convolutions all-reduce their weight gradients; the 9216
+/// features of each sample are moved by an all-to-all, and their gradients back; the first linear layer
+/// all-reduces its outputs, the second the gradient of its inputs, the third its outputs.
 #[test]
 fn alexnets_messages_are_these() {
     let found = Integrated::of(&alexnet((224, 224, 3), 1000, StemForm::ImageNet), None, &on(8, 64)).unwrap();
@@ -81,7 +81,7 @@ fn alexnets_messages_are_these() {
     assert_eq!(found.cost, Cost { messages: 14.0 + 8.0 * 14.0, words: moved + summed });
 }
 
-/// By themselves an embedding of few ids would be shared out by its outputs and a head of many samples by data.
+/// By themselves an embedding of few ids would be split by its outputs and a head of many samples by data.
 #[test]
 fn layers_that_share_a_weight_are_split_alike() {
     for (batch, expected) in [(64, Parallelism::Data), (1, Parallelism::Model)] {

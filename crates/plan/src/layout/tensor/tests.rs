@@ -102,7 +102,7 @@ fn a_convolution_is_cut_by_its_channels() {
     assert!(all < model.parameter_count() * 11 / 10, "{all}");
 }
 
-/// Nobody wants the gradient of images: neither of whole ones nor of tiles is it made, or summed.
+/// Nobody wants the gradient of images: neither of full ones nor of tiles is it made, or reduced.
 #[test]
 fn before_the_first_layer_nothing_enters() {
     let model = resnet8((32, 32, 3), 10);

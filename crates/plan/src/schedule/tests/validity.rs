@@ -245,7 +245,7 @@ fn chimera_all_reduces_eagerly_and_in_one_order() {
     }
 }
 
-/// A sum that passes follow takes no time of its rank, unless it is not over when the step waits for it.
+/// An all-reduce that passes follow takes no time of its rank, unless it is not over when the step waits for it.
 #[test]
 fn all_reduces_that_passes_follow_are_hidden_in_time() {
     struct Summing(f64);
@@ -261,7 +261,8 @@ fn all_reduces_that_passes_follow_are_hidden_in_time() {
     }
     let schedule = ScheduleName::Chimera.schedule(&ScheduleOptions::new(2, 2)).unwrap();
     let end = |sum: f64| Timeline::walk(&schedule, &Summing(sum)).unwrap().end;
-    // Two forwards, two backwards, and the second sum: the first goes on beside the second backward, of two units.
+    // Two forwards, two backwards, and the second all-reduce: the first runs beside the second backward, of
+    // two units.
     assert_eq!([end(0.0), end(1.0), end(2.0), end(5.0)], [6.0, 7.0, 8.0, 14.0]);
 }
 

@@ -1,4 +1,4 @@
-//! A bias by itself: that of a linear layer whose products are summed over ranks first.
+//! A bias by itself: that of a linear layer whose products are all-reduced first.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! Ways that part and meet again: added (a residual), multiplied (a gate), or put side by side.
+//! Branches from one input: added (a residual), multiplied (a gate), or concatenated.
 
 use serde::Serialize;
 
@@ -23,7 +23,7 @@ impl BranchJoin {
     const ALL: [(&'static str, BranchJoin); 3] =
         [("sum", BranchJoin::Sum), ("product", BranchJoin::Product), ("concat", BranchJoin::Concat)];
 
-    /// Whether the backward pass needs what each way gives.
+    /// Whether the backward pass needs what each branch gives.
     pub(crate) fn reads_outputs(self) -> bool {
         self == BranchJoin::Product
     }
@@ -32,7 +32,7 @@ impl BranchJoin {
 /// `y = branch(x) + shortcut(x)`; an empty shortcut is x itself.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Residual {
-    /// The way with the weights.
+    /// The branch with the weights.
     pub branch: Vec<LayerSpec>,
     /// What is added to it: empty where that is the input itself.
     pub shortcut: Vec<LayerSpec>,
@@ -43,7 +43,7 @@ pub struct Residual {
 pub struct Branches {
     /// What becomes of what they give.
     pub join: BranchJoin,
-    /// In the order of execution, and side by side in this order.
+    /// In the order of execution, and concatenated in this order.
     pub branches: Vec<Vec<LayerSpec>>,
 }
 
@@ -135,7 +135,7 @@ pub(super) const BRANCHES: LayerKind = LayerKind {
     },
 };
 
-/// Of what is done where ways meet; the layers inside have kernels of their own.
+/// Of what is done where branches join; the layers inside have kernels of their own.
 const JOINED: Properties =
     Properties { kernel: LayerKernel::light([0.0, 3.0], [3.0, 0.0]), ..Properties::PLAIN };
 

@@ -10,7 +10,7 @@ use super::{LayerDescription, Properties, expect_last, floats};
 use crate::mesh::Axis;
 use crate::split::split;
 
-/// A tensor on its way from one sharding to the next, forward, and its gradient on the way back.
+/// A tensor from one sharding to the next, forward, and its gradient backward.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CollectiveLayer {
     /// The ranks that take part.
@@ -66,7 +66,7 @@ pub enum ShardDim {
     Last,
 }
 
-/// What the batch norm behind it measures, summed over ranks before it normalises; backwards likewise what
+/// What the batch norm behind it measures, all-reduced before it normalises; backward likewise what
 /// the gradient of its input needs of all rows. The tensor itself stays where it is.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SharedStatistics {
@@ -80,7 +80,7 @@ pub struct SharedStatistics {
 }
 
 impl SharedStatistics {
-    /// Numbers that travel each way, in f64: two sums for each channel, and the rows.
+    /// Numbers that travel forward, and backward, in f64: two sums for each channel, and the rows.
     pub fn numbers(&self) -> u64 {
         2 * self.channels as u64 + 1
     }

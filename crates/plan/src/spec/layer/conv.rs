@@ -26,7 +26,7 @@ pub struct Conv {
     pub output: usize,
     /// Rows and columns of the kernel.
     pub kernel: usize,
-    /// Step, both ways.
+    /// Along rows and columns.
     pub stride: usize,
     /// Zeros around the image.
     pub padding: WindowPadding,

@@ -20,7 +20,7 @@ pub struct Dropout {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DropoutIndices {
-    /// Runs of equal length at equal distances. Element i is the whole's `first + i / run * of + i % run`,
+    /// Runs of equal length at equal distances. Element i is `first + i / run * of + i % run` of the full tensor,
     /// counted over all samples.
     Runs {
         /// The whole's number of the first element.
@@ -32,7 +32,7 @@ pub enum DropoutIndices {
     },
     /// Those of some samples of each micro-batch.
     Samples {
-        /// Ranks that share them out.
+        /// Ranks that split them.
         ranks: usize,
         /// Which of them this is.
         rank: usize,
@@ -72,7 +72,7 @@ impl LayerDescription for Dropout {
         Properties {
             is_random: true,
             keeps_zeros: true,
-            // Random numbers are made anew on the way back.
+            // Random numbers are made anew in the backward pass.
             kernel: LayerKernel::pass([times; 2], [times; 2]),
             tensor_role: TensorRole::Between,
             tile_role: TileRole::Pixels,

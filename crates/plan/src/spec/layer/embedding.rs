@@ -36,7 +36,7 @@ pub struct PositionEmbedding {
     pub name: String,
     /// Rows: the longest sequence.
     pub context: usize,
-    /// The position of the first vector that comes in: that of a rank's part of a sequence.
+    /// The position of the first vector that comes in: that of a rank's slice of a sequence.
     pub first: usize,
     /// Columns: elements of a vector.
     pub width: usize,

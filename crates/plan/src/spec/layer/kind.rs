@@ -36,7 +36,6 @@ impl LayerKind {
 /// the variance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Downstream {
-    /// A non-linearity.
     Active,
     /// Another weight, or what mixes positions.
     Linear,

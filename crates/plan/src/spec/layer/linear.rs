@@ -111,7 +111,7 @@ impl LayerDescription for Linear {
         Some(LayerShard { layer, dims: vec![Some(weight), Some(0)], behind: None })
     }
 
-    /// The bias is added behind the sum.
+    /// The bias is added behind the all-reduce.
     fn split_inputs(&self, range: &Range<usize>) -> Option<LayerShard> {
         let weight = match self.order {
             WeightOrder::OutIn => 1,

@@ -115,15 +115,15 @@ pub enum LayerSpec {
     Attention(Attention),
     /// `y = branch(x) + shortcut(x)`.
     Residual(Residual),
-    /// Several ways that are added, multiplied or put side by side.
+    /// Several branches that are added, multiplied or concatenated.
     Branches(Branches),
     /// What ranks do with a tensor between two layers.
     #[serde(rename = "Exchange")]
     Collective(CollectiveLayer),
-    /// Some columns of what comes.
+    /// Some features of its input.
     #[serde(rename = "Columns")]
     FeatureSlice(FeatureSlice),
-    /// A sum over ranks of what the batch norm behind it measures.
+    /// An all-reduce of what the batch norm behind it measures.
     SharedStatistics(SharedStatistics),
     /// A learnt vector that is added to every row.
     Bias(Bias),
@@ -174,7 +174,7 @@ pub trait LayerDescription {
         SavedForBackward::default()
     }
 
-    /// The ways through it, where it has layers inside.
+    /// Its branches, where it has layers inside.
     fn branches(&self) -> Option<BranchList<'_>> {
         None
     }
@@ -194,7 +194,7 @@ pub trait LayerDescription {
         None
     }
 
-    /// The layer for a rank whose part of a sequence begins at a position, where it wants to know.
+    /// The layer for a rank whose slice of a sequence begins at a position, where it wants to know.
     fn at_position(&self, _first: usize) -> Option<LayerSpec> {
         None
     }

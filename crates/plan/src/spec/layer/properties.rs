@@ -10,7 +10,7 @@ use crate::tiles::SlidingWindow;
 /// [plain](Properties::PLAIN).
 #[derive(Debug, Clone, Copy)]
 pub struct Properties {
-    /// What its passes run on a device, beside what it exchanges with other ranks.
+    /// What its passes run on a device, beside its messages to other ranks.
     pub kernel: LayerKernel,
     /// What the gradients of its parameters are made from, where that is left to be done once the gradient of
     /// its input is there.
@@ -22,7 +22,7 @@ pub struct Properties {
     pub remakes_output: bool,
     /// Whether it takes what the layer before makes again.
     pub takes_remade: bool,
-    /// Whether before a product of branches it is a part of that product.
+    /// Whether before a product of branches it belongs to that product.
     pub is_gate: bool,
     /// What it is where an attention's inside runs again.
     pub attention_role: AttentionRole,
@@ -107,7 +107,7 @@ pub struct MemoryPass {
 }
 
 impl LayerKernel {
-    /// Elements are read and written and nothing else, both ways.
+    /// Elements are read and written and nothing else, forward and backward.
     pub(crate) const COPY: LayerKernel = LayerKernel::light([1.0, 1.0], [1.0, 1.0]);
 
     /// Elements that something is done with.
@@ -141,7 +141,7 @@ pub enum TensorRole {
     ColumnOrRowParallel,
     /// Multiplies: split by its outputs alone, which are gathered behind it.
     ColumnParallel,
-    /// Multiplies: split by its inputs alone; what ranks make is summed behind it.
+    /// Multiplies: split by its inputs alone; what ranks make is all-reduced behind it.
     RowParallel,
     /// Stands in a pair, on a rank's own channels, element by element,
     Elementwise,
@@ -172,15 +172,15 @@ pub struct ProductSize {
     pub output: usize,
 }
 
-/// A rank's part of a layer that multiplies.
+/// A rank's shard of a layer that multiplies.
 #[derive(Debug)]
 pub struct LayerShard {
     /// The layer, of the rank's sizes.
     pub layer: LayerSpec,
-    /// Of each parameter of the whole layer the dimension that is split; none where the rank's layer does not
+    /// Of each parameter of the full layer the dimension that is split; none where the rank's layer does not
     /// have it.
     pub dims: Vec<Option<usize>>,
-    /// What is added once ranks' results are summed.
+    /// What is added once ranks' results are reduced.
     pub behind: Option<LayerSpec>,
 }
 
@@ -206,7 +206,7 @@ pub enum TileRole {
     Window(SlidingWindow),
     /// Each pixel by itself.
     Pixels,
-    /// The mean over the image, or over so many windows along each side, summed over tiles: behind it every
+    /// The mean over the image, or over so many windows along each side, all-reduced over tiles: behind it every
     /// rank has all.
     Mean(Option<usize>),
     /// It wants all of the image.

@@ -18,15 +18,15 @@ pub struct Flatten;
 pub struct PadChannels {
     /// Channels that come.
     pub input: usize,
-    /// Channels that go on, zeros among them.
+    /// Channels of the output, zeros among them.
     pub output: usize,
 }
 
-/// Some columns of what comes. A person does not write it: the layout does, for what ranks exchange of a part
-/// of a tensor alone.
+/// Some features of its input. A person does not write it: the layout does, for collectives on a slice of a
+/// tensor alone.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FeatureSlice {
-    /// Those that go on,
+    /// Those that it keeps,
     pub at: Range<usize>,
     /// of so many.
     pub of: usize,

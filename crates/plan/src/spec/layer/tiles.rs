@@ -1,4 +1,4 @@
-//! What a rank does where images are cut over several. A person does not write these: the layout puts them
+//! What a rank does where images are split over several. A person does not write these: the layout puts them
 //! into each rank's own model.
 
 use serde::Serialize;
@@ -10,7 +10,7 @@ use crate::tiles::{HaloPlan, Region, TileGrid};
 /// From a whole image to the tile of a rank: nothing is sent.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Crop {
-    /// Rows and columns of the whole image.
+    /// Rows and columns of the full image.
     pub of: [usize; 2],
     /// Rows and columns of it that the rank holds.
     pub region: Region,

@@ -12,20 +12,15 @@ use super::{ImageSize, RELU, StemForm, batch_norm, block, input, linear};
 /// The residual networks of torchvision that are built in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ResNet {
-    /// resnet-18
     R18,
-    /// resnet-34
     R34,
-    /// resnet-50
     R50,
-    /// resnet-101
     R101,
     /// wide-resnet-101-2: the inner convolutions of every bottleneck are twice as wide.
     Wide101,
 }
 
 impl ResNet {
-    /// All of them.
     pub const ALL: [ResNet; 5] = [ResNet::R18, ResNet::R34, ResNet::R50, ResNet::R101, ResNet::Wide101];
 
     /// As in a run file.

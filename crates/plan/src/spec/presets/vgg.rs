@@ -9,14 +9,11 @@ use super::{ImageSize, RELU, StemForm, block, input, linear};
 /// The VGGs of torchvision that are built in, by layers with weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Vgg {
-    /// vgg-16
     V16,
-    /// vgg-19
     V19,
 }
 
 impl Vgg {
-    /// All of them.
     pub const ALL: [Vgg; 2] = [Vgg::V16, Vgg::V19];
 
     /// As in a run file.
