@@ -162,7 +162,7 @@ impl StoredWeight {
             self.replace(stored);
         }
         let mask = self.mask.insert(mask);
-        mask.book();
+        mask.tag_memory();
         Ok(mask)
     }
 
