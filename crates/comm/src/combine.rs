@@ -13,7 +13,7 @@ const MOST: usize = 12;
 
 static SOURCE: KernelSource = KernelSource {
     name: "combine.cu",
-    parts: &[],
+    includes: &[],
     text: include_str!("combine.cu"),
     exact: true,
     builds: &[Build::F32, Build::BF16, Build::of(DType::U32)],

@@ -41,7 +41,7 @@ const LAYERS: &[Layer] = &[
 ];
 
 /// How a convolution is computed: whether by cuDNN where it is the better way, and in which type.
-const WAYS: [(&str, bool, DType); 4] = [
+const VARIANTS: [(&str, bool, DType); 4] = [
     ("own f32", false, DType::F32),
     ("cuDNN tf32", true, DType::F32),
     ("own bf16", false, DType::Bf16),
@@ -66,22 +66,26 @@ fn main() {
         return LAYERS.iter().for_each(|layer| offers(&cuda, *layer));
     }
     if !flag("--json") {
-        println!("{:<40}{}", "microseconds, batch 128", WAYS.map(|way| format!("{:>12}", way.0)).concat());
+        println!(
+            "{:<40}{}",
+            "microseconds, batch 128",
+            VARIANTS.map(|variant| format!("{:>12}", variant.0)).concat()
+        );
     }
     for &layer in LAYERS {
-        let times = WAYS.map(|(_, cudnn, dtype)| {
+        let times = VARIANTS.map(|(_, cudnn, dtype)| {
             cuda.use_cudnn(cudnn);
             cuda.allow_tf32_in_convolutions(cudnn);
             measure(&Device::Cuda(cuda.clone()), layer, dtype)
         });
         for (pass, name) in PASSES.into_iter().enumerate() {
             if flag("--json") {
-                for (way, times) in WAYS.iter().zip(times) {
+                for (variant, times) in VARIANTS.iter().zip(times) {
                     let (net, side, c, o, kernel, stride, padding) = layer;
                     println!(
                         "{{\"net\": \"{net}\", \"layer\": [{side}, {c}, {o}, {kernel}, {stride}, {padding}], \"pass\": \
                          \"{name}\", \"way\": \"{}\", \"us\": {:.2}}}",
-                        way.0,
+                        variant.0,
                         times[pass] * 1e6
                     );
                 }

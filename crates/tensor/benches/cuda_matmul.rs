@@ -82,7 +82,7 @@ fn memory(cuda: &Cuda, device: &Device) {
 
 const TURNED: KernelSource = KernelSource {
     name: "turned.cu",
-    parts: &[],
+    includes: &[],
     text: r#"
         // y[i] = x[WIDTH - 1 - i] * scale + block sum of x, through dynamic shared memory.
         KERNEL(256) turned(const T* x, T* y, float scale, u32 width) {
@@ -155,10 +155,10 @@ fn gelu_slope(x: f64) -> f64 {
     (gelu(x + 1e-5) - gelu(x - 1e-5)) / 2e-5
 }
 
-/// How many comparisons went wrong. The rest is still looked at: a GPU may be far away.
+/// How many comparisons went wrong. The rest is still compared: a GPU may be far away.
 static WRONG: AtomicUsize = AtomicUsize::new(0);
 
-/// The largest error as a part of what is allowed; says what is beyond it.
+/// The largest error as a fraction of what is allowed; prints what is beyond it.
 fn compare(what: &str, got: &Tensor, expected: &[f64], k: usize) -> f64 {
     // A bf16 keeps 8 bits; a sum of k products of numbers below 1 errs by a few units of f32 times its terms.
     let terms = (k as f64).sqrt().max(2.0);
@@ -167,11 +167,11 @@ fn compare(what: &str, got: &Tensor, expected: &[f64], k: usize) -> f64 {
         _ => (2e-6, terms * 1e-6),
     };
     let got = got.to_f32();
-    let parts = got.iter().zip(expected).map(|(got, expected)| {
+    let errors = got.iter().zip(expected).map(|(got, expected)| {
         let part = (f64::from(*got) - expected).abs() / (expected.abs() * relative + absolute);
         if part.is_nan() { f64::INFINITY } else { part }
     });
-    let (i, worst) = parts.enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, 0.0));
+    let (i, worst) = errors.enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, 0.0));
     if worst > 1.0 {
         WRONG.fetch_add(1, Relaxed);
         println!("WRONG: {what}: element {i} is {}, should be {}", got[i], expected[i]);

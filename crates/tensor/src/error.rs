@@ -54,7 +54,7 @@ pub enum Error {
         file: &'static str,
         /// What it was compiled with.
         options: String,
-        /// What the compiler said.
+        /// The compiler's message.
         log: String,
     },
 }

@@ -1,7 +1,7 @@
 //! Devices, buffers with exact accounting, and the operations of neural networks.
 //!
 //! Nothing here knows of training or of parallel ranks. A [`Tensor`] is a contiguous, reference-counted
-//! piece of a device's memory whose every byte is booked under a [`Category`]; an operation in [`ops`]
+//! chunk of a device's memory whose every byte is counted under a [`Category`]; an operation in [`ops`]
 //! reads tensors and returns a new one on the same device.
 
 pub mod cpu;
@@ -27,7 +27,7 @@ pub use dtype::{DType, Element, Float};
 pub use error::{Error, Result};
 pub use half::{bf16, f16};
 pub use mask::Mask;
-pub use memory::{Booking, Category, HostCopy, Ledger};
+pub use memory::{Category, HostCopy, Ledger, TrackedBytes};
 pub use operand::Operand;
 pub use saved::StashedTensor;
 pub use tensor::{AsyncUpload, Tensor};

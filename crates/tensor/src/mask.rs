@@ -1,12 +1,13 @@
-//! Which weights of a tensor are kept: one bit a weight with a directory of ranks, or the places of the kept ones.
+//! Which weights of a tensor are kept: one bit a weight with a directory of ranks, or the indices of the kept
+//! ones.
 //!
-//! Bits cost 1/8 byte a weight and a 128th for the directory, whatever is kept; places cost 4 bytes a kept
+//! Bits cost 1/8 byte a weight and a 128th for the directory, whatever is kept; indices cost 4 bytes a kept
 //! weight, which is less once fewer than about 3.3 % are kept. The smaller form is chosen. *Compressed*
-//! means: the kept elements alone, in the order of their places in the flattened tensor.
+//! means: the kept elements alone, in the order of their indices in the flattened tensor.
 
 use std::ops::Range;
 
-use crate::cpu::PIECE;
+use crate::cpu::CHUNK;
 use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Category;
@@ -17,7 +18,7 @@ pub(crate) const BLOCK: usize = 512;
 /// Weights that a thread of the host takes at once.
 const SPAN: usize = 128 * BLOCK;
 
-/// The kept places of a tensor, on its device. Clones share the memory.
+/// The kept elements of a tensor, on its device. Clones share the memory.
 #[derive(Debug, Clone)]
 pub struct Mask {
     len: usize,
@@ -36,7 +37,7 @@ pub enum MaskStorage {
         /// u32 `[ceil(len / BLOCK)]`.
         ranks: Tensor,
     },
-    /// The kept places, ascending: where few are kept.
+    /// The kept indices, ascending: where few are kept.
     Indices(Tensor),
 }
 
@@ -56,20 +57,19 @@ impl Mask {
         Mask::within(device, len, words, Category::Mask)
     }
 
-    /// The same, booked under another category: one that is let go at once, or has yet to take an older one's
-    /// place.
+    /// The same, counted under another category: one that is dropped at once, or has yet to replace an older one.
     pub fn within(device: &Device, len: usize, words: &[u32], category: Category) -> Result<Mask> {
         let kept = words.iter().map(|word| word.count_ones() as usize).sum();
         if 4 * kept < Mask::bytes_as_bits(len) {
-            let indices: Vec<u32> = ones(words).map(|place| place as u32).collect();
+            let indices: Vec<u32> = ones(words).map(|index| index as u32).collect();
             let indices = Tensor::from_slice(device, &[kept], &indices, category)?;
             return Ok(Mask { len, kept, form: MaskStorage::Indices(indices) });
         }
         Mask::bits_within(device, len, words, category)
     }
 
-    /// Books it as a mask that stays. This must be its only owner.
-    pub fn book(&mut self) {
+    /// Counts it as a mask that stays. This must be its only owner.
+    pub fn tag_memory(&mut self) {
         match &mut self.form {
             MaskStorage::Bits { words, ranks } => {
                 words.tag_memory(Category::Mask);
@@ -79,7 +79,7 @@ impl Mask {
         }
     }
 
-    /// As [`Mask::new`], held to one bit a weight.
+    /// As [`Mask::new`], always with one bit a weight.
     #[cfg(test)]
     pub(crate) fn as_bits(device: &Device, len: usize, words: &[u32]) -> Result<Mask> {
         Mask::bits_within(device, len, words, Category::Mask)
@@ -158,8 +158,8 @@ impl Mask {
             MaskStorage::Bits { words, .. } => words.read_u32()?,
             MaskStorage::Indices(indices) => {
                 let mut words = vec![0u32; self.len.div_ceil(32)];
-                for place in indices.read_u32()? {
-                    words[place as usize / 32] |= 1 << (place % 32);
+                for index in indices.read_u32()? {
+                    words[index as usize / 32] |= 1 << (index % 32);
                 }
                 words
             }
@@ -182,12 +182,12 @@ impl Mask {
         }
     }
 
-    /// Cuts the weights into spans for the threads of the host: by sizes alone, so that sums over them repeat.
+    /// Splits the weights into spans for the threads of the host: by sizes alone, so that sums over them repeat.
     pub(crate) fn spans(&self) -> Vec<KeptSpan> {
         match &self.form {
             MaskStorage::Bits { ranks, .. } => {
                 let ranks = ranks.slice::<u32>();
-                let rank = |place: usize| ranks.get(place / BLOCK).map_or(self.kept, |rank| *rank as usize);
+                let rank = |index: usize| ranks.get(index / BLOCK).map_or(self.kept, |rank| *rank as usize);
                 let span = |i: usize| {
                     let (start, end) = (i * SPAN, ((i + 1) * SPAN).min(self.len));
                     let last = if end == self.len { self.kept } else { rank(end) };
@@ -200,36 +200,36 @@ impl Mask {
                 let begin =
                     |k: usize| if k == 0 { 0 } else { indices.get(k).map_or(self.len, |p| *p as usize) };
                 let span = |i: usize| {
-                    let kept = i * PIECE..((i + 1) * PIECE).min(self.kept);
+                    let kept = i * CHUNK..((i + 1) * CHUNK).min(self.kept);
                     let end = if kept.end == self.kept { self.len } else { begin(kept.end) };
                     KeptSpan { dense: begin(kept.start)..end, kept }
                 };
-                (0..self.kept.div_ceil(PIECE).max(1)).map(span).collect()
+                (0..self.kept.div_ceil(CHUNK).max(1)).map(span).collect()
             }
         }
     }
 
-    /// Calls `visit(k, p)` for each kept weight of a span, in order: its place among the span's kept ones,
+    /// Calls `visit(k, p)` for each kept weight of a span, in order: its index among the span's kept ones,
     /// and among all of the span's weights.
     #[inline(always)]
     pub(crate) fn each(&self, span: &KeptSpan, mut visit: impl FnMut(usize, usize)) {
         match &self.form {
             MaskStorage::Bits { words, .. } => {
                 let words = &words.slice::<u32>()[span.dense.start / 32..span.dense.end.div_ceil(32)];
-                for (k, place) in ones(words).enumerate() {
-                    visit(k, place);
+                for (k, index) in ones(words).enumerate() {
+                    visit(k, index);
                 }
             }
             MaskStorage::Indices(indices) => {
-                for (k, place) in indices.slice::<u32>()[span.kept.clone()].iter().enumerate() {
-                    visit(k, *place as usize - span.dense.start);
+                for (k, index) in indices.slice::<u32>()[span.kept.clone()].iter().enumerate() {
+                    visit(k, *index as usize - span.dense.start);
                 }
             }
         }
     }
 
     /// Calls `visit(k, p)` for the kept weights of these numbers, in order: its number counted from the first
-    /// of them, and its place among all weights.
+    /// of them, and its index among all weights.
     #[inline(always)]
     pub(crate) fn each_number(&self, numbers: Range<usize>, mut visit: impl FnMut(usize, usize)) {
         match &self.form {
@@ -240,11 +240,11 @@ impl Mask {
                 let block = ranks.partition_point(|rank| *rank as usize <= numbers.start) - 1;
                 let (skipped, first) = (numbers.start - ranks[block] as usize, block * BLOCK);
                 let kept = ones(&words.slice::<u32>()[first / 32..]).skip(skipped).take(numbers.len());
-                kept.enumerate().for_each(|(k, place)| visit(k, first + place));
+                kept.enumerate().for_each(|(k, index)| visit(k, first + index));
             }
             MaskStorage::Indices(indices) => {
                 let kept = indices.slice::<u32>()[numbers].iter().enumerate();
-                kept.for_each(|(k, place)| visit(k, *place as usize));
+                kept.for_each(|(k, index)| visit(k, *index as usize));
             }
         }
     }
@@ -257,20 +257,19 @@ pub(crate) struct KeptSpan {
     pub(crate) kept: Range<usize>,
 }
 
-/// The places of the bits that are set.
+/// The indices of the bits that are set.
 pub fn ones(words: &[u32]) -> impl Iterator<Item = usize> {
     words.iter().enumerate().flat_map(|(i, &word)| {
         let mut rest = word;
         std::iter::from_fn(move || {
-            let place = (rest != 0).then(|| 32 * i + rest.trailing_zeros() as usize);
+            let index = (rest != 0).then(|| 32 * i + rest.trailing_zeros() as usize);
             rest &= rest.wrapping_sub(1);
-            place
+            index
         })
     })
 }
 
-/// Copies so many bits of words of 32, counted from the lowest of the first one, to a place at which there
-/// are zeros.
+/// Copies `bits` bits of 32-bit words, counted from the lowest of the first one, to where there are zeros.
 pub fn copy_bits(from: &[u32], mut first: usize, into: &mut [u32], mut to: usize, mut bits: usize) {
     while bits > 0 {
         // As many as there are left in both words.
@@ -281,14 +280,17 @@ pub fn copy_bits(from: &[u32], mut first: usize, into: &mut [u32], mut to: usize
     }
 }
 
-/// Cuts a slice at ranges that follow each other from its beginning to its end.
-pub(crate) fn cut<T>(mut slice: &mut [T], ranges: impl IntoIterator<Item = Range<usize>>) -> Vec<&mut [T]> {
-    let mut parts = Vec::new();
+/// Splits a slice at ranges that follow each other from its beginning to its end.
+pub(crate) fn split_at_ranges<T>(
+    mut slice: &mut [T],
+    ranges: impl IntoIterator<Item = Range<usize>>,
+) -> Vec<&mut [T]> {
+    let mut slices = Vec::new();
     for range in ranges {
-        parts.push(slice.split_off_mut(..range.len()).expect("ranges within the slice"));
+        slices.push(slice.split_off_mut(..range.len()).expect("ranges within the slice"));
     }
     assert!(slice.is_empty(), "ranges that cover the slice");
-    parts
+    slices
 }
 
 #[cfg(test)]
@@ -300,8 +302,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
         #[test]
-        fn both_forms_name_the_same_places(len in 0usize..200_000, share in 0.0f64..1.0, seed: u64) {
-            let words = mask_words(seed, len, share);
+        fn both_forms_name_the_same_indices(len in 0usize..200_000, fraction in 0.0f64..1.0, seed: u64) {
+            let words = mask_words(seed, len, fraction);
             let expected: Vec<usize> = (0..len).filter(|i| words[i / 32] >> (i % 32) & 1 == 1).collect();
             for [device, ..] in devices() {
                 for mask in [Mask::new(device, len, &words).unwrap(), Mask::as_bits(device, len, &words).unwrap()] {
@@ -341,10 +343,10 @@ mod tests {
         // Its own, whose ledger no other test writes to.
         let device = &Device::cpu(1).unwrap();
         let len = 512 * 100;
-        for share in [0.0, 0.01, 0.03, 0.04, 0.1, 1.0] {
-            let mask = Mask::new(device, len, &mask_words(1, len, share)).unwrap();
+        for fraction in [0.0, 0.01, 0.03, 0.04, 0.1, 1.0] {
+            let mask = Mask::new(device, len, &mask_words(1, len, fraction)).unwrap();
             assert_eq!(mask.bytes(), Mask::bytes_for(len, mask.kept()));
-            assert_eq!(mask.form().name(), if share < 0.0332 { "index" } else { "bits" }, "{share}");
+            assert_eq!(mask.form().name(), if fraction < 0.0332 { "index" } else { "bits" }, "{fraction}");
         }
         // 1/8 byte a weight and 1/128 for the directory.
         assert_eq!(Mask::bytes_for(len, len), len / 8 + len / 128);

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// What a piece of memory is for.
+/// What a chunk of memory is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Category {
     /// The weights that the kernels read.
@@ -75,7 +75,7 @@ impl fmt::Display for Category {
 struct Gauge {
     now: AtomicUsize,
     peak: AtomicUsize,
-    /// The maximum since somebody began to look.
+    /// The maximum since the last call of `take_recent_peak`.
     recent: AtomicUsize,
 }
 
@@ -113,8 +113,8 @@ pub struct Usage(pub [usize; Category::ALL.len()]);
 impl fmt::Display for Usage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", ByteSize(self.0.iter().sum()))?;
-        let held = Category::ALL.into_iter().zip(self.0).filter(|(_, bytes)| *bytes > 0);
-        for (i, (category, bytes)) in held.enumerate() {
+        let used = Category::ALL.into_iter().zip(self.0).filter(|(_, bytes)| *bytes > 0);
+        for (i, (category, bytes)) in used.enumerate() {
             write!(f, "{}{category} {}", if i == 0 { " (" } else { ", " }, ByteSize(bytes))?;
         }
         if self.0.iter().any(|bytes| *bytes > 0) { f.write_str(")") } else { Ok(()) }
@@ -131,7 +131,7 @@ struct Gauges {
     total: Gauge,
 }
 
-/// What a buffer is booked as: its category or, where that is transient and a backward pass waits for it,
+/// What a buffer is counted as: its category or, where that is transient and a backward pass waits for it,
 /// activations.
 #[derive(Debug)]
 pub(crate) struct BufferLabel {
@@ -152,45 +152,45 @@ impl BufferLabel {
 
     pub fn save(&self, ledger: &Ledger, bytes: usize) {
         if self.saved.fetch_add(1, Relaxed) == 0 && self.category == Category::Transient {
-            ledger.rebook(Category::Transient, Category::Activations, bytes);
+            ledger.retag(Category::Transient, Category::Activations, bytes);
         }
     }
 
     pub fn release(&self, ledger: &Ledger, bytes: usize) {
         if self.saved.fetch_sub(1, Relaxed) == 1 && self.category == Category::Transient {
-            ledger.rebook(Category::Activations, Category::Transient, bytes);
+            ledger.retag(Category::Activations, Category::Transient, bytes);
         }
     }
 }
 
-/// Bytes that are booked for as long as this lives: of memory that is no buffer of the device.
+/// Bytes that are counted for as long as this lives: of memory that is no buffer of the device.
 #[derive(Debug)]
-#[must_use = "what is booked is freed when this is dropped"]
-pub struct Booking {
+#[must_use = "what is counted is freed when this is dropped"]
+pub struct TrackedBytes {
     ledger: Ledger,
     category: Category,
     bytes: usize,
 }
 
-impl Drop for Booking {
+impl Drop for TrackedBytes {
     fn drop(&mut self) {
         self.ledger.free(self.category, self.bytes);
     }
 }
 
-/// Numbers in host memory that are no tensor (a copy of one, keys by which weights are compared), booked as
+/// Numbers in host memory that are no tensor (a copy of one, keys by which weights are compared), counted as
 /// workspace.
 #[derive(Debug)]
 pub struct HostCopy<T> {
     values: Vec<T>,
-    _booked: Booking,
+    _counted: TrackedBytes,
 }
 
 impl<T> HostCopy<T> {
-    /// Books a vector of the host as workspace, until it is dropped.
+    /// Counts a vector of the host as workspace, until it is dropped.
     pub fn new(ledger: &Ledger, values: Vec<T>) -> HostCopy<T> {
-        let _booked = ledger.book(Category::Workspace, values.len() * size_of::<T>());
-        HostCopy { values, _booked }
+        let _counted = ledger.track(Category::Workspace, values.len() * size_of::<T>());
+        HostCopy { values, _counted }
     }
 }
 
@@ -208,26 +208,26 @@ impl<T> DerefMut for HostCopy<T> {
 }
 
 impl Ledger {
-    /// Books an allocation.
+    /// Counts an allocation.
     pub fn allocate(&self, category: Category, bytes: usize) {
         self.0.categories[category as usize].add(bytes);
         self.0.total.add(bytes);
     }
 
-    /// Books the end of an allocation.
+    /// Counts the end of an allocation.
     pub fn free(&self, category: Category, bytes: usize) {
         self.0.categories[category as usize].subtract(bytes);
         self.0.total.subtract(bytes);
     }
 
-    /// Books bytes until the result is dropped.
-    pub fn book(&self, category: Category, bytes: usize) -> Booking {
+    /// Counts bytes until the result is dropped.
+    pub fn track(&self, category: Category, bytes: usize) -> TrackedBytes {
         self.allocate(category, bytes);
-        Booking { ledger: self.clone(), category, bytes }
+        TrackedBytes { ledger: self.clone(), category, bytes }
     }
 
     /// Moves an allocation to another category; the total stays.
-    pub(crate) fn rebook(&self, from: Category, to: Category, bytes: usize) {
+    pub(crate) fn retag(&self, from: Category, to: Category, bytes: usize) {
         self.0.categories[from as usize].subtract(bytes);
         self.0.categories[to as usize].add(bytes);
     }
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(ledger.usage().to_string(), "2.50 GB (weights 400.0 MB, activations 2.10 GB)");
         ledger.free(Category::Weights, 400_000_000);
         assert_eq!(ledger.usage().to_string(), "2.10 GB (activations 2.10 GB)");
-        ledger.rebook(Category::Activations, Category::Gradients, 100_000_000);
+        ledger.retag(Category::Activations, Category::Gradients, 100_000_000);
         assert_eq!(ledger.usage().to_string(), "2.10 GB (gradients 100.0 MB, activations 2.00 GB)");
         assert_eq!((ledger.total(), ledger.total_peak()), (2_100_000_000, 2_500_000_000));
         assert_eq!(ledger.take_recent_peak(Category::Weights), 400_000_000);

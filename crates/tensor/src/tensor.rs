@@ -1,4 +1,4 @@
-//! A tensor: a shape over a contiguous piece of a buffer.
+//! A tensor: a shape over a contiguous chunk of a buffer.
 //!
 //! Cloning shares the buffer. Writing asks for the only owner, so that no one else can see the change;
 //! a shared tensor that is written to is a mistake of ours and panics.
@@ -76,7 +76,7 @@ impl Tensor {
         }
     }
 
-    /// Its extents, outermost first.
+    /// The sizes of its dimensions, outermost first.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -96,7 +96,7 @@ impl Tensor {
         self.len() == 0
     }
 
-    /// The last extent: the width of a row.
+    /// The size of the last dimension: the width of a row.
     pub fn width(&self) -> usize {
         *self.shape.last().expect("a tensor with at least one dimension")
     }
@@ -234,7 +234,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Books its memory under another category: what an operation made as workspace may be kept. This must be
+    /// Counts its memory under another category: what an operation made as workspace may be kept. This must be
     /// its only owner.
     pub fn tag_memory(&mut self, category: Category) {
         match &mut self.storage {
@@ -243,7 +243,7 @@ impl Tensor {
         }
     }
 
-    /// Books its buffer as what a backward pass waits for: see [`StashedTensor`](crate::StashedTensor).
+    /// Counts its buffer as what a backward pass waits for: see [`StashedTensor`](crate::StashedTensor).
     pub(crate) fn save(&self) {
         match &self.storage {
             TensorStorage::Cpu(buffer) => buffer.save(),
@@ -288,7 +288,7 @@ impl Tensor {
         Ok(self.read_bytes()?.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect())
     }
 
-    /// As [`Tensor::read_f32`], booked as the host's workspace for as long as it lives: for tensors that may
+    /// As [`Tensor::read_f32`], counted as the host's workspace for as long as it lives: for tensors that may
     /// be large.
     pub fn copy_to_host(&self) -> Result<HostCopy<f32>> {
         Ok(HostCopy::new(self.device().host_ledger(), self.read_f32()?))
@@ -333,7 +333,7 @@ enum UploadStorage {
 }
 
 impl AsyncUpload {
-    /// Starts to copy a slice to a device. Any thread may; until it lands it is booked as workspace.
+    /// Starts to copy a slice to a device. Any thread may; until it lands it is counted as workspace.
     pub fn send<T: Element>(device: &Device, shape: &[usize], data: &[T]) -> Result<AsyncUpload> {
         assert_eq!(shape.iter().product::<usize>(), data.len(), "a copy of another length");
         let category = Category::Workspace;

@@ -156,11 +156,11 @@ pub fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// The bits of a mask that keeps about this share of `len` weights.
-pub(crate) fn mask_words(seed: u64, len: usize, share: f64) -> Vec<u32> {
+/// The bits of a mask that keeps about this fraction of `len` weights.
+pub(crate) fn mask_words(seed: u64, len: usize, fraction: f64) -> Vec<u32> {
     let key = random::key(seed, len as u64);
     let mut words = vec![0u32; len.div_ceil(32)];
-    for i in (0..len).filter(|&i| random::uniform(key, i as u64) < share) {
+    for i in (0..len).filter(|&i| random::uniform(key, i as u64) < fraction) {
         words[i / 32] |= 1 << (i % 32);
     }
     words

@@ -81,7 +81,7 @@ impl LogitShard {
 
     /// What all ranks have read of the next rows.
     fn read(&self, losses: &LossAccumulator, logits: &Tensor) -> Result<Tensor> {
-        let local = losses.read_part(logits, &self.local)?;
+        let local = losses.read_shard(logits, &self.local)?;
         let shape = [self.group.size(), local.rows(), NUMBERS];
         let buffer =
             Tensor::empty(&local.device(), &[shape.iter().product()], DType::F32, Category::Communication)?;
@@ -122,7 +122,7 @@ impl LossScaling {
         let scale = self.loss / self.temperature;
         let Some(classes) = classes else { return Ok(losses.differentiate(logits, scale)?) };
         let all = classes.read(losses, &logits)?;
-        Ok(losses.differentiate_part(logits, &classes.local, &all, scale)?)
+        Ok(losses.differentiate_shard(logits, &classes.local, &all, scale)?)
     }
 }
 
@@ -313,7 +313,7 @@ impl LinearHead<'_> {
                 None => losses.measure(&logits)?,
                 Some(classes) => {
                     let all = classes.read(&losses, &logits)?;
-                    losses.measure_part(&logits, &all)?;
+                    losses.measure_shard(&logits, &all)?;
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Host memory: 64-byte aligned blocks, booked in the ledger, and kept for reuse when freed.
+//! Host memory: 64-byte aligned blocks, counted in the ledger, and kept for reuse when freed.
 //!
 //! A training step asks for the same sizes again and again. Handing large blocks back to the system would
 //! cost a page fault for every 4 KiB at the next step, so freed blocks wait in a list by size, and large ones
@@ -16,7 +16,7 @@ use crate::memory::{BufferLabel, Category};
 const ALIGN: usize = 64;
 const HUGE_PAGE: usize = 2 << 20;
 
-/// A block of host memory. Its length is what was asked for and booked; its capacity may be larger.
+/// A block of host memory. Its length is what was asked for and counted; its capacity may be larger.
 #[derive(Debug)]
 pub struct HostBuffer {
     block: HostBlock,
@@ -44,9 +44,9 @@ impl HostBuffer {
         &self.cpu
     }
 
-    /// Books it under another category.
+    /// Counts it under another category.
     pub(crate) fn tag_memory(&mut self, category: Category) {
-        self.cpu.ledger().rebook(self.label.category(), category, self.len);
+        self.cpu.ledger().retag(self.label.category(), category, self.len);
         self.label = BufferLabel::new(category);
     }
 

@@ -42,7 +42,7 @@ impl Isa {
         Isa::available().last().expect("the portable one is always there")
     }
 
-    /// All sets this machine has, plainest first: how a device is held to a lower one.
+    /// All sets this machine has, plainest first: how a device is restricted to a lower one.
     pub fn available() -> impl Iterator<Item = Isa> {
         static FOUND: std::sync::OnceLock<[Option<Isa>; 4]> = std::sync::OnceLock::new();
         FOUND.get_or_init(detect).iter().copied().flatten()

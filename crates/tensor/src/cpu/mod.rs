@@ -1,7 +1,7 @@
 //! The processor as a device: a pool of threads, an instruction set, a ledger and a cache of freed blocks.
 //!
-//! Work is cut by its size, never by the number of threads, and partial sums are added in the order of the
-//! pieces: so the same run gives the same bits on one thread and on many.
+//! Work is split by its size, never by the number of threads, and partial sums are added in the order of the
+//! chunks: so the same run gives the same bits on one thread and on many.
 
 pub mod activation;
 pub mod buffer;
@@ -24,9 +24,9 @@ use buffer::{HostBuffer, HostFreeBlocks};
 pub use isa::Isa;
 use scratch::DisjointSlice;
 
-/// Elements of a piece of work: enough to hide the cost of handing it to a thread, and within the
+/// Elements of a chunk of work: enough to hide the cost of handing it to a thread, and within the
 /// second-level cache.
-pub const PIECE: usize = 1 << 14;
+pub const CHUNK: usize = 1 << 14;
 
 /// A handle to the processor; clones share its threads, its ledger and its cache of blocks.
 #[derive(Debug, Clone)]
@@ -46,7 +46,7 @@ impl Cpu {
         Cpu::with_isa(threads, Isa::best())
     }
 
-    /// The processor held to one of the instruction sets that it has: how tests reach the slower paths.
+    /// The processor restricted to one of the instruction sets that it has: how tests reach the slower paths.
     pub fn with_isa(threads: usize, isa: Isa) -> Result<Cpu> {
         let refused = |why: String| Error::Threads { threads, why };
         if threads == 0 {
@@ -94,38 +94,38 @@ impl Cpu {
         }
     }
 
-    /// Cuts `data` into pieces of at most `piece` elements and runs `task(piece's range, piece)` on each.
-    pub(crate) fn for_pieces<T: Send>(
+    /// Splits `data` into chunks of at most `chunk` elements and runs `task(chunk's range, chunk)` on each.
+    pub(crate) fn for_chunks<T: Send>(
         &self,
         data: &mut [T],
-        piece: usize,
+        chunk: usize,
         task: impl Fn(Range<usize>, &mut [T]) + Sync,
     ) {
         let len = data.len();
         let data = DisjointSlice::new(data);
-        self.spread(len.div_ceil(piece), &|i| {
-            let range = i * piece..((i + 1) * piece).min(len);
+        self.spread(len.div_ceil(chunk), &|i| {
+            let range = i * chunk..((i + 1) * chunk).min(len);
             // SAFETY: the ranges of different tasks do not overlap.
-            task(range.clone(), unsafe { data.piece(range) });
+            task(range.clone(), unsafe { data.range_mut(range) });
         });
     }
 
-    /// Cuts `0..len` into pieces, maps each, and returns the results in the order of the pieces.
-    pub(crate) fn map_pieces<R: Send>(
+    /// Splits `0..len` into chunks, maps each, and returns the results in the order of the chunks.
+    pub(crate) fn map_chunks<R: Send>(
         &self,
         len: usize,
-        piece: usize,
+        chunk: usize,
         map: impl Fn(Range<usize>) -> R + Sync,
     ) -> Vec<R> {
-        let mut results: Vec<Option<R>> = (0..len.div_ceil(piece)).map(|_| None).collect();
-        self.for_pieces(&mut results, 1, |place, result| {
-            let start = place.start * piece;
-            result[0] = Some(map(start..(start + piece).min(len)));
+        let mut results: Vec<Option<R>> = (0..len.div_ceil(chunk)).map(|_| None).collect();
+        self.for_chunks(&mut results, 1, |index, result| {
+            let start = index.start * chunk;
+            result[0] = Some(map(start..(start + chunk).min(len)));
         });
         results.into_iter().map(|result| result.expect("every piece was mapped")).collect()
     }
 
-    /// A block of memory booked under `category`; see [`HostBuffer`].
+    /// A block of memory counted under `category`; see [`HostBuffer`].
     pub fn allocate(&self, bytes: usize, category: Category) -> Result<HostBuffer> {
         HostBuffer::new(self, bytes, category)
     }

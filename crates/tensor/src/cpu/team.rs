@@ -171,10 +171,10 @@ impl Team {
 
     /// A member's life.
     fn serve(&self) {
-        let (mut seen, mut idle) = (0, Instant::now());
+        let (mut last_round, mut idle) = (0, Instant::now());
         while !self.over.load(Ordering::Acquire) {
-            if self.number.load(Ordering::Relaxed) != seen && self.begin() {
-                seen = self.number.load(Ordering::Relaxed);
+            if self.number.load(Ordering::Relaxed) != last_round && self.begin() {
+                last_round = self.number.load(Ordering::Relaxed);
                 self.work();
                 self.gate.fetch_sub(1, Ordering::Release);
                 idle = Instant::now();
@@ -218,13 +218,13 @@ mod tests {
     #[test]
     fn tasks_run_beside_each_other_and_may_have_tasks_themselves() {
         let cpu = Cpu::new(2).unwrap();
-        let (met, inner) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let (arrived, inner) = (AtomicUsize::new(0), AtomicUsize::new(0));
         cpu.awake(|| {
             // Longer than a member stays awake: one that naps comes too.
             thread::sleep(2 * AWAKE);
             cpu.for_each(2, |_| {
-                met.fetch_add(1, Ordering::SeqCst);
-                while met.load(Ordering::SeqCst) < 2 {
+                arrived.fetch_add(1, Ordering::SeqCst);
+                while arrived.load(Ordering::SeqCst) < 2 {
                     spin_loop();
                 }
                 cpu.for_each(3, |_| {

@@ -8,7 +8,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::Cuda;
 use super::buffer::CudaBuffer;
 
-/// The most arguments that a kernel takes, and the most words of 8 bytes that they fill.
+/// The most arguments that a kernel takes, and the most 8-byte words that they fill.
 const MOST: usize = 32;
 
 /// A kernel's arguments, in its order. Borrows buffers until the launch is queued; after that the stream's
@@ -18,7 +18,7 @@ pub struct Args<'a> {
     cells: [u64; MOST],
     used: usize,
     /// Each argument's first cell and its bytes.
-    places: [usize; MOST],
+    offsets: [usize; MOST],
     sizes: [usize; MOST],
     count: usize,
     gpu: Option<&'a Cuda>,
@@ -37,7 +37,7 @@ impl<'a> Args<'a> {
         Args {
             cells: [0; MOST],
             used: 0,
-            places: [0; MOST],
+            offsets: [0; MOST],
             sizes: [0; MOST],
             count: 0,
             gpu: None,
@@ -47,14 +47,14 @@ impl<'a> Args<'a> {
 
     /// A buffer to read: `const T*`.
     pub fn reads(mut self, buffer: &'a CudaBuffer) -> Args<'a> {
-        self.meet(buffer.cuda());
+        self.check_same_gpu(buffer.cuda());
         self.push(buffer.address(), 8)
     }
 
     /// A buffer to write, whose only owner this is: `T*`.
     pub fn writes(mut self, buffer: &'a mut CudaBuffer) -> Args<'a> {
         let address = buffer.address();
-        self.meet(buffer.cuda());
+        self.check_same_gpu(buffer.cuda());
         self.push(address, 8)
     }
 
@@ -94,35 +94,35 @@ impl<'a> Args<'a> {
     }
 
     /// An address within memory that the caller keeps until the launch is queued: `T*`. For a tensor that a
-    /// kernel both reads and writes, or of which it gets several places.
+    /// kernel both reads and writes, or of which it gets several addresses.
     pub fn pointer(self, address: CUdeviceptr) -> Args<'a> {
         self.push(address, 8)
     }
 
     /// A struct by value, whose fields are of 4 bytes.
     pub fn fields(mut self, fields: &[u32]) -> Args<'a> {
-        let place = self.used;
+        let offset = self.used;
         for pair in fields.chunks(2) {
             let high = pair.get(1).copied().unwrap_or_default();
             self = self.cell(u64::from(pair[0]) | u64::from(high) << 32);
         }
-        self.argument(place, 4 * fields.len())
+        self.argument(offset, 4 * fields.len())
     }
 
     /// A struct by value, whose fields are of 8 bytes: addresses in memory that the caller keeps until the
     /// launch is queued, and numbers.
     pub fn words(mut self, fields: &[u64]) -> Args<'a> {
-        let place = self.used;
+        let offset = self.used;
         for field in fields {
             self = self.cell(*field);
         }
-        self.argument(place, 8 * fields.len())
+        self.argument(offset, 8 * fields.len())
     }
 
     // The machine is little-endian, so a cell's first bytes are those of a smaller value.
     fn push(self, value: u64, size: usize) -> Args<'a> {
-        let place = self.used;
-        self.cell(value).argument(place, size)
+        let offset = self.used;
+        self.cell(value).argument(offset, size)
     }
 
     fn cell(mut self, value: u64) -> Args<'a> {
@@ -132,14 +132,14 @@ impl<'a> Args<'a> {
         self
     }
 
-    fn argument(mut self, place: usize, size: usize) -> Args<'a> {
-        self.places[self.count] = place;
+    fn argument(mut self, offset: usize, size: usize) -> Args<'a> {
+        self.offsets[self.count] = offset;
         self.sizes[self.count] = size;
         self.count += 1;
         self
     }
 
-    fn meet(&mut self, gpu: &'a Cuda) {
+    fn check_same_gpu(&mut self, gpu: &'a Cuda) {
         let first = self.gpu.get_or_insert(gpu);
         assert!(first.is(gpu), "a kernel's arguments are on two GPUs");
     }
@@ -156,8 +156,8 @@ impl<'a> Args<'a> {
     /// Hands them over as the driver wants them: an address for each, of as many cells as it fills.
     pub(super) fn with_pointers<R>(mut self, work: impl FnOnce(*mut *mut c_void) -> R) -> R {
         let mut pointers = [std::ptr::null_mut::<c_void>(); MOST];
-        for (pointer, place) in pointers.iter_mut().zip(&self.places[..self.count]) {
-            *pointer = (&raw mut self.cells[*place..]).cast();
+        for (pointer, offset) in pointers.iter_mut().zip(&self.offsets[..self.count]) {
+            *pointer = (&raw mut self.cells[*offset..]).cast();
         }
         work(pointers.as_mut_ptr())
     }

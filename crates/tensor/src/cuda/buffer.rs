@@ -1,4 +1,4 @@
-//! The GPU's memory: blocks booked in the ledger, and kept for reuse when freed.
+//! The GPU's memory: blocks counted in the ledger, and kept for reuse when freed.
 //!
 //! Asking the driver for memory stops the GPU; a training step asks for the same sizes again and again. So
 //! freed blocks wait in a list by size. All work on a buffer is queued on the compute stream, hence a block may
@@ -21,7 +21,7 @@ const ALIGN: usize = 512;
 /// The driver maps large blocks in pages of this size.
 const PAGE: usize = 2 << 20;
 
-/// A block of a GPU's memory. Its length is what was asked for and booked; its capacity may be larger.
+/// A block of a GPU's memory. Its length is what was asked for and counted; its capacity may be larger.
 #[derive(Debug)]
 pub struct CudaBuffer {
     block: CudaBlock,
@@ -38,7 +38,7 @@ impl CudaBuffer {
         Ok(CudaBuffer { block, len, label: BufferLabel::new(category), sent: false, cuda: cuda.clone() })
     }
 
-    /// One that is filled over the copy stream; books it.
+    /// One that is filled over the copy stream; counts it.
     pub(super) fn sent(cuda: &Cuda, block: CudaBlock, len: usize, category: Category) -> CudaBuffer {
         cuda.ledger().allocate(category, len);
         CudaBuffer { block, len, label: BufferLabel::new(category), sent: true, cuda: cuda.clone() }
@@ -65,9 +65,9 @@ impl CudaBuffer {
         &self.cuda
     }
 
-    /// Books it under another category.
+    /// Counts it under another category.
     pub(crate) fn tag_memory(&mut self, category: Category) {
-        self.cuda.ledger().rebook(self.label.category(), category, self.len);
+        self.cuda.ledger().retag(self.label.category(), category, self.len);
         self.label = BufferLabel::new(category);
     }
 
@@ -140,12 +140,12 @@ impl CudaBuffer {
     /// Overwrites it with another buffer of the same GPU and length, in the order of the compute stream.
     pub(crate) fn copy_from(&mut self, other: &CudaBuffer) -> Result<()> {
         assert_eq!(other.len, self.len, "a copy of another length");
-        self.copy_part_from(0, other, 0, self.len)
+        self.copy_range_from(0, other, 0, self.len)
     }
 
     /// Overwrites `len` bytes from `at` on with those of another buffer of the same GPU from `from` on, in
     /// the order of the compute stream.
-    pub(crate) fn copy_part_from(
+    pub(crate) fn copy_range_from(
         &mut self,
         at: usize,
         other: &CudaBuffer,
@@ -184,7 +184,7 @@ pub(super) struct CudaBlock {
 }
 
 impl CudaBlock {
-    /// A block of at least `len` bytes, booked. Unlike a [`CudaBuffer`] it does not keep its GPU open.
+    /// A block of at least `len` bytes, counted. Unlike a [`CudaBuffer`] it does not keep its GPU open.
     pub(super) fn new(cuda: &Cuda, len: usize, category: Category) -> Result<CudaBlock> {
         let block = match cuda.free_blocks().take(len) {
             Some(block) => block,
@@ -194,7 +194,7 @@ impl CudaBlock {
         Ok(block)
     }
 
-    /// A block of the driver's, which nobody has used, not booked yet.
+    /// A block of the driver's, which nobody has used, not counted yet.
     pub(super) fn fresh(cuda: &Cuda, len: usize, category: Category) -> Result<CudaBlock> {
         if len == 0 {
             return Ok(CudaBlock { address: 0, capacity: 0 });

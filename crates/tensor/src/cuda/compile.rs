@@ -1,9 +1,9 @@
 //! Kernels from source: NVRTC compiles them on the machine they run on, for the GPU that is there.
 //!
-//! A source is CUDA C++ that includes nothing; `prelude.cuh` is put before it, and the parts that it names.
-//! One source can be built several ways: for an element type (the define ELEMENT, which the prelude turns
-//! into `T`) and with integer defines. What was compiled is kept in a folder of the user's cache under a hash
-//! of all that went in, so that only the first run waits for the compiler.
+//! A source is CUDA C++ that includes nothing; `prelude.cuh` is put before it, and the files that it names in
+//! `includes`. One source can be built several ways: for an element type (the define ELEMENT, which the
+//! prelude turns into `T`) and with integer defines. What was compiled is kept in a folder of the user's
+//! cache under a hash of all that went in, so that only the first run waits for the compiler.
 
 use std::ffi::{CStr, CString};
 use std::fmt;
@@ -25,13 +25,13 @@ pub struct KernelSource {
     pub name: &'static str,
     /// What is read between the prelude and the text, in this order: what it has in common with other sources, and
     /// what was given a file of its own.
-    pub parts: &'static [KernelInclude],
+    pub includes: &'static [KernelInclude],
     /// CUDA C++.
     pub text: &'static str,
     /// Whether a product and a sum are always rounded apart, as on the host. Otherwise the compiler joins
     /// them where it likes, and the same formula in two kernels may differ in its last bit.
     pub exact: bool,
-    /// The ways in which it is built, for the check that every source compiles.
+    /// The variants in which it is built, for the check that every source compiles.
     pub builds: &'static [Build],
 }
 
@@ -64,7 +64,7 @@ impl KernelInclude {
         KernelInclude { name: "cluster.cuh", text: include_str!("cluster.cuh") };
 }
 
-/// One way to build a source.
+/// One variant of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Build {
     /// What `T` stands for.
@@ -237,10 +237,10 @@ fn cache_file(source: &KernelSource, build: &Build, target: CompileTarget) -> Re
     Ok(Some(folder.join("espalier/kernels").join(format!("{}-{target}-{}", source.name, &hash[..32]))))
 }
 
-/// Prelude, parts and text, each under its own name and with its own lines.
+/// Prelude, includes and text, each under its own name and with its own lines.
 fn whole_text(source: &KernelSource) -> String {
-    let parts = source.parts.iter().map(|part| (part.name, part.text));
-    let files = [("prelude.cuh", PRELUDE)].into_iter().chain(parts).chain([(source.name, source.text)]);
+    let includes = source.includes.iter().map(|include| (include.name, include.text));
+    let files = [("prelude.cuh", PRELUDE)].into_iter().chain(includes).chain([(source.name, source.text)]);
     files.map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).collect()
 }
 
@@ -333,7 +333,7 @@ mod tests {
         }
         let source = KernelSource {
             name: "wrong.cu",
-            parts: &[],
+            includes: &[],
             text: "\nKERNEL(32) wrong() { nonsense(); }",
             exact: false,
             builds: &[Build::PLAIN],
@@ -344,13 +344,13 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_in_a_part_is_shown_with_the_part_s_name_and_line() {
+    fn a_mistake_in_an_include_is_shown_with_its_name_and_line() {
         if !nvrtc_found() {
             return;
         }
         let source = KernelSource {
             name: "right.cu",
-            parts: &[
+            includes: &[
                 KernelInclude { name: "first.cuh", text: "DEVICE int one() { return 1; }" },
                 KernelInclude {
                     name: "second.cuh",
@@ -381,7 +381,7 @@ mod tests {
         if !nvrtc_found() {
             return;
         }
-        let source = KernelSource { name: "a.cu", parts: &[], text: "", exact: false, builds: &[] };
+        let source = KernelSource { name: "a.cu", includes: &[], text: "", exact: false, builds: &[] };
         let file = |build, target| cache_file(&source, &build, target).unwrap();
         let all = [
             file(Build::F32, CompileTarget::Machine(80)),

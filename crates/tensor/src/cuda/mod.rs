@@ -76,7 +76,7 @@ struct CudaShared {
 }
 
 impl Cuda {
-    /// What this machine has for CUDA. Never fails: what is missing is said in the result.
+    /// What this machine has for CUDA. Never fails: what is missing is in the result.
     pub fn probe() -> Probe {
         Probe::new()
     }
@@ -145,12 +145,12 @@ impl Cuda {
         &self.0.ledger
     }
 
-    /// The host's memory that its work takes: copies of tensors that the host looks at.
+    /// The host's memory that its work takes: copies of tensors that the host reads.
     pub fn host_ledger(&self) -> &Ledger {
         &self.0.host_ledger
     }
 
-    /// Bytes taken from the driver: what the ledger books, rounding, and freed blocks kept for reuse.
+    /// Bytes taken from the driver: what the ledger counts, rounding, and freed blocks kept for reuse.
     pub fn held(&self) -> usize {
         self.0.free.held()
     }
@@ -208,7 +208,7 @@ impl Cuda {
         then.wait(&event)
     }
 
-    /// A block of memory booked under `category`; see [`CudaBuffer`].
+    /// A block of memory counted under `category`; see [`CudaBuffer`].
     pub fn allocate(&self, bytes: usize, category: Category) -> Result<CudaBuffer> {
         CudaBuffer::new(self, bytes, category)
     }

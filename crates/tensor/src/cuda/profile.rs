@@ -35,17 +35,17 @@ pub(super) struct Profile {
 #[derive(Debug, Default)]
 struct ProfileEvents {
     waiting: Vec<(&'static str, f64, Event, Event)>,
-    taken: BTreeMap<&'static str, KernelTime>,
+    times: BTreeMap<&'static str, KernelTime>,
 }
 
 impl ProfileEvents {
     fn read(&mut self) -> Result<()> {
         for (family, flops, begin, end) in self.waiting.drain(..) {
-            let taken = self.taken.entry(family).or_default();
+            let times = self.times.entry(family).or_default();
             end.synchronize()?;
-            taken.launches += 1;
-            taken.seconds += end.seconds_since(&begin)?;
-            taken.flops += flops;
+            times.launches += 1;
+            times.seconds += end.seconds_since(&begin)?;
+            times.flops += flops;
         }
         Ok(())
     }
@@ -85,7 +85,7 @@ impl Cuda {
         self.profile().on.store(false, Relaxed);
         let mut marks = self.profile().marks.lock().expect("no panic while locked");
         marks.read()?;
-        Ok(std::mem::take(&mut marks.taken))
+        Ok(std::mem::take(&mut marks.times))
     }
 
     /// Marks the beginning of work of a family that is about to be queued on the compute stream.

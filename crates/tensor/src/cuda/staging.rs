@@ -57,15 +57,15 @@ impl Staging {
     /// # Safety
     /// `to` is the address of at least `bytes.len()` bytes of the GPU's memory.
     pub(super) unsafe fn upload(&mut self, stream: &Stream, to: CUdeviceptr, bytes: &[u8]) -> Result<()> {
-        for (i, piece) in bytes.chunks(SLOT).enumerate() {
+        for (i, chunk) in bytes.chunks(SLOT).enumerate() {
             let slot = &self.slots[self.next];
             self.next = (self.next + 1) % SLOTS;
             slot.done.synchronize()?;
             // SAFETY: the slot holds SLOT bytes, and its last transfer is over; the caller vouches for `to`.
             unsafe {
-                slot.memory.as_ptr().copy_from_nonoverlapping(piece.as_ptr(), piece.len());
+                slot.memory.as_ptr().copy_from_nonoverlapping(chunk.as_ptr(), chunk.len());
                 let from = slot.memory.as_ptr().cast_const().cast();
-                sys::cuMemcpyHtoDAsync_v2(to + (i * SLOT) as u64, from, piece.len(), stream.raw())
+                sys::cuMemcpyHtoDAsync_v2(to + (i * SLOT) as u64, from, chunk.len(), stream.raw())
             }
             .check("copying to the GPU")?;
             slot.done.record(stream)?;
@@ -84,7 +84,7 @@ impl Staging {
         bytes: &mut [u8],
     ) -> Result<()> {
         let total = bytes.len();
-        let pieces = total.div_ceil(SLOT);
+        let chunks = total.div_ceil(SLOT);
         let length = |i: usize| SLOT.min(total - i * SLOT);
         let fetch = |i: usize| -> Result<()> {
             let slot = &self.slots[i % SLOTS];
@@ -98,15 +98,15 @@ impl Staging {
             .check("copying from the GPU")?;
             slot.done.record(stream)
         };
-        for i in 0..pieces.min(SLOTS) {
+        for i in 0..chunks.min(SLOTS) {
             fetch(i)?;
         }
-        for (i, piece) in bytes.chunks_mut(SLOT).enumerate() {
+        for (i, chunk) in bytes.chunks_mut(SLOT).enumerate() {
             let slot = &self.slots[i % SLOTS];
             slot.done.synchronize()?;
-            // SAFETY: the transfer into the slot is over, and it brought as many bytes as the piece has.
-            unsafe { piece.as_mut_ptr().copy_from_nonoverlapping(slot.memory.as_ptr(), piece.len()) };
-            if i + SLOTS < pieces {
+            // SAFETY: the transfer into the slot is over, and it brought as many bytes as the chunk has.
+            unsafe { chunk.as_mut_ptr().copy_from_nonoverlapping(slot.memory.as_ptr(), chunk.len()) };
+            if i + SLOTS < chunks {
                 fetch(i + SLOTS)?;
             }
         }

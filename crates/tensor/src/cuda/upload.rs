@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_is_booked() {
+    fn what_comes_is_counted() {
         for [shared, ..] in devices() {
             // Other tests write into the ledgers of those that are shared.
             let device = &match shared {
@@ -128,14 +128,14 @@ mod tests {
                 Device::Cuda(cuda) => Device::Cuda(cuda.another().unwrap()),
             };
             let before = device.ledger().usage();
-            let coming = AsyncUpload::send(device, &[3], &[1u32, 2, 3]).unwrap();
-            let held = device.ledger().usage();
-            assert_eq!(held.0[Category::Workspace as usize], before.0[Category::Workspace as usize] + 12);
-            let landed = coming.wait(Category::Transient).unwrap();
-            assert_eq!(*landed.host_bytes(), *bytemuck::cast_slice::<u32, u8>(&[1, 2, 3]));
-            let held = device.ledger().usage();
-            assert_eq!(held.0[Category::Transient as usize], before.0[Category::Transient as usize] + 12);
-            drop(landed);
+            let in_flight = AsyncUpload::send(device, &[3], &[1u32, 2, 3]).unwrap();
+            let used = device.ledger().usage();
+            assert_eq!(used.0[Category::Workspace as usize], before.0[Category::Workspace as usize] + 12);
+            let uploaded = in_flight.wait(Category::Transient).unwrap();
+            assert_eq!(*uploaded.host_bytes(), *bytemuck::cast_slice::<u32, u8>(&[1, 2, 3]));
+            let used = device.ledger().usage();
+            assert_eq!(used.0[Category::Transient as usize], before.0[Category::Transient as usize] + 12);
+            drop(uploaded);
             assert_eq!(device.ledger().usage(), before);
             assert!(
                 AsyncUpload::send::<u32>(device, &[0], &[]).unwrap().wait(Category::Mask).unwrap().is_empty()

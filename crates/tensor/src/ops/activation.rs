@@ -1,4 +1,4 @@
-//! Activation functions over whole tensors; what they are of one number is [`crate::cpu::activation`]'s to say.
+//! Activation functions over tensors; what they are of one number is [`crate::cpu::activation`]'s to say.
 
 pub(crate) mod cuda;
 
@@ -7,7 +7,7 @@ use crate::device::Device;
 use crate::dtype::Float;
 use crate::error::Result;
 use crate::memory::Category;
-use crate::ops::pieces::{PIECE, each, writable};
+use crate::ops::chunks::{CHUNK, each, writable};
 use crate::tensor::Tensor;
 use crate::{simd, with_float};
 
@@ -17,7 +17,7 @@ pub fn forward(kind: ActivationFn, x: &Tensor) -> Result<Tensor> {
     match x.device() {
         Device::Cpu(cpu) => with_float!(x.dtype(), T => {
             let x = x.slice::<T>();
-            cpu.for_pieces(y.slice_mut::<T>(), PIECE, |at, y| apply_all(cpu.isa(), kind, &x[at], y));
+            cpu.for_chunks(y.slice_mut::<T>(), CHUNK, |at, y| apply_all(cpu.isa(), kind, &x[at], y));
         }),
         Device::Cuda(cuda) => cuda::forward(&cuda, kind, x, &mut y)?,
     }
@@ -29,7 +29,7 @@ pub fn forward_owned(kind: ActivationFn, mut x: Tensor) -> Result<Tensor> {
     match x.device() {
         Device::Cpu(cpu) if x.is_unique() => {
             with_float!(x.dtype(), T => {
-                cpu.for_pieces(x.slice_mut::<T>(), PIECE, |_, x| apply_in_place(cpu.isa(), kind, x));
+                cpu.for_chunks(x.slice_mut::<T>(), CHUNK, |_, x| apply_in_place(cpu.isa(), kind, x));
             });
             Ok(x)
         }
@@ -47,7 +47,7 @@ pub fn backward(kind: ActivationFn, saved: &Tensor, dy: Tensor) -> Result<Tensor
             with_float!(saved.dtype(), T => {
                 let saved = saved.slice::<T>();
                 let dx = dx.slice_mut::<T>();
-                cpu.for_pieces(dx, PIECE, |at, dx| slope_all(cpu.isa(), kind, &saved[at], dx));
+                cpu.for_chunks(dx, CHUNK, |at, dx| slope_all(cpu.isa(), kind, &saved[at], dx));
             });
             Ok(dx)
         }
@@ -68,9 +68,9 @@ pub fn backward_remaking(kind: ActivationFn, saved: &Tensor, dy: Tensor) -> Resu
         Device::Cpu(cpu) => {
             let mut dx = writable(dy)?;
             with_float!(saved.dtype(), T => {
-                let parts = saved.slice::<T>().chunks(PIECE).zip(y.slice_mut::<T>().chunks_mut(PIECE));
-                let parts = parts.zip(dx.slice_mut::<T>().chunks_mut(PIECE));
-                each(&cpu, parts, |((saved, y), dx)| {
+                let slices = saved.slice::<T>().chunks(CHUNK).zip(y.slice_mut::<T>().chunks_mut(CHUNK));
+                let slices = slices.zip(dx.slice_mut::<T>().chunks_mut(CHUNK));
+                each(&cpu, slices, |((saved, y), dx)| {
                     apply_all(cpu.isa(), kind, saved, y);
                     slope_all(cpu.isa(), kind, saved, dx);
                 });
@@ -156,8 +156,8 @@ mod tests {
                 check(&[y, dx], |device, dtype| {
                     let input = tensor(device, dtype, &[n], &x);
                     let y = forward(kind, &input).unwrap();
-                    let own = forward_owned(kind, tensor(device, dtype, &[n], &x)).unwrap();
-                    assert_eq!(own.host_bytes(), y.host_bytes());
+                    let in_place = forward_owned(kind, tensor(device, dtype, &[n], &x)).unwrap();
+                    assert_eq!(in_place.host_bytes(), y.host_bytes());
                     assert_eq!(forward_owned(kind, input.clone()).unwrap().host_bytes(), y.host_bytes());
                     let saved = if kind == ActivationFn::Relu { &y } else { &input };
                     let dx = backward(kind, saved, tensor(device, dtype, &[n], &dy)).unwrap();
@@ -176,13 +176,13 @@ mod tests {
         for [device, ..] in devices() {
             let x = tensor(device, DType::F32, &[3], &[-1.0, 0.0, 2.0]);
             let dy = tensor(device, DType::F32, &[3], &[5.0; 3]);
-            let held: Tensor = dy.clone();
+            let kept_alive: Tensor = dy.clone();
             let dx = backward(ActivationFn::Relu, &x, dy).unwrap();
-            assert_eq!((dx.to_f32(), held.to_f32()), (vec![0.0, 0.0, 5.0], vec![5.0; 3]));
-            let place = address(&held);
-            let dx = backward(ActivationFn::Relu, &x, held).unwrap();
-            assert_eq!(address(&dx), place);
-            assert_eq!(address(&backward_remaking(ActivationFn::Gelu, &x, dx).unwrap().0), place);
+            assert_eq!((dx.to_f32(), kept_alive.to_f32()), (vec![0.0, 0.0, 5.0], vec![5.0; 3]));
+            let old_address = address(&kept_alive);
+            let dx = backward(ActivationFn::Relu, &x, kept_alive).unwrap();
+            assert_eq!(address(&dx), old_address);
+            assert_eq!(address(&backward_remaking(ActivationFn::Gelu, &x, dx).unwrap().0), old_address);
         }
     }
 

@@ -7,13 +7,13 @@
 //! x: [.., c], n rows of c channels; mean, rstd, variance: f32 `[c]`; scale, shift: `[c]`. The variance is the
 //! biased one (divided by n), which normalises; a running estimate wants it times n / (n - 1).
 //!
-//! Statistics are taken over pieces of rows, in two passes while a piece is in the cache, and joined in f64 by
+//! Statistics are taken over chunks of rows, in two passes while a chunk is in the cache, and joined in f64 by
 //! the rule of Chan, Golub and LeVeque (1979): no cancellation, and the same bits on any number of threads.
 //!
-//! Where x holds only some of the rows of a batch, both ways come in two halves: [`measure`] and
+//! Where x holds only some of the rows of a batch, both passes come in two halves: [`measure`] and
 //! [`normalise`], [`measure_gradient`] and [`input_gradient`]. Between them the caller adds up a few numbers
-//! a channel over all that hold the others: `sum x` and `sum x^2` on the way forward, `sum dy` and
-//! `sum dy (x - mean)` on the way back. They travel in f64, in which the squares of f32 numbers leave room
+//! a channel over all that hold the others: `sum x` and `sum x^2` in the forward pass, `sum dy` and
+//! `sum dy (x - mean)` in the backward pass. They travel in f64, in which the squares of f32 numbers leave room
 //! enough.
 
 pub(crate) mod cuda;
@@ -31,10 +31,10 @@ use moments::ChannelMoments;
 /// How much of a batch's statistics enters the running ones, as in PyTorch.
 pub const MOMENTUM: f32 = 0.1;
 
-/// Numbers of pieces of rows: `[pieces, 2, c]`, each piece of as many rows but perhaps the last.
+/// Numbers of chunks of rows: `[chunks, 2, c]`, each chunk of as many rows but perhaps the last.
 struct PartialStats {
     numbers: Tensor,
-    piece: usize,
+    chunk: usize,
 }
 
 /// Normalises by the batch's own statistics: `(y, mean, rstd)`.
@@ -120,13 +120,13 @@ fn check_gradient(dy: &Tensor, x: &Tensor, scale: &Tensor, mean: &Tensor, rstd: 
 /// rows of a batch.
 pub fn measure_gradient(dy: &Tensor, x: &Tensor, mean: &Tensor) -> Result<Vec<f64>> {
     let (device, c) = (x.device(), x.width());
-    let parts = match &device {
+    let chunks = match &device {
         Device::Cpu(cpu) => host::gradient_sums(cpu, dy, x, mean)?,
         Device::Cuda(gpu) => cuda::gradient_sums(gpu, dy, x, mean)?,
     };
     let mut sums = vec![0.0f64; 2 * c];
-    for part in parts.numbers.read_f32()?.chunks_exact(2 * c) {
-        sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += f64::from(*part));
+    for partial in chunks.numbers.read_f32()?.chunks_exact(2 * c) {
+        sums.iter_mut().zip(partial).for_each(|(sum, partial)| *sum += f64::from(*partial));
     }
     sums.push(x.rows() as f64);
     Ok(sums)
@@ -162,7 +162,7 @@ pub fn input_gradient(
     }
 }
 
-/// `(dscale, dshift)` of some rows, from their sums: those of a batch's parts add up.
+/// `(dscale, dshift)` of some rows, from their sums: those of a batch's shards add up.
 pub fn scale_and_shift(scale: &Tensor, rstd: &Tensor, sums: &[f64]) -> Result<(Tensor, Tensor)> {
     let c = scale.len();
     let products = sums[c..2 * c].iter().zip(rstd.read_f32()?);

@@ -21,7 +21,7 @@ use crate::error::Result;
 use crate::memory::Category;
 use crate::tensor::Tensor;
 
-/// An empty cache for one attention layer: room for the keys and values of `context` positions.
+/// An empty cache for one attention layer: memory for the keys and values of `context` positions.
 pub fn cache(device: &Device, dtype: DType, kv_heads: usize, context: usize, d: usize) -> Result<Tensor> {
     Tensor::zeros(device, &[2, kv_heads, context, d], dtype, Category::Cache)
 }
@@ -102,28 +102,28 @@ mod tests {
         y
     }
 
-    /// The sequence in parts of these lengths, each with what the parts before have left in the cache: on
+    /// The sequence in pieces of these lengths, each with what those before have left in the cache: on
     /// every device what the whole sequence gives at once.
-    fn compare(parts: &[usize], heads: usize, kv_heads: usize, d: usize, seed: u64) {
-        let (t, width) = (parts.iter().sum::<usize>(), (heads + 2 * kv_heads) * d);
+    fn compare(lengths: &[usize], heads: usize, kv_heads: usize, d: usize, seed: u64) {
+        let (t, width) = (lengths.iter().sum::<usize>(), (heads + 2 * kv_heads) * d);
         let qkv = values(seed, t * width, 1.5);
         let expected = plain(&wide(&qkv), t, heads, kv_heads, d);
         let c = heads * d;
         let mut first = 0;
-        let bounds = parts.iter().map(|part| {
-            first += part;
-            (first - part, *part)
+        let bounds = lengths.iter().map(|len| {
+            first += len;
+            (first - len, *len)
         });
         let bounds: Vec<(usize, usize)> = bounds.collect();
         let each: Vec<Vec<f64>> =
-            bounds.iter().map(|(first, part)| expected[first * c..(first + part) * c].to_vec()).collect();
+            bounds.iter().map(|(first, len)| expected[first * c..(first + len) * c].to_vec()).collect();
         check(&each, |device, dtype| {
             let mut kept = cache(device, dtype, kv_heads, t + 3, d).unwrap();
             let mut position = Position::new(device).unwrap();
             let mut outputs = Vec::new();
-            for &(first, part) in &bounds {
-                let rows = &qkv[first * width..(first + part) * width];
-                let rows = tensor(device, dtype, &[1, part, width], rows);
+            for &(first, len) in &bounds {
+                let rows = &qkv[first * width..(first + len) * width];
+                let rows = tensor(device, dtype, &[1, len, width], rows);
                 position.set(first);
                 position.send().unwrap();
                 outputs.push(forward(&rows, &mut kept, &position, heads, kv_heads).unwrap());
@@ -135,7 +135,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(10))]
         #[test]
-        fn parts_of_a_sequence_agree_with_plain_loops(
+        fn pieces_of_a_sequence_agree_with_plain_loops(
             (start, more, heads, d) in (1usize..60, 1usize..5, 1usize..4, 1usize..40),
             seed in 0u64..1000,
         ) {

@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
 use crate::memory::Category;
-use crate::ops::pieces::PIECE;
+use crate::ops::chunks::CHUNK;
 use crate::tensor::Tensor;
 use crate::{simd, with_float};
 
@@ -16,7 +16,7 @@ pub fn cast(x: &Tensor, dtype: DType, category: Category) -> Result<Tensor> {
     match x.device() {
         Device::Cpu(cpu) => with_float!(x.dtype(), T => with_float!(dtype, U => {
             let x = x.slice::<T>();
-            cpu.for_pieces(y.slice_mut::<U>(), PIECE, |at, y| convert(cpu.isa(), &x[at], y));
+            cpu.for_chunks(y.slice_mut::<U>(), CHUNK, |at, y| convert(cpu.isa(), &x[at], y));
         })),
         Device::Cuda(cuda) => cuda::cast(&cuda, x, &mut y)?,
     }

@@ -1,5 +1,5 @@
-//! Some columns of a tensor, out of it and back into it: what branches that stand side by side are made of,
-//! and cut into.
+//! Slices of a tensor's columns, out of it and back into it: what concatenated branches are made of, and
+//! split into.
 //!
 //! x: `[.., c]`, every dimension but the last counts as rows.
 
@@ -10,7 +10,7 @@ use std::ops::Range;
 use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Category;
-use crate::ops::pieces;
+use crate::ops::chunks;
 use crate::tensor::Tensor;
 use crate::with_float;
 
@@ -20,47 +20,47 @@ pub fn take(x: &Tensor, at: Range<usize>, category: Category) -> Result<Tensor> 
     assert!(at.start <= at.end && at.end <= c, "columns {at:?} of {:?}", x.shape());
     let mut shape = x.shape().to_vec();
     *shape.last_mut().expect("a tensor with at least one dimension") = at.len();
-    let mut part = Tensor::empty(&x.device(), &shape, x.dtype(), category)?;
-    if part.is_empty() {
-        return Ok(part);
+    let mut slice = Tensor::empty(&x.device(), &shape, x.dtype(), category)?;
+    if slice.is_empty() {
+        return Ok(slice);
     }
     match x.device() {
         Device::Cpu(cpu) => with_float!(x.dtype(), T => {
             let (x, width) = (x.slice::<T>(), at.len());
-            cpu.for_pieces(part.slice_mut::<T>(), pieces::rows(width) * width, |range, part| {
-                for (row, part) in (range.start / width..).zip(part.chunks_exact_mut(width)) {
-                    part.copy_from_slice(&x[row * c + at.start..][..width]);
+            cpu.for_chunks(slice.slice_mut::<T>(), chunks::rows(width) * width, |range, slice| {
+                for (row, slice) in (range.start / width..).zip(slice.chunks_exact_mut(width)) {
+                    slice.copy_from_slice(&x[row * c + at.start..][..width]);
                 }
             });
         }),
-        Device::Cuda(cuda) => cuda::copy(&cuda, x, at.start, &mut part, 0, at.len())?,
+        Device::Cuda(cuda) => cuda::copy(&cuda, x, at.start, &mut slice, 0, at.len())?,
     }
-    Ok(part)
+    Ok(slice)
 }
 
-/// Overwrites the columns of x from `first` on with those of `part`, which must have as many rows; x must
+/// Overwrites the columns of x from `first` on with those of `slice`, which must have as many rows; x must
 /// have one owner.
-pub fn put(x: &mut Tensor, first: usize, part: &Tensor) -> Result<()> {
-    let (c, width) = (x.width(), part.width());
-    assert!(first + width <= c, "columns of {:?} into {:?} from {first} on", part.shape(), x.shape());
+pub fn put(x: &mut Tensor, first: usize, slice: &Tensor) -> Result<()> {
+    let (c, width) = (x.width(), slice.width());
+    assert!(first + width <= c, "columns of {:?} into {:?} from {first} on", slice.shape(), x.shape());
     assert_eq!(
-        (part.rows(), part.dtype()),
+        (slice.rows(), slice.dtype()),
         (x.rows(), x.dtype()),
         "columns of other rows or of another type"
     );
-    if part.is_empty() {
+    if slice.is_empty() {
         return Ok(());
     }
     match x.device() {
         Device::Cpu(cpu) => with_float!(x.dtype(), T => {
-            let part = part.slice::<T>();
-            cpu.for_pieces(x.slice_mut::<T>(), pieces::rows(c) * c, |range, x| {
+            let slice = slice.slice::<T>();
+            cpu.for_chunks(x.slice_mut::<T>(), chunks::rows(c) * c, |range, x| {
                 for (row, x) in (range.start / c..).zip(x.chunks_exact_mut(c)) {
-                    x[first..first + width].copy_from_slice(&part[row * width..][..width]);
+                    x[first..first + width].copy_from_slice(&slice[row * width..][..width]);
                 }
             });
         }),
-        Device::Cuda(cuda) => cuda::copy(&cuda, part, 0, x, first, width)?,
+        Device::Cuda(cuda) => cuda::copy(&cuda, slice, 0, x, first, width)?,
     }
     Ok(())
 }
@@ -80,13 +80,13 @@ mod tests {
             };
             for device in devices().iter().flatten() {
                 for dtype in [DType::F32, DType::Bf16] {
-                    let whole = tensor(device, dtype, &[1, rows, c], &x);
+                    let full = tensor(device, dtype, &[1, rows, c], &x);
                     for at in [0..cut, cut..c, c - cut..c] {
-                        let part = take(&whole, at.clone(), Category::Workspace).unwrap();
-                        assert_eq!(part.shape(), [1, rows, at.len()]);
-                        assert_eq!(part.to_f32(), columns(at));
+                        let slice = take(&full, at.clone(), Category::Workspace).unwrap();
+                        assert_eq!(slice.shape(), [1, rows, at.len()]);
+                        assert_eq!(slice.to_f32(), columns(at));
                     }
-                    let mut changed = whole.duplicate(Category::Transient).unwrap();
+                    let mut changed = full.duplicate(Category::Transient).unwrap();
                     put(&mut changed, c - cut, &tensor(device, dtype, &[rows, cut], &other)).unwrap();
                     let expected = x.chunks(c).enumerate();
                     let expected: Vec<f32> = expected

@@ -7,9 +7,9 @@ use crate::cpu::Cpu;
 use crate::device::Device;
 use crate::dtype::{DType, Element, Float};
 use crate::error::Result;
-use crate::mask::{Mask, cut};
+use crate::mask::{Mask, split_at_ranges};
 use crate::memory::Category;
-use crate::ops::pieces;
+use crate::ops::chunks;
 use crate::tensor::Tensor;
 use crate::{bf16, with_float};
 
@@ -34,8 +34,8 @@ pub fn compress_add(kept: &mut Tensor, dense: &Tensor, mask: &Mask) -> Result<()
         Device::Cpu(cpu) => with_float!(dense.dtype(), T => with_float!(kept.dtype(), U => {
             let dense = dense.slice::<T>();
             let spans = mask.spans();
-            let parts = cut(kept.slice_mut::<U>(), spans.iter().map(|span| span.kept.clone()));
-            pieces::each(&cpu, spans.iter().zip(parts), |(span, kept)| {
+            let slices = split_at_ranges(kept.slice_mut::<U>(), spans.iter().map(|span| span.kept.clone()));
+            chunks::each(&cpu, spans.iter().zip(slices), |(span, kept)| {
                 let dense = &dense[span.dense.clone()];
                 mask.each(span, |k, p| kept[k] = U::from_f32(Float::to_f32(kept[k]) + Float::to_f32(dense[p])));
             });
@@ -45,14 +45,14 @@ pub fn compress_add(kept: &mut Tensor, dense: &Tensor, mask: &Mask) -> Result<()
     Ok(())
 }
 
-/// A dense tensor with the kept elements in their places and zeros in all others.
+/// A dense tensor with the kept elements at their indices and zeros elsewhere.
 pub fn expand(kept: &Tensor, mask: &Mask, shape: &[usize], category: Category) -> Result<Tensor> {
     let mut dense = Tensor::empty(&kept.device(), shape, kept.dtype(), category)?;
     expand_into(kept, mask, &mut dense)?;
     Ok(dense)
 }
 
-/// Writes the kept elements to their places in a dense tensor, and zeros to all others.
+/// Writes the kept elements to their indices in a dense tensor, and zeros elsewhere.
 pub fn expand_into(kept: &Tensor, mask: &Mask, dense: &mut Tensor) -> Result<()> {
     assert_eq!((dense.len(), kept.len()), (mask.len(), mask.kept()), "expand");
     match kept.device() {
@@ -68,7 +68,7 @@ pub fn apply(dense: &mut Tensor, mask: &Mask) -> Result<()> {
     expand_into(&kept, mask, dense)
 }
 
-/// Work on elements that are moved and not looked at.
+/// Work on elements that are moved, whatever they are.
 trait ForElement {
     fn run<T: Element>(self);
 }
@@ -92,8 +92,8 @@ struct Gather<'a> {
 impl ForElement for Gather<'_> {
     fn run<T: Element>(self) {
         let (dense, spans) = (self.dense.slice::<T>(), self.mask.spans());
-        let parts = cut(self.kept.slice_mut::<T>(), spans.iter().map(|span| span.kept.clone()));
-        pieces::each(self.cpu, spans.iter().zip(parts), |(span, kept)| {
+        let slices = split_at_ranges(self.kept.slice_mut::<T>(), spans.iter().map(|span| span.kept.clone()));
+        chunks::each(self.cpu, spans.iter().zip(slices), |(span, kept)| {
             let dense = &dense[span.dense.clone()];
             self.mask.each(span, |k, p| kept[k] = dense[p]);
         });
@@ -110,8 +110,9 @@ struct Scatter<'a> {
 impl ForElement for Scatter<'_> {
     fn run<T: Element>(self) {
         let (kept, spans) = (self.kept.slice::<T>(), self.mask.spans());
-        let parts = cut(self.dense.slice_mut::<T>(), spans.iter().map(|span| span.dense.clone()));
-        pieces::each(self.cpu, spans.iter().zip(parts), |(span, dense)| {
+        let slices =
+            split_at_ranges(self.dense.slice_mut::<T>(), spans.iter().map(|span| span.dense.clone()));
+        chunks::each(self.cpu, spans.iter().zip(slices), |(span, dense)| {
             let kept = &kept[span.kept.clone()];
             dense.fill(T::zeroed());
             self.mask.each(span, |k, p| dense[p] = kept[k]);
@@ -133,9 +134,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(12))]
         #[test]
-        fn what_is_kept_comes_back_and_the_rest_is_zero(len in 0usize..150_000, share in 0.0f64..1.0, seed: u64) {
-            let share = if seed.is_multiple_of(2) { share } else { share / 50.0 };
-            let (words, x, y) = (mask_words(seed, len, share), values(seed, len, 1.0), values(seed ^ 1, len, 1.0));
+        fn what_is_kept_comes_back_and_the_rest_is_zero(len in 0usize..150_000, fraction in 0.0f64..1.0, seed: u64) {
+            let fraction = if seed.is_multiple_of(2) { fraction } else { fraction / 50.0 };
+            let (words, x, y) = (mask_words(seed, len, fraction), values(seed, len, 1.0), values(seed ^ 1, len, 1.0));
             let is_kept = |i: &usize| words[i / 32] >> (i % 32) & 1 == 1;
             let kept: Vec<f32> = (0..len).filter(is_kept).map(|i| x[i]).collect();
             let masked: Vec<f32> = (0..len).map(|i| if is_kept(&i) { x[i] } else { 0.0 }).collect();

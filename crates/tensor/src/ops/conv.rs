@@ -23,7 +23,7 @@ mod pruned;
 mod scattered;
 mod thin;
 #[cfg(target_arch = "x86_64")]
-mod turn;
+mod transpose;
 
 use super::image;
 use super::padding::{self, Padding};
@@ -39,7 +39,7 @@ use crate::tensor::Tensor;
 pub struct ConvParams {
     /// The window's side.
     pub kernel: usize,
-    /// Steps of the window, both ways.
+    /// Steps of the window, in both directions.
     pub stride: usize,
     /// Zeros added on each side.
     pub padding: Padding,
@@ -161,7 +161,7 @@ const CHANNELS: usize = 16;
 /// dw: [o, c, taps].
 fn collect<T: Float>(cpu: &Cpu, sums: &[f32], slice: usize, z: &ConvDims, dw: &mut [T]) {
     let (taps, depth, size) = (z.conv.kernel * z.conv.kernel, z.window(), z.window() * z.o);
-    cpu.for_pieces(dw, CHANNELS * depth, |range, dw| {
+    cpu.for_chunks(dw, CHANNELS * depth, |range, dw| {
         let first = range.start / depth;
         let start = first / slice * slice;
         let width = slice.min(z.o - start);
@@ -170,9 +170,9 @@ fn collect<T: Float>(cpu: &Cpu, sums: &[f32], slice: usize, z: &ConvDims, dw: &m
             for tap in 0..taps {
                 for c in c0..(c0 + CHANNELS).min(z.c) {
                     let mut total = [0.0f32; CHANNELS];
-                    for part in sums.chunks_exact(size) {
+                    for partial in sums.chunks_exact(size) {
                         let at = start * depth + (tap * z.c + c) * width + first - start;
-                        total.iter_mut().zip(&part[at..at + count]).for_each(|(total, x)| *total += x);
+                        total.iter_mut().zip(&partial[at..at + count]).for_each(|(total, x)| *total += x);
                     }
                     for (o, total) in total[..count].iter().enumerate() {
                         dw[(o * z.c + c) * taps + tap] = T::from_f32(*total);

@@ -16,7 +16,7 @@ use crate::cpu::{lanes, math};
 use crate::device::Device;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
-use crate::ops::pieces;
+use crate::ops::chunks;
 use crate::tensor::Tensor;
 use crate::{simd, with_float};
 
@@ -37,7 +37,7 @@ pub struct LossAccumulator {
 /// What has been found out about the rows that have come.
 #[derive(Debug)]
 enum RowResults {
-    /// Sums over pieces of rows, in their order.
+    /// Sums over chunks of rows, in their order.
     Host(Vec<LossTotal>),
     /// Row by row, where they wait to be summed up.
     Gpu(cuda::RowLosses),
@@ -86,16 +86,16 @@ impl LossAccumulator {
     /// place if nobody else holds them. A target beyond the classes panics on the host and is a loss of NaN
     /// on a GPU.
     pub fn differentiate(&mut self, logits: Tensor, scale: f32) -> Result<Tensor> {
-        let mut logits = pieces::writable(logits)?;
+        let mut logits = chunks::writable(logits)?;
         let (at, v) = (self.next(&logits), logits.width());
         match (logits.device(), &mut self.found) {
             (Device::Cpu(cpu), RowResults::Host(found)) => {
                 let targets = &self.targets.slice::<u32>()[at];
-                let piece = pieces::rows(v);
-                let mut partial = vec![LossTotal::default(); targets.len().div_ceil(piece)];
+                let chunk = chunks::rows(v);
+                let mut partial = vec![LossTotal::default(); targets.len().div_ceil(chunk)];
                 with_float!(logits.dtype(), T => {
-                    let parts = logits.slice_mut::<T>().chunks_mut(piece * v).zip(targets.chunks(piece));
-                    pieces::each(&cpu, parts.zip(&mut partial), |((logits, targets), partial)| {
+                    let parts = logits.slice_mut::<T>().chunks_mut(chunk * v).zip(targets.chunks(chunk));
+                    chunks::each(&cpu, parts.zip(&mut partial), |((logits, targets), partial)| {
                         *partial = differentiate(cpu.isa(), logits, targets, scale)
                     });
                 });
@@ -116,7 +116,7 @@ impl LossAccumulator {
         match (logits.device(), &mut self.found) {
             (Device::Cpu(cpu), RowResults::Host(found)) => with_float!(logits.dtype(), T => {
                 let (logits, targets) = (logits.slice::<T>(), &self.targets.slice::<u32>()[at]);
-                found.extend(cpu.map_pieces(targets.len(), pieces::rows(v), |at| {
+                found.extend(cpu.map_chunks(targets.len(), chunks::rows(v), |at| {
                     measure(cpu.isa(), &logits[at.start * v..at.end * v], &targets[at])
                 }));
             }),
@@ -272,9 +272,9 @@ mod tests {
             });
         }
 
-        /// In parts: the same gradient, row by row, and the same sums but for the order of the host's additions.
+        /// In chunks: the same gradient, row by row, and the same sums but for the order of the host's additions.
         #[test]
-        fn rows_may_come_in_parts(rows in 2usize..300, v in 1usize..200, part in 1usize..150, seed: u64) {
+        fn rows_may_come_in_chunks(rows in 2usize..300, v in 1usize..200, part in 1usize..150, seed: u64) {
             let (x, targets) = (values(seed, rows * v, 3.0), integers(seed, rows, v));
             for device in devices().iter().map(|threads| &threads[0]) {
                 let targets = indices(device, &[rows], &targets);

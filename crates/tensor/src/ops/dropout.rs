@@ -2,7 +2,7 @@
 //!
 //! Whether i is kept is a pure function of the key and i ([`random::bits`]), so no mask is stored: the backward
 //! pass, or a forward pass that is computed again, is the same call with the same key. Elements are counted from
-//! wherever the caller says, so that a part of a batch drops what the whole batch would drop there.
+//! wherever the caller says, so that a shard of a batch drops what the full batch would drop there.
 
 pub(crate) mod cuda;
 
@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::dtype::Float;
 use crate::error::Result;
 use crate::memory::Category;
-use crate::ops::pieces::PIECE;
+use crate::ops::chunks::CHUNK;
 use crate::random;
 use crate::tensor::Tensor;
 use crate::{simd, with_float};
@@ -48,7 +48,7 @@ pub fn apply(x: &Tensor, rate: f32, key: u64, numbers: ElementNumbering) -> Resu
     match x.device() {
         Device::Cpu(cpu) => with_float!(x.dtype(), T => {
             let x = x.slice::<T>();
-            cpu.for_pieces(y.slice_mut::<T>(), PIECE, |at, y| {
+            cpu.for_chunks(y.slice_mut::<T>(), CHUNK, |at, y| {
                 let mut done = 0;
                 while done < y.len() {
                     // As far as numbers follow each other.

@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::dtype::Float;
 use crate::error::Result;
 use crate::memory::Category;
-use crate::ops::pieces::PIECE;
+use crate::ops::chunks::CHUNK;
 use crate::tensor::Tensor;
 use crate::{simd, with_float};
 
@@ -17,7 +17,7 @@ pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     match a.device() {
         Device::Cpu(cpu) => with_float!(a.dtype(), T => with_float!(b.dtype(), U => {
             let (a, b) = (a.slice::<T>(), b.slice::<U>());
-            cpu.for_pieces(y.slice_mut::<T>(), PIECE, |at, y| sum(cpu.isa(), &a[at.clone()], &b[at], y));
+            cpu.for_chunks(y.slice_mut::<T>(), CHUNK, |at, y| sum(cpu.isa(), &a[at.clone()], &b[at], y));
         })),
         Device::Cuda(cuda) => cuda::add(&cuda, a, b, &mut y)?,
     }
@@ -30,7 +30,7 @@ pub fn add_into(a: &mut Tensor, b: &Tensor) -> Result<()> {
     match a.device() {
         Device::Cpu(cpu) => with_float!(a.dtype(), T => with_float!(b.dtype(), U => {
             let b = b.slice::<U>();
-            cpu.for_pieces(a.slice_mut::<T>(), PIECE, |at, a| sum_into(cpu.isa(), &b[at], a));
+            cpu.for_chunks(a.slice_mut::<T>(), CHUNK, |at, a| sum_into(cpu.isa(), &b[at], a));
         })),
         Device::Cuda(cuda) => cuda::add_into(&cuda, a, b)?,
     }
@@ -44,7 +44,7 @@ pub fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     match a.device() {
         Device::Cpu(cpu) => with_float!(a.dtype(), T => {
             let (a, b) = (a.slice::<T>(), b.slice::<T>());
-            cpu.for_pieces(y.slice_mut::<T>(), PIECE, |at, y| product(cpu.isa(), &a[at.clone()], &b[at], y));
+            cpu.for_chunks(y.slice_mut::<T>(), CHUNK, |at, y| product(cpu.isa(), &a[at.clone()], &b[at], y));
         }),
         Device::Cuda(cuda) => cuda::mul(&cuda, a, b, &mut y)?,
     }
@@ -55,7 +55,7 @@ pub fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 pub fn scale_into(a: &mut Tensor, s: f32) -> Result<()> {
     match a.device() {
         Device::Cpu(cpu) => with_float!(a.dtype(), T => {
-            cpu.for_pieces(a.slice_mut::<T>(), PIECE, |_, a| multiply(cpu.isa(), s, a));
+            cpu.for_chunks(a.slice_mut::<T>(), CHUNK, |_, a| multiply(cpu.isa(), s, a));
         }),
         Device::Cuda(cuda) => cuda::scale_into(&cuda, a, s)?,
     }

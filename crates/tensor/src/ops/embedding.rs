@@ -2,7 +2,7 @@
 //!
 //! ids: u32 `[b, t]`; table: `[v, c]`; x, dy: `[b, t, c]`; positions: `[context, c]`, first + t <= context.
 //!
-//! A table may be a part of one whose other rows are elsewhere: then its first row has a number, and an id
+//! A table may be a shard of one whose other rows are elsewhere: then its first row has a number, and an id
 //! that is not in it gives zeros and no gradient. Likewise x may begin at a later position.
 //!
 //! The gradient of a table adds up the rows of dy that share an id. They are first brought together by a counting
@@ -14,8 +14,8 @@ use crate::device::Device;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
 use crate::memory::Category;
+use crate::ops::chunks::{self, CHUNK};
 use crate::ops::elementwise::sum_into;
-use crate::ops::pieces::{self, PIECE};
 use crate::ops::position::Position;
 use crate::ops::reduce::add_rows;
 use crate::tensor::Tensor;
@@ -47,7 +47,7 @@ impl TableRows {
     }
 }
 
-/// `y[b, t] = table[ids[b, t]]`. An id beyond the whole table panics on the host and is a row of NaN on a GPU.
+/// `y[b, t] = table[ids[b, t]]`. An id beyond the full table panics on the host and is a row of NaN on a GPU.
 pub fn forward(ids: &Tensor, table: &Tensor, rows: TableRows) -> Result<Tensor> {
     let (vocab, c) = (table.rows(), table.width());
     let shape = [ids.shape(), &[c]].concat();
@@ -62,7 +62,7 @@ pub fn forward(ids: &Tensor, table: &Tensor, rows: TableRows) -> Result<Tensor> 
     let ids = ids.slice::<u32>();
     with_float!(table.dtype(), T => {
         let table = table.slice::<T>();
-        cpu.for_pieces(y.slice_mut::<T>(), pieces::rows(c) * c, |at, y| {
+        cpu.for_chunks(y.slice_mut::<T>(), chunks::rows(c) * c, |at, y| {
             for (y, &id) in y.chunks_exact_mut(c).zip(&ids[at.start / c..]) {
                 match rows.find(id, vocab) {
                     Some(row) => y.copy_from_slice(&table[row * c..(row + 1) * c]),
@@ -85,7 +85,7 @@ pub fn backward(ids: &Tensor, dy: &Tensor, vocab: usize, rows: TableRows) -> Res
     let scratch = |len| Tensor::zeros(&dy.device(), &[len], DType::U32, Category::Workspace);
     let ids = ids.slice::<u32>();
 
-    // Afterwards ends[i] is one past the last place of row i in `order`, and places of one row ascend.
+    // Afterwards ends[i] is one past the end of row i in `order`, and the indices of one row ascend.
     let (mut ends, mut order) = (scratch(vocab + 1)?, scratch(ids.len())?);
     let (ends, order) = (ends.slice_mut::<u32>(), order.slice_mut::<u32>());
     for row in ids.iter().filter_map(|id| rows.find(*id, vocab)) {
@@ -94,10 +94,10 @@ pub fn backward(ids: &Tensor, dy: &Tensor, vocab: usize, rows: TableRows) -> Res
     for i in 0..vocab {
         ends[i + 1] += ends[i];
     }
-    for (place, id) in ids.iter().enumerate() {
+    for (index, id) in ids.iter().enumerate() {
         let Some(row) = rows.find(*id, vocab) else { continue };
         let end = &mut ends[row];
-        order[*end as usize] = place as u32;
+        order[*end as usize] = index as u32;
         *end += 1;
     }
     let (ends, order) = (&*ends, &*order);
@@ -106,19 +106,19 @@ pub fn backward(ids: &Tensor, dy: &Tensor, vocab: usize, rows: TableRows) -> Res
     with_float!(dy.dtype(), T => {
         let dy = dy.slice::<T>();
         let table = table.slice_mut::<T>();
-        cpu.for_pieces(table, PIECE, |_, table| table.fill(T::from_f32(0.0)));
-        // A frequent id is shared out by columns. Most sums are short, so a thread takes some at a time.
+        cpu.for_chunks(table, CHUNK, |_, table| table.fill(T::from_f32(0.0)));
+        // A frequent id is split by columns. Most sums are short, so a thread takes some at a time.
         let present = table.chunks_mut(c.max(1)).enumerate().filter_map(|(id, row)| {
             let start = if id == 0 { 0 } else { ends[id - 1] };
-            let places = &order[start as usize..ends[id] as usize];
-            (!places.is_empty()).then_some((places, row))
+            let occurrences = &order[start as usize..ends[id] as usize];
+            (!occurrences.is_empty()).then_some((occurrences, row))
         });
         let mut sums: Vec<_> = present
-            .flat_map(|(places, row)| row.chunks_mut(SHARE).enumerate().map(move |(i, row)| (places, i, row)))
+            .flat_map(|(occurrences, row)| row.chunks_mut(SHARE).enumerate().map(move |(i, row)| (occurrences, i, row)))
             .collect();
-        cpu.for_pieces(&mut sums, 8, |_, sums| {
-            for (places, i, row) in sums {
-                add_rows(cpu.isa(), dy, c, *i * SHARE, places.iter().map(|&place| place as usize), row);
+        cpu.for_chunks(&mut sums, 8, |_, sums| {
+            for (occurrences, i, row) in sums {
+                add_rows(cpu.isa(), dy, c, *i * SHARE, occurrences.iter().map(|&index| index as usize), row);
             }
         });
     });
@@ -133,7 +133,7 @@ pub fn add_positions(x: Tensor, table: &Tensor, first: usize) -> Result<Tensor> 
     add_positions_behind(x, table, first, None)
 }
 
-/// The same in a sequence that is read in parts: `first` counts from this position on.
+/// The same in a sequence that is read in pieces: `first` counts from this position on.
 pub fn add_positions_behind(
     x: Tensor,
     table: &Tensor,
@@ -152,10 +152,10 @@ pub fn add_positions_behind(
         Device::Cpu(cpu) => cpu,
         Device::Cuda(cuda) => return cuda::add_positions(&cuda, x, table, t, first, behind),
     };
-    let mut y = pieces::writable(x)?;
+    let mut y = chunks::writable(x)?;
     with_float!(y.dtype(), T => with_float!(table.dtype(), U => {
         let table = table.slice::<U>();
-        cpu.for_pieces(y.slice_mut::<T>(), pieces::rows(c) * c, |at, y| {
+        cpu.for_chunks(y.slice_mut::<T>(), chunks::rows(c) * c, |at, y| {
             for (i, y) in y.chunks_exact_mut(c).enumerate() {
                 let position = begin + (at.start / c + i) % t;
                 sum_into(cpu.isa(), &table[position * c..(position + 1) * c], y);
@@ -180,7 +180,7 @@ pub fn positions_backward(dy: &Tensor, context: usize, first: usize) -> Result<T
     };
     with_float!(dy.dtype(), T => {
         let dy = dy.slice::<T>();
-        cpu.for_pieces(table.slice_mut::<T>(), c.max(1), |at, row| {
+        cpu.for_chunks(table.slice_mut::<T>(), c.max(1), |at, row| {
             let places = match (at.start / c).checked_sub(first) {
                 Some(step) if step < t => step..rows,
                 _ => 0..0,
@@ -215,7 +215,7 @@ mod tests {
         ) {
             let ids = integers(seed, b * t, vocab);
             let table = values(seed, vocab * c, 1.0);
-            let places = values(seed ^ 1, (t + spare) * c, 1.0);
+            let positions = values(seed ^ 1, (t + spare) * c, 1.0);
             let dy = values(seed ^ 2, b * t * c, 1.0);
             let mut y = vec![0.0; b * t * c];
             let mut shifted = y.clone();
@@ -223,7 +223,7 @@ mod tests {
             for i in 0..b * t {
                 for j in 0..c {
                     y[i * c + j] = f64::from(table[ids[i] as usize * c + j]);
-                    shifted[i * c + j] = y[i * c + j] + f64::from(places[i % t * c + j]);
+                    shifted[i * c + j] = y[i * c + j] + f64::from(positions[i % t * c + j]);
                     dtable[ids[i] as usize * c + j] += f64::from(dy[i * c + j]);
                     dplaces[i % t * c + j] += f64::from(dy[i * c + j]);
                 }
@@ -231,8 +231,8 @@ mod tests {
             check(&[y, shifted, dtable, dplaces], |device, dtype| {
                 let ids = indices(device, &[b, t], &ids);
                 let y = forward(&ids, &tensor(device, dtype, &[vocab, c], &table), TableRows::All).unwrap();
-                let places = tensor(device, dtype, &[t + spare, c], &places);
-                let shifted = add_positions(y.clone(), &places, 0).unwrap();
+                let positions = tensor(device, dtype, &[t + spare, c], &positions);
+                let shifted = add_positions(y.clone(), &positions, 0).unwrap();
                 let dy = tensor(device, dtype, &[b, t, c], &dy);
                 let dtable = backward(&ids, &dy, vocab, TableRows::All).unwrap();
                 vec![y, shifted, dtable, positions_backward(&dy, t + spare, 0).unwrap()]
@@ -249,13 +249,13 @@ mod tests {
             .enumerate()
             .map(|(i, &id)| if i % 3 == 0 { 17 } else { id })
             .collect();
-        let (table, places) = (values(2, vocab * c, 1.0), values(3, 512 * c, 1.0));
+        let (table, positions) = (values(2, vocab * c, 1.0), values(3, 512 * c, 1.0));
         let dy = values(4, b * t * c, 1.0);
         check_like_host(|device, dtype| {
             let other = if dtype == DType::F32 { DType::Bf16 } else { DType::F32 };
             let ids = indices(device, &[b, t], &ids);
             let y = forward(&ids, &tensor(device, dtype, &[vocab, c], &table), TableRows::All).unwrap();
-            let y = add_positions(y, &tensor(device, other, &[512, c], &places), 0).unwrap();
+            let y = add_positions(y, &tensor(device, other, &[512, c], &positions), 0).unwrap();
             let dy = tensor(device, dtype, &[b, t, c], &dy);
             vec![
                 y,
@@ -265,7 +265,7 @@ mod tests {
         });
     }
 
-    /// Only the host looks at an id in time to stop.
+    /// Only the host checks an id in time to stop.
     #[test]
     #[should_panic(expected = "id 7 in a table of 7 rows")]
     fn an_id_beyond_the_table_is_named() {
@@ -294,15 +294,15 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(12))]
-        /// The parts of a table give summands of what the whole gives, and its gradient row by row; so do
+        /// The shards of a table give terms of what the full table gives, and its gradient row by row; so do
         /// parts of a sequence.
         #[test]
-        fn parts_of_a_table_and_of_a_sequence(
+        fn shards_of_a_table_and_of_a_sequence(
             b in 1usize..4, t in 2usize..20, c in 1usize..40, vocab in 2usize..60, at in 0.0f64..1.0, seed: u64,
         ) {
             let cut = 1 + (at * (vocab - 1) as f64) as usize;
             let (ids, table) = (integers(seed, b * t, vocab), values(seed, vocab * c, 1.0));
-            let (dy, places) = (values(seed ^ 1, b * t * c, 1.0), values(seed ^ 2, (t + 2) * c, 1.0));
+            let (dy, positions) = (values(seed ^ 1, b * t * c, 1.0), values(seed ^ 2, (t + 2) * c, 1.0));
             for [device, ..] in devices() {
                 let (f32s, shape) = (DType::F32, [b, t, c]);
                 let ids = indices(device, &[b, t], &ids);
@@ -313,14 +313,14 @@ mod tests {
                 let sum: Vec<f32> = [&low, &high].into_iter().zip(rows).fold(vec![0.0; b * t * c], |sum, (part, rows)| {
                     forward(&ids, part, rows).unwrap().to_f32().iter().zip(sum).map(|(a, b)| a + b).collect()
                 });
-                let whole = tensor(device, f32s, &[vocab, c], &table);
-                prop_assert_eq!(sum, forward(&ids, &whole, TableRows::All).unwrap().to_f32());
+                let full = tensor(device, f32s, &[vocab, c], &table);
+                prop_assert_eq!(sum, forward(&ids, &full, TableRows::All).unwrap().to_f32());
                 let parts = [cut, vocab - cut].into_iter().zip(rows).flat_map(|(vocab, rows)| backward(&ids, &dy, vocab, rows).unwrap().to_f32());
                 prop_assert_eq!(parts.collect::<Vec<_>>(), backward(&ids, &dy, vocab, TableRows::All).unwrap().to_f32());
-                // The sequence from position 2 on is the whole one with a table that begins there.
-                let places_at = |from: usize| tensor(device, f32s, &[t + 2 - from, c], &places[from * c..]);
-                let late = add_positions(dy.clone(), &places_at(0), 2).unwrap().to_f32();
-                prop_assert_eq!(late, add_positions(dy.clone(), &places_at(2), 0).unwrap().to_f32());
+                // The sequence from position 2 on is the full one with a table that begins there.
+                let positions_from = |from: usize| tensor(device, f32s, &[t + 2 - from, c], &positions[from * c..]);
+                let late = add_positions(dy.clone(), &positions_from(0), 2).unwrap().to_f32();
+                prop_assert_eq!(late, add_positions(dy.clone(), &positions_from(2), 0).unwrap().to_f32());
                 let late = positions_backward(&dy, t + 2, 2).unwrap().to_f32();
                 prop_assert!(late[..2 * c].iter().all(|x| *x == 0.0));
                 prop_assert_eq!(&late[2 * c..], &positions_backward(&dy, t, 0).unwrap().to_f32()[..]);

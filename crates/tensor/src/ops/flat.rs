@@ -1,5 +1,5 @@
-//! A range of a tensor's elements, as they lie in memory, out of it and into another: for what is shared out
-//! to ranks.
+//! A range of a tensor's elements, as they lie in memory, out of it and into another: for what is split over
+//! ranks.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use crate::cpu::Cpu;
 use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Category;
-use crate::ops::pieces::PIECE;
+use crate::ops::chunks::CHUNK;
 use crate::tensor::Tensor;
 
 /// A copy of elements `at` of x, of any shape: `[elements]`.
@@ -30,14 +30,14 @@ pub fn put(into: &mut Tensor, first: usize, from: &Tensor, at: Range<usize>) -> 
             copy(&cpu, &from.bytes()[bytes.clone()], &mut into.bytes_mut()[start..][..bytes.len()])
         }
         Device::Cuda(_) => {
-            into.cuda_buffer_mut().copy_part_from(start, from.cuda_buffer(), bytes.start, bytes.len())?;
+            into.cuda_buffer_mut().copy_range_from(start, from.cuda_buffer(), bytes.start, bytes.len())?;
         }
     }
     Ok(())
 }
 
 fn copy(cpu: &Cpu, from: &[u8], into: &mut [u8]) {
-    cpu.for_pieces(into, 4 * PIECE, |at, into| into.copy_from_slice(&from[at]));
+    cpu.for_chunks(into, 4 * CHUNK, |at, into| into.copy_from_slice(&from[at]));
 }
 
 #[cfg(test)]

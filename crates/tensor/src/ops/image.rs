@@ -30,7 +30,7 @@ pub(super) fn sum(
         let wide = || Tensor::empty(device, &[len], DType::F32, Category::Workspace);
         let tasks = if dtype == DType::F32 { 0 } else { shape[0].div_ceil(group) };
         let scratch = ScratchPool::new(cpu, tasks, wide)?;
-        cpu.for_pieces(y.slice_mut::<T>(), len, |range, y| {
+        cpu.for_chunks(y.slice_mut::<T>(), len, |range, y| {
             let n = range.start / image;
             if let Ok(images) = bytemuck::try_cast_slice_mut::<T, f32>(y)
                 && dtype == DType::F32

@@ -1,6 +1,6 @@
-//! How the kernels that read `lanes.cuh` are launched: the three ways in which threads stand over data.
+//! How the kernels that read `lanes.cuh` are launched: the three mappings of threads to data.
 //!
-//! Everything follows from shapes, so that sums are cut the same way in every run.
+//! Everything follows from shapes, so that sums are split the same way in every run.
 
 use crate::cuda::compile::{Build, KernelInclude, KernelSource};
 use crate::device::Device;
@@ -14,9 +14,9 @@ pub(crate) const THREADS: u32 = 256;
 /// Elements of such a block.
 pub(crate) const TILE: usize = 4096;
 
-/// A file of kernels that reads `lanes.cuh` and no other part.
+/// A file of kernels that reads `lanes.cuh` and includes nothing else.
 pub(crate) const fn source(name: &'static str, text: &'static str, builds: &'static [Build]) -> KernelSource {
-    KernelSource { name, parts: &[KernelInclude::LANES], text, exact: false, builds }
+    KernelSource { name, includes: &[KernelInclude::LANES], text, exact: false, builds }
 }
 
 /// How many blocks cover `n` things, `each` of them in a block.
@@ -45,31 +45,31 @@ pub(crate) fn rows(rows: usize, c: usize, dtype: DType) -> (u32, (u32, u32)) {
     (blocks(rows, 1), (threads as u32, 1))
 }
 
-/// How a kernel sums columns: over pieces of rows, whose sums a second kernel adds up.
+/// How a kernel sums columns: over chunks of rows, whose sums a second kernel adds up.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ColumnSumLaunch {
     /// Blocks of a launch.
     pub(crate) grid: (u32, u32),
     /// Threads of each block.
     pub(crate) block: (u32, u32),
-    /// Rows of a piece.
-    pub(crate) piece: usize,
-    /// How many pieces there are.
-    pub(crate) pieces: usize,
+    /// Rows of a chunk.
+    pub(crate) chunk: usize,
+    /// How many chunks there are.
+    pub(crate) chunks: usize,
 }
 
 /// The geometry of column sums over `[rows, c]`.
 pub(crate) fn columns(rows: usize, c: usize, dtype: DType) -> ColumnSumLaunch {
     let width = width(c, dtype);
     let across = (c / width).next_power_of_two().min(32);
-    // Enough pieces to fill a GPU, and few enough that their sum is short.
-    let piece = rows.div_ceil(512).max(128);
-    let pieces = rows.div_ceil(piece);
-    let grid = (blocks(c, across * width), pieces as u32);
-    ColumnSumLaunch { grid, block: (across as u32, THREADS / across as u32), piece, pieces }
+    // Enough chunks to fill a GPU, and few enough that their sum is short.
+    let chunk = rows.div_ceil(512).max(128);
+    let chunks = rows.div_ceil(chunk);
+    let grid = (blocks(c, across * width), chunks as u32);
+    ColumnSumLaunch { grid, block: (across as u32, THREADS / across as u32), chunk, chunks }
 }
 
-/// Room for `n` doubles. No [`DType`] names them: each takes two words.
+/// Memory for `n` doubles. No [`DType`] names them: each takes two u32.
 pub(crate) fn doubles(device: &Device, n: usize) -> Result<Tensor> {
     Tensor::empty(device, &[n, 2], DType::U32, Category::Workspace)
 }
@@ -90,7 +90,7 @@ impl Addend {
         assert!(plus.as_ref().is_none_or(|plus| plus.dtype() == like.dtype()), "a sum of two types");
         let from = plus.as_ref().map_or(0, |plus| plus.cuda_buffer().address());
         let sum = match plus.take_if(|plus| plus.is_unique()) {
-            Some(place) => place,
+            Some(element) => element,
             None => like.empty_like(Category::Transient)?,
         };
         Ok(Addend { from, sum, _plus: plus })
@@ -109,10 +109,10 @@ mod tests {
         assert_eq!(rows(9, 512, DType::F32), (3, (32, 4)));
         assert_eq!(rows(9, 768, DType::F32), (9, (64, 1)));
         assert_eq!(rows(9, 50_257, DType::Bf16), (9, (512, 1)));
-        let ColumnSumLaunch { grid, block, piece, pieces } = columns(1000, 768, DType::Bf16);
-        assert_eq!((grid, block, piece, pieces), ((3, 8), (32, 8), 128, 8));
-        let ColumnSumLaunch { grid, block, piece, pieces } = columns(1 << 20, 3, DType::F32);
-        assert_eq!((grid, block, piece, pieces), ((1, 512), (4, 64), 2048, 512));
-        assert_eq!(columns(0, 3, DType::F32).pieces, 0);
+        let ColumnSumLaunch { grid, block, chunk, chunks } = columns(1000, 768, DType::Bf16);
+        assert_eq!((grid, block, chunk, chunks), ((3, 8), (32, 8), 128, 8));
+        let ColumnSumLaunch { grid, block, chunk, chunks } = columns(1 << 20, 3, DType::F32);
+        assert_eq!((grid, block, chunk, chunks), ((1, 512), (4, 64), 2048, 512));
+        assert_eq!(columns(0, 3, DType::F32).chunks, 0);
     }
 }

@@ -16,7 +16,7 @@ use crate::with_float;
 const SQUARE: usize = 16;
 
 /// Elements that one task moves.
-const PIECE: usize = 64 << 10;
+const CHUNK: usize = 64 << 10;
 
 /// Images as rows: [batch, h, w, c] to [batch, c h w]. Free where an image is one pixel or has one channel.
 pub fn flatten(x: &Tensor) -> Result<Tensor> {
@@ -59,8 +59,8 @@ fn resize(x: &Tensor, channels: usize) -> Result<Tensor> {
     let kept = c.min(channels);
     with_float!(x.dtype(), T => {
         let x = x.slice::<T>();
-        let rows = PIECE.div_ceil(channels.max(1));
-        cpu.for_pieces(y.slice_mut::<T>(), rows * channels.max(1), |range, y| {
+        let rows = CHUNK.div_ceil(channels.max(1));
+        cpu.for_chunks(y.slice_mut::<T>(), rows * channels.max(1), |range, y| {
             for (y, row) in y.chunks_exact_mut(channels).zip(range.start / channels..) {
                 y[..kept].copy_from_slice(&x[row * c..][..kept]);
                 y[kept..].fill(bytemuck::Zeroable::zeroed());
@@ -83,7 +83,7 @@ fn transpose(x: &Tensor, rows: usize, columns: usize, shape: &[usize]) -> Result
     };
     with_float!(x.dtype(), T => {
         let x = x.slice::<T>();
-        cpu.for_pieces(y.slice_mut::<T>(), rows * columns, |range, y| {
+        cpu.for_chunks(y.slice_mut::<T>(), rows * columns, |range, y| {
             transpose_one(&x[range], y, rows, columns);
         });
     });

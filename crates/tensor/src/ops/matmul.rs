@@ -61,7 +61,7 @@ pub fn matmul_plus<'a>(
     }
 }
 
-/// `c += a b`, where `c: [m, n]` is of `a`'s type or f32, which loses nothing of sums that come in parts.
+/// `c += a b`, where `c: [m, n]` is of `a`'s type or f32, which loses nothing where sums come in chunks.
 pub fn matmul_add<'a>(a: impl Into<Operand<'a>>, b: impl Into<Operand<'a>>, c: &mut Tensor) -> Result<()> {
     let (a, b) = (a.into(), b.into());
     let (m, n, k) = extents(a, b, None);
@@ -163,8 +163,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(12))]
-        /// In all four ways of storing the operands: a product, the same one with a tensor added to it, and
-        /// added in two parts of k to an f32 tensor and to one of the operands' type.
+        /// In all four layouts of the operands: a product, the same one with a tensor added to it, and
+        /// added in two chunks of k to an f32 tensor and to one of the operands' type.
         #[test]
         fn products_and_sums_of_products(m in 1usize..70, n in 1usize..70, k in 2usize..90, seed: u64) {
             let (a, b) = (values(seed, m * k, 1.0), values(seed ^ 1, k * n, 1.0));

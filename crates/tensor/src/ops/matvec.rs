@@ -4,7 +4,7 @@
 //!
 //! Every weight is used once, so all there is to do is to read them at the speed of memory: nothing is
 //! packed, and a matrix is cut so that each task reads one stretch of it from end to end. A weight that is
-//! stored by outputs gives each task whole sums; one that is stored by inputs gives it summands of all
+//! stored by outputs gives each task complete sums; one that is stored by inputs gives it partial sums of all
 //! outputs, which are added in the order of the tasks. Tasks are cut by the matrix's size alone, so the bits
 //! do not depend on the number of threads. They are not those of a product of several rows, whose sums run in
 //! another order.
@@ -61,7 +61,7 @@ impl InputNorm<'_> {
     }
 }
 
-/// The product of x after a norm. On a GPU that can, the norm is a part of the product's kernel.
+/// The product of x after a norm. On a GPU that can, the norm is fused into the product's kernel.
 pub fn matvec_of_norm<'a>(
     x: &Tensor,
     norm: InputNorm<'_>,
@@ -156,7 +156,7 @@ mod tests {
         });
     }
 
-    /// The norm as a part of the product, beside the norm and then the product.
+    /// The norm fused into the product, beside the norm and then the product.
     fn compare_of_norm(k: usize, n: usize) {
         let (x, w) = (values(1, k, 2.0), values(2, k * n, 1.0));
         let (scale, shift) = (values(3, k, 1.0), values(4, k, 1.0));

@@ -1,9 +1,9 @@
 //! What layer norm and RMS norm share: how they walk over rows, on the host and on a GPU.
 //!
 //! Both bring each row to a unit spread, give each channel N weights and keep N numbers of each row for the
-//! way back: layer norm two (scale, shift; mean, rstd), RMS norm one (scale; rstd). What happens to one row
-//! is their own, a [`NormFormula`]. It is a trait although the set is closed: a row's loops must be compiled
-//! with the formula in them.
+//! backward pass: layer norm two (scale, shift; mean, rstd), RMS norm one (scale; rstd). What happens to one
+//! row is their own, a [`NormFormula`]. It is a trait although the set is closed: a row's loops must be
+//! compiled with the formula in them.
 //!
 //! x, y: `[rows, c]`; weights: N of `[c]`, the scale first; statistics: f32 `[rows, N]`, or `[rows]` where N is 1.
 
@@ -16,7 +16,7 @@ use crate::dtype::{DType, Float};
 use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::elementwise::sum_into;
-use crate::ops::{cast, pieces, reduce};
+use crate::ops::{cast, chunks, reduce};
 use crate::tensor::Tensor;
 use crate::{simd, with_float};
 
@@ -36,7 +36,7 @@ pub(super) trait NormFormula<const N: usize> {
     /// dx.
     fn differentiate<T: Float>(dy: &[T], x: &[T], scale: &[f32], statistics: [f32; N], dx: &mut [T]);
 
-    /// Adds the row's part of the weights' gradients.
+    /// Adds the row's term of the weights' gradients.
     fn add_products<T: Float>(dy: &[T], x: &[T], statistics: [f32; N], sums: [&mut [f32]; N]);
 }
 
@@ -55,12 +55,12 @@ pub(super) fn forward<F: NormFormula<N>, const N: usize>(
     let weights = weights.each_ref().map(|weight| weight.slice::<f32>());
     let mut y = x.empty_like(Category::Transient)?;
     let mut statistics = empty_statistics::<N>(x)?;
-    let (c, piece) = (x.width(), pieces::rows(x.width()));
+    let (c, chunk) = (x.width(), chunks::rows(x.width()));
     with_float!(x.dtype(), T => {
-        let x = x.slice::<T>().chunks(piece * c);
-        let y = y.slice_mut::<T>().chunks_mut(piece * c);
-        let parts = x.zip(y).zip(statistics.slice_mut::<f32>().chunks_mut(N * piece));
-        pieces::each(&cpu, parts, |((x, y), statistics)| {
+        let x = x.slice::<T>().chunks(chunk * c);
+        let y = y.slice_mut::<T>().chunks_mut(chunk * c);
+        let slices = x.zip(y).zip(statistics.slice_mut::<f32>().chunks_mut(N * chunk));
+        chunks::each(&cpu, slices, |((x, y), statistics)| {
             normalise::<T, F, N>(cpu.isa(), x, weights, eps, y, statistics)
         });
     });
@@ -83,10 +83,10 @@ pub(super) fn backward_input<F: NormFormula<N>, const N: usize>(
     let scale = cast::widened(scale)?;
     let (scale, statistics) = (scale.slice::<f32>(), statistics.slice::<f32>());
     let mut dx = x.empty_like(Category::Transient)?;
-    let (c, piece) = (x.width(), pieces::rows(x.width()));
+    let (c, chunk) = (x.width(), chunks::rows(x.width()));
     with_float!(x.dtype(), T => {
         let (dy, x) = (dy.slice::<T>(), x.slice::<T>());
-        cpu.for_pieces(dx.slice_mut::<T>(), piece * c, |at, dx| {
+        cpu.for_chunks(dx.slice_mut::<T>(), chunk * c, |at, dx| {
             let statistics = &statistics[at.start / c * N..at.end / c * N];
             differentiate::<T, F, N>(cpu.isa(), &dy[at.clone()], &x[at], scale, statistics, dx)
         });
@@ -115,12 +115,12 @@ pub(super) fn backward_remaking<F: NormFormula<N>, const N: usize>(
     let weights = weights.each_ref().map(|weight| weight.slice::<f32>());
     let statistics = statistics.slice::<f32>();
     let (mut dx, mut y) = (x.empty_like(Category::Transient)?, x.empty_like(Category::Transient)?);
-    let (c, piece) = (x.width(), pieces::rows(x.width()));
+    let (c, chunk) = (x.width(), chunks::rows(x.width()));
     with_float!(x.dtype(), T => {
         let (dy, x, plus) = (dy.slice::<T>(), x.slice::<T>(), plus.as_ref().map(|plus| plus.slice::<T>()));
-        let parts = dx.slice_mut::<T>().chunks_mut(piece * c).zip(y.slice_mut::<T>().chunks_mut(piece * c));
-        pieces::each(&cpu, parts.enumerate(), |(i, (dx, y))| {
-            let at = i * piece * c..i * piece * c + dx.len();
+        let slices = dx.slice_mut::<T>().chunks_mut(chunk * c).zip(y.slice_mut::<T>().chunks_mut(chunk * c));
+        chunks::each(&cpu, slices.enumerate(), |(i, (dx, y))| {
+            let at = i * chunk * c..i * chunk * c + dx.len();
             let (x, statistics) = (&x[at.clone()], &statistics[at.start / c * N..at.end / c * N]);
             differentiate::<T, F, N>(cpu.isa(), &dy[at.clone()], x, weights[0], statistics, dx);
             renormalise::<T, F, N>(cpu.isa(), x, weights, statistics, y);
@@ -144,13 +144,13 @@ pub(super) fn backward_weights<F: NormFormula<N>, const N: usize>(
         Device::Cpu(cpu) => cpu,
         Device::Cuda(cuda) => return cuda::backward_weights(&cuda, &F::KERNELS, dy, x, statistics, dtype),
     };
-    let (c, piece) = (x.width(), reduce::partial_rows(x.width()));
+    let (c, chunk) = (x.width(), reduce::partial_rows(x.width()));
     let mut partial = reduce::partials(x, x.rows(), N * c)?;
     with_float!(x.dtype(), T => {
-        let parts = dy.slice::<T>().chunks(piece * c).zip(x.slice::<T>().chunks(piece * c));
-        let parts = parts.zip(statistics.slice::<f32>().chunks(N * piece));
-        let parts = parts.zip(partial.slice_mut::<f32>().chunks_mut(N * c));
-        pieces::each(&cpu, parts, |(((dy, x), statistics), sums)| {
+        let slices = dy.slice::<T>().chunks(chunk * c).zip(x.slice::<T>().chunks(chunk * c));
+        let slices = slices.zip(statistics.slice::<f32>().chunks(N * chunk));
+        let slices = slices.zip(partial.slice_mut::<f32>().chunks_mut(N * c));
+        chunks::each(&cpu, slices, |(((dy, x), statistics), sums)| {
             add_products::<T, F, N>(cpu.isa(), dy, x, statistics, sums)
         });
     });

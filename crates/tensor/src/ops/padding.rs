@@ -1,5 +1,5 @@
-//! How far the windows of a convolution or a pool reach past an image, side by side: an image that is cut
-//! over ranks has a border only where the whole one has it.
+//! How far the windows of a convolution or a pool reach past an image, on each side: an image that is tiled
+//! over ranks has a border only where the full one has it.
 
 /// Pixels past each side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -26,7 +26,7 @@ use crate::with_float;
 pub struct PoolParams {
     /// The window's side.
     pub kernel: usize,
-    /// Steps of the window, both ways.
+    /// Steps of the window, in both directions.
     pub stride: usize,
     /// How far windows reach past each side.
     pub padding: Padding,
@@ -62,7 +62,7 @@ pub struct Tile {
 }
 
 impl Tile {
-    /// The whole of images of this shape.
+    /// The full images, of this shape.
     pub fn all(shape: &[usize]) -> Tile {
         let [_, h, w, _] = image::shape(shape);
         Tile { full_size: [h, w], first: [0, 0] }
@@ -90,7 +90,7 @@ impl Tile {
 struct PoolWindow {
     /// What it sees of x.
     pixels: Range<usize>,
-    /// Over how many pixels its mean is taken: more, where x holds a part of them.
+    /// Over how many pixels its mean is taken: more, where x holds a tile of them.
     of: usize,
 }
 
@@ -109,7 +109,7 @@ pub fn max_forward(x: &Tensor, pool: PoolParams) -> Result<Tensor> {
     }
 }
 
-/// What x has where each window of `like` has its largest element: a maximum whose choice is held.
+/// What x has where each window of `like` has its largest element: a maximum whose choice is frozen.
 pub fn max_take(x: &Tensor, like: &Tensor, pool: PoolParams) -> Result<Tensor> {
     let grid = pool.grid(x.shape());
     assert_eq!((x.shape(), x.dtype()), (like.shape(), like.dtype()), "an image and one that chooses for it");
@@ -122,7 +122,7 @@ pub fn max_take(x: &Tensor, like: &Tensor, pool: PoolParams) -> Result<Tensor> {
     let len = grid.output_shape()[1..].iter().product::<usize>().max(1);
     with_float!(x.dtype(), T => {
         let (x, like) = (x.slice::<T>(), like.slice::<T>());
-        cpu.for_pieces(y.slice_mut::<T>(), len, |range, y| {
+        cpu.for_chunks(y.slice_mut::<T>(), len, |range, y| {
             let n = range.start / len;
             take_max(cpu.isa(), grid.input(x, n), grid.input(like, n), y, &grid);
         });
@@ -172,22 +172,22 @@ pub fn global_avg_backward(dy: &Tensor, input_shape: &[usize]) -> Result<Tensor>
 
 /// The mean of each of `size` x `size` windows that cover the image.
 pub fn adaptive_avg_forward(x: &Tensor, size: usize) -> Result<Tensor> {
-    adaptive_avg_forward_part(x, size, Tile::all(x.shape()))
+    adaptive_avg_forward_tile(x, size, Tile::all(x.shape()))
 }
 
 /// The gradient of [`adaptive_avg_forward`]'s input, whose shape is `input_shape`.
 pub fn adaptive_avg_backward(dy: &Tensor, input_shape: &[usize]) -> Result<Tensor> {
-    adaptive_avg_backward_part(dy, input_shape, Tile::all(input_shape))
+    adaptive_avg_backward_tile(dy, input_shape, Tile::all(input_shape))
 }
 
 /// What `x` adds to the means of the larger image that it is a tile of: summed over all tiles, they are those
 /// means.
-pub fn adaptive_avg_forward_part(x: &Tensor, size: usize, tile: Tile) -> Result<Tensor> {
+pub fn adaptive_avg_forward_tile(x: &Tensor, size: usize, tile: Tile) -> Result<Tensor> {
     mean(x, &tile.grid(x.shape(), size), None)
 }
 
 /// The gradient of a tile, whose shape is `input_shape`, from that of the means.
-pub fn adaptive_avg_backward_part(dy: &Tensor, input_shape: &[usize], tile: Tile) -> Result<Tensor> {
+pub fn adaptive_avg_backward_tile(dy: &Tensor, input_shape: &[usize], tile: Tile) -> Result<Tensor> {
     let [_, size, width, _] = image::shape(dy.shape());
     assert_eq!(size, width, "adaptive windows come in squares");
     spread(dy, &tile.grid(input_shape, size), None)
@@ -197,7 +197,7 @@ fn cover(side: usize, size: usize) -> Vec<Range<usize>> {
     (0..size).map(|i| i * side / size..((i + 1) * side).div_ceil(size)).collect()
 }
 
-/// The windows of a whole image: each row range with each column range.
+/// The windows of a full image: each row range with each column range.
 #[derive(Debug)]
 struct WindowGrid {
     /// The shape of the input: samples, rows, columns, channels.
@@ -248,7 +248,7 @@ fn fold<T: Float>(
     let mut y = Tensor::empty(&device, &grid.output_shape(), T::DTYPE, Category::Transient)?;
     let [_, oh, ow, c] = grid.output_shape();
     let x = x.slice::<T>();
-    cpu.for_pieces(y.slice_mut::<T>(), (oh * ow * c).max(1), |range, y| {
+    cpu.for_chunks(y.slice_mut::<T>(), (oh * ow * c).max(1), |range, y| {
         let image = grid.input(x, range.start / (oh * ow * c));
         for (rows, y) in grid.rows.iter().zip(y.chunks_exact_mut(ow * c)) {
             row(cpu.isa(), image, rows, y, grid);
@@ -334,11 +334,11 @@ simd! {
             let (rows, columns) = (&rows.pixels, &columns.pixels);
             for c0 in (0..c).step_by(BLOCK) {
                 let n = BLOCK.min(c - c0);
-                let (mut best, mut place) = ([f32::NEG_INFINITY; BLOCK], [0u32; BLOCK]);
+                let (mut best, mut argmax) = ([f32::NEG_INFINITY; BLOCK], [0u32; BLOCK]);
                 let start = (rows.start * w + columns.start) * c + c0;
                 for k in 0..n {
                     best[k] = x[start + k].to_f32();
-                    place[k] = start as u32;
+                    argmax[k] = start as u32;
                 }
                 for i in rows.clone() {
                     for j in columns.clone() {
@@ -349,7 +349,7 @@ simd! {
                             // Not `!(x <= best)`: a NaN, once found, stays the maximum.
                             let larger = (x > best[k]) | (x.is_nan() & !best[k].is_nan());
                             best[k] = if larger { x } else { best[k] };
-                            place[k] = if larger { at as u32 } else { place[k] };
+                            argmax[k] = if larger { at as u32 } else { argmax[k] };
                         }
                     }
                 }
@@ -358,7 +358,7 @@ simd! {
                         let at = (i * w + j) * c + c0;
                         let (dx, dy) = (&mut dx[at..at + n], &dy[c0..c0 + n]);
                         for k in 0..n {
-                            dx[k] += if place[k] == at as u32 { dy[k].to_f32() } else { 0.0 };
+                            dx[k] += if argmax[k] == at as u32 { dy[k].to_f32() } else { 0.0 };
                         }
                     }
                 }
@@ -370,7 +370,7 @@ simd! {
     fn mean_row[T: Float](image: &[T], rows: &PoolWindow, y: &mut [T], grid: &WindowGrid) {
         let [_, _, w, c] = grid.shape;
         for (columns, y) in grid.columns.iter().zip(y.chunks_exact_mut(c)) {
-            let share = 1.0 / (rows.of * columns.of) as f32;
+            let weight = 1.0 / (rows.of * columns.of) as f32;
             let (rows, columns) = (&rows.pixels, &columns.pixels);
             for (block, y) in y.chunks_mut(BLOCK).enumerate() {
                 let mut sum = [0.0f32; BLOCK];
@@ -380,7 +380,7 @@ simd! {
                         sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x.to_f32());
                     }
                 }
-                y.iter_mut().zip(sum).for_each(|(y, sum)| *y = T::from_f32(sum * share));
+                y.iter_mut().zip(sum).for_each(|(y, sum)| *y = T::from_f32(sum * weight));
             }
         }
     }
@@ -391,12 +391,12 @@ simd! {
         let mut windows = grid.rows.iter().flat_map(|r| grid.columns.iter().map(move |s| (r, s)));
         for dy in dy.chunks_exact(c) {
             let (rows, columns) = windows.next().expect("a window for each gradient");
-            let share = 1.0 / (rows.of * columns.of) as f32;
+            let weight = 1.0 / (rows.of * columns.of) as f32;
             let (rows, columns) = (&rows.pixels, &columns.pixels);
             for i in rows.clone() {
                 for j in columns.clone() {
                     let dx = &mut dx[(i * w + j) * c..][..c];
-                    dx.iter_mut().zip(dy).for_each(|(dx, dy)| *dx += dy.to_f32() * share);
+                    dx.iter_mut().zip(dy).for_each(|(dx, dy)| *dx += dy.to_f32() * weight);
                 }
             }
         }

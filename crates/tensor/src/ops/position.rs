@@ -54,7 +54,7 @@ impl Position {
     }
 
     /// On a GPU, where kernels read it.
-    pub(crate) fn on_card(&self) -> &Tensor {
+    pub(crate) fn on_gpu(&self) -> &Tensor {
         let kept = self.kept.as_ref().expect("a position of a GPU's");
         debug_assert_eq!(kept.at, self.at, "a position that the GPU was not told");
         &kept.tensor

@@ -1,6 +1,6 @@
 //! Sums over many elements. x: `[rows, c]`.
 //!
-//! Column sums run in f32 over fixed pieces of rows, whose partial sums are added in their order; norms and dot
+//! Column sums run in f32 over fixed chunks of rows, whose partial sums are added in their order; norms and dot
 //! products run in f64, which costs nothing beside the memory they read.
 
 pub(crate) mod cuda;
@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
 use crate::memory::Category;
-use crate::ops::pieces::{self, PIECE};
+use crate::ops::chunks::{self, CHUNK};
 use crate::ops::update;
 use crate::tensor::Tensor;
 use crate::{simd, with_float};
@@ -22,13 +22,13 @@ pub fn sum_rows(x: &Tensor, category: Category) -> Result<Tensor> {
         Device::Cuda(cuda) => return cuda::sum_rows(&cuda, x, category),
     };
     let (rows, c) = (x.rows(), x.width());
-    let piece = partial_rows(c);
+    let chunk = partial_rows(c);
     let mut partial = partials(x, rows, c)?;
     with_float!(x.dtype(), T => {
         let x = x.slice::<T>();
         let sums = partial.slice_mut::<f32>().chunks_mut(c.max(1)).enumerate();
-        pieces::each(&cpu, sums, |(i, sums)| {
-            add_rows(cpu.isa(), x, c, 0, i * piece..((i + 1) * piece).min(rows), sums)
+        chunks::each(&cpu, sums, |(i, sums)| {
+            add_rows(cpu.isa(), x, c, 0, i * chunk..((i + 1) * chunk).min(rows), sums)
         });
     });
     total(&cpu, &partial, 0, c, x.dtype(), category)
@@ -39,7 +39,7 @@ pub fn squared_norm(x: &Tensor) -> Result<f64> {
     match x.device() {
         Device::Cpu(cpu) => with_float!(x.dtype(), T => {
             let x = x.slice::<T>();
-            Ok(cpu.map_pieces(x.len(), PIECE, |at| square(cpu.isa(), &x[at])).iter().sum())
+            Ok(cpu.map_chunks(x.len(), CHUNK, |at| square(cpu.isa(), &x[at])).iter().sum())
         }),
         Device::Cuda(cuda) => cuda::squared_norm(&cuda, x),
     }
@@ -54,27 +54,27 @@ pub fn squared_norm_all(tensors: &[&Tensor]) -> Result<f64> {
     }
 }
 
-/// The sum of the products of elements that stand in the same place; as [`squared_norm`], it waits for a GPU.
+/// The sum of the products of elements of the same index; as [`squared_norm`], it waits for a GPU.
 pub fn dot(a: &Tensor, b: &Tensor) -> Result<f64> {
     assert_eq!(a.shape(), b.shape(), "dot");
     match a.device() {
         Device::Cpu(cpu) => with_float!(a.dtype(), T => with_float!(b.dtype(), U => {
             let (a, b) = (a.slice::<T>(), b.slice::<U>());
-            Ok(cpu.map_pieces(a.len(), PIECE, |at| product(cpu.isa(), &a[at.clone()], &b[at])).iter().sum())
+            Ok(cpu.map_chunks(a.len(), CHUNK, |at| product(cpu.isa(), &a[at.clone()], &b[at])).iter().sum())
         })),
         Device::Cuda(cuda) => cuda::dot(&cuda, a, b),
     }
 }
 
-/// How many rows of width c one partial sum covers: some pieces' worth, as each leaves a row of its own behind.
+/// How many rows of width c one partial sum covers: some chunks' worth, as each leaves a row of its own behind.
 pub(crate) fn partial_rows(c: usize) -> usize {
-    (4 * PIECE / c.max(1)).max(32)
+    (4 * CHUNK / c.max(1)).max(32)
 }
 
-/// Room for the partial sums of `rows` rows of width c, `width` numbers each: `[pieces, width]`.
+/// Memory for the partial sums of `rows` rows of width c, `width` numbers each: `[chunks, width]`.
 pub(crate) fn partials(x: &Tensor, rows: usize, width: usize) -> Result<Tensor> {
-    let pieces = rows.div_ceil(partial_rows(x.width()));
-    Tensor::empty(&x.device(), &[pieces, width], DType::F32, Category::Workspace)
+    let chunks = rows.div_ceil(partial_rows(x.width()));
+    Tensor::empty(&x.device(), &[chunks, width], DType::F32, Category::Workspace)
 }
 
 /// The sum of columns `first .. first + c` of partial sums, in their order.
@@ -89,7 +89,7 @@ pub(crate) fn total(
     let mut y = Tensor::empty(&partial.device(), &[c], dtype, category)?;
     let (rows, width) = (partial.rows(), partial.width());
     let partial = partial.slice::<f32>();
-    with_float!(dtype, T => cpu.for_pieces(y.slice_mut::<T>(), COLUMNS, |at, y| {
+    with_float!(dtype, T => cpu.for_chunks(y.slice_mut::<T>(), COLUMNS, |at, y| {
         add_rows(cpu.isa(), partial, width, first + at.start, 0..rows, y)
     }));
     Ok(y)

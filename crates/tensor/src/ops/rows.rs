@@ -1,4 +1,4 @@
-//! Some rows of a tensor, out of it and back into it: for work that goes over its rows in parts.
+//! Some rows of a tensor, out of it and back into it: for work that goes over its rows in chunks.
 
 use std::ops::Range;
 
@@ -6,46 +6,46 @@ use crate::cpu::Cpu;
 use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Category;
-use crate::ops::pieces::PIECE;
+use crate::ops::chunks::CHUNK;
 use crate::tensor::Tensor;
 
 /// A copy of rows `at` of x `[.., c]`: `[rows, c]`.
 pub fn take(x: &Tensor, at: Range<usize>, category: Category) -> Result<Tensor> {
     let (c, row) = (x.width(), x.width() * x.dtype().bytes());
     assert!(at.start <= at.end && at.end <= x.rows(), "rows {at:?} of {:?}", x.shape());
-    let mut part = Tensor::empty(&x.device(), &[at.len(), c], x.dtype(), category)?;
+    let mut slice = Tensor::empty(&x.device(), &[at.len(), c], x.dtype(), category)?;
     match x.device() {
-        Device::Cpu(cpu) => copy(&cpu, &x.bytes()[at.start * row..at.end * row], part.bytes_mut()),
+        Device::Cpu(cpu) => copy(&cpu, &x.bytes()[at.start * row..at.end * row], slice.bytes_mut()),
         Device::Cuda(_) => {
             let bytes = at.len() * row;
-            part.cuda_buffer_mut().copy_part_from(0, x.cuda_buffer(), at.start * row, bytes)?;
+            slice.cuda_buffer_mut().copy_range_from(0, x.cuda_buffer(), at.start * row, bytes)?;
         }
     }
-    Ok(part)
+    Ok(slice)
 }
 
-/// Overwrites the rows of x from `first` on with those of `part`, which must be as wide; x must have one owner.
-pub fn put(x: &mut Tensor, first: usize, part: &Tensor) -> Result<()> {
+/// Overwrites the rows of x from `first` on with those of `slice`, which must be as wide; x must have one owner.
+pub fn put(x: &mut Tensor, first: usize, slice: &Tensor) -> Result<()> {
     let row = x.width() * x.dtype().bytes();
     assert!(
-        first + part.rows() <= x.rows(),
+        first + slice.rows() <= x.rows(),
         "rows of {:?} into {:?} from {first} on",
-        part.shape(),
+        slice.shape(),
         x.shape()
     );
-    assert_eq!((part.width(), part.dtype()), (x.width(), x.dtype()), "rows of another width or type");
+    assert_eq!((slice.width(), slice.dtype()), (x.width(), x.dtype()), "rows of another width or type");
     let start = first * row;
     match x.device() {
-        Device::Cpu(cpu) => copy(&cpu, part.bytes(), &mut x.bytes_mut()[start..start + part.byte_len()]),
+        Device::Cpu(cpu) => copy(&cpu, slice.bytes(), &mut x.bytes_mut()[start..start + slice.byte_len()]),
         Device::Cuda(_) => {
-            x.cuda_buffer_mut().copy_part_from(start, part.cuda_buffer(), 0, part.byte_len())?;
+            x.cuda_buffer_mut().copy_range_from(start, slice.cuda_buffer(), 0, slice.byte_len())?;
         }
     }
     Ok(())
 }
 
 fn copy(cpu: &Cpu, from: &[u8], into: &mut [u8]) {
-    cpu.for_pieces(into, 4 * PIECE, |at, into| into.copy_from_slice(&from[at]));
+    cpu.for_chunks(into, 4 * CHUNK, |at, into| into.copy_from_slice(&from[at]));
 }
 
 #[cfg(test)]
@@ -60,12 +60,12 @@ mod tests {
         let (x, other) = (values(1, rows * c, 1.0), values(2, rows * c, 1.0));
         for device in devices().iter().flatten() {
             for dtype in [DType::F32, DType::Bf16] {
-                let whole = tensor(device, dtype, &[7, 10, c], &x);
-                let mut changed = whole.duplicate(Category::Transient).unwrap();
+                let full = tensor(device, dtype, &[7, 10, c], &x);
+                let mut changed = full.duplicate(Category::Transient).unwrap();
                 for at in [0..1, 3..3, 5..64, 69..70, 0..70] {
-                    let part = take(&whole, at.clone(), Category::Workspace).unwrap();
-                    assert_eq!(part.shape(), [at.len(), c]);
-                    assert_eq!(part.to_f32(), x[at.start * c..at.end * c]);
+                    let slice = take(&full, at.clone(), Category::Workspace).unwrap();
+                    assert_eq!(slice.shape(), [at.len(), c]);
+                    assert_eq!(slice.to_f32(), x[at.start * c..at.end * c]);
                 }
                 let middle = tensor(device, dtype, &[59, c], &other[..59 * c]);
                 put(&mut changed, 5, &middle).unwrap();

@@ -1,7 +1,7 @@
 //! The best of many scores, exactly: keys, their histograms, and the mask of those above a threshold. keys:
 //! u32 `[len]`.
 //!
-//! A key is a whole number of its score's order, so that a k-th largest is found digit by digit from two
+//! A key is an integer of its score's order, so that a k-th largest is found digit by digit from two
 //! histograms, and devices cannot disagree about it. Counting is exact in any order: a GPU adds with atomics
 //! and still repeats its bits.
 
@@ -12,8 +12,8 @@ use crate::device::Device;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
 use crate::memory::Category;
+use crate::ops::chunks::CHUNK;
 use crate::ops::flat;
-use crate::ops::pieces::PIECE;
 use crate::random;
 use crate::tensor::Tensor;
 use crate::with_float;
@@ -27,7 +27,7 @@ const COUNTED: usize = 1 << 22;
 /// Keys among which ties are counted: a multiple of a word's bits.
 const TILE: usize = 1 << 16;
 
-/// A score as a whole number: larger is better, what is not a number is worst, and nothing is as low as
+/// A score as an integer: larger is better, what is not a number is worst, and nothing is as low as
 /// [`EXCLUDED`].
 pub fn key(score: f32) -> u32 {
     if score.is_nan() {
@@ -72,7 +72,7 @@ fn make(x: &Tensor, y: Option<&Tensor>, score: ScoreOrder) -> Result<Tensor> {
     match x.device() {
         Device::Cpu(cpu) => with_float!(x.dtype(), T => {
             let (x, y) = (x.slice::<T>(), y.map(Tensor::slice::<f32>));
-            cpu.for_pieces(keys.slice_mut::<u32>(), PIECE, |at, keys| {
+            cpu.for_chunks(keys.slice_mut::<u32>(), CHUNK, |at, keys| {
                 let x = x[at.clone()].iter().map(|x| Float::to_f32(*x));
                 match y {
                     None => keys.iter_mut().zip(x).for_each(|(k, x)| *k = key(score.of(x))),
@@ -89,7 +89,7 @@ fn make(x: &Tensor, y: Option<&Tensor>, score: ScoreOrder) -> Result<Tensor> {
 pub fn random_keys(device: &Device, len: usize, stream: u64) -> Result<Tensor> {
     let mut keys = Tensor::empty(device, &[len], DType::U32, Category::Workspace)?;
     match device {
-        Device::Cpu(cpu) => cpu.for_pieces(keys.slice_mut::<u32>(), PIECE, |at, keys| {
+        Device::Cpu(cpu) => cpu.for_chunks(keys.slice_mut::<u32>(), CHUNK, |at, keys| {
             let numbers = at.map(|i| random::bits(stream, i as u64));
             keys.iter_mut().zip(numbers).for_each(|(key, bits)| *key = bits.max(EXCLUDED + 1));
         }),
@@ -98,7 +98,7 @@ pub fn random_keys(device: &Device, len: usize, stream: u64) -> Result<Tensor> {
     Ok(keys)
 }
 
-/// The random keys of some places of a longer vector, runs of them in order, each its first place and how
+/// The random keys of some elements of a longer vector, runs of them in order, each its first index and how
 /// many there are: those that [`random_keys`] gives the vector there.
 pub fn random_keys_at(device: &Device, runs: &[(usize, usize)], stream: u64) -> Result<Tensor> {
     let starts = runs.iter().scan(0, |next, (_, length)| {
@@ -110,15 +110,15 @@ pub fn random_keys_at(device: &Device, runs: &[(usize, usize)], stream: u64) -> 
     let len = runs.iter().map(|(_, length)| length).sum();
     let mut keys = Tensor::empty(device, &[len], DType::U32, Category::Workspace)?;
     match device {
-        Device::Cpu(cpu) => cpu.for_pieces(keys.slice_mut::<u32>(), PIECE, |at, keys| {
+        Device::Cpu(cpu) => cpu.for_chunks(keys.slice_mut::<u32>(), CHUNK, |at, keys| {
             // The last run that begins at or before the first key.
             let mut run = starts.partition_point(|start| *start <= at.start) - 1;
             for (key, at) in keys.iter_mut().zip(at) {
                 while at >= starts[run] + runs[run].1 {
                     run += 1;
                 }
-                let place = runs[run].0 + at - starts[run];
-                *key = random::bits(stream, place as u64).max(EXCLUDED + 1);
+                let index = runs[run].0 + at - starts[run];
+                *key = random::bits(stream, index as u64).max(EXCLUDED + 1);
             }
         }),
         Device::Cuda(cuda) => cuda::random_keys_at(cuda, &starts, runs, stream, &mut keys)?,
@@ -126,7 +126,7 @@ pub fn random_keys_at(device: &Device, runs: &[(usize, usize)], stream: u64) -> 
     Ok(keys)
 }
 
-/// Which half of a key is looked at.
+/// Which half of a key is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Digit {
     /// The upper one, of all keys.
@@ -195,13 +195,13 @@ pub fn histogram(keys: &Tensor, digit: Digit) -> Result<Histogram> {
     match keys.device() {
         Device::Cpu(cpu) => {
             let keys = keys.slice::<u32>();
-            let parts = cpu.map_pieces(keys.len(), COUNTED, |at| {
+            let histograms = cpu.map_chunks(keys.len(), COUNTED, |at| {
                 let mut counts = vec![0u64; DIGITS];
                 keys[at].iter().filter_map(|key| digit.of(*key)).for_each(|value| counts[value] += 1);
                 counts
             });
             let mut sums = Histogram::default();
-            parts.into_iter().for_each(|part| sums.add(&Histogram(part)));
+            histograms.into_iter().for_each(|counted| sums.add(&Histogram(counted)));
             Ok(sums)
         }
         Device::Cuda(cuda) => cuda::histogram(&cuda, keys, digit).map(Histogram::of),
@@ -213,13 +213,13 @@ pub fn at_least(keys: &Tensor, threshold: u32, ties: usize) -> Result<Vec<u32>> 
     at_least_before(keys, threshold, end_of_ties(keys, threshold, ties)?)
 }
 
-/// The bits of a mask of all keys above a threshold and of those at it before place `end`.
+/// The bits of a mask of all keys above a threshold and of those at it before index `end`.
 pub fn at_least_before(keys: &Tensor, threshold: u32, end: usize) -> Result<Vec<u32>> {
     match keys.device() {
         Device::Cpu(cpu) => {
             let keys = keys.slice::<u32>();
             let mut words = vec![0u32; keys.len().div_ceil(32)];
-            cpu.for_pieces(&mut words, TILE / 32, |at, words| {
+            cpu.for_chunks(&mut words, TILE / 32, |at, words| {
                 for (word, first) in words.iter_mut().zip(at.map(|word| 32 * word)) {
                     for (bit, key) in keys[first..].iter().take(32).enumerate() {
                         let kept = *key > threshold || (*key == threshold && first + bit < end);
@@ -233,7 +233,7 @@ pub fn at_least_before(keys: &Tensor, threshold: u32, end: usize) -> Result<Vec<
     }
 }
 
-/// The place before which exactly `ties` keys equal the threshold, or all of them.
+/// The index before which exactly `ties` keys equal the threshold, or all of them.
 fn end_of_ties(keys: &Tensor, threshold: u32, ties: usize) -> Result<usize> {
     let counts = match keys.device() {
         Device::Cpu(cpu) => equal_by_tile(&cpu, keys.slice::<u32>(), threshold),
@@ -248,14 +248,14 @@ fn end_of_ties(keys: &Tensor, threshold: u32, ties: usize) -> Result<usize> {
         let at = tile * TILE..((tile + 1) * TILE).min(keys.len());
         let tile = flat::take(keys, at.clone(), Category::Workspace)?.read_u32()?;
         let equal = tile.iter().enumerate().filter(|(_, key)| **key == threshold);
-        let first_left_out = equal.map(|(place, _)| place).nth(missing).expect("more than are missing");
+        let first_left_out = equal.map(|(index, _)| index).nth(missing).expect("more than are missing");
         return Ok(at.start + first_left_out);
     }
     Ok(keys.len())
 }
 
 fn equal_by_tile(cpu: &Cpu, keys: &[u32], threshold: u32) -> Vec<u32> {
-    cpu.map_pieces(keys.len(), TILE, |at| keys[at].iter().filter(|key| **key == threshold).count() as u32)
+    cpu.map_chunks(keys.len(), TILE, |at| keys[at].iter().filter(|key| **key == threshold).count() as u32)
 }
 
 #[cfg(test)]
@@ -318,15 +318,15 @@ mod tests {
 
     /// Rows of a matrix of which every other column is left out, among them ones of no length.
     #[test]
-    fn random_keys_of_some_places_are_those_of_the_whole_there() {
+    fn random_keys_of_some_elements_are_those_of_the_full_vector() {
         let (rows, columns) = (300, 70);
         let runs: Vec<(usize, usize)> = (0..rows)
             .flat_map(|row| [(row * columns, 20), (row * columns + 20, 0), (row * columns + 40, row % 30)])
             .collect();
         for device in devices().iter().flatten() {
-            let whole = random_keys(device, rows * columns, 9).unwrap().read_u32().unwrap();
+            let full = random_keys(device, rows * columns, 9).unwrap().read_u32().unwrap();
             let expected: Vec<u32> =
-                runs.iter().flat_map(|(first, n)| whole[*first..first + n].to_vec()).collect();
+                runs.iter().flat_map(|(first, n)| full[*first..first + n].to_vec()).collect();
             assert_eq!(random_keys_at(device, &runs, 9).unwrap().read_u32().unwrap(), expected);
             assert!(random_keys_at(device, &[], 9).unwrap().is_empty());
         }

@@ -34,7 +34,7 @@ struct SparsityPattern {
 }
 
 impl SparsityPattern {
-    /// Booked as mask. Offsets ascend from 0 to the number of places.
+    /// Counted as mask. Offsets ascend from 0 to the number of kept weights.
     fn new(device: &Device, columns: usize, offsets: &[u32], col_indices: &[u32]) -> Result<SparsityPattern> {
         Ok(SparsityPattern {
             rows: offsets.len() - 1,
@@ -54,7 +54,8 @@ pub struct Csr {
 }
 
 impl Csr {
-    /// The weights of a dense matrix that are not zero; those are booked as weights, and where they stand as mask.
+    /// The weights of a dense matrix that are not zero; those are counted as weights, and where they stand as
+    /// mask.
     pub fn from_dense(dense: &Tensor) -> Result<Csr> {
         let &[rows, columns] = dense.shape() else {
             panic!("a matrix was expected, got {:?}", dense.shape())

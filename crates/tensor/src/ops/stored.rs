@@ -139,7 +139,7 @@ mod tests {
         for [device, ..] in devices() {
             let (stored, ..) = stored(device, 6, 8, 2);
             let (other, foreign) = match device {
-                Device::Cuda(card) => (Device::Cuda(card.another().unwrap()), Device::cpu(1).unwrap()),
+                Device::Cuda(handle) => (Device::Cuda(handle.another().unwrap()), Device::cpu(1).unwrap()),
                 Device::Cpu(_) => (Device::cpu(2).unwrap(), device.clone()),
             };
             assert!(stored.serve(&other));

@@ -3,9 +3,8 @@
 //!
 //! Each reads g (times `gradient_scale`, which is how clipping arrives), updates the exact weight w and,
 //! where that is not the weight itself, writes the rounded weight. Formulas are those of PyTorch; LARS (You,
-//! Gitman & Ginsburg
-//! 2017) and LAMB (You et al. 2020) scale a layer's step by a ratio of norms. A layer may be spread over
-//!       several ranks, so its squared norms can also be taken apart, for the caller to add up.
+//! Gitman & Ginsburg 2017) and LAMB (You et al. 2020) scale a layer's step by a ratio of norms. A layer may
+//! be sharded over several ranks, so its squared norms can also be taken apart, for the caller to add up.
 //!
 //! Under a [`Mask`] only kept weights are read and written, whether the gradient and the state are dense or
 //! compressed: both walk over the same weights in the same order with the same arithmetic, so both give the
@@ -197,7 +196,7 @@ pub struct SquaredNorms {
 /// Where a step with a trust ratio has its norms from.
 #[derive(Debug, Clone, Copy)]
 pub enum TrustNorms<'a> {
-    /// Each target is a whole layer: its norms are taken here and, on a GPU, stay there.
+    /// Each target is a full layer: its norms are taken here and, on a GPU, stay there.
     Measured,
     /// One for each target.
     Given(&'a [SquaredNorms]),

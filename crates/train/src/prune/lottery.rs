@@ -15,7 +15,7 @@ use espalier_nn::weights::ParameterId;
 use espalier_plan::Plan;
 use espalier_plan::pruning::Pruning;
 use espalier_plan::rounds::{Rounds, Trainings};
-use espalier_tensor::{Booking, Category};
+use espalier_tensor::{Category, TrackedBytes};
 
 use super::{Decision, Network, NewMasks, Pruner, PrunerState, StepClock};
 use crate::{Error, Result};
@@ -32,7 +32,7 @@ pub struct Lottery {
     /// Where the weights go back to, by name; empty where seed and name say it.
     early: BTreeMap<String, Vec<u32>>,
     /// The early weights, in the ledger of the host's memory.
-    tracked: Option<Booking>,
+    tracked: Option<TrackedBytes>,
 }
 
 impl Lottery {
@@ -76,7 +76,7 @@ impl Lottery {
     fn track_memory(&mut self, network: &Network<'_>) {
         let bytes = self.early.values().map(|words| 4 * words.len()).sum();
         self.tracked = None;
-        self.tracked = Some(network.context.device.host_ledger().book(Category::Workspace, bytes));
+        self.tracked = Some(network.context.device.host_ledger().track(Category::Workspace, bytes));
     }
 
     /// Puts the weights back.

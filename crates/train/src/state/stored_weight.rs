@@ -160,7 +160,7 @@ impl StoredWeight {
             self.replace(form);
         }
         let mask = self.mask.insert(mask);
-        mask.book();
+        mask.tag_memory();
         Ok(mask)
     }
 

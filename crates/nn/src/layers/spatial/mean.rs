@@ -42,7 +42,7 @@ impl TiledMean {
 
 impl Layer for TiledMean {
     fn forward(&self, x: Tensor, _: &mut ForwardContext<'_>) -> Result<Tensor> {
-        let partial = pool::adaptive_avg_forward_part(&x, self.size.unwrap_or(1), self.tile)?;
+        let partial = pool::adaptive_avg_forward_tile(&x, self.size.unwrap_or(1), self.tile)?;
         let y = self.group.all_reduce(partial, Reduce::Sum)?;
         let shape = [x.shape()[0], x.width()];
         Ok(if self.size.is_none() { y.reshape(&shape) } else { y })
@@ -52,6 +52,6 @@ impl Layer for TiledMean {
         let ([rows, columns, channels], size) = (self.input, self.size.unwrap_or(1));
         let batch = dy.shape()[0];
         let dy = dy.reshape(&[batch, size, size, channels]);
-        Ok(Some(pool::adaptive_avg_backward_part(&dy, &[batch, rows, columns, channels], self.tile)?))
+        Ok(Some(pool::adaptive_avg_backward_tile(&dy, &[batch, rows, columns, channels], self.tile)?))
     }
 }

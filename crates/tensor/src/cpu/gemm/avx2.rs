@@ -32,7 +32,7 @@ impl Lanes for __m256 {
         unsafe { _mm256_loadu_ps(from) }
     }
     #[inline(always)]
-    unsafe fn load_part(from: *const f32, n: usize) -> __m256 {
+    unsafe fn load_partial(from: *const f32, n: usize) -> __m256 {
         // SAFETY: see above.
         unsafe { _mm256_maskload_ps(from, mask(n)) }
     }
@@ -42,7 +42,7 @@ impl Lanes for __m256 {
         unsafe { _mm256_storeu_ps(to, self) }
     }
     #[inline(always)]
-    unsafe fn store_part(self, to: *mut f32, n: usize) {
+    unsafe fn store_partial(self, to: *mut f32, n: usize) {
         // SAFETY: see above.
         unsafe { _mm256_maskstore_ps(to, mask(n), self) }
     }

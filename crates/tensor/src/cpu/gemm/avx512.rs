@@ -28,7 +28,7 @@ impl Lanes for __m512 {
         unsafe { _mm512_loadu_ps(from) }
     }
     #[inline(always)]
-    unsafe fn load_part(from: *const f32, n: usize) -> __m512 {
+    unsafe fn load_partial(from: *const f32, n: usize) -> __m512 {
         // SAFETY: see above.
         unsafe { _mm512_maskz_loadu_ps(first(n), from) }
     }
@@ -38,7 +38,7 @@ impl Lanes for __m512 {
         unsafe { _mm512_storeu_ps(to, self) }
     }
     #[inline(always)]
-    unsafe fn store_part(self, to: *mut f32, n: usize) {
+    unsafe fn store_partial(self, to: *mut f32, n: usize) {
         // SAFETY: see above.
         unsafe { _mm512_mask_storeu_ps(to, first(n), self) }
     }

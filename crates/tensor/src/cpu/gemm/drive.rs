@@ -1,8 +1,8 @@
-//! The loops. `b` is packed once, in pieces of columns, and shared by the threads; then each task takes a block of
+//! The loops. `b` is packed once, in chunks of columns, and shared by the threads; then each task takes a block of
 //! rows and columns of `c`, packs its rows of `a` into its own cache, and calls the kernel tile by tile.
 //!
 //! Where `c` is small and `k` is long (the gradient of a convolution's weights), there are not enough blocks
-//! for the threads: `k` is cut into pieces of a fixed length, whose sums are added in order.
+//! for the threads: `k` is cut into chunks of a fixed length, whose sums are added in order.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -30,8 +30,8 @@ const SMALL: usize = 1 << 19;
 const IN_PLACE_COLS: usize = 128;
 /// A `c` of so many bytes outgrows the second-level cache.
 const STREAM_BYTES: usize = 2 << 20;
-/// Length of a piece where `k` is cut, and the largest `c` for which it is.
-const PIECE: usize = 4096;
+/// Length of a chunk where `k` is cut, and the largest `c` for which it is.
+const CHUNK: usize = 4096;
 const SMALL_OUT: usize = 1 << 16;
 
 /// One product: operands, destination, and what to do on the way out.
@@ -68,9 +68,9 @@ impl<'a, T: Float, O: Float> GemmJob<'a, T, O> {
         epilogue: GemmEpilogue<'a, T, O>,
     ) -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        assert!(a.holds(m, k) && b.holds(k, n) && c.holds(m, n), "a product reaches beyond its operands");
+        assert!(a.fits(m, k) && b.fits(k, n) && c.fits(m, n), "a product reaches beyond its operands");
         assert!(epilogue.bias.is_none_or(|bias| bias.len() == n), "a bias of another width");
-        assert!(epilogue.pre.as_ref().is_none_or(|pre| pre.holds(m, n)), "pre-activations do not fit");
+        assert!(epilogue.pre.as_ref().is_none_or(|pre| pre.fits(m, n)), "pre-activations do not fit");
         let pre = epilogue.pre.map(|pre| (pre.data.as_mut_ptr(), pre.row_stride));
         GemmJob {
             isa,
@@ -122,7 +122,7 @@ fn block_rows<E: GemmKernel>(k: usize) -> usize {
     (BLOCK_BYTES / (depth * size_of::<E::Cell>())).clamp(64, 1024)
 }
 
-/// Sums of a block that wait: how far apart its rows are, and how many there are in one of two places.
+/// Sums of a block that wait: how far apart its rows are, and how many there are in one of two buffers.
 fn waiting_sums<E: GemmKernel>(k: usize, rows: usize, cols: usize) -> (usize, usize) {
     // Sums wait in a tile if one pass makes them, in a column of tiles within a slab, or else in a whole block.
     // 16 more than a power of two, so that rows do not all fall into the same set of the cache.
@@ -157,9 +157,9 @@ pub(super) fn parallel_bytes<E: GemmKernel>(
     n: usize,
     k: usize,
 ) -> usize {
-    if in_pieces(m, n, k) {
-        let pieces = k.div_ceil(PIECE);
-        return m * n * pieces * size_of::<f32>() + pieces.min(threads) * serial_bytes(engine, m, n, PIECE);
+    if in_chunks(m, n, k) {
+        let chunks = k.div_ceil(CHUNK);
+        return m * n * chunks * size_of::<f32>() + chunks.min(threads) * serial_bytes(engine, m, n, CHUNK);
     }
     if on_one_thread(threads, m, n, k) {
         return serial_bytes(engine, m, n, k);
@@ -170,39 +170,39 @@ pub(super) fn parallel_bytes<E: GemmKernel>(
         let tasks = m.div_ceil(rows) * cols.div_ceil(width);
         tasks.min(threads) * block_bytes::<E>(k, rows.min(m), width.min(cols))
     };
-    // The columns that are left over for the last piece may be cut into other tasks.
+    // The columns that are left over for the last chunk may be cut into other tasks.
     let rest = if n.is_multiple_of(shared) { 0 } else { tasks_of(n % shared) };
     shared * k.next_multiple_of(E::UNIT) * size_of::<E::Cell>() + tasks_of(shared.min(n)).max(rest)
 }
 
 /// Whether `k` is cut.
-fn in_pieces(m: usize, n: usize, k: usize) -> bool {
-    m * n <= SMALL_OUT && k >= 2 * PIECE
+fn in_chunks(m: usize, n: usize, k: usize) -> bool {
+    m * n <= SMALL_OUT && k >= 2 * CHUNK
 }
 
 fn on_one_thread(threads: usize, m: usize, n: usize, k: usize) -> bool {
     threads == 1 || m * n * k <= SMALL
 }
 
-/// The whole product on this thread.
+/// The full product on this thread.
 pub(super) fn serial<E: GemmKernel, T: Float, O: Float>(engine: E, job: &GemmJob<'_, T, O>) {
     let padded = job.k.next_multiple_of(E::UNIT);
     let shared_cols = shared_cols::<E>(job.n, job.k);
     let (rows, _) = serial_block::<E>(job.m, job.n, job.k);
     let rows = rows.max(1);
     scratch::with_shared(|space| {
-        let panels: *mut E::Cell = space.room(shared_cols * padded);
+        let panels: *mut E::Cell = space.alloc(shared_cols * padded);
         for j in (0..job.n).step_by(shared_cols) {
             let cols = j..job.n.min(j + shared_cols);
-            // SAFETY: `panels` has room for all columns of the piece; the operands hold what is read.
+            // SAFETY: `panels` has room for all columns of the chunk; the operands hold what is read.
             unsafe { E::pack_b(job.b.from(j, 0), cols.len(), 0, job.k, padded, panels) };
             let width = if job.k > E::SLAB { WAITING_COLS } else { cols.len() };
             scratch::with(|scratch| {
                 for i in (0..job.m).step_by(rows) {
                     for from in cols.clone().step_by(width) {
-                        let part = from..cols.end.min(from + width);
-                        let shared = panels.wrapping_add((part.start - j) * padded);
-                        block(engine, job, shared, padded, i..job.m.min(i + rows), part, scratch);
+                        let tile_cols = from..cols.end.min(from + width);
+                        let shared = panels.wrapping_add((tile_cols.start - j) * padded);
+                        block(engine, job, shared, padded, i..job.m.min(i + rows), tile_cols, scratch);
                     }
                 }
             });
@@ -212,8 +212,8 @@ pub(super) fn serial<E: GemmKernel, T: Float, O: Float>(engine: E, job: &GemmJob
 
 /// The product over the threads of `cpu`.
 pub(super) fn parallel<E: GemmKernel, T: Float, O: Float>(engine: E, cpu: &Cpu, job: &GemmJob<'_, T, O>) {
-    if in_pieces(job.m, job.n, job.k) {
-        return pieces_of_depth(engine, cpu, job);
+    if in_chunks(job.m, job.n, job.k) {
+        return chunks_of_depth(engine, cpu, job);
     }
     if on_one_thread(cpu.threads(), job.m, job.n, job.k) {
         return serial(engine, job);
@@ -221,7 +221,7 @@ pub(super) fn parallel<E: GemmKernel, T: Float, O: Float>(engine: E, cpu: &Cpu, 
     let padded = job.k.next_multiple_of(E::UNIT);
     let shared_cols = shared_cols::<E>(job.n, job.k);
     scratch::with_shared(|space| {
-        let panels = SharedPtr(space.room::<E::Cell>(shared_cols * padded));
+        let panels = SharedPtr(space.alloc::<E::Cell>(shared_cols * padded));
         for j in (0..job.n).step_by(shared_cols) {
             let cols = j..job.n.min(j + shared_cols);
             share_columns::<E, T, O>(cpu, job, &panels, padded, &cols);
@@ -229,18 +229,18 @@ pub(super) fn parallel<E: GemmKernel, T: Float, O: Float>(engine: E, cpu: &Cpu, 
             let across = cols.len().div_ceil(width);
             // Neighbouring tasks share their rows of `a`; a thread takes neighbours, and packs them once.
             cpu.for_each(job.m.div_ceil(rows) * across, |task| {
-                let (i, part) = (task / across * rows, j + task % across * width);
-                let part = part..cols.end.min(part + width);
-                let shared = panels.at().wrapping_add((part.start - j) * padded);
+                let (i, tile_cols) = (task / across * rows, j + task % across * width);
+                let tile_cols = tile_cols..cols.end.min(tile_cols + width);
+                let shared = panels.at().wrapping_add((tile_cols.start - j) * padded);
                 scratch::with(|scratch| {
-                    block(engine, job, shared, padded, i..job.m.min(i + rows), part, scratch)
+                    block(engine, job, shared, padded, i..job.m.min(i + rows), tile_cols, scratch)
                 });
             });
         }
     });
 }
 
-/// Packs columns of `b`, in pieces of columns and depth.
+/// Packs columns of `b`, in chunks of columns and depth.
 fn share_columns<E: GemmKernel, T: Float, O: Float>(
     cpu: &Cpu,
     job: &GemmJob<'_, T, O>,
@@ -254,7 +254,7 @@ fn share_columns<E: GemmKernel, T: Float, O: Float>(
     cpu.for_each(cols.len().div_ceil(COLS) * down, |task| {
         let (j, p) = (task / down * COLS, task % down * DEPTH);
         let (count, end) = ((cols.len() - j).min(COLS), job.k.min(p + DEPTH));
-        // SAFETY: as in `serial`; tasks write disjoint parts of the panels.
+        // SAFETY: as in `serial`; tasks write disjoint ranges of the panels.
         unsafe {
             E::pack_b(job.b.from(cols.start + j, 0), count, p, end, padded, panels.at().add(j * padded))
         };
@@ -280,43 +280,43 @@ fn task_size<E: GemmKernel>(threads: usize, m: usize, k: usize, cols: usize) -> 
     (rows, width)
 }
 
-/// The product as a sum of products over pieces of `k`.
-fn pieces_of_depth<E: GemmKernel, T: Float, O: Float>(engine: E, cpu: &Cpu, job: &GemmJob<'_, T, O>) {
-    let (area, pieces) = (job.m * job.n, job.k.div_ceil(PIECE));
+/// The product as a sum of products over chunks of `k`.
+fn chunks_of_depth<E: GemmKernel, T: Float, O: Float>(engine: E, cpu: &Cpu, job: &GemmJob<'_, T, O>) {
+    let (area, chunks) = (job.m * job.n, job.k.div_ceil(CHUNK));
     scratch::with_shared(|space| {
-        let partial = SharedPtr(space.room::<f32>(area * pieces));
-        cpu.for_each(pieces, |piece| {
-            let p = piece * PIECE;
-            let part = GemmJob {
+        let partial = SharedPtr(space.alloc::<f32>(area * chunks));
+        cpu.for_each(chunks, |chunk| {
+            let p = chunk * CHUNK;
+            let partial_job = GemmJob {
                 isa: job.isa,
                 m: job.m,
                 n: job.n,
-                k: (job.k - p).min(PIECE),
+                k: (job.k - p).min(CHUNK),
                 a: job.a.from(0, p),
                 b: job.b.from(0, p),
-                out: TileOutput { c: partial.at().wrapping_add(piece * area), c_stride: job.n, pre: None },
+                out: TileOutput { c: partial.at().wrapping_add(chunk * area), c_stride: job.n, pre: None },
                 accumulate: false,
                 bias: None,
                 activation: None,
-                // Pieces differ in their operands: none may take another's packed rows for its own.
-                number: job.number ^ ((piece as u64 + 1) << 40),
+                // Chunks differ in their operands: none may take another's packed rows for its own.
+                number: job.number ^ ((chunk as u64 + 1) << 40),
             };
-            serial(engine, &part);
+            serial(engine, &partial_job);
         });
-        // SAFETY: all pieces are written, and the threads are done with them.
+        // SAFETY: all chunks are written, and the threads are done with them.
         let (sum, rest) =
-            unsafe { std::slice::from_raw_parts_mut(partial.at(), area * pieces) }.split_at_mut(area);
-        for part in rest.chunks_exact(area) {
-            sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
+            unsafe { std::slice::from_raw_parts_mut(partial.at(), area * chunks) }.split_at_mut(area);
+        for addend in rest.chunks_exact(area) {
+            sum.iter_mut().zip(addend).for_each(|(sum, x)| *sum += x);
         }
         job.finish((sum.as_mut_ptr(), 0, 0, job.m, job.n), job.n);
     });
 }
 
-/// Memory that several tasks write, each its own part.
+/// Memory that several tasks write, each its own range.
 struct SharedPtr<C>(*mut C);
 
-// SAFETY: a task only touches the part that its number gives it.
+// SAFETY: a task only touches the range that its number gives it.
 unsafe impl<C> Sync for SharedPtr<C> {}
 
 impl<C> SharedPtr<C> {
@@ -341,7 +341,7 @@ impl<C> PackedBlock<C> {
 }
 
 /// Rows of `a` over one slab: where they lie if that is good enough, or else packed.
-fn place<E: GemmKernel, T: Float, O: Float>(
+fn packed_block<E: GemmKernel, T: Float, O: Float>(
     job: &GemmJob<'_, T, O>,
     rows: &Range<usize>,
     slab: usize,
@@ -356,12 +356,12 @@ fn place<E: GemmKernel, T: Float, O: Float>(
         return PackedBlock { rows: placed, outer: source.outer };
     }
     let padded = depth.next_multiple_of(E::UNIT);
-    let at: *mut E::Cell = scratch.a.room(rows.len().next_multiple_of(E::rows(1)) * padded);
-    let held = Some((job.number, rows.start, slab));
-    if scratch.holds != held {
+    let at: *mut E::Cell = scratch.a.alloc(rows.len().next_multiple_of(E::rows(1)) * padded);
+    let packed_id = Some((job.number, rows.start, slab));
+    if scratch.packed_a != packed_id {
         // SAFETY: room for whole panels was just made; the operand holds these rows and depths.
         unsafe { E::pack_a(source, rows.len(), depth, padded, at) };
-        scratch.holds = held;
+        scratch.packed_a = packed_id;
     }
     PackedBlock { rows: E::packed(at, padded), outer: padded }
 }
@@ -380,12 +380,12 @@ fn block<E: GemmKernel, T: Float, O: Float>(
     let (one_slab, one_pass) = (job.k <= E::SLAB, job.k <= E::DEPTH);
     let in_place = O::DTYPE == DType::F32 && job.plain();
     // A tile is finished after the next one has been started, so that the units for either have work: hence
-    // two places.
-    let (stride, place_len) = waiting_sums::<E>(job.k, rows.len(), cols.len());
-    let sums: *mut f32 = scratch.sums.room(2 * place_len);
+    // two buffers.
+    let (stride, buffer_len) = waiting_sums::<E>(job.k, rows.len(), cols.len());
+    let sums: *mut f32 = scratch.sums.alloc(2 * buffer_len);
     let (mut second, mut unfinished) = (false, None);
     for slab in steps(0..job.k, E::SLAB) {
-        let a = place::<E, T, O>(job, &rows, slab.start, slab.len(), cols.len(), scratch);
+        let a = packed_block::<E, T, O>(job, &rows, slab.start, slab.len(), cols.len(), scratch);
         for j in cols.clone().step_by(E::COLS) {
             let width = (cols.end - j).min(E::COLS);
             let tile_rows = E::rows(width);
@@ -399,11 +399,11 @@ fn block<E: GemmKernel, T: Float, O: Float>(
                     true => column.wrapping_add(E::COLS * padded + E::depth_offset(slab.start, E::COLS)),
                     false => column.wrapping_add(E::depth_offset(pass.end, width)),
                 };
-                let share = pass.len() * E::COLS * size_of::<E::Cell>() / rows.len().div_ceil(tile_rows);
+                let bytes = pass.len() * E::COLS * size_of::<E::Cell>() / rows.len().div_ceil(tile_rows);
                 for i in rows.clone().step_by(tile_rows) {
                     let height = (rows.end - i).min(tile_rows);
                     let a = a.at::<E>(i - rows.start, pass.start - slab.start);
-                    fetch(next.cast::<u8>().wrapping_add((i - rows.start) / tile_rows * share), share);
+                    fetch(next.cast::<u8>().wrapping_add((i - rows.start) / tile_rows * bytes), bytes);
                     // SAFETY: packed operands hold whole tiles; `sums` and `c` hold what a tile writes.
                     unsafe {
                         if in_place && (E::EXACT || (height.is_multiple_of(16) && width.is_multiple_of(16))) {
@@ -414,8 +414,8 @@ fn block<E: GemmKernel, T: Float, O: Float>(
                         }
                         second ^= one_pass;
                         let at = match (one_pass, one_slab) {
-                            (true, _) => second as usize * place_len,
-                            (_, true) => second as usize * place_len + (i - rows.start) * stride,
+                            (true, _) => second as usize * buffer_len,
+                            (_, true) => second as usize * buffer_len + (i - rows.start) * stride,
                             _ => (i - rows.start) * stride + (j - cols.start),
                         };
                         let at = sums.add(at);
@@ -436,7 +436,7 @@ fn block<E: GemmKernel, T: Float, O: Float>(
     drop(session);
 }
 
-/// `range` in parts of at most `len`; an empty range is one empty part, so that a product of no depth writes
+/// `range` in steps of at most `len`; an empty range is one empty step, so that a product of no depth writes
 /// zeros.
 fn steps(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
     let count = range.len().div_ceil(len).max(1);

@@ -124,7 +124,7 @@ pub(crate) trait Lanes: Copy {
     ///
     /// # Safety
     /// As for `splat`, `n` is at most `N`, and `from` holds `n` numbers.
-    unsafe fn load_part(from: *const f32, n: usize) -> Self;
+    unsafe fn load_partial(from: *const f32, n: usize) -> Self;
     /// # Safety
     /// As for `splat`, and `to` can be written for `N` numbers, of any alignment.
     unsafe fn store(self, to: *mut f32);
@@ -132,7 +132,7 @@ pub(crate) trait Lanes: Copy {
     ///
     /// # Safety
     /// As for `splat`, `n` is at most `N`, and `to` can be written for `n` numbers.
-    unsafe fn store_part(self, to: *mut f32, n: usize);
+    unsafe fn store_partial(self, to: *mut f32, n: usize);
     /// `self + x y`.
     ///
     /// # Safety
@@ -140,7 +140,7 @@ pub(crate) trait Lanes: Copy {
     unsafe fn add_product(self, x: Self, y: Self) -> Self;
 }
 
-/// An `R` x `V`-vector piece of `c` in registers. `b`'s panel is `V` vectors wide.
+/// An `R` x `V`-vector chunk of `c` in registers. `b`'s panel is `V` vectors wide.
 ///
 /// # Safety
 /// `a` and `b` hold `depth` steps, `c` holds `R` rows of `cols`, and the caller is compiled for `L`.
@@ -158,12 +158,12 @@ pub(super) unsafe fn registers<L: Lanes, const R: usize, const V: usize>(
     unsafe {
         let mut sums = [[L::splat(0.0); V]; R];
         let full = cols == V * L::N;
-        let part = |v: usize| cols.saturating_sub(v * L::N).min(L::N);
+        let valid = |v: usize| cols.saturating_sub(v * L::N).min(L::N);
         if add {
             for r in 0..R {
                 for v in 0..V {
                     let at = c.add(r * c_stride + v * L::N);
-                    sums[r][v] = if full { L::load(at) } else { L::load_part(at, part(v)) };
+                    sums[r][v] = if full { L::load(at) } else { L::load_partial(at, valid(v)) };
                 }
             }
         }
@@ -185,7 +185,7 @@ pub(super) unsafe fn registers<L: Lanes, const R: usize, const V: usize>(
         for r in 0..R {
             for v in 0..V {
                 let at = c.add(r * c_stride + v * L::N);
-                if full { sums[r][v].store(at) } else { sums[r][v].store_part(at, part(v)) }
+                if full { sums[r][v].store(at) } else { sums[r][v].store_partial(at, valid(v)) }
             }
         }
     }

@@ -1,10 +1,10 @@
-//! The way out: a piece of finished f32 sums gets its bias and its activation, is rounded and stored.
+//! The epilogue: a chunk of finished f32 sums gets its bias and its activation, is rounded and stored.
 
 use crate::cpu::activation::ActivationFn;
 use crate::dtype::Float;
 use crate::simd;
 
-/// Where a piece goes: rows of `c` (and of the values before the activation), `stride` apart.
+/// Where a chunk goes: rows of `c` (and of the values before the activation), `stride` apart.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TileOutput<O> {
     pub c: *mut O,
@@ -25,7 +25,7 @@ simd! {
         activation: Option<ActivationFn>,
     ) {
         for r in 0..rows {
-            // SAFETY: the driver hands out pieces that lie in their matrices and that no one else writes.
+            // SAFETY: the driver hands out chunks that lie in their matrices and that no one else writes.
             let (sums, c, pre) = unsafe {
                 (
                     std::slice::from_raw_parts(sums.add(r * stride), cols),

@@ -6,7 +6,7 @@
 //!
 //! - `drive`: the loops over blocks, and what runs on which thread;
 //! - `engine`: what a kernel offers to those loops; `avx512`, `avx2`, `portable` for f32, `amx` for bf16;
-//! - `pack` and `finish`: the way in and the way out;
+//! - `pack` and `finish`: before the kernel and behind it;
 //! - `scratch`: memory that a thread keeps between calls; [`packing`]: how much of it a product takes, in the
 //!   ledger.
 //!
@@ -77,7 +77,7 @@ impl<'a, T> MatrixRef<'a, T> {
         MatrixRef { data, row_stride, col_stride }
     }
 
-    fn holds(&self, rows: usize, cols: usize) -> bool {
+    fn fits(&self, rows: usize, cols: usize) -> bool {
         rows == 0
             || cols == 0
             || (rows - 1) * self.row_stride + (cols - 1) * self.col_stride < self.data.len()
@@ -94,7 +94,7 @@ pub struct MatrixMut<'a, T> {
 }
 
 impl<T> MatrixMut<'_, T> {
-    fn holds(&self, rows: usize, cols: usize) -> bool {
+    fn fits(&self, rows: usize, cols: usize) -> bool {
         cols <= self.row_stride.max(if rows == 1 { cols } else { 0 })
             && (rows == 0 || cols == 0 || (rows - 1) * self.row_stride + cols <= self.data.len())
     }
@@ -150,7 +150,7 @@ pub fn parallel<T: Float, O: Float>(
     let job = GemmJob::new(isa, m, n, k, a, b, c, accumulate, epilogue);
     with_engine!(isa, T::DTYPE, engine => {
         let bytes = drive::parallel_bytes(engine, cpu.threads(), m, n, k);
-        let _booked = cpu.ledger().book(Category::Workspace, bytes);
+        let _counted = cpu.ledger().track(Category::Workspace, bytes);
         drive::parallel(engine, cpu, &job);
     });
 }

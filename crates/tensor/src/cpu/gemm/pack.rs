@@ -17,7 +17,7 @@ pub(super) struct PackSource<T> {
 unsafe impl<T> Sync for PackSource<T> {}
 
 impl<T> PackSource<T> {
-    /// The part that begins at row `i` and depth `p`.
+    /// The submatrix that begins at row `i` and depth `p`.
     pub fn from(self, i: usize, p: usize) -> PackSource<T> {
         PackSource { at: self.at.wrapping_add(i * self.outer + p * self.depth), ..self }
     }

@@ -1,24 +1,24 @@
-//! What a product takes beside its operands, in bytes, and its booking.
+//! What a product takes beside its operands, in bytes, and its counting.
 //!
 //! Three things: the packed columns of `b`, at most 16 MiB or 512 columns, once for all threads; for each
 //! thread at work a packed block of rows of `a` and the sums of its tiles. All of it is a function of the
 //! sizes, the kernel and the number of threads, so the ledger's workspace is the same in every run. Rows of
-//! `a` that turn out to be readable where they lie are booked too.
+//! `a` that turn out to be readable where they lie are counted too.
 
 use super::drive;
 use crate::cpu::{Cpu, Isa};
 use crate::dtype::{DType, Float};
-use crate::memory::{Booking, Category};
+use crate::memory::{Category, TrackedBytes};
 
-/// Leave to run products on the calling threads, with their scratch space booked for as long as this lives.
-/// One is made before an operation goes to the threads: booking each product by itself would have them all
+/// Leave to run products on the calling threads, with their scratch space counted for as long as this lives.
+/// One is made before an operation goes to the threads: counting each product by itself would have them all
 /// write to one counter.
 #[derive(Debug)]
 pub struct GemmWorkspace {
     isa: Isa,
     /// What one thread may take.
     each: usize,
-    _booked: Booking,
+    _counted: TrackedBytes,
 }
 
 impl GemmWorkspace {
@@ -27,8 +27,8 @@ impl GemmWorkspace {
     pub fn new<T: Float>(cpu: &Cpu, tasks: usize, products: &[(usize, usize, usize)]) -> GemmWorkspace {
         let sizes = products.iter().map(|&(m, n, k)| serial_bytes(cpu.isa(), T::DTYPE, m, n, k));
         let each = sizes.max().unwrap_or(0);
-        let _booked = cpu.ledger().book(Category::Workspace, each * tasks.min(cpu.threads()));
-        GemmWorkspace { isa: cpu.isa(), each, _booked }
+        let _counted = cpu.ledger().track(Category::Workspace, each * tasks.min(cpu.threads()));
+        GemmWorkspace { isa: cpu.isa(), each, _counted }
     }
 
     /// The instruction set of its device, where a product of these sizes was foreseen.

@@ -19,7 +19,7 @@ impl Lanes for Vec4 {
         unsafe { from.cast::<Vec4>().read_unaligned() }
     }
     #[inline(always)]
-    unsafe fn load_part(from: *const f32, n: usize) -> Vec4 {
+    unsafe fn load_partial(from: *const f32, n: usize) -> Vec4 {
         // SAFETY: as above.
         std::array::from_fn(|i| if i < n { unsafe { *from.add(i) } } else { 0.0 })
     }
@@ -29,7 +29,7 @@ impl Lanes for Vec4 {
         unsafe { to.cast::<Vec4>().write_unaligned(self) }
     }
     #[inline(always)]
-    unsafe fn store_part(self, to: *mut f32, n: usize) {
+    unsafe fn store_partial(self, to: *mut f32, n: usize) {
         for i in 0..n {
             // SAFETY: as above.
             unsafe { *to.add(i) = self[i] };

@@ -1,6 +1,6 @@
 //! Memory that a thread keeps between products, so that a small one does not pay for an allocation.
 //!
-//! What a product takes of it is booked in the device's ledger while the product runs ([`super::packing`]).
+//! What a product takes of it is counted in the device's ledger while the product runs ([`super::packing`]).
 //! Between products it waits unbooked, as freed blocks do: at most what the largest product of the thread
 //! took.
 
@@ -8,13 +8,13 @@ use std::cell::Cell;
 
 use crate::cpu::buffer::HostBlock;
 
-/// The pieces that one product needs.
+/// The scratch space that one product needs.
 #[derive(Debug, Default)]
 pub(super) struct GemmScratch {
     /// A block of `a`, packed.
     pub a: GrowingBlock,
     /// Which block that is: the product's number, its first row, its first depth.
-    pub holds: Option<(u64, usize, usize)>,
+    pub packed_a: Option<(u64, usize, usize)>,
     /// Sums on their way.
     pub sums: GrowingBlock,
 }
@@ -24,8 +24,8 @@ pub(super) struct GemmScratch {
 pub(super) struct GrowingBlock(Option<HostBlock>);
 
 impl GrowingBlock {
-    /// Room for `len` elements, 64-byte aligned, with any content.
-    pub fn room<C>(&mut self, len: usize) -> *mut C {
+    /// Memory for `len` elements, 64-byte aligned, with any content.
+    pub fn alloc<C>(&mut self, len: usize) -> *mut C {
         let bytes = (len * size_of::<C>()).max(64);
         match &self.0 {
             Some(block) if block.capacity() >= bytes => {}

@@ -56,7 +56,7 @@ struct GemmCase {
 }
 
 /// Leave for one product on this thread.
-fn alone<T: Float>(isa: Isa, m: usize, n: usize, k: usize) -> GemmWorkspace {
+fn workspace<T: Float>(isa: Isa, m: usize, n: usize, k: usize) -> GemmWorkspace {
     GemmWorkspace::new::<T>(&Cpu::with_isa(1, isa).unwrap(), 1, &[(m, n, k)])
 }
 
@@ -75,7 +75,7 @@ fn run<T: Float, O: Float>(cpu: Option<&Cpu>, isa: Isa, case: GemmCase, compare:
     let (mut c, mut pre) = (before.clone(), before.clone());
     let out = MatrixMut { data: &mut c[..m * stride - extra], row_stride: stride };
     match cpu {
-        None => serial(&alone::<T>(isa, m, n, k), m, n, k, a.view(), b.view(), out, accumulate),
+        None => serial(&workspace::<T>(isa, m, n, k), m, n, k, a.view(), b.view(), out, accumulate),
         Some(cpu) => {
             let kept = MatrixMut { data: &mut pre, row_stride: stride };
             let epilogue = GemmEpilogue {
@@ -154,7 +154,7 @@ fn a_product_of_no_depth_is_zero() {
         let mut c = [7.0f32; 6];
         let nothing = MatrixRef { data: &[] as &[bf16], row_stride: 0, col_stride: 1 };
         serial(
-            &alone::<bf16>(isa, 2, 3, 0),
+            &workspace::<bf16>(isa, 2, 3, 0),
             2,
             3,
             0,
@@ -178,7 +178,7 @@ fn strides_that_are_contiguous_in_neither_direction() {
             MatrixRef { data: &a.data, row_stride: 2, col_stride: 160 },
         );
         serial(
-            &alone::<bf16>(isa, 20, 20, 40),
+            &workspace::<bf16>(isa, 20, 20, 40),
             20,
             20,
             40,
@@ -239,11 +239,11 @@ fn large_results_are_streamed_whole() {
     }
 }
 
-/// Every byte is counted, those of packing too: what is booked is at most what the sizes say (16 MiB or 512
+/// Every byte is counted, those of packing too: what is counted is at most what the sizes say (16 MiB or 512
 /// columns of `b`, partial sums where `k` is cut, and for each thread 1 MiB of `a`, rounded up to tiles and
 /// to at least 64 rows, and its sums), and gone afterwards.
 #[test]
-fn packing_is_booked_and_bounded() {
+fn packing_is_counted_and_bounded() {
     for (m, n, k) in [(300, 700, 600), (300, 4200, 1024), (40, 30, 9000), (8, 8, 8), (64, 900, 5000)] {
         let (a, b) =
             (StoredMatrix::<f32>::new(m, k, true, 0, 1), StoredMatrix::<f32>::new(k, n, false, 0, 2));

@@ -4,8 +4,8 @@
 //! its transpose by columns: so it is asked for `c^T = b^T a^T`, and our `b` is its first operand. Its bias,
 //! one number per row of its result, is then one per column of ours.
 //!
-//! Sums are in f32. The library's own ranking picks the algorithm, never a measurement, unless asked; sums over
-//! parts of `k` are joined in a fixed order. So a product repeats bit for bit.
+//! Sums are in f32. The library's own ranking picks the algorithm, never a measurement, unless asked; sums
+//! over chunks of `k` are joined in a fixed order. So a product repeats bit for bit.
 
 mod plan;
 
@@ -120,7 +120,7 @@ impl Blas {
     /// Whether it ran; `false` where cuBLASLt cannot do it.
     ///
     /// # Safety
-    /// At the call's addresses are matrices of the extents and types that its key says, and they stay alive
+    /// At the call's addresses are matrices of the sizes and types that its key says, and they stay alive
     /// in the stream's order.
     pub(crate) unsafe fn run(&mut self, cuda: &Cuda, call: &MatmulCall) -> Result<bool> {
         let key = call.key;

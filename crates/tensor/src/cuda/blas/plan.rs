@@ -143,11 +143,11 @@ impl MatmulPlan {
     }
 
     fn offers(&self, handle: cublasLtHandle_t, workspace: usize) -> Result<Vec<cublasLtMatmulAlgo_t>> {
-        let wish = MatmulPreference::new()?;
-        wish.set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace)?;
+        let preference = MatmulPreference::new()?;
+        preference.set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace)?;
         // Parts of a sum over k may be joined only from the scratch space, in f32 and in a fixed order.
         let reduction = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
-        wish.set(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction)?;
+        preference.set(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction)?;
         let empty = cublasLtMatmulHeuristicResult_t {
             algo: cublasLtMatmulAlgo_t { data: [0; 8] },
             workspaceSize: 0,
@@ -166,7 +166,7 @@ impl MatmulPlan {
                 self.second.0,
                 self.result.0,
                 self.result.0,
-                wish.0,
+                preference.0,
                 OFFERS as i32,
                 offers.as_mut_ptr(),
                 &mut count,
@@ -320,10 +320,10 @@ struct MatmulPreference(cublasLtMatmulPreference_t);
 
 impl MatmulPreference {
     fn new() -> Result<MatmulPreference> {
-        let mut wish = std::ptr::null_mut();
+        let mut preference = std::ptr::null_mut();
         // SAFETY: the library is loaded; it writes the handle.
-        unsafe { sys::cublasLtMatmulPreferenceCreate(&mut wish) }.check("stating a preference")?;
-        Ok(MatmulPreference(wish))
+        unsafe { sys::cublasLtMatmulPreferenceCreate(&mut preference) }.check("stating a preference")?;
+        Ok(MatmulPreference(preference))
     }
 
     fn set<T>(&self, attribute: Preference, value: T) -> Result<()> {

@@ -47,10 +47,11 @@ impl CudnnDescriptor {
     /// Fills `values` from an attribute; returns how many it has, which may be more than fit.
     pub(super) fn read<V: AttributeValue>(&self, attribute: i32, values: &mut [V]) -> Result<usize> {
         let mut count = 0;
-        let room = values.len() as i64;
+        let capacity = values.len() as i64;
         let at = if values.is_empty() { std::ptr::null_mut() } else { values.as_mut_ptr().cast() };
-        // SAFETY: the descriptor lives; the library writes at most `room` values of the type that it is told.
-        let code = unsafe { (self.cudnn.get_attribute)(self.raw, attribute, V::TYPE, room, &mut count, at) };
+        // SAFETY: the descriptor lives; the library writes at most `capacity` values of the type that it is told.
+        let code =
+            unsafe { (self.cudnn.get_attribute)(self.raw, attribute, V::TYPE, capacity, &mut count, at) };
         self.cudnn.check(code, "reading a convolution's description")?;
         Ok(usize::try_from(count).unwrap_or(0))
     }

@@ -52,7 +52,7 @@ unsafe impl Send for SparseProduct {}
 
 impl SparseProduct {
     /// Plans with an algorithm, by cuSPARSE's number for it, for dense matrices that lie row after row or
-    /// column after column. `b` and `c` are places of their sizes, which planning may look at.
+    /// column after column. `b` and `c` are addresses of their sizes, which planning may read.
     ///
     /// # Safety
     /// The addresses of `a` hold what it says for as long as the plan lives, those of `b` and `c` for the call.

@@ -35,7 +35,7 @@ pub(crate) struct TwoFourProduct {
 unsafe impl Send for TwoFourProduct {}
 
 impl TwoFourProduct {
-    /// Compresses A and lets the library search for its fastest algorithm, with `x` and `y` as places of
+    /// Compresses A and lets the library search for its fastest algorithm, with `x` and `y` as tensors of
     /// their sizes.
     ///
     /// # Safety
@@ -56,26 +56,27 @@ impl TwoFourProduct {
         let (m, n, k, bf16) = (m as i64, n as i64, k as i64, data_type(DType::Bf16));
         const DESCRIBING: &str = "describing a product of the 2:4 pattern";
 
-        let make = |code: i32, room: Box<OpaqueStorage>, destroy| -> Result<CusparseLtObject> {
+        let make = |code: i32, storage: Box<OpaqueStorage>, destroy| -> Result<CusparseLtObject> {
             lt.check(code, DESCRIBING)?;
-            Ok(CusparseLtObject { room, destroy })
+            Ok(CusparseLtObject { storage, destroy })
         };
-        let (mut a_room, mut b_room, mut c_room) =
+        let (mut a_storage, mut b_storage, mut c_storage) =
             (OpaqueStorage::new(), OpaqueStorage::new(), OpaqueStorage::new());
-        // SAFETY: the library fills rooms that are larger than what it keeps in them, here and below.
-        let code = unsafe { (lt.structured)(h, &mut *a_room, m, k, k, ALIGNMENT, bf16, BY_ROWS, HALF) };
-        let a_matrix = make(code, a_room, lt.destroy_matrix)?;
+        // SAFETY: the library fills storage that is larger than what it keeps in it, here and below.
+        let code = unsafe { (lt.structured)(h, &mut *a_storage, m, k, k, ALIGNMENT, bf16, BY_ROWS, HALF) };
+        let a_matrix = make(code, a_storage, lt.destroy_matrix)?;
         // SAFETY: as above.
-        let code = unsafe { (lt.dense)(h, &mut *b_room, n, k, k, ALIGNMENT, bf16, BY_ROWS) };
-        let b_matrix = make(code, b_room, lt.destroy_matrix)?;
+        let code = unsafe { (lt.dense)(h, &mut *b_storage, n, k, k, ALIGNMENT, bf16, BY_ROWS) };
+        let b_matrix = make(code, b_storage, lt.destroy_matrix)?;
         // What is y row after row is y^T column after column.
         // SAFETY: as above.
-        let code = unsafe { (lt.dense)(h, &mut *c_room, m, n, m, ALIGNMENT, bf16, BY_COLUMNS) };
-        let c_matrix = make(code, c_room, lt.destroy_matrix)?;
+        let code = unsafe { (lt.dense)(h, &mut *c_storage, m, n, m, ALIGNMENT, bf16, BY_COLUMNS) };
+        let c_matrix = make(code, c_storage, lt.destroy_matrix)?;
 
         let (mut operation, mut algorithm, mut plan) =
             (OpaqueStorage::new(), OpaqueStorage::new(), OpaqueStorage::new());
-        let (ra, rb, rc) = (&raw const *a_matrix.room, &raw const *b_matrix.room, &raw const *c_matrix.room);
+        let (ra, rb, rc) =
+            (&raw const *a_matrix.storage, &raw const *b_matrix.storage, &raw const *c_matrix.storage);
         // SAFETY: as above; all descriptions live.
         let code = unsafe {
             (lt.operation)(h, &mut *operation, NOT_TRANSPOSED, TRANSPOSED, ra, rb, rc, rc, SUMS_IN_F32)
@@ -108,7 +109,8 @@ impl TwoFourProduct {
     /// # Safety
     /// The address holds A.
     unsafe fn compress(&mut self, a: u64) -> Result<()> {
-        let (lt, h, plan) = (self.handle.functions, &raw const *self.handle.raw, &raw const *self.plan.room);
+        let (lt, h, plan) =
+            (self.handle.functions, &raw const *self.handle.raw, &raw const *self.plan.storage);
         let (mut bytes, mut scratch) = (0, 0);
         // SAFETY: the plan lives; the library writes two numbers.
         let code = unsafe { (lt.compressed_size)(h, plan, &mut bytes, &mut scratch) };
@@ -128,7 +130,7 @@ impl TwoFourProduct {
         let (lt, h) = (self.handle.functions, &raw const *self.handle.raw);
         let (one, zero) = (1.0f32, 0.0f32);
         let mut streams = [self.cuda.compute().raw().cast::<c_void>()];
-        let plan = &raw mut *self.plan.room;
+        let plan = &raw mut *self.plan.storage;
         // SAFETY: as in `run`; the library finds scratch space for its trials.
         let code = unsafe {
             (lt.search)(
@@ -166,7 +168,7 @@ impl TwoFourProduct {
         let code = unsafe {
             (lt.product)(
                 h,
-                &*self.plan.room,
+                &*self.plan.storage,
                 (&raw const one).cast(),
                 self.compressed.address() as *const c_void,
                 x as *const c_void,
@@ -193,7 +195,7 @@ impl CusparseLtHandle {
     fn new() -> Result<CusparseLtHandle> {
         let functions = CuSparseLt::load()?;
         let mut raw = OpaqueStorage::new();
-        // SAFETY: a context is current; the library fills the room.
+        // SAFETY: a context is current; the library fills the storage.
         functions.check(unsafe { (functions.init)(&mut *raw) }, "starting cuSPARSELt")?;
         let handle = CusparseLtHandle { functions, raw };
         let mut version = 0;
@@ -218,13 +220,13 @@ impl Drop for CusparseLtHandle {
 /// A description or a plan, and what ends it.
 #[derive(Debug)]
 struct CusparseLtObject {
-    room: Box<OpaqueStorage>,
+    storage: Box<OpaqueStorage>,
     destroy: unsafe extern "C" fn(*const OpaqueStorage) -> i32,
 }
 
 impl Drop for CusparseLtObject {
     fn drop(&mut self) {
         // SAFETY: made by the library, ended once.
-        let _ = unsafe { (self.destroy)(&*self.room) };
+        let _ = unsafe { (self.destroy)(&*self.storage) };
     }
 }

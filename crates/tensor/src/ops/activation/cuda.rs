@@ -8,7 +8,7 @@ use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: KernelSource = KernelSource {
-    parts: &[KernelInclude::LANES, FORMULAS],
+    includes: &[KernelInclude::LANES, FORMULAS],
     ..lanes::source("activation.cu", include_str!("../activation.cu"), Build::FLOATS)
 };
 

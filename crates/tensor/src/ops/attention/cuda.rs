@@ -16,7 +16,7 @@ use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: KernelSource = KernelSource {
     name: "attention.cu",
-    parts: &[
+    includes: &[
         KernelInclude::COPIES,
         KernelInclude::TENSOR_CORES,
         KernelInclude { name: "attention/tiles.cuh", text: include_str!("tiles.cuh") },
@@ -36,7 +36,7 @@ pub(crate) static SOURCE: KernelSource = KernelSource {
 
 pub(crate) static SOURCE_F32: KernelSource = KernelSource {
     name: "attention_f32.cu",
-    parts: &[],
+    includes: &[],
     text: include_str!("../attention_f32.cu"),
     exact: false,
     builds: &[head(1), head(40), head(64), head(128), head(256)],
@@ -121,7 +121,7 @@ impl AttentionKernels<'_> {
         cast(x, self.dtype, Category::Workspace)
     }
 
-    /// The output, booked under `category`, and the logsumexp.
+    /// The output, counted under `category`, and the logsumexp.
     fn forward(&self, qkv: &Tensor, category: Category) -> Result<(Tensor, Tensor)> {
         let (z, device) = (self.z, qkv.device());
         let mut y = Tensor::empty(&device, &[z.batch, z.t, z.c], self.dtype, category)?;
@@ -133,7 +133,7 @@ impl AttentionKernels<'_> {
         Ok((y, logsumexp))
     }
 
-    /// The gradient, booked under `category`.
+    /// The gradient, counted under `category`.
     fn backward(
         &self,
         dy: &Tensor,

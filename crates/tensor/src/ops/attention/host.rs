@@ -30,11 +30,11 @@ pub(super) fn forward(cpu: &Cpu, qkv: &Tensor, z: &AttentionDims) -> Result<(Ten
         let logsumexp = DisjointSlice::new(logsumexp.slice_mut::<f32>());
         cpu.for_each(z.tasks(), |task| scratch.lend(|space| {
             // SAFETY: a task has the rows of one head of one sequence to itself.
-            let logsumexp = unsafe { logsumexp.piece(task * z.t..(task + 1) * z.t) };
+            let logsumexp = unsafe { logsumexp.range_mut(task * z.t..(task + 1) * z.t) };
             forward_head::<T>(cpu, &packing, z, z.head(qkv, task), space, logsumexp, |row, values, factor| {
                 let at = z.row(task, row);
                 // SAFETY: as above: no other task has this head's columns in this row.
-                let y = unsafe { y.piece(at..at + z.d) };
+                let y = unsafe { y.range_mut(at..at + z.d) };
                 scaled(cpu.isa(), values, factor, y);
             });
         }));
@@ -60,11 +60,11 @@ pub(super) fn backward(
         let scratch = ScratchPool::new(cpu, tasks, space)?;
         let packing = packing::<T>(cpu, tasks, z);
         let dqkv = DisjointSlice::new(dqkv.slice_mut::<T>());
-        let write = |sums: &[f32], task: usize, part: usize| {
-            for (row, sum) in sums[part * z.t * z.d..(part + 1) * z.t * z.d].chunks_exact(z.d).enumerate() {
-                let at = z.qkv_rows(task, row)[part];
+        let write = |sums: &[f32], task: usize, which: usize| {
+            for (row, sum) in sums[which * z.t * z.d..(which + 1) * z.t * z.d].chunks_exact(z.d).enumerate() {
+                let at = z.qkv_rows(task, row)[which];
                 // SAFETY: a task has its heads of one sequence, their columns in every row, to itself.
-                let dqkv = unsafe { dqkv.piece(at..at + z.d) };
+                let dqkv = unsafe { dqkv.range_mut(at..at + z.d) };
                 scaled(cpu.isa(), sum, 1.0, dqkv);
             }
         };
@@ -80,7 +80,7 @@ pub(super) fn backward(
                 backward_head::<T>(cpu, &packing, z, head, &dy[at..], &y[at..], logsumexp, space);
                 write(space.sums[0].slice::<f32>(), query, 0);
             }
-            [1, 2].into_iter().for_each(|part| write(space.sums[0].slice::<f32>(), heads.start, part));
+            [1, 2].into_iter().for_each(|which| write(space.sums[0].slice::<f32>(), heads.start, which));
         }));
     });
     Ok(dqkv)

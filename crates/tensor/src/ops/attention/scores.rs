@@ -26,7 +26,7 @@ fn fold(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
 
 /// How many keys of a block the query sees that is `r` rows below the first, which is `ahead` of the first key.
 #[inline(always)]
-fn seen(ahead: usize, r: usize, keys: usize) -> u32 {
+fn visible_keys(ahead: usize, r: usize, keys: usize) -> u32 {
     (ahead + r + 1).min(keys) as u32
 }
 
@@ -75,9 +75,9 @@ simd! {
         let mut shrink = [0.0f32; QUERIES];
         let shrink = &mut shrink[..maxima.len()];
         for (r, (row, maximum)) in scores.chunks_exact_mut(KEYS).zip(&mut *maxima).enumerate() {
-            let seen = seen(ahead, r, keys);
+            let visible_keys = visible_keys(ahead, r, keys);
             for k in 0..KEYS {
-                row[k] = if (k as u32) < seen { row[k] * scale } else { f32::NEG_INFINITY };
+                row[k] = if (k as u32) < visible_keys { row[k] * scale } else { f32::NEG_INFINITY };
             }
             let mut lanes = [f32::NEG_INFINITY; LANES];
             for row in row.chunks_exact(LANES) {
@@ -125,10 +125,10 @@ simd! {
         let sources = scores.chunks_exact(KEYS).zip(dp.chunks_exact(KEYS));
         let results = p.chunks_exact_mut(KEYS).zip(ds.chunks_exact_mut(KEYS));
         for (r, ((s, dp), (p, ds))) in sources.zip(results).take(inner.len()).enumerate() {
-            let seen = seen(ahead, r, keys);
+            let visible_keys = visible_keys(ahead, r, keys);
             for k in 0..KEYS {
                 let e = exp(s[k] * scale - logsumexp[r]);
-                let visible = (k as u32) < seen;
+                let visible = (k as u32) < visible_keys;
                 p[k] = T::from_f32(if visible { e } else { 0.0 });
                 ds[k] = T::from_f32(if visible { e * (dp[k] - inner[r]) * scale } else { 0.0 });
             }

@@ -28,14 +28,14 @@ fn plain_forward(qkv: &[f64], z: &AttentionDims) -> (Vec<f64>, Vec<f64>) {
 
 /// A query's scores of the keys it sees.
 fn plain_scores(qkv: &[f64], z: &AttentionDims, task: usize, i: usize) -> Vec<f64> {
-    let at = |j: usize, part: usize| &qkv[z.qkv_rows(task, j)[part]..][..z.d];
+    let at = |j: usize, which: usize| &qkv[z.qkv_rows(task, j)[which]..][..z.d];
     (0..=i).map(|j| dot(at(i, 0), at(j, 1)) / (z.d as f64).sqrt()).collect()
 }
 
 fn plain_backward(dy: &[f64], qkv: &[f64], z: &AttentionDims) -> Vec<f64> {
     let mut dqkv = vec![0.0; qkv.len()];
     for task in 0..z.tasks() {
-        let at = |j: usize, part: usize| z.qkv_rows(task, j)[part];
+        let at = |j: usize, which: usize| z.qkv_rows(task, j)[which];
         for i in 0..z.t {
             let dy = &dy[z.row(task, i)..][..z.d];
             let scores = plain_scores(qkv, z, task, i);

@@ -12,29 +12,29 @@ use crate::tensor::Tensor;
 pub(crate) static SOURCE: KernelSource =
     lanes::source("batch_norm.cu", include_str!("../batch_norm.cu"), Build::FLOATS);
 
-/// Each piece's mean and sum of squared distances from it.
+/// Each chunk's mean and sum of squared distances from it.
 pub(super) fn moments(cuda: &Cuda, x: &Tensor) -> Result<PartialStats> {
     let (rows, c) = (x.rows(), x.width());
-    let ColumnSumLaunch { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
-    let mut numbers = Tensor::empty(&x.device(), &[pieces, 2, c], DType::F32, Category::Workspace)?;
-    let args = Args::new().input(x).output(&mut numbers).size(rows).size(c).size(piece);
+    let ColumnSumLaunch { grid, block, chunk, chunks } = lanes::columns(rows, c, x.dtype());
+    let mut numbers = Tensor::empty(&x.device(), &[chunks, 2, c], DType::F32, Category::Workspace)?;
+    let args = Args::new().input(x).output(&mut numbers).size(rows).size(c).size(chunk);
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_moments")?;
-    // SAFETY: x is [rows, c], and each of the pieces has its 2 c numbers.
+    // SAFETY: x is [rows, c], and each of the chunks has its 2 c numbers.
     unsafe { kernel.launch(grid, block, 0, args)? };
-    Ok(PartialStats { numbers, piece })
+    Ok(PartialStats { numbers, chunk })
 }
 
-/// Each piece's sums of dy and of dy (x - mean).
+/// Each chunk's sums of dy and of dy (x - mean).
 pub(super) fn gradient_sums(cuda: &Cuda, dy: &Tensor, x: &Tensor, mean: &Tensor) -> Result<PartialStats> {
     let (rows, c) = (x.rows(), x.width());
-    let ColumnSumLaunch { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
-    let mut numbers = Tensor::empty(&x.device(), &[pieces, 2, c], DType::F32, Category::Workspace)?;
+    let ColumnSumLaunch { grid, block, chunk, chunks } = lanes::columns(rows, c, x.dtype());
+    let mut numbers = Tensor::empty(&x.device(), &[chunks, 2, c], DType::F32, Category::Workspace)?;
     let args = Args::new().input(dy).input(x).input(mean).output(&mut numbers);
-    let args = args.size(rows).size(c).size(piece);
+    let args = args.size(rows).size(c).size(chunk);
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_gradient_sums")?;
-    // SAFETY: dy and x are [rows, c], mean is [c], and each of the pieces has its 2 c numbers.
+    // SAFETY: dy and x are [rows, c], mean is [c], and each of the chunks has its 2 c numbers.
     unsafe { kernel.launch(grid, block, 0, args)? };
-    Ok(PartialStats { numbers, piece })
+    Ok(PartialStats { numbers, chunk })
 }
 
 /// Normalises by given statistics.
@@ -47,11 +47,11 @@ pub(super) fn normalise(
     rstd: &Tensor,
 ) -> Result<Tensor> {
     let (rows, c) = (x.rows(), x.width());
-    let ColumnSumLaunch { grid, block, piece, .. } = lanes::columns(rows, c, x.dtype());
+    let ColumnSumLaunch { grid, block, chunk, .. } = lanes::columns(rows, c, x.dtype());
     let ([scale, shift], wide) = cast::weights(x.dtype(), [scale, shift])?;
     let mut y = x.empty_like(Category::Transient)?;
     let args = Args::new().input(x).input(&scale).input(&shift).i32(wide.into());
-    let args = args.input(mean).input(rstd).output(&mut y).size(rows).size(c).size(piece);
+    let args = args.input(mean).input(rstd).output(&mut y).size(rows).size(c).size(chunk);
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_forward")?;
     // SAFETY: x and y are [rows, c], all else [c], scale and shift in the type that `wide` says.
     unsafe { kernel.launch(grid, block, 0, args)? };
@@ -67,10 +67,10 @@ pub(super) fn input_gradient(
     line: &Tensor,
 ) -> Result<Tensor> {
     let (rows, c) = (x.rows(), x.width());
-    let ColumnSumLaunch { grid, block, piece, .. } = lanes::columns(rows, c, x.dtype());
+    let ColumnSumLaunch { grid, block, chunk, .. } = lanes::columns(rows, c, x.dtype());
     let mut dx = x.empty_like(Category::Transient)?;
     let args = Args::new().input(dy).input(x).input(mean).input(line).output(&mut dx);
-    let args = args.size(rows).size(c).size(piece);
+    let args = args.size(rows).size(c).size(chunk);
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_backward_input")?;
     // SAFETY: dy, x and dx are [rows, c], mean is [c], `line` [3, c].
     unsafe { kernel.launch(grid, block, 0, args)? };
@@ -85,14 +85,14 @@ pub(super) fn forward(
     eps: f32,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (rows, c, device, build) = (x.rows(), x.width(), x.device(), Build::of(x.dtype()));
-    let PartialStats { numbers: partial, piece } = moments(cuda, x)?;
-    let pieces = rows.div_ceil(piece);
+    let PartialStats { numbers: partial, chunk } = moments(cuda, x)?;
+    let chunks = rows.div_ceil(chunk);
     let mut mean = Tensor::empty(&device, &[c], DType::F32, Category::Transient)?;
     let mut rstd = Tensor::empty(&device, &[c], DType::F32, Category::Transient)?;
     let args = Args::new().input(&partial).output(&mut mean).output(&mut rstd);
-    let args = args.size(rows).size(c).size(piece).size(pieces).f32(eps);
+    let args = args.size(rows).size(c).size(chunk).size(chunks).f32(eps);
     let kernel = cuda.kernel(&SOURCE, build, "batch_norm_statistics")?;
-    // SAFETY: `partial` is [pieces, 2, c], the statistics are [c].
+    // SAFETY: `partial` is [chunks, 2, c], the statistics are [c].
     unsafe { kernel.launch(lanes::blocks(c, 8), THREADS, 0, args)? };
     Ok((normalise(cuda, x, scale, shift, &mean, &rstd)?, mean, rstd))
 }
@@ -107,11 +107,11 @@ pub(super) fn evaluate(
     eps: f32,
 ) -> Result<Tensor> {
     let (rows, c) = (x.rows(), x.width());
-    let ColumnSumLaunch { grid, block, piece, .. } = lanes::columns(rows, c, x.dtype());
+    let ColumnSumLaunch { grid, block, chunk, .. } = lanes::columns(rows, c, x.dtype());
     let ([scale, shift], wide) = cast::weights(x.dtype(), [scale, shift])?;
     let mut y = x.empty_like(Category::Transient)?;
     let args = Args::new().input(x).input(&scale).input(&shift).i32(wide.into());
-    let args = args.input(mean).input(variance).output(&mut y).size(rows).size(c).size(piece).f32(eps);
+    let args = args.input(mean).input(variance).output(&mut y).size(rows).size(c).size(chunk).f32(eps);
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_evaluate")?;
     // SAFETY: x and y are [rows, c], all else [c], scale and shift in the type that `wide` says.
     unsafe { kernel.launch(grid, block, 0, args)? };
@@ -127,17 +127,17 @@ pub(super) fn backward(
     rstd: &Tensor,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (rows, c, device, build) = (x.rows(), x.width(), x.device(), Build::of(x.dtype()));
-    let PartialStats { numbers: partial, piece } = gradient_sums(cuda, dy, x, mean)?;
-    let pieces = rows.div_ceil(piece);
+    let PartialStats { numbers: partial, chunk } = gradient_sums(cuda, dy, x, mean)?;
+    let chunks = rows.div_ceil(chunk);
     let mut line = Tensor::empty(&device, &[3, c], DType::F32, Category::Workspace)?;
     let mut dscale = Tensor::empty(&device, &[c], scale.dtype(), Category::Workspace)?;
     let mut dshift = dscale.empty_like(Category::Workspace)?;
     let narrow = i32::from(scale.dtype() == DType::Bf16);
     let ([scale], wide) = cast::weights(x.dtype(), [scale])?;
     let args = Args::new().input(&partial).input(&scale).i32(wide.into()).input(rstd).output(&mut line);
-    let args = args.output(&mut dscale).output(&mut dshift).size(rows).size(c).size(pieces).i32(narrow);
+    let args = args.output(&mut dscale).output(&mut dshift).size(rows).size(c).size(chunks).i32(narrow);
     let kernel = cuda.kernel(&SOURCE, build, "batch_norm_backward_weights")?;
-    // SAFETY: `partial` is [pieces, 2, c], `line` [3, c], all else [c] in the types that `wide` and `narrow` say.
+    // SAFETY: `partial` is [chunks, 2, c], `line` [3, c], all else [c] in the types that `wide` and `narrow` say.
     unsafe { kernel.launch(lanes::blocks(c, 8), THREADS, 0, args)? };
     Ok((input_gradient(cuda, dy, x, mean, &line)?, dscale, dshift))
 }

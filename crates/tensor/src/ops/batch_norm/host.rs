@@ -1,4 +1,4 @@
-//! Batch normalisation on the host: rows in pieces, the sums of a block of channels in registers.
+//! Batch normalisation on the host: rows in chunks, the sums of a block of channels in registers.
 
 use super::PartialStats;
 use crate::cpu::Cpu;
@@ -9,39 +9,39 @@ use crate::simd;
 use crate::tensor::Tensor;
 use crate::with_float;
 
-/// Elements in a piece of rows.
-const PIECE: usize = 16 << 10;
+/// Elements in a chunk of rows.
+const CHUNK: usize = 16 << 10;
 
 /// Channels whose sums wait in registers.
 const BLOCK: usize = 64;
 
-/// Each piece's mean and sum of squared distances from it.
+/// Each chunk's mean and sum of squared distances from it.
 pub(super) fn moments(cpu: &Cpu, x: &Tensor) -> Result<PartialStats> {
-    let (c, piece) = (x.width(), rows_of(x));
-    let mut numbers = partial_numbers(x, piece)?;
+    let (c, chunk) = (x.width(), rows_of(x));
+    let mut numbers = partial_numbers(x, chunk)?;
     with_float!(x.dtype(), T => {
         let x = x.slice::<T>();
-        cpu.for_pieces(numbers.slice_mut::<f32>(), 2 * c, |range, part| {
-            let start = range.start / (2 * c) * piece * c;
-            piece_moments(cpu.isa(), &x[start..(start + piece * c).min(x.len())], part);
+        cpu.for_chunks(numbers.slice_mut::<f32>(), 2 * c, |range, numbers| {
+            let start = range.start / (2 * c) * chunk * c;
+            chunk_moments(cpu.isa(), &x[start..(start + chunk * c).min(x.len())], numbers);
         });
     });
-    Ok(PartialStats { numbers, piece })
+    Ok(PartialStats { numbers, chunk })
 }
 
-/// Each piece's sums of dy and of dy (x - mean).
+/// Each chunk's sums of dy and of dy (x - mean).
 pub(super) fn gradient_sums(cpu: &Cpu, dy: &Tensor, x: &Tensor, mean: &Tensor) -> Result<PartialStats> {
-    let (c, piece, mean) = (x.width(), rows_of(x), mean.slice::<f32>());
-    let mut numbers = partial_numbers(x, piece)?;
+    let (c, chunk, mean) = (x.width(), rows_of(x), mean.slice::<f32>());
+    let mut numbers = partial_numbers(x, chunk)?;
     with_float!(x.dtype(), T => {
         let (dy, x) = (dy.slice::<T>(), x.slice::<T>());
-        cpu.for_pieces(numbers.slice_mut::<f32>(), 2 * c, |range, part| {
-            let start = range.start / (2 * c) * piece * c;
-            let end = (start + piece * c).min(x.len());
-            piece_gradient_sums(cpu.isa(), &dy[start..end], &x[start..end], mean, part);
+        cpu.for_chunks(numbers.slice_mut::<f32>(), 2 * c, |range, numbers| {
+            let start = range.start / (2 * c) * chunk * c;
+            let end = (start + chunk * c).min(x.len());
+            chunk_gradient_sums(cpu.isa(), &dy[start..end], &x[start..end], mean, numbers);
         });
     });
-    Ok(PartialStats { numbers, piece })
+    Ok(PartialStats { numbers, chunk })
 }
 
 /// Normalises by given statistics.
@@ -59,7 +59,7 @@ pub(super) fn normalise(
     let shift = shift.to_f32();
     with_float!(x.dtype(), T => {
         let values = x.slice::<T>();
-        cpu.for_pieces(y.slice_mut::<T>(), rows_of(x) * x.width(), |range, y| {
+        cpu.for_chunks(y.slice_mut::<T>(), rows_of(x) * x.width(), |range, y| {
             apply(cpu.isa(), &values[range], y, &a, mean, &shift);
         });
     });
@@ -78,31 +78,31 @@ pub(super) fn input_gradient(
     let mut dx = x.empty_like(Category::Transient)?;
     with_float!(x.dtype(), T => {
         let (dy, values) = (dy.slice::<T>(), x.slice::<T>());
-        cpu.for_pieces(dx.slice_mut::<T>(), rows_of(x) * x.width(), |range, dx| {
-            piece_input_gradient(cpu.isa(), &dy[range.clone()], &values[range], dx, mean, line);
+        cpu.for_chunks(dx.slice_mut::<T>(), rows_of(x) * x.width(), |range, dx| {
+            chunk_input_gradient(cpu.isa(), &dy[range.clone()], &values[range], dx, mean, line);
         });
     });
     Ok(dx)
 }
 
-/// How many rows make a piece.
+/// How many rows make a chunk.
 fn rows_of(x: &Tensor) -> usize {
     assert!(x.width() > 0, "a normalised tensor has channels");
-    (PIECE / x.width()).max(1)
+    (CHUNK / x.width()).max(1)
 }
 
-/// Two numbers a channel for each piece of so many rows.
-fn partial_numbers(x: &Tensor, piece: usize) -> Result<Tensor> {
-    let pieces = x.rows().div_ceil(piece);
-    Tensor::empty(&x.device(), &[pieces, 2, x.width()], DType::F32, Category::Workspace)
+/// Two numbers a channel for each chunk of so many rows.
+fn partial_numbers(x: &Tensor, chunk: usize) -> Result<Tensor> {
+    let chunks = x.rows().div_ceil(chunk);
+    Tensor::empty(&x.device(), &[chunks, 2, x.width()], DType::F32, Category::Workspace)
 }
 
 simd! {
-    /// Each channel's mean, then its sum of squared distances from it: `part` is [2, c].
-    fn piece_moments[T: Float](x: &[T], part: &mut [f32]) {
-        let c = part.len() / 2;
+    /// Each channel's mean, then its sum of squared distances from it: `numbers` is [2, c].
+    fn chunk_moments[T: Float](x: &[T], numbers: &mut [f32]) {
+        let c = numbers.len() / 2;
         let share = 1.0 / (x.len() / c) as f32;
-        let (mean, squares) = part.split_at_mut(c);
+        let (mean, squares) = numbers.split_at_mut(c);
         for c0 in (0..c).step_by(BLOCK) {
             let n = BLOCK.min(c - c0);
             let mut sum = [0.0f32; BLOCK];
@@ -131,10 +131,10 @@ simd! {
         }
     }
 
-    /// Each channel's sum of dy, then of dy (x - mean): `part` is [2, c].
-    fn piece_gradient_sums[T: Float](dy: &[T], x: &[T], mean: &[f32], part: &mut [f32]) {
+    /// Each channel's sum of dy, then of dy (x - mean): `numbers` is [2, c].
+    fn chunk_gradient_sums[T: Float](dy: &[T], x: &[T], mean: &[f32], numbers: &mut [f32]) {
         let c = mean.len();
-        let (sums, products) = part.split_at_mut(c);
+        let (sums, products) = numbers.split_at_mut(c);
         for c0 in (0..c).step_by(BLOCK) {
             let n = BLOCK.min(c - c0);
             let (mut sum, mut product, mut centre) = ([0.0f32; BLOCK], [0.0f32; BLOCK], [0.0f32; BLOCK]);
@@ -162,7 +162,7 @@ simd! {
     }
 
     /// `dx = a dy + b (x - mean) + d` with `line` = [a, b, d], channel by channel.
-    fn piece_input_gradient[T: Float](dy: &[T], x: &[T], dx: &mut [T], mean: &[f32], line: &[f32]) {
+    fn chunk_input_gradient[T: Float](dy: &[T], x: &[T], dx: &mut [T], mean: &[f32], line: &[f32]) {
         let c = mean.len();
         let (a, b, d) = (&line[..c], &line[c..2 * c], &line[2 * c..3 * c]);
         for ((dy, x), dx) in dy.chunks_exact(c).zip(x.chunks_exact(c)).zip(dx.chunks_exact_mut(c)) {

@@ -1,4 +1,4 @@
-//! The moments of some rows, whole or in parts: taken in pieces, joined in f64, sent as sums.
+//! The moments of some rows, all of a batch or a shard of it: taken in chunks, joined in f64, sent as sums.
 
 use super::{PartialStats, cuda, host};
 use crate::device::Device;
@@ -14,28 +14,28 @@ pub(super) struct ChannelMoments {
 }
 
 impl ChannelMoments {
-    /// Those of x. A GPU is waited for, as its pieces are joined on the host.
+    /// Those of x. A GPU is waited for, as its chunks are joined on the host.
     pub(super) fn of(x: &Tensor) -> Result<ChannelMoments> {
         let (device, c) = (x.device(), x.width());
-        let PartialStats { numbers, piece } = match &device {
+        let PartialStats { numbers, chunk } = match &device {
             Device::Cpu(cpu) => host::moments(cpu, x)?,
             Device::Cuda(gpu) => cuda::moments(gpu, x)?,
         };
         let (mut n, mut centre, mut squares) = (0.0f64, vec![0.0f64; c], vec![0.0f64; c]);
-        for part in numbers.read_f32()?.chunks_exact(2 * c) {
-            let more = (piece as f64).min(x.rows() as f64 - n);
+        for partial in numbers.read_f32()?.chunks_exact(2 * c) {
+            let more = (chunk as f64).min(x.rows() as f64 - n);
             let (share, spread) = (more / (n + more), n * more / (n + more));
             n += more;
             for k in 0..c {
-                let delta = f64::from(part[k]) - centre[k];
+                let delta = f64::from(partial[k]) - centre[k];
                 centre[k] += delta * share;
-                squares[k] += f64::from(part[c + k]) + delta * delta * spread;
+                squares[k] += f64::from(partial[c + k]) + delta * delta * spread;
             }
         }
         Ok(ChannelMoments { rows: n, mean: centre, squares })
     }
 
-    /// As numbers that add up over parts: each channel's sum, its sum of squares, and the rows.
+    /// As numbers that add up over shards: each channel's sum, its sum of squares, and the rows.
     pub(super) fn to_sums(&self) -> Vec<f64> {
         let n = self.rows;
         let sums = self.mean.iter().map(|mean| n * mean);

@@ -1,4 +1,4 @@
-//! Batch norm against the textbook, whole and in parts.
+//! Batch norm against the textbook, of a batch and of shards of one.
 
 use proptest::prelude::*;
 
@@ -66,9 +66,9 @@ proptest! {
     }
 }
 
-/// Parts of a batch that add up their sums give what the whole batch gives.
+/// Shards of a batch that add up their sums give what the full batch gives.
 #[test]
-fn parts_of_a_batch_are_normalised_as_the_whole() {
+fn shards_of_a_batch_are_normalised_as_the_full_batch() {
     let (rows, c) = (700, 70);
     let x: Vec<f32> = values(1, rows * c, 1.0).iter().map(|x| x + 3.0).collect();
     let dy = values(2, rows * c, 1.0);
@@ -77,39 +77,41 @@ fn parts_of_a_batch_are_normalised_as_the_whole() {
     for (device, dtype) in devices().iter().flat_map(on) {
         let channels = |data: &[f32]| tensor(&device, dtype, &[c], data);
         let (scale, shift) = (channels(&scale), channels(&shift));
-        let part = |data: &[f32], rows: std::ops::Range<usize>| {
+        let rows_of = |data: &[f32], rows: std::ops::Range<usize>| {
             tensor(&device, dtype, &[rows.len(), c], &data[rows.start * c..rows.end * c])
         };
-        // Uneven parts, as a cut image has them; each adds its numbers to what the others brought.
-        let cuts = [0..1, 1..300, 300..rows];
+        // Uneven shards, as a tiled image has them; each adds its numbers to what the others brought.
+        let row_ranges = [0..1, 1..300, 300..rows];
         let add = |sums: Vec<Vec<f64>>| -> Vec<f64> {
             (0..2 * c + 1).map(|k| sums.iter().map(|sums| sums[k]).sum()).collect()
         };
-        let all =
-            add(cuts.iter().map(|at| ChannelMoments::of(&part(&x, at.clone())).unwrap().to_sums()).collect());
-        let whole = part(&x, 0..rows);
-        let (y, mean, rstd) = forward(&whole, &scale, &shift, EPS).unwrap();
-        let (dx, dscale, dshift) = backward(&part(&dy, 0..rows), &whole, &scale, &mean, &rstd).unwrap();
+        let all = add(row_ranges
+            .iter()
+            .map(|at| ChannelMoments::of(&rows_of(&x, at.clone())).unwrap().to_sums())
+            .collect());
+        let full = rows_of(&x, 0..rows);
+        let (y, mean, rstd) = forward(&full, &scale, &shift, EPS).unwrap();
+        let (dx, dscale, dshift) = backward(&rows_of(&dy, 0..rows), &full, &scale, &mean, &rstd).unwrap();
         let brought = |at: &std::ops::Range<usize>| {
-            measure_gradient(&part(&dy, at.clone()), &part(&x, at.clone()), &mean).unwrap()
+            measure_gradient(&rows_of(&dy, at.clone()), &rows_of(&x, at.clone()), &mean).unwrap()
         };
-        let back = add(cuts.iter().map(brought).collect());
+        let back = add(row_ranges.iter().map(brought).collect());
 
         let (mut ys, mut dxs, mut dscales, mut dshifts) = (vec![], vec![], vec![0.0; c], vec![0.0; c]);
-        for at in cuts {
-            let (x, dy) = (part(&x, at.clone()), part(&dy, at.clone()));
-            let seen = measure(&x).unwrap()[2 * c] as usize;
+        for at in row_ranges {
+            let (x, dy) = (rows_of(&x, at.clone()), rows_of(&dy, at.clone()));
+            let count = measure(&x).unwrap()[2 * c] as usize;
             let (y, m, r, n) = normalise(&x, &scale, &shift, EPS, &all).unwrap();
-            assert_eq!((seen, n), (at.len(), rows));
+            assert_eq!((count, n), (at.len(), rows));
             assert_close(&m.to_f32(), &wide(&mean.to_f32()), 1e-6);
             assert_close(&r.to_f32(), &wide(&rstd.to_f32()), 1e-6);
-            let own = measure_gradient(&dy, &x, &m).unwrap();
+            let local = measure_gradient(&dy, &x, &m).unwrap();
             let dx = input_gradient(&dy, &x, &scale, &m, &r, &back).unwrap();
-            let (dscale, dshift) = scale_and_shift(&scale, &r, &own).unwrap();
+            let (dscale, dshift) = scale_and_shift(&scale, &r, &local).unwrap();
             ys.extend(y.to_f32());
             dxs.extend(dx.to_f32());
-            dscales.iter_mut().zip(dscale.to_f32()).for_each(|(sum, part)| *sum += part);
-            dshifts.iter_mut().zip(dshift.to_f32()).for_each(|(sum, part)| *sum += part);
+            dscales.iter_mut().zip(dscale.to_f32()).for_each(|(sum, rows_of)| *sum += rows_of);
+            dshifts.iter_mut().zip(dshift.to_f32()).for_each(|(sum, rows_of)| *sum += rows_of);
         }
         let tolerance = if dtype == DType::F32 { 2e-6 } else { 1e-2 };
         assert_close(&ys, &wide(&y.to_f32()), tolerance);

@@ -10,7 +10,7 @@ use crate::ops::position::Position;
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: KernelSource = KernelSource {
-    parts: &[KernelInclude::LANES, KernelInclude::COPIES, KernelInclude::CLUSTER],
+    includes: &[KernelInclude::LANES, KernelInclude::COPIES, KernelInclude::CLUSTER],
     ..lanes::source("cached_attention.cu", include_str!("../cached_attention.cu"), Build::FLOATS)
 };
 
@@ -28,7 +28,7 @@ pub(super) fn append(
 ) -> Result<()> {
     let (context, n) = (cache.shape()[2], z.t * 2 * z.kv_heads * z.d);
     let kernel = cuda.kernel(&SOURCE, Build::of(qkv.dtype()), "cached_attention_append")?;
-    let args = Args::new().input(qkv).output(cache).size(n).input(first.on_card()).size(context);
+    let args = Args::new().input(qkv).output(cache).size(n).input(first.on_gpu()).size(context);
     let args = args.i32(z.heads as i32).i32(z.kv_heads as i32).i32(z.d as i32);
     // SAFETY: a thread for each of the n keys' and values' elements of qkv [t, columns]; positions up to
     // first + t are in the cache [2, kv_heads, context, d], as was checked.
@@ -52,7 +52,7 @@ pub(super) fn forward(
     let mut y = Tensor::empty(&qkv.device(), &[1, z.t, z.c], qkv.dtype(), Category::Transient)?;
     let kernel = cuda.kernel(&SOURCE, Build::of(qkv.dtype()), "cached_attention_forward")?;
     let context = cache.shape()[2];
-    let args = Args::new().input(qkv).output(cache).output(&mut y).input(first.on_card()).size(context);
+    let args = Args::new().input(qkv).output(cache).output(&mut y).input(first.on_gpu()).size(context);
     let args = args
         .i32(z.heads as i32)
         .i32(z.kv_heads as i32)

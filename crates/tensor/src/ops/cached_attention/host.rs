@@ -37,8 +37,8 @@ pub(super) fn forward(
     let (device, context) = (qkv.device(), cache.shape()[2]);
     let mut y = Tensor::empty(&device, &[1, z.t, z.c], qkv.dtype(), Category::Transient)?;
     let (group, tasks) = (z.group(), z.t * z.kv_heads);
-    let room = |len: usize| Tensor::empty(&device, &[len], DType::F32, Category::Workspace);
-    let scratch = ScratchPool::new(cpu, tasks, || Ok((room(group * (first + z.t))?, room(group * z.d)?)))?;
+    let alloc = |len: usize| Tensor::empty(&device, &[len], DType::F32, Category::Workspace);
+    let scratch = ScratchPool::new(cpu, tasks, || Ok((alloc(group * (first + z.t))?, alloc(group * z.d)?)))?;
     with_float!(qkv.dtype(), T => {
         let (qkv, cache) = (qkv.slice::<T>(), cache.slice::<T>());
         let y = DisjointSlice::new(y.slice_mut::<T>());
@@ -47,9 +47,9 @@ pub(super) fn forward(
             let columns = head * group * z.d..(head + 1) * group * z.d;
             let query = &qkv[row * z.width()..][columns.clone()];
             let keys = first + row + 1;
-            let kept = |part: usize| &cache[(part * z.kv_heads + head) * context * z.d..][..keys * z.d];
+            let kept = |kv: usize| &cache[(kv * z.kv_heads + head) * context * z.d..][..keys * z.d];
             // SAFETY: a task has the columns of its heads in its row to itself.
-            let y = unsafe { y.piece(row * z.c + columns.start..row * z.c + columns.end) };
+            let y = unsafe { y.range_mut(row * z.c + columns.start..row * z.c + columns.end) };
             let (scores, sums) = (scores.slice_mut::<f32>(), sums.slice_mut::<f32>());
             attend(cpu.isa(), query, kept(0), kept(1), z.d, z.scale, &mut scores[..group * keys], sums, y);
         }));

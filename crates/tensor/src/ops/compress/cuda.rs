@@ -9,13 +9,13 @@ use crate::ops::lanes::{self, THREADS, TILE};
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: KernelSource = KernelSource {
-    parts: &[KernelInclude::LANES, KernelInclude::KEPT],
+    includes: &[KernelInclude::LANES, KernelInclude::KEPT],
     ..lanes::source("compress.cu", include_str!("../compress.cu"), Build::FLOATS)
 };
 
 /// A file of its own, so that a profile says what expanding takes.
 pub(crate) static EXPAND: KernelSource = KernelSource {
-    parts: &[KernelInclude::LANES, KernelInclude::KEPT],
+    includes: &[KernelInclude::LANES, KernelInclude::KEPT],
     ..lanes::source("expand.cu", include_str!("../expand.cu"), Build::FLOATS)
 };
 
@@ -27,7 +27,7 @@ fn build(dtype: DType) -> Build {
     }
 }
 
-/// A mask as the kernels' struct lies in memory, in words of 8 bytes.
+/// A mask as the kernels' struct lies in memory, in 8-byte words.
 pub(crate) fn words(mask: &Mask) -> [u64; 5] {
     let address = |tensor: &Tensor| tensor.cuda_buffer().address();
     let [words, ranks, indices] = match mask.form() {

@@ -35,15 +35,15 @@ impl Taps {
         if self.runs * self.run == 0 { 0 } else { (self.runs - 1) * self.stride + self.run }
     }
 
-    /// The window in pieces, with where each begins in it: so few weights that they stay in the first-level
-    /// cache while the pixels go by. A window without taps is one piece.
+    /// The window in chunks, with where each begins in it: so few weights that they stay in the first-level
+    /// cache while the pixels go by. A window without taps is one chunk.
     fn segments(self) -> impl Iterator<Item = (usize, Taps)> {
-        let pieces = self.run.div_ceil(SEGMENT).max(1);
-        let run = self.run.div_ceil(pieces);
+        let chunks = self.run.div_ceil(SEGMENT).max(1);
+        let run = self.run.div_ceil(chunks);
         let runs = (SEGMENT / run.max(1)).clamp(1, self.runs.max(1));
         (0..self.runs.max(1)).step_by(runs).flat_map(move |u| {
-            (0..pieces).map(move |piece| {
-                let l = piece * run;
+            (0..chunks).map(move |chunk| {
+                let l = chunk * run;
                 let taps = Taps {
                     runs: runs.min(self.runs - u),
                     run: run.min(self.run - l),
@@ -82,7 +82,7 @@ impl WeightPanels {
         let rest = columns % full;
         let padded = columns - rest + if rest > narrow { full } else { rest.next_multiple_of(narrow) };
         let mut data = Tensor::empty(device, &[depth * padded], DType::F32, Category::Workspace)?;
-        cpu.for_pieces(data.slice_mut::<f32>(), (depth * full).max(1), |range, panel| {
+        cpu.for_chunks(data.slice_mut::<f32>(), (depth * full).max(1), |range, panel| {
             let first = range.start / depth.max(1);
             panel.fill(0.0);
             fill(first..(first + full).min(columns), panel.len() / depth, panel);
@@ -130,7 +130,7 @@ pub(crate) fn correlate(
             for (i, (from, taps)) in taps.segments().enumerate() {
                 let (x, y, start) = (&x[from..], &mut *y, &start);
                 let job = CorrelateArgs { taps, pixels, x, panel, start, y, first, cols, add: i > 0 };
-                // SAFETY: offsets were checked above, as was the weights' place in the panel; an `Isa` is one
+                // SAFETY: offsets were checked above, as was the weights' offset in the panel; an `Isa` is one
                 // the machine has.
                 unsafe { pixel_kernel(cpu.isa(), job) };
             }
@@ -227,14 +227,14 @@ struct OuterProductArgs<'a> {
 unsafe fn pixels<L: Lanes, const R: usize, const V: usize>(job: &mut CorrelateArgs<'_>, i: usize) {
     // SAFETY: the caller's promise covers every access.
     unsafe {
-        let part = |v: usize| job.cols.saturating_sub(v * L::N).min(L::N);
+        let valid = |v: usize| job.cols.saturating_sub(v * L::N).min(L::N);
         let mut out = [std::ptr::null_mut::<f32>(); R];
         let mut sums = [[L::splat(0.0); V]; R];
         for r in 0..R {
             out[r] = job.y.as_mut_ptr().add(job.pixels.get_unchecked(i + r)[1] as usize + job.first);
             for v in 0..V {
                 sums[r][v] = match job.add {
-                    true => L::load_part(out[r].add(v * L::N), part(v)),
+                    true => L::load_partial(out[r].add(v * L::N), valid(v)),
                     false => L::load(job.start.as_ptr().add(v * L::N)),
                 };
             }
@@ -266,7 +266,7 @@ unsafe fn pixels<L: Lanes, const R: usize, const V: usize>(job: &mut CorrelateAr
         }
         for r in 0..R {
             for v in 0..V {
-                sums[r][v].store_part(out[r].add(v * L::N), part(v));
+                sums[r][v].store_partial(out[r].add(v * L::N), valid(v));
             }
         }
     }
@@ -280,9 +280,9 @@ unsafe fn pixels<L: Lanes, const R: usize, const V: usize>(job: &mut CorrelateAr
 unsafe fn outer<L: Lanes, const R: usize, const V: usize, const FULL: bool>(job: &mut OuterProductArgs<'_>) {
     // SAFETY: the caller's promise covers every access.
     unsafe {
-        let part = |v: usize| job.cols.saturating_sub(v * L::N).min(L::N);
+        let valid = |v: usize| job.cols.saturating_sub(v * L::N).min(L::N);
         let load = |from: *const f32, v: usize| {
-            if FULL { L::load(from.add(v * L::N)) } else { L::load_part(from.add(v * L::N), part(v)) }
+            if FULL { L::load(from.add(v * L::N)) } else { L::load_partial(from.add(v * L::N), valid(v)) }
         };
         let mut sums = [[L::splat(0.0); V]; R];
         for r in 0..R {
@@ -306,7 +306,7 @@ unsafe fn outer<L: Lanes, const R: usize, const V: usize, const FULL: bool>(job:
         for r in 0..R {
             for v in 0..V {
                 let to = job.sums.as_mut_ptr().add(r * job.stride + v * L::N);
-                if FULL { sums[r][v].store(to) } else { sums[r][v].store_part(to, part(v)) }
+                if FULL { sums[r][v].store(to) } else { sums[r][v].store_partial(to, valid(v)) }
             }
         }
     }

@@ -11,10 +11,10 @@ use crate::ops::cast::cast;
 use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
-/// Blocks of the weight's gradient that fill a GPU; the sum over pixels is cut to have about as many.
+/// Blocks of the weight's gradient that fill a GPU; the sum over pixels is split to have about as many.
 const BLOCKS: usize = 512;
 /// The fewest pixels that are worth a split.
-const SHARE: usize = 256;
+const MIN_PIXELS: usize = 256;
 pub(super) fn forward(
     cuda: &Cuda,
     x: &Tensor,
@@ -84,12 +84,13 @@ fn splits(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &ConvDims) -> Result<Tensor> 
     let (pixels, window) = (z.batch * z.oh * z.ow, z.window());
     let width = if x.dtype() == DType::F32 { 64 } else { 128 };
     let (across, down) = (window.div_ceil(width), z.o.div_ceil(64));
-    // How the sum is cut follows from the shapes, so that it repeats.
+    // How the sum is split follows from the shapes, so that it repeats.
     let splits = BLOCKS.div_ceil(across * down);
-    let share = pixels.div_ceil(splits).max(SHARE).next_multiple_of(32);
-    let splits = pixels.div_ceil(share);
+    let pixels_per_split = pixels.div_ceil(splits).max(MIN_PIXELS).next_multiple_of(32);
+    let splits = pixels.div_ceil(pixels_per_split);
     let mut partial = Tensor::empty(&x.device(), &[splits, z.o, window], DType::F32, Category::Workspace)?;
-    let args = Args::new().input(x).input(dy).output(&mut partial).fields(&shape(z)).i32(share as i32);
+    let args =
+        Args::new().input(x).input(dy).output(&mut partial).fields(&shape(z)).i32(pixels_per_split as i32);
     let grid = (across as u32, down as u32, splits as u32);
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "conv_backward_weight")?;
     // SAFETY: x and dy have the shapes of this call, and each split its o x window numbers in `partial`.

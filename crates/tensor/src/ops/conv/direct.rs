@@ -3,9 +3,9 @@
 //! Pixels are sorted into classes by which taps of the kernel fall on the image, so that there is no condition
 //! and no multiplication by padding in the kernels. A group of images supplies enough pixels of each class.
 //!
-//! The gradient of the input is itself a convolution, of dy with turned weights: with stride s, pixel I - p
-//! takes dy[(I - u) / s] w[u] for the taps u that are I modulo s. So there are s phases each way, each with
-//! weights of its own.
+//! The gradient of the input is itself a convolution, of dy with flipped weights: with stride s, pixel I - p
+//! takes dy[(I - u) / s] w[u] for the taps u that are I modulo s. So there are s phases in each direction,
+//! each with weights of its own.
 
 use std::ops::Range;
 
@@ -178,7 +178,7 @@ impl ConvMap {
     fn run(&self, device: &Device, x: &[f32], weights: &[WeightPanels], bias: Option<&[f32]>, y: &mut [f32]) {
         let Device::Cpu(cpu) = device else { crate::device::host_only() };
         let [source, result] = self.lens();
-        cpu.for_pieces(y, self.group * result, |range, y| {
+        cpu.for_chunks(y, self.group * result, |range, y| {
             let first = range.start / result;
             let images = y.len() / result;
             let x = &x[first * source..(first + images) * source];
@@ -246,19 +246,19 @@ pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &ConvDims, dw: &mut Te
     let [source, result] = map.lens();
     let (depth, size) = (z.window(), z.window() * z.o);
     let blocks = z.batch.div_ceil(map.group);
-    let share = blocks.div_ceil((SUMS / size).clamp(1, GROUPS));
-    let (parts, slices) = (blocks.div_ceil(share), z.o.div_ceil(SLICE));
-    let mut sums = Tensor::empty(&device, &[parts, size], DType::F32, Category::Workspace)?;
+    let blocks_per_group = blocks.div_ceil((SUMS / size).clamp(1, GROUPS));
+    let (groups, slices) = (blocks.div_ceil(blocks_per_group), z.o.div_ceil(SLICE));
+    let mut sums = Tensor::empty(&device, &[groups, size], DType::F32, Category::Workspace)?;
     let (x, dy) = (x.slice::<f32>(), dy.slice::<f32>());
     let shared = DisjointSlice::new(sums.slice_mut::<f32>());
-    cpu.for_each(parts * slices, |task| {
-        let (part, slice) = (task / slices, task % slices);
+    cpu.for_each(groups * slices, |task| {
+        let (group, slice) = (task / slices, task % slices);
         let columns = slice * SLICE..((slice + 1) * SLICE).min(z.o);
-        let start = part * size + columns.start * depth;
-        // SAFETY: each task has its own part and slice.
-        let sums = unsafe { shared.piece(start..start + columns.len() * depth) };
+        let start = group * size + columns.start * depth;
+        // SAFETY: each task has its own group and slice.
+        let sums = unsafe { shared.range_mut(start..start + columns.len() * depth) };
         sums.fill(0.0);
-        for block in part * share..((part + 1) * share).min(blocks) {
+        for block in group * blocks_per_group..((group + 1) * blocks_per_group).min(blocks) {
             let images = block * map.group..((block + 1) * map.group).min(z.batch);
             let x = &x[images.start * source..images.end * source];
             let dy = &dy[images.start * result..images.end * result];

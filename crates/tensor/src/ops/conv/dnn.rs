@@ -156,7 +156,7 @@ mod tests {
             sizes(16, 32, 64, 3, 2, 1),
             sizes(8, 256, 64, 1, 1, 0),
             sizes(32, 3, 64, 7, 2, 3),
-            // A slab of an image that is cut over ranks: one in the middle, and the first.
+            // A slab of an image that is tiled over ranks: one in the middle, and the first.
             slab(Padding { top: 0, bottom: 0, left: 1, right: 1 }),
             slab(Padding { top: 1, bottom: 0, left: 1, right: 1 }),
         ] {

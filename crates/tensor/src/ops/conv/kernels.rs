@@ -10,7 +10,7 @@ use crate::ops::lanes::{self, ColumnSumLaunch, THREADS};
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: KernelSource = KernelSource {
-    parts: &[
+    includes: &[
         KernelInclude::LANES,
         KernelInclude::COPIES,
         KernelInclude::TENSOR_CORES,
@@ -74,8 +74,8 @@ fn filter_move([o, c, kernel, channels]: [usize; 4], dtype: DType) -> ((u32, u32
 /// Adds the bias to every pixel of y.
 pub(super) fn add_bias(cuda: &Cuda, y: &mut Tensor, bias: &Tensor) -> Result<()> {
     let (rows, o, dtype) = (y.rows(), y.width(), y.dtype());
-    let ColumnSumLaunch { grid, block, piece, .. } = lanes::columns(rows, o, dtype);
-    let args = Args::new().output(y).input(bias).size(rows).size(o).size(piece);
+    let ColumnSumLaunch { grid, block, chunk, .. } = lanes::columns(rows, o, dtype);
+    let args = Args::new().output(y).input(bias).size(rows).size(o).size(chunk);
     // SAFETY: y is [rows, o], the bias [o], of one type.
     unsafe { cuda.kernel(&SOURCE, Build::of(dtype), "conv_add_bias")?.launch(grid, block, 0, args) }
 }

@@ -1,6 +1,6 @@
 //! Convolution by patches: a few rows of output at a time, the windows under them become the rows of a matrix,
 //! their columns in the order u, v, c, so that channels-last pixels are copied in runs of kernel x c, and one
-//! matrix product does the rest. The patches of a piece stay in the second-level cache.
+//! matrix product does the rest. The patches of a chunk stay in the second-level cache.
 
 use std::ops::Range;
 
@@ -24,8 +24,8 @@ const SUMS: usize = 8 << 20;
 const GROUPS: usize = 8;
 
 impl ConvDims {
-    /// How many rows of output pixels make a piece.
-    fn piece(&self) -> usize {
+    /// How many rows of output pixels make a chunk.
+    fn chunk(&self) -> usize {
         (PATCHES / (self.ow * self.window())).max(PIXELS.div_ceil(self.ow)).min(self.rows())
     }
 
@@ -66,10 +66,10 @@ pub(super) fn forward(
     with_float!(x.dtype(), T => {
         let weight = permute_weight::<T>(w, z)?;
         let (x, weight) = (x.slice::<T>(), weight.slice::<T>());
-        let tasks = z.rows().div_ceil(z.piece());
+        let tasks = z.rows().div_ceil(z.chunk());
         let scratch = ScratchPool::new(cpu, tasks, || patch_space(&device, z, T::DTYPE))?;
-        let packing = GemmWorkspace::new::<T>(cpu, tasks, &[(z.piece() * z.ow, z.o, z.window())]);
-        cpu.for_pieces(y.slice_mut::<T>(), z.piece() * z.ow * z.o, |range, y| scratch.lend(|patches| {
+        let packing = GemmWorkspace::new::<T>(cpu, tasks, &[(z.chunk() * z.ow, z.o, z.window())]);
+        cpu.for_chunks(y.slice_mut::<T>(), z.chunk() * z.ow * z.o, |range, y| scratch.lend(|patches| {
             let first = range.start / (z.ow * z.o);
             let pixels = y.len() / z.o;
             let patches = gather(x, patches.slice_mut::<T>(), first..first + pixels / z.ow, z);
@@ -94,7 +94,7 @@ pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &ConvDims) -> Result<Te
         let weight = permute_weight::<T>(w, z)?;
         let (dy, weight) = (dy.slice::<T>(), weight.slice::<T>());
         let group = PIXELS.div_ceil(z.oh * z.ow).min(z.batch);
-        let rows = z.piece().min(group * z.oh);
+        let rows = z.chunk().min(group * z.oh);
         let space = || Tensor::empty(&device, &[rows * z.ow * z.window()], DType::F32, Category::Workspace);
         let scratch = ScratchPool::new(cpu, z.batch.div_ceil(group), space)?;
         let packing = GemmWorkspace::new::<T>(cpu, z.batch.div_ceil(group), &[(rows * z.ow, z.window(), z.o)]);
@@ -119,18 +119,18 @@ pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &ConvDims, dw: &mut Te
     let device = x.device();
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     let size = z.window() * z.o;
-    let share = z.rows().div_ceil((SUMS / size).clamp(2, GROUPS));
-    let groups = z.rows().div_ceil(share);
+    let rows_per_group = z.rows().div_ceil((SUMS / size).clamp(2, GROUPS));
+    let groups = z.rows().div_ceil(rows_per_group);
     let mut sums = Tensor::zeros(&device, &[groups, size], DType::F32, Category::Workspace)?;
     with_float!(x.dtype(), T => {
         let (x, dy) = (x.slice::<T>(), dy.slice::<T>());
         let scratch = ScratchPool::new(cpu, groups, || patch_space(&device, z, T::DTYPE))?;
-        let packing = GemmWorkspace::new::<T>(cpu, groups, &[(z.window(), z.o, z.piece() * z.ow)]);
-        cpu.for_pieces(sums.slice_mut::<f32>(), size, |range, sum| scratch.lend(|space| {
-            let start = range.start / size * share;
-            let end = (start + share).min(z.rows());
-            for first in (start..end).step_by(z.piece()) {
-                let last = (first + z.piece()).min(end);
+        let packing = GemmWorkspace::new::<T>(cpu, groups, &[(z.window(), z.o, z.chunk() * z.ow)]);
+        cpu.for_chunks(sums.slice_mut::<f32>(), size, |range, sum| scratch.lend(|space| {
+            let start = range.start / size * rows_per_group;
+            let end = (start + rows_per_group).min(z.rows());
+            for first in (start..end).step_by(z.chunk()) {
+                let last = (first + z.chunk()).min(end);
                 let patches = gather(x, space.slice_mut::<T>(), first..last, z);
                 let patches = MatrixRef { data: patches, row_stride: 1, col_stride: z.window() };
                 let dy = &dy[first * z.ow * z.o..last * z.ow * z.o];
@@ -151,7 +151,7 @@ fn permute_weight<T: Float>(w: &Tensor, z: &ConvDims) -> Result<Tensor> {
     let Device::Cpu(cpu) = w.device() else { crate::device::host_only() };
     let area = z.conv.kernel * z.conv.kernel;
     let w = w.slice::<T>();
-    cpu.for_pieces(permuted.slice_mut::<T>(), CHANNELS * z.o, |range, permuted| {
+    cpu.for_chunks(permuted.slice_mut::<T>(), CHANNELS * z.o, |range, permuted| {
         let first = range.start / z.o;
         for o in 0..z.o {
             for (row, permuted) in (first..).zip(permuted.chunks_exact_mut(z.o)) {
@@ -163,7 +163,7 @@ fn permute_weight<T: Float>(w: &Tensor, z: &ConvDims) -> Result<Tensor> {
 }
 
 fn patch_space(device: &Device, z: &ConvDims, dtype: DType) -> Result<Tensor> {
-    let len = if z.pointwise() { 0 } else { z.piece() * z.ow * z.window() };
+    let len = if z.pointwise() { 0 } else { z.chunk() * z.ow * z.window() };
     Tensor::empty(device, &[len], dtype, Category::Workspace)
 }
 

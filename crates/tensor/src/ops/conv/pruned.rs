@@ -1,7 +1,7 @@
 //! The forward pass of a convolution whose weight is mostly zeros, in f32 with AVX-512.
 //!
 //! Which weights are left differs from one output to the next, so the lanes of a vector cannot be outputs,
-//! nor channels. They are sixteen images: these are turned so that the same pixel of all of them is one
+//! nor channels. They are sixteen images: these are transposed so that the same pixel of all of them is one
 //! vector, and then each weight that is not zero is one multiply-add for each pixel and none for any other.
 //! Few channels are taken at a time, so that their planes stay in the first-level cache while all outputs go
 //! by.
@@ -11,7 +11,7 @@
 use std::arch::x86_64::__m512;
 
 use super::ConvDims;
-use super::turn::{LANES, from_lanes, to_lanes};
+use super::transpose::{LANES, from_lanes, to_lanes};
 use crate::cpu::Cpu;
 use crate::cpu::gemm::Lanes;
 use crate::cpu::isa::Avx512;
@@ -22,7 +22,7 @@ use crate::error::Result;
 use crate::memory::Category;
 use crate::tensor::Tensor;
 
-/// The largest share of weights that are not zero for which this is faster.
+/// The largest fraction of weights that are not zero for which this is faster.
 const MOST_KEPT: f64 = 0.4;
 
 /// Bytes of x's planes that are worked on at a time.
@@ -40,7 +40,7 @@ pub(super) struct NonzeroWeights {
     /// Where each group's and output's weights begin in the two lists below, and where the last end.
     starts: Tensor,
     /// Where in a group's planes a weight finds the first pixel, in numbers.
-    places: Tensor,
+    offsets: Tensor,
     values: Tensor,
 }
 
@@ -74,10 +74,10 @@ impl NonzeroWeights {
         let images = PaddedImages::new(z);
         let (kernel, taps) = (z.conv.kernel, z.conv.kernel * z.conv.kernel);
         let channels = (AT_HAND / (4 * images.plane())).clamp(1, z.c);
-        let room = |len, dtype| Tensor::zeros(&Device::Cpu(cpu.clone()), &[len], dtype, Category::Workspace);
+        let alloc = |len, dtype| Tensor::zeros(&Device::Cpu(cpu.clone()), &[len], dtype, Category::Workspace);
         let lists = z.c.div_ceil(channels) * z.o;
-        let (mut starts, mut places) = (room(lists + 1, DType::U32)?, room(kept, DType::U32)?);
-        let mut values = room(kept, DType::F32)?;
+        let (mut starts, mut offsets) = (alloc(lists + 1, DType::U32)?, alloc(kept, DType::U32)?);
+        let mut values = alloc(kept, DType::F32)?;
         let (mut next, mut list) = (0, 0);
         for first in (0..z.c).step_by(channels) {
             for o in 0..z.o {
@@ -85,8 +85,8 @@ impl NonzeroWeights {
                     for tap in 0..taps {
                         let value = w[(o * z.c + c) * taps + tap];
                         if value != 0.0 {
-                            let place = ((c - first) * images.h + tap / kernel) * images.w + tap % kernel;
-                            places.slice_mut::<u32>()[next] = (place * LANES) as u32;
+                            let offset = ((c - first) * images.h + tap / kernel) * images.w + tap % kernel;
+                            offsets.slice_mut::<u32>()[next] = (offset * LANES) as u32;
                             values.slice_mut::<f32>()[next] = value;
                             next += 1;
                         }
@@ -96,14 +96,14 @@ impl NonzeroWeights {
                 starts.slice_mut::<u32>()[list] = next as u32;
             }
         }
-        Ok(Some(NonzeroWeights { proof, channels, starts, places, values }))
+        Ok(Some(NonzeroWeights { proof, channels, starts, offsets, values }))
     }
 
     /// Places and values of the weights of an output in a group of channels.
     fn list(&self, group: usize, o: usize, z: &ConvDims) -> (&[u32], &[f32]) {
         let starts = &self.starts.slice::<u32>()[group * z.o + o..];
         let at = starts[0] as usize..starts[1] as usize;
-        (&self.places.slice()[at.clone()], &self.values.slice()[at])
+        (&self.offsets.slice()[at.clone()], &self.values.slice()[at])
     }
 }
 
@@ -118,14 +118,14 @@ pub(super) fn forward(
     let device = x.device();
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     let images = PaddedImages::new(z);
-    let room = || -> Result<[Tensor; 2]> {
-        let room = |len| Tensor::zeros(&device, &[len], DType::F32, Category::Workspace);
-        Ok([room(z.c * images.plane())?, room(z.o * z.oh * z.ow * LANES)?])
+    let alloc = || -> Result<[Tensor; 2]> {
+        let alloc = |len| Tensor::zeros(&device, &[len], DType::F32, Category::Workspace);
+        Ok([alloc(z.c * images.plane())?, alloc(z.o * z.oh * z.ow * LANES)?])
     };
-    let scratch = ScratchPool::new(cpu, z.batch.div_ceil(LANES), room)?;
+    let scratch = ScratchPool::new(cpu, z.batch.div_ceil(LANES), alloc)?;
     let (source, result) = (z.h * z.w * z.c, z.oh * z.ow * z.o);
     let x = x.slice::<f32>();
-    cpu.for_pieces(y.slice_mut::<f32>(), LANES * result, |range, y| {
+    cpu.for_chunks(y.slice_mut::<f32>(), LANES * result, |range, y| {
         let count = y.len() / result;
         let x = &x[range.start / result * source..][..count * source];
         scratch.lend(|[planes, sums]| {
@@ -178,10 +178,10 @@ fn correlate(
     images: &PaddedImages<'_>,
 ) {
     let ConvDims { oh, ow, .. } = *images.z;
-    // Every place lies in a window of the first pixel, so from the last pixel on as many numbers are left
+    // Every offset lies in a window of the first pixel, so from the last pixel on as many numbers are left
     // behind it.
     let last = ((oh - 1) * images.w + ow) * LANES;
-    assert!(list.0.iter().all(|place| *place as usize + last <= planes.len()), "windows within the planes");
+    assert!(list.0.iter().all(|offset| *offset as usize + last <= planes.len()), "windows within the planes");
     assert!(list.0.len() == list.1.len() && sums.len() == oh * ow * LANES, "a sum for each pixel");
     for i in (0..oh).step_by(DOWN) {
         let mut j = 0;
@@ -229,7 +229,7 @@ unsafe fn tile(
 /// As for [`tile`], of `D` x `A` pixels.
 #[inline(always)]
 unsafe fn pixels<const D: usize, const A: usize>(
-    (places, values): (&[u32], &[f32]),
+    (offsets, values): (&[u32], &[f32]),
     planes: &[f32],
     begin: Option<f32>,
     sums: &mut [f32],
@@ -239,26 +239,26 @@ unsafe fn pixels<const D: usize, const A: usize>(
     // SAFETY: the caller's promise covers every access.
     unsafe {
         let sums = sums.as_mut_ptr().add(to);
-        let mut held = [[__m512::splat(begin.unwrap_or(0.0)); A]; D];
+        let mut acc = [[__m512::splat(begin.unwrap_or(0.0)); A]; D];
         if begin.is_none() {
             for d in 0..D {
                 for a in 0..A {
-                    held[d][a] = __m512::load(sums.add(d * rows + a * LANES));
+                    acc[d][a] = __m512::load(sums.add(d * rows + a * LANES));
                 }
             }
         }
         let planes = planes.as_ptr().add(from);
-        for (place, value) in places.iter().zip(values) {
-            let (at, value) = (planes.add(*place as usize), __m512::splat(*value));
+        for (offset, value) in offsets.iter().zip(values) {
+            let (at, value) = (planes.add(*offset as usize), __m512::splat(*value));
             for d in 0..D {
                 for a in 0..A {
-                    held[d][a] = held[d][a].add_product(value, __m512::load(at.add(d * down + a * LANES)));
+                    acc[d][a] = acc[d][a].add_product(value, __m512::load(at.add(d * down + a * LANES)));
                 }
             }
         }
         for d in 0..D {
             for a in 0..A {
-                held[d][a].store(sums.add(d * rows + a * LANES));
+                acc[d][a].store(sums.add(d * rows + a * LANES));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The gradients of a convolution whose dy is mostly zeros, in f32 with AVX-512.
 //!
-//! Behind a max pool of 2 x 2 at least three of four numbers of dy are zeros, behind a ReLU more, at places
+//! Behind a max pool of 2 x 2 at least three of four numbers of dy are zeros, behind a ReLU more, at pixels
 //! that differ from channel to channel. Dense kernels multiply by all of them. Here the others are listed,
 //! channel by channel, each with the window that it belongs to:
 //!
@@ -18,7 +18,7 @@ use super::ConvDims;
 use crate::cpu::gemm::Lanes;
 use crate::cpu::isa::Avx512;
 use crate::cpu::scratch::ScratchPool;
-use crate::cpu::{Cpu, PIECE};
+use crate::cpu::{CHUNK, Cpu};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -36,8 +36,8 @@ const HELD: usize = 10;
 const FEW: usize = 3;
 
 /// Images that a task sums the weight's gradient over, at least, and the most partial sums.
-const SHARE: usize = 64;
-const PARTS: usize = 16;
+const IMAGES: usize = 64;
+const GROUPS: usize = 16;
 
 /// Bytes of dx that a task has at hand: the first-level cache, with room for the weights of a channel.
 const AT_HAND: usize = 32 << 10;
@@ -52,7 +52,7 @@ pub(super) fn serve(cpu: &Cpu, z: &ConvDims, dy: &[f32]) -> Option<Avx512> {
 /// How many numbers are not zero.
 fn numbers(cpu: &Cpu, dy: &[f32]) -> usize {
     let count = |x: &[f32]| x.iter().map(|x| u32::from(*x != 0.0)).sum::<u32>() as usize;
-    cpu.map_pieces(dy.len(), PIECE, |at| count(&dy[at])).iter().sum()
+    cpu.map_chunks(dy.len(), CHUNK, |at| count(&dy[at])).iter().sum()
 }
 
 /// A number of dy: where its window begins, and its bits.
@@ -68,14 +68,14 @@ struct NonzeroLists<'a> {
 
 impl<'a> NonzeroLists<'a> {
     /// Room for the lists of so many images.
-    fn room(device: &Device, images: usize, z: &ConvDims) -> Result<Tensor> {
+    fn alloc(device: &Device, images: usize, z: &ConvDims) -> Result<Tensor> {
         let most = images * z.oh * z.ow;
         Tensor::empty(device, &[LANES, most, 2], DType::U32, Category::Workspace)
     }
 
-    fn new(room: &'a mut Tensor) -> NonzeroLists<'a> {
-        let most = room.shape()[1];
-        NonzeroLists { entries: bytemuck::cast_slice_mut(room.slice_mut::<u32>()), most, counts: [0; LANES] }
+    fn new(space: &'a mut Tensor) -> NonzeroLists<'a> {
+        let most = space.shape()[1];
+        NonzeroLists { entries: bytemuck::cast_slice_mut(space.slice_mut::<u32>()), most, counts: [0; LANES] }
     }
 
     fn of(&self, channel: usize) -> &[NonzeroEntry] {
@@ -137,33 +137,33 @@ pub(super) fn backward_weight(
     let device = x.device();
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     let (image, pixels, window) = (z.h * z.w * z.c, z.oh * z.ow * z.o, z.window());
-    let share = z.batch.div_ceil((z.batch / SHARE).clamp(1, PARTS));
-    let (parts, slices) = (z.batch.div_ceil(share), z.o / LANES);
-    let mut sums = Tensor::zeros(&device, &[parts, z.o, window], DType::F32, Category::Workspace)?;
-    let scratch = ScratchPool::new(cpu, parts * slices, || NonzeroLists::room(&device, 1, z))?;
+    let images_per_group = z.batch.div_ceil((z.batch / IMAGES).clamp(1, GROUPS));
+    let (groups, slices) = (z.batch.div_ceil(images_per_group), z.o / LANES);
+    let mut sums = Tensor::zeros(&device, &[groups, z.o, window], DType::F32, Category::Workspace)?;
+    let scratch = ScratchPool::new(cpu, groups * slices, || NonzeroLists::alloc(&device, 1, z))?;
     let (x, dy) = (x.slice::<f32>(), dy.slice::<f32>());
-    cpu.for_pieces(sums.slice_mut::<f32>(), LANES * window, |range, sums| {
-        let (part, slice) = (range.start / window / z.o, range.start / window % z.o);
-        scratch.lend(|room| {
-            let mut lists = NonzeroLists::new(room);
-            for n in part * share..((part + 1) * share).min(z.batch) {
+    cpu.for_chunks(sums.slice_mut::<f32>(), LANES * window, |range, sums| {
+        let (group, slice) = (range.start / window / z.o, range.start / window % z.o);
+        scratch.lend(|space| {
+            let mut lists = NonzeroLists::new(space);
+            for n in group * images_per_group..((group + 1) * images_per_group).min(z.batch) {
                 lists.fill(proof, &dy[n * pixels..(n + 1) * pixels], slice, z);
                 let x = &x[n * image..(n + 1) * image];
                 for (channel, sums) in sums.chunks_exact_mut(window).enumerate() {
-                    for_runs(z, |from, to, held| {
+                    for_runs(z, |from, to, vectors| {
                         // SAFETY: the processor has the instructions; every window is whole, so that each of
                         // its runs is in x.
-                        unsafe { sum_runs(held, lists.of(channel), &x[from..], &mut sums[to..]) }
+                        unsafe { sum_runs(vectors, lists.of(channel), &x[from..], &mut sums[to..]) }
                     });
                 }
             }
         });
     });
     let (taps, sums) = (z.conv.kernel * z.conv.kernel, sums.slice::<f32>());
-    cpu.for_pieces(dw.slice_mut::<f32>(), window, |range, dw| {
-        for (tap, place) in (0..taps).flat_map(|tap| (0..z.c).map(move |c| (tap, c))) {
-            let parts = sums.chunks_exact(z.o * window);
-            dw[place * taps + tap] = parts.map(|part| part[range.start + tap * z.c + place]).sum();
+    cpu.for_chunks(dw.slice_mut::<f32>(), window, |range, dw| {
+        for (tap, channel) in (0..taps).flat_map(|tap| (0..z.c).map(move |c| (tap, c))) {
+            let groups = sums.chunks_exact(z.o * window);
+            dw[channel * taps + tap] = groups.map(|group| group[range.start + tap * z.c + channel]).sum();
         }
     });
     Ok(())
@@ -176,22 +176,22 @@ pub(super) fn backward_input(proof: Avx512, dy: &Tensor, w: &Tensor, z: &ConvDim
     let (image, pixels, window) = (z.h * z.w * z.c, z.oh * z.ow * z.o, z.window());
     let rows = by_output(cpu, w, z)?;
     let group = (AT_HAND / (4 * image)).clamp(1, z.batch);
-    let scratch = ScratchPool::new(cpu, z.batch.div_ceil(group), || NonzeroLists::room(&device, group, z))?;
+    let scratch = ScratchPool::new(cpu, z.batch.div_ceil(group), || NonzeroLists::alloc(&device, group, z))?;
     let mut dx = Tensor::empty(&device, &z.input_shape(), DType::F32, Category::Transient)?;
     let (dy, rows) = (dy.slice::<f32>(), rows.slice::<f32>());
-    cpu.for_pieces(dx.slice_mut::<f32>(), group * image, |range, dx| {
+    cpu.for_chunks(dx.slice_mut::<f32>(), group * image, |range, dx| {
         let (first, images) = (range.start / image, dx.len() / image);
         dx.fill(0.0);
         let dy = &dy[first * pixels..(first + images) * pixels];
-        scratch.lend(|room| {
-            let mut lists = NonzeroLists::new(room);
+        scratch.lend(|space| {
+            let mut lists = NonzeroLists::new(space);
             for slice in (0..z.o).step_by(LANES) {
                 lists.fill(proof, dy, slice, z);
                 for channel in 0..LANES {
                     let w = &rows[(slice + channel) * window..][..window];
-                    for_runs(z, |from, to, held| {
+                    for_runs(z, |from, to, vectors| {
                         // SAFETY: as above, of dx.
-                        unsafe { add_runs(held, lists.of(channel), &w[to..], &mut dx[from..]) }
+                        unsafe { add_runs(vectors, lists.of(channel), &w[to..], &mut dx[from..]) }
                     });
                 }
             }
@@ -205,7 +205,7 @@ fn by_output(cpu: &Cpu, w: &Tensor, z: &ConvDims) -> Result<Tensor> {
     let (taps, w) = (z.conv.kernel * z.conv.kernel, w.slice::<f32>());
     let device = Device::Cpu(cpu.clone());
     let mut rows = Tensor::empty(&device, &[z.o, z.window()], DType::F32, Category::Workspace)?;
-    cpu.for_pieces(rows.slice_mut::<f32>(), z.window(), |range, row| {
+    cpu.for_chunks(rows.slice_mut::<f32>(), z.window(), |range, row| {
         for (tap, row) in row.chunks_exact_mut(z.c).enumerate() {
             row.iter_mut().enumerate().for_each(|(c, to)| *to = w[range.start + c * taps + tap]);
         }
@@ -213,7 +213,7 @@ fn by_output(cpu: &Cpu, w: &Tensor, z: &ConvDims) -> Result<Tensor> {
     Ok(rows)
 }
 
-/// Calls `work(place in the image from a window's first number on, place in the window, vectors)` for pieces
+/// Calls `work(offset in the image from a window's first number on, offset in the window, vectors)` for chunks
 /// of every run.
 #[inline(always)]
 fn for_runs(z: &ConvDims, mut work: impl FnMut(usize, usize, usize)) {
@@ -230,10 +230,10 @@ macro_rules! by_vectors {
     ($(#[$doc:meta])* $name:ident, $of:ident, $from:ty, $to:ty) => {
         $(#[$doc])*
         #[target_feature(enable = "avx512f")]
-        unsafe fn $name(held: usize, list: &[NonzeroEntry], from: $from, to: $to) {
+        unsafe fn $name(vectors: usize, list: &[NonzeroEntry], from: $from, to: $to) {
             // SAFETY: the caller's promise.
             unsafe {
-                match held {
+                match vectors {
                     1 => $of::<1>(list, from, to),
                     2 => $of::<2>(list, from, to),
                     3 => $of::<3>(list, from, to),
@@ -244,7 +244,7 @@ macro_rules! by_vectors {
                     8 => $of::<8>(list, from, to),
                     9 => $of::<9>(list, from, to),
                     10 => $of::<10>(list, from, to),
-                    _ => unreachable!("{held} vectors of a run"),
+                    _ => unreachable!("{vectors} vectors of a run"),
                 }
             }
         }
@@ -252,60 +252,60 @@ macro_rules! by_vectors {
 }
 
 by_vectors! {
-    /// `sums += g x[at ..]` over a list, `held` vectors of them.
+    /// `sums += g x[at ..]` over a list, `vectors` vectors of them.
     ///
     /// # Safety
-    /// The processor has AVX-512, and x holds as many vectors from every entry's place on.
+    /// The processor has AVX-512, and x holds as many vectors from every entry's offset on.
     sum_runs, sum_vectors, &[f32], &mut [f32]
 }
 
 by_vectors! {
-    /// `dx[at ..] += g w` over a list, `held` vectors of it.
+    /// `dx[at ..] += g w` over a list, `vectors` vectors of it.
     ///
     /// # Safety
-    /// The processor has AVX-512, and dx holds as many vectors from every entry's place on.
+    /// The processor has AVX-512, and dx holds as many vectors from every entry's offset on.
     add_runs, add_vectors, &[f32], &mut [f32]
 }
 
 /// # Safety
-/// The caller is compiled for AVX-512, and x holds `V` vectors from every entry's place on.
+/// The caller is compiled for AVX-512, and x holds `V` vectors from every entry's offset on.
 #[inline(always)]
 unsafe fn sum_vectors<const V: usize>(list: &[NonzeroEntry], x: &[f32], sums: &mut [f32]) {
     assert!(sums.len() >= V * LANES);
-    // SAFETY: the sums were looked at; the caller vouches for x and the instructions.
+    // SAFETY: the length of the sums was checked; the caller vouches for x and the instructions.
     unsafe {
-        let mut held = [__m512::splat(0.0); V];
+        let mut acc = [__m512::splat(0.0); V];
         for v in 0..V {
-            held[v] = __m512::load(sums.as_ptr().add(v * LANES));
+            acc[v] = __m512::load(sums.as_ptr().add(v * LANES));
         }
         for &[at, bits] in list {
             let (x, g) = (x.as_ptr().add(at as usize), __m512::splat(f32::from_bits(bits)));
             for v in 0..V {
-                held[v] = held[v].add_product(g, __m512::load(x.add(v * LANES)));
+                acc[v] = acc[v].add_product(g, __m512::load(x.add(v * LANES)));
             }
         }
         for v in 0..V {
-            held[v].store(sums.as_mut_ptr().add(v * LANES));
+            acc[v].store(sums.as_mut_ptr().add(v * LANES));
         }
     }
 }
 
 /// # Safety
-/// The caller is compiled for AVX-512, and dx holds `V` vectors from every entry's place on.
+/// The caller is compiled for AVX-512, and dx holds `V` vectors from every entry's offset on.
 #[inline(always)]
 unsafe fn add_vectors<const V: usize>(list: &[NonzeroEntry], w: &[f32], dx: &mut [f32]) {
     assert!(w.len() >= V * LANES);
-    // SAFETY: the weights were looked at; the caller vouches for dx and the instructions.
+    // SAFETY: the length of the weights was checked; the caller vouches for dx and the instructions.
     unsafe {
-        let mut held = [__m512::splat(0.0); V];
+        let mut acc = [__m512::splat(0.0); V];
         for v in 0..V {
-            held[v] = __m512::load(w.as_ptr().add(v * LANES));
+            acc[v] = __m512::load(w.as_ptr().add(v * LANES));
         }
         for &[at, bits] in list {
             let (dx, g) = (dx.as_mut_ptr().add(at as usize), __m512::splat(f32::from_bits(bits)));
             for v in 0..V {
                 let to = dx.add(v * LANES);
-                __m512::load(to).add_product(g, held[v]).store(to);
+                __m512::load(to).add_product(g, acc[v]).store(to);
             }
         }
     }

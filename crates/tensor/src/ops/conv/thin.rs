@@ -18,7 +18,7 @@ const WINDOW: usize = 64;
 const SHARED: usize = 40 << 10;
 /// Pixels that a block of the weight's gradient takes at a time.
 const AT_A_TIME: usize = 64;
-/// About as many blocks as the sum over pixels is cut into.
+/// About as many blocks as the sum over pixels is split into.
 const BLOCKS: usize = 192;
 
 /// Whether these kernels take a convolution. In bf16 the tensor cores are faster.
@@ -59,12 +59,13 @@ pub(super) fn forward(
 /// The weight's gradient, summed over splits of the pixels: `[splits, o, window]`.
 pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &ConvDims) -> Result<Tensor> {
     let pixels = z.batch * z.oh * z.ow;
-    // How the sum is cut follows from the shapes, so that it repeats.
-    let share = pixels.div_ceil(BLOCKS).next_multiple_of(AT_A_TIME);
-    let splits = pixels.div_ceil(share);
+    // How the sum is split follows from the shapes, so that it repeats.
+    let pixels_per_split = pixels.div_ceil(BLOCKS).next_multiple_of(AT_A_TIME);
+    let splits = pixels.div_ceil(pixels_per_split);
     let mut partial =
         Tensor::empty(&x.device(), &[splits, z.o, z.window()], DType::F32, Category::Workspace)?;
-    let args = Args::new().input(x).input(dy).output(&mut partial).fields(&shape(z)).i32(share as i32);
+    let args =
+        Args::new().input(x).input(dy).output(&mut partial).fields(&shape(z)).i32(pixels_per_split as i32);
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "conv_thin_weight")?;
     // SAFETY: x and dy have the shapes of this call, each split has its o x window numbers, and `serves` has
     // checked the rest.

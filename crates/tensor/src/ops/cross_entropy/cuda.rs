@@ -70,7 +70,7 @@ impl RowLosses {
         unsafe { kernel.launch(lanes::blocks(rows, 1), BLOCK, 0, args) }
     }
 
-    /// Targets, losses and hits from row `first` on.
+    /// Targets, losses and correct predictions from row `first` on.
     fn from<'a>(&mut self, args: Args<'a>, targets: &Tensor, first: usize) -> Args<'a> {
         let at = |tensor: &Tensor, bytes: usize| tensor.cuda_buffer().address() + (first * bytes) as u64;
         args.pointer(at(targets, 4)).pointer(at(&self.losses, 8)).pointer(at(&self.correct, 4))
@@ -94,13 +94,13 @@ impl RowLosses {
 }
 
 impl RowLosses {
-    /// What all ranks have read of rows from `first` on: their losses and hits.
+    /// What all ranks have read of rows from `first` on: their losses and correct predictions.
     pub(super) fn join(&mut self, cuda: &Cuda, targets: &Tensor, first: usize, all: &Tensor) -> Result<()> {
         let (ranks, rows) = (all.shape()[0], all.shape()[1]);
         let kernel = cuda.kernel(&SOURCE, Build::of(DType::F32), "cross_entropy_join")?;
         let args = self.from(Args::new().input(all), targets, first).size(rows).size(ranks);
-        // SAFETY: the numbers are [ranks, rows, 4]; targets, losses and hits have as many rows from `first`
-        // on, which the caller has checked.
+        // SAFETY: the numbers are [ranks, rows, 4]; targets, losses and correct predictions have as many rows
+        // from `first` on, which the caller has checked.
         unsafe { kernel.launch(lanes::blocks(rows, 256), 256, 0, args) }
     }
 }
@@ -110,7 +110,7 @@ fn from_row(targets: &Tensor, first: usize) -> u64 {
 }
 
 /// What a rank reads of rows from `first` on.
-pub(super) fn read_part(
+pub(super) fn read_shard(
     cuda: &Cuda,
     logits: &Tensor,
     targets: &Tensor,
@@ -128,7 +128,7 @@ pub(super) fn read_part(
 }
 
 /// The gradient of a rank's logits, of rows from `first` on, in their place.
-pub(super) fn differentiate_part(
+pub(super) fn differentiate_shard(
     cuda: &Cuda,
     logits: &mut Tensor,
     targets: &Tensor,
@@ -157,6 +157,6 @@ pub(super) fn read(sums: &Tensor) -> Result<LossTotal> {
 fn kept(cuda: &Cuda, v: usize, dtype: DType) -> Result<usize> {
     let shared =
         cuda.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)? as usize;
-    let room = (shared / 2).saturating_sub(2 << 10) / dtype.bytes();
-    Ok(v.min(room) / 8 * 8)
+    let keeps = (shared / 2).saturating_sub(2 << 10) / dtype.bytes();
+    Ok(v.min(keeps) / 8 * 8)
 }

@@ -1,5 +1,5 @@
-//! The loss where each of several ranks has the logits of some classes: two readings with one exchange of
-//! four numbers a row between them, so that no logit is ever sent.
+//! The loss where the logits are sharded over ranks by classes: two readings with one all-gather of four
+//! numbers a row between them, so that no logit is ever sent.
 //!
 //! The first reading gives, for each row, the largest logit here, the sum of exp(x - largest), the number of
 //! its class, and the target's logit, minus infinity where the target is another's. Put together in the order
@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
 use crate::memory::Category;
-use crate::ops::pieces;
+use crate::ops::chunks;
 use crate::tensor::Tensor;
 use crate::{simd, with_float};
 
@@ -22,9 +22,9 @@ pub const NUMBERS: usize = 4;
 
 impl LossAccumulator {
     /// The first reading of the next rows, whose logits are those of some `classes`: f32 `[rows, 4]`. Logits
-    /// behind them are padding, of minus infinity. They are taken by [`LossAccumulator::differentiate_part`]
-    /// or [`LossAccumulator::measure_part`].
-    pub fn read_part(&self, logits: &Tensor, classes: &Range<usize>) -> Result<Tensor> {
+    /// behind them are padding, of minus infinity. They are taken by [`LossAccumulator::differentiate_shard`]
+    /// or [`LossAccumulator::measure_shard`].
+    pub fn read_shard(&self, logits: &Tensor, classes: &Range<usize>) -> Result<Tensor> {
         assert!(classes.end < 1 << 24, "cross_entropy: the number of a class is told as an f32");
         let (rows, v) = (logits.rows(), logits.width());
         let mut numbers = Tensor::empty(&logits.device(), &[rows, NUMBERS], DType::F32, Category::Workspace)?;
@@ -32,14 +32,14 @@ impl LossAccumulator {
         match logits.device() {
             Device::Cpu(cpu) => with_float!(logits.dtype(), T => {
                 let (x, targets) = (logits.slice::<T>(), &self.targets.slice::<u32>()[at]);
-                let piece = pieces::rows(v);
-                let parts = numbers.slice_mut::<f32>().chunks_mut(piece * NUMBERS).zip(x.chunks(piece * v));
-                pieces::each(&cpu, parts.zip(targets.chunks(piece)), |((numbers, x), targets)| {
+                let chunk = chunks::rows(v);
+                let shards = numbers.slice_mut::<f32>().chunks_mut(chunk * NUMBERS).zip(x.chunks(chunk * v));
+                chunks::each(&cpu, shards.zip(targets.chunks(chunk)), |((numbers, x), targets)| {
                     read(cpu.isa(), x, targets, numbers, classes.start, classes.len())
                 });
             }),
             Device::Cuda(cuda) => {
-                super::cuda::read_part(&cuda, logits, &self.targets, at.start, classes, &mut numbers)?;
+                super::cuda::read_shard(&cuda, logits, &self.targets, at.start, classes, &mut numbers)?;
             }
         }
         Ok(numbers)
@@ -48,26 +48,26 @@ impl LossAccumulator {
     /// The second reading of the next rows: the gradient of `scale` times their loss, in the logits' place if
     /// nobody else holds them. `all` is what all ranks have read, `[ranks, rows, 4]`, in the order of
     /// classes.
-    pub fn differentiate_part(
+    pub fn differentiate_shard(
         &mut self,
         logits: Tensor,
         classes: &Range<usize>,
         all: &Tensor,
         scale: f32,
     ) -> Result<Tensor> {
-        let mut logits = pieces::writable(logits)?;
+        let mut logits = chunks::writable(logits)?;
         let (at, v) = (self.next(&logits), logits.width());
         match (logits.device(), &mut self.found) {
             (Device::Cpu(cpu), RowResults::Host(found)) => {
                 let targets = &self.targets.slice::<u32>()[at];
                 let (joined, total) = join(all.slice::<f32>(), targets);
                 with_float!(logits.dtype(), T => {
-                    let piece = pieces::rows(v);
-                    let parts = logits.slice_mut::<T>().chunks_mut(piece * v).zip(joined.chunks(piece));
-                    pieces::each(&cpu, parts.zip(targets.chunks(piece)), |((x, joined), targets)| {
-                        let own = targets.iter().map(|&target| own(target, classes));
-                        for ((x, &[max, sum]), own) in x.chunks_exact_mut(v).zip(joined).zip(own) {
-                            gradient(cpu.isa(), x, max, scale / sum, own, scale);
+                    let chunk = chunks::rows(v);
+                    let shards = logits.slice_mut::<T>().chunks_mut(chunk * v).zip(joined.chunks(chunk));
+                    chunks::each(&cpu, shards.zip(targets.chunks(chunk)), |((x, joined), targets)| {
+                        let local_class = targets.iter().map(|&target| local_class(target, classes));
+                        for ((x, &[max, sum]), local_class) in x.chunks_exact_mut(v).zip(joined).zip(local_class) {
+                            gradient(cpu.isa(), x, max, scale / sum, local_class, scale);
                         }
                     });
                 });
@@ -75,7 +75,7 @@ impl LossAccumulator {
             }
             (Device::Cuda(cuda), RowResults::Gpu(found)) => {
                 found.join(&cuda, &self.targets, at.start, all)?;
-                super::cuda::differentiate_part(
+                super::cuda::differentiate_shard(
                     &cuda,
                     &mut logits,
                     &self.targets,
@@ -91,7 +91,7 @@ impl LossAccumulator {
     }
 
     /// The same without the gradient; no second reading is needed.
-    pub fn measure_part(&mut self, logits: &Tensor, all: &Tensor) -> Result<()> {
+    pub fn measure_shard(&mut self, logits: &Tensor, all: &Tensor) -> Result<()> {
         let at = self.next(logits);
         match (logits.device(), &mut self.found) {
             (Device::Cpu(_), RowResults::Host(found)) => {
@@ -106,12 +106,12 @@ impl LossAccumulator {
     }
 }
 
-/// A target's place among some classes.
-fn own(target: u32, classes: &Range<usize>) -> Option<usize> {
+/// A target's index among some classes.
+fn local_class(target: u32, classes: &Range<usize>) -> Option<usize> {
     classes.contains(&(target as usize)).then(|| target as usize - classes.start)
 }
 
-/// The maximum and the sum of each row over all ranks, and what the rows are worth.
+/// The maximum and the sum of each row over all ranks, and the loss of the rows.
 fn join(all: &[f32], targets: &[u32]) -> (Vec<[f32; 2]>, LossTotal) {
     let rows = targets.len();
     let ranks = all.len() / (NUMBERS * rows).max(1);
@@ -144,13 +144,13 @@ simd! {
         }
     }
 
-    fn gradient[T: Float](x: &mut [T], max: f32, share: f32, own: Option<usize>, scale: f32) -> () {
-        let at_target = own.map(|at| math::exp(x[at].to_f32() - max) * share - scale);
+    fn gradient[T: Float](x: &mut [T], max: f32, inv_sum: f32, local_class: Option<usize>, scale: f32) -> () {
+        let at_target = local_class.map(|at| math::exp(x[at].to_f32() - max) * inv_sum - scale);
         for x in x.iter_mut() {
-            *x = T::from_f32(math::exp(x.to_f32() - max) * share);
+            *x = T::from_f32(math::exp(x.to_f32() - max) * inv_sum);
         }
-        if let (Some(own), Some(at_target)) = (own, at_target) {
-            x[own] = T::from_f32(at_target);
+        if let (Some(local_class), Some(at_target)) = (local_class, at_target) {
+            x[local_class] = T::from_f32(at_target);
         }
     }
 }
@@ -163,18 +163,19 @@ mod tests {
     use crate::ops::columns;
     use crate::testing::{assert_close, devices, indices, integers, tensor, values};
 
-    /// The parts of all ranks, one after the other, as an all-gather gives them.
-    fn gathered(parts: &[Tensor]) -> Tensor {
-        let numbers: Vec<f32> = parts.iter().flat_map(|part| part.to_f32()).collect();
-        let shape = [parts.len(), parts[0].rows(), NUMBERS];
-        Tensor::from_slice(&parts[0].device(), &shape, &numbers, Category::Workspace).unwrap()
+    /// The numbers of all ranks, one after the other, as an all-gather gives them.
+    fn gathered(shards: &[Tensor]) -> Tensor {
+        let numbers: Vec<f32> = shards.iter().flat_map(|shard| shard.to_f32()).collect();
+        let shape = [shards.len(), shards[0].rows(), NUMBERS];
+        Tensor::from_slice(&shards[0].device(), &shape, &numbers, Category::Workspace).unwrap()
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]
-        /// Any cut of the classes gives the loss, the hits and the gradient of all of them on one rank.
+        /// Any split of the classes gives the loss, the correct predictions and the gradient of all of them
+        /// on one rank.
         #[test]
-        fn parts_of_the_classes_give_what_all_give(
+        fn shards_of_the_classes_give_what_all_give(
             rows in 1usize..9, v in 3usize..700, ranks in 2usize..4, coarse: bool, padding in 0usize..9, seed: u64,
         ) {
             // Few different values: many largest ones.
@@ -184,37 +185,37 @@ mod tests {
             for device in devices().iter().flatten() {
                 let targets = indices(device, &[rows], &target);
                 let all = tensor(device, DType::F32, &[rows, v], &logits);
-                let mut whole = LossAccumulator::new(&targets).unwrap();
-                let expected = whole.differentiate(all.clone(), 0.5).unwrap().to_f32();
-                let expected_total = whole.total().unwrap();
-                let cuts: Vec<Range<usize>> = (0..ranks).map(|rank| v * rank / ranks..v * (rank + 1) / ranks).collect();
-                let parts: Vec<Tensor> = cuts.iter().map(|at| {
-                    let part = columns::take(&all, at.clone(), Category::Workspace).unwrap().to_f32();
-                    let padded = part.chunks(at.len()).flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(f32::NEG_INFINITY, padding)));
+                let mut unsharded = LossAccumulator::new(&targets).unwrap();
+                let expected = unsharded.differentiate(all.clone(), 0.5).unwrap().to_f32();
+                let expected_total = unsharded.total().unwrap();
+                let class_ranges: Vec<Range<usize>> = (0..ranks).map(|rank| v * rank / ranks..v * (rank + 1) / ranks).collect();
+                let shards: Vec<Tensor> = class_ranges.iter().map(|at| {
+                    let shard = columns::take(&all, at.clone(), Category::Workspace).unwrap().to_f32();
+                    let padded = shard.chunks(at.len()).flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(f32::NEG_INFINITY, padding)));
                     tensor(device, DType::F32, &[rows, at.len() + padding], &padded.collect::<Vec<_>>())
                 }).collect();
                 let losses = || LossAccumulator::new(&targets).unwrap();
-                let read: Vec<Tensor> = parts.iter().zip(&cuts).map(|(part, at)| losses().read_part(part, at).unwrap()).collect();
+                let read: Vec<Tensor> = shards.iter().zip(&class_ranges).map(|(shard, at)| losses().read_shard(shard, at).unwrap()).collect();
                 let read = gathered(&read);
-                // Without its first row a batch is worth what the others are.
+                // Without its first row the loss of a batch is that of the others.
                 let others: Vec<u32> = std::iter::once(IGNORED).chain(target[1..].iter().copied()).collect();
                 let others = indices(device, &[rows], &others);
-                let (mut measured, mut in_parts) = (LossAccumulator::new(&others).unwrap(), LossAccumulator::new(&others).unwrap());
+                let (mut measured, mut in_shards) = (LossAccumulator::new(&others).unwrap(), LossAccumulator::new(&others).unwrap());
                 measured.measure(&all).unwrap();
-                in_parts.measure_part(&parts[0], &read).unwrap();
-                let (measured, in_parts) = (measured.total().unwrap(), in_parts.total().unwrap());
+                in_shards.measure_shard(&shards[0], &read).unwrap();
+                let (measured, in_shards) = (measured.total().unwrap(), in_shards.total().unwrap());
                 let mut first = LossAccumulator::new(&indices(device, &[1], &target[..1])).unwrap();
                 first.measure(&tensor(device, DType::F32, &[1, v], &logits[..v])).unwrap();
                 let first = first.total().unwrap();
-                for total in [measured, in_parts] {
+                for total in [measured, in_shards] {
                     prop_assert_eq!(total.correct + first.correct, expected_total.correct);
                     prop_assert!((total.loss_sum + first.loss_sum - expected_total.loss_sum).abs() < 1e-5 * expected_total.loss_sum.abs().max(1.0));
                 }
-                for (part, at) in parts.into_iter().zip(&cuts) {
+                for (shard, at) in shards.into_iter().zip(&class_ranges) {
                     let mut measured = losses();
-                    measured.measure_part(&part, &read).unwrap();
+                    measured.measure_shard(&shard, &read).unwrap();
                     let mut losses = losses();
-                    let gradient = losses.differentiate_part(part, at, &read, 0.5).unwrap().to_f32();
+                    let gradient = losses.differentiate_shard(shard, at, &read, 0.5).unwrap().to_f32();
                     for (row, gradient) in gradient.chunks(at.len() + padding).enumerate() {
                         let expected: Vec<f64> = expected[row * v..][at.clone()].iter().map(|x| f64::from(*x)).collect();
                         assert_close(&gradient[..at.len()], &expected, 1e-5);

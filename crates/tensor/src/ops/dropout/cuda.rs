@@ -8,7 +8,7 @@ use crate::tensor::Tensor;
 use super::ElementNumbering;
 
 pub(crate) static SOURCE: KernelSource = KernelSource {
-    parts: &[KernelInclude::LANES, KernelInclude::RANDOM],
+    includes: &[KernelInclude::LANES, KernelInclude::RANDOM],
     ..lanes::source("dropout.cu", include_str!("../dropout.cu"), Build::FLOATS)
 };
 

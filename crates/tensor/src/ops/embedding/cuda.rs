@@ -73,7 +73,7 @@ pub(super) fn backward(
     let mut table = Tensor::empty(&device, &[vocab, c], dy.dtype(), Category::Workspace)?;
     let args = Args::new().input(dy).input(&counts).input(&order).output(&mut table);
     let args = args.size(vocab).size(c).i32(0);
-    // SAFETY: dy is [n, c], the table [vocab, c] of its type, and `order` has places of dy, which end as counted.
+    // SAFETY: dy is [n, c], the table [vocab, c] of its type, and `order` has rows of dy, which end as counted.
     unsafe { kernel("embedding_backward")?.launch(tiles(vocab, c, dy.dtype()), BLOCK, 0, args)? };
     Ok(table)
 }
@@ -93,7 +93,7 @@ pub(super) fn add_positions(
     let from = x.cuda_buffer().address();
     let y = other.as_mut().unwrap_or(&mut x);
     let args = Args::new().pointer(from).input(&table).i32(wide.into()).output(y);
-    let args = args.size(n).size(t).size(c).size(first).optional_input(behind.map(Position::on_card));
+    let args = args.size(n).size(t).size(c).size(first).optional_input(behind.map(Position::on_gpu));
     // SAFETY: x and y are [n, c] of one type, and may be one; the table has at least first + t rows behind
     // the position, in the type that `wide` says.
     unsafe { kernel.launch(lanes::blocks(n, ROWS), BLOCK, 0, args)? };

@@ -8,7 +8,7 @@ use crate::tensor::Tensor;
 pub(crate) static SOURCE: KernelSource =
     lanes::source("layout.cu", include_str!("../layout.cu"), Build::FLOATS);
 
-/// The most blocks along a grid's second and third extent.
+/// The most blocks along a grid's second and third dimension.
 const MOST: usize = 65535;
 
 /// `y` becomes each of x's [rows, columns] matrices, transposed.

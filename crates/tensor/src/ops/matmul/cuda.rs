@@ -15,7 +15,7 @@ use crate::tensor::Tensor;
 /// The kernels that stand in where cuBLASLt has none.
 pub(crate) const SOURCE: KernelSource = KernelSource {
     name: "epilogue.cu",
-    parts: &[],
+    includes: &[],
     text: include_str!("epilogue.cu"),
     exact: false,
     builds: Build::FLOATS,
@@ -85,11 +85,11 @@ impl<'a> GpuMatmul<'a> {
     }
 
     fn of(a: Operand<'a>, b: Operand<'a>, batch: usize) -> GpuMatmul<'a> {
-        let seen = |x: Operand<'_>| {
+        let dims_of = |x: Operand<'_>| {
             let (rows, width) = (x.tensor.rows() / batch.max(1), x.tensor.width());
             if x.transposed { (width, rows) } else { (rows, width) }
         };
-        let ((m, k), (bk, n)) = (seen(a), seen(b));
+        let ((m, k), (bk, n)) = (dims_of(a), dims_of(b));
         let (ta, tb) = (a.transposed, b.transposed);
         let (a, b) = (a.tensor, b.tensor);
         let (of_a, of_b) = (a.shape(), b.shape());

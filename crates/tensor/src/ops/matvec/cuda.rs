@@ -11,7 +11,7 @@ use crate::ops::lanes;
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: KernelSource = KernelSource {
-    parts: &[
+    includes: &[
         KernelInclude::LANES,
         KernelInclude::COPIES,
         KernelInclude::CLUSTER,
@@ -32,11 +32,11 @@ const CLUSTER: usize = 8;
 /// A matrix is cut into as many blocks as it can be up to this: two for each processor of a large GPU, which
 /// leaves room for those of the next product to begin.
 const BLOCKS: usize = 264;
-/// Rows of a piece, where blocks cannot read each other's memory: few, so that even a small matrix fills a
+/// Rows of a chunk, where blocks cannot read each other's memory: few, so that even a small matrix fills a
 /// GPU. A thread of a block (32, 8) reads four of them, all under way at once.
-const PIECE: usize = 32;
+const CHUNK: usize = 32;
 
-/// Whether the norm of x can be a part of the product's kernel.
+/// Whether the norm of x can be fused into the product's kernel.
 pub(super) fn takes_norm(cuda: &Cuda, norm: &InputNorm<'_>, x: &Tensor, w: Operand<'_>) -> bool {
     let like_x = |weight: &Tensor| weight.dtype() == x.dtype();
     !w.transposed && cuda.overlaps_kernels() && like_x(norm.scale) && norm.shift.is_none_or(like_x)
@@ -61,7 +61,7 @@ pub(super) fn matvec(
     }
     match cuda.overlaps_kernels() {
         true => by_inputs(cuda, x, norm, w.tensor, after, y),
-        false => by_pieces(cuda, x, w.tensor, after, y),
+        false => by_chunks(cuda, x, w.tensor, after, y),
     }
 }
 
@@ -77,9 +77,9 @@ fn by_inputs(
     let (k, n) = (w.rows(), w.width());
     let strips = n.div_ceil(ACROSS * lanes::width(n, x.dtype()));
     let cluster = cluster(strips);
-    let piece = k.div_ceil(cluster);
+    let chunk = k.div_ceil(cluster);
     let args = norm_as_argument(Args::new().input(x), norm);
-    let args = after_as_argument(args.input(w).output(y).size(k).size(n).size(piece), after);
+    let args = after_as_argument(args.input(w).output(y).size(k).size(n).size(chunk), after);
     let kernel = kernel(cuda, x, "matvec_by_inputs")?;
     // SAFETY: x and the norm's weights are [k], w [k, n], what is added and y [n], of one type; every column
     // and every row have a block, which waits before it reads x.
@@ -96,16 +96,16 @@ fn cluster(strips: usize) -> usize {
 }
 
 /// The same in two kernels, on any GPU.
-fn by_pieces(cuda: &Cuda, x: &Tensor, w: &Tensor, after: MatvecEpilogue<'_>, y: &mut Tensor) -> Result<()> {
+fn by_chunks(cuda: &Cuda, x: &Tensor, w: &Tensor, after: MatvecEpilogue<'_>, y: &mut Tensor) -> Result<()> {
     let (k, n) = (w.rows(), w.width());
-    let pieces = k.div_ceil(PIECE);
-    let mut partial = Tensor::empty(&x.device(), &[pieces, n], DType::F32, Category::Workspace)?;
-    let grid = (lanes::blocks(n, 32 * lanes::width(n, x.dtype())), pieces as u32);
-    let args = Args::new().input(x).input(w).output(&mut partial).size(k).size(n).size(PIECE);
-    // SAFETY: x is [k], w [k, n], and each piece has its row of n numbers in `partial`.
+    let chunks = k.div_ceil(CHUNK);
+    let mut partial = Tensor::empty(&x.device(), &[chunks, n], DType::F32, Category::Workspace)?;
+    let grid = (lanes::blocks(n, 32 * lanes::width(n, x.dtype())), chunks as u32);
+    let args = Args::new().input(x).input(w).output(&mut partial).size(k).size(n).size(CHUNK);
+    // SAFETY: x is [k], w [k, n], and each chunk has its row of n numbers in `partial`.
     unsafe { kernel(cuda, x, "matvec_pieces")?.launch(grid, (32, 8), 0, args)? };
-    let args = after_as_argument(Args::new().input(&partial).output(y).size(pieces).size(n), after);
-    // SAFETY: `partial` is [pieces, n]; what is added and y are [n], of x's type.
+    let args = after_as_argument(Args::new().input(&partial).output(y).size(chunks).size(n), after);
+    // SAFETY: `partial` is [chunks, n]; what is added and y are [n], of x's type.
     unsafe { kernel(cuda, x, "matvec_total")?.launch(lanes::blocks(n, 32), (32, 8), 0, args) }
 }
 
@@ -143,21 +143,21 @@ mod tests {
 
     /// What serves older GPUs, on one that has better.
     #[test]
-    fn both_ways_of_a_matrix_by_inputs_agree() {
+    fn both_kernels_of_a_matrix_by_inputs_agree() {
         for [device, ..] in devices() {
             let Device::Cuda(cuda) = device else { continue };
             let (k, n) = (2500, 777);
             let (x, w) = (values(1, k, 1.0), values(2, k * n, 1.0));
             let (x, w) = (tensor(device, DType::F32, &[1, k], &x), tensor(device, DType::F32, &[k, n], &w));
-            let make = |way: &dyn Fn(&mut Tensor) -> Result<()>| {
+            let make = |run: &dyn Fn(&mut Tensor) -> Result<()>| {
                 let mut y = Tensor::empty(device, &[1, n], DType::F32, Category::Transient).unwrap();
-                way(&mut y).unwrap();
+                run(&mut y).unwrap();
                 y.to_f32()
             };
-            let pieces = make(&|y| by_pieces(cuda, &x, &w, MatvecEpilogue::default(), y));
+            let chunks = make(&|y| by_chunks(cuda, &x, &w, MatvecEpilogue::default(), y));
             if cuda.overlaps_kernels() {
                 let clusters = make(&|y| by_inputs(cuda, &x, None, &w, MatvecEpilogue::default(), y));
-                assert_close(&clusters, &wide(&pieces), 1e-4);
+                assert_close(&clusters, &wide(&chunks), 1e-4);
             }
         }
     }

@@ -3,7 +3,7 @@
 //! One stream of reads does not reach the memory's bandwidth: the processor fetches ahead only within a page
 //! and only so much for each. So a task reads its stretch in [`STREAMS`] places at once, each of which goes
 //! on without a gap, and asks for what it will need [`AHEAD`] bytes later. (On two cores of a Xeon: one
-//! stream 20.7 GB/s, sixteen with such wishes 33.9.)
+//! stream 20.7 GB/s, sixteen with such prefetches 33.9.)
 
 use crate::cpu::Cpu;
 use crate::cpu::lanes::sum2;
@@ -21,11 +21,11 @@ const STRETCH: usize = 1 << 19;
 const STREAMS: usize = 8;
 /// How many bytes ahead of a stream are asked for.
 const AHEAD: usize = 1024;
-/// Elements that are read of a stream before the next one has its turn.
-const TURN: usize = 32;
+/// Elements that are read of a stream before the next one.
+const UNROLL: usize = 32;
 /// Partial sums of one output that run beside each other.
 const LANES: usize = 16;
-/// The most tasks that leave summands of all outputs: each has to be added up.
+/// The most tasks that leave partial sums of all outputs: each has to be added up.
 const MOST_SUMMANDS: usize = 64;
 /// Outputs of a task that adds them up.
 const AT_ONCE: usize = 1024;
@@ -59,51 +59,51 @@ fn task_rows<T>(length: usize, least: usize) -> usize {
     (STRETCH / (length * size_of::<T>())).max(least).max(1).next_multiple_of(STREAMS)
 }
 
-/// w: [n, k]. A task has whole rows, and so whole sums.
+/// w: [n, k]. A task has complete rows, and so complete sums.
 fn by_outputs<T: Float>(cpu: &Cpu, x: &[f32], w: &[T], bias: Option<&[T]>, y: &mut [T]) {
     let k = x.len();
-    cpu.for_pieces(y, task_rows::<T>(k, 1), |at, y| {
+    cpu.for_chunks(y, task_rows::<T>(k, 1), |at, y| {
         let w = &w[at.start * k..at.end * k];
         dots(cpu.isa(), x, w, bias.map(|bias| &bias[at.clone()]), y);
     });
 }
 
-/// w: [k, n]. A task has some rows, and a summand of every output.
+/// w: [k, n]. A task has some rows, and a partial sum of every output.
 fn by_inputs<T: Float>(cpu: &Cpu, x: &[f32], w: &Tensor, bias: Option<&[T]>, y: &mut [T]) -> Result<()> {
     let (k, n) = (x.len(), y.len());
     let rows = task_rows::<T>(n, k.div_ceil(MOST_SUMMANDS));
     let tasks = k.div_ceil(rows);
-    let mut summands = Tensor::empty(&w.device(), &[tasks, n], DType::F32, Category::Workspace)?;
+    let mut partial_sums = Tensor::empty(&w.device(), &[tasks, n], DType::F32, Category::Workspace)?;
     let w = w.slice::<T>();
-    cpu.for_pieces(summands.slice_mut::<f32>(), n, |at, sums| {
+    cpu.for_chunks(partial_sums.slice_mut::<f32>(), n, |at, sums| {
         let task = at.start / n;
         let rows = task * rows..k.min((task + 1) * rows);
         sums.fill(0.0);
         add_rows(cpu.isa(), &x[rows.clone()], &w[rows.start * n..rows.end * n], sums);
     });
-    let summands = summands.slice::<f32>();
-    cpu.for_pieces(y, AT_ONCE, |at, y| {
-        add_up(cpu.isa(), summands, n, at.start, bias.map(|bias| &bias[at.clone()]), y);
+    let partial_sums = partial_sums.slice::<f32>();
+    cpu.for_chunks(y, AT_ONCE, |at, y| {
+        add_up(cpu.isa(), partial_sums, n, at.start, bias.map(|bias| &bias[at.clone()]), y);
     });
     Ok(())
 }
 
-/// Asks for what lies ahead of a turn's elements. A wish: any address is allowed.
+/// Prefetches what lies ahead of a block's elements. Only a hint: any address is allowed.
 #[inline(always)]
-fn fetch_ahead<T>(turn: &[T; TURN]) {
+fn fetch_ahead<T>(block: &[T; UNROLL]) {
     #[cfg(target_arch = "x86_64")]
-    for line in (0..size_of::<[T; TURN]>()).step_by(64) {
+    for line in (0..size_of::<[T; UNROLL]>()).step_by(64) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(turn.as_ptr().cast::<i8>().wrapping_add(AHEAD + line)) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(block.as_ptr().cast::<i8>().wrapping_add(AHEAD + line)) };
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = turn;
+    let _ = block;
 }
 
 /// sums + w x, lane by lane.
 #[inline(always)]
-fn with_products<T: Float>(sums: [f32; LANES], w: &[T; TURN], x: &[f32; TURN]) -> [f32; LANES] {
+fn with_products<T: Float>(sums: [f32; LANES], w: &[T; UNROLL], x: &[f32; UNROLL]) -> [f32; LANES] {
     fetch_ahead(w);
     let mut next = [0f32; LANES];
     for l in 0..LANES {
@@ -132,9 +132,9 @@ fn abreast<T: Float>(x: &[f32], rows: [&[T]; STREAMS]) -> [f32; STREAMS] {
     let zero = [0f32; LANES];
     let (mut s0, mut s1, mut s2, mut s3) = (zero, zero, zero, zero);
     let (mut s4, mut s5, mut s6, mut s7) = (zero, zero, zero, zero);
-    let (turns, rest) = x.as_chunks::<TURN>();
-    let [a, b, c, d, e, f, g, h] = rows.map(|row| &row.as_chunks::<TURN>().0[..turns.len()]);
-    for (t, x) in turns.iter().enumerate() {
+    let (blocks, rest) = x.as_chunks::<UNROLL>();
+    let [a, b, c, d, e, f, g, h] = rows.map(|row| &row.as_chunks::<UNROLL>().0[..blocks.len()]);
+    for (t, x) in blocks.iter().enumerate() {
         s0 = with_products(s0, &a[t], x);
         s1 = with_products(s1, &b[t], x);
         s2 = with_products(s2, &c[t], x);
@@ -158,14 +158,14 @@ simd! {
     /// y = w x + bias; w: [y's length, x's length].
     fn dots[T: Float](x: &[f32], w: &[T], bias: Option<&[T]>, y: &mut [T]) {
         let k = x.len();
-        let part = y.len() / STREAMS;
+        let segment = y.len() / STREAMS;
         let mut write =
             |j: usize, sum: f32| y[j] = T::from_f32(sum + bias.map_or(0.0, |bias| bias[j].to_f32()));
-        for i in 0..part {
-            let sums = abreast(x, std::array::from_fn(|s| &w[(s * part + i) * k..][..k]));
-            (0..STREAMS).for_each(|s| write(s * part + i, sums[s]));
+        for i in 0..segment {
+            let sums = abreast(x, std::array::from_fn(|s| &w[(s * segment + i) * k..][..k]));
+            (0..STREAMS).for_each(|s| write(s * segment + i, sums[s]));
         }
-        for j in STREAMS * part..w.len() / k {
+        for j in STREAMS * segment..w.len() / k {
             write(j, sum2(&w[j * k..][..k], x, |w, x| w * x));
         }
     }
@@ -173,16 +173,16 @@ simd! {
     /// sums += x w; w: [x's length, sums' length].
     fn add_rows[T: Float](x: &[f32], w: &[T], sums: &mut [f32]) {
         let n = sums.len();
-        let part = x.len() / STREAMS;
-        for i in 0..part {
-            let rows: [&[T]; STREAMS] = std::array::from_fn(|s| &w[(s * part + i) * n..][..n]);
-            let factors: [f32; STREAMS] = std::array::from_fn(|s| x[s * part + i]);
-            let (turns, rest) = sums.as_chunks_mut::<TURN>();
-            let [a, b, c, d, e, f, g, h] = rows.map(|row| &row.as_chunks::<TURN>().0[..turns.len()]);
-            for (t, sums) in turns.iter_mut().enumerate() {
+        let segment = x.len() / STREAMS;
+        for i in 0..segment {
+            let rows: [&[T]; STREAMS] = std::array::from_fn(|s| &w[(s * segment + i) * n..][..n]);
+            let factors: [f32; STREAMS] = std::array::from_fn(|s| x[s * segment + i]);
+            let (blocks, rest) = sums.as_chunks_mut::<UNROLL>();
+            let [a, b, c, d, e, f, g, h] = rows.map(|row| &row.as_chunks::<UNROLL>().0[..blocks.len()]);
+            for (t, sums) in blocks.iter_mut().enumerate() {
                 let all = [&a[t], &b[t], &c[t], &d[t], &e[t], &f[t], &g[t], &h[t]];
                 all.into_iter().for_each(fetch_ahead);
-                for l in 0..TURN {
+                for l in 0..UNROLL {
                     let one = factors[0] * all[0][l].to_f32() + factors[1] * all[1][l].to_f32();
                     let two = factors[2] * all[2][l].to_f32() + factors[3] * all[3][l].to_f32();
                     let three = factors[4] * all[4][l].to_f32() + factors[5] * all[5][l].to_f32();
@@ -195,16 +195,16 @@ simd! {
                 rest.iter_mut().zip(&row[behind..]).for_each(|(sum, w)| *sum += factor * w.to_f32());
             }
         }
-        for p in STREAMS * part..x.len() {
+        for p in STREAMS * segment..x.len() {
             sums.iter_mut().zip(&w[p * n..]).for_each(|(sum, w)| *sum += x[p] * w.to_f32());
         }
     }
 
-    /// y = at most [`AT_ONCE`] columns of summands [.., n] from `first` on, added up, + bias.
-    fn add_up[T: Float](summands: &[f32], n: usize, first: usize, bias: Option<&[T]>, y: &mut [T]) {
+    /// y = at most [`AT_ONCE`] columns of partial sums [.., n] from `first` on, added up, + bias.
+    fn add_up[T: Float](partial_sums: &[f32], n: usize, first: usize, bias: Option<&[T]>, y: &mut [T]) {
         let mut sums = [0f32; AT_ONCE];
         let sums = &mut sums[..y.len()];
-        for row in summands.chunks_exact(n) {
+        for row in partial_sums.chunks_exact(n) {
             sums.iter_mut().zip(&row[first..]).for_each(|(sum, x)| *sum += x);
         }
         if let Some(bias) = bias {

@@ -16,7 +16,7 @@ const BACKWARD_INPUT: KernelInclude =
 /// A norm's file of kernels.
 pub(crate) const fn source(name: &'static str, text: &'static str) -> KernelSource {
     KernelSource {
-        parts: &[KernelInclude::LANES, BACKWARD_INPUT],
+        includes: &[KernelInclude::LANES, BACKWARD_INPUT],
         ..lanes::source(name, text, Build::FLOATS)
     }
 }
@@ -108,21 +108,21 @@ pub(super) fn backward_weights<const N: usize>(
     let (rows, c, device) = (x.rows(), x.width(), x.device());
     check_types(kernels, dy, x, statistics);
     let build = Build::of(x.dtype());
-    let ColumnSumLaunch { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
-    let mut partial = Tensor::empty(&device, &[pieces, N, c], DType::F32, Category::Workspace)?;
+    let ColumnSumLaunch { grid, block, chunk, chunks } = lanes::columns(rows, c, x.dtype());
+    let mut partial = Tensor::empty(&device, &[chunks, N, c], DType::F32, Category::Workspace)?;
     let args = Args::new().input(dy).input(x).input(statistics).output(&mut partial);
-    let args = args.size(rows).size(c).size(piece);
+    let args = args.size(rows).size(c).size(chunk);
     let kernel = cuda.kernel(kernels.source, build, kernels.backward_weights)?;
-    // SAFETY: dy and x are [rows, c], the statistics [rows, N], and each piece has its N c numbers in `partial`.
+    // SAFETY: dy and x are [rows, c], the statistics [rows, N], and each chunk has its N c numbers in `partial`.
     unsafe { kernel.launch(grid, block, 0, args)? };
 
     let empty = |_| Tensor::empty(&device, &[c], dtype, Category::Workspace);
     let mut totals: [Tensor; N] = all((0..N).map(empty).collect::<Result<_>>()?);
     let narrow = i32::from(dtype == DType::Bf16);
     let args = totals.iter_mut().fold(Args::new().input(&partial), Args::output);
-    let args = args.size(pieces).size(c).i32(narrow);
+    let args = args.size(chunks).size(c).i32(narrow);
     let kernel = cuda.kernel(kernels.source, build, kernels.backward_weights_total)?;
-    // SAFETY: `partial` is [pieces, N, c], and the N sums are [c] in the type that `narrow` says.
+    // SAFETY: `partial` is [chunks, N, c], and the N sums are [c] in the type that `narrow` says.
     unsafe { kernel.launch(lanes::blocks(N * c, 32), (32, 8), 0, args)? };
     Ok(totals)
 }

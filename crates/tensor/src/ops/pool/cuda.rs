@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: KernelSource = lanes::source("pool.cu", include_str!("../pool.cu"), Build::FLOATS);
 
-/// The widest window whose places fit a byte.
+/// The widest window whose indices fit a byte.
 const WIDEST: usize = 16;
 /// The most blocks along a grid's second extent.
 const MOST: usize = 65535;
@@ -19,25 +19,26 @@ pub(super) fn max_forward(cuda: &Cuda, x: &Tensor, grid: &WindowGrid, pool: Pool
     let mut y = output(x, grid)?;
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_forward")?;
     let args = Args::new().input(x).output(&mut y).optional_output(None).fields(&size(grid, Some(pool)));
-    // SAFETY: x and y have the grid's input and output shape; no places are asked for.
+    // SAFETY: x and y have the grid's input and output shape; no argmax is asked for.
     unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args)? };
     Ok(y)
 }
 
 /// Where in its window each maximum is, a byte each.
-fn places(cuda: &Cuda, x: &Tensor, grid: &WindowGrid, pool: PoolParams) -> Result<Tensor> {
+fn argmaxes(cuda: &Cuda, x: &Tensor, grid: &WindowGrid, pool: PoolParams) -> Result<Tensor> {
     if pool.kernel > WIDEST {
         let what =
             format!("a maximum on a GPU takes windows of at most {WIDEST} pixels, got {}", pool.kernel);
         return Err(Error::Unsupported { what });
     }
     let words = grid.output_shape().iter().product::<usize>().div_ceil(4);
-    let mut places = Tensor::empty(&x.device(), &[words], DType::U32, Category::Workspace)?;
-    let args = Args::new().input(x).optional_output(None).output(&mut places).fields(&size(grid, Some(pool)));
+    let mut argmaxes = Tensor::empty(&x.device(), &[words], DType::U32, Category::Workspace)?;
+    let args =
+        Args::new().input(x).optional_output(None).output(&mut argmaxes).fields(&size(grid, Some(pool)));
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_forward")?;
-    // SAFETY: x has the grid's input shape, and `places` a byte for each output.
+    // SAFETY: x has the grid's input shape, and `argmaxes` a byte for each output.
     unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args)? };
-    Ok(places)
+    Ok(argmaxes)
 }
 
 pub(super) fn max_take(
@@ -47,11 +48,11 @@ pub(super) fn max_take(
     grid: &WindowGrid,
     pool: PoolParams,
 ) -> Result<Tensor> {
-    let places = places(cuda, like, grid, pool)?;
+    let argmaxes = argmaxes(cuda, like, grid, pool)?;
     let mut y = output(x, grid)?;
-    let args = Args::new().input(x).input(&places).output(&mut y).fields(&size(grid, Some(pool)));
+    let args = Args::new().input(x).input(&argmaxes).output(&mut y).fields(&size(grid, Some(pool)));
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_take")?;
-    // SAFETY: x and y have the grid's input and output shape, and `places` a byte for each output.
+    // SAFETY: x and y have the grid's input and output shape, and `argmaxes` a byte for each output.
     unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args)? };
     Ok(y)
 }
@@ -71,10 +72,10 @@ pub(super) fn max_backward(
         unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args)? };
         return Ok(dx);
     }
-    let places = places(cuda, x, grid, pool)?;
-    let args = Args::new().input(dy).input(&places).output(&mut dx).fields(&size(grid, Some(pool)));
+    let argmaxes = argmaxes(cuda, x, grid, pool)?;
+    let args = Args::new().input(dy).input(&argmaxes).output(&mut dx).fields(&size(grid, Some(pool)));
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_backward")?;
-    // SAFETY: dx has the grid's input shape, dy its output shape, and `places` a byte for each output.
+    // SAFETY: dx has the grid's input shape, dy its output shape, and `argmaxes` a byte for each output.
     unsafe { kernel.launch(threads(&grid.shape, x.dtype()), THREADS, 0, args)? };
     Ok(dx)
 }

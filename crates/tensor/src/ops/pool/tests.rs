@@ -10,7 +10,7 @@ use crate::testing::{assert_close, check, devices, dot, gradient, tensor, values
 /// For every output of every image, the elements of x that its window sees, rows first, as indices.
 type WindowElements = Vec<Vec<usize>>;
 
-fn seen([batch, h, w, c]: [usize; 4], rows: &[Vec<usize>], columns: &[Vec<usize>]) -> WindowElements {
+fn windows([batch, h, w, c]: [usize; 4], rows: &[Vec<usize>], columns: &[Vec<usize>]) -> WindowElements {
     let mut all = Vec::new();
     for n in 0..batch {
         for rows in rows {
@@ -32,46 +32,46 @@ fn seen([batch, h, w, c]: [usize; 4], rows: &[Vec<usize>], columns: &[Vec<usize>
 fn slide(size: usize, [before, after]: [usize; 2], kernel: usize, stride: usize) -> Vec<Vec<usize>> {
     let starts = (0..).step_by(stride).take_while(|start| start + kernel <= before + size + after);
     let on_image = |start: usize| {
-        let places = (start..start + kernel).filter(|at| (before..before + size).contains(at));
-        places.map(|at| at - before).collect()
+        let inside = (start..start + kernel).filter(|at| (before..before + size).contains(at));
+        inside.map(|at| at - before).collect()
     };
     starts.map(on_image).collect()
 }
 
-fn seen_by_pool(shape: [usize; 4], pool: PoolParams) -> WindowElements {
+fn windows_of_pool(shape: [usize; 4], pool: PoolParams) -> WindowElements {
     let along = |size, padding| slide(size, padding, pool.kernel, pool.stride);
-    seen(shape, &along(shape[1], pool.padding.rows()), &along(shape[2], pool.padding.columns()))
+    windows(shape, &along(shape[1], pool.padding.rows()), &along(shape[2], pool.padding.columns()))
 }
 
-fn seen_by_cover(shape: [usize; 4], size: usize) -> WindowElements {
+fn windows_of_cover(shape: [usize; 4], size: usize) -> WindowElements {
     let along = |side| cover(side, size).into_iter().map(Iterator::collect).collect::<Vec<_>>();
-    seen(shape, &along(shape[1]), &along(shape[2]))
+    windows(shape, &along(shape[1]), &along(shape[2]))
 }
 
-fn plain_max(x: &[f64], seen: &WindowElements) -> Vec<f64> {
-    seen.iter().map(|w| w.iter().map(|&i| x[i]).fold(f64::NEG_INFINITY, f64::max)).collect()
+fn plain_max(x: &[f64], windows: &WindowElements) -> Vec<f64> {
+    windows.iter().map(|w| w.iter().map(|&i| x[i]).fold(f64::NEG_INFINITY, f64::max)).collect()
 }
 
-fn plain_mean(x: &[f64], seen: &WindowElements) -> Vec<f64> {
-    seen.iter().map(|w| w.iter().map(|&i| x[i]).sum::<f64>() / w.len() as f64).collect()
+fn plain_mean(x: &[f64], windows: &WindowElements) -> Vec<f64> {
+    windows.iter().map(|w| w.iter().map(|&i| x[i]).sum::<f64>() / w.len() as f64).collect()
 }
 
-fn plain_max_take(x: &[f64], like: &[f64], seen: &WindowElements) -> Vec<f64> {
+fn plain_max_take(x: &[f64], like: &[f64], windows: &WindowElements) -> Vec<f64> {
     let first = |w: &Vec<usize>| w.iter().copied().reduce(|a, b| if like[b] > like[a] { b } else { a });
-    seen.iter().map(|window| x[first(window).unwrap()]).collect()
+    windows.iter().map(|window| x[first(window).unwrap()]).collect()
 }
 
-fn plain_max_backward(dy: &[f64], x: &[f64], seen: &WindowElements) -> Vec<f64> {
+fn plain_max_backward(dy: &[f64], x: &[f64], windows: &WindowElements) -> Vec<f64> {
     let mut dx = vec![0.0; x.len()];
-    for (window, dy) in seen.iter().zip(dy) {
+    for (window, dy) in windows.iter().zip(dy) {
         dx[window.iter().copied().reduce(|a, b| if x[b] > x[a] { b } else { a }).unwrap()] += dy;
     }
     dx
 }
 
-fn plain_mean_backward(dy: &[f64], elements: usize, seen: &WindowElements) -> Vec<f64> {
+fn plain_mean_backward(dy: &[f64], elements: usize, windows: &WindowElements) -> Vec<f64> {
     let mut dx = vec![0.0; elements];
-    for (window, dy) in seen.iter().zip(dy) {
+    for (window, dy) in windows.iter().zip(dy) {
         window.iter().for_each(|&i| dx[i] += dy / window.len() as f64);
     }
     dx
@@ -88,16 +88,16 @@ fn cut(x: &[f32], [batch, h, w, c]: [usize; 4], rows: Range<usize>, columns: Ran
 fn agrees_with_plain_loops(pool: PoolParams, shape: [usize; 4], seed: u64) {
     // Few distinct values, so that windows have several maxima and the first one must be found.
     let x: Vec<f32> = values(seed, shape.iter().product(), 2.0).iter().map(|x| x.round()).collect();
-    let seen = seen_by_pool(shape, pool);
+    let windows = windows_of_pool(shape, pool);
     let output = pool.grid(&shape).output_shape();
-    let (dy, other) = (values(seed + 1, seen.len(), 1.0), values(seed + 3, x.len(), 1.0));
+    let (dy, other) = (values(seed + 1, windows.len(), 1.0), values(seed + 3, x.len(), 1.0));
     let x64 = wide(&x);
     let expected = [
-        plain_max(&x64, &seen),
-        plain_max_take(&wide(&other), &x64, &seen),
-        plain_max_backward(&wide(&dy), &x64, &seen),
-        plain_mean(&x64, &seen),
-        plain_mean_backward(&wide(&dy), x.len(), &seen),
+        plain_max(&x64, &windows),
+        plain_max_take(&wide(&other), &x64, &windows),
+        plain_max_backward(&wide(&dy), &x64, &windows),
+        plain_mean(&x64, &windows),
+        plain_mean_backward(&wide(&dy), x.len(), &windows),
     ];
     check(&expected, |device, dtype| {
         let x = tensor(device, dtype, &shape, &x);
@@ -147,13 +147,13 @@ proptest! {
     ) {
         let shape = [batch, h, w, c];
         let x = values(5, shape.iter().product(), 1.0);
-        let (grid, whole) = (seen_by_cover(shape, size), seen_by_cover(shape, 1));
-        let (dy, whole_dy) = (values(6, grid.len(), 1.0), values(7, whole.len(), 1.0));
+        let (grid, full) = (windows_of_cover(shape, size), windows_of_cover(shape, 1));
+        let (dy, whole_dy) = (values(6, grid.len(), 1.0), values(7, full.len(), 1.0));
         let expected = [
             plain_mean(&wide(&x), &grid),
             plain_mean_backward(&wide(&dy), x.len(), &grid),
-            plain_mean(&wide(&x), &whole),
-            plain_mean_backward(&wide(&whole_dy), x.len(), &whole),
+            plain_mean(&wide(&x), &full),
+            plain_mean_backward(&wide(&whole_dy), x.len(), &full),
         ];
         check(&expected, |device, dtype| {
             let x = tensor(device, dtype, &shape, &x);
@@ -168,7 +168,7 @@ proptest! {
         });
     }
 
-    /// A tile of the image adds its part of each window, and gets its part of each gradient; windows that it
+    /// A tile of the image adds its pixels of each window, and gets its pixels of each gradient; windows that it
     /// has nothing of get a zero from it.
     #[test]
     fn tiles_add_up_to_the_means_of_the_whole(
@@ -178,11 +178,11 @@ proptest! {
         let shape = [batch, h, w, c];
         let (x, dy) = (values(5, shape.iter().product(), 1.0), values(6, batch * size * size * c, 1.0));
         let (row, column) = (1 + (above * (h - 1) as f64) as usize, 1 + (left * (w - 1) as f64) as usize);
-        let seen = seen_by_cover(shape, size);
-        let dx: Vec<f32> = plain_mean_backward(&wide(&dy), x.len(), &seen).iter().map(|x| *x as f32).collect();
+        let windows = windows_of_cover(shape, size);
+        let dx: Vec<f32> = plain_mean_backward(&wide(&dy), x.len(), &windows).iter().map(|x| *x as f32).collect();
         for (rows, columns) in [(0..row, 0..column), (0..row, column..w), (row..h, 0..column), (row..h, column..w)] {
-            let part = [batch, rows.len(), columns.len(), c];
-            if part.contains(&0) {
+            let tile_shape = [batch, rows.len(), columns.len(), c];
+            if tile_shape.contains(&0) {
                 continue;
             }
             let tile = Tile { full_size: [h, w], first: [rows.start, columns.start] };
@@ -194,13 +194,13 @@ proptest! {
                 w.iter().filter(|i| inside(i)).map(|&i| f64::from(x[i])).sum::<f64>() / w.len() as f64
             };
             let expected =
-                [seen.iter().map(mean).collect(), wide(&cut(&dx, shape, rows.clone(), columns.clone()))];
+                [windows.iter().map(mean).collect(), wide(&cut(&dx, shape, rows.clone(), columns.clone()))];
             let here = cut(&x, shape, rows.clone(), columns.clone());
             check(&expected, |device, dtype| {
                 let dy = tensor(device, dtype, &[batch, size, size, c], &dy);
                 vec![
-                    adaptive_avg_forward_part(&tensor(device, dtype, &part, &here), size, tile).unwrap(),
-                    adaptive_avg_backward_part(&dy, &part, tile).unwrap(),
+                    adaptive_avg_forward_tile(&tensor(device, dtype, &tile_shape, &here), size, tile).unwrap(),
+                    adaptive_avg_backward_tile(&dy, &tile_shape, tile).unwrap(),
                 ]
             });
         }
@@ -231,14 +231,14 @@ fn relu_behind_a_maximum_is_relu_before_it() {
 #[test]
 fn the_plain_backwards_are_derivatives_of_the_plain_forwards() {
     let padding = Padding { top: 1, bottom: 0, left: 0, right: 1 };
-    let seen = seen_by_pool([1, 5, 6, 2], PoolParams { kernel: 3, stride: 2, padding });
+    let windows = windows_of_pool([1, 5, 6, 2], PoolParams { kernel: 3, stride: 2, padding });
     let x = wide(&values(1, 60, 1.0));
-    let dy = wide(&values(2, seen.len(), 1.0));
+    let dy = wide(&values(2, windows.len(), 1.0));
     let narrow = |x: Vec<f64>| x.into_iter().map(|x| x as f32).collect::<Vec<_>>();
-    let numeric = gradient(&x, |x| dot(&plain_max(x, &seen), &dy));
-    assert_close(&narrow(plain_max_backward(&dy, &x, &seen)), &numeric, 1e-6);
-    let numeric = gradient(&x, |x| dot(&plain_mean(x, &seen), &dy));
-    assert_close(&narrow(plain_mean_backward(&dy, x.len(), &seen)), &numeric, 1e-6);
+    let numeric = gradient(&x, |x| dot(&plain_max(x, &windows), &dy));
+    assert_close(&narrow(plain_max_backward(&dy, &x, &windows)), &numeric, 1e-6);
+    let numeric = gradient(&x, |x| dot(&plain_mean(x, &windows), &dy));
+    assert_close(&narrow(plain_mean_backward(&dy, x.len(), &windows)), &numeric, 1e-6);
 }
 
 #[test]

@@ -10,21 +10,21 @@ use crate::tensor::Tensor;
 pub(crate) static SOURCE: KernelSource =
     lanes::source("reduce.cu", include_str!("../reduce.cu"), Build::FLOATS);
 
-/// Elements of a block's part of a norm or a dot product.
+/// Elements that a block takes of a norm or a dot product.
 const SPAN: usize = 16384;
 
 pub(super) fn sum_rows(cuda: &Cuda, x: &Tensor, category: Category) -> Result<Tensor> {
     let (rows, c, build) = (x.rows(), x.width(), Build::of(x.dtype()));
-    let ColumnSumLaunch { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
-    let mut partial = Tensor::empty(&x.device(), &[pieces, c], DType::F32, Category::Workspace)?;
+    let ColumnSumLaunch { grid, block, chunk, chunks } = lanes::columns(rows, c, x.dtype());
+    let mut partial = Tensor::empty(&x.device(), &[chunks, c], DType::F32, Category::Workspace)?;
     let mut y = Tensor::empty(&x.device(), &[c], x.dtype(), category)?;
-    let args = Args::new().input(x).output(&mut partial).size(rows).size(c).size(piece);
-    // SAFETY: x is [rows, c], and each of the pieces has its row of c numbers in `partial`.
+    let args = Args::new().input(x).output(&mut partial).size(rows).size(c).size(chunk);
+    // SAFETY: x is [rows, c], and each of the chunks has its row of c numbers in `partial`.
     unsafe { cuda.kernel(&SOURCE, build, "reduce_sum_rows")?.launch(grid, block, 0, args)? };
     let narrow = i32::from(y.dtype() == DType::Bf16);
-    let args = Args::new().input(&partial).output(&mut y).size(pieces).size(c).size(0).size(c).i32(narrow);
+    let args = Args::new().input(&partial).output(&mut y).size(chunks).size(c).size(0).size(c).i32(narrow);
     let kernel = cuda.kernel(&SOURCE, build, "reduce_total")?;
-    // SAFETY: `partial` is [pieces, c] and y [c], of the type that `narrow` says.
+    // SAFETY: `partial` is [chunks, c] and y [c], of the type that `narrow` says.
     unsafe { kernel.launch(lanes::blocks(c, 32), (32, 8), 0, args)? };
     Ok(y)
 }
@@ -50,12 +50,12 @@ fn total<'a>(cuda: &Cuda, x: &'a Tensor, name: &'static str, operands: Args<'a>)
     // The sum stands before the partial sums.
     let partial = lanes::doubles(&x.device(), blocks as usize + 1)?;
     let sum = partial.cuda_buffer().address();
-    let parts = sum + 8;
-    let args = operands.pointer(parts).size(n);
-    // SAFETY: the operands have n elements, and `parts` is room for a double per block.
+    let partials = sum + 8;
+    let args = operands.pointer(partials).size(n);
+    // SAFETY: the operands have n elements, and `partials` has a double per block.
     unsafe { cuda.kernel(&SOURCE, build, name)?.launch(blocks, THREADS, 0, args)? };
-    let args = Args::new().pointer(parts).pointer(sum).size(blocks as usize);
-    // SAFETY: `parts` are as many doubles as there were blocks, and `sum` is one before them.
+    let args = Args::new().pointer(partials).pointer(sum).size(blocks as usize);
+    // SAFETY: `partials` are as many doubles as there were blocks, and `sum` is one before them.
     unsafe { cuda.kernel(&SOURCE, build, "reduce_total_f64")?.launch(1, 1024, 0, args)? };
     let [sum] = partial.cuda_buffer().words()?;
     Ok(f64::from_bits(sum))

@@ -9,13 +9,13 @@ use crate::tensor::Tensor;
 pub(crate) static SOURCE: KernelSource =
     lanes::source("region.cu", include_str!("../region.cu"), Build::FLOATS);
 
-pub(super) fn take(cuda: &Cuda, x: &Tensor, at: &Rectangle, part: &mut Tensor) -> Result<()> {
-    launch(cuda, "region_take", Args::new().input(x).output(part), at, x.dtype())
+pub(super) fn take(cuda: &Cuda, x: &Tensor, at: &Rectangle, slice: &mut Tensor) -> Result<()> {
+    launch(cuda, "region_take", Args::new().input(x).output(slice), at, x.dtype())
 }
 
-pub(super) fn merge(cuda: &Cuda, x: &mut Tensor, at: &Rectangle, part: &Tensor, add: bool) -> Result<()> {
+pub(super) fn merge(cuda: &Cuda, x: &mut Tensor, at: &Rectangle, slice: &Tensor, add: bool) -> Result<()> {
     let kernel = if add { "region_add" } else { "region_put" };
-    launch(cuda, kernel, Args::new().input(part).output(x), at, part.dtype())
+    launch(cuda, kernel, Args::new().input(slice).output(x), at, slice.dtype())
 }
 
 fn launch(cuda: &Cuda, kernel: &'static str, args: Args, at: &Rectangle, dtype: crate::DType) -> Result<()> {
@@ -25,7 +25,7 @@ fn launch(cuda: &Cuda, kernel: &'static str, args: Args, at: &Rectangle, dtype: 
     let numbers = [batch * rows, rows, run, image, row, first, c];
     let args = numbers.into_iter().fold(args, Args::size);
     let grid = lanes::blocks(batch * rows, down as usize);
-    // SAFETY: the part is [batch rows, run]; each of its lines lies within the images of x, as the rectangle
+    // SAFETY: the slice is [batch rows, run]; each of its lines lies within the images of x, as the rectangle
     // was checked.
     unsafe { cuda.kernel(&SOURCE, Build::of(dtype), kernel)?.launch(grid, (across, down), 0, args) }
 }

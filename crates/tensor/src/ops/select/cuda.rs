@@ -10,7 +10,7 @@ use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: KernelSource = KernelSource {
-    parts: &[KernelInclude::LANES, KernelInclude::RANDOM],
+    includes: &[KernelInclude::LANES, KernelInclude::RANDOM],
     ..lanes::source("select.cu", include_str!("../select.cu"), Build::FLOATS)
 };
 

@@ -40,7 +40,7 @@ impl SpmmOptions {
     pub(crate) const REPEATABLE: SpmmOptions =
         SpmmOptions { algorithm: SpmmAlgorithm::Csr3, transposed: false };
 
-    /// Every way, for a benchmark to choose from.
+    /// Every combination, for a benchmark to choose from.
     pub fn all() -> impl Iterator<Item = SpmmOptions> {
         [false, true].into_iter().flat_map(|transposed| {
             let algorithms = [SpmmAlgorithm::Csr1, SpmmAlgorithm::Csr2, SpmmAlgorithm::Csr3];
@@ -67,14 +67,14 @@ pub struct SpmmPlan {
     product: Option<SparseProduct>,
     w: Csr,
     batch: usize,
-    way: SpmmOptions,
+    options: SpmmOptions,
 }
 
 impl SpmmPlan {
-    /// Plans; cuSPARSE must be there, and support the way for the type.
-    pub fn new(w: &Csr, batch: usize, way: SpmmOptions) -> Result<SpmmPlan> {
+    /// Plans; cuSPARSE must be there, and support the options for the type.
+    pub fn new(w: &Csr, batch: usize, options: SpmmOptions) -> Result<SpmmPlan> {
         let Device::Cuda(cuda) = w.device() else { host_only() };
-        let mut plan = SpmmPlan { product: None, w: w.clone(), batch, way };
+        let mut plan = SpmmPlan { product: None, w: w.clone(), batch, options };
         if batch > 0 && w.kept() > 0 {
             let rows = DeviceCsr {
                 rows: w.rows(),
@@ -85,7 +85,7 @@ impl SpmmPlan {
                 values: w.values.cuda_buffer().address(),
                 dtype: w.dtype(),
             };
-            let number = match way.algorithm {
+            let number = match options.algorithm {
                 SpmmAlgorithm::Csr1 => 4,
                 SpmmAlgorithm::Csr2 => 6,
                 SpmmAlgorithm::Csr3 => 12,
@@ -97,7 +97,7 @@ impl SpmmPlan {
             // SAFETY: the plan keeps the matrix; its tensors hold what a `Csr` says, the examples batch x
             // width numbers.
             let product =
-                unsafe { SparseProduct::new(&cuda, rows, batch, way.transposed, number, examples) }?;
+                unsafe { SparseProduct::new(&cuda, rows, batch, options.transposed, number, examples) }?;
             plan.product = Some(product);
         }
         Ok(plan)
@@ -111,12 +111,12 @@ impl SpmmPlan {
         let Some(product) = &mut self.product else {
             return Tensor::zeros(&device, &[self.batch, rows], x.dtype(), category);
         };
-        let x = if self.way.transposed { transposed(x, self.batch, columns)? } else { x.clone() };
-        let held = if self.way.transposed { Category::Workspace } else { category };
-        let mut y = Tensor::empty(&device, &[self.batch, rows], x.dtype(), held)?;
+        let x = if self.options.transposed { transposed(x, self.batch, columns)? } else { x.clone() };
+        let y_category = if self.options.transposed { Category::Workspace } else { category };
+        let mut y = Tensor::empty(&device, &[self.batch, rows], x.dtype(), y_category)?;
         // SAFETY: x and y are batch x columns and batch x rows, in the planned order.
         unsafe { product.run(x.cuda_buffer().address(), y.cuda_buffer_mut().address())? };
-        if self.way.transposed {
+        if self.options.transposed {
             y = transposed(&y, rows, self.batch)?.reshape(&[self.batch, rows]);
             if y.is_unique() {
                 y.tag_memory(category);

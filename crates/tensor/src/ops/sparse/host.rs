@@ -1,9 +1,9 @@
 //! The product on the processor.
 //!
-//! x is turned into panels: some of its rows, side by side, column after column. A kept weight then takes one
+//! x is packed into panels: some of its rows, side by side, column after column. A kept weight then takes one
 //! contiguous run of a panel, multiplies it and adds it to sums that stay in registers until the row of W is
 //! done. The panel waits in the second-level cache while all rows of W pass over it. Wider blocking, by
-//! columns of W so that a piece of the panel stays in the first-level cache, gained a fifth at 90 % zeros in
+//! columns of W so that a chunk of the panel stays in the first-level cache, gained a fifth at 90 % zeros in
 //! f32 and lost as much at 98 %.
 //!
 //! In bf16 a cell of 32 bits holds two of x's rows, so that half the bytes are read: a shift and a mask make
@@ -31,7 +31,7 @@ const TASK: usize = 1 << 17;
 /// `y = x W^T + bias`.
 pub(super) fn matmul(cpu: &Cpu, x: &Tensor, w: &Csr, bias: Option<&Tensor>, y: &mut Tensor) -> Result<()> {
     with_float!(x.dtype(), T => {
-        let panels = InputPanels::turn::<T>(cpu, x)?;
+        let panels = InputPanels::pack::<T>(cpu, x)?;
         product::<T>(cpu, &panels, w, bias.map(|bias| bias.slice::<T>()), y.slice_mut::<T>());
     });
     Ok(())
@@ -42,7 +42,7 @@ trait SparseKernel: PanelElement {
     /// Adds up the rows of a job, with a panel of so many vectors.
     ///
     /// # Safety
-    /// The processor has `isa`, and the job's parts fit each other.
+    /// The processor has `isa`, and the job's arrays fit each other.
     unsafe fn run(isa: Isa, vectors: usize, job: SpmmTile<'_, Self>);
 }
 
@@ -108,14 +108,14 @@ fn product<T: SparseKernel>(cpu: &Cpu, panels: &InputPanels, w: &Csr, bias: Opti
                     bias: bias.map(|bias| &bias[first..last]),
                     sums,
                 };
-                // SAFETY: the processor has its `Isa`. A `Csr` has offsets up to its number of places and
-                // values, and places below its columns, of which each panel has as many as x; the sums hold
+                // SAFETY: the processor has its `Isa`. A `Csr` has offsets up to its number of indices and
+                // values, and indices below its columns, of which each panel has as many as x; the sums hold
                 // ROWS of the widest panel.
                 unsafe { T::run(cpu.isa(), vectors, job) };
                 // The lines that will be written are asked for meanwhile: rows of y lie far apart.
                 for b in live * step / count..live * (last - start) / count {
                     // SAFETY: no other task has these rows of x and of W.
-                    fetch(unsafe { y.piece(at + b * w_rows..at + b * w_rows + count) });
+                    fetch(unsafe { y.range_mut(at + b * w_rows..at + b * w_rows + count) });
                 }
             }
             let sums = PanelSums { sums: &sums, wide, rows: count, live, y: &y, at, stride: w_rows };
@@ -211,7 +211,7 @@ mod x86 {
 /// The sums of some rows of W over a panel of `V` vectors.
 ///
 /// # Safety
-/// The caller is compiled for `L`; offsets end within places and values, places within the columns, and
+/// The caller is compiled for `L`; offsets end within indices and values, indices within the columns, and
 /// `sums` holds all rows.
 #[inline(always)]
 unsafe fn rows<L: Lanes, T: Cells<L, EACH>, const EACH: usize, const V: usize>(job: &mut SpmmTile<'_, T>) {
@@ -225,10 +225,10 @@ unsafe fn rows<L: Lanes, T: Cells<L, EACH>, const EACH: usize, const V: usize>(j
         unsafe {
             let start = job.bias.map_or(0.0, |bias| bias[row].to_f32());
             let mut sums = [[L::splat(start); EACH]; V];
-            for (&place, value) in col_indices.iter().zip(values) {
-                debug_assert!((place as usize) < job.columns);
+            for (&column_index, value) in col_indices.iter().zip(values) {
+                debug_assert!((column_index as usize) < job.columns);
                 let weight = L::splat(value.to_f32());
-                let cells = job.cells.as_ptr().add(place as usize * V * L::N);
+                let cells = job.cells.as_ptr().add(column_index as usize * V * L::N);
                 for v in 0..V {
                     let numbers = T::load(cells.add(v * L::N));
                     for e in 0..EACH {
@@ -250,7 +250,7 @@ unsafe fn rows<L: Lanes, T: Cells<L, EACH>, const EACH: usize, const V: usize>(j
 macro_rules! kernel {
     ($name:ident, $lanes:ty, $type:ty, each: $each:literal, vectors: [$($v:literal)*] $(, $feature:literal)?) => {
         /// # Safety
-        /// The processor has the features that this is compiled for, and the job's parts fit each other.
+        /// The processor has the features that this is compiled for, and the job's arrays fit each other.
         $(#[target_feature(enable = $feature)])?
         unsafe fn $name(vectors: usize, mut job: SpmmTile<'_, $type>) {
             // SAFETY: the caller's promise.

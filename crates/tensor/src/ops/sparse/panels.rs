@@ -14,7 +14,7 @@ use crate::tensor::Tensor;
 
 /// Numbers on a side of a block.
 const SIDE: usize = 16;
-/// Columns of x that one task turns into a panel.
+/// Columns of x that one task packs into a panel.
 const STRIP: usize = 512;
 
 /// 16 rows of 16 numbers.
@@ -80,7 +80,7 @@ pub(super) struct InputPanels {
 
 impl InputPanels {
     /// Turns x `[batch, columns]`.
-    pub(super) fn turn<T: PanelElement>(cpu: &Cpu, x: &Tensor) -> Result<InputPanels> {
+    pub(super) fn pack<T: PanelElement>(cpu: &Cpu, x: &Tensor) -> Result<InputPanels> {
         let (batch, columns, lanes) = (x.rows(), x.width(), lanes(cpu.isa()));
         let vector = T::EACH * lanes;
         let cells = columns * batch.div_ceil(vector) * lanes;
@@ -102,15 +102,15 @@ impl InputPanels {
             let to = (from + STRIP).min(columns);
             let (start, wide) = col_indices[panel];
             // SAFETY: each task has columns of a panel of its own.
-            let out = unsafe { cells.piece(start + from * wide..start + to * wide) };
+            let out = unsafe { cells.range_mut(start + from * wide..start + to * wide) };
             let strip = PanelStrip { x, columns, batch, first: panel * width, from, wide, out };
             // SAFETY: the processor has its `Isa`.
             unsafe {
                 match cpu.isa() {
                     #[cfg(target_arch = "x86_64")]
-                    Isa::Avx512(_) | Isa::Amx(_) => turn_avx512(strip),
-                    Isa::Avx2(_) => turn_strip::<T, PortableTranspose, 8>(strip),
-                    _ => turn_strip::<T, PortableTranspose, 4>(strip),
+                    Isa::Avx512(_) | Isa::Amx(_) => transpose_avx512(strip),
+                    Isa::Avx2(_) => transpose_strip::<T, PortableTranspose, 8>(strip),
+                    _ => transpose_strip::<T, PortableTranspose, 4>(strip),
                 }
             }
         });
@@ -165,7 +165,7 @@ struct PanelStrip<'a, T> {
 /// # Safety
 /// The caller is compiled for what `X` takes.
 #[inline(always)]
-unsafe fn turn_strip<T: PanelElement, X: BlockTranspose, const LANES: usize>(strip: PanelStrip<'_, T>) {
+unsafe fn transpose_strip<T: PanelElement, X: BlockTranspose, const LANES: usize>(strip: PanelStrip<'_, T>) {
     let PanelStrip { x, columns, batch, first, from, wide, out } = strip;
     let count = out.len() / wide;
     for cell in (0..wide).step_by(LANES) {
@@ -250,7 +250,7 @@ unsafe fn write_blocks<T: Float, X: BlockTranspose>(sums: PanelSums<'_, T>) {
             for (i, turned) in turned.iter().enumerate().take(SIDE.min(live - b)) {
                 let at = at + (b + i) * stride + r;
                 // SAFETY: the caller's promise.
-                let y = unsafe { y.piece(at..at + count) };
+                let y = unsafe { y.range_mut(at..at + count) };
                 match y.as_mut_array::<SIDE>() {
                     Some(y) => round(turned, y),
                     None => round(turned, y),
@@ -314,9 +314,9 @@ mod x86 {
 /// The processor has it.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn turn_avx512<T: PanelElement>(strip: PanelStrip<'_, T>) {
+unsafe fn transpose_avx512<T: PanelElement>(strip: PanelStrip<'_, T>) {
     // SAFETY: compiled for it.
-    unsafe { turn_strip::<T, x86::Avx512Transpose, SIDE>(strip) }
+    unsafe { transpose_strip::<T, x86::Avx512Transpose, SIDE>(strip) }
 }
 
 /// [`write_blocks`] with AVX-512.

@@ -1,7 +1,7 @@
-//! A product of which only some elements are wanted: `(a^T b)[i, j]` for the kept places of a matrix.
+//! A product of which only some elements are wanted: `(a^T b)[i, j]` for the kept elements of a matrix.
 //!
-//! a and b are turned into panels: some rows of the batch, side by side, column after column. For a row i of
-//! the matrix the vectors of a's column i stay in registers while the columns of b at its kept places pass
+//! a and b are packed into panels: some rows of the batch, side by side, column after column. For a row i of
+//! the matrix the vectors of a's column i stay in registers while the columns of b at its kept elements pass
 //! by; what each adds up to stays a vector until the last panel, and becomes one number then.
 //!
 //! A task is a tile of the matrix: few enough columns that their part of a panel waits in the second-level
@@ -24,7 +24,7 @@ use super::panels::InputPanels;
 
 /// Columns of a tile.
 const COLUMNS: usize = 512;
-/// Kept places of a tile, about.
+/// Kept elements of a tile, about.
 const KEPT: usize = 4096;
 
 /// Adds up the kept elements, in their order. a: `[batch, rows]`, b: `[batch, columns]`, both f32.
@@ -35,12 +35,13 @@ pub(super) fn product(
     at: &SparsityPattern,
     sums: &mut [f32],
 ) -> Result<()> {
-    let (a, b) = (InputPanels::turn::<f32>(cpu, a)?, InputPanels::turn::<f32>(cpu, b)?);
+    let (a, b) = (InputPanels::pack::<f32>(cpu, a)?, InputPanels::pack::<f32>(cpu, b)?);
     let col_indices = at.col_indices.slice::<u32>();
     let tiles: Vec<Vec<TileSegment>> = tiles(at).collect();
     let most = tiles.iter().map(|tile| kept(tile)).max().unwrap_or(0);
-    let room = || Tensor::empty(&at.col_indices.device(), &[most * a.lanes], DType::F32, Category::Workspace);
-    let scratch = ScratchPool::new(cpu, tiles.len(), room)?;
+    let alloc =
+        || Tensor::empty(&at.col_indices.device(), &[most * a.lanes], DType::F32, Category::Workspace);
+    let scratch = ScratchPool::new(cpu, tiles.len(), alloc)?;
     let sums = DisjointSlice::new(sums);
     cpu.for_each(tiles.len(), |tile| {
         let segments = &tiles[tile];
@@ -55,15 +56,15 @@ pub(super) fn product(
                     col_indices,
                     vectors: &mut *vectors,
                 };
-                // SAFETY: the processor has its `Isa`. Segments lie within the places, which are below the
+                // SAFETY: the processor has its `Isa`. Segments lie within the indices, which are below the
                 // columns of the pattern, of which b has as many; a has a column for each of its rows. Both
                 // panels are as wide.
                 unsafe { run(cpu.isa(), a.vectors(panel), job) };
             }
             let mut vectors = vectors.chunks_exact(a.lanes);
             for segment in segments {
-                // SAFETY: each place is in one tile.
-                let sums = unsafe { sums.piece(segment.kept.clone()) };
+                // SAFETY: each kept element is in one tile.
+                let sums = unsafe { sums.range_mut(segment.kept.clone()) };
                 sums.iter_mut().zip(vectors.by_ref()).for_each(|(sum, vector)| *sum = total(vector));
             }
         });
@@ -71,10 +72,10 @@ pub(super) fn product(
     Ok(())
 }
 
-/// The kept places of a row in a tile.
+/// The kept elements of a row in a tile.
 struct TileSegment {
     row: usize,
-    /// Which of the kept places of the matrix.
+    /// Which of the kept elements of the matrix.
     kept: Range<usize>,
 }
 
@@ -91,7 +92,8 @@ fn tiles(at: &SparsityPattern) -> impl Iterator<Item = Vec<TileSegment>> {
     let segment = move |row: usize, columns: &Range<usize>| {
         let all = offsets[row] as usize..offsets[row + 1] as usize;
         let before = |column: usize| {
-            all.start + col_indices[all.clone()].partition_point(|place| (*place as usize) < column)
+            all.start
+                + col_indices[all.clone()].partition_point(|column_index| (*column_index as usize) < column)
         };
         TileSegment { row, kept: before(columns.start)..before(columns.end) }
     };
@@ -120,14 +122,14 @@ struct SddmmTile<'a> {
     a: &'a [u32],
     b: &'a [u32],
     segments: &'a [TileSegment],
-    /// Kept places of the matrix, ascending.
+    /// Column indices of the matrix's kept elements, ascending in each row.
     col_indices: &'a [u32],
-    /// `[kept places of the tile][lanes]`.
+    /// `[kept elements of the tile][lanes]`.
     vectors: &'a mut [f32],
 }
 
 /// # Safety
-/// The processor has `isa`, and the job's parts fit each other.
+/// The processor has `isa`, and the job's arrays fit each other.
 unsafe fn run(isa: Isa, vectors: usize, job: SddmmTile<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -142,7 +144,7 @@ unsafe fn run(isa: Isa, vectors: usize, job: SddmmTile<'_>) {
 }
 
 /// # Safety
-/// The caller is compiled for `L`, and the job's parts fit each other.
+/// The caller is compiled for `L`, and the job's arrays fit each other.
 #[inline(always)]
 unsafe fn rows<L: Lanes, const V: usize>(job: SddmmTile<'_>) {
     let SddmmTile { a, b, segments, col_indices, vectors } = job;
@@ -153,13 +155,13 @@ unsafe fn rows<L: Lanes, const V: usize>(job: SddmmTile<'_>) {
         // SAFETY: the caller's promise covers every access; the cells are the bits of f32.
         unsafe {
             let cells = a.as_ptr().cast::<f32>().add(segment.row * V * L::N);
-            let own: [L; V] = std::array::from_fn(|v| L::load(cells.add(v * L::N)));
-            for &place in &col_indices[segment.kept.clone()] {
-                debug_assert!((place as usize + 1) * V * L::N <= b.len());
-                let cells = b.as_ptr().cast::<f32>().add(place as usize * V * L::N);
+            let a_column: [L; V] = std::array::from_fn(|v| L::load(cells.add(v * L::N)));
+            for &column_index in &col_indices[segment.kept.clone()] {
+                debug_assert!((column_index as usize + 1) * V * L::N <= b.len());
+                let cells = b.as_ptr().cast::<f32>().add(column_index as usize * V * L::N);
                 let mut sum = L::load(out);
-                for (v, own) in own.iter().enumerate() {
-                    sum = sum.add_product(*own, L::load(cells.add(v * L::N)));
+                for (v, a_column) in a_column.iter().enumerate() {
+                    sum = sum.add_product(*a_column, L::load(cells.add(v * L::N)));
                 }
                 sum.store(out);
                 out = out.add(L::N);
@@ -172,7 +174,7 @@ unsafe fn rows<L: Lanes, const V: usize>(job: SddmmTile<'_>) {
 macro_rules! kernel {
     ($name:ident, $lanes:ty $(, $feature:literal)?) => {
         /// # Safety
-        /// The processor has the features that this is compiled for, and the job's parts fit each other.
+        /// The processor has the features that this is compiled for, and the job's arrays fit each other.
         $(#[target_feature(enable = $feature)])?
         unsafe fn $name(vectors: usize, job: SddmmTile<'_>) {
             // SAFETY: the caller's promise.

@@ -8,14 +8,14 @@ use crate::ops::matmul::matmul as dense_matmul;
 use crate::random;
 use crate::testing::{assert_close, check, devices, tensor, values};
 
-/// A matrix with about this share of its weights kept; every tenth row or so is empty.
-fn pruned(seed: u64, rows: usize, columns: usize, share: f64) -> Vec<f32> {
+/// A matrix with about this fraction of its weights kept; every tenth row or so is empty.
+fn pruned(seed: u64, rows: usize, columns: usize, fraction: f64) -> Vec<f32> {
     let key = random::key(seed, 77);
     let mut weights = values(seed, rows * columns, 1.0);
     for (i, weight) in weights.iter_mut().enumerate() {
         let row = (i / columns.max(1)) as u64;
         let empty = random::uniform(key, 1 << 40 | row) < 0.1;
-        if empty || random::uniform(key, i as u64) >= share {
+        if empty || random::uniform(key, i as u64) >= fraction {
             *weight = 0.0;
         }
     }
@@ -39,9 +39,9 @@ proptest! {
     /// Every width of the last panel, rows that do not fill a block, rows that are empty, and sizes of zero.
     #[test]
     fn the_product_is_that_of_plain_loops(
-        batch in 0usize..230, rows in 0usize..100, columns in 0usize..90, share in 0.0f64..1.0, seed: u64,
+        batch in 0usize..230, rows in 0usize..100, columns in 0usize..90, fraction in 0.0f64..1.0, seed: u64,
     ) {
-        let (x, w) = (values(seed, batch * columns, 1.0), pruned(seed, rows, columns, share));
+        let (x, w) = (values(seed, batch * columns, 1.0), pruned(seed, rows, columns, fraction));
         let expected = reference(&x, &w, batch, rows, columns);
         check(&[expected], |device, dtype| {
             let sparse = Csr::from_dense(&tensor(device, dtype, &[rows, columns], &w)).unwrap();
@@ -69,7 +69,7 @@ fn a_layer_of_several_tasks_agrees_with_the_dense_product() {
 }
 
 #[test]
-fn what_is_kept_is_counted_and_booked() {
+fn what_is_kept_is_counted() {
     let weights = [0.0, 2.0, 0.0, -0.0, 0.0, 0.0, f32::NAN, 1.0, -1.0f32];
     for device in devices().iter().map(|threads| &threads[0]) {
         let sparse = Csr::from_dense(&tensor(device, DType::F32, &[3, 3], &weights)).unwrap();
@@ -91,10 +91,10 @@ fn gpus() -> impl Iterator<Item = &'static Device> {
     devices().iter().map(|threads| &threads[0]).filter(|device| matches!(device, Device::Cuda(_)))
 }
 
-/// cuSPARSE may refuse a way, with a reason; what it accepts must be right, and the repeatable way must be
+/// cuSPARSE may refuse some options, with a reason; what it accepts must be right, and the repeatable ones must be
 /// accepted.
 #[test]
-fn every_way_that_a_card_accepts_is_right() {
+fn what_a_gpu_accepts_is_right() {
     let (batch, rows, columns) = (96, 130, 250);
     let (x, w) = (values(1, batch * columns, 1.0), pruned(2, rows, columns, 0.2));
     let expected = reference(&x, &w, batch, rows, columns);
@@ -102,8 +102,8 @@ fn every_way_that_a_card_accepts_is_right() {
         for (dtype, tolerance) in [(DType::F32, 5e-5), (DType::Bf16, 1.0 / 128.0)] {
             let x = tensor(device, dtype, &[batch, columns], &x);
             let w = Csr::from_dense(&tensor(device, dtype, &[rows, columns], &w)).unwrap();
-            for way in cuda::SpmmOptions::all() {
-                let ran = cuda::SpmmPlan::new(&w, batch, way).and_then(|mut plan| {
+            for options in cuda::SpmmOptions::all() {
+                let ran = cuda::SpmmPlan::new(&w, batch, options).and_then(|mut plan| {
                     let first = plan.run(&x, Category::Transient)?;
                     let second = plan.run(&x, Category::Transient)?;
                     device.synchronize()?;
@@ -112,8 +112,8 @@ fn every_way_that_a_card_accepts_is_right() {
                 match ran {
                     Ok(both) => both.iter().for_each(|y| assert_close(&y.to_f32(), &expected, tolerance)),
                     Err(why) => {
-                        assert_ne!(way, cuda::SpmmOptions::REPEATABLE, "{why}");
-                        eprintln!("{way} in {dtype:?}: {why}");
+                        assert_ne!(options, cuda::SpmmOptions::REPEATABLE, "{why}");
+                        eprintln!("{options} in {dtype:?}: {why}");
                     }
                 }
             }
@@ -161,17 +161,17 @@ proptest! {
     /// on several with the same bits.
     #[test]
     fn a_sparse_weight_does_what_a_dense_one_does(
-        batch in 1usize..230, rows in 1usize..100, columns in 1usize..90, share in 0.0f64..1.0, seed: u64,
+        batch in 1usize..230, rows in 1usize..100, columns in 1usize..90, fraction in 0.0f64..1.0, seed: u64,
     ) {
-        let w = pruned(seed, rows, columns, share);
+        let w = pruned(seed, rows, columns, fraction);
         let (x, dy) = (values(seed ^ 1, batch * columns, 1.0), values(seed ^ 2, batch * rows, 1.0));
         let bias = values(seed ^ 3, rows, 1.0);
         let mut expected = reference(&x, &w, batch, rows, columns);
         expected.iter_mut().enumerate().for_each(|(i, y)| *y += f64::from(bias[i % rows]));
         let turned: Vec<f32> = (0..rows * columns).map(|i| w[i % rows * columns + i / rows]).collect();
         let dx = reference(&dy, &turned, batch, columns, rows);
-        let gradient = |place: usize| -> f64 {
-            let (r, c) = (place / columns, place % columns);
+        let gradient = |index: usize| -> f64 {
+            let (r, c) = (index / columns, index % columns);
             (0..batch).map(|b| f64::from(dy[b * rows + r]) * f64::from(x[b * columns + c])).sum()
         };
         let dw: Vec<f64> = (0..w.len()).filter(|i| w[*i] != 0.0).map(gradient).collect();
@@ -180,9 +180,9 @@ proptest! {
             let (x, dy) = (tensor(device, DType::F32, &[batch, columns], &x), tensor(device, DType::F32, &[batch, rows], &dy));
             let bias = tensor(device, DType::F32, &[rows], &bias);
             let mask = mask_of(device, &w);
-            let alone = device.ledger().current(Category::Mask);
+            let mask_bytes = device.ledger().current(Category::Mask);
             let sparse = SparseWeight::new(&mask, [rows, columns]).unwrap();
-            assert_eq!(device.ledger().current(Category::Mask) - alone, sparse.bytes());
+            assert_eq!(device.ledger().current(Category::Mask) - mask_bytes, sparse.bytes());
             [
                 sparse.product(&x, &weight, true, Some(&bias), Category::Transient).unwrap(),
                 sparse.product(&dy, &weight, false, None, Category::Transient).unwrap(),

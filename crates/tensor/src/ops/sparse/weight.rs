@@ -29,12 +29,12 @@ pub struct SparseWeight {
     cpu: Cpu,
     by_rows: SparsityPattern,
     by_columns: SparsityPattern,
-    /// u32 `[kept]`: of each kept element by columns, its place among those by rows.
+    /// u32 `[kept]`: of each kept element by columns, its index among those by rows.
     order: Tensor,
 }
 
 impl SparseWeight {
-    /// Of a matrix of this shape under a mask; booked as mask.
+    /// Of a matrix of this shape under a mask; counted as mask.
     pub fn new(mask: &Mask, shape: [usize; 2]) -> Result<SparseWeight> {
         let [rows, columns] = shape;
         assert_eq!(mask.len(), rows * columns, "the mask of a matrix {shape:?}");
@@ -45,21 +45,21 @@ impl SparseWeight {
         offset(mask.kept())?;
         let col_indices: Vec<usize> = ones(&mask.words()).collect();
         let (mut row_ends, mut column_ends) = (vec![0u32; rows + 1], vec![0u32; columns + 1]);
-        for place in &col_indices {
-            row_ends[place / columns + 1] += 1;
-            column_ends[place % columns + 1] += 1;
+        for index in &col_indices {
+            row_ends[index / columns + 1] += 1;
+            column_ends[index % columns + 1] += 1;
         }
         for ends in [&mut row_ends, &mut column_ends] {
             (1..ends.len()).for_each(|i| ends[i] += ends[i - 1]);
         }
         let (mut rows_of, mut order) = (vec![0u32; col_indices.len()], vec![0u32; col_indices.len()]);
         let mut next = column_ends.clone();
-        for (k, place) in col_indices.iter().enumerate() {
-            let at = &mut next[place % columns];
-            (rows_of[*at as usize], order[*at as usize]) = ((place / columns) as u32, k as u32);
+        for (k, index) in col_indices.iter().enumerate() {
+            let at = &mut next[index % columns];
+            (rows_of[*at as usize], order[*at as usize]) = ((index / columns) as u32, k as u32);
             *at += 1;
         }
-        let columns_of: Vec<u32> = col_indices.iter().map(|place| (place % columns) as u32).collect();
+        let columns_of: Vec<u32> = col_indices.iter().map(|index| (index % columns) as u32).collect();
         Ok(SparseWeight {
             mask: mask.clone(),
             cpu,
@@ -114,7 +114,7 @@ impl SparseWeight {
     fn turned(&self, values: &Tensor) -> Result<Tensor> {
         let mut turned = values.empty_like(Category::Workspace)?;
         let (values, order) = (values.slice::<f32>(), self.order.slice::<u32>());
-        self.cpu.for_pieces(turned.slice_mut::<f32>(), PICK, |range, turned| {
+        self.cpu.for_chunks(turned.slice_mut::<f32>(), PICK, |range, turned| {
             turned.iter_mut().zip(&order[range]).for_each(|(to, from)| *to = values[*from as usize]);
         });
         Ok(turned)

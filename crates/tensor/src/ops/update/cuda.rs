@@ -20,7 +20,7 @@ pub(crate) static SOURCE: KernelSource = KernelSource {
     // Memory is what a step waits for: exact arithmetic costs nothing, and dense, masked and compressed state
     // step alike.
     exact: true,
-    parts: &[KernelInclude::LANES, KernelInclude::KEPT, KernelInclude::RANDOM],
+    includes: &[KernelInclude::LANES, KernelInclude::KEPT, KernelInclude::RANDOM],
     ..lanes::source("update.cu", include_str!("../update.cu"), &[Build::PLAIN])
 };
 
@@ -69,7 +69,7 @@ fn settings(rule: UpdateRule, step: StepParams) -> [u32; FIELDS] {
     fields
 }
 
-/// Words of 8 bytes that a target takes on the GPU.
+/// 8-byte words that a target takes on the GPU.
 const WORDS: usize = 22;
 
 /// A tensor as the kernels see it: addresses on the GPU, or 0 for what is not there.
@@ -310,7 +310,7 @@ impl UpdateTable {
         let kernel = |name| cuda.kernel(&SOURCE, Build::PLAIN, name);
         let mut partial = lanes::doubles(&self.words.device(), 2 * self.blocks)?;
         let args = self.args(settings).i32(kind as i32).output(&mut partial);
-        // SAFETY: the table's maker borrows the tensors and has looked for the states that `kind` needs; each
+        // SAFETY: the table's maker borrows the tensors and has checked for the states that `kind` needs; each
         // block has room for its two doubles.
         unsafe { kernel("update_norms")?.launch(lanes::blocks(self.blocks, 1), THREADS, 0, args)? };
         let args = Args::new().input(&partial).pointer(self.firsts()).pointer(to);

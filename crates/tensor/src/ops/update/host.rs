@@ -11,9 +11,9 @@ use crate::cpu::scratch::ScratchPool;
 use crate::cpu::{Cpu, Isa};
 use crate::dtype::{DType, Float};
 use crate::error::Result;
-use crate::mask::{KeptSpan, Mask, cut};
+use crate::mask::{KeptSpan, Mask, split_at_ranges};
 use crate::memory::Category;
-use crate::ops::pieces::{self, PIECE};
+use crate::ops::chunks::{self, CHUNK};
 use crate::tensor::Tensor;
 use crate::{bf16, random, simd, with_float};
 
@@ -44,9 +44,9 @@ pub(super) fn norms(
 ) -> Result<SquaredNorms> {
     let prepared = PreparedRule::new(rule, step, target.weight_decay, None);
     let walk = UpdateSpans::new(target);
-    let parts = with_float!(target.gradient.dtype(), G => {
+    let per_span = with_float!(target.gradient.dtype(), G => {
         let gradient = target.gradient.slice::<G>();
-        cpu.map_pieces(walk.spans.len(), 1, |i| {
+        cpu.map_chunks(walk.spans.len(), 1, |i| {
             let span = &walk.spans[i.start];
             let states: Vec<Cow<'_, [f32]>> =
                 target.states.iter().map(|state| walk.read_widened(span, state)).collect();
@@ -59,7 +59,7 @@ pub(super) fn norms(
         weight: a.weight + b.weight,
         direction: a.direction + b.direction,
     };
-    Ok(parts.into_iter().fold(SquaredNorms::default(), join))
+    Ok(per_span.into_iter().fold(SquaredNorms::default(), join))
 }
 
 fn advance<G: Float>(
@@ -79,16 +79,19 @@ fn advance<G: Float>(
     let dense = || walk.spans.iter().map(|span| span.dense.clone());
     let stored = || walk.spans.iter().map(|span| walk.stored(span));
     let mut exact: Vec<ExactWeights<'_>> = match master {
-        None => cut(weight.slice_mut::<f32>(), dense()).into_iter().map(ExactWeights::Weight).collect(),
+        None => split_at_ranges(weight.slice_mut::<f32>(), dense())
+            .into_iter()
+            .map(ExactWeights::Weight)
+            .collect(),
         Some(master) => {
-            let weights = cut(weight.slice_mut::<bf16>(), dense()).into_iter();
+            let weights = split_at_ranges(weight.slice_mut::<bf16>(), dense()).into_iter();
             match master.dtype() {
                 DType::U16 => {
-                    let low = cut(master.slice_mut::<u16>(), stored());
+                    let low = split_at_ranges(master.slice_mut::<u16>(), stored());
                     weights.zip(low).map(|(weight, low)| ExactWeights::Low { weight, low }).collect()
                 }
                 _ => {
-                    let master = cut(master.slice_mut::<f32>(), stored());
+                    let master = split_at_ranges(master.slice_mut::<f32>(), stored());
                     weights
                         .zip(master)
                         .map(|(weight, master)| ExactWeights::Master { weight, master })
@@ -102,12 +105,13 @@ fn advance<G: Float>(
         Some(_) => of_spans(states, stored).map(States::Bf16).collect(),
     };
     let gradient = gradient.slice::<G>();
-    let parts = walk.spans.iter().zip(exact.drain(..)).zip(states.drain(..));
-    let parts = parts.map(|((span, exact), states)| (span, exact, states, &gradient[walk.stored(span)]));
-    pieces::each(cpu, parts, |(span, exact, states, g)| {
-        scratch.lend(|room| {
-            let part = SpanUpdate { walk: &walk, span, exact, states, rounding };
-            part.advance(cpu.isa(), g, rule, room.slice_mut::<f32>());
+    let per_span = walk.spans.iter().zip(exact.drain(..)).zip(states.drain(..));
+    let per_span =
+        per_span.map(|((span, exact), states)| (span, exact, states, &gradient[walk.stored(span)]));
+    chunks::each(cpu, per_span, |(span, exact, states, g)| {
+        scratch.lend(|buffers| {
+            let update = SpanUpdate { walk: &walk, span, exact, states, rounding };
+            update.advance(cpu.isa(), g, rule, buffers.slice_mut::<f32>());
         });
     });
     Ok(())
@@ -123,7 +127,7 @@ struct UpdateSpans<'a> {
 
 impl<'a> UpdateSpans<'a> {
     fn new(target: &ParamUpdate<'a>) -> UpdateSpans<'a> {
-        let piece = |i: usize, len: usize| i * PIECE..((i + 1) * PIECE).min(len);
+        let chunk = |i: usize, len: usize| i * CHUNK..((i + 1) * CHUNK).min(len);
         let spans = match target.mask {
             Some(mask) if target.weight_is_compressed() && target.is_compressed() => {
                 // All that there is stands side by side; cut as under the mask, so that norms have the same bits.
@@ -135,8 +139,8 @@ impl<'a> UpdateSpans<'a> {
             Some(mask) => mask.spans(),
             None => {
                 let len = target.weight.len();
-                let span = |i| KeptSpan { dense: piece(i, len), kept: piece(i, len) };
-                (0..len.div_ceil(PIECE)).map(span).collect()
+                let span = |i| KeptSpan { dense: chunk(i, len), kept: chunk(i, len) };
+                (0..len.div_ceil(CHUNK)).map(span).collect()
             }
         };
         UpdateSpans { mask: target.mask, compressed: target.is_compressed(), spans }
@@ -163,12 +167,12 @@ impl<'a> UpdateSpans<'a> {
 
     /// The numbers of gradient or state that a span steps, side by side.
     fn read<'t, T: Float>(&self, span: &KeptSpan, all: &'t [T]) -> Cow<'t, [T]> {
-        let part = &all[self.stored(span)];
+        let stored = &all[self.stored(span)];
         if self.side_by_side() {
-            return Cow::Borrowed(part);
+            return Cow::Borrowed(stored);
         }
         let mut found = Vec::with_capacity(span.kept.len());
-        self.each(span, |_, p| found.push(part[p]));
+        self.each(span, |_, p| found.push(stored[p]));
         Cow::Owned(found)
     }
 
@@ -240,7 +244,7 @@ enum ExactWeights<'a> {
     Low { weight: &'a mut [bf16], low: &'a mut [u16] },
 }
 
-/// A span with its share of all that is written.
+/// A span with its slices of all that is written.
 struct SpanUpdate<'a> {
     walk: &'a UpdateSpans<'a>,
     span: &'a KeptSpan,
@@ -262,33 +266,35 @@ fn of_spans<T: Float, R: Iterator<Item = Range<usize>>>(
     spans: impl Fn() -> R,
 ) -> impl Iterator<Item = Vec<&mut [T]>> {
     let count = spans().count();
-    let mut states: Vec<_> =
-        states.into_iter().map(|state| cut(state.slice_mut::<T>(), spans()).into_iter()).collect();
+    let mut states: Vec<_> = states
+        .into_iter()
+        .map(|state| split_at_ranges(state.slice_mut::<T>(), spans()).into_iter())
+        .collect();
     let next = move |_| {
-        states.iter_mut().map(|state| state.next().expect("a part of each state for each span")).collect()
+        states.iter_mut().map(|state| state.next().expect("a slice of each state for each span")).collect()
     };
     (0..count).map(next)
 }
 
 impl SpanUpdate<'_> {
-    fn advance<G: Float>(self, isa: Isa, g: &[G], rule: &PreparedRule, room: &mut [f32]) {
+    fn advance<G: Float>(self, isa: Isa, g: &[G], rule: &PreparedRule, buffers: &mut [f32]) {
         let SpanUpdate { walk, span, exact, states, rounding } = self;
         let n = span.kept.len();
-        let (w_room, rest) = room.split_at_mut(n);
+        let (w_scratch, rest) = buffers.split_at_mut(n);
         let (first, rest) = rest.split_at_mut(n);
-        let (second, g_room) = rest.split_at_mut(n);
-        let (mut rooms, g_room) = ([first, second], &mut g_room[..n]);
+        let (second, g_scratch) = rest.split_at_mut(n);
+        let (mut state_scratch, g_scratch) = ([first, second], &mut g_scratch[..n]);
         match states {
             States::F32(mut states) if walk.side_by_side() => {
-                step_exact(isa, walk, span, exact, w_room, |w| rule.advance(isa, w, &mut states, g));
+                step_exact(isa, walk, span, exact, w_scratch, |w| rule.advance(isa, w, &mut states, g));
             }
             States::F32(mut states) => {
-                bring(walk, span, g, &states, g_room, &mut rooms);
-                let held = &mut rooms[..states.len()];
-                step_exact(isa, walk, span, exact, w_room, |w| rule.advance(isa, w, held, g_room));
+                bring(walk, span, g, &states, g_scratch, &mut state_scratch);
+                let gathered = &mut state_scratch[..states.len()];
+                step_exact(isa, walk, span, exact, w_scratch, |w| rule.advance(isa, w, gathered, g_scratch));
                 walk.each(span, |k, p| {
-                    for (room, state) in rooms.iter().zip(&mut states) {
-                        state[p] = room[k];
+                    for (slot, state) in state_scratch.iter().zip(&mut states) {
+                        state[p] = slot[k];
                     }
                 });
             }
@@ -296,16 +302,19 @@ impl SpanUpdate<'_> {
                 let count = states.len();
                 let side_by_side = walk.side_by_side();
                 match side_by_side {
-                    true => rooms.iter_mut().zip(&states).for_each(|(room, state)| widen(isa, state, room)),
-                    false => bring(walk, span, g, &states, g_room, &mut rooms),
+                    true => state_scratch
+                        .iter_mut()
+                        .zip(&states)
+                        .for_each(|(slot, state)| widen(isa, state, slot)),
+                    false => bring(walk, span, g, &states, g_scratch, &mut state_scratch),
                 }
-                let held = &mut rooms[..count];
-                step_exact(isa, walk, span, exact, w_room, |w| match side_by_side {
-                    true => rule.advance(isa, w, held, g),
-                    false => rule.advance(isa, w, held, g_room),
+                let gathered = &mut state_scratch[..count];
+                step_exact(isa, walk, span, exact, w_scratch, |w| match side_by_side {
+                    true => rule.advance(isa, w, gathered, g),
+                    false => rule.advance(isa, w, gathered, g_scratch),
                 });
                 let rounding = rounding.expect("states in bf16 are rounded");
-                walk.put_rounded(isa, span, rounding, &rooms[..count], &mut states);
+                walk.put_rounded(isa, span, rounding, &state_scratch[..count], &mut states);
             }
         }
 
@@ -315,13 +324,13 @@ impl SpanUpdate<'_> {
             span: &KeptSpan,
             g: &[G],
             states: &[&mut [S]],
-            g_room: &mut [f32],
-            rooms: &mut [&mut [f32]],
+            g_scratch: &mut [f32],
+            state_scratch: &mut [&mut [f32]],
         ) {
             walk.each(span, |k, p| {
-                g_room[k] = g[p].to_f32();
-                for (room, state) in rooms.iter_mut().zip(states) {
-                    room[k] = state[p].to_f32();
+                g_scratch[k] = g[p].to_f32();
+                for (slot, state) in state_scratch.iter_mut().zip(states) {
+                    slot[k] = state[p].to_f32();
                 }
             });
         }
@@ -331,16 +340,16 @@ impl SpanUpdate<'_> {
             walk: &UpdateSpans<'_>,
             span: &KeptSpan,
             exact: ExactWeights<'_>,
-            room: &mut [f32],
+            buffers: &mut [f32],
             step: impl FnOnce(&mut [f32]),
         ) {
-            let place = |k: usize, p: usize| if walk.compressed { k } else { p };
+            let index = |k: usize, p: usize| if walk.compressed { k } else { p };
             match exact {
                 ExactWeights::Weight(weight) if walk.mask.is_none() => step(weight),
                 ExactWeights::Weight(weight) => {
-                    walk.each(span, |k, p| room[k] = weight[p]);
-                    step(room);
-                    walk.each(span, |k, p| weight[p] = room[k]);
+                    walk.each(span, |k, p| buffers[k] = weight[p]);
+                    step(buffers);
+                    walk.each(span, |k, p| weight[p] = buffers[k]);
                 }
                 ExactWeights::Master { weight, master } if walk.mask.is_none() => {
                     step(master);
@@ -351,14 +360,14 @@ impl SpanUpdate<'_> {
                     walk.each(span, |k, p| weight[p] = nearest(master[k]));
                 }
                 ExactWeights::Master { weight, master } => {
-                    walk.each(span, |k, p| room[k] = master[p]);
-                    step(room);
-                    walk.each(span, |k, p| (master[p], weight[p]) = (room[k], nearest(room[k])));
+                    walk.each(span, |k, p| buffers[k] = master[p]);
+                    step(buffers);
+                    walk.each(span, |k, p| (master[p], weight[p]) = (buffers[k], nearest(buffers[k])));
                 }
                 ExactWeights::Low { weight, low } => {
-                    walk.each(span, |k, p| room[k] = join(weight[p], low[place(k, p)]));
-                    step(room);
-                    walk.each(span, |k, p| (weight[p], low[place(k, p)]) = split(room[k]));
+                    walk.each(span, |k, p| buffers[k] = join(weight[p], low[index(k, p)]));
+                    step(buffers);
+                    walk.each(span, |k, p| (weight[p], low[index(k, p)]) = split(buffers[k]));
                 }
             }
         }

@@ -5,7 +5,7 @@
 //! is 0.999, and half of the distance between two numbers of bf16 is two to four thousandths.
 //!
 //! The random bits are a function of the seed, the step, the parameter and an element's position in the full,
-//! dense tensor. So ranks that have all of a parameter, a shard, a part of its kept values or kept values
+//! dense tensor. So ranks that have all of a parameter, a shard, some of its kept values or kept values
 //! alone round it alike, on every device.
 
 use super::StepParams;
@@ -97,7 +97,7 @@ pub(super) fn round_run(
     let length = to.first().map_or(0, |state| state.len());
     for at in (0..length).step_by(SHORT) {
         let here = at..(at + SHORT).min(length);
-        draw(isa, &mut bits[..here.len()], key, start + at as u64);
+        sample(isa, &mut bits[..here.len()], key, start + at as u64);
         for (state, (from, to)) in from.iter().zip(to.iter_mut()).enumerate() {
             round(isa, &from[here.clone()], &mut to[here.clone()], &bits, state);
         }
@@ -105,7 +105,7 @@ pub(super) fn round_run(
 }
 
 simd! {
-    fn draw(bits: &mut [u32], key: u64, start: u64) {
+    fn sample(bits: &mut [u32], key: u64, start: u64) {
         for (i, bits) in bits.iter_mut().enumerate() {
             *bits = random::bits(key, start + i as u64);
         }

@@ -41,7 +41,7 @@ impl PreparedRule {
         }
     }
 
-    /// Steps weights, whose states and gradients stand in the same places.
+    /// Steps weights, whose states and gradients have the same indices.
     pub(super) fn advance<G: Float>(&self, isa: Isa, w: &mut [f32], states: &mut [&mut [f32]], g: &[G]) {
         let s = *self;
         match (self.rule, states) {
@@ -56,7 +56,7 @@ impl PreparedRule {
         }
     }
 
-    /// The squared norms of a part of a layer.
+    /// The squared norms of a shard of a layer.
     pub(super) fn norms<G: Float>(&self, isa: Isa, w: &[f32], states: &[&[f32]], g: &[G]) -> SquaredNorms {
         let direction = match (self.rule, states) {
             (UpdateRule::Lamb { .. }, [m, v]) => direction_norm(isa, w, m, v, g, *self),
@@ -165,8 +165,8 @@ simd! {
         const SHORT: usize = 512;
         let mut u = [0f32; SHORT];
         let mut sum = 0.0;
-        let parts = w.chunks(SHORT).zip(m.chunks(SHORT)).zip(v.chunks(SHORT)).zip(g.chunks(SHORT));
-        for (((w, m), v), g) in parts {
+        let slices = w.chunks(SHORT).zip(m.chunks(SHORT)).zip(v.chunks(SHORT)).zip(g.chunks(SHORT));
+        for (((w, m), v), g) in slices {
             for ((((u, w), m), v), g) in u.iter_mut().zip(w).zip(m).zip(v).zip(g) {
                 let (m, v) = s.moments.next(*m, *v, g.to_f32() * s.scale);
                 *u = s.moments.direction(m, v) + s.decay * w;

@@ -248,10 +248,10 @@ proptest! {
     /// no mask whose gradient is zero where nothing is kept: equal bits where no norm is taken.
     #[test]
     fn compressed_state_steps_as_dense_state_under_the_same_mask(
-        n in 1usize..150_000, seed: u64, share in 0.0f64..1.0,
+        n in 1usize..150_000, seed: u64, fraction in 0.0f64..1.0,
     ) {
-        let share = if seed.is_multiple_of(3) { share / 40.0 } else { share };
-        let (start, words) = (values(seed, n, 0.5), mask_words(seed, n, share));
+        let fraction = if seed.is_multiple_of(3) { fraction / 40.0 } else { fraction };
+        let (start, words) = (values(seed, n, 0.5), mask_words(seed, n, fraction));
         let gradients = [1, 2, 3, 4].map(|number| (number, values(seed ^ number, n, 0.1)));
         for rule in RULES {
             for [device, other, _] in devices() {
@@ -313,24 +313,26 @@ fn a_list_of_targets_steps_as_each_of_them_alone() {
     ];
     const DECAYS: [f32; 6] = [0.0, 0.125, 0.25, 0.5, 0.25, 0.0];
     let fresh = |device: &Device, rule: &UpdateRule| -> Vec<(TestParam, Tensor)> {
-        let layer = |(i, &(n, master, dtype, share)): (usize, &(usize, TestMaster, DType, Option<f64>))| {
-            let mut layer = TestParam::new(device, rule, &values(i as u64, n, 0.5), master);
-            let mut gradient = tensor(device, dtype, &[n], &values(i as u64 + 10, n, 0.1));
-            if let Some(share) = share {
-                layer = layer.masked(&mask_words(i as u64, n, share), true);
-                gradient = compress(&gradient, layer.mask.as_ref().unwrap(), Category::Gradients).unwrap();
-            }
-            (TestParam { decay: DECAYS[i], adapt: i % 2 == 0, ..layer }, gradient)
-        };
+        let layer =
+            |(i, &(n, master, dtype, fraction)): (usize, &(usize, TestMaster, DType, Option<f64>))| {
+                let mut layer = TestParam::new(device, rule, &values(i as u64, n, 0.5), master);
+                let mut gradient = tensor(device, dtype, &[n], &values(i as u64 + 10, n, 0.1));
+                if let Some(fraction) = fraction {
+                    layer = layer.masked(&mask_words(i as u64, n, fraction), true);
+                    gradient =
+                        compress(&gradient, layer.mask.as_ref().unwrap(), Category::Gradients).unwrap();
+                }
+                (TestParam { decay: DECAYS[i], adapt: i % 2 == 0, ..layer }, gradient)
+            };
         kinds.iter().enumerate().map(layer).collect()
     };
     let bytes =
         |layers: &[(TestParam, Tensor)]| -> Vec<_> { layers.iter().flat_map(|(l, _)| l.bytes()).collect() };
     for [device, ..] in devices() {
         for rule in RULES {
-            let (mut alone, mut together, mut given) =
+            let (mut one_by_one, mut together, mut given) =
                 (fresh(device, &rule), fresh(device, &rule), fresh(device, &rule));
-            for (layer, gradient) in &mut alone {
+            for (layer, gradient) in &mut one_by_one {
                 layer.step(rule, 3, gradient);
             }
             step(
@@ -340,7 +342,7 @@ fn a_list_of_targets_steps_as_each_of_them_alone() {
                 TrustNorms::Measured,
             )
             .unwrap();
-            let stepped = bytes(&alone);
+            let stepped = bytes(&one_by_one);
             assert_ne!(stepped, bytes(&given));
             assert_eq!(stepped, bytes(&together));
             let targets: Vec<ParamUpdate<'_>> = given.iter_mut().map(|(l, g)| l.target(g)).collect();

@@ -57,8 +57,8 @@ proptest! {
     /// On every device: the step is that of f32 states of the same values, and what it leaves is rounded by
     /// the same bits.
     #[test]
-    fn a_step_is_one_in_f32_and_a_rounding_by_keyed_bits(n in 1usize..40_000, seed: u64, share in 0.0f64..1.0) {
-        let (start, words) = (values(seed, n, 0.5), mask_words(seed, n, share));
+    fn a_step_is_one_in_f32_and_a_rounding_by_keyed_bits(n in 1usize..40_000, seed: u64, fraction in 0.0f64..1.0) {
+        let (start, words) = (values(seed, n, 0.5), mask_words(seed, n, fraction));
         let kept: Vec<usize> = ones(&words).collect();
         for rule in RULES {
             for [device, ..] in devices() {
@@ -97,9 +97,9 @@ proptest! {
 
     /// Ranks that split the kept values, or have kept values alone, round as one that has the dense weight.
     #[test]
-    fn parts_of_kept_values_are_rounded_as_the_dense_parameter(n in 1usize..60_000, seed: u64, share in 0.0f64..1.0) {
-        let share = if seed.is_multiple_of(3) { share / 40.0 } else { share };
-        let (start, words) = (values(seed, n, 0.5), mask_words(seed, n, share));
+    fn shards_of_kept_values_are_rounded_as_the_dense_parameter(n in 1usize..60_000, seed: u64, fraction in 0.0f64..1.0) {
+        let fraction = if seed.is_multiple_of(3) { fraction / 40.0 } else { fraction };
+        let (start, words) = (values(seed, n, 0.5), mask_words(seed, n, fraction));
         for rule in RULES.into_iter().filter(|rule| !rule.adapts() && rule.states() > 0) {
             for [device, ..] in devices() {
                 for (master, dtype) in [(TestMaster::Itself, DType::F32), (TestMaster::Full, DType::Bf16), (TestMaster::Low, DType::Bf16)] {
@@ -108,12 +108,12 @@ proptest! {
                     let mask = dense.mask.clone().unwrap();
                     let values_of = |weight: &Tensor| compress(weight, &mask, Category::Weights).unwrap();
                     let kept = mask.kept();
-                    let mut parts: Vec<TestParam> = [0..kept / 3, kept / 3..kept].map(|at| {
-                        let part = |tensor: &Tensor| flat::take(tensor, at.clone(), Category::Optimizer).unwrap();
+                    let mut halves: Vec<TestParam> = [0..kept / 3, kept / 3..kept].map(|at| {
+                        let range = |tensor: &Tensor| flat::take(tensor, at.clone(), Category::Optimizer).unwrap();
                         TestParam {
-                            weight: part(&values_of(&dense.weight)),
-                            master: dense.master.as_ref().map(part),
-                            states: dense.states.iter().map(part).collect(),
+                            weight: range(&values_of(&dense.weight)),
+                            master: dense.master.as_ref().map(range),
+                            states: dense.states.iter().map(range).collect(),
                             rounded: dense.rounded.clone().map(|one| Rounded {
                                 kept_by: Some(mask.clone()), first: at.start, ..one
                             }),
@@ -126,14 +126,14 @@ proptest! {
                         let gradient = compress(&gradient, &mask, Category::Gradients).unwrap();
                         dense.step(rule, number, &gradient);
                         packed.step(rule, number, &gradient);
-                        for (part, at) in parts.iter_mut().zip([0..kept / 3, kept / 3..kept]) {
+                        for (range, at) in halves.iter_mut().zip([0..kept / 3, kept / 3..kept]) {
                             if !at.is_empty() {
-                                part.step(rule, number, &flat::take(&gradient, at, Category::Gradients).unwrap());
+                                range.step(rule, number, &flat::take(&gradient, at, Category::Gradients).unwrap());
                             }
                         }
                     }
                     prop_assert!(dense.bytes() == packed.bytes(), "{:?}: kept values alone", rule);
-                    let together = |of: &dyn Fn(&TestParam) -> Vec<u8>| [of(&parts[0]), of(&parts[1])].concat();
+                    let together = |of: &dyn Fn(&TestParam) -> Vec<u8>| [of(&halves[0]), of(&halves[1])].concat();
                     prop_assert!(values_of(&dense.weight).host_bytes() == together(&|one| one.weight.host_bytes().into_owned()));
                     for i in 0..rule.states() {
                         prop_assert!(dense.states[i].host_bytes() == together(&|one| one.states[i].host_bytes().into_owned()), "{:?}", rule);
@@ -145,7 +145,7 @@ proptest! {
 }
 
 /// Columns of a matrix: those of some queries, fewer keys and fewer values, on two ranks that split them, and
-/// parts of such a shard.
+/// slices of such a shard.
 #[test]
 fn shards_are_rounded_as_the_full_tensor() {
     let (rows, width) = (70, 40);

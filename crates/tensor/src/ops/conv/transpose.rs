@@ -17,7 +17,7 @@ pub(super) fn to_lanes(
     (y, y_stride): (&mut [f32], usize),
 ) {
     assert!(rows <= LANES, "{rows} rows in a vector");
-    turn(proof, (x, x_stride), [rows, columns], (y, y_stride), true);
+    transpose(proof, (x, x_stride), [rows, columns], (y, y_stride), true);
 }
 
 /// Lanes as rows of y: the same for any number of rows of x, each with at most [`LANES`] columns that count.
@@ -27,30 +27,30 @@ pub(super) fn from_lanes(
     [rows, columns]: [usize; 2],
     (y, y_stride): (&mut [f32], usize),
 ) {
-    turn(proof, (x, x_stride), [rows, columns], (y, y_stride), false);
+    transpose(proof, (x, x_stride), [rows, columns], (y, y_stride), false);
 }
 
-/// Writes whole vectors of y, or no more of them than x has rows.
-fn turn(
+/// Writes full vectors of y, or no more of them than x has rows.
+fn transpose(
     _: Avx512,
     (x, x_stride): (&[f32], usize),
     [rows, columns]: [usize; 2],
     (y, y_stride): (&mut [f32], usize),
-    whole: bool,
+    all_lanes: bool,
 ) {
     if rows * columns == 0 {
         return;
     }
-    let written = if whole { LANES } else { rows };
+    let written = if all_lanes { LANES } else { rows };
     assert!((rows - 1) * x_stride + columns <= x.len(), "{rows} rows of {columns} numbers");
     assert!((columns - 1) * y_stride + written <= y.len(), "room for {columns} rows of {written} numbers");
     for i in (0..rows).step_by(LANES) {
         for j in (0..columns).step_by(LANES) {
             let (high, wide) = (LANES.min(rows - i), LANES.min(columns - j));
-            // SAFETY: the proof is there; x and y were looked at.
+            // SAFETY: the proof is there; the lengths of x and y were checked.
             unsafe {
                 let (x, y) = (x.as_ptr().add(i * x_stride + j), y.as_mut_ptr().add(j * y_stride + i));
-                block((x, x_stride), [high, wide], (y, y_stride), if whole { LANES } else { high });
+                block((x, x_stride), [high, wide], (y, y_stride), if all_lanes { LANES } else { high });
             }
         }
     }
@@ -71,11 +71,11 @@ unsafe fn block(
     unsafe {
         let mut r = [_mm512_setzero_ps(); LANES];
         for (i, r) in r.iter_mut().enumerate().take(high) {
-            *r = __m512::load_part(x.add(i * x_stride), wide);
+            *r = __m512::load_partial(x.add(i * x_stride), wide);
         }
         let t = transposed(r);
         for (j, t) in t.iter().enumerate().take(wide) {
-            t.store_part(y.add(j * y_stride), width);
+            t.store_partial(y.add(j * y_stride), width);
         }
     }
 }
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
     use crate::cpu::Isa;
 
-    /// Whole blocks, parts of one, and several beside and below each other; nothing beside what is asked for
+    /// Full blocks, partial ones, and several beside and below each other; nothing beside what is asked for
     /// is written.
     #[test]
     fn rows_become_columns_and_lanes_become_rows() {
@@ -127,12 +127,12 @@ mod tests {
             {
                 let (x_stride, y_stride) = (columns + 2, rows.max(LANES) + 1);
                 let x: Vec<f32> = (0..rows * x_stride).map(|i| i as f32).collect();
-                for whole in [false, true].into_iter().filter(|whole| !whole || rows <= LANES) {
+                for all_lanes in [false, true].into_iter().filter(|all_lanes| !all_lanes || rows <= LANES) {
                     let mut y = vec![-1.0; columns * y_stride];
-                    let turn = if whole { to_lanes } else { from_lanes };
-                    turn(proof, (&x, x_stride), [rows, columns], (&mut y, y_stride));
+                    let transpose = if all_lanes { to_lanes } else { from_lanes };
+                    transpose(proof, (&x, x_stride), [rows, columns], (&mut y, y_stride));
                     for (j, y) in y.chunks(y_stride).enumerate() {
-                        let rest = if whole { LANES - rows } else { 0 };
+                        let rest = if all_lanes { LANES - rows } else { 0 };
                         let expected = (0..rows).map(|i| x[i * x_stride + j]).chain(vec![0.0; rest]);
                         let expected: Vec<f32> =
                             expected.chain(vec![-1.0; y_stride]).take(y_stride).collect();
