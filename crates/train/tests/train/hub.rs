@@ -2,7 +2,7 @@
 //! that its files come in, trained on, and written as a folder of Hugging Face's again.
 
 mod exact;
-mod judge;
+mod reference;
 mod refused;
 mod tokens;
 mod zeros;
@@ -370,7 +370,7 @@ fn state_dicts_of_torchvision_are_recognised() {
 
 /// How pixels were standardised stands beside the weights, so that other images are read as those were.
 #[test]
-fn images_are_judged_as_they_were_learnt_from() {
+fn images_are_evaluated_as_they_were_learnt_from() {
     let folder = tempfile::tempdir().unwrap();
     tiny_cnn(&["train.steps=1"]).run_in(folder.path());
     let (_, dataset, _) = prepare(&tiny_cnn(&[]), 1);

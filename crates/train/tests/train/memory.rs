@@ -207,8 +207,8 @@ fn gradients_of_ranks_are_exactly_those_predicted() {
 }
 
 /// Masks that move: state and masks stay as large as they are, one parameter's old and new ones side by side
-/// for a moment as scratch space; where several micro-batches make a gradient, RigL accumulates a quarter of the dense
-/// one in f32.
+/// for a moment as scratch space; where several micro-batches make a gradient, RigL accumulates a quarter of
+/// the dense one in f32.
 #[test]
 fn moving_masks_hold_exactly_what_is_predicted() {
     let gpt = tiny_gpt(&["model.tied=false", "train.batch=8", "model.layers=3", "prune.every=2"]);
