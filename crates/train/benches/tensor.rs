@@ -1,4 +1,5 @@
-//! Training steps of a GPT whose layers are sharded over two ranks, against one rank: 4 layers of width 512 in f32.
+//! Training steps of a GPT whose layers are sharded over two ranks, against one rank: 4 layers of width 512
+//! in f32.
 //! `cargo bench -p espalier-train --bench tensor [-- --rounds 9] [--batch 8] [--context 128] [--sequence]`
 //!
 //! Ranks are threads, each with one thread to compute. A round measures one rank of one thread, the two

@@ -57,7 +57,7 @@ pub enum Error {
     },
     /// The run would need more memory than is left.
     #[error(
-        "the run needs at least {}, and {place} has {} left; most of it, {}, is for {category}: {advice} would need less \
+        "the run needs at least {}, and {holder} has {} left; most of it, {}, is for {category}: {advice} would need less \
          (device.check_memory = false starts it all the same)",
         ByteSize(*needed as usize), ByteSize(*left as usize), ByteSize(*most as usize)
     )]
@@ -67,7 +67,7 @@ pub enum Error {
         /// Bytes that nobody has taken yet.
         left: u64,
         /// `this machine`, or a GPU.
-        place: String,
+        holder: String,
         /// What takes most of it.
         category: Category,
         /// How much that is.

@@ -21,7 +21,7 @@ pub fn check(plan: &Plan, device: &Device, process_group: Option<&ProcessGroup>)
         return Ok(());
     }
     let replicas = plan.batch.replicas as f64;
-    let (memory, ranks, left, place) = match device {
+    let (memory, ranks, left, holder) = match device {
         Device::Cpu(_) => {
             // All ranks, or as large a fraction of them as this machine has.
             let here = process_group
@@ -30,7 +30,7 @@ pub fn check(plan: &Plan, device: &Device, process_group: Option<&ProcessGroup>)
         }
         Device::Cuda(cuda) => {
             let left = Some(cuda.memory_left()? as u64);
-            let place = format!("the GPU ({})", cuda.name());
+            let holder = format!("the GPU ({})", cuda.name());
             match process_group {
                 Some(process_group) => {
                     // Those who share it may have taken theirs already: all of them are held against all that
@@ -41,9 +41,9 @@ pub fn check(plan: &Plan, device: &Device, process_group: Option<&ProcessGroup>)
                         Err(_) => (ranks_per_device, Some(all)),
                         Ok(()) => (1.0, left),
                     };
-                    (plan.memory, ranks, left, place)
+                    (plan.memory, ranks, left, holder)
                 }
-                None => (plan.replica_memory, replicas, left, place),
+                None => (plan.replica_memory, replicas, left, holder),
             }
         }
     };
@@ -51,7 +51,7 @@ pub fn check(plan: &Plan, device: &Device, process_group: Option<&ProcessGroup>)
         Some(left) => fits(&memory, ranks, left).map_err(|(needed, category, most)| Error::TooLarge {
             needed,
             left,
-            place,
+            holder,
             category,
             most,
             advice: advice(plan, category),
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_needed_at_least_is_held_against_what_is_left() {
+    fn what_is_needed_at_least_is_compared_with_what_is_left() {
         let memory = plan("[train]\nbatch = 64").memory;
         assert!(fits(&memory, 2.0, 2 * memory.least()).is_ok());
         let refused = fits(&memory, 2.0, 2 * memory.least() - 1).unwrap_err();

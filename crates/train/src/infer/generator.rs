@@ -55,7 +55,7 @@ pub enum FinishReason {
     MaxTokens,
     /// The model can read no further.
     ContextFull,
-    /// Whoever listens has heard enough.
+    /// `should_continue` said no.
     Stopped,
 }
 

@@ -1,7 +1,7 @@
 //! From tokens to text as they come: whole characters only, and nothing behind a stop sequence.
 //!
-//! A token of a byte-level tokenizer may end within a character, and a stop sequence may begin in one token and end
-//! in another. So what could still become part of either is held back until it is known.
+//! A token of a byte-level tokenizer may end within a character, and a stop sequence may begin in one token
+//! and end in another. So what could still become part of either is held back until it is known.
 
 use espalier_data::Tokenizer;
 

@@ -27,8 +27,9 @@ pub(crate) fn all_gather_bytes(group: &Communicator, local: &[u8]) -> Result<Vec
     Ok(lengths.iter().enumerate().map(gathered).collect())
 }
 
-/// Does this rank's work, and gathers how that of all went: their results in the order of ranks or, the same on every rank, what the first of those that failed said. The outer error is that of a rank
-/// that is no longer there.
+/// Does this rank's work, and gathers how that of all went: their results in the order of ranks or, the same
+/// on every rank, what the first of those that failed said. The outer error is that of a rank that is no
+/// longer there.
 pub fn all_gather_results<T: Serialize + DeserializeOwned>(
     ranks: &Ranks,
     work: impl FnOnce() -> Result<T, String>,

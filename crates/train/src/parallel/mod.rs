@@ -137,8 +137,8 @@ impl Ranks {
     }
 
     /// Connects this rank with those that its layers will send to: neighbours of its tile, and those that
-    /// all-to-alls of features or samples reach. A transport that has to connect ranks does so now, and not while the
-    /// first step computes.
+    /// all-to-alls of features or samples reach. A transport that has to connect ranks does so now, and not
+    /// while the first step computes.
     pub fn connect(&self, plan: &Plan) -> Result<()> {
         let tiles = self.along(Axis::Spatial);
         let [_, columns] = plan.layout.grid();

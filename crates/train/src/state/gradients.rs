@@ -83,7 +83,7 @@ impl Accumulator {
         arrived.collect::<Vec<_>>().into_iter()
     }
 
-    /// Takes a sum out for a message: rounded to the type in which its summands came.
+    /// Takes a sum out for a message: rounded to the type in which its terms came.
     pub(crate) fn take_rounded(&mut self, id: ParameterId) -> Result<Option<Tensor>> {
         let Some(sum) = self.gradients[id.0].take() else { return Ok(None) };
         let Some(dtype) = self.rounded.filter(|dtype| *dtype != sum.dtype()) else { return Ok(Some(sum)) };
@@ -113,7 +113,7 @@ pub(crate) fn mask_for<'a>(param: &'a Param, gradient: &Tensor) -> Option<&'a Ma
     param.compressing_mask().filter(|mask| gradient.len() == mask.len())
 }
 
-/// The first summand of a gradient, as what the others are added to: in f32, where they come in another type.
+/// The first term of a gradient, as what the others are added to: in f32, where they come in another type.
 fn begin_sum(mut first: Tensor, rounded: Option<DType>) -> Result<Tensor> {
     if rounded.is_some() {
         first = cast(&first, DType::F32, Category::Workspace)?;

@@ -1,6 +1,6 @@
 //! A parameter as one value: what the plan says of it, its mask, weight, gradient and optimizer state.
 //!
-//! Whoever reads or writes a weight at rest asks for what it means: all of it as a dense tensor, or the
+//! Whoever reads or writes a stored weight asks for what it means: all of it as a dense tensor, or the
 //! values that are kept.
 
 use espalier_nn::weights::ParameterId;
@@ -29,7 +29,7 @@ pub struct Param {
     /// Summed over micro-batches and ranks, from when it is complete until the step is taken.
     pub gradient: Option<Tensor>,
     compresses: bool,
-    /// Whether its weight rests as kept values too, under a mask.
+    /// Whether its weight is stored as kept values too, under a mask.
     compresses_weight: bool,
 }
 
@@ -40,7 +40,7 @@ impl Param {
         Param { plan, stored, master, moments, gradient, compresses, compresses_weight: false }
     }
 
-    /// The same, whose weight rests as kept values under a mask that compresses gradient and state.
+    /// The same, whose weight is stored as kept values under a mask that compresses gradient and state.
     pub(super) fn compressing_weight(self, compresses_weight: bool) -> Param {
         debug_assert!(self.compresses || !compresses_weight, "weights are compressed where state is");
         Param { compresses_weight, ..self }
@@ -93,7 +93,7 @@ impl Param {
         self.compressing_mask().map_or(self.len(), Mask::kept)
     }
 
-    /// The weight where it rests dense.
+    /// The weight where it is stored dense.
     pub fn weight(&self) -> &Tensor {
         match &self.stored.form {
             StoredForm::Dense(weight) => weight,
@@ -109,12 +109,12 @@ impl Param {
         }
     }
 
-    /// The weight, dense, however it rests: one that is made for this is workspace as long as it is held.
+    /// The weight, dense, however it is stored: one that is made for this is workspace as long as it lives.
     pub fn dense(&self) -> Result<Tensor, espalier_tensor::Error> {
         self.stored.dense(Category::Workspace)
     }
 
-    /// The weight as it rests, dense or its kept values; none where it is not initialised yet.
+    /// The weight as it is stored, dense or its kept values; none where it is not initialised yet.
     pub fn at_rest(&self) -> Option<&Tensor> {
         self.stored.tensor()
     }
@@ -129,7 +129,7 @@ impl Param {
         self.stored.device_and_dtype().1
     }
 
-    /// Bytes of the weight at rest.
+    /// Bytes of the weight as it is stored.
     pub fn weight_bytes(&self) -> usize {
         self.at_rest().map_or(0, Tensor::byte_len)
     }
@@ -148,7 +148,7 @@ impl Param {
         })
     }
 
-    /// The same to be changed, where it rests as that.
+    /// The same to be changed, where it is stored as that.
     pub(crate) fn values_mut(&mut self) -> Option<&mut Tensor> {
         let is_dense = self.compressing_mask().is_none();
         match &mut self.stored.form {
@@ -307,7 +307,7 @@ pub(crate) enum WeightTarget<'a> {
     Compressed(&'a mut Tensor, &'a Mask),
 }
 
-/// What a step of one parameter reads and writes: the weight as it rests.
+/// What a step of one parameter reads and writes: the weight as it is stored.
 pub(crate) struct StepTensors<'a> {
     pub weight: &'a mut Tensor,
     pub master: Option<&'a mut Tensor>,

@@ -270,8 +270,8 @@ impl ParamStore {
         two.map(|statistic| statistic.as_mut().expect("a statistic of this stage"))
     }
 
-    /// Weights as they rest, and behind them running statistics, with their names: what is here, in the order
-    /// of the model.
+    /// Weights as they are stored, and behind them running statistics, with their names: what is here, in the
+    /// order of the model.
     pub fn named(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         let weights = self.iter().filter_map(|(id, param)| Some((self.names.name(id), param.at_rest()?)));
         let statistics =
@@ -357,7 +357,7 @@ impl ParamStore {
         self.copied(self.statistics.clone(), vec![None; self.len()], copy)
     }
 
-    /// A copy of the weights as they are now, for passes that train, in the form in which they rest: running
+    /// A copy of the weights as they are now, for passes that train, in the form in which they are stored: running
     /// statistics are no part of them.
     pub fn version(&self) -> Result<WeightVersion> {
         let copy = |param: &Param| param.stored.duplicate(Category::Weights);

@@ -104,8 +104,8 @@ fn summed(layout: Layout, micro_batches: usize) -> Vec<Vec<f32>> {
             for parameter in 0..SIZES.len() {
                 let values = gradient(parameter, micro_batch);
                 let made = Tensor::from_slice(device, &[SIZES[parameter]], &values, Category::Workspace)?;
-                let mut door = DataParallelSink::new(&mut shared, &params);
-                door.accept(&[ParameterId(parameter)], WeightGradients::new([], move |_| Ok(vec![made])))?;
+                let mut sink = DataParallelSink::new(&mut shared, &params);
+                sink.accept(&[ParameterId(parameter)], WeightGradients::new([], move |_| Ok(vec![made])))?;
             }
         }
         shared.finish(&mut params)?;

@@ -281,7 +281,8 @@ fn what_is_not_finite_is_neither_saved_nor_a_success() {
         assert!(error.to_string().contains("the validation loss is NaN or infinite after step 1"), "{error}");
         assert!(!folder.path().join("checkpoints").exists());
 
-        // Nobody evaluates validation data: the weights themselves do, where they are saved and where they are not.
+        // Nobody evaluates validation data: the weights themselves do, where they are saved and where they
+        // are not.
         for last in ["checkpoint.last=true", "checkpoint.last=false"] {
             let folder = tempfile::tempdir().unwrap();
             let blind =

@@ -58,7 +58,7 @@ fn eval_samples_come_from_all_over_what_is_held_out() {
 
 /// With files of their own all of `path` is learnt from, and none of it is measured on.
 #[test]
-fn files_are_held_out_in_the_place_of_a_share() {
+fn files_are_held_out_instead_of_a_fraction() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ids = |range: std::ops::Range<u16>| range.flat_map(u16::to_le_bytes).collect::<Vec<u8>>();

@@ -69,7 +69,7 @@ fn without_cache(
 /// Dense and pruned, a prompt of one token and of several, on one rank and on several: the same tokens with a
 /// cache and without, and on every layout those of one rank.
 #[test]
-fn tokens_are_those_of_reading_the_whole_text_every_time() {
+fn tokens_are_those_of_reading_the_full_text_every_time() {
     let folder = tempfile::tempdir().unwrap();
     for (name, base) in [("dense", dense()), ("pruned", pruned()), ("llama", tiny_llama(&["train.steps=8"]))]
     {
@@ -122,13 +122,13 @@ fn logits_are_those_of_the_forward_pass_that_trains() {
             if (1..3).contains(&end) {
                 continue;
             }
-            let mut seen = Vec::new();
+            let mut logits_read = Vec::new();
             let mut choose = |logits: &[f32]| {
-                seen = logits.to_vec();
+                logits_read = logits.to_vec();
                 0
             };
             generator.read(&ids[read], &mut choose).unwrap();
-            let off = seen.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            let off = logits_read.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
             assert!(off <= tolerance, "{precision}, position {end}: off by {off}");
         }
         assert_eq!(generator.length(), ids.len());
@@ -171,12 +171,12 @@ fn a_text_ends_where_the_context_does_or_where_somebody_says_so() {
             generator.reset_cache();
             let leads = generator.ranks().is_rank0();
             let mut left = 4;
-            let mut go_on = |_| {
+            let mut should_continue = |_| {
                 left -= 1;
                 // One rank is enough.
                 !leads || left > 0
             };
-            let written = generator.generate(&prompt, 1000, &mut sampler, &mut go_on)?;
+            let written = generator.generate(&prompt, 1000, &mut sampler, &mut should_continue)?;
             assert_eq!((written.tokens.len(), written.end), (4, FinishReason::Stopped));
             Ok(())
         });
@@ -323,11 +323,11 @@ fn a_run_shows_what_its_model_generates() {
         let text = generating(&trained, &[], |generator| {
             let prompt = tokenizer.encode("12+").unwrap();
             let mut stream = TextStream::new(tokenizer, &[]);
-            let mut go_on = |token| {
+            let mut should_continue = |token| {
                 stream.push(token);
                 true
             };
-            generator.generate(&prompt, 12, &mut Sampler::new(sampling), &mut go_on)?;
+            generator.generate(&prompt, 12, &mut Sampler::new(sampling), &mut should_continue)?;
             stream.finish();
             Ok(stream.text().to_owned())
         });

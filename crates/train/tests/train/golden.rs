@@ -53,7 +53,7 @@ fn check(cases: impl IntoIterator<Item = (String, Base)>) {
     static FILE_IN_USE: Mutex<()> = Mutex::new(());
     let found: BTreeMap<String, Golden> =
         cases.into_iter().map(|(name, base)| (name, golden(&base))).collect();
-    let _held = FILE_IN_USE.lock();
+    let _lock = FILE_IN_USE.lock();
     let mut known: BTreeMap<String, Golden> =
         fs::read(FILE).map_or_else(|_| BTreeMap::new(), |text| serde_json::from_slice(&text).unwrap());
     if env::var("ESPALIER_GOLDEN").is_ok_and(|how| how == "write") {

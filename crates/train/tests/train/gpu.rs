@@ -143,7 +143,7 @@ fn all() -> Vec<(String, Base)> {
 }
 
 #[test]
-fn a_card_learns_as_the_processor_does() {
+fn a_gpu_learns_as_the_processor_does() {
     let Some(gpu) = gpu() else { return };
     for (name, base) in all() {
         let (here, there) = (run(&base, &Device::cpu(2).unwrap()), run(&base, &gpu));
@@ -155,7 +155,7 @@ fn a_card_learns_as_the_processor_does() {
 }
 
 #[test]
-fn ranks_that_share_a_card_learn_as_one() {
+fn ranks_that_share_a_gpu_learn_as_one() {
     let Some(gpu) = gpu() else { return };
     let normed = tiny_cnn(&["train.batch=8", "train.eval_samples=11", "learning_rate.peak=0.01"])
         .set("parallel.batch_norm=synchronised");
@@ -173,7 +173,7 @@ fn ranks_that_share_a_card_learn_as_one() {
 }
 
 #[test]
-fn stages_that_share_a_card_learn_as_one() {
+fn stages_that_share_a_gpu_learn_as_one() {
     let Some(gpu) = gpu() else { return };
     for (name, base) in all() {
         let base = base.set("train.micro_batches=4");
@@ -194,7 +194,7 @@ fn stages_that_share_a_card_learn_as_one() {
 /// Ranks with shards of the same layers, and with tiles of the same images. In bf16 a sum over ranks is
 /// rounded once more.
 #[test]
-fn parts_and_tiles_that_share_a_gpu_learn_as_one() {
+fn shards_and_tiles_that_share_a_gpu_learn_as_one() {
     let Some(gpu) = gpu() else { return };
     let smooth = tiny_cnn(&["train.batch=8", "train.eval_samples=11", "model.layers.2.type=gelu"])
         .set("model.layers.4.branch.1.type=gelu")
@@ -286,7 +286,7 @@ fn compressed_weights_give_the_bits_of_dense_weights_on_a_gpu() {
 
 /// Recorded passes have one stream, on which blocks are expanded as they come.
 #[test]
-fn recorded_passes_over_compressed_weights_give_the_bits_of_dense_ones() {
+fn captured_passes_over_compressed_weights_give_the_bits_of_dense_ones() {
     let Some(gpu) = gpu() else { return };
     let base = tiny_cnn(&["prune.method=magnitude", "prune.sparsity=0.8"]).steps(STEPS);
     let take = |base: &Base, record: bool| {
@@ -323,11 +323,11 @@ fn compressed_weights_on_a_gpu_take_what_is_planned_and_write_the_same_text() {
             [Category::Weights, Category::Optimizer, Category::Mask].map(|one| ledger.peak(one) as u64);
         assert_eq!(measured, [predicted.weights, predicted.optimizer, predicted.mask], "{set}");
         let (params, before) = (trainer.params(), ledger.current(Category::Workspace));
-        let held = |block: usize| {
+        let dense_bytes = |block: usize| {
             let _entered = params.enter(block, Some(block + 1).filter(|next| *next < blocks)).unwrap();
             (ledger.current(Category::Workspace) - before) as u64
         };
-        let expanded = (0..blocks).map(held).max().unwrap();
+        let expanded = (0..blocks).map(dense_bytes).max().unwrap();
         assert_eq!(expanded, predicted.workspace.unwrap_or(0), "{set}");
         assert!(ledger.peak(Category::Workspace) as u64 >= expanded, "{set}");
         let mut sampler = Sampler::new(Sampling::GREEDY);
@@ -340,7 +340,7 @@ fn compressed_weights_on_a_gpu_take_what_is_planned_and_write_the_same_text() {
 /// With a cache and without, on one rank and on two that share the GPU: in f32 the tokens of the processor;
 /// in bf16 the same every time.
 #[test]
-fn a_card_writes_what_the_processor_writes() {
+fn a_gpu_generates_what_the_processor_generates() {
     let Some(gpu) = gpu() else { return };
     let folder = tempfile::tempdir().unwrap();
     gpt().set("train.steps=40").run_in(folder.path());

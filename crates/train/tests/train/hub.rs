@@ -2,7 +2,7 @@
 //! that its files come in, trained on, and written as a folder of Hugging Face's again.
 
 mod exact;
-mod judge;
+mod reference;
 mod refused;
 mod tokens;
 mod zeros;
@@ -179,7 +179,7 @@ fn halved(all: &mut BTreeMap<String, Numbers>, dtype: Dtype, narrow: Narrow) {
 fn every_form_of_the_files_holds_the_same_weights() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let whole = hash(&open(&gpt2()));
+    let hashed = hash(&open(&gpt2()));
     let plain = folder_with(at("plain"), |all| {
         *all = std::mem::take(all)
             .into_iter()
@@ -191,24 +191,24 @@ fn every_form_of_the_files_holds_the_same_weights() {
         all.insert("h.0.attn.masked_bias".into(), (Dtype::F32, Vec::new(), vec![0; 4]));
         all.insert("lm_head.weight".into(), all["wte.weight"].clone());
     });
-    assert_eq!(hash(&open(&plain)), whole);
+    assert_eq!(hash(&open(&plain)), hashed);
     // One file by itself says nothing of its model.
     let file = plain.join("model.safetensors");
     fs::remove_file(plain.join("config.json")).unwrap();
     assert!(refusal(&file).contains("no supported network"));
 
-    let cut = folder_with(at("cut"), |_| {});
-    let mut all = tensors(&cut.join("model.safetensors"));
-    fs::remove_file(cut.join("model.safetensors")).unwrap();
+    let split = folder_with(at("cut"), |_| {});
+    let mut all = tensors(&split.join("model.safetensors"));
+    fs::remove_file(split.join("model.safetensors")).unwrap();
     let rest = all.split_off("transformer.h.1.attn.c_proj.weight");
     let mut map = serde_json::Map::new();
-    for (file, part) in [("a.safetensors", &all), ("b.safetensors", &rest)] {
-        write(&cut.join(file), part);
-        map.extend(part.keys().map(|name| (name.clone(), file.into())));
+    for (file, tensors_of_file) in [("a.safetensors", &all), ("b.safetensors", &rest)] {
+        write(&split.join(file), tensors_of_file);
+        map.extend(tensors_of_file.keys().map(|name| (name.clone(), file.into())));
     }
     let index = serde_json::json!({ "metadata": {}, "weight_map": map });
-    fs::write(cut.join("model.safetensors.index.json"), index.to_string()).unwrap();
-    assert_eq!(hash(&open(&cut)), whole);
+    fs::write(split.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    assert_eq!(hash(&open(&split)), hashed);
 
     let narrow: [(&str, Dtype, Narrow); 2] = [
         ("f16", Dtype::F16, |x| f16::from_f32(x).to_le_bytes()),
@@ -233,30 +233,30 @@ const AS_IT_IS: ExportOptions = ExportOptions { dtype: None, shard_bytes: 5_000_
 fn what_is_exported_comes_back_exactly() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let whole = open(&gpt2());
-    let (back, _) = exported(&whole, &at("back"), &AS_IT_IS);
-    assert_eq!(hash(&back), hash(&whole));
+    let original = open(&gpt2());
+    let (back, _) = exported(&original, &at("back"), &AS_IT_IS);
+    assert_eq!(hash(&back), hash(&original));
     assert_eq!(
         tensors(&at("back").join("model.safetensors")),
         tensors(&gpt2().join("model.safetensors")),
         "names, shapes and numbers are those of save_pretrained"
     );
     let (shards, written) =
-        exported(&whole, &at("shards"), &ExportOptions { dtype: None, shard_bytes: 9_000 });
+        exported(&original, &at("shards"), &ExportOptions { dtype: None, shard_bytes: 9_000 });
     assert!(written.files.len() > 2, "{:?}", written.files);
-    assert_eq!(hash(&shards), hash(&whole));
+    assert_eq!(hash(&shards), hash(&original));
     let (wide, _) =
-        exported(&whole, &at("f32"), &ExportOptions { dtype: Some(ExportPrecision::F32), ..AS_IT_IS });
-    assert_eq!(hash(&wide), hash(&whole));
+        exported(&original, &at("f32"), &ExportOptions { dtype: Some(ExportPrecision::F32), ..AS_IT_IS });
+    assert_eq!(hash(&wide), hash(&original));
     for (dtype, name) in [(ExportPrecision::Bf16, "bf16"), (ExportPrecision::F16, "f16")] {
-        let (half, _) = exported(&whole, &at(name), &ExportOptions { dtype: Some(dtype), ..AS_IT_IS });
+        let (half, _) = exported(&original, &at(name), &ExportOptions { dtype: Some(dtype), ..AS_IT_IS });
         let off = furthest(
             &logits(&half, &["train.precision=f32".into()], &ids()[..16]),
             &expected().f32["logits"],
         );
         assert!((1e-6..0.1).contains(&off), "{name} is off by {off}");
     }
-    let again = whole.export(&at("back"), &AS_IT_IS).unwrap_err().to_string();
+    let again = original.export(&at("back"), &AS_IT_IS).unwrap_err().to_string();
     assert!(again.ends_with("back: it is there already: choose another folder"), "{again}");
     let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(left.iter().all(|name| !name.to_string_lossy().starts_with('.')), "{left:?}");
@@ -279,7 +279,7 @@ fn copy(from: &Path, to: &Path) {
 /// Of one rank or of replicas, whatever else is beside; taken out of its run it is still known. Of ranks that
 /// hold shards it is none, and says so by having no configuration.
 #[test]
-fn a_checkpoint_of_whole_tensors_is_a_folder_of_hugging_faces() {
+fn a_checkpoint_of_full_tensors_is_a_folder_of_hugging_faces() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     for (name, more) in [
@@ -299,19 +299,19 @@ fn a_checkpoint_of_whole_tensors_is_a_folder_of_hugging_faces() {
         for file in ["generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
             assert!(taken.join(file).is_file(), "{file}");
         }
-        let sums = open(&theirs).tokenizer().unwrap().encode("1+1=2\n").unwrap();
-        assert_eq!(sums, open(&at(name)).tokenizer().unwrap().encode("1+1=2\n").unwrap());
+        let tokens = open(&theirs).tokenizer().unwrap().encode("1+1=2\n").unwrap();
+        assert_eq!(tokens, open(&at(name)).tokenizer().unwrap().encode("1+1=2\n").unwrap());
     }
     let hashed = tiny_gpt(&["train.steps=1", "parallel.tensor=2"]).run_in(&at("cut")).weights_hash.unwrap();
     assert!(!newest(&at("cut")).join("config.json").exists());
     assert!(newest(&at("cut")).join("tokenizer.json").exists());
-    let (whole, written) = exported(&open(&at("cut")), &at("cut-hf"), &AS_IT_IS);
-    assert_eq!((hash(&whole), written.has_config), (hashed, true));
+    let (joined, written) = exported(&open(&at("cut")), &at("cut-hf"), &AS_IT_IS);
+    assert_eq!((hash(&joined), written.has_config), (hashed, true));
     // A head of its own needs the names that save_pretrained gives.
     let hashed = tiny_gpt(&["train.steps=1", "model.tied=false"]).run_in(&at("untied")).weights_hash.unwrap();
     assert!(!newest(&at("untied")).join("config.json").exists());
-    let (whole, _) = exported(&open(&at("untied")), &at("untied-hf"), &AS_IT_IS);
-    assert_eq!(hash(&whole), hashed);
+    let (untied, _) = exported(&open(&at("untied")), &at("untied-hf"), &AS_IT_IS);
+    assert_eq!(hash(&untied), hashed);
     let names: Vec<String> = tensors(&at("untied-hf").join("model.safetensors")).into_keys().collect();
     assert!(
         names.contains(&"lm_head.weight".into()) && names.contains(&"transformer.wte.weight".into()),
@@ -370,7 +370,7 @@ fn state_dicts_of_torchvision_are_recognised() {
 
 /// How pixels were standardised stands beside the weights, so that other images are read as those were.
 #[test]
-fn images_are_judged_as_they_were_learnt_from() {
+fn images_are_evaluated_as_they_were_learnt_from() {
     let folder = tempfile::tempdir().unwrap();
     tiny_cnn(&["train.steps=1"]).run_in(folder.path());
     let (_, dataset, _) = prepare(&tiny_cnn(&[]), 1);

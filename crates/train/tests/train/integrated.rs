@@ -88,7 +88,7 @@ fn mixtures_learn_what_one_rank_learns() {
 /// Nothing is trained before the first layer that multiplies, so nobody wants the gradient of what it reads;
 /// what stands before it still goes back through its own shapes.
 #[test]
-fn what_nothing_trained_stands_before_is_cut_without_a_way_back() {
+fn what_nothing_trained_stands_before_is_sharded_without_a_backward() {
     for (what, net) in [
         ("one layer", net(&["model={name=\"mlp\",hidden=[]}"])),
         (
@@ -136,10 +136,10 @@ fn mixtures_go_with_the_other_settings() {
     for axis in ["parallel.tensor=3", "parallel.spatial=2"] {
         same_as(&single, &norm.with([axis, linear]), 5, 1e-5, &format!("batch norm on {axis}"));
     }
-    let whole = norm.with(["train.micro_batches=1"]);
-    let single = on(&whole, 5).remove(0);
+    let one_batch = norm.with(["train.micro_batches=1"]);
+    let single = on(&one_batch, 5).remove(0);
     let both = ["parallel.tensor=2", "parallel.data=2", "parallel.batch_norm=synchronised", linear];
-    same_as(&single, &whole.with(both), 5, 1e-5, "batch norm over replicas too");
+    same_as(&single, &one_batch.with(both), 5, 1e-5, "batch norm over replicas too");
 }
 
 /// Scores of gradients, over samples that do not divide: more ranks than there are in the last micro-batch.
@@ -162,10 +162,10 @@ fn pruning_by_gradients_sees_the_gradients_of_one_rank() {
         }
     }
     let base = pruned(&net(&["train.precision=bf16"]));
-    let whole = masks(&base, 1);
+    let full = masks(&base, 1);
     for axis in ["parallel.tensor=3", "parallel.spatial=2"] {
         let many = base.with([axis, "parallel.integrated=[\"layers.8\",\"layers.11\"]"]);
-        assert_eq!(masks(&many, 1), whole, "{axis}");
+        assert_eq!(masks(&many, 1), full, "{axis}");
     }
 }
 

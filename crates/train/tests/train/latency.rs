@@ -75,8 +75,8 @@ fn backward(world: Communicator, sharing: DataParallelMode) -> Result<Duration> 
     for layer in (0..LAYERS).rev() {
         std::thread::sleep(LAYER);
         let made = Tensor::from_slice(&device, &[NUMBERS], &[1.0; NUMBERS], Category::Workspace)?;
-        let mut door = DataParallelSink::new(&mut shared, &params);
-        door.accept(&[ParameterId(layer)], WeightGradients::new([], move |_| Ok(vec![made])))?;
+        let mut sink = DataParallelSink::new(&mut shared, &params);
+        sink.accept(&[ParameterId(layer)], WeightGradients::new([], move |_| Ok(vec![made])))?;
     }
     shared.finish(&mut params)?;
     let took = start.elapsed();
@@ -102,7 +102,7 @@ fn one_after_the_other(world: Communicator) -> Result<Duration> {
 /// Of all reductions only the last has nothing left to hide behind. Where gradients are scattered two at a time, a
 /// latency of less than two layers hides as well.
 #[test]
-fn sums_of_gradients_hide_behind_the_backward_pass() {
+fn all_reduces_of_gradients_hide_behind_the_backward_pass() {
     let latency = Duration::from_millis(15);
     let (one, all) = (latency.as_secs_f64(), LAYERS as f64 * latency.as_secs_f64());
     let apart = rise(latency, |latency| slowest(latency, one_after_the_other), |rise| rise < 1.1 * all);

@@ -24,7 +24,7 @@ fn on(base: &Base, stages: usize, data: usize, schedule: &str) -> Base {
 
 /// A tied table is shared by the replicas of two stages; copies of a stage by the ranks that hold them.
 #[test]
-fn shared_state_gives_the_bits_of_whole_state_on_every_stage() {
+fn sharded_state_gives_the_bits_of_replicated_state_on_every_stage() {
     let pruned = gpt().set("prune.method=gradual").set("prune.sparsity=0.8").set("prune.end=4");
     let pruned = pruned.set("prune.every=2").set("prune.embeddings=true");
     for (what, base) in [
@@ -75,7 +75,7 @@ fn llama_s_layers_learn_and_every_layout_is_the_same_run() {
 
 /// Rank 0 speaks for stages that it does not hold, and holds no candidate where it has the embeddings alone.
 #[test]
-fn what_is_said_of_pruning_is_of_all_stages() {
+fn what_is_reported_of_pruning_is_of_all_stages() {
     let base = gpt().set("model.tied=false").set("prune.method=magnitude");
     let message = |base: &Base| {
         let (ended, observer) = base.set("train.steps=2").run_observed();

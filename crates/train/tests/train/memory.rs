@@ -131,7 +131,7 @@ fn activations_of_ranks_along_the_tensor_axis_are_exactly_those_predicted() {
 
 /// The same where gradients of weights are deferred: what they read of a collective's gradient is kept once.
 #[test]
-fn activations_put_off_along_the_tensor_axis_are_exactly_those_predicted() {
+fn activations_deferred_along_the_tensor_axis_are_exactly_those_predicted() {
     let stages = ["parallel.pipeline=2", "parallel.schedule=zb-h1", "train.batch=8", "train.micro_batches=4"];
     let gpt = tiny_gpt(&["model.tied=false", "parallel.tensor=2"]);
     let cnn = tiny_cnn(&["parallel.tensor=2"]);
@@ -207,8 +207,8 @@ fn gradients_of_ranks_are_exactly_those_predicted() {
 }
 
 /// Masks that move: state and masks stay as large as they are, one parameter's old and new ones side by side
-/// for a moment as scratch space; where several micro-batches make a gradient, RigL accumulates a quarter of the dense
-/// one in f32.
+/// for a moment as scratch space; where several micro-batches make a gradient, RigL accumulates a quarter of
+/// the dense one in f32.
 #[test]
 fn moving_masks_hold_exactly_what_is_predicted() {
     let gpt = tiny_gpt(&["model.tied=false", "train.batch=8", "model.layers=3", "prune.every=2"]);

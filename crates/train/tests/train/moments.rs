@@ -205,7 +205,7 @@ fn every_byte_is_predicted() {
 
 /// Also where masks move and weights come back.
 #[test]
-fn two_halves_of_a_run_equal_the_whole() {
+fn two_halves_equal_the_uninterrupted_run() {
     let rigl = ["prune.method=rigl", "prune.sparsity=0.8", "prune.every=3", "train.micro_batches=2"];
     for (what, base) in [
         ("dense", tiny_gpt(&[])),

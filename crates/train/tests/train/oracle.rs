@@ -51,7 +51,7 @@ struct Oracle {
     /// Of u8: samples and labels.
     bytes: BTreeMap<String, (Vec<usize>, Vec<u8>)>,
     /// What PyTorch itself is off by: the worst tensor, and all together.
-    own: serde_json::Value,
+    torch_errors: serde_json::Value,
     text: &'static str,
     facts: DataFacts,
     head: &'static str,
@@ -129,8 +129,8 @@ const CNN: &str = r#"
 impl Oracle {
     fn read(file: &[u8], text: &'static str, facts: DataFacts, head: &'static str) -> Oracle {
         let Fixture { f32: tensors, words, bytes, metadata } = Fixture::read(file);
-        let own = serde_json::from_str(&metadata["own"]).unwrap();
-        Oracle { tensors, words, bytes, own, text, facts, head }
+        let torch_errors = serde_json::from_str(&metadata["own"]).unwrap();
+        Oracle { tensors, words, bytes, torch_errors, text, facts, head }
     }
 
     fn gpt() -> Oracle {
@@ -154,7 +154,7 @@ impl Oracle {
 
     /// Inputs and targets of a micro-batch.
     fn batch(&self, i: usize, device: &Device, dtype: DType) -> (Tensor, Tensor) {
-        let part = |name: &str| {
+        let tensor_of = |name: &str| {
             let (shape, bytes) = &self.bytes[name];
             let size = bytes.len() / shape[0];
             (shape[1..].to_vec(), &bytes[i * size..(i + 1) * size])
@@ -164,14 +164,14 @@ impl Oracle {
             Tensor::from_slice(device, shape, &ids, Category::Activations).unwrap()
         };
         if self.facts.vocab.is_some() {
-            let (shape, tokens) = part("tokens");
+            let (shape, tokens) = tensor_of("tokens");
             let seq = shape[0] - 1;
             return (ids(&[1, seq], &tokens[..seq]), ids(&[seq], &tokens[1..]));
         }
-        let (shape, pixels) = part("pixels");
+        let (shape, pixels) = tensor_of("pixels");
         let pixels: Vec<f32> = pixels.iter().map(|p| (f32::from(*p) - 128.0) / 64.0).collect();
         let x = Tensor::from_f32(device, &shape, dtype, &pixels, Category::Activations).unwrap();
-        let (shape, labels) = part("labels");
+        let (shape, labels) = tensor_of("labels");
         (x, ids(&shape, labels))
     }
 
@@ -227,15 +227,19 @@ impl Oracle {
         };
         let all = norm(&mut compared.iter().map(size));
         let off = norm(&mut compared.iter().map(error)) / all;
-        let own = |which: &str| (SLACK * self.own[what][which].as_f64().unwrap()).max(LEAST);
-        assert!(off <= own("total"), "{what}: off by {off:.2e} of {all}, allowed {:.2e}", own("total"));
+        let allowed = |which: &str| (SLACK * self.torch_errors[what][which].as_f64().unwrap()).max(LEAST);
+        assert!(
+            off <= allowed("total"),
+            "{what}: off by {off:.2e} of {all}, allowed {:.2e}",
+            allowed("total")
+        );
         for c in compared {
             let off = error(c) / size(c).max(SMALL * all);
             assert!(
-                off <= own("worst"),
+                off <= allowed("worst"),
                 "{what} of {}: off by {off:.2e}, allowed {:.2e}",
                 c.name,
-                own("worst")
+                allowed("worst")
             );
         }
     }
@@ -324,8 +328,8 @@ impl Network<'_> {
         shared: &mut DataParallel<'_>,
     ) -> (f64, Tensor, Vec<BatchStatistics>) {
         let batch = self.oracle.batch(i, &self.device, self.case.dtype);
-        let mut door = DataParallelSink::new(shared, &self.params);
-        pass(&self.model, &self.params, batch, NormGroup::Replica, samples, &mut door)
+        let mut sink = DataParallelSink::new(shared, &self.params);
+        pass(&self.model, &self.params, batch, NormGroup::Replica, samples, &mut sink)
     }
 
     /// The kept ones of values that may be all of a parameter's.

@@ -22,7 +22,7 @@ fn resume_run(folder: &Path, base: &Base, observer: &mut (dyn Observer + Send)) 
 const OPTIMIZERS: [&str; 7] = ["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb"];
 
 #[test]
-fn two_halves_equal_the_whole_bit_for_bit() {
+fn two_halves_equal_the_uninterrupted_run_bit_for_bit() {
     for precision in ["f32", "bf16"] {
         for optimizer in OPTIMIZERS {
             let base = support::tiny_gpt(&[
@@ -166,7 +166,7 @@ fn an_evaluation_that_a_stop_interrupts_is_done_first_when_the_run_goes_on() {
         [&[], &["parallel.data=2"], &["parallel.data=2", "parallel.pipeline=2", "train.micro_batches=2"]];
     for (settings, last) in layouts.into_iter().flat_map(|layout| [(layout, false), (layout, true)]) {
         let base = support::tiny_gpt(&["train.eval_every=3", "train.steps=6"]).with(settings);
-        let part = |folder: &Path, resume: bool, stop_at: u64| {
+        let run_until = |folder: &Path, resume: bool, stop_at: u64| {
             let run_dir = RunDir { resume, ..RunDir::at(folder) };
             let stop = Arc::<AtomicBool>::default();
             let asks = || stop.store(true, Ordering::Relaxed);
@@ -175,18 +175,18 @@ fn an_evaluation_that_a_stop_interrupts_is_done_first_when_the_run_goes_on() {
             (observer.evaluations, outcome.interrupted, outcome.summary)
         };
         let (uninterrupted, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let (expected, interrupted, at_end) = part(uninterrupted.path(), false, u64::MAX);
+        let (expected, interrupted, at_end) = run_until(uninterrupted.path(), false, u64::MAX);
         assert!(!interrupted && expected.len() == 2, "{settings:?}: {expected:?}");
         let stop_at = if last { 6 } else { 3 };
-        let (first, interrupted, _) = part(halves.path(), false, stop_at);
+        let (first, interrupted, _) = run_until(halves.path(), false, stop_at);
         assert!(interrupted, "{settings:?}: stopped at {stop_at}");
-        let (second, interrupted, resumed) = part(halves.path(), true, u64::MAX);
+        let (second, interrupted, resumed) = run_until(halves.path(), true, u64::MAX);
         assert!(!interrupted);
         assert_eq!(second[0].0, stop_at, "{settings:?}: what was interrupted is done first");
         assert_eq!([first, second].concat(), expected, "{settings:?}: each once, and the same");
         assert_eq!(resumed.weights_hash, at_end.weights_hash, "{settings:?}");
         assert_eq!(resumed.validation.best_loss, at_end.validation.best_loss, "{settings:?}");
-        let (third, _, _) = part(halves.path(), true, u64::MAX);
+        let (third, _, _) = run_until(halves.path(), true, u64::MAX);
         assert!(third.is_empty(), "{settings:?}: nothing is due any more: {third:?}");
     }
 }

@@ -72,7 +72,7 @@ fn little_pruned_weights_and_convolutions_are_multiplied_as_they_are() {
 }
 
 #[test]
-fn the_pattern_is_predicted_booked_and_shown() {
+fn the_pattern_is_predicted_tracked_and_shown() {
     let base = gpt("magnitude").set("prune.scope=layer").set("prune.kernels=sparse").set("train.steps=2");
     let (plan, dataset, device) = prepare(&base, 2);
     let predicted = plan.memory.mask;

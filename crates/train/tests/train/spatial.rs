@@ -50,7 +50,7 @@ fn a_residual_net_over_tiles_with_every_other_axis() {
 
 /// A batch norm measures over the pixels of all tiles, and over all replicas where it is synchronised.
 #[test]
-fn batch_norms_measure_whole_images() {
+fn batch_norms_measure_full_images() {
     let base = smooth(16).set("model.layers.1.type=batch_norm");
     let single = on(&base, 6).remove(0);
     for layout in [
@@ -71,7 +71,7 @@ fn batch_norms_measure_whole_images() {
 }
 
 #[test]
-fn pruned_nets_over_tiles_learn_what_whole_ones_learn() {
+fn pruned_nets_over_tiles_learn_what_single_ranks_learn() {
     for (what, fields) in [
         ("magnitude", vec!["prune.method=magnitude", "prune.sparsity=0.8"]),
         ("snip", vec!["prune.method=snip", "prune.sparsity=0.6", "prune.samples=16"]),

@@ -121,7 +121,7 @@ fn a_run_folder_that_goes_away_ends_the_run_and_none_is_made_in_its_place() {
 
 /// A process whose folder was renamed used to remove the lock of whoever came after it under that name.
 #[test]
-fn a_claim_on_a_folder_that_went_away_leaves_anothers_alone() {
+fn a_lock_on_a_folder_that_went_away_leaves_anothers_alone() {
     let folder = tempfile::tempdir().unwrap();
     let (run, moved) = (folder.path().join("run"), folder.path().join("moved"));
     let first = FolderLock::acquire(&run).unwrap();
@@ -174,7 +174,7 @@ fn the_end_of_a_run_that_was_killed_behind_its_last_checkpoint_is_written_down()
 
 /// What was lost of the metrics is reported by whoever goes on.
 #[test]
-fn holes_in_the_metrics_are_said_where_a_run_goes_on() {
+fn holes_in_the_metrics_are_reported_where_a_run_goes_on() {
     let base = support::tiny_gpt(&["train.steps=4", "train.log_every=1"]);
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();

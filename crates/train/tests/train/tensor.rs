@@ -95,7 +95,7 @@ fn gpt() -> Base {
 }
 
 #[test]
-fn a_gpt_in_parts_learns_what_a_whole_one_learns() {
+fn a_sharded_gpt_learns_what_a_full_one_learns() {
     let steps = if espalier_testing::long() { 50 } else { 12 };
     for (how, base) in [("tied", gpt()), ("own head", gpt().set("model.tied=false"))] {
         let single = on(&base, steps).remove(0);
@@ -157,7 +157,7 @@ fn all_axes_together_are_one_run() {
 }
 
 #[test]
-fn the_noise_scale_is_that_of_whole_gradients() {
+fn the_noise_scale_is_that_of_full_gradients() {
     let base = gpt().with(["train.noise_scale=true", "train.micro_batches=4"]);
     let single = on(&base, 6).remove(0);
     assert!(!single.noise.is_empty());
@@ -168,7 +168,7 @@ fn the_noise_scale_is_that_of_whole_gradients() {
 
 /// Norms of full tensors decide how far LAMB and LARS go.
 #[test]
-fn trust_ratios_are_those_of_whole_tensors() {
+fn trust_ratios_are_those_of_full_tensors() {
     for optimizer in ["lamb", "lars"] {
         let base = gpt().with([&format!("optimizer.name={optimizer}"), "learning_rate.peak=0.01"]);
         let single = on(&base, 6).remove(0);
@@ -182,7 +182,7 @@ fn trust_ratios_are_those_of_whole_tensors() {
 /// Separate projections, gates, and fewer heads of keys and values than ranks: these are repeated where they
 /// have weights of their own, and gathered where one weight makes queries, keys and values.
 #[test]
-fn llama_s_layers_are_cut_by_heads() {
+fn llama_s_layers_are_sharded_by_heads() {
     let base = tiny_llama(&["train.batch=8", "train.micro_batches=2", "train.eval_samples=8"]);
     let base = base.with(["optimizer.name=sgd", "learning_rate.peak=0.3", "learning_rate.decay_steps=100"]);
     let single = on(&base, 8).remove(0);
@@ -200,7 +200,7 @@ fn llama_s_layers_are_cut_by_heads() {
 }
 
 #[test]
-fn convolutions_are_cut_by_their_channels() {
+fn convolutions_are_sharded_by_their_channels() {
     let base = tiny_cnn(&["train.batch=8", "train.eval_samples=11", "model.layers.0.stride=2"]);
     let base = base.with(["learning_rate.peak=0.01", "model.layers.1.type=gelu"]);
     let single = on(&base, 12).remove(0);
@@ -260,7 +260,7 @@ fn a_mask_does_not_depend_on_how_tensors_are_split() {
 
 /// All methods, with state of kept weights alone: they learn what one rank learns.
 #[test]
-fn pruned_models_in_parts_learn_what_whole_ones_learn() {
+fn sharded_pruned_models_learn_what_full_ones_learn() {
     let base = gpt().set("learning_rate.peak=0.05");
     for (what, fields) in [
         ("magnitude", vec!["prune.method=magnitude", "prune.sparsity=0.9"]),
@@ -302,7 +302,7 @@ fn messages_within_a_replica_are_as_large_as_predicted() {
 
 /// From one rank through other layouts and back: byte for byte, pruned and with state of kept weights alone.
 #[test]
-fn a_checkpoint_goes_through_layouts_that_cut_tensors_unchanged() {
+fn a_checkpoint_goes_through_layouts_that_shard_tensors_unchanged() {
     let base = gpt().with([
         "optimizer.name=adamw",
         "learning_rate.peak=0.01",

@@ -118,7 +118,7 @@ fn actions_move_the_bytes_that_the_plan_predicts() {
 
 /// What layers send within their passes. Heads, positions and the vocabulary do not divide evenly by three.
 #[test]
-fn layers_exchange_what_the_plan_says() {
+fn layers_send_what_the_plan_says() {
     let gpt = tiny_gpt(&["model.heads=5", "model.width=20", "model.context=11", "train.batch=8"]);
     let gpt = gpt.set("train.micro_batches=2");
     for ranks in [2, 3] {
@@ -215,7 +215,7 @@ fn averages_move_what_the_plan_predicts() {
 /// Both holders of a stage start its all-reduces when their copies are complete, and compute their other stage
 /// meanwhile: only then do they wait for all of them.
 #[test]
-fn chimera_starts_the_sums_of_complete_copies_before_its_last_backward() {
+fn chimera_starts_the_all_reduces_of_complete_copies_before_its_last_backward() {
     for (stages, micro_batches) in [(2, 4), (4, 4)] {
         let base =
             tiny_gpt(&["model.tied=false", "model.layers=4", "train.batch=20", "parallel.schedule=chimera"])

@@ -179,7 +179,7 @@ fn a_run_goes_on_with_the_other_form() {
 
 /// What stands before the first step is what dense weights are too: they are initialised when they are asked for.
 #[test]
-fn weights_that_were_not_drawn_yet_are_what_they_will_be() {
+fn weights_that_were_not_initialised_yet_are_what_they_will_be() {
     let base = gpt().set("prune.method=random").set("prune.sparsity=0.9");
     let [mut dense, mut compressed] = [base.clone(), base.set(COMPRESSED)].map(|base| base.trainer(2));
     let total =

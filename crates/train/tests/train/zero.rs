@@ -67,7 +67,7 @@ fn pruned(base: &Base) -> Base {
 }
 
 #[test]
-fn shared_state_gives_the_bits_of_whole_state() {
+fn sharded_state_gives_the_bits_of_replicated_state() {
     let steps = if espalier_testing::long() { 8 } else { 4 };
     for optimizer in OPTIMIZERS {
         for (precision, master) in [("f32", "f32"), ("bf16", "f32"), ("bf16", "low-bits")] {
@@ -152,7 +152,7 @@ fn shared_gradients_of_several_micro_batches_are_those_of_one_rank() {
             "parallel.data=2 parallel.pipeline=2 parallel.schedule=interleaved",
         ] {
             if what == "noise" && layout.contains("pipeline") {
-                continue; // It is measured on whole models.
+                continue; // It is measured on full models.
             }
             let fields: Vec<&str> = layout.split(' ').chain(["parallel.zero=2"]).collect();
             same_as(&single, &base.with(fields), 8, 1e-5, &format!("{what}: {layout}"));
@@ -162,7 +162,7 @@ fn shared_gradients_of_several_micro_batches_are_those_of_one_rank() {
 
 /// Whenever masks change, state moves to whoever has its weight then.
 #[test]
-fn pruning_on_the_way_shares_out_anew() {
+fn pruning_on_the_way_shards_anew() {
     let gpt = tiny_gpt(&["train.batch=12", "prune.sparsity=0.8"]);
     let bf16 = gpt.set("train.precision=bf16").set("optimizer.master=low-bits");
     let gradual = |base: &Base| {
@@ -213,8 +213,11 @@ fn bytes_are_those_predicted_and_state_is_a_shard() {
                     let bytes = shared.memory[category.name()];
                     assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "{what} {category}");
                 }
-                let part = |of: &RunSummary| of.memory["optimizer"].measured.unwrap() as f64;
-                assert!(part(&shared) <= part(&replicated) / ranks as f64 + 2000.0, "{what}");
+                let optimizer_bytes = |of: &RunSummary| of.memory["optimizer"].measured.unwrap() as f64;
+                assert!(
+                    optimizer_bytes(&shared) <= optimizer_bytes(&replicated) / ranks as f64 + 2000.0,
+                    "{what}"
+                );
                 let (all, local) = (replicated.state_bytes.optimizer, shared.state_bytes.optimizer);
                 assert!(
                     (local * ranks as f64 - all).abs() <= 0.02 * all,
@@ -255,7 +258,7 @@ fn bytes_on_the_wire_are_those_of_kept_weights() {
 
 /// With and without shared state, on one number of ranks and another: what was saved is what is loaded.
 #[test]
-fn checkpoints_of_pieces_load_on_any_number_of_ranks() {
+fn checkpoints_of_shards_load_on_any_number_of_ranks() {
     let gpt = tiny_gpt(&["train.batch=12", "prune.method=gradual", "prune.sparsity=0.8", "prune.every=2"]);
     let gpt = gpt.set("prune.start=2").set("prune.end=6");
     for base in [

@@ -98,8 +98,8 @@ fn weights_that_are_no_numbers_are_named() {
     let ids: Vec<u8> = ids().iter().flat_map(|id| (*id as u16).to_le_bytes()).collect();
     fs::write(at("ids.bin"), ids).unwrap();
     let data = trained.eval_dataset(Some(&at("ids.bin")), &[]).unwrap();
-    let judged = trained.evaluate(plan, data, None, &device, None).unwrap_err();
-    for error in [weights, written, judged] {
+    let evaluated = trained.evaluate(plan, data, None, &device, None).unwrap_err();
+    for error in [weights, written, evaluated] {
         assert!(
             matches!(&error, Error::BrokenWeights { tensor, .. } if tensor == "h.1.mlp.c_fc.weight"),
             "{error}"

@@ -54,11 +54,11 @@ fn a_tensor_that_is_missing_too_many_or_of_another_shape_is_named() {
         all.insert("score.weight".into(), (Dtype::F32, vec![1], vec![0; 4]));
     }));
     assert!(more.ends_with("holds 29 tensors, this run 28: it has no score.weight"), "{more}");
-    let whole = weights_refused(&folder_with(at("whole"), |all| {
+    let integers = weights_refused(&folder_with(at("whole"), |all| {
         let wte = all.get_mut("transformer.wte.weight").unwrap();
         (wte.0, wte.2) = (Dtype::I8, vec![0; 640]);
     }));
-    assert!(whole.contains("wte.weight is I8 [40, 16] there"), "{whole}");
+    assert!(integers.contains("wte.weight is I8 [40, 16] there"), "{integers}");
     let short = open(&gpt2()).plan(&["model.context=99".into()]).unwrap();
     let device = espalier_tensor::Device::cpu(1).unwrap();
     let single = espalier_train::parallel::Ranks::single();

@@ -28,7 +28,8 @@ fn score(trained: &TrainedModel, path: &Path) -> EvalResult {
     trained.evaluate(plan, dataset, None, &Device::cpu(2).unwrap(), None).unwrap()
 }
 
-/// Text is read by it where the model is judged and where it is trained on, and checkpoints have it in one file.
+/// Text is read by it where the model is evaluated and where it is trained on, and checkpoints have it in one
+/// file.
 #[test]
 fn a_tokenizer_in_two_files_is_read_and_handed_on() {
     let folder = tempfile::tempdir().unwrap();

@@ -15,8 +15,8 @@ type Made = (f64, Vec<Vec<f32>>);
 /// Sends the first micro-batch through a rank's own model, with its shards of the file's weights.
 fn made_by(oracle: &Oracle, plan: &Plan, masked: bool, ranks: &Ranks, device: &Device) -> Result<Made> {
     let local = plan.layout.of(ranks.coords());
-    let held = LocalTensors::all(&plan.model);
-    let mut weights = Weights::initialise_local(local, &held, device, DType::F32, 0)?;
+    let local_tensors = LocalTensors::all(&plan.model);
+    let mut weights = Weights::initialise_local(local, &local_tensors, device, DType::F32, 0)?;
     for id in weights.ids().collect::<Vec<_>>() {
         let full = start(oracle, weights.name(id), masked);
         let runs = local.shards[id.0].runs();
@@ -48,10 +48,10 @@ fn start(oracle: &Oracle, name: &str, masked: bool) -> Vec<f32> {
 fn together(id: usize, length: usize, locals: &[LocalModel], tensor: usize, made: &[Made]) -> Vec<f32> {
     let mut full = vec![0.0; length];
     for (rank, local) in locals.iter().enumerate() {
-        let PartialAxes { tensor: parts, spatial: tiles } = local.partial[id];
+        let PartialAxes { tensor: is_partial, spatial: tiles } = local.partial[id];
         let is_same = |other: usize| {
             locals[other].shards[id] == local.shards[id]
-                && (!parts || other % tensor == rank % tensor)
+                && (!is_partial || other % tensor == rank % tensor)
                 && (!tiles || other / tensor == rank / tensor)
         };
         if (0..rank).any(is_same) {
@@ -93,7 +93,7 @@ fn check(oracle: &Oracle, layout: &[&str]) {
 }
 
 #[test]
-fn gradients_of_parts_of_layers_are_pytorchs() {
+fn gradients_of_shards_of_layers_are_pytorchs() {
     for sequence in ["sequence=false", "sequence=true"] {
         check(&Oracle::gpt(), &["tensor=2", sequence]);
         // Two heads of keys and values on four ranks.

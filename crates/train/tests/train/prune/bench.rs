@@ -47,7 +47,7 @@ impl Bench {
     }
 
     /// Asks a method before a step, and expects it to prune.
-    pub fn draw(&mut self, pruner: &mut dyn Pruner, step: u64) -> NewMasks {
+    pub fn choose_masks(&mut self, pruner: &mut dyn Pruner, step: u64) -> NewMasks {
         match pruner.before_step(&mut self.network(step)).unwrap() {
             Decision::Prune(draw) => draw,
             other => panic!("before step {step}: {other:?}"),

@@ -48,7 +48,7 @@ fn state(trainer: &Trainer) -> (String, String) {
 }
 
 /// Takes steps up to `steps`, on the device's own threads.
-fn go(trainer: &mut Trainer, steps: usize) {
+fn train_to(trainer: &mut Trainer, steps: usize) {
     let device = trainer.device().clone();
     device.enter(|| {
         while trainer.progress().step < steps as u64 {
@@ -62,7 +62,7 @@ fn masks_and_weights_do_not_depend_on_the_number_of_threads() {
     for (name, base) in methods() {
         let end = |threads: usize| {
             let mut trainer = trainer(&base, threads);
-            go(&mut trainer, STEPS);
+            train_to(&mut trainer, STEPS);
             assert!(trainer.sparsity() > 0.1, "{name} has pruned");
             state(&trainer)
         };
@@ -78,22 +78,26 @@ fn a_run_stopped_anywhere_goes_on_as_if_it_had_not_been() {
         let mut uninterrupted = trainer(&base, 2);
         let states: Vec<_> = (1..=STEPS)
             .map(|step| {
-                go(&mut uninterrupted, step);
+                train_to(&mut uninterrupted, step);
                 state(&uninterrupted)
             })
             .collect();
         // Before, between and after the prunings of every method above. That saving itself changes nothing is
         // seen too.
         let mut first = trainer(&base, 2);
-        for cut in 1..STEPS {
+        for stopped_after in 1..STEPS {
             let folder = tempfile::tempdir().unwrap();
             let checkpoints = checkpoints(&base, folder.path());
-            go(&mut first, cut);
+            train_to(&mut first, stopped_after);
             first.save(&checkpoints).unwrap();
             let mut second = trainer(&base, 2);
             second.load(&checkpoints, |broken| panic!("{broken}")).unwrap().expect("the checkpoint");
-            go(&mut second, (cut + 4).min(STEPS));
-            assert_eq!(state(&second), states[(cut + 4).min(STEPS) - 1], "{name} stopped after {cut}");
+            train_to(&mut second, (stopped_after + 4).min(STEPS));
+            assert_eq!(
+                state(&second),
+                states[(stopped_after + 4).min(STEPS) - 1],
+                "{name} stopped after {stopped_after}"
+            );
         }
     }
 }
@@ -133,7 +137,7 @@ fn nothing_that_was_pruned_comes_back_unless_it_is_grown() {
 fn counts_are_exact() {
     for (name, base) in methods() {
         let mut trainer = trainer(&base, 2);
-        go(&mut trainer, STEPS);
+        train_to(&mut trainer, STEPS);
         let (kept, all) = trainer.kept();
         let fraction = |all: usize| (0.4 * all as f64).round() as usize;
         match name {
@@ -312,7 +316,7 @@ fn a_resumed_lottery_without_its_early_weights_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::new(folder.path(), 1, "gpt", "f32");
     let mut first = trainer(&base(0), 1);
-    go(&mut first, 4);
+    train_to(&mut first, 4);
     first.save(&checkpoints).unwrap();
     let mut second = trainer(&base(2), 1);
     second.load(&checkpoints, |broken| panic!("{broken}")).unwrap();
@@ -336,7 +340,7 @@ fn grown_weights_move_as_the_others_do() {
         .set("optimizer.weight_decay=0");
     for state in ["prune.state=dense", "prune.state=compressed"] {
         let mut trainer = base.set(state).trainer(1);
-        go(&mut trainer, 40);
+        train_to(&mut trainer, 40);
         let before: Vec<Vec<u32>> = trainer.params().masks().map(|(_, mask)| mask.words()).collect();
         let report = trainer.step().unwrap();
         assert!(report.pruned.is_some(), "it moves before step 41");

@@ -31,7 +31,7 @@ fn snip_keeps_the_largest_products_of_weight_and_gradient() {
     for (a, b) in computed.iter().zip(&gradient) {
         assert!((f64::from(*a) - b).abs() < 1e-6, "{a} against {b}");
     }
-    let draw = bench.draw(&mut snip, 0);
+    let draw = bench.choose_masks(&mut snip, 0);
     let scores: Vec<f64> =
         candidates.iter().zip(&gradient).map(|(i, g)| (parameters[*i] * g).abs()).collect();
     assert_best(&kept(&bench, &draw), &scores, 22);
@@ -44,7 +44,7 @@ fn wanda_keeps_of_each_output_the_largest_products_of_weight_and_input() {
     let (parameters, candidates) = bench.flat();
     let picks = bench.context.order.indices(0, 20);
     let norms = Reference::new(&bench.context.dataset, &picks, 1.0).input_norms(&parameters);
-    let draw = bench.draw(&mut Wanda { sparsity: 0.75, scope: Scope::Row, samples: 20, at: 0 }, 0);
+    let draw = bench.choose_masks(&mut Wanda { sparsity: 0.75, scope: Scope::Row, samples: 20, at: 0 }, 0);
     let kept = kept(&bench, &draw);
     let mut weights = candidates.iter().map(|i| parameters[*i].abs()).zip(kept);
     // Five outputs of twelve inputs, of which three stay, then ten of five, of which one does (1.25).
@@ -94,14 +94,14 @@ fn grasp_multiplies_by_the_hessian_and_removes_the_highest_scores() {
             let size = norm(&mut expected.iter().copied());
             assert!(error < 1e-3 * size, "{activation}, {precision} at {temperature}: {error} off {size}");
 
-            let draw = bench.draw(&mut grasp, 0);
+            let draw = bench.choose_masks(&mut grasp, 0);
             // The score is -w (H g), and the lowest stay.
             let scores: Vec<f64> =
                 candidates.iter().zip(&expected).map(|(i, hg)| parameters[*i] * hg).collect();
             assert_best(&kept(&bench, &draw), &scores, 22);
             // By magnitude the furthest from 0 stay, in whichever direction they change the flow.
             grasp.score = FlowScore::Magnitude;
-            let draw = bench.draw(&mut grasp, 0);
+            let draw = bench.choose_masks(&mut grasp, 0);
             let sizes: Vec<f64> = scores.iter().map(|score| score.abs()).collect();
             assert_best(&kept(&bench, &draw), &sizes, 22);
         }
@@ -166,9 +166,11 @@ fn scoring_changes_nothing_of_the_model() {
         let base = tiny_cnn(&["prune.method=snip"]).set(format!("train.precision={precision}"));
         let mut bench = Bench::new(&base);
         let before = bench.params.hash().unwrap();
-        bench.draw(&mut Snip { sparsity: 0.5, samples: 20 }, 0);
-        bench
-            .draw(&mut Grasp { sparsity: 0.5, samples: 20, temperature: 200.0, score: FlowScore::Signed }, 0);
+        bench.choose_masks(&mut Snip { sparsity: 0.5, samples: 20 }, 0);
+        bench.choose_masks(
+            &mut Grasp { sparsity: 0.5, samples: 20, temperature: 200.0, score: FlowScore::Signed },
+            0,
+        );
         assert_eq!(bench.params.hash().unwrap(), before, "{precision}: weights and running statistics");
     }
 }
@@ -185,7 +187,7 @@ fn masks_do_not_depend_on_how_much_is_scored_at_a_time() {
                 let scoring = bench.context.plan.scoring(memory).unwrap().unwrap();
                 bench.passes = scoring.passes;
                 let mut pruner = pruner(&bench.context.plan, 100).unwrap().unwrap();
-                let masks = bench.draw(&mut *pruner, 0).masks;
+                let masks = bench.choose_masks(&mut *pruner, 0).masks;
                 assert_eq!(
                     bench.context.device.ledger().peak(Category::Scoring) as u64,
                     scoring.bytes,
@@ -218,7 +220,7 @@ fn rigl_drops_the_smallest_and_grows_where_the_gradient_is_largest() {
     for micro_batches in ["train.micro_batches=1", "train.micro_batches=4"] {
         let mut bench = Bench::new(&perceptron(&["prune.method=rigl", "prune.sparsity=0.8", micro_batches]));
         let mut rigl = Rigl(moves());
-        let start = bench.draw(&mut rigl, 0);
+        let start = bench.choose_masks(&mut rigl, 0);
         // Uniform: a fifth of 60 and of 50.
         assert_eq!(start.masks.iter().map(|(_, words)| count(words)).collect::<Vec<_>>(), [12, 10]);
         bench.apply(start);
@@ -226,7 +228,7 @@ fn rigl_drops_the_smallest_and_grows_where_the_gradient_is_largest() {
         let (parameters, candidates) = bench.flat();
         let picks = bench.context.order.indices(10 * 8, 8);
         let gradient = Reference::new(&bench.context.dataset, &picks, 1.0).gradient(&parameters, &candidates);
-        let draw = bench.draw(&mut rigl, 10);
+        let draw = bench.choose_masks(&mut rigl, 10);
         // alpha = 0.2 (1 + cos(pi 10 / 50)) = 0.3618: 4.34 of 12 and 3.62 of 10.
         let mut offset = 0;
         for (((id, after), before), moving) in draw.masks.iter().zip(&before).zip([4, 4]) {
@@ -252,7 +254,7 @@ fn rigl_drops_the_smallest_and_grows_where_the_gradient_is_largest() {
 fn what_was_just_dropped_may_grow_again() {
     let mut bench = Bench::new(&perceptron(&["prune.method=set", "prune.sparsity=0.8"]));
     let mut set = Set(moves());
-    let start = bench.draw(&mut set, 0);
+    let start = bench.choose_masks(&mut set, 0);
     bench.apply(start);
     let id = bench.candidates[0];
     let before = kept_indices(&bench.params.mask(id).unwrap().words());
@@ -277,7 +279,7 @@ fn layers_keep_what_the_distribution_says() {
         let base = perceptron(&["prune.sparsity=0.8"]).with(settings);
         let mut bench = Bench::new(&base);
         let mut method = pruner(&bench.context.plan, 100).unwrap().unwrap();
-        let draw = bench.draw(&mut *method, 0);
+        let draw = bench.choose_masks(&mut *method, 0);
         draw.masks.iter().map(|(_, words)| count(words)).collect::<Vec<_>>()
     };
     // 17 / 60 and 15 / 50 of 60 and of 50: 22 in proportion 17 : 15.
@@ -294,11 +296,11 @@ fn set_drops_the_smallest_and_grows_anywhere_by_seed_and_step() {
     let chosen = |step: u64, seed: &str| {
         let mut bench = Bench::new(&perceptron(&["prune.method=set", "prune.sparsity=0.8", seed]));
         let mut set = Set(moves());
-        let start = bench.draw(&mut set, 0);
+        let start = bench.choose_masks(&mut set, 0);
         bench.apply(start);
         let before = bench.params.masks().map(|(_, mask)| mask.words()).collect::<Vec<_>>();
         let (parameters, _) = bench.flat();
-        let draw = bench.draw(&mut set, step);
+        let draw = bench.choose_masks(&mut set, step);
         let (_, after) = &draw.masks[0];
         let of = |i: usize| (is_kept(&before[0], i), is_kept(after, i));
         let size = |i: usize| parameters[i].abs();
@@ -320,7 +322,7 @@ fn rigl_adds_up_the_parts_of_a_tied_gradient() {
     let base = tiny_gpt(&["prune.method=rigl", "prune.embeddings=true"]);
     let mut bench = Bench::new(&base);
     let mut rigl = Rigl(moves());
-    let start = bench.draw(&mut rigl, 0);
+    let start = bench.choose_masks(&mut rigl, 0);
     bench.apply(start);
     let id = bench.id("wte.weight");
     let before = bench.params.mask(id).unwrap().words();
@@ -328,7 +330,7 @@ fn rigl_adds_up_the_parts_of_a_tied_gradient() {
     let network = bench.network(10);
     let scored = ScoringSamples::new(&picks, 4, network.context);
     let sum = gradient(network.no_update_pass(), &[id], scored).unwrap()[0].to_f32();
-    let draw = bench.draw(&mut rigl, 10);
+    let draw = bench.choose_masks(&mut rigl, 10);
     let (_, after) = draw.masks.iter().find(|(other, _)| *other == id).unwrap();
     let slope = |i: &usize| sum[*i].abs();
     let all = 0..sum.len();
@@ -343,10 +345,10 @@ fn rigl_adds_up_the_parts_of_a_tied_gradient() {
 fn a_nearly_dense_network_keeps_its_count() {
     let mut bench = Bench::new(&perceptron(&["prune.method=set", "prune.sparsity=0.05"]));
     let mut set = Set(moves());
-    let start = bench.draw(&mut set, 0);
+    let start = bench.choose_masks(&mut set, 0);
     bench.apply(start);
     let before = bench.params.masks().map(|(_, mask)| mask.words()).collect::<Vec<_>>();
-    let draw = bench.draw(&mut set, 10);
+    let draw = bench.choose_masks(&mut set, 10);
     for ((_, after), before) in draw.masks.iter().zip(&before) {
         assert_eq!(count(after), count(before));
     }

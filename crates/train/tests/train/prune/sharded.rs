@@ -21,16 +21,16 @@ use crate::support::{Base, tiny_gpt};
 /// The indices of the full tensor that each mask keeps, by step and parameter.
 type ChosenMasks = BTreeMap<(u64, usize), Vec<usize>>;
 
-fn draw_all(bench: &mut Bench, method: &mut dyn Pruner, steps: &[u64]) -> ChosenMasks {
+fn choose_all_masks(bench: &mut Bench, method: &mut dyn Pruner, steps: &[u64]) -> ChosenMasks {
     let mut chosen = ChosenMasks::new();
     for step in steps {
-        let draw = bench.draw(method, *step);
-        for (id, words) in &draw.masks {
+        let new_masks = bench.choose_masks(method, *step);
+        for (id, words) in &new_masks.masks {
             let shard = bench.context.model_parallel.local_shard(*id);
             chosen
                 .insert((*step, id.0), kept_indices(words).into_iter().map(|at| shard.in_full(at)).collect());
         }
-        bench.apply(draw);
+        bench.apply(new_masks);
     }
     chosen
 }
@@ -53,7 +53,7 @@ fn shard(shape: &[usize], id: usize, rank: usize) -> Shard {
 }
 
 /// Keeps of a bench what a rank holds.
-fn cut(bench: &mut Bench, ranks: Ranks, device: &Device) {
+fn shard_weights(bench: &mut Bench, ranks: Ranks, device: &Device) {
     let shapes: Vec<Vec<usize>> = bench.params.iter().map(|(_, param)| param.plan.shard.shape()).collect();
     let of = |rank: usize| shapes.iter().enumerate().map(|(id, shape)| shard(shape, id, rank)).collect();
     bench.context.model_parallel = ModelParallel::new(ranks.stages().clone(), (0..3).map(of).collect());
@@ -81,13 +81,13 @@ fn with_ties(base: &Base) -> Bench {
 }
 
 fn compare(base: &Base, steps: &[u64], method: impl Fn() -> Box<dyn Pruner> + Sync) {
-    let expected = draw_all(&mut with_ties(base), &mut *method(), steps);
+    let expected = choose_all_masks(&mut with_ties(base), &mut *method(), steps);
     assert!(!expected.is_empty());
     let mesh = Mesh::new(PerAxis { pipeline: 3, ..PerAxis::ONES }).unwrap();
     let chosen = on_threads(&mesh, &Device::cpu(1).unwrap(), |ranks, device| {
         let mut bench = with_ties(base);
-        cut(&mut bench, ranks, device);
-        Ok(draw_all(&mut bench, &mut *method(), steps))
+        shard_weights(&mut bench, ranks, device);
+        Ok(choose_all_masks(&mut bench, &mut *method(), steps))
     });
     let mut joined = ChosenMasks::new();
     for chosen in chosen.unwrap() {
@@ -102,7 +102,7 @@ fn compare(base: &Base, steps: &[u64], method: impl Fn() -> Box<dyn Pruner> + Sy
 }
 
 #[test]
-fn a_model_in_pieces_is_pruned_as_a_whole_one() {
+fn a_sharded_model_is_pruned_as_a_full_one() {
     let base = tiny_gpt(&["prune.method=magnitude", "prune.sparsity=0.7"]);
     let (sparsity, at) = (0.7, 0);
     for scope in [Scope::Layer, Scope::Row, Scope::Global] {

@@ -15,9 +15,9 @@ fn method(bench: &Bench, steps: u64) -> Box<dyn Pruner> {
     pruner(&bench.context.plan, steps).unwrap().expect("a method")
 }
 
-fn look(bench: &mut Bench, pruner: &mut dyn Pruner, step: u64) -> Observation {
+fn observe(bench: &mut Bench, pruner: &mut dyn Pruner, step: u64) -> Observation {
     match pruner.before_step(&mut bench.network(step)).unwrap() {
-        Decision::Observe(seen) => seen,
+        Decision::Observe(observation) => observation,
         other => panic!("before step {step}: {other:?}"),
     }
 }
@@ -49,24 +49,24 @@ fn a_ticket_is_drawn_when_the_newest_mask_is_near_all_others() {
         let decision = early.before_step(&mut bench.network(step)).unwrap();
         assert!(matches!(decision, Decision::Wait), "an epoch of ten steps: {step}");
     }
-    let seen = look(&mut bench, &mut *early, 10);
-    assert_eq!(seen, Observation { note: "keeps 11 of 110 weights".into(), distances: vec![] });
+    let observation = observe(&mut bench, &mut *early, 10);
+    assert_eq!(observation, Observation { note: "keeps 11 of 110 weights".into(), distances: vec![] });
     peak_at(&mut bench, 3);
-    let seen = look(&mut bench, &mut *early, 20);
-    assert_eq!(seen.distances, [3.0 / 11.0]);
-    assert_eq!(seen.note, "keeps 11 of 110 weights; mask distance to earlier masks 0.2727");
+    let observation = observe(&mut bench, &mut *early, 20);
+    assert_eq!(observation.distances, [3.0 / 11.0]);
+    assert_eq!(observation.note, "keeps 11 of 110 weights; mask distance to earlier masks 0.2727");
     // Near the one before, but not the one before that.
     peak_at(&mut bench, 4);
-    assert_eq!(look(&mut bench, &mut *early, 30).distances, [4.0 / 11.0, 1.0 / 11.0]);
+    assert_eq!(observe(&mut bench, &mut *early, 30).distances, [4.0 / 11.0, 1.0 / 11.0]);
     // A checkpoint in between changes nothing.
     let mut resumed = method(&bench, 100);
     resumed.load(early.save());
     peak_at(&mut bench, 5);
-    let draw = bench.draw(&mut *early, 40);
+    let draw = bench.choose_masks(&mut *early, 40);
     assert_eq!(draw.distances, [2.0 / 11.0, 1.0 / 11.0]);
     assert!(draw.note.starts_with("mask drawn after step 40, converged: keeps 11 of 110"), "{}", draw.note);
     assert_eq!(kept_indices(&draw.masks[0].1), (5..16).collect::<Vec<_>>());
-    assert_eq!(bench.draw(&mut *resumed, 40).masks, draw.masks);
+    assert_eq!(bench.choose_masks(&mut *resumed, 40).masks, draw.masks);
     // Once.
     let mut after = method(&bench, 100);
     after.load(early.save());
@@ -90,8 +90,11 @@ fn random_masks_do_not_settle_at_a_high_sparsity() {
                 let values: Vec<f32> = (0..bench.params.param(id).len() as u64).map(value).collect();
                 bench.set(id, &values);
             }
-            let seen = look(&mut bench, &mut *early, step);
-            assert!(seen.distances.iter().all(|distance| (0.9..=1.0).contains(distance)), "{seen:?}");
+            let observation = observe(&mut bench, &mut *early, step);
+            assert!(
+                observation.distances.iter().all(|distance| (0.9..=1.0).contains(distance)),
+                "{observation:?}"
+            );
         }
     }
 }
@@ -107,7 +110,7 @@ fn what_never_settles_is_pruned_at_the_latest() {
             let decision = early.before_step(&mut bench.network(now)).unwrap();
             assert!(!matches!(decision, Decision::Prune(_)), "{now}: {decision:?}");
         }
-        let draw = bench.draw(&mut *early, step);
+        let draw = bench.choose_masks(&mut *early, step);
         assert!(draw.note.contains("not converged by `prune.latest`"), "{}", draw.note);
     }
 }
@@ -136,7 +139,7 @@ fn channels_go_with_all_that_makes_them() {
     bench.set(first, &[0.5, -0.01, 0.9, 0.2]);
     bench.set(second, &[-0.6, 0.3, 0.0, 0.7, 0.1, -0.8]);
     let mut early = method(&bench, 100);
-    let draw = bench.draw(&mut *early, 1);
+    let draw = bench.choose_masks(&mut *early, 1);
     // 7 of 10 stay: 0.01 of the first and 0.0 and 0.1 of the second go.
     let kept = |id: usize| {
         let (_, words) = draw.masks.iter().find(|(other, _)| other.0 == id).expect("a mask");
@@ -191,7 +194,7 @@ fn a_network_with_pruned_channels_is_a_smaller_network() {
     bench.set(ParameterId(5), &[0.7, 0.03, -0.9, 0.04]);
     bench.set(ParameterId(9), &[0.05, 0.6, 0.7, -0.8, 0.9]);
     let mut early = method(&bench, 100);
-    let draw = bench.draw(&mut *early, 1);
+    let draw = bench.choose_masks(&mut *early, 1);
     let counts: Vec<(usize, usize)> = draw.masks.iter().map(|(id, words)| (id.0, count(words))).collect();
     // The stem's two rows; the branch's two rows of two inputs; four rows of three inputs; ten of four times
     // sixteen.
@@ -269,7 +272,7 @@ fn scales_are_pulled_until_the_ticket_and_then_no_more() {
     assert_eq!(early.penalty(), Some((vec![ParameterId(1), ParameterId(5)], 0.1)));
     let mut bench = Bench::new(&base);
     let mut early = method(&bench, 100);
-    bench.draw(&mut *early, 1);
+    bench.choose_masks(&mut *early, 1);
     assert_eq!(early.penalty(), None);
 }
 
@@ -327,7 +330,7 @@ fn a_round_prunes_what_was_trained_and_goes_back_to_the_start() {
     };
     let thresholds = [magnitudes(&bench, &ids[..2])[395], magnitudes(&bench, &ids[2..])[59]];
     let trained: Vec<Vec<f32>> = ids.iter().map(|id| bench.values(*id)).collect();
-    let draw = bench.draw(&mut *lottery, 33);
+    let draw = bench.choose_masks(&mut *lottery, 33);
     assert!(draw.reset_state);
     assert_eq!(draw.note, "round 1 of 2, weights as after step 0");
     assert_eq!(lottery.position(33, 100), (0, 33));
@@ -344,7 +347,7 @@ fn a_round_prunes_what_was_trained_and_goes_back_to_the_start() {
     bench.apply(draw);
 
     disturb(&mut bench);
-    let draw = bench.draw(&mut *lottery, 66);
+    let draw = bench.choose_masks(&mut *lottery, 66);
     assert_eq!(draw.masks.iter().map(|(_, words)| count(words)).sum::<usize>(), 262);
     // r = (456 - 262) / (396 + 30) = 0.4554: 60 (1 - 0.2277) = 46.3 of the head.
     assert_eq!(count(&draw.masks[2].1), 46);
@@ -382,7 +385,7 @@ fn rewinding_goes_back_to_an_early_step() {
         // 162 and 50 to 170: 130 + 45, and a little more. Trainings of 9, 6 and 6 steps.
         let mut early = base.trainer(1);
         (0..3).for_each(|_| drop(early.step().unwrap()));
-        let draw = bench.draw(&mut *lottery, 9);
+        let draw = bench.choose_masks(&mut *lottery, 9);
         assert_eq!(draw.note, "round 1 of 2, weights as after step 3");
         assert_eq!(lottery.position(9, 21), (3, 9));
         assert_eq!(bench.params.hash().unwrap(), early.params().hash().unwrap(), "{precision}");
@@ -399,12 +402,12 @@ fn a_lottery_that_did_not_start_from_its_seed_remembers_its_start() {
     disturb(&mut bench);
     let mut resumed = method(&bench, 100);
     resumed.load(lottery.save());
-    bench.draw(&mut *resumed, 33);
+    bench.choose_masks(&mut *resumed, 33);
     assert_eq!(all_values(&bench.params), start);
 }
 
 #[test]
-fn every_round_starts_with_fresh_state_and_a_whole_schedule() {
+fn every_round_starts_with_fresh_state_and_a_full_schedule() {
     let base =
         tiny_gpt(&["prune.method=lottery", "prune.sparsity=0.3", "train.steps=9", "optimizer.name=adam"])
             .set("learning_rate.decay_steps=0");

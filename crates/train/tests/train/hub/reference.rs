@@ -1,4 +1,4 @@
-//! transformers as a judge: logits, a step of AdamW and greedy tokens of a model that it made, and the same
+//! transformers as the reference: logits, a step of AdamW and greedy tokens of a model that it made, and the same
 //! of what we export, read by its `from_pretrained`. Once of what is kept in `../oracle/hub`, and where
 //! Python has transformers of what is made now.
 
@@ -21,15 +21,15 @@ use crate::fixture::Fixture;
 const PROMPTS: [usize; 4] = [1, 2, 5, 11];
 
 /// What `hub.py` has made in a folder.
-struct Judge {
+struct Reference {
     folder: PathBuf,
     expected: Fixture,
 }
 
-impl Judge {
-    fn of(folder: &Path) -> Judge {
+impl Reference {
+    fn of(folder: &Path) -> Reference {
         let expected = Fixture::read(&std::fs::read(folder.join("expected.safetensors")).unwrap());
-        Judge { folder: folder.to_owned(), expected }
+        Reference { folder: folder.to_owned(), expected }
     }
 
     fn gpt2(&self) -> PathBuf {
@@ -51,16 +51,17 @@ impl Judge {
     fn same_tokens(&self, ours: &TrainedModel, theirs: &Fixture, what: &str) {
         let plan = ours.plan(&[]).unwrap();
         for length in PROMPTS {
-            let (prompt, said) = (&self.ids()[..length], tokens(theirs, &format!("greedy/{length}")));
-            let written =
-                on_ranks(ours, &plan, &Device::cpu(2).unwrap(), Duration::from_secs(60), None, |writer| {
-                    writer.generate(prompt, 16 - length, &mut Sampler::new(Sampling::GREEDY), &mut |_| true)
+            let (prompt, expected) = (&self.ids()[..length], tokens(theirs, &format!("greedy/{length}")));
+            let generated =
+                on_ranks(ours, &plan, &Device::cpu(2).unwrap(), Duration::from_secs(60), None, |generator| {
+                    generator
+                        .generate(prompt, 16 - length, &mut Sampler::new(Sampling::GREEDY), &mut |_| true)
                 });
-            assert_eq!(written.unwrap().tokens, said[length..], "{what}: behind {prompt:?}");
+            assert_eq!(generated.unwrap().tokens, expected[length..], "{what}: behind {prompt:?}");
         }
     }
 
-    fn judges_its_own_model(&self) {
+    fn check_its_own_model(&self) {
         let (ours, theirs) = (open(&self.gpt2()), &self.expected);
         self.same_logits(&ours, "f32", &theirs.f32["logits"], "its model");
         self.same_logits(&ours, "bf16", &theirs.f32["logits_bf16"], "its model");
@@ -72,7 +73,7 @@ impl Judge {
     }
 
     /// A step of AdamW from its weights; returns the run's folder.
-    fn judges_a_step(&self, run: &Path) -> TrainedModel {
+    fn check_a_step(&self, run: &Path) -> TrainedModel {
         start_from(&self.gpt2(), &self.ids(), run, &[]);
         let trained = open(run);
         let (plan, device) = (trained.plan(&[]).unwrap(), Device::cpu(1).unwrap());
@@ -95,13 +96,13 @@ impl Judge {
 
 #[test]
 fn logits_and_tokens_are_those_of_transformers() {
-    Judge::of(&oracle().join("hub")).judges_its_own_model();
+    Reference::of(&oracle().join("hub")).check_its_own_model();
 }
 
 #[test]
 fn a_step_from_its_weights_is_that_of_transformers() {
     let folder = tempfile::tempdir().unwrap();
-    Judge::of(&oracle().join("hub")).judges_a_step(&folder.path().join("run"));
+    Reference::of(&oracle().join("hub")).check_a_step(&folder.path().join("run"));
 }
 
 /// Runs `hub.py`; false where there is no Python with what it needs.
@@ -110,9 +111,9 @@ fn python<'a>(arguments: impl IntoIterator<Item = &'a Path>) -> bool {
     let why = match output {
         Ok(output) if output.status.success() => return true,
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            let why = said.trim().lines().last().unwrap_or("python3 said nothing").to_owned();
-            assert!(why.starts_with("ModuleNotFoundError"), "{said}");
+            let message = String::from_utf8_lossy(&output.stderr).into_owned();
+            let why = message.trim().lines().last().unwrap_or("python3 said nothing").to_owned();
+            assert!(why.starts_with("ModuleNotFoundError"), "{message}");
             why
         }
         Err(why) => why.to_string(),
@@ -131,34 +132,34 @@ fn the_transformers_that_is_here_says_the_same() {
     if !python([made.as_path()]) {
         return;
     }
-    let judge = Judge::of(&made);
-    judge.judges_its_own_model();
-    let stepped = judge.judges_a_step(&at("run"));
+    let reference = Reference::of(&made);
+    reference.check_its_own_model();
+    let stepped = reference.check_a_step(&at("run"));
 
-    let theirs = open(&judge.gpt2());
+    let theirs = open(&reference.gpt2());
     theirs.export(&at("again"), &AS_IT_IS).unwrap();
     stepped.export(&at("shards"), &ExportOptions { dtype: None, shard_bytes: 9_000 }).unwrap();
     stepped.export(&at("narrow"), &ExportOptions { dtype: Some(ExportPrecision::Bf16), ..AS_IT_IS }).unwrap();
     let checkpoint = newest(&at("run"));
-    let written = [at("again"), at("shards"), at("narrow"), checkpoint.clone()];
-    let arguments = [Path::new("--read"), &made].into_iter().chain(written.iter().map(PathBuf::as_path));
+    let generated = [at("again"), at("shards"), at("narrow"), checkpoint.clone()];
+    let arguments = [Path::new("--read"), &made].into_iter().chain(generated.iter().map(PathBuf::as_path));
     assert!(python(arguments), "it was there a moment ago");
-    let said = |exported: &Path| {
+    let read_by_them = |exported: &Path| {
         let file = format!("{}.safetensors", exported.display());
         Fixture::read(&std::fs::read(file).unwrap())
     };
 
-    let again = said(&at("again"));
+    let again = read_by_them(&at("again"));
     // The same weights, by another of its kernels for attention.
-    let off = furthest(&again.f32["logits"], &judge.expected.f32["logits"]);
+    let off = furthest(&again.f32["logits"], &reference.expected.f32["logits"]);
     assert!(off < 1e-5, "its own weights, through us: off by {off}");
     for exported in [at("shards"), checkpoint] {
-        let (read, name) = (said(&exported), exported.display().to_string());
-        judge.same_logits(&stepped, "f32", &read.f32["logits"], &name);
-        judge.same_tokens(&stepped, &read, &name);
+        let (read, name) = (read_by_them(&exported), exported.display().to_string());
+        reference.same_logits(&stepped, "f32", &read.f32["logits"], &name);
+        reference.same_tokens(&stepped, &read, &name);
         assert_ne!(read.f32["logits"], again.f32["logits"], "{name}: a step was taken");
     }
-    let narrow = said(&at("narrow"));
+    let narrow = read_by_them(&at("narrow"));
     assert_eq!(narrow.metadata["dtype"], "torch.bfloat16");
-    judge.same_logits(&open(&at("narrow")), "bf16", &narrow.f32["logits"], "in half the bytes");
+    reference.same_logits(&open(&at("narrow")), "bf16", &narrow.f32["logits"], "in half the bytes");
 }
