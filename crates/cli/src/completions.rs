@@ -12,8 +12,10 @@ use clap_complete::{Shell, generate};
 #[derive(Args)]
 #[command(after_help = "Examples:
   espalier completions bash > ~/.local/share/bash-completion/completions/espalier
-  espalier completions zsh > ~/.zfunc/_espalier         # with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
-  espalier completions fish > ~/.config/fish/completions/espalier.fish")]
+  espalier completions zsh > ~/.zfunc/_espalier
+  espalier completions fish > ~/.config/fish/completions/espalier.fish
+
+zsh: add `fpath+=~/.zfunc` before `compinit` in ~/.zshrc.")]
 pub struct CompletionsArguments {
     /// Shell.
     shell: Shell,

@@ -45,7 +45,8 @@ pub struct ExplainArguments {
     /// Latency of a message in seconds [default: 2e-6, or as measured by --measure].
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     alpha: Option<f64>,
-    /// Seconds per element of the run's precision [default: 6 GB/s, or as measured by --measure].
+    /// Inverse bandwidth: seconds per element in the run's precision [default: that of 6 GB/s, or as measured by
+    /// --measure].
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     beta: Option<f64>,
     /// Fraction of the prunable weights that is pruned [default: that of the run file].

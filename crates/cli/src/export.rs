@@ -14,20 +14,18 @@ use crate::output;
 use crate::run_file::conflict;
 
 #[derive(Args)]
-#[command(
-    after_help = "docs/models.md lists the files. A checkpoint whose tensors are not sharded is in this format already.
+#[command(after_help = "docs/models.md lists the files. An unsharded checkpoint is already in this format.
 
 Examples:
   espalier export out/hello -o hello-hf
-  espalier export out/large/checkpoints/step-010000 -o large-hf --dtype bf16 --shards 5GB"
-)]
+  espalier export out/large/checkpoints/step-010000 -o large-hf --dtype bf16 --shards 5GB")]
 pub struct ExportArguments {
     /// A checkpoint folder, a run folder (its newest checkpoint), or a Hugging Face checkpoint.
     checkpoint: PathBuf,
     /// Output folder; must not exist.
     #[arg(short, long, value_name = "DIR")]
     out: PathBuf,
-    /// Data type of the weights; f32 of a bf16 run are its master weights [default: as stored].
+    /// Data type of the weights; f32 exports the master weights of a bf16 run [default: as stored].
     #[arg(long, value_name = "TYPE")]
     dtype: Option<ExportDtypeArg>,
     /// Max size of a weights file, as in 5GB or 300MB.

@@ -60,7 +60,7 @@ use output::print_err;
 
 /// Prunes neural networks and trains them in parallel.
 #[derive(Parser)]
-#[command(version, about, arg_required_else_help = true)]
+#[command(version, about, arg_required_else_help = true, max_term_width = 80)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -72,7 +72,8 @@ enum Command {
     Train(train::TrainArguments),
     /// Prune a checkpoint.
     Prune(prune::PruneArguments),
-    /// Measure sharpness, Hessian and gradient noise at a checkpoint.
+    /// Measure sharpness, Hessian eigenvalues and gradient noise scale at a
+    /// checkpoint.
     Measure(measure::MeasureArguments),
     /// Generate text with a trained model.
     Generate(generate::GenerateArguments),
@@ -88,7 +89,7 @@ enum Command {
     Verify(verify::VerifyArguments),
     /// Draw a pipeline schedule: bubble, micro-batches in flight.
     Schedule(schedule::ScheduleArguments),
-    /// Find the fastest parallel layout that fits on N GPUs, and why.
+    /// Find the fastest parallel layout that fits on N GPUs, and explain it.
     Plan(plan::PlanArguments),
     /// Show each layer's communication cost under each parallelism.
     Explain(explain::ExplainArguments),

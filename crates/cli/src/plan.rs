@@ -43,11 +43,14 @@ pub use table::seconds;
 
 Examples:
   espalier plan runs/gpt3-13b.toml --cluster summit --gpus 256
-  espalier plan runs/gpt3-13b.toml --cluster summit --gpus 256,512,1024,2048 --compare dense,samo,espalier
-  espalier plan runs/gpt3-13b.toml --cluster dgx-h100 --gpus 64 --layout tensor=8,recompute=block
-  espalier plan runs/gpt3-13b.toml --cluster summit --sweep gpus=64..2048 --svg scaling.svg
+  espalier plan runs/gpt3-13b.toml --cluster summit --gpus 256,512,1024,2048 \\
+      --compare dense,samo,espalier
+  espalier plan runs/gpt3-13b.toml --cluster dgx-h100 --gpus 64 \\
+      --layout tensor=8,recompute=block
+  espalier plan runs/gpt3-13b.toml --cluster summit --sweep gpus=64..2048 \\
+      --svg scaling.svg
   espalier plan runs/gpt3-13b.toml --fits 80GB --gpus 8
-  espalier plan runs/pipeline.toml --gpus 4 --layout pipeline=4 --trace planned.json
+  espalier plan runs/pipeline.toml --gpus 4 --layout pipeline=4 --trace plan.json
   espalier plan runs/hello.toml --gpus 2 --apply hello-2.toml
   espalier plan --calibrate out/hello --cluster cluster.toml")]
 pub struct PlanArguments {
@@ -57,7 +60,7 @@ pub struct PlanArguments {
     /// Cluster: summit, dgx-a100, dgx-h100, h200-node, this-machine, or a cluster file [default: this-machine].
     #[arg(long, value_name = "NAME|FILE", help_heading = "Search")]
     cluster: Option<String>,
-    /// Number of devices (GPUs); several numbers give a table each [default: one node].
+    /// Number of devices (GPUs); a list gives one table for each [default: one node].
     #[arg(
         long,
         visible_alias = "ranks",
@@ -88,8 +91,8 @@ pub struct PlanArguments {
     /// Number of layouts to list.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..), help_heading = "Search")]
     top: u16,
-    /// Compare the best layouts under several forms of training state: dense, samo (24 f + 2 bytes per weight
-    /// at density f), espalier.
+    /// Compare the best layouts with several forms of training state: dense, samo (SAMO, Singh & Bhatele 2023:
+    /// 24 f + 2 bytes per weight at density f), espalier.
     #[arg(long, value_name = "KIND,...", value_delimiter = ',', help_heading = "Search")]
     compare: Vec<String>,
     /// Best layout for each power of two, as in `gpus=64..2048`.

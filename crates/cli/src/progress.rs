@@ -336,7 +336,7 @@ pub fn summarise(summary: &RunSummary) {
         (_, Some(images)) => format!(", {} images/s", count(images)),
         _ => String::new(),
     };
-    print_out!("\n{} steps in {seconds:.1} s: {step_ms:.1} ms/step{speed}", summary.steps);
+    print_out!("\n{} steps in {seconds:.1} s; median {step_ms:.1} ms/step{speed}", summary.steps);
     if let Some(predicted) = predicted {
         print_out!("{predicted}");
     }
@@ -347,7 +347,7 @@ pub fn summarise(summary: &RunSummary) {
             (_, Some(accuracy)) => format!("accuracy {:.2} %", accuracy * 100.0),
             _ => String::new(),
         };
-        let best = validation.best_loss.map_or(String::new(), |best| format!(" (best loss {best:.4})"));
+        let best = validation.best_loss.map_or(String::new(), |best| format!(" (best {best:.4})"));
         print_out!("validation loss {loss:.4}, {score}{best}");
     }
     if let Some(run) = &summary.run {
@@ -402,7 +402,7 @@ fn state(summary: &RunSummary) {
     // SAMO counts for mixed precision with Adam, its f32 gradients included.
     if summary.precision == "bf16" {
         let samo = 24.0 * (1.0 - summary.sparsity) + 2.0;
-        print_out!("  with Adam: dense 20 (16 without f32 gradients), SAMO 24 f + 2 = {samo:.3}");
+        print_out!("  with Adam: dense 16 (20 with f32 gradients), SAMO {samo:.3}");
     }
 }
 

@@ -21,9 +21,12 @@ use crate::setting::setting;
 #[derive(Args)]
 #[command(after_help = "Examples:
   espalier prune out/hello --method magnitude --sparsity 0.9 -o out/hello-pruned
-  espalier prune out/hello/checkpoints/step-000300 --method snip --set prune.samples=256 -o out/snip
-  espalier prune gpt2 --method magnitude --sparsity 0.5 --set data.kind=text --set data.path=book.txt -o out/thin
-  espalier train out/hello-pruned/run.toml --out out/hello-pruned --resume --set train.steps=600")]
+  espalier prune out/hello/checkpoints/step-000300 --method snip \\
+      --set prune.samples=256 -o out/snip
+  espalier prune gpt2 --method magnitude --sparsity 0.5 \\
+      --set data.kind=text --set data.path=book.txt -o out/thin
+  espalier train out/hello-pruned/run.toml --out out/hello-pruned --resume \\
+      --set train.steps=600")]
 pub struct PruneArguments {
     /// A checkpoint folder, a run folder (its newest checkpoint), or a Hugging Face checkpoint.
     checkpoint: PathBuf,

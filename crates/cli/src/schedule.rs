@@ -20,7 +20,7 @@ use crate::output;
 
 #[derive(Args)]
 #[command(
-    after_help = "Schedules: gpipe, 1f1b, interleaved, pipedream, 2bw, chimera, zb-h1, axonn; docs/schedules.md explains them.
+    after_help = "Schedules: gpipe, 1f1b, interleaved, pipedream, 2bw, chimera, chimera-doubling, zb-h1, axonn;\ndocs/schedules.md explains them.
 
 Examples:
   espalier schedule 1f1b --stages 4 --micro-batches 8

@@ -24,7 +24,8 @@ use crate::signals::{INTERRUPTED, StopSignal};
 
 Examples:
   espalier tokenize book.txt --tokenizer gpt2/tokenizer.json -o book.bin
-  espalier tokenize corpus more.txt --extensions md,txt --tokenizer SmolLM2-135M -o tokens --shards 1GB --json"
+  espalier tokenize corpus more.txt --extensions md,txt \\
+      --tokenizer SmolLM2-135M -o tokens --shards 1GB --json"
 )]
 pub struct TokenizeArguments {
     /// Text files or folders.

@@ -38,12 +38,16 @@ use crate::{device, log, profile, ranks, restart, start};
   espalier train runs/hello.toml --resume
   espalier train runs/hello.toml --resume --fresh
   espalier train runs/hello.toml --ranks 4
-  espalier train runs/pipeline.toml --set parallel.schedule=zb-h1 --trace trace.json
-  espalier train runs/hello.toml --ranks 4 --max-restarts 3 --set checkpoint.every=100
+  espalier train runs/pipeline.toml --set parallel.schedule=zb-h1 \\
+      --trace trace.json
+  espalier train runs/hello.toml --ranks 4 --max-restarts 3 \\
+      --set checkpoint.every=100
   espalier train runs/hello.toml --ranks 4 --log debug --log-file hello.log
   mpirun -n 4 espalier train runs/hello.toml
-  torchrun --no-python --nproc-per-node 8 espalier train runs/hello.toml --set device.kind=cuda
-  espalier train runs/hello.toml --from out/hello --set prune.method=magnitude --set prune.sparsity=0.9")]
+  torchrun --no-python --nproc-per-node 8 espalier train runs/hello.toml \\
+      --set device.kind=cuda
+  espalier train runs/hello.toml --from out/hello \\
+      --set prune.method=magnitude --set prune.sparsity=0.9")]
 pub struct TrainArguments {
     /// The run file (TOML); docs/run-file.md lists its fields.
     run_file: PathBuf,
@@ -68,8 +72,8 @@ pub struct TrainArguments {
     #[arg(long, requires = "resume", help_heading = "Resuming")]
     fresh: bool,
     /// Initialize weights (and masks) from a checkpoint, a run folder (its newest checkpoint), a Hugging Face
-    /// checkpoint or a weights file (docs/models.md). With --resume: the new path of the same initial
-    /// weights, if they were moved; with --resume --fresh: other initial weights.
+    /// checkpoint or a weights file (docs/models.md). With --resume it is needed only
+    /// if that checkpoint was moved: its new path. With --resume --fresh: start from this one instead.
     #[arg(long, value_name = "CHECKPOINT", help_heading = "Resuming")]
     from: Option<PathBuf>,
     /// If the run crashes, restart it from the last good checkpoint, up to N times.

@@ -43,10 +43,10 @@ Examples:
   espalier bench compute
   espalier bench compute --device cuda --out h200.toml --json")]
 pub struct ComputeArguments {
-    /// Device; auto takes a GPU if there is one; cpu is one core while all are busy.
+    /// Device; auto takes a GPU if there is one; cpu measures one core while the others are loaded too.
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device::kind())]
     device: DeviceKind,
-    /// Cluster file to create, or to replace the [device] of.
+    /// Cluster file to create; in an existing one [device] is replaced.
     #[arg(short, long, value_name = "FILE", default_value = "cluster.toml")]
     out: PathBuf,
     /// Print the measurements as one line of JSON on standard output.

@@ -26,7 +26,8 @@ impl SearchResult {
             [only] => format!("{} is the only layout that fits.", capital(&only.candidate.to_string())),
             [first, second, ..] => {
                 let gap = 100.0 * (second.step_seconds / first.step_seconds - 1.0);
-                let mut text = format!("The first beats the second ({}) by {gap:.1} %", second.candidate);
+                let mut text =
+                    format!("The first is {gap:.1} % faster than the second ({})", second.candidate);
                 let (gains, costs) = differences(&first.breakdown, &second.breakdown, first.step_seconds);
                 if !gains.is_empty() {
                     text += &format!(": it spends less on {}", gains.join(", "));
@@ -42,8 +43,8 @@ impl SearchResult {
         if let Some(large) = stopped {
             let gb = |bytes: u64| bytes as f64 / 1e9;
             text += &format!(
-                " {} would take {:.3} s but needs {:.1} GB per device, which has {:.1}.",
-                capital(&large.candidate.to_string()),
+                " The fastest layout that does not fit, {}, would take {:.3} s and needs {:.1} GB per device, which has {:.1}.",
+                large.candidate,
                 large.step_seconds,
                 gb(large.memory.total()),
                 gb(cluster.memory())
@@ -82,7 +83,7 @@ impl LayoutSearch<'_> {
         let mut larger = self.job.cluster.clone();
         larger.device.memory_gb += 1.0;
         let tries = [
-            ("1 GB more per device".to_owned(), Some(self.job.plan), &larger),
+            ("1 GB more memory per device".to_owned(), Some(self.job.plan), &larger),
             ("10 points more sparsity".to_owned(), sparser, self.job.cluster),
         ];
         for (change, plan, cluster) in tries {

@@ -40,14 +40,14 @@ pub fn check(what: &str, base: &Base) {
         let sent = trainer.ranks().sent() - before;
         let mut expected: BTreeMap<&str, u64> = BTreeMap::new();
         let schedule = plan.schedule(batches)?;
-        let exchanges = plan.layer_traffic(rank, &schedule)?;
+        let layers = plan.layer_traffic(rank, &schedule)?;
         for (kind, sent) in [
-            (Counted::AllReduce, exchanges.sums),
-            (Counted::AllReduce, exchanges.norms),
-            (Counted::AllGather, exchanges.gathers),
-            (Counted::ReduceScatter, exchanges.scatters),
-            (Counted::PointToPoint, exchanges.dealt),
-            (Counted::Halo, exchanges.halos),
+            (Counted::AllReduce, layers.all_reduces),
+            (Counted::AllReduce, layers.norms),
+            (Counted::AllGather, layers.all_gathers),
+            (Counted::ReduceScatter, layers.reduce_scatters),
+            (Counted::PointToPoint, layers.all_to_alls),
+            (Counted::Halo, layers.halos),
         ] {
             *expected.entry(kind.name()).or_default() += sent.bytes;
         }
@@ -170,7 +170,7 @@ fn plain_linear_layers_send_what_the_formulas_say() {
         let words = costs.map(|cost| cost.words).sum::<f64>();
         let schedule = plan.schedule(1).unwrap();
         let sent = (0..ranks).map(|rank| plan.layer_traffic(rank, &schedule).unwrap());
-        let bytes = sent.map(|sent| sent.sums.bytes + sent.gathers.bytes).sum::<u64>();
+        let bytes = sent.map(|sent| sent.all_reduces.bytes + sent.all_gathers.bytes).sum::<u64>();
         assert_eq!(bytes as f64, 4.0 * words * ranks as f64, "{ranks} ranks");
         check("plain", &base);
         check("plain, pruned", &base.set("prune.method=magnitude").set("prune.state=compressed"));
