@@ -228,7 +228,8 @@ fn a_route_costs_what_the_formulas_say() {
         let base = base.with(["parallel.tensor=2", &format!("parallel.integrated={mixture}")]);
         let (plan, ..) = prepare(&base, 1);
         let sent = plan.step_traffic(0).unwrap();
-        let exchanged = sent.exchanges.sums.bytes + sent.exchanges.gathers.bytes + sent.exchanges.dealt.bytes;
+        let exchanged =
+            sent.layers.all_reduces.bytes + sent.layers.all_gathers.bytes + sent.layers.all_to_alls.bytes;
         let words = (exchanged + sent.gradients.bytes) as f64 / 4.0;
         let mixture_of_plan = plan.layout.mixture().unwrap();
         // Two sums of a number for each of 16 predictions; four numbers to the other rank.

@@ -42,11 +42,11 @@ pub fn check(what: &str, base: &Base) {
         let schedule = plan.schedule(batches)?;
         let exchanges = plan.layer_traffic(rank, &schedule)?;
         for (kind, sent) in [
-            (Counted::AllReduce, exchanges.sums),
+            (Counted::AllReduce, exchanges.all_reduces),
             (Counted::AllReduce, exchanges.norms),
-            (Counted::AllGather, exchanges.gathers),
-            (Counted::ReduceScatter, exchanges.scatters),
-            (Counted::PointToPoint, exchanges.dealt),
+            (Counted::AllGather, exchanges.all_gathers),
+            (Counted::ReduceScatter, exchanges.reduce_scatters),
+            (Counted::PointToPoint, exchanges.all_to_alls),
             (Counted::Halo, exchanges.halos),
         ] {
             *expected.entry(kind.name()).or_default() += sent.bytes;
@@ -170,7 +170,7 @@ fn plain_linear_layers_send_what_the_formulas_say() {
         let words = costs.map(|cost| cost.words).sum::<f64>();
         let schedule = plan.schedule(1).unwrap();
         let sent = (0..ranks).map(|rank| plan.layer_traffic(rank, &schedule).unwrap());
-        let bytes = sent.map(|sent| sent.sums.bytes + sent.gathers.bytes).sum::<u64>();
+        let bytes = sent.map(|sent| sent.all_reduces.bytes + sent.all_gathers.bytes).sum::<u64>();
         assert_eq!(bytes as f64, 4.0 * words * ranks as f64, "{ranks} ranks");
         check("plain", &base);
         check("plain, pruned", &base.set("prune.method=magnitude").set("prune.state=compressed"));
