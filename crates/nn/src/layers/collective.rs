@@ -89,7 +89,7 @@ impl CollectiveLayer {
                 (0..self.spec.ranks()).map(|rank| self.spec.samples_of(rank, samples)).collect()
             }
             ShardDim::Sequence | ShardDim::Last => {
-                let ends = self.spec.parts.iter().scan(0, |end, len| {
+                let ends = self.spec.shard_sizes.iter().scan(0, |end, len| {
                     let start = *end;
                     *end += len;
                     Some(start..*end)
