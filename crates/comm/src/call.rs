@@ -18,14 +18,12 @@ pub enum Reduce {
 pub enum Operation {
     /// To one rank.
     Send {
-        /// The receiver.
         to: usize,
         /// What the receiver tells messages apart by.
         tag: u32,
     },
     /// From one rank.
     Receive {
-        /// The sender.
         from: usize,
         /// The sender's tag.
         tag: u32,

@@ -11,11 +11,9 @@ use espalier_tensor::{DType, Device, Tensor};
 /// The type of a message's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ElementType {
-    /// 32-bit floating point.
     F32,
     /// The upper half of an f32; reduced in f32.
     Bf16,
-    /// 32-bit whole numbers.
     U32,
     /// 64-bit whole numbers: counts, hashes.
     U64,

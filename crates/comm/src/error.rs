@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use crate::call::Call;
 
-/// The crate's result type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What a peer, a machine or a wrong call can cause.
@@ -19,7 +18,6 @@ pub enum Error {
         DisplaySeconds(*.waited), ranks(.missing), group(.among)
     )]
     TimedOut {
-        /// The rank that waited.
         rank: usize,
         /// The call that it was in.
         call: Call,
@@ -41,7 +39,6 @@ pub enum Error {
         failed: usize,
         /// `failed` or `panicked`.
         how: &'static str,
-        /// That rank's own message.
         why: String,
     },
     /// Another rank ended without making a call that this one waits for.

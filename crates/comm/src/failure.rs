@@ -18,14 +18,12 @@ pub enum Failure<E: Debug + Display> {
     Failed {
         /// Its number in the world.
         rank: usize,
-        /// What it returned.
         error: E,
     },
     #[error("rank {rank} panicked: {message}")]
     Panicked {
         /// Its number in the world.
         rank: usize,
-        /// The panic's message.
         message: String,
     },
     /// This rank's work is done, but another failed.

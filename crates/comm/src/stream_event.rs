@@ -32,7 +32,6 @@ impl StreamEvent {
         check(unsafe { sys::cuStreamWaitEvent(stream, self.0, 0) })
     }
 
-    /// Whether it has passed.
     pub(crate) fn has_passed(&self) -> Result<bool, String> {
         // SAFETY: the handle lives.
         match unsafe { sys::cuEventQuery(self.0) } {

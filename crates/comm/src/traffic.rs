@@ -57,7 +57,6 @@ impl fmt::Display for TrafficKind {
     }
 }
 
-/// Bytes sent, by kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SentBytes([u64; TrafficKind::ALL.len()]);
 

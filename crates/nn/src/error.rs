@@ -1,6 +1,5 @@
 //! What can stop a pass.
 
-/// The crate's result type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What can stop a pass.

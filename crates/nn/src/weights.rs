@@ -128,7 +128,6 @@ impl TensorNames {
         &self.parameters[id.0]
     }
 
-    /// A running statistic's name.
     pub fn statistic_name(&self, id: BufferId) -> &str {
         &self.buffers[id.0]
     }

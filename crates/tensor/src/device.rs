@@ -11,7 +11,6 @@ use crate::memory::Ledger;
 pub enum Device {
     /// The host's processor, through a pool of threads of its own.
     Cpu(Cpu),
-    /// An NVIDIA GPU.
     Cuda(Cuda),
 }
 

@@ -5,7 +5,6 @@ use half::bf16;
 /// The type of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DType {
-    /// 32-bit floating point.
     F32,
     /// The upper half of an f32: the same range, 8 bits of precision.
     Bf16,

@@ -3,7 +3,6 @@
 
 use crate::memory::{ByteSize, Category, Usage};
 
-/// The crate's result type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What a user's input or the machine can cause.
@@ -12,9 +11,7 @@ pub enum Error {
     /// The device could not give the memory asked for.
     #[error("out of memory: the device refused {} for {category}, beside {used} in use", ByteSize(*.asked))]
     OutOfMemory {
-        /// Bytes asked for.
         asked: usize,
-        /// What they were for.
         category: Category,
         /// Bytes in use at that moment.
         used: Usage,
@@ -24,7 +21,6 @@ pub enum Error {
     Threads {
         /// How many were asked for.
         threads: usize,
-        /// The system's reason.
         why: String,
     },
     /// There is no GPU, no driver, or a library of NVIDIA's is missing.
@@ -36,7 +32,6 @@ pub enum Error {
     /// The driver or a library refused a call, or an earlier kernel failed and it shows only now.
     #[error("CUDA: {doing} failed: {why}")]
     Cuda {
-        /// What was being done.
         doing: &'static str,
         /// The driver's or the library's reason.
         why: String,
@@ -50,11 +45,9 @@ pub enum Error {
     /// A kernel's source does not compile for this GPU.
     #[error("the kernels in {file} do not compile with {options}:\n{log}")]
     Compile {
-        /// The file of kernels.
         file: &'static str,
         /// What it was compiled with.
         options: String,
-        /// The compiler's message.
         log: String,
     },
 }

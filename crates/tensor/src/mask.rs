@@ -115,12 +115,10 @@ impl Mask {
         self.len == 0
     }
 
-    /// Weights kept.
     pub fn kept(&self) -> usize {
         self.kept
     }
 
-    /// What it lies in.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let (first, second) = match &self.form {
             MaskStorage::Bits { words, ranks } => (words, Some(ranks)),
@@ -129,12 +127,10 @@ impl Mask {
         [first].into_iter().chain(second)
     }
 
-    /// How it is stored.
     pub fn form(&self) -> &MaskStorage {
         &self.form
     }
 
-    /// Bytes it takes.
     pub fn bytes(&self) -> usize {
         match &self.form {
             MaskStorage::Bits { words, ranks } => words.byte_len() + ranks.byte_len(),

@@ -208,7 +208,6 @@ impl<T> DerefMut for HostCopy<T> {
 }
 
 impl Ledger {
-    /// Counts an allocation.
     pub fn allocate(&self, category: Category, bytes: usize) {
         self.0.categories[category as usize].add(bytes);
         self.0.total.add(bytes);

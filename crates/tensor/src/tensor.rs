@@ -44,7 +44,6 @@ impl Tensor {
         Ok(Tensor { storage, dtype, shape: shape.to_vec() })
     }
 
-    /// Allocates zeros.
     pub fn zeros(device: &Device, shape: &[usize], dtype: DType, category: Category) -> Result<Tensor> {
         let mut t = Tensor::empty(device, shape, dtype, category)?;
         t.fill_zero()?;

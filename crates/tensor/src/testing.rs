@@ -57,7 +57,6 @@ pub fn integers(seed: u64, n: usize, bound: usize) -> Vec<u32> {
     (0..n as u64).map(|i| (random::uniform(key, i) * bound as f64) as u32).collect()
 }
 
-/// A tensor from values.
 pub fn tensor(device: &Device, dtype: DType, shape: &[usize], data: &[f32]) -> Tensor {
     assert_eq!(shape.iter().product::<usize>(), data.len());
     Tensor::from_f32(device, shape, dtype, data, Category::Activations).unwrap()

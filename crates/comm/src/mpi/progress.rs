@@ -48,15 +48,17 @@ const PANICKED: i32 = 5;
 /// What a progress thread is ordered to do.
 #[derive(Debug)]
 pub(super) enum ProgressCommand {
-    /// Carry out a call.
     Call(Box<MpiCall>),
     /// Find out which ranks have not made a call.
-    QueryMissing { group: usize, ticket: Arc<DeliveryTicket>, answer: Sender<Vec<usize>> },
+    QueryMissing {
+        group: usize,
+        ticket: Arc<DeliveryTicket>,
+        answer: Sender<Vec<usize>>,
+    },
     /// The rank's work has ended.
     Ended(RankEnding),
 }
 
-/// How a rank ends.
 #[derive(Debug, Clone)]
 pub(super) enum RankEnding {
     Well,

@@ -136,7 +136,6 @@ macro_rules! with_unit {
 }
 
 impl<'s> StartedCall<'s> {
-    /// Begins a call.
     pub(super) fn start(
         mut job: Box<MpiCall>,
         comm: &Communicator,
@@ -259,7 +258,6 @@ impl<'s> StartedCall<'s> {
     }
 }
 
-/// Where a reduction goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReduceTarget {
     /// What the call writes.

@@ -34,7 +34,6 @@ const GREETING: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct PeerLinks {
     shared: NcclRank,
-    /// Where each rank listens.
     addresses: Vec<SocketAddr>,
     /// How long it may take to reach one.
     limit: Duration,

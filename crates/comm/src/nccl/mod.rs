@@ -261,7 +261,6 @@ impl NcclGroup {
         Ok(NcclMessage { group: self.clone(), ticket })
     }
 
-    /// Starts a collective call.
     fn start_collective(&self, buffers: CallBuffers) -> Result<NcclCollective> {
         let CallBuffers { call, read, write } = buffers;
         let (rank, size) = (self.membership.world_rank(), self.membership.members.len());

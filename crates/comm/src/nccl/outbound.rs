@@ -27,7 +27,6 @@ pub(super) enum OutboundEvent {
     RecvReady(u64),
     /// From its rank: that was all.
     End,
-    /// The connection is gone.
     Lost,
 }
 

@@ -15,7 +15,6 @@ use crate::Result;
 /// The tag of its messages, apart from that of halos.
 const ALL_TO_ALL: u32 = 1;
 
-/// Who has what.
 pub(super) struct AllToAll<'a> {
     pub group: &'a Communicator,
     /// The samples of each rank.

@@ -321,7 +321,6 @@ impl LinearHead<'_> {
     }
 }
 
-/// Rows of a chunk.
 fn chunk_rows(outputs: usize, x: &Tensor) -> usize {
     message_sizes::chunk_rows(x.rows(), outputs * x.dtype().bytes(), chunk_bytes(&x.device()))
 }

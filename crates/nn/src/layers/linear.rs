@@ -22,7 +22,6 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
-    /// Weight and bias.
     pub fn parameters(&self) -> Vec<ParameterId> {
         [self.weight].into_iter().chain(self.bias).collect()
     }

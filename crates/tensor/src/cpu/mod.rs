@@ -60,7 +60,6 @@ impl Cpu {
         Ok(Cpu(Arc::new(CpuShared { pool, isa, ledger: Ledger::default(), free: HostFreeBlocks::default() })))
     }
 
-    /// The number of threads.
     pub fn threads(&self) -> usize {
         self.0.pool.current_num_threads()
     }

@@ -32,7 +32,6 @@ impl Default for Args<'_> {
 }
 
 impl<'a> Args<'a> {
-    /// An empty list.
     pub fn new() -> Args<'a> {
         Args {
             cells: [0; MOST],

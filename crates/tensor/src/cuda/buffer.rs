@@ -86,7 +86,6 @@ impl CudaBuffer {
         self.len
     }
 
-    /// Whether it holds nothing.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

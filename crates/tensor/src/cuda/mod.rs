@@ -130,7 +130,6 @@ impl Cuda {
         Ok(other)
     }
 
-    /// What GPU it is.
     pub fn gpu(&self) -> &Gpu {
         &self.0.gpu
     }

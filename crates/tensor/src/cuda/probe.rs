@@ -87,7 +87,6 @@ pub struct Probe {
     /// The newest CUDA that the driver serves, such as (13, 0).
     pub driver: Option<(u32, u32)>,
     pub gpus: Vec<Gpu>,
-    /// NVRTC's version.
     pub nvrtc: Option<(u32, u32)>,
     /// cuBLASLt's version, as it numbers itself.
     pub cublas_lt: Option<usize>,

@@ -19,7 +19,6 @@ const MOST: usize = 20_000;
 pub struct KernelTime {
     /// How often it was launched.
     pub launches: u64,
-    /// Seconds of the GPU.
     pub seconds: f64,
     /// Flops, for products.
     pub flops: f64,

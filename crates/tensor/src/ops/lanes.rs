@@ -48,9 +48,7 @@ pub(crate) fn rows(rows: usize, c: usize, dtype: DType) -> (u32, (u32, u32)) {
 /// How a kernel sums columns: over chunks of rows, whose sums a second kernel adds up.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ColumnSumLaunch {
-    /// Blocks of a launch.
     pub(crate) grid: (u32, u32),
-    /// Threads of each block.
     pub(crate) block: (u32, u32),
     /// Rows of a chunk.
     pub(crate) chunk: usize,

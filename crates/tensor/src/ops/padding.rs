@@ -4,13 +4,9 @@
 /// Pixels past each side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Padding {
-    /// Rows above the first.
     pub top: usize,
-    /// Rows below the last.
     pub bottom: usize,
-    /// Columns before the first.
     pub left: usize,
-    /// Columns behind the last.
     pub right: usize,
 }
 

@@ -94,7 +94,6 @@ impl Csr {
         self.pattern.columns
     }
 
-    /// Weights kept.
     pub fn kept(&self) -> usize {
         self.values.len()
     }

@@ -64,7 +64,6 @@ impl StoredImages {
         }
     }
 
-    /// How many there are.
     pub fn count(&self) -> usize {
         self.labels.len()
     }

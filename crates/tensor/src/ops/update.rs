@@ -121,9 +121,7 @@ pub enum UpdateRule {
     /// m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= lr m_hat / (sqrt(v_hat) + eps),
     /// where m_hat = m / (1 - b1^step) and v_hat = v / (1 - b2^step).
     Adam {
-        /// b1.
         beta1: f32,
-        /// b2.
         beta2: f32,
         /// Added to the root.
         eps: f32,
@@ -146,9 +144,7 @@ pub enum UpdateRule {
     /// u = m_hat / (sqrt(v_hat) + eps) + wd w, with Adam's moments; w -= lr r u, with r = min(|w|, max_norm)
     /// / |u|.
     Lamb {
-        /// b1.
         beta1: f32,
-        /// b2.
         beta2: f32,
         /// Added to the root.
         eps: f32,
@@ -176,7 +172,6 @@ impl UpdateRule {
 /// The numbers of one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepParams {
-    /// The learning rate.
     pub lr: f32,
     /// A factor on the gradient.
     pub gradient_scale: f32,

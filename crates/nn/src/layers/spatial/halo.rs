@@ -33,7 +33,6 @@ impl HaloComm {
         HaloComm { plan, group: group.for_halos() }
     }
 
-    /// Who sends what.
     pub fn plan(&self) -> &HaloPlan {
         &self.plan
     }
@@ -128,7 +127,6 @@ impl PixelFormat {
         Ok(Tensor::empty(&self.device, &self.shape(region), self.dtype, category)?)
     }
 
-    /// Zeros for a region.
     pub(super) fn zeros(&self, region: &Region, category: Category) -> Result<Tensor> {
         Ok(Tensor::zeros(&self.device, &self.shape(region), self.dtype, category)?)
     }

@@ -226,7 +226,6 @@ impl Blas {
     }
 }
 
-/// cuBLASLt's handle.
 #[derive(Debug)]
 struct CublasHandle(cublasLtHandle_t);
 

@@ -50,7 +50,6 @@ functions! {
     execute: c"cudnnBackendExecute" as unsafe extern "C" fn(CudnnHandle, RawDescriptor, RawDescriptor) -> i32,
 }
 
-/// cuDNN's handle.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub(super) struct CudnnHandle(pub *mut c_void);
@@ -161,7 +160,6 @@ macro_rules! values {
 }
 
 values! {
-    /// A type of elements.
     ElementType(i32) = 1;
     /// An address on the GPU.
     Address(u64) = 6;

@@ -142,7 +142,6 @@ pub struct AlgorithmOffer {
     pub traits: AlgorithmTraits,
     /// Whether we would use it.
     pub used: bool,
-    /// Bytes of scratch space.
     pub workspace: usize,
     /// Seconds that its planning took.
     pub planning: f64,

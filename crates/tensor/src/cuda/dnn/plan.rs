@@ -79,7 +79,6 @@ impl AlgorithmTraits {
 #[derive(Debug)]
 pub(super) struct ConvPlan {
     plan: CudnnDescriptor,
-    /// Bytes of scratch space.
     pub workspace: usize,
     pub traits: AlgorithmTraits,
     // What the plan was made from.

@@ -158,13 +158,11 @@ pub(crate) fn data_type(dtype: DType) -> i32 {
 
 /// An operand as it is.
 pub(crate) const NOT_TRANSPOSED: i32 = 0;
-/// An operand transposed.
 pub(crate) const TRANSPOSED: i32 = 1;
 /// Column after column.
 pub(crate) const BY_COLUMNS: i32 = 1;
 /// Row after row.
 pub(crate) const BY_ROWS: i32 = 2;
-/// Indices of 32 bits.
 pub(crate) const INDEX_32: i32 = 2;
 /// Indices that begin at zero.
 pub(crate) const FROM_ZERO: i32 = 0;

@@ -22,7 +22,6 @@ pub(crate) use structured::TwoFourProduct;
 pub(crate) struct DeviceCsr {
     pub rows: usize,
     pub columns: usize,
-    /// Weights kept.
     pub kept: usize,
     /// Where `rows + 1` offsets stand, of 32 bits each.
     pub offsets: u64,
@@ -30,7 +29,6 @@ pub(crate) struct DeviceCsr {
     pub col_indices: u64,
     /// Where the kept weights stand.
     pub values: u64,
-    /// Their type.
     pub dtype: DType,
 }
 

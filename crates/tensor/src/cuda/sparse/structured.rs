@@ -184,7 +184,6 @@ impl TwoFourProduct {
     }
 }
 
-/// cuSPARSELt's handle.
 #[derive(Debug)]
 struct CusparseLtHandle {
     functions: &'static CuSparseLt,

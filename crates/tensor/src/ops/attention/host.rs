@@ -124,7 +124,7 @@ fn rows_mut<T>(data: &mut [T], stride: usize, first: usize) -> MatrixMut<'_, T> 
 }
 
 /// The transpose.
-fn turned<T>(m: MatrixRef<'_, T>) -> MatrixRef<'_, T> {
+fn transposed<T>(m: MatrixRef<'_, T>) -> MatrixRef<'_, T> {
     MatrixRef { data: m.data, row_stride: m.col_stride, col_stride: m.row_stride }
 }
 
@@ -153,7 +153,7 @@ fn forward_head<T: Float>(
             let skip = j.saturating_sub(i);
             let (m, n) = (m - skip, KEYS.min(i + m - j));
             let (q, k, v) = (rows(q, stride, i + skip), rows(k, stride, j), rows(v, stride, j));
-            serial(packing, m, n, d, q, turned(k), rows_mut(scores, KEYS, 0), false);
+            serial(packing, m, n, d, q, transposed(k), rows_mut(scores, KEYS, 0), false);
             let running = [&mut maxima[skip..skip + m], &mut totals[skip..skip + m]];
             softmax(isa, scores, p, i + skip - j, n, z.scale, running, &mut out[skip * d..], d);
             serial(packing, m, d, n, rows(p, KEYS, 0), v, rows_mut(out, d, skip), true);
@@ -194,12 +194,12 @@ fn backward_head<T: Float>(
             let m = QUERIES.min(z.t - i);
             let (q, dy) = (rows(q, stride, i), rows(dy, z.c, i));
             let (k, v) = (rows(k, stride, j), rows(v, stride, j));
-            serial(packing, m, n, d, q, turned(k), rows_mut(s, KEYS, 0), false);
-            serial(packing, m, n, d, dy, turned(v), rows_mut(dp, KEYS, 0), false);
+            serial(packing, m, n, d, q, transposed(k), rows_mut(s, KEYS, 0), false);
+            serial(packing, m, n, d, dy, transposed(v), rows_mut(dp, KEYS, 0), false);
             let (logsumexp, inner) = (&logsumexp[i..i + m], &inner[i..i + m]);
             gradients(isa, s, dp, p, ds, i - j, n, z.scale, logsumexp, inner);
-            serial(packing, n, d, m, turned(rows(p, KEYS, 0)), dy, rows_mut(dv, d, j), true);
-            serial(packing, n, d, m, turned(rows(ds, KEYS, 0)), q, rows_mut(dk, d, j), true);
+            serial(packing, n, d, m, transposed(rows(p, KEYS, 0)), dy, rows_mut(dv, d, j), true);
+            serial(packing, n, d, m, transposed(rows(ds, KEYS, 0)), q, rows_mut(dk, d, j), true);
             serial(packing, m, d, n, rows(ds, KEYS, 0), k, rows_mut(dq, d, i), true);
         }
     }

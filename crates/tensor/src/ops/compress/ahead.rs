@@ -21,7 +21,6 @@ pub struct Compressed<'a> {
 }
 
 impl Compressed<'_> {
-    /// The dense tensor.
     pub fn expand(&self, category: Category) -> Result<Tensor> {
         expand(self.kept, self.mask, self.shape, category)
     }

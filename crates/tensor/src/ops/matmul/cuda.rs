@@ -24,7 +24,6 @@ pub(crate) const SOURCE: KernelSource = KernelSource {
 /// What happens to a finished sum on its way to `c`. Each tensor has `c`'s type.
 #[derive(Debug)]
 pub enum MatmulEpilogue<'a> {
-    /// Nothing.
     None,
     /// `c = a b + bias`; `bias: [n]`.
     Bias(&'a Tensor),

@@ -117,7 +117,6 @@ impl InputPanels {
         Ok(panels)
     }
 
-    /// How many panels.
     pub(super) fn count(&self) -> usize {
         self.batch.div_ceil(self.width)
     }
@@ -154,7 +153,6 @@ struct PanelStrip<'a, T> {
     batch: usize,
     /// The first row.
     first: usize,
-    /// The first column.
     from: usize,
     /// Cells for one column.
     wide: usize,
@@ -205,7 +203,6 @@ pub(super) struct PanelSums<'a, T> {
     pub rows: usize,
     /// Rows of x.
     pub live: usize,
-    /// y.
     pub y: &'a DisjointSlice<'a, T>,
     /// Where the first of them stands in y.
     pub at: usize,
