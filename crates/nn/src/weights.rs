@@ -15,7 +15,7 @@ use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use crate::Result;
-pub use initial::{fresh, fresh_kept, name_key, started};
+pub use initial::{fresh, fresh_kept, index_runs, name_key, started};
 
 /// Which parameter: its index in [`spec::ModelSpec::parameters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

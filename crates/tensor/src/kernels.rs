@@ -29,6 +29,7 @@ const SOURCES: &[&KernelSource] = &[
     &ops::reduce::cuda::SOURCE,
     &ops::region::cuda::SOURCE,
     &ops::rms_norm::SOURCE,
+    &ops::sample::cuda::SOURCE,
     &ops::select::cuda::SOURCE,
     &ops::stored::cuda::SOURCE,
     &ops::update::cuda::SOURCE,

@@ -87,6 +87,11 @@ impl<'a> Args<'a> {
         self.push((value as u32).into(), 4)
     }
 
+    /// `double`.
+    pub fn f64(self, value: f64) -> Args<'a> {
+        self.push(value.to_bits(), 8)
+    }
+
     /// `float`.
     pub fn f32(self, value: f32) -> Args<'a> {
         self.push(value.to_bits().into(), 4)

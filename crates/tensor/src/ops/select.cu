@@ -1,8 +1,7 @@
 // Keys of scores, their histograms, and masks of those above a threshold. keys: u32 [n]; key 0 is no score's.
 //
 // select_keys(x, y, keys, n, magnitude): of x_i, or of x_i y_i where y is not null; |.| of it if `magnitude`. x: T, y: f32.
-// select_random(keys, n, stream): numbers of a random stream, none of them 0.
-// select_random_at(keys, n, stream, table, runs): those of runs of places; table u64 [runs, 2]: the first key of each, and its place.
+// select_random(keys, n, stream, table, runs): numbers of a random stream, none of them 0; table as run_index has it.
 // select_histogram(keys, counts, n, low, high): counts u64 [65536] += the upper halves of the keys, or, if `low`, the lower halves of
 //   those whose upper half is `high`. Whole numbers: their sum does not depend on the order in which atomics add.
 //   grid ceil(n / 4096), block 256.
@@ -26,23 +25,9 @@ KERNEL(256) select_keys(const T* __restrict__ x, const float* __restrict__ y, u3
     });
 }
 
-KERNEL(256) select_random(u32* __restrict__ keys, i64 n, u64 stream) {
+KERNEL(256) select_random(u32* __restrict__ keys, i64 n, u64 stream, const u64* __restrict__ table, i64 runs) {
     for_each<1>(n, true, [&](i64 i, auto) {
-        const u32 bits = random_bits(stream, i);
-        keys[i] = bits ? bits : 1u;
-    });
-}
-
-KERNEL(256) select_random_at(u32* __restrict__ keys, i64 n, u64 stream, const u64* __restrict__ table, i64 runs) {
-    for_each<1>(n, true, [&](i64 i, auto) {
-        // The last run that begins at or before i.
-        i64 run = 0, end = runs;
-        while (end - run > 1) {
-            const i64 middle = (run + end) / 2;
-            if (i64(table[2 * middle]) <= i) run = middle;
-            else end = middle;
-        }
-        const u32 bits = random_bits(stream, table[2 * run + 1] + (u64(i) - table[2 * run]));
+        const u32 bits = random_bits(stream, run_index(table, runs, i));
         keys[i] = bits ? bits : 1u;
     });
 }

@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::chunks::CHUNK;
 use crate::ops::flat;
+use crate::ops::index_runs::IndexRuns;
 use crate::random;
 use crate::tensor::Tensor;
 use crate::with_float;
@@ -85,43 +86,15 @@ fn make(x: &Tensor, y: Option<&Tensor>, score: ScoreOrder) -> Result<Tensor> {
     Ok(keys)
 }
 
-/// So many random keys: the numbers of a stream from its beginning.
-pub fn random_keys(device: &Device, len: usize, stream: u64) -> Result<Tensor> {
-    let mut keys = Tensor::empty(device, &[len], DType::U32, Category::Workspace)?;
+/// Random keys: the numbers of a stream at these indices.
+pub fn random_keys(device: &Device, indices: &IndexRuns, stream: u64) -> Result<Tensor> {
+    let mut keys = Tensor::empty(device, &[indices.len()], DType::U32, Category::Workspace)?;
     match device {
         Device::Cpu(cpu) => cpu.for_chunks(keys.slice_mut::<u32>(), CHUNK, |at, keys| {
-            let numbers = at.map(|i| random::bits(stream, i as u64));
+            let numbers = indices.indices(at).map(|index| random::bits(stream, index));
             keys.iter_mut().zip(numbers).for_each(|(key, bits)| *key = bits.max(EXCLUDED + 1));
         }),
-        Device::Cuda(cuda) => cuda::random_keys(cuda, stream, &mut keys)?,
-    }
-    Ok(keys)
-}
-
-/// The random keys of some elements of a longer vector, runs of them in order, each its first index and how
-/// many there are: those that [`random_keys`] gives the vector there.
-pub fn random_keys_at(device: &Device, runs: &[(usize, usize)], stream: u64) -> Result<Tensor> {
-    let starts = runs.iter().scan(0, |next, (_, length)| {
-        let start = *next;
-        *next += length;
-        Some(start)
-    });
-    let starts: Vec<usize> = starts.collect();
-    let len = runs.iter().map(|(_, length)| length).sum();
-    let mut keys = Tensor::empty(device, &[len], DType::U32, Category::Workspace)?;
-    match device {
-        Device::Cpu(cpu) => cpu.for_chunks(keys.slice_mut::<u32>(), CHUNK, |at, keys| {
-            // The last run that begins at or before the first key.
-            let mut run = starts.partition_point(|start| *start <= at.start) - 1;
-            for (key, at) in keys.iter_mut().zip(at) {
-                while at >= starts[run] + runs[run].1 {
-                    run += 1;
-                }
-                let index = runs[run].0 + at - starts[run];
-                *key = random::bits(stream, index as u64).max(EXCLUDED + 1);
-            }
-        }),
-        Device::Cuda(cuda) => cuda::random_keys_at(cuda, &starts, runs, stream, &mut keys)?,
+        Device::Cuda(cuda) => cuda::random_keys(cuda, indices, stream, &mut keys)?,
     }
     Ok(keys)
 }
@@ -309,7 +282,7 @@ mod tests {
                     prop_assert_eq!(histogram(&made, digit).unwrap().into_counts(), counts);
                 }
                 prop_assert_eq!(&at_least(&made, threshold, ties).unwrap(), &bits);
-                let random = random_keys(device, len, seed | 1).unwrap().read_u32().unwrap();
+                let random = random_keys(device, &IndexRuns::full(len), seed | 1).unwrap().read_u32().unwrap();
                 let stream = (0..len).map(|i| random::bits(seed | 1, i as u64).max(1));
                 prop_assert_eq!(random, stream.collect::<Vec<_>>());
             }
@@ -324,11 +297,12 @@ mod tests {
             .flat_map(|row| [(row * columns, 20), (row * columns + 20, 0), (row * columns + 40, row % 30)])
             .collect();
         for device in devices().iter().flatten() {
-            let full = random_keys(device, rows * columns, 9).unwrap().read_u32().unwrap();
+            let full = random_keys(device, &IndexRuns::full(rows * columns), 9).unwrap().read_u32().unwrap();
             let expected: Vec<u32> =
                 runs.iter().flat_map(|(first, n)| full[*first..first + n].to_vec()).collect();
-            assert_eq!(random_keys_at(device, &runs, 9).unwrap().read_u32().unwrap(), expected);
-            assert!(random_keys_at(device, &[], 9).unwrap().is_empty());
+            let runs = IndexRuns::new(runs.iter().copied());
+            assert_eq!(random_keys(device, &runs, 9).unwrap().read_u32().unwrap(), expected);
+            assert!(random_keys(device, &IndexRuns::new([]), 9).unwrap().is_empty());
         }
     }
 

@@ -27,13 +27,13 @@ pub mod wanda;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-use espalier_nn::weights::ParameterId;
+use espalier_nn::weights::{ParameterId, index_runs};
 use espalier_plan::Plan;
 use espalier_plan::Shard;
 use espalier_plan::pruning::{PruneMethod, Scope};
 use espalier_tensor::mask::{copy_bits, ones};
 use espalier_tensor::ops::compress::apply;
-use espalier_tensor::ops::select::{ScoreOrder, keys, random_keys, random_keys_at};
+use espalier_tensor::ops::select::{ScoreOrder, keys, random_keys};
 use espalier_tensor::{Device, Tensor};
 
 use crate::Result;
@@ -326,13 +326,7 @@ impl Network<'_> {
     /// A number for each position of a parameter, which depends on the position in the full tensor and on the
     /// stream alone.
     pub fn random_keys(&self, id: ParameterId, stream: u64) -> Result<Tensor> {
-        let device = &self.context.device;
-        if !self.context.param(id).is_split {
-            return Ok(random_keys(device, self.len(id), stream)?);
-        }
-        let runs: Vec<(usize, usize)> =
-            self.context.param(id).shard.runs().map(|run| (run.in_full, run.length)).collect();
-        Ok(random_keys_at(device, &runs, stream)?)
+        Ok(random_keys(&self.context.device, &index_runs(&self.context.param(id).shard), stream)?)
     }
 
     /// The magnitudes of a parameter's weights as keys.

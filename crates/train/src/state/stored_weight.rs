@@ -28,7 +28,7 @@ impl StoredForm {
     pub fn name(&self) -> &'static str {
         match self {
             StoredForm::Elsewhere => "on another stage",
-            StoredForm::Initial(_) => "not drawn yet",
+            StoredForm::Initial(_) => "not initialised yet",
             StoredForm::Dense(_) => "dense",
             StoredForm::Compressed(_) => "compressed",
         }

@@ -6,6 +6,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
+use crate::ops::index_runs::IndexRuns;
 use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
@@ -33,34 +34,15 @@ pub(super) fn keys(
     unsafe { kernel.launch(lanes::elements(n), THREADS, 0, args) }
 }
 
-pub(super) fn random_keys(cuda: &Cuda, stream: u64, keys: &mut Tensor) -> Result<()> {
-    let n = keys.len();
-    let kernel = cuda.kernel(&SOURCE, OF_KEYS, "select_random")?;
-    // SAFETY: keys has n elements.
-    unsafe { kernel.launch(lanes::elements(n), THREADS, 0, Args::new().output(keys).size(n).u64(stream)) }
-}
-
-pub(super) fn random_keys_at(
-    cuda: &Cuda,
-    starts: &[usize],
-    runs: &[(usize, usize)],
-    stream: u64,
-    keys: &mut Tensor,
-) -> Result<()> {
+pub(super) fn random_keys(cuda: &Cuda, indices: &IndexRuns, stream: u64, keys: &mut Tensor) -> Result<()> {
     let n = keys.len();
     if n == 0 {
         return Ok(());
     }
-    // Pairs of words, each pair a number; two numbers a run.
-    let words = |number: usize| [number as u32, (number as u64 >> 32) as u32];
-    let table =
-        starts.iter().zip(runs).flat_map(|(start, (first, _))| [words(*start), words(*first)].concat());
-    let table: Vec<u32> = table.collect();
-    let device = Device::Cuda(cuda.clone());
-    let table = Tensor::from_slice(&device, &[table.len()], &table, Category::Workspace)?;
-    let kernel = cuda.kernel(&SOURCE, OF_KEYS, "select_random_at")?;
-    let args = Args::new().output(keys).size(n).u64(stream).input(&table).size(runs.len());
-    // SAFETY: keys has n elements, the table two numbers for each run, and the first run begins at 0.
+    let table = indices.table(cuda)?;
+    let kernel = cuda.kernel(&SOURCE, OF_KEYS, "select_random")?;
+    let args = Args::new().output(keys).size(n).u64(stream).input(&table).size(indices.rows());
+    // SAFETY: keys has n elements, the table a row for each run, and the first run begins at 0.
     unsafe { kernel.launch(lanes::elements(n), THREADS, 0, args) }
 }
 
