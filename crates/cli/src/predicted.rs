@@ -14,6 +14,8 @@ use crate::output::print_err;
 
 /// What differs by less than this fraction is as predicted.
 const ALIKE: f64 = 0.01;
+/// A set-up of fewer seconds is not worth a word.
+const LONG_SETUP: f64 = 5.0;
 
 /// The time of a step of a run in its own layout, on the machine at hand.
 pub fn predict(plan: &Plan, run_file: &Path, on_gpus: bool) -> Option<PredictedStep> {
@@ -24,19 +26,27 @@ pub fn predict(plan: &Plan, run_file: &Path, on_gpus: bool) -> Option<PredictedS
             return None;
         }
     };
-    let estimate =
-        Simulation::new(plan, &cluster, EngineProfile::ESPALIER).estimate(&Candidate::of(plan)?).ok()?;
-    let step_ms = 1e3 * estimate.step_seconds;
-    step_ms.is_finite().then_some(PredictedStep { step_ms, cluster: source })
+    let candidate = Candidate::of(plan)?;
+    let simulation = Simulation::new(plan, &cluster, EngineProfile::ESPALIER);
+    let step_ms = 1e3 * simulation.estimate(&candidate).ok()?.step_seconds;
+    let setup_seconds = simulation.setup_seconds(&candidate);
+    step_ms.is_finite().then_some(PredictedStep { step_ms, setup_seconds, cluster: source })
 }
 
 /// One sentence: the predicted time of a step beside the measured one, and the category of memory that is
 /// furthest off, if one is.
 pub fn sentence(summary: &RunSummary) -> Option<String> {
-    let PredictedStep { step_ms, cluster } = summary.predicted.as_ref()?;
+    let PredictedStep { step_ms, setup_seconds, cluster } = summary.predicted.as_ref()?;
+    let setup = setup_seconds.filter(|seconds| *seconds >= LONG_SETUP);
+    let Some(measured) = summary.step_ms else {
+        let setup = setup.map_or(String::new(), |seconds| format!(", set-up {seconds:.0} s"));
+        return Some(format!("predicted {step_ms:.1} ms/step{setup} ({cluster})"));
+    };
     let message = format!("predicted {step_ms:.1} ms/step ({cluster})");
-    let Some(measured) = summary.step_ms else { return Some(message) };
-    let message = format!("{message}, measured {measured:.1} ({:.2}x)", measured / step_ms);
+    let mut message = format!("{message}, measured {measured:.1} ({:.2}x)", measured / step_ms);
+    if let Some((predicted, measured)) = setup.zip(summary.setup_seconds) {
+        message += &format!("; set-up {measured:.1} s, {predicted:.0} predicted");
+    }
     let most = memory(summary).into_iter().max_by(|a, b| a.1.ln().abs().total_cmp(&b.1.ln().abs()));
     Some(match most.filter(|(_, ratio)| (ratio - 1.0).abs() > ALIKE) {
         None => message,
@@ -79,7 +89,11 @@ mod tests {
         ];
         RunSummary {
             step_ms,
-            predicted: Some(PredictedStep { step_ms: 10.0, cluster: "cluster.toml".into() }),
+            predicted: Some(PredictedStep {
+                step_ms: 10.0,
+                setup_seconds: None,
+                cluster: "cluster.toml".into(),
+            }),
             memory: BTreeMap::from(memory.map(|(name, bytes)| (name.to_owned(), bytes))),
             ..RunSummary::planned(&plan, "cpu")
         }
@@ -89,6 +103,12 @@ mod tests {
     fn the_time_of_a_step_and_the_largest_difference_of_memory_are_named() {
         let message = |step_ms, activations| sentence(&summary(step_ms, activations)).unwrap();
         assert_eq!(message(None, 1000), "predicted 10.0 ms/step (cluster.toml)");
+        let long = |summary: RunSummary| {
+            let predicted = summary.predicted.map(|step| PredictedStep { setup_seconds: Some(17.3), ..step });
+            sentence(&RunSummary { predicted, setup_seconds: Some(16.1), ..summary }).unwrap()
+        };
+        assert_eq!(long(summary(None, 1)), "predicted 10.0 ms/step, set-up 17 s (cluster.toml)");
+        assert!(long(summary(Some(10.0), 1000)).ends_with("(1.00x); set-up 16.1 s, 17 predicted"));
         assert_eq!(
             message(Some(12.0), 500),
             "predicted 10.0 ms/step (cluster.toml), measured 12.0 (1.20x); memory for activations 0.50x of predicted"

@@ -61,6 +61,9 @@ pub struct RunSummary {
     pub host_peak_bytes: Option<usize>,
     /// Bytes that a rank must send in a step at least, whatever carries them: not counted on the wire.
     pub bytes_sent: BTreeMap<String, u64>,
+    /// Wall-clock seconds before the first step: weights are initialized or read, and perhaps pruned.
+    #[serde(default)]
+    pub setup_seconds: Option<f64>,
     /// Wall-clock seconds, evaluation and checkpoints included.
     pub seconds: Option<f64>,
     /// blake3 of all weights in the order of their names.
@@ -74,6 +77,9 @@ pub struct RunSummary {
 pub struct PredictedStep {
     /// The time of a step.
     pub step_ms: f64,
+    /// Before the first one; none where weights are scored by passes over samples.
+    #[serde(default)]
+    pub setup_seconds: Option<f64>,
     /// Whose rates it was computed with: a cluster file, or the name of one that comes with the program.
     pub cluster: String,
 }
@@ -256,6 +262,7 @@ impl RunSummary {
             peak_bytes: None,
             host_peak_bytes: None,
             bytes_sent: TrafficKind::ALL.map(|traffic| (traffic.name().into(), 0)).into(),
+            setup_seconds: None,
             seconds: None,
             weights_hash: None,
             run: None,

@@ -18,6 +18,7 @@ mod reductions;
 mod schedules;
 mod script;
 pub mod seconds;
+mod setup;
 pub mod state;
 mod step;
 mod times;

@@ -58,7 +58,10 @@ pub(super) struct Run {
     past_validation: Option<Validation>,
     trace: Option<PathBuf>,
     predicted: Option<PredictedStep>,
+    /// When its weights began to be initialized.
     begin: Instant,
+    /// Seconds until the first step of this process was over.
+    first_step_end: Option<f64>,
     /// The tokens of the prompt of its samples; none where it generates none.
     pub(super) prompt: Vec<u32>,
     /// The layers of which a warning said that little is left.
@@ -92,6 +95,7 @@ impl Run {
                 observer.note(&scoring_note(self.trainer.kept().1, scoring));
             }
             let report = self.trainer.step()?;
+            self.first_step_end.get_or_insert_with(|| self.begin.elapsed().as_secs_f64());
             let step = report.step;
             match (&report.observation, &report.pruned) {
                 (None, None) => self.step_timer.add(report.seconds),

@@ -109,6 +109,8 @@ impl Run {
         summary.host_peak_bytes = matches!(device, Device::Cuda(_)).then_some(bytes[1] as usize);
         let names = TrafficKind::ALL.map(|traffic| traffic.name().to_owned());
         summary.bytes_sent = names.into_iter().zip(sent.iter().copied()).collect();
+        summary.setup_seconds =
+            self.first_step_end.zip(summary.step_ms).map(|(end, step_ms)| (end - step_ms / 1e3).max(0.0));
         summary.seconds = Some(self.begin.elapsed().as_secs_f64());
         summary.weights_hash = Some(hash);
         summary.run = Some(self.folder.display().to_string());

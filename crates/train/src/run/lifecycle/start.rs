@@ -68,6 +68,7 @@ impl Run {
             observer.note(&format!("initializing {:.1} B weights", plan.parameters as f64 / 1e9));
         }
         info!("initializes its weights, of {} in all", plan.parameters);
+        let begin = Instant::now();
         let mut trainer = Trainer::distributed(plan.clone(), dataset.clone(), device, ranks)?;
         trainer.set_stop_flag(stop.clone());
         info!("its weights are initialized");
@@ -183,7 +184,8 @@ impl Run {
                 .map(|(_, found)| found),
             trace: run_dir.trace.clone(),
             predicted: run_dir.predicted.clone(),
-            begin: Instant::now(),
+            begin,
+            first_step_end: None,
             prompt,
             warned: HashSet::new(),
         })

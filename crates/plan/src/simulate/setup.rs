@@ -1,0 +1,28 @@
+//! What a run takes before its first step: weights are initialised and, where a method does that first, pruned.
+//!
+//! Both are counted as bytes through the device's memory, by what was measured on an H200 and on two cores: they are
+//! bound by random numbers, and by the atomics of the histograms that find a threshold, not by these bytes.
+
+use super::{Candidate, Simulation};
+
+/// Until a GPU has its context and its first kernels.
+const GPU_START: f64 = 2.3;
+/// To initialise a weight takes as long as so many bytes, on a GPU and on cores;
+const INITIALISED: [f64; 2] = [20.0, 150.0];
+/// to rank it besides, and to compress what is kept.
+const PRUNED: [f64; 2] = [600.0, 200.0];
+
+impl Simulation<'_> {
+    /// Seconds before the first step of a candidate; none where weights are scored by passes over samples first.
+    pub fn setup_seconds(&self, candidate: &Candidate) -> Option<f64> {
+        let cores = usize::from(self.cluster.node.cores);
+        let weights = (self.plan.parameters / (candidate.pipeline * candidate.tensor) as u64) as f64;
+        let bytes = match self.plan.pruning.as_ref().map(|pruning| &pruning.method) {
+            Some(method) if method.needs_no_pass() => INITIALISED[cores] + PRUNED[cores],
+            Some(method) if method.at_start() => return None,
+            _ => INITIALISED[cores],
+        };
+        let start = if self.cluster.node.cores { 0.0 } else { GPU_START };
+        Some(start + self.kernels(candidate).pass(bytes * weights))
+    }
+}
