@@ -1,15 +1,19 @@
-//! Any `tokenizer.json` at all, through Hugging Face's own crate: what our own reader (`tokenizer_json`,
-//! byte-level BPE) refuses.
+//! Any `tokenizer.json` at all, through Hugging Face's own crate: what our own reader (`tokenizer_json`, byte
+//! pair encoding) refuses, such as BERT's and T5's.
 //!
 //! Built with the feature `tokenizers` alone: the crate and what it needs take about half as long to build as
 //! all the rest of the program together (log/2026-11-16-packages-tokenizers-torchvision.md), and whoever
-//! trains on bytes, token files or with a tokenizer of GPT-2's kind needs none of it. `no_tokenizer` replaces
-//! it otherwise.
+//! trains on bytes, token files or with a tokenizer of Llama's, Qwen's or GPT-2's kind needs none of it.
+//! `no_tokenizer` replaces it otherwise.
 //!
 //! Ids are those of Python's `encode(text, add_special_tokens=False)`. Truncation and padding are left aside,
 //! since they concern single inputs, not a stream to learn from.
 
-use crate::{Error, charsmap, regular_file::RECORDS, tokenizer_json::alphabet};
+use crate::{
+    Error, SplitPattern, charsmap,
+    regular_file::RECORDS,
+    tokenizer_json::{alphabet, byte_of},
+};
 use serde_json::Value;
 use std::{
     collections::HashMap,
@@ -128,8 +132,8 @@ impl AnyTokenizer {
                 let bytes: Option<Vec<u8>> = token.chars().map(|c| spelled.get(&c).copied()).collect();
                 bytes.unwrap_or_else(|| token.into_bytes())
             }
-            Spelling::Text { bytes: true, .. } if byte(&token).is_some() => {
-                byte(&token).into_iter().collect()
+            Spelling::Text { bytes: true, .. } if byte_of(&token).is_some() => {
+                byte_of(&token).into_iter().collect()
             }
             Spelling::Text { behind: Some(behind), .. } => {
                 let decoded = |ids: &[u32]| self.inner.decode(ids, false).unwrap_or_default();
@@ -142,17 +146,20 @@ impl AnyTokenizer {
 
     /// The ids of a text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
-        match self.inner.encode_fast(text, false) {
+        self.encode_with(text, false)
+    }
+
+    /// The ids of a text with what the post-processor puts around it.
+    pub(crate) fn encode_input(&self, text: &str) -> Result<Vec<u32>, Error> {
+        self.encode_with(text, true)
+    }
+
+    fn encode_with(&self, text: &str, around: bool) -> Result<Vec<u32>, Error> {
+        match self.inner.encode_fast(text, around) {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(why) => Err(Error::Untokenized { path: self.path.clone(), why: why.to_string() }),
         }
     }
-}
-
-/// The byte that `<0x0A>` stands for.
-fn byte(token: &str) -> Option<u8> {
-    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
-    u8::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 2)
 }
 
 /// The types of a value of the file and of all values in it.
@@ -166,14 +173,6 @@ fn kinds(value: &Value) -> Vec<&str> {
         _ => Vec::new(),
     }
 }
-
-/// Splits by which a space between two words begins the second one, or is dropped: GPT-2's, Llama 3's and
-/// Qwen's. Whatever else there is may look across it.
-const SPLITS: [&str; 3] = [
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-];
 
 /// Whether normalizer and pre-tokenizer are known not to look across a space between two words.
 fn can_split(json: &Value) -> bool {
@@ -200,7 +199,7 @@ fn can_split(json: &Value) -> bool {
         Some("Split") => {
             let regex = first["pattern"]["Regex"].as_str();
             let isolates = first["behavior"] == "Isolated" && first["invert"] != true;
-            isolates && regex.is_some_and(|regex| SPLITS.contains(&regex))
+            isolates && regex.is_some_and(|regex| SplitPattern::of_regex(regex).is_some())
         }
         _ => false,
     };

@@ -97,6 +97,10 @@ pub enum Error {
     #[error("{} has no token for {got:?}", .path.display())]
     NoToken { path: PathBuf, got: String },
 
+    /// A chat template that is broken, or that raised an exception.
+    #[error("the chat template of {} cannot render a conversation: {why}", .path.display())]
+    ChatTemplate { path: PathBuf, why: String },
+
     /// Two tokens that nobody could tell apart.
     #[error("{} is not a tokenizer we can read: {first:?} and {second:?} have the same id, {id}", .path.display())]
     SameId { path: PathBuf, first: String, second: String, id: u32 },

@@ -10,9 +10,11 @@
 //! | MNIST, Fashion-MNIST | `idx` |
 //! | CIFAR-10 | `cifar` |
 //! | drawn shapes | `shapes` |
-//! | text files, as bytes or through a Hugging Face tokenizer | `text`, `tokenizer_json`, `vocab_merges`, `bpe`, `pre_tokenize`, `any_tokenizer` |
+//! | text files, as bytes or through a Hugging Face tokenizer | `text`, `tokenizer_json`, `vocab_merges`, `normalize`, `pre_tokenize`, `bpe`, `any_tokenizer` |
 //! | token files (`.bin`) | `mapped`; `encode` and `tokenize` make them of text |
 //! | synthetic arithmetic | `arithmetic` |
+//! | a tokenizer's other files, and conversations as text | `tokenizer_config`, `chat_template`, `jinja`, `clock` |
+//! | a tokenizer as a table, to be stored elsewhere | `token_table` |
 //! | any of the files, to evaluate a trained model on | `evaluation` |
 
 #[cfg_attr(not(feature = "tokenizers"), path = "no_tokenizer.rs")]
@@ -21,15 +23,19 @@ mod arithmetic;
 mod bpe;
 #[cfg(feature = "tokenizers")]
 mod charsmap;
+mod chat_template;
 mod cifar;
+mod clock;
 mod encode;
 mod error;
 mod evaluation;
 mod files;
 mod idx;
 mod images;
+mod jinja;
 mod loader;
 mod mapped;
+mod normalize;
 mod open;
 mod order;
 mod pre_tokenize;
@@ -38,15 +44,20 @@ pub mod regular_file;
 mod shapes;
 mod stream;
 mod text;
+mod token_table;
 mod tokenize;
 mod tokenizer;
+mod tokenizer_config;
 mod tokenizer_json;
 mod tokens;
 mod vocab_merges;
+mod word_hash;
 
 pub use any_tokenizer::AnyTokenizer;
 pub use arithmetic::Arithmetic;
 pub use bpe::Bpe;
+pub use chat_template::{ChatTemplate, Conversation, RenderedChat};
+pub use clock::CivilTime;
 pub use error::{Error, Result};
 pub use evaluation::ModelInput;
 pub use files::Fingerprint;
@@ -54,10 +65,13 @@ pub use images::{ImageDataset, PixelStats};
 pub use loader::{Batch, DataLoader, Fetched, Samples};
 pub use mapped::TokenWidth;
 pub use order::{SampleOrder, spread};
+pub use pre_tokenize::SplitPattern;
 pub use shapes::{CLASSES as SHAPES, Shapes};
 pub use text::TextFiles;
+pub use token_table::{TokenAlphabet, TokenEntry, TokenKind, TokenTable};
 pub use tokenize::{TokenFiles, Tokenized, tokenize};
 pub use tokenizer::Tokenizer;
+pub use tokenizer_config::TokenizerConfig;
 pub use tokens::{TokenDataset, TokenWindows};
 
 use espalier_plan::DataFacts;

@@ -44,6 +44,11 @@ impl AnyTokenizer {
         match *self {}
     }
 
+    /// The ids of a text with what the post-processor puts around it.
+    pub(crate) fn encode_input(&self, _text: &str) -> Result<Vec<u32>, Error> {
+        match *self {}
+    }
+
     /// The ids of a text.
     pub fn encode(&self, _text: &str) -> Result<Vec<u32>, Error> {
         match *self {}

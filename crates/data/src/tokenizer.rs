@@ -16,7 +16,7 @@ pub enum Tokenizer {
     Bytes,
     /// The few characters of synthetic arithmetic.
     Arithmetic,
-    /// Byte-level pair encoding, from a `tokenizer.json`.
+    /// Byte pair encoding, from a `tokenizer.json`.
     Bpe(Box<Bpe>),
     /// Of any other kind, from a `tokenizer.json`.
     Any(Box<AnyTokenizer>),
@@ -24,7 +24,7 @@ pub enum Tokenizer {
 
 impl Tokenizer {
     /// Reads a `tokenizer.json`, or GPT-2's `vocab.json` with its `merges.txt`, or those of a folder:
-    /// byte-level BPE by ourselves, every other kind where the program is built with the feature
+    /// byte pair encoding by ourselves, every other kind where the program is built with the feature
     /// `tokenizers`.
     pub fn open(path: &Path) -> Result<Tokenizer, Error> {
         let path = Tokenizer::file_at(path);
@@ -125,6 +125,19 @@ impl Tokenizer {
                 .map_err(|c| Error::NoToken { path: "the arithmetic vocabulary".into(), got: c.to_string() }),
             Tokenizer::Bpe(bpe) => bpe.encode(text),
             Tokenizer::Any(any) => any.encode(text),
+        }
+    }
+
+    /// The ids of a text as a single input has them: with what the tokenizer's post-processor puts before and
+    /// behind it, such as `<s>`.
+    pub fn encode_input(&self, text: &str) -> Result<Vec<u32>, Error> {
+        match self {
+            Tokenizer::Bpe(bpe) => {
+                let [before, behind] = &bpe.around;
+                Ok([before, &bpe.encode(text)?, behind].into_iter().flatten().copied().collect())
+            }
+            Tokenizer::Any(any) => any.encode_input(text),
+            Tokenizer::Bytes | Tokenizer::Arithmetic => self.encode(text),
         }
     }
 

@@ -1,10 +1,18 @@
-//! Hugging Face's `tokenizer.json`, of the byte-level BPE kind.
+//! Hugging Face's `tokenizer.json`, of byte pair encoding: byte-level (GPT-2, Llama 3, Qwen, SmolLM), or of
+//! characters with spaces as U+2581 and bytes for what is no token (Llama 2, Mistral, Gemma).
 //!
-//! Whatever in the file would change ids and is not done here, such as a normalizer or another split, is
-//! refused by name, never approximated; `any_tokenizer` reads these, in a build that has it. Post-processing,
-//! truncation and padding are left aside: they concern single inputs, not a stream to learn from.
+//! Whatever in the file would change ids and is not done here, such as another normalizer or split, is
+//! refused by name, never approximated; `any_tokenizer` reads these, in a build that has it. Truncation and
+//! padding are left aside: they concern single inputs, not a stream to learn from.
 
-use crate::{Bpe, Error, regular_file::RECORDS, vocab_merges};
+use crate::{
+    Bpe, Error, SplitPattern,
+    bpe::{Alphabet, MarkPrefix, MarkedWords, WordSplit},
+    normalize::{SPACE, TextNormalizer},
+    regular_file::RECORDS,
+    vocab_merges,
+    word_hash::WordMap,
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::{cmp::Reverse, collections::HashMap, path::Path};
@@ -41,14 +49,23 @@ fn parse(path: &Path, text: &[u8]) -> Result<Bpe, Error> {
         }
     };
 
-    must(file.normalizer.is_null(), "no normalizer", kind(&file.normalizer))?;
+    let normalizer = TextNormalizer::of_json(&file.normalizer);
+    must(normalizer.is_some(), "no normalizer, NFC, or spaces as U+2581", kind(&file.normalizer))?;
+    let normalizer = normalizer.unwrap_or(TextNormalizer::None);
     let splitter = &file.pre_tokenizer;
-    must(splitter["type"] == "ByteLevel", "the pre-tokenizer \"ByteLevel\"", kind(splitter))?;
+    let splits = word_split(splitter, normalizer);
+    must(
+        splits.is_some(),
+        "the pre-tokenizer \"ByteLevel\", Llama 3's, Qwen's, SmolLM's or \"Metaspace\"",
+        kind(splitter),
+    )?;
+    let Some(mut split) = splits else { unreachable!("refused above") };
+    let byte_level = matches!(split, WordSplit::Pattern { .. });
     let typed = file.model["type"] == "BPE" || file.model["type"].is_null();
     must(typed, "a model of type \"BPE\"", kind(&file.model))?;
-    for field in
-        ["dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"]
-    {
+    let mut without = vec!["dropout", "continuing_subword_prefix", "end_of_word_suffix"];
+    without.extend(byte_level.then_some("byte_fallback"));
+    for field in without {
         let value = &file.model[field];
         let off = value.is_null() || *value == false || *value == "" || *value == 0.0;
         must(off, &format!("a model without {field}"), value.to_string())?;
@@ -57,25 +74,28 @@ fn parse(path: &Path, text: &[u8]) -> Result<Bpe, Error> {
         let plain = !(token.single_word || token.lstrip || token.rstrip);
         must(plain, "added tokens without single_word, lstrip or rstrip", token.content.clone())?;
     }
-    let prefix_space = splitter["add_prefix_space"] == true;
-    let split = splitter["use_regex"] != false;
-    let BpeModel { vocab, merges } = BpeModel::deserialize(file.model).map_err(broken)?;
+    let around = around(&file.post_processor);
+    let BpeModel { vocab, merges, unk_token, fuse_unk, byte_fallback, ignore_merges } =
+        BpeModel::deserialize(file.model).map_err(broken)?;
 
-    let alphabet = alphabet();
-    let spelled: HashMap<char, u8> = alphabet.iter().copied().zip(0..=255).collect();
-    let bytes = alphabet.map(|c| vocab.get(c.encode_utf8(&mut [0; 4]) as &str).copied());
     let known = |token: &str| {
         vocab.get(token).copied().ok_or_else(|| refuse("merges of known tokens", token.to_owned()))
     };
-    let mut ranks = HashMap::with_capacity(merges.len());
+    let mut ranks = WordMap::with_capacity_and_hasher(merges.len(), Default::default());
+    let mut crosses_spaces = !vocab.contains_key("\u{2581}");
+    let mut merged = String::new();
     for (merge, rank) in merges.iter().zip(0..) {
-        let (a, b) = match merge {
-            Merge::Pair(a, b) => (a.as_str(), b.as_str()),
-            Merge::Line(line) => {
-                line.split_once(' ').ok_or_else(|| refuse("two tokens in a merge", line.clone()))?
-            }
-        };
-        ranks.insert((known(a)?, known(b)?), (rank, known(&format!("{a}{b}"))?));
+        let (a, b) = merge.pair().ok_or_else(|| refuse("two tokens in a merge", merge.to_string()))?;
+        merged.clear();
+        merged.push_str(a);
+        merged.push_str(b);
+        crosses_spaces |= !byte_level && merged.trim_start_matches(SPACE).contains(SPACE);
+        ranks.insert((known(a)?, known(b)?), (rank, known(&merged)?));
+    }
+    if let WordSplit::Marks { words: words @ MarkedWords::Runs, .. } = &mut split
+        && crosses_spaces
+    {
+        *words = MarkedWords::One;
     }
 
     let largest = vocab.values().copied().chain(file.added_tokens.iter().map(|t| t.id)).max();
@@ -85,31 +105,155 @@ fn parse(path: &Path, text: &[u8]) -> Result<Bpe, Error> {
     if !dense {
         return Err(refuse("ids that follow each other", largest.to_string()));
     }
-    let mut token_bytes = vec![Vec::new(); largest as usize + 1];
     check_ids(path, &vocab, &file.added_tokens)?;
+    let spelling = alphabet();
+    let spelled: HashMap<char, u8> = spelling.iter().copied().zip(0..=255).collect();
+    let mut token_bytes = vec![Vec::new(); largest as usize + 1];
     for (token, &id) in &vocab {
-        let spelling: Option<Vec<u8>> = token.chars().map(|c| spelled.get(&c).copied()).collect();
-        token_bytes[id as usize] = spelling.unwrap_or_else(|| token.as_bytes().to_vec());
+        token_bytes[id as usize] = match byte_level {
+            true => token
+                .chars()
+                .map(|c| spelled.get(&c).copied())
+                .collect::<Option<_>>()
+                .unwrap_or_else(|| token.as_bytes().to_vec()),
+            false => match byte_of(token).filter(|_| byte_fallback) {
+                Some(byte) => vec![byte],
+                None => token.replace(SPACE, " ").into_bytes(),
+            },
+        };
+    }
+    let alphabet = match byte_level {
+        true => Alphabet::Bytes(Box::new(
+            spelling.map(|c| vocab.get(c.encode_utf8(&mut [0; 4]) as &str).copied()),
+        )),
+        false => {
+            let single = |(token, &id): (&String, &u32)| {
+                let mut chars = token.chars();
+                chars.next().filter(|_| chars.next().is_none()).map(|c| (c, id))
+            };
+            let bytes = || std::array::from_fn(|byte| vocab.get(&format!("<0x{byte:02X}>")).copied());
+            Alphabet::Characters {
+                ids: vocab.iter().filter_map(single).collect(),
+                bytes: byte_fallback.then(|| Box::new(bytes())),
+                unknown: unk_token.as_deref().and_then(|token| vocab.get(token).copied()),
+                fuses_unknown: fuse_unk,
+            }
+        }
+    };
+    let mut whole_words = WordMap::default();
+    if ignore_merges {
+        // A word that is a token is that token, as it is spelled.
+        let spell = |token: &str, id: u32| match byte_level {
+            true => token_bytes[id as usize].clone(),
+            false => token.as_bytes().to_vec(),
+        };
+        whole_words = vocab.iter().map(|(token, &id)| (spell(token, id).into(), id)).collect();
     }
     let mut special: Vec<u32> = file.added_tokens.iter().filter(|t| t.special).map(|t| t.id).collect();
     special.sort_unstable();
-    let mut added = [Vec::new(), Vec::new()];
+    let (mut added, mut added_tokens) = ([Vec::new(), Vec::new()], Vec::new());
     for token in file.added_tokens.into_iter().filter(|t| !t.content.is_empty()) {
         token_bytes[token.id as usize] = token.content.as_bytes().to_vec();
-        added[usize::from(token.normalized)].push((token.content, token.id));
+        added_tokens.push((token.content.clone(), token.id));
+        match token.normalized {
+            false => added[0].push((token.content, token.id)),
+            true => added[1].push((normalizer.apply(&token.content, false).into_owned(), token.id)),
+        }
     }
     added.iter_mut().for_each(|list| list.sort_by_key(|(content, _)| Reverse(content.len())));
     Ok(Bpe {
         path: path.into(),
         json: None,
-        bytes,
+        normalizer,
+        split,
+        alphabet,
         merges: ranks,
+        whole_words,
         added,
+        added_tokens,
         token_bytes,
         special,
-        prefix_space,
-        split,
+        around,
     })
+}
+
+/// How a pre-tokenizer splits; none where it is not known here.
+fn word_split(splitter: &Value, normalizer: TextNormalizer) -> Option<WordSplit> {
+    let marks = |prefix, words| Some(WordSplit::Marks { prefix, words });
+    let is_marked = matches!(normalizer, TextNormalizer::Spaces { .. });
+    let all: &[Value] = match splitter["type"].as_str() {
+        None if splitter.is_null() && is_marked => return marks(MarkPrefix::Never, MarkedWords::Runs),
+        // There are no spaces left that it could split at.
+        Some("Split") if is_marked && splitter["pattern"]["String"] == " " => {
+            return marks(MarkPrefix::Never, MarkedWords::Runs);
+        }
+        Some("Sequence") => splitter["pretokenizers"].as_array()?,
+        _ => std::slice::from_ref(splitter),
+    };
+    let is_byte_level = |one: &Value| one["type"] == "ByteLevel";
+    match all {
+        [metaspace] if metaspace["type"] == "Metaspace" && metaspace["replacement"] == "\u{2581}" => {
+            let prefix = match (metaspace["prepend_scheme"].as_str(), &metaspace["add_prefix_space"]) {
+                (Some("never"), _) | (None, Value::Bool(false)) => MarkPrefix::Never,
+                (Some("first"), _) => MarkPrefix::First,
+                (Some("always") | None, _) => MarkPrefix::Always,
+                _ => return None,
+            };
+            marks(prefix, if metaspace["split"] == false { MarkedWords::Runs } else { MarkedWords::Each })
+        }
+        _ if is_marked => None,
+        [byte_level] if is_byte_level(byte_level) => Some(WordSplit::Pattern {
+            pattern: (byte_level["use_regex"] != false).then_some(SplitPattern::Gpt2),
+            prefix_space: byte_level["add_prefix_space"] == true,
+        }),
+        [first, byte_level] if is_byte_level(byte_level) && byte_level["add_prefix_space"] != true => {
+            let pattern = match first["type"].as_str() {
+                Some("Digits") if first["individual_digits"] == true && byte_level["use_regex"] != false => {
+                    SplitPattern::SmolLm
+                }
+                Some("Split") if byte_level["use_regex"] == false => {
+                    let isolates = first["behavior"] == "Isolated" && first["invert"] != true;
+                    let regex = first["pattern"]["Regex"].as_str().filter(|_| isolates)?;
+                    SplitPattern::of_regex(regex)?
+                }
+                _ => return None,
+            };
+            Some(WordSplit::Pattern { pattern: Some(pattern), prefix_space: false })
+        }
+        _ => None,
+    }
+}
+
+/// The ids that a post-processor puts before and behind a single input.
+fn around(processor: &Value) -> [Vec<u32>; 2] {
+    match processor["type"].as_str() {
+        Some("Sequence") => {
+            let all = processor["processors"].as_array().into_iter().flatten();
+            all.map(around).find(|found| found.iter().any(|side| !side.is_empty())).unwrap_or_default()
+        }
+        Some("TemplateProcessing") => {
+            let mut sides = [Vec::new(), Vec::new()];
+            let mut side = 0;
+            for item in processor["single"].as_array().into_iter().flatten() {
+                match item["SpecialToken"]["id"].as_str() {
+                    None => side = 1,
+                    Some(token) => {
+                        let ids = processor["special_tokens"][token]["ids"].as_array();
+                        let ids = ids.into_iter().flatten().filter_map(Value::as_u64);
+                        sides[side].extend(ids.filter_map(|id| u32::try_from(id).ok()));
+                    }
+                }
+            }
+            sides
+        }
+        _ => Default::default(),
+    }
+}
+
+/// The byte that a token such as `<0x0A>` stands for.
+pub(crate) fn byte_of(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok()).flatten()
 }
 
 /// A `tokenizer.json` in which each of these bytes is a token, with its id, and nothing is merged.
@@ -171,6 +315,8 @@ struct TokenizerFile {
     normalizer: Value,
     #[serde(default)]
     pre_tokenizer: Value,
+    #[serde(default)]
+    post_processor: Value,
     model: Value,
 }
 
@@ -193,15 +339,42 @@ struct JsonAddedToken {
 #[derive(Deserialize)]
 struct BpeModel {
     vocab: HashMap<String, u32>,
-    merges: Vec<Merge>,
+    merges: Vec<BpeMerge>,
+    #[serde(default)]
+    unk_token: Option<String>,
+    #[serde(default)]
+    fuse_unk: bool,
+    #[serde(default)]
+    byte_fallback: bool,
+    #[serde(default)]
+    ignore_merges: bool,
 }
 
 /// Older files write a merge as "a b", newer ones as ["a", "b"].
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Merge {
+pub(crate) enum BpeMerge {
     Line(String),
     Pair(String, String),
+}
+
+impl std::fmt::Display for BpeMerge {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            BpeMerge::Pair(a, b) => write!(f, "{a} {b}"),
+            BpeMerge::Line(line) => f.write_str(line),
+        }
+    }
+}
+
+impl BpeMerge {
+    /// What is merged; none where a line has no space.
+    pub(crate) fn pair(&self) -> Option<(&str, &str)> {
+        match self {
+            BpeMerge::Pair(a, b) => Some((a, b)),
+            BpeMerge::Line(line) => line.split_once(' '),
+        }
+    }
 }
 
 /// The character each byte is written as: those that are printable in Latin-1 stand for themselves, the
@@ -246,9 +419,17 @@ mod tests {
     #[test]
     fn what_we_cannot_do_is_refused_by_name() {
         let cases = [
-            ("/normalizer", json!({"type": "NFC"}), "expected no normalizer, got \"NFC\""),
-            ("/pre_tokenizer", json!({"type": "Split"}), "\"ByteLevel\", got \"Split\""),
-            ("/pre_tokenizer", json!(null), "\"ByteLevel\", got null"),
+            (
+                "/normalizer",
+                json!({"type": "Lowercase"}),
+                "expected no normalizer, NFC, or spaces as U+2581, got \"Lowercase\"",
+            ),
+            ("/pre_tokenizer", json!({"type": "Split"}), "\"Metaspace\", got \"Split\""),
+            (
+                "/pre_tokenizer",
+                json!(null),
+                "the pre-tokenizer \"ByteLevel\", Llama 3's, Qwen's, SmolLM's or",
+            ),
             ("/model/type", json!("WordPiece"), "\"BPE\", got \"WordPiece\""),
             ("/model/byte_fallback", json!(true), "a model without byte_fallback, got true"),
             ("/added_tokens/0/lstrip", json!(true), "lstrip or rstrip, got <e>"),

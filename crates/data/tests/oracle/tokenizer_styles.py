@@ -7,12 +7,15 @@ of some texts with it, for tests/train/tokenizers.rs.
     gpt2      byte-level BPE behind GPT-2's split
     llama3    byte-level BPE behind a Split by regex, whole words first (ignore_merges), a token at the start
     qwen      the same with NFC before it, and without whole words first
-    llama2    BPE with byte fallback, spaces as U+2581, no split
+    smollm    byte-level BPE behind single digits and GPT-2's split
+    llama2    BPE with byte fallback, spaces as U+2581 by a normalizer, no split
+    mistral   the same with spaces as U+2581 by a pre-tokenizer, before the first word alone, and a token that is looked for in
+              what the normalizer has made
     bert      WordPiece behind BERT's normalizer and split
     t5        Unigram behind a Precompiled normalizer, WhitespaceSplit and Metaspace
 
-FOLDER/STYLE.json is the tokenizer; FOLDER/expected.json has for each style a list of {"text", "ids", "decoded"}: ids without
-special tokens around them, and their text again with special tokens in it.
+FOLDER/STYLE.json is the tokenizer; FOLDER/expected.json has for each style a list of {"text", "ids", "input", "decoded"}: ids without
+special tokens around them, ids with what the post-processor puts there, and their text again with special tokens in it.
 """
 
 import json
@@ -57,6 +60,12 @@ TEXTS = [
     "\n",
     "a\n",
     " leading and trailing  ",
+    "x'ſy X'S he'D 'Re 're'VE 'l 'L",
+    "tab\tword \t two\n\n  indented\n\t\tmore \r\n \r\n end\u2028line\u0085next",
+    "a!?\n\n\nb...\r\n(c)[d]{e} <f>=\"g\";\n",
+    "½Ⅷ①٣४ 12½ 1a2b 3's",
+    "\u0939\u093f\u0928\u094d\u0926\u0940 \u0e44\u0e17\u0e22 ไทย\u0300 \u0344 \uac00\u1100\u1161",
+    "▁▁ already ▁marked▁ </s></s>tail <s> <unk>",
 ]
 
 
@@ -97,6 +106,23 @@ def llama3():
 
 def qwen():
     return byte_level(split(QWEN), ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], 400, normalizers.NFC())
+
+
+def smollm():
+    split = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    return byte_level(pre_tokenizers.Sequence(split), ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], 400)
+
+
+def mistral():
+    file = json.loads(llama2().to_str())
+    file["normalizer"] = None
+    file["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    file["added_tokens"][2]["normalized"] = True
+    tokenizer = Tokenizer.from_str(json.dumps(file))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", tokenizer.token_to_id("<s>")), ("</s>", tokenizer.token_to_id("</s>"))]
+    )
+    return tokenizer
 
 
 def llama2():
@@ -168,13 +194,19 @@ def main():
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "tokenizers")
     folder.mkdir(exist_ok=True)
     expected = {}
-    for make in [gpt2, llama3, qwen, llama2, bert, t5]:
+    for make in [gpt2, llama3, qwen, smollm, llama2, mistral, bert, t5]:
         path = folder / f"{make.__name__}.json"
         make().save(str(path), pretty=False)
         tokenizer = Tokenizer.from_file(str(path))
         ids = {text: tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS}
         expected[make.__name__] = [
-            {"text": text, "ids": ids[text], "decoded": tokenizer.decode(ids[text], skip_special_tokens=False)} for text in TEXTS
+            {
+                "text": text,
+                "ids": ids[text],
+                "input": tokenizer.encode(text).ids,
+                "decoded": tokenizer.decode(ids[text], skip_special_tokens=False),
+            }
+            for text in TEXTS
         ]
     lines = lambda style: ",\n".join("  " + json.dumps(one) for one in expected[style])
     styles = ",\n".join(f' "{style}": [\n{lines(style)}\n ]' for style in expected)

@@ -1,0 +1,78 @@
+//! What stands beside a tokenizer: `tokenizer_config.json`, `special_tokens_map.json` and
+//! `chat_template.jinja`. They name the tokens that begin and end a text, and how a conversation becomes one.
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde_json::{Map, Value};
+
+use crate::{Error, error, regular_file::SETTINGS};
+
+/// The names of these files.
+const CONFIG: &str = "tokenizer_config.json";
+const TOKEN_MAP: &str = "special_tokens_map.json";
+const TEMPLATE: &str = "chat_template.jinja";
+
+/// What these files say.
+#[derive(Debug, Clone, Default)]
+pub struct TokenizerConfig {
+    /// `bos_token`, `eos_token` and the like, as they are written.
+    pub special_tokens: BTreeMap<String, String>,
+    /// Chat templates by name; the only one of a model is `default`.
+    pub templates: BTreeMap<String, String>,
+    /// Whether an input begins with `bos_token`, where the file says so.
+    pub add_bos_token: Option<bool>,
+}
+
+impl TokenizerConfig {
+    /// Of the folder of a tokenizer; empty where it has none of these files.
+    pub fn of_folder(folder: &Path) -> Result<TokenizerConfig, Error> {
+        let config = object(&folder.join(CONFIG))?;
+        let mut special_tokens = BTreeMap::new();
+        for (key, token) in object(&folder.join(TOKEN_MAP))?.iter().chain(&config) {
+            let content = token.as_str().or_else(|| token["content"].as_str());
+            if let (true, Some(content)) = (key.ends_with("_token"), content) {
+                special_tokens.insert(key.clone(), content.to_owned());
+            }
+        }
+        let mut templates = BTreeMap::new();
+        match config.get("chat_template") {
+            Some(Value::String(template)) => drop(templates.insert("default".into(), template.clone())),
+            Some(Value::Array(named)) => {
+                for one in named {
+                    if let (Some(name), Some(template)) = (one["name"].as_str(), one["template"].as_str()) {
+                        templates.insert(name.into(), template.into());
+                    }
+                }
+            }
+            _ => {}
+        }
+        let file = folder.join(TEMPLATE);
+        if file.is_file() {
+            let text = error::read(&file, "a chat template", SETTINGS)?;
+            let position = |why: std::string::FromUtf8Error| why.utf8_error().valid_up_to();
+            let text = String::from_utf8(text)
+                .map_err(|why| Error::NotText { path: file.clone(), position: position(why) })?;
+            templates.insert("default".into(), text);
+        }
+        let add_bos_token = config.get("add_bos_token").and_then(Value::as_bool);
+        Ok(TokenizerConfig { special_tokens, templates, add_bos_token })
+    }
+
+    /// A token that the files name, such as `eos_token`.
+    pub fn token(&self, name: &str) -> Option<&str> {
+        self.special_tokens.get(name).map(String::as_str)
+    }
+}
+
+/// The object of a JSON file; empty where there is no such file.
+fn object(path: &Path) -> Result<Map<String, Value>, Error> {
+    if !path.is_file() {
+        return Ok(Map::new());
+    }
+    let text = error::read(path, "a file of a Hugging Face tokenizer", SETTINGS)?;
+    serde_json::from_slice(&text).map_err(|why| Error::Tokenizer {
+        path: path.into(),
+        expected: "a JSON object".into(),
+        got: why.to_string(),
+    })
+}
