@@ -1,12 +1,12 @@
-//! `espalier export`: a trained model as a folder of Hugging Face's.
+//! `espalier export`: a trained model as a folder of Hugging Face's, or as one file of llama.cpp's.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use espalier_train::Error;
-use espalier_train::hub::{ExportOptions, ExportPrecision, ExportReport};
+use espalier_train::hub::{ExportOptions, ExportPrecision, ExportReport, GgufReport, GgufType};
 use espalier_train::trained::TrainedModel;
 use serde_json::json;
 
@@ -18,19 +18,27 @@ use crate::run_file::conflict;
 
 Examples:
   espalier export out/hello -o hello-hf
-  espalier export out/large/checkpoints/step-010000 -o large-hf --dtype bf16 --shards 5GB")]
+  espalier export out/large/checkpoints/step-010000 -o large-hf --dtype bf16 --shards 5GB
+  espalier export out/hello -o hello.gguf --format gguf --type q8_0")]
 pub struct ExportArguments {
     /// A checkpoint folder, a run folder (its newest checkpoint), or a Hugging Face checkpoint.
     checkpoint: PathBuf,
-    /// Output folder; must not exist.
-    #[arg(short, long, value_name = "DIR")]
+    /// Output folder, or file with --format gguf; must not exist.
+    #[arg(short, long, value_name = "PATH")]
     out: PathBuf,
+    /// Format: a Hugging Face folder, or a GGUF file for llama.cpp.
+    #[arg(long, value_name = "FORMAT", default_value = "hf")]
+    format: ExportFormatArg,
+    /// With --format gguf: type of the weights; each is rounded once, from the master weights where there are
+    /// any [default: as stored].
+    #[arg(long = "type", value_name = "TYPE")]
+    gguf_type: Option<GgufTypeArg>,
     /// Data type of the weights; f32 exports the master weights of a bf16 run [default: as stored].
     #[arg(long, value_name = "TYPE")]
     dtype: Option<ExportDtypeArg>,
-    /// Max size of a weights file, as in 5GB or 300MB.
-    #[arg(long, value_name = "SIZE", default_value = "5GB")]
-    shards: String,
+    /// Max size of a weights file, as in 5GB or 300MB [default: 5GB].
+    #[arg(long, value_name = "SIZE")]
+    shards: Option<String>,
     /// Print the result as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
@@ -44,14 +52,41 @@ enum ExportDtypeArg {
     F16,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ExportFormatArg {
+    Hf,
+    Gguf,
+}
+
+/// What weights of a GGUF file are stored in.
+#[derive(Clone, Copy, ValueEnum)]
+enum GgufTypeArg {
+    F32,
+    F16,
+    Bf16,
+    #[value(name = "q8_0")]
+    Q8_0,
+    #[value(name = "q4_0")]
+    Q4_0,
+}
+
 pub fn export(arguments: &ExportArguments) -> Result<ExitCode> {
+    if arguments.format == ExportFormatArg::Gguf {
+        return export_gguf(arguments);
+    }
+    if arguments.gguf_type.is_some() {
+        return Err(conflict("--type", "is for --format gguf: without it there is --dtype").into());
+    }
+    if arguments.out.extension().is_some_and(|extension| extension == "gguf") {
+        return Err(conflict("--out", "ends in .gguf, and would be a folder: add --format gguf").into());
+    }
     let report = |broken: &Error| output::print_err!("warning: {broken}; the one before it is used");
     let dtype = arguments.dtype.map(|dtype| match dtype {
         ExportDtypeArg::F32 => ExportPrecision::F32,
         ExportDtypeArg::Bf16 => ExportPrecision::Bf16,
         ExportDtypeArg::F16 => ExportPrecision::F16,
     });
-    let how = ExportOptions { dtype, shard_bytes: bytes(&arguments.shards)? };
+    let how = ExportOptions { dtype, shard_bytes: bytes(arguments.shards.as_deref().unwrap_or("5GB"))? };
     let trained = TrainedModel::open(&arguments.checkpoint, report)?;
     let ExportReport { files, tensors, bytes, has_config } = trained.export(&arguments.out, &how)?;
     let out = arguments.out.display();
@@ -63,7 +98,42 @@ pub fn export(arguments: &ExportArguments) -> Result<ExitCode> {
     }
     if arguments.json {
         output::json(
-            &json!({ "folder": arguments.out, "files": files, "tensors": tensors, "bytes": bytes, "config": has_config }),
+            &json!({ "folder": arguments.out, "files": files, "tensors": tensors, "bytes": bytes, "config": has_config,
+                     "format": "hf", "type": null, "tokenizer": null }),
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One file, of which its folder and its name are the answer.
+fn export_gguf(arguments: &ExportArguments) -> Result<ExitCode> {
+    for (flag, given) in [("--dtype", arguments.dtype.is_some()), ("--shards", arguments.shards.is_some())] {
+        if given {
+            return Err(conflict(flag, "is for folders: a GGUF file has --type, and is one file").into());
+        }
+    }
+    let dtype = arguments.gguf_type.map(|dtype| match dtype {
+        GgufTypeArg::F32 => GgufType::F32,
+        GgufTypeArg::F16 => GgufType::F16,
+        GgufTypeArg::Bf16 => GgufType::Bf16,
+        GgufTypeArg::Q8_0 => GgufType::Q8_0,
+        GgufTypeArg::Q4_0 => GgufType::Q4_0,
+    });
+    let report = |broken: &Error| output::print_err!("warning: {broken}; the one before it is used");
+    let trained = TrainedModel::open(&arguments.checkpoint, report)?;
+    let GgufReport { dtype, tensors, bytes, has_tokenizer } = trained.export_gguf(&arguments.out, dtype)?;
+    let out = arguments.out.display();
+    output::print_out!("{out}: {tensors} tensors, {:.1} MB, {}", bytes as f64 / 1e6, dtype.name());
+    if !has_tokenizer {
+        output::print_err!("note: the model has no tokenizer, so the file takes and gives token ids alone");
+    }
+    if arguments.json {
+        let parent = arguments.out.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = parent.unwrap_or(Path::new("."));
+        let name = arguments.out.file_name().unwrap_or_default().to_string_lossy();
+        output::json(
+            &json!({ "folder": folder, "files": [name], "tensors": tensors, "bytes": bytes, "config": true,
+                     "format": "gguf", "type": dtype.name(), "tokenizer": has_tokenizer }),
         );
     }
     Ok(ExitCode::SUCCESS)

@@ -44,7 +44,11 @@ fn a_model_of_hugging_faces_is_trained_on_and_goes_back() {
 
     let written = json_of(espalier(at, ["export", "run", "-o", "hf", "--shards", "9kB", "--json"]));
     assert!(written["files"].as_array().unwrap().len() > 1 && written["config"] == true, "{written}");
-    compare("espalier export --json", &[written]);
+    let one = ["export", "run", "-o", "gguf/run.gguf", "--format", "gguf", "--type", "f16", "--json"];
+    let file = json_of(espalier(at, one));
+    assert_eq!((&file["type"], &file["files"]), (&"f16".into(), &serde_json::json!(["run.gguf"])), "{file}");
+    assert_eq!(fs::metadata(at.join("gguf/run.gguf")).unwrap().len(), file["bytes"].as_u64().unwrap());
+    compare("espalier export --json", &[written, file]);
     let zero = ["--from", "hf", "--set", "train.steps=0", "--out", "again", "--json"];
     assert_eq!(&json_of(train_in(at, AUTO, &zero))["weights_hash"], hash);
 }
@@ -219,6 +223,11 @@ fn what_cannot_be_done_is_said() {
         (&["eval", "run", "--layout", "tnesor=2"], "`parallel.tnesor` is not a field"),
         (&["export", "run", "-o", "run"], "run: it is there already"),
         (&["export", "run", "-o", "hf", "--shards", "much"], "`--shards` is \"much\", which is no size"),
+        (&["export", "run", "-o", "hf", "--type", "q8_0"], "`--type` is for --format gguf"),
+        (&["export", "run", "-o", "run.gguf"], "`--out` ends in .gguf, and would be a folder"),
+        (&["export", "run", "-o", "hf", "--format", "gguf", "--dtype", "f16"], "`--dtype` is for folders"),
+        (&["export", "run", "-o", "hf", "--format", "gguf", "--shards", "1GB"], "`--shards` is for folders"),
+        (&["export", &from, "-o", "hf", "--format", "gguf", "--type", "q4_0"], "q4_0 takes 32 at a time"),
         (&["train", "auto.toml"], "`model.name` is \"auto\", the model of the checkpoint to start from"),
     ] {
         fs::write(at.join("auto.toml"), AUTO).unwrap();

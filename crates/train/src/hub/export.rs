@@ -62,11 +62,11 @@ impl ExportPrecision {
 }
 
 /// A tensor on its way: what it is called here and there, and what it becomes.
-struct ExportTensor {
+pub(super) struct ExportTensor {
     ours: String,
-    theirs: String,
-    shape: Vec<usize>,
-    dtype: Dtype,
+    pub(super) theirs: String,
+    pub(super) shape: Vec<usize>,
+    pub(super) dtype: Dtype,
 }
 
 impl ExportTensor {
@@ -87,7 +87,7 @@ pub(crate) fn export(source: &ExportedModel<'_>, folder: &Path, how: &ExportOpti
     if fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) || folder.is_file() {
         return Err(Error::file(folder, "it is there already: choose another folder"));
     }
-    let tensors = tensors_to_export(source, how)?;
+    let tensors = tensors_to_export(source, how.dtype)?;
     let sidecars = sidecar_files_of(source, &tensors)?;
     let shards = split_into_files(tensors, how.shard_bytes);
     let temporary = temporary_beside(folder);
@@ -126,8 +126,12 @@ pub(crate) fn export(source: &ExportedModel<'_>, folder: &Path, how: &ExportOpti
     attempt().inspect_err(|_| drop(fs::remove_dir_all(&temporary)))
 }
 
-/// All tensors of a model, as they are called where they go.
-fn tensors_to_export(source: &ExportedModel<'_>, how: &ExportOptions) -> Result<Vec<ExportTensor>> {
+/// All tensors of a model, as they are called where they go, in the type that is stored where none is asked
+/// for.
+pub(super) fn tensors_to_export(
+    source: &ExportedModel<'_>,
+    dtype: Option<ExportPrecision>,
+) -> Result<Vec<ExportTensor>> {
     let ExportedModel { checkpoint, plan, .. } = source;
     let model = &plan.model;
     let network = OurModel { model: &plan.network, vocab: model.classes, dtype: "float32", end: None };
@@ -138,14 +142,20 @@ fn tensors_to_export(source: &ExportedModel<'_>, how: &ExportOptions) -> Result<
         let theirs = family.map_or_else(|| ours.clone(), |family| family.their_name(&ours));
         let there = checkpoint.dtype(MODEL, &ours);
         let there = there.ok_or_else(|| checkpoint.refuse(format!("{MODEL} has no tensor {ours}")))?;
-        Ok(ExportTensor { ours, theirs, shape, dtype: how.dtype.map_or(there, ExportPrecision::dtype) })
+        Ok(ExportTensor { ours, theirs, shape, dtype: dtype.map_or(there, ExportPrecision::dtype) })
     };
     parameters.chain(statistics).map(one).collect()
 }
 
-/// The numbers of a tensor, in the type that it leaves in.
+/// A tensor under the name that it leaves with.
 fn read(checkpoint: &Checkpoint, one: &ExportTensor) -> Result<(String, CheckpointTensor<'static>)> {
-    let ExportTensor { ours, theirs, shape, dtype } = one;
+    let bytes = numbers(checkpoint, one)?;
+    Ok((one.theirs.clone(), CheckpointTensor::Bytes(one.dtype, one.shape.clone(), bytes)))
+}
+
+/// The numbers of a tensor, in the type that it leaves in.
+pub(super) fn numbers(checkpoint: &Checkpoint, one: &ExportTensor) -> Result<Vec<u8>> {
+    let ExportTensor { ours, shape, dtype, .. } = one;
     // Weights of a bf16 run are roundings of what it has in f32.
     if *dtype == Dtype::F32
         && let Some(master) = checkpoint.master(ours, shape)?
@@ -153,8 +163,7 @@ fn read(checkpoint: &Checkpoint, one: &ExportTensor) -> Result<(String, Checkpoi
         if !master.iter().all(|number| number.is_finite()) {
             return Err(checkpoint.not_finite(ours));
         }
-        let bytes = master.iter().flat_map(|number| number.to_le_bytes()).collect();
-        return Ok((theirs.clone(), CheckpointTensor::Bytes(*dtype, shape.clone(), bytes)));
+        return Ok(master.iter().flat_map(|number| number.to_le_bytes()).collect());
     }
     let (there, numbers) = checkpoint
         .numbers(MODEL, ours, shape)?
@@ -170,11 +179,14 @@ fn read(checkpoint: &Checkpoint, one: &ExportTensor) -> Result<(String, Checkpoi
                 .refuse(format!("{ours} has values beyond the range of f16: use --dtype bf16 or f32")));
         }
     }
-    Ok((theirs.clone(), CheckpointTensor::Bytes(*dtype, shape.clone(), bytes)))
+    Ok(bytes)
 }
 
 /// The files beside the weights.
-fn sidecar_files_of(source: &ExportedModel<'_>, tensors: &[ExportTensor]) -> Result<Vec<SidecarFile>> {
+pub(super) fn sidecar_files_of(
+    source: &ExportedModel<'_>,
+    tensors: &[ExportTensor],
+) -> Result<Vec<SidecarFile>> {
     let ExportedModel { checkpoint, plan, tokenizer } = source;
     let folder = checkpoint.path();
     if plan.facts.vocab.is_none() {

@@ -11,6 +11,7 @@
 //! | torchvision's networks, by their tensors | `torchvision` |
 //! | what stands beside weights: configuration, tokenizer, how pixels are standardised | `sidecar_files` |
 //! | a folder of Hugging Face's, from any checkpoint | `export` |
+//! | a GGUF file, from any checkpoint | `gguf` |
 //!
 //! Our tensors bear the names of Hugging Face's GPT-2, or of torchvision, and lie in memory as theirs do, so
 //! that reading is a matter of prefixes and of what is left out.
@@ -19,6 +20,7 @@ mod architecture;
 mod export;
 mod families;
 mod files;
+mod gguf;
 mod gpt2;
 mod sidecar_files;
 mod torchvision;
@@ -43,6 +45,8 @@ use architecture::{ForeignFiles, ForeignModel, HEAD};
 pub use export::{ExportOptions, ExportPrecision, ExportReport};
 pub(crate) use export::{ExportedModel, export};
 pub use files::is_foreign;
+pub(crate) use gguf::export_gguf;
+pub use gguf::{GgufReport, GgufType};
 pub use sidecar_files::{sidecar_files, standard_of};
 
 /// What a model is called in a folder of Hugging Face's.

@@ -16,9 +16,9 @@ use super::{CONFIG, TOKENIZER, families};
 use crate::checkpoint::SidecarFile;
 use crate::{Error, Result};
 
-const GENERATION: &str = "generation_config.json";
-const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-const CHAT_TEMPLATE: &str = "chat_template.jinja";
+pub(super) const GENERATION: &str = "generation_config.json";
+pub(super) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+pub(super) const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const PREPROCESSOR: &str = "preprocessor_config.json";
 
 /// How pixels, of 0 to 255, become numbers: as image processors of transformers read it.

@@ -21,7 +21,7 @@ use espalier_tensor::Device;
 use serde::Deserialize;
 
 use crate::checkpoint::{Checkpoint, first_not_finite, weights_load_request};
-use crate::hub::{self, ExportOptions, ExportReport, ModelDescription, TOKENIZER};
+use crate::hub::{self, ExportOptions, ExportReport, GgufReport, GgufType, ModelDescription, TOKENIZER};
 use crate::parallel::Ranks;
 use crate::resolved::{DATA_FILE, read_resolved};
 use crate::state::ParamStore;
@@ -163,6 +163,13 @@ impl TrainedModel {
     pub fn export(&self, folder: &Path, how: &ExportOptions) -> Result<ExportReport> {
         let (plan, checkpoint) = (self.plan(&[])?, &self.checkpoint);
         hub::export(&hub::ExportedModel { checkpoint, plan: &plan, tokenizer: self.tokenizer() }, folder, how)
+    }
+
+    /// Writes it as one file of llama.cpp's, in a type or in that which is stored.
+    pub fn export_gguf(&self, file: &Path, dtype: Option<GgufType>) -> Result<GgufReport> {
+        let (plan, checkpoint) = (self.plan(&[])?, &self.checkpoint);
+        let source = hub::ExportedModel { checkpoint, plan: &plan, tokenizer: self.tokenizer() };
+        hub::export_gguf(&source, file, dtype)
     }
 
     /// A rank that can evaluate it on other data. All ranks of the plan must.

@@ -2,6 +2,7 @@
 //! that its files come in, trained on, and written as a folder of Hugging Face's again.
 
 mod exact;
+mod gguf;
 mod reference;
 mod refused;
 mod tokens;

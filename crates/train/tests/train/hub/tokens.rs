@@ -13,7 +13,7 @@ use serde_json::json;
 use super::{folder_with, ids, newest, open, start_from};
 
 /// GPT-2's two files for a model of 40 tokens: letters, a space, and one word.
-fn add_tokenizer(folder: &Path) {
+pub(super) fn add_tokenizer(folder: &Path) {
     let letters =
         ('a'..='z').map(String::from).chain(["Ġ", "th", "the", "Ġthe", "<|endoftext|>"].map(String::from));
     let vocab: serde_json::Map<String, serde_json::Value> =
