@@ -1,4 +1,7 @@
-//! A factor of a matrix product: a tensor as it is stored, or its transpose, which no one makes in memory.
+//! A factor of a matrix product: a tensor as it is stored, some of its columns, or the transpose of these, which
+//! no one makes in memory.
+
+use std::ops::Range;
 
 use crate::tensor::Tensor;
 
@@ -10,19 +13,39 @@ pub struct Operand<'a> {
     pub(crate) tensor: &'a Tensor,
     /// Whether rows are read as columns.
     pub(crate) transposed: bool,
+    /// The first column that is read, as it is stored,
+    pub(crate) first: usize,
+    /// and how many are.
+    pub(crate) columns: usize,
 }
 
 impl<'a> Operand<'a> {
     /// For a weight whose file says how it lies: the transpose if `transposed`, the tensor itself if not.
     pub fn new(tensor: &'a Tensor, transposed: bool) -> Operand<'a> {
-        Operand { tensor, transposed }
+        Operand { tensor, transposed, first: 0, columns: tensor.width() }
+    }
+
+    /// Some columns of a tensor.
+    pub fn columns(tensor: &'a Tensor, at: Range<usize>) -> Operand<'a> {
+        assert!(at.start <= at.end && at.end <= tensor.width(), "columns {at:?} of {:?}", tensor.shape());
+        Operand { tensor, transposed: false, first: at.start, columns: at.len() }
+    }
+
+    /// Its transpose.
+    pub fn t(self) -> Operand<'a> {
+        Operand { transposed: !self.transposed, ..self }
+    }
+
+    /// Whether it is all of its tensor.
+    pub(crate) fn is_full(self) -> bool {
+        self.columns == self.tensor.width()
     }
 
     /// Rows and columns as the product reads them.
     pub fn extents(self) -> (usize, usize) {
         match self.transposed {
-            false => (self.tensor.rows(), self.tensor.width()),
-            true => (self.tensor.width(), self.tensor.rows()),
+            false => (self.tensor.rows(), self.columns),
+            true => (self.columns, self.tensor.rows()),
         }
     }
 }

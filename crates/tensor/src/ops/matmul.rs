@@ -1,6 +1,7 @@
 //! Matrix products of tensors, with a bias and an activation on the way out.
 //!
-//! `a: [m, k]`, `b: [k, n]`, or either of them as the transpose of what is stored ([`Operand`]).
+//! `a: [m, k]`, `b: [k, n]`, or either of them as the transpose of what is stored, or some columns of it
+//! ([`Operand`]).
 
 pub mod cuda;
 
@@ -12,7 +13,7 @@ use crate::error::Result;
 use crate::memory::Category;
 use crate::operand::Operand;
 use crate::ops::activation::{self, ActivationFn};
-use crate::ops::elementwise;
+use crate::ops::{columns, elementwise};
 use crate::tensor::Tensor;
 use crate::with_float;
 
@@ -32,6 +33,36 @@ pub fn matmul<'a>(
         Device::Cuda(_) => cuda::GpuMatmul::new(a, b).then(cuda::MatmulEpilogue::bias(bias)).into(&mut c)?,
     }
     Ok(c)
+}
+
+/// `a b + bias` into the columns of c from `first` on, as many as the product has; the others stay as they are.
+pub fn matmul_into<'a>(
+    a: impl Into<Operand<'a>>,
+    b: impl Into<Operand<'a>>,
+    bias: Option<&Tensor>,
+    c: &mut Tensor,
+    first: usize,
+) -> Result<()> {
+    let (a, b) = (a.into(), b.into());
+    let (m, n, k) = extents(a, b, bias);
+    let (rows, width) = (c.rows(), c.width());
+    assert!(rows == m && first + n <= width, "a product of {m} x {n} into {:?} from {first} on", c.shape());
+    assert_eq!(c.dtype(), a.tensor.dtype(), "a product into another type");
+    match a.tensor.device() {
+        Device::Cpu(cpu) => with_float!(a.tensor.dtype(), T => {
+            let epilogue =
+                GemmEpilogue { bias: bias.map(|bias| bias.slice::<T>()), activation: None, pre: None };
+            let c = MatrixMut { data: &mut c.slice_mut::<T>()[first..], row_stride: width };
+            parallel(&cpu, m, n, k, matrix::<T>(a), matrix::<T>(b), c, false, epilogue);
+        }),
+        Device::Cuda(_) => {
+            let product = cuda::GpuMatmul::new(a, b).then(cuda::MatmulEpilogue::bias(bias));
+            if !product.into_columns(c, first)? {
+                columns::put(c, first, &matmul(a, b, bias, Category::Workspace)?)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// `a b + bias + plus`, as a new tensor of `plus`'s shape. A GPU adds before it rounds; the host rounds the
@@ -129,7 +160,7 @@ fn extents(a: Operand<'_>, b: Operand<'_>, bias: Option<&Tensor>) -> (usize, usi
 }
 
 fn matrix<T: Float>(x: Operand<'_>) -> MatrixRef<'_, T> {
-    MatrixRef::of(x.tensor.slice::<T>(), x.tensor.width(), x.transposed)
+    MatrixRef::of(&x.tensor.slice::<T>()[x.first..], x.tensor.width(), x.transposed)
 }
 
 fn product(
@@ -208,6 +239,47 @@ mod tests {
                     vec![product, both, plus, wide, same]
                 });
             }
+        }
+
+        /// Factors that are columns of wider tensors, and a result that is.
+        #[test]
+        fn products_of_columns(
+            m in 1usize..40, n in 1usize..40, k in 1usize..40, first in 0usize..20, packs: bool, seed: u64,
+        ) {
+            // Columns that begin at a GPU's 16 bytes, and such that do not.
+            let of = |x: usize| if packs { x.next_multiple_of(8) } else { x };
+            let (n, k, first) = (of(n), of(k), of(first));
+            let (wide_k, wide_n) = (first + k + of(3), first + n + of(5));
+            let (a, b) = (values(seed, m * wide_k, 1.0), values(seed ^ 1, k * wide_n, 1.0));
+            let (bias, start) = (values(seed ^ 2, n, 1.0), values(seed ^ 3, m * wide_n, 1.0));
+            let [a64, b64] = [&a, &b].map(|x| wide(x));
+            let sum = |i: usize, j: usize| -> f64 {
+                (0..k).map(|p| a64[i * wide_k + first + p] * b64[p * wide_n + first + j]).sum()
+            };
+            let product: Vec<f64> = (0..m * n).map(|at| sum(at / n, at % n)).collect();
+            let inside: Vec<f64> = (0..m * wide_n)
+                .map(|at| match (at % wide_n).checked_sub(first).filter(|j| *j < n) {
+                    Some(j) => sum(at / wide_n, j) + f64::from(bias[j]),
+                    None => f64::from(start[at]),
+                })
+                .collect();
+            // The transpose of some columns: what a weight's gradient is.
+            let turned: Vec<f64> = (0..k * n)
+                .map(|at| (0..m).map(|i| a64[i * wide_k + first + at / n] * f64::from(start[i * wide_n + first + at % n])).sum())
+                .collect();
+            check(&[product, inside, turned], |device, dtype| {
+                let a = tensor(device, dtype, &[m, wide_k], &a);
+                let b = tensor(device, dtype, &[k, wide_n], &b);
+                let bias = tensor(device, dtype, &[n], &bias);
+                let mut c = tensor(device, dtype, &[m, wide_n], &start);
+                let (left, right) =
+                    (Operand::columns(&a, first..first + k), Operand::columns(&b, first..first + n));
+                let fresh = Operand::columns(&c, first..first + n);
+                let turned = matmul(left.t(), fresh, None, Category::Gradients).unwrap();
+                let product = matmul(left, right, None, Category::Gradients).unwrap();
+                matmul_into(left, right, Some(&bias), &mut c, first).unwrap();
+                vec![product, c, turned]
+            });
         }
     }
 }

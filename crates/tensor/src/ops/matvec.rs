@@ -98,6 +98,7 @@ fn product(
 ) -> Result<Tensor> {
     let (k, n) = w.extents();
     assert_eq!((x.rows(), x.width()), (1, k), "a row times a matrix of {k} x {n}");
+    assert!(w.is_full(), "a row times some columns of a matrix");
     assert_eq!(x.dtype(), w.tensor.dtype(), "a row and a matrix of two types");
     let fits = |added: &Tensor| added.len() == n && added.dtype() == x.dtype();
     assert!(after.bias.is_none_or(fits) && after.plus.is_none_or(fits), "what is added to {n} columns");

@@ -28,6 +28,8 @@ pub(crate) struct MatmulKey {
     pub batch: usize,
     pub ta: bool,
     pub tb: bool,
+    /// Elements between two rows of each matrix as it is stored, where not all lie without gaps.
+    pub strides: Option<[usize; 3]>,
     pub input: DType,
     pub output: DType,
     pub accumulate: bool,
@@ -128,22 +130,39 @@ impl MatmulPlan {
         let stored = |rows: usize, width: usize, t: bool| if t { (rows, width) } else { (width, rows) };
         let (b_rows, b_cols) = stored(key.k, key.n, key.tb);
         let (a_rows, a_cols) = stored(key.m, key.k, key.ta);
+        let [of_a, of_b, of_c] = key.strides.unwrap_or([a_rows, b_rows, key.n]);
         let mut plan = MatmulPlan {
             operation,
-            first: MatrixLayout::new(key.input, b_rows, b_cols, key.batch)?,
-            second: MatrixLayout::new(key.input, a_rows, a_cols, key.batch)?,
-            result: MatrixLayout::new(key.output, key.n, key.m, key.batch)?,
+            first: MatrixLayout::new(key.input, [b_rows, b_cols], of_b, key.batch)?,
+            second: MatrixLayout::new(key.input, [a_rows, a_cols], of_a, key.batch)?,
+            result: MatrixLayout::new(key.output, [key.n, key.m], of_c, key.batch)?,
             algorithms: Vec::new(),
         };
         // The ranking of an epilogue's algorithms looks at its pointers' alignment, so they need a value.
         let aligned = |used: bool| used.then_some(256);
         plan.point(aligned(key.kind.has_vector()), aligned(key.kind.has_matrix()))?;
-        plan.algorithms = plan.offers(handle, workspace)?;
+        plan.algorithms = plan.offers(handle, workspace, key.strides.is_some())?;
         Ok(if plan.algorithms.is_empty() { None } else { Some(plan) })
     }
 
-    fn offers(&self, handle: cublasLtHandle_t, workspace: usize) -> Result<Vec<cublasLtMatmulAlgo_t>> {
+    /// `inside`: whether matrices may begin inside larger ones, at any 16 bytes.
+    fn offers(
+        &self,
+        handle: cublasLtHandle_t,
+        workspace: usize,
+        inside: bool,
+    ) -> Result<Vec<cublasLtMatmulAlgo_t>> {
         let preference = MatmulPreference::new()?;
+        if inside {
+            for matrix in [
+                Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+            ] {
+                preference.set(matrix, 16u32)?;
+            }
+        }
         preference.set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace)?;
         // Parts of a sum over k may be joined only from the scratch space, in f32 and in a fixed order.
         let reduction = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
@@ -273,12 +292,12 @@ impl Drop for MatmulDescription {
     }
 }
 
-/// A matrix by columns, without gaps; `batch` of them one behind the other.
+/// A matrix by columns, `stride` elements from one to the next; `batch` of them one behind the other, without gaps.
 #[derive(Debug)]
 struct MatrixLayout(cublasLtMatrixLayout_t);
 
 impl MatrixLayout {
-    fn new(dtype: DType, rows: usize, cols: usize, batch: usize) -> Result<MatrixLayout> {
+    fn new(dtype: DType, [rows, cols]: [usize; 2], stride: usize, batch: usize) -> Result<MatrixLayout> {
         let mut layout = std::ptr::null_mut();
         // SAFETY: the library is loaded; it writes the handle.
         unsafe {
@@ -287,7 +306,7 @@ impl MatrixLayout {
                 data_type(dtype),
                 rows as u64,
                 cols as u64,
-                rows as i64,
+                stride as i64,
             )
         }
         .check("describing a matrix")?;

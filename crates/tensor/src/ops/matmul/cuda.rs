@@ -9,7 +9,9 @@ use crate::cuda::blas::{EpilogueKind, MatmulCall, MatmulKey};
 use crate::cuda::{Build, Cuda, KernelSource};
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::memory::Category;
 use crate::operand::Operand;
+use crate::ops::columns;
 use crate::tensor::Tensor;
 
 /// The kernels that stand in where cuBLASLt has none.
@@ -59,6 +61,8 @@ pub struct GpuMatmul<'a> {
     ta: bool,
     b: &'a Tensor,
     tb: bool,
+    /// The first column of each factor that is read, as it is stored.
+    first: [usize; 2],
     batch: usize,
     m: usize,
     n: usize,
@@ -85,11 +89,13 @@ impl<'a> GpuMatmul<'a> {
 
     fn of(a: Operand<'a>, b: Operand<'a>, batch: usize) -> GpuMatmul<'a> {
         let dims_of = |x: Operand<'_>| {
-            let (rows, width) = (x.tensor.rows() / batch.max(1), x.tensor.width());
+            let (rows, width) = (x.tensor.rows() / batch.max(1), x.columns);
             if x.transposed { (width, rows) } else { (rows, width) }
         };
         let ((m, k), (bk, n)) = (dims_of(a), dims_of(b));
         let (ta, tb) = (a.transposed, b.transposed);
+        assert!(batch == 1 || (a.is_full() && b.is_full()), "a batched product of some columns");
+        let first = [a.first, b.first];
         let (a, b) = (a.tensor, b.tensor);
         let (of_a, of_b) = (a.shape(), b.shape());
         assert_eq!(k, bk, "a product of {of_a:?} (transposed: {ta}) and {of_b:?} (transposed: {tb})");
@@ -99,6 +105,7 @@ impl<'a> GpuMatmul<'a> {
             ta,
             b,
             tb,
+            first,
             batch,
             m,
             n,
@@ -134,6 +141,31 @@ impl<'a> GpuMatmul<'a> {
         self
     }
 
+    /// Queues it for the columns of `c` from `first` on; `c` has the type of `a` and `b`. Whether it can: not
+    /// where columns begin between two groups of 16 bytes, nor where cuBLASLt has no algorithm for it.
+    pub(super) fn into_columns(mut self, c: &mut Tensor, first: usize) -> Result<bool> {
+        assert!(c.rows() == self.m && first + self.n <= c.width(), "a product into {:?}", c.shape());
+        let cuda = self.a.cuda_buffer().cuda().clone();
+        assert!(cuda.is(self.b.cuda_buffer().cuda()) && cuda.is(c.cuda_buffer().cuda()), "on two GPUs");
+        if self.m == 0 || self.n == 0 {
+            return Ok(true);
+        }
+        if self.k == 0 || !self.is_aligned(c, first) {
+            return Ok(false);
+        }
+        self.ask(&cuda, c, first)
+    }
+
+    /// Whether all columns begin at 16 bytes in every row, as the fast kernels want it.
+    fn is_aligned(&self, c: &Tensor, first: usize) -> bool {
+        let whole = |elements: usize, x: &Tensor| (elements * x.dtype().bytes()).is_multiple_of(16);
+        let starts = |first: usize, x: &Tensor| whole(first, x) && (first == 0 || whole(x.width(), x));
+        starts(self.first[0], self.a)
+            && starts(self.first[1], self.b)
+            && whole(first, c)
+            && whole(c.width(), c)
+    }
+
     /// Queues it. `c` has the type of `a` and `b`, or f32.
     pub fn into(mut self, c: &mut Tensor) -> Result<()> {
         assert_eq!(c.len(), self.batch * self.m * self.n, "a product into {:?}", c.shape());
@@ -149,13 +181,21 @@ impl<'a> GpuMatmul<'a> {
         let cuda = self.a.cuda_buffer().cuda().clone();
         assert!(cuda.is(self.b.cuda_buffer().cuda()) && cuda.is(c.cuda_buffer().cuda()), "on two GPUs");
         assert!(self.plus.is_none_or(|plus| cuda.is(plus.cuda_buffer().cuda())), "on two GPUs");
-        if self.k > 0 && self.ask(&cuda, c)? {
+        if !self.is_full() && !self.is_aligned(c, 0) {
+            let of = |x: &Tensor, first: usize, columns: usize| {
+                columns::take(x, first..first + columns, Category::Workspace)
+            };
+            let a = of(self.a, self.first[0], if self.ta { self.m } else { self.k })?;
+            let b = of(self.b, self.first[1], if self.tb { self.k } else { self.n })?;
+            return GpuMatmul { a: &a, b: &b, first: [0; 2], ..self }.into(c);
+        }
+        if self.k > 0 && self.ask(&cuda, c, 0)? {
             return Ok(());
         }
         // In two steps: the product as it is, then the rest by a kernel of ours.
         let epilogue = std::mem::replace(&mut self.epilogue, MatmulEpilogue::None);
         if self.k > 0 {
-            let ran = self.ask(&cuda, c)?;
+            let ran = self.ask(&cuda, c, 0)?;
             assert!(ran, "cuBLASLt has no algorithm for a plain product: {self:?}");
         } else if let Some(plus) = self.plus {
             c.cuda_buffer_mut().copy_from(plus.cuda_buffer())?;
@@ -165,9 +205,16 @@ impl<'a> GpuMatmul<'a> {
         fallback::run(&cuda, &self, epilogue, c)
     }
 
-    /// Asks cuBLASLt for it: whether it ran.
-    fn ask(&mut self, cuda: &Cuda, c: &mut Tensor) -> Result<bool> {
+    /// Whether both factors are read in full.
+    fn is_full(&self) -> bool {
+        let (of_a, of_b) = (if self.ta { self.m } else { self.k }, if self.tb { self.k } else { self.n });
+        of_a == self.a.width() && of_b == self.b.width()
+    }
+
+    /// Asks cuBLASLt for it, into the columns of `c` from `first` on: whether it ran.
+    fn ask(&mut self, cuda: &Cuda, c: &mut Tensor, first: usize) -> Result<bool> {
         let key = self.key(c);
+        let behind = |x: &Tensor, columns: usize| (columns * x.dtype().bytes()) as u64;
         let (vector, matrix) = match &mut self.epilogue {
             MatmulEpilogue::None => (None, None),
             MatmulEpilogue::Bias(bias) => (Some(bias.cuda_buffer().address()), None),
@@ -182,15 +229,23 @@ impl<'a> GpuMatmul<'a> {
         let call = MatmulCall {
             key,
             scale: self.scale,
-            a: self.a.cuda_buffer().address(),
-            b: self.b.cuda_buffer().address(),
-            c: c.cuda_buffer_mut().address(),
+            a: self.a.cuda_buffer().address() + behind(self.a, self.first[0]),
+            b: self.b.cuda_buffer().address() + behind(self.b, self.first[1]),
+            c: c.cuda_buffer_mut().address() + behind(c, first),
             plus: self.plus.map(|plus| plus.cuda_buffer().address()),
             vector,
             matrix,
         };
         // SAFETY: the lengths of all tensors were checked, and they stay alive in the stream's order.
         cuda.with_blas(|blas| unsafe { blas.run(cuda, &call) })
+    }
+
+    /// Elements between two rows of `a`, `b` and `c` as they are stored, where any of them is not read or written
+    /// in full.
+    fn strides(&self, c: &Tensor) -> Option<[usize; 3]> {
+        // An output of several dimensions may be the product under another shape.
+        let of_c = if c.len() == self.batch * self.m * self.n { self.n } else { c.width() };
+        (!self.is_full() || of_c != self.n).then(|| [self.a.width(), self.b.width(), of_c])
     }
 
     fn key(&self, c: &Tensor) -> MatmulKey {
@@ -201,6 +256,7 @@ impl<'a> GpuMatmul<'a> {
             batch: self.batch,
             ta: self.ta,
             tb: self.tb,
+            strides: self.strides(c),
             input: self.a.dtype(),
             output: c.dtype(),
             accumulate: self.accumulate || self.plus.is_some(),
@@ -238,6 +294,7 @@ impl<'a> GpuMatmul<'a> {
         }
         assert_eq!(self.batch, 1, "a batched product with something to follow");
         let unchanged = matches!(self.epilogue, MatmulEpilogue::SumsOfA(_) | MatmulEpilogue::SumsOfB(_));
+        assert!(!unchanged || self.is_full(), "sums of some columns");
         assert!(!self.accumulate || unchanged, "a product that is added to c and then changed");
         let changed = !unchanged && !matches!(self.epilogue, MatmulEpilogue::Bias(_));
         assert!(
