@@ -12,7 +12,7 @@ use espalier_nn::layers::{
     BackwardContext, BatchSlice, ForwardContext, GradientElements, GradientSink, Layer, Mode, WeightGradients,
 };
 use espalier_nn::weights::{ParameterId, Weights};
-use espalier_plan::data_parallel::DataParallelMode;
+use espalier_plan::data_parallel::{DataParallelMode, ZeroStage};
 use espalier_plan::spec::{BlockSpec, Conv, Init, Input, LayerSpec as Spec, ModelSpec};
 use espalier_plan::tiles::{SlidingWindow, TileGrid};
 use espalier_plan::traffic::{Buckets, Gradient};
@@ -109,8 +109,8 @@ fn all_reduces_of_gradients_hide_behind_the_backward_pass() {
     assert!(apart > 0.7 * all, "waited for one by one, {LAYERS} sums cost {apart:.3} s of {all:.3} s");
     for sharing in [
         DataParallelMode::Replicated,
-        DataParallelMode::Sharded { gradients: false },
-        DataParallelMode::Sharded { gradients: true },
+        DataParallelMode::Sharded(ZeroStage::State),
+        DataParallelMode::Sharded(ZeroStage::Gradients),
     ] {
         let work = |world| backward(world, sharing);
         let hidden = rise(latency, |latency| slowest(latency, work), |rise| rise < 2.0 * one);
