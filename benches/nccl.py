@@ -72,6 +72,8 @@ DEALT = IMAGES.format(tail='{ type = "flatten" }, { type = "linear", output = 12
 TIED, LOOSE = GPT.format(tied="true"), GPT.format(tied="false")
 
 SNIP = ["prune.method=snip", "prune.sparsity=0.9"]
+# Alike many weights of every layer: the plan knows all bytes before anything runs.
+RANDOM = ["prune.method=random", "prune.scope=layer", "prune.sparsity=0.9"]
 BF16 = ["train.precision=bf16"]
 ONE = ["train.micro_batches=1"]
 # Micro-batches and backward passes in an order that no schedule of ours has.
@@ -89,6 +91,10 @@ LAYOUTS = [
     ("data, snip, bf16", TIED, ["parallel.data=2", "train.micro_batches=2", *SNIP, *BF16], 2),
     ("data, zero 1", TIED, ["parallel.data=2", "parallel.zero=1", *ONE], 2),
     ("data, zero 2, snip, bf16", TIED, ["parallel.data=2", "parallel.zero=2", "train.micro_batches=2", *SNIP, *BF16], 2),
+    ("data, zero 3", TIED, ["parallel.data=2", "parallel.zero=3", *ONE], 2),
+    ("data, zero 3, random, bf16", TIED, ["parallel.data=2", "parallel.zero=3", "train.micro_batches=2", *RANDOM, *BF16], 2),
+    ("data, zero 3, snip, bf16, writes", TIED, ["parallel.data=2", "parallel.zero=3", "train.micro_batches=2", 'sample.prompt="12+34="', "sample.tokens=8", *SNIP, *BF16], 2),
+    ("data, zero 3, rigl, recomputed", TIED, ["parallel.data=2", "parallel.zero=3", "prune.method=rigl", "prune.sparsity=0.8", "prune.every=2", "train.recompute=block", *ONE], 2),
     ("data, local SGD", TIED, ["parallel.data=2", "parallel.average_every=2", *ONE], 2),
     ("tensor, sequence", TIED, ["parallel.tensor=2", "parallel.sequence=true", *ONE], 2),
     ("tensor, rigl, bf16", TIED, ["parallel.tensor=2", "prune.method=rigl", "prune.sparsity=0.8", "prune.every=2", *ONE, *BF16], 2),
@@ -106,6 +112,10 @@ LAYOUTS = [
     ("data 4, f32", TIED, ["parallel.data=4", *ONE], 4),
     ("data 4, zero 2, snip, bf16", TIED, ["parallel.data=4", "parallel.zero=2", *ONE, *SNIP, *BF16], 4),
     ("data 2 x pipeline 2, zero 1", TIED, ["parallel.data=2", "parallel.pipeline=2", "parallel.zero=1", "train.micro_batches=2"], 4),
+    ("data 4, zero 3", TIED, ["parallel.data=4", "parallel.zero=3", *ONE], 4),
+    ("data 4, zero 3, random, bf16", TIED, ["parallel.data=4", "parallel.zero=3", *ONE, *RANDOM, *BF16], 4),
+    ("data 2 x pipeline 2, zero 3", TIED, ["parallel.data=2", "parallel.pipeline=2", "parallel.zero=3", "train.micro_batches=2"], 4),
+    ("data 2 x tensor 2, zero 3", TIED, ["parallel.data=2", "parallel.tensor=2", "parallel.sequence=true", "parallel.zero=3", *ONE], 4),
     ("pipeline 4, chimera", LOOSE, ["parallel.pipeline=4", "parallel.schedule=chimera"], 4),
     ("pipeline 4, interleaved of 1 layer", LOOSE, ["parallel.pipeline=4", "parallel.schedule=interleaved", "model.layers=8"], 4),
     ("pipeline 2 x tensor 2, 1f1b", TIED, ["parallel.pipeline=2", "parallel.tensor=2"], 4),
@@ -201,6 +211,19 @@ def same(a, b):
     return ", ".join(f"{field}: {a[field]} by threads, {b[field]} by NCCL" for field in wrong)
 
 
+def bytes_of(file, settings, out, run):
+    """Weights at rest and gradients of a rank, and what it sends in a step, of a run beside what is planned: what
+    differs, and both in words. Of a method that scores weights only the run knows what each layer keeps."""
+    planned = by_threads(file, settings, out, "--dry-run")
+    most = max(planned["picture"]["rows"], key=lambda row: sum(kind["bytes"] for kind in row["sends"].values()))
+    pairs = [(f"{name} of a rank", run["memory"][name]["measured"], run["memory"][name]["predicted"]) for name in ("weights", "gradients", "optimizer")]
+    pairs.append(("sent in a step", sum(run["bytes_sent"].values()), sum(kind["bytes"] for kind in most["sends"].values())))
+    words = ", ".join(f"{name} {measured:,} B (planned {predicted:,})" for name, measured, predicted in pairs)
+    knows = not any(setting.startswith("prune.method=") and setting != "prune.method=random" for setting in settings)
+    wrong = [name for name, measured, predicted in pairs if measured != predicted]
+    return (f"{', '.join(wrong)}: {words}" if wrong and knows else None), words
+
+
 def layouts(check, folder, chosen):
     for name, text, settings, ranks in LAYOUTS:
         if not chosen(name, ranks):
@@ -214,7 +237,9 @@ def layouts(check, folder, chosen):
             threads = by_threads(file, settings, os.path.join(folder, "threads"))
             begin = time.monotonic()
             nccl = by_nccl(file, settings, os.path.join(folder, "nccl"), ranks)
-            return same(threads, nccl) or None, f"{time.monotonic() - begin:.1f} s, loss {nccl['loss']:.6f}"
+            words = f"{time.monotonic() - begin:.1f} s, loss {nccl['loss']:.6f}"
+            wrong, planned = bytes_of(file, settings, os.path.join(folder, "planned"), nccl) if "zero 3" in name else (None, "")
+            return same(threads, nccl) or wrong, f"{words}, {planned}" if planned else words
 
         check(f"{name} ({ranks} ranks)", both)
         for out in ("threads", "nccl"):
@@ -224,6 +249,7 @@ def layouts(check, folder, chosen):
 CHAIN = [
     (["parallel.data=2", *ONE], 2), (["parallel.pipeline=2"], 2), (["parallel.tensor=2", *ONE], 2),
     (["parallel.data=2", "parallel.zero=2", *ONE], 2), (["parallel.pipeline=2", "parallel.schedule=zb-h1"], 2),
+    (["parallel.data=4", "parallel.zero=3", *ONE], 4),
     (["parallel.data=2", "parallel.pipeline=2", "train.micro_batches=2"], 4),
 ]
 

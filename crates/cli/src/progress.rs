@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use espalier_data::{DataSplit, Dataset};
-use espalier_plan::data_parallel::DataParallelMode;
+use espalier_plan::data_parallel::{DataParallelMode, ZeroStage};
 use espalier_plan::{PerAxis, Plan, Scoring};
 use espalier_tensor::memory::ByteSize;
 use espalier_tensor::{Category, Device};
@@ -265,8 +265,9 @@ fn ranks(plan: &Plan, transport: Option<&str>) -> String {
     let joined = transport.map_or(String::new(), |transport| format!(" ({transport})"));
     let PerAxis { data, tensor, spatial, .. } = plan.mesh.axis_sizes();
     let zero = match plan.data_parallel {
-        DataParallelMode::Sharded { gradients: false } => " with ZeRO-1",
-        DataParallelMode::Sharded { gradients: true } => " with ZeRO-2",
+        DataParallelMode::Sharded(ZeroStage::State) => " with ZeRO-1",
+        DataParallelMode::Sharded(ZeroStage::Gradients) => " with ZeRO-2",
+        DataParallelMode::Sharded(ZeroStage::Weights) => " with ZeRO-3",
         DataParallelMode::Replicated | DataParallelMode::Local { .. } => "",
     };
     let mut axes = Vec::new();

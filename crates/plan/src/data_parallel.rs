@@ -8,12 +8,8 @@ pub enum DataParallelMode {
     /// same step.
     Replicated,
     /// Gradients are reduce-scattered in every step to where the state is: each replica has a shard of it,
-    /// steps with that, and all-gathers the new weights (ZeRO-1).
-    Sharded {
-        /// Whether it also keeps only its shard of the gradients: each micro-batch's are reduce-scattered as
-        /// they are made (ZeRO-2).
-        gradients: bool,
-    },
+    /// and steps with that (ZeRO).
+    Sharded(ZeroStage),
     /// Each replica takes steps by itself, and weights and state are averaged now and then (local SGD).
     Local {
         /// Steps between averages.
@@ -23,15 +19,53 @@ pub enum DataParallelMode {
     },
 }
 
+/// What replicas shard (Rajbhandari et al. 2020): each stage what the one before does, and more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ZeroStage {
+    /// The optimizer's state: after a step the new weights are all-gathered.
+    State = 1,
+    /// Gradients too: each micro-batch's are reduce-scattered as they are made.
+    Gradients,
+    /// Weights too: a block's are all-gathered when it runs, and nothing is after a step. Those of parameters
+    /// that several pipeline stages use are on each of them, as in the stage before.
+    Weights,
+}
+
+impl ZeroStage {
+    /// The stage of a number; none of another.
+    pub fn of(number: usize) -> Option<ZeroStage> {
+        [ZeroStage::State, ZeroStage::Gradients, ZeroStage::Weights]
+            .into_iter()
+            .find(|stage| stage.number() == number)
+    }
+
+    pub fn number(self) -> usize {
+        self as usize
+    }
+}
+
 impl DataParallelMode {
     /// Whether each replica has a shard of the optimizer's state.
     pub fn is_sharded(&self) -> bool {
-        matches!(self, DataParallelMode::Sharded { .. })
+        matches!(self, DataParallelMode::Sharded(_))
+    }
+
+    /// The number of ZeRO's stage; 0 where nothing is sharded.
+    pub(crate) fn zero_stage(&self) -> u8 {
+        match self {
+            DataParallelMode::Sharded(stage) => *stage as u8,
+            _ => 0,
+        }
     }
 
     /// Whether it has only a shard of the gradients too.
     pub(crate) fn scatters_gradients(&self) -> bool {
-        matches!(self, DataParallelMode::Sharded { gradients: true })
+        matches!(self, DataParallelMode::Sharded(stage) if *stage >= ZeroStage::Gradients)
+    }
+
+    /// Whether it has only a shard of the weights too.
+    pub fn shards_weights(&self) -> bool {
+        matches!(self, DataParallelMode::Sharded(ZeroStage::Weights))
     }
 
     /// Whether replicas take steps by themselves at some time.

@@ -3,9 +3,9 @@
 //! For each parameter: its weight and its gradient in the precision of the run (over several micro-batches
 //! the gradient is accumulated in f32), the optimizer's moments in f32 or bf16, and in bf16 a master weight
 //! in f32 (or its low bits). Pruned, gradients and state are those of kept weights, and a mask is added.
-//! Buffers are f32 whatever the precision. Where ranks shard the optimizer's state, or gradients too, a rank
-//! has its shard of each parameter's (exact where it is known how much of each is kept). Activations are
-//! those of one micro-batch.
+//! Buffers are f32 whatever the precision. Where ranks shard the optimizer's state, or gradients or weights
+//! too, a rank has its shard of each parameter's (exact where it is known how much of each is kept).
+//! Activations are those of one micro-batch.
 
 mod inputs;
 mod messages;
@@ -20,8 +20,8 @@ use std::rc::Rc;
 use serde::Serialize;
 
 use crate::batch::BatchSizes;
-use crate::data_parallel::DataParallelMode;
-use crate::packets::{BUCKET, SharedVector, average_bytes, message_bytes, scattered_bytes};
+use crate::data_parallel::{DataParallelMode, ZeroStage};
+use crate::packets::{BUCKET, SharedVector, average_bytes, gather_messages, message_bytes, scattered_bytes};
 use crate::pruning::{PrunedKernels, Pruning};
 use crate::schedule::{Action, Chunk, Pass, Placement, Schedule, Updates};
 use crate::scoring::{GrowthCandidate, ScoredBatch, ScoringMemory, growth_bytes};
@@ -67,13 +67,13 @@ pub struct MemoryPlan {
     /// head reads is in it, and what is made again or deferred. What flows between layers and ranks is not: it
     /// is measured as `transient`.
     pub activations: u64,
-    /// Where weights rest compressed, the blocks that are dense at once. Scratch space of the kernels, packed
-    /// operands and copies on the host come on top: theirs to know, so not predicted. The ledger measures
+    /// Where weights rest compressed or in shards, the blocks that are dense at once. Scratch space of the
+    /// kernels, packed operands and copies on the host come on top: theirs to know, so not predicted. The ledger measures
     /// them; `tensor` holds each operation to a bound that its sizes and the number of threads give.
     pub workspace: Option<u64>,
     /// Buffers of messages to other ranks, which small gradients are packed into; nothing on one rank. Where
     /// gradients are scattered as they are made they are messages from the beginning, and this is the most
-    /// that they can take.
+    /// that they can take, beside the weights of a block that are gathered ahead of it.
     pub communication: u64,
 }
 
@@ -244,9 +244,9 @@ impl<'a> Prediction<'a> {
         Ok((0..schedule.stages()).map(of_rank).collect())
     }
 
-    /// How many ranks share each parameter: those with a partial sum of its gradient, in every copy of the
-    /// stages that use it and in every replica.
-    fn sharers(&self, stage_blocks: &StageBlocks, placement: &Placement) -> Vec<u64> {
+    /// Who shares each parameter: those with a partial sum of its gradient, in every copy of the stages that
+    /// use it and in every replica.
+    fn sharers(&self, stage_blocks: &StageBlocks, placement: &Placement) -> Vec<ParamSharers> {
         let mut stages: Vec<HashSet<usize>> = vec![HashSet::new(); self.parameters.len()];
         for (virtual_stage, blocks) in stage_blocks.iter().enumerate() {
             for id in self.inputs.tensors.blocks.parameters(blocks.clone()) {
@@ -255,7 +255,12 @@ impl<'a> Prediction<'a> {
         }
         let replicas = self.batch.replicas as u64;
         let sharers = stages.iter().zip(&self.model_parallel.partial_ranks);
-        sharers.map(|(stages, partial_ranks)| replicas * partial_ranks * stages.len().max(1) as u64).collect()
+        let of_param = |(stages, partial_ranks): (&HashSet<usize>, &u64)| {
+            let ranks = replicas * partial_ranks * stages.len().max(1) as u64;
+            let shards_weight = self.data_parallel.shards_weights() && stages.len() < 2;
+            ParamSharers { ranks, of_weight: if shards_weight { ranks } else { 1 } }
+        };
+        sharers.map(of_param).collect()
     }
 
     /// What some blocks of a model need, beside activations and old versions of the weights. So many ranks
@@ -263,7 +268,7 @@ impl<'a> Prediction<'a> {
     fn of_blocks(
         &self,
         blocks: &[Range<usize>],
-        sharers: &[u64],
+        sharers: &[ParamSharers],
         copies: bool,
         held: PeakMemory,
     ) -> MemoryPlan {
@@ -277,6 +282,9 @@ impl<'a> Prediction<'a> {
         let mut largest = 0;
         let (mut dense, mut candidates, mut kept_sum, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64, 0u64);
         let (mut vectors, mut tied) = (Vec::new(), Vec::new());
+        let mut full_weights = Vec::new();
+        // Elements of weights on a rank, before they are pruned and once they are.
+        let (mut first_weights, mut rest_weights) = (0u64, 0u64);
         let mut sent_bytes = vec![None; self.parameters.len()];
         let is_pruned = pruning.is_some_and(|pruning| self.is_pruned || pruning.method.at_start());
         let compressed = storage.compressed && is_pruned;
@@ -297,10 +305,16 @@ impl<'a> Prediction<'a> {
                     sent = if compressed { kept } else { elements };
                 }
             }
-            let vector = SharedVector { elements: sent, ranks: sharers[id] };
+            let ParamSharers { ranks, of_weight } = sharers[id];
+            first_weights = first_weights.saturating_add(elements.div_ceil(of_weight));
+            rest_weights = rest_weights.saturating_add(sent.div_ceil(of_weight));
+            let vector = SharedVector { elements: sent, ranks };
+            if of_weight == 1 && ranks > 1 {
+                full_weights.push(vector);
+            }
             if self.inputs.tensors.tied.contains(&id) { &mut tied } else { &mut vectors }.push(vector);
             let bytes = sent.saturating_mul(precision.size());
-            if sharers[id] > 1 {
+            if ranks > 1 {
                 packed += if bytes < BUCKET { bytes } else { 0 };
                 let tied = self.inputs.tensors.tied.contains(&id);
                 sent_bytes[id] = (!tied).then_some(ReducedGradient {
@@ -319,11 +333,11 @@ impl<'a> Prediction<'a> {
         let sum = |numbers: &mut dyn Iterator<Item = u64>| numbers.fold(0, u64::saturating_add);
         let shards = |of: &[SharedVector]| sum(&mut of.iter().map(|one| one.shard_elements()));
         let (local, summed) = match data_parallel {
-            DataParallelMode::Sharded { gradients: true } => {
+            DataParallelMode::Sharded(ZeroStage::State) => (shards(&all), stored),
+            DataParallelMode::Sharded(_) => {
                 // Those of tied parameters are complete until the last use has made its gradient.
                 (shards(&all), shards(&vectors).saturating_add(sum(&mut tied.iter().map(|one| one.elements))))
             }
-            DataParallelMode::Sharded { gradients: false } => (shards(&all), stored),
             _ => (stored, stored),
         };
         let mut statistics: Vec<usize> = blocks
@@ -335,12 +349,15 @@ impl<'a> Prediction<'a> {
         let buffers: u64 =
             statistics.into_iter().map(|id| 4 * self.inputs.tensors.buffers[id].elements()).sum();
         // Until it is known what is kept, weights are dense, unless they are not there at all.
+        let shards_weights = data_parallel.shards_weights();
         let resting = match pruning.filter(|_| storage.compressed_weights) {
+            _ if shards_weights => rest_weights,
             Some(_) if compressed => stored,
             _ => parameters,
         };
         let first = match pruning {
             Some(pruning) if pruning.method.needs_no_pass() => resting,
+            _ if shards_weights => first_weights,
             _ => parameters,
         };
         let [weights, first] = [resting, first].map(|numbers| numbers.saturating_mul(precision.size()));
@@ -359,11 +376,14 @@ impl<'a> Prediction<'a> {
         let gradients = match data_parallel {
             // Until the step, what is packed travels beside the messages of layers.
             DataParallelMode::Replicated => passes(&|id| sent_bytes[id]).max(packed),
-            DataParallelMode::Sharded { gradients: false } => message_bytes(&all, precision.size()),
-            DataParallelMode::Sharded { gradients: true } => {
+            DataParallelMode::Sharded(ZeroStage::State) => message_bytes(&all, precision.size()),
+            DataParallelMode::Sharded(stage) => {
                 // Gradients come in the order of the backward.
                 vectors.reverse();
-                scattered_bytes(&vectors, &tied, precision.size(), self.batch.micro_batches)
+                let gathered = if stage < ZeroStage::Weights { &all } else { &full_weights };
+                let micro_batches = self.batch.micro_batches;
+                let scattered = scattered_bytes(&vectors, &tied, precision.size(), micro_batches, gathered);
+                scattered.saturating_add(self.gathered_ahead(blocks, sharers, compressed))
             }
             DataParallelMode::Local { after, .. } => {
                 let lengths: Vec<u64> = all.iter().map(|one| one.elements).collect();
@@ -386,27 +406,66 @@ impl<'a> Prediction<'a> {
             },
             scores_beside_state: grown > 0,
             activations,
-            workspace: (storage.compressed_weights && pruning.is_some()).then(|| self.expanded(blocks)),
+            workspace: (shards_weights || storage.compressed_weights && pruning.is_some())
+                .then(|| self.expanded(blocks, sharers, compressed)),
             communication: gradients.max(within).max(logits),
         }
     }
 
-    /// Bytes of the blocks of some stages that are dense at once, where weights rest compressed.
-    fn expanded(&self, stage_blocks: &[Range<usize>]) -> u64 {
+    /// Bytes of the blocks of some stages that are dense at once, where weights rest compressed or in shards.
+    fn expanded(&self, stage_blocks: &[Range<usize>], sharers: &[ParamSharers], compressed: bool) -> u64 {
         let size = self.storage.precision.size();
-        let of_block = |block: usize| -> u64 {
+        let bytes = |id: usize| self.parameters[id].elements().saturating_mul(size);
+        let sum = |numbers: &mut dyn Iterator<Item = u64>| numbers.fold(0, u64::saturating_add);
+        let of_block = |block: usize| -> [u64; 2] {
             let ids = self.inputs.tensors.blocks.parameters(block..block + 1);
-            ids.into_iter().filter(|id| self.is_expanded(*id)).fold(0, |bytes, id| {
-                self.parameters[id].elements().saturating_mul(size).saturating_add(bytes)
-            })
+            let (sharded, full): (Vec<usize>, Vec<usize>) =
+                ids.into_iter().partition(|id| sharers[*id].of_weight > 1);
+            let gathered = |id: &usize| match self.kept.as_ref().and_then(|kept| kept[*id]) {
+                // Products read what was gathered of it.
+                Some(kept) if compressed && self.is_multiplied_sparsely(*id, kept) => {
+                    kept.saturating_mul(size)
+                }
+                _ => bytes(*id),
+            };
+            let expanded = full.into_iter().filter(|id| self.is_expanded(*id)).map(bytes);
+            [sum(&mut expanded.into_iter()), sum(&mut sharded.iter().map(gathered))]
         };
         let of_stage = |virtual_stage: &Range<usize>| {
-            let each: Vec<u64> = virtual_stage.clone().map(of_block).collect();
-            let pairs = each.windows(2).map(|pair| pair[0].saturating_add(pair[1]));
+            let each: Vec<[u64; 2]> = virtual_stage.clone().map(of_block).collect();
+            // What is gathered ahead is still a message.
+            let pairs = each
+                .windows(2)
+                .map(|pair| pair[0][0].saturating_add(pair[1][0]).saturating_add(pair[0][1].max(pair[1][1])));
             let pairs = pairs.filter(|_| self.model_parallel.expands_ahead);
-            each.iter().copied().chain(pairs).max().unwrap_or(0)
+            each.iter()
+                .map(|[expanded, gathered]| expanded.saturating_add(*gathered))
+                .chain(pairs)
+                .max()
+                .unwrap_or(0)
         };
         stage_blocks.iter().map(of_stage).max().unwrap_or(0)
+    }
+
+    /// Bytes of the messages in which the sharded weights of a block arrive while the one before runs: those
+    /// of the largest block.
+    fn gathered_ahead(
+        &self,
+        stage_blocks: &[Range<usize>],
+        sharers: &[ParamSharers],
+        compressed: bool,
+    ) -> u64 {
+        let of_block = |block: usize| -> u64 {
+            let ids = self.inputs.tensors.blocks.parameters(block..block + 1);
+            let vector = |id: usize| {
+                let kept = self.kept.as_ref().and_then(|kept| kept[id]).filter(|_| compressed);
+                let elements = kept.unwrap_or(self.parameters[id].elements());
+                SharedVector { elements, ranks: sharers[id].of_weight }
+            };
+            let vectors = ids.into_iter().map(vector).filter(|vector| vector.ranks > 1);
+            gather_messages(vectors, self.storage.precision.size())
+        };
+        stage_blocks.iter().cloned().flatten().map(of_block).max().unwrap_or(0)
     }
 
     /// Whether a parameter that rests compressed is dense while it works: some of it is gone, and products
@@ -436,6 +495,15 @@ impl<'a> Prediction<'a> {
         };
         held.iter().filter_map(one).collect()
     }
+}
+
+/// How many ranks share a parameter.
+#[derive(Clone, Copy)]
+struct ParamSharers {
+    /// Those that have partial sums of its gradient,
+    ranks: u64,
+    /// and those that have shards of its weight: one where each has all of it.
+    of_weight: u64,
 }
 
 /// What a rank holds at most in the course of its list.

@@ -76,12 +76,13 @@ pub(crate) fn message_bytes(vectors: &[SharedVector], size: u64) -> u64 {
 
 /// Bytes of messages at most when gradients are scattered as each of so many micro-batches makes them, in
 /// this order: those of a packet until it is full, its message, and [those before](SCATTERED_AT_ONCE) that
-/// have not arrived. `last` are scattered once, at the end.
+/// have not arrived. `last` are scattered once, at the end; new weights of `gathered` come after the step.
 pub(crate) fn scattered_bytes(
     vectors: &[SharedVector],
     last: &[SharedVector],
     size: u64,
     micro_batches: usize,
+    gathered: &[SharedVector],
 ) -> u64 {
     let bytes: Vec<u64> = vectors.iter().map(|one| one.elements.saturating_mul(size)).collect();
     // What a packet holds while it is in flight, and before, while it is copied into its message.
@@ -113,8 +114,12 @@ pub(crate) fn scattered_bytes(
     let waiting = if sent.len() > SCATTERED_AT_ONCE { waiting } else { 0 };
     let flying = sum((0..SCATTERED_AT_ONCE).map(|at| most(at, 0))).saturating_add(waiting);
     let end = message_bytes(last, size).saturating_add(flying.saturating_sub(waiting));
-    let all: Vec<SharedVector> = vectors.iter().chain(last).copied().collect();
-    [copying, flying, end, gathered_bytes(&all, size)].into_iter().max().unwrap_or(0)
+    [copying, flying, end, gathered_bytes(gathered, size)].into_iter().max().unwrap_or(0)
+}
+
+/// Bytes of the messages in which shards of some vectors come from all ranks at once.
+pub(crate) fn gather_messages(vectors: impl Iterator<Item = SharedVector>, size: u64) -> u64 {
+    sum(vectors.map(SharedVector::message)).saturating_mul(size)
 }
 
 /// Bytes of messages when new weights come back from all ranks: two packets at once.

@@ -35,6 +35,9 @@ pub struct ParamPlan {
     /// Which of the ranks that split its optimizer state this one is (ZeRO); the only one where each has all
     /// of it.
     pub zero: GroupRank,
+    /// Whether they split its weight too: where the others of the group run the same blocks in the same order,
+    /// which ranks of two pipeline stages do not.
+    pub shards_weight: bool,
     /// Whether this rank speaks for its shard where each element must be counted once in a replica.
     pub is_owner: bool,
     /// Whether the first of the ranks that hold the same shard is this one, or in its group.
@@ -119,6 +122,7 @@ impl Plan {
                 group: groups
                     .number(GroupPlan { stages, peers: (0..locals.len()).filter(reduces_with).collect() }),
                 zero: GroupRank::SINGLE,
+                shards_weight: false,
                 blocks,
                 is_tied: tied.contains(&id),
             }
@@ -131,9 +135,12 @@ impl Plan {
         let groups = groups.list;
         let members: Vec<Option<GroupRank>> = groups.iter().map(|group| self.member(rank, group)).collect();
         if self.data_parallel.is_sharded() {
-            params
-                .iter_mut()
-                .for_each(|param| param.zero = members[param.group].unwrap_or(GroupRank::SINGLE));
+            for param in &mut params {
+                param.zero = members[param.group].unwrap_or(GroupRank::SINGLE);
+                let is_on_one_stage = groups[param.group].stages.len() == 1;
+                param.shards_weight =
+                    self.data_parallel.shards_weights() && is_on_one_stage && !param.zero.is_single();
+            }
         }
         Ok(RankParams { params, statistics, groups, members })
     }
@@ -199,6 +206,23 @@ mod tests {
             assert_eq!((last.is_here, last.is_tied, last.is_owner), (rank >= 2, false, rank >= 2));
             assert_eq!(members[last.group], (rank >= 2).then_some(GroupRank { ranks: 2, rank: rank % 2 }));
         }
+    }
+
+    /// Ranks of two stages come to it at different times: each keeps the weight.
+    #[test]
+    fn weights_are_sharded_where_one_stage_has_them() {
+        for rank in 0..4 {
+            let RankParams { params, .. } = params(
+                "[parallel]\npipeline = 2\ndata = 2\nzero = 3\n[train]\nbatch = 4\nmicro_batches = 2",
+                rank,
+            );
+            for param in params.iter().filter(|param| param.is_here) {
+                assert_eq!(param.shards_weight, param.name != "wte.weight", "{}", param.name);
+                assert_eq!(param.zero.ranks, if param.shards_weight { 2 } else { 4 }, "{}", param.name);
+            }
+        }
+        let single = params("[parallel]\ndata = 2\nzero = 3\n[train]\nbatch = 4", 0);
+        assert!(single.params.iter().all(|param| param.shards_weight));
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub mod parallel;
 pub mod prune;
 mod resolved;
 pub mod run;
+mod shard_gather;
 pub mod stage;
 pub mod state;
 pub mod step;

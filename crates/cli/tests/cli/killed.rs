@@ -15,11 +15,28 @@ fn last_step(folder: &Path) -> Option<u64> {
 
 #[test]
 fn whenever_a_run_is_killed_its_checkpoints_are_whole() {
+    killed(&["parallel.zero=true"], &[]);
+}
+
+/// The same where each rank writes its shards of kept weights.
+#[test]
+fn whenever_a_run_of_sharded_weights_is_killed_its_checkpoints_are_whole() {
+    killed(&["parallel.zero=3"], &["prune.method=magnitude", "prune.sparsity=0.8"]);
+}
+
+/// Kills a run on two and four ranks in turn, and goes on with a single one; the rest of the settings is that
+/// of all of them.
+fn killed(on_ranks: &[&str], settings: &[&str]) {
     let folder = TestDir::new();
     let checkpoints = folder.join("out/checkpoints");
     fs::write(folder.join("run.toml"), TINY).unwrap();
-    let settings = ["parallel.zero=true", "checkpoint.every=1", "train.steps=100000", "train.eval_samples=0"];
-    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+    let settings = [settings, &["checkpoint.every=1", "train.eval_samples=0"]].concat();
+    let with = |settings: &[&str]| -> Vec<String> {
+        settings.iter().flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()]).collect()
+    };
+    let (alone, settings) =
+        (with(&settings), with(&[&settings[..], on_ranks, &["train.steps=100000"]].concat()));
+    let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
     let mut reached = 0;
     for kill in 0..6 {
         let ranks = ["2", "4"][kill % 2];
@@ -43,10 +60,11 @@ fn whenever_a_run_is_killed_its_checkpoints_are_whole() {
         reached = last_step(&checkpoints).unwrap();
     }
     let end = format!("train.steps={}", reached + 2);
+    let alone: Vec<&str> = alone.iter().map(String::as_str).collect();
     let output = succeeded(train_in(
         &folder,
         TINY,
-        &["--out", "out", "--resume", "--json", "--set", &end, "--set", "checkpoint.every=1"],
+        &[&["--out", "out", "--resume", "--json", "--set", &end], &alone[..]].concat(),
     ));
     assert!(stderr(&output).contains(&format!("resumed after step {reached}")), "{}", stderr(&output));
     assert_eq!(json(&output.stdout)["steps"], reached + 2);

@@ -135,6 +135,33 @@ fn processes_train_as_threads_and_as_one_rank(run_file: &str, learns: bool) {
     }
 }
 
+/// Weights in shards (ZeRO-3), dense and pruned: the bits of threads, and what these send.
+#[test]
+fn sharded_weights_are_gathered_in_processes() {
+    let folder = TestDir::new();
+    fs::write(folder.join("run.toml"), GPT).unwrap();
+    for (how, ranks, settings) in [
+        ("dense", 2, &[][..]),
+        ("pruned", 4, &["--set", "prune.method=snip", "--set", "prune.sparsity=0.9"]),
+        ("stages", 4, &["--set", "parallel.pipeline=2", "--set", "train.micro_batches=2"]),
+    ] {
+        let run = |out: &str, command: &mut Command| {
+            command.args(settings).args(["--set", "parallel.zero=3", "--set", "train.steps=8", "--json"]);
+            trained(&folder, out, &command.args(["--out", out]).output().unwrap())
+        };
+        let Some(mut launched) = mpi_command(ranks, &folder, &[]) else { return };
+        let (losses, by_mpi) = run(&format!("{how}-mpi"), &mut launched);
+        let mut threads = command(&folder, &["--ranks", &ranks.to_string()]);
+        let (losses_of_threads, by_threads) = run(&format!("{how}-threads"), &mut threads);
+        assert_eq!(losses, losses_of_threads, "{how}");
+        for field in ["weights_hash", "bytes_sent", "validation"] {
+            assert_eq!(by_mpi[field], by_threads[field], "{how}: {field}");
+        }
+        let all = by_mpi["memory"]["weights"]["measured"].as_u64().unwrap();
+        assert_eq!(Some(all), by_mpi["memory"]["weights"]["predicted"].as_u64(), "{how}");
+    }
+}
+
 /// Each process has a log of its own, and is named in all of it.
 #[test]
 fn each_process_logs_under_its_rank() {

@@ -29,7 +29,8 @@ pub struct Parallel {
     pub integrated: Option<Mixture>,
     /// Over which samples batch norm takes its statistics.
     pub batch_norm: BatchNormSync,
-    /// What ranks along the data axis shard, by ZeRO's stages: nothing, the optimizer's state, or gradients too.
+    /// What ranks along the data axis shard, by ZeRO's stages: nothing, the optimizer's state, gradients too, or
+    /// weights too.
     pub zero: usize,
     /// Steps that a rank takes by itself until weights are averaged: local SGD.
     pub average_every: usize,
@@ -110,7 +111,7 @@ fn read_zero(section: &mut Section) -> Result<usize, Error> {
         None | Some(Value::Boolean(false)) => Ok(0),
         Some(Value::Boolean(true)) => Ok(1),
         Some(value) => {
-            integer(value, 0, 2).map_err(|_| section.wrong("zero", "true, false, 0, 1 or 2", value))
+            integer(value, 0, 3).map_err(|_| section.wrong("zero", "true, false, 0, 1, 2 or 3", value))
         }
     }
 }

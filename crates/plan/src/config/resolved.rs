@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Parallel, PipelineConfig, Precision, RunFile};
 use crate::batch::{BatchNormSync, BatchSizes};
-use crate::data_parallel::DataParallelMode;
+use crate::data_parallel::{DataParallelMode, ZeroStage};
 use crate::intervals::TrainIntervals;
 use crate::layout::{Mixing, Partition};
 use crate::mesh::Mesh;
@@ -48,8 +48,12 @@ impl RunFile {
         let compressed =
             self.prune.as_ref().is_some_and(|prune| self.parallel.zero > 0 || prune.compresses(beside));
         let accumulates = self.train.micro_batches > 1 && self.updates() != Updates::EveryMicroBatch;
-        let compressed_weights =
-            self.prune.as_ref().is_some_and(|prune| prune.weights == WeightForm::Compressed);
+        // Shards of weights are shards of what is kept of them.
+        let shards_weights = self.data_parallel().shards_weights();
+        let compressed_weights = self
+            .prune
+            .as_ref()
+            .is_some_and(|prune| shards_weights || prune.weights == WeightForm::Compressed);
         StorageForms {
             precision,
             recompute: self.train.recompute,
@@ -79,7 +83,9 @@ impl RunFile {
         match (parallel.zero, parallel.average_every) {
             (0, 1) => DataParallelMode::Replicated,
             (0, every) => DataParallelMode::Local { every: every as u64, after: parallel.local_after as u64 },
-            (stage, _) => DataParallelMode::Sharded { gradients: stage > 1 },
+            (stage, _) => {
+                ZeroStage::of(stage).map_or(DataParallelMode::Replicated, DataParallelMode::Sharded)
+            }
         }
     }
 

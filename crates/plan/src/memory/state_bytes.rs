@@ -31,7 +31,8 @@ impl StateBytes {
         let share = if storage.compressed { kept } else { 1.0 };
         let shards = |is_shared: bool| if is_shared { replicas as f64 } else { 1.0 };
         StateBytes {
-            weights: if storage.compressed_weights { kept } else { 1.0 } * storage.precision.size() as f64,
+            weights: if storage.compressed_weights { kept } else { 1.0 } * storage.precision.size() as f64
+                / shards(data_parallel.shards_weights()),
             gradients: share * storage.gradient_bytes() as f64 / shards(data_parallel.scatters_gradients()),
             optimizer: share * storage.optimizer_bytes as f64 / shards(data_parallel.is_sharded()),
             mask: if pruning.is_some() { (0.125f64 + 1.0 / 128.0).min(4.0 * kept) } else { 0.0 },

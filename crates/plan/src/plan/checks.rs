@@ -35,12 +35,14 @@ pub(super) fn ties(
 /// Copies of a stage make gradients of other micro-batches, at other times: no two of them belong together
 /// before the last.
 pub(super) fn scattering(data_parallel: DataParallelMode, schedule: &Schedule) -> Result<(), Error> {
+    let DataParallelMode::Sharded(stage) = data_parallel else { return Ok(()) };
     if !data_parallel.scatters_gradients() || schedule.placement.copies() == 1 {
         return Ok(());
     }
     let problem = format!(
-        "is 2, but with the schedule \"{}\" several ranks hold replicas of a stage, whose gradients are reduced after the last \
+        "is {}, but with the schedule \"{}\" several ranks hold replicas of a stage, whose gradients are reduced after the last \
          micro-batch: use 1",
+        stage.number(),
         schedule.name
     );
     Err(Error::Conflict { field: "parallel.zero".into(), problem })

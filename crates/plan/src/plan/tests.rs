@@ -49,6 +49,20 @@ fn what_does_not_fit_the_data() {
     insta::assert_snapshot!(sentence(custom, IMAGES), @"`model`: output: the last layer must give a vector of 10 (one logit a class), got a vector of 7");
 }
 
+/// Copies of a stage have other micro-batches, at other times.
+#[test]
+fn shards_of_gradients_and_weights_need_one_copy_of_a_stage() {
+    let text = |zero: usize| {
+        format!(
+            "[train]\nbatch = 8\nmicro_batches = 4\n[model]\ntied = false\n[parallel]\ndata = 2\npipeline = 2\n\
+             schedule = \"chimera\"\nzero = {zero}"
+        )
+    };
+    assert!(plan(&text(1), TEXT).is_ok());
+    insta::assert_snapshot!(sentence(&text(2), TEXT), @r#"`parallel.zero` is 2, but with the schedule "chimera" several ranks hold replicas of a stage, whose gradients are reduced after the last micro-batch: use 1"#);
+    insta::assert_snapshot!(sentence(&text(3), TEXT), @r#"`parallel.zero` is 3, but with the schedule "chimera" several ranks hold replicas of a stage, whose gradients are reduced after the last micro-batch: use 1"#);
+}
+
 #[test]
 fn pruning_that_does_not_fit_the_model() {
     let channels = "[prune]\nmethod = \"early-bird\"\nform = \"channels\"";

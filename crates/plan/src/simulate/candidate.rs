@@ -82,7 +82,7 @@ impl Candidate {
             schedule,
             chunks,
             recompute: plan.storage.recompute,
-            zero: u8::from(plan.data_parallel.is_sharded()),
+            zero: plan.data_parallel.zero_stage(),
             compressed: plan.storage.compressed,
             compressed_weights: plan.storage.compressed_weights,
         })

@@ -6,7 +6,7 @@ use super::block_weights::WeightCounts;
 use super::rank_model::RankModel;
 use super::{Candidate, Simulation};
 use crate::batch::BatchSizes;
-use crate::data_parallel::DataParallelMode;
+use crate::data_parallel::{DataParallelMode, ZeroStage};
 use crate::engine::{AttentionKernel, EngineStash, EngineState};
 use crate::error::Error;
 use crate::layout::LocalModel;
@@ -43,7 +43,8 @@ pub fn memory(
             };
             let data_parallel = match candidate.zero {
                 0 => DataParallelMode::Replicated,
-                stage => DataParallelMode::Sharded { gradients: stage > 1 },
+                stage => ZeroStage::of(stage.into())
+                    .map_or(DataParallelMode::Replicated, DataParallelMode::Sharded),
             };
             let prediction = Prediction::new(
                 model.inputs(candidate.micro_batch),

@@ -92,8 +92,9 @@ impl Simulation<'_> {
             // A gradient has at least the run's precision.
             let shared = if candidate.zero > 0 { replicas } else { 1.0 };
             let scattered = if candidate.zero > 1 { replicas } else { 1.0 };
+            let gathered = if candidate.zero > 2 { replicas } else { 1.0 };
             let weights = if candidate.compressed_weights { kept * element } else { element };
-            weights + kept * (element / scattered + storage.optimizer_bytes as f64 / shared)
+            weights / gathered + kept * (element / scattered + storage.optimizer_bytes as f64 / shared)
         });
         Ok((all * each / stages) as u64)
     }

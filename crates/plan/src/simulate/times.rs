@@ -80,7 +80,7 @@ impl StageTimes {
                 reductions.behind(virtual_stage.clone(), *weights, passes, &blocks)
             });
         let mut all_reduces: Vec<PassSeconds> = all_reduces.collect();
-        if candidate.zero == 2 {
+        if candidate.zero >= 2 {
             // Those of every micro-batch are scattered, within its backward.
             for (passes, all_reduce) in passes.iter_mut().zip(&mut all_reduces) {
                 passes.backward_weight = passes.backward_weight + std::mem::take(all_reduce);

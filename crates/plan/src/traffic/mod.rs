@@ -7,10 +7,13 @@
 //! synchronised over ranks, is no action's: [`layers`] counts it.
 
 mod buckets;
+mod gathers;
 pub mod layers;
 mod step;
 
 use std::collections::BTreeMap;
+
+use gathers::PassGathers;
 
 pub use buckets::{Bucket, Buckets, Gradient};
 pub use layers::{LayerTraffic, MessageTotals};
@@ -43,6 +46,8 @@ pub struct RankTraffic {
     settle: u64,
     update: u64,
     gather: u64,
+    /// What passes gather of weights.
+    passes: PassGathers,
     average: u64,
     /// Whether updates are deferred, and what they move with them.
     deferred: bool,
@@ -71,8 +76,13 @@ impl RankTraffic {
             Action::Step | Action::Commit => self.update,
             Action::Gather => self.gather,
             Action::Average => self.average,
-            _ => 0,
+            _ => self.passes.of(action).bytes,
         }
+    }
+
+    /// The weights that a pass gathers; those of the action that follows a step are none of these.
+    fn gathers_of(&self, action: &Action) -> MessageTotals {
+        self.passes.of(action)
     }
 
     /// How many reductions the gradients of a chunk, or of tied parameters, take in a step; those that send
@@ -108,13 +118,13 @@ impl Plan {
 
     /// What a rank moves when so many numbers of each parameter's gradient travel.
     pub fn traffic(&self, rank: usize, lengths: &[u64]) -> Result<RankTraffic, Error> {
-        let coords = self.mesh.coordinates(rank);
+        let (coords, schedule) = (self.mesh.coordinates(rank), self.schedule(1)?);
         let rank = TrafficRank {
             plan: self,
             rank,
             stage: coords.pipeline,
             local: self.layout.of(coords),
-            placement: self.schedule(1)?.placement,
+            placement: schedule.placement.clone(),
             params: self.params(rank)?,
             tensors: self.layout.of(coords).model.block_tensors(),
             lengths,
@@ -134,6 +144,7 @@ impl Plan {
             settle: all_reduce(rank.world(), 3, 8),
             update: rank.update(&shared),
             gather: if self.data_parallel.is_sharded() { rank.gather(&shared) } else { 0 },
+            passes: rank.gathers(&schedule.ranks[coords.pipeline]),
             average: rank.average(),
             deferred: self.pipeline.updates() == Updates::DoubleBuffered && rank.stage > 0,
             buckets,
@@ -286,9 +297,12 @@ impl TrafficRank<'_> {
         folded + norms + noise
     }
 
+    /// What is gathered after a step: weights of which every rank has all.
     fn gather(&self, shared: &[SharedGradients]) -> u64 {
         let lengths = |one: &SharedGradients| {
-            let lengths = one.gradients.iter().map(|gradient| self.lengths[gradient.parameter]);
+            let full = one.gradients.iter().map(|gradient| gradient.parameter);
+            let full = full.filter(|id| !self.params.params[*id].shards_weight);
+            let lengths = full.map(|id| self.lengths[id]);
             scatter(one.group, lengths, self.size)
         };
         shared.iter().map(lengths).sum()
@@ -340,7 +354,7 @@ mod tests {
     use super::*;
     use crate::config::RunFile;
     use crate::plan::DataFacts;
-    use crate::schedule::StageMessage;
+    use crate::schedule::{ChunkWork, StageMessage};
 
     fn traffic(rest: &str, rank: usize) -> (Plan, RankTraffic) {
         let text = format!("[model]\nlayers = 2\nwidth = 256\nheads = 2\ncontext = 8\n{rest}");
@@ -370,6 +384,32 @@ mod tests {
         all.sort_unstable();
         assert_eq!(all, (0..parameters.len()).collect::<Vec<_>>());
         assert!(list.iter().all(|bucket| bucket.parameters.len() == 1 || bucket.bytes <= BUCKET));
+    }
+
+    /// Four blocks, and two micro-batches: the last block's weights are still there when its backward comes,
+    /// the first one's when the second micro-batch does.
+    #[test]
+    fn weights_of_a_block_are_gathered_when_it_is_entered() {
+        let (plan, three) = traffic(
+            "[parallel]\ndata = 2\nzero = 3\n[train]\nbatch = 4\nmicro_batches = 2\nrecompute = \"block\"",
+            0,
+        );
+        let work = |micro_batch| ChunkWork { micro_batch, chunk: 0, version: 0 };
+        let table = 4 * 256 * plan.model.classes as u64 / 2;
+        let all = 4 * plan.parameters / 2 + table;
+        let positions = 4 * 256 * 8 / 2;
+        let (first, last) = (table + positions, table + 4 * 2 * 256 / 2);
+        assert_eq!(three.bytes(&Action::Forward(work(0))), all);
+        assert_eq!(three.bytes(&Action::Backward(work(0))), all - last);
+        assert_eq!(three.bytes(&Action::Forward(work(1))), all - first);
+        assert_eq!(three.bytes(&Action::Backward(work(1))), all - last);
+        assert_eq!(three.bytes(&Action::Gather), 0);
+        let sent = plan.step_traffic(0).unwrap();
+        assert_eq!(sent.weights.bytes, 4 * all - first - 2 * last);
+        // Ranks of two stages have the table in full, and gather it after the step.
+        let (plan, staged) =
+            traffic("[parallel]\ndata = 2\nzero = 3\npipeline = 2\n[train]\nbatch = 8\nmicro_batches = 4", 0);
+        assert_eq!(staged.bytes(&Action::Gather), 3 * 4 * 256 * plan.model.classes.div_ceil(4) as u64);
     }
 
     /// By hand: of two ranks each sends all of what is reduced once, a single one sends nothing.

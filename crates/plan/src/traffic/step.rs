@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::layers::{LayerTraffic, MessageTotals};
-use crate::data_parallel::DataParallelMode;
+use crate::data_parallel::{DataParallelMode, ZeroStage};
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::schedule::Action;
@@ -16,21 +16,24 @@ pub struct StepTraffic {
     /// What layers send within forward and backward passes.
     #[serde(flatten)]
     pub layers: LayerTraffic,
-    /// Reductions of weight gradients, and all-gathers of weights where state is sharded; where replicas step
-    /// by themselves, a step's fraction of their average.
+    /// Reductions of weight gradients, and all-gathers of weights after the step where state is sharded; where
+    /// replicas step by themselves, a step's fraction of their average.
     pub gradients: MessageTotals,
+    /// All-gathers of the weights of blocks that are about to run, where weights are sharded.
+    pub weights: MessageTotals,
     /// Losses and norms, and running statistics.
     pub numbers: MessageTotals,
 }
 
 impl StepTraffic {
     /// All kinds, with what a person calls them where replicas communicate updates in this way.
-    pub fn kinds(&self, data_parallel: DataParallelMode) -> [(&'static str, MessageTotals); 9] {
+    pub fn kinds(&self, data_parallel: DataParallelMode) -> [(&'static str, MessageTotals); 10] {
         let LayerTraffic { all_reduces, all_gathers, reduce_scatters, all_to_alls, halos, norms } =
             self.layers;
         let gradients = match data_parallel {
             DataParallelMode::Replicated => "gradient all-reduce",
-            DataParallelMode::Sharded { .. } => "gradient reduce-scatter + all-gather",
+            DataParallelMode::Sharded(ZeroStage::Weights) => "gradient reduce-scatter",
+            DataParallelMode::Sharded(_) => "gradient reduce-scatter + all-gather",
             DataParallelMode::Local { .. } => "weight averaging (local SGD)",
         };
         [
@@ -42,6 +45,7 @@ impl StepTraffic {
             ("halo exchange", halos),
             ("SyncBN all-reduce", norms),
             (gradients, self.gradients),
+            ("weight all-gather", self.weights),
             ("loss, grad norm, BN running stats", self.numbers),
         ]
     }
@@ -71,6 +75,9 @@ impl Plan {
                 Action::AllReduce { chunk } => (&mut sent.gradients, traffic.reductions_of(Some(*chunk))),
                 Action::WaitReduce => (&mut sent.gradients, traffic.reductions_of(None)),
                 Action::Gather => (&mut sent.gradients, 1),
+                Action::Forward(_) | Action::Backward(_) | Action::BackwardInput(_) => {
+                    (&mut sent.weights, traffic.gathers_of(action).count)
+                }
                 Action::Agree | Action::SendControl(_) | Action::Step | Action::Commit | Action::Settle => {
                     (&mut sent.numbers, 1)
                 }

@@ -1,9 +1,12 @@
 //! What a rank hands over to be saved.
 
+use std::ops::Range;
+
 use espalier_plan::Shard;
 use espalier_tensor::Tensor;
 use safetensors::tensor::Dtype;
 
+use crate::Result;
 use crate::state::Param;
 
 /// What one file of a checkpoint holds, by name.
@@ -19,6 +22,8 @@ pub enum CheckpointTensor<'a> {
     /// A weight that is not stored dense, or the shard of it that is here: made dense when it is written. As
     /// a tensor.
     Weight(&'a Param),
+    /// A range of a weight of which this rank has a shard, which no other has: made dense when it is written.
+    WeightRange(&'a Param, Shard, Range<usize>),
     /// u32 values of the host; as a tensor.
     U32(Vec<u32>),
     /// Those that pack a shard of a tensor; as a shard.
@@ -37,11 +42,15 @@ impl<'a> CheckpointTensor<'a> {
     }
 
     /// A parameter's weight, which must be here.
-    pub(crate) fn weight_of(param: &'a Param) -> CheckpointTensor<'a> {
-        match param.at_rest().filter(|weight| weight.len() == param.len()) {
+    pub(crate) fn weight_of(param: &'a Param) -> Result<CheckpointTensor<'a>> {
+        if let Some(range) = param.weight_range()?.filter(|_| param.is_weight_sharded()) {
+            let shard = param.plan.shard.clone().starting_at(range.start);
+            return Ok(CheckpointTensor::WeightRange(param, shard, range));
+        }
+        Ok(match param.at_rest().filter(|weight| weight.len() == param.len()) {
             Some(weight) => CheckpointTensor::of(weight, &param.plan.shard),
             None => CheckpointTensor::Weight(param),
-        }
+        })
     }
 
     /// So many bits for each weight of a shard, which may be all.
@@ -56,7 +65,9 @@ impl<'a> CheckpointTensor<'a> {
     pub(super) fn shard(&self) -> Option<&Shard> {
         match self {
             CheckpointTensor::Tensor(_) | CheckpointTensor::U32(_) | CheckpointTensor::Bytes(..) => None,
-            CheckpointTensor::Shard(_, shard) | CheckpointTensor::Packed(_, shard) => Some(shard),
+            CheckpointTensor::Shard(_, shard)
+            | CheckpointTensor::Packed(_, shard)
+            | CheckpointTensor::WeightRange(_, shard, _) => Some(shard),
             CheckpointTensor::Weight(param) => Some(&param.plan.shard).filter(|shard| !shard.is_full()),
         }
     }

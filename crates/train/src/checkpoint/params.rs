@@ -1,5 +1,7 @@
 //! Parameters as checkpoints hold them: weights in the shards that a rank has, running statistics, and the
-//! optimizer's state as `master/NAME` and `moment0/NAME`, all of it or what this rank has of its shard.
+//! optimizer's state as `master/NAME` and `moment0/NAME`, all of it or what this rank has of its shard. Weights
+//! are dense there, whatever their form at rest: a rank that has a shard of the kept values writes the range of
+//! the dense weight that they lie in.
 
 use espalier_plan::Shard;
 
@@ -9,11 +11,15 @@ use crate::Result;
 use crate::state::{Param, ParamStore, ParamTargets, WeightTarget};
 
 /// The weights and statistics that are here, to be saved.
-pub(crate) fn weights_to_save(params: &ParamStore) -> NamedTensors<'_> {
-    let weights =
-        params.iter().map(|(_, param)| (param.plan.name.clone(), CheckpointTensor::weight_of(param)));
+pub(crate) fn weights_to_save(params: &ParamStore) -> Result<NamedTensors<'_>> {
+    // Shards that another group has too are written by the first of them.
+    let written = |(_, param): &(_, &Param)| !param.is_weight_sharded() || param.plan.is_first_copy;
+    let weights = params
+        .iter()
+        .filter(written)
+        .map(|(_, param)| Ok((param.plan.name.clone(), CheckpointTensor::weight_of(param)?)));
     let statistics = params.statistics().filter_map(|(id, tensor)| {
-        Some((params.statistic_name(id).to_owned(), CheckpointTensor::Tensor(tensor?)))
+        Some(Ok((params.statistic_name(id).to_owned(), CheckpointTensor::Tensor(tensor?))))
     });
     weights.chain(statistics).collect()
 }
@@ -31,18 +37,23 @@ pub(crate) fn load_requests(params: &mut ParamStore, state_tensors: usize) -> Re
     let described: Vec<_> = params
         .iter()
         .map(|(_, param)| {
-            (param.plan.name.clone(), param.plan.shard.clone(), labels(param), state_shard(param))
+            let range = param.weight_range()?;
+            Ok((param.plan.name.clone(), param.plan.shard.clone(), range, labels(param), state_shard(param)))
         })
-        .collect();
+        .collect::<Result<_>>()?;
     let here = params.statistics().filter(|(_, tensor)| tensor.is_some()).map(|(id, _)| id);
     let names: Vec<String> = here.map(|id| params.statistic_name(id).to_owned()).collect();
     let (mut weights, mut state) = (Vec::new(), Vec::new());
     let (tensors, statistics) = params.load_targets()?;
-    for (targets, (name, shard, labels, state_shard)) in tensors.into_iter().zip(described) {
+    for (targets, (name, shard, range, labels, state_shard)) in tensors.into_iter().zip(described) {
         let ParamTargets { weight, state: of_state } = targets;
         let weight = match weight {
             WeightTarget::Dense(weight) => LoadTarget::of(weight, &shard),
             WeightTarget::Compressed(kept, mask) => LoadTarget::Compressed(kept, mask, shard),
+            WeightTarget::Sharded(values, mask) => match range {
+                None => unreachable!("a shard of a weight has a range"),
+                Some(range) => LoadTarget::Range(values, mask, shard.starting_at(range.start), range),
+            },
         };
         weights.push((name, weight));
         let target = |tensor| match state_shard.clone() {

@@ -5,10 +5,11 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use espalier_plan::shard::{Shard, ShardValues};
 use espalier_tensor::mask::{copy_bits, ones};
-use espalier_tensor::{Mask, Tensor};
+use espalier_tensor::{DType, Mask, Tensor};
 use safetensors::tensor::Dtype;
 
 use super::convert::{convert, is_float};
@@ -42,6 +43,8 @@ pub enum LoadTarget<'a> {
     Shard(&'a mut Tensor, Shard),
     /// With the numbers of a shard, or of all, that a mask of it keeps.
     Compressed(&'a mut Tensor, &'a Mask, Shard),
+    /// With the numbers of a range of a shard, or of all, or with those that a mask of that keeps there.
+    Range(&'a mut Tensor, Option<&'a Mask>, Shard, Range<usize>),
 }
 
 impl<'a> LoadTarget<'a> {
@@ -57,7 +60,8 @@ impl<'a> LoadTarget<'a> {
         match self {
             LoadTarget::Tensor(tensor)
             | LoadTarget::Shard(tensor, _)
-            | LoadTarget::Compressed(tensor, ..) => tensor,
+            | LoadTarget::Compressed(tensor, ..)
+            | LoadTarget::Range(tensor, ..) => tensor,
         }
     }
 
@@ -65,6 +69,7 @@ impl<'a> LoadTarget<'a> {
     fn len(&self) -> usize {
         match self {
             LoadTarget::Compressed(_, mask, _) => mask.len(),
+            LoadTarget::Range(.., range) => range.len(),
             LoadTarget::Tensor(tensor) | LoadTarget::Shard(tensor, _) => tensor.len(),
         }
     }
@@ -72,12 +77,15 @@ impl<'a> LoadTarget<'a> {
     /// Takes the bytes of all numbers that were read.
     fn take(&mut self, bytes: &[u8]) -> Result<()> {
         match self {
-            LoadTarget::Tensor(tensor) | LoadTarget::Shard(tensor, _) => Ok(tensor.copy_from_host(bytes)?),
+            LoadTarget::Tensor(tensor)
+            | LoadTarget::Shard(tensor, _)
+            | LoadTarget::Range(tensor, None, ..) => Ok(tensor.copy_from_host(bytes)?),
             LoadTarget::Compressed(tensor, mask, _) => {
-                let each = tensor.dtype().bytes();
-                let number = |index: usize| &bytes[index * each..(index + 1) * each];
-                let kept: Vec<u8> = ones(&mask.read_words()?).flat_map(number).copied().collect();
-                Ok(tensor.copy_from_host(&kept)?)
+                let all = 0..mask.len();
+                Ok(tensor.copy_from_host(&kept_bytes(bytes, tensor.dtype(), mask, &all)?)?)
+            }
+            LoadTarget::Range(tensor, Some(mask), _, range) => {
+                Ok(tensor.copy_from_host(&kept_bytes(bytes, tensor.dtype(), mask, range)?)?)
             }
         }
     }
@@ -85,7 +93,9 @@ impl<'a> LoadTarget<'a> {
     pub(super) fn shard(&self) -> Cow<'_, Shard> {
         match self {
             LoadTarget::Tensor(tensor) => Cow::Owned(Shard::full(tensor.shape())),
-            LoadTarget::Shard(_, shard) | LoadTarget::Compressed(_, _, shard) => Cow::Borrowed(shard),
+            LoadTarget::Shard(_, shard)
+            | LoadTarget::Compressed(_, _, shard)
+            | LoadTarget::Range(_, _, shard, _) => Cow::Borrowed(shard),
         }
     }
 }
@@ -306,6 +316,15 @@ impl Checkpoint {
         let at = file_shard.offset + (first * entry.dtype.bitsize() / 8) as u64;
         read_at(file, at, into).map_err(|why| ReadFault::of(name, &why).at(self.path()))
     }
+}
+
+/// What a mask keeps of the bytes of a range.
+fn kept_bytes(bytes: &[u8], dtype: DType, mask: &Mask, range: &Range<usize>) -> Result<Vec<u8>> {
+    let each = dtype.bytes();
+    let words = mask.read_words()?;
+    let kept = ones(&words).skip_while(|index| *index < range.start).take_while(|index| *index < range.end);
+    let number = |index: usize| &bytes[(index - range.start) * each..(index - range.start + 1) * each];
+    Ok(kept.flat_map(number).copied().collect())
 }
 
 /// Whether words are so many bits, those past their end zero.

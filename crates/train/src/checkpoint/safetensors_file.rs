@@ -9,8 +9,10 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::ops::Range;
 use std::path::Path;
 
+use espalier_tensor::mask::ones;
 use espalier_tensor::{DType, Tensor};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
@@ -19,6 +21,7 @@ use super::fault::WriteFault;
 use super::manifest::FileRecord;
 use super::sharded::{SHARDS_KEY, ShardDescription, ShardDescriptions};
 use crate::durable;
+use crate::state::Param;
 
 /// Writes a file and waits until it is on the disk.
 pub(crate) fn write_tensors(path: &Path, saved: &NamedTensors<'_>) -> Result<FileRecord, WriteFault> {
@@ -79,6 +82,7 @@ impl CheckpointTensor<'_> {
         match self {
             CheckpointTensor::Tensor(tensor) | CheckpointTensor::Shard(tensor, _) => tensor.shape().to_vec(),
             CheckpointTensor::Weight(param) => param.plan.shard.shape(),
+            CheckpointTensor::WeightRange(.., range) => vec![range.len()],
             CheckpointTensor::U32(words) | CheckpointTensor::Packed(words, _) => vec![words.len()],
             CheckpointTensor::Bytes(_, shape, _) => shape.clone(),
         }
@@ -87,7 +91,9 @@ impl CheckpointTensor<'_> {
     fn dtype(&self) -> Dtype {
         match self {
             CheckpointTensor::Tensor(tensor) | CheckpointTensor::Shard(tensor, _) => of_dtype(tensor.dtype()),
-            CheckpointTensor::Weight(param) => of_dtype(param.dtype()),
+            CheckpointTensor::Weight(param) | CheckpointTensor::WeightRange(param, ..) => {
+                of_dtype(param.dtype())
+            }
             CheckpointTensor::U32(_) | CheckpointTensor::Packed(..) => Dtype::U32,
             CheckpointTensor::Bytes(dtype, ..) => *dtype,
         }
@@ -97,6 +103,7 @@ impl CheckpointTensor<'_> {
         match self {
             CheckpointTensor::Tensor(tensor) | CheckpointTensor::Shard(tensor, _) => tensor.byte_len(),
             CheckpointTensor::Weight(param) => param.len() * param.dtype().bytes(),
+            CheckpointTensor::WeightRange(param, _, range) => range.len() * param.dtype().bytes(),
             CheckpointTensor::U32(words) | CheckpointTensor::Packed(words, _) => {
                 size_of_val(words.as_slice())
             }
@@ -108,13 +115,31 @@ impl CheckpointTensor<'_> {
     fn bytes(&self) -> Result<Cow<'_, [u8]>, espalier_tensor::Error> {
         match self {
             CheckpointTensor::Tensor(tensor) | CheckpointTensor::Shard(tensor, _) => tensor.read_bytes(),
-            CheckpointTensor::Weight(param) => Ok(param.dense()?.read_bytes()?.into_owned().into()),
+            CheckpointTensor::Weight(param) => Ok(param.expanded()?.read_bytes()?.into_owned().into()),
+            CheckpointTensor::WeightRange(param, _, range) => bytes_of_range(param, range),
             CheckpointTensor::U32(words) | CheckpointTensor::Packed(words, _) => {
                 Ok(words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>().into())
             }
             CheckpointTensor::Bytes(.., bytes) => Ok(bytes.into()),
         }
     }
+}
+
+/// The dense bytes of a range that this rank's shard of a weight lies in.
+fn bytes_of_range<'a>(
+    param: &'a Param,
+    range: &Range<usize>,
+) -> Result<Cow<'a, [u8]>, espalier_tensor::Error> {
+    let values = param.weight_shard().expect("a shard of a weight").read_bytes()?;
+    let Some(mask) = param.mask() else { return Ok(values) };
+    let each = param.dtype().bytes();
+    let mut dense = vec![0; range.len() * each];
+    let kept = ones(&mask.read_words()?).skip_while(|index| *index < range.start).collect::<Vec<_>>();
+    for (index, value) in kept.into_iter().zip(values.chunks(each)) {
+        let at = (index - range.start) * each;
+        dense[at..at + each].copy_from_slice(value);
+    }
+    Ok(dense.into())
 }
 
 pub(super) fn dtype_of(tensor: &Tensor) -> Dtype {

@@ -69,5 +69,6 @@ fn longer<'a>(target: LoadTarget<'a>, there: &[usize]) -> LoadTarget<'a> {
     match target {
         LoadTarget::Tensor(tensor) | LoadTarget::Shard(tensor, _) => LoadTarget::Shard(tensor, shard),
         LoadTarget::Compressed(tensor, mask, _) => LoadTarget::Compressed(tensor, mask, shard),
+        LoadTarget::Range(tensor, mask, _, range) => LoadTarget::Range(tensor, mask, shard, range),
     }
 }

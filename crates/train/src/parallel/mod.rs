@@ -184,6 +184,11 @@ impl Ranks {
         split(samples, self.data().size(), self.data().rank())
     }
 
+    /// The most that any replica has of so many samples.
+    pub(crate) fn largest_range(&self, samples: usize) -> usize {
+        samples.div_ceil(self.data().size())
+    }
+
     /// All-reduce (sum) over all ranks.
     pub(crate) fn all_reduce_sum(&self, numbers: Vec<f64>) -> Result<Vec<f64>> {
         Ok(self.world.all_reduce(numbers, Reduce::Sum)?)

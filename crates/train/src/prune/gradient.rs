@@ -67,13 +67,8 @@ pub(crate) struct ScoringMicroBatch<'a> {
     pub samples: &'a [(u64, usize)],
     /// Where it stands among all of them.
     pub batch_slice: BatchSlice,
-}
-
-impl ScoringMicroBatch<'_> {
     /// Whether its gradients count: those of a sample that stands in do not.
-    pub fn counts(&self) -> bool {
-        self.batch_slice.norms != NormGroup::AllReplicas { stands_in: true }
-    }
+    pub counts: bool,
 }
 
 impl<'a> ScoringSamples<'a> {
@@ -93,10 +88,8 @@ impl<'a> ScoringSamples<'a> {
             let local = self.context.ranks.batch_range(samples.len());
             let micro_batch = |(number, samples): (usize, &'a [(u64, usize)])| {
                 let first = local.start + number * scored_batch.samples;
-                ScoringMicroBatch {
-                    samples,
-                    batch_slice: BatchSlice { first, samples: samples.len(), norms },
-                }
+                let batch_slice = BatchSlice { first, samples: samples.len(), norms };
+                ScoringMicroBatch { samples, batch_slice, counts: true }
             };
             return samples[local.clone()]
                 .chunks(scored_batch.samples)
@@ -105,20 +98,38 @@ impl<'a> ScoringSamples<'a> {
                 .collect();
         }
         let replica = self.context.ranks.data().rank();
+        let shards_weights = self.context.plan.data_parallel.shards_weights();
         let micro_batch = |(number, group): (usize, &'a [(u64, usize)])| {
             let (local, together) = scored_batch.replica_slice(group.len(), replica);
             let stands_in = local.is_empty();
             let norms = if together { NormGroup::AllReplicas { stands_in } } else { NormGroup::Replica };
-            // A rank that has none joins the all-reduces of the norms all the same, with another rank's sample.
-            let local = if stands_in && together { 0..1 } else { local };
+            // A rank that has none joins the all-reduces of the norms all the same, and gathers weights, with
+            // another rank's sample.
+            let local = if stands_in && (together || shards_weights) { 0..1 } else { local };
             let batch_slice = BatchSlice {
                 first: number * scored_batch.samples + local.start,
                 samples: local.len(),
                 norms,
             };
-            (!local.is_empty()).then(|| ScoringMicroBatch { samples: &group[local], batch_slice })
+            let counts = !stands_in;
+            (!local.is_empty()).then(|| ScoringMicroBatch { samples: &group[local], batch_slice, counts })
         };
         samples.chunks(scored_batch.samples).enumerate().filter_map(micro_batch).collect()
+    }
+
+    /// The same where replicas have shards of the weights: each has as many as the one with most, the last of
+    /// them perhaps a sample that stands in, so that all gather weights alike.
+    pub(crate) fn micro_batches_of_all(&self) -> Vec<ScoringMicroBatch<'a>> {
+        let ScoringSamples { samples, scored_batch, context, .. } = *self;
+        let mut micro_batches = self.micro_batches();
+        if context.plan.data_parallel.shards_weights() && scored_batch.replicas == 1 {
+            let most = context.ranks.largest_range(samples.len()).div_ceil(scored_batch.samples);
+            while micro_batches.len() < most {
+                let batch_slice = BatchSlice { first: 0, samples: 1, norms: NormGroup::Replica };
+                micro_batches.push(ScoringMicroBatch { samples: &samples[..1], batch_slice, counts: false });
+            }
+        }
+        micro_batches
     }
 
     /// The mean over all samples.
@@ -143,7 +154,7 @@ pub(crate) fn gradient_and_totals(
     scored: ScoringSamples<'_>,
 ) -> Result<(Vec<Tensor>, Totals)> {
     let (mut sums, mut totals) = (GradientSums::of(wanted), Totals::default());
-    for micro_batch in scored.micro_batches() {
+    for micro_batch in scored.micro_batches_of_all() {
         let pass = |sums: &mut GradientSums| {
             no_update_pass.train(
                 micro_batch.samples,
@@ -153,7 +164,7 @@ pub(crate) fn gradient_and_totals(
                 sums,
             )
         };
-        match micro_batch.counts() {
+        match micro_batch.counts {
             true => totals.add(pass(&mut sums)?),
             false => drop(pass(&mut GradientSums::of(&[]))?),
         }

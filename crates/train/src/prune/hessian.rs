@@ -81,7 +81,7 @@ impl<'a> Curvature<'a> {
         let model = Model::of_rank(local, ranks.axes(), plan.storage.recompute, Some(&gates));
         let stage = Stage::of_model(model, plan, ranks)?;
         let mut sums = GradientSums::of(ids);
-        for micro_batch in self.scored.micro_batches() {
+        for micro_batch in self.scored.micro_batches_of_all() {
             let train = |curvature: &Self, sink: &mut GradientSums| {
                 let (no_update_pass, loss) = (curvature.no_update_pass(&stage), curvature.scored.loss());
                 no_update_pass
@@ -94,7 +94,7 @@ impl<'a> Curvature<'a> {
             for (steps, weight) in POINTS {
                 self.move_by(direction, steps * step as f32)?;
                 sums.factor = weight;
-                if micro_batch.counts() {
+                if micro_batch.counts {
                     train(self, &mut sums)?
                 } else {
                     train(self, &mut GradientSums::of(&[]))?

@@ -24,6 +24,7 @@ use espalier_tensor::{Category, DType, Tensor};
 
 use super::{Decision, Network, NewMasks, Pruner, StepClock};
 use crate::Result;
+use crate::step::PassMicroBatch;
 
 /// Pruning by weights and activations.
 #[derive(Debug)]
@@ -70,7 +71,8 @@ impl Wanda {
         let samples = context.order.indices(0, count);
         let mut squares = InputSquares::default();
         let local = &samples[context.ranks.batch_range(count)];
-        network.no_update_pass().observe(local, context.plan.batch.micro_batch, &mut squares)?;
+        let micro_batches = PassMicroBatch::of_replica(context, local, count, context.plan.batch.micro_batch);
+        network.no_update_pass().observe(&micro_batches, &mut squares)?;
         let parameters = context.plan.model.parameters();
         let norms = network.candidates.iter().map(|id| {
             let plan = context.param(*id);

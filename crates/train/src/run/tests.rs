@@ -81,9 +81,10 @@ fn everything_that_a_run_leaves_is_synced_in_an_order_that_a_power_cut_may_inter
 }
 
 /// Layouts that agree in different ways: in an all-reduce over all ranks, at the end of a list, in an average.
-const LAYOUTS: [&[&str]; 7] = [
+const LAYOUTS: [&[&str]; 8] = [
     &["parallel.data=2"],
     &["parallel.data=2", "parallel.zero=true"],
+    &["parallel.data=2", "parallel.zero=3"],
     &["parallel.tensor=2"],
     &["parallel.pipeline=2", "parallel.data=2", "train.micro_batches=2"],
     &["parallel.pipeline=2", "train.micro_batches=2", "parallel.schedule=pipedream", "parallel.drain=4"],

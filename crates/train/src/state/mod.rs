@@ -18,4 +18,4 @@ pub use optimizer::Optimizer;
 pub use param::Param;
 pub(crate) use param::{ParamTargets, WeightTarget};
 pub use store::ParamStore;
-pub(crate) use store::WeightStorageMode;
+pub(crate) use store::{WeightStorage, WeightStorageMode};

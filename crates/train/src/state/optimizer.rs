@@ -86,7 +86,7 @@ impl Optimizer {
     }
 
     /// What a step of a parameter reads and writes, where it has a gradient. A rank that steps a shard of it
-    /// gives that shard.
+    /// gives that shard, unless it has no more of the weight anyway.
     pub(crate) fn target<'a>(
         &self,
         param: &'a mut Param,
@@ -94,17 +94,18 @@ impl Optimizer {
     ) -> Option<ParamUpdate<'a>> {
         let kept = param.state_len();
         let compressed = param.compressing_mask().is_some();
+        let is_shard = weight_shard.is_some() || param.is_weight_sharded();
         let tensors = param.step_tensors()?;
         let ParamPlan { decays, zero, .. } = *tensors.plan;
         let rounding = (self.moments == MomentDtype::Bf16 && self.rule.states() > 0).then(|| Rounding {
             key: random::key(random::key(self.seed, PURPOSE), name_key(&tensors.plan.name)),
-            kept_by: tensors.mask.filter(|_| weight_shard.is_some() && compressed),
-            first: if weight_shard.is_some() { zero.split(kept).start } else { 0 },
+            kept_by: tensors.mask.filter(|_| is_shard && compressed),
+            first: if is_shard { zero.split(kept).start } else { 0 },
             positions: positions(&tensors.plan.shard),
         });
         Some(ParamUpdate {
             rounding,
-            mask: if weight_shard.is_some() { None } else { tensors.mask },
+            mask: if is_shard { None } else { tensors.mask },
             weight: weight_shard.unwrap_or(tensors.weight),
             master: tensors.master,
             gradient: tensors.gradient,

@@ -3,8 +3,11 @@
 //! Whoever reads or writes a stored weight asks for what it means: all of it as a dense tensor, or the
 //! values that are kept.
 
+use std::ops::Range;
+
 use espalier_nn::weights::ParameterId;
-use espalier_plan::ParamPlan;
+use espalier_plan::{ParamPlan, split};
+use espalier_tensor::mask::ones;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::compress::{Compressed, apply, compress};
 use espalier_tensor::ops::elementwise::add_into;
@@ -12,7 +15,7 @@ use espalier_tensor::ops::flat;
 use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor};
 
-use super::stored_weight::{StoredForm, StoredWeight};
+use super::stored_weight::{StoredForm, StoredWeight, WeightSharding};
 use crate::Result;
 
 /// A parameter, and what this rank has of it.
@@ -38,6 +41,12 @@ impl Param {
         let stored = StoredWeight::new(weight, plan.shard.shape());
         let (master, moments, gradient) = (None, Vec::new(), None);
         Param { plan, stored, master, moments, gradient, compresses, compresses_weight: false }
+    }
+
+    /// The same, of whose weight ranks have a shard each.
+    pub(super) fn sharding_weight(self, sharding: Option<WeightSharding>) -> Result<Param> {
+        debug_assert!(self.compresses || sharding.is_none(), "weights are sharded where state is");
+        Ok(Param { stored: self.stored.sharded(sharding)?, ..self })
     }
 
     /// The same, whose weight is stored as kept values under a mask that compresses gradient and state.
@@ -110,11 +119,46 @@ impl Param {
     }
 
     /// The weight, dense, however it is stored: one that is made for this is workspace as long as it lives.
-    pub fn dense(&self) -> Result<Tensor, espalier_tensor::Error> {
+    /// Where ranks have shards of it all of them must ask.
+    pub fn dense(&self) -> espalier_nn::Result<Tensor> {
         self.stored.dense(Category::Workspace)
     }
 
-    /// The weight as it is stored, dense or its kept values; none where it is not initialised yet.
+    /// The same of one that is here in full.
+    pub(crate) fn expanded(&self) -> Result<Tensor, espalier_tensor::Error> {
+        self.stored.expanded(Category::Workspace)
+    }
+
+    /// This rank's shard of the values, where that is all that it has of the weight.
+    pub fn weight_shard(&self) -> Option<&Tensor> {
+        match &self.stored.form {
+            StoredForm::Sharded(shard) => Some(shard),
+            _ => None,
+        }
+    }
+
+    /// Which elements of the dense weight this rank's shard of it speaks for, where ranks have shards: of a
+    /// masked one from its first kept weight to that of the next rank.
+    pub(crate) fn weight_range(&self) -> Result<Option<Range<usize>>> {
+        let Some(WeightSharding { member, .. }) = &self.stored.sharding else { return Ok(None) };
+        let Some(mask) = self.mask() else { return Ok(Some(member.split(self.len()))) };
+        let (bits, kept) = (mask.read_words()?, mask.kept());
+        let start = |rank: usize| match split(kept, member.ranks, rank).start {
+            0 => 0,
+            first if first == kept => self.len(),
+            first => ones(&bits).nth(first).expect("one of the kept weights"),
+        };
+        let is_last = member.rank + 1 == member.ranks;
+        let end = if is_last { self.len() } else { start(member.rank + 1) };
+        Ok(Some(start(member.rank)..end))
+    }
+
+    /// Whether this rank has but a shard of the weight.
+    pub fn is_weight_sharded(&self) -> bool {
+        self.weight_shard().is_some()
+    }
+
+    /// The weight as it is stored, dense, its kept values or a shard; none where it is not initialised yet.
     pub fn at_rest(&self) -> Option<&Tensor> {
         self.stored.tensor()
     }
@@ -139,8 +183,12 @@ impl Param {
         Ok(cast(&self.dense()?, DType::F32, category)?)
     }
 
-    /// What of the weight its state is about, in order: kept values, or all of it where state is not compressed.
+    /// What of the weight its state is about, in order: kept values, or all of it where state is not
+    /// compressed. Where ranks have shards of it all of them must ask.
     pub fn values(&self) -> Result<Tensor> {
+        if let Some(values) = self.stored.gathered()? {
+            return Ok(values);
+        }
         Ok(match (self.stored.compressed(), self.compressing_mask()) {
             (Some(Compressed { kept, .. }), _) => kept.clone(),
             (None, Some(mask)) => compress(&self.dense()?, mask, Category::Workspace)?,
@@ -162,6 +210,9 @@ impl Param {
     pub fn set_values(&mut self, values: &Tensor) -> Result<()> {
         if !self.is_here() {
             return Ok(());
+        }
+        if self.is_weight_sharded() {
+            return Ok(self.stored.set_values(values)?);
         }
         match self.values_mut() {
             Some(at_rest) => flat::put(at_rest, 0, values, 0..values.len())?,
@@ -192,6 +243,9 @@ impl Param {
 
     /// This rank's shard of the values, where ranks split its state.
     pub(crate) fn local_values(&self) -> Result<Tensor> {
+        if let Some(shard) = self.weight_shard() {
+            return Ok(shard.clone());
+        }
         let values = self.values()?;
         Ok(flat::take(&values, self.plan.zero.split(values.len()), Category::Workspace)?)
     }
@@ -232,7 +286,10 @@ impl Param {
     /// What a step reads and writes, where there is a gradient.
     pub(crate) fn step_tensors(&mut self) -> Option<StepTensors<'_>> {
         let StoredWeight { form, mask, .. } = &mut self.stored;
-        let (StoredForm::Dense(weight) | StoredForm::Compressed(weight)) = form else { return None };
+        let (StoredForm::Dense(weight) | StoredForm::Compressed(weight) | StoredForm::Sharded(weight)) = form
+        else {
+            return None;
+        };
         Some(StepTensors {
             weight,
             master: self.master.as_mut(),
@@ -250,6 +307,7 @@ impl Param {
         let weight = match (form, mask) {
             (StoredForm::Dense(weight), _) => WeightTarget::Dense(weight),
             (StoredForm::Compressed(kept), Some(mask)) => WeightTarget::Compressed(kept, mask),
+            (StoredForm::Sharded(shard), mask) => WeightTarget::Sharded(shard, mask.as_ref()),
             _ => panic!("{} is on another stage", self.plan.name),
         };
         Ok(ParamTargets { weight, state: self.master.iter_mut().chain(&mut self.moments).collect() })
@@ -272,20 +330,11 @@ impl Param {
             return Ok(());
         }
         let sign = |w: f32| if w == 0.0 { 0.0 } else { w.signum() };
-        let weight = self.dense()?;
-        let mut pulls = weight.copy_to_host()?;
+        let values = if self.plan.zero.is_single() { self.values()? } else { self.local_values()? };
+        let mut pulls = values.copy_to_host()?;
         pulls.iter_mut().for_each(|w| *w = strength * sign(*w));
-        let pull = Tensor::from_slice(&weight.device(), weight.shape(), &pulls, Category::Workspace)?;
-        let pull = match self.compressing_mask() {
-            Some(mask) => compress(&pull, mask, Category::Workspace)?,
-            None => pull,
-        };
-        let zero = self.plan.zero;
+        let pull = Tensor::from_slice(&values.device(), values.shape(), &pulls, Category::Workspace)?;
         let Some(gradient) = &mut self.gradient else { return Ok(()) };
-        let pull = match zero.is_single() {
-            true => pull,
-            false => flat::take(&pull, zero.split(pull.len()), Category::Workspace)?,
-        };
         Ok(add_into(gradient, &pull)?)
     }
 }
@@ -305,6 +354,8 @@ pub(crate) enum WeightTarget<'a> {
     Dense(&'a mut Tensor),
     /// Those that a mask keeps.
     Compressed(&'a mut Tensor, &'a Mask),
+    /// This rank's shard of these, or of all where there is none.
+    Sharded(&'a mut Tensor, Option<&'a Mask>),
 }
 
 /// What a step of one parameter reads and writes: the weight as it is stored.

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use espalier_comm::Communicator;
 use espalier_nn::weights::{
     BufferId, ParameterId, TensorNames, WeightStore, Weights, digest, fresh, hash_of, started,
 };
@@ -18,7 +19,7 @@ use espalier_tensor::{Category, DType, Device, Mask, Tensor};
 
 use super::expansion::{ExpansionScratch, StoredWeights, WeightVersion};
 use super::param::{Param, ParamTargets};
-use super::stored_weight::{InitialWeight, StoredForm, StoredWeight};
+use super::stored_weight::{InitialWeight, StoredForm, StoredWeight, WeightSharding};
 use crate::Result;
 
 /// How weights that pruning may touch are stored.
@@ -30,6 +31,19 @@ pub(crate) enum WeightStorageMode {
     Compressed,
     /// The same, and until then they are not initialised: their masks are found without a pass over them.
     Uninitialised,
+}
+
+/// How weights are stored, and with whom.
+#[derive(Clone, Copy)]
+pub(crate) struct WeightStorage<'a> {
+    pub mode: WeightStorageMode,
+    /// The ranks of a group, by its number in the plan, where there are others: they have the other shards of
+    /// weights that the plan shards.
+    pub groups: &'a dyn Fn(usize) -> Option<Communicator>,
+}
+
+impl WeightStorage<'_> {
+    const DENSE: WeightStorage<'static> = WeightStorage { mode: WeightStorageMode::Dense, groups: &|_| None };
 }
 
 /// All parameters of a model, those of other stages without weights, and the running statistics of batch norms.
@@ -56,7 +70,7 @@ impl ParamStore {
         seed: u64,
         compresses: bool,
     ) -> Result<ParamStore> {
-        ParamStore::with_storage(params, local, device, dtype, seed, compresses, WeightStorageMode::Dense)
+        ParamStore::with_storage(params, local, device, dtype, seed, compresses, WeightStorage::DENSE)
     }
 
     /// The same with weights that are stored in another form.
@@ -67,22 +81,25 @@ impl ParamStore {
         dtype: DType,
         seed: u64,
         compresses: bool,
-        weights: WeightStorageMode,
+        weights: WeightStorage<'_>,
     ) -> Result<ParamStore> {
         let buffers = local.model.buffers();
         let names = Arc::new(TensorNames::of(&local.parameters, &buffers));
         let param = |(plan, parameter): (&ParamPlan, &spec::Parameter)| {
             let (parameter, shard) = (parameter.clone(), plan.shard.clone());
             let initial = InitialWeight { parameter, shard, device: device.clone(), dtype, seed };
+            let group = (weights.groups)(plan.group).filter(|_| plan.shards_weight);
+            let sharding = group.map(|group| WeightSharding { group, member: plan.zero });
             let weight = match plan.is_here {
                 false => StoredForm::Elsewhere,
-                true if plan.prunable && weights == WeightStorageMode::Uninitialised => {
+                true if plan.prunable && weights.mode == WeightStorageMode::Uninitialised => {
                     StoredForm::Initial(Box::new(initial))
                 }
+                true if sharding.is_some() => StoredForm::Dense(initial.init(Category::Workspace)?),
                 true => StoredForm::Dense(initial.init(Category::Weights)?),
             };
-            let param = Param::new(plan.clone(), weight, compresses);
-            Ok(param.compressing_weight(weights != WeightStorageMode::Dense))
+            let param = Param::new(plan.clone(), weight, compresses).sharding_weight(sharding)?;
+            Ok(param.compressing_weight(weights.mode != WeightStorageMode::Dense))
         };
         let params_here = params.params.iter().zip(&local.parameters).map(param).collect::<Result<_>>()?;
         let statistic = |(group, buffer): (&usize, _)| {
@@ -126,6 +143,7 @@ impl ParamStore {
                 is_split: false,
                 group: 0,
                 zero: GroupRank::SINGLE,
+                shards_weight: false,
                 is_owner: true,
                 is_first_copy: true,
                 decays: true,
@@ -159,23 +177,29 @@ impl ParamStore {
         Ok(())
     }
 
-    /// Whether they are those values.
+    /// Whether they are those values. Where ranks have shards of weights all of them must ask.
     pub(crate) fn are_initial(&self, local: &LocalModel, seed: u64) -> Result<bool> {
+        let mut are_initial = true;
         for (param, parameter) in self.params.iter().zip(&local.parameters) {
             let Some(weight) = param.at_rest() else { continue };
+            // One that has found another value goes on where others of a group wait for its shards.
+            if !are_initial && !param.is_weight_sharded() {
+                continue;
+            }
             let (device, dtype) = (weight.device(), weight.dtype());
             let first = fresh(parameter, &param.plan.shard, &device, dtype, seed, Category::Workspace)?;
-            if first.read_bytes()? != param.dense()?.read_bytes()? {
-                return Ok(false);
-            }
+            are_initial &= first.read_bytes()? == param.dense()?.read_bytes()?;
         }
         for (tensor, buffer) in self.statistics.iter().zip(&local.model.buffers()) {
             let Some(tensor) = tensor else { continue };
-            if started(buffer, &tensor.device())?.read_bytes()? != tensor.read_bytes()? {
-                return Ok(false);
-            }
+            are_initial &= started(buffer, &tensor.device())?.read_bytes()? == tensor.read_bytes()?;
         }
-        Ok(true)
+        Ok(are_initial)
+    }
+
+    /// Lets go of what is dense of a block that nobody is in.
+    pub(crate) fn release_blocks(&self) {
+        self.scratch.clear();
     }
 
     /// Whether gradients and state of masked parameters hold kept weights alone.
@@ -285,7 +309,7 @@ impl ParamStore {
         let names = &self.names;
         let weights =
             self.params.iter_mut().enumerate().filter_map(|(id, param)| match &mut param.stored.form {
-                StoredForm::Dense(weight) | StoredForm::Compressed(weight) => {
+                StoredForm::Dense(weight) | StoredForm::Compressed(weight) | StoredForm::Sharded(weight) => {
                     Some((names.name(ParameterId(id)), weight))
                 }
                 StoredForm::Elsewhere | StoredForm::Initial(_) => None,
@@ -361,8 +385,9 @@ impl ParamStore {
     /// statistics are no part of them.
     pub fn version(&self) -> Result<WeightVersion> {
         let copy = |param: &Param| param.stored.duplicate(Category::Weights);
-        let weights = self.params.iter().map(copy).collect::<Result<_, _>>()?;
-        Ok(WeightVersion::new(&self.scratch, weights))
+        let weights = self.params.iter().map(copy).collect::<std::result::Result<_, _>>()?;
+        let groups = self.params.iter().map(|param| param.plan.group).collect();
+        Ok(WeightVersion::new(&self.scratch, weights, groups))
     }
 
     /// A copy of the weights as they are now, dense, to measure from: running statistics are no part of them.
@@ -437,5 +462,9 @@ impl WeightStore for ParamStore {
 impl StoredWeights for ParamStore {
     fn stored(&self, id: ParameterId) -> &StoredWeight {
         &self.params[id.0].stored
+    }
+
+    fn group(&self, id: ParameterId) -> usize {
+        self.params[id.0].plan.group
     }
 }

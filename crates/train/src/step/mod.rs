@@ -18,7 +18,7 @@ pub(crate) use averaging::AveragingWorker;
 pub use executor::Executor;
 pub(crate) use graphed_step::GraphedStep;
 pub(crate) use network::{NetworkWorker, PipelineState, StepContext, StepOutcome};
-pub use no_update_pass::NoUpdatePass;
+pub use no_update_pass::{NoUpdatePass, PassMicroBatch};
 pub use totals::{LossConfig, Totals};
 pub use trace::{BucketSpan, Trace, TraceKind, TraceSpan};
 

@@ -47,6 +47,41 @@ impl<'a> NoUpdatePass<'a> {
     }
 }
 
+/// Samples that run forward together.
+#[derive(Debug, Clone, Copy)]
+pub struct PassMicroBatch<'a> {
+    pub samples: &'a [(u64, usize)],
+    /// Whether what comes of it counts: not where it stands in, so that a replica with fewer samples takes part
+    /// in what the others gather.
+    pub counts: bool,
+}
+
+/// A sample that every data set has.
+const STAND_IN: &[(u64, usize)] = &[(0, 0)];
+
+impl<'a> PassMicroBatch<'a> {
+    /// So many samples at a time.
+    pub fn chunks(samples: &'a [(u64, usize)], micro_batch: usize) -> Vec<PassMicroBatch<'a>> {
+        samples.chunks(micro_batch).map(|samples| PassMicroBatch { samples, counts: true }).collect()
+    }
+
+    /// The same of a replica's samples out of so many of all; where replicas have shards of weights, each gets
+    /// as many as the one with most.
+    pub(crate) fn of_replica(
+        context: &TrainContext,
+        samples: &'a [(u64, usize)],
+        all: usize,
+        micro_batch: usize,
+    ) -> Vec<PassMicroBatch<'a>> {
+        let mut micro_batches = PassMicroBatch::chunks(samples, micro_batch);
+        if context.plan.data_parallel.shards_weights() {
+            let most = context.ranks.largest_range(all).div_ceil(micro_batch);
+            micro_batches.resize(most, PassMicroBatch { samples: STAND_IN, counts: false });
+        }
+        micro_batches
+    }
+}
+
 impl NoUpdatePass<'_> {
     /// Training samples forward and backward, a slice of a step's batch: their gradients go to the sink, what
     /// batch norm saw to `statistics`.
@@ -74,43 +109,38 @@ impl NoUpdatePass<'_> {
         Ok(worker.totals)
     }
 
-    /// Validation samples forward, `micro_batch` at a time, each rank running ahead of those behind it; what
-    /// came of it is known where the model ends.
-    pub fn evaluate(&self, samples: &[(u64, usize)], micro_batch: usize) -> Result<Totals> {
-        self.forward_only(DataSplit::Validation, samples, micro_batch, None)
+    /// Validation samples forward, each rank running ahead of those behind it; what came of it is known where
+    /// the model ends.
+    pub fn evaluate(&self, micro_batches: &[PassMicroBatch<'_>]) -> Result<Totals> {
+        self.forward_only(DataSplit::Validation, micro_batches, None)
     }
 
-    /// Training samples forward, `micro_batch` at a time, as in evaluation: dropout passes, and batch norms
-    /// use what they have measured. The observer sees what each linear layer of this rank reads, and no loss
-    /// is made. Of a model in several copies one is run, so that each layer is seen once.
+    /// Training samples forward, as in evaluation: dropout passes, and batch norms use what they have measured.
+    /// The observer sees what each linear layer of this rank reads, and no loss is made. Of a model in several
+    /// copies one is run, so that each layer is seen once.
     pub fn observe(
         &self,
-        samples: &[(u64, usize)],
-        micro_batch: usize,
+        micro_batches: &[PassMicroBatch<'_>],
         observer: &mut dyn InputObserver,
     ) -> Result<()> {
         // As many micro-batches are under way as there are stages.
-        let mut groups = samples.chunks(micro_batch * self.stage.placement().ranks());
-        groups.try_for_each(|samples| {
-            self.forward_only(DataSplit::Train, samples, micro_batch, Some(observer)).map(drop)
-        })
+        let mut groups = micro_batches.chunks(self.stage.placement().ranks());
+        groups.try_for_each(|group| self.forward_only(DataSplit::Train, group, Some(observer)).map(drop))
     }
 
     /// Who is observed is not evaluated.
     fn forward_only(
         &self,
         split: DataSplit,
-        samples: &[(u64, usize)],
-        micro_batch: usize,
+        micro_batches: &[PassMicroBatch<'_>],
         observer: Option<&mut dyn InputObserver>,
     ) -> Result<Totals> {
-        let micro_batches: Vec<&[(u64, usize)]> = samples.chunks(micro_batch).collect();
-        let batches = micro_batches.iter().map(|samples| self.read(split, samples));
+        let batches = micro_batches.iter().map(|one| self.read(split, one.samples));
         let mut worker = ForwardWorker {
             no_update_pass: *self,
             batches: batches.collect::<Result<_>>()?,
-            samples: micro_batches.iter().map(|samples| samples.len()).collect(),
-            ignored: micro_batches.iter().map(|samples| self.dataset.ignored(split, samples)).collect(),
+            micro_batches,
+            ignored: micro_batches.iter().map(|one| self.dataset.ignored(split, one.samples)).collect(),
             observer,
             totals: Totals::default(),
         };
@@ -200,7 +230,7 @@ struct ForwardWorker<'a, 'b> {
     no_update_pass: NoUpdatePass<'a>,
     /// Of each micro-batch, where this rank reads samples.
     batches: Vec<Option<Fetched>>,
-    samples: Vec<usize>,
+    micro_batches: &'a [PassMicroBatch<'a>],
     /// Targets of each that do not count.
     ignored: Vec<usize>,
     observer: Option<&'b mut dyn InputObserver>,
@@ -211,9 +241,10 @@ impl ActionWorker for ForwardWorker<'_, '_> {
     fn forward(&mut self, work: ChunkWork, input: Option<Tensor>) -> Result<Option<Tensor>> {
         let (no_update_pass, batch) = (self.no_update_pass, &self.batches[work.micro_batch]);
         let model = no_update_pass.stage.model(work.chunk);
-        let batch_slice = BatchSlice { samples: self.samples[work.micro_batch], ..BatchSlice::default() };
+        let PassMicroBatch { samples, counts } = self.micro_batches[work.micro_batch];
+        let batch_slice = BatchSlice { samples: samples.len(), ..BatchSlice::default() };
         let mut pass = ForwardContext::new(no_update_pass.weights, Mode::Evaluate, 0, batch_slice);
-        pass.observer = self.observer.as_deref_mut().map(|observer| observer as _);
+        pass.observer = self.observer.as_deref_mut().filter(|_| counts).map(|observer| observer as _);
         let x = model.forward(no_update_pass.input(input, batch)?, &mut pass)?;
         if !model.is_last() {
             return Ok(Some(x));
@@ -223,11 +254,13 @@ impl ActionWorker for ForwardWorker<'_, '_> {
         }
         let targets = no_update_pass.targets(batch)?;
         let total = model.evaluate(&x, &targets, no_update_pass.weights)?;
-        self.totals.add(Totals::of(total, targets.len() - self.ignored[work.micro_batch]));
+        if counts {
+            self.totals.add(Totals::of(total, targets.len() - self.ignored[work.micro_batch]));
+        }
         Ok(None)
     }
 
     fn recv_buffer(&mut self, message: &StageMessage) -> Result<Tensor> {
-        self.no_update_pass.recv_buffer(message, self.samples[message.micro_batch])
+        self.no_update_pass.recv_buffer(message, self.micro_batches[message.micro_batch].samples.len())
     }
 }

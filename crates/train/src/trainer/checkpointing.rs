@@ -22,7 +22,7 @@ impl Trainer {
         self.average()?;
         self.ready_optimizer()?;
         let mut files: Vec<(&str, NamedTensors<'_>)> =
-            vec![(MODEL, weights_to_save(&self.params)), (OPTIMIZER, state_to_save(&self.params))];
+            vec![(MODEL, weights_to_save(&self.params)?), (OPTIMIZER, state_to_save(&self.params))];
         // Also where nothing of this stage is pruned: another's may be.
         let masked = self.params.iter().filter_map(|(_, param)| Some((&param.plan, param.mask()?)));
         let mask = |(plan, mask): (&ParamPlan, &Mask)| {

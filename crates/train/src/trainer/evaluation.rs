@@ -5,7 +5,7 @@ use espalier_data::{DataSplit, spread};
 
 use super::Trainer;
 use crate::Result;
-use crate::step::{NoUpdatePass, Totals};
+use crate::step::{NoUpdatePass, PassMicroBatch, Totals};
 
 /// How well the model does on held-out data.
 #[derive(Debug, Clone, Copy)]
@@ -97,7 +97,8 @@ impl Trainer {
         let samples: Vec<(u64, usize)> = local.map(|i| (0, spread(i, count, all))).collect();
         let micro_batch = intervals.eval_batch.unwrap_or(self.context.plan.batch.micro_batch);
         // As many micro-batches are under way as there are stages.
-        let mut groups = samples.chunks(micro_batch * self.context.stage.placement().ranks());
+        let micro_batches = PassMicroBatch::of_replica(&self.context, &samples, count, micro_batch);
+        let mut groups = micro_batches.chunks(self.context.stage.placement().ranks());
         let (mut totals, mut complete) = (Totals::default(), true);
         // All ask as often as the rank with most to do.
         let rounds = self.context.ranks.all_reduce_max(vec![groups.len() as u64])?[0];
@@ -106,8 +107,8 @@ impl Trainer {
                 complete = false;
                 break;
             }
-            if let Some(samples) = groups.next() {
-                totals.add(NoUpdatePass::of(&self.context, &self.params).evaluate(samples, micro_batch)?);
+            if let Some(group) = groups.next() {
+                totals.add(NoUpdatePass::of(&self.context, &self.params).evaluate(group)?);
             }
         }
         Ok(Some((totals.of_all(&self.context.ranks)?, complete)))

@@ -32,7 +32,7 @@ use crate::parallel::model::ModelParallel;
 use crate::parallel::reduce_groups::ReduceGroups;
 use crate::prune::{self, Decision, LayerDensity, Observation, PruneReport, Pruner};
 use crate::stage::Stage;
-use crate::state::{Optimizer, ParamStore, WeightStorageMode};
+use crate::state::{Optimizer, ParamStore, WeightStorage, WeightStorageMode};
 use crate::step::{
     AveragingWorker, Executor, GraphedStep, NetworkWorker, PipelineState, StepContext, StepOutcome, Trace,
 };
@@ -149,13 +149,17 @@ impl Trainer {
             *dtype,
             plan.seed,
             compresses,
-            storage_mode,
+            WeightStorage { mode: storage_mode, groups: &|group| context.groups.of(group).cloned() },
         )?;
         let mut executor = Executor::new(plan.schedule(1)?, ranks.stages().clone());
         executor.connect()?;
         ranks.connect(plan)?;
-        if (!ranks.is_single() && plan.batch.synchronises_norms()) || ranks.model_parallel().size() > 1 {
-            // Ranks that took what arrived would call the collectives of their layers in different orders.
+        if (!ranks.is_single() && plan.batch.synchronises_norms())
+            || ranks.model_parallel().size() > 1
+            || plan.data_parallel.shards_weights()
+        {
+            // Ranks that took what arrived would call the collectives of their layers, or gather the weights of
+            // their blocks, in different orders.
             executor = executor.in_order();
         }
         let traffic = plan.traffic(ranks.rank(), &plan.gradient_lengths(ranks.rank()))?;
@@ -415,6 +419,8 @@ impl Trainer {
         if !self.executor.is_idle() {
             return Ok(());
         }
+        // What an evaluation left: a list begins with nothing.
+        self.params.release_blocks();
         let step = self.progress.step;
         match self.context.plan.pipeline.is_asynchronous() {
             false => self.executor.rewind(),

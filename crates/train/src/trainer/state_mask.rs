@@ -8,8 +8,8 @@ use espalier_tensor::ops::flat;
 use espalier_tensor::{Category, DType, Mask, Tensor, bf16};
 
 use crate::Result;
-use crate::parallel::data::zero::join;
 use crate::parallel::model::ModelParallel;
+use crate::shard_gather::join;
 use crate::state::Param;
 
 /// Puts a parameter's state under a mask that replaces an older one: what is no longer kept is let go, and what

@@ -30,9 +30,12 @@ impl Trainer {
     /// The fraction of the candidates that is zero and under no mask. All ranks must ask.
     pub fn zeros(&self) -> Result<f64> {
         let mut zeros = 0;
-        for id in self.unmasked().into_iter().filter(|id| self.context.is_owner(*id)) {
+        for id in self.unmasked() {
+            // Also where it counts elsewhere: ranks may have shards of it.
             let weights = self.params.param(id).dense()?.read_f32()?;
-            zeros += weights.iter().filter(|weight| **weight == 0.0).count() as u64;
+            if self.context.is_owner(id) {
+                zeros += weights.iter().filter(|weight| **weight == 0.0).count() as u64;
+            }
         }
         let zeros = self.context.ranks.all_reduce_over_replica(vec![zeros])?[0];
         Ok(zeros as f64 / self.kept().1.max(1) as f64)

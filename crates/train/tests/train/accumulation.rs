@@ -6,7 +6,7 @@
 
 use espalier_nn::layers::{GradientSink, WeightGradients};
 use espalier_nn::weights::ParameterId;
-use espalier_plan::data_parallel::DataParallelMode;
+use espalier_plan::data_parallel::{DataParallelMode, ZeroStage};
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_plan::traffic::{Buckets, Gradient};
 use espalier_tensor::mask::ones;
@@ -160,7 +160,7 @@ fn sums_of_many_bf16_gradients_are_those_in_f64() {
             assert!(error < 1e-6, "{micro_batches} micro-batches, {layout:?}: {error}");
         }
         let (sharded, scattered) =
-            (DataParallelMode::Sharded { gradients: false }, DataParallelMode::Sharded { gradients: true });
+            (DataParallelMode::Sharded(ZeroStage::State), DataParallelMode::Sharded(ZeroStage::Gradients));
         for (ranks, compress, mode) in [
             (2, false, DataParallelMode::Replicated),
             (2, true, sharded),

@@ -243,7 +243,7 @@ fn moments_in_bf16_are_rounded_alike_on_a_gpu() {
         assert_eq!(run(&base.set("prune.state=compressed"), &gpu), dense, "compressed state");
         assert_eq!(run(&base.set("prune.weights=compressed"), &gpu), dense, "compressed weights");
         let replicas = run(&base.replicas(2), &gpu);
-        for zero in [1, 2] {
+        for zero in [1, 2, 3] {
             let shared = run(&base.replicas(2).set(format!("parallel.zero={zero}")), &gpu);
             assert_eq!((&shared.losses, &shared.hashes), (&replicas.losses, &replicas.hashes), "zero {zero}");
         }
@@ -280,6 +280,30 @@ fn compressed_weights_give_the_bits_of_dense_weights_on_a_gpu() {
                 let low = base.set("optimizer.master=low-bits");
                 assert_eq!(dense, run(&low.set("prune.weights=compressed"), &gpu), "{name}: the low bits");
             }
+        }
+    }
+}
+
+/// Weights of which each of several ranks on one GPU has a shard: gathered beside the work of the block before.
+#[test]
+fn sharded_weights_give_the_bits_of_full_weights_on_a_gpu() {
+    let Some(gpu) = gpu() else { return };
+    let wide = gpt().set("model.width=128").set("model.context=32").set("train.eval_samples=9");
+    let cases: [(&str, Base, &[&str]); 8] = [
+        ("dense", wide.clone(), &["parallel.data=2"]),
+        ("large", wide.clone(), &["parallel.data=2", "model.width=512"]),
+        ("random", wide.clone(), &["parallel.data=4", "prune.method=random", "prune.sparsity=0.9"]),
+        ("places", wide.clone(), &["parallel.data=2", "prune.method=random", "prune.sparsity=0.98"]),
+        ("blocks recomputed", wide.clone(), &["parallel.data=2", "train.recompute=block"]),
+        ("snip", wide.clone(), &["parallel.data=2", "prune.method=snip", "prune.samples=7"]),
+        ("rigl", wide.clone(), &["parallel.data=2", "prune.method=rigl", "prune.every=5"]),
+        ("stages", wide, &["parallel.data=2", "parallel.pipeline=2", "train.micro_batches=2"]),
+    ];
+    for (name, base, set) in cases {
+        for precision in ["f32", "bf16"] {
+            let base = base.with(set).set(format!("train.precision={precision}"));
+            let [full, sharded] = [2, 3].map(|zero| run(&base.set(format!("parallel.zero={zero}")), &gpu));
+            assert_eq!(full, sharded, "{name} in {precision}");
         }
     }
 }

@@ -11,8 +11,8 @@ use espalier_nn::layers::spatial::{HaloComm, HaloExchange, TiledConv};
 use espalier_nn::layers::{
     BackwardContext, BatchSlice, ForwardContext, GradientElements, GradientSink, Layer, Mode, WeightGradients,
 };
-use espalier_nn::weights::{ParameterId, Weights};
-use espalier_plan::data_parallel::DataParallelMode;
+use espalier_nn::weights::{ParameterId, WeightStore, Weights};
+use espalier_plan::data_parallel::{DataParallelMode, ZeroStage};
 use espalier_plan::spec::{BlockSpec, Conv, Init, Input, LayerSpec as Spec, ModelSpec};
 use espalier_plan::tiles::{SlidingWindow, TileGrid};
 use espalier_plan::traffic::{Buckets, Gradient};
@@ -22,7 +22,10 @@ use espalier_train::parallel::Ranks;
 use espalier_train::parallel::data::{DataParallel, DataParallelSink};
 use espalier_train::parallel::reduce_groups::ReduceGroups;
 use espalier_train::state::ParamStore;
+use espalier_train::trainer::Trainer;
 use espalier_train::{Error, Result};
+
+use crate::support::{prepare, tiny_gpt};
 
 const ROUNDS: usize = 60;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -109,8 +112,8 @@ fn all_reduces_of_gradients_hide_behind_the_backward_pass() {
     assert!(apart > 0.7 * all, "waited for one by one, {LAYERS} sums cost {apart:.3} s of {all:.3} s");
     for sharing in [
         DataParallelMode::Replicated,
-        DataParallelMode::Sharded { gradients: false },
-        DataParallelMode::Sharded { gradients: true },
+        DataParallelMode::Sharded(ZeroStage::State),
+        DataParallelMode::Sharded(ZeroStage::Gradients),
     ] {
         let work = |world| backward(world, sharing);
         let hidden = rise(latency, |latency| slowest(latency, work), |rise| rise < 2.0 * one);
@@ -120,6 +123,40 @@ fn all_reduces_of_gradients_hide_behind_the_backward_pass() {
             "{sharing:?}: {LAYERS} sums that overlap cost {hidden:.3} s of {all:.3} s"
         );
     }
+}
+
+/// Enters the blocks of a model whose weights are in shards, each of which takes so long.
+fn blocks(world: Communicator, ahead: bool) -> Result<Duration> {
+    let base = tiny_gpt(&["model.layers=6", "parallel.data=2", "parallel.zero=3"]);
+    let (plan, dataset, device) = prepare(&base, 1);
+    let ranks = Ranks::join(world, &plan.mesh)?;
+    let trainer = Trainer::distributed(plan, dataset, &device, ranks)?;
+    assert_eq!(trainer.context().plan.model.blocks.len(), LAYERS);
+    trainer.ranks().world().barrier()?;
+    let start = Instant::now();
+    for block in 0..LAYERS {
+        let next = (ahead && block + 1 < LAYERS).then_some(block + 1);
+        let entered = trainer.params().enter(block, next)?;
+        std::thread::sleep(LAYER);
+        drop(entered);
+    }
+    Ok(start.elapsed())
+}
+
+/// Of all gathers of weights only the first has nothing to hide behind.
+#[test]
+fn gathers_of_weights_hide_behind_the_block_before() {
+    let latency = Duration::from_millis(8);
+    let (one, all) = (latency.as_secs_f64(), LAYERS as f64 * latency.as_secs_f64());
+    let apart =
+        rise(latency, |latency| slowest(latency, |world| blocks(world, false)), |rise| rise < 1.1 * all);
+    assert!(
+        apart > 0.7 * all,
+        "gathered when they are entered, {LAYERS} blocks cost {apart:.3} s of {all:.3} s"
+    );
+    let hidden =
+        rise(latency, |latency| slowest(latency, |world| blocks(world, true)), |rise| rise < 2.0 * one);
+    assert!(hidden < 4.0 * one, "{LAYERS} gathers that overlap cost {hidden:.3} s of {all:.3} s");
 }
 
 const CHANNELS: usize = 32;

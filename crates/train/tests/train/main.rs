@@ -30,6 +30,7 @@ mod prune;
 mod records;
 mod rehearsal;
 mod resume;
+mod sharded_weights;
 mod shards;
 mod sparse;
 mod spatial;

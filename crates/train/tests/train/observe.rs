@@ -8,7 +8,7 @@ use espalier_nn::weights::ParameterId;
 use espalier_tensor::Tensor;
 use espalier_train::context::TrainContext;
 use espalier_train::parallel::on_threads;
-use espalier_train::step::NoUpdatePass;
+use espalier_train::step::{NoUpdatePass, PassMicroBatch};
 use espalier_train::trainer::Trainer;
 
 use crate::support::{prepare, tiny_gpt};
@@ -42,7 +42,8 @@ fn what_layers_read_of_training_samples_does_not_depend_on_stages() {
             let trainer = Trainer::distributed(plan.clone(), dataset.clone(), device, ranks.clone())?;
             let context = TrainContext::new(plan.clone(), dataset.clone(), device, ranks)?;
             let mut seen = Squares::default();
-            NoUpdatePass::of(&context, trainer.params()).observe(&samples, 2, &mut seen)?;
+            NoUpdatePass::of(&context, trainer.params())
+                .observe(&PassMicroBatch::chunks(&samples, 2), &mut seen)?;
             Ok(seen.0)
         });
         let mut all = BTreeMap::new();

@@ -31,7 +31,7 @@ fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown, Error> {
     };
     let weights = weights
         .ids()
-        .map(|id| (weights.name(id).to_owned(), indices(id), weights.param(id).weight().to_f32()))
+        .map(|id| (weights.name(id).to_owned(), indices(id), weights.param(id).dense().unwrap().to_f32()))
         .collect();
     let evaluation = trainer.evaluate()?.expect("some samples are held out");
     Ok(Shown {

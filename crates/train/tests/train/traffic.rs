@@ -16,6 +16,8 @@ fn counted_as(action: &Action, sharded: bool) -> Option<Counted> {
         Action::Send(_) | Action::SendControl(_) => Some(Counted::PointToPoint),
         Action::AllReduce { .. } | Action::WaitReduce if sharded => Some(Counted::ReduceScatter),
         Action::Gather => Some(Counted::AllGather),
+        // Weights of the blocks that it runs.
+        Action::Forward(_) | Action::Backward(_) | Action::BackwardInput(_) => Some(Counted::AllGather),
         // What arrives was sent by another.
         Action::Receive(_) | Action::RecvControl(_) => None,
         _ => Some(Counted::AllReduce),
@@ -114,6 +116,36 @@ fn actions_move_the_bytes_that_the_plan_predicts() {
         let base = base.set("parallel.zero=2");
         check(&format!("shared gradients, {schedule}"), &base.set(format!("parallel.schedule={schedule}")));
     }
+}
+
+/// Weights that are gathered when their block runs: twice for a micro-batch, but for blocks that are still
+/// there.
+#[test]
+fn passes_gather_the_bytes_that_the_plan_predicts() {
+    let gpt =
+        |changes: &[&str]| tiny_gpt(&["train.batch=12", "model.layers=4", "parallel.zero=3"]).with(changes);
+    let pruned = ["prune.method=magnitude", "prune.sparsity=0.7", "prune.state=compressed"];
+    for micro_batches in [1, 2, 4] {
+        let base = gpt(&["parallel.data=3"]).set(format!("train.micro_batches={micro_batches}"));
+        check("sharded weights", &base);
+        check("sharded weights, own head, bf16", &base.set("model.tied=false").set("train.precision=bf16"));
+        check("sharded weights, pruned", &base.with(pruned));
+        check("sharded weights, lamb", &base.with(["optimizer.name=lamb", "train.recompute=block"]));
+    }
+    for schedule in ["gpipe", "1f1b", "interleaved", "zb-h1", "axonn"] {
+        let base = gpt(&["parallel.pipeline=2", "train.micro_batches=6", "parallel.data=2"]);
+        let base = base.set(format!("parallel.schedule={schedule}"));
+        check(&format!("sharded weights, {schedule}"), &base);
+        check(&format!("sharded weights, {schedule}, own head"), &base.set("model.tied=false").with(pruned));
+    }
+    let tensor = gpt(&["parallel.data=2", "parallel.tensor=2", "train.micro_batches=2"]);
+    check("sharded weights, tensor", &tensor);
+    check("sharded weights, sequence", &tensor.set("parallel.sequence=true"));
+    let cnn = tiny_cnn(&["train.batch=8", "parallel.data=2", "parallel.zero=3", "train.micro_batches=2"]);
+    check("sharded weights, cnn", &cnn);
+    check("sharded weights, tiles", &cnn.set("parallel.spatial=2").set("model.layers.0.stride=2"));
+    let large = gpt(&["parallel.data=2", "model.width=256", "model.layers=2"]);
+    check("sharded weights, several messages a block", &large);
 }
 
 /// What layers send within their passes. Heads, positions and the vocabulary do not divide evenly by three.

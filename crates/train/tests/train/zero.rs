@@ -45,9 +45,11 @@ fn on(ranks: usize, base: &Base, steps: usize, zero: usize) -> Shown {
 /// wherever their sums are.
 fn the_same(base: &Base, ranks: usize, steps: usize, what: &str) {
     let (replicated, shared) = (on(ranks, base, steps, 0), on(ranks, base, steps, 1));
+    let scattered = on(ranks, base, steps, 2);
     if prepare(&base.replicas(ranks), 1).0.batch.micro_batches == 1 {
-        assert_eq!(on(ranks, base, steps, 2), shared, "{what} on {ranks} ranks");
+        assert_eq!(scattered, shared, "{what} on {ranks} ranks");
     }
+    assert_eq!(on(ranks, base, steps, 3), scattered, "{what} on {ranks} ranks, weights sharded");
     assert_eq!(replicated.losses, shared.losses, "{what} on {ranks} ranks");
     assert_eq!(
         (&replicated.weights, &replicated.masks),
@@ -273,7 +275,7 @@ fn checkpoints_of_shards_load_on_any_number_of_ranks() {
         let files = ["model.safetensors", "optimizer.safetensors"];
         let before = files.map(read);
         // Nothing is left to do: each loads what the one before saved, and saves it again.
-        for (ranks, zero) in [(3, 1), (2, 2), (4, 0), (6, 1)] {
+        for (ranks, zero) in [(3, 1), (2, 2), (4, 0), (6, 1), (3, 3), (4, 3)] {
             let (copy, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
             save_again(&shared(&base, ranks, zero), &folder.path().join("checkpoints"), copy.path());
             let count = fs::read_dir(copy.path().join("step-000005")).unwrap().count();
@@ -284,7 +286,7 @@ fn checkpoints_of_shards_load_on_any_number_of_ranks() {
         }
         // Two halves are the uninterrupted run, whoever takes them.
         let expected = hash(shared(&base, 3, 0).steps(9).run());
-        for (first, second) in [(1, 1), (1, 0), (0, 1), (2, 0), (1, 2)] {
+        for (first, second) in [(1, 1), (1, 0), (0, 1), (2, 0), (1, 2), (3, 0), (1, 3), (3, 3)] {
             let folder = tempfile::tempdir().unwrap();
             shared(&base, 3, first).steps(5).run_in(folder.path());
             assert_eq!(

@@ -89,8 +89,12 @@ fn state_that_cannot_be_shared_and_ranks_that_cannot_go_apart() {
     );
     insta::assert_snapshot!(noisy.unwrap_err(), @"`train.noise_scale` is true, but with `parallel.average_every` = 4 each rank takes its own steps and never has the gradient of the full batch");
     insta::assert_snapshot!(sentence("data = 2\nlocal_after = 3"), @"`parallel.local_after` has no effect with `parallel.average_every` = 1: gradients are reduced in every step");
-    insta::assert_snapshot!(sentence("data = 2\nzero = 3"), @"`parallel.zero` must be true, false, 0, 1 or 2, got 3");
-    for fields in ["zero = true", "zero = 2", "average_every = 5", "average_every = 5\nlocal_after = 20"] {
+    insta::assert_snapshot!(sentence("data = 2\nzero = 3\npipeline = 2\nschedule = \"pipedream\""), @r#"`parallel.zero` is 3, but with `parallel.schedule` = "pipedream" weights change while micro-batches are in flight: use a schedule that flushes every step"#);
+    insta::assert_snapshot!(sentence("data = 2\nzero = 3\naverage_every = 4"), @"`parallel.zero` is 3, but with `parallel.average_every` = 4 each rank takes its own steps and needs its full state");
+    insta::assert_snapshot!(sentence("data = 2\nzero = 4"), @"`parallel.zero` must be true, false, 0, 1, 2 or 3, got 4");
+    for fields in
+        ["zero = true", "zero = 2", "zero = 3", "average_every = 5", "average_every = 5\nlocal_after = 20"]
+    {
         let run =
             RunFile::parse(&format!("[train]\nbatch = 8\n[parallel]\ndata = 2\n{fields}"), &[]).unwrap();
         assert_eq!(RunFile::parse(&run.to_toml().unwrap(), &[]).unwrap(), run);

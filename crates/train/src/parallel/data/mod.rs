@@ -4,7 +4,7 @@
 //! | | gradients | optimizer state | after a step |
 //! |---|---|---|---|
 //! | `replicated` | all-reduced, while the backward pass goes on | all of it on each rank | nothing |
-//! | `zero` | reduce-scattered to where the state is: by the step (stage 1), or as each micro-batch makes them (stage 2) | a shard on each rank | kept weights are gathered |
+//! | `zero` | reduce-scattered to where the state is: by the step (stage 1), or as each micro-batch makes them (stages 2 and 3) | a shard on each rank | kept weights are gathered; in stage 3 nothing is, and each block's when it runs |
 //! | `local` | each rank's own | all of it on each rank | now and then weights and state are averaged |
 //!
 //! A step goes through the same four calls in each: gradients are accepted as layers make them, reductions
@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use espalier_nn::layers::{GradientSink, WeightGradients};
 use espalier_nn::weights::ParameterId;
-use espalier_plan::data_parallel::DataParallelMode;
+use espalier_plan::data_parallel::{DataParallelMode, ZeroStage};
 use espalier_plan::traffic::Buckets;
 use espalier_tensor::ops::update::{self, ParamUpdate, StepParams, TrustNorms, squared_norms};
 use espalier_tensor::{DType, Tensor};
@@ -75,8 +75,8 @@ impl<'a> DataParallel<'a> {
         let accumulator = Accumulator::new(params.len(), several);
         match mode {
             _ if is_local => DataParallel::Local(accumulator),
-            DataParallelMode::Sharded { gradients } if !groups.is_empty() => {
-                DataParallel::Zero(Zero::new(accumulator, groups, buckets, gradients))
+            DataParallelMode::Sharded(stage) if !groups.is_empty() => {
+                DataParallel::Zero(Zero::new(accumulator, groups, buckets, stage >= ZeroStage::Gradients))
             }
             _ => DataParallel::Replicated(Replicated::new(accumulator, groups, buckets)),
         }

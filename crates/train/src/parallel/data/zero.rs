@@ -1,5 +1,5 @@
-//! ZeRO, stages 1 and 2 (Rajbhandari et al. 2020): the ranks that share a parameter split its master weights
-//! and moments, and perhaps the sum of its gradients.
+//! ZeRO (Rajbhandari et al. 2020): the ranks that share a parameter split its master weights and moments, and
+//! perhaps the sum of its gradients (stage 2), and its weight (stage 3).
 //!
 //! Each rank has its [split] of every parameter's kept weights. A gradient is reduce-scattered, each shard to
 //! the rank that steps it; the new weights, kept values in the weights' own type, come back from all. A
@@ -10,28 +10,32 @@
 //! micro-batches before, in f32. Few such reductions are on their way at once, so that no rank ever has the full
 //! gradient of the model. That of a tied parameter is kept unsharded until the pass is over.
 //!
-//! Messages are packed by rank: `[ranks, shard of a | shard of b | ..]`, shards padded with zeros to one length.
-//! Steps are taken element by element, so the bits are those of ranks that hold everything; norms are sums over
-//! shards in f64, which are rounded away in the step's own f32.
+//! In stage 3 gradients are what they are in stage 2, and a rank steps its shard of the weight where it is:
+//! nothing is gathered after the step, since whoever enters a block gathers its weights (`state/expansion`).
+//!
+//! Messages are packed by rank (`shard_gather`): `[ranks, shard of a | shard of b | ..]`. Steps are taken
+//! element by element, so the bits are those of ranks that hold everything; norms are sums over shards in f64,
+//! which are rounded away in the step's own f32.
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
 use espalier_comm::{Communicator, Reduce, Request};
 use espalier_nn::weights::ParameterId;
-use espalier_plan::packets::{SCATTERED_AT_ONCE, packets};
+use espalier_plan::packets::SCATTERED_AT_ONCE;
+use espalier_plan::split;
 use espalier_plan::traffic::Buckets;
-use espalier_plan::{GroupRank, split};
 use espalier_tensor::ops::compress::compress;
 use espalier_tensor::ops::flat;
 use espalier_tensor::ops::update::{ParamUpdate, SquaredNorms, StepParams, TrustNorms, squared_norms, step};
-use espalier_tensor::{Category, DType, Tensor};
+use espalier_tensor::{Category, Tensor};
 
 use super::BucketTime;
 use super::bucket_filler::{BucketFiller, FullBucket};
 use crate::Result;
 use crate::parallel::model::ModelParallel;
 use crate::parallel::reduce_groups::ReduceGroups;
+use crate::shard_gather::{GatheredShards, PackedMessage, PendingAllGather, VectorShard, member_of};
 use crate::state::{Accumulator, Optimizer, ParamStore, mask_for};
 
 /// Gradients of which each rank gets its shard.
@@ -43,7 +47,7 @@ pub struct Zero<'a> {
     pub(super) is_last: bool,
     in_flight: VecDeque<(usize, Instant, PendingReduceScatter)>,
     times: Vec<BucketTime>,
-    /// This rank's shards of what has been stepped, until all have those of the others.
+    /// This rank's shards of weights that have been stepped, until all have those of the others.
     stepped_shards: Vec<SteppedShard>,
 }
 
@@ -54,8 +58,15 @@ struct SteppedShard {
     group: usize,
     /// Kept weights of all ranks.
     length: usize,
-    /// This rank's shard of them.
-    local: Tensor,
+    /// This rank's shard of them; none where that is all that it has of the weight.
+    local: Option<Tensor>,
+}
+
+impl SteppedShard {
+    /// What is to be gathered of it.
+    fn vector(&self) -> Option<VectorShard<'_>> {
+        Some(VectorShard { id: self.id, length: self.length, local: self.local.as_ref()? })
+    }
 }
 
 impl<'a> Zero<'a> {
@@ -174,7 +185,8 @@ impl<'a> Zero<'a> {
         let with_gradient = params.iter().filter(|(_, param)| param.gradient.is_some());
         let local = with_gradient.map(|(id, param)| {
             let (group, length) = (param.plan.group, param.state_len());
-            Ok(SteppedShard { id, group, length, local: param.local_values()? })
+            let local = (!param.is_weight_sharded()).then(|| param.local_values()).transpose()?;
+            Ok(SteppedShard { id, group, length, local })
         });
         self.stepped_shards = local.collect::<Result<_>>()?;
         let (ids, group_of): (Vec<ParameterId>, Vec<usize>) =
@@ -182,7 +194,7 @@ impl<'a> Zero<'a> {
         let mut local = self.stepped_shards.iter_mut();
         let targets =
             params.iter_mut().filter(|(_, param)| param.gradient.is_some()).filter_map(|(_, param)| {
-                optimizer.target(param, Some(&mut local.next().expect("one for each gradient").local))
+                optimizer.target(param, local.next().expect("one for each gradient").local.as_mut())
             });
         // One that has nothing of a parameter steps nothing; its index among the norms stays.
         let (indices, targets): (Vec<usize>, Vec<ParamUpdate<'_>>) =
@@ -199,25 +211,26 @@ impl<'a> Zero<'a> {
         Ok(step(optimizer.rule, step_params, targets, TrustNorms::Given(&given))?)
     }
 
-    /// Gives every weight the values that ranks have stepped: while one message is on its way, the one before
-    /// is unpacked.
+    /// Gives every weight of which ranks have all the values that they have stepped: while one message is on its
+    /// way, the one before is unpacked.
     pub(super) fn gather(&mut self, params: &mut ParamStore) -> Result<()> {
         let stepped_shards = std::mem::take(&mut self.stepped_shards);
         let mut before: Option<PendingAllGather> = None;
         for (number, group) in self.filler.groups.iter() {
-            let shared: Vec<&SteppedShard> =
-                stepped_shards.iter().filter(|one| one.group == number).collect();
-            let bytes: Vec<u64> =
-                shared.iter().map(|one| (one.length * one.local.dtype().bytes()) as u64).collect();
-            for packet in packets(&bytes) {
-                let shard = |i: &usize| (shared[*i].id, shared[*i].length, &shared[*i].local);
-                let now = PendingAllGather::start(&packet.iter().map(shard).collect::<Vec<_>>(), group)?;
+            let shared: Vec<VectorShard<'_>> = stepped_shards
+                .iter()
+                .filter(|one| one.group == number)
+                .filter_map(SteppedShard::vector)
+                .collect();
+            for packet in PendingAllGather::packets(&shared) {
+                let packet: Vec<&VectorShard<'_>> = packet.iter().map(|i| &shared[*i]).collect();
+                let now = PendingAllGather::start(&packet, group)?;
                 if let Some(arrived) = before.replace(now) {
-                    write_gathered(arrived, params)?;
+                    write_gathered(&arrived.wait()?, params)?;
                 }
             }
         }
-        before.map_or(Ok(()), |arrived| write_gathered(arrived, params))
+        before.map_or(Ok(()), |arrived| write_gathered(&arrived.wait()?, params))
     }
 }
 
@@ -244,9 +257,8 @@ fn joined_norms(
     Ok(all.into_iter().map(|[weight, direction]| SquaredNorms { weight, direction }).collect())
 }
 
-fn write_gathered(arrived: PendingAllGather, params: &mut ParamStore) -> Result<()> {
-    let arrived = arrived.wait()?;
-    for &(id, length) in &arrived.packet.lengths {
+fn write_gathered(arrived: &GatheredShards, params: &mut ParamStore) -> Result<()> {
+    for &(id, length) in arrived.lengths() {
         let param = params.param_mut(id);
         let (device, dtype) = (param.device(), param.dtype());
         match param.values_mut() {
@@ -259,28 +271,6 @@ fn write_gathered(arrived: PendingAllGather, params: &mut ParamStore) -> Result<
         }
     }
     Ok(())
-}
-
-/// Vectors that travel in one message, with their lengths, in their order in it.
-struct PackedMessage {
-    member: GroupRank,
-    lengths: Vec<(ParameterId, usize)>,
-}
-
-impl PackedMessage {
-    /// Elements of one rank's shard of the message.
-    fn shard_len(&self) -> usize {
-        self.lengths.iter().map(|(_, length)| self.member.largest(*length)).sum()
-    }
-
-    /// Each vector with its length and its offset within a rank's shard.
-    fn offsets(&self) -> impl Iterator<Item = (ParameterId, usize, usize)> {
-        self.lengths.iter().scan(0, |next, &(id, length)| {
-            let offset = *next;
-            *next += self.member.largest(length);
-            Some((id, length, offset))
-        })
-    }
 }
 
 /// A reduce-scatter of gradients that is on its way, to each rank its shard.
@@ -335,65 +325,4 @@ impl PendingReduceScatter {
         };
         self.packet.offsets().map(local).collect()
     }
-}
-
-/// An all-gather that is on its way.
-struct PendingAllGather {
-    packet: PackedMessage,
-    request: Request<Tensor>,
-}
-
-impl PendingAllGather {
-    /// Hands this rank's shards of some vectors, of such lengths, to all.
-    fn start(shards: &[(ParameterId, usize, &Tensor)], group: &Communicator) -> Result<PendingAllGather> {
-        let member = member_of(group);
-        let packet =
-            PackedMessage { member, lengths: shards.iter().map(|(id, length, _)| (*id, *length)).collect() };
-        let (device, dtype) = (shards[0].2.device(), shards[0].2.dtype());
-        let mut local = Tensor::zeros(&device, &[packet.shard_len()], dtype, Category::Communication)?;
-        for ((_, _, shard), (_, _, offset)) in shards.iter().zip(packet.offsets()) {
-            flat::put(&mut local, offset, shard, 0..shard.len())?;
-        }
-        let all =
-            Tensor::empty(&device, &[packet.shard_len() * member.ranks], dtype, Category::Communication)?;
-        Ok(PendingAllGather { packet, request: group.start_all_gather(local, all)? })
-    }
-
-    fn wait(self) -> Result<GatheredShards> {
-        Ok(GatheredShards { all: self.request.wait()?, packet: self.packet })
-    }
-}
-
-/// A message with the shards of all ranks.
-struct GatheredShards {
-    packet: PackedMessage,
-    all: Tensor,
-}
-
-impl GatheredShards {
-    /// Joins the shards of a vector, in a tensor of its length.
-    fn join(&self, id: ParameterId, into: &mut Tensor) -> Result<()> {
-        let (member, shard_len) = (self.packet.member, self.packet.shard_len());
-        let (_, length, offset) =
-            self.packet.offsets().find(|(of, ..)| *of == id).expect("a vector of this message");
-        for rank in 0..member.ranks {
-            let (of, start) = (split(length, member.ranks, rank), rank * shard_len + offset);
-            flat::put(into, of.start, &self.all, start..start + of.len())?;
-        }
-        Ok(())
-    }
-}
-
-/// A vector of which each rank holds a shard, gathered on all of them.
-pub(crate) fn join(shard: &Tensor, length: usize, group: &Communicator) -> Result<Tensor> {
-    // Low bits are no numbers that a message knows; here they only move.
-    let wire = if shard.dtype() == DType::U16 { DType::Bf16 } else { shard.dtype() };
-    let (only, local) = (ParameterId(0), shard.clone().reinterpret(wire));
-    let mut full = Tensor::empty(&shard.device(), &[length], wire, Category::Workspace)?;
-    PendingAllGather::start(&[(only, length, &local)], group)?.wait()?.join(only, &mut full)?;
-    Ok(full.reinterpret(shard.dtype()))
-}
-
-fn member_of(group: &Communicator) -> GroupRank {
-    GroupRank { ranks: group.size(), rank: group.rank() }
 }

@@ -5,6 +5,7 @@ use std::fs;
 use espalier_nn::weights::ParameterId;
 use espalier_tensor::random;
 use espalier_train::prune::{Decision, Observation, Pruner, count, kept_indices, pruner};
+use espalier_train::step::PassMicroBatch;
 use espalier_train::trainer::Trainer;
 
 use super::bench::{Bench, perceptron, values_where};
@@ -245,8 +246,14 @@ fn a_network_with_pruned_channels_is_a_smaller_network() {
         tensor.slice_mut::<f32>().fill_with(|| kept.next().unwrap());
     }
     let samples: Vec<(u64, usize)> = (0..8).map(|i| (0, i)).collect();
-    let [full, small] = [&mut bench, &mut small]
-        .map(|bench| bench.network(1).no_update_pass().evaluate(&samples, samples.len()).unwrap().loss());
+    let [full, small] = [&mut bench, &mut small].map(|bench| {
+        bench
+            .network(1)
+            .no_update_pass()
+            .evaluate(&PassMicroBatch::chunks(&samples, samples.len()))
+            .unwrap()
+            .loss()
+    });
     assert!((full - small).abs() < 1e-6 * full.abs(), "{full} pruned, {small} small");
 }
 

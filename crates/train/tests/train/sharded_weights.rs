@@ -1,0 +1,257 @@
+//! Weights of which each rank has a shard (ZeRO-3) train as those that every rank has, bit for bit, with every
+//! method, optimizer, schedule and axis; in the memory that the plan says.
+
+use espalier_nn::weights::WeightStore;
+use espalier_plan::schedule::Chunk;
+use espalier_tensor::Category;
+use espalier_train::RunSummary;
+use espalier_train::infer::{Sampler, Sampling};
+use espalier_train::trainer::Trainer;
+
+use crate::support::{Base, images, on_every_rank, prepare, tiny_cnn, tiny_gpt};
+use crate::tensor;
+
+/// Samples to evaluate that two and four ranks do not have alike many micro-batches of.
+fn gpt() -> Base {
+    tiny_gpt(&["model.layers=3", "train.batch=8", "train.micro_batches=2", "train.eval_samples=9"])
+        .set("train.eval_batch=2")
+}
+
+/// A sample of every kind: each method, optimizer, schedule and axis is in one of them at least.
+fn cases() -> Vec<(&'static str, Base)> {
+    let cnn = tiny_cnn(&["train.batch=8", "train.eval_samples=5", "train.eval_batch=1"]);
+    let resnet = images().set("model.name=resnet8").set("data.size=16").set("data.count=32");
+    let pruned = |method: &str| gpt().set(format!("prune.method={method}")).set("prune.sparsity=0.8");
+    let moving = |method: &str| pruned(method).set("prune.every=2");
+    let pipeline = |schedule: &str| {
+        gpt().set("train.batch=16").set("parallel.pipeline=2").set(format!("parallel.schedule={schedule}"))
+    };
+    let all: Vec<(&'static str, Base, &[&str])> = vec![
+        ("dense", gpt(), &["parallel.data=2", "train.clip=0.5"]),
+        ("dense, bf16, own head", gpt(), &["parallel.data=4", "train.precision=bf16", "model.tied=false"]),
+        ("one micro-batch", gpt(), &["parallel.data=4", "train.micro_batches=1"]),
+        ("sgd", gpt(), &["parallel.data=2", "optimizer.name=sgd"]),
+        ("lars", gpt(), &["parallel.data=2", "optimizer.name=lars"]),
+        ("lamb", pruned("magnitude"), &["parallel.data=4", "optimizer.name=lamb"]),
+        (
+            "bf16 moments, low bits",
+            pruned("random"),
+            &[
+                "parallel.data=2",
+                "train.precision=bf16",
+                "optimizer.moments=bf16",
+                "optimizer.master=low-bits",
+            ],
+        ),
+        ("hardly anything kept", pruned("magnitude"), &["parallel.data=4", "prune.sparsity=0.995"]),
+        ("noise", pruned("magnitude"), &["parallel.data=2", "train.noise_scale=true"]),
+        ("snip", pruned("snip"), &["parallel.data=4", "prune.samples=9"]),
+        ("snip, fewer samples than ranks", pruned("snip"), &["parallel.data=4", "prune.samples=3"]),
+        ("grasp", pruned("grasp"), &["parallel.data=2", "prune.samples=5"]),
+        ("wanda", pruned("wanda"), &["parallel.data=4", "prune.samples=9", "train.precision=bf16"]),
+        ("rigl", moving("rigl"), &["parallel.data=2"]),
+        ("rigl, one micro-batch", moving("rigl"), &["parallel.data=2", "train.micro_batches=1"]),
+        ("set", moving("set"), &["parallel.data=2", "train.precision=bf16"]),
+        ("gradual", moving("gradual"), &["parallel.data=2", "prune.end=5", "prune.embeddings=true"]),
+        ("late", pruned("magnitude"), &["parallel.data=2", "prune.at=3", "prune.biases=true"]),
+        ("early-bird", pruned("early-bird"), &["parallel.data=2", "prune.every=1", "prune.latest=3"]),
+        (
+            "early-bird, channels",
+            cnn.set("prune.method=early-bird").set("prune.sparsity=0.5"),
+            &["parallel.data=2", "prune.form=channels", "prune.every=1", "prune.latest=3", "prune.l1=1e-4"],
+        ),
+        ("lottery", pruned("lottery"), &["parallel.data=2", "prune.rate=0.6", "prune.rewind=1"]),
+        ("2:4", gpt(), &["parallel.data=2", "prune.method=2:4", "prune.sparsity=0.5"]),
+        ("sparse products", pruned("magnitude"), &["parallel.data=2", "prune.kernels=sparse"]),
+        ("compressed by name", pruned("magnitude"), &["parallel.data=2", "prune.weights=compressed"]),
+        ("blocks recomputed", pruned("magnitude"), &["parallel.data=2", "train.recompute=block"]),
+        ("attention recomputed", gpt(), &["parallel.data=2", "train.recompute=attention"]),
+        ("convolutions", cnn.clone(), &["parallel.data=4"]),
+        ("synchronised norms", cnn.clone(), &["parallel.data=2", "parallel.batch_norm=synchronised"]),
+        (
+            "synchronised norms, snip",
+            cnn.set("prune.method=snip").set("prune.sparsity=0.5"),
+            &["parallel.data=4", "parallel.batch_norm=synchronised", "prune.samples=3"],
+        ),
+        ("tensor", pruned("magnitude"), &["parallel.data=2", "parallel.tensor=2"]),
+        ("sequence", pruned("random"), &["parallel.data=2", "parallel.tensor=2", "parallel.sequence=true"]),
+        ("spatial", resnet, &["parallel.data=2", "parallel.spatial=2", "prune.method=magnitude"]),
+        ("gpipe", pipeline("gpipe"), &["parallel.data=2"]),
+        ("1f1b", pipeline("1f1b"), &["parallel.data=2", "prune.method=snip", "prune.samples=7"]),
+        (
+            "1f1b, own head",
+            pipeline("1f1b"),
+            &["parallel.data=2", "model.tied=false", "train.micro_batches=4"],
+        ),
+        ("zb-h1", pipeline("zb-h1"), &["parallel.data=2", "prune.method=rigl", "prune.every=2"]),
+        ("interleaved", pipeline("interleaved"), &["parallel.data=2", "train.recompute=block"]),
+        ("axonn", pipeline("axonn"), &["parallel.data=2", "train.micro_batches=4"]),
+        (
+            "pipeline, pruned table",
+            pipeline("1f1b"),
+            &["parallel.data=2", "prune.method=magnitude", "prune.embeddings=true"],
+        ),
+    ];
+    all.into_iter().map(|(name, base, set)| (name, base.with(set))).collect()
+}
+
+/// What a run has to show but for its memory and traffic.
+fn shown(of: &RunSummary) -> (Option<String>, Option<f64>, String) {
+    (of.weights_hash.clone(), of.loss, format!("{:?} {:?}", of.validation, of.kept_by_layer))
+}
+
+#[test]
+fn sharded_weights_train_as_full_ones_bit_for_bit() {
+    for (name, base) in cases() {
+        let base = base.steps(6).set("train.eval_every=3").set("parallel.timeout_s=30");
+        let [full, sharded] = [2, 3].map(|zero| base.set(format!("parallel.zero={zero}")).run());
+        assert_eq!(shown(&full), shown(&sharded), "{name}");
+        let peak = |of: &RunSummary, category: &str| of.memory[category].measured.unwrap();
+        assert_eq!(peak(&full, "optimizer"), peak(&sharded, "optimizer"), "{name}");
+        assert!(peak(&sharded, "weights") < peak(&full, "weights"), "{name}");
+    }
+}
+
+/// As every layout is one rank's run.
+#[test]
+fn sharded_weights_are_those_of_one_rank() {
+    let gpt =
+        tiny_gpt(&["train.batch=12", "train.clip=0.5", "train.micro_batches=2", "train.eval_samples=11"])
+            .with(["model.layers=4", "optimizer.name=sgd", "learning_rate.peak=0.1"]);
+    let pruned = gpt.with(["prune.method=magnitude", "prune.sparsity=0.9", "prune.state=compressed"]);
+    for (what, base) in [("dense", gpt), ("pruned", pruned)] {
+        let single = tensor::on(&base, 6).remove(0);
+        for layout in [
+            "parallel.data=2",
+            "parallel.data=2 parallel.tensor=2",
+            "parallel.data=3 parallel.pipeline=2 parallel.schedule=1f1b",
+        ] {
+            let fields: Vec<&str> = layout.split(' ').chain(["parallel.zero=3"]).collect();
+            tensor::same_as(&single, &base.with(fields), 6, 1e-5, &format!("{what}: {layout}"));
+        }
+    }
+}
+
+/// Weights at the peak and at rest, gradients, state, mask, and the block that is dense: to the byte. Messages
+/// keep below what is predicted, and are not much less.
+#[test]
+fn every_byte_is_predicted() {
+    let pruned = ["prune.method=magnitude", "prune.scope=layer", "prune.sparsity=0.75"];
+    for (what, more, is_pruned) in [
+        ("dense", &["parallel.data=2"][..], false),
+        ("dense, bf16", &["parallel.data=4", "train.precision=bf16"], false),
+        ("uneven", &["parallel.data=3", "train.batch=12"], false),
+        ("recomputed", &["parallel.data=2", "train.recompute=block"], false),
+        ("pruned", &["parallel.data=2"], true),
+        ("pruned, bf16", &["parallel.data=4", "train.precision=bf16", "optimizer.master=low-bits"], true),
+        ("sparse products", &["parallel.data=2", "prune.kernels=sparse"], true),
+        ("late", &["parallel.data=2", "prune.at=2"], true),
+        ("stages", &["parallel.data=2", "parallel.pipeline=2"], true),
+        ("tied over stages", &["parallel.data=2", "parallel.pipeline=2", "model.tied=true"], false),
+        ("tied", &["parallel.data=2", "model.tied=true"], false),
+        ("tensor", &["parallel.data=2", "parallel.tensor=2", "parallel.sequence=true"], false),
+    ] {
+        let base = gpt().with(["model.tied=false", "model.width=64", "parallel.zero=3"]);
+        let base = if is_pruned { base.with(pruned) } else { base }.with(more).steps(3);
+        let (plan, ..) = prepare(&base, 1);
+        let is_late = what == "late";
+        let ranks = on_every_rank(&base, |mut trainer| {
+            (0..3).try_for_each(|_| trainer.step().map(drop))?;
+            let ledger = trainer.device().ledger();
+            let peak = |category| ledger.peak(category) as u64;
+            let at_rest = ledger.current(Category::Weights) as u64;
+            let in_use =
+                [Category::Weights, Category::Gradients, Category::Optimizer, Category::Mask].map(peak);
+            let communication = peak(Category::Communication);
+            // All ranks enter blocks alike.
+            Ok((in_use, at_rest, communication, dense_at_once(&trainer), peak(Category::Workspace)))
+        });
+        let coords = |rank: usize| plan.mesh.coordinates(rank);
+        for (rank, (in_use, at_rest, communication, dense, workspace)) in ranks.into_iter().enumerate() {
+            let predicted = plan.rank(rank).unwrap().memory;
+            let case = format!("{what}, rank {rank}");
+            // The first of a group has the largest shards, and these are predicted.
+            if coords(rank).data == 0 && coords(rank).tensor == 0 {
+                let expected = [predicted.weights, predicted.gradients, predicted.optimizer, predicted.mask];
+                assert_eq!(in_use, expected, "{case}");
+                if !is_late {
+                    assert_eq!(at_rest, predicted.weights_at_rest, "{case}");
+                }
+            }
+            assert_eq!(Some(dense), predicted.workspace, "{case}: the largest block that is dense");
+            assert!(dense <= workspace, "{case}");
+            assert!(communication <= predicted.communication, "{case}: {communication} bytes of messages");
+            assert!(
+                2 * communication > predicted.communication,
+                "{case}: {communication} of {}",
+                predicted.communication
+            );
+        }
+    }
+}
+
+/// The most that entering a block makes.
+fn dense_at_once(trainer: &Trainer) -> u64 {
+    let (params, ledger) = (trainer.params(), trainer.device().ledger());
+    let chunks = trainer.context().stage.chunks().iter();
+    let blocks = chunks
+        .flat_map(|Chunk { virtual_stage, .. }| trainer.context().plan.stage_blocks[*virtual_stage].clone());
+    let of_block = |block: usize| {
+        let entered = params.enter(block, None).unwrap();
+        let in_use = ledger.current(Category::Workspace) as u64;
+        drop(entered);
+        in_use
+    };
+    blocks.map(of_block).max().unwrap_or(0)
+}
+
+/// A rank of four has a quarter of what it has alone, and the sum of all is the model.
+#[test]
+fn no_rank_ever_has_the_model() {
+    let base = gpt().with(["model.width=64", "model.layers=8", "parallel.zero=3", "train.micro_batches=1"]);
+    let ranks = on_every_rank(&base.replicas(4), |mut trainer| {
+        trainer.step()?;
+        let all: usize = trainer.params().iter().map(|(_, param)| param.len()).sum();
+        let local: usize =
+            trainer.params().iter().map(|(_, param)| param.weight_shard().unwrap().len()).sum();
+        assert!(trainer.device().ledger().peak(Category::Weights) <= 4 * all / 4 + 1024);
+        // Blocks are small beside the model: not even one more is dense at a time.
+        assert!(trainer.device().ledger().peak(Category::Workspace) < 4 * all / 2);
+        Ok((all, local))
+    });
+    let (all, sum) = (ranks[0].0, ranks.iter().map(|(_, local)| local).sum::<usize>());
+    assert_eq!(all, sum);
+}
+
+/// Text that a model generates while it trains.
+#[test]
+fn a_model_of_sharded_weights_writes_the_same_text() {
+    for set in [&["parallel.data=2"][..], &["parallel.data=2", "parallel.pipeline=2"]] {
+        let base = gpt().with(set);
+        let write = |zero: usize| {
+            on_every_rank(&base.set(format!("parallel.zero={zero}")), |mut trainer| {
+                trainer.step()?;
+                let mut sampler = Sampler::new(Sampling { seed: 3, ..Sampling::GREEDY });
+                let mut generator = trainer.generator()?;
+                Ok(generator.generate(&[1, 2, 3], 12, &mut sampler, &mut |_| true)?.tokens)
+            })
+        };
+        assert_eq!(write(2), write(3), "{set:?}");
+    }
+}
+
+/// An update that is not finite leaves every shard as it was, and the run goes on.
+#[test]
+fn a_bad_step_changes_no_shard() {
+    let base = gpt().set("parallel.data=2").set("parallel.zero=3").steps(4);
+    on_every_rank(&base, |mut trainer| {
+        trainer.step()?;
+        let before = trainer.params().hash()?;
+        trainer.inject_nan_at(1);
+        assert!(!trainer.step()?.taken);
+        assert_eq!(trainer.params().hash()?, before);
+        assert!(trainer.step()?.taken);
+        assert_ne!(trainer.params().hash()?, before);
+        Ok(())
+    });
+}
