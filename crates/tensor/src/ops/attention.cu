@@ -31,13 +31,14 @@
 //   logsumexp: [batch, heads, seq]          f32     of the scaled scores, natural logarithm
 //   rows:      [batch, heads, seq, 2]       f32     workspace of the backward: what the sums of a query's scores
 //                                                   and of its dp start from, -logsumexp / scale and -sum(dy * y)
+//   positions: u32 [batch, seq]   of tokens in their documents: keys before a query's document are not seen. Null: one document.
 // Pointers are aligned to 16 bytes. seq is any number >= 1.
 //
 // Launch: grid ceil(seq / rows) * heads * batch (one-dimensional), with rows, threads of a block and bytes of
 // dynamic shared memory as `attention_geometry` at the end gives them per kernel, where attention/cuda.rs reads them.
-//   attention_forward(qkv, y, logsumexp, seq, heads, kv_heads)
-//   attention_backward_query(qkv, y, dy, logsumexp, rows, dqkv, seq, heads, kv_heads)    first: writes rows and dq
-//   attention_backward_key(qkv, dy, rows, dkv, seq, heads, kv_heads)                     then: writes dk and dv, see `key_place`
+//   attention_forward(qkv, y, logsumexp, positions, seq, heads, kv_heads)
+//   attention_backward_query(qkv, y, dy, logsumexp, rows, dqkv, positions, seq, heads, kv_heads)    first: writes rows and dq
+//   attention_backward_key(qkv, dy, rows, dkv, positions, seq, heads, kv_heads)                     then: writes dk and dv, see `key_place`
 //   attention_sum_groups(dkv, dqkv, n, heads, kv_heads)    last, where heads share: n = batch * seq * 2 * kv_heads * HEAD,
 //                                                          grid ceil(n / 256), block 256
 //

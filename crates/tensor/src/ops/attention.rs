@@ -9,6 +9,10 @@
 //! Where there are fewer heads of keys and values, each serves heads / kv_heads neighbouring heads of
 //! queries, and its gradient is the sum over them.
 //!
+//! Where several documents lie in a sequence, `positions` (u32 [batch, seq]) has the index of each token in its
+//! own: a query then sees the keys from its document's beginning on, `query - position`, and tiles that no
+//! query of a block sees are left out.
+//!
 //! Probabilities enter products in the tensor's own type, sums are f32.
 
 pub(crate) mod cuda;
@@ -18,15 +22,27 @@ mod scores;
 mod tests;
 
 use crate::device::Device;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// The attention's output and the logsumexp that [`backward`] needs.
+/// The attention's output and the logsumexp that [`backward`] needs, of sequences that are one document each.
 pub fn forward(qkv: &Tensor, heads: usize, kv_heads: usize) -> Result<(Tensor, Tensor)> {
+    forward_within(qkv, None, heads, kv_heads)
+}
+
+/// The same within documents, whose tokens have these `positions`.
+pub fn forward_within(
+    qkv: &Tensor,
+    positions: Option<&Tensor>,
+    heads: usize,
+    kv_heads: usize,
+) -> Result<(Tensor, Tensor)> {
     let z = AttentionDims::new(qkv, heads, kv_heads);
+    z.check_positions(positions);
     match &qkv.device() {
-        Device::Cpu(cpu) => host::forward(cpu, qkv, &z),
-        Device::Cuda(gpu) => cuda::forward(gpu, qkv, &z),
+        Device::Cpu(cpu) => host::forward(cpu, qkv, positions, &z),
+        Device::Cuda(gpu) => cuda::forward(gpu, qkv, positions, &z),
     }
 }
 
@@ -39,14 +55,28 @@ pub fn backward(
     heads: usize,
     kv_heads: usize,
 ) -> Result<Tensor> {
+    backward_within(dy, qkv, y, logsumexp, None, heads, kv_heads)
+}
+
+/// The same from what [`forward_within`] took and gave.
+pub fn backward_within(
+    dy: &Tensor,
+    qkv: &Tensor,
+    y: &Tensor,
+    logsumexp: &Tensor,
+    positions: Option<&Tensor>,
+    heads: usize,
+    kv_heads: usize,
+) -> Result<Tensor> {
     let z = AttentionDims::new(qkv, heads, kv_heads);
+    z.check_positions(positions);
     assert_eq!(dy.shape(), [z.batch, z.t, z.c], "the gradient of attention's output");
     assert_eq!(y.shape(), dy.shape(), "attention's output");
     assert_eq!(logsumexp.shape(), [z.batch, heads, z.t], "attention's logsumexp");
     assert!(dy.dtype() == qkv.dtype() && y.dtype() == qkv.dtype(), "attention's tensors have one type");
     match &qkv.device() {
-        Device::Cpu(cpu) => host::backward(cpu, dy, qkv, y, logsumexp, &z),
-        Device::Cuda(gpu) => cuda::backward(gpu, dy, qkv, y, logsumexp, &z),
+        Device::Cpu(cpu) => host::backward(cpu, dy, qkv, y, logsumexp, positions, &z),
+        Device::Cuda(gpu) => cuda::backward(gpu, dy, qkv, y, logsumexp, positions, &z),
     }
 }
 
@@ -73,6 +103,13 @@ impl AttentionDims {
         assert!(width.is_multiple_of(all), "{width} columns are not {heads} + 2 x {kv_heads} heads");
         let d = width / all;
         AttentionDims { batch, t, c: heads * d, heads, kv_heads, d, scale: 1.0 / (d as f32).sqrt() }
+    }
+
+    fn check_positions(&self, positions: Option<&Tensor>) {
+        if let Some(positions) = positions {
+            assert_eq!(positions.shape(), [self.batch, self.t], "the positions of attention's tokens");
+            assert_eq!(positions.dtype(), DType::U32, "the positions of attention's tokens");
+        }
     }
 
     /// Heads of all sequences.

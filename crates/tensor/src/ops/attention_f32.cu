@@ -91,7 +91,14 @@ struct Place {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention_forward_f32(const float* __restrict__ qkv, float* __restrict__ y, float* __restrict__ logsumexp, int seq, int heads, int kv_heads) {
+// As in attention.cu: where the document of a token begins.
+__device__ __forceinline__ int document_start(const unsigned* positions, int at, int seq) {
+    const int token = min(at, seq - 1);
+    return positions ? token - static_cast<int>(positions[token]) : 0;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) attention_forward_f32(const float* __restrict__ qkv, float* __restrict__ y, float* __restrict__ logsumexp,
+                                                                           const unsigned* __restrict__ positions, int seq, int heads, int kv_heads) {
     extern __shared__ float tiles[];
     float *queries = tiles, *keys = tiles + TILE, *values = keys + TILE;
     const Place at(seq, heads, kv_heads, true);
@@ -100,8 +107,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward_f32(cons
     copy_tile(queries, query, at.stride, at.block, seq);
 
     float out[MINE][COLUMNS] = {}, top[MINE], total[MINE];
-    for (int m = 0; m < MINE; ++m) top[m] = __int_as_float(0xff800000), total[m] = 0.0f;
-    for (int first = 0; first < min(at.block + SIDE, seq); first += SIDE) {
+    int start[MINE];
+    if (positions) positions += at.token;
+    for (int m = 0; m < MINE; ++m) top[m] = __int_as_float(0xff800000), total[m] = 0.0f, start[m] = document_start(positions, row + m, seq);
+    for (int first = document_start(positions, at.block, seq) / SIDE * SIDE; first < min(at.block + SIDE, seq); first += SIDE) {
         __syncthreads();
         copy_tile(keys, key, at.stride, first, seq);
         copy_tile(values, key + at.shared_width, at.stride, first, seq);
@@ -110,13 +119,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward_f32(cons
         dots(s, queries + warp * MINE * PITCH, keys);
 #pragma unroll
         for (int m = 0; m < MINE; ++m) {
-            s[m] = first + lane <= row + m ? s[m] * scale() : __int_as_float(0xff800000);
+            s[m] = first + lane <= row + m && first + lane >= start[m] ? s[m] * scale() : __int_as_float(0xff800000);
             float largest = s[m];
             for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, step));
             largest = fmaxf(largest, top[m]);
-            const float shrink = expf(top[m] - largest);
+            // A row whose document has not begun has seen no key.
+            const float shrink = top[m] == largest ? 1.0f : expf(top[m] - largest);
             top[m] = largest;
-            s[m] = expf(s[m] - largest);
+            s[m] = largest == __int_as_float(0xff800000) ? 0.0f : expf(s[m] - largest);
             float sum = s[m];
             for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(ALL, sum, step);
             total[m] = total[m] * shrink + sum;
@@ -134,8 +144,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward_f32(cons
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_query_f32(const float* __restrict__ qkv, const float* __restrict__ y, const float* __restrict__ dy,
-                                                                                  const float* __restrict__ logsumexp, float2* __restrict__ rows, float* __restrict__ dqkv, int seq,
-                                                                                  int heads, int kv_heads) {
+                                                                                  const float* __restrict__ logsumexp, float2* __restrict__ rows, float* __restrict__ dqkv,
+                                                                                  const unsigned* __restrict__ positions, int seq, int heads, int kv_heads) {
     extern __shared__ float tiles[];
     float *queries = tiles, *dys = tiles + TILE, *keys = dys + TILE, *values = keys + TILE;
     const Place at(seq, heads, kv_heads, true);
@@ -147,8 +157,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_query_f
     copy_tile(dys, dy, at.width, at.block, seq);
 
     float shift[MINE], mean[MINE], out[MINE][COLUMNS] = {};
+    int start[MINE];
+    if (positions) positions += at.token;
     for (int m = 0; m < MINE; ++m) {
         const int readable = min(row + m, seq - 1);
+        start[m] = document_start(positions, row + m, seq);
         shift[m] = logsumexp[at.heads_row + readable];
         float sum = 0.0f;
         for (int d = lane; d < HEAD; d += 32) sum = fmaf(y[readable * at.width + d], dy[readable * at.width + d], sum);
@@ -156,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_query_f
         mean[m] = sum;
         if (lane == 0 && row + m < seq) rows[at.heads_row + row + m] = make_float2(shift[m], sum);
     }
-    for (int first = 0; first < min(at.block + SIDE, seq); first += SIDE) {
+    for (int first = document_start(positions, at.block, seq) / SIDE * SIDE; first < min(at.block + SIDE, seq); first += SIDE) {
         __syncthreads();
         copy_tile(keys, key, at.stride, first, seq);
         copy_tile(values, key + at.shared_width, at.stride, first, seq);
@@ -165,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_query_f
         dots(s, queries + warp * MINE * PITCH, keys);
         dots(d, dys + warp * MINE * PITCH, values);
 #pragma unroll
-        for (int m = 0; m < MINE; ++m) d[m] = first + lane <= row + m ? expf(s[m] * scale() - shift[m]) * (d[m] - mean[m]) : 0.0f;
+        for (int m = 0; m < MINE; ++m) d[m] = first + lane <= row + m && first + lane >= start[m] ? expf(s[m] * scale() - shift[m]) * (d[m] - mean[m]) : 0.0f;
         gather(out, d, keys);
     }
     float factor[MINE];
@@ -174,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_query_f
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_backward_key_f32(const float* __restrict__ qkv, const float* __restrict__ dy, const float2* __restrict__ rows, float* __restrict__ dkv, int seq, int heads, int kv_heads) {
+    attention_backward_key_f32(const float* __restrict__ qkv, const float* __restrict__ dy, const float2* __restrict__ rows, float* __restrict__ dkv, const unsigned* __restrict__ positions, int seq, int heads, int kv_heads) {
     extern __shared__ float tiles[];
     float *keys = tiles, *values = tiles + TILE, *queries = values + TILE, *dys = queries + TILE;
     const Place at(seq, heads, kv_heads, false);
@@ -185,7 +198,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     copy_tile(values, key + at.shared_width, at.stride, at.block, seq);
 
     float dk[MINE][COLUMNS] = {}, dv[MINE][COLUMNS] = {};
+    if (positions) positions += at.token;
     for (int first = at.block; first < seq; first += SIDE) {
+        // Queries from here on are of documents behind these keys.
+        if (document_start(positions, first, seq) > at.block + SIDE - 1) break;
+        const int start = document_start(positions, first + lane, seq);
         __syncthreads();
         copy_tile(queries, query, at.stride, first, seq);
         copy_tile(dys, dy, at.width, first, seq);
@@ -196,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         dots(d, values + warp * MINE * PITCH, dys);
 #pragma unroll
         for (int m = 0; m < MINE; ++m) {
-            s[m] = row + m <= first + lane && first + lane < seq ? expf(s[m] * scale() - number.x) : 0.0f;
+            s[m] = row + m <= first + lane && row + m >= start && first + lane < seq ? expf(s[m] * scale() - number.x) : 0.0f;
             d[m] = s[m] * (d[m] - number.y);
         }
         gather(dv, s, dys);

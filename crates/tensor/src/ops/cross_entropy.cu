@@ -19,7 +19,8 @@
 // cross_entropy_differentiate_part(logits, targets, numbers, rows, ranks, v, first, classes, scale). grid rows, block 512.
 //
 // One reading keeps, per thread, a maximum and the sum of exp(x - maximum). A NaN does not reach the maximum but
-// reaches the sum, and with it the loss. A target beyond v gives a loss of NaN and no onehot; IGNORED gives a loss of 0.
+// reaches the sum, and with it the loss. A target beyond v gives a loss of NaN and no onehot; IGNORED gives a loss and a
+// gradient of 0.
 
 // The target of a row that does not count.
 enum : u32 { IGNORED = 0xffffffffu };
@@ -82,7 +83,7 @@ template <int N>
 DEVICE void forward_backward(T* x, i64 target, double* loss, u32* correct, i64 v, float scale, T* shared, i64 kept) {
     const Running row = read_row<N>(x, v, shared, kept);
     judge(x, target, v, row, loss, correct);
-    const float share = scale / row.sum;
+    const float share = target == IGNORED ? 0.0f : scale / row.sum;
     for (i64 first = threadIdx.x * N; first < v; first += BATCH * BLOCK * N) {
         Raw<T, N> raw[BATCH];
         for (int b = 0; b < BATCH; ++b) {
@@ -188,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 3) cross_entropy_differentia
     const Running all = join(numbers, row, rows, ranks);
     const u32 target = targets[row] - first;
     const i64 own = target < classes ? target : v;
-    const float share = scale / all.sum;
+    const float share = targets[row] == IGNORED ? 0.0f : scale / all.sum;
     for (i64 i = threadIdx.x; i < v; i += BLOCK) {
         const float gradient = __expf(to_f32(x[i]) - all.max) * share;
         x[i] = from_f32<T>(i == own ? gradient - scale : gradient);

@@ -3,7 +3,7 @@
 //! - loss of a row = log(sum exp(x - max)) + max - x_target
 //! - gradient = scale (softmax(x) - onehot(target))
 //!
-//! A row whose target is [`IGNORED`] is worth nothing where losses are measured; there is no gradient of one.
+//! A row whose target is [`IGNORED`] is worth nothing, and its gradient is zero.
 //!
 //! The logits of all rows are the largest tensor of a language model. So they come a few rows at a time, and
 //! the gradient takes their place: a row is read for its maximum, read for its sum and then overwritten, all
@@ -22,7 +22,8 @@ use crate::{simd, with_float};
 
 pub use split::NUMBERS;
 
-/// The target of a row that does not count, where a batch is longer than what there is to predict.
+/// The target of a row that does not count: where a batch is longer than what there is to predict, or where what
+/// follows is not to be learnt.
 pub const IGNORED: u32 = u32::MAX;
 
 /// The losses of a batch's rows, taken a few rows at a time, from the first to the last.
@@ -166,6 +167,10 @@ simd! {
     fn differentiate[T: Float](logits: &mut [T], targets: &[u32], scale: f32) -> LossTotal {
         let (mut loss_sum, mut correct) = (0.0, 0);
         for (x, &target) in logits.chunks_exact_mut(logits.len() / targets.len()).zip(targets) {
+            if target == IGNORED {
+                x.fill(T::from_f32(0.0));
+                continue;
+            }
             let target = target as usize;
             let row = row(x, target);
             loss_sum += row.loss;
@@ -290,6 +295,37 @@ mod tests {
                 assert_eq!(taken, measured);
                 assert_eq!(taken.correct, whole.1.correct);
                 assert_close(&[taken.loss_sum as f32], &[whole.1.loss_sum], 1e-6);
+            }
+        }
+    }
+
+    /// Rows that do not count, for the loss of the others and for their gradient, in both types.
+    #[test]
+    fn ignored_rows_have_no_gradient() {
+        let (rows, v) = (9, 33);
+        let (x, classes) = (values(4, rows * v, 3.0), integers(6, rows, v));
+        let ignores = |row: usize| row % 3 != 1;
+        let targets: Vec<u32> = classes
+            .iter()
+            .enumerate()
+            .map(|(row, &class)| if ignores(row) { IGNORED } else { class })
+            .collect();
+        for [device, ..] in devices() {
+            for dtype in [DType::F32, DType::Bf16] {
+                let of = |targets: &[u32]| {
+                    let logits = tensor(device, dtype, &[rows, v], &x);
+                    differentiate(logits, &indices(device, &[rows], targets), 0.5)
+                };
+                let (all, (some, total)) = (of(&classes).0.to_f32(), of(&targets));
+                for (row, (some, all)) in some.to_f32().chunks(v).zip(all.chunks(v)).enumerate() {
+                    assert!(
+                        if ignores(row) { some.iter().all(|x| *x == 0.0) } else { some == all },
+                        "row {row}"
+                    );
+                }
+                let measured =
+                    measure(&tensor(device, dtype, &[rows, v], &x), &indices(device, &[rows], &targets));
+                assert_eq!(measured, total);
             }
         }
     }

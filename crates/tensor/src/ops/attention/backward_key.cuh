@@ -26,7 +26,7 @@ static_assert(TILE <= THREADS, "a thread fetches one row number");
 
 extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
     attention_backward_key(const half_word* __restrict__ qkv, const half_word* __restrict__ dy, const float2* __restrict__ rows,
-                           half_word* __restrict__ dkv, int seq, int heads, int kv_heads) {
+                           half_word* __restrict__ dkv, const u32* __restrict__ positions, int seq, int heads, int kv_heads) {
     using namespace backward_key;
     extern __shared__ __align__(256) unsigned char memory[];
     const u32 own_tile = shared_address(memory), stages = own_tile + 2 * ROWS * PITCH;
@@ -41,7 +41,9 @@ extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
     dy += first_token * width + head * HEAD;
     rows += first_token * heads + static_cast<long long>(head) * seq;
 
-    const int first_tile = block / TILE, tiles = (seq + TILE - 1) / TILE;
+    if (positions) positions += first_token;
+    const int first_tile = block / TILE;
+    const int tiles = tiles_seeing<TILE>(positions, block + ROWS - 1, (min(block + ROWS, seq) - 1) / TILE, (seq + TILE - 1) / TILE, seq);
     u32 filling = stages;
     auto fetch = [&](int tile) {
         if (tile < tiles) {
@@ -113,6 +115,20 @@ extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
 #pragma unroll
                         for (int i = 0; i < 4; ++i)
                             if (n * 8 + i % 2 - m * 16 - i / 2 * 8 < edge) s[m][n][i] = 0.0f;
+            }
+            // Queries of later documents do not see the keys before these.
+            if (positions && document_start(positions, column + CHUNK - 1, seq) > row) {
+#pragma unroll
+                for (int n = 0; n < CHUNK / 8; ++n)
+#pragma unroll
+                    for (int j = 0; j < 2; ++j) {
+                        const int edge = document_start(positions, column + n * 8 + lane % 4 * 2 + j, seq) - row - lane / 4;
+#pragma unroll
+                        for (int m = 0; m < STACK; ++m)
+#pragma unroll
+                            for (int i = 0; i < 2; ++i)
+                                if (m * 16 + i * 8 < edge) s[m][n][2 * i + j] = 0.0f;
+                    }
             }
             u32 weights[STACK][CHUNK / 16][4];
             round_weights<STACK, CHUNK>(weights, s);

@@ -44,7 +44,8 @@ DEVICE float row_sum(const half_word* y, const half_word* dy) {
 
 extern "C" __global__ void __launch_bounds__(backward_query::THREADS, QUERY_BLOCKS)
     attention_backward_query(const half_word* __restrict__ qkv, const half_word* __restrict__ y, const half_word* __restrict__ dy,
-                             const float* __restrict__ logsumexp, float2* __restrict__ rows, half_word* __restrict__ dqkv, int seq, int heads, int kv_heads) {
+                             const float* __restrict__ logsumexp, float2* __restrict__ rows, half_word* __restrict__ dqkv,
+                             const u32* __restrict__ positions, int seq, int heads, int kv_heads) {
     using namespace backward_query;
     extern __shared__ __align__(256) unsigned char memory[];
     const u32 own_tile = shared_address(memory), stages = own_tile + 2 * ROWS * PITCH;
@@ -60,7 +61,8 @@ extern "C" __global__ void __launch_bounds__(backward_query::THREADS, QUERY_BLOC
     logsumexp += first_token * heads + static_cast<long long>(head) * seq;
     rows += first_token * heads + static_cast<long long>(head) * seq;
 
-    const int tiles = (min(block + ROWS, seq) + TILE - 1) / TILE;
+    if (positions) positions += first_token;
+    const int first_tile = document_start(positions, block, seq) / TILE, tiles = (min(block + ROWS, seq) + TILE - 1) / TILE;
     u32 filling = stages;
     auto fetch = [&](int tile) {
         if (tile < tiles) {
@@ -73,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(backward_query::THREADS, QUERY_BLOC
     copy_tile<ROWS, THREADS>(own_tile, query, stride, block, seq);
     copy_tile<ROWS, THREADS>(own_tile + ROWS * PITCH, dy, width, block, seq);
     copies_close();
-    for (int i = 0; i < STAGES - 1; ++i) fetch(i);
+    for (int i = 0; i < STAGES - 1; ++i) fetch(first_tile + i);
 
     const u32 own_rows = own_tile + warp * OWN * PITCH;
     const int row = block + warp * OWN;
@@ -94,8 +96,9 @@ extern "C" __global__ void __launch_bounds__(backward_query::THREADS, QUERY_BLOC
     own_query.open(own_rows), own_dy.open(own_rows + ROWS * PITCH);
     float out[STACK][HEAD / 8][4];
     clear(out);
+    const int first_start = document_start(positions, row, seq), last_start = document_start(positions, row + OWN - 1, seq);
     u32 stage = stages;
-    for (int tile = 0; tile < tiles; ++tile, stage = next_stage<STAGE_BYTES>(stage, stages)) {
+    for (int tile = first_tile; tile < tiles; ++tile, stage = next_stage<STAGE_BYTES>(stage, stages)) {
         copies_wait<STAGES - 2>();
         __syncthreads();
         fetch(tile + STAGES - 1);
@@ -104,6 +107,7 @@ extern "C" __global__ void __launch_bounds__(backward_query::THREADS, QUERY_BLOC
         for (int chunk = 0; chunk < TILE; chunk += CHUNK) {
             const int column = tile * TILE + chunk;
             if (column > row + OWN - 1) break;
+            if (column + CHUNK <= first_start) continue;
             float s[STACK][CHUNK / 8][4], d[STACK][CHUNK / 8][4];
             clear(s);
 #pragma unroll
@@ -131,6 +135,19 @@ extern "C" __global__ void __launch_bounds__(backward_query::THREADS, QUERY_BLOC
 #pragma unroll
                         for (int i = 0; i < 4; ++i)
                             if (n * 8 + i % 2 - m * 16 - i / 2 * 8 > edge) s[m][n][i] = 0.0f;
+            }
+            if (column < last_start) {
+#pragma unroll
+                for (int m = 0; m < STACK; ++m)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const int edge = document_start(positions, row + m * 16 + i * 8 + lane / 4, seq) - column - lane % 4 * 2;
+#pragma unroll
+                        for (int n = 0; n < CHUNK / 8; ++n)
+#pragma unroll
+                            for (int j = 0; j < 2; ++j)
+                                if (n * 8 + j < edge) s[m][n][2 * i + j] = 0.0f;
+                    }
             }
 #pragma unroll
             for (int m = 0; m < STACK; ++m)

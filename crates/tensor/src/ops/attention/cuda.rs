@@ -60,8 +60,13 @@ const fn head(d: usize) -> Build {
     Build { element: None, defines: &HEADS[d] }
 }
 
-pub(super) fn forward(cuda: &Cuda, qkv: &Tensor, z: &AttentionDims) -> Result<(Tensor, Tensor)> {
-    let kernels = AttentionKernels::new(cuda, qkv.dtype(), z)?;
+pub(super) fn forward(
+    cuda: &Cuda,
+    qkv: &Tensor,
+    positions: Option<&Tensor>,
+    z: &AttentionDims,
+) -> Result<(Tensor, Tensor)> {
+    let kernels = AttentionKernels::new(cuda, qkv.dtype(), positions, z)?;
     if kernels.dtype == qkv.dtype() {
         return kernels.forward(qkv, Category::Transient);
     }
@@ -75,9 +80,10 @@ pub(super) fn backward(
     qkv: &Tensor,
     y: &Tensor,
     logsumexp: &Tensor,
+    positions: Option<&Tensor>,
     z: &AttentionDims,
 ) -> Result<Tensor> {
-    let kernels = AttentionKernels::new(cuda, qkv.dtype(), z)?;
+    let kernels = AttentionKernels::new(cuda, qkv.dtype(), positions, z)?;
     if kernels.dtype == qkv.dtype() {
         return kernels.backward(dy, qkv, y, logsumexp, Category::Transient);
     }
@@ -97,12 +103,18 @@ enum AttentionPass {
 struct AttentionKernels<'a> {
     cuda: &'a Cuda,
     z: &'a AttentionDims,
+    positions: Option<&'a Tensor>,
     dtype: DType,
     build: Build,
 }
 
 impl AttentionKernels<'_> {
-    fn new<'a>(cuda: &'a Cuda, dtype: DType, z: &'a AttentionDims) -> Result<AttentionKernels<'a>> {
+    fn new<'a>(
+        cuda: &'a Cuda,
+        dtype: DType,
+        positions: Option<&'a Tensor>,
+        z: &'a AttentionDims,
+    ) -> Result<AttentionKernels<'a>> {
         if z.d > MOST {
             let what = format!(
                 "attention on a GPU takes heads of at most {MOST} columns, got {}: raise model.heads or set \
@@ -113,7 +125,8 @@ impl AttentionKernels<'_> {
         }
         let build = head(z.d);
         let tensor_cores = dtype == DType::Bf16 && SOURCE.builds.contains(&build) && fits(cuda, build)?;
-        Ok(AttentionKernels { cuda, z, dtype: if tensor_cores { DType::Bf16 } else { DType::F32 }, build })
+        let dtype = if tensor_cores { DType::Bf16 } else { DType::F32 };
+        Ok(AttentionKernels { cuda, z, positions, dtype, build })
     }
 
     /// A tensor in the kernels' type.
@@ -179,9 +192,13 @@ impl AttentionKernels<'_> {
     }
 
     /// # Safety
-    /// The arguments are those of the pass before `seq`, `heads` and `kv_heads`, of the sizes of this call.
-    unsafe fn launch(&self, pass: AttentionPass, args: Args<'_>) -> Result<()> {
+    /// The arguments are those of the pass before `positions`, of the sizes of this call.
+    unsafe fn launch<'b>(&'b self, pass: AttentionPass, args: Args<'b>) -> Result<()> {
         let (source, name, rows, threads, shared) = self.geometry(pass)?;
+        let args = match self.positions {
+            Some(positions) => args.input(positions),
+            None => args.null(),
+        };
         let args = args.i32(self.z.t as i32).i32(self.z.heads as i32).i32(self.z.kv_heads as i32);
         let blocks = lanes::blocks(self.z.t, rows as usize) as usize * self.z.tasks();
         let kernel = self.cuda.kernel(source, self.build, name)?;

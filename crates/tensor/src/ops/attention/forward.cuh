@@ -29,7 +29,8 @@ constexpr int SHARED = ROWS * PITCH + STAGES * STAGE_BYTES;
 }  // namespace forward
 
 extern "C" __global__ void __launch_bounds__(forward::THREADS, FORWARD_BLOCKS)
-    attention_forward(const half_word* __restrict__ qkv, half_word* __restrict__ y, float* __restrict__ logsumexp, int seq, int heads, int kv_heads) {
+    attention_forward(const half_word* __restrict__ qkv, half_word* __restrict__ y, float* __restrict__ logsumexp,
+                      const u32* __restrict__ positions, int seq, int heads, int kv_heads) {
     using namespace forward;
     extern __shared__ __align__(256) unsigned char memory[];
     const u32 own_tile = shared_address(memory), stages = own_tile + ROWS * PITCH;
@@ -42,7 +43,8 @@ extern "C" __global__ void __launch_bounds__(forward::THREADS, FORWARD_BLOCKS)
     const half_word* query = qkv + first_token * stride + head * HEAD;
     const half_word *key = qkv + first_token * stride + width + head / (heads / kv_heads) * HEAD, *value = key + shared_width;
 
-    const int tiles = (min(block + ROWS, seq) + TILE - 1) / TILE;
+    if (positions) positions += first_token;
+    const int first_tile = document_start(positions, block, seq) / TILE, tiles = (min(block + ROWS, seq) + TILE - 1) / TILE;
     u32 filling = stages;
     auto fetch = [&](int tile) {
         if (tile < tiles) {
@@ -54,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(forward::THREADS, FORWARD_BLOCKS)
     };
     copy_tile<ROWS, THREADS>(own_tile, query, stride, block, seq);
     copies_close();
-    for (int i = 0; i < STAGES - 1; ++i) fetch(i);
+    for (int i = 0; i < STAGES - 1; ++i) fetch(first_tile + i);
 
     const u32 own_rows = own_tile + warp * OWN * PITCH;
     const int row = block + warp * OWN;  // the warp's first
@@ -69,8 +71,10 @@ extern "C" __global__ void __launch_bounds__(forward::THREADS, FORWARD_BLOCKS)
 #pragma unroll
         for (int i = 0; i < 2; ++i) top[m][i] = minus_infinity(), sum[m][i] = 0.0f;
 
+    // The warp's rows are of documents that begin from here to there.
+    const int first_start = document_start(positions, row, seq), last_start = document_start(positions, row + OWN - 1, seq);
     u32 stage = stages;
-    for (int tile = 0; tile < tiles; ++tile, stage = next_stage<STAGE_BYTES>(stage, stages)) {
+    for (int tile = first_tile; tile < tiles; ++tile, stage = next_stage<STAGE_BYTES>(stage, stages)) {
         copies_wait<STAGES - 2>();
         __syncthreads();
         fetch(tile + STAGES - 1);
@@ -79,6 +83,7 @@ extern "C" __global__ void __launch_bounds__(forward::THREADS, FORWARD_BLOCKS)
         for (int chunk = 0; chunk < TILE; chunk += CHUNK) {
             const int column = tile * TILE + chunk;
             if (column > row + OWN - 1) break;
+            if (column + CHUNK <= first_start) continue;
             float s[STACK][CHUNK / 8][4];
             clear(s);
 #pragma unroll
@@ -93,7 +98,20 @@ extern "C" __global__ void __launch_bounds__(forward::THREADS, FORWARD_BLOCKS)
                         for (int i = 0; i < 4; ++i)
                             if (n * 8 + i % 2 - m * 16 - i / 2 * 8 > edge) s[m][n][i] = minus_infinity();
             }
-            // Tiles come in ascending order, so a row's first chunk holds key 0 and its top is finite after it.
+            if (column < last_start) {
+#pragma unroll
+                for (int m = 0; m < STACK; ++m)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const int edge = document_start(positions, row + m * 16 + i * 8 + lane / 4, seq) - column - lane % 4 * 2;
+#pragma unroll
+                        for (int n = 0; n < CHUNK / 8; ++n)
+#pragma unroll
+                            for (int j = 0; j < 2; ++j)
+                                if (n * 8 + j < edge) s[m][n][2 * i + j] = minus_infinity();
+                    }
+            }
+            // Tiles come in ascending order, so a row's top is finite once its document has begun.
             bool moves = false;
             float next[STACK][2];
 #pragma unroll
@@ -114,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(forward::THREADS, FORWARD_BLOCKS)
                 for (int m = 0; m < STACK; ++m)
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
-                        const float shrink = exp2_fast((top[m][i] - next[m][i]) * SCALE_2);
+                        const float shrink = top[m][i] == next[m][i] ? 1.0f : exp2_fast((top[m][i] - next[m][i]) * SCALE_2);
                         top[m][i] = next[m][i];
                         sum[m][i] *= shrink;
 #pragma unroll
@@ -125,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(forward::THREADS, FORWARD_BLOCKS)
             for (int m = 0; m < STACK; ++m)
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const float shift = -top[m][i] * SCALE_2;
+                    const float shift = top[m][i] == minus_infinity() ? 0.0f : -top[m][i] * SCALE_2;
 #pragma unroll
                     for (int n = 0; n < CHUNK / 8; ++n)
 #pragma unroll

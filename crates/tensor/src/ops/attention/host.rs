@@ -17,7 +17,13 @@ use crate::memory::Category;
 use crate::tensor::Tensor;
 use crate::with_float;
 
-pub(super) fn forward(cpu: &Cpu, qkv: &Tensor, z: &AttentionDims) -> Result<(Tensor, Tensor)> {
+pub(super) fn forward(
+    cpu: &Cpu,
+    qkv: &Tensor,
+    positions: Option<&Tensor>,
+    z: &AttentionDims,
+) -> Result<(Tensor, Tensor)> {
+    let starts = DocumentStarts::new(positions, z);
     let device = qkv.device();
     let mut y = Tensor::empty(&device, &[z.batch, z.t, z.c], qkv.dtype(), Category::Transient)?;
     let mut logsumexp = Tensor::empty(&device, &[z.batch, z.heads, z.t], DType::F32, Category::Transient)?;
@@ -31,7 +37,7 @@ pub(super) fn forward(cpu: &Cpu, qkv: &Tensor, z: &AttentionDims) -> Result<(Ten
         cpu.for_each(z.tasks(), |task| scratch.lend(|space| {
             // SAFETY: a task has the rows of one head of one sequence to itself.
             let logsumexp = unsafe { logsumexp.range_mut(task * z.t..(task + 1) * z.t) };
-            forward_head::<T>(cpu, &packing, z, z.head(qkv, task), space, logsumexp, |row, values, factor| {
+            forward_head::<T>(cpu, &packing, z, z.head(qkv, task), starts.of(task, z), space, logsumexp, |row, values, factor| {
                 let at = z.row(task, row);
                 // SAFETY: as above: no other task has this head's columns in this row.
                 let y = unsafe { y.range_mut(at..at + z.d) };
@@ -48,9 +54,11 @@ pub(super) fn backward(
     qkv: &Tensor,
     y: &Tensor,
     logsumexp: &Tensor,
+    positions: Option<&Tensor>,
     z: &AttentionDims,
 ) -> Result<Tensor> {
     let device = qkv.device();
+    let starts = DocumentStarts::new(positions, z);
     let mut dqkv = qkv.empty_like(Category::Transient)?;
     with_float!(qkv.dtype(), T => {
         let (qkv, dy, y) = (qkv.slice::<T>(), dy.slice::<T>(), y.slice::<T>());
@@ -77,13 +85,33 @@ pub(super) fn backward(
                 // What is summed over the group starts with its first head.
                 let fresh = if query == heads.start { 3 } else { 1 };
                 space.sums[0].slice_mut::<f32>()[..fresh * z.t * z.d].fill(0.0);
-                backward_head::<T>(cpu, &packing, z, head, &dy[at..], &y[at..], logsumexp, space);
+                let starts = starts.of(query, z);
+                backward_head::<T>(cpu, &packing, z, head, &dy[at..], &y[at..], logsumexp, starts, space);
                 write(space.sums[0].slice::<f32>(), query, 0);
             }
             [1, 2].into_iter().for_each(|which| write(space.sums[0].slice::<f32>(), heads.start, which));
         }));
     });
     Ok(dqkv)
+}
+
+/// Where the document of each token begins in its sequence; empty where a sequence is one document.
+struct DocumentStarts(Vec<u32>);
+
+impl DocumentStarts {
+    fn new(positions: Option<&Tensor>, z: &AttentionDims) -> DocumentStarts {
+        let start = |(i, position): (usize, &u32)| ((i % z.t) as u32).saturating_sub(*position);
+        DocumentStarts(
+            positions
+                .map(|positions| positions.slice::<u32>().iter().enumerate().map(start).collect())
+                .unwrap_or_default(),
+        )
+    }
+
+    /// Those of the sequence of a task.
+    fn of(&self, task: usize, z: &AttentionDims) -> &[u32] {
+        if self.0.is_empty() { &[] } else { &self.0[task / z.heads * z.t..][..z.t] }
+    }
 }
 
 /// A task's scratch space: running sums, blocks of scores in f32, blocks of probabilities in the tensor's type.
@@ -133,6 +161,7 @@ fn forward_head<T: Float>(
     packing: &GemmWorkspace,
     z: &AttentionDims,
     [q, k, v]: [&[T]; 3],
+    starts: &[u32],
     space: &mut AttentionScratch,
     logsumexp: &mut [f32],
     write: impl Fn(usize, &[f32], f32),
@@ -148,14 +177,17 @@ fn forward_head<T: Float>(
         maxima.fill(f32::NEG_INFINITY);
         totals.fill(0.0);
         out.fill(0.0);
-        for j in (0..i + m).step_by(KEYS) {
+        // Documents follow each other: no query of the block sees a key before those of its first.
+        let first = starts.get(i).map_or(0, |start| *start as usize / KEYS * KEYS);
+        for j in (first..i + m).step_by(KEYS) {
             // The first query of the block that sees any of these keys.
             let skip = j.saturating_sub(i);
             let (m, n) = (m - skip, KEYS.min(i + m - j));
             let (q, k, v) = (rows(q, stride, i + skip), rows(k, stride, j), rows(v, stride, j));
             serial(packing, m, n, d, q, transposed(k), rows_mut(scores, KEYS, 0), false);
             let running = [&mut maxima[skip..skip + m], &mut totals[skip..skip + m]];
-            softmax(isa, scores, p, i + skip - j, n, z.scale, running, &mut out[skip * d..], d);
+            let starts = if starts.is_empty() { starts } else { &starts[i + skip..] };
+            softmax(isa, scores, p, i + skip - j, n, starts, j, z.scale, running, &mut out[skip * d..], d);
             serial(packing, m, d, n, rows(p, KEYS, 0), v, rows_mut(out, d, skip), true);
         }
         for r in 0..m {
@@ -174,6 +206,7 @@ fn backward_head<T: Float>(
     dy: &[T],
     y: &[T],
     logsumexp: &[f32],
+    starts: &[u32],
     space: &mut AttentionScratch,
 ) {
     let (isa, stride, d) = (cpu.isa(), z.width(), z.d);
@@ -191,13 +224,17 @@ fn backward_head<T: Float>(
     for j in (0..z.t).step_by(KEYS) {
         let n = KEYS.min(z.t - j);
         for i in (j..z.t).step_by(QUERIES) {
+            if starts.get(i).is_some_and(|start| *start as usize >= j + n) {
+                break; // this query and all behind it are of later documents
+            }
             let m = QUERIES.min(z.t - i);
             let (q, dy) = (rows(q, stride, i), rows(dy, z.c, i));
             let (k, v) = (rows(k, stride, j), rows(v, stride, j));
             serial(packing, m, n, d, q, transposed(k), rows_mut(s, KEYS, 0), false);
             serial(packing, m, n, d, dy, transposed(v), rows_mut(dp, KEYS, 0), false);
             let (logsumexp, inner) = (&logsumexp[i..i + m], &inner[i..i + m]);
-            gradients(isa, s, dp, p, ds, i - j, n, z.scale, logsumexp, inner);
+            let starts = if starts.is_empty() { starts } else { &starts[i..] };
+            gradients(isa, s, dp, p, ds, i - j, n, starts, j, z.scale, logsumexp, inner);
             serial(packing, n, d, m, transposed(rows(p, KEYS, 0)), dy, rows_mut(dv, d, j), true);
             serial(packing, n, d, m, transposed(rows(ds, KEYS, 0)), q, rows_mut(dk, d, j), true);
             serial(packing, m, d, n, rows(ds, KEYS, 0), k, rows_mut(dq, d, i), true);

@@ -30,6 +30,13 @@ fn visible_keys(ahead: usize, r: usize, keys: usize) -> u32 {
     (ahead + r + 1).min(keys) as u32
 }
 
+/// How many keys of a block, whose first is `first_key` of the sequence, come before the document of the query in
+/// row `r`; `starts` is empty where a sequence is one document.
+#[inline(always)]
+fn hidden_keys(starts: &[u32], r: usize, first_key: usize) -> u32 {
+    if starts.is_empty() { 0 } else { starts[r].saturating_sub(first_key as u32) }
+}
+
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     if b > a { b } else { a }
@@ -66,6 +73,8 @@ simd! {
         p: &mut [T],
         ahead: usize,
         keys: usize,
+        starts: &[u32],
+        first_key: usize,
         scale: f32,
         running: [&mut [f32]; 2],
         out: &mut [f32],
@@ -75,9 +84,10 @@ simd! {
         let mut shrink = [0.0f32; QUERIES];
         let shrink = &mut shrink[..maxima.len()];
         for (r, (row, maximum)) in scores.chunks_exact_mut(KEYS).zip(&mut *maxima).enumerate() {
-            let visible_keys = visible_keys(ahead, r, keys);
+            let (hidden, visible_keys) = (hidden_keys(starts, r, first_key), visible_keys(ahead, r, keys));
             for k in 0..KEYS {
-                row[k] = if (k as u32) < visible_keys { row[k] * scale } else { f32::NEG_INFINITY };
+                let visible = (k as u32) < visible_keys && (k as u32) >= hidden;
+                row[k] = if visible { row[k] * scale } else { f32::NEG_INFINITY };
             }
             let mut lanes = [f32::NEG_INFINITY; LANES];
             for row in row.chunks_exact(LANES) {
@@ -87,7 +97,8 @@ simd! {
             }
             let old = *maximum;
             *maximum = larger(old, fold(lanes, larger));
-            shrink[r] = old - *maximum;
+            // A query that has seen no key yet has nothing to shrink.
+            shrink[r] = if *maximum == f32::NEG_INFINITY { 0.0 } else { old - *maximum };
         }
         for (shrink, total) in shrink.iter_mut().zip(&mut *totals) {
             *shrink = exp(*shrink);
@@ -96,9 +107,10 @@ simd! {
         let rows = scores.chunks_exact(KEYS).zip(p.chunks_exact_mut(KEYS));
         for (r, (row, p)) in rows.take(maxima.len()).enumerate() {
             let mut lanes = [0.0f32; LANES];
+            let maximum = if maxima[r] == f32::NEG_INFINITY { 0.0 } else { maxima[r] };
             for (row, p) in row.chunks_exact(LANES).zip(p.chunks_exact_mut(LANES)) {
                 for l in 0..LANES {
-                    let e = exp(row[l] - maxima[r]);
+                    let e = exp(row[l] - maximum);
                     p[l] = T::from_f32(e);
                     lanes[l] += e;
                 }
@@ -118,6 +130,8 @@ simd! {
         ds: &mut [T],
         ahead: usize,
         keys: usize,
+        starts: &[u32],
+        first_key: usize,
         scale: f32,
         logsumexp: &[f32],
         inner: &[f32],
@@ -125,10 +139,10 @@ simd! {
         let sources = scores.chunks_exact(KEYS).zip(dp.chunks_exact(KEYS));
         let results = p.chunks_exact_mut(KEYS).zip(ds.chunks_exact_mut(KEYS));
         for (r, ((s, dp), (p, ds))) in sources.zip(results).take(inner.len()).enumerate() {
-            let visible_keys = visible_keys(ahead, r, keys);
+            let (hidden, visible_keys) = (hidden_keys(starts, r, first_key), visible_keys(ahead, r, keys));
             for k in 0..KEYS {
                 let e = exp(s[k] * scale - logsumexp[r]);
-                let visible = (k as u32) < visible_keys;
+                let visible = (k as u32) < visible_keys && (k as u32) >= hidden;
                 p[k] = T::from_f32(if visible { e } else { 0.0 });
                 ds[k] = T::from_f32(if visible { e * (dp[k] - inner[r]) * scale } else { 0.0 });
             }

@@ -123,6 +123,28 @@ DEVICE KeyPlace key_place(half_word* dkv, long long first_token, int head, int h
     return {dkv + first_token * stride + (kv_heads == heads ? width : 0) + head * HEAD, stride};
 }
 
+// Where the document of a token begins, in a sequence of several; `positions` are those of the sequence, or null where it is one.
+DEVICE int document_start(const u32* positions, int at, int seq) {
+    const int token = min(at, seq - 1);
+    return positions ? token - static_cast<int>(__ldg(positions + token)) : 0;
+}
+
+// The first tile, from `from` on, whose queries are all of documents that begin behind key `last`. Starts ascend, and the tile of
+// `last` itself is before it.
+template <int TILE>
+DEVICE int tiles_seeing(const u32* positions, int last, int from, int tiles, int seq) {
+    if (!positions) return tiles;
+    int low = from + 1, high = tiles;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (document_start(positions, middle * TILE, seq) > last)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
 // Stages of shared memory are taken in turn.
 template <int BYTES>
 DEVICE u32 next_stage(u32 stage, u32 first) {

@@ -65,9 +65,12 @@ impl LossAccumulator {
                     let chunk = chunks::rows(v);
                     let shards = logits.slice_mut::<T>().chunks_mut(chunk * v).zip(joined.chunks(chunk));
                     chunks::each(&cpu, shards.zip(targets.chunks(chunk)), |((x, joined), targets)| {
-                        let local_class = targets.iter().map(|&target| local_class(target, classes));
-                        for ((x, &[max, sum]), local_class) in x.chunks_exact_mut(v).zip(joined).zip(local_class) {
-                            gradient(cpu.isa(), x, max, scale / sum, local_class, scale);
+                        for ((x, &[max, sum]), &target) in x.chunks_exact_mut(v).zip(joined).zip(targets) {
+                            if target == IGNORED {
+                                x.fill(T::from_f32(0.0));
+                                continue;
+                            }
+                            gradient(cpu.isa(), x, max, scale / sum, local_class(target, classes), scale);
                         }
                     });
                 });
@@ -211,6 +214,10 @@ mod tests {
                     prop_assert_eq!(total.correct + first.correct, expected_total.correct);
                     prop_assert!((total.loss_sum + first.loss_sum - expected_total.loss_sum).abs() < 1e-5 * expected_total.loss_sum.abs().max(1.0));
                 }
+                let mut without_first = LossAccumulator::new(&others).unwrap();
+                let gradient = without_first.differentiate_shard(shards[0].clone(), &class_ranges[0], &read, 0.5).unwrap().to_f32();
+                prop_assert!(gradient[..class_ranges[0].len() + padding].iter().all(|x| *x == 0.0));
+                prop_assert!((without_first.total().unwrap().loss_sum - in_shards.loss_sum).abs() < 1e-6 * in_shards.loss_sum.abs().max(1.0));
                 for (shard, at) in shards.into_iter().zip(&class_ranges) {
                     let mut measured = losses();
                     measured.measure_shard(&shard, &read).unwrap();
