@@ -11,7 +11,7 @@ With --dry-run nothing is measured and neither a card nor torch is needed: each 
 Memory is the peak resident set of the whole process on the CPU, the interpreter and PyTorch's libraries included (some 400 MB before the
 first tensor); on a card it is the peak of what tensors take. In bf16 the peer runs as most people run PyTorch: autocast over f32 parameters,
 which AdamW needs no master copy of; ours keeps bf16 weights, bf16 gradients and an f32 master copy.
-DIR holds torch_gpt.py and torch_cnn.py; the interpreter that runs this must have torch.
+DIR holds torch_gpt.py, torch_llama.py and torch_cnn.py; the interpreter that runs this must have torch.
 An absolute time means little on a shared machine; a ratio taken in one interleaved run means something, and the range over rounds says how much.
 """
 import argparse, array, atexit, glob, json, os, random, shutil, struct, subprocess, sys, tempfile
@@ -30,7 +30,7 @@ arguments.add_argument("--binary", default=os.path.join(root, "target/release/es
 options = arguments.parse_args()
 if options.rounds < 3:
     arguments.error("--rounds must be at least 3: a ratio of fewer says nothing about how far it moves")
-for program in ("torch_gpt.py", "torch_cnn.py"):
+for program in ("torch_gpt.py", "torch_llama.py", "torch_cnn.py"):
     if not os.path.isfile(os.path.join(options.peers, program)):
         arguments.error(f"--peers: there is no {program} in {options.peers}")
 options.binary = os.path.abspath(options.binary)
@@ -132,6 +132,36 @@ peak = 3e-4
     return (ours(name, text, steps), peer("torch_gpt.py", "--precision", precision, *shape, *flags), "tokens_per_s")
 
 
+def llama(name, precision, layers, heads, kv, width, ffn, vocab, seq, batch, *flags, steps=14):
+    tokens(name + ".bin", min(vocab, 65536), batch * (seq + 1) * 40)
+    text = f"""
+[model]
+name = "llama"
+layers = {layers}
+heads = {heads}
+kv_heads = {kv}
+head_dim = 64
+width = {width}
+inner = {ffn}
+context = {seq}
+vocab = {vocab}
+rotary_base = 5e5
+[data]
+kind = "tokens"
+path = "{name}.bin"
+[train]
+batch = {batch}
+precision = "{precision}"
+[optimizer]
+name = "adamw"
+[learning_rate]
+peak = 3e-4
+"""
+    sizes = dict(layers=layers, heads=heads, kv=kv, width=width, ffn=ffn, vocab=vocab, seq=seq, batch=batch)
+    shape = [word for key, value in sizes.items() for word in ("--" + key, str(value))]
+    return (ours(name, text, steps), peer("torch_llama.py", "--precision", precision, *shape, *flags), "tokens_per_s")
+
+
 def cnn(name, model, data, peer_name=None, steps=40, model_fields=""):
     text = f"""
 [model]
@@ -175,6 +205,7 @@ def matmul(m, k, n, dtype):
 
 
 small = (4, 8, 512, 8192, 256, 8)
+small_llama = (4, 8, 2, 512, 1536, 8192, 256, 8)
 cpu_cases = {
     "matmul-f32-2048x512x8192": lambda: matmul(2048, 512, 8192, "f32"),
     "matmul-f32-1024": lambda: matmul(1024, 1024, 1024, "f32"),
@@ -183,6 +214,8 @@ cpu_cases = {
     "gpt-f32": lambda: gpt("gpt-f32", "f32", *small),
     "gpt-bf16": lambda: gpt("gpt-bf16", "bf16", *small),
     "gpt-bf16-compiled": lambda: gpt("gpt-bf16-compiled", "bf16", *small, "--compile"),
+    "llama-f32": lambda: llama("llama-f32", "f32", *small_llama),
+    "llama-bf16": lambda: llama("llama-bf16", "bf16", *small_llama),
     "simple-cnn": lambda: (idx("mnist", 2000, 28), cnn("simple-cnn", "simple-cnn", 'kind = "idx"\npath = "mnist"'))[1],
     "resnet8": lambda: (cifar("cifar", 2000), cnn("resnet8", "resnet8", 'kind = "cifar10"\npath = "cifar/data_batch_1.bin"'))[1],
     "vgg16": lambda: (cifar("cifar", 2000), cnn("vgg16", "vgg-16", 'kind = "cifar10"\npath = "cifar/data_batch_1.bin"',
@@ -200,6 +233,13 @@ large = {
     "gpt-10m": (6, 6, 384, 256, 256, 64),
 }
 cuda_cases = {name: (lambda name=name, sizes=sizes: gpt(name, "bf16", *sizes, "--compile", steps=30)) for name, sizes in large.items()}
+# The shapes of SmolLM2-135M, Qwen2.5-0.5B and Llama-3.2-1B.
+llamas = {
+    "llama-135m": (30, 9, 3, 576, 1536, 49152, 1024, 32),
+    "llama-0.5b": (24, 14, 2, 896, 4864, 151936, 1024, 8),
+    "llama-1.2b": (16, 32, 8, 2048, 8192, 128256, 1024, 8),
+}
+cuda_cases |= {name: (lambda name=name, sizes=sizes: llama(name, "bf16", *sizes, "--compile", steps=30)) for name, sizes in llamas.items()}
 cuda_cases |= {name: cpu_cases[name] for name in ("simple-cnn", "resnet8", "vgg16")}
 cases = cpu_cases if options.device == "cpu" else cuda_cases
 memory = "rss" if options.device == "cpu" else "peak_bytes"

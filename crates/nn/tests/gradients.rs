@@ -15,8 +15,9 @@ use espalier_nn::model::Model;
 use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::spec::{
     Activation, AdaptiveAvgPool, Attention, AvgPool, BatchNorm, BlockSpec, BranchJoin, Branches, Conv,
-    Dropout, Embedding, Init, Input, LayerNorm, LayerSpec, Linear, MaxPool, ModelSpec as Spec, PadChannels,
-    PositionEmbedding, RecomputeMode, Residual, RmsNorm, TiedLinear, WeightOrder,
+    Dropout, Embedding, Init, Input, LayerNorm, LayerSpec, Linear, Llama3Scaling, MaxPool, ModelSpec as Spec,
+    PadChannels, PositionEmbedding, QkNorm, RecomputeMode, Residual, RmsNorm, Rotary, TiedLinear,
+    WeightOrder,
 };
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::random::{key, normal};
@@ -345,6 +346,60 @@ fn attention_with_grouped_queries() {
         let attention = LayerSpec::Attention(Attention::new(4, kv_heads, 8));
         check(TEXT, text(vec![linear("qkv", 8, columns), attention], 8), 11);
     }
+}
+
+/// Heads that are turned by their positions, behind norms and without; of keys and values that several share too.
+#[test]
+fn attention_with_rotary_positions() {
+    let scaling = Llama3Scaling { factor: 8.0, low: 1.0, high: 4.0, original: 16 };
+    for (scaling, normed) in [(None, false), (Some(scaling), false), (None, true), (Some(scaling), true)] {
+        for (kv_heads, columns) in [(2, 24), (1, 16)] {
+            let attention = Attention {
+                rotary: Some(Rotary { base: 10.0, scaling }),
+                qk_norm: normed.then(|| QkNorm { name: "heads".into(), eps: 1e-2 }),
+                ..Attention::new(2, kv_heads, 8)
+            };
+            check(TEXT, text(vec![linear("qkv", 8, columns), LayerSpec::Attention(attention)], 8), 11);
+        }
+    }
+    let attention =
+        Attention { qk_norm: Some(QkNorm { name: "heads".into(), eps: 1e-2 }), ..Attention::new(4, 2, 8) };
+    check(TEXT, text(vec![linear("qkv", 8, 16), LayerSpec::Attention(attention)], 8), 11);
+}
+
+/// Linear layers that run as one, side by side and as gated units: behind a norm, which makes their input again,
+/// and behind a layer that does not; before an attention, a linear layer, an activation, and others like
+/// themselves; with biases and without.
+#[test]
+fn joint_projections() {
+    let plain = |name: &str, input, output| {
+        let (name, order, init) = (name.to_owned(), WeightOrder::InOut, Init::Normal(0.5));
+        LayerSpec::Linear(Linear { name, input, output, bias: false, order, init })
+    };
+    let norm = || LayerSpec::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 1e-5 });
+    let concat = |widths: [usize; 3]| {
+        let [q, k, v] = widths;
+        let branches = vec![vec![linear("q", 8, q)], vec![plain("k", 8, k)], vec![linear("v", 8, v)]];
+        LayerSpec::Branches(Branches { join: BranchJoin::Concat, branches })
+    };
+    let gated = |input, kind| {
+        let gate = vec![plain("gate", input, 6), LayerSpec::Activation(kind)];
+        let branches = vec![gate, vec![linear("up", input, 6)]];
+        LayerSpec::Branches(Branches { join: BranchJoin::Product, branches })
+    };
+    let (gelu, silu) = (LayerSpec::Activation(Activation::Gelu), Activation::Silu);
+    let attention =
+        LayerSpec::Attention(Attention { rotary: Some(Rotary::new(10.0)), ..Attention::new(2, 1, 8) });
+    for before in [norm(), linear("before", 8, 8), gelu.clone()] {
+        let behind = |layers: Vec<LayerSpec>| [before.clone()].into_iter().chain(layers).collect::<Vec<_>>();
+        check(TEXT, text(behind(vec![concat([8, 4, 4]), attention.clone(), plain("o", 8, 8)]), 8), 11);
+        check(TEXT, text(behind(vec![concat([3, 5, 2]), gelu.clone(), linear("down", 10, 8)]), 8), 11);
+        check(TEXT, text(behind(vec![gated(8, silu), linear("down", 6, 8)]), 8), 11);
+        check(TEXT, text(behind(vec![gated(8, Activation::Gelu)]), 6), 11);
+    }
+    let branch = vec![norm(), gated(8, silu), linear("down", 6, 8)];
+    check(TEXT, text(vec![LayerSpec::Residual(Residual { branch, shortcut: vec![] })], 8), 11);
+    check(TEXT, text(vec![norm(), concat([2, 3, 4]), gated(9, silu), plain("down", 6, 8)], 8), 11);
 }
 
 /// Two and three ways, empty ones among them, that are added, multiplied and put side by side; of sequences

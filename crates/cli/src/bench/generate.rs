@@ -141,9 +141,21 @@ pub fn generate(arguments: &BenchGenerateArguments) -> Result<ExitCode> {
 /// The model, with a context that is just long enough.
 fn plan(arguments: &BenchGenerateArguments, context: usize) -> Result<Plan> {
     let BenchGenerateArguments { precision, layers, width, heads, vocab, .. } = *arguments;
-    let Gpt { dropout, tied, norm, activation, .. } = Gpt::default();
-    let (dropout, known) = (dropout.into(), Some(vocab));
-    let family = Family::Gpt { layers, heads, width, context, vocab: known, dropout, tied, norm, activation };
+    let Gpt { dropout, tied, norm, activation, inner, eps, .. } = Gpt::default();
+    let known = Some(vocab);
+    let family = Family::Gpt {
+        layers,
+        heads,
+        width,
+        context,
+        vocab: known,
+        dropout: dropout.into(),
+        tied,
+        norm,
+        activation,
+        inner,
+        eps,
+    };
     let run = RunFile::of_model(ModelConfig { name: "gpt".into(), family }).map_err(Error::Plan)?;
     let run = run.with(|run| run.train.precision = precision).map_err(Error::Plan)?;
     let facts = DataFacts { vocab: known, image: None, classes: None };

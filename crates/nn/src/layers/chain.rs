@@ -13,14 +13,20 @@
 //! the first linear layer belongs to the chain too: nothing is kept behind it, and what is gathered there is
 //! gathered again. With `train.recompute = "attention"` what is inside an attention stands before the linear
 //! layer that reads it, and is run again where that layer's gradient needs its input.
+//!
+//! Where several linear layers read the same input side by side ([`Projection`]), they take the place of one.
+//! Two of them, one behind a function, that are multiplied are a gated unit (SwiGLU): it keeps what both give,
+//! and what it makes of that is made again for the linear layer behind it.
 
+use espalier_tensor::Tensor;
 use espalier_tensor::ops::activation::{self, ActivationFn};
-use espalier_tensor::{Category, Tensor};
+use espalier_tensor::ops::elementwise::mul;
+use espalier_tensor::ops::gated;
 
 use super::activation::saved_of;
 use super::{
-    BackwardContext, BatchSlice, CollectiveLayer, ForwardContext, Layer, Linear, NormLayer, RecomputeLayer,
-    Stash, sum,
+    BackwardContext, BatchSlice, CollectiveLayer, ForwardContext, Layer, NormLayer, Projection,
+    RecomputeLayer, Stash, sum,
 };
 use crate::Result;
 
@@ -30,8 +36,18 @@ pub(crate) struct Chain {
     pub before: ChainPrologue,
     /// The collective on the first linear layer's input.
     pub enter: Option<CollectiveLayer>,
-    pub first: Linear,
-    pub rest: Vec<(ActivationFn, Linear)>,
+    pub first: Projection,
+    pub rest: Vec<(ChainLink, Projection)>,
+    /// The function of a gated unit at the end.
+    pub gate: Option<ActivationFn>,
+}
+
+/// What stands between two linear layers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum ChainLink {
+    Activation(ActivationFn),
+    /// The function of a gated unit.
+    Gate(ActivationFn),
 }
 
 /// What stands before the first linear layer.
@@ -47,15 +63,42 @@ pub(crate) enum ChainPrologue {
 
 impl Chain {
     /// The last linear layer's input, and that layer.
-    fn before_last(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<(Tensor, &Linear)> {
+    fn before_last(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<(Tensor, &Projection)> {
         let (mut h, mut linear) = (self.to_first(x, ctx)?, &self.first);
-        for (kind, next) in &self.rest {
-            let (before, after) = linear.product_activated(&h, *kind, ctx.weights)?;
-            ctx.stash.push(saved_of(*kind, before, &after));
-            ctx.observe(next, &after)?;
+        for (link, next) in &self.rest {
+            let after = match (*link, linear.single()) {
+                (ChainLink::Activation(kind), Some(one)) => {
+                    let (before, after) = one.product_activated(&h, kind, ctx.weights)?;
+                    ctx.stash.push(saved_of(kind, before, &after));
+                    after
+                }
+                (ChainLink::Activation(kind), None) => {
+                    let before = linear.product(&h, ctx.weights)?;
+                    let after = activation::forward(kind, &before)?;
+                    ctx.stash.push(saved_of(kind, before, &after));
+                    after
+                }
+                (ChainLink::Gate(kind), _) => self.gated(kind, linear.product(&h, ctx.weights)?, ctx)?,
+            };
+            next.observe(&after, ctx)?;
             (h, linear) = (after, next);
         }
         Ok((h, linear))
+    }
+
+    /// What a gated unit makes of both halves, which it keeps.
+    fn gated(&self, kind: ActivationFn, halves: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        let y = gated::forward(kind, &halves)?;
+        ctx.stash.push(halves);
+        Ok(y)
+    }
+
+    /// Through a gated unit at the end, where there is one.
+    fn ended(&self, y: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        match self.gate {
+            Some(kind) => self.gated(kind, y, ctx),
+            None => Ok(y),
+        }
     }
 
     /// The first linear layer's input.
@@ -74,7 +117,7 @@ impl Chain {
             }
         };
         let h = self.entered(h, &ctx.batch_slice)?;
-        ctx.observe(&self.first, &h)?;
+        self.first.observe(&h, ctx)?;
         Ok(h)
     }
 
@@ -86,19 +129,28 @@ impl Chain {
                 // The product runs the norm itself: what comes of it is made for an observer alone.
                 if ctx.observer.is_some() {
                     let h = norm.forward(x.clone(), ctx)?;
-                    ctx.observe(&self.first, &h)?;
+                    self.first.observe(&h, ctx)?;
                 }
                 (x, Some(norm))
             }
             _ => (self.to_first(x, ctx)?, None),
         };
         let mut linear = &self.first;
-        for (kind, next) in &self.rest {
-            h = linear.row_product(&h, norm.take(), Some(*kind), None, ctx.weights)?;
-            ctx.observe(next, &h)?;
+        for (link, next) in &self.rest {
+            h = match *link {
+                ChainLink::Activation(kind) => {
+                    linear.row_product(&h, norm.take(), Some(kind), None, ctx.weights)?
+                }
+                ChainLink::Gate(kind) => gated_row(linear, kind, &h, norm.take(), ctx)?,
+            };
+            next.observe(&h, ctx)?;
             linear = next;
         }
-        linear.row_product(&h, norm, None, plus, ctx.weights)
+        match (self.gate, plus) {
+            (None, plus) => linear.row_product(&h, norm, None, plus, ctx.weights),
+            (Some(kind), None) => gated_row(linear, kind, &h, norm, ctx),
+            (Some(kind), Some(plus)) => sum(gated_row(linear, kind, &h, norm, ctx)?, plus.clone()),
+        }
     }
 
     /// What the first linear layer reads, from what stands before it.
@@ -122,7 +174,14 @@ impl Chain {
 
     /// The gradient of what the first linear layer gives.
     fn after_first(&self, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Tensor> {
-        self.rest.iter().rev().try_fold(dy, |dy, (kind, linear)| through_activation(*kind, linear, dy, ctx))
+        let dy = match self.gate {
+            Some(kind) => gated::backward(kind, &ctx.stash.pop(), &dy)?,
+            None => dy,
+        };
+        self.rest.iter().rev().try_fold(dy, |dy, (link, linear)| match *link {
+            ChainLink::Activation(kind) => through_activation(kind, linear, dy, ctx),
+            ChainLink::Gate(kind) => through_gate(kind, linear, dy, ctx),
+        })
     }
 
     /// Backward through the first linear layer and the norm before it, and `plus` added.
@@ -162,7 +221,8 @@ impl Layer for Chain {
             return self.one_row(x, None, ctx);
         }
         let (h, linear) = self.before_last(x, ctx)?;
-        linear.product(&h, ctx.weights, Category::Transient)
+        let y = linear.product(&h, ctx.weights)?;
+        self.ended(y, ctx)
     }
 
     fn forward_plus(&self, x: Tensor, plus: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
@@ -170,7 +230,13 @@ impl Layer for Chain {
             return self.one_row(x, Some(&plus), ctx);
         }
         let (h, linear) = self.before_last(x, ctx)?;
-        linear.product_plus(&h, &plus, ctx.weights)
+        match (linear.single(), self.gate) {
+            (Some(linear), None) => linear.product_plus(&h, &plus, ctx.weights),
+            _ => {
+                let y = linear.product(&h, ctx.weights)?;
+                sum(self.ended(y, ctx)?, plus)
+            }
+        }
     }
 
     fn backward(
@@ -218,7 +284,7 @@ impl Layer for Chain {
 /// Backward through a linear layer and the activation before it.
 fn through_activation(
     kind: ActivationFn,
-    linear: &Linear,
+    linear: &Projection,
     dy: Tensor,
     ctx: &mut BackwardContext<'_>,
 ) -> Result<Tensor> {
@@ -228,4 +294,34 @@ fn through_activation(
     drop(saved);
     linear.send_gradients(h, dy, ctx)?;
     Ok(dx)
+}
+
+/// Backward through a linear layer and the gated unit before it.
+fn through_gate(
+    kind: ActivationFn,
+    linear: &Projection,
+    dy: Tensor,
+    ctx: &mut BackwardContext<'_>,
+) -> Result<Tensor> {
+    let halves = ctx.stash.pop();
+    let mut shape = halves.shape().to_vec();
+    *shape.last_mut().expect("at least one dimension") /= 2;
+    let dh = linear.input_gradient(&dy, &shape, ctx.weights)?;
+    let (dx, h) = gated::backward_remaking(kind, &halves, &dh)?;
+    drop((halves, dh));
+    linear.send_gradients(h, dy, ctx)?;
+    Ok(dx)
+}
+
+/// A gated unit of one row: its function runs in the epilogue of the first product.
+fn gated_row(
+    halves: &Projection,
+    kind: ActivationFn,
+    x: &Tensor,
+    norm: Option<&NormLayer>,
+    ctx: &ForwardContext<'_>,
+) -> Result<Tensor> {
+    let [gate, up] = &halves.linears[..] else { unreachable!("a gated unit has two halves") };
+    let gate = gate.row_product(x, norm, Some(kind), None, ctx.weights)?;
+    Ok(mul(&gate, &up.row_product(x, norm, None, None, ctx.weights)?)?)
 }

@@ -1,8 +1,11 @@
 //! `y = x W + b` over the last dimension: the product by itself, its two gradients, and no word on what is
 //! kept. The layers that run it ([`Chain`](super::Chain), [`Head`](super::Head)) decide that.
 
+use std::ops::Range;
+
 use espalier_plan::spec::WeightOrder;
 use espalier_tensor::ops::activation::{self, ActivationFn};
+use espalier_tensor::ops::columns;
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::matmul::{matmul, matmul_activated, matmul_plus};
 use espalier_tensor::ops::matvec::{MatvecEpilogue, matvec, matvec_of_norm};
@@ -123,19 +126,37 @@ impl Linear {
 
     /// Hands the gradients of weight and bias to the sink.
     pub(crate) fn send_gradients(&self, x: Tensor, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<()> {
+        let all = 0..dy.width();
+        self.send_gradients_of(x, dy, all, ctx)
+    }
+
+    /// The same where the gradient of what the layer gave is some columns of a tensor.
+    pub(crate) fn send_gradients_of(
+        &self,
+        x: Tensor,
+        dy: Tensor,
+        at: Range<usize>,
+        ctx: &mut BackwardContext<'_>,
+    ) -> Result<()> {
         let (order, bias) = (self.order, self.bias);
         let sparse = ctx.weights.sparse(self.weight).cloned();
         let reads = [x.clone(), dy.clone()];
         let make = move |wanted| {
-            let (rows, columns) = match order {
-                WeightOrder::OutIn => (&dy, &x),
-                WeightOrder::InOut => (&x, &dy),
+            let sparse = sparse.filter(|_| wanted == GradientElements::Kept);
+            // What is summed or sampled lies by itself.
+            let local = match at.len() < dy.width() && (sparse.is_some() || bias.is_some()) {
+                true => Some(columns::take(&dy, at.clone(), Category::Workspace)?),
+                false => None,
             };
-            let weight = match sparse.filter(|_| wanted == GradientElements::Kept) {
-                Some(sparse) => sparse.sampled_product(rows, columns, Category::Workspace)?,
-                None => matmul(rows.t(), columns, None, Category::Workspace)?,
+            let (own, at) = local.as_ref().map_or((&dy, at), |own| (own, 0..own.width()));
+            let of_dy = Operand::columns(own, at);
+            let weight = match (sparse, order) {
+                (Some(sparse), WeightOrder::OutIn) => sparse.sampled_product(own, &x, Category::Workspace)?,
+                (Some(sparse), WeightOrder::InOut) => sparse.sampled_product(&x, own, Category::Workspace)?,
+                (None, WeightOrder::OutIn) => matmul(of_dy.t(), &x, None, Category::Workspace)?,
+                (None, WeightOrder::InOut) => matmul(x.t(), of_dy, None, Category::Workspace)?,
             };
-            let bias = bias.map(|_| sum_rows(&dy, Category::Workspace)).transpose()?;
+            let bias = bias.map(|_| sum_rows(own, Category::Workspace)).transpose()?;
             Ok([weight].into_iter().chain(bias).collect())
         };
         ctx.sink.accept(&self.parameters(), WeightGradients::new(reads, make))

@@ -2,6 +2,7 @@
 //! them into a chain, and halo exchanges and synchronised statistics the layer that they stand before.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use espalier_plan::layout::LocalModel;
 use espalier_plan::mesh::Axis;
@@ -27,6 +28,8 @@ pub(super) struct Builder<'a> {
     shape: Shape,
     dropouts: u64,
     attentions: usize,
+    /// With what they turn, and how many columns a head has.
+    rotary_tables: Vec<(spec::Rotary, usize, Arc<RotaryTable>)>,
     tied: HashSet<ParameterId>,
     /// Where they are to be frozen, no activation with a gate is fused.
     frozen_gates: Option<FrozenGates>,
@@ -52,6 +55,7 @@ impl<'a> Builder<'a> {
             shape: spec.input.shape(),
             dropouts: 0,
             attentions: 0,
+            rotary_tables: Vec::new(),
             tied: HashSet::new(),
             frozen_gates: frozen_gates.cloned(),
             vocab: match spec.input {
@@ -180,17 +184,39 @@ impl<'a> Builder<'a> {
             }
             _ => None,
         };
-        let first = self.linear(layers.get(at)?)?;
+        let (first, mut gate) = self.projection(layers.get(at)?)?;
         at += 1;
         let mut rest = Vec::new();
-        while let [spec::LayerSpec::Activation(kind), next, ..] = &layers[at..]
-            && !self.is_frozen(*kind)
-            && let Some(linear) = self.linear(next)
-        {
-            rest.push((activation(*kind), linear));
-            at += 2;
+        loop {
+            let (link, next) = match (gate, &layers[at..]) {
+                (Some(kind), [next, ..]) => (ChainLink::Gate(kind), next),
+                (None, [spec::LayerSpec::Activation(kind), next, ..]) if !self.is_frozen(*kind) => {
+                    (ChainLink::Activation(activation(*kind)), next)
+                }
+                _ => break,
+            };
+            let Some((linear, behind)) = self.projection(next) else { break };
+            at += if gate.is_some() { 1 } else { 2 };
+            rest.push((link, linear));
+            gate = behind;
         }
-        Some((Chain { before, enter, first, rest }, at))
+        Some((Chain { before, enter, first, rest, gate }, at))
+    }
+
+    /// A linear layer, or several side by side, where a layer is that; and the function of a gated unit that
+    /// joins two of them.
+    fn projection(&mut self, layer: &spec::LayerSpec) -> Option<(Projection, Option<ActivationFn>)> {
+        let (specs, gate) = match layer {
+            spec::LayerSpec::Branches(branches) => {
+                let joint = branches.projection()?;
+                (joint.linears, joint.gate.map(activation))
+            }
+            one => (vec![one], None),
+        };
+        let widths = specs.iter().map(|one| one.properties().product_size.map_or(0, |size| size.output));
+        let widths = widths.collect();
+        let linears = specs.into_iter().map(|one| self.linear(one)).collect::<Option<Vec<_>>>()?;
+        Some((Projection { linears, widths }, gate))
     }
 
     /// A linear layer, where a layer is one.
@@ -295,10 +321,7 @@ impl<'a> Builder<'a> {
                 Box::new(Columns { at: at.clone(), of: *of })
             }
             spec::LayerSpec::Bias(spec::Bias { name, .. }) => Box::new(Bias(self.bias(name))),
-            &spec::LayerSpec::Attention(spec::Attention { heads, kv_heads, .. }) => {
-                self.attentions += 1;
-                Box::new(Attention { heads, kv_heads, number: self.attentions - 1 })
-            }
+            spec::LayerSpec::Attention(attention) => Box::new(self.attention(attention)),
             spec::LayerSpec::Residual(spec::Residual { branch, shortcut }) => {
                 Box::new(Residual { branch: self.branch(branch).0, shortcut: self.branch(shortcut).0 })
             }
@@ -319,6 +342,30 @@ impl<'a> Builder<'a> {
                 Box::new(Branches { join: *join, all, widths, gates })
             }
         }
+    }
+
+    fn attention(&mut self, attention: &spec::Attention) -> Attention {
+        let &spec::Attention { heads, kv_heads, width, rotary, ref qk_norm } = attention;
+        self.attentions += 1;
+        let scales = |norm: &spec::QkNorm| QkScales {
+            ids: ["q_norm", "k_norm"].map(|which| self.weight(&format!("{}.{which}", norm.name))),
+            eps: norm.eps,
+        };
+        let norm = qk_norm.as_ref().map(scales);
+        let rotary = rotary.map(|rotary| self.rotary_table(&rotary, width / heads));
+        Attention { heads, kv_heads, number: self.attentions - 1, rotary, norm }
+    }
+
+    /// The rotations of heads of so many columns: one table for all layers that turn alike.
+    fn rotary_table(&mut self, rotary: &spec::Rotary, columns: usize) -> Arc<RotaryTable> {
+        let known = self.rotary_tables.iter().find(|(known, of, _)| known == rotary && *of == columns);
+        if let Some((_, _, table)) = known {
+            return table.clone();
+        }
+        let context = self.shape.rows() as usize;
+        let table = Arc::new(RotaryTable::new(rotary.frequencies(columns), context));
+        self.rotary_tables.push((*rotary, columns, table.clone()));
+        table
     }
 
     fn batch_norm(&self, spec::BatchNorm { name, group, eps, .. }: &spec::BatchNorm) -> BatchNorm {

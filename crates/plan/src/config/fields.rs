@@ -8,7 +8,7 @@ use crate::field::{
     numbers, optional_integer, optional_number, text, texts, word,
 };
 use crate::schedule::ScheduleName;
-use crate::spec::presets::Gpt;
+use crate::spec::presets::{Gpt, Llama};
 
 /// Sections with their fields; the empty name is the top of the file.
 pub(super) const ALL: &[(&str, &[Field])] = &[
@@ -29,26 +29,53 @@ pub(super) const TOP: &[Field] = &[integer("seed", 0, 0, i64::MAX as usize).held
 
 pub(super) const MODEL: &[Field] = &[
     any("name").always().usual(),
-    integer("heads", 4, 1, LARGEST).with(gpt).always(),
-    integer("width", 128, 1, LARGEST).with(gpt).always(),
-    integer("layers", 4, 1, LAYERS_MOST).with(gpt).always(),
+    integer("heads", 4, 1, LARGEST).with(sized).always(),
+    optional_integer("kv_heads", 1, LARGEST).with(llama).always(),
+    optional_integer("head_dim", 1, LARGEST).with(llama).always(),
+    integer("width", 128, 1, LARGEST).with(sized).always(),
+    optional_integer("inner", 1, LARGEST).with(sized).always(),
+    integer("layers", 4, 1, LAYERS_MOST).with(sized).always(),
     any("layers").with(custom).always(),
-    integer("context", 128, 1, LARGEST).with(gpt).always(),
-    optional_integer("context", 1, LARGEST).with(|name| sized_gpt(name) || custom(name)).always(),
-    optional_integer("vocab", 1, LARGEST).with(|name| gpt(name) || sized_gpt(name)).always(),
+    integer("context", 128, 1, LARGEST).with(sized).always(),
+    optional_integer("context", 1, LARGEST).with(|name| published_text(name) || custom(name)).always(),
+    optional_integer("vocab", 1, LARGEST).with(|name| sized(name) || published_text(name)).always(),
     number("dropout", 0.0, BELOW_ONE).with(|name| gpt(name) || sized_gpt(name)),
-    flag("tied", true).with(gpt).always(),
+    flag("tied", true).with(sized).always(),
+    number("eps", 1e-5, ("a number above 0 and at most 1", |x| x > 0.0 && x <= 1.0)).with(sized).always(),
+    flag("qkv_bias", false).with(llama).always(),
+    flag("qk_norm", false).with(llama).always(),
+    optional_integer("window", 1, LARGEST).with(llama).always(),
+    number("rotary_base", 10_000.0, POSITIVE).with(llama).always(),
+    word("rotary_scaling", "none", &["none", "llama3"]).with(llama).always(),
+    optional_number("rotary_factor", POSITIVE).with(llama).always(),
+    optional_number("rotary_low", POSITIVE).with(llama).always(),
+    optional_number("rotary_high", POSITIVE).with(llama).always(),
+    optional_integer("rotary_original", 1, MOST).with(llama).always(),
     word("norm", "layer", &["layer", "rms"]).with(gpt).always(),
     word("activation", "gelu", &["gelu", "relu", "silu"]).with(gpt).always(),
     any("hidden").with(|name| name == "mlp").always(),
     word("init", "he", &["he", "fan-in"]).with(small_images),
-    optional_integer("classes", 2, LARGEST).with(|name| !gpt(name) && !sized_gpt(name)).always(),
+    optional_integer("classes", 2, LARGEST).with(|name| !sized(name) && !published_text(name)).always(),
     word("form", "auto", &["auto", "imagenet", "32x32"]).with(published_images).always(),
     flag("batch_norm", false).with(|name| name.starts_with("vgg-")).always(),
 ];
 
 fn gpt(name: &str) -> bool {
     name == "gpt"
+}
+
+fn llama(name: &str) -> bool {
+    name == "llama"
+}
+
+/// The families of text models whose sizes are fields.
+fn sized(name: &str) -> bool {
+    gpt(name) || llama(name)
+}
+
+/// The published sizes of these.
+fn published_text(name: &str) -> bool {
+    sized_gpt(name) || Llama::PRESETS.contains(&name)
 }
 
 fn sized_gpt(name: &str) -> bool {
@@ -64,7 +91,7 @@ fn small_images(name: &str) -> bool {
 }
 
 fn published_images(name: &str) -> bool {
-    !gpt(name) && !sized_gpt(name) && !small_images(name) && !custom(name)
+    !sized(name) && !published_text(name) && !small_images(name) && !custom(name)
 }
 
 const TEXT_FILES: &str = "a text file or folder, or a list of them";

@@ -10,6 +10,7 @@ mod data;
 mod fields;
 mod layers;
 mod learning_rate;
+mod llama;
 mod model;
 mod optimizer;
 mod other_names;
@@ -27,6 +28,7 @@ mod train;
 mod used;
 
 pub use changes::{FieldChange, check_name, covers};
+pub use llama::{LlamaConfig, ScalingKind};
 pub use model::{Family, FormChoice, InitVariance, ModelConfig};
 pub use overrides::Override;
 pub use parallel::{Parallel, SpatialGrid};

@@ -4,12 +4,13 @@ use serde::{Deserialize, Serialize};
 
 use super::fields;
 use super::layers::read_layers;
+use super::llama::LlamaConfig;
 use super::reader::{FieldValues, Section, integer};
 use super::{Error, LAYERS_MOST};
 use crate::field::LARGEST;
 use crate::spec::Activation;
 use crate::spec::WrittenLayer;
-use crate::spec::presets::{Gpt, ImageSize, NormKind, ResNet, StemForm, Vgg};
+use crate::spec::presets::{Gpt, ImageSize, Llama, NormKind, ResNet, StemForm, Vgg};
 
 /// `[model]`
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -45,6 +46,21 @@ pub enum Family {
         norm: NormKind,
         /// `gelu`, `relu` or `silu`.
         activation: Activation,
+        /// Columns inside the perceptron; left out: four widths.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        inner: Option<usize>,
+        /// Added to variances in norms.
+        #[serde(skip_serializing_if = "is_usual_eps")]
+        eps: f64,
+    },
+    /// `llama`: a model of the Llama family, of any size.
+    Llama(LlamaConfig),
+    /// `llama-3.2-1b` and the like: sizes are fixed, up to what the data decides.
+    LlamaPreset {
+        /// Tokens in a sample.
+        context: usize,
+        /// Tokens there are.
+        vocab: usize,
     },
     /// `gpt2-124m` and the like: sizes are fixed, up to what the data decides.
     GptPreset {
@@ -120,6 +136,11 @@ pub enum Family {
     },
 }
 
+/// Whether an epsilon goes without saying.
+fn is_usual_eps(eps: &f64) -> bool {
+    *eps == Gpt::EPS
+}
+
 /// Which form of a convolutional model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum FormChoice {
@@ -171,6 +192,7 @@ impl ModelConfig {
     pub(crate) fn takes_text(&self) -> bool {
         match &self.family {
             Family::Gpt { .. } | Family::GptPreset { .. } => true,
+            Family::Llama(_) | Family::LlamaPreset { .. } => true,
             Family::Custom { context, .. } => context.is_some(),
             _ => false,
         }
@@ -180,6 +202,8 @@ impl ModelConfig {
     pub fn context(&self) -> Option<usize> {
         match self.family {
             Family::Gpt { context, .. } | Family::GptPreset { context, .. } => Some(context),
+            Family::LlamaPreset { context, .. } => Some(context),
+            Family::Llama(ref llama) => Some(llama.context),
             Family::Custom { context, .. } => context,
             _ => None,
         }
@@ -189,7 +213,8 @@ impl ModelConfig {
     pub fn vocab(&self) -> Option<usize> {
         match self.family {
             Family::Gpt { vocab, .. } => vocab,
-            Family::GptPreset { vocab, .. } => Some(vocab),
+            Family::Llama(ref llama) => llama.vocab,
+            Family::GptPreset { vocab, .. } | Family::LlamaPreset { vocab, .. } => Some(vocab),
             Family::Custom { classes, context: Some(_), .. } => classes,
             _ => None,
         }
@@ -198,9 +223,33 @@ impl ModelConfig {
     /// The sizes and choices of a GPT that knows so many tokens; none of any other model.
     pub fn gpt(&self, vocab: usize) -> Option<Gpt> {
         match self.family {
-            Family::Gpt { layers, heads, width, context, dropout, tied, norm, activation, .. } => {
+            Family::Gpt {
+                layers,
+                heads,
+                width,
+                context,
+                dropout,
+                tied,
+                norm,
+                activation,
+                inner,
+                eps,
+                ..
+            } => {
                 let dropout = dropout as f32;
-                Some(Gpt { layers, width, heads, context, vocab, dropout, tied, norm, activation })
+                Some(Gpt {
+                    layers,
+                    width,
+                    heads,
+                    context,
+                    vocab,
+                    dropout,
+                    tied,
+                    norm,
+                    activation,
+                    inner,
+                    eps,
+                })
             }
             Family::GptPreset { context, dropout, .. } => {
                 let size = Gpt::preset(&self.name).expect("the name was checked when it was read");
@@ -208,6 +257,23 @@ impl ModelConfig {
             }
             _ => None,
         }
+    }
+
+    /// The sizes and choices of a model of the Llama family that knows so many tokens; none of any other.
+    pub fn llama(&self, vocab: usize) -> Option<Llama> {
+        match &self.family {
+            Family::Llama(llama) => Some(llama.shape(vocab)),
+            Family::LlamaPreset { context, .. } => {
+                let size = Llama::preset(&self.name).expect("the name was checked when it was read");
+                Some(Llama { context: *context, vocab, ..size })
+            }
+            _ => None,
+        }
+    }
+
+    /// The `[model]` of such sizes and choices.
+    pub fn of_llama(shape: &Llama) -> ModelConfig {
+        ModelConfig { name: "llama".into(), family: Family::Llama(LlamaConfig::of(shape)) }
     }
 
     /// Kinds of image that it tells apart, where the run file says so.
@@ -219,6 +285,7 @@ impl ModelConfig {
             Family::ResNet { classes, .. } | Family::Vgg { classes, .. } => classes,
             Family::AlexNet { classes, .. } | Family::Custom { classes, context: None, .. } => classes,
             Family::Gpt { .. } | Family::GptPreset { .. } | Family::Custom { .. } => None,
+            Family::Llama(_) | Family::LlamaPreset { .. } => None,
         }
     }
 
@@ -227,6 +294,8 @@ impl ModelConfig {
         ["gpt"]
             .into_iter()
             .chain(Gpt::PRESETS)
+            .chain(["llama"])
+            .chain(Llama::PRESETS)
             .chain(["mlp", "simple-cnn", "resnet8"])
             .chain(ResNet::ALL.map(ResNet::name))
             .chain(Vgg::ALL.map(Vgg::name))
@@ -247,6 +316,7 @@ impl ModelConfig {
         let classes = values.find("classes");
         let family = match name {
             "gpt" => read_gpt(section, &values)?,
+            "llama" => Family::Llama(LlamaConfig::read(section, &values)?),
             "mlp" => Family::Mlp { hidden: read_hidden(section)?, init: values.get("init"), classes },
             "simple-cnn" => Family::SimpleCnn { init: values.get("init"), classes },
             "resnet8" => Family::Resnet8 { init: values.get("init"), classes },
@@ -286,6 +356,8 @@ fn read_gpt(section: &Section, values: &FieldValues) -> Result<Family, Error> {
         tied: values.get("tied"),
         norm: values.get("norm"),
         activation: values.get("activation"),
+        inner: values.find("inner"),
+        eps: values.get("eps"),
     })
 }
 
@@ -296,6 +368,12 @@ fn sized(name: &str, values: &FieldValues) -> Family {
             context: values.find("context").unwrap_or(gpt.context),
             vocab: values.find("vocab").unwrap_or(gpt.vocab),
             dropout: values.get("dropout"),
+        };
+    }
+    if let Some(llama) = Llama::preset(name) {
+        return Family::LlamaPreset {
+            context: values.find("context").unwrap_or(llama.context),
+            vocab: values.find("vocab").unwrap_or(llama.vocab),
         };
     }
     let (classes, form) = (values.find("classes"), values.get("form"));

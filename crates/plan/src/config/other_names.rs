@@ -17,6 +17,14 @@ const NAMES: &[(&str, &[&str])] = &[
     ),
     ("model.layers", &["n_layer", "n_layers", "num_layers", "num_hidden_layers", "depth", "blocks"]),
     ("model.heads", &["n_head", "n_heads", "num_heads", "num_attention_heads"]),
+    ("model.kv_heads", &["num_key_value_heads", "n_kv_heads", "num_kv_heads", "n_kv_head"]),
+    ("model.head_dim", &["head_size", "d_head"]),
+    ("model.inner", &["n_inner", "intermediate_size", "ffn_dim", "d_ff", "ffn_hidden_size"]),
+    ("model.eps", &["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"]),
+    ("model.rotary_base", &["rope_theta", "rope_base", "rotary_emb_base"]),
+    ("model.rotary_scaling", &["rope_scaling", "rope_type"]),
+    ("model.window", &["sliding_window", "window_size"]),
+    ("model.qkv_bias", &["attention_bias"]),
     (
         "model.context",
         &[

@@ -125,7 +125,7 @@ fn misspelt_fields_and_words() {
     insta::assert_snapshot!(sentence("[optimiser]\nname = \"adam\""), @"`optimiser` is not a field; did you mean `optimizer`?");
     insta::assert_snapshot!(sentence("[train]\nfrobnicate = 1"), @"`train.frobnicate` is not a field");
     insta::assert_snapshot!(sentence("[optimizer]\nname = \"adma\""), @r#"`optimizer.name` must be "sgd", "momentum", "nesterov", "adam", "adamw", "lars" or "lamb", got "adma"; did you mean `adam`?"#);
-    insta::assert_snapshot!(sentence("[model]\nname = \"resnet50\""), @r#"`model.name` must be one of 19 known words, got "resnet50"; did you mean `resnet-50`?"#);
+    insta::assert_snapshot!(sentence("[model]\nname = \"resnet50\""), @r#"`model.name` must be one of 35 known words, got "resnet50"; did you mean `resnet-50`?"#);
     insta::assert_snapshot!(sentence("[train]\nprecision = \"fp16\""), @r#"`train.precision` must be "f32" or "bf16", got "fp16"; did you mean `bf16`?"#);
     insta::assert_snapshot!(sentence("[model]\nname = \"mlp\"\n[data]\nkind = \"shape\""), @r#"`data.kind` must be "text", "tokens", "idx", "cifar10", "shapes" or "arithmetic", got "shape"; did you mean `shapes`?"#);
 }

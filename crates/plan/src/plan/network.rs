@@ -22,6 +22,10 @@ pub(super) fn build(written: &config::ModelConfig, facts: DataFacts) -> Result<M
             let vocab = vocab("model.vocab", written.vocab())?;
             presets::gpt(&written.name, &written.gpt(vocab).expect("it is one"))
         }
+        Family::Llama(_) | Family::LlamaPreset { .. } => {
+            let vocab = vocab("model.vocab", written.vocab())?;
+            presets::llama(&written.name, &written.llama(vocab).expect("it is one"))
+        }
         Family::Mlp { ref hidden, init, classes: number } => {
             started(presets::mlp(image()?, hidden, classes(number)?), init)
         }

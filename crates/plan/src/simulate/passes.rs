@@ -123,7 +123,20 @@ impl PassContext<'_> {
             LayerKernel::Pass(pass) => self.passing(pass, self.elements(input), self.elements(output)),
             LayerKernel::Product(size) => self.product(input, size),
             LayerKernel::Convolution { kernel, size } => self.convolution(kernel, size, [input, output]),
-            LayerKernel::Attention { heads, width } => self.attention(heads, width, input),
+            LayerKernel::Attention { heads, width, turned } => {
+                let passes = self.attention(heads, width, input);
+                // Read and written, there and back.
+                let moved = 2.0 * self.engine.passes * self.rows(input) * turned as f64;
+                let once = match turned {
+                    0 => PassSeconds::default(),
+                    _ => PassSeconds::computing(self.kernels.pass(moved * self.kernels.element())),
+                };
+                Passes {
+                    forward: passes.forward + once,
+                    backward_input: passes.backward_input + once,
+                    ..passes
+                }
+            }
         };
         match layer {
             // A few numbers a channel.

@@ -151,11 +151,11 @@ mod tests {
         let names: Vec<_> = model.parameters().into_iter().map(|p| p.name).collect();
         assert!(names.contains(&"layers.1.branch.1.branches.2.0.weight".to_string()), "{names:?}");
         assert_eq!(model.blocks.len(), 4);
-        // Kept of a position, in f32: the id; the residual's input with its rstd, the norm's output, all
-        // queries, keys and values, attention's output with a number a head; then the input with its rstd,
-        // the norm's output, the gate before SiLU, what it multiplies and the product; the last norm's input
-        // and rstd, and what the head reads.
-        let kept = 1 + (8 + 1 + 8 + 16 + 8 + 4) + (8 + 1 + 8 + 12 + 12 + 12) + (8 + 1 + 8);
+        // Kept of a position, in f32: the id; the residual's input with its rstd, all queries, keys and values,
+        // attention's output with a number a head; then the input with its rstd, the gate before SiLU and
+        // what it multiplies; the last norm's input and rstd, and what the head reads. What the norms and the
+        // gated unit give linear layers is made again.
+        let kept = 1 + (8 + 1 + 16 + 8 + 4) + (8 + 1 + 12 + 12) + (8 + 1 + 8);
         let bytes = model.activation_bytes(3, Precision::F32, RecomputeMode::None).unwrap();
         assert_eq!(bytes, 3 * 5 * 4 * kept);
     }
@@ -204,6 +204,9 @@ mod tests {
             (FieldType::Flag, _) => any::<bool>().prop_map(FieldValue::Flag).boxed(),
             (FieldType::Number(_), FieldDefault::Number(default)) => {
                 Just(FieldValue::Number(default)).boxed()
+            }
+            (FieldType::Number(_), FieldDefault::Nothing) => {
+                prop_oneof![Just(FieldValue::None), Just(FieldValue::Number(100.0))].boxed()
             }
             (FieldType::Word(words), _) => prop::sample::select(words).prop_map(FieldValue::Word).boxed(),
             (FieldType::Layers, _) => side.prop_map(FieldValue::Layers).boxed(),

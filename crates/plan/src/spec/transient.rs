@@ -7,7 +7,7 @@
 //! for a GPT it is the gelu's 4 + 4 + 4 + 1 widths, to the byte.
 
 use super::shape::Shape;
-use super::{LayerSpec, ModelSpec, ShapeError};
+use super::{LayerBranch, LayerSpec, ModelSpec, ShapeError};
 
 impl ModelSpec {
     /// The most elements of one sample that flow between the layers of each block.
@@ -24,6 +24,13 @@ fn most(layers: &[LayerSpec], mut shape: Shape, outside: u64) -> u64 {
     for (i, layer) in layers.iter().enumerate() {
         let output = layer.output(shape).expect("the shapes were checked");
         let within = match layer.description().branches() {
+            // A gated unit: the gradients of both halves, of what it gave, and that made again.
+            Some(branches) if layer.properties().remakes_output => {
+                let half = |branch: &LayerBranch<'_>| {
+                    branch.layers[0].output(shape).expect("the shapes were checked").elements()
+                };
+                outside + branches.all.iter().map(half).sum::<u64>() + 2 * output.elements()
+            }
             Some(branches) => {
                 let beside = outside + output.elements();
                 branches.all.iter().map(|branch| most(branch.layers, shape, beside)).max().unwrap_or(0)

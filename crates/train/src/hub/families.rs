@@ -4,21 +4,20 @@ use serde_json::Value;
 
 use super::architecture::{Architecture, OurModel};
 use super::gpt2::Gpt2;
+use super::llama;
 use super::torchvision::Torchvision;
 
-const ALL: [&dyn Architecture; 2] = [&Gpt2, &Torchvision];
+const ALL: [&dyn Architecture; 6] =
+    [&Gpt2, &llama::LLAMA, &llama::MISTRAL, &llama::QWEN2, &llama::QWEN3, &Torchvision];
 
 /// What other families have that no layer here has.
 const MISSING: &[(&[&str], &str)] = &[
-    (
-        &["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma", "gemma2", "gemma3", "olmo2"],
-        "rotary positions",
-    ),
-    (
-        &["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "gpt_oss"],
-        "rotary positions and mixture of experts",
-    ),
-    (&["gpt_neox", "gptj", "phi", "falcon"], "rotary positions and parallel branches"),
+    (&["smollm3"], "layers without rotary positions"),
+    (&["phi3"], "its names: queries, keys and values in one weight"),
+    (&["gemma", "gemma2", "gemma3"], "its norms and the scale of its embedding"),
+    (&["olmo2"], "its order of norms"),
+    (&["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "gpt_oss"], "mixture of experts"),
+    (&["gpt_neox", "gptj", "phi", "falcon"], "parallel branches and rotations of parts of a head"),
     (&["bloom", "mpt"], "position biases in attention (ALiBi)"),
     (&["opt", "gpt_neo"], "its order of norms and its names"),
     (&["bert", "roberta", "distilbert", "electra", "deberta-v2", "modernbert"], "bidirectional attention"),
@@ -41,8 +40,8 @@ pub(super) fn find(config: &Value) -> Result<&'static dyn Architecture, String> 
         let missing = MISSING.iter().find(|(kinds, _)| kinds.contains(&kind)).map(|(_, missing)| *missing);
         let missing = missing.unwrap_or("its layers");
         format!(
-            "its `model_type` is {kind:?}, which is not supported (missing: {missing}); what is read is \"gpt2\", and ResNets, VGGs \
-             and AlexNet of torchvision without a config.json"
+            "its `model_type` is {kind:?}, which is not supported (missing: {missing}); what is read is \"gpt2\", \"llama\", \
+             \"mistral\", \"qwen2\" and \"qwen3\", and ResNets, VGGs and AlexNet of torchvision without a config.json"
         )
     })
 }
@@ -84,11 +83,11 @@ mod tests {
     #[test]
     fn what_is_missing_is_named() {
         let message = |kind: Value| find(&json!({ "model_type": kind })).err().unwrap();
-        let llama = message(json!("llama"));
-        assert!(llama.starts_with(
-            "its `model_type` is \"llama\", which is not supported (missing: rotary positions);"
+        let olmo = message(json!("olmo2"));
+        assert!(olmo.starts_with(
+            "its `model_type` is \"olmo2\", which is not supported (missing: its order of norms);"
         ));
-        assert!(message(json!("qwen3_moe")).contains("rotary positions and mixture of experts"));
+        assert!(message(json!("qwen3_moe")).contains("(missing: mixture of experts)"));
         assert!(message(json!("new")).contains("(missing: its layers)"));
         assert_eq!(message(json!(2)), "`model_type` must be a text, got 2");
     }

@@ -4,11 +4,12 @@
 //! read. Dropout is a matter of how a model is trained: the run file's counts, not the file's.
 
 use espalier_plan::config::{Family, ModelConfig};
+use espalier_plan::spec::Activation;
 use espalier_plan::spec::presets::NormKind;
-use espalier_plan::spec::{Activation, NORM_EPS};
 use serde_json::{Value, json};
 
 use super::architecture::{Architecture, ForeignFiles, ForeignModel, HEAD, OurModel};
+use super::config_fields::{flag, number, positive_integer, text};
 
 /// Before all names but the head's, where transformers' class with a head wrote them.
 const PREFIX: &str = "transformer.";
@@ -36,22 +37,16 @@ impl Architecture for Gpt2 {
     /// file says that they are one.
     fn read(&self, files: &ForeignFiles<'_>) -> Result<ForeignModel, String> {
         let config = files.config;
-        let positive_integer = |field: &str| {
-            let value = config[field].as_u64().filter(|number| *number > 0).map(|number| number as usize);
-            value.ok_or_else(|| format!("`{field}` must be a whole number above 0, got {}", config[field]))
-        };
+        let positive_integer = |field: &str| positive_integer(config, field);
         let (width, heads) = (positive_integer("n_embd")?, positive_integer("n_head")?);
-        let inner = &config["n_inner"];
         let refused = |field: &str, ours: String| Err(format!("`{field}` is {}, and {ours}", config[field]));
-        if !inner.is_null() && inner.as_u64() != Some(4 * width as u64) {
-            return refused("n_inner", format!("a layer here has 4 widths inside, {}", 4 * width));
-        }
-        let eps = &config["layer_norm_epsilon"];
-        if !eps.is_null() && !eps.is_number() {
-            return Err(format!("`layer_norm_epsilon` must be a number, got {eps}"));
-        }
-        if eps.as_f64().is_some_and(|eps| eps as f32 != NORM_EPS) {
-            return refused("layer_norm_epsilon", format!("norms here have {NORM_EPS}"));
+        let inner = match config["n_inner"].is_null() {
+            true => None,
+            false => Some(positive_integer("n_inner")?).filter(|inner| *inner != 4 * width),
+        };
+        let eps = number(config, "layer_norm_epsilon")?.unwrap_or(1e-5);
+        if !(eps > 0.0 && eps <= 1.0) {
+            return refused("layer_norm_epsilon", "it is above 0 and at most 1 here".into());
         }
         for (field, ours) in [
             ("scale_attn_weights", true),
@@ -62,11 +57,7 @@ impl Architecture for Gpt2 {
                 return refused(field, format!("it is {ours} here"));
             }
         }
-        let written = match &config["activation_function"] {
-            Value::Null => "gelu_new",
-            Value::String(name) => name,
-            other => return Err(format!("`activation_function` must be a text, got {other}")),
-        };
+        let written = text(config, "activation_function")?.unwrap_or("gelu_new");
         let Some((_, activation)) = ACTIVATIONS.iter().find(|(name, _)| *name == written) else {
             let names = ACTIVATIONS.map(|(name, _)| name).join(", ");
             return refused("activation_function", format!("those read are {names}"));
@@ -81,6 +72,8 @@ impl Architecture for Gpt2 {
             tied: self.tied_to(config)?.is_some() && !files.shapes.contains_key(HEAD),
             norm: NormKind::Layer,
             activation: *activation,
+            inner,
+            eps,
         };
         Ok(ForeignModel { model: ModelConfig { name: "gpt".into(), family }, image: None })
     }
@@ -109,12 +102,12 @@ impl Architecture for Gpt2 {
             "n_layer": shape.layers,
             "n_head": shape.heads,
             "n_embd": shape.width,
-            "n_inner": null,
+            "n_inner": shape.inner,
             "n_positions": shape.context,
             "n_ctx": shape.context,
             "vocab_size": shape.vocab,
             "activation_function": named.map(|(name, _)| name),
-            "layer_norm_epsilon": 1e-5,
+            "layer_norm_epsilon": shape.eps,
             "tie_word_embeddings": shape.tied,
             "initializer_range": 0.02,
             "embd_pdrop": shape.dropout,
@@ -129,16 +122,6 @@ impl Architecture for Gpt2 {
             "torch_dtype": network.dtype,
             "use_cache": true,
         }))
-    }
-}
-
-/// A field that is true or false, where it is there. Of another type it is no default: nobody knows what was
-/// meant.
-fn flag(config: &Value, field: &str) -> Result<Option<bool>, String> {
-    match &config[field] {
-        Value::Null => Ok(None),
-        Value::Bool(value) => Ok(Some(*value)),
-        other => Err(format!("`{field}` must be true or false, got {other}")),
     }
 }
 
@@ -165,9 +148,13 @@ mod tests {
     /// Through config.json and back it is the same model.
     #[test]
     fn every_gpt2_has_a_configuration_that_describes_it() {
-        for fields in
-            ["", "tied = false", "activation = \"silu\"", "layers = 1\nwidth = 8\nheads = 2\ncontext = 5"]
-        {
+        for fields in [
+            "",
+            "tied = false",
+            "activation = \"silu\"",
+            "inner = 100\neps = 1e-6",
+            "layers = 1\nwidth = 8\nheads = 2\ncontext = 5",
+        ] {
             let model = written(fields);
             assert_eq!(read(&config(&model).unwrap()), Ok(model));
         }
@@ -185,13 +172,10 @@ mod tests {
             config[field] = value;
             read(&config).unwrap_err()
         };
+        assert_eq!(message("n_inner", json!(0)), "`n_inner` must be a whole number above 0, got 0");
         assert_eq!(
-            message("n_inner", json!(100)),
-            "`n_inner` is 100, and a layer here has 4 widths inside, 512"
-        );
-        assert_eq!(
-            message("layer_norm_epsilon", json!(1e-6)),
-            "`layer_norm_epsilon` is 1e-6, and norms here have 0.00001"
+            message("layer_norm_epsilon", json!(0)),
+            "`layer_norm_epsilon` is 0, and it is above 0 and at most 1 here"
         );
         assert!(message("activation_function", json!("gelu")).contains("those read are gelu_new"));
         assert_eq!(

@@ -7,21 +7,25 @@
 //! | which files hold the weights | `files` |
 //! | what a family of models is: its configuration, its names | `architecture` |
 //! | which families there are | `families` |
+//! | fields of a config.json | `config_fields` |
 //! | GPT-2, by its config.json | `gpt2` |
+//! | Llama, Mistral, Qwen and SmolLM, by theirs | `llama` |
 //! | torchvision's networks, by their tensors | `torchvision` |
 //! | what stands beside weights: configuration, tokenizer, how pixels are standardised | `sidecar_files` |
 //! | a folder of Hugging Face's, from any checkpoint | `export` |
 //! | a GGUF file, from any checkpoint | `gguf` |
 //!
-//! Our tensors bear the names of Hugging Face's GPT-2, or of torchvision, and lie in memory as theirs do, so
+//! Our tensors bear the names of Hugging Face's models, or of torchvision, and lie in memory as theirs do, so
 //! that reading is a matter of prefixes and of what is left out.
 
 mod architecture;
+mod config_fields;
 mod export;
 mod families;
 mod files;
 mod gguf;
 mod gpt2;
+mod llama;
 mod sidecar_files;
 mod torchvision;
 

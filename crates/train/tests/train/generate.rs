@@ -21,7 +21,7 @@ use espalier_train::trained::TrainedModel;
 use espalier_train::trained::on_ranks;
 
 use crate::fixture::Fixture;
-use crate::support::{Base, tiny_cnn, tiny_gpt, tiny_llama};
+use crate::support::{Base, rotary_llama, tiny_cnn, tiny_gpt, tiny_llama};
 
 const HOT: Sampling = Sampling { temperature: 1.3, top_k: 9, top_p: 0.95, seed: 5, ..Sampling::GREEDY };
 const LIMIT: Duration = Duration::from_secs(60);
@@ -71,8 +71,12 @@ fn without_cache(
 #[test]
 fn tokens_are_those_of_reading_the_full_text_every_time() {
     let folder = tempfile::tempdir().unwrap();
-    for (name, base) in [("dense", dense()), ("pruned", pruned()), ("llama", tiny_llama(&["train.steps=8"]))]
-    {
+    for (name, base) in [
+        ("dense", dense()),
+        ("pruned", pruned()),
+        ("llama", tiny_llama(&["train.steps=8"])),
+        ("rotary", rotary_llama(&["train.steps=8"])),
+    ] {
         let trained = trained(&base, &folder.path().join(name));
         for (text, sampling) in [("12+7=", Sampling::GREEDY), ("5", Sampling::GREEDY), ("31-4", HOT)] {
             let prompt = trained.tokenizer().unwrap().encode(text).unwrap();
@@ -187,7 +191,11 @@ fn a_text_ends_where_the_context_does_or_where_somebody_says_so() {
 #[test]
 fn the_cache_is_as_large_as_planned() {
     let folder = tempfile::tempdir().unwrap();
-    for (name, base) in [("gpt", dense()), ("llama", tiny_llama(&["train.steps=1"]))] {
+    for (name, base) in [
+        ("gpt", dense()),
+        ("llama", tiny_llama(&["train.steps=1"])),
+        ("rotary", rotary_llama(&["train.steps=1"])),
+    ] {
         let trained = trained(&base, &folder.path().join(name));
         for set in [
             &[][..],

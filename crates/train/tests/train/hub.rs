@@ -1,8 +1,10 @@
-//! Other people's models: what transformers says of a tiny GPT-2 (`../oracle/hub.py`), read in every form
+//! Other people's models: what transformers says of a tiny GPT-2 (`../oracle/hub.py`), and of tiny models of
+//! the Llama family, read in every form
 //! that its files come in, trained on, and written as a folder of Hugging Face's again.
 
 mod exact;
 mod gguf;
+mod llama;
 mod reference;
 mod refused;
 mod tokens;
@@ -62,7 +64,7 @@ fn hash(trained: &TrainedModel) -> String {
     trained.params(&plan, &device, &Ranks::single()).unwrap().hash().unwrap()
 }
 
-/// What a GPT says of some tokens.
+/// What a text model says of some tokens.
 fn logits(trained: &TrainedModel, overrides: &[Override], ids: &[u32]) -> Vec<f32> {
     let (plan, device) = (trained.plan(overrides).unwrap(), Device::cpu(2).unwrap());
     let weights = trained.params(&plan, &device, &Ranks::single()).unwrap();
@@ -70,7 +72,10 @@ fn logits(trained: &TrainedModel, overrides: &[Override], ids: &[u32]) -> Vec<f3
     let batch_slice = BatchSlice { samples: 1, ..BatchSlice::default() };
     let mut pass = ForwardContext::new(&weights, Mode::Evaluate, 0, batch_slice);
     let x = Model::build(&plan.model, RecomputeMode::None).forward(ids, &mut pass).unwrap();
-    let table = weights.param(weights.find("wte.weight").unwrap()).weight();
+    let tables = ["lm_head.weight", "wte.weight", "embed_tokens.weight"];
+    let table =
+        tables.into_iter().find_map(|name| weights.find(name)).expect("a head, or what it is tied to");
+    let table = weights.param(table).weight();
     matmul(&x, table.t(), None, Category::Workspace).unwrap().to_f32()
 }
 

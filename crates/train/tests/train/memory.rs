@@ -8,7 +8,7 @@ use espalier_plan::storage::StorageForms;
 use espalier_tensor::{Category, DType, StashedTensor};
 use espalier_train::trainer::Trainer;
 
-use crate::support::{base, on_every_rank, prepare, tiny_cnn, tiny_gpt, tiny_llama};
+use crate::support::{base, on_every_rank, prepare, rotary_llama, tiny_cnn, tiny_gpt, tiny_llama};
 
 const SCHEDULES: [&str; 9] =
     ["gpipe", "1f1b", "interleaved", "pipedream", "2bw", "chimera", "chimera-doubling", "zb-h1", "axonn"];
@@ -24,6 +24,8 @@ fn kept_activations_are_exactly_those_predicted() {
         tiny_gpt(&["train.recompute=attention"]),
         tiny_gpt(&["train.recompute=attention", "train.precision=bf16", "model.dropout=0.1"]),
         tiny_llama(&["train.recompute=attention"]),
+        rotary_llama(&[]),
+        rotary_llama(&["train.precision=bf16", "train.recompute=attention"]),
         tiny_cnn(&[]),
         tiny_cnn(&["train.precision=bf16"]),
     ] {
@@ -44,6 +46,8 @@ fn kept_activations_are_exactly_those_predicted() {
         assert_eq!(measured, stages[0].kept, "{}, {}", plan.model.name, recompute.name());
         drop((x, pass));
         assert_eq!(device.ledger().current(Category::Activations), 0);
+        // It has the rotations of all positions.
+        drop(model);
         assert_eq!(device.ledger().current(Category::Workspace), 0);
     }
 }
@@ -62,6 +66,7 @@ fn activations_in_flight_are_exactly_those_predicted_for_every_rank() {
         (2, gpt.set("train.precision=bf16").set("model.norm=rms").set("model.activation=silu"), transformer),
         (4, gpt.set("model.layers=7"), transformer),
         (2, tiny_llama(&[]), transformer),
+        (2, rotary_llama(&["model.tied=false"]), transformer),
         (2, resnet, other),
         (2, tiny_cnn(&[]), other),
         (2, tiny_cnn(&["train.batch_norm_group=1", "train.precision=bf16"]), other),
@@ -110,7 +115,8 @@ fn activations_of_ranks_along_the_tensor_axis_are_exactly_those_predicted() {
     let gpt = tiny_gpt(&["model.tied=false", "parallel.tensor=2"]);
     // Four ranks read the keys and values of two heads, and of one.
     let llama = tiny_llama(&["parallel.tensor=4"]);
-    for (ranks, base) in [(2, gpt), (4, llama)] {
+    let rotary = rotary_llama(&["parallel.tensor=4"]);
+    for (ranks, base) in [(2, gpt), (4, llama), (4, rotary)] {
         for sequence in [false, true] {
             for recompute in ["none", "attention", "block"] {
                 let base = base
@@ -140,6 +146,7 @@ fn activations_deferred_along_the_tensor_axis_are_exactly_those_predicted() {
         ("gpt, sequence", gpt.set("parallel.sequence=true")),
         ("gpt, recomputed", gpt.set("train.recompute=block")),
         ("llama", tiny_llama(&["parallel.tensor=2"])),
+        ("llama family", rotary_llama(&["parallel.tensor=2", "model.tied=false"])),
         ("llama, sequence", tiny_llama(&["parallel.tensor=2", "parallel.sequence=true"])),
         ("cnn", cnn),
     ] {
@@ -264,6 +271,7 @@ fn messages_of_ranks_along_the_tensor_axis_are_exactly_those_predicted() {
         ("plain", gpt.set("parallel.linear=plain")),
         ("replicas", gpt.set("parallel.data=2")),
         ("llama", tiny_llama(&["parallel.tensor=2"])),
+        ("llama family", rotary_llama(&["parallel.tensor=2"])),
         ("images", tiny_cnn(&["parallel.tensor=2"])),
     ] {
         let (plan, ..) = prepare(&base.set("train.steps=2"), 1);

@@ -3,7 +3,7 @@
 use espalier_train::Error;
 use espalier_train::trainer::StepReport;
 
-use crate::support::{self, Base, tiny_cnn, tiny_gpt, tiny_llama};
+use crate::support::{self, Base, rotary_llama, tiny_cnn, tiny_gpt, tiny_llama};
 
 fn steps(base: &Base, count: usize, threads: usize) -> (Vec<StepReport>, String) {
     let mut trainer = base.trainer(threads);
@@ -58,6 +58,8 @@ fn recomputation_changes_no_bit() {
         tiny_gpt(&["model.dropout=0.2"]),
         tiny_gpt(&["train.precision=bf16", "train.micro_batches=2"]),
         tiny_llama(&[]),
+        rotary_llama(&[]),
+        rotary_llama(&["train.precision=bf16", "train.micro_batches=2"]),
     ] {
         assert_eq!(steps(&base, 3, 2).1, steps(&base.set("train.recompute=attention"), 3, 2).1);
     }

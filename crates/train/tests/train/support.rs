@@ -137,6 +137,40 @@ pub fn tiny_gpt(overrides: &[&str]) -> Base {
     base(TEXT, overrides)
 }
 
+/// Two layers of the Llama family with all that its members have: rotary positions that are scaled, grouped
+/// keys, a head size apart from the width, biases, norms of queries and keys.
+pub fn rotary_llama(overrides: &[&str]) -> Base {
+    const TEXT: &str = r#"
+        seed = 4
+        [model]
+        name = "llama"
+        layers = 2
+        heads = 4
+        kv_heads = 2
+        head_dim = 6
+        width = 16
+        inner = 20
+        context = 24
+        qkv_bias = true
+        qk_norm = true
+        rotary_base = 100.0
+        rotary_scaling = "llama3"
+        rotary_original = 16
+        [data]
+        kind = "arithmetic"
+        count = 400
+        [train]
+        batch = 4
+        eval_samples = 4
+        [learning_rate]
+        peak = 1e-2
+        schedule = "cosine"
+        warmup = 1
+        decay_steps = 40
+    "#;
+    base(TEXT, overrides)
+}
+
 /// Two layers as Llama has them (RMS norm, separate queries, keys and values, grouped queries, SwiGLU, no
 /// biases), written layer by layer; docs/run-file.md has the same at another width.
 pub fn tiny_llama(overrides: &[&str]) -> Base {

@@ -7,7 +7,8 @@ use espalier_train::Error;
 use espalier_train::trainer::{StepReport, Trainer};
 
 use crate::support::{
-    Base, apart, files, on_every_rank, passed_on, prepare, saved, tiny_cnn, tiny_gpt, tiny_llama,
+    Base, apart, files, on_every_rank, passed_on, prepare, rotary_llama, saved, tiny_cnn, tiny_gpt,
+    tiny_llama,
 };
 
 /// What a rank has to show after some steps: what all ranks see alike, and how far its weights are from those
@@ -183,19 +184,21 @@ fn trust_ratios_are_those_of_full_tensors() {
 /// have weights of their own, and gathered where one weight makes queries, keys and values.
 #[test]
 fn llama_s_layers_are_sharded_by_heads() {
-    let base = tiny_llama(&["train.batch=8", "train.micro_batches=2", "train.eval_samples=8"]);
-    let base = base.with(["optimizer.name=sgd", "learning_rate.peak=0.3", "learning_rate.decay_steps=100"]);
-    let single = on(&base, 8).remove(0);
-    for ranks in [2, 4] {
-        let sharded = base.set(format!("parallel.tensor={ranks}"));
-        same_as(&single, &sharded, 8, 1e-5, &format!("{ranks} ranks"));
-        same_as(
-            &single,
-            &sharded.set("parallel.sequence=true"),
-            8,
-            1e-5,
-            &format!("{ranks} ranks, sequence"),
-        );
+    let changes = ["train.batch=8", "train.micro_batches=2", "train.eval_samples=8"];
+    for (what, base) in [("layers", tiny_llama(&changes)), ("family", rotary_llama(&changes))] {
+        let sgd = ["optimizer.name=sgd", "learning_rate.peak=0.3", "learning_rate.decay_steps=100"];
+        let base = base.with(sgd);
+        let single = on(&base, 8).remove(0);
+        for ranks in [2, 4] {
+            let sharded = base.set(format!("parallel.tensor={ranks}"));
+            let what = format!("{what}, {ranks} ranks");
+            same_as(&single, &sharded, 8, 1e-5, &what);
+            let sequence = sharded.set("parallel.sequence=true");
+            same_as(&single, &sequence, 8, 1e-5, &format!("{what}, sequence"));
+            let stages = sequence.with(["parallel.pipeline=2", "parallel.data=2", "train.micro_batches=1"]);
+            let stages = stages.with(["parallel.zero=true", "train.recompute=attention"]);
+            same_as(&single, &stages, 8, 1e-5, &format!("{what}, all axes"));
+        }
     }
 }
 

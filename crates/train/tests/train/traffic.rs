@@ -8,7 +8,7 @@ use espalier_plan::cost::{AllReduce, AlphaBeta, LayerSizes, Parallelism, Setting
 use espalier_plan::schedule::Action;
 use espalier_train::step::TraceKind;
 
-use crate::support::{Base, images, on_every_rank, prepare, tiny_cnn, tiny_gpt, tiny_llama};
+use crate::support::{Base, images, on_every_rank, prepare, rotary_llama, tiny_cnn, tiny_gpt, tiny_llama};
 
 /// Under which name the transport counts what an action sends.
 fn counted_as(action: &Action, sharded: bool) -> Option<Counted> {
@@ -170,6 +170,14 @@ fn layers_send_what_the_plan_says() {
         let llama = tiny_llama(&["parallel.tensor=4"]).set(format!("train.recompute={recompute}"));
         check(&format!("repeated heads, recompute = {recompute}"), &llama);
         check("repeated heads, sequence", &llama.set("parallel.sequence=true"));
+        for ranks in [2, 4] {
+            let family = rotary_llama(&["train.batch=8", "train.micro_batches=2"])
+                .with([format!("parallel.tensor={ranks}"), format!("train.recompute={recompute}")]);
+            check(&format!("llama family, recompute = {recompute}"), &family);
+            check("llama family, sequence", &family.set("parallel.sequence=true"));
+            let stages = family.with(["parallel.pipeline=2", "parallel.data=2", "parallel.zero=2"]);
+            check("llama family, stages, shared gradients", &stages);
+        }
     }
     let cnn = tiny_cnn(&["train.batch=8", "model.layers.0.stride=2"]);
     let resnet = images().set("model.name=resnet8").set("data.size=20").set("data.count=120");

@@ -13,9 +13,15 @@ use espalier_train::infer::{Sampler, Sampling};
 use espalier_train::trainer::Trainer;
 use tempfile::TempDir;
 
-use crate::support::{Base, checkpoints, hash, images, on_every_rank, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{
+    Base, checkpoints, hash, images, on_every_rank, prepare, rotary_llama, tiny_cnn, tiny_gpt,
+};
 
 const COMPRESSED: &str = "prune.weights=compressed";
+
+fn llama() -> Base {
+    rotary_llama(&["train.batch=8", "train.micro_batches=4", "train.eval_samples=8"])
+}
 
 fn gpt() -> Base {
     tiny_gpt(&["model.layers=3", "train.batch=8", "train.micro_batches=4", "train.eval_samples=8"])
@@ -76,6 +82,9 @@ fn cases() -> Vec<(&'static str, Base)> {
         ),
         ("lottery, from the start", cnn.clone(), &["prune.method=lottery", "prune.sparsity=0.6"]),
         ("2:4, nesterov", gpt(), &["prune.method=2:4", "optimizer.name=nesterov"]),
+        ("llama", llama(), &["prune.method=magnitude", "train.recompute=attention"]),
+        ("llama, sparse products", llama(), &["prune.method=magnitude", "prune.kernels=sparse"]),
+        ("llama, tensor", llama(), &["prune.method=wanda", "parallel.tensor=2", "prune.samples=8"]),
         ("convolutions, sgd", cnn.clone(), &["prune.method=magnitude", "optimizer.name=sgd"]),
         ("sparse products", gpt(), &["prune.method=magnitude", "prune.kernels=sparse"]),
         ("blocks recomputed", gpt(), &["prune.method=magnitude", "train.recompute=block"]),

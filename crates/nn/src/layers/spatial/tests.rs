@@ -233,12 +233,16 @@ fn build(
             (spec::LayerSpec::Linear(Linear { name, order, .. }), _) => built.push(Box::new(layers::Chain {
                 enter: None,
                 before: layers::ChainPrologue::Nothing,
-                first: layers::Linear {
-                    weight: id(name, "weight"),
-                    bias: Some(id(name, "bias")),
-                    order: *order,
+                first: layers::Projection {
+                    linears: vec![layers::Linear {
+                        weight: id(name, "weight"),
+                        bias: Some(id(name, "bias")),
+                        order: *order,
+                    }],
+                    widths: vec![layer.output(shape).unwrap().last()],
                 },
                 rest: Vec::new(),
+                gate: None,
             })),
             (other, _) => panic!("no {} here", other.kind()),
         }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::super::through;
+use super::super::{Shard, through};
 use super::TensorSharder;
 use crate::error::Error;
 use crate::spec::{
@@ -114,7 +114,12 @@ impl TensorSharder<'_> {
             let entry = layer.description();
             built.push(if let Some(heads) = self.heads(layer) {
                 ranges = &queries;
-                heads?.layer
+                let local = heads?.layer;
+                // Norms of heads have one scale for all of them: each rank's heads make a term of its gradient.
+                for parameter in local.parameters() {
+                    self.hold(&parameter.name, Shard::full(&parameter.shape), true);
+                }
+                local
             } else {
                 let Range { start, end } = ranges[0];
                 let elements = DropoutIndices::Runs { first: start, run: end - start, of: shape.last() };

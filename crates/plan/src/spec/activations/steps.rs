@@ -187,6 +187,7 @@ impl ActivationWalk {
             }
             let remade = before.is_some_and(|before| remakes(before, layer));
             edge = match layer.description().branches() {
+                Some(_) if remade => self.remade_branches(layer, edge),
                 Some(_) => self.branches(layer, edge, *gradient),
                 None => self.layer(layer, edge, *gradient, remade),
             };
@@ -220,6 +221,26 @@ impl ActivationWalk {
 
     fn layer_step(&mut self, saves: Vec<SavedTensor>, reads: Vec<SavedTensor>) {
         self.steps.push(ActivationStep::Layer(LayerActivations { saves, reads }));
+    }
+
+    /// Linear layers side by side whose input is made again: they go backwards together with what makes it.
+    fn remade_branches(&mut self, layer: &LayerSpec, input: Edge) -> Edge {
+        let branches = layer.description().branches().expect("a layer with branches");
+        let outputs: Vec<SavedTensor> =
+            branches.all.iter().map(|branch| self.tensor(input.at.through(&branch.layers[..1]))).collect();
+        let read = self.tensor(input.at);
+        let gradients: Vec<SavedTensor> =
+            branches.all.iter().map(|branch| self.tensor(input.at.through(&branch.layers[..1]))).collect();
+        match self.steps.last_mut() {
+            Some(ActivationStep::Layer(before)) => {
+                before.reads.splice(0..0, std::iter::once(read).chain(gradients));
+            }
+            _ => unreachable!("what is made again is made by a layer"),
+        }
+        if branches.join.reads_outputs() {
+            self.layer_step(outputs, Vec::new());
+        }
+        self.edge(input.at.behind(layer))
     }
 
     /// The branches of a layer, and their join.

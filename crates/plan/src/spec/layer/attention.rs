@@ -3,19 +3,23 @@
 //! Queries, keys and values come side by side, `[heads d | kv_heads d | kv_heads d]`, from one linear layer,
 //! or from several in a [`Branches`](super::Branches) that puts them side by side. With fewer heads of keys
 //! and values than of queries each serves a group of neighbouring queries' heads (grouped-query attention,
-//! Ainslie et al. 2023; with one, Shazeer 2019).
+//! Ainslie et al. 2023; with one, Shazeer 2019). Queries and keys may go through a norm of each head, as in
+//! Qwen 3, and be turned by their positions ([`Rotary`]).
 
 use std::ops::Range;
 
 use serde::Serialize;
 
+use super::super::Init;
+use super::super::parameter::{Parameter, weight_and_bias};
 use super::super::shape::Shape;
 use super::kind::{Downstream, LayerKind};
+use super::rotary::Rotary;
 use super::{
-    AttentionRole, HeadShard, LayerDescription, LayerKernel, LayerSpec, Properties, SavedForBackward,
-    TensorRole, sequence,
+    AttentionRole, HeadShard, LayerDescription, LayerKernel, LayerSpec, NORM_EPS, Properties,
+    SavedForBackward, TensorRole, sequence,
 };
-use crate::field::{LARGEST, integer, optional_integer};
+use crate::field::{LARGEST, POSITIVE, flag, integer, optional_integer, optional_number};
 use crate::split::split;
 
 /// `[seq, width + 2 kv_heads d]` becomes `[seq, width]`, d = width / heads.
@@ -27,12 +31,32 @@ pub struct Attention {
     pub kv_heads: usize,
     /// Columns of the result: those of all heads of queries.
     pub width: usize,
+    /// How queries and keys are turned by their positions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rotary: Option<Rotary>,
+    /// What queries and keys go through before they are turned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qk_norm: Option<QkNorm>,
+}
+
+/// RMS norms over the columns of each head, one scale for all heads of queries and one for all of keys.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct QkNorm {
+    /// Prefix of `.q_norm.weight` and `.k_norm.weight`.
+    pub name: String,
+    /// Added to the mean square.
+    pub eps: f32,
 }
 
 /// As a run file writes it.
 pub(super) const ATTENTION: LayerKind = LayerKind {
     word: "attention",
-    fields: &[integer("heads", 1, 1, LARGEST), optional_integer("kv_heads", 1, LARGEST)],
+    fields: &[
+        integer("heads", 1, 1, LARGEST),
+        optional_integer("kv_heads", 1, LARGEST),
+        optional_number("rotary", POSITIVE),
+        flag("qk_norm", false),
+    ],
     opens: false,
     then: Downstream::Linear,
     complete: |written, at| {
@@ -43,13 +67,32 @@ pub(super) const ATTENTION: LayerKind = LayerKind {
             true => last / 3,
             false => (last / heads.saturating_add(kv_heads.saturating_mul(2))).saturating_mul(heads),
         };
-        Ok(LayerSpec::Attention(Attention::new(heads, kv_heads, width)))
+        let norm = QkNorm { name: at.name.clone(), eps: NORM_EPS };
+        Ok(LayerSpec::Attention(Attention {
+            rotary: written.optional_number("rotary").map(Rotary::new),
+            qk_norm: written.flag("qk_norm").then_some(norm),
+            ..Attention::new(heads, kv_heads, width)
+        }))
     },
 };
 
 impl LayerDescription for Attention {
     fn word(&self) -> &'static str {
         ATTENTION.word
+    }
+
+    fn name(&self) -> Option<&str> {
+        self.qk_norm.as_ref().map(|norm| norm.name.as_str())
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        let scale = |norm: &QkNorm, which: &str| {
+            let width = self.width / self.heads.max(1);
+            weight_and_bias(&format!("{}.{which}", norm.name), vec![width], Init::Constant(1.0), None)
+        };
+        let both =
+            |norm| ["q_norm", "k_norm"].map(|which| scale(norm, which)).into_iter().flatten().collect();
+        self.qk_norm.as_ref().map_or_else(Vec::new, both)
     }
 
     fn output(&self, input: Shape) -> Result<Shape, String> {
@@ -60,6 +103,9 @@ impl LayerDescription for Attention {
         }
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             return Err(format!("{kv_heads} key/value heads do not divide the {heads} query heads"));
+        }
+        if (self.rotary.is_some() || self.qk_norm.is_some()) && !(width / heads).is_multiple_of(2) {
+            return Err(format!("heads of {} columns have no pairs that could be turned", width / heads));
         }
         let all = width.saturating_add((width / heads).saturating_mul(kv_heads).saturating_mul(2));
         if input.last() != all {
@@ -90,11 +136,13 @@ impl LayerDescription for Attention {
     }
 
     fn properties(&self) -> Properties {
+        let kv_width = self.kv_heads * (self.width / self.heads.max(1));
+        let turned = if self.rotary.is_some() || self.qk_norm.is_some() { self.width + kv_width } else { 0 };
         Properties {
-            kernel: LayerKernel::Attention { heads: self.heads, width: self.width },
+            kernel: LayerKernel::Attention { heads: self.heads, width: self.width, turned },
             attention_role: AttentionRole::Core,
             // Keys and values.
-            cached: 2 * self.kv_heads * (self.width / self.heads.max(1)),
+            cached: 2 * kv_width,
             tensor_role: TensorRole::Between,
             channel_groups: self.kv_heads,
             mixes_positions: true,
@@ -106,7 +154,7 @@ impl LayerDescription for Attention {
 impl Attention {
     /// Of so many heads of queries, and of keys and values, with so many channels of queries.
     pub fn new(heads: usize, kv_heads: usize, width: usize) -> Attention {
-        Attention { heads, kv_heads, width }
+        Attention { heads, kv_heads, width, rotary: None, qk_norm: None }
     }
 
     fn heads_of(&self, ranks: usize, rank: usize) -> Result<HeadShard, String> {

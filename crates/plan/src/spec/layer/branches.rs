@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::super::shape::Shape;
 use super::kind::{Downstream, LayerKind};
-use super::{AttentionRole, LayerDescription, LayerKernel, LayerSpec, Properties};
+use super::{Activation, AttentionRole, LayerDescription, LayerKernel, LayerSpec, Properties};
 use crate::field::{layers, two_lists, word};
 
 /// What becomes of what the branches give.
@@ -186,15 +186,49 @@ impl LayerDescription for Branches {
             layer.description().branches().is_none()
                 && layer.properties().attention_role != AttentionRole::Core
         });
+        let projection = self.projection();
         Properties {
             // Several layers side by side project as one does.
             attention_role: if is_flat { AttentionRole::Projects } else { AttentionRole::Apart },
+            takes_remade: projection.is_some(),
+            remakes_output: projection.is_some_and(|one| one.gate.is_some()),
             ..JOINED
         }
     }
 }
 
+/// Linear layers that read the same tensor and are nothing but concatenated, or multiplied behind one gate.
+#[derive(Debug)]
+pub struct JointProjection<'a> {
+    /// In their order.
+    pub linears: Vec<&'a LayerSpec>,
+    /// The function of the first of two, which the second is multiplied by.
+    pub gate: Option<Activation>,
+}
+
 impl Branches {
+    /// Where the branches are linear layers that run as one: several side by side, or a gated unit such as
+    /// SwiGLU. What they read is kept once, or made again, and a gated unit's result is made again too.
+    pub fn projection(&self) -> Option<JointProjection<'_>> {
+        let linear = |layer: &LayerSpec| matches!(layer, LayerSpec::Linear(_));
+        match (self.join, &self.branches[..]) {
+            (BranchJoin::Concat, all) => {
+                let one = |branch: &'_ Vec<LayerSpec>| matches!(&branch[..], [layer] if linear(layer));
+                let linears = || all.iter().map(|branch| &branch[0]).collect();
+                all.iter().all(one).then(|| JointProjection { linears: linears(), gate: None })
+            }
+            (BranchJoin::Product, [gate, up]) => match (&gate[..], &up[..]) {
+                ([first, LayerSpec::Activation(function)], [second])
+                    if linear(first) && linear(second) && function.properties().is_gate =>
+                {
+                    Some(JointProjection { linears: vec![first, second], gate: Some(*function) })
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     fn all(&self) -> BranchList<'_> {
         let all = self.branches.iter().enumerate();
         let all =

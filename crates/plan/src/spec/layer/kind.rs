@@ -145,6 +145,14 @@ impl WrittenLayer {
         }
     }
 
+    /// A number, if it was written.
+    pub fn optional_number(&self, name: &str) -> Option<f64> {
+        match self.value(name) {
+            FieldValue::None => None,
+            _ => Some(self.number(name)),
+        }
+    }
+
     /// The word of a field that takes one of several.
     pub fn word(&self, name: &str) -> &'static str {
         match self.value(name) {

@@ -22,14 +22,15 @@ mod norm;
 mod pool;
 mod properties;
 mod reshape;
+mod rotary;
 mod tiles;
 mod walk;
 
 pub use crate::tiles::WindowPadding;
 pub use activation::Activation;
-pub use attention::Attention;
+pub use attention::{Attention, QkNorm};
 pub use bias::Bias;
-pub use branches::{BranchJoin, BranchList, Branches, LayerBranch, Residual};
+pub use branches::{BranchJoin, BranchList, Branches, JointProjection, LayerBranch, Residual};
 pub use collective::{CollectiveLayer, CollectiveOp, ShardDim, SharedStatistics};
 pub use conv::Conv;
 pub use dropout::{Dropout, DropoutIndices};
@@ -43,6 +44,7 @@ pub use properties::{
     TensorRole, TileRole,
 };
 pub use reshape::{FeatureSlice, Flatten, PadChannels};
+pub use rotary::{Llama3Scaling, Rotary};
 pub use tiles::{Crop, Halo, TiledMean};
 
 use std::ops::Range;

@@ -90,8 +90,10 @@ pub enum LayerKernel {
     Attention {
         /// Heads of queries,
         heads: usize,
-        /// and channels of all of them.
+        /// channels of all of them,
         width: usize,
+        /// and of queries and keys those that are turned by their positions, or normalised, before.
+        turned: usize,
     },
 }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::{
     Activation, Attention, Dropout, Embedding, Init, Input, LayerNorm, LayerSpec, Linear, ModelSpec,
-    NORM_EPS, PositionEmbedding, Residual, RmsNorm, TiedLinear, WeightOrder,
+    PositionEmbedding, Residual, RmsNorm, TiedLinear, WeightOrder,
 };
 use super::block;
 
@@ -44,6 +44,10 @@ pub struct Gpt {
     pub norm: NormKind,
     /// The non-linearity of the multi-layer perceptron.
     pub activation: Activation,
+    /// Columns inside the perceptron; left out: four widths.
+    pub inner: Option<usize>,
+    /// Added to variances in norms.
+    pub eps: f64,
 }
 
 impl Default for Gpt {
@@ -59,11 +63,16 @@ impl Default for Gpt {
             tied: true,
             norm: NormKind::Layer,
             activation: Activation::Gelu,
+            inner: None,
+            eps: Gpt::EPS,
         }
     }
 }
 
 impl Gpt {
+    /// The epsilon of the published sizes.
+    pub(crate) const EPS: f64 = 1e-5;
+
     /// Names of the published sizes.
     pub(crate) const PRESETS: [&str; 6] =
         ["gpt2-124m", "gpt2-350m", "gpt3-xl", "gpt3-2.7b", "gpt3-6.7b", "gpt3-13b"];
@@ -141,7 +150,7 @@ fn transformer_layer(name: &str, shape: &Gpt) -> Vec<LayerSpec> {
         LayerSpec::Attention(Attention::new(heads, heads, width)),
         linear("attn.c_proj", width, width, residual),
     ];
-    let hidden = width.saturating_mul(4);
+    let hidden = shape.inner.unwrap_or(width.saturating_mul(4));
     let mut perceptron = vec![
         norm(format!("{name}.ln_2"), shape),
         linear("mlp.c_fc", width, hidden, 0.02),
@@ -156,11 +165,10 @@ fn transformer_layer(name: &str, shape: &Gpt) -> Vec<LayerSpec> {
 }
 
 fn norm(name: String, shape: &Gpt) -> LayerSpec {
+    let (width, eps) = (shape.width, shape.eps as f32);
     match shape.norm {
-        NormKind::Layer => {
-            LayerSpec::LayerNorm(LayerNorm { name, width: shape.width, eps: NORM_EPS, bias: true })
-        }
-        NormKind::Rms => LayerSpec::RmsNorm(RmsNorm { name, width: shape.width, eps: NORM_EPS }),
+        NormKind::Layer => LayerSpec::LayerNorm(LayerNorm { name, width, eps, bias: true }),
+        NormKind::Rms => LayerSpec::RmsNorm(RmsNorm { name, width, eps }),
     }
 }
 

@@ -7,12 +7,14 @@
 mod alexnet;
 mod cnn;
 mod gpt;
+mod llama;
 mod resnet;
 mod vgg;
 
 pub use alexnet::alexnet;
 pub use cnn::{mlp, resnet8, simple_cnn};
 pub use gpt::{Gpt, NormKind, gpt};
+pub use llama::{Llama, llama};
 pub use resnet::{ResNet, resnet};
 pub use vgg::{Vgg, vgg};
 

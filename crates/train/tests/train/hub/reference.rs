@@ -106,7 +106,7 @@ fn a_step_from_its_weights_is_that_of_transformers() {
 }
 
 /// Runs `hub.py`; false where there is no Python with what it needs.
-fn python<'a>(arguments: impl IntoIterator<Item = &'a Path>) -> bool {
+pub(super) fn python<'a>(arguments: impl IntoIterator<Item = &'a Path>) -> bool {
     let output = Command::new("python3").arg(oracle().join("hub.py")).args(arguments).output();
     let why = match output {
         Ok(output) if output.status.success() => return true,

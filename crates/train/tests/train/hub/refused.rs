@@ -21,12 +21,13 @@ fn an_architecture_that_we_lack_is_named_with_what_is_missing() {
     let at = folder_with(folder.path().to_owned(), |_| {});
     let mut config: serde_json::Value =
         serde_json::from_slice(&fs::read(at.join("config.json")).unwrap()).unwrap();
-    config["model_type"] = json!("qwen3");
+    config["model_type"] = json!("qwen3_moe");
     fs::write(at.join("config.json"), config.to_string()).unwrap();
     assert_eq!(
         refusal(&at).replace(&at.display().to_string(), "DIR"),
-        "DIR/config.json: its `model_type` is \"qwen3\", which is not supported (missing: rotary positions); what is read is \
-         \"gpt2\", and ResNets, VGGs and AlexNet of torchvision without a config.json"
+        "DIR/config.json: its `model_type` is \"qwen3_moe\", which is not supported (missing: mixture of experts); what is \
+         read is \"gpt2\", \"llama\", \"mistral\", \"qwen2\" and \"qwen3\", and ResNets, VGGs and AlexNet of torchvision \
+         without a config.json"
     );
     fs::write(at.join("config.json"), "{").unwrap();
     assert!(refusal(&at).contains("config.json is not JSON"));

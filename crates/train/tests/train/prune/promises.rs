@@ -5,7 +5,7 @@ use espalier_tensor::mask::ones;
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, checkpoints, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{Base, checkpoints, prepare, rotary_llama, tiny_cnn, tiny_gpt};
 
 const STEPS: usize = 12;
 
@@ -13,6 +13,7 @@ const STEPS: usize = 12;
 fn methods() -> Vec<(&'static str, Base)> {
     let gpt = |settings: &[&str]| tiny_gpt(&["model.dropout=0.1", "prune.sparsity=0.6"]).with(settings);
     let cnn = |settings: &[&str]| tiny_cnn(&["prune.sparsity=0.6"]).with(settings);
+    let llama = |settings: &[&str]| rotary_llama(&["prune.sparsity=0.6"]).with(settings);
     let early = ["prune.method=early-bird", "prune.every=1", "prune.window=4", "prune.tolerance=0.4"];
     let moving = ["prune.every=2", "prune.fraction=0.5"];
     let bf16 = "train.precision=bf16";
@@ -35,6 +36,15 @@ fn methods() -> Vec<(&'static str, Base)> {
         ("rigl", gpt(&["prune.method=rigl", "prune.embeddings=true"]).set(moving[0]).set(moving[1])),
         ("rigl in bf16", cnn(&["prune.method=rigl", bf16]).set(moving[0]).set(moving[1])),
         ("2:4", tiny_gpt(&["prune.method=2:4", "prune.at=3"])),
+        ("magnitude of llama by row", llama(&["prune.method=magnitude", "prune.at=4", "prune.scope=row"])),
+        ("wanda of llama by row", llama(&["prune.method=wanda", "prune.at=2", "prune.samples=20"])),
+        ("snip of llama", llama(&["prune.method=snip", "prune.samples=10", bf16])),
+        ("grasp of llama", llama(&["prune.method=grasp", "prune.samples=10"])),
+        ("gradual of llama", llama(&["prune.method=gradual", "prune.every=2"])),
+        ("rigl of llama", llama(&["prune.method=rigl"]).set(moving[0]).set(moving[1])),
+        ("lottery of llama", llama(&["prune.method=lottery", "prune.rate=0.4", "prune.rewind=2"])),
+        ("early-bird of llama", llama(&early)),
+        ("2:4", rotary_llama(&["prune.method=2:4", "prune.at=3"])),
     ]
 }
 
