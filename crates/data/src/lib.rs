@@ -13,7 +13,7 @@
 //! | text files, as bytes or through a Hugging Face tokenizer | `text`, `tokenizer_json`, `vocab_merges`, `bpe`, `pre_tokenize`, `any_tokenizer` |
 //! | token files (`.bin`) | `mapped`; `encode` and `tokenize` make them of text |
 //! | synthetic arithmetic | `arithmetic` |
-//! | any of the files, to evaluate a trained model on | `evaluation` |
+//! | any of the files, to evaluate a trained model on | `evaluation`; `strided` in windows that overlap |
 
 #[cfg_attr(not(feature = "tokenizers"), path = "no_tokenizer.rs")]
 mod any_tokenizer;
@@ -37,6 +37,7 @@ mod raw;
 pub mod regular_file;
 mod shapes;
 mod stream;
+mod strided;
 mod text;
 mod tokenize;
 mod tokenizer;
@@ -140,6 +141,19 @@ impl Dataset {
         match self {
             Dataset::Images(_) => 0,
             Dataset::Tokens(tokens) => picks.iter().map(|&(_, index)| tokens.missing(split, index)).sum(),
+        }
+    }
+
+    /// The same with a validation split of windows that overlap: the next begins `stride` tokens later, and
+    /// predicts what the one before it did not. Images have none.
+    pub fn strided(self, stride: usize) -> Result<Dataset> {
+        match self {
+            Dataset::Images(_) => Err(Error::Setting {
+                field: "stride",
+                expected: "text, which is read in windows",
+                got: "images".into(),
+            }),
+            Dataset::Tokens(tokens) => tokens.strided(stride).map(Dataset::Tokens),
         }
     }
 
