@@ -6,8 +6,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use espalier_plan::config::{self, Override, RunTable};
+use espalier_plan::spec::Input;
 use espalier_train::Error;
-use espalier_train::trained::{EvalResult, TrainedModel};
+use espalier_train::trained::{EvalResult, EvalWindows, TrainedModel};
 
 use crate::log::LogArguments;
 use crate::prepared::PreparedRun;
@@ -24,6 +25,7 @@ Examples:
   espalier eval out/hello
   espalier eval out/hello/checkpoints/step-000300 --data book.txt --samples 64 --json
   espalier eval out/hello --data book.txt --layout tensor=2
+  espalier eval out/hello --data book.txt --stride 32
   espalier eval gpt2 --data book.txt --set train.precision=bf16 --set model.context=256"
 )]
 pub struct EvalArguments {
@@ -35,6 +37,10 @@ pub struct EvalArguments {
     /// Number of samples, spread evenly over the data [default: all].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     samples: Option<u64>,
+    /// Strided perplexity: windows of the context's length that begin every N tokens, of which each predicts
+    /// what the one before it did not [default: windows that do not overlap].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    stride: Option<u64>,
     /// Parallel layout over ranks of this process, as in `data=2,tensor=2` or `spatial=2x2` [default: one rank].
     #[arg(long, value_name = "AXIS=N,...", default_value = "", hide_default_value = true)]
     layout: String,
@@ -66,16 +72,35 @@ pub fn eval(arguments: &EvalArguments) -> Result<ExitCode> {
         );
     }
     let plan = trained.plan_for(&dataset, &overrides)?;
+    if let Some(stride) = arguments.stride {
+        check_stride(stride as usize, &plan.model.input)?;
+    }
     let prepared = PreparedRun { plan, dataset, process_group: None };
     let device = prepared.open_device()?;
     let PreparedRun { plan, dataset, .. } = prepared;
-    let samples = arguments.samples.map(|samples| samples as usize);
-    let score = trained.evaluate(plan, dataset, samples, &device, Some(ranks::abort))?;
+    let windows = EvalWindows {
+        samples: arguments.samples.map(|samples| samples as usize),
+        stride: arguments.stride.map(|stride| stride as usize),
+    };
+    let score = trained.evaluate(plan, dataset, windows, &device, Some(ranks::abort))?;
     output::print_out!("{}", in_words(&score));
     if arguments.json {
         output::json(&serde_json::to_string(&score)?);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Windows with gaps between them would leave tokens out.
+fn check_stride(stride: usize, input: &Input) -> Result<()> {
+    match input {
+        Input::Image { .. } => Err(conflict("--stride", "is for text, which is read in windows").into()),
+        Input::Tokens { seq, .. } if stride > *seq => {
+            let problem =
+                format!("is {stride}, and the context {seq}: tokens between windows would be left out");
+            Err(conflict("--stride", &problem).into())
+        }
+        Input::Tokens { .. } => Ok(()),
+    }
 }
 
 /// `data=2,spatial=2x2` as overrides of a run file.
@@ -109,7 +134,12 @@ fn laid_out(layout: &str, ranks: Option<usize>) -> Result<Vec<Override>> {
 
 fn in_words(score: &EvalResult) -> String {
     let more = [
-        score.perplexity.map(|perplexity| format!("perplexity {perplexity:.2}")),
+        score.windowed_perplexity.map(|perplexity| format!("windowed perplexity {perplexity:.2}")),
+        score.strided_perplexity.map(|perplexity| format!("strided perplexity {perplexity:.2}")),
+        score.context.map(|context| match score.stride {
+            Some(stride) => format!("context {context}, stride {stride}"),
+            None => format!("context {context}"),
+        }),
         score.bits_per_byte.map(|bits| format!("{bits:.3} bits per byte")),
         score.accuracy.map(|accuracy| format!("accuracy {:.2} %", 100.0 * accuracy)),
         score.tokens.map(|tokens| format!("{tokens} tokens")),

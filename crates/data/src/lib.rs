@@ -15,7 +15,7 @@
 //! | synthetic arithmetic | `arithmetic` |
 //! | a tokenizer's other files, and conversations as text | `tokenizer_config`, `chat_template`, `jinja`, `clock` |
 //! | a tokenizer as a table, to be stored elsewhere | `token_table` |
-//! | any of the files, to evaluate a trained model on | `evaluation` |
+//! | any of the files, to evaluate a trained model on | `evaluation`; `strided` in windows that overlap |
 
 #[cfg_attr(not(feature = "tokenizers"), path = "no_tokenizer.rs")]
 mod any_tokenizer;
@@ -43,6 +43,7 @@ mod raw;
 pub mod regular_file;
 mod shapes;
 mod stream;
+mod strided;
 mod text;
 mod token_table;
 mod tokenize;
@@ -154,6 +155,19 @@ impl Dataset {
         match self {
             Dataset::Images(_) => 0,
             Dataset::Tokens(tokens) => picks.iter().map(|&(_, index)| tokens.missing(split, index)).sum(),
+        }
+    }
+
+    /// The same with a validation split of windows that overlap: the next begins `stride` tokens later, and
+    /// predicts what the one before it did not. Images have none.
+    pub fn strided(self, stride: usize) -> Result<Dataset> {
+        match self {
+            Dataset::Images(_) => Err(Error::Setting {
+                field: "stride",
+                expected: "text, which is read in windows",
+                got: "images".into(),
+            }),
+            Dataset::Tokens(tokens) => tokens.strided(stride).map(Dataset::Tokens),
         }
     }
 

@@ -11,6 +11,7 @@ use crate::{
     error::check_validation,
     mapped::{MappedTokens, TokenWidth},
     stream::TokenStream,
+    strided::StridedWindows,
     text::TextFiles,
     tokenizer::Tokenizer,
 };
@@ -56,6 +57,8 @@ pub struct TokenDataset {
     slack: u64,
     /// Files of its folders that are no text.
     skipped: Vec<PathBuf>,
+    /// How the validation split is read instead, where its windows overlap.
+    strided: Option<StridedWindows>,
 }
 
 /// What a model is evaluated on.
@@ -146,6 +149,7 @@ impl TokenDataset {
             missing,
             slack,
             skipped,
+            strided: None,
         })
     }
 
@@ -199,6 +203,7 @@ impl TokenDataset {
             missing: 0,
             slack,
             skipped,
+            strided: None,
         })
     }
 
@@ -210,6 +215,19 @@ impl TokenDataset {
         }
         (self.held_out, self.validation) = (0, ((got - 1) / self.seq as u64) as usize);
         self.validation_stream = Some(stream);
+        Ok(self)
+    }
+
+    /// The same with windows of the validation split that begin every `stride` tokens, of which each predicts
+    /// what the one before it did not.
+    pub(crate) fn strided(mut self, stride: usize) -> Result<TokenDataset, Error> {
+        let stream = self.validation_stream.as_ref().unwrap_or(&self.stream);
+        // Without a validation split there is none with a stride either.
+        if self.validation > 0 {
+            let windows = StridedWindows::new(stream, self.held_out, self.seq, stride)?;
+            self.validation = windows.len();
+            self.strided = Some(windows);
+        }
         Ok(self)
     }
 
@@ -246,6 +264,10 @@ impl TokenDataset {
                     (self.validation_stream.as_ref().unwrap_or(&self.stream), self.held_out)
                 }
             };
+            if let (DataSplit::Validation, Some(windows)) = (split, &self.strided) {
+                windows.read(stream, index, &mut ids, &mut targets)?;
+                continue;
+            }
             window.clear();
             let missing = self.missing(split, index);
             let there = self.seq - missing;
@@ -262,6 +284,9 @@ impl TokenDataset {
 
     /// Targets of a window that do not count.
     pub(crate) fn missing(&self, split: DataSplit, index: usize) -> usize {
+        if let (DataSplit::Validation, Some(windows)) = (split, &self.strided) {
+            return windows.ignored(index);
+        }
         if split == DataSplit::Validation && index + 1 == self.validation { self.missing } else { 0 }
     }
 

@@ -123,6 +123,8 @@ pub enum PruneMethod {
         /// Steps taken before it prunes.
         at: usize,
     },
+    /// Nothing goes but what has gone: weights that are zero in what the run starts from stay so.
+    Keep,
 }
 
 /// How a sparse network moves.
@@ -277,6 +279,7 @@ impl PruneMethod {
             PruneMethod::Set(_) => "set",
             PruneMethod::Rigl(_) => "rigl",
             PruneMethod::TwoOfFour { .. } => "2:4",
+            PruneMethod::Keep => "keep",
         }
     }
 
@@ -310,7 +313,8 @@ impl PruneMethod {
             PruneMethod::Snip { .. }
             | PruneMethod::Grasp { .. }
             | PruneMethod::Set(_)
-            | PruneMethod::Rigl(_) => true,
+            | PruneMethod::Rigl(_)
+            | PruneMethod::Keep => true,
             PruneMethod::Gradual { .. } | PruneMethod::EarlyBird { .. } | PruneMethod::Lottery { .. } => {
                 false
             }

@@ -114,7 +114,10 @@ fn a_trained_model_is_judged_by_any_data_on_any_layout() {
     let difference = own["loss"].as_f64().unwrap() - trained["validation"]["loss"].as_f64().unwrap();
     assert!(difference.abs() < 1e-6, "{own} and {}", trained["validation"]);
     let one = eval(&["--data", "sums.txt"]);
-    compare("espalier eval --json", std::slice::from_ref(&one));
+    let strided = eval(&["--data", "sums.txt", "--stride", "4"]);
+    assert_eq!((&strided["stride"], &strided["strided_perplexity"]), (&4.into(), &strided["perplexity"]));
+    assert_eq!((&one["windowed_perplexity"], &one["context"]), (&one["perplexity"], &strided["context"]));
+    compare("espalier eval --json", &[one.clone(), strided]);
     assert_eq!((&one["accuracy"], &one["samples"], &one["tokens"]), (&().into(), &19.into(), &299.into()));
     let two = eval(&["--data", "sums.txt", "--layout", "tensor=2", "--set", "device.kind=cpu"]);
     assert!((one["loss"].as_f64().unwrap() - two["loss"].as_f64().unwrap()).abs() < 1e-5);
@@ -135,6 +138,15 @@ fn a_model_of_hugging_faces_is_pruned() {
         ["--out", "thin", "--resume", "--json", "--set", "train.steps=2", "--set", "device.kind=cpu"];
     assert_eq!(json_of(train_in(at, &run_file, &resume))["sparsity"], 0.75);
     succeeded(espalier(at, ["export", "thin", "-o", "back"]));
+    // A folder has no masks: they are found in its zeros, also where the run goes on.
+    let keep = ["--set", "prune.method=keep", "--json", "--out", "kept", "--set", "device.kind=cpu"];
+    let kept = json_of(train_in(at, AUTO, &[&keep[..], &["--from", "back"]].concat()));
+    assert_eq!((kept["sparsity"].as_f64(), &kept["kept"]), (Some(0.75), &pruned["kept"]), "{kept}");
+    let longer = json_of(train_in(at, AUTO, &[&keep[..], &["--resume", "--set", "train.steps=4"]].concat()));
+    assert_eq!((longer["sparsity"].as_f64(), longer["steps"].as_u64()), (Some(0.75), Some(4)), "{longer}");
+    let dense = train_in(at, AUTO, &["--set", "prune.method=keep", "--from", &from, "--out", "none"]);
+    refused(dense, &["none of the prunable weights that the run starts from is zero"]);
+    assert!(!at.join("none").exists());
     // The folder is one of theirs again, and pruned on from there it is where it was.
     let again = ["prune", "back", "--method", "magnitude", "--sparsity", "0.75", "-o", "again", "--json"];
     assert_eq!(json_of(espalier(at, [&again[..], &data].concat()))["kept"], pruned["kept"]);
@@ -219,6 +231,7 @@ fn what_cannot_be_done_is_said() {
         ),
         (&["generate", "run", "1", "--set", "train.clip=1"], "`train.clip` has no effect in generation"),
         (&["eval", &from], "its training data are unknown: give data to evaluate on with --data"),
+        (&["eval", "run", "--stride", "99"], "`--stride` is 99, and the context"),
         (&["eval", "gone"], "gone: there is no such folder (nothing is downloaded"),
         (&["eval", "run", "--layout", "tnesor=2"], "`parallel.tnesor` is not a field"),
         (&["export", "run", "-o", "run"], "run: it is there already"),

@@ -205,6 +205,7 @@ const METHODS: &[&str] = &[
     "set",
     "rigl",
     "2:4",
+    "keep",
 ];
 const SCOPES: &[&str] = &["global", "layer", "row"];
 
@@ -218,8 +219,9 @@ const SCOPES: &[&str] = &["global", "layer", "row"];
 /// has trained the weights to the end, has one for all, as published for deep networks.
 pub(super) const PRUNE: &[Field] = &[
     word("method", "", METHODS).or_missing("\"magnitude\", \"snip\", \"early-bird\" or another method"),
-    number("sparsity", 0.9, GOING).with(|method| method != "2:4").usual(),
+    number("sparsity", 0.9, GOING).with(|method| !matches!(method, "2:4" | "keep")).usual(),
     number("sparsity", 0.5, GOING).with(|method| method == "2:4"),
+    optional_number("sparsity", GOING).with(|method| method == "keep"),
     flag("embeddings", false),
     flag("biases", false),
     texts("exclude", "a part of a parameter's name, or a list of them"),

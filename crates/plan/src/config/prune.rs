@@ -75,6 +75,11 @@ impl Pruning {
                 return no_effect("scope", why);
             }
         }
+        if values.get::<String>("method") == "keep" && !section.has("sparsity") {
+            let problem = "is \"keep\", which keeps the zeros of the checkpoint to start from, and there is none: give one with \
+                           `espalier train --from`";
+            return Err(Error::Conflict { field: section.field("method"), problem: problem.into() });
+        }
         let prune: Pruning = values.all();
         if matches!(prune.method, PruneMethod::TwoOfFour { .. }) && prune.sparsity != 0.5 {
             return no_effect("sparsity", "with `prune.method` = \"2:4\", which is 0.5 by definition");

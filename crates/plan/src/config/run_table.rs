@@ -1,7 +1,8 @@
 //! A run file before it is read: what a person wrote and set, in which two things may be left open.
 //! `parallel = "auto"` leaves the layout to the planner: whoever runs it finds one and puts it in, whoever
 //! reads it for another reason reads a run on one rank. `model.name = "auto"` leaves the model to what the
-//! run starts from: until somebody has put it in there is no run file.
+//! run starts from, and so does `prune.method = "keep"` with the sparsity: until somebody has put it in there
+//! is no run file.
 
 use std::path::{Path, PathBuf};
 
@@ -129,6 +130,37 @@ impl RunTable {
         Ok(())
     }
 
+    /// Whether the sparsity is left to what the run starts from, whose zeros are kept.
+    pub fn leaves_sparsity(&self) -> bool {
+        let prune = self.fields.get("prune");
+        let keeps = prune.and_then(|prune| prune.get("method")).and_then(Value::as_str) == Some("keep");
+        keeps && !self.has("prune.sparsity")
+    }
+
+    /// Puts a sparsity in.
+    pub fn set_sparsity(&mut self, sparsity: f64) {
+        if let Some(Value::Table(prune)) = self.fields.get_mut("prune") {
+            prune.insert("sparsity".into(), sparsity.into());
+        }
+    }
+
+    /// The sparsity that is written.
+    pub fn sparsity(&self) -> Option<f64> {
+        self.fields.get("prune")?.get("sparsity")?.as_float()
+    }
+
+    /// A run of its model and its pruning alone: which weights are candidates follows from these. A sparsity
+    /// that is left out is any.
+    pub fn candidates(&self) -> Result<RunFile, Error> {
+        let fields = self.fields.iter().filter(|(key, _)| ["model", "prune"].contains(&key.as_str()));
+        let mut run =
+            RunTable::from(fields.map(|(key, value)| (key.clone(), value.clone())).collect::<Table>());
+        if run.leaves_sparsity() {
+            run.set_sparsity(0.5);
+        }
+        run.read()
+    }
+
     /// The model alone, whatever else is wrong with the run.
     pub fn model(&self) -> Result<ModelConfig, Error> {
         let empty = Table::new();
@@ -148,7 +180,7 @@ impl RunTable {
         let old = prune.insert("method".into(), method.into());
         let old = old.as_ref().and_then(Value::as_str);
         if old != Some(method) {
-            let patterns = [old, Some(method)].contains(&Some("2:4"));
+            let patterns = [old, Some(method)].iter().any(|one| matches!(one, Some("2:4" | "keep")));
             prune.retain(|key, _| match key {
                 "method" | "embeddings" | "biases" | "exclude" | "state" | "weights" | "kernels" => true,
                 "sparsity" => !patterns,
@@ -245,6 +277,21 @@ mod tests {
     #[test]
     fn without_a_model_it_is_refused_by_name() {
         insta::assert_snapshot!(RunFile::parse("model.name = \"auto\"", &[]).unwrap_err(), @r#"`model.name` is "auto", the model of the checkpoint to start from, and there is none: give one with `espalier train --from`"#);
+    }
+
+    #[test]
+    fn a_sparsity_that_is_kept_comes_from_elsewhere() {
+        let text = "[model]\nname = \"gpt\"\nvocab = 8\n[train]\nbatch = 8\n[prune]\nmethod = \"keep\"\nexclude = \"mlp\"";
+        let mut run = open(text, &[]);
+        assert!(run.leaves_sparsity() && run.sparsity().is_none());
+        insta::assert_snapshot!(run.read().unwrap_err(), @r#"`prune.method` is "keep", which keeps the zeros of the checkpoint to start from, and there is none: give one with `espalier train --from`"#);
+        assert_eq!(run.candidates().unwrap().prune.unwrap().exclude, ["mlp"]);
+        run.set_sparsity(0.75);
+        assert!(!run.leaves_sparsity());
+        let prune = run.read().unwrap().prune.unwrap();
+        assert_eq!((prune.method.name(), prune.sparsity, run.sparsity()), ("keep", 0.75, Some(0.75)));
+        assert!(prune.method.at_start() && prune.method.needs_no_pass() && !prune.method.goes_on());
+        assert!(!open(&text.replace("keep", "random"), &[]).leaves_sparsity());
     }
 
     #[test]

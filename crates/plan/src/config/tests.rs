@@ -240,7 +240,7 @@ fn pruning_is_read_and_checked() {
     insta::assert_snapshot!(prune("sparsity = 0.9"), @r#"`prune.method` is missing: "magnitude", "snip", "early-bird" or another method"#);
     insta::assert_snapshot!(prune("method = \"magnitude\"\nsparsity = 1.0"), @"`prune.sparsity` must be a number in [0, 1): the fraction of weights to prune, got 1.0");
     insta::assert_snapshot!(prune("method = \"magnitude\"\nsparsity = -0.1"), @"`prune.sparsity` must be a number in [0, 1): the fraction of weights to prune, got -0.1");
-    insta::assert_snapshot!(prune("method = \"magnitud\""), @r#"`prune.method` must be one of 11 known words, got "magnitud"; did you mean `magnitude`?"#);
+    insta::assert_snapshot!(prune("method = \"magnitud\""), @r#"`prune.method` must be one of 12 known words, got "magnitud"; did you mean `magnitude`?"#);
     insta::assert_snapshot!(prune("method = \"snip\"\nscope = \"layer\""), @r#"`prune.scope` has no effect with `prune.method` = "snip", whose fields are: biases, embeddings, exclude, kernels, samples, score_batch, sparsity, state, weights"#);
     insta::assert_snapshot!(prune("method = \"2:4\"\nsparsity = 0.9"), @r#"`prune.sparsity` has no effect with `prune.method` = "2:4", which is 0.5 by definition"#);
     insta::assert_snapshot!(prune("method = \"early-bird\"\nl1 = 0.1"), @r#"`prune.l1` has no effect with `prune.form` = "weights": it is a penalty on batch-norm scales"#);

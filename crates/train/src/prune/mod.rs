@@ -11,6 +11,7 @@ pub mod gradient;
 pub mod gradual;
 pub mod grasp;
 pub mod hessian;
+pub mod keep;
 pub mod lottery;
 pub mod magnitude;
 mod passes;
@@ -373,6 +374,7 @@ pub fn pruner(plan: &Plan, steps: u64) -> Result<Option<Box<dyn Pruner>>> {
         PruneMethod::Lottery { .. } => Box::new(lottery::Lottery::new(plan, prune, steps)?),
         PruneMethod::Set(moving) => Box::new(set::Set(drop_and_grow::DropAndGrow::new(moving))),
         PruneMethod::Rigl(moving) => Box::new(rigl::Rigl(drop_and_grow::DropAndGrow::new(moving))),
+        PruneMethod::Keep => Box::new(keep::Keep),
         PruneMethod::TwoOfFour { at } => Box::new(two_of_four::TwoOfFour { at: at as u64 }),
     }))
 }

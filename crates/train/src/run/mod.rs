@@ -35,6 +35,7 @@ use std::sync::{Arc, Mutex};
 use espalier_data::Dataset;
 use espalier_plan::Plan;
 use espalier_plan::intervals::RunLength;
+use espalier_plan::pruning::{PruneMethod, Pruning};
 use espalier_tensor::Device;
 use tracing::{error, info};
 
@@ -259,11 +260,14 @@ fn nothing_to_do(plan: &Plan, done: u64, steps: u64) -> String {
 
 /// Zeros can be kept only of something that a run starts from.
 fn refuse_zeros_of_nothing(plan: &Plan) -> Result<()> {
-    if plan.keep_zeros {
-        let why = "without --from: newly initialized weights have no zeros to keep".into();
-        return Err(espalier_plan::Error::NoEffect { field: "train.keep_zeros".into(), why }.into());
-    }
-    Ok(())
+    let keeps = matches!(&plan.pruning, Some(Pruning { method: PruneMethod::Keep, .. }));
+    let field = match plan.keep_zeros {
+        true => "train.keep_zeros",
+        false if keeps => "prune.method",
+        false => return Ok(()),
+    };
+    let why = "without --from: newly initialized weights have no zeros to keep".into();
+    Err(espalier_plan::Error::NoEffect { field: field.into(), why }.into())
 }
 
 /// Reports what was pruned, and of what nothing or next to nothing is left: of each parameter once in a run.

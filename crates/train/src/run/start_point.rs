@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use espalier_data::Fingerprint;
 use espalier_data::regular_file::{self, SETTINGS};
 use espalier_plan::Plan;
+use espalier_plan::pruning::PruneMethod;
 use serde::{Deserialize, Serialize};
 
 use super::{Observer, RunDir, refuse_zeros_of_nothing, write};
@@ -147,11 +148,14 @@ impl StartPoint {
         };
         hub::check_tokens(&checkpoint, plan)?;
         trainer.start_from(&checkpoint)?;
-        let zeros = trainer.zeros()?;
+        let pruning = plan.pruning.as_ref();
+        let is_kept = pruning.is_some_and(|pruning| pruning.method == PruneMethod::Keep);
+        let zeros = if is_kept { 0.0 } else { trainer.zeros()? };
         if zeros >= MANY_ZEROS {
+            let keeps =
+                if pruning.is_some() { "`train.keep_zeros` = true" } else { "`prune.method` = \"keep\"" };
             observer.note(&format!(
-                "{:.0} % of the prunable weights that it starts from are zero, and training changes them: \
-                 `train.keep_zeros` = true keeps these zeros",
+                "{:.0} % of the prunable weights that it starts from are zero, and training changes them: {keeps} keeps these zeros",
                 100.0 * zeros
             ));
         }

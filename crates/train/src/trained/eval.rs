@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use espalier_data::{DataSplit, Dataset, spread};
 use espalier_plan::Plan;
+use espalier_plan::spec::Input;
 use espalier_tensor::Device;
 use espalier_tensor::ops::cross_entropy::IGNORED;
 use serde::Serialize;
@@ -18,8 +19,17 @@ use crate::trainer::Evaluation;
 pub struct EvalResult {
     /// The mean loss of a prediction, in nats.
     pub loss: f64,
-    /// e to the loss, for text.
+    /// e to the loss, for text: one of the two below.
     pub perplexity: Option<f64>,
+    /// That of windows that do not overlap: a token is predicted from those before it in its window, the
+    /// first of a window from one.
+    pub windowed_perplexity: Option<f64>,
+    /// That of windows that overlap by all but `stride` tokens, as others publish it.
+    pub strided_perplexity: Option<f64>,
+    /// Tokens of a window, for text.
+    pub context: Option<usize>,
+    /// Tokens from the start of a window to that of the next, where they overlap.
+    pub stride: Option<usize>,
     /// The loss in bits for each byte of text: comparable between tokenizers. None where nobody knows what
     /// ids stand for.
     pub bits_per_byte: Option<f64>,
@@ -31,18 +41,32 @@ pub struct EvalResult {
     pub tokens: Option<usize>,
 }
 
+/// Which windows of the data a model is evaluated on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EvalWindows {
+    /// So many of them, spread evenly; all without a number.
+    pub samples: Option<usize>,
+    /// Tokens from the start of one to that of the next; they do not overlap without a number.
+    pub stride: Option<usize>,
+}
+
 impl TrainedModel {
     /// Runs it over the validation split of a data set, or over so many samples of it, spread evenly, on the
-    /// ranks of a plan that was made [for it](TrainedModel::plan_for). `abort` ends a process in which a rank
-    /// hangs.
+    /// ranks of a plan that was made [for it](TrainedModel::plan_for). Windows of a text overlap by all but
+    /// `stride` tokens, where one is given. `abort` ends a process in which a rank hangs.
     pub fn evaluate(
         &self,
         plan: Plan,
         dataset: Dataset,
-        samples: Option<usize>,
+        windows: EvalWindows,
         device: &Device,
         abort: Option<AbortFn>,
     ) -> Result<EvalResult> {
+        let EvalWindows { samples, stride } = windows;
+        let dataset = match stride {
+            Some(stride) => dataset.strided(stride)?,
+            None => dataset,
+        };
         let dataset = Arc::new(dataset);
         let all = dataset.len(DataSplit::Validation);
         let count = samples.map_or(all, |samples| samples.min(all));
@@ -73,6 +97,10 @@ impl TrainedModel {
             return Ok(EvalResult {
                 loss,
                 perplexity: None,
+                windowed_perplexity: None,
+                strided_perplexity: None,
+                context: None,
+                stride: None,
                 bits_per_byte: None,
                 accuracy,
                 samples: count,
@@ -86,10 +114,18 @@ impl TrainedModel {
             tokens += targets.len();
             bytes += self.tokenizer().map_or(0, |tokenizer| tokenizer.text_bytes(&targets));
         }
+        let context = match plan.model.input {
+            Input::Tokens { seq, .. } => Some(seq),
+            Input::Image { .. } => None,
+        };
         let bits = loss * tokens as f64 / std::f64::consts::LN_2;
         Ok(EvalResult {
             loss,
             perplexity: Some(loss.exp()),
+            windowed_perplexity: stride.is_none().then(|| loss.exp()),
+            strided_perplexity: stride.map(|_| loss.exp()),
+            context,
+            stride,
             bits_per_byte: (bytes > 0).then(|| bits / bytes as f64),
             accuracy: None,
             samples: count,

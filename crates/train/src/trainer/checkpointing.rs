@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use espalier_plan::pruning::PruneMethod;
 use espalier_plan::spec::Precision;
 use espalier_plan::{ParamPlan, Shard};
 use espalier_tensor::Mask;
@@ -69,8 +70,13 @@ impl Trainer {
         checkpoint.start(weights_load_request(&mut self.params)?, &plan.model)?;
         let rounds = plan.storage.precision == Precision::Bf16 && checkpoint.is_finer_than_bf16();
         self.origin = rounds.then(|| checkpoint.clone());
+        let keeps = plan.pruning.as_ref().filter(|pruning| pruning.method == PruneMethod::Keep);
+        let sparsity = keeps.map(|pruning| pruning.sparsity);
         if plan.keep_zeros {
             self.keep_zeros()?;
+        }
+        if let Some(sparsity) = sparsity {
+            self.check_zeros(sparsity)?;
         }
         self.refuse_more_pruned(checkpoint)
     }

@@ -6,6 +6,7 @@ use espalier_tensor::Mask;
 
 use super::Trainer;
 use crate::Result;
+use crate::prune::keep::{check_zeros, nonzero_bits};
 
 impl Trainer {
     /// Puts every candidate that has zeros, and no mask, under one that keeps the others. All ranks must.
@@ -13,7 +14,7 @@ impl Trainer {
         let mut zeros = vec![0; self.params.len()];
         let mut bits_by_id = Vec::new();
         for id in self.unmasked() {
-            let bits = self.nonzero_bits(id)?;
+            let bits = nonzero_bits(&self.params.param(id).dense()?.read_f32()?);
             let kept: usize = bits.iter().map(|word| word.count_ones() as usize).sum();
             zeros[id.0] = (self.params.param(id).len() - kept) as u64;
             bits_by_id.push((id, bits));
@@ -25,6 +26,18 @@ impl Trainer {
             self.set_mask(id, Mask::new(&self.context.device, len, &bits)?)?;
         }
         self.count_kept()
+    }
+
+    /// An error where the candidates have no zeros that a run could keep, or not so many. All ranks must ask.
+    pub(super) fn check_zeros(&self, sparsity: f64) -> Result<()> {
+        let (mut zeros, mut all) = (0, 0);
+        for id in self.candidates().filter(|id| self.context.is_owner(*id)) {
+            let weights = self.params.param(id).dense()?.read_f32()?;
+            zeros += weights.iter().filter(|weight| **weight == 0.0).count() as u64;
+            all += weights.len() as u64;
+        }
+        let counts = self.context.ranks.all_reduce_over_replica(vec![zeros, all])?;
+        Ok(check_zeros(counts[0], counts[1], sparsity)?)
     }
 
     /// The fraction of the candidates that is zero and under no mask. All ranks must ask.
@@ -43,15 +56,5 @@ impl Trainer {
 
     fn unmasked(&self) -> Vec<ParameterId> {
         self.candidates().filter(|id| self.params.mask(*id).is_none()).collect()
-    }
-
-    /// A bit for each weight that is not zero.
-    fn nonzero_bits(&self, id: ParameterId) -> Result<Vec<u32>> {
-        let weights = self.params.param(id).dense()?.read_f32()?;
-        let word = |weights: &[f32]| {
-            let bits = weights.iter().enumerate().map(|(bit, weight)| u32::from(*weight != 0.0) << bit);
-            bits.fold(0, |word, bit| word | bit)
-        };
-        Ok(weights.chunks(32).map(word).collect())
     }
 }

@@ -7,6 +7,7 @@ mod gguf;
 mod llama;
 mod reference;
 mod refused;
+mod strided;
 mod tokens;
 mod zeros;
 
@@ -133,6 +134,9 @@ fn started(
     let described = hub::model_of(from, |broken| panic!("{broken}")).unwrap();
     let mut table = RunTable::parse(&text, overrides).unwrap();
     table.set_model(&described.model, described.tokenizer.as_deref()).unwrap();
+    if table.leaves_sparsity() {
+        table.set_sparsity(open(from).zeros(table.candidates().unwrap())?);
+    }
     let run_file = table.read().unwrap();
     let dataset = Dataset::open(&run_file).unwrap();
     let plan = Plan::new(run_file, dataset.facts()).unwrap();

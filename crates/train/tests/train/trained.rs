@@ -7,7 +7,7 @@ use espalier_data::Tokenizer;
 use espalier_tensor::{DType, Device};
 use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::run::RunDir;
-use espalier_train::trained::TrainedModel;
+use espalier_train::trained::{EvalWindows, TrainedModel};
 
 use crate::support::{hash, prepare, tiny_cnn, tiny_gpt};
 
@@ -69,7 +69,8 @@ fn a_score_is_the_same_on_every_layout() {
         let overrides: Vec<_> = layout.iter().map(|&text| text.into()).collect();
         let dataset = trained.eval_dataset(path, &overrides).unwrap();
         let plan = trained.plan_for(&dataset, &overrides).unwrap();
-        trained.evaluate(plan, dataset, samples, &Device::cpu(2).unwrap(), None).unwrap()
+        let windows = EvalWindows { samples, stride: None };
+        trained.evaluate(plan, dataset, windows, &Device::cpu(2).unwrap(), None).unwrap()
     };
     let text = at("sums.txt");
     let one = score(&[], Some(&text), None);

@@ -9,6 +9,7 @@ use espalier_tensor::Device;
 use espalier_train::Error;
 use espalier_train::hub::{ExportOptions, ExportPrecision};
 use espalier_train::parallel::Ranks;
+use espalier_train::trained::EvalWindows;
 use safetensors::Dtype;
 
 use super::{AS_IT_IS, Numbers, folder_with, gpt2, ids, open, start_from, tensors};
@@ -98,7 +99,7 @@ fn weights_that_are_no_numbers_are_named() {
     let ids: Vec<u8> = ids().iter().flat_map(|id| (*id as u16).to_le_bytes()).collect();
     fs::write(at("ids.bin"), ids).unwrap();
     let data = trained.eval_dataset(Some(&at("ids.bin")), &[]).unwrap();
-    let evaluated = trained.evaluate(plan, data, None, &device, None).unwrap_err();
+    let evaluated = trained.evaluate(plan, data, EvalWindows::default(), &device, None).unwrap_err();
     for error in [weights, written, evaluated] {
         assert!(
             matches!(&error, Error::BrokenWeights { tensor, .. } if tensor == "h.1.mlp.c_fc.weight"),

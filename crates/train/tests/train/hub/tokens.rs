@@ -7,7 +7,7 @@ use std::path::Path;
 use espalier_plan::RunFile;
 use espalier_tensor::Device;
 use espalier_train::hub::{self, ModelDescription};
-use espalier_train::trained::{EvalResult, TrainedModel};
+use espalier_train::trained::{EvalResult, EvalWindows, TrainedModel};
 use serde_json::json;
 
 use super::{folder_with, ids, newest, open, start_from};
@@ -25,7 +25,7 @@ pub(super) fn add_tokenizer(folder: &Path) {
 fn score(trained: &TrainedModel, path: &Path) -> EvalResult {
     let dataset = trained.eval_dataset(Some(path), &[]).unwrap();
     let plan = trained.plan_for(&dataset, &[]).unwrap();
-    trained.evaluate(plan, dataset, None, &Device::cpu(2).unwrap(), None).unwrap()
+    trained.evaluate(plan, dataset, EvalWindows::default(), &Device::cpu(2).unwrap(), None).unwrap()
 }
 
 /// Text is read by it where the model is evaluated and where it is trained on, and checkpoints have it in one
