@@ -129,6 +129,12 @@ pub struct Schedule {
 }
 
 impl ScheduleName {
+    /// Whether each weight is on one stage of a replica, in one version.
+    pub(crate) fn has_one_copy_of_weights(self) -> bool {
+        use ScheduleName::*;
+        !matches!(self, PipeDream | TwoBw | Chimera | ChimeraDoubling)
+    }
+
     pub const ALL: [ScheduleName; 9] = [
         ScheduleName::Gpipe,
         ScheduleName::OneFOneB,

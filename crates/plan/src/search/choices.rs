@@ -57,10 +57,12 @@ fn variants(search: &LayoutSearch, mesh: Candidate, samples: usize, all: &mut Ve
     let sequences: &[bool] = if mesh.tensor > 1 && has_attention { &[false, true] } else { &[false] };
     let zeros: &[u8] = match (engine.gathers_weights, mesh.data > 1 && engine.is_ours()) {
         (true, _) => &[3],
-        // Gradients that are scattered with every micro-batch save little beside compressed state: only where
-        // a person asks.
-        (false, true) if fixed.zero == Some(2) => &[2],
-        (false, true) => &[0, 1],
+        (false, true) => match fixed.zero {
+            Some(2) => &[2],
+            Some(3) => &[3],
+            // More is sharded of those that do not fit.
+            _ => &[0, 1],
+        },
         (false, false) => &[0],
     };
     let micro_batches = divisors(samples).into_iter().filter(|size| match fixed.micro_batch {

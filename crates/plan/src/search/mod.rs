@@ -5,9 +5,9 @@
 //! that the schedule cannot do without. Candidates are walked in the order of their bounds, until what is
 //! left cannot get into the table any more.
 //!
-//! Weights that rest as kept values change no bit and, on a GPU, hardly any time: which form they have is a
-//! matter of memory alone. So all candidates have the form of the run file, and only where none of them fits
-//! is a pruned model tried with compressed weights.
+//! A candidate that does not fit is made smaller until it does: by pruned weights that rest as kept values,
+//! which change no bit and on a GPU hardly any time; by gradients, then by weights that replicas shard (ZeRO-2
+//! and 3), which are sent more often. None of it is ever faster, so where a candidate fits, nothing is tried.
 
 mod apply;
 mod choices;
@@ -56,21 +56,19 @@ struct Bounded {
     seconds: f64,
 }
 
+/// What has been simulated.
+#[derive(Default)]
+struct FoundLayouts {
+    /// The best of each mesh that fits,
+    best: HashMap<PerAxis, Estimate>,
+    /// and of those that do not.
+    too_large: HashMap<PerAxis, Estimate>,
+    simulated: usize,
+}
+
 impl LayoutSearch<'_> {
     /// The best layouts. An error where there is no candidate at all.
     pub fn run(&self) -> Result<SearchResult, Error> {
-        let found = self.walk()?;
-        let prunes = self.job.plan.pruning.as_ref().is_some_and(|pruning| pruning.sparsity > 0.0);
-        let is_open = self.fixed.compressed_weights.is_none() && self.fixed.compressed != Some(false);
-        if !found.ranked.is_empty() || !prunes || !is_open {
-            return Ok(found);
-        }
-        let fixed = SearchConstraints { compressed_weights: Some(true), ..self.fixed.clone() };
-        let smaller = LayoutSearch { fixed: &fixed, ..*self }.walk()?;
-        Ok(if smaller.ranked.is_empty() { found } else { smaller })
-    }
-
-    fn walk(&self) -> Result<SearchResult, Error> {
         let candidates = choices::candidates(self)?;
         let count = candidates.len();
         let mut bounded: Vec<Bounded> = candidates
@@ -78,34 +76,58 @@ impl LayoutSearch<'_> {
             .filter_map(|candidate| Some(Bounded { seconds: self.bound(&candidate)?, candidate }))
             .collect();
         bounded.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-        let (mut best, mut large) = (HashMap::new(), HashMap::new());
-        let mut simulated = 0;
+        let mut found = FoundLayouts::default();
         for Bounded { candidate, seconds } in bounded {
-            if seconds > self.worst(&best) {
+            if seconds > self.worst(&found.best) {
                 break;
             }
-            let (mesh, most) = (candidate.axis_sizes(), self.job.cluster.memory());
-            // One that does not fit is only shown where it is the first of its mesh.
-            let is_shown = large.contains_key(&mesh);
-            if is_shown && self.job.least_memory(&candidate).is_ok_and(|least| least > most) {
-                continue;
-            }
-            let Ok(memory) = self.job.memory(&candidate) else { continue };
-            let fits = memory.total() <= most;
-            if !fits && is_shown {
-                continue;
-            }
-            simulated += 1;
-            let Ok(estimate) = self.job.estimate(&candidate) else { continue };
-            let found = if fits { &mut best } else { &mut large };
-            let known = found.get(&mesh).map_or(f64::INFINITY, |known: &Estimate| known.step_seconds);
-            if estimate.step_seconds < known {
-                found.insert(mesh, estimate);
+            let mut next = Some(candidate);
+            while let Some(candidate) = next.filter(|candidate| !self.try_candidate(candidate, &mut found)) {
+                next = self.smaller(&candidate);
             }
         }
-        let mut ranked = in_order(best);
+        let mut ranked = in_order(found.best);
         ranked.truncate(self.rows);
-        Ok(SearchResult { ranked, too_large: in_order(large), candidates: count, simulated })
+        let too_large = in_order(found.too_large);
+        Ok(SearchResult { ranked, too_large, candidates: count, simulated: found.simulated })
+    }
+
+    /// Simulates a candidate, unless it is known to be of no use; whether it fits, or cannot be built.
+    fn try_candidate(&self, candidate: &Candidate, found: &mut FoundLayouts) -> bool {
+        let (mesh, most) = (candidate.axis_sizes(), self.job.cluster.memory());
+        // One that does not fit is only shown where it is the first of its mesh.
+        let is_shown = found.too_large.contains_key(&mesh);
+        if is_shown && self.job.least_memory(candidate).is_ok_and(|least| least > most) {
+            return false;
+        }
+        let Ok(memory) = self.job.memory(candidate) else { return true };
+        let fits = memory.total() <= most;
+        if !fits && is_shown {
+            return false;
+        }
+        found.simulated += 1;
+        let Ok(estimate) = self.job.estimate(candidate) else { return true };
+        let layouts = if fits { &mut found.best } else { &mut found.too_large };
+        let known = layouts.get(&mesh).map_or(f64::INFINITY, |known: &Estimate| known.step_seconds);
+        if estimate.step_seconds < known {
+            layouts.insert(mesh, estimate);
+        }
+        fits
+    }
+
+    /// The same in less memory; none where that is fixed, or all is done.
+    fn smaller(&self, candidate: &Candidate) -> Option<Candidate> {
+        if !self.job.engine.is_ours() {
+            return None;
+        }
+        let compresses = candidate.compressed && !candidate.compressed_weights;
+        if compresses && self.fixed.compressed_weights.is_none() {
+            return Some(Candidate { compressed_weights: true, ..*candidate });
+        }
+        // Of copies of a stage, and of older versions of weights, none is a shard.
+        let is_plain = candidate.pipeline == 1 || candidate.schedule.has_one_copy_of_weights();
+        let shards = is_plain && self.fixed.zero.is_none() && (1..3).contains(&candidate.zero);
+        shards.then_some(Candidate { zero: candidate.zero + 1, ..*candidate })
     }
 
     /// The time that a new mesh must beat to get into the table.
@@ -169,5 +191,27 @@ mod tests {
         assert_eq!(found(2, "", ""), Some("dense"), "two have room");
         assert_eq!(found(2, "weights = \"compressed\"", ""), Some("compressed"), "as the run file says");
         assert_eq!(found(1, "", "state=dense"), None);
+    }
+
+    /// 4.8 billion weights on GPUs of 16 GB: dense state of 16 bytes a weight has room on eight of them where all
+    /// of it is sharded, and on two nodes where gradients are.
+    #[test]
+    fn replicas_shard_gradients_and_weights_where_they_must() {
+        let text = "[model]\nlayers = 24\nwidth = 4096\nheads = 32\ncontext = 512\nvocab = 256\n\
+            [train]\nbatch = 48\nprecision = \"bf16\"\n";
+        let facts = DataFacts { vocab: Some(256), ..DataFacts::default() };
+        let plan = Plan::new(RunFile::parse(text, &[]).unwrap(), facts).unwrap();
+        let cluster = builtin("summit").unwrap();
+        let job = Simulation::new(&plan, &cluster, EngineProfile::ESPALIER);
+        let found = |devices: usize, fixed: &str| {
+            let fixed = SearchConstraints::parse(fixed).unwrap();
+            let found = LayoutSearch { job: &job, devices, fixed: &fixed, rows: 1 }.run().unwrap();
+            found.ranked.first().map(|best| best.candidate.zero)
+        };
+        assert_eq!(found(8, "pipeline=1,tensor=1"), Some(3));
+        assert_eq!(found(8, "pipeline=1,tensor=1,zero=1"), None, "a person has decided");
+        assert_eq!(found(16, "pipeline=1,tensor=1"), Some(2));
+        assert_eq!(found(16, "pipeline=1,tensor=1,zero=3"), Some(3));
+        assert_eq!(found(8, "pipeline=2,schedule=chimera"), None, "copies of a stage are not shards");
     }
 }

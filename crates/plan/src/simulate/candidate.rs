@@ -130,6 +130,11 @@ impl Candidate {
         if self.compressed { "compressed" } else { "dense" }
     }
 
+    /// Whether a block's pruned weights are made dense when it runs: shards are of kept values too.
+    pub(super) fn expands_weights(&self) -> bool {
+        self.compressed_weights || self.compressed && self.zero == 3
+    }
+
     /// What a person calls the form of its weights at rest.
     pub fn weights(&self) -> &'static str {
         if self.compressed_weights { "compressed" } else { "dense" }

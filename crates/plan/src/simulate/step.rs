@@ -93,7 +93,7 @@ impl Simulation<'_> {
             let shared = if candidate.zero > 0 { replicas } else { 1.0 };
             let scattered = if candidate.zero > 1 { replicas } else { 1.0 };
             let gathered = if candidate.zero > 2 { replicas } else { 1.0 };
-            let weights = if candidate.compressed_weights { kept * element } else { element };
+            let weights = if candidate.expands_weights() { kept * element } else { element };
             weights / gathered + kept * (element / scattered + storage.optimizer_bytes as f64 / shared)
         });
         Ok((all * each / stages) as u64)

@@ -201,17 +201,21 @@ impl StageTimer<'_> {
     fn passes(&self, virtual_stage: Range<usize>, blocks: &[Passes]) -> Passes {
         let of_block = |block: usize| {
             let mut passes = blocks[block];
-            if self.job.engine.gathers_weights {
+            if self.candidate.zero == 3 {
                 let weights = self.weights(block..block + 1);
-                let gather = self.replicas.gather(2.0 * weights.all);
-                let scatter = self.replicas.gather(self.reductions.bytes(weights));
+                let (gathered, scatter) = match self.job.engine.gathers_weights {
+                    true => (2.0 * weights.all, self.replicas.gather(self.reductions.bytes(weights))),
+                    // Kept values alone travel; gradients are counted with those of all blocks.
+                    false => (self.reductions.bytes(weights), 0.0),
+                };
+                let gather = self.replicas.gather(gathered);
                 let exposed = |messages: f64, seconds: f64| {
                     self.replicas.exposed(messages, self.job.engine.hides * seconds)
                 };
                 passes.forward.communication += exposed(gather, passes.forward.total());
                 passes.backward_weight.communication += exposed(gather + scatter, passes.backward().total());
             }
-            if self.candidate.compressed_weights {
+            if self.candidate.expands_weights() {
                 let WeightCounts { all, stored } = self.block_weights.expanded(block);
                 let kernels = self.job.kernels(self.candidate);
                 let seconds = kernels.pass((all + stored) * self.job.plan.storage.precision.size() as f64);
