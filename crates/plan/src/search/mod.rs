@@ -19,6 +19,7 @@ pub use fixed::SearchConstraints;
 
 use std::collections::HashMap;
 
+use crate::engine::EngineState;
 use crate::error::Error;
 use crate::mesh::PerAxis;
 use crate::schedule::ScheduleName;
@@ -117,7 +118,8 @@ impl LayoutSearch<'_> {
 
     /// The same in less memory; none where that is fixed, or all is done.
     fn smaller(&self, candidate: &Candidate) -> Option<Candidate> {
-        if !self.job.engine.is_ours() {
+        // Whose bytes the plan predicts itself: what others store is as their papers have it.
+        if self.job.engine.state != EngineState::Exact {
             return None;
         }
         let compresses = candidate.compressed && !candidate.compressed_weights;

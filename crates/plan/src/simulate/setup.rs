@@ -26,3 +26,34 @@ impl Simulation<'_> {
         Some(start + self.kernels(candidate).pass(bytes * weights))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::builtin;
+    use crate::config::RunFile;
+    use crate::engine::EngineProfile;
+    use crate::plan::{DataFacts, Plan};
+
+    /// What 13 and 80 billion weights took on an H200, pruned by magnitude and at random before the first step.
+    #[test]
+    fn setup_takes_what_it_took() {
+        let cluster = builtin("h200-node").unwrap();
+        let seconds = |layers: usize, width: usize, prune: &str| {
+            let text = format!(
+                "[model]\nlayers = {layers}\nwidth = {width}\nheads = 64\ncontext = 512\nvocab = 256\n\
+                 [train]\nbatch = 1\nprecision = \"bf16\"\n{prune}"
+            );
+            let facts = DataFacts { vocab: Some(256), ..DataFacts::default() };
+            let plan = Plan::new(RunFile::parse(&text, &[]).unwrap(), facts).unwrap();
+            let simulation = Simulation::new(&plan, &cluster, EngineProfile::ESPALIER);
+            simulation.setup_seconds(&Candidate::of(&plan).unwrap())
+        };
+        let pruned = |method: &str| format!("[prune]\nmethod = \"{method}\"\nsparsity = 0.9\n");
+        let is_near = |found: Option<f64>, measured: f64| (found.unwrap() / measured - 1.0).abs() < 0.15;
+        assert!(is_near(seconds(40, 5120, &pruned("magnitude")), 4.5));
+        assert!(is_near(seconds(100, 8192, &pruned("random")), 17.0));
+        assert!(seconds(40, 5120, "").unwrap() < 3.0, "nothing is ranked");
+        assert_eq!(seconds(40, 5120, &pruned("snip")), None, "that depends on the passes");
+    }
+}
