@@ -8,10 +8,12 @@ that LLAMA_CPP_LIB_PATH names where the package has none of its own) and gguf. F
 
     read        tensors that gguf's own reader finds, and the type of most of them
     prompt      whether llama.cpp makes as many ids of the prompt as we do
-    equal       greedy tokens that are ours before the first that is not, and how many there are
-    margin      by how much llama.cpp prefers its token over ours there, in logits: rounding, where it is small
+    equal       greedy tokens that are ours before the first that is not, those that are ours behind our own tokens, and how many there are
+    distinct    how many different tokens there are among them
+    margin      by how much llama.cpp prefers its token over ours at most, in logits: rounding, where it is small
 
-f32 and f16 are expected to agree to the last token but where two logits are as good as equal; q8_0 and q4_0 are other weights.
+f32 is expected to agree to the last token but where two logits are as good as equal. With f16 llama.cpp also rounds activations to f16, which
+a trained model does not notice and random weights do; q8_0 and q4_0 are other weights.
 """
 import argparse, collections, json, os, subprocess, sys, tempfile
 
@@ -37,18 +39,19 @@ def ours():
 
 
 def theirs(path, generated):
-    """Their token behind the prompt and each of our tokens, as long as it is ours."""
-    model = llama_cpp.Llama(path, n_ctx=0, n_batch=512, logits_all=True, verbose=False, n_threads=os.cpu_count())
+    """Whether their token is ours behind the prompt and each of our tokens, and by how much they prefer another where it is not."""
+    # Its cache of keys and values is f16 otherwise, and its attention rounds to it too.
+    exact = dict(type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32, flash_attn=False)
+    model = llama_cpp.Llama(path, n_ctx=0, n_batch=512, logits_all=True, verbose=False, n_threads=os.cpu_count(), **exact)
     ids = model.tokenize(options.prompt.encode(), add_bos=False, special=True)
     same_prompt = len(ids) == generated["prompt_tokens"]
     model.eval(ids)
-    for step, token in enumerate(generated["tokens"]):
+    margins = []
+    for token in generated["tokens"]:
         logits = model.scores[model.n_tokens - 1]
-        best = int(logits.argmax())
-        if best != token:
-            return same_prompt, step, float(logits[best] - logits[token])
+        margins.append(float(logits.max() - logits[token]))
         model.eval([token])
-    return same_prompt, len(generated["tokens"]), None
+    return same_prompt, margins
 
 
 generated = ours()
@@ -58,6 +61,9 @@ with tempfile.TemporaryDirectory() as folder:
         subprocess.run([options.binary, "export", options.model, "-o", path, "--format", "gguf", "--type", kind], check=True, stdout=subprocess.DEVNULL)
         tensors = gguf.GGUFReader(path).tensors
         most = collections.Counter(tensor.tensor_type.name for tensor in tensors if len(tensor.shape) > 1).most_common(1)[0][0]
-        same_prompt, equal, margin = theirs(path, generated)
-        line = dict(type=kind, read=[len(tensors), most], prompt=same_prompt, equal=[equal, len(generated["tokens"])], margin=margin, bytes=os.path.getsize(path))
+        same_prompt, margins = theirs(path, generated)
+        first = next((step for step, margin in enumerate(margins) if margin > 0), len(margins))
+        equal = [first, sum(margin == 0 for margin in margins), len(margins)]
+        distinct = len(set(generated["tokens"]))
+        line = dict(type=kind, read=[len(tensors), most], prompt=same_prompt, equal=equal, distinct=distinct, margin=max(margins), bytes=os.path.getsize(path))
         print(json.dumps(line), flush=True)

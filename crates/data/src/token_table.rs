@@ -33,7 +33,11 @@ pub struct TokenTable {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenAlphabet {
     /// Bytes, each written as a character (GPT-2's table), behind a split; none: a text is one word.
-    Bytes(Option<SplitPattern>),
+    Bytes {
+        split: Option<SplitPattern>,
+        /// Whether a space is put before a text.
+        space_prefix: bool,
+    },
     /// Characters, spaces as U+2581 (SentencePiece).
     Characters {
         /// Whether a space is put before a text.
@@ -101,8 +105,10 @@ fn table(vocab: usize, file: &Value, bpe: Option<&Bpe>, config: &TokenizerConfig
             space_prefix: prefix != MarkPrefix::Never
                 || normalizer == TextNormalizer::Spaces { prepend: true },
         },
-        Some((WordSplit::Pattern { pattern, .. }, _)) => TokenAlphabet::Bytes(pattern),
-        None => TokenAlphabet::Bytes(None),
+        Some((WordSplit::Pattern { pattern: split, prefix_space: space_prefix }, _)) => {
+            TokenAlphabet::Bytes { split, space_prefix }
+        }
+        None => TokenAlphabet::Bytes { split: None, space_prefix: false },
     };
     let unknown_text = file["model"]["unk_token"].as_str();
     let mut ids = std::collections::HashMap::new();
@@ -161,6 +167,10 @@ mod tests {
     use super::*;
     use std::fs;
 
+    fn alphabet(split: Option<SplitPattern>) -> TokenAlphabet {
+        TokenAlphabet::Bytes { split, space_prefix: false }
+    }
+
     fn styles() -> std::path::PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/oracle/tokenizers")
     }
@@ -189,7 +199,7 @@ mod tests {
             table
         };
         let llama3 = table("llama3");
-        assert_eq!(llama3.alphabet, TokenAlphabet::Bytes(Some(SplitPattern::Llama3)));
+        assert_eq!(llama3.alphabet, alphabet(Some(SplitPattern::Llama3)));
         assert_eq!(
             (llama3.eos, llama3.unknown, llama3.add_bos),
             (Some(1), None, false),
@@ -208,13 +218,13 @@ mod tests {
         let made = |merge: &(String, String)| format!("{}{}", merge.0, merge.1);
         let first = mistral.tokens.iter().find(|entry| entry.text == made(&mistral.merges[0])).unwrap();
         assert_eq!(first.score, -1.0);
-        assert_eq!(table("smollm").alphabet, TokenAlphabet::Bytes(Some(SplitPattern::SmolLm)));
+        assert_eq!(table("smollm").alphabet, alphabet(Some(SplitPattern::SmolLm)));
     }
 
     #[test]
     fn tokenizers_without_a_file_are_tables_too() {
         let bytes = TokenTable::of(&Tokenizer::Bytes).unwrap().unwrap();
-        assert_eq!((bytes.tokens.len(), bytes.alphabet), (256, TokenAlphabet::Bytes(None)));
+        assert_eq!((bytes.tokens.len(), bytes.alphabet), (256, alphabet(None)));
         assert_eq!(bytes.tokens[usize::from(b'a')].text, "a");
     }
 }

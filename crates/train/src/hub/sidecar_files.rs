@@ -17,7 +17,7 @@ use crate::checkpoint::SidecarFile;
 use crate::{Error, Result};
 
 pub(super) const GENERATION: &str = "generation_config.json";
-pub(super) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 pub(super) const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const PREPROCESSOR: &str = "preprocessor_config.json";
 

@@ -55,7 +55,6 @@ def write(name, architecture, sizes, tensors, vocab):
     writer.add_bos_token_id(end)
     writer.add_eos_token_id(end)
     writer.add_add_bos_token(False)
-    writer.add_add_eos_token(False)
     writer.add_token_merges(MERGES)
     unused = [f"[PAD{i}]" for i in range(len(TOKENS), vocab)]
     writer.add_token_types([1] * end + [3] + [5] * len(unused))
@@ -96,6 +95,58 @@ def gpt2():
     write("gpt2", "gpt2", sizes, tensors, config["vocab_size"])
 
 
+def permuted(weights, heads):
+    """As `LlamaModel.permute` of llama.cpp's converter."""
+    return weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:]).swapaxes(1, 2).reshape(weights.shape)
+
+
+def divisors(rope, size):
+    """As `generate_extra_tensors` of llama.cpp's converter."""
+    found = []
+    for i in range(0, size, 2):
+        wavelength = 2 * np.pi * rope["rope_theta"] ** (i / size)
+        context, low, high = rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
+        if wavelength < context / high:
+            found.append(1.0)
+        elif wavelength > context / low:
+            found.append(rope["factor"])
+        else:
+            smooth = (context / wavelength - low) / (high - low)
+            found.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(found, np.float32)
+
+
+def family(name, architecture):
+    config = json.loads((HERE / f"hub/{name}/config.json").read_text())
+    weights = load_file(HERE / f"hub/{name}/model.safetensors")
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    size, rope = config.get("head_dim") or config["hidden_size"] // heads, config["rope_parameters"]
+
+    def sizes(writer):
+        writer.add_block_count(config["num_hidden_layers"])
+        writer.add_context_length(config["max_position_embeddings"])
+        writer.add_embedding_length(config["hidden_size"])
+        writer.add_feed_forward_length(config["intermediate_size"])
+        writer.add_head_count(heads)
+        writer.add_head_count_kv(kv_heads)
+        writer.add_key_length(size)
+        writer.add_value_length(size)
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        writer.add_rope_dimension_count(size)
+        writer.add_rope_freq_base(rope["rope_theta"])
+
+    table = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, architecture.upper()), config["num_hidden_layers"])
+    tensors = [("rope_freqs.weight", divisors(rope, size))] if rope["rope_type"] == "llama3" else []
+    for key, value in weights.items():
+        module, kind = key.rsplit(".", 1)
+        if architecture == "llama" and module.endswith(("q_proj", "k_proj")):
+            value = permuted(value, heads if module.endswith("q_proj") else kv_heads)
+        tensors.append((f"{table.get_name(module)}.{kind}", value))
+    write(name, architecture, sizes, tensors, config["vocab_size"])
+
+
 (HERE / "gguf").mkdir(exist_ok=True)
 quantized()
 gpt2()
+for name, architecture in dict(llama="llama", mistral="llama", qwen2="qwen2", qwen3="qwen3").items():
+    family(name, architecture)

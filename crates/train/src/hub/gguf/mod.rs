@@ -22,14 +22,15 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use espalier_data::TokenTable;
 use safetensors::tensor::Dtype;
 use serde_json::Value;
 
+use super::CONFIG;
 use super::export::{
     ExportPrecision, ExportTensor, ExportedModel, numbers, sidecar_files_of, tensors_to_export,
 };
-use super::sidecar_files::{CHAT_TEMPLATE, GENERATION, TOKENIZER_CONFIG};
-use super::{CONFIG, TOKENIZER};
+use super::sidecar_files::{CHAT_TEMPLATE, GENERATION};
 use crate::checkpoint::SidecarFile;
 use crate::{Error, Result, durable};
 
@@ -37,7 +38,7 @@ use format::{GgufPair, GgufTensor, GgufValue, write_header, write_padded};
 use names::{GgufModel, RowOrder};
 pub use quantize::GgufType;
 use quantize::{BLOCK, quantize};
-use vocabulary::VocabularyFiles;
+use vocabulary::TextRules;
 
 /// The version of the rules by which weights are quantised.
 const QUANTIZATION_VERSION: u32 = 2;
@@ -92,20 +93,24 @@ pub(crate) fn export_gguf(
         ));
     }
     let model = GgufModel::of(&config).map_err(|why| checkpoint.refuse(why))?;
-    let tokenizer = json_of(&beside, TOKENIZER);
-    let has_tokenizer = !tokenizer.is_null();
-    let vocabulary = VocabularyFiles {
-        tokenizer,
-        tokenizer_config: json_of(&beside, TOKENIZER_CONFIG),
-        configs: vec![json_of(&beside, GENERATION), config.clone()],
-        chat_template: bytes_of(&beside, CHAT_TEMPLATE)
-            .map(|text| String::from_utf8_lossy(text).into_owned()),
+    let table = match source.tokenizer {
+        Some(tokenizer) => Some(TokenTable::of(tokenizer)?.ok_or_else(|| {
+            checkpoint.refuse(
+                "llama.cpp has no name here for its kind of tokenizer: export a folder without --format, and try llama.cpp's \
+                 convert_hf_to_gguf.py",
+            )
+        })?),
+        None => None,
     };
-    let vocabulary = vocabulary.pairs(source.plan.model.classes).map_err(|why| checkpoint.refuse(why))?;
+    let template = bytes_of(&beside, CHAT_TEMPLATE).map(|text| String::from_utf8_lossy(text).into_owned());
+    let rules =
+        TextRules { configs: vec![json_of(&beside, GENERATION), config.clone()], chat_template: template };
+    let vocabulary = rules.pairs(table.as_ref(), source.plan.model.classes);
+    let vocabulary = vocabulary.map_err(|why| checkpoint.refuse(why))?;
     let tensors = tensors_of(source, &model, dtype)?;
     let pairs = [general(&model, file, dtype), model.pairs(), vocabulary].concat();
     let bytes = write(source, file, &pairs, &tensors)?;
-    Ok(GgufReport { dtype, tensors: tensors.len(), bytes, has_tokenizer })
+    Ok(GgufReport { dtype, tensors: tensors.len(), bytes, has_tokenizer: table.is_some() })
 }
 
 /// What every file says of itself.

@@ -63,7 +63,14 @@ impl<'a> GgufModel<'a> {
             let only = theirs[0];
             return Err(format!("its activation is {activation}, and llama.cpp's has {only} alone"));
         }
-        Ok(GgufModel { family, config })
+        let model = GgufModel { family, config };
+        if family != GgufFamily::Llama && model.rotary_divisors().is_some() {
+            let name = model.architecture();
+            return Err(format!(
+                "its rotary positions are scaled (llama3), which llama.cpp's {name} does not read"
+            ));
+        }
+        Ok(model)
     }
 
     /// `general.architecture`, which is also before the keys of the model's sizes.
@@ -274,6 +281,12 @@ mod tests {
 
     use super::*;
 
+    fn plain(kind: &str) -> Value {
+        let mut config = llama(kind);
+        config["rope_scaling"] = Value::Null;
+        config
+    }
+
     fn llama(kind: &str) -> Value {
         json!({
             "model_type": kind, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -288,7 +301,7 @@ mod tests {
     #[test]
     fn rows_of_queries_and_keys_take_turns_in_llama_alone() {
         let order = |kind: &str, name: &str| {
-            let config = llama(kind);
+            let config = plain(kind);
             GgufModel::of(&config).unwrap().tensor(name).unwrap().order
         };
         let (q, k) = ("model.layers.0.self_attn.q_proj.weight", "model.layers.7.self_attn.k_proj.bias");
@@ -309,7 +322,7 @@ mod tests {
 
     #[test]
     fn every_name_is_found_and_no_other() {
-        let config = llama("qwen3");
+        let config = plain("qwen3");
         let model = GgufModel::of(&config).unwrap();
         let norm = model.tensor("model.layers.11.self_attn.k_norm.weight").unwrap();
         assert!(norm.is_exact && norm.name == "blk.11.attn_k_norm.weight", "{norm:?}");
@@ -329,13 +342,14 @@ mod tests {
         // base^(-6/16) is 0.00728, or 9.51 turns of 8192; base^(-8/16) 1.84; base^(-10/16) 0.358.
         assert_eq!((divisors[3], divisors[5]), (1.0, 8.0));
         assert!((divisors[4] - 2.694_5).abs() < 1e-3, "{divisors:?}");
-        let mut plain = llama("llama");
-        plain["rope_scaling"] = Value::Null;
-        assert_eq!(GgufModel::of(&plain).unwrap().rotary_divisors(), None);
+        assert_eq!(GgufModel::of(&plain("llama")).unwrap().rotary_divisors(), None);
     }
 
     #[test]
-    fn an_activation_that_llama_cpp_lacks_is_named() {
+    fn what_llama_cpp_lacks_is_named() {
+        let scaled = llama("qwen3");
+        let error = GgufModel::of(&scaled).unwrap_err();
+        assert_eq!(error, "its rotary positions are scaled (llama3), which llama.cpp's qwen3 does not read");
         let relu = json!({ "model_type": "gpt2", "activation_function": "relu" });
         let error = GgufModel::of(&relu).unwrap_err();
         assert_eq!(error, "its activation is relu, and llama.cpp's has gelu_new alone");

@@ -1,268 +1,270 @@
-//! A tokenizer.json as llama.cpp keeps it: tokens with their types, merges or scores, the tokens that begin
-//! and end a text, the chat template, and by which rule text is split, which must be one that it knows by
-//! name (`tokenizer.ggml.pre`): its own converter finds it by the hash of some ids, here the rule is read.
+//! A tokenizer as llama.cpp keeps it: tokens with their types, merges or scores, the tokens that begin and end
+//! a text, the chat template, and by which rule text is split, which must be one that it knows by name
+//! (`tokenizer.ggml.pre`): its own converter finds it by the hash of some ids, here the rule itself is known.
 
-use std::collections::BTreeMap;
-
-use serde_json::{Map, Value};
+use espalier_data::{SplitPattern, TokenAlphabet, TokenKind, TokenTable};
+use serde_json::Value;
 
 use super::format::{GgufPair, GgufValue};
 
-/// What a token is to llama.cpp.
-const NORMAL: i32 = 1;
-const UNKNOWN: i32 = 2;
-const CONTROL: i32 = 3;
-const USER_DEFINED: i32 = 4;
-const UNUSED: i32 = 5;
-const BYTE: i32 = 6;
-
-/// How text is split before merges, by regular expression, and what llama.cpp calls it.
-const SPLITS: [(&str, &str); 2] = [
-    (
-        "llama-bpe",
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ),
-    (
-        "qwen2",
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ),
-];
-
-/// What a folder of Hugging Face's says of text, as far as it does.
+/// What a model knows of text beside its tokenizer.
 #[derive(Debug, Default)]
-pub(super) struct VocabularyFiles {
-    /// tokenizer.json.
-    pub(super) tokenizer: Value,
-    /// tokenizer_config.json.
-    pub(super) tokenizer_config: Value,
-    /// config.json, or what generation_config.json says of the tokens that begin and end a text.
+pub(super) struct TextRules {
+    /// generation_config.json and config.json, which give the tokens that begin and end a text by number.
     pub(super) configs: Vec<Value>,
     /// chat_template.jinja.
     pub(super) chat_template: Option<String>,
 }
 
-impl VocabularyFiles {
-    /// The pairs of a model that knows so many tokens, or why llama.cpp would read text otherwise.
-    pub(super) fn pairs(&self, vocab: usize) -> Result<Vec<GgufPair>, String> {
-        let model = &self.tokenizer["model"];
-        if self.tokenizer.is_null() {
-            // It takes and gives ids alone.
-            return Ok(vec![("tokenizer.ggml.model".into(), GgufValue::Text("no_vocab".into()))]);
-        }
-        let known = model["vocab"].as_object().filter(|_| model["type"] == "BPE" || model["type"].is_null());
-        let known = known.ok_or_else(|| {
-            format!("its tokenizer is a {}, and those that are written are BPE", model["type"])
-        })?;
-        let merges = merges(&model["merges"])?;
-        let is_byte_level = model["byte_fallback"] != true;
+impl TextRules {
+    /// The pairs of a model that knows so many tokens, or why llama.cpp would read text otherwise. Without a
+    /// tokenizer it takes and gives ids alone.
+    pub(super) fn pairs(
+        &self,
+        tokenizer: Option<&TokenTable>,
+        vocab: usize,
+    ) -> Result<Vec<GgufPair>, String> {
+        let text = |text: &str| GgufValue::Text(text.into());
+        let Some(table) = tokenizer else {
+            return Ok(vec![("tokenizer.ggml.model".into(), text("no_vocab"))]);
+        };
         let mut pairs = Vec::new();
         let mut add = |key: &str, value| pairs.push((format!("tokenizer.ggml.{key}"), value));
-        let text = |text: &str| GgufValue::Text(text.into());
-        let (tokens, types) = self.tokens(known, vocab, is_byte_level)?;
-        if is_byte_level {
-            add("model", text("gpt2"));
-            add("pre", text(self.split(merges.is_empty())?));
-        } else {
-            add("model", text("llama"));
-            add("pre", text("default"));
-            add("add_space_prefix", GgufValue::Bool(self.begins_with_space()));
-            add("scores", GgufValue::F32s(scores(&tokens, &merges)));
-        }
-        let id = |token: &str| tokens.iter().position(|known| known == token).map(|id| id as u32);
-        let special = |field: &str| self.special(field, id);
-        let (mut begin, mut end) = (special("bos"), special("eos"));
+        let is_byte_level = match table.alphabet {
+            TokenAlphabet::Bytes { .. } => {
+                add("model", text("gpt2"));
+                add("pre", text(split(table)?));
+                true
+            }
+            TokenAlphabet::Characters { space_prefix } => {
+                add("model", text("llama"));
+                add("pre", text("default"));
+                add("add_space_prefix", GgufValue::Bool(space_prefix));
+                false
+            }
+        };
+        let by_number = |field: &str| self.configs.iter().find_map(|config| first_id(&config[field]));
+        let mut begin = table.bos.or_else(|| by_number("bos_token_id"));
+        let mut end = table.eos.or_else(|| by_number("eos_token_id"));
         if is_byte_level {
             // llama.cpp would take token 11 for the end. Where a text never ends, its end is a byte that no
             // text has.
-            end = end.or_else(|| id("Ā"));
+            let zero = || table.tokens.iter().position(|token| token.text == "Ā").map(|id| id as u32);
+            end = end.or_else(zero);
             begin = begin.or(end);
         }
-        let ids = [
+        for (key, id) in [
             ("bos_token_id", begin),
             ("eos_token_id", end),
-            ("unknown_token_id", special("unk").or(model["unk_token"].as_str().and_then(id))),
-            ("padding_token_id", special("pad")),
-        ];
-        for (key, id) in ids {
+            ("unknown_token_id", table.unknown),
+            ("padding_token_id", table.padding),
+        ] {
             if let Some(id) = id {
                 add(key, GgufValue::U32(id));
             }
         }
-        add("add_bos_token", GgufValue::Bool(begin.is_some() && self.begins_with_token()));
-        add("add_eos_token", GgufValue::Bool(self.tokenizer_config["add_eos_token"] == true));
+        add("add_bos_token", GgufValue::Bool(begin.is_some() && table.add_bos));
         if is_byte_level {
-            add("merges", GgufValue::Texts(merges.iter().map(|[a, b]| format!("{a} {b}")).collect()));
+            // A token may hold a space where it is no byte's.
+            let merge = |(a, b): &(String, String)| [a, b].map(|part| part.replace(' ', "Ġ")).join(" ");
+            add("merges", GgufValue::Texts(table.merges.iter().map(merge).collect()));
         }
-        add("token_type", GgufValue::I32s(types));
-        add("tokens", GgufValue::Texts(tokens));
-        if let Some(template) = self.template()? {
-            pairs.push(("tokenizer.chat_template".into(), GgufValue::Text(template)));
+        let more = vocab.saturating_sub(table.tokens.len());
+        let pad = |value: f32| std::iter::repeat_n(value, more);
+        if !is_byte_level {
+            let scores = table.tokens.iter().map(|token| token.score);
+            add("scores", GgufValue::F32s(scores.chain(pad(0.0)).collect()));
+        }
+        let kinds = table.tokens.iter().map(|token| kind(token.kind, is_byte_level));
+        let unused = std::iter::repeat_n(kind(TokenKind::Unused, is_byte_level), more);
+        add("token_type", GgufValue::I32s(kinds.chain(unused).collect()));
+        let tokens = table.tokens.iter().map(|token| token.text.clone());
+        let unused = (table.tokens.len()..vocab).map(|id| format!("[PAD{id}]"));
+        add("tokens", GgufValue::Texts(tokens.chain(unused).collect()));
+        let template = self.chat_template.as_ref().or(table.chat_template.as_ref());
+        if let Some(template) = template {
+            pairs.push(("tokenizer.chat_template".into(), text(template)));
         }
         Ok(pairs)
     }
+}
 
-    /// Every token by its id, and what it is. Ids that the model has and the tokenizer has not are unused.
-    fn tokens(
-        &self,
-        known: &Map<String, Value>,
-        vocab: usize,
-        is_byte_level: bool,
-    ) -> Result<(Vec<String>, Vec<i32>), String> {
-        let mut tokens: Vec<String> = (0..vocab).map(|id| format!("[PAD{id}]")).collect();
-        let mut types = vec![UNUSED; vocab];
-        let unknown = self.tokenizer["model"]["unk_token"].as_str();
-        let mut set = |id: &Value, token: &str, kind: i32| {
-            let id = id
-                .as_u64()
-                .filter(|id| (*id as usize) < vocab)
-                .ok_or_else(|| format!("its tokenizer has the id {id}, and the model {vocab} tokens"))?
-                as usize;
-            (tokens[id], types[id]) = (token.to_owned(), kind);
-            Ok::<(), String>(())
-        };
-        for (token, id) in known {
-            let is_byte = token.len() == 6 && token.starts_with("<0x") && token.ends_with('>');
-            let kind = match token.as_str() {
-                token if Some(token) == unknown && !is_byte_level => UNKNOWN,
-                _ if is_byte && !is_byte_level => BYTE,
-                _ => NORMAL,
-            };
-            set(id, token, kind)?;
+/// What llama.cpp calls the way in which text is split into words.
+fn split(table: &TokenTable) -> Result<&'static str, String> {
+    match table.alphabet {
+        TokenAlphabet::Bytes { space_prefix: true, .. } => {
+            Err("its tokenizer puts a space before a text, which llama.cpp's does not".into())
         }
-        for added in self.tokenizer["added_tokens"].as_array().into_iter().flatten() {
-            let content = added["content"].as_str().unwrap_or_default();
-            let kind = match added["special"] == true {
-                true if Some(content) == unknown && !is_byte_level => UNKNOWN,
-                true => CONTROL,
-                false => USER_DEFINED,
-            };
-            set(&added["id"], content, kind)?;
-        }
-        Ok((tokens, types))
-    }
-
-    /// What llama.cpp calls the way in which text is split into words.
-    fn split(&self, has_no_merges: bool) -> Result<&'static str, String> {
-        let normalizer = &self.tokenizer["normalizer"];
-        // llama.cpp composes no characters, and Qwen's tokenizers ask for it: its own files lack it too.
-        if !normalizer.is_null() && normalizer["type"] != "NFC" {
-            let kind = &normalizer["type"];
-            return Err(format!("its tokenizer normalises text ({kind}), which llama.cpp's does not"));
-        }
-        let rule = &self.tokenizer["pre_tokenizer"];
-        let steps = match rule["type"] == "Sequence" {
-            true => rule["pretokenizers"].as_array().cloned().unwrap_or_default(),
-            false => vec![rule.clone()],
-        };
-        let unknown = || {
-            format!(
-                "its tokenizer splits text by a rule that llama.cpp has no name for here ({}): export a folder without --format, \
-                 and try llama.cpp's convert_hf_to_gguf.py",
-                steps.iter().map(|step| step["type"].to_string()).collect::<Vec<_>>().join(", ")
-            )
-        };
-        let (last, before) = steps.split_last().ok_or_else(unknown)?;
-        if last["type"] != "ByteLevel" || last["add_prefix_space"] == true {
-            return Err(unknown());
-        }
-        let by_gpt2 = last["use_regex"] != false;
-        let is_digits = |step: &Value| step["type"] == "Digits" && step["individual_digits"] == true;
-        let pattern = |step: &Value| match step["type"] == "Split" && step["invert"] != true {
-            true => step["pattern"]["Regex"].as_str().map(str::to_owned),
-            false => None,
-        };
-        match before {
-            // Without merges every byte is a token, however text is split.
-            [] if by_gpt2 || has_no_merges => Ok("gpt-2"),
-            [step] if by_gpt2 && is_digits(step) => Ok("smollm"),
-            [step] if !by_gpt2 => {
-                let pattern = pattern(step).ok_or_else(unknown)?;
-                SPLITS.iter().find(|(_, split)| *split == pattern).map(|(name, _)| *name).ok_or_else(unknown)
-            }
-            _ => Err(unknown()),
-        }
-    }
-
-    /// Whether a tokenizer of SentencePiece's kind puts a space before a text.
-    fn begins_with_space(&self) -> bool {
-        let prepends = |rule: &Value| {
-            rule["type"] == "Prepend" || (rule["type"] == "Metaspace" && rule["prepend_scheme"] != "never")
-        };
-        let rules = [&self.tokenizer["normalizer"], &self.tokenizer["pre_tokenizer"]];
-        rules.into_iter().any(|rule| {
-            let steps = rule["normalizers"].as_array().or(rule["pretokenizers"].as_array());
-            prepends(rule) || steps.into_iter().flatten().any(prepends)
-        })
-    }
-
-    /// The id of the token that begins ("bos") or ends ("eos") a text, or stands for another thing: by its
-    /// text, or else by its number, the first of several.
-    fn special(&self, field: &str, id: impl Fn(&str) -> Option<u32>) -> Option<u32> {
-        let named = &self.tokenizer_config[format!("{field}_token")];
-        let named = named.as_str().or(named["content"].as_str()).and_then(id);
-        named.or_else(|| {
-            let field = format!("{field}_token_id");
-            let first = |config: &Value| match &config[&field] {
-                Value::Array(ids) => ids.first().and_then(Value::as_u64),
-                id => id.as_u64(),
-            };
-            self.configs.iter().find_map(first).map(|id| id as u32)
-        })
-    }
-
-    /// Whether a text begins with a token that says so: as tokenizer_config.json has it, or else the template
-    /// of tokenizer.json.
-    fn begins_with_token(&self) -> bool {
-        if let Some(said) = self.tokenizer_config["add_bos_token"].as_bool() {
-            return said;
-        }
-        let rule = &self.tokenizer["post_processor"];
-        let begins = |rule: &Value| {
-            rule["type"] == "TemplateProcessing" && !rule["single"][0]["SpecialToken"].is_null()
-        };
-        begins(rule) || rule["processors"].as_array().into_iter().flatten().any(begins)
-    }
-
-    /// How a conversation becomes a text; of several the one that is for all.
-    fn template(&self) -> Result<Option<String>, String> {
-        if self.chat_template.is_some() {
-            return Ok(self.chat_template.clone());
-        }
-        let text = |value: &Value| value.as_str().map(str::to_owned);
-        match &self.tokenizer_config["chat_template"] {
-            Value::Array(all) => {
-                let default = all.iter().find(|one| one["name"] == "default").or(all.first());
-                Ok(default.and_then(|one| text(&one["template"])))
-            }
-            one => Ok(text(one)),
+        TokenAlphabet::Bytes { split: Some(split), .. } => Ok(match split {
+            SplitPattern::Gpt2 => "gpt-2",
+            SplitPattern::SmolLm => "smollm",
+            SplitPattern::Llama3 => "llama-bpe",
+            SplitPattern::Qwen2 => "qwen2",
+        }),
+        // Every byte is a token, however text is split.
+        _ if table.merges.is_empty() => Ok("gpt-2"),
+        _ => {
+            Err("its tokenizer merges a text without splitting it into words, which llama.cpp's does not"
+                .into())
         }
     }
 }
 
-/// Pairs that are merged, the first first. A token may hold a space where it is no byte's.
-fn merges(list: &Value) -> Result<Vec<[String; 2]>, String> {
-    let one = |merge: &Value| {
-        let parts: Option<Vec<&str>> = match merge {
-            Value::Array(parts) => parts.iter().map(Value::as_str).collect(),
-            line => line.as_str().map(|line| line.splitn(2, ' ').collect()),
-        };
-        let parts: Option<[&str; 2]> = parts.and_then(|parts| parts.try_into().ok());
-        let [a, b] = parts.ok_or_else(|| format!("its tokenizer has the merge {merge}, which is no pair"))?;
-        Ok([a, b].map(|part| part.replace(' ', "Ġ")))
+/// The number of a token's type. Byte-level tokenizers know every text: what they call unknown marks
+/// something.
+fn kind(kind: TokenKind, is_byte_level: bool) -> i32 {
+    match kind {
+        TokenKind::Normal => 1,
+        TokenKind::Unknown if !is_byte_level => 2,
+        TokenKind::Control | TokenKind::Unknown => 3,
+        TokenKind::UserDefined => 4,
+        TokenKind::Unused => 5,
+        TokenKind::Byte => 6,
+    }
+}
+
+/// An id, or the first of several.
+fn first_id(value: &Value) -> Option<u32> {
+    let id = match value {
+        Value::Array(ids) => ids.first()?,
+        id => id,
     };
-    list.as_array().into_iter().flatten().map(one).collect()
-}
-
-/// SentencePiece merges the neighbours whose token has the highest score: that of a token is how early it is
-/// merged. What no merge makes is never compared, and comes last.
-fn scores(tokens: &[String], merges: &[[String; 2]]) -> Vec<f32> {
-    let mut ranks = BTreeMap::new();
-    for (rank, [a, b]) in merges.iter().enumerate() {
-        ranks.entry(format!("{a}{b}")).or_insert(rank);
-    }
-    let rank = |token| ranks.get(token).copied().unwrap_or(merges.len());
-    tokens.iter().map(|token| -(rank(token) as f32)).collect()
+    id.as_u64().map(|id| id as u32)
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::collections::BTreeMap;
+
+    use espalier_data::TokenEntry;
+    use serde_json::json;
+
+    use super::*;
+
+    const GPT2: TokenAlphabet = TokenAlphabet::Bytes { split: Some(SplitPattern::Gpt2), space_prefix: false };
+
+    fn table(alphabet: TokenAlphabet, tokens: &[(&str, TokenKind, f32)]) -> TokenTable {
+        let entry =
+            |&(text, kind, score): &(&str, TokenKind, f32)| TokenEntry { text: text.into(), kind, score };
+        TokenTable {
+            alphabet,
+            tokens: tokens.iter().map(entry).collect(),
+            merges: vec![("Ġ".into(), "a".into())],
+            bos: None,
+            eos: None,
+            unknown: None,
+            padding: None,
+            add_bos: true,
+            chat_template: Some("{{ messages }}".into()),
+        }
+    }
+
+    const BYTES: [(&str, TokenKind, f32); 5] = [
+        ("a", TokenKind::Normal, 0.0),
+        ("Ġ", TokenKind::Normal, 0.0),
+        ("Ġa", TokenKind::Normal, -1.0),
+        ("<|end|>", TokenKind::Unknown, 0.0),
+        ("<think>", TokenKind::UserDefined, 0.0),
+    ];
+
+    fn pairs(rules: &TextRules, table: &TokenTable, vocab: usize) -> BTreeMap<String, GgufValue> {
+        let pairs = rules.pairs(Some(table), vocab).unwrap();
+        let count = pairs.len();
+        let by_key: BTreeMap<_, _> = pairs.into_iter().collect();
+        assert_eq!(by_key.len(), count, "a key stands twice");
+        by_key
+    }
+
+    fn text(text: &str) -> GgufValue {
+        GgufValue::Text(text.into())
+    }
+
+    #[test]
+    fn tokens_have_types_and_what_the_model_has_more_is_unused() {
+        let mut table = table(GPT2, &BYTES);
+        let pairs_of = |table: &TokenTable| pairs(&TextRules::default(), table, 6);
+        // Nothing begins or ends a text.
+        let none = pairs_of(&table);
+        assert!(!none.contains_key("tokenizer.ggml.eos_token_id"));
+        assert_eq!(none["tokenizer.ggml.add_bos_token"], GgufValue::Bool(false));
+        table.eos = Some(3);
+        let pairs = pairs_of(&table);
+        let tokens = ["a", "Ġ", "Ġa", "<|end|>", "<think>", "[PAD5]"].map(str::to_owned);
+        assert_eq!(pairs["tokenizer.ggml.tokens"], GgufValue::Texts(tokens.into()));
+        assert_eq!(pairs["tokenizer.ggml.token_type"], GgufValue::I32s(vec![1, 1, 1, 3, 4, 5]));
+        assert_eq!(pairs["tokenizer.ggml.merges"], GgufValue::Texts(vec!["Ġ a".into()]));
+        assert_eq!(pairs["tokenizer.ggml.eos_token_id"], GgufValue::U32(3));
+        // Some token must begin a text: llama.cpp would take one by itself.
+        assert_eq!(pairs["tokenizer.ggml.bos_token_id"], GgufValue::U32(3));
+        assert_eq!(pairs["tokenizer.chat_template"], text("{{ messages }}"));
+        assert!(!pairs.contains_key("tokenizer.ggml.scores"));
+    }
+
+    #[test]
+    fn what_stands_beside_the_weights_comes_first_or_last() {
+        let rules = TextRules {
+            configs: vec![json!({}), json!({"eos_token_id": [4, 3], "bos_token_id": 3})],
+            chat_template: Some("{{ own }}".into()),
+        };
+        let found = pairs(&rules, &table(GPT2, &BYTES), 5);
+        let ids = ["bos", "eos"].map(|key| &found[&format!("tokenizer.ggml.{key}_token_id")]);
+        assert_eq!(ids, [&GgufValue::U32(3), &GgufValue::U32(4)]);
+        assert_eq!(found["tokenizer.chat_template"], text("{{ own }}"));
+        let named = TokenTable { eos: Some(0), ..table(GPT2, &BYTES) };
+        assert_eq!(pairs(&rules, &named, 5)["tokenizer.ggml.eos_token_id"], GgufValue::U32(0));
+        // A run on bytes: its text ends at a byte that it has not.
+        let bytes = table(GPT2, &[("b", TokenKind::Normal, 0.0), ("Ā", TokenKind::Normal, 0.0)]);
+        assert_eq!(pairs(&TextRules::default(), &bytes, 2)["tokenizer.ggml.eos_token_id"], GgufValue::U32(1));
+    }
+
+    /// Each rule that llama.cpp has a name for, and those that it has not.
+    #[test]
+    fn the_rule_by_which_text_is_split_is_named() {
+        let alphabet = |split, space_prefix| TokenAlphabet::Bytes { split, space_prefix };
+        for (pattern, name) in [
+            (SplitPattern::Gpt2, "gpt-2"),
+            (SplitPattern::SmolLm, "smollm"),
+            (SplitPattern::Llama3, "llama-bpe"),
+            (SplitPattern::Qwen2, "qwen2"),
+        ] {
+            let found = pairs(&TextRules::default(), &table(alphabet(Some(pattern), false), &BYTES), 5);
+            assert_eq!(found["tokenizer.ggml.pre"], text(name));
+        }
+        let refused = |alphabet| TextRules::default().pairs(Some(&table(alphabet, &BYTES)), 5).unwrap_err();
+        assert_eq!(
+            refused(alphabet(None, false)),
+            "its tokenizer merges a text without splitting it into words, which llama.cpp's does not"
+        );
+        assert_eq!(
+            refused(alphabet(Some(SplitPattern::Gpt2), true)),
+            "its tokenizer puts a space before a text, which llama.cpp's does not"
+        );
+        let single = TokenTable { merges: Vec::new(), ..table(alphabet(None, false), &BYTES) };
+        assert_eq!(split(&single), Ok("gpt-2"));
+    }
+
+    /// Llama 2's kind: scores take the place of merges.
+    #[test]
+    fn a_tokenizer_of_sentencepiece_has_scores() {
+        let tokens = [
+            ("<unk>", TokenKind::Unknown, 0.0),
+            ("<0x0A>", TokenKind::Byte, 0.0),
+            ("▁a", TokenKind::Normal, -1.0),
+        ];
+        let alphabet = TokenAlphabet::Characters { space_prefix: true };
+        let table = TokenTable { unknown: Some(0), ..table(alphabet, &tokens) };
+        let pairs = pairs(&TextRules::default(), &table, 4);
+        assert_eq!(pairs["tokenizer.ggml.model"], text("llama"));
+        assert_eq!(pairs["tokenizer.ggml.token_type"], GgufValue::I32s(vec![2, 6, 1, 5]));
+        assert_eq!(pairs["tokenizer.ggml.scores"], GgufValue::F32s(vec![0.0, 0.0, -1.0, 0.0]));
+        assert_eq!(pairs["tokenizer.ggml.add_space_prefix"], GgufValue::Bool(true));
+        assert_eq!(pairs["tokenizer.ggml.unknown_token_id"], GgufValue::U32(0));
+        assert!(!pairs.contains_key("tokenizer.ggml.merges"));
+    }
+
+    #[test]
+    fn a_model_without_a_tokenizer_takes_ids() {
+        let none = TextRules::default().pairs(None, 9).unwrap();
+        assert_eq!(none, [("tokenizer.ggml.model".to_owned(), text("no_vocab"))]);
+    }
+}

@@ -18,11 +18,15 @@ use crate::support::tiny_gpt;
 /// The fixture with a tokenizer and a chat template.
 fn with_tokenizer(at: PathBuf) -> PathBuf {
     let folder = folder_with(at, |_| {});
-    add_tokenizer(&folder);
+    add_text_files(&folder);
+    folder
+}
+
+fn add_text_files(folder: &Path) {
+    add_tokenizer(folder);
     fs::write(folder.join("chat_template.jinja"), "{{ messages[0].content }}").unwrap();
     let tokenizer_config = json!({"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"});
     fs::write(folder.join("tokenizer_config.json"), tokenizer_config.to_string()).unwrap();
-    folder
 }
 
 /// Header, keys in order, table of tensors, padding and numbers.
@@ -40,6 +44,27 @@ fn a_file_is_that_of_ggufs_own_writer() {
     assert!(error.ends_with("gpt2.gguf: it is there already: choose another name"), "{error}");
     let left = fs::read_dir(folder.path().join("out")).unwrap().count();
     assert_eq!(left, 1, "nothing is left of what was being written");
+}
+
+/// Keys and tensors of the Llama family, in whichever order: names, permuted rows, divisors of angles.
+#[test]
+fn every_family_is_written_as_llama_cpp_names_it() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["llama", "mistral", "qwen2", "qwen3"] {
+        let from = folder.path().join(name);
+        copy(&oracle().join("hub").join(name), &from);
+        add_text_files(&from);
+        let file = folder.path().join(format!("{name}.gguf"));
+        open(&from).export_gguf(&file, Some(GgufType::F16)).unwrap();
+        let ours = GgufFile::parse(&fs::read(&file).unwrap());
+        let theirs = GgufFile::parse(&fs::read(oracle().join(format!("gguf/{name}.gguf"))).unwrap());
+        assert_eq!(ours.pairs, theirs.pairs, "{name}");
+        let names = |file: &GgufFile| file.tensors.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(names(&ours), names(&theirs), "{name}");
+        for (key, tensor) in &ours.tensors {
+            assert!(*tensor == theirs.tensors[key], "{name}: {key} differs");
+        }
+    }
 }
 
 /// Weights of a linear layer with those of the fixture as its rows.
@@ -185,7 +210,10 @@ fn what_llama_cpp_cannot_read_is_refused() {
     });
     fs::write(at("split").join("tokenizer.json"), joined.to_string()).unwrap();
     let error = refused(&at("split"), GgufType::F32).to_string();
-    assert!(error.contains("splits text by a rule that llama.cpp has no name for"), "{error}");
+    assert!(
+        error.ends_with("merges a text without splitting it into words, which llama.cpp's does not"),
+        "{error}"
+    );
     let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(left.iter().all(|name| !name.to_string_lossy().contains("out.gguf")), "{left:?}");
 }
