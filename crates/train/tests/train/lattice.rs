@@ -65,7 +65,9 @@ fn a_gpt_on_every_lattice_is_one_run() {
         let mut fields = vec![format!("parallel.data={data}"), format!("parallel.tensor={tensor}")];
         fields.push(format!("train.micro_batches={}", if 24 % (data * 4) == 0 { 4 } else { 24 / data }));
         fields.extend((sequence > 1).then(|| "parallel.sequence=true".into()));
-        fields.extend((data > 1 && tensor != 3).then(|| format!("parallel.zero={}", 1 + (pipeline + tensor) % 3)));
+        fields.extend(
+            (data > 1 && tensor != 3).then(|| format!("parallel.zero={}", 1 + (pipeline + tensor) % 3)),
+        );
         if pipeline > 1 {
             fields.extend([format!("parallel.pipeline={pipeline}"), format!("parallel.schedule={schedule}")]);
         }
