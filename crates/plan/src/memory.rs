@@ -7,6 +7,7 @@
 //! too, a rank has its shard of each parameter's (exact where it is known how much of each is kept).
 //! Activations are those of one micro-batch.
 
+mod dense_blocks;
 mod inputs;
 mod messages;
 mod model_parallel;
@@ -21,7 +22,7 @@ use serde::Serialize;
 
 use crate::batch::BatchSizes;
 use crate::data_parallel::{DataParallelMode, ZeroStage};
-use crate::packets::{BUCKET, SharedVector, average_bytes, gather_messages, message_bytes, scattered_bytes};
+use crate::packets::{BUCKET, SharedVector, average_bytes, message_bytes, scattered_bytes};
 use crate::pruning::{PrunedKernels, Pruning};
 use crate::schedule::{Action, Chunk, Pass, Placement, Schedule, Updates};
 use crate::scoring::{GrowthCandidate, ScoredBatch, ScoringMemory, growth_bytes};
@@ -31,6 +32,7 @@ use crate::spec::{ModelSpec, Parameter, ShapeError};
 use crate::stages::StageBlocks;
 use crate::storage::StorageForms;
 
+use self::dense_blocks::ParamSharers;
 use self::messages::{ReducedGradient, most_in_passes};
 pub use inputs::{PredictionInputs, Tensors};
 pub use model_parallel::ModelParallelRank;
@@ -412,70 +414,6 @@ impl<'a> Prediction<'a> {
         }
     }
 
-    /// Bytes of the blocks of some stages that are dense at once, where weights rest compressed or in shards.
-    fn expanded(&self, stage_blocks: &[Range<usize>], sharers: &[ParamSharers], compressed: bool) -> u64 {
-        let size = self.storage.precision.size();
-        let bytes = |id: usize| self.parameters[id].elements().saturating_mul(size);
-        let sum = |numbers: &mut dyn Iterator<Item = u64>| numbers.fold(0, u64::saturating_add);
-        let of_block = |block: usize| -> [u64; 2] {
-            let ids = self.inputs.tensors.blocks.parameters(block..block + 1);
-            let (sharded, full): (Vec<usize>, Vec<usize>) =
-                ids.into_iter().partition(|id| sharers[*id].of_weight > 1);
-            let gathered = |id: &usize| match self.kept.as_ref().and_then(|kept| kept[*id]) {
-                // Products read what was gathered of it.
-                Some(kept) if compressed && self.is_multiplied_sparsely(*id, kept) => {
-                    kept.saturating_mul(size)
-                }
-                _ => bytes(*id),
-            };
-            let expanded = full.into_iter().filter(|id| self.is_expanded(*id)).map(bytes);
-            [sum(&mut expanded.into_iter()), sum(&mut sharded.iter().map(gathered))]
-        };
-        let of_stage = |virtual_stage: &Range<usize>| {
-            let each: Vec<[u64; 2]> = virtual_stage.clone().map(of_block).collect();
-            // What is gathered ahead is still a message.
-            let pairs = each
-                .windows(2)
-                .map(|pair| pair[0][0].saturating_add(pair[1][0]).saturating_add(pair[0][1].max(pair[1][1])));
-            let pairs = pairs.filter(|_| self.model_parallel.expands_ahead);
-            each.iter()
-                .map(|[expanded, gathered]| expanded.saturating_add(*gathered))
-                .chain(pairs)
-                .max()
-                .unwrap_or(0)
-        };
-        stage_blocks.iter().map(of_stage).max().unwrap_or(0)
-    }
-
-    /// Bytes of the messages in which the sharded weights of a block arrive while the one before runs: those
-    /// of the largest block.
-    fn gathered_ahead(
-        &self,
-        stage_blocks: &[Range<usize>],
-        sharers: &[ParamSharers],
-        compressed: bool,
-    ) -> u64 {
-        let of_block = |block: usize| -> u64 {
-            let ids = self.inputs.tensors.blocks.parameters(block..block + 1);
-            let vector = |id: usize| {
-                let kept = self.kept.as_ref().and_then(|kept| kept[id]).filter(|_| compressed);
-                let elements = kept.unwrap_or(self.parameters[id].elements());
-                SharedVector { elements, ranks: sharers[id].of_weight }
-            };
-            let vectors = ids.into_iter().map(vector).filter(|vector| vector.ranks > 1);
-            gather_messages(vectors, self.storage.precision.size())
-        };
-        stage_blocks.iter().cloned().flatten().map(of_block).max().unwrap_or(0)
-    }
-
-    /// Whether a parameter that rests compressed is dense while it works: some of it is gone, and products
-    /// read its zeros.
-    fn is_expanded(&self, id: usize) -> bool {
-        let elements = self.parameters[id].elements();
-        let Some(kept) = self.kept.as_ref().and_then(|kept| kept[id]) else { return false };
-        kept < elements && !self.is_multiplied_sparsely(id, kept)
-    }
-
     /// Whether products leave out the zeros of a parameter of which so much is kept.
     fn is_multiplied_sparsely(&self, id: usize, kept: u64) -> bool {
         let skips = kept as f64 <= PrunedKernels::MOST_KEPT * self.parameters[id].elements() as f64;
@@ -495,15 +433,6 @@ impl<'a> Prediction<'a> {
         };
         held.iter().filter_map(one).collect()
     }
-}
-
-/// How many ranks share a parameter.
-#[derive(Clone, Copy)]
-struct ParamSharers {
-    /// Those that have partial sums of its gradient,
-    ranks: u64,
-    /// and those that have shards of its weight: one where each has all of it.
-    of_weight: u64,
 }
 
 /// What a rank holds at most in the course of its list.

@@ -65,7 +65,9 @@ fn a_gpt_on_every_lattice_is_one_run() {
         let mut fields = vec![format!("parallel.data={data}"), format!("parallel.tensor={tensor}")];
         fields.push(format!("train.micro_batches={}", if 24 % (data * 4) == 0 { 4 } else { 24 / data }));
         fields.extend((sequence > 1).then(|| "parallel.sequence=true".into()));
-        fields.extend((data > 1 && tensor != 3).then(|| format!("parallel.zero={}", 1 + pipeline % 2)));
+        fields.extend(
+            (data > 1 && tensor != 3).then(|| format!("parallel.zero={}", 1 + (pipeline + tensor) % 3)),
+        );
         if pipeline > 1 {
             fields.extend([format!("parallel.pipeline={pipeline}"), format!("parallel.schedule={schedule}")]);
         }
@@ -91,7 +93,7 @@ fn an_image_net_on_every_lattice_is_one_run() {
         let mut fields = vec![format!("parallel.data={data}"), format!("parallel.tensor={tensor}")];
         let grid = if spatial == 4 && tensor == 1 { "[2,2]".into() } else { spatial.to_string() };
         fields.push(format!("parallel.spatial={grid}"));
-        fields.extend((data > 1 && pipeline > 1).then(|| "parallel.zero=2".into()));
+        fields.extend((data > 1 && pipeline > 1).then(|| format!("parallel.zero={}", 2 + tensor % 2)));
         fields.push(format!("train.micro_batches={}", if 24 % (data * 4) == 0 { 4 } else { 24 / data }));
         if pipeline > 1 {
             fields.push(format!("parallel.pipeline={pipeline}"));
