@@ -1,8 +1,9 @@
 //! `espalier chat`: a conversation with a trained model, line by line.
 //!
-//! What was said stays in the model's cache: a line and its answer are read once. A model knows no roles
-//! unless it was trained with them, so the conversation is a plain text, a line of the person and then what
-//! the model writes behind it.
+//! What was said stays in the model's cache: a line and its answer are read once. Where the tokenizer has a chat
+//! template, lines are messages of a conversation that the template renders, with roles and the tokens that end
+//! them. A model without one knows no roles, so the conversation is a plain text, a line of the person and then
+//! what the model writes behind it.
 
 use std::io::{self, BufRead, IsTerminal};
 use std::path::PathBuf;
@@ -12,6 +13,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use espalier_data::{ChatTemplate, Conversation};
+use espalier_train::Error;
 use espalier_train::infer::{Generator, Sampler};
 
 use crate::generation::{GenerationArguments, GenerationSession};
@@ -21,6 +24,13 @@ use crate::signals::{INTERRUPTED, StopSignal};
 
 /// How long other ranks wait for a person.
 const TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Says that the beginning of a conversation has to go.
+fn report_dropped(context: usize) {
+    print_err!(
+        "note: the conversation is longer than the context length of {context} tokens: its beginning is dropped"
+    );
+}
 
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -42,23 +52,24 @@ pub fn chat(arguments: &ChatArguments) -> Result<ExitCode> {
     let session = GenerationSession::open(&arguments.checkpoint, &arguments.generation)?;
     let interrupted = session.on_ranks(TIMEOUT, |generator| {
         let is_rank0 = generator.ranks().is_rank0();
-        let mut chat = Conversation {
+        let mut chat = ChatSession {
             session: &session,
             generation: &arguments.generation,
             stop: &stop,
             history: Vec::new(),
+            messages: Vec::new(),
         };
         let mut sampler = Sampler::new(arguments.generation.sampling());
         loop {
             stop.begun.store(false, Ordering::SeqCst);
-            let line = if is_rank0 { chat.listen() } else { None };
-            // The end of the conversation is a line of no tokens.
-            let line = generator.broadcast_from_rank0(&line.unwrap_or_default())?;
-            if line.is_empty() {
+            let read = if is_rank0 { chat.listen() } else { None };
+            // The end of the conversation is one of no tokens.
+            let read = generator.broadcast_from_rank0(&read.unwrap_or_default())?;
+            if read.is_empty() {
                 return Ok(false);
             }
             stop.begun.store(true, Ordering::SeqCst);
-            chat.answer(generator, line, &mut sampler)?;
+            chat.answer(generator, read, &mut sampler)?;
             if generator.ranks().any_rank(stop.requested.load(Ordering::SeqCst))? {
                 return Ok(true);
             }
@@ -68,17 +79,19 @@ pub fn chat(arguments: &ChatArguments) -> Result<ExitCode> {
 }
 
 /// The conversation so far, on one rank.
-struct Conversation<'a> {
+struct ChatSession<'a> {
     session: &'a GenerationSession,
     generation: &'a GenerationArguments,
     stop: &'a StopSignal,
     /// All tokens, of which the generator has read as many as it says.
     history: Vec<u32>,
+    /// Who has said what, on rank 0, where a template renders it.
+    messages: Vec<(&'static str, String)>,
 }
 
-impl Conversation<'_> {
-    /// The tokens of the next line that can be answered; none where there is none.
-    fn listen(&self) -> Option<Vec<u32>> {
+impl ChatSession<'_> {
+    /// All tokens up to the next answer, with a line that can be answered; none where there is none.
+    fn listen(&mut self) -> Option<Vec<u32>> {
         let asks = io::stdin().is_terminal();
         loop {
             if asks {
@@ -89,39 +102,80 @@ impl Conversation<'_> {
             if !read.is_ok_and(|bytes| bytes > 0) || line.trim() == "/quit" {
                 return None;
             }
-            if !line.ends_with('\n') {
-                line.push('\n');
-            }
-            match self.session.prompt(&line) {
+            let tokens = match self.session.template() {
+                Some(template) => self.rendered(template, line.trim_end_matches(['\r', '\n'])),
+                None => self.with_line(line),
+            };
+            match tokens {
                 Ok(ids) => return Some(ids),
                 Err(why) => print_err!("{why}"),
             }
         }
     }
 
-    /// Reads a line and writes what follows.
+    /// The conversation with one more message, as the template has it.
+    fn rendered(&mut self, template: &ChatTemplate, line: &str) -> Result<Vec<u32>> {
+        self.messages.push(("user", line.to_owned()));
+        let room = (self.generation.max_new_tokens as usize).min(self.session.context() / 4);
+        loop {
+            let texts = self.messages.iter().map(|(role, text)| (*role, text.as_str()));
+            let rendered = template.render(&Conversation::of_texts(texts), true).map_err(Error::Data);
+            let ids = rendered.map_err(Into::into).and_then(|chat| self.session.tokens_of(&chat.text));
+            match ids {
+                Ok(ids) if ids.len() + room > self.session.context() && self.messages.len() > 1 => {
+                    report_dropped(self.session.context());
+                    // A question goes with its answer.
+                    self.messages.drain(..2.min(self.messages.len() - 1));
+                }
+                Ok(ids) => return self.session.check_prompt(ids),
+                Err(why) => {
+                    self.messages.pop();
+                    return Err(why);
+                }
+            }
+        }
+    }
+
+    /// A plain text with one more line.
+    fn with_line(&self, mut line: String) -> Result<Vec<u32>> {
+        if !line.ends_with('\n') {
+            line.push('\n');
+        }
+        let more = match self.history.is_empty() {
+            true => self.session.prompt(&line)?,
+            false => self.session.continuation(&line)?,
+        };
+        let mut all = self.history.clone();
+        all.extend(more);
+        // An answer should have some room.
+        let context = self.session.context();
+        if all.len() + (self.generation.max_new_tokens as usize).min(context / 4) > context {
+            report_dropped(context);
+            all.drain(..all.len().saturating_sub(context / 2));
+        }
+        Ok(all)
+    }
+
+    /// Reads what is new of the conversation and writes what follows.
     fn answer(
         &mut self,
         generator: &mut Generator<'_>,
-        line: Vec<u32>,
+        read: Vec<u32>,
         sampler: &mut Sampler,
     ) -> espalier_train::Result<()> {
-        let (prints, context) = (generator.ranks().is_rank0(), generator.context());
-        self.history.extend(line);
-        // An answer should have some room.
-        if self.history.len() + (self.generation.max_new_tokens as usize).min(context / 4) > context {
-            if prints {
-                print_err!(
-                    "note: the conversation is longer than the context length of {context} tokens: its beginning is dropped"
-                );
-            }
-            self.history.drain(..self.history.len().saturating_sub(context / 2));
+        let prints = generator.ranks().is_rank0();
+        // A template may render what was said otherwise than it was generated.
+        if !read.starts_with(&self.history[..generator.length()]) {
             generator.reset_cache();
         }
+        self.history = read;
         let unread = &self.history[generator.length()..];
-        let (generation, _) =
+        let (generation, text) =
             self.session.generate(self.generation, generator, unread, sampler, self.stop, prints)?;
         self.history.extend(generation.tokens);
+        if prints && self.session.template().is_some() {
+            self.messages.push(("assistant", text));
+        }
         Ok(())
     }
 }

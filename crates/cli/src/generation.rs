@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use espalier_data::Tokenizer;
+use espalier_data::{ChatTemplate, CivilTime, Tokenizer, TokenizerConfig};
 use espalier_plan::Plan;
 use espalier_plan::config::{Override, Purpose};
 use espalier_plan::device::DeviceKind;
@@ -114,6 +114,10 @@ pub struct GenerationSession {
     plan: Plan,
     /// One that was asked for instead of the model's own.
     tokenizer: Option<Tokenizer>,
+    /// How a conversation becomes a text, where the tokenizer knows.
+    template: Option<ChatTemplate>,
+    /// The token that ends an answer, where the tokenizer's files name one.
+    end_of_answer: Option<u32>,
     device: Device,
 }
 
@@ -141,12 +145,27 @@ impl GenerationSession {
             refuse(format!("{why}: add --tokenizer FILE"))?;
         }
         let device = device::open_here(&plan.device, plan.mesh.size())?;
-        Ok(GenerationSession { trained, plan, tokenizer, device })
+        let (template, end_of_answer) = match tokenizer.as_ref().or(trained.tokenizer()) {
+            Some(tokenizer) => {
+                let folder = tokenizer.path().and_then(Path::parent);
+                let config = folder.map(TokenizerConfig::of_folder).transpose().map_err(Error::Data)?;
+                let end = config.and_then(|config| tokenizer.added(config.token("eos_token")?));
+                let now = Some(CivilTime::now());
+                (ChatTemplate::of_tokenizer(tokenizer, now).map_err(Error::Data)?, end)
+            }
+            None => (None, None),
+        };
+        Ok(GenerationSession { trained, plan, tokenizer, template, end_of_answer, device })
     }
 
     /// What turns text into its tokens and back.
     pub fn tokenizer(&self) -> &Tokenizer {
         self.tokenizer.as_ref().or(self.trained.tokenizer()).expect("one was found when it was opened")
+    }
+
+    /// How a conversation becomes a text, where the tokenizer knows.
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref()
     }
 
     /// The most tokens that it can read.
@@ -161,11 +180,25 @@ impl GenerationSession {
 
     /// The tokens of a prompt, or why no text can be generated from it.
     pub fn prompt(&self, text: &str) -> Result<Vec<u32>> {
+        self.check_prompt(self.tokenizer().encode_prompt(text).map_err(Error::Data)?)
+    }
+
+    /// The tokens of a text that continues another, or is a conversation with all its marks; likewise.
+    pub fn continuation(&self, text: &str) -> Result<Vec<u32>> {
+        self.check_prompt(self.tokenizer().encode(text).map_err(Error::Data)?)
+    }
+
+    /// The tokens of a text, whatever their number.
+    pub fn tokens_of(&self, text: &str) -> Result<Vec<u32>> {
+        Ok(self.tokenizer().encode(text).map_err(Error::Data)?)
+    }
+
+    /// Tokens that the model can read, or why it cannot.
+    pub fn check_prompt(&self, ids: Vec<u32>) -> Result<Vec<u32>> {
         let conflict = |problem: String| {
             let field = "PROMPT".into();
             Err(Error::Plan(espalier_plan::Error::Conflict { field, problem }))
         };
-        let ids = self.tokenizer().encode(text).map_err(Error::Data)?;
         if ids.is_empty() {
             conflict("is empty: a prompt of at least one token is needed".into())?;
         }
@@ -209,7 +242,7 @@ impl GenerationSession {
         let tokenizer = self.tokenizer();
         let mut stream = TextStream::new(tokenizer, &arguments.stop);
         let mut should_continue = |token: u32| {
-            if tokenizer.end() == Some(token) {
+            if [tokenizer.end(), self.end_of_answer].contains(&Some(token)) {
                 return false;
             }
             let text = stream.push(token);

@@ -30,6 +30,7 @@ mod profile;
 mod progress;
 mod prune;
 mod ranks;
+mod read_progress;
 mod records;
 mod report;
 mod restart;

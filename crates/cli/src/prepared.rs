@@ -14,6 +14,7 @@ use espalier_train::parallel::launched::ProcessGroup;
 use espalier_train::{Error, hub};
 
 use crate::device;
+use crate::read_progress::ReadProgress;
 use crate::run_file::{in_file, resolve};
 
 /// A run file, resolved, with its data.
@@ -81,7 +82,10 @@ pub fn prepare_with(
     if let Some(checkpoint) = checkpoint {
         hub::find_tokenizer(&mut run_file.data, checkpoint);
     }
-    let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
+    let mut progress = ReadProgress::new();
+    let dataset = Dataset::open_with_progress(&run_file, &mut |read, all| progress.update(read, all));
+    progress.finish();
+    let dataset = dataset.map_err(Error::Data)?;
     let run_file = lay_out(run_file, dataset.facts(), process_group.as_ref())?;
     let plan = Plan::new(run_file, dataset.facts()).map_err(Error::Plan)?;
     Ok(PreparedRun { plan, dataset, process_group })

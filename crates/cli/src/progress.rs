@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use espalier_data::{DataSplit, Dataset};
+use espalier_data::{CutRows, DataSplit, Dataset};
 use espalier_plan::data_parallel::{DataParallelMode, ZeroStage};
 use espalier_plan::{PerAxis, Plan, Scoring};
 use espalier_tensor::memory::ByteSize;
@@ -238,7 +238,7 @@ pub fn describe(plan: &Plan, dataset: &Dataset, device: &str, transport: Option<
 
 /// Says what should be known before the first step.
 pub fn notes(plan: &Plan, dataset: &Dataset) {
-    for note in plan.notes.iter().cloned().chain(skipped(dataset)) {
+    for note in plan.notes.iter().cloned().chain(skipped(dataset)).chain(packed(dataset)) {
         print_err!("note: {note}");
     }
 }
@@ -247,6 +247,19 @@ pub fn notes(plan: &Plan, dataset: &Dataset) {
 fn skipped(dataset: &Dataset) -> Option<String> {
     let Dataset::Tokens(tokens) = dataset else { return None };
     skipped_files(tokens.skipped())
+}
+
+/// How rows became sequences, and which of them are longer than one.
+fn packed(dataset: &Dataset) -> Vec<String> {
+    let Dataset::Documents(documents) = dataset else { return Vec::new() };
+    let ((rows, sequences), CutRows { cut, dropped }) = (documents.counts(), documents.cut_rows());
+    let mut notes = vec![format!("{rows} rows in {sequences} sequences")];
+    if cut > 0 {
+        notes.push(format!(
+            "{cut} rows are longer than the context and were cut off; {dropped} of them had no answer left and are skipped"
+        ));
+    }
+    notes
 }
 
 /// The same of these files.

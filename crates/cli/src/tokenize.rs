@@ -3,18 +3,18 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use espalier_data::{TextFiles, TokenFiles, TokenWidth, Tokenized, Tokenizer};
 use espalier_train::Error;
-use indicatif::ProgressBar;
 use serde_json::json;
 
 use crate::export::bytes;
 use crate::output::{self, print_err, print_out};
-use crate::progress::{bar, clear, count, skipped_files};
+use crate::progress::{count, skipped_files};
+use crate::read_progress::ReadProgress;
 use crate::signals::{INTERRUPTED, StopSignal};
 
 #[derive(Args)]
@@ -75,7 +75,7 @@ pub fn tokenize(arguments: &TokenizeArguments) -> Result<ExitCode> {
     let to = TokenFiles { path: arguments.out.clone(), width, shard_bytes, threads };
     let (paths, extensions) = (arguments.paths.clone(), arguments.extensions.clone());
     let text = TextFiles { paths, extensions, tokenizer: None };
-    let mut progress_bar = TokenizeProgress::new();
+    let mut progress_bar = ReadProgress::new();
     stop.begun.store(true, Ordering::SeqCst);
     let progress = |read, all| {
         progress_bar.update(read, all);
@@ -113,35 +113,4 @@ pub fn tokenize(arguments: &TokenizeArguments) -> Result<ExitCode> {
         }));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// A bar on a terminal, a line every few seconds elsewhere.
-struct TokenizeProgress {
-    bar: Option<ProgressBar>,
-    last_line: Instant,
-}
-
-impl TokenizeProgress {
-    fn new() -> TokenizeProgress {
-        let bar = bar("{bar:20} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left");
-        TokenizeProgress { bar, last_line: Instant::now() }
-    }
-
-    fn update(&mut self, read: u64, all: u64) {
-        match &self.bar {
-            Some(bar) => {
-                bar.set_length(all);
-                bar.set_position(read);
-            }
-            None if self.last_line.elapsed() > Duration::from_secs(5) => {
-                self.last_line = Instant::now();
-                print_err!("{:.1} of {:.1} MB", read as f64 / 1e6, all as f64 / 1e6);
-            }
-            None => {}
-        }
-    }
-
-    fn finish(&mut self) {
-        self.bar.take().iter().for_each(clear);
-    }
 }

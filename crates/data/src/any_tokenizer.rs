@@ -154,6 +154,14 @@ impl AnyTokenizer {
         self.encode_with(text, true)
     }
 
+    /// What the post-processor puts before a text.
+    pub(crate) fn input_start(&self) -> Vec<u32> {
+        let (bare, around) =
+            (self.encode("a").unwrap_or_default(), self.encode_input("a").unwrap_or_default());
+        let at = around.windows(bare.len().max(1)).position(|window| window == bare);
+        around[..at.unwrap_or(0)].to_vec()
+    }
+
     fn encode_with(&self, text: &str, around: bool) -> Result<Vec<u32>, Error> {
         match self.inner.encode_fast(text, around) {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),

@@ -97,6 +97,14 @@ pub enum Error {
     #[error("{} has no token for {got:?}", .path.display())]
     NoToken { path: PathBuf, got: String },
 
+    /// A row of a file that cannot be learnt from.
+    #[error("line {line} of {} {why}", .path.display())]
+    Row { path: PathBuf, line: u64, why: String },
+
+    /// Fewer rows than there must be.
+    #[error("{} is too small for a training and a validation split: expected at least {expected} rows, got {got}", .path.display())]
+    TooFewRows { path: PathBuf, expected: usize, got: usize },
+
     /// A chat template that is broken, or that raised an exception.
     #[error("the chat template of {} cannot render a conversation: {why}", .path.display())]
     ChatTemplate { path: PathBuf, why: String },

@@ -1,13 +1,14 @@
 //! Data to evaluate a trained model on: all of what a path names is its validation split, and nothing is
 //! learnt from it.
 //!
-//! The model says how it is read: as text by its tokenizer, as token ids where that is what it learnt from or
+//! The model says how it is read: rows of JSON (`.jsonl`) by its tokenizer and chat template, of which answers count;
+//! as text by its tokenizer, as token ids where that is what it learnt from or
 //! the name ends in `.bin`, as images standardised as those were that it learnt from. Text for a model
 //! without a tokenizer is refused, and ids of four bytes are read as such, whatever width it learnt from.
 
 use crate::{
-    Dataset, Error, ImageDataset, PixelStats, TokenDataset, TokenWidth, Tokenizer, cifar, idx, mapped,
-    raw::RawImages, tokens::EvalTokens,
+    Dataset, DocumentDataset, Error, ImageDataset, PixelStats, TokenDataset, TokenWidth, Tokenizer, cifar,
+    idx, mapped, raw::RawImages, tokens::EvalTokens,
 };
 use espalier_plan::data::PixelScaling;
 use std::{
@@ -41,6 +42,10 @@ impl Dataset {
     pub fn for_evaluation(path: &Path, takes: ModelInput<'_>) -> Result<Dataset, Error> {
         match takes {
             ModelInput::Tokens { tokenizer, vocab, seq, width } => {
+                let is_rows = path.extension().is_some_and(|extension| extension == "jsonl");
+                if let (true, Some(tokenizer)) = (is_rows, tokenizer) {
+                    return Ok(Dataset::Documents(DocumentDataset::for_evaluation(path, tokenizer, seq)?));
+                }
                 let is_binary = path.extension().is_some_and(|extension| extension == "bin");
                 let source = match tokenizer.filter(|_| !is_binary) {
                     Some(tokenizer) => EvalTokens::Text(tokenizer),

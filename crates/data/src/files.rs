@@ -6,7 +6,10 @@
 //! GiB over all files: a run must not wait minutes for a hash of hundreds of gigabytes. A file that was
 //! rewritten, truncated or extended is noticed by that; a few bytes that changed between two blocks are not.
 
-use crate::{Dataset, Error, TextFiles, Tokenizer, cifar, error, evaluation, idx, mapped, regular_file};
+use crate::{
+    Dataset, Error, TextFiles, Tokenizer, TokenizerConfig, cifar, error, evaluation, idx, jsonl, mapped,
+    regular_file,
+};
 use espalier_plan::data::{DatasetSource, DatasetSpec, HeldOut, IdxFiles};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -52,6 +55,17 @@ impl Dataset {
                 files.extend(tokenizer.as_deref().map(Tokenizer::file_at));
                 files
             }
+            DatasetSource::Jsonl { path, tokenizer, .. } => {
+                let mut files = jsonl::files(path)?;
+                if !held_out.is_empty() {
+                    files.append(&mut jsonl::files(held_out)?);
+                }
+                if let Some(tokenizer) = tokenizer.as_deref().map(Tokenizer::file_at) {
+                    files.extend(TokenizerConfig::template_file(tokenizer.parent().unwrap_or(Path::new(""))));
+                    files.push(tokenizer);
+                }
+                files
+            }
             DatasetSource::Tokens { path, .. } => {
                 let mut files = mapped::files(path)?;
                 if !held_out.is_empty() {
@@ -94,7 +108,8 @@ impl Fingerprint {
     pub fn of(data: &DatasetSpec) -> Result<Option<Fingerprint>, Error> {
         let paths = Dataset::files(data)?;
         let tokenizer = match &data.source {
-            DatasetSource::Text { tokenizer: Some(path), .. } => Some(Tokenizer::file_at(path)),
+            DatasetSource::Text { tokenizer: Some(path), .. }
+            | DatasetSource::Jsonl { tokenizer: Some(path), .. } => Some(Tokenizer::file_at(path)),
             _ => None,
         };
         let found = Fingerprint::of_files(&paths, tokenizer.as_deref(), HASHED)?;

@@ -155,6 +155,7 @@ impl ImageDataset {
         let shaped = |(inputs, targets): (espalier_tensor::Tensor, _)| Batch {
             inputs: inputs.reshape(&[picks.len(), height, width, channels]),
             targets,
+            positions: None,
         };
         Some(stored.batch(device, dtype, &samples).map(shaped))
     }
@@ -188,7 +189,7 @@ impl ImageDataset {
             }
         }
         let inputs = Inputs::Images { pixels, shape: [picks.len(), height, width, channels] };
-        HostBatch { inputs, targets }
+        HostBatch { inputs, targets, positions: None }
     }
 
     pub(crate) fn label(&self, split: DataSplit, index: usize) -> u32 {

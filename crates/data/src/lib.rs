@@ -12,11 +12,13 @@
 //! | drawn shapes | `shapes` |
 //! | text files, as bytes or through a Hugging Face tokenizer | `text`, `tokenizer_json`, `vocab_merges`, `normalize`, `pre_tokenize`, `bpe`, `any_tokenizer` |
 //! | token files (`.bin`) | `mapped`; `encode` and `tokenize` make them of text |
+//! | rows of JSON: text, prompts with completions, conversations | `jsonl`, `answers`, `packing`, `documents` |
 //! | synthetic arithmetic | `arithmetic` |
 //! | a tokenizer's other files, and conversations as text | `tokenizer_config`, `chat_template`, `jinja`, `clock` |
 //! | a tokenizer as a table, to be stored elsewhere | `token_table` |
 //! | any of the files, to evaluate a trained model on | `evaluation`; `strided` in windows that overlap |
 
+mod answers;
 #[cfg_attr(not(feature = "tokenizers"), path = "no_tokenizer.rs")]
 mod any_tokenizer;
 mod arithmetic;
@@ -26,6 +28,7 @@ mod charsmap;
 mod chat_template;
 mod cifar;
 mod clock;
+mod documents;
 mod encode;
 mod error;
 mod evaluation;
@@ -33,11 +36,13 @@ mod files;
 mod idx;
 mod images;
 mod jinja;
+mod jsonl;
 mod loader;
 mod mapped;
 mod normalize;
 mod open;
 mod order;
+mod packing;
 mod pre_tokenize;
 mod raw;
 pub mod regular_file;
@@ -59,6 +64,7 @@ pub use arithmetic::Arithmetic;
 pub use bpe::Bpe;
 pub use chat_template::{ChatTemplate, Conversation, RenderedChat};
 pub use clock::CivilTime;
+pub use documents::{CutRows, DocumentDataset, RowSettings};
 pub use error::{Error, Result};
 pub use evaluation::ModelInput;
 pub use files::Fingerprint;
@@ -85,6 +91,8 @@ pub enum Dataset {
     Images(ImageDataset),
     /// A stream of tokens, cut into windows.
     Tokens(TokenDataset),
+    /// Documents of tokens, several to a sequence.
+    Documents(DocumentDataset),
 }
 
 /// Which split of a dataset.
@@ -102,8 +110,10 @@ pub struct HostBatch {
     /// What the model sees.
     pub inputs: Inputs,
     /// What it should say: a label per image, or the next id for every id, or
-    /// [`IGNORED`](espalier_tensor::ops::cross_entropy::IGNORED) behind the end of a text.
+    /// [`IGNORED`](espalier_tensor::ops::cross_entropy::IGNORED) where nothing is to be learnt.
     pub targets: Vec<u32>,
+    /// Where several documents lie in a sequence, the index of each id in its own.
+    pub positions: Option<Vec<u32>>,
 }
 
 /// What the model sees.
@@ -130,6 +140,7 @@ impl Dataset {
         match self {
             Dataset::Images(images) => images.len(split),
             Dataset::Tokens(tokens) => tokens.len(split),
+            Dataset::Documents(documents) => documents.len(split),
         }
     }
 
@@ -145,16 +156,39 @@ impl Dataset {
         match self {
             Dataset::Images(images) => Ok(images.batch(split, picks)),
             Dataset::Tokens(tokens) => tokens.batch(split, picks),
+            Dataset::Documents(documents) => Ok(documents.batch(split, picks)),
         }
     }
 
     /// Targets of these samples that do not count, being
     /// [`IGNORED`](espalier_tensor::ops::cross_entropy::IGNORED): where a text that a model is evaluated on
-    /// ends within a window.
+    /// ends within a window, and what is not to be learnt of documents.
     pub fn ignored(&self, split: DataSplit, picks: &[(u64, usize)]) -> usize {
         match self {
             Dataset::Images(_) => 0,
             Dataset::Tokens(tokens) => picks.iter().map(|&(_, index)| tokens.missing(split, index)).sum(),
+            Dataset::Documents(documents) => {
+                picks.iter().map(|&(_, index)| documents.ignored(split, index)).sum()
+            }
+        }
+    }
+
+    /// Whether there are training targets that do not count.
+    pub fn ignores_targets(&self) -> bool {
+        matches!(self, Dataset::Documents(_))
+    }
+
+    /// Whether sequences hold several documents, so that every layer that looks back must know where they begin.
+    pub fn has_positions(&self) -> bool {
+        matches!(self, Dataset::Documents(documents) if documents.has_positions())
+    }
+
+    /// What turns text into its ids and back; none for images and token files.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        match self {
+            Dataset::Images(_) => None,
+            Dataset::Tokens(tokens) => tokens.tokenizer(),
+            Dataset::Documents(documents) => Some(documents.tokenizer()),
         }
     }
 
@@ -162,10 +196,10 @@ impl Dataset {
     /// predicts what the one before it did not. Images have none.
     pub fn strided(self, stride: usize) -> Result<Dataset> {
         match self {
-            Dataset::Images(_) => Err(Error::Setting {
+            Dataset::Images(_) | Dataset::Documents(_) => Err(Error::Setting {
                 field: "stride",
                 expected: "text, which is read in windows",
-                got: "images".into(),
+                got: if matches!(self, Dataset::Images(_)) { "images" } else { "rows" }.into(),
             }),
             Dataset::Tokens(tokens) => tokens.strided(stride).map(Dataset::Tokens),
         }
@@ -196,7 +230,7 @@ impl Dataset {
     ) -> Result<Fetched> {
         let there = match self {
             Dataset::Images(images) => images.batch_on(device, dtype, split, picks),
-            Dataset::Tokens(_) => None,
+            Dataset::Tokens(_) | Dataset::Documents(_) => None,
         };
         match there {
             Some(batch) => Ok(Fetched::Device(batch?)),
@@ -208,7 +242,7 @@ impl Dataset {
     pub fn label(&self, split: DataSplit, index: usize) -> Option<u32> {
         match self {
             Dataset::Images(images) => Some(images.label(split, index)),
-            Dataset::Tokens(_) => None,
+            Dataset::Tokens(_) | Dataset::Documents(_) => None,
         }
     }
 
@@ -217,6 +251,7 @@ impl Dataset {
         match self {
             Dataset::Images(images) => images.facts(),
             Dataset::Tokens(tokens) => tokens.facts(),
+            Dataset::Documents(documents) => documents.facts(),
         }
     }
 }

@@ -25,6 +25,8 @@ pub struct Batch {
     pub inputs: Tensor,
     /// What it should say.
     pub targets: Tensor,
+    /// Where several documents lie in a sequence, the index of each id in its own.
+    pub positions: Option<Tensor>,
 }
 
 /// A batch as the data set has made it.
@@ -44,6 +46,19 @@ impl Fetched {
         }
     }
 
+    /// Where documents begin, on the device; none where a sequence is one document.
+    pub fn positions(&self, device: &Device) -> Result<Option<Tensor>> {
+        match self {
+            Fetched::Host(HostBatch {
+                inputs: Inputs::Tokens { shape, .. },
+                positions: Some(positions),
+                ..
+            }) => Ok(Some(Tensor::from_slice(device, shape, positions, Category::Transient)?)),
+            Fetched::Host(_) => Ok(None),
+            Fetched::Device(batch) => Ok(batch.positions.clone()),
+        }
+    }
+
     /// What it should say, on the device.
     pub fn targets(&self, device: &Device) -> Result<Tensor> {
         match self {
@@ -60,6 +75,7 @@ impl Fetched {
 struct UploadingBatch {
     inputs: AsyncUpload,
     targets: AsyncUpload,
+    positions: Option<AsyncUpload>,
 }
 
 impl UploadingBatch {
@@ -68,10 +84,14 @@ impl UploadingBatch {
             Inputs::Tokens { ids, shape } => AsyncUpload::send(device, shape, ids)?,
             Inputs::Images { pixels, shape } => AsyncUpload::send(device, shape, pixels)?,
         };
-        Ok(UploadingBatch {
-            inputs,
-            targets: AsyncUpload::send(device, &[host.targets.len()], &host.targets)?,
-        })
+        let positions = match (&host.inputs, &host.positions) {
+            (Inputs::Tokens { shape, .. }, Some(positions)) => {
+                Some(AsyncUpload::send(device, shape, positions)?)
+            }
+            _ => None,
+        };
+        let targets = AsyncUpload::send(device, &[host.targets.len()], &host.targets)?;
+        Ok(UploadingBatch { inputs, targets, positions })
     }
 
     fn land(self, dtype: DType) -> Result<Batch> {
@@ -79,7 +99,8 @@ impl UploadingBatch {
         if inputs.dtype() != DType::U32 && inputs.dtype() != dtype {
             inputs = cast(&inputs, dtype, Category::Transient)?;
         }
-        Ok(Batch { inputs, targets: self.targets.wait(Category::Transient)? })
+        let positions = self.positions.map(|positions| positions.wait(Category::Transient)).transpose()?;
+        Ok(Batch { inputs, targets: self.targets.wait(Category::Transient)?, positions })
     }
 }
 

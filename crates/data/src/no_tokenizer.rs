@@ -44,6 +44,11 @@ impl AnyTokenizer {
         match *self {}
     }
 
+    /// What the post-processor puts before a text.
+    pub(crate) fn input_start(&self) -> Vec<u32> {
+        match *self {}
+    }
+
     /// The ids of a text with what the post-processor puts around it.
     pub(crate) fn encode_input(&self, _text: &str) -> Result<Vec<u32>, Error> {
         match *self {}

@@ -13,16 +13,21 @@ use crate::evaluation::{image_files, images};
 use crate::files::{learnt_images, total};
 use crate::tokens::check_disjoint;
 use crate::{
-    Arithmetic, Dataset, Error, ImageDataset, Inputs, Shapes, TextFiles, TokenDataset, TokenWidth,
-    TokenWindows, cifar, idx,
+    Arithmetic, Dataset, DocumentDataset, Error, ImageDataset, Inputs, RowSettings, Shapes, TextFiles,
+    TokenDataset, TokenWidth, TokenWindows, Tokenizer, cifar, idx,
 };
 
 impl Dataset {
     /// Opens the data that a run file names; reads its `[data]`, its seed, and the model's context and
     /// vocabulary. What is held in memory must fit there, unless the file says not to ask.
     pub fn open(run: &RunFile) -> Result<Dataset, Error> {
+        Dataset::open_with_progress(run, &mut |_, _| ())
+    }
+
+    /// The same; where reading takes long, `progress` learns how many bytes of how many have been read.
+    pub fn open_with_progress(run: &RunFile, progress: &mut dyn FnMut(u64, u64)) -> Result<Dataset, Error> {
         let left = if run.device.check_memory { memory_left() } else { None };
-        Dataset::open_within(run, left)
+        Dataset::open_within(run, left, progress)
     }
 
     /// What a model must know of the data that a run file names; images that would be drawn are not.
@@ -34,7 +39,11 @@ impl Dataset {
     }
 
     /// The same as [`Dataset::open`] with so many bytes of memory.
-    fn open_within(run: &RunFile, left: Option<u64>) -> Result<Dataset, Error> {
+    fn open_within(
+        run: &RunFile,
+        left: Option<u64>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Dataset, Error> {
         let (validation, validation_paths) = match &run.data.held_out {
             HeldOut::Fraction { validation } => (*validation, None),
             HeldOut::Files { validation_path } => (0.0, Some(validation_path)),
@@ -51,6 +60,24 @@ impl Dataset {
                 let mapped = "token files (`data.kind` = \"tokens\") are not held in memory";
                 fits(&text.paths[0], total(&Dataset::files(&run.data)?)?, mapped)?;
                 Dataset::Tokens(TokenDataset::text(&text, validation_paths.map(Vec::as_slice), windows())?)
+            }
+            DatasetSource::Jsonl { path, tokenizer, loss_on, pack } => {
+                let rows = "fewer or shorter rows need less";
+                fits(&path[0], total(&Dataset::files(&run.data)?)?, rows)?;
+                let tokenizer = match tokenizer {
+                    Some(path) => Tokenizer::open(path)?,
+                    None => Tokenizer::Bytes,
+                };
+                let (settings, held_out) =
+                    (RowSettings { loss_on: *loss_on, pack: *pack }, validation_paths.map(Vec::as_slice));
+                Dataset::Documents(DocumentDataset::rows(
+                    path,
+                    held_out,
+                    tokenizer,
+                    settings,
+                    windows(),
+                    progress,
+                )?)
             }
             DatasetSource::Tokens { path, dtype } => {
                 let width = match dtype {
@@ -152,12 +179,12 @@ mod tests {
             let text =
                 format!("[model]\nname = {model}\n[data]\nkind = {data}\n[train]\nsteps = 1\nbatch = 1");
             let run = RunFile::parse(&text, &[]).unwrap_or_else(|why| panic!("{text}: {why}"));
-            let refused = Dataset::open_within(&run, Some(bytes - 1)).unwrap_err();
+            let refused = Dataset::open_within(&run, Some(bytes - 1), &mut |_, _| ()).unwrap_err();
             assert!(
                 matches!(refused, Error::TooLarge { needed, .. } if needed == bytes),
                 "{data}: {refused}"
             );
-            Dataset::open_within(&run, Some(bytes)).unwrap();
+            Dataset::open_within(&run, Some(bytes), &mut |_, _| ()).unwrap();
         }
     }
 }

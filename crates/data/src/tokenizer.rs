@@ -1,6 +1,6 @@
 //! From text to ids and back: bytes, the arithmetic vocabulary, or a Hugging Face tokenizer.
 
-use crate::{AnyTokenizer, Bpe, Error, arithmetic, tokenizer_json, vocab_merges};
+use crate::{AnyTokenizer, Bpe, Error, arithmetic, normalize::TextNormalizer, tokenizer_json, vocab_merges};
 use std::path::{Path, PathBuf};
 
 /// Vocabulary and rules in one file.
@@ -97,12 +97,7 @@ impl Tokenizer {
 
     /// The token that ends a text, as it is written, and its id.
     pub fn end_token(&self) -> Option<(&'static str, u32)> {
-        let added = |content: &str| match self {
-            Tokenizer::Bytes | Tokenizer::Arithmetic => None,
-            Tokenizer::Bpe(bpe) => bpe.added(content),
-            Tokenizer::Any(any) => any.added(content),
-        };
-        ENDS.into_iter().find_map(|content| Some((content, added(content)?)))
+        ENDS.into_iter().find_map(|content| Some((content, self.added(content)?)))
     }
 
     /// Whether a text that is cut before a space between two letters or digits of ASCII has the same ids.
@@ -128,6 +123,44 @@ impl Tokenizer {
         }
     }
 
+    /// The id of a token that was added to the vocabulary, such as `<|im_end|>`.
+    pub fn added(&self, content: &str) -> Option<u32> {
+        match self {
+            Tokenizer::Bytes | Tokenizer::Arithmetic => None,
+            Tokenizer::Bpe(bpe) => bpe.added(content),
+            Tokenizer::Any(any) => any.added(content),
+        }
+    }
+
+    /// What the tokenizer's post-processor puts before a single input.
+    pub(crate) fn input_start(&self) -> Vec<u32> {
+        match self {
+            Tokenizer::Bytes | Tokenizer::Arithmetic => Vec::new(),
+            Tokenizer::Bpe(bpe) => bpe.around[0].clone(),
+            Tokenizer::Any(any) => any.input_start(),
+        }
+    }
+
+    /// A text with its characters composed where that is the first thing that the tokenizer does.
+    pub(crate) fn composed<'a>(&self, text: &'a str) -> std::borrow::Cow<'a, str> {
+        match self {
+            Tokenizer::Bpe(bpe) if bpe.normalizer == TextNormalizer::Composed => {
+                bpe.normalizer.apply(text, false)
+            }
+            _ => text.into(),
+        }
+    }
+
+    /// The same once more.
+    pub(crate) fn reopen(&self) -> Result<Tokenizer, Error> {
+        match self {
+            Tokenizer::Bytes => Ok(Tokenizer::Bytes),
+            Tokenizer::Arithmetic => Ok(Tokenizer::Arithmetic),
+            Tokenizer::Bpe(bpe) => Tokenizer::open(bpe.path()),
+            Tokenizer::Any(any) => Tokenizer::open(any.path()),
+        }
+    }
+
     /// The ids of a text as a single input has them: with what the tokenizer's post-processor puts before and
     /// behind it, such as `<s>`.
     pub fn encode_input(&self, text: &str) -> Result<Vec<u32>, Error> {
@@ -139,6 +172,13 @@ impl Tokenizer {
             Tokenizer::Any(any) => any.encode_input(text),
             Tokenizer::Bytes | Tokenizer::Arithmetic => self.encode(text),
         }
+    }
+
+    /// The ids of a text that is to be continued: with what stands before a single input, such as `<s>`.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let mut ids = self.input_start();
+        ids.extend(self.encode(text)?);
+        Ok(ids)
     }
 
     /// How many bytes of text these ids stand for: those that only mark something, such as the end of a

@@ -1,7 +1,10 @@
 //! What stands beside a tokenizer: `tokenizer_config.json`, `special_tokens_map.json` and
 //! `chat_template.jinja`. They name the tokens that begin and end a text, and how a conversation becomes one.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use serde_json::{Map, Value};
 
@@ -56,6 +59,13 @@ impl TokenizerConfig {
         }
         let add_bos_token = config.get("add_bos_token").and_then(Value::as_bool);
         Ok(TokenizerConfig { special_tokens, templates, add_bos_token })
+    }
+
+    /// The file of a folder that has its chat template, where it has one.
+    pub(crate) fn template_file(folder: &Path) -> Option<PathBuf> {
+        let (own, config) = (folder.join(TEMPLATE), folder.join(CONFIG));
+        let has_one = || object(&config).is_ok_and(|config| config.contains_key("chat_template"));
+        if own.is_file() { Some(own) } else { has_one().then_some(config) }
     }
 
     /// A token that the files name, such as `eos_token`.

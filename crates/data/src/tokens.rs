@@ -279,7 +279,7 @@ impl TokenDataset {
             targets.extend(iter::repeat_n(IGNORED, missing));
         }
         let inputs = Inputs::Tokens { ids, shape: [picks.len(), self.seq] };
-        Ok(HostBatch { inputs, targets })
+        Ok(HostBatch { inputs, targets, positions: None })
     }
 
     /// Targets of a window that do not count.

@@ -110,24 +110,35 @@ fn targets(spec: &Spec, device: &Device) -> Tensor {
     Tensor::from_slice(device, &[rows], &targets, Category::Activations).unwrap()
 }
 
-fn loss(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor) -> f64 {
+/// What a pass is given: samples, targets, and where documents begin.
+struct Batch {
+    x: Tensor,
+    targets: Tensor,
+    positions: Option<Tensor>,
+}
+
+fn loss(model: &Model, weights: &Weights, batch: &Batch) -> f64 {
+    let Batch { x, targets, positions } = batch;
     let mut pass = ForwardContext::new(weights, Mode::Train, RANDOM, BatchSlice::default());
-    let x = model.forward(x, &mut pass).unwrap();
+    pass.positions = positions.as_ref();
+    let x = model.forward(x.clone(), &mut pass).unwrap();
     model.evaluate(&x, targets, weights).unwrap().loss_sum
 }
 
-fn backward(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor, sink: &mut dyn GradientSink) {
+fn backward(model: &Model, weights: &Weights, batch: &Batch, sink: &mut dyn GradientSink) {
+    let Batch { x, targets, positions } = batch;
     let mut forward = ForwardContext::new(weights, Mode::Train, RANDOM, BatchSlice::default());
-    let x = model.forward(x, &mut forward).unwrap();
+    forward.positions = positions.as_ref();
+    let x = model.forward(x.clone(), &mut forward).unwrap();
     let mut pass = BackwardContext::of(&mut forward, sink);
     let outcome = model.loss(x, targets, LossScaling { loss: 1.0, temperature: 1.0 }, &mut pass).unwrap();
     model.backward(outcome.gradient, &mut pass).unwrap();
     assert!(forward.stash.is_empty(), "the backward pass takes all that the forward pass left");
 }
 
-fn gradients(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor) -> Vec<Vec<f32>> {
+fn gradients(model: &Model, weights: &Weights, batch: &Batch) -> Vec<Vec<f32>> {
     let mut sink = SummedGradients::default();
-    backward(model, weights, x, targets, &mut sink);
+    backward(model, weights, batch, &mut sink);
     weights.ids().map(|id| sink.0[&id].to_f32()).collect()
 }
 
@@ -138,6 +149,11 @@ fn shift(weights: &mut Weights, id: ParameterId, direction: &[f32], by: f32) {
 }
 
 fn check(input_shape: Input, layers: Vec<LayerSpec>, classes: usize) {
+    check_within(input_shape, layers, classes, None);
+}
+
+/// The same where tokens have these positions in their documents, in every sample.
+fn check_within(input_shape: Input, layers: Vec<LayerSpec>, classes: usize, positions: Option<&[u32]>) {
     let device = Device::cpu(2).unwrap();
     let spec = model(input_shape, layers, classes, false);
     let built = Model::build(&spec, RecomputeMode::None);
@@ -148,8 +164,12 @@ fn check(input_shape: Input, layers: Vec<LayerSpec>, classes: usize) {
             (0..weights.get(id).len() as u64).map(|i| normal(key(8, id.0 as u64), i) as f32).collect();
         shift(&mut weights, id, &noise, 0.1);
     }
-    let (x, targets) = (input(&spec, &device), targets(&spec, &device));
-    let exact = gradients(&built, &weights, x.clone(), &targets);
+    let positions = positions.map(|positions| {
+        let all = positions.repeat(BATCH);
+        Tensor::from_slice(&device, &[BATCH, positions.len()], &all, Category::Transient).unwrap()
+    });
+    let batch = Batch { x: input(&spec, &device), targets: targets(&spec, &device), positions };
+    let exact = gradients(&built, &weights, &batch);
 
     for id in weights.ids() {
         for trial in 0..3 {
@@ -162,7 +182,7 @@ fn check(input_shape: Input, layers: Vec<LayerSpec>, classes: usize) {
             let start = weights.get(id).to_f32();
             let mut loss_at = |by: f32| {
                 shift(&mut weights, id, &direction, by);
-                let loss = loss(&built, &weights, x.clone(), &targets);
+                let loss = loss(&built, &weights, &batch);
                 weights.get_mut(id).slice_mut().copy_from_slice(&start);
                 loss
             };
@@ -181,7 +201,7 @@ fn check(input_shape: Input, layers: Vec<LayerSpec>, classes: usize) {
     // The same bits when weight gradients are put off, and when blocks or the insides of attentions are
     // recomputed.
     let mut deferred = DeferredGradients::default();
-    backward(&built, &weights, x.clone(), &targets, &mut deferred);
+    backward(&built, &weights, &batch, &mut deferred);
     let mut sink = SummedGradients::default();
     deferred.run(&mut sink).unwrap();
     for id in weights.ids() {
@@ -191,7 +211,7 @@ fn check(input_shape: Input, layers: Vec<LayerSpec>, classes: usize) {
     let split = model(input_shape, blocks, classes, true);
     for again in [RecomputeMode::Attention, RecomputeMode::Block] {
         let built = Model::build(&split, again);
-        assert_eq!(gradients(&built, &weights, x.clone(), &targets), exact, "{} recomputed", again.name());
+        assert_eq!(gradients(&built, &weights, &batch), exact, "{} recomputed", again.name());
     }
 }
 
@@ -365,6 +385,28 @@ fn attention_with_rotary_positions() {
     let attention =
         Attention { qk_norm: Some(QkNorm { name: "heads".into(), eps: 1e-2 }), ..Attention::new(4, 2, 8) };
     check(TEXT, text(vec![linear("qkv", 8, 16), LayerSpec::Attention(attention)], 8), 11);
+}
+
+/// Positions that begin anew, as learnt vectors and as what attention sees; rotated, and behind norms.
+#[test]
+fn documents_in_a_sequence() {
+    let positions = Some(&[0, 1, 0, 0, 1, 2][..]);
+    let table = LayerSpec::PositionEmbedding(PositionEmbedding {
+        name: "position".into(),
+        context: 6,
+        first: 0,
+        width: 8,
+        init: Init::Normal(1.0),
+    });
+    let plain = LayerSpec::Attention(Attention::new(4, 2, 8));
+    let layers = vec![table, linear("qkv", 8, 16), plain];
+    check_within(TEXT, text(layers, 8), 11, positions);
+    let turned = Attention {
+        rotary: Some(Rotary { base: 10.0, scaling: None }),
+        qk_norm: Some(QkNorm { name: "heads".into(), eps: 1e-2 }),
+        ..Attention::new(4, 2, 8)
+    };
+    check_within(TEXT, text(vec![linear("qkv", 8, 16), LayerSpec::Attention(turned)], 8), 11, positions);
 }
 
 /// Linear layers that run as one, side by side and as gated units: behind a norm, which makes their input again,

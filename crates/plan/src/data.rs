@@ -60,6 +60,18 @@ pub enum DatasetSource {
         /// In folders, only files with one of these extensions; empty: all.
         extensions: Vec<String>,
     },
+    /// Rows of JSON: text, prompts with completions, or conversations.
+    Jsonl {
+        /// Files, folders of `.jsonl` files, or names with `*` and `?`.
+        path: Vec<PathBuf>,
+        /// A Hugging Face `tokenizer.json`; left out: every byte is a token.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tokenizer: Option<PathBuf>,
+        /// `answers` or `all`.
+        loss_on: LossTargets,
+        /// Whether several rows share a sequence.
+        pack: bool,
+    },
     /// Files of token ids, little-endian, without a header.
     Tokens {
         /// Read in this order, as one.
@@ -112,6 +124,17 @@ pub enum IdxFiles {
     },
 }
 
+/// Which tokens of a row are learnt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LossTargets {
+    /// Texts, completions, and what a model answers.
+    #[default]
+    Answers,
+    /// Prompts and questions too.
+    All,
+}
+
 /// How a token id is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -128,6 +151,7 @@ impl DatasetSpec {
     pub fn kind(&self) -> &'static str {
         match self.source {
             DatasetSource::Text { .. } => "text",
+            DatasetSource::Jsonl { .. } => "jsonl",
             DatasetSource::Tokens { .. } => "tokens",
             DatasetSource::Idx { .. } => "idx",
             DatasetSource::Cifar10 { .. } => "cifar10",
@@ -140,7 +164,10 @@ impl DatasetSpec {
     pub fn is_text(&self) -> bool {
         matches!(
             self.source,
-            DatasetSource::Text { .. } | DatasetSource::Tokens { .. } | DatasetSource::Arithmetic { .. }
+            DatasetSource::Text { .. }
+                | DatasetSource::Jsonl { .. }
+                | DatasetSource::Tokens { .. }
+                | DatasetSource::Arithmetic { .. }
         )
     }
 
@@ -162,7 +189,9 @@ impl DatasetSpec {
             validation_path.iter_mut().for_each(resolve);
         }
         match &mut self.source {
-            DatasetSource::Text { path, tokenizer, .. } => path.iter_mut().chain(tokenizer).for_each(resolve),
+            DatasetSource::Text { path, tokenizer, .. } | DatasetSource::Jsonl { path, tokenizer, .. } => {
+                path.iter_mut().chain(tokenizer).for_each(resolve)
+            }
             DatasetSource::Tokens { path, .. } => path.iter_mut().for_each(resolve),
             DatasetSource::Idx { files: IdxFiles::Folder { path } } | DatasetSource::Cifar10 { path } => {
                 resolve(path)

@@ -1,6 +1,7 @@
 //! Causal multi-head attention proper, with as many heads of keys and values as of queries or fewer; the
 //! projections around it are linear layers. Where a sequence comes in pieces, earlier keys and values are in
-//! the pass's cache.
+//! the pass's cache. Where several documents lie in one, each sees itself alone; rotations go on over them, since
+//! scores depend on the difference of two positions alone.
 //!
 //! Queries and keys are turned by their positions in place, so that nothing more is kept than without. Behind a
 //! norm they are not: the norm needs what it read, which is kept in their stead, and both are made again in the
@@ -97,7 +98,7 @@ impl Layer for Attention {
         }
         let read = self.norm.is_some().then(|| qkv.clone());
         let qkv = self.prepared(qkv, None, ctx.weights)?;
-        let (y, logsumexp) = attention::forward(&qkv, self.heads, self.kv_heads)?;
+        let (y, logsumexp) = attention::forward_within(&qkv, ctx.positions, self.heads, self.kv_heads)?;
         ctx.stash.push(read.unwrap_or(qkv));
         ctx.stash.push(y.clone());
         ctx.stash.push(logsumexp);
@@ -106,12 +107,12 @@ impl Layer for Attention {
 
     fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
         let (logsumexp, y, qkv) = (ctx.stash.pop(), ctx.stash.pop(), ctx.stash.pop());
-        let (heads, kv_heads) = (self.heads, self.kv_heads);
+        let (positions, heads, kv_heads) = (ctx.positions, self.heads, self.kv_heads);
         let table = self.table(&qkv.device())?;
         let weights = ctx.weights;
         if let (Some(norm), Some(QkScales { ids, .. })) = (self.norm(weights, table), &self.norm) {
             let (turned, rstd) = qk_norm::forward(&qkv, &norm, None)?;
-            let dqkv = attention::backward(&dy, &turned, &y, &logsumexp, heads, kv_heads)?;
+            let dqkv = attention::backward_within(&dy, &turned, &y, &logsumexp, positions, heads, kv_heads)?;
             drop((turned, y, dy));
             let dtype = norm.scales[0].dtype();
             let (dqkv, scales) = qk_norm::backward(dqkv, &qkv, &rstd, &norm, dtype)?;
@@ -119,7 +120,7 @@ impl Layer for Attention {
             ctx.sink.accept(ids, WeightGradients::new([], move |_| Ok(scales.into())))?;
             return Ok(Some(dqkv));
         }
-        let dqkv = attention::backward(&dy, &qkv, &y, &logsumexp, heads, kv_heads)?;
+        let dqkv = attention::backward_within(&dy, &qkv, &y, &logsumexp, positions, heads, kv_heads)?;
         Ok(Some(match table {
             Some(table) => rotary::backward(dqkv, table, heads, kv_heads)?,
             None => dqkv,

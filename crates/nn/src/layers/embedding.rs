@@ -3,7 +3,7 @@
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::embedding::{self, TableRows};
 
-use super::{BackwardContext, ForwardContext, Layer, WeightGradients};
+use super::{BackwardContext, ForwardContext, Layer, WeightGradients, sum};
 use crate::Result;
 use crate::weights::ParameterId;
 
@@ -32,7 +32,7 @@ impl Layer for Embedding {
     }
 }
 
-/// Adds to every position its row of the table.
+/// Adds to every position its row of the table; positions begin anew with each document of a sequence.
 #[derive(Debug)]
 pub(crate) struct PositionEmbedding {
     pub table: ParameterId,
@@ -41,14 +41,31 @@ pub(crate) struct PositionEmbedding {
     pub first: usize,
 }
 
+impl PositionEmbedding {
+    /// The positions of the vectors that come in, `[batch, seq, width]`, of those of full sequences.
+    fn slice(&self, positions: &Tensor, x: &Tensor) -> Result<Tensor> {
+        Ok(embedding::positions_slice(positions, self.first, x.shape()[1])?)
+    }
+}
+
 impl Layer for PositionEmbedding {
     fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        if let Some(positions) = ctx.positions {
+            let ids = self.slice(positions, &x)?;
+            return sum(x, embedding::forward(&ids, ctx.weights.get(self.table), TableRows::All)?);
+        }
         let behind = ctx.cache.as_ref().map(|cache| cache.position());
         Ok(embedding::add_positions_behind(x, ctx.weights.get(self.table), self.first, behind)?)
     }
 
     fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
         let (upstream, context, first) = (dy.clone(), self.context, self.first);
+        if let Some(positions) = ctx.positions {
+            let ids = self.slice(positions, &dy)?;
+            let make = move |_| Ok(vec![embedding::backward(&ids, &upstream, context, TableRows::All)?]);
+            ctx.sink.accept(&[self.table], WeightGradients::new([dy.clone()], make))?;
+            return Ok(Some(dy));
+        }
         let make = move |_| Ok(vec![embedding::positions_backward(&upstream, context, first)?]);
         ctx.sink.accept(&[self.table], WeightGradients::new([dy.clone()], make))?;
         Ok(Some(dy))

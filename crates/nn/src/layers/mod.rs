@@ -115,6 +115,8 @@ pub struct ForwardContext<'a> {
     pub random: u64,
     /// Which of the step's samples these are.
     pub batch_slice: BatchSlice,
+    /// Where several documents lie in a sequence: the index of each token in its own, u32 `[batch, seq]`.
+    pub positions: Option<&'a Tensor>,
     /// What the backward pass will pop.
     pub stash: Stash,
     /// What batch norm measured, to be folded into the running statistics if the step is taken.
@@ -151,6 +153,7 @@ impl<'a> ForwardContext<'a> {
             mode,
             random,
             batch_slice,
+            positions: None,
             stash,
             statistics: Vec::new(),
             cache: None,
@@ -207,6 +210,8 @@ pub struct BackwardContext<'a> {
     pub random: u64,
     /// The samples that the forward pass saw.
     pub batch_slice: BatchSlice,
+    /// The positions that it was given.
+    pub positions: Option<&'a Tensor>,
     /// What the forward pass left.
     pub stash: &'a mut Stash,
     /// Where gradients of parameters go.
@@ -234,8 +239,8 @@ impl<'a> BackwardContext<'a> {
 
     /// The backward pass of a forward pass.
     pub fn of(forward: &'a mut ForwardContext<'_>, sink: &'a mut dyn GradientSink) -> BackwardContext<'a> {
-        let ForwardContext { weights, random, batch_slice, ref mut stash, .. } = *forward;
-        BackwardContext { weights, random, batch_slice, stash, sink }
+        let ForwardContext { weights, random, batch_slice, positions, ref mut stash, .. } = *forward;
+        BackwardContext { weights, random, batch_slice, positions, stash, sink }
     }
 }
 

@@ -15,6 +15,7 @@ impl RecomputeLayer {
     pub fn again(&self, ctx: &mut BackwardContext<'_>) -> Result<(Tensor, Stash)> {
         // The first forward pass has reported what was measured and observed already.
         let mut again = ForwardContext::new(ctx.weights, Mode::Train, ctx.random, ctx.batch_slice);
+        again.positions = ctx.positions;
         let y = self.0.forward(ctx.stash.pop(), &mut again)?;
         Ok((y, again.stash))
     }
@@ -48,6 +49,7 @@ fn inner<'a>(stash: &'a mut Stash, ctx: &'a mut BackwardContext<'_>) -> Backward
         weights: ctx.weights,
         random: ctx.random,
         batch_slice: ctx.batch_slice,
+        positions: ctx.positions,
         stash,
         sink: &mut *ctx.sink,
     }

@@ -95,17 +95,24 @@ fn published_images(name: &str) -> bool {
 }
 
 const TEXT_FILES: &str = "a text file or folder, or a list of them";
+const ROW_FILES: &str = "a .jsonl file, a name with * for several, or a list of them";
 const TOKEN_FILES: &str = "a file of token ids, or a list of them";
 const IMAGE_FILES: &str = "a file or folder of images, or a list of them";
 const CIFAR_FILES: &str = "the folder of CIFAR-10's .bin files, or one of them";
 
 pub(super) const DATA: &[Field] = &[
-    word("kind", "", &["text", "tokens", "idx", "cifar10", "shapes", "arithmetic"]).held_out(),
+    word("kind", "", &["text", "jsonl", "tokens", "idx", "cifar10", "shapes", "arithmetic"]).held_out(),
     texts("path", TEXT_FILES).required().with(|kind| kind == "text").held_out().path().usual(),
+    texts("path", ROW_FILES).required().with(|kind| kind == "jsonl").held_out().path(),
     texts("path", TOKEN_FILES).required().with(|kind| kind == "tokens").held_out().path(),
     text("path", "the folder of MNIST's files").with(|kind| kind == "idx").held_out().path(),
     text("path", CIFAR_FILES).required().with(|kind| kind == "cifar10").held_out().path(),
-    text("tokenizer", "the path of a tokenizer.json").with(|kind| kind == "text").held_out().path(),
+    text("tokenizer", "the path of a tokenizer.json")
+        .with(|kind| matches!(kind, "text" | "jsonl"))
+        .held_out()
+        .path(),
+    word("loss_on", "answers", &["answers", "all"]).with(|kind| kind == "jsonl").held_out(),
+    flag("pack", true).with(|kind| kind == "jsonl").held_out(),
     texts("extensions", "a list of extensions, such as [\"txt\"]").with(|kind| kind == "text").held_out(),
     word("dtype", "u16", &["u16", "u32"]).with(|kind| kind == "tokens").held_out(),
     text("images", "the file of images").with(|kind| kind == "idx").held_out().path(),
@@ -114,6 +121,7 @@ pub(super) const DATA: &[Field] = &[
     integer("size", 32, 16, 4096).with(|kind| kind == "shapes").held_out(),
     integer("digits", 2, 1, 9).with(|kind| kind == "arithmetic").held_out(),
     texts("validation_path", TEXT_FILES).with(|kind| kind == "text").held_out().path(),
+    texts("validation_path", ROW_FILES).with(|kind| kind == "jsonl").held_out().path(),
     texts("validation_path", TOKEN_FILES).with(|kind| kind == "tokens").held_out().path(),
     texts("validation_path", IMAGE_FILES).with(|kind| matches!(kind, "idx" | "cifar10")).held_out().path(),
     optional_number("validation", BELOW_ONE).held_out(),

@@ -122,7 +122,7 @@ impl RunTable {
         }
         self.fields.insert("model".into(), Value::Table(model));
         if let (Some(Value::Table(data)), Some(tokenizer)) = (self.fields.get_mut("data"), tokenizer)
-            && data.get("kind").and_then(Value::as_str) == Some("text")
+            && matches!(data.get("kind").and_then(Value::as_str), Some("text" | "jsonl"))
         {
             let path = tokenizer.to_str().ok_or_else(super::no_unicode)?;
             data.entry("tokenizer").or_insert_with(|| path.into());

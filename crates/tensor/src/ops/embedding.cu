@@ -7,6 +7,8 @@
 //   table is filled with `missing`. grid ceil(n / 8), block (32, 8).
 // embedding_add_positions(x, positions, wide, y, n, t, c, begin, more): y = x + positions[begin + i mod t]; y may be x. The
 //   same grid. more: u32 [1], added to `begin`, or null.
+// embedding_positions_slice(positions, slice, n, t, all, first): u32 [n / t, all], columns first .. first + t, to u32 [n].
+//   grid ceil(n / 256), block 256.
 // embedding_positions_backward(dy, dpositions, n, t, c, context, begin): dpositions: T [context, c], the sums over the
 //   batch; zero before `begin` and beyond t. grid (ceil(context / 8), ceil(c / (32 N))), block (32, 8).
 //
@@ -92,6 +94,11 @@ KERNEL(256) embedding_positions_backward(const T* dy, T* dpositions, i64 n, i64 
         positions_backward<LANES>(dy, dpositions, n, t, c, context, begin);
     else
         positions_backward<1>(dy, dpositions, n, t, c, context, begin);
+}
+
+KERNEL(256) embedding_positions_slice(const u32* positions, u32* slice, i64 n, i64 t, i64 all, i64 first) {
+    const i64 i = thread_in_grid();
+    if (i < n) slice[i] = positions[i / t * all + first + i % t];
 }
 
 KERNEL(256) embedding_count(const u32* ids, u32* counts, i64 n, i64 vocab, u32 first) {

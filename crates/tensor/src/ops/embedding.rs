@@ -191,6 +191,28 @@ pub fn positions_backward(dy: &Tensor, context: usize, first: usize) -> Result<T
     Ok(table)
 }
 
+/// The positions of tokens `first .. first + t` of each sequence, of those of all: u32 `[b, all]` to `[b, t]`.
+pub fn positions_slice(positions: &Tensor, first: usize, t: usize) -> Result<Tensor> {
+    let &[b, all] = positions.shape() else {
+        panic!("positions: [b, t] was expected, got {:?}", positions.shape())
+    };
+    assert!(first + t <= all, "positions {first} to {} of {all}", first + t);
+    if t == all {
+        return Ok(positions.clone());
+    }
+    let mut slice = Tensor::empty(&positions.device(), &[b, t], DType::U32, Category::Transient)?;
+    match positions.device() {
+        Device::Cpu(_) => {
+            let rows = positions.slice::<u32>().chunks_exact(all);
+            for (row, slice) in rows.zip(slice.slice_mut::<u32>().chunks_exact_mut(t)) {
+                slice.copy_from_slice(&row[first..first + t]);
+            }
+        }
+        Device::Cuda(cuda) => cuda::positions_slice(&cuda, positions, &mut slice, all, first)?,
+    }
+    Ok(slice)
+}
+
 fn time_and_width(x: &Tensor) -> (usize, usize) {
     let &[_, t, c] = x.shape() else { panic!("positions: [b, t, c] was expected, got {:?}", x.shape()) };
     (t, c)
@@ -263,6 +285,15 @@ mod tests {
                 positions_backward(&dy, 512, 0).unwrap(),
             ]
         });
+    }
+
+    #[test]
+    fn positions_are_sliced() {
+        for [device, ..] in devices() {
+            let positions = indices(device, &[2, 5], &[0, 1, 2, 0, 1, 7, 8, 9, 10, 11]);
+            let bytes: Vec<u8> = [2u32, 0, 9, 10].iter().flat_map(|x| x.to_ne_bytes()).collect();
+            assert_eq!(positions_slice(&positions, 2, 2).unwrap().host_bytes(), bytes);
+        }
     }
 
     /// Only the host checks an id in time to stop.

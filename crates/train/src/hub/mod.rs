@@ -140,7 +140,8 @@ pub(crate) fn describe(checkpoint: &Checkpoint) -> Result<ModelDescription> {
 /// Has text read by the tokenizer in a checkpoint's folder where the one that is meant is gone: what a run
 /// starts from need not stay.
 pub fn find_tokenizer(data: &mut DatasetSpec, checkpoint: &Path) {
-    if let DatasetSource::Text { tokenizer: Some(path), .. } = &mut data.source
+    if let DatasetSource::Text { tokenizer: Some(path), .. }
+    | DatasetSource::Jsonl { tokenizer: Some(path), .. } = &mut data.source
         && !path.exists()
         && let Some(beside) = Tokenizer::in_folder(checkpoint)
     {
@@ -150,7 +151,13 @@ pub fn find_tokenizer(data: &mut DatasetSpec, checkpoint: &Path) {
 
 /// An error where text would be read as bytes, and what a run starts from knows other tokens.
 pub fn check_tokens(checkpoint: &Checkpoint, plan: &Plan) -> Result<()> {
-    let DatasetSource::Text { tokenizer: None, .. } = &plan.data.source else { return Ok(()) };
+    let reads_bytes = matches!(
+        plan.data.source,
+        DatasetSource::Text { tokenizer: None, .. } | DatasetSource::Jsonl { tokenizer: None, .. }
+    );
+    if !reads_bytes {
+        return Ok(());
+    }
     let bytes = Tokenizer::Bytes.vocab();
     let folder = folder_of(checkpoint.path());
     let its = match Tokenizer::in_folder(folder) {

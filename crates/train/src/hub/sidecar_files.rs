@@ -38,7 +38,7 @@ pub fn sidecar_files(plan: &Plan, dataset: &Dataset, from: Option<&Path>) -> Res
         Precision::Bf16 => "bfloat16",
     };
     match dataset {
-        Dataset::Tokens(tokens) => for_text(plan, dtype, tokens.tokenizer(), from, false),
+        Dataset::Tokens(_) | Dataset::Documents(_) => for_text(plan, dtype, dataset.tokenizer(), from, false),
         Dataset::Images(images) => Ok(vec![preprocessor(images.standard())]),
     }
 }

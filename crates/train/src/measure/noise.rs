@@ -5,6 +5,7 @@
 //! Both come from the squared norms of gradients of micro-batches and of their mean. Over kept weights alone.
 
 use espalier_comm::Reduce;
+use espalier_data::DataSplit;
 use espalier_nn::weights::Weights;
 use serde::Serialize;
 
@@ -50,7 +51,8 @@ pub fn gradient_noise_at(surface: &LossSurface<'_>, at: &Weights) -> Result<Grad
     for micro_batch in
         surface.scored().micro_batches().iter().filter(|micro_batch| micro_batch.samples.len() == size)
     {
-        let loss = LossConfig { samples: size, ..surface.scored().loss() };
+        let ignored = context.dataset.ignored(DataSplit::Train, micro_batch.samples);
+        let loss = LossConfig { samples: size, ignored, ..surface.scored().loss() };
         let mut sums = GradientSums::of(ids);
         surface.no_update_pass(at).train(
             micro_batch.samples,

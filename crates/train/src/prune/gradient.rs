@@ -12,6 +12,7 @@
 use std::collections::HashMap;
 
 use espalier_comm::Reduce;
+use espalier_data::DataSplit;
 use espalier_nn::layers::{BatchSlice, GradientElements, GradientSink, NormGroup, WeightGradients};
 use espalier_nn::weights::ParameterId;
 use espalier_plan::layout::PartialAxes;
@@ -134,7 +135,9 @@ impl<'a> ScoringSamples<'a> {
 
     /// The mean over all samples.
     pub(crate) fn loss(&self) -> LossConfig {
-        LossConfig { random: self.random, samples: self.samples.len(), temperature: self.temperature }
+        let ScoringSamples { samples, random, temperature, context, .. } = *self;
+        let ignored = context.dataset.ignored(DataSplit::Train, samples);
+        LossConfig { random, samples: samples.len(), ignored, temperature }
     }
 }
 

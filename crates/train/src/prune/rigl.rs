@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use espalier_data::DataSplit;
 use espalier_nn::layers::{BatchSlice, GradientElements, GradientSink, NormGroup, WeightGradients};
 use espalier_nn::weights::ParameterId;
 use espalier_plan::scoring::growth_chunks;
@@ -58,7 +59,10 @@ fn growth(network: &Network<'_>, fraction: f64) -> Result<HashMap<ParameterId, M
     let mut sink = GrowthSink { network, moving, chosen: HashMap::new(), tied_sums: BTreeMap::new() };
     // Dropout drops what it will drop in the step itself.
     let random = random::key(random::key(seed, network.step), 0);
-    let loss = LossConfig { random, samples: all, temperature: 1.0 };
+    // The other replicas have the rest of the batch, and its loss is the mean over all of it.
+    let step = network.context.order.indices(network.step * batch.samples as u64, all);
+    let ignored = network.context.dataset.ignored(DataSplit::Train, &step);
+    let loss = LossConfig { random, samples: all, ignored, temperature: 1.0 };
     network.no_update_pass().train(&samples, loss, &batch_slice, &mut Vec::new(), &mut sink)?;
     for (id, sum) in std::mem::take(&mut sink.tied_sums) {
         sink.choose(id, sum)?;

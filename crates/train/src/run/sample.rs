@@ -24,10 +24,7 @@ pub(super) fn prompt(plan: &Plan, dataset: &Dataset) -> Result<Option<Vec<u32>>>
 }
 
 fn tokenizer(dataset: &Dataset) -> &Tokenizer {
-    match dataset {
-        Dataset::Tokens(tokens) => tokens.tokenizer().expect("a run file with a sample has text"),
-        Dataset::Images(_) => unreachable!("a run file with a sample has text"),
-    }
+    dataset.tokenizer().expect("a run file with a sample has text")
 }
 
 /// Lets the model generate behind the tokens of a prompt, where it is time to. All ranks must.

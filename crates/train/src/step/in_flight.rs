@@ -18,6 +18,8 @@ pub(super) struct InFlightMicroBatch {
     stash: Stash,
     batch_slice: BatchSlice,
     random: u64,
+    /// Where documents begin, where several lie in a sequence.
+    positions: Option<Tensor>,
     /// What the head reads, where the chunk has it, and what it should say.
     read: Option<(StashedTensor, Tensor)>,
     /// What batch norms have measured.
@@ -36,23 +38,26 @@ pub(super) struct BackwardOutput {
 
 impl InFlightMicroBatch {
     /// Runs a chunk forward in training. What comes second is for the next chunk; `targets` are there where
-    /// the model ends.
+    /// the model ends, `positions` where several documents lie in a sequence.
     pub fn forward(
         model: &Model,
         weights: &dyn WeightStore,
         inputs: Tensor,
         targets: Option<Tensor>,
+        positions: Option<Tensor>,
         batch_slice: BatchSlice,
         random: u64,
     ) -> Result<(InFlightMicroBatch, Option<Tensor>)> {
         let mut pass = ForwardContext::new(weights, Mode::Train, random, batch_slice);
+        pass.positions = positions.as_ref();
         let x = model.forward(inputs, &mut pass)?;
         let ForwardContext { stash, statistics, .. } = pass;
         let (read, sent) = match targets.filter(|_| model.is_last()) {
             Some(targets) => (Some((StashedTensor::new(x), targets)), None),
             None => (None, Some(x)),
         };
-        Ok((InFlightMicroBatch { stash, batch_slice, random, read, statistics, deferred: None }, sent))
+        let deferred = None;
+        Ok((InFlightMicroBatch { stash, batch_slice, random, positions, read, statistics, deferred }, sent))
     }
 
     /// Runs it backward, from the loss where the model ends and from the gradient of its output elsewhere.
@@ -64,8 +69,9 @@ impl InFlightMicroBatch {
         loss: LossConfig,
         sink: &mut dyn GradientSink,
     ) -> Result<BackwardOutput> {
-        let (batch_slice, stash) = (self.batch_slice, &mut self.stash);
-        let mut pass = BackwardContext { weights, random: self.random, batch_slice, stash, sink };
+        let (batch_slice, random, stash) = (self.batch_slice, self.random, &mut self.stash);
+        let positions = self.positions.as_ref();
+        let mut pass = BackwardContext { weights, random, batch_slice, positions, stash, sink };
         let (gradient, total) = match self.read.take() {
             None => (gradient.expect("the next chunk made it"), None),
             Some((x, targets)) => {

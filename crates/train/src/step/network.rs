@@ -4,13 +4,15 @@
 mod update;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
-use espalier_data::Samples;
+use espalier_data::{DataSplit, Samples};
 use espalier_nn::layers::{BatchSlice, BatchStatistics, DeferredGradients, GradientSink, NormGroup};
 use espalier_nn::weights::{ParameterId, WeightStore};
 use espalier_plan::RankTraffic;
 use espalier_plan::schedule::{Action, ChunkWork, ControlMessage, Pass, StageMessage, Updates};
+use espalier_plan::split::split;
 use espalier_tensor::ops::cross_entropy::BatchLoss;
 use espalier_tensor::ops::elementwise::scale_into;
 use espalier_tensor::{Tensor, random};
@@ -186,6 +188,39 @@ impl<'a> NetworkWorker<'a> {
         }
     }
 
+    /// Targets of the samples whose mean is one step's loss that do not count, on all ranks: which these are is a
+    /// function of the step, so that nobody needs to be asked.
+    fn ignored_of_a_step(&self, micro_batch: usize) -> usize {
+        let TrainContext { plan, ranks, order, dataset, .. } = self.step.context;
+        if !dataset.ignores_targets() {
+            return 0;
+        }
+        let (batch, each) = (plan.batch.samples, plan.batch.micro_batch);
+        let (step, index) = self.position(micro_batch);
+        let ranges = match self.step.updates {
+            Updates::EveryMicroBatch => {
+                let replicas = self.step.replicas();
+                let first = |replica| split(batch, replicas, replica).start + index * each;
+                (0..replicas).map(|replica| first(replica)..first(replica) + each).collect()
+            }
+            _ if self.step.local => vec![ranks.batch_range(batch)],
+            _ => vec![0..batch],
+        };
+        let ignored = |range: Range<usize>| {
+            let samples = order.indices(step * batch as u64 + range.start as u64, range.len());
+            dataset.ignored(DataSplit::Train, &samples)
+        };
+        ranges.into_iter().map(ignored).sum()
+    }
+
+    /// Targets of a micro-batch that do not count.
+    fn ignored(&self, micro_batch: usize) -> usize {
+        match self.step.context.dataset.ignores_targets() {
+            true => self.step.context.dataset.ignored(DataSplit::Train, &self.samples(micro_batch)),
+            false => 0,
+        }
+    }
+
     /// Runs gradients of weights into the sink; the last ones of a chunk are complete.
     fn accumulate(&mut self, chunk: usize, run: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         self.missing[chunk] -= 1;
@@ -241,11 +276,12 @@ impl ActionWorker for NetworkWorker<'_> {
     fn forward(&mut self, work: ChunkWork, input: Option<Tensor>) -> Result<Option<Tensor>> {
         let ChunkWork { micro_batch, chunk, .. } = work;
         let (batch_slice, random) = (self.batch_slice(micro_batch), self.random(micro_batch));
-        let StepContext { context: TrainContext { stage, feed, .. }, ref params, ref pipeline, .. } =
-            self.step;
+        let StepContext {
+            context: TrainContext { stage, feed, dataset, .. }, ref params, ref pipeline, ..
+        } = self.step;
         let model = stage.model(chunk);
-        let (mut inputs, mut targets) = (input, None);
-        if model.is_first() || model.is_last() {
+        let (mut inputs, mut targets, mut positions) = (input, None, None);
+        if model.is_first() || model.is_last() || dataset.has_positions() {
             let batch = feed.take(&self.samples(micro_batch))?;
             feed.prepare(|| self.samples(micro_batch + 1));
             if let Some(graphed_step) = &mut self.step.graphed_step {
@@ -256,11 +292,12 @@ impl ActionWorker for NetworkWorker<'_> {
                 inputs = Some(batch.inputs);
             }
             targets = Some(batch.targets).filter(|_| model.is_last());
+            positions = batch.positions;
         }
         let inputs = inputs.expect("samples, or what the chunk before made");
         let weights = version(params, pipeline, work.version);
         let (micro_batch_state, sent) =
-            InFlightMicroBatch::forward(model, weights, inputs, targets, batch_slice, random)?;
+            InFlightMicroBatch::forward(model, weights, inputs, targets, positions, batch_slice, random)?;
         self.step.pipeline.in_flight.insert((micro_batch, chunk), micro_batch_state);
         Ok(sent)
     }
@@ -275,6 +312,7 @@ impl ActionWorker for NetworkWorker<'_> {
         let loss = LossConfig {
             random: self.random(micro_batch),
             samples: self.samples_of_a_step(),
+            ignored: self.ignored_of_a_step(micro_batch),
             temperature: 1.0,
         };
         if self.step.graphed_step.is_some() {
@@ -297,7 +335,8 @@ impl ActionWorker for NetworkWorker<'_> {
             let sink: &mut dyn GradientSink =
                 if with_weights { &mut data_parallel_sink } else { &mut deferred };
             let output = micro_batch_state.backward(model, weights, gradient, loss, sink)?;
-            worker.losses.extend(output.total);
+            let counted = |(total, predictions)| (total, predictions - worker.ignored(micro_batch));
+            worker.losses.extend(output.total.map(counted));
             sent = output.gradient;
             Ok(())
         };
@@ -378,8 +417,15 @@ impl NetworkWorker<'_> {
         let params: &ParamStore = params;
         let model = stage.model(work.chunk);
         let pass = |inputs, targets| {
-            let (mut micro_batch_state, _) =
-                InFlightMicroBatch::forward(model, params, inputs, Some(targets), batch_slice, loss.random)?;
+            let (mut micro_batch_state, _) = InFlightMicroBatch::forward(
+                model,
+                params,
+                inputs,
+                Some(targets),
+                None,
+                batch_slice,
+                loss.random,
+            )?;
             let mut gradients = MicroBatchGradients::new(params);
             let output = micro_batch_state.backward(model, params, None, loss, &mut gradients)?;
             let gradients = gradients.take();

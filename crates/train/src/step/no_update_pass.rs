@@ -98,6 +98,7 @@ impl NoUpdatePass<'_> {
             no_update_pass: *self,
             batch,
             samples: samples.len(),
+            ignored: self.dataset.ignored(DataSplit::Train, samples),
             loss,
             batch_slice,
             in_flight: HashMap::new(),
@@ -155,7 +156,7 @@ impl NoUpdatePass<'_> {
     /// Samples, where they enter this rank's chunks or are evaluated there.
     fn read(&self, split: DataSplit, samples: &[(u64, usize)]) -> Result<Option<Fetched>> {
         let mut models = (0..self.stage.chunks().len()).map(|chunk| self.stage.model(chunk));
-        let needed = models.any(|model| model.is_first() || model.is_last());
+        let needed = self.dataset.has_positions() || models.any(|model| model.is_first() || model.is_last());
         Ok(needed.then(|| self.dataset.fetch(self.device, self.dtype, split, samples)).transpose()?)
     }
 
@@ -170,6 +171,10 @@ impl NoUpdatePass<'_> {
         Ok(batch.as_ref().expect("the last chunk has read them").targets(self.device)?)
     }
 
+    fn positions(&self, batch: &Option<Fetched>) -> Result<Option<Tensor>> {
+        Ok(batch.as_ref().map(|batch| batch.positions(self.device)).transpose()?.flatten())
+    }
+
     fn recv_buffer(&self, message: &StageMessage, samples: usize) -> Result<Tensor> {
         self.stage.recv_buffer(message.chunk, side_of(message), samples, self.device, self.dtype)
     }
@@ -180,6 +185,8 @@ struct GradientWorker<'a> {
     no_update_pass: NoUpdatePass<'a>,
     batch: Option<Fetched>,
     samples: usize,
+    /// Targets that do not count.
+    ignored: usize,
     loss: LossConfig,
     batch_slice: &'a BatchSlice,
     in_flight: HashMap<(usize, usize), InFlightMicroBatch>,
@@ -194,8 +201,16 @@ impl ActionWorker for GradientWorker<'_> {
         let inputs = no_update_pass.input(input, &self.batch)?;
         let targets = if model.is_last() { Some(no_update_pass.targets(&self.batch)?) } else { None };
         let (batch_slice, random) = (*self.batch_slice, self.loss.random);
-        let (mut micro_batch_state, sent) =
-            InFlightMicroBatch::forward(model, no_update_pass.weights, inputs, targets, batch_slice, random)?;
+        let positions = no_update_pass.positions(&self.batch)?;
+        let (mut micro_batch_state, sent) = InFlightMicroBatch::forward(
+            model,
+            no_update_pass.weights,
+            inputs,
+            targets,
+            positions,
+            batch_slice,
+            random,
+        )?;
         self.statistics.append(&mut micro_batch_state.statistics);
         self.in_flight.insert((work.micro_batch, work.chunk), micro_batch_state);
         Ok(sent)
@@ -215,7 +230,7 @@ impl ActionWorker for GradientWorker<'_> {
             micro_batch_state.backward(model, self.no_update_pass.weights, gradient, self.loss, self.sink)?;
         if let Some((total, predictions)) = output.total {
             // Every copy of the model sees the same samples.
-            self.totals = Totals::of(total.read()?, predictions);
+            self.totals = Totals::of(total.read()?, predictions - self.ignored);
         }
         Ok(output.gradient)
     }
@@ -243,7 +258,9 @@ impl ActionWorker for ForwardWorker<'_, '_> {
         let model = no_update_pass.stage.model(work.chunk);
         let PassMicroBatch { samples, counts } = self.micro_batches[work.micro_batch];
         let batch_slice = BatchSlice { samples: samples.len(), ..BatchSlice::default() };
+        let positions = no_update_pass.positions(batch)?;
         let mut pass = ForwardContext::new(no_update_pass.weights, Mode::Evaluate, 0, batch_slice);
+        pass.positions = positions.as_ref();
         pass.observer = self.observer.as_deref_mut().filter(|_| counts).map(|observer| observer as _);
         let x = model.forward(no_update_pass.input(input, batch)?, &mut pass)?;
         if !model.is_last() {

@@ -14,6 +14,8 @@ pub struct LossConfig {
     /// Samples of all micro-batches together: each weighs by its fraction of them, so that their sum is the
     /// gradient of the mean.
     pub samples: usize,
+    /// Targets of these samples that do not count: what is left is what the loss is the mean of.
+    pub ignored: usize,
     /// The logits are divided by this; 1 in training.
     pub temperature: f32,
 }
@@ -21,7 +23,7 @@ pub struct LossConfig {
 impl LossConfig {
     /// What it is for `samples` samples with so many predictions.
     pub(super) fn scale(&self, predictions: usize, samples: usize) -> LossScaling {
-        let all = predictions / samples * self.samples;
+        let all = predictions / samples * self.samples - self.ignored;
         LossScaling { loss: 1.0 / all as f32, temperature: self.temperature }
     }
 }

@@ -83,9 +83,14 @@ impl TrainedModel {
         };
         let beside = checkpoint.path().join(TOKENIZER);
         let tokenizer = match &run.data.source {
-            DatasetSource::Text { tokenizer: None, .. } => Some(Tokenizer::Bytes),
+            DatasetSource::Text { tokenizer: None, .. } | DatasetSource::Jsonl { tokenizer: None, .. } => {
+                Some(Tokenizer::Bytes)
+            }
             DatasetSource::Arithmetic { .. } => Some(Tokenizer::Arithmetic),
-            DatasetSource::Text { tokenizer: Some(path), .. } if path.exists() || !beside.is_file() => {
+            DatasetSource::Text { tokenizer: Some(path), .. }
+            | DatasetSource::Jsonl { tokenizer: Some(path), .. }
+                if path.exists() || !beside.is_file() =>
+            {
                 Some(Tokenizer::open(path)?)
             }
             _ if beside.is_file() => Some(Tokenizer::open(&beside)?),

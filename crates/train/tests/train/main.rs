@@ -30,6 +30,7 @@ mod prune;
 mod records;
 mod rehearsal;
 mod resume;
+mod rows;
 mod sharded_weights;
 mod shards;
 mod sparse;

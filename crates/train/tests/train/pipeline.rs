@@ -192,7 +192,7 @@ fn by_hand(
                 let first = update * size + shard * size;
                 let samples = order.indices((step * batch + first) as u64, size);
                 let random = random::key(random::key(plan.seed, step as u64), 0);
-                let loss = LossConfig { random, samples: batch / updates, temperature: 1.0 };
+                let loss = LossConfig { random, samples: batch / updates, ignored: 0, temperature: 1.0 };
                 let batch_slice = BatchSlice { first, samples: size, norms: NormGroup::Replica };
                 let no_update_pass = NoUpdatePass {
                     stage: &stage,

@@ -100,6 +100,20 @@ pub(super) fn add_positions(
     Ok(other.unwrap_or(x))
 }
 
+pub(super) fn positions_slice(
+    cuda: &Cuda,
+    positions: &Tensor,
+    slice: &mut Tensor,
+    all: usize,
+    first: usize,
+) -> Result<()> {
+    let (n, t) = (slice.len(), slice.width());
+    let kernel = cuda.kernel(&SOURCE, Build::of(DType::F32), "embedding_positions_slice")?;
+    let args = Args::new().input(positions).output(slice).size(n).size(t).size(all).size(first);
+    // SAFETY: n ids of rows of t, each from a row of `all` that has t from `first` on.
+    unsafe { kernel.launch(lanes::blocks(n, 256), 256, 0, args) }
+}
+
 pub(super) fn positions_backward(
     cuda: &Cuda,
     dy: &Tensor,
