@@ -253,7 +253,8 @@ fn embedding_and_positions() {
 
 #[test]
 fn linear_in_both_orders_and_every_activation() {
-    for kind in [Activation::Relu, Activation::Gelu, Activation::Silu] {
+    for kind in [Activation::Relu, Activation::Gelu, Activation::Silu, Activation::GeluErf, Activation::Tanh]
+    {
         let other = LayerSpec::Linear(Linear {
             name: "conv1d".into(),
             input: 8,

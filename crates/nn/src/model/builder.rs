@@ -442,5 +442,7 @@ fn activation(kind: spec::Activation) -> ActivationFn {
         spec::Activation::Relu => ActivationFn::Relu,
         spec::Activation::Gelu => ActivationFn::Gelu,
         spec::Activation::Silu => ActivationFn::Silu,
+        spec::Activation::GeluErf => ActivationFn::GeluErf,
+        spec::Activation::Tanh => ActivationFn::Tanh,
     }
 }

@@ -52,7 +52,7 @@ pub(super) const MODEL: &[Field] = &[
     optional_number("rotary_high", POSITIVE).with(llama).always(),
     optional_integer("rotary_original", 1, MOST).with(llama).always(),
     word("norm", "layer", &["layer", "rms"]).with(gpt).always(),
-    word("activation", "gelu", &["gelu", "relu", "silu"]).with(gpt).always(),
+    word("activation", "gelu", &["gelu", "relu", "silu", "gelu_erf", "tanh"]).with(gpt).always(),
     any("hidden").with(|name| name == "mlp").always(),
     word("init", "he", &["he", "fan-in"]).with(small_images),
     optional_integer("classes", 2, LARGEST).with(|name| !sized(name) && !published_text(name)).always(),

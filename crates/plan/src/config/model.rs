@@ -44,7 +44,7 @@ pub enum Family {
         tied: bool,
         /// `layer` or `rms`.
         norm: NormKind,
-        /// `gelu`, `relu` or `silu`.
+        /// `gelu`, `relu`, `silu`, `gelu_erf` or `tanh`.
         activation: Activation,
         /// Columns inside the perceptron; left out: four widths.
         #[serde(skip_serializing_if = "Option::is_none")]

@@ -4,6 +4,8 @@
 //! - GELU, the tanh form of GPT-2: y = x/2 (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3). Since
 //!   (1 + tanh u)/2 = sigmoid(2u), it is computed as x sigmoid(2u): one exponential, no cancellation.
 //! - SiLU: y = x sigmoid(x)
+//! - GELU by the error function: y = x Phi(x), Phi(x) = (1 + erf(x / sqrt 2)) / 2
+//! - tanh
 
 use super::math;
 
@@ -15,6 +17,10 @@ pub enum ActivationFn {
     Gelu,
     /// x sigmoid(x), also called swish.
     Silu,
+    /// x Phi(x), by the error function.
+    GeluErf,
+    /// tanh x.
+    Tanh,
 }
 
 /// sqrt(2/pi).
@@ -36,6 +42,8 @@ impl ActivationFn {
             }
             ActivationFn::Gelu => x * gelu_gate(x),
             ActivationFn::Silu => x * math::sigmoid(x),
+            ActivationFn::GeluErf => x * normal_below(x),
+            ActivationFn::Tanh => math::tanh(x),
         }
     }
 
@@ -60,6 +68,15 @@ impl ActivationFn {
                 let gate = math::sigmoid(x);
                 gate + x * gate * (1.0 - gate)
             }
+            ActivationFn::GeluErf => {
+                let density = math::exp(-0.5 * x * x) * 0.398_942_3;
+                // Far out the density is 0 and x may be anything.
+                normal_below(x) + if x.abs() > 20.0 { 0.0 } else { x * density }
+            }
+            ActivationFn::Tanh => {
+                let y = math::tanh(x);
+                1.0 - y * y
+            }
         }
     }
 }
@@ -67,4 +84,10 @@ impl ActivationFn {
 #[inline(always)]
 fn gelu_gate(x: f32) -> f32 {
     math::sigmoid(2.0 * GELU_SCALE * x * (1.0 + GELU_CUBE * x * x))
+}
+
+/// The share of a standard normal below x.
+#[inline(always)]
+fn normal_below(x: f32) -> f32 {
+    0.5 * (1.0 + math::erf(x * std::f32::consts::FRAC_1_SQRT_2))
 }

@@ -45,6 +45,18 @@ pub fn tanh(x: f32) -> f32 {
     if x.abs() < 0.625 { small } else { large }
 }
 
+/// The error function, to 5e-7: Abramowitz and Stegun's 7.1.26.
+#[inline(always)]
+pub fn erf(x: f32) -> f32 {
+    let t = 1.0 / 0.327_591_1f32.mul_add(x.abs(), 1.0);
+    let mut p = 1.061_405_4f32;
+    p = p.mul_add(t, -1.453_152);
+    p = p.mul_add(t, 1.421_413_8);
+    p = p.mul_add(t, -0.284_496_74);
+    p = p.mul_add(t, 0.254_829_6);
+    (1.0 - p * t * exp(-x * x)).copysign(x)
+}
+
 /// 1 / (1 + e^-x).
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {

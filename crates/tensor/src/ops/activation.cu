@@ -2,7 +2,7 @@
 //
 // activation_forward(x, y, n, kind): y = f(x)
 // activation_backward(saved, dy, dx, y, n, kind): dx = dy f'(x), and y = f(saved) unless y is null; dx may be dy
-//   kind: 0 ReLU, 1 GELU (tanh), 2 SiLU. Tensors are T [n].
+//   kind: 0 ReLU, 1 GELU (tanh), 2 SiLU, 3 GELU (erf), 4 tanh. Tensors are T [n].
 //   grid ceil(n / 4096), block 256.
 
 template <class Kind>
@@ -36,10 +36,14 @@ KERNEL(256) activation_forward(const T* x, T* y, i64 n, int kind) {
     if (kind == 0) forward<Relu>(x, y, n);
     if (kind == 1) forward<Gelu>(x, y, n);
     if (kind == 2) forward<Silu>(x, y, n);
+    if (kind == 3) forward<GeluErf>(x, y, n);
+    if (kind == 4) forward<Tanh>(x, y, n);
 }
 
 KERNEL(256) activation_backward(const T* saved, const T* dy, T* dx, T* y, i64 n, int kind) {
     if (kind == 0) backward<Relu>(saved, dy, dx, y, n);
     if (kind == 1) backward<Gelu>(saved, dy, dx, y, n);
     if (kind == 2) backward<Silu>(saved, dy, dx, y, n);
+    if (kind == 3) backward<GeluErf>(saved, dy, dx, y, n);
+    if (kind == 4) backward<Tanh>(saved, dy, dx, y, n);
 }

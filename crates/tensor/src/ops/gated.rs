@@ -6,7 +6,7 @@
 //! - y = f(g) u
 //! - dg = dy u f'(g), du = dy f(g)
 //!
-//! The activation is a smooth one: its slope follows from g.
+//! The activation is SiLU or GELU (in its tanh form), whose slopes follow from g.
 
 pub(crate) mod cuda;
 
@@ -82,9 +82,14 @@ fn both(kind: ActivationFn, x: &Tensor, dy: &Tensor, y: Option<&mut Tensor>) -> 
     Ok(dx)
 }
 
+/// Whether a function gates: the others have no loops here.
+fn is_gate(kind: ActivationFn) -> bool {
+    matches!(kind, ActivationFn::Silu | ActivationFn::Gelu)
+}
+
 /// n.
 fn columns(kind: ActivationFn, x: &Tensor) -> usize {
-    assert!(kind != ActivationFn::Relu, "the slope of a gate follows from its input");
+    assert!(is_gate(kind), "no kernel is gated by {kind:?}");
     assert!(x.width().is_multiple_of(2) && x.width() > 0, "two halves side by side, got {:?}", x.shape());
     x.width() / 2
 }

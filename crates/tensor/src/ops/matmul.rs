@@ -139,7 +139,7 @@ pub fn matmul_activated<'a>(
             cuda::GpuMatmul::new(a, b).then(gelu).into(&mut activated)?;
             activated
         }
-        (Device::Cuda(_), ActivationFn::Relu | ActivationFn::Silu) => {
+        (Device::Cuda(_), _) => {
             cuda::GpuMatmul::new(a, b).then(cuda::MatmulEpilogue::bias(bias)).into(&mut pre)?;
             activation::forward(activation, &pre)?
         }

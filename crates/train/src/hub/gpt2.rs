@@ -14,14 +14,17 @@ use super::config_fields::{flag, number, positive_integer, text};
 /// Before all names but the head's, where transformers' class with a head wrote them.
 const PREFIX: &str = "transformer.";
 
-/// The activations of GPT-2's configuration that are ours. `gelu` is by the error function, and is not.
-const ACTIVATIONS: [(&str, Activation); 6] = [
+/// What GPT-2's configuration calls activations, the name that is written first.
+const ACTIVATIONS: [(&str, Activation); 9] = [
     ("gelu_new", Activation::Gelu),
     ("gelu_pytorch_tanh", Activation::Gelu),
     ("gelu_fast", Activation::Gelu),
     ("relu", Activation::Relu),
     ("silu", Activation::Silu),
     ("swish", Activation::Silu),
+    ("gelu", Activation::GeluErf),
+    ("gelu_python", Activation::GeluErf),
+    ("tanh", Activation::Tanh),
 ];
 
 /// GPT-2, whose names are ours but for the prefix of transformers' class. Its Conv1D weights lie input by
@@ -152,6 +155,8 @@ mod tests {
             "",
             "tied = false",
             "activation = \"silu\"",
+            "activation = \"gelu_erf\"",
+            "activation = \"tanh\"",
             "inner = 100\neps = 1e-6",
             "layers = 1\nwidth = 8\nheads = 2\ncontext = 5",
         ] {
@@ -177,7 +182,7 @@ mod tests {
             message("layer_norm_epsilon", json!(0)),
             "`layer_norm_epsilon` is 0, and it is above 0 and at most 1 here"
         );
-        assert!(message("activation_function", json!("gelu")).contains("those read are gelu_new"));
+        assert!(message("activation_function", json!("mish")).contains("those read are gelu_new"));
         assert_eq!(
             message("scale_attn_by_inverse_layer_idx", json!(true)),
             "`scale_attn_by_inverse_layer_idx` is true, and it is false here"

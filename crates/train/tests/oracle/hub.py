@@ -16,7 +16,8 @@ The first makes
         greedy/N          16 tokens, of which the first N are a prompt and the others what the model in f32 says is likeliest
         after/NAME        the weights after one step of AdamW on that loss, in f32
 
-    hub/FAMILY/           llama (llama3 scaling, grouped keys), qwen2 (biases), qwen3 (norms of queries and keys), mistral
+    hub/FAMILY/           llama (llama3 scaling, grouped keys), qwen2 (biases), qwen3 (norms of queries and keys), mistral; and gpt2-other,
+                          a GPT-2 of another inner width, epsilon and activation
     hub/FAMILY.safetensors  the same of these: 33 tokens, prompts that are followed up to 200 tokens further
 
 and the second reads folders that we exported with from_pretrained, in the precision that they have, and writes of each EXPORTED.safetensors
@@ -53,6 +54,11 @@ FAMILIES = {
     "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True, rope_parameters=THETA, rms_norm_eps=1e-6),
     "qwen3": Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=False, rope_parameters=THETA, rms_norm_eps=1e-6),
     "mistral": MistralConfig(**SIZES, head_dim=8, tie_word_embeddings=False, rope_parameters=THETA, rms_norm_eps=1e-5, sliding_window=None),
+    # A GPT-2 that is not as published in any of these.
+    "gpt2-other": GPT2Config(
+        vocab_size=VOCAB, n_positions=256, n_embd=16, n_layer=2, n_head=4, n_inner=24, activation_function="gelu", layer_norm_epsilon=1e-3,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, initializer_range=0.1, attn_implementation="eager", bos_token_id=39, eos_token_id=39,
+    ),
 }
 
 array = lambda tensor: np.ascontiguousarray(tensor.detach().float().numpy())

@@ -19,6 +19,11 @@ pub enum Activation {
     Gelu,
     /// x sigmoid(x)
     Silu,
+    /// x Phi(x), by the error function
+    #[serde(rename = "gelu_erf")]
+    GeluErf,
+    /// tanh x
+    Tanh,
 }
 
 /// As a run file writes it.
@@ -38,12 +43,22 @@ pub(super) const GELU: LayerKind =
 pub(super) const SILU: LayerKind =
     LayerKind { word: "silu", complete: |_, _| Ok(LayerSpec::Activation(Activation::Silu)), ..RELU };
 
+/// As a run file writes it.
+pub(super) const GELU_ERF: LayerKind =
+    LayerKind { word: "gelu_erf", complete: |_, _| Ok(LayerSpec::Activation(Activation::GeluErf)), ..RELU };
+
+/// As a run file writes it.
+pub(super) const TANH: LayerKind =
+    LayerKind { word: "tanh", complete: |_, _| Ok(LayerSpec::Activation(Activation::Tanh)), ..RELU };
+
 impl LayerDescription for Activation {
     fn word(&self) -> &'static str {
         match self {
             Activation::Relu => RELU.word,
             Activation::Gelu => GELU.word,
             Activation::Silu => SILU.word,
+            Activation::GeluErf => GELU_ERF.word,
+            Activation::Tanh => TANH.word,
         }
     }
 
@@ -66,7 +81,7 @@ impl LayerDescription for Activation {
                 backward: [1.0, 2.0],
                 is_light: !is_smooth,
             }),
-            is_gate: is_smooth,
+            is_gate: matches!(self, Activation::Gelu | Activation::Silu),
             tensor_role: TensorRole::Elementwise,
             tile_role: TileRole::Pixels,
             ..Properties::PLAIN

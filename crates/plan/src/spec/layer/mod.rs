@@ -70,6 +70,8 @@ pub const KINDS: &[&LayerKind] = &[
     &activation::RELU,
     &activation::GELU,
     &activation::SILU,
+    &activation::GELU_ERF,
+    &activation::TANH,
     &dropout::DROPOUT,
     &embedding::EMBEDDING,
     &embedding::POSITION,

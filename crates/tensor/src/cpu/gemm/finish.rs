@@ -57,6 +57,8 @@ simd! {
                 Some(ActivationFn::Relu) => activate(c, |x| ActivationFn::Relu.apply(x)),
                 Some(ActivationFn::Gelu) => activate(c, |x| ActivationFn::Gelu.apply(x)),
                 Some(ActivationFn::Silu) => activate(c, |x| ActivationFn::Silu.apply(x)),
+                Some(ActivationFn::GeluErf) => activate(c, |x| ActivationFn::GeluErf.apply(x)),
+                Some(ActivationFn::Tanh) => activate(c, |x| ActivationFn::Tanh.apply(x)),
             }
         }
     }

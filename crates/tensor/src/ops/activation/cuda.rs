@@ -22,6 +22,8 @@ pub(crate) fn number(kind: ActivationFn) -> i32 {
         ActivationFn::Relu => 0,
         ActivationFn::Gelu => 1,
         ActivationFn::Silu => 2,
+        ActivationFn::GeluErf => 3,
+        ActivationFn::Tanh => 4,
     }
 }
 

@@ -29,10 +29,28 @@ struct Silu {
     }
 };
 
-// By number, as activation/cuda.rs has them: 0 ReLU, 1 GELU (tanh), 2 SiLU; otherwise x itself.
+struct GeluErf {
+    DEVICE static float below(float x) { return 0.5f * (1.0f + erff(x * 0.70710678f)); }
+    DEVICE static float apply(float x) { return x * below(x); }
+    DEVICE static float slope(float x) {
+        return below(x) + (fabsf(x) > 20.0f ? 0.0f : x * expf(-0.5f * x * x) * 0.3989423f);
+    }
+};
+
+struct Tanh {
+    DEVICE static float apply(float x) { return tanhf(x); }
+    DEVICE static float slope(float x) {
+        const float y = tanhf(x);
+        return 1.0f - y * y;
+    }
+};
+
+// By number, as activation/cuda.rs has them: 0 ReLU, 1 GELU (tanh), 2 SiLU, 3 GELU (erf), 4 tanh; otherwise x itself.
 DEVICE float activated(float x, int kind) {
     if (kind == 0) return Relu::apply(x);
     if (kind == 1) return Gelu::apply(x);
     if (kind == 2) return Silu::apply(x);
+    if (kind == 3) return GeluErf::apply(x);
+    if (kind == 4) return Tanh::apply(x);
     return x;
 }
