@@ -126,7 +126,7 @@ fn answers_alone_are_learnt() {
     );
     let pair = json!({ "prompt": "The tree", "completion": " is pruned", "id": 3 });
     assert_eq!(learnt(&folder, pair.clone(), how), " is pruned<|im_end|>");
-    assert_eq!(learnt(&folder, pair, all), "he tree is pruned<|im_end|>");
+    assert_eq!(learnt(&folder, pair, all), " tree is pruned<|im_end|>");
     let talk = chat(&[
         ("system", "Be brief."),
         ("user", "A tree?"),
@@ -140,7 +140,7 @@ fn answers_alone_are_learnt() {
     let marked = Folder::new("qwen", Some(MARKED));
     assert_eq!(learnt(&marked, talk, how), answers);
     // An end that a text has already is not put behind it again.
-    assert_eq!(learnt(&folder, json!({ "text": "ab<|im_end|>" }), how), "b<|im_end|>");
+    assert_eq!(learnt(&folder, json!({ "text": "x y<|im_end|>" }), how), " y<|im_end|>");
     // The last answer is certain, whatever the template does to those before.
     let forgetful = Folder::new("qwen", Some(FORGETFUL));
     let one = chat(&[("user", "A tree?"), ("assistant", "Yes")]);

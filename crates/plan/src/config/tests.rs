@@ -127,7 +127,7 @@ fn misspelt_fields_and_words() {
     insta::assert_snapshot!(sentence("[optimizer]\nname = \"adma\""), @r#"`optimizer.name` must be "sgd", "momentum", "nesterov", "adam", "adamw", "lars" or "lamb", got "adma"; did you mean `adam`?"#);
     insta::assert_snapshot!(sentence("[model]\nname = \"resnet50\""), @r#"`model.name` must be one of 35 known words, got "resnet50"; did you mean `resnet-50`?"#);
     insta::assert_snapshot!(sentence("[train]\nprecision = \"fp16\""), @r#"`train.precision` must be "f32" or "bf16", got "fp16"; did you mean `bf16`?"#);
-    insta::assert_snapshot!(sentence("[model]\nname = \"mlp\"\n[data]\nkind = \"shape\""), @r#"`data.kind` must be "text", "tokens", "idx", "cifar10", "shapes" or "arithmetic", got "shape"; did you mean `shapes`?"#);
+    insta::assert_snapshot!(sentence("[model]\nname = \"mlp\"\n[data]\nkind = \"shape\""), @r#"`data.kind` must be "text", "jsonl", "tokens", "idx", "cifar10", "shapes" or "arithmetic", got "shape"; did you mean `shapes`?"#);
 }
 
 /// What people type who come from other tools, wherever they write it.
@@ -361,6 +361,9 @@ fn valid_files() -> Vec<String> {
     files.push(custom("{type=\"flatten\"}, {type=\"linear\"}"));
     files.push("[data]\nkind = \"text\"\npath = \"a\"\ntokenizer = \"b\"".into());
     files.push("[data]\nkind = \"text\"\npath = \"a\"\nvalidation_path = [\"b\", \"c\"]".into());
+    files.push(
+        "[data]\nkind = \"jsonl\"\npath = \"a\"\ntokenizer = \"b\"\nloss_on = \"all\"\npack = false".into(),
+    );
     files.push("[model]\nvocab = 100\n[data]\nkind = \"tokens\"\npath = \"a\"".into());
     for data in [
         "idx\"\npath = \"a",

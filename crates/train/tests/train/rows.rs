@@ -57,6 +57,7 @@ fn every_layout_is_the_same_run() {
             &["parallel.pipeline=2", "train.micro_batches=4"],
             &["parallel.pipeline=2", "train.micro_batches=2", "parallel.schedule=zb-h1", "parallel.data=2"],
             &["parallel.tensor=2"],
+            &["parallel.tensor=2", "parallel.sequence=true"],
             &["train.recompute=block"],
             &["train.recompute=attention"],
         ] {
