@@ -6,7 +6,7 @@ use espalier_plan::spec::{self, Init};
 use espalier_tensor::mask::ones;
 use espalier_tensor::ops::compress::compress;
 use espalier_tensor::ops::index_runs::IndexRuns;
-use espalier_tensor::ops::sample::{Distribution, sample};
+use espalier_tensor::ops::sample::{InitialDistribution, sample};
 use espalier_tensor::{Category, DType, Device, Error, Mask, Tensor, random};
 
 /// A shard of a parameter as it starts.
@@ -51,7 +51,7 @@ pub fn fresh_kept(
 /// A running statistic as it starts.
 pub fn started(buffer: &spec::BufferSpec, device: &Device) -> Result<Tensor, Error> {
     let indices = IndexRuns::full(buffer.shape.iter().product());
-    let value = Distribution::Constant(buffer.start);
+    let value = InitialDistribution::Constant(buffer.start);
     sample(device, &buffer.shape, DType::F32, value, 0, &indices, Category::Weights)
 }
 
@@ -60,11 +60,11 @@ pub fn index_runs(shard: &Shard) -> IndexRuns {
     IndexRuns::new(shard.runs().map(|run| (run.in_full, run.length)))
 }
 
-fn distribution(init: Init) -> Distribution {
+fn distribution(init: Init) -> InitialDistribution {
     match init {
-        Init::Constant(value) => Distribution::Constant(value),
-        Init::Normal(deviation) => Distribution::Normal(deviation),
-        Init::TruncatedNormal(deviation) => Distribution::TruncatedNormal(deviation),
+        Init::Constant(value) => InitialDistribution::Constant(value),
+        Init::Normal(deviation) => InitialDistribution::Normal(deviation),
+        Init::TruncatedNormal(deviation) => InitialDistribution::TruncatedNormal(deviation),
     }
 }
 

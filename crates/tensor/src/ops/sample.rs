@@ -15,7 +15,7 @@ use crate::with_float;
 
 /// How values are distributed.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Distribution {
+pub enum InitialDistribution {
     /// All are this one.
     Constant(f32),
     /// Normally around zero, with this deviation.
@@ -42,14 +42,14 @@ enum SampleForm {
     },
 }
 
-impl Distribution {
+impl InitialDistribution {
     fn form(self) -> SampleForm {
         match self {
-            Distribution::Constant(value) => SampleForm::Constant(value),
-            Distribution::Normal(deviation) => {
+            InitialDistribution::Constant(value) => SampleForm::Constant(value),
+            InitialDistribution::Normal(deviation) => {
                 SampleForm::Normal { scale: f64::from(deviation), from: 0.0, width: 1.0 }
             }
-            Distribution::TruncatedNormal(deviation) => {
+            InitialDistribution::TruncatedNormal(deviation) => {
                 let scale = f64::from(deviation) / TRUNCATED_DEVIATION;
                 SampleForm::Normal { scale, from: BELOW, width: WITHIN }
             }
@@ -72,7 +72,7 @@ pub fn sample(
     device: &Device,
     shape: &[usize],
     dtype: DType,
-    distribution: Distribution,
+    distribution: InitialDistribution,
     key: u64,
     indices: &IndexRuns,
     category: Category,
@@ -105,9 +105,11 @@ mod tests {
             .collect();
         let indices: Vec<usize> = runs.iter().flat_map(|(first, n)| *first..first + n).collect();
         let (key, runs) = (random::key(3, 4), IndexRuns::new(runs));
-        for distribution in
-            [Distribution::Constant(0.5), Distribution::Normal(0.7), Distribution::TruncatedNormal(0.02)]
-        {
+        for distribution in [
+            InitialDistribution::Constant(0.5),
+            InitialDistribution::Normal(0.7),
+            InitialDistribution::TruncatedNormal(0.02),
+        ] {
             let expected: Vec<f32> = indices.iter().map(|i| distribution.at(key, *i as u64)).collect();
             for device in devices().iter().flatten() {
                 for dtype in [DType::F32, DType::Bf16] {
@@ -130,7 +132,7 @@ mod tests {
 
     #[test]
     fn values_have_the_deviation_asked_for() {
-        for distribution in [Distribution::Normal(0.3), Distribution::TruncatedNormal(0.3)] {
+        for distribution in [InitialDistribution::Normal(0.3), InitialDistribution::TruncatedNormal(0.3)] {
             let values: Vec<f64> =
                 (0..200_000).map(|i| f64::from(distribution.at(random::key(1, 2), i))).collect();
             let n = values.len() as f64;
@@ -142,7 +144,7 @@ mod tests {
             );
         }
         let cut = (0..200_000)
-            .map(|i| Distribution::TruncatedNormal(1.0).at(random::key(1, 2), i).abs())
+            .map(|i| InitialDistribution::TruncatedNormal(1.0).at(random::key(1, 2), i).abs())
             .fold(0.0, f32::max);
         assert!(cut < 2.0 / 0.8796 && cut > 2.2, "cut at two deviations of the uncut distribution: {cut}");
     }

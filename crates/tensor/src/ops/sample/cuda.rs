@@ -1,6 +1,6 @@
 //! Values to start from on a GPU.
 
-use super::{Distribution, SampleForm};
+use super::{InitialDistribution, SampleForm};
 use crate::cuda::{Args, Build, Cuda, KernelInclude, KernelSource};
 use crate::error::Result;
 use crate::ops::index_runs::IndexRuns;
@@ -16,7 +16,7 @@ pub(crate) static SOURCE: KernelSource = KernelSource {
 
 pub(super) fn sample(
     cuda: &Cuda,
-    distribution: Distribution,
+    distribution: InitialDistribution,
     key: u64,
     indices: &IndexRuns,
     values: &mut Tensor,
