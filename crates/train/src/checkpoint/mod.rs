@@ -29,6 +29,7 @@ mod exact;
 mod fault;
 mod files;
 mod manifest;
+mod nonzero;
 mod open;
 mod params;
 mod read;

@@ -405,7 +405,7 @@ pub fn kept_indices(bits: &[u32]) -> Vec<usize> {
 }
 
 /// What a shard has of a mask of the full tensor.
-fn bits_of_shard(bits: &[u32], shard: &Shard) -> MaskBits {
+pub(crate) fn bits_of_shard(bits: &[u32], shard: &Shard) -> MaskBits {
     let mut local = vec![0; shard.len().div_ceil(32)];
     shard.runs().for_each(|run| copy_bits(bits, run.in_full, &mut local, run.at, run.length));
     local

@@ -18,9 +18,10 @@ use espalier_plan::data::{DatasetSource, DatasetSpec, TokenType};
 use espalier_plan::spec::Input;
 use espalier_plan::{DataFacts, Plan, RunFile};
 use espalier_tensor::Device;
+use espalier_tensor::mask::ones;
 use serde::Deserialize;
 
-use crate::checkpoint::{Checkpoint, MODEL, first_not_finite, weights_load_request};
+use crate::checkpoint::{Checkpoint, first_not_finite, weights_load_request};
 use crate::hub::{self, ExportOptions, ExportReport, GgufReport, GgufType, ModelDescription, TOKENIZER};
 use crate::parallel::Ranks;
 use crate::prune::keep;
@@ -172,18 +173,9 @@ impl TrainedModel {
         let Some(pruning) = &plan.pruning else { return Ok(0.0) };
         let (mut zeros, mut all) = (0, 0);
         for one in plan.model.parameters().iter().filter(|one| pruning.covers(one)) {
-            // It may have more positions than the run.
-            let shape = self.checkpoint.shape(MODEL, &one.name).unwrap_or(&one.shape).to_vec();
-            let numbers = self.checkpoint.numbers(MODEL, &one.name, &shape)?;
-            let (dtype, bytes) = numbers
-                .ok_or_else(|| self.checkpoint.refuse(format!("{MODEL} has no tensor {}", one.name)))?;
-            let size = dtype.bitsize() / 8;
-            let is_zero = |number: &&[u8]| {
-                let (sign, rest) = number.split_last().expect("a number has bytes");
-                sign & 0x7f == 0 && rest.iter().all(|byte| *byte == 0)
-            };
             let elements = one.elements() as usize;
-            zeros += bytes.chunks_exact(size).take(elements).filter(is_zero).count() as u64;
+            let bits = self.checkpoint.nonzero_bits(&one.name, elements)?;
+            zeros += (elements - ones(&bits).count()) as u64;
             all += elements as u64;
         }
         keep::check_zeros(zeros, all, zeros as f64 / all.max(1) as f64)?;

@@ -66,12 +66,16 @@ impl Trainer {
     /// before it is rounded to the weight. What is zero there stays so where the run file asks for it.
     pub fn start_from(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         self.take_masks(checkpoint)?;
+        let pruning = self.context.plan.pruning.as_ref();
+        let keeps = pruning.filter(|pruning| pruning.method == PruneMethod::Keep);
+        let sparsity = keeps.map(|pruning| pruning.sparsity);
+        if sparsity.is_some() {
+            self.take_zeros(checkpoint)?;
+        }
         let plan = &self.context.plan;
         checkpoint.start(weights_load_request(&mut self.params)?, &plan.model)?;
         let rounds = plan.storage.precision == Precision::Bf16 && checkpoint.is_finer_than_bf16();
         self.origin = rounds.then(|| checkpoint.clone());
-        let keeps = plan.pruning.as_ref().filter(|pruning| pruning.method == PruneMethod::Keep);
-        let sparsity = keeps.map(|pruning| pruning.sparsity);
         if plan.keep_zeros {
             self.keep_zeros()?;
         }

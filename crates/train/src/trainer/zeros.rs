@@ -2,10 +2,13 @@
 //! another program wrote, or that was exported, has zeros in their place, and training would bring them back.
 
 use espalier_nn::weights::ParameterId;
+use espalier_plan::ParamPlan;
 use espalier_tensor::Mask;
 
 use super::Trainer;
 use crate::Result;
+use crate::checkpoint::Checkpoint;
+use crate::prune::bits_of_shard;
 use crate::prune::keep::{check_zeros, nonzero_bits};
 
 impl Trainer {
@@ -24,6 +27,19 @@ impl Trainer {
         for (id, bits) in bits_by_id.into_iter().filter(|(id, _)| zeros[id.0] > 0) {
             let len = self.params.param(id).len();
             self.set_mask(id, Mask::new(&self.context.device, len, &bits)?)?;
+        }
+        self.count_kept()
+    }
+
+    /// Puts every candidate under a mask of what is not zero in a checkpoint, before its weights are read, so
+    /// that those that rest compressed never are dense together.
+    pub(super) fn take_zeros(&mut self, checkpoint: &Checkpoint) -> Result<()> {
+        for id in self.candidates().collect::<Vec<_>>() {
+            let ParamPlan { shard, .. } = self.context.param(id);
+            let elements = shard.full_shape().iter().product();
+            let bits = checkpoint.nonzero_bits(self.params.name(id), elements)?;
+            let mask = Mask::new(&self.context.device, shard.len(), &bits_of_shard(&bits, shard))?;
+            self.set_mask(id, mask)?;
         }
         self.count_kept()
     }

@@ -127,11 +127,15 @@ fn what_was_pruned_is_kept_and_has_no_state() {
         assert_eq!((summary.kept, summary.sparsity), (1536, 0.75), "{name}");
         let state = summary.state_bytes_per_parameter;
         assert!(if name == "dense" { state > 16.0 } else { state < 9.0 }, "{name}: {state}");
+        // Weights that rest compressed are read under their masks: never all of them dense.
+        let weights = &summary.memory["weights"];
+        assert_eq!(weights.measured.map(|bytes| bytes as u64), weights.predicted, "{name}");
     }
     for (name, layout) in [
         ("replicas", &["parallel.data=2", "train.batch=2"][..]),
         ("zero", &["parallel.data=2", "parallel.zero=1", "train.batch=2"]),
         ("zero2", &["parallel.data=2", "parallel.zero=2", "train.batch=2", "prune.weights=compressed"]),
+        ("zero3", &["parallel.data=2", "parallel.zero=3", "train.batch=2"]),
         ("cut", &["parallel.tensor=2", "prune.weights=compressed"]),
         ("staged", &["parallel.pipeline=2", "train.batch=2", "train.micro_batches=2"]),
         ("narrow", &["train.precision=bf16"]),
