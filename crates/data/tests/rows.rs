@@ -120,10 +120,7 @@ fn answers_alone_are_learnt() {
     let folder = Folder::new("qwen", Some(CHATML));
     let how = How::default();
     let all = How { loss_on: LossTargets::All, ..how };
-    assert_eq!(
-        learnt(&folder, json!({ "text": "The tree is pruned." }), how),
-        "he tree is pruned.<|im_end|>"
-    );
+    assert_eq!(learnt(&folder, json!({ "text": "The tree is pruned." }), how), " tree is pruned.<|im_end|>");
     let pair = json!({ "prompt": "The tree", "completion": " is pruned", "id": 3 });
     assert_eq!(learnt(&folder, pair.clone(), how), " is pruned<|im_end|>");
     assert_eq!(learnt(&folder, pair, all), " tree is pruned<|im_end|>");
