@@ -294,7 +294,7 @@ fn layers_are_read_and_named() {
     insta::assert_snapshot!(sentence(&custom("{type=\"relu\", output=3}")), @r#"`model.layers.0.output` has no effect with `model.layers.0.type` = "relu", whose fields are: none"#);
     insta::assert_snapshot!(sentence(&custom("{type=\"linear\", output=3, kernel=3}")), @r#"`model.layers.0.kernel` has no effect with `model.layers.0.type` = "linear", whose fields are: bias, output"#);
     insta::assert_snapshot!(sentence(&custom("{type=\"linear\", ouput=3}")), @"`model.layers.0.ouput` is not a field; did you mean `model.layers.0.output`?");
-    insta::assert_snapshot!(sentence(&custom("{type=\"residual\", branch=[{type=\"gleu\"}]}")), @r#"`model.layers.0.branch.0.type` must be one of 20 known words, got "gleu"; did you mean `gelu`?"#);
+    insta::assert_snapshot!(sentence(&custom("{type=\"residual\", branch=[{type=\"gleu\"}]}")), @r#"`model.layers.0.branch.0.type` must be one of 22 known words, got "gleu"; did you mean `gelu`?"#);
     insta::assert_snapshot!(sentence(&custom("{type=\"branches\", join=\"multiply\", branches=[[], []]}")), @r#"`model.layers.0.join` must be "sum", "product" or "concat", got "multiply""#);
     insta::assert_snapshot!(sentence(&custom("{type=\"branches\", branches=[[]]}")), @"`model.layers.0.branches` must be a list of at least 2 lists of layers, got a list of 1");
     insta::assert_snapshot!(sentence(&custom("{type=\"branches\", branches=[[], {type=\"relu\"}]}")), @"`model.layers.0.branches.1` must be a list of layers, got a table");
