@@ -190,7 +190,7 @@ mod tests {
             let table = TokenTable::of(&tokenizer).unwrap().unwrap();
             assert_eq!(table.tokens.len(), tokenizer.vocab());
             // What a token stands for is what its text says.
-            let unspaced = |text: &str| text.replace('\u{2581}', " ").replace('Ġ', " ");
+            let unspaced = |text: &str| text.replace(['\u{2581}', 'Ġ'], " ");
             let plain = |entry: &&TokenEntry| entry.kind == TokenKind::Normal && entry.text.is_ascii();
             for entry in table.tokens.iter().filter(plain) {
                 let id = table.tokens.iter().position(|other| other.text == entry.text).unwrap() as u32;
