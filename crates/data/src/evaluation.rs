@@ -1,20 +1,17 @@
 //! Data to evaluate a trained model on: all of what a path names is its validation split, and nothing is
 //! learnt from it.
 //!
-//! The model says how it is read: rows of JSON (`.jsonl`) by its tokenizer and chat template, of which answers count;
-//! as text by its tokenizer, as token ids where that is what it learnt from or
-//! the name ends in `.bin`, as images standardised as those were that it learnt from. Text for a model
-//! without a tokenizer is refused, and ids of four bytes are read as such, whatever width it learnt from.
+//! The model says how it is read: rows of JSON (`.jsonl`) by its tokenizer and chat template, of which answers
+//! count; as text by its tokenizer, as token ids where that is what it learnt from or the name ends in `.bin`,
+//! as images standardised as those were that it learnt from. Text for a model without a tokenizer is refused,
+//! and ids of four bytes are read as such, whatever width it learnt from.
 
 use crate::{
-    Dataset, DocumentDataset, Error, ImageDataset, PixelStats, TokenDataset, TokenWidth, Tokenizer, cifar,
-    idx, mapped, raw::RawImages, tokens::EvalTokens,
+    Dataset, DocumentDataset, Error, ImageDataset, PixelStats, TokenDataset, TokenWidth, Tokenizer,
+    image_formats::images, mapped, tokens::EvalTokens,
 };
 use espalier_plan::data::PixelScaling;
-use std::{
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
 /// What a trained model takes.
 #[derive(Debug)]
@@ -63,47 +60,6 @@ impl Dataset {
             )),
         }
     }
-}
-
-/// All images of a folder or a file, in whichever format that is.
-pub(crate) fn images(path: &Path) -> Result<RawImages, Error> {
-    match (path.is_dir(), is_cifar(path)) {
-        (true, true) => cifar::read(path),
-        (true, false) => idx::read(path),
-        (false, _) if is_idx(path)? => idx::read_pair(path, &labels_beside(path)),
-        (false, _) => cifar::read(path),
-    }
-}
-
-/// The files that [`images`] reads.
-pub(crate) fn image_files(path: &Path) -> Result<Vec<PathBuf>, Error> {
-    match (path.is_dir(), is_cifar(path)) {
-        (true, true) => cifar::files(path),
-        (true, false) => Ok(idx::files(path)?.into()),
-        (false, _) if is_idx(path)? => Ok(vec![path.to_owned(), labels_beside(path)]),
-        (false, _) => Ok(vec![path.to_owned()]),
-    }
-}
-
-/// Whether a folder is one of CIFAR-10's, of which some may be missing.
-fn is_cifar(folder: &Path) -> bool {
-    (1..=5).any(|i| folder.join(format!("data_batch_{i}.bin")).is_file())
-}
-
-/// Whether a file of images is one of MNIST's format: its magic number begins with two zeros, unless it is
-/// zipped. CIFAR's begin with a label and the first pixels, and bear another name.
-fn is_idx(path: &Path) -> Result<bool, Error> {
-    let expected = "images in MNIST's or CIFAR-10's format";
-    let mut head = [0; 4];
-    let read = crate::error::open(path, expected)?.read(&mut head);
-    read.map_err(crate::error::reading(path, expected))?;
-    Ok(matches!(head, [0, 0, 8, 3 | 4]) || head.starts_with(&[0x1f, 0x8b]))
-}
-
-/// The file of labels that belongs to a file of images, by MNIST's names.
-fn labels_beside(images: &Path) -> PathBuf {
-    let name = images.file_name().unwrap_or_default().to_string_lossy();
-    images.with_file_name(name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1"))
 }
 
 #[cfg(test)]

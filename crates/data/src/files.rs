@@ -7,7 +7,7 @@
 //! rewritten, truncated or extended is noticed by that; a few bytes that changed between two blocks are not.
 
 use crate::{
-    Dataset, Error, TextFiles, Tokenizer, TokenizerConfig, cifar, error, evaluation, idx, jsonl, mapped,
+    Dataset, Error, TextFiles, Tokenizer, TokenizerConfig, cifar, error, idx, image_formats, jsonl, mapped,
     regular_file,
 };
 use espalier_plan::data::{DatasetSource, DatasetSpec, HeldOut, IdxFiles};
@@ -76,7 +76,7 @@ impl Dataset {
             DatasetSource::Idx { .. } | DatasetSource::Cifar10 { .. } => {
                 let mut files = learnt_images(&data.source)?;
                 for path in held_out {
-                    files.append(&mut evaluation::image_files(path)?);
+                    files.append(&mut image_formats::image_files(path)?);
                 }
                 files
             }

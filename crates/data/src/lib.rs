@@ -7,7 +7,7 @@
 //!
 //! | where the data come from | file |
 //! |---|---|
-//! | MNIST, Fashion-MNIST | `idx` |
+//! | MNIST, Fashion-MNIST | `idx`; `image_formats` tells it from CIFAR-10's |
 //! | CIFAR-10 | `cifar` |
 //! | drawn shapes | `shapes` |
 //! | text files, as bytes or through a Hugging Face tokenizer | `text`, `tokenizer_json`, `vocab_merges`, `normalize`, `pre_tokenize`, `bpe`, `any_tokenizer` |
@@ -34,6 +34,7 @@ mod error;
 mod evaluation;
 mod files;
 mod idx;
+mod image_formats;
 mod images;
 mod jinja;
 mod jsonl;

@@ -9,8 +9,8 @@ use espalier_tensor::ops::cast::cast;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use crate::error::{FEWER, FEWER_IMAGES};
-use crate::evaluation::{image_files, images};
 use crate::files::{learnt_images, total};
+use crate::image_formats::{image_files, images};
 use crate::tokens::check_disjoint;
 use crate::{
     Arithmetic, Dataset, DocumentDataset, Error, ImageDataset, Inputs, RowSettings, Shapes, TextFiles,
