@@ -1,9 +1,9 @@
 //! Documents of tokens, several to a sequence: rows of JSON, packed.
 //!
-//! A sample is a sequence of `seq` inputs with their targets. A document of n tokens takes n - 1 of them: all but
-//! its last token are read, all but its first predicted, and those that are not to be learnt have the target
-//! [`IGNORED`]. Positions begin anew with each document; behind the last one each token of padding is a document of
-//! its own.
+//! A sample is a sequence of `seq` inputs with their targets. A document of n tokens takes n - 1 of them: all
+//! but its last token are read, all but its first predicted, and those that are not to be learnt have the
+//! target [`IGNORED`]. Positions begin anew with each document; behind the last one each token of padding is
+//! a document of its own.
 //!
 //! The documents that are held out are spread evenly over the files and do not depend on the seed; the others are
 //! shuffled by it once, so that neighbours in a file do not share a sequence, and packed in that order. Which

@@ -70,8 +70,9 @@ pub struct MemoryPlan {
     /// is measured as `transient`.
     pub activations: u64,
     /// Where weights rest compressed or in shards, the blocks that are dense at once. Scratch space of the
-    /// kernels, packed operands and copies on the host come on top: theirs to know, so not predicted. The ledger measures
-    /// them; `tensor` holds each operation to a bound that its sizes and the number of threads give.
+    /// kernels, packed operands and copies on the host come on top: theirs to know, so not predicted. The
+    /// ledger measures them; `tensor` holds each operation to a bound that its sizes and the number of
+    /// threads give.
     pub workspace: Option<u64>,
     /// Buffers of messages to other ranks, which small gradients are packed into; nothing on one rank. Where
     /// gradients are scattered as they are made they are messages from the beginning, and this is the most

@@ -1,7 +1,7 @@
 //! A norm of each head of queries and keys by its root mean square, and the rotation behind it, in one pass
 //! over queries, keys and values (Qwen 3).
 //!
-//! qkv: [batch, seq, (heads + 2 kv_heads) d] as [`attention`](super::attention) has it; scales: [d], one for
+//! qkv: `[batch, seq, (heads + 2 kv_heads) d]` as [`attention`](super::attention) has it; scales: `[d]`, one for
 //! all heads of queries and one for all of keys; values are copied. rstd: f32 [batch seq, heads + kv_heads].
 //!
 //! With h = x rstd of a head and R the rotation of its position (none without a table):

@@ -1,5 +1,6 @@
-//! Values to start from, most of them random: element i is a function of a key and of its index in a longer vector, the same
-//! on every device to the bit. So a GPU makes its own weights, and a rank those of its shard.
+//! Values to start from, most of them random: element i is a function of a key and of its index in a longer
+//! vector, the same on every device to the bit. So a GPU makes its own weights, and a rank those of its
+//! shard.
 
 pub(crate) mod cuda;
 

@@ -292,7 +292,8 @@ impl Drop for MatmulDescription {
     }
 }
 
-/// A matrix by columns, `stride` elements from one to the next; `batch` of them one behind the other, without gaps.
+/// A matrix by columns, `stride` elements from one to the next; `batch` of them one behind the other, without
+/// gaps.
 #[derive(Debug)]
 struct MatrixLayout(cublasLtMatrixLayout_t);
 
