@@ -28,7 +28,7 @@ fn compare(folder: &Path, arguments: &[&str]) -> Option<Output> {
 fn peers() -> TestDir {
     let folder = TestDir::new();
     fs::create_dir(folder.join("peers")).unwrap();
-    for program in ["torch_gpt.py", "torch_cnn.py"] {
+    for program in ["torch_gpt.py", "torch_llama.py", "torch_cnn.py"] {
         fs::write(folder.join("peers").join(program), "").unwrap();
     }
     folder
@@ -61,10 +61,13 @@ fn every_shape_is_one_that_both_sides_can_run() {
         ("gpt2-124m-8x4096", 127.0, 4096, 8),
         ("gpt2-124m-4x256", 124.0, 256, 4),
         ("gpt-10m", 10.8, 256, 64),
+        ("llama-135m", 134.5, 1024, 32),
+        ("llama-0.5b", 494.0, 1024, 8),
+        ("llama-1.2b", 1236.0, 1024, 8),
     ];
     let names: Vec<&str> = works.iter().map(|work| work["name"].as_str().unwrap()).collect();
-    assert_eq!(names[..8], shapes.map(|shape| shape.0));
-    assert_eq!(names[8..], ["simple-cnn", "resnet8", "vgg16"]);
+    assert_eq!(names[..shapes.len()], shapes.map(|shape| shape.0));
+    assert_eq!(names[shapes.len()..], ["simple-cnn", "resnet8", "vgg16"]);
     for (work, (name, parameters, seq, batch)) in works.iter().zip(shapes) {
         let planned = work["parameters"].as_f64().unwrap() / million;
         assert!((planned / parameters - 1.0).abs() < 0.01, "{name}: {planned} million parameters");
