@@ -10,7 +10,7 @@ With --dry-run nothing is measured and neither a card nor torch is needed: each 
 
 Memory is the peak resident set of the whole process on the CPU, the interpreter and PyTorch's libraries included (some 400 MB before the
 first tensor); on a card it is the peak of what tensors take. In bf16 the peer runs as most people run PyTorch: autocast over f32 parameters,
-which AdamW needs no master copy of; ours keeps bf16 weights, bf16 gradients and an f32 master copy.
+which AdamW needs no master copy of; ours keeps bf16 weights, bf16 gradients and an f32 master copy (Llama: its low 16 bits).
 DIR holds torch_gpt.py, torch_llama.py and torch_cnn.py; the interpreter that runs this must have torch.
 An absolute time means little on a shared machine; a ratio taken in one interleaved run means something, and the range over rounds says how much.
 """
@@ -106,60 +106,43 @@ def cifar(folder, count):
             file.write(bytes([image % 10]) + random.randbytes(3072))
 
 
+def language_model(program, name, precision, model, sizes, *flags, optimizer="", steps):
+    """Both sides at `sizes`, which are named as the peer's flags; `model` is the run file's section."""
+    vocab, seq, batch = (sizes[key] for key in ("vocab", "seq", "batch"))
+    tokens(name + ".bin", min(vocab, 65536), batch * (seq + 1) * 40)
+    text = f"""
+[model]
+{model}
+layers = {sizes["layers"]}
+heads = {sizes["heads"]}
+width = {sizes["width"]}
+context = {seq}
+vocab = {vocab}
+[data]
+kind = "tokens"
+path = "{name}.bin"
+[train]
+batch = {batch}
+precision = "{precision}"
+[optimizer]
+name = "adamw"
+{optimizer}
+[learning_rate]
+peak = 3e-4
+"""
+    shape = [word for key, value in sizes.items() for word in ("--" + key, str(value))]
+    return (ours(name, text, steps), peer(program, "--precision", precision, *shape, *flags), "tokens_per_s")
+
+
 def gpt(name, precision, layers, heads, width, vocab, seq, batch, *flags, steps=14):
-    tokens(name + ".bin", min(vocab, 65536), batch * (seq + 1) * 40)
-    text = f"""
-[model]
-name = "gpt"
-layers = {layers}
-heads = {heads}
-width = {width}
-context = {seq}
-vocab = {vocab}
-[data]
-kind = "tokens"
-path = "{name}.bin"
-[train]
-batch = {batch}
-precision = "{precision}"
-[optimizer]
-name = "adamw"
-[learning_rate]
-peak = 3e-4
-"""
     sizes = dict(layers=layers, heads=heads, width=width, vocab=vocab, seq=seq, batch=batch)
-    shape = [word for key, value in sizes.items() for word in ("--" + key, str(value))]
-    return (ours(name, text, steps), peer("torch_gpt.py", "--precision", precision, *shape, *flags), "tokens_per_s")
+    return language_model("torch_gpt.py", name, precision, 'name = "gpt"', sizes, *flags, steps=steps)
 
 
-def llama(name, precision, layers, heads, kv, width, ffn, vocab, seq, batch, *flags, steps=14):
-    tokens(name + ".bin", min(vocab, 65536), batch * (seq + 1) * 40)
-    text = f"""
-[model]
-name = "llama"
-layers = {layers}
-heads = {heads}
-kv_heads = {kv}
-head_dim = 64
-width = {width}
-inner = {ffn}
-context = {seq}
-vocab = {vocab}
-rotary_base = 5e5
-[data]
-kind = "tokens"
-path = "{name}.bin"
-[train]
-batch = {batch}
-precision = "{precision}"
-[optimizer]
-name = "adamw"
-[learning_rate]
-peak = 3e-4
-"""
+def llama(name, precision, layers, heads, kv, width, ffn, vocab, seq, batch, *flags, optimizer="", steps=14):
     sizes = dict(layers=layers, heads=heads, kv=kv, width=width, ffn=ffn, vocab=vocab, seq=seq, batch=batch)
-    shape = [word for key, value in sizes.items() for word in ("--" + key, str(value))]
-    return (ours(name, text, steps), peer("torch_llama.py", "--precision", precision, *shape, *flags), "tokens_per_s")
+    model = f'name = "llama"\nkv_heads = {kv}\nhead_dim = 64\ninner = {ffn}\nrotary_base = 5e5'
+    return language_model("torch_llama.py", name, precision, model, sizes, *flags, optimizer=optimizer, steps=steps)
 
 
 def cnn(name, model, data, peer_name=None, steps=40, model_fields=""):
@@ -239,7 +222,12 @@ llamas = {
     "llama-0.5b": (24, 14, 2, 896, 4864, 151936, 1024, 8),
     "llama-1.2b": (16, 32, 8, 2048, 8192, 128256, 1024, 8),
 }
-cuda_cases |= {name: (lambda name=name, sizes=sizes: llama(name, "bf16", *sizes, "--compile", steps=30)) for name, sizes in llamas.items()}
+# The low 16 bits of f32 masters beside bf16 weights are the same numbers in half the memory; moments in bf16 are not the same numbers.
+low_bits = 'master = "low-bits"'
+cuda_cases |= {name: (lambda name=name, sizes=sizes: llama(name, "bf16", *sizes, "--compile", optimizer=low_bits, steps=30))
+               for name, sizes in llamas.items()}
+cuda_cases["llama-1.2b-bf16-moments"] = lambda: llama(
+    "llama-1.2b-bf16-moments", "bf16", *llamas["llama-1.2b"], "--compile", optimizer=low_bits + '\nmoments = "bf16"', steps=30)
 cuda_cases |= {name: cpu_cases[name] for name in ("simple-cnn", "resnet8", "vgg16")}
 cases = cpu_cases if options.device == "cpu" else cuda_cases
 memory = "rss" if options.device == "cpu" else "peak_bytes"

@@ -64,6 +64,7 @@ fn every_shape_is_one_that_both_sides_can_run() {
         ("llama-135m", 134.5, 1024, 32),
         ("llama-0.5b", 494.0, 1024, 8),
         ("llama-1.2b", 1236.0, 1024, 8),
+        ("llama-1.2b-bf16-moments", 1236.0, 1024, 8),
     ];
     let names: Vec<&str> = works.iter().map(|work| work["name"].as_str().unwrap()).collect();
     assert_eq!(names[..shapes.len()], shapes.map(|shape| shape.0));
