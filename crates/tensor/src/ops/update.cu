@@ -170,35 +170,68 @@ DEVICE void over_one(const Target& t, i64 place, i64 at, i64 position, Body body
     put_states<STATES>(t, at, position, m, v);
 }
 
-// Over a block's elements where all are kept, in groups of four.
+// Four elements that stand side by side, with their weights as exact numbers.
+template <int STATES, class G>
+struct Four {
+    float w[4], g[4], m[4], v[4];
+
+    DEVICE void read(const Target& t, i64 i) {
+        if (STATES >= 0) {
+            if (t.flags & LOW_BITS) {
+                const uint2 high = *reinterpret_cast<const uint2*>(static_cast<const u16*>(t.weight) + i);
+                const uint2 low = *reinterpret_cast<const uint2*>(static_cast<const u16*>(t.master) + i);
+                w[0] = join(high.x, low.x), w[1] = join(high.x >> 16, low.x >> 16);
+                w[2] = join(high.y, low.y), w[3] = join(high.y >> 16, low.y >> 16);
+            } else {
+                load(static_cast<const float*>(t.master ? t.master : t.weight) + i, w);
+            }
+        }
+        load(static_cast<const G*>(t.gradient) + i, g);
+        if (STATES > 0) load_states(t, t.m, i, m);
+        if (STATES > 1) load_states(t, t.v, i, v);
+    }
+
+    DEVICE void write(const Target& t, i64 i, i64 position) const {
+        const auto two = [](u32 first, u32 second) { return (first & 0xffffu) | second << 16; };
+        if (t.flags & LOW_BITS) {
+            u32 bits[4];
+            for (int k = 0; k < 4; ++k) bits[k] = __float_as_uint(w[k]);
+            *reinterpret_cast<uint2*>(static_cast<u16*>(t.master) + i) = make_uint2(two(bits[0], bits[1]), two(bits[2], bits[3]));
+        } else {
+            store(static_cast<float*>(t.master ? t.master : t.weight) + i, w);
+        }
+        if (t.master)
+            *reinterpret_cast<uint2*>(static_cast<u16*>(t.weight) + i) =
+                make_uint2(two(nearest(w[0]), nearest(w[1])), two(nearest(w[2]), nearest(w[3])));
+        store_states<STATES>(t, i, position, m, v);
+    }
+};
+
+// Over a block's elements where all are kept, in groups of four, two of which are read before either is written.
 template <int STATES, bool WRITE, class G, class Body>
 DEVICE void over_chunk(const Target& t, i64 first, Body body) {
     const i64 length = t.mask.length, end = first + TILE < length ? first + TILE : length;
-    float* const w = static_cast<float*>(t.master ? t.master : t.weight);
-    u16* const rounded = t.master ? static_cast<u16*>(t.weight) : nullptr;
-    const G* const gradient = static_cast<const G*>(t.gradient);
-    const bool vector = !(t.flags & LOW_BITS) && aligned(w) && aligned(rounded) && aligned(gradient) &&
-                        (STATES < 1 || aligned(t.m)) && (STATES < 2 || aligned(t.v));
-    const i64 before = t.flags & NARROW_STATES ? t.rounding.first : 0;
+    const bool vector = aligned(t.weight) && aligned(t.master) && aligned(t.gradient) && (STATES < 1 || aligned(t.m)) &&
+                        (STATES < 2 || aligned(t.v));
+    const i64 before = t.flags & NARROW_STATES ? t.rounding.first : 0, stride = THREADS * 4;
     i64 i = first + threadIdx.x * 4;
     if (vector)
-        for (; i + 4 <= end; i += THREADS * 4) {
-            float ws[4], gs[4], ms[4], vs[4];
-            if (STATES >= 0) load(w + i, ws);
-            load(gradient + i, gs);
-            if (STATES > 0) load_states(t, t.m, i, ms);
-            if (STATES > 1) load_states(t, t.v, i, vs);
-            for (int k = 0; k < 4; ++k) body(ws[k], gs[k], ms[k], vs[k]);
-            if (!WRITE) continue;
-            store(w + i, ws);
-            if (rounded)
-                *reinterpret_cast<uint2*>(rounded + i) =
-                    make_uint2(nearest(ws[0]) | static_cast<u32>(nearest(ws[1])) << 16,
-                               nearest(ws[2]) | static_cast<u32>(nearest(ws[3])) << 16);
-            store_states<STATES>(t, i, before + i, ms, vs);
+        for (; i + 4 <= end; i += 2 * stride) {
+            Four<STATES, G> here, next;
+            const bool both = i + stride + 4 <= end;
+            here.read(t, i);
+            if (both) next.read(t, i + stride);
+            for (int k = 0; k < 4; ++k) body(here.w[k], here.g[k], here.m[k], here.v[k]);
+            if (WRITE) here.write(t, i, before + i);
+            if (!both) {
+                i += stride;
+                break;
+            }
+            for (int k = 0; k < 4; ++k) body(next.w[k], next.g[k], next.m[k], next.v[k]);
+            if (WRITE) next.write(t, i + stride, before + i + stride);
         }
     // At most one ragged group per block in the vector case.
-    for (; i < end; i += THREADS * 4)
+    for (; i < end; i += stride)
         for (i64 k = i; k < i + 4 && k < end; ++k) over_one<STATES, WRITE, G>(t, k, k, before + k, body);
 }
 
