@@ -1,7 +1,7 @@
 //! What a run takes before its first step: weights are initialised and, where a method does that first, pruned.
 //!
-//! Both are counted as bytes through the device's memory, by what was measured on an H200 and on two cores:
-//! they are bound by random numbers, and by the atomics of the histograms that find a threshold, not by these
+//! Both are counted as bytes through the device's memory, by what was measured on an H200 and on two cores
+//! (160 million f32 weights: 2.7 s dense, 3.3 s pruned to 90 %): they are bound by random numbers, and by the atomics of the histograms that find a threshold, not by these
 //! bytes.
 
 use super::{Candidate, Simulation};
@@ -9,9 +9,9 @@ use super::{Candidate, Simulation};
 /// Until a GPU has its first kernels.
 const GPU_START: f64 = 1.0;
 /// To initialise a weight takes as long as so many bytes, on a GPU and on cores;
-const INITIALISED: [f64; 2] = [20.0, 150.0];
+const INITIALISED: [f64; 2] = [20.0, 340.0];
 /// to rank it besides, and to compress what is kept.
-const PRUNED: [f64; 2] = [1060.0, 200.0];
+const PRUNED: [f64; 2] = [1060.0, 70.0];
 
 impl Simulation<'_> {
     /// Seconds before the first step of a candidate; none where weights are scored by passes over samples first.
