@@ -1,8 +1,8 @@
 //! What a run takes before its first step: weights are initialised and, where a method does that first, pruned.
 //!
 //! Both are counted as bytes through the device's memory, by what was measured on an H200 and on two cores
-//! (160 million f32 weights: 2.7 s dense, 3.3 s pruned to 90 %): they are bound by random numbers, and by the atomics of the histograms that find a threshold, not by these
-//! bytes.
+//! (160 million f32 weights: 2.7 s dense, 3.3 s pruned to 90 %): they are bound by random numbers, and by the
+//! atomics of the histograms that find a threshold, not by these bytes.
 
 use super::{Candidate, Simulation};
 
