@@ -44,6 +44,8 @@ pub struct Field {
 pub(crate) enum FieldType {
     /// A whole number between two bounds, both allowed.
     Integer(usize, usize),
+    /// The same, or a word.
+    IntegerOr(usize, usize, &'static str),
     Number(NumberRule),
     /// One or several of these.
     Numbers(NumberRule),
@@ -109,7 +111,18 @@ pub const fn integer(name: &'static str, otherwise: usize, least: usize, most: u
     Field::new(name, FieldType::Integer(least, most), FieldDefault::Integer(otherwise))
 }
 
-/// The same without a default.
+/// The same, or a word.
+pub(crate) const fn integer_or(
+    name: &'static str,
+    otherwise: usize,
+    least: usize,
+    most: usize,
+    word: &'static str,
+) -> Field {
+    Field::new(name, FieldType::IntegerOr(least, most, word), FieldDefault::Integer(otherwise))
+}
+
+/// A whole number without a default.
 pub const fn optional_integer(name: &'static str, least: usize, most: usize) -> Field {
     Field::new(name, FieldType::Integer(least, most), FieldDefault::Nothing)
 }

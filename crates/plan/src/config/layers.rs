@@ -87,6 +87,7 @@ fn read_field(
             (Some(Toml::String(word)), FieldType::Word(words)) => {
                 FieldValue::Word(words.iter().find(|known| **known == word).expect("one of the words"))
             }
+            (Some(Toml::String(_)), FieldType::IntegerOr(_, _, word)) => FieldValue::Word(word),
             _ => FieldValue::None,
         }),
     }

@@ -99,6 +99,11 @@ impl<'a> Section<'a> {
                 Ok(_) => value.clone(),
                 Err(expected) => return Err(wrong(&expected)),
             },
+            FieldType::IntegerOr(_, _, word) if value.as_str() == Some(word) => value.clone(),
+            FieldType::IntegerOr(least, most, word) => match integer(value, least, most) {
+                Ok(_) => value.clone(),
+                Err(expected) => return Err(wrong(&format!("{expected}, or \"{word}\""))),
+            },
             FieldType::Number((expected, fits)) => {
                 let number = finite(value).filter(|number| fits(*number));
                 Value::Float(number.ok_or_else(|| wrong(expected))?)

@@ -276,7 +276,7 @@ fn custom(layers: &str) -> String {
 fn layers_are_read_and_named() {
     let text = custom(
         "{type=\"conv\", output=32, kernel=5}, {type=\"relu\"}, {type=\"max_pool\", kernel=2},
-         {type=\"residual\", branch=[{type=\"conv\", output=32, kernel=3, padding=1}]},
+         {type=\"residual\", branch=[{type=\"conv\", output=32, kernel=3, padding=\"same\"}]},
          {type=\"flatten\"}, {type=\"linear\", output=10}",
     );
     let run = parse(&text).unwrap();
@@ -291,6 +291,7 @@ fn layers_are_read_and_named() {
     insta::assert_snapshot!(sentence(&custom("{kernel = 3}")), @"`model.layers.0.type` is missing: one of linear, conv, max_pool, avg_pool, global_avg_pool, adaptive_avg_pool, flatten, pad_channels, batch_norm, layer_norm, rms_norm, relu, gelu, silu, gelu_erf, tanh, dropout, embedding, position, attention, residual, branches");
     insta::assert_snapshot!(sentence(&custom("{type=\"conv2d\"}")), @r#"`model.layers.0.type` must be one of 22 known words, got "conv2d"; did you mean `conv`?"#);
     insta::assert_snapshot!(sentence(&custom("{type=\"conv\", output=3}")), @"`model.layers.0.kernel` is missing: a whole number of at least 1");
+    insta::assert_snapshot!(sentence(&custom("{type=\"conv\", output=3, kernel=3, padding=\"valid\"}")), @r#"`model.layers.0.padding` must be a whole number of at least 0, or "same", got "valid""#);
     insta::assert_snapshot!(sentence(&custom("{type=\"relu\", output=3}")), @r#"`model.layers.0.output` has no effect with `model.layers.0.type` = "relu", whose fields are: none"#);
     insta::assert_snapshot!(sentence(&custom("{type=\"linear\", output=3, kernel=3}")), @r#"`model.layers.0.kernel` has no effect with `model.layers.0.type` = "linear", whose fields are: bias, output"#);
     insta::assert_snapshot!(sentence(&custom("{type=\"linear\", ouput=3}")), @"`model.layers.0.ouput` is not a field; did you mean `model.layers.0.output`?");

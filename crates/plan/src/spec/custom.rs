@@ -41,7 +41,10 @@ mod tests {
 
     use super::*;
     use crate::field::{Field, FieldDefault, FieldType};
-    use crate::spec::{Downstream, FieldValue, KINDS, LayerKind, Precision, RecomputeMode};
+    use crate::spec::{
+        Downstream, FieldValue, KINDS, LayerKind, LayerSpec, Precision, RecomputeMode, TileRole,
+    };
+    use crate::tiles::WindowPadding;
 
     const IMAGE: Input = Input::Image { height: 28, width: 28, channels: 1 };
 
@@ -109,6 +112,47 @@ mod tests {
         let blocks: Vec<_> = model.blocks.iter().map(|b| (b.name.as_str(), b.layers.len())).collect();
         assert_eq!(blocks, [("layers.0", 3), ("layers.3", 4), ("layers.7", 1)]);
         assert_eq!(model.parameters()[3].name, "layers.3.bias");
+    }
+
+    /// With "same" padding, and a ReLU before both sides of a block that widens.
+    #[test]
+    fn resnet8_written_by_hand_is_the_built_in_one() {
+        let conv = |output, stride| {
+            let sizes = [("output", output), ("kernel", 3), ("stride", stride)];
+            let mut fields = sizes.map(|(name, n)| (name, FieldValue::Integer(n))).to_vec();
+            fields.push(("padding", FieldValue::Word("same")));
+            WrittenLayer::new("conv", &fields)
+        };
+        let pooled = WrittenLayer::new("avg_pool", &[("kernel", FieldValue::Integer(2))]);
+        let padded = |n| WrittenLayer::new("pad_channels", &[("output", FieldValue::Integer(n))]);
+        let relu = || plain("relu");
+        let mut layers = vec![conv(16, 1), residual(vec![relu(), conv(16, 1), relu(), conv(16, 1)], vec![])];
+        for width in [32, 64] {
+            let branch = vec![conv(width, 2), relu(), conv(width, 1)];
+            layers.extend([relu(), residual(branch, vec![pooled.clone(), padded(width)])]);
+        }
+        layers.extend([relu(), plain("global_avg_pool"), linear(10)]);
+        let image = Input::Image { height: 32, width: 20, channels: 3 };
+        let written = custom(image, 10, &layers).unwrap();
+        let built_in = super::super::presets::resnet8((32, 20, 3), 10);
+        let windows = |model: &ModelSpec| {
+            let mut all = Vec::new();
+            let mut visit = |layer: &LayerSpec| all.push((layer.kind(), layer.properties().tile_role));
+            let layers = model.blocks.iter().flat_map(|block| &block.layers);
+            layers.for_each(|layer| layer.for_each(&mut visit));
+            all
+        };
+        assert_eq!(windows(&written), windows(&built_in));
+        let strided = |role: &TileRole| match role {
+            TileRole::Window(window) if window.kernel == 3 && window.stride == 2 => Some(window.padding),
+            _ => None,
+        };
+        let odd = WindowPadding { top: 0, bottom: 1, left: 0, right: 1 };
+        assert_eq!(
+            windows(&built_in).iter().filter_map(|(_, role)| strided(role)).collect::<Vec<_>>(),
+            [odd; 2]
+        );
+        assert_eq!((written.parameter_count(), written.flops(2)), (75_050, built_in.flops(2)));
     }
 
     #[test]
@@ -201,6 +245,7 @@ mod tests {
                 prop_oneof![Just(FieldValue::None), size].boxed()
             }
             (FieldType::Integer(..), _) => size,
+            (FieldType::IntegerOr(_, _, word), _) => prop_oneof![size, Just(FieldValue::Word(word))].boxed(),
             (FieldType::Flag, _) => any::<bool>().prop_map(FieldValue::Flag).boxed(),
             (FieldType::Number(_), FieldDefault::Number(default)) => {
                 Just(FieldValue::Number(default)).boxed()

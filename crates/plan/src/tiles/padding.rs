@@ -1,6 +1,6 @@
 //! How far the windows of a convolution or a pool reach past an image, side by side. A run file writes one
-//! number for all four; they differ where a rank holds a tile of the image, whose border is the true one on
-//! some of its sides only.
+//! number for all four, or "same"; they differ there, and where a rank holds a tile of the image, whose border
+//! is the true one on some of its sides only.
 
 use std::fmt;
 
@@ -20,6 +20,18 @@ pub struct WindowPadding {
 }
 
 impl WindowPadding {
+    /// What TensorFlow calls "same": windows over an image of `size` rows and columns make one of
+    /// ceil(size / stride), and of the pixels that this takes half are before the image, the odd one behind.
+    pub fn same(size: [usize; 2], kernel: usize, stride: usize) -> WindowPadding {
+        let along = |n: usize| {
+            let last = n.saturating_sub(1) / stride.max(1) * stride;
+            let past = last.saturating_add(kernel).saturating_sub(n);
+            [past / 2, past.div_ceil(2)]
+        };
+        let [[top, bottom], [left, right]] = size.map(along);
+        WindowPadding { top, bottom, left, right }
+    }
+
     /// Before the first row and behind the last.
     pub const fn rows(&self) -> [usize; 2] {
         [self.top, self.bottom]
@@ -74,6 +86,17 @@ impl Serialize for WindowPadding {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// CIFAR's images, ImageNet's first layer (2 and 3 in TensorFlow), and a pool.
+    #[test]
+    fn same_keeps_the_size_and_puts_the_odd_pixel_behind() {
+        let sides = |top, bottom, left, right| WindowPadding { top, bottom, left, right };
+        assert_eq!(WindowPadding::same([32, 32], 3, 1), 1.into());
+        assert_eq!(WindowPadding::same([32, 15], 3, 2), sides(0, 1, 1, 1));
+        assert_eq!(WindowPadding::same([224, 7], 7, 2), sides(2, 3, 3, 3));
+        assert_eq!(WindowPadding::same([9, 8], 2, 2), sides(0, 1, 0, 0));
+        assert_eq!(WindowPadding::same([8, 8], 1, 2), 0.into());
+    }
 
     #[test]
     fn one_number_stays_one_number() {

@@ -122,9 +122,11 @@ impl SideWindows {
         (extent + self.before + self.after - self.kernel) / self.stride + 1
     }
 
-    /// How many have their middle before a cut. A middle past an end of the side counts as that end.
+    /// How many have their middle before a cut. A middle past an end of the side counts as that end. Where the
+    /// padding differs, the middle is that of a window with the mean of both: so windows of any size that make
+    /// as many outputs are cut alike.
     fn before_cut(&self, bound: usize, extent: usize) -> usize {
-        let padded = (bound + self.before).saturating_sub((self.kernel - 1) / 2);
+        let padded = (2 * bound + self.before + self.after + 1).saturating_sub(self.kernel - 1) / 2;
         let count = if bound == 0 { 0 } else { padded.div_ceil(self.stride) };
         count.min(self.count(extent))
     }

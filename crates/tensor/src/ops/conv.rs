@@ -383,6 +383,11 @@ mod tests {
         ] {
             compare(shape, o, ConvParams { kernel, stride, padding: Padding::all(padding) }, 7);
         }
+        // resnet8's at stride 2, padded as TensorFlow's "same".
+        let padding = Padding { top: 0, bottom: 1, left: 0, right: 1 };
+        for (shape, o) in [([2, 32, 32, 16], 32), ([3, 16, 12, 32], 64)] {
+            compare(shape, o, ConvParams { kernel: 3, stride: 2, padding }, 7);
+        }
     }
 
     /// Simple-cnn's layers and resnet8's, with batches that fill vectors and one that does not, and strides

@@ -1,8 +1,9 @@
 """Makes gpt.safetensors, llama.safetensors and cnn.safetensors: what PyTorch says of three small networks, for tests/train/oracle.rs;
-and flow.safetensors: GraSP's product with the Hessian, by double backward in f64, for tests/train/prune/flow.rs.
+flow.safetensors: GraSP's product with the Hessian, by double backward in f64, for tests/train/prune/flow.rs;
+and resnet8.safetensors: one pass forward and back of the network of Lee et al. (2021), for tests/train/oracle/resnet8.rs.
 
     pip install torch==2.15.0 transformers==5.22.2 safetensors==0.8.0 numpy==2.4.6
-    python make.py [gpt llama cnn flow]
+    python make.py [gpt llama cnn flow resnet8]
 
 The GPT-2 is Hugging Face's, the other networks are of torch.nn's layers, with torch's own attention. Everything that the tests compare with was computed in f64
 ("truth"); PyTorch's own f32, or bf16 with sums over micro-batches in f32, computed beside it, says how far from that a good program
@@ -308,6 +309,64 @@ def flow():
     save_file(out, "flow.safetensors", dict(torch=torch.__version__, temperature=str(temperature), seed=str(seed)))
 
 
+class ResNet8(nn.Module):
+    """As the program of Lee et al. has it: convolutions pad as TensorFlow's SAME, at stride 2 by nothing before and
+    one pixel behind; the shortcut of a block that widens is the average pool of relu(x) and zero channels."""
+
+    def __init__(self):
+        super().__init__()
+        conv = lambda i, o, s: nn.Conv2d(i, o, 3, stride=s)
+        self.conv, self.fc = conv(3, 16, 1), nn.Linear(64, 10)
+        for n, (i, o) in enumerate([(16, 16), (16, 32), (32, 64)], 1):
+            block = nn.Module()
+            block.conv1, block.conv2 = conv(i, o, 1 if i == o else 2), conv(o, o, 1)
+            setattr(self, f"block{n}", block)
+
+    @staticmethod
+    def same(conv, x):
+        sides = (0, 1, 0, 1) if conv.stride[0] == 2 else (1, 1, 1, 1)
+        return conv(F.pad(x, sides))
+
+    def forward(self, x):
+        x = self.same(self.conv, x)
+        for block in [self.block1, self.block2, self.block3]:
+            active = F.relu(x)
+            y = self.same(block.conv2, F.relu(self.same(block.conv1, active)))
+            grown = y.shape[1] - x.shape[1]
+            x = y + (F.pad(F.avg_pool2d(active, 2), (0, 0, 0, 0, 0, grown)) if grown else x)
+        return self.fc(F.relu(x).mean((2, 3)))
+
+
+def resnet8():
+    """Weights are a rule that the test knows, so the file has none; of gradients it has those of the biases and of
+    three weights, through which all others pass."""
+    generator = torch.Generator().manual_seed(3)
+    pixels = torch.randint(0, 256, (4, 8, 12, 3), generator=generator)
+    labels = torch.tensor([3, 0, 9, 5])
+    x = ((pixels.double() - 128) / 64).permute(0, 3, 1, 2)
+    results = {}
+    for dtype in [torch.float64, torch.float32]:
+        model = ResNet8().double()
+        with torch.no_grad():
+            for number, (_, p) in enumerate(sorted(model.named_parameters())):
+                scale = (2 / p[0].numel()) ** 0.5 if p.dim() > 1 else 0.1
+                i = torch.arange(p.numel())
+                noise = ((i * 7919 + number * 104729) % 1009 - 504).double() / 504
+                p.copy_((noise * scale).float().double().reshape(p.shape))
+        model = model.to(dtype)
+        logits = model(x.to(dtype))
+        loss = F.cross_entropy(logits, labels)
+        loss.backward()
+        kept = {n: p.grad for n, p in model.named_parameters() if p.dim() == 1 or n.startswith(("conv.", "fc.", "block2.conv1."))}
+        results[dtype] = dict(logits=logits.detach(), loss=loss.detach().reshape(1), **kept)
+    truth, own = results[torch.float64], results[torch.float32]
+    worst = max(((truth[n] - own[n].double()).norm() / truth[n].norm()).item() for n in truth)
+    print(f"resnet8: the worst tensor in f32 {worst:.2e}, loss {truth['loss'].item():.4f}")
+    out = {"dense/" + (n if n in ("logits", "loss") else "gradient/" + n): t.float().contiguous().numpy() for n, t in truth.items()}
+    out |= dict(pixels=pixels.to(torch.uint8).numpy()[None], labels=labels.to(torch.uint8).numpy()[None])
+    save_file(out, "resnet8.safetensors", dict(torch=torch.__version__, own=json.dumps(dict(worst=worst))))
+
+
 def main(wanted):
     torch.manual_seed(1)
     torch.set_num_threads(1)
@@ -357,7 +416,9 @@ def main(wanted):
 
 
 if __name__ == "__main__":
-    wanted = sys.argv[1:] or ["gpt", "llama", "cnn", "flow"]
+    wanted = sys.argv[1:] or ["gpt", "llama", "cnn", "flow", "resnet8"]
     main(wanted)
     if "flow" in wanted:
         flow()
+    if "resnet8" in wanted:
+        resnet8()

@@ -8,6 +8,7 @@
 //! stands in the file, and [`SLACK`] times as much is allowed here: sums are taken in another order, and bf16
 //! is rounded at other points.
 
+mod resnet8;
 mod sharded;
 
 use std::collections::BTreeMap;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::super::Init;
 use super::super::parameter::{Parameter, weight_and_bias};
 use super::super::shape::Shape;
-use super::kind::{Downstream, LayerKind};
+use super::kind::{Downstream, LayerKind, PADDING};
 use super::{
     GradientReads, LayerDescription, LayerKernel, LayerShard, LayerSpec, ProductSize, Properties,
     SavedForBackward, TensorRole, TileRole, WindowPadding, expect_last, image, windows,
@@ -39,13 +39,7 @@ pub struct Conv {
 /// As a run file writes it.
 pub(super) const CONV: LayerKind = LayerKind {
     word: "conv",
-    fields: &[
-        size("output"),
-        size("kernel"),
-        integer("stride", 1, 1, LARGEST),
-        integer("padding", 0, 0, LARGEST),
-        flag("bias", true),
-    ],
+    fields: &[size("output"), size("kernel"), integer("stride", 1, 1, LARGEST), PADDING, flag("bias", true)],
     opens: true,
     then: Downstream::Linear,
     complete: |written, at| {
@@ -56,7 +50,7 @@ pub(super) const CONV: LayerKind = LayerKind {
             output: written.integer("output"),
             kernel,
             stride: written.integer("stride"),
-            padding: written.integer("padding").into(),
+            padding: written.padding(at.shape),
             bias: written.flag("bias"),
             init: at.fan_in(input.saturating_mul(kernel).saturating_mul(kernel)),
         }))

@@ -8,7 +8,11 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use super::super::shape::{Shape, ShapeError};
 use super::super::{Init, Input};
 use super::{KINDS, LayerSpec};
-use crate::field::{Field, FieldDefault};
+use crate::field::{Field, FieldDefault, LARGEST, integer_or};
+use crate::tiles::WindowPadding;
+
+/// How far windows reach past an image: a number for all sides, or TensorFlow's "same".
+pub(super) const PADDING: Field = integer_or("padding", 0, 0, LARGEST, "same");
 
 /// A kind of layer that a run file can name.
 #[derive(Debug)]
@@ -129,6 +133,19 @@ impl WrittenLayer {
             FieldValue::Integer(n) => Some(*n),
             FieldValue::None => None,
             other => panic!("`{name}` is a whole number, not {other:?}"),
+        }
+    }
+
+    /// The padding of windows over an image, as `padding`, `kernel` and `stride` say; `"same"` depends on
+    /// the image.
+    pub(crate) fn padding(&self, image: Shape) -> WindowPadding {
+        match (self.value("padding"), image) {
+            (FieldValue::Word(_), Shape::Image { height, width, .. }) => {
+                WindowPadding::same([height, width], self.integer("kernel"), self.integer("stride"))
+            }
+            // What is no image is refused where the layer's shape is asked for.
+            (FieldValue::Word(_), _) => 0.into(),
+            _ => self.integer("padding").into(),
         }
     }
 

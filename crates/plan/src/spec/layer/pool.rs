@@ -3,12 +3,12 @@
 use serde::Serialize;
 
 use super::super::shape::Shape;
-use super::kind::{Downstream, LayerKind};
+use super::kind::{Downstream, LayerKind, PADDING};
 use super::{
     LayerDescription, LayerSpec, Properties, SavedForBackward, TensorRole, TileRole, WindowPadding, image,
     windows,
 };
-use crate::field::{LARGEST, integer, size, size_like};
+use crate::field::{size, size_like};
 use crate::tiles::SlidingWindow;
 
 /// The largest of each window.
@@ -45,12 +45,12 @@ pub struct AdaptiveAvgPool {
 /// As a run file writes it.
 pub(super) const MAX_POOL: LayerKind = LayerKind {
     word: "max_pool",
-    fields: &[size("kernel"), size_like("stride", "kernel"), integer("padding", 0, 0, LARGEST)],
+    fields: &[size("kernel"), size_like("stride", "kernel"), PADDING],
     opens: false,
     then: Downstream::Passes,
-    complete: |written, _| {
-        let [kernel, stride, padding] = ["kernel", "stride", "padding"].map(|field| written.integer(field));
-        Ok(LayerSpec::MaxPool(MaxPool { kernel, stride, padding: padding.into() }))
+    complete: |written, at| {
+        let [kernel, stride] = ["kernel", "stride"].map(|field| written.integer(field));
+        Ok(LayerSpec::MaxPool(MaxPool { kernel, stride, padding: written.padding(at.shape) }))
     },
 };
 

@@ -6,6 +6,7 @@
 
 use super::super::{AvgPool, Init, LayerSpec, MaxPool, ModelSpec, PadChannels, Residual};
 use super::{ImageSize, RELU, block, conv, input, linear, windows};
+use crate::tiles::WindowPadding;
 
 /// Linear layers `fc1`, `fc2`, ... with a ReLU between each two; the image is flattened first. A block per linear.
 pub fn mlp(image: ImageSize, hidden: &[usize], classes: usize) -> ModelSpec {
@@ -42,29 +43,38 @@ pub fn simple_cnn(image: ImageSize, classes: usize) -> ModelSpec {
     ModelSpec { name: "simple-cnn".into(), input: input(image), blocks, classes }
 }
 
-/// A pre-activation residual network without batch norm: widths 16, 32, 64, one block each, the last two at stride
-/// 2 with a shortcut of average pool and zero channels. 75,050 parameters at 3 colours and 10 classes.
+/// A pre-activation residual network without batch norm: widths 16, 32, 64, one block each, the last two at
+/// stride 2 with a shortcut of average pool and zero channels. 75,050 parameters at 3 colours and 10 classes.
+///
+/// As the program of Lee et al. has it: the shortcut of a block that widens pools relu(x), which is what its
+/// branch reads too, and convolutions pad as TensorFlow's "same", at stride 2 an even image by nothing before
+/// and one pixel behind.
 pub fn resnet8(image: ImageSize, classes: usize) -> ModelSpec {
-    let mut blocks = vec![block("stem", vec![conv("conv", image.2, 16, 3, 1, 1)])];
-    let mut input_channels = 16;
+    let (height, width, colours) = image;
+    let (mut size, mut input_channels) = ([height, width], 16);
+    let same = |size: [usize; 2], stride| WindowPadding::same(size, 3, stride);
+    let mut blocks = vec![block("stem", vec![conv("conv", colours, 16, 3, 1, same(size, 1))])];
     for (i, output) in [16, 32, 64].into_iter().enumerate() {
         let name = format!("block{}", i + 1);
         let stride = if output == input_channels { 1 } else { 2 };
-        let branch = vec![
+        let halved = size.map(|n| n.div_ceil(stride));
+        let mut branch = vec![
+            conv(format!("{name}.conv1"), input_channels, output, 3, stride, same(size, stride)),
             RELU,
-            conv(format!("{name}.conv1"), input_channels, output, 3, stride, 1),
-            RELU,
-            conv(format!("{name}.conv2"), output, output, 3, 1, 1),
+            conv(format!("{name}.conv2"), output, output, 3, 1, same(halved, 1)),
         ];
-        let shortcut = match stride {
-            1 => Vec::new(),
-            _ => vec![
+        let layers = if stride == 1 {
+            branch.insert(0, RELU);
+            vec![LayerSpec::Residual(Residual { branch, shortcut: Vec::new() })]
+        } else {
+            let shortcut = vec![
                 LayerSpec::AvgPool(AvgPool { kernel: 2, stride: 2 }),
                 LayerSpec::PadChannels(PadChannels { input: input_channels, output }),
-            ],
+            ];
+            vec![RELU, LayerSpec::Residual(Residual { branch, shortcut })]
         };
-        blocks.push(block(name, vec![LayerSpec::Residual(Residual { branch, shortcut })]));
-        input_channels = output;
+        blocks.push(block(name, layers));
+        (size, input_channels) = (halved, output);
     }
     let head = vec![RELU, LayerSpec::GlobalAvgPool, linear("fc", 64, classes, Init::fan_in(1.0, 64))];
     blocks.push(block("head", head));
@@ -90,6 +100,6 @@ mod tests {
         let error = simple_cnn((10, 10, 1), 10).check().unwrap_err();
         insta::assert_snapshot!(error, @"layer 3 (conv `conv2`): a window of 5 x 5 is larger than an image of 3 x 3 x 32");
         let odd = resnet8((15, 15, 3), 10).check().unwrap_err();
-        insta::assert_snapshot!(odd, @"layer 2 (residual): its sides must have one shape: the branch gives an image of 8 x 8 x 32, the shortcut an image of 7 x 7 x 32");
+        insta::assert_snapshot!(odd, @"layer 3 (residual): its sides must have one shape: the branch gives an image of 8 x 8 x 32, the shortcut an image of 7 x 7 x 32");
     }
 }

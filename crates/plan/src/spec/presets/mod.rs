@@ -21,6 +21,7 @@ pub use vgg::{Vgg, vgg};
 use serde::Serialize;
 
 use super::{Activation, BatchNorm, BlockSpec, Conv, Init, Input, LayerSpec, Linear, NORM_EPS, WeightOrder};
+use crate::tiles::WindowPadding;
 
 /// Rows, columns and colours of an image.
 pub type ImageSize = (usize, usize, usize);
@@ -71,7 +72,7 @@ fn conv(
     output: usize,
     kernel: usize,
     stride: usize,
-    padding: usize,
+    padding: impl Into<WindowPadding>,
 ) -> LayerSpec {
     let init = Init::fan_in(2.0, input.saturating_mul(kernel * kernel));
     let (name, padding) = (name.into(), padding.into());

@@ -113,6 +113,8 @@ mod tests {
     use crate::device::Device;
     use crate::testing;
 
+    const SAME: Padding = Padding { top: 0, bottom: 1, left: 0, right: 1 };
+
     const PASSES: [ConvPass; 3] = [ConvPass::Forward, ConvPass::Input, ConvPass::Weight];
 
     fn sizes(side: usize, c: usize, o: usize, kernel: usize, stride: usize, padding: usize) -> ConvDims {
@@ -159,6 +161,9 @@ mod tests {
             // A slab of an image that is tiled over ranks: one in the middle, and the first.
             slab(Padding { top: 0, bottom: 0, left: 1, right: 1 }),
             slab(Padding { top: 1, bottom: 0, left: 1, right: 1 }),
+            // resnet8's convolutions at stride 2, padded as TensorFlow's "same".
+            ConvDims::new(&[8, 32, 32, 16], 32, ConvParams { kernel: 3, stride: 2, padding: SAME }),
+            ConvDims::new(&[8, 16, 16, 32], 64, ConvParams { kernel: 3, stride: 2, padding: SAME }),
         ] {
             for (pass, dtype) in PASSES.into_iter().flat_map(|pass| [(pass, DType::F32), (pass, DType::Bf16)])
             {
