@@ -20,7 +20,7 @@ pub fn report(device: &Device, steps: u64, precision: Precision, step_ms: Option
         print_err!("profile: only GPU kernels are profiled; on the CPU, use perf");
         return Ok(());
     };
-    let profile = cuda.take_profile()?;
+    let (profile, data_wait) = (cuda.take_profile()?, cuda.take_data_wait());
     if profile.is_empty() {
         print_err!("profile: the run has no steps after its {WARM_UP} warm-up steps");
         return Ok(());
@@ -48,6 +48,9 @@ pub fn report(device: &Device, steps: u64, precision: Precision, step_ms: Option
     print_out!("  {:<14}{:>12}{:>12.3}", "total", "", total * 1e3 / steps);
     if let Some(step) = step_ms {
         print_out!("  {step:.3} ms/step measured, including a small overhead of profiling");
+        let waited = data_wait * 1e3 / steps;
+        let share = 100.0 * waited / step;
+        print_out!("  {waited:.3} ms/step ({share:.1} %) the host had to wait for its batch of samples");
     }
     Ok(())
 }

@@ -64,6 +64,7 @@ impl CommBuffer {
                 DType::Bf16 => ElementType::Bf16,
                 DType::U32 => ElementType::U32,
                 DType::U16 => panic!("the low bits of weights are no message: send the exact weights"),
+                DType::U8 => panic!("every rank reads its images itself"),
             },
             CommBuffer::U64(_) => ElementType::U64,
             CommBuffer::F64(_) => ElementType::F64,

@@ -126,18 +126,17 @@ mod tests {
         let images = Dataset::for_evaluation(&path, takes(Some(standard.clone()))).unwrap();
         assert_eq!((images.len(DataSplit::Train), images.len(DataSplit::Validation)), (0, 2));
         let batch = images.batch(DataSplit::Validation, &[(0, 0), (0, 1)]).unwrap();
-        let Inputs::Images { mut pixels, .. } = batch.inputs else { panic!() };
+        let Inputs::Images(of_two) = batch.inputs else { panic!() };
+        let mut pixels = of_two.to_f32();
         pixels.sort_by(f32::total_cmp);
         assert_eq!(pixels, [-1.0, 0.0, 1.0, 2.0]);
         // Of pixels of 0 to 1, as a run file has them.
         let pixels = PixelScaling { mean: None, std: Some(vec![20.0 / 255.0]) };
         let asked =
             Dataset::for_evaluation(&path, ModelInput::Images { standard: Some(standard), pixels }).unwrap();
-        let Inputs::Images { mut pixels, .. } =
-            asked.batch(DataSplit::Validation, &[(0, 0), (0, 1)]).unwrap().inputs
-        else {
-            panic!()
-        };
+        let batch = asked.batch(DataSplit::Validation, &[(0, 0), (0, 1)]).unwrap();
+        let Inputs::Images(of_two) = batch.inputs else { panic!() };
+        let mut pixels = of_two.to_f32();
         pixels.sort_by(f32::total_cmp);
         assert_eq!(pixels, [-0.5, 0.0, 0.5, 1.0]);
         let cifar = Dataset::for_evaluation(&at("test_batch.bin"), takes(None)).unwrap();

@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(data.facts(), DataFacts { vocab: None, image: Some((28, 28, 1)), classes: Some(10) });
         assert_eq!((data.len(DataSplit::Train), data.len(DataSplit::Validation)), (54_000, 6_000));
         let batch = data.batch(DataSplit::Train, &[(0, 0), (0, 53_999)]).unwrap();
-        let HostBatch { inputs: Inputs::Images { shape, .. }, .. } = batch else { panic!() };
-        assert_eq!(shape, [2, 28, 28, 1]);
+        let HostBatch { inputs: Inputs::Images(images), .. } = batch else { panic!() };
+        assert_eq!(images.shape, [2, 28, 28, 1]);
     }
 }

@@ -1,4 +1,4 @@
-//! Images with labels, kept as bytes and standardised on the way into a batch.
+//! Images with labels, kept as bytes and standardised on the device that reads them.
 //!
 //! The validation split is held out by a shuffle that depends on the number of images alone, so every run
 //! evaluates on the same samples; or it is files of its own. A pixel becomes (value - mean) / std, with the
@@ -6,17 +6,20 @@
 //! integers, unless the run file says others. A channel that never varies is divided by 1.
 
 use crate::{
-    Batch, DataFacts, DataSplit, Error, HostBatch, Inputs, error::check_validation, order::Permutation,
-    raw::RawImages,
+    Batch, DataFacts, DataSplit, Error, HostBatch, ImageBatch, Inputs, error::check_validation,
+    image_batch::fill_images, order::Permutation, raw::RawImages,
 };
 use espalier_plan::data::PixelScaling;
-use espalier_tensor::ops::stored::StoredImages;
+use espalier_tensor::ops::standardise::{ImageCrop, PixelValues, StoredImages};
 use espalier_tensor::{DType, Device};
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// The key of the shuffle that holds out validation images: the same for every run.
 const HELD_OUT: u64 = u64::from_be_bytes(*b"held out") | 1;
+
+/// Bytes that are worth a thread of their own to copy.
+const BYTES_PER_THREAD: usize = 4 << 20;
 
 /// Images with one label each.
 #[derive(Debug)]
@@ -28,7 +31,7 @@ pub struct ImageDataset {
     held_out: usize,
     standard: PixelStats,
     /// The standardised value of every byte, channel by channel.
-    values: Vec<[f32; 256]>,
+    values: Arc<PixelValues>,
     /// All of them on a GPU, where they are kept there.
     stored: OnceLock<Box<StoredImages>>,
 }
@@ -122,14 +125,16 @@ impl ImageDataset {
         standard: PixelStats,
     ) -> ImageDataset {
         let value = |(mean, std): (&f64, &f64)| std::array::from_fn(|v| ((v as f64 - mean) / std) as f32);
-        let values = standard.mean.iter().zip(&standard.std).map(value).collect();
+        let values = Arc::new(standard.mean.iter().zip(&standard.std).map(value).collect());
         ImageDataset { raw, shuffle, held_out, standard, values, stored: OnceLock::new() }
     }
 
     /// Copies all images to a GPU, for whoever trains there from now on; the first GPU stays.
     pub(crate) fn keep_on(&self, device: &Device) -> espalier_tensor::Result<()> {
         if self.stored.get().is_none() {
-            let stored = StoredImages::new(device, &self.raw.pixels, &self.raw.labels, &self.values)?;
+            let [height, width, channels] = self.raw.shape;
+            let shape = [self.raw.labels.len(), height, width, channels];
+            let stored = StoredImages::new(device, &self.raw.pixels, shape, &self.values)?;
             // Another thread may have been faster: its copy is as good.
             let _ = self.stored.set(Box::new(stored));
         }
@@ -150,14 +155,25 @@ impl ImageDataset {
         picks: &[(u64, usize)],
     ) -> Option<espalier_tensor::Result<Batch>> {
         let stored = self.stored.get().filter(|stored| stored.serve(device))?;
-        let samples: Vec<u32> = picks.iter().map(|pick| self.sample(split, pick.1) as u32).collect();
-        let [height, width, channels] = self.raw.shape;
-        let shaped = |(inputs, targets): (espalier_tensor::Tensor, _)| Batch {
-            inputs: inputs.reshape(&[picks.len(), height, width, channels]),
-            targets,
-            positions: None,
-        };
-        Some(stored.batch(device, dtype, &samples).map(shaped))
+        let crops: Vec<ImageCrop> = picks.iter().map(|pick| self.crop(split, *pick)).collect();
+        let made = stored.batch(device, dtype, &crops, self.size());
+        Some(made.map(|(inputs, targets)| Batch { inputs, targets, positions: None }))
+    }
+
+    /// What is seen of a sample: of which of all images.
+    fn crop(&self, split: DataSplit, (_, index): (u64, usize)) -> ImageCrop {
+        let sample = self.sample(split, index);
+        ImageCrop::full(sample as u32, self.raw.labels[sample].into())
+    }
+
+    /// Height and width of what is seen.
+    fn size(&self) -> [usize; 2] {
+        [self.raw.shape[0], self.raw.shape[1]]
+    }
+
+    /// Bytes of all images.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.raw.pixels.len() as u64
     }
 
     /// How pixels are standardised.
@@ -177,19 +193,20 @@ impl ImageDataset {
         DataFacts { vocab: None, image: Some((height, width, channels)), classes: Some(self.raw.classes) }
     }
 
-    pub(crate) fn batch(&self, split: DataSplit, picks: &[(u64, usize)]) -> HostBatch {
-        let [height, width, channels] = self.raw.shape;
-        let mut pixels = Vec::with_capacity(picks.len() * self.raw.stride());
-        let mut targets = Vec::with_capacity(picks.len());
-        for &(_, index) in picks {
-            let sample = self.sample(split, index);
-            targets.push(u32::from(self.raw.labels[sample]));
-            for pixel in self.raw.image(sample).chunks_exact(channels) {
-                pixels.extend(pixel.iter().zip(&self.values).map(|(&v, values)| values[usize::from(v)]));
-            }
-        }
-        let inputs = Inputs::Images { pixels, shape: [picks.len(), height, width, channels] };
-        HostBatch { inputs, targets, positions: None }
+    pub(crate) fn batch(&self, split: DataSplit, picks: &[(u64, usize)]) -> Result<HostBatch, Error> {
+        let ([height, width, channels], stride) = (self.raw.shape, self.raw.stride());
+        let mut crops: Vec<ImageCrop> = picks.iter().map(|pick| self.crop(split, *pick)).collect();
+        let mut pixels = vec![0; picks.len() * stride];
+        let threads = (pixels.len() / BYTES_PER_THREAD).clamp(1, 4);
+        fill_images(&mut pixels, stride, threads, |i, image| {
+            image.copy_from_slice(self.raw.image(crops[i].image as usize));
+            Ok(())
+        })?;
+        let targets = crops.iter().map(|crop| crop.label).collect();
+        crops.iter_mut().zip(0..).for_each(|(crop, i)| crop.image = i);
+        let shape = [picks.len(), height, width, channels];
+        let images = ImageBatch { pixels, shape, crops, size: self.size(), values: self.values.clone() };
+        Ok(HostBatch { inputs: Inputs::Images(images), targets, positions: None })
     }
 
     pub(crate) fn label(&self, split: DataSplit, index: usize) -> u32 {
@@ -279,8 +296,9 @@ mod tests {
     fn training_pixels_are_standard() {
         let data = Dataset::Images(ImageDataset::new(raw(100), 0.1).unwrap());
         assert_eq!(data.facts(), DataFacts { vocab: None, image: Some((2, 3, 2)), classes: Some(256) });
-        let Inputs::Images { pixels, shape } = all(&data, DataSplit::Train).inputs else { panic!() };
-        assert_eq!(shape, [90, 2, 3, 2]);
+        let Inputs::Images(images) = all(&data, DataSplit::Train).inputs else { panic!() };
+        assert_eq!(images.shape, [90, 2, 3, 2]);
+        let pixels = images.to_f32();
         let n = (pixels.len() / 2) as f32;
         let first = || pixels.iter().step_by(2);
         assert!((first().sum::<f32>() / n).abs() < 1e-4);
@@ -295,9 +313,8 @@ mod tests {
             let pixels = PixelScaling { mean: mean.map(Into::into), std: std.map(Into::into) };
             let images = ImageDataset::new(raw(100), 0.1).unwrap().with_pixels(&pixels)?;
             let byte = f64::from(images.raw.pixels[images.sample(DataSplit::Train, 0) * 12]);
-            let Inputs::Images { pixels, .. } = images.batch(DataSplit::Train, &[(0, 0)]).inputs else {
-                panic!()
-            };
+            let Inputs::Images(batch) = images.batch(DataSplit::Train, &[(0, 0)])?.inputs else { panic!() };
+            let pixels = batch.to_f32();
             Ok::<_, Error>((byte / 255.0, pixels[0], pixels[1]))
         };
         let near = |a: f32, b: f64| assert!((f64::from(a) - b).abs() < 1e-6, "{a} is not {b}");

@@ -34,6 +34,7 @@ mod error;
 mod evaluation;
 mod files;
 mod idx;
+mod image_batch;
 mod image_formats;
 mod images;
 mod jinja;
@@ -69,6 +70,7 @@ pub use documents::{CutRows, DocumentDataset, RowSettings};
 pub use error::{Error, Result};
 pub use evaluation::ModelInput;
 pub use files::Fingerprint;
+pub use image_batch::ImageBatch;
 pub use images::{ImageDataset, PixelStats};
 pub use loader::{Batch, DataLoader, Fetched, Samples};
 pub use mapped::TokenWidth;
@@ -120,13 +122,8 @@ pub struct HostBatch {
 /// What the model sees.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Inputs {
-    /// Images, standardised: each channel has mean 0 and variance 1 over the training split.
-    Images {
-        /// All pixels, channels last.
-        pixels: Vec<f32>,
-        /// Batch, height, width, channels.
-        shape: [usize; 4],
-    },
+    /// Images, to be standardised on the device: each channel has mean 0 and variance 1 over the training split.
+    Images(ImageBatch),
     Tokens {
         /// All ids, a row per sample.
         ids: Vec<u32>,
@@ -155,7 +152,7 @@ impl Dataset {
     /// past the vocabulary that was too large to check when it was opened.
     pub fn batch(&self, split: DataSplit, picks: &[(u64, usize)]) -> Result<HostBatch> {
         match self {
-            Dataset::Images(images) => Ok(images.batch(split, picks)),
+            Dataset::Images(images) => images.batch(split, picks),
             Dataset::Tokens(tokens) => tokens.batch(split, picks),
             Dataset::Documents(documents) => Ok(documents.batch(split, picks)),
         }
@@ -213,6 +210,14 @@ impl Dataset {
         match (self, device) {
             (Dataset::Images(images), Device::Cuda(_)) => images.keep_on(device),
             _ => Ok(()),
+        }
+    }
+
+    /// Bytes that [`Dataset::keep_on`] would copy; nothing for text.
+    pub fn device_bytes(&self) -> u64 {
+        match self {
+            Dataset::Images(images) => images.bytes(),
+            Dataset::Tokens(_) | Dataset::Documents(_) => 0,
         }
     }
 

@@ -1,19 +1,25 @@
 //! Batches on their way to a GPU before they are asked for.
 //!
-//! Which samples a step reads is a function of its number, so the next batch can be gathered and sent while
+//! Which samples a step reads is a function of its number, so the next batches can be gathered and sent while
 //! the GPU is at work on this one: by a thread of its own, over the GPU's copy stream. That changes when a
 //! batch is made and not what is in it, so runs repeat. A processor makes a batch when it is asked for: there
 //! is no one else to do it. So does a GPU that keeps the full data set, in one launch: then there is no
 //! thread either.
 
+use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
+use std::time::Instant;
 
-use espalier_tensor::ops::cast::cast;
+use espalier_tensor::ops::standardise::standardise;
 use espalier_tensor::{AsyncUpload, Category, DType, Device, Tensor};
 
 use crate::{DataSplit, Dataset, HostBatch, Inputs, Result};
+
+/// Batches that are made ahead, at most: so that one which takes long, as images do that are decoded, is not
+/// waited for.
+const MOST_AHEAD: usize = 3;
 
 /// Training samples, each as (epoch, index).
 pub type Samples = Vec<(u64, usize)>;
@@ -72,39 +78,64 @@ impl Fetched {
 
 /// A batch in flight.
 #[derive(Debug)]
-struct UploadingBatch {
-    inputs: AsyncUpload,
-    targets: AsyncUpload,
-    positions: Option<AsyncUpload>,
+enum UploadingBatch {
+    Tokens {
+        ids: AsyncUpload,
+        targets: AsyncUpload,
+        positions: Option<AsyncUpload>,
+    },
+    /// With their labels in the crops.
+    Images {
+        pixels: AsyncUpload,
+        values: AsyncUpload,
+        crops: AsyncUpload,
+        size: [usize; 2],
+    },
 }
 
 impl UploadingBatch {
     fn send(host: &HostBatch, device: &Device) -> Result<UploadingBatch> {
-        let inputs = match &host.inputs {
-            Inputs::Tokens { ids, shape } => AsyncUpload::send(device, shape, ids)?,
-            Inputs::Images { pixels, shape } => AsyncUpload::send(device, shape, pixels)?,
-        };
-        let positions = match (&host.inputs, &host.positions) {
-            (Inputs::Tokens { shape, .. }, Some(positions)) => {
-                Some(AsyncUpload::send(device, shape, positions)?)
+        match &host.inputs {
+            Inputs::Tokens { ids, shape } => {
+                let positions = host.positions.as_ref();
+                Ok(UploadingBatch::Tokens {
+                    ids: AsyncUpload::send(device, shape, ids)?,
+                    targets: AsyncUpload::send(device, &[host.targets.len()], &host.targets)?,
+                    positions: positions
+                        .map(|positions| AsyncUpload::send(device, shape, positions))
+                        .transpose()?,
+                })
             }
-            _ => None,
-        };
-        let targets = AsyncUpload::send(device, &[host.targets.len()], &host.targets)?;
-        Ok(UploadingBatch { inputs, targets, positions })
+            Inputs::Images(images) => {
+                let values = images.values.as_flattened();
+                Ok(UploadingBatch::Images {
+                    pixels: AsyncUpload::send(device, &images.shape, &images.pixels)?,
+                    values: AsyncUpload::send(device, &[values.len() / 256, 256], values)?,
+                    crops: AsyncUpload::send(device, &images.crops_shape(), images.crop_numbers())?,
+                    size: images.size,
+                })
+            }
+        }
     }
 
-    fn land(self, dtype: DType) -> Result<Batch> {
-        let mut inputs = self.inputs.wait(Category::Transient)?;
-        if inputs.dtype() != DType::U32 && inputs.dtype() != dtype {
-            inputs = cast(&inputs, dtype, Category::Transient)?;
+    fn land(self, device: &Device, dtype: DType) -> Result<Batch> {
+        let here = |upload: AsyncUpload| upload.wait(Category::Transient);
+        match self {
+            UploadingBatch::Tokens { ids, targets, positions } => Ok(Batch {
+                inputs: here(ids)?,
+                targets: here(targets)?,
+                positions: positions.map(here).transpose()?,
+            }),
+            UploadingBatch::Images { pixels, values, crops, size } => {
+                let (pixels, values, crops) = (here(pixels)?, here(values)?, here(crops)?);
+                let (inputs, targets) = standardise(device, &pixels, &values, &crops, size, dtype)?;
+                Ok(Batch { inputs, targets, positions: None })
+            }
         }
-        let positions = self.positions.map(|positions| positions.wait(Category::Transient)).transpose()?;
-        Ok(Batch { inputs, targets: self.targets.wait(Category::Transient)?, positions })
     }
 }
 
-/// Makes batches, the next one ahead of its time.
+/// Makes batches, the next ones ahead of their time.
 #[derive(Debug)]
 pub struct DataLoader {
     dataset: Arc<Dataset>,
@@ -118,7 +149,10 @@ pub struct DataLoader {
 struct Prefetcher {
     requests: Option<Sender<Samples>>,
     made: Receiver<Result<UploadingBatch>>,
-    requested: Option<Samples>,
+    requested: VecDeque<Samples>,
+    /// How many batches it is asked for: one more each time that they were the right ones, and one again after
+    /// a wrong guess, as where a rank of a pipeline reads the same samples twice.
+    depth: usize,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -130,19 +164,26 @@ impl DataLoader {
 
     /// The batch of these training samples: the one that was prepared, or else a new one.
     pub fn take(&self, samples: &[(u64, usize)]) -> Result<Batch> {
+        let start = Instant::now();
         let mut ahead = self.ahead.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(under) = ahead.as_mut().and_then(|ahead| ahead.take(samples)) {
-            return under?.land(self.dtype);
-        }
-        match self.dataset.fetch(&self.device, self.dtype, DataSplit::Train, samples)? {
-            Fetched::Device(batch) => Ok(batch),
-            Fetched::Host(host) => UploadingBatch::send(&host, &self.device)?.land(self.dtype),
-        }
+        let prepared = ahead.as_mut().and_then(|ahead| ahead.take(samples));
+        let batch = match prepared {
+            Some(prepared) => prepared?.land(&self.device, self.dtype),
+            None => match self.dataset.fetch(&self.device, self.dtype, DataSplit::Train, samples)? {
+                Fetched::Device(batch) => Ok(batch),
+                Fetched::Host(host) => {
+                    UploadingBatch::send(&host, &self.device)?.land(&self.device, self.dtype)
+                }
+            },
+        };
+        self.device.waited_for_data(start.elapsed());
+        batch
     }
 
-    /// Announces which samples will be taken next. Where that is worth while they are made ready now, beside
-    /// whatever the caller does. Being wrong costs time alone.
-    pub fn prepare(&self, samples: impl FnOnce() -> Samples) {
+    /// Announces which samples will be taken: `upcoming(1)` next, `upcoming(2)` behind them, and so on. Where
+    /// that is worth while they are made ready now, beside whatever the caller does. Being wrong costs time
+    /// alone.
+    pub fn prepare(&self, upcoming: impl Fn(usize) -> Samples) {
         if matches!(self.device, Device::Cpu(_)) || self.dataset.is_on(&self.device) {
             return;
         }
@@ -151,7 +192,7 @@ impl DataLoader {
             *ahead = Prefetcher::start(self.dataset.clone(), self.device.clone());
         }
         if let Some(ahead) = ahead.as_mut() {
-            ahead.ask(samples());
+            ahead.ask(upcoming);
         }
     }
 }
@@ -170,33 +211,41 @@ impl Prefetcher {
             }
         };
         let thread = Builder::new().name("espalier-feed".into()).spawn(work).ok()?;
-        Some(Prefetcher { requests: Some(requests), made, requested: None, thread: Some(thread) })
+        let requested = VecDeque::new();
+        Some(Prefetcher { requests: Some(requests), made, requested, depth: 1, thread: Some(thread) })
     }
 
-    fn ask(&mut self, samples: Samples) {
-        if self.requested.as_ref() == Some(&samples) {
-            return;
+    fn ask(&mut self, upcoming: impl Fn(usize) -> Samples) {
+        let mut wanted: Vec<Samples> = (1..=self.depth).map(upcoming).collect();
+        if self.requested.iter().zip(&wanted).any(|(requested, wanted)| requested != wanted) {
+            self.forget();
+            wanted.truncate(self.depth);
         }
-        self.forget();
         let requests = self.requests.as_ref().expect("open until it is dropped");
-        // A thread that is gone is noticed when the batch is taken: it is then made there.
-        self.requested = requests.send(samples.clone()).is_ok().then_some(samples);
+        for samples in wanted.into_iter().skip(self.requested.len()) {
+            // A thread that is gone is noticed when the batch is taken: it is then made there.
+            if requests.send(samples.clone()).is_ok() {
+                self.requested.push_back(samples);
+            }
+        }
     }
 
     /// What was prepared, if it was these; `None` also where the thread has ended.
     fn take(&mut self, samples: &[(u64, usize)]) -> Option<Result<UploadingBatch>> {
-        if self.requested.as_deref() != Some(samples) {
+        if self.requested.front().is_none_or(|requested| requested != samples) {
             self.forget();
             return None;
         }
-        self.requested = None;
+        self.requested.pop_front();
+        self.depth = MOST_AHEAD.min(self.depth + 1);
         self.made.recv().ok()
     }
 
     /// Lets go of what was prepared for nothing.
     fn forget(&mut self) {
-        if self.requested.take().is_some() {
+        for _ in self.requested.drain(..) {
             let _ = self.made.recv();
+            self.depth = 1;
         }
     }
 }
@@ -236,8 +285,17 @@ mod tests {
         let plain = DataLoader::new(data.clone(), &device, DType::F32);
         let ahead = DataLoader::new(data.clone(), &device, DType::F32);
         *ahead.ahead.lock().unwrap() = Prefetcher::start(data.clone(), device.clone());
-        let ask = |from| ahead.ahead.lock().unwrap().as_mut().unwrap().ask(samples(from));
-        for (requested, taken) in [(Some(4), 4), (Some(8), 12), (None, 16), (Some(20), 20)] {
+        let ask = |from| ahead.ahead.lock().unwrap().as_mut().unwrap().ask(|n| samples(from + 4 * (n - 1)));
+        let asked_for = || ahead.ahead.lock().unwrap().as_ref().unwrap().requested.len();
+        for (requested, taken) in [
+            (Some(4), 4),
+            (Some(8), 12),
+            (None, 16),
+            (Some(20), 20),
+            (Some(24), 24),
+            (Some(28), 28),
+            (Some(28), 28),
+        ] {
             if let Some(requested) = requested {
                 ask(requested);
                 ask(requested);
@@ -245,8 +303,11 @@ mod tests {
             let expected = bytes(&plain.take(&samples(taken)).unwrap());
             assert_eq!(bytes(&ahead.take(&samples(taken)).unwrap()), expected, "{requested:?}, {taken}");
         }
-        ask(24);
-        drop(ahead);
+        ask(32);
+        assert_eq!(asked_for(), 2);
+        ask(40);
+        assert_eq!(asked_for(), 1, "fewer after a wrong guess");
+        drop((ahead, plain));
         assert_eq!(device.ledger().total(), 0, "a batch that nobody took is let go");
     }
 }

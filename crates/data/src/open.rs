@@ -5,7 +5,6 @@ use std::path::Path;
 use espalier_plan::data::{DatasetSource, HeldOut, TokenType};
 use espalier_plan::{DataFacts, RunFile};
 use espalier_tensor::machine::memory_left;
-use espalier_tensor::ops::cast::cast;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use crate::error::{FEWER, FEWER_IMAGES};
@@ -139,10 +138,7 @@ impl Inputs {
     pub fn upload(&self, device: &Device, dtype: DType) -> espalier_tensor::Result<Tensor> {
         match self {
             Inputs::Tokens { ids, shape } => Tensor::from_slice(device, shape, ids, Category::Transient),
-            Inputs::Images { pixels, shape } => {
-                let pixels = Tensor::from_slice(device, shape, pixels, Category::Transient)?;
-                if dtype == DType::F32 { Ok(pixels) } else { cast(&pixels, dtype, Category::Transient) }
-            }
+            Inputs::Images(images) => images.upload(device, dtype),
         }
     }
 }

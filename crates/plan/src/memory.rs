@@ -69,6 +69,8 @@ pub struct MemoryPlan {
     /// head reads is in it, and what is made again or deferred. What flows between layers and ranks is not: it
     /// is measured as `transient`.
     pub activations: u64,
+    /// Samples that stay on the device for the whole of the run; nothing before it is known that they fit there.
+    pub data: u64,
     /// Where weights rest compressed or in shards, the blocks that are dense at once. Scratch space of the
     /// kernels, packed operands and copies on the host come on top: theirs to know, so not predicted. The
     /// ledger measures them; `tensor` holds each operation to a bound that its sizes and the number of
@@ -92,6 +94,7 @@ impl MemoryPlan {
         setup: 0,
         scores_beside_state: false,
         activations: 0,
+        data: 0,
         workspace: None,
         communication: 0,
     };
@@ -108,6 +111,7 @@ impl MemoryPlan {
             setup: both(self.setup, other.setup),
             scores_beside_state: self.scores_beside_state || other.scores_beside_state,
             activations: both(self.activations, other.activations),
+            data: both(self.data, other.data),
             workspace: match (self.workspace, other.workspace) {
                 (None, None) => None,
                 (own, other) => Some(both(own.unwrap_or(0), other.unwrap_or(0))),
@@ -121,7 +125,7 @@ impl MemoryPlan {
     pub fn least(&self) -> u64 {
         let state = [self.weights_at_rest, self.optimizer, self.mask, self.gradients.max(self.activations)];
         let training = state.into_iter().chain(self.workspace).fold(0, u64::saturating_add);
-        training.max(self.weights)
+        training.max(self.weights).saturating_add(self.data)
     }
 
     /// All that is predicted.
@@ -136,7 +140,7 @@ impl MemoryPlan {
         let before = before.max(self.setup);
         let training = self.weights_at_rest.saturating_add(state);
         let most = training.max(self.weights.saturating_add(before));
-        [most, self.activations].into_iter().chain(self.workspace).fold(0, u64::saturating_add)
+        [most, self.activations, self.data].into_iter().chain(self.workspace).fold(0, u64::saturating_add)
     }
 }
 
@@ -409,6 +413,7 @@ impl<'a> Prediction<'a> {
             },
             scores_beside_state: grown > 0,
             activations,
+            data: 0,
             workspace: (shards_weights || storage.compressed_weights && pruning.is_some())
                 .then(|| self.expanded(blocks, sharers, compressed)),
             communication: gradients.max(within).max(logits),

@@ -1,5 +1,7 @@
 //! Where tensors live and operations run. A closed set, so an enum: an operation matches on it.
 
+use std::time::Duration;
+
 use crate::cpu::Cpu;
 use crate::cuda::Cuda;
 use crate::error::Result;
@@ -94,6 +96,13 @@ impl Device {
     /// Whether work is being recorded, to be queued again later: what it makes is there only when it runs.
     pub fn is_recording(&self) -> bool {
         matches!(self, Device::Cuda(cuda) if cuda.is_recording())
+    }
+
+    /// Counts time that the host took to have a batch of samples ready, where a GPU's time is being profiled.
+    pub fn waited_for_data(&self, time: Duration) {
+        if let Device::Cuda(cuda) = self {
+            cuda.waited_for_data(time.as_secs_f64());
+        }
     }
 
     /// Gives the memory of freed tensors back, where it is kept for reuse: a GPU is waited for.

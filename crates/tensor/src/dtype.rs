@@ -12,6 +12,8 @@ pub enum DType {
     U16,
     /// Token ids, labels, indices.
     U32,
+    /// Pixels of images as they are stored.
+    U8,
 }
 
 impl DType {
@@ -20,6 +22,7 @@ impl DType {
         match self {
             DType::F32 | DType::U32 => 4,
             DType::Bf16 | DType::U16 => 2,
+            DType::U8 => 1,
         }
     }
 }
@@ -41,6 +44,9 @@ impl Element for u16 {
 }
 impl Element for u32 {
     const DTYPE: DType = DType::U32;
+}
+impl Element for u8 {
+    const DTYPE: DType = DType::U8;
 }
 
 /// An element that stands for a real number.

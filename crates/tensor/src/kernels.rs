@@ -34,7 +34,7 @@ const SOURCES: &[&KernelSource] = &[
     &ops::sample::cuda::SOURCE,
     &ops::rotary::cuda::SOURCE,
     &ops::select::cuda::SOURCE,
-    &ops::stored::cuda::SOURCE,
+    &ops::standardise::cuda::SOURCE,
     &ops::update::cuda::SOURCE,
 ];
 

@@ -26,6 +26,8 @@ pub enum Category {
     Transient,
     /// Keys and values of the positions that a text which is being written has so far.
     Cache,
+    /// Samples that stay on a device for the whole of a run.
+    Data,
     /// Scratch space of one operation.
     Workspace,
     /// Buffers that only exist to be sent or received.
@@ -34,7 +36,7 @@ pub enum Category {
 
 impl Category {
     /// All of them, in the order in which they are printed.
-    pub const ALL: [Category; 10] = [
+    pub const ALL: [Category; 11] = [
         Category::Weights,
         Category::Gradients,
         Category::Optimizer,
@@ -43,6 +45,7 @@ impl Category {
         Category::Activations,
         Category::Transient,
         Category::Cache,
+        Category::Data,
         Category::Workspace,
         Category::Communication,
     ];
@@ -58,6 +61,7 @@ impl Category {
             Category::Activations => "activations",
             Category::Transient => "transient",
             Category::Cache => "cache",
+            Category::Data => "data",
             Category::Workspace => "workspace",
             Category::Communication => "communication",
         }

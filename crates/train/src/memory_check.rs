@@ -5,6 +5,7 @@
 //! refused that would have gone through; one that is just too large is still told by the allocation that
 //! fails.
 
+use espalier_data::Dataset;
 use espalier_plan::optimizer::{MasterForm, MomentDtype};
 use espalier_plan::spec::{Precision, RecomputeMode};
 use espalier_plan::{MemoryPlan, Plan};
@@ -58,6 +59,34 @@ pub fn check(plan: &Plan, device: &Device, process_group: Option<&ProcessGroup>)
         }),
         None => Ok(()),
     }
+}
+
+/// Lets images stay on the GPU for the whole of a run where they take at most half of what the plan leaves of
+/// it: the other half is for what is not predicted. The plan counts them from then on.
+pub fn keep_data(
+    plan: &mut Plan,
+    dataset: &Dataset,
+    device: &Device,
+    process_group: Option<&ProcessGroup>,
+) -> Result<()> {
+    let (Device::Cuda(cuda), bytes) = (device, dataset.device_bytes()) else { return Ok(()) };
+    let (memory, sharers) = match process_group {
+        Some(group) => (&plan.memory, group.ranks_per_device(Cuda::probe().gpus.len()) as u64),
+        None => (&plan.replica_memory, 1),
+    };
+    let replicas = if process_group.is_some() { sharers } else { plan.batch.replicas as u64 };
+    if bytes > 0
+        && may_stay(bytes, memory.total().saturating_mul(replicas), cuda.memory_left()? as u64, sharers)
+    {
+        dataset.keep_on(device)?;
+        plan.memory.data = bytes;
+    }
+    Ok(())
+}
+
+/// Whether each of those who share a GPU may keep so many bytes there beside what all of them need.
+fn may_stay(bytes: u64, needed: u64, left: u64, sharers: u64) -> bool {
+    bytes.saturating_mul(2 * sharers) <= left.saturating_sub(needed)
 }
 
 /// Whether so many times this memory is left; else how much it is, and of which category most.
@@ -129,6 +158,17 @@ mod tests {
         let few = plan("[train]\nbatch = 1").memory;
         assert_eq!(fits(&few, 1.0, 0).unwrap_err().1, Category::Optimizer);
         assert!(memory.least() < memory.total(), "gradients come as activations go");
+    }
+
+    #[test]
+    fn images_stay_where_they_leave_room_for_as_much_again() {
+        assert!(may_stay(50, 100, 200, 1) && !may_stay(51, 100, 200, 1));
+        assert!(may_stay(25, 100, 200, 2) && !may_stay(26, 100, 200, 2));
+        assert!(!may_stay(1, 200, 100, 1) && !may_stay(u64::MAX, 0, u64::MAX - 1, 1));
+        let mut memory = plan("").memory;
+        let (least, total) = (memory.least(), memory.total());
+        memory.data = 10;
+        assert_eq!((memory.least(), memory.total()), (least + 10, total + 10));
     }
 
     /// Weights that are stored compressed are dense while their block runs.

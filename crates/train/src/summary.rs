@@ -210,6 +210,7 @@ impl RunSummary {
                     Category::Transient => None,
                     // Training keeps none; a run that writes samples shows what it measured.
                     Category::Cache => None,
+                    Category::Data => Some(predicted.data),
                     Category::Workspace => predicted.workspace,
                     Category::Communication => Some(predicted.communication),
                 };

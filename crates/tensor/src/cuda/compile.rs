@@ -94,6 +94,7 @@ impl Build {
             DType::Bf16 => "-DELEMENT=bf16".to_owned(),
             DType::U16 => "-DELEMENT=u16".to_owned(),
             DType::U32 => "-DELEMENT=u32".to_owned(),
+            DType::U8 => "-DELEMENT=u8".to_owned(),
         });
         let defines = self.defines.iter().map(|(name, value)| format!("-D{name}={value}"));
         element.into_iter().chain(defines).collect()

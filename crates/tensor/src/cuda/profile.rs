@@ -35,6 +35,8 @@ pub(super) struct Profile {
 struct ProfileEvents {
     waiting: Vec<(&'static str, f64, Event, Event)>,
     times: BTreeMap<&'static str, KernelTime>,
+    /// What the host took to have batches of samples ready.
+    data_wait: f64,
 }
 
 impl ProfileEvents {
@@ -85,6 +87,18 @@ impl Cuda {
         let mut marks = self.profile().marks.lock().expect("no panic while locked");
         marks.read()?;
         Ok(std::mem::take(&mut marks.times))
+    }
+
+    /// Counts seconds that the host took to have a batch of samples.
+    pub(crate) fn waited_for_data(&self, seconds: f64) {
+        if self.profile().on.load(Relaxed) {
+            self.profile().marks.lock().expect("no panic while locked").data_wait += seconds;
+        }
+    }
+
+    /// The sum of those since the start.
+    pub fn take_data_wait(&self) -> f64 {
+        std::mem::take(&mut self.profile().marks.lock().expect("no panic while locked").data_wait)
     }
 
     /// Marks the beginning of work of a family that is about to be queued on the compute stream.

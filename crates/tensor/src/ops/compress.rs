@@ -79,6 +79,7 @@ fn with_element(dtype: DType, work: impl ForElement) {
         DType::Bf16 => work.run::<bf16>(),
         DType::U16 => work.run::<u16>(),
         DType::U32 => work.run::<u32>(),
+        DType::U8 => work.run::<u8>(),
     }
 }
 

@@ -36,5 +36,5 @@ pub mod rows;
 pub mod sample;
 pub mod select;
 pub mod sparse;
-pub mod stored;
+pub mod standardise;
 pub mod update;

@@ -152,6 +152,7 @@ fn of_dtype(dtype: DType) -> Dtype {
         DType::Bf16 => Dtype::BF16,
         DType::U16 => Dtype::U16,
         DType::U32 => Dtype::U32,
+        DType::U8 => Dtype::U8,
     }
 }
 

@@ -47,7 +47,7 @@ use crate::resolved::RUN_FILE;
 pub use crate::resolved::read_resolved;
 use crate::summary::{PredictedStep, RunSummary, Throughput};
 use crate::trainer::{Evaluation, StepReport};
-use crate::{Error, Result, durable};
+use crate::{Error, Result, durable, memory_check};
 pub use check::check;
 pub use folder_lock::FolderLock;
 use lifecycle::Run;
@@ -188,13 +188,14 @@ pub struct Launch<'a> {
 /// Trains to the end, or until it is to stop: on as many ranks as the plan says, of which rank 0 alone
 /// reports.
 pub fn run(
-    plan: Plan,
+    mut plan: Plan,
     dataset: Dataset,
     device: &Device,
     run_dir: &RunDir,
     launch: &Launch<'_>,
     observer: &mut (dyn Observer + Send),
 ) -> Result<RunOutcome> {
+    memory_check::keep_data(&mut plan, &dataset, device, launch.process_group)?;
     let (mesh, limit, dataset) = (plan.mesh, plan.timeout, Arc::new(dataset));
     // The first rank of this process takes it; the others find nothing.
     let observer = Mutex::new(Some(observer));

@@ -283,7 +283,7 @@ impl ActionWorker for NetworkWorker<'_> {
         let (mut inputs, mut targets, mut positions) = (input, None, None);
         if model.is_first() || model.is_last() || dataset.has_positions() {
             let batch = feed.take(&self.samples(micro_batch))?;
-            feed.prepare(|| self.samples(micro_batch + 1));
+            feed.prepare(|ahead| self.samples(micro_batch + ahead));
             if let Some(graphed_step) = &mut self.step.graphed_step {
                 graphed_step.load_batch(&batch.inputs, &batch.targets)?;
                 return Ok(None);

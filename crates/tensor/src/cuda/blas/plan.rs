@@ -257,7 +257,7 @@ fn data_type(dtype: DType) -> cudaDataType_t {
     match dtype {
         DType::F32 => cudaDataType_t::CUDA_R_32F,
         DType::Bf16 => cudaDataType_t::CUDA_R_16BF,
-        DType::U16 | DType::U32 => panic!("a matrix product of u32"),
+        DType::U16 | DType::U32 | DType::U8 => panic!("a matrix product of u32"),
     }
 }
 

@@ -182,7 +182,7 @@ impl ConvGraph {
         let element = match key.dtype {
             DType::F32 => ElementType::F32,
             DType::Bf16 => ElementType::BF16,
-            DType::U16 | DType::U32 => panic!("a convolution of u32"),
+            DType::U16 | DType::U32 | DType::U8 => panic!("a convolution of u32"),
         };
         let tensor = |id, [n, h, w, c]: [usize; 4]| {
             let sizes = [n, c, h, w].map(|n| n as i64);

@@ -152,7 +152,7 @@ pub(crate) fn data_type(dtype: DType) -> i32 {
     match dtype {
         DType::F32 => 0,
         DType::Bf16 => 14,
-        DType::U16 | DType::U32 => panic!("a product of {dtype:?}"),
+        DType::U16 | DType::U32 | DType::U8 => panic!("a product of {dtype:?}"),
     }
 }
 

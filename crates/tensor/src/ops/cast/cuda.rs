@@ -13,7 +13,7 @@ pub(super) fn cast(cuda: &Cuda, x: &Tensor, y: &mut Tensor) -> Result<()> {
     let name = match y.dtype() {
         DType::F32 => "cast_to_f32",
         DType::Bf16 => "cast_to_bf16",
-        DType::U16 | DType::U32 => panic!("a cast to integers"),
+        DType::U16 | DType::U32 | DType::U8 => panic!("a cast to integers"),
     };
     let args = Args::new().input(x).output(y).size(n);
     // SAFETY: y has x's shape and the type that the kernel is for.

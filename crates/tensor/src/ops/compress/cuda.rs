@@ -24,6 +24,7 @@ fn build(dtype: DType) -> Build {
     match dtype {
         DType::F32 | DType::U32 => Build::F32,
         DType::Bf16 | DType::U16 => Build::BF16,
+        DType::U8 => panic!("bytes under a mask"),
     }
 }
 
@@ -67,7 +68,7 @@ pub(super) fn compress_add(cuda: &Cuda, dense: &Tensor, mask: &Mask, kept: &mut 
         (MaskStorage::Bits { .. }, DType::Bf16) => "compress_bits_add_bf16",
         (MaskStorage::Indices(_), DType::F32) => "compress_places_add_f32",
         (MaskStorage::Indices(_), DType::Bf16) => "compress_places_add_bf16",
-        (_, DType::U16 | DType::U32) => panic!("a sum of indices"),
+        (_, DType::U16 | DType::U32 | DType::U8) => panic!("a sum of indices"),
     };
     let kernel = cuda.kernel(&SOURCE, Build::of(dense.dtype()), name)?;
     let args = mask_argument(mask).input(dense).output(kept);

@@ -29,7 +29,7 @@ fn adder(cuda: &Cuda, a: &Tensor, b: &Tensor) -> Result<Kernel> {
     let name = match b.dtype() {
         DType::F32 => "elementwise_add_f32",
         DType::Bf16 => "elementwise_add_bf16",
-        DType::U16 | DType::U32 => panic!("a sum of indices"),
+        DType::U16 | DType::U32 | DType::U8 => panic!("a sum of indices"),
     };
     cuda.kernel(&SOURCE, Build::of(a.dtype()), name)
 }

@@ -155,7 +155,7 @@ fn width_flag(gradient: &Tensor) -> u32 {
     match gradient.dtype() {
         DType::F32 => 0,
         DType::Bf16 => NARROW_GRADIENT,
-        DType::U16 | DType::U32 => panic!("update: integers as a gradient"),
+        DType::U16 | DType::U32 | DType::U8 => panic!("update: integers as a gradient"),
     }
 }
 

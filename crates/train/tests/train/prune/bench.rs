@@ -130,7 +130,8 @@ fn layer(x: &[f64], parameters: &[f64], inputs: usize, outputs: usize) -> Vec<f6
 impl Reference {
     pub fn new(dataset: &Dataset, picks: &[(u64, usize)], temperature: f64) -> Reference {
         let batch = dataset.batch(DataSplit::Train, picks).unwrap();
-        let Inputs::Images { pixels, .. } = batch.inputs else { panic!("images") };
+        let Inputs::Images(images) = batch.inputs else { panic!("images") };
+        let pixels = images.to_f32();
         // channels, rows and columns of windows: the order in which images are flattened.
         let mean = |image: &[f32], feature: usize| {
             let (channel, row, column) = (feature / 4, feature / 2 % 2, feature % 2);
