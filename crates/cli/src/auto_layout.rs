@@ -124,6 +124,8 @@ impl AutoLayout<'_> {
         for more in even.filter_map(|ranks| of(ranks).ok()) {
             found.ranked.extend(more.ranked);
             found.too_large.extend(more.too_large);
+            let of_both = found.smallest.into_iter().chain(more.smallest);
+            found.smallest = of_both.min_by_key(|smallest| smallest.memory);
         }
         // Of equal ones those of fewer ranks stay first.
         found.ranked.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
@@ -135,15 +137,14 @@ impl AutoLayout<'_> {
     fn none(&self, found: &SearchResult, cluster: &Cluster) -> Error {
         let gb = |bytes: u64| bytes as f64 / 1e9;
         let ranks = self.asked().map_or(String::new(), |ranks| format!(" of {ranks} ranks"));
-        let least = found.too_large.iter().min_by_key(|large| large.memory.total());
-        let problem = match least {
+        let problem = match found.smallest {
             None => format!("is \"auto\", but the model has no layout{ranks}"),
-            Some(large) => format!(
+            Some(smallest) => format!(
                 "is \"auto\", but no layout{ranks} fits into the {:.1} GB that {} has for each: at least {:.1} GB are needed ({})",
                 gb(cluster.memory()),
                 cluster.name,
-                gb(large.memory.total()),
-                large.candidate
+                gb(smallest.memory),
+                smallest.candidate
             ),
         };
         conflict("parallel", &problem)

@@ -22,7 +22,7 @@ use espalier_plan::cluster::{self, Cluster};
 use espalier_plan::config::{Override, RunFile, RunTable};
 use espalier_plan::engine::EngineProfile;
 use espalier_plan::search::{LayoutSearch, SearchConstraints, SearchResult};
-use espalier_plan::simulate::Simulation;
+use espalier_plan::simulate::{LayoutRecord, Simulation};
 use espalier_plan::{Error as PlanError, Plan};
 use espalier_report::Figure;
 use espalier_train::{Error, StatePeak};
@@ -257,7 +257,7 @@ impl<'a> PlanRequest<'a> {
             let mut value = self.head(number);
             value["candidates"] = found.ranked.iter().map(|one| record(one, &self.plan)).collect();
             if self.arguments.sweep.is_some() {
-                all.push(value["candidates"][0].clone());
+                all.push(value["candidates"][0].take());
                 continue;
             }
             let sparser = self.sparser()?;
@@ -293,8 +293,15 @@ impl<'a> PlanRequest<'a> {
             for ((number, _), value) in best.iter().zip(&mut all) {
                 value["gpus"] = (*number).into();
             }
+            let compared = compare::sweeps(self, &devices)?;
+            if !compared.is_empty() {
+                output::on_standard_output(format_args!("\n{}", compare::sweep_text(&devices, &compared)));
+                for (number, value) in devices.iter().zip(&mut all) {
+                    value["compare"] = compare::at(&self.plan, &compared, *number);
+                }
+            }
             if let Some(output) = &self.outputs.svg {
-                curve::draw(self, &best, output)?;
+                curve::draw(self, &best, compared, output)?;
             }
         }
         Ok(match all.len() {
@@ -393,16 +400,16 @@ impl<'a> PlanRequest<'a> {
         let mut values = Vec::new();
         for number in numbers {
             let found = self.search(&self.plan, number)?;
-            let fits = found.ranked.first();
-            let smallest = fits.or_else(|| found.too_large.iter().min_by_key(|large| large.memory.total()));
-            let line = table::fits(&self.plan, &self.cluster, number, fits, smallest);
+            let fits = found.ranked.first().map(|best| (best.candidate, best.memory.total()));
+            let shown = fits.or(found.smallest.map(|smallest| (smallest.candidate, smallest.memory)));
+            let line = table::fits(&self.plan, &self.cluster, number, fits.is_some(), shown);
             output::on_standard_output(format_args!("{line}\n"));
             let batch = self.plan.batch.samples;
             values.push(json!({
                 "fits": fits.is_some(),
                 "gpus": number,
-                "memory_bytes": smallest.map(|one| one.memory.total()),
-                "layout": smallest.map(|one| espalier_plan::simulate::LayoutRecord::new(&one.candidate, batch)),
+                "memory_bytes": shown.map(|(_, memory)| memory),
+                "layout": shown.map(|(candidate, _)| LayoutRecord::new(&candidate, batch)),
             }));
         }
         Ok(if values.len() == 1 { values.remove(0) } else { json!({ "sweep": values }) })
@@ -410,36 +417,46 @@ impl<'a> PlanRequest<'a> {
 
     /// The error where nothing fits: how many devices, or which sparsity, would do.
     fn too_large(&self, devices: usize, found: &SearchResult) -> Result<anyhow::Error> {
-        let least = found.too_large.iter().min_by_key(|large| large.memory.total());
         let mut problem =
             format!("does not fit on {devices} devices of {:.1} GB", self.cluster.memory() as f64 / 1e9);
-        if let Some(large) = least {
-            problem += &format!(
-                ": at least {:.1} GB are needed ({})",
-                large.memory.total() as f64 / 1e9,
-                large.candidate
-            );
+        if let Some(smallest) = &found.smallest {
+            let gb = smallest.memory as f64 / 1e9;
+            problem += &format!(": at least {gb:.1} GB are needed ({})", smallest.candidate);
         }
         let more = (1..=8)
             .map_while(|power| devices.checked_mul(1 << power))
             .find(|number| self.search(&self.plan, *number).is_ok_and(|found| !found.ranked.is_empty()));
         let mut remedies = Vec::new();
         remedies.extend(more.map(|number| format!("{number} devices would do")));
-        for fraction in [0.5, 0.8, 0.9, 0.95] {
-            let known = self.plan.pruning.as_ref().map_or(0.0, |pruning| pruning.sparsity);
-            if fraction <= known || !self.can_compress() {
-                continue;
-            }
-            let plan = resolved(&self.run, self.arguments, Some(fraction))?;
-            if self.search(&plan, devices).is_ok_and(|found| !found.ranked.is_empty()) {
-                remedies.push(format!("a sparsity of {fraction} would do"));
-                break;
-            }
-        }
+        remedies.extend(
+            self.least_sparsity(devices)?.map(|sparsity| format!("a sparsity of {sparsity} would do")),
+        );
         if !remedies.is_empty() {
             problem += &format!("; {}", remedies.join(", "));
         }
         Ok(conflict("model", &problem).into())
+    }
+
+    /// The least sparsity, in steps of 0.1, with which it would fit: what fits with one fits with a higher one.
+    fn least_sparsity(&self, devices: usize) -> Result<Option<f64>> {
+        if !self.can_compress() {
+            return Ok(None);
+        }
+        let known = self.plan.pruning.as_ref().map_or(0.0, |pruning| pruning.sparsity);
+        let tried: Vec<f64> = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
+            .into_iter()
+            .filter(|one| *one > known)
+            .collect();
+        let (mut too_low, mut enough) = (0, tried.len());
+        while too_low < enough {
+            let middle = too_low.midpoint(enough);
+            let plan = resolved(&self.run, self.arguments, Some(tried[middle]))?;
+            match self.search(&plan, devices).is_ok_and(|found| !found.ranked.is_empty()) {
+                true => enough = middle,
+                false => too_low = middle + 1,
+            }
+        }
+        Ok(tried.get(enough).copied())
     }
 }
 

@@ -33,6 +33,10 @@ impl Dataset {
     pub fn facts_of(run: &RunFile) -> Result<DataFacts, Error> {
         match run.data.source {
             DatasetSource::Shapes { size, .. } => Ok(Shapes::facts(size)),
+            // However long a sequence is, so many of these could be made.
+            DatasetSource::Arithmetic { .. } => {
+                Ok(DataFacts { vocab: Some(Tokenizer::Arithmetic.vocab()), ..DataFacts::default() })
+            }
             _ => Ok(Dataset::open(run)?.facts()),
         }
     }

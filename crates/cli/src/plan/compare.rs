@@ -28,16 +28,23 @@ pub fn compare(request: &PlanRequest, devices: usize) -> Result<Value> {
         None => best(request, &request.plan, "dense", devices)?,
     };
     output::on_standard_output(format_args!("{}\n", text(&found, dense.as_ref())));
-    let of = |estimate: &Option<Estimate>| {
+    let found = found.iter().map(|(kind, estimate)| (*kind, estimate.as_ref()));
+    Ok(records(&request.plan, found, dense.as_ref()))
+}
+
+/// The best layout of each kind, as the contract has it.
+fn records<'a>(
+    plan: &Plan,
+    found: impl Iterator<Item = (&'a str, Option<&'a Estimate>)>,
+    dense: Option<&Estimate>,
+) -> Value {
+    let of = |estimate: Option<&Estimate>| {
         let Some(estimate) = estimate else { return serde_json::json!({ "fits": false }) };
-        let mut value = record(estimate, &request.plan);
-        let faster = dense.as_ref().map(|dense| dense.step_seconds / estimate.step_seconds);
-        value["speedup_over_dense"] = faster.into();
+        let mut value = record(estimate, plan);
+        value["speedup_over_dense"] = dense.map(|dense| dense.step_seconds / estimate.step_seconds).into();
         value
     };
-    Ok(Value::Object(
-        found.iter().map(|(kind, estimate)| ((*kind).to_owned(), of(estimate))).collect::<Map<_, _>>(),
-    ))
+    Value::Object(found.map(|(kind, estimate)| (kind.to_owned(), of(estimate))).collect::<Map<_, _>>())
 }
 
 /// The best layouts over numbers of devices, by a name.
@@ -59,6 +66,42 @@ pub fn sweeps(request: &PlanRequest, devices: &[usize]) -> Result<Vec<DeviceSwee
         Ok(DeviceSweep { name: kind.clone(), points })
     };
     request.arguments.compare.iter().map(of_kind).collect()
+}
+
+impl DeviceSweep {
+    fn at(&self, devices: usize) -> Option<&Estimate> {
+        self.points.iter().find(|(number, _)| *number == devices).map(|(_, best)| best)
+    }
+}
+
+fn dense_of(sweeps: &[DeviceSweep], devices: usize) -> Option<&Estimate> {
+    sweeps.iter().find(|sweep| sweep.name == "dense")?.at(devices)
+}
+
+/// What `compare` of a sweep's row says.
+pub fn at(plan: &Plan, sweeps: &[DeviceSweep], devices: usize) -> Value {
+    let found = sweeps.iter().map(|sweep| (sweep.name.as_str(), sweep.at(devices)));
+    records(plan, found, dense_of(sweeps, devices))
+}
+
+/// A row for each number of devices, a column for each form of state: the time of a step, and the speed-up over
+/// dense state where that is compared, too.
+pub fn sweep_text(devices: &[usize], sweeps: &[DeviceSweep]) -> String {
+    let mut rows = vec![vec!["devices".to_owned()]];
+    rows[0].extend(sweeps.iter().map(|sweep| sweep.name.clone()));
+    for &number in devices {
+        let dense = dense_of(sweeps, number);
+        let mut row = vec![number.to_string()];
+        row.extend(sweeps.iter().map(|sweep| match (sweep.at(number), dense) {
+            (None, _) => "does not fit".into(),
+            (Some(best), Some(dense)) if sweep.name != "dense" => {
+                format!("{} ({:.2}x)", seconds(best.step_seconds), dense.step_seconds / best.step_seconds)
+            }
+            (Some(best), _) => seconds(best.step_seconds),
+        }));
+        rows.push(row);
+    }
+    aligned(&rows)
 }
 
 fn check(kind: &str) -> Result<()> {

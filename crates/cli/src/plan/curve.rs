@@ -5,17 +5,21 @@ use espalier_plan::simulate::Estimate;
 use espalier_report::{Curve, Figure, Guide, Plot, PlotAxis};
 
 use super::PlanRequest;
-use super::compare::{self, DeviceSweep};
+use super::compare::DeviceSweep;
 use crate::output::print_err;
 use crate::output_file::OutputFile;
 
 /// Draws it into a file: one curve, or one for each form of state that is compared.
-pub fn draw(request: &PlanRequest, best: &[(usize, Estimate)], output: &OutputFile) -> Result<()> {
+pub fn draw(
+    request: &PlanRequest,
+    best: &[(usize, Estimate)],
+    mut compared: Vec<DeviceSweep>,
+    output: &OutputFile,
+) -> Result<()> {
     let devices: Vec<usize> = best.iter().map(|(number, _)| *number).collect();
-    let compared = match request.arguments.compare.is_empty() {
-        true => vec![DeviceSweep { name: "planned".into(), points: best.to_vec() }],
-        false => compare::sweeps(request, &devices)?,
-    };
+    if compared.is_empty() {
+        compared.push(DeviceSweep { name: "planned".into(), points: best.to_vec() });
+    }
     let plot = |title: &str, y: PlotAxis, of: &dyn Fn(&Estimate) -> f64| {
         let ticks = devices.iter().map(|number| (*number as f64, number.to_string())).collect();
         let mut plot = Plot::new(title, PlotAxis::log("devices").with_ticks(ticks), y);

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use espalier_plan::Plan;
 use espalier_plan::cluster::Cluster;
 use espalier_plan::search::{Advice, SearchResult};
-use espalier_plan::simulate::{Breakdown, Estimate};
+use espalier_plan::simulate::{Breakdown, Candidate, Estimate};
 
 use crate::output;
 use crate::text_table::TextTable;
@@ -123,25 +123,25 @@ pub fn fits(
     plan: &Plan,
     cluster: &Cluster,
     devices: usize,
-    best: Option<&Estimate>,
-    least: Option<&Estimate>,
+    fits: bool,
+    shown: Option<(Candidate, u64)>,
 ) -> String {
     let devices = if devices == 1 { "one device".to_owned() } else { format!("{devices} devices") };
     let size = cluster.device.memory_gb;
-    match (best, least) {
-        (Some(best), _) => format!(
-            "{} fits on {devices} of {size:.0} GB: {:.1} GB each with {}.",
-            plan.model.name,
-            best.memory.total() as f64 / 1e9,
-            best.candidate
-        ),
-        (None, Some(least)) => format!(
-            "{} does not fit on {devices} of {size:.0} GB: {:.1} GB each at least ({}).",
-            plan.model.name,
-            least.memory.total() as f64 / 1e9,
-            least.candidate
-        ),
-        (None, None) => format!("{} does not fit on {devices} of {size:.0} GB.", plan.model.name),
+    let name = &plan.model.name;
+    match shown {
+        Some((candidate, memory)) => {
+            let gb = memory as f64 / 1e9;
+            match fits {
+                true => {
+                    format!("{name} fits on {devices} of {size:.0} GB: {gb:.1} GB each with {candidate}.")
+                }
+                false => format!(
+                    "{name} does not fit on {devices} of {size:.0} GB: {gb:.1} GB each at least ({candidate})."
+                ),
+            }
+        }
+        None => format!("{name} does not fit on {devices} of {size:.0} GB."),
     }
 }
 

@@ -19,6 +19,14 @@ pub(super) fn candidates(search: &LayoutSearch) -> Result<Vec<Candidate>, Error>
     let (plan, engine) = (job.plan, &job.engine);
     let (devices, batch) = (search.devices, plan.batch.samples);
     let blocks = plan.model.blocks.len();
+    let node = &job.cluster.node;
+    if devices > node.devices && !node.cores && job.cluster.network.is_none() {
+        let problem = format!(
+            "is missing, and {devices} devices are more than the {} of a node: say how nodes are connected, or plan for one",
+            node.devices
+        );
+        return Err(Error::Conflict { field: "network".into(), problem });
+    }
     let most_tensor = if engine.tensor { MOST_TENSOR_NODES * job.cluster.node.devices } else { 1 };
     let image = match plan.model.input {
         Input::Image { height, width, .. } if engine.is_ours() => Some([height, width]),

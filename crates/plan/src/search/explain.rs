@@ -23,7 +23,7 @@ impl SearchResult {
     pub fn why(&self, cluster: &Cluster) -> String {
         let mut text = match &self.ranked[..] {
             [] => String::new(),
-            [only] => format!("{} is the only layout that fits.", capital(&only.candidate.to_string())),
+            [only] => format!("No other mesh fits than that of {}.", only.candidate),
             [first, second, ..] => {
                 let gap = 100.0 * (second.step_seconds / first.step_seconds - 1.0);
                 let mut text =
@@ -69,11 +69,6 @@ fn differences(first: &Breakdown, second: &Breakdown, of: f64) -> (Vec<String>, 
     };
     let (less, more) = kinds.iter().partition(|(_, fraction)| *fraction > 0.0);
     (named(less), named(more))
-}
-
-fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
 impl LayoutSearch<'_> {

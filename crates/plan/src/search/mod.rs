@@ -32,10 +32,21 @@ pub struct SearchResult {
     pub ranked: Vec<Estimate>,
     /// The fastest that were simulated and do not fit, one of each mesh.
     pub too_large: Vec<Estimate>,
+    /// Where none fits, the one that needs the least memory.
+    pub smallest: Option<SmallestLayout>,
     /// Candidates there were,
     pub candidates: usize,
     /// and those whose lists were walked.
     pub simulated: usize,
+}
+
+/// A layout that does not fit, and what it needs on each device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SmallestLayout {
+    /// How it is laid out.
+    pub candidate: Candidate,
+    /// Bytes.
+    pub memory: u64,
 }
 
 /// So many devices, and what is already decided of their layout.
@@ -64,6 +75,7 @@ struct FoundLayouts {
     best: HashMap<PerAxis, Estimate>,
     /// and of those that do not.
     too_large: HashMap<PerAxis, Estimate>,
+    smallest: Option<SmallestLayout>,
     simulated: usize,
 }
 
@@ -90,19 +102,28 @@ impl LayoutSearch<'_> {
         let mut ranked = in_order(found.best);
         ranked.truncate(self.rows);
         let too_large = in_order(found.too_large);
-        Ok(SearchResult { ranked, too_large, candidates: count, simulated: found.simulated })
+        let smallest = found.smallest.filter(|_| ranked.is_empty());
+        Ok(SearchResult { ranked, too_large, smallest, candidates: count, simulated: found.simulated })
     }
 
     /// Simulates a candidate, unless it is known to be of no use; whether it fits, or cannot be built.
     fn try_candidate(&self, candidate: &Candidate, found: &mut FoundLayouts) -> bool {
         let (mesh, most) = (candidate.axis_sizes(), self.job.cluster.memory());
-        // One that does not fit is only shown where it is the first of its mesh.
+        // One that does not fit is only shown where it is the first of its mesh, or where none fits and it is
+        // the smallest.
         let is_shown = found.too_large.contains_key(&mesh);
-        if is_shown && self.job.least_memory(candidate).is_ok_and(|least| least > most) {
+        let smallest = match found.best.is_empty() {
+            true => found.smallest.map_or(u64::MAX, |smallest| smallest.memory),
+            false => 0,
+        };
+        if is_shown && self.job.least_memory(candidate).is_ok_and(|least| least > most && least >= smallest) {
             return false;
         }
         let Ok(memory) = self.job.memory(candidate) else { return true };
         let fits = memory.total() <= most;
+        if !fits && memory.total() < smallest {
+            found.smallest = Some(SmallestLayout { candidate: *candidate, memory: memory.total() });
+        }
         if !fits && is_shown {
             return false;
         }
@@ -173,6 +194,7 @@ mod tests {
     use crate::config::RunFile;
     use crate::engine::EngineProfile;
     use crate::plan::{DataFacts, Plan};
+    use crate::spec::RecomputeMode;
 
     /// 4.8 billion weights at 90 %: 17 GB where they rest dense, 8 where they rest compressed, and a V100 has 16.
     #[test]
@@ -193,6 +215,29 @@ mod tests {
         assert_eq!(found(2, "", ""), Some("dense"), "two have room");
         assert_eq!(found(2, "weights = \"compressed\"", ""), Some("compressed"), "as the run file says");
         assert_eq!(found(1, "", "state=dense"), None);
+    }
+
+    /// What the smallest layout needs is said where none fits, and not what the fastest does. Nodes need a network.
+    #[test]
+    fn where_none_fits_the_smallest_is_named() {
+        let text = "[model]\nlayers = 24\nwidth = 4096\nheads = 32\ncontext = 512\nvocab = 256\n\
+            [train]\nbatch = 8\nprecision = \"bf16\"\n";
+        let facts = DataFacts { vocab: Some(256), ..DataFacts::default() };
+        let plan = Plan::new(RunFile::parse(text, &[]).unwrap(), facts).unwrap();
+        let mut cluster = builtin("summit").unwrap();
+        cluster.network = None;
+        let job = Simulation::new(&plan, &cluster, EngineProfile::ESPALIER);
+        let fixed = SearchConstraints::default();
+        let found = LayoutSearch { job: &job, devices: 2, fixed: &fixed, rows: 1 }.run().unwrap();
+        let smallest = found.smallest.unwrap();
+        assert_eq!(smallest.candidate.recompute, RecomputeMode::Block);
+        let all =
+            choices::candidates(&LayoutSearch { job: &job, devices: 2, fixed: &fixed, rows: 1 }).unwrap();
+        let least =
+            all.iter().filter_map(|candidate| Some(job.memory(candidate).ok()?.total())).min().unwrap();
+        assert!(found.ranked.is_empty() && smallest.memory > cluster.memory() && smallest.memory <= least);
+        let error = LayoutSearch { job: &job, devices: 12, fixed: &fixed, rows: 1 }.run().unwrap_err();
+        assert!(error.to_string().starts_with("`network` is missing, and 12 devices"), "{error}");
     }
 
     /// 4.8 billion weights on GPUs of 16 GB: dense state of 16 bytes a weight has room on eight of them where all

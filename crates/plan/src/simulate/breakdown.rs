@@ -33,7 +33,7 @@ impl Breakdown {
             ("point-to-point", self.point_to_point),
             ("bubble", self.bubble),
             ("collectives", self.collective),
-            ("compression", self.compress),
+            ("gradient accumulation", self.compress),
             ("optimizer", self.optimizer),
         ]
     }
