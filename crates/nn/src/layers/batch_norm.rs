@@ -1,11 +1,14 @@
-//! Batch norm, with its learnt scale and shift, its running statistics and its groups of samples.
+//! Batch norm, with its learnt scale and shift, its running statistics and its groups of samples; and with the ReLU
+//! behind it, and the sum before that, as residual networks have them.
 
+use espalier_tensor::ops::activation::{self, ActivationFn};
+use espalier_tensor::ops::batch_norm::NormEpilogue;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::{batch_norm, rows};
 use espalier_tensor::{Category, DType, Tensor};
 
-use super::{BackwardContext, BatchStatistics, ForwardContext, Layer, Mode, WeightGradients};
+use super::{BackwardContext, BatchStatistics, ForwardContext, Mode, WeightGradients, sum};
 use crate::Result;
 use crate::weights::{BufferId, ParameterId};
 
@@ -24,6 +27,8 @@ pub(crate) struct BatchNorm {
     pub group: usize,
     /// Added to variances.
     pub eps: f32,
+    /// Whether ReLU stands behind it, which then runs in the same pass.
+    pub relu: bool,
 }
 
 impl BatchNorm {
@@ -47,12 +52,101 @@ impl BatchNorm {
         ctx.stash.push(rstd);
     }
 
-    /// Normalises by the numbers of [`batch_norm::measure`], added up over all that hold rows of the batch.
-    pub fn normalise(&self, x: Tensor, sums: &[f64], ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+    fn epilogue<'a>(&self, plus: Option<&'a Tensor>) -> NormEpilogue<'a> {
+        NormEpilogue { plus, relu: self.relu }
+    }
+
+    /// Leaves the output where ReLU made it: as ReLU by itself does, and what reads it keeps it anyway.
+    fn leave_output(&self, y: Tensor, ctx: &mut ForwardContext<'_>) -> Tensor {
+        if self.relu {
+            ctx.stash.push(y.clone());
+        }
+        y
+    }
+
+    /// The output, and `plus` added to it before ReLU.
+    pub(crate) fn forward_with(
+        &self,
+        x: Tensor,
+        plus: Option<Tensor>,
+        ctx: &mut ForwardContext<'_>,
+    ) -> Result<Tensor> {
         let (scale, shift) = (ctx.weights.get(self.scale), ctx.weights.get(self.shift));
-        let (y, mean, rstd, count) = batch_norm::normalise(&x, scale, shift, self.eps, sums)?;
+        if ctx.mode == Mode::Evaluate {
+            let (mean, variance) =
+                (ctx.weights.buffer(self.running_mean), ctx.weights.buffer(self.running_variance));
+            let epilogue = self.epilogue(plus.as_ref());
+            return Ok(batch_norm::evaluate(&x, scale, shift, mean, variance, self.eps, epilogue)?);
+        }
+        let groups = self.groups(&x);
+        if groups > 1 {
+            let y = self.forward_groups(x, groups, ctx)?;
+            let y = match plus {
+                Some(plus) => sum(y, plus)?,
+                None => y,
+            };
+            let y = if self.relu { activation::forward_owned(ActivationFn::Relu, y)? } else { y };
+            return Ok(self.leave_output(y, ctx));
+        }
+        let (y, mean, rstd) = batch_norm::forward(&x, scale, shift, self.eps, self.epilogue(plus.as_ref()))?;
+        let count = x.rows();
         self.leave(x, mean, rstd, count, ctx);
-        Ok(y)
+        Ok(self.leave_output(y, ctx))
+    }
+
+    /// From the gradient of the output to that of the input and, where something was `added` before ReLU, to
+    /// that of it.
+    pub(crate) fn backward_with(
+        &self,
+        dy: Tensor,
+        added: bool,
+        ctx: &mut BackwardContext<'_>,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let groups = self.groups(&dy);
+        if !self.relu || groups > 1 {
+            let dy = self.before_relu(dy, ctx)?;
+            let plus = added.then(|| dy.clone());
+            let dx =
+                if groups > 1 { self.backward_groups(dy, groups, ctx) } else { self.backward_all(dy, ctx) };
+            return Ok((dx?, plus));
+        }
+        let y = ctx.stash.pop();
+        let (rstd, mean, x) = (ctx.stash.pop(), ctx.stash.pop(), ctx.stash.pop());
+        let weights = [self.scale, self.shift].map(|id| ctx.weights.get(id));
+        let (dx, scale, shift, plus) = batch_norm::backward_relu(dy, &x, &y, weights, [&mean, &rstd], added)?;
+        self.send_gradients(scale, shift, ctx)?;
+        Ok((dx, plus))
+    }
+
+    /// The gradient of what ReLU reads, where there is one, as a step of its own.
+    pub(crate) fn before_relu(&self, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Tensor> {
+        if !self.relu {
+            return Ok(dy);
+        }
+        Ok(activation::backward(ActivationFn::Relu, &ctx.stash.pop(), dy)?)
+    }
+
+    fn backward_all(&self, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Tensor> {
+        let (rstd, mean, x) = (ctx.stash.pop(), ctx.stash.pop(), ctx.stash.pop());
+        let scale = ctx.weights.get(self.scale);
+        let (dx, scale, shift) = batch_norm::backward(&dy, &x, scale, &mean, &rstd)?;
+        self.send_gradients(scale, shift, ctx)?;
+        Ok(dx)
+    }
+
+    /// Normalises by the numbers of [`batch_norm::measure`], added up over all that hold rows of the batch.
+    pub fn normalise(
+        &self,
+        x: Tensor,
+        plus: Option<Tensor>,
+        sums: &[f64],
+        ctx: &mut ForwardContext<'_>,
+    ) -> Result<Tensor> {
+        let (scale, shift) = (ctx.weights.get(self.scale), ctx.weights.get(self.shift));
+        let epilogue = self.epilogue(plus.as_ref());
+        let (y, mean, rstd, count) = batch_norm::normalise(&x, scale, shift, self.eps, sums, epilogue)?;
+        self.leave(x, mean, rstd, count, ctx);
+        Ok(self.leave_output(y, ctx))
     }
 
     /// The backward pass of [`BatchNorm::normalise`]. `all_reduce` adds up what it is given over all that
@@ -86,7 +180,8 @@ impl BatchNorm {
         let (mut y, mut left) = (x.empty_like(Category::Transient)?, Vec::new());
         for group in 0..groups {
             let group_rows = rows::take(&x, group * rows..(group + 1) * rows, Category::Workspace)?;
-            let (group_rows, mean, rstd) = batch_norm::forward(&group_rows, scale, shift, self.eps)?;
+            let (group_rows, mean, rstd) =
+                batch_norm::forward(&group_rows, scale, shift, self.eps, NormEpilogue::default())?;
             rows::put(&mut y, group * rows, &group_rows)?;
             ctx.statistics.push(self.measured(&mean, &rstd, rows, group));
             left.extend([mean, rstd]);
@@ -96,12 +191,7 @@ impl BatchNorm {
         Ok(y)
     }
 
-    fn backward_groups(
-        &self,
-        dy: Tensor,
-        groups: usize,
-        ctx: &mut BackwardContext<'_>,
-    ) -> Result<Option<Tensor>> {
+    fn backward_groups(&self, dy: Tensor, groups: usize, ctx: &mut BackwardContext<'_>) -> Result<Tensor> {
         let rows = dy.rows() / groups;
         let mut left: Vec<(Tensor, Tensor)> =
             (0..groups).map(|_| (ctx.stash.pop(), ctx.stash.pop())).collect();
@@ -132,38 +222,7 @@ impl BatchNorm {
         let [of_scale, of_shift] = gradients;
         let (of_scale, of_shift) = (of_scale?, of_shift?);
         self.send_gradients(of_scale, of_shift, ctx)?;
-        Ok(Some(dx))
-    }
-}
-
-impl Layer for BatchNorm {
-    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
-        let (scale, shift) = (ctx.weights.get(self.scale), ctx.weights.get(self.shift));
-        if ctx.mode == Mode::Evaluate {
-            let (mean, variance) =
-                (ctx.weights.buffer(self.running_mean), ctx.weights.buffer(self.running_variance));
-            return Ok(batch_norm::evaluate(&x, scale, shift, mean, variance, self.eps)?);
-        }
-        let groups = self.groups(&x);
-        if groups > 1 {
-            return self.forward_groups(x, groups, ctx);
-        }
-        let (y, mean, rstd) = batch_norm::forward(&x, scale, shift, self.eps)?;
-        let count = x.rows();
-        self.leave(x, mean, rstd, count, ctx);
-        Ok(y)
-    }
-
-    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
-        let groups = self.groups(&dy);
-        if groups > 1 {
-            return self.backward_groups(dy, groups, ctx);
-        }
-        let (rstd, mean, x) = (ctx.stash.pop(), ctx.stash.pop(), ctx.stash.pop());
-        let scale = ctx.weights.get(self.scale);
-        let (dx, scale, shift) = batch_norm::backward(&dy, &x, scale, &mean, &rstd)?;
-        self.send_gradients(scale, shift, ctx)?;
-        Ok(Some(dx))
+        Ok(dx)
     }
 }
 

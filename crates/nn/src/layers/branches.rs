@@ -8,7 +8,7 @@ use espalier_tensor::ops::columns;
 use espalier_tensor::ops::elementwise::{add, add_into, mul};
 use espalier_tensor::{Category, Tensor};
 
-use super::{BackwardContext, ForwardContext, Layer};
+use super::{BackwardContext, ForwardContext, Layer, SyncBatchNorm};
 use crate::Result;
 
 /// Layers one after the other; an empty one passes its input on.
@@ -78,6 +78,40 @@ impl Layer for Residual {
         }
         let short = self.shortcut.backward(dy.clone(), ctx, input_gradient)?;
         let long = self.branch.backward(dy, ctx, input_gradient)?;
+        long.zip(short).map(|(long, short)| sum(long, short)).transpose()
+    }
+}
+
+/// `relu(norm(before(x)) + shortcut(x))`: the end of a residual branch, the sum and ReLU in one pass over memory,
+/// forward and back.
+#[derive(Debug)]
+pub(crate) struct ReluResidual {
+    pub before: Sequence,
+    /// Whose ReLU comes after the sum.
+    pub norm: SyncBatchNorm,
+    pub shortcut: Sequence,
+}
+
+impl Layer for ReluResidual {
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        let short = self.shortcut.forward(x.clone(), ctx)?;
+        let long = self.before.forward(x, ctx)?;
+        self.norm.forward_with(long, Some(short), ctx)
+    }
+
+    fn backward(
+        &self,
+        dy: Tensor,
+        ctx: &mut BackwardContext<'_>,
+        input_gradient: bool,
+    ) -> Result<Option<Tensor>> {
+        let (long, short) = self.norm.backward_with(dy, true, ctx)?;
+        let short = short.expect("something was added");
+        if self.shortcut.0.is_empty() && input_gradient {
+            return self.before.backward_plus(long, short, ctx).map(Some);
+        }
+        let long = self.before.backward(long, ctx, input_gradient)?;
+        let short = self.shortcut.backward(short, ctx, input_gradient)?;
         long.zip(short).map(|(long, short)| sum(long, short)).transpose()
     }
 }

@@ -40,7 +40,7 @@ pub(crate) use attention::{Attention, QkScales, RotaryTable};
 pub(crate) use batch_norm::BatchNorm;
 pub(crate) use bias::Bias;
 use branches::sum;
-pub(crate) use branches::{Branches, Residual, Sequence};
+pub(crate) use branches::{Branches, ReluResidual, Residual, Sequence};
 pub use cache::KvCache;
 pub(crate) use chain::{Chain, ChainLink, ChainPrologue};
 pub(crate) use collective::CollectiveLayer;

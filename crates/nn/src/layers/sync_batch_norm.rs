@@ -1,13 +1,13 @@
-//! A batch norm with two all-reduces over ranks: of what it measures in the forward pass, and of what its
-//! gradient needs in the backward pass. As with a halo and its convolution, the all-reduces stand before the
-//! norm in a rank's model, and are built as one layer with it.
+//! A batch norm as a layer, where need be with two all-reduces over ranks: of what it measures in the forward pass,
+//! and of what its gradient needs in the backward pass. As with a halo and its convolution, the all-reduces stand
+//! before the norm in a rank's model, and are built as one layer with it.
 
 use espalier_comm::{Communicator, Reduce};
 use espalier_plan::split::split;
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::batch_norm::measure;
 
-use super::{BackwardContext, BatchNorm, BatchSlice, ForwardContext, Layer, Mode, NormGroup};
+use super::{BackwardContext, BatchNorm, BatchSlice, ForwardContext, Layer, Mode, NormGroup, sum};
 use crate::Result;
 
 /// The norm, and whom it measures with.
@@ -45,27 +45,60 @@ impl SyncBatchNorm {
     }
 }
 
-impl Layer for SyncBatchNorm {
-    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+impl SyncBatchNorm {
+    /// A norm by itself.
+    pub(crate) fn local(norm: BatchNorm) -> SyncBatchNorm {
+        SyncBatchNorm { norm, in_step: None, in_sweep: None, over_replicas: None, shared: None }
+    }
+
+    /// The output, and `plus` added to it before the norm's ReLU.
+    pub(crate) fn forward_with(
+        &self,
+        x: Tensor,
+        plus: Option<Tensor>,
+        ctx: &mut ForwardContext<'_>,
+    ) -> Result<Tensor> {
         match self.group(&ctx.batch_slice) {
             Some(group) if ctx.mode == Mode::Train => {
                 let local = self.counted(measure(&x)?, &ctx.batch_slice);
                 let totals = group.all_reduce(local, Reduce::Sum)?;
-                self.norm.normalise(x, &totals, ctx)
+                self.norm.normalise(x, plus, &totals, ctx)
             }
-            _ => self.norm.forward(x, ctx),
+            _ => self.norm.forward_with(x, plus, ctx),
         }
     }
 
-    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, wanted: bool) -> Result<Option<Tensor>> {
-        match self.group(&ctx.batch_slice) {
-            Some(group) => {
-                let batch_slice = ctx.batch_slice;
-                let all_reduce =
-                    |local| Ok(group.all_reduce(self.counted(local, &batch_slice), Reduce::Sum)?);
-                Ok(Some(self.norm.backward_through(dy, all_reduce, ctx)?))
-            }
-            None => self.norm.backward(dy, ctx, wanted),
+    /// As [`BatchNorm::backward_with`].
+    pub(crate) fn backward_with(
+        &self,
+        dy: Tensor,
+        added: bool,
+        ctx: &mut BackwardContext<'_>,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let Some(group) = self.group(&ctx.batch_slice) else {
+            return self.norm.backward_with(dy, added, ctx);
+        };
+        let batch_slice = ctx.batch_slice;
+        let dy = self.norm.before_relu(dy, ctx)?;
+        let plus = added.then(|| dy.clone());
+        let all_reduce = |local| Ok(group.all_reduce(self.counted(local, &batch_slice), Reduce::Sum)?);
+        Ok((self.norm.backward_through(dy, all_reduce, ctx)?, plus))
+    }
+}
+
+impl Layer for SyncBatchNorm {
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        self.forward_with(x, None, ctx)
+    }
+
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
+        Ok(Some(self.backward_with(dy, false, ctx)?.0))
+    }
+
+    fn forward_plus(&self, x: Tensor, plus: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        match self.norm.relu {
+            true => sum(self.forward(x, ctx)?, plus),
+            false => self.forward_with(x, Some(plus), ctx),
         }
     }
 }

@@ -137,10 +137,19 @@ impl<'a> Builder<'a> {
                     let (weight, bias) = (self.weight(name), bias.then(|| self.bias(name)));
                     (Box::new(TiledConv::new(weight, bias, self.halo(halo))), 2)
                 }
-                (None, [spec::LayerSpec::SharedStatistics(shared), spec::LayerSpec::BatchNorm(norm), ..]) => {
-                    (Box::new(self.sync_batch_norm(shared, norm)), 2)
+                (None, [spec::LayerSpec::Residual(residual), spec::LayerSpec::Activation(kind), ..])
+                    if self.is_fused_relu(*kind) && norm_at_end(&residual.branch).is_some() =>
+                {
+                    (Box::new(self.relu_residual(residual)), 2)
                 }
-                (None, _) => (self.layer(layer), 1),
+                (None, _) => match norm_at_start(rest) {
+                    Some(norm) => {
+                        let behind = rest.get(norm.len());
+                        let relu = matches!(behind, Some(spec::LayerSpec::Activation(kind)) if self.is_fused_relu(*kind));
+                        (Box::new(self.batch_norm(norm, relu)), norm.len() + usize::from(relu))
+                    }
+                    None => (self.layer(layer), 1),
+                },
             };
             built.push(next);
             self.advance(&rest[..count]);
@@ -278,17 +287,9 @@ impl<'a> Builder<'a> {
             &spec::LayerSpec::PadChannels(spec::PadChannels { output, .. }) => {
                 Box::new(PadChannels { input: self.image(), channels: output })
             }
-            spec::LayerSpec::BatchNorm(norm) => match self.groups.along(Axis::Data) {
-                replicas if replicas.size() > 1 => Box::new(SyncBatchNorm {
-                    norm: self.batch_norm(norm),
-                    in_step: None,
-                    in_sweep: None,
-                    over_replicas: Some(replicas.clone()),
-                    shared: None,
-                }),
-                _ => Box::new(self.batch_norm(norm)),
-            },
-            spec::LayerSpec::SharedStatistics(_) => unreachable!("it stands before a batch norm"),
+            spec::LayerSpec::BatchNorm(_) | spec::LayerSpec::SharedStatistics(_) => {
+                unreachable!("a norm is built with what shares its statistics")
+            }
             spec::LayerSpec::LayerNorm(_) | spec::LayerSpec::RmsNorm(_) => {
                 Box::new(self.norm(layer).expect("it is one"))
             }
@@ -368,8 +369,42 @@ impl<'a> Builder<'a> {
         table
     }
 
-    fn batch_norm(&self, spec::BatchNorm { name, group, eps, .. }: &spec::BatchNorm) -> BatchNorm {
+    /// A residual layer whose branch ends in a batch norm, and the ReLU behind it.
+    fn relu_residual(&mut self, spec::Residual { branch, shortcut }: &spec::Residual) -> ReluResidual {
+        let norm = norm_at_end(branch).expect("the caller has looked");
+        ReluResidual {
+            before: self.branch(&branch[..branch.len() - norm.len()]).0,
+            norm: self.batch_norm(norm, true),
+            shortcut: self.branch(shortcut).0,
+        }
+    }
+
+    /// A batch norm, with what shares its statistics, if anything does, and perhaps with the ReLU behind it.
+    fn batch_norm(&self, layers: &[spec::LayerSpec], relu: bool) -> SyncBatchNorm {
+        let (shared, norm) = match layers {
+            [spec::LayerSpec::SharedStatistics(shared), spec::LayerSpec::BatchNorm(norm)] => {
+                (Some(shared), norm)
+            }
+            [spec::LayerSpec::BatchNorm(norm)] => (None, norm),
+            other => unreachable!("no batch norm: {other:?}"),
+        };
+        let norm = self.local_batch_norm(norm, relu);
+        match (shared, self.groups.along(Axis::Data)) {
+            (Some(shared), _) => self.sync_batch_norm(shared, norm),
+            (None, replicas) if replicas.size() > 1 => {
+                SyncBatchNorm { over_replicas: Some(replicas.clone()), ..SyncBatchNorm::local(norm) }
+            }
+            (None, _) => SyncBatchNorm::local(norm),
+        }
+    }
+
+    fn local_batch_norm(
+        &self,
+        spec::BatchNorm { name, group, eps, .. }: &spec::BatchNorm,
+        relu: bool,
+    ) -> BatchNorm {
         BatchNorm {
+            relu,
             group: *group,
             eps: *eps,
             scale: self.weight(name),
@@ -379,12 +414,12 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn sync_batch_norm(&self, shared: &spec::SharedStatistics, norm: &spec::BatchNorm) -> SyncBatchNorm {
+    fn sync_batch_norm(&self, shared: &spec::SharedStatistics, norm: BatchNorm) -> SyncBatchNorm {
         let within = shared.over.iter().find(|axis| **axis != Axis::Data);
         let in_sweep = within.map(|axis| self.groups.along(*axis).clone());
         let with_data: Vec<Axis> = std::iter::once(Axis::Data).chain(within.copied()).collect();
         SyncBatchNorm {
-            norm: self.batch_norm(norm),
+            norm,
             in_step: Some(self.groups.over(&shared.over).clone()),
             over_replicas: Some(self.groups.over(&with_data).clone()),
             shared: in_sweep
@@ -417,6 +452,11 @@ impl<'a> Builder<'a> {
         self.frozen_gates.is_some() && kind == spec::Activation::Relu
     }
 
+    /// Whether an activation is a ReLU that a norm before it takes over.
+    fn is_fused_relu(&self, kind: spec::Activation) -> bool {
+        kind == spec::Activation::Relu && !self.is_frozen(kind)
+    }
+
     fn image(&self) -> [usize; 3] {
         match self.shape {
             Shape::Image { height, width, channels } => [height, width, channels],
@@ -435,6 +475,21 @@ impl<'a> Builder<'a> {
     fn bias(&self, name: &str) -> ParameterId {
         self.parameter(&format!("{name}.bias"))
     }
+}
+
+/// The batch norm that layers begin with, and what shares its statistics.
+fn norm_at_start(layers: &[spec::LayerSpec]) -> Option<&[spec::LayerSpec]> {
+    match layers {
+        [spec::LayerSpec::SharedStatistics(_), spec::LayerSpec::BatchNorm(_), ..] => Some(&layers[..2]),
+        [spec::LayerSpec::BatchNorm(_), ..] => Some(&layers[..1]),
+        _ => None,
+    }
+}
+
+/// The batch norm that layers end in, likewise.
+fn norm_at_end(layers: &[spec::LayerSpec]) -> Option<&[spec::LayerSpec]> {
+    let ends = |len: usize| layers.len().checked_sub(len).and_then(|at| norm_at_start(&layers[at..]));
+    ends(2).filter(|norm| norm.len() == 2).or_else(|| ends(1))
 }
 
 fn activation(kind: spec::Activation) -> ActivationFn {

@@ -5,10 +5,16 @@
 //
 // Column geometry (lanes.cuh), pieces = ceil(rows / piece):
 //   batch_norm_moments(x, partial, rows, c, piece): each piece's mean and sum of squared distances from it
-//   batch_norm_forward(x, scale, shift, wide, mean, rstd, y, rows, c, piece)
-//   batch_norm_evaluate(x, scale, shift, wide, mean, variance, y, rows, c, piece, eps)
+//   batch_norm_forward(x, scale, shift, wide, mean, rstd, plus, relu, y, rows, c, piece): `plus` is added, or is null
+//   batch_norm_evaluate(x, scale, shift, wide, mean, variance, plus, relu, y, rows, c, piece, eps)
 //   batch_norm_gradient_sums(dy, x, mean, partial, rows, c, piece): each piece's sums of dy and dy (x - mean)
-//   batch_norm_backward_input(dy, x, mean, line, dx, rows, c, piece): dx = a dy + b (x - mean) + d; dx may be dy
+//   batch_norm_backward_input(dy, x, mean, line, dx, rows, c, piece): dx = a dy + b (x - mean) + d
+// The same behind ReLU, where dy counts where the output is above zero:
+//   batch_norm_gated_sums(dy, x, scale, shift, wide, mean, rstd, partial, rows, c, piece): nothing was added, and the
+//     output is made again
+//   batch_norm_gated_input(dy, x, scale, shift, wide, mean, rstd, line, dx, rows, c, piece): likewise
+//   batch_norm_masked_sums(dy, x, mean, y, dz, partial, rows, c, piece): y is the output; dz: T [rows, c], dy where it
+//     counts, which backward_input goes on with; dz may be dy
 // A warp per channel, grid ceil(c / 8), block 256:
 //   batch_norm_statistics(partial, mean, rstd, rows, c, piece, pieces, eps): joined in double by the rule of
 //     Chan, Golub and LeVeque (1979)
@@ -18,7 +24,7 @@
 //   batch_norm_fold(mean, rstd, running_mean, running_variance, c, unbias, eps, momentum): the batch's statistics into
 //     the running ones, f32 [c]
 //
-// forward: moments, statistics, forward. backward: gradient_sums, backward_weights, backward_input.
+// forward: moments, statistics, forward. backward: sums, backward_weights, input.
 
 // Where a thread stands: its first column, and its rows first, first + step, .. before end.
 struct Span {
@@ -115,10 +121,10 @@ KERNEL(256) batch_norm_statistics(const float* partial, float* mean, float* rstd
     }
 }
 
-// y = a (x - mean) + b, with a = scale rstd.
+// y = a (x - mean) + b, with a = scale rstd; then a sum, then ReLU, where these are asked for.
 template <int N, bool EVALUATE>
 DEVICE void normalise(const T* __restrict__ x, Weights scale, Weights shift, const float* mean, const float* spread,
-                      T* __restrict__ y, i64 rows, i64 c, i64 piece, float eps) {
+                      const T* __restrict__ plus, int relu, T* __restrict__ y, i64 rows, i64 c, i64 piece, float eps) {
     const Span at = span<N>(rows, piece);
     if (at.column >= c) return;
     float a[N], b[N], m[N], r[N];
@@ -131,30 +137,112 @@ DEVICE void normalise(const T* __restrict__ x, Weights scale, Weights shift, con
     for (i64 row = at.first; row < at.end; row += at.step) {
         float v[N];
         load(x + row * c + at.column, v);
-        for (int k = 0; k < N; ++k) v[k] = (v[k] - m[k]) * a[k] + b[k];
+        for (int k = 0; k < N; ++k) v[k] = fmaf(v[k] - m[k], a[k], b[k]);
+        if (plus) {
+            float p[N];
+            load(plus + row * c + at.column, p);
+            for (int k = 0; k < N; ++k) v[k] += p[k];
+        }
+        // This way round, a NaN passes.
+        if (relu)
+            for (int k = 0; k < N; ++k) v[k] = v[k] < 0.0f ? 0.0f : v[k];
         store(y + row * c + at.column, v);
     }
 }
 
 KERNEL(256) batch_norm_forward(const T* x, const void* scale, const void* shift, int wide, const float* mean,
-                               const float* rstd, T* y, i64 rows, i64 c, i64 piece) {
+                               const float* rstd, const T* plus, int relu, T* y, i64 rows, i64 c, i64 piece) {
     if (c % LANES == 0)
-        normalise<LANES, false>(x, {scale, wide}, {shift, wide}, mean, rstd, y, rows, c, piece, 0.0f);
+        normalise<LANES, false>(x, {scale, wide}, {shift, wide}, mean, rstd, plus, relu, y, rows, c, piece, 0.0f);
     else
-        normalise<1, false>(x, {scale, wide}, {shift, wide}, mean, rstd, y, rows, c, piece, 0.0f);
+        normalise<1, false>(x, {scale, wide}, {shift, wide}, mean, rstd, plus, relu, y, rows, c, piece, 0.0f);
 }
 
 KERNEL(256) batch_norm_evaluate(const T* x, const void* scale, const void* shift, int wide, const float* mean,
-                                const float* variance, T* y, i64 rows, i64 c, i64 piece, float eps) {
+                                const float* variance, const T* plus, int relu, T* y, i64 rows, i64 c, i64 piece,
+                                float eps) {
     if (c % LANES == 0)
-        normalise<LANES, true>(x, {scale, wide}, {shift, wide}, mean, variance, y, rows, c, piece, eps);
+        normalise<LANES, true>(x, {scale, wide}, {shift, wide}, mean, variance, plus, relu, y, rows, c, piece, eps);
     else
-        normalise<1, true>(x, {scale, wide}, {shift, wide}, mean, variance, y, rows, c, piece, eps);
+        normalise<1, true>(x, {scale, wide}, {shift, wide}, mean, variance, plus, relu, y, rows, c, piece, eps);
 }
 
+// Whether dy counts: everywhere, or where the output of ReLU behind the norm is above zero. Nothing but the norm went
+// into it: it is made again of x, by the same operation as in `normalise`.
+template <int N, bool GATED>
+struct Gate {
+    float m[N], a[N], b[N];
+
+    DEVICE Gate(i64 column, const float* mean, const float* rstd, Weights scale, Weights shift) {
+        load(mean + column, m);
+        if constexpr (GATED) {
+            float r[N];
+            scale.get(column, a);
+            shift.get(column, b);
+            load(rstd + column, r);
+            for (int k = 0; k < N; ++k) a[k] *= r[k];
+        }
+    }
+
+    // x becomes its distance from the mean, d zero where it does not count.
+    DEVICE void apply(float (&d)[N], float (&x)[N]) const {
+        for (int k = 0; k < N; ++k) {
+            x[k] -= m[k];
+            if constexpr (GATED) d[k] = fmaf(x[k], a[k], b[k]) > 0.0f ? d[k] : 0.0f;
+        }
+    }
+};
+
 template <int N>
-DEVICE void gradient_sums(const T* __restrict__ dy, const T* __restrict__ x, const float* __restrict__ mean,
-                          float* __restrict__ partial, i64 rows, i64 c, i64 piece) {
+DEVICE void store_sums(float* partial, float (&sum)[N], float (&product)[N], i64 column, i64 c) {
+    sum_over_y(sum);
+    sum_over_y(product);
+    if (threadIdx.y == 0 && column < c) {
+        store(partial + blockIdx.y * 2 * c + column, sum);
+        store(partial + (blockIdx.y * 2 + 1) * c + column, product);
+    }
+}
+
+template <int N, bool GATED>
+DEVICE void gradient_sums(const T* __restrict__ dy, const T* __restrict__ x, Weights scale, Weights shift,
+                          const float* mean, const float* rstd, float* __restrict__ partial, i64 rows, i64 c,
+                          i64 piece) {
+    const Span at = span<N>(rows, piece);
+    float sum[N] = {}, product[N] = {};
+    if (at.column < c) {
+        const Gate<N, GATED> gate(at.column, mean, rstd, scale, shift);
+#pragma unroll 4
+        for (i64 row = at.first; row < at.end; row += at.step) {
+            float d[N], v[N];
+            load(dy + row * c + at.column, d);
+            load(x + row * c + at.column, v);
+            gate.apply(d, v);
+            for (int k = 0; k < N; ++k) sum[k] += d[k], product[k] += d[k] * v[k];
+        }
+    }
+    store_sums(partial, sum, product, at.column, c);
+}
+
+KERNEL(256) batch_norm_gradient_sums(const T* dy, const T* x, const float* mean, float* partial, i64 rows, i64 c,
+                                     i64 piece) {
+    if (c % LANES == 0)
+        gradient_sums<LANES, false>(dy, x, {}, {}, mean, nullptr, partial, rows, c, piece);
+    else
+        gradient_sums<1, false>(dy, x, {}, {}, mean, nullptr, partial, rows, c, piece);
+}
+
+KERNEL(256) batch_norm_gated_sums(const T* dy, const T* x, const void* scale, const void* shift, int wide,
+                                  const float* mean, const float* rstd, float* partial, i64 rows, i64 c, i64 piece) {
+    if (c % LANES == 0)
+        gradient_sums<LANES, true>(dy, x, {scale, wide}, {shift, wide}, mean, rstd, partial, rows, c, piece);
+    else
+        gradient_sums<1, true>(dy, x, {scale, wide}, {shift, wide}, mean, rstd, partial, rows, c, piece);
+}
+
+// dz may be dy: each thread has read what it overwrites.
+template <int N>
+DEVICE void masked_sums(const T* dy, const T* __restrict__ x, const float* mean, const T* __restrict__ y, T* dz,
+                        float* __restrict__ partial, i64 rows, i64 c, i64 piece) {
     const Span at = span<N>(rows, piece);
     float sum[N] = {}, product[N] = {};
     if (at.column < c) {
@@ -162,26 +250,26 @@ DEVICE void gradient_sums(const T* __restrict__ dy, const T* __restrict__ x, con
         load(mean + at.column, m);
 #pragma unroll 4
         for (i64 row = at.first; row < at.end; row += at.step) {
-            float d[N], v[N];
+            float d[N], v[N], out[N];
             load(dy + row * c + at.column, d);
             load(x + row * c + at.column, v);
-            for (int k = 0; k < N; ++k) sum[k] += d[k], product[k] += d[k] * (v[k] - m[k]);
+            load(y + row * c + at.column, out);
+            for (int k = 0; k < N; ++k) {
+                d[k] = out[k] > 0.0f ? d[k] : 0.0f;
+                sum[k] += d[k], product[k] += d[k] * (v[k] - m[k]);
+            }
+            store(dz + row * c + at.column, d);
         }
     }
-    sum_over_y(sum);
-    sum_over_y(product);
-    if (threadIdx.y == 0 && at.column < c) {
-        store(partial + blockIdx.y * 2 * c + at.column, sum);
-        store(partial + (blockIdx.y * 2 + 1) * c + at.column, product);
-    }
+    store_sums(partial, sum, product, at.column, c);
 }
 
-KERNEL(256) batch_norm_gradient_sums(const T* dy, const T* x, const float* mean, float* partial, i64 rows, i64 c,
-                                     i64 piece) {
+KERNEL(256) batch_norm_masked_sums(const T* dy, const T* x, const float* mean, const T* y, T* dz, float* partial,
+                                   i64 rows, i64 c, i64 piece) {
     if (c % LANES == 0)
-        gradient_sums<LANES>(dy, x, mean, partial, rows, c, piece);
+        masked_sums<LANES>(dy, x, mean, y, dz, partial, rows, c, piece);
     else
-        gradient_sums<1>(dy, x, mean, partial, rows, c, piece);
+        masked_sums<1>(dy, x, mean, y, dz, partial, rows, c, piece);
 }
 
 KERNEL(256) batch_norm_backward_weights(const float* partial, const void* scale, int wide, const float* rstd,
@@ -208,13 +296,14 @@ KERNEL(256) batch_norm_backward_weights(const float* partial, const void* scale,
     }
 }
 
-template <int N>
-DEVICE void backward_input(const T* __restrict__ dy, const T* __restrict__ x, const float* mean, const float* line,
-                           T* __restrict__ dx, i64 rows, i64 c, i64 piece) {
+template <int N, bool GATED>
+DEVICE void backward_input(const T* __restrict__ dy, const T* __restrict__ x, Weights scale, Weights shift,
+                           const float* mean, const float* rstd, const float* line, T* __restrict__ dx, i64 rows, i64 c,
+                           i64 piece) {
     const Span at = span<N>(rows, piece);
     if (at.column >= c) return;
-    float m[N], a[N], b[N], d[N];
-    load(mean + at.column, m);
+    const Gate<N, GATED> gate(at.column, mean, rstd, scale, shift);
+    float a[N], b[N], d[N];
     load(line + at.column, a);
     load(line + c + at.column, b);
     load(line + 2 * c + at.column, d);
@@ -223,7 +312,8 @@ DEVICE void backward_input(const T* __restrict__ dy, const T* __restrict__ x, co
         float g[N], v[N];
         load(dy + row * c + at.column, g);
         load(x + row * c + at.column, v);
-        for (int k = 0; k < N; ++k) g[k] = a[k] * g[k] + (b[k] * (v[k] - m[k]) + d[k]);
+        gate.apply(g, v);
+        for (int k = 0; k < N; ++k) g[k] = a[k] * g[k] + (b[k] * v[k] + d[k]);
         store(dx + row * c + at.column, g);
     }
 }
@@ -231,9 +321,18 @@ DEVICE void backward_input(const T* __restrict__ dy, const T* __restrict__ x, co
 KERNEL(256) batch_norm_backward_input(const T* dy, const T* x, const float* mean, const float* line, T* dx, i64 rows,
                                       i64 c, i64 piece) {
     if (c % LANES == 0)
-        backward_input<LANES>(dy, x, mean, line, dx, rows, c, piece);
+        backward_input<LANES, false>(dy, x, {}, {}, mean, nullptr, line, dx, rows, c, piece);
     else
-        backward_input<1>(dy, x, mean, line, dx, rows, c, piece);
+        backward_input<1, false>(dy, x, {}, {}, mean, nullptr, line, dx, rows, c, piece);
+}
+
+KERNEL(256) batch_norm_gated_input(const T* dy, const T* x, const void* scale, const void* shift, int wide,
+                                   const float* mean, const float* rstd, const float* line, T* dx, i64 rows, i64 c,
+                                   i64 piece) {
+    if (c % LANES == 0)
+        backward_input<LANES, true>(dy, x, {scale, wide}, {shift, wide}, mean, rstd, line, dx, rows, c, piece);
+    else
+        backward_input<1, true>(dy, x, {scale, wide}, {shift, wide}, mean, rstd, line, dx, rows, c, piece);
 }
 
 KERNEL(256) batch_norm_fold(const float* mean, const float* rstd, float* running_mean, float* running_variance, i64 c,

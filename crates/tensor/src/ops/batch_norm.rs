@@ -15,6 +15,10 @@
 //! a channel over all that hold the others: `sum x` and `sum x^2` in the forward pass, `sum dy` and
 //! `sum dy (x - mean)` in the backward pass. They travel in f64, in which the squares of f32 numbers leave room
 //! enough.
+//!
+//! A sum with a tensor of the same shape and ReLU, as they stand behind the norms of residual networks, run in the
+//! same pass over memory ([`NormEpilogue`]). On a GPU so do their gradients ([`backward_relu`]): ReLU alone is made
+//! again from what the norm reads anyway.
 
 pub(crate) mod cuda;
 mod host;
@@ -22,6 +26,8 @@ mod moments;
 #[cfg(test)]
 mod tests;
 
+use super::activation::{self, ActivationFn};
+use super::elementwise::add_into;
 use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Category;
@@ -37,17 +43,40 @@ struct PartialStats {
     chunk: usize,
 }
 
+/// What a norm does on its way out: adds a tensor of its shape, then sets what is negative to zero.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NormEpilogue<'a> {
+    pub plus: Option<&'a Tensor>,
+    pub relu: bool,
+}
+
+impl NormEpilogue<'_> {
+    /// The same as steps of their own, on the host.
+    fn apply(&self, mut y: Tensor) -> Result<Tensor> {
+        if let Some(plus) = self.plus {
+            add_into(&mut y, plus)?;
+        }
+        if self.relu { activation::forward_owned(ActivationFn::Relu, y) } else { Ok(y) }
+    }
+}
+
 /// Normalises by the batch's own statistics: `(y, mean, rstd)`.
-pub fn forward(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<(Tensor, Tensor, Tensor)> {
+pub fn forward(
+    x: &Tensor,
+    scale: &Tensor,
+    shift: &Tensor,
+    eps: f32,
+    epilogue: NormEpilogue<'_>,
+) -> Result<(Tensor, Tensor, Tensor)> {
     check_channels(x.width(), [(scale, "scale"), (shift, "shift")]);
     let cpu = match x.device() {
         Device::Cpu(cpu) => cpu,
-        Device::Cuda(gpu) => return cuda::forward(&gpu, x, scale, shift, eps),
+        Device::Cuda(gpu) => return cuda::forward(&gpu, x, scale, shift, eps, epilogue),
     };
     let moments = ChannelMoments::of(x)?;
     let (mean, rstd) = moments.statistics(&x.device(), eps)?;
     let y = host::normalise(&cpu, x, scale, shift, mean.slice(), rstd.slice())?;
-    Ok((y, mean, rstd))
+    Ok((epilogue.apply(y)?, mean, rstd))
 }
 
 /// What x has to say of a batch of which it holds some rows: numbers that add up over all that hold the others.
@@ -62,13 +91,16 @@ pub fn normalise(
     shift: &Tensor,
     eps: f32,
     sums: &[f64],
+    epilogue: NormEpilogue<'_>,
 ) -> Result<(Tensor, Tensor, Tensor, usize)> {
     check_channels(x.width(), [(scale, "scale"), (shift, "shift")]);
     let moments = ChannelMoments::from_sums(sums);
     let (mean, rstd) = moments.statistics(&x.device(), eps)?;
     let y = match x.device() {
-        Device::Cpu(cpu) => host::normalise(&cpu, x, scale, shift, mean.slice(), rstd.slice())?,
-        Device::Cuda(gpu) => cuda::normalise(&gpu, x, scale, shift, &mean, &rstd)?,
+        Device::Cpu(cpu) => {
+            epilogue.apply(host::normalise(&cpu, x, scale, shift, mean.slice(), rstd.slice())?)?
+        }
+        Device::Cuda(gpu) => cuda::normalise(&gpu, x, scale, shift, &mean, &rstd, epilogue)?,
     };
     Ok((y, mean, rstd, moments.rows as usize))
 }
@@ -81,17 +113,18 @@ pub fn evaluate(
     mean: &Tensor,
     variance: &Tensor,
     eps: f32,
+    epilogue: NormEpilogue<'_>,
 ) -> Result<Tensor> {
     check_channels(x.width(), [(scale, "scale"), (shift, "shift"), (mean, "mean"), (variance, "variance")]);
     let cpu = match x.device() {
         Device::Cpu(cpu) => cpu,
-        Device::Cuda(gpu) => return cuda::evaluate(&gpu, x, scale, shift, mean, variance, eps),
+        Device::Cuda(gpu) => return cuda::evaluate(&gpu, x, scale, shift, mean, variance, eps, epilogue),
     };
     let rstd: Vec<f32> = variance.slice::<f32>().iter().map(|v| 1.0 / (v + eps).sqrt()).collect();
-    host::normalise(&cpu, x, scale, shift, mean.slice(), &rstd)
+    epilogue.apply(host::normalise(&cpu, x, scale, shift, mean.slice(), &rstd)?)
 }
 
-/// The gradients `(dx, dscale, dshift)` of [`forward`].
+/// The gradients `(dx, dscale, dshift)` of [`forward`] without an epilogue.
 pub fn backward(
     dy: &Tensor,
     x: &Tensor,
@@ -107,6 +140,35 @@ pub fn backward(
     let dx = input_gradient(dy, x, scale, mean, rstd, &sums)?;
     let (dscale, dshift) = scale_and_shift(scale, rstd, &sums)?;
     Ok((dx, dscale, dshift))
+}
+
+/// The gradients of [`forward`] with ReLU at its end, of which y was the output: `(dx, dscale, dshift)`, and that of
+/// what was added before ReLU, if anything was. Overwrites dy if nobody else holds it.
+pub fn backward_relu(
+    dy: Tensor,
+    x: &Tensor,
+    y: &Tensor,
+    [scale, shift]: [&Tensor; 2],
+    [mean, rstd]: [&Tensor; 2],
+    added: bool,
+) -> Result<(Tensor, Tensor, Tensor, Option<Tensor>)> {
+    check_gradient(&dy, x, scale, mean, rstd);
+    assert_eq!(y.shape(), x.shape(), "the output of a norm and its input");
+    if let Device::Cuda(gpu) = x.device() {
+        return Ok(match added {
+            true => {
+                let (dx, dscale, dshift, plus) = cuda::backward_masked(&gpu, dy, x, y, scale, mean, rstd)?;
+                (dx, dscale, dshift, Some(plus))
+            }
+            false => {
+                let (dx, dscale, dshift) = cuda::backward_gated(&gpu, &dy, x, [scale, shift], mean, rstd)?;
+                (dx, dscale, dshift, None)
+            }
+        });
+    }
+    let passed = activation::backward(ActivationFn::Relu, y, dy)?;
+    let (dx, dscale, dshift) = backward(&passed, x, scale, mean, rstd)?;
+    Ok((dx, dscale, dshift, added.then_some(passed)))
 }
 
 #[track_caller]

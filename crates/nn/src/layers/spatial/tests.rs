@@ -214,6 +214,7 @@ fn build(
                     running_variance: weights.statistic(&format!("{name}.running_var")).unwrap(),
                     group: 0,
                     eps: *eps,
+                    relu: false,
                 };
                 built.push(match tiled {
                     Some(tiled) => {
@@ -221,7 +222,7 @@ fn build(
                         let (over_replicas, shared) = (in_step.clone(), None);
                         Box::new(layers::SyncBatchNorm { norm, in_step, in_sweep, over_replicas, shared })
                     }
-                    None => Box::new(norm),
+                    None => Box::new(layers::SyncBatchNorm::local(norm)),
                 });
             }
             (spec::LayerSpec::Activation(kind), _) => {

@@ -1,6 +1,6 @@
 //! Batch normalisation on a GPU.
 
-use super::PartialStats;
+use super::{NormEpilogue, PartialStats};
 use crate::cuda::{Args, Build, Cuda, KernelSource};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -45,15 +45,17 @@ pub(super) fn normalise(
     shift: &Tensor,
     mean: &Tensor,
     rstd: &Tensor,
+    epilogue: NormEpilogue<'_>,
 ) -> Result<Tensor> {
     let (rows, c) = (x.rows(), x.width());
     let ColumnSumLaunch { grid, block, chunk, .. } = lanes::columns(rows, c, x.dtype());
     let ([scale, shift], wide) = cast::weights(x.dtype(), [scale, shift])?;
     let mut y = x.empty_like(Category::Transient)?;
     let args = Args::new().input(x).input(&scale).input(&shift).i32(wide.into());
-    let args = args.input(mean).input(rstd).output(&mut y).size(rows).size(c).size(chunk);
+    let args = args.input(mean).input(rstd).optional_input(epilogue.plus).i32(epilogue.relu.into());
+    let args = args.output(&mut y).size(rows).size(c).size(chunk);
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_forward")?;
-    // SAFETY: x and y are [rows, c], all else [c], scale and shift in the type that `wide` says.
+    // SAFETY: x, y and what is added are [rows, c], all else [c], scale and shift in the type that `wide` says.
     unsafe { kernel.launch(grid, block, 0, args)? };
     Ok(y)
 }
@@ -83,6 +85,7 @@ pub(super) fn forward(
     scale: &Tensor,
     shift: &Tensor,
     eps: f32,
+    epilogue: NormEpilogue<'_>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (rows, c, device, build) = (x.rows(), x.width(), x.device(), Build::of(x.dtype()));
     let PartialStats { numbers: partial, chunk } = moments(cuda, x)?;
@@ -94,7 +97,7 @@ pub(super) fn forward(
     let kernel = cuda.kernel(&SOURCE, build, "batch_norm_statistics")?;
     // SAFETY: `partial` is [chunks, 2, c], the statistics are [c].
     unsafe { kernel.launch(lanes::blocks(c, 8), THREADS, 0, args)? };
-    Ok((normalise(cuda, x, scale, shift, &mean, &rstd)?, mean, rstd))
+    Ok((normalise(cuda, x, scale, shift, &mean, &rstd, epilogue)?, mean, rstd))
 }
 
 pub(super) fn evaluate(
@@ -105,15 +108,17 @@ pub(super) fn evaluate(
     mean: &Tensor,
     variance: &Tensor,
     eps: f32,
+    epilogue: NormEpilogue<'_>,
 ) -> Result<Tensor> {
     let (rows, c) = (x.rows(), x.width());
     let ColumnSumLaunch { grid, block, chunk, .. } = lanes::columns(rows, c, x.dtype());
     let ([scale, shift], wide) = cast::weights(x.dtype(), [scale, shift])?;
     let mut y = x.empty_like(Category::Transient)?;
     let args = Args::new().input(x).input(&scale).input(&shift).i32(wide.into());
-    let args = args.input(mean).input(variance).output(&mut y).size(rows).size(c).size(chunk).f32(eps);
+    let args = args.input(mean).input(variance).optional_input(epilogue.plus).i32(epilogue.relu.into());
+    let args = args.output(&mut y).size(rows).size(c).size(chunk).f32(eps);
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_evaluate")?;
-    // SAFETY: x and y are [rows, c], all else [c], scale and shift in the type that `wide` says.
+    // SAFETY: x, y and what is added are [rows, c], all else [c], scale and shift in the type that `wide` says.
     unsafe { kernel.launch(grid, block, 0, args)? };
     Ok(y)
 }
@@ -126,20 +131,89 @@ pub(super) fn backward(
     mean: &Tensor,
     rstd: &Tensor,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    let (rows, c, device, build) = (x.rows(), x.width(), x.device(), Build::of(x.dtype()));
-    let PartialStats { numbers: partial, chunk } = gradient_sums(cuda, dy, x, mean)?;
-    let chunks = rows.div_ceil(chunk);
+    let sums = gradient_sums(cuda, dy, x, mean)?;
+    let (line, dscale, dshift) = line(cuda, &sums, x, scale, rstd)?;
+    Ok((input_gradient(cuda, dy, x, mean, &line)?, dscale, dshift))
+}
+
+/// Behind ReLU, whose output is made again of x.
+pub(super) fn backward_gated(
+    cuda: &Cuda,
+    dy: &Tensor,
+    x: &Tensor,
+    [scale, shift]: [&Tensor; 2],
+    mean: &Tensor,
+    rstd: &Tensor,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let (rows, c, build) = (x.rows(), x.width(), Build::of(x.dtype()));
+    let ColumnSumLaunch { grid, block, chunk, chunks } = lanes::columns(rows, c, x.dtype());
+    let ([read_scale, read_shift], wide) = cast::weights(x.dtype(), [scale, shift])?;
+    let read = |name: &'static str| {
+        let args = Args::new().input(dy).input(x).input(&read_scale).input(&read_shift).i32(wide.into());
+        Ok::<_, crate::Error>((cuda.kernel(&SOURCE, build, name)?, args.input(mean).input(rstd)))
+    };
+    let mut numbers = Tensor::empty(&x.device(), &[chunks, 2, c], DType::F32, Category::Workspace)?;
+    let (kernel, args) = read("batch_norm_gated_sums")?;
+    let args = args.output(&mut numbers).size(rows).size(c).size(chunk);
+    // SAFETY: dy and x are [rows, c], each of the chunks has its 2 c numbers, all else is [c], scale and shift in
+    // the type that `wide` says.
+    unsafe { kernel.launch(grid, block, 0, args)? };
+    let (line, dscale, dshift) = line(cuda, &PartialStats { numbers, chunk }, x, scale, rstd)?;
+    let mut dx = x.empty_like(Category::Transient)?;
+    let (kernel, args) = read("batch_norm_gated_input")?;
+    let args = args.input(&line).output(&mut dx).size(rows).size(c).size(chunk);
+    // SAFETY: as above; dx is [rows, c], `line` [3, c].
+    unsafe { kernel.launch(grid, block, 0, args)? };
+    Ok((dx, dscale, dshift))
+}
+
+/// Behind a sum and ReLU, of which y is the output; and what of dy passes it.
+pub(super) fn backward_masked(
+    cuda: &Cuda,
+    mut dy: Tensor,
+    x: &Tensor,
+    y: &Tensor,
+    scale: &Tensor,
+    mean: &Tensor,
+    rstd: &Tensor,
+) -> Result<(Tensor, Tensor, Tensor, Tensor)> {
+    let (rows, c, build) = (x.rows(), x.width(), Build::of(x.dtype()));
+    let ColumnSumLaunch { grid, block, chunk, chunks } = lanes::columns(rows, c, x.dtype());
+    let mut numbers = Tensor::empty(&x.device(), &[chunks, 2, c], DType::F32, Category::Workspace)?;
+    let mut other = if dy.is_unique() { None } else { Some(dy.empty_like(Category::Transient)?) };
+    let from = dy.cuda_buffer().address();
+    let kernel = cuda.kernel(&SOURCE, build, "batch_norm_masked_sums")?;
+    let args = Args::new().pointer(from).input(x).input(mean).input(y);
+    let args = args.output(other.as_mut().unwrap_or(&mut dy)).output(&mut numbers);
+    // SAFETY: dy, x, y and what passes are [rows, c], mean is [c], and each of the chunks has its 2 c numbers; the
+    // kernel lets what passes be dy, and `dy` lives until it is queued.
+    unsafe { kernel.launch(grid, block, 0, args.size(rows).size(c).size(chunk))? };
+    let passed = other.unwrap_or(dy);
+    let (line, dscale, dshift) = line(cuda, &PartialStats { numbers, chunk }, x, scale, rstd)?;
+    Ok((input_gradient(cuda, &passed, x, mean, &line)?, dscale, dshift, passed))
+}
+
+/// The line of [`input_gradient`], and the gradients of scale and shift, from sums over chunks.
+fn line(
+    cuda: &Cuda,
+    PartialStats { numbers, .. }: &PartialStats,
+    x: &Tensor,
+    scale: &Tensor,
+    rstd: &Tensor,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let (rows, c, device, chunks) = (x.rows(), x.width(), x.device(), numbers.shape()[0]);
     let mut line = Tensor::empty(&device, &[3, c], DType::F32, Category::Workspace)?;
     let mut dscale = Tensor::empty(&device, &[c], scale.dtype(), Category::Workspace)?;
     let mut dshift = dscale.empty_like(Category::Workspace)?;
     let narrow = i32::from(scale.dtype() == DType::Bf16);
     let ([scale], wide) = cast::weights(x.dtype(), [scale])?;
-    let args = Args::new().input(&partial).input(&scale).i32(wide.into()).input(rstd).output(&mut line);
+    let args = Args::new().input(numbers).input(&scale).i32(wide.into()).input(rstd).output(&mut line);
     let args = args.output(&mut dscale).output(&mut dshift).size(rows).size(c).size(chunks).i32(narrow);
-    let kernel = cuda.kernel(&SOURCE, build, "batch_norm_backward_weights")?;
-    // SAFETY: `partial` is [chunks, 2, c], `line` [3, c], all else [c] in the types that `wide` and `narrow` say.
+    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_backward_weights")?;
+    // SAFETY: the numbers are [chunks, 2, c], `line` is [3, c], all else [c] in the types that `wide` and `narrow`
+    // say.
     unsafe { kernel.launch(lanes::blocks(c, 8), THREADS, 0, args)? };
-    Ok((input_gradient(cuda, dy, x, mean, &line)?, dscale, dshift))
+    Ok((line, dscale, dshift))
 }
 
 pub(super) fn fold(

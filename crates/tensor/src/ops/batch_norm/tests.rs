@@ -56,12 +56,53 @@ proptest! {
             let x = tensor(device, dtype, &shape, &x);
             let dy = tensor(device, dtype, &shape, &dy);
             let (scale, shift) = (tensor(device, dtype, &[c], &scale), tensor(device, dtype, &[c], &shift));
-            let (y, mean, rstd) = forward(&x, &scale, &shift, EPS).unwrap();
+            let (y, mean, rstd) = forward(&x, &scale, &shift, EPS, NormEpilogue::default()).unwrap();
             let variance = rstd.to_f32().iter().map(|r| 1.0 / (r * r) - EPS).collect::<Vec<_>>();
             let variance = tensor(device, DType::F32, &[c], &variance);
-            let again = evaluate(&x, &scale, &shift, &mean, &variance, EPS).unwrap();
+            let again = evaluate(&x, &scale, &shift, &mean, &variance, EPS, NormEpilogue::default()).unwrap();
             let (dx, dscale, dshift) = backward(&dy, &x, &scale, &mean, &rstd).unwrap();
             vec![y, mean, rstd, again, dx, dscale, dshift]
+        });
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+    /// With a sum and ReLU behind the norm, everything is what the textbook's steps give one after the other.
+    #[test]
+    fn sum_and_relu_are_parts_of_the_norm(
+        (rows, c, added) in (2usize..700, 1usize..80, any::<bool>()),
+        seed in 0u64..1000,
+    ) {
+        let (x, mut dy) = (values(seed, rows * c, 1.0), values(seed + 1, rows * c, 1.0));
+        let (scale, shift) = (values(seed + 2, c, 1.0), values(seed + 3, c, 1.0));
+        let (scale64, shift64) = (wide(&scale), wide(&shift));
+        let [y, ..] = plain_forward(&wide(&x), &scale64, &shift64);
+        let plus: Vec<f32> = values(seed + 4, rows * c, 1.0).iter().map(|p| 2.0 * p).collect();
+        let sums: Vec<f64> = y.iter().zip(&plus).map(|(y, p)| if added { y + f64::from(*p) } else { *y }).collect();
+        // So near to the kink of ReLU rounding decides on which side a sum lies.
+        dy.iter_mut().zip(&sums).filter(|(_, sum)| sum.abs() < 1e-2).for_each(|(dy, _)| *dy = 0.0);
+        let kept: Vec<f64> = sums.iter().zip(&dy).map(|(sum, dy)| if *sum > 0.0 { f64::from(*dy) } else { 0.0 }).collect();
+        let [dx, dscale, dshift] = plain_backward(&kept, &wide(&x), &scale64);
+        let cut: Vec<f64> = sums.iter().map(|sum| sum.max(0.0)).collect();
+        let mut expected = vec![cut.clone(), cut, dx, dscale, dshift];
+        expected.extend(added.then_some(kept));
+        check(&expected, |device, dtype| {
+            let of = |data: &[f32]| tensor(device, dtype, &[rows, c], data);
+            let channels = |data: &[f32]| tensor(device, dtype, &[c], data);
+            let (x, plus, scale, shift) = (of(&x), of(&plus), channels(&scale), channels(&shift));
+            let epilogue = NormEpilogue { plus: added.then_some(&plus), relu: true };
+            let (y, mean, rstd) = forward(&x, &scale, &shift, EPS, epilogue).unwrap();
+            let variance = rstd.to_f32().iter().map(|r| 1.0 / (r * r) - EPS).collect::<Vec<_>>();
+            let variance = tensor(device, DType::F32, &[c], &variance);
+            let again = evaluate(&x, &scale, &shift, &mean, &variance, EPS, epilogue).unwrap();
+            let backward = |dy| backward_relu(dy, &x, &y, [&scale, &shift], [&mean, &rstd], added).unwrap();
+            let (dx, dscale, dshift, plus) = backward(of(&dy));
+            // A dy that others hold stays as it was.
+            let held = of(&dy);
+            let (other, ..) = backward(held.clone());
+            assert_eq!((other.to_f32(), held.to_f32()), (dx.to_f32(), of(&dy).to_f32()));
+            [y, again, dx, dscale, dshift].into_iter().chain(plus).collect()
         });
     }
 }
@@ -90,7 +131,7 @@ fn shards_of_a_batch_are_normalised_as_the_full_batch() {
             .map(|at| ChannelMoments::of(&rows_of(&x, at.clone())).unwrap().to_sums())
             .collect());
         let full = rows_of(&x, 0..rows);
-        let (y, mean, rstd) = forward(&full, &scale, &shift, EPS).unwrap();
+        let (y, mean, rstd) = forward(&full, &scale, &shift, EPS, NormEpilogue::default()).unwrap();
         let (dx, dscale, dshift) = backward(&rows_of(&dy, 0..rows), &full, &scale, &mean, &rstd).unwrap();
         let brought = |at: &std::ops::Range<usize>| {
             measure_gradient(&rows_of(&dy, at.clone()), &rows_of(&x, at.clone()), &mean).unwrap()
@@ -101,7 +142,7 @@ fn shards_of_a_batch_are_normalised_as_the_full_batch() {
         for at in row_ranges {
             let (x, dy) = (rows_of(&x, at.clone()), rows_of(&dy, at.clone()));
             let count = measure(&x).unwrap()[2 * c] as usize;
-            let (y, m, r, n) = normalise(&x, &scale, &shift, EPS, &all).unwrap();
+            let (y, m, r, n) = normalise(&x, &scale, &shift, EPS, &all, NormEpilogue::default()).unwrap();
             assert_eq!((count, n), (at.len(), rows));
             assert_close(&m.to_f32(), &wide(&mean.to_f32()), 1e-6);
             assert_close(&r.to_f32(), &wide(&rstd.to_f32()), 1e-6);
@@ -155,7 +196,7 @@ fn a_mean_far_from_zero_costs_no_accuracy() {
     for [device, ..] in devices() {
         let one = tensor(device, DType::F32, &[2], &[1.0, 1.0]);
         let x = tensor(device, DType::F32, &[30_000, 2], &x);
-        let (_, m, r) = forward(&x, &one, &one, EPS).unwrap();
+        let (_, m, r) = forward(&x, &one, &one, EPS, NormEpilogue::default()).unwrap();
         assert_close(&m.to_f32(), &mean, 1e-7);
         assert_close(&r.to_f32(), &rstd, 1e-5);
     }
