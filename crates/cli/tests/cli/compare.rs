@@ -28,7 +28,7 @@ fn compare(folder: &Path, arguments: &[&str]) -> Option<Output> {
 fn peers() -> TestDir {
     let folder = TestDir::new();
     fs::create_dir(folder.join("peers")).unwrap();
-    for program in ["torch_gpt.py", "torch_llama.py", "torch_cnn.py"] {
+    for program in ["torch_gpt.py", "torch_llama.py", "torch_cnn.py", "torch_vision.py"] {
         fs::write(folder.join("peers").join(program), "").unwrap();
     }
     folder
@@ -68,7 +68,16 @@ fn every_shape_is_one_that_both_sides_can_run() {
     ];
     let names: Vec<&str> = works.iter().map(|work| work["name"].as_str().unwrap()).collect();
     assert_eq!(names[..shapes.len()], shapes.map(|shape| shape.0));
-    assert_eq!(names[shapes.len()..], ["simple-cnn", "resnet8", "vgg16"]);
+    let (small, vision) = names[shapes.len()..].split_at(3);
+    assert_eq!(small, ["simple-cnn", "resnet8", "vgg16"]);
+    assert_eq!(vision, ["resnet-50", "resnet-50-f32", "resnet-18", "vgg-19", "wide-resnet-101-2", "alexnet"]);
+    // As torchvision counts them, of 1000 classes; its form that is compiled is tried too.
+    let millions = [25.557, 25.557, 11.690, 143.678, 126.887, 61.101];
+    for (work, expected) in works[shapes.len() + 3..].iter().zip(millions) {
+        let planned = work["parameters"].as_f64().unwrap() / million;
+        assert!((planned - expected).abs() < 1e-3, "{}: {planned} million parameters", work["name"]);
+        assert!(words(&work["or"][0]).contains(&"--compile"), "{work}");
+    }
     for (work, (name, parameters, seq, batch)) in works.iter().zip(shapes) {
         let planned = work["parameters"].as_f64().unwrap() / million;
         assert!((planned / parameters - 1.0).abs() < 0.01, "{name}: {planned} million parameters");
