@@ -560,6 +560,17 @@ fn batch_norm_with_sum_and_relu() {
     }
 }
 
+/// ReLU behind a convolution, and one that changes places with a max pool: what they give one by one.
+#[test]
+fn convolution_with_relu() {
+    let (relu, pool) = (
+        LayerSpec::Activation(Activation::Relu),
+        LayerSpec::MaxPool(MaxPool { kernel: 3, stride: 2, padding: 1.into() }),
+    );
+    check(IMAGE, image(vec![conv("a", 4, 4, 3, 1, 1), relu.clone()], 4), 3);
+    check(IMAGE, image(vec![relu, pool, conv("a", 4, 4, 3, 1, 1)], 4), 3);
+}
+
 #[test]
 fn flatten_and_added_channels() {
     // So many inputs with the usual weights would make logits so large that the loss is all but flat.

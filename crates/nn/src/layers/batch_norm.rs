@@ -4,13 +4,14 @@
 use espalier_tensor::ops::activation::{self, ActivationFn};
 use espalier_tensor::ops::batch_norm::NormEpilogue;
 use espalier_tensor::ops::cast::cast;
-use espalier_tensor::ops::elementwise::add_into;
+use espalier_tensor::ops::elementwise::{add, add_into};
 use espalier_tensor::ops::{batch_norm, rows};
 use espalier_tensor::{Category, DType, Tensor};
 
+use super::conv::leaves_bias_out;
 use super::{BackwardContext, BatchStatistics, ForwardContext, Mode, WeightGradients, sum};
 use crate::Result;
-use crate::weights::{BufferId, ParameterId};
+use crate::weights::{BufferId, ParameterId, WeightStore};
 
 /// Over batch, height and width; running statistics serve evaluation.
 ///
@@ -29,6 +30,8 @@ pub(crate) struct BatchNorm {
     pub eps: f32,
     /// Whether ReLU stands behind it, which then runs in the same pass.
     pub relu: bool,
+    /// The bias of the convolution before it, which may be [left out](leaves_bias_out).
+    pub bias_before: Option<ParameterId>,
 }
 
 impl BatchNorm {
@@ -38,18 +41,34 @@ impl BatchNorm {
         if self.group > 0 && samples.is_multiple_of(self.group) { samples / self.group } else { 1 }
     }
 
-    fn measured(&self, mean: &Tensor, rstd: &Tensor, count: usize, group: usize) -> BatchStatistics {
+    fn measured(
+        &self,
+        mean: &Tensor,
+        rstd: &Tensor,
+        count: usize,
+        group: usize,
+        weights: &dyn WeightStore,
+    ) -> Result<BatchStatistics> {
         let (mean_id, variance_id) = (self.running_mean, self.running_variance);
-        let (mean, rstd, eps) = (mean.clone(), rstd.clone(), self.eps);
-        BatchStatistics { mean_id, variance_id, mean, rstd, count, group, eps }
+        let mean = match self.bias_before.filter(|_| leaves_bias_out(&mean.device())) {
+            Some(bias) => add(mean, &cast(weights.get(bias), DType::F32, Category::Workspace)?)?,
+            None => mean.clone(),
+        };
+        Ok(BatchStatistics { mean_id, variance_id, mean, rstd: rstd.clone(), count, group, eps: self.eps })
     }
 
     /// Leaves what the backward pass needs, and what was measured over `count` rows.
-    fn leave(&self, x: Tensor, mean: Tensor, rstd: Tensor, count: usize, ctx: &mut ForwardContext<'_>) {
-        ctx.statistics.push(self.measured(&mean, &rstd, count, 0));
-        ctx.stash.push(x);
-        ctx.stash.push(mean);
-        ctx.stash.push(rstd);
+    fn leave(
+        &self,
+        x: Tensor,
+        mean: Tensor,
+        rstd: Tensor,
+        count: usize,
+        ctx: &mut ForwardContext<'_>,
+    ) -> Result<()> {
+        ctx.statistics.push(self.measured(&mean, &rstd, count, 0, ctx.weights)?);
+        [x, mean, rstd].into_iter().for_each(|tensor| ctx.stash.push(tensor));
+        Ok(())
     }
 
     fn epilogue<'a>(&self, plus: Option<&'a Tensor>) -> NormEpilogue<'a> {
@@ -90,7 +109,7 @@ impl BatchNorm {
         }
         let (y, mean, rstd) = batch_norm::forward(&x, scale, shift, self.eps, self.epilogue(plus.as_ref()))?;
         let count = x.rows();
-        self.leave(x, mean, rstd, count, ctx);
+        self.leave(x, mean, rstd, count, ctx)?;
         Ok(self.leave_output(y, ctx))
     }
 
@@ -145,7 +164,7 @@ impl BatchNorm {
         let (scale, shift) = (ctx.weights.get(self.scale), ctx.weights.get(self.shift));
         let epilogue = self.epilogue(plus.as_ref());
         let (y, mean, rstd, count) = batch_norm::normalise(&x, scale, shift, self.eps, sums, epilogue)?;
-        self.leave(x, mean, rstd, count, ctx);
+        self.leave(x, mean, rstd, count, ctx)?;
         Ok(self.leave_output(y, ctx))
     }
 
@@ -183,7 +202,7 @@ impl BatchNorm {
             let (group_rows, mean, rstd) =
                 batch_norm::forward(&group_rows, scale, shift, self.eps, NormEpilogue::default())?;
             rows::put(&mut y, group * rows, &group_rows)?;
-            ctx.statistics.push(self.measured(&mean, &rstd, rows, group));
+            ctx.statistics.push(self.measured(&mean, &rstd, rows, group, ctx.weights)?);
             left.extend([mean, rstd]);
         }
         ctx.stash.push(x);

@@ -31,6 +31,8 @@ pub(super) struct Builder<'a> {
     /// With what they turn, and how many columns a head has.
     rotary_tables: Vec<(spec::Rotary, usize, Arc<RotaryTable>)>,
     tied: HashSet<ParameterId>,
+    /// Of a convolution, for the batch norm behind it.
+    bias_before: Option<ParameterId>,
     /// Where they are to be frozen, no activation with a gate is fused.
     frozen_gates: Option<FrozenGates>,
     /// The vocabulary of the full model, of which an embedding may have a shard; 0 for images.
@@ -57,6 +59,7 @@ impl<'a> Builder<'a> {
             attentions: 0,
             rotary_tables: Vec::new(),
             tied: HashSet::new(),
+            bias_before: None,
             frozen_gates: frozen_gates.cloned(),
             vocab: match spec.input {
                 spec::Input::Tokens { vocab, .. } => vocab,
@@ -137,15 +140,25 @@ impl<'a> Builder<'a> {
                     let (weight, bias) = (self.weight(name), bias.then(|| self.bias(name)));
                     (Box::new(TiledConv::new(weight, bias, self.halo(halo))), 2)
                 }
-                (None, [spec::LayerSpec::Residual(residual), spec::LayerSpec::Activation(kind), ..])
-                    if self.is_fused_relu(*kind) && norm_at_end(&residual.branch).is_some() =>
+                (None, [spec::LayerSpec::Residual(residual), relu, ..])
+                    if self.is_fused_relu(relu) && norm_at_end(&residual.branch).is_some() =>
                 {
                     (Box::new(self.relu_residual(residual)), 2)
                 }
+                (None, [spec::LayerSpec::Conv(conv), behind @ ..]) => {
+                    let relu = behind.first().is_some_and(|next| self.is_fused_relu(next))
+                        && !pools_before_conv(&behind[1..]);
+                    let conv = self.conv(conv, relu, norm_at_start(behind).is_some());
+                    (Box::new(conv), 1 + usize::from(relu))
+                }
+                // The largest of a window is above zero where ReLU's is: a pool first leaves ReLU less to do.
+                (None, [relu, behind @ ..]) if self.is_fused_relu(relu) && pools_before_conv(behind) => {
+                    let [pool, relu] = [self.layer(&behind[0]), self.layer(relu)];
+                    (Box::new(Sequence(vec![pool, relu])), 2)
+                }
                 (None, _) => match norm_at_start(rest) {
                     Some(norm) => {
-                        let behind = rest.get(norm.len());
-                        let relu = matches!(behind, Some(spec::LayerSpec::Activation(kind)) if self.is_fused_relu(*kind));
+                        let relu = rest.get(norm.len()).is_some_and(|next| self.is_fused_relu(next));
                         (Box::new(self.batch_norm(norm, relu)), norm.len() + usize::from(relu))
                     }
                     None => (self.layer(layer), 1),
@@ -258,15 +271,8 @@ impl<'a> Builder<'a> {
 
     fn layer(&mut self, layer: &spec::LayerSpec) -> Box<dyn Layer> {
         match layer {
-            spec::LayerSpec::Linear(_) | spec::LayerSpec::TiedLinear(_) => {
-                unreachable!("each begins a chain")
-            }
-            spec::LayerSpec::Conv(spec::Conv { name, kernel, stride, padding, bias, .. }) => {
-                Box::new(ConvLayer {
-                    weight: self.weight(name),
-                    bias: bias.then(|| self.bias(name)),
-                    conv: ConvParams { kernel: *kernel, stride: *stride, padding: padding_of(*padding) },
-                })
+            spec::LayerSpec::Linear(_) | spec::LayerSpec::TiedLinear(_) | spec::LayerSpec::Conv(_) => {
+                unreachable!("each is built with what stands beside it")
             }
             &spec::LayerSpec::MaxPool(spec::MaxPool { kernel, stride, padding }) => {
                 let pool = PoolParams { kernel, stride, padding: padding_of(padding) };
@@ -369,6 +375,19 @@ impl<'a> Builder<'a> {
         table
     }
 
+    /// A convolution with the ReLU behind it, or with a batch norm there, which is then built with its bias.
+    fn conv(
+        &mut self,
+        spec::Conv { name, kernel, stride, padding, bias, .. }: &spec::Conv,
+        relu: bool,
+        normed: bool,
+    ) -> ConvLayer {
+        let bias = bias.then(|| self.bias(name));
+        self.bias_before = bias.filter(|_| normed);
+        let conv = ConvParams { kernel: *kernel, stride: *stride, padding: padding_of(*padding) };
+        ConvLayer { weight: self.weight(name), bias, conv, relu, normed }
+    }
+
     /// A residual layer whose branch ends in a batch norm, and the ReLU behind it.
     fn relu_residual(&mut self, spec::Residual { branch, shortcut }: &spec::Residual) -> ReluResidual {
         let norm = norm_at_end(branch).expect("the caller has looked");
@@ -380,7 +399,7 @@ impl<'a> Builder<'a> {
     }
 
     /// A batch norm, with what shares its statistics, if anything does, and perhaps with the ReLU behind it.
-    fn batch_norm(&self, layers: &[spec::LayerSpec], relu: bool) -> SyncBatchNorm {
+    fn batch_norm(&mut self, layers: &[spec::LayerSpec], relu: bool) -> SyncBatchNorm {
         let (shared, norm) = match layers {
             [spec::LayerSpec::SharedStatistics(shared), spec::LayerSpec::BatchNorm(norm)] => {
                 (Some(shared), norm)
@@ -399,12 +418,13 @@ impl<'a> Builder<'a> {
     }
 
     fn local_batch_norm(
-        &self,
+        &mut self,
         spec::BatchNorm { name, group, eps, .. }: &spec::BatchNorm,
         relu: bool,
     ) -> BatchNorm {
         BatchNorm {
             relu,
+            bias_before: self.bias_before.take(),
             group: *group,
             eps: *eps,
             scale: self.weight(name),
@@ -452,9 +472,10 @@ impl<'a> Builder<'a> {
         self.frozen_gates.is_some() && kind == spec::Activation::Relu
     }
 
-    /// Whether an activation is a ReLU that a norm before it takes over.
-    fn is_fused_relu(&self, kind: spec::Activation) -> bool {
-        kind == spec::Activation::Relu && !self.is_frozen(kind)
+    /// Whether a layer is a ReLU that those before it may take over.
+    fn is_fused_relu(&self, layer: &spec::LayerSpec) -> bool {
+        let relu = spec::Activation::Relu;
+        matches!(layer, spec::LayerSpec::Activation(kind) if *kind == relu) && !self.is_frozen(relu)
     }
 
     fn image(&self) -> [usize; 3] {
@@ -475,6 +496,11 @@ impl<'a> Builder<'a> {
     fn bias(&self, name: &str) -> ParameterId {
         self.parameter(&format!("{name}.bias"))
     }
+}
+
+/// Whether layers begin with a max pool whose output a convolution keeps anyway.
+fn pools_before_conv(layers: &[spec::LayerSpec]) -> bool {
+    matches!(layers, [spec::LayerSpec::MaxPool(_), spec::LayerSpec::Conv(_), ..])
 }
 
 /// The batch norm that layers begin with, and what shares its statistics.

@@ -14,7 +14,8 @@
 //   run = 2^shift channels pass through shared memory at a time. grid (ceil(channels / run), o), block 256, dynamic
 //   shared bytes run taps sizeof(T).
 // conv_input_weight(w, rows, shape): w in the order that backward_input reads. grid ceil(o c k k / 256), block 256.
-// conv_add_bias(y, bias, rows, o, piece): y += bias, for products that are not ours. Columns of lanes.cuh.
+// conv_add_bias(y, bias, relu, rows, o, piece): y += bias, then ReLU if it is asked for, for products that are not ours.
+//   Columns of lanes.cuh.
 // conv_forward(x, rows, bias, y, shape), conv_backward_input(dy, rows, dx, shape): one block per tile, f32 64 x 64,
 //   bf16 128 x 64 if there are at most 64 columns, else 128 x 128. grid ceil(rows / tile height)
 //   ceil(columns / tile width), block 256, dynamic shared bytes 0 for f32, (128 + tile width) 240 for bf16, for
@@ -31,7 +32,7 @@
 // bytes at a time where they divide by 4 (f32) or 8 (bf16), otherwise one by one: pad_channels is worth its copy.
 
 template <int N>
-DEVICE void add_bias(T* y, const T* bias, i64 rows, i64 o, i64 piece) {
+DEVICE void add_bias(T* y, const T* bias, int relu, i64 rows, i64 o, i64 piece) {
     const i64 column = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
     const i64 end = (blockIdx.y + 1) * piece < rows ? (blockIdx.y + 1) * piece : rows;
     if (column >= o) return;
@@ -42,15 +43,18 @@ DEVICE void add_bias(T* y, const T* bias, i64 rows, i64 o, i64 piece) {
         float v[N];
         load(y + row * o + column, v);
         for (int k = 0; k < N; ++k) v[k] += b[k];
+        // This way round, a NaN passes.
+        if (relu)
+            for (int k = 0; k < N; ++k) v[k] = v[k] < 0.0f ? 0.0f : v[k];
         store(y + row * o + column, v);
     }
 }
 
-KERNEL(256) conv_add_bias(T* y, const T* bias, i64 rows, i64 o, i64 piece) {
+KERNEL(256) conv_add_bias(T* y, const T* bias, int relu, i64 rows, i64 o, i64 piece) {
     if (o % LANES == 0)
-        add_bias<LANES>(y, bias, rows, o, piece);
+        add_bias<LANES>(y, bias, relu, rows, o, piece);
     else
-        add_bias<1>(y, bias, rows, o, piece);
+        add_bias<1>(y, bias, relu, rows, o, piece);
 }
 
 // Two blocks on a multiprocessor.

@@ -25,6 +25,7 @@ mod thin;
 #[cfg(target_arch = "x86_64")]
 mod transpose;
 
+use super::activation::{self, ActivationFn};
 use super::image;
 use super::padding::{self, Padding};
 use crate::cpu::Cpu;
@@ -55,12 +56,27 @@ impl ConvParams {
 
 /// The convolution of `x` with `w`, plus `bias`.
 pub fn forward(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, conv: ConvParams) -> Result<Tensor> {
+    forward_with(x, w, bias, false, conv)
+}
+
+/// The same with ReLU behind it: on a GPU where a bias is added, in that pass over the output.
+pub fn forward_relu(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, conv: ConvParams) -> Result<Tensor> {
+    forward_with(x, w, bias, true, conv)
+}
+
+fn forward_with(
+    x: &Tensor,
+    w: &Tensor,
+    bias: Option<&Tensor>,
+    relu: bool,
+    conv: ConvParams,
+) -> Result<Tensor> {
     let z = ConvDims::new(x.shape(), w.shape()[0], conv);
     z.check_weight(w);
     assert_eq!(x.dtype(), w.dtype(), "a convolution's input and weight have one type");
     assert!(bias.is_none_or(|bias| bias.len() == z.o), "a convolution's bias is [output]");
     if let Device::Cuda(gpu) = x.device() {
-        return cuda::forward(&gpu, x, w, bias, &z);
+        return cuda::forward(&gpu, x, w, bias, relu, &z);
     }
     let bias = bias.map(Tensor::to_f32);
     let mut y = Tensor::empty(&x.device(), &z.output_shape(), x.dtype(), Category::Transient)?;
@@ -68,7 +84,7 @@ pub fn forward(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, conv: ConvParams) 
         DType::F32 => direct::forward(x, w, bias.as_deref(), &z, &mut y)?,
         _ => patches::forward(x, w, bias.as_deref(), &z, &mut y)?,
     }
-    Ok(y)
+    if relu { activation::forward_owned(ActivationFn::Relu, y) } else { Ok(y) }
 }
 
 /// The gradient of `x`, whose shape is `input_shape`.
@@ -304,7 +320,8 @@ mod tests {
         let y = plain_forward(&x64, &w64, &vec![0.0; o], &z);
         let biased = plain_forward(&x64, &w64, &wide(&bias), &z);
         let (dx, dw) = plain_backward(&wide(&dy), &x64, &w64, &z);
-        check_on(devices, tolerances, &[y, biased, dx, dw], |device, dtype| {
+        let cut = biased.iter().map(|y| y.max(0.0)).collect();
+        check_on(devices, tolerances, &[y, biased, cut, dx, dw], |device, dtype| {
             let x = tensor(device, dtype, &shape, &x);
             let w = tensor(device, dtype, &weight, &w);
             let bias = tensor(device, dtype, &[o], &bias);
@@ -312,6 +329,7 @@ mod tests {
             vec![
                 forward(&x, &w, None, conv).unwrap(),
                 forward(&x, &w, Some(&bias), conv).unwrap(),
+                forward_relu(&x, &w, Some(&bias), conv).unwrap(),
                 backward_input(&dy, &w, conv, &shape).unwrap(),
                 backward_weight(&x, &dy, conv).unwrap(),
             ]

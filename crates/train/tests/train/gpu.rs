@@ -141,13 +141,27 @@ fn resnet8() -> Base {
         .set("learning_rate.peak=0.01")
 }
 
+/// Biases before batch norms, which a GPU leaves out, before ReLU and before a max pool.
+fn vgg() -> Base {
+    const LAYERS: &str = r#"model.layers=[
+        { type = "conv", output = 8, kernel = 3, padding = 1 }, { type = "batch_norm" }, { type = "relu" },
+        { type = "conv", output = 8, kernel = 3, padding = 1 }, { type = "relu" }, { type = "max_pool", kernel = 2 },
+        { type = "conv", output = 16, kernel = 1 }, { type = "relu" },
+        { type = "conv", output = 16, kernel = 3, padding = 1 }, { type = "batch_norm" },
+        { type = "global_avg_pool" }, { type = "linear", output = 10 }]"#;
+    tiny_cnn(&[LAYERS, "train.eval_samples=11", "learning_rate.peak=0.01"])
+}
+
 /// Dense, and with nine weights of ten gone.
 fn all() -> Vec<(String, Base)> {
     let both = |(name, base): (&str, Base)| {
         let pruned = base.set("prune.method=random").set("prune.sparsity=0.9").set("prune.state=compressed");
         [(format!("{name}, dense"), base), (format!("{name}, pruned"), pruned)]
     };
-    [("gpt", gpt()), ("llama", llama()), ("resnet8", resnet8())].into_iter().flat_map(both).collect()
+    [("gpt", gpt()), ("llama", llama()), ("resnet8", resnet8()), ("vgg", vgg())]
+        .into_iter()
+        .flat_map(both)
+        .collect()
 }
 
 #[test]

@@ -175,7 +175,13 @@ fn build(
                             stride: *stride,
                             padding: layers::padding_of(*padding),
                         };
-                        built.push(Box::new(layers::ConvLayer { weight, bias, conv }));
+                        built.push(Box::new(layers::ConvLayer {
+                            weight,
+                            bias,
+                            conv,
+                            relu: false,
+                            normed: false,
+                        }));
                     }
                 }
             }
@@ -215,6 +221,7 @@ fn build(
                     group: 0,
                     eps: *eps,
                     relu: false,
+                    bias_before: None,
                 };
                 built.push(match tiled {
                     Some(tiled) => {

@@ -7,6 +7,7 @@ use crate::cuda::{Args, Build, Cuda};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
+use crate::ops::activation::{self, ActivationFn};
 use crate::ops::cast::cast;
 use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
@@ -15,27 +16,35 @@ use crate::tensor::Tensor;
 const BLOCKS: usize = 512;
 /// The fewest pixels that are worth a split.
 const MIN_PIXELS: usize = 256;
+
 pub(super) fn forward(
     cuda: &Cuda,
     x: &Tensor,
     w: &Tensor,
     bias: Option<&Tensor>,
+    relu: bool,
     z: &ConvDims,
 ) -> Result<Tensor> {
     let bias = match bias {
         Some(bias) if bias.dtype() != x.dtype() => Some(cast(bias, x.dtype(), Category::Workspace)?),
         bias => bias.cloned(),
     };
-    if let Some(y) = dnn::forward(cuda, x, w, bias.as_ref(), z)? {
+    if let Some(y) = dnn::forward(cuda, x, w, bias.as_ref(), relu, z)? {
         return Ok(y);
     }
+    let y = own_forward(cuda, x, w, bias.as_ref(), z)?;
+    if relu { activation::forward(ActivationFn::Relu, &y) } else { Ok(y) }
+}
+
+/// By kernels of ours.
+fn own_forward(cuda: &Cuda, x: &Tensor, w: &Tensor, bias: Option<&Tensor>, z: &ConvDims) -> Result<Tensor> {
     let mut y = Tensor::empty(&x.device(), &z.output_shape(), x.dtype(), Category::Transient)?;
     if thin::serves(z, x.dtype()) {
-        thin::forward(cuda, x, w, bias.as_ref(), z, &mut y)?;
+        thin::forward(cuda, x, w, bias, z, &mut y)?;
         return Ok(y);
     }
     let rows = filter_rows(cuda, w, z.c)?;
-    let args = Args::new().input(x).input(&rows).optional_input(bias.as_ref()).output(&mut y);
+    let args = Args::new().input(x).input(&rows).optional_input(bias).output(&mut y);
     let (grid, shared) = tiles(z.batch * z.oh * z.ow, z.o, x.dtype());
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "conv_forward")?;
     // SAFETY: x and y have the shapes of this call, `rows` as many elements as w, and the bias is [o].

@@ -12,6 +12,7 @@ use crate::cuda::dnn::{ConvKey, ConvPass};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
+use crate::ops::activation::{self, ActivationFn};
 use crate::ops::layout;
 use crate::tensor::Tensor;
 
@@ -24,6 +25,7 @@ pub(super) fn forward(
     x: &Tensor,
     w: &Tensor,
     bias: Option<&Tensor>,
+    relu: bool,
     z: &ConvDims,
 ) -> Result<Option<Tensor>> {
     let Some(key) = planned(cuda, ConvPass::Forward, z, x.dtype())? else { return Ok(None) };
@@ -31,8 +33,10 @@ pub(super) fn forward(
     let rows = filter_rows(cuda, w, key.x[3])?;
     let mut y = Tensor::empty(&x.device(), &key.y, x.dtype(), Category::Transient)?;
     run(cuda, &key, [address(&x), address(&rows), address_mut(&mut y)])?;
-    if let Some(bias) = bias {
-        add_bias(cuda, &mut y, bias)?;
+    match bias {
+        Some(bias) => add_bias(cuda, &mut y, bias, relu)?,
+        None if relu => y = activation::forward(ActivationFn::Relu, &y)?,
+        None => {}
     }
     Ok(Some(y))
 }

@@ -39,6 +39,9 @@ pub(super) fn shape(z: &ConvDims) -> [u32; 11] {
 pub(super) fn filter_rows(cuda: &Cuda, w: &Tensor, channels: usize) -> Result<Tensor> {
     let &[o, c, kernel, _] = w.shape() else { panic!("a convolution's weight {:?}", w.shape()) };
     let shape = [o, kernel, kernel, channels];
+    if is_in_order(kernel, c, channels) {
+        return Ok(w.clone().reshape(&shape));
+    }
     let mut rows = Tensor::empty(&w.device(), &shape, w.dtype(), Category::Workspace)?;
     let (grid, shared, numbers) = filter_move([o, c, kernel, channels], w.dtype());
     let args = numbers.into_iter().fold(Args::new().input(w).output(&mut rows), Args::i32);
@@ -51,6 +54,9 @@ pub(super) fn filter_rows(cuda: &Cuda, w: &Tensor, channels: usize) -> Result<Te
 /// What undoes [`filter_rows`], for the gradient.
 pub(super) fn filter_back(cuda: &Cuda, rows: &Tensor, c: usize) -> Result<Tensor> {
     let &[o, kernel, _, channels] = rows.shape() else { panic!("rows of a weight {:?}", rows.shape()) };
+    if is_in_order(kernel, c, channels) {
+        return Ok(rows.clone().reshape(&[o, c, kernel, kernel]));
+    }
     let mut dw = Tensor::empty(&rows.device(), &[o, c, kernel, kernel], rows.dtype(), Category::Workspace)?;
     let (grid, shared, numbers) = filter_move([o, c, kernel, channels], rows.dtype());
     let args = numbers.into_iter().fold(Args::new().input(rows).output(&mut dw), Args::i32);
@@ -58,6 +64,11 @@ pub(super) fn filter_back(cuda: &Cuda, rows: &Tensor, c: usize) -> Result<Tensor
     // SAFETY: as above, the other way round.
     unsafe { kernel.launch(grid, THREADS, shared, args)? };
     Ok(dw)
+}
+
+/// Whether both orders of a weight are the same: each output has a row of channels and no more.
+fn is_in_order(kernel: usize, c: usize, channels: usize) -> bool {
+    kernel == 1 && c == channels
 }
 
 /// Grid, shared memory and numbers of the two kernels above.
@@ -71,11 +82,11 @@ fn filter_move([o, c, kernel, channels]: [usize; 4], dtype: DType) -> ((u32, u32
     ((lanes::blocks(channels, 1 << shift), lanes::blocks(o, 1)), shared as u32, numbers)
 }
 
-/// Adds the bias to every pixel of y.
-pub(super) fn add_bias(cuda: &Cuda, y: &mut Tensor, bias: &Tensor) -> Result<()> {
+/// Adds the bias to every pixel of y, and sets what is negative to zero where ReLU stands behind.
+pub(super) fn add_bias(cuda: &Cuda, y: &mut Tensor, bias: &Tensor, relu: bool) -> Result<()> {
     let (rows, o, dtype) = (y.rows(), y.width(), y.dtype());
     let ColumnSumLaunch { grid, block, chunk, .. } = lanes::columns(rows, o, dtype);
-    let args = Args::new().output(y).input(bias).size(rows).size(o).size(chunk);
+    let args = Args::new().output(y).input(bias).i32(relu.into()).size(rows).size(o).size(chunk);
     // SAFETY: y is [rows, o], the bias [o], of one type.
     unsafe { cuda.kernel(&SOURCE, Build::of(dtype), "conv_add_bias")?.launch(grid, block, 0, args) }
 }

@@ -25,8 +25,7 @@ pub(super) fn transpose(cuda: &Cuda, x: &Tensor, y: &mut Tensor, rows: usize, co
 /// `y` becomes x's rows, cropped or with zeros appended.
 pub(in crate::ops) fn resize(cuda: &Cuda, x: &Tensor, y: &mut Tensor) -> Result<()> {
     let (rows, c, channels) = (x.rows(), x.width(), y.width());
-    let width = lanes::width(c, x.dtype()).min(lanes::width(channels, x.dtype()));
-    let across = (channels / width).next_power_of_two().min(32) as u32;
+    let across = (channels / lanes::width(channels, x.dtype())).next_power_of_two().min(32) as u32;
     let down = THREADS / across;
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "layout_resize")?;
     let args = Args::new().input(x).output(y).size(rows).size(c).size(channels);
