@@ -15,7 +15,7 @@ use espalier_tensor::{Category, Device};
 use espalier_train::prune::{Observation, PruneReport};
 use espalier_train::run::Observer;
 use espalier_train::trainer::{Evaluation, StepReport};
-use espalier_train::{CategoryBytes, LayerDensity, RunSummary, StatePeak, Throughput};
+use espalier_train::{CategoryBytes, LayerDensity, RunSummary, StatePeak, Throughput, TrainedData};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::{self, print_err, print_out};
@@ -354,6 +354,9 @@ pub fn summarise(summary: &RunSummary) {
     if let Some(predicted) = predicted {
         print_out!("{predicted}");
     }
+    if let Some(data) = &summary.trained_on {
+        print_out!("{}", trained_on(data));
+    }
     let validation = &summary.validation;
     if let Some(loss) = validation.loss {
         let score = match (validation.perplexity, validation.accuracy) {
@@ -367,6 +370,21 @@ pub fn summarise(summary: &RunSummary) {
     if let Some(run) = &summary.run {
         print_out!("run folder {run}");
     }
+}
+
+/// What a run has learnt from, without which its loss says little.
+fn trained_on(data: &TrainedData) -> String {
+    let (amount, unique, of) = match data.tokens.zip(data.unique_tokens) {
+        Some((tokens, unique)) => (tokens, unique, "tokens"),
+        None => (data.samples, data.unique_samples, "samples"),
+    };
+    let kept = match data.per_kept_parameter == data.per_parameter {
+        true => String::new(),
+        false => format!(", {:.3} per kept one", data.per_kept_parameter),
+    };
+    let (amount, unique) = (count(amount as f64), count(unique as f64));
+    let (epochs, each) = (data.epochs, data.per_parameter);
+    format!("trained on {amount} {of} ({unique} unique, {epochs:.2} epochs): {each:.3} per parameter{kept}")
 }
 
 /// What the model itself takes before and after pruning: measured where there was a run.
@@ -399,6 +417,10 @@ pub fn state_peak(peak: &StatePeak) -> String {
 /// Bytes of state for each weight that pruning may touch, beside what others need.
 fn state(summary: &RunSummary) {
     if summary.sparsity == 0.0 {
+        let StatePeak { after: CategoryBytes { predicted, measured }, .. } = summary.state_peak;
+        if let Some(all) = measured.or(predicted.map(|bytes| bytes as usize)) {
+            print_out!("\ntraining state: {}, dense", bytes(all));
+        }
         return;
     }
     print_out!("\n{}", state_peak(&summary.state_peak));

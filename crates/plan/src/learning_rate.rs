@@ -9,6 +9,9 @@
 //! - linear: 1 - (1 - end_factor) t
 //! - cosine: end_factor + (1 - end_factor)(1 + cos(pi t))/2
 //! - step: step_factor to the power of the whole periods of `step_every` behind
+//!
+//! A pruned network takes larger steps than a dense one: every rate, the warm-up's included, is divided by the
+//! density of the prunable weights to the power of `by_density`, so it grows as pruning goes on.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +27,9 @@ pub struct LearningRate {
     /// The batch for which the peak is meant: it is multiplied by `train.batch` over this (Goyal et al. 2017).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scale_from_batch: Option<usize>,
+    /// The power of the density that the rate is divided by; 0: as of a dense network.
+    #[serde(default)]
+    pub by_density: f64,
     /// How the rate falls.
     #[serde(flatten)]
     pub schedule: RateDecay,
@@ -89,6 +95,12 @@ impl LearningRate {
         self.peak * factor
     }
 
+    /// What the rate of a step is multiplied by while so large a fraction of the prunable weights is kept; at
+    /// least a thousandth counts, so that a network of which nothing is left has a rate.
+    pub fn density_factor(&self, density: f64) -> f64 {
+        density.max(1e-3).powf(-self.by_density)
+    }
+
     /// The same with the peak for this batch, if it was meant for another.
     pub(crate) fn for_batch(&self, batch: usize) -> LearningRate {
         let scale = self.scale_from_batch.map_or(1.0, |base| batch as f64 / base as f64);
@@ -101,7 +113,14 @@ mod tests {
     use super::*;
 
     fn rate(warmup: usize, schedule: RateDecay) -> LearningRate {
-        LearningRate { peak: 2.0, warmup, warmup_from: None, scale_from_batch: None, schedule }
+        LearningRate {
+            peak: 2.0,
+            warmup,
+            warmup_from: None,
+            scale_from_batch: None,
+            by_density: 0.0,
+            schedule,
+        }
     }
 
     fn close(a: f64, b: f64) {
@@ -161,12 +180,25 @@ mod tests {
             warmup: 5,
             warmup_from: Some(0.1),
             scale_from_batch: Some(256),
+            by_density: 0.0,
             schedule: RateDecay::Constant,
         };
         let rate = goyal.for_batch(8192);
         for (step, expected) in [0.1, 0.72, 1.34, 1.96, 2.58, 3.2, 3.2].into_iter().enumerate() {
             close(rate.at(step, 100), expected);
         }
+    }
+
+    /// SMET divides by density; twice the rate at a tenth is a power of 0.3.
+    #[test]
+    fn the_rate_follows_density() {
+        let with = |by_density| LearningRate { by_density, ..rate(0, RateDecay::Constant) };
+        close(with(0.0).density_factor(0.1), 1.0);
+        close(with(1.0).density_factor(0.1), 10.0);
+        close(with(0.5).density_factor(0.25), 2.0);
+        close(with(2f64.log10()).density_factor(0.1), 2.0);
+        assert_eq!(with(0.3).density_factor(1.0), 1.0);
+        assert!(with(1.0).density_factor(0.0).is_finite());
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub struct MemoryPlan {
     /// is rounded to the precision of the run when it is sent, so this is the most that is held before. Where
     /// gradients are reduce-scattered as they are made, the rank's shards of them, and tied ones in full.
     pub gradients: u64,
-    /// Master weights and moments.
+    /// Master weights and moments, and what ELSA pulls towards.
     pub optimizer: u64,
     /// Which weights are kept; nothing without pruning.
     pub mask: u64,
@@ -295,6 +295,7 @@ impl<'a> Prediction<'a> {
         let mut sent_bytes = vec![None; self.parameters.len()];
         let is_pruned = pruning.is_some_and(|pruning| self.is_pruned || pruning.method.at_start());
         let compressed = storage.compressed && is_pruned;
+        let pulled = pruning.map_or(0, |pruning| if is_pruned { 0 } else { pruning.method.pull_bytes() });
         for id in held {
             let parameter = &self.parameters[id];
             let elements = parameter.elements();
@@ -402,7 +403,7 @@ impl<'a> Prediction<'a> {
             weights: versioned(weights).max(first.saturating_add(buffers)),
             weights_at_rest: versioned(weights),
             gradients: summed.saturating_mul(storage.gradient_bytes()),
-            optimizer: local.saturating_mul(each),
+            optimizer: local.saturating_mul(each).saturating_add(pulled.saturating_mul(candidates)),
             mask,
             scoring: scoring.max(grown),
             setup: match pruning.filter(|_| storage.compressed_weights) {

@@ -1,10 +1,14 @@
 //! Which weights go, and when: the methods with what each needs to know, and how much every parameter keeps.
 
+mod distribution;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::intervals::RunLength;
 use crate::spec::{Parameter, ScaledChannels};
+
+pub use distribution::{Distribution, DynamicSparsity};
 
 /// What is pruned, how and to what sparsity: `[prune]` of a run file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -53,12 +57,22 @@ pub enum PruneMethod {
         scope: Scope,
         /// The sparsity at `start`.
         initial: f64,
-        /// The first step that prunes.
-        start: usize,
-        /// The step at which the sparsity is reached; 0: three quarters of the run.
-        end: usize,
+        /// When it prunes.
+        #[serde(flatten)]
+        span: PruneSpan,
         /// Steps from one pruning to the next.
         every: usize,
+    },
+    /// Lee et al. 2026: ADMM on the true loss, which pulls the weights towards a sparse network; it prunes at
+    /// the end of its span.
+    Elsa {
+        /// While it pulls.
+        #[serde(flatten)]
+        span: PruneSpan,
+        /// Steps from one sparse network to the next.
+        every: usize,
+        /// How strongly it pulls: lambda.
+        penalty: f64,
     },
     /// Sun et al. 2024: the smallest products of a weight and the norm of its input go, which samples show on
     /// one pass forward.
@@ -127,64 +141,25 @@ pub enum PruneMethod {
     Keep,
 }
 
-/// How a sparse network moves.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct DynamicSparsity {
-    /// Steps from one move of weights to the next.
-    pub every: usize,
-    /// The fraction of kept weights that moves at first.
-    pub fraction: f64,
-    /// The last move is before this fraction of the run.
-    pub until: f64,
-    /// How many weights each layer keeps.
-    pub distribution: Distribution,
-    /// Whether the first candidate keeps all of them.
-    pub dense_first: bool,
-}
-
-/// How kept weights are distributed over layers.
+/// The steps in which a method prunes bit by bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Distribution {
-    /// The same fraction of each.
-    Uniform,
-    /// Of a weight of dimensions n_i a fraction in proportion to `sum n_i / product n_i`, at most all of it: small
-    /// layers keep more (Mocanu et al. 2018; with the dimensions of kernels, Evci et al. 2020).
-    ErdosRenyiKernel,
+pub struct PruneSpan {
+    /// Its first step; none: a third of its end, which is a quarter of the run where that is three.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start: Option<usize>,
+    /// The step at which the sparsity is reached; 0: three quarters of the run.
+    pub end: usize,
 }
 
-impl DynamicSparsity {
-    /// The fraction that each candidate keeps, where together they keep so much of all; a first layer that is
-    /// dense comes on top.
-    fn fractions(&self, shapes: &[&[usize]], kept: f64) -> Vec<f64> {
-        let first = usize::from(self.dense_first).min(shapes.len());
-        let mut fractions = vec![1.0; shapes.len()];
-        fractions[first..].copy_from_slice(&match self.distribution {
-            Distribution::Uniform => vec![kept; shapes.len() - first],
-            Distribution::ErdosRenyiKernel => erdos_renyi_kernel(&shapes[first..], kept),
-        });
-        fractions
-    }
-}
-
-/// Fractions in proportion to `sum n_i / product n_i`. Layers that would keep more than there is keep all,
-/// and the others divide what is left, until none is above 1.
-fn erdos_renyi_kernel(shapes: &[&[usize]], kept: f64) -> Vec<f64> {
-    let elements = |shape: &[usize]| shape.iter().product::<usize>() as f64;
-    let raw = |shape: &[usize]| shape.iter().sum::<usize>() as f64 / elements(shape);
-    let mut dense = vec![false; shapes.len()];
-    loop {
-        let of = |wanted: bool| (0..shapes.len()).filter(|i| dense[*i] == wanted).collect::<Vec<usize>>();
-        let all: f64 = shapes.iter().map(|shape| elements(shape)).sum();
-        let left = kept * all - of(true).iter().map(|i| elements(shapes[*i])).sum::<f64>();
-        let weight: f64 = of(false).iter().map(|i| raw(shapes[*i]) * elements(shapes[*i])).sum();
-        let factor = if weight > 0.0 { left / weight } else { 0.0 };
-        let above: Vec<usize> = of(false).into_iter().filter(|i| factor * raw(shapes[*i]) > 1.0).collect();
-        if above.is_empty() {
-            let fraction = |i: usize| if dense[i] { 1.0 } else { factor * raw(shapes[i]) };
-            return (0..shapes.len()).map(fraction).collect();
-        }
-        above.into_iter().for_each(|i| dense[i] = true);
+impl PruneSpan {
+    /// The first and the last step in a run of so many.
+    pub fn of_run(&self, steps: u64) -> (u64, u64) {
+        let first = self.start.map(|start| start as u64);
+        let end = match self.end {
+            0 => (steps * 3 / 4).max(first.unwrap_or(0) + 1),
+            end => end as u64,
+        };
+        (first.unwrap_or(end / 3), end)
     }
 }
 
@@ -271,6 +246,7 @@ impl PruneMethod {
             PruneMethod::Random { .. } => "random",
             PruneMethod::Magnitude { .. } => "magnitude",
             PruneMethod::Gradual { .. } => "gradual",
+            PruneMethod::Elsa { .. } => "elsa",
             PruneMethod::Wanda { .. } => "wanda",
             PruneMethod::Snip { .. } => "snip",
             PruneMethod::Grasp { .. } => "grasp",
@@ -315,9 +291,10 @@ impl PruneMethod {
             | PruneMethod::Set(_)
             | PruneMethod::Rigl(_)
             | PruneMethod::Keep => true,
-            PruneMethod::Gradual { .. } | PruneMethod::EarlyBird { .. } | PruneMethod::Lottery { .. } => {
-                false
-            }
+            PruneMethod::Gradual { .. }
+            | PruneMethod::Elsa { .. }
+            | PruneMethod::EarlyBird { .. }
+            | PruneMethod::Lottery { .. } => false,
         }
     }
 
@@ -333,12 +310,17 @@ impl PruneMethod {
     /// one. A lottery's rounds say it themselves.
     pub fn pruned_after(&self, steps: u64) -> u64 {
         match *self {
-            PruneMethod::Gradual { start, end: 0, .. } => (steps * 3 / 4).max(start as u64 + 1),
-            PruneMethod::Gradual { end, .. } => end as u64,
+            PruneMethod::Gradual { span, .. } | PruneMethod::Elsa { span, .. } => span.of_run(steps).1,
             PruneMethod::EarlyBird { latest: 0, .. } => (steps / 2).max(1),
             PruneMethod::EarlyBird { latest, .. } => latest as u64,
             _ => self.at(),
         }
+    }
+
+    /// Bytes that it keeps for each candidate on a device while it pulls weights towards a sparse network: both
+    /// of ADMM's vectors in one of f32.
+    pub(crate) fn pull_bytes(&self) -> u64 {
+        if matches!(self, PruneMethod::Elsa { .. }) { 4 } else { 0 }
     }
 
     /// Whether that may also be earlier.
@@ -375,7 +357,8 @@ impl PruneMethod {
         match self.scope() {
             Some(scope) => scope != Scope::Global,
             None => {
-                matches!(self, PruneMethod::Set(_) | PruneMethod::Rigl(_) | PruneMethod::TwoOfFour { .. })
+                use PruneMethod::*;
+                matches!(self, Set(_) | Rigl(_) | TwoOfFour { .. } | Elsa { .. })
             }
         }
     }
@@ -386,7 +369,8 @@ impl PruneMethod {
             PruneMethod::Random { at, .. }
             | PruneMethod::Magnitude { at, .. }
             | PruneMethod::TwoOfFour { at } => ("prune.at", at),
-            PruneMethod::Gradual { start, .. } => ("prune.start", start),
+            PruneMethod::Gradual { span: PruneSpan { start: Some(start), .. }, .. } => ("prune.start", start),
+            PruneMethod::Elsa { span: PruneSpan { end, .. }, .. } => ("prune.end", end),
             _ => return Ok(()),
         };
         if first < steps {
@@ -432,14 +416,13 @@ impl Pruning {
     /// data is, the least it can be.
     pub(crate) fn first_sparsity(&self, length: RunLength) -> f64 {
         match self.method {
-            PruneMethod::Gradual { initial, start, end, every, .. } if initial == 0.0 => {
-                let last = match (length, end) {
-                    (RunLength::Steps(steps), _) => self.method.pruned_after(steps as u64),
-                    (RunLength::Epochs(_), 0) => return 0.0,
-                    (RunLength::Epochs(_), end) => end as u64,
+            PruneMethod::Gradual { initial, span, every, .. } if initial == 0.0 => {
+                let (start, last) = match length {
+                    RunLength::Steps(steps) => span.of_run(steps as u64),
+                    RunLength::Epochs(_) if span.end == 0 => return 0.0,
+                    RunLength::Epochs(_) => span.of_run(0),
                 };
-                let (start, first) = (start as u64, (start + every) as u64);
-                cubic(initial, self.sparsity, first.min(last), start, last)
+                cubic(initial, self.sparsity, (start + every as u64).min(last), start, last)
             }
             PruneMethod::Gradual { initial, .. } => initial,
             PruneMethod::Lottery { rate, .. } => rate.min(self.sparsity),

@@ -27,5 +27,5 @@ pub mod trainer;
 pub use error::{Error, Result, is_failure};
 pub use prune::LayerDensity;
 pub use summary::{
-    CategoryBytes, LayoutSummary, PredictedStep, RunSummary, StatePeak, Throughput, Validation,
+    CategoryBytes, LayoutSummary, PredictedStep, RunSummary, StatePeak, Throughput, TrainedData, Validation,
 };

@@ -45,6 +45,9 @@ pub struct RunSummary {
     /// What is kept of each, in the order of the model; none where nothing is pruned, or where only a run can
     /// know.
     pub kept_by_layer: Option<Vec<LayerDensity>>,
+    /// What it has learnt from, as far as it has come.
+    #[serde(default)]
+    pub trained_on: Option<TrainedData>,
     /// Bytes of weights, gradients, optimizer state and mask for each prunable parameter.
     pub state_bytes_per_parameter: f64,
     /// The same by category.
@@ -70,6 +73,49 @@ pub struct RunSummary {
     pub weights_hash: Option<String>,
     /// The run folder.
     pub run: Option<String>,
+}
+
+/// What a run has learnt from: losses of runs that saw other amounts of data say nothing of each other.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct TrainedData {
+    /// Samples of all steps.
+    pub samples: u64,
+    /// How many of these are different ones: an epoch's at most.
+    pub unique_samples: u64,
+    /// The same in tokens, for text; padding counts.
+    pub tokens: Option<u64>,
+    pub unique_tokens: Option<u64>,
+    /// Times that the training data was gone through.
+    pub epochs: f64,
+    /// Tokens, or samples of images, for each parameter of the dense network.
+    pub per_parameter: f64,
+    /// The same for each parameter that is kept.
+    pub per_kept_parameter: f64,
+}
+
+impl TrainedData {
+    /// After so many samples of a data set with `epoch` of them, by networks of so many parameters: dense, and
+    /// as far as it is kept.
+    pub fn new(
+        samples: u64,
+        epoch: u64,
+        tokens_per_sample: Option<u64>,
+        parameters: [u64; 2],
+    ) -> TrainedData {
+        let unique_samples = samples.min(epoch);
+        let in_tokens = |samples: u64| tokens_per_sample.map(|each| samples * each);
+        let [per_parameter, per_kept_parameter] =
+            parameters.map(|count| in_tokens(samples).unwrap_or(samples) as f64 / count.max(1) as f64);
+        TrainedData {
+            samples,
+            unique_samples,
+            tokens: in_tokens(samples),
+            unique_tokens: in_tokens(unique_samples),
+            epochs: samples as f64 / epoch.max(1) as f64,
+            per_parameter,
+            per_kept_parameter,
+        }
+    }
 }
 
 /// What the planner says of a run's steps.
@@ -256,6 +302,7 @@ impl RunSummary {
             kept,
             sparsity: if candidates == 0 { 0.0 } else { 1.0 - kept as f64 / candidates as f64 },
             kept_by_layer,
+            trained_on: None,
             state_bytes_per_parameter: state_bytes.total(),
             state_bytes,
             state_peak: StatePeak::planned(plan),
@@ -300,5 +347,21 @@ impl RunSummary {
         if let Some(entry) = self.memory.get_mut(category.name()) {
             entry.measured = Some(bytes);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ten samples of four tokens out of eight, by 20 parameters of which 5 are left.
+    #[test]
+    fn data_that_is_met_again_is_not_counted_twice() {
+        let text = TrainedData::new(10, 8, Some(4), [20, 5]);
+        assert_eq!((text.unique_samples, text.tokens, text.unique_tokens), (8, Some(40), Some(32)));
+        assert_eq!((text.epochs, text.per_parameter, text.per_kept_parameter), (1.25, 2.0, 8.0));
+        let images = TrainedData::new(6, 8, None, [20, 20]);
+        assert_eq!((images.unique_samples, images.tokens, images.unique_tokens), (6, None, None));
+        assert_eq!((images.epochs, images.per_parameter), (0.75, 0.3));
     }
 }

@@ -188,6 +188,7 @@ pub(super) const LEARNING_RATE: &[Field] = &[
     integer("warmup", 0, 0, MOST),
     optional_number("warmup_from", NOT_NEGATIVE),
     optional_integer("scale_from_batch", 1, LARGEST),
+    number("by_density", 0.0, NOT_NEGATIVE),
     number("end_factor", 0.1, ("a number from 0 to 1", |x| (0.0..=1.0).contains(&x))).with(falling),
     integer("decay_steps", 0, 0, MOST).with(falling),
     integer("step_every", 0, 0, MOST).with(|name| name == "step"),
@@ -205,6 +206,7 @@ const METHODS: &[&str] = &[
     "random",
     "magnitude",
     "gradual",
+    "elsa",
     "wanda",
     "snip",
     "grasp",
@@ -219,7 +221,8 @@ const SCOPES: &[&str] = &["global", "layer", "row"];
 
 /// Defaults that were published: GraSP scores at a temperature of 200; Early-Bird compares the last five
 /// masks; a lottery round removes a fifth; SET and RigL move 0.3 of the kept weights at first, every 100
-/// steps, until three quarters of the run.
+/// steps, until three quarters of the run, in layers of which small ones keep more; ELSA takes a new sparse
+/// network every 32 steps and pulls with 0.01.
 ///
 /// Magnitudes are compared within a layer, as Zhu & Gupta do: layers differ in the scale that they are
 /// initialised with (a GPT's output projections are smaller by the root of twice its depth), which says
@@ -241,9 +244,11 @@ pub(super) const PRUNE: &[Field] = &[
     word("scope", "", SCOPES).with(early_bird),
     integer("at", 0, 0, MOST).with(|method| matches!(method, "random" | "magnitude" | "wanda" | "2:4")),
     number("initial", 0.0, GOING).with(|method| method == "gradual"),
-    integer("start", 0, 0, MOST).with(|method| method == "gradual"),
-    integer("end", 0, 0, MOST).with(|method| method == "gradual"),
+    optional_integer("start", 0, MOST).with(in_a_span),
+    integer("end", 0, 0, MOST).with(in_a_span),
     integer("every", 10, 1, MOST).with(|method| method == "gradual"),
+    integer("every", 32, 1, MOST).with(|method| method == "elsa"),
+    number("penalty", 0.01, POSITIVE).with(|method| method == "elsa"),
     integer("every", 0, 0, MOST).with(early_bird),
     integer("every", 100, 1, MOST).with(moving),
     integer("samples", 128, 0, MOST).with(|method| matches!(method, "wanda" | "snip")),
@@ -260,12 +265,16 @@ pub(super) const PRUNE: &[Field] = &[
     integer("rewind", 0, 0, MOST).with(|method| method == "lottery"),
     number("fraction", 0.3, INSIDE).with(moving),
     number("until", 0.75, ("a fraction of the run, in (0, 1]", |x| x > 0.0 && x <= 1.0)).with(moving),
-    word("distribution", "uniform", &["uniform", "erdos-renyi-kernel"]).with(moving),
+    word("distribution", "erdos-renyi-kernel", &["uniform", "erdos-renyi-kernel"]).with(moving),
     flag("dense_first", false).with(moving),
 ];
 
 fn early_bird(method: &str) -> bool {
     method == "early-bird"
+}
+
+fn in_a_span(method: &str) -> bool {
+    matches!(method, "gradual" | "elsa")
 }
 
 fn moving(method: &str) -> bool {

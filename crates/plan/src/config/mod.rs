@@ -162,6 +162,10 @@ impl RunFile {
         if let Some(prune) = &self.prune {
             prune.check_weights()?;
             prune.check_kernels(self)?;
+            prune.check_optimizer(self)?;
+        } else if self.learning_rate.by_density > 0.0 {
+            let why = "without a section `[prune]`: the network stays dense".into();
+            return Err(Error::NoEffect { field: "learning_rate.by_density".into(), why });
         }
         if let Some(sample) = &self.sample {
             sample.check(self)?;

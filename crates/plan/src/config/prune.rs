@@ -49,6 +49,16 @@ impl Pruning {
         Ok(())
     }
 
+    /// ELSA weighs weights by the second moment of their gradients.
+    pub(super) fn check_optimizer(&self, run: &RunFile) -> Result<(), Error> {
+        if !matches!(self.method, PruneMethod::Elsa { .. }) || run.optimizer.moments() == 2 {
+            return Ok(());
+        }
+        let problem = "is \"elsa\", which weighs weights by Adam's second moment: set `optimizer.name` to \"adamw\", \"adam\" or \
+                       \"lamb\"";
+        Err(Error::Conflict { field: "prune.method".into(), problem: problem.into() })
+    }
+
     pub(super) fn read(section: &mut Section) -> Result<Option<Pruning>, Error> {
         if section.is_empty() {
             return Ok(None);
@@ -98,15 +108,18 @@ impl Pruning {
                 return Err(Error::Conflict { field: section.field("biases"), problem });
             }
         }
-        if let PruneMethod::Gradual { initial, start, end, .. } = prune.method {
-            if initial > prune.sparsity {
-                let problem = format!("is {initial}, above `prune.sparsity` = {}", prune.sparsity);
-                return Err(Error::Conflict { field: section.field("initial"), problem });
-            }
-            if end > 0 && end <= start {
-                let problem = format!("is {end}, which is not after `prune.start` = {start}");
-                return Err(Error::Conflict { field: section.field("end"), problem });
-            }
+        if let PruneMethod::Gradual { initial, .. } = prune.method
+            && initial > prune.sparsity
+        {
+            let problem = format!("is {initial}, above `prune.sparsity` = {}", prune.sparsity);
+            return Err(Error::Conflict { field: section.field("initial"), problem });
+        }
+        if let PruneMethod::Gradual { span, .. } | PruneMethod::Elsa { span, .. } = prune.method
+            && let Some(start) = span.start
+            && (1..=start).contains(&span.end)
+        {
+            let problem = format!("is {}, which is not after `prune.start` = {start}", span.end);
+            return Err(Error::Conflict { field: section.field("end"), problem });
         }
         Ok(Some(prune))
     }

@@ -70,6 +70,7 @@ fn an_empty_file_is_a_run() {
     [learning_rate]
     peak = 0.001
     warmup = 0
+    by_density = 0.0
     schedule = "cosine"
     end_factor = 0.1
     decay_steps = 0
@@ -221,7 +222,7 @@ fn settings_that_contradict_each_other() {
 fn settings_without_effect() {
     insta::assert_snapshot!(sentence("[optimizer]\nname = \"adam\"\nmomentum = 0.9"), @r#"`optimizer.momentum` has no effect with `optimizer.name` = "adam", whose fields are: beta1, beta2, eps, exclude_from_decay, master, moments, weight_decay"#);
     insta::assert_snapshot!(sentence("[optimizer]\nname = \"sgd\"\nexclude_from_decay = false"), @"`optimizer.exclude_from_decay` has no effect with `optimizer.weight_decay` = 0");
-    insta::assert_snapshot!(sentence("[learning_rate]\nschedule = \"constant\"\nend_factor = 0.1"), @r#"`learning_rate.end_factor` has no effect with `learning_rate.schedule` = "constant", whose fields are: peak, scale_from_batch, warmup, warmup_from"#);
+    insta::assert_snapshot!(sentence("[learning_rate]\nschedule = \"constant\"\nend_factor = 0.1"), @r#"`learning_rate.end_factor` has no effect with `learning_rate.schedule` = "constant", whose fields are: by_density, peak, scale_from_batch, warmup, warmup_from"#);
     insta::assert_snapshot!(sentence("[model]\nname = \"gpt2-124m\"\nlayers = 3"), @r#"`model.layers` has no effect with `model.name` = "gpt2-124m", whose fields are: context, dropout, vocab"#);
     insta::assert_snapshot!(sentence("[model]\nname = \"resnet-50\"\nbatch_norm = true"), @r#"`model.batch_norm` has no effect with `model.name` = "resnet-50", whose fields are: classes, form"#);
     insta::assert_snapshot!(sentence("[train]\nnoise_scale = true"), @"`train.noise_scale` has no effect with `train.micro_batches` = 1 on one rank: it compares gradients of at least 2");
@@ -240,12 +241,16 @@ fn pruning_is_read_and_checked() {
     insta::assert_snapshot!(prune("sparsity = 0.9"), @r#"`prune.method` is missing: "magnitude", "snip", "early-bird" or another method"#);
     insta::assert_snapshot!(prune("method = \"magnitude\"\nsparsity = 1.0"), @"`prune.sparsity` must be a number in [0, 1): the fraction of weights to prune, got 1.0");
     insta::assert_snapshot!(prune("method = \"magnitude\"\nsparsity = -0.1"), @"`prune.sparsity` must be a number in [0, 1): the fraction of weights to prune, got -0.1");
-    insta::assert_snapshot!(prune("method = \"magnitud\""), @r#"`prune.method` must be one of 12 known words, got "magnitud"; did you mean `magnitude`?"#);
+    insta::assert_snapshot!(prune("method = \"magnitud\""), @r#"`prune.method` must be one of 13 known words, got "magnitud"; did you mean `magnitude`?"#);
     insta::assert_snapshot!(prune("method = \"snip\"\nscope = \"layer\""), @r#"`prune.scope` has no effect with `prune.method` = "snip", whose fields are: biases, embeddings, exclude, kernels, samples, score_batch, sparsity, state, weights"#);
     insta::assert_snapshot!(prune("method = \"2:4\"\nsparsity = 0.9"), @r#"`prune.sparsity` has no effect with `prune.method` = "2:4", which is 0.5 by definition"#);
     insta::assert_snapshot!(prune("method = \"early-bird\"\nl1 = 0.1"), @r#"`prune.l1` has no effect with `prune.form` = "weights": it is a penalty on batch-norm scales"#);
     insta::assert_snapshot!(prune("method = \"gradual\"\ninitial = 0.95"), @"`prune.initial` is 0.95, above `prune.sparsity` = 0.9");
     insta::assert_snapshot!(prune("method = \"gradual\"\nstart = 20\nend = 10"), @"`prune.end` is 10, which is not after `prune.start` = 20");
+    insta::assert_snapshot!(prune("method = \"elsa\"\nstart = 20\nend = 20"), @"`prune.end` is 20, which is not after `prune.start` = 20");
+    insta::assert_snapshot!(prune("method = \"elsa\"\npenalty = 0"), @"`prune.penalty` must be a number above 0, got 0");
+    insta::assert_snapshot!(prune("method = \"elsa\"\n[optimizer]\nname = \"sgd\""), @r#"`prune.method` is "elsa", which weighs weights by Adam's second moment: set `optimizer.name` to "adamw", "adam" or "lamb""#);
+    insta::assert_snapshot!(sentence("[learning_rate]\nby_density = 0.3"), @"`learning_rate.by_density` has no effect without a section `[prune]`: the network stays dense");
     insta::assert_snapshot!(prune("method = \"rigl\"\nfraction = 1.5"), @"`prune.fraction` must be a number in (0, 1), got 1.5");
     insta::assert_snapshot!(sentence("[optimizer]\nmaster = \"low-bits\""), @r#"`optimizer.master` has no effect with `train.precision` = "f32": the weights are exact themselves"#);
     insta::assert_snapshot!(sentence("[optimizer]\nmoments = \"f16\""), @r#"`optimizer.moments` must be "f32" or "bf16", got "f16"; did you mean `bf16`?"#);
@@ -380,12 +385,23 @@ fn valid_files() -> Vec<String> {
     for name in ["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb"] {
         files.push(format!("[optimizer]\nname = \"{name}\""));
     }
-    for name in
-        ["random", "magnitude", "gradual", "snip", "grasp", "early-bird", "lottery", "set", "rigl", "2:4"]
-    {
+    for name in [
+        "random",
+        "magnitude",
+        "gradual",
+        "elsa",
+        "snip",
+        "grasp",
+        "early-bird",
+        "lottery",
+        "set",
+        "rigl",
+        "2:4",
+    ] {
         files.push(format!("[prune]\nmethod = \"{name}\"\nexclude = [\"a\", \"b\"]"));
     }
     files.push("[prune]\nmethod = \"early-bird\"\nform = \"channels\"".into());
+    files.push("[prune]\nmethod = \"elsa\"\nstart = 3\n[learning_rate]\nby_density = 0.3".into());
     for name in ["constant", "linear", "cosine", "step"] {
         files.push(format!("[learning_rate]\nschedule = \"{name}\"\nscale_from_batch = 256"));
     }

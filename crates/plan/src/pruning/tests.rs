@@ -1,5 +1,6 @@
 //! What the section `[prune]` comes to.
 
+use super::distribution::erdos_renyi_kernel;
 use super::*;
 
 /// GPT-2's 8 x 24 weight `[input, output]` has 24 rows of eight, of each of which 2.4 stay: two. All of
@@ -47,4 +48,18 @@ fn small_layers_keep_more_and_none_more_than_all() {
         dense_first: true,
     };
     assert_eq!(first.fractions(&shapes, 0.1), [1.0, 0.1, 0.1]);
+}
+
+/// "The Journey Matters" (ICLR 2025): from a quarter to three quarters of the run is near the best.
+#[test]
+fn gradual_pruning_runs_from_a_quarter_to_three_quarters() {
+    let span = |start, end| PruneSpan { start, end };
+    assert_eq!(span(None, 0).of_run(900), (225, 675));
+    assert_eq!(span(Some(0), 0).of_run(900), (0, 675), "a start of its own stays, 0 as well");
+    assert_eq!(span(None, 300).of_run(900), (100, 300), "as a third of the end, so also where that is early");
+    assert_eq!(span(Some(899), 0).of_run(900), (899, 900));
+    for steps in 0..8 {
+        let (start, end) = span(None, 0).of_run(steps);
+        assert!(start < end, "a run of {steps} steps");
+    }
 }

@@ -181,6 +181,7 @@ impl BranchStudy {
                 warmup: 0,
                 warmup_from: None,
                 scale_from_batch: None,
+                by_density: 0.0,
                 schedule: RateDecay::Constant,
             };
         })

@@ -28,6 +28,7 @@ use super::{
     is_kept,
 };
 use crate::Result;
+use crate::state::Penalty;
 
 /// Names in a checkpoint.
 const MASK: &str = "mask/";
@@ -264,17 +265,17 @@ impl Pruner for EarlyBird {
         }))
     }
 
-    fn penalty(&self) -> Option<(Vec<ParameterId>, f32)> {
+    fn penalty(&self) -> Option<Penalty<'_>> {
         let layers = self.channels.as_ref().filter(|_| self.ticket.is_none() && self.l1 > 0.0)?;
-        Some((layers.iter().map(|layer| layer.scale).collect(), self.l1))
+        Some(Penalty::L1 { ids: layers.iter().map(|layer| layer.scale).collect(), strength: self.l1 })
     }
 
-    fn save(&self) -> BTreeMap<String, Vec<u32>> {
+    fn save(&self) -> Result<BTreeMap<String, Vec<u32>>> {
         let masks = self.recent_masks.iter().enumerate().flat_map(|(i, masks)| {
             masks.iter().map(move |(name, mask)| (format!("{MASK}{i:03}/{name}"), mask.clone()))
         });
         let ticket = self.ticket.map(|step| (TICKET.to_owned(), vec![step as u32, (step >> 32) as u32]));
-        masks.chain(ticket).collect()
+        Ok(masks.chain(ticket).collect())
     }
 
     fn state_kind<'a>(&self, name: &'a str) -> Option<PrunerState<'a>> {

@@ -132,8 +132,8 @@ impl Pruner for Lottery {
         (standing.position, standing.length)
     }
 
-    fn save(&self) -> BTreeMap<String, Vec<u32>> {
-        self.early.iter().map(|(name, words)| (format!("{EARLY}{name}"), words.clone())).collect()
+    fn save(&self) -> Result<BTreeMap<String, Vec<u32>>> {
+        Ok(self.early.iter().map(|(name, words)| (format!("{EARLY}{name}"), words.clone())).collect())
     }
 
     fn state_kind<'a>(&self, name: &'a str) -> Option<PrunerState<'a>> {

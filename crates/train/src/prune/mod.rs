@@ -7,6 +7,7 @@
 
 pub mod drop_and_grow;
 pub mod early_bird;
+pub mod elsa;
 pub mod gradient;
 pub mod gradual;
 pub mod grasp;
@@ -40,7 +41,7 @@ use espalier_tensor::{Device, Tensor};
 use crate::Result;
 use crate::context::TrainContext;
 use crate::prune::gradient::ScoringSamples;
-use crate::state::ParamStore;
+use crate::state::{ParamStore, Penalty};
 use crate::step::NoUpdatePass;
 pub use report::{LayerDensity, Observation, PruneReport};
 
@@ -60,15 +61,14 @@ pub trait Pruner: Debug + Send {
         (step, steps)
     }
 
-    /// Parameters that are pulled towards zero in the next step, and how strongly: `strength * sign(w)` is
-    /// added to their gradients.
-    fn penalty(&self) -> Option<(Vec<ParameterId>, f32)> {
+    /// What is added to gradients in the next step.
+    fn penalty(&self) -> Option<Penalty<'_>> {
         None
     }
 
     /// What it must remember to go on from a checkpoint, by name.
-    fn save(&self) -> BTreeMap<String, Vec<u32>> {
-        BTreeMap::new()
+    fn save(&self) -> Result<BTreeMap<String, Vec<u32>>> {
+        Ok(BTreeMap::new())
     }
 
     /// What it saves under a name; nothing where the name is another method's.
@@ -89,6 +89,8 @@ pub enum PrunerState<'a> {
     MaskOf(&'a str),
     /// The bytes of what it holds of a parameter or statistic.
     ValuesOf(&'a str),
+    /// A number of f32 for each weight that this rank holds of a parameter.
+    NumbersOf(&'a str),
 }
 
 /// A time in a run.
@@ -355,14 +357,12 @@ pub fn pruner(plan: &Plan, steps: u64) -> Result<Option<Box<dyn Pruner>>> {
         PruneMethod::Magnitude { scope, at } => {
             Box::new(magnitude::Magnitude { sparsity, scope, at: at as u64 })
         }
-        PruneMethod::Gradual { scope, initial, start, end, every } => Box::new(gradual::Gradual {
-            initial,
-            sparsity,
-            scope,
-            start: start as u64,
-            end: end as u64,
-            every: every as u64,
-        }),
+        PruneMethod::Gradual { scope, initial, span, every } => {
+            Box::new(gradual::Gradual { initial, sparsity, scope, span, every: every as u64 })
+        }
+        PruneMethod::Elsa { span, every, penalty } => {
+            Box::new(elsa::Elsa::new(sparsity, span, every as u64, penalty as f32))
+        }
         PruneMethod::Wanda { scope, samples, at } => {
             Box::new(wanda::Wanda { sparsity, scope, samples, at: at as u64 })
         }

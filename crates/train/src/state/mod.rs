@@ -6,6 +6,7 @@ mod noise;
 mod noise_norms;
 mod optimizer;
 mod param;
+mod penalty;
 mod store;
 mod stored_weight;
 
@@ -17,5 +18,6 @@ pub(crate) use noise_norms::NoiseNorms;
 pub use optimizer::Optimizer;
 pub use param::Param;
 pub(crate) use param::{ParamTargets, WeightTarget};
+pub use penalty::Penalty;
 pub use store::ParamStore;
 pub(crate) use store::{WeightStorage, WeightStorageMode};

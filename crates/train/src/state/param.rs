@@ -10,7 +10,6 @@ use espalier_plan::{ParamPlan, split};
 use espalier_tensor::mask::ones;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::compress::{Compressed, apply, compress};
-use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::flat;
 use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor};
@@ -322,20 +321,6 @@ impl Param {
             }
             _ => gradient.clone(),
         }))
-    }
-
-    /// Adds `strength * sign(w)` to its gradient: an L1 penalty pulls its weights towards zero.
-    pub(crate) fn add_l1(&mut self, strength: f32) -> Result<()> {
-        if self.gradient.is_none() {
-            return Ok(());
-        }
-        let sign = |w: f32| if w == 0.0 { 0.0 } else { w.signum() };
-        let values = if self.plan.zero.is_single() { self.values()? } else { self.local_values()? };
-        let mut pulls = values.copy_to_host()?;
-        pulls.iter_mut().for_each(|w| *w = strength * sign(*w));
-        let pull = Tensor::from_slice(&values.device(), values.shape(), &pulls, Category::Workspace)?;
-        let Some(gradient) = &mut self.gradient else { return Ok(()) };
-        Ok(add_into(gradient, &pull)?)
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 use espalier_data::{DataSplit, Samples};
 use espalier_nn::layers::{BatchSlice, BatchStatistics, DeferredGradients, GradientSink, NormGroup};
-use espalier_nn::weights::{ParameterId, WeightStore};
+use espalier_nn::weights::WeightStore;
 use espalier_plan::RankTraffic;
 use espalier_plan::schedule::{Action, ChunkWork, ControlMessage, Pass, StageMessage, Updates};
 use espalier_plan::split::split;
@@ -26,7 +26,7 @@ use crate::checkpoint::RunProgress;
 use crate::context::TrainContext;
 use crate::parallel::data::{BucketTime, DataParallel, DataParallelSink, ReduceReport};
 use crate::parallel::reduce_groups::ReduceGroups;
-use crate::state::{MicroBatchGradients, NoiseNorms, Optimizer, ParamStore, WeightVersion};
+use crate::state::{MicroBatchGradients, NoiseNorms, Optimizer, ParamStore, Penalty, WeightVersion};
 
 /// Micro-batches that are under way, and the weights that they began with.
 #[derive(Debug, Default)]
@@ -86,8 +86,8 @@ pub(crate) struct StepContext<'a> {
     pub stop: &'a AtomicBool,
     /// The update whose gradient is made not finite, for a drill.
     pub fault: Option<u64>,
-    /// Parameters that are pulled towards zero, and how strongly.
-    pub penalty: Option<(Vec<ParameterId>, f32)>,
+    /// What the pruning method adds to gradients.
+    pub penalty: Option<Penalty<'a>>,
 }
 
 impl StepContext<'_> {
@@ -475,10 +475,7 @@ impl NetworkWorker<'_> {
         if injects_nan {
             inject_nan(params)?;
         }
-        if let Some((ids, strength)) = &self.step.penalty {
-            ids.iter().try_for_each(|id| params.param_mut(*id).add_l1(*strength))?;
-        }
-        Ok(())
+        self.step.penalty.as_ref().map_or(Ok(()), |penalty| penalty.add_clipped(params))
     }
 
     fn stash(&mut self, version: usize) -> Result<()> {

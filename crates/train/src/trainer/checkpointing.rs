@@ -30,8 +30,10 @@ impl Trainer {
             Ok((plan.name.clone(), CheckpointTensor::packed(mask.read_words()?, &plan.shard, 1)))
         };
         let masks: NamedTensors<'_> = masked.map(mask).collect::<Result<_>>()?;
-        let pruner_state: NamedTensors<'_> =
-            self.pruner.iter().flat_map(|pruner| self.pruner_tensors(&**pruner)).collect();
+        let pruner_state = match &self.pruner {
+            Some(pruner) => self.pruner_tensors(&**pruner)?,
+            None => NamedTensors::default(),
+        };
         files.extend(
             [(MASKS, masks), (PRUNER, pruner_state)].into_iter().filter(|(_, saved)| !saved.is_empty()),
         );
@@ -104,7 +106,7 @@ impl Trainer {
     }
 
     /// What the pruning method remembers, as a checkpoint holds it.
-    fn pruner_tensors(&self, pruner: &dyn Pruner) -> NamedTensors<'_> {
+    fn pruner_tensors(&self, pruner: &dyn Pruner) -> Result<NamedTensors<'_>> {
         let stored = |(name, values): (String, Vec<u32>)| {
             let kind = pruner.state_kind(&name).expect("a name that the method has given");
             let stored = match self.packing(kind).flatten() {
@@ -113,7 +115,7 @@ impl Trainer {
             };
             (name, stored)
         };
-        pruner.save().into_iter().map(stored).collect()
+        Ok(pruner.save()?.into_iter().map(stored).collect())
     }
 
     /// What of a checkpoint the pruning method remembers on this rank.
@@ -139,10 +141,11 @@ impl Trainer {
     /// Of which shard, and in how many bits a weight, a method saves something, if not the same on every rank;
     /// nothing where it is of a tensor that this rank does not hold.
     fn packing(&self, kind: PrunerState<'_>) -> Option<Option<(Shard, usize)>> {
-        let (name, is_mask) = match kind {
+        let (name, bits) = match kind {
             PrunerState::Replicated => return Some(None),
-            PrunerState::MaskOf(name) => (name, true),
-            PrunerState::ValuesOf(name) => (name, false),
+            PrunerState::MaskOf(name) => (name, Some(1)),
+            PrunerState::ValuesOf(name) => (name, None),
+            PrunerState::NumbersOf(name) => (name, Some(32)),
         };
         let (shard, dtype) = match self.params.find(name).map(|id| self.params.param(id)) {
             Some(param) if param.is_here() => (param.plan.shard.clone(), param.dtype()),
@@ -152,7 +155,7 @@ impl Trainer {
                 (Shard::full(statistic.shape()), statistic.dtype())
             }
         };
-        Some(Some((shard, if is_mask { 1 } else { 8 * dtype.bytes() })))
+        Some(Some((shard, bits.unwrap_or(8 * dtype.bytes()))))
     }
 
     fn take_masks(&mut self, checkpoint: &Checkpoint) -> Result<()> {

@@ -298,17 +298,15 @@ impl Trainer {
             Some(pruner) => pruner.position(self.progress.step, self.context.steps),
             None => (self.progress.step, self.context.steps),
         };
-        let lr = self.context.plan.optimization.learning_rate.at(position as usize, length as usize);
+        let rate = &self.context.plan.optimization.learning_rate;
+        let lr = rate.at(position as usize, length as usize) * rate.density_factor(1.0 - self.sparsity());
         let before = self.context.ranks.sent();
         let updates = self.updates();
         let count = match updates {
             Updates::EveryMicroBatch => self.context.plan.batch.micro_batches,
             _ => 1,
         };
-        let mut penalty = self.pruner.as_ref().and_then(|pruner| pruner.penalty());
-        if let Some((ids, _)) = &mut penalty {
-            ids.retain(|id| self.params.holds(*id));
-        }
+        let penalty = self.pruner.as_ref().and_then(|pruner| pruner.penalty());
         let local = self.is_local();
         self.progress.step += 1;
         let eager = penalty.is_some() || self.fault.is_some();

@@ -161,6 +161,7 @@ fn golden_pruning_methods() {
         ("snip", set(&["prune.method=snip", "prune.samples=8"])),
         ("grasp", set(&["prune.method=grasp", "prune.samples=4"])),
         ("rigl", set(&["prune.method=rigl", "prune.every=1", "prune.sparsity=0.7"])),
+        ("elsa", set(&["prune.method=elsa", "prune.every=1", "prune.penalty=0.1"])),
         ("lottery", set(&["prune.method=lottery", "prune.rate=0.5", "prune.sparsity=0.5"])),
         ("2:4", set(&["prune.method=2:4"])),
     ];

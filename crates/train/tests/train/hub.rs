@@ -5,6 +5,7 @@
 mod exact;
 mod gguf;
 mod llama;
+mod pruned;
 mod reference;
 mod refused;
 mod strided;

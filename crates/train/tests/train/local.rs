@@ -250,6 +250,7 @@ fn every_method_prunes_alike_on_ranks_that_go_apart() {
     let bf16 = gpt.set("train.precision=bf16");
     for (what, base) in [
         ("gradual", gpt.set("prune.method=gradual").set("prune.start=2").set("prune.every=3")),
+        ("elsa", bf16.set("prune.method=elsa").set("prune.every=3")),
         ("rigl", bf16.set("prune.method=rigl").set("prune.every=3")),
         ("set", gpt.set("prune.method=set").set("prune.every=4")),
         ("lottery", bf16.set("prune.method=lottery").set("prune.rate=0.5").set("prune.rewind=2")),

@@ -23,6 +23,7 @@ fn peaks_before_and_after_pruning_are_those_predicted() {
             ("rigl", &["prune.every=3"], 0),
             ("magnitude", &["prune.at=5", "prune.scope=layer"], 5),
             ("gradual", &["prune.every=2", "prune.end=8", "prune.scope=layer"], 8),
+            ("elsa", &["prune.every=2", "prune.end=8"], 8),
             ("early-bird", &["prune.every=2", "prune.latest=6", "prune.scope=layer"], 6),
         ] {
             let base = base.set(format!("prune.method={method}")).with(set);

@@ -116,14 +116,18 @@ fn every_synchronous_schedule_gives_what_one_rank_gives() {
 /// method is on every third schedule, and every schedule has several methods.
 #[test]
 fn pruned_pipelines_too() {
-    const METHODS: [&str; 9] =
-        ["magnitude", "random", "snip", "grasp", "gradual", "early-bird", "set", "rigl", "lottery"];
+    const METHODS: [&str; 10] =
+        ["magnitude", "random", "snip", "grasp", "gradual", "early-bird", "set", "rigl", "lottery", "elsa"];
     for (number, prune) in METHODS.into_iter().enumerate() {
         let mut base =
             gpt().set(format!("prune.method={prune}")).set("prune.sparsity=0.9").set("prune.embeddings=true");
         let mut steps = 4;
         match prune {
-            "gradual" => base = base.set("prune.end=4").set("prune.every=2"),
+            "gradual" => base = base.set("prune.end=3").set("prune.every=2"),
+            "elsa" => {
+                base = base.set("prune.end=3").set("prune.every=1").set("optimizer.name=adamw");
+                base = base.set("learning_rate.peak=0.001").set("optimizer.eps=1e-2");
+            }
             "early-bird" => base = base.set("prune.every=1").set("prune.latest=3"),
             "set" | "rigl" => base = base.set("prune.every=2"),
             "lottery" => {

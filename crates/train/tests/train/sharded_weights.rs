@@ -53,6 +53,7 @@ fn cases() -> Vec<(&'static str, Base)> {
         ("rigl, one micro-batch", moving("rigl"), &["parallel.data=2", "train.micro_batches=1"]),
         ("set", moving("set"), &["parallel.data=2", "train.precision=bf16"]),
         ("gradual", moving("gradual"), &["parallel.data=2", "prune.end=5", "prune.embeddings=true"]),
+        ("elsa", moving("elsa"), &["parallel.data=2", "prune.end=5", "prune.embeddings=true"]),
         ("late", pruned("magnitude"), &["parallel.data=2", "prune.at=3", "prune.biases=true"]),
         ("early-bird", pruned("early-bird"), &["parallel.data=2", "prune.every=1", "prune.latest=3"]),
         (

@@ -268,6 +268,7 @@ fn sharded_pruned_models_learn_what_full_ones_learn() {
     for (what, fields) in [
         ("magnitude", vec!["prune.method=magnitude", "prune.sparsity=0.9"]),
         ("gradual", vec!["prune.method=gradual", "prune.sparsity=0.8", "prune.end=4", "prune.every=2"]),
+        ("elsa", vec!["prune.method=elsa", "prune.end=6", "prune.every=2", "optimizer.name=adamw"]),
         ("wanda", vec!["prune.method=wanda", "prune.sparsity=0.7", "prune.samples=16"]),
         ("snip", vec!["prune.method=snip", "prune.sparsity=0.7", "prune.samples=16"]),
         ("grasp", vec!["prune.method=grasp", "prune.sparsity=0.7", "prune.samples=16"]),

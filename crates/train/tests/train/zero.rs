@@ -177,6 +177,8 @@ fn pruning_on_the_way_shards_anew() {
         ("late", gpt.set("prune.method=magnitude").set("prune.at=3")),
         ("gradual", gradual(&gpt)),
         ("gradual, low bits", gradual(&bf16)),
+        ("elsa", gpt.set("prune.method=elsa").set("prune.every=2").set("prune.penalty=0.3")),
+        ("elsa, low bits", bf16.set("prune.method=elsa").set("prune.every=2").set("optimizer.moments=bf16")),
         ("rigl", gpt.set("prune.method=rigl").set("prune.every=2")),
         ("set", bf16.set("prune.method=set").set("prune.every=3")),
         ("lottery", gpt.set("prune.method=lottery").set("prune.rate=0.6")),

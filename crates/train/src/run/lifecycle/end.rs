@@ -1,6 +1,7 @@
 //! The end of a run, at its last step or before: the trace, the summary, and what cannot be called a result.
 
 use espalier_comm::TrafficKind;
+use espalier_data::DataSplit;
 use espalier_nn::weights::hash_of;
 use espalier_tensor::{Category, Device};
 
@@ -9,7 +10,7 @@ use crate::checkpoint::first_not_finite;
 use crate::parallel::all_gather_results;
 use crate::run::trace::{TraceEvent, TraceFile};
 use crate::run::{Observer, RunOutcome, SUMMARY_FILE, write};
-use crate::summary::{RunSummary, Throughput, Validation};
+use crate::summary::{RunSummary, Throughput, TrainedData, Validation};
 use crate::{Error, Result, durable};
 
 impl Run {
@@ -99,6 +100,13 @@ impl Run {
         summary.rate(rates);
         summary.predicted = self.predicted.clone();
         summary.pruned(&self.trainer, self.trainer.state_bytes()?);
+        let (kept, all) = self.trainer.kept();
+        summary.trained_on = Some(TrainedData::new(
+            summary.steps * self.plan.batch.samples as u64,
+            self.trainer.dataset().len(DataSplit::Train) as u64,
+            self.tokens_per_sample.map(|tokens| tokens as u64),
+            [summary.parameters, summary.parameters - all + kept],
+        ));
         for (category, peak) in Category::ALL.into_iter().zip(peaks) {
             summary.measured(category, *peak as usize);
         }

@@ -187,6 +187,9 @@ impl NetworkWorker<'_> {
         context.progress.updates += 1;
         let number = context.progress.updates;
         let step = StepParams { lr: lr as f32, gradient_scale: scale as f32, number };
+        if let Some(penalty) = &context.penalty {
+            penalty.add_unclipped(context.params, scale)?;
+        }
         self.data_parallel.step(context.params, context.optimizer, step, model_parallel)?;
         drop(context.params.take_gradients());
         if let Some((small, large)) = noise {

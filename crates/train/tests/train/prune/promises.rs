@@ -23,6 +23,11 @@ fn methods() -> Vec<(&'static str, Base)> {
         ("magnitude by row", gpt(&["prune.method=magnitude", "prune.at=4", "prune.scope=row"])),
         ("gradual", cnn(&["prune.method=gradual", "prune.every=2"])),
         ("gradual by row", cnn(&["prune.method=gradual", "prune.every=2", "prune.scope=row"])),
+        ("elsa", gpt(&["prune.method=elsa", "prune.every=2", "prune.penalty=0.5"])),
+        (
+            "elsa in bf16",
+            cnn(&["prune.method=elsa", "prune.every=2", "prune.start=0", "optimizer.name=adamw", bf16]),
+        ),
         ("wanda by row", gpt(&["prune.method=wanda", "prune.at=2", "prune.samples=20"])),
         ("snip", cnn(&["prune.method=snip", "prune.samples=20"])),
         ("snip in bf16", gpt(&["prune.method=snip", "prune.samples=10", bf16])),
@@ -159,6 +164,20 @@ fn counts_are_exact() {
                 assert_eq!(masks, [(8 * 27, 3 * 27), (8, 3), (8, 3), (8 * 72, 8 * 27)]);
             }
             "2:4" => assert_eq!(2 * kept, all, "{name}"),
+            // As the distribution has it, which `plan` computes; together as many as asked for.
+            _ if name.starts_with("set") || name.starts_with("rigl") => {
+                let plan = prepare(&base, 1).0;
+                let wanted = plan.pruning.as_ref().unwrap().kept_by_parameter(&plan.model.parameters());
+                for (id, mask) in trainer.params().masks() {
+                    assert_eq!(
+                        Some(mask.kept() as u64),
+                        wanted[id.0],
+                        "{name}: {}",
+                        trainer.params().name(id)
+                    );
+                }
+                assert!((kept as f64 / all as f64 - 0.4).abs() < 1e-3, "{name}: {kept} of {all}");
+            }
             _ if prepare(&base, 1).0.pruning.unwrap().method.is_by_layer() => {
                 for (id, mask) in trainer.params().masks() {
                     let plan = &trainer.params().param(id).plan;
@@ -192,8 +211,8 @@ fn the_largest_weights_stay() {
     for (settings, fraction, global) in [
         (&["prune.method=magnitude", "prune.sparsity=0.7", "prune.scope=global"][..], 0.3, true),
         (&["prune.method=magnitude", "prune.sparsity=0.7"], 0.3, false),
-        (&["prune.method=gradual", "prune.initial=0.6"], 0.4, false),
-        (&["prune.method=gradual", "prune.initial=0.6", "prune.scope=global"], 0.4, true),
+        (&["prune.method=gradual", "prune.initial=0.6", "prune.start=0"], 0.4, false),
+        (&["prune.method=gradual", "prune.initial=0.6", "prune.start=0", "prune.scope=global"], 0.4, true),
     ] {
         let before = trainer(&tiny_cnn(settings), 1);
         let mut after = trainer(&tiny_cnn(settings), 1);
@@ -287,7 +306,10 @@ fn a_run_too_short_to_prune_says_so() {
             &["prune.method=early-bird", "prune.latest=9"][..],
             "nothing was pruned: 4 steps are too few for early-bird",
         ),
-        (&["prune.method=gradual", "prune.every=1", "prune.end=9"], "4 steps were too few: pruned to 0."),
+        (
+            &["prune.method=gradual", "prune.every=1", "prune.start=0", "prune.end=9"],
+            "4 steps were too few: pruned to 0.",
+        ),
     ];
     for (settings, expected) in cases {
         let (ended, observer) = tiny_gpt(settings).set("train.steps=4").run_observed();
