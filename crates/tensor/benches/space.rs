@@ -8,6 +8,7 @@
 
 use std::time::Instant;
 
+use espalier_tensor::ops::batch_norm::NormEpilogue;
 use espalier_tensor::ops::conv::{self, ConvParams};
 use espalier_tensor::ops::padding::Padding;
 use espalier_tensor::ops::pool::{self, PoolParams};
@@ -149,8 +150,10 @@ impl Bench<'_> {
         for (side, c) in [(32, 64), (16, 128), (4, 512), (2, 512)] {
             let x = self.tensor(&[128, side, side, c]);
             let scale = self.tensor(&[c]);
-            let (_, mean, rstd) = batch_norm::forward(&x, &scale, &scale, 1e-5).unwrap();
-            let forward = self.time(|| batch_norm::forward(&x, &scale, &scale, 1e-5).unwrap());
+            let (_, mean, rstd) =
+                batch_norm::forward(&x, &scale, &scale, 1e-5, NormEpilogue::default()).unwrap();
+            let forward =
+                self.time(|| batch_norm::forward(&x, &scale, &scale, 1e-5, NormEpilogue::default()).unwrap());
             let backward = self.time(|| batch_norm::backward(&x, &x, &scale, &mean, &rstd).unwrap());
             println!("batch norm {side} x {c}: {forward:.2} {backward:.2} ms");
         }
