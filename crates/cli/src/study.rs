@@ -18,8 +18,8 @@ use espalier_plan::config::Override;
 use espalier_plan::device::DeviceKind;
 use espalier_report::serve;
 use espalier_study::{
-    Results, Study, StudyKind, StudySummary, TrialRunner, TrialShard, WorkerPool, page, run_trials,
-    widen_ranges,
+    Results, Study, StudyKind, StudySummary, TrialRunner, TrialShard, WorkerPool, page, repeat_best,
+    run_trials, widen_ranges,
 };
 use espalier_tensor::cuda::Cuda;
 use espalier_train::Error;
@@ -122,6 +122,9 @@ fn steps_to_result(arguments: &StudyArguments) -> Result<ExitCode> {
     let mut ended = run_trials(&study, &workers, &mut results, count, shard, &stop.requested, &mut progress)?;
     if ended && arguments.widen {
         ended = widen_ranges(&study, &workers, &mut results, count, &stop.requested, &mut progress)?;
+    }
+    if ended && arguments.shard.is_none() {
+        ended = repeat_best(&study, &workers, &mut results, count, &stop.requested, &mut progress)?;
     }
     progress.finish();
     results.refresh()?;

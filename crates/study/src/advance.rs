@@ -45,7 +45,7 @@ pub(crate) fn advance_trial(
             Ok(check) => check,
             // That is a result too.
             Err(Error::Diverged { step, .. } | Error::NotFinite { step, .. }) => {
-                TrialCheck { step, loss: f64::NAN, error: 1.0, diverged: true }
+                TrialCheck { step, loss: f64::NAN, error: 1.0, diverged: true, pruned: true }
             }
             Err(error) => return Err(error),
         };
@@ -58,15 +58,16 @@ pub(crate) fn advance_trial(
         }
         record.best = Some(record.best.map_or(measure, |best| best.min(measure)));
         let next_step = record.curve.last().map_or(0.0, |last| last.step as f64 * CURVE_SPACING);
-        let reached = measure <= goal.value();
+        let reached = measure <= goal.value() && check.pruned;
         if reached || check.step as f64 >= next_step || check.step >= until {
             record.curve.push(validation);
         }
-        let is_beaten = bound.and_then(StepsBound::get).is_some_and(|best| check.step >= best);
+        let next = (check.step + search.eval_every).min(search.steps);
+        let is_beaten = bound.is_some_and(|bound| !bound.allows(next, record.trial));
         record.status = match () {
             () if reached => TrialStatus::Complete,
-            () if is_beaten => TrialStatus::Cut,
             () if check.step >= search.steps => TrialStatus::Incomplete,
+            () if is_beaten => TrialStatus::Cut,
             () => continue,
         };
         return Ok(Some(record));

@@ -1,11 +1,13 @@
 //! The trials of one cell, and who of them runs on.
 //!
-//! Whatever the method, a trial that has taken as many steps as the best one needed is *cut*: K* is a
-//! minimum, and stays the same whatever the trial would have come to. With `sobol` that is all that saves
-//! steps. So that one that reaches the goal is soon known, all trials go on together, to a number of steps
-//! that doubles: one after the other, those that were begun before the first that reaches the goal would
-//! spend all the steps there are. A study that wants the K of every trial sets `search.cut = false`; each
-//! then runs to its end.
+//! Whatever the method, a trial that cannot be the best one any more is *cut*: the next validation that it
+//! could reach the goal at is behind that of the best one, or is the same and the best one has the smaller
+//! number. K* is a minimum, and stays the same whatever the trial would have come to; so does whose it is.
+//! With `sobol` that is all that saves steps. So that one that reaches the goal is soon known, all trials go
+//! on together, to a number of steps that doubles, and those first that have come furthest: one after the
+//! other, those that were begun before the first that reaches the goal would spend all the steps there are.
+//! The least that an exact search can take is K* steps of each trial, and little is taken above that. A study
+//! that wants the K of every trial sets `search.cut = false`; each then runs to its end.
 //!
 //! With `halving` they race. All of them are compared after a few steps, and again whenever the steps have
 //! doubled. How many then go on depends on how far the first of them has come: with p the fraction of the
@@ -21,8 +23,7 @@
 //! from there. Whoever runs the trials asks [`Bracket::next`] and calls [`Bracket::report`].
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::file::{Cell, Goal, SearchMethod, Study};
 use crate::trial::{TrialRecord, TrialStatus};
@@ -36,25 +37,32 @@ pub struct TrialJob {
     pub until: u64,
 }
 
-/// The fewest steps to the goal that any trial of a cell has needed; all that run see it.
-#[derive(Debug, Clone)]
-pub struct StepsBound(Arc<AtomicU64>);
-
-impl Default for StepsBound {
-    fn default() -> StepsBound {
-        StepsBound(Arc::new(AtomicU64::new(u64::MAX)))
-    }
-}
+/// The fewest steps to the goal that any trial of a cell has needed, and the least number of such a trial; all
+/// that run see it.
+#[derive(Debug, Clone, Default)]
+pub struct StepsBound(Arc<Mutex<Option<(u64, u32)>>>);
 
 impl StepsBound {
     /// Steps, where some trial has reached the goal.
     pub fn get(&self) -> Option<u64> {
-        Some(self.0.load(Ordering::Relaxed)).filter(|&steps| steps != u64::MAX)
+        self.best().map(|(steps, _)| steps)
+    }
+
+    /// Whether a trial would be the best one if it reached the goal after so many steps.
+    pub fn allows(&self, steps: u64, trial: u32) -> bool {
+        self.best().is_none_or(|best| (steps, trial) < best)
     }
 
     /// Lowers it to the steps of a trial that reached the goal.
-    pub fn lower(&self, steps: u64) {
-        self.0.fetch_min(steps, Ordering::Relaxed);
+    pub fn lower(&self, steps: u64, trial: u32) {
+        let mut best = self.best();
+        if best.is_none_or(|best| (steps, trial) < best) {
+            *best = Some((steps, trial));
+        }
+    }
+
+    fn best(&self) -> MutexGuard<'_, Option<(u64, u32)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -68,7 +76,10 @@ pub struct Bracket {
     goal: Goal,
     method: SearchMethod,
     cut: bool,
+    /// Whether trials that reach the goal bound the others.
+    is_search: bool,
     budget: u64,
+    eval_every: u64,
     chance_level: f64,
     /// Steps after which all that run are compared next.
     rung: u64,
@@ -125,19 +136,27 @@ impl Bracket {
             goal: study.goal,
             method: search.method,
             cut: search.cut,
+            is_search: true,
             budget: search.steps,
+            eval_every: search.eval_every,
             chance_level,
             rung,
             entries,
         }
     }
 
+    /// The same trial with other seeds, by their numbers, each to the goal or to so many steps.
+    pub fn repeats(study: &Study, cell: Cell, numbers: impl IntoIterator<Item = u32>, steps: u64) -> Bracket {
+        let search = Bracket::new(study, cell, numbers, 1.0);
+        search.bound.lower(steps + 1, 0);
+        let rung = study.search.steps;
+        Bracket { method: SearchMethod::Sobol, cut: true, is_search: false, rung, ..search }
+    }
+
     /// Takes over what is known of a trial, of this bracket or another of the same cell, from an earlier
     /// process or another machine.
     pub fn replay(&mut self, record: &TrialRecord) {
-        if let Some(steps) = record.result() {
-            self.bound.lower(steps);
-        }
+        self.lower_bound(record);
         let Some(entry) = self.entries.get_mut(&record.trial) else { return };
         if entry.running || entry.is_final() {
             return;
@@ -149,13 +168,20 @@ impl Bracket {
         entry.record = Some(record.clone());
     }
 
-    /// A trial that can run now, of those that `may_run`; from here on it does. None where all wait for those
-    /// that run, or the bracket is over.
+    /// What a trial of the search has come to bounds the others; repeated ones may need fewer steps.
+    fn lower_bound(&self, record: &TrialRecord) {
+        if let Some(steps) = record.result().filter(|_| self.is_search && !record.is_repeat()) {
+            self.bound.lower(steps, record.trial);
+        }
+    }
+
+    /// A trial that can run now, of those that `may_run`, and of these the one that is nearest to the goal;
+    /// from here on it does. None where all wait for those that run, or the bracket is over.
     pub fn next(&mut self, may_run: impl Fn(u32) -> bool) -> Option<TrialJob> {
         let rung = self.rung;
         let ready = |entry: &BracketEntry| !entry.running && !entry.is_final() && entry.steps() < rung;
-        let (&trial, entry) =
-            self.entries.iter_mut().find(|(trial, entry)| ready(entry) && may_run(**trial))?;
+        let ready = self.entries.iter_mut().filter(|(trial, entry)| ready(entry) && may_run(**trial));
+        let (&trial, entry) = ready.min_by(|(_, a), (_, b)| a.best().total_cmp(&b.best()))?;
         entry.running = true;
         Some(TrialJob { trial, until: rung })
     }
@@ -165,6 +191,11 @@ impl Bracket {
         self.entries.get(&trial)?.record.as_ref()
     }
 
+    /// The fewest steps to the goal by now; none where trials are repeated.
+    pub fn k_star(&self) -> Option<u64> {
+        self.bound.get().filter(|_| self.is_search)
+    }
+
     /// Whether a trial runs no further than the best one needed.
     pub fn cuts(&self) -> bool {
         self.cut
@@ -172,9 +203,7 @@ impl Bracket {
 
     /// Takes the record of a job. Where that was the last of a comparison, those that end by it are returned.
     pub fn report(&mut self, record: TrialRecord) -> Vec<TrialRecord> {
-        if let Some(steps) = record.result() {
-            self.bound.lower(steps);
-        }
+        self.lower_bound(&record);
         let entry = self.entries.get_mut(&record.trial).expect("a trial of this bracket");
         entry.running = false;
         entry.record = Some(record);
@@ -191,19 +220,20 @@ impl Bracket {
         (self.entries.values().filter(|entry| entry.is_final()).count(), self.entries.len())
     }
 
-    /// Once all have come to the rung where they are compared: cuts those that cannot lower K* any more, stops
-    /// those that are too far behind, and moves on to the next rung.
+    /// Cuts those that wait and cannot be the best any more. Once all others have come to the rung where they
+    /// are compared, stops those that are too far behind, and moves on to the next rung.
     pub fn compare(&mut self) -> Vec<TrialRecord> {
         let mut ended = Vec::new();
+        if self.cut {
+            let (bound, interval) = (&self.bound, self.eval_every);
+            let waiting = self.entries.iter_mut().filter(|(_, entry)| !entry.running && !entry.is_final());
+            let beaten = waiting.filter(|(trial, entry)| !bound.allows(entry.steps() + interval, **trial));
+            ended.extend(beaten.filter_map(|(_, entry)| entry.end(TrialStatus::Cut)));
+        }
         loop {
             let mut active: Vec<&BracketEntry> =
                 self.entries.values().filter(|entry| !entry.is_final()).collect();
             if active.is_empty() || active.iter().any(|entry| entry.running || entry.steps() < self.rung) {
-                return ended;
-            }
-            if self.cut && self.bound.get().is_some_and(|best| best <= self.rung) {
-                let trials = self.entries.values_mut().filter(|entry| !entry.is_final());
-                ended.extend(trials.filter_map(|entry| entry.end(TrialStatus::Cut)));
                 return ended;
             }
             if self.method == SearchMethod::Sobol {

@@ -17,7 +17,7 @@ use crate::measure_schedule::{MEASURE_FIELDS, MeasureSchedule};
 use crate::range::{self, SearchRange};
 use crate::sobol;
 use crate::study_table::{StudyTable, in_run, missing, read_batches, read_sparsities, refuse_given};
-use crate::workload::TrialSettings;
+use crate::workload::{TrialSettings, of_pruning};
 
 /// Fields that a study gives each of its runs, and the field of the study that says what.
 const GIVEN: [(&str, &str); 6] = [
@@ -29,6 +29,9 @@ const GIVEN: [(&str, &str); 6] = [
     ("prune.sparsity", "`cells.sparsities`"),
 ];
 
+/// A best trial is repeated less often than this.
+pub(crate) const MOST_SEEDS: u32 = 32;
+
 const CELLS: &[Field] = &[any("batches"), any("sparsities")];
 
 const GOAL: &[Field] = &[
@@ -37,11 +40,12 @@ const GOAL: &[Field] = &[
 ];
 
 const SEARCH: &[Field] = &[
-    word("method", "halving", &["sobol", "halving"]),
+    word("method", "sobol", &["sobol", "halving"]),
     flag("cut", true),
     integer("trials", 100, 1, 1 << 20),
     optional_integer("steps", 1, MOST).or_missing("the most steps of a trial"),
     integer("eval_every", 16, 1, MOST),
+    integer("seeds", 0, 0, MOST_SEEDS as usize - 1),
     any("ranges"),
 ];
 
@@ -94,6 +98,8 @@ pub struct SearchConfig {
     pub steps: u64,
     /// Steps between validations: what K* is a multiple of.
     pub eval_every: u64,
+    /// How often the best trial of each cell is run again, each time with another seed.
+    pub seeds: u32,
     /// The hyperparameters.
     pub ranges: Vec<SearchRange>,
 }
@@ -165,7 +171,9 @@ impl Study {
     /// The hyperparameters of a cell's trial, of which the seed is the number.
     pub fn settings(&self, cell: Cell, number: u32, ranges: &[SearchRange]) -> TrialSettings {
         let point = sobol::point(number, ranges.len());
-        let fields = ranges.iter().zip(point).map(|(range, at)| (range.field.clone(), range.at(at)));
+        let searched = |range: &SearchRange| cell.sparsity > 0.0 || !of_pruning(&range.field);
+        let fields = ranges.iter().zip(point).filter(|(range, _)| searched(range));
+        let fields = fields.map(|(range, at)| (range.field.clone(), range.at(at)));
         TrialSettings {
             batch: cell.batch,
             sparsity: cell.sparsity,
@@ -297,7 +305,7 @@ fn read_search(section: &mut Section) -> Result<SearchConfig, Error> {
         return Err(Error::Conflict { field: "search.ranges".into(), problem });
     }
     let (method, cut, trials) = (values.get("method"), values.get("cut"), values.get("trials"));
-    Ok(SearchConfig { method, cut, trials, steps, eval_every, ranges })
+    Ok(SearchConfig { method, cut, trials, steps, eval_every, seeds: values.get("seeds"), ranges })
 }
 
 #[cfg(test)]

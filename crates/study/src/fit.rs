@@ -2,16 +2,12 @@
 //! twice the batch takes half the steps; far above it more samples a step buy nothing.
 //!
 //! Fitted in relative least squares, sum of ((c1/B + c2)/K - 1)^2 over the cells: K* spans two orders of
-//! magnitude, and a step more or less matters by its fraction of K*. That is linear in c1 and c2. Intervals
-//! come from a bootstrap over trials: each cell's trials are resampled with replacement, K* is the least of
-//! those that are sampled, and the middle 95 % of the fits are the interval. Trials that were cut or stopped
-//! count as sampled and not complete: nobody knows when they would have been. Where most were, few samples
-//! differ, and intervals are narrower than the truth.
+//! magnitude, and a step more or less matters by its fraction of K*. That is linear in c1 and c2. K* is the
+//! least of many trials, and nobody knows what another hundred would have found; what is known, where the best
+//! trials were run again with other seeds, is what curves go through their steps: one for each seed, whose
+//! least and largest constants are the interval.
 
 use serde::Serialize;
-
-/// How often trials are resampled.
-const RESAMPLES: usize = 400;
 
 /// Steps to the goal at a batch size.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -20,22 +16,6 @@ pub struct StepsAtBatch {
     pub batch: f64,
     /// K*.
     pub steps: f64,
-}
-
-/// What became of each trial at a batch size: the steps to the goal, where it was reached.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TrialsAtBatch {
-    /// Samples in a step.
-    pub batch: usize,
-    /// One for each trial.
-    pub steps: Vec<Option<u64>>,
-}
-
-impl TrialsAtBatch {
-    fn point(&self, steps: impl Iterator<Item = Option<u64>>) -> Option<StepsAtBatch> {
-        let least = steps.flatten().min()?;
-        Some(StepsAtBatch { batch: self.batch as f64, steps: least as f64 })
-    }
 }
 
 /// A curve through the K* of one sparsity.
@@ -50,18 +30,18 @@ pub struct StepsCurve {
     pub r2: Option<f64>,
 }
 
-/// The same with the intervals of the bootstrap.
+/// The same with what other seeds make of it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Fit {
-    /// From all trials.
+    /// Of the best trials.
     #[serde(flatten)]
     pub curve: StepsCurve,
     /// c1/c2, where twice the batch first takes more than three quarters of the steps.
     pub critical_batch: Option<f64>,
-    /// 95 % of the bootstrap.
-    pub c1_interval: [f64; 2],
-    /// 95 % of the bootstrap.
-    pub c2_interval: [f64; 2],
+    /// The least and the largest of the curves of other seeds, where there are two or more.
+    pub c1_interval: Option<[f64; 2]>,
+    /// The same.
+    pub c2_interval: Option<[f64; 2]>,
 }
 
 impl StepsCurve {
@@ -106,50 +86,22 @@ impl StepsCurve {
     }
 }
 
-/// Fits the trials of one sparsity; None where fewer than two batch sizes have reached the goal.
-pub fn fit(cells: &[TrialsAtBatch]) -> Option<Fit> {
-    let points: Vec<StepsAtBatch> =
-        cells.iter().filter_map(|cell| cell.point(cell.steps.iter().copied())).collect();
-    let curve = StepsCurve::through(&points)?;
-    let mut rng = SplitMix64(0x9e37_79b9_7f4a_7c15);
-    let refit = |_| {
-        let one = |cell: &TrialsAtBatch| {
-            let resampled: Vec<_> =
-                cell.steps.iter().map(|_| cell.steps[rng.below(cell.steps.len())]).collect();
-            cell.point(resampled.into_iter())
-        };
-        let points: Vec<StepsAtBatch> = cells.iter().filter_map(one).collect();
-        StepsCurve::through(&points)
+/// Fits the cells of one sparsity; None where fewer than two batch sizes have reached the goal. `seeds` are the
+/// same cells with the steps of another seed each.
+pub fn fit(points: &[StepsAtBatch], seeds: &[Vec<StepsAtBatch>]) -> Option<Fit> {
+    let curve = StepsCurve::through(points)?;
+    let curves: Vec<StepsCurve> = seeds.iter().filter_map(|points| StepsCurve::through(points)).collect();
+    let interval = |of: fn(&StepsCurve) -> f64| {
+        let (least, largest) = (f64::INFINITY, f64::NEG_INFINITY);
+        let ends = |[low, high]: [f64; 2], value: f64| [low.min(value), high.max(value)];
+        (curves.len() > 1).then(|| curves.iter().map(of).fold([least, largest], ends))
     };
-    let curves: Vec<StepsCurve> = (0..RESAMPLES).filter_map(refit).collect();
-    let interval =
-        |of: fn(&StepsCurve) -> f64| middle(curves.iter().map(of).collect()).unwrap_or([of(&curve); 2]);
     Some(Fit {
         curve,
         critical_batch: (curve.c2 > 0.0).then(|| curve.c1 / curve.c2),
         c1_interval: interval(|curve| curve.c1),
         c2_interval: interval(|curve| curve.c2),
     })
-}
-
-/// The ends of the middle 95 %.
-fn middle(mut values: Vec<f64>) -> Option<[f64; 2]> {
-    values.sort_by(f64::total_cmp);
-    let at = |fraction: f64| values.get((fraction * (values.len() - 1) as f64).round() as usize).copied();
-    if values.is_empty() { None } else { Some([at(0.025)?, at(0.975)?]) }
-}
-
-/// Random numbers that are the same each time (splitmix64).
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % end as u64) as usize
-    }
 }
 
 #[cfg(test)]
@@ -199,29 +151,20 @@ mod tests {
         assert_eq!(StepsCurve::through(&[]), None);
     }
 
+    /// One curve for each seed, and none of a single one.
     #[test]
-    fn intervals_hold_the_fit_and_shrink_with_trials_that_agree() {
-        let cells = |spread: u64, others: usize| -> Vec<TrialsAtBatch> {
-            let steps = |batch: usize| (10_000 / batch + 100) as u64;
-            let trials = |batch| {
-                let values =
-                    (0..others as u64).map(move |i| Some(steps(batch) + i * spread * steps(batch) / 100));
-                values.chain([None, None]).collect()
-            };
-            [8, 64, 512].map(|batch| TrialsAtBatch { batch, steps: trials(batch) }).into()
-        };
-        let wide = fit(&cells(30, 4)).unwrap();
-        let narrow = fit(&cells(1, 12)).unwrap();
-        let width = |interval: [f64; 2]| interval[1] - interval[0];
-        for fit in [&wide, &narrow] {
-            assert!(
-                fit.c1_interval[0] <= fit.curve.c1 && fit.curve.c1 <= fit.c1_interval[1] + 1e-9,
-                "{fit:?}"
-            );
-        }
-        assert!(width(narrow.c1_interval) < width(wide.c1_interval) / 3.0, "{narrow:?} {wide:?}");
-        let critical = wide.critical_batch.unwrap();
-        assert!((critical - wide.curve.c1 / wide.curve.c2).abs() < 1e-9);
-        assert_eq!(fit(&cells(1, 0)), None, "no trial has reached the goal");
+    fn intervals_are_those_of_other_seeds() {
+        let batches = [8.0, 64.0, 512.0];
+        let steps = |factor: f64| points(&batches, &batches.map(|batch| factor * (10_000.0 / batch + 100.0)));
+        let seeds = [steps(1.1), steps(1.3), steps(1.2)];
+        let found = fit(&steps(1.0), &seeds).unwrap();
+        let [low, high] = found.c1_interval.unwrap();
+        assert!((low / 11_000.0 - 1.0).abs() < 1e-6 && (high / 13_000.0 - 1.0).abs() < 1e-6, "{found:?}");
+        let [low, high] = found.c2_interval.unwrap();
+        assert!((low / 110.0 - 1.0).abs() < 1e-6 && (high / 130.0 - 1.0).abs() < 1e-6, "{found:?}");
+        assert!((found.critical_batch.unwrap() - 100.0).abs() < 1e-6);
+        let single = fit(&steps(1.0), &seeds[..1]).unwrap();
+        assert_eq!((single.c1_interval, single.c2_interval), (None, None));
+        assert_eq!(fit(&steps(1.0)[..1], &[]), None);
     }
 }

@@ -349,4 +349,31 @@ mod tests {
             assert!(message(at).contains(words), "{}", message(at));
         }
     }
+    /// Whatever their kind, and whatever data they need.
+    #[test]
+    fn the_studies_that_come_with_the_program_are_studies() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../studies");
+        let mut searches = Vec::new();
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "toml") {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+            let read = match StudyKind::of(&text, &[]).unwrap() {
+                StudyKind::StepsToResult => Study::parse(&text, &[]).map(|study| {
+                    searches.push((study.name.clone(), study.cells.len() as u32 * study.search.trials));
+                    study.name
+                }),
+                StudyKind::GeneralisationGap => GapStudy::parse(&text, &[]).map(|study| study.name),
+                StudyKind::CriticalBatch => BranchStudy::parse(&text, &[]).map(|study| study.name),
+                StudyKind::Smoothness => SmoothnessStudy::parse(&text, &[]).map(|study| study.name),
+            };
+            assert_eq!(read.unwrap_or_else(|why| panic!("{name}: {why}")), name);
+        }
+        for full in ["w1", "w2", "w3", "w4"] {
+            assert!(searches.contains(&(full.into(), 14 * 4 * 100)), "{searches:?}");
+        }
+    }
 }

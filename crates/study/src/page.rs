@@ -18,6 +18,9 @@ use crate::widen;
 /// The column of trials that have not come to their end, while there are any.
 const RUNNING: &str = "running or queued";
 
+/// The column of what other seeds make of the best trials, where they were run with any.
+const SEEDS: &str = "other seeds";
+
 /// Points of a fitted curve.
 const DRAWN: usize = 60;
 
@@ -157,7 +160,7 @@ fn scatter(study: &Study, results: &Results, cell: Cell, records: &[&TrialRecord
 /// The axis of a hyperparameter, as far as its range goes.
 fn axis(range: &SearchRange) -> PlotAxis {
     let axis = match range.scale {
-        RangeScale::Log => PlotAxis::log(range.field.clone()),
+        RangeScale::Log | RangeScale::WholeLog => PlotAxis::log(range.field.clone()),
         RangeScale::OneMinusLog => PlotAxis::log(format!("1 - {}", range.field)),
         RangeScale::Linear | RangeScale::Whole => PlotAxis::linear(range.field.clone()),
     };
@@ -176,9 +179,12 @@ fn cells(summary: &StudySummary) -> Table {
         "stopped",
         RUNNING,
         "steps",
+        SEEDS,
     ];
     let is_running = summary.cells.iter().any(|cell| cell.running > 0);
-    let columns = columns.into_iter().filter(|name| is_running || *name != RUNNING).map(Column::number);
+    let has_seeds = summary.cells.iter().any(|cell| !cell.seeds.is_empty());
+    let columns = columns.into_iter().filter(|name| is_running || *name != RUNNING);
+    let columns = columns.filter(|name| has_seeds || *name != SEEDS).map(Column::number);
     let columns = columns.chain([Column::text("best"), Column::text("at the edge")]);
     let mut table = Table::new(columns.collect());
     for cell in &summary.cells {
@@ -190,27 +196,34 @@ fn cells(summary: &StudySummary) -> Table {
         let counts = [complete, incomplete, infeasible, cut, stopped].into_iter();
         let counts = counts.chain(is_running.then_some(running)).map(|count| count.to_string());
         let first = [batch.to_string(), percent(cell.sparsity), k_star];
-        let last = [steps.to_string(), best.join(", "), cell.at_edge.join(", ")];
-        table.row(first.into_iter().chain(counts).chain(last));
+        let seeds = has_seeds.then(|| cell.seeds_in_words());
+        let last = [best.join(", "), cell.at_edge.join(", ")];
+        table.row(first.into_iter().chain(counts).chain([steps.to_string()]).chain(seeds).chain(last));
     }
     table
 }
 
 fn fits(summary: &StudySummary) -> Table {
-    let columns = ["sparsity", "c1", "95 %", "c2", "95 %", "critical batch", "r2"];
-    let mut table = Table::new(columns.map(Column::number).into());
-    let interval = |[low, high]: [f64; 2]| format!("{} to {}", number::short(low), number::short(high));
+    let has_seeds = summary.fits.iter().any(|fit| fit.fit.c1_interval.is_some());
+    let columns = ["sparsity", "c1", SEEDS, "c2", SEEDS, "critical batch", "r2"];
+    let columns = columns.into_iter().filter(|name| has_seeds || *name != SEEDS).map(Column::number);
+    let mut table = Table::new(columns.collect());
+    let interval = |interval: Option<[f64; 2]>| {
+        let ends = |[low, high]: [f64; 2]| format!("{} to {}", number::short(low), number::short(high));
+        has_seeds.then(|| interval.map_or("-".into(), ends))
+    };
     for fit in &summary.fits {
         let (curve, fitted) = (fit.fit.curve, &fit.fit);
-        table.row([
-            percent(fit.sparsity),
-            number::short(curve.c1),
+        let row = [
+            Some(percent(fit.sparsity)),
+            Some(number::short(curve.c1)),
             interval(fitted.c1_interval),
-            number::short(curve.c2),
+            Some(number::short(curve.c2)),
             interval(fitted.c2_interval),
-            fitted.critical_batch.map_or("-".into(), number::short),
-            curve.r2.map_or("-".into(), |r2| format!("{r2:.3}")),
-        ]);
+            Some(fitted.critical_batch.map_or("-".into(), number::short)),
+            Some(curve.r2.map_or("-".into(), |r2| format!("{r2:.3}"))),
+        ];
+        table.row(row.into_iter().flatten());
     }
     table
 }

@@ -35,6 +35,8 @@ pub enum RangeScale {
     Linear,
     /// Integers, evenly.
     Whole,
+    /// Integers, evenly in the logarithm.
+    WholeLog,
     /// One minus the value evenly in the logarithm, as suits a momentum: `low` and `high` are those of one
     /// minus the value.
     OneMinusLog,
@@ -50,24 +52,25 @@ pub enum RangeEnd {
 }
 
 impl RangeScale {
-    const ALL: [(&'static str, RangeScale); 4] = [
+    const ALL: [(&'static str, RangeScale); 5] = [
         ("log", RangeScale::Log),
         ("linear", RangeScale::Linear),
         ("whole", RangeScale::Whole),
+        ("whole_log", RangeScale::WholeLog),
         ("one_minus_log", RangeScale::OneMinusLog),
     ];
 
     /// From a number as written to one in which the range is even.
     fn transform(self, end: f64) -> f64 {
         match self {
-            RangeScale::Log | RangeScale::OneMinusLog => end.ln(),
+            RangeScale::Log | RangeScale::WholeLog | RangeScale::OneMinusLog => end.ln(),
             RangeScale::Linear | RangeScale::Whole => end,
         }
     }
 
     fn inverse(self, even: f64) -> f64 {
         match self {
-            RangeScale::Log | RangeScale::OneMinusLog => even.exp(),
+            RangeScale::Log | RangeScale::WholeLog | RangeScale::OneMinusLog => even.exp(),
             RangeScale::Linear | RangeScale::Whole => even,
         }
     }
@@ -80,7 +83,7 @@ impl SearchRange {
         let value = self.scale.inverse(low + coordinate * (high - low));
         match self.scale {
             RangeScale::Log | RangeScale::Linear => value,
-            RangeScale::Whole => value.round(),
+            RangeScale::Whole | RangeScale::WholeLog => value.round(),
             RangeScale::OneMinusLog => 1.0 - value,
         }
     }
@@ -135,7 +138,7 @@ impl SearchRange {
         let [(word, scale, value)] = found[..] else {
             return Err(Error::Value {
                 field: path.into(),
-                expected: "one of { log = [a, b] }, { linear = [a, b] }, { whole = [a, b] } and { one_minus_log = [a, b] }".into(),
+                expected: "one of { log = [a, b] }, { linear = [a, b] }, { whole = [a, b] }, { whole_log = [a, b] } and { one_minus_log = [a, b] }".into(),
                 got: if found.is_empty() { "none".into() } else { "several".into() },
                 hint: None,
             });
@@ -149,6 +152,7 @@ impl SearchRange {
             RangeScale::Log => low > 0.0,
             RangeScale::Linear => true,
             RangeScale::Whole => low.fract() == 0.0 && high.fract() == 0.0,
+            RangeScale::WholeLog => low.fract() == 0.0 && high.fract() == 0.0 && low > 0.0,
             RangeScale::OneMinusLog => low > 0.0 && high <= 1.0,
         };
         let expected = match scale {
@@ -156,6 +160,7 @@ impl SearchRange {
             RangeScale::Log => "a range above 0, since its logarithm is taken",
             RangeScale::Linear => "two finite numbers",
             RangeScale::Whole => "a range of whole numbers",
+            RangeScale::WholeLog => "a range of whole numbers above 0",
             RangeScale::OneMinusLog => "a range above 0 and up to 1, of one minus the value",
         };
         if !fits || low >= high || !low.is_finite() || !high.is_finite() {
@@ -219,6 +224,7 @@ mod tests {
         close(range(RangeScale::Log, 1e-4, 1.0).at(0.5), 1e-2);
         close(range(RangeScale::Linear, 2.0, 6.0).at(0.25), 3.0);
         close(range(RangeScale::Whole, 30_000.0, 60_000.0).at(0.50001), 45_000.0);
+        close(range(RangeScale::WholeLog, 10.0, 1000.0).at(0.50001), 100.0);
         close(range(RangeScale::OneMinusLog, 1e-4, 0.1).at(1.0), 0.9);
         close(range(RangeScale::OneMinusLog, 1e-4, 0.1).at(0.0), 0.9999);
         for scale in [RangeScale::Log, RangeScale::Linear, RangeScale::OneMinusLog] {
@@ -283,6 +289,10 @@ mod tests {
             (
                 "a.b = { whole = [1.5, 2] }",
                 "`search.ranges.a.b.whole` must be a range of whole numbers, got [1.5, 2]",
+            ),
+            (
+                "a.b = { whole_log = [0, 2] }",
+                "`search.ranges.a.b.whole_log` must be a range of whole numbers above 0, got [0, 2]",
             ),
             (
                 "a.b = { linaer = [1, 2] }",

@@ -125,9 +125,14 @@ impl Results {
         self.records.values().filter(|record| record.status.is_final()).count()
     }
 
-    /// The trials of a cell.
+    /// The trials of a cell, without those that repeat its best one.
     pub(crate) fn of_cell(&self, cell: Cell) -> Vec<&TrialRecord> {
-        self.records.values().filter(|record| record.cell() == cell).collect()
+        self.records.values().filter(|record| record.cell() == cell && !record.is_repeat()).collect()
+    }
+
+    /// A trial of a cell by its number.
+    pub(crate) fn trial(&self, cell: Cell, number: u32) -> Option<&TrialRecord> {
+        self.records.get(&(cell.sparsity.to_bits(), cell.batch, number))
     }
 
     /// Ranges of a cell that have grown, in the order in which they did.

@@ -75,7 +75,8 @@ impl RunningTrial {
         while self.trainer.progress().step < step {
             let report = self.trainer.step_queued()?;
             if !report.taken {
-                return Ok(TrialCheck { step: report.step, loss: report.loss, error: 1.0, diverged: true });
+                let (step, loss) = (report.step, report.loss);
+                return Ok(TrialCheck { step, loss, error: 1.0, diverged: true, pruned: true });
             }
         }
         let evaluation = match self.max_wrong {
@@ -85,6 +86,9 @@ impl RunningTrial {
         let evaluation = evaluation.expect("a workload holds samples out");
         let diverged = !evaluation.loss.is_finite();
         let error = if diverged { 1.0 } else { evaluation.error() };
-        Ok(TrialCheck { step, loss: evaluation.loss, error, diverged })
+        let prune = self.trainer.context().plan.pruning.as_ref();
+        // A method prunes before a step, so the last of it is seen one step later.
+        let pruned = prune.is_none_or(|prune| step > prune.method.pruned_after(self.steps()));
+        Ok(TrialCheck { step, loss: evaluation.loss, error, diverged, pruned })
     }
 }

@@ -19,8 +19,11 @@ use crate::bracket::{Bracket, TrialJob};
 use crate::file::{Cell, Study};
 use crate::paused_trials::PausedTrialStore;
 use crate::results::Results;
-use crate::trial::{Trial, TrialRecord, TrialRunner};
+use crate::trial::{Trial, TrialRecord, TrialRunner, repeat_number};
 use crate::widen;
+
+/// How many times K* a best trial may take with another seed.
+const SLOWER: u64 = 4;
 
 /// How often the files of other processes are read.
 const REFRESH: Duration = Duration::from_secs(2);
@@ -115,6 +118,25 @@ pub fn widen_ranges(
     }
 }
 
+/// Runs the best trial of every cell again, with as many other seeds as the study asks for and up to four times
+/// as many steps: how much K* is luck. False where it was stopped before the end.
+pub fn repeat_best(
+    study: &Study,
+    runner: &dyn TrialRunner,
+    results: &mut Results,
+    workers: usize,
+    stop: &AtomicBool,
+    observer: &mut dyn StudyObserver,
+) -> Result<bool, Error> {
+    let repeats = |&cell: &Cell| {
+        let best = widen::best(results.of_cell(cell))?;
+        let numbers = (1..=study.search.seeds).map(|n| repeat_number(best.trial, n));
+        Some(Bracket::repeats(study, cell, numbers, SLOWER * best.steps))
+    };
+    let brackets = study.cells.iter().filter_map(repeats).collect();
+    run_brackets(study, runner, results, brackets, workers, stop, observer)
+}
+
 struct PausedTrial<'a> {
     /// Who began it.
     worker: usize,
@@ -145,9 +167,8 @@ fn run_brackets(
 ) -> Result<bool, Error> {
     let mut stopped = Vec::new();
     for bracket in &mut brackets {
-        for record in results.of_cell(bracket.cell) {
-            bracket.replay(record);
-        }
+        let cell = bracket.cell;
+        results.records().filter(|record| record.cell() == cell).for_each(|record| bracket.replay(record));
         stopped.extend(bracket.compare());
     }
     results.append(&stopped)?;
@@ -264,7 +285,7 @@ impl<'a> SearchState<'a> {
         if let Err(error) = self.results.append(&records).and_then(|()| self.read_others()) {
             self.failed = Some(error);
         }
-        let best = self.brackets[index].bound.get();
+        let best = self.brackets[index].k_star();
         let counts = self.brackets.iter().map(Bracket::progress);
         let (done, trials) = counts.fold((0, 0), |total, bracket| (total.0 + bracket.0, total.1 + bracket.1));
         for record in &records {

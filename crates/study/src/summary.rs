@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::file::{Cell, Goal, Study};
-use crate::fit::{self, Fit, TrialsAtBatch};
+use crate::fit::{self, Fit, StepsAtBatch};
 use crate::results::Results;
 use crate::theory::{CoefficientRatios, MeasuredConstants};
-use crate::trial::{TrialRecord, TrialStatus};
+use crate::trial::{TrialRecord, TrialStatus, repeat_number};
 use crate::widen;
 
 /// Everything that a study has found.
@@ -60,6 +60,9 @@ pub struct CellSummary {
     pub running: usize,
     /// Steps of all of them.
     pub steps: u64,
+    /// Steps to the goal of the best trial with other seeds, where it was run with any; none where it was not
+    /// reached.
+    pub seeds: Vec<Option<u64>>,
     /// The hyperparameters of the best trial, by field; a learning rate also as `lr`.
     pub best: BTreeMap<String, f64>,
     /// Its number.
@@ -96,7 +99,7 @@ impl StudySummary {
     pub fn of(study: &Study, results: &Results, smoothness: Vec<MeasuredConstants>) -> StudySummary {
         let cells: Vec<CellSummary> = study.cells.iter().map(|&cell| of_cell(study, results, cell)).collect();
         let fits: Vec<SparsityFit> =
-            study.sparsities().into_iter().filter_map(|s| fit_of(study, results, s)).collect();
+            study.sparsities().into_iter().filter_map(|sparsity| fit_of(&cells, sparsity)).collect();
         let ratios = ratios(&cells, &fits, &smoothness);
         StudySummary {
             name: study.name.clone(),
@@ -123,6 +126,16 @@ impl CellSummary {
     pub fn finished(&self) -> usize {
         self.complete + self.incomplete + self.infeasible + self.cut + self.stopped
     }
+
+    /// Steps of the best trial with other seeds: `176 to 240, 1 of 5 not`; nothing where there are none.
+    pub fn seeds_in_words(&self) -> String {
+        let reached: Vec<u64> = self.seeds.iter().copied().flatten().collect();
+        let missed = self.seeds.len() - reached.len();
+        let missed = (missed > 0).then(|| format!("{missed} of {} not", self.seeds.len()));
+        let range =
+            reached.iter().min().zip(reached.iter().max()).map(|(least, most)| format!("{least} to {most}"));
+        range.into_iter().chain(missed).collect::<Vec<_>>().join(", ")
+    }
 }
 
 fn of_cell(study: &Study, results: &Results, cell: Cell) -> CellSummary {
@@ -146,6 +159,7 @@ fn of_cell(study: &Study, results: &Results, cell: Cell) -> CellSummary {
         stopped: count(TrialStatus::Stopped),
         running: 0,
         steps: records.iter().map(|record| record.steps).sum(),
+        seeds: best.map_or(Vec::new(), |best| seeds_of(study, results, best)),
         best: fields,
         best_trial: best.map(|best| best.trial),
         at_edge: widen::at_edge(study, results, cell).into_iter().map(|(range, _)| range.field).collect(),
@@ -154,14 +168,25 @@ fn of_cell(study: &Study, results: &Results, cell: Cell) -> CellSummary {
     summary
 }
 
-fn fit_of(study: &Study, results: &Results, sparsity: f64) -> Option<SparsityFit> {
-    let cells = study.cells.iter().filter(|cell| cell.sparsity == sparsity);
-    let trials = |cell: &Cell| {
-        let ended = results.of_cell(*cell).into_iter().filter(|record| record.status.is_final());
-        TrialsAtBatch { batch: cell.batch, steps: ended.map(TrialRecord::result).collect() }
+/// What a trial came to with other seeds, as far as that is known.
+fn seeds_of(study: &Study, results: &Results, best: &TrialRecord) -> Vec<Option<u64>> {
+    let repeats = (1..=study.search.seeds).map(|n| results.trial(best.cell(), repeat_number(best.trial, n)));
+    repeats.flatten().filter(|record| record.status.is_final()).map(TrialRecord::result).collect()
+}
+
+fn fit_of(cells: &[CellSummary], sparsity: f64) -> Option<SparsityFit> {
+    let cells: Vec<&CellSummary> =
+        cells.iter().filter(|cell| cell.sparsity == sparsity && cell.k_star.is_some()).collect();
+    let points = |steps: &dyn Fn(&CellSummary) -> Option<u64>| -> Option<Vec<StepsAtBatch>> {
+        let point =
+            |cell: &&CellSummary| Some(StepsAtBatch { batch: cell.batch as f64, steps: steps(cell)? as f64 });
+        cells.iter().map(point).collect()
     };
-    let trials: Vec<TrialsAtBatch> = cells.map(trials).filter(|trials| !trials.steps.is_empty()).collect();
-    fit::fit(&trials).map(|fit| SparsityFit { sparsity, fit })
+    // A seed with which some cell did not reach the goal has no curve.
+    let most = cells.iter().map(|cell| cell.seeds.len()).max().unwrap_or(0);
+    let seeds: Vec<_> =
+        (0..most).filter_map(|n| points(&|cell| cell.seeds.get(n).copied().flatten())).collect();
+    fit::fit(&points(&|cell| cell.k_star)?, &seeds).map(|fit| SparsityFit { sparsity, fit })
 }
 
 fn ratios(cells: &[CellSummary], fits: &[SparsityFit], smoothness: &[MeasuredConstants]) -> Vec<StepsRatio> {

@@ -135,12 +135,12 @@ impl Trial for SyntheticTrial<'_> {
         self.landscape.steps_taken.fetch_add(step - self.step, Ordering::Relaxed);
         self.step = step;
         let Some(steps_to_goal) = self.steps_to_goal else {
-            return Ok(TrialCheck { step, loss: f64::NAN, error: 1.0, diverged: true });
+            return Ok(TrialCheck { step, loss: f64::NAN, error: 1.0, diverged: true, pruned: true });
         };
         let fraction = if steps_to_goal > 0.0 { step as f64 / steps_to_goal } else { 0.5 };
         let power = 0.35 + self.landscape.crossing * (uniform(self.seed, 2) - 0.5);
         let error = 0.9 * (0.12f64 / 0.9).powf(fraction.powf(power));
-        Ok(TrialCheck { step, loss: 2.3 * error, error, diverged: false })
+        Ok(TrialCheck { step, loss: 2.3 * error, error, diverged: false, pruned: true })
     }
 
     fn save(&mut self, folder: &Path, record: &TrialRecord) -> Result<(), Error> {

@@ -10,8 +10,8 @@ use espalier_plan::config::Override;
 use espalier_train::Error;
 use serde::{Deserialize, Serialize};
 
-use crate::file::{Cell, Goal};
-use crate::workload::TrialSettings;
+use crate::file::{Cell, Goal, MOST_SEEDS};
+use crate::workload::{TrialSettings, of_pruning};
 
 impl TrialSettings {
     /// The cell that it is a trial of.
@@ -25,7 +25,9 @@ impl TrialSettings {
         if self.sparsity > 0.0 {
             overrides.push(Override::sparsity(self.sparsity));
         }
-        overrides.extend(self.fields.iter().map(|(field, value)| {
+        // What is dense has no method whose fields could be searched.
+        let fields = self.fields.iter().filter(|(field, _)| self.sparsity > 0.0 || !of_pruning(field));
+        overrides.extend(fields.map(|(field, value)| {
             // An integer may be a number of steps.
             let is_integer = value.fract() == 0.0 && value.abs() < 1e15;
             Override::new(field, if is_integer { (*value as i64).into() } else { (*value).into() })
@@ -94,8 +96,8 @@ pub enum TrialStatus {
     Incomplete,
     /// It diverged.
     Infeasible,
-    /// Another trial of its cell had reached the goal by that step: whatever it would have come to, K* is the
-    /// same.
+    /// Another trial of its cell has reached the goal by its next validation: whatever it would have come to,
+    /// K* is the same.
     Cut,
     /// It was too far behind others of its cell to be worth more steps. It might have caught up.
     Stopped,
@@ -140,6 +142,8 @@ pub struct TrialCheck {
     pub error: f64,
     /// Whether a loss or a gradient was not a finite number: it will not come back from there.
     pub diverged: bool,
+    /// Whether the network is as sparse as its cell asks for: before that it has reached nothing.
+    pub pruned: bool,
 }
 
 /// A line of results: where a trial stands. A later line about the same trial replaces an earlier one.
@@ -161,7 +165,25 @@ pub struct TrialRecord {
     pub curve: Vec<ValidationPoint>,
 }
 
+/// Numbers of trials from here on are those of best trials that are run again with other seeds.
+const REPEATS: u32 = 1 << 31;
+
+/// The number of a trial's n-th repetition, from 1: below [`MOST_SEEDS`] of it, so that it is no other's.
+pub(crate) fn repeat_number(trial: u32, n: u32) -> u32 {
+    REPEATS + trial * MOST_SEEDS + n
+}
+
+/// The trial that one of this number repeats.
+pub(crate) fn repeated_trial(number: u32) -> Option<u32> {
+    number.checked_sub(REPEATS).map(|number| number / MOST_SEEDS)
+}
+
 impl TrialRecord {
+    /// Whether it repeats a best trial with another seed.
+    pub(crate) fn is_repeat(&self) -> bool {
+        repeated_trial(self.trial).is_some()
+    }
+
     /// The cell that it is a trial of.
     pub fn cell(&self) -> Cell {
         Cell { batch: self.batch, sparsity: self.sparsity }

@@ -8,7 +8,7 @@
 use crate::file::{Cell, Study};
 use crate::range::{RangeEnd, SearchRange};
 use crate::results::{Results, WidenedRange};
-use crate::trial::TrialRecord;
+use crate::trial::{TrialRecord, repeated_trial};
 use crate::workload::TrialSettings;
 
 /// Numbers of trials beyond a range begin here, so that the study can be given more trials within its ranges
@@ -54,6 +54,9 @@ pub fn range(study: &Study, results: &Results, widened: &WidenedRange) -> Search
 
 /// What a trial of a cell is started with.
 pub fn settings(study: &Study, results: &Results, cell: Cell, trial: u32) -> TrialSettings {
+    if let Some(repeated) = repeated_trial(trial) {
+        return TrialSettings { seed: trial.into(), ..settings(study, results, cell, repeated) };
+    }
     let widened = results.widened(cell);
     let Some(index) = widened.iter().position(|widened| widened.numbers().any(|number| number == trial))
     else {

@@ -47,6 +47,11 @@ pub struct TrialSettings {
     pub fields: Vec<(String, f64)>,
 }
 
+/// Whether a field of the run file says how a network is pruned.
+pub(crate) fn of_pruning(field: &str) -> bool {
+    field.starts_with("prune.")
+}
+
 impl Workload {
     /// Opens the data of a run file; where the device is a GPU they are kept there. An error where nothing of
     /// it is held out, since trials are evaluated on that.

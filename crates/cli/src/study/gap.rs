@@ -29,7 +29,7 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     };
     let StudyResources { dataset, device, folder, .. } = &opened;
     print_out!(
-        "{:>7} {:<18} {:>5} {:>6} {:>9} {:>9} {:>7} {:>10}",
+        "{:>7} {:<18} {:>5} {:>6} {:>9} {:>9} {:>7} {:>10} {:>10}",
         "batch",
         "arm",
         "seed",
@@ -37,6 +37,7 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
         "loss",
         "val loss",
         "error",
+        "eigenvalue",
         "sharpness"
     );
     let outcomes = gap::run(&gap, dataset, device, folder, &base_dir, line)?;
@@ -50,14 +51,16 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
 }
 
 fn line(outcome: &GapOutcome) {
-    let GapOutcome { batch, arm, seed, steps, ended } = outcome;
+    let GapOutcome { batch, arm, seed, steps, reached, ended } = outcome;
+    let missed = if *reached == Some(false) { "  (loss not reached)" } else { "" };
     match ended {
         None => print_out!("{batch:>7} {arm:<18} {seed:>5} {steps:>6}  diverged"),
         Some(ended) => print_out!(
-            "{batch:>7} {arm:<18} {seed:>5} {steps:>6} {:>9.4} {:>9.4} {:>5.1} % {:>8.3} %",
+            "{batch:>7} {arm:<18} {seed:>5} {steps:>6} {:>9.4} {:>9.4} {:>5.1} % {:>10.3} {:>8.3} %{missed}",
             ended.training_loss,
             ended.validation_loss,
             100.0 * ended.error,
+            ended.eigenvalue,
             ended.sharpness
         ),
     }

@@ -44,12 +44,16 @@ pub fn describe(study: &Study, workers: &WorkerPool, shard: TrialShard) -> Strin
 
 /// Says what was found.
 pub fn summarise(summary: &StudySummary) {
-    let head = ["batch", "sparsity", "K*", "complete", "incom.", "infea.", "cut", "stop.", "steps", "best"];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let has_seeds = summary.cells.iter().any(|cell| !cell.seeds.is_empty());
+    let seeds = has_seeds.then_some("other seeds");
+    let head = ["batch", "sparsity", "K*"].into_iter().chain(seeds);
+    let head = head.chain(["complete", "incom.", "infea.", "cut", "stop.", "steps", "best"]);
+    let mut rows = vec![head.map(String::from).collect::<Vec<_>>()];
     for cell in &summary.cells {
         let CellSummary { batch, sparsity, complete, incomplete, infeasible, cut, stopped, steps, .. } = cell;
         let k_star = cell.k_star.map_or("-".into(), |steps| steps.to_string());
         let mut row = vec![batch.to_string(), sparsity.to_string(), k_star];
+        row.extend(has_seeds.then(|| cell.seeds_in_words()));
         row.extend([complete, incomplete, infeasible, cut, stopped].map(ToString::to_string));
         row.extend([steps.to_string(), best(cell)]);
         rows.push(row);
@@ -61,10 +65,12 @@ pub fn summarise(summary: &StudySummary) {
     for fit in &summary.fits {
         let curve = fit.fit.curve;
         let critical = fit.fit.critical_batch.map_or("none".into(), |batch| format!("{batch:.0}"));
-        let [low, high] = fit.fit.c1_interval;
-        let [least, most] = fit.fit.c2_interval;
+        let seeds = fit.fit.c1_interval.zip(fit.fit.c2_interval);
+        let seeds = seeds.map_or(String::new(), |([low, high], [least, most])| {
+            format!(" (with other seeds c1 {low:.0} to {high:.0}, c2 {least:.0} to {most:.0})")
+        });
         print_out!(
-            "sparsity {}: K* = {:.0}/B + {:.0} (c1 {low:.0} to {high:.0}, c2 {least:.0} to {most:.0}), critical batch {critical}{}",
+            "sparsity {}: K* = {:.0}/B + {:.0}{seeds}, critical batch {critical}{}",
             fit.sparsity,
             curve.c1,
             curve.c2,

@@ -34,7 +34,7 @@ fn a_study_is_cells_a_goal_and_ranges() {
     assert_eq!(study.cells[1], Cell { batch: 64, sparsity: 0.0 });
     assert_eq!(study.sparsities(), [0.0, 0.9]);
     assert_eq!(study.goal, Goal::Error(0.12));
-    assert_eq!((study.search.method, study.search.eval_every), (SearchMethod::Halving, 16));
+    assert_eq!((study.search.method, study.search.eval_every), (SearchMethod::Sobol, 16));
     let settings = study.settings(study.cells[2], 1, &study.search.ranges);
     assert_eq!((settings.batch, settings.sparsity, settings.seed), (16, 0.9, 1));
     let run = study.run_file(&settings).unwrap();
@@ -42,6 +42,21 @@ fn a_study_is_cells_a_goal_and_ranges() {
     assert_eq!((run.train.batch, run.seed, run.prune.unwrap().sparsity), (16, 1, 0.9));
     let dense = study.run_file(&study.settings(study.cells[0], 2, &study.search.ranges)).unwrap();
     assert!(dense.prune.is_none(), "what is whole is not pruned");
+}
+
+/// Another method in SNIP's place, with how long it takes to prune among what is searched: the dense network
+/// has no such field.
+#[test]
+fn a_field_of_pruning_is_searched_where_there_is_pruning() {
+    let study =
+        with(&["run.prune={method=\"gradual\"}", "search.ranges.prune.end.whole_log=[16, 512]"]).unwrap();
+    let settings = |cell: usize| study.settings(study.cells[cell], 1, &study.search.ranges);
+    let names = |cell| settings(cell).fields.into_iter().map(|(field, _)| field).collect::<Vec<_>>();
+    assert_eq!(names(0), ["learning_rate.peak", "optimizer.momentum"]);
+    assert_eq!(names(2), ["learning_rate.peak", "optimizer.momentum", "prune.end"]);
+    assert!(study.run_file(&settings(0)).unwrap().prune.is_none());
+    let sparse = study.run_file(&settings(2)).unwrap().prune.unwrap();
+    assert_eq!(sparse.method.pruned_after(study.search.steps), 91);
 }
 
 #[test]
@@ -66,7 +81,7 @@ fn results_are_comparable_while_the_fingerprint_stays() {
         "search.steps=2000",
         "search.eval_every=8",
         "run.data.size=24",
-        "search.method=sobol",
+        "search.method=halving",
     ] {
         assert!(!same(&[other]), "{other}");
     }

@@ -3,7 +3,7 @@
 use espalier_plan::Error;
 use espalier_plan::config::reader::show;
 use espalier_plan::config::{Override, RunFile, RunTable};
-use espalier_plan::field::{Field, MOST, any, integer, number};
+use espalier_plan::field::{Field, MOST, POSITIVE, any, integer, number, optional_number};
 use toml::Value;
 
 use crate::study_table::{StudyTable, in_run, missing, read_batches, refuse_given};
@@ -13,7 +13,12 @@ const GAP: &[Field] = &[
     integer("seeds", 1, 1, 1000),
     integer("samples", 1000, 1, MOST),
     number("epsilon", 1e-3, ("a number in (0, 1]", |x| x > 0.0 && x <= 1.0)),
+    optional_number("loss", POSITIVE),
+    integer("eval_every", 16, 1, MOST),
 ];
+
+/// What an arm may say that is no field of the run file.
+const TO_END: &str = "to_end";
 
 /// What is trained.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,7 +31,11 @@ pub struct GapStudy {
     pub arms: Vec<Arm>,
     /// Runs of each arm at each batch, which differ in their seed alone.
     pub seeds: u64,
-    /// Training samples that sharpness is measured over.
+    /// The training loss at which every run ends; none: each at the end of its own.
+    pub loss: Option<f64>,
+    /// Steps between two looks at it.
+    pub eval_every: u64,
+    /// Training samples that it and sharpness are measured over.
     pub samples: usize,
     /// The box that it is measured in.
     pub epsilon: f64,
@@ -39,6 +48,8 @@ pub struct Arm {
     pub name: String,
     /// Fields of the run file.
     pub changes: Vec<Override>,
+    /// Whether it goes on to the end of its run, whatever its training loss.
+    pub to_end: bool,
 }
 
 impl GapStudy {
@@ -55,6 +66,8 @@ impl GapStudy {
             arms,
             batches: read_batches(&mut section, "a list of batch sizes, such as [32, 1024]")?,
             seeds: values.get("seeds"),
+            loss: values.find("loss"),
+            eval_every: values.get("eval_every"),
             samples: values.get("samples"),
             epsilon: values.get("epsilon"),
         };
@@ -86,6 +99,11 @@ impl GapStudy {
     /// Every arm at every batch must be a run.
     fn check(&self) -> Result<(), Error> {
         refuse_given(&self.run, &[("seed", "`gap.seeds`"), ("train.batch", "`gap.batches`")])?;
+        if let (None, Some(arm)) = (self.loss, self.arms.iter().find(|arm| arm.to_end)) {
+            let field = format!("arms.{}.{TO_END}", arm.name);
+            let why = "without `gap.loss`: every run goes on to its end".into();
+            return Err(Error::NoEffect { field, why });
+        }
         for &batch in &self.batches {
             for arm in &self.arms {
                 self.run_file(batch, arm, 0)?;
@@ -118,7 +136,16 @@ fn read_arms(file: &StudyTable) -> Result<Vec<Arm>, Error> {
             let expected = "a section of run-file fields".into();
             return Err(Error::Value { field, expected, got, hint: None });
         };
-        Ok(Arm { name: name.clone(), changes: Override::all_of(fields) })
+        let mut fields = fields.clone();
+        let to_end = match fields.remove(TO_END) {
+            None => false,
+            Some(Value::Boolean(to_end)) => to_end,
+            Some(other) => {
+                let (field, got) = (format!("arms.{name}.{TO_END}"), show(&other));
+                return Err(Error::Value { field, expected: "true or false".into(), got, hint: None });
+            }
+        };
+        Ok(Arm { name: name.clone(), changes: Override::all_of(&fields), to_end })
     };
     arms.iter().map(arm).collect()
 }
@@ -163,6 +190,9 @@ mod tests {
         assert_eq!(run(2).to_toml().unwrap().matches("scale_from_batch = 32").count(), 1);
         let longer = run(3).to_toml().unwrap();
         assert!(longer.contains("steps = 500") && !longer.contains("epochs"), "{longer}");
+        let gap = with(&["gap.loss=0.1", "arms.longer.to_end=true"]).unwrap();
+        assert_eq!((gap.loss, gap.arms.iter().filter(|arm| arm.to_end).count()), (Some(0.1), 1));
+        assert_eq!(gap.run_file(256, &gap.arms[3], 3).unwrap(), run(3), "no field of the run");
     }
 
     #[test]
@@ -175,6 +205,9 @@ mod tests {
             (&["gap.seed=3"], "did you mean `gap.seeds`?"),
             (&["arms.linear.learning_rate.scale_from=3"], "arms.linear.learning_rate.scale_from"),
             (&["arms.lars.optimizer.trust=-1"], "arms.lars.optimizer.trust"),
+            (&["gap.loss=0"], "`gap.loss` must be a number above 0"),
+            (&["arms.longer.to_end=true"], "`arms.longer.to_end` has no effect without `gap.loss`"),
+            (&["gap.loss=1", "arms.longer.to_end=3"], "`arms.longer.to_end` must be true or false, got 3"),
             (&["arms=3"], "`arms` must be sections `[arms.NAME]`"),
             (&["run.train.batch=3"], "`run.train.batch` has no effect in a study: `gap.batches` decides it"),
             (&["run.model.nam=x"], "run.model.nam"),

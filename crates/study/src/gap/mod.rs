@@ -3,8 +3,9 @@
 //! 2017; Goyal et al. 2017).
 //!
 //! An arm is a change of run-file fields: a scaled rate, a warm-up, LARS or LAMB, ghost batch norm,
-//! post-local SGD, more steps. Every arm is trained at every batch, from the same seeds, to the end of its
-//! run.
+//! post-local SGD, more steps. Every arm is trained at every batch, from the same seeds, to one training loss:
+//! a network that has learnt less generalises otherwise for that alone, and large batches take fewer steps in
+//! as many epochs. Without such a loss each is trained to the end of its run.
 
 mod file;
 mod page;

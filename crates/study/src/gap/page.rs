@@ -8,9 +8,10 @@ use super::train::{FinalMetrics, GapOutcome};
 /// Errors, gaps and sharpness against the batch, a curve an arm, and all numbers.
 pub fn page(gap: &GapStudy, outcomes: &[GapOutcome]) -> Page {
     let mut page = Page::new(format!("Study {}", gap.name));
+    let until = gap.loss.map_or("to its end".into(), |loss| format!("to a training loss of {loss}"));
     page.text(format!(
-        "Validation results after training with each batch size, by remedy for large batches; sharpness in a box of epsilon \
-         {} over {} training samples.",
+        "Validation results after training with each batch size, {until}, by remedy for large batches; the largest eigenvalue of \
+         the Hessian and sharpness in a box of epsilon {} over {} training samples.",
         gap.epsilon, gap.samples
     ));
     if outcomes.len() < gap.runs() {
@@ -35,10 +36,11 @@ pub fn figure(gap: &GapStudy, outcomes: &[GapOutcome]) -> Figure {
     Figure::new("Generalisation against the batch")
         .with(plot("Validation error", "fraction wrong", |ended| ended.error))
         .with(plot("Generalisation gap", "validation loss - training loss", FinalMetrics::gap))
+        .with(plot("Largest eigenvalue of the Hessian", "eigenvalue", |ended| ended.eigenvalue))
         .with(plot("Sharpness", "percent", |ended| ended.sharpness))
 }
 
-/// The mean over seeds at each batch, where a run did not diverge.
+/// The mean over seeds at each batch, where a run did not diverge and came to the loss that it was to reach.
 fn curve(
     gap: &GapStudy,
     outcomes: &[GapOutcome],
@@ -47,6 +49,7 @@ fn curve(
 ) -> Vec<(f64, f64)> {
     let mean = |batch: &usize| {
         let matching = outcomes.iter().filter(|outcome| outcome.arm == arm && outcome.batch == *batch);
+        let matching = matching.filter(|outcome| outcome.reached != Some(false));
         let values: Vec<f64> = matching.filter_map(|outcome| outcome.ended.as_ref()).map(of).collect();
         (!values.is_empty()).then(|| (*batch as f64, values.iter().sum::<f64>() / values.len() as f64))
     };
@@ -54,12 +57,20 @@ fn curve(
 }
 
 fn table(outcomes: &[GapOutcome]) -> Table {
-    let numbers =
-        ["batch", "seed", "steps", "training loss", "validation loss", "validation error", "sharpness"];
+    let numbers = [
+        "batch",
+        "seed",
+        "steps",
+        "training loss",
+        "validation loss",
+        "validation error",
+        "largest eigenvalue",
+        "sharpness",
+    ];
     let columns = [Column::text("arm")].into_iter().chain(numbers.map(Column::number));
     let mut table = Table::new(columns.collect());
     for outcome in outcomes {
-        let GapOutcome { batch, arm, seed, steps, ended } = outcome;
+        let GapOutcome { batch, arm, seed, steps, ended, .. } = outcome;
         let shown = |of: fn(&FinalMetrics) -> f64| {
             ended.as_ref().map_or("diverged".into(), |ended| number::short(of(ended)))
         };
@@ -68,9 +79,11 @@ fn table(outcomes: &[GapOutcome]) -> Table {
             batch.to_string(),
             seed.to_string(),
             steps.to_string(),
-            shown(|ended| ended.training_loss),
+            shown(|ended| ended.training_loss)
+                + if outcome.reached == Some(false) { ", not reached" } else { "" },
             shown(|ended| ended.validation_loss),
             shown(|ended| ended.error),
+            shown(|ended| ended.eigenvalue),
             shown(|ended| ended.sharpness),
         ]);
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use espalier_data::Dataset;
 use espalier_plan::{Plan, RunFile};
 use espalier_tensor::Device;
-use espalier_train::measure::{LossSamples, LossSurface, Neighbourhood, sharpness};
+use espalier_train::measure::{LossSamples, LossSurface, Neighbourhood, largest_eigenvalue, sharpness};
 use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::trainer::Trainer;
 use espalier_train::{Error, Result};
@@ -26,8 +26,12 @@ pub struct GapOutcome {
     pub batch: usize,
     pub arm: String,
     pub seed: u64,
-    /// Steps of the run.
+    /// Steps that it took.
     pub steps: u64,
+    /// Whether it came to the study's training loss; an arm that goes on to its end, or a study without one,
+    /// has nothing to reach.
+    #[serde(default)]
+    pub reached: Option<bool>,
     /// How it ended; none where it diverged.
     pub ended: Option<FinalMetrics>,
 }
@@ -43,6 +47,9 @@ pub struct FinalMetrics {
     pub error: f64,
     /// Keskar's, in percent.
     pub sharpness: f64,
+    /// The largest eigenvalue of the Hessian of the training loss.
+    #[serde(default)]
+    pub eigenvalue: f64,
 }
 
 impl FinalMetrics {
@@ -68,8 +75,9 @@ pub fn run(
         let GapRun { batch, arm, seed, run_file, key } = run;
         let plan = Plan::new(run_file, dataset.facts())?;
         let outcome = outcomes.get_or(&key.each_ref().map(String::as_str), || {
-            let (steps, ended) = train(plan, dataset, device, gap)?;
-            Ok(GapOutcome { batch, arm: arm.name.clone(), seed, steps, ended })
+            let trained = train(plan, dataset, device, gap, arm)?;
+            let TrainedArm { steps, reached, ended } = trained;
+            Ok(GapOutcome { batch, arm: arm.name.clone(), seed, steps, reached, ended })
         })?;
         report(&outcome);
         all.push(outcome);
@@ -95,14 +103,16 @@ struct GapRun<'a> {
 
 /// All of them, in their order.
 fn runs<'a>(gap: &'a GapStudy, base_dir: &Path) -> Result<Vec<GapRun<'a>>> {
-    let measured = format!("sharpness over {} within {}", gap.samples, gap.epsilon);
+    let until = gap.loss.map(|loss| format!(", to {loss} every {}", gap.eval_every)).unwrap_or_default();
+    let measured = format!("sharpness over {} within {}, eigenvalue{until}", gap.samples, gap.epsilon);
     let mut runs = Vec::new();
     for &batch in &gap.batches {
         for arm in &gap.arms {
             for seed in 0..gap.seeds {
                 let mut run_file = gap.run_file(batch, arm, seed)?;
                 run_file.resolve_paths(base_dir);
-                let key = [arm.name.clone(), run_file.to_toml()?, measured.clone()];
+                let end = if arm.to_end { ", then to its end" } else { "" };
+                let key = [arm.name.clone(), run_file.to_toml()?, format!("{measured}{end}")];
                 runs.push(GapRun { batch, arm, seed, run_file, key });
             }
         }
@@ -110,14 +120,22 @@ fn runs<'a>(gap: &'a GapStudy, base_dir: &Path) -> Result<Vec<GapRun<'a>>> {
     Ok(runs)
 }
 
-/// Trains one to its end, on as many ranks as it asks for.
+/// What training came to.
+struct TrainedArm {
+    steps: u64,
+    reached: Option<bool>,
+    ended: Option<FinalMetrics>,
+}
+
+/// Trains one, on as many ranks as it asks for.
 fn train(
     plan: Plan,
     dataset: &Arc<Dataset>,
     device: &Device,
     gap: &GapStudy,
-) -> Result<(u64, Option<FinalMetrics>)> {
-    let on_rank = |ranks: Ranks, device: &Device| train_rank(plan.clone(), dataset, device, ranks, gap);
+    arm: &Arm,
+) -> Result<TrainedArm> {
+    let on_rank = |ranks: Ranks, device: &Device| train_rank(plan.clone(), dataset, device, ranks, gap, arm);
     if plan.mesh.size() == 1 {
         return device.enter(|| on_rank(Ranks::single(), device));
     }
@@ -130,28 +148,39 @@ fn train_rank(
     device: &Device,
     ranks: Ranks,
     gap: &GapStudy,
-) -> Result<(u64, Option<FinalMetrics>)> {
+    arm: &Arm,
+) -> Result<TrainedArm> {
     let most = plan.optimization.max_bad_steps;
     let mut trainer = Trainer::distributed(plan, dataset.clone(), device, ranks)?;
-    let steps = trainer.steps();
-    while trainer.progress().step < steps {
+    let goal = gap.loss.filter(|_| !arm.to_end);
+    let mut reached = goal.map(|_| false);
+    let diverged = |steps, reached| Ok(TrainedArm { steps, reached, ended: None });
+    while trainer.progress().step < trainer.steps() && reached != Some(true) {
         trainer.step()?;
-        if trainer.is_in_sync() && trainer.is_idle() && trainer.progress().bad_steps >= most {
-            return Ok((steps, None));
+        let step = trainer.progress().step;
+        // Replicas that have gone apart have no one loss, and a pipeline with steps under way no weights yet.
+        if !(trainer.is_in_sync() && trainer.is_idle()) {
+            continue;
+        }
+        if trainer.progress().bad_steps >= most {
+            return diverged(step, reached);
+        }
+        if let Some(goal) = goal.filter(|_| step.is_multiple_of(gap.eval_every)) {
+            let surface = loss_surface(&trainer, gap)?;
+            reached = Some(surface.loss_and_gradient(&surface.center()?)?.0 <= goal);
         }
     }
+    let steps = trainer.progress().step;
     let Some(validation) = trainer.evaluate()? else {
         let problem = "leaves no validation split, which a generalization gap needs".into();
         return Err(espalier_plan::Error::Conflict { field: "run.data.validation".into(), problem }.into());
     };
-    let surface = LossSurface::of(
-        &trainer,
-        LossSamples { samples: Some(gap.samples), micro_batch: Some(MICRO_BATCH) },
-    )?;
+    let surface = loss_surface(&trainer, gap)?;
     let within = Neighbourhood { epsilon: gap.epsilon, ..Neighbourhood::default() };
-    let sharpness = match sharpness(&surface, within) {
-        Ok(sharpness) if validation.loss.is_finite() => sharpness,
-        Ok(_) | Err(Error::Unmeasurable { .. }) => return Ok((steps, None)),
+    let measured = sharpness(&surface, within).and_then(|sharp| Ok((sharp, largest_eigenvalue(&surface)?)));
+    let (sharpness, eigenvalue) = match measured {
+        Ok(measured) if validation.loss.is_finite() => measured,
+        Ok(_) | Err(Error::Unmeasurable { .. }) => return diverged(steps, reached),
         Err(other) => return Err(other),
     };
     let ended = FinalMetrics {
@@ -159,8 +188,13 @@ fn train_rank(
         validation_loss: validation.loss,
         error: 1.0 - validation.accuracy,
         sharpness: sharpness.value,
+        eigenvalue: eigenvalue.value,
     };
-    Ok((steps, Some(ended)))
+    Ok(TrainedArm { steps, reached, ended: Some(ended) })
+}
+
+fn loss_surface<'a>(trainer: &'a Trainer, gap: &GapStudy) -> Result<LossSurface<'a>> {
+    LossSurface::of(trainer, LossSamples { samples: Some(gap.samples), micro_batch: Some(MICRO_BATCH) })
 }
 
 #[cfg(test)]
@@ -202,10 +236,14 @@ mod tests {
         let first = run_study();
         assert_eq!(first.len(), 6);
         for outcome in &first {
-            assert_eq!(outcome.steps, 2 * (270 / outcome.batch) as u64, "{outcome:?}");
+            if outcome.arm != "too-fast" {
+                assert_eq!(outcome.steps, 2 * (270 / outcome.batch) as u64, "{outcome:?}");
+            }
+            assert_eq!(outcome.reached, None);
             match (&*outcome.arm, outcome.ended) {
                 ("too-fast", ended) => assert_eq!(ended, None),
                 (_, Some(ended)) => {
+                    assert!(ended.eigenvalue > 0.0 && ended.eigenvalue.is_finite(), "{outcome:?}");
                     assert!(ended.sharpness > 0.0 && (0.0..=1.0).contains(&ended.error), "{outcome:?}");
                     assert!(ended.training_loss > 0.0 && ended.validation_loss > 0.0, "{outcome:?}");
                 }
@@ -218,5 +256,34 @@ mod tests {
         assert_eq!(run_study(), first);
         assert_eq!(known(&gap, folder.path(), Path::new("/")).unwrap(), first);
         assert_eq!(std::fs::read_to_string(folder.path().join("outcomes.jsonl")).unwrap(), lines);
+    }
+    /// Small batches and large ones end with one training loss, each after steps of its own; an arm may go on,
+    /// and one that has too few steps says that it did not get there.
+    #[test]
+    fn every_batch_is_trained_to_the_same_loss() {
+        let overrides = [
+            "gap.loss=1.9",
+            "gap.eval_every=2",
+            "run.train.epochs=40",
+            "arms.post-local=",
+            "arms.too-fast=",
+            "arms.longer.to_end=true",
+            "arms.longer.train.steps=60",
+            "arms.short.train.steps=2",
+        ];
+        let overrides: Vec<_> = overrides.iter().map(|&text| text.into()).collect();
+        let gap = GapStudy::parse(TEXT, &overrides).unwrap();
+        let dataset = Arc::new(Dataset::open(&gap.run_file(10, &gap.arms[0], 0).unwrap()).unwrap());
+        let (folder, device) = (tempfile::tempdir().unwrap(), Device::cpu(2).unwrap());
+        let all = run(&gap, &dataset, &device, folder.path(), Path::new("/"), |_| ()).unwrap();
+        let of = |arm: &str, batch| all.iter().find(|run| run.arm == arm && run.batch == batch).unwrap();
+        for batch in [10, 90] {
+            let (plain, longer, short) = (of("as-it-is", batch), of("longer", batch), of("short", batch));
+            assert_eq!((plain.reached, longer.reached, short.reached), (Some(true), None, Some(false)));
+            assert_eq!((plain.steps % 2, longer.steps, short.steps), (0, 60, 2));
+            let loss = |run: &GapOutcome| run.ended.unwrap().training_loss;
+            assert!(loss(plain) <= 1.9 && loss(plain) > 1.0 && loss(short) > 1.9, "{plain:?} {short:?}");
+        }
+        assert!(of("as-it-is", 10).steps != of("as-it-is", 90).steps);
     }
 }

@@ -225,3 +225,20 @@ fn what_a_trial_cannot_be_is_refused() {
     trial.advance(2).unwrap();
     assert!(trial.advance(1).is_err(), "there is no way back");
 }
+
+/// A network that is pruned as it learns has reached nothing while it has more weights than its cell asks for.
+#[test]
+fn a_trial_says_when_it_is_as_sparse_as_asked() {
+    let run = RUN.replace(
+        "method = \"snip\"\n    samples = 0\n    biases = true",
+        "method = \"gradual\"\n    every = 2\n    end = 6",
+    );
+    let workload = Workload::open(&RunFile::parse(&run, &[]).unwrap(), &Device::cpu(1).unwrap()).unwrap();
+    let mut trial = RunningTrial::begin(&workload, &settings(8, 0.9, 0.01)).unwrap();
+    for (step, expected) in [(2, false), (6, false), (7, true), (12, true)] {
+        let check = trial.advance(step).unwrap();
+        let sparse = trial.trainer().sparsity();
+        assert_eq!((check.pruned, sparse > 0.89), (expected, expected), "step {step}: {sparse}");
+    }
+    assert!(RunningTrial::begin(&workload, &settings(8, 0.0, 0.01)).unwrap().advance(1).unwrap().pruned);
+}

@@ -49,6 +49,17 @@ fn k_stars(summary: &StudySummary) -> Vec<Option<u64>> {
     summary.cells.iter().map(|cell| cell.k_star).collect()
 }
 
+/// What a table says: K* of each cell, whose it is and with what, and the curves.
+fn found(summary: &StudySummary) -> impl PartialEq + std::fmt::Debug + use<> {
+    let cells = summary
+        .cells
+        .iter()
+        .map(|cell| (cell.k_star, cell.best_trial, cell.best.clone(), cell.seeds.clone()));
+    (cells.collect::<Vec<_>>(), summary.fits.clone(), summary.ratios.clone())
+}
+
+const HALVING: &str = "search.method=halving";
+
 /// All trials of Sobol's sequence, each to its end: what the paper did, and what the others are compared with.
 const UNCUT: [&str; 2] = ["search.method=sobol", "search.cut=false"];
 
@@ -83,14 +94,13 @@ fn sobol_with_cuts_finds_the_same() {
         for (all, few) in all.cells.iter().zip(&few.cells) {
             assert_eq!((few.stopped, few.running), (0, 0), "{few:?}");
             assert!(few.cut > 0 && few.infeasible == all.infeasible, "{few:?} and {all:?}");
-            // To where the steps have doubled, and no trial past that.
-            assert!(few.steps <= 2 * 32 * few.k_star.unwrap(), "{few:?}");
+            // Little more than K* steps of each trial that does not diverge.
+            let least = (32 - few.infeasible) as u64 * few.k_star.unwrap();
+            assert!(10 * few.steps <= 11 * least, "{} steps, {least} at least: {few:?}", few.steps);
             assert!(few.steps < all.steps, "{few:?} of {all:?}");
         }
         assert_eq!(few.steps, landscape.steps_taken.into_inner());
-        let curves =
-            |summary: &StudySummary| summary.fits.iter().map(|fit| fit.fit.curve).collect::<Vec<_>>();
-        assert_eq!(curves(&few), curves(&all));
+        assert_eq!(found(&few), found(&all));
     }
 }
 
@@ -101,7 +111,7 @@ fn halving_finds_the_same_with_a_third_of_the_steps() {
     // How much trials overtake each other, where the best rate lies, and by how much K* may be missed for that.
     let landscapes = [(0.0, 0.0, 1.0), (0.1, -1.0, 1.0), (0.1, 0.0, 1.0), (0.1, 0.5, 1.0), (0.2, -0.5, 1.2)];
     for (crossing, shift, missed) in landscapes {
-        let (sobol, halving) = (study(&UNCUT), study(&[]));
+        let (sobol, halving) = (study(&UNCUT), study(&[HALVING]));
         let all = run_study(&sobol, &Landscape::new(crossing, shift), 1);
         let few = run_study(&halving, &Landscape::new(crossing, shift), 2);
         for (all, few) in all.cells.iter().zip(&few.cells) {
@@ -126,7 +136,7 @@ fn halving_finds_the_same_with_a_third_of_the_steps() {
 /// Judged even against trials that are left when they have passed the best one, which is exact.
 #[test]
 fn halving_saves_more_than_leaving_those_that_have_lost() {
-    let halving = study(&[]);
+    let halving = study(&[HALVING]);
     let summary = run_study(&halving, &Landscape::new(0.1, 0.0), 1);
     for cell in &summary.cells {
         let k_star = cell.k_star.unwrap();
@@ -136,29 +146,36 @@ fn halving_saves_more_than_leaving_those_that_have_lost() {
 
 #[test]
 fn workers_do_not_change_what_is_found() {
-    let halving = study(&[]);
-    let [one, many] = [1, 7].map(|workers| run_study(&halving, &Landscape::new(0.2, 0.0), workers));
-    assert_eq!(k_stars(&one), k_stars(&many));
+    for method in ["search.method=sobol", HALVING] {
+        let study = study(&[method]);
+        let [one, many] = [1, 7].map(|workers| run_study(&study, &Landscape::new(0.2, 0.0), workers));
+        assert_eq!(found(&one), found(&many), "{method}");
+    }
 }
 
 #[test]
 fn a_study_that_was_stopped_goes_on_and_finds_the_same() {
-    let halving = study(&[]);
-    let undisturbed = run_study(&halving, &Landscape::new(0.2, 0.0), 1);
+    for method in ["search.method=sobol", HALVING] {
+        stopped_and_resumed(&study(&[method]));
+    }
+}
+
+fn stopped_and_resumed(study: &Study) {
+    let undisturbed = run_study(study, &Landscape::new(0.2, 0.0), 1);
     let folder = tempfile::tempdir().unwrap();
     let landscape = Landscape::new(0.2, 0.0);
     let mut ended = false;
     let mut starts = 0;
     while !ended {
         starts += 1;
-        let mut results = Results::open(folder.path(), &halving).unwrap();
+        let mut results = Results::open(folder.path(), study).unwrap();
         let ended_before = results.records().filter(|record| record.status.is_final());
         let done: BTreeSet<_> =
             ended_before.map(|record| (record.batch, record.sparsity.to_bits(), record.trial)).collect();
         let stop = AtomicBool::new(false);
         let mut listener = Listener { stop: Some((25, &stop)), ..Listener::default() };
         ended =
-            run_trials(&halving, &landscape, &mut results, 2, TrialShard::ALL, &stop, &mut listener).unwrap();
+            run_trials(study, &landscape, &mut results, 2, TrialShard::ALL, &stop, &mut listener).unwrap();
         let again = listener
             .records
             .iter()
@@ -166,15 +183,15 @@ fn a_study_that_was_stopped_goes_on_and_finds_the_same() {
         assert_eq!(again, None, "what has ended is not begun again");
     }
     assert!(starts > 3, "it was stopped {starts} times");
-    let results = Results::open(folder.path(), &halving).unwrap();
-    assert_eq!(k_stars(&StudySummary::of(&halving, &results, Vec::new())), k_stars(&undisturbed));
+    let results = Results::open(folder.path(), study).unwrap();
+    assert_eq!(found(&StudySummary::of(study, &results, Vec::new())), found(&undisturbed));
 }
 
 /// Stopped again and again, with paused trials on disk: the same K*, and not one step taken twice. One
 /// worker, which is stopped where a trial is paused, so that none runs then.
 #[test]
 fn trials_that_wait_outlive_their_study() {
-    let halving = study(&[]);
+    let halving = study(&[HALVING]);
     let undisturbed = Landscape::new(0.2, 0.0);
     let expected = k_stars(&run_study(&halving, &undisturbed, 1));
     let landscape = Landscape { saves: true, ..Landscape::new(0.2, 0.0) };
@@ -199,7 +216,7 @@ fn trials_that_wait_outlive_their_study() {
 
 #[test]
 fn shards_share_a_folder_and_bests() {
-    let halving = study(&["search.trials=31"]);
+    let halving = study(&["search.trials=31", HALVING]);
     let folder = tempfile::tempdir().unwrap();
     let landscape = Landscape::new(0.1, 0.0);
     let never = AtomicBool::new(false);
@@ -223,9 +240,79 @@ fn shards_share_a_folder_and_bests() {
     assert_eq!(landscape.steps_taken.load(Ordering::Relaxed), taken);
 }
 
+/// Processes that run at the same time, each killed once, one after the other and side by side: the table of
+/// one process.
+#[test]
+fn shards_that_are_killed_and_resumed_give_the_table_of_one_process() {
+    let study = study(&["search.trials=31", "search.seeds=2"]);
+    let seeded = |results: &mut Results, landscape: &Landscape| {
+        let (never, mut listener) = (AtomicBool::new(false), Listener::default());
+        assert!(repeat_best(&study, landscape, results, 2, &never, &mut listener).unwrap());
+        found(&StudySummary::of(&study, results, Vec::new()))
+    };
+    let single = tempfile::tempdir().unwrap();
+    let mut results = Results::open(single.path(), &study).unwrap();
+    let (never, landscape) = (AtomicBool::new(false), Landscape::new(0.2, 0.5));
+    run_trials(&study, &landscape, &mut results, 1, TrialShard::ALL, &never, &mut Listener::default())
+        .unwrap();
+    let expected = seeded(&mut results, &landscape);
+
+    let folder = tempfile::tempdir().unwrap();
+    let landscape = Landscape { saves: true, ..Landscape::new(0.2, 0.5) };
+    let one = |index: u32, after: usize| {
+        let mut results = Results::open(folder.path(), &study).unwrap();
+        let stop = AtomicBool::new(false);
+        let mut listener = Listener { stop: Some((after, &stop)), ..Listener::default() };
+        let shard = TrialShard { index, of: 2 };
+        run_trials(&study, &landscape, &mut results, 3, shard, &stop, &mut listener).unwrap()
+    };
+    assert!(!one(1, 40), "killed before its end");
+    thread::scope(|scope| {
+        let other = scope.spawn(|| one(2, 70));
+        assert!(one(1, usize::MAX));
+        assert!(!other.join().unwrap());
+    });
+    assert!(one(2, usize::MAX));
+    let mut results = Results::open(folder.path(), &study).unwrap();
+    assert_eq!(seeded(&mut results, &landscape), expected);
+}
+
+/// The best trial of each cell again, whose luck is another each time: not a trial more for the search, which
+/// finds the same K*, and an interval for the curve.
+#[test]
+fn best_trials_are_repeated_with_other_seeds() {
+    let study = study(&["search.seeds=4"]);
+    let folder = tempfile::tempdir().unwrap();
+    let mut results = Results::open(folder.path(), &study).unwrap();
+    let (never, landscape) = (AtomicBool::new(false), Landscape::new(0.1, 0.0));
+    let mut listener = Listener::default();
+    run_trials(&study, &landscape, &mut results, 2, TrialShard::ALL, &never, &mut listener).unwrap();
+    let before = StudySummary::of(&study, &results, Vec::new());
+    assert!(before.cells.iter().all(|cell| cell.seeds.is_empty()));
+    assert_eq!(before.fits[0].fit.c1_interval, None);
+    repeat_best(&study, &landscape, &mut results, 2, &never, &mut listener).unwrap();
+    // Read again from the disk, and nothing more to do.
+    let mut results = Results::open(folder.path(), &study).unwrap();
+    let taken = landscape.steps_taken.load(Ordering::Relaxed);
+    repeat_best(&study, &landscape, &mut results, 2, &never, &mut listener).unwrap();
+    assert_eq!(landscape.steps_taken.load(Ordering::Relaxed), taken);
+    let after = StudySummary::of(&study, &results, Vec::new());
+    assert_eq!(k_stars(&after), k_stars(&before));
+    assert_eq!((after.finished, after.trials, after.steps), (before.finished, before.trials, before.steps));
+    for (cell, before) in after.cells.iter().zip(&before.cells) {
+        let k_star = before.k_star.unwrap();
+        let others: Vec<u64> = cell.seeds.iter().map(|steps| steps.expect("they reach the goal")).collect();
+        assert!(others.len() == 4 && others.iter().all(|steps| *steps <= 2 * k_star), "{cell:?}");
+        assert!(others.iter().any(|steps| *steps != others[0]), "{cell:?}");
+        assert!(cell.seeds_in_words().contains(" to "), "{cell:?}");
+    }
+    let [low, high] = after.fits[0].fit.c1_interval.unwrap();
+    assert!(low < high && high < 2.0 * after.fits[0].fit.curve.c1, "{:?}", after.fits[0]);
+}
+
 #[test]
 fn a_goal_out_of_reach_ends_when_the_steps_are_spent() {
-    let halving = study(&["search.steps=640", "search.trials=8"]);
+    let halving = study(&["search.steps=640", "search.trials=8", HALVING]);
     let summary = run_study(&halving, &Landscape { scale: 0.0, ..Landscape::new(0.0, 0.0) }, 2);
     for cell in &summary.cells {
         assert_eq!((cell.k_star, cell.complete, cell.running), (None, 0, 0));
