@@ -7,7 +7,7 @@
 //! all names and sizes are, and every so manieth file. A file that was
 //! rewritten, truncated or extended is noticed by that; a few bytes that changed between two blocks are not.
 
-use crate::image_folder::{FolderListings, listing::PictureListing};
+use crate::image_folder::listing::{FolderListings, PictureListing};
 use crate::{
     Dataset, Error, TextFiles, Tokenizer, TokenizerConfig, cifar, error, idx, image_formats, jsonl, mapped,
     regular_file,

@@ -71,6 +71,7 @@ pub use any_tokenizer::AnyTokenizer;
 pub use arithmetic::Arithmetic;
 pub use bpe::Bpe;
 pub use chat_template::{ChatTemplate, Conversation, RenderedChat};
+pub use cifar::CLASS_NAMES as CIFAR10_CLASSES;
 pub use clock::CivilTime;
 pub use documents::{CutRows, DocumentDataset, RowSettings};
 pub use error::{Error, Result};

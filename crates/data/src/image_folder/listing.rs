@@ -2,6 +2,7 @@
 //! in the order of their names, and which files, in the order of theirs. No file is opened.
 
 use crate::{Error, error::reading};
+use espalier_plan::data::{FolderSource, HeldOut};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -10,6 +11,12 @@ use std::{
 
 /// Folders within a class; more is a circle of links.
 const DEEPEST: usize = 16;
+
+/// The folders that may be held out, where `train` is learnt from.
+const HELD_OUT_FOLDERS: [&str; 4] = ["val", "validation", "valid", "test"];
+
+/// `data.validation` where it is left out.
+const HELD_OUT_USUALLY: f64 = 0.1;
 
 /// A file in the folder of a class.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,4 +103,56 @@ fn append(folder: &Path, label: u32, deepest: usize, files: &mut Vec<PictureFile
         }
     }
     Ok(())
+}
+
+/// The files of a run.
+pub(crate) struct FolderListings {
+    pub learnt: PictureListing,
+    /// None where a fraction of the others is held out.
+    pub held_out: Vec<PictureListing>,
+}
+
+impl FolderListings {
+    pub(crate) fn of(source: &FolderSource, held_out: &HeldOut) -> Result<FolderListings, Error> {
+        match held_out {
+            HeldOut::Fraction { validation } => FolderListings::read(source, None, *validation),
+            HeldOut::Files { validation_path } => FolderListings::read(source, Some(validation_path), 0.0),
+        }
+    }
+
+    fn read(
+        source: &FolderSource,
+        held_out: Option<&[PathBuf]>,
+        validation: f64,
+    ) -> Result<FolderListings, Error> {
+        let folder = learnt_folder(source);
+        let held_out = match (held_out, held_out_folder(&source.path)) {
+            (Some(paths), _) => paths.to_vec(),
+            (None, Some(path)) if validation == HELD_OUT_USUALLY => vec![path],
+            (None, Some(path)) => {
+                let got = format!("{validation}, although {} is there", path.display());
+                let expected = "nothing where a folder is held out";
+                return Err(Error::Setting { field: "validation", expected, got });
+            }
+            (None, None) => Vec::new(),
+        };
+        let learnt = PictureListing::read(&folder, None)?;
+        if let [class] = &learnt.classes[..] {
+            return Err(Error::OneClass { path: folder, class: class.clone() });
+        }
+        let read = |path: &PathBuf| PictureListing::read(path, Some(&learnt.classes));
+        let held_out = held_out.iter().map(read).collect::<Result<_, _>>()?;
+        Ok(FolderListings { learnt, held_out })
+    }
+}
+
+/// The folder beside `train` that is held out.
+pub(crate) fn held_out_folder(path: &Path) -> Option<PathBuf> {
+    let mut found = HELD_OUT_FOLDERS.iter().map(|name| path.join(name)).filter(|path| path.is_dir());
+    path.join("train").is_dir().then(|| found.next()).flatten()
+}
+
+/// The folder of classes that are learnt.
+pub(crate) fn learnt_folder(source: &FolderSource) -> PathBuf {
+    Some(source.path.join("train")).filter(|path| path.is_dir()).unwrap_or_else(|| source.path.clone())
 }

@@ -26,7 +26,7 @@ use crate::{DataFacts, DataSplit, Error, HostBatch, ImageBatch, Inputs, error::c
 use cache::{CachedPictures, decoded};
 use espalier_plan::data::{FolderSource, HeldOut, PictureCache, PictureCrop, PixelScaling};
 use espalier_tensor::ops::standardise::{ImageCrop, PixelValues};
-use listing::{PictureFile, PictureListing};
+use listing::{FolderListings, PictureFile, PictureListing, learnt_folder};
 use rayon::prelude::*;
 use resample::{PictureView, PixelBox, ResampledBox, with_shorter_side};
 use std::path::{Path, PathBuf};
@@ -36,9 +36,6 @@ pub use cache::DamagedPicture;
 
 /// The mean and standard deviation of ImageNet's pixels, by which most published networks were trained.
 const IMAGENET: [[f64; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
-
-/// The folders that may be held out, where `train` is learnt from.
-const HELD_OUT_FOLDERS: [&str; 4] = ["val", "validation", "valid", "test"];
 
 /// Pictures in folders, one for each class.
 #[derive(Debug)]
@@ -83,6 +80,11 @@ pub struct PictureFrame {
 }
 
 impl PictureFrame {
+    /// This shape of a picture whose shorter side is so long, or else as long as it must be.
+    pub fn new(shape: [usize; 3], resize: usize) -> PictureFrame {
+        PictureFrame { shape, resize: resize.max(shape[0]).max(shape[1]) }
+    }
+
     /// The part of a picture that is evaluated, as recipes for ImageNet have it: 224 of 256; all of a small one.
     pub fn usual([height, width, channels]: [usize; 3]) -> PictureFrame {
         let side = height.max(width);
@@ -399,56 +401,4 @@ impl ImageFolder {
 /// As Pillow turns colours into grey.
 fn luminance([red, green, blue]: [u8; 3]) -> u8 {
     ((u32::from(red) * 19595 + u32::from(green) * 38470 + u32::from(blue) * 7471 + 0x8000) >> 16) as u8
-}
-
-/// The files of a run.
-pub(crate) struct FolderListings {
-    pub learnt: PictureListing,
-    /// None where a fraction of the others is held out.
-    pub held_out: Vec<PictureListing>,
-}
-
-impl FolderListings {
-    pub(crate) fn of(source: &FolderSource, held_out: &HeldOut) -> Result<FolderListings, Error> {
-        match held_out {
-            HeldOut::Fraction { validation } => FolderListings::read(source, None, *validation),
-            HeldOut::Files { validation_path } => FolderListings::read(source, Some(validation_path), 0.0),
-        }
-    }
-
-    fn read(
-        source: &FolderSource,
-        held_out: Option<&[PathBuf]>,
-        validation: f64,
-    ) -> Result<FolderListings, Error> {
-        let folder = learnt_folder(source);
-        let found =
-            || HELD_OUT_FOLDERS.map(|name| source.path.join(name)).into_iter().find(|path| path.is_dir());
-        let beside = if folder == source.path { None } else { found() };
-        let held_out = match (held_out, beside) {
-            (Some(paths), _) => paths.to_vec(),
-            (None, Some(path)) if validation == HELD_OUT_USUALLY => vec![path],
-            (None, Some(path)) => {
-                let got = format!("{validation}, although {} is there", path.display());
-                let expected = "nothing where a folder is held out";
-                return Err(Error::Setting { field: "validation", expected, got });
-            }
-            (None, None) => Vec::new(),
-        };
-        let learnt = PictureListing::read(&folder, None)?;
-        if let [class] = &learnt.classes[..] {
-            return Err(Error::OneClass { path: folder, class: class.clone() });
-        }
-        let read = |path: &PathBuf| PictureListing::read(path, Some(&learnt.classes));
-        let held_out = held_out.iter().map(read).collect::<Result<_, _>>()?;
-        Ok(FolderListings { learnt, held_out })
-    }
-}
-
-/// `data.validation` where it is left out.
-const HELD_OUT_USUALLY: f64 = 0.1;
-
-/// The folder of classes that are learnt.
-fn learnt_folder(source: &FolderSource) -> PathBuf {
-    Some(source.path.join("train")).filter(|path| path.is_dir()).unwrap_or_else(|| source.path.clone())
 }
