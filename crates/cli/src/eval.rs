@@ -19,7 +19,8 @@ use crate::{output, ranks};
 #[derive(Args)]
 #[command(
     after_help = "Text is tokenized with the model's own tokenizer; *.bin is a file of token ids. Images are in MNIST or \
-                  CIFAR-10 format: a folder, or one file of test images (t10k-images-idx3-ubyte, test_batch.bin).
+                  CIFAR-10 format: a folder, or one file of test images (t10k-images-idx3-ubyte, test_batch.bin); or \
+                  a folder of pictures for each class, by the names of the classes.
 
 Examples:
   espalier eval out/hello

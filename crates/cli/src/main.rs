@@ -7,6 +7,7 @@
 mod auto_layout;
 mod bench;
 mod chat;
+mod classify;
 mod comm_timing;
 mod compare;
 mod completions;
@@ -81,6 +82,8 @@ enum Command {
     Generate(generate::GenerateArguments),
     /// Chat with a trained model.
     Chat(chat::ChatArguments),
+    /// Name what a trained model sees in pictures.
+    Classify(classify::ClassifyArguments),
     /// Evaluate a trained model on data.
     Eval(eval::EvalArguments),
     /// Export a checkpoint in Hugging Face format.
@@ -131,6 +134,7 @@ fn main() -> ExitCode {
         Command::Measure(arguments) => measure::measure(&arguments),
         Command::Generate(arguments) => generate::generate(&arguments),
         Command::Chat(arguments) => chat::chat(&arguments),
+        Command::Classify(arguments) => classify::classify(&arguments),
         Command::Eval(arguments) => eval::eval(&arguments),
         Command::Export(arguments) => export::export(&arguments),
         Command::Tokenize(arguments) => tokenize::tokenize(&arguments),
@@ -156,7 +160,7 @@ fn main() -> ExitCode {
 /// What the commands are for, in the order of the help.
 const GROUPS: [(&str, &[&str]); 5] = [
     ("Train and prune", &["train", "prune", "study"]),
-    ("Use a model", &["generate", "chat", "eval", "export"]),
+    ("Use a model", &["generate", "chat", "classify", "eval", "export"]),
     ("Plan", &["plan", "explain", "schedule"]),
     ("Inspect runs", &["runs", "compare", "report", "verify", "measure"]),
     ("Machine and files", &["doctor", "bench", "tokenize", "data", "completions", "help"]),

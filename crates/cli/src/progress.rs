@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use espalier_data::{CutRows, DataSplit, Dataset};
+use espalier_data::{CutRows, DamagedPicture, DataSplit, Dataset};
 use espalier_plan::data_parallel::{DataParallelMode, ZeroStage};
 use espalier_plan::{PerAxis, Plan, Scoring};
 use espalier_tensor::memory::ByteSize;
@@ -238,7 +238,9 @@ pub fn describe(plan: &Plan, dataset: &Dataset, device: &str, transport: Option<
 
 /// Says what should be known before the first step.
 pub fn notes(plan: &Plan, dataset: &Dataset) {
-    for note in plan.notes.iter().cloned().chain(skipped(dataset)).chain(packed(dataset)) {
+    for note in
+        plan.notes.iter().cloned().chain(skipped(dataset)).chain(damaged(dataset)).chain(packed(dataset))
+    {
         print_err!("note: {note}");
     }
 }
@@ -247,6 +249,20 @@ pub fn notes(plan: &Plan, dataset: &Dataset) {
 fn skipped(dataset: &Dataset) -> Option<String> {
     let Dataset::Tokens(tokens) = dataset else { return None };
     skipped_files(tokens.skipped())
+}
+
+/// Which files of a folder of pictures are none.
+fn damaged(dataset: &Dataset) -> Option<String> {
+    let Dataset::Folder(folder) = dataset else { return None };
+    let found = folder.damaged();
+    let name = |one: &DamagedPicture| format!("{} ({})", one.path.display(), one.why);
+    let names: Vec<String> = found.iter().take(NAMED).map(name).collect();
+    let others = match found.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        others => format!(" and {others} more"),
+    };
+    let (count, are) = (found.len(), if found.len() == 1 { "file is" } else { "files are" });
+    (count > 0).then(|| format!("{count} {are} damaged and left out: {}{others}", names.join(", ")))
 }
 
 /// How rows became sequences, and which of them are longer than one.

@@ -7,7 +7,11 @@ use std::path::{Path, PathBuf};
 const SIDE: usize = 32;
 const PLANE: usize = SIDE * SIDE;
 const RECORD: usize = 1 + 3 * PLANE;
-const CLASSES: usize = 10;
+
+/// The classes, in the order of their labels.
+pub const CLASS_NAMES: [&str; 10] =
+    ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
+const CLASSES: usize = CLASS_NAMES.len();
 
 /// The training images of a folder, or the images of one file.
 pub(crate) fn read(path: &Path) -> Result<RawImages, Error> {

@@ -81,6 +81,30 @@ pub enum Error {
     #[error("{} is too small for the {split} split: expected at least {expected} image, got {got}", .path.display())]
     TooFew { path: PathBuf, split: &'static str, expected: usize, got: usize },
 
+    /// A folder of pictures without folders in it.
+    #[error("{} holds no classes: expected a folder of pictures for each class", .path.display())]
+    NoClasses { path: PathBuf },
+
+    /// Nothing to be told apart.
+    #[error("{} holds one class, {class:?}: expected at least two folders of pictures", .path.display())]
+    OneClass { path: PathBuf, class: String },
+
+    /// The folder of a class without a file.
+    #[error("{} holds no pictures: expected at least one in the folder of each class", .path.display())]
+    EmptyClass { path: PathBuf },
+
+    /// A folder to be evaluated on that no folder of the training set is named like.
+    #[error("{} is a class that the model does not learn: expected one of the {expected} classes of the training set", .path.display())]
+    UnknownClass { path: PathBuf, expected: usize },
+
+    /// A file that no decoder reads.
+    #[error("{} is no intact picture: {why}{}", .path.display(), and_more(*.more))]
+    Damaged { path: PathBuf, why: String, more: usize },
+
+    /// Decoded pictures have no place.
+    #[error("{} cannot be written: {source}; `data.cache_path` names another folder for decoded pictures, and `data.cache` = \"none\" does without", .path.display())]
+    Cache { path: PathBuf, source: io::Error },
+
     /// A tokenizer reads characters, and these are none.
     #[error("{} is not UTF-8 at byte {position}, which a tokenizer needs: expected text, or train on bytes", .path.display())]
     NotText { path: PathBuf, position: usize },
@@ -132,6 +156,15 @@ pub enum Error {
     /// The device that a batch was made for failed.
     #[error(transparent)]
     Tensor(#[from] espalier_tensor::Error),
+}
+
+/// How many others there are, as the end of a sentence.
+fn and_more(more: usize) -> String {
+    match more {
+        0 => String::new(),
+        1 => " (and one more file is damaged)".into(),
+        more => format!(" (and {more} more files are damaged)"),
+    }
 }
 
 /// What helps where made-up data do not fit.

@@ -3,12 +3,16 @@
 //!
 //! The model says how it is read: rows of JSON (`.jsonl`) by its tokenizer and chat template, of which answers
 //! count; as text by its tokenizer, as token ids where that is what it learnt from or the name ends in `.bin`,
-//! as images standardised as those were that it learnt from. Text for a model without a tokenizer is refused,
+//! as images standardised as those were that it learnt from, of which pictures in folders find their classes by
+//! name. Text for a model without a tokenizer is refused,
 //! and ids of four bytes are read as such, whatever width it learnt from.
 
 use crate::{
-    Dataset, DocumentDataset, Error, ImageDataset, PixelStats, TokenDataset, TokenWidth, Tokenizer,
-    image_formats::images, mapped, tokens::EvalTokens,
+    Dataset, DocumentDataset, Error, ImageDataset, ImageFolder, PictureFrame, PixelStats, TokenDataset,
+    TokenWidth, Tokenizer,
+    image_formats::{images, picture_folder},
+    mapped,
+    tokens::EvalTokens,
 };
 use espalier_plan::data::PixelScaling;
 use std::path::Path;
@@ -31,6 +35,12 @@ pub enum ModelInput<'a> {
         standard: Option<PixelStats>,
         /// What is asked for instead.
         pixels: PixelScaling,
+        /// What it sees of a picture of any size.
+        frame: PictureFrame,
+        /// The names of its classes, where they have some.
+        classes: Option<Vec<String>>,
+        /// How many it has.
+        count: usize,
     },
 }
 
@@ -55,9 +65,14 @@ impl Dataset {
                 };
                 Ok(Dataset::Tokens(TokenDataset::for_evaluation(&source, &[path.to_owned()], seq)?))
             }
-            ModelInput::Images { standard, pixels } => Ok(Dataset::Images(
-                ImageDataset::for_evaluation(images(path)?, standard).with_pixels(&pixels)?,
-            )),
+            ModelInput::Images { standard, pixels, frame, classes, count } => {
+                if let Some(folder) = picture_folder(path) {
+                    let folder = ImageFolder::for_evaluation(&folder, frame, classes.as_deref(), count)?;
+                    return Ok(Dataset::Folder(folder.with_pixels(standard, &pixels)?));
+                }
+                let images = ImageDataset::for_evaluation(images(path)?, standard);
+                Ok(Dataset::Images(images.with_pixels(&pixels)?))
+            }
         }
     }
 }
@@ -121,7 +136,10 @@ mod tests {
         fs::write(at("t10k-labels-idx1-ubyte"), idx(1, &[2], &[0, 1])).unwrap();
         fs::write(at("test_batch.bin"), vec![3; 2 * 3073]).unwrap();
         let standard = PixelStats { mean: vec![20.0], std: vec![10.0] };
-        let takes = |standard| ModelInput::Images { standard, pixels: PixelScaling::default() };
+        let frame = PictureFrame::usual([1, 2, 1]);
+        let asked =
+            |standard, pixels| ModelInput::Images { standard, pixels, frame, classes: None, count: 10 };
+        let takes = |standard| asked(standard, PixelScaling::default());
         let path = at("t10k-images-idx3-ubyte");
         let images = Dataset::for_evaluation(&path, takes(Some(standard.clone()))).unwrap();
         assert_eq!((images.len(DataSplit::Train), images.len(DataSplit::Validation)), (0, 2));
@@ -132,8 +150,7 @@ mod tests {
         assert_eq!(pixels, [-1.0, 0.0, 1.0, 2.0]);
         // Of pixels of 0 to 1, as a run file has them.
         let pixels = PixelScaling { mean: None, std: Some(vec![20.0 / 255.0]) };
-        let asked =
-            Dataset::for_evaluation(&path, ModelInput::Images { standard: Some(standard), pixels }).unwrap();
+        let asked = Dataset::for_evaluation(&path, asked(Some(standard), pixels)).unwrap();
         let batch = asked.batch(DataSplit::Validation, &[(0, 0), (0, 1)]).unwrap();
         let Inputs::Images(of_two) = batch.inputs else { panic!() };
         let mut pixels = of_two.to_f32();

@@ -3,9 +3,11 @@
 //!
 //! A file's fingerprint is its size and a blake3 of its bytes. Up to 1 GiB of data every byte is hashed. Of
 //! larger sets 64 blocks of each file are, spread evenly from its first byte to its last and together about 1
-//! GiB over all files: a run must not wait minutes for a hash of hundreds of gigabytes. A file that was
+//! GiB over all files: a run must not wait minutes for a hash of hundreds of gigabytes. Of a folder of pictures
+//! all names and sizes are, and every so manieth file. A file that was
 //! rewritten, truncated or extended is noticed by that; a few bytes that changed between two blocks are not.
 
+use crate::image_folder::listing::{FolderListings, PictureListing};
 use crate::{
     Dataset, Error, TextFiles, Tokenizer, TokenizerConfig, cifar, error, idx, image_formats, jsonl, mapped,
     regular_file,
@@ -80,6 +82,11 @@ impl Dataset {
                 }
                 files
             }
+            DatasetSource::Images { folder } => {
+                let FolderListings { learnt, held_out: others } = FolderListings::of(folder, &data.held_out)?;
+                let files = [learnt].into_iter().chain(others).flat_map(|listing| listing.files);
+                files.map(|file| file.path).collect()
+            }
             DatasetSource::Shapes { .. } | DatasetSource::Arithmetic { .. } => Vec::new(),
         })
     }
@@ -97,6 +104,25 @@ pub(crate) fn learnt_images(source: &DatasetSource) -> Result<Vec<PathBuf>, Erro
     })
 }
 
+impl DataFile {
+    /// A folder of pictures as if it were one file: the names and sizes of all, and all bytes of as many as
+    /// there are in so many bytes, spread evenly.
+    fn of_pictures(listing: &PictureListing, hashed: u64) -> Result<DataFile, Error> {
+        let (bytes, mut hasher) = (listing.bytes(), blake3::Hasher::new());
+        let every = bytes.div_ceil(hashed).max(1) as usize;
+        for (i, file) in listing.files.iter().enumerate() {
+            let name = file.path.strip_prefix(&listing.folder).unwrap_or(&file.path);
+            hasher.update(name.as_os_str().as_encoded_bytes()).update(&file.bytes.to_le_bytes());
+            if i % every == 0 {
+                let mut hash = |path: &Path| hasher.update_reader(regular_file::open(path)?).map(drop);
+                hash(&file.path).map_err(error::reading(&file.path, "a picture"))?;
+            }
+        }
+        let blake3 = hasher.finalize().to_hex().to_string();
+        Ok(DataFile { path: listing.folder.clone(), bytes, blake3 })
+    }
+}
+
 /// Bytes of all these files.
 pub(crate) fn total(files: &[PathBuf]) -> Result<u64, Error> {
     let size = |path: &PathBuf| Ok(fs::metadata(path).map_err(error::reading(path, "a data file"))?.len());
@@ -106,6 +132,12 @@ pub(crate) fn total(files: &[PathBuf]) -> Result<u64, Error> {
 impl Fingerprint {
     /// Of the files that a run reads; none where it reads none.
     pub fn of(data: &DatasetSpec) -> Result<Option<Fingerprint>, Error> {
+        if let DatasetSource::Images { folder } = &data.source {
+            let FolderListings { learnt, held_out } = FolderListings::of(folder, &data.held_out)?;
+            let listings = [learnt].into_iter().chain(held_out);
+            let files = listings.map(|listing| DataFile::of_pictures(&listing, HASHED));
+            return Ok(Some(Fingerprint { files: files.collect::<Result<_, Error>>()? }));
+        }
         let paths = Dataset::files(data)?;
         let tokenizer = match &data.source {
             DatasetSource::Text { tokenizer: Some(path), .. }

@@ -1,5 +1,6 @@
-//! Which format a file or folder of images has, MNIST's or CIFAR-10's, by what is in it.
+//! Which format a file or folder of images has, MNIST's, CIFAR-10's or folders of pictures, by what is in it.
 
+use crate::image_folder::listing::{PictureListing, held_out_folder};
 use crate::{Error, cifar, idx, raw::RawImages};
 use std::{
     io::Read,
@@ -24,6 +25,15 @@ pub(crate) fn image_files(path: &Path) -> Result<Vec<PathBuf>, Error> {
         (false, _) if is_idx(path)? => Ok(vec![path.to_owned(), labels_beside(path)]),
         (false, _) => Ok(vec![path.to_owned()]),
     }
+}
+
+/// The folder of classes that a path means, if it means one: what is held out of ImageNet's layout.
+pub(crate) fn picture_folder(path: &Path) -> Option<PathBuf> {
+    let is_other = !path.is_dir() || is_cifar(path) || idx::files(path).is_ok();
+    if is_other || PictureListing::classes(path).is_err() {
+        return None;
+    }
+    Some(held_out_folder(path).unwrap_or_else(|| path.to_owned()))
 }
 
 /// Whether a folder is one of CIFAR-10's, of which some may be missing.

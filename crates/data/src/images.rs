@@ -6,8 +6,8 @@
 //! integers, unless the run file says others. A channel that never varies is divided by 1.
 
 use crate::{
-    Batch, DataFacts, DataSplit, Error, HostBatch, ImageBatch, Inputs, error::check_validation,
-    image_batch::fill_images, order::Permutation, raw::RawImages,
+    Batch, DataFacts, DataSplit, Error, HostBatch, ImageBatch, Inputs, augment::Augmentation,
+    error::check_validation, image_batch::fill_images, order::Permutation, raw::RawImages,
 };
 use espalier_plan::data::PixelScaling;
 use espalier_tensor::ops::standardise::{ImageCrop, PixelValues, StoredImages};
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 /// The key of the shuffle that holds out validation images: the same for every run.
-const HELD_OUT: u64 = u64::from_be_bytes(*b"held out") | 1;
+pub(crate) const HELD_OUT: u64 = u64::from_be_bytes(*b"held out") | 1;
 
 /// Bytes that are worth a thread of their own to copy.
 const BYTES_PER_THREAD: usize = 4 << 20;
@@ -32,6 +32,8 @@ pub struct ImageDataset {
     standard: PixelStats,
     /// The standardised value of every byte, channel by channel.
     values: Arc<PixelValues>,
+    /// How those of the training split are varied.
+    augmentation: Augmentation,
     /// All of them on a GPU, where they are kept there.
     stored: OnceLock<Box<StoredImages>>,
 }
@@ -118,15 +120,20 @@ impl ImageDataset {
         Ok(ImageDataset::standardised(self.raw, self.shuffle, self.held_out, standard))
     }
 
+    /// The same images, cropped and mirrored at random while they are learnt.
+    pub(crate) fn augmented(self, augmentation: Augmentation) -> ImageDataset {
+        ImageDataset { augmentation, ..self }
+    }
+
     fn standardised(
         raw: RawImages,
         shuffle: Option<Permutation>,
         held_out: usize,
         standard: PixelStats,
     ) -> ImageDataset {
-        let value = |(mean, std): (&f64, &f64)| std::array::from_fn(|v| ((v as f64 - mean) / std) as f32);
-        let values = Arc::new(standard.mean.iter().zip(&standard.std).map(value).collect());
-        ImageDataset { raw, shuffle, held_out, standard, values, stored: OnceLock::new() }
+        let values = Arc::new(standard.values());
+        let augmentation = Augmentation::default();
+        ImageDataset { raw, shuffle, held_out, standard, values, augmentation, stored: OnceLock::new() }
     }
 
     /// Copies all images to a GPU, for whoever trains there from now on; the first GPU stays.
@@ -161,9 +168,13 @@ impl ImageDataset {
     }
 
     /// What is seen of a sample: of which of all images.
-    fn crop(&self, split: DataSplit, (_, index): (u64, usize)) -> ImageCrop {
+    fn crop(&self, split: DataSplit, (epoch, index): (u64, usize)) -> ImageCrop {
         let sample = self.sample(split, index);
-        ImageCrop::full(sample as u32, self.raw.labels[sample].into())
+        let full = ImageCrop::full(sample as u32, self.raw.labels[sample].into());
+        match split {
+            DataSplit::Train => self.augmentation.applied(full, epoch, index),
+            DataSplit::Validation => full,
+        }
     }
 
     /// Height and width of what is seen.
@@ -226,7 +237,11 @@ impl ImageDataset {
 }
 
 /// What is asked for, for pixels of 0 to 1, for each channel and in units of a byte; `found` where nothing is.
-fn in_bytes(field: &'static str, asked: &Option<Vec<f64>>, found: &[f64]) -> Result<Vec<f64>, Error> {
+pub(crate) fn in_bytes(
+    field: &'static str,
+    asked: &Option<Vec<f64>>,
+    found: &[f64],
+) -> Result<Vec<f64>, Error> {
     match asked.as_deref() {
         None => Ok(found.into()),
         Some([one]) => Ok(vec![255.0 * one; found.len()]),
@@ -239,6 +254,12 @@ fn in_bytes(field: &'static str, asked: &Option<Vec<f64>>, found: &[f64]) -> Res
 }
 
 impl PixelStats {
+    /// The standardised value of every byte, channel by channel.
+    pub(crate) fn values(&self) -> PixelValues {
+        let value = |(mean, std): (&f64, &f64)| std::array::from_fn(|v| ((v as f64 - mean) / std) as f32);
+        self.mean.iter().zip(&self.std).map(value).collect()
+    }
+
     fn of(raw: &RawImages, samples: impl Iterator<Item = usize>) -> PixelStats {
         let channels = raw.shape[2];
         let mut histograms = vec![[0u64; 256]; channels];
@@ -331,6 +352,34 @@ mod tests {
             refused,
             "data.mean is wrong: expected one number, or one for each channel, got 3 numbers for 2 channels"
         );
+    }
+
+    /// Crops and flips as drawn for the epoch and the sample, black beyond the edge; none in validation.
+    #[test]
+    fn training_images_are_varied() {
+        let augmentation = Augmentation { seed: 2, padding: 1, flip: true };
+        let plain = ImageDataset::new(raw(40), 0.2).unwrap();
+        let varied = ImageDataset::new(raw(40), 0.2).unwrap().augmented(augmentation);
+        let crops = |data: &ImageDataset, split, epoch| {
+            let picks: Vec<_> = (0..data.len(split)).map(|i| (epoch, i)).collect();
+            match data.batch(split, &picks).unwrap().inputs {
+                Inputs::Images(images) => images.crops,
+                Inputs::Tokens { .. } => panic!("images"),
+            }
+        };
+        let of = |crop: ImageCrop| (crop.top, crop.left, crop.flip);
+        assert!(crops(&plain, DataSplit::Train, 0).into_iter().all(|crop| of(crop) == (0, 0, 0)));
+        assert!(crops(&varied, DataSplit::Validation, 0).into_iter().all(|crop| of(crop) == (0, 0, 0)));
+        let mut seen: Vec<_> =
+            (0..20).flat_map(|epoch| crops(&varied, DataSplit::Train, epoch)).map(of).collect();
+        seen.sort_unstable();
+        seen.dedup();
+        let all = (-1..=1).flat_map(|top| (-1..=1).flat_map(move |left| [(top, left, 0), (top, left, 1)]));
+        assert!(seen.into_iter().eq(all), "each shift by up to the padding, flipped and not");
+        // The same in the middle of an epoch, and by itself.
+        let one = varied.batch(DataSplit::Train, &[(3, 7)]).unwrap();
+        let Inputs::Images(one) = one.inputs else { panic!("images") };
+        assert_eq!(of(one.crops[0]), of(crops(&varied, DataSplit::Train, 3)[7]));
     }
 
     #[test]

@@ -10,7 +10,9 @@
 //! | MNIST, Fashion-MNIST | `idx`; `image_formats` tells it from CIFAR-10's |
 //! | CIFAR-10 | `cifar` |
 //! | these two as packages have them | `published` |
+//! | people's own pictures, a folder for each class | `image_folder` |
 //! | drawn shapes | `shapes` |
+//! | what random crops and flips make of images | `augment` |
 //! | text files, as bytes or through a Hugging Face tokenizer | `text`, `tokenizer_json`, `vocab_merges`, `normalize`, `pre_tokenize`, `bpe`, `any_tokenizer` |
 //! | token files (`.bin`) | `mapped`; `encode` and `tokenize` make them of text |
 //! | rows of JSON: text, prompts with completions, conversations | `jsonl`, `answers`, `packing`, `documents` |
@@ -23,6 +25,7 @@ mod answers;
 #[cfg_attr(not(feature = "tokenizers"), path = "no_tokenizer.rs")]
 mod any_tokenizer;
 mod arithmetic;
+mod augment;
 mod bpe;
 #[cfg(feature = "tokenizers")]
 mod charsmap;
@@ -36,6 +39,7 @@ mod evaluation;
 mod files;
 mod idx;
 mod image_batch;
+mod image_folder;
 mod image_formats;
 mod images;
 mod jinja;
@@ -67,12 +71,14 @@ pub use any_tokenizer::AnyTokenizer;
 pub use arithmetic::Arithmetic;
 pub use bpe::Bpe;
 pub use chat_template::{ChatTemplate, Conversation, RenderedChat};
+pub use cifar::CLASS_NAMES as CIFAR10_CLASSES;
 pub use clock::CivilTime;
 pub use documents::{CutRows, DocumentDataset, RowSettings};
 pub use error::{Error, Result};
 pub use evaluation::ModelInput;
 pub use files::Fingerprint;
 pub use image_batch::ImageBatch;
+pub use image_folder::{DamagedPicture, ImageFolder, PictureFrame};
 pub use images::{ImageDataset, PixelStats};
 pub use loader::{Batch, DataLoader, Fetched, Samples};
 pub use mapped::TokenWidth;
@@ -93,8 +99,10 @@ use espalier_tensor::{DType, Device};
 /// Samples to learn from, and samples to evaluate on.
 #[derive(Debug)]
 pub enum Dataset {
-    /// Images with one label each.
+    /// Images of one size with one label each.
     Images(ImageDataset),
+    /// Pictures of any size, a folder for each class.
+    Folder(ImageFolder),
     /// A stream of tokens, cut into windows.
     Tokens(TokenDataset),
     /// Documents of tokens, several to a sequence.
@@ -140,6 +148,7 @@ impl Dataset {
     pub fn len(&self, split: DataSplit) -> usize {
         match self {
             Dataset::Images(images) => images.len(split),
+            Dataset::Folder(folder) => folder.len(split),
             Dataset::Tokens(tokens) => tokens.len(split),
             Dataset::Documents(documents) => documents.len(split),
         }
@@ -151,11 +160,13 @@ impl Dataset {
     }
 
     /// The samples named by (epoch, index), in this order, as `SampleOrder::indices` gives them. The epoch
-    /// moves the windows of training tokens and is ignored elsewhere. Fails only on a token file with an id
-    /// past the vocabulary that was too large to check when it was opened.
+    /// moves the windows of training tokens, decides about random crops, and is ignored elsewhere. Fails only on
+    /// a token file with an id past the vocabulary that was too large to check when it was opened, and on
+    /// pictures that are decoded now.
     pub fn batch(&self, split: DataSplit, picks: &[(u64, usize)]) -> Result<HostBatch> {
         match self {
             Dataset::Images(images) => images.batch(split, picks),
+            Dataset::Folder(folder) => folder.batch(split, picks),
             Dataset::Tokens(tokens) => tokens.batch(split, picks),
             Dataset::Documents(documents) => Ok(documents.batch(split, picks)),
         }
@@ -166,7 +177,7 @@ impl Dataset {
     /// ends within a window, and what is not to be learnt of documents.
     pub fn ignored(&self, split: DataSplit, picks: &[(u64, usize)]) -> usize {
         match self {
-            Dataset::Images(_) => 0,
+            Dataset::Images(_) | Dataset::Folder(_) => 0,
             Dataset::Tokens(tokens) => picks.iter().map(|&(_, index)| tokens.missing(split, index)).sum(),
             Dataset::Documents(documents) => {
                 picks.iter().map(|&(_, index)| documents.ignored(split, index)).sum()
@@ -187,7 +198,7 @@ impl Dataset {
     /// What turns text into its ids and back; none for images and token files.
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         match self {
-            Dataset::Images(_) => None,
+            Dataset::Images(_) | Dataset::Folder(_) => None,
             Dataset::Tokens(tokens) => tokens.tokenizer(),
             Dataset::Documents(documents) => Some(documents.tokenizer()),
         }
@@ -197,10 +208,10 @@ impl Dataset {
     /// predicts what the one before it did not. Images have none.
     pub fn strided(self, stride: usize) -> Result<Dataset> {
         match self {
-            Dataset::Images(_) | Dataset::Documents(_) => Err(Error::Setting {
+            Dataset::Images(_) | Dataset::Folder(_) | Dataset::Documents(_) => Err(Error::Setting {
                 field: "stride",
                 expected: "text, which is read in windows",
-                got: if matches!(self, Dataset::Images(_)) { "images" } else { "rows" }.into(),
+                got: if matches!(self, Dataset::Documents(_)) { "rows" } else { "images" }.into(),
             }),
             Dataset::Tokens(tokens) => tokens.strided(stride).map(Dataset::Tokens),
         }
@@ -220,7 +231,7 @@ impl Dataset {
     pub fn device_bytes(&self) -> u64 {
         match self {
             Dataset::Images(images) => images.bytes(),
-            Dataset::Tokens(_) | Dataset::Documents(_) => 0,
+            Dataset::Folder(_) | Dataset::Tokens(_) | Dataset::Documents(_) => 0,
         }
     }
 
@@ -239,7 +250,7 @@ impl Dataset {
     ) -> Result<Fetched> {
         let there = match self {
             Dataset::Images(images) => images.batch_on(device, dtype, split, picks),
-            Dataset::Tokens(_) | Dataset::Documents(_) => None,
+            Dataset::Folder(_) | Dataset::Tokens(_) | Dataset::Documents(_) => None,
         };
         match there {
             Some(batch) => Ok(Fetched::Device(batch?)),
@@ -251,6 +262,7 @@ impl Dataset {
     pub fn label(&self, split: DataSplit, index: usize) -> Option<u32> {
         match self {
             Dataset::Images(images) => Some(images.label(split, index)),
+            Dataset::Folder(folder) => Some(folder.label(split, index)),
             Dataset::Tokens(_) | Dataset::Documents(_) => None,
         }
     }
@@ -259,6 +271,7 @@ impl Dataset {
     pub fn facts(&self) -> DataFacts {
         match self {
             Dataset::Images(images) => images.facts(),
+            Dataset::Folder(folder) => folder.facts(),
             Dataset::Tokens(tokens) => tokens.facts(),
             Dataset::Documents(documents) => documents.facts(),
         }

@@ -7,13 +7,14 @@ use espalier_plan::{DataFacts, RunFile};
 use espalier_tensor::machine::memory_left;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
+use crate::augment::Augmentation;
 use crate::error::{FEWER, FEWER_IMAGES};
 use crate::files::{learnt_images, total};
 use crate::image_formats::{image_files, images};
 use crate::tokens::check_disjoint;
 use crate::{
-    Arithmetic, Dataset, DocumentDataset, Error, ImageDataset, Inputs, RowSettings, Shapes, TextFiles,
-    TokenDataset, TokenWidth, TokenWindows, Tokenizer, cifar, idx,
+    Arithmetic, Dataset, DocumentDataset, Error, ImageDataset, ImageFolder, Inputs, RowSettings, Shapes,
+    TextFiles, TokenDataset, TokenWidth, TokenWindows, Tokenizer, cifar, idx,
 };
 
 impl Dataset {
@@ -29,7 +30,7 @@ impl Dataset {
         Dataset::open_within(run, left, progress)
     }
 
-    /// What a model must know of the data that a run file names; images that would be drawn are not.
+    /// What a model must know of the data that a run file names; images that would be drawn or decoded are not.
     pub fn facts_of(run: &RunFile) -> Result<DataFacts, Error> {
         match run.data.source {
             DatasetSource::Shapes { size, .. } => Ok(Shapes::facts(size)),
@@ -37,6 +38,7 @@ impl Dataset {
             DatasetSource::Arithmetic { .. } => {
                 Ok(DataFacts { vocab: Some(Tokenizer::Arithmetic.vocab()), ..DataFacts::default() })
             }
+            DatasetSource::Images { ref folder } => ImageFolder::facts_of(folder),
             _ => Ok(Dataset::open(run)?.facts()),
         }
     }
@@ -54,6 +56,11 @@ impl Dataset {
         let fits = |name: &Path, needed: u64, advice| match left {
             Some(left) if needed > left => Err(Error::TooLarge { path: name.into(), needed, left, advice }),
             _ => Ok(()),
+        };
+        let augmentation = Augmentation {
+            seed: run.seed,
+            padding: run.data.variation.padding.unwrap_or(0),
+            flip: run.data.variation.flip.unwrap_or(false),
         };
         let windows = || TokenWindows { seq: run.model.context().unwrap_or(1), validation, seed: run.seed };
         Ok(match &run.data.source {
@@ -121,12 +128,18 @@ impl Dataset {
                         )?
                     }
                 };
-                Dataset::Images(images.with_pixels(&run.data.pixels)?)
+                Dataset::Images(images.with_pixels(&run.data.pixels)?.augmented(augmentation))
+            }
+            DatasetSource::Images { folder } => {
+                let flip = augmentation.flip;
+                let images = ImageFolder::open(folder, flip, &run.data.held_out, run.seed, progress)?;
+                Dataset::Folder(images.with_pixels(None, &run.data.pixels)?)
             }
             &DatasetSource::Shapes { count, size } => {
                 let shapes = Shapes { count, size, seed: run.seed };
                 fits(Path::new("data.shapes"), shapes.bytes(), FEWER)?;
-                Dataset::Images(ImageDataset::shapes(&shapes, validation)?.with_pixels(&run.data.pixels)?)
+                let images = ImageDataset::shapes(&shapes, validation)?.with_pixels(&run.data.pixels)?;
+                Dataset::Images(images.augmented(augmentation))
             }
             &DatasetSource::Arithmetic { count, digits } => {
                 let arithmetic = Arithmetic { count, digits: digits as u32, seed: run.seed };

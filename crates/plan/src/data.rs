@@ -16,6 +16,20 @@ pub struct DatasetSpec {
     /// What becomes of pixels.
     #[serde(flatten)]
     pub pixels: PixelScaling,
+    /// How images are varied while they are learnt.
+    #[serde(flatten)]
+    pub variation: ImageVariation,
+}
+
+/// Random changes of training images; none of text.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageVariation {
+    /// Whether every second one is mirrored, left to right.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flip: Option<bool>,
+    /// Black pixels around each before it is cropped to its size at a random place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub padding: Option<usize>,
 }
 
 /// What is subtracted from pixels of 0 to 1, and what they are then divided by: one number for all channels
@@ -90,6 +104,11 @@ pub enum DatasetSource {
         /// The folder of `data_batch_1.bin` and the others.
         path: PathBuf,
     },
+    /// Pictures of any size, a folder for each class.
+    Images {
+        #[serde(flatten)]
+        folder: FolderSource,
+    },
     /// Drawn shapes with noise: images that need no download.
     Shapes {
         /// Images to draw.
@@ -124,6 +143,56 @@ pub enum IdxFiles {
     },
 }
 
+/// Pictures in folders, and what a model sees of them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FolderSource {
+    /// A folder of classes, or one with the folders `train` and `val` of these.
+    pub path: PathBuf,
+    /// Rows and columns that the model sees.
+    pub size: usize,
+    /// The shorter side of a picture before its middle is taken.
+    pub resize: usize,
+    /// What of a picture is learnt.
+    #[serde(flatten)]
+    pub crop: PictureCrop,
+    /// A larger picture is shrunk first, once, until its shorter side has so many pixels.
+    pub max_side: usize,
+    /// Whether a damaged file is an error.
+    pub strict: bool,
+    /// Where decoded pictures are kept.
+    pub cache: PictureCache,
+    /// In which folder; left out: that of the user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_path: Option<PathBuf>,
+}
+
+/// What of a picture is learnt.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "crop", rename_all = "lowercase")]
+pub enum PictureCrop {
+    /// A box of random area and shape, brought to the size.
+    Resized {
+        /// The least and largest area, as fractions of the picture's.
+        scale: [f64; 2],
+        /// The least and largest width for a height of 1.
+        ratio: [f64; 2],
+    },
+    /// A random part of the resized picture.
+    Random,
+    /// The middle, as in validation.
+    Center,
+}
+
+/// Where decoded pictures are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PictureCache {
+    /// In a file, so that each is decoded once.
+    Disk,
+    /// Nowhere: each is decoded whenever it is wanted.
+    None,
+}
+
 /// Which tokens of a row are learnt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -155,6 +224,7 @@ impl DatasetSpec {
             DatasetSource::Tokens { .. } => "tokens",
             DatasetSource::Idx { .. } => "idx",
             DatasetSource::Cifar10 { .. } => "cifar10",
+            DatasetSource::Images { .. } => "images",
             DatasetSource::Shapes { .. } => "shapes",
             DatasetSource::Arithmetic { .. } => "arithmetic",
         }
@@ -195,6 +265,9 @@ impl DatasetSpec {
             DatasetSource::Tokens { path, .. } => path.iter_mut().for_each(resolve),
             DatasetSource::Idx { files: IdxFiles::Folder { path } } | DatasetSource::Cifar10 { path } => {
                 resolve(path)
+            }
+            DatasetSource::Images { folder: FolderSource { path, cache_path, .. } } => {
+                [path].into_iter().chain(cache_path).for_each(resolve)
             }
             DatasetSource::Idx { files: IdxFiles::Pair { images, labels } } => {
                 [images, labels].into_iter().for_each(resolve);

@@ -14,6 +14,7 @@ mod faults;
 mod folder_lock;
 mod generate;
 mod hello;
+mod images;
 mod killed;
 mod kinds;
 mod launch;

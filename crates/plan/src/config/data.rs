@@ -2,7 +2,7 @@
 
 use super::Error;
 use super::fields;
-use super::reader::Section;
+use super::reader::{FieldValues, Section};
 use crate::data::{DatasetSource, DatasetSpec};
 
 impl DatasetSpec {
@@ -17,8 +17,10 @@ impl DatasetSpec {
                 "and `data.validation_path` exclude each other: hold out a fraction, or use other files";
             return Err(Error::Conflict { field: section.field("validation"), problem: problem.into() });
         }
-        if values.get::<String>("kind") == "idx" {
-            check_idx(section)?;
+        match &*values.get::<String>("kind") {
+            "idx" => check_idx(section)?,
+            "images" => complete_pictures(section, &mut values)?,
+            _ => {}
         }
         let mut data: DatasetSpec = values.all();
         if let DatasetSource::Text { extensions, .. } = &mut data.source {
@@ -45,4 +47,45 @@ fn check_idx(section: &Section) -> Result<(), Error> {
             missing("path", "the folder of MNIST's files (or `data.images` and `data.labels`)")
         }
     }
+}
+
+/// What follows from the size that the model sees, as recipes for ImageNet have it: 256 for 224.
+fn complete_pictures(section: &Section, values: &mut FieldValues) -> Result<(), Error> {
+    let conflict = |key: &str, problem: String| Err(Error::Conflict { field: section.field(key), problem });
+    let size = values.get::<usize>("size");
+    values.set_left_out("resize", (size * 256).div_ceil(224));
+    let resize = values.get::<usize>("resize");
+    if resize < size {
+        return conflict(
+            "resize",
+            format!("is {resize}, and `data.size` {size}: a crop is not larger than the picture"),
+        );
+    }
+    values.set_left_out("max_side", 2 * resize);
+    let side = values.get::<usize>("max_side");
+    if side < resize {
+        return conflict(
+            "max_side",
+            format!("is {side}, and `data.resize` {resize}: pictures would be shrunk, then enlarged"),
+        );
+    }
+    let is_resized = values.get::<String>("crop") == "resized";
+    for (key, usual) in [("scale", [0.08, 1.0]), ("ratio", [3.0 / 4.0, 4.0 / 3.0])] {
+        if section.has(key) && !is_resized {
+            let why = "with `data.crop` = \"random\" or \"center\"".into();
+            return Err(Error::NoEffect { field: section.field(key), why });
+        }
+        if is_resized {
+            values.set_left_out(key, usual);
+            match values.get::<Vec<f64>>(key)[..] {
+                [least, most] if least <= most => {}
+                _ => return conflict(key, "takes two numbers, the least and the largest".into()),
+            }
+        }
+    }
+    if section.has("cache_path") && values.get::<String>("cache") == "none" {
+        let why = "with `data.cache` = \"none\"".into();
+        return Err(Error::NoEffect { field: section.field("cache_path"), why });
+    }
+    Ok(())
 }

@@ -98,15 +98,19 @@ const TEXT_FILES: &str = "a text file or folder, or a list of them";
 const ROW_FILES: &str = "a .jsonl file, a name with * for several, or a list of them";
 const TOKEN_FILES: &str = "a file of token ids, or a list of them";
 const IMAGE_FILES: &str = "a file or folder of images, or a list of them";
+const PICTURE_FOLDER: &str = "a folder with a folder of pictures for each class";
+const PICTURE_FOLDERS: &str = "a folder with a folder of pictures for each class, or a list of them";
 const CIFAR_FILES: &str = "the folder of CIFAR-10's .bin files, or one of them";
 
 pub(super) const DATA: &[Field] = &[
-    word("kind", "", &["text", "jsonl", "tokens", "idx", "cifar10", "shapes", "arithmetic"]).held_out(),
+    word("kind", "", &["text", "jsonl", "tokens", "idx", "cifar10", "images", "shapes", "arithmetic"])
+        .held_out(),
     texts("path", TEXT_FILES).required().with(|kind| kind == "text").held_out().path().usual(),
     texts("path", ROW_FILES).required().with(|kind| kind == "jsonl").held_out().path(),
     texts("path", TOKEN_FILES).required().with(|kind| kind == "tokens").held_out().path(),
     text("path", "the folder of MNIST's files").with(|kind| kind == "idx").held_out().path(),
     text("path", CIFAR_FILES).required().with(|kind| kind == "cifar10").held_out().path(),
+    text("path", PICTURE_FOLDER).required().with(pictures).held_out().path(),
     text("tokenizer", "the path of a tokenizer.json")
         .with(|kind| matches!(kind, "text" | "jsonl"))
         .held_out()
@@ -119,10 +123,23 @@ pub(super) const DATA: &[Field] = &[
     text("labels", "the file of labels").with(|kind| kind == "idx").held_out().path(),
     integer("count", 10_000, 1, MOST).with(drawn).held_out(),
     integer("size", 32, 16, 4096).with(|kind| kind == "shapes").held_out(),
+    integer("size", 224, 8, 4096).with(pictures).for_evaluation(),
+    optional_integer("resize", 8, 8192).with(pictures).for_evaluation(),
+    word("crop", "resized", &["resized", "random", "center"]).with(pictures),
+    numbers("scale", ("two numbers above 0 and at most 1", |x| x > 0.0 && x <= 1.0)).with(pictures),
+    numbers("ratio", ("two numbers above 0", |x| x > 0.0)).with(pictures),
+    flag("flip", true).with(pictures),
+    flag("flip", false).with(|kind| images(kind) && !pictures(kind)),
+    integer("padding", 0, 0, 4096).with(|kind| images(kind) && !pictures(kind)),
+    optional_integer("max_side", 8, 65_536).with(pictures).held_out(),
+    flag("strict", false).with(pictures).held_out(),
+    word("cache", "disk", &["disk", "none"]).with(pictures).free().held_out(),
+    text("cache_path", "a folder for decoded pictures").with(pictures).free().held_out().path(),
     integer("digits", 2, 1, 9).with(|kind| kind == "arithmetic").held_out(),
     texts("validation_path", TEXT_FILES).with(|kind| kind == "text").held_out().path(),
     texts("validation_path", ROW_FILES).with(|kind| kind == "jsonl").held_out().path(),
     texts("validation_path", TOKEN_FILES).with(|kind| kind == "tokens").held_out().path(),
+    texts("validation_path", PICTURE_FOLDERS).with(pictures).held_out().path(),
     texts("validation_path", IMAGE_FILES).with(|kind| matches!(kind, "idx" | "cifar10")).held_out().path(),
     optional_number("validation", BELOW_ONE).held_out(),
     numbers("mean", ("a number, or one for each channel", |_| true)).with(images).for_evaluation(),
@@ -136,7 +153,11 @@ fn drawn(kind: &str) -> bool {
 }
 
 fn images(kind: &str) -> bool {
-    matches!(kind, "idx" | "cifar10" | "shapes")
+    matches!(kind, "idx" | "cifar10" | "images" | "shapes")
+}
+
+fn pictures(kind: &str) -> bool {
+    kind == "images"
 }
 
 pub(super) const TRAIN: &[Field] = &[

@@ -6,6 +6,7 @@ mod ranks;
 use proptest::prelude::*;
 
 use super::*;
+use crate::data::PictureCrop;
 use crate::field::FieldType;
 use crate::intervals::RunLength;
 use crate::pruning::WeightForm;
@@ -126,9 +127,31 @@ fn misspelt_fields_and_words() {
     insta::assert_snapshot!(sentence("[optimiser]\nname = \"adam\""), @"`optimiser` is not a field; did you mean `optimizer`?");
     insta::assert_snapshot!(sentence("[train]\nfrobnicate = 1"), @"`train.frobnicate` is not a field");
     insta::assert_snapshot!(sentence("[optimizer]\nname = \"adma\""), @r#"`optimizer.name` must be "sgd", "momentum", "nesterov", "adam", "adamw", "lars" or "lamb", got "adma"; did you mean `adam`?"#);
-    insta::assert_snapshot!(sentence("[model]\nname = \"resnet50\""), @r#"`model.name` must be one of 35 known words, got "resnet50"; did you mean `resnet-50`?"#);
+    insta::assert_snapshot!(sentence("[model]\nname = \"resnet50\""), @r#"`model.name` must be one of 39 known words, got "resnet50"; did you mean `resnet-50`?"#);
     insta::assert_snapshot!(sentence("[train]\nprecision = \"fp16\""), @r#"`train.precision` must be "f32" or "bf16", got "fp16"; did you mean `bf16`?"#);
-    insta::assert_snapshot!(sentence("[model]\nname = \"mlp\"\n[data]\nkind = \"shape\""), @r#"`data.kind` must be "text", "jsonl", "tokens", "idx", "cifar10", "shapes" or "arithmetic", got "shape"; did you mean `shapes`?"#);
+    insta::assert_snapshot!(sentence("[model]\nname = \"mlp\"\n[data]\nkind = \"shape\""), @r#"`data.kind` must be "text", "jsonl", "tokens", "idx", "cifar10", "images", "shapes" or "arithmetic", got "shape"; did you mean `shapes`?"#);
+}
+
+/// What follows from the size, and what contradicts it.
+#[test]
+fn pictures_are_cropped_as_recipes_have_it() {
+    let images = |more: &str| {
+        format!("[model]\nname = \"resnet-18\"\n[data]\nkind = \"images\"\npath = \"a\"\n{more}")
+    };
+    let run = parse(&images("")).unwrap();
+    let DatasetSource::Images { folder } = &run.data.source else { panic!("not images") };
+    assert_eq!((folder.size, folder.resize, folder.max_side), (224, 256, 512));
+    assert_eq!(folder.crop, PictureCrop::Resized { scale: [0.08, 1.0], ratio: [0.75, 4.0 / 3.0] });
+    assert_eq!((run.data.variation.flip, run.data.variation.padding), (Some(true), None));
+    let shapes = parse("[model]\nname = \"resnet-18\"").unwrap();
+    assert_eq!((shapes.data.variation.flip, shapes.data.variation.padding), (Some(false), Some(0)));
+    insta::assert_snapshot!(sentence(&images("resize = 100")), @"`data.resize` is 100, and `data.size` 224: a crop is not larger than the picture");
+    insta::assert_snapshot!(sentence(&images("max_side = 100")), @"`data.max_side` is 100, and `data.resize` 256: pictures would be shrunk, then enlarged");
+    insta::assert_snapshot!(sentence(&images("crop = \"center\"\nscale = [0.1, 1]")), @r#"`data.scale` has no effect with `data.crop` = "random" or "center""#);
+    insta::assert_snapshot!(sentence(&images("scale = [1, 0.1]")), @"`data.scale` takes two numbers, the least and the largest");
+    insta::assert_snapshot!(sentence(&images("ratio = 0.5")), @"`data.ratio` takes two numbers, the least and the largest");
+    insta::assert_snapshot!(sentence(&images("cache = \"none\"\ncache_path = \"b\"")), @r#"`data.cache_path` has no effect with `data.cache` = "none""#);
+    insta::assert_snapshot!(sentence(&images("padding = 4")), @r#"`data.padding` has no effect with `data.kind` = "images", whose fields are: cache, cache_path, crop, flip, max_side, mean, path, ratio, resize, scale, size, std, strict, validation, validation_path"#);
 }
 
 /// What people type who come from other tools, wherever they write it.
@@ -375,6 +398,10 @@ fn valid_files() -> Vec<String> {
         "idx\"\npath = \"a",
         "idx\"\nimages = \"a\"\nlabels = \"b",
         "cifar10\"\npath = \"c\"\nvalidation_path = \"d",
+        "cifar10\"\nflip = true\npadding = 4\npath = \"c",
+        "images\"\npath = \"c",
+        "images\"\ncrop = \"random\"\nflip = false\ncache = \"none\"\npath = \"c",
+        "images\"\nsize = 64\nscale = [0.25, 1]\nstrict = true\nvalidation_path = \"d\"\ncache_path = \"e\"\npath = \"c",
         "shapes",
     ] {
         files.push(format!("[model]\nname = \"resnet8\"\nclasses = 10\n[data]\nkind = \"{data}\""));

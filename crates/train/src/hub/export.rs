@@ -12,7 +12,7 @@ use safetensors::tensor::Dtype;
 use serde_json::json;
 
 use super::architecture::OurModel;
-use super::{families, files, sidecar_files, standard_of};
+use super::{families, files, image_input_of, sidecar_files};
 use crate::checkpoint::{
     Checkpoint, CheckpointTensor, MODEL, NamedTensors, SidecarFile, convert, file_name, is_finite,
     write_tensors,
@@ -190,7 +190,7 @@ pub(super) fn sidecar_files_of(
     let ExportedModel { checkpoint, plan, tokenizer } = source;
     let folder = checkpoint.path();
     if plan.facts.vocab.is_none() {
-        return Ok(standard_of(folder)?.iter().map(sidecar_files::preprocessor).collect());
+        return Ok(sidecar_files::for_images(&image_input_of(folder)?));
     }
     let dtype = match tensors.first().map(|one| one.dtype) {
         Some(Dtype::BF16) => "bfloat16",

@@ -51,7 +51,7 @@ pub(crate) use export::{ExportedModel, export};
 pub use files::is_foreign;
 pub(crate) use gguf::export_gguf;
 pub use gguf::{GgufReport, GgufType};
-pub use sidecar_files::{sidecar_files, standard_of};
+pub use sidecar_files::{ImageInput, image_input_of, sidecar_files};
 
 /// What a model is called in a folder of Hugging Face's.
 const CONFIG: &str = "config.json";

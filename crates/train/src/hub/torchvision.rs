@@ -97,6 +97,30 @@ mod tests {
         }
     }
 
+    /// Names and shapes of all tensors, and the number of parameters, as torchvision itself has them
+    /// (`tests/oracle/torchvision_shapes.py`).
+    #[test]
+    fn networks_are_torchvisions() {
+        let theirs: BTreeMap<String, (u64, usize, String)> =
+            serde_json::from_str(include_str!("../../tests/oracle/torchvision_shapes.json")).unwrap();
+        let ours = networks((224, 224, 3), 1000, StemForm::ImageNet);
+        assert_eq!((ours.len(), theirs.len()), (16, 16));
+        for (_, model) in ours {
+            let parameters = model.parameters().into_iter().map(|one| (one.name, one.shape));
+            let all = parameters.chain(model.buffers().into_iter().map(|one| (one.name, one.shape)));
+            let line = |(name, shape): (String, Vec<usize>)| {
+                name + &shape.iter().map(|size| format!(" {size}")).collect::<String>() + "\n"
+            };
+            let mut lines: Vec<String> = all.map(line).collect();
+            lines.sort();
+            let fnv = lines.concat().bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+            });
+            let found = (model.parameter_count(), lines.len(), format!("{fnv:016x}"));
+            assert_eq!(found, theirs[&model.name], "{}", model.name);
+        }
+    }
+
     #[test]
     fn what_lacks_a_tensor_is_nothing_that_is_known() {
         let mut shapes = shapes_of(&resnet(ResNet::R18, (224, 224, 3), 1000, StemForm::ImageNet));

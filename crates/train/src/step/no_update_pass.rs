@@ -116,6 +116,15 @@ impl NoUpdatePass<'_> {
         self.forward_only(DataSplit::Validation, micro_batches, None)
     }
 
+    /// A validation sample forward, through a model that is all here: its logits.
+    pub fn logits(&self, sample: usize) -> Result<Vec<f32>> {
+        let (batch, model) = (self.read(DataSplit::Validation, &[(0, sample)])?, self.stage.model(0));
+        let batch_slice = BatchSlice { samples: 1, ..BatchSlice::default() };
+        let mut pass = ForwardContext::new(self.weights, Mode::Evaluate, 0, batch_slice);
+        let x = model.forward(self.input(None, &batch)?, &mut pass)?;
+        Ok(model.read_logits(&model.last_logits(&x, self.weights)?)?)
+    }
+
     /// Training samples forward, as in evaluation: dropout passes, and batch norms use what they have measured.
     /// The observer sees what each linear layer of this rank reads, and no loss is made. Of a model in several
     /// copies one is run, so that each layer is seen once.

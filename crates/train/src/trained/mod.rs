@@ -5,6 +5,7 @@
 //! or a checkpoint that was taken out of its run, `hub` says it. Weights are read as those that a run starts
 //! from (`--from`): by any layout of ranks, in either precision.
 
+mod classify;
 mod eval;
 mod ranks;
 
@@ -12,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use espalier_data::regular_file::{self, SETTINGS};
-use espalier_data::{Dataset, Fingerprint, ModelInput, TokenWidth, Tokenizer};
+use espalier_data::{Dataset, Fingerprint, ModelInput, PictureFrame, TokenWidth, Tokenizer};
 use espalier_plan::config::{Override, Purpose};
 use espalier_plan::data::{DatasetSource, DatasetSpec, TokenType};
 use espalier_plan::spec::Input;
@@ -22,7 +23,9 @@ use espalier_tensor::mask::ones;
 use serde::Deserialize;
 
 use crate::checkpoint::{Checkpoint, first_not_finite, weights_load_request};
-use crate::hub::{self, ExportOptions, ExportReport, GgufReport, GgufType, ModelDescription, TOKENIZER};
+use crate::hub::{
+    self, ExportOptions, ExportReport, GgufReport, GgufType, ImageInput, ModelDescription, TOKENIZER,
+};
 use crate::parallel::Ranks;
 use crate::prune::keep;
 use crate::resolved::{DATA_FILE, read_resolved};
@@ -30,6 +33,7 @@ use crate::state::ParamStore;
 use crate::trainer::Trainer;
 use crate::{Error, Result};
 
+pub use classify::{ClassProbability, ClassifiedPicture};
 pub use eval::{EvalResult, EvalWindows};
 pub use ranks::on_ranks;
 
@@ -221,11 +225,13 @@ impl TrainedModel {
             return Ok(Dataset::open(&self.eval_run(overrides)?)?);
         };
         let run = self.run.in_use(overrides)?;
-        let pixels = run.data.pixels.clone();
-        let input = match Plan::new(run, self.facts)?.model.input {
+        let data = run.data.clone();
+        let model = Plan::new(run, self.facts)?.model;
+        let input = match model.input {
             Input::Image { .. } => {
-                let standard = hub::standard_of(self.checkpoint.path())?;
-                ModelInput::Images { standard, pixels }
+                let (ImageInput { standard, classes, .. }, frame) = self.image_input(&data)?;
+                let count = model.classes;
+                ModelInput::Images { standard, pixels: data.pixels, frame, classes, count }
             }
             Input::Tokens { seq, vocab } => {
                 let width = match self.run.data.source {
@@ -238,6 +244,21 @@ impl TrainedModel {
             }
         };
         Ok(Dataset::for_evaluation(path, input)?)
+    }
+
+    /// How it reads images, and what it sees of a picture of any size: what its run says, or else what stands
+    /// beside its weights, or what is usual for images of its size.
+    fn image_input(&self, data: &DatasetSpec) -> Result<(ImageInput, PictureFrame)> {
+        let input = hub::image_input_of(self.checkpoint.path())?;
+        let (height, width, channels) = self.facts.image.unwrap_or((224, 224, 3));
+        let frame = match (&data.source, input.frame) {
+            (DatasetSource::Images { folder }, _) if self.is_of_run => {
+                PictureFrame::new([folder.size, folder.size, 3], folder.resize)
+            }
+            (_, Some(frame)) => frame,
+            (_, None) => PictureFrame::usual([height, width, channels]),
+        };
+        Ok((input, frame))
     }
 
     /// Its run, to be evaluated on what it held out; text is read by the checkpoint's own tokenizer where

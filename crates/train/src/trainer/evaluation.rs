@@ -78,6 +78,11 @@ impl Trainer {
         Ok(self.evaluate_until(samples, &|_| false)?.map(|(totals, _)| Evaluation::of(totals)))
     }
 
+    /// The logits of a sample of the validation split, of all classes; where this rank has all of the model.
+    pub(crate) fn logits(&self, sample: usize) -> Result<Vec<f32>> {
+        NoUpdatePass::of(&self.context, &self.params).logits(sample)
+    }
+
     /// What came of so many samples, or all, seen until a rank has seen `enough`, and whether these are all;
     /// nothing where none is held out.
     fn evaluate_until(

@@ -25,6 +25,7 @@ mod oracle;
 mod paced;
 mod parallel;
 mod peaks;
+mod pictures;
 mod pipeline;
 mod prune;
 mod records;

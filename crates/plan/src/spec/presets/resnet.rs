@@ -16,12 +16,16 @@ pub enum ResNet {
     R34,
     R50,
     R101,
-    /// wide-resnet-101-2: the inner convolutions of every bottleneck are twice as wide.
+    R152,
+    /// wide-resnet-50-2: the inner convolutions of every bottleneck are twice as wide.
+    Wide50,
+    /// wide-resnet-101-2, likewise.
     Wide101,
 }
 
 impl ResNet {
-    pub const ALL: [ResNet; 5] = [ResNet::R18, ResNet::R34, ResNet::R50, ResNet::R101, ResNet::Wide101];
+    pub const ALL: [ResNet; 7] =
+        [ResNet::R18, ResNet::R34, ResNet::R50, ResNet::R101, ResNet::R152, ResNet::Wide50, ResNet::Wide101];
 
     /// As in a run file.
     pub fn name(self) -> &'static str {
@@ -30,6 +34,8 @@ impl ResNet {
             ResNet::R34 => "resnet-34",
             ResNet::R50 => "resnet-50",
             ResNet::R101 => "resnet-101",
+            ResNet::R152 => "resnet-152",
+            ResNet::Wide50 => "wide-resnet-50-2",
             ResNet::Wide101 => "wide-resnet-101-2",
         }
     }
@@ -38,13 +44,18 @@ impl ResNet {
     fn depths(self) -> [usize; 4] {
         match self {
             ResNet::R18 => [2, 2, 2, 2],
-            ResNet::R34 | ResNet::R50 => [3, 4, 6, 3],
+            ResNet::R34 | ResNet::R50 | ResNet::Wide50 => [3, 4, 6, 3],
+            ResNet::R152 => [3, 8, 36, 3],
             ResNet::R101 | ResNet::Wide101 => [3, 4, 23, 3],
         }
     }
 
     fn bottleneck(self) -> bool {
         !matches!(self, ResNet::R18 | ResNet::R34)
+    }
+
+    fn is_wide(self) -> bool {
+        matches!(self, ResNet::Wide50 | ResNet::Wide101)
     }
 }
 
@@ -90,7 +101,7 @@ fn branch(
     output: usize,
     stride: usize,
 ) -> Vec<LayerSpec> {
-    let inner = if net == ResNet::Wide101 { 2 * planes } else { planes };
+    let inner = if net.is_wide() { 2 * planes } else { planes };
     // (input, output, kernel, stride) of each convolution.
     let convs = if net.bottleneck() {
         vec![(channels, inner, 1, 1), (inner, inner, 3, stride), (inner, output, 1, 1)]

@@ -9,28 +9,40 @@ use super::{ImageSize, RELU, StemForm, block, input, linear};
 /// The VGGs of torchvision that are built in, by layers with weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Vgg {
+    V11,
+    V13,
     V16,
     V19,
 }
 
 impl Vgg {
-    pub const ALL: [Vgg; 2] = [Vgg::V16, Vgg::V19];
+    pub const ALL: [Vgg; 4] = [Vgg::V11, Vgg::V13, Vgg::V16, Vgg::V19];
 
     /// As in a run file.
     pub fn name(self) -> &'static str {
         match self {
+            Vgg::V11 => "vgg-11",
+            Vgg::V13 => "vgg-13",
             Vgg::V16 => "vgg-16",
             Vgg::V19 => "vgg-19",
+        }
+    }
+
+    /// Convolutions in each of the five groups.
+    fn depths(self) -> [usize; 5] {
+        match self {
+            Vgg::V11 => [1, 1, 2, 2, 2],
+            Vgg::V13 => [2, 2, 2, 2, 2],
+            Vgg::V16 => [2, 2, 3, 3, 3],
+            Vgg::V19 => [2, 2, 4, 4, 4],
         }
     }
 }
 
 /// Builds one. A block per group of convolutions, named for its first (`features.0`), and `head`.
 pub fn vgg(net: Vgg, image: ImageSize, classes: usize, form: StemForm, batch_norm: bool) -> ModelSpec {
-    let deep = if net == Vgg::V16 { 3 } else { 4 };
-    let groups = [(2, 64), (2, 128), (deep, 256), (deep, 512), (deep, 512)];
     let (mut blocks, mut channels, mut number) = (Vec::new(), image.2, 0);
-    for (convs, output) in groups {
+    for (convs, output) in net.depths().into_iter().zip([64, 128, 256, 512, 512]) {
         let name = format!("features.{number}");
         let mut layers = Vec::new();
         for _ in 0..convs {
@@ -95,7 +107,7 @@ mod tests {
 
     #[test]
     fn the_small_form_ends_in_one_linear_of_512() {
-        for (net, parameters) in [(Vgg::V16, 14_719_818), (Vgg::V19, 20_029_514)] {
+        for (net, parameters) in [(Vgg::V11, 9_225_610), (Vgg::V16, 14_719_818), (Vgg::V19, 20_029_514)] {
             let model = vgg(net, (32, 32, 3), 10, StemForm::Small, false);
             model.check().unwrap();
             assert_eq!(model.parameter_count(), parameters);
