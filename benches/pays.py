@@ -70,7 +70,7 @@ def gather(options):
         with open(os.path.join(options.work, name + ".txt"), "wb") as file:
             file.write(text)
         if options.pack:
-            with lzma.open(os.path.join(options.work, name + ".txt.xz"), "wb", preset=6) as file:
+            with lzma.open(os.path.join(options.work, name + ".txt.xz"), "wb", preset=1) as file:
                 file.write(text)
     counts |= dict(extensions=options.extensions, packages=len(packages[False]), held_out=sorted(packages[True]))
     with open(os.path.join(options.work, "corpus.json"), "w") as file:

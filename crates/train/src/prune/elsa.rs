@@ -204,3 +204,62 @@ impl Pruner for Elsa {
         self.saved = saved;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::array::from_fn;
+
+    use espalier_tensor::Device;
+
+    use super::*;
+    use crate::prune::select;
+
+    /// `f(x) = sum h (x - a)^2 / 2` with two of six weights: the best are those with the largest `h a^2`, which are
+    /// not those with the largest a, and `x = a` there. The x-update is exact, z and u are kept as textbooks
+    /// have them, and every iterate of ours is theirs.
+    #[test]
+    fn a_quadratic_is_solved_as_by_hand() {
+        const A: [f64; 6] = [3.0, 2.5, 0.5, -2.0, 0.5, -1.5];
+        const H: [f64; 6] = [0.1, 1.5, 2.0, 1.0, 1.0, 0.2];
+        const LAMBDA: f64 = 1.5;
+        let top = |scores: [f64; 6]| {
+            let mut order: [usize; 6] = from_fn(|i| i);
+            order.sort_by(|i, j| scores[*j].total_cmp(&scores[*i]));
+            1u32 << order[0] | 1 << order[1]
+        };
+        let keep =
+            |bits: u32, w: [f64; 6]| -> [f64; 6] { from_fn(|i| if bits >> i & 1 == 1 { w[i] } else { 0.0 }) };
+        let device = Device::cpu(1).unwrap();
+        let tensor = |values: [f64; 6]| {
+            Tensor::from_slice(&device, &[6], &values.map(|x| x as f32), Category::Workspace).unwrap()
+        };
+        let mask = |bits: u32| Mask::within(&device, 6, &[bits], Category::Workspace).unwrap();
+        let mut bits = top(A.map(f64::abs));
+        assert_eq!(bits, 0b11, "it starts from the largest");
+        let (mut z, mut u) = (keep(bits, A), [0.0; 6]);
+        let mut offset = tensor(z.map(|z| -z));
+        let mut x = [0.0; 6];
+        for iteration in 0..100 {
+            x = from_fn(|i| (H[i] * A[i] + LAMBDA * (z[i] - u[i])) / (H[i] + LAMBDA));
+            let ours = offset.to_f32();
+            for i in 0..6 {
+                let (ours, theirs) = (f64::from(ours[i]), u[i] - z[i]);
+                assert!((ours - theirs).abs() < 1e-5, "iteration {iteration}, {i}: {ours}, not {theirs}");
+            }
+            let mut shifted = dual(&offset, &mask(bits)).unwrap();
+            add_into(&mut shifted, &tensor(x)).unwrap();
+            let keys =
+                product_keys(&mul(&shifted, &shifted).unwrap(), &tensor(H), ScoreOrder::Signed).unwrap();
+            let w: [f64; 6] = from_fn(|i| x[i] + u[i]);
+            bits = top(from_fn(|i| H[i] * w[i] * w[i]));
+            assert_eq!(select::best(&keys, 2).unwrap(), [bits], "iteration {iteration}");
+            offset = split(&shifted, &mask(bits)).unwrap();
+            z = keep(bits, w);
+            u = from_fn(|i| w[i] - z[i]);
+        }
+        assert_eq!(bits, 0b1010);
+        for (x, expected) in x.into_iter().zip([0.0, 2.5, 0.0, -2.0, 0.0, 0.0]) {
+            assert!((x - expected).abs() < 1e-6, "{x} is not {expected}");
+        }
+    }
+}

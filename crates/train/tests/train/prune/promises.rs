@@ -3,6 +3,7 @@
 
 use espalier_tensor::mask::ones;
 use espalier_train::checkpoint::Checkpoints;
+use espalier_train::run::RunDir;
 use espalier_train::trainer::Trainer;
 
 use crate::support::{Base, checkpoints, prepare, rotary_llama, tiny_cnn, tiny_gpt};
@@ -388,4 +389,19 @@ fn grown_weights_move_as_the_others_do() {
         let median = moves[moves.len() / 2];
         assert!(median > 0.01 && median < 1.5, "{median} rates");
     }
+}
+
+#[test]
+fn elsa_refuses_weights_that_are_pruned_already() {
+    let folder = tempfile::tempdir().unwrap();
+    let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
+    tiny_gpt(&["prune.method=magnitude", "prune.sparsity=0.5", "train.steps=2"]).run_in(&first);
+    let run_dir = RunDir { from: Some(first), ..RunDir::at(&second) };
+    let elsa = tiny_gpt(&["prune.method=elsa", "train.steps=8"]);
+    let error = elsa.run_to_hash(&run_dir, &mut ()).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "`prune.method` is \"elsa\", which chooses among all weights, but the run starts from weights that are \
+         pruned already: use \"gradual\", or \"keep\""
+    );
 }
