@@ -21,7 +21,7 @@ use crate::outcomes::Outcomes;
 use crate::page;
 use crate::results::Results;
 use crate::smoothness::{self, SmoothnessStudy, SparsityCurve};
-use crate::summary::StudySummary;
+use crate::summary::{CellSummary, StudySummary};
 
 /// What says that a folder is a study's.
 pub(crate) const STUDY_JSON: &str = "study.json";
@@ -185,7 +185,7 @@ impl StudyFolder {
     /// Its page as it is by now; with how long it may take yet, where it has come further since the first
     /// reading.
     pub fn page(&mut self) -> Result<Page, Error> {
-        let (done, all, _) = self.progress()?;
+        let (done, all) = self.settled()?;
         let &mut (since, before) = self.first_read.get_or_insert_with(|| (Instant::now(), done));
         let mut page = self.page_of_now()?;
         let (ended, remaining) = (done.saturating_sub(before), all.saturating_sub(done));
@@ -193,6 +193,16 @@ impl StudyFolder {
             page.note_first(left);
         }
         Ok(page)
+    }
+
+    /// How far it has come, by what takes its time: of a search the trials of cells that are over, since those of
+    /// a cell end together.
+    fn settled(&mut self) -> Result<(usize, usize), Error> {
+        let (done, all, _) = self.progress()?;
+        let OpenStudy::Steps(study, results) = &self.study else { return Ok((done, all)) };
+        let cells = StudySummary::of(study, results, Vec::new()).cells;
+        let over = cells.iter().filter(|cell| cell.running == 0);
+        Ok((over.map(CellSummary::finished).sum(), all))
     }
 
     fn page_of_now(&mut self) -> Result<Page, Error> {
@@ -325,9 +335,14 @@ mod tests {
         assert_eq!(shown.progress().unwrap(), (1, 8, "trials"));
         let page = shown.page().unwrap().html();
         assert!(page.contains("1 of 8 trials") && page.contains("4321"), "{page}");
+        assert!(!page.contains(" left, if the rest"), "no cell is over: {page}");
+        let cut = TrialRecord { trial: record(4321).trial + 1, status: TrialStatus::Cut, ..record(4321) };
+        Results::open(&at, &study).unwrap().append(&[cut]).unwrap();
+        let page = shown.page().unwrap().html();
+        assert!(page.contains("2 of 8 trials") && page.contains(" left, if the rest"), "{page}");
         assert!(shown.figure().unwrap().svg().starts_with("<svg"));
         let names: Vec<_> = fs::read_dir(&at).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        assert_eq!(names.len(), 2, "a note and a file of results, and no more: {names:?}");
+        assert_eq!(names.len(), 3, "a note and two files of results, and no more: {names:?}");
     }
 
     #[test]

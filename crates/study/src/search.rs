@@ -52,6 +52,9 @@ pub struct SearchProgress {
     pub done: usize,
     /// All trials of it.
     pub trials: usize,
+    /// Those of cells that are over. The trials of a cell end together when its K* is known, so these say how
+    /// fast a study is.
+    pub settled: usize,
     /// K* of the cell that was reported last, as far as it is known.
     pub best: Option<u64>,
 }
@@ -286,10 +289,13 @@ impl<'a> SearchState<'a> {
             self.failed = Some(error);
         }
         let best = self.brackets[index].k_star();
-        let counts = self.brackets.iter().map(Bracket::progress);
-        let (done, trials) = counts.fold((0, 0), |total, bracket| (total.0 + bracket.0, total.1 + bracket.1));
+        let (mut done, mut trials, mut settled) = (0, 0, 0);
+        for (ended, all) in self.brackets.iter().map(Bracket::progress) {
+            (done, trials) = (done + ended, trials + all);
+            settled += if ended == all { all } else { 0 };
+        }
         for record in &records {
-            self.observer.trial_updated(record, SearchProgress { done, trials, best });
+            self.observer.trial_updated(record, SearchProgress { done, trials, settled, best });
         }
         records.retain(|record| record.status.is_final());
         records

@@ -17,7 +17,7 @@ pub struct StudyProgressPrinter {
     bar: Option<ProgressBar>,
     began: Instant,
     last_line: Instant,
-    /// Trials that an earlier process had ended.
+    /// Trials of cells that an earlier process had ended.
     before: Option<usize>,
     /// K* of each cell, by batch and the bits of its sparsity.
     best: HashMap<(usize, u64), u64>,
@@ -46,11 +46,11 @@ impl Drop for StudyProgressPrinter {
 
 impl StudyObserver for StudyProgressPrinter {
     fn trial_updated(&mut self, record: &TrialRecord, progress: SearchProgress) {
-        let SearchProgress { done, trials, best } = progress;
-        let before = *self.before.get_or_insert(done.saturating_sub(1));
+        let SearchProgress { done, trials, settled, best } = progress;
+        let before = *self.before.get_or_insert(settled);
         let cell = record.cell();
         let key = (cell.batch, cell.sparsity.to_bits());
-        let left = left(self.began.elapsed(), done - before.min(done), trials - done);
+        let left = left(self.began.elapsed(), settled - before.min(settled), trials - settled);
         if let Some(steps) = best.filter(|steps| self.best.get(&key).is_none_or(|known| steps < known)) {
             self.best.insert(key, steps);
             print_err!("{}: {steps} steps (trial {}, {})", name(cell), record.trial, values(record));
@@ -100,7 +100,7 @@ pub fn short(value: f64) -> String {
     }
 }
 
-/// Time that is left, if trials go on to end as they have: early ones end sooner, so it is a guess.
+/// Time that is left, if cells go on to end as they have: those of large batches take longer, so it is a guess.
 fn left(elapsed: Duration, done: usize, to_do: usize) -> String {
     if done == 0 || to_do == 0 {
         return String::new();
