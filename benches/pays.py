@@ -15,7 +15,7 @@ learning rate of each (and gradual's `by_density`, ELSA's penalty) is searched a
 the same for all; text that is shorter is gone through more than once, and the table says how often. After --seconds it stops (a run under way is saved and resumed
 by the next call) and exits with 3 if rows are left. --only picks rows by their names, as `--list` prints them.
 
-`parity` trains 12 x 768 for 900 steps, dense and pruned gradually to 90 %, here and by the peer torch_gradual.py: three seeds each, into DIR/parity.jsonl.
+`parity` trains 12 x 768 for 900 steps, dense and pruned gradually to 90 %, here and by the peer torch_gradual.py: three seeds each, on the same 512 windows of held-out text, into DIR/parity.jsonl.
 """
 import argparse, hashlib, json, lzma, math, os, re, shutil, signal, subprocess, sys, time
 from html import escape
@@ -278,6 +278,13 @@ class Parity(Bench):
     def __init__(self, options):
         super().__init__(options)
         self.table = Table(os.path.join(options.work, "parity.jsonl"))
+        # As much held out as the peer evaluates: of more, each would take other windows.
+        self.text, context = os.path.join(os.path.abspath(options.work), "parity"), 64 if options.small else 1024
+        os.makedirs(self.text, exist_ok=True)
+        with open(os.path.join(options.work, "val.txt"), "rb") as held_out, open(os.path.join(self.text, "val.txt"), "wb") as file:
+            file.write(held_out.read(512 * context + 1))
+        if not os.path.exists(os.path.join(self.text, "train.txt")):
+            os.symlink(os.path.join("..", "train.txt"), os.path.join(self.text, "train.txt"))
 
     def rows(self):
         for seed in (1, 2, 3):
@@ -312,14 +319,14 @@ class Parity(Bench):
         steps, (layers, width, heads, context, batch) = (60, (2, 32, 2, 64, 4)) if self.options.small else (900, (12, 768, 12, 1024, 32))
         pruned = [f"prune.sparsity={sparsity}", "prune.method=gradual", "prune.every=20"] if sparsity else []
         settings = [f"model.layers={layers}", f"model.width={width}", f"model.heads={heads}", f"model.context={context}", f"train.batch={batch}",
-                    f"train.steps={steps}", f"seed={seed}", "learning_rate.peak=1.2e-3", *pruned]
+                    f"train.steps={steps}", f"seed={seed}", f"data.validation_path={self.text}/val.txt", "learning_rate.peak=1.2e-3", *pruned]
         folder = os.path.join(self.options.work, "runs", f"parity-{sparsity}-{seed}-{os.getpid()}")
         return self.until_the_end(self.command(settings, "--out", folder, "--json"))["validation"]["loss"]
 
     def theirs(self, sparsity, seed):
         device, steps = ("cpu", 60) if self.options.small else ("cuda", 900)
         command = [sys.executable, os.path.join(self.options.peers, "torch_gradual.py"), device, str(steps), "0.25", "0.75", "1.2e-3", str(sparsity),
-                   self.options.work, str(seed)]
+                   self.text, str(seed)]
         # It cannot be resumed: it is begun where it can end.
         if time.time() + self.options.torch_seconds > self.end:
             raise Stopped
@@ -417,7 +424,7 @@ def main():
     arguments.add_argument("--peers", help="the folder with torch_gradual.py")
     arguments.add_argument("--only", default="", help="a regular expression for the names of rows")
     arguments.add_argument("--lengths", type=int, nargs="+", help="bytes for each parameter of the dense network")
-    arguments.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
+    arguments.add_argument("--seconds", type=float, default=1e6, help="stop after so long")
     arguments.add_argument("--torch-seconds", type=float, default=200, help="how long a run of the peer takes at most")
     arguments.add_argument("--list", action="store_true", help="print the rows, and train none")
     arguments.add_argument("--small", action="store_true", help="a tiny network, to try the program")
