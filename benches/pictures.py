@@ -27,6 +27,7 @@ parser.add_argument("--binary", type=os.path.abspath, default=os.path.join(ROOT,
 parser.add_argument("--nets", default="resnet18,resnet50")
 parser.add_argument("--net", default="resnet50")
 parser.add_argument("--seeds", default="1")
+parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to try this program, not to measure")
 for name, default in dict(count=20000, rounds=3, workers=16, batch=128, steps=140, warmup=40, epochs=30, seed=1).items():
     parser.add_argument("--" + name, type=int, default=default)
 options = parser.parse_args()
@@ -89,7 +90,7 @@ steps = {options.warmup + options.steps}
 batch = {options.batch}
 precision = "bf16"
 eval_samples = 8
-log_every = 1
+log_every = {math.gcd(options.warmup, options.steps)}
 [optimizer]
 name = "momentum"
 [learning_rate]
@@ -98,16 +99,23 @@ schedule = "constant"
 [checkpoint]
 last = false
 [device]
-kind = "cuda"
+kind = "{options.device}"
 """)
     start = time.time()
     result, said = last_json([options.binary, "train", run_file, "--json", "--out", folder])
     wall = time.time() - start
     times = [json.loads(line) for line in open(os.path.join(folder, "metrics.jsonl"))]
-    times = {line["step"]: line["time"] for line in times if "loss" in line and "step" in line and "time" in line}
+    times = {line["step"]: line["time"] for line in reversed(times) if "loss" in line}
     first, last = options.warmup, options.warmup + options.steps
     seconds = times[last] - times[first]
     return options.batch * options.steps / seconds, wall - times[last], result["loss"]
+
+
+def wait():
+    import torch
+
+    if options.device == "cuda":
+        torch.cuda.synchronize()
 
 
 def torch_folder():
@@ -119,26 +127,26 @@ def torch_folder():
     transform = transforms.Compose([transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.PILToTensor()])
     data = torchvision.datasets.ImageFolder(os.path.join(pictures, "train"), transform)
     loader = torch.utils.data.DataLoader(
-        data, options.batch, shuffle=True, num_workers=options.workers, pin_memory=True, drop_last=True, persistent_workers=True, prefetch_factor=4)
-    model = getattr(torchvision.models, options.net)(num_classes=20).cuda().to(memory_format=torch.channels_last)
+        data, options.batch, shuffle=True, num_workers=options.workers, pin_memory=options.device == "cuda", drop_last=True, persistent_workers=True, prefetch_factor=4)
+    model = getattr(torchvision.models, options.net)(num_classes=20).to(options.device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=True)
-    mean, std = (torch.tensor(values, device="cuda").view(1, 3, 1, 1) * 255 for values in (MEAN, STD))
+    mean, std = (torch.tensor(values, device=options.device).view(1, 3, 1, 1) * 255 for values in (MEAN, STD))
     step, start = 0, 0.0
     while True:
         for x, y in loader:
             if step == options.warmup:
-                torch.cuda.synchronize()
+                wait()
                 start = time.perf_counter()
-            x, y = x.cuda(non_blocking=True), y.cuda(non_blocking=True)
+            x, y = x.to(options.device, non_blocking=True), y.to(options.device, non_blocking=True)
             x = ((x.float() - mean) / std).to(memory_format=torch.channels_last)
-            with torch.autocast("cuda", dtype=torch.bfloat16):
+            with torch.autocast(options.device, dtype=torch.bfloat16):
                 loss = torch.nn.functional.cross_entropy(model(x), y)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             step += 1
             if step == options.warmup + options.steps:
-                torch.cuda.synchronize()
+                wait()
                 seconds = time.perf_counter() - start
                 print(json.dumps(dict(images_per_s=options.batch * options.steps / seconds, loss=loss.item(), torch=torch.__version__)))
                 return
@@ -156,7 +164,7 @@ def folder():
                 rates[cache].append(rate)
                 print(f"  {net} round {round + 1}: ours, cache {cache}: {rate:.0f}/s, {before:.1f} s before and after the steps", flush=True)
             command = [sys.executable, os.path.abspath(__file__), "torch-folder", "--work", options.work, "--net", net]
-            command += [f"--{name}={getattr(options, name)}" for name in ("count", "workers", "batch", "steps", "warmup")]
+            command += [f"--{name}={getattr(options, name)}" for name in ("count", "workers", "batch", "steps", "warmup", "device")]
             rates["torch"].append(last_json(command)[0]["images_per_s"])
             print(f"  {net} round {round + 1}: torchvision: {rates['torch'][-1]:.0f}/s", flush=True)
         medians = {name: statistics.median(values) for name, values in rates.items()}
@@ -177,7 +185,7 @@ def torch_cifar():
 
     def read(names):
         raw = np.concatenate([np.fromfile(os.path.join(options.data, name), np.uint8).reshape(-1, 3073) for name in names])
-        return torch.from_numpy(raw[:, 1:].reshape(-1, 3, 32, 32).copy()).cuda(), torch.from_numpy(raw[:, 0].astype(np.int64)).cuda()
+        return torch.from_numpy(raw[:, 1:].reshape(-1, 3, 32, 32).copy()).to(options.device), torch.from_numpy(raw[:, 0].astype(np.int64)).to(options.device)
 
     x, y = read([f"data_batch_{i}.bin" for i in range(1, 6)])
     test_x, test_y = read(["test_batch.bin"])
@@ -186,39 +194,39 @@ def torch_cifar():
     model.conv1 = torch.nn.Conv2d(3, 64, 3, 1, 1, bias=False)
     torch.nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
     model.maxpool = torch.nn.Identity()
-    model = model.cuda().to(memory_format=torch.channels_last)
+    model = model.to(options.device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
     batch, per_epoch = 128, len(x) // 128
     total, warm, step = options.epochs * per_epoch, per_epoch, 0
     start = time.perf_counter()
     for _ in range(options.epochs):
         model.train()
-        order = torch.randperm(len(x), device="cuda")
+        order = torch.randperm(len(x), device=options.device)
         for i in range(per_epoch):
             rate = 0.1 * (step + 1) / warm if step < warm else 0.05 * (1 + math.cos(math.pi * (step - warm) / (total - warm)))
             for group in optimizer.param_groups:
                 group["lr"] = rate
             pick = order[i * batch:][:batch]
             padded = torch.nn.functional.pad(x[pick], (4, 4, 4, 4))
-            top, left = torch.randint(0, 9, (2, batch), device="cuda")
-            rows = (top[:, None] + torch.arange(32, device="cuda"))[:, None, :, None]
-            columns = left[:, None] + torch.arange(32, device="cuda")
-            flip = torch.rand(batch, device="cuda") < 0.5
+            top, left = torch.randint(0, 9, (2, batch), device=options.device)
+            rows = (top[:, None] + torch.arange(32, device=options.device))[:, None, :, None]
+            columns = left[:, None] + torch.arange(32, device=options.device)
+            flip = torch.rand(batch, device=options.device) < 0.5
             columns = torch.where(flip[:, None], columns.flip(1), columns)[:, None, None, :]
-            images = torch.arange(batch, device="cuda")[:, None, None, None]
-            crop = padded[images, torch.arange(3, device="cuda")[None, :, None, None], rows, columns]
+            images = torch.arange(batch, device=options.device)[:, None, None, None]
+            crop = padded[images, torch.arange(3, device=options.device)[None, :, None, None], rows, columns]
             crop = ((crop.float() - mean) / std).to(memory_format=torch.channels_last)
-            with torch.autocast("cuda", dtype=torch.bfloat16):
+            with torch.autocast(options.device, dtype=torch.bfloat16):
                 loss = torch.nn.functional.cross_entropy(model(crop), y[pick])
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             step += 1
-    torch.cuda.synchronize()
+    wait()
     seconds = time.perf_counter() - start
     model.eval()
     right = 0
-    with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
+    with torch.no_grad(), torch.autocast(options.device, dtype=torch.bfloat16):
         for i in range(0, len(test_x), 1000):
             logits = model(((test_x[i:i + 1000].float() - mean) / std).to(memory_format=torch.channels_last))
             right += (logits.argmax(1) == test_y[i:i + 1000]).sum().item()
@@ -234,10 +242,10 @@ def cifar():
         result, _ = last_json([
             options.binary, "train", os.path.join(ROOT, "runs/cifar.toml"), "--json", "--out", out, "--set", f"seed={seed}",
             "--set", f"train.epochs={options.epochs}", "--set", f"data.path={options.data}",
-            "--set", f"data.validation_path={options.data}/test_batch.bin", "--set", "device.kind=cuda"])
+            "--set", f"data.validation_path={options.data}/test_batch.bin", "--set", f"device.kind={options.device}"])
         found["ours"].append(100 * result["validation"]["accuracy"])
         print(f"seed {seed}, ours: {found['ours'][-1]:.2f} %, {result['images_per_s']:.0f} images/s", flush=True)
-        command = [sys.executable, os.path.abspath(__file__), "torch-cifar", "--work", options.work, "--data", options.data, "--seed", seed, "--epochs", str(options.epochs)]
+        command = [sys.executable, os.path.abspath(__file__), "torch-cifar", "--work", options.work, "--data", options.data, "--seed", seed, "--epochs", str(options.epochs), "--device", options.device]
         theirs, _ = last_json(command)
         found["torch"].append(100 * theirs["accuracy"])
         print(f"seed {seed}, torch: {found['torch'][-1]:.2f} %, {theirs['images_per_s']:.0f} images/s", flush=True)

@@ -48,6 +48,10 @@ const NAMES: &[(&str, &[&str])] = &[
     ("model.activation", &["activation_function", "hidden_act", "act_fn", "nonlinearity"]),
     ("model.dropout", &["dropout_rate", "resid_pdrop", "embd_pdrop", "p_dropout"]),
     ("model.norm", &["norm_type", "normalization", "normalisation"]),
+    ("data.size", &["image_size", "img_size", "crop_size", "train_crop_size", "val_crop_size", "resolution"]),
+    ("data.resize", &["resize_size", "val_resize_size", "shortest_edge"]),
+    ("data.flip", &["hflip", "hflip_prob", "horizontal_flip", "random_flip"]),
+    ("data.padding", &["pad", "crop_padding"]),
     (
         "data.path",
         &[
