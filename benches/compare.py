@@ -178,7 +178,7 @@ classes = 1000
 {model_fields}
 [data]
 kind = "shapes"
-count = {160 if options.dry_run else 768}
+count = {160 if options.dry_run else 320}
 size = 224
 [train]
 batch = 128

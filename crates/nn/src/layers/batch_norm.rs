@@ -1,6 +1,8 @@
 //! Batch norm, with its learnt scale and shift, its running statistics and its groups of samples; and with the ReLU
 //! behind it, and the sum before that, as residual networks have them.
 
+use std::ops::Range;
+
 use espalier_tensor::ops::activation::{self, ActivationFn};
 use espalier_tensor::ops::batch_norm::NormEpilogue;
 use espalier_tensor::ops::cast::cast;
@@ -32,6 +34,40 @@ pub(crate) struct BatchNorm {
     pub relu: bool,
     /// The bias of the convolution before it, which may be [left out](leaves_bias_out).
     pub bias_before: Option<ParameterId>,
+}
+
+/// What a norm has kept: its input, and mean and deviation of each group of samples.
+#[derive(Debug)]
+pub(crate) struct NormInput {
+    pub x: Tensor,
+    statistics: Vec<[Tensor; 2]>,
+}
+
+impl NormInput {
+    /// The statistics, where all samples are one group.
+    pub(crate) fn single(&self) -> Option<&[Tensor; 2]> {
+        if let [one] = &self.statistics[..] { Some(one) } else { None }
+    }
+
+    /// The rows of each group, and its statistics.
+    fn groups(&self) -> impl Iterator<Item = (Range<usize>, &[Tensor; 2])> {
+        let rows = self.x.rows() / self.statistics.len();
+        self.statistics.iter().enumerate().map(move |(i, statistics)| (i * rows..(i + 1) * rows, statistics))
+    }
+}
+
+/// The gradients of what a norm reads, and of its scale and shift.
+#[derive(Debug)]
+pub(crate) struct NormGradients {
+    pub dx: Tensor,
+    pub scale: Tensor,
+    pub shift: Tensor,
+}
+
+impl NormGradients {
+    pub(crate) fn of((dx, scale, shift): (Tensor, Tensor, Tensor)) -> NormGradients {
+        NormGradients { dx, scale, shift }
+    }
 }
 
 impl BatchNorm {
@@ -75,16 +111,8 @@ impl BatchNorm {
         NormEpilogue { plus, relu: self.relu }
     }
 
-    /// Leaves the output where ReLU made it: as ReLU by itself does, and what reads it keeps it anyway.
-    fn leave_output(&self, y: Tensor, ctx: &mut ForwardContext<'_>) -> Tensor {
-        if self.relu {
-            ctx.stash.push(y.clone());
-        }
-        y
-    }
-
     /// The output, and `plus` added to it before ReLU.
-    pub(crate) fn forward_with(
+    pub(crate) fn run(
         &self,
         x: Tensor,
         plus: Option<Tensor>,
@@ -104,90 +132,117 @@ impl BatchNorm {
                 Some(plus) => sum(y, plus)?,
                 None => y,
             };
-            let y = if self.relu { activation::forward_owned(ActivationFn::Relu, y)? } else { y };
-            return Ok(self.leave_output(y, ctx));
+            return if self.relu { Ok(activation::forward_owned(ActivationFn::Relu, y)?) } else { Ok(y) };
         }
         let (y, mean, rstd) = batch_norm::forward(&x, scale, shift, self.eps, self.epilogue(plus.as_ref()))?;
         let count = x.rows();
         self.leave(x, mean, rstd, count, ctx)?;
-        Ok(self.leave_output(y, ctx))
-    }
-
-    /// From the gradient of the output to that of the input and, where something was `added` before ReLU, to
-    /// that of it.
-    pub(crate) fn backward_with(
-        &self,
-        dy: Tensor,
-        added: bool,
-        ctx: &mut BackwardContext<'_>,
-    ) -> Result<(Tensor, Option<Tensor>)> {
-        let groups = self.groups(&dy);
-        if !self.relu || groups > 1 {
-            let dy = self.before_relu(dy, ctx)?;
-            let plus = added.then(|| dy.clone());
-            let dx =
-                if groups > 1 { self.backward_groups(dy, groups, ctx) } else { self.backward_all(dy, ctx) };
-            return Ok((dx?, plus));
-        }
-        let y = ctx.stash.pop();
-        let (rstd, mean, x) = (ctx.stash.pop(), ctx.stash.pop(), ctx.stash.pop());
-        let weights = [self.scale, self.shift].map(|id| ctx.weights.get(id));
-        let (dx, scale, shift, plus) = batch_norm::backward_relu(dy, &x, &y, weights, [&mean, &rstd], added)?;
-        self.send_gradients(scale, shift, ctx)?;
-        Ok((dx, plus))
-    }
-
-    /// The gradient of what ReLU reads, where there is one, as a step of its own.
-    pub(crate) fn before_relu(&self, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Tensor> {
-        if !self.relu {
-            return Ok(dy);
-        }
-        Ok(activation::backward(ActivationFn::Relu, &ctx.stash.pop(), dy)?)
-    }
-
-    fn backward_all(&self, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Tensor> {
-        let (rstd, mean, x) = (ctx.stash.pop(), ctx.stash.pop(), ctx.stash.pop());
-        let scale = ctx.weights.get(self.scale);
-        let (dx, scale, shift) = batch_norm::backward(&dy, &x, scale, &mean, &rstd)?;
-        self.send_gradients(scale, shift, ctx)?;
-        Ok(dx)
+        Ok(y)
     }
 
     /// Normalises by the numbers of [`batch_norm::measure`], added up over all that hold rows of the batch.
-    pub fn normalise(
+    pub(crate) fn run_by(
         &self,
+        sums: &[f64],
         x: Tensor,
         plus: Option<Tensor>,
-        sums: &[f64],
         ctx: &mut ForwardContext<'_>,
     ) -> Result<Tensor> {
         let (scale, shift) = (ctx.weights.get(self.scale), ctx.weights.get(self.shift));
         let epilogue = self.epilogue(plus.as_ref());
         let (y, mean, rstd, count) = batch_norm::normalise(&x, scale, shift, self.eps, sums, epilogue)?;
         self.leave(x, mean, rstd, count, ctx)?;
-        Ok(self.leave_output(y, ctx))
+        Ok(y)
     }
 
-    /// The backward pass of [`BatchNorm::normalise`]. `all_reduce` adds up what it is given over all that
-    /// hold rows of the batch; gradients of scale and shift are those of the local rows.
-    pub(crate) fn backward_through(
+    /// Takes what the forward pass has left; `dy` has as many samples as that had.
+    pub(crate) fn pop(&self, dy: &Tensor, ctx: &mut BackwardContext<'_>) -> NormInput {
+        let groups = (0..self.groups(dy)).map(|_| {
+            let rstd = ctx.stash.pop();
+            [ctx.stash.pop(), rstd]
+        });
+        let mut statistics: Vec<[Tensor; 2]> = groups.collect();
+        statistics.reverse();
+        NormInput { x: ctx.stash.pop(), statistics }
+    }
+
+    /// The output once more, ReLU included.
+    pub(crate) fn remake(&self, input: &NormInput, weights: &dyn WeightStore) -> Result<Tensor> {
+        let weights = [self.scale, self.shift].map(|id| weights.get(id));
+        let one = |x: &Tensor, [mean, rstd]: &[Tensor; 2]| {
+            batch_norm::remake(x, weights, [mean, rstd], self.epilogue(None))
+        };
+        if let Some(statistics) = input.single() {
+            return Ok(one(&input.x, statistics)?);
+        }
+        let mut y = input.x.empty_like(Category::Transient)?;
+        for (at, statistics) in input.groups() {
+            let start = at.start;
+            let x = rows::take(&input.x, at, Category::Workspace)?;
+            rows::put(&mut y, start, &one(&x, statistics)?)?;
+        }
+        Ok(y)
+    }
+
+    /// The gradients for that of what ReLU reads, where there is one.
+    pub(crate) fn gradients(
         &self,
-        dy: Tensor,
+        dy: &Tensor,
+        input: &NormInput,
+        weights: &dyn WeightStore,
+    ) -> Result<NormGradients> {
+        let scale = weights.get(self.scale);
+        if let Some([mean, rstd]) = input.single() {
+            return Ok(NormGradients::of(batch_norm::backward(dy, &input.x, scale, mean, rstd)?));
+        }
+        let mut dx = input.x.empty_like(Category::Transient)?;
+        let mut sums: Option<(Tensor, Tensor)> = None;
+        for (at, [mean, rstd]) in input.groups() {
+            let group_rows = |of: &Tensor| rows::take(of, at.clone(), Category::Workspace);
+            let (group_rows, of_scale, of_shift) =
+                batch_norm::backward(&group_rows(dy)?, &group_rows(&input.x)?, scale, mean, rstd)?;
+            rows::put(&mut dx, at.start, &group_rows)?;
+            // Summed in f32, whatever the weights are.
+            let wide = |local: Tensor| cast(&local, DType::F32, Category::Workspace);
+            let (of_scale, of_shift) = (wide(of_scale)?, wide(of_shift)?);
+            match &mut sums {
+                None => sums = Some((of_scale, of_shift)),
+                Some((scale, shift)) => {
+                    add_into(scale, &of_scale)?;
+                    add_into(shift, &of_shift)?;
+                }
+            }
+        }
+        let (of_scale, of_shift) = sums.expect("there is a group");
+        let narrow = |sum: Tensor| cast(&sum, scale.dtype(), Category::Workspace);
+        Ok(NormGradients { dx, scale: narrow(of_scale)?, shift: narrow(of_shift)? })
+    }
+
+    /// The same behind [`BatchNorm::run_by`]. `all_reduce` adds up what it is given over all that hold rows of
+    /// the batch; gradients of scale and shift are those of the local rows.
+    pub(crate) fn gradients_through(
+        &self,
+        dy: &Tensor,
+        input: &NormInput,
         all_reduce: impl FnOnce(Vec<f64>) -> Result<Vec<f64>>,
-        ctx: &mut BackwardContext<'_>,
-    ) -> Result<Tensor> {
-        let (rstd, mean, x) = (ctx.stash.pop(), ctx.stash.pop(), ctx.stash.pop());
-        let scale = ctx.weights.get(self.scale);
-        let local = batch_norm::measure_gradient(&dy, &x, &mean)?;
+        weights: &dyn WeightStore,
+    ) -> Result<NormGradients> {
+        let scale = weights.get(self.scale);
+        let [mean, rstd] = input.single().expect("ranks share the statistics of one group");
+        let local = batch_norm::measure_gradient(dy, &input.x, mean)?;
         let all = all_reduce(local.clone())?;
-        let dx = batch_norm::input_gradient(&dy, &x, scale, &mean, &rstd, &all)?;
-        let (of_scale, of_shift) = batch_norm::scale_and_shift(scale, &rstd, &local)?;
-        self.send_gradients(of_scale, of_shift, ctx)?;
-        Ok(dx)
+        let dx = batch_norm::input_gradient(dy, &input.x, scale, mean, rstd, &all)?;
+        let (scale, shift) = batch_norm::scale_and_shift(scale, rstd, &local)?;
+        Ok(NormGradients { dx, scale, shift })
     }
 
     /// Hands over gradients that come with that of the input: nothing is left to be read for them.
-    fn send_gradients(&self, scale: Tensor, shift: Tensor, ctx: &mut BackwardContext<'_>) -> Result<()> {
+    pub(crate) fn send_gradients(
+        &self,
+        scale: Tensor,
+        shift: Tensor,
+        ctx: &mut BackwardContext<'_>,
+    ) -> Result<()> {
         let made = WeightGradients::new([], move |_| Ok(vec![scale, shift]));
         ctx.sink.accept(&[self.scale, self.shift], made)
     }
@@ -208,40 +263,6 @@ impl BatchNorm {
         ctx.stash.push(x);
         left.into_iter().for_each(|tensor| ctx.stash.push(tensor));
         Ok(y)
-    }
-
-    fn backward_groups(&self, dy: Tensor, groups: usize, ctx: &mut BackwardContext<'_>) -> Result<Tensor> {
-        let rows = dy.rows() / groups;
-        let mut left: Vec<(Tensor, Tensor)> =
-            (0..groups).map(|_| (ctx.stash.pop(), ctx.stash.pop())).collect();
-        left.reverse();
-        let (x, scale) = (ctx.stash.pop(), ctx.weights.get(self.scale));
-        let mut dx = x.empty_like(Category::Transient)?;
-        let mut sums: Option<(Tensor, Tensor)> = None;
-        for (group, (rstd, mean)) in left.into_iter().enumerate() {
-            let group_rows =
-                |of: &Tensor| rows::take(of, group * rows..(group + 1) * rows, Category::Workspace);
-            let (group_rows, of_scale, of_shift) =
-                batch_norm::backward(&group_rows(&dy)?, &group_rows(&x)?, scale, &mean, &rstd)?;
-            rows::put(&mut dx, group * rows, &group_rows)?;
-            // Summed in f32, whatever the weights are.
-            let wide = |local: Tensor| cast(&local, DType::F32, Category::Workspace);
-            let (of_scale, of_shift) = (wide(of_scale)?, wide(of_shift)?);
-            match &mut sums {
-                None => sums = Some((of_scale, of_shift)),
-                Some((scale, shift)) => {
-                    add_into(scale, &of_scale)?;
-                    add_into(shift, &of_shift)?;
-                }
-            }
-        }
-        let (of_scale, of_shift) = sums.expect("there is a group");
-        let dtype = scale.dtype();
-        let gradients = [of_scale, of_shift].map(|sum| cast(&sum, dtype, Category::Workspace));
-        let [of_scale, of_shift] = gradients;
-        let (of_scale, of_shift) = (of_scale?, of_shift?);
-        self.send_gradients(of_scale, of_shift, ctx)?;
-        Ok(dx)
     }
 }
 

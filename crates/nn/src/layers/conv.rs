@@ -7,7 +7,7 @@ use espalier_tensor::{Category, Device, Tensor};
 
 use super::{BackwardContext, ForwardContext, Layer, Mode, WeightGradients};
 use crate::Result;
-use crate::weights::ParameterId;
+use crate::weights::{ParameterId, WeightStore};
 
 /// A convolution, images channels last.
 #[derive(Debug)]
@@ -28,19 +28,66 @@ pub(crate) fn leaves_bias_out(device: &Device) -> bool {
     matches!(device, Device::Cuda(_))
 }
 
-impl Layer for ConvLayer {
-    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+impl ConvLayer {
+    /// The output. Leaves it where ReLU made it, and nothing of what it read.
+    pub(crate) fn run(&self, x: &Tensor, ctx: &ForwardContext<'_>) -> Result<Tensor> {
         let left_out = self.normed && ctx.mode == Mode::Train && leaves_bias_out(&x.device());
         let bias = self.bias.filter(|_| !left_out).map(|id| ctx.weights.get(id));
         let weight = ctx.weights.get(self.weight);
-        let y = match self.relu {
-            true => conv::forward_relu(&x, weight, bias, self.conv)?,
-            false => conv::forward(&x, weight, bias, self.conv)?,
-        };
-        ctx.stash.push(x);
+        Ok(match self.relu {
+            true => conv::forward_relu(x, weight, bias, self.conv)?,
+            false => conv::forward(x, weight, bias, self.conv)?,
+        })
+    }
+
+    /// Leaves what ReLU made.
+    pub(crate) fn leave_output(&self, y: &Tensor, ctx: &mut ForwardContext<'_>) {
         if self.relu {
             ctx.stash.push(y.clone());
         }
+    }
+
+    /// The gradient of what ReLU reads, where there is one.
+    pub(crate) fn before_relu(&self, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Tensor> {
+        match self.relu {
+            true => Ok(activation::backward(ActivationFn::Relu, &ctx.stash.pop(), dy)?),
+            false => Ok(dy),
+        }
+    }
+
+    pub(crate) fn input_gradient(
+        &self,
+        dy: &Tensor,
+        shape: &[usize],
+        weights: &dyn WeightStore,
+    ) -> Result<Tensor> {
+        Ok(conv::backward_input(dy, weights.get(self.weight), self.conv, shape)?)
+    }
+
+    /// Hands over the gradients of weight and bias, made of what was read and the gradient of the output.
+    pub(crate) fn send_gradients(&self, x: Tensor, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<()> {
+        let ids: Vec<ParameterId> = [self.weight].into_iter().chain(self.bias).collect();
+        let (conv, bias) = (self.conv, self.bias);
+        let left_out = self.normed && leaves_bias_out(&x.device());
+        let reads = [x.clone(), dy.clone()];
+        let make = move |_| {
+            let weight = conv::backward_weight(&x, &dy, conv)?;
+            let of_bias = |_| match left_out {
+                true => Tensor::zeros(&x.device(), &[dy.width()], dy.dtype(), Category::Workspace),
+                false => sum_rows(&dy, Category::Workspace),
+            };
+            let bias = bias.map(of_bias).transpose()?;
+            Ok([weight].into_iter().chain(bias).collect())
+        };
+        ctx.sink.accept(&ids, WeightGradients::new(reads, make))
+    }
+}
+
+impl Layer for ConvLayer {
+    fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
+        let y = self.run(&x, ctx)?;
+        ctx.stash.push(x);
+        self.leave_output(&y, ctx);
         Ok(y)
     }
 
@@ -50,29 +97,10 @@ impl Layer for ConvLayer {
         ctx: &mut BackwardContext<'_>,
         input_gradient: bool,
     ) -> Result<Option<Tensor>> {
-        let dy = match self.relu {
-            true => activation::backward(ActivationFn::Relu, &ctx.stash.pop(), dy)?,
-            false => dy,
-        };
+        let dy = self.before_relu(dy, ctx)?;
         let x = ctx.stash.pop();
         let shape = x.shape().to_vec();
-        let ids: Vec<ParameterId> = [self.weight].into_iter().chain(self.bias).collect();
-        let (conv, bias, upstream) = (self.conv, self.bias, dy.clone());
-        let left_out = self.normed && leaves_bias_out(&x.device());
-        let reads = [x.clone(), dy.clone()];
-        let make = move |_| {
-            let weight = conv::backward_weight(&x, &upstream, conv)?;
-            let of_bias = |_| match left_out {
-                true => {
-                    Tensor::zeros(&x.device(), &[upstream.width()], upstream.dtype(), Category::Workspace)
-                }
-                false => sum_rows(&upstream, Category::Workspace),
-            };
-            let bias = bias.map(of_bias).transpose()?;
-            Ok([weight].into_iter().chain(bias).collect())
-        };
-        ctx.sink.accept(&ids, WeightGradients::new(reads, make))?;
-        let input = |_| conv::backward_input(&dy, ctx.weights.get(self.weight), self.conv, &shape);
-        Ok(input_gradient.then_some(()).map(input).transpose()?)
+        self.send_gradients(x, dy.clone(), ctx)?;
+        input_gradient.then(|| self.input_gradient(&dy, &shape, ctx.weights)).transpose()
     }
 }

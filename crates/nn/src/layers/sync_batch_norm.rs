@@ -5,8 +5,10 @@
 use espalier_comm::{Communicator, Reduce};
 use espalier_plan::split::split;
 use espalier_tensor::Tensor;
-use espalier_tensor::ops::batch_norm::measure;
+use espalier_tensor::ops::activation::{self, ActivationFn};
+use espalier_tensor::ops::batch_norm::{self, measure};
 
+use super::batch_norm::{NormGradients, NormInput};
 use super::{BackwardContext, BatchNorm, BatchSlice, ForwardContext, Layer, Mode, NormGroup, sum};
 use crate::Result;
 
@@ -51,8 +53,8 @@ impl SyncBatchNorm {
         SyncBatchNorm { norm, in_step: None, in_sweep: None, over_replicas: None, shared: None }
     }
 
-    /// The output, and `plus` added to it before the norm's ReLU.
-    pub(crate) fn forward_with(
+    /// The output, and `plus` added to it before the norm's ReLU. Leaves what the norm reads and no more.
+    pub(crate) fn run(
         &self,
         x: Tensor,
         plus: Option<Tensor>,
@@ -62,27 +64,84 @@ impl SyncBatchNorm {
             Some(group) if ctx.mode == Mode::Train => {
                 let local = self.counted(measure(&x)?, &ctx.batch_slice);
                 let totals = group.all_reduce(local, Reduce::Sum)?;
-                self.norm.normalise(x, plus, &totals, ctx)
+                self.norm.run_by(&totals, x, plus, ctx)
             }
-            _ => self.norm.forward_with(x, plus, ctx),
+            _ => self.norm.run(x, plus, ctx),
         }
     }
 
-    /// As [`BatchNorm::backward_with`].
+    /// The same; leaves the output too where ReLU made it, as ReLU by itself does: what reads it keeps it anyway.
+    pub(crate) fn forward_with(
+        &self,
+        x: Tensor,
+        plus: Option<Tensor>,
+        ctx: &mut ForwardContext<'_>,
+    ) -> Result<Tensor> {
+        let y = self.run(x, plus, ctx)?;
+        if self.norm.relu {
+            ctx.stash.push(y.clone());
+        }
+        Ok(y)
+    }
+
+    /// The gradients for that of what ReLU reads, where there is one.
+    fn gradients(&self, dy: &Tensor, input: &NormInput, ctx: &BackwardContext<'_>) -> Result<NormGradients> {
+        let Some(group) = self.group(&ctx.batch_slice) else {
+            return self.norm.gradients(dy, input, ctx.weights);
+        };
+        let all_reduce = |local| Ok(group.all_reduce(self.counted(local, &ctx.batch_slice), Reduce::Sum)?);
+        self.norm.gradients_through(dy, input, all_reduce, ctx.weights)
+    }
+
+    /// The statistics, where ReLU's gradient may run in the same pass as the norm's.
+    fn fused<'a>(&self, input: &'a NormInput, ctx: &BackwardContext<'_>) -> Option<&'a [Tensor; 2]> {
+        input.single().filter(|_| self.group(&ctx.batch_slice).is_none())
+    }
+
+    /// From the gradient of the output to that of the input and, where something was `added` before ReLU, to
+    /// that of it.
     pub(crate) fn backward_with(
         &self,
         dy: Tensor,
         added: bool,
         ctx: &mut BackwardContext<'_>,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let Some(group) = self.group(&ctx.batch_slice) else {
-            return self.norm.backward_with(dy, added, ctx);
+        let y = self.norm.relu.then(|| ctx.stash.pop());
+        let input = self.norm.pop(&dy, ctx);
+        let (NormGradients { dx, scale, shift }, plus) = match (y, self.fused(&input, ctx)) {
+            (Some(y), Some([mean, rstd])) => {
+                let weights = [self.norm.scale, self.norm.shift].map(|id| ctx.weights.get(id));
+                let (dx, scale, shift, plus) =
+                    batch_norm::backward_relu(dy, &input.x, &y, weights, [mean, rstd], added)?;
+                (NormGradients { dx, scale, shift }, plus)
+            }
+            (y, _) => {
+                let dy = match y {
+                    Some(y) => activation::backward(ActivationFn::Relu, &y, dy)?,
+                    None => dy,
+                };
+                (self.gradients(&dy, &input, ctx)?, added.then_some(dy))
+            }
         };
-        let batch_slice = ctx.batch_slice;
-        let dy = self.norm.before_relu(dy, ctx)?;
-        let plus = added.then(|| dy.clone());
-        let all_reduce = |local| Ok(group.all_reduce(self.counted(local, &batch_slice), Reduce::Sum)?);
-        Ok((self.norm.backward_through(dy, all_reduce, ctx)?, plus))
+        self.norm.send_gradients(scale, shift, ctx)?;
+        Ok((dx, plus))
+    }
+
+    /// The gradients for that of what ReLU gives, and that once more.
+    pub(crate) fn gradients_remaking(
+        &self,
+        dy: Tensor,
+        input: &NormInput,
+        ctx: &BackwardContext<'_>,
+    ) -> Result<(NormGradients, Tensor)> {
+        if let Some([mean, rstd]) = self.fused(input, ctx) {
+            let weights = [self.norm.scale, self.norm.shift].map(|id| ctx.weights.get(id));
+            let (dx, scale, shift, y) = batch_norm::backward_remaking(dy, &input.x, weights, [mean, rstd])?;
+            return Ok((NormGradients { dx, scale, shift }, y));
+        }
+        let y = self.norm.remake(input, ctx.weights)?;
+        let dy = activation::backward(ActivationFn::Relu, &y, dy)?;
+        Ok((self.gradients(&dy, input, ctx)?, y))
     }
 }
 

@@ -146,10 +146,9 @@ impl<'a> Builder<'a> {
                     (Box::new(self.relu_residual(residual)), 2)
                 }
                 (None, [spec::LayerSpec::Conv(conv), behind @ ..]) => {
-                    let relu = behind.first().is_some_and(|next| self.is_fused_relu(next))
-                        && !pools_before_conv(&behind[1..]);
-                    let conv = self.conv(conv, relu, norm_at_start(behind).is_some());
-                    (Box::new(conv), 1 + usize::from(relu))
+                    let conv = self.conv(conv, behind);
+                    let count = 1 + usize::from(conv.relu);
+                    (Box::new(conv), count)
                 }
                 // The largest of a window is above zero where ReLU's is: a pool first leaves ReLU less to do.
                 (None, [relu, behind @ ..]) if self.is_fused_relu(relu) && pools_before_conv(behind) => {
@@ -157,10 +156,7 @@ impl<'a> Builder<'a> {
                     (Box::new(Sequence(vec![pool, relu])), 2)
                 }
                 (None, _) => match norm_at_start(rest) {
-                    Some(norm) => {
-                        let relu = rest.get(norm.len()).is_some_and(|next| self.is_fused_relu(next));
-                        (Box::new(self.batch_norm(norm, relu)), norm.len() + usize::from(relu))
-                    }
+                    Some(norm) => self.norm_and_behind(norm, &rest[norm.len()..]),
                     None => (self.layer(layer), 1),
                 },
             };
@@ -375,14 +371,31 @@ impl<'a> Builder<'a> {
         table
     }
 
-    /// A convolution with the ReLU behind it, or with a batch norm there, which is then built with its bias.
-    fn conv(
+    /// A batch norm with the ReLU behind it, and perhaps the convolution behind that; how many layers that is.
+    fn norm_and_behind(
         &mut self,
-        spec::Conv { name, kernel, stride, padding, bias, .. }: &spec::Conv,
-        relu: bool,
-        normed: bool,
-    ) -> ConvLayer {
-        let bias = bias.then(|| self.bias(name));
+        norm: &[spec::LayerSpec],
+        behind: &[spec::LayerSpec],
+    ) -> (Box<dyn Layer>, usize) {
+        let relu = behind.first().is_some_and(|next| self.is_fused_relu(next));
+        let count = norm.len() + usize::from(relu);
+        let built = self.batch_norm(norm, relu);
+        match behind {
+            [_, spec::LayerSpec::Conv(conv), behind @ ..] if relu => {
+                let conv = self.conv(conv, behind);
+                let count = count + 1 + usize::from(conv.relu);
+                (Box::new(NormConv { norm: built, conv }), count)
+            }
+            _ => (Box::new(built), count),
+        }
+    }
+
+    /// A convolution with the ReLU behind it, or before a batch norm, which is then built with its bias.
+    fn conv(&mut self, conv: &spec::Conv, behind: &[spec::LayerSpec]) -> ConvLayer {
+        let spec::Conv { name, kernel, stride, padding, bias, .. } = conv;
+        let relu =
+            behind.first().is_some_and(|next| self.is_fused_relu(next)) && !pools_before_conv(&behind[1..]);
+        let (bias, normed) = (bias.then(|| self.bias(name)), norm_at_start(behind).is_some());
         self.bias_before = bias.filter(|_| normed);
         let conv = ConvParams { kernel: *kernel, stride: *stride, padding: padding_of(*padding) };
         ConvLayer { weight: self.weight(name), bias, conv, relu, normed }

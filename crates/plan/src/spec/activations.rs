@@ -6,7 +6,7 @@
 //! of them, and their joined output is a new edge; where they are multiplied, what each gives is kept too,
 //! unless a smooth activation made it. One kind of edge is made again instead, just before the backward pass
 //! needs it: what a norm of rows or a smooth activation gives a linear layer, since that is a cheap function
-//! of what the norm or the activation saves.
+//! of what the norm or the activation saves. Likewise what ReLU behind a batch norm gives a convolution.
 //!
 //! The model's [head](ModelSpec::head) runs together with the loss, so what it reads is kept until then,
 //! whatever made it; its logits come and go in chunks, which are scratch space.
@@ -266,6 +266,56 @@ mod tests {
         // The input (4), the norm's input (4), the logits (1); and two statistics for the batch.
         assert_eq!(bytes(&model, 1, RecomputeMode::None), 4 * (4 + 4 + 1 + 2));
         assert_eq!(bytes(&model, 7, RecomputeMode::None), 4 * (7 * (4 + 4 + 1) + 2));
+    }
+
+    /// By hand: the image (conv a), a's 2 x 2 x 3 (norm), the norm's six statistics, b's 2 x 2 x 5 (second norm) and
+    /// its ten, ReLU's 2 x 2 x 5 behind that (no convolution follows), the logits' input. Not kept: what the first
+    /// ReLU gives b.
+    #[test]
+    fn what_relu_behind_a_batch_norm_gives_a_convolution_is_made_again() {
+        let conv = |name: &str, input, output| {
+            LayerSpec::Conv(Conv {
+                name: name.into(),
+                input,
+                output,
+                kernel: 1,
+                stride: 1,
+                padding: 0.into(),
+                bias: true,
+                init: super::super::Init::Constant(1.0),
+            })
+        };
+        let norm = |channels| {
+            LayerSpec::BatchNorm(BatchNorm {
+                name: format!("n{channels}"),
+                channels,
+                scale: 1.0,
+                group: 0,
+                eps: NORM_EPS,
+            })
+        };
+        let relu = LayerSpec::Activation(super::super::Activation::Relu);
+        let layers = vec![
+            conv("a", 1, 3),
+            norm(3),
+            relu.clone(),
+            conv("b", 3, 5),
+            norm(5),
+            relu,
+            LayerSpec::GlobalAvgPool,
+        ];
+        let model = ModelSpec {
+            name: "again".into(),
+            input: super::super::Input::Image { height: 2, width: 2, channels: 1 },
+            blocks: vec![super::super::BlockSpec { name: "only".into(), layers }],
+            classes: 5,
+        };
+        let edges = 4 + 4 * 3 + 4 * 5 + 4 * 5 + 5;
+        assert_eq!(bytes(&model, 7, RecomputeMode::None), 4 * (7 * edges + 6 + 10));
+        // Deferred: the image and a's gradient; b's input made again, and its gradient.
+        let all_blocks = std::iter::once(0..1);
+        let stages = model.stage_activations(all_blocks, 7, Precision::F32, RecomputeMode::None).unwrap();
+        assert_eq!(stages[0].deferred, 4 * 7 * (4 + 4 * 3 + 4 * 3 + 4 * 5));
     }
 
     #[test]

@@ -12,7 +12,8 @@
 // The same behind ReLU, where dy counts where the output is above zero:
 //   batch_norm_gated_sums(dy, x, scale, shift, wide, mean, rstd, partial, rows, c, piece): nothing was added, and the
 //     output is made again
-//   batch_norm_gated_input(dy, x, scale, shift, wide, mean, rstd, line, dx, rows, c, piece): likewise
+//   batch_norm_gated_input(dy, x, scale, shift, wide, mean, rstd, line, dx, y, rows, c, piece): likewise; that output goes
+//     to y, unless it is null
 //   batch_norm_masked_sums(dy, x, mean, y, dz, partial, rows, c, piece): y is the output; dz: T [rows, c], dy where it
 //     counts, which backward_input goes on with; dz may be dy
 // A warp per channel, grid ceil(c / 8), block 256:
@@ -184,11 +185,15 @@ struct Gate {
         }
     }
 
-    // x becomes its distance from the mean, d zero where it does not count.
-    DEVICE void apply(float (&d)[N], float (&x)[N]) const {
+    // x becomes its distance from the mean, d zero where it does not count; what ReLU gives.
+    DEVICE void apply(float (&d)[N], float (&x)[N], float (&output)[N]) const {
         for (int k = 0; k < N; ++k) {
             x[k] -= m[k];
-            if constexpr (GATED) d[k] = fmaf(x[k], a[k], b[k]) > 0.0f ? d[k] : 0.0f;
+            if constexpr (GATED) {
+                const float v = fmaf(x[k], a[k], b[k]);
+                d[k] = v > 0.0f ? d[k] : 0.0f;
+                output[k] = v < 0.0f ? 0.0f : v;
+            }
         }
     }
 };
@@ -213,10 +218,10 @@ DEVICE void gradient_sums(const T* __restrict__ dy, const T* __restrict__ x, Wei
         const Gate<N, GATED> gate(at.column, mean, rstd, scale, shift);
 #pragma unroll 4
         for (i64 row = at.first; row < at.end; row += at.step) {
-            float d[N], v[N];
+            float d[N], v[N], output[N];
             load(dy + row * c + at.column, d);
             load(x + row * c + at.column, v);
-            gate.apply(d, v);
+            gate.apply(d, v, output);
             for (int k = 0; k < N; ++k) sum[k] += d[k], product[k] += d[k] * v[k];
         }
     }
@@ -298,8 +303,8 @@ KERNEL(256) batch_norm_backward_weights(const float* partial, const void* scale,
 
 template <int N, bool GATED>
 DEVICE void backward_input(const T* __restrict__ dy, const T* __restrict__ x, Weights scale, Weights shift,
-                           const float* mean, const float* rstd, const float* line, T* __restrict__ dx, i64 rows, i64 c,
-                           i64 piece) {
+                           const float* mean, const float* rstd, const float* line, T* __restrict__ dx,
+                           T* __restrict__ y, i64 rows, i64 c, i64 piece) {
     const Span at = span<N>(rows, piece);
     if (at.column >= c) return;
     const Gate<N, GATED> gate(at.column, mean, rstd, scale, shift);
@@ -309,30 +314,32 @@ DEVICE void backward_input(const T* __restrict__ dy, const T* __restrict__ x, We
     load(line + 2 * c + at.column, d);
 #pragma unroll 4
     for (i64 row = at.first; row < at.end; row += at.step) {
-        float g[N], v[N];
+        float g[N], v[N], output[N];
         load(dy + row * c + at.column, g);
         load(x + row * c + at.column, v);
-        gate.apply(g, v);
+        gate.apply(g, v, output);
         for (int k = 0; k < N; ++k) g[k] = a[k] * g[k] + (b[k] * v[k] + d[k]);
         store(dx + row * c + at.column, g);
+        if constexpr (GATED)
+            if (y) store(y + row * c + at.column, output);
     }
 }
 
 KERNEL(256) batch_norm_backward_input(const T* dy, const T* x, const float* mean, const float* line, T* dx, i64 rows,
                                       i64 c, i64 piece) {
     if (c % LANES == 0)
-        backward_input<LANES, false>(dy, x, {}, {}, mean, nullptr, line, dx, rows, c, piece);
+        backward_input<LANES, false>(dy, x, {}, {}, mean, nullptr, line, dx, nullptr, rows, c, piece);
     else
-        backward_input<1, false>(dy, x, {}, {}, mean, nullptr, line, dx, rows, c, piece);
+        backward_input<1, false>(dy, x, {}, {}, mean, nullptr, line, dx, nullptr, rows, c, piece);
 }
 
 KERNEL(256) batch_norm_gated_input(const T* dy, const T* x, const void* scale, const void* shift, int wide,
-                                   const float* mean, const float* rstd, const float* line, T* dx, i64 rows, i64 c,
-                                   i64 piece) {
+                                   const float* mean, const float* rstd, const float* line, T* dx, T* y, i64 rows,
+                                   i64 c, i64 piece) {
     if (c % LANES == 0)
-        backward_input<LANES, true>(dy, x, {scale, wide}, {shift, wide}, mean, rstd, line, dx, rows, c, piece);
+        backward_input<LANES, true>(dy, x, {scale, wide}, {shift, wide}, mean, rstd, line, dx, y, rows, c, piece);
     else
-        backward_input<1, true>(dy, x, {scale, wide}, {shift, wide}, mean, rstd, line, dx, rows, c, piece);
+        backward_input<1, true>(dy, x, {scale, wide}, {shift, wide}, mean, rstd, line, dx, y, rows, c, piece);
 }
 
 KERNEL(256) batch_norm_fold(const float* mean, const float* rstd, float* running_mean, float* running_variance, i64 c,

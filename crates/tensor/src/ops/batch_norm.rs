@@ -161,7 +161,8 @@ pub fn backward_relu(
                 (dx, dscale, dshift, Some(plus))
             }
             false => {
-                let (dx, dscale, dshift) = cuda::backward_gated(&gpu, &dy, x, [scale, shift], mean, rstd)?;
+                let (dx, dscale, dshift) =
+                    cuda::backward_gated(&gpu, &dy, x, [scale, shift], mean, rstd, None)?;
                 (dx, dscale, dshift, None)
             }
         });
@@ -169,6 +170,43 @@ pub fn backward_relu(
     let passed = activation::backward(ActivationFn::Relu, y, dy)?;
     let (dx, dscale, dshift) = backward(&passed, x, scale, mean, rstd)?;
     Ok((dx, dscale, dshift, added.then_some(passed)))
+}
+
+/// The output of [`forward`] once more, from its statistics: the same bits.
+pub fn remake(
+    x: &Tensor,
+    [scale, shift]: [&Tensor; 2],
+    [mean, rstd]: [&Tensor; 2],
+    epilogue: NormEpilogue<'_>,
+) -> Result<Tensor> {
+    check_channels(x.width(), [(scale, "scale"), (shift, "shift"), (mean, "mean"), (rstd, "deviation")]);
+    match x.device() {
+        Device::Cpu(cpu) => {
+            epilogue.apply(host::normalise(&cpu, x, scale, shift, mean.slice(), rstd.slice())?)
+        }
+        Device::Cuda(gpu) => cuda::normalise(&gpu, x, scale, shift, mean, rstd, epilogue),
+    }
+}
+
+/// As [`backward_relu`] where nothing was added, for a layer behind ReLU that did not keep what it read:
+/// `(dx, dscale, dshift, y)`.
+pub fn backward_remaking(
+    dy: Tensor,
+    x: &Tensor,
+    [scale, shift]: [&Tensor; 2],
+    [mean, rstd]: [&Tensor; 2],
+) -> Result<(Tensor, Tensor, Tensor, Tensor)> {
+    check_gradient(&dy, x, scale, mean, rstd);
+    if let Device::Cuda(gpu) = x.device() {
+        let mut y = x.empty_like(Category::Transient)?;
+        let (dx, dscale, dshift) =
+            cuda::backward_gated(&gpu, &dy, x, [scale, shift], mean, rstd, Some(&mut y))?;
+        return Ok((dx, dscale, dshift, y));
+    }
+    let y = remake(x, [scale, shift], [mean, rstd], NormEpilogue { plus: None, relu: true })?;
+    let passed = activation::backward(ActivationFn::Relu, &y, dy)?;
+    let (dx, dscale, dshift) = backward(&passed, x, scale, mean, rstd)?;
+    Ok((dx, dscale, dshift, y))
 }
 
 #[track_caller]

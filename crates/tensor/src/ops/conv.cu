@@ -5,14 +5,10 @@
 // Shape: eleven ints, by value. Fewer than 2^31 pixels on either side.
 //
 //   pass             rows of the product     columns   summed over                  right matrix
-//   forward          pixels of y             o         (u, v, c)                    conv_filter_rows' [o, k k c]
+//   forward          pixels of y             o         (u, v, c)                    filter_rows' [o, k k c]  
 //   backward_input   pixels of x             c         (u, v, o)                    conv_input_weight's [c, k k o]
 //   backward_weight  o                       (u, v, c) pixels of y, cut in splits   patches of x
 //
-// conv_filter_rows(w, rows, c, channels, taps, shift): w [o, c, taps] as rows [o, taps, channels], zeros past c: what
-//   forward reads, and cuDNN. conv_filter_back(rows, dw, c, channels, taps, shift): the other way, without what is past c.
-//   run = 2^shift channels pass through shared memory at a time. grid (ceil(channels / run), o), block 256, dynamic
-//   shared bytes run taps sizeof(T).
 // conv_input_weight(w, rows, shape): w in the order that backward_input reads. grid ceil(o c k k / 256), block 256.
 // conv_add_bias(y, bias, relu, rows, o, piece): y += bias, then ReLU if it is asked for, for products that are not ours.
 //   Columns of lanes.cuh.
@@ -26,7 +22,7 @@
 // conv_weight_total(partial, dw, splits, shape): the sum of the splits, in an order that their number fixes.
 //   block (256 / y, y) with y a power of two up to 8, the more the more splits there are; grid ceil(o c k k / (256 / y)).
 //
-// This file stands behind its parts, which conv/cuda.rs puts together: patches, product_f32, product_bf16, filter.
+// This file stands behind its parts, which conv/cuda.rs puts together: patches, product_f32, product_bf16.
 //
 // f32 runs on the CUDA cores, bf16 on the tensor cores (mma.sync, sm_80 and later) with f32 sums. Channels move 16
 // bytes at a time where they divide by 4 (f32) or 8 (bf16), otherwise one by one: pad_channels is worth its copy.
@@ -55,6 +51,15 @@ KERNEL(256) conv_add_bias(T* y, const T* bias, int relu, i64 rows, i64 o, i64 pi
         add_bias<LANES>(y, bias, relu, rows, o, piece);
     else
         add_bias<1>(y, bias, relu, rows, o, piece);
+}
+
+KERNEL(256) conv_input_weight(const T* w, T* rows, Shape s) {
+    const i64 i = thread_in_grid();
+    const int area = s.kernel * s.kernel;
+    if (i >= static_cast<i64>(s.o) * s.c * area) return;
+    const i64 c = i / (area * s.o), o = i % s.o;
+    const int uv = i / s.o % area;
+    rows[i] = w[(o * s.c + c) * area + uv];
 }
 
 // Two blocks on a multiprocessor.

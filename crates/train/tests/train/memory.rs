@@ -28,6 +28,8 @@ fn kept_activations_are_exactly_those_predicted() {
         rotary_llama(&["train.precision=bf16", "train.recompute=attention"]),
         tiny_cnn(&[]),
         tiny_cnn(&["train.precision=bf16"]),
+        tiny_cnn(&[NORMED]),
+        tiny_cnn(&[NORMED, "train.precision=bf16", "train.recompute=block"]),
     ] {
         let (plan, dataset, device) = prepare(&base, 2);
         let dtype = if plan.storage.precision.size() == 2 { DType::Bf16 } else { DType::F32 };
@@ -51,6 +53,16 @@ fn kept_activations_are_exactly_those_predicted() {
         assert_eq!(device.ledger().current(Category::Workspace), 0);
     }
 }
+
+/// Convolutions behind a batch norm and ReLU, which have their input made again, in a residual branch too.
+const NORMED: &str = r#"model.layers=[
+    { type = "conv", output = 8, kernel = 3, padding = 1 }, { type = "batch_norm" }, { type = "relu" },
+    { type = "conv", output = 8, kernel = 3, padding = 1 }, { type = "relu" }, { type = "max_pool", kernel = 2 },
+    { type = "conv", output = 16, kernel = 1 }, { type = "batch_norm" }, { type = "relu" },
+    { type = "residual", branch = [
+        { type = "conv", output = 8, kernel = 1 }, { type = "batch_norm" }, { type = "relu" },
+        { type = "conv", output = 16, kernel = 3, padding = 1 }, { type = "batch_norm" }] },
+    { type = "relu" }, { type = "global_avg_pool" }, { type = "linear", output = 10 }]"#;
 
 /// What every rank keeps of the micro-batches in flight, at the peak of real steps: the plan's, to the byte.
 #[test]

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::super::layer::BranchJoin;
 use super::super::recompute::{AttentionSpan, attention_spans};
 use super::super::shape::Shape;
-use super::super::{CollectiveOp, LayerSpec, RecomputeMode};
+use super::super::{Activation, CollectiveOp, LayerSpec, RecomputeMode};
 use super::Precision;
 
 /// A tensor that may be kept: an edge, the gradient of one, or numbers beside them.
@@ -181,6 +181,16 @@ impl ActivationWalk {
         // The last layer that made something.
         let mut before: Option<&LayerSpec> = None;
         for (i, (layer, gradient)) in layers.iter().zip(gradients).enumerate() {
+            if i > 0 && remakes_image(&layers[i - 1..]) {
+                // ReLU belongs to the norm before it, and what it gives is nobody's to keep.
+                edge = self.edge(edge.at.behind(layer));
+                continue;
+            }
+            if i > 1 && remakes_image(&layers[i - 2..]) {
+                edge = self.layer(layer, edge, *gradient, true);
+                before = Some(layer);
+                continue;
+            }
             if is_entrance(layer, layers.get(i + 1)) {
                 edge.at = edge.at.behind(layer);
                 continue;
@@ -274,6 +284,12 @@ fn output(input: Shape, layer: &LayerSpec) -> Shape {
 /// Whether the edge between two layers is made again rather than kept.
 fn remakes(from: &LayerSpec, to: &LayerSpec) -> bool {
     from.properties().remakes_output && to.properties().takes_remade
+}
+
+/// Whether layers begin with a batch norm, ReLU and a convolution, whose input is made again of what the norm saves.
+fn remakes_image(layers: &[LayerSpec]) -> bool {
+    let relu = Activation::Relu;
+    matches!(layers, [LayerSpec::BatchNorm(_), LayerSpec::Activation(kind), LayerSpec::Conv(_), ..] if *kind == relu)
 }
 
 /// Whether the edges on both sides of a layer are one: a collective whose result is its input, or is gathered

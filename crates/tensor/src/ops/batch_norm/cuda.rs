@@ -136,7 +136,7 @@ pub(super) fn backward(
     Ok((input_gradient(cuda, dy, x, mean, &line)?, dscale, dshift))
 }
 
-/// Behind ReLU, whose output is made again of x.
+/// Behind ReLU, whose output is made again of x, and written to y where there is one.
 pub(super) fn backward_gated(
     cuda: &Cuda,
     dy: &Tensor,
@@ -144,6 +144,7 @@ pub(super) fn backward_gated(
     [scale, shift]: [&Tensor; 2],
     mean: &Tensor,
     rstd: &Tensor,
+    y: Option<&mut Tensor>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (rows, c, build) = (x.rows(), x.width(), Build::of(x.dtype()));
     let ColumnSumLaunch { grid, block, chunk, chunks } = lanes::columns(rows, c, x.dtype());
@@ -161,8 +162,8 @@ pub(super) fn backward_gated(
     let (line, dscale, dshift) = line(cuda, &PartialStats { numbers, chunk }, x, scale, rstd)?;
     let mut dx = x.empty_like(Category::Transient)?;
     let (kernel, args) = read("batch_norm_gated_input")?;
-    let args = args.input(&line).output(&mut dx).size(rows).size(c).size(chunk);
-    // SAFETY: as above; dx is [rows, c], `line` [3, c].
+    let args = args.input(&line).output(&mut dx).optional_output(y).size(rows).size(c).size(chunk);
+    // SAFETY: as above; dx and y are [rows, c], `line` is [3, c].
     unsafe { kernel.launch(grid, block, 0, args)? };
     Ok((dx, dscale, dshift))
 }

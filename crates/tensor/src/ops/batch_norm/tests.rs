@@ -98,6 +98,13 @@ proptest! {
             let again = evaluate(&x, &scale, &shift, &mean, &variance, EPS, epilogue).unwrap();
             let backward = |dy| backward_relu(dy, &x, &y, [&scale, &shift], [&mean, &rstd], added).unwrap();
             let (dx, dscale, dshift, plus) = backward(of(&dy));
+            if !added {
+                let (again, _, _, remade) =
+                    backward_remaking(of(&dy), &x, [&scale, &shift], [&mean, &rstd]).unwrap();
+                assert_eq!((again.to_f32(), remade.to_f32()), (dx.to_f32(), y.to_f32()));
+            }
+            let remade = remake(&x, [&scale, &shift], [&mean, &rstd], epilogue).unwrap();
+            assert_eq!(remade.to_f32(), y.to_f32());
             // A dy that others hold stays as it was.
             let held = of(&dy);
             let (other, ..) = backward(held.clone());

@@ -17,11 +17,13 @@ pub(crate) static SOURCE: KernelSource = KernelSource {
         KernelInclude { name: "conv/patches.cuh", text: include_str!("patches.cuh") },
         KernelInclude { name: "conv/product_f32.cuh", text: include_str!("product_f32.cuh") },
         KernelInclude { name: "conv/product_bf16.cuh", text: include_str!("product_bf16.cuh") },
-        KernelInclude { name: "conv/filter.cuh", text: include_str!("filter.cuh") },
         KernelInclude { name: "conv/thin.cuh", text: include_str!("thin.cuh") },
     ],
     ..lanes::source("conv.cu", include_str!("../conv.cu"), Build::FLOATS)
 };
+
+/// Copies of weights in another order.
+pub(crate) static FILTER: KernelSource = lanes::source("filter.cu", include_str!("filter.cu"), Build::FLOATS);
 
 /// Elements of a weight that a block moves through shared memory.
 const FILTER_SLICE: usize = 4096;
@@ -45,7 +47,7 @@ pub(super) fn filter_rows(cuda: &Cuda, w: &Tensor, channels: usize) -> Result<Te
     let mut rows = Tensor::empty(&w.device(), &shape, w.dtype(), Category::Workspace)?;
     let (grid, shared, numbers) = filter_move([o, c, kernel, channels], w.dtype());
     let args = numbers.into_iter().fold(Args::new().input(w).output(&mut rows), Args::i32);
-    let kernel = cuda.kernel(&SOURCE, Build::of(w.dtype()), "conv_filter_rows")?;
+    let kernel = cuda.kernel(&FILTER, Build::of(w.dtype()), "filter_rows")?;
     // SAFETY: w is [o, c, taps], the rows are [o, taps, channels], and the numbers say so.
     unsafe { kernel.launch(grid, THREADS, shared, args)? };
     Ok(rows)
@@ -60,7 +62,7 @@ pub(super) fn filter_back(cuda: &Cuda, rows: &Tensor, c: usize) -> Result<Tensor
     let mut dw = Tensor::empty(&rows.device(), &[o, c, kernel, kernel], rows.dtype(), Category::Workspace)?;
     let (grid, shared, numbers) = filter_move([o, c, kernel, channels], rows.dtype());
     let args = numbers.into_iter().fold(Args::new().input(rows).output(&mut dw), Args::i32);
-    let kernel = cuda.kernel(&SOURCE, Build::of(rows.dtype()), "conv_filter_back")?;
+    let kernel = cuda.kernel(&FILTER, Build::of(rows.dtype()), "filter_back")?;
     // SAFETY: as above, the other way round.
     unsafe { kernel.launch(grid, THREADS, shared, args)? };
     Ok(dw)
@@ -95,7 +97,7 @@ pub(super) fn add_bias(cuda: &Cuda, y: &mut Tensor, bias: &Tensor, relu: bool) -
 mod tests {
     use super::*;
 
-    /// By hand, from the head of `conv.cu`.
+    /// By hand, from the head of `filter.cu`.
     #[test]
     fn weights_are_moved_as_the_kernels_expect() {
         let moved = filter_move([64, 512, 3, 512], DType::F32);

@@ -1,4 +1,10 @@
-// The weight in the orders that products read, and its gradient back from one of them.
+// The weight of a convolution in the order that products read, and its gradient back from it: a file of its own, so that a
+// profile says what these copies take.
+//
+// filter_rows(w, rows, c, channels, taps, shift): T w [o, c, taps] as rows [o, taps, channels], zeros past c: what our
+//   forward pass reads, and cuDNN. filter_back(rows, dw, c, channels, taps, shift): the other way, without what is past c.
+//   run = 2^shift channels pass through shared memory at a time. grid (ceil(channels / run), o), block 256, dynamic
+//   shared bytes run taps sizeof(T).
 
 // Where a block of a filter's move stands: `count` channels from `first` on, `kept` of which the weight has. Element
 // (channel, tap) of the weight is in shared memory at channel taps + tap, so both sides go to memory in order.
@@ -12,7 +18,7 @@ struct Slice {
     DEVICE static int max(int a, int b) { return a > b ? a : b; }
 };
 
-KERNEL(256) conv_filter_rows(const T* __restrict__ w, T* __restrict__ rows, int c, int channels, int taps, int shift) {
+KERNEL(256) filter_rows(const T* __restrict__ w, T* __restrict__ rows, int c, int channels, int taps, int shift) {
     extern __shared__ uint4 shared[];
     T* const slice = reinterpret_cast<T*>(shared);
     const int run = 1 << shift;
@@ -27,7 +33,7 @@ KERNEL(256) conv_filter_rows(const T* __restrict__ w, T* __restrict__ rows, int 
     }
 }
 
-KERNEL(256) conv_filter_back(const T* __restrict__ rows, T* __restrict__ dw, int c, int channels, int taps, int shift) {
+KERNEL(256) filter_back(const T* __restrict__ rows, T* __restrict__ dw, int c, int channels, int taps, int shift) {
     extern __shared__ uint4 shared[];
     T* const slice = reinterpret_cast<T*>(shared);
     const int run = 1 << shift;
@@ -40,13 +46,4 @@ KERNEL(256) conv_filter_back(const T* __restrict__ rows, T* __restrict__ dw, int
     }
     __syncthreads();
     for (int i = threadIdx.x; i < at.kept * taps; i += THREADS) to[i] = slice[i];
-}
-
-KERNEL(256) conv_input_weight(const T* w, T* rows, Shape s) {
-    const i64 i = thread_in_grid();
-    const int area = s.kernel * s.kernel;
-    if (i >= static_cast<i64>(s.o) * s.c * area) return;
-    const i64 c = i / (area * s.o), o = i % s.o;
-    const int uv = i / s.o % area;
-    rows[i] = w[(o * s.c + c) * area + uv];
 }
