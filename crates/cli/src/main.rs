@@ -304,7 +304,7 @@ mod tests {
         let refused = espalier_tensor::Error::OutOfMemory {
             asked: 4_000,
             category: Category::Activations,
-            used: Ledger::default().usage(),
+            used: Box::new(Ledger::default().usage()),
         };
         let failed = Error::RankFailed { rank: 3, error: Box::new(refused.into()) };
         let panicked = Error::RankEnded { rank: 1, how: "panicked", why: "out of luck".into() };
@@ -321,7 +321,7 @@ mod tests {
         let refused = espalier_tensor::Error::OutOfMemory {
             asked: 4_000,
             category: Category::Activations,
-            used: Ledger::default().usage(),
+            used: Box::new(Ledger::default().usage()),
         };
         let first = Failure::Failed { rank: 3, error: Error::Tensor(refused) };
         let hangs = |first, left| {
@@ -415,7 +415,7 @@ mod tests {
         let refused = espalier_tensor::Error::OutOfMemory {
             asked: 4_000_000_000,
             category: Category::Activations,
-            used: ledger.usage(),
+            used: Box::new(ledger.usage()),
         };
         let error = anyhow::Error::from(Error::Tensor(refused));
         assert_eq!(exit_code(&error), 3);

@@ -14,7 +14,7 @@ pub enum Error {
         asked: usize,
         category: Category,
         /// Bytes in use at that moment.
-        used: Usage,
+        used: Box<Usage>,
     },
     /// The number of threads is zero or the operating system refused them.
     #[error("cannot start {threads} threads: {why}")]

@@ -32,7 +32,7 @@ impl HostBuffer {
             None => HostBlock::new(len).ok_or_else(|| Error::OutOfMemory {
                 asked: len,
                 category,
-                used: cpu.ledger().usage(),
+                used: Box::new(cpu.ledger().usage()),
             })?,
         };
         cpu.ledger().allocate(category, len);

@@ -198,7 +198,7 @@ impl CudaBlock {
         if len == 0 {
             return Ok(CudaBlock { address: 0, capacity: 0 });
         }
-        let refused = || Error::OutOfMemory { asked: len, category, used: cuda.ledger().usage() };
+        let refused = || Error::OutOfMemory { asked: len, category, used: Box::new(cuda.ledger().usage()) };
         let capacity = rounded(len).ok_or_else(refused)?;
         cuda.bind()?;
         let free = cuda.free_blocks();
