@@ -66,11 +66,11 @@ impl PictureView<'_> {
         let ResampledBox { source, size, window, flip } = *how;
         debug_assert!(source.top + source.height <= self.height && source.left + source.width <= self.width);
         assert_eq!(out.len(), window.height * window.width * CHANNELS, "room for the window");
-        let mut across = Taps::new(source.width, size[1], window.left, window.width);
+        let mut across = ResampleTaps::new(source.width, size[1], window.left, window.width);
         if flip {
             across.ranges.reverse();
         }
-        let down = Taps::new(source.height, size[0], window.top, window.height);
+        let down = ResampleTaps::new(source.height, size[0], window.top, window.height);
         let (first, last) = down.reach();
         let line = window.width * CHANNELS;
         rows.clear();
@@ -115,17 +115,17 @@ struct TapRange {
 }
 
 /// What each output along a dimension is made of.
-struct Taps {
+struct ResampleTaps {
     ranges: Vec<TapRange>,
     weights: Vec<i32>,
 }
 
-impl Taps {
+impl ResampleTaps {
     /// From so many pixels to so many, of which `window` from `first` on are wanted.
-    fn new(from: usize, to: usize, first: usize, window: usize) -> Taps {
+    fn new(from: usize, to: usize, first: usize, window: usize) -> ResampleTaps {
         let scale = from as f64 / to as f64;
         let support = scale.max(1.0);
-        let mut taps = Taps { ranges: Vec::with_capacity(window), weights: Vec::new() };
+        let mut taps = ResampleTaps { ranges: Vec::with_capacity(window), weights: Vec::new() };
         let mut triangle = Vec::new();
         for i in first..first + window {
             let centre = (i as f64 + 0.5) * scale;
