@@ -5,10 +5,10 @@ use std::ops::Range;
 use espalier_plan::spec::BranchJoin;
 use espalier_tensor::ops::activation::{self, ActivationFn};
 use espalier_tensor::ops::columns;
-use espalier_tensor::ops::elementwise::{add, add_into, mul};
+use espalier_tensor::ops::elementwise::mul;
 use espalier_tensor::{Category, Tensor};
 
-use super::{BackwardContext, ForwardContext, Layer, SyncBatchNorm};
+use super::{BackwardContext, ForwardContext, Layer, SyncBatchNorm, sum};
 use crate::Result;
 
 /// Layers one after the other; an empty one passes its input on.
@@ -229,18 +229,5 @@ impl Layer for Branches {
             };
         }
         Ok(dx)
-    }
-}
-
-/// `long + short`, into whichever of the two nobody else holds.
-pub(super) fn sum(mut long: Tensor, mut short: Tensor) -> Result<Tensor> {
-    if long.is_unique() {
-        add_into(&mut long, &short)?;
-        Ok(long)
-    } else if short.is_unique() {
-        add_into(&mut short, &long)?;
-        Ok(short)
-    } else {
-        Ok(add(&long, &short)?)
     }
 }

@@ -29,6 +29,7 @@ mod pool;
 mod projection;
 mod recompute;
 pub mod spatial;
+mod sum;
 mod sync_batch_norm;
 
 use std::fmt::Debug;
@@ -40,7 +41,6 @@ pub(crate) use activation::ActivationLayer;
 pub(crate) use attention::{Attention, QkScales, RotaryTable};
 pub(crate) use batch_norm::BatchNorm;
 pub(crate) use bias::Bias;
-use branches::sum;
 pub(crate) use branches::{Branches, ReluResidual, Residual, Sequence};
 pub use cache::KvCache;
 pub(crate) use chain::{Chain, ChainLink, ChainPrologue};
@@ -60,6 +60,7 @@ pub(crate) use norm_conv::NormConv;
 pub(crate) use pool::{AdaptiveAvgPool, AvgPool, Flatten, GlobalAvgPool, MaxPool, PadChannels};
 pub(crate) use projection::Projection;
 pub(crate) use recompute::RecomputeLayer;
+use sum::sum;
 pub(crate) use sync_batch_norm::SyncBatchNorm;
 
 use crate::Result;
