@@ -183,8 +183,8 @@ fn check_within(input_shape: Input, layers: Vec<LayerSpec>, classes: usize, posi
     }
 }
 
-/// The same bits when weight gradients are put off, when each layer runs by itself, and when blocks or the insides of
-/// attentions are recomputed. Gives the model with its gradients.
+/// The same bits when weight gradients are put off, when each layer runs by itself, and when blocks or the
+/// insides of attentions are recomputed. Gives the model with its gradients.
 fn check_bits(
     input_shape: Input,
     layers: Vec<LayerSpec>,
@@ -534,8 +534,8 @@ fn batch_norm() {
     }
 }
 
-/// ReLU behind a norm, and a sum between them, as residual networks have them, are parts of the norm: they give what
-/// they give one by one. Norms put so much near the kink of ReLU that differences say little.
+/// ReLU behind a norm, and a sum between them, as residual networks have them, are parts of the norm: they
+/// give what they give one by one. Norms put so much near the kink of ReLU that differences say little.
 #[test]
 fn batch_norm_with_sum_and_relu() {
     let norm = |name: &str, group| {

@@ -367,7 +367,10 @@ impl ImageFolder {
             PictureSet::Files(files, side) => {
                 let path = &files[picture as usize].path;
                 let found = decoded(path, *side);
-                let found = found.map_err(|why| Error::Damaged { path: path.clone(), why, more: 0 })?;
+                let found = found.map_err(|why| match path.exists() {
+                    true => Error::Damaged { path: path.clone(), why, more: 0 },
+                    false => Error::Missing { path: path.clone(), expected: "a picture".into(), hint: "" },
+                })?;
                 found.view().resample_into(&choose(found.height, found.width), rows, out_colours);
             }
         }

@@ -1,5 +1,5 @@
-//! Batch norm, with its learnt scale and shift, its running statistics and its groups of samples; and with the ReLU
-//! behind it, and the sum before that, as residual networks have them.
+//! Batch norm, with its learnt scale and shift, its running statistics and its groups of samples; and with
+//! the ReLU behind it, and the sum before that, as residual networks have them.
 
 use std::ops::Range;
 

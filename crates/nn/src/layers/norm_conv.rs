@@ -1,6 +1,7 @@
-//! A batch norm, ReLU and a convolution as one layer, so that the convolution's input need not be kept: the kernel that
-//! sends the gradient through ReLU and the norm makes it again on the way, of what the norm keeps anyway. Of a
-//! bottleneck block of a residual network that is a fifth of what it would keep, of a basic block a quarter.
+//! A batch norm, ReLU and a convolution as one layer, so that the convolution's input need not be kept: the
+//! kernel that sends the gradient through ReLU and the norm makes it again on the way, of what the norm keeps
+//! anyway. Of a bottleneck block of a residual network that is a fifth of what it would keep, of a basic
+//! block a quarter.
 
 use espalier_tensor::Tensor;
 

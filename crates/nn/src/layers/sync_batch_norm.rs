@@ -1,6 +1,6 @@
-//! A batch norm as a layer, where need be with two all-reduces over ranks: of what it measures in the forward pass,
-//! and of what its gradient needs in the backward pass. As with a halo and its convolution, the all-reduces stand
-//! before the norm in a rank's model, and are built as one layer with it.
+//! A batch norm as a layer, where need be with two all-reduces over ranks: of what it measures in the forward
+//! pass, and of what its gradient needs in the backward pass. As with a halo and its convolution, the
+//! all-reduces stand before the norm in a rank's model, and are built as one layer with it.
 
 use espalier_comm::{Communicator, Reduce};
 use espalier_plan::split::split;

@@ -217,7 +217,8 @@ mod tests {
         assert_eq!(found(1, "", "state=dense"), None);
     }
 
-    /// What the smallest layout needs is said where none fits, and not what the fastest does. Nodes need a network.
+    /// What the smallest layout needs is said where none fits, and not what the fastest does. Nodes need a
+    /// network.
     #[test]
     fn where_none_fits_the_smallest_is_named() {
         let text = "[model]\nlayers = 24\nwidth = 4096\nheads = 32\ncontext = 512\nvocab = 256\n\

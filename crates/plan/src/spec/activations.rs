@@ -268,9 +268,9 @@ mod tests {
         assert_eq!(bytes(&model, 7, RecomputeMode::None), 4 * (7 * (4 + 4 + 1) + 2));
     }
 
-    /// By hand: the image (conv a), a's 2 x 2 x 3 (norm), the norm's six statistics, b's 2 x 2 x 5 (second norm) and
-    /// its ten, ReLU's 2 x 2 x 5 behind that (no convolution follows), the logits' input. Not kept: what the first
-    /// ReLU gives b.
+    /// By hand: the image (conv a), a's 2 x 2 x 3 (norm), the norm's six statistics, b's 2 x 2 x 5 (second
+    /// norm) and its ten, ReLU's 2 x 2 x 5 behind that (no convolution follows), the logits' input. Not kept:
+    /// what the first ReLU gives b.
     #[test]
     fn what_relu_behind_a_batch_norm_gives_a_convolution_is_made_again() {
         let conv = |name: &str, input, output| {

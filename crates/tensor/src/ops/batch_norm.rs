@@ -16,9 +16,9 @@
 //! `sum dy (x - mean)` in the backward pass. They travel in f64, in which the squares of f32 numbers leave room
 //! enough.
 //!
-//! A sum with a tensor of the same shape and ReLU, as they stand behind the norms of residual networks, run in the
-//! same pass over memory ([`NormEpilogue`]). On a GPU so do their gradients ([`backward_relu`]): ReLU alone is made
-//! again from what the norm reads anyway.
+//! A sum with a tensor of the same shape and ReLU, as they stand behind the norms of residual networks, run
+//! in the same pass over memory ([`NormEpilogue`]). On a GPU so do their gradients ([`backward_relu`]): ReLU
+//! alone is made again from what the norm reads anyway.
 
 pub(crate) mod cuda;
 mod host;
@@ -142,8 +142,8 @@ pub fn backward(
     Ok((dx, dscale, dshift))
 }
 
-/// The gradients of [`forward`] with ReLU at its end, of which y was the output: `(dx, dscale, dshift)`, and that of
-/// what was added before ReLU, if anything was. Overwrites dy if nobody else holds it.
+/// The gradients of [`forward`] with ReLU at its end, of which y was the output: `(dx, dscale, dshift)`, and
+/// that of what was added before ReLU, if anything was. Overwrites dy if nobody else holds it.
 pub fn backward_relu(
     dy: Tensor,
     x: &Tensor,

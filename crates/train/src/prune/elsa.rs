@@ -214,9 +214,9 @@ mod tests {
     use super::*;
     use crate::prune::select;
 
-    /// `f(x) = sum h (x - a)^2 / 2` with two of six weights: the best are those with the largest `h a^2`, which are
-    /// not those with the largest a, and `x = a` there. The x-update is exact, z and u are kept as textbooks
-    /// have them, and every iterate of ours is theirs.
+    /// `f(x) = sum h (x - a)^2 / 2` with two of six weights: the best are those with the largest `h a^2`,
+    /// which are not those with the largest a, and `x = a` there. The x-update is exact, z and u are kept as
+    /// textbooks have them, and every iterate of ours is theirs.
     #[test]
     fn a_quadratic_is_solved_as_by_hand() {
         const A: [f64; 6] = [3.0, 2.5, 0.5, -2.0, 0.5, -1.5];

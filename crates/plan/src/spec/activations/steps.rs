@@ -286,7 +286,8 @@ fn remakes(from: &LayerSpec, to: &LayerSpec) -> bool {
     from.properties().remakes_output && to.properties().takes_remade
 }
 
-/// Whether layers begin with a batch norm, ReLU and a convolution, whose input is made again of what the norm saves.
+/// Whether layers begin with a batch norm, ReLU and a convolution, whose input is made again of what the norm
+/// saves.
 fn remakes_image(layers: &[LayerSpec]) -> bool {
     let relu = Activation::Relu;
     matches!(layers, [LayerSpec::BatchNorm(_), LayerSpec::Activation(kind), LayerSpec::Conv(_), ..] if *kind == relu)
