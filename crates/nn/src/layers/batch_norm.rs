@@ -72,7 +72,7 @@ impl NormGradients {
 
 impl BatchNorm {
     /// How many groups samples are split into; those that do not fit (a few that a pruning method reads) are one.
-    fn groups(&self, x: &Tensor) -> usize {
+    pub(crate) fn groups(&self, x: &Tensor) -> usize {
         let samples = x.shape()[0];
         if self.group > 0 && samples.is_multiple_of(self.group) { samples / self.group } else { 1 }
     }
@@ -155,13 +155,13 @@ impl BatchNorm {
         Ok(y)
     }
 
-    /// Takes what the forward pass has left; `dy` has as many samples as that had.
-    pub(crate) fn pop(&self, dy: &Tensor, ctx: &mut BackwardContext<'_>) -> NormInput {
-        let groups = (0..self.groups(dy)).map(|_| {
+    /// Takes what the forward pass has left, which was of so many groups.
+    pub(crate) fn pop(&self, groups: usize, ctx: &mut BackwardContext<'_>) -> NormInput {
+        let of_group = |_| {
             let rstd = ctx.stash.pop();
             [ctx.stash.pop(), rstd]
-        });
-        let mut statistics: Vec<[Tensor; 2]> = groups.collect();
+        };
+        let mut statistics: Vec<[Tensor; 2]> = (0..groups).map(of_group).collect();
         statistics.reverse();
         NormInput { x: ctx.stash.pop(), statistics }
     }

@@ -27,7 +27,7 @@ impl Layer for NormConv {
 
     fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
         let dy = self.conv.before_relu(dy, ctx)?;
-        let input = self.norm.norm.pop(&dy, ctx);
+        let input = self.norm.pop(&dy, ctx);
         let dh = self.conv.input_gradient(&dy, input.x.shape(), ctx.weights)?;
         let (NormGradients { dx, scale, shift }, h) = self.norm.gradients_remaking(dh, &input, ctx)?;
         drop(input);

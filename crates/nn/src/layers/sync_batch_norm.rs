@@ -84,6 +84,13 @@ impl SyncBatchNorm {
         Ok(y)
     }
 
+    /// Takes what the forward pass has left; `dy` has as many samples as that had. What is measured with others is
+    /// one group.
+    pub(crate) fn pop(&self, dy: &Tensor, ctx: &mut BackwardContext<'_>) -> NormInput {
+        let groups = self.group(&ctx.batch_slice).map_or_else(|| self.norm.groups(dy), |_| 1);
+        self.norm.pop(groups, ctx)
+    }
+
     /// The gradients for that of what ReLU reads, where there is one.
     fn gradients(&self, dy: &Tensor, input: &NormInput, ctx: &BackwardContext<'_>) -> Result<NormGradients> {
         let Some(group) = self.group(&ctx.batch_slice) else {
@@ -107,7 +114,7 @@ impl SyncBatchNorm {
         ctx: &mut BackwardContext<'_>,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let y = self.norm.relu.then(|| ctx.stash.pop());
-        let input = self.norm.pop(&dy, ctx);
+        let input = self.pop(&dy, ctx);
         let (NormGradients { dx, scale, shift }, plus) = match (y, self.fused(&input, ctx)) {
             (Some(y), Some([mean, rstd])) => {
                 let weights = [self.norm.scale, self.norm.shift].map(|id| ctx.weights.get(id));

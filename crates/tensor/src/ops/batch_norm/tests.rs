@@ -81,7 +81,8 @@ proptest! {
         let plus: Vec<f32> = values(seed + 4, rows * c, 1.0).iter().map(|p| 2.0 * p).collect();
         let sums: Vec<f64> = y.iter().zip(&plus).map(|(y, p)| if added { y + f64::from(*p) } else { *y }).collect();
         // So near to the kink of ReLU rounding decides on which side a sum lies.
-        dy.iter_mut().zip(&sums).filter(|(_, sum)| sum.abs() < 1e-2).for_each(|(dy, _)| *dy = 0.0);
+        let is_near = |(sum, y): (&f64, &f64)| sum.abs() < 1e-2 * (1.0 + y.abs());
+        dy.iter_mut().zip(sums.iter().zip(&y)).filter(|(_, of)| is_near(*of)).for_each(|(dy, _)| *dy = 0.0);
         let kept: Vec<f64> = sums.iter().zip(&dy).map(|(sum, dy)| if *sum > 0.0 { f64::from(*dy) } else { 0.0 }).collect();
         let [dx, dscale, dshift] = plain_backward(&kept, &wide(&x), &scale64);
         let cut: Vec<f64> = sums.iter().map(|sum| sum.max(0.0)).collect();
