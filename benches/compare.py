@@ -89,7 +89,9 @@ def peer(program, *flags):
     return [sys.executable, os.path.join(options.peers, program), *fixed, *flags]
 
 
-def tokens(path, vocab, count):
+def tokens(path, vocab, batch, seq):
+    """Those of 40 batches; of four where nothing is trained."""
+    count = batch * (seq + 1) * (4 if options.dry_run else 40)
     ids = array.array("H", random.randbytes(2 * count))
     if vocab < 65536:
         ids = array.array("H", (id % vocab for id in ids))
@@ -117,7 +119,7 @@ def cifar(folder, count):
 def language_model(program, name, precision, model, sizes, *flags, optimizer="", steps):
     """Both sides at `sizes`, which are named as the peer's flags; `model` is the run file's section."""
     vocab, seq, batch = (sizes[key] for key in ("vocab", "seq", "batch"))
-    tokens(name + ".bin", min(vocab, 65536), batch * (seq + 1) * 40)
+    tokens(name + ".bin", min(vocab, 65536), batch, seq)
     text = f"""
 [model]
 {model}

@@ -159,10 +159,10 @@ fn grouped_queries_agree_with_plain_loops() {
 /// over keys and in its plain kernels.
 #[test]
 fn documents_see_themselves_alone() {
-    for (t, heads, kv_heads, d) in
-        [(150, 2, 2, 64), (333, 2, 1, 32), (200, 4, 2, 128), (97, 2, 2, 24), (700, 1, 1, 80)]
+    for (batch, t, heads, kv_heads, d) in
+        [(2, 150, 2, 2, 64), (2, 333, 2, 1, 32), (1, 200, 4, 2, 128), (2, 97, 2, 2, 24), (1, 700, 1, 1, 80)]
     {
-        let z = grouped(2, t, heads, kv_heads, d);
+        let z = grouped(batch, t, heads, kv_heads, d);
         for lengths in [&[1][..], &[5, 1, 64, 90, 2], &[130, 200], &[1000]] {
             compare_within(&z, &documents(lengths, &z), 11);
         }
