@@ -29,7 +29,7 @@ pub(crate) fn leaves_bias_out(device: &Device) -> bool {
 }
 
 impl ConvLayer {
-    /// The output. Leaves it where ReLU made it, and nothing of what it read.
+    /// The output, ReLU's where there is one. Leaves nothing for the way back.
     pub(crate) fn run(&self, x: &Tensor, ctx: &ForwardContext<'_>) -> Result<Tensor> {
         let left_out = self.normed && ctx.mode == Mode::Train && leaves_bias_out(&x.device());
         let bias = self.bias.filter(|_| !left_out).map(|id| ctx.weights.get(id));

@@ -93,15 +93,9 @@ pub fn normalise(
     sums: &[f64],
     epilogue: NormEpilogue<'_>,
 ) -> Result<(Tensor, Tensor, Tensor, usize)> {
-    check_channels(x.width(), [(scale, "scale"), (shift, "shift")]);
     let moments = ChannelMoments::from_sums(sums);
     let (mean, rstd) = moments.statistics(&x.device(), eps)?;
-    let y = match x.device() {
-        Device::Cpu(cpu) => {
-            epilogue.apply(host::normalise(&cpu, x, scale, shift, mean.slice(), rstd.slice())?)?
-        }
-        Device::Cuda(gpu) => cuda::normalise(&gpu, x, scale, shift, &mean, &rstd, epilogue)?,
-    };
+    let y = remake(x, [scale, shift], [&mean, &rstd], epilogue)?;
     Ok((y, mean, rstd, moments.rows as usize))
 }
 
