@@ -144,16 +144,16 @@ impl Model {
     /// Sends the gradient of what [`Model::forward`] gave back through all blocks; what comes out is for the
     /// stage before.
     pub fn backward(&self, gradient: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Option<Tensor>> {
-        let mut gradient = Some(gradient);
+        let mut gradient = Some(GradientParts::from(gradient));
         for (i, block) in self.blocks.iter().enumerate().rev() {
             let dy = gradient.expect("only the first block has no input gradient");
             let input_gradient = i > 0 || !self.is_first;
             let number = self.first_block + i;
             let next = (i > 0).then(|| number - 1);
-            gradient = ctx.in_block(number, next, |ctx| block.backward(dy, ctx, input_gradient))?;
+            gradient = ctx.in_block(number, next, |ctx| block.backward_parts(dy, ctx, input_gradient))?;
         }
         debug_assert!(ctx.stash.is_empty(), "a layer left something on the stash");
-        Ok(gradient)
+        gradient.map(GradientParts::join).transpose()
     }
 
     /// The block that the head belongs to.

@@ -8,7 +8,7 @@ use espalier_tensor::ops::columns;
 use espalier_tensor::ops::elementwise::mul;
 use espalier_tensor::{Category, Tensor};
 
-use super::{BackwardContext, ForwardContext, Layer, SyncBatchNorm, sum};
+use super::{BackwardContext, ForwardContext, GradientParts, Layer, SyncBatchNorm, sum};
 use crate::Result;
 
 /// Layers one after the other; an empty one passes its input on.
@@ -26,10 +26,19 @@ impl Layer for Sequence {
         ctx: &mut BackwardContext<'_>,
         input_gradient: bool,
     ) -> Result<Option<Tensor>> {
+        self.backward_parts(dy.into(), ctx, input_gradient)?.map(GradientParts::join).transpose()
+    }
+
+    fn backward_parts(
+        &self,
+        dy: GradientParts,
+        ctx: &mut BackwardContext<'_>,
+        input_gradient: bool,
+    ) -> Result<Option<GradientParts>> {
         let mut gradient = Some(dy);
         for (i, layer) in self.0.iter().enumerate().rev() {
             let dy = gradient.expect("only the first layer of a model has no input gradient");
-            gradient = layer.backward(dy, ctx, i > 0 || input_gradient)?;
+            gradient = layer.backward_parts(dy, ctx, i > 0 || input_gradient)?;
         }
         Ok(gradient)
     }
@@ -105,14 +114,20 @@ impl Layer for ReluResidual {
         ctx: &mut BackwardContext<'_>,
         input_gradient: bool,
     ) -> Result<Option<Tensor>> {
+        self.backward_parts(dy.into(), ctx, input_gradient)?.map(GradientParts::join).transpose()
+    }
+
+    fn backward_parts(
+        &self,
+        dy: GradientParts,
+        ctx: &mut BackwardContext<'_>,
+        input_gradient: bool,
+    ) -> Result<Option<GradientParts>> {
         let (long, short) = self.norm.backward_with(dy, true, ctx)?;
         let short = short.expect("something was added");
-        if self.shortcut.0.is_empty() && input_gradient {
-            return self.before.backward_plus(long, short, ctx).map(Some);
-        }
         let long = self.before.backward(long, ctx, input_gradient)?;
         let short = self.shortcut.backward(short, ctx, input_gradient)?;
-        long.zip(short).map(|(long, short)| sum(long, short)).transpose()
+        Ok(long.zip(short).map(|(dy, plus)| GradientParts { dy, plus: Some(plus) }))
     }
 }
 

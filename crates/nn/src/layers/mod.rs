@@ -86,6 +86,17 @@ pub trait Layer: Send + Sync + Debug {
         input_gradient: bool,
     ) -> Result<Option<Tensor>>;
 
+    /// The same for a gradient that may come in two parts, and may go so: a residual block leaves its sum to the
+    /// block before it, whose norm reads both parts in one pass.
+    fn backward_parts(
+        &self,
+        dy: GradientParts,
+        ctx: &mut BackwardContext<'_>,
+        input_gradient: bool,
+    ) -> Result<Option<GradientParts>> {
+        Ok(self.backward(dy.join()?, ctx, input_gradient)?.map(GradientParts::from))
+    }
+
     /// The output plus a tensor of its shape. A layer that ends in a product can add on its way out.
     fn forward_plus(&self, x: Tensor, plus: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
         sum(self.forward(x, ctx)?, plus)
@@ -96,6 +107,29 @@ pub trait Layer: Send + Sync + Debug {
     fn backward_plus(&self, dy: Tensor, plus: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Tensor> {
         let dx = self.backward(dy, ctx, true)?.expect("an input to which something is added has a gradient");
         sum(dx, plus)
+    }
+}
+
+/// A gradient, perhaps as a sum that is yet to be made.
+#[derive(Debug)]
+pub struct GradientParts {
+    pub dy: Tensor,
+    pub plus: Option<Tensor>,
+}
+
+impl GradientParts {
+    /// The gradient itself.
+    pub fn join(self) -> Result<Tensor> {
+        match self.plus {
+            Some(plus) => sum(self.dy, plus),
+            None => Ok(self.dy),
+        }
+    }
+}
+
+impl From<Tensor> for GradientParts {
+    fn from(dy: Tensor) -> GradientParts {
+        GradientParts { dy, plus: None }
     }
 }
 

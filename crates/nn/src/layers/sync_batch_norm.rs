@@ -9,7 +9,7 @@ use espalier_tensor::ops::activation::{self, ActivationFn};
 use espalier_tensor::ops::batch_norm::{self, measure};
 
 use super::batch_norm::{NormGradients, NormInput};
-use super::{BackwardContext, BatchNorm, BatchSlice, ForwardContext, Layer, Mode, NormGroup, sum};
+use super::{BackwardContext, BatchNorm, BatchSlice, ForwardContext, GradientParts, Layer, Mode, NormGroup, sum};
 use crate::Result;
 
 /// The norm, and whom it measures with.
@@ -109,23 +109,31 @@ impl SyncBatchNorm {
     /// that of it.
     pub(crate) fn backward_with(
         &self,
-        dy: Tensor,
+        dy: GradientParts,
         added: bool,
         ctx: &mut BackwardContext<'_>,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let y = self.norm.relu.then(|| ctx.stash.pop());
-        let input = self.pop(&dy, ctx);
+        let input = self.pop(&dy.dy, ctx);
         let (NormGradients { dx, scale, shift }, plus) = match (y, self.fused(&input, ctx)) {
             (Some(y), Some([mean, rstd])) => {
                 let weights = [self.norm.scale, self.norm.shift].map(|id| ctx.weights.get(id));
-                let (dx, scale, shift, plus) =
-                    batch_norm::backward_relu(dy, &input.x, &y, weights, [mean, rstd], added)?;
+                let statistics = [mean, rstd];
+                let (dx, scale, shift, plus) = match added {
+                    true => {
+                        let GradientParts { dy, plus } = dy;
+                        batch_norm::backward_relu_sum(dy, plus, &input.x, &y, weights[0], statistics)
+                            .map(|(dx, scale, shift, passed)| (dx, scale, shift, Some(passed)))?
+                    }
+                    false => batch_norm::backward_relu(dy.join()?, &input.x, &y, weights, statistics)
+                        .map(|(dx, scale, shift)| (dx, scale, shift, None))?,
+                };
                 (NormGradients { dx, scale, shift }, plus)
             }
             (y, _) => {
                 let dy = match y {
-                    Some(y) => activation::backward(ActivationFn::Relu, &y, dy)?,
-                    None => dy,
+                    Some(y) => activation::backward(ActivationFn::Relu, &y, dy.join()?)?,
+                    None => dy.join()?,
                 };
                 (self.gradients(&dy, &input, ctx)?, added.then_some(dy))
             }
@@ -158,7 +166,7 @@ impl Layer for SyncBatchNorm {
     }
 
     fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
-        Ok(Some(self.backward_with(dy, false, ctx)?.0))
+        Ok(Some(self.backward_with(dy.into(), false, ctx)?.0))
     }
 
     fn forward_plus(&self, x: Tensor, plus: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {

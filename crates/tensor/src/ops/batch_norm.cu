@@ -14,8 +14,8 @@
 //     output is made again
 //   batch_norm_gated_input(dy, x, scale, shift, wide, mean, rstd, line, dx, y, rows, c, piece): likewise; that output goes
 //     to y, unless it is null
-//   batch_norm_masked_sums(dy, x, mean, y, dz, partial, rows, c, piece): y is the output; dz: T [rows, c], dy where it
-//     counts, which backward_input goes on with; dz may be dy
+//   batch_norm_masked_sums(dy, more, x, mean, y, dz, partial, rows, c, piece): y is the output; dz: T [rows, c], dy, or
+//     dy + more unless that is null, where it counts, which backward_input goes on with; dz may be dy
 // A warp per channel, grid ceil(c / 8), block 256:
 //   batch_norm_statistics(partial, mean, rstd, rows, c, piece, pieces, eps): joined in double by the rule of
 //     Chan, Golub and LeVeque (1979)
@@ -27,15 +27,19 @@
 //
 // forward: moments, statistics, forward. backward: sums, backward_weights, input.
 
-// Where a thread stands: its first column, and its rows first, first + step, .. before end.
+// Where a thread stands: its first column, its piece, and its rows first, first + step, .. before end.
 struct Span {
-    i64 column, first, end, step;
+    i64 column, index, first, end, step;
 };
 
+// What was written before was written from the beginning, and its end is still in the cache. So the first of two
+// passes begins at the end, and the second one where the first has ended.
+enum Order { BACKWARD, FORWARD };
+
 template <int N>
-DEVICE Span span(i64 rows, i64 piece) {
-    const i64 start = blockIdx.y * piece;
-    return {(static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) * N, start + threadIdx.y,
+DEVICE Span span(i64 rows, i64 piece, Order order) {
+    const i64 index = order == BACKWARD ? gridDim.y - 1 - blockIdx.y : blockIdx.y, start = index * piece;
+    return {(static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) * N, index, start + threadIdx.y,
             start + piece < rows ? start + piece : rows, blockDim.y};
 }
 
@@ -53,7 +57,7 @@ DEVICE void join(F& n, F& mean, F& squares, F more_n, F more_mean, F more_square
 template <int N>
 DEVICE void moments(const T* __restrict__ x, float* __restrict__ partial, i64 rows, i64 c, i64 piece) {
     __shared__ float pool[2][N][THREADS];
-    const Span at = span<N>(rows, piece);
+    const Span at = span<N>(rows, piece, BACKWARD);
     float mean[N] = {}, squares[N] = {}, n = 0.0f;
     if (at.column < c) {
 #pragma unroll 4
@@ -77,7 +81,7 @@ DEVICE void moments(const T* __restrict__ x, float* __restrict__ partial, i64 ro
     for (u32 half = blockDim.y / 2; half > 0; half /= 2) {
         if (threadIdx.y < half) {
             const u32 mine = threadIdx.y * blockDim.x + threadIdx.x, other = mine + half * blockDim.x;
-            const i64 height = at.end - static_cast<i64>(blockIdx.y) * piece;
+            const i64 height = at.end - at.index * piece;
             const auto seen = [&](i64 y, i64 stride) { return y < height ? (height - y + stride - 1) / stride : 0; };
             // Slot y stands for the rows that equal y modulo 2 half.
             const float here = seen(threadIdx.y, 2 * half), there = seen(threadIdx.y + half, 2 * half);
@@ -90,8 +94,8 @@ DEVICE void moments(const T* __restrict__ x, float* __restrict__ partial, i64 ro
     }
     if (threadIdx.y == 0 && at.column < c) {
         for (int k = 0; k < N; ++k) mean[k] = pool[0][k][threadIdx.x], squares[k] = pool[1][k][threadIdx.x];
-        store(partial + blockIdx.y * 2 * c + at.column, mean);
-        store(partial + (blockIdx.y * 2 + 1) * c + at.column, squares);
+        store(partial + at.index * 2 * c + at.column, mean);
+        store(partial + (at.index * 2 + 1) * c + at.column, squares);
     }
 }
 
@@ -126,7 +130,7 @@ KERNEL(256) batch_norm_statistics(const float* partial, float* mean, float* rstd
 template <int N, bool EVALUATE>
 DEVICE void normalise(const T* __restrict__ x, Weights scale, Weights shift, const float* mean, const float* spread,
                       const T* __restrict__ plus, int relu, T* __restrict__ y, i64 rows, i64 c, i64 piece, float eps) {
-    const Span at = span<N>(rows, piece);
+    const Span at = span<N>(rows, piece, FORWARD);
     if (at.column >= c) return;
     float a[N], b[N], m[N], r[N];
     scale.get(at.column, a);
@@ -199,12 +203,12 @@ struct Gate {
 };
 
 template <int N>
-DEVICE void store_sums(float* partial, float (&sum)[N], float (&product)[N], i64 column, i64 c) {
+DEVICE void store_sums(float* partial, float (&sum)[N], float (&product)[N], const Span& at, i64 c) {
     sum_over_y(sum);
     sum_over_y(product);
-    if (threadIdx.y == 0 && column < c) {
-        store(partial + blockIdx.y * 2 * c + column, sum);
-        store(partial + (blockIdx.y * 2 + 1) * c + column, product);
+    if (threadIdx.y == 0 && at.column < c) {
+        store(partial + at.index * 2 * c + at.column, sum);
+        store(partial + (at.index * 2 + 1) * c + at.column, product);
     }
 }
 
@@ -212,7 +216,7 @@ template <int N, bool GATED>
 DEVICE void gradient_sums(const T* __restrict__ dy, const T* __restrict__ x, Weights scale, Weights shift,
                           const float* mean, const float* rstd, float* __restrict__ partial, i64 rows, i64 c,
                           i64 piece) {
-    const Span at = span<N>(rows, piece);
+    const Span at = span<N>(rows, piece, BACKWARD);
     float sum[N] = {}, product[N] = {};
     if (at.column < c) {
         const Gate<N, GATED> gate(at.column, mean, rstd, scale, shift);
@@ -225,7 +229,7 @@ DEVICE void gradient_sums(const T* __restrict__ dy, const T* __restrict__ x, Wei
             for (int k = 0; k < N; ++k) sum[k] += d[k], product[k] += d[k] * v[k];
         }
     }
-    store_sums(partial, sum, product, at.column, c);
+    store_sums(partial, sum, product, at, c);
 }
 
 KERNEL(256) batch_norm_gradient_sums(const T* dy, const T* x, const float* mean, float* partial, i64 rows, i64 c,
@@ -246,9 +250,9 @@ KERNEL(256) batch_norm_gated_sums(const T* dy, const T* x, const void* scale, co
 
 // dz may be dy: each thread has read what it overwrites.
 template <int N>
-DEVICE void masked_sums(const T* dy, const T* __restrict__ x, const float* mean, const T* __restrict__ y, T* dz,
-                        float* __restrict__ partial, i64 rows, i64 c, i64 piece) {
-    const Span at = span<N>(rows, piece);
+DEVICE void masked_sums(const T* dy, const T* __restrict__ more, const T* __restrict__ x, const float* mean,
+                        const T* __restrict__ y, T* dz, float* __restrict__ partial, i64 rows, i64 c, i64 piece) {
+    const Span at = span<N>(rows, piece, BACKWARD);
     float sum[N] = {}, product[N] = {};
     if (at.column < c) {
         float m[N];
@@ -259,6 +263,12 @@ DEVICE void masked_sums(const T* dy, const T* __restrict__ x, const float* mean,
             load(dy + row * c + at.column, d);
             load(x + row * c + at.column, v);
             load(y + row * c + at.column, out);
+            if (more) {
+                float p[N];
+                load(more + row * c + at.column, p);
+                // Rounded as a sum that is stored.
+                for (int k = 0; k < N; ++k) d[k] = to_f32(from_f32<T>(d[k] + p[k]));
+            }
             for (int k = 0; k < N; ++k) {
                 d[k] = out[k] > 0.0f ? d[k] : 0.0f;
                 sum[k] += d[k], product[k] += d[k] * (v[k] - m[k]);
@@ -266,15 +276,15 @@ DEVICE void masked_sums(const T* dy, const T* __restrict__ x, const float* mean,
             store(dz + row * c + at.column, d);
         }
     }
-    store_sums(partial, sum, product, at.column, c);
+    store_sums(partial, sum, product, at, c);
 }
 
-KERNEL(256) batch_norm_masked_sums(const T* dy, const T* x, const float* mean, const T* y, T* dz, float* partial,
-                                   i64 rows, i64 c, i64 piece) {
+KERNEL(256) batch_norm_masked_sums(const T* dy, const T* more, const T* x, const float* mean, const T* y, T* dz,
+                                   float* partial, i64 rows, i64 c, i64 piece) {
     if (c % LANES == 0)
-        masked_sums<LANES>(dy, x, mean, y, dz, partial, rows, c, piece);
+        masked_sums<LANES>(dy, more, x, mean, y, dz, partial, rows, c, piece);
     else
-        masked_sums<1>(dy, x, mean, y, dz, partial, rows, c, piece);
+        masked_sums<1>(dy, more, x, mean, y, dz, partial, rows, c, piece);
 }
 
 KERNEL(256) batch_norm_backward_weights(const float* partial, const void* scale, int wide, const float* rstd,
@@ -305,7 +315,7 @@ template <int N, bool GATED>
 DEVICE void backward_input(const T* __restrict__ dy, const T* __restrict__ x, Weights scale, Weights shift,
                            const float* mean, const float* rstd, const float* line, T* __restrict__ dx,
                            T* __restrict__ y, i64 rows, i64 c, i64 piece) {
-    const Span at = span<N>(rows, piece);
+    const Span at = span<N>(rows, piece, FORWARD);
     if (at.column >= c) return;
     const Gate<N, GATED> gate(at.column, mean, rstd, scale, shift);
     float a[N], b[N], d[N];

@@ -17,8 +17,8 @@
 //! enough.
 //!
 //! A sum with a tensor of the same shape and ReLU, as they stand behind the norms of residual networks, run
-//! in the same pass over memory ([`NormEpilogue`]). On a GPU so do their gradients ([`backward_relu`]): ReLU
-//! alone is made again from what the norm reads anyway.
+//! in the same pass over memory ([`NormEpilogue`]). On a GPU so do their gradients ([`backward_relu`],
+//! [`backward_relu_sum`]): ReLU alone is made again from what the norm reads anyway.
 
 pub(crate) mod cuda;
 mod host;
@@ -27,7 +27,7 @@ mod moments;
 mod tests;
 
 use super::activation::{self, ActivationFn};
-use super::elementwise::add_into;
+use super::elementwise::{add, add_into};
 use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Category;
@@ -136,34 +136,50 @@ pub fn backward(
     Ok((dx, dscale, dshift))
 }
 
-/// The gradients of [`forward`] with ReLU at its end, of which y was the output: `(dx, dscale, dshift)`, and
-/// that of what was added before ReLU, if anything was. Overwrites dy if nobody else holds it.
+/// The gradients of [`forward`] with ReLU at its end, of which y was the output: `(dx, dscale, dshift)`.
 pub fn backward_relu(
     dy: Tensor,
     x: &Tensor,
     y: &Tensor,
     [scale, shift]: [&Tensor; 2],
     [mean, rstd]: [&Tensor; 2],
-    added: bool,
-) -> Result<(Tensor, Tensor, Tensor, Option<Tensor>)> {
+) -> Result<(Tensor, Tensor, Tensor)> {
     check_gradient(&dy, x, scale, mean, rstd);
     assert_eq!(y.shape(), x.shape(), "the output of a norm and its input");
     if let Device::Cuda(gpu) = x.device() {
-        return Ok(match added {
-            true => {
-                let (dx, dscale, dshift, plus) = cuda::backward_masked(&gpu, dy, x, y, scale, mean, rstd)?;
-                (dx, dscale, dshift, Some(plus))
-            }
-            false => {
-                let (dx, dscale, dshift) =
-                    cuda::backward_gated(&gpu, &dy, x, [scale, shift], mean, rstd, None)?;
-                (dx, dscale, dshift, None)
-            }
-        });
+        return cuda::backward_gated(&gpu, &dy, x, [scale, shift], mean, rstd, None);
+    }
+    let passed = activation::backward(ActivationFn::Relu, y, dy)?;
+    backward(&passed, x, scale, mean, rstd)
+}
+
+/// The same where something was added before ReLU, and its gradient: `(dx, dscale, dshift, dplus)`. The gradient
+/// of the output is `dy`, or `dy + more`. Overwrites dy if nobody else holds it.
+pub fn backward_relu_sum(
+    mut dy: Tensor,
+    more: Option<Tensor>,
+    x: &Tensor,
+    y: &Tensor,
+    scale: &Tensor,
+    [mean, rstd]: [&Tensor; 2],
+) -> Result<(Tensor, Tensor, Tensor, Tensor)> {
+    check_gradient(&dy, x, scale, mean, rstd);
+    assert_eq!(y.shape(), x.shape(), "the output of a norm and its input");
+    if let Some(more) = &more {
+        check_gradient(more, x, scale, mean, rstd);
+    }
+    if let Device::Cuda(gpu) = x.device() {
+        return cuda::backward_masked(&gpu, dy, more, x, y, scale, mean, rstd);
+    }
+    if let Some(more) = more {
+        match dy.is_unique() {
+            true => add_into(&mut dy, &more)?,
+            false => dy = add(&dy, &more)?,
+        }
     }
     let passed = activation::backward(ActivationFn::Relu, y, dy)?;
     let (dx, dscale, dshift) = backward(&passed, x, scale, mean, rstd)?;
-    Ok((dx, dscale, dshift, added.then_some(passed)))
+    Ok((dx, dscale, dshift, passed))
 }
 
 /// The output of [`forward`] once more, from its statistics: the same bits.

@@ -168,10 +168,11 @@ pub(super) fn backward_gated(
     Ok((dx, dscale, dshift))
 }
 
-/// Behind a sum and ReLU, of which y is the output; and what of dy passes it.
+/// Behind a sum and ReLU, of which y is the output; and what of dy, or of dy + more, passes it.
 pub(super) fn backward_masked(
     cuda: &Cuda,
     mut dy: Tensor,
+    more: Option<Tensor>,
     x: &Tensor,
     y: &Tensor,
     scale: &Tensor,
@@ -184,11 +185,12 @@ pub(super) fn backward_masked(
     let mut other = if dy.is_unique() { None } else { Some(dy.empty_like(Category::Transient)?) };
     let from = dy.cuda_buffer().address();
     let kernel = cuda.kernel(&SOURCE, build, "batch_norm_masked_sums")?;
-    let args = Args::new().pointer(from).input(x).input(mean).input(y);
+    let args = Args::new().pointer(from).optional_input(more.as_ref()).input(x).input(mean).input(y);
     let args = args.output(other.as_mut().unwrap_or(&mut dy)).output(&mut numbers);
-    // SAFETY: dy, x, y and what passes are [rows, c], mean is [c], and each of the chunks has its 2 c numbers; the
-    // kernel lets what passes be dy, and `dy` lives until it is queued.
+    // SAFETY: dy, `more`, x, y and what passes are [rows, c], mean is [c], and each of the chunks has its 2 c
+    // numbers; the kernel lets what passes be dy, and `dy` lives until it is queued.
     unsafe { kernel.launch(grid, block, 0, args.size(rows).size(c).size(chunk))? };
+    drop(more);
     let passed = other.unwrap_or(dy);
     let (line, dscale, dshift) = line(cuda, &PartialStats { numbers, chunk }, x, scale, rstd)?;
     Ok((input_gradient(cuda, &passed, x, mean, &line)?, dscale, dshift, passed))

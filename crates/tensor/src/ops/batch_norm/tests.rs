@@ -97,9 +97,31 @@ proptest! {
             let variance = rstd.to_f32().iter().map(|r| 1.0 / (r * r) - EPS).collect::<Vec<_>>();
             let variance = tensor(device, DType::F32, &[c], &variance);
             let again = evaluate(&x, &scale, &shift, &mean, &variance, EPS, epilogue).unwrap();
-            let backward = |dy| backward_relu(dy, &x, &y, [&scale, &shift], [&mean, &rstd], added).unwrap();
+            let in_parts = |dy, more| backward_relu_sum(dy, more, &x, &y, &scale, [&mean, &rstd]).unwrap();
+            let backward = |dy| match added {
+                true => {
+                    let (dx, dscale, dshift, plus) = in_parts(dy, None);
+                    (dx, dscale, dshift, Some(plus))
+                }
+                false => {
+                    let (dx, dscale, dshift) =
+                        backward_relu(dy, &x, &y, [&scale, &shift], [&mean, &rstd]).unwrap();
+                    (dx, dscale, dshift, None)
+                }
+            };
             let (dx, dscale, dshift, plus) = backward(of(&dy));
-            if !added {
+            if added {
+                // A gradient in two parts is their sum.
+                let bits = |(dx, dscale, dshift, plus): (Tensor, Tensor, Tensor, Tensor)| {
+                    [dx, dscale, dshift, plus].map(|tensor| tensor.to_f32())
+                };
+                let more = values(seed + 5, rows * c, 1.0);
+                let sum = add(&of(&dy), &of(&more)).unwrap();
+                let held = of(&more);
+                assert_eq!(bits(in_parts(of(&dy), Some(of(&more)))), bits(in_parts(sum.clone(), None)));
+                assert_eq!(bits(in_parts(held.clone(), Some(of(&dy)))), bits(in_parts(sum, None)));
+                assert_eq!(held.to_f32(), of(&more).to_f32());
+            } else {
                 let (again, _, _, remade) =
                     backward_remaking(of(&dy), &x, [&scale, &shift], [&mean, &rstd]).unwrap();
                 assert_eq!((again.to_f32(), remade.to_f32()), (dx.to_f32(), y.to_f32()));
