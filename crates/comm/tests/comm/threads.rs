@@ -411,7 +411,7 @@ proptest! {
 /// last one does not go on before that is done.
 #[test]
 fn nobody_goes_on_before_the_last_piece_is_done() {
-    const LEN: usize = 8_000;
+    const LEN: usize = 1_000;
     let come = AtomicU64::new(0);
     let rounds = |comm: Communicator| -> Result<(), Error> {
         for round in 0..20_000u64 {
