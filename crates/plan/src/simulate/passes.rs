@@ -325,9 +325,9 @@ fn fused_pass(layers: &[LayerSpec], i: usize) -> Option<MemoryPass> {
         }
         // The output is read, and the gradient of the sum written.
         relu if is_relu(relu) && before.is_some_and(ends_in_norm) => times(0.0, 2.0),
-        // The shortcut is read; on the way back both gradients of the input are added, as ever.
+        // The shortcut is read; on the way back the norm of the block before reads both gradients of the input.
         sum if ends_in_norm(sum) && next.is_some_and(is_relu) => {
-            times(1.0, 0.0).map(|pass| MemoryPass { backward: [3.0, 0.0], ..pass })
+            times(1.0, 0.0).map(|pass| MemoryPass { backward: [1.0, 0.0], ..pass })
         }
         _ => None,
     }
@@ -346,7 +346,7 @@ mod tests {
     use crate::config::RunFile;
     use crate::plan::{DataFacts, Plan};
 
-    /// The ReLUs and sums of a residual network, forward: a pass over each sum's shortcut on a GPU, more elsewhere.
+    /// The ReLUs and sums of a residual network: on a GPU a pass over what is added each way, elsewhere three.
     #[test]
     fn a_norm_does_the_relu_behind_it_on_its_way() {
         let text = "[model]\nname = \"resnet-18\"\n[train]\nsteps = 1\nbatch = 64\n";
@@ -367,7 +367,7 @@ mod tests {
         assert_eq!(seconds(true, "relu")[0], 0.0);
         assert!(seconds(true, "relu")[1] < 0.7 * seconds(false, "relu")[1]);
         let [fused, alone] = [true, false].map(|fuses| seconds(fuses, "residual"));
-        assert!(fused[0] < 0.6 * alone[0] && fused[1] == alone[1], "{fused:?}, {alone:?}");
+        assert!((0..2).all(|way| fused[way] < 0.6 * alone[way]), "{fused:?}, {alone:?}");
         assert_eq!(seconds(true, "batch_norm"), seconds(false, "batch_norm"));
     }
 }
